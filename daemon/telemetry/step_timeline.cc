@@ -1,0 +1,61 @@
+#include "daemon/telemetry/step_timeline.h"
+
+#include <algorithm>
+
+namespace gradsync {
+namespace {
+
+std::size_t Capacity(std::size_t timestamps_per_step) {
+  const std::size_t fitting =
+      StepTimeline::kMaxTimestamps / std::max<std::size_t>(1, timestamps_per_step);
+  return std::clamp<std::size_t>(fitting, 1, StepTimeline::kMaxSteps);
+}
+
+}  // namespace
+
+StepTimeline::StepTimeline(std::size_t buckets, std::size_t ranks)
+    : buckets_(buckets),
+      ranks_(ranks),
+      headers_(Capacity(buckets * (ranks + 2))),
+      timestamps_(headers_.size() * buckets * (ranks + 2)) {}
+
+void StepTimeline::Append(const StepTimes& times) {
+  const std::size_t slot = appended_++ % headers_.size();
+  headers_[slot] = {times.step, times.complete, times.commit_ns};
+  std::uint64_t* out = timestamps_.data() + slot * buckets_ * BucketStride();
+  for (std::size_t bucket = 0; bucket < buckets_; ++bucket, out += BucketStride()) {
+    std::fill_n(out, BucketStride(), 0);
+    if (bucket >= times.buckets.size()) continue;
+    const BucketTimes& from = times.buckets[bucket];
+    out[0] = from.start_ns;
+    out[1] = from.finish_ns;
+    std::copy_n(from.ready_ns.begin(), std::min(ranks_, from.ready_ns.size()), out + 2);
+  }
+}
+
+std::vector<StepTimes> StepTimeline::Last(std::size_t steps) const {
+  const std::size_t wanted = std::min(steps, size());
+  std::vector<StepTimes> result(wanted);
+  for (std::size_t i = 0; i < wanted; ++i) {
+    const std::size_t slot = (appended_ - wanted + i) % headers_.size();
+    StepTimes& to = result[i];
+    to.step = headers_[slot].step;
+    to.complete = headers_[slot].complete;
+    to.commit_ns = headers_[slot].commit_ns;
+    to.buckets.resize(buckets_);
+    const std::uint64_t* in = timestamps_.data() + slot * buckets_ * BucketStride();
+    for (BucketTimes& bucket : to.buckets) {
+      bucket.start_ns = in[0];
+      bucket.finish_ns = in[1];
+      bucket.ready_ns.assign(in + 2, in + BucketStride());
+      in += BucketStride();
+    }
+  }
+  return result;
+}
+
+std::size_t StepTimeline::size() const {
+  return static_cast<std::size_t>(std::min<std::uint64_t>(appended_, headers_.size()));
+}
+
+}  // namespace gradsync

@@ -1,0 +1,67 @@
+// The last committed steps of one layout, bucket by bucket: what Introspection.GetTimeline answers
+// from.
+
+#ifndef DAEMON_TELEMETRY_STEP_TIMELINE_H_
+#define DAEMON_TELEMETRY_STEP_TIMELINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace gradsync {
+
+// When things happened to one bucket in one step. CLOCK_MONOTONIC nanoseconds; 0 = did not happen.
+struct BucketTimes {
+  std::vector<std::uint64_t> ready_ns;  // by rank
+  std::uint64_t start_ns = 0;
+  std::uint64_t finish_ns = 0;
+};
+
+struct StepTimes {
+  std::uint64_t step = 0;
+  bool complete = false;  // false: void
+  std::uint64_t commit_ns = 0;
+  std::vector<BucketTimes> buckets;  // by index
+};
+
+// A ring of the last kMaxSteps steps. All memory is taken at construction and is at most
+// 8 * kMaxTimestamps bytes (2 MiB): a layout of so many buckets and ranks that kMaxSteps steps need
+// more keeps fewer, and one whose single step needs more keeps that single one. Thread-compatible.
+class StepTimeline {
+ public:
+  static constexpr std::size_t kMaxSteps = 64;
+  static constexpr std::size_t kMaxTimestamps = std::size_t{1} << 18;
+
+  StepTimeline(std::size_t buckets, std::size_t ranks);
+
+  // Copies `times` over the oldest step; allocates nothing. Buckets and ranks beyond those given at
+  // construction are left out, missing ones are recorded as "did not happen".
+  void Append(const StepTimes& times);
+
+  // Copies of the last `steps` steps, or of all that are kept if those are fewer; oldest first.
+  std::vector<StepTimes> Last(std::size_t steps) const;
+
+  // How many steps are kept at most.
+  std::size_t capacity() const { return headers_.size(); }
+  std::size_t size() const;
+
+ private:
+  struct Header {
+    std::uint64_t step = 0;
+    bool complete = false;
+    std::uint64_t commit_ns = 0;
+  };
+
+  // start, finish, then one ready per rank.
+  std::size_t BucketStride() const { return ranks_ + 2; }
+
+  const std::size_t buckets_;
+  const std::size_t ranks_;
+  std::vector<Header> headers_;            // slot = appended % capacity
+  std::vector<std::uint64_t> timestamps_;  // slot-major, then bucket
+  std::uint64_t appended_ = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_TELEMETRY_STEP_TIMELINE_H_
