@@ -8,7 +8,7 @@ def _system_library_impl(ctx):
     elif ctx.attr.build_file_if_absent:
         build_file = ctx.attr.build_file_if_absent
     else:
-        fail("%s is not installed: %s is missing. Run tools/setup." % (ctx.name, ctx.attr.header))
+        fail("%s is not installed: %s is missing. Run tools/setup --test." % (ctx.name, ctx.attr.header))
     ctx.symlink(build_file, "BUILD.bazel")
 
 system_library = repository_rule(
