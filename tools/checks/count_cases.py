@@ -1,0 +1,122 @@
+"""Counts the test cases of Bazel runs and names those that failed.
+
+Usage: count_cases.py FOLDER CONFIG...
+
+FOLDER holds for each CONFIG the run's build events (CONFIG.json) and Bazel's exit status
+(CONFIG.status). Cases are read from the test.xml files that the run names, so results of earlier
+runs do not count. The last line is `N passed, N failed`, with `, N skipped` if any were.
+"""
+
+import json
+import pathlib
+import sys
+import urllib.parse
+import xml.etree.ElementTree
+
+
+class Count:
+    """Cases by outcome, over all runs."""
+
+    def __init__(self):
+        self.passed = 0
+        self.skipped = 0
+        self.failed = []  # lines: the case and where its output is
+
+    def add_cases(self, config, label, passed, log, report):
+        """Adds what one execution of a test reported.
+
+        Args:
+          config: name of the run.
+          label: the test's Bazel label.
+          passed: whether Bazel says so.
+          log: file with the test's output.
+          report: its test.xml; may be missing.
+        """
+        failed_before = len(self.failed)
+        cases = 0
+        try:
+            root = xml.etree.ElementTree.parse(report).getroot()
+        except (OSError, xml.etree.ElementTree.ParseError):
+            root = ()
+        for case in root.iter("testcase") if len(root) else ():
+            cases += 1
+            if case.find("failure") is not None or case.find("error") is not None:
+                name = ".".join(n for n in (case.get("classname"), case.get("name")) if n)
+                self.failed.append(f"{config} {label} {name}\n    {log}")
+            elif (
+                case.find("skipped") is not None
+                or case.get("status") == "notrun"
+                or case.get("result") in ("skipped", "suppressed")
+            ):
+                self.skipped += 1
+            else:
+                self.passed += 1
+        if passed and cases == 0:
+            self.passed += 1
+        # A sanitizer's report at exit, a crash or a time-out fails a test whose cases all passed.
+        if not passed and len(self.failed) == failed_before:
+            self.failed.append(f"{config} {label} (outside of its cases)\n    {log}")
+
+
+def path_of(outputs, name):
+    """The local file of one output that an event names."""
+    for output in outputs:
+        if output.get("name") == name:
+            return pathlib.Path(urllib.parse.unquote(urllib.parse.urlparse(output["uri"]).path))
+    return pathlib.Path(f"(no {name})")
+
+
+def count_run(folder, config, count):
+    """Adds one run."""
+    events = []
+    stream = folder / f"{config}.json"
+    if stream.exists():
+        for line in stream.read_text(encoding="utf-8").splitlines():
+            try:
+                events.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # Bazel was stopped while it wrote this line.
+    failed_before = len(count.failed)
+    executed = set()
+    for event in events:
+        if "testResult" in event:
+            label = event["id"]["testResult"]["label"]
+            result = event["testResult"]
+            outputs = result.get("testActionOutput", [])
+            executed.add(label)
+            count.add_cases(
+                config,
+                label,
+                result.get("status") == "PASSED",
+                path_of(outputs, "test.log"),
+                path_of(outputs, "test.xml"),
+            )
+    for event in events:
+        if event.get("id", {}).get("targetCompleted") and not event.get("completed", {}).get(
+            "success"
+        ):
+            label = event["id"]["targetCompleted"]["label"]
+            if label not in executed:
+                executed.add(label)
+                count.failed.append(f"{config} {label} (not built)\n    see Bazel's output above")
+    status = int((folder / f"{config}.status").read_text(encoding="utf-8"))
+    if status != 0 and len(count.failed) == failed_before:
+        count.failed.append(f"{config} Bazel failed with status {status}\n    see its output above")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    count = Count()
+    for config in sys.argv[2:]:
+        count_run(folder, config, count)
+    if count.failed:
+        print("Failed:")
+        for line in count.failed:
+            print("  " + line)
+    skipped = f", {count.skipped} skipped" if count.skipped else ""
+    print(f"{count.passed} passed, {len(count.failed)} failed{skipped}", flush=True)
+    return 1 if count.failed or count.passed == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
