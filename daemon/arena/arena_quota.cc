@@ -1,0 +1,70 @@
+#include "daemon/arena/arena_quota.h"
+
+#include <cassert>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+
+ArenaQuota::~ArenaQuota() { assert(held_.empty()); }
+
+absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(uid_t uid, std::uint64_t bytes) {
+  MutexLock lock(&mutex_);
+  const auto found = held_.find(uid);
+  const std::uint64_t held = found == held_.end() ? 0 : found->second;
+  // held <= the quota, so this cannot wrap, whatever was asked for.
+  if (bytes > bytes_per_user_ - held) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("user ", uid, " asks for ", bytes, " bytes of arena memory and holds ", held,
+                     " of a quota of ", bytes_per_user_, " (quota_arena_bytes_per_user)"));
+  }
+  if (bytes > 0) held_[uid] = held + bytes;
+  return Reservation(this, uid, bytes);
+}
+
+std::uint64_t ArenaQuota::total_bytes() const {
+  MutexLock lock(&mutex_);
+  std::uint64_t total = 0;
+  for (const auto& [uid, bytes] : held_) total += bytes;
+  return total;
+}
+
+std::uint64_t ArenaQuota::bytes_of(uid_t uid) const {
+  MutexLock lock(&mutex_);
+  const auto found = held_.find(uid);
+  return found == held_.end() ? 0 : found->second;
+}
+
+void ArenaQuota::Release(uid_t uid, std::uint64_t bytes) {
+  MutexLock lock(&mutex_);
+  const auto found = held_.find(uid);
+  assert(found != held_.end() && found->second >= bytes);
+  found->second -= bytes;
+  if (found->second == 0) held_.erase(found);
+}
+
+ArenaQuota::Reservation::Reservation(Reservation&& other) noexcept
+    : quota_(std::exchange(other.quota_, nullptr)),
+      uid_(other.uid_),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+ArenaQuota::Reservation& ArenaQuota::Reservation::operator=(Reservation&& other) noexcept {
+  if (this == &other) return *this;
+  Release();
+  quota_ = std::exchange(other.quota_, nullptr);
+  uid_ = other.uid_;
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+ArenaQuota::Reservation::~Reservation() { Release(); }
+
+void ArenaQuota::Reservation::Release() {
+  if (quota_ != nullptr && bytes_ > 0) quota_->Release(uid_, bytes_);
+  quota_ = nullptr;
+  bytes_ = 0;
+}
+
+}  // namespace gradsync

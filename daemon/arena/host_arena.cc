@@ -1,0 +1,59 @@
+#include "daemon/arena/host_arena.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::size_t kBlockBytes = 512;  // unit of st_blocks, whatever the file system
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(const std::string& name,
+                                                             std::size_t bytes) {
+  absl::StatusOr<SealedMemory> memory = SealedMemory::Create(name, bytes);
+  if (!memory.ok()) return memory.status();
+  return std::shared_ptr<HostArena>(new HostArena(*std::move(memory)));
+}
+
+HostArena::HostArena(SealedMemory memory) : memory_(std::move(memory)) {}
+
+HostArena::~HostArena() {
+  if (data_ != nullptr) munmap(data_, bytes());
+}
+
+absl::Status HostArena::CheckPopulated(std::size_t expected) const {
+  struct stat file;
+  if (fstat(fd(), &file) != 0) return absl::ErrnoToStatus(errno, "fstat of an arena");
+  const std::size_t populated = static_cast<std::size_t>(file.st_blocks) * kBlockBytes;
+  if (populated >= std::min(expected, bytes())) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("the memory is not populated: ", populated,
+                                                    " of ", expected, " bytes are allocated"));
+}
+
+absl::Status HostArena::Map(std::size_t populate) {
+  if (data_ != nullptr) return absl::FailedPreconditionError("the arena is already mapped");
+  void* const address = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
+  if (address == MAP_FAILED) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("mmap of an arena of ", bytes(), " bytes"));
+  }
+  // EINVAL: a kernel before 5.14. The arena works without, the first step is slower.
+  if (populate > 0 && madvise(address, std::min(populate, bytes()), MADV_POPULATE_WRITE) != 0 &&
+      errno != EINVAL) {
+    const absl::Status status = absl::ErrnoToStatus(
+        errno, absl::StrCat("populating the mapping of an arena of ", bytes(), " bytes"));
+    munmap(address, bytes());
+    return status;
+  }
+  data_ = static_cast<std::byte*>(address);
+  return absl::OkStatus();
+}
+
+}  // namespace gradsync

@@ -1,0 +1,61 @@
+#include "daemon/arena/sealed_memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+// memfd_create(2): the name is at most 249 bytes without its terminating null byte.
+constexpr std::size_t kMaxNameBytes = 249;
+
+absl::StatusOr<std::size_t> RoundUpToPages(std::size_t bytes) {
+  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) - page) {
+    return absl::InvalidArgumentError(absl::StrCat("memory of ", bytes, " bytes is too large"));
+  }
+  return std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
+}
+
+}  // namespace
+
+absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, std::size_t bytes) {
+  const absl::StatusOr<std::size_t> size = RoundUpToPages(bytes);
+  if (!size.ok()) return size.status();
+  const int fd =
+      memfd_create(name.substr(0, kMaxNameBytes).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("memfd_create for ", name));
+  SealedMemory memory(fd, *size);
+  if (ftruncate(fd, static_cast<off_t>(*size)) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("ftruncate of ", name, " to ", *size, " bytes"));
+  }
+  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("sealing ", name));
+  }
+  return memory;
+}
+
+SealedMemory::SealedMemory(SealedMemory&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), bytes_(other.bytes_) {}
+
+SealedMemory& SealedMemory::operator=(SealedMemory&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+SealedMemory::~SealedMemory() {
+  if (fd_ >= 0) close(fd_);
+}
+
+}  // namespace gradsync

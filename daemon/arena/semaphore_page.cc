@@ -1,0 +1,65 @@
+#include "daemon/arena/semaphore_page.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cassert>
+#include <climits>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+// Not FUTEX_PRIVATE_FLAG: the waiters are in other processes.
+void WakeAll(std::atomic<std::uint64_t>* word) {
+  // Its low 32 bits are its first four bytes (little-endian ABI).
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
+          0);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SemaphorePage>> SemaphorePage::Create(std::size_t buckets) {
+  if (buckets > (std::numeric_limits<std::size_t>::max() - sizeof(SemaphorePageHeader)) /
+                    sizeof(BucketSemaphore)) {
+    return absl::InvalidArgumentError(absl::StrCat(buckets, " buckets are too many"));
+  }
+  absl::StatusOr<SealedMemory> memory =
+      SealedMemory::Create("gradsync-semaphores", SemaphoreBytes(buckets));
+  if (!memory.ok()) return memory.status();
+  // Populated here: these few pages are the daemon's to write, unlike an arena's.
+  void* const address = mmap(nullptr, memory->bytes(), PROT_READ | PROT_WRITE,
+                             MAP_SHARED | MAP_POPULATE, memory->fd(), 0);
+  if (address == MAP_FAILED) return absl::ErrnoToStatus(errno, "mmap of semaphores");
+  return std::shared_ptr<SemaphorePage>(new SemaphorePage(*std::move(memory), buckets, address));
+}
+
+SemaphorePage::SemaphorePage(SealedMemory memory, std::size_t buckets, void* address)
+    : memory_(std::move(memory)), buckets_(buckets), address_(address) {}
+
+SemaphorePage::~SemaphorePage() { munmap(address_, bytes()); }
+
+void SemaphorePage::SignalDone(std::size_t bucket, std::uint64_t step) {
+  std::atomic<std::uint64_t>* const done = &Bucket(bucket)->done;
+  done->store(step, std::memory_order_release);
+  WakeAll(done);
+}
+
+void SemaphorePage::DeclareVoid(std::uint64_t step) {
+  static_cast<SemaphorePageHeader*>(address_)->void_step.store(step, std::memory_order_release);
+}
+
+BucketSemaphore* SemaphorePage::Bucket(std::size_t bucket) {
+  assert(bucket < buckets_);
+  std::byte* const first = static_cast<std::byte*>(address_) + sizeof(SemaphorePageHeader);
+  return reinterpret_cast<BucketSemaphore*>(first) + bucket;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,34 @@
+// The arithmetic of a bucket's local reduction, on the widest SIMD that the CPU has.
+
+#ifndef DAEMON_REDUCE_COMBINE_H_
+#define DAEMON_REDUCE_COMBINE_H_
+
+#include <cstddef>
+
+#include "absl/types/span.h"
+#include "proto/gradsync/data_type.h"
+
+namespace gradsync {
+
+// Writes (buffers[0] + buffers[1] + ...) * scale into every buffer, element by element, in one pass
+// over the memory. Each buffer holds `count` elements, is aligned to 8 bytes (64 is fastest) and
+// overlaps no other.
+//
+// The sum is taken in the order of `buffers`. float32 and float64 add and multiply in their own
+// precision; float16 and bfloat16 add and multiply in float32 and are rounded once, to nearest
+// even, on the way out. So the result is a function of the elements alone: neither the SIMD target
+// nor how a bucket is cut into slices changes a bit of it, a scale of 1.0 leaves a sum as it is,
+// and one buffer with a scale of 1.0 is not touched. The one exception is a NaN: it stays a NaN
+// (and Inf - Inf becomes one), but its sign and payload are the CPU's choice. Subnormal numbers are
+// kept.
+//
+// Thread-safe for buffers that are not shared. Any number of buffers, also none; any count, also 0.
+// An unspecified dtype is the caller's mistake and changes nothing.
+void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale);
+
+// Name of the SIMD target that Combine runs on ("AVX3" is AVX-512), for status.
+const char* CombineTarget();
+
+}  // namespace gradsync
+
+#endif  // DAEMON_REDUCE_COMBINE_H_
