@@ -1,0 +1,418 @@
+#include "daemon/job/job.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+
+namespace gradsync {
+namespace {
+
+// A job's share of the reduce threads is its own; any number that is unique among live jobs will do.
+std::uint64_t FlowOf(const Job* job) { return reinterpret_cast<std::uintptr_t>(job); }
+
+}  // namespace
+
+class ABSL_SCOPED_LOCKABLE Job::Transaction {
+ public:
+  explicit Transaction(Job* job) ABSL_EXCLUSIVE_LOCK_FUNCTION(job->mutex_) : job_(job) {
+    job_->mutex_.Lock();
+  }
+  ~Transaction() ABSL_UNLOCK_FUNCTION() {
+    job_->mutex_.Unlock();
+    // Waiters first, then the work that would take their cores.
+    for (const auto& sink : effects_.flushes) sink->Flush();
+    for (ReduceOperation* reduction : effects_.reductions) job_->environment_.reducer->Reduce(reduction);
+    for (auto& copy : effects_.copies) job_->environment_.executor->Run(std::move(copy));
+  }
+  Effects* effects() { return &effects_; }
+
+ private:
+  Job* const job_;
+  Effects effects_;
+};
+
+Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
+         const JobEnvironment& environment)
+    : identity_(std::move(identity)),
+      world_size_(world_size),
+      options_(options),
+      environment_(environment),
+      terms_{identity_.job_id, FlowOf(this), options.divide_by_world, options.step_timeout_ns},
+      members_(world_size),
+      operations_(
+          terms_, &members_,
+          [this] {
+            const auto self = shared_from_this();  // the lock is released after the last reference
+            Transaction transaction(this);
+            operations_.Reduced(transaction.effects());
+            MaybeEnd(transaction.effects());
+          },
+          [this] {
+            const auto self = shared_from_this();
+            Transaction transaction(this);
+            operations_.Copied(transaction.effects());
+            MaybeEnd(transaction.effects());
+          }) {}
+
+// ---- Joining -------------------------------------------------------------------------------------
+
+absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
+                       std::uint64_t incarnation, std::shared_ptr<SessionSink> sink) {
+  MutexLock lock(&mutex_);
+  const auto mismatch = [&](absl::string_view what, auto mine, auto theirs) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "JOB_MISMATCH",
+                     absl::StrCat("job '", identity_.job_id, "', rank ", rank, ": ", what, " is ",
+                                  theirs, ", but the ranks that joined before have ", mine,
+                                  ". Start every rank with the same options."),
+                     {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+  };
+  if (world_size != world_size_) return mismatch("world_size", world_size_, world_size);
+  if (options.divide_by_world != options_.divide_by_world) {
+    const auto name = [](bool world) { return world ? "world" : "live_ranks"; };
+    return mismatch("divisor", name(options_.divide_by_world), name(options.divide_by_world));
+  }
+  if (options.step_timeout_ns != options_.step_timeout_ns) {
+    return mismatch("step_timeout_ms", options_.step_timeout_ns / 1'000'000,
+                    options.step_timeout_ns / 1'000'000);
+  }
+  if (!end_.ok() || members_[rank].state != RankState::kAbsent) {
+    return MakeError(absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
+                     absl::StrCat("rank ", rank, " of job '", identity_.job_id,
+                                  "' is held by a live session while the job is still forming. Give "
+                                  "each trainer its own RANK, or each run its own job_id."),
+                     {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+  }
+  Member& member = members_[rank];
+  member.state = RankState::kLive;
+  member.incarnation = incarnation;
+  member.sink = std::move(sink);
+  formed_ = true;
+  for (std::uint32_t other = 0; other < world_size_; ++other) {
+    if (members_[other].state == RankState::kAbsent) formed_ = false;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, LayoutRequest request) {
+  Transaction transaction(this);
+  if (Ended(rank)) return end_.ok() ? absl::AbortedError("the session has ended") : end_;
+  if (members_[rank].state != RankState::kLive) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+                     absl::StrCat("rank ", rank, " has left: it cannot register a layout"));
+  }
+  LayoutChannel* layout = nullptr;
+  for (const auto& existing : layouts_) {
+    if (existing->name() == request.spec.name) layout = existing.get();
+  }
+  if (layout == nullptr) {
+    auto plan = PlanLayout(request.spec, environment_.max_buckets_per_layout);
+    if (!plan.ok()) return plan.status();
+    layouts_.push_back(std::make_unique<LayoutChannel>(
+        static_cast<std::uint32_t>(layouts_.size() + 1), request.spec, rank, *std::move(plan),
+        terms_, &members_,
+        [this](LayoutChannel* channel, std::size_t bucket, const ReduceTimes& times) {
+          const auto self = shared_from_this();
+          Transaction transaction(this);
+          channel->Reduced(bucket, times, environment_.clock->NowNs(), transaction.effects());
+          MaybeEnd(transaction.effects());
+        }));
+    layout = layouts_.back().get();
+  }
+  if (absl::Status status = layout->Register(rank, std::move(request), transaction.effects());
+      !status.ok()) {
+    return status;
+  }
+  return Registration{layout->channel(), layout->plan()};
+}
+
+absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  const auto layout = ChannelOf(rank, channel);
+  if (!layout.ok()) return layout.status();
+  return (*layout)->Mapped(rank, std::move(memory), transaction.effects());
+}
+
+// ---- Steps ---------------------------------------------------------------------------------------
+
+absl::StatusOr<LayoutChannel*> Job::ChannelOf(std::uint32_t rank, std::uint32_t channel) const {
+  LayoutChannel* layout = Find(channel);
+  if (layout == nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL",
+                     absl::StrCat("rank ", rank, ": there is no layout on channel ", channel),
+                     {{"job", identity_.job_id},
+                      {"rank", absl::StrCat(rank)},
+                      {"channel", absl::StrCat(channel)}});
+  }
+  if (members_[rank].state != RankState::kLive) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+                     absl::StrCat("rank ", rank, " has left: it takes part in no step"),
+                     {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+  }
+  return layout;
+}
+
+absl::Status Job::MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                            absl::Span<const std::uint32_t> buckets) {
+  const std::uint64_t now_ns = environment_.clock->NowNs();
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  const auto layout = ChannelOf(rank, channel);
+  if (!layout.ok()) return layout.status();
+  return (*layout)->MarkReady(rank, step, buckets, now_ns, transaction.effects());
+}
+
+absl::Status Job::EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                          absl::string_view used_map) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  const auto layout = ChannelOf(rank, channel);
+  if (!layout.ok()) return layout.status();
+  return (*layout)->EndStep(rank, step, used_map, environment_.clock->NowNs(),
+                            transaction.effects());
+}
+
+absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                              absl::string_view reason) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  const auto layout = ChannelOf(rank, channel);
+  if (!layout.ok()) return layout.status();
+  return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(),
+                            transaction.effects());
+}
+
+// ---- The job's own channel -----------------------------------------------------------------------
+
+absl::Status Job::Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
+                          StagingMemory staging, std::uint64_t deadline_ns) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "UNKNOWN_RANK",
+                     absl::StrCat("broadcast from rank ", spec.root, " in a world of ",
+                                  world_size_));
+  }
+  return operations_.Join(rank, sequence, spec, std::move(staging), deadline_ns,
+                          transaction.effects());
+}
+
+absl::Status Job::ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
+                               std::uint64_t bytes) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  return operations_.ChunkWritten(rank, sequence, chunk, bytes, transaction.effects());
+}
+
+absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  return operations_.ChunkRead(rank, sequence, chunk, transaction.effects());
+}
+
+// ---- Leaving and losing --------------------------------------------------------------------------
+
+absl::Status Job::Leave(std::uint32_t rank, bool exit) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  Member& member = members_[rank];
+  const bool in_step = [&] {
+    for (const auto& layout : layouts_) {
+      if (layout->InStep(rank)) return true;
+    }
+    return operations_.InOperation(rank);
+  }();
+  if (in_step || (member.state == RankState::kStayed && !exit)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+                     absl::StrCat("rank ", rank, " said Leave in the middle of a step or operation, "
+                                  "or twice"),
+                     {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+  }
+  const bool was_in_steps = member.state == RankState::kLive;
+  member.state = exit ? RankState::kExited : RankState::kStayed;
+  if (was_in_steps) last_joiner_ = rank;
+  const std::uint64_t now_ns = environment_.clock->NowNs();
+  for (const auto& layout : layouts_) layout->RankLeft(rank, exit, now_ns, transaction.effects());
+  if (exit) {
+    members_.Send(rank, SessionEndMessage{absl::OkStatus()}, transaction.effects());
+    member.sink.reset();
+    operations_.RankLeft(transaction.effects());
+  }
+  if (was_in_steps && members_.StepRanks() == 0) {
+    for (std::uint32_t other = 0; other < world_size_; ++other) {
+      if (members_[other].state != RankState::kStayed) continue;
+      members_.Send(other, LeaveDoneMessage{*last_joiner_}, transaction.effects());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
+  std::string where = "between steps";
+  std::string channel = "0", step, bucket;
+  for (const auto& layout : layouts_) {
+    if (!layout->ready()) {
+      where = absl::StrCat("while layout '", layout->name(), "' was being agreed");
+      continue;
+    }
+    channel = absl::StrCat(layout->channel());
+    step = absl::StrCat(layout->step());
+    const auto unmarked = layout->FirstUnmarked(rank);
+    bucket = unmarked.has_value() ? absl::StrCat(*unmarked) : "";
+    where = absl::StrCat(layout->running() ? "in" : "before", " step ", step, " of layout '",
+                         layout->name(), "', ",
+                         unmarked.has_value() ? absl::StrCat("bucket ", bucket, " not ready")
+                                              : "every bucket ready");
+    if (layout->running()) break;
+  }
+  return MakeError(absl::StatusCode::kAborted, "RANK_LOST",
+                   absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost ", where,
+                                "; known because ", why.message(),
+                                ". Its running steps are void. Start that rank again and join again "
+                                "from every rank."),
+                   {{"job", identity_.job_id},
+                    {"rank", absl::StrCat(rank)},
+                    {"channel", channel},
+                    {"step", step},
+                    {"bucket", bucket}});
+}
+
+void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) {
+  Transaction transaction(this);
+  Member& member = members_[rank];
+  if (member.incarnation != incarnation || member.sink == nullptr) return;
+  if (member.state == RankState::kExited || member.state == RankState::kLost) return;
+  const absl::Status loss = LossOf(rank, why);
+  member.state = RankState::kLost;
+  member.loss = why;
+  StopLocked(loss);
+  MaybeEnd(transaction.effects());
+}
+
+void Job::End(const absl::Status& why) {
+  Transaction transaction(this);
+  StopLocked(why);
+  MaybeEnd(transaction.effects());
+}
+
+void Job::StopLocked(const absl::Status& why) {
+  if (!end_.ok()) return;
+  end_ = why;
+  for (const auto& layout : layouts_) layout->Stop(why);
+  operations_.Stop();
+}
+
+void Job::MaybeEnd(Effects* effects) {
+  if (end_.ok() || told_ || InFlight() > 0) return;
+  told_ = true;
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    Member& member = members_[rank];
+    const bool lost = member.state == RankState::kLost;
+    members_.Send(rank, SessionEndMessage{lost ? member.loss : end_}, effects);
+    member.sink.reset();
+  }
+  for (const auto& layout : layouts_) layout->ReleaseMemory();
+  operations_.ReleaseMemory();
+}
+
+void Job::Tick() {
+  Transaction transaction(this);
+  const std::uint64_t now_ns = environment_.clock->NowNs();
+  for (const auto& layout : layouts_) layout->Tick(now_ns, transaction.effects());
+  operations_.Tick(now_ns, transaction.effects());
+}
+
+// ---- Asking --------------------------------------------------------------------------------------
+
+LayoutChannel* Job::Find(std::uint32_t channel) const {
+  return channel >= 1 && channel <= layouts_.size() ? layouts_[channel - 1].get() : nullptr;
+}
+
+bool Job::Ended(std::uint32_t rank) const { return !end_.ok() || members_[rank].sink == nullptr; }
+
+std::size_t Job::InFlight() const {
+  std::size_t count = operations_.busy() ? 1 : 0;
+  for (const auto& layout : layouts_) count += layout->in_flight();
+  return count;
+}
+
+std::string Job::MissingInStep(std::uint32_t channel, std::uint64_t step) const {
+  MutexLock lock(&mutex_);
+  const LayoutChannel* layout = Find(channel);
+  return layout != nullptr && layout->step() == step ? layout->Missing() : "";
+}
+
+bool Job::Over() const {
+  MutexLock lock(&mutex_);
+  if (InFlight() > 0) return false;
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    if (members_[rank].sink != nullptr) return false;
+  }
+  return true;
+}
+
+bool Job::Formed() const {
+  MutexLock lock(&mutex_);
+  return formed_;
+}
+
+bool Job::Failed() const {
+  MutexLock lock(&mutex_);
+  return !end_.ok();
+}
+
+bool Job::StepRunning() const {
+  MutexLock lock(&mutex_);
+  if (!end_.ok()) return InFlight() > 0;
+  for (const auto& layout : layouts_) {
+    if (layout->running()) return true;
+  }
+  return false;
+}
+
+RankState Job::StateOf(std::uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return rank < world_size_ ? members_[rank].state : RankState::kAbsent;
+}
+
+JobSnapshot Job::Snapshot() const {
+  MutexLock lock(&mutex_);
+  JobSnapshot snapshot;
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    const Member& member = members_[rank];
+    if (member.sink != nullptr) {
+      snapshot.ranks.push_back({rank, member.incarnation, member.state == RankState::kStayed});
+    } else if (member.state == RankState::kAbsent) {
+      snapshot.missing_ranks.push_back(rank);
+    }
+  }
+  if (!end_.ok()) {
+    snapshot.phase = JobPhase::kFailed;
+    snapshot.failure = std::string(end_.message());
+  } else if (snapshot.ranks.empty()) {
+    snapshot.phase = JobPhase::kEnded;
+  } else {
+    snapshot.phase = formed_ ? JobPhase::kRunning : JobPhase::kForming;
+  }
+  for (const auto& layout : layouts_) {
+    snapshot.layouts.push_back({layout->name(), layout->channel(), layout->plan().fingerprint,
+                                layout->spec().parameters.size(), layout->plan().buckets.size(),
+                                layout->plan().arena_bytes, layout->step(), layout->Missing(),
+                                layout->ready(), layout->stats().Snapshot()});
+  }
+  snapshot.operations = operations_.completed();
+  snapshot.operations_failed = operations_.failed();
+  return snapshot;
+}
+
+std::optional<std::vector<StepTimes>> Job::Timeline(absl::string_view layout,
+                                                    std::size_t steps) const {
+  MutexLock lock(&mutex_);
+  for (const auto& candidate : layouts_) {
+    if (candidate->name() == layout) return candidate->timeline().Last(steps);
+  }
+  return std::nullopt;
+}
+
+}  // namespace gradsync

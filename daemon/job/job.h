@@ -1,0 +1,149 @@
+// One data-parallel run: its ranks, its layouts, its own channel. Pure logic: no threads, no sockets, an injected clock.
+//
+// Thread-safe. Every call takes the job's lock, changes the state, and only then, with the lock released, submits reductions
+// and flushes messages; so a Reducer may complete an operation from within Reduce(), and a sink may take its time to send.
+//
+// A job has one generation: the loss of a rank (policy `abort`) or a newer generation ends every session of it for good.
+// JobTable starts the next one.
+//
+// Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or Executor under the lock.
+
+#ifndef DAEMON_JOB_JOB_H_
+#define DAEMON_JOB_JOB_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job_status.h"
+#include "daemon/job/layout_channel.h"
+#include "daemon/job/membership.h"
+#include "daemon/job/operation_channel.h"
+#include "daemon/reduce/reducer.h"
+
+namespace gradsync {
+
+// What the ranks must agree on at join.
+struct JobOptions {
+  bool divide_by_world = false;
+  std::uint64_t step_timeout_ns = 0;
+};
+
+struct JobIdentity {
+  uid_t uid = 0;
+  std::string job_id;
+  std::string token_hash;  // SHA-256, empty without a token
+  std::uint64_t generation = 1;
+};
+
+// What a job uses; all outlive it.
+struct JobEnvironment {
+  const Clock* clock = nullptr;
+  Reducer* reducer = nullptr;
+  Executor* executor = nullptr;  // copies of Broadcast; never runs work inline
+  std::size_t max_buckets_per_layout = 4096;
+};
+
+class Job : public std::enable_shared_from_this<Job> {
+ public:
+  Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
+      const JobEnvironment& environment);
+
+  const JobIdentity& identity() const { return identity_; }
+  std::uint32_t world_size() const { return world_size_; }
+
+  // Puts a session into its rank. FAILED_PRECONDITION JOB_MISMATCH: another world size or options; ALREADY_EXISTS: the rank is
+  // taken or was, or the job has failed (the caller starts a new generation instead where it may).
+  absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
+                    std::uint64_t incarnation, std::shared_ptr<SessionSink> sink);
+
+  struct Registration {
+    std::uint32_t channel = 0;
+    LayoutPlan plan;
+  };
+  // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, RESOURCE_EXHAUSTED: the request is refused, the session lives.
+  absl::StatusOr<Registration> RegisterLayout(std::uint32_t rank, LayoutRequest request);
+
+  // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, whose session must be ended with it
+  // (Lose). A call of a rank whose session this job has ended already is ignored.
+  absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory);
+  absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                         absl::Span<const std::uint32_t> buckets);
+  absl::Status EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                       absl::string_view used_map);
+  absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                           absl::string_view reason);
+  absl::Status Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
+                       StagingMemory staging, std::uint64_t deadline_ns);
+  absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
+                            std::uint64_t bytes);
+  absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk);
+  absl::Status Leave(std::uint32_t rank, bool exit);
+
+  // Who is waited for in a running step; "" if it is not running.
+  std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;
+
+  // The session of `rank` is gone or must go; `why` becomes its own end ("its process ended", a breach, ...). Unless the rank
+  // had exited, the job fails: every running step is void and every other session ends ABORTED RANK_LOST.
+  void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why);
+  // Ends every session with `why` (SUPERSEDED, DRAINING).
+  void End(const absl::Status& why);
+  void Tick();
+
+  // No session is left and nothing touches their memory.
+  bool Over() const;
+  // Every rank has joined once.
+  bool Formed() const;
+  bool Failed() const;
+  bool StepRunning() const;
+  RankState StateOf(std::uint32_t rank) const;
+  JobSnapshot Snapshot() const;
+  // The last steps of a layout; nullopt if there is no such layout.
+  std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
+
+ private:
+  // Locks the job; at its end unlocks it and carries out the effects.
+  class Transaction;
+
+  LayoutChannel* Find(std::uint32_t channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<LayoutChannel*> ChannelOf(std::uint32_t rank, std::uint32_t channel) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Ended(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LossOf(std::uint32_t rank, const absl::Status& why) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MaybeEnd(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::size_t InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Constant after construction.
+  const JobIdentity identity_;
+  const std::uint32_t world_size_;
+  const JobOptions options_;
+  const JobEnvironment environment_;
+  const JobTerms terms_;
+
+  mutable Mutex mutex_;
+  Membership members_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<LayoutChannel>> layouts_ ABSL_GUARDED_BY(mutex_);  // channel - 1
+  OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
+  bool formed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<std::uint32_t> last_joiner_ ABSL_GUARDED_BY(mutex_);
+  // Not OK: the job has ended; sessions are told once nothing touches their memory (`told_`).
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+  bool told_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_JOB_H_

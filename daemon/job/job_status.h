@@ -1,0 +1,47 @@
+// What a job says of itself, as plain values: for status and statistics.
+
+#ifndef DAEMON_JOB_JOB_STATUS_H_
+#define DAEMON_JOB_JOB_STATUS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/telemetry/layout_stats.h"
+
+namespace gradsync {
+
+enum class JobPhase : std::uint8_t { kForming, kRunning, kFailed, kEnded };
+
+struct LayoutSnapshot {
+  std::string name;
+  std::uint32_t channel = 0;
+  std::uint64_t fingerprint = 0;
+  std::size_t parameters = 0;
+  std::size_t buckets = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t step = 0;
+  std::string waiting_for;
+  bool ready = false;
+  LayoutStatsSnapshot stats;
+};
+
+struct RankSnapshot {
+  std::uint32_t rank = 0;
+  std::uint64_t incarnation = 0;
+  bool left = false;
+};
+
+struct JobSnapshot {
+  JobPhase phase = JobPhase::kForming;
+  std::vector<RankSnapshot> ranks;  // that have a session
+  std::vector<std::uint32_t> missing_ranks;
+  std::vector<LayoutSnapshot> layouts;
+  std::string failure;
+  std::uint64_t operations = 0;
+  std::uint64_t operations_failed = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_JOB_STATUS_H_

@@ -1,0 +1,131 @@
+#include "daemon/job/job_table.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+
+namespace gradsync {
+
+absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint32_t rank,
+                                                    std::uint32_t world_size,
+                                                    const JobOptions& options,
+                                                    std::uint64_t incarnation,
+                                                    std::shared_ptr<SessionSink> sink) {
+  std::shared_ptr<Job> superseded;
+  std::shared_ptr<Job> job;
+  absl::Status joined;
+  {
+    MutexLock lock(&mutex_);
+    std::uint64_t generation = 1;
+    if (const auto found = jobs_.find(key); found != jobs_.end()) {
+      const std::shared_ptr<Job>& current = found->second;
+      const RankState state = current->StateOf(rank);
+      const bool free = state == RankState::kAbsent;
+      const bool begin_next = current->Failed() || current->Over() ||
+                              (!free && (current->Formed() || state != RankState::kLive));
+      if (begin_next) {
+        generation = current->identity().generation + 1;
+        superseded = current;
+        ending_.push_back(current);
+        jobs_.erase(found);
+      } else {
+        job = current;
+      }
+    } else {
+      for (const auto& old : retired_) {
+        const JobIdentity& was = old->identity();
+        if (was.uid == key.uid && was.job_id == key.job_id && was.token_hash == key.token_hash) {
+          generation = was.generation + 1;
+          break;
+        }
+      }
+    }
+    if (job == nullptr) {
+      std::size_t of_user = 0;
+      for (const auto& entry : jobs_) of_user += entry.first.uid == key.uid ? 1 : 0;
+      if (of_user >= quota_jobs_per_user_) {
+        joined = MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                           absl::StrCat("user ", key.uid, " has ", of_user,
+                                        " jobs, as many as quota_jobs_per_user allows"),
+                           {{"job", key.job_id}});
+      } else {
+        job = std::make_shared<Job>(JobIdentity{key.uid, key.job_id, key.token_hash, generation},
+                                    world_size, options, environment_);
+        jobs_[key] = job;
+      }
+    }
+    if (job != nullptr) {
+      joined = job->Join(rank, world_size, options, incarnation, std::move(sink));
+    }
+  }
+  if (superseded != nullptr) {
+    superseded->End(MakeError(
+        absl::StatusCode::kAborted, "SUPERSEDED",
+        absl::StrCat("a newer generation of job '", key.job_id, "' was begun by rank ", rank,
+                     "; this session belongs to the old one. Join again to take part."),
+        {{"job", key.job_id}, {"rank", absl::StrCat(rank)}}));
+  }
+  if (!joined.ok()) return joined;
+  return job;
+}
+
+void JobTable::RetireLocked(std::shared_ptr<Job> job) {
+  jobs_failed_ += job->Failed() ? 1 : 0;
+  retired_.push_front(std::move(job));
+  if (retired_.size() > kRetired) retired_.pop_back();
+}
+
+void JobTable::Tick() {
+  for (const auto& job : Live()) job->Tick();
+  MutexLock lock(&mutex_);
+  for (auto it = jobs_.begin(); it != jobs_.end();) {
+    if (it->second->Over()) {
+      RetireLocked(std::move(it->second));
+      it = jobs_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  for (auto it = ending_.begin(); it != ending_.end();) {
+    if ((*it)->Over()) {
+      RetireLocked(std::move(*it));
+      it = ending_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+std::vector<std::shared_ptr<Job>> JobTable::Live() const {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (const auto& entry : jobs_) jobs.push_back(entry.second);
+  jobs.insert(jobs.end(), ending_.begin(), ending_.end());
+  return jobs;
+}
+
+void JobTable::EndAll(const absl::Status& why) {
+  for (const auto& job : Live()) job->End(why);
+}
+
+bool JobTable::AnyStepRunning() const {
+  for (const auto& job : Live()) {
+    if (job->StepRunning()) return true;
+  }
+  return false;
+}
+
+std::vector<std::shared_ptr<Job>> JobTable::Jobs() const {
+  std::vector<std::shared_ptr<Job>> jobs = Live();
+  MutexLock lock(&mutex_);
+  jobs.insert(jobs.end(), retired_.begin(), retired_.end());
+  return jobs;
+}
+
+std::uint64_t JobTable::jobs_failed() const {
+  MutexLock lock(&mutex_);
+  return jobs_failed_;
+}
+
+}  // namespace gradsync

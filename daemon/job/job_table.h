@@ -1,0 +1,77 @@
+// All jobs of the daemon, by key (uid, job_id, token hash), and their generations.
+//
+// Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_; jobs are ended outside the table's lock.
+
+#ifndef DAEMON_JOB_JOB_TABLE_H_
+#define DAEMON_JOB_JOB_TABLE_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job.h"
+
+namespace gradsync {
+
+struct JobKey {
+  uid_t uid = 0;
+  std::string job_id;
+  std::string token_hash;
+
+  bool operator<(const JobKey& other) const {
+    return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
+  }
+};
+
+class JobTable {
+ public:
+  // `environment`'s objects outlive the table.
+  JobTable(const JobEnvironment& environment, std::size_t quota_jobs_per_user)
+      : environment_(environment), quota_jobs_per_user_(quota_jobs_per_user) {}
+
+  // Joins a rank to the key's job, making the job if there is none. A rank that is not free any more, in a job that was once
+  // full or has failed, begins the next generation: the old one's sessions end ABORTED SUPERSEDED.
+  //   ALREADY_EXISTS       the rank is held while the job is still forming.
+  //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before.
+  //   RESOURCE_EXHAUSTED   too many jobs of this user.
+  absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,
+                                            std::uint32_t world_size, const JobOptions& options,
+                                            std::uint64_t incarnation,
+                                            std::shared_ptr<SessionSink> sink);
+
+  // Deadlines; retires jobs that are over.
+  void Tick();
+  void EndAll(const absl::Status& why);
+  bool AnyStepRunning() const;
+  // Live jobs, then the last ones that ended (kRetired at most), newest first: their statistics outlive their trainers.
+  std::vector<std::shared_ptr<Job>> Jobs() const;
+  std::uint64_t jobs_failed() const;
+
+ private:
+  static constexpr std::size_t kRetired = 16;
+
+  std::vector<std::shared_ptr<Job>> Live() const;
+  void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const JobEnvironment environment_;
+  const std::size_t quota_jobs_per_user_;
+
+  mutable Mutex mutex_;
+  std::map<JobKey, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  // Superseded, but something may still touch their memory.
+  std::vector<std::shared_ptr<Job>> ending_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Job>> retired_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t jobs_failed_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_JOB_TABLE_H_

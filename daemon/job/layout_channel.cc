@@ -1,0 +1,456 @@
+#include "daemon/job/layout_channel.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
+
+namespace gradsync {
+namespace {
+
+// "3", "3-7", "0-1, 4" of the positions that hold `value`.
+std::string Ranges(const std::vector<bool>& flags, bool value) {
+  std::vector<std::string> ranges;
+  for (std::size_t i = 0; i < flags.size(); ++i) {
+    if (flags[i] != value) continue;
+    std::size_t last = i;
+    while (last + 1 < flags.size() && flags[last + 1] == value) ++last;
+    ranges.push_back(i == last ? absl::StrCat(i) : absl::StrCat(i, "-", last));
+    i = last;
+  }
+  return absl::StrJoin(ranges, ", ");
+}
+
+}  // namespace
+
+LayoutChannel::LayoutChannel(
+    std::uint32_t channel, LayoutSpec spec, std::uint32_t first_rank, LayoutPlan plan,
+    const JobTerms& terms, Membership* members,
+    std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced)
+    : channel_(channel),
+      spec_(std::move(spec)),
+      first_rank_(first_rank),
+      plan_(std::move(plan)),
+      terms_(terms),
+      members_(members),
+      ranks_(members->world_size()),
+      stats_(members->world_size()),
+      timeline_(plan_.buckets.size(), members->world_size()) {
+  for (RankLayout& rank : ranks_) rank.marked.resize(plan_.buckets.size());
+  for (std::size_t i = 0; i < plan_.buckets.size(); ++i) {
+    auto bucket = std::make_unique<Bucket>();
+    bucket->times.ready_ns.resize(members->world_size());
+    bucket->operation.dtype = plan_.buckets[i].dtype;
+    bucket->operation.count = plan_.buckets[i].count;
+    bucket->operation.flow = terms.flow;
+    bucket->operation.done = [this, raw = bucket.get(), i, reduced](const ReduceTimes& times) {
+      // Before the lock: the trainers' waits end here.
+      for (SemaphorePage* semaphores : raw->semaphores) semaphores->SignalDone(i, raw->step);
+      reduced(this, i, times);
+    };
+    buckets_.push_back(std::move(bucket));
+  }
+}
+
+// ---- Agreement -----------------------------------------------------------------------------------
+
+absl::Status LayoutChannel::Register(std::uint32_t rank, LayoutRequest request, Effects* effects) {
+  if (!agreement_.ok()) return agreement_;
+  if (ranks_[rank].registered) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "ALREADY_REGISTERED",
+                     absl::StrCat("rank ", rank, " has registered layout '", name(), "' already"));
+  }
+  const std::string difference = FirstDifference(spec_, first_rank_, request.spec, rank);
+  if (!difference.empty()) {
+    FailAgreement(
+        MakeError(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISMATCH",
+                  absl::StrCat("layout '", name(), "' differs between ranks ", first_rank_, " and ",
+                               rank, ": ", difference,
+                               ". Build the same model, in the same order, on every rank."),
+                  {{"job", terms_.job_id},
+                   {"rank", absl::StrCat(rank)},
+                   {"other_rank", absl::StrCat(first_rank_)},
+                   {"channel", absl::StrCat(channel_)}}),
+        effects);
+    return agreement_;
+  }
+  ranks_[rank].registered = true;
+  request.spec = LayoutSpec{};
+  ranks_[rank].request = std::move(request);
+  return absl::OkStatus();
+}
+
+absl::Status LayoutChannel::Mapped(std::uint32_t rank, RankMemory memory, Effects* effects) {
+  if (!agreement_.ok() || stopped_) return absl::OkStatus();  // it has been told
+  if (!ranks_[rank].registered || ranks_[rank].memory.has_value()) {
+    return Breach(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step_,
+                  std::nullopt, "ArenaMapped without a registration, or twice");
+  }
+  ranks_[rank].memory = std::move(memory);
+  MaybeReady(effects);
+  return absl::OkStatus();
+}
+
+void LayoutChannel::MaybeReady(Effects* effects) {
+  if (ready_ || !agreement_.ok()) return;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (members_->InSteps(rank) && !ranks_[rank].memory.has_value()) return;
+  }
+  ready_ = true;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].memory.has_value()) continue;
+    members_->Send(rank, LayoutReadyMessage{channel_, plan_.fingerprint, step_}, effects);
+  }
+}
+
+void LayoutChannel::FailAgreement(const absl::Status& status, Effects* effects) {
+  agreement_ = status;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].registered) continue;
+    members_->Send(rank, LayoutFailedMessage{ranks_[rank].request.request_id, status}, effects);
+  }
+  ReleaseMemory();  // no step has begun
+}
+
+// ---- Steps ---------------------------------------------------------------------------------------
+
+absl::Status LayoutChannel::Breach(absl::StatusCode code, absl::string_view reason,
+                                   std::uint32_t rank, std::uint64_t step,
+                                   std::optional<std::size_t> bucket, absl::string_view what) const {
+  std::string message =
+      absl::StrCat("layout '", name(), "', rank ", rank, ", step ", step,
+                   bucket.has_value() ? absl::StrCat(", bucket ", *bucket) : "", ": ", what);
+  if (bucket.has_value()) {
+    return MakeError(code, reason, message,
+                     {{"job", terms_.job_id},
+                      {"rank", absl::StrCat(rank)},
+                      {"channel", absl::StrCat(channel_)},
+                      {"step", absl::StrCat(step)},
+                      {"bucket", absl::StrCat(*bucket)}});
+  }
+  return MakeError(code, reason, message,
+                   {{"job", terms_.job_id},
+                    {"rank", absl::StrCat(rank)},
+                    {"channel", absl::StrCat(channel_)},
+                    {"step", absl::StrCat(step)}});
+}
+
+absl::StatusOr<LayoutChannel::Admission> LayoutChannel::Admit(std::uint32_t rank,
+                                                              std::uint64_t step,
+                                                              absl::string_view what) const {
+  if (!agreement_.ok() || !ready_) {
+    return Breach(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED", rank, step,
+                  std::nullopt, absl::StrCat(what, " before LayoutReady"));
+  }
+  if (step < step_ && step > ranks_[rank].last_ended) return Admission::kIgnore;
+  if (step < step_) {
+    return Breach(absl::StatusCode::kFailedPrecondition, "STALE_STEP", rank, step, std::nullopt,
+                  absl::StrCat(what, " for a step that is decided; the next one is ", step_));
+  }
+  if (step > step_) {
+    return Breach(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step,
+                  std::nullopt, absl::StrCat(what, " ahead of step ", step_));
+  }
+  if (ranks_[rank].ended) {
+    // A void step that waits for its last reduction: the rank may not know yet. Otherwise a breach.
+    if (!void_.ok()) return Admission::kIgnore;
+    return Breach(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step,
+                  std::nullopt, absl::StrCat(what, " after this rank's EndStep"));
+  }
+  return Admission::kAdmit;
+}
+
+void LayoutChannel::Start(std::uint64_t now_ns) {
+  if (started_) return;
+  started_ = true;
+  deadline_ns_ = now_ns + terms_.step_timeout_ns;
+}
+
+absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
+                                      absl::Span<const std::uint32_t> buckets,
+                                      std::uint64_t now_ns, Effects* effects) {
+  const auto admission = Admit(rank, step, "BucketReady");
+  if (!admission.ok()) return admission.status();
+  if (*admission == Admission::kIgnore) return absl::OkStatus();
+  RankLayout& mine = ranks_[rank];
+  for (const std::uint32_t index : buckets) {
+    if (index >= buckets_.size()) {
+      return Breach(absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET", rank, step, index,
+                    absl::StrCat("there is no such bucket; the layout has ", buckets_.size()));
+    }
+    if (mine.marked[index]) {
+      return Breach(absl::StatusCode::kFailedPrecondition, "ALREADY_READY", rank, step, index,
+                    "marked ready a second time in this step");
+    }
+    Start(now_ns);
+    mine.marked[index] = true;
+    ++mine.marks;
+    Bucket& bucket = *buckets_[index];
+    bucket.times.ready_ns[rank] = now_ns;
+    ++bucket.ready_ranks;
+    last_ready_ns_ = now_ns;
+    if (bucket.ready_ranks == members_->StepRanks()) Launch(index, effects);
+  }
+  return absl::OkStatus();
+}
+
+void LayoutChannel::BindMemory() {
+  const double scale = spec_.average ? 1.0 / Divisor() : 1.0;
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    Bucket& bucket = *buckets_[i];
+    if (bucket.state == BucketState::kReducing) continue;  // cannot be: see RankLeft
+    bucket.operation.scale = scale;
+    bucket.operation.buffers.clear();
+    bucket.semaphores.clear();
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!members_->InSteps(rank)) continue;
+      const RankMemory& memory = *ranks_[rank].memory;
+      bucket.operation.buffers.push_back(memory.data + plan_.buckets[i].offset);
+      bucket.semaphores.push_back(memory.semaphores.get());
+    }
+  }
+  rebind_ = false;
+}
+
+void LayoutChannel::Launch(std::size_t index, Effects* effects) {
+  Bucket& bucket = *buckets_[index];
+  if (bucket.state != BucketState::kWaiting || stopped_ || !void_.ok()) return;
+  if (rebind_) BindMemory();
+  bucket.state = BucketState::kReducing;
+  bucket.step = step_;
+  ++in_flight_;
+  effects->reductions.push_back(&bucket.operation);
+}
+
+void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
+                            Effects* effects) {
+  Bucket& bucket = *buckets_[index];
+  bucket.state = BucketState::kDone;
+  bucket.times.start_ns = times.start_ns;
+  bucket.times.finish_ns = times.finish_ns;
+  ++done_buckets_;
+  --in_flight_;
+  if (stopped_) return;
+  stats_.RecordBucket(bucket.times.ready_ns, times.start_ns, times.finish_ns,
+                      bucket.operation.count * ItemSize(bucket.operation.dtype));
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!members_->InSteps(rank) || !ranks_[rank].request.bucket_done_messages) continue;
+    members_->Send(rank,
+                   BucketDoneMessage{channel_, step_, static_cast<std::uint32_t>(index),
+                                     times.start_ns, times.finish_ns},
+                   effects);
+  }
+  MaybeFinish(now_ns, effects);
+}
+
+absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
+                                    absl::string_view used_map, std::uint64_t now_ns,
+                                    Effects* effects) {
+  const auto admission = Admit(rank, step, "EndStep");
+  if (!admission.ok()) return admission.status();
+  RankLayout& mine = ranks_[rank];
+  if (*admission == Admission::kIgnore) {
+    mine.last_ended = std::max(mine.last_ended, step);
+    return absl::OkStatus();
+  }
+  if (const auto unmarked = FirstUnmarked(rank)) {
+    return Breach(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step,
+                  *unmarked, "EndStep, but this bucket was not marked ready");
+  }
+  const std::size_t map_bytes = (spec_.parameters.size() + 7) / 8;
+  if (!used_map.empty() && used_map.size() != map_bytes) {
+    return Breach(absl::StatusCode::kInvalidArgument, "MALFORMED", rank, step, std::nullopt,
+                  absl::StrCat("used_map of ", used_map.size(), " bytes, ", map_bytes, " expected"));
+  }
+  Start(now_ns);
+  if (used_map.empty()) {
+    used_map_.assign(map_bytes, '\xff');
+  } else {
+    all_used_ = false;
+    used_map_.resize(map_bytes, '\0');
+    for (std::size_t i = 0; i < map_bytes; ++i) {
+      used_map_[i] = static_cast<char>(used_map_[i] | used_map[i]);
+    }
+  }
+  mine.ended = true;
+  MaybeFinish(now_ns, effects);
+  return absl::OkStatus();
+}
+
+absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
+                                    std::uint64_t now_ns, Effects* effects) {
+  const auto admission = Admit(rank, step, "AbandonStep");
+  if (!admission.ok()) return admission.status();
+  RankLayout& mine = ranks_[rank];
+  if (*admission == Admission::kIgnore) {
+    mine.last_ended = std::max(mine.last_ended, step);
+    return absl::OkStatus();
+  }
+  Start(now_ns);
+  const auto unmarked = FirstUnmarked(rank);
+  mine.ended = true;
+  Void(Breach(absl::StatusCode::kAborted, "STEP_ABANDONED", rank, step, unmarked,
+              absl::StrCat("abandoned by this rank: ", reason,
+                           ". The step is void on every rank; redo it under the next number.")),
+       now_ns, effects);
+  return absl::OkStatus();
+}
+
+void LayoutChannel::Void(absl::Status why, std::uint64_t now_ns, Effects* effects) {
+  if (void_.ok()) void_ = std::move(why);
+  MaybeFinish(now_ns, effects);
+}
+
+void LayoutChannel::MaybeFinish(std::uint64_t now_ns, Effects* effects) {
+  if (stopped_ || !started_ || in_flight_ > 0) return;
+  if (void_.ok()) {
+    if (done_buckets_ < buckets_.size()) return;
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (members_->InSteps(rank) && !ranks_[rank].ended) return;
+    }
+  }
+  Finish(now_ns, effects);
+}
+
+void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
+  auto record = std::make_shared<StepRecord>();
+  record->verdict = std::move(void_);
+  void_ = absl::OkStatus();
+  const bool complete = record->verdict.ok();
+  record->times.step = step_;
+  record->times.complete = complete;
+  record->times.commit_ns = now_ns;
+  for (const auto& bucket : buckets_) record->times.buckets.push_back(bucket->times);
+  if (complete && !all_used_) record->used_map = used_map_;
+  record->live_ranks = members_->StepRanks();
+  record->divisor = Divisor();
+  stats_.RecordStep(complete, last_ready_ns_, now_ns);
+  timeline_.Append(record->times);
+
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    RankLayout& mine = ranks_[rank];
+    if (!complete && mine.memory.has_value()) {
+      // A void step uses up its number: its waits are released, and see that it is void.
+      mine.memory->semaphores->DeclareVoid(step_);
+      for (std::size_t i = 0; i < buckets_.size(); ++i) {
+        mine.memory->semaphores->SignalDone(i, step_);
+      }
+    }
+    if (mine.ended) mine.last_ended = step_;
+    mine.ended = false;
+    mine.marks = 0;
+    std::fill(mine.marked.begin(), mine.marked.end(), false);
+    if (members_->InSteps(rank)) members_->Send(rank, StepDoneMessage{channel_, record}, effects);
+  }
+  for (const auto& bucket : buckets_) {
+    bucket->state = BucketState::kWaiting;
+    bucket->ready_ranks = 0;
+    std::fill(bucket->times.ready_ns.begin(), bucket->times.ready_ns.end(), 0);
+    bucket->times.start_ns = bucket->times.finish_ns = 0;
+  }
+  ++step_;
+  started_ = false;
+  done_buckets_ = 0;
+  last_ready_ns_ = 0;
+  used_map_.clear();
+  all_used_ = true;
+}
+
+// ---- Membership ----------------------------------------------------------------------------------
+
+void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns,
+                             Effects* effects) {
+  // No bucket can be in flight: each needed this rank's mark in the running step, and it has none.
+  rebind_ = true;
+  if (exited) ranks_[rank].memory.reset();
+  if (members_->StepRanks() == 0) return;
+  MaybeReady(effects);
+  if (!started_) return;
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    if (buckets_[i]->ready_ranks == members_->StepRanks()) Launch(i, effects);
+  }
+  MaybeFinish(now_ns, effects);
+}
+
+void LayoutChannel::Stop(const absl::Status& why) {
+  stopped_ = true;
+  if (agreement_.ok()) agreement_ = why;
+}
+
+void LayoutChannel::ReleaseMemory() {
+  for (RankLayout& rank : ranks_) rank.memory.reset();
+}
+
+void LayoutChannel::Tick(std::uint64_t now_ns, Effects* effects) {
+  if (stopped_) return;
+  if (!ready_ && agreement_.ok()) {
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!ranks_[rank].registered || now_ns < ranks_[rank].request.deadline_ns) continue;
+      std::vector<std::uint32_t> absent, unmapped;
+      for (std::uint32_t other = 0; other < ranks_.size(); ++other) {
+        if (!members_->InSteps(other)) continue;
+        if (!ranks_[other].registered) {
+          absent.push_back(other);
+        } else if (!ranks_[other].memory.has_value()) {
+          unmapped.push_back(other);
+        }
+      }
+      FailAgreement(
+          MakeError(absl::StatusCode::kDeadlineExceeded, "LAYOUT_TIMEOUT",
+                    absl::StrCat("layout '", name(), "' was not agreed in time",
+                                 absent.empty() ? ""
+                                                : absl::StrCat("; not registered by rank ",
+                                                               absl::StrJoin(absent, ", ")),
+                                 unmapped.empty() ? ""
+                                                  : absl::StrCat("; not mapped by rank ",
+                                                                 absl::StrJoin(unmapped, ", ")),
+                                 ". Check that those trainers run and use the same job_id."),
+                    {{"job", terms_.job_id}, {"channel", absl::StrCat(channel_)}}),
+          effects);
+      return;
+    }
+  }
+  if (started_ && void_.ok() && now_ns >= deadline_ns_) {
+    Void(MakeError(absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT",
+                   absl::StrCat("layout '", name(), "', step ", step_,
+                                " was not finished within the job's step_timeout: ", Missing(),
+                                ". The step is void on every rank."),
+                   {{"job", terms_.job_id},
+                    {"channel", absl::StrCat(channel_)},
+                    {"step", absl::StrCat(step_)}}),
+         now_ns, effects);
+  }
+}
+
+// ---- For people ----------------------------------------------------------------------------------
+
+std::optional<std::size_t> LayoutChannel::FirstUnmarked(std::uint32_t rank) const {
+  const std::vector<bool>& marked = ranks_[rank].marked;
+  const auto first = std::find(marked.begin(), marked.end(), false);
+  if (first == marked.end()) return std::nullopt;
+  return static_cast<std::size_t>(first - marked.begin());
+}
+
+std::string LayoutChannel::Missing() const {
+  if (!started_) return "";
+  std::vector<std::string> missing;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!members_->InSteps(rank) || ranks_[rank].ended) continue;
+    if (FirstUnmarked(rank).has_value()) {
+      missing.push_back(absl::StrCat("rank ", rank, " has not marked bucket ",
+                                     Ranges(ranks_[rank].marked, false), " ready"));
+    } else {
+      missing.push_back(absl::StrCat("rank ", rank, " has not ended the step"));
+    }
+  }
+  if (missing.empty() && in_flight_ > 0) missing.push_back("a reduction is running");
+  return absl::StrJoin(missing, "; ");
+}
+
+std::uint32_t LayoutChannel::Divisor() const {
+  return terms_.divide_by_world ? members_->world_size() : members_->StepRanks();
+}
+
+}  // namespace gradsync

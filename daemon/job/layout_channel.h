@@ -1,0 +1,180 @@
+// One layout of a job: the agreement of its ranks, then its steps, one after the other. This is where a bucket's life is
+// decided: ready on every rank -> reduction -> done -> committed with its step, or void.
+//
+//   (Register Mapped)^ranks  ready  ( (MarkReady* EndStep)^ranks commit | MarkReady* Abandon/deadline void )*
+//
+// Externally synchronized: guarded by the job's lock. Never blocks, calls nobody: what follows from a change is put into
+// Effects. Does not own arenas; RankMemory keeps them mapped.
+
+#ifndef DAEMON_JOB_LAYOUT_CHANNEL_H_
+#define DAEMON_JOB_LAYOUT_CHANNEL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "daemon/arena/semaphore_page.h"
+#include "daemon/job/layout_plan.h"
+#include "daemon/job/membership.h"
+#include "daemon/reduce/reducer.h"
+#include "daemon/telemetry/layout_stats.h"
+#include "daemon/telemetry/step_timeline.h"
+
+namespace gradsync {
+
+// One rank's memory of a layout.
+struct RankMemory {
+  std::shared_ptr<void> arena;  // keeps `data` mapped
+  std::byte* data = nullptr;
+  std::shared_ptr<SemaphorePage> semaphores;
+};
+
+struct LayoutRequest {
+  std::uint64_t request_id = 0;
+  LayoutSpec spec;
+  std::uint64_t deadline_ns = 0;  // for the other ranks to come
+  bool bucket_done_messages = false;
+};
+
+// What a layout needs to know of its job. Constant.
+struct JobTerms {
+  std::string job_id;
+  std::uint64_t flow = 0;  // the job's share of the reduce threads
+  bool divide_by_world = false;
+  std::uint64_t step_timeout_ns = 0;
+};
+
+class LayoutChannel {
+ public:
+  // `reduced(bucket, times)` is called by the reducer, on its thread, without the job's lock; the job takes it and calls
+  // Reduced().
+  LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t first_rank, LayoutPlan plan,
+                const JobTerms& terms, Membership* members,
+                std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced);
+
+  std::uint32_t channel() const { return channel_; }
+  const std::string& name() const { return spec_.name; }
+  const LayoutPlan& plan() const { return plan_; }
+  bool ready() const { return ready_; }
+  std::uint64_t step() const { return step_; }
+  const LayoutSpec& spec() const { return spec_; }
+
+  // ---- Agreement
+  // FAILED_PRECONDITION if this rank's spec differs (every rank that has registered is told, and the layout is dead), or has
+  // registered before.
+  absl::Status Register(std::uint32_t rank, LayoutRequest request, Effects* effects);
+  absl::Status Mapped(std::uint32_t rank, RankMemory memory, Effects* effects);
+
+  // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its session.
+  absl::Status MarkReady(std::uint32_t rank, std::uint64_t step,
+                         absl::Span<const std::uint32_t> buckets, std::uint64_t now_ns,
+                         Effects* effects);
+  absl::Status EndStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
+                       std::uint64_t now_ns, Effects* effects);
+  absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
+                       std::uint64_t now_ns, Effects* effects);
+  // The reducer has finished a bucket. Its done words have been written already.
+  void Reduced(std::size_t bucket, const ReduceTimes& times, std::uint64_t now_ns, Effects* effects);
+
+  // ---- Membership
+  // True if the rank has marked a bucket of the running step ready and the step is not decided.
+  bool InStep(std::uint32_t rank) const { return ranks_[rank].marks > 0; }
+  // The rank contributes nothing from now on; not called while the rank is in a step. `exited`: its memory is let go.
+  void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, Effects* effects);
+  // The job is over: no reduction is begun any more.
+  void Stop(const absl::Status& why);
+  // Releases the arenas. Only when nothing is in flight.
+  void ReleaseMemory();
+
+  void Tick(std::uint64_t now_ns, Effects* effects);
+
+  std::size_t in_flight() const { return in_flight_; }
+
+  // ---- For people
+  // "rank 1 has not marked bucket 3-7 ready" of the running step; empty if no step is running.
+  std::string Missing() const;
+  // The first bucket of the running step that this rank has not marked ready; nullopt if it has marked all.
+  std::optional<std::size_t> FirstUnmarked(std::uint32_t rank) const;
+  bool running() const { return started_; }
+  const LayoutStats& stats() const { return stats_; }
+  const StepTimeline& timeline() const { return timeline_; }
+
+ private:
+  struct RankLayout {
+    bool registered = false;
+    LayoutRequest request;  // spec moved out
+    std::optional<RankMemory> memory;
+    // Of the running step:
+    std::vector<bool> marked;
+    std::size_t marks = 0;
+    bool ended = false;
+    // Last step that this rank has ended; those between it and step_ were void.
+    std::uint64_t last_ended = 0;
+  };
+  enum class BucketState : std::uint8_t { kWaiting, kReducing, kDone };
+  struct Bucket {
+    BucketState state = BucketState::kWaiting;
+    std::uint32_t ready_ranks = 0;
+    BucketTimes times;
+    ReduceOperation operation;
+    // Parallel to operation.buffers.
+    std::vector<SemaphorePage*> semaphores;
+    std::uint64_t step = 0;  // of the operation in flight
+  };
+
+  // OK to go on; kIgnore for a message of a step that was void before the rank could know.
+  enum class Admission : std::uint8_t { kAdmit, kIgnore };
+  absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step, absl::string_view what) const;
+  void Start(std::uint64_t now_ns);
+  void BindMemory();
+  void MaybeReady(Effects* effects);
+  void FailAgreement(const absl::Status& status, Effects* effects);
+  void Launch(std::size_t bucket, Effects* effects);
+  void Void(absl::Status why, std::uint64_t now_ns, Effects* effects);
+  void MaybeFinish(std::uint64_t now_ns, Effects* effects);
+  void Finish(std::uint64_t now_ns, Effects* effects);
+  absl::Status Breach(absl::StatusCode code, absl::string_view reason, std::uint32_t rank,
+                      std::uint64_t step, std::optional<std::size_t> bucket,
+                      absl::string_view what) const;
+  std::uint32_t Divisor() const;
+
+  // Constant after construction.
+  const std::uint32_t channel_;
+  const LayoutSpec spec_;
+  const std::uint32_t first_rank_;
+  const LayoutPlan plan_;
+  const JobTerms& terms_;
+  Membership* const members_;
+
+  std::vector<RankLayout> ranks_;
+  std::vector<std::unique_ptr<Bucket>> buckets_;
+  bool ready_ = false;
+  bool stopped_ = false;
+  bool rebind_ = true;  // ranks have come or gone since the operations' buffers were set
+  absl::Status agreement_;
+
+  // The running step, or the next one if !started_.
+  std::uint64_t step_ = 1;
+  bool started_ = false;
+  std::uint64_t deadline_ns_ = 0;
+  absl::Status void_;  // not OK: void, waiting for in_flight_ to reach 0
+  std::size_t in_flight_ = 0;
+  std::size_t done_buckets_ = 0;
+  std::uint64_t last_ready_ns_ = 0;
+  std::string used_map_;
+  bool all_used_ = true;  // every EndStep so far had an empty used_map
+
+  LayoutStats stats_;
+  StepTimeline timeline_;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_LAYOUT_CHANNEL_H_

@@ -1,0 +1,198 @@
+#include "daemon/job/layout_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "daemon/base/error.h"
+#include "proto/gradsync/shared_memory.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+
+constexpr std::uint64_t RoundUp(std::uint64_t value, std::uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+std::uint64_t Elements(const Parameter& parameter) {
+  std::uint64_t count = 1;
+  for (const std::uint64_t extent : parameter.shape) count *= extent;
+  return count;
+}
+
+// FNV-1a, 64 bits: names a layout in status and logs. Agreement is decided by FirstDifference, never by this.
+class Fingerprint {
+ public:
+  void Add(std::uint64_t value) {
+    for (int shift = 0; shift < 64; shift += 8) AddByte(static_cast<std::uint8_t>(value >> shift));
+  }
+  void Add(absl::string_view text) {
+    Add(text.size());
+    for (const char c : text) AddByte(static_cast<std::uint8_t>(c));
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  void AddByte(std::uint8_t byte) { value_ = (value_ ^ byte) * 0x100000001b3u; }
+  std::uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+std::uint64_t FingerprintOf(const LayoutSpec& spec) {
+  Fingerprint print;
+  print.Add(spec.name);
+  print.Add(spec.parameters.size());
+  for (const Parameter& parameter : spec.parameters) {
+    print.Add(parameter.name);
+    print.Add(static_cast<std::uint64_t>(parameter.dtype));
+    print.Add(parameter.shape.size());
+    for (const std::uint64_t extent : parameter.shape) print.Add(extent);
+  }
+  print.Add(spec.bucket_cap_bytes);
+  print.Add(spec.first_bucket_cap_bytes);
+  print.Add(spec.explicit_buckets.size());
+  for (const auto& [dtype, count] : spec.explicit_buckets) {
+    print.Add(static_cast<std::uint64_t>(dtype));
+    print.Add(count);
+  }
+  print.Add(spec.average ? 1 : 0);
+  return print.value();
+}
+
+// Which parameters share a bucket, in the order in which the buckets close.
+struct Group {
+  DataType dtype = DataType::kUnspecified;
+  std::vector<std::size_t> parameters;
+  std::uint64_t bytes = 0;  // without the padding between them, as the cap counts
+};
+
+std::vector<Group> GroupByRule(const LayoutSpec& spec) {
+  struct Open {
+    Group group;
+    bool first = true;
+  };
+  std::array<Open, 8> open;  // by dtype
+  std::vector<Group> closed;
+  for (std::size_t i = spec.parameters.size(); i-- > 0;) {
+    const Parameter& parameter = spec.parameters[i];
+    Open& filling = open[static_cast<std::size_t>(parameter.dtype)];
+    const std::uint64_t bytes = Elements(parameter) * ItemSize(parameter.dtype);
+    const std::uint64_t cap =
+        filling.first ? spec.first_bucket_cap_bytes : spec.bucket_cap_bytes;
+    if (!filling.group.parameters.empty() && filling.group.bytes + bytes > cap) {
+      closed.push_back(std::exchange(filling.group, Group{}));
+      filling.first = false;
+    }
+    filling.group.dtype = parameter.dtype;
+    filling.group.parameters.push_back(i);
+    filling.group.bytes += bytes;
+  }
+  // What is still open closes in the order of its first parameter, the one that backward finishes first.
+  std::vector<Group> rest;
+  for (Open& filling : open) {
+    if (!filling.group.parameters.empty()) rest.push_back(std::move(filling.group));
+  }
+  std::sort(rest.begin(), rest.end(), [](const Group& a, const Group& b) {
+    return a.parameters.front() > b.parameters.front();
+  });
+  std::move(rest.begin(), rest.end(), std::back_inserter(closed));
+  return closed;
+}
+
+std::string Describe(const Parameter& parameter) {
+  return absl::StrCat("'", parameter.name, "' ", DataTypeName(parameter.dtype), " [",
+                      absl::StrJoin(parameter.shape, ","), "]");
+}
+
+std::string Differ(absl::string_view what, absl::string_view a, std::uint32_t rank_a,
+                   absl::string_view b, std::uint32_t rank_b) {
+  return absl::StrCat(what, ": ", a, " on rank ", rank_a, ", ", b, " on rank ", rank_b);
+}
+
+}  // namespace
+
+absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_buckets) {
+  LayoutPlan plan;
+  plan.fingerprint = FingerprintOf(spec);
+  plan.placements.resize(spec.parameters.size());
+  const std::vector<Group> groups = GroupByRule(spec);
+  const std::size_t buckets = groups.size() + spec.explicit_buckets.size();
+  if (buckets > max_buckets) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                     absl::StrCat("layout '", spec.name, "' needs ", buckets,
+                                  " buckets, allowed are ", max_buckets,
+                                  " (quota_buckets_per_layout): raise bucket_cap_bytes"));
+  }
+  std::uint64_t end = 0;
+  for (const Group& group : groups) {
+    const std::uint64_t item = ItemSize(group.dtype);
+    PlannedBucket bucket{group.dtype, 0, RoundUp(end, kBucketAlignment)};
+    std::uint64_t cursor = bucket.offset;
+    for (const std::size_t parameter : group.parameters) {
+      cursor = RoundUp(cursor, kParameterAlignment);
+      plan.placements[parameter] = {static_cast<std::uint32_t>(plan.buckets.size()), cursor};
+      cursor += Elements(spec.parameters[parameter]) * item;
+    }
+    bucket.count = (cursor - bucket.offset) / item;
+    end = cursor;
+    plan.buckets.push_back(bucket);
+  }
+  for (const auto& [dtype, count] : spec.explicit_buckets) {
+    const std::uint64_t offset = RoundUp(end, kBucketAlignment);
+    plan.buckets.push_back({dtype, count, offset});
+    end = offset + count * ItemSize(dtype);
+  }
+  plan.arena_bytes = std::max(kPage, RoundUp(end, kPage));
+  return plan;
+}
+
+std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const LayoutSpec& b,
+                            std::uint32_t rank_b) {
+  const std::size_t common = std::min(a.parameters.size(), b.parameters.size());
+  for (std::size_t i = 0; i < common; ++i) {
+    const Parameter& pa = a.parameters[i];
+    const Parameter& pb = b.parameters[i];
+    if (pa.name != pb.name || pa.dtype != pb.dtype || pa.shape != pb.shape) {
+      return Differ(absl::StrCat("parameter ", i), Describe(pa), rank_a, Describe(pb), rank_b);
+    }
+  }
+  if (a.parameters.size() != b.parameters.size()) {
+    const bool a_has_more = a.parameters.size() > common;
+    const Parameter& extra = a_has_more ? a.parameters[common] : b.parameters[common];
+    return Differ(absl::StrCat("parameter ", common), a_has_more ? Describe(extra) : "none", rank_a,
+                  a_has_more ? "none" : Describe(extra), rank_b);
+  }
+  const std::size_t buckets = std::min(a.explicit_buckets.size(), b.explicit_buckets.size());
+  for (std::size_t i = 0; i < buckets; ++i) {
+    if (a.explicit_buckets[i] != b.explicit_buckets[i]) {
+      const auto describe = [](const std::pair<DataType, std::uint64_t>& bucket) {
+        return absl::StrCat(DataTypeName(bucket.first), " x ", bucket.second);
+      };
+      return Differ(absl::StrCat("bucket ", i), describe(a.explicit_buckets[i]), rank_a,
+                    describe(b.explicit_buckets[i]), rank_b);
+    }
+  }
+  if (a.explicit_buckets.size() != b.explicit_buckets.size()) {
+    return Differ("number of explicit buckets", absl::StrCat(a.explicit_buckets.size()), rank_a,
+                  absl::StrCat(b.explicit_buckets.size()), rank_b);
+  }
+  if (a.bucket_cap_bytes != b.bucket_cap_bytes) {
+    return Differ("bucket_cap_bytes", absl::StrCat(a.bucket_cap_bytes), rank_a,
+                  absl::StrCat(b.bucket_cap_bytes), rank_b);
+  }
+  if (a.first_bucket_cap_bytes != b.first_bucket_cap_bytes) {
+    return Differ("first_bucket_cap_bytes", absl::StrCat(a.first_bucket_cap_bytes), rank_a,
+                  absl::StrCat(b.first_bucket_cap_bytes), rank_b);
+  }
+  if (a.average != b.average) {
+    return Differ("reduce op", a.average ? "average" : "sum", rank_a, b.average ? "average" : "sum",
+                  rank_b);
+  }
+  return "";
+}
+
+}  // namespace gradsync

@@ -1,0 +1,65 @@
+// How a layout is cut into buckets, and how two ranks' layouts are compared. Pure functions.
+
+#ifndef DAEMON_JOB_LAYOUT_PLAN_H_
+#define DAEMON_JOB_LAYOUT_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/gradsync/data_type.h"
+
+namespace gradsync {
+
+struct Parameter {
+  std::string name;
+  std::vector<std::uint64_t> shape;
+  DataType dtype = DataType::kUnspecified;
+};
+
+// What a rank registers. Valid: validated at the boundary (names, dtypes, caps > 0, element counts that do not overflow).
+struct LayoutSpec {
+  std::string name;
+  std::vector<Parameter> parameters;
+  std::uint64_t bucket_cap_bytes = 25u << 20;
+  std::uint64_t first_bucket_cap_bytes = 1u << 20;
+  // (dtype, elements); stands alone, without parameters.
+  std::vector<std::pair<DataType, std::uint64_t>> explicit_buckets;
+  bool average = true;
+};
+
+struct PlannedBucket {
+  DataType dtype = DataType::kUnspecified;
+  std::uint64_t count = 0;   // elements, padding between parameters included
+  std::uint64_t offset = 0;  // bytes from the arena's start, a multiple of kBucketAlignment
+};
+
+struct PlannedParameter {
+  std::uint32_t bucket = 0;
+  std::uint64_t offset = 0;  // bytes from the arena's start, a multiple of kParameterAlignment
+};
+
+struct LayoutPlan {
+  std::vector<PlannedBucket> buckets;
+  std::vector<PlannedParameter> placements;  // one per parameter, in the order of registration
+  std::uint64_t arena_bytes = 0;
+  std::uint64_t fingerprint = 0;
+};
+
+// Cuts the layout: parameters in reverse order of registration (the order in which backward tends to finish them), a bucket
+// per dtype being filled at a time, closed when the next parameter would exceed its cap (the first bucket of each dtype has
+// first_bucket_cap_bytes; a parameter larger than the cap is a bucket of its own). Buckets are numbered in the order in which
+// they close, which is the reduction order. Source: VLDB 2020, section 3.2.3 and 4.2 (compute_bucket_assignment_by_size).
+//   RESOURCE_EXHAUSTED  more than `max_buckets` buckets.
+absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_buckets);
+
+// The first difference between two ranks' specs for people: "parameter 3: 'fc.weight' float32 [10,64] on rank 0, 'fc.weight'
+// float32 [10,32] on rank 1". Empty if they are the same.
+std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const LayoutSpec& b,
+                            std::uint32_t rank_b);
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_LAYOUT_PLAN_H_

@@ -1,0 +1,82 @@
+// Who is in a job, and the way to speak to them. Externally synchronized: guarded by the job's lock.
+
+#ifndef DAEMON_JOB_MEMBERSHIP_H_
+#define DAEMON_JOB_MEMBERSHIP_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "daemon/job/session_message.h"
+#include "daemon/reduce/reducer.h"
+
+namespace gradsync {
+
+enum class RankState : std::uint8_t {
+  kAbsent,  // not joined yet
+  kLive,    // takes part in steps and in the job's own channel
+  kStayed,  // Leave{exit=false}: takes part in the job's own channel alone
+  kExited,  // Leave{exit=true}
+  kLost,
+};
+
+struct Member {
+  RankState state = RankState::kAbsent;
+  std::uint64_t incarnation = 0;
+  std::shared_ptr<SessionSink> sink;  // null unless a session is there
+  absl::Status loss;                  // kLost: why, its own session's end
+};
+
+// What a change of the job's state asks to be done once the lock is released.
+struct Effects {
+  absl::InlinedVector<ReduceOperation*, 8> reductions;
+  absl::InlinedVector<std::shared_ptr<SessionSink>, 8> flushes;
+  absl::InlinedVector<std::function<void()>, 1> copies;  // for the executor
+};
+
+class Membership {
+ public:
+  explicit Membership(std::uint32_t world_size) : members_(world_size) {}
+
+  std::uint32_t world_size() const { return static_cast<std::uint32_t>(members_.size()); }
+  Member& operator[](std::uint32_t rank) { return members_[rank]; }
+  const Member& operator[](std::uint32_t rank) const { return members_[rank]; }
+
+  // Contributes gradients: a step waits for this rank. An absent rank counts, a rank that left does not.
+  bool InSteps(std::uint32_t rank) const {
+    return members_[rank].state == RankState::kAbsent || members_[rank].state == RankState::kLive;
+  }
+  // Takes part in Broadcast, Barrier, AllReduce.
+  bool InOperations(std::uint32_t rank) const {
+    return InSteps(rank) || members_[rank].state == RankState::kStayed;
+  }
+  std::uint32_t StepRanks() const { return Count(&Membership::InSteps); }
+  std::uint32_t OperationRanks() const { return Count(&Membership::InOperations); }
+
+  void Send(std::uint32_t rank, SessionMessage message, Effects* effects) {
+    const std::shared_ptr<SessionSink>& sink = members_[rank].sink;
+    if (sink == nullptr) return;
+    sink->Queue(std::move(message));
+    for (const auto& queued : effects->flushes) {
+      if (queued == sink) return;
+    }
+    effects->flushes.push_back(sink);
+  }
+
+ private:
+  std::uint32_t Count(bool (Membership::*in)(std::uint32_t) const) const {
+    std::uint32_t count = 0;
+    for (std::uint32_t rank = 0; rank < world_size(); ++rank) count += (this->*in)(rank) ? 1 : 0;
+    return count;
+  }
+
+  std::vector<Member> members_;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_MEMBERSHIP_H_

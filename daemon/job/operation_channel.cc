@@ -1,0 +1,286 @@
+#include "daemon/job/operation_channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
+
+namespace gradsync {
+namespace {
+
+// Failures kept for ranks that come late; one that is further behind gets a failure without details.
+constexpr std::size_t kKeptFailures = 64;
+
+}  // namespace
+
+bool OperationSpec::operator==(const OperationSpec& other) const {
+  return kind == other.kind && root == other.root && bytes == other.bytes && dtype == other.dtype &&
+         count == other.count && average == other.average;
+}
+
+std::string OperationSpec::Describe() const {
+  switch (kind) {
+    case OperationKind::kBarrier:
+      return "barrier";
+    case OperationKind::kBroadcast:
+      return absl::StrCat("broadcast of ", bytes, " bytes from rank ", root);
+    case OperationKind::kAllReduce:
+      return absl::StrCat("all-reduce (", average ? "average" : "sum", ") of ", count, " ",
+                          DataTypeName(dtype));
+  }
+  return "";
+}
+
+OperationChannel::OperationChannel(const JobTerms& terms, Membership* members,
+                                   std::function<void()> reduced, std::function<void()> copied)
+    : terms_(terms), members_(members), copied_(std::move(copied)), ranks_(members->world_size()) {
+  reduction_.flow = terms.flow;
+  reduction_.done = [reduced = std::move(reduced)](const ReduceTimes&) { reduced(); };
+}
+
+absl::Status OperationChannel::Breach(std::uint32_t rank, std::uint64_t sequence,
+                                      absl::string_view what) const {
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+      absl::StrCat("rank ", rank, ", operation ", sequence, " of the job's channel: ", what),
+      {{"job", terms_.job_id}, {"rank", absl::StrCat(rank)}, {"channel", "0"}});
+}
+
+absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
+                                    const OperationSpec& spec, StagingMemory staging,
+                                    std::uint64_t deadline_ns, Effects* effects) {
+  if (stopped_) return absl::OkStatus();  // the session's end is on its way
+  RankOperation& mine = ranks_[rank];
+  if (mine.waiting) return Breach(rank, sequence, "begun before the last one was answered");
+  if (sequence != mine.sequence + 1) {
+    return Breach(rank, sequence, absl::StrCat("the next one is ", mine.sequence + 1));
+  }
+  mine.sequence = sequence;
+  if (sequence <= sequence_ && !(active_ && sequence == sequence_)) {
+    const auto failure = failures_.find(sequence);
+    members_->Send(rank,
+                   OperationFailedMessage{
+                       sequence, failure != failures_.end()
+                                     ? failure->second
+                                     : MakeError(absl::StatusCode::kDeadlineExceeded,
+                                                 "OPERATION_TIMEOUT",
+                                                 absl::StrCat("operation ", sequence,
+                                                              " failed on the other ranks"))},
+                   effects);
+    return absl::OkStatus();
+  }
+  mine.waiting = true;
+  mine.read = true;
+  mine.staging = std::move(staging);
+  if (!active_) {
+    active_ = true;
+    sequence_ = sequence;
+    first_rank_ = rank;
+    spec_ = spec;
+    deadline_ns_ = deadline_ns;
+    chunk_ = 0;
+    moved_ = 0;
+    chunk_out_ = false;
+  } else if (!(spec == spec_)) {
+    Fail(MakeError(absl::StatusCode::kFailedPrecondition, "OPERATION_MISMATCH",
+                   absl::StrCat("the ranks disagree on operation ", sequence, ": rank ",
+                                first_rank_, " called ", spec_.Describe(), ", rank ", rank,
+                                " called ", spec.Describe(),
+                                ". Call the same operations in the same order on every rank."),
+                   {{"job", terms_.job_id},
+                    {"rank", absl::StrCat(rank)},
+                    {"other_rank", absl::StrCat(first_rank_)},
+                    {"channel", "0"}}),
+         effects);
+    return absl::OkStatus();
+  }
+  deadline_ns_ = std::min(deadline_ns_, deadline_ns);
+  MaybeRun(effects);
+  return absl::OkStatus();
+}
+
+void OperationChannel::MaybeRun(Effects* effects) {
+  if (!active_ || running_ || !failing_.ok()) return;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (members_->InOperations(rank) && !ranks_[rank].waiting) return;
+  }
+  running_ = true;
+  if (spec_.kind == OperationKind::kAllReduce && spec_.count > 0) {
+    reduction_.dtype = spec_.dtype;
+    reduction_.count = spec_.count;
+    reduction_.buffers.clear();
+    for (const RankOperation& rank : ranks_) {
+      if (rank.waiting) reduction_.buffers.push_back(rank.staging.data);
+    }
+    const auto divisor = terms_.divide_by_world ? ranks_.size() : reduction_.buffers.size();
+    reduction_.scale = spec_.average ? 1.0 / static_cast<double>(divisor) : 1.0;
+    busy_ = true;
+    effects->reductions.push_back(&reduction_);
+    return;
+  }
+  if (spec_.kind == OperationKind::kBroadcast && spec_.bytes > 0) {
+    if (!ranks_[spec_.root].waiting) {
+      Fail(Breach(spec_.root, sequence_, "the root of the broadcast has left"), effects);
+      return;
+    }
+    members_->Send(spec_.root, ChunkReadyMessage{sequence_, 0, 0}, effects);
+    return;
+  }
+  Complete(effects);
+}
+
+absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t sequence,
+                                            std::uint64_t chunk, std::uint64_t bytes,
+                                            Effects* effects) {
+  if (stopped_ || !active_ || sequence != sequence_ || !failing_.ok()) return absl::OkStatus();
+  RankOperation& mine = ranks_[rank];
+  if (!running_ || spec_.kind != OperationKind::kBroadcast || rank != spec_.root || busy_ ||
+      chunk_out_ || chunk != chunk_) {
+    return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " written out of order"));
+  }
+  if (bytes == 0 || bytes > mine.staging.bytes || bytes > spec_.bytes - moved_) {
+    return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " of ", bytes, " bytes"));
+  }
+  chunk_bytes_ = bytes;
+  // The copy runs without the lock: it takes along what keeps the memory mapped.
+  std::vector<StagingMemory> receivers;
+  for (RankOperation& other : ranks_) {
+    if (other.waiting && &other != &mine) receivers.push_back(other.staging);
+  }
+  busy_ = true;
+  effects->copies.push_back(
+      [source = mine.staging, receivers = std::move(receivers), bytes, copied = copied_] {
+        for (const StagingMemory& receiver : receivers) {
+          std::memcpy(receiver.data, source.data, bytes);
+        }
+        copied();
+      });
+  return absl::OkStatus();
+}
+
+void OperationChannel::Copied(Effects* effects) {
+  busy_ = false;
+  if (stopped_) return;
+  if (!failing_.ok()) {
+    Fail(failing_, effects);
+    return;
+  }
+  chunk_out_ = true;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].waiting || rank == spec_.root) continue;
+    ranks_[rank].read = false;
+    members_->Send(rank, ChunkReadyMessage{sequence_, chunk_, chunk_bytes_}, effects);
+  }
+  MaybeNextChunk(effects);
+}
+
+absl::Status OperationChannel::ChunkRead(std::uint32_t rank, std::uint64_t sequence,
+                                         std::uint64_t chunk, Effects* effects) {
+  if (stopped_ || !active_ || sequence != sequence_ || !failing_.ok()) return absl::OkStatus();
+  if (!chunk_out_ || chunk != chunk_ || ranks_[rank].read || rank == spec_.root) {
+    return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " read out of order"));
+  }
+  ranks_[rank].read = true;
+  MaybeNextChunk(effects);
+  return absl::OkStatus();
+}
+
+void OperationChannel::MaybeNextChunk(Effects* effects) {
+  if (!chunk_out_) return;
+  for (const RankOperation& rank : ranks_) {
+    if (rank.waiting && !rank.read) return;
+  }
+  chunk_out_ = false;
+  moved_ += chunk_bytes_;
+  ++chunk_;
+  if (moved_ == spec_.bytes) {
+    Complete(effects);
+  } else {
+    members_->Send(spec_.root, ChunkReadyMessage{sequence_, chunk_, 0}, effects);
+  }
+}
+
+void OperationChannel::Reduced(Effects* effects) {
+  busy_ = false;
+  if (stopped_) return;
+  if (!failing_.ok()) {
+    Fail(failing_, effects);
+  } else {
+    Complete(effects);
+  }
+}
+
+void OperationChannel::Complete(Effects* effects) {
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].waiting) members_->Send(rank, OperationDoneMessage{sequence_}, effects);
+  }
+  ++completed_;
+  Close();
+}
+
+void OperationChannel::Fail(const absl::Status& status, Effects* effects) {
+  failing_ = status;
+  if (busy_) return;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].waiting) continue;
+    members_->Send(rank, OperationFailedMessage{sequence_, status}, effects);
+  }
+  failures_[sequence_] = status;
+  if (failures_.size() > kKeptFailures) failures_.erase(failures_.begin());
+  ++failed_count_;
+  Close();
+}
+
+void OperationChannel::Close() {
+  for (RankOperation& rank : ranks_) {
+    rank.waiting = false;
+    rank.staging = StagingMemory{};
+  }
+  active_ = false;
+  running_ = false;
+  chunk_out_ = false;
+  failing_ = absl::OkStatus();
+  // Failures that every rank has passed.
+  std::uint64_t slowest = sequence_;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (members_->InOperations(rank)) slowest = std::min(slowest, ranks_[rank].sequence);
+  }
+  failures_.erase(failures_.begin(), failures_.upper_bound(slowest));
+}
+
+bool OperationChannel::InOperation(std::uint32_t rank) const { return ranks_[rank].waiting; }
+
+void OperationChannel::RankLeft(Effects* effects) { MaybeRun(effects); }
+
+void OperationChannel::Stop() { stopped_ = true; }
+
+void OperationChannel::ReleaseMemory() {
+  for (RankOperation& rank : ranks_) rank.staging = StagingMemory{};
+}
+
+std::string OperationChannel::MissingRanks() const {
+  std::vector<std::uint32_t> missing;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!members_->InOperations(rank)) continue;
+    if (!ranks_[rank].waiting || (chunk_out_ && !ranks_[rank].read) ||
+        (running_ && spec_.kind == OperationKind::kBroadcast && !chunk_out_ && !busy_ &&
+         rank == spec_.root)) {
+      missing.push_back(rank);
+    }
+  }
+  return absl::StrJoin(missing, ", ");
+}
+
+void OperationChannel::Tick(std::uint64_t now_ns, Effects* effects) {
+  if (stopped_ || !active_ || !failing_.ok() || now_ns < deadline_ns_) return;
+  Fail(MakeError(absl::StatusCode::kDeadlineExceeded, "OPERATION_TIMEOUT",
+                 absl::StrCat("operation ", sequence_, " (", spec_.Describe(),
+                              ") was not finished in time; waited for rank ", MissingRanks(), "."),
+                 {{"job", terms_.job_id}, {"channel", "0"}}),
+       effects);
+}
+
+}  // namespace gradsync

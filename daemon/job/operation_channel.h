@@ -1,0 +1,124 @@
+// The job's own channel: Broadcast, Barrier and small all-reduce, one at a time, the same on every rank.
+//
+// Each rank numbers its operations from 1. The first rank to reach a number says what the operation is; a rank that says
+// something else fails it for everyone, naming both. A rank that comes late to an operation that failed gets the same failure.
+//
+// Externally synchronized: guarded by the job's lock.
+
+#ifndef DAEMON_JOB_OPERATION_CHANNEL_H_
+#define DAEMON_JOB_OPERATION_CHANNEL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/job/layout_channel.h"
+#include "daemon/job/membership.h"
+#include "daemon/reduce/reducer.h"
+#include "proto/gradsync/data_type.h"
+
+namespace gradsync {
+
+enum class OperationKind : std::uint8_t { kBarrier, kBroadcast, kAllReduce };
+
+// What every rank must agree on.
+struct OperationSpec {
+  OperationKind kind = OperationKind::kBarrier;
+  std::uint32_t root = 0;   // broadcast
+  std::uint64_t bytes = 0;  // broadcast
+  DataType dtype = DataType::kUnspecified;  // all-reduce
+  std::uint64_t count = 0;                  // all-reduce
+  bool average = false;                     // all-reduce
+
+  bool operator==(const OperationSpec& other) const;
+  // "broadcast of 4096 bytes from rank 0"
+  std::string Describe() const;
+};
+
+// One rank's staging window, mapped and populated as far as the operation needs.
+struct StagingMemory {
+  std::shared_ptr<void> keep;
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+class OperationChannel {
+ public:
+  // `reduced` and `copied` are called without the job's lock; the job takes it and calls Reduced() or Copied().
+  OperationChannel(const JobTerms& terms, Membership* members, std::function<void()> reduced,
+                   std::function<void()> copied);
+
+  // A Status that is not OK is a breach of the protocol by this rank and ends its session.
+  absl::Status Join(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
+                    StagingMemory staging, std::uint64_t deadline_ns, Effects* effects);
+  absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
+                            std::uint64_t bytes, Effects* effects);
+  absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
+                         Effects* effects);
+  void Reduced(Effects* effects);
+  void Copied(Effects* effects);
+
+  // True while this rank waits in an operation.
+  bool InOperation(std::uint32_t rank) const;
+  void RankLeft(Effects* effects);
+  void Stop();
+  void ReleaseMemory();
+  void Tick(std::uint64_t now_ns, Effects* effects);
+
+  // A reduction or copy that still touches staging memory.
+  bool busy() const { return busy_; }
+  std::uint64_t completed() const { return completed_; }
+  std::uint64_t failed() const { return failed_count_; }
+
+ private:
+  struct RankOperation {
+    std::uint64_t sequence = 0;  // last joined
+    bool waiting = false;        // joined, not answered
+    bool read = false;           // current chunk
+    StagingMemory staging;
+  };
+
+  absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
+  std::string MissingRanks() const;
+  void MaybeRun(Effects* effects);
+  void MaybeNextChunk(Effects* effects);
+  void Complete(Effects* effects);
+  void Fail(const absl::Status& status, Effects* effects);
+  void Close();
+
+  const JobTerms& terms_;
+  Membership* const members_;
+  const std::function<void()> copied_;
+  std::vector<RankOperation> ranks_;
+
+  // The running operation; sequence_ is the last one begun.
+  bool active_ = false;
+  bool stopped_ = false;
+  bool running_ = false;  // every rank has joined
+  bool busy_ = false;
+  // Failed while busy_: told once the memory is no longer touched.
+  absl::Status failing_;
+  std::uint64_t sequence_ = 0;
+  std::uint32_t first_rank_ = 0;
+  OperationSpec spec_;
+  std::uint64_t deadline_ns_ = 0;
+  std::uint64_t chunk_ = 0;       // next chunk the root may write
+  std::uint64_t chunk_bytes_ = 0;  // of the chunk on its way
+  std::uint64_t moved_ = 0;
+  bool chunk_out_ = false;        // receivers are reading
+  ReduceOperation reduction_;
+
+  // Failures of operations that some rank has not reached yet. At most one per operation that a late rank is behind.
+  std::map<std::uint64_t, absl::Status> failures_;
+  std::uint64_t completed_ = 0;
+  std::uint64_t failed_count_ = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_OPERATION_CHANNEL_H_

@@ -1,0 +1,89 @@
+// What a job tells its sessions. Plain values: daemon/rpc puts them on the wire, tests read them.
+
+#ifndef DAEMON_JOB_SESSION_MESSAGE_H_
+#define DAEMON_JOB_SESSION_MESSAGE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "daemon/telemetry/step_timeline.h"
+
+namespace gradsync {
+
+// How a step ended; the same object for every rank.
+struct StepRecord {
+  StepTimes times;       // step, commit, and each bucket's ready, start and finish
+  absl::Status verdict;  // OK: complete. Otherwise void, and why.
+  std::string used_map;  // union over the ranks; empty if every rank's was
+  std::uint32_t live_ranks = 0;
+  std::uint32_t divisor = 0;
+};
+
+struct LayoutReadyMessage {
+  std::uint32_t channel;
+  std::uint64_t fingerprint;
+  std::uint64_t first_step;
+};
+struct LayoutFailedMessage {
+  std::uint64_t request_id;
+  absl::Status status;
+};
+struct BucketDoneMessage {
+  std::uint32_t channel;
+  std::uint64_t step;
+  std::uint32_t bucket;
+  std::uint64_t start_ns;
+  std::uint64_t finish_ns;
+};
+struct StepDoneMessage {
+  std::uint32_t channel;
+  std::shared_ptr<const StepRecord> record;
+};
+// To receivers: the chunk lies in your staging memory. To the root: everyone has read it, write the next.
+struct ChunkReadyMessage {
+  std::uint64_t sequence;
+  std::uint64_t chunk;
+  std::uint64_t bytes;
+};
+struct OperationDoneMessage {
+  std::uint64_t sequence;
+};
+struct OperationFailedMessage {
+  std::uint64_t sequence;
+  absl::Status status;
+};
+struct LeaveDoneMessage {
+  std::uint32_t last_joiner;
+};
+// The last message of a session. OK after Leave{exit}.
+struct SessionEndMessage {
+  absl::Status status;
+};
+
+// Answer, to show that the process runs; sent by the session's lease, not by the job.
+struct LeaseQuestionMessage {
+  std::uint64_t number;
+};
+
+using SessionMessage =
+    std::variant<LayoutReadyMessage, LayoutFailedMessage, BucketDoneMessage, StepDoneMessage,
+                 ChunkReadyMessage, OperationDoneMessage, OperationFailedMessage, LeaveDoneMessage,
+                 SessionEndMessage, LeaseQuestionMessage>;
+
+// Where a job's messages to one session go. Thread-safe. Must outlive no one: held by shared_ptr, and drops what comes after
+// the session's end.
+class SessionSink {
+ public:
+  virtual ~SessionSink() = default;
+  // Queues the message; never blocks, never calls back. Called under the job's lock, which fixes the order.
+  virtual void Queue(SessionMessage message) = 0;
+  // Sends what is queued. Called without any lock.
+  virtual void Flush() = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_SESSION_MESSAGE_H_

@@ -1,0 +1,110 @@
+// One trainer's live connection: a rank of a job, its memory and its lease.
+//
+// A session ends once, for one of: Leave{exit}, the end of its stream, the end of its process, its lease, a breach of the
+// protocol, or its job's end. All but the first are the rank's loss to the job.
+//
+// Thread-safe. Its memory is created by the RPC thread, handed out by the side socket's thread, mapped and freed on the
+// executor's. Lock order: Session::mutex_ is a leaf: no other lock is taken under it.
+
+#ifndef DAEMON_SESSION_SESSION_H_
+#define DAEMON_SESSION_SESSION_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/arena/arena_quota.h"
+#include "daemon/arena/host_arena.h"
+#include "daemon/arena/semaphore_page.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job.h"
+#include "daemon/session/peer_process.h"
+
+namespace gradsync {
+
+// What a session was opened with; constant.
+struct SessionIdentity {
+  PeerProcess peer;
+  std::uint64_t incarnation = 0;
+  std::uint32_t rank = 0;
+  std::string client;
+  std::uint64_t opened_ns = 0;
+};
+
+struct SessionLimits {
+  std::uint64_t lease_ns = 0;
+  std::size_t layouts = 0;
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<Job> job,
+          std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
+          ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, Executor* executor);
+
+  const SessionIdentity& identity() const { return identity_; }
+  std::uint32_t rank() const { return identity_.rank; }
+  Job& job() const { return *job_; }
+  const std::shared_ptr<HostArena>& staging() const { return staging_; }
+
+  struct LayoutMemory {
+    std::shared_ptr<HostArena> arena;
+    std::shared_ptr<SemaphorePage> semaphores;
+  };
+  struct Registration {
+    std::uint32_t channel = 0;
+    LayoutPlan plan;
+    LayoutMemory memory;
+  };
+  // Agrees on the layout and creates its memory. The session lives on if this fails.
+  absl::StatusOr<Registration> RegisterLayout(LayoutRequest request);
+
+  // The client says that it has populated the arena: checked, mapped and told to the job on the executor. A failure there ends
+  // the session.
+  absl::Status ArenaMapped(std::uint32_t channel);
+  // Checks again that the arena is whole (a client may punch holes into it), then EndStep.
+  absl::Status EndStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);
+  // The staging window, mapped; FAILED_PRECONDITION unless its first `bytes` bytes are populated.
+  absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes);
+
+  // A message has come: the process runs.
+  void Heard(std::uint64_t now_ns) { heard_ns_.store(now_ns, std::memory_order_relaxed); }
+  // Asks after a third of the lease's silence; ends the session after all of it.
+  void CheckLease(std::uint64_t now_ns);
+
+  // Ends the session with `why`, which others read after "known because". Idempotent.
+  void End(const absl::Status& why);
+
+  std::uint64_t memory_bytes() const;
+
+ private:
+  struct Layout {
+    LayoutMemory memory;
+    ArenaQuota::Reservation reservation;
+    bool mapping = false;
+  };
+
+  const SessionIdentity identity_;
+  const SessionLimits limits_;
+  const std::shared_ptr<Job> job_;
+  const std::shared_ptr<SessionSink> sink_;
+  const std::shared_ptr<HostArena> staging_;
+  const ArenaQuota::Reservation staging_reservation_;
+  ArenaQuota* const quota_;
+  Executor* const executor_;
+
+  std::atomic<std::uint64_t> heard_ns_;
+  std::atomic<std::uint64_t> asked_ns_{0};
+
+  mutable Mutex mutex_;
+  std::map<std::uint32_t, Layout> layouts_ ABSL_GUARDED_BY(mutex_);  // by channel
+  bool staging_mapped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_SESSION_SESSION_H_

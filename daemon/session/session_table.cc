@@ -1,0 +1,167 @@
+#include "daemon/session/session_table.h"
+
+#include <openssl/sha.h>
+#include <sys/random.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "proto/gradsync/shared_memory.h"
+
+namespace gradsync {
+namespace {
+
+constexpr uid_t kOverflowUid = 65534;
+constexpr std::uint64_t kNonceLifeNs = 60'000'000'000;
+
+std::string HashOf(const std::string& token) {
+  if (token.empty()) return "";
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(token.data()), token.size(), digest);
+  return std::string(reinterpret_cast<const char*>(digest), sizeof(digest));
+}
+
+}  // namespace
+
+SessionTable::SessionTable(const SessionPolicy& policy, JobTable* jobs, ArenaQuota* quota,
+                           Executor* executor, const Clock* clock)
+    : policy_(policy), jobs_(jobs), quota_(quota), executor_(executor), clock_(clock) {}
+
+absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const PeerProcess& peer,
+                                                            const OpenRequest& request,
+                                                            std::shared_ptr<SessionSink> sink) {
+  if (peer.uid == kOverflowUid && !policy_.allow_overflow_uid) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "CREDENTIALS",
+                     "user 65534 stands for every user of a foreign user namespace and is refused; "
+                     "map the trainer's user, or set allow_overflow_uid");
+  }
+  if (policy_.require_token && request.token.empty()) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "CREDENTIALS",
+                     "this daemon requires a job token: set GRADSYNC_JOB_TOKEN in the trainers");
+  }
+  std::uint64_t incarnation = 0;
+  {
+    MutexLock lock(&mutex_);
+    if (draining_) {
+      return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                       "the daemon drains and takes no new session; try again");
+    }
+    std::size_t& of_user = per_user_[peer.uid];
+    if (of_user >= policy_.quota_sessions_per_user) {
+      return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                       absl::StrCat("user ", peer.uid, " has ", of_user,
+                                    " sessions, as many as quota_sessions_per_user allows"));
+    }
+    ++of_user;
+    incarnation = ++last_incarnation_;
+  }
+  const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Session>> {
+    auto reservation = quota_->Reserve(peer.uid, policy_.staging_bytes);
+    if (!reservation.ok()) return reservation.status();
+    auto staging = HostArena::Create("gradsync-staging", policy_.staging_bytes);
+    if (!staging.ok()) return staging.status();
+    const JobOptions options{request.divide_by_world, request.step_timeout_ns != 0
+                                                          ? request.step_timeout_ns
+                                                          : policy_.step_timeout_ns};
+    auto job = jobs_->Join(JobKey{peer.uid, request.job_id, HashOf(request.token)}, request.rank,
+                           request.world_size, options, incarnation, sink);
+    if (!job.ok()) return job.status();
+    return std::make_shared<Session>(
+        SessionIdentity{peer, incarnation, request.rank, request.client, clock_->NowNs()},
+        SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session}, *std::move(job),
+        std::move(sink), *std::move(staging), *std::move(reservation), quota_, executor_);
+  };
+  auto session = open();
+  MutexLock lock(&mutex_);
+  if (session.ok()) {
+    sessions_[incarnation] = *session;
+  } else if (--per_user_[peer.uid] == 0) {
+    per_user_.erase(peer.uid);
+  }
+  return session;
+}
+
+absl::StatusOr<Nonce> SessionTable::Offer(const Session& session,
+                                          std::vector<Descriptor> descriptors) {
+  Nonce nonce(kNonceBytes, '\0');
+  if (getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) {
+    return absl::InternalError("getrandom failed");
+  }
+  const SessionIdentity& identity = session.identity();
+  MutexLock lock(&mutex_);
+  offers_[nonce] = Offered{identity.incarnation, identity.peer.uid, identity.peer.pid,
+                           clock_->NowNs() + kNonceLifeNs, std::move(descriptors)};
+  return nonce;
+}
+
+absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(const Nonce& nonce,
+                                                                          const PeerProcess& peer) {
+  MutexLock lock(&mutex_);
+  const auto found = offers_.find(nonce);
+  if (found == offers_.end() || clock_->NowNs() > found->second.expires_ns) {
+    return absl::NotFoundError("unknown, used or expired nonce; register again");
+  }
+  if (found->second.uid != peer.uid || found->second.pid != peer.pid) {
+    return absl::PermissionDeniedError("this nonce belongs to another process");
+  }
+  std::vector<Descriptor> descriptors = std::move(found->second.descriptors);
+  offers_.erase(found);
+  return descriptors;
+}
+
+void SessionTable::Gone(const std::shared_ptr<Session>& session, const absl::Status& why) {
+  const SessionIdentity& identity = session->identity();
+  session->End(why);
+  // Its own loss: a rank that had exited, or whose job ended before, is no loss.
+  const bool lost = session->job().StateOf(identity.rank) == RankState::kLost;
+  MutexLock lock(&mutex_);
+  if (sessions_.erase(identity.incarnation) == 0) return;  // by the other way it was noticed
+  if (lost) ++lost_;
+  if (--per_user_[identity.peer.uid] == 0) per_user_.erase(identity.peer.uid);
+  for (auto it = offers_.begin(); it != offers_.end();) {
+    it = it->second.incarnation == identity.incarnation ? offers_.erase(it) : std::next(it);
+  }
+  // The last reference is dropped there: unmapping an arena takes milliseconds.
+  executor_->Run([session] {});
+}
+
+void SessionTable::Tick() {
+  const std::uint64_t now_ns = clock_->NowNs();
+  for (const auto& session : Sessions()) session->CheckLease(now_ns);
+  jobs_->Tick();
+  MutexLock lock(&mutex_);
+  for (auto it = offers_.begin(); it != offers_.end();) {
+    it = now_ns > it->second.expires_ns ? offers_.erase(it) : std::next(it);
+  }
+}
+
+void SessionTable::Drain() {
+  MutexLock lock(&mutex_);
+  draining_ = true;
+}
+
+bool SessionTable::draining() const {
+  MutexLock lock(&mutex_);
+  return draining_;
+}
+
+std::vector<std::shared_ptr<Session>> SessionTable::Sessions() const {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Session>> sessions;
+  sessions.reserve(sessions_.size());
+  for (const auto& entry : sessions_) sessions.push_back(entry.second);
+  return sessions;
+}
+
+std::uint64_t SessionTable::opened() const {
+  MutexLock lock(&mutex_);
+  return last_incarnation_;
+}
+
+std::uint64_t SessionTable::lost() const {
+  MutexLock lock(&mutex_);
+  return lost_;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,106 @@
+// All sessions of the daemon: who may open one, the nonces that bring their memory, their leases.
+//
+// Thread-safe. Lock order: SessionTable::mutex_ is taken before none: jobs and sessions are called outside it.
+
+#ifndef DAEMON_SESSION_SESSION_TABLE_H_
+#define DAEMON_SESSION_SESSION_TABLE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/arena/arena_quota.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job_table.h"
+#include "daemon/session/session.h"
+
+namespace gradsync {
+
+struct SessionPolicy {
+  bool require_token = false;
+  bool allow_overflow_uid = false;
+  std::uint64_t lease_ns = 30'000'000'000;
+  std::uint64_t step_timeout_ns = 1'800'000'000'000;
+  std::uint64_t staging_bytes = 32u << 20;
+  std::size_t quota_sessions_per_user = 256;
+  std::size_t quota_layouts_per_session = 64;
+};
+
+// A decoded and validated OpenSession.
+struct OpenRequest {
+  std::string job_id;
+  std::string token;
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 1;
+  bool divide_by_world = false;
+  std::uint64_t step_timeout_ns = 0;  // 0: the policy's
+  std::string client;
+};
+
+using Nonce = std::string;  // kNonceBytes bytes
+
+class SessionTable {
+ public:
+  // `jobs`, `quota`, `executor` and `clock` outlive the table.
+  SessionTable(const SessionPolicy& policy, JobTable* jobs, ArenaQuota* quota, Executor* executor,
+               const Clock* clock);
+
+  const SessionPolicy& policy() const { return policy_; }
+
+  // Statuses as in gradsync.proto, GradientSync.Session.
+  absl::StatusOr<std::shared_ptr<Session>> Open(const PeerProcess& peer, const OpenRequest& request,
+                                                std::shared_ptr<SessionSink> sink);
+
+  // A nonce, valid once and for 60 s, that brings the descriptors of `memory` (any objects that own them, in order) to the
+  // session's own process.
+  struct Descriptor {
+    std::shared_ptr<void> owner;  // keeps `fd` open
+    int fd = -1;
+  };
+  absl::StatusOr<Nonce> Offer(const Session& session, std::vector<Descriptor> descriptors);
+  // NOT_FOUND: unknown, used or expired; PERMISSION_DENIED: another process's.
+  absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const PeerProcess& peer);
+
+  // The session's stream has ended, or its process has. Frees its memory, on the executor.
+  void Gone(const std::shared_ptr<Session>& session, const absl::Status& why);
+  void Tick();
+  // From now on Open fails UNAVAILABLE DRAINING.
+  void Drain();
+  bool draining() const;
+
+  std::vector<std::shared_ptr<Session>> Sessions() const;
+  std::uint64_t opened() const;
+  std::uint64_t lost() const;
+
+ private:
+  struct Offered {
+    std::uint64_t incarnation = 0;
+    uid_t uid = 0;
+    pid_t pid = 0;
+    std::uint64_t expires_ns = 0;
+    std::vector<Descriptor> descriptors;
+  };
+
+  const SessionPolicy policy_;
+  JobTable* const jobs_;
+  ArenaQuota* const quota_;
+  Executor* const executor_;
+  const Clock* const clock_;
+
+  mutable Mutex mutex_;
+  std::map<std::uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);
+  std::map<uid_t, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
+  std::map<Nonce, Offered> offers_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_SESSION_SESSION_TABLE_H_
