@@ -1,0 +1,169 @@
+#include "daemon/base/logging.h"
+
+#include <spdlog/logger.h>
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/types/span.h"
+#include "daemon/base/log_limiter.h"
+#include "daemon/base/log_line.h"
+#include "daemon/base/mutex.h"
+
+namespace gradsync {
+namespace {
+
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      break;
+  }
+  return spdlog::level::err;
+}
+
+// What sd-daemon.h calls SD_DEBUG ... SD_ERR: journald reads the level from it and removes it.
+const char* JournalPrefix(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return "<7>";
+    case LogLevel::kInfo:
+      return "<6>";
+    case LogLevel::kWarning:
+      return "<4>";
+    case LogLevel::kError:
+      break;
+  }
+  return "<3>";
+}
+
+// systemd.exec(5): JOURNAL_STREAM names the device and inode of the stream that journald reads.
+bool StderrIsJournal() {
+  const char* stream = std::getenv("JOURNAL_STREAM");
+  struct stat status;
+  if (stream == nullptr || fstat(STDERR_FILENO, &status) != 0) return false;
+  return absl::StrCat(status.st_dev, ":", status.st_ino) == stream;
+}
+
+// spdlog opens, appends, serializes and reports full disks; the text of a line is ours.
+absl::StatusOr<std::unique_ptr<spdlog::logger>> MakeLogger(const LogOptions& options) {
+  spdlog::sink_ptr sink;
+  if (options.file.empty()) {
+    sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  } else {
+    // spdlog would create the folders on the way, misspelled ones too.
+    const std::string folder = options.file.substr(0, options.file.rfind('/') + 1);
+    if (access(folder.empty() ? "." : folder.c_str(), F_OK) != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("log_file \"", options.file,
+                                                     "\" cannot be appended to: \"", folder,
+                                                     "\" does not exist"));
+    }
+    try {
+      sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file);
+    } catch (const spdlog::spdlog_ex& error) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("log_file \"", options.file, "\" cannot be appended to: ", error.what()));
+    }
+  }
+  auto logger = std::make_unique<spdlog::logger>("gradsyncd", std::move(sink));
+  logger->set_pattern("%v");
+  logger->set_level(ToSpdlog(options.level));
+  logger->flush_on(spdlog::level::trace);
+  return logger;
+}
+
+class Logging {
+ public:
+  // Never destroyed: threads may log while the process exits.
+  static Logging& Get() {
+    static Logging* const logging = new Logging;
+    return *logging;
+  }
+
+  absl::Status Init(const LogOptions& options) {
+    auto logger = MakeLogger(options);
+    if (!logger.ok()) return logger.status();
+    MutexLock lock(&mutex_);
+    format_ = options.format;
+    to_journal_ = options.file.empty() && StderrIsJournal();
+    limiter_ = std::make_unique<LogLimiter>(
+        options.clock != nullptr ? options.clock : &monotonic_clock_, kLimitedLinesPerSecond);
+    logger_ = *std::move(logger);
+    return absl::OkStatus();
+  }
+
+  void Write(LogLevel level, std::string_view message, absl::Span<const LogField> fields,
+             bool limited) {
+    MutexLock lock(&mutex_);
+    if (!logger_->should_log(ToSpdlog(level))) return;
+    WriteSuppressedLocked(limiter_->TakeSuppressed());
+    if (limited && !limiter_->Allow(message)) return;
+    WriteLocked(level, message, fields);
+  }
+
+  void Flush() {
+    MutexLock lock(&mutex_);
+    WriteSuppressedLocked(limiter_->TakeAllSuppressed());
+    logger_->flush();
+  }
+
+ private:
+  Logging() : limiter_(std::make_unique<LogLimiter>(&monotonic_clock_, kLimitedLinesPerSecond)) {
+    auto logger = MakeLogger(LogOptions());
+    logger_ = *std::move(logger);  // stderr: nothing to open
+  }
+
+  void WriteLocked(LogLevel level, std::string_view message, absl::Span<const LogField> fields)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const std::string line =
+        absl::StrCat(to_journal_ ? JournalPrefix(level) : "",
+                     FormatLogLine(format_, absl::GetCurrentTimeNanos(), level, message, fields));
+    logger_->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+  }
+
+  void WriteSuppressedLocked(const std::vector<LogLimiter::Suppressed>& suppressed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const LogLimiter::Suppressed& lines : suppressed) {
+      WriteLocked(LogLevel::kWarning, "suppressed lines",
+                  {{"message", lines.message}, {"count", lines.count}});
+    }
+  }
+
+  const MonotonicClock monotonic_clock_;
+
+  Mutex mutex_;
+  LogFormat format_ ABSL_GUARDED_BY(mutex_) = LogFormat::kText;
+  bool to_journal_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<LogLimiter> limiter_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<spdlog::logger> logger_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+absl::Status InitLogging(const LogOptions& options) { return Logging::Get().Init(options); }
+
+void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
+  Logging::Get().Write(level, message, fields, /*limited=*/false);
+}
+
+void LogLimited(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
+  Logging::Get().Write(level, message, fields, /*limited=*/true);
+}
+
+void FlushLogging() { Logging::Get().Flush(); }
+
+}  // namespace gradsync

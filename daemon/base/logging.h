@@ -1,0 +1,119 @@
+// Log lines with structured fields, as text or JSON, to stderr or a file.
+//
+//   Log(LogLevel::kWarning, "rank lost", {{"job", job}, {"rank", rank}, {"step", step}});
+//
+//   2026-03-01T12:00:00.123456Z WARNING rank lost job=resnet rank=1 step=7
+//   {"time":"2026-03-01T12:00:00.123456Z","level":"warning","message":"rank
+//   lost","job":"resnet",...}
+//
+// The message is a constant in the field's words; whatever varies is a field. Values may come from
+// clients: they are quoted, escaped and cut to kMaxLogValueBytes, so that nobody can forge a line.
+// A token or a nonce is never a field; should one be passed under such a key, "[redacted]" is
+// written.
+//
+// Thread-safe. The job, reduce and arena rooms do not log: they return statuses, and rpc, session
+// and app say what happened.
+
+#ifndef DAEMON_BASE_LOGGING_H_
+#define DAEMON_BASE_LOGGING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "daemon/base/clock.h"
+
+namespace gradsync {
+
+enum class LogLevel : std::uint8_t { kDebug, kInfo, kWarning, kError };
+enum class LogFormat : std::uint8_t { kText, kJson };
+
+inline constexpr std::size_t kMaxLogValueBytes = 1024;
+
+// A field's value. Borrows text: it lives as long as the Log() expression that it is written in.
+class LogValue {
+ public:
+  enum class Kind : std::uint8_t { kText, kSigned, kUnsigned, kDouble, kBool };
+
+  // Conversions are implicit, so that a field is written {"rank", rank}.
+  // NOLINTBEGIN(google-explicit-constructor)
+  LogValue(absl::string_view text) : text_(text.data(), text.size()) {}
+  LogValue(std::string_view text) : text_(text) {}
+  LogValue(const std::string& text) : text_(text) {}
+  LogValue(const char* text) : text_(text) {}
+  LogValue(bool value) : kind_(Kind::kBool), unsigned_(value) {}
+  LogValue(double value) : kind_(Kind::kDouble), double_(value) {}
+  template <typename T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
+  LogValue(T value) : kind_(std::is_signed_v<T> ? Kind::kSigned : Kind::kUnsigned) {
+    if constexpr (std::is_signed_v<T>) {
+      signed_ = value;
+    } else {
+      unsigned_ = value;
+    }
+  }
+  // NOLINTEND(google-explicit-constructor)
+
+  Kind kind() const { return kind_; }
+  std::string_view text() const { return text_; }
+  std::int64_t signed_value() const { return signed_; }
+  std::uint64_t unsigned_value() const { return unsigned_; }
+  double double_value() const { return double_; }
+  bool bool_value() const { return unsigned_ != 0; }
+
+ private:
+  Kind kind_ = Kind::kText;
+  std::string_view text_;
+  union {
+    std::int64_t signed_;
+    std::uint64_t unsigned_ = 0;
+    double double_;
+  };
+};
+
+// Keys are constants: lower_case words such as job, rank, step, bucket.
+struct LogField {
+  std::string_view key;
+  LogValue value;
+};
+
+struct LogOptions {
+  // Lines below it are dropped.
+  LogLevel level = LogLevel::kInfo;
+  LogFormat format = LogFormat::kText;
+  // Appended to. Empty: stderr, which journald and container runtimes collect.
+  std::string file;
+  // Times LogLimited(). Null: CLOCK_MONOTONIC. Outlives the process's last log line.
+  const Clock* clock = nullptr;
+};
+
+// Chooses where lines go from now on; called once, before threads log. Before it lines go to stderr
+// as text. Fails, and changes nothing, if the file cannot be opened for appending: INVALID_ARGUMENT
+// with the reason.
+absl::Status InitLogging(const LogOptions& options);
+
+// Writes one line. `message` is a constant.
+void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});
+
+// At most this many LogLimited() lines of one message per second.
+inline constexpr int kLimitedLinesPerSecond = 10;
+
+// For lines that a client can cause at will: as Log(), but once kLimitedLinesPerSecond lines of the
+// same message have been written within a second, further ones are only counted. The count follows
+// as a line of its own,
+//   WARNING suppressed lines message="connection refused" count=312
+// no later than with the first line of any message after that second.
+void LogLimited(LogLevel level, std::string_view message,
+                std::initializer_list<LogField> fields = {});
+
+// Writes the counts that LogLimited() still holds, and what the file's buffers hold. For the end of
+// main.
+void FlushLogging();
+
+}  // namespace gradsync
+
+#endif  // DAEMON_BASE_LOGGING_H_

@@ -1,0 +1,88 @@
+#include "daemon/base/log_limiter.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::uint64_t kSecond = 1'000'000'000;
+
+class HandClock final : public Clock {
+ public:
+  std::uint64_t NowNs() const override { return now_ns; }
+  std::uint64_t now_ns = 0;
+};
+
+class LogLimiterTest : public ::testing::Test {
+ protected:
+  int AllowedOf(int lines, std::string_view message) {
+    int allowed = 0;
+    for (int i = 0; i < lines; ++i) allowed += limiter_.Allow(message) ? 1 : 0;
+    return allowed;
+  }
+
+  HandClock clock_;
+  LogLimiter limiter_{&clock_, 3};
+};
+
+TEST_F(LogLimiterTest, AllowsSoManyPerSecondOfEachMessage) {
+  EXPECT_EQ(AllowedOf(10, "a"), 3);
+  EXPECT_EQ(AllowedOf(2, "b"), 2);
+  clock_.now_ns = kSecond - 1;
+  EXPECT_EQ(AllowedOf(10, "a"), 0);
+  clock_.now_ns = kSecond;
+  EXPECT_EQ(AllowedOf(10, "a"), 3);
+}
+
+TEST_F(LogLimiterTest, ASecondBeginsWithItsFirstLine) {
+  clock_.now_ns = 5 * kSecond + kSecond / 2;
+  EXPECT_EQ(AllowedOf(3, "a"), 3);
+  clock_.now_ns = 6 * kSecond + 1;
+  EXPECT_EQ(AllowedOf(1, "a"), 0);
+  clock_.now_ns = 6 * kSecond + kSecond / 2;
+  EXPECT_EQ(AllowedOf(3, "a"), 3);
+}
+
+TEST_F(LogLimiterTest, TellsTheCountOnceAfterTheSecond) {
+  AllowedOf(10, "a");
+  AllowedOf(5, "b");
+  AllowedOf(1, "c");
+  EXPECT_TRUE(limiter_.TakeSuppressed().empty());
+  clock_.now_ns = kSecond;
+  const auto taken = limiter_.TakeSuppressed();
+  ASSERT_EQ(taken.size(), 2u);
+  EXPECT_EQ(taken[0].message, "a");
+  EXPECT_EQ(taken[0].count, 7u);
+  EXPECT_EQ(taken[1].message, "b");
+  EXPECT_EQ(taken[1].count, 2u);
+  EXPECT_TRUE(limiter_.TakeSuppressed().empty());
+  EXPECT_TRUE(limiter_.TakeAllSuppressed().empty());
+}
+
+TEST_F(LogLimiterTest, TellsCountsOfARunningSecondWhenAskedForAll) {
+  AllowedOf(10, "a");
+  const auto taken = limiter_.TakeAllSuppressed();
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].count, 7u);
+  EXPECT_EQ(AllowedOf(2, "a"), 0);
+  clock_.now_ns = kSecond;
+  ASSERT_EQ(limiter_.TakeSuppressed().size(), 1u);
+}
+
+TEST_F(LogLimiterTest, MemoryIsBounded) {
+  for (std::size_t i = 0; i < LogLimiter::kMaxMessages; ++i) {
+    EXPECT_EQ(AllowedOf(1, "message " + std::to_string(i)), 1);
+  }
+  int allowed = 0;
+  for (int i = 0; i < 100; ++i) allowed += AllowedOf(1, "other " + std::to_string(i));
+  EXPECT_EQ(allowed, 3);
+  const auto taken = limiter_.TakeAllSuppressed();
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].message, "(other messages)");
+  EXPECT_EQ(taken[0].count, 97u);
+}
+
+}  // namespace
+}  // namespace gradsync
