@@ -1,0 +1,336 @@
+#include "daemon/config/option_table.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "daemon/config/option_value.h"
+
+namespace gradsync {
+namespace {
+
+using Literal = OptionEntry::Literal;
+
+// What --help shows of an option; the rest follows from its type.
+struct Text {
+  std::string_view name;
+  std::string_view group;
+  std::string_view help;
+  std::string example;
+};
+
+absl::Status Invalid(const std::string& what) { return absl::InvalidArgumentError(what); }
+
+OptionEntry Entry(const Text& text, std::string_view placeholder, std::string allowed,
+                  Literal literal) {
+  OptionEntry entry;
+  entry.name = text.name;
+  entry.group = text.group;
+  entry.placeholder = placeholder;
+  entry.help = text.help;
+  entry.allowed = std::move(allowed);
+  entry.example = text.example;
+  entry.literal = literal;
+  return entry;
+}
+
+OptionEntry Bool(bool Options::*member, const Text& text) {
+  OptionEntry entry = Entry(text, "true|false", "true or false", Literal::kBool);
+  entry.parse = [member](std::string_view value, Options* options) {
+    auto parsed = ParseBool(value);
+    if (parsed.ok()) options->*member = *parsed;
+    return parsed.status();
+  };
+  entry.check = [](const Options&) { return absl::OkStatus(); };
+  entry.format = [member](const Options& options) {
+    return std::string(options.*member ? "true" : "false");
+  };
+  return entry;
+}
+
+OptionEntry Count(std::uint32_t Options::*member, std::uint32_t min, std::uint32_t max,
+                  const Text& text) {
+  OptionEntry entry = Entry(text, "N", absl::StrCat(min, " to ", max), Literal::kInteger);
+  entry.parse = [member](std::string_view value, Options* options) {
+    auto parsed = ParseCount(value);
+    if (!parsed.ok()) return parsed.status();
+    if (*parsed > UINT32_MAX) return Invalid(absl::StrCat(*parsed, " is too large"));
+    options->*member = static_cast<std::uint32_t>(*parsed);
+    return absl::OkStatus();
+  };
+  entry.check = [member, min, max](const Options& options) {
+    const std::uint32_t value = options.*member;
+    if (value >= min && value <= max) return absl::OkStatus();
+    return Invalid(absl::StrCat(value, " is out of range"));
+  };
+  entry.format = [member](const Options& options) { return absl::StrCat(options.*member); };
+  return entry;
+}
+
+OptionEntry Bytes(std::uint64_t Options::*member, std::uint64_t min, std::uint64_t max,
+                  std::uint64_t multiple, const Text& text) {
+  std::string allowed = absl::StrCat(FormatBytes(min), " to ", FormatBytes(max));
+  if (multiple > 1) absl::StrAppend(&allowed, ", a multiple of ", FormatBytes(multiple));
+  OptionEntry entry = Entry(text, "SIZE", std::move(allowed), Literal::kString);
+  entry.parse = [member](std::string_view value, Options* options) {
+    auto parsed = ParseBytes(value);
+    if (parsed.ok()) options->*member = *parsed;
+    return parsed.status();
+  };
+  entry.check = [member, min, max, multiple](const Options& options) {
+    const std::uint64_t value = options.*member;
+    if (value < min || value > max) {
+      return Invalid(absl::StrCat(FormatBytes(value), " is out of range"));
+    }
+    if (value % multiple != 0) {
+      return Invalid(
+          absl::StrCat(FormatBytes(value), " is not a multiple of ", FormatBytes(multiple)));
+    }
+    return absl::OkStatus();
+  };
+  entry.format = [member](const Options& options) { return FormatBytes(options.*member); };
+  return entry;
+}
+
+OptionEntry Time(absl::Duration Options::*member, absl::Duration min, absl::Duration max,
+                 const Text& text) {
+  OptionEntry entry =
+      Entry(text, "TIME", absl::StrCat(FormatTime(min), " to ", FormatTime(max)), Literal::kString);
+  entry.parse = [member](std::string_view value, Options* options) {
+    auto parsed = ParseTime(value);
+    if (parsed.ok()) options->*member = *parsed;
+    return parsed.status();
+  };
+  entry.check = [member, min, max](const Options& options) {
+    const absl::Duration value = options.*member;
+    if (value >= min && value <= max) return absl::OkStatus();
+    return Invalid(absl::StrCat(FormatTime(value), " is out of range"));
+  };
+  entry.format = [member](const Options& options) { return FormatTime(options.*member); };
+  return entry;
+}
+
+template <typename T>
+OptionEntry Choice(T Options::*member, std::vector<std::pair<std::string, T>> choices,
+                   const Text& text) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : choices) names.push_back(name);
+  OptionEntry entry = Entry(text, "CHOICE", absl::StrJoin(names, ", "), Literal::kString);
+  entry.parse = [member, choices](std::string_view value, Options* options) {
+    for (const auto& [name, choice] : choices) {
+      if (name != value) continue;
+      options->*member = choice;
+      return absl::OkStatus();
+    }
+    return Invalid(absl::StrCat(Quoted(value), " is none of them"));
+  };
+  entry.format = [member, choices](const Options& options) {
+    for (const auto& [name, choice] : choices) {
+      if (options.*member == choice) return name;
+    }
+    return absl::StrCat(static_cast<std::uint64_t>(options.*member));
+  };
+  entry.check = [member, choices, format = entry.format](const Options& options) {
+    for (const auto& [name, choice] : choices) {
+      if (options.*member == choice) return absl::OkStatus();
+    }
+    return Invalid(absl::StrCat(format(options), " is none of them"));
+  };
+  return entry;
+}
+
+OptionEntry Path(std::string Options::*member, std::string allowed,
+                 std::function<absl::Status(const std::string&)> check, const Text& text) {
+  OptionEntry entry = Entry(text, "PATH", std::move(allowed), Literal::kString);
+  entry.parse = [member](std::string_view value, Options* options) {
+    options->*member = std::string(value);
+    return absl::OkStatus();
+  };
+  entry.check = [member, check = std::move(check)](const Options& options) {
+    const std::string& path = options.*member;
+    if (std::any_of(path.begin(), path.end(), absl::ascii_iscntrl)) {
+      return Invalid(absl::StrCat(Quoted(path), " contains a control character"));
+    }
+    return check(path);
+  };
+  entry.format = [member](const Options& options) { return options.*member; };
+  return entry;
+}
+
+absl::Status CheckSocket(const std::string& path) {
+  if (!absl::StartsWith(path, "/")) {
+    return Invalid(absl::StrCat(Quoted(path), " is not an absolute path"));
+  }
+  if (!absl::EndsWith(path, ".sock") || absl::EndsWith(path, "/.sock")) {
+    return Invalid(absl::StrCat(Quoted(path), " does not end in a name with .sock"));
+  }
+  if (path.size() > kMaxSocketPathBytes) {
+    return Invalid(absl::StrCat(Quoted(path), " has ", path.size(), " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLogFile(const std::string& path) {
+  if (path.empty() || (absl::StartsWith(path, "/") && !absl::EndsWith(path, "/"))) {
+    return absl::OkStatus();
+  }
+  return Invalid(absl::StrCat(Quoted(path), " is not an absolute path of a file"));
+}
+
+std::vector<OptionEntry> MakeTable() {
+  constexpr std::uint64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30;
+  constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;
+  constexpr std::uint64_t kPage = 4 * kKiB;
+  constexpr std::string_view kSockets = "Sockets", kIdentity = "Identity", kReduction = "Reduction",
+                             kTime = "Time", kQuotas = "Quotas", kLog = "Log";
+  return {
+      Path(&Options::socket,
+           absl::StrCat("an absolute path that ends in .sock, at most ", kMaxSocketPathBytes,
+                        " bytes"),
+           CheckSocket,
+           {"socket", kSockets,
+            "gRPC socket. File descriptors go over X-fd.sock beside X.sock. Unused if the service "
+            "manager passes the sockets.",
+            "/tmp/mine.sock"}),
+      Choice<std::uint32_t>(
+          &Options::socket_mode, {{"0600", 0600}, {"0660", 0660}, {"0666", 0666}},
+          {"socket_mode", kSockets,
+           "Permission bits of both sockets. The socket's group is the list of who may train on "
+           "this node; with 0666 everybody may who reaches its directory.",
+           "0600"}),
+
+      Bool(&Options::require_token,
+           {"require_token", kIdentity,
+            "Refuse jobs without a token. Turn it on where several people's pods share user ids: "
+            "there the token alone separates their jobs.",
+            "true"}),
+      Bool(&Options::allow_overflow_uid,
+           {"allow_overflow_uid", kIdentity,
+            "Serve user id 65534, as which all users of a foreign user namespace appear. They "
+            "cannot be told apart, so require_token should be on too.",
+            "true"}),
+
+      Count(&Options::reduce_threads, 0, 256,
+            {"reduce_threads", kReduction,
+             "Threads that add gradients, taken from the trainer's cores. 0: one for every 8 CPUs "
+             "of the daemon's affinity and cgroup quota, at least 1, at most 4.",
+             "2"}),
+      Bytes(&Options::staging_bytes, kPage, kGiB, kPage,
+            {"staging_bytes", kReduction,
+             "Memory of each session through which broadcasts move in chunks; a small all-reduce "
+             "must fit into it.",
+             "8MiB"}),
+
+      Time(&Options::lease, absl::Milliseconds(100), absl::Hours(1),
+           {"lease", kTime,
+            "A trainer that is alive but answers nothing for this long (stopped, swapped out) "
+            "counts as lost.",
+            "1m"}),
+      Time(&Options::step_timeout, absl::Milliseconds(100), absl::Hours(24),
+           {"step_timeout", kTime,
+            "A step that is not committed this long after its first bucket was ready is void. A "
+            "job may ask for another limit. Compilation and checkpoints happen inside steps.",
+            "10m"}),
+      Time(&Options::drain_timeout, absl::Milliseconds(100), absl::Hours(1),
+           {"drain_timeout", kTime,
+            "After SIGTERM running steps may finish for this long, then they are void. Keep it 5 s "
+            "below what the service manager waits before SIGKILL.",
+            "10s"}),
+
+      Count(&Options::quota_sessions_per_user, 1, 65536,
+            {"quota_sessions_per_user", kQuotas,
+             "Trainers (ranks) of one user connected at a time.", "64"}),
+      Count(&Options::quota_jobs_per_user, 1, 65536,
+            {"quota_jobs_per_user", kQuotas, "Jobs of one user at a time.", "8"}),
+      Bytes(&Options::quota_arena_bytes_per_user, kMiB, 64 * kTiB, 1,
+            {"quota_arena_bytes_per_user", kQuotas,
+             "Arenas and staging memory of all sessions of one user together. A rank's arena has "
+             "the size of its gradients.",
+             "256GiB"}),
+      Count(&Options::quota_layouts_per_session, 1, 4096,
+            {"quota_layouts_per_session", kQuotas,
+             "Layouts (wrapped modules) that one trainer may register.", "8"}),
+      Count(&Options::quota_buckets_per_layout, 1, 65536,
+            {"quota_buckets_per_layout", kQuotas,
+             "Buckets of one layout. 4096 buckets of 25 MiB hold 100 GiB.", "8192"}),
+      Count(
+          &Options::quota_parameters_per_layout, 1, 10'000'000,
+          {"quota_parameters_per_layout", kQuotas, "Parameters (tensors) of one layout.", "20000"}),
+      Bytes(&Options::max_message_bytes, 64 * kKiB, kGiB, 1,
+            {"max_message_bytes", kQuotas,
+             "Largest gRPC message that is accepted. The largest one registers a layout: about 160 "
+             "bytes per parameter.",
+             "32MiB"}),
+
+      Choice<LogLevel>(&Options::log_level,
+                       {{"debug", LogLevel::kDebug},
+                        {"info", LogLevel::kInfo},
+                        {"warning", LogLevel::kWarning},
+                        {"error", LogLevel::kError}},
+                       {"log_level", kLog, "Lines below this level are not written.", "debug"}),
+      Choice<LogFormat>(&Options::log_format,
+                        {{"text", LogFormat::kText}, {"json", LogFormat::kJson}},
+                        {"log_format", kLog,
+                         "text: key=value after the message. json: one object per line.", "json"}),
+      Path(&Options::log_file, "an absolute path of a file, or empty", CheckLogFile,
+           {"log_file", kLog, "File that lines are appended to. Empty: stderr.",
+            "/var/log/gradsyncd.log"}),
+  };
+}
+
+std::size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+const std::vector<OptionEntry>& OptionTable() {
+  static const auto* const table = new std::vector<OptionEntry>(MakeTable());
+  return *table;
+}
+
+const OptionEntry* FindOption(std::string_view name) {
+  for (const OptionEntry& option : OptionTable()) {
+    if (option.name == name) return &option;
+  }
+  return nullptr;
+}
+
+std::string NearestName(std::string_view unknown, const std::vector<std::string_view>& names) {
+  std::string spelled(unknown);
+  std::replace(spelled.begin(), spelled.end(), '-', '_');
+  std::string_view nearest;
+  std::size_t least = std::max<std::size_t>(1, std::min<std::size_t>(3, spelled.size() / 3)) + 1;
+  for (std::string_view name : names) {
+    const std::size_t distance = EditDistance(spelled, name);
+    if (distance < least) {
+      least = distance;
+      nearest = name;
+    }
+  }
+  return std::string(nearest);
+}
+
+std::string ToLiteral(const OptionEntry& option, std::string_view text) {
+  return option.literal == Literal::kString ? Quoted(text) : std::string(text);
+}
+
+}  // namespace gradsync

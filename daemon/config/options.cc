@@ -1,0 +1,92 @@
+#include "daemon/config/options.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/version.h"
+#include "daemon/config/command_line.h"
+#include "daemon/config/config_file.h"
+#include "daemon/config/option_table.h"
+#include "daemon/config/option_value.h"
+#include "daemon/config/setting.h"
+
+namespace gradsync {
+namespace {
+
+std::string Message(std::string_view source, const absl::Status& status,
+                    const OptionEntry& option) {
+  return absl::StrCat(std::string(source), ": ", status.message(), "; allowed: ", option.allowed);
+}
+
+// Each setting is checked on its own, so that a bad one that another overrides is told too.
+void Apply(Settings given, Options* options, std::vector<std::string>* faults) {
+  for (const Setting& setting : given.settings) {
+    Options parsed = *options;
+    absl::Status status = setting.option->parse(setting.text, &parsed);
+    if (status.ok()) status = setting.option->check(parsed);
+    if (status.ok()) {
+      *options = std::move(parsed);
+    } else {
+      given.faults.push_back({setting.place, Message(setting.source, status, *setting.option)});
+    }
+  }
+  std::stable_sort(given.faults.begin(), given.faults.end(),
+                   [](const Fault& a, const Fault& b) { return a.place < b.place; });
+  for (Fault& fault : given.faults) faults->push_back(std::move(fault.message));
+}
+
+// What no single option can say.
+std::vector<std::string> ContradictionsIn(const Options& options) {
+  std::vector<std::string> faults;
+  if (options.staging_bytes > options.quota_arena_bytes_per_user) {
+    faults.push_back(absl::StrCat("staging_bytes: ", FormatBytes(options.staging_bytes),
+                                  " exceeds quota_arena_bytes_per_user (",
+                                  FormatBytes(options.quota_arena_bytes_per_user),
+                                  "), so that no session could open"));
+  }
+  return faults;
+}
+
+absl::Status Join(const std::vector<std::string>& faults) {
+  if (faults.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrJoin(faults, "\n"));
+}
+
+}  // namespace
+
+absl::Status Validate(const Options& options) {
+  std::vector<std::string> faults = ContradictionsIn(options);
+  for (const OptionEntry& option : OptionTable()) {
+    const absl::Status status = option.check(options);
+    if (!status.ok()) faults.push_back(Message(option.name, status, option));
+  }
+  return Join(faults);
+}
+
+absl::StatusOr<Options> LoadOptions(int argc, const char* const* argv) {
+  const CommandLine command_line = ReadCommandLine(argc, argv);
+  Options options;
+  std::vector<std::string> faults;
+  if (!command_line.config.empty()) {
+    Apply(ReadConfigFile(command_line.config), &options, &faults);
+  }
+  Apply(command_line.flags, &options, &faults);
+  if (faults.empty()) faults = ContradictionsIn(options);
+  if (!faults.empty()) return Join(faults);
+  return options;
+}
+
+std::optional<std::string> HelpOrVersion(int argc, const char* const* argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--help") return HelpText();
+    if (argument == "--version") return absl::StrCat("gradsyncd ", kVersion, "\n");
+  }
+  return std::nullopt;
+}
+
+}  // namespace gradsync
