@@ -15,6 +15,7 @@ _LIBRARIES = {
     "protobuf": "google/protobuf/message.h",
     "spdlog": "spdlog/spdlog.h",
     "systemd": "systemd/sd-daemon.h",
+    "zlib": "zlib.h",
 }
 
 def gradsync_repositories():
