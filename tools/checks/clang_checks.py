@@ -36,9 +36,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 def bazel(*arguments):
-    return subprocess.run(
-        ["bazel", *arguments], check=True, capture_output=True, text=True
-    ).stdout
+    return subprocess.run(["bazel", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def clang_flags(arguments, source, output_base):
@@ -62,7 +60,9 @@ def compilations():
     """Bazel's compilations of our own sources: {file: flags}."""
     output_base = bazel("info", "output_base").strip()
     actions = json.loads(
-        bazel("aquery", "--output=jsonproto", "--noinclude_artifacts", 'mnemonic("CppCompile", //...)')
+        bazel(
+            "aquery", "--output=jsonproto", "--noinclude_artifacts", 'mnemonic("CppCompile", //...)'
+        )
     ).get("actions", [])
     found = {}
     for action in actions:
@@ -84,7 +84,9 @@ def write_compile_commands(found):
         }
         for source, flags in sorted(found.items())
     ]
-    pathlib.Path("compile_commands.json").write_text(json.dumps(commands, indent=1), encoding="utf-8")
+    pathlib.Path("compile_commands.json").write_text(
+        json.dumps(commands, indent=1), encoding="utf-8"
+    )
 
 
 class Tree:
@@ -129,10 +131,11 @@ class Tree:
 def command(check, source, flags):
     if check == "clang-tidy":
         return ["clang-tidy-14", "-p", ".", "--quiet", source]
-    return (
-        ["clang++-14", *flags, "-Wno-unknown-warning-option", "-fsyntax-only"]
-        + ["-Wthread-safety", "-Werror", source]
-    )
+    return ["clang++-14", *flags, "-Wno-unknown-warning-option", "-fsyntax-only"] + [
+        "-Wthread-safety",
+        "-Werror",
+        source,
+    ]
 
 
 def stamp(check, source, flags, tree):
