@@ -1,5 +1,6 @@
 #include "daemon/session/peer_process.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -7,6 +8,8 @@
 #include <cerrno>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
 
 // Linux 6.5; Debian 12's headers are older than some of the kernels it runs on.
 #ifndef SO_PEERPIDFD
@@ -32,6 +35,17 @@ absl::StatusOr<PeerProcess> PeerOf(int socket) {
   }
   if (pidfd >= 0) peer.pidfd = std::make_shared<UniqueFd>(pidfd);
   return peer;
+}
+
+bool HasEnded(const PeerProcess& peer) {
+  if (peer.pidfd == nullptr) return false;
+  pollfd waited{peer.pidfd->get(), POLLIN, 0};
+  return poll(&waited, 1, 0) > 0;
+}
+
+absl::Status ProcessEndedError(const PeerProcess& peer) {
+  return MakeError(absl::StatusCode::kAborted, "PROCESS_ENDED",
+                   absl::StrCat("its process (pid ", peer.pid, ") has ended"));
 }
 
 }  // namespace gradsync

@@ -24,6 +24,11 @@ struct PeerProcess {
 // SO_PEERCRED, then SO_PEERPIDFD or pidfd_open. INTERNAL if the kernel does not say who it is.
 absl::StatusOr<PeerProcess> PeerOf(int socket);
 
+// True if the process is known to have ended.
+bool HasEnded(const PeerProcess& peer);
+// How its end is known, for the other ranks' messages.
+absl::Status ProcessEndedError(const PeerProcess& peer);
+
 }  // namespace gradsync
 
 #endif  // DAEMON_SESSION_PEER_PROCESS_H_

@@ -1,0 +1,245 @@
+#include "daemon/app/daemon.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/server_posix.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <systemd/sd-daemon.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "daemon/base/error.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/logging.h"
+#include "daemon/base/version.h"
+#include "daemon/job/job_table.h"
+#include "daemon/reduce/combine.h"
+#include "daemon/reduce/host_reducer.h"
+#include "daemon/rpc/accept_loop.h"
+#include "daemon/rpc/connections.h"
+#include "daemon/rpc/gradsync_service.h"
+#include "daemon/rpc/introspection_service.h"
+#include "daemon/session/session_table.h"
+
+namespace gradsync {
+namespace {
+
+constexpr char kGradientSync[] = "gradsync.v1.GradientSync";
+constexpr char kIntrospection[] = "gradsync.v1.Introspection";
+// What is left after the drain: streams take their end, gRPC stops.
+constexpr absl::Duration kTeardown = absl::Seconds(3);
+constexpr absl::Duration kDrainCheck = absl::Milliseconds(5);
+
+std::uint64_t ToNs(absl::Duration duration) {
+  return static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(duration));
+}
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// Waits for a stop signal for at most `patience`; true if one came.
+bool StopSignalWithin(absl::Duration patience) {
+  const sigset_t signals = StopSignals();
+  const timespec limit = absl::ToTimespec(patience);
+  return sigtimedwait(&signals, nullptr, &limit) > 0;
+}
+
+struct Sockets {
+  ListeningSocket grpc;
+  ListeningSocket fd;
+};
+
+// The service manager's sockets, by their names "grpc" and "fd", or our own.
+absl::StatusOr<Sockets> OpenSockets(const Options& options) {
+  char** names = nullptr;
+  const int passed = sd_listen_fds_with_names(/*unset_environment=*/1, &names);
+  int grpc_fd = -1, side_fd = -1;
+  for (int i = 0; i < passed; ++i) {
+    const std::string name = names[i];
+    std::free(names[i]);
+    (name == "fd" ? side_fd : grpc_fd) = SD_LISTEN_FDS_START + i;
+  }
+  std::free(names);
+  if (passed > 0) {
+    if (passed != 2 || grpc_fd < 0 || side_fd < 0 ||
+        sd_is_socket(grpc_fd, AF_UNIX, SOCK_STREAM, 1) <= 0 ||
+        sd_is_socket(side_fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
+      return absl::InvalidArgumentError(
+          "LISTEN_FDS: exactly two listening Unix sockets are expected, LISTEN_FDNAMES=grpc:fd (a "
+          "stream socket) and fd (a seqpacket socket)");
+    }
+    return Sockets{ListeningSocket::Adopt(grpc_fd), ListeningSocket::Adopt(side_fd)};
+  }
+  auto grpc_socket = ListeningSocket::Bind(options.socket, SOCK_STREAM, options.socket_mode);
+  if (!grpc_socket.ok()) return grpc_socket.status();
+  const std::string side =
+      absl::StrCat(absl::StripSuffix(options.socket, ".sock"), "-fd.sock");
+  auto fd_socket = ListeningSocket::Bind(side, SOCK_SEQPACKET, options.socket_mode);
+  if (!fd_socket.ok()) return fd_socket.status();
+  return Sockets{*std::move(grpc_socket), *std::move(fd_socket)};
+}
+
+SessionPolicy PolicyOf(const Options& options) {
+  SessionPolicy policy;
+  policy.require_token = options.require_token;
+  policy.allow_overflow_uid = options.allow_overflow_uid;
+  policy.lease_ns = ToNs(options.lease);
+  policy.step_timeout_ns = ToNs(options.step_timeout);
+  policy.staging_bytes = options.staging_bytes;
+  policy.quota_sessions_per_user = options.quota_sessions_per_user;
+  policy.quota_layouts_per_session = options.quota_layouts_per_session;
+  return policy;
+}
+
+}  // namespace
+
+// In order of construction; destroyed from the last to the first. What serves stops before what it serves from.
+struct Daemon::Rooms {
+  explicit Rooms(const Options& given)
+      : options(given),
+        reducer(given.reduce_threads > 0 ? static_cast<int>(given.reduce_threads)
+                                         : HostReducer::DefaultThreads()),
+        quota(given.quota_arena_bytes_per_user),
+        jobs(JobEnvironment{&clock, &reducer, &executor, given.quota_buckets_per_layout},
+             given.quota_jobs_per_user),
+        sessions(PolicyOf(given), &jobs, &quota, &executor, &clock) {}
+
+  const Options options;
+  MonotonicClock clock;
+  HostReducer reducer;
+  ArenaQuota quota;
+  // Runs what holds sessions and jobs; emptied explicitly before they go.
+  SerialExecutor executor;
+  JobTable jobs;
+  SessionTable sessions;
+  Connections connections;
+  StreamRegistry streams;
+  std::unique_ptr<grpc::Service> gradsync_service;
+  std::unique_ptr<grpc::Service> introspection_service;
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<AcceptLoop> accept_loop;
+};
+
+void Daemon::BlockSignals() {
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // A client that goes away while it is written to is an error code, not the daemon's end.
+  signal(SIGPIPE, SIG_IGN);
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
+  auto sockets = OpenSockets(options);
+  if (!sockets.ok()) return sockets.status();
+
+  auto rooms = std::make_unique<Rooms>(options);
+  Rooms& r = *rooms;
+  r.gradsync_service = MakeGradsyncService(
+      ServiceContext{&r.sessions,
+                     &r.connections,
+                     &r.clock,
+                     {options.quota_parameters_per_layout, options.quota_buckets_per_layout},
+                     absl::StrCat("gradsyncd ", kVersion)},
+      &r.streams);
+  IntrospectionContext introspection;
+  introspection.sessions = &r.sessions;
+  introspection.jobs = &r.jobs;
+  introspection.quota = &r.quota;
+  introspection.connections = &r.connections;
+  introspection.clock = &r.clock;
+  introspection.started_ns = r.clock.NowNs();
+  introspection.version = std::string(kVersion);
+  introspection.socket = options.socket;
+  introspection.reduce_threads = static_cast<std::uint32_t>(r.reducer.threads());
+  introspection.simd = CombineTarget();
+  r.introspection_service = MakeIntrospectionService(std::move(introspection));
+
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  // Reflection is the only synchronous service: one thread waits for it.
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
+  builder.RegisterService(r.gradsync_service.get());
+  builder.RegisterService(r.introspection_service.get());
+  r.server = builder.BuildAndStart();
+  if (r.server == nullptr) return absl::InternalError("gRPC's server did not start");
+  for (const char* service : {kGradientSync, kIntrospection}) {
+    r.server->GetHealthCheckService()->SetServingStatus(service, true);
+  }
+
+  AcceptLoop::Hooks hooks;
+  hooks.connected = [&r](int fd) { grpc::AddInsecureChannelFromFd(r.server.get(), fd); };
+  hooks.tick = [&r] {
+    r.sessions.Tick();
+    r.streams.Tick(r.clock.NowNs());
+  };
+  std::uint64_t watchdog_us = 0;
+  if (sd_watchdog_enabled(/*unset_environment=*/0, &watchdog_us) > 0) {
+    hooks.watchdog_period = absl::Microseconds(watchdog_us) / 2;
+    // Through the executor: says that both threads run.
+    hooks.watchdog = [&r] { r.executor.Run([] { sd_notify(0, "WATCHDOG=1"); }); };
+  }
+  auto loop = AcceptLoop::Start(std::move(sockets->grpc), std::move(sockets->fd), &r.connections,
+                                &r.sessions, std::move(hooks));
+  if (!loop.ok()) return loop.status();
+  r.accept_loop = *std::move(loop);
+
+  Log(LogLevel::kInfo, "serving",
+      {{"version", kVersion},
+       {"socket", options.socket},
+       {"reduce_threads", r.reducer.threads()},
+       {"simd", CombineTarget()}});
+  sd_notify(0, "READY=1\nSTATUS=Serving");
+  return std::unique_ptr<Daemon>(new Daemon(std::move(rooms)));
+}
+
+Daemon::Daemon(std::unique_ptr<Rooms> rooms) : rooms_(std::move(rooms)) {}
+
+void Daemon::ServeUntilSignal() {
+  Rooms& r = *rooms_;
+  const sigset_t signals = StopSignals();
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+
+  Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal_number)}});
+  sd_notify(0, "STOPPING=1\nSTATUS=Draining");
+  r.server->GetHealthCheckService()->SetServingStatus(false);
+  r.sessions.Drain();
+  absl::Time deadline = absl::Now() + r.options.drain_timeout;
+  bool hurry = false;
+  while (!hurry && r.jobs.AnyStepRunning() && absl::Now() < deadline) {
+    hurry = StopSignalWithin(kDrainCheck);
+  }
+  r.jobs.EndAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                          "the daemon is stopping; join again when it is back"));
+  deadline = absl::Now() + kTeardown;
+  while (!hurry && !r.streams.Empty() && absl::Now() < deadline) {
+    hurry = StopSignalWithin(kDrainCheck);
+  }
+  Log(LogLevel::kInfo, "stopped", {{"sessions_open", r.sessions.Sessions().size()}});
+}
+
+Daemon::~Daemon() {
+  Rooms& r = *rooms_;
+  r.accept_loop.reset();  // no new connection, no tick
+  r.server->Shutdown(std::chrono::system_clock::now());  // cancels what is left
+  r.server->Wait();
+  r.server.reset();
+}
+
+}  // namespace gradsync

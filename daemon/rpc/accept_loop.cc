@@ -1,0 +1,337 @@
+#include "daemon/rpc/accept_loop.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/error.h"
+#include "daemon/base/logging.h"
+#include "proto/gradsync/shared_memory.h"
+
+namespace gradsync {
+namespace {
+
+// A client of the side socket that says nothing is dropped after this long, and no more than kFdClients wait at once.
+constexpr std::uint64_t kFdPatienceNs = 5'000'000'000;
+constexpr std::size_t kFdClients = 64;
+constexpr int kEvents = 32;
+
+itimerspec Every(std::uint64_t ms) {
+  itimerspec spec{};
+  spec.it_interval.tv_sec = static_cast<time_t>(ms / 1000);
+  spec.it_interval.tv_nsec = static_cast<long>(ms % 1000) * 1'000'000;
+  spec.it_value = spec.it_interval;
+  return spec;
+}
+
+void Drain(int fd) {
+  std::uint64_t count = 0;
+  // Nonblocking: what it counted does not matter.
+  if (read(fd, &count, sizeof(count)) < 0) return;
+}
+
+// Sends the reply with its descriptors; a client that does not take it is closed all the same.
+void SendReply(int socket, const FdReply& reply, const std::vector<SessionTable::Descriptor>& fds) {
+  iovec data{const_cast<FdReply*>(&reply), sizeof(reply)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 4)] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+    int* const out = reinterpret_cast<int*>(CMSG_DATA(header));
+    for (std::size_t i = 0; i < fds.size(); ++i) out[i] = fds[i].fd;
+  }
+  sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AcceptLoop>> AcceptLoop::Start(ListeningSocket grpc_socket,
+                                                              ListeningSocket fd_socket,
+                                                              Connections* connections,
+                                                              SessionTable* sessions, Hooks hooks) {
+  std::unique_ptr<AcceptLoop> loop(new AcceptLoop(std::move(grpc_socket), std::move(fd_socket),
+                                                  connections, sessions, std::move(hooks)));
+  if (absl::Status status = loop->Init(); !status.ok()) return status;
+  loop->thread_ = std::thread([raw = loop.get()] { raw->Loop(); });
+  return loop;
+}
+
+AcceptLoop::AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket,
+                       Connections* connections, SessionTable* sessions, Hooks hooks)
+    : grpc_socket_(std::move(grpc_socket)),
+      fd_socket_(std::move(fd_socket)),
+      connections_(connections),
+      sessions_(sessions),
+      hooks_(std::move(hooks)) {}
+
+absl::Status AcceptLoop::Init() {
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  timer_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  watchdog_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!epoll_.valid() || !timer_.valid() || !watchdog_.valid() || !wake_.valid()) {
+    return absl::ErrnoToStatus(errno, "the accept loop's descriptors");
+  }
+  const auto own = [](Kind kind) {
+    Watched watched;
+    watched.kind = kind;
+    return watched;
+  };
+  Watch(grpc_socket_.fd(), EPOLLIN, own(Kind::kGrpcListener));
+  Watch(fd_socket_.fd(), EPOLLIN, own(Kind::kFdListener));
+  Watch(timer_.get(), EPOLLIN, own(Kind::kTimer));
+  Watch(watchdog_.get(), EPOLLIN, own(Kind::kWatchdog));
+  Watch(wake_.get(), EPOLLIN, own(Kind::kWake));
+  if (hooks_.watchdog_period > absl::ZeroDuration()) {
+    const itimerspec every = Every(
+        static_cast<std::uint64_t>(std::max<std::int64_t>(1, absl::ToInt64Milliseconds(
+                                                                 hooks_.watchdog_period))));
+    timerfd_settime(watchdog_.get(), 0, &every, nullptr);
+  }
+  return absl::OkStatus();
+}
+
+AcceptLoop::~AcceptLoop() {
+  if (!thread_.joinable()) return;
+  stopping_.store(true);
+  const std::uint64_t one = 1;
+  while (write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+  thread_.join();
+}
+
+std::uint64_t AcceptLoop::Watch(int fd, std::uint32_t events, Watched watched) {
+  const std::uint64_t key = ++last_key_;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = key;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  watched_.emplace(key, std::move(watched));
+  return key;
+}
+
+void AcceptLoop::Forget(std::uint64_t key) {
+  const auto found = watched_.find(key);
+  if (found == watched_.end()) return;
+  if (found->second.kind == Kind::kProcess) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.peer.pidfd->get(), nullptr);
+  } else if (found->second.fd.valid()) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.fd.get(), nullptr);
+  }
+  if (found->second.kind == Kind::kFdClient) --fd_clients_;
+  watched_.erase(found);
+}
+
+void AcceptLoop::Loop() {
+  epoll_event events[kEvents];
+  while (!stopping_.load()) {
+    const int count = epoll_wait(epoll_.get(), events, kEvents, -1);
+    for (int i = 0; i < count; ++i) Handle(events[i].data.u64, events[i].events);
+  }
+}
+
+void AcceptLoop::Handle(std::uint64_t key, std::uint32_t events) {
+  const auto found = watched_.find(key);
+  if (found == watched_.end()) return;  // forgotten earlier in this round
+  switch (found->second.kind) {
+    case Kind::kGrpcListener:
+      AcceptGrpc();
+      break;
+    case Kind::kFdListener:
+      AcceptFd();
+      break;
+    case Kind::kTimer:
+      Drain(timer_.get());
+      Tick();
+      break;
+    case Kind::kWatchdog:
+      Drain(watchdog_.get());
+      hooks_.watchdog();
+      break;
+    case Kind::kWake:
+      Drain(wake_.get());
+      break;
+    case Kind::kConnection:
+      if ((events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) ConnectionClosed(key);
+      break;
+    case Kind::kProcess:
+      ProcessEnded(key);
+      break;
+    case Kind::kFdClient:
+      AnswerFd(&found->second);
+      Forget(key);
+      break;
+  }
+}
+
+void AcceptLoop::AcceptGrpc() {
+  UniqueFd accepted(accept4(grpc_socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!accepted.valid()) {
+    if (errno == EMFILE || errno == ENFILE) PauseAccepting(true);
+    return;
+  }
+  const auto peer = PeerOf(accepted.get());
+  if (!peer.ok()) return;
+  auto admitted = connections_->Admit(accepted, *peer);
+  if (!admitted.ok()) {
+    LogLimited(LogLevel::kWarning, "connection refused",
+               {{"uid", peer->uid}, {"pid", peer->pid}, {"why", admitted.status().message()}});
+    return;
+  }
+  Watched connection;
+  connection.kind = Kind::kConnection;
+  connection.connection = admitted->id;
+  connection.peer = *peer;
+  const int fd = accepted.get();
+  connection.fd = std::move(accepted);
+  Watch(fd, EPOLLRDHUP, std::move(connection));
+  if (peer->pidfd != nullptr) {
+    Watched process;
+    process.kind = Kind::kProcess;
+    process.connection = admitted->id;
+    process.peer = *peer;
+    Watch(peer->pidfd->get(), EPOLLIN, std::move(process));
+  }
+  hooks_.connected(admitted->for_grpc.release());
+  ArmTick(true);
+}
+
+void AcceptLoop::ConnectionClosed(std::uint64_t key) {
+  // The stream's own end tells the session; here only the bookkeeping ends.
+  const std::uint64_t connection = watched_[key].connection;
+  connections_->Remove(connection);
+  Forget(key);
+  for (auto it = watched_.begin(); it != watched_.end(); ++it) {
+    if (it->second.kind == Kind::kProcess && it->second.connection == connection) {
+      // The process may live on; its session has ended or will with the stream.
+      Forget(it->first);
+      break;
+    }
+  }
+}
+
+void AcceptLoop::ProcessEnded(std::uint64_t key) {
+  const PeerProcess peer = watched_[key].peer;
+  const std::uint64_t connection = watched_[key].connection;
+  for (const auto& session : sessions_->Sessions()) {
+    if (session->identity().peer.pidfd != peer.pidfd) continue;
+    sessions_->Gone(session, ProcessEndedError(peer));
+  }
+  // Forked children may hold the socket: what is left of the connection ends too.
+  for (auto& [other_key, other] : watched_) {
+    if (other.kind == Kind::kConnection && other.connection == connection) {
+      shutdown(other.fd.get(), SHUT_RDWR);
+    }
+  }
+  Forget(key);
+}
+
+void AcceptLoop::AcceptFd() {
+  UniqueFd accepted(accept4(fd_socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!accepted.valid()) {
+    if (errno == EMFILE || errno == ENFILE) PauseAccepting(true);
+    return;
+  }
+  const auto peer = PeerOf(accepted.get());
+  if (!peer.ok()) return;
+  if (fd_clients_ >= kFdClients) {
+    LogLimited(LogLevel::kWarning, "side socket: too many clients", {{"uid", peer->uid}});
+    return;
+  }
+  Watched client;
+  client.kind = Kind::kFdClient;
+  client.peer = *peer;
+  client.deadline_ns = MonotonicNowNs() + kFdPatienceNs;
+  const int fd = accepted.get();
+  client.fd = std::move(accepted);
+  ++fd_clients_;
+  Watch(fd, EPOLLIN, std::move(client));
+  ArmTick(true);
+}
+
+void AcceptLoop::AnswerFd(Watched* client) {
+  FdRequest request{};
+  const ssize_t size = recv(client->fd.get(), &request, sizeof(request), MSG_DONTWAIT | MSG_TRUNC);
+  FdReply reply{};
+  std::vector<SessionTable::Descriptor> descriptors;
+  absl::Status status;
+  if (size != static_cast<ssize_t>(sizeof(request)) || request.magic != kFdMagic) {
+    status = absl::InvalidArgumentError("this is gradsync's side socket: one FdRequest is expected");
+  } else if (request.abi != kSharedMemoryAbi) {
+    status = absl::FailedPreconditionError(absl::StrCat("shared-memory ABI ", request.abi,
+                                                        ", this daemon has ", kSharedMemoryAbi));
+  } else {
+    auto claimed = sessions_->Claim(
+        Nonce(reinterpret_cast<const char*>(request.nonce), kNonceBytes), client->peer);
+    status = claimed.status();
+    if (claimed.ok()) descriptors = *std::move(claimed);
+  }
+  if (!status.ok()) {
+    LogLimited(LogLevel::kWarning, "side socket: request refused",
+               {{"uid", client->peer.uid}, {"pid", client->peer.pid}, {"why", status.message()}});
+  }
+  reply.status = static_cast<std::uint32_t>(status.code());
+  reply.fd_count = static_cast<std::uint32_t>(descriptors.size());
+  const std::size_t length = std::min(status.message().size(), sizeof(reply.message) - 1);
+  std::memcpy(reply.message, status.message().data(), length);
+  SendReply(client->fd.get(), reply, descriptors);
+}
+
+void AcceptLoop::Tick() {
+  if (paused_) PauseAccepting(false);
+  hooks_.tick();
+  const std::uint64_t now_ns = MonotonicNowNs();
+  std::vector<std::uint64_t> expired;
+  for (const auto& [key, watched] : watched_) {
+    if (watched.kind == Kind::kFdClient && now_ns > watched.deadline_ns) expired.push_back(key);
+  }
+  for (const std::uint64_t key : expired) Forget(key);
+  const bool busy = fd_clients_ > 0 || paused_ ||
+                    std::any_of(watched_.begin(), watched_.end(), [](const auto& entry) {
+                      return entry.second.kind == Kind::kConnection;
+                    });
+  if (!busy && sessions_->Sessions().empty()) ArmTick(false);
+}
+
+void AcceptLoop::ArmTick(bool on) {
+  if (ticking_ == on) return;
+  ticking_ = on;
+  const itimerspec spec = on ? Every(kTickMs) : itimerspec{};
+  timerfd_settime(timer_.get(), 0, &spec, nullptr);
+}
+
+void AcceptLoop::PauseAccepting(bool paused) {
+  paused_ = paused;
+  for (const auto& [key, watched] : watched_) {
+    if (watched.kind != Kind::kGrpcListener && watched.kind != Kind::kFdListener) continue;
+    epoll_event event{};
+    event.events = paused ? 0 : static_cast<std::uint32_t>(EPOLLIN);
+    event.data.u64 = key;
+    const int fd = watched.kind == Kind::kGrpcListener ? grpc_socket_.fd() : fd_socket_.fd();
+    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+  }
+  if (paused) {
+    LogLimited(LogLevel::kError, "out of file descriptors: no connection is accepted for a moment");
+    ArmTick(true);
+  }
+}
+
+}  // namespace gradsync

@@ -1,0 +1,96 @@
+// The daemon's one thread of its own besides gRPC's, the executor's and the reduce threads: accepts both sockets, asks the
+// kernel who connects, answers the side socket, notices the death of processes, and ticks.
+//
+// It sleeps in epoll. While no session is open there is no tick: an idle daemon does nothing.
+
+#ifndef DAEMON_RPC_ACCEPT_LOOP_H_
+#define DAEMON_RPC_ACCEPT_LOOP_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/rpc/connections.h"
+#include "daemon/rpc/listening_socket.h"
+#include "daemon/session/session_table.h"
+
+namespace gradsync {
+
+class AcceptLoop {
+ public:
+  struct Hooks {
+    // Gives a connection to gRPC, which owns the descriptor from then on.
+    std::function<void(int fd)> connected;
+    // Called every kTick while sessions are open.
+    std::function<void()> tick;
+    // Called every `watchdog_period`, if that is not zero.
+    std::function<void()> watchdog;
+    absl::Duration watchdog_period = absl::ZeroDuration();
+  };
+  // Deadlines and leases are checked this often.
+  static constexpr std::uint64_t kTickMs = 50;
+
+  // Everything passed outlives the loop. Starts the thread.
+  static absl::StatusOr<std::unique_ptr<AcceptLoop>> Start(ListeningSocket grpc_socket,
+                                                           ListeningSocket fd_socket,
+                                                           Connections* connections,
+                                                           SessionTable* sessions, Hooks hooks);
+  // Stops and joins the thread; the sockets are closed and removed.
+  ~AcceptLoop();
+
+ private:
+  enum class Kind : std::uint8_t { kGrpcListener, kFdListener, kTimer, kWatchdog, kWake, kConnection, kProcess, kFdClient };
+  struct Watched {
+    Kind kind = Kind::kWake;
+    UniqueFd fd;                 // kConnection: our duplicate; kFdClient
+    std::uint64_t connection = 0;  // kConnection, kProcess
+    PeerProcess peer;
+    std::uint64_t deadline_ns = 0;  // kFdClient
+  };
+
+  AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket, Connections* connections,
+             SessionTable* sessions, Hooks hooks);
+  absl::Status Init();
+  std::uint64_t Watch(int fd, std::uint32_t events, Watched watched);
+  void Forget(std::uint64_t key);
+  void Loop();
+  void Handle(std::uint64_t key, std::uint32_t events);
+  void AcceptGrpc();
+  void AcceptFd();
+  void AnswerFd(Watched* client);
+  void ConnectionClosed(std::uint64_t key);
+  void ProcessEnded(std::uint64_t key);
+  void Tick();
+  void ArmTick(bool on);
+  void PauseAccepting(bool paused);
+
+  ListeningSocket grpc_socket_;
+  ListeningSocket fd_socket_;
+  Connections* const connections_;
+  SessionTable* const sessions_;
+  const Hooks hooks_;
+
+  // The loop's thread's own.
+  UniqueFd epoll_;
+  UniqueFd timer_;
+  UniqueFd watchdog_;
+  UniqueFd wake_;
+  std::map<std::uint64_t, Watched> watched_;
+  std::uint64_t last_key_ = 0;
+  std::size_t fd_clients_ = 0;
+  bool ticking_ = false;
+  bool paused_ = false;  // out of descriptors: listeners are not watched until the next tick
+
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_RPC_ACCEPT_LOOP_H_

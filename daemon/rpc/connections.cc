@@ -1,0 +1,75 @@
+#include "daemon/rpc/connections.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace gradsync {
+namespace {
+
+// Below it live the daemon's own descriptors; above 64 Ki the rotation is long enough.
+constexpr int kFirstNumber = 256;
+constexpr int kHighestLimit = 1 << 16;
+
+int DescriptorLimit() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur, kHighestLimit));
+}
+
+}  // namespace
+
+Connections::Connections() : limit_(DescriptorLimit()), next_number_(kFirstNumber) {}
+
+absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepted,
+                                                         const PeerProcess& peer) {
+  MutexLock lock(&mutex_);
+  std::size_t& of_user = per_user_[peer.uid];
+  if (of_user >= kPerUser) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("user ", peer.uid, " has ", of_user, " connections"));
+  }
+  if (next_number_ >= limit_) next_number_ = std::min(kFirstNumber, limit_ / 2);
+  int number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, next_number_);
+  if (number < 0) number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, 0);
+  if (number < 0) return absl::ErrnoToStatus(errno, "a connection's descriptor");
+  next_number_ = number + 1;
+  if (const auto old = by_number_.find(number); old != by_number_.end()) EraseLocked(old);
+  ++per_user_[peer.uid];
+  by_number_[number] = Entry{++last_id_, peer};
+  return Admitted{UniqueFd(number), last_id_};
+}
+
+void Connections::EraseLocked(std::map<int, Entry>::iterator entry) {
+  const auto user = per_user_.find(entry->second.peer.uid);
+  if (--user->second == 0) per_user_.erase(user);
+  by_number_.erase(entry);
+}
+
+void Connections::Remove(std::uint64_t id) {
+  MutexLock lock(&mutex_);
+  for (auto it = by_number_.begin(); it != by_number_.end(); ++it) {
+    if (it->second.id == id) {
+      EraseLocked(it);
+      return;
+    }
+  }
+}
+
+std::optional<PeerProcess> Connections::Find(const std::string& grpc_peer) const {
+  absl::string_view text = grpc_peer;
+  int number = -1;
+  if (!absl::ConsumePrefix(&text, "fd:") || !absl::SimpleAtoi(text, &number)) return std::nullopt;
+  MutexLock lock(&mutex_);
+  const auto found = by_number_.find(number);
+  if (found == by_number_.end()) return std::nullopt;
+  return found->second.peer;
+}
+
+}  // namespace gradsync

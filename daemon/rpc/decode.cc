@@ -1,0 +1,249 @@
+#include "daemon/rpc/decode.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "daemon/base/error.h"
+#include "proto/gradsync/shared_memory.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::uint64_t kNsPerMs = 1'000'000;
+// A week: longer than any wait that means something, short enough that sums of nanoseconds never overflow.
+constexpr std::uint64_t kLongestMs = 7ull * 24 * 3600 * 1000;
+constexpr std::uint64_t kLayoutTimeoutMs = 5 * 60 * 1000;
+constexpr std::uint64_t kOperationTimeoutMs = 30 * 60 * 1000;
+constexpr std::uint32_t kMaxWorldSize = 1 << 16;
+constexpr std::size_t kMaxDimensions = 32;
+// No arena of one rank is larger: 16 TiB. Keeps every sum of sizes far from overflow.
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 44;
+
+absl::Status Malformed(absl::string_view what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED", what);
+}
+
+absl::Status CheckName(absl::string_view field, absl::string_view name, std::size_t most) {
+  if (name.empty() || name.size() > most) {
+    return Malformed(absl::StrCat(field, " has ", name.size(), " bytes; 1 to ", most, " allowed"));
+  }
+  if (!std::all_of(name.begin(), name.end(), [](char c) { return absl::ascii_isprint(c); })) {
+    return Malformed(absl::StrCat(field, " has a character that is not printable ASCII"));
+  }
+  return absl::OkStatus();
+}
+
+std::uint64_t DeadlineNs(std::uint64_t timeout_ms, std::uint64_t default_ms, std::uint64_t now_ns) {
+  const std::uint64_t ms = timeout_ms == 0 ? default_ms : std::min(timeout_ms, kLongestMs);
+  return now_ns + ms * kNsPerMs;
+}
+
+absl::StatusOr<DataType> DecodeType(absl::string_view field, v1::DataType type) {
+  switch (type) {
+    case v1::DATA_TYPE_FLOAT32:
+      return DataType::kFloat32;
+    case v1::DATA_TYPE_FLOAT64:
+      return DataType::kFloat64;
+    case v1::DATA_TYPE_FLOAT16:
+      return DataType::kFloat16;
+    case v1::DATA_TYPE_BFLOAT16:
+      return DataType::kBfloat16;
+    default:
+      return Malformed(absl::StrCat(field, " has dtype ", static_cast<int>(type),
+                                    "; float32, float64, float16 and bfloat16 are reduced"));
+  }
+}
+
+absl::StatusOr<bool> DecodeAverage(v1::ReduceOp op) {
+  switch (op) {
+    case v1::REDUCE_OP_UNSPECIFIED:
+    case v1::REDUCE_OP_AVERAGE:
+      return true;
+    case v1::REDUCE_OP_SUM:
+      return false;
+    default:
+      return Malformed(absl::StrCat("op ", static_cast<int>(op), " is unknown"));
+  }
+}
+
+// Adds the bytes of `count` elements to `total`; fails beyond kMaxBytes.
+absl::Status AddBytes(absl::string_view field, std::uint64_t count, DataType dtype,
+                      std::uint64_t* total) {
+  if (count > kMaxBytes / ItemSize(dtype) || *total + count * ItemSize(dtype) > kMaxBytes) {
+    return Malformed(absl::StrCat(field, ": the layout is larger than 16 TiB"));
+  }
+  *total += count * ItemSize(dtype) + kBucketAlignment;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint32_t* protocol) {
+  const v1::ProtocolRange& range = message.protocol();
+  *protocol = std::min(range.newest(), kProtocolNewest);
+  if (*protocol < std::max(range.oldest(), kProtocolOldest)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION",
+                     absl::StrCat("the client speaks protocol 1.", range.oldest(), " to 1.",
+                                  range.newest(), ", this daemon 1.", kProtocolOldest, " to 1.",
+                                  kProtocolNewest, ": upgrade the older of the two"));
+  }
+  if (message.shared_memory_abi() != kSharedMemoryAbi) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION",
+                     absl::StrCat("the client uses shared-memory ABI ", message.shared_memory_abi(),
+                                  ", this daemon ", kSharedMemoryAbi,
+                                  ": upgrade the older of the two"));
+  }
+  if (absl::Status status = CheckName("job_id", message.job_id(), 128); !status.ok()) return status;
+  if (message.token().size() > 4096) return Malformed("token has more than 4096 bytes");
+  if (message.client().size() > 128) return Malformed("client has more than 128 bytes");
+  if (message.world_size() == 0 || message.world_size() > kMaxWorldSize) {
+    return Malformed(absl::StrCat("world_size ", message.world_size(), "; 1 to ", kMaxWorldSize,
+                                  " allowed"));
+  }
+  if (message.rank() >= message.world_size()) {
+    return Malformed(absl::StrCat("rank ", message.rank(), " in a world of ", message.world_size(),
+                                  ": ranks count from 0"));
+  }
+  const v1::JobOptions& options = message.options();
+  switch (options.on_rank_loss()) {
+    case v1::LOSS_POLICY_UNSPECIFIED:
+    case v1::LOSS_POLICY_ABORT:
+      break;
+    case v1::LOSS_POLICY_HOLD:
+    case v1::LOSS_POLICY_CONTINUE:
+      return MakeError(
+          absl::StatusCode::kUnimplemented, "LOSS_POLICY",
+          absl::StrCat("on_rank_loss = ",
+                       options.on_rank_loss() == v1::LOSS_POLICY_HOLD ? "hold" : "continue",
+                       " is not built in this daemon; use abort"));
+    default:
+      return Malformed("on_rank_loss is unknown");
+  }
+  if (!v1::Divisor_IsValid(options.divisor())) return Malformed("divisor is unknown");
+  OpenRequest request;
+  request.job_id = message.job_id();
+  request.token = message.token();
+  request.rank = message.rank();
+  request.world_size = message.world_size();
+  request.divide_by_world = options.divisor() == v1::DIVISOR_WORLD;
+  request.step_timeout_ns = std::min(options.step_timeout_ms(), kLongestMs) * kNsPerMs;
+  request.client = message.client();
+  return request;
+}
+
+absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
+                                           const DecodeLimits& limits, std::uint64_t now_ns) {
+  LayoutRequest request;
+  request.request_id = message.request_id();
+  request.deadline_ns = DeadlineNs(message.timeout_ms(), kLayoutTimeoutMs, now_ns);
+  request.bucket_done_messages = message.bucket_done_messages();
+  LayoutSpec& spec = request.spec;
+  if (absl::Status status = CheckName("name", message.name(), 128); !status.ok()) return status;
+  spec.name = message.name();
+  const auto average = DecodeAverage(message.op());
+  if (!average.ok()) return average.status();
+  spec.average = *average;
+  if (message.bucket_cap_bytes() != 0) spec.bucket_cap_bytes = message.bucket_cap_bytes();
+  if (message.first_bucket_cap_bytes() != 0) {
+    spec.first_bucket_cap_bytes = message.first_bucket_cap_bytes();
+  }
+  if (message.parameters().empty() == message.explicit_buckets().empty()) {
+    return Malformed("either parameters or explicit_buckets must be given");
+  }
+  if (static_cast<std::size_t>(message.parameters_size()) > limits.parameters) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                     absl::StrCat(message.parameters_size(), " parameters; ", limits.parameters,
+                                  " allowed (quota_parameters_per_layout)"));
+  }
+  std::uint64_t bytes = 0;
+  absl::flat_hash_set<absl::string_view> names;
+  for (const v1::Parameter& parameter : message.parameters()) {
+    const std::string field = absl::StrCat("parameter '", parameter.name(), "'");
+    if (parameter.name().empty() || parameter.name().size() > 512) {
+      return Malformed("a parameter's name has 0 or more than 512 bytes");
+    }
+    if (!names.insert(parameter.name()).second) return Malformed(absl::StrCat(field, " twice"));
+    if (static_cast<std::size_t>(parameter.shape_size()) > kMaxDimensions) {
+      return Malformed(absl::StrCat(field, " has ", parameter.shape_size(), " dimensions"));
+    }
+    const auto dtype = DecodeType(field, parameter.dtype());
+    if (!dtype.ok()) return dtype.status();
+    std::uint64_t count = 1;
+    for (const std::uint64_t extent : parameter.shape()) {
+      if (extent != 0 && count > kMaxBytes / extent) {
+        return Malformed(absl::StrCat(field, " is larger than 16 TiB"));
+      }
+      count *= extent;
+    }
+    if (absl::Status status = AddBytes(field, count, *dtype, &bytes); !status.ok()) return status;
+    spec.parameters.push_back(
+        {parameter.name(), {parameter.shape().begin(), parameter.shape().end()}, *dtype});
+  }
+  if (static_cast<std::size_t>(message.explicit_buckets_size()) > limits.buckets) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                     absl::StrCat(message.explicit_buckets_size(), " buckets; ", limits.buckets,
+                                  " allowed (quota_buckets_per_layout)"));
+  }
+  for (const v1::ExplicitBucket& bucket : message.explicit_buckets()) {
+    const std::string field = absl::StrCat("bucket ", spec.explicit_buckets.size());
+    const auto dtype = DecodeType(field, bucket.dtype());
+    if (!dtype.ok()) return dtype.status();
+    if (absl::Status status = AddBytes(field, bucket.count(), *dtype, &bytes); !status.ok()) {
+      return status;
+    }
+    spec.explicit_buckets.emplace_back(*dtype, bucket.count());
+  }
+  return request;
+}
+
+absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,
+                                                 std::uint64_t staging_bytes,
+                                                 std::uint64_t now_ns) {
+  if (message.bytes() > kMaxBytes) return Malformed("broadcast of more than 16 TiB");
+  OperationRequest request;
+  request.sequence = message.sequence();
+  request.spec.kind = OperationKind::kBroadcast;
+  request.spec.root = message.root();
+  request.spec.bytes = message.bytes();
+  request.staging_bytes = std::min(message.bytes(), staging_bytes);
+  request.deadline_ns = DeadlineNs(message.timeout_ms(), kOperationTimeoutMs, now_ns);
+  return request;
+}
+
+absl::StatusOr<OperationRequest> DecodeBarrier(const v1::Barrier& message, std::uint64_t now_ns) {
+  OperationRequest request;
+  request.sequence = message.sequence();
+  request.spec.kind = OperationKind::kBarrier;
+  request.deadline_ns = DeadlineNs(message.timeout_ms(), kOperationTimeoutMs, now_ns);
+  return request;
+}
+
+absl::StatusOr<OperationRequest> DecodeAllReduce(const v1::AllReduce& message,
+                                                 std::uint64_t staging_bytes,
+                                                 std::uint64_t now_ns) {
+  OperationRequest request;
+  request.sequence = message.sequence();
+  request.spec.kind = OperationKind::kAllReduce;
+  const auto dtype = DecodeType("all-reduce", message.dtype());
+  if (!dtype.ok()) return dtype.status();
+  request.spec.dtype = *dtype;
+  if (message.count() > staging_bytes / ItemSize(*dtype)) {
+    return Malformed(absl::StrCat("all-reduce of ", message.count(), " ", DataTypeName(*dtype),
+                                  " does not fit the staging memory of ", staging_bytes,
+                                  " bytes: register it as a layout, or raise staging_bytes"));
+  }
+  request.spec.count = message.count();
+  const auto average = DecodeAverage(message.op());
+  if (!average.ok()) return average.status();
+  request.spec.average = *average;
+  request.staging_bytes = message.count() * ItemSize(*dtype);
+  request.deadline_ns = DeadlineNs(message.timeout_ms(), kOperationTimeoutMs, now_ns);
+  return request;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,45 @@
+// The boundary: every message of a client is checked here, once, and becomes a plain value that the other rooms may trust.
+// All functions return INVALID_ARGUMENT MALFORMED (or the status that gradsync.proto names) and say which field is wrong.
+
+#ifndef DAEMON_RPC_DECODE_H_
+#define DAEMON_RPC_DECODE_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "daemon/job/layout_channel.h"
+#include "daemon/job/operation_channel.h"
+#include "daemon/session/session_table.h"
+#include "gradsync/v1/gradsync.pb.h"
+
+namespace gradsync {
+
+// Minor version of protocol major 1 that this daemon speaks; the previous one would be served too.
+inline constexpr std::uint32_t kProtocolNewest = 1;
+inline constexpr std::uint32_t kProtocolOldest = 1;
+
+struct DecodeLimits {
+  std::size_t parameters = 100'000;
+  std::size_t buckets = 4096;
+};
+
+// Also chooses the protocol version. FAILED_PRECONDITION VERSION, UNIMPLEMENTED LOSS_POLICY.
+absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint32_t* protocol);
+absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
+                                           const DecodeLimits& limits, std::uint64_t now_ns);
+
+struct OperationRequest {
+  std::uint64_t sequence = 0;
+  OperationSpec spec;
+  std::uint64_t staging_bytes = 0;  // that must be populated
+  std::uint64_t deadline_ns = 0;
+};
+absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,
+                                                 std::uint64_t staging_bytes, std::uint64_t now_ns);
+absl::StatusOr<OperationRequest> DecodeBarrier(const v1::Barrier& message, std::uint64_t now_ns);
+absl::StatusOr<OperationRequest> DecodeAllReduce(const v1::AllReduce& message,
+                                                 std::uint64_t staging_bytes, std::uint64_t now_ns);
+
+}  // namespace gradsync
+
+#endif  // DAEMON_RPC_DECODE_H_

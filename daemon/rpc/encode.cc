@@ -1,0 +1,88 @@
+#include "daemon/rpc/encode.h"
+
+#include <variant>
+
+#include "daemon/rpc/status_mapping.h"
+
+namespace gradsync {
+namespace {
+
+struct Encoder {
+  v1::SessionResponse* response;
+
+  void operator()(const LayoutReadyMessage& message) const {
+    auto* out = response->mutable_layout_ready();
+    out->set_channel(message.channel);
+    out->set_fingerprint(message.fingerprint);
+    out->set_first_step(message.first_step);
+  }
+  void operator()(const LayoutFailedMessage& message) const {
+    auto* out = response->mutable_operation_failed();
+    out->set_sequence(message.request_id);
+    *out->mutable_status() = ToProto(message.status);
+    out->set_layout(true);
+  }
+  void operator()(const BucketDoneMessage& message) const {
+    auto* out = response->mutable_bucket_done();
+    out->set_channel(message.channel);
+    out->set_step(message.step);
+    out->set_bucket(message.bucket);
+    out->set_start_ns(message.start_ns);
+    out->set_finish_ns(message.finish_ns);
+  }
+  void operator()(const StepDoneMessage& message) const {
+    auto* out = response->mutable_step_done();
+    const StepRecord& record = *message.record;
+    out->set_channel(message.channel);
+    out->set_step(record.times.step);
+    out->set_verdict(record.verdict.ok() ? v1::VERDICT_COMPLETE : v1::VERDICT_VOID);
+    if (!record.verdict.ok()) *out->mutable_status() = ToProto(record.verdict);
+    out->set_used_map(record.used_map);
+    out->set_live_ranks(record.live_ranks);
+    out->set_divisor(record.divisor);
+    Encode(record.times, out->mutable_buckets());
+  }
+  void operator()(const ChunkReadyMessage& message) const {
+    auto* out = response->mutable_chunk_ready();
+    out->set_sequence(message.sequence);
+    out->set_chunk(message.chunk);
+    out->set_bytes(message.bytes);
+  }
+  void operator()(const OperationDoneMessage& message) const {
+    response->mutable_operation_done()->set_sequence(message.sequence);
+  }
+  void operator()(const OperationFailedMessage& message) const {
+    auto* out = response->mutable_operation_failed();
+    out->set_sequence(message.sequence);
+    *out->mutable_status() = ToProto(message.status);
+  }
+  void operator()(const LeaveDoneMessage& message) const {
+    response->mutable_leave_done()->set_last_joiner(message.last_joiner);
+  }
+  void operator()(const SessionEndMessage& message) const {
+    *response->mutable_session_ending()->mutable_status() = ToProto(message.status);
+  }
+  void operator()(const LeaseQuestionMessage& message) const {
+    response->mutable_lease_question()->set_number(message.number);
+  }
+};
+
+}  // namespace
+
+void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets) {
+  for (std::size_t i = 0; i < times.buckets.size(); ++i) {
+    v1::BucketTimes* bucket = buckets->Add();
+    bucket->set_bucket(static_cast<std::uint32_t>(i));
+    bucket->mutable_ready_ns()->Add(times.buckets[i].ready_ns.begin(),
+                                    times.buckets[i].ready_ns.end());
+    bucket->set_start_ns(times.buckets[i].start_ns);
+    bucket->set_finish_ns(times.buckets[i].finish_ns);
+  }
+}
+
+void Encode(const SessionMessage& message, v1::SessionResponse* response) {
+  response->Clear();
+  std::visit(Encoder{response}, message);
+}
+
+}  // namespace gradsync

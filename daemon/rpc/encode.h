@@ -1,0 +1,18 @@
+// A job's message to a session, on the wire.
+
+#ifndef DAEMON_RPC_ENCODE_H_
+#define DAEMON_RPC_ENCODE_H_
+
+#include "daemon/job/session_message.h"
+#include "gradsync/v1/gradsync.pb.h"
+#include "gradsync/v1/types.pb.h"
+
+namespace gradsync {
+
+// `response` is cleared first.
+void Encode(const SessionMessage& message, v1::SessionResponse* response);
+void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets);
+
+}  // namespace gradsync
+
+#endif  // DAEMON_RPC_ENCODE_H_

@@ -1,0 +1,42 @@
+// The Introspection service: what the daemon tells operators. Reads snapshots; changes nothing.
+
+#ifndef DAEMON_RPC_INTROSPECTION_SERVICE_H_
+#define DAEMON_RPC_INTROSPECTION_SERVICE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/arena/arena_quota.h"
+#include "daemon/base/clock.h"
+#include "daemon/job/job_table.h"
+#include "daemon/rpc/connections.h"
+#include "daemon/session/session_table.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace gradsync {
+
+struct IntrospectionContext {
+  SessionTable* sessions = nullptr;
+  JobTable* jobs = nullptr;
+  const ArenaQuota* quota = nullptr;
+  const Connections* connections = nullptr;
+  const Clock* clock = nullptr;
+  std::uint64_t started_ns = 0;
+  std::string version;
+  std::string socket;
+  std::uint32_t reduce_threads = 0;
+  std::string simd;
+  // Constant warnings of the configuration.
+  std::vector<std::string> warnings;
+};
+
+std::unique_ptr<grpc::Service> MakeIntrospectionService(IntrospectionContext context);
+
+}  // namespace gradsync
+
+#endif  // DAEMON_RPC_INTROSPECTION_SERVICE_H_

@@ -1,0 +1,33 @@
+#include "daemon/rpc/status_mapping.h"
+
+#include <string>
+
+#include "daemon/base/error.h"
+#include "google/rpc/error_details.pb.h"
+
+namespace gradsync {
+
+google::rpc::Status ToProto(const absl::Status& status) {
+  google::rpc::Status proto;
+  proto.set_code(static_cast<int>(status.code()));
+  proto.set_message(std::string(status.message()));
+  const ErrorDetails details = DetailsOf(status);
+  if (!details.reason.empty()) {
+    google::rpc::ErrorInfo info;
+    info.set_reason(details.reason);
+    info.set_domain("gradsync");
+    for (const auto& [key, value] : details.fields) {
+      if (!value.empty()) (*info.mutable_metadata())[key] = value;
+    }
+    proto.add_details()->PackFrom(info);
+  }
+  return proto;
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()),
+                      ToProto(status).SerializeAsString());
+}
+
+}  // namespace gradsync
