@@ -118,16 +118,23 @@ void HostReducer::PushLocked(const Queued& queued) {
   const std::uint64_t id = queued.operation->flow;
   std::size_t i = 0;
   while (i < active_ && flows_[i]->id != id) ++i;
-  if (i == active_) {
-    if (active_ == flows_.size()) flows_.push_back(std::make_unique<Flow>());
-    flows_[active_]->id = id;
-    ++active_;
+  if (i < active_) {
+    flows_[i]->Push(queued);
+    return;
   }
-  flows_[i]->Push(queued);
+  if (active_ == flows_.size()) flows_.push_back(std::make_unique<Flow>());
+  flows_[active_]->id = id;
+  flows_[active_]->Push(queued);
+  // Just before the turn is the end of the round: a flow that comes and goes gets one slice a
+  // round, as the others do.
+  const auto turn = flows_.begin() + static_cast<std::ptrdiff_t>(turn_);
+  const auto added = flows_.begin() + static_cast<std::ptrdiff_t>(active_);
+  std::rotate(turn, added, added + 1);
+  ++active_;
+  turn_ = (turn_ + 1) % active_;
 }
 
 HostReducer::Slice HostReducer::NextSliceLocked() {
-  if (turn_ >= active_) turn_ = 0;
   Flow& flow = *flows_[turn_];
   Queued& queued = flow.Front();
   const Slice slice{queued.operation, queued.slices, queued.begun};
@@ -135,21 +142,16 @@ HostReducer::Slice HostReducer::NextSliceLocked() {
     slice.operation->start_ns.store(MonotonicNowNs(), std::memory_order_relaxed);
   }
   ++queued.begun;
-  if (queued.begun < queued.slices) {
-    ++turn_;
-    return slice;
-  }
-  flow.Pop();
+  if (queued.begun == queued.slices) flow.Pop();
   if (flow.size > 0) {
-    ++turn_;
+    turn_ = (turn_ + 1) % active_;
     return slice;
   }
-  // The flow's turn passes to its successor, which moves up into its place: order among the others
-  // is kept.
-  std::rotate(flows_.begin() + static_cast<std::ptrdiff_t>(turn_),
-              flows_.begin() + static_cast<std::ptrdiff_t>(turn_) + 1,
-              flows_.begin() + static_cast<std::ptrdiff_t>(active_));
+  // The successor moves up into the flow's place and has the turn; the order of the others stays.
+  const auto turn = flows_.begin() + static_cast<std::ptrdiff_t>(turn_);
+  std::rotate(turn, turn + 1, flows_.begin() + static_cast<std::ptrdiff_t>(active_));
   --active_;
+  if (turn_ == active_) turn_ = 0;
   return slice;
 }
 

@@ -92,7 +92,8 @@ class HostReducer final : public Reducer {
   // by a walk over the active ones: as many as there are jobs with a bucket in progress.
   std::vector<std::unique_ptr<Flow>> flows_ ABSL_GUARDED_BY(mutex_);
   std::size_t active_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::size_t turn_ ABSL_GUARDED_BY(mutex_) = 0;  // index of the flow that is served next
+  std::size_t turn_ ABSL_GUARDED_BY(mutex_) =
+      0;  // the flow that is served next; below active_, or 0
   std::size_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 

@@ -1,0 +1,102 @@
+#include "daemon/arena/arena_quota.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace gradsync {
+namespace {
+
+using Reservation = ArenaQuota::Reservation;
+
+TEST(ArenaQuotaTest, HoldsUntilTheReservationEnds) {
+  ArenaQuota quota(100);
+  {
+    const absl::StatusOr<Reservation> reservation = quota.Reserve(1000, 60);
+    ASSERT_TRUE(reservation.ok());
+    EXPECT_EQ(reservation->bytes(), 60u);
+    EXPECT_EQ(quota.bytes_of(1000), 60u);
+    EXPECT_EQ(quota.total_bytes(), 60u);
+  }
+  EXPECT_EQ(quota.bytes_of(1000), 0u);
+  EXPECT_EQ(quota.total_bytes(), 0u);
+}
+
+TEST(ArenaQuotaTest, RefusesWhatGoesBeyondAndSaysWhy) {
+  ArenaQuota quota(100);
+  const absl::StatusOr<Reservation> first = quota.Reserve(1000, 60);
+  ASSERT_TRUE(first.ok());
+  const absl::StatusOr<Reservation> second = quota.Reserve(1000, 41);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
+  const std::string message(second.status().message());
+  for (const char* part : {"1000", "41", "60", "100", "quota_arena_bytes_per_user"}) {
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
+  }
+  EXPECT_EQ(quota.total_bytes(), 60u);
+  EXPECT_TRUE(quota.Reserve(1000, 40).ok());
+}
+
+TEST(ArenaQuotaTest, EachUserHasItsOwn) {
+  ArenaQuota quota(100);
+  const absl::StatusOr<Reservation> a = quota.Reserve(1, 100);
+  const absl::StatusOr<Reservation> b = quota.Reserve(2, 100);
+  EXPECT_TRUE(a.ok());
+  EXPECT_TRUE(b.ok());
+  EXPECT_EQ(quota.total_bytes(), 200u);
+}
+
+TEST(ArenaQuotaTest, HugeSizesDoNotWrapAround) {
+  ArenaQuota quota(100);
+  const absl::StatusOr<Reservation> one = quota.Reserve(1, 1);
+  ASSERT_TRUE(one.ok());
+  EXPECT_FALSE(quota.Reserve(1, std::numeric_limits<std::uint64_t>::max()).ok());
+  ArenaQuota unbounded(std::numeric_limits<std::uint64_t>::max());
+  const absl::StatusOr<Reservation> all =
+      unbounded.Reserve(1, std::numeric_limits<std::uint64_t>::max());
+  EXPECT_TRUE(all.ok());
+  EXPECT_FALSE(unbounded.Reserve(1, 1).ok());
+}
+
+TEST(ArenaQuotaTest, NothingCanBeReservedOnAFullQuota) {
+  ArenaQuota quota(0);
+  EXPECT_TRUE(quota.Reserve(1, 0).ok());
+  EXPECT_FALSE(quota.Reserve(1, 1).ok());
+}
+
+TEST(ArenaQuotaTest, MovesKeepTheCount) {
+  ArenaQuota quota(100);
+  Reservation a = *quota.Reserve(1, 30);
+  Reservation b = std::move(a);
+  EXPECT_EQ(quota.total_bytes(), 30u);
+  Reservation c = *quota.Reserve(1, 20);
+  c = std::move(b);  // gives back c's 20
+  EXPECT_EQ(quota.total_bytes(), 30u);
+  EXPECT_EQ(c.bytes(), 30u);
+  c = Reservation();
+  EXPECT_EQ(quota.total_bytes(), 0u);
+}
+
+TEST(ArenaQuotaTest, ConcurrentReservationsNeverExceedTheQuota) {
+  ArenaQuota quota(10);
+  std::vector<std::thread> threads;
+  std::vector<int> refused(4);
+  for (std::size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 1000; ++i) {
+        const absl::StatusOr<Reservation> reservation = quota.Reserve(1, 4);
+        if (!reservation.ok()) ++refused[t];
+        EXPECT_LE(quota.bytes_of(1), 10u);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(quota.total_bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,166 @@
+#include "daemon/arena/host_arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+
+namespace gradsync {
+namespace {
+
+const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+
+std::shared_ptr<HostArena> Create(std::size_t bytes) {
+  absl::StatusOr<std::shared_ptr<HostArena>> arena = HostArena::Create("arena-test", bytes);
+  EXPECT_TRUE(arena.ok()) << arena.status();
+  return arena.ok() ? *arena : nullptr;
+}
+
+// What a trainer does with the descriptor it got.
+class TrainerMapping {
+ public:
+  explicit TrainerMapping(const HostArena& arena)
+      : bytes_(arena.bytes()),
+        data_(static_cast<std::byte*>(
+            mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, arena.fd(), 0))) {
+    EXPECT_NE(data_, MAP_FAILED);
+  }
+  ~TrainerMapping() { munmap(data_, bytes_); }
+  void Populate(std::size_t bytes) { std::memset(data_, 1, bytes); }
+  std::byte* data() { return data_; }
+
+ private:
+  const std::size_t bytes_;
+  std::byte* const data_;
+};
+
+std::int64_t AllocatedBlocks(const HostArena& arena) {
+  struct stat file;
+  EXPECT_EQ(fstat(arena.fd(), &file), 0);
+  return file.st_blocks;
+}
+
+TEST(HostArenaTest, SizeIsRoundedUpToPages) {
+  EXPECT_EQ(Create(1)->bytes(), kPage);
+  EXPECT_EQ(Create(kPage)->bytes(), kPage);
+  EXPECT_EQ(Create(kPage + 1)->bytes(), 2 * kPage);
+  EXPECT_EQ(Create(0)->bytes(), kPage);
+}
+
+TEST(HostArenaTest, ImpossibleSizesAreRefused) {
+  for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(), std::size_t{1} << 63,
+                                  (std::size_t{1} << 63) - kPage + 1}) {
+    EXPECT_EQ(HostArena::Create("huge", bytes).status().code(), absl::StatusCode::kInvalidArgument)
+        << bytes;
+  }
+}
+
+TEST(HostArenaTest, LongNamesAreCut) {
+  EXPECT_TRUE(HostArena::Create(std::string(1000, 'n'), 1).ok());
+}
+
+TEST(HostArenaTest, CreationTouchesNoPage) {
+  const std::shared_ptr<HostArena> arena = Create(std::size_t{1} << 36);  // 64 GiB cost nothing
+  EXPECT_EQ(AllocatedBlocks(*arena), 0);
+  EXPECT_EQ(arena->data(), nullptr);
+}
+
+TEST(HostArenaTest, SealsHold) {
+  const std::shared_ptr<HostArena> arena = Create(2 * kPage);
+  const int fd = dup(arena->fd());  // a descriptor like the one a trainer gets
+  for (const std::size_t bytes : {std::size_t{0}, kPage, 3 * kPage}) {
+    EXPECT_EQ(ftruncate(fd, static_cast<off_t>(bytes)), -1);
+    EXPECT_EQ(errno, EPERM);
+  }
+  EXPECT_EQ(fallocate(fd, 0, 0, static_cast<off_t>(3 * kPage)), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(fcntl(fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  close(fd);
+}
+
+TEST(HostArenaTest, DescriptorIsClosedOnExecAndWithTheArena) {
+  std::shared_ptr<HostArena> arena = Create(kPage);
+  const int fd = arena->fd();
+  EXPECT_EQ(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+  arena.reset();
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
+  EXPECT_EQ(errno, EBADF);
+}
+
+TEST(HostArenaTest, UnpopulatedIsRefusedWithBothFigures) {
+  const std::shared_ptr<HostArena> arena = Create(8 * kPage);
+  TrainerMapping trainer(*arena);
+  trainer.Populate(3 * kPage);
+  const absl::Status status = arena->CheckPopulated();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find(std::to_string(3 * kPage) + " of " + std::to_string(8 * kPage)),
+            std::string::npos)
+      << status;
+  trainer.Populate(8 * kPage);
+  EXPECT_TRUE(arena->CheckPopulated().ok());
+}
+
+TEST(HostArenaTest, AHoleIsSeen) {
+  const std::shared_ptr<HostArena> arena = Create(8 * kPage);
+  TrainerMapping trainer(*arena);
+  trainer.Populate(8 * kPage);
+  ASSERT_TRUE(arena->CheckPopulated().ok());
+  ASSERT_TRUE(arena->Map().ok());
+  ASSERT_EQ(fallocate(arena->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                      static_cast<off_t>(4 * kPage), static_cast<off_t>(kPage)),
+            0);
+  EXPECT_EQ(arena->CheckPopulated().code(), absl::StatusCode::kFailedPrecondition);
+  // The daemon reads zeros there; it does not die.
+  EXPECT_EQ(arena->data()[4 * kPage], std::byte{0});
+}
+
+TEST(HostArenaTest, MappingIsSharedWithTheTrainer) {
+  const std::shared_ptr<HostArena> arena = Create(3 * kPage);
+  TrainerMapping trainer(*arena);
+  trainer.Populate(3 * kPage);
+  ASSERT_TRUE(arena->Map().ok());
+  ASSERT_NE(arena->data(), nullptr);
+  EXPECT_EQ(arena->data()[3 * kPage - 1], std::byte{1});
+  arena->data()[5] = std::byte{7};
+  EXPECT_EQ(trainer.data()[5], std::byte{7});
+  EXPECT_EQ(arena->Map().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(HostArenaTest, MappingFillsThePageTables) {
+  const std::shared_ptr<HostArena> arena = Create(16 * kPage);
+  TrainerMapping(*arena).Populate(16 * kPage);
+  ASSERT_TRUE(arena->Map().ok());
+  // /proc/self/pagemap: bit 63 of a page's entry says that this process maps it.
+  const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(pagemap, 0);
+  for (std::size_t page = 0; page < 16; ++page) {
+    std::uint64_t entry = 0;
+    const auto address = reinterpret_cast<std::uintptr_t>(arena->data()) + page * kPage;
+    ASSERT_EQ(pread(pagemap, &entry, sizeof(entry), static_cast<off_t>(address / kPage * 8)), 8);
+    EXPECT_NE(entry >> 63, 0u) << page;
+  }
+  close(pagemap);
+}
+
+TEST(HostArenaTest, TheTrainersMappingOutlivesTheArena) {
+  std::shared_ptr<HostArena> arena = Create(kPage);
+  TrainerMapping trainer(*arena);
+  trainer.Populate(kPage);
+  ASSERT_TRUE(arena->Map().ok());
+  arena->data()[0] = std::byte{9};
+  arena.reset();
+  EXPECT_EQ(trainer.data()[0], std::byte{9});
+}
+
+}  // namespace
+}  // namespace gradsync

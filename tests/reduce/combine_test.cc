@@ -1,0 +1,314 @@
+#include "daemon/reduce/combine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "hwy/targets.h"
+#include "tests/reduce/half_reference.h"
+
+namespace gradsync {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kFloat64, DataType::kFloat16,
+                               DataType::kBfloat16};
+
+// ---- Elements as double, which holds every value of every type exactly ----
+
+double Element(DataType dtype, const std::byte* from) {
+  switch (dtype) {
+    case DataType::kFloat32: {
+      float value;
+      std::memcpy(&value, from, sizeof(value));
+      return value;
+    }
+    case DataType::kFloat64: {
+      double value;
+      std::memcpy(&value, from, sizeof(value));
+      return value;
+    }
+    default: {
+      std::uint16_t bits;
+      std::memcpy(&bits, from, sizeof(bits));
+      return dtype == DataType::kFloat16 ? Float16Value(bits) : Bfloat16Value(bits);
+    }
+  }
+}
+
+void SetElement(DataType dtype, double value, std::byte* to) {
+  if (dtype == DataType::kFloat64) {
+    std::memcpy(to, &value, sizeof(value));
+  } else if (dtype == DataType::kFloat32) {
+    const float narrow = static_cast<float>(value);
+    std::memcpy(to, &narrow, sizeof(narrow));
+  } else {
+    const float wide = static_cast<float>(value);
+    const std::uint16_t bits =
+        dtype == DataType::kFloat16 ? NearestFloat16(wide) : NearestBfloat16(wide);
+    std::memcpy(to, &bits, sizeof(bits));
+  }
+}
+
+// The contract, spelled out one element at a time. volatile: no contraction, no other order.
+double CombinedElement(DataType dtype, const std::vector<Bytes>& buffers, std::size_t index,
+                       double scale) {
+  const std::size_t at = index * ItemSize(dtype);
+  if (dtype == DataType::kFloat64) {
+    volatile double sum = Element(dtype, &buffers[0][at]);
+    for (std::size_t b = 1; b < buffers.size(); ++b) sum = sum + Element(dtype, &buffers[b][at]);
+    return sum * scale;
+  }
+  volatile float sum = static_cast<float>(Element(dtype, &buffers[0][at]));
+  for (std::size_t b = 1; b < buffers.size(); ++b) {
+    sum = sum + static_cast<float>(Element(dtype, &buffers[b][at]));
+  }
+  return sum * static_cast<float>(scale);
+}
+
+Bytes Reference(DataType dtype, const std::vector<Bytes>& buffers, std::size_t count,
+                double scale) {
+  Bytes result(buffers[0].size());
+  for (std::size_t i = 0; i < count; ++i) {
+    SetElement(dtype, CombinedElement(dtype, buffers, i, scale), &result[i * ItemSize(dtype)]);
+  }
+  return result;
+}
+
+// Same bits, or both a NaN.
+void ExpectSame(DataType dtype, const Bytes& actual, const Bytes& expected, std::size_t count) {
+  const std::size_t item = ItemSize(dtype);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::byte* const a = &actual[i * item];
+    const std::byte* const e = &expected[i * item];
+    if (std::memcmp(a, e, item) == 0) continue;
+    if (std::isnan(Element(dtype, a)) && std::isnan(Element(dtype, e))) continue;
+    FAIL() << DataTypeName(dtype) << " element " << i << " of " << count << ": "
+           << Element(dtype, a) << " instead of " << Element(dtype, e);
+  }
+}
+
+void CombineAll(DataType dtype, std::vector<Bytes>* buffers, std::size_t first, std::size_t count,
+                double scale) {
+  std::vector<std::byte*> pointers;
+  for (Bytes& buffer : *buffers) pointers.push_back(buffer.data() + first * ItemSize(dtype));
+  Combine(dtype, pointers, count, scale);
+}
+
+// Magnitudes that cancel, round, and reach into the subnormal and the infinite of a 16-bit type.
+std::vector<Bytes> RandomBuffers(DataType dtype, std::size_t buffers, std::size_t count,
+                                 std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<double> mantissa(-2.0, 2.0);
+  std::uniform_int_distribution<int> exponent(-26, 16);
+  std::vector<Bytes> result(buffers, Bytes(count * ItemSize(dtype)));
+  for (Bytes& buffer : result) {
+    for (std::size_t i = 0; i < count; ++i) {
+      SetElement(dtype, std::ldexp(mantissa(random), exponent(random)),
+                 &buffer[i * ItemSize(dtype)]);
+    }
+  }
+  return result;
+}
+
+// One run per SIMD target that was compiled and that this CPU has.
+class CombineTest : public testing::TestWithParam<std::int64_t> {
+ protected:
+  void SetUp() override {
+    hwy::SetSupportedTargetsForTest(GetParam());
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    ASSERT_STREQ(CombineTarget(), hwy::TargetName(GetParam()));
+  }
+  void TearDown() override {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+TEST_P(CombineTest, EqualsTheReferenceForAnyCountAndNumberOfBuffers) {
+  for (const DataType dtype : kTypes) {
+    for (const std::size_t k : {1, 2, 3, 4, 5, 6, 7, 8, 9, 64}) {
+      for (const std::size_t count :
+           {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1001}) {
+        // One element more than is combined: it stays.
+        const std::vector<Bytes> inputs =
+            RandomBuffers(dtype, k, count + 1, static_cast<std::uint32_t>(1000 * k + count));
+        const double scale = 1.0 / static_cast<double>(k + 1);
+        const Bytes expected = Reference(dtype, inputs, count, scale);
+        std::vector<Bytes> buffers = inputs;
+        CombineAll(dtype, &buffers, 0, count, scale);
+        for (std::size_t b = 0; b < k; ++b) {
+          SCOPED_TRACE(testing::Message() << "buffer " << b << " of " << k);
+          ExpectSame(dtype, buffers[b], expected, count);
+          const std::size_t end = count * ItemSize(dtype);
+          EXPECT_EQ(std::memcmp(&buffers[b][end], &inputs[b][end], ItemSize(dtype)), 0);
+        }
+      }
+    }
+  }
+}
+
+// Long enough for the loop that claims lines ahead.
+TEST_P(CombineTest, EqualsTheReferenceForALargeBuffer) {
+  constexpr std::size_t kCount = (5u << 20) / sizeof(float) + 13;
+  for (const std::size_t k : {1, 2, 3}) {
+    const std::vector<Bytes> inputs = RandomBuffers(DataType::kFloat32, k, kCount, 7);
+    std::vector<Bytes> buffers = inputs;
+    CombineAll(DataType::kFloat32, &buffers, 0, kCount, 0.25);
+    const Bytes expected = Reference(DataType::kFloat32, inputs, kCount, 0.25);
+    for (const Bytes& buffer : buffers) EXPECT_TRUE(buffer == expected) << k << " buffers";
+  }
+}
+
+TEST_P(CombineTest, SlicesAnywhereGiveTheSameBits) {
+  constexpr std::size_t kCount = 4099;
+  std::mt19937 random(3);
+  for (const DataType dtype : kTypes) {
+    for (const std::size_t k : {2, 5}) {
+      const std::vector<Bytes> inputs = RandomBuffers(dtype, k, kCount, 11);
+      std::vector<Bytes> whole = inputs;
+      CombineAll(dtype, &whole, 0, kCount, 1.0 / 3);
+      std::vector<Bytes> sliced = inputs;
+      const std::size_t step = 8 / ItemSize(dtype);  // slices begin at multiples of 8 bytes
+      for (std::size_t first = 0; first < kCount;) {
+        const std::size_t count = std::min(kCount - first, step * (1 + random() % 100));
+        CombineAll(dtype, &sliced, first, count, 1.0 / 3);
+        first += count;
+      }
+      EXPECT_TRUE(sliced == whole) << DataTypeName(dtype) << ", " << k << " buffers";
+    }
+  }
+}
+
+TEST_P(CombineTest, SumsInTheOrderOfTheBuffers) {
+  constexpr float kBig = 1e8f;
+  const auto sum_of = [](std::vector<float> terms) {
+    std::vector<Bytes> buffers(terms.size(), Bytes(sizeof(float)));
+    for (std::size_t b = 0; b < terms.size(); ++b) {
+      SetElement(DataType::kFloat32, terms[b], buffers[b].data());
+    }
+    CombineAll(DataType::kFloat32, &buffers, 0, 1, 1.0);
+    return Element(DataType::kFloat32, buffers.back().data());
+  };
+  EXPECT_EQ(sum_of({kBig, 1, -kBig}), 0);
+  EXPECT_EQ(sum_of({kBig, -kBig, 1}), 1);
+  EXPECT_EQ(sum_of({1, kBig, -kBig}), 0);
+  EXPECT_EQ(sum_of({kBig, -kBig, 1, kBig, 1, -kBig}), 0);
+}
+
+TEST_P(CombineTest, KeepsInfinityNanSubnormalsAndTheSignOfZero) {
+  struct Case {
+    double a, b, sum;
+  };
+  for (const DataType dtype : kTypes) {
+    const double tiny = dtype == DataType::kFloat64   ? std::numeric_limits<double>::denorm_min()
+                        : dtype == DataType::kFloat16 ? std::ldexp(1.0, -24)
+                        : dtype == DataType::kFloat32 ? std::ldexp(1.0, -149)
+                                                      : std::ldexp(1.0, -133);
+    const Case cases[] = {
+        {kInfinity, 1, kInfinity},
+        {-kInfinity, 1, -kInfinity},
+        {kInfinity, -kInfinity, kNan},
+        {kNan, 1, kNan},
+        {1, kNan, kNan},
+        {kNan, kInfinity, kNan},
+        {tiny, 0, tiny},
+        {tiny, tiny, 2 * tiny},
+        {-tiny, -tiny, -2 * tiny},
+        {-0.0, -0.0, -0.0},
+        {0.0, -0.0, 0.0},
+        {3, -3, 0.0},
+    };
+    // Repeated, so that the loop and the tail both see each case.
+    constexpr std::size_t kRepeat = 23;
+    std::vector<Bytes> buffers(2, Bytes(std::size(cases) * kRepeat * ItemSize(dtype)));
+    Bytes expected(buffers[0].size());
+    std::size_t i = 0;
+    for (std::size_t r = 0; r < kRepeat; ++r) {
+      for (const Case& c : cases) {
+        const std::size_t at = i++ * ItemSize(dtype);
+        SetElement(dtype, c.a, &buffers[0][at]);
+        SetElement(dtype, c.b, &buffers[1][at]);
+        SetElement(dtype, c.sum, &expected[at]);
+      }
+    }
+    CombineAll(dtype, &buffers, 0, i, 1.0);
+    ExpectSame(dtype, buffers[0], expected, i);
+    ExpectSame(dtype, buffers[1], expected, i);
+  }
+}
+
+TEST_P(CombineTest, OverflowsToInfinityWhereTheTypeEnds) {
+  // 65519 is the last number that rounds to float16's largest, 65504.
+  std::vector<Bytes> buffers(2, Bytes(2 * 3));
+  const double terms[2][3] = {{65504, 65504, -65504}, {8, 16, -16}};
+  for (std::size_t b = 0; b < 2; ++b) {
+    for (std::size_t i = 0; i < 3; ++i) {
+      SetElement(DataType::kFloat16, terms[b][i], &buffers[b][2 * i]);
+    }
+  }
+  CombineAll(DataType::kFloat16, &buffers, 0, 3, 1.0);
+  EXPECT_EQ(Element(DataType::kFloat16, &buffers[0][0]), 65504);
+  EXPECT_EQ(Element(DataType::kFloat16, &buffers[0][2]), kInfinity);
+  EXPECT_EQ(Element(DataType::kFloat16, &buffers[0][4]), -kInfinity);
+
+  // The sum overflows float16, the average does not: it is taken in float32.
+  for (Bytes& buffer : buffers) SetElement(DataType::kFloat16, 60000, buffer.data());
+  CombineAll(DataType::kFloat16, &buffers, 0, 1, 0.5);
+  EXPECT_EQ(Element(DataType::kFloat16, buffers[0].data()), 60000);
+}
+
+// Every value there is, alone and scaled: widening, rounding and narrowing.
+TEST_P(CombineTest, EverySixteenBitValueIsRoundedOnceToNearestEven) {
+  constexpr std::size_t kValues = 1 << 16;
+  for (const DataType dtype : {DataType::kFloat16, DataType::kBfloat16}) {
+    std::vector<Bytes> inputs(2, Bytes(2 * kValues));
+    for (std::size_t i = 0; i < kValues; ++i) {
+      const auto bits = static_cast<std::uint16_t>(i);
+      std::memcpy(&inputs[0][2 * i], &bits, 2);
+      SetElement(dtype, -0.0, &inputs[1][2 * i]);  // x + -0 is x, for both zeros too
+    }
+    for (const double scale : {1.0, 1.0 / 3, 0.1, 1.0009765625, 1.5, 0.99999, std::ldexp(1.0, -12),
+                               std::ldexp(1.25, -20), 1000.0, std::ldexp(1.0, 30)}) {
+      SCOPED_TRACE(scale);
+      std::vector<Bytes> buffers = inputs;
+      CombineAll(dtype, &buffers, 0, kValues, scale);
+      ExpectSame(dtype, buffers[1], Reference(dtype, inputs, kValues, scale), kValues);
+      if (scale == 1.0) ExpectSame(dtype, buffers[1], inputs[0], kValues);
+    }
+  }
+}
+
+TEST_P(CombineTest, OneBufferWithoutScaleIsNotTouched) {
+  Bytes buffer(8);
+  const std::uint32_t signaling_nan = 0x7F800001;
+  std::memcpy(&buffer[0], &signaling_nan, 4);
+  std::vector<Bytes> buffers = {buffer};
+  CombineAll(DataType::kFloat32, &buffers, 0, 2, 1.0);
+  EXPECT_TRUE(buffers[0] == buffer);
+}
+
+TEST(CombineNothingTest, IsAllowed) {
+  Combine(DataType::kFloat32, {}, 5, 1.0);
+  std::byte* const null = nullptr;
+  Combine(DataType::kFloat32, {&null, 1}, 0, 0.5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, CombineTest,
+                         testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+                         [](const testing::TestParamInfo<std::int64_t>& info) {
+                           return std::string(hwy::TargetName(info.param));
+                         });
+
+}  // namespace
+}  // namespace gradsync

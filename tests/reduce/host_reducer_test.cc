@@ -1,0 +1,361 @@
+#include "daemon/reduce/host_reducer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/base/mutex.h"
+#include "daemon/reduce/combine.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+// Waits until something has happened `count` times.
+class Countdown {
+ public:
+  explicit Countdown(int count) : left_(count) {}
+  void Down() {
+    // Under the lock: the waiter may destroy this as soon as it has it.
+    MutexLock lock(&mutex_);
+    --left_;
+    zero_.NotifyAll();
+  }
+  void Wait() {
+    MutexLock lock(&mutex_);
+    while (left_ > 0) zero_.Wait(&mutex_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar zero_;
+  int left_ ABSL_GUARDED_BY(mutex_);
+};
+
+// An operation with its memory. Buffer r holds r + 1 + the element's index modulo 8 in every
+// element.
+class Bucket {
+ public:
+  Bucket(std::size_t bytes, std::size_t ranks, std::uint64_t flow = 0) {
+    operation_.dtype = DataType::kFloat32;
+    operation_.count = bytes / sizeof(float);
+    operation_.scale = 1.0 / static_cast<double>(ranks);
+    operation_.flow = flow;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      memory_.push_back(std::make_unique<std::vector<float>>(operation_.count));
+      operation_.buffers.push_back(reinterpret_cast<std::byte*>(memory_.back()->data()));
+    }
+    Fill();
+  }
+
+  void Fill() {
+    for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
+      for (std::size_t i = 0; i < operation_.count; ++i) {
+        (*memory_[rank])[i] = static_cast<float>(rank + 1 + i % 8);
+      }
+    }
+  }
+
+  // The average of what Fill() wrote, in every buffer.
+  bool Averaged() const {
+    const float ranks = static_cast<float>(memory_.size());
+    for (const auto& buffer : memory_) {
+      for (std::size_t i = 0; i < operation_.count; ++i) {
+        float sum = 0;
+        for (std::size_t rank = 0; rank < memory_.size(); ++rank) {
+          sum += static_cast<float>(rank + 1 + i % 8);
+        }
+        if ((*buffer)[i] != sum * (1.0f / ranks)) return false;
+      }
+    }
+    return true;
+  }
+
+  ReduceOperation* operation() { return &operation_; }
+
+ private:
+  ReduceOperation operation_;
+  std::vector<std::unique_ptr<std::vector<float>>> memory_;
+};
+
+// Larger than what runs on the submitter's thread, small enough for one slice.
+constexpr std::size_t kOneSlice = kMiB / 2;
+
+// Occupies a reducer's only thread from Occupy() to Release().
+class Plug {
+ public:
+  Plug() : bucket_(kOneSlice, 2, /*flow=*/999), occupied_(1), released_(1) {
+    bucket_.operation()->done = [this](const ReduceTimes&) {
+      occupied_.Down();
+      released_.Wait();
+    };
+  }
+  void Occupy(HostReducer* reducer) {
+    reducer->Reduce(bucket_.operation());
+    occupied_.Wait();
+  }
+  void Release() { released_.Down(); }
+
+ private:
+  Bucket bucket_;
+  Countdown occupied_;
+  Countdown released_;
+};
+
+TEST(HostReducerTest, AveragesWhateverTheSizeAndTheNumberOfThreads) {
+  for (const int threads : {1, 2, 3, 4}) {
+    HostReducer reducer(threads);
+    EXPECT_EQ(reducer.threads(), threads);
+    for (const std::size_t ranks : {1, 2, 3, 5}) {
+      for (const std::size_t bytes : {std::size_t{4}, std::size_t{4096}, kMiB - 4, kMiB,
+                                      2 * kMiB + 4, 5 * kMiB + 100, 20 * kMiB + 12}) {
+        Bucket bucket(bytes, ranks);
+        Countdown done(1);
+        ReduceTimes times;
+        bucket.operation()->done = [&](const ReduceTimes& t) {
+          times = t;
+          done.Down();
+        };
+        reducer.Reduce(bucket.operation());
+        done.Wait();
+        EXPECT_TRUE(bucket.Averaged()) << bytes << " bytes, " << ranks << " ranks, " << threads;
+        EXPECT_GT(times.start_ns, 0u);
+        EXPECT_GE(times.finish_ns, times.start_ns);
+      }
+    }
+  }
+}
+
+TEST(HostReducerTest, NumberOfThreadsDoesNotChangeABit) {
+  constexpr std::size_t kCount = 3 * kMiB / 2 + 37;  // bfloat16, 3 MiB
+  std::vector<std::vector<std::uint16_t>> input(3, std::vector<std::uint16_t>(kCount));
+  std::uint32_t random = 1;
+  for (auto& buffer : input) {
+    for (std::uint16_t& element : buffer) {
+      random = random * 1664525 + 1013904223;
+      element = static_cast<std::uint16_t>(random >> 16) & 0xBFFF;  // finite
+    }
+  }
+  const auto pointers = [](std::vector<std::vector<std::uint16_t>>* buffers) {
+    absl::InlinedVector<std::byte*, 8> result;
+    for (auto& buffer : *buffers) result.push_back(reinterpret_cast<std::byte*>(buffer.data()));
+    return result;
+  };
+  std::vector<std::vector<std::uint16_t>> whole = input;
+  Combine(DataType::kBfloat16, pointers(&whole), kCount, 1.0 / 3);
+  for (const int threads : {1, 2, 3, 7}) {
+    std::vector<std::vector<std::uint16_t>> buffers = input;
+    HostReducer reducer(threads);
+    ReduceOperation operation;
+    operation.dtype = DataType::kBfloat16;
+    operation.count = kCount;
+    operation.scale = 1.0 / 3;
+    operation.buffers = pointers(&buffers);
+    Countdown done(1);
+    operation.done = [&](const ReduceTimes&) { done.Down(); };
+    reducer.Reduce(&operation);
+    done.Wait();
+    EXPECT_TRUE(buffers == whole) << threads << " threads";
+  }
+}
+
+TEST(HostReducerTest, SmallAndEmptyOperationsEndBeforeReduceReturns) {
+  HostReducer reducer(2);
+  // 2 ranks: each byte is read and written twice.
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{4}, HostReducer::kInlineTrafficBytes / 4}) {
+    Bucket bucket(bytes, 2);
+    std::thread::id thread;
+    bucket.operation()->done = [&](const ReduceTimes&) { thread = std::this_thread::get_id(); };
+    reducer.Reduce(bucket.operation());
+    EXPECT_EQ(thread, std::this_thread::get_id()) << bytes;
+    EXPECT_TRUE(bucket.Averaged()) << bytes;
+  }
+  ReduceOperation nothing;
+  bool done = false;
+  nothing.done = [&](const ReduceTimes&) { done = true; };
+  reducer.Reduce(&nothing);
+  EXPECT_TRUE(done);
+}
+
+TEST(HostReducerTest, SmallOperationsDoNotWaitForBusyThreads) {
+  HostReducer reducer(1);
+  Plug plug;
+  plug.Occupy(&reducer);
+  Bucket bucket(4096, 2);
+  bool done = false;
+  bucket.operation()->done = [&](const ReduceTimes&) { done = true; };
+  reducer.Reduce(bucket.operation());
+  EXPECT_TRUE(done);
+  plug.Release();
+}
+
+// Records the names of operations in the order of their done(), on a reducer of one thread that is
+// held up until all are submitted.
+class Order {
+ public:
+  Order() : reducer_(std::make_unique<HostReducer>(1)) { plug_.Occupy(reducer_.get()); }
+
+  void Submit(const std::string& name, std::size_t bytes, std::uint64_t flow) {
+    buckets_.push_back(std::make_unique<Bucket>(bytes, 2, flow));
+    buckets_.back()->operation()->done = [this, name](const ReduceTimes&) {
+      order_.push_back(name);
+    };
+    reducer_->Reduce(buckets_.back()->operation());
+  }
+
+  std::vector<std::string> Finish() {
+    plug_.Release();
+    reducer_.reset();  // drains
+    return order_;
+  }
+
+ private:
+  Plug plug_;
+  std::vector<std::unique_ptr<Bucket>> buckets_;
+  std::vector<std::string> order_;  // written by the one reduce thread, read after it has ended
+  std::unique_ptr<HostReducer> reducer_;
+};
+
+TEST(HostReducerTest, OneFlowIsServedInTheOrderOfSubmission) {
+  Order order;
+  std::vector<std::string> names;
+  for (int i = 0; i < 40; ++i) {  // more than the ring begins with
+    names.push_back("a" + std::to_string(i));
+    order.Submit(names.back(), kOneSlice, 1);
+  }
+  EXPECT_EQ(order.Finish(), names);
+}
+
+TEST(HostReducerTest, FlowsAreServedByTurns) {
+  Order order;
+  for (int i = 1; i <= 4; ++i) order.Submit("a" + std::to_string(i), kOneSlice, 1);
+  order.Submit("b1", kOneSlice, 2);
+  order.Submit("b2", kOneSlice, 2);
+  order.Submit("c1", kOneSlice, 3);
+  EXPECT_EQ(order.Finish(), (std::vector<std::string>{"a1", "b1", "c1", "a2", "b2", "a3", "a4"}));
+}
+
+TEST(HostReducerTest, ALargeOperationLetsAnotherFlowPassBetweenItsSlices) {
+  Order order;
+  order.Submit("large", 3 * HostReducer::kMaxSliceBytes, 1);
+  order.Submit("small", kOneSlice, 2);
+  EXPECT_EQ(order.Finish(), (std::vector<std::string>{"small", "large"}));
+}
+
+// A flow that submits its next operation as soon as one is done must not be served twice in a
+// round, wherever in the round it stands.
+TEST(HostReducerTest, AFlowThatComesBackWaitsForItsTurn) {
+  HostReducer reducer(1);
+  Plug plug;
+  plug.Occupy(&reducer);
+  std::string order;
+  Countdown all(12);
+  std::vector<std::unique_ptr<Bucket>> buckets;
+  const auto make = [&](char name) {
+    buckets.push_back(std::make_unique<Bucket>(kOneSlice, 2, static_cast<std::uint64_t>(name)));
+    ReduceOperation* const operation = buckets.back()->operation();
+    operation->done = [&, name](const ReduceTimes&) {
+      order += name;
+      all.Down();
+    };
+    return operation;
+  };
+  ReduceOperation* const returning = make('b');
+  int submissions = 1;
+  returning->done = [&](const ReduceTimes&) {
+    order += 'b';
+    if (submissions++ < 4) reducer.Reduce(returning);
+    all.Down();
+  };
+  for (int i = 0; i < 4; ++i) {
+    reducer.Reduce(make('a'));
+    if (i == 0) reducer.Reduce(returning);
+    reducer.Reduce(make('c'));
+  }
+  plug.Release();
+  all.Wait();
+  // Gone from the round when it is done, b comes back at its end.
+  EXPECT_EQ(order, "abcabcabcabc");
+}
+
+TEST(HostReducerTest, DestructionFinishesWhatWasSubmitted) {
+  std::vector<std::unique_ptr<Bucket>> buckets;
+  std::atomic<int> done{0};
+  {
+    HostReducer reducer(2);
+    for (int i = 0; i < 20; ++i) {
+      buckets.push_back(std::make_unique<Bucket>(3 * kMiB, 2, /*flow=*/i % 3));
+      buckets.back()->operation()->done = [&](const ReduceTimes&) { ++done; };
+      reducer.Reduce(buckets.back()->operation());
+    }
+  }
+  EXPECT_EQ(done, 20);
+  for (const auto& bucket : buckets) EXPECT_TRUE(bucket->Averaged());
+}
+
+TEST(HostReducerTest, DestructionFinishesWhatDoneSubmits) {
+  Bucket bucket(2 * kMiB, 2);
+  std::atomic<int> done{0};
+  {
+    HostReducer reducer(2);
+    bucket.operation()->done = [&](const ReduceTimes&) {
+      if (++done < 10) reducer.Reduce(bucket.operation());
+    };
+    reducer.Reduce(bucket.operation());
+  }
+  EXPECT_EQ(done, 10);
+}
+
+// Sessions of several jobs submit at once, each its next step when the last is done.
+TEST(HostReducerTest, ManyFlowsAtOnceAreEachDoneOncePerSubmission) {
+  constexpr int kFlows = 6;
+  constexpr int kSteps = 25;
+  HostReducer reducer(3);
+  std::vector<std::thread> submitters;
+  std::vector<std::atomic<int>> done(kFlows);
+  std::atomic<int> wrong{0};
+  for (int flow = 0; flow < kFlows; ++flow) {
+    submitters.emplace_back([&, flow] {
+      // 16 KiB (inline), 512 KiB, 2 MiB and 3 MiB.
+      std::vector<std::unique_ptr<Bucket>> buckets;
+      for (const std::size_t bytes : {kMiB / 64, kMiB / 2, 2 * kMiB, 3 * kMiB}) {
+        buckets.push_back(std::make_unique<Bucket>(bytes, 2, flow));
+      }
+      for (int step = 0; step < kSteps; ++step) {
+        Countdown all(static_cast<int>(buckets.size()));
+        for (auto& bucket : buckets) {
+          bucket->Fill();
+          bucket->operation()->done = [&](const ReduceTimes&) {
+            ++done[flow];
+            all.Down();
+          };
+          reducer.Reduce(bucket->operation());
+        }
+        all.Wait();
+        for (auto& bucket : buckets) wrong += bucket->Averaged() ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& submitter : submitters) submitter.join();
+  for (int flow = 0; flow < kFlows; ++flow) EXPECT_EQ(done[flow], 4 * kSteps);
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(HostReducerTest, DefaultThreadsLeaveTheCoresToTheTrainers) {
+  EXPECT_GE(HostReducer::DefaultThreads(), 1);
+  EXPECT_LE(HostReducer::DefaultThreads(), 4);
+}
+
+TEST(HostReducerTest, NoThreadsCountAsOne) { EXPECT_EQ(HostReducer(0).threads(), 1); }
+
+}  // namespace
+}  // namespace gradsync
