@@ -1,0 +1,136 @@
+#include "tools/gradsyncctl/arguments.h"
+
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace gradsync {
+namespace {
+
+constexpr char kDefaultSocket[] = "/run/gradsync/gradsyncd.sock";
+constexpr double kMaxTimeoutSeconds = 3600.0;
+
+absl::StatusOr<CtlCommand> ParseCommand(absl::string_view word) {
+  if (word == "status") return CtlCommand::kStatus;
+  if (word == "stats") return CtlCommand::kStats;
+  if (word == "timeline") return CtlCommand::kTimeline;
+  if (word == "health") return CtlCommand::kHealth;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown command '", word, "'; the commands are status, stats, timeline and health"));
+}
+
+absl::Status SetOption(absl::string_view name, const std::string& value, CtlArguments* arguments) {
+  if (value.empty()) return absl::InvalidArgumentError(absl::StrCat(name, " has an empty value"));
+  if (name == "--socket") {
+    arguments->socket = value;
+  } else if (name == "--job") {
+    arguments->job = value;
+  } else if (name == "--layout") {
+    arguments->layout = value;
+  } else if (name == "--steps") {
+    if (!absl::SimpleAtoi(value, &arguments->steps) || arguments->steps < 1 ||
+        arguments->steps > kMaxTimelineSteps) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--steps '", value, "' is not a whole number from 1 to ", kMaxTimelineSteps));
+    }
+  } else {  // --timeout
+    double seconds = 0.0;
+    // Written so that NaN fails.
+    if (!absl::SimpleAtod(value, &seconds) || !(seconds > 0.0 && seconds <= kMaxTimeoutSeconds)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--timeout '", value, "' is not a number of seconds above 0 and up to 3600"));
+    }
+    arguments->timeout = absl::Seconds(seconds);
+  }
+  return absl::OkStatus();
+}
+
+bool TakesValue(absl::string_view name) {
+  return name == "--socket" || name == "--job" || name == "--layout" || name == "--steps" ||
+         name == "--timeout";
+}
+
+// One word without a value; false if it is no such word.
+bool SetSwitch(absl::string_view word, CtlArguments* arguments) {
+  if (word == "--json") {
+    arguments->json = true;
+  } else if (word == "--help" || word == "-h" || word == "help") {
+    arguments->help = true;
+  } else if (word == "--version") {
+    arguments->version = true;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// What the command does not understand, or lacks.
+absl::Status CheckCommand(const CtlArguments& arguments, bool steps_given) {
+  if (arguments.help || arguments.version) return absl::OkStatus();
+  if (arguments.command == CtlCommand::kNone) {
+    return absl::InvalidArgumentError(
+        "no command; the commands are status, stats, timeline and health");
+  }
+  if (arguments.command != CtlCommand::kTimeline && (steps_given || !arguments.layout.empty())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(steps_given ? "--steps" : "--layout", " goes with the command timeline only"));
+  }
+  if (arguments.command == CtlCommand::kHealth && !arguments.job.empty()) {
+    return absl::InvalidArgumentError("--job does not go with health, which is the daemon's");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<CtlArguments> ParseArguments(const std::vector<std::string>& arguments,
+                                            const char* socket_variable) {
+  CtlArguments result;
+  const bool from_environment = socket_variable != nullptr && *socket_variable != '\0';
+  result.socket = from_environment ? socket_variable : kDefaultSocket;
+  bool steps_given = false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const absl::string_view word = arguments[i];
+    if (SetSwitch(word, &result)) continue;
+    if (!absl::StartsWith(word, "-")) {
+      if (result.command != CtlCommand::kNone) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "'", word, "' is one word too many: one command is expected, and options with '--'"));
+      }
+      absl::StatusOr<CtlCommand> command = ParseCommand(word);
+      if (!command.ok()) return std::move(command).status();
+      result.command = *command;
+      continue;
+    }
+    const std::size_t equals = word.find('=');
+    const absl::string_view name = word.substr(0, equals);
+    if (!TakesValue(name)) {
+      return absl::InvalidArgumentError(
+          equals != absl::string_view::npos && (name == "--json" || name == "--help")
+              ? absl::StrCat(name, " takes no value")
+              : absl::StrCat("unknown option '", name,
+                             "'; the options are --socket, --job, --layout, --steps, --timeout, "
+                             "--json, --help and --version"));
+    }
+    std::string value;
+    if (equals != absl::string_view::npos) {
+      value = std::string(word.substr(equals + 1));
+    } else if (i + 1 < arguments.size()) {
+      value = arguments[++i];
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat(name, " needs a value after it"));
+    }
+    if (absl::Status status = SetOption(name, value, &result); !status.ok()) return status;
+    steps_given = steps_given || name == "--steps";
+  }
+  if (absl::Status status = CheckCommand(result, steps_given); !status.ok()) return status;
+  return result;
+}
+
+}  // namespace gradsync

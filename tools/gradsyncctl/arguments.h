@@ -1,0 +1,40 @@
+// gradsyncctl's command line.
+
+#ifndef TOOLS_GRADSYNCCTL_ARGUMENTS_H_
+#define TOOLS_GRADSYNCCTL_ARGUMENTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace gradsync {
+
+enum class CtlCommand { kNone, kStatus, kStats, kTimeline, kHealth };
+
+struct CtlArguments {
+  CtlCommand command = CtlCommand::kNone;  // kNone only with help or version
+  bool help = false;
+  bool version = false;
+  bool json = false;
+  std::string socket;
+  std::string job;     // empty: all jobs; for a timeline the only one
+  std::string layout;  // empty: the only one
+  std::uint32_t steps = 1;
+  absl::Duration timeout = absl::Seconds(5);
+};
+
+// The most steps that a daemon keeps of a layout.
+inline constexpr std::uint32_t kMaxTimelineSteps = 64;
+
+// `arguments` without the program's name. `socket_variable` is GRADSYNC_SOCKET's value, null if
+// unset. Options may stand before or after the command, as "--option value" or "--option=value".
+// INVALID_ARGUMENT says what is wrong and what would be right.
+absl::StatusOr<CtlArguments> ParseArguments(const std::vector<std::string>& arguments,
+                                            const char* socket_variable);
+
+}  // namespace gradsync
+
+#endif  // TOOLS_GRADSYNCCTL_ARGUMENTS_H_

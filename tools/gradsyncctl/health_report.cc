@@ -1,0 +1,65 @@
+#include "tools/gradsyncctl/health_report.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+using grpc::health::v1::HealthCheckResponse;
+
+void Add(HealthCode code, std::string reason, HealthReport* report) {
+  report->code = std::max(report->code, code);
+  report->reasons.push_back(std::move(reason));
+}
+
+void AddDaemonWarnings(const v1::GetStatusResponse& status, HealthReport* report) {
+  if (status.state() == v1::DAEMON_STATE_DRAINING) {
+    Add(HealthCode::kWarn, "the daemon drains: it takes no new sessions", report);
+  }
+  for (const std::string& warning : status.warnings()) Add(HealthCode::kWarn, warning, report);
+}
+
+}  // namespace
+
+absl::string_view HealthCodeName(HealthCode code) {
+  switch (code) {
+    case HealthCode::kOk:
+      return "OK";
+    case HealthCode::kWarn:
+      return "WARN";
+    case HealthCode::kErr:
+      return "ERR";
+  }
+  return "ERR";
+}
+
+HealthReport JudgeStatus(const v1::GetStatusResponse& status) {
+  HealthReport report;
+  AddDaemonWarnings(status, &report);
+  for (const v1::JobStatus& job : status.jobs()) {
+    if (job.state() != v1::JOB_STATE_FAILED) continue;
+    Add(HealthCode::kWarn, absl::StrCat("job ", job.job_id(), " has failed: ", job.failure()),
+        &report);
+  }
+  return report;
+}
+
+HealthReport JudgeHealth(const std::vector<ServiceHealth>& services,
+                         const v1::GetStatusResponse& status) {
+  HealthReport report;
+  // A daemon that drains says NOT_SERVING, as it should: joins go elsewhere.
+  const bool draining = status.state() == v1::DAEMON_STATE_DRAINING;
+  for (const ServiceHealth& service : services) {
+    if (service.state == HealthCheckResponse::SERVING || draining) continue;
+    Add(HealthCode::kErr,
+        absl::StrCat(service.service.empty() ? "the daemon" : service.service, " is ",
+                     HealthCheckResponse::ServingStatus_Name(service.state)),
+        &report);
+  }
+  AddDaemonWarnings(status, &report);
+  return report;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,39 @@
+#include "tools/gradsyncctl/json.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+
+namespace gradsync {
+
+std::string MessageToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  // Fails for google.protobuf.Any of an unknown type only, of which introspection has none.
+  (void)google::protobuf::util::MessageToJsonString(message, &json, options);
+  return json;
+}
+
+std::string HealthToJson(const HealthReport& report, absl::string_view socket,
+                         const std::vector<ServiceHealth>& services) {
+  nlohmann::ordered_json states = nlohmann::ordered_json::object();
+  for (const ServiceHealth& service : services) {
+    states[service.service] =
+        grpc::health::v1::HealthCheckResponse::ServingStatus_Name(service.state);
+  }
+  nlohmann::ordered_json json;
+  json["code"] = std::string(HealthCodeName(report.code));
+  json["exit_status"] = static_cast<int>(report.code);
+  json["reasons"] = report.reasons;
+  json["socket"] = std::string(socket);
+  json["services"] = states;
+  // A path may be any bytes; JSON is UTF-8.
+  return absl::StrCat(json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace),
+                      "\n");
+}
+
+}  // namespace gradsync

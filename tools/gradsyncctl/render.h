@@ -1,0 +1,29 @@
+// Answers for people: short, aligned text that ends with a line feed. One source file each.
+
+#ifndef TOOLS_GRADSYNCCTL_RENDER_H_
+#define TOOLS_GRADSYNCCTL_RENDER_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "gradsync/v1/introspection.pb.h"
+#include "tools/gradsyncctl/health_report.h"
+
+namespace gradsync {
+
+// `with_ranks`: also one line for each session.
+std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks);
+
+std::string RenderStats(const v1::GetStatsResponse& stats);
+
+// One picture for each step of `timeline`.
+std::string RenderTimeline(absl::string_view job, absl::string_view layout,
+                           const v1::GetTimelineResponse& timeline);
+
+std::string RenderHealth(const HealthReport& report, const std::vector<ServiceHealth>& services,
+                         const v1::GetStatusResponse& status);
+
+}  // namespace gradsync
+
+#endif  // TOOLS_GRADSYNCCTL_RENDER_H_

@@ -1,0 +1,147 @@
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tools/gradsyncctl/quantity.h"
+#include "tools/gradsyncctl/render.h"
+#include "tools/gradsyncctl/text_table.h"
+
+namespace gradsync {
+namespace {
+
+constexpr auto kRight = TextTable::Align::kRight;
+
+absl::string_view StateName(v1::DaemonState state) {
+  switch (state) {
+    case v1::DAEMON_STATE_SERVING:
+      return "serving";
+    case v1::DAEMON_STATE_DRAINING:
+      return "DRAINING";
+    default:
+      return "state unknown";
+  }
+}
+
+absl::string_view StateName(v1::JobState state) {
+  switch (state) {
+    case v1::JOB_STATE_FORMING:
+      return "forming";
+    case v1::JOB_STATE_RUNNING:
+      return "running";
+    case v1::JOB_STATE_FAILED:
+      return "FAILED";
+    default:
+      return "unknown";
+  }
+}
+
+// Live ranks of the world, such as "3/4" or "2/4 +1 left".
+std::string RankCount(const v1::JobStatus& job) {
+  int live = 0;
+  int left = 0;
+  for (const v1::SessionStatus& session : job.sessions()) {
+    ++(session.state() == "left" ? left : live);
+  }
+  return absl::StrCat(live, "/", job.world_size(),
+                      left > 0 ? absl::StrCat(" +", left, " left") : "");
+}
+
+std::string WaitingFor(const v1::JobStatus& job) {
+  if (job.state() == v1::JOB_STATE_FORMING) {
+    const std::vector<std::uint32_t> missing(job.missing_ranks().begin(),
+                                             job.missing_ranks().end());
+    return missing.empty() ? "-"
+                           : absl::StrCat(missing.size() == 1 ? "rank " : "ranks ",
+                                          FormatRanks(missing), " to join");
+  }
+  // Who is missing what stands with the layout.
+  std::vector<std::string> steps;
+  for (const v1::LayoutStatus& layout : job.layouts()) {
+    if (layout.waiting_for().empty()) continue;
+    steps.push_back(layout.ready() ? absl::StrCat("step ", layout.step(), " of ", layout.name())
+                                   : absl::StrCat("layout ", layout.name()));
+  }
+  return steps.empty() ? "-" : absl::StrJoin(steps, ", ");
+}
+
+std::string Jobs(const v1::GetStatusResponse& status) {
+  TextTable table({{"JOB"},
+                   {"USER", kRight},
+                   {"GEN", kRight},
+                   {"STATE"},
+                   {"RANKS"},
+                   {"MISSING"},
+                   {"WAITING FOR"}});
+  for (const v1::JobStatus& job : status.jobs()) {
+    table.AddRow({job.job_id(), absl::StrCat(job.uid()), absl::StrCat(job.generation()),
+                  std::string(StateName(job.state())), RankCount(job),
+                  FormatRanks({job.missing_ranks().begin(), job.missing_ranks().end()}),
+                  WaitingFor(job)});
+    if (!job.failure().empty()) table.AddNote(absl::StrCat("  failed: ", job.failure()));
+  }
+  return table.Render();
+}
+
+std::string Layouts(const v1::GetStatusResponse& status) {
+  TextTable table({{"LAYOUT"},
+                   {"JOB"},
+                   {"BUCKETS", kRight},
+                   {"BYTES", kRight},
+                   {"STEP", kRight},
+                   {"STATE"},
+                   {"WAITING FOR"}});
+  for (const v1::JobStatus& job : status.jobs()) {
+    for (const v1::LayoutStatus& layout : job.layouts()) {
+      table.AddRow({layout.name(), job.job_id(), absl::StrCat(layout.buckets()),
+                    FormatBytes(layout.bytes()), absl::StrCat(layout.step()),
+                    layout.ready() ? "ready" : "agreeing",
+                    layout.waiting_for().empty() ? "-" : layout.waiting_for()});
+    }
+  }
+  return table.empty() ? "" : absl::StrCat("\n", table.Render());
+}
+
+std::string Ranks(const v1::GetStatusResponse& status) {
+  TextTable table({{"RANK", kRight},
+                   {"JOB"},
+                   {"STATE"},
+                   {"PID"},
+                   {"INCARNATION", kRight},
+                   {"CONNECTED"},
+                   {"ARENA", kRight},
+                   {"CLIENT"}});
+  for (const v1::JobStatus& job : status.jobs()) {
+    for (const v1::SessionStatus& session : job.sessions()) {
+      table.AddRow({absl::StrCat(session.rank()), job.job_id(), session.state(),
+                    session.pid() == 0 ? "unknown" : absl::StrCat(session.pid()),
+                    absl::StrCat(session.incarnation()), FormatUptime(session.connected_s()),
+                    FormatBytes(session.arena_bytes()), session.client()});
+    }
+  }
+  return table.empty() ? "" : absl::StrCat("\n", table.Render());
+}
+
+}  // namespace
+
+std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks) {
+  std::string text = absl::StrCat(
+      "gradsyncd ", Printable(status.version()), ": ", StateName(status.state()), ", up ",
+      FormatUptime(status.uptime_s()), ", pid ", status.pid(), ", socket ",
+      Printable(status.socket()), "\n", status.reduce_threads(),
+      status.reduce_threads() == 1 ? " reduce thread" : " reduce threads", " (",
+      Printable(status.simd()), "), arenas ", FormatBytes(status.arena_bytes()), "\n\n");
+  if (status.jobs().empty()) {
+    absl::StrAppend(&text, "no jobs\n");
+  } else {
+    absl::StrAppend(&text, Jobs(status), Layouts(status), with_ranks ? Ranks(status) : "");
+  }
+  if (!status.warnings().empty()) absl::StrAppend(&text, "\n");
+  for (const std::string& warning : status.warnings()) {
+    absl::StrAppend(&text, "WARN  ", Printable(warning), "\n");
+  }
+  return text;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,181 @@
+#include "tools/gradsyncctl/run_command.h"
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/version.h"
+#include "tools/gradsyncctl/arguments.h"
+#include "tools/gradsyncctl/daemon_connection.h"
+#include "tools/gradsyncctl/health_report.h"
+#include "tools/gradsyncctl/help.h"
+#include "tools/gradsyncctl/json.h"
+#include "tools/gradsyncctl/render.h"
+#include "tools/gradsyncctl/text_table.h"
+
+namespace gradsync {
+namespace {
+
+constexpr const char* kServices[] = {"", "gradsync.v1.GradientSync", "gradsync.v1.Introspection"};
+
+// What a command prints and the exit status it asks for.
+struct Answer {
+  std::string text;
+  HealthCode code = HealthCode::kOk;
+};
+
+// "no job x; the jobs are a, b".
+absl::Status NoSuch(absl::string_view what, const std::string& name,
+                    const std::vector<std::string>& known) {
+  return absl::NotFoundError(
+      absl::StrCat("no ", what, " ", name,
+                   known.empty() ? absl::StrCat("; there are no ", what, "s")
+                                 : absl::StrCat("; there is: ", absl::StrJoin(known, ", "))));
+}
+
+std::vector<std::string> JobIds(const v1::GetStatusResponse& status) {
+  std::vector<std::string> ids;
+  for (const v1::JobStatus& job : status.jobs()) ids.push_back(job.job_id());
+  return ids;
+}
+
+// The status of `job`, or of all jobs if it is empty. NOT_FOUND: no such job, and which there are.
+absl::StatusOr<v1::GetStatusResponse> AskStatus(const std::string& job,
+                                                DaemonConnection* connection) {
+  absl::StatusOr<v1::GetStatusResponse> status = connection->GetStatus(job);
+  if (!status.ok() || job.empty() || !status->jobs().empty()) return status;
+  absl::StatusOr<v1::GetStatusResponse> all = connection->GetStatus("");
+  if (!all.ok()) return all;
+  return NoSuch("job", job, JobIds(*all));
+}
+
+absl::StatusOr<Answer> AnswerStatus(const CtlArguments& arguments, DaemonConnection* connection) {
+  absl::StatusOr<v1::GetStatusResponse> status = AskStatus(arguments.job, connection);
+  if (!status.ok()) return std::move(status).status();
+  return Answer{
+      arguments.json ? MessageToJson(*status) : RenderStatus(*status, !arguments.job.empty()),
+      JudgeStatus(*status).code};
+}
+
+absl::StatusOr<Answer> AnswerStats(const CtlArguments& arguments, DaemonConnection* connection) {
+  absl::StatusOr<v1::GetStatusResponse> status = AskStatus(arguments.job, connection);
+  if (!status.ok()) return std::move(status).status();
+  absl::StatusOr<v1::GetStatsResponse> stats = connection->GetStats(arguments.job);
+  if (!stats.ok()) return std::move(stats).status();
+  const HealthReport report = JudgeStatus(*status);
+  if (arguments.json) return Answer{MessageToJson(*stats), report.code};
+  std::string text = RenderStats(*stats);
+  for (std::size_t i = 0; i < report.reasons.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "\n" : "", "WARN  ", Printable(report.reasons[i]), "\n");
+  }
+  return Answer{std::move(text), report.code};
+}
+
+// The job and layout that the arguments mean, where both may be left out if there is only one.
+absl::StatusOr<std::pair<std::string, std::string>> ChooseLayout(
+    const CtlArguments& arguments, const v1::GetStatusResponse& status) {
+  if (status.jobs().empty()) return absl::NotFoundError("the daemon has no job, so no timeline");
+  if (status.jobs_size() > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "there are several jobs: choose one with --job: ", absl::StrJoin(JobIds(status), ", ")));
+  }
+  const v1::JobStatus& job = status.jobs(0);
+  std::vector<std::string> names;
+  for (const v1::LayoutStatus& layout : job.layouts()) {
+    if (layout.name() == arguments.layout) return std::make_pair(job.job_id(), layout.name());
+    names.push_back(layout.name());
+  }
+  if (!arguments.layout.empty()) return NoSuch("layout", arguments.layout, names);
+  if (names.empty()) {
+    return absl::NotFoundError(absl::StrCat("job ", job.job_id(), " has no layout yet"));
+  }
+  if (names.size() > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", job.job_id(),
+        " has several layouts: choose one with --layout: ", absl::StrJoin(names, ", ")));
+  }
+  return std::make_pair(job.job_id(), names[0]);
+}
+
+absl::StatusOr<Answer> AnswerTimeline(const CtlArguments& arguments, DaemonConnection* connection) {
+  absl::StatusOr<v1::GetStatusResponse> status = AskStatus(arguments.job, connection);
+  if (!status.ok()) return std::move(status).status();
+  absl::StatusOr<std::pair<std::string, std::string>> chosen = ChooseLayout(arguments, *status);
+  if (!chosen.ok()) return std::move(chosen).status();
+  const auto& [job, layout] = *chosen;
+  absl::StatusOr<v1::GetTimelineResponse> timeline =
+      connection->GetTimeline(job, layout, arguments.steps);
+  if (!timeline.ok()) return std::move(timeline).status();
+  return Answer{arguments.json ? MessageToJson(*timeline) : RenderTimeline(job, layout, *timeline)};
+}
+
+absl::StatusOr<Answer> AnswerHealth(const CtlArguments& arguments, DaemonConnection* connection) {
+  std::vector<ServiceHealth> services;
+  for (const char* name : kServices) {
+    absl::StatusOr<ServiceHealth> service = connection->CheckHealth(name);
+    if (!service.ok()) return std::move(service).status();
+    services.push_back(*std::move(service));
+  }
+  absl::StatusOr<v1::GetStatusResponse> status = connection->GetStatus("");
+  if (!status.ok()) return std::move(status).status();
+  const HealthReport report = JudgeHealth(services, *status);
+  return Answer{arguments.json ? HealthToJson(report, arguments.socket, services)
+                               : RenderHealth(report, services, *status),
+                report.code};
+}
+
+absl::StatusOr<Answer> Ask(const CtlArguments& arguments) {
+  absl::StatusOr<DaemonConnection> connection =
+      DaemonConnection::Open(arguments.socket, arguments.timeout);
+  if (!connection.ok()) return std::move(connection).status();
+  switch (arguments.command) {
+    case CtlCommand::kStatus:
+      return AnswerStatus(arguments, &*connection);
+    case CtlCommand::kStats:
+      return AnswerStats(arguments, &*connection);
+    case CtlCommand::kTimeline:
+      return AnswerTimeline(arguments, &*connection);
+    case CtlCommand::kHealth:
+      return AnswerHealth(arguments, &*connection);
+    case CtlCommand::kNone:
+      break;
+  }
+  return absl::InternalError("no command");
+}
+
+}  // namespace
+
+int RunCommand(const std::vector<std::string>& arguments, const char* socket_variable,
+               std::ostream& out, std::ostream& error) {
+  constexpr int kError = static_cast<int>(HealthCode::kErr);
+  const absl::StatusOr<CtlArguments> parsed = ParseArguments(arguments, socket_variable);
+  if (!parsed.ok()) {
+    error << "gradsyncctl: " << Printable(parsed.status().message())
+          << "\nTry 'gradsyncctl --help'.\n";
+    return kError;
+  }
+  if (parsed->help) {
+    out << HelpText(parsed->command);
+    return 0;
+  }
+  if (parsed->version) {
+    out << "gradsyncctl " << kVersion << "\n";
+    return 0;
+  }
+  const absl::StatusOr<Answer> answer = Ask(*parsed);
+  if (!answer.ok()) {
+    const std::string fault = Printable(answer.status().message());
+    // Monitoring that reads health's JSON gets it also from a daemon that is gone.
+    if (parsed->command == CtlCommand::kHealth && parsed->json) {
+      out << HealthToJson({HealthCode::kErr, {fault}}, parsed->socket, {});
+    }
+    error << "gradsyncctl: " << (parsed->command == CtlCommand::kHealth ? "ERR: " : "") << fault
+          << "\n";
+    return kError;
+  }
+  out << answer->text;
+  return static_cast<int>(answer->code);
+}
+
+}  // namespace gradsync
