@@ -148,7 +148,7 @@ def stamp(check, source, flags, tree):
 def run_check(check, source, flags):
     """The check's output if it failed, else None."""
     result = subprocess.run(command(check, source, flags), capture_output=True, text=True)
-    # clang-tidy reports on stdout and counts suppressed warnings on stderr; the compiler only there.
+    # clang-tidy reports on stdout and counts on stderr; the compiler reports on stderr.
     return None if result.returncode == 0 else result.stdout.strip() or result.stderr.strip()
 
 
