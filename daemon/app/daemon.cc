@@ -28,6 +28,8 @@
 #include "daemon/rpc/gradsync_service.h"
 #include "daemon/rpc/introspection_service.h"
 #include "daemon/session/session_table.h"
+#include "google/protobuf/message.h"
+#include "grpc/health/v1/health.pb.h"
 
 namespace gradsync {
 namespace {
@@ -85,8 +87,7 @@ absl::StatusOr<Sockets> OpenSockets(const Options& options) {
   }
   auto grpc_socket = ListeningSocket::Bind(options.socket, SOCK_STREAM, options.socket_mode);
   if (!grpc_socket.ok()) return grpc_socket.status();
-  const std::string side =
-      absl::StrCat(absl::StripSuffix(options.socket, ".sock"), "-fd.sock");
+  const std::string side = absl::StrCat(absl::StripSuffix(options.socket, ".sock"), "-fd.sock");
   auto fd_socket = ListeningSocket::Bind(side, SOCK_SEQPACKET, options.socket_mode);
   if (!fd_socket.ok()) return fd_socket.status();
   return Sockets{*std::move(grpc_socket), *std::move(fd_socket)};
@@ -106,7 +107,8 @@ SessionPolicy PolicyOf(const Options& options) {
 
 }  // namespace
 
-// In order of construction; destroyed from the last to the first. What serves stops before what it serves from.
+// In order of construction; destroyed from the last to the first. What serves stops before what it
+// serves from.
 struct Daemon::Rooms {
   explicit Rooms(const Options& given)
       : options(given),
@@ -126,8 +128,7 @@ struct Daemon::Rooms {
   JobTable jobs;
   SessionTable sessions;
   Connections connections;
-  StreamRegistry streams;
-  std::unique_ptr<grpc::Service> gradsync_service;
+  std::unique_ptr<GradsyncService> gradsync_service;
   std::unique_ptr<grpc::Service> introspection_service;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<AcceptLoop> accept_loop;
@@ -146,13 +147,12 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
 
   auto rooms = std::make_unique<Rooms>(options);
   Rooms& r = *rooms;
-  r.gradsync_service = MakeGradsyncService(
+  r.gradsync_service = std::make_unique<GradsyncService>(
       ServiceContext{&r.sessions,
                      &r.connections,
                      &r.clock,
                      {options.quota_parameters_per_layout, options.quota_buckets_per_layout},
-                     absl::StrCat("gradsyncd ", kVersion)},
-      &r.streams);
+                     absl::StrCat("gradsyncd ", kVersion)});
   IntrospectionContext introspection;
   introspection.sessions = &r.sessions;
   introspection.jobs = &r.jobs;
@@ -168,16 +168,19 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  // gRPC serves the health protocol without its descriptor; this keeps ours for reflection.
+  google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
-  // Reflection is the only synchronous service: one thread waits for it.
+  // Reflection and Introspection are synchronous: a thread waits for them, two at most work.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
-  builder.RegisterService(r.gradsync_service.get());
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
+  r.gradsync_service->Register(&builder);
   builder.RegisterService(r.introspection_service.get());
   r.server = builder.BuildAndStart();
   if (r.server == nullptr) return absl::InternalError("gRPC's server did not start");
+  r.gradsync_service->Start();
   for (const char* service : {kGradientSync, kIntrospection}) {
     r.server->GetHealthCheckService()->SetServingStatus(service, true);
   }
@@ -186,7 +189,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   hooks.connected = [&r](int fd) { grpc::AddInsecureChannelFromFd(r.server.get(), fd); };
   hooks.tick = [&r] {
     r.sessions.Tick();
-    r.streams.Tick(r.clock.NowNs());
+    r.gradsync_service->Tick(r.clock.NowNs());
   };
   std::uint64_t watchdog_us = 0;
   if (sd_watchdog_enabled(/*unset_environment=*/0, &watchdog_us) > 0) {
@@ -228,7 +231,7 @@ void Daemon::ServeUntilSignal() {
   r.jobs.EndAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
                           "the daemon is stopping; join again when it is back"));
   deadline = absl::Now() + kTeardown;
-  while (!hurry && !r.streams.Empty() && absl::Now() < deadline) {
+  while (!hurry && !r.gradsync_service->Idle() && absl::Now() < deadline) {
     hurry = StopSignalWithin(kDrainCheck);
   }
   Log(LogLevel::kInfo, "stopped", {{"sessions_open", r.sessions.Sessions().size()}});
@@ -236,8 +239,9 @@ void Daemon::ServeUntilSignal() {
 
 Daemon::~Daemon() {
   Rooms& r = *rooms_;
-  r.accept_loop.reset();  // no new connection, no tick
+  r.accept_loop.reset();                                 // no new connection, no tick
   r.server->Shutdown(std::chrono::system_clock::now());  // cancels what is left
+  r.gradsync_service->Stop();
   r.server->Wait();
   r.server.reset();
 }

@@ -22,7 +22,8 @@
 namespace gradsync {
 namespace {
 
-// A client of the side socket that says nothing is dropped after this long, and no more than kFdClients wait at once.
+// A client of the side socket that says nothing is dropped after this long, and no more than
+// kFdClients wait at once.
 constexpr std::uint64_t kFdPatienceNs = 5'000'000'000;
 constexpr std::size_t kFdClients = 64;
 constexpr int kEvents = 32;
@@ -101,9 +102,8 @@ absl::Status AcceptLoop::Init() {
   Watch(watchdog_.get(), EPOLLIN, own(Kind::kWatchdog));
   Watch(wake_.get(), EPOLLIN, own(Kind::kWake));
   if (hooks_.watchdog_period > absl::ZeroDuration()) {
-    const itimerspec every = Every(
-        static_cast<std::uint64_t>(std::max<std::int64_t>(1, absl::ToInt64Milliseconds(
-                                                                 hooks_.watchdog_period))));
+    const itimerspec every = Every(static_cast<std::uint64_t>(
+        std::max<std::int64_t>(1, absl::ToInt64Milliseconds(hooks_.watchdog_period))));
     timerfd_settime(watchdog_.get(), 0, &every, nullptr);
   }
   return absl::OkStatus();
@@ -274,10 +274,11 @@ void AcceptLoop::AnswerFd(Watched* client) {
   std::vector<SessionTable::Descriptor> descriptors;
   absl::Status status;
   if (size != static_cast<ssize_t>(sizeof(request)) || request.magic != kFdMagic) {
-    status = absl::InvalidArgumentError("this is gradsync's side socket: one FdRequest is expected");
+    status =
+        absl::InvalidArgumentError("this is gradsync's side socket: one FdRequest is expected");
   } else if (request.abi != kSharedMemoryAbi) {
-    status = absl::FailedPreconditionError(absl::StrCat("shared-memory ABI ", request.abi,
-                                                        ", this daemon has ", kSharedMemoryAbi));
+    status = absl::FailedPreconditionError(
+        absl::StrCat("shared-memory ABI ", request.abi, ", this daemon has ", kSharedMemoryAbi));
   } else {
     auto claimed = sessions_->Claim(
         Nonce(reinterpret_cast<const char*>(request.nonce), kNonceBytes), client->peer);

@@ -1,5 +1,6 @@
-// The daemon's one thread of its own besides gRPC's, the executor's and the reduce threads: accepts both sockets, asks the
-// kernel who connects, answers the side socket, notices the death of processes, and ticks.
+// The daemon's one thread of its own besides gRPC's, the executor's and the reduce threads: accepts
+// both sockets, asks the kernel who connects, answers the side socket, notices the death of
+// processes, and ticks.
 //
 // It sleeps in epoll. While no session is open there is no tick: an idle daemon does nothing.
 
@@ -45,10 +46,19 @@ class AcceptLoop {
   ~AcceptLoop();
 
  private:
-  enum class Kind : std::uint8_t { kGrpcListener, kFdListener, kTimer, kWatchdog, kWake, kConnection, kProcess, kFdClient };
+  enum class Kind : std::uint8_t {
+    kGrpcListener,
+    kFdListener,
+    kTimer,
+    kWatchdog,
+    kWake,
+    kConnection,
+    kProcess,
+    kFdClient
+  };
   struct Watched {
     Kind kind = Kind::kWake;
-    UniqueFd fd;                 // kConnection: our duplicate; kFdClient
+    UniqueFd fd;                   // kConnection: our duplicate; kFdClient
     std::uint64_t connection = 0;  // kConnection, kProcess
     PeerProcess peer;
     std::uint64_t deadline_ns = 0;  // kFdClient

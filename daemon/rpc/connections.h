@@ -1,8 +1,10 @@
-// The trainers' connections to the gRPC socket: which process is behind the "fd:N" that gRPC calls a peer.
+// The trainers' connections to the gRPC socket: which process is behind the "fd:N" that gRPC calls
+// a peer.
 //
-// gRPC owns a connection's descriptor and closes it when it likes; the number may then be given to the next connection. Two
-// things keep one user's call from being taken for another's: numbers are taken in rotation, so that one comes round only
-// after hundreds of connections, and an entry goes as soon as the other end has closed.
+// gRPC owns a connection's descriptor and closes it when it likes; the number may then be given to
+// the next connection. Two things keep one user's call from being taken for another's: numbers are
+// taken in rotation, so that one comes round only after hundreds of connections, and an entry goes
+// as soon as the other end has closed.
 //
 // Thread-safe.
 

@@ -15,7 +15,8 @@ namespace gradsync {
 namespace {
 
 constexpr std::uint64_t kNsPerMs = 1'000'000;
-// A week: longer than any wait that means something, short enough that sums of nanoseconds never overflow.
+// A week: longer than any wait that means something, short enough that sums of nanoseconds never
+// overflow.
 constexpr std::uint64_t kLongestMs = 7ull * 24 * 3600 * 1000;
 constexpr std::uint64_t kLayoutTimeoutMs = 5 * 60 * 1000;
 constexpr std::uint64_t kOperationTimeoutMs = 30 * 60 * 1000;
@@ -93,17 +94,17 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
                                   kProtocolNewest, ": upgrade the older of the two"));
   }
   if (message.shared_memory_abi() != kSharedMemoryAbi) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION",
-                     absl::StrCat("the client uses shared-memory ABI ", message.shared_memory_abi(),
-                                  ", this daemon ", kSharedMemoryAbi,
-                                  ": upgrade the older of the two"));
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "VERSION",
+        absl::StrCat("the client uses shared-memory ABI ", message.shared_memory_abi(),
+                     ", this daemon ", kSharedMemoryAbi, ": upgrade the older of the two"));
   }
   if (absl::Status status = CheckName("job_id", message.job_id(), 128); !status.ok()) return status;
   if (message.token().size() > 4096) return Malformed("token has more than 4096 bytes");
   if (message.client().size() > 128) return Malformed("client has more than 128 bytes");
   if (message.world_size() == 0 || message.world_size() > kMaxWorldSize) {
-    return Malformed(absl::StrCat("world_size ", message.world_size(), "; 1 to ", kMaxWorldSize,
-                                  " allowed"));
+    return Malformed(
+        absl::StrCat("world_size ", message.world_size(), "; 1 to ", kMaxWorldSize, " allowed"));
   }
   if (message.rank() >= message.world_size()) {
     return Malformed(absl::StrCat("rank ", message.rank(), " in a world of ", message.world_size(),

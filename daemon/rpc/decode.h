@@ -1,5 +1,6 @@
-// The boundary: every message of a client is checked here, once, and becomes a plain value that the other rooms may trust.
-// All functions return INVALID_ARGUMENT MALFORMED (or the status that gradsync.proto names) and say which field is wrong.
+// The boundary: every message of a client is checked here, once, and becomes a plain value that the
+// other rooms may trust. All functions return INVALID_ARGUMENT MALFORMED (or the status that
+// gradsync.proto names) and say which field is wrong.
 
 #ifndef DAEMON_RPC_DECODE_H_
 #define DAEMON_RPC_DECODE_H_

@@ -4,12 +4,18 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
+#include <thread>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/base/mutex.h"
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/status_mapping.h"
 #include "gradsync/v1/gradsync.grpc.pb.h"
@@ -17,33 +23,40 @@
 namespace gradsync {
 namespace {
 
-// A client that does not read is cut off at this many messages; the protocol itself never has more than a few hundred open.
+// A client that does not read is cut off at this many messages; the protocol itself never has more
+// than a few hundred open.
 constexpr std::size_t kMaxQueued = 16384;
 // How long a client has to take the end of its session before the stream is cancelled.
 constexpr std::uint64_t kEndPatienceNs = 1'000'000'000;
 
+// A completion queue's tag: what to do when the operation is complete.
+class Completion {
+ public:
+  virtual void Run(bool ok) = 0;
+
+ protected:
+  ~Completion() = default;
+};
+
 }  // namespace
 
-// One trainer's stream. gRPC calls the On...() methods one at a time per kind; jobs queue messages from any thread. At most one
-// write is in flight, and no lock is held while gRPC is called: it may call back from within.
-class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
-                            public SessionSink,
-                            public std::enable_shared_from_this<SessionStream> {
+// One trainer's stream. Reads complete one at a time; jobs queue messages from any thread. At most
+// one write is in flight, and no lock is held while gRPC is called.
+//
+// Owns itself from Accept() until its last operation is complete; jobs and sessions share it as
+// their sink.
+class SessionStream final : public SessionSink, public std::enable_shared_from_this<SessionStream> {
  public:
-  SessionStream(const ServiceContext& context, grpc::CallbackServerContext* call)
-      : context_(context), call_(call) {}
+  using Accepted = std::function<void(std::shared_ptr<SessionStream>, bool ok)>;
 
-  // Keeps itself alive until OnDone().
-  void Start() {
+  explicit SessionStream(const ServiceContext& context) : context_(context) {}
+
+  // Takes the next call; `accepted` is told when it has come, or that none will.
+  void Accept(v1::GradientSync::AsyncService* service, grpc::ServerCompletionQueue* queue,
+              Accepted accepted) {
     self_ = shared_from_this();
-    const auto peer = context_.connections->Find(call_->peer());
-    if (!peer.has_value()) {
-      End(MakeError(absl::StatusCode::kUnavailable, "CREDENTIALS",
-                    "the connection has closed, or is not one of the daemon's socket"));
-      return;
-    }
-    peer_ = *peer;
-    StartRead(&request_);
+    accepted_ = std::move(accepted);
+    service->RequestSession(&call_, &stream_, queue, queue, &on_accept_);
   }
 
   // ---- SessionSink
@@ -76,9 +89,10 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
         outgoing_ = std::move(queue_.front());
         queue_.pop_front();
       }
+      ++pending_;
     }
     if (finish) {
-      Finish(ToGrpc(end_));  // constant once ended_
+      stream_.Finish(ToGrpc(end_), &on_finish_);  // end_ is constant once ended_
       return;
     }
     if (auto* message = std::get_if<SessionMessage>(&outgoing_)) {
@@ -86,35 +100,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     } else {
       response_ = std::move(std::get<v1::SessionResponse>(outgoing_));
     }
-    StartWrite(&response_);
+    stream_.Write(response_, &on_write_);
   }
-
-  // ---- grpc::ServerBidiReactor
-  void OnReadDone(bool ok) override {
-    if (!ok) {
-      StreamEnded();
-      return;
-    }
-    if (overflow_.load()) {
-      call_->TryCancel();
-    } else {
-      const std::uint64_t now_ns = context_.clock->NowNs();
-      if (session_ != nullptr) session_->Heard(now_ns);
-      if (const absl::Status status = Dispatch(now_ns); !status.ok()) Breach(status);
-    }
-    StartRead(&request_);
-  }
-
-  void OnWriteDone(bool ok) override {
-    {
-      MutexLock lock(&mutex_);
-      writing_ = false;
-      broken_ = broken_ || !ok;
-    }
-    Flush();
-  }
-
-  void OnDone() override { self_.reset(); }
 
   // Cancels the stream if the client has not taken its end.
   void Tick(std::uint64_t now_ns) {
@@ -123,10 +110,81 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       const bool overdue = ended_ && now_ns > ended_ns_ + kEndPatienceNs;
       if (done_reading_ || (!overdue && !overflow_.load())) return;
     }
-    call_->TryCancel();
+    call_.TryCancel();
   }
 
  private:
+  template <void (SessionStream::*method)(bool)>
+  class Step final : public Completion {
+   public:
+    explicit Step(SessionStream* stream) : stream_(stream) {}
+    void Run(bool ok) override { (stream_->*method)(ok); }
+
+   private:
+    SessionStream* const stream_;
+  };
+
+  void OnAccept(bool ok) {
+    const auto keep = std::move(self_);
+    if (ok) self_ = keep;
+    accepted_(keep, ok);
+    accepted_ = nullptr;
+    if (!ok) return;
+    const auto peer = context_.connections->Find(call_.peer());
+    if (peer.has_value()) {
+      peer_ = *peer;
+      Read();
+    } else {
+      End(MakeError(absl::StatusCode::kUnavailable, "CREDENTIALS",
+                    "the connection has closed, or is not one of the daemon's socket"));
+    }
+  }
+
+  void Read() {
+    {
+      MutexLock lock(&mutex_);
+      ++pending_;
+    }
+    stream_.Read(&request_, &on_read_);
+  }
+
+  void OnRead(bool ok) {
+    const auto keep = self_;
+    if (!ok) {
+      StreamEnded();
+    } else {
+      if (overflow_.load()) {
+        call_.TryCancel();
+      } else {
+        const std::uint64_t now_ns = context_.clock->NowNs();
+        if (session_ != nullptr) session_->Heard(now_ns);
+        if (const absl::Status status = Dispatch(now_ns); !status.ok()) Breach(status);
+      }
+      Read();
+    }
+    Completed();
+  }
+
+  void OnWrite(bool ok) {
+    const auto keep = self_;
+    {
+      MutexLock lock(&mutex_);
+      writing_ = false;
+      broken_ = broken_ || !ok;
+    }
+    Flush();
+    Completed();
+  }
+
+  void OnFinish(bool) { Completed(); }
+
+  // One operation is complete; after the last one the stream lets go of itself.
+  void Completed() {
+    std::shared_ptr<SessionStream> last;
+    MutexLock lock(&mutex_);
+    if (--pending_ == 0 && finished_) last.swap(self_);
+  }
+
   // Ends the stream with `status`, after what is queued.
   void End(const absl::Status& status) {
     Queue(SessionEndMessage{status});
@@ -149,11 +207,11 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       done_reading_ = true;
     }
     if (session_ != nullptr) {
-      const absl::Status why =
-          HasEnded(peer_) ? ProcessEndedError(peer_)
-                          : MakeError(absl::StatusCode::kAborted, "STREAM_ENDED",
-                                      absl::StrCat("its connection was closed (pid ", peer_.pid,
-                                                   ") without Leave"));
+      const absl::Status why = HasEnded(peer_)
+                                   ? ProcessEndedError(peer_)
+                                   : MakeError(absl::StatusCode::kAborted, "STREAM_ENDED",
+                                               absl::StrCat("its connection was closed (pid ",
+                                                            peer_.pid, ") without Leave"));
       const bool had_left = session_->job().StateOf(session_->rank()) == RankState::kExited;
       const std::string job = session_->job().identity().job_id;
       Log(had_left ? LogLevel::kInfo : LogLevel::kWarning,
@@ -180,7 +238,13 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   absl::Status Operate(const absl::StatusOr<OperationRequest>& request);
 
   const ServiceContext& context_;
-  grpc::CallbackServerContext* const call_;
+  grpc::ServerContext call_;
+  grpc::ServerAsyncReaderWriter<v1::SessionResponse, v1::SessionRequest> stream_{&call_};
+  Step<&SessionStream::OnAccept> on_accept_{this};
+  Step<&SessionStream::OnRead> on_read_{this};
+  Step<&SessionStream::OnWrite> on_write_{this};
+  Step<&SessionStream::OnFinish> on_finish_{this};
+  Accepted accepted_;
   std::shared_ptr<SessionStream> self_;
 
   // The read side's own.
@@ -196,6 +260,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   std::atomic<bool> overflow_{false};
   Mutex mutex_;
   std::deque<Outgoing> queue_ ABSL_GUARDED_BY(mutex_);
+  int pending_ ABSL_GUARDED_BY(mutex_) = 0;  // operations that gRPC has not completed
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;        // a write failed
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;         // nothing more is queued
@@ -280,8 +345,8 @@ absl::Status SessionStream::Open(const v1::OpenSession& message) {
   auto session = context_.sessions->Open(peer_, *request, shared_from_this());
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
-  const auto nonce = context_.sessions->Offer(
-      *session_, {{session_->staging(), session_->staging()->fd()}});
+  const auto nonce =
+      context_.sessions->Offer(*session_, {{session_->staging(), session_->staging()->fd()}});
   if (!nonce.ok()) return nonce.status();
   Log(LogLevel::kInfo, "session opened",
       {{"job", request->job_id},
@@ -351,16 +416,35 @@ absl::Status SessionStream::Operate(const absl::StatusOr<OperationRequest>& requ
                                  *std::move(staging), request->deadline_ns);
 }
 
-void StreamRegistry::Add(std::weak_ptr<SessionStream> stream) {
-  MutexLock lock(&mutex_);
-  streams_.push_back(std::move(stream));
-}
+// The queue's threads: one could be reducing a small bucket while the other takes the next message.
+constexpr int kThreads = 2;
+// How long Stop() waits for streams to end after the server has cancelled them.
+constexpr absl::Duration kStopPatience = absl::Seconds(5);
 
-void StreamRegistry::Tick(std::uint64_t now_ns) {
-  std::vector<std::shared_ptr<SessionStream>> open;
-  {
+class GradsyncService::Impl {
+ public:
+  explicit Impl(const ServiceContext& context) : context_(context) {}
+
+  void Register(grpc::ServerBuilder* builder) {
+    builder->RegisterService(&service_);
+    queue_ = builder->AddCompletionQueue();
+  }
+
+  void Start() {
+    AcceptNext();
+    for (int i = 0; i < kThreads; ++i) {
+      threads_.emplace_back([this] {
+        void* tag = nullptr;
+        bool ok = false;
+        while (queue_->Next(&tag, &ok)) static_cast<Completion*>(tag)->Run(ok);
+      });
+    }
+  }
+
+  std::vector<std::shared_ptr<SessionStream>> Open() {
     MutexLock lock(&mutex_);
     std::vector<std::weak_ptr<SessionStream>> kept;
+    std::vector<std::shared_ptr<SessionStream>> open;
     for (const auto& stream : streams_) {
       if (auto live = stream.lock()) {
         kept.push_back(stream);
@@ -368,44 +452,58 @@ void StreamRegistry::Tick(std::uint64_t now_ns) {
       }
     }
     streams_ = std::move(kept);
+    return open;
   }
-  for (const auto& stream : open) stream->Tick(now_ns);
-}
 
-bool StreamRegistry::Empty() {
-  MutexLock lock(&mutex_);
-  for (const auto& stream : streams_) {
-    if (!stream.expired()) return false;
-  }
-  return true;
-}
-
-namespace {
-
-class GradsyncService final : public v1::GradientSync::CallbackService {
- public:
-  GradsyncService(const ServiceContext& context, StreamRegistry* registry)
-      : context_(context), registry_(registry) {}
-
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(
-      grpc::CallbackServerContext* call) override {
-    const auto stream = std::make_shared<SessionStream>(context_, call);
-    registry_->Add(stream);
-    SessionStream* const raw = stream.get();
-    raw->Start();
-    return raw;
+  void Stop() {
+    if (queue_ == nullptr) return;
+    {
+      MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    const absl::Time deadline = absl::Now() + kStopPatience;
+    while (!Open().empty() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+    queue_->Shutdown();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+    queue_.reset();
   }
 
  private:
+  void AcceptNext() {
+    const auto next = std::make_shared<SessionStream>(context_);
+    MutexLock lock(&mutex_);
+    if (stopping_) return;
+    next->Accept(&service_, queue_.get(), [this](std::shared_ptr<SessionStream> stream, bool ok) {
+      if (!ok) return;  // the server stops
+      {
+        MutexLock accepted(&mutex_);
+        streams_.push_back(stream);
+      }
+      AcceptNext();
+    });
+  }
+
   const ServiceContext context_;
-  StreamRegistry* const registry_;
+  v1::GradientSync::AsyncService service_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::vector<std::thread> threads_;
+
+  Mutex mutex_;
+  std::vector<std::weak_ptr<SessionStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace
+GradsyncService::GradsyncService(const ServiceContext& context)
+    : impl_(std::make_unique<Impl>(context)) {}
+GradsyncService::~GradsyncService() = default;
 
-std::unique_ptr<grpc::Service> MakeGradsyncService(const ServiceContext& context,
-                                                   StreamRegistry* registry) {
-  return std::make_unique<GradsyncService>(context, registry);
+void GradsyncService::Register(grpc::ServerBuilder* builder) { impl_->Register(builder); }
+void GradsyncService::Start() { impl_->Start(); }
+void GradsyncService::Tick(std::uint64_t now_ns) {
+  for (const auto& stream : impl_->Open()) stream->Tick(now_ns);
 }
+bool GradsyncService::Idle() { return impl_->Open().empty(); }
+void GradsyncService::Stop() { impl_->Stop(); }
 
 }  // namespace gradsync

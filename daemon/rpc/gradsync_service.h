@@ -1,5 +1,10 @@
-// The GradientSync service: one SessionStream per trainer. Decodes, validates, calls session and job, and puts what they say
-// on the wire.
+// The GradientSync service: one SessionStream per trainer. Decodes, validates, calls session and
+// job, and puts what they say on the wire.
+//
+// It polls a completion queue of its own: gRPC 1.51's callback API sleeps 100 ms after every idle
+// second (CallbackAlternativeCQ), and a trainer's next bucket would wait for it. The threads sleep
+// in epoll; the one that takes a message also runs what follows from it, down to the reduction of a
+// small bucket.
 
 #ifndef DAEMON_RPC_GRADSYNC_SERVICE_H_
 #define DAEMON_RPC_GRADSYNC_SERVICE_H_
@@ -7,21 +12,17 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "daemon/base/clock.h"
-#include "daemon/base/mutex.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/session/session_table.h"
 
 namespace grpc {
-class Service;
+class ServerBuilder;
 }  // namespace grpc
 
 namespace gradsync {
-
-class SessionStream;
 
 struct ServiceContext {
   SessionTable* sessions = nullptr;
@@ -31,23 +32,28 @@ struct ServiceContext {
   std::string daemon_version;
 };
 
-// The streams of the service. Thread-safe.
-class StreamRegistry {
+class GradsyncService {
  public:
-  void Add(std::weak_ptr<SessionStream> stream);
-  // Cancels streams whose end the client does not take.
+  // `context`'s objects outlive the service.
+  explicit GradsyncService(const ServiceContext& context);
+  // After Stop().
+  ~GradsyncService();
+
+  // Before the server is built.
+  void Register(grpc::ServerBuilder* builder);
+  // After it is built: takes calls from now on.
+  void Start();
+  // Cancels streams whose end the client does not take. Thread-safe.
   void Tick(std::uint64_t now_ns);
-  // No stream is open.
-  bool Empty();
+  // No stream is open. Thread-safe.
+  bool Idle();
+  // After the server's Shutdown(): waits for the streams to end and joins the threads.
+  void Stop();
 
  private:
-  Mutex mutex_;
-  std::vector<std::weak_ptr<SessionStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
 };
-
-// `context`'s objects and `registry` outlive the service, which outlives its server.
-std::unique_ptr<grpc::Service> MakeGradsyncService(const ServiceContext& context,
-                                                   StreamRegistry* registry);
 
 }  // namespace gradsync
 

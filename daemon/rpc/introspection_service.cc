@@ -72,14 +72,12 @@ void Fill(const LayoutSnapshot& layout, v1::LayoutStats* out) {
   }
 }
 
-class IntrospectionService final : public v1::Introspection::CallbackService {
+class IntrospectionService final : public v1::Introspection::Service {
  public:
   explicit IntrospectionService(IntrospectionContext context) : context_(std::move(context)) {}
 
-  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* call,
-                                      const v1::GetStatusRequest* request,
-                                      v1::GetStatusResponse* response) override {
-    grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  grpc::Status GetStatus(grpc::ServerContext* call, const v1::GetStatusRequest* request,
+                         v1::GetStatusResponse* response) override {
     const std::uint64_t now_ns = context_.clock->NowNs();
     response->set_version(context_.version);
     response->set_pid(static_cast<std::uint32_t>(getpid()));
@@ -127,14 +125,11 @@ class IntrospectionService final : public v1::Introspection::CallbackService {
       }
       for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
     }
-    reactor->Finish(grpc::Status::OK);
-    return reactor;
+    return grpc::Status::OK;
   }
 
-  grpc::ServerUnaryReactor* GetStats(grpc::CallbackServerContext* call,
-                                     const v1::GetStatsRequest* request,
-                                     v1::GetStatsResponse* response) override {
-    grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  grpc::Status GetStats(grpc::ServerContext* call, const v1::GetStatsRequest* request,
+                        v1::GetStatsResponse* response) override {
     response->set_sessions_opened(context_.sessions->opened());
     response->set_sessions_lost(context_.sessions->lost());
     response->set_jobs_failed(context_.jobs->jobs_failed());
@@ -148,16 +143,12 @@ class IntrospectionService final : public v1::Introspection::CallbackService {
       out->set_operations_failed(snapshot.operations_failed);
       for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
     }
-    reactor->Finish(grpc::Status::OK);
-    return reactor;
+    return grpc::Status::OK;
   }
 
-  grpc::ServerUnaryReactor* GetTimeline(grpc::CallbackServerContext* call,
-                                        const v1::GetTimelineRequest* request,
-                                        v1::GetTimelineResponse* response) override {
-    grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-    const std::uint32_t steps =
-        std::clamp<std::uint32_t>(request->steps(), 1, kMaxTimelineSteps);
+  grpc::Status GetTimeline(grpc::ServerContext* call, const v1::GetTimelineRequest* request,
+                           v1::GetTimelineResponse* response) override {
+    const std::uint32_t steps = std::clamp<std::uint32_t>(request->steps(), 1, kMaxTimelineSteps);
     for (const auto& job : Visible(call, request->job_id())) {
       const auto timeline = job->Timeline(request->layout(), steps);
       if (!timeline.has_value()) continue;
@@ -168,19 +159,16 @@ class IntrospectionService final : public v1::Introspection::CallbackService {
         out->set_commit_ns(times.commit_ns);
         Encode(times, out->mutable_buckets());
       }
-      reactor->Finish(grpc::Status::OK);
-      return reactor;
+      return grpc::Status::OK;
     }
-    reactor->Finish(ToGrpc(MakeError(
-        absl::StatusCode::kNotFound, "UNKNOWN_LAYOUT",
-        absl::StrCat("no job '", request->job_id(), "' with a layout '", request->layout(),
-                     "'; GetStatus lists them"))));
-    return reactor;
+    return ToGrpc(MakeError(absl::StatusCode::kNotFound, "UNKNOWN_LAYOUT",
+                            absl::StrCat("no job '", request->job_id(), "' with a layout '",
+                                         request->layout(), "'; GetStatus lists them")));
   }
 
  private:
   // The jobs that the caller may see, newest generations first as the table has them.
-  std::vector<std::shared_ptr<Job>> Visible(grpc::CallbackServerContext* call,
+  std::vector<std::shared_ptr<Job>> Visible(grpc::ServerContext* call,
                                             const std::string& job_id) const {
     std::vector<std::shared_ptr<Job>> jobs;
     const auto peer = context_.connections->Find(call->peer());

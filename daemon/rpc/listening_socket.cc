@@ -51,7 +51,8 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Bind(const std::string& path, i
   }
   ListeningSocket listening(std::move(fd), path);
   // Between bind and chmod nobody gets in: it does not listen yet.
-  if (chmod(path.c_str(), mode) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("chmod ", path));
+  if (chmod(path.c_str(), mode) != 0)
+    return absl::ErrnoToStatus(errno, absl::StrCat("chmod ", path));
   if (listen(listening.fd(), kBacklog) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("listen on ", path));
   }

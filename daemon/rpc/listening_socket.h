@@ -15,8 +15,9 @@ namespace gradsync {
 // Owns the descriptor and, if it was bound here, the path, which is removed at the end.
 class ListeningSocket {
  public:
-  // Binds `path` with `mode`; `type` is SOCK_STREAM or SOCK_SEQPACKET. A socket that a dead daemon left is replaced.
-  // FAILED_PRECONDITION: a live daemon listens there, the path is no socket, or its directory is missing (says what to do).
+  // Binds `path` with `mode`; `type` is SOCK_STREAM or SOCK_SEQPACKET. A socket that a dead daemon
+  // left is replaced. FAILED_PRECONDITION: a live daemon listens there, the path is no socket, or
+  // its directory is missing (says what to do).
   static absl::StatusOr<ListeningSocket> Bind(const std::string& path, int type, mode_t mode);
   // One that the service manager has bound.
   static ListeningSocket Adopt(int fd) { return ListeningSocket(UniqueFd(fd), ""); }

@@ -1,5 +1,6 @@
-// The one place where an error of the daemon becomes one of gRPC: absl::Status -> google.rpc.Status with ErrorInfo{reason,
-// domain "gradsync", metadata job/rank/channel/step/bucket} -> grpc::Status with that as its details.
+// The one place where an error of the daemon becomes one of gRPC: absl::Status -> google.rpc.Status
+// with ErrorInfo{reason, domain "gradsync", metadata job/rank/channel/step/bucket} -> grpc::Status
+// with that as its details.
 
 #ifndef DAEMON_RPC_STATUS_MAPPING_H_
 #define DAEMON_RPC_STATUS_MAPPING_H_
