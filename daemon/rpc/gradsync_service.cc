@@ -29,6 +29,10 @@ constexpr std::size_t kMaxQueued = 16384;
 // How long a client has to take the end of its session before the stream is cancelled.
 constexpr std::uint64_t kEndPatienceNs = 1'000'000'000;
 
+// Between a killed process's closed connection and its end lie microseconds; this only decides how
+// the loss is described.
+constexpr int kExitPatienceMs = 5;
+
 // A completion queue's tag: what to do when the operation is complete.
 class Completion {
  public:
@@ -207,7 +211,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
       done_reading_ = true;
     }
     if (session_ != nullptr) {
-      const absl::Status why = HasEnded(peer_)
+      const absl::Status why = HasEnded(peer_, kExitPatienceMs)
                                    ? ProcessEndedError(peer_)
                                    : MakeError(absl::StatusCode::kAborted, "STREAM_ENDED",
                                                absl::StrCat("its connection was closed (pid ",
@@ -218,6 +222,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
           had_left ? "session closed" : "session lost",
           {{"job", job}, {"rank", session_->rank()}, {"why", had_left ? "left" : why.message()}});
       context_.sessions->Gone(session_, why);
+      session_.reset();  // it holds this stream as its sink
     }
     // Nobody reads any more: whatever is queued goes nowhere.
     End(MakeError(absl::StatusCode::kCancelled, "STREAM_ENDED", "the client closed the stream"));

@@ -37,10 +37,10 @@ absl::StatusOr<PeerProcess> PeerOf(int socket) {
   return peer;
 }
 
-bool HasEnded(const PeerProcess& peer) {
+bool HasEnded(const PeerProcess& peer, int patience_ms) {
   if (peer.pidfd == nullptr) return false;
   pollfd waited{peer.pidfd->get(), POLLIN, 0};
-  return poll(&waited, 1, 0) > 0;
+  return poll(&waited, 1, patience_ms) > 0;
 }
 
 absl::Status ProcessEndedError(const PeerProcess& peer) {

@@ -24,8 +24,9 @@ struct PeerProcess {
 // SO_PEERCRED, then SO_PEERPIDFD or pidfd_open. INTERNAL if the kernel does not say who it is.
 absl::StatusOr<PeerProcess> PeerOf(int socket);
 
-// True if the process is known to have ended.
-bool HasEnded(const PeerProcess& peer);
+// True if the process is known to have ended, or ends within `patience_ms`: a process that is killed closes its connection a
+// moment before its end shows.
+bool HasEnded(const PeerProcess& peer, int patience_ms);
 // How its end is known, for the other ranks' messages.
 absl::Status ProcessEndedError(const PeerProcess& peer);
 
