@@ -1,0 +1,406 @@
+// Golden text: what an operator sees for fixed answers.
+
+#include "tools/gradsyncctl/render.h"
+
+#include <google/protobuf/text_format.h>
+
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tools/gradsyncctl/json.h"
+
+namespace gradsync {
+namespace {
+
+using grpc::health::v1::HealthCheckResponse;
+
+template <typename Message>
+Message FromText(const std::string& text) {
+  Message message;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &message));
+  return message;
+}
+
+v1::GetStatusResponse EmptyStatus() {
+  return FromText<v1::GetStatusResponse>(R"pb(
+    version: "0.1.0"
+    pid: 4711
+    uptime_s: 7985.5
+    socket: "/run/gradsync/gradsyncd.sock"
+    state: DAEMON_STATE_SERVING
+    reduce_threads: 1
+    simd: "AVX2"
+  )pb");
+}
+
+v1::GetStatusResponse BusyStatus() {
+  v1::GetStatusResponse status = EmptyStatus();
+  status.MergeFrom(FromText<v1::GetStatusResponse>(R"pb(
+    reduce_threads: 4
+    arena_bytes: 432328704
+    jobs {
+      job_id: "digits"
+      uid: 1000
+      generation: 1
+      world_size: 2
+      state: JOB_STATE_RUNNING
+      sessions {
+        rank: 0
+        incarnation: 41
+        pid: 812
+        state: "live"
+        client: "gradsync-c++/0.1.0"
+        connected_s: 62
+        arena_bytes: 103424
+      }
+      sessions { rank: 1 incarnation: 42 state: "left" client: "\033[31mevil" connected_s: 3 }
+      layouts {
+        name: "model"
+        channel: 1
+        parameters: 6
+        buckets: 4
+        bytes: 103424
+        step: 318
+        waiting_for: "rank 1 has not marked bucket 3 ready"
+        ready: true
+      }
+      layouts { name: "head" channel: 2 parameters: 1 buckets: 1 bytes: 512 step: 1 }
+    }
+    jobs {
+      job_id: "wide"
+      uid: 0
+      generation: 3
+      world_size: 8
+      state: JOB_STATE_FORMING
+      sessions { rank: 0 incarnation: 43 pid: 900 state: "live" }
+      missing_ranks: [ 1, 2, 3, 5, 6, 7 ]
+    }
+    jobs {
+      job_id: "old"
+      uid: 1001
+      generation: 12
+      world_size: 2
+      state: JOB_STATE_FAILED
+      missing_ranks: [ 0, 1 ]
+      failure: "rank 1 was lost in step 17 (its process 77 is gone)"
+    }
+    warnings: "job old has failed"
+  )pb"));
+  return status;
+}
+
+TEST(RenderStatusTest, WithoutJobs) {
+  EXPECT_EQ("\n" + RenderStatus(EmptyStatus(), false), R"(
+gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
+1 reduce thread (AVX2), arenas 0 B
+
+no jobs
+)");
+}
+
+TEST(RenderStatusTest, JobsLayoutsAndWarnings) {
+  EXPECT_EQ("\n" + RenderStatus(BusyStatus(), false), R"(
+gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
+4 reduce threads (AVX2), arenas 412.3 MiB
+
+JOB     USER  GEN  STATE    RANKS        MISSING   WAITING FOR
+digits  1000    1  running  1/2 +1 left  -         step 318 of model
+wide       0    3  forming  1/8          1-3, 5-7  ranks 1-3, 5-7 to join
+old     1001   12  FAILED   0/2          0-1       -
+  failed: rank 1 was lost in step 17 (its process 77 is gone)
+
+LAYOUT  JOB     BUCKETS      BYTES  STEP  STATE     WAITING FOR
+model   digits        4  101.0 KiB   318  ready     rank 1 has not marked bucket 3 ready
+head    digits        1      512 B     1  agreeing  -
+
+WARN  job old has failed
+)");
+}
+
+TEST(RenderStatusTest, RanksOnDemand) {
+  const std::string text = RenderStatus(BusyStatus(), true);
+  EXPECT_EQ(text.substr(text.find("RANK  JOB") - 1), R"(
+RANK  JOB     STATE  PID      INCARNATION  CONNECTED      ARENA  CLIENT
+   0  digits  live   812               41  1 min 2 s  101.0 KiB  gradsync-c++/0.1.0
+   1  digits  left   unknown           42  3 s              0 B  ?[31mevil
+   0  wide    live   900               43  0 s              0 B
+
+WARN  job old has failed
+)");
+}
+
+v1::GetStatsResponse SomeStats() {
+  return FromText<v1::GetStatsResponse>(R"pb(
+    sessions_opened: 12
+    sessions_lost: 1
+    jobs_failed: 1
+    jobs {
+      job_id: "digits"
+      uid: 1000
+      generation: 1
+      operations: 5
+      layouts {
+        name: "model"
+        steps_complete: 1100
+        steps_void: 1
+        buckets_reduced: 4400
+        bytes_reduced: 114400000
+        reduce_gbps: 8.1249
+        ready_skew { p50_us: 121.3 p99_us: 3120 max_us: 18200 }
+        queue { p50_us: 8.25 p99_us: 90 max_us: 412 }
+        reduce { p50_us: 40 p99_us: 88 max_us: 1304 }
+        total { p50_us: 49.5 p99_us: 170 max_us: 1410 }
+        exposed { p50_us: 180 p99_us: 1200 max_us: 2000 }
+        stragglers { rank: 1 times_last: 3012 behind_us_total: 813240 }
+        stragglers { rank: 0 times_last: 1388 behind_us_total: 2776 }
+      }
+      layouts { name: "head" }
+    }
+    jobs { job_id: "wide" generation: 3 operations: 1 operations_failed: 1 }
+  )pb");
+}
+
+TEST(RenderStatsTest, LatenciesAndStragglers) {
+  EXPECT_EQ("\n" + RenderStats(SomeStats()), R"(
+since the daemon started: 12 sessions opened, 1 lost; 1 job failed
+
+job digits (user 1000, generation 1): 5 operations, 0 failed
+  LAYOUT  STEPS  VOID  BUCKETS      BYTES  GB/S
+  model    1100     1     4400  109.1 MiB  8.12
+  head        0     0        0        0 B  0.00
+
+  layout model
+  LATENCY         P50      P99      MAX
+  ready skew   121 us  3.12 ms  18.2 ms
+  queue       8.25 us  90.0 us   412 us
+  reduce      40.0 us  88.0 us  1.30 ms
+  total       49.5 us   170 us  1.41 ms
+  exposed      180 us  1.20 ms  2.00 ms
+
+  STRAGGLER  LAST  OF ALL   BEHIND    TOTAL
+  rank 1     3012    68 %   270 us   813 ms
+  rank 0     1388    32 %  2.00 us  2.78 ms
+
+job wide (user 0, generation 3): 1 operation, 1 failed
+  no layouts
+)");
+}
+
+TEST(RenderStatsTest, NothingYet) {
+  EXPECT_EQ(RenderStats({}),
+            "since the daemon started: 0 sessions opened, 0 lost; 0 jobs failed\n\nno jobs\n");
+}
+
+v1::GetTimelineResponse TwoSteps() {
+  return FromText<v1::GetTimelineResponse>(R"pb(
+    steps {
+      step: 17
+      verdict: VERDICT_COMPLETE
+      commit_ns: 5200000
+      buckets {
+        bucket: 0
+        ready_ns: [ 1000000, 1300000 ]
+        start_ns: 1310000
+        finish_ns: 2000000
+      }
+      buckets {
+        bucket: 1
+        ready_ns: [ 3000000, 2000000 ]
+        start_ns: 3005000
+        finish_ns: 3006000
+      }
+      buckets {
+        bucket: 2
+        ready_ns: [ 4000000, 4900000 ]
+        start_ns: 4900000
+        finish_ns: 5150000
+      }
+    }
+    steps {
+      step: 18
+      verdict: VERDICT_VOID
+      commit_ns: 9000000
+      buckets {
+        bucket: 0
+        ready_ns: [ 6000000, 7000000 ]
+        start_ns: 7000000
+        finish_ns: 7500000
+      }
+      buckets {
+        bucket: 1
+        ready_ns: [ 8000000, 0 ]
+      }
+    }
+  )pb");
+}
+
+TEST(RenderTimelineTest, CompleteAndVoid) {
+  EXPECT_EQ("\n" + RenderTimeline("digits", "model", TwoSteps()), R"(
+step 17 of model, job digits: complete
+BUCKET  RANK  |0                                      4.20 ms|    READY   REDUCE     DONE
+     0     0  r..########d                                         0 us   310 us  1.00 ms
+     0     1     r#######d                                       300 us   310 us  1.00 ms
+     1     0                        r#d                         2.00 ms  2.00 ms  2.01 ms
+     1     1             r..........#d                          1.00 ms  2.00 ms  2.01 ms
+     2     0                                    r.........###d  3.00 ms  3.90 ms  4.15 ms
+     2     1                                              r##d  3.90 ms  3.90 ms  4.15 ms
+
+step 18 of model, job digits: VOID
+BUCKET  RANK  |0                                      3.00 ms|    READY   REDUCE     DONE
+     0     0  r...............########d                            0 us  1.00 ms  1.50 ms
+     0     1                  r#######d                         1.00 ms  1.00 ms  1.50 ms
+     1     0                                  r...............  2.00 ms        -        -
+     1     1                                                          -        -        -
+
+r ready  . waiting  # reducing  d done; times since the step's first ready, until its commit
+)");
+}
+
+TEST(RenderTimelineTest, ManyRanksShareALine) {
+  v1::GetTimelineResponse timeline;
+  v1::StepTimeline* step = timeline.add_steps();
+  step->set_step(1);
+  step->set_verdict(v1::VERDICT_COMPLETE);
+  step->set_commit_ns(200'000);
+  for (std::uint32_t bucket = 0; bucket < 2; ++bucket) {
+    v1::BucketTimes* times = step->add_buckets();
+    times->set_bucket(bucket);
+    for (std::uint64_t rank = 0; rank < 64; ++rank) {
+      times->add_ready_ns(1000 + bucket * 60'000 + rank * 1000);
+    }
+    times->set_start_ns(1000 + bucket * 60'000 + 70'000);
+    times->set_finish_ns(1000 + bucket * 60'000 + 120'000);
+  }
+  EXPECT_EQ("\n" + RenderTimeline("wide", "model", timeline), R"(
+step 1 of model, job wide: complete
+BUCKET  RANK  |0                                       199 us|    READY   REDUCE    DONE
+     0   all  r..............R############d                     63.0 us  70.0 us  120 us
+     1   all                r..............R.############d       123 us   130 us  180 us
+
+r ready  . waiting  # reducing  d done; times since the step's first ready, until its commit
+)");
+}
+
+TEST(RenderTimelineTest, NothingYet) {
+  EXPECT_EQ(RenderTimeline("digits", "model", {}),
+            "no step of model of job digits is committed yet\n");
+}
+
+TEST(RenderTimelineTest, AnyTimesAreDrawnWithinThePicture) {
+  // A step without times, one whose commit comes before its last bucket, and extremes.
+  const auto timeline = FromText<v1::GetTimelineResponse>(R"pb(
+    steps {
+      step: 1
+      verdict: VERDICT_VOID
+      buckets {
+        bucket: 0
+        ready_ns: [ 0, 0 ]
+      }
+      buckets {}
+    }
+    steps {
+      step: 2
+      verdict: VERDICT_COMPLETE
+      commit_ns: 5
+      buckets {
+        bucket: 0
+        ready_ns: [ 10, 90 ]
+        start_ns: 3
+        finish_ns: 18446744073709551615
+      }
+      buckets {
+        bucket: 1
+        ready_ns: [ 90, 90 ]
+        start_ns: 95
+        finish_ns: 94
+      }
+    }
+    steps {
+      step: 3
+      verdict: VERDICT_COMPLETE
+      commit_ns: 10
+      buckets {
+        bucket: 0
+        ready_ns: [ 10 ]
+        start_ns: 10
+        finish_ns: 10
+      }
+    }
+  )pb");
+  const std::string text = RenderTimeline("digits", "model", timeline);
+  for (std::size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1) {
+    EXPECT_LE(text.find('\n', begin) - begin, 100u) << text.substr(begin);
+  }
+}
+
+TEST(RenderHealthTest, CodeReasonsAndServices) {
+  EXPECT_EQ(
+      "\n" + RenderHealth({HealthCode::kWarn, {"the daemon drains: it takes no new sessions"}},
+                          {{"", HealthCheckResponse::NOT_SERVING},
+                           {"gradsync.v1.GradientSync", HealthCheckResponse::SERVING}},
+                          EmptyStatus()),
+      R"(
+WARN  gradsyncd 0.1.0, up 2 h 13 min, jobs: 0, socket /run/gradsync/gradsyncd.sock
+  the daemon drains: it takes no new sessions
+
+SERVICE                   STATE
+(the daemon)              NOT_SERVING
+gradsync.v1.GradientSync  SERVING
+)");
+}
+
+TEST(JsonTest, FieldsKeepTheirNamesAndZeros) {
+  const std::string json = MessageToJson(FromText<v1::GetTimelineResponse>(R"pb(
+    steps {
+      step: 18
+      verdict: VERDICT_VOID
+      buckets {
+        bucket: 0
+        ready_ns: [ 8, 0 ]
+      }
+    }
+  )pb"));
+  EXPECT_EQ("\n" + json, R"(
+{
+ "steps": [
+  {
+   "step": "18",
+   "verdict": "VERDICT_VOID",
+   "commit_ns": "0",
+   "buckets": [
+    {
+     "bucket": 0,
+     "ready_ns": [
+      "8",
+      "0"
+     ],
+     "start_ns": "0",
+     "finish_ns": "0"
+    }
+   ]
+  }
+ ]
+}
+)");
+}
+
+TEST(JsonTest, Health) {
+  EXPECT_EQ("\n" + HealthToJson({HealthCode::kErr, {"the daemon is \"NOT_SERVING\""}}, "/d.sock",
+                                {{"", HealthCheckResponse::NOT_SERVING}}),
+            R"(
+{
+ "code": "ERR",
+ "exit_status": 2,
+ "reasons": [
+  "the daemon is \"NOT_SERVING\""
+ ],
+ "socket": "/d.sock",
+ "services": {
+  "": "NOT_SERVING"
+ }
+}
+)");
+}
+
+}  // namespace
+}  // namespace gradsync
