@@ -1,0 +1,13 @@
+#!/bin/bash
+# Runs a Python test with the packages of .venv, which Bazel does not know: python_test.sh TEST.py
+set -euo pipefail
+
+# Bazel links to this file from its sandbox.
+tree=$(dirname "$(readlink -f "$0")")/../..
+python=$tree/.venv/bin/python
+"$python" -c 'import kubernetes_validate' || {
+  echo "kubernetes-validate is not in $tree/.venv: run tools/setup --test" >&2
+  exit 1
+}
+# The working folder holds the test's data and may be read-only.
+exec "$python" "$@"

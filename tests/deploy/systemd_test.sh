@@ -1,0 +1,93 @@
+#!/bin/bash
+# The systemd units: known keys and values only, a sandbox that scores at most 2.0, flags that
+# gradsyncd takes, and a stop time that leaves room for the drain.
+set -uo pipefail
+
+units=deploy/systemd
+check_options=tests/deploy/check_options
+failed=0
+
+fail() {
+  echo "FAILED: $1" >&2
+  failed=1
+}
+
+for tool in systemd-analyze systemd-sysusers systemd-tmpfiles; do
+  command -v "$tool" >/dev/null || {
+    fail "$tool is missing: install Debian's package systemd (tools/setup --test does)"
+    exit 1
+  }
+done
+
+# A root with the distribution's units, ours, and something to execute.
+root=$TEST_TMPDIR/root
+mkdir -p "$root"/etc/systemd/system "$root"/usr/lib/systemd "$root"/usr/local/bin
+cp -r /usr/lib/systemd/system "$root"/usr/lib/systemd/
+ln -s usr/lib "$root"/lib
+printf '#!/bin/sh\n' >"$root"/usr/local/bin/gradsyncd
+chmod +x "$root"/usr/local/bin/gradsyncd
+cp "$units"/gradsyncd*.service "$units"/gradsyncd*.socket "$root"/etc/systemd/system/
+
+# Prints what is wrong with all units; nothing if all is well. (The exit status says less.)
+verify() {
+  local names=()
+  for unit in "$root"/etc/systemd/system/gradsyncd*; do
+    names+=("/etc/systemd/system/${unit##*/}")
+  done
+  systemd-analyze verify --man=no --root="$root" "${names[@]}" 2>&1
+}
+
+found=$(verify) || fail 'systemd-analyze verify'
+[[ -z $found ]] || fail "systemd-analyze verify: $found"
+
+# That it would have found something.
+service=$root/etc/systemd/system/gradsyncd.service
+cp "$service" "$TEST_TMPDIR/good"
+for bad in Colour=red Nice=-100 SystemCallFilter=no_such_call; do
+  sed "s/^Nice=.*/$bad/" "$TEST_TMPDIR/good" >"$service"
+  [[ -n $(verify) ]] || fail "systemd-analyze verify takes $bad"
+done
+cp "$TEST_TMPDIR/good" "$service"
+
+systemd-analyze security --offline=true --threshold=20 --no-pager "$units/gradsyncd.service" \
+  >"$TEST_TMPDIR/security" 2>&1 ||
+  fail "the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/security")"
+
+# In a user namespace every trainer would be user 65534.
+if grep -qE '^(PrivateUsers|DynamicUser)=' "$units/gradsyncd.service"; then
+  fail 'PrivateUsers= or DynamicUser= hides who calls'
+fi
+
+# Value of a key of the service.
+value_of() { sed -n "s/^$1=//p" "$units/gradsyncd.service"; }
+
+read -ra command <<<"$(value_of ExecStart)"
+flags=("${command[@]:1}")
+[[ ${flags[*]} == *--config=/etc/gradsync/gradsyncd.textproto* ]] || fail 'ExecStart: no --config'
+"$check_options" "${flags[@]/'/etc/gradsync/'/deploy/}" || fail "ExecStart: ${command[*]}"
+
+drain=$(sed -n 's/^drain_timeout: "\([0-9]*\)s"$/\1/p' deploy/gradsyncd.textproto)
+(($(value_of TimeoutStopSec) >= drain + 5)) ||
+  fail "TimeoutStopSec does not outlast drain_timeout (${drain} s) by 5 s"
+
+# The sockets are where the daemon and its clients expect them, under the names that it knows.
+socket=$(sed -n 's/^socket: "\(.*\)"$/\1/p' deploy/gradsyncd.textproto)
+for line in "gradsyncd.socket ListenStream=$socket" \
+  "gradsyncd.socket FileDescriptorName=grpc" \
+  "gradsyncd-fd.socket ListenSequentialPacket=${socket%.sock}-fd.sock" \
+  "gradsyncd-fd.socket FileDescriptorName=fd"; do
+  grep -qxF -- "${line#* }" "$units/${line%% *}" || fail "${line%% *}: expected ${line#* }"
+done
+
+# The user and the folder that the units name can be made.
+mkdir -p "$root"/run
+systemd-sysusers --root="$root" "$PWD/$units/sysusers.conf" >"$TEST_TMPDIR/sysusers" 2>&1 ||
+  fail "sysusers.conf: $(<"$TEST_TMPDIR/sysusers")"
+user=$(value_of User) group=$(value_of Group)
+grep -q "^$user:" "$root/etc/passwd" || fail "sysusers.conf does not make the user $user"
+grep -q "^$group:" "$root/etc/group" || fail "sysusers.conf does not make the group $group"
+grep -qx "d ${socket%/*} 0750 $user $group -" "$units/tmpfiles.conf" ||
+  fail "tmpfiles.conf does not make ${socket%/*} as RuntimeDirectory= does"
+
+((failed)) || echo 'systemd units: all well'
+exit "$failed"
