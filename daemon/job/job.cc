@@ -8,7 +8,8 @@
 namespace gradsync {
 namespace {
 
-// A job's share of the reduce threads is its own; any number that is unique among live jobs will do.
+// A job's share of the reduce threads is its own; any number that is unique among live jobs will
+// do.
 std::uint64_t FlowOf(const Job* job) { return reinterpret_cast<std::uintptr_t>(job); }
 
 }  // namespace
@@ -22,8 +23,12 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     job_->mutex_.Unlock();
     // Waiters first, then the work that would take their cores.
     for (const auto& sink : effects_.flushes) sink->Flush();
-    for (ReduceOperation* reduction : effects_.reductions) job_->environment_.reducer->Reduce(reduction);
+    for (ReduceOperation* reduction : effects_.reductions)
+      job_->environment_.reducer->Reduce(reduction);
     for (auto& copy : effects_.copies) job_->environment_.executor->Run(std::move(copy));
+    if (!effects_.releases.empty()) {
+      job_->environment_.executor->Run([released = std::move(effects_.releases)] {});
+    }
   }
   Effects* effects() { return &effects_; }
 
@@ -55,7 +60,8 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             MaybeEnd(transaction.effects());
           }) {}
 
-// ---- Joining -------------------------------------------------------------------------------------
+// ---- Joining
+// -------------------------------------------------------------------------------------
 
 absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                        std::uint64_t incarnation, std::shared_ptr<SessionSink> sink) {
@@ -77,11 +83,12 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                     options.step_timeout_ns / 1'000'000);
   }
   if (!end_.ok() || members_[rank].state != RankState::kAbsent) {
-    return MakeError(absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
-                     absl::StrCat("rank ", rank, " of job '", identity_.job_id,
-                                  "' is held by a live session while the job is still forming. Give "
-                                  "each trainer its own RANK, or each run its own job_id."),
-                     {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+    return MakeError(
+        absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
+        absl::StrCat("rank ", rank, " of job '", identity_.job_id,
+                     "' is held by a live session while the job is still forming. Give "
+                     "each trainer its own RANK, or each run its own job_id."),
+        {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
   }
   Member& member = members_[rank];
   member.state = RankState::kLive;
@@ -134,7 +141,8 @@ absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMem
   return (*layout)->Mapped(rank, std::move(memory), transaction.effects());
 }
 
-// ---- Steps ---------------------------------------------------------------------------------------
+// ---- Steps
+// ---------------------------------------------------------------------------------------
 
 absl::StatusOr<LayoutChannel*> Job::ChannelOf(std::uint32_t rank, std::uint32_t channel) const {
   LayoutChannel* layout = Find(channel);
@@ -179,20 +187,20 @@ absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::ui
   if (Ended(rank)) return absl::OkStatus();
   const auto layout = ChannelOf(rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(),
-                            transaction.effects());
+  return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(), transaction.effects());
 }
 
-// ---- The job's own channel -----------------------------------------------------------------------
+// ---- The job's own channel
+// -----------------------------------------------------------------------
 
 absl::Status Job::Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
                           StagingMemory staging, std::uint64_t deadline_ns) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
   if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "UNKNOWN_RANK",
-                     absl::StrCat("broadcast from rank ", spec.root, " in a world of ",
-                                  world_size_));
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "UNKNOWN_RANK",
+        absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
   }
   return operations_.Join(rank, sequence, spec, std::move(staging), deadline_ns,
                           transaction.effects());
@@ -211,7 +219,8 @@ absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uin
   return operations_.ChunkRead(rank, sequence, chunk, transaction.effects());
 }
 
-// ---- Leaving and losing --------------------------------------------------------------------------
+// ---- Leaving and losing
+// --------------------------------------------------------------------------
 
 absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   Transaction transaction(this);
@@ -225,7 +234,8 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   }();
   if (in_step || (member.state == RankState::kStayed && !exit)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
-                     absl::StrCat("rank ", rank, " said Leave in the middle of a step or operation, "
+                     absl::StrCat("rank ", rank,
+                                  " said Leave in the middle of a step or operation, "
                                   "or twice"),
                      {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
   }
@@ -266,16 +276,17 @@ absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
                                               : "every bucket ready");
     if (layout->running()) break;
   }
-  return MakeError(absl::StatusCode::kAborted, "RANK_LOST",
-                   absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost ", where,
-                                "; known because ", why.message(),
-                                ". Its running steps are void. Start that rank again and join again "
-                                "from every rank."),
-                   {{"job", identity_.job_id},
-                    {"rank", absl::StrCat(rank)},
-                    {"channel", channel},
-                    {"step", step},
-                    {"bucket", bucket}});
+  return MakeError(
+      absl::StatusCode::kAborted, "RANK_LOST",
+      absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost ", where,
+                   "; known because ", why.message(),
+                   ". Its running steps are void. Start that rank again and join again "
+                   "from every rank."),
+      {{"job", identity_.job_id},
+       {"rank", absl::StrCat(rank)},
+       {"channel", channel},
+       {"step", step},
+       {"bucket", bucket}});
 }
 
 void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) {
@@ -312,7 +323,7 @@ void Job::MaybeEnd(Effects* effects) {
     members_.Send(rank, SessionEndMessage{lost ? member.loss : end_}, effects);
     member.sink.reset();
   }
-  for (const auto& layout : layouts_) layout->ReleaseMemory();
+  for (const auto& layout : layouts_) layout->ReleaseMemory(effects);
   operations_.ReleaseMemory();
 }
 
@@ -323,7 +334,8 @@ void Job::Tick() {
   operations_.Tick(now_ns, transaction.effects());
 }
 
-// ---- Asking --------------------------------------------------------------------------------------
+// ---- Asking
+// --------------------------------------------------------------------------------------
 
 LayoutChannel* Job::Find(std::uint32_t channel) const {
   return channel >= 1 && channel <= layouts_.size() ? layouts_[channel - 1].get() : nullptr;

@@ -1,12 +1,15 @@
-// One data-parallel run: its ranks, its layouts, its own channel. Pure logic: no threads, no sockets, an injected clock.
+// One data-parallel run: its ranks, its layouts, its own channel. Pure logic: no threads, no
+// sockets, an injected clock.
 //
-// Thread-safe. Every call takes the job's lock, changes the state, and only then, with the lock released, submits reductions
-// and flushes messages; so a Reducer may complete an operation from within Reduce(), and a sink may take its time to send.
+// Thread-safe. Every call takes the job's lock, changes the state, and only then, with the lock
+// released, submits reductions and flushes messages; so a Reducer may complete an operation from
+// within Reduce(), and a sink may take its time to send.
 //
-// A job has one generation: the loss of a rank (policy `abort`) or a newer generation ends every session of it for good.
-// JobTable starts the next one.
+// A job has one generation: the loss of a rank (policy `abort`) or a newer generation ends every
+// session of it for good. JobTable starts the next one.
 //
-// Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or Executor under the lock.
+// Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or Executor
+// under the lock.
 
 #ifndef DAEMON_JOB_JOB_H_
 #define DAEMON_JOB_JOB_H_
@@ -63,8 +66,9 @@ class Job : public std::enable_shared_from_this<Job> {
   const JobIdentity& identity() const { return identity_; }
   std::uint32_t world_size() const { return world_size_; }
 
-  // Puts a session into its rank. FAILED_PRECONDITION JOB_MISMATCH: another world size or options; ALREADY_EXISTS: the rank is
-  // taken or was, or the job has failed (the caller starts a new generation instead where it may).
+  // Puts a session into its rank. FAILED_PRECONDITION JOB_MISMATCH: another world size or options;
+  // ALREADY_EXISTS: the rank is taken or was, or the job has failed (the caller starts a new
+  // generation instead where it may).
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink);
 
@@ -72,11 +76,13 @@ class Job : public std::enable_shared_from_this<Job> {
     std::uint32_t channel = 0;
     LayoutPlan plan;
   };
-  // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, RESOURCE_EXHAUSTED: the request is refused, the session lives.
+  // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, RESOURCE_EXHAUSTED: the request is
+  // refused, the session lives.
   absl::StatusOr<Registration> RegisterLayout(std::uint32_t rank, LayoutRequest request);
 
-  // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, whose session must be ended with it
-  // (Lose). A call of a rank whose session this job has ended already is ignored.
+  // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, whose
+  // session must be ended with it (Lose). A call of a rank whose session this job has ended already
+  // is ignored.
   absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory);
   absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
                          absl::Span<const std::uint32_t> buckets);
@@ -94,8 +100,9 @@ class Job : public std::enable_shared_from_this<Job> {
   // Who is waited for in a running step; "" if it is not running.
   std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;
 
-  // The session of `rank` is gone or must go; `why` becomes its own end ("its process ended", a breach, ...). Unless the rank
-  // had exited, the job fails: every running step is void and every other session ends ABORTED RANK_LOST.
+  // The session of `rank` is gone or must go; `why` becomes its own end ("its process ended", a
+  // breach, ...). Unless the rank had exited, the job fails: every running step is void and every
+  // other session ends ABORTED RANK_LOST.
   void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why);
   // Ends every session with `why` (SUPERSEDED, DRAINING).
   void End(const absl::Status& why);

@@ -1,6 +1,7 @@
 // All jobs of the daemon, by key (uid, job_id, token hash), and their generations.
 //
-// Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_; jobs are ended outside the table's lock.
+// Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_; jobs are ended outside the table's
+// lock.
 
 #ifndef DAEMON_JOB_JOB_TABLE_H_
 #define DAEMON_JOB_JOB_TABLE_H_
@@ -37,8 +38,9 @@ class JobTable {
   JobTable(const JobEnvironment& environment, std::size_t quota_jobs_per_user)
       : environment_(environment), quota_jobs_per_user_(quota_jobs_per_user) {}
 
-  // Joins a rank to the key's job, making the job if there is none. A rank that is not free any more, in a job that was once
-  // full or has failed, begins the next generation: the old one's sessions end ABORTED SUPERSEDED.
+  // Joins a rank to the key's job, making the job if there is none. A rank that is not free any
+  // more, in a job that was once full or has failed, begins the next generation: the old one's
+  // sessions end ABORTED SUPERSEDED.
   //   ALREADY_EXISTS       the rank is held while the job is still forming.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before.
   //   RESOURCE_EXHAUSTED   too many jobs of this user.
@@ -51,7 +53,8 @@ class JobTable {
   void Tick();
   void EndAll(const absl::Status& why);
   bool AnyStepRunning() const;
-  // Live jobs, then the last ones that ended (kRetired at most), newest first: their statistics outlive their trainers.
+  // Live jobs, then the last ones that ended (kRetired at most), newest first: their statistics
+  // outlive their trainers.
   std::vector<std::shared_ptr<Job>> Jobs() const;
   std::uint64_t jobs_failed() const;
 

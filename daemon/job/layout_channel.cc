@@ -54,7 +54,8 @@ LayoutChannel::LayoutChannel(
   }
 }
 
-// ---- Agreement -----------------------------------------------------------------------------------
+// ---- Agreement
+// -----------------------------------------------------------------------------------
 
 absl::Status LayoutChannel::Register(std::uint32_t rank, LayoutRequest request, Effects* effects) {
   if (!agreement_.ok()) return agreement_;
@@ -111,14 +112,16 @@ void LayoutChannel::FailAgreement(const absl::Status& status, Effects* effects) 
     if (!ranks_[rank].registered) continue;
     members_->Send(rank, LayoutFailedMessage{ranks_[rank].request.request_id, status}, effects);
   }
-  ReleaseMemory();  // no step has begun
+  ReleaseMemory(effects);  // no step has begun
 }
 
-// ---- Steps ---------------------------------------------------------------------------------------
+// ---- Steps
+// ---------------------------------------------------------------------------------------
 
 absl::Status LayoutChannel::Breach(absl::StatusCode code, absl::string_view reason,
                                    std::uint32_t rank, std::uint64_t step,
-                                   std::optional<std::size_t> bucket, absl::string_view what) const {
+                                   std::optional<std::size_t> bucket,
+                                   absl::string_view what) const {
   std::string message =
       absl::StrCat("layout '", name(), "', rank ", rank, ", step ", step,
                    bucket.has_value() ? absl::StrCat(", bucket ", *bucket) : "", ": ", what);
@@ -169,8 +172,8 @@ void LayoutChannel::Start(std::uint64_t now_ns) {
 }
 
 absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
-                                      absl::Span<const std::uint32_t> buckets,
-                                      std::uint64_t now_ns, Effects* effects) {
+                                      absl::Span<const std::uint32_t> buckets, std::uint64_t now_ns,
+                                      Effects* effects) {
   const auto admission = Admit(rank, step, "BucketReady");
   if (!admission.ok()) return admission.status();
   if (*admission == Admission::kIgnore) return absl::OkStatus();
@@ -261,8 +264,9 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   }
   const std::size_t map_bytes = (spec_.parameters.size() + 7) / 8;
   if (!used_map.empty() && used_map.size() != map_bytes) {
-    return Breach(absl::StatusCode::kInvalidArgument, "MALFORMED", rank, step, std::nullopt,
-                  absl::StrCat("used_map of ", used_map.size(), " bytes, ", map_bytes, " expected"));
+    return Breach(
+        absl::StatusCode::kInvalidArgument, "MALFORMED", rank, step, std::nullopt,
+        absl::StrCat("used_map of ", used_map.size(), " bytes, ", map_bytes, " expected"));
   }
   Start(now_ns);
   if (used_map.empty()) {
@@ -279,8 +283,9 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   return absl::OkStatus();
 }
 
-absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
-                                    std::uint64_t now_ns, Effects* effects) {
+absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
+                                    absl::string_view reason, std::uint64_t now_ns,
+                                    Effects* effects) {
   const auto admission = Admit(rank, step, "AbandonStep");
   if (!admission.ok()) return admission.status();
   RankLayout& mine = ranks_[rank];
@@ -358,13 +363,14 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
   all_used_ = true;
 }
 
-// ---- Membership ----------------------------------------------------------------------------------
+// ---- Membership
+// ----------------------------------------------------------------------------------
 
 void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns,
                              Effects* effects) {
   // No bucket can be in flight: each needed this rank's mark in the running step, and it has none.
   rebind_ = true;
-  if (exited) ranks_[rank].memory.reset();
+  if (exited) ReleaseMemoryOf(rank, effects);
   if (members_->StepRanks() == 0) return;
   MaybeReady(effects);
   if (!started_) return;
@@ -379,8 +385,15 @@ void LayoutChannel::Stop(const absl::Status& why) {
   if (agreement_.ok()) agreement_ = why;
 }
 
-void LayoutChannel::ReleaseMemory() {
-  for (RankLayout& rank : ranks_) rank.memory.reset();
+void LayoutChannel::ReleaseMemory(Effects* effects) {
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) ReleaseMemoryOf(rank, effects);
+}
+
+void LayoutChannel::ReleaseMemoryOf(std::uint32_t rank, Effects* effects) {
+  std::optional<RankMemory>& memory = ranks_[rank].memory;
+  if (!memory.has_value()) return;
+  effects->releases.push_back(std::move(memory->arena));
+  memory.reset();
 }
 
 void LayoutChannel::Tick(std::uint64_t now_ns, Effects* effects) {
@@ -424,7 +437,8 @@ void LayoutChannel::Tick(std::uint64_t now_ns, Effects* effects) {
   }
 }
 
-// ---- For people ----------------------------------------------------------------------------------
+// ---- For people
+// ----------------------------------------------------------------------------------
 
 std::optional<std::size_t> LayoutChannel::FirstUnmarked(std::uint32_t rank) const {
   const std::vector<bool>& marked = ranks_[rank].marked;

@@ -1,10 +1,12 @@
-// One layout of a job: the agreement of its ranks, then its steps, one after the other. This is where a bucket's life is
-// decided: ready on every rank -> reduction -> done -> committed with its step, or void.
+// One layout of a job: the agreement of its ranks, then its steps, one after the other. This is
+// where a bucket's life is decided: ready on every rank -> reduction -> done -> committed with its
+// step, or void.
 //
-//   (Register Mapped)^ranks  ready  ( (MarkReady* EndStep)^ranks commit | MarkReady* Abandon/deadline void )*
+//   (Register Mapped)^ranks  ready  ( (MarkReady* EndStep)^ranks commit | MarkReady*
+//   Abandon/deadline void )*
 //
-// Externally synchronized: guarded by the job's lock. Never blocks, calls nobody: what follows from a change is put into
-// Effects. Does not own arenas; RankMemory keeps them mapped.
+// Externally synchronized: guarded by the job's lock. Never blocks, calls nobody: what follows from
+// a change is put into Effects. Does not own arenas; RankMemory keeps them mapped.
 
 #ifndef DAEMON_JOB_LAYOUT_CHANNEL_H_
 #define DAEMON_JOB_LAYOUT_CHANNEL_H_
@@ -53,8 +55,8 @@ struct JobTerms {
 
 class LayoutChannel {
  public:
-  // `reduced(bucket, times)` is called by the reducer, on its thread, without the job's lock; the job takes it and calls
-  // Reduced().
+  // `reduced(bucket, times)` is called by the reducer, on its thread, without the job's lock; the
+  // job takes it and calls Reduced().
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t first_rank, LayoutPlan plan,
                 const JobTerms& terms, Membership* members,
                 std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced);
@@ -67,12 +69,13 @@ class LayoutChannel {
   const LayoutSpec& spec() const { return spec_; }
 
   // ---- Agreement
-  // FAILED_PRECONDITION if this rank's spec differs (every rank that has registered is told, and the layout is dead), or has
-  // registered before.
+  // FAILED_PRECONDITION if this rank's spec differs (every rank that has registered is told, and
+  // the layout is dead), or has registered before.
   absl::Status Register(std::uint32_t rank, LayoutRequest request, Effects* effects);
   absl::Status Mapped(std::uint32_t rank, RankMemory memory, Effects* effects);
 
-  // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its session.
+  // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its
+  // session.
   absl::Status MarkReady(std::uint32_t rank, std::uint64_t step,
                          absl::Span<const std::uint32_t> buckets, std::uint64_t now_ns,
                          Effects* effects);
@@ -81,17 +84,19 @@ class LayoutChannel {
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, Effects* effects);
   // The reducer has finished a bucket. Its done words have been written already.
-  void Reduced(std::size_t bucket, const ReduceTimes& times, std::uint64_t now_ns, Effects* effects);
+  void Reduced(std::size_t bucket, const ReduceTimes& times, std::uint64_t now_ns,
+               Effects* effects);
 
   // ---- Membership
   // True if the rank has marked a bucket of the running step ready and the step is not decided.
   bool InStep(std::uint32_t rank) const { return ranks_[rank].marks > 0; }
-  // The rank contributes nothing from now on; not called while the rank is in a step. `exited`: its memory is let go.
+  // The rank contributes nothing from now on; not called while the rank is in a step. `exited`: its
+  // memory is let go.
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, Effects* effects);
   // The job is over: no reduction is begun any more.
   void Stop(const absl::Status& why);
   // Releases the arenas. Only when nothing is in flight.
-  void ReleaseMemory();
+  void ReleaseMemory(Effects* effects);
 
   void Tick(std::uint64_t now_ns, Effects* effects);
 
@@ -100,7 +105,8 @@ class LayoutChannel {
   // ---- For people
   // "rank 1 has not marked bucket 3-7 ready" of the running step; empty if no step is running.
   std::string Missing() const;
-  // The first bucket of the running step that this rank has not marked ready; nullopt if it has marked all.
+  // The first bucket of the running step that this rank has not marked ready; nullopt if it has
+  // marked all.
   std::optional<std::size_t> FirstUnmarked(std::uint32_t rank) const;
   bool running() const { return started_; }
   const LayoutStats& stats() const { return stats_; }
@@ -131,10 +137,12 @@ class LayoutChannel {
 
   // OK to go on; kIgnore for a message of a step that was void before the rank could know.
   enum class Admission : std::uint8_t { kAdmit, kIgnore };
-  absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step, absl::string_view what) const;
+  absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step,
+                                  absl::string_view what) const;
   void Start(std::uint64_t now_ns);
   void BindMemory();
   void MaybeReady(Effects* effects);
+  void ReleaseMemoryOf(std::uint32_t rank, Effects* effects);
   void FailAgreement(const absl::Status& status, Effects* effects);
   void Launch(std::size_t bucket, Effects* effects);
   void Void(absl::Status why, std::uint64_t now_ns, Effects* effects);

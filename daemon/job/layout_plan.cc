@@ -25,7 +25,8 @@ std::uint64_t Elements(const Parameter& parameter) {
   return count;
 }
 
-// FNV-1a, 64 bits: names a layout in status and logs. Agreement is decided by FirstDifference, never by this.
+// FNV-1a, 64 bits: names a layout in status and logs. Agreement is decided by FirstDifference,
+// never by this.
 class Fingerprint {
  public:
   void Add(std::uint64_t value) {
@@ -81,8 +82,7 @@ std::vector<Group> GroupByRule(const LayoutSpec& spec) {
     const Parameter& parameter = spec.parameters[i];
     Open& filling = open[static_cast<std::size_t>(parameter.dtype)];
     const std::uint64_t bytes = Elements(parameter) * ItemSize(parameter.dtype);
-    const std::uint64_t cap =
-        filling.first ? spec.first_bucket_cap_bytes : spec.bucket_cap_bytes;
+    const std::uint64_t cap = filling.first ? spec.first_bucket_cap_bytes : spec.bucket_cap_bytes;
     if (!filling.group.parameters.empty() && filling.group.bytes + bytes > cap) {
       closed.push_back(std::exchange(filling.group, Group{}));
       filling.first = false;
@@ -91,7 +91,8 @@ std::vector<Group> GroupByRule(const LayoutSpec& spec) {
     filling.group.parameters.push_back(i);
     filling.group.bytes += bytes;
   }
-  // What is still open closes in the order of its first parameter, the one that backward finishes first.
+  // What is still open closes in the order of its first parameter, the one that backward finishes
+  // first.
   std::vector<Group> rest;
   for (Open& filling : open) {
     if (!filling.group.parameters.empty()) rest.push_back(std::move(filling.group));
@@ -122,10 +123,10 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
   const std::vector<Group> groups = GroupByRule(spec);
   const std::size_t buckets = groups.size() + spec.explicit_buckets.size();
   if (buckets > max_buckets) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
-                     absl::StrCat("layout '", spec.name, "' needs ", buckets,
-                                  " buckets, allowed are ", max_buckets,
-                                  " (quota_buckets_per_layout): raise bucket_cap_bytes"));
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "QUOTA",
+        absl::StrCat("layout '", spec.name, "' needs ", buckets, " buckets, allowed are ",
+                     max_buckets, " (quota_buckets_per_layout): raise bucket_cap_bytes"));
   }
   std::uint64_t end = 0;
   for (const Group& group : groups) {

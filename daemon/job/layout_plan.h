@@ -19,7 +19,8 @@ struct Parameter {
   DataType dtype = DataType::kUnspecified;
 };
 
-// What a rank registers. Valid: validated at the boundary (names, dtypes, caps > 0, element counts that do not overflow).
+// What a rank registers. Valid: validated at the boundary (names, dtypes, caps > 0, element counts
+// that do not overflow).
 struct LayoutSpec {
   std::string name;
   std::vector<Parameter> parameters;
@@ -48,15 +49,17 @@ struct LayoutPlan {
   std::uint64_t fingerprint = 0;
 };
 
-// Cuts the layout: parameters in reverse order of registration (the order in which backward tends to finish them), a bucket
-// per dtype being filled at a time, closed when the next parameter would exceed its cap (the first bucket of each dtype has
-// first_bucket_cap_bytes; a parameter larger than the cap is a bucket of its own). Buckets are numbered in the order in which
-// they close, which is the reduction order. Source: VLDB 2020, section 3.2.3 and 4.2 (compute_bucket_assignment_by_size).
+// Cuts the layout: parameters in reverse order of registration (the order in which backward tends
+// to finish them), a bucket per dtype being filled at a time, closed when the next parameter would
+// exceed its cap (the first bucket of each dtype has first_bucket_cap_bytes; a parameter larger
+// than the cap is a bucket of its own). Buckets are numbered in the order in which they close,
+// which is the reduction order. Source: VLDB 2020, section 3.2.3 and 4.2
+// (compute_bucket_assignment_by_size).
 //   RESOURCE_EXHAUSTED  more than `max_buckets` buckets.
 absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_buckets);
 
-// The first difference between two ranks' specs for people: "parameter 3: 'fc.weight' float32 [10,64] on rank 0, 'fc.weight'
-// float32 [10,32] on rank 1". Empty if they are the same.
+// The first difference between two ranks' specs for people: "parameter 3: 'fc.weight' float32
+// [10,64] on rank 0, 'fc.weight' float32 [10,32] on rank 1". Empty if they are the same.
 std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const LayoutSpec& b,
                             std::uint32_t rank_b);
 

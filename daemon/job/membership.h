@@ -1,4 +1,5 @@
-// Who is in a job, and the way to speak to them. Externally synchronized: guarded by the job's lock.
+// Who is in a job, and the way to speak to them. Externally synchronized: guarded by the job's
+// lock.
 
 #ifndef DAEMON_JOB_MEMBERSHIP_H_
 #define DAEMON_JOB_MEMBERSHIP_H_
@@ -36,6 +37,9 @@ struct Effects {
   absl::InlinedVector<ReduceOperation*, 8> reductions;
   absl::InlinedVector<std::shared_ptr<SessionSink>, 8> flushes;
   absl::InlinedVector<std::function<void()>, 1> copies;  // for the executor
+  // Arenas that the job lets go of: the executor drops the last reference, since unmapping takes
+  // milliseconds.
+  std::vector<std::shared_ptr<void>> releases;
 };
 
 class Membership {
@@ -46,7 +50,8 @@ class Membership {
   Member& operator[](std::uint32_t rank) { return members_[rank]; }
   const Member& operator[](std::uint32_t rank) const { return members_[rank]; }
 
-  // Contributes gradients: a step waits for this rank. An absent rank counts, a rank that left does not.
+  // Contributes gradients: a step waits for this rank. An absent rank counts, a rank that left does
+  // not.
   bool InSteps(std::uint32_t rank) const {
     return members_[rank].state == RankState::kAbsent || members_[rank].state == RankState::kLive;
   }

@@ -11,7 +11,8 @@
 namespace gradsync {
 namespace {
 
-// Failures kept for ranks that come late; one that is further behind gets a failure without details.
+// Failures kept for ranks that come late; one that is further behind gets a failure without
+// details.
 constexpr std::size_t kKeptFailures = 64;
 
 }  // namespace
@@ -61,15 +62,15 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
   mine.sequence = sequence;
   if (sequence <= sequence_ && !(active_ && sequence == sequence_)) {
     const auto failure = failures_.find(sequence);
-    members_->Send(rank,
-                   OperationFailedMessage{
-                       sequence, failure != failures_.end()
-                                     ? failure->second
-                                     : MakeError(absl::StatusCode::kDeadlineExceeded,
-                                                 "OPERATION_TIMEOUT",
-                                                 absl::StrCat("operation ", sequence,
-                                                              " failed on the other ranks"))},
-                   effects);
+    members_->Send(
+        rank,
+        OperationFailedMessage{
+            sequence,
+            failure != failures_.end()
+                ? failure->second
+                : MakeError(absl::StatusCode::kDeadlineExceeded, "OPERATION_TIMEOUT",
+                            absl::StrCat("operation ", sequence, " failed on the other ranks"))},
+        effects);
     return absl::OkStatus();
   }
   mine.waiting = true;

@@ -1,7 +1,9 @@
-// The job's own channel: Broadcast, Barrier and small all-reduce, one at a time, the same on every rank.
+// The job's own channel: Broadcast, Barrier and small all-reduce, one at a time, the same on every
+// rank.
 //
-// Each rank numbers its operations from 1. The first rank to reach a number says what the operation is; a rank that says
-// something else fails it for everyone, naming both. A rank that comes late to an operation that failed gets the same failure.
+// Each rank numbers its operations from 1. The first rank to reach a number says what the operation
+// is; a rank that says something else fails it for everyone, naming both. A rank that comes late to
+// an operation that failed gets the same failure.
 //
 // Externally synchronized: guarded by the job's lock.
 
@@ -29,8 +31,8 @@ enum class OperationKind : std::uint8_t { kBarrier, kBroadcast, kAllReduce };
 // What every rank must agree on.
 struct OperationSpec {
   OperationKind kind = OperationKind::kBarrier;
-  std::uint32_t root = 0;   // broadcast
-  std::uint64_t bytes = 0;  // broadcast
+  std::uint32_t root = 0;                   // broadcast
+  std::uint64_t bytes = 0;                  // broadcast
   DataType dtype = DataType::kUnspecified;  // all-reduce
   std::uint64_t count = 0;                  // all-reduce
   bool average = false;                     // all-reduce
@@ -49,7 +51,8 @@ struct StagingMemory {
 
 class OperationChannel {
  public:
-  // `reduced` and `copied` are called without the job's lock; the job takes it and calls Reduced() or Copied().
+  // `reduced` and `copied` are called without the job's lock; the job takes it and calls Reduced()
+  // or Copied().
   OperationChannel(const JobTerms& terms, Membership* members, std::function<void()> reduced,
                    std::function<void()> copied);
 
@@ -107,13 +110,14 @@ class OperationChannel {
   std::uint32_t first_rank_ = 0;
   OperationSpec spec_;
   std::uint64_t deadline_ns_ = 0;
-  std::uint64_t chunk_ = 0;       // next chunk the root may write
+  std::uint64_t chunk_ = 0;        // next chunk the root may write
   std::uint64_t chunk_bytes_ = 0;  // of the chunk on its way
   std::uint64_t moved_ = 0;
-  bool chunk_out_ = false;        // receivers are reading
+  bool chunk_out_ = false;  // receivers are reading
   ReduceOperation reduction_;
 
-  // Failures of operations that some rank has not reached yet. At most one per operation that a late rank is behind.
+  // Failures of operations that some rank has not reached yet. At most one per operation that a
+  // late rank is behind.
   std::map<std::uint64_t, absl::Status> failures_;
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;

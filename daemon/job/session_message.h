@@ -42,7 +42,8 @@ struct StepDoneMessage {
   std::uint32_t channel;
   std::shared_ptr<const StepRecord> record;
 };
-// To receivers: the chunk lies in your staging memory. To the root: everyone has read it, write the next.
+// To receivers: the chunk lies in your staging memory. To the root: everyone has read it, write the
+// next.
 struct ChunkReadyMessage {
   std::uint64_t sequence;
   std::uint64_t chunk;
@@ -73,12 +74,13 @@ using SessionMessage =
                  ChunkReadyMessage, OperationDoneMessage, OperationFailedMessage, LeaveDoneMessage,
                  SessionEndMessage, LeaseQuestionMessage>;
 
-// Where a job's messages to one session go. Thread-safe. Must outlive no one: held by shared_ptr, and drops what comes after
-// the session's end.
+// Where a job's messages to one session go. Thread-safe. Must outlive no one: held by shared_ptr,
+// and drops what comes after the session's end.
 class SessionSink {
  public:
   virtual ~SessionSink() = default;
-  // Queues the message; never blocks, never calls back. Called under the job's lock, which fixes the order.
+  // Queues the message; never blocks, never calls back. Called under the job's lock, which fixes
+  // the order.
   virtual void Queue(SessionMessage message) = 0;
   // Sends what is queued. Called without any lock.
   virtual void Flush() = 0;

@@ -17,15 +17,16 @@ struct PeerProcess {
   gid_t gid = 0;
   // 0: in another PID namespace; then `pidfd` is known only by SO_PEERPIDFD (Linux 6.5).
   pid_t pid = 0;
-  // Readable once the process has ended; proof against reuse of the pid. Null: unknown, the stream's end alone tells.
+  // Readable once the process has ended; proof against reuse of the pid. Null: unknown, the
+  // stream's end alone tells.
   std::shared_ptr<UniqueFd> pidfd;
 };
 
 // SO_PEERCRED, then SO_PEERPIDFD or pidfd_open. INTERNAL if the kernel does not say who it is.
 absl::StatusOr<PeerProcess> PeerOf(int socket);
 
-// True if the process is known to have ended, or ends within `patience_ms`: a process that is killed closes its connection a
-// moment before its end shows.
+// True if the process is known to have ended, or ends within `patience_ms`: a process that is
+// killed closes its connection a moment before its end shows.
 bool HasEnded(const PeerProcess& peer, int patience_ms);
 // How its end is known, for the other ranks' messages.
 absl::Status ProcessEndedError(const PeerProcess& peer);

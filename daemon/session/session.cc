@@ -9,8 +9,7 @@ namespace gradsync {
 
 Session::Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<Job> job,
                  std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
-                 ArenaQuota::Reservation staging_reservation, ArenaQuota* quota,
-                 Executor* executor)
+                 ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, Executor* executor)
     : identity_(std::move(identity)),
       limits_(limits),
       job_(std::move(job)),
@@ -65,11 +64,11 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
   executor_->Run([self = shared_from_this(), channel, memory = std::move(memory)] {
     absl::Status status = memory.arena->CheckPopulated();
     if (!status.ok()) {
-      self->End(MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
-                          absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ",
-                                       channel, ", but ", status.message()),
-                          {{"rank", absl::StrCat(self->rank())},
-                           {"channel", absl::StrCat(channel)}}));
+      self->End(
+          MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
+                    absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ", channel,
+                                 ", but ", status.message()),
+                    {{"rank", absl::StrCat(self->rank())}, {"channel", absl::StrCat(channel)}}));
       return;
     }
     status = memory.arena->Map();
@@ -92,12 +91,11 @@ absl::Status Session::EndStep(std::uint32_t channel, std::uint64_t step,
   }
   if (arena != nullptr) {
     if (const absl::Status populated = arena->CheckPopulated(); !populated.ok()) {
-      return MakeError(
-          absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
-          absl::StrCat("rank ", rank(), ", step ", step, ": ", populated.message()),
-          {{"rank", absl::StrCat(rank())},
-           {"channel", absl::StrCat(channel)},
-           {"step", absl::StrCat(step)}});
+      return MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
+                       absl::StrCat("rank ", rank(), ", step ", step, ": ", populated.message()),
+                       {{"rank", absl::StrCat(rank())},
+                        {"channel", absl::StrCat(channel)},
+                        {"step", absl::StrCat(step)}});
     }
   }
   return job_->EndStep(rank(), channel, step, used_map);

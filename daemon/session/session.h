@@ -1,10 +1,12 @@
 // One trainer's live connection: a rank of a job, its memory and its lease.
 //
-// A session ends once, for one of: Leave{exit}, the end of its stream, the end of its process, its lease, a breach of the
-// protocol, or its job's end. All but the first are the rank's loss to the job.
+// A session ends once, for one of: Leave{exit}, the end of its stream, the end of its process, its
+// lease, a breach of the protocol, or its job's end. All but the first are the rank's loss to the
+// job.
 //
-// Thread-safe. Its memory is created by the RPC thread, handed out by the side socket's thread, mapped and freed on the
-// executor's. Lock order: Session::mutex_ is a leaf: no other lock is taken under it.
+// Thread-safe. Its memory is created by the RPC thread, handed out by the side socket's thread,
+// mapped and freed on the executor's. Lock order: Session::mutex_ is a leaf: no other lock is taken
+// under it.
 
 #ifndef DAEMON_SESSION_SESSION_H_
 #define DAEMON_SESSION_SESSION_H_
@@ -63,8 +65,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Agrees on the layout and creates its memory. The session lives on if this fails.
   absl::StatusOr<Registration> RegisterLayout(LayoutRequest request);
 
-  // The client says that it has populated the arena: checked, mapped and told to the job on the executor. A failure there ends
-  // the session.
+  // The client says that it has populated the arena: checked, mapped and told to the job on the
+  // executor. A failure there ends the session.
   absl::Status ArenaMapped(std::uint32_t channel);
   // Checks again that the arena is whole (a client may punch holes into it), then EndStep.
   absl::Status EndStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);

@@ -1,6 +1,7 @@
 // All sessions of the daemon: who may open one, the nonces that bring their memory, their leases.
 //
-// Thread-safe. Lock order: SessionTable::mutex_ is taken before none: jobs and sessions are called outside it.
+// Thread-safe. Lock order: SessionTable::mutex_ is taken before none: jobs and sessions are called
+// outside it.
 
 #ifndef DAEMON_SESSION_SESSION_TABLE_H_
 #define DAEMON_SESSION_SESSION_TABLE_H_
@@ -56,8 +57,8 @@ class SessionTable {
   absl::StatusOr<std::shared_ptr<Session>> Open(const PeerProcess& peer, const OpenRequest& request,
                                                 std::shared_ptr<SessionSink> sink);
 
-  // A nonce, valid once and for 60 s, that brings the descriptors of `memory` (any objects that own them, in order) to the
-  // session's own process.
+  // A nonce, valid once and for 60 s, that brings the descriptors of `memory` (any objects that own
+  // them, in order) to the session's own process.
   struct Descriptor {
     std::shared_ptr<void> owner;  // keeps `fd` open
     int fd = -1;
