@@ -1,0 +1,248 @@
+// gradsync's C++ client: how a training process hands its gradients to the daemon of its node.
+//
+//   gradsync::SessionOptions options;                       // rank, world size, job from torchrun's variables
+//   auto session = gradsync::Session::Join(options);        // one per rank
+//   auto layout = (*session)->RegisterLayout(spec);         // cuts the parameters into buckets, maps the arena
+//   for (;;) {
+//     const uint64_t step = (*layout)->next_step();
+//     // backward pass: write gradients into (*layout)->gradient(i), then, bucket by bucket as they are complete:
+//     (*layout)->MarkReady(step, bucket);                   // never blocks
+//     (*layout)->EndStep(step);
+//     (*layout)->WaitStep(step);                            // OK: every gradient is the average over the ranks
+//   }
+//   (*session)->Leave();
+//
+// Everything here is thread-safe unless said otherwise. Nothing aborts, prints, throws or installs signal handlers. In the
+// child of a fork(2) every call fails FAILED_PRECONDITION and destructors do nothing.
+//
+// Statuses: besides what each method lists, every method returns the session's end once it has ended:
+//   ABORTED      another rank was lost or a newer generation took over (the message names rank, step, bucket and how it is
+//                known); join again.
+//   UNAVAILABLE  the daemon is gone or drains. Reason DAEMON_LOST, or STEP_IN_DOUBT when EndStep was sent and no verdict came.
+// ErrorReason() and ErrorField() read the machine-readable part of any of them.
+
+#ifndef GRADSYNC_CLIENT_H_
+#define GRADSYNC_CLIENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "gradsync/data_type.h"
+
+namespace gradsync {
+
+enum class ReduceOp : std::uint8_t { kSum = 1, kAverage = 2 };
+enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
+enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
+
+struct SessionOptions {
+  // Fills rank, world_size, job_id and socket from RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID + MASTER_ADDR + MASTER_PORT and
+  // GRADSYNC_SOCKET, GRADSYNC_JOB_TOKEN. INVALID_ARGUMENT names a variable that is missing or malformed.
+  static absl::StatusOr<SessionOptions> FromEnvironment();
+
+  // Path of the daemon's gRPC socket; descriptors come over "X-fd.sock" beside "X.sock".
+  std::string socket = "/run/gradsync/gradsyncd.sock";
+  // Same on every rank of the job; 1-128 printable characters.
+  std::string job_id;
+  // Optional secret that keeps jobs of one user apart.
+  std::string token;
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 1;
+  LossPolicy on_rank_loss = LossPolicy::kAbort;
+  Divisor divisor = Divisor::kLiveRanks;
+  // A step not committed this long after its first MarkReady is void on every rank. Zero: the daemon's default, 30 min.
+  absl::Duration step_timeout = absl::ZeroDuration();
+  // How long to retry while the daemon is not there yet (a sidecar may start late).
+  absl::Duration connect_timeout = absl::Seconds(60);
+};
+
+struct ParameterSpec {
+  std::string name;                  // unique within the layout
+  std::vector<std::uint64_t> shape;  // elements per dimension; empty: a scalar
+  DataType dtype = DataType::kFloat32;
+};
+
+struct BucketSpec {
+  DataType dtype = DataType::kFloat32;
+  std::uint64_t count = 0;  // elements; may be 0
+};
+
+// A named set of parameters. Either `parameters` in the order of the forward pass, cut into buckets by the paper's rule
+// (reverse order, `bucket_cap_bytes`, a smaller first bucket), or `explicit_buckets`.
+struct LayoutSpec {
+  std::string name = "default";
+  std::vector<ParameterSpec> parameters;
+  std::vector<BucketSpec> explicit_buckets;
+  std::uint64_t bucket_cap_bytes = 25u << 20;
+  std::uint64_t first_bucket_cap_bytes = 1u << 20;
+  ReduceOp op = ReduceOp::kAverage;
+  // How long to wait for the other ranks to register the same.
+  absl::Duration timeout = absl::Minutes(5);
+};
+
+// One bucket's memory in this rank's arena. Valid as long as the Layout or a Mapping() of it lives.
+struct BucketView {
+  DataType dtype;
+  std::uint64_t count;  // elements, padding between parameters included
+  void* data;           // 128-byte aligned
+};
+
+// One parameter's gradient inside its bucket. 64-byte aligned, zero-initialised.
+struct GradientView {
+  DataType dtype;
+  std::uint64_t count;   // elements
+  std::uint32_t bucket;  // the bucket it lies in
+  void* data;
+};
+
+// When things happened to one bucket of a step. CLOCK_MONOTONIC nanoseconds.
+struct BucketTimes {
+  std::vector<std::uint64_t> ready_ns;  // per rank
+  std::uint64_t start_ns = 0;           // reduction
+  std::uint64_t finish_ns = 0;
+};
+
+struct StepResult {
+  std::uint64_t step = 0;
+  std::uint32_t live_ranks = 0;
+  std::uint32_t divisor = 0;  // what averages were divided by
+  // Per parameter, true if some rank used it. Empty: every parameter was used by every rank.
+  std::vector<bool> used;
+  std::vector<BucketTimes> buckets;
+};
+
+struct SessionStatistics {
+  std::uint64_t steps_complete = 0;
+  std::uint64_t steps_void = 0;
+  std::uint64_t buckets_marked = 0;
+  std::uint64_t bytes_reduced = 0;    // of this rank's arenas, complete steps only
+  absl::Duration mark_ready_total;    // time spent inside MarkReady
+  absl::Duration exposed_total;       // last MarkReady to StepDone, summed over the steps
+};
+
+class Session;
+
+// A registered layout: an arena of buckets, and the sequence of its steps. Keeps the session's connection alive; after the
+// session's end its memory stays readable.
+class Layout {
+ public:
+  virtual ~Layout() = default;
+  Layout(const Layout&) = delete;
+  Layout& operator=(const Layout&) = delete;
+
+  virtual const std::string& name() const = 0;
+  virtual std::uint64_t fingerprint() const = 0;
+  virtual std::size_t bucket_count() const = 0;
+  virtual std::size_t parameter_count() const = 0;
+  // Bounds are the caller's duty (bucket < bucket_count(), parameter < parameter_count()).
+  virtual BucketView bucket(std::size_t bucket) const = 0;
+  virtual GradientView gradient(std::size_t parameter) const = 0;
+  // Keeps the arena mapped; for views that may outlive the Layout.
+  virtual std::shared_ptr<const void> Mapping() const = 0;
+
+  // The step to run now: one more than the last one that was decided.
+  virtual std::uint64_t next_step() const = 0;
+
+  // "Every gradient of this bucket is written." From here until done the bucket belongs to the daemon, error or not. Never
+  // blocks and never waits for the daemon: one small message.
+  //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
+  //   FAILED_PRECONDITION  ALREADY_READY (a second time in this step), STALE_STEP (decided already), PROTOCOL_VIOLATION (a step
+  //                        ahead of next_step(), or after EndStep).
+  //   ABORTED              the step is void already; says who and why.
+  virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
+
+  // "This rank has marked every bucket ready." `used`: per parameter, whether this rank used it; empty: all.
+  //   FAILED_PRECONDITION  names the first bucket that was not marked ready.
+  virtual absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
+
+  // This rank cannot finish the step: void for every rank, who are told `reason`. Then wait for the step as usual.
+  virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
+
+  // Waits until one bucket is reduced: provisional, for inspection or clipping; only WaitStep commits. Blocks on a futex.
+  //   ABORTED            the step is void.
+  //   DEADLINE_EXCEEDED  says who is missing what; changes nothing.
+  virtual absl::Status WaitBucket(std::uint64_t step, std::size_t bucket,
+                                  absl::Duration timeout = absl::InfiniteDuration()) = 0;
+
+  // Waits for the step's verdict, the same on every rank. OK: every bucket holds the reduction.
+  //   ABORTED            void: a rank abandoned it (names the rank and its reason) or was lost. Zero the gradients and redo
+  //                      the step from its first micro-batch under next_step().
+  //   DEADLINE_EXCEEDED  reason STEP_TIMEOUT: void, the job's step_timeout ran out; names who is missing what. Reason
+  //                      WAIT_TIMEOUT: `timeout` ran out first; nothing changed.
+  //   FAILED_PRECONDITION STALE_STEP: decided long ago (only the last verdict is kept).
+  virtual absl::StatusOr<StepResult> WaitStep(std::uint64_t step,
+                                              absl::Duration timeout = absl::InfiniteDuration()) = 0;
+
+ protected:
+  Layout() = default;
+};
+
+// One rank's live membership in a job. Destroying it without Leave() is a loss to the other ranks.
+class Session {
+ public:
+  // Connects, retrying until connect_timeout, and joins.
+  //   INVALID_ARGUMENT     an option is malformed (named).
+  //   UNAVAILABLE          no daemon at `socket` within connect_timeout.
+  //   PERMISSION_DENIED    the socket's permissions, a missing token.
+  //   ALREADY_EXISTS       the rank is held while the job is still forming.
+  //   FAILED_PRECONDITION  world size or options differ from the other ranks', no protocol or shared-memory ABI in common.
+  //   UNIMPLEMENTED        a loss policy that the daemon does not have.
+  //   RESOURCE_EXHAUSTED   a quota.
+  static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options);
+
+  virtual ~Session() = default;
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  virtual std::uint32_t rank() const = 0;
+  virtual std::uint32_t world_size() const = 0;
+  virtual std::uint64_t generation() const = 0;
+  virtual std::uint64_t incarnation() const = 0;
+
+  // Registers, maps and populates; returns when every rank has done the same. Each layout has its own arena and steps.
+  //   INVALID_ARGUMENT     a malformed spec.
+  //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
+  //   DEADLINE_EXCEEDED    names the ranks that did not come.
+  //   RESOURCE_EXHAUSTED   a quota.
+  virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
+
+  // Operations of the job's own channel: every rank calls the same ones in the same order, one at a time (calls from several
+  // threads of one rank are serialized). Block until done.
+  //   FAILED_PRECONDITION  OPERATION_MISMATCH: the ranks disagree; names both ranks and both operations.
+  //   DEADLINE_EXCEEDED    names the ranks that did not come; the operation failed on every rank.
+  virtual absl::Status Barrier(absl::Duration timeout = absl::Minutes(30)) = 0;
+  // Copies `bytes` bytes from the root's `data` into every other rank's `data`.
+  virtual absl::Status Broadcast(void* data, std::size_t bytes, std::uint32_t root,
+                                 absl::Duration timeout = absl::Minutes(30)) = 0;
+  // Reduces a small tensor in place, in rank order; it must fit the staging memory (default 32 MiB).
+  virtual absl::Status AllReduce(void* data, std::size_t count, DataType dtype, ReduceOp op,
+                                 absl::Duration timeout = absl::Minutes(30)) = 0;
+
+  // No more steps from this rank; the session ends, the others go on. FAILED_PRECONDITION while a step of this rank is open.
+  virtual absl::Status Leave() = 0;
+  // No more steps from this rank, but it goes on to take part in Broadcast, Barrier and AllReduce. Blocks until every rank
+  // has left; returns the rank that left last.
+  virtual absl::StatusOr<std::uint32_t> LeaveAndStay(absl::Duration timeout = absl::Minutes(30)) = 0;
+
+  virtual SessionStatistics Statistics() const = 0;
+
+ protected:
+  Session() = default;
+};
+
+// The reason of an error from gradsync ("RANK_LOST"), or "" for any other status.
+std::string ErrorReason(const absl::Status& status);
+// A field of it ("job", "rank", "channel", "step", "bucket"), or "".
+std::string ErrorField(const absl::Status& status, std::string_view field);
+
+}  // namespace gradsync
+
+#endif  // GRADSYNC_CLIENT_H_

@@ -1,0 +1,302 @@
+#include "client/src/connection.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/src/fd_socket.h"
+#include "client/src/fork_guard.h"
+#include "client/src/layout_registration.h"
+#include "client/src/session_options.h"
+#include "client/src/step_sequence.h"
+#include "client/src/unix_socket.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+namespace {
+
+// A daemon that accepts and says nothing is stopped; it gets this long even under a short
+// connect_timeout.
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
+// The stream ended before its first answer: the daemon was on its way down, or up.
+constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
+
+absl::Status Lost(const SessionOptions& options, absl::string_view what) {
+  ErrorFields fields;
+  fields.job = options.job_id;
+  fields.rank = options.rank;
+  return MakeError(
+      absl::StatusCode::kUnavailable, kDaemonLost,
+      absl::StrCat("rank ", options.rank, ": the daemon at ", options.socket, " is gone (", what,
+                   "); start gradsyncd or look into its log, then join again"),
+      fields);
+}
+
+}  // namespace
+
+Connection::Connection(const SessionOptions& options) : options_(options), job_channel_(this) {}
+
+Connection::~Connection() = default;
+
+// ---- Joining
+// -------------------------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SessionOptions& options) {
+  if (auto status = ValidateOptions(options); !status.ok()) return status;
+  const absl::Time deadline = absl::Now() + std::max(options.connect_timeout, absl::ZeroDuration());
+  for (;;) {
+    auto connection = std::make_shared<Connection>(options);
+    const absl::Status status = connection->Join(deadline);
+    if (status.ok()) return connection;
+    connection->Close();
+    const bool again = ErrorReason(status) == kDaemonLost && connection->stream_ != nullptr;
+    if (!again || absl::Now() + kRejoinPause >= deadline) return status;
+    absl::SleepFor(kRejoinPause);
+  }
+}
+
+absl::Status Connection::Join(absl::Time deadline) {
+  FileDescriptor socket;
+  if (auto status = OpenUnixSocket(SOCK_STREAM, &socket); !status.ok()) return status;
+  if (auto status = ConnectUnixSocket(socket, options_.socket, deadline); !status.ok()) {
+    return status;
+  }
+  auto stream = SessionStream::Open(std::move(socket), shared_from_this());
+  if (!stream.ok()) return stream.status();
+  stream_ = *std::move(stream);
+  v1::SessionRequest request;
+  FillOpenSession(options_, request.mutable_open_session());
+  stream_->Send(std::move(request));
+  {
+    const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return opened_ || !end_.ok();
+    };
+    absl::MutexLock lock(&mutex_);
+    if (!mutex_.AwaitWithDeadline(absl::Condition(&answered),
+                                  std::max(deadline, absl::Now() + kAnswerTimeout))) {
+      return MakeError(absl::StatusCode::kUnavailable, kWaitTimeout,
+                       absl::StrCat("the daemon at ", options_.socket,
+                                    " accepted the connection but does not answer; check that "
+                                    "gradsyncd is not stopped"),
+                       Fields());
+    }
+    if (!end_.ok()) return end_;
+  }
+  auto descriptors = FetchDescriptors(FdSocketPath(options_.socket), staging_nonce_, 1,
+                                      std::max(deadline, absl::Now() + kAnswerTimeout));
+  if (!descriptors.ok()) {
+    auto end = End();
+    return end.ok() ? descriptors.status() : end;
+  }
+  auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");
+  if (!staging.ok()) return staging.status();
+  staging_ = *std::move(staging);
+  return absl::OkStatus();
+}
+
+void Connection::OnOpened(const v1::SessionOpened& opened) {
+  absl::MutexLock lock(&mutex_);
+  if (opened_) return;
+  incarnation_ = opened.incarnation();
+  generation_ = opened.generation();
+  staging_nonce_ = opened.staging_nonce();
+  staging_bytes_ = opened.staging_bytes();
+  opened_ = true;
+}
+
+// ---- The end
+// -------------------------------------------------------------------------------------
+
+absl::Status Connection::End() const {
+  absl::MutexLock lock(&mutex_);
+  return end_;
+}
+
+absl::Status Connection::AwaitEnd(absl::Duration timeout) const {
+  const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !end_.ok(); };
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(&ended), timeout);
+  return end_;
+}
+
+void Connection::SetEnd(absl::Status end) {
+  std::vector<std::shared_ptr<StepSequence>> sequences;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!end_.ok()) return;
+    end_ = end;
+    for (const auto& [channel, weak] : steps_) {
+      if (auto steps = weak.lock()) sequences.push_back(std::move(steps));
+    }
+    for (const auto& [id, registration] : registrations_) registration->OnFailed(end);
+  }
+  for (const auto& steps : sequences) steps->OnSessionEnd(end);
+  job_channel_.OnSessionEnd(end);
+}
+
+void Connection::OnStreamEnd(const StreamEnd& end) {
+  const auto code = static_cast<absl::StatusCode>(end.code);
+  if (code == absl::StatusCode::kOk) {
+    SetEnd(left() ? MakeError(absl::StatusCode::kFailedPrecondition, kLeft,
+                              absl::StrCat("rank ", options_.rank, " has left the job"), Fields())
+                  : Lost(options_, "it ended the session without a reason"));
+    return;
+  }
+  absl::Status status = StatusFromTrailer(end.code, end.message, end.details);
+  if (ErrorReason(status).empty()) {
+    switch (code) {
+      // How gRPC reports a connection that broke.
+      case absl::StatusCode::kUnavailable:
+      case absl::StatusCode::kCancelled:
+      case absl::StatusCode::kUnknown:
+      case absl::StatusCode::kInternal:
+        status = Lost(options_, end.message);
+        break;
+      case absl::StatusCode::kUnimplemented:
+        status = MakeError(code, kProtocolViolation,
+                           absl::StrCat("what listens at ", options_.socket,
+                                        " is no gradsyncd of this release: ", end.message),
+                           Fields());
+        break;
+      default:
+        break;
+    }
+  }
+  SetEnd(std::move(status));
+}
+
+void Connection::Close() {
+  SetEnd(MakeError(absl::StatusCode::kFailedPrecondition, kClosed,
+                   absl::StrCat("rank ", options_.rank, ": the Session was destroyed"), Fields()));
+  if (stream_ != nullptr) stream_->Close();
+}
+
+absl::Status Connection::BeginLeave() {
+  left_.store(true);
+  std::vector<std::shared_ptr<StepSequence>> sequences;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [channel, weak] : steps_) {
+      if (auto steps = weak.lock()) sequences.push_back(std::move(steps));
+    }
+  }
+  for (const auto& steps : sequences) {
+    // A MarkReady that was admitted before left_ was set has opened its step by now.
+    if (auto status = steps->CheckClosed(); !status.ok()) {
+      left_.store(false);
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---- Layouts
+// -------------------------------------------------------------------------------------
+
+std::uint64_t Connection::Announce(LayoutRegistration* registration) {
+  absl::MutexLock lock(&mutex_);
+  registrations_[++last_request_] = registration;
+  if (!end_.ok()) registration->OnFailed(end_);
+  return last_request_;
+}
+
+void Connection::Withdraw(std::uint64_t request_id) {
+  absl::MutexLock lock(&mutex_);
+  registrations_.erase(request_id);
+}
+
+void Connection::Attach(std::uint32_t channel, const std::shared_ptr<StepSequence>& steps) {
+  absl::Status end;
+  {
+    absl::MutexLock lock(&mutex_);
+    steps_[channel] = steps;
+    end = end_;
+  }
+  if (!end.ok()) steps->OnSessionEnd(end);
+}
+
+std::shared_ptr<StepSequence> Connection::StepsOf(std::uint32_t channel) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = steps_.find(channel);
+  return found == steps_.end() ? nullptr : found->second.lock();
+}
+
+void Connection::OnFailed(const v1::OperationFailed& failed) {
+  absl::Status status = StatusFromProto(failed.status());
+  if (status.ok()) {
+    status = MakeError(absl::StatusCode::kInternal, kProtocolViolation,
+                       "the daemon failed an operation without a reason", Fields());
+  }
+  if (!failed.layout()) {
+    job_channel_.OnOperationFailed(failed.sequence(), status);
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  const auto found = registrations_.find(failed.sequence());
+  if (found != registrations_.end()) found->second->OnFailed(status);
+}
+
+// ---- The daemon's messages
+// -----------------------------------------------------------------------
+
+void Connection::OnMessage(const v1::SessionResponse& message) {
+  switch (message.kind_case()) {
+    case v1::SessionResponse::kSessionOpened:
+      OnOpened(message.session_opened());
+      break;
+    case v1::SessionResponse::kLayoutAssigned: {
+      absl::MutexLock lock(&mutex_);
+      const auto found = registrations_.find(message.layout_assigned().request_id());
+      if (found != registrations_.end()) found->second->OnAssigned(message.layout_assigned());
+      break;
+    }
+    case v1::SessionResponse::kLayoutReady: {
+      absl::MutexLock lock(&mutex_);
+      for (const auto& [id, registration] : registrations_) {
+        if (registration->OnReady(message.layout_ready())) break;
+      }
+      break;
+    }
+    case v1::SessionResponse::kStepDone:
+      if (const auto steps = StepsOf(message.step_done().channel())) {
+        steps->OnStepDone(message.step_done());
+      }
+      break;
+    case v1::SessionResponse::kStepState:
+      if (const auto steps = StepsOf(message.step_state().channel())) {
+        steps->OnStepState(message.step_state());
+      }
+      break;
+    case v1::SessionResponse::kChunkReady:
+      job_channel_.OnChunkReady(message.chunk_ready());
+      break;
+    case v1::SessionResponse::kOperationDone:
+      job_channel_.OnOperationDone(message.operation_done().sequence());
+      break;
+    case v1::SessionResponse::kOperationFailed:
+      OnFailed(message.operation_failed());
+      break;
+    case v1::SessionResponse::kLeaveDone:
+      job_channel_.OnLeaveDone(message.leave_done().last_joiner());
+      break;
+    case v1::SessionResponse::kLeaseQuestion: {
+      v1::SessionRequest answer;
+      answer.mutable_lease_answer()->set_number(message.lease_question().number());
+      stream_->Send(std::move(answer));
+      break;
+    }
+    case v1::SessionResponse::kSessionEnding:
+      if (auto status = StatusFromProto(message.session_ending().status()); !status.ok()) {
+        SetEnd(std::move(status));
+      }
+      break;
+    case v1::SessionResponse::kBucketDone:  // not asked for
+    case v1::SessionResponse::KIND_NOT_SET:
+      break;
+  }
+}
+
+}  // namespace gradsync::client

@@ -1,0 +1,131 @@
+// What a Session and its Layouts share: the stream, who they are, and how it ended.
+
+#ifndef CLIENT_SRC_CONNECTION_H_
+#define CLIENT_SRC_CONNECTION_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/include/gradsync/client.h"
+#include "client/src/error.h"
+#include "client/src/job_channel.h"
+#include "client/src/mapped_memory.h"
+#include "client/src/session_stream.h"
+
+namespace gradsync::v1 {
+class LayoutAssigned;
+class LayoutReady;
+class OperationFailed;
+class SessionOpened;
+}  // namespace gradsync::v1
+
+namespace gradsync::client {
+
+class LayoutRegistration;
+class StepSequence;
+
+// Counters of SessionStatistics. Own synchronization; times in nanoseconds.
+struct SessionCounters {
+  std::atomic<std::uint64_t> steps_complete{0};
+  std::atomic<std::uint64_t> steps_void{0};
+  std::atomic<std::uint64_t> buckets_marked{0};
+  std::atomic<std::uint64_t> bytes_reduced{0};
+  std::atomic<std::int64_t> mark_ready_ns{0};
+  std::atomic<std::int64_t> exposed_ns{0};
+};
+
+// Thread-safe. Owned by the Session and by each of its layouts, and by the stream's thread while
+// the stream lives; the Session closes it. Hands every message of the daemon to the one it is for.
+//
+// Locks are taken in this order: a StepSequence's or the JobChannel's, then the stream's; this
+// class's own is held alone.
+class Connection final : public StreamReceiver, public std::enable_shared_from_this<Connection> {
+ public:
+  // Connects, joins, and maps the staging memory. Statuses: those of Session::Join.
+  static absl::StatusOr<std::shared_ptr<Connection>> Open(const SessionOptions& options);
+
+  // For Open.
+  explicit Connection(const SessionOptions& options);
+  ~Connection() override;
+
+  // Constant once Open has returned.
+  const SessionOptions& options() const { return options_; }
+  std::uint64_t incarnation() const { return incarnation_; }
+  std::uint64_t generation() const { return generation_; }
+  const std::shared_ptr<MappedMemory>& staging() const { return staging_; }
+  ErrorFields Fields() const { return {options_.job_id, options_.rank, {}, {}, {}}; }
+
+  SessionCounters& counters() { return counters_; }
+  JobChannel& job_channel() { return job_channel_; }
+  SessionStream& stream() { return *stream_; }
+
+  // OK while the session lives, then why it has ended.
+  absl::Status End() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for the end; OK if it has not come by then.
+  absl::Status AwaitEnd(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Set by Leave: no more steps from this rank. Fails FAILED_PRECONDITION while a step is open,
+  // changing nothing.
+  absl::Status BeginLeave() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool left() const { return left_.load(); }
+
+  // Announces a registration: its answers come to `registration` until it is withdrawn. Returns its
+  // request_id.
+  std::uint64_t Announce(LayoutRegistration* registration) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Withdraw(std::uint64_t request_id) ABSL_LOCKS_EXCLUDED(mutex_);
+  // From now on steps of `channel` go to `steps`, for as long as somebody holds it.
+  void Attach(std::uint32_t channel, const std::shared_ptr<StepSequence>& steps)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends the session here, if nothing has ended it yet, and the stream. Bounded.
+  void Close() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // StreamReceiver:
+  void OnMessage(const v1::SessionResponse& message) override;
+  void OnStreamEnd(const StreamEnd& end) override;
+
+ private:
+  absl::Status Join(absl::Time deadline);
+  void OnOpened(const v1::SessionOpened& opened) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnFailed(const v1::OperationFailed& failed) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<StepSequence> StepsOf(std::uint32_t channel) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The first end counts. Tells everybody who waits.
+  void SetEnd(absl::Status end) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Constant after construction.
+  const SessionOptions options_;
+
+  // Written by Open before anybody else sees the object.
+  std::uint64_t incarnation_ = 0;
+  std::uint64_t generation_ = 0;
+  std::string staging_nonce_;
+  std::uint64_t staging_bytes_ = 0;
+  std::shared_ptr<MappedMemory> staging_;
+  std::unique_ptr<SessionStream> stream_;
+
+  // Own synchronization.
+  SessionCounters counters_;
+  JobChannel job_channel_;
+  std::atomic<bool> left_{false};
+
+  mutable absl::Mutex mutex_;
+  bool opened_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t last_request_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::uint64_t, LayoutRegistration*> registrations_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::uint32_t, std::weak_ptr<StepSequence>> steps_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_CONNECTION_H_

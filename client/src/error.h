@@ -1,0 +1,58 @@
+// Errors of the client: absl::Status with a google.rpc.ErrorInfo payload, the same that the daemon
+// sends.
+
+#ifndef CLIENT_SRC_ERROR_H_
+#define CLIENT_SRC_ERROR_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace google::rpc {
+class Status;
+}
+
+namespace gradsync::client {
+
+// Reasons that the client itself gives; the daemon's are listed in
+// proto/gradsync/v1/gradsync.proto.
+inline constexpr absl::string_view kAlreadyReady = "ALREADY_READY";
+inline constexpr absl::string_view kClosed = "CLOSED";
+inline constexpr absl::string_view kCredentials = "CREDENTIALS";
+inline constexpr absl::string_view kDaemonLost = "DAEMON_LOST";
+inline constexpr absl::string_view kForked = "FORKED";
+inline constexpr absl::string_view kLeft = "LEFT";
+inline constexpr absl::string_view kMalformed = "MALFORMED";
+inline constexpr absl::string_view kMemory = "MEMORY";
+inline constexpr absl::string_view kProtocolViolation = "PROTOCOL_VIOLATION";
+inline constexpr absl::string_view kStaleStep = "STALE_STEP";
+inline constexpr absl::string_view kStepInDoubt = "STEP_IN_DOUBT";
+inline constexpr absl::string_view kStepVoid = "STEP_VOID";
+inline constexpr absl::string_view kUnknownBucket = "UNKNOWN_BUCKET";
+inline constexpr absl::string_view kWaitTimeout = "WAIT_TIMEOUT";
+
+// What an error is about; each as far as it applies.
+struct ErrorFields {
+  std::string job;
+  std::optional<std::uint32_t> rank;
+  std::optional<std::uint32_t> channel;
+  std::optional<std::uint64_t> step;
+  std::optional<std::uint64_t> bucket;
+};
+
+absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
+                       const ErrorFields& fields = {});
+
+// Of a message (StepDone, OperationFailed, SessionEnding). A code outside absl's is UNKNOWN.
+absl::Status StatusFromProto(const google::rpc::Status& status);
+
+// Of a stream's end: `details` is what came in the trailer grpc-status-details-bin, a serialized
+// google.rpc.Status, or empty.
+absl::Status StatusFromTrailer(int code, absl::string_view message, absl::string_view details);
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_ERROR_H_

@@ -1,0 +1,234 @@
+#include "client/src/job_channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/src/connection.h"
+#include "client/src/error.h"
+#include "client/src/session_options.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+namespace {
+
+// The daemon itself reports who did not come; beyond its deadline and this it does not answer at
+// all.
+constexpr absl::Duration kGrace = absl::Seconds(30);
+
+absl::Time DeadlineOf(absl::Duration timeout) {
+  return absl::Now() + std::max(timeout, absl::ZeroDuration()) + kGrace;
+}
+
+}  // namespace
+
+absl::Status JobChannel::Refused(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+                   absl::StrCat("rank ", connection_.options().rank, ": ", what),
+                   connection_.Fields());
+}
+
+absl::StatusOr<std::uint64_t> JobChannel::Begin(
+    const std::function<void(std::uint64_t, v1::SessionRequest*)>& fill) {
+  absl::MutexLock lock(&mutex_);
+  if (!end_.ok()) return end_;
+  ++sequence_;
+  done_ = false;
+  failed_ = absl::OkStatus();
+  chunk_.reset();
+  v1::SessionRequest request;
+  fill(sequence_, &request);
+  connection_.stream().Send(std::move(request));
+  return sequence_;
+}
+
+absl::StatusOr<std::optional<JobChannel::Chunk>> JobChannel::AwaitChunk(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return chunk_.has_value() || done_ || !failed_.ok() || !end_.ok();
+  };
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&over), deadline)) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
+                     absl::StrCat("the daemon did not answer operation ", sequence_,
+                                  "; check that gradsyncd is not stopped"),
+                     connection_.Fields());
+  }
+  if (!failed_.ok()) return failed_;
+  // What is done is done, also when the session ended right behind it.
+  if (chunk_.has_value() || done_) return std::exchange(chunk_, std::nullopt);
+  return end_;
+}
+
+absl::Status JobChannel::AwaitDone(absl::Time deadline) {
+  // A root may be told that its last chunk was read before it is told that all is done.
+  for (;;) {
+    const auto chunk = AwaitChunk(deadline);
+    if (!chunk.ok()) return chunk.status();
+    if (!chunk->has_value()) return absl::OkStatus();
+  }
+}
+
+absl::Status JobChannel::Populate(std::size_t bytes) {
+  bytes = std::min(bytes, connection_.staging()->size());
+  if (bytes <= populated_) return absl::OkStatus();
+  auto status = connection_.staging()->Populate(bytes);
+  if (status.ok()) populated_ = bytes;
+  return status;
+}
+
+absl::Status JobChannel::Barrier(absl::Duration timeout) {
+  absl::MutexLock turn(&turn_);
+  const absl::Time deadline = DeadlineOf(timeout);
+  const auto sequence = Begin([timeout](std::uint64_t number, v1::SessionRequest* request) {
+    request->mutable_barrier()->set_sequence(number);
+    request->mutable_barrier()->set_timeout_ms(TimeoutMs(timeout));
+  });
+  return sequence.ok() ? AwaitDone(deadline) : sequence.status();
+}
+
+absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root,
+                                   absl::Duration timeout) {
+  if (root >= connection_.options().world_size) {
+    return Refused(absl::StrCat("broadcast from root ", root, " in a world of ",
+                                connection_.options().world_size, " ranks"));
+  }
+  if (data == nullptr && bytes > 0) return Refused("broadcast of a null pointer");
+  absl::MutexLock turn(&turn_);
+  const absl::Time deadline = DeadlineOf(timeout);
+  if (auto status = Populate(bytes); !status.ok()) return status;
+  const auto sequence =
+      Begin([bytes, root, timeout](std::uint64_t number, v1::SessionRequest* request) {
+        v1::Broadcast& broadcast = *request->mutable_broadcast();
+        broadcast.set_sequence(number);
+        broadcast.set_root(root);
+        broadcast.set_bytes(bytes);
+        broadcast.set_timeout_ms(TimeoutMs(timeout));
+      });
+  if (!sequence.ok()) return sequence.status();
+  return root == connection_.options().rank ? SendChunks(*sequence, data, bytes, deadline)
+                                            : ReceiveChunks(*sequence, data, bytes, deadline);
+}
+
+absl::Status JobChannel::SendChunks(std::uint64_t sequence, const std::byte* data,
+                                    std::size_t bytes, absl::Time deadline) {
+  MappedMemory& staging = *connection_.staging();
+  for (std::size_t sent = 0; sent < bytes;) {
+    // Each chunk waits for its ChunkReady: before it, others may still read the staging memory.
+    const auto ready = AwaitChunk(deadline);
+    if (!ready.ok()) return ready.status();
+    if (!ready->has_value()) {
+      return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
+                       "the daemon ended a broadcast before its last chunk", connection_.Fields());
+    }
+    const std::size_t size = std::min(bytes - sent, staging.size());
+    std::memcpy(staging.data(), data + sent, size);
+    v1::SessionRequest request;
+    v1::ChunkWritten& written = *request.mutable_chunk_written();
+    written.set_sequence(sequence);
+    written.set_chunk((*ready)->number);
+    written.set_bytes(size);
+    connection_.stream().Send(std::move(request));
+    sent += size;
+  }
+  return AwaitDone(deadline);
+}
+
+absl::Status JobChannel::ReceiveChunks(std::uint64_t sequence, std::byte* data, std::size_t bytes,
+                                       absl::Time deadline) {
+  const MappedMemory& staging = *connection_.staging();
+  for (std::size_t received = 0; received < bytes;) {
+    const auto ready = AwaitChunk(deadline);
+    if (!ready.ok()) return ready.status();
+    if (!ready->has_value() || (*ready)->bytes == 0 || (*ready)->bytes > staging.size() ||
+        (*ready)->bytes > bytes - received) {
+      return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
+                       "the daemon sent a chunk of a broadcast that cannot be",
+                       connection_.Fields());
+    }
+    std::memcpy(data + received, staging.data(), (*ready)->bytes);
+    received += (*ready)->bytes;
+    v1::SessionRequest request;
+    request.mutable_chunk_read()->set_sequence(sequence);
+    request.mutable_chunk_read()->set_chunk((*ready)->number);
+    connection_.stream().Send(std::move(request));
+  }
+  return AwaitDone(deadline);
+}
+
+absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
+                                   absl::Duration timeout) {
+  const std::size_t item = ItemSize(dtype);
+  if (item == 0) return Refused("all-reduce of a dtype that gradsync does not reduce");
+  if (op != ReduceOp::kSum && op != ReduceOp::kAverage) {
+    return Refused("all-reduce that is neither sum nor average");
+  }
+  MappedMemory& staging = *connection_.staging();
+  if (count > staging.size() / item) {
+    return Refused(absl::StrCat("all-reduce of ", count, " ", DataTypeName(dtype),
+                                " does not fit the staging memory of ", staging.size(),
+                                " bytes; use a layout for large tensors"));
+  }
+  if (data == nullptr && count > 0) return Refused("all-reduce of a null pointer");
+  absl::MutexLock turn(&turn_);
+  const absl::Time deadline = DeadlineOf(timeout);
+  if (auto status = Populate(count * item); !status.ok()) return status;
+  if (count > 0) std::memcpy(staging.data(), data, count * item);
+  const auto sequence =
+      Begin([count, dtype, op, timeout](std::uint64_t number, v1::SessionRequest* request) {
+        v1::AllReduce& reduce = *request->mutable_all_reduce();
+        reduce.set_sequence(number);
+        reduce.set_dtype(static_cast<v1::DataType>(dtype));
+        reduce.set_count(count);
+        reduce.set_op(static_cast<v1::ReduceOp>(op));
+        reduce.set_timeout_ms(TimeoutMs(timeout));
+      });
+  if (!sequence.ok()) return sequence.status();
+  if (auto status = AwaitDone(deadline); !status.ok()) return status;
+  if (count > 0) std::memcpy(data, staging.data(), count * item);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return last_joiner_.has_value() || !end_.ok();
+  };
+  if (!mutex_.AwaitWithTimeout(absl::Condition(&over), timeout)) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
+                     absl::StrCat("rank ", connection_.options().rank,
+                                  " has left, but not every rank has within ",
+                                  absl::FormatDuration(timeout), "; call LeaveAndStay again"),
+                     connection_.Fields());
+  }
+  if (last_joiner_.has_value()) return *last_joiner_;
+  return end_;
+}
+
+void JobChannel::OnChunkReady(const v1::ChunkReady& chunk) {
+  absl::MutexLock lock(&mutex_);
+  if (chunk.sequence() == sequence_) chunk_ = Chunk{chunk.chunk(), chunk.bytes()};
+}
+
+void JobChannel::OnOperationDone(std::uint64_t sequence) {
+  absl::MutexLock lock(&mutex_);
+  if (sequence == sequence_) done_ = true;
+}
+
+void JobChannel::OnOperationFailed(std::uint64_t sequence, const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  if (sequence == sequence_) failed_ = status;
+}
+
+void JobChannel::OnLeaveDone(std::uint32_t last_joiner) {
+  absl::MutexLock lock(&mutex_);
+  last_joiner_ = last_joiner;
+}
+
+void JobChannel::OnSessionEnd(const absl::Status& end) {
+  absl::MutexLock lock(&mutex_);
+  end_ = end;
+}
+
+}  // namespace gradsync::client

@@ -1,0 +1,87 @@
+// The job's own channel, seen from one rank: Barrier, Broadcast, AllReduce and the wait of
+// LeaveAndStay, one at a time.
+
+#ifndef CLIENT_SRC_JOB_CHANNEL_H_
+#define CLIENT_SRC_JOB_CHANNEL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/include/gradsync/client.h"
+
+namespace gradsync::v1 {
+class ChunkReady;
+class SessionRequest;
+}  // namespace gradsync::v1
+
+namespace gradsync::client {
+
+class Connection;
+
+// Thread-safe; part of the Connection. Statuses: those of Session.
+class JobChannel {
+ public:
+  explicit JobChannel(Connection* connection) : connection_(*connection) {}
+
+  absl::Status Barrier(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
+  absl::Status Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root,
+                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
+  absl::Status AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
+                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
+  // The rank that left last.
+  absl::StatusOr<std::uint32_t> AwaitAllLeft(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The daemon's answers, on the stream's thread.
+  void OnChunkReady(const v1::ChunkReady& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnOperationDone(std::uint64_t sequence) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnOperationFailed(std::uint64_t sequence, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnLeaveDone(std::uint32_t last_joiner) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Chunk {
+    std::uint64_t number;
+    std::uint64_t bytes;
+  };
+
+  // Gives the next operation its number and sends it.
+  absl::StatusOr<std::uint64_t> Begin(
+      const std::function<void(std::uint64_t sequence, v1::SessionRequest*)>& fill)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for the next chunk; none: the operation is done.
+  absl::StatusOr<std::optional<Chunk>> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status AwaitDone(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status SendChunks(std::uint64_t sequence, const std::byte* data, std::size_t bytes,
+                          absl::Time deadline);
+  absl::Status ReceiveChunks(std::uint64_t sequence, std::byte* data, std::size_t bytes,
+                             absl::Time deadline);
+  absl::Status Populate(std::size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
+  absl::Status Refused(absl::string_view what) const;
+
+  Connection& connection_;
+
+  // Held for a whole operation.
+  absl::Mutex turn_ ABSL_ACQUIRED_BEFORE(mutex_);
+  std::size_t populated_ ABSL_GUARDED_BY(turn_) = 0;
+
+  absl::Mutex mutex_;
+  // Of the operation that runs, or ran last.
+  std::uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Chunk> chunk_ ABSL_GUARDED_BY(mutex_);
+  std::optional<std::uint32_t> last_joiner_ ABSL_GUARDED_BY(mutex_);
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_JOB_CHANNEL_H_

@@ -1,0 +1,23 @@
+// The Layout that a trainer holds.
+
+#ifndef CLIENT_SRC_LAYOUT_H_
+#define CLIENT_SRC_LAYOUT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "client/include/gradsync/client.h"
+#include "client/src/layout_plan.h"
+#include "client/src/mapped_memory.h"
+#include "client/src/step_sequence.h"
+
+namespace gradsync::client {
+
+std::unique_ptr<Layout> NewLayout(std::string name, std::uint64_t fingerprint, LayoutPlan plan,
+                                  std::shared_ptr<MappedMemory> arena,
+                                  std::shared_ptr<StepSequence> steps);
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_LAYOUT_H_

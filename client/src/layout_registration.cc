@@ -1,0 +1,125 @@
+#include "client/src/layout_registration.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/src/connection.h"
+#include "client/src/error.h"
+#include "client/src/fd_socket.h"
+#include "client/src/fork_guard.h"
+#include "client/src/layout.h"
+#include "client/src/layout_plan.h"
+#include "client/src/mapped_memory.h"
+#include "client/src/step_sequence.h"
+#include "gradsync/shared_memory.h"
+
+namespace gradsync::client {
+namespace {
+
+// The daemon reports the other ranks' absence itself; beyond its deadline and this it does not
+// answer at all.
+constexpr absl::Duration kGrace = absl::Seconds(30);
+constexpr absl::Duration kDescriptorTimeout = absl::Seconds(30);
+
+}  // namespace
+
+void LayoutRegistration::OnAssigned(const v1::LayoutAssigned& assigned) {
+  absl::MutexLock lock(&mutex_);
+  if (is_assigned_) return;
+  assigned_ = assigned;
+  is_assigned_ = true;
+}
+
+bool LayoutRegistration::OnReady(const v1::LayoutReady& ready) {
+  absl::MutexLock lock(&mutex_);
+  if (!is_assigned_ || assigned_.channel() != ready.channel()) return false;
+  ready_ = ready;
+  is_ready_ = true;
+  return true;
+}
+
+void LayoutRegistration::OnFailed(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  if (failed_.ok()) failed_ = status;
+}
+
+absl::Status LayoutRegistration::AwaitLocked(const bool* answered, absl::Time deadline) {
+  const auto over = [this, answered]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return *answered || !failed_.ok();
+  };
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&over), deadline)) {
+    return MakeError(
+        absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
+        "the daemon did not answer RegisterLayout; check that gradsyncd is not stopped");
+  }
+  return failed_;
+}
+
+absl::StatusOr<v1::LayoutAssigned> LayoutRegistration::AwaitAssigned(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  if (auto status = AwaitLocked(&is_assigned_, deadline); !status.ok()) return status;
+  return assigned_;
+}
+
+absl::StatusOr<v1::LayoutReady> LayoutRegistration::AwaitReady(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  if (auto status = AwaitLocked(&is_ready_, deadline); !status.ok()) return status;
+  return ready_;
+}
+
+absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
+    const std::shared_ptr<Connection>& connection, const LayoutSpec& spec) {
+  if (auto status = ValidateSpec(spec); !status.ok()) return status;
+  if (auto end = connection->End(); !end.ok()) return end;
+  if (connection->left()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, kLeft,
+                     absl::StrCat("layout '", spec.name, "' registered after Leave"),
+                     connection->Fields());
+  }
+
+  LayoutRegistration registration;
+  const std::uint64_t request_id = connection->Announce(&registration);
+  const auto withdraw = absl::MakeCleanup([&] { connection->Withdraw(request_id); });
+  const absl::Time deadline = absl::Now() + std::max(spec.timeout, absl::ZeroDuration()) + kGrace;
+  v1::SessionRequest request;
+  FillRegisterLayout(spec, request.mutable_register_layout());
+  request.mutable_register_layout()->set_request_id(request_id);
+  connection->stream().Send(std::move(request));
+
+  const auto assigned = registration.AwaitAssigned(deadline);
+  if (!assigned.ok()) return assigned.status();
+  auto plan = CheckedPlan(spec, *assigned);
+  if (!plan.ok()) return plan.status();
+  auto descriptors = FetchDescriptors(FdSocketPath(connection->options().socket), assigned->nonce(),
+                                      2, absl::Now() + kDescriptorTimeout);
+  if (!descriptors.ok()) {
+    // If the session has ended meanwhile, that is why.
+    auto end = connection->End();
+    return end.ok() ? descriptors.status() : end;
+  }
+  auto arena = MappedMemory::Map((*descriptors)[0].get(), plan->arena_bytes, "arena");
+  if (!arena.ok()) return arena.status();
+  auto semaphores = MappedMemory::Map((*descriptors)[1].get(), SemaphoreBytes(plan->buckets.size()),
+                                      "semaphores");
+  if (!semaphores.ok()) return semaphores.status();
+  if (auto status = (*arena)->Populate(plan->arena_bytes); !status.ok()) return status;
+
+  auto steps = std::make_shared<StepSequence>(connection, assigned->channel(), spec.name, *plan,
+                                              *std::move(semaphores));
+  connection->Attach(assigned->channel(), steps);
+  v1::SessionRequest mapped;
+  mapped.mutable_arena_mapped()->set_channel(assigned->channel());
+  connection->stream().Send(std::move(mapped));
+
+  const auto ready = registration.AwaitReady(deadline);
+  if (!ready.ok()) return ready.status();
+  steps->Begin(ready->first_step());
+  return NewLayout(spec.name, ready->fingerprint(), *std::move(plan), *std::move(arena),
+                   std::move(steps));
+}
+
+}  // namespace gradsync::client

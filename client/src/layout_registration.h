@@ -1,0 +1,51 @@
+// One RegisterLayout on its way: what the daemon has answered so far.
+
+#ifndef CLIENT_SRC_LAYOUT_REGISTRATION_H_
+#define CLIENT_SRC_LAYOUT_REGISTRATION_H_
+
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/include/gradsync/client.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+
+class Connection;
+
+// Thread-safe: the caller of RegisterLayout waits, the stream's thread answers. Lives on the
+// caller's stack while announced to the connection.
+class LayoutRegistration {
+ public:
+  // Answers. Each returns the channel it now stands for, where that is known.
+  void OnAssigned(const v1::LayoutAssigned& assigned) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool OnReady(const v1::LayoutReady& ready) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The registration has failed or the session has ended.
+  void OnFailed(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::StatusOr<v1::LayoutAssigned> AwaitAssigned(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<v1::LayoutReady> AwaitReady(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  absl::Status AwaitLocked(const bool* answered, absl::Time deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Mutex mutex_;
+  bool is_assigned_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_ready_ ABSL_GUARDED_BY(mutex_) = false;
+  v1::LayoutAssigned assigned_ ABSL_GUARDED_BY(mutex_);
+  v1::LayoutReady ready_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The whole of Session::RegisterLayout.
+absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
+    const std::shared_ptr<Connection>& connection, const LayoutSpec& spec);
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_LAYOUT_REGISTRATION_H_

@@ -1,0 +1,69 @@
+#include "client/src/mapped_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "client/src/error.h"
+
+#ifndef MADV_POPULATE_WRITE  // Linux 5.14
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace gradsync::client {
+
+absl::StatusOr<std::shared_ptr<MappedMemory>> MappedMemory::Map(int memfd, std::size_t bytes,
+                                                                absl::string_view what) {
+  struct stat status;
+  const int seals = fcntl(memfd, F_GET_SEALS);
+  if (fstat(memfd, &status) != 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
+      static_cast<std::uint64_t>(status.st_size) < bytes) {
+    return MakeError(
+        absl::StatusCode::kInternal, kProtocolViolation,
+        absl::StrCat("the daemon's ", what, " is no sealed memory of ", bytes,
+                     " bytes; check that gradsyncd and the client are of one release"));
+  }
+  if (bytes == 0) return absl::WrapUnique(new MappedMemory(nullptr, 0));
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+  if (data == MAP_FAILED) {
+    return MakeError(absl::StatusCode::kResourceExhausted, kMemory,
+                     absl::StrCat("no address space for ", bytes, " bytes of the ", what));
+  }
+  return absl::WrapUnique(new MappedMemory(static_cast<std::byte*>(data), bytes));
+}
+
+MappedMemory::~MappedMemory() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+absl::Status MappedMemory::Populate(std::size_t bytes) const {
+  bytes = std::min(bytes, size_);
+  if (bytes == 0) return absl::OkStatus();
+  int failed;
+  do {
+    failed = madvise(data_, bytes, MADV_POPULATE_WRITE);
+  } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
+  if (failed == 0) return absl::OkStatus();
+  if (errno != EINVAL) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, kMemory,
+        absl::StrCat("no memory for ", bytes,
+                     " bytes shared with gradsyncd; raise the trainer's memory limit"));
+  }
+  // An older kernel: a write to each page does the same.
+  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  for (std::size_t i = 0; i < bytes; i += page) {
+    volatile std::byte* const touched = data_ + i;
+    *touched = *touched;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gradsync::client

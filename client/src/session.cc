@@ -1,0 +1,119 @@
+// The Session that a trainer holds.
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/include/gradsync/client.h"
+#include "client/src/connection.h"
+#include "client/src/error.h"
+#include "client/src/fork_guard.h"
+#include "client/src/layout_registration.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync {
+namespace client {
+namespace {
+
+// The daemon has nothing to wait for when a rank leaves between steps.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
+
+// Refuses everything but the constants in a forked child.
+class ConnectedSession final : public Session {
+ public:
+  explicit ConnectedSession(std::shared_ptr<Connection> connection)
+      : connection_(std::move(connection)) {}
+
+  ~ConnectedSession() override {
+    if (InForkedChild()) {
+      // The parent's: locks may be held there for ever, and gRPC's threads are missing.
+      new std::shared_ptr<Connection>(std::move(connection_));
+    } else {
+      connection_->Close();
+    }
+  }
+
+  std::uint32_t rank() const override { return connection_->options().rank; }
+  std::uint32_t world_size() const override { return connection_->options().world_size; }
+  std::uint64_t generation() const override { return connection_->generation(); }
+  std::uint64_t incarnation() const override { return connection_->incarnation(); }
+
+  absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) override {
+    if (InForkedChild()) return ForkedError();
+    return client::RegisterLayout(connection_, spec);
+  }
+
+  absl::Status Barrier(absl::Duration timeout) override {
+    return InForkedChild() ? ForkedError() : connection_->job_channel().Barrier(timeout);
+  }
+
+  absl::Status Broadcast(void* data, std::size_t bytes, std::uint32_t root,
+                         absl::Duration timeout) override {
+    if (InForkedChild()) return ForkedError();
+    return connection_->job_channel().Broadcast(static_cast<std::byte*>(data), bytes, root,
+                                                timeout);
+  }
+
+  absl::Status AllReduce(void* data, std::size_t count, DataType dtype, ReduceOp op,
+                         absl::Duration timeout) override {
+    if (InForkedChild()) return ForkedError();
+    return connection_->job_channel().AllReduce(static_cast<std::byte*>(data), count, dtype, op,
+                                                timeout);
+  }
+
+  absl::Status Leave() override {
+    if (InForkedChild()) return ForkedError();
+    if (auto status = SendLeave(/*exit=*/true); !status.ok()) return status;
+    const absl::Status end = connection_->AwaitEnd(kLeaveTimeout);
+    if (end.ok()) {
+      return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
+                       "the daemon does not answer Leave; check that gradsyncd is not stopped",
+                       connection_->Fields());
+    }
+    return ErrorReason(end) == kLeft ? absl::OkStatus() : end;
+  }
+
+  absl::StatusOr<std::uint32_t> LeaveAndStay(absl::Duration timeout) override {
+    if (InForkedChild()) return ForkedError();
+    if (!connection_->left()) {
+      if (auto status = SendLeave(/*exit=*/false); !status.ok()) return status;
+    }
+    return connection_->job_channel().AwaitAllLeft(timeout);
+  }
+
+  SessionStatistics Statistics() const override {
+    const SessionCounters& counters = connection_->counters();
+    SessionStatistics statistics;
+    statistics.steps_complete = counters.steps_complete.load();
+    statistics.steps_void = counters.steps_void.load();
+    statistics.buckets_marked = counters.buckets_marked.load();
+    statistics.bytes_reduced = counters.bytes_reduced.load();
+    statistics.mark_ready_total = absl::Nanoseconds(counters.mark_ready_ns.load());
+    statistics.exposed_total = absl::Nanoseconds(counters.exposed_ns.load());
+    return statistics;
+  }
+
+ private:
+  absl::Status SendLeave(bool exit) {
+    if (auto end = connection_->End(); !end.ok()) return end;
+    if (auto status = connection_->BeginLeave(); !status.ok()) return status;
+    v1::SessionRequest request;
+    request.mutable_leave()->set_exit(exit);
+    connection_->stream().Send(std::move(request));
+    return absl::OkStatus();
+  }
+
+  std::shared_ptr<Connection> connection_;
+};
+
+}  // namespace
+}  // namespace client
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& options) {
+  if (client::InForkedChild()) return client::ForkedError();
+  auto connection = client::Connection::Open(options);
+  if (!connection.ok()) return connection.status();
+  return std::make_unique<client::ConnectedSession>(*std::move(connection));
+}
+
+}  // namespace gradsync

@@ -1,0 +1,102 @@
+#include "client/src/session_options.h"
+
+#include <sys/un.h>
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "client/src/error.h"
+#include "client/src/fd_socket.h"
+#include "gradsync/shared_memory.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+namespace {
+
+constexpr std::uint32_t kProtocolOldest = 1;
+constexpr std::uint32_t kProtocolNewest = 1;
+constexpr char kClientVersion[] = "gradsync-client/1.0";
+
+constexpr std::size_t kMaxJobIdBytes = 128;
+constexpr std::size_t kMaxTokenBytes = 4096;
+
+absl::Status Malformed(absl::string_view option, absl::string_view what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+                   absl::StrCat("SessionOptions.", option, " ", what));
+}
+
+}  // namespace
+
+absl::Status ValidateOptions(const SessionOptions& options) {
+  constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
+  if (options.socket.empty()) return Malformed("socket", "is empty");
+  if (options.socket.find('\0') != std::string::npos) return Malformed("socket", "is no path");
+  if (FdSocketPath(options.socket).size() > kMaxPath) {
+    return Malformed("socket", absl::StrCat("'", options.socket,
+                                            "' is too long: with \"-fd\" it "
+                                            "may have ",
+                                            kMaxPath, " bytes"));
+  }
+  if (options.job_id.empty() || options.job_id.size() > kMaxJobIdBytes ||
+      !std::all_of(options.job_id.begin(), options.job_id.end(),
+                   [](unsigned char c) { return absl::ascii_isprint(c); })) {
+    return Malformed("job_id", absl::StrCat("must have 1 to ", kMaxJobIdBytes,
+                                            " printable characters, the same on every rank"));
+  }
+  if (options.token.size() > kMaxTokenBytes) {
+    return Malformed("token", absl::StrCat("is longer than ", kMaxTokenBytes, " bytes"));
+  }
+  if (options.world_size == 0) return Malformed("world_size", "is 0");
+  if (options.rank >= options.world_size) {
+    return Malformed("rank", absl::StrCat("is ", options.rank, " in a world of ",
+                                          options.world_size, " ranks; ranks count from 0"));
+  }
+  switch (options.on_rank_loss) {
+    case LossPolicy::kAbort:
+    case LossPolicy::kHold:
+    case LossPolicy::kContinue:
+      break;
+    default:
+      return Malformed("on_rank_loss", "is no loss policy");
+  }
+  if (options.divisor != Divisor::kLiveRanks && options.divisor != Divisor::kWorld) {
+    return Malformed("divisor", "is no divisor");
+  }
+  if (options.step_timeout < absl::ZeroDuration()) return Malformed("step_timeout", "is negative");
+  return absl::OkStatus();
+}
+
+void FillOpenSession(const SessionOptions& options, v1::OpenSession* open) {
+  open->mutable_protocol()->set_oldest(kProtocolOldest);
+  open->mutable_protocol()->set_newest(kProtocolNewest);
+  open->set_shared_memory_abi(kSharedMemoryAbi);
+  open->set_job_id(options.job_id);
+  open->set_token(options.token);
+  open->set_rank(options.rank);
+  open->set_world_size(options.world_size);
+  v1::JobOptions& job = *open->mutable_options();
+  job.set_on_rank_loss(static_cast<v1::LossPolicy>(options.on_rank_loss));
+  job.set_divisor(static_cast<v1::Divisor>(options.divisor));
+  if (options.step_timeout > absl::ZeroDuration()) {
+    job.set_step_timeout_ms(TimeoutMs(options.step_timeout));
+  }
+  open->set_client(kClientVersion);
+}
+
+std::uint64_t TimeoutMs(absl::Duration timeout) {
+  const absl::Duration bounded =
+      std::clamp(timeout, absl::Milliseconds(1), absl::Hours(10 * 365 * 24));
+  return static_cast<std::uint64_t>(
+      absl::ToInt64Milliseconds(absl::Ceil(bounded, absl::Milliseconds(1))));
+}
+
+static_assert(static_cast<int>(LossPolicy::kContinue) == v1::LOSS_POLICY_CONTINUE);
+static_assert(static_cast<int>(LossPolicy::kHold) == v1::LOSS_POLICY_HOLD);
+static_assert(static_cast<int>(LossPolicy::kAbort) == v1::LOSS_POLICY_ABORT);
+static_assert(static_cast<int>(Divisor::kWorld) == v1::DIVISOR_WORLD);
+static_assert(static_cast<int>(Divisor::kLiveRanks) == v1::DIVISOR_LIVE_RANKS);
+
+}  // namespace gradsync::client

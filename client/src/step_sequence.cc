@@ -1,0 +1,346 @@
+#include "client/src/step_sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/src/done_wait.h"
+#include "client/src/error.h"
+#include "client/src/utf8.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+namespace {
+
+constexpr std::size_t kMaxReasonBytes = 1024;
+constexpr absl::Duration kQueryTimeout = absl::Seconds(1);
+// StepDone is on its way when the void word is seen, and so is the session's end when a poisoned
+// one is.
+constexpr absl::Duration kVerdictTimeout = absl::Seconds(10);
+
+// Empty when every parameter is used.
+std::string UsedMap(const std::vector<bool>& used) {
+  if (std::find(used.begin(), used.end(), false) == used.end()) return "";
+  std::string map((used.size() + 7) / 8, '\0');
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (used[i]) map[i / 8] = static_cast<char>(map[i / 8] | (1 << (i % 8)));
+  }
+  return map;
+}
+
+// The union must cover every parameter; anything else means all.
+std::vector<bool> UsedFlags(const std::string& map, std::size_t parameters) {
+  if (map.size() != (parameters + 7) / 8) return {};
+  std::vector<bool> used(parameters);
+  for (std::size_t i = 0; i < parameters; ++i) {
+    used[i] = ((static_cast<unsigned char>(map[i / 8]) >> (i % 8)) & 1) != 0;
+  }
+  return used;
+}
+
+}  // namespace
+
+StepSequence::StepSequence(std::shared_ptr<Connection> connection, std::uint32_t channel,
+                           std::string name, const LayoutPlan& plan,
+                           std::shared_ptr<MappedMemory> semaphores)
+    : connection_(std::move(connection)),
+      channel_(channel),
+      name_(std::move(name)),
+      bucket_count_(plan.buckets.size()),
+      parameter_count_(plan.gradients.size()),
+      semaphores_(std::move(semaphores)),
+      marked_(plan.buckets.size()) {
+  for (const PlannedSpan& bucket : plan.buckets) {
+    reduced_bytes_ += bucket.count * ItemSize(bucket.dtype);
+  }
+}
+
+void StepSequence::Begin(std::uint64_t first_step) {
+  absl::MutexLock lock(&mutex_);
+  // A rank that was quicker may have abandoned the first step already.
+  if (last_step_ > 0) return;
+  last_step_ = first_step - 1;
+  next_step_.store(first_step, std::memory_order_release);
+}
+
+absl::Status StepSequence::CheckClosed() const {
+  absl::MutexLock lock(&mutex_);
+  if (marks_ == 0 && phase_ == Phase::kMarking) return absl::OkStatus();
+  return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, next_step(), std::nullopt,
+               "Leave while this step is open; end or abandon it and wait for it first");
+}
+
+// ---- Errors
+// --------------------------------------------------------------------------------------
+
+absl::Status StepSequence::Error(absl::StatusCode code, absl::string_view reason,
+                                 std::uint64_t step, std::optional<std::size_t> bucket,
+                                 absl::string_view what) const {
+  ErrorFields fields = connection_->Fields();
+  fields.channel = channel_;
+  fields.step = step;
+  fields.bucket = bucket;
+  return MakeError(
+      code, reason,
+      absl::StrCat("layout '", name_, "', rank ", connection_->options().rank, ", step ", step,
+                   bucket.has_value() ? absl::StrCat(", bucket ", *bucket) : "", ": ", what),
+      fields);
+}
+
+absl::Status StepSequence::UnknownBucket(std::uint64_t step, std::size_t bucket) const {
+  return Error(absl::StatusCode::kInvalidArgument, kUnknownBucket, step, bucket,
+               absl::StrCat("there is no such bucket; the layout has ", bucket_count_));
+}
+
+absl::Status StepSequence::Stale(std::uint64_t step) const {
+  return Error(absl::StatusCode::kFailedPrecondition, kStaleStep, step, std::nullopt,
+               absl::StrCat("it is decided already; the next one is ", next_step()));
+}
+
+absl::Status StepSequence::Ahead(std::uint64_t step, absl::string_view call) const {
+  return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, std::nullopt,
+               absl::StrCat(call, " ahead of the step to run now, ", next_step()));
+}
+
+absl::Status StepSequence::EndOf(std::uint64_t step) const {
+  if (phase_ != Phase::kEnded || step != next_step() || ErrorReason(end_) != kDaemonLost) {
+    return end_;
+  }
+  return Error(
+      absl::StatusCode::kUnavailable, kStepInDoubt, step, std::nullopt,
+      absl::StrCat("EndStep was sent, and the daemon was lost before its verdict came: the "
+                   "step may be complete or void on other ranks; join again and compare "
+                   "the last committed step. ",
+                   end_.message()));
+}
+
+absl::Status StepSequence::Admit(std::uint64_t step, absl::string_view call) const {
+  if (!end_.ok()) return EndOf(step);
+  if (step < next_step()) {
+    if (step == last_step_ && last_verdict_ != nullptr && !last_verdict_->status.ok()) {
+      return last_verdict_->status;
+    }
+    return Stale(step);
+  }
+  if (step > next_step()) return Ahead(step, call);
+  if (connection_->left()) {
+    return Error(absl::StatusCode::kFailedPrecondition, kLeft, step, std::nullopt,
+                 absl::StrCat(call, " after this rank has left"));
+  }
+  if (phase_ != Phase::kMarking) {
+    return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, std::nullopt,
+                 absl::StrCat(call, " after this rank's ",
+                              phase_ == Phase::kEnded ? "EndStep" : "AbandonStep"));
+  }
+  return absl::OkStatus();
+}
+
+// ---- The trainer's calls
+// -------------------------------------------------------------------------
+
+absl::Status StepSequence::MarkReady(std::uint64_t step, std::size_t bucket) {
+  const absl::Time start = absl::Now();
+  absl::MutexLock lock(&mutex_);
+  if (auto status = Admit(step, "MarkReady"); !status.ok()) return status;
+  if (bucket >= bucket_count_) return UnknownBucket(step, bucket);
+  if (marked_[bucket]) {
+    return Error(absl::StatusCode::kFailedPrecondition, kAlreadyReady, step, bucket,
+                 "marked ready a second time in this step");
+  }
+  marked_[bucket] = true;
+  ++marks_;
+  // Under the lock, so that EndStep cannot overtake it.
+  connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(bucket));
+  last_mark_ = absl::Now();
+  SessionCounters& counters = connection_->counters();
+  counters.buckets_marked.fetch_add(1, std::memory_order_relaxed);
+  counters.mark_ready_ns.fetch_add(absl::ToInt64Nanoseconds(last_mark_ - start),
+                                   std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::EndStep(std::uint64_t step, const std::vector<bool>& used) {
+  absl::MutexLock lock(&mutex_);
+  if (auto status = Admit(step, "EndStep"); !status.ok()) return status;
+  if (marks_ < bucket_count_) {
+    const auto first = std::find(marked_.begin(), marked_.end(), false) - marked_.begin();
+    return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, first,
+                 "EndStep, but this bucket was not marked ready");
+  }
+  if (!used.empty() && used.size() != parameter_count_) {
+    return Error(
+        absl::StatusCode::kInvalidArgument, kMalformed, step, std::nullopt,
+        absl::StrCat("EndStep says of ", used.size(), " parameters whether they are used; ",
+                     "the layout has ", parameter_count_));
+  }
+  v1::SessionRequest request;
+  request.mutable_end_step()->set_channel(channel_);
+  request.mutable_end_step()->set_step(step);
+  request.mutable_end_step()->set_used_map(UsedMap(used));
+  phase_ = Phase::kEnded;
+  connection_->stream().Send(std::move(request));
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::AbandonStep(std::uint64_t step, absl::string_view reason) {
+  absl::MutexLock lock(&mutex_);
+  // What the caller wants is so already.
+  if (end_.ok() && step > 0 && step == last_step_ && last_verdict_ != nullptr &&
+      !last_verdict_->status.ok()) {
+    return absl::OkStatus();
+  }
+  if (end_.ok() && step == next_step() && phase_ == Phase::kAbandoned) return absl::OkStatus();
+  if (auto status = Admit(step, "AbandonStep"); !status.ok()) return status;
+  v1::SessionRequest request;
+  request.mutable_abandon_step()->set_channel(channel_);
+  request.mutable_abandon_step()->set_step(step);
+  request.mutable_abandon_step()->set_reason(ValidUtf8(reason.substr(0, kMaxReasonBytes)));
+  phase_ = Phase::kAbandoned;
+  connection_->stream().Send(std::move(request));
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::WaitBucket(std::uint64_t step, std::size_t bucket,
+                                      absl::Duration timeout) {
+  if (bucket >= bucket_count_) return UnknownBucket(step, bucket);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (step > next_step()) return end_.ok() ? Ahead(step, "WaitBucket") : end_;
+    if (step == last_step_ && last_verdict_ != nullptr) return last_verdict_->status;
+    if (!end_.ok()) return EndOf(step);
+    if (step < next_step()) return Stale(step);
+  }
+  switch (WaitDone(semaphore(bucket).done, step, timeout)) {
+    case DoneWait::kTimedOut:
+      return TimedOut(step, bucket, timeout);
+    case DoneWait::kReached:
+      return AfterRelease(step, bucket, /*poisoned=*/false);
+    case DoneWait::kPoisoned:
+      break;
+  }
+  return AfterRelease(step, bucket, /*poisoned=*/true);
+}
+
+absl::Status StepSequence::AfterRelease(std::uint64_t step, std::size_t bucket, bool poisoned) {
+  // Stored before the done word that was seen.
+  const bool is_void = header().void_step.load(std::memory_order_acquire) == step;
+  absl::MutexLock lock(&mutex_);
+  if (is_void || poisoned) {
+    const auto settled = [this, step]()
+                             ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return Settled(step); };
+    mutex_.AwaitWithTimeout(absl::Condition(&settled), kVerdictTimeout);
+  }
+  if (step == last_step_ && last_verdict_ != nullptr) return last_verdict_->status;
+  if (!end_.ok()) return EndOf(step);
+  if (poisoned || is_void) {
+    return Error(absl::StatusCode::kAborted, kStepVoid, step, bucket,
+                 "the step is void; the daemon has not said why");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Duration timeout) {
+  std::shared_ptr<const Verdict> verdict;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (step > next_step()) return end_.ok() ? Ahead(step, "WaitStep") : end_;
+    const auto settled = [this, step]()
+                             ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return Settled(step); };
+    mutex_.AwaitWithTimeout(absl::Condition(&settled), timeout);
+    // Decided is decided, also if the session has ended since.
+    if (step == last_step_) verdict = last_verdict_;
+    if (verdict == nullptr) {
+      if (!end_.ok()) return EndOf(step);
+      if (step < next_step()) return Stale(step);
+    }
+  }
+  if (verdict == nullptr) return TimedOut(step, std::nullopt, timeout);
+  if (!verdict->status.ok()) return verdict->status;
+  return verdict->result;
+}
+
+absl::Status StepSequence::TimedOut(std::uint64_t step, std::optional<std::size_t> bucket,
+                                    absl::Duration timeout) {
+  std::string missing = "the daemon has not said who is missing";
+  // A poll wants an answer at once, and asks often.
+  if (timeout > absl::ZeroDuration()) {
+    absl::MutexLock lock(&mutex_);
+    if (!asked_) {
+      asked_ = true;
+      missing_.reset();
+      v1::SessionRequest request;
+      request.mutable_query_step()->set_channel(channel_);
+      request.mutable_query_step()->set_step(step);
+      connection_->stream().Send(std::move(request));
+    }
+    const auto answered = [this, step]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return missing_.has_value() || Settled(step);
+    };
+    mutex_.AwaitWithTimeout(absl::Condition(&answered), kQueryTimeout);
+    if (missing_.has_value() && !missing_->empty()) missing = *missing_;
+  }
+  return Error(absl::StatusCode::kDeadlineExceeded, kWaitTimeout, step, bucket,
+               absl::StrCat("not done within ", absl::FormatDuration(timeout), ": ", missing));
+}
+
+// ---- The daemon's messages
+// -----------------------------------------------------------------------
+
+void StepSequence::OnStepDone(const v1::StepDone& done) {
+  auto verdict = std::make_shared<Verdict>();
+  if (done.verdict() != v1::VERDICT_COMPLETE) {
+    verdict->status = StatusFromProto(done.status());
+    if (verdict->status.ok()) {
+      verdict->status = Error(absl::StatusCode::kAborted, kStepVoid, done.step(), std::nullopt,
+                              "the step is void; the daemon has not said why");
+    }
+  }
+  StepResult& result = verdict->result;
+  result.step = done.step();
+  result.live_ranks = done.live_ranks();
+  result.divisor = done.divisor();
+  if (!done.used_map().empty()) result.used = UsedFlags(done.used_map(), parameter_count_);
+  result.buckets.reserve(static_cast<std::size_t>(done.buckets_size()));
+  for (const v1::BucketTimes& times : done.buckets()) {
+    result.buckets.push_back(
+        {{times.ready_ns().begin(), times.ready_ns().end()}, times.start_ns(), times.finish_ns()});
+  }
+
+  SessionCounters& counters = connection_->counters();
+  absl::MutexLock lock(&mutex_);
+  if (done.step() < next_step()) return;
+  if (verdict->status.ok()) {
+    counters.steps_complete.fetch_add(1, std::memory_order_relaxed);
+    counters.bytes_reduced.fetch_add(reduced_bytes_, std::memory_order_relaxed);
+  } else {
+    counters.steps_void.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (marks_ > 0) {
+    counters.exposed_ns.fetch_add(absl::ToInt64Nanoseconds(absl::Now() - last_mark_),
+                                  std::memory_order_relaxed);
+  }
+  phase_ = Phase::kMarking;
+  marked_.assign(bucket_count_, false);
+  marks_ = 0;
+  last_step_ = done.step();
+  last_verdict_ = std::move(verdict);
+  next_step_.store(done.step() + 1, std::memory_order_release);
+}
+
+void StepSequence::OnStepState(const v1::StepState& state) {
+  absl::MutexLock lock(&mutex_);
+  asked_ = false;
+  if (state.step() == next_step()) missing_ = state.missing();
+}
+
+void StepSequence::OnSessionEnd(const absl::Status& end) {
+  absl::MutexLock lock(&mutex_);
+  if (!end_.ok()) return;
+  end_ = end;
+  for (std::size_t i = 0; i < bucket_count_; ++i) {
+    PoisonDone(&semaphore(i).done, next_step());
+  }
+}
+
+}  // namespace gradsync::client

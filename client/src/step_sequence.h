@@ -1,0 +1,132 @@
+// The steps of one layout, seen from one rank: what may be said next, what was decided, and who
+// waits for it.
+
+#ifndef CLIENT_SRC_STEP_SEQUENCE_H_
+#define CLIENT_SRC_STEP_SEQUENCE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/include/gradsync/client.h"
+#include "client/src/connection.h"
+#include "client/src/layout_plan.h"
+#include "client/src/mapped_memory.h"
+#include "gradsync/shared_memory.h"
+
+namespace gradsync::v1 {
+class StepDone;
+class StepState;
+}  // namespace gradsync::v1
+
+namespace gradsync::client {
+
+// Thread-safe. Every call is judged here, against this rank's own state, before it becomes a
+// message, so that a trainer's mistake is an error of the call and not the end of the session.
+// Statuses: those of Layout.
+//
+// Owned by the Layout; the Connection refers to it weakly.
+class StepSequence {
+ public:
+  StepSequence(std::shared_ptr<Connection> connection, std::uint32_t channel, std::string name,
+               const LayoutPlan& plan, std::shared_ptr<MappedMemory> semaphores);
+
+  // LayoutReady: steps count from `first_step`.
+  void Begin(std::uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  std::uint64_t next_step() const { return next_step_.load(std::memory_order_acquire); }
+  // FAILED_PRECONDITION while a step of this rank has begun and is not decided.
+  absl::Status CheckClosed() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Status MarkReady(std::uint64_t step, std::size_t bucket) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status AbandonStep(std::uint64_t step, absl::string_view reason)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status WaitBucket(std::uint64_t step, std::size_t bucket, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<StepResult> WaitStep(std::uint64_t step, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The daemon's messages, on the stream's thread.
+  void OnStepDone(const v1::StepDone& done) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnStepState(const v1::StepState& state) ABSL_LOCKS_EXCLUDED(mutex_);
+  // This side is the survivor: poisons the done words and releases every wait.
+  void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  enum class Phase : std::uint8_t { kMarking, kEnded, kAbandoned };
+  struct Verdict {
+    absl::Status status;
+    StepResult result;
+  };
+
+  // "layout 'default', rank 1, step 3, bucket 2: what".
+  absl::Status Error(absl::StatusCode code, absl::string_view reason, std::uint64_t step,
+                     std::optional<std::size_t> bucket, absl::string_view what) const;
+  absl::Status UnknownBucket(std::uint64_t step, std::size_t bucket) const;
+  absl::Status Stale(std::uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status Ahead(std::uint64_t step, absl::string_view call) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // OK if the step is the one to run now and this rank may still add to it.
+  absl::Status Admit(std::uint64_t step, absl::string_view call) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Why the session has ended, for somebody who asks about `step`.
+  absl::Status EndOf(std::uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // True once waits for `step` have their answer: the verdict or the session's end.
+  bool Settled(std::uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return last_step_ >= step || !end_.ok();
+  }
+  absl::Status AfterRelease(std::uint64_t step, std::size_t bucket, bool poisoned)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status TimedOut(std::uint64_t step, std::optional<std::size_t> bucket,
+                        absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  SemaphorePageHeader& header() const {
+    return *reinterpret_cast<SemaphorePageHeader*>(semaphores_->data());
+  }
+  BucketSemaphore& semaphore(std::size_t bucket) const {
+    return reinterpret_cast<BucketSemaphore*>(semaphores_->data() +
+                                              sizeof(SemaphorePageHeader))[bucket];
+  }
+
+  // Constant after construction.
+  const std::shared_ptr<Connection> connection_;
+  const std::uint32_t channel_;
+  const std::string name_;
+  const std::size_t bucket_count_;
+  const std::size_t parameter_count_;
+  std::uint64_t reduced_bytes_ = 0;  // of a complete step
+  const std::shared_ptr<MappedMemory> semaphores_;
+
+  // Written under mutex_; read anywhere.
+  std::atomic<std::uint64_t> next_step_{1};
+
+  mutable absl::Mutex mutex_;
+  // Of the step next_step_.
+  Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kMarking;
+  std::vector<bool> marked_ ABSL_GUARDED_BY(mutex_);
+  std::size_t marks_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time last_mark_ ABSL_GUARDED_BY(mutex_);
+  // Of the last decided step; 0: none.
+  std::uint64_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<const Verdict> last_verdict_ ABSL_GUARDED_BY(mutex_);
+  // The answer to a QueryStep.
+  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<std::string> missing_ ABSL_GUARDED_BY(mutex_);
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_STEP_SEQUENCE_H_

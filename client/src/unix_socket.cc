@@ -1,0 +1,103 @@
+#include "client/src/unix_socket.h"
+
+#include <grp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/src/error.h"
+
+namespace gradsync::client {
+namespace {
+
+std::string ErrnoText(int error) {
+  std::array<char, 128> text;
+  return strerror_r(error, text.data(), text.size());
+}
+
+absl::Status NoPermission(const std::string& path) {
+  std::string hint = "check the permissions of the socket and of its directory";
+  struct stat status;
+  if (stat(path.c_str(), &status) == 0) {
+    std::array<char, 4096> buffer;
+    struct group entry;
+    struct group* found = nullptr;
+    const bool named =
+        getgrgid_r(status.st_gid, &entry, buffer.data(), buffer.size(), &found) == 0 &&
+        found != nullptr;
+    hint = absl::StrCat("it belongs to user id ", status.st_uid, " and group ",
+                        named ? found->gr_name : absl::StrCat(status.st_gid),
+                        "; run the trainer as a member of that group");
+  }
+  return MakeError(
+      absl::StatusCode::kPermissionDenied, kCredentials,
+      absl::StrCat("no permission to connect to ", path, " as user id ", geteuid(), ": ", hint));
+}
+
+}  // namespace
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+int FileDescriptor::Release() { return std::exchange(fd_, -1); }
+
+absl::Status OpenUnixSocket(int type, FileDescriptor* socket) {
+  *socket = FileDescriptor(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (socket->get() >= 0) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, kMemory,
+                   absl::StrCat("no socket could be opened: ", ErrnoText(errno)));
+}
+
+absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path,
+                               absl::Time deadline) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+                     absl::StrCat("socket path '", path, "' is empty or longer than ",
+                                  sizeof(address.sun_path) - 1, " bytes"));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const absl::Time start = absl::Now();
+  absl::Duration pause = absl::Milliseconds(2);
+  for (;;) {
+    if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+      return absl::OkStatus();
+    }
+    const int error = errno;
+    if (error == EINTR) continue;
+    if (error == EACCES || error == EPERM) return NoPermission(path);
+    // EAGAIN: the listener's backlog is full.
+    if (error != ENOENT && error != ECONNREFUSED && error != EAGAIN) {
+      return MakeError(absl::StatusCode::kUnavailable, kDaemonLost,
+                       absl::StrCat("cannot connect to ", path, ": ", ErrnoText(error)));
+    }
+    const absl::Time now = absl::Now();
+    if (now >= deadline) {
+      return MakeError(
+          absl::StatusCode::kUnavailable, kDaemonLost,
+          absl::StrCat("no daemon at ", path, " within ", absl::FormatDuration(now - start), " (",
+                       ErrnoText(error),
+                       "); start gradsyncd or check that GRADSYNC_SOCKET names its socket"));
+    }
+    absl::SleepFor(std::min(pause, deadline - now));
+    pause = std::min(pause * 2, absl::Milliseconds(200));
+  }
+}
+
+}  // namespace gradsync::client
