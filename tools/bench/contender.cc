@@ -1,0 +1,50 @@
+#include "tools/bench/contender.h"
+
+#include "tools/bench/clocks.h"
+
+namespace gradsync::bench {
+
+absl::Status Contender::SetUp(std::uint64_t bytes) {
+  Order order = {};
+  order.phase = Phase::kSetUp;
+  order.bytes = bytes;
+  return team_->Do(order);
+}
+
+absl::Status Contender::TearDown() { return team_->Do(Phase::kTearDown); }
+
+std::int64_t Contender::HelpersCpuNs() const {
+  return team_->LauncherCpuNs() + (server_ == nullptr ? 0 : ProcessCpuNs(server_->pid()));
+}
+
+absl::StatusOr<Turn> Contender::Take(std::uint64_t iteration, bool check_all) {
+  absl::Status status = team_->Do(Phase::kFill, iteration);
+  if (!status.ok()) return status;
+  const std::int64_t cpu_ns = HelpersCpuNs();
+  absl::StatusOr<Turn> turn = Reduce();
+  if (!turn.ok()) return turn;
+  turn->cpu_ns += HelpersCpuNs() - cpu_ns;
+  status = team_->Do(Phase::kCheck, iteration, check_all);
+  if (!status.ok()) return status;
+  for (std::uint32_t rank = 0; rank < team_->ranks(); ++rank) {
+    turn->wrong += team_->report(rank).wrong;
+  }
+  return turn;
+}
+
+absl::StatusOr<Turn> Contender::Reduce() {
+  const absl::Status status = team_->Do(Phase::kCall);
+  if (!status.ok()) return status;
+  Turn turn;
+  std::uint32_t last = 0;
+  for (std::uint32_t rank = 0; rank < team_->ranks(); ++rank) {
+    const RankReport& report = team_->report(rank);
+    if (report.call_ns > team_->report(last).call_ns) last = rank;
+    turn.mark_ns[rank] = report.marked_ns - report.call_ns;
+    turn.cpu_ns += report.cpu_ns;
+  }
+  turn.time_ns = team_->report(last).return_ns - team_->report(last).call_ns;
+  return turn;
+}
+
+}  // namespace gradsync::bench

@@ -1,0 +1,60 @@
+// One implementation in a contest: takes a turn in each iteration.
+
+#ifndef TOOLS_BENCH_CONTENDER_H_
+#define TOOLS_BENCH_CONTENDER_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tools/bench/child_process.h"
+#include "tools/bench/rank_team.h"
+
+namespace gradsync::bench {
+
+// What one all-reduce took.
+struct Turn {
+  // From the last rank's call to that rank's return. Roofline: first element to last.
+  std::int64_t time_ns = 0;
+  // Until each rank's MarkReady had returned; gradsync alone.
+  std::array<std::int64_t, kMaxRanks> mark_ns = {};
+  // Of every process that took part, their --busy threads, filling and checking excluded.
+  std::int64_t cpu_ns = 0;
+  std::uint64_t wrong = 0;  // elements, over all ranks
+};
+
+// (SetUp Take* TearDown)*. Used by the main thread. Statuses are those of RankTeam::Do().
+class Contender {
+ public:
+  // `server`: the process that reduces for the ranks, if there is one; outlives the contender.
+  Contender(std::unique_ptr<RankTeam> team, const ChildProcess* server)
+      : team_(std::move(team)), server_(server) {}
+  virtual ~Contender() = default;
+
+  Implementation implementation() const { return team_->implementation(); }
+
+  // Buffers of `bytes` in every rank.
+  virtual absl::Status SetUp(std::uint64_t bytes);
+  // The ranks rewrite their buffers, reduce them, and count wrong elements.
+  absl::StatusOr<Turn> Take(std::uint64_t iteration, bool check_all);
+  virtual absl::Status TearDown();
+
+ protected:
+  // The timed part: all but `wrong`.
+  virtual absl::StatusOr<Turn> Reduce();
+
+  RankTeam& team() { return *team_; }
+
+ private:
+  std::int64_t HelpersCpuNs() const;
+
+  const std::unique_ptr<RankTeam> team_;
+  const ChildProcess* const server_;
+};
+
+}  // namespace gradsync::bench
+
+#endif  // TOOLS_BENCH_CONTENDER_H_

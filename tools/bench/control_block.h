@@ -1,0 +1,89 @@
+// The memory that the bench and its rank processes share: orders one way, reports the other.
+//
+// The bench's main process, the conductor, lets one team of ranks work at a time: it writes the
+// team's order, posts it, and waits for every rank's arrival. Between orders a rank sleeps in the
+// kernel.
+
+#ifndef TOOLS_BENCH_CONTROL_BLOCK_H_
+#define TOOLS_BENCH_CONTROL_BLOCK_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/gradsync/data_type.h"
+#include "tools/bench/gate.h"
+#include "tools/bench/implementation.h"
+#include "tools/bench/shared_region.h"
+
+namespace gradsync::bench {
+
+// One node's GPUs; beyond it sums of the pattern would not be exact in bfloat16.
+inline constexpr std::uint32_t kMaxRanks = 8;
+
+enum class Phase : std::uint32_t {
+  kConnect,   // join the other ranks
+  kSetUp,     // a buffer of `bytes`
+  kFill,      // rewrite it
+  kCall,      // barrier, the timed all-reduce, the end of the step
+  kCheck,     // count wrong elements
+  kTearDown,  // free the buffer
+  kQuit,
+};
+
+// Written by the conductor before it posts.
+struct Order {
+  Phase phase;
+  bool check_all;  // every element instead of a sample
+  std::uint64_t bytes;
+  std::uint64_t iteration;
+  char memory_path[64];  // kSetUp of the roofline: the memfd of all ranks' buffers
+};
+
+// Written by one rank before it arrives. Times are CLOCK_MONOTONIC.
+struct alignas(128) RankReport {
+  std::int64_t call_ns;    // kCall: before the call
+  std::int64_t marked_ns;  // MarkReady has returned (gradsync alone)
+  std::int64_t return_ns;  // the average is there
+  std::int64_t cpu_ns;     // of the rank's process in kCall, its --busy thread excluded
+  std::uint64_t wrong;     // kCheck
+  std::uint32_t failed;
+  char error[512];  // NUL-terminated; why
+};
+
+struct Team {
+  Signal orders;
+  Arrivals arrivals;
+  Barrier barrier;
+  Order order;
+  RankReport reports[kMaxRanks];
+};
+
+struct ControlBlock {
+  // Constant once the first process has been started.
+  std::uint32_t ranks;
+  DataType dtype;
+  bool busy;
+  char directory[128];  // for sockets and rendezvous files
+
+  Team teams[kImplementations];
+
+  Team& team(Implementation implementation) {
+    return teams[static_cast<std::size_t>(implementation)];
+  }
+};
+
+// Maps a zeroed control block of its own, for the conductor.
+absl::StatusOr<SharedRegion> CreateControlBlock();
+
+inline ControlBlock* AsControlBlock(const SharedRegion& region) {
+  return reinterpret_cast<ControlBlock*>(region.data());
+}
+
+}  // namespace gradsync::bench
+
+#endif  // TOOLS_BENCH_CONTROL_BLOCK_H_

@@ -1,0 +1,79 @@
+#include "tools/bench/gradsync_peer.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gradsync/client.h"
+#include "tools/bench/clocks.h"
+#include "tools/bench/daemon_process.h"
+
+namespace gradsync::bench {
+namespace {
+
+constexpr std::size_t kBucket = 0;
+// A bench that hangs helps nobody.
+constexpr absl::Duration kTimeout = absl::Minutes(1);
+
+class GradsyncPeer final : public Peer {
+ public:
+  explicit GradsyncPeer(const PeerOptions& options) : options_(options) {}
+
+  // A job of its own for each size, so that the memory of the last one is freed.
+  absl::Status SetUp(const Order& order) override {
+    SessionOptions session_options;
+    session_options.socket = DaemonSocket(options_.directory);
+    session_options.job_id = absl::StrCat("bench-", order.bytes);
+    session_options.rank = options_.rank;
+    session_options.world_size = options_.ranks;
+    session_options.step_timeout = kTimeout;
+    session_options.connect_timeout = absl::Seconds(20);
+    absl::StatusOr<std::unique_ptr<Session>> session = Session::Join(session_options);
+    if (!session.ok()) return session.status();
+    session_ = *std::move(session);
+    LayoutSpec spec;
+    spec.explicit_buckets = {{options_.dtype, order.bytes / ItemSize(options_.dtype)}};
+    spec.timeout = kTimeout;
+    absl::StatusOr<std::unique_ptr<Layout>> layout = session_->RegisterLayout(spec);
+    if (!layout.ok()) return layout.status();
+    layout_ = *std::move(layout);
+    step_ = layout_->next_step();
+    return absl::OkStatus();
+  }
+
+  std::byte* buffer() override { return static_cast<std::byte*>(layout_->bucket(kBucket).data); }
+
+  absl::Status AllReduce(std::int64_t* marked_ns) override {
+    absl::Status status = layout_->MarkReady(step_, kBucket);
+    *marked_ns = MonotonicNs();
+    if (!status.ok()) return status;
+    return layout_->WaitBucket(step_, kBucket, kTimeout);
+  }
+
+  absl::Status EndStep() override {
+    absl::Status status = layout_->EndStep(step_);
+    if (!status.ok()) return status;
+    absl::StatusOr<StepResult> result = layout_->WaitStep(step_, kTimeout);
+    step_ = layout_->next_step();
+    return result.status();
+  }
+
+  absl::Status TearDown() override {
+    absl::Status status = session_->Leave();
+    layout_.reset();
+    session_.reset();
+    return status;
+  }
+
+ private:
+  const PeerOptions options_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Layout> layout_;
+  std::uint64_t step_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Peer> MakeGradsyncPeer(const PeerOptions& options) {
+  return std::make_unique<GradsyncPeer>(options);
+}
+
+}  // namespace gradsync::bench

@@ -1,0 +1,16 @@
+// Ctrl-C: the bench stops what it has started, then ends.
+
+#ifndef TOOLS_BENCH_INTERRUPT_H_
+#define TOOLS_BENCH_INTERRUPT_H_
+
+namespace gradsync::bench {
+
+// SIGINT, SIGTERM and SIGHUP no longer end the process; they interrupt system calls of the main
+// thread and set Interrupted().
+void CatchInterrupts();
+// The signal, or 0.
+int Interrupted();
+
+}  // namespace gradsync::bench
+
+#endif  // TOOLS_BENCH_INTERRUPT_H_

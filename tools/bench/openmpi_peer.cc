@@ -1,0 +1,169 @@
+#include "tools/bench/openmpi_peer.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "tools/bench/shared_region.h"
+#include "tools/bench/vector_loops.h"
+
+#ifdef GRADSYNC_HAVE_MPI
+#include <mpi.h>
+#endif
+
+namespace gradsync::bench {
+namespace {
+
+absl::StatusOr<std::string> FindInPath(absl::string_view program) {
+  const char* const path = std::getenv("PATH");
+  for (absl::string_view folder : absl::StrSplit(path != nullptr ? path : "", ':')) {
+    std::string candidate = absl::StrCat(folder, "/", program);
+    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  return absl::NotFoundError(absl::StrCat(program, " is not installed"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> OpenMpiLauncher(std::uint32_t ranks,
+                                                         const std::string& directory,
+                                                         const std::string& shared_directory) {
+#ifdef GRADSYNC_HAVE_MPI
+  absl::StatusOr<std::string> mpirun = FindInPath("mpirun");
+  if (!mpirun.ok()) return mpirun.status();
+  std::vector<std::string> command = {*mpirun, "-n", absl::StrCat(ranks)};
+  // Containers and build machines run as root and have fewer cores than ranks.
+  for (const char* flag : {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"}) {
+    command.push_back(flag);
+  }
+  const std::pair<const char*, std::string> parameters[] = {
+      {"plm", "isolated"},  // this machine alone: no ssh
+      {"pml", "ob1"},
+      {"btl", "self,vader"},  // shared memory
+      {"orte_tmpdir_base", directory},
+      {"btl_vader_backing_directory", shared_directory},
+  };
+  for (const auto& [name, value] : parameters) {
+    command.insert(command.end(), {"--mca", name, value});
+  }
+  return command;
+#else
+  static_cast<void>(ranks);
+  static_cast<void>(directory);
+  static_cast<void>(shared_directory);
+  static_cast<void>(FindInPath);
+  return absl::NotFoundError("built without Open MPI, which was not installed");
+#endif
+}
+
+absl::StatusOr<std::uint32_t> OpenMpiRank() {
+  const char* const text = std::getenv("OMPI_COMM_WORLD_RANK");
+  std::uint32_t rank = 0;
+  if (text == nullptr || !absl::SimpleAtoi(text, &rank)) {
+    return absl::InvalidArgumentError("not started by mpirun: OMPI_COMM_WORLD_RANK is missing");
+  }
+  return rank;
+}
+
+#ifdef GRADSYNC_HAVE_MPI
+namespace {
+
+void AddBinary16(void* in, void* in_out, int* count, MPI_Datatype*) {
+  Add(DataType::kFloat16, in_out, in_out, in, static_cast<std::size_t>(*count));
+}
+
+void AddBfloat16(void* in, void* in_out, int* count, MPI_Datatype*) {
+  Add(DataType::kBfloat16, in_out, in_out, in, static_cast<std::size_t>(*count));
+}
+
+absl::Status MpiStatus(int code, absl::string_view call) {
+  if (code == MPI_SUCCESS) return absl::OkStatus();
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return absl::InternalError(absl::StrCat(call, ": ", text));
+}
+
+class OpenMpiPeer final : public Peer {
+ public:
+  explicit OpenMpiPeer(const PeerOptions& options) : options_(options) {}
+  ~OpenMpiPeer() override {
+    if (connected_) MPI_Finalize();
+  }
+
+  absl::Status Connect() override {
+    absl::Status status = MpiStatus(MPI_Init(nullptr, nullptr), "MPI_Init");
+    if (!status.ok()) return status;
+    connected_ = true;
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    switch (options_.dtype) {
+      case DataType::kFloat32:
+        type_ = MPI_FLOAT;
+        break;
+      case DataType::kFloat64:
+        type_ = MPI_DOUBLE;
+        break;
+      // Open MPI has no 16-bit types.
+      case DataType::kFloat16:
+        type_ = MPI_UINT16_T;
+        return MpiStatus(MPI_Op_create(AddBinary16, 1, &add_), "MPI_Op_create");
+      case DataType::kBfloat16:
+        type_ = MPI_UINT16_T;
+        return MpiStatus(MPI_Op_create(AddBfloat16, 1, &add_), "MPI_Op_create");
+      case DataType::kUnspecified:
+        return absl::InvalidArgumentError("no dtype");
+    }
+    add_ = MPI_SUM;
+    return absl::OkStatus();
+  }
+
+  absl::Status SetUp(const Order& order) override {
+    absl::StatusOr<SharedRegion> memory = SharedRegion::Private(order.bytes);
+    if (!memory.ok()) return memory.status();
+    memory_ = *std::move(memory);
+    count_ = memory_.bytes() / ItemSize(options_.dtype);
+    return absl::OkStatus();
+  }
+
+  std::byte* buffer() override { return memory_.data(); }
+
+  absl::Status AllReduce(std::int64_t*) override {
+    absl::Status status =
+        MpiStatus(MPI_Allreduce(MPI_IN_PLACE, memory_.data(), static_cast<int>(count_), type_, add_,
+                                MPI_COMM_WORLD),
+                  "MPI_Allreduce");
+    if (!status.ok()) return status;
+    Scale(options_.dtype, memory_.data(), count_, 1.0 / options_.ranks);
+    return absl::OkStatus();
+  }
+
+  absl::Status TearDown() override {
+    memory_ = SharedRegion();
+    return absl::OkStatus();
+  }
+
+ private:
+  const PeerOptions options_;
+  bool connected_ = false;
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+  MPI_Op add_ = MPI_OP_NULL;
+  SharedRegion memory_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Peer> MakeOpenMpiPeer(const PeerOptions& options) {
+  return std::make_unique<OpenMpiPeer>(options);
+}
+#else
+std::unique_ptr<Peer> MakeOpenMpiPeer(const PeerOptions&) { return nullptr; }
+#endif
+
+}  // namespace gradsync::bench

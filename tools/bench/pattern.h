@@ -1,0 +1,45 @@
+// What the ranks reduce: numbers whose average is exact in every type and in any order of adding,
+// so that one wrong element is seen as such.
+
+#ifndef TOOLS_BENCH_PATTERN_H_
+#define TOOLS_BENCH_PATTERN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "proto/gradsync/data_type.h"
+
+namespace gradsync::bench {
+
+// A sequence of small multiples of `ranks`, another one for each rank, repeated with a prime period
+// and shifted from iteration to iteration: data of a wrong rank, place or iteration differs.
+// Thread-safe.
+class Pattern {
+ public:
+  // 1 <= ranks <= kMaxRanks.
+  Pattern(DataType dtype, std::uint32_t ranks);
+
+  // Writes a rank's own `count` elements.
+  void Fill(std::uint32_t rank, std::uint64_t iteration, std::byte* data, std::size_t count) const;
+  // Writes what the average over the ranks must be.
+  void FillAverage(std::uint64_t iteration, std::byte* data, std::size_t count) const;
+  // Elements that differ from the average: among all of them, or among about one in 32, the first
+  // and the last included.
+  std::uint64_t CountWrong(std::uint64_t iteration, const std::byte* data, std::size_t count,
+                           bool all) const;
+
+ private:
+  using Table = std::vector<std::byte>;
+
+  void Copy(const Table& table, std::uint64_t iteration, std::byte* data, std::size_t count) const;
+
+  // Constant after construction.
+  const std::size_t item_size_;
+  std::vector<Table> ranks_;  // two periods each, so that any shift is contiguous
+  Table average_;
+};
+
+}  // namespace gradsync::bench
+
+#endif  // TOOLS_BENCH_PATTERN_H_

@@ -1,0 +1,48 @@
+// One rank of one implementation, inside that rank's process.
+
+#ifndef TOOLS_BENCH_PEER_H_
+#define TOOLS_BENCH_PEER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "proto/gradsync/data_type.h"
+#include "tools/bench/control_block.h"
+#include "tools/bench/implementation.h"
+
+namespace gradsync::bench {
+
+struct PeerOptions {
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 0;
+  DataType dtype = DataType::kFloat32;
+  std::string directory;  // the team's meeting place
+};
+
+// Called by one thread: Connect (SetUp (AllReduce EndStep)* TearDown)* destructor. All ranks make
+// the same calls; each call may wait for the other ranks.
+class Peer {
+ public:
+  virtual ~Peer() = default;
+
+  virtual absl::Status Connect() { return absl::OkStatus(); }
+  // A buffer of order.bytes, in the kind of memory that this implementation reduces.
+  virtual absl::Status SetUp(const Order& order) = 0;
+  // Valid from SetUp to TearDown; elements of the dtype.
+  virtual std::byte* buffer() = 0;
+  // Averages every rank's buffer in place. Timed by the caller, who sees what a trainer sees.
+  // `marked_ns`: when a trainer could have gone on to compute, if that is earlier.
+  virtual absl::Status AllReduce(std::int64_t* marked_ns) = 0;
+  // What else a step needs; untimed, but its CPU time counts.
+  virtual absl::Status EndStep() { return absl::OkStatus(); }
+  virtual absl::Status TearDown() = 0;
+};
+
+std::unique_ptr<Peer> MakePeer(Implementation implementation, const PeerOptions& options);
+
+}  // namespace gradsync::bench
+
+#endif  // TOOLS_BENCH_PEER_H_
