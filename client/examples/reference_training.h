@@ -1,0 +1,24 @@
+// The same training without gradsync, in one process: what the trainers' result is held against.
+
+#ifndef CLIENT_EXAMPLES_REFERENCE_TRAINING_H_
+#define CLIENT_EXAMPLES_REFERENCE_TRAINING_H_
+
+#include <cstddef>
+
+#include "client/examples/digits_data.h"
+#include "client/examples/mlp.h"
+#include "client/examples/recipe.h"
+
+namespace gradsync::examples {
+
+// Trains `model`, freshly made by the recipe, on the batches that `ranks` trainers would share.
+// Each batch is cut into `shards` equal parts (a divisor of the global batch), whose gradients are
+// added in order, ((g0 + g1) + g2) + ..., and multiplied by float(1 / shards), as the daemon does
+// it. shards = ranks: the bits of the trainers. shards = 1: the whole batch at once, which rounds
+// differently.
+void TrainReference(const Digits& digits, const Recipe& recipe, std::size_t ranks,
+                    std::size_t shards, Mlp* model);
+
+}  // namespace gradsync::examples
+
+#endif  // CLIENT_EXAMPLES_REFERENCE_TRAINING_H_

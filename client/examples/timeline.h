@@ -1,0 +1,26 @@
+// One training step as a picture of text: what every rank computed, and when each bucket was ready,
+// reduced and done.
+
+#ifndef CLIENT_EXAMPLES_TIMELINE_H_
+#define CLIENT_EXAMPLES_TIMELINE_H_
+
+#include <string>
+#include <vector>
+
+#include "client/examples/report.h"
+#include "client/examples/step_trace.h"
+#include "client/examples/text_style.h"
+
+namespace gradsync::examples {
+
+// `ranks[r]` is rank r's trace of the same step; all have as many buckets as `buckets`. Ends with a
+// legend.
+std::string DrawTimeline(const std::vector<StepTrace>& ranks,
+                         const std::vector<BucketReport>& buckets, const TextStyle& style);
+
+// "fc4" for {"fc4.bias", "fc4.weight"}: the layers whose parameters a bucket holds.
+std::string LayerNames(const BucketReport& bucket);
+
+}  // namespace gradsync::examples
+
+#endif  // CLIENT_EXAMPLES_TIMELINE_H_
