@@ -1,8 +1,9 @@
 // gradsyncctl against a server with prepared answers: what it prints where, and its exit status.
 
-#include <errno.h>
+#include <linux/capability.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -27,7 +28,7 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 struct Outcome {
-  int exit_status;
+  int exit_status = -1;
   std::string out;
   std::string error;
 };
@@ -182,6 +183,17 @@ TEST_F(CommandTest, TimelineSaysWhatToChoose) {
   EXPECT_EQ(Ask({"timeline", "--job", "other"}).exit_status, 0);
 }
 
+TEST_F(CommandTest, TimelineChoosesTheOnlyLiveJobAndCountsGenerationsOnce) {
+  v1::GetStatusResponse& status = daemon_.introspection().status;
+  AddJob("digits", "model");
+  status.mutable_jobs(1)->set_state(v1::JOB_STATE_FAILED);
+  AddJob("old", "model");
+  status.mutable_jobs(2)->set_state(v1::JOB_STATE_ENDED);
+  const Outcome outcome = Ask({"timeline"});
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.error;
+  EXPECT_THAT(outcome.out, HasSubstr("of model, job digits"));
+}
+
 TEST_F(CommandTest, TimelineOfNothing) {
   daemon_.introspection().status.mutable_jobs(0)->clear_layouts();
   EXPECT_EQ(Ask({"timeline"}).error, "gradsyncctl: job digits has no layout yet\n");
@@ -254,7 +266,7 @@ TEST(UnreachableTest, NoSocket) {
     EXPECT_EQ(outcome.exit_status, 2);
     EXPECT_EQ(outcome.out, "");
     EXPECT_THAT(outcome.error, HasSubstr("no daemon at " + path + ": start it with 'gradsyncd " +
-                                         "--socket " + path + "', or name its socket with"));
+                                         "--socket=" + path + "', or name its socket with"));
   }
 }
 
@@ -302,19 +314,26 @@ TEST(UnreachableTest, WhatClosesTheConnectionIsNoGradsyncd) {
   EXPECT_THAT(outcome.error, HasSubstr("closed the connection"));
 }
 
+// Root obeys permissions too without CAP_DAC_OVERRIDE. Of the calling thread alone, and for good.
+void ObeyPermissions() {
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct capabilities[_LINUX_CAPABILITY_U32S_3] = {};
+  ASSERT_EQ(syscall(SYS_capget, &header, capabilities), 0);
+  capabilities[0].effective &= ~(1u << CAP_DAC_OVERRIDE);
+  ASSERT_EQ(syscall(SYS_capset, &header, capabilities), 0);
+}
+
 TEST(UnreachableTest, PermissionIsExplained) {
   const ScratchFolder folder;
   const std::string path = folder.Path("d.sock");
   const UniqueFd listener = ListenAt(path);
   ASSERT_EQ(chmod(path.c_str(), 0), 0);
-  // Root may connect to anything: ask as somebody else.
-  const uid_t user = geteuid();
-  if (user == 0) {
-    ASSERT_EQ(chmod(folder.Path("").c_str(), 0755), 0);
-    ASSERT_EQ(seteuid(65534), 0) << strerror(errno);
-  }
-  const Outcome outcome = RunCtl({"status", "--socket", path});
-  ASSERT_EQ(seteuid(user), 0);
+  Outcome outcome;
+  std::thread asker([&] {
+    ObeyPermissions();
+    outcome = RunCtl({"status", "--socket", path});
+  });
+  asker.join();
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("not allowed to connect to " + path));
   EXPECT_THAT(outcome.error, HasSubstr("join its group"));

@@ -73,6 +73,15 @@ TEST(HealthReportTest, AFailedJobIsTheStatusWarningAndNotTheDaemonsHealth) {
   const HealthReport report = JudgeStatus(status);
   EXPECT_EQ(report.code, HealthCode::kWarn);
   EXPECT_THAT(report.reasons, ElementsAre("job digits has failed: rank 1 was lost"));
+
+  // Until it is back.
+  v1::JobStatus* next = status.add_jobs();
+  next->set_job_id("digits");
+  next->set_generation(2);
+  next->set_state(v1::JOB_STATE_RUNNING);
+  EXPECT_EQ(JudgeStatus(status).code, HealthCode::kOk);
+  next->set_uid(1);
+  EXPECT_EQ(JudgeStatus(status).code, HealthCode::kWarn);
 }
 
 }  // namespace

@@ -83,6 +83,7 @@ v1::GetStatusResponse BusyStatus() {
       state: JOB_STATE_FAILED
       missing_ranks: [ 0, 1 ]
       failure: "rank 1 was lost in step 17 (its process 77 is gone)"
+      layouts { name: "model" step: 17 waiting_for: "rank 1 has not ended the step" ready: true }
     }
     warnings: "job old has failed"
   )pb"));

@@ -21,7 +21,7 @@ namespace gradsync {
 namespace {
 
 std::string HowToStart(const std::string& socket) {
-  return absl::StrCat("start it with 'gradsyncd --socket ", socket,
+  return absl::StrCat("start it with 'gradsyncd --socket=", socket,
                       "', or name its socket with --socket PATH or GRADSYNC_SOCKET");
 }
 

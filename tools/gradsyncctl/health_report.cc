@@ -21,6 +21,15 @@ void AddDaemonWarnings(const v1::GetStatusResponse& status, HealthReport* report
   for (const std::string& warning : status.warnings()) Add(HealthCode::kWarn, warning, report);
 }
 
+// Whether a later life of the same job is listed: then its failure is history.
+bool Superseded(const v1::JobStatus& job, const v1::GetStatusResponse& status) {
+  return std::any_of(status.jobs().begin(), status.jobs().end(),
+                     [&job](const v1::JobStatus& other) {
+                       return other.uid() == job.uid() && other.job_id() == job.job_id() &&
+                              other.generation() > job.generation();
+                     });
+}
+
 }  // namespace
 
 absl::string_view HealthCodeName(HealthCode code) {
@@ -39,7 +48,7 @@ HealthReport JudgeStatus(const v1::GetStatusResponse& status) {
   HealthReport report;
   AddDaemonWarnings(status, &report);
   for (const v1::JobStatus& job : status.jobs()) {
-    if (job.state() != v1::JOB_STATE_FAILED) continue;
+    if (job.state() != v1::JOB_STATE_FAILED || Superseded(job, status)) continue;
     Add(HealthCode::kWarn, absl::StrCat("job ", job.job_id(), " has failed: ", job.failure()),
         &report);
   }

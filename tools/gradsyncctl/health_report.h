@@ -28,7 +28,7 @@ struct HealthReport {
   std::vector<std::string> reasons;  // why it is not OK, the gravest first
 };
 
-// WARN: the daemon warns or drains, or a job has failed.
+// WARN: the daemon warns or drains, or a job has failed and no later generation of it runs.
 HealthReport JudgeStatus(const v1::GetStatusResponse& status);
 
 // ERR: a service does not serve, unless the daemon drains. WARN: it warns or drains.

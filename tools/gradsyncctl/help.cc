@@ -39,26 +39,29 @@ Examples:
   gradsyncctl health --timeout 1
   gradsyncctl stats --json | jq '.jobs[].layouts[].reduce_gbps'
 
-The same questions without this program:
-  grpcurl -plaintext -unix /run/gradsync/gradsyncd.sock gradsync.v1.Introspection/GetStatus
+The same questions without this program, where SOCKET is the path (grpcurl 1.9.2 and 1.9.3:
+unix://SOCKET without -unix):
+  grpcurl -plaintext -unix SOCKET gradsync.v1.Introspection/GetStatus
 )";
 
 constexpr absl::string_view kStatus =
     R"(Usage: gradsyncctl status [--job ID] [--socket PATH] [--timeout SECONDS] [--json]
 
 Who is here: the daemon, its jobs and their layouts. Exit status 0: all is well; 1: a job has
-failed, the daemon drains, or it warns; 2: it cannot be asked.
+failed (and no later generation of it is there), the daemon drains, or it warns; 2: it cannot be
+asked.
 
 Jobs:
   JOB          the id that its trainers gave
   USER         the user id that its trainers run as
   GEN          generation: how many lives the job has had, this one included
-  STATE        forming: ranks are still joining; running; FAILED: a rank was lost
+  STATE        forming: ranks are still joining; running; FAILED: a rank was lost; ended: every
+               rank has left. Failed and ended jobs stay listed for a while
   RANKS        live ranks / world size; "+1 left": one more has finished its steps
   MISSING      ranks that have not joined
   WAITING FOR  what keeps the job from going on just now
 
-Layouts (a layout is the buckets of one wrapped module):
+Layouts of jobs that live (a layout is the buckets of one wrapped module):
   BUCKETS      reduced one by one, in this order of index
   BYTES        of one rank
   STEP         the step in progress, or the next one
@@ -113,8 +116,8 @@ constexpr absl::string_view kTimeline =
                             [--timeout SECONDS] [--json]
 
 A picture of the last committed steps of a layout, oldest first. --job and --layout may be left
-out where there is only one. Exit status 0: drawn, or no step is committed yet; 2: the daemon cannot
-be asked or has no such job or layout.
+out where there is only one (of jobs: one that has not ended). Exit status 0: drawn, or no step is
+committed yet; 2: the daemon cannot be asked or has no such job or layout.
 
 One line per bucket and rank, from the step's first ready to its commit:
   r    the rank's gradients are ready

@@ -32,9 +32,16 @@ absl::string_view StateName(v1::JobState state) {
       return "running";
     case v1::JOB_STATE_FAILED:
       return "FAILED";
+    case v1::JOB_STATE_ENDED:
+      return "ended";
     default:
       return "unknown";
   }
+}
+
+// Failed and ended jobs are listed for their statistics; nothing of them waits any more.
+bool IsOver(const v1::JobStatus& job) {
+  return job.state() == v1::JOB_STATE_FAILED || job.state() == v1::JOB_STATE_ENDED;
 }
 
 // Live ranks of the world, such as "3/4" or "2/4 +1 left".
@@ -49,6 +56,7 @@ std::string RankCount(const v1::JobStatus& job) {
 }
 
 std::string WaitingFor(const v1::JobStatus& job) {
+  if (IsOver(job)) return "-";
   if (job.state() == v1::JOB_STATE_FORMING) {
     const std::vector<std::uint32_t> missing(job.missing_ranks().begin(),
                                              job.missing_ranks().end());
@@ -93,6 +101,7 @@ std::string Layouts(const v1::GetStatusResponse& status) {
                    {"STATE"},
                    {"WAITING FOR"}});
   for (const v1::JobStatus& job : status.jobs()) {
+    if (IsOver(job)) continue;
     for (const v1::LayoutStatus& layout : job.layouts()) {
       table.AddRow({layout.name(), job.job_id(), absl::StrCat(layout.buckets()),
                     FormatBytes(layout.bytes()), absl::StrCat(layout.step()),

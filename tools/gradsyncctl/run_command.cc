@@ -1,5 +1,7 @@
 #include "tools/gradsyncctl/run_command.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -34,9 +36,14 @@ absl::Status NoSuch(absl::string_view what, const std::string& name,
                                  : absl::StrCat("; there is: ", absl::StrJoin(known, ", "))));
 }
 
+void AddOnce(const std::string& name, std::vector<std::string>* names) {
+  if (std::find(names->begin(), names->end(), name) == names->end()) names->push_back(name);
+}
+
+// Each once: generations of a job share its id.
 std::vector<std::string> JobIds(const v1::GetStatusResponse& status) {
   std::vector<std::string> ids;
-  for (const v1::JobStatus& job : status.jobs()) ids.push_back(job.job_id());
+  for (const v1::JobStatus& job : status.jobs()) AddOnce(job.job_id(), &ids);
   return ids;
 }
 
@@ -72,42 +79,52 @@ absl::StatusOr<Answer> AnswerStats(const CtlArguments& arguments, DaemonConnecti
   return Answer{std::move(text), report.code};
 }
 
-// The job and layout that the arguments mean, where both may be left out if there is only one.
-absl::StatusOr<std::pair<std::string, std::string>> ChooseLayout(
-    const CtlArguments& arguments, const v1::GetStatusResponse& status) {
-  if (status.jobs().empty()) return absl::NotFoundError("the daemon has no job, so no timeline");
-  if (status.jobs_size() > 1) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "there are several jobs: choose one with --job: ", absl::StrJoin(JobIds(status), ", ")));
+// The only job, or the only one that lives.
+absl::StatusOr<std::string> ChooseJob(const v1::GetStatusResponse& status) {
+  const std::vector<std::string> ids = JobIds(status);
+  if (ids.empty()) return absl::NotFoundError("the daemon has no job, so no timeline");
+  if (ids.size() == 1) return ids[0];
+  std::vector<std::string> live;
+  for (const v1::JobStatus& job : status.jobs()) {
+    if (job.state() != v1::JOB_STATE_FAILED && job.state() != v1::JOB_STATE_ENDED) {
+      AddOnce(job.job_id(), &live);
+    }
   }
-  const v1::JobStatus& job = status.jobs(0);
+  if (live.size() == 1) return live[0];
+  return absl::FailedPreconditionError(
+      absl::StrCat("there are several jobs: choose one with --job: ", absl::StrJoin(ids, ", ")));
+}
+
+// The layout that is asked for, or the only one.
+absl::StatusOr<std::string> ChooseLayout(const std::string& job, const std::string& wanted,
+                                         const v1::GetStatusResponse& status) {
   std::vector<std::string> names;
-  for (const v1::LayoutStatus& layout : job.layouts()) {
-    if (layout.name() == arguments.layout) return std::make_pair(job.job_id(), layout.name());
-    names.push_back(layout.name());
+  for (const v1::JobStatus& candidate : status.jobs()) {
+    if (candidate.job_id() != job) continue;
+    for (const v1::LayoutStatus& layout : candidate.layouts()) AddOnce(layout.name(), &names);
   }
-  if (!arguments.layout.empty()) return NoSuch("layout", arguments.layout, names);
-  if (names.empty()) {
-    return absl::NotFoundError(absl::StrCat("job ", job.job_id(), " has no layout yet"));
+  if (!wanted.empty()) {
+    if (std::find(names.begin(), names.end(), wanted) != names.end()) return wanted;
+    return NoSuch("layout", wanted, names);
   }
-  if (names.size() > 1) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job ", job.job_id(),
-        " has several layouts: choose one with --layout: ", absl::StrJoin(names, ", ")));
-  }
-  return std::make_pair(job.job_id(), names[0]);
+  if (names.empty()) return absl::NotFoundError(absl::StrCat("job ", job, " has no layout yet"));
+  if (names.size() == 1) return names[0];
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job ", job, " has several layouts: choose one with --layout: ", absl::StrJoin(names, ", ")));
 }
 
 absl::StatusOr<Answer> AnswerTimeline(const CtlArguments& arguments, DaemonConnection* connection) {
   absl::StatusOr<v1::GetStatusResponse> status = AskStatus(arguments.job, connection);
   if (!status.ok()) return std::move(status).status();
-  absl::StatusOr<std::pair<std::string, std::string>> chosen = ChooseLayout(arguments, *status);
-  if (!chosen.ok()) return std::move(chosen).status();
-  const auto& [job, layout] = *chosen;
+  const absl::StatusOr<std::string> job = ChooseJob(*status);
+  if (!job.ok()) return job.status();
+  const absl::StatusOr<std::string> layout = ChooseLayout(*job, arguments.layout, *status);
+  if (!layout.ok()) return layout.status();
   absl::StatusOr<v1::GetTimelineResponse> timeline =
-      connection->GetTimeline(job, layout, arguments.steps);
+      connection->GetTimeline(*job, *layout, arguments.steps);
   if (!timeline.ok()) return std::move(timeline).status();
-  return Answer{arguments.json ? MessageToJson(*timeline) : RenderTimeline(job, layout, *timeline)};
+  return Answer{arguments.json ? MessageToJson(*timeline)
+                               : RenderTimeline(*job, *layout, *timeline)};
 }
 
 absl::StatusOr<Answer> AnswerHealth(const CtlArguments& arguments, DaemonConnection* connection) {
