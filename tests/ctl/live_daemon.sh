@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+#!/bin/bash
 # For tests that ask a real daemon: starts one, and jobs beside it. Sourced, from Bazel's runfiles.
 #
 # Sets `socket` and `failed`. Nothing waits by time: each start is over when the process says so.
