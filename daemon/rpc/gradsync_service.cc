@@ -100,6 +100,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
       return;
     }
     if (auto* message = std::get_if<SessionMessage>(&outgoing_)) {
+      if (const auto* done = std::get_if<StepDoneMessage>(message)) LogIfVoid(*done);
       Encode(*message, &response_);
     } else {
       response_ = std::move(std::get<v1::SessionResponse>(outgoing_));
@@ -206,26 +207,47 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   }
 
   void StreamEnded() {
+    absl::Status ended;
     {
       MutexLock lock(&mutex_);
       done_reading_ = true;
+      if (ended_) ended = end_;
     }
     if (session_ != nullptr) {
-      const absl::Status why = HasEnded(peer_, kExitPatienceMs)
-                                   ? ProcessEndedError(peer_)
-                                   : MakeError(absl::StatusCode::kAborted, "STREAM_ENDED",
-                                               absl::StrCat("its connection was closed (pid ",
-                                                            peer_.pid, ") without Leave"));
-      const bool had_left = session_->job().StateOf(session_->rank()) == RankState::kExited;
-      const std::string job = session_->job().identity().job_id;
-      Log(had_left ? LogLevel::kInfo : LogLevel::kWarning,
-          had_left ? "session closed" : "session lost",
-          {{"job", job}, {"rank", session_->rank()}, {"why", had_left ? "left" : why.message()}});
-      context_.sessions->Gone(session_, why);
+      const absl::Status closed = HasEnded(peer_, kExitPatienceMs)
+                                      ? ProcessEndedError(peer_)
+                                      : MakeError(absl::StatusCode::kAborted, "STREAM_ENDED",
+                                                  absl::StrCat("its connection was closed (pid ",
+                                                               peer_.pid, ") without Leave"));
+      const bool left = session_->job().StateOf(session_->rank()) == RankState::kExited;
+      // What ended it: the job, if it came first; else the client.
+      const absl::Status why = ended.ok() ? closed : ended;
+      Log(left ? LogLevel::kInfo : LogLevel::kWarning, "session ended",
+          {{"job", session_->job().identity().job_id},
+           {"rank", session_->rank()},
+           {"why", left ? "left" : why.message()}});
+      context_.sessions->Gone(session_, closed);
       session_.reset();  // it holds this stream as its sink
     }
     // Nobody reads any more: whatever is queued goes nowhere.
     End(MakeError(absl::StatusCode::kCancelled, "STREAM_ENDED", "the client closed the stream"));
+  }
+
+  // Each rank's line: they tell which ranks have been told.
+  void LogIfVoid(const StepDoneMessage& done) {
+    const absl::Status& verdict = done.record->verdict;
+    if (verdict.ok()) return;
+    std::string bucket;
+    for (const auto& [key, value] : DetailsOf(verdict).fields) {
+      if (key == "bucket") bucket = value;
+    }
+    LogLimited(LogLevel::kWarning, "step void",
+               {{"job", job_id_},
+                {"rank", rank_},
+                {"channel", done.channel},
+                {"step", done.record->times.step},
+                {"bucket", bucket},
+                {"why", verdict.message()}});
   }
 
   void Respond(v1::SessionResponse response) {
@@ -256,6 +278,9 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   v1::SessionRequest request_;
   PeerProcess peer_;
   std::shared_ptr<Session> session_;
+  // Of the session, for the writer's log lines; constant once it is open.
+  std::string job_id_;
+  std::uint32_t rank_ = 0;
 
   // The writer's own, between `writing_ = true` and OnWriteDone().
   using Outgoing = std::variant<SessionMessage, v1::SessionResponse>;
@@ -347,6 +372,8 @@ absl::Status SessionStream::Open(const v1::OpenSession& message) {
   std::uint32_t protocol = 0;
   const auto request = DecodeOpen(message, &protocol);
   if (!request.ok()) return request.status();
+  job_id_ = request->job_id;
+  rank_ = request->rank;
   auto session = context_.sessions->Open(peer_, *request, shared_from_this());
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
