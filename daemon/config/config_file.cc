@@ -56,7 +56,7 @@ struct Piece {
 std::size_t OffsetOf(const Tokenizer::Token& token, const std::vector<std::size_t>& line_starts,
                      const std::string& text) {
   std::size_t offset = line_starts[token.line];
-  for (int column = 0; column < token.column; ++offset) {
+  for (int column = 0; column < token.column && offset < text.size(); ++offset) {
     column = text[offset] == '\t' ? (column / 8 + 1) * 8 : column + 1;
   }
   return offset;

@@ -2,9 +2,12 @@
 
 #include <google/protobuf/descriptor.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <fstream>
-#include <set>
-#include <sstream>
+#include <iterator>
+#include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -395,6 +398,44 @@ TEST(FileTest, TextFormatInAllItsForms) {
   EXPECT_EQ(options->reduce_threads, 3u);
   EXPECT_EQ(options->socket, "/a/b.sock");
   EXPECT_TRUE(options->require_token);
+}
+
+// Whatever a file holds, it is read or refused, and each fault has a line that the file has.
+TEST(FileTest, MutatedFilesAreReadOrRefused) {
+  std::ifstream file("deploy/gradsyncd.textproto");
+  const std::string example((std::istreambuf_iterator<char>(file)), {});
+  ASSERT_GT(example.size(), 1000u);
+  constexpr char kBytes[] = "\0\t\n\r \"'#:;,{}[]<>-\\/0.9ax\x7f\x80\xc3\xff";
+  std::mt19937 random(1);
+  const auto below = [&random](std::size_t n) { return random() % n; };
+  int read = 0;
+  for (int i = 0; i < 5000; ++i) {
+    std::string text = example.substr(0, below(4) == 0 ? below(example.size()) : example.size());
+    for (std::size_t changes = below(6); changes > 0 && !text.empty(); --changes) {
+      const std::size_t at = below(text.size());
+      const char byte = kBytes[below(sizeof(kBytes) - 1)];
+      switch (below(3)) {
+        case 0:
+          text[at] = byte;
+          break;
+        case 1:
+          text.insert(at, 1, byte);
+          break;
+        default:
+          text.erase(at, 1 + below(30));
+      }
+    }
+    const auto lines = static_cast<int>(std::count(text.begin(), text.end(), '\n')) + 1;
+    const Settings settings = ParseConfig("FILE", text);
+    read += settings.faults.empty() ? 1 : 0;
+    for (const Fault& fault : settings.faults) {
+      EXPECT_THAT(fault.message, ::testing::StartsWith("FILE:"));
+      EXPECT_GE(fault.place, 0);
+      EXPECT_LT(fault.place, lines) << text;
+    }
+  }
+  EXPECT_GT(read, 500);   // most changes hit comments
+  EXPECT_LT(read, 4500);  // and some do not
 }
 
 TEST(FaultsTest, AllAreToldAtOnce) {
