@@ -121,10 +121,10 @@ struct Bfloat16Bits {
     const Bits last_bit = hn::And(truncated, hn::Set(tag, 1u));
     const Bits rounded =
         hn::ShiftRight<16>(hn::Add(bits, hn::Add(last_bit, hn::Set(tag, 0x7FFFu))));
-    // Rounding would turn some NaNs into Inf or 0; the quiet bit keeps what is left of one a NaN.
-    const Bits nan = hn::Or(truncated, hn::Set(tag, 0x0040u));
-    return IfGreaterElse(hn::And(bits, hn::Set(tag, 0x7FFFFFFFu)), hn::Set(tag, 0x7F800000u), nan,
-                         rounded);
+    // Rounding would turn some NaNs into Inf or 0. Truncation keeps a NaN that comes out of a
+    // multiplication: it is quiet, and the quiet bit is in the upper half.
+    return IfGreaterElse(hn::And(bits, hn::Set(tag, 0x7FFFFFFFu)), hn::Set(tag, 0x7F800000u),
+                         truncated, rounded);
   }
 };
 
@@ -172,8 +172,7 @@ struct Float16Bits {
     const Bits nan =
         hn::Or(hn::And(hn::ShiftRight<13>(magnitude), hn::Set(tag, 0x3FFu)), hn::Set(tag, 0x7E00u));
     Bits narrow = IfGreaterElse(hn::Set(tag, 113u << 23), magnitude, subnormal, normal);
-    narrow =
-        IfGreaterElse(magnitude, hn::Set(tag, (143u << 23) - 1u), hn::Set(tag, 0x7C00u), narrow);
+    narrow = IfGreaterElse(magnitude, hn::Set(tag, 143u << 23), hn::Set(tag, 0x7C00u), narrow);
     narrow = IfGreaterElse(magnitude, hn::Set(tag, 0x7F800000u), nan, narrow);
     return hn::Or(narrow, hn::ShiftRight<16>(hn::And(bits, hn::Set(tag, 0x80000000u))));
   }
