@@ -1,4 +1,5 @@
-// Time as an argument: the job room reads the clock only through this, so its tests decide what time it is.
+// Time as an argument: the job room reads the clock only through this, so its tests decide what
+// time it is.
 
 #ifndef DAEMON_BASE_CLOCK_H_
 #define DAEMON_BASE_CLOCK_H_
@@ -9,7 +10,8 @@
 
 namespace gradsync {
 
-// Nanoseconds of CLOCK_MONOTONIC; the clock of every timestamp in messages, timelines and deadlines.
+// Nanoseconds of CLOCK_MONOTONIC; the clock of every timestamp in messages, timelines and
+// deadlines.
 class Clock {
  public:
   virtual ~Clock() = default;

@@ -1,5 +1,6 @@
-// Errors that a trainer can act on: an absl::Status with a reason ("RANK_LOST") and fields (job, rank, channel, step,
-// bucket). They travel inside the daemon as a Status payload; daemon/rpc alone turns them into google.rpc.ErrorInfo.
+// Errors that a trainer can act on: an absl::Status with a reason ("RANK_LOST") and fields (job,
+// rank, channel, step, bucket). They travel inside the daemon as a Status payload; daemon/rpc alone
+// turns them into google.rpc.ErrorInfo.
 
 #ifndef DAEMON_BASE_ERROR_H_
 #define DAEMON_BASE_ERROR_H_

@@ -1,4 +1,5 @@
-// Runs work off the gRPC threads: mapping and freeing of arenas, copies of Broadcast. Tests run it by hand.
+// Runs work off the gRPC threads: mapping and freeing of arenas, copies of Broadcast. Tests run it
+// by hand.
 
 #ifndef DAEMON_BASE_EXECUTOR_H_
 #define DAEMON_BASE_EXECUTOR_H_
@@ -18,8 +19,8 @@ class Executor {
   virtual void Run(std::function<void()> work) = 0;
 };
 
-// One thread, first in first out. Its queue is bounded by what it serves: per session one mapping per layout, one copy and one
-// teardown. Thread-safe. The destructor finishes what is queued.
+// One thread, first in first out. Its queue is bounded by what it serves: per session one mapping
+// per layout, one copy and one teardown. Thread-safe. The destructor finishes what is queued.
 class SerialExecutor final : public Executor {
  public:
   SerialExecutor();

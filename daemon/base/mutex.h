@@ -1,5 +1,6 @@
-// std::mutex with Clang's thread-safety annotations. Used instead of absl::Mutex in rooms that run under ThreadSanitizer:
-// Debian's Abseil is not instrumented, which makes every absl::Mutex a false race.
+// std::mutex with Clang's thread-safety annotations. Used instead of absl::Mutex in rooms that run
+// under ThreadSanitizer: Debian's Abseil is not instrumented, which makes every absl::Mutex a false
+// race.
 
 #ifndef DAEMON_BASE_MUTEX_H_
 #define DAEMON_BASE_MUTEX_H_

@@ -226,12 +226,8 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
   Member& member = members_[rank];
-  const bool in_step = [&] {
-    for (const auto& layout : layouts_) {
-      if (layout->InStep(rank)) return true;
-    }
-    return operations_.InOperation(rank);
-  }();
+  bool in_step = operations_.InOperation(rank);
+  for (const auto& layout : layouts_) in_step = in_step || layout->InStep(rank);
   if (in_step || (member.state == RankState::kStayed && !exit)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
                      absl::StrCat("rank ", rank,

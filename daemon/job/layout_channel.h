@@ -84,7 +84,7 @@ class LayoutChannel {
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, Effects* effects);
   // The reducer has finished a bucket. Its done words have been written already.
-  void Reduced(std::size_t bucket, const ReduceTimes& times, std::uint64_t now_ns,
+  void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
                Effects* effects);
 
   // ---- Membership
@@ -144,7 +144,7 @@ class LayoutChannel {
   void MaybeReady(Effects* effects);
   void ReleaseMemoryOf(std::uint32_t rank, Effects* effects);
   void FailAgreement(const absl::Status& status, Effects* effects);
-  void Launch(std::size_t bucket, Effects* effects);
+  void Launch(std::size_t index, Effects* effects);
   void Void(absl::Status why, std::uint64_t now_ns, Effects* effects);
   void MaybeFinish(std::uint64_t now_ns, Effects* effects);
   void Finish(std::uint64_t now_ns, Effects* effects);

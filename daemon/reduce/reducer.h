@@ -1,5 +1,6 @@
-// What combines the local ranks' copies of a bucket. The job room speaks to this interface; HostReducer is the one for host
-// memory, and tests hold operations back and complete them in any order.
+// What combines the local ranks' copies of a bucket. The job room speaks to this interface;
+// HostReducer is the one for host memory, and tests hold operations back and complete them in any
+// order.
 
 #ifndef DAEMON_REDUCE_REDUCER_H_
 #define DAEMON_REDUCE_REDUCER_H_
@@ -20,16 +21,18 @@ struct ReduceTimes {
   std::uint64_t finish_ns = 0;
 };
 
-// One bucket's reduction: buffers[0] + buffers[1] + ... in this order, times `scale`, written back into every buffer. Made
-// once per bucket and submitted once per step: nothing is allocated on the way.
+// One bucket's reduction: buffers[0] + buffers[1] + ... in this order, times `scale`, written back
+// into every buffer. Made once per bucket and submitted once per step: nothing is allocated on the
+// way.
 struct ReduceOperation {
   DataType dtype = DataType::kUnspecified;
   std::size_t count = 0;  // elements of each buffer
   double scale = 1.0;
-  absl::InlinedVector<std::byte*, 8> buffers;  // rank order; 64-byte aligned; the owner keeps them mapped until done
-  std::uint64_t flow = 0;                      // reduce threads are shared fairly between flows; a flow is a job
-  // Called once per submission, after the last write, on a reduce thread or on the submitter's own thread from within
-  // Reduce(). Must not block.
+  absl::InlinedVector<std::byte*, 8>
+      buffers;             // rank order; 64-byte aligned; the owner keeps them mapped until done
+  std::uint64_t flow = 0;  // reduce threads are shared fairly between flows; a flow is a job
+  // Called once per submission, after the last write, on a reduce thread or on the submitter's own
+  // thread from within Reduce(). Must not block.
   std::function<void(const ReduceTimes&)> done;
 
   // The reducer's own, between Reduce() and done().

@@ -1,5 +1,5 @@
-// Element types that gradsync reduces or moves. Shared by the client and the daemon; the numbers are those of
-// gradsync.v1.DataType on the wire.
+// Element types that gradsync reduces or moves. Shared by the client and the daemon; the numbers
+// are those of gradsync.v1.DataType on the wire.
 
 #ifndef PROTO_GRADSYNC_DATA_TYPE_H_
 #define PROTO_GRADSYNC_DATA_TYPE_H_

@@ -1,10 +1,12 @@
-// What the daemon and a trainer share besides gRPC messages: the layout of the memory they both map, and the exchange on
-// the side socket that brings its file descriptors. This is an ABI: kSharedMemoryAbi changes with any change here, and
-// OpenSession states it.
+// What the daemon and a trainer share besides gRPC messages: the layout of the memory they both
+// map, and the exchange on the side socket that brings its file descriptors. This is an ABI:
+// kSharedMemoryAbi changes with any change here, and OpenSession states it.
 //
-// Per registered layout a session gets two memfds, both created and sealed (shrink, grow, seal) by the daemon:
+// Per registered layout a session gets two memfds, both created and sealed (shrink, grow, seal) by
+// the daemon:
 //
-//   arena       the buckets, each starting at a multiple of kBucketAlignment; size = the last bucket's end, rounded up to a
+//   arena       the buckets, each starting at a multiple of kBucketAlignment; size = the last
+//   bucket's end, rounded up to a
 //               page. Written by the trainer until MarkReady, by the daemon from then until done.
 //   semaphores  one SemaphorePageHeader, then one BucketSemaphore per bucket.
 //
@@ -23,13 +25,16 @@ namespace gradsync {
 
 inline constexpr std::uint32_t kSharedMemoryAbi = 1;
 
-// Cache line pair: adjacent-line prefetch never makes two buckets share a line, and every SIMD width is aligned.
+// Cache line pair: adjacent-line prefetch never makes two buckets share a line, and every SIMD
+// width is aligned.
 inline constexpr std::size_t kBucketAlignment = 128;
-// Alignment of a parameter inside its bucket, in bytes: what frameworks expect of a tensor's storage.
+// Alignment of a parameter inside its bucket, in bytes: what frameworks expect of a tensor's
+// storage.
 inline constexpr std::size_t kParameterAlignment = 64;
 
-// A word that a survivor writes to release waiters after the other side's death: kPoison + step. The comparison of a wait
-// is a cyclic signed >=, so this releases every wait and can be told from a step (a run has fewer than 2^32 steps).
+// A word that a survivor writes to release waiters after the other side's death: kPoison + step.
+// The comparison of a wait is a cyclic signed >=, so this releases every wait and can be told from
+// a step (a run has fewer than 2^32 steps).
 inline constexpr std::uint64_t kPoison = std::uint64_t{1} << 62;
 
 // True if `word` releases a wait for `step`.
@@ -38,8 +43,9 @@ constexpr bool SemaphoreReleased(std::uint64_t word, std::uint64_t step) {
 }
 constexpr bool SemaphorePoisoned(std::uint64_t word) { return (word & kPoison) != 0; }
 
-// One bucket's timeline semaphores. `done`: written by the daemon with the step's number (host waits: futex on its low 32
-// bits, which on this little-endian ABI are its first four bytes). `ready`: used by CUDA arenas alone.
+// One bucket's timeline semaphores. `done`: written by the daemon with the step's number (host
+// waits: futex on its low 32 bits, which on this little-endian ABI are its first four bytes).
+// `ready`: used by CUDA arenas alone.
 struct alignas(64) BucketSemaphore {
   std::atomic<std::uint64_t> done;
   std::atomic<std::uint64_t> ready;
@@ -47,8 +53,9 @@ struct alignas(64) BucketSemaphore {
 static_assert(sizeof(BucketSemaphore) == 64);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// First 64 bytes of the semaphore memfd. `void_step` is the last step that was declared void; it is stored before the done
-// words of that step, so whoever is released by a void step's done word sees it.
+// First 64 bytes of the semaphore memfd. `void_step` is the last step that was declared void; it is
+// stored before the done words of that step, so whoever is released by a void step's done word sees
+// it.
 struct alignas(64) SemaphorePageHeader {
   std::atomic<std::uint64_t> void_step;
 };
@@ -58,9 +65,10 @@ constexpr std::size_t SemaphoreBytes(std::size_t buckets) {
   return sizeof(SemaphorePageHeader) + buckets * sizeof(BucketSemaphore);
 }
 
-// ---- The side socket (SOCK_SEQPACKET, "X-fd.sock" beside "X.sock") -----------------------------------------------------
-// The client sends one FdRequest; the daemon answers with one FdReply, which carries `fd_count` descriptors by SCM_RIGHTS
-// when `status` is 0, and closes. A nonce works once, within 60 s, for the process that owns the session.
+// ---- The side socket (SOCK_SEQPACKET, "X-fd.sock" beside "X.sock")
+// ----------------------------------------------------- The client sends one FdRequest; the daemon
+// answers with one FdReply, which carries `fd_count` descriptors by SCM_RIGHTS when `status` is 0,
+// and closes. A nonce works once, within 60 s, for the process that owns the session.
 
 inline constexpr std::uint32_t kFdMagic = 0x64736667;  // "gfsd"
 inline constexpr std::size_t kNonceBytes = 16;
