@@ -35,6 +35,7 @@ LayoutChannel::LayoutChannel(
       plan_(std::move(plan)),
       terms_(terms),
       members_(members),
+      reduced_(std::move(reduced)),
       ranks_(members->world_size()),
       stats_(members->world_size()),
       timeline_(plan_.buckets.size(), members->world_size()) {
@@ -45,10 +46,10 @@ LayoutChannel::LayoutChannel(
     bucket->operation.dtype = plan_.buckets[i].dtype;
     bucket->operation.count = plan_.buckets[i].count;
     bucket->operation.flow = terms.flow;
-    bucket->operation.done = [this, raw = bucket.get(), i, reduced](const ReduceTimes& times) {
+    bucket->operation.done = [this, raw = bucket.get(), i](const ReduceTimes& times) {
       // Before the lock: the trainers' waits end here.
       for (SemaphorePage* semaphores : raw->semaphores) semaphores->SignalDone(i, raw->step);
-      reduced(this, i, times);
+      reduced_(this, i, times);
     };
     buckets_.push_back(std::move(bucket));
   }

@@ -160,6 +160,7 @@ class LayoutChannel {
   const LayoutPlan plan_;
   const JobTerms& terms_;
   Membership* const members_;
+  const std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced_;
 
   std::vector<RankLayout> ranks_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
