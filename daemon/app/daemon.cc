@@ -112,19 +112,21 @@ SessionPolicy PolicyOf(const Options& options) {
 struct Daemon::Rooms {
   explicit Rooms(const Options& given)
       : options(given),
-        reducer(given.reduce_threads > 0 ? static_cast<int>(given.reduce_threads)
-                                         : HostReducer::DefaultThreads()),
         quota(given.quota_arena_bytes_per_user),
-        jobs(JobEnvironment{&clock, &reducer, &executor, given.quota_buckets_per_layout},
+        reducer(std::make_unique<HostReducer>(given.reduce_threads > 0
+                                                  ? static_cast<int>(given.reduce_threads)
+                                                  : HostReducer::DefaultThreads())),
+        executor(std::make_unique<SerialExecutor>()),
+        jobs(JobEnvironment{&clock, reducer.get(), executor.get(), given.quota_buckets_per_layout},
              given.quota_jobs_per_user),
-        sessions(PolicyOf(given), &jobs, &quota, &executor, &clock) {}
+        sessions(PolicyOf(given), &jobs, &quota, executor.get(), &clock) {}
 
   const Options options;
   MonotonicClock clock;
-  HostReducer reducer;
   ArenaQuota quota;
-  // Runs what holds sessions and jobs; emptied explicitly before they go.
-  SerialExecutor executor;
+  // Both run what belongs to jobs and sessions: ~Daemon() empties them before those go.
+  std::unique_ptr<HostReducer> reducer;
+  std::unique_ptr<SerialExecutor> executor;
   JobTable jobs;
   SessionTable sessions;
   Connections connections;
@@ -162,7 +164,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   introspection.started_ns = r.clock.NowNs();
   introspection.version = std::string(kVersion);
   introspection.socket = options.socket;
-  introspection.reduce_threads = static_cast<std::uint32_t>(r.reducer.threads());
+  introspection.reduce_threads = static_cast<std::uint32_t>(r.reducer->threads());
   introspection.simd = CombineTarget();
   r.introspection_service = MakeIntrospectionService(std::move(introspection));
 
@@ -195,7 +197,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   if (sd_watchdog_enabled(/*unset_environment=*/0, &watchdog_us) > 0) {
     hooks.watchdog_period = absl::Microseconds(watchdog_us) / 2;
     // Through the executor: says that both threads run.
-    hooks.watchdog = [&r] { r.executor.Run([] { sd_notify(0, "WATCHDOG=1"); }); };
+    hooks.watchdog = [&r] { r.executor->Run([] { sd_notify(0, "WATCHDOG=1"); }); };
   }
   auto loop = AcceptLoop::Start(std::move(sockets->grpc), std::move(sockets->fd), &r.connections,
                                 &r.sessions, std::move(hooks));
@@ -205,7 +207,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   Log(LogLevel::kInfo, "serving",
       {{"version", kVersion},
        {"socket", options.socket},
-       {"reduce_threads", r.reducer.threads()},
+       {"reduce_threads", r.reducer->threads()},
        {"simd", CombineTarget()}});
   sd_notify(0, "READY=1\nSTATUS=Serving");
   return std::unique_ptr<Daemon>(new Daemon(std::move(rooms)));
@@ -244,6 +246,8 @@ Daemon::~Daemon() {
   r.gradsync_service->Stop();
   r.server->Wait();
   r.server.reset();
+  r.reducer.reset();
+  r.executor.reset();
 }
 
 }  // namespace gradsync

@@ -254,6 +254,10 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
     {
       MutexLock lock(&mutex_);
       if (ended_) return;
+      if (queue_.size() >= kMaxQueued) {
+        overflow_.store(true);
+        return;
+      }
       queue_.emplace_back(std::move(response));
     }
     Flush();

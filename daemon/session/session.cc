@@ -23,11 +23,12 @@ Session::Session(SessionIdentity identity, const SessionLimits& limits, std::sha
 absl::StatusOr<Session::Registration> Session::RegisterLayout(LayoutRequest request) {
   {
     MutexLock lock(&mutex_);
-    if (layouts_.size() >= limits_.layouts) {
+    if (registrations_ >= limits_.layouts) {
       return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
                        absl::StrCat("a session may register ", limits_.layouts,
                                     " layouts (quota_layouts_per_session)"));
     }
+    ++registrations_;
   }
   const std::string name = request.spec.name;
   auto agreed = job_->RegisterLayout(rank(), std::move(request));

@@ -104,6 +104,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   mutable Mutex mutex_;
   std::map<std::uint32_t, Layout> layouts_ ABSL_GUARDED_BY(mutex_);  // by channel
+  // Those that failed count too: the job remembers them.
+  std::size_t registrations_ ABSL_GUARDED_BY(mutex_) = 0;
   bool staging_mapped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
