@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -265,8 +266,9 @@ TEST(UnreachableTest, NoSocket) {
     const Outcome outcome = RunCtl({command, "--socket", path});
     EXPECT_EQ(outcome.exit_status, 2);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.error, HasSubstr("no daemon at " + path + ": start it with 'gradsyncd " +
-                                         "--socket=" + path + "', or name its socket with"));
+    EXPECT_THAT(outcome.error, HasSubstr(absl::StrCat("no daemon at ", path,
+                                                      ": start it with 'gradsyncd --socket=", path,
+                                                      "', or name its socket with --socket PATH")));
   }
 }
 

@@ -31,7 +31,7 @@ ask 0 "$ctl" stats --json
 expect '"steps_complete": "3"' '"buckets_reduced": "6"' '"steps_void": "0"'
 ask 0 "$ctl" timeline
 expect 'step 3 of model, job digits: complete'
-[[ $(grep -c '[r.]*#\+d' <<<"$out") == 4 ]] || fail 'the picture has not 4 lines: 2 buckets, 2 ranks'
+[[ $(grep -c '[r.]*#\+d' <<<"$out") == 4 ]] || fail 'not 4 lines: 2 buckets, 2 ranks'
 ask 0 "$ctl" timeline --job digits --layout model --steps 64 --json
 [[ $(grep -c '"verdict": "VERDICT_COMPLETE"' <<<"$out") == 3 ]] || fail 'not 3 steps'
 ask 2 "$ctl" status --job other

@@ -50,7 +50,8 @@ status=69 call grpc.health.v1.Health/Check '{"service": "gradsync.v1.Nothing"}'
 
 call gradsync.v1.Introspection/GetStatus
 expect '"state": "DAEMON_STATE_SERVING"' "\"socket\": \"$socket\"" '"job_id": "digits"' \
-  '"state": "JOB_STATE_RUNNING"' '"world_size": 2' '"step": "4"' '"waiting_for": "' 'rank 1 has not marked'
+  '"state": "JOB_STATE_RUNNING"' '"world_size": 2' '"step": "4"' '"waiting_for": "' \
+  'rank 1 has not marked'
 call gradsync.v1.Introspection/GetStatus '{"job_id": "other"}'
 [[ $out != *'"jobs"'* ]] || fail 'a job that was not asked for'
 call gradsync.v1.Introspection/GetStats '{"job_id": "digits"}'
@@ -60,8 +61,8 @@ call gradsync.v1.Introspection/GetTimeline '{"job_id": "digits", "layout": "mode
 expect '"step": "2"' '"step": "3"' '"VERDICT_COMPLETE"' '"ready_ns"'
 status=69 call gradsync.v1.Introspection/GetTimeline '{"job_id": "digits", "layout": "other"}'
 
-# The session's own service and the reasons of its errors can be read, too. 64 + FAILED_PRECONDITION.
-request='{"open_session": {"protocol": {"oldest": 99, "newest": 99}, "job_id": "x", "world_size": 1}}'
+# So can the session's own service and the reasons of its errors. 64 + FAILED_PRECONDITION.
+request='{"open_session": {"protocol": {"oldest": 99, "newest": 99}, "job_id": "x"}}'
 status=73 call gradsync.v1.GradientSync/Session "$request"
 expect '"session_ending"' '"reason":"VERSION"'
 
