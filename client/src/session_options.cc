@@ -6,10 +6,12 @@
 #include <string>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "client/src/error.h"
 #include "client/src/fd_socket.h"
+#include "client/src/utf8.h"
 #include "gradsync/shared_memory.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
 
@@ -33,7 +35,10 @@ absl::Status Malformed(absl::string_view option, absl::string_view what) {
 absl::Status ValidateOptions(const SessionOptions& options) {
   constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
   if (options.socket.empty()) return Malformed("socket", "is empty");
-  if (options.socket.find('\0') != std::string::npos) return Malformed("socket", "is no path");
+  if (!absl::EndsWith(options.socket, ".sock") || options.socket.find('\0') != std::string::npos) {
+    return Malformed(
+        "socket", absl::StrCat("'", ValidUtf8(options.socket), "' is no path that ends in .sock"));
+  }
   if (FdSocketPath(options.socket).size() > kMaxPath) {
     return Malformed("socket", absl::StrCat("'", options.socket,
                                             "' is too long: with \"-fd\" it "

@@ -1,24 +1,27 @@
 // gradsync's C++ client: how a training process hands its gradients to the daemon of its node.
 //
-//   gradsync::SessionOptions options;                       // rank, world size, job from torchrun's variables
-//   auto session = gradsync::Session::Join(options);        // one per rank
-//   auto layout = (*session)->RegisterLayout(spec);         // cuts the parameters into buckets, maps the arena
+//   gradsync::SessionOptions options;                  // or SessionOptions::FromEnvironment()
+//   auto session = gradsync::Session::Join(options);   // one per rank
+//   auto layout = (*session)->RegisterLayout(spec);    // cuts the parameters into buckets
 //   for (;;) {
 //     const uint64_t step = (*layout)->next_step();
-//     // backward pass: write gradients into (*layout)->gradient(i), then, bucket by bucket as they are complete:
-//     (*layout)->MarkReady(step, bucket);                   // never blocks
+//     // The backward pass writes (*layout)->gradient(i); then, as each bucket is complete:
+//     (*layout)->MarkReady(step, bucket);              // never blocks
 //     (*layout)->EndStep(step);
-//     (*layout)->WaitStep(step);                            // OK: every gradient is the average over the ranks
+//     (*layout)->WaitStep(step);                       // OK: averages over the ranks
 //   }
 //   (*session)->Leave();
 //
-// Everything here is thread-safe unless said otherwise. Nothing aborts, prints, throws or installs signal handlers. In the
-// child of a fork(2) every call fails FAILED_PRECONDITION and destructors do nothing.
+// Everything here is thread-safe unless said otherwise. Nothing aborts, prints, throws or installs
+// signal handlers. In the child of a fork(2) every call fails FAILED_PRECONDITION and destructors
+// do nothing.
 //
-// Statuses: besides what each method lists, every method returns the session's end once it has ended:
-//   ABORTED      another rank was lost or a newer generation took over (the message names rank, step, bucket and how it is
-//                known); join again.
-//   UNAVAILABLE  the daemon is gone or drains. Reason DAEMON_LOST, or STEP_IN_DOUBT when EndStep was sent and no verdict came.
+// Besides what each method lists, every method returns the session's end once it has ended:
+//   ABORTED              another rank was lost or a newer generation took over (the message names
+//                        rank, step, bucket and how it is known); join again.
+//   UNAVAILABLE          the daemon is gone or drains. Reason DAEMON_LOST, or STEP_IN_DOUBT when
+//                        EndStep was sent and no verdict came.
+//   FAILED_PRECONDITION  LEFT (this rank has left), CLOSED (the Session was destroyed).
 // ErrorReason() and ErrorField() read the machine-readable part of any of them.
 
 #ifndef GRADSYNC_CLIENT_H_
@@ -44,8 +47,9 @@ enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
 
 struct SessionOptions {
-  // Fills rank, world_size, job_id and socket from RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID + MASTER_ADDR + MASTER_PORT and
-  // GRADSYNC_SOCKET, GRADSYNC_JOB_TOKEN. INVALID_ARGUMENT names a variable that is missing or malformed.
+  // From torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID (missing:
+  // "none", torchrun's default), and from GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN if they are set.
+  // INVALID_ARGUMENT names a variable that is missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 
   // Path of the daemon's gRPC socket; descriptors come over "X-fd.sock" beside "X.sock".
@@ -58,7 +62,8 @@ struct SessionOptions {
   std::uint32_t world_size = 1;
   LossPolicy on_rank_loss = LossPolicy::kAbort;
   Divisor divisor = Divisor::kLiveRanks;
-  // A step not committed this long after its first MarkReady is void on every rank. Zero: the daemon's default, 30 min.
+  // A step not committed this long after its first MarkReady is void on every rank. Zero: the
+  // daemon's default, 30 min.
   absl::Duration step_timeout = absl::ZeroDuration();
   // How long to retry while the daemon is not there yet (a sidecar may start late).
   absl::Duration connect_timeout = absl::Seconds(60);
@@ -75,8 +80,9 @@ struct BucketSpec {
   std::uint64_t count = 0;  // elements; may be 0
 };
 
-// A named set of parameters. Either `parameters` in the order of the forward pass, cut into buckets by the paper's rule
-// (reverse order, `bucket_cap_bytes`, a smaller first bucket), or `explicit_buckets`.
+// A named set of parameters. Either `parameters` in the order of the forward pass, cut into buckets
+// by the paper's rule (reverse order, `bucket_cap_bytes`, a smaller first bucket), or
+// `explicit_buckets`.
 struct LayoutSpec {
   std::string name = "default";
   std::vector<ParameterSpec> parameters;
@@ -123,15 +129,15 @@ struct SessionStatistics {
   std::uint64_t steps_complete = 0;
   std::uint64_t steps_void = 0;
   std::uint64_t buckets_marked = 0;
-  std::uint64_t bytes_reduced = 0;    // of this rank's arenas, complete steps only
-  absl::Duration mark_ready_total;    // time spent inside MarkReady
-  absl::Duration exposed_total;       // last MarkReady to StepDone, summed over the steps
+  std::uint64_t bytes_reduced = 0;  // of this rank's arenas, complete steps only
+  absl::Duration mark_ready_total;  // time spent inside MarkReady
+  absl::Duration exposed_total;     // last MarkReady to StepDone, summed over the steps
 };
 
 class Session;
 
-// A registered layout: an arena of buckets, and the sequence of its steps. Keeps the session's connection alive; after the
-// session's end its memory stays readable.
+// A registered layout: an arena of buckets, and the sequence of its steps. May outlive the Session:
+// its calls then return the session's end, and its memory stays readable.
 class Layout {
  public:
   virtual ~Layout() = default;
@@ -151,35 +157,41 @@ class Layout {
   // The step to run now: one more than the last one that was decided.
   virtual std::uint64_t next_step() const = 0;
 
-  // "Every gradient of this bucket is written." From here until done the bucket belongs to the daemon, error or not. Never
-  // blocks and never waits for the daemon: one small message.
+  // "Every gradient of this bucket is written." From here until done the bucket belongs to the
+  // daemon, error or not. Never blocks and never waits for the daemon: one small message.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
-  //   FAILED_PRECONDITION  ALREADY_READY (a second time in this step), STALE_STEP (decided already), PROTOCOL_VIOLATION (a step
-  //                        ahead of next_step(), or after EndStep).
+  //   FAILED_PRECONDITION  ALREADY_READY (a second time in this step), STALE_STEP (decided
+  //                        already), PROTOCOL_VIOLATION (a step ahead of next_step(), or after
+  //                        EndStep).
   //   ABORTED              the step is void already; says who and why.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
 
-  // "This rank has marked every bucket ready." `used`: per parameter, whether this rank used it; empty: all.
+  // "This rank has marked every bucket ready." `used`: per parameter, whether this rank used it;
+  // empty: all.
   //   FAILED_PRECONDITION  names the first bucket that was not marked ready.
   virtual absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
 
-  // This rank cannot finish the step: void for every rank, who are told `reason`. Then wait for the step as usual.
+  // This rank cannot finish the step: void for every rank, who are told `reason`. Then wait for the
+  // step as usual.
   virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
 
-  // Waits until one bucket is reduced: provisional, for inspection or clipping; only WaitStep commits. Blocks on a futex.
-  //   ABORTED            the step is void.
-  //   DEADLINE_EXCEEDED  says who is missing what; changes nothing.
+  // Waits until one bucket is reduced: provisional, for inspection or clipping; only WaitStep
+  // commits. Blocks on a futex.
+  //   ABORTED              the step is void.
+  //   DEADLINE_EXCEEDED    says who is missing what; changes nothing.
   virtual absl::Status WaitBucket(std::uint64_t step, std::size_t bucket,
                                   absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
   // Waits for the step's verdict, the same on every rank. OK: every bucket holds the reduction.
-  //   ABORTED            void: a rank abandoned it (names the rank and its reason) or was lost. Zero the gradients and redo
-  //                      the step from its first micro-batch under next_step().
-  //   DEADLINE_EXCEEDED  reason STEP_TIMEOUT: void, the job's step_timeout ran out; names who is missing what. Reason
-  //                      WAIT_TIMEOUT: `timeout` ran out first; nothing changed.
-  //   FAILED_PRECONDITION STALE_STEP: decided long ago (only the last verdict is kept).
-  virtual absl::StatusOr<StepResult> WaitStep(std::uint64_t step,
-                                              absl::Duration timeout = absl::InfiniteDuration()) = 0;
+  //   ABORTED              void: a rank abandoned it (names the rank and its reason) or was lost.
+  //                        Zero the gradients and redo the step from its first micro-batch under
+  //                        next_step().
+  //   DEADLINE_EXCEEDED    reason STEP_TIMEOUT: void, the job's step_timeout ran out; names who is
+  //                        missing what. Reason WAIT_TIMEOUT: `timeout` ran out first; nothing
+  //                        changed.
+  //   FAILED_PRECONDITION  STALE_STEP: decided long ago (only the last verdict is kept).
+  virtual absl::StatusOr<StepResult> WaitStep(
+      std::uint64_t step, absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
  protected:
   Layout() = default;
@@ -193,7 +205,8 @@ class Session {
   //   UNAVAILABLE          no daemon at `socket` within connect_timeout.
   //   PERMISSION_DENIED    the socket's permissions, a missing token.
   //   ALREADY_EXISTS       the rank is held while the job is still forming.
-  //   FAILED_PRECONDITION  world size or options differ from the other ranks', no protocol or shared-memory ABI in common.
+  //   FAILED_PRECONDITION  world size or options differ from the other ranks', no protocol or
+  //                        shared-memory ABI in common.
   //   UNIMPLEMENTED        a loss policy that the daemon does not have.
   //   RESOURCE_EXHAUSTED   a quota.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options);
@@ -207,30 +220,34 @@ class Session {
   virtual std::uint64_t generation() const = 0;
   virtual std::uint64_t incarnation() const = 0;
 
-  // Registers, maps and populates; returns when every rank has done the same. Each layout has its own arena and steps.
+  // Registers, maps and populates; returns when every rank has done the same. Each layout has its
+  // own arena and steps.
   //   INVALID_ARGUMENT     a malformed spec.
   //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
   //   DEADLINE_EXCEEDED    names the ranks that did not come.
   //   RESOURCE_EXHAUSTED   a quota.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
 
-  // Operations of the job's own channel: every rank calls the same ones in the same order, one at a time (calls from several
-  // threads of one rank are serialized). Block until done.
-  //   FAILED_PRECONDITION  OPERATION_MISMATCH: the ranks disagree; names both ranks and both operations.
+  // Operations of the job's own channel: every rank calls the same ones in the same order, one at a
+  // time (calls from several threads of one rank are serialized). Block until done.
+  //   FAILED_PRECONDITION  OPERATION_MISMATCH: the ranks disagree; names both ranks and both
+  //                        operations.
   //   DEADLINE_EXCEEDED    names the ranks that did not come; the operation failed on every rank.
   virtual absl::Status Barrier(absl::Duration timeout = absl::Minutes(30)) = 0;
   // Copies `bytes` bytes from the root's `data` into every other rank's `data`.
   virtual absl::Status Broadcast(void* data, std::size_t bytes, std::uint32_t root,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
-  // Reduces a small tensor in place, in rank order; it must fit the staging memory (default 32 MiB).
+  // Reduces a small tensor in place, in rank order; it must fit the staging memory (32 MiB).
   virtual absl::Status AllReduce(void* data, std::size_t count, DataType dtype, ReduceOp op,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
 
-  // No more steps from this rank; the session ends, the others go on. FAILED_PRECONDITION while a step of this rank is open.
+  // No more steps from this rank; the session ends, the others go on. FAILED_PRECONDITION while a
+  // step of this rank is open.
   virtual absl::Status Leave() = 0;
-  // No more steps from this rank, but it goes on to take part in Broadcast, Barrier and AllReduce. Blocks until every rank
-  // has left; returns the rank that left last.
-  virtual absl::StatusOr<std::uint32_t> LeaveAndStay(absl::Duration timeout = absl::Minutes(30)) = 0;
+  // No more steps from this rank, but it goes on to take part in Broadcast, Barrier and AllReduce.
+  // Blocks until every rank has left; returns the rank that left last.
+  virtual absl::StatusOr<std::uint32_t> LeaveAndStay(
+      absl::Duration timeout = absl::Minutes(30)) = 0;
 
   virtual SessionStatistics Statistics() const = 0;
 

@@ -1,0 +1,482 @@
+// The C API (gradsync/gradsync.h) over the C++ one. Every function that may allocate catches what
+// it throws.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/include/gradsync/client.h"
+#include "client/include/gradsync/gradsync.h"
+#include "client/src/error.h"
+#include "client/src/fork_guard.h"
+
+struct gradsync_error {
+  gradsync_code_t code;
+  std::string message;
+  std::string reason;
+  std::vector<std::pair<std::string, std::string>> fields;
+};
+struct gradsync_session {
+  std::unique_ptr<gradsync::Session> session;
+};
+struct gradsync_layout {
+  std::unique_ptr<gradsync::Layout> layout;
+};
+struct gradsync_mapping {
+  std::shared_ptr<const void> mapping;
+};
+
+namespace {
+
+using gradsync::DataType;
+using gradsync::ItemSize;
+using gradsync::client::kMalformed;
+using gradsync::client::MakeError;
+
+// Memory may be short when this is needed.
+gradsync_error_t* OutOfMemory() {
+  static gradsync_error error{GRADSYNC_RESOURCE_EXHAUSTED, "out of memory", "MEMORY", {}};
+  return &error;
+}
+
+gradsync_error_t* ErrorOf(const absl::Status& status) {
+  if (status.ok()) return nullptr;
+  auto error = std::make_unique<gradsync_error>();
+  error->code = static_cast<gradsync_code_t>(status.code());
+  error->message = std::string(status.message());
+  error->reason = gradsync::ErrorReason(status);
+  for (const char* field : {"job", "rank", "channel", "step", "bucket"}) {
+    if (std::string value = gradsync::ErrorField(status, field); !value.empty()) {
+      error->fields.emplace_back(field, std::move(value));
+    }
+  }
+  return error.release();
+}
+
+// Runs `body`, which returns an absl::Status.
+template <typename Body>
+gradsync_error_t* Call(const Body& body) {
+  try {
+    return ErrorOf(body());
+  } catch (...) {
+    return OutOfMemory();
+  }
+}
+
+absl::Status Malformed(absl::string_view what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, kMalformed, what);
+}
+
+absl::Duration DurationOf(std::int64_t ns) {
+  return ns == GRADSYNC_FOREVER ? absl::InfiniteDuration() : absl::Nanoseconds(ns);
+}
+
+// `preferred` if the caller left the member 0.
+template <typename Enum>
+Enum EnumOr(std::int32_t value, Enum preferred) {
+  if (value == 0) return preferred;
+  // 255 is none of any enumeration's values, so that the C++ API refuses it.
+  return static_cast<Enum>(value > 0 && value < 255 ? value : 255);
+}
+
+DataType DataTypeOf(std::int32_t value) { return EnumOr(value, DataType::kUnspecified); }
+
+// The caller's struct as this version knows it: members beyond its struct_size are 0.
+template <typename Struct>
+absl::Status Read(const Struct* in, const char* name, Struct* out) {
+  std::memset(static_cast<void*>(out), 0, sizeof(Struct));
+  if (in == nullptr) return Malformed(absl::StrCat(name, " is NULL"));
+  if (in->struct_size < sizeof(std::size_t)) {
+    return Malformed(absl::StrCat(name, ".struct_size is not set"));
+  }
+  std::memcpy(static_cast<void*>(out), in, std::min(in->struct_size, sizeof(Struct)));
+  return absl::OkStatus();
+}
+
+// The other way round: what the caller's older struct has no room for is left out.
+template <typename Struct>
+void Write(Struct value, Struct* out) {
+  value.struct_size = out->struct_size;
+  std::memcpy(static_cast<void*>(out), &value, std::min(out->struct_size, sizeof(Struct)));
+}
+
+template <typename Struct>
+void Init(Struct* out) {
+  std::memset(static_cast<void*>(out), 0, sizeof(Struct));
+  out->struct_size = sizeof(Struct);
+}
+
+// What a gradsync_step_result points to.
+struct StepResultStorage {
+  gradsync::StepResult result;
+  std::vector<std::uint8_t> used;
+  std::vector<gradsync_bucket_times_t> buckets;
+};
+
+absl::StatusOr<gradsync::LayoutSpec> SpecOf(const gradsync_layout_spec_t* in) {
+  gradsync_layout_spec_t spec;
+  if (auto status = Read(in, "spec", &spec); !status.ok()) return status;
+  if ((spec.parameters == nullptr && spec.parameter_count > 0) ||
+      (spec.explicit_buckets == nullptr && spec.explicit_bucket_count > 0)) {
+    return Malformed("spec.parameters or spec.explicit_buckets is NULL");
+  }
+  gradsync::LayoutSpec out;
+  if (spec.name != nullptr) out.name = spec.name;
+  for (std::size_t i = 0; i < spec.parameter_count; ++i) {
+    const gradsync_parameter_t& parameter = spec.parameters[i];
+    if (parameter.name == nullptr || (parameter.shape == nullptr && parameter.dimensions > 0)) {
+      return Malformed(absl::StrCat("spec.parameters[", i, "] has no name or no shape"));
+    }
+    gradsync::ParameterSpec& added = out.parameters.emplace_back();
+    added.name = parameter.name;
+    if (parameter.dimensions > 0) {
+      added.shape.assign(parameter.shape, parameter.shape + parameter.dimensions);
+    }
+    added.dtype = DataTypeOf(parameter.data_type);
+  }
+  for (std::size_t i = 0; i < spec.explicit_bucket_count; ++i) {
+    out.explicit_buckets.push_back(
+        {DataTypeOf(spec.explicit_buckets[i].data_type), spec.explicit_buckets[i].count});
+  }
+  if (spec.bucket_cap_bytes != 0) out.bucket_cap_bytes = spec.bucket_cap_bytes;
+  if (spec.first_bucket_cap_bytes != 0) out.first_bucket_cap_bytes = spec.first_bucket_cap_bytes;
+  out.op = EnumOr(spec.op, gradsync::ReduceOp::kAverage);
+  if (spec.timeout != 0) out.timeout = DurationOf(spec.timeout);
+  return out;
+}
+
+}  // namespace
+
+std::uint32_t gradsync_abi_version(void) { return GRADSYNC_ABI_VERSION; }
+
+// ---- Errors
+// --------------------------------------------------------------------------------------
+
+gradsync_code_t gradsync_error_code(const gradsync_error_t* error) {
+  return error == nullptr ? GRADSYNC_OK : error->code;
+}
+
+const char* gradsync_error_message(const gradsync_error_t* error) {
+  return error == nullptr ? "" : error->message.c_str();
+}
+
+const char* gradsync_error_reason(const gradsync_error_t* error) {
+  return error == nullptr ? "" : error->reason.c_str();
+}
+
+const char* gradsync_error_field(const gradsync_error_t* error, const char* field) {
+  if (error == nullptr || field == nullptr) return "";
+  for (const auto& [name, value] : error->fields) {
+    if (name == field) return value.c_str();
+  }
+  return "";
+}
+
+void gradsync_error_destroy(gradsync_error_t* error) {
+  if (error != OutOfMemory()) delete error;
+}
+
+const char* gradsync_code_name(gradsync_code_t code) {
+  constexpr const char* kNames[] = {"OK",
+                                    "CANCELLED",
+                                    "UNKNOWN",
+                                    "INVALID_ARGUMENT",
+                                    "DEADLINE_EXCEEDED",
+                                    "NOT_FOUND",
+                                    "ALREADY_EXISTS",
+                                    "PERMISSION_DENIED",
+                                    "RESOURCE_EXHAUSTED",
+                                    "FAILED_PRECONDITION",
+                                    "ABORTED",
+                                    "OUT_OF_RANGE",
+                                    "UNIMPLEMENTED",
+                                    "INTERNAL",
+                                    "UNAVAILABLE",
+                                    "DATA_LOSS",
+                                    "UNAUTHENTICATED"};
+  const auto index = static_cast<unsigned>(code);
+  return index < sizeof(kNames) / sizeof(kNames[0]) ? kNames[index] : "";
+}
+
+// ---- Joining a job
+// -------------------------------------------------------------------------------
+
+size_t gradsync_item_size(std::int32_t data_type) { return ItemSize(DataTypeOf(data_type)); }
+
+void gradsync_session_options_init(gradsync_session_options_t* options) { Init(options); }
+
+gradsync_error_t* gradsync_session_options_from_environment(gradsync_session_options_t* options) {
+  return Call([&]() -> absl::Status {
+    gradsync_session_options_t filled;
+    if (auto status = Read(options, "options", &filled); !status.ok()) return status;
+    auto found = gradsync::SessionOptions::FromEnvironment();
+    if (!found.ok()) return found.status();
+    auto storage = std::make_unique<gradsync::SessionOptions>(*std::move(found));
+    filled.socket = storage->socket.c_str();
+    filled.job_id = storage->job_id.c_str();
+    filled.token = storage->token.c_str();
+    filled.rank = storage->rank;
+    filled.world_size = storage->world_size;
+    filled.storage = storage.release();
+    Write(filled, options);
+    return absl::OkStatus();
+  });
+}
+
+void gradsync_session_options_destroy(gradsync_session_options_t* options) {
+  if (options == nullptr) return;
+  delete static_cast<gradsync::SessionOptions*>(options->storage);
+  Init(options);
+}
+
+gradsync_error_t* gradsync_session_join(const gradsync_session_options_t* options,
+                                        gradsync_session_t** session) {
+  return Call([&]() -> absl::Status {
+    gradsync_session_options_t in;
+    if (auto status = Read(options, "options", &in); !status.ok()) return status;
+    if (session == nullptr) return Malformed("session is NULL");
+    gradsync::SessionOptions out;
+    if (in.socket != nullptr) out.socket = in.socket;
+    if (in.job_id != nullptr) out.job_id = in.job_id;
+    if (in.token != nullptr) out.token = in.token;
+    out.rank = in.rank;
+    out.world_size = in.world_size;
+    out.on_rank_loss = EnumOr(in.on_rank_loss, gradsync::LossPolicy::kAbort);
+    out.divisor = EnumOr(in.divisor, gradsync::Divisor::kLiveRanks);
+    out.step_timeout = DurationOf(in.step_timeout);
+    if (in.connect_timeout != 0) out.connect_timeout = DurationOf(in.connect_timeout);
+    auto handle = std::make_unique<gradsync_session>();
+    auto joined = gradsync::Session::Join(out);
+    if (!joined.ok()) return joined.status();
+    handle->session = *std::move(joined);
+    *session = handle.release();
+    return absl::OkStatus();
+  });
+}
+
+void gradsync_session_destroy(gradsync_session_t* session) { delete session; }
+
+std::uint32_t gradsync_session_rank(const gradsync_session_t* session) {
+  return session->session->rank();
+}
+
+std::uint32_t gradsync_session_world_size(const gradsync_session_t* session) {
+  return session->session->world_size();
+}
+
+std::uint64_t gradsync_session_generation(const gradsync_session_t* session) {
+  return session->session->generation();
+}
+
+std::uint64_t gradsync_session_incarnation(const gradsync_session_t* session) {
+  return session->session->incarnation();
+}
+
+// ---- Layouts
+// -------------------------------------------------------------------------------------
+
+void gradsync_layout_spec_init(gradsync_layout_spec_t* spec) { Init(spec); }
+
+gradsync_error_t* gradsync_register_layout(gradsync_session_t* session,
+                                           const gradsync_layout_spec_t* spec,
+                                           gradsync_layout_t** layout) {
+  return Call([&]() -> absl::Status {
+    const auto out = SpecOf(spec);
+    if (!out.ok()) return out.status();
+    if (session == nullptr || layout == nullptr) return Malformed("session or layout is NULL");
+    auto handle = std::make_unique<gradsync_layout>();
+    auto registered = session->session->RegisterLayout(*out);
+    if (!registered.ok()) return registered.status();
+    handle->layout = *std::move(registered);
+    *layout = handle.release();
+    return absl::OkStatus();
+  });
+}
+
+void gradsync_layout_destroy(gradsync_layout_t* layout) { delete layout; }
+
+const char* gradsync_layout_name(const gradsync_layout_t* layout) {
+  return layout->layout->name().c_str();
+}
+
+std::uint64_t gradsync_layout_fingerprint(const gradsync_layout_t* layout) {
+  return layout->layout->fingerprint();
+}
+
+size_t gradsync_layout_bucket_count(const gradsync_layout_t* layout) {
+  return layout->layout->bucket_count();
+}
+
+size_t gradsync_layout_parameter_count(const gradsync_layout_t* layout) {
+  return layout->layout->parameter_count();
+}
+
+gradsync_error_t* gradsync_layout_bucket(const gradsync_layout_t* layout, size_t bucket,
+                                         gradsync_view_t* view) {
+  return Call([&]() -> absl::Status {
+    if (bucket >= layout->layout->bucket_count()) {
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, gradsync::client::kUnknownBucket,
+          absl::StrCat("layout '", layout->layout->name(), "' has ", layout->layout->bucket_count(),
+                       " buckets, no bucket ", bucket));
+    }
+    const gradsync::BucketView found = layout->layout->bucket(bucket);
+    *view = {found.data, found.count, static_cast<std::uint32_t>(bucket),
+             static_cast<std::int32_t>(found.dtype)};
+    return absl::OkStatus();
+  });
+}
+
+gradsync_error_t* gradsync_layout_gradient(const gradsync_layout_t* layout, size_t parameter,
+                                           gradsync_view_t* view) {
+  return Call([&]() -> absl::Status {
+    if (parameter >= layout->layout->parameter_count()) {
+      return Malformed(absl::StrCat("layout '", layout->layout->name(), "' has ",
+                                    layout->layout->parameter_count(), " parameters, no parameter ",
+                                    parameter));
+    }
+    const gradsync::GradientView found = layout->layout->gradient(parameter);
+    *view = {found.data, found.count, found.bucket, static_cast<std::int32_t>(found.dtype)};
+    return absl::OkStatus();
+  });
+}
+
+gradsync_error_t* gradsync_layout_mapping(const gradsync_layout_t* layout,
+                                          gradsync_mapping_t** mapping) {
+  return Call([&]() -> absl::Status {
+    *mapping = new gradsync_mapping{layout->layout->Mapping()};
+    return absl::OkStatus();
+  });
+}
+
+void gradsync_mapping_destroy(gradsync_mapping_t* mapping) {
+  if (!gradsync::client::InForkedChild()) delete mapping;
+}
+
+// ---- Steps
+// ---------------------------------------------------------------------------------------
+
+std::uint64_t gradsync_next_step(const gradsync_layout_t* layout) {
+  return layout->layout->next_step();
+}
+
+gradsync_error_t* gradsync_mark_ready(gradsync_layout_t* layout, std::uint64_t step,
+                                      size_t bucket) {
+  return Call([&] { return layout->layout->MarkReady(step, bucket); });
+}
+
+gradsync_error_t* gradsync_end_step(gradsync_layout_t* layout, std::uint64_t step,
+                                    const std::uint8_t* used) {
+  return Call([&] {
+    if (used == nullptr) return layout->layout->EndStep(step);
+    return layout->layout->EndStep(
+        step, std::vector<bool>(used, used + layout->layout->parameter_count()));
+  });
+}
+
+gradsync_error_t* gradsync_abandon_step(gradsync_layout_t* layout, std::uint64_t step,
+                                        const char* reason) {
+  return Call([&] { return layout->layout->AbandonStep(step, reason == nullptr ? "" : reason); });
+}
+
+gradsync_error_t* gradsync_wait_bucket(gradsync_layout_t* layout, std::uint64_t step, size_t bucket,
+                                       std::int64_t timeout) {
+  return Call([&] { return layout->layout->WaitBucket(step, bucket, DurationOf(timeout)); });
+}
+
+void gradsync_step_result_init(gradsync_step_result_t* result) { Init(result); }
+
+gradsync_error_t* gradsync_wait_step(gradsync_layout_t* layout, std::uint64_t step,
+                                     std::int64_t timeout, gradsync_step_result_t* result) {
+  return Call([&]() -> absl::Status {
+    gradsync_step_result_t filled;
+    if (result != nullptr) {
+      if (auto status = Read(result, "result", &filled); !status.ok()) return status;
+      if (result->struct_size < sizeof(filled)) {
+        return Malformed("result.struct_size is too small; compile against this release's header");
+      }
+    }
+    auto waited = layout->layout->WaitStep(step, DurationOf(timeout));
+    if (!waited.ok()) return waited.status();
+    if (result == nullptr) return absl::OkStatus();
+    auto storage = std::make_unique<StepResultStorage>();
+    storage->result = *std::move(waited);
+    storage->used.assign(storage->result.used.begin(), storage->result.used.end());
+    for (const gradsync::BucketTimes& times : storage->result.buckets) {
+      storage->buckets.push_back(
+          {times.ready_ns.data(), times.ready_ns.size(), times.start_ns, times.finish_ns});
+    }
+    filled.step = storage->result.step;
+    filled.live_ranks = storage->result.live_ranks;
+    filled.divisor = storage->result.divisor;
+    filled.used = storage->used.empty() ? nullptr : storage->used.data();
+    filled.used_count = storage->used.size();
+    filled.buckets = storage->buckets.data();
+    filled.bucket_count = storage->buckets.size();
+    filled.storage = storage.release();
+    Write(filled, result);
+    return absl::OkStatus();
+  });
+}
+
+void gradsync_step_result_destroy(gradsync_step_result_t* result) {
+  if (result == nullptr) return;
+  delete static_cast<StepResultStorage*>(result->storage);
+  Init(result);
+}
+
+// ---- The job's own operations
+// --------------------------------------------------------------------
+
+gradsync_error_t* gradsync_barrier(gradsync_session_t* session, std::int64_t timeout) {
+  return Call([&] { return session->session->Barrier(DurationOf(timeout)); });
+}
+
+gradsync_error_t* gradsync_broadcast(gradsync_session_t* session, void* data, size_t bytes,
+                                     std::uint32_t root, std::int64_t timeout) {
+  return Call([&] { return session->session->Broadcast(data, bytes, root, DurationOf(timeout)); });
+}
+
+gradsync_error_t* gradsync_all_reduce(gradsync_session_t* session, void* data, size_t count,
+                                      std::int32_t data_type, std::int32_t op,
+                                      std::int64_t timeout) {
+  return Call([&] {
+    return session->session->AllReduce(data, count, DataTypeOf(data_type),
+                                       EnumOr(op, gradsync::ReduceOp::kAverage),
+                                       DurationOf(timeout));
+  });
+}
+
+gradsync_error_t* gradsync_session_leave(gradsync_session_t* session) {
+  return Call([&] { return session->session->Leave(); });
+}
+
+gradsync_error_t* gradsync_session_leave_and_stay(gradsync_session_t* session, std::int64_t timeout,
+                                                  std::uint32_t* last_joiner) {
+  return Call([&]() -> absl::Status {
+    const auto last = session->session->LeaveAndStay(DurationOf(timeout));
+    if (!last.ok()) return last.status();
+    if (last_joiner != nullptr) *last_joiner = *last;
+    return absl::OkStatus();
+  });
+}
+
+void gradsync_statistics_init(gradsync_statistics_t* statistics) { Init(statistics); }
+
+void gradsync_session_statistics(const gradsync_session_t* session,
+                                 gradsync_statistics_t* statistics) {
+  const gradsync::SessionStatistics found = session->session->Statistics();
+  gradsync_statistics_t out{};
+  out.steps_complete = found.steps_complete;
+  out.steps_void = found.steps_void;
+  out.buckets_marked = found.buckets_marked;
+  out.bytes_reduced = found.bytes_reduced;
+  out.mark_ready_total = absl::ToInt64Nanoseconds(found.mark_ready_total);
+  out.exposed_total = absl::ToInt64Nanoseconds(found.exposed_total);
+  Write(out, statistics);
+}

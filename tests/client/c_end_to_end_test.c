@@ -1,0 +1,283 @@
+/* Two trainers in C, and a daemon. The program starts the daemon and itself once per rank:
+ *
+ *   c_end_to_end_test GRADSYNCD
+ *   c_end_to_end_test --rank RANK SOCKET
+ */
+
+#define _XOPEN_SOURCE 700
+
+#include <errno.h>
+#include <gradsync/gradsync.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char** environ;
+
+#define WORLD_SIZE 2
+#define BUCKETS 4
+#define ELEMENTS 1000
+#define STEPS 3
+
+static int rank = -1;
+
+static void Fail(int line, const char* what) {
+  fprintf(stderr, "rank %d, line %d: %s\n", rank, line, what);
+  exit(1);
+}
+
+#define CHECK(condition)                          \
+  do {                                            \
+    if (!(condition)) Fail(__LINE__, #condition); \
+  } while (0)
+
+#define CHECK_OK(call)                                                  \
+  do {                                                                  \
+    gradsync_error_t* error_ = (call);                                  \
+    if (error_ != NULL) Fail(__LINE__, gradsync_error_message(error_)); \
+  } while (0)
+
+static void CheckError(int line, gradsync_error_t* error, gradsync_code_t code, const char* reason,
+                       const char* error_rank, const char* step, const char* bucket) {
+  if (gradsync_error_code(error) != code || strcmp(gradsync_error_reason(error), reason) != 0) {
+    fprintf(stderr, "%s, not %s\n", reason, gradsync_error_reason(error));
+    Fail(line, gradsync_error_message(error));
+  }
+  if (strcmp(gradsync_error_field(error, "rank"), error_rank) != 0) Fail(line, "rank");
+  if (strcmp(gradsync_error_field(error, "step"), step) != 0) Fail(line, "step");
+  if (strcmp(gradsync_error_field(error, "bucket"), bucket) != 0) Fail(line, "bucket");
+  if (strcmp(gradsync_error_field(error, "no such field"), "") != 0) Fail(line, "no such field");
+  gradsync_error_destroy(error);
+}
+
+static gradsync_session_t* Join(const char* socket) {
+  gradsync_session_t* session = NULL;
+  gradsync_session_options_t options;
+  gradsync_session_options_init(&options);
+  options.socket = socket;
+  options.job_id = "c_end_to_end";
+  options.rank = (uint32_t)rank;
+  options.world_size = WORLD_SIZE;
+  CHECK_OK(gradsync_session_join(&options, &session));
+  CHECK(gradsync_session_rank(session) == (uint32_t)rank);
+  CHECK(gradsync_session_world_size(session) == WORLD_SIZE);
+  CHECK(gradsync_session_generation(session) == 1);
+  CHECK(gradsync_session_incarnation(session) != 0);
+  return session;
+}
+
+static gradsync_layout_t* Register(gradsync_session_t* session) {
+  gradsync_layout_t* layout = NULL;
+  gradsync_layout_spec_t spec;
+  gradsync_parameter_t parameters[BUCKETS];
+  const uint64_t shape[2] = {ELEMENTS / 10, 10};
+  char names[BUCKETS][8];
+  int i;
+  for (i = 0; i < BUCKETS; ++i) {
+    snprintf(names[i], sizeof(names[i]), "p%d", i);
+    parameters[i].name = names[i];
+    parameters[i].shape = shape;
+    parameters[i].dimensions = 2;
+    parameters[i].data_type = GRADSYNC_FLOAT32;
+  }
+  gradsync_layout_spec_init(&spec);
+  spec.name = "model";
+  spec.parameters = parameters;
+  spec.parameter_count = BUCKETS;
+  /* One parameter in each bucket. */
+  spec.bucket_cap_bytes = ELEMENTS * sizeof(float);
+  spec.first_bucket_cap_bytes = ELEMENTS * sizeof(float);
+  CHECK_OK(gradsync_register_layout(session, &spec, &layout));
+  CHECK(strcmp(gradsync_layout_name(layout), "model") == 0);
+  CHECK(gradsync_layout_bucket_count(layout) == BUCKETS);
+  CHECK(gradsync_layout_parameter_count(layout) == BUCKETS);
+  CHECK(gradsync_layout_fingerprint(layout) != 0);
+  return layout;
+}
+
+static float* Gradient(gradsync_layout_t* layout, size_t parameter, uint32_t* bucket) {
+  gradsync_view_t view;
+  CHECK_OK(gradsync_layout_gradient(layout, parameter, &view));
+  CHECK(view.count == ELEMENTS && view.data_type == GRADSYNC_FLOAT32);
+  if (bucket != NULL) *bucket = view.bucket;
+  return view.data;
+}
+
+static void RunStep(gradsync_layout_t* layout) {
+  const uint64_t step = gradsync_next_step(layout);
+  gradsync_step_result_t result;
+  int parameter, i;
+  for (parameter = BUCKETS - 1; parameter >= 0; --parameter) {
+    uint32_t bucket;
+    float* gradient = Gradient(layout, (size_t)parameter, &bucket);
+    for (i = 0; i < ELEMENTS; ++i) gradient[i] = (float)(10 * (int)step + parameter + 2 * rank);
+    CHECK_OK(gradsync_mark_ready(layout, step, bucket));
+  }
+  CheckError(__LINE__, gradsync_mark_ready(layout, step, 2), GRADSYNC_FAILED_PRECONDITION,
+             "ALREADY_READY", rank == 0 ? "0" : "1",
+             step == 1   ? "1"
+             : step == 2 ? "2"
+                         : "3",
+             "2");
+  CHECK_OK(gradsync_wait_bucket(layout, step, 0, GRADSYNC_FOREVER));
+  CHECK_OK(gradsync_end_step(layout, step, NULL));
+  gradsync_step_result_init(&result);
+  CHECK_OK(gradsync_wait_step(layout, step, GRADSYNC_FOREVER, &result));
+  CHECK(result.step == step && result.live_ranks == WORLD_SIZE && result.divisor == WORLD_SIZE);
+  CHECK(result.used == NULL && result.used_count == 0 && result.bucket_count == BUCKETS);
+  for (i = 0; i < BUCKETS; ++i) {
+    CHECK(result.buckets[i].rank_count == WORLD_SIZE);
+    CHECK(result.buckets[i].ready_ns[rank] > 0);
+    CHECK(result.buckets[i].start_ns <= result.buckets[i].finish_ns);
+  }
+  gradsync_step_result_destroy(&result);
+  for (parameter = 0; parameter < BUCKETS; ++parameter) {
+    const float* gradient = Gradient(layout, (size_t)parameter, NULL);
+    for (i = 0; i < ELEMENTS; ++i) CHECK(gradient[i] == (float)(10 * (int)step + parameter + 1));
+  }
+}
+
+/* Bit by bit: which parameters were used, and a step that nobody finishes. */
+static void RunOddSteps(gradsync_layout_t* layout) {
+  const uint8_t used[2][BUCKETS] = {{1, 0, 0, 0}, {0, 0, 1, 0}};
+  gradsync_step_result_t result;
+  size_t i;
+  for (i = 0; i < BUCKETS; ++i) CHECK_OK(gradsync_mark_ready(layout, STEPS + 1, i));
+  CHECK_OK(gradsync_end_step(layout, STEPS + 1, used[rank]));
+  gradsync_step_result_init(&result);
+  CHECK_OK(gradsync_wait_step(layout, STEPS + 1, GRADSYNC_FOREVER, &result));
+  CHECK(result.used_count == BUCKETS);
+  CHECK(result.used[0] == 1 && result.used[1] == 0 && result.used[2] == 1 && result.used[3] == 0);
+  gradsync_step_result_destroy(&result);
+
+  if (rank == 1) {
+    CheckError(__LINE__, gradsync_wait_step(layout, STEPS + 2, 1000000, NULL),
+               GRADSYNC_DEADLINE_EXCEEDED, "WAIT_TIMEOUT", "1", "5", "");
+    CHECK_OK(gradsync_abandon_step(layout, STEPS + 2, "the loss is not a number"));
+  }
+  CheckError(__LINE__, gradsync_wait_step(layout, STEPS + 2, GRADSYNC_FOREVER, NULL),
+             GRADSYNC_ABORTED, "STEP_ABANDONED", "1", "5", "0");
+}
+
+static void RunOperations(gradsync_session_t* session) {
+  double values[2];
+  char text[16] = "nothing yet";
+  CHECK_OK(gradsync_barrier(session, GRADSYNC_FOREVER));
+  if (rank == 1) strcpy(text, "from rank 1");
+  CHECK_OK(gradsync_broadcast(session, text, sizeof(text), 1, GRADSYNC_FOREVER));
+  CHECK(strcmp(text, "from rank 1") == 0);
+  values[0] = rank;
+  values[1] = 4.0;
+  CHECK_OK(
+      gradsync_all_reduce(session, values, 2, GRADSYNC_FLOAT64, GRADSYNC_SUM, GRADSYNC_FOREVER));
+  CHECK(values[0] == 1.0 && values[1] == 8.0);
+  CHECK_OK(gradsync_all_reduce(session, values, 2, GRADSYNC_FLOAT64, 0, GRADSYNC_FOREVER));
+  CHECK(values[0] == 1.0 && values[1] == 8.0);
+  CheckError(__LINE__, gradsync_broadcast(session, text, 1, WORLD_SIZE, GRADSYNC_FOREVER),
+             GRADSYNC_INVALID_ARGUMENT, "MALFORMED", rank == 0 ? "0" : "1", "", "");
+}
+
+static int RunRank(const char* socket) {
+  gradsync_session_t* session = Join(socket);
+  gradsync_layout_t* layout = Register(session);
+  gradsync_mapping_t* mapping = NULL;
+  gradsync_statistics_t statistics;
+  gradsync_view_t view;
+  uint32_t last_joiner = WORLD_SIZE;
+  int i;
+  CheckError(__LINE__, gradsync_layout_bucket(layout, BUCKETS, &view), GRADSYNC_INVALID_ARGUMENT,
+             "UNKNOWN_BUCKET", "", "", "");
+  CheckError(__LINE__, gradsync_mark_ready(layout, 1, BUCKETS), GRADSYNC_INVALID_ARGUMENT,
+             "UNKNOWN_BUCKET", rank == 0 ? "0" : "1", "1", "4");
+  for (i = 0; i < STEPS; ++i) RunStep(layout);
+  RunOperations(session);
+  RunOddSteps(layout);
+
+  gradsync_statistics_init(&statistics);
+  gradsync_session_statistics(session, &statistics);
+  CHECK(statistics.steps_complete == STEPS + 1 && statistics.steps_void == 1);
+  CHECK(statistics.buckets_marked == (STEPS + 1) * BUCKETS);
+  CHECK(statistics.bytes_reduced >= (STEPS + 1) * BUCKETS * ELEMENTS * sizeof(float));
+
+  CHECK_OK(gradsync_session_leave_and_stay(session, GRADSYNC_FOREVER, &last_joiner));
+  CHECK(last_joiner < WORLD_SIZE);
+  CHECK_OK(gradsync_barrier(session, GRADSYNC_FOREVER));
+  CHECK_OK(gradsync_session_leave(session));
+  CheckError(__LINE__, gradsync_barrier(session, 0), GRADSYNC_FAILED_PRECONDITION, "LEFT",
+             rank == 0 ? "0" : "1", "", "");
+  gradsync_session_destroy(session);
+
+  /* The memory stays for those who hold it. */
+  CHECK_OK(gradsync_layout_bucket(layout, 0, &view));
+  CHECK_OK(gradsync_layout_mapping(layout, &mapping));
+  gradsync_layout_destroy(layout);
+  ((float*)view.data)[0] = 1.5f;
+  CHECK(((float*)view.data)[0] == 1.5f);
+  gradsync_mapping_destroy(mapping);
+  return 0;
+}
+
+static pid_t Spawn(char* const argv[]) {
+  pid_t pid = -1;
+  const int error = posix_spawn(&pid, argv[0], NULL, NULL, argv, environ);
+  if (error != 0) Fail(__LINE__, strerror(error));
+  return pid;
+}
+
+static int RunAll(char* self, char* gradsyncd) {
+  char directory[] = "/tmp/gradsync_test.XXXXXX";
+  char socket[64];
+  char flag[80];
+  char* daemon_argv[3];
+  pid_t daemon_pid;
+  pid_t trainers[WORLD_SIZE];
+  int failed = 0;
+  int i;
+  CHECK(mkdtemp(directory) != NULL);
+  snprintf(socket, sizeof(socket), "%s/gradsyncd.sock", directory);
+  snprintf(flag, sizeof(flag), "--socket=%s", socket);
+  daemon_argv[0] = gradsyncd;
+  daemon_argv[1] = flag;
+  daemon_argv[2] = NULL;
+  daemon_pid = Spawn(daemon_argv);
+  for (i = 0; i < WORLD_SIZE; ++i) {
+    char number[8];
+    char* argv[5];
+    snprintf(number, sizeof(number), "%d", i);
+    argv[0] = self;
+    argv[1] = "--rank";
+    argv[2] = number;
+    argv[3] = socket;
+    argv[4] = NULL;
+    trainers[i] = Spawn(argv);
+  }
+  for (i = 0; i < WORLD_SIZE; ++i) {
+    int status = -1;
+    while (waitpid(trainers[i], &status, 0) < 0 && errno == EINTR) continue;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) failed = 1;
+  }
+  kill(daemon_pid, SIGTERM);
+  waitpid(daemon_pid, NULL, 0);
+  if (rmdir(directory) != 0) {
+    fprintf(stderr, "the daemon left something in %s\n", directory);
+    failed = 1;
+  }
+  return failed;
+}
+
+int main(int argc, char** argv) {
+  if (argc == 4 && strcmp(argv[1], "--rank") == 0) {
+    rank = atoi(argv[2]);
+    return RunRank(argv[3]);
+  }
+  if (argc != 2) {
+    fprintf(stderr, "usage: %s GRADSYNCD\n", argv[0]);
+    return 2;
+  }
+  return RunAll(argv[0], argv[1]);
+}

@@ -1,0 +1,43 @@
+// gradsync.h in a C++ program, which sees the environment through it.
+
+#include <gradsync/gradsync.h>
+
+#include <cstdlib>
+
+#include "gtest/gtest.h"
+
+namespace {
+
+TEST(CHeaderTest, OptionsFromEnvironmentOwnTheirStrings) {
+  setenv("RANK", "1", 1);
+  setenv("WORLD_SIZE", "4", 1);
+  setenv("MASTER_ADDR", "node0", 1);
+  setenv("MASTER_PORT", "29500", 1);
+  setenv("TORCHELASTIC_RUN_ID", "run", 1);
+  setenv("GRADSYNC_SOCKET", "/tmp/some.sock", 1);
+  gradsync_session_options_t options;
+  gradsync_session_options_init(&options);
+  options.step_timeout = 5;
+  gradsync_error_t* error = gradsync_session_options_from_environment(&options);
+  ASSERT_EQ(error, nullptr) << gradsync_error_message(error);
+  setenv("GRADSYNC_SOCKET", "/tmp/other.sock", 1);
+  EXPECT_STREQ(options.socket, "/tmp/some.sock");
+  EXPECT_STREQ(options.job_id, "run@node0:29500");
+  EXPECT_EQ(options.rank, 1u);
+  EXPECT_EQ(options.world_size, 4u);
+  EXPECT_EQ(options.step_timeout, 5);
+  gradsync_session_options_destroy(&options);
+  EXPECT_EQ(options.socket, nullptr);
+}
+
+TEST(CHeaderTest, EnvironmentErrorsNameTheVariable) {
+  unsetenv("RANK");
+  gradsync_session_options_t options;
+  gradsync_session_options_init(&options);
+  gradsync_error_t* error = gradsync_session_options_from_environment(&options);
+  EXPECT_EQ(gradsync_error_code(error), GRADSYNC_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(gradsync_error_message(error)).find("RANK"), std::string::npos);
+  gradsync_error_destroy(error);
+}
+
+}  // namespace

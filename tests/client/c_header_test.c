@@ -1,0 +1,90 @@
+/* gradsync.h is C99, and its structs can be used without a daemon. */
+
+#include <gradsync/gradsync.h>
+#include <stdio.h>
+#include <string.h>
+
+#define EXPECT(condition)                                     \
+  do {                                                        \
+    if (!(condition)) {                                       \
+      fprintf(stderr, "line %d: %s\n", __LINE__, #condition); \
+      failures++;                                             \
+    }                                                         \
+  } while (0)
+
+static int failures = 0;
+
+static void ExpectError(gradsync_error_t* error, gradsync_code_t code, const char* reason,
+                        const char* word) {
+  EXPECT(gradsync_error_code(error) == code);
+  EXPECT(strcmp(gradsync_error_reason(error), reason) == 0);
+  EXPECT(strstr(gradsync_error_message(error), word) != NULL);
+  gradsync_error_destroy(error);
+}
+
+int main(void) {
+  gradsync_session_options_t options;
+  gradsync_layout_spec_t spec;
+  gradsync_step_result_t result;
+  gradsync_statistics_t statistics;
+  gradsync_session_t* session = NULL;
+
+  EXPECT(gradsync_abi_version() == GRADSYNC_ABI_VERSION);
+  EXPECT(gradsync_item_size(GRADSYNC_BFLOAT16) == 2);
+  EXPECT(gradsync_item_size(0) == 0 && gradsync_item_size(-1) == 0 && gradsync_item_size(99) == 0);
+  EXPECT(strcmp(gradsync_code_name(GRADSYNC_ABORTED), "ABORTED") == 0);
+  EXPECT(strcmp(gradsync_code_name((gradsync_code_t)99), "") == 0);
+
+  /* No error is an error object too, for those who only print. */
+  EXPECT(gradsync_error_code(NULL) == GRADSYNC_OK);
+  EXPECT(strcmp(gradsync_error_message(NULL), "") == 0);
+  EXPECT(strcmp(gradsync_error_reason(NULL), "") == 0);
+  EXPECT(strcmp(gradsync_error_field(NULL, "rank"), "") == 0);
+  gradsync_error_destroy(NULL);
+  gradsync_session_destroy(NULL);
+  gradsync_layout_destroy(NULL);
+  gradsync_mapping_destroy(NULL);
+
+  gradsync_session_options_init(&options);
+  gradsync_layout_spec_init(&spec);
+  gradsync_step_result_init(&result);
+  gradsync_statistics_init(&statistics);
+  EXPECT(options.struct_size == sizeof(options));
+  EXPECT(spec.struct_size == sizeof(spec));
+  EXPECT(result.struct_size == sizeof(result));
+  EXPECT(statistics.struct_size == sizeof(statistics));
+  gradsync_step_result_destroy(&result);
+  gradsync_session_options_destroy(&options);
+
+  ExpectError(gradsync_session_join(NULL, &session), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
+              "options");
+  options.struct_size = 0;
+  ExpectError(gradsync_session_join(&options, &session), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
+              "struct_size");
+  gradsync_session_options_init(&options);
+  options.job_id = "j";
+  options.world_size = 1;
+  ExpectError(gradsync_session_join(&options, NULL), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
+              "session");
+  options.rank = 1;
+  ExpectError(gradsync_session_join(&options, &session), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
+              "rank");
+  options.rank = 0;
+  options.on_rank_loss = 77;
+  ExpectError(gradsync_session_join(&options, &session), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
+              "on_rank_loss");
+  options.on_rank_loss = 0;
+  options.socket = "/nonexistent/gradsyncd.sock";
+  options.connect_timeout = -1;
+  ExpectError(gradsync_session_join(&options, &session), GRADSYNC_UNAVAILABLE, "DAEMON_LOST",
+              "/nonexistent/gradsyncd.sock");
+
+  /* A program of an older release, whose struct ended before the timeouts. */
+  options.struct_size = offsetof(gradsync_session_options_t, on_rank_loss);
+  options.on_rank_loss = 77;
+  options.rank = 9;
+  ExpectError(gradsync_session_join(&options, &session), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
+              "rank");
+  EXPECT(session == NULL);
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,85 @@
+#include <cstdlib>
+
+#include "client/include/gradsync/client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gradsync {
+namespace {
+
+using testing::HasSubstr;
+
+class EnvironmentTest : public testing::Test {
+ protected:
+  EnvironmentTest() {
+    setenv("RANK", "3", 1);
+    setenv("WORLD_SIZE", "8", 1);
+    setenv("TORCHELASTIC_RUN_ID", "night-1", 1);
+    setenv("MASTER_ADDR", "node0.cluster", 1);
+    setenv("MASTER_PORT", "29500", 1);
+    unsetenv("GRADSYNC_SOCKET");
+    unsetenv("GRADSYNC_JOB_TOKEN");
+  }
+
+  static void ExpectFault(const char* variable) {
+    const auto options = SessionOptions::FromEnvironment();
+    ASSERT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(options.status().message()), HasSubstr(variable));
+    EXPECT_EQ(ErrorReason(options.status()), "MALFORMED");
+  }
+};
+
+TEST_F(EnvironmentTest, TakesTorchrunsVariables) {
+  const auto options = SessionOptions::FromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->rank, 3u);
+  EXPECT_EQ(options->world_size, 8u);
+  EXPECT_EQ(options->job_id, "night-1@node0.cluster:29500");
+  EXPECT_EQ(options->token, "");
+  EXPECT_EQ(options->socket, "/run/gradsync/gradsyncd.sock");
+}
+
+TEST_F(EnvironmentTest, TakesItsOwnVariables) {
+  setenv("GRADSYNC_SOCKET", "/tmp/mine.sock", 1);
+  setenv("GRADSYNC_JOB_TOKEN", "secret", 1);
+  const auto options = SessionOptions::FromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->socket, "/tmp/mine.sock");
+  EXPECT_EQ(options->token, "secret");
+}
+
+TEST_F(EnvironmentTest, RunIdIsNoneWithoutTorchelastic) {
+  unsetenv("TORCHELASTIC_RUN_ID");
+  const auto options = SessionOptions::FromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->job_id, "none@node0.cluster:29500");
+}
+
+TEST_F(EnvironmentTest, NamesAMissingVariable) {
+  for (const char* variable : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    const std::string before = getenv(variable);
+    unsetenv(variable);
+    ExpectFault(variable);
+    setenv(variable, "", 1);
+    ExpectFault(variable);
+    setenv(variable, before.c_str(), 1);
+  }
+}
+
+TEST_F(EnvironmentTest, NamesAMalformedVariable) {
+  const std::pair<const char*, const char*> faults[] = {
+      {"RANK", "-1"},       {"RANK", "first"},         {"RANK", "8"},
+      {"WORLD_SIZE", "0"},  {"WORLD_SIZE", "8 ranks"}, {"WORLD_SIZE", "4294967296"},
+      {"MASTER_PORT", "0"}, {"MASTER_PORT", "65536"},
+  };
+  for (const auto& [variable, value] : faults) {
+    SCOPED_TRACE(std::string(variable) + "=" + value);
+    const std::string before = getenv(variable);
+    setenv(variable, value, 1);
+    ExpectFault(variable);
+    setenv(variable, before.c_str(), 1);
+  }
+}
+
+}  // namespace
+}  // namespace gradsync

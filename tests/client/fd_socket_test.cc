@@ -1,0 +1,177 @@
+#include "client/src/fd_socket.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "client/include/gradsync/client.h"
+#include "gmock/gmock.h"
+#include "gradsync/shared_memory.h"
+#include "gtest/gtest.h"
+#include "tests/client/temp_directory.h"
+
+namespace gradsync::client {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kNonce[] = "0123456789abcdef";
+
+// Answers one request the way a test says.
+class FdSocketTest : public testing::Test {
+ protected:
+  void Serve(FdReply reply, int descriptors, std::size_t bytes = sizeof(FdReply)) {
+    listener_ = FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, path_.c_str());
+    ASSERT_EQ(bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_EQ(listen(listener_.get(), 1), 0);
+    server_ = std::thread([this, reply, descriptors, bytes] { Answer(reply, descriptors, bytes); });
+  }
+
+  ~FdSocketTest() override {
+    if (server_.joinable()) server_.join();
+  }
+
+  void Answer(FdReply reply, int descriptors, std::size_t bytes) {
+    const FileDescriptor client(accept(listener_.get(), nullptr, nullptr));
+    if (recv(client.get(), &request_, sizeof(request_), 0) != sizeof(request_)) return;
+    const FileDescriptor file(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
+    iovec part{&reply, bytes};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (descriptors > 0) {
+      message.msg_control = control;
+      message.msg_controllen = CMSG_SPACE(descriptors * sizeof(int));
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(descriptors * sizeof(int));
+      for (int i = 0; i < descriptors; ++i) {
+        const int fd = file.get();
+        std::memcpy(CMSG_DATA(header) + i * sizeof(int), &fd, sizeof(int));
+      }
+    }
+    sendmsg(client.get(), &message, MSG_NOSIGNAL);
+  }
+
+  absl::StatusOr<std::vector<FileDescriptor>> Fetch(std::size_t count) {
+    return FetchDescriptors(path_, kNonce, count, absl::Now() + absl::Seconds(20));
+  }
+
+  TempDirectory directory_;
+  const std::string path_ = directory_.File("x-fd.sock");
+  FileDescriptor listener_;
+  std::thread server_;
+  FdRequest request_;
+};
+
+TEST_F(FdSocketTest, BringsDescriptors) {
+  FdReply reply;
+  reply.fd_count = 2;
+  Serve(reply, 2);
+  const auto fetched = Fetch(2);
+  ASSERT_TRUE(fetched.ok()) << fetched.status();
+  ASSERT_EQ(fetched->size(), 2u);
+  for (const FileDescriptor& descriptor : *fetched) {
+    EXPECT_EQ(fcntl(descriptor.get(), F_GETFD), FD_CLOEXEC);
+  }
+  server_.join();
+  EXPECT_EQ(request_.magic, kFdMagic);
+  EXPECT_EQ(request_.abi, kSharedMemoryAbi);
+  EXPECT_EQ(std::memcmp(request_.nonce, kNonce, kNonceBytes), 0);
+}
+
+TEST_F(FdSocketTest, TellsWhyItWasRefused) {
+  FdReply reply;
+  reply.status = static_cast<std::uint32_t>(absl::StatusCode::kPermissionDenied);
+  std::strcpy(reply.message, "the nonce has been used");
+  Serve(reply, 0);
+  const auto fetched = Fetch(2);
+  EXPECT_EQ(fetched.status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr("the nonce has been used"));
+}
+
+TEST_F(FdSocketTest, RefusesTheWrongNumberOfDescriptors) {
+  FdReply reply;
+  reply.fd_count = 2;
+  Serve(reply, 1);
+  EXPECT_EQ(Fetch(2).status().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(FdSocketTest, RefusesMoreDescriptorsThanAnyAnswerHas) {
+  FdReply reply;
+  reply.fd_count = 8;
+  Serve(reply, 8);
+  EXPECT_EQ(Fetch(8).status().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(FdSocketTest, RefusesAForeignAnswer) {
+  FdReply reply;
+  reply.magic = 1;
+  reply.fd_count = 1;
+  Serve(reply, 1);
+  EXPECT_EQ(Fetch(1).status().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(FdSocketTest, RefusesAShortAnswer) {
+  Serve(FdReply(), 0, 12);
+  EXPECT_EQ(Fetch(0).status().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(FdSocketTest, SaysThatNobodyListens) {
+  const auto fetched = FetchDescriptors(path_, kNonce, 1, absl::Now());
+  EXPECT_EQ(fetched.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr(path_));
+  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr("start gradsyncd"));
+}
+
+TEST_F(FdSocketTest, RefusesANonceOfAnotherLength) {
+  EXPECT_EQ(FetchDescriptors(path_, "short", 1, absl::Now()).status().code(),
+            absl::StatusCode::kInternal);
+}
+
+// The daemon of a sidecar may start late.
+TEST_F(FdSocketTest, ConnectRetriesUntilSomebodyListens) {
+  FileDescriptor client;
+  ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
+  absl::Status connected = absl::UnknownError("");
+  std::thread connecting(
+      [&] { connected = ConnectUnixSocket(client, path_, absl::Now() + absl::Seconds(20)); });
+  FdReply reply;
+  reply.fd_count = 0;
+  Serve(reply, 0);
+  connecting.join();
+  EXPECT_TRUE(connected.ok()) << connected;
+  FdRequest request;
+  EXPECT_EQ(send(client.get(), &request, sizeof(request), 0),
+            static_cast<ssize_t>(sizeof(request)));
+}
+
+TEST_F(FdSocketTest, NamesTheGroupThatMayConnect) {
+  if (geteuid() == 0) {
+    GTEST_SKIP() << "root may connect to every socket";
+  }
+  Serve(FdReply(), 0);
+  ASSERT_EQ(chmod(path_.c_str(), 0), 0);
+  const auto fetched = Fetch(1);
+  EXPECT_EQ(fetched.status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(ErrorReason(fetched.status()), "CREDENTIALS");
+  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr("group"));
+  ASSERT_EQ(chmod(path_.c_str(), 0700), 0);
+  FileDescriptor client;
+  ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
+  ASSERT_TRUE(ConnectUnixSocket(client, path_, absl::Now()).ok());
+}
+
+}  // namespace
+}  // namespace gradsync::client

@@ -1,0 +1,116 @@
+// Barrier, Broadcast and AllReduce, against a real daemon.
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/daemon_process.h"
+
+namespace gradsync {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
+
+class JobChannelTest : public testing::Test {
+ protected:
+  Session& session(std::uint32_t rank) { return *job_.sessions[rank]; }
+
+  const DaemonProcess daemon_;
+  const JobOfThreads job_ = JoinAll(daemon_, 3, nullptr);
+};
+
+TEST_F(JobChannelTest, BroadcastMovesMoreThanTheStagingMemoryHolds) {
+  // Two chunks and a part of the default 32 MiB, and not a multiple of anything.
+  std::vector<std::uint32_t> sent((70u << 20) / sizeof(std::uint32_t) + 3);
+  std::iota(sent.begin(), sent.end(), 1u);
+  OnEveryRank(3, [&](std::uint32_t rank) {
+    std::vector<std::uint32_t> data = rank == 1 ? sent : std::vector<std::uint32_t>(sent.size());
+    const absl::Status status =
+        session(rank).Broadcast(data.data(), data.size() * sizeof(std::uint32_t), 1);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(data == sent);
+  });
+}
+
+TEST_F(JobChannelTest, SmallAndEmptyBroadcasts) {
+  OnEveryRank(3, [&](std::uint32_t rank) {
+    for (std::uint32_t root = 0; root < 3; ++root) {
+      char byte = rank == root ? 'x' : '.';
+      EXPECT_TRUE(session(rank).Broadcast(&byte, 1, root).ok());
+      EXPECT_EQ(byte, 'x');
+      EXPECT_TRUE(session(rank).Broadcast(nullptr, 0, root).ok());
+    }
+  });
+}
+
+TEST_F(JobChannelTest, AllReduceSumsAndAverages) {
+  OnEveryRank(3, [&](std::uint32_t rank) {
+    std::vector<double> values = {1.0 * rank, 0.5, -3.0};
+    ASSERT_TRUE(session(rank)
+                    .AllReduce(values.data(), values.size(), DataType::kFloat64, ReduceOp::kSum)
+                    .ok());
+    EXPECT_THAT(values, testing::ElementsAre(3.0, 1.5, -9.0));
+    float mean = static_cast<float>(rank);
+    ASSERT_TRUE(session(rank).AllReduce(&mean, 1, DataType::kFloat32, ReduceOp::kAverage).ok());
+    EXPECT_EQ(mean, 1.0f);
+    EXPECT_TRUE(session(rank).AllReduce(nullptr, 0, DataType::kFloat32, ReduceOp::kSum).ok());
+  });
+}
+
+TEST_F(JobChannelTest, BadArgumentsAreRefusedHereAndUseUpNoTurn) {
+  OnEveryRank(3, [&](std::uint32_t rank) {
+    char byte = 0;
+    for (const absl::Status& status :
+         {session(rank).Broadcast(&byte, 1, 3), session(rank).Broadcast(nullptr, 1, 0),
+          session(rank).AllReduce(&byte, 1, static_cast<DataType>(9), ReduceOp::kSum),
+          session(rank).AllReduce(&byte, 1, DataType::kFloat32, static_cast<ReduceOp>(9)),
+          session(rank).AllReduce(nullptr, 1, DataType::kFloat32, ReduceOp::kSum),
+          session(rank).AllReduce(&byte, 1u << 24, DataType::kFloat32, ReduceOp::kSum)}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_EQ(ErrorReason(status), "MALFORMED");
+    }
+    EXPECT_TRUE(session(rank).Barrier().ok());
+  });
+}
+
+TEST_F(JobChannelTest, RanksThatDisagreeAreBothNamed) {
+  OnEveryRank(3, [&](std::uint32_t rank) {
+    char byte = 0;
+    const absl::Status status =
+        rank == 2 ? session(rank).Broadcast(&byte, 1, 0) : session(rank).Barrier();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_EQ(ErrorReason(status), "OPERATION_MISMATCH");
+    EXPECT_THAT(MessageOf(status),
+                AllOf(HasSubstr("barrier"), HasSubstr("broadcast"), HasSubstr("rank 2")));
+  });
+  // Everybody failed the same operation: the next one is in order.
+  OnEveryRank(3, [&](std::uint32_t rank) { EXPECT_TRUE(session(rank).Barrier().ok()); });
+}
+
+TEST_F(JobChannelTest, ATimeOutNamesWhoDidNotCome) {
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    const absl::Status status = session(rank).Barrier(absl::Milliseconds(100));
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_EQ(ErrorReason(status), "OPERATION_TIMEOUT");
+    EXPECT_THAT(MessageOf(status), HasSubstr("rank 2"));
+  });
+  // It failed on every rank, also on the one that comes too late.
+  EXPECT_EQ(ErrorReason(session(2).Barrier()), "OPERATION_TIMEOUT");
+  OnEveryRank(3, [&](std::uint32_t rank) { EXPECT_TRUE(session(rank).Barrier().ok()); });
+}
+
+TEST_F(JobChannelTest, CallsFromSeveralThreadsOfARankTakeTurns) {
+  OnEveryRank(3, [&](std::uint32_t rank) {
+    OnEveryRank(4, [&](std::uint32_t) {
+      for (int i = 0; i < 25; ++i) EXPECT_TRUE(session(rank).Barrier().ok());
+    });
+  });
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,189 @@
+// How sessions end, with real processes and signals: nobody hangs, and everybody learns why.
+
+#include <signal.h>
+
+#include <atomic>
+#include <cmath>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/daemon_process.h"
+
+namespace gradsync {
+namespace {
+
+using testing::HasSubstr;
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& reason) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_EQ(ErrorReason(status), reason) << status;
+}
+
+class SessionEndTest : public testing::Test {
+ protected:
+  Layout& layout(std::uint32_t rank) { return *job_.layouts[rank]; }
+  Session& session(std::uint32_t rank) { return *job_.sessions[rank]; }
+
+  DaemonProcess daemon_;
+  const LayoutSpec spec_ = FloatBuckets(2, 1000);
+  JobOfThreads job_ = JoinAll(daemon_, 2, &spec_);
+};
+
+TEST_F(SessionEndTest, ADeadDaemonReleasesEveryWait) {
+  ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());
+  ASSERT_TRUE(MarkAllAndEnd(&layout(1), 1).ok());
+  absl::Status statuses[4];
+  absl::Time ends[4];
+  std::atomic<int> waiting{0};
+  const auto wait = [&](int i, const std::function<absl::Status()>& call) {
+    return std::thread([&, i, call] {
+      ++waiting;
+      statuses[i] = call();
+      ends[i] = absl::Now();
+    });
+  };
+  std::thread threads[] = {
+      wait(0, [&] { return layout(0).WaitBucket(1, 0); }),
+      wait(1, [&] { return layout(0).WaitStep(1).status(); }),
+      wait(2, [&] { return layout(1).WaitStep(1).status(); }),
+      wait(3, [&] { return session(0).Barrier(); }),
+  };
+  while (waiting < 4) std::this_thread::yield();
+  const absl::Time killed = absl::Now();
+  daemon_.Signal(SIGKILL);
+  for (std::thread& thread : threads) thread.join();
+  ExpectError(statuses[0], absl::StatusCode::kUnavailable, "DAEMON_LOST");
+  ExpectError(statuses[1], absl::StatusCode::kUnavailable, "DAEMON_LOST");
+  // Rank 1 has ended the step: nobody can say whether it was committed.
+  ExpectError(statuses[2], absl::StatusCode::kUnavailable, "STEP_IN_DOUBT");
+  EXPECT_EQ(ErrorField(statuses[2], "step"), "1");
+  ExpectError(statuses[3], absl::StatusCode::kUnavailable, "DAEMON_LOST");
+  EXPECT_THAT(std::string(statuses[3].message()), HasSubstr("start gradsyncd"));
+  // Milliseconds, but machines stall.
+  for (const absl::Time end : ends) EXPECT_LT(end - killed, absl::Seconds(2));
+
+  ExpectError(layout(0).MarkReady(1, 1), absl::StatusCode::kUnavailable, "DAEMON_LOST");
+  ExpectError(session(0).Leave(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
+  ExpectError(session(0).RegisterLayout(FloatBuckets(1, 1)).status(),
+              absl::StatusCode::kUnavailable, "DAEMON_LOST");
+}
+
+TEST_F(SessionEndTest, AVerdictIsKeptWhenTheDaemonDies) {
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    Fill(layout(rank).bucket(0), static_cast<float>(rank));
+    ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
+    ASSERT_TRUE(layout(rank).WaitStep(1).ok());
+  });
+  daemon_.Signal(SIGKILL);
+  ExpectError(session(0).Barrier(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
+  EXPECT_TRUE(layout(0).WaitStep(1).ok());
+  ExpectError(layout(0).WaitStep(2).status(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
+  // The memory stays.
+  EXPECT_EQ(ValueOf(layout(0).bucket(0)), 0.5f);
+}
+
+TEST_F(SessionEndTest, TrainersJoinAgainWhenTheDaemonIsBack) {
+  daemon_.Signal(SIGKILL);
+  ExpectError(session(0).Barrier(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
+  job_ = JobOfThreads();
+  daemon_.Restart();
+  job_ = JoinAll(daemon_, 2, &spec_);
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
+    EXPECT_TRUE(layout(rank).WaitStep(1).ok());
+  });
+}
+
+TEST_F(SessionEndTest, ALostRankAbortsTheOthers) {
+  ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
+  std::thread dying([&] { job_.sessions[0].reset(); });
+  const absl::Status bucket = layout(1).WaitBucket(1, 0);
+  ExpectError(bucket, absl::StatusCode::kAborted, "RANK_LOST");
+  EXPECT_EQ(ErrorField(bucket, "rank"), "0");
+  ExpectError(layout(1).WaitStep(1).status(), absl::StatusCode::kAborted, "RANK_LOST");
+  ExpectError(session(1).Barrier(), absl::StatusCode::kAborted, "RANK_LOST");
+  dying.join();
+}
+
+TEST_F(SessionEndTest, ANewGenerationSupersedesTheOld) {
+  const auto again = Session::Join(daemon_.Options(0, 2));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ((*again)->generation(), 2u);
+  ExpectError(session(1).Barrier(), absl::StatusCode::kAborted, "SUPERSEDED");
+}
+
+TEST_F(SessionEndTest, DrainingEndsSessionsUnavailable) {
+  daemon_.Signal(SIGTERM);
+  const absl::Status status = session(0).Barrier();
+  ExpectError(status, absl::StatusCode::kUnavailable, "DRAINING");
+}
+
+TEST_F(SessionEndTest, ALayoutOutlivesItsSession) {
+  const auto mapping = layout(0).Mapping();
+  const BucketView view = layout(0).bucket(0);
+  Fill(view, 7);
+  job_.sessions[0].reset();
+  ExpectError(layout(0).MarkReady(1, 0), absl::StatusCode::kFailedPrecondition, "CLOSED");
+  ExpectError(layout(0).WaitBucket(1, 0), absl::StatusCode::kFailedPrecondition, "CLOSED");
+  ExpectError(layout(0).WaitStep(1).status(), absl::StatusCode::kFailedPrecondition, "CLOSED");
+  job_.layouts[0].reset();
+  EXPECT_EQ(ValueOf(view), 7);
+}
+
+TEST_F(SessionEndTest, DestructionReleasesWaitsOfOtherThreads) {
+  ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());
+  std::atomic<int> waiting{0};
+  std::thread bucket([&] {
+    ++waiting;
+    ExpectError(layout(0).WaitBucket(1, 0), absl::StatusCode::kFailedPrecondition, "CLOSED");
+  });
+  std::thread step([&] {
+    ++waiting;
+    ExpectError(layout(0).WaitStep(1).status(), absl::StatusCode::kFailedPrecondition, "CLOSED");
+  });
+  while (waiting < 2) std::this_thread::yield();
+  job_.sessions[0].reset();
+  bucket.join();
+  step.join();
+}
+
+TEST_F(SessionEndTest, AStoppedDaemonHangsNobodysDestructor) {
+  daemon_.Signal(SIGSTOP);
+  ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());  // never waits for the daemon
+  ExpectError(layout(0).WaitBucket(1, 0, absl::Milliseconds(10)),
+              absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT");
+  const absl::Time start = absl::Now();
+  job_ = JobOfThreads();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(4));
+}
+
+TEST_F(SessionEndTest, AStoppedDaemonDoesNotBlockMarkReady) {
+  LayoutSpec spec = FloatBuckets(4000, 1);
+  spec.name = "many";
+  std::vector<std::unique_ptr<Layout>> layouts(2);
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    auto registered = session(rank).RegisterLayout(spec);
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    layouts[rank] = *std::move(registered);
+  });
+  daemon_.Signal(SIGSTOP);
+  const absl::Time start = absl::Now();
+  for (const auto& layout : layouts) ASSERT_TRUE(MarkAllAndEnd(layout.get(), 1).ok());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(4));
+  daemon_.Signal(SIGCONT);
+  for (const auto& layout : layouts) EXPECT_TRUE(layout->WaitStep(1).ok());
+}
+
+TEST(LeaseTest, IsAnsweredWhileTheTrainerComputes) {
+  const DaemonProcess daemon({"--lease=1s"});
+  const JobOfThreads job = JoinAll(daemon, 1, nullptr);
+  // The longest test: it takes three leases of a trainer that calls nothing.
+  const absl::Time until = absl::Now() + absl::Milliseconds(3200);
+  while (absl::Now() < until) std::this_thread::yield();
+  EXPECT_TRUE(job.sessions[0]->Barrier().ok());
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,95 @@
+#include "client/src/session_options.h"
+
+#include "client/src/fd_socket.h"
+#include "gmock/gmock.h"
+#include "gradsync/shared_memory.h"
+#include "gtest/gtest.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+namespace {
+
+using testing::HasSubstr;
+
+SessionOptions Valid() {
+  SessionOptions options;
+  options.job_id = "j";
+  options.rank = 1;
+  options.world_size = 2;
+  return options;
+}
+
+template <typename Change>
+void ExpectRefused(const char* option, const Change& change) {
+  SessionOptions options = Valid();
+  change(&options);
+  const absl::Status status = ValidateOptions(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << option;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(option));
+  // Join refuses it the same way, before it connects.
+  EXPECT_EQ(Session::Join(options).status(), status);
+}
+
+TEST(SessionOptionsTest, NamesTheFault) {
+  EXPECT_TRUE(ValidateOptions(Valid()).ok());
+  ExpectRefused("job_id", [](SessionOptions* options) { options->job_id = ""; });
+  ExpectRefused("job_id", [](SessionOptions* options) { options->job_id.assign(129, 'x'); });
+  ExpectRefused("job_id", [](SessionOptions* options) { options->job_id = "a\nb"; });
+  ExpectRefused("job_id", [](SessionOptions* options) { options->job_id = "größe"; });
+  ExpectRefused("token", [](SessionOptions* options) { options->token.assign(4097, 'x'); });
+  ExpectRefused("world_size", [](SessionOptions* options) { options->world_size = 0; });
+  ExpectRefused("rank", [](SessionOptions* options) { options->rank = 2; });
+  ExpectRefused("socket", [](SessionOptions* options) { options->socket = ""; });
+  ExpectRefused("socket", [](SessionOptions* options) { options->socket = "/tmp/gradsyncd"; });
+  ExpectRefused("socket", [](SessionOptions* options) {
+    options->socket = "/" + std::string(100, 'x') + ".sock";
+  });
+  ExpectRefused("on_rank_loss", [](SessionOptions* options) {
+    options->on_rank_loss = static_cast<LossPolicy>(9);
+  });
+  ExpectRefused("divisor",
+                [](SessionOptions* options) { options->divisor = static_cast<Divisor>(0); });
+  ExpectRefused("step_timeout",
+                [](SessionOptions* options) { options->step_timeout = -absl::Seconds(1); });
+}
+
+TEST(SessionOptionsTest, BecomesOpenSession) {
+  SessionOptions options = Valid();
+  options.token = "secret";
+  options.divisor = Divisor::kWorld;
+  options.on_rank_loss = LossPolicy::kHold;
+  options.step_timeout = absl::Microseconds(1500);
+  v1::OpenSession open;
+  FillOpenSession(options, &open);
+  EXPECT_EQ(open.protocol().oldest(), 1u);
+  EXPECT_EQ(open.protocol().newest(), 1u);
+  EXPECT_EQ(open.shared_memory_abi(), kSharedMemoryAbi);
+  EXPECT_EQ(open.job_id(), "j");
+  EXPECT_EQ(open.token(), "secret");
+  EXPECT_EQ(open.rank(), 1u);
+  EXPECT_EQ(open.world_size(), 2u);
+  EXPECT_EQ(open.options().divisor(), v1::DIVISOR_WORLD);
+  EXPECT_EQ(open.options().on_rank_loss(), v1::LOSS_POLICY_HOLD);
+  EXPECT_EQ(open.options().step_timeout_ms(), 2u);
+}
+
+TEST(SessionOptionsTest, NoStepTimeoutIsTheDaemonsDefault) {
+  v1::OpenSession open;
+  FillOpenSession(Valid(), &open);
+  EXPECT_EQ(open.options().step_timeout_ms(), 0u);
+}
+
+TEST(SessionOptionsTest, TimeoutsRoundUpAndEnd) {
+  EXPECT_EQ(TimeoutMs(absl::Seconds(2)), 2000u);
+  EXPECT_EQ(TimeoutMs(absl::Nanoseconds(1)), 1u);
+  EXPECT_EQ(TimeoutMs(absl::ZeroDuration()), 1u);
+  EXPECT_EQ(TimeoutMs(-absl::InfiniteDuration()), 1u);
+  EXPECT_EQ(TimeoutMs(absl::InfiniteDuration()), 10ull * 365 * 24 * 3600 * 1000);
+}
+
+TEST(SessionOptionsTest, FdSocketLiesBesideTheOther) {
+  EXPECT_EQ(FdSocketPath("/run/gradsync/gradsyncd.sock"), "/run/gradsync/gradsyncd-fd.sock");
+}
+
+}  // namespace
+}  // namespace gradsync::client

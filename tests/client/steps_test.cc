@@ -1,0 +1,283 @@
+// The steps of a layout, against a real daemon.
+
+#include <cmath>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/daemon_process.h"
+
+namespace gradsync {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& reason) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_EQ(ErrorReason(status), reason) << status;
+}
+
+class StepsTest : public testing::Test {
+ protected:
+  explicit StepsTest(const LayoutSpec& spec = FloatBuckets(3, 1000)) : spec_(spec) {}
+  void SetUp() override { job_ = JoinAll(daemon_, 2, &spec_); }
+
+  Layout& layout(std::uint32_t rank) { return *job_.layouts[rank]; }
+
+  // A whole step on both ranks; returns rank 0's result.
+  absl::StatusOr<StepResult> Run(std::uint64_t step) {
+    absl::StatusOr<StepResult> results[2];
+    OnEveryRank(2, [&](std::uint32_t rank) {
+      EXPECT_TRUE(MarkAllAndEnd(&layout(rank), step).ok());
+      results[rank] = layout(rank).WaitStep(step);
+    });
+    return results[0];
+  }
+
+  const DaemonProcess daemon_;
+  const LayoutSpec spec_;
+  JobOfThreads job_;
+};
+
+TEST_F(StepsTest, AveragesOverTheRanks) {
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    OnEveryRank(2, [&](std::uint32_t rank) {
+      ASSERT_EQ(layout(rank).next_step(), step);
+      for (std::size_t i = 0; i < 3; ++i) {
+        Fill(layout(rank).bucket(i), static_cast<float>(10 * step + i + 2 * rank));
+        ASSERT_TRUE(layout(rank).MarkReady(step, i).ok());
+      }
+      ASSERT_TRUE(layout(rank).EndStep(step).ok());
+      const auto result = layout(rank).WaitStep(step);
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->step, step);
+      EXPECT_EQ(result->live_ranks, 2u);
+      EXPECT_EQ(result->divisor, 2u);
+      EXPECT_TRUE(result->used.empty());
+      ASSERT_EQ(result->buckets.size(), 3u);
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(ValueOf(layout(rank).bucket(i)), static_cast<float>(10 * step + i + 1));
+        const BucketTimes& times = result->buckets[i];
+        ASSERT_EQ(times.ready_ns.size(), 2u);
+        EXPECT_GT(times.ready_ns[0], 0u);
+        EXPECT_LE(std::max(times.ready_ns[0], times.ready_ns[1]), times.start_ns);
+        EXPECT_LE(times.start_ns, times.finish_ns);
+      }
+    });
+  }
+  const SessionStatistics statistics = job_.sessions[0]->Statistics();
+  EXPECT_EQ(statistics.steps_complete, 5u);
+  EXPECT_EQ(statistics.steps_void, 0u);
+  EXPECT_EQ(statistics.buckets_marked, 15u);
+  EXPECT_EQ(statistics.bytes_reduced, 5u * 3 * 1000 * sizeof(float));
+  EXPECT_GT(statistics.mark_ready_total, absl::ZeroDuration());
+  EXPECT_GT(statistics.exposed_total, absl::ZeroDuration());
+}
+
+TEST_F(StepsTest, OneBucketIsDoneBeforeTheStep) {
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    Fill(layout(rank).bucket(0), rank == 0 ? 1 : 5);
+    ASSERT_TRUE(layout(rank).MarkReady(1, 0).ok());
+    ASSERT_TRUE(layout(rank).WaitBucket(1, 0).ok());
+    EXPECT_EQ(ValueOf(layout(rank).bucket(0)), 3);
+    EXPECT_EQ(layout(rank).next_step(), 1u);
+    ASSERT_TRUE(layout(rank).MarkReady(1, 1).ok());
+    ASSERT_TRUE(layout(rank).MarkReady(1, 2).ok());
+    ASSERT_TRUE(layout(rank).EndStep(1).ok());
+    ASSERT_TRUE(layout(rank).WaitStep(1).ok());
+    // Decided: the verdict answers.
+    EXPECT_TRUE(layout(rank).WaitBucket(1, 2).ok());
+  });
+}
+
+TEST_F(StepsTest, BucketsMayBeMarkedFromSeveralThreads) {
+  for (std::uint64_t step = 1; step <= 20; ++step) {
+    OnEveryRank(2, [&](std::uint32_t rank) {
+      OnEveryRank(3, [&](std::uint32_t bucket) {
+        Fill(layout(rank).bucket(bucket), static_cast<float>(rank));
+        EXPECT_TRUE(layout(rank).MarkReady(step, bucket).ok());
+      });
+      ASSERT_TRUE(layout(rank).EndStep(step).ok());
+      ASSERT_TRUE(layout(rank).WaitStep(step).ok());
+      for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(ValueOf(layout(rank).bucket(i)), 0.5f);
+    });
+  }
+}
+
+TEST_F(StepsTest, MistakesAreErrorsOfTheCallAndTheStepGoesOn) {
+  Layout& mine = layout(0);
+  ExpectError(mine.MarkReady(1, 3), absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET");
+  ExpectError(mine.MarkReady(2, 0), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  ExpectError(mine.MarkReady(0, 0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  ASSERT_TRUE(mine.MarkReady(1, 0).ok());
+  const absl::Status again = mine.MarkReady(1, 0);
+  ExpectError(again, absl::StatusCode::kFailedPrecondition, "ALREADY_READY");
+  EXPECT_EQ(ErrorField(again, "job"), "test");
+  EXPECT_EQ(ErrorField(again, "rank"), "0");
+  EXPECT_EQ(ErrorField(again, "step"), "1");
+  EXPECT_EQ(ErrorField(again, "bucket"), "0");
+  EXPECT_THAT(MessageOf(again), AllOf(HasSubstr("layout 'default'"), HasSubstr("rank 0"),
+                                      HasSubstr("step 1"), HasSubstr("bucket 0")));
+  const absl::Status early = mine.EndStep(1);
+  ExpectError(early, absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  EXPECT_EQ(ErrorField(early, "bucket"), "1");
+  ASSERT_TRUE(mine.MarkReady(1, 1).ok());
+  ASSERT_TRUE(mine.MarkReady(1, 2).ok());
+  ExpectError(mine.EndStep(1, {true}), absl::StatusCode::kInvalidArgument, "MALFORMED");
+  ASSERT_TRUE(mine.EndStep(1).ok());
+  ExpectError(mine.MarkReady(1, 0), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  ExpectError(mine.EndStep(1), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  ExpectError(mine.AbandonStep(1, "late"), absl::StatusCode::kFailedPrecondition,
+              "PROTOCOL_VIOLATION");
+  ExpectError(mine.WaitBucket(1, 3), absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET");
+  ExpectError(mine.WaitBucket(2, 0), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  ExpectError(mine.WaitStep(2).status(), absl::StatusCode::kFailedPrecondition,
+              "PROTOCOL_VIOLATION");
+
+  ASSERT_TRUE(MarkAllAndEnd(&layout(1), 1).ok());
+  EXPECT_TRUE(layout(1).WaitStep(1).ok());
+  EXPECT_TRUE(mine.WaitStep(1).ok());
+  EXPECT_TRUE(mine.WaitStep(1).ok());  // the last verdict is kept
+  ExpectError(mine.MarkReady(1, 0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  ASSERT_TRUE(Run(2).ok());
+  ExpectError(mine.WaitStep(1).status(), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  ExpectError(mine.WaitBucket(1, 0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+}
+
+TEST_F(StepsTest, AnAbandonedStepIsVoidForAll) {
+  ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
+  ASSERT_TRUE(layout(0).MarkReady(1, 2).ok());
+  ASSERT_TRUE(layout(0).AbandonStep(1, "loss is n\xff n").ok());
+  ASSERT_TRUE(layout(0).AbandonStep(1, "once more").ok());
+  for (const std::uint32_t rank : {1u, 0u}) {
+    const absl::Status bucket = layout(rank).WaitBucket(1, 1);
+    ExpectError(bucket, absl::StatusCode::kAborted, "STEP_ABANDONED");
+    EXPECT_EQ(ErrorField(bucket, "rank"), "0");
+    EXPECT_THAT(MessageOf(bucket), HasSubstr("loss is n? n"));
+    ExpectError(layout(rank).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
+    ExpectError(layout(rank).MarkReady(1, 1), absl::StatusCode::kAborted, "STEP_ABANDONED");
+    EXPECT_TRUE(layout(rank).AbandonStep(1, "so be it").ok());
+    EXPECT_EQ(layout(rank).next_step(), 2u);
+    EXPECT_EQ(job_.sessions[rank]->Statistics().steps_void, 1u);
+  }
+  EXPECT_TRUE(Run(2).ok());
+}
+
+TEST_F(StepsTest, AbandonWakesAWaitThatSleeps) {
+  std::thread waiting([&] {
+    ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
+    ExpectError(layout(1).WaitBucket(1, 0), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  });
+  ASSERT_TRUE(layout(0).AbandonStep(1, "an exception").ok());
+  waiting.join();
+}
+
+TEST_F(StepsTest, ATimeOutSaysWhoIsMissingWhatAndChangesNothing) {
+  ASSERT_TRUE(MarkAllAndEnd(&layout(0), 1).ok());
+  ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
+  for (const absl::Status& status : {layout(0).WaitBucket(1, 1, absl::Milliseconds(20)),
+                                     layout(0).WaitStep(1, absl::Milliseconds(20)).status()}) {
+    ExpectError(status, absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT");
+    EXPECT_THAT(MessageOf(status), HasSubstr("rank 1 has not marked bucket 1-2 ready"));
+  }
+  ExpectError(layout(0).WaitStep(1, absl::ZeroDuration()).status(),
+              absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT");
+  ASSERT_TRUE(layout(1).MarkReady(1, 1).ok());
+  ASSERT_TRUE(layout(1).MarkReady(1, 2).ok());
+  ASSERT_TRUE(layout(1).EndStep(1).ok());
+  EXPECT_TRUE(layout(0).WaitStep(1).ok());
+}
+
+TEST_F(StepsTest, LeaveWaitsForTheStepsEnd) {
+  ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());
+  ExpectError(job_.sessions[0]->Leave(), absl::StatusCode::kFailedPrecondition,
+              "PROTOCOL_VIOLATION");
+  // It changed nothing.
+  ASSERT_TRUE(layout(0).MarkReady(1, 1).ok());
+  ASSERT_TRUE(layout(0).AbandonStep(1, "to leave").ok());
+  ExpectError(layout(0).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  EXPECT_TRUE(job_.sessions[0]->Leave().ok());
+  // The other goes on alone.
+  Fill(layout(1).bucket(0), 4);
+  ASSERT_TRUE(MarkAllAndEnd(&layout(1), 2).ok());
+  const auto result = layout(1).WaitStep(2);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->live_ranks, 1u);
+  EXPECT_EQ(ValueOf(layout(1).bucket(0)), 4);
+}
+
+TEST_F(StepsTest, WhoHasLeftTakesNoMoreSteps) {
+  std::uint32_t last = 99;
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    const auto joined = job_.sessions[rank]->LeaveAndStay();
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    if (rank == 0) last = *joined;
+    ExpectError(layout(rank).MarkReady(1, 0), absl::StatusCode::kFailedPrecondition, "LEFT");
+    EXPECT_TRUE(job_.sessions[rank]->Barrier().ok());
+    EXPECT_TRUE(job_.sessions[rank]->Leave().ok());
+  });
+  EXPECT_LT(last, 2u);
+}
+
+TEST(StepTimeoutTest, VoidsTheStepForAllAndSaysWhoIsMissing) {
+  const DaemonProcess daemon;
+  const LayoutSpec spec = FloatBuckets(2, 10);
+  std::vector<SessionOptions> options = {daemon.Options(0, 2), daemon.Options(1, 2)};
+  for (SessionOptions& rank : options) rank.step_timeout = absl::Milliseconds(100);
+  const JobOfThreads job = JoinAll(options, &spec);
+  ASSERT_TRUE(MarkAllAndEnd(job.layouts[0].get(), 1).ok());
+  for (const auto& layout : job.layouts) {
+    const absl::Status status = layout->WaitStep(1).status();
+    ExpectError(status, absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT");
+    EXPECT_THAT(MessageOf(status), HasSubstr("rank 1"));
+  }
+}
+
+LayoutSpec TwoParameters() {
+  LayoutSpec spec;
+  spec.parameters.resize(10);
+  for (std::size_t i = 0; i < 10; ++i) {
+    spec.parameters[i] = {"p" + std::to_string(i), {4}, DataType::kFloat32};
+  }
+  spec.op = ReduceOp::kSum;
+  return spec;
+}
+
+class UsedParametersTest : public StepsTest {
+ protected:
+  UsedParametersTest() : StepsTest(TwoParameters()) {}
+};
+
+TEST_F(UsedParametersTest, TheUnionIsAgreed) {
+  std::vector<bool> used[2] = {std::vector<bool>(10), std::vector<bool>(10)};
+  used[0][0] = used[0][8] = true;
+  used[1][3] = true;
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    Layout& mine = layout(rank);
+    for (std::size_t i = 0; i < mine.bucket_count(); ++i) ASSERT_TRUE(mine.MarkReady(1, i).ok());
+    ASSERT_TRUE(mine.EndStep(1, used[rank]).ok());
+    const auto result = mine.WaitStep(1);
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->used.size(), 10u);
+    for (std::size_t i = 0; i < 10; ++i) {
+      EXPECT_EQ(result->used[i], i == 0 || i == 3 || i == 8) << i;
+    }
+  });
+  // All used by all: nothing to say.
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    Layout& mine = layout(rank);
+    static_cast<float*>(mine.gradient(7).data)[2] = 2.5f;
+    for (std::size_t i = 0; i < mine.bucket_count(); ++i) ASSERT_TRUE(mine.MarkReady(2, i).ok());
+    ASSERT_TRUE(mine.EndStep(2, std::vector<bool>(10, true)).ok());
+    const auto result = mine.WaitStep(2);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(result->used.empty());
+    EXPECT_EQ(static_cast<float*>(mine.gradient(7).data)[2], 5.0f);  // a sum
+  });
+}
+
+}  // namespace
+}  // namespace gradsync
