@@ -43,7 +43,7 @@ double LargestDifference(absl::Span<const float> a, absl::Span<const float> b);
 // 0..1.
 double Overlap(const std::vector<StepTrace>& ranks);
 
-// Traces of many steps, by rank: traces[rank][i] is of step i + 1.
+// Traces of many steps, by rank: traces[rank][i] is of the same step for every rank.
 using Traces = std::vector<std::vector<StepTrace>>;
 
 // Medians over the steps with (or without) overlap that no evaluation disturbed. 0 if there are

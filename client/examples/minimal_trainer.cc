@@ -39,6 +39,6 @@ absl::Status Train() {
 
 int main() {
   const absl::Status status = Train();
-  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

@@ -86,15 +86,13 @@ Mlp::Mlp(std::vector<std::size_t> widths, std::uint64_t seed) {
   for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
     const std::size_t inputs = widths[i];
     const std::size_t outputs = widths[i + 1];
-    const absl::Span<float> weight(next, inputs * outputs);
-    const absl::Span<float> bias(next + weight.size(), outputs);
-    next += weight.size() + bias.size();
+    const absl::Span<float> values(next, (inputs + 1) * outputs);
+    next += values.size();
     // Keeps the variance from layer to layer. Biases begin at zero.
     const float bound = std::sqrt(6.0f / static_cast<float>(inputs));
-    for (float& value : weight) value = bound * random.NextSymmetric();
-    parameters_.push_back({absl::StrCat("fc", i + 1, ".weight"), {inputs, outputs}, weight});
-    parameters_.push_back({absl::StrCat("fc", i + 1, ".bias"), {outputs}, bias});
-    layers_.push_back({inputs, outputs, weight.data(), bias.data(), {}});
+    for (float& weight : values.first(inputs * outputs)) weight = bound * random.NextSymmetric();
+    parameters_.push_back({absl::StrCat("fc", i + 1), {inputs + 1, outputs}, values});
+    layers_.push_back({inputs, outputs, values.data(), values.data() + inputs * outputs, {}});
   }
 }
 
@@ -108,9 +106,9 @@ void Mlp::ComputeActivations(const Samples& batch) {
     Layer& layer = layers_[i];
     layer.activation.resize(batch.size() * layer.outputs);
     for (std::size_t s = 0; s < batch.size(); ++s) {
-      std::copy_n(layer.bias, layer.outputs, &layer.activation[s * layer.outputs]);
+      std::copy_n(layer.biases, layer.outputs, &layer.activation[s * layer.outputs]);
     }
-    MultiplyAdd(InputOf(i).data(), layer.weight, layer.activation.data(), batch.size(),
+    MultiplyAdd(InputOf(i).data(), layer.weights, layer.activation.data(), batch.size(),
                 layer.inputs, layer.outputs);
     if (i + 1 == layers_.size()) break;
     for (float& value : layer.activation) value /= std::sqrt(1 + value * value);
@@ -137,22 +135,19 @@ void Mlp::Backward(absl::Span<float* const> gradients,
   const std::size_t samples = batch_.size();
   for (std::size_t i = layers_.size(); i-- > 0;) {
     const Layer& layer = layers_[i];
-    float* bias = gradients[2 * i + 1];
-    std::fill_n(bias, layer.outputs, 0.0f);
-    for (std::size_t s = 0; s < samples; ++s) {
-      for (std::size_t j = 0; j < layer.outputs; ++j) bias[j] += delta_[s * layer.outputs + j];
-    }
-    written(2 * i + 1);
-
-    float* weight = gradients[2 * i];
-    std::fill_n(weight, layer.inputs * layer.outputs, 0.0f);
+    float* weights = gradients[i];
+    float* biases = weights + layer.inputs * layer.outputs;
+    std::fill_n(weights, (layer.inputs + 1) * layer.outputs, 0.0f);
     Transpose(InputOf(i).data(), samples, layer.inputs, &transposed_);
-    MultiplyAdd(transposed_.data(), delta_.data(), weight, layer.inputs, samples, layer.outputs);
-    written(2 * i);
+    MultiplyAdd(transposed_.data(), delta_.data(), weights, layer.inputs, samples, layer.outputs);
+    for (std::size_t s = 0; s < samples; ++s) {
+      for (std::size_t j = 0; j < layer.outputs; ++j) biases[j] += delta_[s * layer.outputs + j];
+    }
+    written(i);
 
     if (i == 0) break;
     next_delta_.assign(samples * layer.inputs, 0.0f);
-    Transpose(layer.weight, layer.inputs, layer.outputs, &transposed_);
+    Transpose(layer.weights, layer.inputs, layer.outputs, &transposed_);
     MultiplyAdd(delta_.data(), transposed_.data(), next_delta_.data(), samples, layer.outputs,
                 layer.inputs);
     const std::vector<float>& input = InputOf(i);

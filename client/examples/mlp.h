@@ -22,10 +22,11 @@ namespace gradsync::examples {
 // it can switch a unit off. Not thread-safe.
 class Mlp {
  public:
-  // In the order of the forward pass: fc1.weight, fc1.bias, fc2.weight, ...
+  // One layer's weights and, as the last row, its biases. In the order of the forward pass: fc1,
+  // fc2, ...
   struct Parameter {
     std::string name;
-    std::vector<std::uint64_t> shape;  // weights: inputs x outputs
+    std::vector<std::uint64_t> shape;  // inputs + 1, outputs
     absl::Span<float> values;          // owned by the model
   };
 
@@ -54,8 +55,8 @@ class Mlp {
   struct Layer {
     std::size_t inputs;
     std::size_t outputs;
-    const float* weight;
-    const float* bias;
+    const float* weights;  // of its parameter
+    const float* biases;
     std::vector<float> activation;  // samples x outputs, of the last Forward()
   };
 

@@ -1,5 +1,7 @@
 #include "client/examples/quickstart.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -48,6 +50,12 @@ std::string Line(const std::string& name, const std::string& value, const std::s
 
 std::string Bytes(std::uint64_t bytes) {
   return absl::StrFormat("%.1f MB", static_cast<double>(bytes) * 1e-6);
+}
+
+std::size_t AvailableCpus() {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  return sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
 }
 
 // One quick start. Not thread-safe.
@@ -189,6 +197,12 @@ class Run {
                     Line("step time", absl::StrFormat("%.2f ms", f.step_ms),
                          style_.Dim(absl::StrFormat("median; %.2f ms with overlap off",
                                                     f.step_ms_without_overlap))));
+    if (const std::size_t cpus = AvailableCpus(); f.ranks >= cpus) {
+      absl::StrAppend(&text, style_.Dim(absl::StrFormat(
+                                 "\n  %d trainers keep this machine's %d CPUs busy: overlap gains "
+                                 "time where the daemon has one to itself.\n",
+                                 f.ranks, cpus)));
+    }
     return text;
   }
 

@@ -13,10 +13,10 @@
 namespace gradsync::examples {
 
 struct Recipe {
-  std::vector<std::size_t> widths = {kPixels, 512, 512, 256, kClasses};  // 430,858 parameters
+  std::vector<std::size_t> widths = {kPixels, 384, 384, 384, 192, kClasses};  // 396,490 parameters
   std::size_t largest_batch = 128;  // samples per step, over all ranks
   std::uint64_t steps = 240;        // some 22 passes over the training samples
-  float learning_rate = 0.1f;       // of the first step; falls to zero along a line
+  float learning_rate = 0.05f;      // of the first step; falls to zero along a line
   float momentum = 0.9f;
   std::uint64_t seed = 7;
 

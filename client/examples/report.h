@@ -31,7 +31,7 @@ struct ProgressReport {
   double accuracy = 0;  // percent of the held-out samples
 };
 
-// The last word of a trainer. The traces come right before it, one line a step.
+// The last word of a trainer. The traces of its last steps come right before it.
 struct FinishedReport {
   double accuracy = 0;  // percent; from rank 0, else 0
   // Whether this rank's parameters are rank 0's, bit by bit.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,16 +17,18 @@
 namespace gradsync::examples {
 namespace {
 
-// Small enough that each layer of this small model has a bucket of its own.
-constexpr std::uint64_t kBucketCapBytes = 64u << 10;
-constexpr std::uint64_t kFirstBucketCapBytes = 8u << 10;
+// This model is small: no two layers fit, so that each has a bucket of its own. Real ones want the
+// default.
+constexpr std::uint64_t kBucketCapBytes = 4u << 10;
 constexpr std::uint64_t kReports = 24;
+constexpr std::uint64_t kLongestSilence = 50;  // steps
+constexpr std::size_t kTracesKept = 1000;      // of a long run: the last ones
 
 LayoutSpec SpecOf(const Mlp& model) {
   LayoutSpec spec;
   spec.name = "digits";
   spec.bucket_cap_bytes = kBucketCapBytes;
-  spec.first_bucket_cap_bytes = kFirstBucketCapBytes;
+  spec.first_bucket_cap_bytes = kBucketCapBytes;
   for (const Mlp::Parameter& parameter : model.parameters()) {
     spec.parameters.push_back({parameter.name, parameter.shape, DataType::kFloat32});
   }
@@ -77,7 +80,9 @@ class Training {
 
   absl::Status Run() {
     if (absl::Status status = Join(); !status.ok()) return status;
-    std::vector<StepTrace> traces;
+    const std::uint64_t report_every =
+        std::clamp<std::uint64_t>(recipe_.steps / kReports, 1, kLongestSilence);
+    std::deque<StepTrace> traces;
     bool evaluated = false;
     for (std::uint64_t number = 1; number <= recipe_.steps; ++number) {
       float loss = 0;
@@ -87,7 +92,8 @@ class Training {
         return InStep(number, status);
       }
       traces.push_back(std::move(trace));
-      evaluated = number % std::max<std::uint64_t>(1, recipe_.steps / kReports) == 0;
+      if (traces.size() > kTracesKept) traces.pop_front();
+      evaluated = number % report_every == 0;
       if (!evaluated) continue;
       if (absl::Status status = ReportProgress(number, loss); !status.ok()) {
         return InStep(number, status);
@@ -137,7 +143,7 @@ class Training {
     };
     std::vector<std::size_t> left = gradients_in_bucket_;
     model_->Backward(absl::MakeConstSpan(gradients_), [&](std::size_t parameter) {
-      if (parameter % 2 == 0) trace->layer_end_ns.push_back(MonotonicNs());  // weights come last
+      trace->layer_end_ns.push_back(MonotonicNs());
       const std::size_t bucket = layout_->gradient(parameter).bucket;
       if (--left[bucket] == 0 && trace->overlapped) mark_ready(bucket);
     });

@@ -151,27 +151,23 @@ void DrawBucket(const BucketTrace& bucket, const Glyphs& glyphs, Row* row) {
   row->Fill(finish, finish + 1, glyphs.done, kDone);
 }
 
-std::string Legend(const Glyphs& glyphs, std::size_t ranks, const TextStyle& style) {
+std::string Legend(const Glyphs& glyphs, std::size_t ranks, std::size_t layers,
+                   const TextStyle& style) {
+  std::string backward;
+  for (std::size_t i = 0; i < layers; ++i) {
+    absl::StrAppend(&backward,
+                    style.Paint(i % 2 == 0 ? kBackward : kBackwardToo, absl::StrCat(layers - i)));
+  }
   const std::string ready = ranks == 1 ? "0" : absl::StrCat("0..", ranks - 1);
-  return absl::StrCat(
-      "  ranks:    ", style.Paint(kForward, "f"), " forward   ", style.Paint(kBackward, "4"),
-      style.Paint(kBackwardToo, "3"), style.Paint(kBackward, "2"), style.Paint(kBackwardToo, "1"),
-      " backward of that layer   ", glyphs.wait, " wait for the step   ", style.Paint(kUpdate, "u"),
-      " update\n", "  buckets:  ", ready, " ready at that rank (+ several)   ", glyphs.wait,
-      " wait   ", style.Paint(kReduce, glyphs.reduce), " reduce   ",
-      style.Paint(kDone, glyphs.done), " done\n");
+  return absl::StrCat("  ranks:    ", style.Paint(kForward, "f"), " forward   ", backward,
+                      " backward of that layer   ", glyphs.wait, " wait for the step   ",
+                      style.Paint(kUpdate, "u"), " update\n", "  buckets:  ", ready,
+                      " ready at that rank (+ several)   ", glyphs.wait, " wait   ",
+                      style.Paint(kReduce, glyphs.reduce), " reduce   ",
+                      style.Paint(kDone, glyphs.done), " done\n");
 }
 
 }  // namespace
-
-std::string LayerNames(const BucketReport& bucket) {
-  std::vector<std::string> layers;
-  for (const std::string& parameter : bucket.parameters) {
-    const std::string layer = parameter.substr(0, parameter.find('.'));
-    if (std::find(layers.begin(), layers.end(), layer) == layers.end()) layers.push_back(layer);
-  }
-  return absl::StrJoin(layers, " ");
-}
 
 std::string DrawTimeline(const std::vector<StepTrace>& ranks,
                          const std::vector<BucketReport>& buckets, const TextStyle& style) {
@@ -195,10 +191,12 @@ std::string DrawTimeline(const std::vector<StepTrace>& ranks,
   for (std::size_t i = 0; i < buckets.size() && i < ranks[0].buckets.size(); ++i) {
     Row row = blank;
     DrawBucket(ranks[0].buckets[i], glyphs, &row);
-    const std::string detail = absl::StrCat(LayerNames(buckets[i]), " ", Size(buckets[i].bytes));
+    const std::string detail =
+        absl::StrCat(absl::StrJoin(buckets[i].parameters, " "), " ", Size(buckets[i].bytes));
     absl::StrAppend(&text, Label(absl::StrCat("bucket ", i), detail), row.Text(style), "\n");
   }
-  return absl::StrCat(text, "\n", Legend(glyphs, ranks.size(), style));
+  return absl::StrCat(text, "\n",
+                      Legend(glyphs, ranks.size(), ranks[0].layer_end_ns.size(), style));
 }
 
 }  // namespace gradsync::examples

@@ -18,9 +18,6 @@ namespace gradsync::examples {
 std::string DrawTimeline(const std::vector<StepTrace>& ranks,
                          const std::vector<BucketReport>& buckets, const TextStyle& style);
 
-// "fc4" for {"fc4.bias", "fc4.weight"}: the layers whose parameters a bucket holds.
-std::string LayerNames(const BucketReport& bucket);
-
 }  // namespace gradsync::examples
 
 #endif  // CLIENT_EXAMPLES_TIMELINE_H_
