@@ -1,0 +1,56 @@
+#include "tests/job/held_reducer.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace gradsync {
+namespace {
+
+template <typename T>
+void CombineAll(const ReduceOperation& operation) {
+  std::vector<T> elements(operation.buffers.size());
+  for (std::size_t i = 0; i < operation.count; ++i) {
+    for (std::size_t k = 0; k < elements.size(); ++k) {
+      elements[k] = reinterpret_cast<const T*>(operation.buffers[k])[i];
+    }
+    const T combined = HeldReducer::Combined(elements, operation.scale);
+    for (std::byte* buffer : operation.buffers) reinterpret_cast<T*>(buffer)[i] = combined;
+  }
+}
+
+}  // namespace
+
+void HeldReducer::Reduce(ReduceOperation* operation) {
+  ++submitted_;
+  held_.push_back(operation);
+  if (at_once_) Complete(operation);
+}
+
+bool HeldReducer::Touches(const std::byte* data, std::size_t bytes) const {
+  for (const ReduceOperation* operation : held_) {
+    const std::size_t length = operation->count * ItemSize(operation->dtype);
+    for (const std::byte* buffer : operation->buffers) {
+      if (buffer < data + bytes && data < buffer + length) return true;
+    }
+  }
+  return false;
+}
+
+void HeldReducer::Complete(ReduceOperation* operation) {
+  const auto found = std::find(held_.begin(), held_.end(), operation);
+  if (found == held_.end()) std::abort();  // the test's own fault
+  const std::uint64_t start_ns = clock_->NowNs();
+  if (operation->dtype == DataType::kFloat64) {
+    CombineAll<double>(*operation);
+  } else {
+    CombineAll<float>(*operation);
+  }
+  held_.erase(found);
+  operation->done({start_ns, clock_->NowNs()});
+}
+
+void HeldReducer::CompleteAll() {
+  while (!held_.empty()) Complete(held_.front());
+}
+
+}  // namespace gradsync

@@ -1,0 +1,437 @@
+#include "tests/job/job_model.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+
+const char* Name(Breach breach) {
+  switch (breach) {
+    case Breach::kSecondReady:
+      return "marks a bucket a second time";
+    case Breach::kUnknownBucket:
+      return "marks an unknown bucket";
+    case Breach::kUnknownChannel:
+      return "names an unknown channel";
+    case Breach::kStaleReady:
+      return "marks a bucket of the step before";
+    case Breach::kStepZero:
+      return "marks a bucket of step 0";
+    case Breach::kReadyAhead:
+      return "marks a bucket of the next step";
+    case Breach::kEndAhead:
+      return "ends the next step";
+    case Breach::kEndWithUnmarked:
+      return "ends the step with an unmarked bucket";
+    case Breach::kReadyAfterEnd:
+      return "marks a bucket after EndStep";
+    case Breach::kEndAfterEnd:
+      return "ends the step twice";
+    case Breach::kAbandonAfterEnd:
+      return "abandons the step after EndStep";
+    case Breach::kLeaveInStep:
+      return "leaves in the middle of its step";
+  }
+  return "?";
+}
+
+int First(unsigned buckets) {
+  for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
+    if ((buckets >> bucket & 1u) != 0) return bucket;
+  }
+  return Cause::kNoBucket;
+}
+
+}  // namespace
+
+std::string Describe(const Event& event) {
+  const auto of_rank = [&](absl::string_view what) {
+    return absl::StrCat("rank ", static_cast<int>(event.rank), " ", what);
+  };
+  const int detail = event.detail;
+  switch (event.action) {
+    case Action::kReady:
+      return of_rank(absl::StrCat("marks ", detail));
+    case Action::kReadyAll:
+      return of_rank("marks all");
+    case Action::kEndStep:
+      return of_rank("ends");
+    case Action::kReadVerdict:
+      return of_rank("reads the verdict");
+    case Action::kReduced:
+      return absl::StrCat(detail, " is reduced");
+    case Action::kAbandon:
+      return of_rank("abandons");
+    case Action::kLose:
+      return of_rank("dies");
+    case Action::kLeave:
+      return of_rank(detail != 0 ? "exits" : "leaves and stays");
+    case Action::kDeadline:
+      return "the deadline passes";
+    case Action::kSupersede:
+      return "the job is superseded";
+    case Action::kBreach:
+      return of_rank(Name(static_cast<Breach>(detail)));
+  }
+  return "?";
+}
+
+std::string Describe(const Prediction::Message& message) {
+  switch (message.kind) {
+    case Prediction::Kind::kBucketDone:
+      return absl::StrCat("BucketDone of step ", message.step, ", bucket ", message.bucket);
+    case Prediction::Kind::kStepDone:
+      return absl::StrCat("StepDone of step ", message.step);
+    case Prediction::Kind::kLeaveDone:
+      return "LeaveDone";
+    case Prediction::Kind::kSessionEnd:
+      return "its session's end";
+  }
+  return "?";
+}
+
+JobModel::JobModel(const ModelOptions& options)
+    : options_(options), faults_left_(options.fault_budget) {
+  for (int rank = options_.ranks; rank < kModelMaxRanks; ++rank) {
+    ranks_[rank].in_steps = ranks_[rank].session = false;
+  }
+}
+
+int JobModel::StepRanks() const {
+  int count = 0;
+  for (const Rank& rank : ranks_) count += rank.in_steps ? 1 : 0;
+  return count;
+}
+
+std::uint32_t JobModel::FirstMarked(int rank) const {
+  return static_cast<std::uint32_t>(First(ranks_[rank].marks));
+}
+
+// ---- What may happen -----------------------------------------------------------------------------
+
+bool JobModel::MayHappen(Action action) const {
+  return faults_left_ > 0 && (options_.faults & FaultBit(action)) != 0;
+}
+
+void JobModel::Enabled(std::vector<Event>* events) const {
+  events->clear();
+  if (told_) return;
+  const auto add = [&](Action action, int rank, int detail = 0) {
+    events->push_back(
+        {action, static_cast<std::uint8_t>(rank), static_cast<std::uint8_t>(detail)});
+  };
+  for (int r = 0; r < options_.ranks; ++r) {
+    const Rank& rank = ranks_[r];
+    if (!rank.session || rank.lost) continue;
+    if (rank.in_steps && !Through(r)) {
+      if (Behind(r)) add(Action::kReadVerdict, r);
+      if (!rank.ended) {
+        for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
+          if ((rank.marks >> bucket & 1u) == 0) add(Action::kReady, r, bucket);
+        }
+        if (rank.marks == 0) add(Action::kReadyAll, r);
+        if (rank.marks == kEveryBucket) add(Action::kEndStep, r);
+        if (MayHappen(Action::kAbandon)) add(Action::kAbandon, r);
+      }
+      if (MayHappen(Action::kBreach)) EnabledBreaches(r, events);
+    }
+    if (MayHappen(Action::kLose)) add(Action::kLose, r);
+    if (MayHappen(Action::kLeave)) {
+      const bool between_steps = rank.marks == 0 && !rank.ended;
+      if (rank.in_steps && between_steps && !Through(r)) {
+        add(Action::kLeave, r, 0);
+        add(Action::kLeave, r, 1);
+      }
+      if (!rank.in_steps) add(Action::kLeave, r, 1);
+    }
+  }
+  for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
+    if ((in_flight() >> bucket & 1u) != 0) add(Action::kReduced, 0, bucket);
+  }
+  if (step_ <= options_.steps) {
+    if (MayHappen(Action::kDeadline)) add(Action::kDeadline, 0);
+    if (MayHappen(Action::kSupersede) && !superseded_) add(Action::kSupersede, 0);
+  }
+}
+
+void JobModel::EnabledBreaches(int r, std::vector<Event>* events) const {
+  const auto add = [&](Breach breach) {
+    events->push_back(
+        {Action::kBreach, static_cast<std::uint8_t>(r), static_cast<std::uint8_t>(breach)});
+  };
+  const Rank& rank = ranks_[r];
+  add(Breach::kUnknownChannel);
+  add(Breach::kStepZero);
+  if (rank.belief > 1) add(Breach::kStaleReady);
+  if (!Behind(r)) {  // else the next step is one that the job knows
+    add(Breach::kReadyAhead);
+    add(Breach::kEndAhead);
+  }
+  if (rank.ended) {
+    add(Breach::kReadyAfterEnd);
+    add(Breach::kEndAfterEnd);
+    add(Breach::kAbandonAfterEnd);
+    return;
+  }
+  add(Breach::kUnknownBucket);
+  if (rank.marks != 0) add(Breach::kSecondReady);
+  if (rank.marks != kEveryBucket) add(Breach::kEndWithUnmarked);
+  if (rank.marks != 0 && !Behind(r)) add(Breach::kLeaveInStep);
+}
+
+// ---- What follows --------------------------------------------------------------------------------
+
+bool JobModel::Ignored(int rank) const {
+  if (ended() || Behind(rank)) return true;
+  // It may not know yet that its step is void.
+  return ranks_[rank].ended && !void_.ok();
+}
+
+Cause JobModel::AnswerTo(int r, Breach breach) const {
+  const Rank& rank = ranks_[r];
+  if (ended()) return {};
+  const Cause violation{kPrecondition, "PROTOCOL_VIOLATION", r};
+  switch (breach) {
+    case Breach::kUnknownChannel:
+      return {absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL", r};
+    case Breach::kStepZero:
+      return {kPrecondition, "STALE_STEP", r};
+    case Breach::kStaleReady:
+      // One that was void before the rank could end it cannot be told from a message on its way.
+      if (rank.belief - 1 > rank.last_ended) return {};
+      return {kPrecondition, "STALE_STEP", r, rank.belief - 1};
+    case Breach::kReadyAhead:
+    case Breach::kEndAhead:
+      return {kPrecondition, "PROTOCOL_VIOLATION", r, rank.belief + 1};
+    default:
+      break;
+  }
+  if (Ignored(r)) return {};
+  switch (breach) {
+    case Breach::kSecondReady:
+      return {kPrecondition, "ALREADY_READY", r, step_, First(rank.marks)};
+    case Breach::kUnknownBucket:
+      return {absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET", r, step_, kModelBuckets};
+    case Breach::kEndWithUnmarked:
+      return {kPrecondition, "PROTOCOL_VIOLATION", r, step_, First(~rank.marks)};
+    default:
+      return violation;
+  }
+}
+
+void JobModel::Mark(int rank, unsigned buckets) {
+  ranks_[rank].marks |= buckets;
+  if (!ended() && !Behind(rank)) started_ = true;
+}
+
+void JobModel::LeaveSteps(int r, bool exit, Prediction* prediction) {
+  Rank& rank = ranks_[r];
+  const bool was_in_steps = rank.in_steps;
+  rank.in_steps = false;
+  if (exit) {
+    rank.session = false;
+    prediction->messages.push_back({Prediction::Kind::kSessionEnd, r});
+  }
+  if (!was_in_steps || StepRanks() > 0) return;
+  for (int other = 0; other < options_.ranks; ++other) {
+    if (!ranks_[other].session) continue;
+    prediction->messages.push_back({Prediction::Kind::kLeaveDone, other, 0, /*bucket=*/r});
+  }
+}
+
+void JobModel::Lose(int r, const Cause& own) {
+  Rank& rank = ranks_[r];
+  rank.lost = true;
+  own_end_[r] = own;
+  if (ended()) return;
+  end_ = {absl::StatusCode::kAborted, "RANK_LOST", r};
+  if (!started_) return;
+  end_.step = step_;
+  const unsigned owed = rank.in_steps ? kEveryBucket & ~(Behind(r) ? 0u : rank.marks) : 0u;
+  end_.bucket = First(owed);
+}
+
+void JobModel::Reduce(int bucket, Prediction* prediction) {
+  reduced_ |= 1u << bucket;
+  if (ended()) return;
+  for (int rank = 0; rank < options_.ranks; rank += 2) {  // those that asked for it
+    if (!ranks_[rank].in_steps) continue;
+    prediction->messages.push_back({Prediction::Kind::kBucketDone, rank, step_, bucket});
+  }
+}
+
+void JobModel::Decide(Prediction* prediction) {
+  const bool complete = void_.ok();
+  Prediction::Message message{Prediction::Kind::kStepDone, 0, step_, 0, void_};
+  message.live_ranks = StepRanks();
+  message.divisor = divisor();
+  for (int r = 0; r < options_.ranks; ++r) {
+    // On odd steps each rank says what it used, on even ones they all used everything.
+    if (complete && step_ % 2 == 1 && ranks_[r].in_steps) message.used |= 1u << r;
+  }
+  for (int r = 0; r < options_.ranks; ++r) {
+    Rank& rank = ranks_[r];
+    if (!rank.in_steps) continue;
+    message.rank = r;
+    prediction->messages.push_back(message);
+    if (!Behind(r) && rank.ended) {
+      // It waits for nothing else, so it reads the verdict at once.
+      rank.last_ended = step_;
+      ++rank.belief;
+      rank.marks = 0;
+      rank.ended = false;
+    }
+  }
+  if (complete) {
+    ++complete_;
+  } else {
+    last_void_ = step_;
+  }
+  ++step_;
+  started_ = false;
+  void_ = Cause();
+  submitted_ = reduced_ = 0;
+}
+
+void JobModel::Settle(Prediction* prediction) {
+  for (bool changed = true; changed;) {
+    changed = false;
+    // A bucket is reduced once every rank in steps has marked it, unless the step is void or the
+    // job has ended.
+    if (!ended() && void_.ok() && StepRanks() > 0) {
+      unsigned ready = kEveryBucket;
+      for (int r = 0; r < options_.ranks; ++r) {
+        if (ranks_[r].in_steps) ready &= Behind(r) ? 0u : ranks_[r].marks;
+      }
+      const unsigned fresh = ready & ~submitted_;
+      submitted_ |= fresh;
+      prediction->submitted |= fresh;
+      for (int bucket = 0; options_.reduce_at_once && bucket < kModelBuckets; ++bucket) {
+        if ((fresh >> bucket & 1u) != 0) {
+          Reduce(bucket, prediction);
+          changed = true;
+        }
+      }
+    }
+    if (in_flight() != 0) return;
+    // A step is decided once nothing touches its memory: complete if every rank has ended it and
+    // every bucket is reduced; void if anything made it so.
+    if (!ended() && started_) {
+      bool decided = !void_.ok();
+      if (!decided && reduced_ == kEveryBucket) {
+        decided = true;
+        for (int r = 0; r < options_.ranks; ++r) {
+          if (ranks_[r].in_steps && !(ranks_[r].ended && !Behind(r))) decided = false;
+        }
+      }
+      if (decided) {
+        Decide(prediction);
+        changed = true;
+      }
+    }
+  }
+  // Sessions end once nothing touches their memory.
+  if (!ended() || told_) return;
+  told_ = true;
+  for (int r = 0; r < options_.ranks; ++r) {
+    Rank& rank = ranks_[r];
+    if (!rank.session) continue;
+    rank.session = false;
+    Prediction::Message message{Prediction::Kind::kSessionEnd, r};
+    message.cause = rank.lost ? own_end_[r] : end_;
+    prediction->messages.push_back(message);
+  }
+}
+
+Prediction JobModel::Apply(const Event& event) {
+  Prediction prediction;
+  const int r = event.rank;
+  Rank& rank = ranks_[r];
+  if (event.action >= Action::kAbandon) --faults_left_;
+  switch (event.action) {
+    case Action::kReady:
+      Mark(r, 1u << event.detail);
+      break;
+    case Action::kReadyAll:
+      Mark(r, kEveryBucket);
+      break;
+    case Action::kEndStep:
+    case Action::kAbandon:
+      if (Behind(r)) {
+        rank.last_ended = rank.belief++;
+        rank.marks = 0;
+        break;
+      }
+      rank.ended = true;
+      if (event.action == Action::kAbandon && !ended()) {
+        started_ = true;
+        if (void_.ok()) {
+          void_ = {absl::StatusCode::kAborted, "STEP_ABANDONED", r, step_,
+                   First(kEveryBucket & ~rank.marks)};
+        }
+      }
+      break;
+    case Action::kReadVerdict:
+      ++rank.belief;
+      rank.marks = 0;
+      break;
+    case Action::kReduced:
+      Reduce(event.detail, &prediction);
+      break;
+    case Action::kLose:
+      Lose(r, {absl::StatusCode::kAborted, "PROCESS_ENDED"});
+      break;
+    case Action::kLeave:
+      if (!ended()) LeaveSteps(r, event.detail != 0, &prediction);
+      break;
+    case Action::kDeadline:
+      if (!ended() && started_ && void_.ok()) {
+        void_ = {absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT", -1, step_};
+      }
+      break;
+    case Action::kSupersede:
+      superseded_ = true;
+      if (!ended()) end_ = {absl::StatusCode::kAborted, "SUPERSEDED"};
+      break;
+    case Action::kBreach:
+      prediction.answer = AnswerTo(r, static_cast<Breach>(event.detail));
+      // Its session is ended with what it was told.
+      if (!prediction.answer.ok()) Lose(r, prediction.answer);
+      break;
+  }
+  Settle(&prediction);
+  return prediction;
+}
+
+std::uint64_t JobModel::Key() const {
+  std::uint64_t key = 1;
+  const auto add = [&](std::uint64_t value, int bits) { key = key << bits | value; };
+  for (int r = 0; r < options_.ranks; ++r) {
+    const Rank& rank = ranks_[r];
+    add(rank.in_steps ? 1 : 0, 1);
+    add(rank.session ? 1 : 0, 1);
+    add(rank.lost ? 1 : 0, 1);
+    add(rank.belief, 2);
+    add(rank.marks, kModelBuckets);
+    add(rank.ended ? 1 : 0, 1);
+    add(rank.last_ended, 2);
+  }
+  add(step_, 2);
+  add(started_ ? 1 : 0, 1);
+  add(submitted_, kModelBuckets);
+  add(reduced_, kModelBuckets);
+  add(last_void_, 2);
+  add(complete_, 2);
+  // Why it is void or over shows only in messages, which come from the rule that made it so.
+  add(static_cast<std::uint64_t>(void_.code), 4);
+  add(static_cast<std::uint64_t>(void_.rank + 1), 2);
+  add(static_cast<std::uint64_t>(end_.code), 4);
+  add(static_cast<std::uint64_t>(end_.rank + 1), 2);
+  add(superseded_ ? 1 : 0, 1);
+  add(static_cast<std::uint64_t>(faults_left_), 2);
+  return key;
+}
+
+}  // namespace gradsync

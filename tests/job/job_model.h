@@ -1,0 +1,184 @@
+// What a job with one layout of two buckets must do, written down a second time: as rules over
+// small sets, with nothing of how daemon/job does it. It knows what every trainer may do next, and
+// predicts what the job answers, tells, and gives to the reducer.
+
+#ifndef TESTS_JOB_JOB_MODEL_H_
+#define TESTS_JOB_JOB_MODEL_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace gradsync {
+
+// One thing that happens, of which each happens at once and wholly.
+enum class Action : std::uint8_t {
+  kReady,        // `rank` writes bucket `detail` and marks it ready
+  kReadyAll,     // `rank` writes every bucket and marks them ready in one message
+  kEndStep,      // `rank` ends its step
+  kReadVerdict,  // `rank` learns that the step which it is in was voided meanwhile
+  kReduced,      // the reducer finishes bucket `detail`
+  // Faults.
+  kAbandon,    // `rank` abandons its step
+  kLose,       // `rank`'s process ends
+  kLeave,      // `rank` leaves; `detail` is 1 if it exits, 0 if it stays for operations
+  kDeadline,   // the step's deadline passes
+  kSupersede,  // a new generation of the job begins
+  kBreach,     // `rank` breaks the protocol: `detail` is a Breach
+};
+inline constexpr int kActions = static_cast<int>(Action::kBreach) + 1;
+
+enum class Breach : std::uint8_t {
+  kSecondReady,       // of a bucket that it has marked
+  kUnknownBucket,     // marked ready
+  kUnknownChannel,    // marked ready
+  kStaleReady,        // of the step before its own
+  kStepZero,          // which never was
+  kReadyAhead,        // of the step after its own
+  kEndAhead,          // likewise
+  kEndWithUnmarked,   // EndStep, but not every bucket is marked
+  kReadyAfterEnd,     // of its own step
+  kEndAfterEnd,       // likewise
+  kAbandonAfterEnd,   // likewise
+  kLeaveInStep,       // with a bucket marked
+};
+inline constexpr int kBreaches = static_cast<int>(Breach::kLeaveInStep) + 1;
+
+struct Event {
+  Action action = Action::kReady;
+  std::uint8_t rank = 0;
+  std::uint8_t detail = 0;
+};
+// "rank 1: ready 0"
+std::string Describe(const Event& event);
+
+inline constexpr int kModelBuckets = 2;
+inline constexpr int kModelMaxRanks = 3;
+inline constexpr unsigned kEveryBucket = (1u << kModelBuckets) - 1;
+
+// An error that somebody must be told. A field below 0, or a step of 0, is not predicted.
+struct Cause {
+  absl::StatusCode code = absl::StatusCode::kOk;
+  const char* reason = "";
+  int rank = -1;
+  std::uint64_t step = 0;
+  int bucket = -1;  // kNoBucket: must not be named
+  static constexpr int kNoBucket = -2;
+
+  bool ok() const { return code == absl::StatusCode::kOk; }
+};
+
+// What one event must bring about.
+struct Prediction {
+  enum class Kind : std::uint8_t { kBucketDone, kStepDone, kLeaveDone, kSessionEnd };
+  struct Message {
+    Kind kind;
+    int rank;                // who is told
+    std::uint64_t step = 0;  // kBucketDone, kStepDone
+    int bucket = 0;          // kBucketDone; kLeaveDone: the last joiner
+    Cause cause = {};        // kStepDone: void; kSessionEnd
+    // kStepDone:
+    unsigned used = 0;  // a bit per rank whose used map counts
+    int live_ranks = 0;
+    int divisor = 0;
+  };
+
+  Cause answer;                   // to the rank's own message
+  std::vector<Message> messages;  // in order per rank; nothing is said of the order between ranks
+  unsigned submitted = 0;         // buckets given to the reducer
+};
+
+// "StepDone of step 1"
+std::string Describe(const Prediction::Message& message);
+
+struct ModelOptions {
+  int ranks = 2;
+  std::uint64_t steps = 2;  // numbers that the trainers use up
+  unsigned faults = 0;      // a bit per Action that may happen
+  int fault_budget = 0;     // how many of them at most
+  bool reduce_at_once = false;
+  bool divide_by_world = false;
+};
+constexpr unsigned FaultBit(Action action) { return 1u << static_cast<unsigned>(action); }
+
+class JobModel {
+ public:
+  explicit JobModel(const ModelOptions& options);
+
+  // Everything that may happen next. Empty: the trainers are through, or the job has ended.
+  void Enabled(std::vector<Event>* events) const;
+  // `event` is one of Enabled().
+  Prediction Apply(const Event& event);
+  // Differs between states from which something different may follow.
+  std::uint64_t Key() const;
+
+  std::uint64_t step() const { return step_; }
+  std::uint64_t last_void_step() const { return last_void_; }
+  std::uint64_t steps_complete() const { return complete_; }
+  std::uint64_t steps_void() const { return step_ - 1 - complete_; }
+  unsigned reduced() const { return reduced_; }
+  unsigned in_flight() const { return submitted_ & ~reduced_; }
+  bool ended() const { return !end_.ok(); }
+  bool told() const { return told_; }
+  // Contributes to steps.
+  bool InSteps(int rank) const { return ranks_[rank].in_steps; }
+  bool HasSession(int rank) const { return ranks_[rank].session; }
+  // The step that the trainer believes it is in; beyond options.steps it is through.
+  std::uint64_t Belief(int rank) const { return ranks_[rank].belief; }
+  std::uint32_t FirstMarked(int rank) const;
+  bool Through(int rank) const { return ranks_[rank].belief > options_.steps; }
+  int divisor() const { return options_.divide_by_world ? options_.ranks : StepRanks(); }
+
+ private:
+  struct Rank {
+    bool in_steps = true;
+    bool session = true;
+    bool lost = false;
+    // The trainer's own view.
+    std::uint64_t belief = 1;
+    unsigned marks = 0;
+    bool ended = false;
+    // Last step that it ended or abandoned, as the job knows.
+    std::uint64_t last_ended = 0;
+  };
+
+  bool Behind(int rank) const { return ranks_[rank].belief < step_; }
+  int StepRanks() const;
+  // How a message about the rank's own step is received, if nothing else is wrong with it.
+  bool Ignored(int rank) const;
+  Cause AnswerTo(int rank, Breach breach) const;
+  void EnabledBreaches(int rank, std::vector<Event>* events) const;
+  bool MayHappen(Action action) const;
+
+  void Mark(int rank, unsigned buckets);
+  void LeaveSteps(int rank, bool exit, Prediction* prediction);
+  void Lose(int rank, const Cause& own);
+  void Reduce(int bucket, Prediction* prediction);
+  // Applies the rules until nothing follows any more.
+  void Settle(Prediction* prediction);
+  void Decide(Prediction* prediction);
+
+  const ModelOptions options_;
+  std::array<Rank, kModelMaxRanks> ranks_;
+  int faults_left_;
+
+  std::uint64_t step_ = 1;
+  bool started_ = false;
+  Cause void_;
+  unsigned submitted_ = 0;
+  unsigned reduced_ = 0;
+
+  std::uint64_t last_void_ = 0;
+  std::uint64_t complete_ = 0;
+  Cause end_;
+  std::array<Cause, kModelMaxRanks> own_end_;  // of ranks that were lost
+  bool superseded_ = false;
+  bool told_ = false;
+};
+
+}  // namespace gradsync
+
+#endif  // TESTS_JOB_JOB_MODEL_H_

@@ -1,0 +1,38 @@
+// An executor that keeps its work until a test runs it.
+
+#ifndef TESTS_JOB_MANUAL_EXECUTOR_H_
+#define TESTS_JOB_MANUAL_EXECUTOR_H_
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <utility>
+
+#include "daemon/base/executor.h"
+
+namespace gradsync {
+
+// Not thread-safe: for tests that run everything on their own thread.
+class ManualExecutor final : public Executor {
+ public:
+  void Run(std::function<void()> work) override { queue_.push_back(std::move(work)); }
+
+  std::size_t pending() const { return queue_.size(); }
+  // The oldest piece of work; there must be one.
+  void RunNext() {
+    const std::function<void()> work = std::move(queue_.front());
+    queue_.pop_front();
+    work();
+  }
+  // Until nothing is left, what the work itself adds included.
+  void RunAll() {
+    while (!queue_.empty()) RunNext();
+  }
+
+ private:
+  std::deque<std::function<void()>> queue_;
+};
+
+}  // namespace gradsync
+
+#endif  // TESTS_JOB_MANUAL_EXECUTOR_H_
