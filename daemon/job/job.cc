@@ -264,12 +264,15 @@ absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
     }
     channel = absl::StrCat(layout->channel());
     step = absl::StrCat(layout->step());
-    const auto unmarked = layout->FirstUnmarked(rank);
+    // A rank that has left steps owes them nothing.
+    const bool owes = members_.InSteps(rank);
+    const auto unmarked = owes ? layout->FirstUnmarked(rank) : std::nullopt;
     bucket = unmarked.has_value() ? absl::StrCat(*unmarked) : "";
     where = absl::StrCat(layout->running() ? "in" : "before", " step ", step, " of layout '",
                          layout->name(), "', ",
                          unmarked.has_value() ? absl::StrCat("bucket ", bucket, " not ready")
-                                              : "every bucket ready");
+                         : owes               ? "every bucket ready"
+                                              : "after it had left");
     if (layout->running()) break;
   }
   return MakeError(
