@@ -292,7 +292,7 @@ void AcceptLoop::AnswerFd(Watched* client) {
   reply.status = static_cast<std::uint32_t>(status.code());
   reply.fd_count = static_cast<std::uint32_t>(descriptors.size());
   const std::size_t length = std::min(status.message().size(), sizeof(reply.message) - 1);
-  std::memcpy(reply.message, status.message().data(), length);
+  if (length > 0) std::memcpy(reply.message, status.message().data(), length);
   SendReply(client->fd.get(), reply, descriptors);
 }
 
