@@ -1,0 +1,110 @@
+// A client of the daemon's protocol that has none of the client library's scruples.
+
+#ifndef TESTS_FAULT_RAW_SESSION_H_
+#define TESTS_FAULT_RAW_SESSION_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gradsync/shared_memory.h"
+#include "gradsync/v1/gradsync.grpc.pb.h"
+#include "tests/fault/child_process.h"
+
+namespace gradsync::fault {
+
+// A status with what its google.rpc.ErrorInfo says.
+struct RawStatus {
+  int code = 0;
+  std::string message;
+  std::string reason;
+  std::string Field(const std::string& name) const;
+  std::vector<std::pair<std::string, std::string>> fields;
+};
+RawStatus RawStatusOf(const google::rpc::Status& status);
+std::ostream& operator<<(std::ostream& out, const RawStatus& status);
+
+// The answer of the side socket.
+struct FdAnswer {
+  bool answered = false;  // false: closed without a reply
+  std::uint32_t status = 0;
+  std::string message;
+  std::vector<Descriptor> descriptors;
+};
+// Sends `bytes` as one packet.
+FdAnswer AskSideSocket(const std::string& path, const std::string& bytes);
+// A well-formed FdRequest.
+std::string FdRequestBytes(const std::string& nonce);
+
+// A shared mapping of a memfd.
+class RawMemory {
+ public:
+  RawMemory(Descriptor fd, std::size_t bytes);
+  RawMemory(const RawMemory&) = delete;
+  RawMemory& operator=(const RawMemory&) = delete;
+  ~RawMemory();
+  bool Populate();
+  char* data() const { return data_; }
+  std::size_t size() const { return bytes_; }
+  int fd() const { return fd_.get(); }
+
+ private:
+  Descriptor fd_;
+  std::size_t bytes_;
+  char* data_;
+};
+
+// One stream on a connection of its own. Every read has the deadline of the call.
+class RawSession {
+ public:
+  explicit RawSession(const std::string& socket);
+  ~RawSession();
+  RawSession(const RawSession&) = delete;
+  RawSession& operator=(const RawSession&) = delete;
+
+  // False once the stream has ended.
+  bool Send(const v1::SessionRequest& request);
+  // The next message, lease questions answered and left out; nothing at the stream's end.
+  std::optional<v1::SessionResponse> Receive();
+  // Drops messages until one of `kind`; nothing at the stream's end.
+  std::optional<v1::SessionResponse> Await(v1::SessionResponse::KindCase kind);
+  // Reads to the end and returns it.
+  RawStatus End();
+  void Cancel() { context_.TryCancel(); }
+  // The call's metadata and messages, before anything is sent.
+  grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>& stream() { return *stream_; }
+
+  // ---- Short forms of Send.
+  static v1::SessionRequest OpenRequest(std::uint32_t rank, std::uint32_t world_size,
+                                        const std::string& job);
+  // Open, and its answer.
+  std::optional<v1::SessionOpened> Open(std::uint32_t rank, std::uint32_t world_size,
+                                        const std::string& job);
+  static v1::SessionRequest LayoutRequest(std::size_t buckets, std::uint64_t count,
+                                          const std::string& name = "default");
+  std::optional<v1::LayoutAssigned> Register(const v1::SessionRequest& request);
+  // Claims, maps and populates the arena; keeps it. Null on failure.
+  std::shared_ptr<RawMemory> Map(const v1::LayoutAssigned& assigned, const std::string& side_socket,
+                                 bool populate = true);
+  // The semaphores of the last Map().
+  const std::shared_ptr<RawMemory>& semaphores() const { return semaphores_; }
+  bool Mapped(std::uint32_t channel);
+  bool Ready(std::uint32_t channel, std::uint64_t step, const std::vector<std::uint32_t>& buckets);
+  bool EndStep(std::uint32_t channel, std::uint64_t step);
+
+ private:
+  grpc::ClientContext context_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::GradientSync::Stub> stub_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>> stream_;
+  std::shared_ptr<RawMemory> semaphores_;
+  bool finished_ = false;
+};
+
+}  // namespace gradsync::fault
+
+#endif  // TESTS_FAULT_RAW_SESSION_H_

@@ -1,0 +1,83 @@
+// A rank of a job as a process of its own, told what to do line by line.
+
+#ifndef TESTS_FAULT_TRAINER_H_
+#define TESTS_FAULT_TRAINER_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/fault/child_process.h"
+#include "tests/fault/test_daemon.h"
+
+namespace gradsync::fault {
+
+// What one command came to.
+struct Reply {
+  std::string code = "NONE";  // as absl spells it; NONE: no answer
+  std::string reason;
+  std::string message;
+  std::map<std::string, std::string> fields;
+  // Around the call, inside the trainer. CLOCK_MONOTONIC nanoseconds.
+  std::uint64_t start_ns = 0;
+  std::uint64_t end_ns = 0;
+
+  bool ok() const { return code == "OK"; }
+  std::string Field(const std::string& name) const;
+};
+std::ostream& operator<<(std::ostream& out, const Reply& reply);
+
+class Trainer {
+ public:
+  // Starts the process; nothing is joined yet. `options` is added to every join ("divisor=world").
+  Trainer(const TestDaemon& daemon, std::uint32_t rank, std::uint32_t world_size,
+          const std::string& job = "job", const std::string& options = "");
+  // For another socket than a TestDaemon's.
+  Trainer(const std::string& socket, std::uint32_t rank, std::uint32_t world_size,
+          const std::string& job, const std::string& options);
+
+  // Runs one command (see scripted_trainer.cc) and waits for what it comes to.
+  Reply Do(const std::string& command);
+  // The two halves of Do().
+  void Send(const std::string& command);
+  Reply Receive();
+  // Runs the command on a thread of the trainer; Result() waits for it.
+  void Begin(const std::string& command);
+  Reply Result() { return Do("result"); }
+
+  Reply Join() { return Do(join_); }
+  const std::string& join() const { return join_; }
+
+  pid_t pid() const { return process_->pid(); }
+  bool running() const { return process_->running(); }
+  void Signal(int number) const { process_->Signal(number); }
+  // Returns the time just before SIGKILL.
+  std::uint64_t Kill() { return process_->Kill(); }
+  // Tells it to end; its exit code, or -1.
+  int Quit();
+  // Lets forked children end.
+  void ReleaseChildren() { lifeline_.Close(); }
+
+ private:
+  const std::string join_;
+  Descriptor commands_;
+  Descriptor lifeline_;
+  std::unique_ptr<LineReader> answers_;
+  std::unique_ptr<ChildProcess> process_;
+};
+
+// Ranks 0 to n-1 of one job, joined.
+std::vector<std::unique_ptr<Trainer>> JoinedTrainers(const TestDaemon& daemon,
+                                                     std::uint32_t world_size,
+                                                     const std::string& job = "job",
+                                                     const std::string& options = "");
+// Sends the command to all, then waits for all.
+std::vector<Reply> DoAll(const std::vector<std::unique_ptr<Trainer>>& trainers,
+                         const std::string& command);
+// DoAll, and every reply must be OK.
+void ExpectAll(const std::vector<std::unique_ptr<Trainer>>& trainers, const std::string& command);
+
+}  // namespace gradsync::fault
+
+#endif  // TESTS_FAULT_TRAINER_H_
