@@ -21,7 +21,7 @@ absl::StatusOr<Turn> Contender::Take(std::uint64_t iteration, bool check_all) {
   absl::Status status = team_->Do(Phase::kFill, iteration);
   if (!status.ok()) return status;
   const std::int64_t cpu_ns = HelpersCpuNs();
-  absl::StatusOr<Turn> turn = Reduce();
+  absl::StatusOr<Turn> turn = Reduce(iteration);
   if (!turn.ok()) return turn;
   turn->cpu_ns += HelpersCpuNs() - cpu_ns;
   status = team_->Do(Phase::kCheck, iteration, check_all);
@@ -32,8 +32,8 @@ absl::StatusOr<Turn> Contender::Take(std::uint64_t iteration, bool check_all) {
   return turn;
 }
 
-absl::StatusOr<Turn> Contender::Reduce() {
-  const absl::Status status = team_->Do(Phase::kCall);
+absl::StatusOr<Turn> Contender::Reduce(std::uint64_t iteration) {
+  const absl::Status status = team_->Do(Phase::kCall, iteration);
   if (!status.ok()) return status;
   Turn turn;
   std::uint32_t last = 0;

@@ -44,7 +44,7 @@ class Contender {
 
  protected:
   // The timed part: all but `wrong`.
-  virtual absl::StatusOr<Turn> Reduce();
+  virtual absl::StatusOr<Turn> Reduce(std::uint64_t iteration);
 
   RankTeam& team() { return *team_; }
 

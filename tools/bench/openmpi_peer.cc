@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -20,13 +22,19 @@
 namespace gradsync::bench {
 namespace {
 
-absl::StatusOr<std::string> FindInPath(absl::string_view program) {
+// Debian's name first, for its "mpirun" may be another MPI's.
+absl::StatusOr<std::string> FindLauncher() {
   const char* const path = std::getenv("PATH");
-  for (absl::string_view folder : absl::StrSplit(path != nullptr ? path : "", ':')) {
-    std::string candidate = absl::StrCat(folder, "/", program);
-    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+  for (const char* program : {"mpirun.openmpi", "mpirun"}) {
+    for (absl::string_view folder : absl::StrSplit(path != nullptr ? path : "", ':')) {
+      // mpirun takes its installation's folder from its own path, which may not be a link (/bin).
+      std::error_code missing;
+      const std::filesystem::path real =
+          std::filesystem::canonical(std::string(folder), missing) / program;
+      if (!missing && access(real.c_str(), X_OK) == 0) return real.string();
+    }
   }
-  return absl::NotFoundError(absl::StrCat(program, " is not installed"));
+  return absl::NotFoundError("mpirun is not installed");
 }
 
 }  // namespace
@@ -35,11 +43,12 @@ absl::StatusOr<std::vector<std::string>> OpenMpiLauncher(std::uint32_t ranks,
                                                          const std::string& directory,
                                                          const std::string& shared_directory) {
 #ifdef GRADSYNC_HAVE_MPI
-  absl::StatusOr<std::string> mpirun = FindInPath("mpirun");
+  absl::StatusOr<std::string> mpirun = FindLauncher();
   if (!mpirun.ok()) return mpirun.status();
   std::vector<std::string> command = {*mpirun, "-n", absl::StrCat(ranks)};
   // Containers and build machines run as root and have fewer cores than ranks.
-  for (const char* flag : {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"}) {
+  for (const char* flag :
+       {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--noprefix"}) {
     command.push_back(flag);
   }
   const std::pair<const char*, std::string> parameters[] = {
@@ -57,7 +66,7 @@ absl::StatusOr<std::vector<std::string>> OpenMpiLauncher(std::uint32_t ranks,
   static_cast<void>(ranks);
   static_cast<void>(directory);
   static_cast<void>(shared_directory);
-  static_cast<void>(FindInPath);
+  static_cast<void>(FindLauncher);
   return absl::NotFoundError("built without Open MPI, which was not installed");
 #endif
 }

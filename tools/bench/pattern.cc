@@ -1,6 +1,7 @@
 #include "tools/bench/pattern.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace gradsync::bench {
@@ -34,18 +35,22 @@ void Put(T value, std::size_t place, std::byte* table) {
   std::memcpy(table + place * sizeof(T), &value, sizeof(T));
 }
 
-void PutInteger(DataType dtype, std::uint32_t value, std::size_t place, std::byte* table) {
+// `sum` scaled by `factor`, as an average is made: the product is a small integer, but for 7 ranks,
+// whose reciprocal leaves the last bit of a float32 wrong.
+void PutScaled(DataType dtype, std::uint32_t sum, double factor, std::size_t place,
+               std::byte* table) {
+  const float narrow = static_cast<float>(sum) * static_cast<float>(factor);
   switch (dtype) {
     case DataType::kFloat32:
-      return Put(static_cast<float>(value), place, table);
+      return Put(narrow, place, table);
     case DataType::kFloat64:
-      return Put(static_cast<double>(value), place, table);
+      return Put(static_cast<double>(sum) * factor, place, table);
     case DataType::kFloat16:
-      return Put(Binary16(value), place, table);
+      return Put(Binary16(static_cast<std::uint32_t>(std::lround(narrow))), place, table);
     case DataType::kBfloat16: {
-      const float wide = static_cast<float>(value);
+      const float whole = std::round(narrow);
       std::uint32_t bits;
-      std::memcpy(&bits, &wide, sizeof(bits));
+      std::memcpy(&bits, &whole, sizeof(bits));
       return Put(static_cast<std::uint16_t>(bits >> 16), place, table);
     }
     case DataType::kUnspecified:
@@ -62,15 +67,15 @@ Pattern::Pattern(DataType dtype, std::uint32_t ranks)
       ranks_(ranks, Table(2 * kPeriod * item_size_)),
       average_(2 * kPeriod * item_size_) {
   for (std::size_t place = 0; place < 2 * kPeriod; ++place) {
-    std::uint32_t average = 0;
+    std::uint32_t sum = 0;
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      const std::uint32_t share = Small(rank, place % kPeriod);
-      // A multiple of `ranks`: at most 3 * kMaxRanks^2 = 192 in sum, exact in bfloat16's 8 bits,
-      // and divisible without a remainder.
-      PutInteger(dtype, share * ranks, place, ranks_[rank].data());
-      average += share;
+      // A multiple of `ranks`, so that the sum can be divided: at most 3 * kMaxRanks^2 = 192 then,
+      // exact in bfloat16's 8 bits.
+      const std::uint32_t value = Small(rank, place % kPeriod) * ranks;
+      PutScaled(dtype, value, 1.0, place, ranks_[rank].data());
+      sum += value;
     }
-    PutInteger(dtype, average, place, average_.data());
+    PutScaled(dtype, sum, 1.0 / ranks, place, average_.data());
   }
 }
 

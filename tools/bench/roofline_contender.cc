@@ -46,7 +46,7 @@ absl::Status RooflineContender::ChoosePrefetch() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Turn> RooflineContender::Reduce() {
+absl::StatusOr<Turn> RooflineContender::Reduce(std::uint64_t) {
   const RooflineThreads::Result result = threads_.Average(dtype_, prefetch_, buffers_, count_);
   Turn turn;
   turn.time_ns = result.time_ns;

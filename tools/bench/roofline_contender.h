@@ -25,7 +25,7 @@ class RooflineContender final : public Contender {
   absl::Status TearDown() override;
 
  protected:
-  absl::StatusOr<Turn> Reduce() override;
+  absl::StatusOr<Turn> Reduce(std::uint64_t iteration) override;
 
  private:
   absl::Status ChoosePrefetch();

@@ -1,0 +1,216 @@
+// gradsync-bench from outside: what it prints, writes and returns, and what it leaves behind.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kBench[] = "tools/bench/gradsync-bench";
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path);
+  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+}
+
+class BenchTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = "/tmp/bench-test-XXXXXX";  // short: sockets lie below it
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+    // Orphans become this process' children, which is how the tests see them.
+    ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  // Starts the bench with its files in a folder of its own; its stderr goes to `errors`, if given.
+  pid_t Start(const std::vector<std::string>& arguments, int errors = -1) {
+    std::filesystem::create_directories(temporary());
+    const pid_t pid = fork();
+    if (pid != 0) return pid;
+    setenv("TMPDIR", temporary().c_str(), 1);
+    const int output = open(out().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(output, STDOUT_FILENO);
+    dup2(errors >= 0 ? errors : open(err().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600),
+         STDERR_FILENO);
+    std::vector<char*> argv = {const_cast<char*>(kBench)};
+    for (const std::string& argument : arguments) {
+      argv.push_back(const_cast<char*>(argument.c_str()));
+    }
+    argv.push_back(nullptr);
+    execv(kBench, argv.data());
+    _exit(127);
+  }
+
+  // Exit code; the number of its signal + 1000 if it was killed.
+  static int Wait(pid_t pid) {
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+
+  int Run(const std::vector<std::string>& arguments) { return Wait(Start(arguments)); }
+
+  // No process and no file is left.
+  void ExpectNothingLeft() {
+    EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1) << "a process outlives the bench";
+    EXPECT_TRUE(std::filesystem::is_empty(temporary()));
+  }
+
+  std::string temporary() const { return directory_ + "/t"; }
+  std::string out() const { return directory_ + "/out"; }
+  std::string err() const { return directory_ + "/err"; }
+  std::string json() const { return directory_ + "/json"; }
+  std::string output() const { return Contents(out()); }
+  std::string errors() const { return Contents(err()); }
+  nlohmann::json document() const { return nlohmann::json::parse(Contents(json())); }
+
+  std::string directory_;
+};
+
+TEST_F(BenchTest, EveryImplementationAverages) {
+  ASSERT_EQ(Run({"allreduce", "-b", "4K", "-e", "1M", "-f", "16", "-n", "3", "-w", "1", "--json",
+                 json()}),
+            0)
+      << errors();
+  std::map<std::string, int> rows;
+  for (const nlohmann::json& row : document()) {
+    ++rows[row["impl"]];
+    EXPECT_EQ(row.size(), 12u);
+    EXPECT_EQ(row["ranks"], 2);
+    EXPECT_EQ(row["dtype"], "float32");
+    EXPECT_EQ(row["wrong"], 0) << row;
+    for (const char* key : {"time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "cpu_seconds",
+                            "roofline_ratio_p50", "roofline_ratio_p10"}) {
+      EXPECT_GT(row[key].get<double>(), 0) << key << " of " << row;
+    }
+  }
+  // 4K, 64K, 1M; Open MPI where it is installed.
+  EXPECT_EQ(rows["roofline"], 3);
+  EXPECT_EQ(rows["gradsync"], 3);
+  EXPECT_EQ(rows["gloo"], 3);
+  EXPECT_EQ(rows["openmpi"], absl::StrContains(output(), "without openmpi") ? 0 : 3);
+  for (const char* head : {"size", "count", "type", "impl", "time p50", "algbw", "busbw", "#wrong",
+                           "ratio", "cores", "times as fast as gloo"}) {
+    EXPECT_THAT(output(), HasSubstr(head));
+  }
+  ExpectNothingLeft();
+}
+
+TEST_F(BenchTest, EveryTypeAveragesOverAnOddNumberOfBusyRanks) {
+  for (const char* dtype : {"float64", "float16", "bfloat16"}) {
+    ASSERT_EQ(Run({"allreduce", "-b", "60000", "-e", "60000", "-n", "2", "-w", "1", "--ranks", "3",
+                   "--dtype", dtype, "--busy", "--json", json()}),
+              0)
+        << errors();
+    for (const nlohmann::json& row : document()) {
+      EXPECT_EQ(row["dtype"], dtype);
+      EXPECT_EQ(row["ranks"], 3);
+      EXPECT_EQ(row["wrong"], 0) << row;
+    }
+  }
+  ExpectNothingLeft();
+}
+
+TEST_F(BenchTest, AWrongElementIsCountedAndFails) {
+  EXPECT_EQ(Run({"allreduce", "-b", "1M", "-e", "1M", "-n", "3", "-w", "2", "--impl",
+                 "roofline,faulty", "--json", json()}),
+            1);
+  EXPECT_THAT(errors(), HasSubstr("10 elements were wrong"));
+  EXPECT_EQ(document()[0]["impl"], "roofline");
+  EXPECT_EQ(document()[0]["wrong"], 0);
+  EXPECT_EQ(document()[1]["impl"], "faulty");
+  EXPECT_EQ(document()[1]["wrong"], 2 * (3 + 2)) << "one per rank and iteration";
+}
+
+TEST_F(BenchTest, HandoffMeasuresTheEmptyBucket) {
+  ASSERT_EQ(Run({"handoff", "-n", "5", "-w", "1", "--json", json()}), 0) << errors();
+  for (const char* key :
+       {"mark_ready_us_p50", "mark_ready_us_p99", "ready_to_done_us_p50", "ready_to_done_us_p99"}) {
+    EXPECT_GT(document()[key].get<double>(), 0) << key;
+    for (const nlohmann::json& bucket : document()["buckets"]) {
+      EXPECT_GT(bucket[key].get<double>(), 0) << key << " of " << bucket;
+    }
+  }
+  EXPECT_EQ(document()["buckets"].size(), 4u);
+  EXPECT_EQ(document()["buckets"][0]["bytes"], 0);
+  EXPECT_THAT(output(), HasSubstr("MarkReady"));
+  ExpectNothingLeft();
+}
+
+TEST_F(BenchTest, UsageErrorsExitWith2) {
+  EXPECT_EQ(Run({}), 2);
+  EXPECT_EQ(Run({"allreduce", "--no-such-flag"}), 2);
+  EXPECT_THAT(errors(), HasSubstr("--no-such-flag"));
+  EXPECT_EQ(Run({"allreduce", "--ranks", "two"}), 2);
+  EXPECT_EQ(Run({"--help"}), 0);
+  EXPECT_THAT(output(), HasSubstr("roofline"));
+}
+
+TEST_F(BenchTest, FailuresExitWith1AndSayWhy) {
+  EXPECT_EQ(Run({"handoff", "--json", "/no/such/folder/x.json"}), 1);
+  EXPECT_THAT(errors(), HasSubstr("/no/such/folder/x.json"));
+  EXPECT_EQ(Run({"handoff", "--daemon", "/no/such/daemon"}), 1);
+  EXPECT_THAT(errors(), HasSubstr("/no/such/daemon"));
+  ExpectNothingLeft();
+}
+
+// Interrupted while everybody is at work, or killed: either way nobody lives on.
+class BenchEndTest : public BenchTest {
+ protected:
+  pid_t StartAndAwaitWork() {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    const pid_t pid = Start({"allreduce", "-b", "1M", "-e", "1M", "-n", "1000000"}, ends[1]);
+    close(ends[1]);
+    std::string text;
+    char byte = 0;
+    while (!absl::StrContains(text, "1M: ") && read(ends[0], &byte, 1) == 1) text += byte;
+    EXPECT_THAT(text, HasSubstr("1M: ")) << "it never began";
+    errors_ = ends[0];
+    return pid;
+  }
+  ~BenchEndTest() override { close(errors_); }
+
+  int errors_ = -1;
+};
+
+TEST_F(BenchEndTest, CtrlCLeavesNothingBehind) {
+  const pid_t pid = StartAndAwaitWork();
+  ASSERT_EQ(kill(pid, SIGINT), 0);
+  EXPECT_EQ(Wait(pid), 128 + SIGINT);
+  ExpectNothingLeft();
+}
+
+TEST_F(BenchEndTest, KilledBenchTakesItsProcessesAlong) {
+  const pid_t pid = StartAndAwaitWork();
+  ASSERT_EQ(kill(pid, SIGKILL), 0);
+  EXPECT_EQ(Wait(pid), 1000 + SIGKILL);
+  // Returns when the last of them has ended; the test's time limit is for one that does not.
+  while (waitpid(-1, nullptr, 0) > 0 || errno == EINTR) {
+  }
+  EXPECT_EQ(errno, ECHILD);
+}
+
+}  // namespace
