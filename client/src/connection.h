@@ -47,8 +47,8 @@ struct SessionCounters {
 // Thread-safe. Owned by the Session and by each of its layouts, and by the stream's thread while
 // the stream lives; the Session closes it. Hands every message of the daemon to the one it is for.
 //
-// Locks are taken in this order: a StepSequence's or the JobChannel's, then the stream's; this
-// class's own is held alone.
+// Locks are taken in these orders: a StepSequence's or the JobChannel's, then the stream's; this
+// class's own, then a LayoutRegistration's. Never one of the first kind under one of the second.
 class Connection final : public StreamReceiver, public std::enable_shared_from_this<Connection> {
  public:
   // Connects, joins, and maps the staging memory. Statuses: those of Session::Join.

@@ -47,7 +47,7 @@ absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::st
                        const ErrorFields& fields = {});
 
 // Of a message (StepDone, OperationFailed, SessionEnding). A code outside absl's is UNKNOWN.
-absl::Status StatusFromProto(const google::rpc::Status& status);
+absl::Status StatusFromProto(const google::rpc::Status& proto);
 
 // Of a stream's end: `details` is what came in the trailer grpc-status-details-bin, a serialized
 // google.rpc.Status, or empty.

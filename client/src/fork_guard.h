@@ -10,6 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,6 +38,27 @@ class GuardedSocket {
 
   static constexpr std::size_t kNone = SIZE_MAX;
   std::size_t slot_ = kNone;
+};
+
+// A reference to something with locks and threads, which only the process that made them may take
+// down: destroyed in a forked child, it leaks.
+template <typename T>
+class ParentsReference {
+ public:
+  explicit ParentsReference(std::shared_ptr<T> reference)
+      : reference_(std::make_unique<std::shared_ptr<T>>(std::move(reference))) {}
+  ~ParentsReference() {
+    if (InForkedChild()) static_cast<void>(reference_.release());
+  }
+  ParentsReference(const ParentsReference&) = delete;
+  ParentsReference& operator=(const ParentsReference&) = delete;
+
+  T* operator->() const { return reference_->get(); }
+  const std::shared_ptr<T>& get() const { return *reference_; }
+
+ private:
+  // On the heap, so that leaking allocates nothing.
+  std::unique_ptr<std::shared_ptr<T>> reference_;
 };
 
 }  // namespace gradsync::client

@@ -18,11 +18,6 @@ class ArenaLayout final : public Layout {
         arena_(std::move(arena)),
         steps_(std::move(steps)) {}
 
-  ~ArenaLayout() override {
-    // The parent's: locks may be held there for ever, and threads are missing.
-    if (InForkedChild()) new std::shared_ptr<StepSequence>(std::move(steps_));
-  }
-
   const std::string& name() const override { return name_; }
   std::uint64_t fingerprint() const override { return fingerprint_; }
   std::size_t bucket_count() const override { return plan_.buckets.size(); }
@@ -64,7 +59,7 @@ class ArenaLayout final : public Layout {
   const std::shared_ptr<MappedMemory> arena_;
 
   // Own synchronization.
-  std::shared_ptr<StepSequence> steps_;
+  const ParentsReference<StepSequence> steps_;
 };
 
 }  // namespace

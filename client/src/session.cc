@@ -25,12 +25,7 @@ class ConnectedSession final : public Session {
       : connection_(std::move(connection)) {}
 
   ~ConnectedSession() override {
-    if (InForkedChild()) {
-      // The parent's: locks may be held there for ever, and gRPC's threads are missing.
-      new std::shared_ptr<Connection>(std::move(connection_));
-    } else {
-      connection_->Close();
-    }
+    if (!InForkedChild()) connection_->Close();
   }
 
   std::uint32_t rank() const override { return connection_->options().rank; }
@@ -40,7 +35,7 @@ class ConnectedSession final : public Session {
 
   absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) override {
     if (InForkedChild()) return ForkedError();
-    return client::RegisterLayout(connection_, spec);
+    return client::RegisterLayout(connection_.get(), spec);
   }
 
   absl::Status Barrier(absl::Duration timeout) override {
@@ -103,7 +98,8 @@ class ConnectedSession final : public Session {
     return absl::OkStatus();
   }
 
-  std::shared_ptr<Connection> connection_;
+  // Own synchronization.
+  const ParentsReference<Connection> connection_;
 };
 
 }  // namespace

@@ -45,7 +45,7 @@ TEST_F(SessionEndTest, ADeadDaemonReleasesEveryWait) {
     });
   };
   std::thread threads[] = {
-      wait(0, [&] { return layout(0).WaitBucket(1, 0); }),
+      wait(0, [&] { return layout(0).WaitBucket(1, 1); }),
       wait(1, [&] { return layout(0).WaitStep(1).status(); }),
       wait(2, [&] { return layout(1).WaitStep(1).status(); }),
       wait(3, [&] { return session(0).Barrier(); }),

@@ -167,8 +167,8 @@ TEST_F(StepsTest, AnAbandonedStepIsVoidForAll) {
 }
 
 TEST_F(StepsTest, AbandonWakesAWaitThatSleeps) {
+  ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
   std::thread waiting([&] {
-    ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
     ExpectError(layout(1).WaitBucket(1, 0), absl::StatusCode::kAborted, "STEP_ABANDONED");
   });
   ASSERT_TRUE(layout(0).AbandonStep(1, "an exception").ok());

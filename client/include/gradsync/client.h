@@ -136,6 +136,9 @@ struct SessionStatistics {
 
 class Session;
 
+// Only the library derives from these two, and its overriders have no defaults of their own.
+// NOLINTBEGIN(google-default-arguments)
+
 // A registered layout: an arena of buckets, and the sequence of its steps. May outlive the Session:
 // its calls then return the session's end, and its memory stays readable.
 class Layout {
@@ -254,6 +257,8 @@ class Session {
  protected:
   Session() = default;
 };
+
+// NOLINTEND(google-default-arguments)
 
 // The reason of an error from gradsync ("RANK_LOST"), or "" for any other status.
 std::string ErrorReason(const absl::Status& status);
