@@ -5,8 +5,8 @@
 
 namespace gradsync::bench {
 
-// SIGINT, SIGTERM and SIGHUP no longer end the process; they interrupt system calls of the main
-// thread and set Interrupted().
+// SIGINT, SIGTERM and SIGHUP no longer end the process; they set Interrupted(), which is looked at
+// between two turns.
 void CatchInterrupts();
 // The signal, or 0.
 int Interrupted();

@@ -1,5 +1,6 @@
 #include "tools/bench/rank_team.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -15,11 +16,12 @@ namespace {
 
 // Longer than Gloo needs for 1 GiB among 8 ranks on 2 cores.
 constexpr absl::Duration kOrderTimeout = absl::Minutes(2);
-// How soon a rank's death and Ctrl-C are noticed.
+constexpr absl::Duration kInterruptTimeout = absl::Seconds(2);
+// How soon a rank's death is noticed.
 constexpr absl::Duration kLookAround = absl::Milliseconds(200);
 // For finalizing; then SIGTERM, then SIGKILL.
 constexpr absl::Duration kQuitTimeout = absl::Seconds(5);
-constexpr absl::Duration kTermTimeout = absl::Seconds(2);
+constexpr absl::Duration kTermTimeout = absl::Seconds(5);
 
 }  // namespace
 
@@ -80,6 +82,7 @@ absl::Status RankTeam::Do(Phase phase, std::uint64_t iteration, bool check_all) 
 }
 
 absl::Status RankTeam::Do(const Order& order) {
+  if (Interrupted() != 0 && order.phase != Phase::kQuit) return absl::CancelledError("interrupted");
   team_.order = order;
   team_.arrivals.Reset();
   team_.orders.Post();
@@ -95,16 +98,20 @@ absl::Status RankTeam::Do(const Order& order) {
 }
 
 absl::Status RankTeam::AwaitArrivals() {
-  const absl::Time deadline = absl::Now() + kOrderTimeout;
+  const bool quit = team_.order.phase == Phase::kQuit;
+  const absl::Duration limit = quit ? kQuitTimeout : kOrderTimeout;
+  absl::Time deadline = absl::Now() + limit;
   while (!team_.arrivals.Wait(control_.ranks, kLookAround)) {
-    if (Interrupted() != 0) return absl::CancelledError("interrupted");
+    // Ranks that may finish their order can then end in order.
+    if (Interrupted() != 0) deadline = std::min(deadline, absl::Now() + kInterruptTimeout);
     for (const ChildProcess& process : processes_) {
-      if (!process.Running() && team_.order.phase != Phase::kQuit) return Died(process);
+      if (!quit && !process.Running()) return Died(process);
     }
+    if (absl::Now() > deadline && Interrupted() != 0) return absl::CancelledError("interrupted");
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(ImplementationName(implementation_), " did not finish within ",
-                       absl::FormatDuration(kOrderTimeout), ": ", processes_.front().LastOutput()));
+                       absl::FormatDuration(limit), ": ", processes_.front().LastOutput()));
     }
   }
   return absl::OkStatus();
