@@ -92,7 +92,7 @@ class ChildGroup {
 
   explicit ChildGroup(int signals, const sigset_t& former_mask);
 
-  void Read(Id child, EventKind kind);
+  void Read(Id id, EventKind kind);
   void Reap();
   void ReadSignals();
 

@@ -1,6 +1,7 @@
 // Starts a daemon and trainers, and shows what came out. ./tools/quickstart builds and calls this.
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -23,8 +24,11 @@ process that did the same alone, and shows what was measured. Nothing is left be
 Exit code: 0 all as it has to be, 1 not (and why), 2 usage.
 )";
 
-// Where Bazel puts what this program uses: its own runfiles.
+// Where Bazel puts what this program uses: beside it, or, in a test, where the variable says.
 std::string Runfile(const std::string& path) {
+  if (const char* runfiles = std::getenv("RUNFILES_DIR")) {
+    return absl::StrCat(runfiles, "/gradsync/", path);
+  }
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   return absl::StrCat(self.string(), ".runfiles/gradsync/", path);

@@ -40,8 +40,8 @@ Launcher::Launcher(const Programs& programs, std::unique_ptr<ChildGroup> group,
                    std::unique_ptr<RunDirectory> directory)
     : programs_(programs), directory_(std::move(directory)), group_(std::move(group)) {}
 
-absl::StatusOr<ChildGroup::Id> Launcher::Start(const std::string& name, ChildGroup::Command command,
-                                               bool may_end) {
+absl::StatusOr<ChildGroup::Id> Launcher::Start(const std::string& name,
+                                               const ChildGroup::Command& command, bool may_end) {
   absl::StatusOr<ChildGroup::Id> id = group_->Start(command);
   if (!id.ok()) {
     return absl::UnavailableError(absl::StrCat(name, ": ", id.status().message()));

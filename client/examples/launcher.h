@@ -93,14 +93,14 @@ class Launcher {
   Launcher(const Programs& programs, std::unique_ptr<ChildGroup> group,
            std::unique_ptr<RunDirectory> directory);
 
-  absl::StatusOr<ChildGroup::Id> Start(const std::string& name, ChildGroup::Command command,
+  absl::StatusOr<ChildGroup::Id> Start(const std::string& name, const ChildGroup::Command& command,
                                        bool may_end);
   // Handles what comes until `done`. `hear` gets every event.
   absl::Status PumpUntil(const std::function<bool()>& done, absl::Time deadline,
                          const std::function<absl::Status(const ChildGroup::Event&)>& hear);
   void Remember(const ChildGroup::Event& event);
   absl::Status Explain(ChildGroup::Id first);
-  std::string Describe(ChildGroup::Id child) const;
+  std::string Describe(ChildGroup::Id id) const;
 
   const Programs programs_;
   // In this order: processes end before their directory goes.

@@ -24,7 +24,7 @@ constexpr char kJob[] = "digits";
 constexpr char kComparisonJob[] = "digits-overlap";
 constexpr char kSharded[] = "sharded";
 constexpr char kWhole[] = "whole";
-// Enough for two medians.
+// At most: enough for two medians.
 constexpr std::uint64_t kComparisonSteps = 120;
 constexpr absl::Duration kStatsTimeout = absl::Seconds(10);
 
@@ -140,7 +140,8 @@ class Run {
     Print(style_.Dim("  ... the same with overlap on and off in turn") + "\n");
     absl::StatusOr<Job> job =
         launcher_->StartJob(kComparisonJob, options_.ranks,
-                            {absl::StrCat("--steps=", kComparisonSteps), "--overlap=alternate"});
+                            {absl::StrCat("--steps=", std::min(kComparisonSteps, options_.steps)),
+                             "--overlap=alternate"});
     if (!job.ok()) return job.status();
     absl::Status status = launcher_->AwaitFinished(&*job, [](const ProgressReport&) {});
     if (!status.ok()) return status;
