@@ -1,5 +1,6 @@
 #include "daemon/job/job_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,11 +34,11 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint
         job = current;
       }
     } else {
+      // In no order: a superseded generation may take longer to end than the one after it.
       for (const auto& old : retired_) {
         const JobIdentity& was = old->identity();
         if (was.uid == key.uid && was.job_id == key.job_id && was.token_hash == key.token_hash) {
-          generation = was.generation + 1;
-          break;
+          generation = std::max(generation, was.generation + 1);
         }
       }
     }
