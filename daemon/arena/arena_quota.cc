@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
 
 namespace gradsync {
 
@@ -16,7 +17,8 @@ absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(uid_t uid, std::uint
   const std::uint64_t held = found == held_.end() ? 0 : found->second;
   // held <= the quota, so this cannot wrap, whatever was asked for.
   if (bytes > bytes_per_user_ - held) {
-    return absl::ResourceExhaustedError(
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "QUOTA",
         absl::StrCat("user ", uid, " asks for ", bytes, " bytes of arena memory and holds ", held,
                      " of a quota of ", bytes_per_user_, " (quota_arena_bytes_per_user)"));
   }
