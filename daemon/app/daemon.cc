@@ -1,5 +1,6 @@
 #include "daemon/app/daemon.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -168,6 +169,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   introspection.simd = CombineTarget();
   r.introspection_service = MakeIntrospectionService(std::move(introspection));
 
+  // Never given back: gRPC's last shutdown joins its poller of writes that found a full socket, and
+  // that one may sleep for 10 s more. SIGTERM is to be answered within 30 s.
+  grpc_init();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   // gRPC serves the health protocol without its descriptor; this keeps ours for reflection.
