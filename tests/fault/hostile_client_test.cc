@@ -1,0 +1,288 @@
+// Clients that send too much, read nothing and scribble: the daemon bounds them, and serves on.
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/fault/deadline.h"
+#include "tests/fault/raw_session.h"
+#include "tests/fault/trainer.h"
+
+namespace gradsync::fault {
+namespace {
+
+constexpr int kResourceExhausted = 8;
+
+void ExpectServesOn(const TestDaemon& daemon) {
+  const auto trainers = JoinedTrainers(daemon, 2, "afterwards");
+  ExpectAll(trainers, "register");
+  ExpectAll(trainers, "step times=2");
+  ExpectAll(trainers, "leave");
+}
+
+// The largest resident size that the process ever had.
+std::uint64_t PeakBytes(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("VmHWM:", 0) == 0) return std::stoull(line.substr(6)) * 1024;
+  }
+  return 0;
+}
+
+bool NothingHeld(const v1::GetStatusResponse& status) { return status.arena_bytes() == 0; }
+
+TEST(HalfRegisteredSession, LeavesNothingBehind) {
+  TestDaemon daemon;
+  for (int point = 0; point < 5; ++point) {
+    const std::string job = "half" + std::to_string(point);
+    RawSession rank(daemon.socket());
+    ASSERT_TRUE(rank.Open(0, 2, job).has_value());
+    if (point >= 1) {
+      const auto assigned = rank.Register(RawSession::LayoutRequest(4, 100'000));
+      ASSERT_TRUE(assigned.has_value());
+      EXPECT_GT(daemon.Status().arena_bytes(), 4u * 400'000);
+      std::shared_ptr<RawMemory> arena;
+      if (point >= 2) arena = rank.Map(*assigned, daemon.side_socket());
+      if (point >= 3) {
+        ASSERT_TRUE(rank.Mapped(assigned->channel()));
+      }
+      if (point >= 4) {
+        ASSERT_TRUE(rank.Register(RawSession::LayoutRequest(2, 10, "b")).has_value());
+      }
+    }
+    EXPECT_GT(daemon.CountDescriptors("memfd:gradsync"), 0);
+    rank.Cancel();
+    rank.End();
+    EXPECT_TRUE(daemon.AwaitStatus(NothingHeld)) << "died at point " << point;
+    EXPECT_EQ(daemon.CountDescriptors("memfd:gradsync"), 0) << "died at point " << point;
+    const auto status = daemon.Status();
+    for (const auto& one : status.jobs()) {
+      EXPECT_EQ(one.sessions_size(), 0) << one.ShortDebugString();
+    }
+  }
+  ExpectServesOn(daemon);
+}
+
+TEST(TooLargeMessage, IsRefusedByName) {
+  TestDaemon daemon({"--max_message_bytes=64KiB"});
+  RawSession rank(daemon.socket());
+  ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
+  rank.Send(RawSession::LayoutRequest(1, 1, std::string(100'000, 'n')));
+  const RawStatus end = rank.End();
+  EXPECT_EQ(end.code, kResourceExhausted) << end;
+  EXPECT_NE(end.message.find("larger than max"), std::string::npos) << end;
+  ExpectServesOn(daemon);
+}
+
+TEST(TooLargeMessage, OfTheLibraryIsAClearErrorToo) {
+  TestDaemon daemon({"--max_message_bytes=64KiB"});
+  Trainer trainer(daemon, 0, 1);
+  ASSERT_TRUE(trainer.Join().ok());
+  std::string parameters = "w:1";
+  for (int i = 0; i < 6000; ++i) parameters += ",parameter" + std::to_string(i) + ":1";
+  const Reply reply = trainer.Do("register parameters=" + parameters);
+  EXPECT_EQ(reply.code, "RESOURCE_EXHAUSTED") << reply;
+  EXPECT_NE(reply.message.find("larger than max"), std::string::npos) << reply;
+  ExpectServesOn(daemon);
+}
+
+TEST(OwnMemory, FullOfGarbageHurtsNobodyElse) {
+  TestDaemon daemon;
+  Trainer good(daemon, 1, 2);
+  good.Send(good.join());
+  RawSession rank(daemon.socket());
+  ASSERT_TRUE(rank.Open(0, 2, "job").has_value());
+  ASSERT_TRUE(good.Receive().ok());
+  good.Begin("register buckets=2 count=10000");
+  const auto assigned = rank.Register(RawSession::LayoutRequest(2, 10'000));
+  ASSERT_TRUE(assigned.has_value());
+  const auto arena = rank.Map(*assigned, daemon.side_socket());
+  ASSERT_NE(arena, nullptr);
+  ASSERT_TRUE(rank.Mapped(assigned->channel()));
+  ASSERT_TRUE(rank.Await(v1::SessionResponse::kLayoutReady).has_value());
+  ASSERT_TRUE(good.Result().ok());
+  std::mt19937 random(3);
+  const auto scribble = [&random](const std::shared_ptr<RawMemory>& memory) {
+    for (std::size_t i = 0; i < memory->size(); ++i) {
+      memory->data()[i] = static_cast<char>(random());
+    }
+  };
+  for (std::uint64_t step = 1; step <= 20; ++step) {
+    scribble(arena);
+    scribble(rank.semaphores());
+    good.Begin("step");
+    ASSERT_TRUE(rank.Ready(assigned->channel(), step, {0, 1}));
+    scribble(rank.semaphores());
+    scribble(arena);
+    ASSERT_TRUE(rank.EndStep(assigned->channel(), step));
+    const auto done = rank.Await(v1::SessionResponse::kStepDone);
+    ASSERT_TRUE(done.has_value());
+    // The daemon's verdict knows nothing of what the words said.
+    EXPECT_EQ(done->step_done().verdict(), v1::VERDICT_COMPLETE);
+    EXPECT_EQ(done->step_done().step(), step);
+    // The sum of garbage is garbage, but the step is over for the good rank too.
+    EXPECT_EQ(good.Result().code, "WRONG");
+  }
+  ExpectServesOn(daemon);
+}
+
+TEST(SilentReader, IsCutOffAndTheDaemonStaysSmall) {
+  TestDaemon daemon;
+  const std::uint64_t before = PeakBytes(daemon.pid());
+  RawSession rank(daemon.socket());
+  ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
+  v1::SessionRequest query;
+  query.mutable_query_step()->set_channel(1);
+  query.mutable_query_step()->set_step(1);
+  int sent = 0;
+  while (sent < 300'000 && rank.Send(query)) ++sent;
+  EXPECT_LT(sent, 300'000) << "questions whose answers nobody reads are not taken for ever";
+  EXPECT_LT(PeakBytes(daemon.pid()) - before, 100u << 20);
+  EXPECT_NE(rank.End().code, 0);
+  EXPECT_TRUE(daemon.AwaitStatus(NothingHeld));
+  ExpectServesOn(daemon);
+}
+
+TEST(SilentReader, DoesNotHoldUpItsPeers) {
+  // Rank 0 never reads: rank 1's steps go on as long as rank 0 takes part.
+  TestDaemon daemon;
+  Trainer good(daemon, 1, 2);
+  good.Send(good.join());
+  RawSession rank(daemon.socket());
+  ASSERT_TRUE(rank.Open(0, 2, "job").has_value());
+  ASSERT_TRUE(good.Receive().ok());
+  good.Begin("register buckets=1 count=10");
+  const auto assigned = rank.Register(RawSession::LayoutRequest(1, 10));
+  ASSERT_TRUE(assigned.has_value());
+  const auto arena = rank.Map(*assigned, daemon.side_socket());
+  ASSERT_NE(arena, nullptr);
+  ASSERT_TRUE(rank.Mapped(assigned->channel()));
+  ASSERT_TRUE(rank.Await(v1::SessionResponse::kLayoutReady).has_value());
+  ASSERT_TRUE(good.Result().ok());
+  for (std::uint64_t step = 1; step <= 200; ++step) {
+    ASSERT_TRUE(rank.Ready(assigned->channel(), step, {0}));
+    ASSERT_TRUE(rank.EndStep(assigned->channel(), step));
+    const Reply reply = good.Do("step");
+    ASSERT_EQ(reply.code, "WRONG") << "zeros were added, but the step is complete: " << reply;
+  }
+}
+
+TEST(Flood, OfRequestsThatFailEndsOneSessionAtATime) {
+  TestDaemon daemon;
+  for (int i = 0; i < 30; ++i) {
+    RawSession rank(daemon.socket());
+    ASSERT_TRUE(rank.Open(0, 1, "flood").has_value());
+    for (int j = 0; j < 200; ++j) {
+      if (!rank.Ready(99, 1, std::vector<std::uint32_t>(1000, 7))) break;
+    }
+    EXPECT_EQ(rank.End().reason, "UNKNOWN_CHANNEL");
+  }
+  EXPECT_TRUE(daemon.AwaitStatus(NothingHeld));
+  // The log is limited, not flooded.
+  EXPECT_LT(daemon.Log().size(), 64u << 10);
+  ExpectServesOn(daemon);
+}
+
+TEST(Flood, OfConnectionsIsBoundedAndPasses) {
+  TestDaemon daemon;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, daemon.socket().c_str(), daemon.socket().size() + 1);
+  std::vector<Descriptor> open;
+  for (int i = 0; i < 900; ++i) {
+    open.emplace_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (open.back().get() < 0) {
+      open.pop_back();
+      break;
+    }
+    connect(open.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
+  }
+  EXPECT_GT(open.size(), 100u);
+  open.clear();
+  ExpectServesOn(daemon);
+}
+
+// ---- Quotas. Each names its option.
+
+void ExpectQuota(const Reply& reply, const std::string& option) {
+  EXPECT_EQ(reply.code, "RESOURCE_EXHAUSTED") << reply;
+  EXPECT_EQ(reply.reason, "QUOTA") << reply;
+  EXPECT_NE(reply.message.find(option), std::string::npos) << reply;
+}
+
+TEST(Quota, OfSessionsNamesItsOptionAndIsGivenBack) {
+  TestDaemon daemon({"--quota_sessions_per_user=2"});
+  auto trainers = JoinedTrainers(daemon, 2);
+  Trainer third(daemon, 0, 1, "other");
+  ExpectQuota(third.Join(), "quota_sessions_per_user");
+  ExpectAll(trainers, "register");
+  ExpectAll(trainers, "step");
+  ExpectAll(trainers, "leave");
+  ASSERT_TRUE(daemon.AwaitStatus(NothingHeld));
+  EXPECT_TRUE(third.Join().ok());
+}
+
+TEST(Quota, OfJobsNamesItsOption) {
+  TestDaemon daemon({"--quota_jobs_per_user=1"});
+  Trainer first(daemon, 0, 1, "first");
+  ASSERT_TRUE(first.Join().ok());
+  Trainer second(daemon, 0, 1, "second");
+  ExpectQuota(second.Join(), "quota_jobs_per_user");
+  EXPECT_TRUE(first.Do("barrier").ok());
+}
+
+TEST(Quota, OfArenaBytesNamesItsOptionAndTheSessionLivesOn) {
+  TestDaemon daemon({"--quota_arena_bytes_per_user=4MiB", "--staging_bytes=1MiB"});
+  Trainer trainer(daemon, 0, 1);
+  ASSERT_TRUE(trainer.Join().ok());
+  ExpectQuota(trainer.Do("register layout=large buckets=4 count=1000000"),
+              "quota_arena_bytes_per_user");
+  EXPECT_TRUE(trainer.Do("register layout=small").ok());
+  EXPECT_TRUE(trainer.Do("step layout=small").ok());
+}
+
+TEST(Quota, OfArenaBytesThatOneRankExceedsIsToldToTheOthersInTime) {
+  TestDaemon daemon({"--quota_arena_bytes_per_user=7MiB", "--staging_bytes=1MiB"});
+  const auto trainers = JoinedTrainers(daemon, 2);
+  // Room for one rank's arena, not for both.
+  int refused = 0;
+  for (const Reply& reply : DoAll(trainers, "register buckets=1 count=1000000 timeout_ms=300")) {
+    if (reply.reason == "QUOTA") {
+      ++refused;
+    } else {
+      EXPECT_EQ(reply.code, "DEADLINE_EXCEEDED") << reply;
+      EXPECT_NE(reply.message.find("not mapped by rank"), std::string::npos) << reply;
+    }
+  }
+  EXPECT_EQ(refused, 1);
+  ExpectAll(trainers, "barrier");
+}
+
+TEST(Quota, OfLayoutsNamesItsOption) {
+  TestDaemon daemon({"--quota_layouts_per_session=2"});
+  Trainer trainer(daemon, 0, 1);
+  ASSERT_TRUE(trainer.Join().ok());
+  ASSERT_TRUE(trainer.Do("register layout=a").ok());
+  ASSERT_TRUE(trainer.Do("register layout=b").ok());
+  ExpectQuota(trainer.Do("register layout=c"), "quota_layouts_per_session");
+  EXPECT_TRUE(trainer.Do("step layout=b").ok());
+}
+
+TEST(Quota, OfBucketsAndParametersNamesItsOption) {
+  TestDaemon daemon({"--quota_buckets_per_layout=3", "--quota_parameters_per_layout=4"});
+  Trainer trainer(daemon, 0, 1);
+  ASSERT_TRUE(trainer.Join().ok());
+  ExpectQuota(trainer.Do("register layout=a buckets=4"), "quota_buckets_per_layout");
+  ExpectQuota(trainer.Do("register layout=b parameters=a:1,b:1,c:1,d:1,e:1"),
+              "quota_parameters_per_layout");
+  EXPECT_TRUE(trainer.Do("register layout=c buckets=3").ok());
+  EXPECT_TRUE(trainer.Do("step layout=c").ok());
+}
+
+}  // namespace
+}  // namespace gradsync::fault

@@ -1,0 +1,89 @@
+// Users of one node do not reach each other's jobs. Runs outside of Bazel's sandbox, in which root
+// can become nobody else.
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "gtest/gtest.h"
+#include "tests/fault/raw_session.h"
+#include "tests/fault/trainer.h"
+
+namespace gradsync::fault {
+namespace {
+
+constexpr const char* kOther = "become 12345";
+
+class OtherUser : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+    ASSERT_EQ(chmod(daemon_.directory().path().c_str(), 0755), 0);
+  }
+  // The other user is in the group of the sockets.
+  void LetIn() {
+    for (const std::string& socket : {daemon_.socket(), daemon_.side_socket()}) {
+      ASSERT_EQ(chown(socket.c_str(), 0, 12345), 0);
+    }
+  }
+  TestDaemon daemon_;
+};
+
+TEST_F(OtherUser, WithoutTheGroupsPermissionIsToldWhichOneItNeeds) {
+  Trainer trainer(daemon_, 0, 1);
+  ASSERT_TRUE(trainer.Do(kOther).ok());
+  const Reply reply = trainer.Join();
+  EXPECT_EQ(reply.code, "PERMISSION_DENIED") << reply;
+  EXPECT_EQ(reply.reason, "CREDENTIALS") << reply;
+  EXPECT_NE(reply.message.find("as user id 12345"), std::string::npos) << reply;
+  EXPECT_NE(reply.message.find("group root"), std::string::npos) << reply;
+}
+
+TEST_F(OtherUser, WithTheSameJobIdHasAJobOfItsOwnAndSeesNoOther) {
+  LetIn();
+  const auto mine = JoinedTrainers(daemon_, 2);
+  ExpectAll(mine, "register");
+  std::vector<std::unique_ptr<Trainer>> theirs;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    theirs.push_back(std::make_unique<Trainer>(daemon_, rank, 2));
+    ASSERT_TRUE(theirs[rank]->Do(kOther).ok());
+    theirs[rank]->Send(theirs[rank]->join());
+  }
+  for (const auto& trainer : theirs) {
+    const Reply reply = trainer->Receive();
+    ASSERT_TRUE(reply.ok()) << reply;
+    EXPECT_EQ(reply.Field("generation"), "1") << "a job of its own, not the next of the other's";
+  }
+  ExpectAll(theirs, "register count=500");
+  ExpectAll(theirs, "step times=2");
+  ExpectAll(mine, "step times=3");
+
+  EXPECT_EQ(theirs[0]->Do("jobs socket=" + daemon_.socket()).Field("jobs"), "job/12345/2");
+  // Root sees both.
+  EXPECT_EQ(daemon_.Status().jobs_size(), 2);
+
+  // The death of one user's rank is nothing to the other's.
+  theirs[1]->Kill();
+  EXPECT_EQ(theirs[0]->Do("barrier").reason, "RANK_LOST");
+  ExpectAll(mine, "step");
+}
+
+TEST_F(OtherUser, CannotClaimANonceOfAnotherUser) {
+  LetIn();
+  RawSession owner(daemon_.socket());
+  ASSERT_TRUE(owner.Open(0, 1, "job").has_value());
+  const auto assigned = owner.Register(RawSession::LayoutRequest(1, 10));
+  ASSERT_TRUE(assigned.has_value());
+  Trainer thief(daemon_, 0, 1);
+  ASSERT_TRUE(thief.Do(kOther).ok());
+  const Reply stolen = thief.Do("claim " + absl::BytesToHexString(assigned->nonce()) +
+                                " socket=" + daemon_.side_socket());
+  EXPECT_EQ(stolen.code, "PERMISSION_DENIED") << stolen;
+  EXPECT_EQ(stolen.Field("descriptors"), "0");
+  EXPECT_NE(owner.Map(*assigned, daemon_.side_socket()), nullptr) << "the owner still can";
+}
+
+}  // namespace
+}  // namespace gradsync::fault

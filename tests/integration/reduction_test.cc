@@ -1,0 +1,101 @@
+// What comes out of a step, element by element, against what the ranks wrote.
+
+#include <string>
+#include <tuple>
+
+#include "gtest/gtest.h"
+#include "tests/fault/trainer.h"
+
+namespace gradsync::fault {
+namespace {
+
+class Reduction : public testing::TestWithParam<std::tuple<const char*, const char*, int>> {};
+
+TEST_P(Reduction, IsThatOfEveryRank) {
+  const auto [dtype, op, ranks] = GetParam();
+  TestDaemon daemon({"--reduce_threads=2"});
+  const auto trainers = JoinedTrainers(daemon, static_cast<std::uint32_t>(ranks));
+  const std::string how = std::string(" dtype=") + dtype + " op=" + op;
+  // Empty, one element, odd, and large enough to be sliced; then by the rule, from parameters.
+  for (const char* count : {"0", "1", "4097", "600001"}) {
+    const std::string name = std::string(" layout=explicit") + count;
+    ExpectAll(trainers, "register buckets=2 count=" + std::string(count) + name + how);
+    ExpectAll(trainers, "step times=2" + name);
+  }
+  ExpectAll(trainers, "register layout=rule parameters=w:300x1000,b:7,scale:1" + how);
+  ExpectAll(trainers, "step layout=rule times=2");
+  for (const char* count : {"0", "1", "1023", "70000"}) {
+    ExpectAll(trainers, "allreduce " + std::string(count) + how);
+  }
+  ExpectAll(trainers, "leave");
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, Reduction,
+                         testing::Combine(testing::Values("float32", "float64", "float16",
+                                                          "bfloat16"),
+                                          testing::Values("average", "sum"), testing::Values(2, 4)),
+                         [](const auto& one) {
+                           return std::string(std::get<0>(one.param)) + std::get<1>(one.param) +
+                                  std::to_string(std::get<2>(one.param));
+                         });
+
+TEST(OneRank, IsItsOwnAverage) {
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 1);
+  ExpectAll(trainers, "register");
+  ExpectAll(trainers, "step times=3");
+  ExpectAll(trainers, "leave");
+}
+
+class LeaveMidRun : public testing::TestWithParam<const char*> {};
+
+TEST_P(LeaveMidRun, GoesOnWithoutTheRank) {
+  const bool by_world = std::string(GetParam()) == "divisor=world";
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 3, "job", GetParam());
+  ExpectAll(trainers, "register");
+  ExpectAll(trainers, "step times=2");
+  // The others are in step 3 when rank 1 says that it has no more.
+  trainers[0]->Begin("step ranks=0,2");
+  ASSERT_TRUE(trainers[1]->Do("leave").ok());
+  trainers[2]->Begin("step ranks=0,2");
+  for (const int rank : {0, 2}) {
+    const Reply reply = trainers[rank]->Result();
+    EXPECT_TRUE(reply.ok()) << reply;
+    EXPECT_EQ(reply.Field("live_ranks"), "2") << reply;
+    EXPECT_EQ(reply.Field("divisor"), by_world ? "3" : "2") << reply;
+  }
+  EXPECT_EQ(trainers[1]->Do("step").reason, "LEFT");
+  ASSERT_TRUE(trainers[2]->Do("leave").ok());
+  const Reply last = trainers[0]->Do("step ranks=0 times=2");
+  EXPECT_TRUE(last.ok()) << last;
+  EXPECT_EQ(last.Field("divisor"), by_world ? "3" : "1") << last;
+  EXPECT_TRUE(trainers[0]->Do("leave").ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Divide, LeaveMidRun, testing::Values("divisor=live", "divisor=world"),
+                         [](const auto& one) {
+                           return std::string(one.param) == "divisor=world" ? "ByWorld"
+                                                                            : "ByLiveRanks";
+                         });
+
+TEST(LeaveAndStay, ReturnsTheRankThatLeftLastWhichCanBroadcastTheModel) {
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 3);
+  ExpectAll(trainers, "register");
+  ExpectAll(trainers, "step");
+  trainers[0]->Begin("leave_stay");
+  ASSERT_EQ(trainers[2]->Do("leave_stay timeout_ms=1").reason, "WAIT_TIMEOUT");
+  EXPECT_TRUE(trainers[1]->Do("step ranks=1 times=3").ok());
+  trainers[2]->Begin("leave_stay");
+  EXPECT_EQ(trainers[1]->Do("leave_stay").Field("last_joiner"), "1");
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(trainers[rank]->Result().Field("last_joiner"), "1");
+  }
+  ExpectAll(trainers, "broadcast 100000 1");
+  ExpectAll(trainers, "barrier");
+  ExpectAll(trainers, "leave");
+}
+
+}  // namespace
+}  // namespace gradsync::fault
