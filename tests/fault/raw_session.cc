@@ -95,6 +95,9 @@ bool RawMemory::Populate() {
 RawSession::RawSession(const std::string& socket) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // A window that does not grow: who does not read is soon sent nothing.
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65536);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetMaxReceiveMessageSize(-1);
   channel_ =

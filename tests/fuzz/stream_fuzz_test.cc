@@ -1,0 +1,209 @@
+// Thousands of sessions' worth of nonsense through raw streams: the daemon neither dies nor hangs,
+// holds nothing afterwards, and serves a good job.
+
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/fault/deadline.h"
+#include "tests/fault/raw_session.h"
+#include "tests/fault/trainer.h"
+
+namespace gradsync::fault {
+namespace {
+
+constexpr int kSequences = 2000;
+constexpr std::uint64_t kBudgetNs = 5'000'000'000ull * kScale;
+constexpr std::uint32_t kSeed = 20'261'121;
+
+class Fuzzer {
+ public:
+  Fuzzer() : random_(kSeed) {}
+
+  std::uint64_t Below(std::uint64_t bound) { return random_() % bound; }
+
+  // Mostly small, sometimes at an edge.
+  std::uint64_t Number() {
+    static constexpr std::uint64_t kEdges[] = {0,
+                                               1,
+                                               2,
+                                               127,
+                                               128,
+                                               0x7fffffff,
+                                               0x80000000,
+                                               0xffffffff,
+                                               0x100000000,
+                                               0x7fffffffffffffff,
+                                               0x8000000000000000,
+                                               0xffffffffffffffff};
+    return Below(3) == 0 ? kEdges[Below(std::size(kEdges))] : Below(4);
+  }
+
+  std::string Text(std::size_t most) {
+    std::string text(Below(most + 1), '\0');
+    for (char& byte : text) byte = static_cast<char>('a' + Below(26));
+    return text;
+  }
+
+  v1::SessionRequest Request() {
+    v1::SessionRequest request;
+    const auto small = [this] { return static_cast<std::uint32_t>(Number()); };
+    switch (Below(14)) {
+      case 0:
+        request = RawSession::OpenRequest(small(), small(), Text(3));
+        break;
+      case 1: {
+        request = RawSession::LayoutRequest(Below(4), Number(), Text(2));
+        v1::RegisterLayout& layout = *request.mutable_register_layout();
+        layout.set_request_id(Number());
+        layout.set_bucket_cap_bytes(Number());
+        layout.set_timeout_ms(Number());
+        layout.set_bucket_done_messages(Below(2) == 0);
+        layout.set_op(static_cast<v1::ReduceOp>(Below(4)));
+        for (std::uint64_t i = Below(4); i > 0; --i) {
+          v1::Parameter& parameter = *layout.add_parameters();
+          parameter.set_name(Text(3));
+          parameter.add_shape(Number());
+          parameter.add_shape(Number());
+          parameter.set_dtype(static_cast<v1::DataType>(Below(6)));
+        }
+        break;
+      }
+      case 2:
+        request.mutable_arena_mapped()->set_channel(small());
+        break;
+      case 3:
+        request.mutable_bucket_ready()->set_channel(small());
+        request.mutable_bucket_ready()->set_step(Number());
+        for (std::uint64_t i = Below(5); i > 0; --i) {
+          request.mutable_bucket_ready()->add_buckets(small());
+        }
+        break;
+      case 4:
+        request.mutable_end_step()->set_channel(small());
+        request.mutable_end_step()->set_step(Number());
+        request.mutable_end_step()->set_used_map(Text(3));
+        break;
+      case 5:
+        request.mutable_abandon_step()->set_channel(small());
+        request.mutable_abandon_step()->set_step(Number());
+        request.mutable_abandon_step()->set_reason(Text(2000));
+        break;
+      case 6:
+        request.mutable_broadcast()->set_sequence(Number());
+        request.mutable_broadcast()->set_root(small());
+        request.mutable_broadcast()->set_bytes(Number());
+        request.mutable_broadcast()->set_timeout_ms(Number());
+        break;
+      case 7:
+        request.mutable_chunk_written()->set_sequence(Number());
+        request.mutable_chunk_written()->set_chunk(Number());
+        request.mutable_chunk_written()->set_bytes(Number());
+        break;
+      case 8:
+        request.mutable_chunk_read()->set_sequence(Number());
+        request.mutable_chunk_read()->set_chunk(Number());
+        break;
+      case 9:
+        request.mutable_barrier()->set_sequence(Number());
+        request.mutable_barrier()->set_timeout_ms(Number());
+        break;
+      case 10:
+        request.mutable_all_reduce()->set_sequence(Number());
+        request.mutable_all_reduce()->set_dtype(static_cast<v1::DataType>(Below(6)));
+        request.mutable_all_reduce()->set_count(Number());
+        request.mutable_all_reduce()->set_op(static_cast<v1::ReduceOp>(Below(4)));
+        break;
+      case 11:
+        request.mutable_leave()->set_exit(Below(2) == 0);
+        break;
+      case 12:
+        request.mutable_query_step()->set_channel(small());
+        request.mutable_query_step()->set_step(Number());
+        break;
+      default:
+        request.mutable_lease_answer()->set_number(Number());
+    }
+    if (Below(8) == 0) Mutate(&request);
+    return request;
+  }
+
+  // Flips bytes of the message as it is on the wire; what is no message any more stays as it was.
+  void Mutate(v1::SessionRequest* request) {
+    std::string bytes = request->SerializeAsString();
+    for (std::uint64_t i = 1 + Below(3); i > 0 && !bytes.empty(); --i) {
+      bytes[Below(bytes.size())] = static_cast<char>(random_());
+    }
+    v1::SessionRequest mutated;
+    if (mutated.ParseFromString(bytes)) *request = mutated;
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// A session as far as steps of a layout of its own, so that mutations reach what lies behind.
+bool OpenDeep(RawSession* rank, const TestDaemon& daemon, std::uint64_t number,
+              std::shared_ptr<RawMemory>* arena) {
+  if (!rank->Open(0, 1, "deep" + std::to_string(number)).has_value()) return false;
+  const auto assigned = rank->Register(RawSession::LayoutRequest(3, 100));
+  if (!assigned.has_value()) return false;
+  *arena = rank->Map(*assigned, daemon.side_socket());
+  return *arena != nullptr && rank->Mapped(assigned->channel()) &&
+         rank->Await(v1::SessionResponse::kLayoutReady).has_value() &&
+         rank->Ready(1, 1, {0, 1, 2}) && rank->EndStep(1, 1);
+}
+
+TEST(RandomSequences, NeitherStopNorHurtTheDaemon) {
+  TestDaemon daemon({"--staging_bytes=64KiB", "--log_level=error"});
+  // A job that runs all the while.
+  const auto bystanders = JoinedTrainers(daemon, 2, "bystander");
+  ExpectAll(bystanders, "register");
+  Fuzzer fuzzer;
+  const std::uint64_t start_ns = NowNs();
+  int sequences = 0, deep = 0;
+  for (; sequences < kSequences && NowNs() - start_ns < kBudgetNs; ++sequences) {
+    RawSession rank(daemon.socket());
+    std::shared_ptr<RawMemory> arena;
+    switch (fuzzer.Below(4)) {
+      case 0:
+        break;
+      case 1:
+        ASSERT_TRUE(OpenDeep(&rank, daemon, sequences, &arena)) << "sequence " << sequences;
+        ++deep;
+        break;
+      default:
+        ASSERT_TRUE(
+            rank.Send(RawSession::OpenRequest(static_cast<std::uint32_t>(fuzzer.Below(2)),
+                                              1 + static_cast<std::uint32_t>(fuzzer.Below(2)),
+                                              "fuzz" + std::to_string(fuzzer.Below(3)))));
+    }
+    for (std::uint64_t i = 1 + fuzzer.Below(12); i > 0; --i) {
+      if (!rank.Send(fuzzer.Request())) break;
+    }
+    if (fuzzer.Below(4) > 0) {
+      // A breach in any state: the stream ends once all before it was dealt with. Otherwise it is
+      // cut off in the middle.
+      rank.Send({});
+      ASSERT_NE(rank.End().code, grpc::StatusCode::DEADLINE_EXCEEDED) << "sequence " << sequences;
+    }
+    if (sequences % 200 == 0) ExpectAll(bystanders, "step");
+  }
+  std::printf("%d sequences, %d of them with steps, in %.1f s\n", sequences, deep,
+              static_cast<double>(NowNs() - start_ns) / 1e9);
+  EXPECT_GT(sequences, 200);
+  ExpectAll(bystanders, "step times=3");
+  ExpectAll(bystanders, "leave");
+  EXPECT_TRUE(daemon.AwaitStatus([](const auto& status) { return status.arena_bytes() == 0; }));
+  EXPECT_EQ(daemon.CountDescriptors("memfd:gradsync"), 0);
+  const auto trainers = JoinedTrainers(daemon, 2, "good");
+  ExpectAll(trainers, "register");
+  ExpectAll(trainers, "step times=3");
+  ExpectAll(trainers, "leave");
+}
+
+}  // namespace
+}  // namespace gradsync::fault
