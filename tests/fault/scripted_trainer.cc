@@ -38,6 +38,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -217,6 +218,8 @@ std::vector<std::uint64_t> ShapeOf(const std::string& text) {
 struct LayoutUse {
   std::unique_ptr<Layout> layout;
   ReduceOp op = ReduceOp::kAverage;
+  // Step and bucket of every mark: from there on the bucket is the daemon's.
+  std::set<std::pair<std::uint64_t, std::size_t>> marked;
 };
 
 class Rank {
@@ -342,7 +345,7 @@ absl::Status Rank::Register(const Command& command, Answer* answer) {
   auto layout = session_->RegisterLayout(spec);
   if (!layout.ok()) return layout.status();
   answer->emplace_back("buckets", absl::StrCat((*layout)->bucket_count()));
-  layouts_[spec.name] = LayoutUse{*std::move(layout), spec.op};
+  layouts_[spec.name] = LayoutUse{*std::move(layout), spec.op, {}};
   return absl::OkStatus();
 }
 
@@ -357,7 +360,8 @@ absl::Status Rank::OnLayout(const Command& command, Answer* answer) {
   const std::uint64_t step = command.Word(0);
   if (command.name == "mark") {
     const std::size_t bucket = command.Word(1);
-    if (bucket < layout.bucket_count() && step == layout.next_step()) {
+    if (bucket < layout.bucket_count() && step == layout.next_step() &&
+        use.marked.emplace(step, bucket).second) {
       const BucketView view = layout.bucket(bucket);
       for (std::uint64_t i = 0; i < view.count; ++i) {
         Store(view.dtype, view.data, i, Written(options_.rank, step, bucket, i));

@@ -1,9 +1,11 @@
 // What comes out of a step, element by element, against what the ranks wrote.
 
+#include <cstdio>
 #include <string>
 #include <tuple>
 
 #include "gtest/gtest.h"
+#include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
 
 namespace gradsync::fault {
@@ -38,6 +40,24 @@ INSTANTIATE_TEST_SUITE_P(Every, Reduction,
                            return std::string(std::get<0>(one.param)) + std::get<1>(one.param) +
                                   std::to_string(std::get<2>(one.param));
                          });
+
+TEST(LayoutOfManyParameters, IsRegisteredWithoutDelay) {
+  // Its message is many times larger than what a socket holds.
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 2);
+  std::string parameters = "first:1";
+  for (int i = 0; i < 20'000; ++i) {
+    parameters += ",a_module.with_a_rather_long_name.layer_" + std::to_string(i) + ".weight:2x3";
+  }
+  for (const Reply& reply : DoAll(trainers, "register parameters=" + parameters)) {
+    EXPECT_TRUE(reply.ok()) << reply;
+    std::printf("20 001 parameters: %.2f s\n",
+                static_cast<double>(reply.end_ns - reply.start_ns) / 1e9);
+    EXPECT_LT(reply.end_ns - reply.start_ns, 5'000'000'000ull * kScale) << reply;
+  }
+  ExpectAll(trainers, "step times=2");
+  ExpectAll(trainers, "leave");
+}
 
 TEST(OneRank, IsItsOwnAverage) {
   TestDaemon daemon;
