@@ -21,7 +21,9 @@ TEST_P(Reduction, IsThatOfEveryRank) {
   // Empty, one element, odd, and large enough to be sliced; then by the rule, from parameters.
   for (const char* count : {"0", "1", "4097", "600001"}) {
     const std::string name = std::string(" layout=explicit") + count;
-    ExpectAll(trainers, "register buckets=2 count=" + std::string(count) + name + how);
+    std::string command = std::string("register buckets=2 count=") + count;
+    command.append(name).append(how);
+    ExpectAll(trainers, command);
     ExpectAll(trainers, "step times=2" + name);
   }
   ExpectAll(trainers, "register layout=rule parameters=w:300x1000,b:7,scale:1" + how);
