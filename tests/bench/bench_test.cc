@@ -153,7 +153,7 @@ TEST_F(BenchTest, HandoffMeasuresTheEmptyBucket) {
       EXPECT_GT(bucket[key].get<double>(), 0) << key << " of " << bucket;
     }
   }
-  EXPECT_EQ(document()["buckets"].size(), 4u);
+  EXPECT_EQ(document()["buckets"].size(), 5u);
   EXPECT_EQ(document()["buckets"][0]["bytes"], 0);
   EXPECT_THAT(output(), HasSubstr("MarkReady"));
   ExpectNothingLeft();

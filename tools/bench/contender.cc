@@ -40,10 +40,14 @@ absl::StatusOr<Turn> Contender::Reduce(std::uint64_t iteration) {
   for (std::uint32_t rank = 0; rank < team_->ranks(); ++rank) {
     const RankReport& report = team_->report(rank);
     if (report.call_ns > team_->report(last).call_ns) last = rank;
-    turn.mark_ns[rank] = report.marked_ns - report.call_ns;
+    turn.mark_ns[rank] = report.handoff.marked_ns - report.call_ns;
     turn.cpu_ns += report.cpu_ns;
   }
-  turn.time_ns = team_->report(last).return_ns - team_->report(last).call_ns;
+  const RankReport& report = team_->report(last);
+  const HandoffTimes& handoff = report.handoff;
+  turn.time_ns = report.return_ns - report.call_ns;
+  turn.stages_ns = {handoff.ready_ns - report.call_ns, handoff.start_ns - handoff.ready_ns,
+                    handoff.finish_ns - handoff.start_ns, report.return_ns - handoff.finish_ns};
   return turn;
 }
 

@@ -19,8 +19,10 @@ namespace gradsync::bench {
 struct Turn {
   // From the last rank's call to that rank's return. Roofline: first element to last.
   std::int64_t time_ns = 0;
-  // Until each rank's MarkReady had returned; gradsync alone.
+  // gradsync alone: until each rank's MarkReady had returned, and the stages of `time_ns`: from the
+  // last rank's call to the daemon, to the reduction's start, to its finish, to the rank's return.
   std::array<std::int64_t, kMaxRanks> mark_ns = {};
+  std::array<std::int64_t, 4> stages_ns = {};
   // Of every process that took part, their --busy threads, filling and checking excluded.
   std::int64_t cpu_ns = 0;
   std::uint64_t wrong = 0;  // elements, over all ranks

@@ -44,13 +44,21 @@ struct Order {
   char memory_path[64];  // kSetUp of the roofline: the memfd of all ranks' buffers
 };
 
-// Written by one rank before it arrives. Times are CLOCK_MONOTONIC.
+// What happens between a trainer's call and its return, CLOCK_MONOTONIC. Gradsync alone.
+struct HandoffTimes {
+  std::int64_t marked_ns;  // MarkReady has returned
+  std::int64_t ready_ns;   // the daemon has the last rank's message
+  std::int64_t start_ns;   // of the reduction
+  std::int64_t finish_ns;  // of the reduction
+};
+
+// Written by one rank before it arrives.
 struct alignas(128) RankReport {
-  std::int64_t call_ns;    // kCall: before the call
-  std::int64_t marked_ns;  // MarkReady has returned (gradsync alone)
+  std::int64_t call_ns;    // kCall: CLOCK_MONOTONIC before the call
   std::int64_t return_ns;  // the average is there
-  std::int64_t cpu_ns;     // of the rank's process in kCall, its --busy thread excluded
-  std::uint64_t wrong;     // kCheck
+  HandoffTimes handoff;
+  std::int64_t cpu_ns;  // of the rank's process in kCall, its --busy thread excluded
+  std::uint64_t wrong;  // kCheck
   std::uint32_t failed;
   char error[512];  // NUL-terminated; why
 };

@@ -10,7 +10,7 @@ absl::Status FaultyPeer::SetUp(const Order& order) {
   return absl::OkStatus();
 }
 
-absl::Status FaultyPeer::AllReduce(std::int64_t*) {
+absl::Status FaultyPeer::AllReduce(HandoffTimes*) {
   const std::size_t item_size = ItemSize(options_.dtype);
   const std::size_t count = memory_.bytes() / item_size;
   pattern_.FillAverage(order_->iteration, memory_.data(), count);

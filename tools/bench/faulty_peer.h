@@ -18,7 +18,7 @@ class FaultyPeer final : public Peer {
 
   absl::Status SetUp(const Order& order) override;
   std::byte* buffer() override { return memory_.data(); }
-  absl::Status AllReduce(std::int64_t* marked_ns) override;
+  absl::Status AllReduce(HandoffTimes* times) override;
   absl::Status TearDown() override;
 
  private:

@@ -64,7 +64,7 @@ class GlooPeer final : public Peer {
   std::byte* buffer() override { return memory_.data(); }
 
   // Gloo adds; the division is the trainer's, as in DDP.
-  absl::Status AllReduce(std::int64_t*) override {
+  absl::Status AllReduce(HandoffTimes*) override {
     absl::Status status = Guard([this] { gloo::allreduce(*options_for_call_); });
     if (!status.ok()) return status;
     Scale(options_.dtype, memory_.data(), memory_.bytes() / ItemSize(options_.dtype),

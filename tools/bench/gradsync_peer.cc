@@ -1,5 +1,7 @@
 #include "tools/bench/gradsync_peer.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "gradsync/client.h"
@@ -41,19 +43,25 @@ class GradsyncPeer final : public Peer {
 
   std::byte* buffer() override { return static_cast<std::byte*>(layout_->bucket(kBucket).data); }
 
-  absl::Status AllReduce(std::int64_t* marked_ns) override {
+  absl::Status AllReduce(HandoffTimes* times) override {
     absl::Status status = layout_->MarkReady(step_, kBucket);
-    *marked_ns = MonotonicNs();
+    times->marked_ns = MonotonicNs();
     if (!status.ok()) return status;
     return layout_->WaitBucket(step_, kBucket, kTimeout);
   }
 
-  absl::Status EndStep() override {
+  absl::Status EndStep(HandoffTimes* times) override {
     absl::Status status = layout_->EndStep(step_);
     if (!status.ok()) return status;
     absl::StatusOr<StepResult> result = layout_->WaitStep(step_, kTimeout);
+    if (!result.ok()) return result.status();
     step_ = layout_->next_step();
-    return result.status();
+    const BucketTimes& bucket = result->buckets.at(kBucket);
+    times->ready_ns = static_cast<std::int64_t>(
+        *std::max_element(bucket.ready_ns.begin(), bucket.ready_ns.end()));
+    times->start_ns = static_cast<std::int64_t>(bucket.start_ns);
+    times->finish_ns = static_cast<std::int64_t>(bucket.finish_ns);
+    return absl::OkStatus();
   }
 
   absl::Status TearDown() override {

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +21,11 @@
 namespace gradsync::bench {
 namespace {
 
-constexpr std::uint64_t kBucketBytes[] = {0, 64 << 10, 256 << 10, 1 << 20};
+constexpr std::uint64_t kBucketBytes[] = {0, 64 << 10, 256 << 10, 1 << 20, 25 << 20};
+
+// Turn::stages_ns, in its order.
+constexpr const char* kStages[] = {"to_daemon_us_p50", "queue_us_p50", "reduce_us_p50",
+                                   "to_trainer_us_p50"};
 
 nlohmann::json Measure(const Score& score, std::uint32_t ranks) {
   std::vector<double> mark_us;
@@ -30,10 +36,29 @@ nlohmann::json Measure(const Score& score, std::uint32_t ranks) {
     }
     done_us.push_back(static_cast<double>(turn.time_ns) / 1e3);
   }
-  return {{"mark_ready_us_p50", Quantile(mark_us, 0.5)},
-          {"mark_ready_us_p99", Quantile(mark_us, 0.99)},
-          {"ready_to_done_us_p50", Quantile(done_us, 0.5)},
-          {"ready_to_done_us_p99", Quantile(done_us, 0.99)}};
+  nlohmann::json row = {{"mark_ready_us_p50", Quantile(mark_us, 0.5)},
+                        {"mark_ready_us_p99", Quantile(mark_us, 0.99)},
+                        {"ready_to_done_us_p50", Quantile(done_us, 0.5)},
+                        {"ready_to_done_us_p99", Quantile(done_us, 0.99)}};
+  for (std::size_t stage = 0; stage < std::size(kStages); ++stage) {
+    std::vector<double> stage_us;
+    for (const Turn& turn : score.turns) {
+      stage_us.push_back(static_cast<double>(turn.stages_ns[stage]) / 1e3);
+    }
+    row[kStages[stage]] = Quantile(stage_us, 0.5);
+  }
+  return row;
+}
+
+void Print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+std::string Columns(const std::vector<std::string>& columns, const std::string& first) {
+  std::string line = absl::StrFormat("%8s", first);
+  for (const std::string& column : columns) absl::StrAppendFormat(&line, " %10s", column);
+  return line + "\n";
 }
 
 }  // namespace
@@ -45,11 +70,14 @@ absl::Status RunHandoffBench(const Options& options) {
   if (!json.ok()) return json.status();
   absl::StatusOr<std::unique_ptr<Contest>> contest = Contest::Start(lineup->contest);
   if (!contest.ok()) return contest.status();
-  absl::PrintF("# gradsync-bench handoff: %d ranks, %s trainers, %d reduce threads\n# %s\n",
-               options.ranks, options.busy ? "busy" : "idle", lineup->contest.threads,
-               DescribeMachine());
-  absl::PrintF("# %8s %18s %18s %18s %18s\n", "bucket", "MarkReady p50 (us)", "MarkReady p99 (us)",
-               "to done p50 (us)", "to done p99 (us)");
+  Print(absl::StrFormat(
+      "# gradsync-bench handoff: %d ranks, %s trainers, %d reduce threads\n# %s\n", options.ranks,
+      options.busy ? "busy" : "idle", lineup->contest.threads, DescribeMachine()));
+  Print(
+      Columns({"MarkReady", "MarkReady", "to done", "to done", "of these:", "", "", ""}, "bucket"));
+  Print(Columns({"p50 (us)", "p99 (us)", "p50 (us)", "p99 (us)", "to daemon", "queue", "reduce",
+                 "to trainer"},
+                "size"));
   nlohmann::json document;
   nlohmann::json buckets = nlohmann::json::array();
   std::uint64_t wrong = 0;
@@ -63,11 +91,13 @@ absl::Status RunHandoffBench(const Options& options) {
     if (!scores.ok()) return scores.status();
     nlohmann::json row = Measure(scores->front(), options.ranks);
     if (bytes == 0) document = row;
-    absl::PrintF("  %8s %18.1f %18.1f %18.1f %18.1f\n", FormatByteSize(bytes),
-                 row["mark_ready_us_p50"].get<double>(), row["mark_ready_us_p99"].get<double>(),
-                 row["ready_to_done_us_p50"].get<double>(),
-                 row["ready_to_done_us_p99"].get<double>());
-    std::fflush(stdout);
+    std::vector<std::string> figures;
+    for (const char* key :
+         {"mark_ready_us_p50", "mark_ready_us_p99", "ready_to_done_us_p50", "ready_to_done_us_p99",
+          kStages[0], kStages[1], kStages[2], kStages[3]}) {
+      figures.push_back(absl::StrFormat("%.1f", row[key].get<double>()));
+    }
+    Print(Columns(figures, FormatByteSize(bytes)));
     row["bytes"] = bytes;
     buckets.push_back(row);
     wrong += scores->front().wrong;

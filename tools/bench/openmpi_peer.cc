@@ -142,7 +142,7 @@ class OpenMpiPeer final : public Peer {
 
   std::byte* buffer() override { return memory_.data(); }
 
-  absl::Status AllReduce(std::int64_t*) override {
+  absl::Status AllReduce(HandoffTimes*) override {
     absl::Status status =
         MpiStatus(MPI_Allreduce(MPI_IN_PLACE, memory_.data(), static_cast<int>(count_), type_, add_,
                                 MPI_COMM_WORLD),

@@ -46,7 +46,8 @@ others sleep. Every rank rewrites its buffer before its turn: results of the las
 flatter nobody.
 
 handoff prints what a trainer pays for "this bucket is ready" (MarkReady, to its caller), and how
-long an empty bucket takes from the last rank's MarkReady until its wait returns.
+long a bucket, the empty one first, takes from the last rank's MarkReady until its wait returns: to
+the daemon, in its queue, being reduced, and back to the trainer (medians).
 
   -b, -e SIZE      smallest and largest buffer per rank: bytes, or 64K, 25M, 1G (powers of two)
   -f FACTOR        from one size to the next, at least 2; SIZE of -e is always measured

@@ -34,10 +34,10 @@ class Peer {
   // Valid from SetUp to TearDown; elements of the dtype.
   virtual std::byte* buffer() = 0;
   // Averages every rank's buffer in place. Timed by the caller, who sees what a trainer sees.
-  // `marked_ns`: when a trainer could have gone on to compute, if that is earlier.
-  virtual absl::Status AllReduce(std::int64_t* marked_ns) = 0;
-  // What else a step needs; untimed, but its CPU time counts.
-  virtual absl::Status EndStep() { return absl::OkStatus(); }
+  // gradsync fills `times.marked_ns`.
+  virtual absl::Status AllReduce(HandoffTimes* times) = 0;
+  // What else a step needs; untimed, but its CPU time counts. gradsync fills the rest of `times`.
+  virtual absl::Status EndStep(HandoffTimes*) { return absl::OkStatus(); }
   virtual absl::Status TearDown() = 0;
 };
 

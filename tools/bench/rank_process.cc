@@ -85,17 +85,17 @@ class Rank {
 
   absl::Status Call() {
     const std::int64_t cpu_ns = CpuNs();
-    std::int64_t marked_ns = 0;
+    HandoffTimes times = {};
     team_.barrier.Wait(ranks_);
     const std::int64_t call_ns = MonotonicNs();
-    absl::Status status = peer_->AllReduce(&marked_ns);
+    absl::Status status = peer_->AllReduce(&times);
     const std::int64_t return_ns = MonotonicNs();
     // A rank that is done early must not compete with another that is being timed.
     team_.barrier.Wait(ranks_);
-    status.Update(peer_->EndStep());
+    status.Update(peer_->EndStep(&times));
     report_.call_ns = call_ns;
-    report_.marked_ns = marked_ns;
     report_.return_ns = return_ns;
+    report_.handoff = times;
     report_.cpu_ns = CpuNs() - cpu_ns;
     return status;
   }

@@ -10,7 +10,7 @@ absl::Status RooflinePeer::SetUp(const Order& order) {
   return absl::OkStatus();
 }
 
-absl::Status RooflinePeer::AllReduce(std::int64_t*) {
+absl::Status RooflinePeer::AllReduce(HandoffTimes*) {
   return absl::InternalError("the roofline's ranks do not reduce");
 }
 

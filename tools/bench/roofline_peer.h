@@ -21,7 +21,7 @@ class RooflinePeer final : public Peer {
 
   absl::Status SetUp(const Order& order) override;
   std::byte* buffer() override { return buffer_; }
-  absl::Status AllReduce(std::int64_t* marked_ns) override;
+  absl::Status AllReduce(HandoffTimes* times) override;
   absl::Status TearDown() override;
 
  private:
