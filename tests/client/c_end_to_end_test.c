@@ -76,7 +76,7 @@ static gradsync_layout_t* Register(gradsync_session_t* session) {
   gradsync_layout_spec_t spec;
   gradsync_parameter_t parameters[BUCKETS];
   const uint64_t shape[2] = {ELEMENTS / 10, 10};
-  char names[BUCKETS][8];
+  char names[BUCKETS][16];
   int i;
   for (i = 0; i < BUCKETS; ++i) {
     snprintf(names[i], sizeof(names[i]), "p%d", i);
@@ -246,7 +246,7 @@ static int RunAll(char* self, char* gradsyncd) {
   daemon_argv[2] = NULL;
   daemon_pid = Spawn(daemon_argv);
   for (i = 0; i < WORLD_SIZE; ++i) {
-    char number[8];
+    char number[16];
     char* argv[5];
     snprintf(number, sizeof(number), "%d", i);
     argv[0] = self;
