@@ -38,8 +38,9 @@ double Gradient(std::uint32_t rank, std::uint32_t bucket, std::uint64_t step, st
   return static_cast<double>((rank + 1) * 1000 + bucket * 500 + step * 100 + place);
 }
 
+// Each rank uses one parameter, another one in each step.
 std::string UsedMap(std::uint32_t rank, std::uint64_t step) {
-  return step % 2 == 1 ? std::string(1, static_cast<char>(1u << rank)) : "";
+  return std::string(1, static_cast<char>(1u << (rank + step) % kModelMaxRanks));
 }
 
 std::string FieldOf(const ErrorDetails& details, absl::string_view key) {
@@ -124,7 +125,8 @@ ReduceOperation* CheckedJob::Held(int bucket) const {
   return nullptr;
 }
 
-// ---- Events --------------------------------------------------------------------------------------
+// ---- Events
+// --------------------------------------------------------------------------------------
 
 void CheckedJob::Write(std::uint32_t rank, std::uint32_t bucket, std::uint64_t step) {
   const PlannedBucket& planned = plan_.buckets[bucket];
@@ -181,7 +183,7 @@ absl::Status CheckedJob::Send(const Event& event) {
       return job_->MarkReady(rank, channel_, step, {event.detail});
     case Action::kReadyAll:
       for (std::uint32_t bucket = 0; bucket < kModelBuckets; ++bucket) Write(rank, bucket, step);
-      return job_->MarkReady(rank, channel_, step, {1, 0});
+      return job_->MarkReady(rank, channel_, step, {0, 1});
     case Action::kEndStep:
       return job_->EndStep(rank, channel_, step, UsedMap(rank, step));
     case Action::kReadVerdict:
@@ -198,8 +200,11 @@ absl::Status CheckedJob::Send(const Event& event) {
     case Action::kAbandon:
       return job_->AbandonStep(rank, channel_, step, "out of memory");
     case Action::kLose:
-      job_->Lose(rank, Incarnation(rank),
-                 MakeError(absl::StatusCode::kAborted, "PROCESS_ENDED", "its process has ended"));
+      // Both ways in which a death is noticed; the first one counts.
+      job_->Lose(
+          rank, Incarnation(rank),
+          MakeError(absl::StatusCode::kAborted, model_.Lost(event.rank) ? "STREAM" : "PROCESS",
+                    "its process has ended"));
       return absl::OkStatus();
     case Action::kLeave:
       return job_->Leave(rank, event.detail != 0);
@@ -282,7 +287,8 @@ void CheckedJob::Average(int bucket) {
   ++buckets_reduced_;
 }
 
-// ---- Comparing -----------------------------------------------------------------------------------
+// ---- Comparing
+// -----------------------------------------------------------------------------------
 
 void CheckedJob::CompareStatus(absl::string_view where, const Cause& expected,
                                const absl::Status& actual) {
@@ -391,7 +397,12 @@ void CheckedJob::CompareRecord(absl::string_view where, const Prediction::Messag
   CompareStatus(where, expected.cause, record.verdict);
   if (record.times.step != expected.step) Violate(where, ": step ", record.times.step);
   if (record.times.complete != expected.cause.ok()) Violate(where, ": the record contradicts");
-  const std::string used(expected.used == 0 ? 0 : 1, static_cast<char>(expected.used));
+  std::string used;
+  for (std::uint32_t rank = 0; record.verdict.ok() && rank < sinks_.size(); ++rank) {
+    if (!model_.InSteps(static_cast<int>(rank))) continue;
+    used.resize(1);
+    used[0] = static_cast<char>(used[0] | UsedMap(rank, expected.step)[0]);
+  }
   if (record.used_map != used) Violate(where, ": another used_map");
   if (record.live_ranks != static_cast<std::uint32_t>(expected.live_ranks)) {
     Violate(where, ": ", record.live_ranks, " live ranks");
@@ -467,7 +478,8 @@ void CheckedJob::OnMessage(std::uint32_t rank, const SessionMessage& message) {
   }
 }
 
-// ---- The end -------------------------------------------------------------------------------------
+// ---- The end
+// -------------------------------------------------------------------------------------
 
 void CheckedJob::Finish() {
   if (!reducer_.held().empty()) Violate("a reduction still runs");
@@ -493,7 +505,8 @@ void CheckedJob::Finish() {
   }
   const LayoutStatsSnapshot& stats = snapshot.layouts[0].stats;
   if (stats.steps_complete != model_.steps_complete() || stats.steps_void != model_.steps_void()) {
-    Violate("counted are ", stats.steps_complete, " complete and ", stats.steps_void, " void steps");
+    Violate("counted are ", stats.steps_complete, " complete and ", stats.steps_void,
+            " void steps");
   }
   const auto timeline = job_->Timeline("model", StepTimeline::kMaxSteps);
   std::uint64_t last = 0;

@@ -109,7 +109,8 @@ std::uint32_t JobModel::FirstMarked(int rank) const {
   return static_cast<std::uint32_t>(First(ranks_[rank].marks));
 }
 
-// ---- What may happen -----------------------------------------------------------------------------
+// ---- What may happen
+// -----------------------------------------------------------------------------
 
 bool JobModel::MayHappen(Action action) const {
   return faults_left_ > 0 && (options_.faults & FaultBit(action)) != 0;
@@ -119,12 +120,13 @@ void JobModel::Enabled(std::vector<Event>* events) const {
   events->clear();
   if (told_) return;
   const auto add = [&](Action action, int rank, int detail = 0) {
-    events->push_back(
-        {action, static_cast<std::uint8_t>(rank), static_cast<std::uint8_t>(detail)});
+    events->push_back({action, static_cast<std::uint8_t>(rank), static_cast<std::uint8_t>(detail)});
   };
   for (int r = 0; r < options_.ranks; ++r) {
     const Rank& rank = ranks_[r];
-    if (!rank.session || rank.lost) continue;
+    if (!rank.session) continue;
+    if (MayHappen(Action::kLose)) add(Action::kLose, r);  // noticed a second time, if lost
+    if (rank.lost) continue;
     if (rank.in_steps && !Through(r)) {
       if (Behind(r)) add(Action::kReadVerdict, r);
       if (!rank.ended) {
@@ -137,7 +139,6 @@ void JobModel::Enabled(std::vector<Event>* events) const {
       }
       if (MayHappen(Action::kBreach)) EnabledBreaches(r, events);
     }
-    if (MayHappen(Action::kLose)) add(Action::kLose, r);
     if (MayHappen(Action::kLeave)) {
       const bool between_steps = rank.marks == 0 && !rank.ended;
       if (rank.in_steps && between_steps && !Through(r)) {
@@ -181,7 +182,8 @@ void JobModel::EnabledBreaches(int r, std::vector<Event>* events) const {
   if (rank.marks != 0 && !Behind(r)) add(Breach::kLeaveInStep);
 }
 
-// ---- What follows --------------------------------------------------------------------------------
+// ---- What follows
+// --------------------------------------------------------------------------------
 
 bool JobModel::Ignored(int rank) const {
   if (ended() || Behind(rank)) return true;
@@ -226,6 +228,12 @@ void JobModel::Mark(int rank, unsigned buckets) {
   if (!ended() && !Behind(rank)) started_ = true;
 }
 
+void JobModel::EndInIgnorance(int r) {
+  Rank& rank = ranks_[r];
+  rank.last_ended = rank.belief++;
+  rank.marks = 0;
+}
+
 void JobModel::LeaveSteps(int r, bool exit, Prediction* prediction) {
   Rank& rank = ranks_[r];
   const bool was_in_steps = rank.in_steps;
@@ -243,6 +251,7 @@ void JobModel::LeaveSteps(int r, bool exit, Prediction* prediction) {
 
 void JobModel::Lose(int r, const Cause& own) {
   Rank& rank = ranks_[r];
+  if (rank.lost) return;
   rank.lost = true;
   own_end_[r] = own;
   if (ended()) return;
@@ -267,10 +276,6 @@ void JobModel::Decide(Prediction* prediction) {
   Prediction::Message message{Prediction::Kind::kStepDone, 0, step_, 0, void_};
   message.live_ranks = StepRanks();
   message.divisor = divisor();
-  for (int r = 0; r < options_.ranks; ++r) {
-    // On odd steps each rank says what it used, on even ones they all used everything.
-    if (complete && step_ % 2 == 1 && ranks_[r].in_steps) message.used |= 1u << r;
-  }
   for (int r = 0; r < options_.ranks; ++r) {
     Rank& rank = ranks_[r];
     if (!rank.in_steps) continue;
@@ -360,8 +365,7 @@ Prediction JobModel::Apply(const Event& event) {
     case Action::kEndStep:
     case Action::kAbandon:
       if (Behind(r)) {
-        rank.last_ended = rank.belief++;
-        rank.marks = 0;
+        EndInIgnorance(r);
         break;
       }
       rank.ended = true;
@@ -381,7 +385,7 @@ Prediction JobModel::Apply(const Event& event) {
       Reduce(event.detail, &prediction);
       break;
     case Action::kLose:
-      Lose(r, {absl::StatusCode::kAborted, "PROCESS_ENDED"});
+      Lose(r, {absl::StatusCode::kAborted, "PROCESS"});
       break;
     case Action::kLeave:
       if (!ended()) LeaveSteps(r, event.detail != 0, &prediction);
@@ -398,7 +402,11 @@ Prediction JobModel::Apply(const Event& event) {
     case Action::kBreach:
       prediction.answer = AnswerTo(r, static_cast<Breach>(event.detail));
       // Its session is ended with what it was told.
-      if (!prediction.answer.ok()) Lose(r, prediction.answer);
+      if (!prediction.answer.ok()) {
+        Lose(r, prediction.answer);
+      } else if (static_cast<Breach>(event.detail) == Breach::kEndWithUnmarked) {
+        EndInIgnorance(r);
+      }
       break;
   }
   Settle(&prediction);

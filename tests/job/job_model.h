@@ -32,18 +32,18 @@ enum class Action : std::uint8_t {
 inline constexpr int kActions = static_cast<int>(Action::kBreach) + 1;
 
 enum class Breach : std::uint8_t {
-  kSecondReady,       // of a bucket that it has marked
-  kUnknownBucket,     // marked ready
-  kUnknownChannel,    // marked ready
-  kStaleReady,        // of the step before its own
-  kStepZero,          // which never was
-  kReadyAhead,        // of the step after its own
-  kEndAhead,          // likewise
-  kEndWithUnmarked,   // EndStep, but not every bucket is marked
-  kReadyAfterEnd,     // of its own step
-  kEndAfterEnd,       // likewise
-  kAbandonAfterEnd,   // likewise
-  kLeaveInStep,       // with a bucket marked
+  kSecondReady,      // of a bucket that it has marked
+  kUnknownBucket,    // marked ready
+  kUnknownChannel,   // marked ready
+  kStaleReady,       // of the step before its own
+  kStepZero,         // which never was
+  kReadyAhead,       // of the step after its own
+  kEndAhead,         // likewise
+  kEndWithUnmarked,  // EndStep, but not every bucket is marked
+  kReadyAfterEnd,    // of its own step
+  kEndAfterEnd,      // likewise
+  kAbandonAfterEnd,  // likewise
+  kLeaveInStep,      // with a bucket marked
 };
 inline constexpr int kBreaches = static_cast<int>(Breach::kLeaveInStep) + 1;
 
@@ -81,7 +81,6 @@ struct Prediction {
     int bucket = 0;          // kBucketDone; kLeaveDone: the last joiner
     Cause cause = {};        // kStepDone: void; kSessionEnd
     // kStepDone:
-    unsigned used = 0;  // a bit per rank whose used map counts
     int live_ranks = 0;
     int divisor = 0;
   };
@@ -125,6 +124,7 @@ class JobModel {
   bool told() const { return told_; }
   // Contributes to steps.
   bool InSteps(int rank) const { return ranks_[rank].in_steps; }
+  bool Lost(int rank) const { return ranks_[rank].lost; }
   bool HasSession(int rank) const { return ranks_[rank].session; }
   // The step that the trainer believes it is in; beyond options.steps it is through.
   std::uint64_t Belief(int rank) const { return ranks_[rank].belief; }
@@ -154,6 +154,8 @@ class JobModel {
   bool MayHappen(Action action) const;
 
   void Mark(int rank, unsigned buckets);
+  // The rank ends a step that is void already; the verdict lies there for it to read.
+  void EndInIgnorance(int rank);
   void LeaveSteps(int rank, bool exit, Prediction* prediction);
   void Lose(int rank, const Cause& own);
   void Reduce(int bucket, Prediction* prediction);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -17,16 +18,18 @@ namespace gradsync {
 // be a function of its choices.
 class ScheduleExplorer {
  public:
-  // A state that differs from another only by how it came about has the same `key`. From each,
-  // at most `histories` schedules go on, the first ones that get there; without a bound, every
-  // schedule there is runs to its end.
-  static constexpr std::uint32_t kUnbounded = 0;
+  // Two states with the same `key` differ at most by how they came about. From each, at most
+  // `histories` schedules go on, the first ones that get there; without a bound, every schedule
+  // runs to its end. One history suffices to make every choice in every state.
+  static constexpr std::uint32_t kUnbounded = std::numeric_limits<std::uint32_t>::max();
   explicit ScheduleExplorer(std::uint32_t histories) : histories_(histories) {}
 
   // One of 0 .. options - 1; nullopt if enough other schedules have gone on from here.
   std::optional<std::size_t> Choose(std::size_t options, std::uint64_t key) {
     if (depth_ < choices_.size()) return choices_[depth_++].taken;
-    if (histories_ != kUnbounded && ++visits_[key] > histories_) return std::nullopt;
+    std::uint32_t& visits = visits_[key];
+    if (visits == histories_) return std::nullopt;
+    if (histories_ != kUnbounded || visits == 0) ++visits;
     choices_.push_back({0, options});
     ++depth_;
     return 0;
@@ -44,6 +47,8 @@ class ScheduleExplorer {
 
   // That have run so far.
   std::uint64_t schedules() const { return schedules_; }
+  // Different states in which a choice was made.
+  std::size_t states() const { return visits_.size(); }
   // True if the last choice, after the same ones, has been made in an earlier schedule too.
   bool replaying() const { return depth_ < choices_.size(); }
 

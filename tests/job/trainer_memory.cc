@@ -21,8 +21,8 @@ TrainerMemory::TrainerMemory(std::size_t arena_bytes, std::size_t buckets)
   auto semaphores = SemaphorePage::Create(buckets);
   if (arena_ == nullptr || !semaphores.ok()) std::abort();
   semaphores_ = *std::move(semaphores);
-  void* const address = mmap(nullptr, semaphores_->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED,
-                             semaphores_->fd(), 0);
+  void* const address =
+      mmap(nullptr, semaphores_->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, semaphores_->fd(), 0);
   if (address == MAP_FAILED) std::abort();
   header_ = static_cast<SemaphorePageHeader*>(address);
   Reset();
@@ -34,9 +34,7 @@ void TrainerMemory::Free::operator()(std::byte* data) const { std::free(data); }
 
 RankMemory TrainerMemory::Share() const { return {arena_, arena_.get(), semaphores_}; }
 
-bool TrainerMemory::Shared() const {
-  return arena_.use_count() > 1 || semaphores_.use_count() > 1;
-}
+bool TrainerMemory::Shared() const { return arena_.use_count() > 1 || semaphores_.use_count() > 1; }
 
 std::uint64_t TrainerMemory::done(std::size_t bucket) const {
   return Words(header_)[bucket].done.load(std::memory_order_acquire);
