@@ -133,6 +133,12 @@ absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, Layout
   return Registration{layout->channel(), layout->plan()};
 }
 
+void Job::RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) {
+  Transaction transaction(this);
+  LayoutChannel* const layout = Find(channel);
+  if (layout != nullptr && !Ended(rank)) layout->Refuse(rank, why, transaction.effects());
+}
+
 absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();

@@ -80,6 +80,10 @@ class Job : public std::enable_shared_from_this<Job> {
   // refused, the session lives.
   absl::StatusOr<Registration> RegisterLayout(std::uint32_t rank, LayoutRequest request);
 
+  // This rank agreed, but has no memory for it: the layout fails on every rank, now rather than at
+  // its deadline.
+  void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why);
+
   // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, whose
   // session must be ended with it (Lose). A call of a rank whose session this job has ended already
   // is ignored.

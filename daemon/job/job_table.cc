@@ -23,8 +23,9 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint
       const std::shared_ptr<Job>& current = found->second;
       const RankState state = current->StateOf(rank);
       const bool free = state == RankState::kAbsent;
-      const bool begin_next = current->Failed() || current->Over() ||
-                              (!free && (current->Formed() || state != RankState::kLive));
+      // A full job has no free rank, whatever rank or world size this one comes with.
+      const bool begin_next = current->Failed() || current->Over() || current->Formed() ||
+                              (!free && state != RankState::kLive);
       if (begin_next) {
         generation = current->identity().generation + 1;
         superseded = current;

@@ -84,6 +84,19 @@ absl::Status LayoutChannel::Register(std::uint32_t rank, LayoutRequest request, 
   return absl::OkStatus();
 }
 
+void LayoutChannel::Refuse(std::uint32_t rank, const absl::Status& why, Effects* effects) {
+  if (ready_ || !agreement_.ok()) return;
+  // It is told by the answer to its own request.
+  ranks_[rank].registered = false;
+  FailAgreement(MakeError(why.code(), "LAYOUT_REFUSED",
+                          absl::StrCat("layout '", name(), "' was refused to rank ", rank, ": ",
+                                       why.message()),
+                          {{"job", terms_.job_id},
+                           {"rank", absl::StrCat(rank)},
+                           {"channel", absl::StrCat(channel_)}}),
+                effects);
+}
+
 absl::Status LayoutChannel::Mapped(std::uint32_t rank, RankMemory memory, Effects* effects) {
   if (!agreement_.ok() || stopped_) return absl::OkStatus();  // it has been told
   if (!ranks_[rank].registered || ranks_[rank].memory.has_value()) {

@@ -72,6 +72,8 @@ class LayoutChannel {
   // FAILED_PRECONDITION if this rank's spec differs (every rank that has registered is told, and
   // the layout is dead), or has registered before.
   absl::Status Register(std::uint32_t rank, LayoutRequest request, Effects* effects);
+  // The rank has registered but gets no memory: the agreement fails on every rank.
+  void Refuse(std::uint32_t rank, const absl::Status& why, Effects* effects);
   absl::Status Mapped(std::uint32_t rank, RankMemory memory, Effects* effects);
 
   // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its
@@ -84,8 +86,7 @@ class LayoutChannel {
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, Effects* effects);
   // The reducer has finished a bucket. Its done words have been written already.
-  void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
-               Effects* effects);
+  void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns, Effects* effects);
 
   // ---- Membership
   // True if the rank has marked a bucket of the running step ready and the step is not decided.

@@ -36,17 +36,29 @@ absl::StatusOr<Session::Registration> Session::RegisterLayout(LayoutRequest requ
   Registration registration{agreed->channel, std::move(agreed->plan), {}};
   const LayoutPlan& plan = registration.plan;
 
-  auto reservation = quota_->Reserve(identity_.peer.uid, plan.arena_bytes);
-  if (!reservation.ok()) return reservation.status();
+  ArenaQuota::Reservation reservation;
+  const absl::Status created = CreateMemory(plan, name, &registration.memory, &reservation);
+  if (!created.ok()) {
+    job_->RefuseLayout(rank(), registration.channel, created);
+    return created;
+  }
+
+  MutexLock lock(&mutex_);
+  layouts_[registration.channel] = Layout{registration.memory, std::move(reservation), false};
+  return registration;
+}
+
+absl::Status Session::CreateMemory(const LayoutPlan& plan, const std::string& name,
+                                   LayoutMemory* memory, ArenaQuota::Reservation* reservation) {
+  auto reserved = quota_->Reserve(identity_.peer.uid, plan.arena_bytes);
+  if (!reserved.ok()) return reserved.status();
   auto arena = HostArena::Create(absl::StrCat("gradsync-", name), plan.arena_bytes);
   if (!arena.ok()) return arena.status();
   auto semaphores = SemaphorePage::Create(plan.buckets.size());
   if (!semaphores.ok()) return semaphores.status();
-  registration.memory = {*std::move(arena), *std::move(semaphores)};
-
-  MutexLock lock(&mutex_);
-  layouts_[registration.channel] = Layout{registration.memory, *std::move(reservation), false};
-  return registration;
+  *memory = {*std::move(arena), *std::move(semaphores)};
+  *reservation = *std::move(reserved);
+  return absl::OkStatus();
 }
 
 absl::Status Session::ArenaMapped(std::uint32_t channel) {

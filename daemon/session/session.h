@@ -90,6 +90,9 @@ class Session : public std::enable_shared_from_this<Session> {
     bool mapping = false;
   };
 
+  absl::Status CreateMemory(const LayoutPlan& plan, const std::string& name, LayoutMemory* memory,
+                            ArenaQuota::Reservation* reservation);
+
   const SessionIdentity identity_;
   const SessionLimits limits_;
   const std::shared_ptr<Job> job_;
