@@ -200,7 +200,8 @@ TEST_F(StepsTest, LeaveWaitsForTheStepsEnd) {
   ASSERT_TRUE(layout(0).AbandonStep(1, "to leave").ok());
   ExpectError(layout(0).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
   EXPECT_TRUE(job_.sessions[0]->Leave().ok());
-  // The other goes on alone.
+  // The other goes on alone, once it has learned of the void step.
+  ExpectError(layout(1).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
   Fill(layout(1).bucket(0), 4);
   ASSERT_TRUE(MarkAllAndEnd(&layout(1), 2).ok());
   const auto result = layout(1).WaitStep(2);
