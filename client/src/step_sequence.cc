@@ -237,6 +237,13 @@ absl::Status StepSequence::AfterRelease(std::uint64_t step, std::size_t bucket, 
     return Error(absl::StatusCode::kAborted, kStepVoid, step, bucket,
                  "the step is void; the daemon has not said why");
   }
+  // This thread woke up late: the step is decided, and so is one after it, whose verdict alone is
+  // kept. It may have been void, and void_step names the last void step only.
+  if (step < next_step()) {
+    return Error(absl::StatusCode::kFailedPrecondition, kStaleStep, step, bucket,
+                 absl::StrCat("it is decided, and its verdict is no longer kept; the next one is ",
+                              next_step()));
+  }
   return absl::OkStatus();
 }
 

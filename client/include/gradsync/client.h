@@ -182,6 +182,7 @@ class Layout {
   // commits. Blocks on a futex.
   //   ABORTED              the step is void.
   //   DEADLINE_EXCEEDED    says who is missing what; changes nothing.
+  //   FAILED_PRECONDITION  STALE_STEP: decided long ago (only the last verdict is kept).
   virtual absl::Status WaitBucket(std::uint64_t step, std::size_t bucket,
                                   absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
