@@ -7,6 +7,7 @@
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/server_posix.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 
@@ -37,6 +38,8 @@ namespace {
 
 constexpr char kGradientSync[] = "gradsync.v1.GradientSync";
 constexpr char kIntrospection[] = "gradsync.v1.Introspection";
+constexpr int kStreamsPerConnection = 32;
+constexpr int kGrpcThreads = 32;
 // What is left after the drain: streams take their end, gRPC stops.
 constexpr absl::Duration kTeardown = absl::Seconds(3);
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(5);
@@ -58,6 +61,14 @@ bool StopSignalWithin(absl::Duration patience) {
   const sigset_t signals = StopSignals();
   const timespec limit = absl::ToTimespec(patience);
   return sigtimedwait(&signals, nullptr, &limit) > 0;
+}
+
+// A session takes about six descriptors, and shells often allow 1024.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 struct Sockets {
@@ -118,7 +129,8 @@ struct Daemon::Rooms {
                                                   ? static_cast<int>(given.reduce_threads)
                                                   : HostReducer::DefaultThreads())),
         executor(std::make_unique<SerialExecutor>()),
-        jobs(JobEnvironment{&clock, reducer.get(), executor.get(), given.quota_buckets_per_layout},
+        copier(std::make_unique<SerialExecutor>()),
+        jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout},
              given.quota_jobs_per_user),
         sessions(PolicyOf(given), &jobs, &quota, executor.get(), &clock) {}
 
@@ -127,7 +139,8 @@ struct Daemon::Rooms {
   ArenaQuota quota;
   // Both run what belongs to jobs and sessions: ~Daemon() empties them before those go.
   std::unique_ptr<HostReducer> reducer;
-  std::unique_ptr<SerialExecutor> executor;
+  std::unique_ptr<SerialExecutor> executor;  // maps and unmaps for sessions: seconds, at worst
+  std::unique_ptr<SerialExecutor> copier;    // copies for jobs, which must not wait for that
   JobTable jobs;
   SessionTable sessions;
   Connections connections;
@@ -145,6 +158,7 @@ void Daemon::BlockSignals() {
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
+  RaiseDescriptorLimit();
   auto sockets = OpenSockets(options);
   if (!sockets.ok()) return sockets.status();
 
@@ -178,7 +192,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
-  // Reflection and Introspection are synchronous: a thread waits for them, two at most work.
+  // Bounds what a connection may hold open, and the threads of the synchronous services (reflection
+  // and Introspection), of which one call may pin one.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+  builder.SetResourceQuota(grpc::ResourceQuota("gradsyncd").SetMaxThreads(kGrpcThreads));
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
@@ -187,6 +204,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   r.server = builder.BuildAndStart();
   if (r.server == nullptr) return absl::InternalError("gRPC's server did not start");
   r.gradsync_service->Start();
+  std::unique_ptr<Daemon> daemon(new Daemon(std::move(rooms)));  // from here on it tears down
   for (const char* service : {kGradientSync, kIntrospection}) {
     r.server->GetHealthCheckService()->SetServingStatus(service, true);
   }
@@ -200,8 +218,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   std::uint64_t watchdog_us = 0;
   if (sd_watchdog_enabled(/*unset_environment=*/0, &watchdog_us) > 0) {
     hooks.watchdog_period = absl::Microseconds(watchdog_us) / 2;
-    // Through the executor: says that both threads run.
-    hooks.watchdog = [&r] { r.executor->Run([] { sd_notify(0, "WATCHDOG=1"); }); };
+    hooks.watchdog = [] { sd_notify(0, "WATCHDOG=1"); };
   }
   auto loop = AcceptLoop::Start(std::move(sockets->grpc), std::move(sockets->fd), &r.connections,
                                 &r.sessions, std::move(hooks));
@@ -214,7 +231,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
        {"reduce_threads", r.reducer->threads()},
        {"simd", CombineTarget()}});
   sd_notify(0, "READY=1\nSTATUS=Serving");
-  return std::unique_ptr<Daemon>(new Daemon(std::move(rooms)));
+  return daemon;
 }
 
 Daemon::Daemon(std::unique_ptr<Rooms> rooms) : rooms_(std::move(rooms)) {}
@@ -229,13 +246,15 @@ void Daemon::ServeUntilSignal() {
   sd_notify(0, "STOPPING=1\nSTATUS=Draining");
   r.server->GetHealthCheckService()->SetServingStatus(false);
   r.sessions.Drain();
+  const absl::Status why = MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                                     "the daemon is stopping; join again when it is back");
   absl::Time deadline = absl::Now() + r.options.drain_timeout;
   bool hurry = false;
-  while (!hurry && r.jobs.AnyStepRunning() && absl::Now() < deadline) {
+  // Job by job: each ends at its own first moment between two steps.
+  while (!hurry && !r.jobs.EndIdle(why) && absl::Now() < deadline) {
     hurry = StopSignalWithin(kDrainCheck);
   }
-  r.jobs.EndAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
-                          "the daemon is stopping; join again when it is back"));
+  r.jobs.EndAll(why);
   deadline = absl::Now() + kTeardown;
   while (!hurry && !r.gradsync_service->Idle() && absl::Now() < deadline) {
     hurry = StopSignalWithin(kDrainCheck);
@@ -252,6 +271,7 @@ Daemon::~Daemon() {
   r.server.reset();
   r.reducer.reset();
   r.executor.reset();
+  r.copier.reset();
 }
 
 }  // namespace gradsync

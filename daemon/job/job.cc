@@ -8,6 +8,10 @@
 namespace gradsync {
 namespace {
 
+// Bounds of what a job keeps of its layouts, whatever its clients ask for.
+constexpr std::size_t kMaxLayouts = 256;
+constexpr std::size_t kMaxBucketRanks = std::size_t{1} << 17;
+
 // A job's share of the reduce threads is its own; any number that is unique among live jobs will
 // do.
 std::uint64_t FlowOf(const Job* job) { return reinterpret_cast<std::uintptr_t>(job); }
@@ -115,6 +119,14 @@ absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, Layout
   if (layout == nullptr) {
     auto plan = PlanLayout(request.spec, environment_.max_buckets_per_layout);
     if (!plan.ok()) return plan.status();
+    if (layouts_.size() >= kMaxLayouts || plan->buckets.size() * world_size_ > kMaxBucketRanks) {
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, "QUOTA",
+          absl::StrCat("job '", identity_.job_id, "' has ", layouts_.size(),
+                       " layouts, and this one has ", plan->buckets.size(),
+                       " buckets; a job may have ", kMaxLayouts, " layouts, and a layout ",
+                       kMaxBucketRanks, " buckets times ranks: raise bucket_cap_bytes"));
+    }
     layouts_.push_back(std::make_unique<LayoutChannel>(
         static_cast<std::uint32_t>(layouts_.size() + 1), request.spec, rank, *std::move(plan),
         terms_, &members_,
@@ -312,6 +324,16 @@ void Job::End(const absl::Status& why) {
   MaybeEnd(transaction.effects());
 }
 
+bool Job::EndIfIdle(const absl::Status& why) {
+  Transaction transaction(this);
+  if (end_.ok()) {
+    if (StepRunningLocked()) return false;
+    StopLocked(why);
+    MaybeEnd(transaction.effects());
+  }
+  return told_;
+}
+
 void Job::StopLocked(const absl::Status& why) {
   if (!end_.ok()) return;
   end_ = why;
@@ -381,7 +403,10 @@ bool Job::Failed() const {
 
 bool Job::StepRunning() const {
   MutexLock lock(&mutex_);
-  if (!end_.ok()) return InFlight() > 0;
+  return end_.ok() && StepRunningLocked();
+}
+
+bool Job::StepRunningLocked() const {
   for (const auto& layout : layouts_) {
     if (layout->running()) return true;
   }

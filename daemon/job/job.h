@@ -110,6 +110,8 @@ class Job : public std::enable_shared_from_this<Job> {
   void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why);
   // Ends every session with `why` (SUPERSEDED, DRAINING).
   void End(const absl::Status& why);
+  // Ends them if no step is running; true once they have been told.
+  bool EndIfIdle(const absl::Status& why);
   void Tick();
 
   // No session is left and nothing touches their memory.
@@ -134,6 +136,7 @@ class Job : public std::enable_shared_from_this<Job> {
   absl::Status LossOf(std::uint32_t rank, const absl::Status& why) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool StepRunningLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeEnd(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::size_t InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -111,11 +111,10 @@ void JobTable::EndAll(const absl::Status& why) {
   for (const auto& job : Live()) job->End(why);
 }
 
-bool JobTable::AnyStepRunning() const {
-  for (const auto& job : Live()) {
-    if (job->StepRunning()) return true;
-  }
-  return false;
+bool JobTable::EndIdle(const absl::Status& why) {
+  bool all = true;
+  for (const auto& job : Live()) all = job->EndIfIdle(why) && all;
+  return all;
 }
 
 std::vector<std::shared_ptr<Job>> JobTable::Jobs() const {

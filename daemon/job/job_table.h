@@ -52,7 +52,8 @@ class JobTable {
   // Deadlines; retires jobs that are over.
   void Tick();
   void EndAll(const absl::Status& why);
-  bool AnyStepRunning() const;
+  // Ends the jobs that are between steps; true once all have ended.
+  bool EndIdle(const absl::Status& why);
   // Live jobs, then the last ones that ended (kRetired at most), newest first: their statistics
   // outlive their trainers.
   std::vector<std::shared_ptr<Job>> Jobs() const;

@@ -10,6 +10,9 @@
 namespace gradsync {
 namespace {
 
+// How many ranks, and ranges of buckets of each, a message names at most.
+constexpr std::size_t kNamed = 8;
+
 // "3", "3-7", "0-1, 4" of the positions that hold `value`.
 std::string Ranges(const std::vector<bool>& flags, bool value) {
   std::vector<std::string> ranges;
@@ -17,6 +20,10 @@ std::string Ranges(const std::vector<bool>& flags, bool value) {
     if (flags[i] != value) continue;
     std::size_t last = i;
     while (last + 1 < flags.size() && flags[last + 1] == value) ++last;
+    if (ranges.size() == kNamed) {
+      ranges.push_back("...");
+      break;
+    }
     ranges.push_back(i == last ? absl::StrCat(i) : absl::StrCat(i, "-", last));
     i = last;
   }
@@ -434,19 +441,30 @@ void LayoutChannel::Tick(std::uint64_t now_ns, Effects* effects) {
                                                   : absl::StrCat("; not mapped by rank ",
                                                                  absl::StrJoin(unmapped, ", ")),
                                  ". Check that those trainers run and use the same job_id."),
-                    {{"job", terms_.job_id}, {"channel", absl::StrCat(channel_)}}),
+                    {{"job", terms_.job_id},
+                     {"rank", absl::StrCat(absent.empty() ? unmapped.front() : absent.front())},
+                     {"channel", absl::StrCat(channel_)}}),
           effects);
       return;
     }
   }
   if (started_ && void_.ok() && now_ns >= deadline_ns_) {
+    // The first of those that are missing; the message names them all.
+    std::uint32_t missing = 0;
+    while (missing + 1 < ranks_.size() && (!members_->InSteps(missing) || ranks_[missing].ended)) {
+      ++missing;
+    }
+    const auto bucket = FirstUnmarked(missing);
     Void(MakeError(absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT",
                    absl::StrCat("layout '", name(), "', step ", step_,
                                 " was not finished within the job's step_timeout: ", Missing(),
-                                ". The step is void on every rank."),
+                                ". The step is void on every rank: look at those ranks, then redo "
+                                "it, or raise step_timeout."),
                    {{"job", terms_.job_id},
+                    {"rank", absl::StrCat(missing)},
                     {"channel", absl::StrCat(channel_)},
-                    {"step", absl::StrCat(step_)}}),
+                    {"step", absl::StrCat(step_)},
+                    {"bucket", bucket.has_value() ? absl::StrCat(*bucket) : ""}}),
          now_ns, effects);
   }
 }
@@ -466,6 +484,10 @@ std::string LayoutChannel::Missing() const {
   std::vector<std::string> missing;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!members_->InSteps(rank) || ranks_[rank].ended) continue;
+    if (missing.size() == kNamed) {
+      missing.push_back("...");
+      break;
+    }
     if (FirstUnmarked(rank).has_value()) {
       missing.push_back(absl::StrCat("rank ", rank, " has not marked bucket ",
                                      Ranges(ranks_[rank].marked, false), " ready"));

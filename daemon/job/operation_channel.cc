@@ -68,8 +68,12 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
             sequence,
             failure != failures_.end()
                 ? failure->second
-                : MakeError(absl::StatusCode::kDeadlineExceeded, "OPERATION_TIMEOUT",
-                            absl::StrCat("operation ", sequence, " failed on the other ranks"))},
+                : MakeError(
+                      absl::StatusCode::kDeadlineExceeded, "OPERATION_TIMEOUT",
+                      absl::StrCat("operation ", sequence,
+                                   " failed on the other ranks long ago; rank ", rank,
+                                   " is far behind them"),
+                      {{"job", terms_.job_id}, {"rank", absl::StrCat(rank)}, {"channel", "0"}})},
         effects);
     return absl::OkStatus();
   }
@@ -262,7 +266,7 @@ void OperationChannel::ReleaseMemory() {
   for (RankOperation& rank : ranks_) rank.staging = StagingMemory{};
 }
 
-std::string OperationChannel::MissingRanks() const {
+std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
   std::vector<std::uint32_t> missing;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!members_->InOperations(rank)) continue;
@@ -272,15 +276,23 @@ std::string OperationChannel::MissingRanks() const {
       missing.push_back(rank);
     }
   }
-  return absl::StrJoin(missing, ", ");
+  return missing;
 }
 
 void OperationChannel::Tick(std::uint64_t now_ns, Effects* effects) {
   if (stopped_ || !active_ || !failing_.ok() || now_ns < deadline_ns_) return;
+  const std::vector<std::uint32_t> missing = MissingRanks();
   Fail(MakeError(absl::StatusCode::kDeadlineExceeded, "OPERATION_TIMEOUT",
                  absl::StrCat("operation ", sequence_, " (", spec_.Describe(),
-                              ") was not finished in time; waited for rank ", MissingRanks(), "."),
-                 {{"job", terms_.job_id}, {"channel", "0"}}),
+                              ") was not finished in time; ",
+                              missing.empty()
+                                  ? "its reduction or copy is still running"
+                                  : absl::StrCat("waited for rank ", absl::StrJoin(missing, ", ")),
+                              ". It failed on every rank: see where those ranks are, or give it a "
+                              "longer timeout."),
+                 {{"job", terms_.job_id},
+                  {"rank", missing.empty() ? "" : absl::StrCat(missing.front())},
+                  {"channel", "0"}}),
        effects);
 }
 

@@ -87,7 +87,7 @@ class OperationChannel {
   };
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
-  std::string MissingRanks() const;
+  std::vector<std::uint32_t> MissingRanks() const;
   void MaybeRun(Effects* effects);
   void MaybeNextChunk(Effects* effects);
   void Complete(Effects* effects);

@@ -25,7 +25,8 @@ namespace {
 // A client of the side socket that says nothing is dropped after this long, and no more than
 // kFdClients wait at once.
 constexpr std::uint64_t kFdPatienceNs = 5'000'000'000;
-constexpr std::size_t kFdClients = 64;
+constexpr std::size_t kFdClients = 256;
+constexpr std::ptrdiff_t kFdClientsPerUser = 64;
 constexpr int kEvents = 32;
 
 itimerspec Every(std::uint64_t ms) {
@@ -252,7 +253,10 @@ void AcceptLoop::AcceptFd() {
   }
   const auto peer = PeerOf(accepted.get());
   if (!peer.ok()) return;
-  if (fd_clients_ >= kFdClients) {
+  const auto of_user = std::count_if(watched_.begin(), watched_.end(), [&](const auto& entry) {
+    return entry.second.kind == Kind::kFdClient && entry.second.peer.uid == peer->uid;
+  });
+  if (fd_clients_ >= kFdClients || of_user >= kFdClientsPerUser) {
     LogLimited(LogLevel::kWarning, "side socket: too many clients", {{"uid", peer->uid}});
     return;
   }

@@ -26,12 +26,24 @@ namespace {
 // A client that does not read is cut off at this many messages; the protocol itself never has more
 // than a few hundred open.
 constexpr std::size_t kMaxQueued = 16384;
+// Of these, answers to its own requests, which may be larger: layouts and queries.
+constexpr std::size_t kMaxAnswersQueued = 256;
+// A stream that does not open a session within this is cancelled.
+constexpr std::uint64_t kOpenPatienceNs = 30'000'000'000;
 // How long a client has to take the end of its session before the stream is cancelled.
 constexpr std::uint64_t kEndPatienceNs = 1'000'000'000;
 
+constexpr std::size_t kMaxReasonBytes = 1024;
 // Between a killed process's closed connection and its end lie microseconds; this only decides how
 // the loss is described.
 constexpr int kExitPatienceMs = 5;
+
+std::string FieldOf(const absl::Status& status, absl::string_view key) {
+  for (const auto& [name, value] : DetailsOf(status).fields) {
+    if (name == key) return value;
+  }
+  return "";
+}
 
 // A completion queue's tag: what to do when the operation is complete.
 class Completion {
@@ -67,15 +79,16 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   void Queue(SessionMessage message) override {
     MutexLock lock(&mutex_);
     if (ended_) return;
-    if (queue_.size() >= kMaxQueued) {
-      overflow_.store(true);
-      return;
-    }
     if (auto* end = std::get_if<SessionEndMessage>(&message)) {
       ended_ = true;
       end_ = end->status;
       ended_ns_ = context_.clock->NowNs();
-      if (end_.ok()) return;  // the stream's own OK says it
+      // Nobody reads it: a stream that was cut off, or the stream's own OK says it.
+      if (overflow_.load()) queue_.clear();
+      if (overflow_.load() || end_.ok()) return;
+    } else if (queue_.size() >= kMaxQueued) {
+      overflow_.store(true);
+      return;
     }
     queue_.emplace_back(std::move(message));
   }
@@ -104,6 +117,8 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
       Encode(*message, &response_);
     } else {
       response_ = std::move(std::get<v1::SessionResponse>(outgoing_));
+      MutexLock lock(&mutex_);
+      --answers_queued_;
     }
     stream_.Write(response_, &on_write_);
   }
@@ -112,7 +127,8 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   void Tick(std::uint64_t now_ns) {
     {
       MutexLock lock(&mutex_);
-      const bool overdue = ended_ && now_ns > ended_ns_ + kEndPatienceNs;
+      const bool overdue = (ended_ && now_ns > ended_ns_ + kEndPatienceNs) ||
+                           (!opened_.load() && now_ns > accepted_ns_ + kOpenPatienceNs);
       if (done_reading_ || (!overdue && !overflow_.load())) return;
     }
     call_.TryCancel();
@@ -132,6 +148,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   void OnAccept(bool ok) {
     const auto keep = std::move(self_);
     if (ok) self_ = keep;
+    accepted_ns_ = context_.clock->NowNs();
     accepted_(keep, ok);
     accepted_ = nullptr;
     if (!ok) return;
@@ -160,7 +177,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
     } else {
       if (overflow_.load()) {
         call_.TryCancel();
-      } else {
+      } else if (!Ended()) {
         const std::uint64_t now_ns = context_.clock->NowNs();
         if (session_ != nullptr) session_->Heard(now_ns);
         if (const absl::Status status = Dispatch(now_ns); !status.ok()) Breach(status);
@@ -183,6 +200,11 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
 
   void OnFinish(bool) { Completed(); }
 
+  bool Ended() {
+    MutexLock lock(&mutex_);
+    return ended_;
+  }
+
   // One operation is complete; after the last one the stream lets go of itself.
   void Completed() {
     std::shared_ptr<SessionStream> last;
@@ -197,8 +219,12 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   }
 
   void Breach(const absl::Status& status) {
-    LogLimited(LogLevel::kWarning, "session ended: bad request",
-               {{"uid", peer_.uid}, {"pid", peer_.pid}, {"why", status.message()}});
+    LogLimited(LogLevel::kWarning, "session refused: bad request",
+               {{"job", job_id_},
+                {"rank", rank_},
+                {"uid", peer_.uid},
+                {"pid", peer_.pid},
+                {"why", status.message()}});
     if (session_ != nullptr) {
       session_->End(status);  // comes back as SessionEndMessage
     } else {
@@ -214,20 +240,23 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
       if (ended_) ended = end_;
     }
     if (session_ != nullptr) {
-      const absl::Status closed = HasEnded(peer_, kExitPatienceMs)
+      const bool left = session_->job().StateOf(session_->rank()) == RankState::kExited;
+      const bool told = left || !ended.ok();
+      const absl::Status closed = HasEnded(peer_, told ? 0 : kExitPatienceMs)
                                       ? ProcessEndedError(peer_)
                                       : MakeError(absl::StatusCode::kAborted, "STREAM_ENDED",
                                                   absl::StrCat("its connection was closed (pid ",
                                                                peer_.pid, ") without Leave"));
-      const bool left = session_->job().StateOf(session_->rank()) == RankState::kExited;
       // What ended it: the job, if it came first; else the client.
       const absl::Status why = ended.ok() ? closed : ended;
-      Log(left ? LogLevel::kInfo : LogLevel::kWarning, "session ended",
-          {{"job", session_->job().identity().job_id},
-           {"rank", session_->rank()},
-           {"why", left ? "left" : why.message()}});
-      context_.sessions->Gone(session_, closed);
-      session_.reset();  // it holds this stream as its sink
+      LogLimited(left ? LogLevel::kInfo : LogLevel::kWarning, "session ended",
+                 {{"job", job_id_},
+                  {"rank", rank_},
+                  {"step", FieldOf(why, "step")},
+                  {"bucket", FieldOf(why, "bucket")},
+                  {"why", left ? "left" : why.message()}});
+      context_.sessions->Gone(std::move(session_), closed);  // it holds this stream as its sink
+      session_ = nullptr;
     }
     // Nobody reads any more: whatever is queued goes nowhere.
     End(MakeError(absl::StatusCode::kCancelled, "STREAM_ENDED", "the client closed the stream"));
@@ -237,16 +266,12 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   void LogIfVoid(const StepDoneMessage& done) {
     const absl::Status& verdict = done.record->verdict;
     if (verdict.ok()) return;
-    std::string bucket;
-    for (const auto& [key, value] : DetailsOf(verdict).fields) {
-      if (key == "bucket") bucket = value;
-    }
     LogLimited(LogLevel::kWarning, "step void",
                {{"job", job_id_},
                 {"rank", rank_},
                 {"channel", done.channel},
                 {"step", done.record->times.step},
-                {"bucket", bucket},
+                {"bucket", FieldOf(verdict, "bucket")},
                 {"why", verdict.message()}});
   }
 
@@ -254,7 +279,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
     {
       MutexLock lock(&mutex_);
       if (ended_) return;
-      if (queue_.size() >= kMaxQueued) {
+      if (++answers_queued_ > kMaxAnswersQueued) {
         overflow_.store(true);
         return;
       }
@@ -292,8 +317,11 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   v1::SessionResponse response_;
 
   std::atomic<bool> overflow_{false};
+  std::atomic<bool> opened_{false};
+  std::uint64_t accepted_ns_ = 0;  // constant once the stream is known to others
   Mutex mutex_;
   std::deque<Outgoing> queue_ ABSL_GUARDED_BY(mutex_);
+  std::size_t answers_queued_ ABSL_GUARDED_BY(mutex_) = 0;  // v1::SessionResponse in queue_
   int pending_ ABSL_GUARDED_BY(mutex_) = 0;  // operations that gRPC has not completed
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;        // a write failed
@@ -316,9 +344,10 @@ absl::Status SessionStream::Dispatch(std::uint64_t now_ns) {
   switch (request.kind_case()) {
     case v1::SessionRequest::kBucketReady: {
       const auto& ready = request.bucket_ready();
-      return job.MarkReady(rank, ready.channel(), ready.step(),
-                           absl::MakeConstSpan(ready.buckets().data(),
-                                               static_cast<std::size_t>(ready.buckets_size())));
+      return session_->MarkReady(
+          ready.channel(), ready.step(),
+          absl::MakeConstSpan(ready.buckets().data(),
+                              static_cast<std::size_t>(ready.buckets_size())));
     }
     case v1::SessionRequest::kEndStep: {
       const auto& end = request.end_step();
@@ -326,8 +355,12 @@ absl::Status SessionStream::Dispatch(std::uint64_t now_ns) {
     }
     case v1::SessionRequest::kAbandonStep: {
       const auto& abandon = request.abandon_step();
-      return job.AbandonStep(rank, abandon.channel(), abandon.step(),
-                             absl::string_view(abandon.reason()).substr(0, 1024));
+      if (abandon.reason().size() > kMaxReasonBytes) {
+        return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
+                         absl::StrCat("AbandonStep.reason has ", abandon.reason().size(),
+                                      " bytes; ", kMaxReasonBytes, " allowed"));
+      }
+      return job.AbandonStep(rank, abandon.channel(), abandon.step(), abandon.reason());
     }
     case v1::SessionRequest::kRegisterLayout:
       return RegisterLayout(request.register_layout(), now_ns);
@@ -378,19 +411,20 @@ absl::Status SessionStream::Open(const v1::OpenSession& message) {
   if (!request.ok()) return request.status();
   job_id_ = request->job_id;
   rank_ = request->rank;
+  opened_.store(true);
   auto session = context_.sessions->Open(peer_, *request, shared_from_this());
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
   const auto nonce =
       context_.sessions->Offer(*session_, {{session_->staging(), session_->staging()->fd()}});
   if (!nonce.ok()) return nonce.status();
-  Log(LogLevel::kInfo, "session opened",
-      {{"job", request->job_id},
-       {"rank", request->rank},
-       {"world_size", request->world_size},
-       {"generation", session_->job().identity().generation},
-       {"uid", peer_.uid},
-       {"pid", peer_.pid}});
+  LogLimited(LogLevel::kInfo, "session opened",
+             {{"job", request->job_id},
+              {"rank", request->rank},
+              {"world_size", request->world_size},
+              {"generation", session_->job().identity().generation},
+              {"uid", peer_.uid},
+              {"pid", peer_.pid}});
   v1::SessionResponse response;
   auto* opened = response.mutable_session_opened();
   opened->set_protocol(protocol);

@@ -4,8 +4,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "proto/gradsync/shared_memory.h"
 
 namespace gradsync {
+namespace {
+
+// What a job and its statistics keep for one bucket of one rank, roughly.
+constexpr std::uint64_t kBytesPerBucket = 1024;
+
+}  // namespace
 
 Session::Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<Job> job,
                  std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
@@ -50,7 +57,10 @@ absl::StatusOr<Session::Registration> Session::RegisterLayout(LayoutRequest requ
 
 absl::Status Session::CreateMemory(const LayoutPlan& plan, const std::string& name,
                                    LayoutMemory* memory, ArenaQuota::Reservation* reservation) {
-  auto reserved = quota_->Reserve(identity_.peer.uid, plan.arena_bytes);
+  // The daemon's own memory counts too: semaphores, and what the job keeps per bucket.
+  auto reserved = quota_->Reserve(
+      identity_.peer.uid,
+      plan.arena_bytes + plan.buckets.size() * (sizeof(BucketSemaphore) + kBytesPerBucket));
   if (!reserved.ok()) return reserved.status();
   auto arena = HostArena::Create(absl::StrCat("gradsync-", name), plan.arena_bytes);
   if (!arena.ok()) return arena.status();
@@ -94,23 +104,33 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
   return absl::OkStatus();
 }
 
-absl::Status Session::EndStep(std::uint32_t channel, std::uint64_t step,
-                              absl::string_view used_map) {
+absl::Status Session::CheckWhole(std::uint32_t channel, std::uint64_t step) const {
   std::shared_ptr<HostArena> arena;
   {
     MutexLock lock(&mutex_);
     const auto found = layouts_.find(channel);
-    if (found != layouts_.end()) arena = found->second.memory.arena;
+    if (found == layouts_.end()) return absl::OkStatus();  // the job refuses it
+    arena = found->second.memory.arena;
   }
-  if (arena != nullptr) {
-    if (const absl::Status populated = arena->CheckPopulated(); !populated.ok()) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
-                       absl::StrCat("rank ", rank(), ", step ", step, ": ", populated.message()),
-                       {{"rank", absl::StrCat(rank())},
-                        {"channel", absl::StrCat(channel)},
-                        {"step", absl::StrCat(step)}});
-    }
-  }
+  const absl::Status populated = arena->CheckPopulated();
+  if (populated.ok()) return populated;
+  return MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
+                   absl::StrCat("rank ", rank(), ", step ", step, ": ", populated.message()),
+                   {{"job", job_->identity().job_id},
+                    {"rank", absl::StrCat(rank())},
+                    {"channel", absl::StrCat(channel)},
+                    {"step", absl::StrCat(step)}});
+}
+
+absl::Status Session::MarkReady(std::uint32_t channel, std::uint64_t step,
+                                absl::Span<const std::uint32_t> buckets) {
+  if (absl::Status whole = CheckWhole(channel, step); !whole.ok()) return whole;
+  return job_->MarkReady(rank(), channel, step, buckets);
+}
+
+absl::Status Session::EndStep(std::uint32_t channel, std::uint64_t step,
+                              absl::string_view used_map) {
+  if (absl::Status whole = CheckWhole(channel, step); !whole.ok()) return whole;
   return job_->EndStep(rank(), channel, step, used_map);
 }
 
@@ -130,21 +150,22 @@ absl::StatusOr<StagingMemory> Session::Staging(std::uint64_t bytes) {
 
 void Session::CheckLease(std::uint64_t now_ns) {
   const std::uint64_t heard_ns = heard_ns_.load(std::memory_order_relaxed);
-  if (now_ns <= heard_ns) return;
-  const std::uint64_t silence_ns = now_ns - heard_ns;
-  if (silence_ns >= limits_.lease_ns) {
-    End(MakeError(absl::StatusCode::kAborted, "LEASE_EXPIRED",
-                  absl::StrCat("its process answered nothing for ", silence_ns / 1'000'000,
-                               " ms, longer than its lease; it is stopped or swapped out"),
-                  {{"job", job_->identity().job_id}, {"rank", absl::StrCat(rank())}}));
-    return;
-  }
   const std::uint64_t third_ns = limits_.lease_ns / 3;
-  if (silence_ns >= third_ns && now_ns - asked_ns_.load(std::memory_order_relaxed) >= third_ns) {
+  if (now_ns < heard_ns + third_ns) return;
+  const std::uint64_t asked_ns = asked_ns_.load(std::memory_order_relaxed);
+  if (asked_ns <= heard_ns) {
+    // The first question of this silence.
     asked_ns_.store(now_ns, std::memory_order_relaxed);
     sink_->Queue(LeaseQuestionMessage{now_ns});
     sink_->Flush();
+    return;
   }
+  // Counted from the question: a daemon that was itself stopped asks before it judges.
+  if (now_ns < asked_ns + limits_.lease_ns - third_ns) return;
+  End(MakeError(absl::StatusCode::kAborted, "LEASE_EXPIRED",
+                absl::StrCat("its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
+                             " ms, longer than its lease; it is stopped or swapped out"),
+                {{"job", job_->identity().job_id}, {"rank", absl::StrCat(rank())}}));
 }
 
 void Session::End(const absl::Status& why) { job_->Lose(rank(), identity_.incarnation, why); }

@@ -19,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/arena/host_arena.h"
 #include "daemon/arena/semaphore_page.h"
@@ -68,6 +69,10 @@ class Session : public std::enable_shared_from_this<Session> {
   // The client says that it has populated the arena: checked, mapped and told to the job on the
   // executor. A failure there ends the session.
   absl::Status ArenaMapped(std::uint32_t channel);
+  // Checks again that the arena is whole (a client may punch holes into it, which the daemon would
+  // fill at its own expense), then Job::MarkReady.
+  absl::Status MarkReady(std::uint32_t channel, std::uint64_t step,
+                         absl::Span<const std::uint32_t> buckets);
   // Checks again that the arena is whole (a client may punch holes into it), then EndStep.
   absl::Status EndStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);
   // The staging window, mapped; FAILED_PRECONDITION unless its first `bytes` bytes are populated.
@@ -90,6 +95,7 @@ class Session : public std::enable_shared_from_this<Session> {
     bool mapping = false;
   };
 
+  absl::Status CheckWhole(std::uint32_t channel, std::uint64_t step) const;
   absl::Status CreateMemory(const LayoutPlan& plan, const std::string& name, LayoutMemory* memory,
                             ArenaQuota::Reservation* reservation);
 

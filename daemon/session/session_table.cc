@@ -40,6 +40,13 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const PeerProcess& p
     return MakeError(absl::StatusCode::kPermissionDenied, "CREDENTIALS",
                      "this daemon requires a job token: set GRADSYNC_JOB_TOKEN in the trainers");
   }
+  if (request.world_size > policy_.quota_sessions_per_user) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "QUOTA",
+        absl::StrCat("world_size ", request.world_size,
+                     ": every rank is on this node, and quota_sessions_per_user allows ",
+                     policy_.quota_sessions_per_user, " sessions"));
+  }
   std::uint64_t incarnation = 0;
   {
     MutexLock lock(&mutex_);
@@ -110,20 +117,24 @@ absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(const 
   return descriptors;
 }
 
-void SessionTable::Gone(const std::shared_ptr<Session>& session, const absl::Status& why) {
+void SessionTable::Gone(std::shared_ptr<Session> session, const absl::Status& why) {
   const SessionIdentity& identity = session->identity();
   session->End(why);
   // Its own loss: a rank that had exited, or whose job ended before, is no loss.
   const bool lost = session->job().StateOf(identity.rank) == RankState::kLost;
-  MutexLock lock(&mutex_);
-  if (sessions_.erase(identity.incarnation) == 0) return;  // by the other way it was noticed
-  if (lost) ++lost_;
-  if (--per_user_[identity.peer.uid] == 0) per_user_.erase(identity.peer.uid);
-  for (auto it = offers_.begin(); it != offers_.end();) {
-    it = it->second.incarnation == identity.incarnation ? offers_.erase(it) : std::next(it);
+  {
+    MutexLock lock(&mutex_);
+    // The stream's end and the process's end both come here; the first one counts.
+    if (sessions_.erase(identity.incarnation) > 0) {
+      if (lost) ++lost_;
+      if (--per_user_[identity.peer.uid] == 0) per_user_.erase(identity.peer.uid);
+      for (auto it = offers_.begin(); it != offers_.end();) {
+        it = it->second.incarnation == identity.incarnation ? offers_.erase(it) : std::next(it);
+      }
+    }
   }
-  // The last reference is dropped there: unmapping an arena takes milliseconds.
-  executor_->Run([session] {});
+  // Unmapping an arena takes milliseconds.
+  executor_->Run([released = std::move(session)] {});
 }
 
 void SessionTable::Tick() {

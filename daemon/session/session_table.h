@@ -67,8 +67,9 @@ class SessionTable {
   // NOT_FOUND: unknown, used or expired; PERMISSION_DENIED: another process's.
   absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const PeerProcess& peer);
 
-  // The session's stream has ended, or its process has. Frees its memory, on the executor.
-  void Gone(const std::shared_ptr<Session>& session, const absl::Status& why);
+  // The session's stream has ended, or its process has. Takes the caller's reference: the last one
+  // goes on the executor, which frees the memory.
+  void Gone(std::shared_ptr<Session> session, const absl::Status& why);
   void Tick();
   // From now on Open fails UNAVAILABLE DRAINING.
   void Drain();
