@@ -299,6 +299,10 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
       used_map_[i] = static_cast<char>(used_map_[i] | used_map[i]);
     }
   }
+  // No bit for a parameter that there is not.
+  if (const std::size_t last_bits = spec_.parameters.size() % 8; last_bits != 0) {
+    used_map_.back() = static_cast<char>(used_map_.back() & ((1u << last_bits) - 1));
+  }
   mine.ended = true;
   MaybeFinish(now_ns, effects);
   return absl::OkStatus();
