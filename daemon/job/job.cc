@@ -154,6 +154,8 @@ void Job::RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::St
 absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
+  // It came on the executor, while the Leave that was sent after it did not have to wait.
+  if (members_[rank].state == RankState::kStayed) return absl::OkStatus();
   const auto layout = ChannelOf(rank, channel);
   if (!layout.ok()) return layout.status();
   return (*layout)->Mapped(rank, std::move(memory), transaction.effects());
