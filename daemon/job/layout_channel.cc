@@ -446,26 +446,29 @@ void LayoutChannel::Tick(std::uint64_t now_ns, Effects* effects) {
                                                                  absl::StrJoin(unmapped, ", ")),
                                  ". Check that those trainers run and use the same job_id."),
                     {{"job", terms_.job_id},
-                     {"rank", absl::StrCat(absent.empty() ? unmapped.front() : absent.front())},
+                     {"rank", !absent.empty()     ? absl::StrCat(absent.front())
+                              : !unmapped.empty() ? absl::StrCat(unmapped.front())
+                                                  : ""},
                      {"channel", absl::StrCat(channel_)}}),
           effects);
       return;
     }
   }
   if (started_ && void_.ok() && now_ns >= deadline_ns_) {
-    // The first of those that are missing; the message names them all.
+    // The first of those that are missing, none if a reduction is; the message names them all.
     std::uint32_t missing = 0;
-    while (missing + 1 < ranks_.size() && (!members_->InSteps(missing) || ranks_[missing].ended)) {
+    while (missing < ranks_.size() && (!members_->InSteps(missing) || ranks_[missing].ended)) {
       ++missing;
     }
-    const auto bucket = FirstUnmarked(missing);
+    const bool known = missing < ranks_.size();
+    const auto bucket = known ? FirstUnmarked(missing) : std::nullopt;
     Void(MakeError(absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT",
                    absl::StrCat("layout '", name(), "', step ", step_,
                                 " was not finished within the job's step_timeout: ", Missing(),
                                 ". The step is void on every rank: look at those ranks, then redo "
                                 "it, or raise step_timeout."),
                    {{"job", terms_.job_id},
-                    {"rank", absl::StrCat(missing)},
+                    {"rank", known ? absl::StrCat(missing) : ""},
                     {"channel", absl::StrCat(channel_)},
                     {"step", absl::StrCat(step_)},
                     {"bucket", bucket.has_value() ? absl::StrCat(*bucket) : ""}}),
