@@ -278,8 +278,11 @@ absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
   std::string where = "between steps";
   std::string channel = "0", step, bucket;
   for (const auto& layout : layouts_) {
+    if (layout->dead()) continue;
     if (!layout->ready()) {
       where = absl::StrCat("while layout '", layout->name(), "' was being agreed");
+      channel = absl::StrCat(layout->channel());
+      step = bucket = "";
       continue;
     }
     channel = absl::StrCat(layout->channel());

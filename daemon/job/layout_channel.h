@@ -65,6 +65,8 @@ class LayoutChannel {
   const std::string& name() const { return spec_.name; }
   const LayoutPlan& plan() const { return plan_; }
   bool ready() const { return ready_; }
+  // The ranks did not agree: it will never be ready.
+  bool dead() const { return !agreement_.ok(); }
   std::uint64_t step() const { return step_; }
   const LayoutSpec& spec() const { return spec_; }
 
