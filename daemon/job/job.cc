@@ -325,12 +325,14 @@ void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status
 
 void Job::End(const absl::Status& why) {
   Transaction transaction(this);
+  if (OverLocked()) return;  // well, and stays so
   StopLocked(why);
   MaybeEnd(transaction.effects());
 }
 
 bool Job::EndIfIdle(const absl::Status& why) {
   Transaction transaction(this);
+  if (OverLocked()) return true;
   if (end_.ok()) {
     if (StepRunningLocked()) return false;
     StopLocked(why);
@@ -389,6 +391,10 @@ std::string Job::MissingInStep(std::uint32_t channel, std::uint64_t step) const 
 
 bool Job::Over() const {
   MutexLock lock(&mutex_);
+  return OverLocked();
+}
+
+bool Job::OverLocked() const {
   if (InFlight() > 0) return false;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     if (members_[rank].sink != nullptr) return false;
