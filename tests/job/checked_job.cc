@@ -541,7 +541,7 @@ void CheckedJob::FinishThrough() {
       Violate("nothing can happen, but rank ", rank, " waits in step ", model_.Belief(rank));
     }
   }
-  if (job_->StepRunning()) Violate("a step is left open: ", job_->MissingInStep(channel_, 3));
+  if (!job_->MissingInStep(channel_, model_.step()).empty()) Violate("a step is left open");
   const LayoutStatsSnapshot stats = job_->Snapshot().layouts[0].stats;
   if (stats.buckets_reduced != buckets_reduced_) {
     Violate("counted are ", stats.buckets_reduced, " reductions instead of ", buckets_reduced_);

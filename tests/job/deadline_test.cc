@@ -1,0 +1,185 @@
+// Waits that end: the step's deadline and the operation's; the layout's is layout_agreement_test's.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/job/job_fixture.h"
+
+namespace gradsync {
+namespace {
+
+class DeadlineTest : public JobFixture {
+ protected:
+  void Wait(std::uint64_t ns) {
+    clock_.Advance(ns);
+    job_->Tick();
+  }
+  StagingMemory Staging(std::uint32_t rank) {
+    staging_.resize(sinks_.size());
+    staging_[rank] = std::make_shared<std::vector<std::byte>>(64);
+    return {staging_[rank], staging_[rank]->data(), staging_[rank]->size()};
+  }
+  absl::Status Operate(std::uint32_t rank, const OperationSpec& spec, std::uint64_t deadline_ns) {
+    return job_->Operate(rank, 1, spec, Staging(rank), deadline_ns);
+  }
+
+  std::vector<std::shared_ptr<std::vector<std::byte>>> staging_;
+};
+
+TEST_F(DeadlineTest, AStepsRunsFromItsFirstMark) {
+  Start(2);
+  const std::uint32_t channel = Agree(Spec(2));
+  Wait(10 * kStepTimeoutNs);
+  EXPECT_TRUE(sink(0).messages().empty());
+  ASSERT_TRUE(job_->MarkReady(0, channel, 1, {0}).ok());
+  Wait(kStepTimeoutNs - 1);
+  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {1}).ok());
+  EXPECT_TRUE(sink(0).messages().empty());
+  Wait(1);
+  EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_TIMEOUT");
+}
+
+TEST_F(DeadlineTest, AStepsNamesWhoIsMissingWhatAndIsTheSameForEveryRank) {
+  Start(3);
+  const std::uint32_t channel = Agree(Spec(3));
+  DoStep(0, channel, 1);
+  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {0, 1, 2}).ok());
+  ASSERT_TRUE(job_->MarkReady(2, channel, 1, {1}).ok());
+  reducer_.CompleteAll();
+  Wait(kStepTimeoutNs);
+  const auto record = Only<StepDoneMessage>(0).record;
+  const absl::Status& status = record->verdict;
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(Says(status, "'model', step 1")) << status;
+  EXPECT_TRUE(Says(status, "rank 1 has not ended the step")) << status;
+  EXPECT_TRUE(Says(status, "rank 2 has not marked bucket 0, 2 ready")) << status;
+  EXPECT_FALSE(Says(status, "rank 0")) << status;
+  EXPECT_EQ(FieldOf(status, "step"), "1");
+  EXPECT_EQ(FieldOf(status, "channel"), std::to_string(channel));
+  EXPECT_EQ(Only<StepDoneMessage>(1).record, record);
+  EXPECT_EQ(Only<StepDoneMessage>(2).record, record);
+}
+
+TEST_F(DeadlineTest, AVoidStepWaitsForTheReductionsThatRun) {
+  Start(2);
+  const std::uint32_t channel = Agree(Spec(2));
+  DoStep(0, channel, 1);
+  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {0}).ok());
+  Wait(kStepTimeoutNs);
+  EXPECT_TRUE(sink(0).messages().empty());
+  // What comes late does not save it, and begins nothing.
+  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {1}).ok());
+  EXPECT_EQ(reducer_.held().size(), 1u);
+  ASSERT_TRUE(job_->EndStep(1, channel, 1, "").ok());
+  reducer_.CompleteAll();
+  EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_TIMEOUT");
+  EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_void, 1u);
+}
+
+TEST_F(DeadlineTest, AStepsNamesNoRankIfTheDaemonAloneIsLate) {
+  Start(2);
+  const std::uint32_t channel = Agree(Spec(2));
+  DoStep(0, channel, 1);
+  DoStep(1, channel, 1);
+  Wait(kStepTimeoutNs);
+  reducer_.CompleteAll();
+  const absl::Status status = Only<StepDoneMessage>(0).record->verdict;
+  EXPECT_EQ(ReasonOf(status), "STEP_TIMEOUT");
+  EXPECT_TRUE(Says(status, "a reduction is running")) << status;
+  EXPECT_FALSE(Says(status, "rank 1")) << status;
+  EXPECT_EQ(FieldOf(status, "rank"), "");
+  EXPECT_EQ(FieldOf(status, "bucket"), "");
+}
+
+TEST_F(DeadlineTest, TheNextStepHasItsOwn) {
+  Start(1);
+  const std::uint32_t channel = Agree(Spec(2));
+  ASSERT_TRUE(job_->MarkReady(0, channel, 1, {0}).ok());
+  reducer_.CompleteAll();
+  Wait(kStepTimeoutNs);
+  Only<StepDoneMessage>(0);
+  TakeAll();
+  Wait(10 * kStepTimeoutNs);
+  EXPECT_TRUE(sink(0).messages().empty());
+  ASSERT_TRUE(job_->MarkReady(0, channel, 2, {0, 1}).ok());
+  reducer_.CompleteAll();
+  Wait(kStepTimeoutNs - 1);
+  ASSERT_TRUE(job_->EndStep(0, channel, 2, "").ok());
+  EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
+}
+
+TEST_F(DeadlineTest, AnOperationsNamesItAndTheRanksThatDidNotCome) {
+  Start(4);
+  const OperationSpec barrier;
+  const std::uint64_t deadline_ns = clock_.NowNs() + 100;
+  ASSERT_TRUE(Operate(0, barrier, deadline_ns).ok());
+  ASSERT_TRUE(Operate(2, barrier, deadline_ns + 1000).ok());
+  Wait(99);
+  EXPECT_TRUE(sink(0).messages().empty());
+  Wait(1);
+  for (const std::uint32_t rank : {0, 2}) {
+    const auto failed = Only<OperationFailedMessage>(rank);
+    EXPECT_EQ(failed.sequence, 1u);
+    EXPECT_EQ(failed.status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(ReasonOf(failed.status), "OPERATION_TIMEOUT");
+    EXPECT_TRUE(Says(failed.status, "operation 1 (barrier)")) << failed.status;
+    EXPECT_TRUE(Says(failed.status, "waited for rank 1, 3.")) << failed.status;
+  }
+  EXPECT_TRUE(sink(1).messages().empty());
+}
+
+TEST_F(DeadlineTest, TheEarliestDeadlineOfAnyRankCounts) {
+  Start(3);
+  const std::uint64_t now_ns = clock_.NowNs();
+  ASSERT_TRUE(Operate(0, {}, now_ns + 1000).ok());
+  ASSERT_TRUE(Operate(1, {}, now_ns + 10).ok());
+  Wait(10);
+  Only<OperationFailedMessage>(0);
+}
+
+TEST_F(DeadlineTest, ABroadcastsNamesTheRootThatDoesNotWriteOrTheRanksThatDoNotRead) {
+  Start(3);
+  OperationSpec broadcast;
+  broadcast.kind = OperationKind::kBroadcast;
+  broadcast.root = 1;
+  broadcast.bytes = 100;
+  for (const bool written : {false, true}) {
+    const std::uint64_t sequence = written ? 2 : 1;
+    const std::uint64_t deadline_ns = clock_.NowNs() + 10;
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(job_->Operate(rank, sequence, broadcast, Staging(rank), deadline_ns).ok());
+    }
+    if (written) {
+      ASSERT_TRUE(job_->ChunkWritten(1, sequence, 0, 64).ok());
+      executor_.RunAll();
+      ASSERT_TRUE(job_->ChunkRead(2, sequence, 0).ok());
+    }
+    Wait(10);
+    const absl::Status status = Only<OperationFailedMessage>(0).status;
+    EXPECT_TRUE(Says(status, written ? "waited for rank 0." : "waited for rank 1.")) << status;
+    TakeAll();
+  }
+}
+
+TEST_F(DeadlineTest, AnOperationIsToldToHaveFailedOnlyOnceNothingTouchesItsMemory) {
+  Start(2);
+  OperationSpec reduce;
+  reduce.kind = OperationKind::kAllReduce;
+  reduce.dtype = DataType::kFloat32;
+  reduce.count = 4;
+  const std::uint64_t deadline_ns = clock_.NowNs() + 10;
+  ASSERT_TRUE(Operate(0, reduce, deadline_ns).ok());
+  ASSERT_TRUE(Operate(1, reduce, deadline_ns).ok());
+  Wait(10);
+  EXPECT_TRUE(sink(0).messages().empty());
+  reducer_.CompleteAll();
+  for (const std::uint32_t rank : {0, 1}) {
+    const absl::Status status = Only<OperationFailedMessage>(rank).status;
+    EXPECT_EQ(ReasonOf(status), "OPERATION_TIMEOUT");
+    EXPECT_TRUE(Says(status, "its reduction or copy is still running")) << status;
+  }
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,84 @@
+// A job whose ranks, reducer, executor and clock a test moves by hand.
+
+#ifndef TESTS_JOB_JOB_FIXTURE_H_
+#define TESTS_JOB_JOB_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "daemon/base/error.h"
+#include "daemon/job/job.h"
+#include "tests/job/held_reducer.h"
+#include "tests/job/manual_clock.h"
+#include "tests/job/manual_executor.h"
+#include "tests/job/recording_sink.h"
+#include "tests/job/trainer_memory.h"
+
+namespace gradsync {
+
+// "rank 1 of job ..." contains "rank 1"; for EXPECT_TRUE(Says(...)) << status.
+inline bool Says(const absl::Status& status, absl::string_view part) {
+  return absl::StrContains(status.message(), part);
+}
+inline std::string ReasonOf(const absl::Status& status) { return DetailsOf(status).reason; }
+// The value of a field of the error; "(none)" if it has no such field.
+std::string FieldOf(const absl::Status& status, absl::string_view key);
+
+class JobFixture : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kStepTimeoutNs = 1'000'000;
+  static constexpr std::uint64_t kForever = ~std::uint64_t{0};
+
+  // A job that all of `ranks` have joined.
+  void Start(std::uint32_t ranks, bool divide_by_world = false);
+  // A layout of `buckets` buckets with four float32 each, one parameter per bucket.
+  static LayoutSpec Spec(std::size_t buckets, const std::string& name = "model");
+  static LayoutRequest Request(LayoutSpec spec, std::uint64_t deadline_ns = kForever);
+  // Every rank registers and maps `spec`; the messages of that are taken away.
+  std::uint32_t Agree(const LayoutSpec& spec);
+  // Registers `spec`, which must succeed, with memory of its own.
+  std::uint32_t Register(std::uint32_t rank, const LayoutSpec& spec);
+  absl::Status Map(std::uint32_t rank, std::uint32_t channel);
+
+  // Marks all buckets of a layout ready and ends the step.
+  void DoStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+              absl::string_view used_map = "");
+
+  void Lose(std::uint32_t rank) {
+    job_->Lose(rank, Incarnation(rank), absl::AbortedError("its process has ended"));
+  }
+  static std::uint64_t Incarnation(std::uint32_t rank) { return 100 + rank; }
+  RecordingSink& sink(std::uint32_t rank) { return *sinks_[rank]; }
+  // The only message of its kind since the last Take(); fails the test if there is another number.
+  template <typename Message>
+  Message Only(std::uint32_t rank) {
+    const std::vector<Message> found = sink(rank).Of<Message>();
+    EXPECT_EQ(found.size(), 1u) << "rank " << rank;
+    return found.empty() ? Message{} : found.back();
+  }
+  void TakeAll() {
+    for (const auto& sink : sinks_) sink->Take();
+  }
+  TrainerMemory& memory(std::uint32_t rank, std::uint32_t channel) {
+    return *memory_[channel - 1][rank];
+  }
+
+  ManualClock clock_;
+  HeldReducer reducer_{&clock_};
+  ManualExecutor executor_;
+  std::shared_ptr<Job> job_;
+  std::vector<std::shared_ptr<RecordingSink>> sinks_;
+  std::vector<std::vector<std::unique_ptr<TrainerMemory>>> memory_;  // by channel, by rank
+  std::vector<std::size_t> buckets_;                                 // by channel
+};
+
+}  // namespace gradsync
+
+#endif  // TESTS_JOB_JOB_FIXTURE_H_

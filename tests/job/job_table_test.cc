@@ -1,0 +1,321 @@
+#include "daemon/job/job_table.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "tests/job/held_reducer.h"
+#include "tests/job/manual_clock.h"
+#include "tests/job/manual_executor.h"
+#include "tests/job/recording_sink.h"
+#include "tests/job/trainer_memory.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::size_t kQuota = 3;
+
+JobKey Key(uid_t uid = 1000, const std::string& job_id = "run",
+           const std::string& token_hash = "") {
+  return {uid, job_id, token_hash};
+}
+
+absl::Status Draining() {
+  return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon stops");
+}
+
+class JobTableTest : public testing::Test {
+ protected:
+  JobTableTest() : table_(Environment(), kQuota) {}
+
+  struct Session {
+    std::uint64_t incarnation = 0;
+    std::shared_ptr<RecordingSink> sink;
+    absl::StatusOr<std::shared_ptr<Job>> job;
+
+    bool Ended() const { return !sink->Of<SessionEndMessage>().empty(); }
+    absl::Status end() const { return sink->Of<SessionEndMessage>().at(0).status; }
+  };
+
+  Session Join(std::uint32_t rank, std::uint32_t world_size = 2, const JobKey& key = Key(),
+               const JobOptions& options = {}) {
+    Session session;
+    session.incarnation = ++incarnation_;
+    session.sink = std::make_shared<RecordingSink>();
+    session.job = table_.Join(key, rank, world_size, options, session.incarnation, session.sink);
+    return session;
+  }
+  static std::uint64_t GenerationOf(const Session& session) {
+    return session.job.ok() ? (*session.job)->identity().generation : 0;
+  }
+  static void Lose(const Session& session, std::uint32_t rank) {
+    (*session.job)->Lose(rank, session.incarnation, absl::AbortedError("gone"));
+  }
+  static void ExpectSaid(const absl::Status& status, absl::StatusCode code,
+                         const std::string& reason, std::initializer_list<const char*> parts) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_EQ(DetailsOf(status).reason, reason);
+    for (const char* part : parts) {
+      EXPECT_TRUE(absl::StrContains(status.message(), part)) << part << " in: " << status;
+    }
+  }
+
+  // The session's rank, alone in its job, has a bucket that is being reduced.
+  void BeginStep(const Session& session) {
+    LayoutRequest request;
+    request.spec.name = "model";
+    request.spec.explicit_buckets = {{DataType::kFloat32, 4}};
+    const auto registered = (*session.job)->RegisterLayout(0, request);
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    ASSERT_TRUE((*session.job)->ArenaMapped(0, registered->channel, memory_.Share()).ok());
+    ASSERT_TRUE((*session.job)->MarkReady(0, registered->channel, 1, {0}).ok());
+    ASSERT_EQ(reducer_.held().size(), 1u);
+  }
+
+  JobEnvironment Environment() {
+    JobEnvironment environment;
+    environment.clock = &clock_;
+    environment.reducer = &reducer_;
+    environment.executor = &executor_;
+    return environment;
+  }
+
+  ManualClock clock_;
+  HeldReducer reducer_{&clock_};
+  ManualExecutor executor_;
+  JobTable table_;
+  TrainerMemory memory_{4096, 1};
+  std::uint64_t incarnation_ = 0;
+};
+
+TEST_F(JobTableTest, RanksOfOneKeyMeetInOneJob) {
+  const Session a = Join(0);
+  const Session b = Join(1);
+  ASSERT_TRUE(a.job.ok() && b.job.ok());
+  EXPECT_EQ(*a.job, *b.job);
+  EXPECT_TRUE((*a.job)->Formed());
+  EXPECT_EQ(GenerationOf(a), 1u);
+  EXPECT_EQ((*a.job)->Snapshot().phase, JobPhase::kRunning);
+}
+
+TEST_F(JobTableTest, AnotherUserNameOrTokenIsAnotherJob) {
+  const Session mine = Join(0);
+  for (const JobKey& key : {Key(1001), Key(1000, "other"), Key(1000, "run", "token")}) {
+    const Session theirs = Join(0, 2, key);
+    ASSERT_TRUE(theirs.job.ok());
+    EXPECT_NE(*theirs.job, *mine.job);
+  }
+  EXPECT_EQ(table_.Jobs().size(), 4u);
+  EXPECT_FALSE(mine.Ended());
+}
+
+TEST_F(JobTableTest, AHeldRankIsRefusedWhileTheJobForms) {
+  const Session held = Join(0, 3);
+  const Session second = Join(0, 3);
+  ExpectSaid(second.job.status(), absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
+             {"rank 0", "'run'", "still forming"});
+  EXPECT_FALSE(held.Ended());
+  EXPECT_TRUE(Join(1, 3).job.ok());
+}
+
+TEST_F(JobTableTest, AnotherWorldSizeOrOptionIsRefusedWithBothValues) {
+  ASSERT_TRUE(Join(0).job.ok());
+  ExpectSaid(Join(1, 3).job.status(), absl::StatusCode::kFailedPrecondition, "JOB_MISMATCH",
+             {"rank 1", "world_size is 3", "have 2"});
+  ExpectSaid(Join(2, 3).job.status(), absl::StatusCode::kFailedPrecondition, "JOB_MISMATCH",
+             {"world_size is 3", "have 2"});
+  JobOptions options;
+  options.divide_by_world = true;
+  ExpectSaid(Join(1, 2, Key(), options).job.status(), absl::StatusCode::kFailedPrecondition,
+             "JOB_MISMATCH", {"divisor is world", "have live_ranks"});
+  options = JobOptions();
+  options.step_timeout_ns = 5'000'000;
+  ExpectSaid(Join(1, 2, Key(), options).job.status(), absl::StatusCode::kFailedPrecondition,
+             "JOB_MISMATCH", {"step_timeout_ms is 5", "have 0"});
+  EXPECT_TRUE(Join(1).job.ok());
+}
+
+TEST_F(JobTableTest, AJobThatWasFullIsSupersededByAnyRankThatJoins) {
+  const Session a = Join(0);
+  const Session b = Join(1);
+  const Session next = Join(1);
+  ASSERT_TRUE(next.job.ok());
+  EXPECT_EQ(GenerationOf(next), 2u);
+  for (const Session* old : {&a, &b}) {
+    ASSERT_TRUE(old->Ended());
+    ExpectSaid(old->end(), absl::StatusCode::kAborted, "SUPERSEDED",
+               {"newer generation", "'run'", "rank 1"});
+  }
+  EXPECT_FALSE(next.Ended());
+  const Session other = Join(0);
+  ASSERT_TRUE(other.job.ok());
+  EXPECT_EQ(*other.job, *next.job);
+}
+
+TEST_F(JobTableTest, ANewGenerationMayHaveAnotherWorldSizeWhicheverRankComesFirst) {
+  Join(0);
+  Join(1);
+  const Session first = Join(2, 3);  // a rank that the old world did not have
+  ASSERT_TRUE(first.job.ok()) << first.job.status();
+  EXPECT_EQ(GenerationOf(first), 2u);
+  Join(0, 3);
+  Join(1, 3);
+  EXPECT_TRUE((*first.job)->Formed());
+  const Session smaller = Join(0, 1);
+  EXPECT_EQ(GenerationOf(smaller), 3u);
+  EXPECT_TRUE((*smaller.job)->Formed());
+}
+
+TEST_F(JobTableTest, SupersedingWaitsForNobodyAndTheOldSessionsForTheirReductions) {
+  const Session old = Join(0, 1);
+  BeginStep(old);
+  const Session next = Join(0, 1);
+  EXPECT_EQ(GenerationOf(next), 2u);
+  EXPECT_FALSE(old.Ended());
+  table_.Tick();
+  EXPECT_EQ(table_.Jobs().size(), 2u);
+  EXPECT_FALSE((*old.job)->Over());
+  reducer_.CompleteAll();
+  EXPECT_TRUE(old.Ended());
+  table_.Tick();
+  executor_.RunAll();
+  EXPECT_FALSE(memory_.Shared());
+  // The live job first, then what is left of the old one.
+  ASSERT_EQ(table_.Jobs().size(), 2u);
+  EXPECT_EQ(table_.Jobs()[0], *next.job);
+  EXPECT_EQ(table_.Jobs()[1], *old.job);
+}
+
+TEST_F(JobTableTest, AGenerationThatEndsAfterItsSuccessorDoesNotGiveItsNumberAgain) {
+  const Session first = Join(0, 1);
+  BeginStep(first);
+  const Session second = Join(0, 1);
+  Lose(second, 0);
+  table_.Tick();
+  reducer_.CompleteAll();  // only now is the first one over
+  table_.Tick();
+  EXPECT_EQ(GenerationOf(Join(0, 1)), 3u);
+}
+
+TEST_F(JobTableTest, ADrainEndsWhatIsBetweenStepsAndWaitsForTheRest) {
+  const Session idle = Join(0, 2, Key(1000, "idle"));
+  const Session busy = Join(0, 1, Key(1000, "busy"));
+  BeginStep(busy);
+  EXPECT_FALSE(table_.EndIdle(Draining()));
+  EXPECT_EQ(DetailsOf(idle.end()).reason, "DRAINING");
+  EXPECT_FALSE(busy.Ended());
+  reducer_.CompleteAll();
+  EXPECT_FALSE(table_.EndIdle(Draining()));
+  ASSERT_TRUE((*busy.job)->EndStep(0, 1, 1, "").ok());
+  EXPECT_TRUE(busy.sink->Of<StepDoneMessage>().at(0).record->verdict.ok());
+  EXPECT_TRUE(table_.EndIdle(Draining()));
+  EXPECT_EQ(DetailsOf(busy.end()).reason, "DRAINING");
+}
+
+TEST_F(JobTableTest, ARankThatIsLostWhileTheJobFormsMakesRoomForANewGeneration) {
+  const Session lost = Join(0, 3);
+  const Session waiting = Join(1, 3);
+  Lose(lost, 0);
+  EXPECT_TRUE(waiting.Ended());
+  // Also for a rank that had not come yet.
+  const Session next = Join(2, 3);
+  ASSERT_TRUE(next.job.ok()) << next.job.status();
+  EXPECT_EQ(GenerationOf(next), 2u);
+}
+
+TEST_F(JobTableTest, ARankThatExitedWhileTheJobFormsMayComeAgain) {
+  const Session left = Join(0, 3);
+  const Session waiting = Join(1, 3);
+  ASSERT_TRUE((*left.job)->Leave(0, /*exit=*/true).ok());
+  const Session again = Join(0, 3);
+  ASSERT_TRUE(again.job.ok()) << again.job.status();
+  EXPECT_EQ(GenerationOf(again), 2u);
+  ExpectSaid(waiting.end(), absl::StatusCode::kAborted, "SUPERSEDED", {"rank 0"});
+}
+
+TEST_F(JobTableTest, GenerationsCountOnAfterAJobHasEnded) {
+  const Session first = Join(0, 1);
+  ASSERT_TRUE((*first.job)->Leave(0, /*exit=*/true).ok());
+  table_.Tick();
+  const Session second = Join(0, 1);
+  EXPECT_EQ(GenerationOf(second), 2u);
+  EXPECT_TRUE(second.sink->messages().empty());
+  Lose(second, 0);
+  table_.Tick();
+  EXPECT_EQ(GenerationOf(Join(0, 1)), 3u);
+}
+
+TEST_F(JobTableTest, AJobThatEndedWellIsNotSpoiledByItsSuccessorOrADrain) {
+  const Session a = Join(0, 1, Key(1000, "a"));
+  const Session b = Join(0, 1, Key(1000, "b"));
+  ASSERT_TRUE((*a.job)->Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE((*b.job)->Leave(0, /*exit=*/true).ok());
+  // Before anybody has looked whether they are over.
+  const Session next = Join(0, 1, Key(1000, "a"));
+  EXPECT_EQ(GenerationOf(next), 2u);
+  table_.EndAll(Draining());
+  table_.Tick();
+  EXPECT_EQ((*a.job)->Snapshot().phase, JobPhase::kEnded);
+  EXPECT_EQ((*b.job)->Snapshot().phase, JobPhase::kEnded);
+  EXPECT_EQ((*a.job)->Snapshot().failure, "");
+  EXPECT_EQ(a.sink->messages().size(), 1u);
+  EXPECT_EQ(table_.jobs_failed(), 1u);  // the one that was ended
+}
+
+TEST_F(JobTableTest, QuotaCountsTheLiveJobsOfAUser) {
+  for (std::size_t i = 0; i < kQuota; ++i) {
+    ASSERT_TRUE(Join(0, 2, Key(1000, absl::StrCat("run", i))).job.ok());
+  }
+  ExpectSaid(Join(0, 2, Key(1000, "one more")).job.status(), absl::StatusCode::kResourceExhausted,
+             "QUOTA", {"user 1000", "3 jobs", "quota_jobs_per_user"});
+  EXPECT_TRUE(Join(0, 2, Key(1001)).job.ok());
+  // A second rank, or the next generation, of a job that is there is no new job.
+  const Session full = Join(1, 2, Key(1000, "run0"));
+  ASSERT_TRUE(full.job.ok());
+  EXPECT_EQ(GenerationOf(Join(1, 2, Key(1000, "run0"))), 2u);
+  // What has ended does not count.
+  const Session gone = Join(1, 2, Key(1000, "run1"));
+  Lose(gone, 1);
+  table_.Tick();
+  EXPECT_TRUE(Join(0, 2, Key(1000, "one more")).job.ok());
+}
+
+TEST_F(JobTableTest, ARefusedRankLeavesNoJobBehind) {
+  for (std::size_t i = 0; i < kQuota; ++i) Join(0, 2, Key(1000, absl::StrCat("run", i)));
+  Join(0, 2, Key(1000, "one more"));
+  EXPECT_EQ(table_.Jobs().size(), kQuota);
+}
+
+TEST_F(JobTableTest, StatisticsOutliveTheTrainersUpToSixteenJobs) {
+  for (int i = 0; i < 20; ++i) {
+    const Session session = Join(0, 1, Key(1000, absl::StrCat("run", i)));
+    ASSERT_TRUE(session.job.ok());
+    Lose(session, 0);
+    table_.Tick();
+  }
+  const auto jobs = table_.Jobs();
+  ASSERT_EQ(jobs.size(), 16u);
+  EXPECT_EQ(jobs.front()->identity().job_id, "run19");
+  EXPECT_EQ(jobs.back()->identity().job_id, "run4");
+  EXPECT_EQ(jobs.front()->Snapshot().phase, JobPhase::kFailed);
+  EXPECT_EQ(table_.jobs_failed(), 20u);
+}
+
+TEST_F(JobTableTest, ADrainEndsEverySessionWithItsReason) {
+  const Session a = Join(0);
+  const Session b = Join(0, 1, Key(1001));
+  table_.EndAll(Draining());
+  for (const Session* session : {&a, &b}) {
+    ASSERT_TRUE(session->Ended());
+    EXPECT_EQ(session->end().code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(DetailsOf(session->end()).reason, "DRAINING");
+  }
+}
+
+}  // namespace
+}  // namespace gradsync

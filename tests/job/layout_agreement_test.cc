@@ -1,0 +1,282 @@
+// How the ranks of a job agree on a layout before its first step.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/job/job_fixture.h"
+
+namespace gradsync {
+namespace {
+
+class LayoutAgreementTest : public JobFixture {
+ protected:
+  // What one rank does, one thing after the other: registers, then maps.
+  void Advance(std::uint32_t rank) {
+    if (++done_[rank] == 1) {
+      channel_ = Register(rank, Spec(2));
+    } else {
+      const absl::Status mapped = Map(rank, channel_);
+      EXPECT_TRUE(mapped.ok()) << mapped;
+    }
+  }
+  bool Finished(std::uint32_t rank) const { return done_[rank] == 2; }
+
+  void Restart(std::uint32_t ranks) {
+    job_.reset();
+    executor_.RunAll();
+    sinks_.clear();
+    memory_.clear();
+    done_.assign(ranks, 0);
+    Start(ranks);
+  }
+
+  std::vector<int> done_;
+  std::uint32_t channel_ = 0;
+};
+
+TEST_F(LayoutAgreementTest, IsReachedInEveryOrderAndNotBeforeTheLastRankHasMapped) {
+  std::vector<std::uint32_t> order = {0, 0, 1, 1, 2, 2};
+  int orders = 0;
+  do {
+    Restart(3);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(sink(rank).messages().empty());
+      Advance(order[i]);
+    }
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      ASSERT_EQ(sink(rank).messages().size(), 1u);
+      const auto ready = Only<LayoutReadyMessage>(rank);
+      EXPECT_EQ(ready.channel, channel_);
+      EXPECT_EQ(ready.first_step, 1u);
+      EXPECT_EQ(ready.fingerprint, job_->Snapshot().layouts[0].fingerprint);
+    }
+    ++orders;
+  } while (std::next_permutation(order.begin(), order.end()));
+  EXPECT_EQ(orders, 90);
+}
+
+TEST_F(LayoutAgreementTest, ADeathAtAnyPointEndsEverySessionAndFreesAllMemory) {
+  std::vector<std::uint32_t> order = {0, 0, 1, 1, 2, 2};
+  do {
+    for (std::size_t deaths = 0; deaths <= order.size(); ++deaths) {
+      for (std::uint32_t dead = 0; dead < 3; ++dead) {
+        Restart(3);
+        for (std::size_t i = 0; i < deaths; ++i) Advance(order[i]);
+        TakeAll();
+        Lose(dead);
+        for (std::uint32_t rank = 0; rank < 3; ++rank) {
+          ASSERT_EQ(sink(rank).messages().size(), 1u);
+          const absl::Status end = Only<SessionEndMessage>(rank).status;
+          EXPECT_EQ(end.code(), absl::StatusCode::kAborted);
+          if (rank == dead) continue;
+          EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+          EXPECT_EQ(FieldOf(end, "rank"), std::to_string(dead));
+        }
+        executor_.RunAll();
+        for (const auto& ranks : memory_) {
+          for (const auto& memory : ranks) EXPECT_TRUE(memory == nullptr || !memory->Shared());
+        }
+        EXPECT_TRUE(job_->Over());
+      }
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST_F(LayoutAgreementTest, ALossWhileALayoutIsBeingAgreedSaysSo) {
+  Start(2);
+  Register(0, Spec(1, "generator"));
+  Lose(1);
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "'generator' was being agreed"));
+}
+
+TEST_F(LayoutAgreementTest, ADifferenceIsToldToEveryRankWithTheParameterAndBothRanks) {
+  Start(3);
+  Register(0, Spec(2));
+  Register(2, Spec(2));
+  LayoutSpec other = Spec(2);
+  other.parameters[1].shape = {4};
+  const absl::Status refused = job_->RegisterLayout(1, Request(other)).status();
+  for (const absl::Status& status :
+       {refused, Only<LayoutFailedMessage>(0).status, Only<LayoutFailedMessage>(2).status}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(ReasonOf(status), "LAYOUT_MISMATCH");
+    EXPECT_TRUE(Says(status, "'model' differs between ranks 0 and 1")) << status;
+    EXPECT_TRUE(Says(status,
+                     "parameter 1: 'p1' float32 [2,2] on rank 0, 'p1' float32 [4] on rank "
+                     "1"))
+        << status;
+    EXPECT_EQ(FieldOf(status, "rank"), "1");
+    EXPECT_EQ(FieldOf(status, "other_rank"), "0");
+  }
+  EXPECT_EQ(Only<LayoutFailedMessage>(0).request_id, 40u);
+  EXPECT_TRUE(sink(1).messages().empty());
+}
+
+TEST_F(LayoutAgreementTest, AfterADifferenceTheLayoutIsDeadButTheJobLives) {
+  Start(2);
+  const std::uint32_t channel = Register(0, Spec(2));
+  EXPECT_TRUE(Map(0, channel).ok());
+  ASSERT_FALSE(job_->RegisterLayout(1, Request(Spec(3))).ok());
+  executor_.RunAll();
+  EXPECT_FALSE(memory(0, channel).Shared());
+
+  // The same again, even if it agreed now, gets the same failure.
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(1, Request(Spec(2))).status()), "LAYOUT_MISMATCH");
+  // A mapping that was on its way is no breach.
+  EXPECT_TRUE(Map(0, channel).ok());
+  executor_.RunAll();
+  EXPECT_FALSE(memory(0, channel).Shared());
+  TakeAll();
+  const std::uint32_t next = Agree(Spec(2, "another"));
+  DoStep(0, next, 1);
+  DoStep(1, next, 1);
+  reducer_.CompleteAll();
+  EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
+}
+
+TEST_F(LayoutAgreementTest, AStepBeforeTheAgreementIsABreach) {
+  Start(2);
+  const std::uint32_t channel = Register(0, Spec(2));
+  for (const absl::Status& status :
+       {job_->MarkReady(0, channel, 1, {0}), job_->EndStep(0, channel, 1, ""),
+        job_->AbandonStep(0, channel, 1, "")}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(ReasonOf(status), "ARENA_NOT_POPULATED");
+    EXPECT_TRUE(Says(status, "before LayoutReady")) << status;
+  }
+}
+
+TEST_F(LayoutAgreementTest, ASecondRegistrationOrMappingIsRefused) {
+  Start(2);
+  const std::uint32_t channel = Register(0, Spec(2));
+  const absl::Status again = job_->RegisterLayout(0, Request(Spec(2))).status();
+  EXPECT_EQ(ReasonOf(again), "ALREADY_REGISTERED");
+  EXPECT_TRUE(Says(again, "rank 0")) << again;
+  EXPECT_TRUE(Map(0, channel).ok());
+  EXPECT_EQ(ReasonOf(Map(0, channel)), "PROTOCOL_VIOLATION");
+  EXPECT_EQ(ReasonOf(job_->ArenaMapped(1, channel, {})), "PROTOCOL_VIOLATION");
+  EXPECT_EQ(ReasonOf(job_->ArenaMapped(1, 9, {})), "UNKNOWN_CHANNEL");
+}
+
+TEST_F(LayoutAgreementTest, LayoutsHaveChannelsStepsAndVerdictsOfTheirOwn) {
+  Start(2);
+  const std::uint32_t generator = Agree(Spec(1, "generator"));
+  const std::uint32_t discriminator = Agree(Spec(2, "discriminator"));
+  EXPECT_NE(generator, discriminator);
+  DoStep(0, discriminator, 1);
+  DoStep(0, generator, 1);
+  DoStep(1, generator, 1);
+  reducer_.CompleteAll();
+  EXPECT_EQ(Only<StepDoneMessage>(0).channel, generator);
+  TakeAll();
+  ASSERT_TRUE(job_->AbandonStep(1, discriminator, 1, "no memory").ok());
+  const auto done = Only<StepDoneMessage>(0);
+  EXPECT_EQ(done.channel, discriminator);
+  EXPECT_EQ(ReasonOf(done.record->verdict), "STEP_ABANDONED");
+  EXPECT_EQ(memory(0, generator).void_step(), 0u);
+}
+
+TEST_F(LayoutAgreementTest, TheDeadlineNamesWhoHasNotRegisteredAndWhoHasNotMapped) {
+  Start(4);
+  const std::uint64_t deadline_ns = clock_.NowNs() + 100;
+  const auto registered = job_->RegisterLayout(0, Request(Spec(1), deadline_ns));
+  ASSERT_TRUE(registered.ok());
+  const std::uint32_t channel = Register(1, Spec(1));
+  EXPECT_TRUE(Map(1, channel).ok());
+  clock_.Advance(99);
+  job_->Tick();
+  EXPECT_TRUE(sink(0).messages().empty());
+  clock_.Advance(1);
+  job_->Tick();
+  for (const std::uint32_t rank : {0, 1}) {
+    const absl::Status status = Only<LayoutFailedMessage>(rank).status;
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(ReasonOf(status), "LAYOUT_TIMEOUT");
+    EXPECT_TRUE(Says(status, "not registered by rank 2, 3")) << status;
+    EXPECT_TRUE(Says(status, "not mapped by rank 0")) << status;
+  }
+  EXPECT_TRUE(sink(2).messages().empty());
+  // The late rank gets the same answer, and nobody is told twice.
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, Request(Spec(1))).status()), "LAYOUT_TIMEOUT");
+  clock_.Advance(1000);
+  job_->Tick();
+  EXPECT_EQ(sink(0).messages().size(), 1u);
+  executor_.RunAll();
+  EXPECT_FALSE(memory(1, channel).Shared());
+}
+
+TEST_F(LayoutAgreementTest, TheDeadlineOfALayoutThatNobodyNeedsAnyMorePasses) {
+  Start(1);
+  ASSERT_TRUE(job_->RegisterLayout(0, Request(Spec(1), clock_.NowNs() + 100)).ok());
+  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
+  clock_.Advance(100);
+  job_->Tick();
+  EXPECT_EQ(ReasonOf(Only<LayoutFailedMessage>(0).status), "LAYOUT_TIMEOUT");
+}
+
+TEST_F(LayoutAgreementTest, AnAgreedLayoutHasNoDeadlineAnyMore) {
+  Start(1);
+  const auto registered = job_->RegisterLayout(0, Request(Spec(1), clock_.NowNs() + 100));
+  ASSERT_TRUE(registered.ok());
+  TrainerMemory memory(registered->plan.arena_bytes, 1);
+  ASSERT_TRUE(job_->ArenaMapped(0, registered->channel, memory.Share()).ok());
+  TakeAll();
+  clock_.Advance(1000);
+  job_->Tick();
+  EXPECT_TRUE(sink(0).messages().empty());
+}
+
+TEST_F(LayoutAgreementTest, ARankThatLeavesIsNotWaitedFor) {
+  for (const bool exit : {false, true}) {
+    Restart(2);
+    const std::uint32_t channel = Register(0, Spec(1));
+    EXPECT_TRUE(Map(0, channel).ok());
+    EXPECT_TRUE(sink(0).messages().empty());
+    ASSERT_TRUE(job_->Leave(1, exit).ok());
+    Only<LayoutReadyMessage>(0);
+    DoStep(0, channel, 1);
+    reducer_.CompleteAll();
+    const auto done = Only<StepDoneMessage>(0);
+    EXPECT_EQ(done.record->live_ranks, 1u);
+    EXPECT_EQ(done.record->divisor, 1u);
+  }
+}
+
+TEST_F(LayoutAgreementTest, ARankThatHasLeftRegistersNothing) {
+  Start(2);
+  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
+  const absl::Status status = job_->RegisterLayout(0, Request(Spec(1))).status();
+  EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
+  EXPECT_TRUE(Says(status, "rank 0 has left")) << status;
+}
+
+TEST_F(LayoutAgreementTest, AMappingThatWasOnItsWayWhenTheRankLeftIsNoBreach) {
+  Start(2);
+  const std::uint32_t channel = Register(0, Spec(1));
+  Register(1, Spec(1));
+  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
+  const absl::Status mapped = Map(0, channel);
+  EXPECT_TRUE(mapped.ok()) << mapped;
+  executor_.RunAll();
+  EXPECT_FALSE(memory(0, channel).Shared());
+}
+
+TEST_F(LayoutAgreementTest, ALayoutOfTooManyBucketsIsRefusedAndNotRemembered) {
+  clock_.Advance(1);
+  JobEnvironment environment;
+  environment.clock = &clock_;
+  environment.reducer = &reducer_;
+  environment.executor = &executor_;
+  environment.max_buckets_per_layout = 2;
+  sinks_.push_back(std::make_shared<RecordingSink>());
+  job_ = std::make_shared<Job>(JobIdentity{}, 1, JobOptions{}, environment);
+  ASSERT_TRUE(job_->Join(0, 1, JobOptions{}, Incarnation(0), sinks_[0]).ok());
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(0, Request(Spec(3))).status()), "QUOTA");
+  EXPECT_EQ(Register(0, Spec(2)), 1u);
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,254 @@
+// What a step tells beside its verdict; that it holds in every order is model_test's.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/job/job_fixture.h"
+
+namespace gradsync {
+namespace {
+
+class StepTest : public JobFixture {
+ protected:
+  // The used_map that every rank is told for a step in which they sent these; nine parameters.
+  std::string Agreed(const std::vector<std::string>& used_maps) {
+    for (std::uint32_t rank = 0; rank < used_maps.size(); ++rank) {
+      DoStep(rank, channel_, step_, used_maps[rank]);
+    }
+    ++step_;
+    reducer_.CompleteAll();
+    const std::string used_map = Only<StepDoneMessage>(0).record->used_map;
+    for (std::uint32_t rank = 1; rank < used_maps.size(); ++rank) {
+      EXPECT_EQ(Only<StepDoneMessage>(rank).record->used_map, used_map);
+    }
+    TakeAll();
+    return used_map;
+  }
+
+  std::uint32_t channel_ = 0;
+  std::uint64_t step_ = 1;
+};
+
+TEST_F(StepTest, UsedMapsAreUnitedAndAnEmptyOneMeansAll) {
+  Start(2);
+  channel_ = Agree(Spec(9));
+  const std::string none(2, '\0'), first("\1\0", 2), last("\0\1", 2), all("\xff\1", 2);
+  EXPECT_EQ(Agreed({first, last}), std::string("\1\1", 2));
+  EXPECT_EQ(Agreed({none, none}), none);
+  EXPECT_EQ(Agreed({"", ""}), "");
+  EXPECT_EQ(Agreed({first, ""}), all);
+  EXPECT_EQ(Agreed({"", first}), all);
+  EXPECT_EQ(Agreed({last, none}), last);
+}
+
+TEST_F(StepTest, AUsedMapOfAnotherSizeIsRefusedWithBothSizes) {
+  Start(1);
+  channel_ = Agree(Spec(9));
+  for (std::uint32_t bucket = 0; bucket < 9; ++bucket) {
+    ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {bucket}).ok());
+  }
+  for (const std::size_t bytes : {1, 3}) {
+    const absl::Status status = job_->EndStep(0, channel_, 1, std::string(bytes, '\1'));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ReasonOf(status), "MALFORMED");
+    EXPECT_TRUE(Says(status, absl::StrCat(bytes, " bytes, 2 expected"))) << status;
+  }
+}
+
+TEST_F(StepTest, TheRecordHoldsWhenEachBucketWasReadyReducedAndCommitted) {
+  Start(2);
+  channel_ = Agree(Spec(1));
+  const std::uint64_t start_ns = clock_.NowNs();
+  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0}).ok());
+  clock_.Advance(10);
+  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0}).ok());
+  clock_.Advance(10);
+  reducer_.CompleteAll();
+  clock_.Advance(10);
+  ASSERT_TRUE(job_->EndStep(0, channel_, 1, "").ok());
+  ASSERT_TRUE(job_->EndStep(1, channel_, 1, "").ok());
+  const StepTimes& times = Only<StepDoneMessage>(0).record->times;
+  ASSERT_EQ(times.buckets.size(), 1u);
+  EXPECT_EQ(times.buckets[0].ready_ns, (std::vector<std::uint64_t>{start_ns + 10, start_ns}));
+  EXPECT_EQ(times.buckets[0].start_ns, start_ns + 20);
+  EXPECT_EQ(times.buckets[0].finish_ns, start_ns + 20);
+  EXPECT_EQ(times.commit_ns, start_ns + 30);
+  // Exposed: from the last mark to the commit; total: to the end of the reduction.
+  const LayoutStatsSnapshot stats = job_->Snapshot().layouts[0].stats;
+  EXPECT_NEAR(stats.exposed.max_us, 0.02, 0.001);
+  EXPECT_NEAR(stats.total.max_us, 0.01, 0.001);
+  EXPECT_NEAR(stats.ready_skew.max_us, 0.01, 0.001);
+  EXPECT_EQ(stats.bytes_reduced, 16u);
+  ASSERT_EQ(stats.stragglers.size(), 1u);
+  EXPECT_EQ(stats.stragglers[0].rank, 0u);
+}
+
+TEST_F(StepTest, ExposedTimeStartsAnewWithEachStep) {
+  Start(1);
+  channel_ = Agree(Spec(1));
+  DoStep(0, channel_, 1);
+  reducer_.CompleteAll();
+  clock_.Advance(1'000'000'000);
+  DoStep(0, channel_, 2);
+  reducer_.CompleteAll();
+  EXPECT_EQ(job_->Snapshot().layouts[0].stats.exposed.max_us, 0.0);
+}
+
+TEST_F(StepTest, BucketsLeaveInTheOrderInWhichTheyAreReady) {
+  Start(2);
+  channel_ = Agree(Spec(3));
+  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {2, 0, 1}).ok());
+  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {1}).ok());
+  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {2, 0}).ok());
+  ASSERT_EQ(reducer_.held().size(), 3u);
+  const std::byte* const base = memory(0, channel_).data();
+  EXPECT_EQ(reducer_.held()[0]->buffers[0], base + 128);
+  EXPECT_EQ(reducer_.held()[1]->buffers[0], base + 256);
+  EXPECT_EQ(reducer_.held()[2]->buffers[0], base);
+}
+
+TEST_F(StepTest, AMessageIsRefusedAtTheFirstBucketThatIsWrong) {
+  Start(1);
+  channel_ = Agree(Spec(3));
+  const absl::Status status = job_->MarkReady(0, channel_, 1, {0, 1, 1, 9});
+  EXPECT_EQ(ReasonOf(status), "ALREADY_READY");
+  EXPECT_EQ(FieldOf(status, "bucket"), "1");
+  EXPECT_EQ(FieldOf(status, "channel"), std::to_string(channel_));
+  EXPECT_EQ(FieldOf(status, "job"), "run-7");
+  Lose(0);
+  EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());  // two reductions run
+  reducer_.CompleteAll();
+  Only<SessionEndMessage>(0);
+}
+
+TEST_F(StepTest, AnUnknownBucketIsRefusedWithTheNumberThatThereAre) {
+  Start(1);
+  channel_ = Agree(Spec(3));
+  for (const std::uint32_t bucket : {3u, 0xffffffffu}) {
+    const absl::Status status = job_->MarkReady(0, channel_, 1, {bucket});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ReasonOf(status), "UNKNOWN_BUCKET");
+    EXPECT_EQ(FieldOf(status, "bucket"), std::to_string(bucket));
+    EXPECT_TRUE(Says(status, "the layout has 3")) << status;
+  }
+}
+
+TEST_F(StepTest, WhoIsWaitedForIsSaidBucketByBucket) {
+  Start(3);
+  channel_ = Agree(Spec(5));
+  EXPECT_EQ(job_->MissingInStep(channel_, 1), "");
+  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0, 1, 2, 3, 4}).ok());
+  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {1, 3}).ok());
+  EXPECT_EQ(job_->MissingInStep(channel_, 1),
+            "rank 0 has not ended the step; rank 1 has not marked bucket 0, 2, 4 ready; "
+            "rank 2 has not marked bucket 0-4 ready");
+  EXPECT_EQ(job_->Snapshot().layouts[0].waiting_for, job_->MissingInStep(channel_, 1));
+  EXPECT_EQ(job_->MissingInStep(channel_, 2), "");
+  EXPECT_EQ(job_->MissingInStep(77, 1), "");
+  ASSERT_TRUE(job_->EndStep(0, channel_, 1, "").ok());
+  DoStep(2, channel_, 1);
+  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0, 2, 4}).ok());
+  ASSERT_TRUE(job_->EndStep(1, channel_, 1, "").ok());
+  EXPECT_EQ(job_->MissingInStep(channel_, 1), "a reduction is running");
+  reducer_.CompleteAll();
+  EXPECT_EQ(job_->MissingInStep(channel_, 1), "");
+}
+
+TEST_F(StepTest, AnAbandonedStepNamesRankReasonAndFirstBucketThatIsMissing) {
+  Start(2);
+  channel_ = Agree(Spec(3));
+  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0, 2}).ok());
+  ASSERT_TRUE(job_->AbandonStep(1, channel_, 1, "CUDA out of memory").ok());
+  const absl::Status status = Only<StepDoneMessage>(0).record->verdict;
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ReasonOf(status), "STEP_ABANDONED");
+  EXPECT_TRUE(Says(status, "CUDA out of memory")) << status;
+  EXPECT_EQ(FieldOf(status, "rank"), "1");
+  EXPECT_EQ(FieldOf(status, "step"), "1");
+  EXPECT_EQ(FieldOf(status, "bucket"), "1");
+}
+
+TEST_F(StepTest, ALossNamesRankStepBucketAndHowItIsKnown) {
+  Start(2);
+  channel_ = Agree(Spec(2));
+  DoStep(0, channel_, 1);
+  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0}).ok());
+  Lose(1);
+  reducer_.CompleteAll();
+  const absl::Status status = Only<SessionEndMessage>(0).status;
+  EXPECT_TRUE(Says(status,
+                   "rank 1 of job 'run-7' was lost in step 1 of layout 'model', bucket 1 "
+                   "not ready; known because its process has ended"))
+      << status;
+  EXPECT_EQ(FieldOf(status, "channel"), std::to_string(channel_));
+}
+
+TEST_F(StepTest, ALossInOneLayoutsStepIsNotSaidOfAnother) {
+  Start(2);
+  const std::uint32_t running = Agree(Spec(1, "generator"));
+  Agree(Spec(1, "discriminator"));
+  Register(0, Spec(1, "third"));
+  ASSERT_TRUE(job_->MarkReady(0, running, 1, {0}).ok());
+  Lose(1);
+  const absl::Status status = Only<SessionEndMessage>(0).status;
+  EXPECT_TRUE(Says(status, "in step 1 of layout 'generator'")) << status;
+  EXPECT_EQ(FieldOf(status, "channel"), std::to_string(running));
+}
+
+TEST_F(StepTest, ALossBetweenStepsNamesOneLayoutInTextAndFields) {
+  Start(2);
+  const std::uint32_t agreed = Agree(Spec(1, "generator"));
+  Register(0, Spec(1, "discriminator"));
+  Lose(1);
+  const absl::Status status = Only<SessionEndMessage>(0).status;
+  EXPECT_TRUE(Says(status, "while layout 'discriminator' was being agreed")) << status;
+  EXPECT_NE(FieldOf(status, "channel"), std::to_string(agreed));
+  EXPECT_EQ(FieldOf(status, "step"), "");
+}
+
+TEST_F(StepTest, ALayoutThatWasNeverAgreedHasNoPartInALoss) {
+  Start(2);
+  const std::uint32_t agreed = Agree(Spec(1, "generator"));
+  Register(0, Spec(1, "discriminator"));
+  ASSERT_FALSE(job_->RegisterLayout(1, Request(Spec(2, "discriminator"))).ok());
+  TakeAll();
+  Lose(1);
+  const absl::Status status = Only<SessionEndMessage>(0).status;
+  EXPECT_TRUE(Says(status, "before step 1 of layout 'generator'")) << status;
+  EXPECT_EQ(FieldOf(status, "channel"), std::to_string(agreed));
+}
+
+TEST_F(StepTest, ASumIsNotScaled) {
+  Start(2);
+  LayoutSpec spec = Spec(1);
+  spec.average = false;
+  channel_ = Agree(spec);
+  memory(0, channel_).At<float>(0)[0] = 3;
+  memory(1, channel_).At<float>(0)[0] = 4;
+  DoStep(0, channel_, 1);
+  DoStep(1, channel_, 1);
+  reducer_.CompleteAll();
+  EXPECT_EQ(memory(0, channel_).At<float>(0)[0], 7);
+  EXPECT_EQ(memory(1, channel_).At<float>(0)[0], 7);
+}
+
+TEST_F(StepTest, AMessageMayBeAsOldAsTheVoidStepsThatTheRankHasNotRead) {
+  Start(2);
+  channel_ = Agree(Spec(2));
+  for (const std::uint64_t step : {1, 2, 3}) {
+    ASSERT_TRUE(job_->AbandonStep(0, channel_, step, "").ok());
+  }
+  EXPECT_TRUE(job_->MarkReady(1, channel_, 1, {0}).ok());
+  EXPECT_TRUE(job_->AbandonStep(1, channel_, 1, "").ok());
+  EXPECT_TRUE(job_->EndStep(1, channel_, 2, "").ok());
+  EXPECT_EQ(ReasonOf(job_->MarkReady(1, channel_, 1, {0})), "STALE_STEP");
+  EXPECT_EQ(ReasonOf(job_->MarkReady(1, channel_, 2, {0})), "STALE_STEP");
+  EXPECT_TRUE(job_->MarkReady(1, channel_, 3, {0}).ok());
+  const absl::Status ahead = job_->MarkReady(1, channel_, 5, {0});
+  EXPECT_EQ(ReasonOf(ahead), "PROTOCOL_VIOLATION");
+  EXPECT_TRUE(Says(ahead, "ahead of step 4")) << ahead;
+}
+
+}  // namespace
+}  // namespace gradsync
