@@ -2,6 +2,7 @@
 // it throws.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -86,12 +87,22 @@ Enum EnumOr(std::int32_t value, Enum preferred) {
 
 DataType DataTypeOf(std::int32_t value) { return EnumOr(value, DataType::kUnspecified); }
 
+// Bytes that every release's struct has: struct_size, and storage behind it where there is one.
+template <typename Struct>
+constexpr std::size_t kSmallest = sizeof(std::size_t);
+template <>
+constexpr std::size_t kSmallest<gradsync_session_options_t> = sizeof(std::size_t) + sizeof(void*);
+template <>
+constexpr std::size_t kSmallest<gradsync_step_result_t> = sizeof(std::size_t) + sizeof(void*);
+static_assert(offsetof(gradsync_session_options_t, storage) == sizeof(std::size_t));
+static_assert(offsetof(gradsync_step_result_t, storage) == sizeof(std::size_t));
+
 // The caller's struct as this version knows it: members beyond its struct_size are 0.
 template <typename Struct>
 absl::Status Read(const Struct* in, const char* name, Struct* out) {
   std::memset(static_cast<void*>(out), 0, sizeof(Struct));
   if (in == nullptr) return Malformed(absl::StrCat(name, " is NULL"));
-  if (in->struct_size < sizeof(std::size_t)) {
+  if (in->struct_size < kSmallest<Struct>) {
     return Malformed(absl::StrCat(name, ".struct_size is not set"));
   }
   std::memcpy(static_cast<void*>(out), in, std::min(in->struct_size, sizeof(Struct)));
@@ -105,10 +116,14 @@ void Write(Struct value, Struct* out) {
   std::memcpy(static_cast<void*>(out), &value, std::min(out->struct_size, sizeof(Struct)));
 }
 
-template <typename Struct>
-void Init(Struct* out) {
-  std::memset(static_cast<void*>(out), 0, sizeof(Struct));
-  out->struct_size = sizeof(Struct);
+// Frees what `inout` points to, a Storage, and leaves it as after its _init(), however long it is.
+template <typename Storage, typename Struct>
+void Destroy(Struct* inout) {
+  if (inout == nullptr || inout->struct_size < kSmallest<Struct>) return;
+  delete static_cast<Storage*>(inout->storage);
+  const std::size_t struct_size = inout->struct_size;
+  std::memset(static_cast<void*>(inout), 0, struct_size);
+  inout->struct_size = struct_size;
 }
 
 // What a gradsync_step_result points to.
@@ -208,8 +223,6 @@ const char* gradsync_code_name(gradsync_code_t code) {
 
 size_t gradsync_item_size(std::int32_t data_type) { return ItemSize(DataTypeOf(data_type)); }
 
-void gradsync_session_options_init(gradsync_session_options_t* options) { Init(options); }
-
 gradsync_error_t* gradsync_session_options_from_environment(gradsync_session_options_t* options) {
   return Call([&]() -> absl::Status {
     gradsync_session_options_t filled;
@@ -229,9 +242,7 @@ gradsync_error_t* gradsync_session_options_from_environment(gradsync_session_opt
 }
 
 void gradsync_session_options_destroy(gradsync_session_options_t* options) {
-  if (options == nullptr) return;
-  delete static_cast<gradsync::SessionOptions*>(options->storage);
-  Init(options);
+  Destroy<gradsync::SessionOptions>(options);
 }
 
 gradsync_error_t* gradsync_session_join(const gradsync_session_options_t* options,
@@ -279,8 +290,6 @@ std::uint64_t gradsync_session_incarnation(const gradsync_session_t* session) {
 
 // ---- Layouts
 // -------------------------------------------------------------------------------------
-
-void gradsync_layout_spec_init(gradsync_layout_spec_t* spec) { Init(spec); }
 
 gradsync_error_t* gradsync_register_layout(gradsync_session_t* session,
                                            const gradsync_layout_spec_t* spec,
@@ -389,17 +398,12 @@ gradsync_error_t* gradsync_wait_bucket(gradsync_layout_t* layout, std::uint64_t 
   return Call([&] { return layout->layout->WaitBucket(step, bucket, DurationOf(timeout)); });
 }
 
-void gradsync_step_result_init(gradsync_step_result_t* result) { Init(result); }
-
 gradsync_error_t* gradsync_wait_step(gradsync_layout_t* layout, std::uint64_t step,
                                      std::int64_t timeout, gradsync_step_result_t* result) {
   return Call([&]() -> absl::Status {
     gradsync_step_result_t filled;
     if (result != nullptr) {
       if (auto status = Read(result, "result", &filled); !status.ok()) return status;
-      if (result->struct_size < sizeof(filled)) {
-        return Malformed("result.struct_size is too small; compile against this release's header");
-      }
     }
     auto waited = layout->layout->WaitStep(step, DurationOf(timeout));
     if (!waited.ok()) return waited.status();
@@ -425,9 +429,7 @@ gradsync_error_t* gradsync_wait_step(gradsync_layout_t* layout, std::uint64_t st
 }
 
 void gradsync_step_result_destroy(gradsync_step_result_t* result) {
-  if (result == nullptr) return;
-  delete static_cast<StepResultStorage*>(result->storage);
-  Init(result);
+  Destroy<StepResultStorage>(result);
 }
 
 // ---- The job's own operations
@@ -465,8 +467,6 @@ gradsync_error_t* gradsync_session_leave_and_stay(gradsync_session_t* session, s
     return absl::OkStatus();
   });
 }
-
-void gradsync_statistics_init(gradsync_statistics_t* statistics) { Init(statistics); }
 
 void gradsync_session_statistics(const gradsync_session_t* session,
                                  gradsync_statistics_t* statistics) {

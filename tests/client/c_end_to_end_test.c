@@ -10,6 +10,7 @@
 #include <gradsync/gradsync.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,6 +128,14 @@ static void RunStep(gradsync_layout_t* layout) {
   CHECK_OK(gradsync_wait_bucket(layout, step, 0, GRADSYNC_FOREVER));
   CHECK_OK(gradsync_end_step(layout, step, NULL));
   gradsync_step_result_init(&result);
+  /* First as a program of an older release, whose struct ended before `used`. */
+  result.struct_size = offsetof(gradsync_step_result_t, used);
+  result.bucket_count = 77;
+  CHECK_OK(gradsync_wait_step(layout, step, GRADSYNC_FOREVER, &result));
+  CHECK(result.step == step && result.live_ranks == WORLD_SIZE && result.bucket_count == 77);
+  gradsync_step_result_destroy(&result);
+  CHECK(result.step == 0 && result.bucket_count == 77);
+  gradsync_step_result_init(&result);
   CHECK_OK(gradsync_wait_step(layout, step, GRADSYNC_FOREVER, &result));
   CHECK(result.step == step && result.live_ranks == WORLD_SIZE && result.divisor == WORLD_SIZE);
   CHECK(result.used == NULL && result.used_count == 0 && result.bucket_count == BUCKETS);
@@ -198,6 +207,11 @@ static int RunRank(const char* socket) {
   RunOperations(session);
   RunOddSteps(layout);
 
+  gradsync_statistics_init(&statistics);
+  statistics.struct_size = offsetof(gradsync_statistics_t, steps_void);
+  statistics.steps_void = 77;
+  gradsync_session_statistics(session, &statistics);
+  CHECK(statistics.steps_complete == STEPS + 1 && statistics.steps_void == 77);
   gradsync_statistics_init(&statistics);
   gradsync_session_statistics(session, &statistics);
   CHECK(statistics.steps_complete == STEPS + 1 && statistics.steps_void == 1);

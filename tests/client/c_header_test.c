@@ -1,6 +1,7 @@
 /* gradsync.h is C99, and its structs can be used without a daemon. */
 
 #include <gradsync/gradsync.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,6 +21,32 @@ static void ExpectError(gradsync_error_t* error, gradsync_code_t code, const cha
   EXPECT(strcmp(gradsync_error_reason(error), reason) == 0);
   EXPECT(strstr(gradsync_error_message(error), word) != NULL);
   gradsync_error_destroy(error);
+}
+
+/* What lies behind a program's shorter struct is not the library's; a longer one is cleared. */
+static void TestStructsOfOtherReleases(void) {
+  union {
+    gradsync_session_options_t options;
+    gradsync_step_result_t result;
+    unsigned char bytes[1024];
+  } u;
+  const size_t sizes[] = {offsetof(gradsync_session_options_t, rank), sizeof(u.options) + 64,
+                          offsetof(gradsync_step_result_t, used), sizeof(u.result) + 64};
+  size_t i, at;
+  for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i) {
+    memset(&u, 0x5a, sizeof(u));
+    u.options.struct_size = sizes[i];
+    if (i < 2) {
+      u.options.storage = NULL;
+      gradsync_session_options_destroy(&u.options);
+    } else {
+      u.result.storage = NULL;
+      gradsync_step_result_destroy(&u.result);
+    }
+    EXPECT(u.options.struct_size == sizes[i]);
+    for (at = sizeof(size_t); at < sizes[i]; ++at) EXPECT(u.bytes[at] == 0);
+    for (at = sizes[i]; at < sizeof(u); ++at) EXPECT(u.bytes[at] == 0x5a);
+  }
 }
 
 int main(void) {
@@ -61,6 +88,9 @@ int main(void) {
   options.struct_size = 0;
   ExpectError(gradsync_session_join(&options, &session), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
               "struct_size");
+  options.struct_size = sizeof(size_t); /* no storage */
+  ExpectError(gradsync_session_join(&options, &session), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
+              "struct_size");
   gradsync_session_options_init(&options);
   options.job_id = "j";
   options.world_size = 1;
@@ -86,5 +116,6 @@ int main(void) {
   ExpectError(gradsync_session_join(&options, &session), GRADSYNC_INVALID_ARGUMENT, "MALFORMED",
               "rank");
   EXPECT(session == NULL);
+  TestStructsOfOtherReleases();
   return failures == 0 ? 0 : 1;
 }

@@ -21,9 +21,14 @@
  *
  * Compatibility. Structs that begin with `struct_size` may grow at their end: set it with the
  * struct's _init() function, or to sizeof the struct with every other byte 0, which means the
- * defaults. All other structs, and the numbers of enumerations, are fixed for one
- * GRADSYNC_ABI_VERSION; functions are only added. A program can compare GRADSYNC_ABI_VERSION, what
- * it was compiled for, with gradsync_abi_version(), what it runs with.
+ * defaults. The _init() functions are compiled into the program, with its own sizeof; the library
+ * reads and writes no more than `struct_size` bytes: members beyond it count as 0 and are not given
+ * out. So a program of an older header runs with a newer library of the same GRADSYNC_ABI_VERSION.
+ * Only `struct_size` and, where there is one, `storage` must be there. All other structs (also
+ * those in arrays that the library hands out, as gradsync_bucket_times_t), and the numbers of
+ * enumerations, are fixed for one GRADSYNC_ABI_VERSION; functions are only added. A program can
+ * compare GRADSYNC_ABI_VERSION, what it was compiled for, with gradsync_abi_version(), what it runs
+ * with.
  */
 
 #ifndef GRADSYNC_GRADSYNC_H_
@@ -31,6 +36,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__GNUC__)
 #define GRADSYNC_EXPORT __attribute__((visibility("default")))
@@ -119,6 +125,7 @@ GRADSYNC_EXPORT size_t gradsync_item_size(int32_t data_type);
 
 typedef struct gradsync_session_options {
   size_t struct_size;
+  void* storage;      /* the library's; NULL unless _from_environment() filled the struct */
   const char* socket; /* NULL: /run/gradsync/gradsyncd.sock */
   const char* job_id;
   const char* token; /* NULL: none */
@@ -128,12 +135,14 @@ typedef struct gradsync_session_options {
   int32_t divisor;         /* gradsync_divisor_t */
   int64_t step_timeout;    /* 0: the daemon's default, 30 min */
   int64_t connect_timeout; /* 0: 60 s; negative: do not wait */
-  void* storage;           /* the library's; NULL unless _from_environment() filled the struct */
 } gradsync_session_options_t;
 
-GRADSYNC_EXPORT void gradsync_session_options_init(gradsync_session_options_t* options);
+static inline void gradsync_session_options_init(gradsync_session_options_t* options) {
+  memset(options, 0, sizeof(*options));
+  options->struct_size = sizeof(*options);
+}
 /* Fills `options` from torchrun's variables. Its strings live until
- * gradsync_session_options_destroy(). */
+ * gradsync_session_options_destroy(), which makes `options` as after its _init(). */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_options_from_environment(
     gradsync_session_options_t* options);
 GRADSYNC_EXPORT void gradsync_session_options_destroy(gradsync_session_options_t* options);
@@ -176,7 +185,10 @@ typedef struct gradsync_layout_spec {
   int64_t timeout;                 /* 0: 5 min */
 } gradsync_layout_spec_t;
 
-GRADSYNC_EXPORT void gradsync_layout_spec_init(gradsync_layout_spec_t* spec);
+static inline void gradsync_layout_spec_init(gradsync_layout_spec_t* spec) {
+  memset(spec, 0, sizeof(*spec));
+  spec->struct_size = sizeof(*spec);
+}
 
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_register_layout(
     gradsync_session_t* session, const gradsync_layout_spec_t* spec, gradsync_layout_t** layout);
@@ -236,6 +248,7 @@ typedef struct gradsync_bucket_times {
 
 typedef struct gradsync_step_result {
   size_t struct_size;
+  void* storage; /* the library's */
   uint64_t step;
   uint32_t live_ranks;
   uint32_t divisor;
@@ -243,14 +256,17 @@ typedef struct gradsync_step_result {
   size_t used_count;
   const gradsync_bucket_times_t* buckets;
   size_t bucket_count;
-  void* storage; /* the library's */
 } gradsync_step_result_t;
 
-GRADSYNC_EXPORT void gradsync_step_result_init(gradsync_step_result_t* result);
+static inline void gradsync_step_result_init(gradsync_step_result_t* result) {
+  memset(result, 0, sizeof(*result));
+  result->struct_size = sizeof(*result);
+}
 /* `result` may be NULL. It is overwritten, not destroyed, by this call. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_step(
     gradsync_layout_t* layout, uint64_t step, int64_t timeout, gradsync_step_result_t* result);
-/* Frees what a result points to; the struct itself is the caller's. */
+/* Frees what a result points to, and makes it as after its _init(); the struct itself is the
+ * caller's. */
 GRADSYNC_EXPORT void gradsync_step_result_destroy(gradsync_step_result_t* result);
 
 /* ---- The job's own operations ---------------------------------------------------------------- */
@@ -283,7 +299,11 @@ typedef struct gradsync_statistics {
   int64_t exposed_total;    /* ns */
 } gradsync_statistics_t;
 
-GRADSYNC_EXPORT void gradsync_statistics_init(gradsync_statistics_t* statistics);
+static inline void gradsync_statistics_init(gradsync_statistics_t* statistics) {
+  memset(statistics, 0, sizeof(*statistics));
+  statistics->struct_size = sizeof(*statistics);
+}
+/* Fills what `statistics->struct_size` has room for. */
 GRADSYNC_EXPORT void gradsync_session_statistics(const gradsync_session_t* session,
                                                  gradsync_statistics_t* statistics);
 
