@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/src/daemon_silence.h"
 #include "client/src/fd_socket.h"
 #include "client/src/fork_guard.h"
 #include "client/src/layout_registration.h"
@@ -102,6 +103,9 @@ void Connection::OnOpened(const v1::SessionOpened& opened) {
   if (opened_) return;
   incarnation_ = opened.incarnation();
   generation_ = opened.generation();
+  // Longer ones would overflow somewhere.
+  lease_ = absl::Milliseconds(
+      std::min<std::uint64_t>(opened.lease_ms(), absl::ToInt64Milliseconds(absl::Hours(24 * 365))));
   staging_nonce_ = opened.staging_nonce();
   staging_bytes_ = opened.staging_bytes();
   opened_ = true;
@@ -243,6 +247,7 @@ void Connection::OnFailed(const v1::OperationFailed& failed) {
 // -----------------------------------------------------------------------
 
 void Connection::OnMessage(const v1::SessionResponse& message) {
+  heard_ns_.store(MonotonicNs(), std::memory_order_relaxed);
   switch (message.kind_case()) {
     case v1::SessionResponse::kSessionOpened:
       OnOpened(message.session_opened());

@@ -62,12 +62,18 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   const SessionOptions& options() const { return options_; }
   std::uint64_t incarnation() const { return incarnation_; }
   std::uint64_t generation() const { return generation_; }
+  // Zero: the daemon named none.
+  absl::Duration lease() const { return lease_; }
   const std::shared_ptr<MappedMemory>& staging() const { return staging_; }
   ErrorFields Fields() const { return {options_.job_id, options_.rank, {}, {}, {}}; }
 
   SessionCounters& counters() { return counters_; }
   JobChannel& job_channel() { return job_channel_; }
   SessionStream& stream() { return *stream_; }
+
+  // When the daemon was heard last, and when something was last said to it. CLOCK_MONOTONIC.
+  std::int64_t heard_ns() const { return heard_ns_.load(std::memory_order_relaxed); }
+  std::int64_t said_ns() const { return stream_ == nullptr ? 0 : stream_->sent_ns(); }
 
   // OK while the session lives, then why it has ended.
   absl::Status End() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -108,6 +114,7 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   // Written by Open before anybody else sees the object.
   std::uint64_t incarnation_ = 0;
   std::uint64_t generation_ = 0;
+  absl::Duration lease_;
   std::string staging_nonce_;
   std::uint64_t staging_bytes_ = 0;
   std::shared_ptr<MappedMemory> staging_;
@@ -117,6 +124,7 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   SessionCounters counters_;
   JobChannel job_channel_;
   std::atomic<bool> left_{false};
+  std::atomic<std::int64_t> heard_ns_{0};
 
   mutable absl::Mutex mutex_;
   bool opened_ ABSL_GUARDED_BY(mutex_) = false;

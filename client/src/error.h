@@ -23,6 +23,7 @@ inline constexpr absl::string_view kAlreadyReady = "ALREADY_READY";
 inline constexpr absl::string_view kClosed = "CLOSED";
 inline constexpr absl::string_view kCredentials = "CREDENTIALS";
 inline constexpr absl::string_view kDaemonLost = "DAEMON_LOST";
+inline constexpr absl::string_view kDaemonSilent = "DAEMON_SILENT";
 inline constexpr absl::string_view kForked = "FORKED";
 inline constexpr absl::string_view kLeft = "LEFT";
 inline constexpr absl::string_view kMalformed = "MALFORMED";

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/src/connection.h"
+#include "client/src/daemon_silence.h"
 #include "client/src/error.h"
 #include "client/src/session_options.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
@@ -34,6 +35,7 @@ absl::StatusOr<std::uint64_t> JobChannel::Begin(
     const std::function<void(std::uint64_t, v1::SessionRequest*)>& fill) {
   absl::MutexLock lock(&mutex_);
   if (!end_.ok()) return end_;
+  if (!given_up_.ok()) return given_up_;
   ++sequence_;
   done_ = false;
   failed_ = absl::OkStatus();
@@ -49,7 +51,19 @@ absl::StatusOr<std::optional<JobChannel::Chunk>> JobChannel::AwaitChunk(absl::Ti
   const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return chunk_.has_value() || done_ || !failed_.ok() || !end_.ok();
   };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&over), deadline)) {
+  DaemonSilence silence(connection_);
+  const Awaited awaited = AwaitUnlessSilent(&mutex_, absl::Condition(&over), deadline, &silence);
+  if (awaited == Awaited::kSilent) {
+    given_up_ = MakeError(
+        absl::StatusCode::kUnavailable, kDaemonSilent,
+        absl::StrCat("rank ", connection_.options().rank, ": operation ", sequence_,
+                     " was given up: ", silence.Description(),
+                     "; it may still be done on other ranks, so this session takes no further "
+                     "Barrier, Broadcast or AllReduce: join again for those"),
+        connection_.Fields());
+    return given_up_;
+  }
+  if (awaited == Awaited::kTimedOut) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
                      absl::StrCat("the daemon did not answer operation ", sequence_,
                                   "; check that gradsyncd is not stopped"),
@@ -195,7 +209,16 @@ absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
   const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return last_joiner_.has_value() || !end_.ok();
   };
-  if (!mutex_.AwaitWithTimeout(absl::Condition(&over), timeout)) {
+  DaemonSilence silence(connection_);
+  const Awaited awaited =
+      AwaitUnlessSilent(&mutex_, absl::Condition(&over), absl::Now() + timeout, &silence);
+  if (awaited == Awaited::kSilent) {
+    return MakeError(absl::StatusCode::kUnavailable, kDaemonSilent,
+                     absl::StrCat("rank ", connection_.options().rank, ": ", silence.Description(),
+                                  "; LeaveAndStay can be repeated"),
+                     connection_.Fields());
+  }
+  if (awaited == Awaited::kTimedOut) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
                      absl::StrCat("rank ", connection_.options().rank,
                                   " has left, but not every rank has within ",

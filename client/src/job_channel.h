@@ -78,6 +78,8 @@ class JobChannel {
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   std::optional<Chunk> chunk_ ABSL_GUARDED_BY(mutex_);
+  // Why an operation was given up; the ranks may count differently since.
+  absl::Status given_up_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::uint32_t> last_joiner_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };

@@ -13,6 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "client/src/daemon_silence.h"
 #include "client/src/error.h"
 #include "client/src/fork_guard.h"
 #include "proto/gradsync/v1/gradsync.grpc.pb.h"
@@ -232,11 +233,13 @@ SessionStream::~SessionStream() {
 }
 
 void SessionStream::Send(v1::SessionRequest request) {
+  sent_ns_.store(MonotonicNs(), std::memory_order_relaxed);
   impl_->Send(std::make_unique<v1::SessionRequest>(std::move(request)));
 }
 
 void SessionStream::SendBucketReady(std::uint32_t channel, std::uint64_t step,
                                     std::uint32_t bucket) {
+  sent_ns_.store(MonotonicNs(), std::memory_order_relaxed);
   impl_->SendBucketReady(channel, step, bucket);
 }
 

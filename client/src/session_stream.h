@@ -3,6 +3,7 @@
 #ifndef CLIENT_SRC_SESSION_STREAM_H_
 #define CLIENT_SRC_SESSION_STREAM_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -58,6 +59,9 @@ class SessionStream {
   // queue.
   void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket);
 
+  // When one of these was called last; CLOCK_MONOTONIC, 0 before the first.
+  std::int64_t sent_ns() const { return sent_ns_.load(std::memory_order_relaxed); }
+
   // Ends the stream, and returns when the receiver has been told, at the latest after 5 s.
   void Close();
 
@@ -67,6 +71,7 @@ class SessionStream {
 
   const std::shared_ptr<Impl> impl_;
   std::thread thread_;
+  std::atomic<std::int64_t> sent_ns_{0};
 };
 
 }  // namespace gradsync::client

@@ -211,15 +211,21 @@ absl::Status StepSequence::WaitBucket(std::uint64_t step, std::size_t bucket,
     if (!end_.ok()) return EndOf(step);
     if (step < next_step()) return Stale(step);
   }
-  switch (WaitDone(semaphore(bucket).done, step, timeout)) {
-    case DoneWait::kTimedOut:
-      return TimedOut(step, bucket, timeout);
-    case DoneWait::kReached:
-      return AfterRelease(step, bucket, /*poisoned=*/false);
-    case DoneWait::kPoisoned:
-      break;
+  DaemonSilence silence(*connection_);
+  const absl::Time deadline = absl::Now() + timeout;
+  for (;;) {
+    const absl::Duration slice = std::min(deadline - absl::Now(), silence.slice());
+    switch (WaitDone(semaphore(bucket).done, step, slice)) {
+      case DoneWait::kReached:
+        return AfterRelease(step, bucket, /*poisoned=*/false);
+      case DoneWait::kPoisoned:
+        return AfterRelease(step, bucket, /*poisoned=*/true);
+      case DoneWait::kTimedOut:
+        break;
+    }
+    if (absl::Now() >= deadline) return TimedOut(step, bucket, timeout);
+    if (silence.Look()) return Silent(step, bucket, silence);
   }
-  return AfterRelease(step, bucket, /*poisoned=*/true);
 }
 
 absl::Status StepSequence::AfterRelease(std::uint64_t step, std::size_t bucket, bool poisoned) {
@@ -249,12 +255,15 @@ absl::Status StepSequence::AfterRelease(std::uint64_t step, std::size_t bucket, 
 
 absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Duration timeout) {
   std::shared_ptr<const Verdict> verdict;
+  DaemonSilence silence(*connection_);
+  Awaited awaited = Awaited::kMet;
   {
     absl::MutexLock lock(&mutex_);
     if (step > next_step()) return end_.ok() ? Ahead(step, "WaitStep") : end_;
     const auto settled = [this, step]()
                              ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return Settled(step); };
-    mutex_.AwaitWithTimeout(absl::Condition(&settled), timeout);
+    awaited =
+        AwaitUnlessSilent(&mutex_, absl::Condition(&settled), absl::Now() + timeout, &silence);
     // Decided is decided, also if the session has ended since.
     if (step == last_step_) verdict = last_verdict_;
     if (verdict == nullptr) {
@@ -262,9 +271,18 @@ absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Dura
       if (step < next_step()) return Stale(step);
     }
   }
-  if (verdict == nullptr) return TimedOut(step, std::nullopt, timeout);
+  if (verdict == nullptr) {
+    return awaited == Awaited::kSilent ? Silent(step, std::nullopt, silence)
+                                       : TimedOut(step, std::nullopt, timeout);
+  }
   if (!verdict->status.ok()) return verdict->status;
   return verdict->result;
+}
+
+absl::Status StepSequence::Silent(std::uint64_t step, std::optional<std::size_t> bucket,
+                                  const DaemonSilence& silence) const {
+  return Error(absl::StatusCode::kUnavailable, kDaemonSilent, step, bucket,
+               absl::StrCat(silence.Description(), "; waits can be repeated"));
 }
 
 absl::Status StepSequence::TimedOut(std::uint64_t step, std::optional<std::size_t> bucket,

@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
 #include "client/src/connection.h"
+#include "client/src/daemon_silence.h"
 #include "client/src/layout_plan.h"
 #include "client/src/mapped_memory.h"
 #include "gradsync/shared_memory.h"
@@ -89,6 +90,8 @@ class StepSequence {
   }
   absl::Status AfterRelease(std::uint64_t step, std::size_t bucket, bool poisoned)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Silent(std::uint64_t step, std::optional<std::size_t> bucket,
+                      const DaemonSilence& silence) const;
   absl::Status TimedOut(std::uint64_t step, std::optional<std::size_t> bucket,
                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 

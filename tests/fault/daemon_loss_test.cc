@@ -1,5 +1,6 @@
 // The daemon is killed: every trainer knows within 100 ms, lives on, and joins the next daemon.
 
+#include <csignal>
 #include <cstdio>
 #include <string>
 
@@ -98,6 +99,45 @@ TEST(KilledDaemon, LeavesCommittedStepsReadable) {
     const Reply reply = trainer->Do("wait 2");
     EXPECT_TRUE(reply.ok()) << reply;
   }
+}
+
+TEST(StoppedDaemon, IsReportedByWaitsWhichGoOnWhenItDoes) {
+  TestDaemon daemon({"--lease=300ms"});
+  const auto trainers = JoinedTrainers(daemon, 3);
+  ExpectAll(trainers, "register");
+  ExpectAll(trainers, "mark 1 0");
+  ASSERT_TRUE(trainers[0]->Do("mark 1 1").ok());
+  ASSERT_TRUE(trainers[0]->Do("end 1").ok());
+  trainers[0]->Begin("wait 1");
+  trainers[1]->Begin("wait_bucket 1 1");
+  trainers[2]->Begin("barrier");
+  daemon.process().Signal(SIGSTOP);
+  const std::uint64_t cause_ns = NowNs();
+  for (const auto& trainer : trainers) {
+    const Reply reply = trainer->Result();
+    EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
+    EXPECT_EQ(reply.reason, "DAEMON_SILENT") << reply;
+    EXPECT_NE(reply.message.find("its lease is 300ms"), std::string::npos) << reply;
+    std::printf("daemon stop -> error: %.0f ms\n",
+                static_cast<double>(reply.end_ns - cause_ns) / 1e6);
+    EXPECT_LE(reply.end_ns - cause_ns, 2'000'000'000u * kScale) << reply;
+  }
+  // Its barrier may be counted or not.
+  EXPECT_EQ(trainers[2]->Do("barrier").reason, "DAEMON_SILENT");
+
+  trainers[0]->Begin("wait 1");
+  daemon.process().Signal(SIGCONT);
+  for (const int rank : {1, 2}) {
+    EXPECT_TRUE(trainers[rank]->Do("mark 1 1").ok());
+    EXPECT_TRUE(trainers[rank]->Do("end 1").ok());
+  }
+  const Reply reply = trainers[0]->Result();
+  EXPECT_TRUE(reply.ok()) << reply;
+  for (const int rank : {1, 2}) {
+    const Reply other = trainers[rank]->Do("wait 1");
+    EXPECT_TRUE(other.ok()) << other;
+  }
+  for (const Reply& next : DoAll(trainers, "step")) EXPECT_TRUE(next.ok()) << next;
 }
 
 TEST(AbsentDaemon, IsUnavailableAfterTheConnectTimeout) {

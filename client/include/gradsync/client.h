@@ -22,6 +22,11 @@
 //   UNAVAILABLE          the daemon is gone or drains. Reason DAEMON_LOST, or STEP_IN_DOUBT when
 //                        EndStep was sent and no verdict came.
 //   FAILED_PRECONDITION  LEFT (this rank has left), CLOSED (the Session was destroyed).
+// One error is not the session's end: UNAVAILABLE with reason DAEMON_SILENT, from WaitStep,
+// WaitBucket, LeaveAndStay, Barrier, Broadcast and AllReduce, when the daemon was not heard for two
+// of its leases: it is stopped or hangs. The first three can be repeated and go on where the daemon
+// does. The others may still be done on other ranks; the session takes no more of them.
+//
 // ErrorReason() and ErrorField() read the machine-readable part of any of them.
 
 #ifndef GRADSYNC_CLIENT_H_

@@ -7,6 +7,10 @@
  * the caller's and must be given to gradsync_error_destroy(). Out parameters are written on success
  * only. Nothing here aborts, prints, throws or installs signal handlers.
  *
+ * GRADSYNC_UNAVAILABLE with reason "DAEMON_SILENT" comes from a wait while gradsyncd is stopped or
+ * hangs; the session lives on, and gradsync_wait_step(), gradsync_wait_bucket() and
+ * gradsync_session_leave_and_stay() can be repeated.
+ *
  * Ownership. What a function hands out through a `**` parameter is the caller's, to be given to its
  * _destroy() function; each _destroy() accepts NULL. Pointers that functions return otherwise
  * belong to the object they were asked of and live as long as it does. What the caller passes in is
