@@ -13,9 +13,11 @@ namespace {
 // c += a * b, all in rows: a is m x k, b is k x n. Every element of c adds its k products in
 // ascending order; the compiler makes vectors of neighbouring columns, which changes no sum. Nearly
 // all time is spent here, and twenty times more of it if sanitizers check each access.
-__attribute__((no_sanitize_address, no_sanitize_undefined)) void MultiplyAdd(
-    const float* __restrict a, const float* __restrict b, float* __restrict c, std::size_t m,
-    std::size_t k, std::size_t n) {
+__attribute__((no_sanitize("address", "undefined"))) void MultiplyAdd(const float* __restrict a,
+                                                                      const float* __restrict b,
+                                                                      float* __restrict c,
+                                                                      std::size_t m, std::size_t k,
+                                                                      std::size_t n) {
   std::size_t row = 0;
   for (; row + 4 <= m; row += 4) {  // four rows at a time: each row of b is loaded once for all
     float* __restrict c0 = c + row * n;

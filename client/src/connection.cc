@@ -22,7 +22,7 @@ namespace {
 // A daemon that accepts and says nothing is stopped; it gets this long even under a short
 // connect_timeout.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
-// The stream ended before its first answer: the daemon was on its way down, or up.
+// The daemon was on its way down, or up.
 constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
 
 absl::Status Lost(const SessionOptions& options, absl::string_view what) {
@@ -53,7 +53,10 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SessionOption
     const absl::Status status = connection->Join(deadline);
     if (status.ok()) return connection;
     connection->Close();
-    const bool again = ErrorReason(status) == kDaemonLost && connection->stream_ != nullptr;
+    // The stream ended before its first answer, or the daemon drains and another may take its
+    // place.
+    const bool again = connection->stream_ != nullptr &&
+                       (ErrorReason(status) == kDaemonLost || ErrorReason(status) == kDraining);
     if (!again || absl::Now() + kRejoinPause >= deadline) return status;
     absl::SleepFor(kRejoinPause);
   }

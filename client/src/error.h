@@ -17,13 +17,14 @@ class Status;
 
 namespace gradsync::client {
 
-// Reasons that the client itself gives; the daemon's are listed in
+// Reasons that the client itself gives or heeds; the daemon's are listed in
 // proto/gradsync/v1/gradsync.proto.
 inline constexpr absl::string_view kAlreadyReady = "ALREADY_READY";
 inline constexpr absl::string_view kClosed = "CLOSED";
 inline constexpr absl::string_view kCredentials = "CREDENTIALS";
 inline constexpr absl::string_view kDaemonLost = "DAEMON_LOST";
 inline constexpr absl::string_view kDaemonSilent = "DAEMON_SILENT";
+inline constexpr absl::string_view kDraining = "DRAINING";
 inline constexpr absl::string_view kForked = "FORKED";
 inline constexpr absl::string_view kLeft = "LEFT";
 inline constexpr absl::string_view kMalformed = "MALFORMED";

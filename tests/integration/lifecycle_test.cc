@@ -154,7 +154,7 @@ TEST(Sigterm, LetsARunningStepFinishRefusesJoinsAndRemovesTheSockets) {
   }
   daemon.process().Signal(SIGTERM);
   ASSERT_TRUE(daemon.AwaitStatus(Draining));
-  Trainer late(daemon, 0, 1, "late");
+  Trainer late(daemon, 0, 1, "late", "connect_timeout_ms=0");
   const Reply refused = late.Join();
   EXPECT_EQ(refused.code, "UNAVAILABLE") << refused;
   EXPECT_EQ(refused.reason, "DRAINING") << refused;

@@ -434,9 +434,9 @@ std::uint64_t JobModel::Key() const {
   add(complete_, 2);
   // Why it is void or over shows only in messages, which come from the rule that made it so.
   add(static_cast<std::uint64_t>(void_.code), 4);
-  add(static_cast<std::uint64_t>(void_.rank + 1), 2);
+  add(static_cast<std::uint64_t>(void_.rank) + 1, 2);
   add(static_cast<std::uint64_t>(end_.code), 4);
-  add(static_cast<std::uint64_t>(end_.rank + 1), 2);
+  add(static_cast<std::uint64_t>(end_.rank) + 1, 2);
   add(superseded_ ? 1 : 0, 1);
   add(static_cast<std::uint64_t>(faults_left_), 2);
   return key;
