@@ -1,5 +1,7 @@
 #include "tests/job/job_model.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace gradsync {
@@ -397,7 +399,11 @@ Prediction JobModel::Apply(const Event& event) {
       break;
     case Action::kSupersede:
       superseded_ = true;
-      if (!ended()) end_ = {absl::StatusCode::kAborted, "SUPERSEDED"};
+      // A job that every rank has left has ended well, and stays so.
+      if (!ended() && std::any_of(ranks_.begin(), ranks_.end(),
+                                  [](const Rank& rank) { return rank.session; })) {
+        end_ = {absl::StatusCode::kAborted, "SUPERSEDED"};
+      }
       break;
     case Action::kBreach:
       prediction.answer = AnswerTo(r, static_cast<Breach>(event.detail));
