@@ -8,58 +8,61 @@
 
 namespace gradsync {
 
+absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
+                                                            std::uint32_t world_size,
+                                                            const JobOptions& options,
+                                                            std::shared_ptr<Job>* superseded) {
+  std::uint64_t generation = 1;
+  if (const auto found = jobs_.find(key); found != jobs_.end()) {
+    const std::shared_ptr<Job>& current = found->second;
+    const RankState state = current->StateOf(rank);
+    const bool free = state == RankState::kAbsent;
+    // A full job has no free rank, whatever rank or world size this one comes with.
+    const bool begin_next = current->Failed() || current->Over() || current->Formed() ||
+                            (!free && state != RankState::kLive);
+    if (!begin_next) return current;
+    generation = current->identity().generation + 1;
+    *superseded = current;
+    ending_.push_back(current);
+    jobs_.erase(found);
+  } else {
+    // In no order: a superseded generation may take longer to end than the one after it.
+    for (const auto& old : retired_) {
+      const JobIdentity& was = old->identity();
+      if (was.uid == key.uid && was.job_id == key.job_id && was.token_hash == key.token_hash) {
+        generation = std::max(generation, was.generation + 1);
+      }
+    }
+  }
+  std::size_t of_user = 0;
+  for (const auto& entry : jobs_) of_user += entry.first.uid == key.uid ? 1 : 0;
+  if (of_user >= quota_jobs_per_user_) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                     absl::StrCat("user ", key.uid, " has ", of_user,
+                                  " jobs, as many as quota_jobs_per_user allows"),
+                     {{"job", key.job_id}});
+  }
+  auto job = std::make_shared<Job>(JobIdentity{key.uid, key.job_id, key.token_hash, generation},
+                                   world_size, options, environment_);
+  jobs_[key] = job;
+  return job;
+}
+
 absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
                                                     const JobOptions& options,
                                                     std::uint64_t incarnation,
                                                     std::shared_ptr<SessionSink> sink) {
   std::shared_ptr<Job> superseded;
-  std::shared_ptr<Job> job;
+  absl::StatusOr<std::shared_ptr<Job>> job;
   absl::Status joined;
   {
     MutexLock lock(&mutex_);
-    std::uint64_t generation = 1;
-    if (const auto found = jobs_.find(key); found != jobs_.end()) {
-      const std::shared_ptr<Job>& current = found->second;
-      const RankState state = current->StateOf(rank);
-      const bool free = state == RankState::kAbsent;
-      // A full job has no free rank, whatever rank or world size this one comes with.
-      const bool begin_next = current->Failed() || current->Over() || current->Formed() ||
-                              (!free && state != RankState::kLive);
-      if (begin_next) {
-        generation = current->identity().generation + 1;
-        superseded = current;
-        ending_.push_back(current);
-        jobs_.erase(found);
-      } else {
-        job = current;
-      }
-    } else {
-      // In no order: a superseded generation may take longer to end than the one after it.
-      for (const auto& old : retired_) {
-        const JobIdentity& was = old->identity();
-        if (was.uid == key.uid && was.job_id == key.job_id && was.token_hash == key.token_hash) {
-          generation = std::max(generation, was.generation + 1);
-        }
-      }
-    }
-    if (job == nullptr) {
-      std::size_t of_user = 0;
-      for (const auto& entry : jobs_) of_user += entry.first.uid == key.uid ? 1 : 0;
-      if (of_user >= quota_jobs_per_user_) {
-        joined = MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
-                           absl::StrCat("user ", key.uid, " has ", of_user,
-                                        " jobs, as many as quota_jobs_per_user allows"),
-                           {{"job", key.job_id}});
-      } else {
-        job = std::make_shared<Job>(JobIdentity{key.uid, key.job_id, key.token_hash, generation},
-                                    world_size, options, environment_);
-        jobs_[key] = job;
-      }
-    }
-    if (job != nullptr) {
-      joined = job->Join(rank, world_size, options, incarnation, std::move(sink));
-    }
+    // Once more if the job fails between the look at it and the joining.
+    do {
+      job = JobForLocked(key, rank, world_size, options, &superseded);
+      joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink) : job.status();
+    } while (job.ok() && !joined.ok() && (*job)->Failed());
   }
   if (superseded != nullptr) {
     superseded->End(MakeError(

@@ -62,6 +62,12 @@ class JobTable {
  private:
   static constexpr std::size_t kRetired = 16;
 
+  // The job that the rank is to join, made if it must be; sets *superseded if it replaces another.
+  absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
+                                                    std::uint32_t world_size,
+                                                    const JobOptions& options,
+                                                    std::shared_ptr<Job>* superseded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::shared_ptr<Job>> Live() const;
   void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
