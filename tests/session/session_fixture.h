@@ -1,0 +1,81 @@
+// Sessions of trainers that a test plays: real arenas, and a reducer, an executor and a clock that
+// it moves by hand.
+
+#ifndef TESTS_SESSION_SESSION_FIXTURE_H_
+#define TESTS_SESSION_SESSION_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/arena/arena_quota.h"
+#include "daemon/arena/host_arena.h"
+#include "daemon/job/job_table.h"
+#include "daemon/session/session_table.h"
+#include "tests/job/held_reducer.h"
+#include "tests/job/manual_clock.h"
+#include "tests/job/manual_executor.h"
+#include "tests/job/recording_sink.h"
+
+namespace gradsync {
+
+// What a trainer does with an arena that it was given.
+void Populate(const HostArena& arena, std::size_t bytes);
+inline void Populate(const HostArena& arena) { Populate(arena, arena.bytes()); }
+// Gives back the first page, as no trainer should.
+void PunchHole(const HostArena& arena);
+
+class SessionFixture : public testing::Test {
+ protected:
+  static constexpr uid_t kUser = 1000;
+  static constexpr pid_t kPid = 4711;
+  static constexpr std::uint64_t kSecondNs = 1'000'000'000;
+  static constexpr std::uint64_t kStagingBytes = 8192;
+  static constexpr std::uint64_t kQuotaBytes = 1 << 20;
+
+  SessionFixture() : SessionFixture(Policy()) {}
+  explicit SessionFixture(const SessionPolicy& policy);
+  void TearDown() override;
+
+  static SessionPolicy Policy();
+  static PeerProcess Peer(uid_t uid = kUser, pid_t pid = kPid);
+
+  struct Opened {
+    absl::StatusOr<std::shared_ptr<Session>> session;
+    std::shared_ptr<RecordingSink> sink;
+
+    Session* operator->() const { return session->get(); }
+    // How it ended; OK if it has not.
+    absl::Status end() const;
+    bool ended() const { return !sink->Of<SessionEndMessage>().empty(); }
+  };
+  Opened Open(std::uint32_t rank, std::uint32_t world_size = 2, const PeerProcess& peer = Peer(),
+              const std::string& job_id = "run", const std::string& token = "");
+  // Of one bucket with `elements` float32.
+  static LayoutRequest Layout(std::uint64_t elements, const std::string& name = "model");
+  // Registers, which must succeed.
+  static Session::Registration Register(const Opened& opened, const LayoutRequest& request);
+
+  void Gone(const Opened& opened) {
+    sessions_.Gone(*opened.session, absl::AbortedError("its process (pid 4711) has ended"));
+  }
+
+  ManualClock clock_;
+  HeldReducer reducer_{&clock_};
+  ArenaQuota quota_{kQuotaBytes};
+  ManualExecutor executor_;
+  JobTable jobs_;
+  SessionTable sessions_;
+};
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, absl::string_view reason,
+                 std::initializer_list<absl::string_view> parts);
+
+}  // namespace gradsync
+
+#endif  // TESTS_SESSION_SESSION_FIXTURE_H_

@@ -1,0 +1,331 @@
+#include "daemon/session/session_table.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/error.h"
+#include "proto/gradsync/shared_memory.h"
+#include "tests/session/session_fixture.h"
+
+namespace gradsync {
+namespace {
+
+constexpr uid_t kOverflowUid = 65534;
+
+class SessionTableTest : public SessionFixture {
+ protected:
+  using SessionFixture::SessionFixture;
+
+  Nonce Offer(const Opened& opened) {
+    const auto nonce =
+        sessions_.Offer(**opened.session, {{opened->staging(), opened->staging()->fd()}});
+    EXPECT_TRUE(nonce.ok()) << nonce.status();
+    return nonce.ok() ? *nonce : "";
+  }
+};
+
+// ---- Nonces
+// --------------------------------------------------------------------------------------
+
+TEST_F(SessionTableTest, ANonceBringsItsDescriptorsOnce) {
+  const Opened opened = Open(0);
+  const Nonce nonce = Offer(opened);
+  EXPECT_EQ(nonce.size(), kNonceBytes);
+  const auto claimed = sessions_.Claim(nonce, Peer());
+  ASSERT_TRUE(claimed.ok()) << claimed.status();
+  ASSERT_EQ(claimed->size(), 1u);
+  EXPECT_EQ((*claimed)[0].fd, opened->staging()->fd());
+  EXPECT_EQ((*claimed)[0].owner, opened->staging());
+  ExpectError(sessions_.Claim(nonce, Peer()).status(), absl::StatusCode::kNotFound, "",
+              {"used or expired"});
+}
+
+TEST_F(SessionTableTest, ANonceIsValidForAMinute) {
+  const Opened opened = Open(0);
+  const Nonce early = Offer(opened);
+  const Nonce late = Offer(opened);
+  clock_.Advance(60 * kSecondNs);
+  EXPECT_TRUE(sessions_.Claim(early, Peer()).ok());
+  clock_.Advance(1);
+  EXPECT_EQ(sessions_.Claim(late, Peer()).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(SessionTableTest, AnExpiredNonceLetsGoOfItsMemory) {
+  const Opened opened = Open(0);
+  Offer(opened);
+  const auto references = opened->staging().use_count();
+  clock_.Advance(60 * kSecondNs);
+  sessions_.Tick();
+  EXPECT_EQ(opened->staging().use_count(), references);
+  clock_.Advance(1);
+  sessions_.Tick();
+  EXPECT_EQ(opened->staging().use_count(), references - 1);
+}
+
+TEST_F(SessionTableTest, AnotherProcessOrUserIsRefusedAndDoesNotUseItUp) {
+  const Opened opened = Open(0);
+  const Nonce nonce = Offer(opened);
+  for (const PeerProcess& thief : {Peer(kUser, kPid + 1), Peer(kUser + 1, kPid), Peer(0, 1)}) {
+    ExpectError(sessions_.Claim(nonce, thief).status(), absl::StatusCode::kPermissionDenied, "",
+                {"another process"});
+  }
+  EXPECT_TRUE(sessions_.Claim(nonce, Peer()).ok());
+}
+
+TEST_F(SessionTableTest, AnUnknownNonceIsNotFoundWhateverItsLength) {
+  Offer(Open(0));
+  for (const Nonce& nonce : {Nonce(), Nonce(kNonceBytes, '\0'), Nonce(1000, 'x')}) {
+    EXPECT_EQ(sessions_.Claim(nonce, Peer()).status().code(), absl::StatusCode::kNotFound);
+  }
+}
+
+TEST_F(SessionTableTest, NoncesDiffer) {
+  const Opened opened = Open(0);
+  std::set<Nonce> nonces;
+  for (int i = 0; i < 1000; ++i) nonces.insert(Offer(opened));
+  EXPECT_EQ(nonces.size(), 1000u);
+}
+
+TEST_F(SessionTableTest, ASessionsNoncesEndWithItAndItGetsNoNewOnes) {
+  const Opened a = Open(0);
+  const Opened b = Open(1);
+  const Nonce of_a = Offer(a), of_b = Offer(b);
+  Gone(a);
+  EXPECT_EQ(sessions_.Claim(of_a, Peer()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(sessions_.Claim(of_b, Peer()).ok());
+  // Its stream may be in the middle of a registration while its process is found dead.
+  const auto late = sessions_.Offer(**a.session, {{a->staging(), a->staging()->fd()}});
+  ExpectError(late.status(), absl::StatusCode::kAborted, "SESSION_ENDED", {"rank 0"});
+}
+
+// ---- Who may open
+// --------------------------------------------------------------------------------
+
+TEST_F(SessionTableTest, TheOverflowUserIsRefusedWithTheRemedy) {
+  ExpectError(Open(0, 2, Peer(kOverflowUid)).session.status(), absl::StatusCode::kPermissionDenied,
+              "CREDENTIALS", {"65534", "allow_overflow_uid"});
+  EXPECT_EQ(quota_.total_bytes(), 0u);
+}
+
+TEST_F(SessionTableTest, TokensSeparateJobsOfOneUserAndAreNotKept) {
+  const Opened a = Open(0, 2, Peer(), "run", "secret");
+  const Opened b = Open(0, 2, Peer(), "run", "another");
+  const Opened c = Open(0, 2, Peer(), "run");
+  const Opened d = Open(1, 2, Peer(), "run", "secret");
+  for (const Opened* opened : {&a, &b, &c, &d}) {
+    ASSERT_TRUE(opened->session.ok()) << opened->session.status();
+  }
+  EXPECT_EQ(&a->job(), &d->job());
+  EXPECT_NE(&a->job(), &b->job());
+  EXPECT_NE(&a->job(), &c->job());
+  EXPECT_EQ(a->job().identity().token_hash.size(), 32u);
+  EXPECT_EQ(a->job().identity().token_hash.find("secret"), std::string::npos);
+}
+
+class StrictTest : public SessionTableTest {
+ protected:
+  StrictTest() : SessionTableTest(Strict()) {}
+  static SessionPolicy Strict() {
+    SessionPolicy policy = Policy();
+    policy.require_token = true;
+    policy.allow_overflow_uid = true;
+    return policy;
+  }
+};
+
+TEST_F(StrictTest, ARequiredTokenThatIsMissingIsAskedFor) {
+  ExpectError(Open(0).session.status(), absl::StatusCode::kPermissionDenied, "CREDENTIALS",
+              {"token", "GRADSYNC_JOB_TOKEN"});
+  EXPECT_TRUE(Open(0, 2, Peer(), "run", "secret").session.ok());
+}
+
+TEST_F(StrictTest, TheOverflowUserIsAdmittedIfAllowed) {
+  EXPECT_TRUE(Open(0, 2, Peer(kOverflowUid), "run", "secret").session.ok());
+}
+
+// ---- Quotas
+// --------------------------------------------------------------------------------------
+
+TEST_F(SessionTableTest, AUserHasItsQuotaOfSessionsAndGetsItBack) {
+  std::vector<Opened> opened;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    opened.push_back(Open(rank, 4));
+    ASSERT_TRUE(opened.back().session.ok());
+  }
+  ExpectError(Open(0, 1, Peer(), "other").session.status(), absl::StatusCode::kResourceExhausted,
+              "QUOTA", {"user 1000", "4 sessions", "quota_sessions_per_user"});
+  EXPECT_TRUE(Open(0, 1, Peer(kUser + 1)).session.ok());
+  Gone(opened[0]);
+  EXPECT_TRUE(Open(0, 1, Peer(), "other").session.ok());
+}
+
+TEST_F(SessionTableTest, AWorldThatCanNeverBeFullIsRefusedAtOnce) {
+  ExpectError(Open(0, 5).session.status(), absl::StatusCode::kResourceExhausted, "QUOTA",
+              {"world_size 5", "quota_sessions_per_user", "4"});
+}
+
+TEST_F(SessionTableTest, ARefusedSessionLeavesNothingBehind) {
+  const Opened held = Open(0);
+  ASSERT_TRUE(held.session.ok());
+  const std::uint64_t opened = sessions_.opened();
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(Open(0).session.status().code(), absl::StatusCode::kAlreadyExists);
+    EXPECT_EQ(Open(1, 3).session.status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+  executor_.RunAll();
+  EXPECT_EQ(quota_.bytes_of(kUser), kStagingBytes);
+  EXPECT_EQ(sessions_.Sessions().size(), 1u);
+  EXPECT_EQ(sessions_.opened(), opened);
+  EXPECT_TRUE(Open(1).session.ok());
+  EXPECT_EQ(sessions_.opened(), opened + 1);
+}
+
+TEST_F(SessionTableTest, IncarnationsAreNeverGivenTwice) {
+  std::set<std::uint64_t> incarnations;
+  for (int i = 0; i < 10; ++i) {
+    const Opened opened = Open(0, 1);
+    ASSERT_TRUE(opened.session.ok());
+    EXPECT_TRUE(incarnations.insert(opened->identity().incarnation).second);
+    EXPECT_FALSE(Open(7, 1, Peer(kOverflowUid)).session.ok());
+    Gone(opened);
+  }
+}
+
+class SmallQuotaTest : public SessionTableTest {
+ protected:
+  SmallQuotaTest() : SessionTableTest(LargeStaging()) {}
+  static SessionPolicy LargeStaging() {
+    SessionPolicy policy = Policy();
+    policy.staging_bytes = kQuotaBytes / 4 * 3;
+    return policy;
+  }
+};
+
+TEST_F(SmallQuotaTest, StagingMemoryCountsTowardsTheUsersArenas) {
+  ASSERT_TRUE(Open(0).session.ok());
+  const Opened refused = Open(1);
+  EXPECT_EQ(refused.session.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Open(1, 2, Peer(kUser + 1)).session.ok());
+}
+
+TEST_F(SessionTableTest, AStepTimeOutThatIsNotGivenIsTheDaemons) {
+  ASSERT_TRUE(Open(0).session.ok());
+  OpenRequest request;
+  request.job_id = "run";
+  request.rank = 1;
+  request.world_size = 2;
+  request.step_timeout_ns = sessions_.policy().step_timeout_ns + 1;
+  const auto sink = std::make_shared<RecordingSink>();
+  EXPECT_EQ(DetailsOf(sessions_.Open(Peer(), request, sink).status()).reason, "JOB_MISMATCH");
+  request.step_timeout_ns = sessions_.policy().step_timeout_ns;
+  EXPECT_TRUE(sessions_.Open(Peer(), request, sink).ok());
+}
+
+// ---- Ends
+// ----------------------------------------------------------------------------------------
+
+TEST_F(SessionTableTest, ADeathIsToldAndCountedOnceHoweverOftenItIsNoticed) {
+  const Opened dead = Open(0);
+  const Opened other = Open(1);
+  Gone(dead);
+  Gone(dead);
+  EXPECT_EQ(sessions_.lost(), 1u);
+  EXPECT_EQ(sessions_.Sessions().size(), 1u);
+  ExpectError(other.end(), absl::StatusCode::kAborted, "RANK_LOST",
+              {"rank 0", "known because its process (pid 4711) has ended"});
+  // The other one's end is no loss of its own.
+  Gone(other);
+  EXPECT_EQ(sessions_.lost(), 1u);
+}
+
+TEST_F(SessionTableTest, ACleanExitIsNoLoss) {
+  const Opened opened = Open(0);
+  ASSERT_TRUE(opened->job().Leave(0, /*exit=*/true).ok());
+  Gone(opened);
+  EXPECT_EQ(sessions_.lost(), 0u);
+  EXPECT_TRUE(opened.end().ok());
+}
+
+// A trainer dies after each thing that it does to get as far as its first step.
+TEST_F(SessionTableTest, ADeathAtAnyPointOfARegistrationLeavesNothingBehind) {
+  for (int done = 0; done <= 7; ++done) {
+    std::vector<std::weak_ptr<HostArena>> arenas;
+    {
+      Opened dead = Open(0, 1);
+      ASSERT_TRUE(dead.session.ok()) << dead.session.status();
+      arenas.push_back(dead->staging());
+      Session::Registration registration;
+      const std::function<void()> steps[] = {
+          [&] { Offer(dead); },
+          [&] {
+            registration = Register(dead, Layout(2048));
+            arenas.push_back(registration.memory.arena);
+          },
+          [&] {
+            ASSERT_TRUE(sessions_
+                            .Offer(**dead.session,
+                                   {{registration.memory.arena, registration.memory.arena->fd()}})
+                            .ok());
+          },
+          [&] { Populate(*registration.memory.arena); },
+          [&] { ASSERT_TRUE(dead->ArenaMapped(registration.channel).ok()); },
+          [&] { executor_.RunAll(); },
+          [&] { ASSERT_TRUE(dead->MarkReady(registration.channel, 1, {0}).ok()); },
+      };
+      for (int i = 0; i < done; ++i) steps[i]();
+      registration = {};
+      Gone(dead);
+    }
+    const bool reducing = done == 7;
+    EXPECT_EQ(reducer_.held().size(), reducing ? 1u : 0u);
+    executor_.RunAll();
+    if (reducing) {
+      // Not while a reduction touches it.
+      EXPECT_FALSE(arenas.back().expired());
+      reducer_.CompleteAll();
+      executor_.RunAll();
+    }
+    sessions_.Tick();
+    for (const auto& arena : arenas) EXPECT_TRUE(arena.expired()) << done;
+    EXPECT_EQ(quota_.total_bytes(), 0u) << done;
+    EXPECT_TRUE(sessions_.Sessions().empty());
+  }
+}
+
+TEST_F(SessionTableTest, MemoryIsFreedOnTheExecutor) {
+  Opened opened = Open(0, 1);
+  const std::weak_ptr<HostArena> staging = opened->staging();
+  Gone(opened);
+  opened.session = absl::UnknownError("no reference any more");
+  EXPECT_FALSE(staging.expired());
+  executor_.RunAll();
+  EXPECT_TRUE(staging.expired());
+}
+
+TEST_F(SessionTableTest, ADrainRefusesNewSessionsAndKeepsTheOld) {
+  const Opened opened = Open(0);
+  EXPECT_FALSE(sessions_.draining());
+  sessions_.Drain();
+  EXPECT_TRUE(sessions_.draining());
+  ExpectError(Open(1).session.status(), absl::StatusCode::kUnavailable, "DRAINING", {"drains"});
+  EXPECT_FALSE(opened.ended());
+  jobs_.EndAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon stops"));
+  ExpectError(opened.end(), absl::StatusCode::kUnavailable, "DRAINING", {});
+}
+
+TEST_F(SessionTableTest, ATickLooksAfterTheJobsDeadlines) {
+  const Opened opened = Open(0);
+  ASSERT_TRUE(opened->job().Operate(0, 1, {}, {}, clock_.NowNs() + 5).ok());
+  clock_.Advance(5);
+  sessions_.Tick();
+  EXPECT_EQ(opened.sink->Of<OperationFailedMessage>().size(), 1u);
+}
+
+}  // namespace
+}  // namespace gradsync

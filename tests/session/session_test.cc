@@ -1,0 +1,272 @@
+#include "daemon/session/session.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "tests/session/session_fixture.h"
+
+namespace gradsync {
+namespace {
+
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+constexpr auto kAborted = absl::StatusCode::kAborted;
+constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+
+class SessionTest : public SessionFixture {
+ protected:
+  // A session alone in its job with a populated, mapped and ready layout of two pages.
+  Session::Registration Ready(const Opened& opened) {
+    Session::Registration registration = Register(opened, Layout(2048));
+    Populate(*registration.memory.arena);
+    EXPECT_TRUE(opened->ArenaMapped(registration.channel).ok());
+    executor_.RunAll();
+    EXPECT_EQ(opened.sink->Of<LayoutReadyMessage>().size(), 1u);
+    return registration;
+  }
+};
+
+// ---- Arenas
+// --------------------------------------------------------------------------------------
+
+TEST_F(SessionTest, AnArenaThatIsNotPopulatedEndsTheSessionNamingIt) {
+  const Opened careless = Open(0);
+  const Opened other = Open(1);
+  const auto registration = Register(careless, Layout(2048));
+  Populate(*registration.memory.arena, 4096);
+  ASSERT_TRUE(careless->ArenaMapped(registration.channel).ok());
+  EXPECT_FALSE(careless.ended());  // it is checked on the executor
+  executor_.RunAll();
+  ExpectError(careless.end(), kPrecondition, "ARENA_NOT_POPULATED",
+              {"rank 0 sent ArenaMapped for channel 1", "4096 of 8192 bytes"});
+  ExpectError(other.end(), kAborted, "RANK_LOST",
+              {"rank 0", "known because rank 0 sent ArenaMapped", "4096 of 8192 bytes"});
+  // The daemon has not allocated what is missing.
+  EXPECT_FALSE(registration.memory.arena->CheckPopulated().ok());
+  EXPECT_EQ(registration.memory.arena->data(), nullptr);
+}
+
+TEST_F(SessionTest, APopulatedArenaIsMappedAndToldToTheJob) {
+  const Opened a = Open(0);
+  const Opened b = Open(1);
+  for (const Opened* opened : {&a, &b}) {
+    const auto registration = Register(*opened, Layout(10));
+    EXPECT_EQ(registration.memory.arena->bytes(), 4096u);
+    EXPECT_EQ(registration.memory.semaphores->buckets(), 1u);
+    Populate(*registration.memory.arena);
+    ASSERT_TRUE((*opened)->ArenaMapped(registration.channel).ok());
+    executor_.RunAll();
+    EXPECT_NE(registration.memory.arena->data(), nullptr);
+  }
+  EXPECT_EQ(a.sink->Of<LayoutReadyMessage>().size(), 1u);
+  EXPECT_EQ(b.sink->Of<LayoutReadyMessage>().size(), 1u);
+}
+
+TEST_F(SessionTest, AHolePunchedAfterwardsIsRefusedBeforeTheDaemonFillsIt) {
+  const Opened opened = Open(0, 1);
+  const auto registration = Ready(opened);
+  const std::uint32_t channel = registration.channel;
+  PunchHole(*registration.memory.arena);
+  for (const absl::Status& status :
+       {opened->MarkReady(channel, 1, {0}), opened->EndStep(channel, 1, "")}) {
+    ExpectError(status, kPrecondition, "ARENA_NOT_POPULATED",
+                {"rank 0", "step 1", "4096 of 8192 bytes"});
+  }
+  EXPECT_EQ(reducer_.submitted(), 0u);
+}
+
+TEST_F(SessionTest, AHolePunchedBetweenMarkAndEndIsRefusedAtTheEnd) {
+  const Opened opened = Open(0, 1);
+  const auto registration = Ready(opened);
+  ASSERT_TRUE(opened->MarkReady(registration.channel, 1, {0}).ok());
+  reducer_.CompleteAll();
+  PunchHole(*registration.memory.arena);
+  ExpectError(opened->EndStep(registration.channel, 1, ""), kPrecondition, "ARENA_NOT_POPULATED",
+              {"step 1"});
+  EXPECT_TRUE(opened.sink->Of<StepDoneMessage>().empty());
+}
+
+TEST_F(SessionTest, AMappingTwiceOrOfAnUnknownChannelIsABreach) {
+  const Opened opened = Open(0);
+  const auto registration = Register(opened, Layout(10));
+  ExpectError(opened->ArenaMapped(registration.channel + 1), kPrecondition, "PROTOCOL_VIOLATION",
+              {"channel 2", "not assigned"});
+  ASSERT_TRUE(opened->ArenaMapped(registration.channel).ok());
+  ExpectError(opened->ArenaMapped(registration.channel), kPrecondition, "PROTOCOL_VIOLATION",
+              {"channel 1", "mapped already"});
+}
+
+TEST_F(SessionTest, AStepOnAnUnknownChannelIsRefusedByTheJob) {
+  const Opened opened = Open(0, 1);
+  EXPECT_EQ(DetailsOf(opened->MarkReady(5, 1, {0})).reason, "UNKNOWN_CHANNEL");
+  EXPECT_EQ(DetailsOf(opened->EndStep(5, 1, "")).reason, "UNKNOWN_CHANNEL");
+}
+
+TEST_F(SessionTest, AMappingMayComeBehindTheLeaveThatWasSentAfterIt) {
+  const Opened leaving = Open(0);
+  const Opened other = Open(1);
+  const auto registration = Register(leaving, Layout(10));
+  Populate(*registration.memory.arena);
+  ASSERT_TRUE(leaving->ArenaMapped(registration.channel).ok());
+  ASSERT_TRUE(leaving->job().Leave(0, /*exit=*/false).ok());
+  executor_.RunAll();
+  EXPECT_FALSE(leaving.ended());
+  EXPECT_FALSE(other.ended());
+}
+
+TEST_F(SessionTest, AMappingThatComesBehindTheSessionsEndChangesNothing) {
+  const Opened opened = Open(0, 1);
+  const auto registration = Register(opened, Layout(10));
+  ASSERT_TRUE(opened->ArenaMapped(registration.channel).ok());  // not populated
+  opened->End(MakeError(kAborted, "PROCESS_ENDED", "gone"));
+  executor_.RunAll();
+  ExpectError(opened.end(), kAborted, "PROCESS_ENDED", {"gone"});
+}
+
+// ---- Quotas
+// --------------------------------------------------------------------------------------
+
+TEST_F(SessionTest, LayoutsOfASessionAreCountedAlsoThoseThatFail) {
+  const Opened opened = Open(0);
+  Register(opened, Layout(10, "first"));
+  ASSERT_FALSE(opened->RegisterLayout(Layout(20, "first")).ok());
+  ExpectError(opened->RegisterLayout(Layout(10, "second")).status(), kExhausted, "QUOTA",
+              {"2 layouts", "quota_layouts_per_session"});
+  EXPECT_FALSE(opened.ended());
+}
+
+TEST_F(SessionTest, ALayoutBeyondTheUsersArenaQuotaFailsOnEveryRankAtOnce) {
+  const Opened a = Open(0);
+  const Opened b = Open(1);
+  const std::uint64_t held = quota_.bytes_of(kUser);
+  // Fits once, but not twice.
+  const LayoutRequest large = Layout(kQuotaBytes / 4 * 3 / sizeof(float));
+  Register(a, large);
+  const absl::Status refused = b->RegisterLayout(large).status();
+  EXPECT_EQ(refused.code(), kExhausted) << refused;
+  const auto failed = a.sink->Of<LayoutFailedMessage>();
+  ASSERT_EQ(failed.size(), 1u);
+  ExpectError(failed[0].status, kExhausted, "LAYOUT_REFUSED",
+              {"'model'", "rank 1", "quota_arena_bytes_per_user"});
+  EXPECT_FALSE(a.ended());
+  EXPECT_FALSE(b.ended());
+  // What b did not get is not counted; a's goes with its session.
+  Gone(b);
+  executor_.RunAll();
+  EXPECT_GT(quota_.bytes_of(kUser), held - kStagingBytes);
+  Gone(a);
+}
+
+TEST_F(SessionTest, MemoryIsCountedAsLongAsItIsHeld) {
+  const Opened opened = Open(0);
+  EXPECT_EQ(opened->memory_bytes(), kStagingBytes);
+  EXPECT_EQ(quota_.bytes_of(kUser), kStagingBytes);
+  Register(opened, Layout(2048));
+  EXPECT_EQ(opened->memory_bytes(), kStagingBytes + 8192);
+  // Semaphores and what the job keeps per bucket count too.
+  EXPECT_GT(quota_.bytes_of(kUser), kStagingBytes + 8192);
+}
+
+// ---- Staging
+// -------------------------------------------------------------------------------------
+
+TEST_F(SessionTest, StagingMemoryMustBePopulatedAsFarAsItIsUsed) {
+  const Opened opened = Open(0);
+  ExpectError(opened->Staging(1).status(), kPrecondition, "ARENA_NOT_POPULATED",
+              {"rank 0", "staging memory", "0 of 1 bytes"});
+  Populate(*opened->staging(), 4096);
+  const auto first = opened->Staging(4096);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->bytes, kStagingBytes);
+  ExpectError(opened->Staging(4097).status(), kPrecondition, "ARENA_NOT_POPULATED", {"4096"});
+  Populate(*opened->staging());
+  const auto second = opened->Staging(kStagingBytes);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(second->data, first->data);
+  EXPECT_TRUE(opened->Staging(0).ok());
+}
+
+// ---- Lease
+// ---------------------------------------------------------------------------------------
+
+class LeaseTest : public SessionTest {
+ protected:
+  // The time passes, and the daemon looks after its leases.
+  void Wait(std::uint64_t seconds) {
+    clock_.Advance(seconds * kSecondNs);
+    sessions_.Tick();
+  }
+  static std::size_t Questions(const Opened& opened) {
+    return opened.sink->Of<LeaseQuestionMessage>().size();
+  }
+};
+
+TEST_F(LeaseTest, ASilentProcessIsAskedOnceAfterAThirdOfItsLease) {
+  const Opened opened = Open(0);
+  Wait(9);
+  EXPECT_EQ(Questions(opened), 0u);
+  Wait(1);
+  EXPECT_EQ(Questions(opened), 1u);
+  EXPECT_TRUE(opened.sink->AllFlushed());
+  Wait(10);
+  Wait(9);
+  EXPECT_EQ(Questions(opened), 1u);
+  EXPECT_FALSE(opened.ended());
+}
+
+TEST_F(LeaseTest, OneThatAnswersIsAskedAgainOnlyAfterTheNextThird) {
+  const Opened opened = Open(0);
+  Wait(10);
+  opened->Heard(clock_.NowNs());
+  for (int i = 0; i < 100; ++i) {
+    Wait(9);
+    EXPECT_EQ(Questions(opened), static_cast<std::size_t>(1 + i));
+    Wait(1);
+    EXPECT_EQ(Questions(opened), static_cast<std::size_t>(2 + i));
+    opened->Heard(clock_.NowNs());
+  }
+  EXPECT_FALSE(opened.ended());
+}
+
+TEST_F(LeaseTest, OneThatDoesNotAnswerIsLostWhenItsLeaseEnds) {
+  const Opened stopped = Open(0);
+  const Opened other = Open(1);
+  Wait(10);
+  other->Heard(clock_.NowNs());
+  Wait(10);
+  other->Heard(clock_.NowNs());
+  Wait(9);
+  EXPECT_FALSE(stopped.ended());
+  Wait(1);
+  ExpectError(stopped.end(), kAborted, "LEASE_EXPIRED", {"answered nothing for 30000 ms"});
+  ExpectError(other.end(), kAborted, "RANK_LOST",
+              {"rank 0", "known because its process answered nothing for 30000 ms"});
+  EXPECT_EQ(sessions_.lost(), 0u);  // counted when it is gone
+  Gone(stopped);
+  EXPECT_EQ(sessions_.lost(), 1u);
+}
+
+TEST_F(LeaseTest, ADaemonThatWasItselfStoppedAsksBeforeItJudges) {
+  const Opened opened = Open(0);
+  Wait(3600);
+  EXPECT_FALSE(opened.ended());
+  EXPECT_EQ(Questions(opened), 1u);
+  opened->Heard(clock_.NowNs());
+  Wait(9);
+  EXPECT_FALSE(opened.ended());
+}
+
+TEST_F(LeaseTest, ASessionThatHasLeftIsNoLongerLost) {
+  const Opened opened = Open(0);
+  ASSERT_TRUE(opened->job().Leave(0, /*exit=*/true).ok());
+  Wait(10);
+  Wait(20);
+  EXPECT_TRUE(opened.end().ok());
+  EXPECT_EQ(opened->job().StateOf(0), RankState::kExited);
+}
+
+}  // namespace
+}  // namespace gradsync
