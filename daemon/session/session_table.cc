@@ -97,6 +97,12 @@ absl::StatusOr<Nonce> SessionTable::Offer(const Session& session,
   }
   const SessionIdentity& identity = session.identity();
   MutexLock lock(&mutex_);
+  if (sessions_.find(identity.incarnation) == sessions_.end()) {
+    return MakeError(
+        absl::StatusCode::kAborted, "SESSION_ENDED",
+        absl::StrCat("the session of rank ", identity.rank, " has ended: it is given no memory"),
+        {{"rank", absl::StrCat(identity.rank)}});
+  }
   offers_[nonce] = Offered{identity.incarnation, identity.peer.uid, identity.peer.pid,
                            clock_->NowNs() + kNonceLifeNs, std::move(descriptors)};
   return nonce;

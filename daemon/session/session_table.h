@@ -63,6 +63,7 @@ class SessionTable {
     std::shared_ptr<void> owner;  // keeps `fd` open
     int fd = -1;
   };
+  // ABORTED SESSION_ENDED: nobody is left to claim it, and the memory would stay for that long.
   absl::StatusOr<Nonce> Offer(const Session& session, std::vector<Descriptor> descriptors);
   // NOT_FOUND: unknown, used or expired; PERMISSION_DENIED: another process's.
   absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const PeerProcess& peer);
