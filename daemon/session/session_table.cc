@@ -83,6 +83,7 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const PeerProcess& p
   MutexLock lock(&mutex_);
   if (session.ok()) {
     sessions_[incarnation] = *session;
+    ++opened_;
   } else if (--per_user_[peer.uid] == 0) {
     per_user_.erase(peer.uid);
   }
@@ -173,7 +174,7 @@ std::vector<std::shared_ptr<Session>> SessionTable::Sessions() const {
 
 std::uint64_t SessionTable::opened() const {
   MutexLock lock(&mutex_);
-  return last_incarnation_;
+  return opened_;
 }
 
 std::uint64_t SessionTable::lost() const {

@@ -100,6 +100,7 @@ class SessionTable {
   std::map<uid_t, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
   std::map<Nonce, Offered> offers_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t opened_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
