@@ -40,12 +40,15 @@ absl::Status Contest::StartContender(const ContestOptions& options, Implementati
   team_options.implementation = implementation;
   team_options.control = &control_;
   const ChildProcess* server = nullptr;
+  // Open MPI's shared memory has a name until every rank has mapped it. Removed then: it would
+  // outlive a bench that is killed.
+  TemporaryDirectory shared_directory;
   if (implementation == Implementation::kOpenMpi) {
     absl::StatusOr<TemporaryDirectory> shared = TemporaryDirectory::Create("/dev/shm");
     if (!shared.ok()) return shared.status();
-    shared_directory_ = *std::move(shared);
+    shared_directory = *std::move(shared);
     absl::StatusOr<std::vector<std::string>> launcher =
-        OpenMpiLauncher(options.ranks, directory_.path(), shared_directory_.path());
+        OpenMpiLauncher(options.ranks, directory_.path(), shared_directory.path());
     if (!launcher.ok()) return launcher.status();
     team_options.launcher = *std::move(launcher);
   } else if (implementation == Implementation::kGradsync) {

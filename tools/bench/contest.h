@@ -63,7 +63,6 @@ class Contest {
 
   // In order of construction: ranks end before the daemon, and the daemon before its files go.
   TemporaryDirectory directory_;
-  TemporaryDirectory shared_directory_;  // in memory; Open MPI's
   SharedRegion control_;
   ChildProcess daemon_;
   std::vector<std::unique_ptr<Contender>> contenders_;

@@ -111,6 +111,9 @@ class OpenMpiPeer final : public Peer {
     if (!status.ok()) return status;
     connected_ = true;
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    // Everybody has mapped everybody's shared memory.
+    status = MpiStatus(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
+    if (!status.ok()) return status;
     switch (options_.dtype) {
       case DataType::kFloat32:
         type_ = MPI_FLOAT;
