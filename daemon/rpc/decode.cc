@@ -166,7 +166,8 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   for (const v1::Parameter& parameter : message.parameters()) {
     const std::string field = absl::StrCat("parameter '", parameter.name(), "'");
     if (parameter.name().empty() || parameter.name().size() > 512) {
-      return Malformed("a parameter's name has 0 or more than 512 bytes");
+      return Malformed(absl::StrCat("parameter ", spec.parameters.size(), ": its name has ",
+                                    parameter.name().size(), " bytes; 1 to 512 allowed"));
     }
     if (!names.insert(parameter.name()).second) return Malformed(absl::StrCat(field, " twice"));
     if (static_cast<std::size_t>(parameter.shape_size()) > kMaxDimensions) {
