@@ -33,10 +33,18 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Bind(const std::string& path, i
     if (!S_ISSOCK(existing.st_mode)) {
       return absl::FailedPreconditionError(absl::StrCat(path, " exists and is no socket"));
     }
-    const UniqueFd probe(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
-    if (connect(probe.get(), name, sizeof(address)) == 0) {
+    // Nobody listens only if the connection is refused. A live socket may also have a full queue
+    // (EAGAIN, where a blocking one would wait for ever), or be of another type (EPROTOTYPE).
+    const UniqueFd probe(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const bool connected = connect(probe.get(), name, sizeof(address)) == 0;
+    if (connected || errno == EAGAIN || errno == EPROTOTYPE) {
       return absl::FailedPreconditionError(
           absl::StrCat("another daemon listens on ", path, "; stop it or pass another --socket"));
+    }
+    if (errno != ECONNREFUSED) {
+      return absl::FailedPreconditionError(absl::StrCat("whether a daemon listens on ", path,
+                                                        " is not known (", std::strerror(errno),
+                                                        "); remove it or pass another --socket"));
     }
     unlink(path.c_str());
   }
