@@ -1,0 +1,156 @@
+#include "daemon/rpc/connections.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+// Descriptors that this process may have, while it lives.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(rlim_t limit) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit changed{limit, before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &changed), 0);
+  }
+  ~DescriptorLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+PeerProcess Peer(uid_t uid, pid_t pid = 1) {
+  PeerProcess peer;
+  peer.uid = uid;
+  peer.pid = pid;
+  return peer;
+}
+
+std::string Name(const UniqueFd& fd) { return absl::StrCat("fd:", fd.get()); }
+
+class ConnectionsTest : public testing::Test {
+ protected:
+  DescriptorLimit limit_{4096};
+  Connections connections_;
+  const UniqueFd accepted_{open("/dev/null", O_RDONLY | O_CLOEXEC)};
+};
+
+TEST_F(ConnectionsTest, WhoIsBehindADescriptorIsFoundByGrpcsNameForIt) {
+  const auto a = connections_.Admit(accepted_, Peer(1000, 11));
+  const auto b = connections_.Admit(accepted_, Peer(1001, 22));
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_EQ(connections_.Find(Name(a->for_grpc))->pid, 11);
+  EXPECT_EQ(connections_.Find(Name(b->for_grpc))->pid, 22);
+  EXPECT_EQ(connections_.Find(Name(b->for_grpc))->uid, 1001u);
+}
+
+TEST_F(ConnectionsTest, GrpcGetsADescriptorOfItsOwnThatIsClosedOnExec) {
+  const auto admitted = connections_.Admit(accepted_, Peer(1000));
+  ASSERT_TRUE(admitted.ok());
+  EXPECT_NE(admitted->for_grpc.get(), accepted_.get());
+  EXPECT_GE(admitted->for_grpc.get(), 256);  // not among the daemon's own
+  EXPECT_EQ(fcntl(admitted->for_grpc.get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+}
+
+TEST_F(ConnectionsTest, WhatIsNotADescriptorOfOursIsNobody) {
+  const auto admitted = connections_.Admit(accepted_, Peer(1000));
+  ASSERT_TRUE(admitted.ok());
+  const std::string number = absl::StrCat(admitted->for_grpc.get());
+  for (const std::string& name : {std::string(), std::string("fd:"), std::string("fd:1"), number,
+                                  "unix:" + number, "fd:" + number + "x", "fd:-" + number,
+                                  "fd:99999999999999999999" + number, "ipv4:127.0.0.1:" + number}) {
+    EXPECT_FALSE(connections_.Find(name).has_value()) << name;
+  }
+}
+
+TEST_F(ConnectionsTest, ARemovedConnectionIsNobody) {
+  const auto admitted = connections_.Admit(accepted_, Peer(1000));
+  ASSERT_TRUE(admitted.ok());
+  connections_.Remove(admitted->id);
+  EXPECT_FALSE(connections_.Find(Name(admitted->for_grpc)).has_value());
+  connections_.Remove(admitted->id);  // by the other way it was noticed
+  connections_.Remove(12345);
+}
+
+TEST_F(ConnectionsTest, ANumberThatIsFreeAgainComesRoundOnlyAfterHundreds) {
+  std::set<int> numbers;
+  for (int i = 0; i < 1000; ++i) {
+    const auto admitted = connections_.Admit(accepted_, Peer(1000));
+    ASSERT_TRUE(admitted.ok());
+    EXPECT_TRUE(numbers.insert(admitted->for_grpc.get()).second);
+    connections_.Remove(admitted->id);
+  }
+}
+
+TEST_F(ConnectionsTest, WithFewDescriptorsNumbersComeRoundAndBelongToTheLastOne) {
+  DescriptorLimit few(300);
+  Connections connections;
+  for (int i = 0; i < 500; ++i) {
+    // gRPC closes its descriptor; nobody has said Remove.
+    const auto admitted = connections.Admit(accepted_, Peer(1000, i + 1));
+    ASSERT_TRUE(admitted.ok()) << admitted.status();
+    EXPECT_LT(admitted->for_grpc.get(), 300);
+    EXPECT_EQ(connections.Find(Name(admitted->for_grpc))->pid, i + 1);
+  }
+}
+
+TEST_F(ConnectionsTest, ALateRemoveOfAnOldConnectionLeavesTheNewOneOfItsNumber) {
+  DescriptorLimit few(300);
+  Connections connections;
+  const auto first = connections.Admit(accepted_, Peer(1000, 1));
+  ASSERT_TRUE(first.ok());
+  const std::string name = Name(first->for_grpc);
+  const std::uint64_t old_id = first->id;
+  const_cast<UniqueFd&>(first->for_grpc).reset();
+  std::uint64_t id = 0;
+  for (pid_t pid = 2; id == 0 && pid < 1000; ++pid) {
+    const auto next = connections.Admit(accepted_, Peer(1000, pid));
+    ASSERT_TRUE(next.ok());
+    if (Name(next->for_grpc) == name) id = next->id;
+  }
+  ASSERT_NE(id, 0u);
+  connections.Remove(old_id);
+  EXPECT_TRUE(connections.Find(name).has_value());
+  connections.Remove(id);
+  EXPECT_FALSE(connections.Find(name).has_value());
+}
+
+TEST_F(ConnectionsTest, AUserHasABoundOnItsConnectionsAndOthersHaveTheirOwn) {
+  std::vector<std::uint64_t> ids;
+  for (std::size_t i = 0; i < Connections::kPerUser; ++i) {
+    const auto admitted = connections_.Admit(accepted_, Peer(1000));
+    ASSERT_TRUE(admitted.ok()) << admitted.status();
+    ids.push_back(admitted->id);
+  }
+  const absl::Status refused = connections_.Admit(accepted_, Peer(1000)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(refused.message().find("user 1000 has 1024 connections"), std::string::npos) << refused;
+  EXPECT_TRUE(connections_.Admit(accepted_, Peer(1001)).ok());
+  connections_.Remove(ids[500]);
+  EXPECT_TRUE(connections_.Admit(accepted_, Peer(1000)).ok());
+  EXPECT_FALSE(connections_.Admit(accepted_, Peer(1000)).ok());
+}
+
+TEST_F(ConnectionsTest, WithoutDescriptorsAConnectionIsRefusedAndNotCounted) {
+  {
+    // As many as are open already.
+    const int next = fcntl(accepted_.get(), F_DUPFD_CLOEXEC, 0);
+    ASSERT_GE(next, 0);
+    close(next);
+    DescriptorLimit none(static_cast<rlim_t>(next));
+    EXPECT_EQ(connections_.Admit(accepted_, Peer(1000)).status().code(),
+              absl::StatusCode::kResourceExhausted);
+  }
+  EXPECT_TRUE(connections_.Admit(accepted_, Peer(1000)).ok());
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,520 @@
+#include "daemon/rpc/decode.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "google/protobuf/text_format.h"
+#include "proto/gradsync/shared_memory.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::uint64_t kNowNs = 1'000'000;
+constexpr std::uint64_t kNsPerMs = 1'000'000;
+constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kWeekMs = 7ull * 24 * 3600 * 1000;
+constexpr std::uint64_t kStaging = 1024;
+
+template <typename Message>
+Message Parse(const std::string& text) {
+  Message message;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &message)) << text;
+  return message;
+}
+
+void ExpectRefused(const absl::Status& status, absl::StatusCode code, const std::string& reason,
+                   const std::vector<std::string>& says) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_EQ(DetailsOf(status).reason, reason) << status;
+  for (const std::string& part : says) {
+    EXPECT_TRUE(absl::StrContains(status.message(), part)) << part << " in: " << status;
+  }
+}
+
+// ---- OpenSession
+// ---------------------------------------------------------------------------------
+
+v1::OpenSession GoodOpen() {
+  return Parse<v1::OpenSession>(absl::StrCat(R"(
+      protocol { oldest: 1 newest: 1 } shared_memory_abi: )",
+                                             kSharedMemoryAbi, R"(
+      job_id: "run-7" token: "secret" rank: 1 world_size: 2 client: "gradsync-cpp/0.1"
+      options { on_rank_loss: LOSS_POLICY_ABORT divisor: DIVISOR_WORLD step_timeout_ms: 5 })"));
+}
+
+absl::StatusOr<OpenRequest> Open(const v1::OpenSession& message) {
+  std::uint32_t protocol = 0;
+  return DecodeOpen(message, &protocol);
+}
+
+TEST(DecodeOpenTest, EveryFieldArrives) {
+  std::uint32_t protocol = 0;
+  const auto request = DecodeOpen(GoodOpen(), &protocol);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(protocol, 1u);
+  EXPECT_EQ(request->job_id, "run-7");
+  EXPECT_EQ(request->token, "secret");
+  EXPECT_EQ(request->rank, 1u);
+  EXPECT_EQ(request->world_size, 2u);
+  EXPECT_TRUE(request->divide_by_world);
+  EXPECT_EQ(request->step_timeout_ns, 5 * kNsPerMs);
+  EXPECT_EQ(request->client, "gradsync-cpp/0.1");
+}
+
+TEST(DecodeOpenTest, OptionsMayBeLeftOut) {
+  v1::OpenSession message = GoodOpen();
+  message.clear_options();
+  message.clear_token();
+  message.clear_client();
+  const auto request = Open(message);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_FALSE(request->divide_by_world);
+  EXPECT_EQ(request->step_timeout_ns, 0u);  // the daemon's default
+  EXPECT_EQ(request->token, "");
+}
+
+TEST(DecodeOpenTest, AProtocolInCommonIsChosen) {
+  v1::OpenSession message = GoodOpen();
+  message.mutable_protocol()->set_newest(99);
+  std::uint32_t protocol = 0;
+  EXPECT_TRUE(DecodeOpen(message, &protocol).ok());
+  EXPECT_EQ(protocol, kProtocolNewest);
+}
+
+TEST(DecodeOpenTest, TimeOutsAreBoundedSoThatSumsNeverOverflow) {
+  v1::OpenSession message = GoodOpen();
+  message.mutable_options()->set_step_timeout_ms(kMax);
+  EXPECT_EQ(Open(message)->step_timeout_ns, kWeekMs * kNsPerMs);
+}
+
+struct OpenFault {
+  const char* name;
+  void (*spoil)(v1::OpenSession*);
+  absl::StatusCode code;
+  const char* reason;
+  std::vector<std::string> says;
+};
+
+class OpenFaultTest : public testing::TestWithParam<OpenFault> {};
+
+TEST_P(OpenFaultTest, IsRefusedAndNamed) {
+  v1::OpenSession message = GoodOpen();
+  GetParam().spoil(&message);
+  ExpectRefused(Open(message).status(), GetParam().code, GetParam().reason, GetParam().says);
+}
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+
+const OpenFault kOpenFaults[] = {
+    {"NoProtocol",
+     [](auto* m) { m->clear_protocol(); },
+     kPrecondition,
+     "VERSION",
+     {"protocol 1.0 to 1.0", "this daemon 1.1", "upgrade"}},
+    {"ProtocolTooNew",
+     [](auto* m) { m->mutable_protocol()->set_oldest(2); },
+     kPrecondition,
+     "VERSION",
+     {"upgrade"}},
+    {"ProtocolBackwards",
+     [](auto* m) {
+       m->mutable_protocol()->set_oldest(5);
+       m->mutable_protocol()->set_newest(3);
+     },
+     kPrecondition,
+     "VERSION",
+     {"1.5 to 1.3"}},
+    {"OtherAbi",
+     [](auto* m) { m->set_shared_memory_abi(77); },
+     kPrecondition,
+     "VERSION",
+     {"shared-memory ABI 77"}},
+    {"NoJob", [](auto* m) { m->clear_job_id(); }, kInvalid, "MALFORMED", {"job_id", "0 bytes"}},
+    {"LongJob",
+     [](auto* m) { m->set_job_id(std::string(129, 'j')); },
+     kInvalid,
+     "MALFORMED",
+     {"job_id", "129 bytes", "128"}},
+    {"UnprintableJob",
+     [](auto* m) { m->set_job_id("run\n7"); },
+     kInvalid,
+     "MALFORMED",
+     {"job_id", "printable"}},
+    {"JobOfLetters",
+     [](auto* m) { m->set_job_id("l\xc3\xa4uft"); },
+     kInvalid,
+     "MALFORMED",
+     {"job_id", "ASCII"}},
+    {"LongToken",
+     [](auto* m) { m->set_token(std::string(4097, 't')); },
+     kInvalid,
+     "MALFORMED",
+     {"token", "4096"}},
+    {"LongClient",
+     [](auto* m) { m->set_client(std::string(129, 'c')); },
+     kInvalid,
+     "MALFORMED",
+     {"client", "128"}},
+    {"NoWorld", [](auto* m) { m->set_world_size(0); }, kInvalid, "MALFORMED", {"world_size 0"}},
+    {"HugeWorld",
+     [](auto* m) { m->set_world_size(65537); },
+     kInvalid,
+     "MALFORMED",
+     {"world_size 65537", "65536"}},
+    {"RankBeyondTheWorld",
+     [](auto* m) { m->set_rank(2); },
+     kInvalid,
+     "MALFORMED",
+     {"rank 2", "world of 2", "count from 0"}},
+    {"UnknownPolicy",
+     [](auto* m) { m->mutable_options()->set_on_rank_loss(static_cast<v1::LossPolicy>(9)); },
+     kInvalid,
+     "MALFORMED",
+     {"on_rank_loss"}},
+    {"Hold",
+     [](auto* m) { m->mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_HOLD); },
+     absl::StatusCode::kUnimplemented,
+     "LOSS_POLICY",
+     {"on_rank_loss = hold", "not built"}},
+    {"Continue",
+     [](auto* m) { m->mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_CONTINUE); },
+     absl::StatusCode::kUnimplemented,
+     "LOSS_POLICY",
+     {"on_rank_loss = continue", "not built"}},
+    {"UnknownDivisor",
+     [](auto* m) { m->mutable_options()->set_divisor(static_cast<v1::Divisor>(-1)); },
+     kInvalid,
+     "MALFORMED",
+     {"divisor"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(OpenSession, OpenFaultTest, testing::ValuesIn(kOpenFaults),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// ---- RegisterLayout
+// ------------------------------------------------------------------------------
+
+v1::RegisterLayout GoodLayout() {
+  return Parse<v1::RegisterLayout>(R"(
+      request_id: 3 name: "model" op: REDUCE_OP_SUM timeout_ms: 7 bucket_done_messages: true
+      bucket_cap_bytes: 100 first_bucket_cap_bytes: 10
+      parameters { name: "w" shape: 10 shape: 64 dtype: DATA_TYPE_FLOAT32 }
+      parameters { name: "b" shape: 10 dtype: DATA_TYPE_BFLOAT16 })");
+}
+
+absl::StatusOr<LayoutRequest> Layout(const v1::RegisterLayout& message,
+                                     const DecodeLimits& limits = {}) {
+  return DecodeLayout(message, limits, kNowNs);
+}
+
+TEST(DecodeLayoutTest, EveryFieldArrives) {
+  const auto request = Layout(GoodLayout());
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->request_id, 3u);
+  EXPECT_EQ(request->deadline_ns, kNowNs + 7 * kNsPerMs);
+  EXPECT_TRUE(request->bucket_done_messages);
+  const LayoutSpec& spec = request->spec;
+  EXPECT_EQ(spec.name, "model");
+  EXPECT_FALSE(spec.average);
+  EXPECT_EQ(spec.bucket_cap_bytes, 100u);
+  EXPECT_EQ(spec.first_bucket_cap_bytes, 10u);
+  ASSERT_EQ(spec.parameters.size(), 2u);
+  EXPECT_EQ(spec.parameters[0].name, "w");
+  EXPECT_EQ(spec.parameters[0].shape, (std::vector<std::uint64_t>{10, 64}));
+  EXPECT_EQ(spec.parameters[1].dtype, DataType::kBfloat16);
+  EXPECT_TRUE(spec.explicit_buckets.empty());
+}
+
+TEST(DecodeLayoutTest, WhatIsLeftOutIsThePapersDefault) {
+  const auto request = Layout(Parse<v1::RegisterLayout>(
+      R"(name: "m" parameters { name: "scalar" dtype: DATA_TYPE_FLOAT64 })"));
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->spec.bucket_cap_bytes, 25u << 20);
+  EXPECT_EQ(request->spec.first_bucket_cap_bytes, 1u << 20);
+  EXPECT_TRUE(request->spec.average);
+  EXPECT_EQ(request->deadline_ns, kNowNs + 300'000 * kNsPerMs);
+  EXPECT_FALSE(request->bucket_done_messages);
+}
+
+TEST(DecodeLayoutTest, ExplicitBucketsArrive) {
+  const auto request = Layout(Parse<v1::RegisterLayout>(R"(
+      name: "m" explicit_buckets { dtype: DATA_TYPE_FLOAT16 count: 5 }
+      explicit_buckets { dtype: DATA_TYPE_FLOAT64 count: 0 })"));
+  ASSERT_TRUE(request.ok()) << request.status();
+  ASSERT_EQ(request->spec.explicit_buckets.size(), 2u);
+  EXPECT_EQ(request->spec.explicit_buckets[0].first, DataType::kFloat16);
+  EXPECT_EQ(request->spec.explicit_buckets[0].second, 5u);
+}
+
+TEST(DecodeLayoutTest, ADeadlineIsAtMostAWeekAway) {
+  v1::RegisterLayout message = GoodLayout();
+  message.set_timeout_ms(kMax);
+  EXPECT_EQ(Layout(message)->deadline_ns, kNowNs + kWeekMs * kNsPerMs);
+}
+
+TEST(DecodeLayoutTest, TheLargestParameterIsOfSixteenTebibytes) {
+  v1::RegisterLayout message = GoodLayout();
+  v1::Parameter* const parameter = message.mutable_parameters(0);
+  message.mutable_parameters()->DeleteSubrange(1, 1);
+  parameter->clear_shape();
+  for (int i = 0; i < 42; ++i) {
+    if (i % 2 == 0) parameter->add_shape(4);  // 2^42 float32 in 21 dimensions
+  }
+  EXPECT_TRUE(Layout(message).ok()) << Layout(message).status();
+  parameter->add_shape(2);
+  EXPECT_FALSE(Layout(message).ok());
+}
+
+TEST(DecodeLayoutTest, AnEmptyParameterMayHaveAnyOtherExtents) {
+  v1::RegisterLayout message = GoodLayout();
+  message.mutable_parameters(0)->clear_shape();
+  message.mutable_parameters(0)->add_shape(0);
+  message.mutable_parameters(0)->add_shape(kMax);
+  message.mutable_parameters(0)->add_shape(kMax);
+  const auto request = Layout(message);
+  ASSERT_TRUE(request.ok()) << request.status();
+  const auto plan = PlanLayout(request->spec, 10);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->arena_bytes, 4096u);
+}
+
+struct LayoutFault {
+  const char* name;
+  void (*spoil)(v1::RegisterLayout*);
+  absl::StatusCode code;
+  const char* reason;
+  std::vector<std::string> says;
+};
+
+class LayoutFaultTest : public testing::TestWithParam<LayoutFault> {};
+
+TEST_P(LayoutFaultTest, IsRefusedAndNamed) {
+  v1::RegisterLayout message = GoodLayout();
+  GetParam().spoil(&message);
+  DecodeLimits limits;
+  limits.parameters = 3;
+  limits.buckets = 3;
+  ExpectRefused(Layout(message, limits).status(), GetParam().code, GetParam().reason,
+                GetParam().says);
+}
+
+void AddShape(v1::RegisterLayout* message, std::initializer_list<std::uint64_t> extents) {
+  message->mutable_parameters(1)->clear_shape();
+  for (const std::uint64_t extent : extents) message->mutable_parameters(1)->add_shape(extent);
+}
+
+const LayoutFault kLayoutFaults[] = {
+    {"NoName", [](auto* m) { m->clear_name(); }, kInvalid, "MALFORMED", {"name", "0 bytes"}},
+    {"LongName",
+     [](auto* m) { m->set_name(std::string(129, 'm')); },
+     kInvalid,
+     "MALFORMED",
+     {"name", "129 bytes"}},
+    {"UnprintableName",
+     [](auto* m) { m->set_name("a\x01"); },
+     kInvalid,
+     "MALFORMED",
+     {"name", "printable"}},
+    {"UnknownOperation",
+     [](auto* m) { m->set_op(static_cast<v1::ReduceOp>(7)); },
+     kInvalid,
+     "MALFORMED",
+     {"op 7"}},
+    {"Nothing",
+     [](auto* m) { m->clear_parameters(); },
+     kInvalid,
+     "MALFORMED",
+     {"parameters", "explicit_buckets"}},
+    {"Both",
+     [](auto* m) { m->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_FLOAT32); },
+     kInvalid,
+     "MALFORMED",
+     {"parameters", "explicit_buckets"}},
+    {"TooManyParameters",
+     [](auto* m) {
+       for (int i = 0; i < 2; ++i) m->add_parameters();
+     },
+     kExhausted,
+     "QUOTA",
+     {"4 parameters", "3", "quota_parameters_per_layout"}},
+    {"TooManyBuckets",
+     [](auto* m) {
+       m->clear_parameters();
+       for (int i = 0; i < 4; ++i) m->add_explicit_buckets();
+     },
+     kExhausted,
+     "QUOTA",
+     {"4 buckets", "3", "quota_buckets_per_layout"}},
+    {"NamelessParameter",
+     [](auto* m) { m->mutable_parameters(1)->clear_name(); },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 1", "name", "512"}},
+    {"LongParameterName",
+     [](auto* m) { m->mutable_parameters(1)->set_name(std::string(513, 'p')); },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 1", "name", "513", "512"}},
+    {"SameNameTwice",
+     [](auto* m) { m->mutable_parameters(1)->set_name("w"); },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'w'", "twice"}},
+    {"TooManyDimensions",
+     [](auto* m) {
+       for (int i = 0; i < 32; ++i) m->mutable_parameters(1)->add_shape(1);
+     },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'b'", "33 dimensions"}},
+    {"NoType",
+     [](auto* m) { m->mutable_parameters(1)->clear_dtype(); },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'b'", "dtype 0", "float32"}},
+    {"UnknownType",
+     [](auto* m) { m->mutable_parameters(1)->set_dtype(static_cast<v1::DataType>(42)); },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'b'", "dtype 42"}},
+    {"HugeExtent",
+     [](auto* m) { AddShape(m, {kMax}); },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'b'", "16 TiB"}},
+    // Its product is 2^64, which wraps around to 0.
+    {"ProductThatWrapsToZero",
+     [](auto* m) {
+       AddShape(m, {1ull << 32, 1ull << 32});
+     },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'b'", "16 TiB"}},
+    // Its product is 2^64 + 2^33, which wraps around to 2^33.
+    {"ProductThatWrapsToSomething",
+     [](auto* m) {
+       AddShape(m, {(1ull << 31) + 1, 1ull << 33});
+     },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'b'", "16 TiB"}},
+    {"BytesThatAreTooManyWhereElementsAreNot",
+     [](auto* m) {
+       AddShape(m, {1ull << 44});
+       m->mutable_parameters(1)->set_dtype(v1::DATA_TYPE_FLOAT64);
+     },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'b'", "16 TiB"}},
+    {"SumThatIsTooLarge",
+     [](auto* m) {
+       AddShape(m, {1ull << 42});
+       m->mutable_parameters(0)->clear_shape();
+       m->mutable_parameters(0)->add_shape(1ull << 42);
+     },
+     kInvalid,
+     "MALFORMED",
+     {"16 TiB"}},
+    {"UnknownBucketType",
+     [](auto* m) {
+       m->clear_parameters();
+       m->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_FLOAT32);
+       m->add_explicit_buckets();
+     },
+     kInvalid,
+     "MALFORMED",
+     {"bucket 1", "dtype 0"}},
+    {"HugeBucket",
+     [](auto* m) {
+       m->clear_parameters();
+       m->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_FLOAT32);
+       m->mutable_explicit_buckets(0)->set_count(kMax);
+     },
+     kInvalid,
+     "MALFORMED",
+     {"bucket 0", "16 TiB"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(RegisterLayout, LayoutFaultTest, testing::ValuesIn(kLayoutFaults),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// ---- Operations
+// ----------------------------------------------------------------------------------
+
+TEST(DecodeOperationTest, ABroadcastNeedsAsMuchStagingMemoryAsItUses) {
+  const auto small = DecodeBroadcast(
+      Parse<v1::Broadcast>("sequence: 4 root: 1 bytes: 1000 timeout_ms: 2"), kStaging, kNowNs);
+  ASSERT_TRUE(small.ok());
+  EXPECT_EQ(small->sequence, 4u);
+  EXPECT_EQ(small->spec.kind, OperationKind::kBroadcast);
+  EXPECT_EQ(small->spec.root, 1u);
+  EXPECT_EQ(small->spec.bytes, 1000u);
+  EXPECT_EQ(small->staging_bytes, 1000u);
+  EXPECT_EQ(small->deadline_ns, kNowNs + 2 * kNsPerMs);
+  const auto large =
+      DecodeBroadcast(Parse<v1::Broadcast>("sequence: 1 bytes: 5000"), kStaging, kNowNs);
+  ASSERT_TRUE(large.ok());
+  EXPECT_EQ(large->staging_bytes, kStaging);
+  EXPECT_EQ(large->deadline_ns, kNowNs + 1'800'000 * kNsPerMs);
+}
+
+TEST(DecodeOperationTest, ABroadcastHasABound) {
+  v1::Broadcast message;
+  message.set_bytes(1ull << 44);
+  EXPECT_TRUE(DecodeBroadcast(message, kStaging, kNowNs).ok());
+  for (const std::uint64_t bytes : {std::uint64_t{(1ull << 44) + 1}, kMax}) {
+    message.set_bytes(bytes);
+    ExpectRefused(DecodeBroadcast(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
+                  {"broadcast", "16 TiB"});
+  }
+}
+
+TEST(DecodeOperationTest, ABarrierNeedsNoMemory) {
+  const auto barrier = DecodeBarrier(Parse<v1::Barrier>("sequence: 9 timeout_ms: 3"), kNowNs);
+  ASSERT_TRUE(barrier.ok());
+  EXPECT_EQ(barrier->sequence, 9u);
+  EXPECT_EQ(barrier->spec.kind, OperationKind::kBarrier);
+  EXPECT_EQ(barrier->staging_bytes, 0u);
+  EXPECT_EQ(barrier->deadline_ns, kNowNs + 3 * kNsPerMs);
+}
+
+TEST(DecodeOperationTest, AnAllReduceMustFitTheStagingMemory) {
+  v1::AllReduce message =
+      Parse<v1::AllReduce>("sequence: 2 dtype: DATA_TYPE_FLOAT64 count: 128 op: REDUCE_OP_SUM");
+  const auto request = DecodeAllReduce(message, kStaging, kNowNs);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->spec.kind, OperationKind::kAllReduce);
+  EXPECT_EQ(request->spec.dtype, DataType::kFloat64);
+  EXPECT_EQ(request->spec.count, 128u);
+  EXPECT_FALSE(request->spec.average);
+  EXPECT_EQ(request->staging_bytes, kStaging);
+  for (const std::uint64_t count : {std::uint64_t{129}, std::uint64_t{1} << 61, kMax}) {
+    message.set_count(count);
+    ExpectRefused(DecodeAllReduce(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
+                  {absl::StrCat(count, " float64"), "1024 bytes", "staging_bytes"});
+  }
+}
+
+TEST(DecodeOperationTest, AnAllReduceOfAnUnknownTypeOrOperationIsRefused) {
+  v1::AllReduce message = Parse<v1::AllReduce>("dtype: DATA_TYPE_FLOAT32 count: 1");
+  EXPECT_TRUE(DecodeAllReduce(message, kStaging, kNowNs)->spec.average);
+  message.set_op(static_cast<v1::ReduceOp>(3));
+  ExpectRefused(DecodeAllReduce(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
+                {"op 3"});
+  message.clear_op();
+  message.set_dtype(static_cast<v1::DataType>(5));
+  ExpectRefused(DecodeAllReduce(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
+                {"all-reduce", "dtype 5"});
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,127 @@
+#include "daemon/rpc/encode.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "daemon/base/error.h"
+#include "google/rpc/error_details.pb.h"
+
+namespace gradsync {
+namespace {
+
+v1::SessionResponse Encoded(const SessionMessage& message) {
+  v1::SessionResponse response;
+  // What was there before must not shine through.
+  response.mutable_step_done()->set_step(99);
+  Encode(message, &response);
+  return response;
+}
+
+std::string ReasonOf(const google::rpc::Status& status) {
+  google::rpc::ErrorInfo info;
+  EXPECT_EQ(status.details_size(), 1);
+  if (status.details_size() == 1) status.details(0).UnpackTo(&info);
+  return info.reason();
+}
+
+absl::Status Failure() { return MakeError(absl::StatusCode::kAborted, "WHY", "because"); }
+
+std::shared_ptr<StepRecord> Record(const absl::Status& verdict) {
+  auto record = std::make_shared<StepRecord>();
+  record->verdict = verdict;
+  record->times.step = 7;
+  record->times.complete = verdict.ok();
+  record->times.commit_ns = 500;
+  record->times.buckets = {{{100, 0, 120}, 130, 140}, {{0, 0, 0}, 0, 0}};
+  record->used_map = "\x05";
+  record->live_ranks = 2;
+  record->divisor = 3;
+  return record;
+}
+
+TEST(EncodeTest, ACompleteStep) {
+  const auto response = Encoded(StepDoneMessage{4, Record(absl::OkStatus())});
+  ASSERT_EQ(response.kind_case(), v1::SessionResponse::kStepDone);
+  const v1::StepDone& done = response.step_done();
+  EXPECT_EQ(done.channel(), 4u);
+  EXPECT_EQ(done.step(), 7u);
+  EXPECT_EQ(done.verdict(), v1::VERDICT_COMPLETE);
+  EXPECT_FALSE(done.has_status());
+  EXPECT_EQ(done.used_map(), "\x05");
+  EXPECT_EQ(done.live_ranks(), 2u);
+  EXPECT_EQ(done.divisor(), 3u);
+  ASSERT_EQ(done.buckets_size(), 2);
+  EXPECT_EQ(done.buckets(0).bucket(), 0u);
+  ASSERT_EQ(done.buckets(0).ready_ns_size(), 3);
+  EXPECT_EQ(done.buckets(0).ready_ns(1), 0u);  // did not take part
+  EXPECT_EQ(done.buckets(0).ready_ns(2), 120u);
+  EXPECT_EQ(done.buckets(0).start_ns(), 130u);
+  EXPECT_EQ(done.buckets(0).finish_ns(), 140u);
+  EXPECT_EQ(done.buckets(1).bucket(), 1u);
+}
+
+TEST(EncodeTest, AVoidStepSaysWhy) {
+  const v1::StepDone done = Encoded(StepDoneMessage{4, Record(Failure())}).step_done();
+  EXPECT_EQ(done.verdict(), v1::VERDICT_VOID);
+  EXPECT_EQ(done.status().code(), 10);
+  EXPECT_EQ(done.status().message(), "because");
+  EXPECT_EQ(ReasonOf(done.status()), "WHY");
+}
+
+TEST(EncodeTest, LayoutMessages) {
+  const auto ready = Encoded(LayoutReadyMessage{3, 0xfeed, 1});
+  ASSERT_EQ(ready.kind_case(), v1::SessionResponse::kLayoutReady);
+  EXPECT_EQ(ready.layout_ready().channel(), 3u);
+  EXPECT_EQ(ready.layout_ready().fingerprint(), 0xfeedu);
+  EXPECT_EQ(ready.layout_ready().first_step(), 1u);
+  const auto failed = Encoded(LayoutFailedMessage{8, Failure()});
+  ASSERT_EQ(failed.kind_case(), v1::SessionResponse::kOperationFailed);
+  EXPECT_TRUE(failed.operation_failed().layout());
+  EXPECT_EQ(failed.operation_failed().sequence(), 8u);
+  EXPECT_EQ(ReasonOf(failed.operation_failed().status()), "WHY");
+}
+
+TEST(EncodeTest, ABucketThatIsDone) {
+  const auto response = Encoded(BucketDoneMessage{1, 2, 3, 4, 5});
+  ASSERT_EQ(response.kind_case(), v1::SessionResponse::kBucketDone);
+  EXPECT_EQ(response.bucket_done().channel(), 1u);
+  EXPECT_EQ(response.bucket_done().step(), 2u);
+  EXPECT_EQ(response.bucket_done().bucket(), 3u);
+  EXPECT_EQ(response.bucket_done().start_ns(), 4u);
+  EXPECT_EQ(response.bucket_done().finish_ns(), 5u);
+}
+
+TEST(EncodeTest, OperationMessages) {
+  const auto chunk = Encoded(ChunkReadyMessage{1, 2, 3});
+  ASSERT_EQ(chunk.kind_case(), v1::SessionResponse::kChunkReady);
+  EXPECT_EQ(chunk.chunk_ready().sequence(), 1u);
+  EXPECT_EQ(chunk.chunk_ready().chunk(), 2u);
+  EXPECT_EQ(chunk.chunk_ready().bytes(), 3u);
+  const auto done = Encoded(OperationDoneMessage{6});
+  ASSERT_EQ(done.kind_case(), v1::SessionResponse::kOperationDone);
+  EXPECT_EQ(done.operation_done().sequence(), 6u);
+  const auto failed = Encoded(OperationFailedMessage{6, Failure()});
+  ASSERT_EQ(failed.kind_case(), v1::SessionResponse::kOperationFailed);
+  EXPECT_FALSE(failed.operation_failed().layout());
+  EXPECT_EQ(failed.operation_failed().channel(), 0u);
+  EXPECT_EQ(failed.operation_failed().sequence(), 6u);
+  EXPECT_EQ(ReasonOf(failed.operation_failed().status()), "WHY");
+}
+
+TEST(EncodeTest, EndsAndLeases) {
+  const auto left = Encoded(LeaveDoneMessage{2});
+  ASSERT_EQ(left.kind_case(), v1::SessionResponse::kLeaveDone);
+  EXPECT_EQ(left.leave_done().last_joiner(), 2u);
+  const auto question = Encoded(LeaseQuestionMessage{11});
+  ASSERT_EQ(question.kind_case(), v1::SessionResponse::kLeaseQuestion);
+  EXPECT_EQ(question.lease_question().number(), 11u);
+  const auto ending = Encoded(SessionEndMessage{Failure()});
+  ASSERT_EQ(ending.kind_case(), v1::SessionResponse::kSessionEnding);
+  EXPECT_EQ(ending.session_ending().status().code(), 10);
+  EXPECT_EQ(ReasonOf(ending.session_ending().status()), "WHY");
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,166 @@
+#include "daemon/rpc/listening_socket.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+
+namespace gradsync {
+namespace {
+
+class ListeningSocketTest : public testing::Test {
+ protected:
+  ListeningSocketTest() {
+    // Short: a socket's path has at most 107 bytes.
+    char name[] = "/tmp/gs-XXXXXX";
+    directory_ = mkdtemp(name);
+    path_ = directory_ + "/d.sock";
+  }
+  ~ListeningSocketTest() override {
+    unlink(path_.c_str());
+    rmdir(directory_.c_str());
+  }
+
+  static sockaddr_un Address(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+    return address;
+  }
+  bool Connects(int type) const {
+    const UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+    const sockaddr_un address = Address(path_);
+    return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  }
+  // What a daemon leaves that was killed: bound, and nobody listens.
+  void LeaveStaleSocket(int type) const {
+    const UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+    const sockaddr_un address = Address(path_);
+    ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  bool Exists() const {
+    struct stat file {};
+    return lstat(path_.c_str(), &file) == 0;
+  }
+  static void ExpectSaid(const absl::Status& status, absl::StatusCode code,
+                         std::initializer_list<std::string> parts) {
+    EXPECT_EQ(status.code(), code) << status;
+    for (const std::string& part : parts) {
+      EXPECT_TRUE(absl::StrContains(status.message(), part)) << part << " in: " << status;
+    }
+  }
+
+  std::string directory_;
+  std::string path_;
+};
+
+TEST_F(ListeningSocketTest, ListensWithItsModeWhateverTheUmaskAndRemovesItsPath) {
+  for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
+    for (const mode_t mode : {0600u, 0660u, 0666u}) {
+      const mode_t umask_before = umask(0077);
+      {
+        const auto listening = ListeningSocket::Bind(path_, type, mode);
+        ASSERT_TRUE(listening.ok()) << listening.status();
+        EXPECT_TRUE(Connects(type));
+        struct stat file {};
+        ASSERT_EQ(lstat(path_.c_str(), &file), 0);
+        EXPECT_EQ(file.st_mode & 07777u, mode);
+      }
+      umask(umask_before);
+      EXPECT_FALSE(Exists());
+    }
+  }
+}
+
+TEST_F(ListeningSocketTest, TheSocketOfADeadDaemonIsReplaced) {
+  for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
+    LeaveStaleSocket(type);
+    ASSERT_FALSE(Connects(type));
+    const auto listening = ListeningSocket::Bind(path_, type, 0600);
+    ASSERT_TRUE(listening.ok()) << listening.status();
+    EXPECT_TRUE(Connects(type));
+  }
+}
+
+TEST_F(ListeningSocketTest, ALiveDaemonKeepsItsSocket) {
+  const auto live = ListeningSocket::Bind(path_, SOCK_STREAM, 0600);
+  ASSERT_TRUE(live.ok());
+  ExpectSaid(ListeningSocket::Bind(path_, SOCK_STREAM, 0600).status(),
+             absl::StatusCode::kFailedPrecondition, {"another daemon", path_, "--socket"});
+  EXPECT_TRUE(Connects(SOCK_STREAM));
+}
+
+TEST_F(ListeningSocketTest, ALiveSocketOfAnotherTypeIsNotReplaced) {
+  const auto live = ListeningSocket::Bind(path_, SOCK_SEQPACKET, 0600);
+  ASSERT_TRUE(live.ok());
+  EXPECT_EQ(ListeningSocket::Bind(path_, SOCK_STREAM, 0600).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Connects(SOCK_SEQPACKET));
+}
+
+TEST_F(ListeningSocketTest, ALiveDaemonThatAcceptsNobodyIsLiveAllTheSame) {
+  // Its queue is full: a connection would wait.
+  const UniqueFd busy(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_un address = Address(path_);
+  ASSERT_EQ(bind(busy.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(busy.get(), 0), 0);
+  const UniqueFd waiting(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(connect(waiting.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+            0);
+  ExpectSaid(ListeningSocket::Bind(path_, SOCK_STREAM, 0600).status(),
+             absl::StatusCode::kFailedPrecondition, {"another daemon", path_});
+}
+
+TEST_F(ListeningSocketTest, AMissingDirectoryIsSaidWithWhatToDo) {
+  ExpectSaid(ListeningSocket::Bind(directory_ + "/none/d.sock", SOCK_STREAM, 0600).status(),
+             absl::StatusCode::kFailedPrecondition, {"/none/d.sock", "create it", "--socket"});
+}
+
+TEST_F(ListeningSocketTest, AFileThatIsNoSocketIsLeftAlone) {
+  std::ofstream(path_) << "precious";
+  ExpectSaid(ListeningSocket::Bind(path_, SOCK_STREAM, 0600).status(),
+             absl::StatusCode::kFailedPrecondition, {path_, "no socket"});
+  std::string content;
+  std::ifstream(path_) >> content;
+  EXPECT_EQ(content, "precious");
+}
+
+TEST_F(ListeningSocketTest, APathThatIsTooLongIsRefusedWithItsLength) {
+  ExpectSaid(ListeningSocket::Bind("/tmp/" + std::string(200, 'x'), SOCK_STREAM, 0600).status(),
+             absl::StatusCode::kInvalidArgument, {"205 bytes"});
+}
+
+TEST_F(ListeningSocketTest, MovingItMovesThePath) {
+  auto listening = ListeningSocket::Bind(path_, SOCK_STREAM, 0600);
+  ASSERT_TRUE(listening.ok());
+  {
+    const ListeningSocket moved = *std::move(listening);
+    EXPECT_TRUE(Connects(SOCK_STREAM));
+  }
+  EXPECT_FALSE(Exists());
+}
+
+TEST_F(ListeningSocketTest, OneThatTheServiceManagerBoundKeepsItsPath) {
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_un address = Address(path_);
+  ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(fd.get(), 1), 0);
+  {
+    const ListeningSocket adopted = ListeningSocket::Adopt(fd.release());
+    EXPECT_TRUE(Connects(SOCK_STREAM));
+  }
+  EXPECT_TRUE(Exists());
+  EXPECT_FALSE(Connects(SOCK_STREAM));
+}
+
+}  // namespace
+}  // namespace gradsync
