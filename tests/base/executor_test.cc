@@ -1,0 +1,123 @@
+#include "daemon/base/executor.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace gradsync {
+namespace {
+
+// Opens once.
+class Gate {
+ public:
+  void Open() {
+    MutexLock lock(&mutex_);
+    open_ = true;
+    changed_.NotifyAll();
+  }
+  void Wait() {
+    MutexLock lock(&mutex_);
+    while (!open_) changed_.Wait(&mutex_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TEST(SerialExecutorTest, WorkRunsInOrderOnOneOtherThread) {
+  std::vector<int> order;
+  std::vector<std::thread::id> threads;
+  {
+    SerialExecutor executor;
+    for (int i = 0; i < 1000; ++i) {
+      executor.Run([&, i] {
+        order.push_back(i);
+        threads.push_back(std::this_thread::get_id());
+      });
+    }
+  }
+  ASSERT_EQ(order.size(), 1000u);
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+    EXPECT_EQ(threads[static_cast<std::size_t>(i)], threads[0]);
+  }
+  EXPECT_NE(threads[0], std::this_thread::get_id());
+}
+
+TEST(SerialExecutorTest, RunDoesNotWaitForTheWork) {
+  Gate gate, done;
+  SerialExecutor executor;
+  executor.Run([&] { gate.Wait(); });
+  executor.Run([&] { done.Open(); });
+  gate.Open();  // would not be reached
+  done.Wait();
+}
+
+TEST(SerialExecutorTest, WorkThatAddsWorkIsNotRunFromWithin) {
+  std::vector<int> order;
+  {
+    SerialExecutor executor;
+    executor.Run([&] {
+      executor.Run([&] { order.push_back(2); });
+      order.push_back(1);
+    });
+  }
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+}
+
+TEST(SerialExecutorTest, TheDestructorFinishesWhatIsQueuedAndWhatThatAdds) {
+  int ran = 0;
+  {
+    Gate gate;
+    SerialExecutor executor;
+    executor.Run([&] { gate.Wait(); });
+    for (int i = 0; i < 10; ++i) {
+      executor.Run([&] {
+        ++ran;
+        executor.Run([&] { ++ran; });
+      });
+    }
+    gate.Open();
+  }
+  EXPECT_EQ(ran, 20);
+}
+
+TEST(SerialExecutorTest, WhatWorkHoldsIsLetGoBeforeTheNextRuns) {
+  SerialExecutor executor;
+  Gate done;
+  auto held = std::make_shared<int>(7);
+  const std::weak_ptr<int> watched = held;
+  std::optional<bool> expired;
+  executor.Run([released = std::move(held)] {});
+  executor.Run([&] {
+    expired = watched.expired();
+    done.Open();
+  });
+  done.Wait();
+  EXPECT_EQ(expired, true);
+}
+
+TEST(SerialExecutorTest, ManyThreadsMayAddWorkWhichNeverRunsAtOnce) {
+  int ran = 0;  // no lock: the executor is one
+  {
+    SerialExecutor executor;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 1000; ++i) executor.Run([&] { ++ran; });
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_EQ(ran, 4000);
+}
+
+}  // namespace
+}  // namespace gradsync
