@@ -105,11 +105,11 @@ TEST_F(ConnectionsTest, WithFewDescriptorsNumbersComeRoundAndBelongToTheLastOne)
 TEST_F(ConnectionsTest, ALateRemoveOfAnOldConnectionLeavesTheNewOneOfItsNumber) {
   DescriptorLimit few(300);
   Connections connections;
-  const auto first = connections.Admit(accepted_, Peer(1000, 1));
+  auto first = connections.Admit(accepted_, Peer(1000, 1));
   ASSERT_TRUE(first.ok());
   const std::string name = Name(first->for_grpc);
   const std::uint64_t old_id = first->id;
-  const_cast<UniqueFd&>(first->for_grpc).reset();
+  first->for_grpc.reset();
   std::uint64_t id = 0;
   for (pid_t pid = 2; id == 0 && pid < 1000; ++pid) {
     const auto next = connections.Admit(accepted_, Peer(1000, pid));
