@@ -1,0 +1,65 @@
+"""gradsync: averages the gradients of data-parallel training through the daemon of this node.
+
+    import gradsync
+
+    with gradsync.Session.join() as session:  # one per rank
+        layout = session.register_layout(parameters=[gradsync.Parameter("weight", (10, 3))])
+        gradient = layout.gradient(0).numpy()  # in memory that the daemon shares
+        step = layout.next_step
+        gradient[:] = ...  # the backward pass
+        layout.mark_ready(step, 0)  # each bucket, as soon as it is written
+        layout.end_step(step)
+        layout.wait_step(step)  # now it is the average over the ranks
+
+Needs neither PyTorch nor, but for View.numpy(), NumPy.
+"""
+
+from gradsync.data_type import DataType
+from gradsync.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    DeadlineExceededError,
+    Error,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from gradsync.layout import Layout
+from gradsync.layout_spec import Bucket, Parameter
+from gradsync.options import SessionOptions
+from gradsync.session import LOWEST_LIVE_RANK, Session, Statistics
+from gradsync.step_result import BucketNumbers, BucketTimes, StepResult, clip_coefficient
+from gradsync.view import View
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LOWEST_LIVE_RANK",
+    "AbortedError",
+    "AlreadyExistsError",
+    "Bucket",
+    "BucketNumbers",
+    "BucketTimes",
+    "DataType",
+    "DeadlineExceededError",
+    "Error",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "Layout",
+    "Parameter",
+    "PermissionDeniedError",
+    "ResourceExhaustedError",
+    "Session",
+    "SessionOptions",
+    "Statistics",
+    "StepResult",
+    "UnavailableError",
+    "UnimplementedError",
+    "View",
+    "clip_coefficient",
+]

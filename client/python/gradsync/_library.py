@@ -1,0 +1,244 @@
+"""Finds and loads libgradsync.so, and gives its functions their types.
+
+A function that may block, or that another thread's call may delay, is called without the GIL. The
+others (`_quick`) keep it: they return within microseconds, and to take the GIL back from a busy
+thread may cost milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+from gradsync import _structs, errors
+
+# What this package is written for: GRADSYNC_ABI_VERSION in gradsync.h.
+ABI_VERSION = 1
+
+_FILE = "libgradsync.so"
+
+_POINTER = ctypes.c_void_p
+# gradsync_error_t*: None is success, an int is to be given to raise_error().
+_ERROR = ctypes.c_void_p
+_Argtypes = Sequence[Any]
+
+
+class Library:
+    """The functions of one libgradsync.so, without their prefix `gradsync_`."""
+
+    def __init__(self, path: str) -> None:
+        """Loads it.
+
+        Raises:
+          ImportError: it cannot be loaded, or is of another ABI version.
+        """
+        self.path = path
+        try:
+            self._library = ctypes.CDLL(path)
+        except OSError as error:
+            raise ImportError(
+                f"gradsync cannot load its library {path}: {error}", path=path
+            ) from error
+        self._quick_library = ctypes.PyDLL(path, handle=self._library._handle)
+        self.abi_version = self._abi_version()
+        if self.abi_version != ABI_VERSION:
+            raise ImportError(
+                f"{path} is a library of another version: its ABI version is {self.abi_version}, "
+                f"and this package is for {ABI_VERSION}; install library and package together, or "
+                "check GRADSYNC_LIBRARY",
+                path=path,
+            )
+        self._bind_errors()
+        self._bind_session()
+        self._bind_layout()
+
+    def _abi_version(self) -> int:
+        function = getattr(self._quick_library, "gradsync_abi_version", None)
+        if function is None:
+            raise ImportError(f"{self.path} is no library of gradsync", path=self.path)
+        function.restype = ctypes.c_uint32
+        function.argtypes = ()
+        return int(function())
+
+    def _bind_errors(self) -> None:
+        self.error_code = self._quick("error_code", ctypes.c_int, [_ERROR])
+        self.error_message = self._quick("error_message", ctypes.c_char_p, [_ERROR])
+        self.error_reason = self._quick("error_reason", ctypes.c_char_p, [_ERROR])
+        self.error_field = self._quick("error_field", ctypes.c_char_p, [_ERROR, ctypes.c_char_p])
+        self.error_destroy = self._quick("error_destroy", None, [_ERROR])
+        self.code_name = self._quick("code_name", ctypes.c_char_p, [ctypes.c_int])
+
+    def _bind_session(self) -> None:
+        options = ctypes.POINTER(_structs.SessionOptionsStruct)
+        out = ctypes.POINTER(ctypes.c_void_p)
+        self.options_from_environment = self._quick(
+            "session_options_from_environment", _ERROR, [options]
+        )
+        self.options_destroy = self._quick("session_options_destroy", None, [options])
+        self.session_join = self._blocking("session_join", _ERROR, [options, out])
+        self.session_destroy = self._blocking("session_destroy", None, [_POINTER])
+        for name, result in (
+            ("rank", ctypes.c_uint32),
+            ("world_size", ctypes.c_uint32),
+            ("generation", ctypes.c_uint64),
+            ("incarnation", ctypes.c_uint64),
+        ):
+            setattr(self, f"session_{name}", self._quick(f"session_{name}", result, [_POINTER]))
+        spec = ctypes.POINTER(_structs.LayoutSpecStruct)
+        self.register_layout = self._blocking("register_layout", _ERROR, [_POINTER, spec, out])
+        self.replace_layout = self._blocking(
+            "replace_layout", _ERROR, [_POINTER, _POINTER, spec, out], optional=True
+        )
+        self.barrier = self._blocking("barrier", _ERROR, [_POINTER, ctypes.c_int64])
+        self.broadcast = self._blocking(
+            "broadcast",
+            _ERROR,
+            [_POINTER, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_int64],
+        )
+        self.all_reduce = self._blocking(
+            "all_reduce",
+            _ERROR,
+            [
+                _POINTER,
+                ctypes.c_void_p,
+                ctypes.c_size_t,
+                ctypes.c_int32,
+                ctypes.c_int32,
+                ctypes.c_int64,
+            ],
+        )
+        self.session_leave = self._blocking("session_leave", _ERROR, [_POINTER])
+        self.session_leave_and_stay = self._blocking(
+            "session_leave_and_stay",
+            _ERROR,
+            [_POINTER, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint32)],
+        )
+        self.session_statistics = self._quick(
+            "session_statistics", None, [_POINTER, ctypes.POINTER(_structs.StatisticsStruct)]
+        )
+
+    def _bind_layout(self) -> None:
+        view = ctypes.POINTER(_structs.ViewStruct)
+        result = ctypes.POINTER(_structs.StepResultStruct)
+        step = ctypes.c_uint64
+        self.layout_destroy = self._blocking("layout_destroy", None, [_POINTER])
+        self.layout_name = self._quick("layout_name", ctypes.c_char_p, [_POINTER])
+        self.layout_fingerprint = self._quick("layout_fingerprint", ctypes.c_uint64, [_POINTER])
+        self.layout_bucket_count = self._quick("layout_bucket_count", ctypes.c_size_t, [_POINTER])
+        self.layout_parameter_count = self._quick(
+            "layout_parameter_count", ctypes.c_size_t, [_POINTER]
+        )
+        self.layout_bucket = self._quick("layout_bucket", _ERROR, [_POINTER, ctypes.c_size_t, view])
+        self.layout_gradient = self._quick(
+            "layout_gradient", _ERROR, [_POINTER, ctypes.c_size_t, view]
+        )
+        self.layout_mapping = self._quick(
+            "layout_mapping", _ERROR, [_POINTER, ctypes.POINTER(ctypes.c_void_p)]
+        )
+        self.mapping_destroy = self._quick("mapping_destroy", None, [_POINTER])
+        self.next_step = self._quick("next_step", ctypes.c_uint64, [_POINTER])
+        self.mark_ready = self._quick("mark_ready", _ERROR, [_POINTER, step, ctypes.c_size_t])
+        self.mark_unused = self._quick(
+            "mark_unused", _ERROR, [_POINTER, step, ctypes.c_size_t], optional=True
+        )
+        self.end_step = self._quick("end_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
+        self.abandon_step = self._quick("abandon_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
+        self.wait_bucket = self._blocking(
+            "wait_bucket", _ERROR, [_POINTER, step, ctypes.c_size_t, ctypes.c_int64]
+        )
+        self.wait_step = self._blocking(
+            "wait_step", _ERROR, [_POINTER, step, ctypes.c_int64, result]
+        )
+        self.step_result_destroy = self._quick("step_result_destroy", None, [result])
+
+    def _blocking(
+        self, name: str, result: Any, arguments: _Argtypes, *, optional: bool = False
+    ) -> Callable[..., Any]:
+        return self._function(self._library, name, result, arguments, optional)
+
+    def _quick(
+        self, name: str, result: Any, arguments: _Argtypes, *, optional: bool = False
+    ) -> Callable[..., Any]:
+        return self._function(self._quick_library, name, result, arguments, optional)
+
+    def _function(
+        self, library: ctypes.CDLL, name: str, result: Any, arguments: _Argtypes, optional: bool
+    ) -> Callable[..., Any]:
+        symbol = f"gradsync_{name}"
+        function: Optional[ctypes._NamedFuncPointer] = getattr(library, symbol, None)
+        if function is not None:
+            function.restype = result
+            function.argtypes = tuple(arguments)
+            return function
+        if not optional:
+            raise ImportError(f"{self.path} has no {symbol}", path=self.path)
+        return lambda *_: self._missing(symbol)
+
+    def _missing(self, symbol: str) -> None:
+        raise errors.UnimplementedError(
+            f"{self.path} (ABI version {self.abi_version}) is too old: it has no {symbol}"
+        )
+
+    # For mypy; bound in a loop above.
+    session_rank: Callable[..., Any]
+    session_world_size: Callable[..., Any]
+    session_generation: Callable[..., Any]
+    session_incarnation: Callable[..., Any]
+
+
+def find() -> str:
+    """Path of the library: GRADSYNC_LIBRARY, else the package's own, else the source tree's.
+
+    Raises:
+      ImportError: it is nowhere.
+    """
+    named = os.environ.get("GRADSYNC_LIBRARY")
+    if named:
+        return named
+    package = pathlib.Path(__file__).parent
+    candidates = [package / _FILE, package.parents[2] / "bazel-bin" / "client" / _FILE]
+    for candidate in candidates:
+        if candidate.exists():
+            return str(candidate)
+    raise ImportError(
+        "gradsync finds no libgradsync.so: set GRADSYNC_LIBRARY, install the wheel that "
+        "tools/wheel makes, or run 'bazel build //client:libgradsync.so'; looked for "
+        + " and ".join(str(candidate) for candidate in candidates)
+    )
+
+
+library = Library(find())
+
+
+def raise_error(pointer: int) -> None:
+    """Raises what a gradsync_error_t says, and destroys it."""
+    raise take_error(pointer)
+
+
+def take_error(pointer: int) -> errors.Error:
+    """The exception for a gradsync_error_t, which is destroyed."""
+    try:
+        code = _text(library.code_name(library.error_code(pointer)))
+        return errors.class_of(code)(
+            _text(library.error_message(pointer)),
+            code=code,
+            reason=_text(library.error_reason(pointer)),
+            job=_text(library.error_field(pointer, b"job")),
+            rank=_number(library.error_field(pointer, b"rank")),
+            channel=_number(library.error_field(pointer, b"channel")),
+            step=_number(library.error_field(pointer, b"step")),
+            bucket=_number(library.error_field(pointer, b"bucket")),
+        )
+    finally:
+        library.error_destroy(pointer)
+
+
+def _text(value: Optional[bytes]) -> str:
+    return "" if value is None else value.decode("utf-8", "replace")
+
+
+def _number(value: Optional[bytes]) -> Optional[int]:
+    return int(value) if value and value.isdigit() else None

@@ -1,0 +1,22 @@
+"""Strings for the library: UTF-8 that ends with NUL."""
+
+from __future__ import annotations
+
+from gradsync import errors
+
+
+def encode(text: str, name: str) -> bytes:
+    """The bytes of `text`.
+
+    Raises:
+      InvalidArgumentError: it holds a NUL or a lone surrogate; `name` is the argument's.
+    """
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.InvalidArgumentError(f"{name} is not text: {error}", reason="MALFORMED") from (
+            error
+        )
+    if b"\0" in encoded:
+        raise errors.InvalidArgumentError(f"{name} holds a NUL", reason="MALFORMED")
+    return encoded

@@ -1,0 +1,277 @@
+"""A registered layout: the gradients' memory, and the sequence of its steps."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Optional
+
+from gradsync import _duration, _handle, _interruptible, _structs, _text, errors, step_result
+from gradsync._library import library, raise_error, take_error
+from gradsync.step_result import StepResult
+from gradsync.view import View
+
+if TYPE_CHECKING:
+    from gradsync.session import Session
+
+# How long a wait on the main thread stays in the library before a helper thread takes it over, in
+# nanoseconds. Most waits are over by then, and Ctrl-C waits no longer.
+_DIRECT_NS = 200_000_000
+
+
+class Layout:
+    """An arena of buckets, and its steps; made by Session.register_layout().
+
+    One step is: write the gradients, mark_ready() each bucket as soon as it is written,
+    end_step(), wait_step(). Then every bucket holds the reduction, on every rank the same.
+
+    Thread-safe. Besides what each method lists, every method raises the session's end once it has
+    ended: `AbortedError` (a rank was lost, or a newer generation took over), `UnavailableError`
+    (the daemon is gone or drains), `FailedPreconditionError` (LEFT, CLOSED). In the child of a
+    fork every call raises `FailedPreconditionError`, reason FORKED.
+    """
+
+    def __init__(self, session: Session, pointer: int) -> None:
+        """Takes over what the library registered."""
+        handle = _handle.Handle.adopt(pointer, library.layout_destroy)
+        # Closed, it is something that ctypes refuses, so that calls need not look first.
+        self._handle: Any = handle
+        # The session ends with the last reference to it; a layout is one.
+        self._session = session
+        self._name: str = library.layout_name(handle).decode()
+        self._fingerprint: int = library.layout_fingerprint(handle)
+        self._bucket_count: int = library.layout_bucket_count(handle)
+        self._parameter_count: int = library.layout_parameter_count(handle)
+        mapping = ctypes.c_void_p()
+        if error := library.layout_mapping(handle, mapping):
+            raise_error(error)
+        assert mapping.value is not None
+        self._mapping = _handle.Handle.adopt(mapping.value, library.mapping_destroy)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def fingerprint(self) -> int:
+        """64 bits that are the same on every rank."""
+        return self._fingerprint
+
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets it has."""
+        return self._bucket_count
+
+    @property
+    def parameter_count(self) -> int:
+        """How many parameters it has; 0 if it was made of explicit buckets."""
+        return self._parameter_count
+
+    @property
+    def next_step(self) -> int:
+        """The step to run now: one more than the last one that was decided; the first is 1."""
+        try:
+            step: int = library.next_step(self._handle)
+        except ctypes.ArgumentError as error:
+            self._refuse(error)
+        return step
+
+    def bucket(self, bucket: int) -> View:
+        """Bucket `bucket`, from 0: `count` elements of one dtype, padding included.
+
+        Raises:
+          InvalidArgumentError: UNKNOWN_BUCKET.
+        """
+        return self._view(library.layout_bucket, bucket)
+
+    def gradient(self, parameter: int) -> View:
+        """The gradient of parameter `parameter`, from 0: as many elements as its shape has.
+
+        Zero at first.
+
+        Raises:
+          InvalidArgumentError: there is no such parameter.
+        """
+        return self._view(library.layout_gradient, parameter)
+
+    def _view(self, function: Callable[..., Any], index: int) -> View:
+        struct = _structs.ViewStruct()
+        try:
+            error = function(self._handle, index, struct)
+        except ctypes.ArgumentError as refused:
+            self._refuse(refused)
+        if error is not None:
+            raise_error(error)
+        return View(struct, self._mapping)
+
+    def mark_ready(
+        self, step: int, bucket: int, _mark: Callable[..., Optional[int]] = library.mark_ready
+    ) -> None:
+        """Says that every gradient of the bucket is written; never blocks.
+
+        From here until the step is done the bucket belongs to the daemon, error or not.
+
+        Raises:
+          InvalidArgumentError: UNKNOWN_BUCKET.
+          FailedPreconditionError: ALREADY_READY (a second time in this step), STALE_STEP (decided
+            already), PROTOCOL_VIOLATION (ahead of next_step, or after end_step()).
+          AbortedError: the step is void already; says who and why.
+        """
+        try:
+            error = _mark(self._handle, step, bucket)
+        except ctypes.ArgumentError as refused:
+            self._refuse(refused)
+        if error is not None:
+            raise_error(error)
+
+    def mark_unused(self, step: int, parameter: int) -> None:
+        """Says that this rank does not use the parameter in this step.
+
+        Raises:
+          UnimplementedError: the library has no such call.
+        """
+        self._call(library.mark_unused, step, parameter)
+
+    def end_step(self, step: int, used: Optional[Sequence[bool]] = None) -> None:
+        """Says that this rank has marked every bucket ready.
+
+        Args:
+          step: the step.
+          used: for each parameter, whether this rank used it; None: all.
+
+        Raises:
+          FailedPreconditionError: names the first bucket that was not marked ready.
+          InvalidArgumentError: `used` is not as long as the layout has parameters.
+        """
+        flags = None
+        if used is not None:
+            flags = bytes(1 if flag else 0 for flag in used)
+            if len(flags) != self._parameter_count:
+                raise errors.InvalidArgumentError(
+                    f"layout '{self._name}': end_step() says of {len(flags)} parameters whether "
+                    f"they are used; the layout has {self._parameter_count}",
+                    reason="MALFORMED",
+                    step=step,
+                )
+        self._call(library.end_step, step, flags)
+
+    def abandon_step(self, step: int, reason: str) -> None:
+        """Says that this rank cannot finish the step: void on every rank, who are told `reason`.
+
+        Then wait for the step as usual.
+        """
+        self._call(library.abandon_step, step, _text.encode(reason.replace("\0", ""), "reason"))
+
+    def wait_bucket(self, step: int, bucket: int, timeout: Optional[float] = None) -> None:
+        """Waits until one bucket is reduced; provisional, only wait_step() commits.
+
+        Args:
+          step: the step.
+          bucket: index of the bucket.
+          timeout: seconds; None: for ever; 0: looks and returns at once.
+
+        Raises:
+          AbortedError: the step is void.
+          DeadlineExceededError: WAIT_TIMEOUT; says who is missing what, changes nothing.
+          FailedPreconditionError: STALE_STEP, decided long ago.
+          UnavailableError: DAEMON_SILENT, the daemon is stopped or hangs; can be repeated.
+        """
+        handle = self._handle
+
+        def wait(ns: int) -> Optional[int]:
+            error: Optional[int] = library.wait_bucket(handle, step, bucket, ns)
+            return error
+
+        self._wait(wait, timeout)
+
+    def wait_step(self, step: int, timeout: Optional[float] = None) -> StepResult:
+        """Waits for the step's verdict, which is the same on every rank.
+
+        Returns: every bucket holds the reduction.
+
+        Args:
+          step: the step.
+          timeout: seconds; None: for ever; 0: looks and returns at once.
+
+        Raises:
+          AbortedError: void: a rank abandoned it (names the rank and its reason) or was lost. Zero
+            the gradients and redo the step under next_step.
+          DeadlineExceededError: STEP_TIMEOUT: void, the job's step_timeout ran out. WAIT_TIMEOUT:
+            `timeout` ran out first; nothing has changed. Either says who is missing what.
+          FailedPreconditionError: STALE_STEP, decided long ago.
+          UnavailableError: DAEMON_SILENT, the daemon is stopped or hangs; can be repeated.
+        """
+        handle = self._handle
+        struct = step_result.new_struct()
+
+        def wait(ns: int) -> Optional[int]:
+            error: Optional[int] = library.wait_step(handle, step, ns, struct)
+            return error
+
+        self._wait(wait, timeout)
+        return step_result.result_of(struct)
+
+    def close(self) -> None:
+        """Gives the layout up. Its views stay valid; other calls of it fail from now on."""
+        self._handle = _CLOSED
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            error = function(self._handle, *arguments)
+        except ctypes.ArgumentError as refused:
+            self._refuse(refused)
+        if error is not None:
+            raise_error(error)
+
+    def _wait(self, wait: Callable[[int], Optional[int]], timeout: Optional[float]) -> None:
+        ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
+        try:
+            if ns <= _DIRECT_NS or not _interruptible.on_main_thread():
+                error = wait(ns)
+            else:
+                error = self._wait_interruptibly(wait, ns)
+        except ctypes.ArgumentError as refused:
+            self._refuse(refused)
+        if error is not None:
+            raise_error(error)
+
+    def _wait_interruptibly(self, wait: Callable[[int], Optional[int]], ns: int) -> Optional[int]:
+        start = time.monotonic_ns()
+        error = wait(_DIRECT_NS)
+        if error is None:
+            return None
+        waited = take_error(error)
+        if waited.reason != "WAIT_TIMEOUT":
+            raise waited
+        if ns != _duration.FOREVER:
+            ns = max(0, ns - (time.monotonic_ns() - start))
+
+        def go_on() -> None:
+            # Not left for the caller to free, who may be gone by then.
+            if error := wait(ns):
+                raise_error(error)
+
+        _interruptible.call(go_on)
+        return None
+
+    def _refuse(self, error: ctypes.ArgumentError) -> NoReturn:
+        if self._handle is not _CLOSED:
+            raise TypeError(f"layout '{self._name}': {error}") from None
+        raise errors.FailedPreconditionError(
+            f"layout '{self._name}' was closed",
+            reason="CLOSED",
+            job=self._session.options.job_id,
+            rank=self._session.rank,
+        ) from None
+
+    def __repr__(self) -> str:
+        """Name and size."""
+        return (
+            f"<gradsync.Layout {self._name!r}: {self._bucket_count} buckets, "
+            f"{self._parameter_count} parameters>"
+        )
+
+
+_CLOSED = object()

@@ -1,0 +1,124 @@
+"""What a layout is made of: parameters, or buckets."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Optional
+
+from gradsync import _duration, _structs, _text, errors
+from gradsync.data_type import DataType
+
+OPS = {"sum": 1, "average": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One parameter of a model.
+
+    Attributes:
+      name: unique within the layout.
+      shape: elements per dimension; () is a scalar.
+      dtype: type of its gradient's elements.
+    """
+
+    name: str
+    shape: Sequence[int]
+    dtype: DataType = DataType.FLOAT32
+
+    def __post_init__(self) -> None:
+        """Keeps the shape as a tuple."""
+        object.__setattr__(self, "shape", tuple(operator.index(size) for size in self.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """One bucket of a layout whose buckets the trainer chooses.
+
+    Attributes:
+      count: elements; may be 0.
+      dtype: their type.
+    """
+
+    count: int
+    dtype: DataType = DataType.FLOAT32
+
+
+def op_number(op: str) -> int:
+    """The library's number of "average" or "sum".
+
+    Raises:
+      InvalidArgumentError: anything else.
+    """
+    number = OPS.get(op)
+    if number is None:
+        raise _malformed(f"op is {op!r}, not 'average' or 'sum'")
+    return number
+
+
+def spec_struct(
+    name: str,
+    parameters: Sequence[Parameter],
+    explicit_buckets: Sequence[Bucket],
+    bucket_cap_bytes: Optional[int],
+    first_bucket_cap_bytes: Optional[int],
+    op: str,
+    timeout: Optional[float],
+) -> _structs.LayoutSpecStruct:
+    """The struct for register_layout() and replace_layout(); keeps what it points to alive.
+
+    Raises:
+      InvalidArgumentError: a member is malformed; the message names it.
+    """
+    spec = _structs.LayoutSpecStruct(ctypes.sizeof(_structs.LayoutSpecStruct))
+    spec.name = _text.encode(name, "the layout's name")
+    if parameters:
+        spec.parameters = _parameters(parameters)
+        spec.parameter_count = len(parameters)
+    if explicit_buckets:
+        spec.explicit_buckets = _buckets(explicit_buckets)
+        spec.explicit_bucket_count = len(explicit_buckets)
+    spec.bucket_cap_bytes = _cap(bucket_cap_bytes, "bucket_cap_bytes")
+    spec.first_bucket_cap_bytes = _cap(first_bucket_cap_bytes, "first_bucket_cap_bytes")
+    spec.op = op_number(op)
+    # 0 is the library's default; a caller's 0 is as short as can be.
+    spec.timeout = (
+        0 if timeout is None else max(1, _duration.nanoseconds(timeout, "timeout", default=0))
+    )
+    return spec
+
+
+def _parameters(parameters: Sequence[Parameter]) -> ctypes.Array[_structs.ParameterStruct]:
+    structs = (_structs.ParameterStruct * len(parameters))()
+    for struct, parameter in zip(structs, parameters):
+        if any(not 0 <= size < 2**64 for size in parameter.shape):
+            raise _malformed(f"parameter {parameter.name!r} has the shape {parameter.shape}")
+        struct.name = _text.encode(parameter.name, "a parameter's name")
+        struct.shape = (ctypes.c_uint64 * len(parameter.shape))(*parameter.shape)
+        struct.dimensions = len(parameter.shape)
+        struct.data_type = parameter.dtype
+    return structs
+
+
+def _buckets(buckets: Sequence[Bucket]) -> ctypes.Array[_structs.ExplicitBucketStruct]:
+    structs = (_structs.ExplicitBucketStruct * len(buckets))()
+    for struct, bucket in zip(structs, buckets):
+        if not 0 <= bucket.count < 2**64:
+            raise _malformed(f"a bucket has {bucket.count} elements")
+        struct.count = bucket.count
+        struct.data_type = bucket.dtype
+    return structs
+
+
+def _cap(value: Optional[int], name: str) -> int:
+    if value is None:
+        return 0
+    if not 0 < value < 2**64:
+        raise _malformed(f"{name} is {value}")
+    return value
+
+
+def _malformed(what: str) -> errors.InvalidArgumentError:
+    return errors.InvalidArgumentError(what, reason="MALFORMED")

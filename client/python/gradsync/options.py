@@ -1,0 +1,101 @@
+"""How a rank joins its job."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Optional
+
+from gradsync import _duration, _structs, _text, errors
+from gradsync._library import library, raise_error
+
+_LOSS_POLICIES = {"abort": 1, "hold": 2, "continue": 3}
+_DIVISORS = {"live_ranks": 1, "world": 2}
+
+
+@dataclasses.dataclass
+class SessionOptions:
+    """Options of Session.join().
+
+    Attributes:
+      socket: path of the daemon's socket.
+      job_id: the job, the same on every rank; 1 to 128 printable characters.
+      token: optional secret that keeps jobs of one user apart; "" for none.
+      rank: this process's rank, from 0.
+      world_size: how many ranks the job has.
+      on_rank_loss: what a lost rank means: "abort" ends the job; "hold" and "continue" are refused
+        by daemons that do not have them.
+      divisor: what averages are divided by: "live_ranks" or "world".
+      step_timeout: seconds from a step's first mark_ready() until it is void on every rank; None:
+        the daemon's default, 30 min.
+      connect_timeout: seconds to retry while the daemon is not there yet; None: 60 s; 0: one try.
+    """
+
+    socket: str = "/run/gradsync/gradsyncd.sock"
+    job_id: str = ""
+    token: str = ""
+    rank: int = 0
+    world_size: int = 1
+    on_rank_loss: str = "abort"
+    divisor: str = "live_ranks"
+    step_timeout: Optional[float] = None
+    connect_timeout: Optional[float] = None
+
+    @classmethod
+    def from_environment(cls) -> SessionOptions:
+        """From the variables that torchrun sets, and gradsync's own.
+
+        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed; TORCHELASTIC_RUN_ID,
+        GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN are read if they are set.
+
+        Raises:
+          InvalidArgumentError: a variable is missing or malformed; the message names it.
+        """
+        struct = _structs.SessionOptionsStruct(ctypes.sizeof(_structs.SessionOptionsStruct))
+        if error := library.options_from_environment(struct):
+            raise_error(error)
+        try:
+            return cls(
+                socket=struct.socket.decode(),
+                job_id=struct.job_id.decode(),
+                token=(struct.token or b"").decode(),
+                rank=struct.rank,
+                world_size=struct.world_size,
+            )
+        finally:
+            library.options_destroy(struct)
+
+    def _struct(self) -> _structs.SessionOptionsStruct:
+        for name in ("rank", "world_size"):
+            if not 0 <= getattr(self, name) < 2**32:
+                raise _malformed(name, f"is {getattr(self, name)}")
+        struct = _structs.SessionOptionsStruct(ctypes.sizeof(_structs.SessionOptionsStruct))
+        struct.socket = _text.encode(self.socket, "SessionOptions.socket")
+        struct.job_id = _text.encode(self.job_id, "SessionOptions.job_id")
+        struct.token = _text.encode(self.token, "SessionOptions.token")
+        struct.rank = self.rank
+        struct.world_size = self.world_size
+        struct.on_rank_loss = _choice("on_rank_loss", self.on_rank_loss, _LOSS_POLICIES)
+        struct.divisor = _choice("divisor", self.divisor, _DIVISORS)
+        struct.step_timeout = _duration.nanoseconds(
+            self.step_timeout, "SessionOptions.step_timeout", default=0
+        )
+        if self.step_timeout is not None and struct.step_timeout == 0:
+            raise _malformed("step_timeout", "is 0")
+        struct.connect_timeout = _duration.nanoseconds(
+            self.connect_timeout, "SessionOptions.connect_timeout", default=0
+        )
+        if self.connect_timeout is not None and struct.connect_timeout == 0:
+            struct.connect_timeout = -1  # the library's "do not wait"
+        return struct
+
+
+def _choice(name: str, value: str, numbers: dict[str, int]) -> int:
+    number = numbers.get(value)
+    if number is None:
+        raise _malformed(name, f"is {value!r}, not one of {', '.join(numbers)}")
+    return number
+
+
+def _malformed(name: str, what: str) -> errors.InvalidArgumentError:
+    return errors.InvalidArgumentError(f"SessionOptions.{name} {what}", reason="MALFORMED")

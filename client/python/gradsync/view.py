@@ -1,0 +1,75 @@
+"""Views of gradient memory, which trainer and daemon share."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from gradsync import _handle, _structs
+from gradsync.data_type import DataType
+
+if TYPE_CHECKING:
+    import numpy
+
+# bfloat16 has no type of its own in ctypes, nor in NumPy: its bits.
+_ELEMENTS: dict[DataType, Any] = {
+    DataType.FLOAT32: ctypes.c_float,
+    DataType.FLOAT64: ctypes.c_double,
+    DataType.FLOAT16: ctypes.c_uint16,
+    DataType.BFLOAT16: ctypes.c_uint16,
+}
+_NUMPY_NAMES = {
+    DataType.FLOAT32: "float32",
+    DataType.FLOAT64: "float64",
+    DataType.FLOAT16: "float16",
+    DataType.BFLOAT16: "uint16",
+}
+
+
+class View:
+    """A bucket, or one parameter's gradient within its bucket; memory shared with the daemon.
+
+    The memory stays mapped as long as the view or anything made of its buffer lives, also when
+    layout and session are gone; writing then has no effect on anybody.
+
+    Attributes:
+      dtype: type of the elements.
+      count: elements; a bucket's include the padding between its gradients.
+      bucket: index of the bucket, or of the bucket that the gradient lies in.
+      nbytes: bytes.
+      address: where it begins; 128-byte aligned for a bucket, 64-byte for a gradient.
+      buffer: a ctypes array of the elements, writable, for everything that speaks Python's buffer
+        protocol, as torch.frombuffer(). float16 and bfloat16 are 16-bit unsigned integers there.
+    """
+
+    __slots__ = ("__weakref__", "address", "bucket", "buffer", "count", "dtype", "nbytes")
+
+    def __init__(self, struct: _structs.ViewStruct, mapping: _handle.Handle) -> None:
+        """Of what the library says; `mapping` keeps the memory."""
+        self.dtype = DataType(struct.data_type)
+        self.count: int = struct.count
+        self.bucket: int = struct.bucket
+        self.nbytes = self.count * self.dtype.item_size
+        self.address: int = struct.data or 0
+        array = (_ELEMENTS[self.dtype] * self.count).from_address(self.address)
+        # Whoever uses the memory through the buffer protocol holds the array, and so the mapping.
+        array.gradsync_mapping = mapping
+        self.buffer: ctypes.Array[Any] = array
+
+    def numpy(self) -> numpy.ndarray[Any, Any]:
+        """A NumPy array of shape (count,) on the same memory, not a copy.
+
+        Its dtype is the view's; bfloat16, which NumPy does not have, is uint16: the bits.
+
+        Raises:
+          ImportError: NumPy is not installed.
+        """
+        import numpy
+
+        # NumPy's stubs do not know that ctypes arrays are buffers.
+        buffer: Any = self.buffer
+        return numpy.ndarray((self.count,), numpy.dtype(_NUMPY_NAMES[self.dtype]), buffer)
+
+    def __repr__(self) -> str:
+        """What it is, without its elements."""
+        return f"<gradsync.View of {self.count} {self.dtype.name.lower()}, bucket {self.bucket}>"
