@@ -1,0 +1,146 @@
+"""Ranks as processes of their own.
+
+They are forked by a server (multiprocessing's "forkserver") that has imported NumPy, and PyTorch if
+the test has, so that starting one takes milliseconds; the server itself never joins a job.
+"""
+
+import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import uuid
+
+import pytest
+
+
+class RankFailed(AssertionError):
+    """A rank raised an exception, died or did not return in time."""
+
+
+def run_ranks(function, world_size, *args, timeout=60, environment=None):
+    """Runs function(*args) in `world_size` processes and returns what they return, in rank order.
+
+    Each has RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (free), TORCHELASTIC_RUN_ID (a job of its
+    own) and GRADSYNC_SOCKET (as this process, which the fixture `daemon` sets) in its environment:
+    what gradsync.Session.join() needs.
+
+    Args:
+      function: of a module, not of another function: it is imported anew.
+      world_size: how many ranks.
+      *args: for the function; pickled.
+      timeout: seconds; then the ranks are killed, after they have printed their stacks.
+      environment: further variables for every rank; a callable gets the rank.
+
+    Raises:
+      RankFailed: with the traceback of the first rank that failed; the others are killed.
+    """
+    return Ranks(function, world_size, *args, timeout=timeout, environment=environment).results()
+
+
+class Ranks:
+    """Ranks that run; for tests that do something to them meanwhile."""
+
+    def __init__(self, function, world_size, *args, timeout=60, environment=None):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["numpy"] + ["torch"] * ("torch" in sys.modules))
+        self._deadline = time.monotonic() + timeout
+        self._timeout = timeout
+        self._channels = []
+        self.processes = []
+        shared = {
+            "WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        }
+        for name in ("GRADSYNC_SOCKET", "GRADSYNC_LIBRARY"):
+            if name in os.environ:
+                shared[name] = os.environ[name]
+        for rank in range(world_size):
+            more = environment(rank) if callable(environment) else environment
+            variables = {**shared, "RANK": str(rank), **(more or {})}
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_run_rank, args=(theirs, variables, timeout, function, args)
+            )
+            process.start()
+            theirs.close()
+            self._channels.append(ours)
+            self.processes.append(process)
+
+    def pid(self, rank):
+        return self.processes[rank].pid
+
+    def results(self, ranks=None):
+        """What the ranks (all) return; kills those that still run after that, or after a failure."""
+        waited_for = range(len(self.processes)) if ranks is None else ranks
+        try:
+            results = self._gather(set(waited_for))
+        finally:
+            self.kill()
+        return [results[rank] for rank in waited_for]
+
+    def kill(self):
+        """Kills every rank, and what it has started."""
+        for process in self.processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                process.kill()  # it has no process group of its own yet
+        for process, channel in zip(self.processes, self._channels):
+            process.join()
+            channel.close()
+
+    def _gather(self, missing):
+        results = {}
+        while missing:
+            ready = multiprocessing.connection.wait(
+                [self._channels[rank] for rank in missing],
+                max(0, self._deadline - time.monotonic()),
+            )
+            if not ready:
+                raise RankFailed(f"ranks {sorted(missing)} did not return in {self._timeout} s")
+            for rank in [rank for rank in missing if self._channels[rank] in ready]:
+                results[rank] = self._receive(rank)
+                missing.discard(rank)
+        return results
+
+    def _receive(self, rank):
+        try:
+            kind, value = self._channels[rank].recv()
+        except EOFError:
+            self.processes[rank].join()
+            code = self.processes[rank].exitcode
+            raise RankFailed(f"rank {rank} died with exit code {code}") from None
+        if kind == "skipped":
+            pytest.skip(value)
+        if kind == "failed":
+            raise RankFailed(f"rank {rank}:\n{value}")
+        return value
+
+
+def _run_rank(channel, variables, timeout, function, args):
+    # Whatever the rank starts goes with it.
+    os.setpgid(0, 0)
+    os.environ.update(variables)
+    faulthandler.dump_traceback_later(0.9 * timeout, file=sys.__stderr__)
+    try:
+        channel.send(("result", function(*args)))
+    except pytest.skip.Exception as skipped:
+        channel.send(("skipped", str(skipped)))
+    except BaseException:
+        channel.send(("failed", traceback.format_exc()))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        channel.close()
+
+
+def _free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
