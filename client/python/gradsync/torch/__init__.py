@@ -1,0 +1,19 @@
+"""Data-parallel training of PyTorch modules through a gradsync daemon.
+
+`DistributedDataParallel` wraps a module; `allreduce_hook` brings the daemon to a module that PyTorch's own
+wrapper has. PyTorch 1.13 and later, gradients in host memory.
+"""
+
+from gradsync.torch._session import default_session, init
+from gradsync.torch.comm_hook import HookState, allreduce_hook
+from gradsync.torch.distributed import DistributedDataParallel, StepStatistics, join
+
+__all__ = [
+    "DistributedDataParallel",
+    "HookState",
+    "StepStatistics",
+    "allreduce_hook",
+    "default_session",
+    "init",
+    "join",
+]

@@ -1,0 +1,154 @@
+"""Gradients of a module's parameters as views of a layout's arena."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+
+import gradsync
+
+DATA_TYPES: dict[torch.dtype, gradsync.DataType] = {
+    torch.float32: gradsync.DataType.FLOAT32,
+    torch.float64: gradsync.DataType.FLOAT64,
+    torch.float16: gradsync.DataType.FLOAT16,
+    torch.bfloat16: gradsync.DataType.BFLOAT16,
+}
+_TORCH_DTYPES = {data_type: dtype for dtype, data_type in DATA_TYPES.items()}
+
+
+def flat_tensor(view: gradsync.View) -> torch.Tensor:
+    """The memory of `view` as a 1-d tensor, which keeps it mapped."""
+    dtype = _TORCH_DTYPES[view.dtype]
+    if view.count == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(view.buffer, dtype=dtype, count=view.count)
+
+
+def gradient_tensor(parameter: torch.Tensor, view: gradsync.View) -> torch.Tensor:
+    """`view` with the shape of `parameter`, and its strides if it is dense (channels_last)."""
+    flat = flat_tensor(view)
+    if _dense(parameter):
+        return flat.as_strided(parameter.size(), parameter.stride())
+    return flat.view(parameter.size())
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill a contiguous range of memory, each once, in some order."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.size()) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class Slot:
+    """One trainable parameter: where it lies in the layout, and what this backward has done to it.
+
+    Owned by its wrapper; used on the thread that runs the backward pass.
+    """
+
+    __slots__ = (
+        "accumulated",
+        "bucket",
+        "expected",
+        "firings",
+        "handle",
+        "index",
+        "name",
+        "node",
+        "parameter",
+        "view",
+    )
+
+    def __init__(self, name: str, parameter: torch.nn.Parameter, node: Any) -> None:
+        """Args: node: the parameter's AccumulateGrad node, kept here."""
+        self.name = name
+        self.parameter = parameter
+        self.node = node
+        self.handle: Any = None
+        self.index = -1  # among the layout's parameters
+        self.bucket = -1
+        self.view: torch.Tensor = torch.empty(0)
+        # How often autograd has added to the gradient in this backward, and how often it will
+        # (more than once only with static_graph).
+        self.firings = 0
+        self.expected = 1
+        # Added to since the last synchronization, by a backward that was not synchronized.
+        self.accumulated = False
+
+    def place(self, layout: gradsync.Layout, index: int) -> None:
+        """Moves the gradient into `layout`, whose parameter `index` it is."""
+        view = layout.gradient(index)
+        old = self.view
+        self.index = index
+        self.bucket = view.bucket
+        self.view = gradient_tensor(self.parameter, view)
+        if self.parameter.grad is old:
+            self.view.copy_(old)
+            self.parameter.grad = self.view
+
+    def bring_home(self) -> None:
+        """Makes the view hold the parameter's gradient, and be it.
+
+        Raises:
+          RuntimeError: the gradient is sparse, or of another dtype or device than the parameter.
+        """
+        gradient = self.parameter.grad
+        view = self.view
+        if gradient is view:
+            return
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            raise RuntimeError(
+                f"gradsync: the gradient of parameter '{self.name}' is sparse; gradsync averages dense "
+                "gradients: build the module with sparse=False"
+            )
+        if gradient.dtype is not view.dtype or gradient.device != view.device:
+            raise RuntimeError(
+                f"gradsync: the gradient of parameter '{self.name}' is {gradient.dtype} on "
+                f"{gradient.device}, but {view.dtype} on {view.device} when it was wrapped; wrap the "
+                "module again after moving or converting it"
+            )
+        if gradient.requires_grad or torch.is_grad_enabled():  # backward(create_graph=True)
+            with torch.no_grad():
+                view.copy_(gradient)
+        else:
+            view.copy_(gradient)
+        self.parameter.grad = view
+
+
+def refuse(name: str, parameter: torch.Tensor) -> str | None:
+    """Why `parameter` cannot be synchronized, and what to do; None if it can."""
+    if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+        return (
+            f"parameter '{name}' is not initialized yet; run a forward pass through the lazy module "
+            "before wrapping it"
+        )
+    if hasattr(parameter, "placements") and hasattr(parameter, "device_mesh"):
+        return (
+            f"parameter '{name}' is a DTensor; gradsync synchronizes whole parameters: wrap the module "
+            "before sharding it, or do not shard it"
+        )
+    if parameter.layout is not torch.strided:
+        return f"parameter '{name}' is sparse; gradsync synchronizes dense parameters"
+    if parameter.is_complex():
+        return (
+            f"parameter '{name}' is complex; hold it as torch.view_as_real() of it, with a last dimension of 2"
+        )
+    if parameter.dtype not in DATA_TYPES:
+        return f"parameter '{name}' is {parameter.dtype}; gradients are float32, float64, float16 or bfloat16"
+    if parameter.device.type != "cpu":
+        return f"parameter '{name}' is on {parameter.device}; only host memory is synchronized so far"
+    return None
+
+
+def layout_parameters(slots: Sequence[Slot]) -> list[gradsync.Parameter]:
+    """`slots` as a layout wants them, in the same order."""
+    return [
+        gradsync.Parameter(slot.name, tuple(slot.parameter.size()), DATA_TYPES[slot.parameter.dtype])
+        for slot in slots
+    ]

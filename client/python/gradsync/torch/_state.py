@@ -1,0 +1,135 @@
+"""A module's parameters and buffers, made the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Iterable, Sequence
+
+import torch
+
+import gradsync
+
+# Tensors are packed into groups of this many bytes, so that a model of many small ones costs few operations.
+_GROUP_BYTES = 32 << 20
+# Before each tensor: enough for every dtype.
+_ALIGNMENT = 16
+_MESSAGE_BYTES = 1024
+
+
+def broadcast_bytes(session: gradsync.Session, data: bytearray, root: int) -> None:
+    """Overwrites `data` with the root's; every rank passes as many bytes."""
+    if data:
+        session.broadcast(data, root)
+
+
+def verify(session: gradsync.Session, description: Sequence[str]) -> None:
+    """Checks that every rank describes its module alike.
+
+    Args:
+      session: all of its ranks call this.
+      description: a line for each parameter and buffer.
+
+    Raises:
+      ValueError: on every rank, names the first difference and both ranks.
+    """
+    mine = json.dumps(list(description)).encode()
+    length = bytearray(len(mine).to_bytes(8, "little"))
+    broadcast_bytes(session, length, 0)
+    text = bytearray(int.from_bytes(length, "little"))
+    text[: len(mine)] = mine[: len(text)]
+    broadcast_bytes(session, text, 0)
+    differs = torch.zeros(session.world_size)
+    message = bytearray(_MESSAGE_BYTES)
+    if bytes(text) != mine:
+        differs[session.rank] = 1
+        difference = _difference(json.loads(text), description, session.rank).encode()
+        message[: len(difference)] = difference[:_MESSAGE_BYTES]
+    session.all_reduce_address(
+        differs.data_ptr(), differs.numel(), gradsync.DataType.FLOAT32, "sum"
+    )
+    ranks = differs.nonzero().flatten().tolist()
+    if not ranks:
+        return
+    session.broadcast(message, ranks[0])
+    raise ValueError(message.rstrip(b"\0").decode(errors="replace"))
+
+
+def _difference(theirs: Sequence[str], mine: Sequence[str], rank: int) -> str:
+    advice = "Build the same model, in the same order, on every rank."
+    for a, b in zip(theirs, mine):
+        if a != b:
+            return f"gradsync: the modules differ: rank 0 has {a}, but rank {rank} has {b}. {advice}"
+    longer, first_extra = (0, theirs[len(mine)]) if len(theirs) > len(mine) else (rank, mine[len(theirs)])
+    return (
+        f"gradsync: the modules differ: rank {longer} has {first_extra}, which rank {rank - longer} does "
+        f"not have. {advice}"
+    )
+
+
+def describe(kind: str, name: str, tensor: torch.Tensor) -> str:
+    """A line for `verify`: `parameter 'fc.weight' of shape [2, 3], float32`."""
+    frozen = ", frozen" if kind == "parameter" and not tensor.requires_grad else ""
+    dtype = str(tensor.dtype).replace("torch.", "")
+    return f"{kind} '{name}' of shape {list(tensor.size())}, {dtype}{frozen}"
+
+
+def broadcast_tensors(
+    session: gradsync.Session, tensors: Iterable[torch.Tensor], root: int, tag: str
+) -> None:
+    """Overwrites `tensors` with the root's.
+
+    Args:
+      session: every live rank calls this with tensors of the same shapes and dtypes.
+      tensors: dense, on the host, of any dtype.
+      root: a rank, or `gradsync.LOWEST_LIVE_RANK`.
+      tag: what this is; ranks that broadcast different things are told so.
+
+    Raises:
+      RuntimeError: the root broadcasts something else than this rank.
+    """
+    mark = hashlib.sha256(tag.encode()).digest()[:_ALIGNMENT]
+    group: list[torch.Tensor] = []
+    size = _ALIGNMENT
+    for tensor in tensors:
+        nbytes = _padded(tensor)
+        if group and size + nbytes > _GROUP_BYTES:
+            _broadcast_group(session, group, size, root, mark, tag)
+            group, size = [], _ALIGNMENT
+        group.append(tensor)
+        size += nbytes
+    if group:
+        _broadcast_group(session, group, size, root, mark, tag)
+
+
+def _padded(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+
+
+def _broadcast_group(
+    session: gradsync.Session,
+    tensors: Sequence[torch.Tensor],
+    size: int,
+    root: int,
+    mark: bytes,
+    tag: str,
+) -> None:
+    with torch.no_grad():
+        packed = torch.empty(size, dtype=torch.uint8)
+        packed[:_ALIGNMENT] = torch.frombuffer(bytearray(mark), dtype=torch.uint8)
+        spans = []
+        offset = _ALIGNMENT
+        for tensor in tensors:
+            nbytes = tensor.numel() * tensor.element_size()
+            span = packed[offset : offset + nbytes].view(tensor.dtype).view(tensor.size())
+            span.copy_(tensor)
+            spans.append(span)
+            offset += _padded(tensor)
+        session.broadcast_address(packed.data_ptr(), size, root)
+        if bytes(packed[:_ALIGNMENT].tolist()) != mark:
+            raise RuntimeError(
+                f"gradsync: rank {session.rank} synchronizes {tag}, but another rank something else at the "
+                "same time; run the wrapped modules in the same order on every rank"
+            )
+        for tensor, span in zip(tensors, spans):
+            tensor.copy_(span)

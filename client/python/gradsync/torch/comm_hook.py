@@ -1,0 +1,216 @@
+"""The daemon as the communication of PyTorch's own DistributedDataParallel."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+import gradsync
+from gradsync.torch import _session
+from gradsync.torch._gradients import DATA_TYPES, flat_tensor
+
+
+class HookState:
+    """What `allreduce_hook` knows of one wrapped module: the buckets that its DDP makes.
+
+    DDP shows its buckets one at a time, in order, in each backward pass, and changes them after the first. So
+    a pass that shows other buckets than the one before teaches their sizes: its buckets are collected, a
+    layout is made of them (all ranks make the same), and then they are averaged at once, without overlap. A
+    later pass hands each bucket over as it comes. Used on the thread that runs the backward pass.
+
+    Args:
+      session: the job; None: the process's own (`gradsync.torch.default_session`).
+      name: of the layout in status and statistics; None: `hook0`, `hook1`, ...
+      timeout: seconds to wait for the other ranks to show the same buckets; None: 5 minutes.
+    """
+
+    def __init__(
+        self,
+        session: gradsync.Session | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._session = session
+        self._name = name
+        self._timeout = timeout
+        self._layout: gradsync.Layout | None = None
+        self._sizes: list[tuple[int, torch.dtype]] = []
+        self._views: list[torch.Tensor] = []
+        self._step = 0
+        # Of the running pass: what DDP has shown, and, while it teaches, what it was promised.
+        self._shown: list[torch.Tensor] = []
+        self._promised: list[torch.futures.Future[torch.Tensor]] = []
+        self._replaced: list[torch.Tensor] = []
+        self._learning = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("gradsync: the state of a hook belongs to its process: it cannot be copied or pickled")
+
+    def average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Hands over one bucket; see `allreduce_hook`."""
+        if bucket.index() == 0:
+            self._begin_pass()
+        buffer = bucket.buffer()
+        if bucket.index() != len(self._shown):
+            raise RuntimeError(
+                f"gradsync: DDP showed bucket {bucket.index()} after {len(self._shown)} others; "
+                "use one HookState for each wrapped module"
+            )
+        self._shown.append(buffer)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        if not self._learning and not self._known(bucket):
+            self._begin_learning()
+        if self._learning:
+            self._promised.append(future)
+            if bucket.is_last():
+                self._learn()
+                self._finish()
+                for promised, view in zip(self._promised, self._views):
+                    promised.set_result(view)
+                for old, view in zip(self._replaced, self._views):
+                    old.copy_(view)
+            return future
+        index = bucket.index()
+        assert self._layout is not None
+        self._views[index].copy_(buffer)
+        self._layout.mark_ready(self._step, index)
+        if bucket.is_last():
+            self._finish()
+        # DDP reads results after the last bucket only, when all are there; it copies from the arena itself.
+        future.set_result(self._views[index])
+        return future
+
+    def _begin_pass(self) -> None:
+        if self._shown and self._layout is not None and not self._learning:
+            # The pass before died before its last bucket.
+            self._abandon("its backward pass did not finish")
+        self._shown = []
+        self._promised = []
+        self._replaced = []
+        self._learning = self._layout is None
+        if self._layout is not None:
+            self._step = self._layout.next_step
+
+    def _known(self, bucket: Any) -> bool:
+        index, buffer = bucket.index(), bucket.buffer()
+        return (
+            index < len(self._sizes)
+            and self._sizes[index] == (buffer.numel(), buffer.dtype)
+            and bucket.is_last() == (index == len(self._sizes) - 1)
+        )
+
+    def _begin_learning(self) -> None:
+        """The buckets are others than before, on every rank alike: this pass teaches them."""
+        earlier = len(self._shown) - 1
+        if earlier > 0:
+            self._abandon("DDP changed its buckets")
+        self._learning = True
+        # DDP has futures of those, of the old layout's views, which must get the results all the same.
+        self._promised = [torch.futures.Future() for _ in range(earlier)]
+        self._replaced = self._views[:earlier]
+
+    def _learn(self) -> None:
+        session = _session.default_session() if self._session is None else self._session
+        self._session = session
+        buckets = []
+        for buffer in self._shown:
+            if buffer.dtype not in DATA_TYPES or buffer.device.type != "cpu":
+                raise TypeError(
+                    f"gradsync: a bucket of {buffer.dtype} on {buffer.device}: only float32, float64, float16 "
+                    "and bfloat16 in host memory are averaged so far"
+                )
+            buckets.append(gradsync.Bucket(buffer.numel(), DATA_TYPES[buffer.dtype]))
+        if self._name is None:
+            self._name = _session.unique_name(session, "hook")
+        options: dict[str, Any] = {"explicit_buckets": buckets, "timeout": self._timeout}
+        try:
+            if self._layout is None:
+                self._layout = session.register_layout(self._name, **options)
+            else:
+                self._layout = session.replace_layout(self._layout, self._name, **options)
+        except gradsync.Error as error:
+            _session.note(session, error)
+            raise
+        self._sizes = [(buffer.numel(), buffer.dtype) for buffer in self._shown]
+        self._views = [flat_tensor(self._layout.bucket(i)) for i in range(len(buckets))]
+        self._step = self._layout.next_step
+        for index, buffer in enumerate(self._shown):
+            self._views[index].copy_(buffer)
+            self._layout.mark_ready(self._step, index)
+
+    def _finish(self) -> None:
+        assert self._layout is not None and self._session is not None
+        self._shown = []
+        try:
+            self._layout.end_step(self._step)
+            self._layout.wait_step(self._step)
+        except gradsync.Error as error:
+            _session.note(self._session, error)
+            raise
+
+    def _abandon(self, reason: str) -> None:
+        assert self._layout is not None and self._session is not None
+        try:
+            self._layout.abandon_step(self._step, reason)
+            self._layout.wait_step(self._step)
+        except gradsync.Error as error:
+            _session.note(self._session, error)
+            if _session.is_over(self._session):
+                raise
+
+
+# States of modules whose hook was registered without one, by the identity of their parameters.
+_states: dict[int, tuple[weakref.ref[torch.Tensor], HookState]] = {}
+
+
+def _state_of(bucket: Any) -> HookState:
+    parameters = bucket.parameters()
+    entry = _states.get(id(parameters[0]))
+    if entry is not None and entry[0]() is parameters[0]:
+        return entry[1]
+    # The first pass. Its first bucket makes the state; others (before PyTorch 2.x) follow at once.
+    if bucket.index() == 0:
+        for key in [key for key, (parameter, _) in _states.items() if parameter() is None]:
+            del _states[key]
+        state = HookState()
+    else:
+        state = _latest[0]
+    _latest[:] = [state]
+    for parameter in parameters:
+        _states[id(parameter)] = (weakref.ref(parameter), state)
+    return state
+
+
+_latest: list[HookState] = []
+
+
+def allreduce_hook(state: HookState | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Averages the buckets of PyTorch's DistributedDataParallel through the daemon.
+
+        model = torch.nn.parallel.DistributedDataParallel(module)
+        model.register_comm_hook(None, gradsync.torch.allreduce_hook)
+
+    Each bucket is copied once, into memory shared with the daemon; DDP copies the average out of it. The last
+    bucket's call returns when all are averaged. The first one or two backward passes only teach the daemon
+    the buckets, and do not overlap. DDP goes on to use its process group for the rest: its own buffers and
+    unused parameters.
+
+    Args:
+      state: None, or a `HookState` to choose session and name; one for each wrapped module.
+      bucket: a `torch.distributed.GradBucket` of float32, float64, float16 or bfloat16, on the host.
+
+    Returns:
+      A future of the average, as a view of the daemon's memory: valid until the next backward pass.
+
+    Raises:
+      TypeError: a bucket of another dtype or device.
+      gradsync.Error: the step is void, or the session has ended; raised by `backward()`. DDP cannot go on
+        then: wrap the module again.
+    """
+    return (_state_of(bucket) if state is None else state).average(bucket)
+
+
+# DDP compares annotations with its own types, which strings are not.
+allreduce_hook.__annotations__ = {}
