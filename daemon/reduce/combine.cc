@@ -1,7 +1,10 @@
 #include "daemon/reduce/combine.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 // Vectors are members and locals of fixed size here, which scalable ones cannot be.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -25,6 +28,11 @@ constexpr std::size_t kPrefetchMinBufferBytes = 2 * 1024 * 1024;
 constexpr std::size_t kPrefetchMaxBuffers = 2;
 constexpr std::size_t kCacheLineBytes = 64;
 
+// Bytes of one buffer over which squares are summed in float32 before they are widened: few enough
+// for its precision and to be in the L1 cache still if they must be read again, enough to hide the
+// widening.
+constexpr std::size_t kBlockBytes = 16 * 1024;
+
 HWY_INLINE void PrefetchForWrite(const std::byte* address) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
   // __builtin_prefetch would read: the compiler is not told that every CPU with SSSE3 knows this
@@ -36,6 +44,7 @@ HWY_INLINE void PrefetchForWrite(const std::byte* address) {
 }
 
 // ---- Units: what one turn of the loop loads from a buffer, adds up, scales and stores -----------
+// Written() is what Load() would read back after Store(), and Squares lanes of sums of its squares.
 
 template <typename Float>
 struct FloatUnit {
@@ -43,6 +52,11 @@ struct FloatUnit {
   using Sum = hn::Vec<Tag>;
   using Factor = hn::Vec<Tag>;
   static constexpr std::size_t kBytes = hn::MaxLanes(Tag()) * sizeof(Float);
+  // An element's bits, those of its exponent, and its values in the loop.
+  using Bits = std::conditional_t<sizeof(Float) == 8, std::uint64_t, std::uint32_t>;
+  static constexpr Bits kExponent =
+      static_cast<Bits>(sizeof(Float) == 8 ? 0x7FF0000000000000u : 0x7F800000u);
+  using Wide = Float;
 
   static HWY_INLINE Factor MakeFactor(double scale) {
     return hn::Set(Tag(), static_cast<Float>(scale));
@@ -55,6 +69,13 @@ struct FloatUnit {
   static HWY_INLINE void Store(Sum sum, std::byte* to) {
     hn::StoreU(sum, Tag(), reinterpret_cast<Float*>(to));
   }
+
+  using Squares = hn::Vec<Tag>;
+  static HWY_INLINE Sum Written(Sum sum) { return sum; }
+  static HWY_INLINE Squares AddSquares(Squares squares, Sum written) {
+    return hn::MulAdd(written, written, squares);
+  }
+  static HWY_INLINE void StoreWide(Sum sum, Float* to) { hn::StoreU(sum, Tag(), to); }
 };
 
 // 16-bit elements are taken in pairs out of 32-bit lanes, one vector of float32 for the even and
@@ -65,7 +86,10 @@ template <class Half>
 struct PairUnit {
   using TagF = hn::ScalableTag<float>;
   using TagU = hn::ScalableTag<std::uint32_t>;
-  using Bits = hn::Vec<TagU>;
+  using Pairs = hn::Vec<TagU>;
+  using Bits = std::uint16_t;
+  static constexpr Bits kExponent = Half::kExponent;
+  using Wide = float;
   struct Sum {
     hn::Vec<TagF> even;
     hn::Vec<TagF> odd;
@@ -77,7 +101,7 @@ struct PairUnit {
     return hn::Set(TagF(), static_cast<float>(scale));
   }
   static HWY_INLINE Sum Load(const std::byte* from) {
-    const Bits pairs = hn::LoadU(TagU(), reinterpret_cast<const std::uint32_t*>(from));
+    const Pairs pairs = hn::LoadU(TagU(), reinterpret_cast<const std::uint32_t*>(from));
     return {Half::WidenLow(pairs), Half::WidenHigh(pairs)};
   }
   static HWY_INLINE Sum Add(Sum a, Sum b) {
@@ -87,8 +111,20 @@ struct PairUnit {
     return {hn::Mul(sum.even, factor), hn::Mul(sum.odd, factor)};
   }
   static HWY_INLINE void Store(Sum sum, std::byte* to) {
-    const Bits pairs = hn::Or(Half::Narrow(sum.even), hn::ShiftLeft<16>(Half::Narrow(sum.odd)));
+    const Pairs pairs = hn::Or(Half::Narrow(sum.even), hn::ShiftLeft<16>(Half::Narrow(sum.odd)));
     hn::StoreU(pairs, TagU(), reinterpret_cast<std::uint32_t*>(to));
+  }
+
+  using Squares = hn::Vec<TagF>;
+  static HWY_INLINE Sum Written(Sum sum) {
+    return {Half::WidenLow(Half::Narrow(sum.even)), Half::WidenLow(Half::Narrow(sum.odd))};
+  }
+  static HWY_INLINE Squares AddSquares(Squares squares, Sum written) {
+    return hn::MulAdd(written.odd, written.odd, hn::MulAdd(written.even, written.even, squares));
+  }
+  static HWY_INLINE void StoreWide(Sum sum, float* to) {
+    hn::StoreU(sum.even, TagF(), to);
+    hn::StoreU(sum.odd, TagF(), to + hn::MaxLanes(TagF()));
   }
 };
 
@@ -102,6 +138,7 @@ HWY_INLINE Bits IfGreaterElse(Bits a, Bits b, Bits yes, Bits no) {
 }
 
 struct Bfloat16Bits {
+  static constexpr std::uint16_t kExponent = 0x7F80;
   using TagF = hn::ScalableTag<float>;
   using TagU = hn::ScalableTag<std::uint32_t>;
   using Bits = hn::Vec<TagU>;
@@ -130,6 +167,7 @@ struct Bfloat16Bits {
 
 // binary16 for CPUs without F16C (F. Giesen's float_to_half_fast3_rtne and its inverse).
 struct Float16Bits {
+  static constexpr std::uint16_t kExponent = 0x7C00;
   using TagF = hn::ScalableTag<float>;
   using TagU = hn::ScalableTag<std::uint32_t>;
   using Bits = hn::Vec<TagU>;
@@ -185,6 +223,8 @@ using Bfloat16Unit = PairUnit<Bfloat16Bits>;
 struct Float16Unit : FloatUnit<float> {
   using Tag16 = hn::Rebind<hwy::float16_t, Tag>;
   static constexpr std::size_t kBytes = hn::MaxLanes(Tag()) * sizeof(hwy::float16_t);
+  using Bits = std::uint16_t;
+  static constexpr Bits kExponent = 0x7C00;
 
   static HWY_INLINE Sum Load(const std::byte* from) {
     return hn::PromoteTo(Tag(), hn::LoadU(Tag16(), reinterpret_cast<const hwy::float16_t*>(from)));
@@ -192,10 +232,104 @@ struct Float16Unit : FloatUnit<float> {
   static HWY_INLINE void Store(Sum sum, std::byte* to) {
     hn::StoreU(hn::DemoteTo(Tag16(), sum), Tag16(), reinterpret_cast<hwy::float16_t*>(to));
   }
+  static HWY_INLINE Sum Written(Sum sum) {
+    return hn::PromoteTo(Tag(), hn::DemoteTo(Tag16(), sum));
+  }
 };
 #else
 using Float16Unit = PairUnit<Float16Bits>;
 #endif
+
+// ---- Numbers ------------------------------------------------------------------------------------
+
+HWY_INLINE hn::Vec<hn::ScalableTag<double>> LoadDouble(const double* from) {
+  return hn::Load(hn::ScalableTag<double>(), from);
+}
+HWY_INLINE hn::Vec<hn::ScalableTag<double>> LoadDouble(const float* from) {
+  const hn::ScalableTag<double> tag;
+  return hn::PromoteTo(tag, hn::Load(hn::Rebind<float, hn::ScalableTag<double>>(), from));
+}
+
+// Elements whose exponent is all ones.
+template <typename Bits>
+std::uint64_t CountNonFinite(const std::byte* from, std::size_t bytes, Bits exponent) {
+  const hn::ScalableTag<Bits> tag;
+  constexpr std::size_t kVector = hn::MaxLanes(hn::ScalableTag<Bits>()) * sizeof(Bits);
+  const auto mask = hn::Set(tag, exponent);
+  std::uint64_t count = 0;
+  std::size_t i = 0;
+  for (; i + kVector <= bytes; i += kVector) {
+    const auto bits = hn::LoadU(tag, reinterpret_cast<const Bits*>(from + i));
+    count += hn::CountTrue(tag, hn::Eq(hn::And(bits, mask), mask));
+  }
+  for (; i < bytes; i += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, from + i, sizeof(bits));
+    count += (bits & exponent) == exponent ? 1 : 0;
+  }
+  return count;
+}
+
+// Adds the numbers of elements that are written: in double, which holds every square but float64's.
+template <class Unit>
+HWY_NOINLINE void Measure(const std::byte* from, std::size_t bytes, BucketNumbers* numbers) {
+  using Wide = typename Unit::Wide;
+  constexpr std::size_t kElements = Unit::kBytes / sizeof(typename Unit::Bits);
+  constexpr std::size_t kDoubles = hn::MaxLanes(hn::ScalableTag<double>());
+  const hn::ScalableTag<double> tag;
+  alignas(64) std::byte padded[Unit::kBytes] = {};
+  alignas(64) Wide wide[kElements];
+  auto squares = hn::Zero(tag);
+  for (std::size_t i = 0; i < bytes; i += Unit::kBytes) {
+    const std::byte* unit = from + i;
+    if (bytes - i < Unit::kBytes) {
+      std::memcpy(padded, unit, bytes - i);
+      unit = padded;
+    }
+    Unit::StoreWide(Unit::Load(unit), wide);
+    for (std::size_t e = 0; e < kElements; e += kDoubles) {
+      const auto value = LoadDouble(wide + e);
+      squares = hn::MulAdd(value, value, squares);
+    }
+  }
+  const double sum = hn::GetLane(hn::SumOfLanes(tag, squares));
+  numbers->sum_of_squares += sum;
+  if (!std::isfinite(sum)) {
+    numbers->non_finite += CountNonFinite<typename Unit::Bits>(from, bytes, Unit::kExponent);
+  }
+}
+
+// The same, in parts of which only those with an element that is not finite are read twice.
+template <class Unit>
+void MeasureBlocks(const std::byte* from, std::size_t bytes, BucketNumbers* numbers) {
+  for (std::size_t i = 0; i < bytes; i += kBlockBytes) {
+    Measure<Unit>(from + i, bytes - i < kBlockBytes ? bytes - i : kBlockBytes, numbers);
+  }
+}
+
+// Adds a block's numbers, by the sums that the loop has taken if they are good.
+template <class Unit>
+HWY_INLINE void AddBlock(typename Unit::Squares squares, const std::byte* from, std::size_t bytes,
+                         BucketNumbers* numbers) {
+  using Wide = typename Unit::Wide;
+  using TagW = hn::ScalableTag<Wide>;
+  const hn::ScalableTag<double> tag;
+  alignas(64) Wide lanes[hn::MaxLanes(TagW())];
+  hn::Store(squares, TagW(), lanes);
+  auto widened = hn::Zero(tag);
+  for (std::size_t i = 0; i < hn::MaxLanes(TagW()); i += hn::MaxLanes(tag)) {
+    widened = hn::Add(widened, LoadDouble(lanes + i));
+  }
+  const double sum = hn::GetLane(hn::SumOfLanes(tag, widened));
+  // Below, squares that float32 has rounded to 0 could matter (2^-149 each, thousands of them).
+  constexpr double kSmallest = sizeof(Wide) == 8 ? 0.0 : 0x1p-100;
+  // False for a NaN.
+  if (sum >= kSmallest && sum <= std::numeric_limits<double>::max()) {
+    numbers->sum_of_squares += sum;
+  } else {
+    Measure<Unit>(from, bytes, numbers);
+  }
+}
 
 // ---- The loop -----------------------------------------------------------------------------------
 
@@ -217,12 +351,13 @@ HWY_NOINLINE void CombineTail(std::byte* const* buffers, std::size_t buffer_coun
 
 // One turn takes four units from every buffer: enough independent sums to hide the adder's latency,
 // and few enough to stay in registers. kBuffers is the number of buffers if the loops over them are
-// to be unrolled, else 0.
-template <class Unit, std::size_t kBuffers>
+// to be unrolled, else 0. `numbers` is null unless kNumbers.
+template <class Unit, std::size_t kBuffers, bool kNumbers>
 HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_count,
-                               std::size_t bytes, double scale) {
+                               std::size_t bytes, double scale, BucketNumbers* numbers) {
   constexpr std::size_t kUnit = Unit::kBytes;
   constexpr std::size_t kTurn = 4 * kUnit;
+  static_assert(kBlockBytes % kTurn == 0);
   const std::size_t k = kBuffers == 0 ? buffer_count : kBuffers;
   // A copy that no store through a buffer can alias: the compiler keeps it in registers.
   std::byte* local[kBuffers == 0 ? 1 : kBuffers];
@@ -235,73 +370,107 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
   // Not past this slice's end: the lines there are another thread's.
   const std::size_t prefetch_end =
       bytes < kPrefetchMinBufferBytes ? 0 : bytes - kPrefetchBytes - kTurn;
+  const std::size_t turns_end = bytes - bytes % kTurn;
   std::size_t i = 0;
-  for (; i + kTurn <= bytes; i += kTurn) {
-    if (kBuffers != 0 && kBuffers <= kPrefetchMaxBuffers && i < prefetch_end &&
-        i % kCacheLineBytes == 0) {
-      for (std::size_t b = 0; b < k; ++b) {
-        for (std::size_t line = 0; line < kTurn; line += kCacheLineBytes) {
-          PrefetchForWrite(at[b] + i + kPrefetchBytes + line);
+  while (i < turns_end) {
+    const std::size_t block = i;
+    const std::size_t block_end =
+        kNumbers && turns_end - i > kBlockBytes ? i + kBlockBytes : turns_end;
+    typename Unit::Squares q0 = hn::Zero(hn::ScalableTag<typename Unit::Wide>());
+    typename Unit::Squares q1 = q0;
+    typename Unit::Squares q2 = q0;
+    typename Unit::Squares q3 = q0;
+    for (; i < block_end; i += kTurn) {
+      if (kBuffers != 0 && kBuffers <= kPrefetchMaxBuffers && i < prefetch_end &&
+          i % kCacheLineBytes == 0) {
+        for (std::size_t b = 0; b < k; ++b) {
+          for (std::size_t line = 0; line < kTurn; line += kCacheLineBytes) {
+            PrefetchForWrite(at[b] + i + kPrefetchBytes + line);
+          }
         }
       }
+      typename Unit::Sum s0 = Unit::Load(at[0] + i);
+      typename Unit::Sum s1 = Unit::Load(at[0] + i + kUnit);
+      typename Unit::Sum s2 = Unit::Load(at[0] + i + 2 * kUnit);
+      typename Unit::Sum s3 = Unit::Load(at[0] + i + 3 * kUnit);
+      for (std::size_t b = 1; b < k; ++b) {
+        s0 = Unit::Add(s0, Unit::Load(at[b] + i));
+        s1 = Unit::Add(s1, Unit::Load(at[b] + i + kUnit));
+        s2 = Unit::Add(s2, Unit::Load(at[b] + i + 2 * kUnit));
+        s3 = Unit::Add(s3, Unit::Load(at[b] + i + 3 * kUnit));
+      }
+      s0 = Unit::Scale(s0, factor);
+      s1 = Unit::Scale(s1, factor);
+      s2 = Unit::Scale(s2, factor);
+      s3 = Unit::Scale(s3, factor);
+      for (std::size_t b = 0; b < k; ++b) {
+        Unit::Store(s0, at[b] + i);
+        Unit::Store(s1, at[b] + i + kUnit);
+        Unit::Store(s2, at[b] + i + 2 * kUnit);
+        Unit::Store(s3, at[b] + i + 3 * kUnit);
+      }
+      if constexpr (kNumbers) {
+        q0 = Unit::AddSquares(q0, Unit::Written(s0));
+        q1 = Unit::AddSquares(q1, Unit::Written(s1));
+        q2 = Unit::AddSquares(q2, Unit::Written(s2));
+        q3 = Unit::AddSquares(q3, Unit::Written(s3));
+      }
     }
-    typename Unit::Sum s0 = Unit::Load(at[0] + i);
-    typename Unit::Sum s1 = Unit::Load(at[0] + i + kUnit);
-    typename Unit::Sum s2 = Unit::Load(at[0] + i + 2 * kUnit);
-    typename Unit::Sum s3 = Unit::Load(at[0] + i + 3 * kUnit);
-    for (std::size_t b = 1; b < k; ++b) {
-      s0 = Unit::Add(s0, Unit::Load(at[b] + i));
-      s1 = Unit::Add(s1, Unit::Load(at[b] + i + kUnit));
-      s2 = Unit::Add(s2, Unit::Load(at[b] + i + 2 * kUnit));
-      s3 = Unit::Add(s3, Unit::Load(at[b] + i + 3 * kUnit));
-    }
-    s0 = Unit::Scale(s0, factor);
-    s1 = Unit::Scale(s1, factor);
-    s2 = Unit::Scale(s2, factor);
-    s3 = Unit::Scale(s3, factor);
-    for (std::size_t b = 0; b < k; ++b) {
-      Unit::Store(s0, at[b] + i);
-      Unit::Store(s1, at[b] + i + kUnit);
-      Unit::Store(s2, at[b] + i + 2 * kUnit);
-      Unit::Store(s3, at[b] + i + 3 * kUnit);
+    if constexpr (kNumbers) {
+      const typename Unit::Squares squares = hn::Add(hn::Add(q0, q1), hn::Add(q2, q3));
+      AddBlock<Unit>(squares, at[0] + block, i - block, numbers);
     }
   }
   for (; i < bytes; i += kUnit) {
     const std::size_t left = bytes - i;
     CombineTail<Unit>(buffers, buffer_count, i, left < kUnit ? left : kUnit, scale);
   }
+  if constexpr (kNumbers) Measure<Unit>(buffers[0] + turns_end, bytes - turns_end, numbers);
 }
 
 // Up to four ranks, the common node, get a loop of their own.
-template <class Unit>
+template <class Unit, bool kNumbers>
 void CombineBuffers(std::byte* const* buffers, std::size_t buffer_count, std::size_t bytes,
-                    double scale) {
+                    double scale, BucketNumbers* numbers) {
   switch (buffer_count) {
     case 1:
-      return CombineUnits<Unit, 1>(buffers, buffer_count, bytes, scale);
+      return CombineUnits<Unit, 1, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
     case 2:
-      return CombineUnits<Unit, 2>(buffers, buffer_count, bytes, scale);
+      return CombineUnits<Unit, 2, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
     case 3:
-      return CombineUnits<Unit, 3>(buffers, buffer_count, bytes, scale);
+      return CombineUnits<Unit, 3, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
     case 4:
-      return CombineUnits<Unit, 4>(buffers, buffer_count, bytes, scale);
+      return CombineUnits<Unit, 4, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
     default:
-      return CombineUnits<Unit, 0>(buffers, buffer_count, bytes, scale);
+      return CombineUnits<Unit, 0, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
+  }
+}
+
+template <class Unit>
+void CombineType(std::byte* const* buffers, std::size_t buffer_count, std::size_t count,
+                 double scale, BucketNumbers* numbers) {
+  const std::size_t bytes = count * sizeof(typename Unit::Bits);
+  const bool untouched = buffer_count == 1 && scale == 1.0;
+  if (numbers == nullptr) {
+    if (!untouched) CombineBuffers<Unit, false>(buffers, buffer_count, bytes, scale, nullptr);
+  } else if (untouched) {
+    MeasureBlocks<Unit>(buffers[0], bytes, numbers);
+  } else {
+    CombineBuffers<Unit, true>(buffers, buffer_count, bytes, scale, numbers);
   }
 }
 
 void CombineOnTarget(DataType dtype, std::byte* const* buffers, std::size_t buffer_count,
-                     std::size_t count, double scale) {
-  const std::size_t bytes = count * ItemSize(dtype);
+                     std::size_t count, double scale, BucketNumbers* numbers) {
   switch (dtype) {
     case DataType::kFloat32:
-      return CombineBuffers<FloatUnit<float>>(buffers, buffer_count, bytes, scale);
+      return CombineType<FloatUnit<float>>(buffers, buffer_count, count, scale, numbers);
     case DataType::kFloat64:
-      return CombineBuffers<FloatUnit<double>>(buffers, buffer_count, bytes, scale);
+      return CombineType<FloatUnit<double>>(buffers, buffer_count, count, scale, numbers);
     case DataType::kFloat16:
-      return CombineBuffers<Float16Unit>(buffers, buffer_count, bytes, scale);
+      return CombineType<Float16Unit>(buffers, buffer_count, count, scale, numbers);
     case DataType::kBfloat16:
-      return CombineBuffers<Bfloat16Unit>(buffers, buffer_count, bytes, scale);
+      return CombineType<Bfloat16Unit>(buffers, buffer_count, count, scale, numbers);
     case DataType::kUnspecified:
       return;
   }
@@ -319,11 +488,12 @@ namespace gradsync {
 HWY_EXPORT(CombineOnTarget);
 HWY_EXPORT(NameOfTarget);
 
-void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count,
-             double scale) {
+void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
+             BucketNumbers* numbers) {
+  if (numbers != nullptr) *numbers = BucketNumbers{};
   if (count == 0 || buffers.empty()) return;
-  if (buffers.size() == 1 && scale == 1.0) return;
-  HWY_DYNAMIC_DISPATCH(CombineOnTarget)(dtype, buffers.data(), buffers.size(), count, scale);
+  HWY_DYNAMIC_DISPATCH(CombineOnTarget)
+  (dtype, buffers.data(), buffers.size(), count, scale, numbers);
 }
 
 const char* CombineTarget() { return HWY_DYNAMIC_DISPATCH(NameOfTarget)(); }

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "absl/types/span.h"
+#include "daemon/reduce/bucket_numbers.h"
 #include "proto/gradsync/data_type.h"
 
 namespace gradsync {
@@ -22,9 +23,17 @@ namespace gradsync {
 // (and Inf - Inf becomes one), but its sign and payload are the CPU's choice. Subnormal numbers are
 // kept.
 //
+// `numbers`, unless null, is set to the result's, in the same pass. Squares of float64 are summed
+// in float64. Those of the other types are summed in float32 over some thousand elements, and these
+// sums in float64: good to 1e-5 at the least, to 1e-7 as a rule. Where float32 is too small for
+// them, or to count elements that are not finite, those thousand are read once more, while they are
+// in the cache. The sum depends in its last bits on the SIMD target and on the slices; the count
+// does not.
+//
 // Thread-safe for buffers that are not shared. Any number of buffers, also none; any count, also 0.
 // An unspecified dtype is the caller's mistake and changes nothing.
-void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale);
+void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
+             BucketNumbers* numbers = nullptr);
 
 // Name of the SIMD target that Combine runs on ("AVX3" is AVX-512), for status.
 const char* CombineTarget();

@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "daemon/base/clock.h"
 #include "daemon/reduce/available_cpus.h"
+#include "daemon/reduce/bucket_numbers.h"
 #include "daemon/reduce/combine.h"
 
 namespace gradsync {
@@ -18,9 +19,11 @@ std::size_t BufferBytes(const ReduceOperation& operation) {
   return operation.count * ItemSize(operation.dtype);
 }
 
-// One buffer that is not scaled stays as it is (see Combine).
+// One buffer that is not scaled stays as it is (see Combine); measuring reads it.
 std::size_t TrafficBytes(const ReduceOperation& operation) {
-  if (operation.buffers.size() == 1 && operation.scale == 1.0) return 0;
+  if (operation.buffers.size() == 1 && operation.scale == 1.0) {
+    return operation.measure ? BufferBytes(operation) : 0;
+  }
   return 2 * operation.buffers.size() * BufferBytes(operation);
 }
 
@@ -50,13 +53,15 @@ void HostReducer::Reduce(ReduceOperation* operation) {
   if (TrafficBytes(*operation) <= kInlineTrafficBytes) {
     ReduceTimes times;
     times.start_ns = MonotonicNowNs();
-    Combine(operation->dtype, operation->buffers, operation->count, operation->scale);
+    Combine(operation->dtype, operation->buffers, operation->count, operation->scale,
+            operation->measure ? &operation->numbers : nullptr);
     times.finish_ns = MonotonicNowNs();
     operation->done(times);
     return;
   }
   const std::uint32_t slices = SliceCount(*operation);
   operation->slices_left.store(slices, std::memory_order_relaxed);
+  if (operation->measure) operation->slice_numbers.resize(slices);
   std::size_t wake = 0;
   {
     MutexLock lock(&mutex_);
@@ -88,13 +93,20 @@ void HostReducer::RunSlice(const Slice& slice) {
   const std::size_t end = std::min(bytes, begin + share);
   absl::InlinedVector<std::byte*, 64> buffers(operation.buffers.begin(), operation.buffers.end());
   for (std::byte*& buffer : buffers) buffer += begin;
-  Combine(operation.dtype, buffers, (end - begin) / ItemSize(operation.dtype), operation.scale);
+  Combine(operation.dtype, buffers, (end - begin) / ItemSize(operation.dtype), operation.scale,
+          operation.measure ? &operation.slice_numbers[slice.index] : nullptr);
 
   // Release: this slice's writes; acquire, for the last: all slices' writes and start_ns. Unless
   // this was the last slice, the operation may be gone after this line.
-  if (operation.slices_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    operation.done({operation.start_ns.load(std::memory_order_relaxed), MonotonicNowNs()});
+  if (operation.slices_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (operation.measure) {
+    operation.numbers = BucketNumbers{};
+    for (const BucketNumbers& part : operation.slice_numbers) {
+      operation.numbers.sum_of_squares += part.sum_of_squares;
+      operation.numbers.non_finite += part.non_finite;
+    }
   }
+  operation.done({operation.start_ns.load(std::memory_order_relaxed), MonotonicNowNs()});
 }
 
 void HostReducer::Run() {

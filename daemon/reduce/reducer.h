@@ -9,8 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "daemon/reduce/bucket_numbers.h"
 #include "proto/gradsync/data_type.h"
 
 namespace gradsync {
@@ -31,6 +33,9 @@ struct ReduceOperation {
   absl::InlinedVector<std::byte*, 8>
       buffers;             // rank order; 64-byte aligned; the owner keeps them mapped until done
   std::uint64_t flow = 0;  // reduce threads are shared fairly between flows; a flow is a job
+  bool measure = false;    // gather `numbers` on the way
+  // Of the result if `measure`, from before done() until the next submission.
+  BucketNumbers numbers;
   // Called once per submission, after the last write, on a reduce thread or on the submitter's own
   // thread from within Reduce(). Must not block.
   std::function<void(const ReduceTimes&)> done;
@@ -38,6 +43,7 @@ struct ReduceOperation {
   // The reducer's own, between Reduce() and done().
   std::atomic<std::uint32_t> slices_left{0};
   std::atomic<std::uint64_t> start_ns{0};
+  std::vector<BucketNumbers> slice_numbers;  // by slice, added up in this order; grows once
 };
 
 // Thread-safe.

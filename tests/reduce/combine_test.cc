@@ -99,10 +99,31 @@ void ExpectSame(DataType dtype, const Bytes& actual, const Bytes& expected, std:
 }
 
 void CombineAll(DataType dtype, std::vector<Bytes>* buffers, std::size_t first, std::size_t count,
-                double scale) {
+                double scale, BucketNumbers* numbers = nullptr) {
   std::vector<std::byte*> pointers;
   for (Bytes& buffer : *buffers) pointers.push_back(buffer.data() + first * ItemSize(dtype));
-  Combine(dtype, pointers, count, scale);
+  Combine(dtype, pointers, count, scale, numbers);
+}
+
+// `numbers` are those of what `result` holds.
+void ExpectNumbersOf(DataType dtype, const Bytes& result, std::size_t count,
+                     const BucketNumbers& numbers) {
+  double sum = 0;
+  std::uint64_t non_finite = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double value = Element(dtype, &result[i * ItemSize(dtype)]);
+    sum += value * value;
+    non_finite += std::isfinite(value) ? 0 : 1;
+  }
+  EXPECT_EQ(numbers.non_finite, non_finite) << DataTypeName(dtype) << ", " << count << " elements";
+  if (!std::isfinite(sum)) {
+    EXPECT_EQ(std::isnan(numbers.sum_of_squares), std::isnan(sum));
+    EXPECT_FALSE(std::isfinite(numbers.sum_of_squares));
+    return;
+  }
+  const double relative = dtype == DataType::kFloat64 ? 1e-12 : 1e-5;
+  EXPECT_NEAR(numbers.sum_of_squares, sum, relative * sum)
+      << DataTypeName(dtype) << ", " << count << " elements";
 }
 
 // Magnitudes that cancel, round, and reach into the subnormal and the infinite of a 16-bit type.
@@ -298,10 +319,124 @@ TEST_P(CombineTest, OneBufferWithoutScaleIsNotTouched) {
   EXPECT_TRUE(buffers[0] == buffer);
 }
 
+// Counts below a vector, around the block that is summed in float32, and with a tail.
+TEST_P(CombineTest, NumbersAreThoseOfWhatIsWritten) {
+  for (const DataType dtype : kTypes) {
+    for (const std::size_t k : {1, 2, 3, 4, 5, 9}) {
+      for (const std::size_t count : {0, 1, 3, 17, 63, 65, 1001, 2048, 4096, 8192, 8193, 20011}) {
+        const std::vector<Bytes> inputs =
+            RandomBuffers(dtype, k, count + 1, static_cast<std::uint32_t>(100 * k + count));
+        for (const double scale : {1.0, 1.0 / 3}) {
+          SCOPED_TRACE(testing::Message() << k << " buffers, scale " << scale);
+          std::vector<Bytes> plain = inputs;
+          CombineAll(dtype, &plain, 0, count, scale);
+          std::vector<Bytes> buffers = inputs;
+          BucketNumbers numbers = {-1, 7};
+          CombineAll(dtype, &buffers, 0, count, scale, &numbers);
+          for (std::size_t b = 0; b < k; ++b) ExpectSame(dtype, buffers[b], plain[b], count + 1);
+          ExpectNumbersOf(dtype, buffers.back(), count, numbers);
+          BucketNumbers again;
+          buffers = inputs;
+          CombineAll(dtype, &buffers, 0, count, scale, &again);
+          EXPECT_EQ(std::memcmp(&again.sum_of_squares, &numbers.sum_of_squares, sizeof(double)), 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CombineTest, EveryElementThatIsNotFiniteIsCounted) {
+  constexpr std::size_t kCount = 20011;
+  for (const DataType dtype : kTypes) {
+    for (const std::size_t k : {1, 2}) {
+      std::vector<Bytes> buffers(k, Bytes(kCount * ItemSize(dtype)));
+      std::uint64_t expected = 0;
+      for (std::size_t i = 0; i < kCount; ++i) {
+        // The first, some, the last, and a whole block's worth.
+        const bool bad = i % 1500 == 0 || i + 1 == kCount || (i >= 9000 && i < 18000);
+        const double value = !bad ? 1.0 : i % 3 == 0 ? kInfinity : i % 3 == 1 ? -kInfinity : kNan;
+        SetElement(dtype, value, &buffers[i % k][i * ItemSize(dtype)]);
+        expected += bad ? 1 : 0;
+      }
+      BucketNumbers numbers;
+      CombineAll(dtype, &buffers, 0, kCount, 1.0, &numbers);
+      EXPECT_EQ(numbers.non_finite, expected) << DataTypeName(dtype) << ", " << k << " buffers";
+      EXPECT_TRUE(std::isnan(numbers.sum_of_squares));
+    }
+  }
+  // Infinity alone is no NaN: the norm is infinite.
+  std::vector<Bytes> buffers(2, Bytes(4 * 4));
+  SetElement(DataType::kFloat32, -kInfinity, &buffers[1][8]);
+  BucketNumbers numbers;
+  CombineAll(DataType::kFloat32, &buffers, 0, 4, 0.5, &numbers);
+  EXPECT_EQ(numbers.non_finite, 1u);
+  EXPECT_EQ(numbers.sum_of_squares, kInfinity);
+}
+
+// Finite values have a norm, also where float32 cannot hold their squares.
+TEST_P(CombineTest, SquaresMayBeTooLargeOrTooSmallForFloat32) {
+  constexpr std::size_t kCount = 12345;
+  for (const DataType dtype : {DataType::kFloat32, DataType::kFloat64, DataType::kBfloat16}) {
+    for (const double value : {1e30, -1e30, 1e-30, 3e-23, 1e19, 0.0}) {
+      for (const std::size_t k : {1, 2}) {
+        std::vector<Bytes> buffers(k, Bytes(kCount * ItemSize(dtype)));
+        for (std::size_t i = 0; i < kCount; ++i) {
+          SetElement(dtype, value, &buffers[i % k][i * ItemSize(dtype)]);
+        }
+        BucketNumbers numbers;
+        CombineAll(dtype, &buffers, 0, kCount, 1.0, &numbers);
+        EXPECT_EQ(numbers.non_finite, 0u) << value;
+        ExpectNumbersOf(dtype, buffers[0], kCount, numbers);
+      }
+    }
+  }
+  // Float64's own end: the squares are infinite, the elements are not.
+  std::vector<Bytes> buffers(2, Bytes(64 * 8));
+  SetElement(DataType::kFloat64, 1e200, &buffers[1][16]);
+  BucketNumbers numbers;
+  CombineAll(DataType::kFloat64, &buffers, 0, 64, 1.0, &numbers);
+  EXPECT_EQ(numbers.non_finite, 0u);
+  EXPECT_EQ(numbers.sum_of_squares, std::numeric_limits<double>::infinity());
+}
+
+// The numbers are of the result as the trainer reads it.
+TEST_P(CombineTest, OverflowByRoundingIsCounted) {
+  constexpr std::size_t kCount = 3001;
+  std::vector<Bytes> buffers(2, Bytes(2 * kCount));
+  SetElement(DataType::kFloat16, 65504, &buffers[0][0]);
+  SetElement(DataType::kFloat16, 8, &buffers[1][0]);  // 65512 is 65504 again
+  SetElement(DataType::kFloat16, 65504, &buffers[0][2 * 100]);
+  SetElement(DataType::kFloat16, 16, &buffers[1][2 * 100]);  // 65520 is Inf
+  std::vector<Bytes> finite = buffers;
+  BucketNumbers numbers;
+  CombineAll(DataType::kFloat16, &buffers, 0, kCount, 1.0, &numbers);
+  EXPECT_EQ(numbers.non_finite, 1u);
+  EXPECT_EQ(numbers.sum_of_squares, kInfinity);
+
+  CombineAll(DataType::kFloat16, &finite, 0, 64, 1.0, &numbers);
+  EXPECT_EQ(numbers.non_finite, 0u);
+  EXPECT_NEAR(numbers.sum_of_squares, 65504.0 * 65504.0, 1.0);
+}
+
+TEST_P(CombineTest, OneBufferWithoutScaleIsMeasuredAndNotTouched) {
+  constexpr std::size_t kCount = 20011;
+  for (const DataType dtype : kTypes) {
+    const std::vector<Bytes> inputs = RandomBuffers(dtype, 1, kCount, 5);
+    std::vector<Bytes> buffers = inputs;
+    BucketNumbers numbers;
+    CombineAll(dtype, &buffers, 0, kCount, 1.0, &numbers);
+    EXPECT_TRUE(buffers == inputs);
+    ExpectNumbersOf(dtype, inputs[0], kCount, numbers);
+  }
+}
+
 TEST(CombineNothingTest, IsAllowed) {
   Combine(DataType::kFloat32, {}, 5, 1.0);
   std::byte* const null = nullptr;
-  Combine(DataType::kFloat32, {&null, 1}, 0, 0.5);
+  BucketNumbers numbers = {5, 5};
+  Combine(DataType::kFloat32, {&null, 1}, 0, 0.5, &numbers);
+  EXPECT_EQ(numbers.sum_of_squares, 0);
+  EXPECT_EQ(numbers.non_finite, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, CombineTest,

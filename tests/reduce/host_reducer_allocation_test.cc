@@ -42,6 +42,7 @@ TEST(HostReducerAllocationTest, StepsAfterTheFirstAllocateNothing) {
     operation.count = kCount;
     operation.flow = static_cast<std::uint64_t>(i % kFlows);
     operation.scale = 0.5;
+    operation.measure = true;
     for (auto& buffer : memory) {
       operation.buffers.push_back(reinterpret_cast<std::byte*>(buffer.data()));
     }

@@ -170,6 +170,71 @@ TEST(HostReducerTest, NumberOfThreadsDoesNotChangeABit) {
   }
 }
 
+// Whichever thread is first.
+TEST(HostReducerTest, TheSameSlicesGiveTheSameNumbers) {
+  constexpr std::size_t kCount = 5 * kMiB / 2 + 37;
+  std::vector<float> input(kCount);
+  std::uint32_t random = 1;
+  for (float& element : input) {
+    random = random * 1664525 + 1013904223;
+    element = static_cast<float>(random) * 1e-9f - 2.0f;
+  }
+  HostReducer reducer(3);
+  double first = 0;
+  for (int run = 0; run < 10; ++run) {
+    std::vector<float> buffers[2] = {input, input};
+    ReduceOperation operation;
+    operation.dtype = DataType::kFloat32;
+    operation.count = kCount;
+    operation.scale = 0.3;
+    operation.measure = true;
+    for (auto& buffer : buffers) {
+      operation.buffers.push_back(reinterpret_cast<std::byte*>(buffer.data()));
+    }
+    Countdown done(1);
+    operation.done = [&](const ReduceTimes&) { done.Down(); };
+    reducer.Reduce(&operation);
+    done.Wait();
+    if (run == 0) first = operation.numbers.sum_of_squares;
+    EXPECT_GT(first, 0);
+    EXPECT_EQ(operation.numbers.sum_of_squares, first);
+  }
+}
+
+// Inline, of one slice, and of several; with one rank there is nothing to combine.
+TEST(HostReducerTest, MeasuresTheResultInTheOrderOfTheSlices) {
+  for (const int threads : {1, 3}) {
+    HostReducer reducer(threads);
+    for (const std::size_t ranks : {1, 2, 3}) {
+      for (const std::size_t bytes :
+           {std::size_t{0}, std::size_t{4096}, kMiB / 2, 9 * kMiB + 100}) {
+        Bucket bucket(bytes, ranks);
+        const std::size_t count = bucket.operation()->count;
+        // Small multiples of 1/4, so that float32's sums are exact.
+        double expected = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+          const double average =
+              static_cast<double>(1 + i % 8) + (static_cast<double>(ranks) - 1) / 2;
+          expected += average * average;
+        }
+        if (ranks == 3) bucket.operation()->scale = 0.25;
+        if (ranks == 3) expected *= 0.5625;
+        bucket.operation()->measure = true;
+        for (int step = 0; step < 2; ++step) {
+          bucket.Fill();
+          Countdown done(1);
+          bucket.operation()->done = [&](const ReduceTimes&) { done.Down(); };
+          reducer.Reduce(bucket.operation());
+          done.Wait();
+          const BucketNumbers& numbers = bucket.operation()->numbers;
+          EXPECT_EQ(numbers.sum_of_squares, expected) << bytes << " bytes, " << ranks << " ranks";
+          EXPECT_EQ(numbers.non_finite, 0u);
+        }
+      }
+    }
+  }
+}
+
 TEST(HostReducerTest, SmallAndEmptyOperationsEndBeforeReduceReturns) {
   HostReducer reducer(2);
   // 2 ranks: each byte is read and written twice.
