@@ -53,6 +53,7 @@ LayoutChannel::LayoutChannel(
     bucket->operation.dtype = plan_.buckets[i].dtype;
     bucket->operation.count = plan_.buckets[i].count;
     bucket->operation.flow = terms.flow;
+    bucket->operation.measure = true;
     bucket->operation.done = [this, raw = bucket.get(), i](const ReduceTimes& times) {
       // Before the lock: the trainers' waits end here.
       for (SemaphorePage* semaphores : raw->semaphores) semaphores->SignalDone(i, raw->step);
@@ -357,6 +358,17 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
   record->live_ranks = members_->StepRanks();
   record->divisor = Divisor();
   stats_.RecordStep(complete, last_ready_ns_, now_ns);
+  if (complete) {
+    double sum_of_squares = 0;
+    std::uint64_t non_finite = 0;
+    for (const auto& bucket : buckets_) {
+      const BucketNumbers& numbers = bucket->operation.numbers;
+      record->numbers.push_back(numbers);
+      sum_of_squares += numbers.sum_of_squares;
+      non_finite += numbers.non_finite;
+    }
+    stats_.RecordNumbers(sum_of_squares, non_finite);
+  }
   timeline_.Append(record->times);
 
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -7,8 +7,10 @@
 #include <memory>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/reduce/bucket_numbers.h"
 #include "daemon/telemetry/step_timeline.h"
 
 namespace gradsync {
@@ -20,6 +22,7 @@ struct StepRecord {
   std::string used_map;  // union over the ranks; empty if every rank's was
   std::uint32_t live_ranks = 0;
   std::uint32_t divisor = 0;
+  std::vector<BucketNumbers> numbers;  // one per bucket; empty if void
 };
 
 struct LayoutReadyMessage {

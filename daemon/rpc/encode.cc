@@ -41,6 +41,10 @@ struct Encoder {
     out->set_live_ranks(record.live_ranks);
     out->set_divisor(record.divisor);
     Encode(record.times, out->mutable_buckets());
+    for (const BucketNumbers& numbers : record.numbers) {
+      out->add_sum_of_squares(numbers.sum_of_squares);
+      out->add_non_finite(numbers.non_finite);
+    }
   }
   void operator()(const ChunkReadyMessage& message) const {
     auto* out = response->mutable_chunk_ready();

@@ -64,6 +64,9 @@ void Fill(const LayoutSnapshot& layout, v1::LayoutStats* out) {
   Fill(stats.total, out->mutable_total());
   Fill(stats.exposed, out->mutable_exposed());
   out->set_reduce_gbps(stats.reduce_gbps);
+  out->set_gradient_norm(stats.gradient_norm);
+  out->set_non_finite(stats.non_finite);
+  out->set_steps_non_finite(stats.steps_non_finite);
   for (const StragglerSnapshot& straggler : stats.stragglers) {
     v1::Straggler* line = out->add_stragglers();
     line->set_rank(straggler.rank);

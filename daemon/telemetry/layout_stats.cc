@@ -1,6 +1,7 @@
 #include "daemon/telemetry/layout_stats.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace gradsync {
 namespace {
@@ -61,6 +62,12 @@ void LayoutStats::RecordStep(bool complete, std::uint64_t last_ready_ns, std::ui
   if (last_ready_ns != 0) exposed_.Record(Elapsed(last_ready_ns, commit_ns));
 }
 
+void LayoutStats::RecordNumbers(double sum_of_squares, std::uint64_t non_finite) {
+  sum_of_squares_ = sum_of_squares;
+  non_finite_ = non_finite;
+  if (non_finite > 0) ++steps_non_finite_;
+}
+
 LayoutStatsSnapshot LayoutStats::Snapshot() const {
   LayoutStatsSnapshot snapshot;
   snapshot.steps_complete = steps_complete_;
@@ -76,6 +83,9 @@ LayoutStatsSnapshot LayoutStats::Snapshot() const {
   if (reduce_ns_ != 0) {
     snapshot.reduce_gbps = static_cast<double>(bytes_reduced_) / static_cast<double>(reduce_ns_);
   }
+  snapshot.gradient_norm = std::sqrt(sum_of_squares_);
+  snapshot.non_finite = non_finite_;
+  snapshot.steps_non_finite = steps_non_finite_;
   for (std::size_t rank = 0; rank < lateness_.size(); ++rank) {
     const Lateness& late = lateness_[rank];
     if (late.times_last == 0) continue;

@@ -41,6 +41,11 @@ struct LayoutStatsSnapshot {
   LatencySnapshot exposed;     // last BucketReady of a complete step to its commit
   // bytes_reduced / sum of the buckets' reduce times, in 10^9 bytes per second.
   double reduce_gbps = 0.0;
+  // Of the last complete step's result, over all buckets. NaN or Inf if an element is.
+  double gradient_norm = 0.0;
+  std::uint64_t non_finite = 0;  // elements that are NaN or Inf
+  // Complete steps whose result had such elements.
+  std::uint64_t steps_non_finite = 0;
   // Ranks that were last at least once; the most frequent first.
   std::vector<StragglerSnapshot> stragglers;
 };
@@ -62,6 +67,9 @@ class LayoutStats {
   // 0 = there was none.
   void RecordStep(bool complete, std::uint64_t last_ready_ns, std::uint64_t commit_ns);
 
+  // What the result of a complete step holds, over all buckets.
+  void RecordNumbers(double sum_of_squares, std::uint64_t non_finite);
+
   // Allocates; walks five histograms (some microseconds).
   LayoutStatsSnapshot Snapshot() const;
 
@@ -77,6 +85,9 @@ class LayoutStats {
   std::uint64_t buckets_reduced_ = 0;
   std::uint64_t bytes_reduced_ = 0;
   std::uint64_t reduce_ns_ = 0;
+  double sum_of_squares_ = 0.0;
+  std::uint64_t non_finite_ = 0;
+  std::uint64_t steps_non_finite_ = 0;
   LatencyHistogram ready_skew_;
   LatencyHistogram queue_;
   LatencyHistogram reduce_;

@@ -1,13 +1,15 @@
 #include "tests/job/held_reducer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 namespace gradsync {
 namespace {
 
 template <typename T>
-void CombineAll(const ReduceOperation& operation) {
+BucketNumbers CombineAll(const ReduceOperation& operation) {
+  BucketNumbers numbers;
   std::vector<T> elements(operation.buffers.size());
   for (std::size_t i = 0; i < operation.count; ++i) {
     for (std::size_t k = 0; k < elements.size(); ++k) {
@@ -15,7 +17,10 @@ void CombineAll(const ReduceOperation& operation) {
     }
     const T combined = HeldReducer::Combined(elements, operation.scale);
     for (std::byte* buffer : operation.buffers) reinterpret_cast<T*>(buffer)[i] = combined;
+    numbers.sum_of_squares += static_cast<double>(combined) * static_cast<double>(combined);
+    if (!std::isfinite(combined)) ++numbers.non_finite;
   }
+  return numbers;
 }
 
 }  // namespace
@@ -40,11 +45,10 @@ void HeldReducer::Complete(ReduceOperation* operation) {
   const auto found = std::find(held_.begin(), held_.end(), operation);
   if (found == held_.end()) std::abort();  // the test's own fault
   const std::uint64_t start_ns = clock_->NowNs();
-  if (operation->dtype == DataType::kFloat64) {
-    CombineAll<double>(*operation);
-  } else {
-    CombineAll<float>(*operation);
-  }
+  const BucketNumbers numbers = operation->dtype == DataType::kFloat64
+                                    ? CombineAll<double>(*operation)
+                                    : CombineAll<float>(*operation);
+  if (operation->measure) operation->numbers = numbers;
   held_.erase(found);
   operation->done({start_ns, clock_->NowNs()});
 }

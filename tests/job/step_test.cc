@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
+#include <memory>
 #include <string>
 
 #include "tests/job/job_fixture.h"
@@ -82,6 +85,43 @@ TEST_F(StepTest, TheRecordHoldsWhenEachBucketWasReadyReducedAndCommitted) {
   EXPECT_EQ(stats.bytes_reduced, 16u);
   ASSERT_EQ(stats.stragglers.size(), 1u);
   EXPECT_EQ(stats.stragglers[0].rank, 0u);
+}
+
+TEST_F(StepTest, TheRecordOfACompleteStepHoldsTheNumbersOfEachBucket) {
+  Start(2);
+  channel_ = Agree(Spec(2));
+  const auto first_element = [&](std::uint32_t rank, std::size_t bucket, float value) {
+    std::memcpy(memory(rank, channel_).data() + 128 * bucket, &value, sizeof(value));
+  };
+  first_element(0, 0, 2);
+  first_element(1, 0, 4);
+  first_element(1, 1, 8);
+  DoStep(0, channel_, 1);
+  DoStep(1, channel_, 1);
+  reducer_.CompleteAll();
+  std::shared_ptr<const StepRecord> record = Only<StepDoneMessage>(0).record;
+  ASSERT_EQ(record->numbers.size(), 2u);
+  EXPECT_EQ(record->numbers[0].sum_of_squares, 9);
+  EXPECT_EQ(record->numbers[1].sum_of_squares, 16);
+  EXPECT_EQ(job_->Snapshot().layouts[0].stats.gradient_norm, 5);
+  TakeAll();
+
+  first_element(1, 1, INFINITY);
+  DoStep(0, channel_, 2);
+  DoStep(1, channel_, 2);
+  reducer_.CompleteAll();
+  record = Only<StepDoneMessage>(1).record;
+  EXPECT_EQ(record->numbers[0].non_finite, 0u);
+  EXPECT_EQ(record->numbers[1].non_finite, 1u);
+  EXPECT_EQ(job_->Snapshot().layouts[0].stats.non_finite, 1u);
+  TakeAll();
+
+  // A void step has none, and the statistics stay those of the last complete one.
+  ASSERT_TRUE(job_->AbandonStep(0, channel_, 3, "why not").ok());
+  record = Only<StepDoneMessage>(1).record;
+  EXPECT_TRUE(record->numbers.empty());
+  EXPECT_EQ(job_->Snapshot().layouts[0].stats.non_finite, 1u);
+  EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_non_finite, 1u);
 }
 
 TEST_F(StepTest, ExposedTimeStartsAnewWithEachStep) {

@@ -38,6 +38,7 @@ std::shared_ptr<StepRecord> Record(const absl::Status& verdict) {
   record->used_map = "\x05";
   record->live_ranks = 2;
   record->divisor = 3;
+  if (verdict.ok()) record->numbers = {{2.25, 0}, {0, 9}};
   return record;
 }
 
@@ -60,6 +61,11 @@ TEST(EncodeTest, ACompleteStep) {
   EXPECT_EQ(done.buckets(0).start_ns(), 130u);
   EXPECT_EQ(done.buckets(0).finish_ns(), 140u);
   EXPECT_EQ(done.buckets(1).bucket(), 1u);
+  ASSERT_EQ(done.sum_of_squares_size(), 2);
+  ASSERT_EQ(done.non_finite_size(), 2);
+  EXPECT_EQ(done.sum_of_squares(0), 2.25);
+  EXPECT_EQ(done.non_finite(0), 0u);
+  EXPECT_EQ(done.non_finite(1), 9u);
 }
 
 TEST(EncodeTest, AVoidStepSaysWhy) {
@@ -68,6 +74,8 @@ TEST(EncodeTest, AVoidStepSaysWhy) {
   EXPECT_EQ(done.status().code(), 10);
   EXPECT_EQ(done.status().message(), "because");
   EXPECT_EQ(ReasonOf(done.status()), "WHY");
+  EXPECT_EQ(done.sum_of_squares_size(), 0);
+  EXPECT_EQ(done.non_finite_size(), 0);
 }
 
 TEST(EncodeTest, LayoutMessages) {

@@ -1,5 +1,7 @@
 #include "daemon/telemetry/layout_stats.h"
 
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -95,6 +97,22 @@ TEST(LayoutStatsTest, OnlyCompleteStepsAreExposed) {
   EXPECT_EQ(snapshot.steps_complete, 2u);
   EXPECT_EQ(snapshot.steps_void, 1u);
   ExpectLatencyUs(snapshot.exposed, 250.0);
+}
+
+TEST(LayoutStatsTest, NumbersAreTheLastStepsAndStepsThatAreNotFiniteAreCounted) {
+  LayoutStats stats(2);
+  EXPECT_EQ(stats.Snapshot().gradient_norm, 0.0);
+  stats.RecordNumbers(25.0, 0);
+  EXPECT_EQ(stats.Snapshot().gradient_norm, 5.0);
+  EXPECT_EQ(stats.Snapshot().steps_non_finite, 0u);
+  stats.RecordNumbers(std::numeric_limits<double>::quiet_NaN(), 7);
+  EXPECT_TRUE(std::isnan(stats.Snapshot().gradient_norm));
+  EXPECT_EQ(stats.Snapshot().non_finite, 7u);
+  stats.RecordNumbers(4.0, 0);
+  const LayoutStatsSnapshot snapshot = stats.Snapshot();
+  EXPECT_EQ(snapshot.gradient_norm, 2.0);
+  EXPECT_EQ(snapshot.non_finite, 0u);
+  EXPECT_EQ(snapshot.steps_non_finite, 1u);
 }
 
 }  // namespace
