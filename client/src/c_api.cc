@@ -2,8 +2,10 @@
 // it throws.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
@@ -131,6 +133,7 @@ struct StepResultStorage {
   gradsync::StepResult result;
   std::vector<std::uint8_t> used;
   std::vector<gradsync_bucket_times_t> buckets;
+  std::vector<gradsync_bucket_numbers_t> numbers;
 };
 
 absl::StatusOr<gradsync::LayoutSpec> SpecOf(const gradsync_layout_spec_t* in) {
@@ -415,6 +418,9 @@ gradsync_error_t* gradsync_wait_step(gradsync_layout_t* layout, std::uint64_t st
       storage->buckets.push_back(
           {times.ready_ns.data(), times.ready_ns.size(), times.start_ns, times.finish_ns});
     }
+    for (const gradsync::BucketNumbers& numbers : storage->result.numbers) {
+      storage->numbers.push_back({numbers.sum_of_squares, numbers.non_finite});
+    }
     filled.step = storage->result.step;
     filled.live_ranks = storage->result.live_ranks;
     filled.divisor = storage->result.divisor;
@@ -422,6 +428,8 @@ gradsync_error_t* gradsync_wait_step(gradsync_layout_t* layout, std::uint64_t st
     filled.used_count = storage->used.size();
     filled.buckets = storage->buckets.data();
     filled.bucket_count = storage->buckets.size();
+    filled.numbers = storage->numbers.empty() ? nullptr : storage->numbers.data();
+    filled.number_count = storage->numbers.size();
     filled.storage = storage.release();
     Write(filled, result);
     return absl::OkStatus();
@@ -430,6 +438,23 @@ gradsync_error_t* gradsync_wait_step(gradsync_layout_t* layout, std::uint64_t st
 
 void gradsync_step_result_destroy(gradsync_step_result_t* result) {
   Destroy<StepResultStorage>(result);
+}
+
+double gradsync_gradient_norm(const gradsync_step_result_t* result) {
+  constexpr std::size_t kNeeded =
+      offsetof(gradsync_step_result_t, number_count) + sizeof(result->number_count);
+  if (result == nullptr || result->struct_size < kNeeded || result->number_count == 0) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  double sum_of_squares = 0;
+  for (std::size_t i = 0; i < result->number_count; ++i) {
+    sum_of_squares += result->numbers[i].sum_of_squares;
+  }
+  return std::sqrt(sum_of_squares);
+}
+
+double gradsync_clip_coefficient(double norm, double max_norm) {
+  return gradsync::ClipCoefficient(norm, max_norm);
 }
 
 // ---- The job's own operations

@@ -331,6 +331,11 @@ void StepSequence::OnStepDone(const v1::StepDone& done) {
     result.buckets.push_back(
         {{times.ready_ns().begin(), times.ready_ns().end()}, times.start_ns(), times.finish_ns()});
   }
+  // A daemon of before these fields sends none.
+  const int measured = std::min(done.sum_of_squares_size(), done.non_finite_size());
+  for (int i = 0; i < measured; ++i) {
+    result.numbers.push_back({done.sum_of_squares(i), done.non_finite(i)});
+  }
 
   SessionCounters& counters = connection_->counters();
   absl::MutexLock lock(&mutex_);

@@ -112,6 +112,7 @@ static float* Gradient(gradsync_layout_t* layout, size_t parameter, uint32_t* bu
 static void RunStep(gradsync_layout_t* layout) {
   const uint64_t step = gradsync_next_step(layout);
   gradsync_step_result_t result;
+  double sum_of_squares = 0, norm;
   int parameter, i;
   for (parameter = BUCKETS - 1; parameter >= 0; --parameter) {
     uint32_t bucket;
@@ -144,6 +145,18 @@ static void RunStep(gradsync_layout_t* layout) {
     CHECK(result.buckets[i].ready_ns[rank] > 0);
     CHECK(result.buckets[i].start_ns <= result.buckets[i].finish_ns);
   }
+  CHECK(result.number_count == BUCKETS);
+  for (parameter = 0; parameter < BUCKETS; ++parameter) {
+    const double value = 10 * (double)step + parameter + 1;
+    uint32_t bucket;
+    Gradient(layout, (size_t)parameter, &bucket);
+    CHECK(result.numbers[bucket].sum_of_squares == ELEMENTS * value * value);
+    CHECK(result.numbers[bucket].non_finite == 0);
+    sum_of_squares += ELEMENTS * value * value;
+  }
+  norm = gradsync_gradient_norm(&result);
+  CHECK(norm * norm > 0.999999 * sum_of_squares && norm * norm < 1.000001 * sum_of_squares);
+  CHECK(gradsync_clip_coefficient(norm, norm / 2) < 0.5);
   gradsync_step_result_destroy(&result);
   for (parameter = 0; parameter < BUCKETS; ++parameter) {
     const float* gradient = Gradient(layout, (size_t)parameter, NULL);

@@ -49,6 +49,28 @@ static void TestStructsOfOtherReleases(void) {
   }
 }
 
+static void TestClipping(void) {
+  const gradsync_bucket_numbers_t numbers[2] = {{9, 0}, {16, 0}};
+  gradsync_step_result_t result;
+  double norm;
+  gradsync_step_result_init(&result);
+  norm = gradsync_gradient_norm(&result);
+  EXPECT(norm != norm);
+  norm = gradsync_gradient_norm(NULL);
+  EXPECT(norm != norm);
+  result.numbers = numbers;
+  result.number_count = 2;
+  EXPECT(gradsync_gradient_norm(&result) == 5);
+  /* A program of an older release has no such members. */
+  result.struct_size = offsetof(gradsync_step_result_t, numbers);
+  norm = gradsync_gradient_norm(&result);
+  EXPECT(norm != norm);
+  EXPECT(gradsync_clip_coefficient(0.5, 1) == 1);
+  EXPECT(gradsync_clip_coefficient(4, 1) == 1 / (4 + 1e-6));
+  norm = gradsync_clip_coefficient(norm, 1);
+  EXPECT(norm != norm);
+}
+
 int main(void) {
   gradsync_session_options_t options;
   gradsync_layout_spec_t spec;
@@ -117,5 +139,6 @@ int main(void) {
               "rank");
   EXPECT(session == NULL);
   TestStructsOfOtherReleases();
+  TestClipping();
   return failures == 0 ? 0 : 1;
 }

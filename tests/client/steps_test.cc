@@ -77,6 +77,32 @@ TEST_F(StepsTest, AveragesOverTheRanks) {
   EXPECT_GT(statistics.exposed_total, absl::ZeroDuration());
 }
 
+TEST_F(StepsTest, TheResultTellsItsNormAndWhatIsNotFinite) {
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    Fill(layout(rank).bucket(0), rank == 0 ? 1 : 5);        // 3
+    Fill(layout(rank).bucket(1), rank == 0 ? -4 : 4);       // 0
+    Fill(layout(rank).bucket(2), rank == 0 ? 2e30f : 0.f);  // 1e30: its square is beyond float32
+    ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
+    auto result = layout(rank).WaitStep(1);
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->numbers.size(), 3u);
+    EXPECT_EQ(result->numbers[0].sum_of_squares, 9000);
+    EXPECT_EQ(result->numbers[1].sum_of_squares, 0);
+    EXPECT_NEAR(result->numbers[2].sum_of_squares, 1e63, 1e57);
+    EXPECT_NEAR(GradientNorm(*result), std::sqrt(1e63), 1e25);
+    for (const BucketNumbers& numbers : result->numbers) EXPECT_EQ(numbers.non_finite, 0u);
+
+    Fill(layout(rank).bucket(2), 0);
+    static_cast<float*>(layout(rank).bucket(2).data)[7 + rank] = INFINITY;
+    ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 2).ok());
+    result = layout(rank).WaitStep(2);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->numbers[0].non_finite, 0u);
+    EXPECT_EQ(result->numbers[2].non_finite, 2u);
+    EXPECT_EQ(GradientNorm(*result), INFINITY);
+  });
+}
+
 TEST_F(StepsTest, OneBucketIsDoneBeforeTheStep) {
   OnEveryRank(2, [&](std::uint32_t rank) {
     Fill(layout(rank).bucket(0), rank == 0 ? 1 : 5);

@@ -121,6 +121,12 @@ struct BucketTimes {
   std::uint64_t finish_ns = 0;
 };
 
+// What the reduction saw of one bucket's result, for free.
+struct BucketNumbers {
+  double sum_of_squares = 0;     // of the result's elements; NaN or Inf if one is
+  std::uint64_t non_finite = 0;  // elements that are NaN or Inf
+};
+
 struct StepResult {
   std::uint64_t step = 0;
   std::uint32_t live_ranks = 0;
@@ -128,7 +134,26 @@ struct StepResult {
   // Per parameter, true if some rank used it. Empty: every parameter was used by every rank.
   std::vector<bool> used;
   std::vector<BucketTimes> buckets;
+  std::vector<BucketNumbers> numbers;  // one per bucket; empty: a daemon that is too old to say
 };
+
+// Gradient clipping without a pass over the gradients: the same norm on every rank, and one factor
+// for the whole update. Fold it into what the optimizer multiplies by anyway:
+//
+//   auto result = (*layout)->WaitStep(step);
+//   const double norm = gradsync::GradientNorm(*result);
+//   if (!std::isfinite(norm)) ...                      // skip the update, lower the loss scale
+//   const double clip = gradsync::ClipCoefficient(norm, max_norm);
+//   // SGD: weight -= (learning_rate * clip) * gradient
+//
+// The norm over several layouts is the root of the sum of their norms' squares.
+
+// L2 norm of the step's result over all buckets. NaN if an element is NaN, else Inf if one is Inf;
+// NaN also if `numbers` is empty.
+double GradientNorm(const StepResult& result);
+// min(1, max_norm / (norm + 1e-6)), as PyTorch's clip_grad_norm_. A norm of NaN gives NaN, one of
+// Inf gives 0: neither makes a usable gradient of one that is not finite.
+double ClipCoefficient(double norm, double max_norm);
 
 struct SessionStatistics {
   std::uint64_t steps_complete = 0;

@@ -250,6 +250,11 @@ typedef struct gradsync_bucket_times {
   uint64_t finish_ns;
 } gradsync_bucket_times_t;
 
+typedef struct gradsync_bucket_numbers {
+  double sum_of_squares; /* of the result's elements; NaN or Inf if one is */
+  uint64_t non_finite;   /* elements that are NaN or Inf */
+} gradsync_bucket_numbers_t;
+
 typedef struct gradsync_step_result {
   size_t struct_size;
   void* storage; /* the library's */
@@ -260,6 +265,8 @@ typedef struct gradsync_step_result {
   size_t used_count;
   const gradsync_bucket_times_t* buckets;
   size_t bucket_count;
+  const gradsync_bucket_numbers_t* numbers; /* one per bucket; NULL: the daemon did not say */
+  size_t number_count;
 } gradsync_step_result_t;
 
 static inline void gradsync_step_result_init(gradsync_step_result_t* result) {
@@ -272,6 +279,12 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_step(
 /* Frees what a result points to, and makes it as after its _init(); the struct itself is the
  * caller's. */
 GRADSYNC_EXPORT void gradsync_step_result_destroy(gradsync_step_result_t* result);
+
+/* Gradient clipping without a pass over the gradients; see GradientNorm() in gradsync/client.h.
+ * NaN if `result` is NULL or holds no numbers. */
+GRADSYNC_EXPORT double gradsync_gradient_norm(const gradsync_step_result_t* result);
+/* min(1, max_norm / (norm + 1e-6)). A norm of NaN gives NaN, one of Inf gives 0. */
+GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
 
 /* ---- The job's own operations ---------------------------------------------------------------- */
 

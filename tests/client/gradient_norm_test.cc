@@ -1,0 +1,46 @@
+#include <cmath>
+#include <limits>
+
+#include "client/include/gradsync/client.h"
+#include "gtest/gtest.h"
+
+namespace gradsync {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+StepResult ResultOf(const std::vector<BucketNumbers>& numbers) {
+  StepResult result;
+  result.numbers = numbers;
+  return result;
+}
+
+TEST(GradientNormTest, IsTheRootOfTheSumOverTheBuckets) {
+  EXPECT_EQ(GradientNorm(ResultOf({{9, 0}})), 3);
+  EXPECT_EQ(GradientNorm(ResultOf({{9, 0}, {0, 0}, {16, 0}})), 5);
+}
+
+TEST(GradientNormTest, IsNotFiniteIfAnElementIsNot) {
+  EXPECT_EQ(GradientNorm(ResultOf({{9, 0}, {kInfinity, 1}})), kInfinity);
+  EXPECT_TRUE(std::isnan(GradientNorm(ResultOf({{kNan, 1}, {kInfinity, 1}}))));
+}
+
+TEST(GradientNormTest, IsNoNumberIfTheDaemonDidNotSay) {
+  EXPECT_TRUE(std::isnan(GradientNorm(StepResult())));
+}
+
+TEST(ClipCoefficientTest, ScalesALargeNormToTheMaximumAndLeavesASmallOne) {
+  EXPECT_EQ(ClipCoefficient(0, 1), 1);
+  EXPECT_EQ(ClipCoefficient(0.5, 1), 1);
+  EXPECT_EQ(ClipCoefficient(4, 1), 1 / (4 + 1e-6));
+  EXPECT_EQ(ClipCoefficient(4, 0), 0);
+}
+
+TEST(ClipCoefficientTest, ANormThatIsNotFiniteGivesNanOrZero) {
+  EXPECT_TRUE(std::isnan(ClipCoefficient(kNan, 1)));
+  EXPECT_EQ(ClipCoefficient(kInfinity, 1), 0);
+}
+
+}  // namespace
+}  // namespace gradsync
