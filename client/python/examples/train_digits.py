@@ -4,9 +4,10 @@
     export GRADSYNC_SOCKET=/tmp/try/gradsyncd.sock
     torchrun --nproc_per_node=2 client/python/examples/train_digits.py --backend gradsync
 
-Backends: `gradsync`, its wrapper; `hook`, PyTorch's wrapper with gradsync's hook; `ddp`, PyTorch's wrapper
-with Gloo, to compare with. All start from the same seed and see the same batches: parameters end within 1e-5
-of each other. Rank 0 prints what came out and, with --save, writes the parameters.
+Backends: `gradsync`, its wrapper; `hook`, PyTorch's wrapper with gradsync's hook; `ddp`, PyTorch's
+  wrapper
+with Gloo, to compare with. All start from the same seed and see the same batches: parameters end
+within 1e-5 of each other. Rank 0 prints what came out and, with --save, writes the parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def load(path: pathlib.Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Images of shape [n, 64], 0 to 1, and their digits of shape [n]."""
     with gzip.open(path, "rt", newline="") as file:
         rows = torch.tensor([[float(x) for x in row] for row in csv.reader(file)])
-    return rows[:, 1:] / 16, rows[:, 0].long()
+    return rows[:, :-1] / 16, rows[:, -1].long()
 
 
 def make_module() -> torch.nn.Module:

@@ -1,7 +1,7 @@
 """Data-parallel training of PyTorch modules through a gradsync daemon.
 
-`DistributedDataParallel` wraps a module; `allreduce_hook` brings the daemon to a module that PyTorch's own
-wrapper has. PyTorch 1.13 and later, gradients in host memory.
+`DistributedDataParallel` wraps a module; `allreduce_hook` brings the daemon to a module that
+PyTorch's own wrapper has. PyTorch 1.13 and later, gradients in host memory.
 """
 
 from gradsync.torch._session import default_session, init

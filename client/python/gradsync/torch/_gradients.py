@@ -104,13 +104,15 @@ class Slot:
         assert gradient is not None
         if gradient.layout is not torch.strided:
             raise RuntimeError(
-                f"gradsync: the gradient of parameter '{self.name}' is sparse; gradsync averages dense "
+                f"gradsync: the gradient of parameter '{self.name}' is sparse; gradsync averages "
+                f"dense "
                 "gradients: build the module with sparse=False"
             )
         if gradient.dtype is not view.dtype or gradient.device != view.device:
             raise RuntimeError(
                 f"gradsync: the gradient of parameter '{self.name}' is {gradient.dtype} on "
-                f"{gradient.device}, but {view.dtype} on {view.device} when it was wrapped; wrap the "
+                f"{gradient.device}, but {view.dtype} on {view.device} when it was wrapped; wrap "
+                f"the "
                 "module again after moving or converting it"
             )
         if gradient.requires_grad or torch.is_grad_enabled():  # backward(create_graph=True)
@@ -123,32 +125,42 @@ class Slot:
 
 def refuse(name: str, parameter: torch.Tensor) -> str | None:
     """Why `parameter` cannot be synchronized, and what to do; None if it can."""
-    if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(parameter):
         return (
-            f"parameter '{name}' is not initialized yet; run a forward pass through the lazy module "
+            f"parameter '{name}' is not initialized yet; run a forward pass through the lazy "
+            f"module "
             "before wrapping it"
         )
     if hasattr(parameter, "placements") and hasattr(parameter, "device_mesh"):
         return (
-            f"parameter '{name}' is a DTensor; gradsync synchronizes whole parameters: wrap the module "
+            f"parameter '{name}' is a DTensor; gradsync synchronizes whole parameters: wrap the "
+            f"module "
             "before sharding it, or do not shard it"
         )
     if parameter.layout is not torch.strided:
         return f"parameter '{name}' is sparse; gradsync synchronizes dense parameters"
     if parameter.is_complex():
         return (
-            f"parameter '{name}' is complex; hold it as torch.view_as_real() of it, with a last dimension of 2"
+            f"parameter '{name}' is complex; hold it as torch.view_as_real() of it, with a last "
+            f"dimension of 2"
         )
     if parameter.dtype not in DATA_TYPES:
-        return f"parameter '{name}' is {parameter.dtype}; gradients are float32, float64, float16 or bfloat16"
+        return (
+            f"parameter '{name}' is {parameter.dtype}; gradients are float32, float64, float16 or "
+            f"bfloat16"
+        )
     if parameter.device.type != "cpu":
-        return f"parameter '{name}' is on {parameter.device}; only host memory is synchronized so far"
+        return (
+            f"parameter '{name}' is on {parameter.device}; only host memory is synchronized so far"
+        )
     return None
 
 
 def layout_parameters(slots: Sequence[Slot]) -> list[gradsync.Parameter]:
     """`slots` as a layout wants them, in the same order."""
     return [
-        gradsync.Parameter(slot.name, tuple(slot.parameter.size()), DATA_TYPES[slot.parameter.dtype])
+        gradsync.Parameter(
+            slot.name, tuple(slot.parameter.size()), DATA_TYPES[slot.parameter.dtype]
+        )
         for slot in slots
     ]

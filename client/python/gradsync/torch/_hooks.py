@@ -7,15 +7,13 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-# Whether gradients are seen by `Tensor.register_post_accumulate_grad_hook` (PyTorch 2.1 and later) or by
-# a hook of the parameter's AccumulateGrad node. Read when a module is wrapped.
+# Whether gradients are seen by `Tensor.register_post_accumulate_grad_hook` (PyTorch 2.1 and later)
+# or by a hook of the parameter's AccumulateGrad node. Read when a module is wrapped.
 POST_ACCUMULATE: bool = hasattr(
     torch.Tensor, "register_post_accumulate_grad_hook"
 ) and not os.environ.get("GRADSYNC_TORCH_ACCUMULATE_GRAD_HOOKS")
 
-_current_graph_task_id: Callable[[], int] | None = getattr(
-    torch._C, "_current_graph_task_id", None
-)
+_current_graph_task_id: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
 _will_engine_execute_node: Callable[[Any], bool] | None = getattr(
     torch._C, "_will_engine_execute_node", None
 )
@@ -32,7 +30,7 @@ def accumulate_node(parameter: torch.Tensor) -> Any:
     return alias.grad_fn.next_functions[0][0]
 
 
-def on_accumulated(parameter: torch.Tensor, node: Any, call: Callable[[], None]) -> Any:
+def on_accumulated(parameter: Any, node: Any, call: Callable[[], None]) -> Any:
     """Calls `call` each time autograd has added to `parameter.grad`, on the backward's thread.
 
     Returns a handle; its `remove()` ends it.
@@ -58,7 +56,7 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
 
     An exception in the pass drops it; an exception that it raises is raised by `backward()`.
     """
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def reaches_gradients(output_node: Any, nodes: Iterable[Any]) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 
 import gradsync
 
-# Errors that void a step and leave the session alive; anything else ABORTED or UNAVAILABLE is its end.
+# Errors that void a step and leave the session alive; anything else ABORTED or UNAVAILABLE is its
+# end.
 _STEP_REASONS = frozenset({"STEP_ABANDONED", "STEP_TIMEOUT", "STEP_VOID", "DAEMON_SILENT"})
 
 _lock = threading.Lock()
@@ -21,9 +22,11 @@ _names: weakref.WeakKeyDictionary[gradsync.Session, dict[str, int]] = weakref.We
 
 
 def init(**options: Any) -> gradsync.Session:
-    """Joins the job, for every module that this process wraps from now on without a session of its own.
+    """Joins the job, for every module that this process wraps from now on without a session of its
+    own.
 
-    Optional: the first module that is wrapped does it with no options. At the end of the process the
+    Optional: the first module that is wrapped does it with no options. At the end of the process
+      the
     session leaves the job, if no exception ended the process.
 
     Args:
@@ -48,8 +51,8 @@ def init(**options: Any) -> gradsync.Session:
         _default = gradsync.Session.join(
             dataclasses.replace(gradsync.SessionOptions.from_environment(), **options)
         )
-        # Once a session is there: what is registered later runs earlier, and sessions close themselves at
-        # the exit.
+        # Once a session is there: what is registered later runs earlier, and sessions close
+        # themselves at the exit.
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)
         return _default

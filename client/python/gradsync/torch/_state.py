@@ -10,7 +10,8 @@ import torch
 
 import gradsync
 
-# Tensors are packed into groups of this many bytes, so that a model of many small ones costs few operations.
+# Tensors are packed into groups of this many bytes, so that a model of many small ones costs few
+# operations.
 _GROUP_BYTES = 32 << 20
 # Before each tensor: enough for every dtype.
 _ALIGNMENT = 16
@@ -59,10 +60,15 @@ def _difference(theirs: Sequence[str], mine: Sequence[str], rank: int) -> str:
     advice = "Build the same model, in the same order, on every rank."
     for a, b in zip(theirs, mine):
         if a != b:
-            return f"gradsync: the modules differ: rank 0 has {a}, but rank {rank} has {b}. {advice}"
-    longer, first_extra = (0, theirs[len(mine)]) if len(theirs) > len(mine) else (rank, mine[len(theirs)])
+            return (
+                f"gradsync: the modules differ: rank 0 has {a}, but rank {rank} has {b}. {advice}"
+            )
+    longer, first_extra = (
+        (0, theirs[len(mine)]) if len(theirs) > len(mine) else (rank, mine[len(theirs)])
+    )
     return (
-        f"gradsync: the modules differ: rank {longer} has {first_extra}, which rank {rank - longer} does "
+        f"gradsync: the modules differ: rank {longer} has {first_extra}, which rank "
+        f"{rank - longer} does "
         f"not have. {advice}"
     )
 
@@ -128,7 +134,8 @@ def _broadcast_group(
         session.broadcast_address(packed.data_ptr(), size, root)
         if bytes(packed[:_ALIGNMENT].tolist()) != mark:
             raise RuntimeError(
-                f"gradsync: rank {session.rank} synchronizes {tag}, but another rank something else at the "
+                f"gradsync: rank {session.rank} synchronizes {tag}, but another rank something "
+                f"else at the "
                 "same time; run the wrapped modules in the same order on every rank"
             )
         for tensor, span in zip(tensors, spans):

@@ -15,10 +15,11 @@ from gradsync.torch._gradients import DATA_TYPES, flat_tensor
 class HookState:
     """What `allreduce_hook` knows of one wrapped module: the buckets that its DDP makes.
 
-    DDP shows its buckets one at a time, in order, in each backward pass, and changes them after the first. So
-    a pass that shows other buckets than the one before teaches their sizes: its buckets are collected, a
-    layout is made of them (all ranks make the same), and then they are averaged at once, without overlap. A
-    later pass hands each bucket over as it comes. Used on the thread that runs the backward pass.
+    DDP shows its buckets one at a time, in order, in each backward pass, and changes them after the
+    first. So a pass that shows other buckets than the one before teaches their sizes: its buckets
+    are collected, a layout is made of them (all ranks make the same), and then they are averaged at
+    once, without overlap. A later pass hands each bucket over as it comes. Used on the thread that
+    runs the backward pass.
 
     Args:
       session: the job; None: the process's own (`gradsync.torch.default_session`).
@@ -46,7 +47,9 @@ class HookState:
         self._learning = False
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("gradsync: the state of a hook belongs to its process: it cannot be copied or pickled")
+        raise TypeError(
+            "gradsync: the state of a hook belongs to its process: it cannot be copied or pickled"
+        )
 
     def average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Hands over one bucket; see `allreduce_hook`."""
@@ -78,7 +81,8 @@ class HookState:
         self._layout.mark_ready(self._step, index)
         if bucket.is_last():
             self._finish()
-        # DDP reads results after the last bucket only, when all are there; it copies from the arena itself.
+        # DDP reads results after the last bucket only, when all are there; it copies from the arena
+        # itself.
         future.set_result(self._views[index])
         return future
 
@@ -94,12 +98,12 @@ class HookState:
             self._step = self._layout.next_step
 
     def _known(self, bucket: Any) -> bool:
-        index, buffer = bucket.index(), bucket.buffer()
-        return (
-            index < len(self._sizes)
-            and self._sizes[index] == (buffer.numel(), buffer.dtype)
-            and bucket.is_last() == (index == len(self._sizes) - 1)
-        )
+        index: int = bucket.index()
+        buffer: torch.Tensor = bucket.buffer()
+        if index >= len(self._sizes) or bucket.is_last() != (index == len(self._sizes) - 1):
+            return False
+        count, dtype = self._sizes[index]
+        return count == buffer.numel() and dtype is buffer.dtype
 
     def _begin_learning(self) -> None:
         """The buckets are others than before, on every rank alike: this pass teaches them."""
@@ -107,7 +111,8 @@ class HookState:
         if earlier > 0:
             self._abandon("DDP changed its buckets")
         self._learning = True
-        # DDP has futures of those, of the old layout's views, which must get the results all the same.
+        # DDP has futures of those, of the old layout's views, which must get the results all the
+        # same.
         self._promised = [torch.futures.Future() for _ in range(earlier)]
         self._replaced = self._views[:earlier]
 
@@ -118,7 +123,8 @@ class HookState:
         for buffer in self._shown:
             if buffer.dtype not in DATA_TYPES or buffer.device.type != "cpu":
                 raise TypeError(
-                    f"gradsync: a bucket of {buffer.dtype} on {buffer.device}: only float32, float64, float16 "
+                    f"gradsync: a bucket of {buffer.dtype} on {buffer.device}: only float32, "
+                    f"float64, float16 "
                     "and bfloat16 in host memory are averaged so far"
                 )
             buckets.append(gradsync.Bucket(buffer.numel(), DATA_TYPES[buffer.dtype]))
@@ -192,21 +198,23 @@ def allreduce_hook(state: HookState | None, bucket: Any) -> torch.futures.Future
         model = torch.nn.parallel.DistributedDataParallel(module)
         model.register_comm_hook(None, gradsync.torch.allreduce_hook)
 
-    Each bucket is copied once, into memory shared with the daemon; DDP copies the average out of it. The last
-    bucket's call returns when all are averaged. The first one or two backward passes only teach the daemon
-    the buckets, and do not overlap. DDP goes on to use its process group for the rest: its own buffers and
-    unused parameters.
+    Each bucket is copied once, into memory shared with the daemon; DDP copies the average out of
+    it. The last bucket's call returns when all are averaged. The first one or two backward passes
+    only teach the daemon the buckets, and do not overlap. DDP goes on to use its process group for
+    the rest: its own buffers and unused parameters.
 
     Args:
       state: None, or a `HookState` to choose session and name; one for each wrapped module.
-      bucket: a `torch.distributed.GradBucket` of float32, float64, float16 or bfloat16, on the host.
+      bucket: a `torch.distributed.GradBucket` of float32, float64, float16 or bfloat16, on the
+        host.
 
     Returns:
       A future of the average, as a view of the daemon's memory: valid until the next backward pass.
 
     Raises:
       TypeError: a bucket of another dtype or device.
-      gradsync.Error: the step is void, or the session has ended; raised by `backward()`. DDP cannot go on
+      gradsync.Error: the step is void, or the session has ended; raised by `backward()`. DDP cannot
+      go on
         then: wrap the module again.
     """
     return (_state_of(bucket) if state is None else state).average(bucket)

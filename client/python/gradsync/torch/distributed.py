@@ -28,8 +28,9 @@ class StepStatistics:
       buckets: of the layout.
       bytes: of gradients per step and rank.
       backward: from the first gradient of an output to the last gradient of a parameter.
-      until_first_bucket: the part of `backward` before the first bucket was ready. Near all of it: nothing
-        overlaps, as when the whole module is one torch.compile graph (compile its blocks separately).
+      until_first_bucket: the part of `backward` before the first bucket was ready. Near all of it:
+        nothing overlaps, as when the whole module is one torch.compile graph (compile its blocks
+        separately).
       exposed: from the end of backward to the commit, which nothing hides.
       rebuilt: whether the buckets follow the order in which gradients were observed to be ready.
     """
@@ -60,44 +61,54 @@ class _Step:
 class DistributedDataParallel(torch.nn.Module):
     """Wraps a module so that each backward pass leaves the average of all ranks' gradients.
 
-    Like `torch.nn.parallel.DistributedDataParallel`, with the daemon in the place of a process group:
+    Like `torch.nn.parallel.DistributedDataParallel`, with the daemon in the place of a process
+    group:
 
         -from torch.nn.parallel import DistributedDataParallel
         +from gradsync.torch import DistributedDataParallel
         -torch.distributed.init_process_group("gloo")
          model = DistributedDataParallel(model)
 
-    Gradients lie in memory that is shared with the daemon; `parameter.grad` is a view of it. Whenever the
-    last gradient of a bucket is there, the daemon starts to average that bucket, and `backward()` returns
-    when all are averaged, on every rank alike. A forward pass under `no_sync()` only accumulates. A backward
-    pass through a forward outside of it is one step: every rank must run as many, of each wrapped module in
-    the same order.
+    Gradients lie in memory that is shared with the daemon; `parameter.grad` is a view of it.
+    Whenever the last gradient of a bucket is there, the daemon starts to average that bucket, and
+    `backward()` returns when all are averaged, on every rank alike. A forward pass under
+    `no_sync()` only accumulates. A backward pass through a forward outside of it is one step: every
+    rank must run as many, of each wrapped module in the same order.
 
-    A parameter that got no gradient on this rank counts as zero; if it got none on any rank, its `grad` is
-    left alone. The first step may change the buckets: to the order in which gradients become ready.
+    A parameter that got no gradient on this rank counts as zero; if it got none on any rank, its
+    `grad` is left alone. The first step may change the buckets: to the order in which gradients
+    become ready.
 
-    Not thread-safe; use it on the thread that trains. `copy.deepcopy` and pickle give a wrapper of a copy of
-    the module that is in no job: it computes, and refuses to synchronize.
+    Not thread-safe; use it on the thread that trains. `copy.deepcopy` and pickle give a wrapper of
+    a copy of the module that is in no job: it computes, and refuses to synchronize.
 
     Args:
-      module: with parameters of float32, float64, float16 or bfloat16, on the host. Parameters that do not
-        require a gradient now stay out. Names in `module._ddp_params_and_buffers_to_ignore` do too.
+      module: with parameters of float32, float64, float16 or bfloat16, on the host. Parameters that
+        do not require a gradient now stay out. Names in `module._ddp_params_and_buffers_to_ignore`
+        do too.
       device_ids, output_device, dim, process_group: PyTorch's; None, None, 0 and None.
-      broadcast_buffers: whether each step ends with the buffers of the lowest live rank on every rank.
-      init_sync: whether to begin with a check that all ranks have the same module, and rank 0's parameters
-        and buffers on all of them.
-      bucket_cap_mb: MiB of a bucket, at most; 25 if None. A larger parameter has a bucket of its own.
-      find_unused_parameters: PyTorch's; unused parameters are always found, when the backward pass ends.
+      broadcast_buffers: whether each step ends with the buffers of the lowest live rank on every
+        rank.
+      init_sync: whether to begin with a check that all ranks have the same module, and rank 0's
+        parameters and buffers on all of them.
+      bucket_cap_mb: MiB of a bucket, at most; 25 if None. A larger parameter has a bucket of its
+        own.
+      find_unused_parameters: PyTorch's; unused parameters are always found, when the backward pass
+        ends.
       gradient_as_bucket_view: PyTorch's; always on.
-      static_graph: promises that every step uses the same parameters equally often. A parameter that is used
-        in several reentrant checkpoints needs it; the first step does not overlap then.
-      session: the job to synchronize in; None: the process's own, which it joins by torchrun's environment.
-      name: of the layout in status and statistics; None: `ddp0`, `ddp1`, ... in the order of wrapping.
+      static_graph: promises that every step uses the same parameters equally often. A parameter
+        that is used in several reentrant checkpoints needs it; the first step does not overlap
+        then.
+      session: the job to synchronize in; None: the process's own, which it joins by torchrun's
+        environment.
+      name: of the layout in status and statistics; None: `ddp0`, `ddp1`, ... in the order of
+        wrapping.
       first_bucket_cap_mb: MiB of the bucket that is ready first.
       timeout: seconds to wait for the other ranks to wrap the module; None: 5 minutes.
 
     Raises:
-      ValueError: an argument has no meaning here, or the modules differ (on every rank; says where).
+      ValueError: an argument has no meaning here, or the modules differ (on every rank; says
+        where).
       TypeError: a parameter or submodule cannot be synchronized (says why and what to do).
       gradsync.Error: the daemon is not there, another rank was lost or did not come, a quota.
     """
@@ -122,7 +133,9 @@ class DistributedDataParallel(torch.nn.Module):
         timeout: float | None = None,
     ) -> None:
         super().__init__()
-        _check_arguments(device_ids, output_device, dim, process_group, bucket_cap_mb, first_bucket_cap_mb)
+        _check_arguments(
+            device_ids, output_device, dim, process_group, bucket_cap_mb, first_bucket_cap_mb
+        )
         _check_module(module)
         self.module = module
         self.broadcast_buffers = broadcast_buffers
@@ -159,9 +172,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._place(self._slots)
         wrapper = weakref.ref(self)
         for slot in self._slots:
-            slot.handle = _hooks.on_accumulated(
-                slot.parameter, slot.node, _Hook(wrapper, slot)
-            )
+            slot.handle = _hooks.on_accumulated(slot.parameter, slot.node, _Hook(wrapper, slot))
         self._begin = _BeginHook(wrapper)
 
     # ---- What a trainer calls
@@ -171,14 +182,15 @@ class DistributedDataParallel(torch.nn.Module):
         """The module's forward pass.
 
         Raises:
-          RuntimeError: a parameter was replaced, converted, added, or began to require a gradient since the
-            module was wrapped; or this is a copy of a wrapper, and gradients are enabled.
+          RuntimeError: a parameter was replaced, converted, added, or began to require a gradient
+            since the module was wrapped; or this is a copy of a wrapper, and gradients are enabled.
           gradsync.Error: the session has ended, or another rank's buckets could not be agreed with.
         """
         synchronize = self._synchronize and torch.is_grad_enabled()
         if synchronize and self._session is None:
             raise RuntimeError(
-                "gradsync: this is a copy of a wrapped module, and in no job; wrap its .module to train it"
+                "gradsync: this is a copy of a wrapped module, and in no job; wrap its .module to "
+                "train it"
             )
         if torch.is_grad_enabled() and self._session is not None:
             self._before_forward(synchronize)
@@ -189,7 +201,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Forward passes in this context only accumulate gradients; the next one outside synchronizes them."""
+        """In this context forward passes only accumulate; the next one outside synchronizes."""
         before = self._synchronize
         self._synchronize = False
         try:
@@ -201,15 +213,16 @@ class DistributedDataParallel(torch.nn.Module):
     def join(
         self, divide_by_initial_world_size: bool | None = None, enable: bool = True
     ) -> Iterator[None]:
-        """For ranks with different numbers of steps: a rank that comes to its end is not waited for.
+        """For ranks with different numbers of steps: a rank that comes to its end is not waited
+        for.
 
-        At its end, the context waits until every rank has come to it, and gives all of them the parameters
-        and buffers of the rank that came last. Then all take part again. For several wrapped modules use
-        `gradsync.torch.join`.
+        At its end, the context waits until every rank has come to it, and gives all of them the
+        parameters and buffers of the rank that came last. Then all take part again. For several
+        wrapped modules use `gradsync.torch.join`.
 
         Args:
-          divide_by_initial_world_size: whether averages divide by the world size also when ranks have come
-            to their end; must be the session's `divisor`. None: as the session does.
+          divide_by_initial_world_size: whether averages divide by the world size also when ranks
+            have come to their end; must be the session's `divisor`. None: as the session does.
           enable: False makes the context do nothing.
 
         Raises:
@@ -240,26 +253,31 @@ class DistributedDataParallel(torch.nn.Module):
     def gradient_norm(self) -> float:
         """L2 norm of the averaged gradients as the last step left them.
 
-        The daemon computed it while it averaged: no pass over the gradients. NaN or infinite if a gradient is.
+        The daemon computed it while it averaged: no pass over the gradients. NaN or infinite if a
+          gradient is.
         """
         if self._last_step is None:
-            raise RuntimeError("gradsync: there is no gradient norm before the first synchronized step")
+            raise RuntimeError(
+                "gradsync: there is no gradient norm before the first synchronized step"
+            )
         return self._last_step.gradient_norm
 
     def clip_grad_norm_(
         self, max_norm: float, optimizer: torch.optim.Optimizer | None = None
     ) -> float:
-        """Scales the averaged gradients of the last step down so that their L2 norm is at most `max_norm`.
+        """Scales the averaged gradients of the last step down so that their L2 norm is at most
+        `max_norm`.
 
-        The norm needs no pass over the gradients, and nor does a step that need not be clipped. Scaling is
-        one multiplication per bucket, in place; a fused optimizer does it while it reads the gradients.
-        Call it once between `backward()` and `optimizer.step()`, with gradients that nothing else has
-        changed since (with GradScaler, pass `max_norm * scaler.get_scale()` before `unscale_`).
+        The norm needs no pass over the gradients, and nor does a step that need not be clipped.
+        Scaling is one multiplication per bucket, in place; a fused optimizer does it while it reads
+        the gradients. Call it once between `backward()` and `optimizer.step()`, with gradients that
+        nothing else has changed since (with GradScaler, pass `max_norm * scaler.get_scale()` before
+        `unscale_`).
 
         Args:
           max_norm: of all gradients together.
-          optimizer: if it was built with `fused=True` and has all of these parameters, it is told the scale
-            for its next step, and the gradients are left alone.
+          optimizer: if it was built with `fused=True` and has all of these parameters, it is told
+            the scale for its next step, and the gradients are left alone.
 
         Returns:
           The norm before.
@@ -297,12 +315,13 @@ class DistributedDataParallel(torch.nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Loads the wrapped module's; names that all begin with `module.`, as PyTorch's wrapper saves them,
-        are taken too."""
+        """Loads the wrapped module's, with or without the `module.` of PyTorch's wrapper."""
         prefix = "module."
         own = self.module.state_dict().keys()
-        if state_dict and all(key.startswith(prefix) for key in state_dict) and not any(
-            key.startswith(prefix) for key in own
+        if (
+            state_dict
+            and all(key.startswith(prefix) for key in state_dict)
+            and not any(key.startswith(prefix) for key in own)
         ):
             state_dict = {key[len(prefix) :]: value for key, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, *args, **kwargs)
@@ -318,7 +337,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _require_session(self) -> None:
         if self._session is None:
-            raise RuntimeError("gradsync: this is a copy of a wrapped module, and in no job; wrap its .module")
+            raise RuntimeError(
+                "gradsync: this is a copy of a wrapped module, and in no job; wrap its .module"
+            )
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
@@ -368,12 +389,12 @@ class DistributedDataParallel(torch.nn.Module):
     def _before_forward(self, synchronize: bool) -> None:
         if self._step is not None and _hooks.backward_id() is None:
             self._abandon_stale("its backward pass did not finish")
-        self._seen.check(self.module, {slot.name for slot in self._slots})
+        self._seen.check()
         if synchronize and self._observed is not None:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Cuts buckets anew, in the order in which the lowest live rank saw gradients become ready."""
+        """Cuts buckets anew, in the order of gradients that the lowest live rank observed."""
         observed, self._observed = self._observed, None
         assert observed is not None
         indices = torch.tensor([slot.index for slot in observed], dtype=torch.int32)
@@ -407,7 +428,8 @@ class DistributedDataParallel(torch.nn.Module):
             if tensor.grad_fn is not None:
                 tensor.register_hook(_OutputHook(self._begin, tensor.grad_fn))
                 found = True
-        # An output that hides its tensors, or that is a parameter: a parameter's gradient begins the step.
+        # An output that hides its tensors, or that is a parameter: a parameter's gradient begins
+        # the step.
         self._begin_at_parameter = not found
 
     # ---- In a backward pass
@@ -441,8 +463,10 @@ class DistributedDataParallel(torch.nn.Module):
             self._fail(
                 step,
                 RuntimeError(
-                    f"gradsync: parameter '{slot.name}' got a second gradient in one backward pass, after the "
-                    "first was handed over; a parameter that several reentrant checkpoints share needs "
+                    f"gradsync: parameter '{slot.name}' got a second gradient in one backward "
+                    f"pass, after the "
+                    "first was handed over; a parameter that several reentrant checkpoints share "
+                    "needs "
                     "use_reentrant=False or static_graph=True"
                 ),
             )
@@ -485,13 +509,13 @@ class DistributedDataParallel(torch.nn.Module):
                     flags[slot.index] = False
                 used = flags
             self._layout.end_step(step.number, used)
-        # After every other module's end: a rank that waited for one here while another rank waits for another
-        # would wait for ever.
+        # After every other module's end: a rank that waited for one here while another rank waits
+        # for another would wait for ever.
         _hooks.at_end_of_backward(lambda: self._finish(step, unused, ended))
 
     def _settle(self, slot: Slot, unused: list[tuple[Slot, torch.Tensor | None]]) -> None:
-        """Makes the view of a parameter that this pass gave no gradient (or, with static_graph, whose
-        gradients were only counted) hold what this rank contributes."""
+        """Makes the view of a parameter that this pass gave no gradient (or, with static_graph,
+        whose gradients were only counted) hold what this rank contributes."""
         gradient = slot.parameter.grad
         if gradient is None:
             slot.view.zero_()
@@ -543,9 +567,7 @@ class DistributedDataParallel(torch.nn.Module):
         totals[3] += committed - ended
 
     def _broadcast_buffers(self, root: int = gradsync.LOWEST_LIVE_RANK) -> None:
-        buffers = [
-            b for name, b in self.module.named_buffers() if name not in self._ignored
-        ]
+        buffers = [b for name, b in self.module.named_buffers() if name not in self._ignored]
         if buffers:
             with self._noting():
                 _state.broadcast_tensors(
@@ -617,8 +639,10 @@ def join(
     by_world = session.options.divisor == "world"
     if divide_by_initial_world_size not in (None, by_world):
         raise ValueError(
-            f"gradsync: this session divides by {'the world size' if by_world else 'the live ranks'}; join it "
-            f"with gradsync.torch.init(divisor='{'live_ranks' if by_world else 'world'}') on every rank, "
+            f"gradsync: this session divides by "
+            f"{'the world size' if by_world else 'the live ranks'}; join it "
+            f"with gradsync.torch.init(divisor='{'live_ranks' if by_world else 'world'}') on "
+            f"every rank, "
             "before the first module is wrapped"
         )
     yield
@@ -629,9 +653,7 @@ def join(
         for module in modules:
             module._observed = None
             tensors = [tensor for _, _, tensor in module._state()]
-            _state.broadcast_tensors(
-                session, tensors, last, f"the final state of '{module._name}'"
-            )
+            _state.broadcast_tensors(session, tensors, last, f"the final state of '{module._name}'")
 
 
 class _Hook:
@@ -639,9 +661,7 @@ class _Hook:
 
     __slots__ = ("slot", "wrapper")
 
-    def __init__(
-        self, wrapper: weakref.ref[DistributedDataParallel], slot: Slot
-    ) -> None:
+    def __init__(self, wrapper: weakref.ref[DistributedDataParallel], slot: Slot) -> None:
         self.wrapper = wrapper
         self.slot = slot
 
@@ -697,29 +717,42 @@ class _Identity:
             for key, parameter in submodule._parameters.items():
                 if parameter is not None:
                     self._entries.append(
-                        (submodule._parameters, key, parameter, parameter.dtype, parameter.requires_grad, dot)
+                        (
+                            submodule._parameters,
+                            key,
+                            parameter,
+                            parameter.dtype,
+                            parameter.requires_grad,
+                            dot,
+                        )
                     )
 
-    def check(self, module: torch.nn.Module, trainable: set[str]) -> None:
+    def check(self) -> None:
         """Raises: RuntimeError: names the first parameter that is another one or was changed."""
         for parameters, key, parameter, dtype, requires_grad, prefix in self._entries:
             if parameters.get(key) is not parameter:
-                self._raise(prefix + key, "is not the one that was wrapped (load_state_dict(assign=True)?)")
+                self._raise(
+                    prefix + key, "is not the one that was wrapped (load_state_dict(assign=True)?)"
+                )
             if parameter.dtype is not dtype:
                 self._raise(prefix + key, f"was converted from {dtype} to {parameter.dtype}")
             if not requires_grad and parameter.requires_grad:
-                self._raise(prefix + key, "did not require a gradient when it was wrapped, and now does")
+                self._raise(
+                    prefix + key, "did not require a gradient when it was wrapped, and now does"
+                )
         for entries, size, prefix in self._sizes:
             if len(entries) != size:
                 raise RuntimeError(
-                    f"gradsync: module '{prefix}' has parameters or submodules that it had not when it was "
+                    f"gradsync: module '{prefix}' has parameters or submodules that it had not "
+                    f"when it was "
                     "wrapped; wrap the module again"
                 )
 
     @staticmethod
     def _raise(name: str, what: str) -> None:
         raise RuntimeError(
-            f"gradsync: parameter '{name}' {what}, so its gradients would not be synchronized; wrap the module "
+            f"gradsync: parameter '{name}' {what}, so its gradients would not be synchronized; "
+            f"wrap the module "
             "again"
         )
 
@@ -734,7 +767,8 @@ def _check_arguments(
 ) -> None:
     if device_ids is not None or output_device is not None:
         raise ValueError(
-            "gradsync: device_ids and output_device must be None: a module on one device per process is "
+            "gradsync: device_ids and output_device must be None: a module on one device per "
+            "process is "
             "synchronized where it is"
         )
     if dim != 0:
@@ -751,30 +785,36 @@ def _check_module(module: torch.nn.Module) -> None:
             submodule, (torch.nn.Embedding, torch.nn.EmbeddingBag)
         ):
             raise TypeError(
-                f"gradsync: module '{name}' makes sparse gradients; gradsync averages dense ones: build it "
+                f"gradsync: module '{name}' makes sparse gradients; gradsync averages dense ones: "
+                f"build it "
                 "with sparse=False"
             )
         if isinstance(submodule, torch.nn.SyncBatchNorm) and not (
             torch.distributed.is_available() and torch.distributed.is_initialized()
         ):
             raise TypeError(
-                f"gradsync: module '{name}' is a SyncBatchNorm, which needs a torch.distributed process group "
+                f"gradsync: module '{name}' is a SyncBatchNorm, which needs a torch.distributed "
+                f"process group "
                 "of its own; initialize one, or use BatchNorm"
             )
-        if isinstance(submodule, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)):
+        if isinstance(
+            submodule, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
+        ):
             raise TypeError(f"gradsync: module '{name}' is wrapped already")
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     trainable = [(name, p) for name, p in trainable if name not in ignored]
     if not trainable:
-        raise ValueError("gradsync: the module has no parameter that requires a gradient: nothing to synchronize")
+        raise ValueError(
+            "gradsync: the module has no parameter that requires a gradient: nothing to synchronize"
+        )
     for name, parameter in trainable:
         why = refuse(name, parameter)
         if why is not None:
             raise TypeError(f"gradsync: {why}")
 
 
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
+def _tensors(output: Any) -> Iterator[Any]:
     """The tensors in nested sequences, mappings and data classes."""
     if isinstance(output, torch.Tensor):
         yield output
