@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Callable, Iterable
 
 import torch
@@ -98,9 +99,12 @@ def _reachable(start: Any, targets: set[Any]) -> bool:
     return False
 
 
-def without_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps torch.compile out of `function` itself, not out of what it calls."""
-    dynamo_disable = getattr(getattr(torch, "_dynamo", None), "disable", None)
-    if dynamo_disable is None:
-        return function
-    return dynamo_disable(function, recursive=False)  # type: ignore[no-any-return]
+def keep_from_compiling(owner: type, method: str) -> None:
+    """Keeps torch.compile out of `owner.method` itself, not out of what it calls.
+
+    Does so once PyTorch's compiler is loaded, which takes seconds, and not before.
+    """
+    compiler = sys.modules.get("torch._dynamo")
+    function = getattr(owner, method)
+    if compiler is not None and not getattr(function, "_torchdynamo_disable", False):
+        setattr(owner, method, compiler.disable(function, recursive=False))

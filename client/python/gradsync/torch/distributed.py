@@ -133,6 +133,7 @@ class DistributedDataParallel(torch.nn.Module):
         timeout: float | None = None,
     ) -> None:
         super().__init__()
+        _hooks.keep_from_compiling(DistributedDataParallel, "forward")
         _check_arguments(
             device_ids, output_device, dim, process_group, bucket_cap_mb, first_bucket_cap_mb
         )
@@ -174,10 +175,11 @@ class DistributedDataParallel(torch.nn.Module):
         for slot in self._slots:
             slot.handle = _hooks.on_accumulated(slot.parameter, slot.node, _Hook(wrapper, slot))
         self._begin = _BeginHook(wrapper)
+        # The module may be wrapped again.
+        weakref.finalize(self, _remove, [slot.handle for slot in self._slots]).atexit = False
 
     # ---- What a trainer calls
 
-    @_hooks.without_compiling
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass.
 
@@ -358,7 +360,8 @@ class DistributedDataParallel(torch.nn.Module):
     def _synchronize_state(self) -> None:
         state = self._state()
         trainable = {slot.name for slot in self._slots}
-        lines = [
+        lines = [f"broadcast_buffers={self.broadcast_buffers}, static_graph={self.static_graph}"]
+        lines += [
             _state.describe(kind, name, tensor)
             + (", frozen" if kind == "parameter" and name not in trainable else "")
             for kind, name, tensor in state
@@ -486,7 +489,11 @@ class DistributedDataParallel(torch.nn.Module):
         if waiting == 0:
             if step.first_bucket == 0.0:
                 step.first_bucket = time.perf_counter()
-            self._layout.mark_ready(step.number, bucket)
+            try:
+                self._layout.mark_ready(step.number, bucket)
+            except gradsync.Error as error:
+                self._drop(error)
+                raise
 
     def _end_backward(self) -> None:
         """The pass is over: hands over what is left, and ends the step."""
@@ -495,7 +502,7 @@ class DistributedDataParallel(torch.nn.Module):
             return
         ended = time.perf_counter()
         unused: list[tuple[Slot, torch.Tensor | None]] = []
-        with self._noting(), torch.no_grad():
+        with torch.no_grad():
             if len(step.order) < len(self._slots):
                 arrived = set(map(id, step.order))
                 for slot in self._slots:
@@ -508,7 +515,11 @@ class DistributedDataParallel(torch.nn.Module):
                 for slot, _ in unused:
                     flags[slot.index] = False
                 used = flags
+        try:
             self._layout.end_step(step.number, used)
+        except gradsync.Error as error:
+            self._drop(error)
+            raise
         # After every other module's end: a rank that waited for one here while another rank waits
         # for another would wait for ever.
         _hooks.at_end_of_backward(lambda: self._finish(step, unused, ended))
@@ -654,6 +665,11 @@ def join(
             module._observed = None
             tensors = [tensor for _, _, tensor in module._state()]
             _state.broadcast_tensors(session, tensors, last, f"the final state of '{module._name}'")
+
+
+def _remove(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 class _Hook:
