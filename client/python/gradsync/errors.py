@@ -37,6 +37,7 @@ class Error(RuntimeError):
         step: Optional[int] = None,
         bucket: Optional[int] = None,
     ) -> None:
+        """With the class's code, and those fields that are known."""
         super().__init__(message)
         self.code = type(self).code if code is None else code
         self.reason = reason

@@ -77,7 +77,7 @@ class Ranks:
         return self.processes[rank].pid
 
     def results(self, ranks=None):
-        """What the ranks (all) return; kills those that still run after that, or after a failure."""
+        """What the ranks (None: all) return; then, or after a failure, kills all."""
         waited_for = range(len(self.processes)) if ranks is None else ranks
         try:
             results = self._gather(set(waited_for))

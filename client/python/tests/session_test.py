@@ -1,5 +1,13 @@
+"""Joining a job, leaving it, and losing a rank."""
+
+import dataclasses
+import os
+import uuid
+
 import gradsync
-from ranks import run_ranks
+import pytest
+from ranks import Ranks, run_ranks
+from threads import job, on_every_rank, options
 
 
 def one_step():
@@ -10,10 +18,265 @@ def one_step():
         step = layout.next_step
         layout.mark_ready(step, 0)
         layout.end_step(step)
-        return layout.wait_step(step), float(bucket[0])
+        result = layout.wait_step(step)
+        statistics = session.statistics()
+    return session.rank, float(bucket[0]), result, statistics, repr(session)
 
 
-def test_a_step(daemon):
-    (first, mine), (second, theirs) = run_ranks(one_step, 2)
-    assert mine == theirs == 0.5
-    assert first == second and first.buckets == second.buckets
+def test_processes_join_from_the_environment_and_run_a_step(daemon):
+    results = run_ranks(one_step, 3)
+    assert [rank for rank, *_ in results] == [0, 1, 2]
+    assert [value for _, value, *_ in results] == [1.0, 1.0, 1.0]
+    first = results[0][2]
+    assert (first.step, first.live_ranks, first.divisor, first.used) == (1, 3, 3, None)
+    for _, _, result, statistics, text in results:
+        assert result == first and result.buckets == first.buckets
+        assert (statistics.steps_complete, statistics.steps_void) == (1, 0)
+        assert statistics.buckets_marked == 1 and statistics.bytes_reduced >= 40
+        assert 0 < statistics.mark_ready_total < 1 and 0 < statistics.exposed_total < 10
+        assert "closed" in text
+
+
+def test_options_come_from_the_environment(monkeypatch):
+    for name, value in {
+        "RANK": "3",
+        "WORLD_SIZE": "5",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1234",
+        "TORCHELASTIC_RUN_ID": "run",
+        "GRADSYNC_SOCKET": "/tmp/x.sock",
+        "GRADSYNC_JOB_TOKEN": "secret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    found = gradsync.SessionOptions.from_environment()
+    assert found == gradsync.SessionOptions(
+        socket="/tmp/x.sock", job_id="run@10.0.0.1:1234", token="secret", rank=3, world_size=5
+    )
+    monkeypatch.delenv("MASTER_PORT")
+    with pytest.raises(gradsync.InvalidArgumentError, match="MASTER_PORT is not set"):
+        gradsync.SessionOptions.from_environment()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"job_id": ""}, "job_id"),
+        ({"job_id": "a\0b"}, "job_id holds a NUL"),
+        ({"rank": 2}, "rank"),
+        ({"rank": -1}, "rank is -1"),
+        ({"world_size": 2**32}, "world_size is 4294967296"),
+        ({"socket": "relative"}, "socket"),
+        ({"divisor": "ranks"}, "divisor is 'ranks', not one of live_ranks, world"),
+        ({"on_rank_loss": "ignore"}, "on_rank_loss is 'ignore'"),
+        ({"step_timeout": 0}, "step_timeout is 0"),
+        ({"step_timeout": -1}, "step_timeout is -1"),
+        ({"connect_timeout": float("nan")}, "connect_timeout is nan"),
+    ],
+)
+def test_a_malformed_option_is_named(daemon, changes, message):
+    good = options(daemon, 0, 2)
+    with pytest.raises(gradsync.InvalidArgumentError, match=message) as raised:
+        gradsync.Session.join(dataclasses.replace(good, **changes))
+    assert raised.value.reason == "MALFORMED"
+    assert isinstance(raised.value, ValueError)
+
+
+def test_without_a_daemon_joining_fails(tmp_path):
+    absent = gradsync.SessionOptions(
+        socket=f"/tmp/{uuid.uuid4().hex}.sock", job_id="job", connect_timeout=0
+    )
+    with pytest.raises(gradsync.UnavailableError) as raised:
+        gradsync.Session.join(absent)
+    assert absent.socket in str(raised.value)
+    assert isinstance(raised.value, ConnectionError)
+
+
+def test_a_policy_that_the_daemon_does_not_have_or_a_session(daemon):
+    try:
+        gradsync.Session.join(options(daemon, on_rank_loss="hold")).close()
+    except gradsync.UnimplementedError as error:
+        assert isinstance(error, NotImplementedError) and "hold" in error.message
+
+
+def test_a_rank_that_is_held_already(daemon):
+    mine = options(daemon, 0, 2)
+    with gradsync.Session.join(mine) as session:
+        with pytest.raises(gradsync.AlreadyExistsError) as raised:
+            gradsync.Session.join(mine)
+        assert (raised.value.job, raised.value.rank) == (mine.job_id, 0)
+        assert session.options == mine and session.options is not mine
+
+
+def test_world_sizes_differ(daemon):
+    mine = options(daemon, 0, 2)
+    with gradsync.Session.join(mine):
+        with pytest.raises(gradsync.FailedPreconditionError) as raised:
+            gradsync.Session.join(dataclasses.replace(mine, rank=1, world_size=3))
+        assert raised.value.rank == 1
+
+
+def test_layouts_differ(daemon):
+    with job(daemon, 2) as sessions:
+
+        def register(rank):
+            parameters = [gradsync.Parameter("weight", (3, 4 + rank))]
+            with pytest.raises(gradsync.FailedPreconditionError, match="weight") as raised:
+                sessions[rank].register_layout(parameters=parameters)
+            return raised.value.reason
+
+        assert on_every_rank(2, register) == ["LAYOUT_MISMATCH"] * 2
+
+
+def test_a_rank_does_not_register(daemon):
+    with job(daemon, 2) as sessions:
+        with pytest.raises(gradsync.DeadlineExceededError):
+            sessions[0].register_layout(explicit_buckets=[gradsync.Bucket(1)], timeout=0.05)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"op": "maximum", "explicit_buckets": [gradsync.Bucket(1)]},
+        {"parameters": [gradsync.Parameter("p", (-1,))]},
+        {"parameters": [gradsync.Parameter("a\0b", ())]},
+        {"explicit_buckets": [gradsync.Bucket(-1)]},
+        {"bucket_cap_bytes": 0, "parameters": [gradsync.Parameter("p", (1,))]},
+        {"timeout": -1.0, "parameters": [gradsync.Parameter("p", (1,))]},
+        {"name": "\ud800", "parameters": [gradsync.Parameter("p", (1,))]},
+    ],
+)
+def test_a_malformed_layout(daemon, spec):
+    with gradsync.Session.join(options(daemon)) as session:
+        with pytest.raises(gradsync.InvalidArgumentError):
+            session.register_layout(**spec)
+
+
+def test_a_layout_says_what_it_is(daemon):
+    parameters = [
+        gradsync.Parameter("weight", [3, 4]),
+        gradsync.Parameter("bias", (), gradsync.DataType.FLOAT64),
+    ]
+    assert parameters[0].shape == (3, 4)
+    with gradsync.Session.join(options(daemon)) as session:
+        layout = session.register_layout("model", parameters=parameters)
+        assert (layout.name, layout.bucket_count, layout.parameter_count) == ("model", 2, 2)
+        assert layout.fingerprint != 0 and layout.next_step == 1
+        assert repr(layout) == "<gradsync.Layout 'model': 2 buckets, 2 parameters>"
+        weight, bias = layout.gradient(0), layout.gradient(1)
+        assert (weight.dtype, weight.count, weight.nbytes) == (gradsync.DataType.FLOAT32, 12, 48)
+        assert (bias.dtype, bias.count, bias.nbytes) == (gradsync.DataType.FLOAT64, 1, 8)
+        assert weight.bucket == 1 and bias.bucket == 0
+        assert layout.bucket(1).address <= weight.address
+        assert weight.address % 64 == 0 and layout.bucket(1).address % 128 == 0
+        for wrong in (layout.gradient, layout.bucket):
+            with pytest.raises(gradsync.InvalidArgumentError):
+                wrong(2)
+
+
+def leave_or_fail(directory):
+    session = gradsync.Session.join()
+    layout = session.register_layout(explicit_buckets=[gradsync.Bucket(1)])
+    if session.rank == 1:
+        with pytest.raises(ZeroDivisionError), session:
+            layout.mark_ready(1, 0)
+            raise ZeroDivisionError
+        return None
+    with pytest.raises(gradsync.AbortedError) as raised:
+        layout.wait_step(1)
+    error = raised.value
+    return error.code, error.reason, error.rank, error.step, error.bucket, error.job
+
+
+def test_an_exception_is_a_loss_to_the_others(daemon, tmp_path):
+    fields, _ = run_ranks(leave_or_fail, 2, str(tmp_path))
+    assert fields[:4] == ("ABORTED", "RANK_LOST", 1, 1)
+    assert "@127.0.0.1:" in fields[5]
+
+
+def wait_for_a_step():
+    session = gradsync.Session.join()
+    layout = session.register_layout(explicit_buckets=[gradsync.Bucket(1)])
+    session.barrier()
+    if session.rank == 1:
+        os.kill(os.getpid(), 9)
+    layout.mark_ready(1, 0)
+    layout.end_step(1)
+    with pytest.raises(gradsync.AbortedError) as raised:
+        layout.wait_step(1)
+    return raised.value
+
+
+def test_a_killed_rank_is_named_with_every_field(daemon):
+    (error,) = Ranks(wait_for_a_step, 2).results(ranks=[0])
+    assert (error.code, error.reason, error.rank, error.step) == ("ABORTED", "RANK_LOST", 1, 1)
+    assert error.bucket == 0 and error.channel is not None and error.job
+    assert "rank 1" in error.message and str(error).startswith("ABORTED/RANK_LOST: ")
+
+
+def test_the_daemon_dies(own_daemon):
+    with job(own_daemon, 2, [4]) as (_, layouts):
+        own_daemon.kill()
+        with pytest.raises(gradsync.UnavailableError) as raised:
+            layouts[0].wait_step(1)
+        assert raised.value.reason == "DAEMON_LOST"
+
+
+def test_calls_after_leaving_and_closing(daemon):
+    session = gradsync.Session.join(options(daemon))
+    layout = session.register_layout(explicit_buckets=[gradsync.Bucket(1)])
+    session.leave()
+    with pytest.raises(gradsync.FailedPreconditionError) as raised:
+        layout.mark_ready(1, 0)
+    assert raised.value.reason == "LEFT" and not session.closed
+    session.close()
+    session.close()
+    assert session.closed
+    for call in (session.barrier, session.leave, session.statistics, session.leave_and_stay):
+        with pytest.raises(gradsync.FailedPreconditionError) as raised:
+            call()
+        assert (raised.value.reason, raised.value.rank) == ("CLOSED", 0)
+    assert session.rank == 0 and session.world_size == 1 and session.generation == 1
+
+
+def test_calls_after_closing_a_layout(daemon):
+    with gradsync.Session.join(options(daemon)) as session:
+        layout = session.register_layout(explicit_buckets=[gradsync.Bucket(1)])
+        view = layout.bucket(0)
+        layout.close()
+        layout.close()
+        for call in (
+            lambda: layout.next_step,
+            lambda: layout.bucket(0),
+            lambda: layout.mark_ready(1, 0),
+            lambda: layout.end_step(1),
+            lambda: layout.abandon_step(1, "why"),
+            lambda: layout.wait_bucket(1, 0),
+            lambda: layout.wait_step(1),
+            lambda: layout.wait_step(1, 0),
+        ):
+            with pytest.raises(gradsync.FailedPreconditionError, match="was closed"):
+                call()
+        assert layout.name == "default" and view.numpy()[0] == 0
+
+
+def test_leaving_with_an_open_step(daemon):
+    with job(daemon, 2, [1]) as (sessions, layouts):
+        layouts[0].mark_ready(1, 0)
+        with pytest.raises(gradsync.FailedPreconditionError):
+            sessions[0].leave()
+
+
+def test_the_last_to_leave_is_known(daemon):
+    with job(daemon, 2) as sessions:
+        assert len(set(on_every_rank(2, lambda rank: sessions[rank].leave_and_stay(30)))) == 1
+        on_every_rank(2, lambda rank: sessions[rank].barrier(30))
+        on_every_rank(2, lambda rank: sessions[rank].__exit__(None, None, None))
+        assert all(session.closed for session in sessions)
+
+
+def test_not_every_rank_leaves(daemon):
+    with job(daemon, 2) as sessions:
+        with pytest.raises(gradsync.DeadlineExceededError) as raised:
+            sessions[0].leave_and_stay(0.01)
+        assert raised.value.reason == "WAIT_TIMEOUT"

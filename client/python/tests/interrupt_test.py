@@ -1,0 +1,157 @@
+"""Ctrl-C in waits, and what other threads do meanwhile."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+
+import gradsync
+import numpy
+import pytest
+from threads import finish_step, job, options
+
+# The first arrives while the main thread is inside the library, the second after a helper thread
+# took the wait over.
+MOMENTS = [0.02, 0.4]
+
+
+class Interrupted(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    """A signal whose handler raises arrives after `seconds`; the body must not run much longer."""
+
+    def handle(number, frame):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handle)
+    start = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with pytest.raises(Interrupted):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < seconds + 5
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_waits_are_interrupted_and_can_be_repeated(daemon, moment):
+    with job(daemon, 2, [1]) as (_, layouts):
+        layouts[0].mark_ready(1, 0)
+        for wait in (
+            lambda: layouts[0].wait_step(1),
+            lambda: layouts[0].wait_bucket(1, 0),
+            lambda: layouts[0].wait_step(1, 60),
+        ):
+            with interrupted_after(moment):
+                wait()
+        layouts[1].mark_ready(1, 0)
+        for layout in layouts:
+            layout.end_step(1)
+        assert layouts[0].wait_step(1).step == 1
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_operations_are_interrupted(daemon, moment):
+    values = numpy.zeros(4)
+    for operation in (
+        lambda session: session.barrier(),
+        lambda session: session.broadcast(values, 1),
+        lambda session: session.all_reduce(values),
+        lambda session: session.leave_and_stay(),
+        lambda session: session.register_layout(explicit_buckets=[gradsync.Bucket(1)]),
+    ):
+        with job(daemon, 2) as sessions:
+            with interrupted_after(moment):
+                operation(sessions[0])
+            # Lets the helper's call end.
+            sessions[1].close()
+
+
+def test_joining_is_interrupted():
+    absent = gradsync.SessionOptions(socket=f"/tmp/{uuid.uuid4().hex}.sock", job_id="job")
+    with interrupted_after(0.02):
+        gradsync.Session.join(absent)
+
+
+def test_ctrl_c(daemon):
+    with job(daemon, 2, [1]) as (_, layouts):
+        timer = threading.Timer(0.4, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            layouts[0].wait_step(1)
+        timer.join()
+        assert finish_step(layouts, 1).step == 1
+
+
+def test_a_wait_that_went_on_changes_nothing(daemon):
+    """What an interrupted wait got is dropped, and its helper is used again."""
+    with job(daemon, 2, [1]) as (_, layouts):
+        for step in (1, 2, 3):
+            with interrupted_after(0.3):
+                layouts[0].wait_step(step)
+            finish_step(layouts, step)
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("gradsync-wait") < 20
+
+
+@pytest.mark.parametrize("on_main_thread", [True, False])
+@pytest.mark.parametrize("operation", ["wait_step", "wait_bucket", "barrier"])
+def test_other_threads_run_during_a_wait(daemon, operation, on_main_thread):
+    with job(daemon, 2, [1]) as (sessions, layouts):
+        over = threading.Event()
+        calls = {
+            "wait_step": lambda: layouts[0].wait_step(1, 0.4),
+            "wait_bucket": lambda: layouts[0].wait_bucket(1, 0, 0.4),
+            "barrier": lambda: sessions[0].barrier(0.4),
+        }
+
+        def wait():
+            with pytest.raises(gradsync.DeadlineExceededError):
+                calls[operation]()
+            over.set()
+
+        rounds = 0
+
+        def count():
+            nonlocal rounds
+            while not over.is_set():
+                rounds += 1
+
+        waiter, counter = (wait, count) if on_main_thread else (count, wait)
+        thread = threading.Thread(target=counter)
+        thread.start()
+        waiter()
+        thread.join()
+        assert rounds > 10_000
+
+
+def test_closing_while_another_thread_is_inside(daemon):
+    sessions = [
+        gradsync.Session.join(options(daemon, rank, 2, "closing" + uuid.uuid4().hex[:8]))
+        for rank in range(1)
+    ]
+    started = threading.Event()
+    outcome = []
+
+    def wait():
+        started.set()
+        try:
+            sessions[0].barrier(0.3)
+        except gradsync.Error as error:
+            outcome.append(error.reason)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait()
+    sessions[0].close()
+    thread.join()
+    assert outcome in (["WAIT_TIMEOUT"], ["OPERATION_TIMEOUT"], ["CLOSED"]), outcome
+    with pytest.raises(gradsync.FailedPreconditionError):
+        sessions[0].barrier()

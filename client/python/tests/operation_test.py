@@ -1,0 +1,128 @@
+"""The job's own operations: barrier, broadcast, all-reduce."""
+
+import array
+import ctypes
+
+import gradsync
+import numpy
+import pytest
+from threads import job, on_every_rank
+
+
+def test_numpy_arrays_are_averaged_in_place(daemon):
+    with job(daemon, 2) as sessions:
+        for dtype in (numpy.float32, numpy.float64, numpy.float16):
+
+            def average(rank, dtype=dtype):
+                values = numpy.full((3, 2), rank, dtype)
+                sessions[rank].all_reduce(values)
+                return values
+
+            for values in on_every_rank(2, average):
+                assert values.dtype == dtype and (values == 0.5).all()
+
+
+def test_sum_of_other_buffers(daemon):
+    with job(daemon, 2) as sessions:
+
+        def add(rank):
+            floats = array.array("d", [rank, 4.0])
+            sessions[rank].all_reduce(floats, op="sum")
+            bits = numpy.array([0x3F80, 0x4000], numpy.uint16)  # 1 and 2 in bfloat16
+            sessions[rank].all_reduce(bits, gradsync.DataType.BFLOAT16, "sum")
+            empty = numpy.zeros(0, numpy.float32)
+            sessions[rank].all_reduce(empty)
+            return list(floats), list(bits)
+
+        assert on_every_rank(2, add) == [([1.0, 8.0], [0x4000, 0x4080])] * 2
+
+
+def test_broadcast_of_any_buffer(daemon):
+    with job(daemon, 2) as sessions:
+
+        def receive(rank):
+            text = bytearray(b"from one" if rank == 1 else b"        ")
+            sessions[rank].broadcast(text, 1)
+            table = numpy.full((2, 3), rank, numpy.int64)
+            sessions[rank].broadcast(table, 0, timeout=30)
+            number = ctypes.c_uint32(rank + 7)
+            address = ctypes.addressof(number)
+            sessions[rank].broadcast_address(address, 4, 1, owner=number)
+            return bytes(text), table.sum(), number.value
+
+        assert on_every_rank(2, receive) == [(b"from one", 0, 8)] * 2
+
+
+def test_all_reduce_at_an_address(daemon):
+    with job(daemon, 2) as sessions:
+
+        def add(rank):
+            numbers = (ctypes.c_float * 2)(rank, 1)
+            sessions[rank].all_reduce_address(
+                ctypes.addressof(numbers), 2, gradsync.DataType.FLOAT32, "sum", 30
+            )
+            return list(numbers)
+
+        assert on_every_rank(2, add) == [[1.0, 2.0]] * 2
+
+
+def test_large_broadcast(daemon):
+    count = 20 << 20  # float32: more than the staging memory holds
+    with job(daemon, 2) as sessions:
+
+        def receive(rank):
+            values = numpy.full(count, float(rank), numpy.float32)
+            values[-1] += 1
+            sessions[rank].broadcast(values, 1)
+            return values[0], values[-1]
+
+        assert on_every_rank(2, receive) == [(1.0, 2.0)] * 2
+
+
+def test_the_lowest_live_rank_or_an_error(daemon):
+    with job(daemon, 1) as (session,):
+        try:
+            session.broadcast(bytearray(1), gradsync.LOWEST_LIVE_RANK)
+        except gradsync.InvalidArgumentError as error:
+            assert "root 4294967295" in error.message
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda s: s.broadcast(b"read-only", 0), "writable"),
+        (lambda s: s.broadcast(numpy.zeros((4, 4))[:, 0], 0), "contiguous"),
+        (lambda s: s.broadcast(3, 0), "buffer"),
+        (lambda s: s.broadcast(bytearray(1), 1), "root 1"),
+        (lambda s: s.broadcast(bytearray(1), -1), "root is -1"),
+        (lambda s: s.all_reduce(numpy.zeros(2, numpy.int64)), "format 'l'"),
+        (lambda s: s.all_reduce(object()), "buffer"),
+        (lambda s: s.all_reduce(bytearray(3), gradsync.DataType.FLOAT32), "3 bytes"),
+        (lambda s: s.all_reduce(numpy.zeros(2), op="max"), "op is 'max'"),
+        (lambda s: s.all_reduce(numpy.zeros(5 << 20)), "staging memory"),
+        (lambda s: s.barrier(-1), "timeout is -1"),
+    ],
+)
+def test_what_is_refused(daemon, call, message):
+    with job(daemon, 1) as (session,):
+        with pytest.raises(gradsync.InvalidArgumentError, match=message):
+            call(session)
+        session.barrier()
+
+
+def test_a_rank_does_not_come(daemon):
+    with job(daemon, 2) as sessions:
+        with pytest.raises(gradsync.DeadlineExceededError, match="rank"):
+            sessions[0].barrier(0.05)
+
+
+def test_ranks_disagree(daemon):
+    with job(daemon, 2) as sessions:
+
+        def operate(rank):
+            call = (sessions[0].barrier, lambda: sessions[1].all_reduce(numpy.zeros(1)))[rank]
+            with pytest.raises(gradsync.FailedPreconditionError) as raised:
+                call()
+            return raised.value.reason
+
+        assert on_every_rank(2, operate) == ["OPERATION_MISMATCH"] * 2

@@ -1,0 +1,190 @@
+"""Steps: what they compute, what they refuse, and what their results say."""
+
+import math
+import pickle
+
+import gradsync
+import numpy
+import pytest
+from threads import finish_step, job, on_every_rank
+
+
+@pytest.mark.parametrize("op, expected", [("average", 1.5), ("sum", 3.0)])
+@pytest.mark.parametrize("dtype", list(gradsync.DataType))
+def test_every_dtype_is_reduced(daemon, dtype, op, expected):
+    spec = {"explicit_buckets": [gradsync.Bucket(100, dtype)], "op": op}
+    with job(daemon, 2, **spec) as (_, layouts):
+        values = [1.0, 2.0]
+        for layout, value in zip(layouts, values):
+            bucket = layout.bucket(0).numpy()
+            bucket[:] = to_dtype(value, dtype)
+            assert len(bucket) == layout.bucket(0).count >= 100
+        finish_step(layouts, 1)
+        for layout in layouts:
+            assert (layout.bucket(0).numpy() == to_dtype(expected, dtype)).all()
+
+
+def to_dtype(value, dtype):
+    """`value` as an element of View.numpy(): bfloat16 is the upper half of float32."""
+    if dtype != gradsync.DataType.BFLOAT16:
+        return value
+    return numpy.float32(value).view(numpy.uint32) >> 16
+
+
+def test_steps_count_from_one_and_results_say_what_happened(daemon):
+    with job(daemon, 2, [10, 20]) as (_, layouts):
+        for step in (1, 2, 3):
+            assert layouts[0].next_step == step
+            result = finish_step(layouts, step)
+            assert (result.step, result.live_ranks, result.divisor) == (step, 2, 2)
+            assert result.used is None and len(result.buckets) == 2
+            for times in result.buckets:
+                assert len(times.ready_ns) == 2
+                assert 0 < max(times.ready_ns) <= times.start_ns <= times.finish_ns
+
+
+def test_a_result_can_be_pickled(daemon):
+    with job(daemon, 1, [10]) as (_, layouts):
+        result = finish_step(layouts, 1)
+    copy = pickle.loads(pickle.dumps(result))
+    assert copy == result and copy.buckets == result.buckets and copy.numbers == result.numbers
+    assert pickle.loads(pickle.dumps(copy)).buckets == result.buckets
+
+
+def test_norm_of_the_gradients(daemon):
+    with job(daemon, 2, [2, 1]) as (_, layouts):
+        for layout in layouts:
+            layout.bucket(0).numpy()[:2] = (3, 0)
+            layout.bucket(1).numpy()[0] = 4
+        result = finish_step(layouts, 1)
+        if not result.numbers:
+            with pytest.raises(gradsync.UnimplementedError, match="too old"):
+                _ = result.gradient_norm
+            pytest.skip("the library gives no numbers")
+        assert result.gradient_norm == pytest.approx(5)
+        assert [numbers.non_finite for numbers in result.numbers] == [0, 0]
+        layouts[0].bucket(0).numpy()[0] = numpy.inf
+        result = finish_step(layouts, 2)
+        assert not math.isfinite(result.gradient_norm) and result.numbers[0].non_finite == 1
+
+
+def test_clip_coefficient():
+    assert gradsync.clip_coefficient(0.5, 1.0) == 1.0
+    assert gradsync.clip_coefficient(4.0, 1.0) == pytest.approx(0.25, rel=1e-6)
+    assert gradsync.clip_coefficient(0.0, 1.0) == 1.0
+
+
+def test_parameters_that_no_rank_used(daemon):
+    parameters = [gradsync.Parameter(name, (2,)) for name in "abc"]
+    with job(daemon, 2, parameters=parameters) as (_, layouts):
+        used = [[True, False, False], numpy.array([False, False, True])]
+        for layout, flags in zip(layouts, used):
+            for bucket in range(layout.bucket_count):
+                layout.mark_ready(1, bucket)
+            layout.end_step(1, flags)
+        assert [layout.wait_step(1, 30).used for layout in layouts] == [(True, False, True)] * 2
+        for layout in layouts:
+            layout.mark_ready(2, 0)
+            with pytest.raises(gradsync.InvalidArgumentError, match="2 parameters"):
+                layout.end_step(2, [True, False])
+
+
+def test_an_unused_parameter_is_marked(daemon):
+    with job(daemon, 1, parameters=[gradsync.Parameter("a", (2,))]) as (_, layouts):
+        try:
+            layouts[0].mark_unused(1, 0)
+        except NotImplementedError as error:
+            assert "gradsync_mark_unused" in str(error) and "ABI version" in str(error)
+            pytest.skip("the library has no mark_unused")
+
+
+def test_layouts_are_replaced(daemon):
+    with job(daemon, 2, [4]) as (sessions, layouts):
+        finish_step(layouts, 1)
+
+        def replace(rank):
+            return sessions[rank].replace_layout(
+                layouts[rank], explicit_buckets=[gradsync.Bucket(2), gradsync.Bucket(3)]
+            )
+
+        try:
+            replaced = on_every_rank(2, replace)
+        except NotImplementedError as error:
+            assert "gradsync_replace_layout" in str(error)
+            pytest.skip("the library has no replace_layout")
+        assert replaced[0].bucket_count == 2
+        finish_step(replaced, replaced[0].next_step)
+
+
+def test_errors_say_where(daemon):
+    with job(daemon, 2, [1, 1, 1]) as (sessions, layouts):
+        layout = layouts[1]
+        layout.mark_ready(1, 2)
+        with pytest.raises(gradsync.FailedPreconditionError) as raised:
+            layout.mark_ready(1, 2)
+        error = raised.value
+        assert (error.code, error.reason) == ("FAILED_PRECONDITION", "ALREADY_READY")
+        assert (error.job, error.rank) == (sessions[1].options.job_id, 1)
+        assert (error.step, error.bucket) == (1, 2) and error.channel >= 0
+        with pytest.raises(gradsync.InvalidArgumentError) as raised:
+            layout.mark_ready(1, 3)
+        assert (raised.value.reason, raised.value.bucket) == ("UNKNOWN_BUCKET", 3)
+        with pytest.raises(gradsync.FailedPreconditionError) as raised:
+            layout.end_step(1)
+        assert (raised.value.reason, raised.value.bucket) == ("PROTOCOL_VIOLATION", 0)
+        with pytest.raises(gradsync.FailedPreconditionError) as raised:
+            layout.mark_ready(7, 0)
+        assert (raised.value.reason, raised.value.step) == ("PROTOCOL_VIOLATION", 7)
+
+
+def test_arguments_of_another_type(daemon):
+    with job(daemon, 1, [1]) as (_, layouts):
+        for call in (
+            lambda: layouts[0].mark_ready("1", 0),
+            lambda: layouts[0].mark_ready(1, None),
+            lambda: layouts[0].wait_step(1.5),
+            lambda: layouts[0].wait_bucket(1, "0"),
+        ):
+            with pytest.raises(TypeError, match="layout 'default'"):
+                call()
+
+
+def test_an_abandoned_step_is_void_for_all(daemon):
+    with job(daemon, 2, [1]) as (_, layouts):
+        layouts[1].abandon_step(1, "the loss is not a number")
+        for layout in layouts:
+            with pytest.raises(gradsync.AbortedError, match="the loss is not a number") as raised:
+                layout.wait_step(1, 30)
+            assert (raised.value.reason, raised.value.rank) == ("STEP_ABANDONED", 1)
+        finish_step(layouts, 2)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_a_wait_times_out_and_changes_nothing(daemon, timeout):
+    with job(daemon, 2, [1]) as (_, layouts):
+        layouts[0].mark_ready(1, 0)
+        for wait in (layouts[0].wait_step, lambda step, t: layouts[0].wait_bucket(step, 0, t)):
+            with pytest.raises(gradsync.DeadlineExceededError) as raised:
+                wait(1, timeout)
+            assert (raised.value.reason, raised.value.step) == ("WAIT_TIMEOUT", 1)
+            assert isinstance(raised.value, TimeoutError)
+        layouts[1].mark_ready(1, 0)
+        layouts[0].wait_bucket(1, 0, 30)
+        for layout in layouts:
+            layout.end_step(1)
+        assert layouts[0].wait_step(1, 30).step == 1
+
+
+def test_a_wait_that_a_helper_took_over_times_out_with_who_is_missing(daemon):
+    with job(daemon, 2, [1]) as (_, layouts):
+        layouts[0].mark_ready(1, 0)
+        with pytest.raises(gradsync.DeadlineExceededError, match="rank 1") as raised:
+            layouts[0].wait_step(1, 0.3)
+        assert raised.value.reason == "WAIT_TIMEOUT"
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_timeout_that_is_none(daemon, timeout):
+    with job(daemon, 1, [1]) as (_, layouts):
+        with pytest.raises(gradsync.InvalidArgumentError, match="timeout"):
+            layouts[0].wait_step(1, timeout)

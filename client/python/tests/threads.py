@@ -1,0 +1,53 @@
+"""Ranks as threads of the test's own process: the cheapest job there is."""
+
+import concurrent.futures
+import contextlib
+import uuid
+
+import gradsync
+
+
+def options(daemon, rank=0, world_size=1, job_id=None, **others):
+    """Options of a rank; without a job_id of a job of its own."""
+    return gradsync.SessionOptions(
+        socket=daemon.socket,
+        job_id=job_id or uuid.uuid4().hex,
+        rank=rank,
+        world_size=world_size,
+        **others,
+    )
+
+
+def on_every_rank(world_size, body, *args):
+    """body(rank, *args) for each rank, on a thread of its own; results in rank order."""
+    with concurrent.futures.ThreadPoolExecutor(world_size) as pool:
+        futures = [pool.submit(body, rank, *args) for rank in range(world_size)]
+    return [future.result() for future in futures]
+
+
+@contextlib.contextmanager
+def job(daemon, world_size, buckets=None, **spec):
+    """Sessions of every rank and, of `buckets` float32 counts or a spec, their layouts."""
+    job_id = uuid.uuid4().hex
+    if buckets is not None:
+        spec["explicit_buckets"] = [gradsync.Bucket(count) for count in buckets]
+
+    def join(rank):
+        session = gradsync.Session.join(options(daemon, rank, world_size, job_id))
+        return session, session.register_layout(**spec) if spec else None
+
+    sessions, layouts = zip(*on_every_rank(world_size, join))
+    try:
+        yield (sessions, layouts) if spec else sessions
+    finally:
+        for session in sessions:
+            session.close()
+
+
+def finish_step(layouts, step):
+    """Marks every bucket on every rank, ends the step and waits for it; rank 0's result."""
+    for layout in layouts:
+        for bucket in range(layout.bucket_count):
+            layout.mark_ready(step, bucket)
+        layout.end_step(step)
+    return [layout.wait_step(step, 30) for layout in layouts][0]
