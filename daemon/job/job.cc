@@ -1,5 +1,7 @@
 #include "daemon/job/job.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -112,71 +114,210 @@ absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, Layout
     return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
                      absl::StrCat("rank ", rank, " has left: it cannot register a layout"));
   }
-  LayoutChannel* layout = nullptr;
-  for (const auto& existing : layouts_) {
-    if (existing->name() == request.spec.name) layout = existing.get();
-  }
+  if (absl::Status failed = TakeFailure(rank, request); !failed.ok()) return failed;
+  LayoutChannel* layout = FindPending(request);
   if (layout == nullptr) {
-    auto plan = PlanLayout(request.spec, environment_.max_buckets_per_layout);
-    if (!plan.ok()) return plan.status();
-    if (layouts_.size() >= kMaxLayouts || plan->buckets.size() * world_size_ > kMaxBucketRanks) {
-      return MakeError(
-          absl::StatusCode::kResourceExhausted, "QUOTA",
-          absl::StrCat("job '", identity_.job_id, "' has ", layouts_.size(),
-                       " layouts, and this one has ", plan->buckets.size(),
-                       " buckets; a job may have ", kMaxLayouts, " layouts, and a layout ",
-                       kMaxBucketRanks, " buckets times ranks: raise bucket_cap_bytes"));
-    }
-    layouts_.push_back(std::make_unique<LayoutChannel>(
-        static_cast<std::uint32_t>(layouts_.size() + 1), request.spec, rank, *std::move(plan),
-        terms_, &members_,
-        [this](LayoutChannel* channel, std::size_t bucket, const ReduceTimes& times) {
-          const auto self = shared_from_this();
-          Transaction transaction(this);
-          channel->Reduced(bucket, times, environment_.clock->NowNs(), transaction.effects());
-          MaybeEnd(transaction.effects());
-        }));
-    layout = layouts_.back().get();
+    auto begun = BeginAgreement(rank, request);
+    if (!begun.ok()) return begun.status();
+    layout = *begun;
   }
-  if (absl::Status status = layout->Register(rank, std::move(request), transaction.effects());
-      !status.ok()) {
+  absl::Status status = layout->Register(rank, std::move(request), transaction.effects());
+  if (!status.ok()) {
+    SettleLayouts(transaction.effects());
     return status;
   }
   return Registration{layout->channel(), layout->plan()};
 }
 
+LayoutChannel* Job::FindPending(const LayoutRequest& request) const {
+  for (const auto& [channel, layout] : layouts_) {
+    if (layout->ready()) continue;
+    const bool same_place = request.replaces != 0 && layout->replaces() == request.replaces;
+    if (same_place || layout->name() == request.spec.name) return layout.get();
+  }
+  return nullptr;
+}
+
+absl::StatusOr<LayoutChannel*> Job::BeginAgreement(std::uint32_t rank,
+                                                   const LayoutRequest& request) {
+  std::size_t kept = 0;
+  for (const auto& [channel, layout] : layouts_) {
+    // There is at most one replacement of each layout.
+    if (layout->ready() || layout->replaces() == 0) ++kept;
+    if (channel == request.replaces || layout->name() != request.spec.name) continue;
+    return MakeError(absl::StatusCode::kFailedPrecondition, "ALREADY_REGISTERED",
+                     absl::StrCat("rank ", rank, " has registered layout '", request.spec.name,
+                                  "' already, on channel ", channel,
+                                  ". Replace it, or give this one another name."),
+                     {{"job", identity_.job_id},
+                      {"rank", absl::StrCat(rank)},
+                      {"channel", absl::StrCat(channel)}});
+  }
+  auto plan = PlanLayout(request.spec, environment_.max_buckets_per_layout);
+  if (!plan.ok()) return plan.status();
+  if ((request.replaces == 0 && kept >= kMaxLayouts) ||
+      plan->buckets.size() * world_size_ > kMaxBucketRanks ||
+      last_channel_ == std::numeric_limits<std::uint32_t>::max()) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "QUOTA",
+        absl::StrCat("job '", identity_.job_id, "' has ", kept, " layouts, and this one has ",
+                     plan->buckets.size(), " buckets; a job may have ", kMaxLayouts,
+                     " layouts, and a layout ", kMaxBucketRanks,
+                     " buckets times ranks: raise bucket_cap_bytes"));
+  }
+  const std::uint32_t channel = ++last_channel_;
+  auto& layout = layouts_[channel];
+  layout = std::make_unique<LayoutChannel>(
+      channel, request.spec, request.replaces, rank, *std::move(plan), terms_, &members_,
+      [this](LayoutChannel* reduced, std::size_t bucket, const ReduceTimes& times) {
+        const auto self = shared_from_this();
+        Transaction transaction(this);
+        reduced->Reduced(bucket, times, environment_.clock->NowNs(), transaction.effects());
+        MaybeEnd(transaction.effects());
+      });
+  return layout.get();
+}
+
+absl::Status Job::TakeFailure(std::uint32_t rank, const LayoutRequest& request) {
+  for (auto it = failures_.begin(); it != failures_.end(); ++it) {
+    if (it->name != request.spec.name || it->replaces != request.replaces || !it->untold[rank]) {
+      continue;
+    }
+    it->untold[rank] = false;
+    absl::Status status = it->status;
+    const auto& untold = it->untold;
+    if (std::find(untold.begin(), untold.end(), true) == untold.end()) failures_.erase(it);
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+void Job::RememberFailure(const LayoutChannel& layout) {
+  FailedAgreement failure{layout.name(), layout.replaces(), layout.agreement(),
+                          std::vector<bool>(world_size_)};
+  bool late = false;
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    failure.untold[rank] = members_.InSteps(rank) && !layout.Told(rank);
+    late = late || failure.untold[rank];
+  }
+  if (!late) return;
+  if (failures_.size() >= kMaxLayouts) failures_.erase(failures_.begin());
+  failures_.push_back(std::move(failure));
+}
+
+void Job::SettleLayouts(Effects* effects) {
+  if (!end_.ok()) return;  // they stay as they are, for status and statistics
+  for (auto it = layouts_.begin(); it != layouts_.end();) {
+    LayoutChannel& layout = *it->second;
+    if (layout.ready()) {
+      ++it;
+    } else if (layout.dead()) {
+      RememberFailure(layout);
+      it = layouts_.erase(it);
+    } else if (layout.Complete()) {
+      layout.Begin(Find(layout.replaces()), effects);
+      if (const auto replaced = layouts_.find(layout.replaces()); replaced != layouts_.end()) {
+        // With its memory, its arenas among it.
+        effects->releases.emplace_back(std::move(replaced->second));
+        layouts_.erase(replaced);
+      }
+      ++it;
+    } else {
+      ++it;
+    }
+  }
+}
+
 void Job::RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) {
   Transaction transaction(this);
   LayoutChannel* const layout = Find(channel);
-  if (layout != nullptr && !Ended(rank)) layout->Refuse(rank, why, transaction.effects());
+  if (layout == nullptr || Ended(rank)) return;
+  layout->Refuse(rank, why, transaction.effects());
+  SettleLayouts(transaction.effects());
+}
+
+void Job::Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) {
+  Transaction transaction(this);
+  LayoutChannel* const layout = Find(channel);
+  if (layout == nullptr || Ended(rank)) {
+    transaction.effects()->releases.push_back(std::move(memory));
+  } else {
+    layout->Hold(rank, std::move(memory), transaction.effects());
+  }
+}
+
+absl::Status Job::CheckReplaces(std::uint32_t rank, std::uint32_t channel) const {
+  MutexLock lock(&mutex_);
+  if (Ended(rank)) return absl::OkStatus();
+  const auto layout = ChannelOf(rank, channel);
+  if (!layout.ok()) return layout.status();
+  const auto breach = [&](absl::string_view what) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+                     absl::StrCat("rank ", rank, " replaces layout '", (*layout)->name(),
+                                  "' on channel ", channel, ", ", what),
+                     {{"job", identity_.job_id},
+                      {"rank", absl::StrCat(rank)},
+                      {"channel", absl::StrCat(channel)},
+                      {"step", absl::StrCat((*layout)->step())}});
+  };
+  if (!(*layout)->ready()) return breach("which is not ready: wait for LayoutReady first");
+  if ((*layout)->InStep(rank)) {
+    return breach(absl::StrCat("whose step ", (*layout)->step(),
+                               " it is in: end or abandon it and wait for StepDone first"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  // It came on the executor, while the Leave that was sent after it did not have to wait.
-  if (members_[rank].state == RankState::kStayed) return absl::OkStatus();
-  const auto layout = ChannelOf(rank, channel);
-  if (!layout.ok()) return layout.status();
-  return (*layout)->Mapped(rank, std::move(memory), transaction.effects());
+  // It came on the executor: meanwhile the rank may have left, or the agreement failed.
+  const bool closed = channel >= 1 && channel <= last_channel_ && Find(channel) == nullptr;
+  if (closed || members_[rank].state == RankState::kStayed) return absl::OkStatus();
+  LayoutChannel* const layout = Find(channel);
+  if (layout == nullptr) return UnknownChannel(rank, channel);
+  absl::Status status = layout->Mapped(rank, std::move(memory));
+  SettleLayouts(transaction.effects());
+  return status;
 }
 
 // ---- Steps
 // ---------------------------------------------------------------------------------------
 
+absl::Status Job::UnknownChannel(std::uint32_t rank, std::uint32_t channel) const {
+  return MakeError(absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL",
+                   absl::StrCat("rank ", rank, ": there is no layout on channel ", channel,
+                                channel >= 1 && channel <= last_channel_
+                                    ? "; it was replaced, or its agreement failed"
+                                    : ""),
+                   {{"job", identity_.job_id},
+                    {"rank", absl::StrCat(rank)},
+                    {"channel", absl::StrCat(channel)}});
+}
+
+bool Job::Replacing(std::uint32_t rank, std::uint32_t channel) const {
+  for (const auto& [number, layout] : layouts_) {
+    if (!layout->ready() && layout->replaces() == channel) return layout->Registered(rank);
+  }
+  return false;
+}
+
 absl::StatusOr<LayoutChannel*> Job::ChannelOf(std::uint32_t rank, std::uint32_t channel) const {
   LayoutChannel* layout = Find(channel);
-  if (layout == nullptr) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL",
-                     absl::StrCat("rank ", rank, ": there is no layout on channel ", channel),
+  if (layout == nullptr) return UnknownChannel(rank, channel);
+  const auto breach = [&](absl::string_view what) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+                     absl::StrCat("rank ", rank, what),
                      {{"job", identity_.job_id},
                       {"rank", absl::StrCat(rank)},
-                      {"channel", absl::StrCat(channel)}});
-  }
-  if (members_[rank].state != RankState::kLive) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
-                     absl::StrCat("rank ", rank, " has left: it takes part in no step"),
-                     {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+                      {"channel", absl::StrCat(channel)},
+                      {"step", absl::StrCat(layout->step())}});
+  };
+  if (members_[rank].state != RankState::kLive)
+    return breach(" has left: it takes part in no step");
+  if (Replacing(rank, channel)) {
+    return breach(absl::StrCat(" is replacing layout '", layout->name(), "' on channel ", channel,
+                               ": it may not use it until RegisterLayout is answered"));
   }
   return layout;
 }
@@ -247,7 +388,7 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   if (Ended(rank)) return absl::OkStatus();
   Member& member = members_[rank];
   bool in_step = operations_.InOperation(rank);
-  for (const auto& layout : layouts_) in_step = in_step || layout->InStep(rank);
+  for (const auto& [channel, layout] : layouts_) in_step = in_step || layout->InStep(rank);
   if (in_step || (member.state == RankState::kStayed && !exit)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
                      absl::StrCat("rank ", rank,
@@ -259,7 +400,10 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   member.state = exit ? RankState::kExited : RankState::kStayed;
   if (was_in_steps) last_joiner_ = rank;
   const std::uint64_t now_ns = environment_.clock->NowNs();
-  for (const auto& layout : layouts_) layout->RankLeft(rank, exit, now_ns, transaction.effects());
+  for (const auto& [channel, layout] : layouts_) {
+    layout->RankLeft(rank, exit, now_ns, transaction.effects());
+  }
+  SettleLayouts(transaction.effects());
   if (exit) {
     members_.Send(rank, SessionEndMessage{absl::OkStatus()}, transaction.effects());
     member.sink.reset();
@@ -277,10 +421,11 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
 absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
   std::string where = "between steps";
   std::string channel = "0", step, bucket;
-  for (const auto& layout : layouts_) {
+  for (const auto& [number, layout] : layouts_) {
     if (layout->dead()) continue;
     if (!layout->ready()) {
-      where = absl::StrCat("while layout '", layout->name(), "' was being agreed");
+      where = absl::StrCat("while layout '", layout->name(), "' was being ",
+                           layout->replaces() == 0 ? "agreed" : "replaced");
       channel = absl::StrCat(layout->channel());
       step = bucket = "";
       continue;
@@ -344,7 +489,7 @@ bool Job::EndIfIdle(const absl::Status& why) {
 void Job::StopLocked(const absl::Status& why) {
   if (!end_.ok()) return;
   end_ = why;
-  for (const auto& layout : layouts_) layout->Stop(why);
+  for (const auto& [channel, layout] : layouts_) layout->Stop(why);
   operations_.Stop();
 }
 
@@ -357,14 +502,15 @@ void Job::MaybeEnd(Effects* effects) {
     members_.Send(rank, SessionEndMessage{lost ? member.loss : end_}, effects);
     member.sink.reset();
   }
-  for (const auto& layout : layouts_) layout->ReleaseMemory(effects);
+  for (const auto& [channel, layout] : layouts_) layout->ReleaseMemory(effects);
   operations_.ReleaseMemory();
 }
 
 void Job::Tick() {
   Transaction transaction(this);
   const std::uint64_t now_ns = environment_.clock->NowNs();
-  for (const auto& layout : layouts_) layout->Tick(now_ns, transaction.effects());
+  for (const auto& [channel, layout] : layouts_) layout->Tick(now_ns, transaction.effects());
+  SettleLayouts(transaction.effects());
   operations_.Tick(now_ns, transaction.effects());
 }
 
@@ -372,14 +518,15 @@ void Job::Tick() {
 // --------------------------------------------------------------------------------------
 
 LayoutChannel* Job::Find(std::uint32_t channel) const {
-  return channel >= 1 && channel <= layouts_.size() ? layouts_[channel - 1].get() : nullptr;
+  const auto found = layouts_.find(channel);
+  return found == layouts_.end() ? nullptr : found->second.get();
 }
 
 bool Job::Ended(std::uint32_t rank) const { return !end_.ok() || members_[rank].sink == nullptr; }
 
 std::size_t Job::InFlight() const {
   std::size_t count = operations_.busy() ? 1 : 0;
-  for (const auto& layout : layouts_) count += layout->in_flight();
+  for (const auto& [channel, layout] : layouts_) count += layout->in_flight();
   return count;
 }
 
@@ -418,7 +565,7 @@ bool Job::StepRunning() const {
 }
 
 bool Job::StepRunningLocked() const {
-  for (const auto& layout : layouts_) {
+  for (const auto& [channel, layout] : layouts_) {
     if (layout->running()) return true;
   }
   return false;
@@ -448,7 +595,7 @@ JobSnapshot Job::Snapshot() const {
   } else {
     snapshot.phase = formed_ ? JobPhase::kRunning : JobPhase::kForming;
   }
-  for (const auto& layout : layouts_) {
+  for (const auto& [channel, layout] : layouts_) {
     snapshot.layouts.push_back({layout->name(), layout->channel(), layout->plan().fingerprint,
                                 layout->spec().parameters.size(), layout->plan().buckets.size(),
                                 layout->plan().arena_bytes, layout->step(), layout->Missing(),
@@ -462,7 +609,7 @@ JobSnapshot Job::Snapshot() const {
 std::optional<std::vector<StepTimes>> Job::Timeline(absl::string_view layout,
                                                     std::size_t steps) const {
   MutexLock lock(&mutex_);
-  for (const auto& candidate : layouts_) {
+  for (const auto& [channel, candidate] : layouts_) {
     if (candidate->name() == layout) return candidate->timeline().Last(steps);
   }
   return std::nullopt;

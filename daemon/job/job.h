@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,9 +77,14 @@ class Job : public std::enable_shared_from_this<Job> {
     std::uint32_t channel = 0;
     LayoutPlan plan;
   };
-  // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, RESOURCE_EXHAUSTED: the request is
-  // refused, the session lives.
+  // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, ALREADY_REGISTERED or RANKS_LEFT,
+  // RESOURCE_EXHAUSTED: the request is refused, the session lives. A rank that comes late to an
+  // agreement that has failed gets the same failure, once.
   absl::StatusOr<Registration> RegisterLayout(std::uint32_t rank, LayoutRequest request);
+
+  // What the rank was given for this channel; let go of, on the executor, once the layout is
+  // replaced, its agreement has failed, the rank has exited or the job is over.
+  void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory);
 
   // This rank agreed, but has no memory for it: the layout fails on every rank, now rather than at
   // its deadline.
@@ -87,6 +93,8 @@ class Job : public std::enable_shared_from_this<Job> {
   // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, whose
   // session must be ended with it (Lose). A call of a rank whose session this job has ended already
   // is ignored.
+  // That RegisterLayout may name `channel` as the one to be replaced.
+  absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const;
   absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory);
   absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
                          absl::Span<const std::uint32_t> buckets);
@@ -129,7 +137,31 @@ class Job : public std::enable_shared_from_this<Job> {
   // Locks the job; at its end unlocks it and carries out the effects.
   class Transaction;
 
+  // An agreement that failed before every rank had come to it.
+  struct FailedAgreement {
+    std::string name;
+    std::uint32_t replaces = 0;
+    absl::Status status;
+    std::vector<bool> untold;  // by rank
+  };
+
   LayoutChannel* Find(std::uint32_t channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The agreement that a request is about; null: it begins one.
+  LayoutChannel* FindPending(const LayoutRequest& request) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status UnknownChannel(std::uint32_t rank, std::uint32_t channel) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `rank` has asked for the replacement of `channel`, and that is not answered.
+  bool Replacing(std::uint32_t rank, std::uint32_t channel) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The failure that `rank` has not been told yet, which it is now; OK if there is none.
+  absl::Status TakeFailure(std::uint32_t rank, const LayoutRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, const LayoutRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // After every change: layouts that are agreed begin, those that were replaced or failed go.
+  void SettleLayouts(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RememberFailure(const LayoutChannel& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LayoutChannel*> ChannelOf(std::uint32_t rank, std::uint32_t channel) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Ended(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -150,7 +182,10 @@ class Job : public std::enable_shared_from_this<Job> {
 
   mutable Mutex mutex_;
   Membership members_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<LayoutChannel>> layouts_ ABSL_GUARDED_BY(mutex_);  // channel - 1
+  // By channel. Numbers are never used again.
+  std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_ ABSL_GUARDED_BY(mutex_);
+  std::uint32_t last_channel_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<FailedAgreement> failures_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
   bool formed_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<std::uint32_t> last_joiner_ ABSL_GUARDED_BY(mutex_);

@@ -33,11 +33,12 @@ std::string Ranges(const std::vector<bool>& flags, bool value) {
 }  // namespace
 
 LayoutChannel::LayoutChannel(
-    std::uint32_t channel, LayoutSpec spec, std::uint32_t first_rank, LayoutPlan plan,
-    const JobTerms& terms, Membership* members,
+    std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces, std::uint32_t first_rank,
+    LayoutPlan plan, const JobTerms& terms, Membership* members,
     std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced)
     : channel_(channel),
       spec_(std::move(spec)),
+      replaces_(replaces),
       first_rank_(first_rank),
       plan_(std::move(plan)),
       terms_(terms),
@@ -45,7 +46,7 @@ LayoutChannel::LayoutChannel(
       reduced_(std::move(reduced)),
       ranks_(members->world_size()),
       stats_(members->world_size()),
-      timeline_(plan_.buckets.size(), members->world_size()) {
+      timeline_(std::make_unique<StepTimeline>(plan_.buckets.size(), members->world_size())) {
   for (RankLayout& rank : ranks_) rank.marked.resize(plan_.buckets.size());
   for (std::size_t i = 0; i < plan_.buckets.size(); ++i) {
     auto bucket = std::make_unique<Bucket>();
@@ -72,8 +73,16 @@ absl::Status LayoutChannel::Register(std::uint32_t rank, LayoutRequest request, 
     return MakeError(absl::StatusCode::kFailedPrecondition, "ALREADY_REGISTERED",
                      absl::StrCat("rank ", rank, " has registered layout '", name(), "' already"));
   }
-  const std::string difference = FirstDifference(spec_, first_rank_, request.spec, rank);
+  std::string difference = FirstDifference(spec_, first_rank_, request.spec, rank);
+  if (request.replaces != replaces_) {
+    const auto replaced = [](std::uint32_t channel) {
+      return channel == 0 ? std::string("no layout") : absl::StrCat("that of channel ", channel);
+    };
+    difference = absl::StrCat("replaces ", replaced(replaces_), " on rank ", first_rank_, ", ",
+                              replaced(request.replaces), " on rank ", rank);
+  }
   if (!difference.empty()) {
+    ranks_[rank].refused = true;
     FailAgreement(
         MakeError(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISMATCH",
                   absl::StrCat("layout '", name(), "' differs between ranks ", first_rank_, " and ",
@@ -96,6 +105,7 @@ void LayoutChannel::Refuse(std::uint32_t rank, const absl::Status& why, Effects*
   if (ready_ || !agreement_.ok()) return;
   // It is told by the answer to its own request.
   ranks_[rank].registered = false;
+  ranks_[rank].refused = true;
   FailAgreement(MakeError(why.code(), "LAYOUT_REFUSED",
                           absl::StrCat("layout '", name(), "' was refused to rank ", rank, ": ",
                                        why.message()),
@@ -105,23 +115,40 @@ void LayoutChannel::Refuse(std::uint32_t rank, const absl::Status& why, Effects*
                 effects);
 }
 
-absl::Status LayoutChannel::Mapped(std::uint32_t rank, RankMemory memory, Effects* effects) {
+void LayoutChannel::Hold(std::uint32_t rank, std::shared_ptr<void> memory, Effects* effects) {
+  if (dead() || stopped_ || !ranks_[rank].registered) {
+    effects->releases.push_back(std::move(memory));
+  } else {
+    ranks_[rank].held = std::move(memory);
+  }
+}
+
+absl::Status LayoutChannel::Mapped(std::uint32_t rank, RankMemory memory) {
   if (!agreement_.ok() || stopped_) return absl::OkStatus();  // it has been told
   if (!ranks_[rank].registered || ranks_[rank].memory.has_value()) {
     return Breach(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step_,
                   std::nullopt, "ArenaMapped without a registration, or twice");
   }
   ranks_[rank].memory = std::move(memory);
-  MaybeReady(effects);
   return absl::OkStatus();
 }
 
-void LayoutChannel::MaybeReady(Effects* effects) {
-  if (ready_ || !agreement_.ok()) return;
+bool LayoutChannel::Complete() const {
+  if (!agreement_.ok() || members_->StepRanks() == 0) return false;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (members_->InSteps(rank) && !ranks_[rank].memory.has_value()) return;
+    if (members_->InSteps(rank) && !ranks_[rank].memory.has_value()) return false;
   }
+  return true;
+}
+
+void LayoutChannel::Begin(LayoutChannel* replaced, Effects* effects) {
   ready_ = true;
+  if (replaced != nullptr) {
+    step_ = replaced->step_;
+    stats_ = std::move(replaced->stats_);
+    if (buckets_.size() == replaced->buckets_.size()) std::swap(timeline_, replaced->timeline_);
+    for (RankLayout& rank : ranks_) rank.last_ended = step_ - 1;
+  }
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].memory.has_value()) continue;
     members_->Send(rank, LayoutReadyMessage{channel_, plan_.fingerprint, step_}, effects);
@@ -369,7 +396,7 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
     }
     stats_.RecordNumbers(sum_of_squares, non_finite);
   }
-  timeline_.Append(record->times);
+  timeline_->Append(record->times);
 
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     RankLayout& mine = ranks_[rank];
@@ -408,9 +435,7 @@ void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_
   // No bucket can be in flight: each needed this rank's mark in the running step, and it has none.
   rebind_ = true;
   if (exited) ReleaseMemoryOf(rank, effects);
-  if (members_->StepRanks() == 0) return;
-  MaybeReady(effects);
-  if (!started_) return;
+  if (members_->StepRanks() == 0 || !started_) return;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     if (buckets_[i]->ready_ranks == members_->StepRanks()) Launch(i, effects);
   }
@@ -427,10 +452,11 @@ void LayoutChannel::ReleaseMemory(Effects* effects) {
 }
 
 void LayoutChannel::ReleaseMemoryOf(std::uint32_t rank, Effects* effects) {
-  std::optional<RankMemory>& memory = ranks_[rank].memory;
-  if (!memory.has_value()) return;
-  effects->releases.push_back(std::move(memory->arena));
-  memory.reset();
+  RankLayout& mine = ranks_[rank];
+  if (mine.held != nullptr) effects->releases.push_back(std::move(mine.held));
+  if (!mine.memory.has_value()) return;
+  effects->releases.push_back(std::move(mine.memory->arena));
+  mine.memory.reset();
 }
 
 void LayoutChannel::Tick(std::uint64_t now_ns, Effects* effects) {

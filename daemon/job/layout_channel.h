@@ -31,7 +31,7 @@
 
 namespace gradsync {
 
-// One rank's memory of a layout.
+// One rank's memory of a layout, mapped.
 struct RankMemory {
   std::shared_ptr<void> arena;  // keeps `data` mapped
   std::byte* data = nullptr;
@@ -41,6 +41,7 @@ struct RankMemory {
 struct LayoutRequest {
   std::uint64_t request_id = 0;
   LayoutSpec spec;
+  std::uint32_t replaces = 0;     // channel of the layout that this one replaces; 0: none
   std::uint64_t deadline_ns = 0;  // for the other ranks to come
   bool bucket_done_messages = false;
 };
@@ -57,16 +58,20 @@ class LayoutChannel {
  public:
   // `reduced(bucket, times)` is called by the reducer, on its thread, without the job's lock; the
   // job takes it and calls Reduced().
-  LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t first_rank, LayoutPlan plan,
-                const JobTerms& terms, Membership* members,
+  LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
+                std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
+                Membership* members,
                 std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced);
 
   std::uint32_t channel() const { return channel_; }
   const std::string& name() const { return spec_.name; }
   const LayoutPlan& plan() const { return plan_; }
+  // Of the layout that this one takes the place of once it is ready; 0: none.
+  std::uint32_t replaces() const { return replaces_; }
   bool ready() const { return ready_; }
   // The ranks did not agree: it will never be ready.
   bool dead() const { return !agreement_.ok(); }
+  const absl::Status& agreement() const { return agreement_; }
   std::uint64_t step() const { return step_; }
   const LayoutSpec& spec() const { return spec_; }
 
@@ -74,9 +79,21 @@ class LayoutChannel {
   // FAILED_PRECONDITION if this rank's spec differs (every rank that has registered is told, and
   // the layout is dead), or has registered before.
   absl::Status Register(std::uint32_t rank, LayoutRequest request, Effects* effects);
+  bool Registered(std::uint32_t rank) const { return ranks_[rank].registered; }
+  // Dead: the rank has been told so, by a message or by the answer to its own request.
+  bool Told(std::uint32_t rank) const { return ranks_[rank].registered || ranks_[rank].refused; }
   // The rank has registered but gets no memory: the agreement fails on every rank.
   void Refuse(std::uint32_t rank, const absl::Status& why, Effects* effects);
-  absl::Status Mapped(std::uint32_t rank, RankMemory memory, Effects* effects);
+  // Keeps what a registered rank was given until the layout lets go of it.
+  void Hold(std::uint32_t rank, std::shared_ptr<void> memory, Effects* effects);
+  absl::Status Mapped(std::uint32_t rank, RankMemory memory);
+  // Every rank that takes part has registered and mapped.
+  bool Complete() const;
+  // Complete: steps begin, where those of `replaced` (or null) end, whose statistics go on here.
+  // Nobody uses `replaced` any more.
+  void Begin(LayoutChannel* replaced, Effects* effects);
+  // Tells every rank that has registered; the layout is dead.
+  void FailAgreement(const absl::Status& status, Effects* effects);
 
   // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its
   // session.
@@ -91,8 +108,8 @@ class LayoutChannel {
   void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns, Effects* effects);
 
   // ---- Membership
-  // True if the rank has marked a bucket of the running step ready and the step is not decided.
-  bool InStep(std::uint32_t rank) const { return ranks_[rank].marks > 0; }
+  // True if the rank has begun the running step.
+  bool InStep(std::uint32_t rank) const { return ranks_[rank].marks > 0 || ranks_[rank].ended; }
   // The rank contributes nothing from now on; not called while the rank is in a step. `exited`: its
   // memory is let go.
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, Effects* effects);
@@ -113,12 +130,14 @@ class LayoutChannel {
   std::optional<std::size_t> FirstUnmarked(std::uint32_t rank) const;
   bool running() const { return started_; }
   const LayoutStats& stats() const { return stats_; }
-  const StepTimeline& timeline() const { return timeline_; }
+  const StepTimeline& timeline() const { return *timeline_; }
 
  private:
   struct RankLayout {
     bool registered = false;
+    bool refused = false;   // its own request made the agreement fail
     LayoutRequest request;  // spec moved out
+    std::shared_ptr<void> held;
     std::optional<RankMemory> memory;
     // Of the running step:
     std::vector<bool> marked;
@@ -144,9 +163,7 @@ class LayoutChannel {
                                   absl::string_view what) const;
   void Start(std::uint64_t now_ns);
   void BindMemory();
-  void MaybeReady(Effects* effects);
   void ReleaseMemoryOf(std::uint32_t rank, Effects* effects);
-  void FailAgreement(const absl::Status& status, Effects* effects);
   void Launch(std::size_t index, Effects* effects);
   void Void(absl::Status why, std::uint64_t now_ns, Effects* effects);
   void MaybeFinish(std::uint64_t now_ns, Effects* effects);
@@ -159,6 +176,7 @@ class LayoutChannel {
   // Constant after construction.
   const std::uint32_t channel_;
   const LayoutSpec spec_;
+  const std::uint32_t replaces_;
   const std::uint32_t first_rank_;
   const LayoutPlan plan_;
   const JobTerms& terms_;
@@ -184,7 +202,7 @@ class LayoutChannel {
   bool all_used_ = true;  // every EndStep so far had an empty used_map
 
   LayoutStats stats_;
-  StepTimeline timeline_;
+  std::unique_ptr<StepTimeline> timeline_;  // never null
 };
 
 }  // namespace gradsync

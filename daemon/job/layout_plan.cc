@@ -153,6 +153,10 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
 
 std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const LayoutSpec& b,
                             std::uint32_t rank_b) {
+  if (a.name != b.name) {
+    return Differ("name", absl::StrCat("'", a.name, "'"), rank_a, absl::StrCat("'", b.name, "'"),
+                  rank_b);
+  }
   const std::size_t common = std::min(a.parameters.size(), b.parameters.size());
   for (std::size_t i = 0; i < common; ++i) {
     const Parameter& pa = a.parameters[i];

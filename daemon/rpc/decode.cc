@@ -143,6 +143,7 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   request.request_id = message.request_id();
   request.deadline_ns = DeadlineNs(message.timeout_ms(), kLayoutTimeoutMs, now_ns);
   request.bucket_done_messages = message.bucket_done_messages();
+  request.replaces = message.replaces();
   LayoutSpec& spec = request.spec;
   if (absl::Status status = CheckName("name", message.name(), 128); !status.ok()) return status;
   spec.name = message.name();

@@ -451,6 +451,10 @@ absl::Status SessionStream::RegisterLayout(const v1::RegisterLayout& message,
   };
   auto request = DecodeLayout(message, context_.limits, now_ns);
   if (!request.ok()) return refuse(request.status());
+  if (request->replaces != 0) {
+    const absl::Status may = session_->job().CheckReplaces(session_->rank(), request->replaces);
+    if (!may.ok()) return may;
+  }
   const auto registration = session_->RegisterLayout(*std::move(request));
   if (!registration.ok()) return refuse(registration.status());
   const auto& memory = registration->memory;

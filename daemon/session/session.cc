@@ -1,5 +1,7 @@
 #include "daemon/session/session.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,33 +32,37 @@ Session::Session(SessionIdentity identity, const SessionLimits& limits, std::sha
 absl::StatusOr<Session::Registration> Session::RegisterLayout(LayoutRequest request) {
   {
     MutexLock lock(&mutex_);
-    if (registrations_ >= limits_.layouts) {
-      return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
-                       absl::StrCat("a session may register ", limits_.layouts,
-                                    " layouts (quota_layouts_per_session)"));
+    for (auto it = layouts_.begin(); it != layouts_.end();) {
+      it = it->second.expired() ? layouts_.erase(it) : std::next(it);
     }
-    ++registrations_;
+    // A replacement takes the place of one that counts.
+    if (request.replaces == 0 && layouts_.size() >= limits_.layouts) {
+      return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                       absl::StrCat("a session may have ", limits_.layouts,
+                                    " layouts (quota_layouts_per_session)"),
+                       {{"job", job_->identity().job_id}, {"rank", absl::StrCat(rank())}});
+    }
   }
   const std::string name = request.spec.name;
   auto agreed = job_->RegisterLayout(rank(), std::move(request));
   if (!agreed.ok()) return agreed.status();
-  Registration registration{agreed->channel, std::move(agreed->plan), {}};
-  const LayoutPlan& plan = registration.plan;
-
-  ArenaQuota::Reservation reservation;
-  const absl::Status created = CreateMemory(plan, name, &registration.memory, &reservation);
-  if (!created.ok()) {
-    job_->RefuseLayout(rank(), registration.channel, created);
-    return created;
+  auto layout = CreateMemory(agreed->plan, name);
+  if (!layout.ok()) {
+    job_->RefuseLayout(rank(), agreed->channel, layout.status());
+    return layout.status();
   }
-
-  MutexLock lock(&mutex_);
-  layouts_[registration.channel] = Layout{registration.memory, std::move(reservation), false};
+  {
+    MutexLock lock(&mutex_);
+    layouts_[agreed->channel] = *layout;
+    last_channel_ = std::max(last_channel_, agreed->channel);
+  }
+  Registration registration{agreed->channel, std::move(agreed->plan), (*layout)->memory};
+  job_->Hold(rank(), registration.channel, *std::move(layout));
   return registration;
 }
 
-absl::Status Session::CreateMemory(const LayoutPlan& plan, const std::string& name,
-                                   LayoutMemory* memory, ArenaQuota::Reservation* reservation) {
+absl::StatusOr<std::shared_ptr<Session::Layout>> Session::CreateMemory(const LayoutPlan& plan,
+                                                                       const std::string& name) {
   // The daemon's own memory counts too: semaphores, and what the job keeps per bucket.
   auto reserved = quota_->Reserve(
       identity_.peer.uid,
@@ -66,26 +72,33 @@ absl::Status Session::CreateMemory(const LayoutPlan& plan, const std::string& na
   if (!arena.ok()) return arena.status();
   auto semaphores = SemaphorePage::Create(plan.buckets.size());
   if (!semaphores.ok()) return semaphores.status();
-  *memory = {*std::move(arena), *std::move(semaphores)};
-  *reservation = *std::move(reserved);
-  return absl::OkStatus();
+  auto layout = std::make_shared<Layout>();
+  layout->memory = {*std::move(arena), *std::move(semaphores)};
+  layout->reservation = *std::move(reserved);
+  return layout;
+}
+
+std::shared_ptr<Session::Layout> Session::Find(std::uint32_t channel) const {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(channel);
+  return found == layouts_.end() ? nullptr : found->second.lock();
 }
 
 absl::Status Session::ArenaMapped(std::uint32_t channel) {
-  LayoutMemory memory;
-  {
+  const std::shared_ptr<Layout> layout = Find(channel);
+  if (layout == nullptr) {
     MutexLock lock(&mutex_);
-    const auto found = layouts_.find(channel);
-    if (found == layouts_.end() || found->second.mapping) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
-                       absl::StrCat("ArenaMapped for channel ", channel,
-                                    ", which is not assigned or is mapped already"));
-    }
-    found->second.mapping = true;
-    memory = found->second.memory;
+    // Its agreement failed while this was on its way.
+    if (channel >= 1 && channel <= last_channel_) return absl::OkStatus();
   }
-  executor_->Run([self = shared_from_this(), channel, memory = std::move(memory)] {
-    absl::Status status = memory.arena->CheckPopulated();
+  if (layout == nullptr || layout->mapping.exchange(true)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+                     absl::StrCat("ArenaMapped for channel ", channel,
+                                  ", which is not assigned or is mapped already"));
+  }
+  executor_->Run([self = shared_from_this(), channel, layout] {
+    const std::shared_ptr<HostArena>& arena = layout->memory.arena;
+    absl::Status status = arena->CheckPopulated();
     if (!status.ok()) {
       self->End(
           MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
@@ -94,10 +107,10 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
                     {{"rank", absl::StrCat(self->rank())}, {"channel", absl::StrCat(channel)}}));
       return;
     }
-    status = memory.arena->Map();
+    status = arena->Map();
     if (status.ok()) {
       status = self->job_->ArenaMapped(
-          self->rank(), channel, RankMemory{memory.arena, memory.arena->data(), memory.semaphores});
+          self->rank(), channel, RankMemory{layout, arena->data(), layout->memory.semaphores});
     }
     if (!status.ok()) self->End(status);
   });
@@ -105,14 +118,9 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
 }
 
 absl::Status Session::CheckWhole(std::uint32_t channel, std::uint64_t step) const {
-  std::shared_ptr<HostArena> arena;
-  {
-    MutexLock lock(&mutex_);
-    const auto found = layouts_.find(channel);
-    if (found == layouts_.end()) return absl::OkStatus();  // the job refuses it
-    arena = found->second.memory.arena;
-  }
-  const absl::Status populated = arena->CheckPopulated();
+  const std::shared_ptr<Layout> layout = Find(channel);
+  if (layout == nullptr) return absl::OkStatus();  // the job refuses it
+  const absl::Status populated = layout->memory.arena->CheckPopulated();
   if (populated.ok()) return populated;
   return MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
                    absl::StrCat("rank ", rank(), ", step ", step, ": ", populated.message()),
@@ -173,7 +181,9 @@ void Session::End(const absl::Status& why) { job_->Lose(rank(), identity_.incarn
 std::uint64_t Session::memory_bytes() const {
   MutexLock lock(&mutex_);
   std::uint64_t bytes = staging_->bytes();
-  for (const auto& [channel, layout] : layouts_) bytes += layout.memory.arena->bytes();
+  for (const auto& [channel, weak] : layouts_) {
+    if (const auto layout = weak.lock()) bytes += layout->memory.arena->bytes();
+  }
   return bytes;
 }
 

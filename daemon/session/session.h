@@ -63,7 +63,8 @@ class Session : public std::enable_shared_from_this<Session> {
     LayoutPlan plan;
     LayoutMemory memory;
   };
-  // Agrees on the layout and creates its memory. The session lives on if this fails.
+  // Agrees on the layout and creates its memory, which the job lets go of. The session lives on if
+  // this fails.
   absl::StatusOr<Registration> RegisterLayout(LayoutRequest request);
 
   // The client says that it has populated the arena: checked, mapped and told to the job on the
@@ -89,15 +90,18 @@ class Session : public std::enable_shared_from_this<Session> {
   std::uint64_t memory_bytes() const;
 
  private:
+  // Held by the job, which knows when the layout ends.
   struct Layout {
     LayoutMemory memory;
     ArenaQuota::Reservation reservation;
-    bool mapping = false;
+    std::atomic<bool> mapping{false};
   };
 
+  // Null: the layout is closed, or was never this session's.
+  std::shared_ptr<Layout> Find(std::uint32_t channel) const;
   absl::Status CheckWhole(std::uint32_t channel, std::uint64_t step) const;
-  absl::Status CreateMemory(const LayoutPlan& plan, const std::string& name, LayoutMemory* memory,
-                            ArenaQuota::Reservation* reservation);
+  absl::StatusOr<std::shared_ptr<Layout>> CreateMemory(const LayoutPlan& plan,
+                                                       const std::string& name);
 
   const SessionIdentity identity_;
   const SessionLimits limits_;
@@ -112,9 +116,9 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<std::uint64_t> asked_ns_{0};
 
   mutable Mutex mutex_;
-  std::map<std::uint32_t, Layout> layouts_ ABSL_GUARDED_BY(mutex_);  // by channel
-  // Those that failed count too: the job remembers them.
-  std::size_t registrations_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By channel; those that are closed go with the next registration.
+  std::map<std::uint32_t, std::weak_ptr<Layout>> layouts_ ABSL_GUARDED_BY(mutex_);
+  std::uint32_t last_channel_ ABSL_GUARDED_BY(mutex_) = 0;
   bool staging_mapped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

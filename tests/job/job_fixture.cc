@@ -46,8 +46,11 @@ LayoutRequest JobFixture::Request(LayoutSpec spec, std::uint64_t deadline_ns) {
   return request;
 }
 
-std::uint32_t JobFixture::Register(std::uint32_t rank, const LayoutSpec& spec) {
-  const auto registration = job_->RegisterLayout(rank, Request(spec));
+std::uint32_t JobFixture::Register(std::uint32_t rank, const LayoutSpec& spec,
+                                   std::uint32_t replaces) {
+  LayoutRequest request = Request(spec);
+  request.replaces = replaces;
+  const auto registration = job_->RegisterLayout(rank, std::move(request));
   EXPECT_TRUE(registration.ok()) << registration.status();
   if (!registration.ok()) return 0;
   const std::uint32_t channel = registration->channel;

@@ -44,7 +44,7 @@ class JobFixture : public testing::Test {
   // Every rank registers and maps `spec`; the messages of that are taken away.
   std::uint32_t Agree(const LayoutSpec& spec);
   // Registers `spec`, which must succeed, with memory of its own.
-  std::uint32_t Register(std::uint32_t rank, const LayoutSpec& spec);
+  std::uint32_t Register(std::uint32_t rank, const LayoutSpec& spec, std::uint32_t replaces = 0);
   absl::Status Map(std::uint32_t rank, std::uint32_t channel);
 
   // Marks all buckets of a layout ready and ends the step.

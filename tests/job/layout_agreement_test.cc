@@ -115,7 +115,7 @@ TEST_F(LayoutAgreementTest, ADifferenceIsToldToEveryRankWithTheParameterAndBothR
   EXPECT_TRUE(sink(1).messages().empty());
 }
 
-TEST_F(LayoutAgreementTest, AfterADifferenceTheLayoutIsDeadButTheJobLives) {
+TEST_F(LayoutAgreementTest, AfterADifferenceTheJobLivesAndTheNameIsFree) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
   EXPECT_TRUE(Map(0, channel).ok());
@@ -123,18 +123,46 @@ TEST_F(LayoutAgreementTest, AfterADifferenceTheLayoutIsDeadButTheJobLives) {
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
 
-  // The same again, even if it agreed now, gets the same failure.
-  EXPECT_EQ(ReasonOf(job_->RegisterLayout(1, Request(Spec(2))).status()), "LAYOUT_MISMATCH");
   // A mapping that was on its way is no breach.
   EXPECT_TRUE(Map(0, channel).ok());
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
   TakeAll();
-  const std::uint32_t next = Agree(Spec(2, "another"));
+  const std::uint32_t next = Agree(Spec(2));
+  EXPECT_NE(next, channel);
   DoStep(0, next, 1);
   DoStep(1, next, 1);
   reducer_.CompleteAll();
   EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
+}
+
+TEST_F(LayoutAgreementTest, ALateRankIsToldOfAFailureOnceAndTheNextAgreementMayBegin) {
+  Start(3);
+  Register(0, Spec(2));
+  ASSERT_FALSE(job_->RegisterLayout(1, Request(Spec(3))).ok());
+  TakeAll();
+  // Those that were told begin anew; the late one first learns of the failure.
+  const std::uint32_t next = Register(0, Spec(2));
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, Request(Spec(2))).status()), "LAYOUT_MISMATCH");
+  EXPECT_EQ(Register(2, Spec(2)), next);
+  EXPECT_EQ(Register(1, Spec(2)), next);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(Map(rank, next).ok());
+  Only<LayoutReadyMessage>(2);
+  EXPECT_EQ(job_->Snapshot().layouts.size(), 1u);
+}
+
+TEST_F(LayoutAgreementTest, FailuresWithoutEndLeaveNoLayoutBehind) {
+  Start(2);
+  for (int i = 0; i < 1000; ++i) {
+    const std::string name = "model" + std::to_string(i);
+    ASSERT_TRUE(job_->RegisterLayout(0, Request(Spec(1, name), clock_.NowNs())).ok());
+    job_->Tick();
+  }
+  EXPECT_TRUE(job_->Snapshot().layouts.empty());
+  // The oldest failures are forgotten.
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(1, Request(Spec(1, "model999"))).status()),
+            "LAYOUT_TIMEOUT");
+  EXPECT_TRUE(job_->RegisterLayout(1, Request(Spec(1, "model0"))).ok());
 }
 
 TEST_F(LayoutAgreementTest, AStepBeforeTheAgreementIsABreach) {

@@ -129,11 +129,18 @@ TEST_F(SessionTest, AMappingThatComesBehindTheSessionsEndChangesNothing) {
 // ---- Quotas
 // --------------------------------------------------------------------------------------
 
-TEST_F(SessionTest, LayoutsOfASessionAreCountedAlsoThoseThatFail) {
+TEST_F(SessionTest, LayoutsOfASessionAreCountedUntilTheyFail) {
   const Opened opened = Open(0);
   Register(opened, Layout(10, "first"));
   ASSERT_FALSE(opened->RegisterLayout(Layout(20, "first")).ok());
-  ExpectError(opened->RegisterLayout(Layout(10, "second")).status(), kExhausted, "QUOTA",
+  const Opened other = Open(1);
+  const auto failed = Register(opened, Layout(10, "second"));
+  ASSERT_FALSE(other->RegisterLayout(Layout(20, "second")).ok());
+  executor_.RunAll();
+  // It failed behind this.
+  EXPECT_TRUE(opened->ArenaMapped(failed.channel).ok());
+  Register(opened, Layout(10, "second"));
+  ExpectError(opened->RegisterLayout(Layout(10, "third")).status(), kExhausted, "QUOTA",
               {"2 layouts", "quota_layouts_per_session"});
   EXPECT_FALSE(opened.ended());
 }
@@ -168,6 +175,28 @@ TEST_F(SessionTest, MemoryIsCountedAsLongAsItIsHeld) {
   EXPECT_EQ(opened->memory_bytes(), kStagingBytes + 8192);
   // Semaphores and what the job keeps per bucket count too.
   EXPECT_GT(quota_.bytes_of(kUser), kStagingBytes + 8192);
+}
+
+TEST_F(SessionTest, ReplacedLayoutsGiveTheirMemoryBack) {
+  const Opened opened = Open(0, 1);
+  std::uint32_t channel = Ready(opened).channel;
+  const std::uint64_t held = quota_.bytes_of(kUser);
+  opened.sink->Take();
+  for (int i = 0; i < 1000; ++i) {
+    LayoutRequest request = Layout(2048);
+    request.replaces = channel;
+    const auto next = Register(opened, request);
+    Populate(*next.memory.arena);
+    ASSERT_TRUE(opened->ArenaMapped(next.channel).ok());
+    executor_.RunAll();
+    ASSERT_EQ(opened.sink->Take().size(), 1u);
+    ASSERT_EQ(quota_.bytes_of(kUser), held);
+    ASSERT_EQ(opened->memory_bytes(), kStagingBytes + 8192);
+    channel = next.channel;
+  }
+  // Limits are those of layouts that there are.
+  Register(opened, Layout(10, "second"));
+  ExpectError(opened->RegisterLayout(Layout(10, "third")).status(), kExhausted, "QUOTA", {});
 }
 
 // ---- Staging
