@@ -310,6 +310,24 @@ gradsync_error_t* gradsync_register_layout(gradsync_session_t* session,
   });
 }
 
+gradsync_error_t* gradsync_replace_layout(gradsync_session_t* session, gradsync_layout_t* old,
+                                          const gradsync_layout_spec_t* spec,
+                                          gradsync_layout_t** layout) {
+  return Call([&]() -> absl::Status {
+    const auto out = SpecOf(spec);
+    if (!out.ok()) return out.status();
+    if (session == nullptr || old == nullptr || layout == nullptr) {
+      return Malformed("session, old or layout is NULL");
+    }
+    auto handle = std::make_unique<gradsync_layout>();
+    auto replaced = session->session->ReplaceLayout(*old->layout, *out);
+    if (!replaced.ok()) return replaced.status();
+    handle->layout = *std::move(replaced);
+    *layout = handle.release();
+    return absl::OkStatus();
+  });
+}
+
 void gradsync_layout_destroy(gradsync_layout_t* layout) { delete layout; }
 
 const char* gradsync_layout_name(const gradsync_layout_t* layout) {
@@ -375,6 +393,11 @@ void gradsync_mapping_destroy(gradsync_mapping_t* mapping) {
 
 std::uint64_t gradsync_next_step(const gradsync_layout_t* layout) {
   return layout->layout->next_step();
+}
+
+gradsync_error_t* gradsync_mark_unused(gradsync_layout_t* layout, std::uint64_t step,
+                                       size_t parameter) {
+  return Call([&] { return layout->layout->MarkUnused(step, parameter); });
 }
 
 gradsync_error_t* gradsync_mark_ready(gradsync_layout_t* layout, std::uint64_t step,

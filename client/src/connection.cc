@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -192,7 +193,7 @@ absl::Status Connection::BeginLeave() {
   }
   for (const auto& steps : sequences) {
     // A MarkReady that was admitted before left_ was set has opened its step by now.
-    if (auto status = steps->CheckClosed(); !status.ok()) {
+    if (auto status = steps->CheckClosed("Leave"); !status.ok()) {
       left_.store(false);
       return status;
     }
@@ -219,6 +220,9 @@ void Connection::Attach(std::uint32_t channel, const std::shared_ptr<StepSequenc
   absl::Status end;
   {
     absl::MutexLock lock(&mutex_);
+    for (auto it = steps_.begin(); it != steps_.end();) {
+      it = it->second.expired() ? steps_.erase(it) : std::next(it);
+    }
     steps_[channel] = steps;
     end = end_;
   }

@@ -26,6 +26,7 @@ inline constexpr absl::string_view kDaemonLost = "DAEMON_LOST";
 inline constexpr absl::string_view kDaemonSilent = "DAEMON_SILENT";
 inline constexpr absl::string_view kDraining = "DRAINING";
 inline constexpr absl::string_view kForked = "FORKED";
+inline constexpr absl::string_view kLayoutReplaced = "LAYOUT_REPLACED";
 inline constexpr absl::string_view kLeft = "LEFT";
 inline constexpr absl::string_view kMalformed = "MALFORMED";
 inline constexpr absl::string_view kMemory = "MEMORY";
@@ -34,6 +35,7 @@ inline constexpr absl::string_view kStaleStep = "STALE_STEP";
 inline constexpr absl::string_view kStepInDoubt = "STEP_IN_DOUBT";
 inline constexpr absl::string_view kStepVoid = "STEP_VOID";
 inline constexpr absl::string_view kUnknownBucket = "UNKNOWN_BUCKET";
+inline constexpr absl::string_view kUnknownParameter = "UNKNOWN_PARAMETER";
 inline constexpr absl::string_view kWaitTimeout = "WAIT_TIMEOUT";
 
 // What an error is about; each as far as it applies.

@@ -33,6 +33,9 @@ class ArenaLayout final : public Layout {
   std::shared_ptr<const void> Mapping() const override { return {arena_, arena_->data()}; }
   std::uint64_t next_step() const override { return steps_->next_step(); }
 
+  absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) override {
+    return InForkedChild() ? ForkedError() : steps_->MarkUnused(step, parameter);
+  }
   absl::Status MarkReady(std::uint64_t step, std::size_t bucket) override {
     return InForkedChild() ? ForkedError() : steps_->MarkReady(step, bucket);
   }
@@ -50,6 +53,8 @@ class ArenaLayout final : public Layout {
     if (InForkedChild()) return ForkedError();
     return steps_->WaitStep(step, timeout);
   }
+
+  const std::shared_ptr<StepSequence>& steps() const { return steps_.get(); }
 
  private:
   // Constant after construction.
@@ -69,6 +74,11 @@ std::unique_ptr<Layout> NewLayout(std::string name, std::uint64_t fingerprint, L
                                   std::shared_ptr<StepSequence> steps) {
   return std::make_unique<ArenaLayout>(std::move(name), fingerprint, std::move(plan),
                                        std::move(arena), std::move(steps));
+}
+
+absl::StatusOr<std::shared_ptr<StepSequence>> StepsOf(const Layout& layout) {
+  if (InForkedChild()) return ForkedError();
+  return static_cast<const ArenaLayout&>(layout).steps();
 }
 
 }  // namespace gradsync::client

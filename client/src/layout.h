@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "client/include/gradsync/client.h"
 #include "client/src/layout_plan.h"
 #include "client/src/mapped_memory.h"
@@ -17,6 +18,9 @@ namespace gradsync::client {
 std::unique_ptr<Layout> NewLayout(std::string name, std::uint64_t fingerprint, LayoutPlan plan,
                                   std::shared_ptr<MappedMemory> arena,
                                   std::shared_ptr<StepSequence> steps);
+
+// Of a layout that NewLayout made. FORKED in a forked child.
+absl::StatusOr<std::shared_ptr<StepSequence>> StepsOf(const Layout& layout);
 
 }  // namespace gradsync::client
 

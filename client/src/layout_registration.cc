@@ -25,6 +25,11 @@ namespace {
 constexpr absl::Duration kGrace = absl::Seconds(30);
 constexpr absl::Duration kDescriptorTimeout = absl::Seconds(30);
 
+// From the daemon's first answer on.
+absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connection>& connection,
+                                                    const LayoutSpec& spec, absl::Time deadline,
+                                                    LayoutRegistration* registration);
+
 }  // namespace
 
 void LayoutRegistration::OnAssigned(const v1::LayoutAssigned& assigned) {
@@ -71,14 +76,33 @@ absl::StatusOr<v1::LayoutReady> LayoutRegistration::AwaitReady(absl::Time deadli
   return ready_;
 }
 
+bool LayoutRegistration::AwaitFailed(absl::Time deadline) {
+  const auto failed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failed_.ok(); };
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithDeadline(absl::Condition(&failed), deadline);
+}
+
 absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
-    const std::shared_ptr<Connection>& connection, const LayoutSpec& spec) {
+    const std::shared_ptr<Connection>& connection, const LayoutSpec& spec, const Layout* old) {
   if (auto status = ValidateSpec(spec); !status.ok()) return status;
   if (auto end = connection->End(); !end.ok()) return end;
   if (connection->left()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, kLeft,
                      absl::StrCat("layout '", spec.name, "' registered after Leave"),
                      connection->Fields());
+  }
+  std::shared_ptr<StepSequence> replaced;
+  if (old != nullptr) {
+    auto steps = StepsOf(*old);
+    if (!steps.ok()) return steps.status();
+    replaced = *std::move(steps);
+    if (replaced->connection() != connection.get()) {
+      return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+                       absl::StrCat("ReplaceLayout of '", old->name(),
+                                    "', which is a layout of another session"),
+                       connection->Fields());
+    }
+    if (auto status = replaced->BeginReplacement(); !status.ok()) return status;
   }
 
   LayoutRegistration registration;
@@ -88,9 +112,28 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   v1::SessionRequest request;
   FillRegisterLayout(spec, request.mutable_register_layout());
   request.mutable_register_layout()->set_request_id(request_id);
+  if (replaced != nullptr) request.mutable_register_layout()->set_replaces(replaced->channel());
   connection->stream().Send(std::move(request));
 
-  const auto assigned = registration.AwaitAssigned(deadline);
+  auto layout = MapAndAwait(connection, spec, deadline, &registration);
+  if (replaced == nullptr) return layout;
+  if (layout.ok()) {
+    replaced->Replaced();
+  } else if (registration.AwaitFailed(deadline)) {
+    replaced->ReplacementFailed();
+  } else {
+    // Nobody knows what the daemon makes of the old one.
+    replaced->OnSessionEnd(layout.status());
+  }
+  return layout;
+}
+
+namespace {
+
+absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connection>& connection,
+                                                    const LayoutSpec& spec, absl::Time deadline,
+                                                    LayoutRegistration* registration) {
+  const auto assigned = registration->AwaitAssigned(deadline);
   if (!assigned.ok()) return assigned.status();
   auto plan = CheckedPlan(spec, *assigned);
   if (!plan.ok()) return plan.status();
@@ -109,17 +152,19 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   if (auto status = (*arena)->Populate(plan->arena_bytes); !status.ok()) return status;
 
   auto steps = std::make_shared<StepSequence>(connection, assigned->channel(), spec.name, *plan,
-                                              *std::move(semaphores));
+                                              *arena, *std::move(semaphores));
   connection->Attach(assigned->channel(), steps);
   v1::SessionRequest mapped;
   mapped.mutable_arena_mapped()->set_channel(assigned->channel());
   connection->stream().Send(std::move(mapped));
 
-  const auto ready = registration.AwaitReady(deadline);
+  const auto ready = registration->AwaitReady(deadline);
   if (!ready.ok()) return ready.status();
   steps->Begin(ready->first_step());
   return NewLayout(spec.name, ready->fingerprint(), *std::move(plan), *std::move(arena),
                    std::move(steps));
 }
+
+}  // namespace
 
 }  // namespace gradsync::client

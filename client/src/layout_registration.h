@@ -29,6 +29,8 @@ class LayoutRegistration {
 
   absl::StatusOr<v1::LayoutAssigned> AwaitAssigned(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<v1::LayoutReady> AwaitReady(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // False if neither the daemon's refusal nor the session's end has come by then.
+  bool AwaitFailed(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   absl::Status AwaitLocked(const bool* answered, absl::Time deadline)
@@ -42,9 +44,9 @@ class LayoutRegistration {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The whole of Session::RegisterLayout.
+// The whole of Session::RegisterLayout, and of Session::ReplaceLayout if `old` is not null.
 absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
-    const std::shared_ptr<Connection>& connection, const LayoutSpec& spec);
+    const std::shared_ptr<Connection>& connection, const LayoutSpec& spec, const Layout* old);
 
 }  // namespace gradsync::client
 

@@ -35,7 +35,13 @@ class ConnectedSession final : public Session {
 
   absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) override {
     if (InForkedChild()) return ForkedError();
-    return client::RegisterLayout(connection_.get(), spec);
+    return client::RegisterLayout(connection_.get(), spec, /*old=*/nullptr);
+  }
+
+  absl::StatusOr<std::unique_ptr<Layout>> ReplaceLayout(Layout& old,
+                                                        const LayoutSpec& spec) override {
+    if (InForkedChild()) return ForkedError();
+    return client::RegisterLayout(connection_.get(), spec, &old);
   }
 
   absl::Status Barrier(absl::Duration timeout) override {

@@ -1,6 +1,7 @@
 #include "client/src/step_sequence.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,10 @@ constexpr absl::Duration kQueryTimeout = absl::Seconds(1);
 // StepDone is on its way when the void word is seen, and so is the session's end when a poisoned
 // one is.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(10);
+
+bool AllZero(const std::byte* data, std::size_t bytes) {
+  return bytes == 0 || (data[0] == std::byte{0} && std::memcmp(data, data + 1, bytes - 1) == 0);
+}
 
 // Empty when every parameter is used.
 std::string UsedMap(const std::vector<bool>& used) {
@@ -43,14 +48,17 @@ std::vector<bool> UsedFlags(const std::string& map, std::size_t parameters) {
 
 StepSequence::StepSequence(std::shared_ptr<Connection> connection, std::uint32_t channel,
                            std::string name, const LayoutPlan& plan,
+                           std::shared_ptr<MappedMemory> arena,
                            std::shared_ptr<MappedMemory> semaphores)
     : connection_(std::move(connection)),
       channel_(channel),
       name_(std::move(name)),
       bucket_count_(plan.buckets.size()),
-      parameter_count_(plan.gradients.size()),
+      gradients_(plan.gradients),
+      arena_(std::move(arena)),
       semaphores_(std::move(semaphores)),
-      marked_(plan.buckets.size()) {
+      marked_(plan.buckets.size()),
+      unused_(plan.gradients.size()) {
   for (const PlannedSpan& bucket : plan.buckets) {
     reduced_bytes_ += bucket.count * ItemSize(bucket.dtype);
   }
@@ -64,11 +72,44 @@ void StepSequence::Begin(std::uint64_t first_step) {
   next_step_.store(first_step, std::memory_order_release);
 }
 
-absl::Status StepSequence::CheckClosed() const {
+absl::Status StepSequence::CheckClosed(absl::string_view call) const {
   absl::MutexLock lock(&mutex_);
-  if (marks_ == 0 && phase_ == Phase::kMarking) return absl::OkStatus();
-  return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, next_step(), std::nullopt,
-               "Leave while this step is open; end or abandon it and wait for it first");
+  return CheckClosedLocked(call);
+}
+
+absl::Status StepSequence::CheckClosedLocked(absl::string_view call) const {
+  if (marks_ == 0 && unused_count_ == 0 && phase_ == Phase::kMarking) return absl::OkStatus();
+  return Error(
+      absl::StatusCode::kFailedPrecondition, kProtocolViolation, next_step(), std::nullopt,
+      absl::StrCat(call, " while this step is open; end or abandon it and wait for it first"));
+}
+
+// ---- Replacement
+// ---------------------------------------------------------------------------------
+
+absl::Status StepSequence::BeginReplacement() {
+  absl::MutexLock lock(&mutex_);
+  if (!end_.ok()) return end_;
+  if (replacing_) return BeingReplaced(next_step(), "ReplaceLayout");
+  if (auto status = CheckClosedLocked("ReplaceLayout"); !status.ok()) return status;
+  replacing_ = true;
+  return absl::OkStatus();
+}
+
+void StepSequence::ReplacementFailed() {
+  absl::MutexLock lock(&mutex_);
+  replacing_ = false;
+}
+
+void StepSequence::Replaced() {
+  OnSessionEnd(Error(absl::StatusCode::kFailedPrecondition, kLayoutReplaced, next_step(),
+                     std::nullopt,
+                     "the layout was replaced; use the one that ReplaceLayout returned"));
+}
+
+absl::Status StepSequence::BeingReplaced(std::uint64_t step, absl::string_view call) const {
+  return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, std::nullopt,
+               absl::StrCat(call, " while the layout is being replaced; wait for ReplaceLayout"));
 }
 
 // ---- Errors
@@ -124,6 +165,7 @@ absl::Status StepSequence::Admit(std::uint64_t step, absl::string_view call) con
     return Stale(step);
   }
   if (step > next_step()) return Ahead(step, call);
+  if (replacing_) return BeingReplaced(step, call);
   if (connection_->left()) {
     return Error(absl::StatusCode::kFailedPrecondition, kLeft, step, std::nullopt,
                  absl::StrCat(call, " after this rank has left"));
@@ -139,6 +181,37 @@ absl::Status StepSequence::Admit(std::uint64_t step, absl::string_view call) con
 // ---- The trainer's calls
 // -------------------------------------------------------------------------
 
+absl::Status StepSequence::MarkUnused(std::uint64_t step, std::size_t parameter) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (auto status = Admit(step, "MarkUnused"); !status.ok()) return status;
+    if (parameter >= gradients_.size()) {
+      return Error(absl::StatusCode::kInvalidArgument, kUnknownParameter, step, std::nullopt,
+                   absl::StrCat("there is no parameter ", parameter, "; the layout has ",
+                                gradients_.size()));
+    }
+    const std::uint32_t bucket = gradients_[parameter].bucket;
+    if (marked_[bucket]) {
+      return Error(absl::StatusCode::kFailedPrecondition, kAlreadyReady, step, bucket,
+                   absl::StrCat("parameter ", parameter,
+                                " marked unused after its bucket was marked ready"));
+    }
+    if (unused_[parameter]) return absl::OkStatus();
+    unused_[parameter] = true;
+    ++unused_count_;
+  }
+  // Gradients may be large: not under the lock. The bucket is still the trainer's.
+  const PlannedSpan& gradient = gradients_[parameter];
+  std::byte* const data = arena_->data() + gradient.offset;
+  const std::size_t bytes = gradient.count * ItemSize(gradient.dtype);
+  if (AllZero(data, bytes)) return absl::OkStatus();
+  HeldGradient held{parameter, {data, data + bytes}};
+  std::memset(data, 0, bytes);
+  absl::MutexLock lock(&mutex_);
+  if (step == next_step() && end_.ok()) held_.push_back(std::move(held));
+  return absl::OkStatus();
+}
+
 absl::Status StepSequence::MarkReady(std::uint64_t step, std::size_t bucket) {
   const absl::Time start = absl::Now();
   absl::MutexLock lock(&mutex_);
@@ -149,7 +222,8 @@ absl::Status StepSequence::MarkReady(std::uint64_t step, std::size_t bucket) {
                  "marked ready a second time in this step");
   }
   marked_[bucket] = true;
-  ++marks_;
+  // The step before was not waited for: its gradients are being overwritten.
+  if (++marks_ == 1) restoration_.reset();
   // Under the lock, so that EndStep cannot overtake it.
   connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(bucket));
   last_mark_ = absl::Now();
@@ -168,16 +242,23 @@ absl::Status StepSequence::EndStep(std::uint64_t step, const std::vector<bool>& 
     return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, first,
                  "EndStep, but this bucket was not marked ready");
   }
-  if (!used.empty() && used.size() != parameter_count_) {
+  if (!used.empty() && used.size() != gradients_.size()) {
     return Error(
         absl::StatusCode::kInvalidArgument, kMalformed, step, std::nullopt,
         absl::StrCat("EndStep says of ", used.size(), " parameters whether they are used; ",
-                     "the layout has ", parameter_count_));
+                     "the layout has ", gradients_.size()));
+  }
+  std::vector<bool> also_used = used;
+  if (unused_count_ > 0) {
+    if (also_used.empty()) also_used.assign(gradients_.size(), true);
+    for (std::size_t i = 0; i < unused_.size(); ++i) {
+      if (unused_[i]) also_used[i] = false;
+    }
   }
   v1::SessionRequest request;
   request.mutable_end_step()->set_channel(channel_);
   request.mutable_end_step()->set_step(step);
-  request.mutable_end_step()->set_used_map(UsedMap(used));
+  request.mutable_end_step()->set_used_map(UsedMap(also_used));
   phase_ = Phase::kEnded;
   connection_->stream().Send(std::move(request));
   return absl::OkStatus();
@@ -255,6 +336,7 @@ absl::Status StepSequence::AfterRelease(std::uint64_t step, std::size_t bucket, 
 
 absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Duration timeout) {
   std::shared_ptr<const Verdict> verdict;
+  std::shared_ptr<Restoration> restoration;
   DaemonSilence silence(*connection_);
   Awaited awaited = Awaited::kMet;
   {
@@ -265,7 +347,10 @@ absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Dura
     awaited =
         AwaitUnlessSilent(&mutex_, absl::Condition(&settled), absl::Now() + timeout, &silence);
     // Decided is decided, also if the session has ended since.
-    if (step == last_step_) verdict = last_verdict_;
+    if (step == last_step_) {
+      verdict = last_verdict_;
+      restoration = restoration_;
+    }
     if (verdict == nullptr) {
       if (!end_.ok()) return EndOf(step);
       if (step < next_step()) return Stale(step);
@@ -276,7 +361,18 @@ absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Dura
                                        : TimedOut(step, std::nullopt, timeout);
   }
   if (!verdict->status.ok()) return verdict->status;
+  if (restoration != nullptr) Restore(restoration.get());
   return verdict->result;
+}
+
+void StepSequence::Restore(Restoration* restoration) const {
+  absl::call_once(restoration->once, [&] {
+    for (const HeldGradient& gradient : restoration->gradients) {
+      std::memcpy(arena_->data() + gradients_[gradient.parameter].offset, gradient.bytes.data(),
+                  gradient.bytes.size());
+    }
+    restoration->gradients.clear();
+  });
 }
 
 absl::Status StepSequence::Silent(std::uint64_t step, std::optional<std::size_t> bucket,
@@ -325,7 +421,7 @@ void StepSequence::OnStepDone(const v1::StepDone& done) {
   result.step = done.step();
   result.live_ranks = done.live_ranks();
   result.divisor = done.divisor();
-  if (!done.used_map().empty()) result.used = UsedFlags(done.used_map(), parameter_count_);
+  if (!done.used_map().empty()) result.used = UsedFlags(done.used_map(), gradients_.size());
   result.buckets.reserve(static_cast<std::size_t>(done.buckets_size()));
   for (const v1::BucketTimes& times : done.buckets()) {
     result.buckets.push_back(
@@ -350,6 +446,19 @@ void StepSequence::OnStepDone(const v1::StepDone& done) {
     counters.exposed_ns.fetch_add(absl::ToInt64Nanoseconds(absl::Now() - last_mark_),
                                   std::memory_order_relaxed);
   }
+  // Gradients that no rank has used are put back; those of a void step are the trainer's to redo.
+  restoration_.reset();
+  const auto used_by_some = [&](const HeldGradient& gradient) {
+    return verdict->result.used.empty() || verdict->result.used[gradient.parameter];
+  };
+  held_.erase(std::remove_if(held_.begin(), held_.end(), used_by_some), held_.end());
+  if (verdict->status.ok() && !held_.empty()) {
+    restoration_ = std::make_shared<Restoration>();
+    restoration_->gradients = std::move(held_);
+  }
+  held_.clear();
+  if (unused_count_ > 0) unused_.assign(gradients_.size(), false);
+  unused_count_ = 0;
   phase_ = Phase::kMarking;
   marked_.assign(bucket_count_, false);
   marks_ = 0;
@@ -368,6 +477,7 @@ void StepSequence::OnSessionEnd(const absl::Status& end) {
   absl::MutexLock lock(&mutex_);
   if (!end_.ok()) return;
   end_ = end;
+  held_.clear();
   for (std::size_t i = 0; i < bucket_count_; ++i) {
     PoisonDone(&semaphore(i).done, next_step());
   }

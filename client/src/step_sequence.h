@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/call_once.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,15 +41,26 @@ namespace gradsync::client {
 class StepSequence {
  public:
   StepSequence(std::shared_ptr<Connection> connection, std::uint32_t channel, std::string name,
-               const LayoutPlan& plan, std::shared_ptr<MappedMemory> semaphores);
+               const LayoutPlan& plan, std::shared_ptr<MappedMemory> arena,
+               std::shared_ptr<MappedMemory> semaphores);
 
   // LayoutReady: steps count from `first_step`.
   void Begin(std::uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  const Connection* connection() const { return connection_.get(); }
+  std::uint32_t channel() const { return channel_; }
   std::uint64_t next_step() const { return next_step_.load(std::memory_order_acquire); }
   // FAILED_PRECONDITION while a step of this rank has begun and is not decided.
-  absl::Status CheckClosed() const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckClosed(absl::string_view call) const ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // The layout is about to be replaced: no step until that fails. FAILED_PRECONDITION while a step
+  // is open, or if it is being replaced or was.
+  absl::Status BeginReplacement() ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReplacementFailed() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Releases every wait.
+  void Replaced() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MarkReady(std::uint64_t step, std::size_t bucket) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -71,10 +83,22 @@ class StepSequence {
     absl::Status status;
     StepResult result;
   };
+  // What a gradient held before MarkUnused filled it with zeros.
+  struct HeldGradient {
+    std::size_t parameter;
+    std::vector<std::byte> bytes;
+  };
+  // Gradients to put back once, before anybody is told that their step is complete.
+  struct Restoration {
+    absl::once_flag once;
+    std::vector<HeldGradient> gradients;
+  };
 
   // "layout 'default', rank 1, step 3, bucket 2: what".
   absl::Status Error(absl::StatusCode code, absl::string_view reason, std::uint64_t step,
                      std::optional<std::size_t> bucket, absl::string_view what) const;
+  absl::Status CheckClosedLocked(absl::string_view call) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status BeingReplaced(std::uint64_t step, absl::string_view call) const;
   absl::Status UnknownBucket(std::uint64_t step, std::size_t bucket) const;
   absl::Status Stale(std::uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status Ahead(std::uint64_t step, absl::string_view call) const
@@ -88,6 +112,7 @@ class StepSequence {
   bool Settled(std::uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return last_step_ >= step || !end_.ok();
   }
+  void Restore(Restoration* restoration) const;
   absl::Status AfterRelease(std::uint64_t step, std::size_t bucket, bool poisoned)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Silent(std::uint64_t step, std::optional<std::size_t> bucket,
@@ -108,8 +133,9 @@ class StepSequence {
   const std::uint32_t channel_;
   const std::string name_;
   const std::size_t bucket_count_;
-  const std::size_t parameter_count_;
-  std::uint64_t reduced_bytes_ = 0;  // of a complete step
+  const std::vector<PlannedSpan> gradients_;  // by parameter
+  std::uint64_t reduced_bytes_ = 0;           // of a complete step
+  const std::shared_ptr<MappedMemory> arena_;
   const std::shared_ptr<MappedMemory> semaphores_;
 
   // Written under mutex_; read anywhere.
@@ -121,12 +147,18 @@ class StepSequence {
   std::vector<bool> marked_ ABSL_GUARDED_BY(mutex_);
   std::size_t marks_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time last_mark_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> unused_ ABSL_GUARDED_BY(mutex_);  // by parameter
+  std::size_t unused_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<HeldGradient> held_ ABSL_GUARDED_BY(mutex_);
   // Of the last decided step; 0: none.
   std::uint64_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const Verdict> last_verdict_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Restoration> restoration_ ABSL_GUARDED_BY(mutex_);  // null: none
   // The answer to a QueryStep.
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<std::string> missing_ ABSL_GUARDED_BY(mutex_);
+  bool replacing_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of the session, or because the layout was replaced.
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };
 

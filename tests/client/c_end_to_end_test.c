@@ -72,7 +72,8 @@ static gradsync_session_t* Join(const char* socket) {
   return session;
 }
 
-static gradsync_layout_t* Register(gradsync_session_t* session) {
+/* In the place of `old` unless it is NULL. */
+static gradsync_layout_t* Register(gradsync_session_t* session, gradsync_layout_t* old) {
   gradsync_layout_t* layout = NULL;
   gradsync_layout_spec_t spec;
   gradsync_parameter_t parameters[BUCKETS];
@@ -93,7 +94,11 @@ static gradsync_layout_t* Register(gradsync_session_t* session) {
   /* One parameter in each bucket. */
   spec.bucket_cap_bytes = ELEMENTS * sizeof(float);
   spec.first_bucket_cap_bytes = ELEMENTS * sizeof(float);
-  CHECK_OK(gradsync_register_layout(session, &spec, &layout));
+  if (old == NULL) {
+    CHECK_OK(gradsync_register_layout(session, &spec, &layout));
+  } else {
+    CHECK_OK(gradsync_replace_layout(session, old, &spec, &layout));
+  }
   CHECK(strcmp(gradsync_layout_name(layout), "model") == 0);
   CHECK(gradsync_layout_bucket_count(layout) == BUCKETS);
   CHECK(gradsync_layout_parameter_count(layout) == BUCKETS);
@@ -124,7 +129,8 @@ static void RunStep(gradsync_layout_t* layout) {
              "ALREADY_READY", rank == 0 ? "0" : "1",
              step == 1   ? "1"
              : step == 2 ? "2"
-                         : "3",
+             : step == 3 ? "3"
+                         : "7",
              "2");
   CHECK_OK(gradsync_wait_bucket(layout, step, 0, GRADSYNC_FOREVER));
   CHECK_OK(gradsync_end_step(layout, step, NULL));
@@ -186,6 +192,27 @@ static void RunOddSteps(gradsync_layout_t* layout) {
              GRADSYNC_ABORTED, "STEP_ABANDONED", "1", "5", "0");
 }
 
+/* Nobody uses parameter 1, rank 0 alone parameter 2. */
+static void RunUnused(gradsync_layout_t* layout) {
+  const uint64_t step = gradsync_next_step(layout);
+  gradsync_step_result_t result;
+  size_t i;
+  for (i = 0; i < BUCKETS; ++i) Gradient(layout, i, NULL)[7] = 4.0f + (float)rank;
+  CHECK_OK(gradsync_mark_unused(layout, step, 1));
+  if (rank == 1) CHECK_OK(gradsync_mark_unused(layout, step, 2));
+  CheckError(__LINE__, gradsync_mark_unused(layout, step, BUCKETS), GRADSYNC_INVALID_ARGUMENT,
+             "UNKNOWN_PARAMETER", rank == 0 ? "0" : "1", "6", "");
+  for (i = 0; i < BUCKETS; ++i) CHECK_OK(gradsync_mark_ready(layout, step, i));
+  CHECK_OK(gradsync_end_step(layout, step, NULL));
+  gradsync_step_result_init(&result);
+  CHECK_OK(gradsync_wait_step(layout, step, GRADSYNC_FOREVER, &result));
+  CHECK(result.used_count == BUCKETS && result.used[1] == 0 && result.used[2] == 1);
+  gradsync_step_result_destroy(&result);
+  CHECK(Gradient(layout, 0, NULL)[7] == 4.5f);
+  CHECK(Gradient(layout, 1, NULL)[7] == 4.0f + (float)rank);
+  CHECK(Gradient(layout, 2, NULL)[7] == 2.0f);
+}
+
 static void RunOperations(gradsync_session_t* session) {
   double values[2];
   char text[16] = "nothing yet";
@@ -206,7 +233,8 @@ static void RunOperations(gradsync_session_t* session) {
 
 static int RunRank(const char* socket) {
   gradsync_session_t* session = Join(socket);
-  gradsync_layout_t* layout = Register(session);
+  gradsync_layout_t* layout = Register(session, NULL);
+  gradsync_layout_t* replaced = layout;
   gradsync_mapping_t* mapping = NULL;
   gradsync_statistics_t statistics;
   gradsync_view_t view;
@@ -219,17 +247,25 @@ static int RunRank(const char* socket) {
   for (i = 0; i < STEPS; ++i) RunStep(layout);
   RunOperations(session);
   RunOddSteps(layout);
+  RunUnused(layout);
+  layout = Register(session, replaced);
+  CheckError(__LINE__, gradsync_mark_ready(replaced, STEPS + 4, 0), GRADSYNC_FAILED_PRECONDITION,
+             "LAYOUT_REPLACED", rank == 0 ? "0" : "1", "7", "");
+  CHECK(Gradient(replaced, 0, NULL)[7] == 4.5f);
+  gradsync_layout_destroy(replaced);
+  CHECK(gradsync_next_step(layout) == STEPS + 4);
+  RunStep(layout);
 
   gradsync_statistics_init(&statistics);
   statistics.struct_size = offsetof(gradsync_statistics_t, steps_void);
   statistics.steps_void = 77;
   gradsync_session_statistics(session, &statistics);
-  CHECK(statistics.steps_complete == STEPS + 1 && statistics.steps_void == 77);
+  CHECK(statistics.steps_complete == STEPS + 3 && statistics.steps_void == 77);
   gradsync_statistics_init(&statistics);
   gradsync_session_statistics(session, &statistics);
-  CHECK(statistics.steps_complete == STEPS + 1 && statistics.steps_void == 1);
-  CHECK(statistics.buckets_marked == (STEPS + 1) * BUCKETS);
-  CHECK(statistics.bytes_reduced >= (STEPS + 1) * BUCKETS * ELEMENTS * sizeof(float));
+  CHECK(statistics.steps_complete == STEPS + 3 && statistics.steps_void == 1);
+  CHECK(statistics.buckets_marked == (STEPS + 3) * BUCKETS);
+  CHECK(statistics.bytes_reduced >= (STEPS + 3) * BUCKETS * ELEMENTS * sizeof(float));
 
   CHECK_OK(gradsync_session_leave_and_stay(session, GRADSYNC_FOREVER, &last_joiner));
   CHECK(last_joiner < WORLD_SIZE);

@@ -36,7 +36,9 @@ TEST_F(ForkTest, EveryCallInTheChildFailsAndDestructorsReturn) {
     const bool all = IsForked(session.Barrier()) && IsForked(session.Broadcast(&byte, 1, 0)) &&
                      IsForked(session.AllReduce(&byte, 0, DataType::kFloat32, ReduceOp::kSum)) &&
                      IsForked(session.RegisterLayout(spec_).status()) &&
-                     IsForked(session.Leave()) && IsForked(session.LeaveAndStay().status()) &&
+                     IsForked(session.ReplaceLayout(layout, spec_).status()) &&
+                     IsForked(layout.MarkUnused(1, 0)) && IsForked(session.Leave()) &&
+                     IsForked(session.LeaveAndStay().status()) &&
                      IsForked(layout.MarkReady(1, 0)) && IsForked(layout.EndStep(1)) &&
                      IsForked(layout.AbandonStep(1, "")) && IsForked(layout.WaitBucket(1, 0)) &&
                      IsForked(layout.WaitStep(1).status()) &&

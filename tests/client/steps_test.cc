@@ -1,5 +1,6 @@
 // The steps of a layout, against a real daemon.
 
+#include <algorithm>
 #include <cmath>
 #include <thread>
 
@@ -304,6 +305,94 @@ TEST_F(UsedParametersTest, TheUnionIsAgreed) {
     EXPECT_TRUE(result->used.empty());
     EXPECT_EQ(static_cast<float*>(mine.gradient(7).data)[2], 5.0f);  // a sum
   });
+}
+
+float* GradientOf(const Layout& layout, std::size_t parameter) {
+  return static_cast<float*>(layout.gradient(parameter).data);
+}
+
+TEST_F(UsedParametersTest, WhatNoRankHasUsedIsUntouched) {
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    Layout& mine = layout(rank);
+    for (std::size_t i = 0; i < 10; ++i) {
+      std::fill_n(GradientOf(mine, i), 4, static_cast<float>(100 * rank + i));
+    }
+    ASSERT_TRUE(mine.MarkUnused(1, 2).ok());
+    ASSERT_TRUE(mine.MarkUnused(1, 2).ok());
+    EXPECT_EQ(GradientOf(mine, 2)[3], 0);
+    if (rank == 1) {
+      ASSERT_TRUE(mine.MarkUnused(1, 5).ok());
+    }
+    // Said of another one as well.
+    std::vector<bool> used(10, true);
+    used[7] = false;
+    ASSERT_TRUE(mine.MarkUnused(1, 9).ok());
+    for (std::size_t i = 0; i < mine.bucket_count(); ++i) ASSERT_TRUE(mine.MarkReady(1, i).ok());
+    ASSERT_TRUE(mine.EndStep(1, used).ok());
+    OnEveryRank(3, [&](std::uint32_t) {
+      const auto result = mine.WaitStep(1);
+      ASSERT_TRUE(result.ok()) << result.status();
+      for (std::size_t i = 0; i < 10; ++i) {
+        EXPECT_EQ(result->used[i], i != 2 && i != 7 && i != 9) << i;
+        const float expected = i == 2 || i == 9 ? static_cast<float>(100 * rank + i)
+                               : i == 5         ? 5.0f
+                                                : static_cast<float>(100 + 2 * i);
+        EXPECT_EQ(GradientOf(mine, i)[3], expected) << i;
+      }
+    });
+  });
+  // The next step knows nothing of it.
+  const auto next = Run(2);
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_TRUE(next->used.empty());
+}
+
+TEST_F(UsedParametersTest, AVoidStepOrTheNextOneDropsWhatWasHeld) {
+  GradientOf(layout(0), 3)[0] = 7;
+  ASSERT_TRUE(layout(0).MarkUnused(1, 3).ok());
+  ExpectError(job_.sessions[0]->Leave(), absl::StatusCode::kFailedPrecondition,
+              "PROTOCOL_VIOLATION");  // it is in the step
+  ASSERT_TRUE(layout(1).AbandonStep(1, "no").ok());
+  ExpectError(layout(0).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  ExpectError(layout(1).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  EXPECT_EQ(GradientOf(layout(0), 3)[0], 0);
+  ASSERT_TRUE(Run(2).ok());
+  EXPECT_EQ(GradientOf(layout(0), 3)[0], 0);
+
+  // Not waited for before the next step writes.
+  for (const std::uint32_t rank : {0u, 1u}) {
+    GradientOf(layout(rank), 3)[0] = 7;
+    ASSERT_TRUE(layout(rank).MarkUnused(3, 3).ok());
+    ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 3).ok());
+  }
+  ASSERT_TRUE(layout(1).WaitStep(3).ok());
+  EXPECT_EQ(GradientOf(layout(1), 3)[0], 7);
+  while (layout(0).next_step() == 3) std::this_thread::yield();
+  GradientOf(layout(0), 3)[0] = 9;
+  ASSERT_TRUE(layout(0).MarkReady(4, layout(0).gradient(3).bucket).ok());
+  ASSERT_TRUE(layout(0).WaitStep(3).ok());
+  EXPECT_EQ(GradientOf(layout(0), 3)[0], 9);
+}
+
+TEST_F(UsedParametersTest, MarkUnusedComesBeforeItsBucketsMarkReady) {
+  Layout& mine = layout(0);
+  const absl::Status unknown = mine.MarkUnused(1, 10);
+  ExpectError(unknown, absl::StatusCode::kInvalidArgument, "UNKNOWN_PARAMETER");
+  EXPECT_THAT(MessageOf(unknown), HasSubstr("the layout has 10"));
+  ExpectError(mine.MarkUnused(2, 1), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  ExpectError(mine.MarkUnused(0, 1), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  const std::uint32_t bucket = mine.gradient(4).bucket;
+  ASSERT_TRUE(mine.MarkReady(1, bucket).ok());
+  const absl::Status late = mine.MarkUnused(1, 4);
+  ExpectError(late, absl::StatusCode::kFailedPrecondition, "ALREADY_READY");
+  EXPECT_EQ(ErrorField(late, "bucket"), std::to_string(bucket));
+  EXPECT_THAT(MessageOf(late), HasSubstr("parameter 4"));
+}
+
+TEST_F(StepsTest, ExplicitLayoutsHaveNoParameterToMarkUnused) {
+  const absl::Status status = layout(0).MarkUnused(1, 0);
+  ExpectError(status, absl::StatusCode::kInvalidArgument, "UNKNOWN_PARAMETER");
+  EXPECT_THAT(MessageOf(status), HasSubstr("the layout has 0"));
 }
 
 }  // namespace

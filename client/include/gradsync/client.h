@@ -190,6 +190,16 @@ class Layout {
   // The step to run now: one more than the last one that was decided.
   virtual std::uint64_t next_step() const = 0;
 
+  // "This rank did not use the parameter in this step." Called before its bucket is marked ready;
+  // once is enough. Its gradient becomes zeros, and EndStep says that it is unused. If no rank has
+  // used it, the WaitStep that says that the step is complete puts back what the gradient held
+  // before: what nobody used is untouched, unless the next step's first MarkReady came before that
+  // WaitStep. Allocates only if the gradient was not zero. Explicit layouts have no parameters.
+  //   INVALID_ARGUMENT     UNKNOWN_PARAMETER.
+  //   FAILED_PRECONDITION  ALREADY_READY (its bucket was marked), STALE_STEP, PROTOCOL_VIOLATION.
+  //   ABORTED              the step is void already; says who and why.
+  virtual absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) = 0;
+
   // "Every gradient of this bucket is written." From here until done the bucket belongs to the
   // daemon, error or not. Never blocks and never waits for the daemon: one small message.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
@@ -200,7 +210,7 @@ class Layout {
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
 
   // "This rank has marked every bucket ready." `used`: per parameter, whether this rank used it;
-  // empty: all.
+  // empty: all. What MarkUnused named is unused as well.
   //   FAILED_PRECONDITION  names the first bucket that was not marked ready.
   virtual absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
 
@@ -261,6 +271,18 @@ class Session {
   //   DEADLINE_EXCEEDED    names the ranks that did not come.
   //   RESOURCE_EXHAUSTED   a quota.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
+  // Registers `spec` in the place of `old`, a layout of this session, between two of its steps:
+  // buckets in another order, or other ones, that were learned while training. Called by every
+  // rank, normally with the name of the old one. The new layout has memory of its own and goes on
+  // with the old one's step numbers. Then the calls of `old` return FAILED_PRECONDITION
+  // LAYOUT_REPLACED (but for its last verdict), and its memory stays readable. If this fails, `old`
+  // is as before, on every rank.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of `old` is open, or it is being replaced
+  //                        already; LAYOUT_REPLACED; LAYOUT_MISMATCH, also if the ranks do not
+  //                        replace the same layout.
+  //   and the statuses of RegisterLayout.
+  virtual absl::StatusOr<std::unique_ptr<Layout>> ReplaceLayout(Layout& old,
+                                                                const LayoutSpec& spec) = 0;
 
   // Operations of the job's own channel: every rank calls the same ones in the same order, one at a
   // time (calls from several threads of one rank are serialized). Block until done.

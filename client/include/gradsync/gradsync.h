@@ -196,6 +196,10 @@ static inline void gradsync_layout_spec_init(gradsync_layout_spec_t* spec) {
 
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_register_layout(
     gradsync_session_t* session, const gradsync_layout_spec_t* spec, gradsync_layout_t** layout);
+/* `old` is still the caller's to destroy. On failure it is as before. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_replace_layout(
+    gradsync_session_t* session, gradsync_layout_t* old, const gradsync_layout_spec_t* spec,
+    gradsync_layout_t** layout);
 GRADSYNC_EXPORT void gradsync_layout_destroy(gradsync_layout_t* layout);
 
 GRADSYNC_EXPORT const char* gradsync_layout_name(const gradsync_layout_t* layout);
@@ -225,6 +229,11 @@ GRADSYNC_EXPORT void gradsync_mapping_destroy(gradsync_mapping_t* mapping);
 
 GRADSYNC_EXPORT uint64_t gradsync_next_step(const gradsync_layout_t* layout);
 
+/* This rank did not use the parameter in this step; call before its bucket is marked ready. Its
+ * gradient becomes zeros, and gradsync_wait_step() puts back what it held if no rank used it. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_unused(gradsync_layout_t* layout,
+                                                                         uint64_t step,
+                                                                         size_t parameter);
 /* Never blocks. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_ready(gradsync_layout_t* layout,
                                                                         uint64_t step,
