@@ -26,9 +26,10 @@ expect 'live' "$job"
 ask 0 "$ctl" status --json
 expect '"job_id": "digits"' '"state": "JOB_STATE_RUNNING"' '"step": "4"' '"missing_ranks": []'
 ask 0 "$ctl" stats
-expect 'job digits' 'ready skew' 'exposed' 'P99' 'STRAGGLER'
+expect 'job digits' 'ready skew' 'exposed' 'P99' 'STRAGGLER' 'GRADIENT NORM' 'NON-FINITE'
 ask 0 "$ctl" stats --json
-expect '"steps_complete": "3"' '"buckets_reduced": "6"' '"steps_void": "0"'
+expect '"steps_complete": "3"' '"buckets_reduced": "6"' '"steps_void": "0"' \
+  '"gradient_norm": 5' '"non_finite": "0"' '"steps_non_finite": "1"'
 ask 0 "$ctl" timeline
 expect 'step 3 of model, job digits: complete'
 [[ $(grep -c '[r.]*#\+d' <<<"$out") == 4 ]] || fail 'not 4 lines: 2 buckets, 2 ranks'

@@ -56,7 +56,7 @@ call gradsync.v1.Introspection/GetStatus '{"job_id": "other"}'
 [[ $out != *'"jobs"'* ]] || fail 'a job that was not asked for'
 call gradsync.v1.Introspection/GetStats '{"job_id": "digits"}'
 expect '"steps_complete": "3"' '"buckets_reduced": "6"' '"p50_us"' '"reduce_gbps"' \
-  '"sessions_opened": "2"'
+  '"sessions_opened": "2"' '"gradient_norm": 5' '"steps_non_finite": "1"'
 call gradsync.v1.Introspection/GetTimeline '{"job_id": "digits", "layout": "model", "steps": 2}'
 expect '"step": "2"' '"step": "3"' '"VERDICT_COMPLETE"' '"ready_ns"'
 status=69 call gradsync.v1.Introspection/GetTimeline '{"job_id": "digits", "layout": "other"}'

@@ -1,9 +1,11 @@
 // A job of two ranks for tests that ask a real daemon about it: live_job SOCKET JOB_ID
 //
-// Runs three steps of a layout "model" of two buckets, leaves step 4 waiting for rank 1, prints
-// "waiting", and goes on when told on stdin: "finish" completes the step, leaves the job and prints
-// "finished"; "lose" lets rank 1 go without a word and prints "lost" when rank 0 has been told.
+// Runs three steps of a layout "model" of two buckets, the second of which has an element that is
+// Inf and the third a gradient norm of 5, leaves step 4 waiting for rank 1, prints "waiting", and
+// goes on when told on stdin: "finish" completes the step, leaves the job and prints "finished";
+// "lose" lets rank 1 go without a word and prints "lost" when rank 0 has been told.
 
+#include <cmath>
 #include <future>
 #include <iostream>
 #include <memory>
@@ -59,6 +61,13 @@ int main(int argc, char** argv) {
   ranks[1] = joining.get();
 
   for (int step = 1; step <= kSteps; ++step) {
+    for (Rank& rank : ranks) {
+      for (std::size_t bucket = 0; bucket < 2; ++bucket) {
+        // Zeros otherwise.
+        static_cast<float*>(rank.layout->bucket(bucket).data)[7] =
+            step == 2 ? INFINITY : static_cast<float>(3 + bucket);
+      }
+    }
     for (std::size_t bucket = 0; bucket < 2; ++bucket) {
       for (Rank& rank : ranks) Check(rank.layout->MarkReady(step, bucket));
     }

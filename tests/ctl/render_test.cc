@@ -4,6 +4,7 @@
 
 #include <google/protobuf/text_format.h>
 
+#include <limits>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -147,6 +148,8 @@ v1::GetStatsResponse SomeStats() {
         buckets_reduced: 4400
         bytes_reduced: 114400000
         reduce_gbps: 8.1249
+        gradient_norm: 2.71828
+        steps_non_finite: 3
         ready_skew { p50_us: 121.3 p99_us: 3120 max_us: 18200 }
         queue { p50_us: 8.25 p99_us: 90 max_us: 412 }
         reduce { p50_us: 40 p99_us: 88 max_us: 1304 }
@@ -178,6 +181,9 @@ job digits (user 1000, generation 1): 5 operations, 0 failed
   total       49.5 us   170 us  1.41 ms
   exposed      180 us  1.20 ms  2.00 ms
 
+  GRADIENT NORM  NON-FINITE  STEPS NON-FINITE
+          2.718           0                 3
+
   STRAGGLER  LAST  OF ALL   BEHIND    TOTAL
   rank 1     3012    68 %   270 us   813 ms
   rank 0     1388    32 %  2.00 us  2.78 ms
@@ -185,6 +191,19 @@ job digits (user 1000, generation 1): 5 operations, 0 failed
 job wide (user 0, generation 3): 1 operation, 1 failed
   no layouts
 )");
+}
+
+TEST(RenderStatsTest, ANormThatIsNotFiniteIsSaid) {
+  v1::GetStatsResponse stats = SomeStats();
+  v1::LayoutStats* const layout = stats.mutable_jobs(0)->mutable_layouts(0);
+  layout->set_gradient_norm(std::numeric_limits<double>::quiet_NaN());
+  layout->set_non_finite(12);
+  EXPECT_NE(RenderStats(stats).find("            nan          12                 3\n"),
+            std::string::npos)
+      << RenderStats(stats);
+  // No step is complete: there is no result.
+  layout->set_steps_complete(0);
+  EXPECT_EQ(RenderStats(stats).find("GRADIENT NORM"), std::string::npos);
 }
 
 TEST(RenderStatsTest, NothingYet) {

@@ -237,6 +237,7 @@ class Rank {
   absl::Status Check(const LayoutUse& use, std::uint64_t step, std::size_t bucket,
                      const Command& command) const;
   absl::Status CheckAll(const LayoutUse& use, std::uint64_t step, const Command& command) const;
+  static absl::Status CheckNumbers(const LayoutUse& use, const StepResult& result);
   absl::Status ForkCalls(Answer* answer);
   absl::Status Raw(const Command& command, Answer* answer);
 
@@ -298,6 +299,28 @@ absl::Status Rank::CheckAll(const LayoutUse& use, std::uint64_t step,
                             const Command& command) const {
   for (std::size_t bucket = 0; bucket < use.layout->bucket_count(); ++bucket) {
     if (auto status = Check(use, step, bucket, command); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// What the step's result says of the buckets is what they hold.
+absl::Status Rank::CheckNumbers(const LayoutUse& use, const StepResult& result) {
+  if (result.numbers.size() != use.layout->bucket_count()) {
+    return absl::DataLossError(absl::StrCat("numbers of ", result.numbers.size(), " buckets"));
+  }
+  for (std::size_t bucket = 0; bucket < result.numbers.size(); ++bucket) {
+    const BucketView view = use.layout->bucket(bucket);
+    double sum = 0;
+    for (std::uint64_t i = 0; i < view.count; ++i) {
+      const double value = Load(view.dtype, view.data, i);
+      sum += value * value;
+    }
+    const BucketNumbers& numbers = result.numbers[bucket];
+    if (std::abs(numbers.sum_of_squares - sum) > 1e-5 * sum || numbers.non_finite != 0) {
+      return absl::DataLossError(absl::StrCat(
+          "step ", result.step, ", bucket ", bucket, ": sum of squares ", numbers.sum_of_squares,
+          " instead of ", sum, ", ", numbers.non_finite, " elements that are not finite"));
+    }
   }
   return absl::OkStatus();
 }
@@ -399,6 +422,7 @@ absl::Status Rank::Steps(LayoutUse* use, const Command& command, Answer* answer)
     const auto result = layout.WaitStep(step, command.Timeout());
     if (!result.ok()) return result.status();
     if (auto status = CheckAll(*use, step, command); !status.ok()) return status;
+    if (auto status = CheckNumbers(*use, *result); !status.ok()) return status;
     if (times > 1) continue;
     answer->emplace_back("step", absl::StrCat(step));
     answer->emplace_back("live_ranks", absl::StrCat(result->live_ranks));

@@ -21,7 +21,8 @@ Options:
   --steps N          timeline: the last N steps, 1-64; default 1
   --timeout SECONDS  how long to wait for the daemon; default 5
   --json             for programs: the messages of gradsync.v1.Introspection, under the names of
-                     their fields, zeros included; 64-bit integers are strings
+                     their fields, zeros included; 64-bit integers are strings, and so are
+                     "NaN" and "Infinity"
   --version          print the version
   --help, -h         this text; after a command, what its columns mean
 
@@ -100,6 +101,11 @@ Latencies, per bucket; p50: half of the buckets were quicker, p99: 99 of 100 wer
   total       from the last rank's ready to done: queue + reduce
   exposed     per step: from its last bucket ready to its commit: what backward could not hide
 
+The result of the last complete step, over all buckets:
+  GRADIENT NORM     root of the sum of the squares; "nan" or "inf" if an element is
+  NON-FINITE        elements that are NaN or Inf
+  STEPS NON-FINITE  complete steps so far that had such elements
+
 Stragglers: which rank was the last to have a bucket ready, most frequent first:
   LAST        buckets that it was last with
   OF ALL      their share
@@ -109,6 +115,7 @@ Stragglers: which rank was the last to have a bucket ready, most frequent first:
 Examples:
   gradsyncctl stats --job digits
   gradsyncctl stats --json | jq '.jobs[].layouts[] | {name, total}'
+  gradsyncctl stats --json | jq '.jobs[].layouts[] | select(.steps_non_finite != "0") | .name'
 )";
 
 constexpr absl::string_view kTimeline =

@@ -47,6 +47,15 @@ std::string Latencies(const v1::LayoutStats& layout) {
   return table.Render();
 }
 
+// Of the last complete step.
+std::string Numbers(const v1::LayoutStats& layout) {
+  TextTable table(
+      {{"GRADIENT NORM", kRight}, {"NON-FINITE", kRight}, {"STEPS NON-FINITE", kRight}});
+  table.AddRow({absl::StrFormat("%.4g", layout.gradient_norm()), absl::StrCat(layout.non_finite()),
+                absl::StrCat(layout.steps_non_finite())});
+  return table.Render();
+}
+
 std::string Stragglers(const v1::LayoutStats& layout) {
   TextTable table(
       {{"STRAGGLER"}, {"LAST", kRight}, {"OF ALL", kRight}, {"BEHIND", kRight}, {"TOTAL", kRight}});
@@ -84,7 +93,9 @@ std::string RenderStats(const v1::GetStatsResponse& stats) {
     for (const v1::LayoutStats& layout : job.layouts()) {
       if (layout.buckets_reduced() == 0) continue;
       absl::StrAppend(&text, "\n  layout ", Printable(layout.name()), "\n",
-                      Indented(Latencies(layout)), "\n", Indented(Stragglers(layout)));
+                      Indented(Latencies(layout)), "\n",
+                      layout.steps_complete() > 0 ? Indented(Numbers(layout)) + "\n" : "",
+                      Indented(Stragglers(layout)));
     }
   }
   return text;
