@@ -322,8 +322,8 @@ TEST_P(CombineTest, OneBufferWithoutScaleIsNotTouched) {
 // Counts below a vector, around the block that is summed in float32, and with a tail.
 TEST_P(CombineTest, NumbersAreThoseOfWhatIsWritten) {
   for (const DataType dtype : kTypes) {
-    for (const std::size_t k : {1, 2, 3, 4, 5, 9}) {
-      for (const std::size_t count : {0, 1, 3, 17, 63, 65, 1001, 2048, 4096, 8192, 8193, 20011}) {
+    for (const std::size_t k : {1, 2, 3, 4, 5}) {
+      for (const std::size_t count : {0, 1, 17, 65, 1001, 8192, 10007}) {
         const std::vector<Bytes> inputs =
             RandomBuffers(dtype, k, count + 1, static_cast<std::uint32_t>(100 * k + count));
         for (const double scale : {1.0, 1.0 / 3}) {
