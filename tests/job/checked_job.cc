@@ -410,6 +410,10 @@ void CheckedJob::CompareRecord(absl::string_view where, const Prediction::Messag
   if (record.divisor != static_cast<std::uint32_t>(expected.divisor)) {
     Violate(where, ": divisor ", record.divisor);
   }
+  const std::size_t measured = record.verdict.ok() ? record.times.buckets.size() : 0;
+  if (record.numbers.size() != measured) {
+    Violate(where, ": numbers of ", record.numbers.size(), " buckets");
+  }
   for (const BucketTimes& times : record.times.buckets) {
     const bool reduced = times.finish_ns != 0;
     if (record.verdict.ok() && !reduced) Violate(where, ": complete, but a bucket is not reduced");
