@@ -68,7 +68,9 @@ class View:
 
         # NumPy's stubs do not know that ctypes arrays are buffers.
         buffer: Any = self.buffer
-        return numpy.ndarray((self.count,), numpy.dtype(_NUMPY_NAMES[self.dtype]), buffer)
+        dtype = numpy.dtype(_NUMPY_NAMES[self.dtype])
+        array: numpy.ndarray[Any, Any] = numpy.ndarray((self.count,), dtype, buffer)
+        return array
 
     def __repr__(self) -> str:
         """What it is, without its elements."""
