@@ -148,7 +148,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._first_cap_bytes = int(first_bucket_cap_mb * _MIB)
         self._timeout = timeout
         self._synchronize = True
-        self._begin_at_parameter = False
+        self._pending = 0
         self._step: _Step | None = None
         self._last_step: gradsync.StepResult | None = None
         self._observed: list[Slot] | None = None  # the ready order of the last step, until rebuilt
@@ -199,6 +199,8 @@ class DistributedDataParallel(torch.nn.Module):
         output = self.module(*args, **kwargs)
         if synchronize:
             self._watch(output)
+        elif torch.is_grad_enabled():
+            self._pending = 0
         return output
 
     @contextlib.contextmanager
@@ -426,14 +428,12 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _watch(self, output: Any) -> None:
         """Makes the first gradient of an output begin a step."""
-        found = False
+        # Gradients may also come by a way that no output lies on: the output hides its tensors, or
+        # the loss is made of torch.autograd.grad's results. Then a parameter's begins the step.
+        self._pending += 1
         for tensor in _tensors(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(_OutputHook(self._begin, tensor.grad_fn))
-                found = True
-        # An output that hides its tensors, or that is a parameter: a parameter's gradient begins
-        # the step.
-        self._begin_at_parameter = not found
 
     # ---- In a backward pass
 
@@ -446,7 +446,7 @@ class DistributedDataParallel(torch.nn.Module):
             self._abandon_stale("another backward pass began before it had finished")
         if self._session is None:
             return
-        self._begin_at_parameter = False
+        self._pending = max(0, self._pending - 1)
         for slot in self._slots:
             slot.firings = 0
         self._step = _Step(self._layout.next_step, backward, list(self._gradients_of_bucket))
@@ -454,8 +454,10 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _on_gradient(self, slot: Slot) -> None:
         """Autograd has added to the gradient of `slot`."""
+        if slot.parameter.grad is None:  # a node on the way gave none: not used
+            return
         if self._step is None:
-            if not self._begin_at_parameter:
+            if self._pending == 0:
                 slot.accumulated = True
                 return
             self._begin_step()
