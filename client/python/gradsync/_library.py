@@ -80,13 +80,10 @@ class Library:
         self.options_destroy = self._quick("session_options_destroy", None, [options])
         self.session_join = self._blocking("session_join", _ERROR, [options, out])
         self.session_destroy = self._blocking("session_destroy", None, [_POINTER])
-        for name, result in (
-            ("rank", ctypes.c_uint32),
-            ("world_size", ctypes.c_uint32),
-            ("generation", ctypes.c_uint64),
-            ("incarnation", ctypes.c_uint64),
-        ):
-            setattr(self, f"session_{name}", self._quick(f"session_{name}", result, [_POINTER]))
+        self.session_rank = self._quick("session_rank", ctypes.c_uint32, [_POINTER])
+        self.session_world_size = self._quick("session_world_size", ctypes.c_uint32, [_POINTER])
+        self.session_generation = self._quick("session_generation", ctypes.c_uint64, [_POINTER])
+        self.session_incarnation = self._quick("session_incarnation", ctypes.c_uint64, [_POINTER])
         spec = ctypes.POINTER(_structs.LayoutSpecStruct)
         self.register_layout = self._blocking("register_layout", _ERROR, [_POINTER, spec, out])
         self.replace_layout = self._blocking(
@@ -181,12 +178,6 @@ class Library:
         raise errors.UnimplementedError(
             f"{self.path} (ABI version {self.abi_version}) is too old: it has no {symbol}"
         )
-
-    # For mypy; bound in a loop above.
-    session_rank: Callable[..., Any]
-    session_world_size: Callable[..., Any]
-    session_generation: Callable[..., Any]
-    session_incarnation: Callable[..., Any]
 
 
 def find() -> str:

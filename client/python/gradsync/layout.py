@@ -127,9 +127,17 @@ class Layout:
             raise_error(error)
 
     def mark_unused(self, step: int, parameter: int) -> None:
-        """Says that this rank does not use the parameter in this step.
+        """Says that this rank did not use the parameter in this step.
+
+        Called before its bucket is marked ready. Its gradient becomes zeros, and end_step() says
+        that it is unused. If no rank used it, wait_step() puts back what the gradient held before,
+        unless the next step's first mark_ready() came before that.
 
         Raises:
+          InvalidArgumentError: UNKNOWN_PARAMETER.
+          FailedPreconditionError: ALREADY_READY (its bucket was marked), STALE_STEP,
+            PROTOCOL_VIOLATION.
+          AbortedError: the step is void already; says who and why.
           UnimplementedError: the library has no such call.
         """
         self._call(library.mark_unused, step, parameter)
@@ -139,7 +147,8 @@ class Layout:
 
         Args:
           step: the step.
-          used: for each parameter, whether this rank used it; None: all.
+          used: for each parameter, whether this rank used it; None: all. What mark_unused() named
+            is unused as well.
 
         Raises:
           FailedPreconditionError: names the first bucket that was not marked ready.

@@ -191,12 +191,28 @@ class Session:
         op: str = "average",
         timeout: Optional[float] = None,
     ) -> Layout:
-        """Exchanges a layout for another one, on every rank between the same two steps.
+        """Registers a layout in the place of `layout`, between two of its steps.
 
-        Args and what it raises are register_layout()'s, and:
+        For buckets in another order, or other ones, that were learned while training. Called by
+        every rank, normally with the old one's name. The new layout has memory of its own, and goes
+        on with the old one's step numbers. Then calls of the old one raise LAYOUT_REPLACED, and its
+        views stay readable; if this fails, the old one is as before, on every rank.
+
+        Args:
+          layout: the old one, of this session.
+          name: this and the others as of register_layout().
+          parameters: see there.
+          explicit_buckets: see there.
+          bucket_cap_bytes: see there.
+          first_bucket_cap_bytes: see there.
+          op: see there.
+          timeout: see there.
 
         Raises:
+          FailedPreconditionError: PROTOCOL_VIOLATION: a step is open, or it is being replaced
+            already; LAYOUT_REPLACED; LAYOUT_MISMATCH, also if ranks replace different layouts.
           UnimplementedError: library or daemon do not have it.
+          InvalidArgumentError, DeadlineExceededError, ResourceExhaustedError: as register_layout().
         """
         spec = layout_spec.spec_struct(
             name,

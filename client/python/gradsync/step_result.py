@@ -32,8 +32,8 @@ class BucketNumbers:
     """By-products of one bucket's reduction.
 
     Attributes:
-      sum_of_squares: over the bucket's reduced elements.
-      non_finite: how many of them are infinite or not a number.
+      sum_of_squares: of the bucket's reduced elements; NaN or infinite if one is.
+      non_finite: how many of them are NaN or infinite.
     """
 
     sum_of_squares: float
@@ -85,7 +85,11 @@ class StepResult:
 
     @property
     def gradient_norm(self) -> float:
-        """Euclidean norm of all reduced gradients of the step; not finite if one of them is not.
+        """L2 norm of the step's result over all buckets, the same on every rank.
+
+        NaN if an element is NaN, else infinite if one is infinite. It costs no pass over the
+        gradients: the daemon computed it while it reduced them. The norm over several layouts is
+        the root of the sum of their norms' squares.
 
         Raises:
           UnimplementedError: library or daemon do not give it.
@@ -96,9 +100,7 @@ class StepResult:
                 "the step has no gradient norm: libgradsync.so or gradsyncd are too old for it",
                 step=self.step,
             )
-        if any(bucket.non_finite for bucket in numbers):
-            return math.nan
-        return math.sqrt(math.fsum(bucket.sum_of_squares for bucket in numbers))
+        return math.sqrt(sum(bucket.sum_of_squares for bucket in numbers))
 
     @property
     def _library_struct(self) -> _structs.StepResultStruct:
@@ -146,6 +148,8 @@ def result_of(struct: _structs.StepResultStruct) -> StepResult:
 def clip_coefficient(norm: float, max_norm: float) -> float:
     """What to scale gradients by so that their norm is at most `max_norm`.
 
-    The same as torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)).
+    The same as torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). NaN for a norm
+    that is NaN, 0 for an infinite one: neither makes a usable gradient of one that is not finite.
     """
-    return min(1.0, max_norm / (norm + 1e-6))
+    coefficient = max_norm / (norm + 1e-6)
+    return 1.0 if coefficient > 1.0 else coefficient

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -93,6 +94,32 @@ def test_importing_needs_neither_torch_nor_numpy():
 def test_importing_imports_neither_torch_nor_numpy():
     result = run("import sys, gradsync; print({'torch', 'numpy'} & set(sys.modules))")
     assert result.stdout.strip() == "set()", result.stderr
+
+
+def test_an_older_library_lacks_newer_calls(tmp_path):
+    """One with every symbol but the newer ones, which forward to the real library."""
+    newer = {"mark_unused", "replace_layout"}
+    names = [name for name in bound_names() if name not in newer and name != "abi_version"]
+    source = "".join(f"void gradsync_{name}(void){{}}\n" for name in names)
+    library = build(
+        tmp_path / "libgradsync.so", source + "unsigned gradsync_abi_version(void){return 1;}"
+    )
+    code = (
+        "import gradsync\n"
+        "from gradsync._library import library\n"
+        "for call in (library.mark_unused, library.replace_layout):\n"
+        "    try: call(None, 1, 2)\n"
+        "    except NotImplementedError as error: print(error)\n"
+    )
+    lines = run(code, GRADSYNC_LIBRARY=library).stdout.splitlines()
+    for line, name in zip(lines, sorted(newer)):
+        assert f"{library} (ABI version 1) is too old: it has no gradsync_{name}" in line
+    assert len(lines) == 2
+
+
+def bound_names():
+    source = (PACKAGE / "gradsync/_library.py").read_text()
+    return re.findall(r'self\._(?:quick|blocking)\(\s*"(\w+)"', source)
 
 
 NUMPYLESS = """

@@ -91,13 +91,6 @@ def test_without_a_daemon_joining_fails(tmp_path):
     assert isinstance(raised.value, ConnectionError)
 
 
-def test_a_policy_that_the_daemon_does_not_have_or_a_session(daemon):
-    try:
-        gradsync.Session.join(options(daemon, on_rank_loss="hold")).close()
-    except gradsync.UnimplementedError as error:
-        assert isinstance(error, NotImplementedError) and "hold" in error.message
-
-
 def test_a_rank_that_is_held_already(daemon):
     mine = options(daemon, 0, 2)
     with gradsync.Session.join(mine) as session:

@@ -57,21 +57,32 @@ def test_norm_of_the_gradients(daemon):
             layout.bucket(0).numpy()[:2] = (3, 0)
             layout.bucket(1).numpy()[0] = 4
         result = finish_step(layouts, 1)
-        if not result.numbers:
-            with pytest.raises(gradsync.UnimplementedError, match="too old"):
-                _ = result.gradient_norm
-            pytest.skip("the library gives no numbers")
-        assert result.gradient_norm == pytest.approx(5)
+        assert [numbers.sum_of_squares for numbers in result.numbers] == [9, 16]
         assert [numbers.non_finite for numbers in result.numbers] == [0, 0]
+        assert result.gradient_norm == 5
         layouts[0].bucket(0).numpy()[0] = numpy.inf
         result = finish_step(layouts, 2)
-        assert not math.isfinite(result.gradient_norm) and result.numbers[0].non_finite == 1
+        assert result.gradient_norm == math.inf
+        assert [numbers.non_finite for numbers in result.numbers] == [1, 0]
+        layouts[1].bucket(1).numpy()[0] = numpy.nan
+        assert math.isnan(finish_step(layouts, 3).gradient_norm)
+
+
+def test_without_numbers_there_is_no_norm(daemon):
+    with job(daemon, 1, [2]) as (_, layouts):
+        result = finish_step(layouts, 1)
+        result._struct.number_count = 0
+        assert result.numbers == ()
+        with pytest.raises(gradsync.UnimplementedError, match="too old"):
+            _ = result.gradient_norm
 
 
 def test_clip_coefficient():
     assert gradsync.clip_coefficient(0.5, 1.0) == 1.0
     assert gradsync.clip_coefficient(4.0, 1.0) == pytest.approx(0.25, rel=1e-6)
     assert gradsync.clip_coefficient(0.0, 1.0) == 1.0
+    assert gradsync.clip_coefficient(math.inf, 1.0) == 0
+    assert math.isnan(gradsync.clip_coefficient(math.nan, 1.0))
 
 
 def test_parameters_that_no_rank_used(daemon):
@@ -90,16 +101,25 @@ def test_parameters_that_no_rank_used(daemon):
 
 
 def test_an_unused_parameter_is_marked(daemon):
-    with job(daemon, 1, parameters=[gradsync.Parameter("a", (2,))]) as (_, layouts):
-        try:
-            layouts[0].mark_unused(1, 0)
-        except NotImplementedError as error:
-            assert "gradsync_mark_unused" in str(error) and "ABI version" in str(error)
-            pytest.skip("the library has no mark_unused")
+    parameters = [gradsync.Parameter(name, (2,)) for name in "ab"]
+    with job(daemon, 2, parameters=parameters) as (_, layouts):
+        for layout in layouts:
+            layout.gradient(0).numpy()[:] = 6
+            layout.gradient(1).numpy()[:] = 8
+            layout.mark_unused(1, 1)
+        layouts[1].mark_unused(1, 0)
+        with pytest.raises(gradsync.InvalidArgumentError) as raised:
+            layouts[0].mark_unused(1, 2)
+        assert raised.value.reason == "UNKNOWN_PARAMETER"
+        assert finish_step(layouts, 1).used == (True, False)
+        for layout in layouts:
+            assert layout.gradient(0).numpy().tolist() == [3, 3]
+            assert layout.gradient(1).numpy().tolist() == [8, 8]
 
 
 def test_layouts_are_replaced(daemon):
     with job(daemon, 2, [4]) as (sessions, layouts):
+        layouts[0].bucket(0).numpy()[:] = 4
         finish_step(layouts, 1)
 
         def replace(rank):
@@ -107,13 +127,16 @@ def test_layouts_are_replaced(daemon):
                 layouts[rank], explicit_buckets=[gradsync.Bucket(2), gradsync.Bucket(3)]
             )
 
-        try:
-            replaced = on_every_rank(2, replace)
-        except NotImplementedError as error:
-            assert "gradsync_replace_layout" in str(error)
-            pytest.skip("the library has no replace_layout")
-        assert replaced[0].bucket_count == 2
-        finish_step(replaced, replaced[0].next_step)
+        replaced = on_every_rank(2, replace)
+        assert [layout.bucket_count for layout in replaced] == [2, 2]
+        assert finish_step(replaced, 2).step == 2
+        with pytest.raises(gradsync.FailedPreconditionError) as raised:
+            layouts[0].mark_ready(2, 0)
+        assert raised.value.reason == "LAYOUT_REPLACED"
+        assert layouts[0].bucket(0).numpy()[0] == 2
+        layouts[0].close()
+        with pytest.raises(gradsync.FailedPreconditionError, match="was closed"):
+            sessions[0].replace_layout(layouts[0], explicit_buckets=[gradsync.Bucket(2)])
 
 
 def test_errors_say_where(daemon):
