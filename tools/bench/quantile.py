@@ -1,0 +1,22 @@
+"""Medians and tails, as gradsync-bench takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def quantile(samples: Iterable[float], q: float) -> float:
+    """The smallest sample that at least the fraction `q` of all samples does not exceed.
+
+    Args:
+      samples: at least one.
+      q: in (0, 1].
+    """
+    ordered = sorted(samples)
+    return ordered[max(math.ceil(q * len(ordered)), 1) - 1]
+
+
+def median(samples: Iterable[float]) -> float:
+    """The middle one."""
+    return quantile(samples, 0.5)

@@ -1,0 +1,260 @@
+"""What a training step costs with gradsync, and with PyTorch's own wrapper; see --help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import step_report
+from command_line import count, names_of, output_file, terminable
+from daemon_process import DaemonFailed
+from machine_state import OthersShare, describe_machine
+from progress import Progress
+from rank_team import RankFailed
+from source_tree import NotBuilt, find_daemon, make_importable
+from stage import Stage, stage
+from step_report import Measured, ModelResult
+
+_HELP = """\
+Trains the same model in several ways at once, and compares what one step costs.
+
+  bare            the module alone: every rank trains a copy of its own
+  ddp_noop        PyTorch's DistributedDataParallel with a hook that communicates nothing
+  gradsync        gradsync.torch.DistributedDataParallel
+  gradsync_hook   PyTorch's wrapper with gradsync.torch.allreduce_hook
+  ddp_gloo        PyTorch's wrapper with its own all-reduce, Gloo
+
+The script starts gradsyncd in a temporary directory and N ranks, each a process with one thread
+that computes. Every rank has a copy of the model for each implementation: the same seed, data,
+optimizer (SGD with momentum). After a warm-up, in which wrappers settle their buckets, they take
+turns of a few steps, all ranks at once, in an order that rotates, so that a machine that is faster
+one second than the next is it for all of them. Afterwards the parameters of gradsync, gradsync_hook
+and ddp_gloo must be the same.
+
+  step p50   zero_grad, forward, backward and optimizer.step of one batch: the median of a round's
+             steps on the slowest rank; of that the median over the rounds
+  p10, p90   of all steps of all ranks
+  of gloo    step time as a share of ddp_gloo's, median of the rounds' ratios
+  > bare     step time beyond bare's, and beyond ddp_noop's: what communication adds
+  cpu        CPU seconds of 100 steps: all ranks and the daemon together
+
+Below the table: what gradsync adds as a share of what ddp_gloo adds, and whether that is within
+reach (2 ranks, communication_heavy, beyond ddp_noop: wrapper 0.20, hook 0.50).
+"""
+_EPILOG = """\
+examples:
+  .venv/bin/python tools/bench/step.py
+  .venv/bin/python tools/bench/step.py --model communication_heavy --json step.json
+  .venv/bin/python tools/bench/step.py --quick        # does it work? Figures mean nothing
+
+Needs 'tools/setup --test' and 'bazel build //daemon:gradsyncd //client:libgradsync.so'. Progress
+goes to standard error. Exit status: 0; 1 something failed or results differ; 2 wrong usage;
+130 interrupted.
+"""
+
+_MODELS = ("communication_heavy", "compute_heavy")
+_IMPLEMENTATIONS = ("bare", "ddp_noop", "gradsync", "gradsync_hook", "ddp_gloo")
+# How far apart parameters may be after some hundred steps that add in another order.
+_TOLERANCE = 1e-3
+# Steps of a wrapper until its buckets are settled, and some more.
+_WARM_UP = 6
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="step.py",
+        description=_HELP,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=_MODELS,
+        help="may be given twice; default: both",
+    )
+    parser.add_argument(
+        "--impl",
+        type=names_of(_IMPLEMENTATIONS),
+        default=_IMPLEMENTATIONS,
+        metavar="LIST",
+        help="comma-separated, from the list above; default: all",
+    )
+    parser.add_argument("--ranks", type=count(2, 8), default=2, metavar="N", help="2 to 8")
+    parser.add_argument(
+        "--rounds", type=count(1, 1000), metavar="N", help="default 5; 2 with --quick"
+    )
+    parser.add_argument(
+        "--steps",
+        type=count(1, 100000),
+        metavar="N",
+        help="of each implementation in a round; default 20; 4 with --quick",
+    )
+    parser.add_argument(
+        "--turn", type=count(1, 100000), default=5, metavar="N", help="steps at a time; default 5"
+    )
+    parser.add_argument(
+        "--threads",
+        type=count(0, 256),
+        default=0,
+        metavar="N",
+        help="reduce threads of gradsyncd; default 0: its own default",
+    )
+    parser.add_argument(
+        "--no-bucket-view",
+        action="store_true",
+        help="PyTorch's wrappers with gradient_as_bucket_view=False, their default, which copies "
+        "every gradient once more; here True is the default",
+    )
+    parser.add_argument(
+        "--daemon", metavar="PATH", help="gradsyncd; default: the one that Bazel has built"
+    )
+    parser.add_argument(
+        "--svg",
+        type=output_file,
+        default="step.svg",
+        metavar="FILE",
+        help="the picture; default: step.svg, here",
+    )
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="the rows as JSON")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models, few steps: tries the script"
+    )
+    options = parser.parse_args(words)
+    options.model = tuple(name for name in _MODELS if name in (options.model or _MODELS))
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    options.steps = options.steps or (4 if options.quick else 20)
+    return options
+
+
+class _Contest:
+    """The turns of a run."""
+
+    def __init__(self, options: argparse.Namespace, on: Stage, progress: Progress) -> None:
+        self._options = options
+        self._daemon = on.daemon
+        self._team = on.team
+        self._progress = progress
+        self._turns = 0
+
+    def run(self, model_name: str) -> ModelResult:
+        """Measures one model."""
+        options = self._options
+        self._progress.say(f"{model_name}: setting up")
+        size = self._team.call("set_up", model_name, options.impl)[0]
+        self._round(model_name, _WARM_UP)
+        measured = {name: Measured() for name in options.impl}
+        for _ in range(options.rounds):
+            for name, (times, cpu) in self._round(model_name, options.steps).items():
+                measured[name].add_round(times, cpu)
+        return ModelResult(
+            model=model_name,
+            size=size,
+            ranks=options.ranks,
+            measured=measured,
+            difference=max(self._team.call("greatest_difference")),
+        )
+
+    def _round(self, what: str, steps: int) -> dict[str, tuple[list[list[float]], float]]:
+        """By implementation: each rank's step times, and CPU seconds of all and the daemon."""
+        options = self._options
+        figures: dict[str, tuple[list[list[float]], float]] = {
+            name: ([[] for _ in range(options.ranks)], 0.0) for name in options.impl
+        }
+        left = steps
+        while left > 0:
+            now = min(left, options.turn)
+            left -= now
+            first = self._turns % len(options.impl)
+            self._turns += 1
+            for name in options.impl[first:] + options.impl[:first]:
+                times, cpu = figures[name]
+                before = self._daemon.cpu_seconds()
+                for rank, (steps_ms, seconds) in enumerate(self._team.call("turn", name, now)):
+                    times[rank].extend(steps_ms)
+                    cpu += seconds
+                cpu += self._daemon.cpu_seconds() - before
+                figures[name] = times, cpu
+                self._progress.done(what, now)
+        return figures
+
+
+def _measure(options: argparse.Namespace, program: str) -> list[ModelResult]:
+    """Runs everything and prints the table."""
+    from step_rank import StepRank  # imports PyTorch
+
+    machine = describe_machine()
+    print(
+        f"# step.py: {options.ranks} ranks, {options.rounds} rounds of {options.steps} steps, "
+        f"{'the small models of --quick, ' if options.quick else ''}"
+        f"gradient_as_bucket_view={not options.no_bucket_view}"
+    )
+    print(f"# {machine}, load {os.getloadavg()[0]:.2f}", flush=True)
+    progress = Progress(
+        len(options.model) * len(options.impl) * (_WARM_UP + options.rounds * options.steps)
+    )
+    progress.say("starting gradsyncd and the ranks")
+    results = []
+    with stage(
+        StepRank,
+        ranks=options.ranks,
+        threads=1,
+        program=program,
+        reduce_threads=options.threads,
+        options={"quick": options.quick, "bucket_view": not options.no_bucket_view},
+        environment={},
+    ) as on:
+        contest = _Contest(options, on, progress)
+        print(step_report.table_head(), flush=True)
+        others = OthersShare()
+        own = on.cpu_seconds()
+        for model_name in options.model:
+            result = contest.run(model_name)
+            results.append(result)
+            progress.end()
+            print(step_report.table_rows(result), flush=True)
+        share = others.percent(on.cpu_seconds() - own)
+    for result in results:
+        for line in step_report.verdicts(result):
+            print(f"# {line}")
+        print(f"# {result.model}: parameters differ by at most {result.difference:.1e}")
+    print(f"# other processes used {share:.0f} % of the machine meanwhile")
+    options.svg.write_text(step_report.picture(results, machine), encoding="utf-8")
+    print(f"# picture: {options.svg.resolve()}")
+    if options.json:
+        rows = [row for result in results for row in step_report.to_json(result)]
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return results
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs it; returns the exit status."""
+    options = _arguments(words)
+    try:
+        program = find_daemon(options.daemon)
+        make_importable()
+    except NotBuilt as error:
+        print(f"step.py: {error}", file=sys.stderr)
+        return 2
+    try:
+        with terminable():
+            results = _measure(options, program)
+    except KeyboardInterrupt:
+        print("step.py: interrupted", file=sys.stderr)
+        return 130
+    except (DaemonFailed, RankFailed, OSError) as error:
+        print(f"step.py: {error}", file=sys.stderr)
+        return 1
+    wrong = [result.model for result in results if not result.difference <= _TOLERANCE]
+    if wrong:
+        print(f"step.py: parameters differ after training: {', '.join(wrong)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

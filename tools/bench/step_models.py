@@ -1,0 +1,113 @@
+"""The models that step.py trains, and their data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Callable
+
+import torch
+from torch import nn
+
+
+class _FeedForward(nn.Module):
+    """A transformer's feed-forward block: most of such a model's parameters."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return x + y
+
+
+class _Encoder(nn.Module):
+    """A transformer's encoder that classifies sequences: many operations per parameter."""
+
+    def __init__(self, width: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+            )
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        logits: torch.Tensor = self.head(x.mean(dim=1))
+        return logits
+
+
+_CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What is trained, and on what.
+
+    Attributes:
+      name: as --model says it.
+      what: in a few words.
+      batch: samples per rank and step.
+      make: makes the module, from PyTorch's random numbers.
+      sample_shape: of one input.
+    """
+
+    name: str
+    what: str
+    batch: int
+    make: Callable[[], nn.Module]
+    sample_shape: tuple[int, ...]
+
+    def batches(self, rank: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Inputs and labels: a rank's own, the same in every run."""
+        numbers = torch.Generator().manual_seed(1000 + rank)
+        return [
+            (
+                torch.randn(self.batch, *self.sample_shape, generator=numbers),
+                torch.randint(_CLASSES, (self.batch,), generator=numbers),
+            )
+            for _ in range(count)
+        ]
+
+
+def _communication_heavy(width: int, blocks: int) -> nn.Module:
+    return nn.Sequential(
+        *(_FeedForward(width, 2 * width) for _ in range(blocks)), nn.Linear(width, _CLASSES)
+    )
+
+
+def models(quick: bool) -> dict[str, Model]:
+    """By name. Args: quick: much smaller ones, to try the benchmark."""
+    width, blocks = (64, 2) if quick else (1024, 6)
+    encoder_width, length, layers = (32, 8, 1) if quick else (256, 64, 2)
+    all_models = [
+        Model(
+            "communication_heavy",
+            f"{blocks} feed-forward blocks of width {width}",
+            16,
+            lambda: _communication_heavy(width, blocks),
+            (width,),
+        ),
+        Model(
+            "compute_heavy",
+            f"transformer encoder, {layers} layers of width {encoder_width}, sequences of {length}",
+            16,
+            lambda: _Encoder(encoder_width, layers, _CLASSES),
+            (length, encoder_width),
+        ),
+    ]
+    return {model.name: model for model in all_models}
+
+
+MODEL_NAMES = tuple(models(quick=True))
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Of all trainable parameters."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,0 +1,154 @@
+"""One rank of step.py: the same model under every implementation, a few steps at a time."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import torch
+import torch.distributed
+from rank_barrier import RankBarrier
+from source_tree import make_importable
+from stage import Meeting
+from step_models import Model, models, parameter_count
+from step_report import ModelSize
+from torch import nn
+
+# Those whose parameters must be the same afterwards.
+SYNCHRONIZED = ("gradsync", "gradsync_hook", "ddp_gloo")
+
+_SEED = 4711
+_BATCHES = 8
+_LEARNING_RATE = 0.01
+_MOMENTUM = 0.9
+
+
+class _Contestant:
+    """One copy of the model, wrapped, with an optimizer."""
+
+    def __init__(self, module: nn.Module, wrapped: nn.Module) -> None:
+        self.module = module
+        self._wrapped = wrapped
+        self._optimizer = torch.optim.SGD(
+            module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM, foreach=True
+        )
+        self._steps = 0
+
+    def step(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        inputs, labels = batches[self._steps % len(batches)]
+        self._steps += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(self._wrapped(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+
+class StepRank:
+    """What RankTeam's ranks are made of."""
+
+    def __init__(self, rank: int, meeting: Meeting, quick: bool, bucket_view: bool) -> None:
+        """Joins the job and the process group.
+
+        Args:
+          rank: its number.
+          meeting: how it meets the others.
+          quick: the small models.
+          bucket_view: PyTorch's gradient_as_bucket_view, for all wrappers of its own.
+        """
+        torch.set_num_threads(meeting.threads)
+        make_importable()
+        import gradsync
+
+        self._rank = rank
+        self._quick = quick
+        self._bucket_view = bucket_view
+        self._barrier = RankBarrier(meeting.barrier, rank, meeting.ranks)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{meeting.store}", rank=rank, world_size=meeting.ranks
+        )
+        self._session = gradsync.Session.join(
+            gradsync.SessionOptions(
+                socket=meeting.socket, job_id="step.py", rank=rank, world_size=meeting.ranks
+            )
+        )
+        self._contestants: dict[str, _Contestant] = {}
+        self._batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def set_up(self, model_name: str, implementations: tuple[str, ...]) -> ModelSize:
+        """Makes a copy of the model for each implementation."""
+        model = models(self._quick)[model_name]
+        self._batches = model.batches(self._rank, _BATCHES)
+        self._contestants = {}
+        gc.collect()  # the model before
+        count = 0
+        for implementation in implementations:
+            torch.manual_seed(_SEED)
+            module = model.make()
+            count = parameter_count(module)
+            wrapped = self._wrap(implementation, module, model)
+            self._contestants[implementation] = _Contestant(module, wrapped)
+        return ModelSize(model.what, count, model.batch)
+
+    def turn(self, implementation: str, steps: int) -> tuple[list[float], float]:
+        """Runs some steps; returns the milliseconds of each, and the CPU seconds of all."""
+        contestant = self._contestants[implementation]
+        times = []
+        self._barrier.wait()
+        cpu = time.process_time()
+        for _ in range(steps):
+            start = time.perf_counter()
+            contestant.step(self._batches)
+            times.append(1e3 * (time.perf_counter() - start))
+        return times, time.process_time() - cpu
+
+    def cpu_seconds(self) -> float:
+        """Of this process so far."""
+        return time.process_time()
+
+    def greatest_difference(self) -> float:
+        """Between the parameters of the synchronized implementations, here and on other ranks."""
+        vectors = [
+            torch.cat([p.detach().flatten() for p in self._contestants[name].module.parameters()])
+            for name in SYNCHRONIZED
+            if name in self._contestants
+        ]
+        if not vectors:
+            return 0.0
+        reference = vectors[0].clone()
+        torch.distributed.broadcast(reference, 0)
+        difference = max(float((vector - reference).abs().max()) for vector in vectors)
+        everywhere = torch.tensor([difference])
+        torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MAX)
+        return float(everywhere)
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._contestants = {}
+        self._session.leave()
+        torch.distributed.destroy_process_group()
+
+    def _wrap(self, implementation: str, module: nn.Module, model: Model) -> nn.Module:
+        if implementation == "bare":
+            return module
+        import gradsync.torch
+
+        if implementation == "gradsync":
+            return gradsync.torch.DistributedDataParallel(
+                module, session=self._session, name=model.name
+            )
+        ddp = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=self._bucket_view)
+        if implementation == "gradsync_hook":
+            state = gradsync.torch.HookState(self._session, name=f"{model.name}-hook")
+            ddp.register_comm_hook(state, gradsync.torch.allreduce_hook)
+        elif implementation == "ddp_noop":
+            ddp.register_comm_hook(None, _communicate_nothing)
+        else:
+            assert implementation == "ddp_gloo"
+        return ddp
+
+
+# PyTorch compares annotations of hooks with its types, which these would be the names of.
+def _communicate_nothing(_, bucket):  # type: ignore[no-untyped-def]
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
