@@ -149,7 +149,8 @@ struct StepResult {
 // The norm over several layouts is the root of the sum of their norms' squares.
 
 // L2 norm of the step's result over all buckets. NaN if an element is NaN, else Inf if one is Inf;
-// NaN also if `numbers` is empty.
+// NaN also if `numbers` is empty. What WaitStep puts back for MarkUnused is not in it: nobody used
+// it, and the reduction saw zeros.
 double GradientNorm(const StepResult& result);
 // min(1, max_norm / (norm + 1e-6)), as PyTorch's clip_grad_norm_. A norm of NaN gives NaN, one of
 // Inf gives 0: neither makes a usable gradient of one that is not finite.
