@@ -46,7 +46,8 @@ class Session:
     """One rank's live membership in a job; made by Session.join().
 
     A context manager: leaves the job on a clean exit; on an exception it is a loss to the other
-    ranks, who learn of it at once.
+    ranks, who learn of it at once. Otherwise close() ends it, or the last reference to it (its
+    layouts hold one), or the interpreter's exit; without leave() before, that is a loss too.
 
     Thread-safe; the job's operations (barrier(), broadcast(), all_reduce()) run one at a time, in
     the same order on every rank. After a fork the child's calls raise `FailedPreconditionError`,

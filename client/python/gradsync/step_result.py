@@ -87,8 +87,9 @@ class StepResult:
     def gradient_norm(self) -> float:
         """L2 norm of the step's result over all buckets, the same on every rank.
 
-        NaN if an element is NaN, else infinite if one is infinite. It costs no pass over the
-        gradients: the daemon computed it while it reduced them. The norm over several layouts is
+        NaN if an element is NaN, else infinite if one is infinite. Gradients of parameters that no
+        rank used are left out. It costs no pass over the gradients: the daemon computed it while it
+        reduced them. The norm over several layouts is
         the root of the sum of their norms' squares.
 
         Raises:
