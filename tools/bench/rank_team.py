@@ -148,10 +148,9 @@ class RankTeam:
             code = self._processes[rank].exitcode
             self._kill()
             with open(self._log, errors="replace") as file:
-                said = "\n".join(file.read().splitlines()[-_LOG_LINES:])
-            raise RankFailed(
-                f"rank {rank} has ended with exit code {code}; the ranks say:\n{said}"
-            ) from None
+                said = file.read().splitlines()[-_LOG_LINES:]
+            text = "\n".join([f"rank {rank} has ended with exit code {code}", *said])
+            raise RankFailed(text) from None
         if failed:
             # The others may wait for it for ever.
             self._kill()
