@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 
 namespace gradsync {
@@ -114,6 +115,7 @@ absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, Layout
     return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
                      absl::StrCat("rank ", rank, " has left: it cannot register a layout"));
   }
+  if (absl::Status left = RanksLeft(request.spec.name); !left.ok()) return left;
   if (absl::Status failed = TakeFailure(rank, request); !failed.ok()) return failed;
   LayoutChannel* layout = FindPending(request);
   if (layout == nullptr) {
@@ -358,7 +360,9 @@ absl::Status Job::Operate(std::uint32_t rank, std::uint64_t sequence, const Oper
                           StagingMemory staging, std::uint64_t deadline_ns) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_) {
+  if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
+  if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_ &&
+      spec.root != kLowestLiveRank) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "UNKNOWN_RANK",
         absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
@@ -371,12 +375,14 @@ absl::Status Job::ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::
                                std::uint64_t bytes) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
+  if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
   return operations_.ChunkWritten(rank, sequence, chunk, bytes, transaction.effects());
 }
 
 absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
+  if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
   return operations_.ChunkRead(rank, sequence, chunk, transaction.effects());
 }
 
@@ -396,26 +402,62 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
                                   "or twice"),
                      {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
   }
-  const bool was_in_steps = member.state == RankState::kLive;
   member.state = exit ? RankState::kExited : RankState::kStayed;
-  if (was_in_steps) last_joiner_ = rank;
+  if (exit) {
+    away_.erase(std::remove(away_.begin(), away_.end(), rank), away_.end());
+  } else {
+    away_.push_back(rank);
+  }
+  Effects* const effects = transaction.effects();
   const std::uint64_t now_ns = environment_.clock->NowNs();
   for (const auto& [channel, layout] : layouts_) {
-    layout->RankLeft(rank, exit, now_ns, transaction.effects());
+    if (!layout->ready() && !exit) layout->FailAgreement(RanksLeft(layout->name()), effects);
+    layout->RankLeft(rank, exit, now_ns, effects);
   }
-  SettleLayouts(transaction.effects());
+  SettleLayouts(effects);
   if (exit) {
-    members_.Send(rank, SessionEndMessage{absl::OkStatus()}, transaction.effects());
+    members_.Send(rank, SessionEndMessage{absl::OkStatus()}, effects);
     member.sink.reset();
-    operations_.RankLeft(transaction.effects());
   }
-  if (was_in_steps && members_.StepRanks() == 0) {
-    for (std::uint32_t other = 0; other < world_size_; ++other) {
-      if (members_[other].state != RankState::kStayed) continue;
-      members_.Send(other, LeaveDoneMessage{*last_joiner_}, transaction.effects());
-    }
-  }
+  operations_.RankLeft(effects);
+  MaybeResume(effects);
   return absl::OkStatus();
+}
+
+void Job::MaybeResume(Effects* effects) {
+  if (away_.empty() || members_.StepRanks() > 0) return;
+  // No step, agreement or operation is running: each would wait for a rank that takes part.
+  LeaveDoneMessage done{away_.back(), operations_.next_sequence(), {}};
+  for (const auto& [channel, layout] : layouts_) {
+    done.next_steps.push_back({channel, layout->step()});
+    for (const std::uint32_t rank : away_) layout->RankResumed(rank);
+  }
+  for (const std::uint32_t rank : away_) {
+    members_[rank].state = RankState::kLive;
+    operations_.RankResumed(rank);
+    members_.Send(rank, done, effects);
+  }
+  away_.clear();
+  failures_.clear();
+}
+
+absl::Status Job::RanksLeft(absl::string_view layout) const {
+  if (away_.empty()) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "RANKS_LEFT",
+      absl::StrCat("layout '", layout, "' cannot be agreed: rank ", absl::StrJoin(away_, ", "),
+                   " left, and stays until every rank has. Register layouts before "
+                   "the first Leave, or after LeaveDone."),
+      {{"job", identity_.job_id}, {"rank", absl::StrCat(away_.front())}});
+}
+
+absl::Status Job::CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const {
+  if (members_[rank].state == RankState::kLive) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+                   absl::StrCat("rank ", rank, ", operation ", sequence,
+                                " of the job's channel: this rank has left, and takes part in "
+                                "nothing until LeaveDone"),
+                   {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}, {"channel", "0"}});
 }
 
 absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {

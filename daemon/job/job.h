@@ -161,6 +161,12 @@ class Job : public std::enable_shared_from_this<Job> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After every change: layouts that are agreed begin, those that were replaced or failed go.
   void SettleLayouts(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Why no layout can be agreed; OK if no rank has left and stays.
+  absl::Status RanksLeft(absl::string_view layout) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // If every rank has left, those that stayed take part again.
+  void MaybeResume(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RememberFailure(const LayoutChannel& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LayoutChannel*> ChannelOf(std::uint32_t rank, std::uint32_t channel) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -188,7 +194,8 @@ class Job : public std::enable_shared_from_this<Job> {
   std::vector<FailedAgreement> failures_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
   bool formed_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<std::uint32_t> last_joiner_ ABSL_GUARDED_BY(mutex_);
+  // Ranks that have left and stay, in the order in which they left.
+  std::vector<std::uint32_t> away_ ABSL_GUARDED_BY(mutex_);
   // Not OK: the job has ended; sessions are told once nothing touches their memory (`told_`).
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   bool told_ ABSL_GUARDED_BY(mutex_) = false;

@@ -442,6 +442,16 @@ void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_
   MaybeFinish(now_ns, effects);
 }
 
+void LayoutChannel::RankResumed(std::uint32_t rank) {
+  rebind_ = true;
+  RankLayout& mine = ranks_[rank];
+  mine.last_ended = step_ - 1;  // it is told the number: nothing older is on its way
+  if (!mine.memory.has_value()) return;
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    mine.memory->semaphores->SignalDone(i, step_ - 1);
+  }
+}
+
 void LayoutChannel::Stop(const absl::Status& why) {
   stopped_ = true;
   if (agreement_.ok()) agreement_ = why;

@@ -113,6 +113,8 @@ class LayoutChannel {
   // The rank contributes nothing from now on; not called while the rank is in a step. `exited`: its
   // memory is let go.
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, Effects* effects);
+  // The rank had left and takes part again, from the next step on; no step is running.
+  void RankResumed(std::uint32_t rank);
   // The job is over: no reduction is begun any more.
   void Stop(const absl::Status& why);
   // Releases the arenas. Only when nothing is in flight.

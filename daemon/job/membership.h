@@ -20,7 +20,7 @@ namespace gradsync {
 enum class RankState : std::uint8_t {
   kAbsent,  // not joined yet
   kLive,    // takes part in steps and in the job's own channel
-  kStayed,  // Leave{exit=false}: takes part in the job's own channel alone
+  kStayed,  // Leave{exit=false}: takes part in nothing until every rank has left
   kExited,  // Leave{exit=true}
   kLost,
 };
@@ -50,17 +50,16 @@ class Membership {
   Member& operator[](std::uint32_t rank) { return members_[rank]; }
   const Member& operator[](std::uint32_t rank) const { return members_[rank]; }
 
-  // Contributes gradients: a step waits for this rank. An absent rank counts, a rank that left does
-  // not.
+  // Takes part: steps and operations wait for this rank. An absent rank counts, a rank that left
+  // does not.
   bool InSteps(std::uint32_t rank) const {
     return members_[rank].state == RankState::kAbsent || members_[rank].state == RankState::kLive;
   }
-  // Takes part in Broadcast, Barrier, AllReduce.
-  bool InOperations(std::uint32_t rank) const {
-    return InSteps(rank) || members_[rank].state == RankState::kStayed;
+  std::uint32_t StepRanks() const {
+    std::uint32_t count = 0;
+    for (std::uint32_t rank = 0; rank < world_size(); ++rank) count += InSteps(rank) ? 1 : 0;
+    return count;
   }
-  std::uint32_t StepRanks() const { return Count(&Membership::InSteps); }
-  std::uint32_t OperationRanks() const { return Count(&Membership::InOperations); }
 
   void Send(std::uint32_t rank, SessionMessage message, Effects* effects) {
     const std::shared_ptr<SessionSink>& sink = members_[rank].sink;
@@ -73,12 +72,6 @@ class Membership {
   }
 
  private:
-  std::uint32_t Count(bool (Membership::*in)(std::uint32_t) const) const {
-    std::uint32_t count = 0;
-    for (std::uint32_t rank = 0; rank < world_size(); ++rank) count += (this->*in)(rank) ? 1 : 0;
-    return count;
-  }
-
   std::vector<Member> members_;
 };
 

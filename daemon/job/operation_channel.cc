@@ -27,7 +27,9 @@ std::string OperationSpec::Describe() const {
     case OperationKind::kBarrier:
       return "barrier";
     case OperationKind::kBroadcast:
-      return absl::StrCat("broadcast of ", bytes, " bytes from rank ", root);
+      return absl::StrCat(
+          "broadcast of ", bytes, " bytes from ",
+          root == kLowestLiveRank ? "the lowest live rank" : absl::StrCat("rank ", root));
     case OperationKind::kAllReduce:
       return absl::StrCat("all-reduce (", average ? "average" : "sum", ") of ", count, " ",
                           DataTypeName(dtype));
@@ -110,7 +112,7 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
 void OperationChannel::MaybeRun(Effects* effects) {
   if (!active_ || running_ || !failing_.ok()) return;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (members_->InOperations(rank) && !ranks_[rank].waiting) return;
+    if (members_->InSteps(rank) && !ranks_[rank].waiting) return;
   }
   running_ = true;
   if (spec_.kind == OperationKind::kAllReduce && spec_.count > 0) {
@@ -127,11 +129,16 @@ void OperationChannel::MaybeRun(Effects* effects) {
     return;
   }
   if (spec_.kind == OperationKind::kBroadcast && spec_.bytes > 0) {
-    if (!ranks_[spec_.root].waiting) {
-      Fail(Breach(spec_.root, sequence_, "the root of the broadcast has left"), effects);
+    root_ = spec_.root;
+    if (root_ == kLowestLiveRank) {
+      root_ = 0;
+      while (!ranks_[root_].waiting) ++root_;  // somebody waits
+    }
+    if (!ranks_[root_].waiting) {
+      Fail(Breach(root_, sequence_, "the root of the broadcast has left"), effects);
       return;
     }
-    members_->Send(spec_.root, ChunkReadyMessage{sequence_, 0, 0}, effects);
+    members_->Send(root_, ChunkReadyMessage{sequence_, 0, 0, /*write=*/true}, effects);
     return;
   }
   Complete(effects);
@@ -142,7 +149,7 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
                                             Effects* effects) {
   if (stopped_ || !active_ || sequence != sequence_ || !failing_.ok()) return absl::OkStatus();
   RankOperation& mine = ranks_[rank];
-  if (!running_ || spec_.kind != OperationKind::kBroadcast || rank != spec_.root || busy_ ||
+  if (!running_ || spec_.kind != OperationKind::kBroadcast || rank != root_ || busy_ ||
       chunk_out_ || chunk != chunk_) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " written out of order"));
   }
@@ -175,9 +182,10 @@ void OperationChannel::Copied(Effects* effects) {
   }
   chunk_out_ = true;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].waiting || rank == spec_.root) continue;
+    if (!ranks_[rank].waiting || rank == root_) continue;
     ranks_[rank].read = false;
-    members_->Send(rank, ChunkReadyMessage{sequence_, chunk_, chunk_bytes_}, effects);
+    members_->Send(rank, ChunkReadyMessage{sequence_, chunk_, chunk_bytes_, /*write=*/false},
+                   effects);
   }
   MaybeNextChunk(effects);
 }
@@ -185,7 +193,7 @@ void OperationChannel::Copied(Effects* effects) {
 absl::Status OperationChannel::ChunkRead(std::uint32_t rank, std::uint64_t sequence,
                                          std::uint64_t chunk, Effects* effects) {
   if (stopped_ || !active_ || sequence != sequence_ || !failing_.ok()) return absl::OkStatus();
-  if (!chunk_out_ || chunk != chunk_ || ranks_[rank].read || rank == spec_.root) {
+  if (!chunk_out_ || chunk != chunk_ || ranks_[rank].read || rank == root_) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " read out of order"));
   }
   ranks_[rank].read = true;
@@ -204,7 +212,7 @@ void OperationChannel::MaybeNextChunk(Effects* effects) {
   if (moved_ == spec_.bytes) {
     Complete(effects);
   } else {
-    members_->Send(spec_.root, ChunkReadyMessage{sequence_, chunk_, 0}, effects);
+    members_->Send(root_, ChunkReadyMessage{sequence_, chunk_, 0, /*write=*/true}, effects);
   }
 }
 
@@ -251,7 +259,7 @@ void OperationChannel::Close() {
   // Failures that every rank has passed.
   std::uint64_t slowest = sequence_;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (members_->InOperations(rank)) slowest = std::min(slowest, ranks_[rank].sequence);
+    if (members_->InSteps(rank)) slowest = std::min(slowest, ranks_[rank].sequence);
   }
   failures_.erase(failures_.begin(), failures_.upper_bound(slowest));
 }
@@ -259,6 +267,11 @@ void OperationChannel::Close() {
 bool OperationChannel::InOperation(std::uint32_t rank) const { return ranks_[rank].waiting; }
 
 void OperationChannel::RankLeft(Effects* effects) { MaybeRun(effects); }
+
+void OperationChannel::RankResumed(std::uint32_t rank) {
+  ranks_[rank].sequence = sequence_;
+  failures_.clear();  // of operations that it was behind
+}
 
 void OperationChannel::Stop() { stopped_ = true; }
 
@@ -269,10 +282,10 @@ void OperationChannel::ReleaseMemory() {
 std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
   std::vector<std::uint32_t> missing;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!members_->InOperations(rank)) continue;
+    if (!members_->InSteps(rank)) continue;
     if (!ranks_[rank].waiting || (chunk_out_ && !ranks_[rank].read) ||
         (running_ && spec_.kind == OperationKind::kBroadcast && !chunk_out_ && !busy_ &&
-         rank == spec_.root)) {
+         rank == root_)) {
       missing.push_back(rank);
     }
   }

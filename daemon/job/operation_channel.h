@@ -28,10 +28,13 @@ namespace gradsync {
 
 enum class OperationKind : std::uint8_t { kBarrier, kBroadcast, kAllReduce };
 
+// Instead of a root: the lowest rank that takes part when every live rank has come.
+inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
+
 // What every rank must agree on.
 struct OperationSpec {
   OperationKind kind = OperationKind::kBarrier;
-  std::uint32_t root = 0;                   // broadcast
+  std::uint32_t root = 0;                   // broadcast; kLowestLiveRank
   std::uint64_t bytes = 0;                  // broadcast
   DataType dtype = DataType::kUnspecified;  // all-reduce
   std::uint64_t count = 0;                  // all-reduce
@@ -69,6 +72,10 @@ class OperationChannel {
   // True while this rank waits in an operation.
   bool InOperation(std::uint32_t rank) const;
   void RankLeft(Effects* effects);
+  // The rank had left and takes part again; no operation is running.
+  void RankResumed(std::uint32_t rank);
+  // The number of the next operation.
+  std::uint64_t next_sequence() const { return sequence_ + 1; }
   void Stop();
   void ReleaseMemory();
   void Tick(std::uint64_t now_ns, Effects* effects);
@@ -109,6 +116,7 @@ class OperationChannel {
   std::uint64_t sequence_ = 0;
   std::uint32_t first_rank_ = 0;
   OperationSpec spec_;
+  std::uint32_t root_ = 0;  // of a broadcast, once it runs
   std::uint64_t deadline_ns_ = 0;
   std::uint64_t chunk_ = 0;        // next chunk the root may write
   std::uint64_t chunk_bytes_ = 0;  // of the chunk on its way

@@ -45,12 +45,13 @@ struct StepDoneMessage {
   std::uint32_t channel;
   std::shared_ptr<const StepRecord> record;
 };
-// To receivers: the chunk lies in your staging memory. To the root: everyone has read it, write the
-// next.
+// To receivers: the chunk lies in your staging memory. To the root (`write`): write this chunk,
+// everyone has read the one before.
 struct ChunkReadyMessage {
   std::uint64_t sequence;
   std::uint64_t chunk;
   std::uint64_t bytes;
+  bool write;
 };
 struct OperationDoneMessage {
   std::uint64_t sequence;
@@ -59,8 +60,15 @@ struct OperationFailedMessage {
   std::uint64_t sequence;
   absl::Status status;
 };
+// Every rank has left: those that stayed take part again, from these numbers on.
 struct LeaveDoneMessage {
+  struct NextStep {
+    std::uint32_t channel;
+    std::uint64_t step;
+  };
   std::uint32_t last_joiner;
+  std::uint64_t next_sequence;  // of the job's own channel
+  std::vector<NextStep> next_steps;
 };
 // The last message of a session. OK after Leave{exit}.
 struct SessionEndMessage {

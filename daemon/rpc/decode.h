@@ -15,8 +15,10 @@
 
 namespace gradsync {
 
-// Minor version of protocol major 1 that this daemon speaks; the previous one would be served too.
-inline constexpr std::uint32_t kProtocolNewest = 1;
+// Minor versions of protocol major 1 that this daemon speaks. 2: layouts are replaced, ranks that
+// left and stayed take part again, broadcasts come from the lowest live rank. Clients of 1 use none
+// of these.
+inline constexpr std::uint32_t kProtocolNewest = 2;
 inline constexpr std::uint32_t kProtocolOldest = 1;
 
 struct DecodeLimits {

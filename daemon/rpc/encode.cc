@@ -51,6 +51,7 @@ struct Encoder {
     out->set_sequence(message.sequence);
     out->set_chunk(message.chunk);
     out->set_bytes(message.bytes);
+    out->set_write(message.write);
   }
   void operator()(const OperationDoneMessage& message) const {
     response->mutable_operation_done()->set_sequence(message.sequence);
@@ -61,7 +62,14 @@ struct Encoder {
     *out->mutable_status() = ToProto(message.status);
   }
   void operator()(const LeaveDoneMessage& message) const {
-    response->mutable_leave_done()->set_last_joiner(message.last_joiner);
+    auto* out = response->mutable_leave_done();
+    out->set_last_joiner(message.last_joiner);
+    out->set_next_sequence(message.next_sequence);
+    for (const auto& [channel, step] : message.next_steps) {
+      auto* next = out->add_next_steps();
+      next->set_channel(channel);
+      next->set_step(step);
+    }
   }
   void operator()(const SessionEndMessage& message) const {
     *response->mutable_session_ending()->mutable_status() = ToProto(message.status);

@@ -152,7 +152,7 @@ v1::SessionRequest RawSession::OpenRequest(std::uint32_t rank, std::uint32_t wor
   v1::SessionRequest request;
   v1::OpenSession& open = *request.mutable_open_session();
   open.mutable_protocol()->set_oldest(1);
-  open.mutable_protocol()->set_newest(1);
+  open.mutable_protocol()->set_newest(2);
   open.set_shared_memory_abi(kSharedMemoryAbi);
   open.set_job_id(job);
   open.set_rank(rank);

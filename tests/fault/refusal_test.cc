@@ -245,6 +245,52 @@ const Wrong kWrongs[] = {
            [](v1::SessionRequest* request) { request->mutable_leave()->set_exit(true); }));
      },
      kFailedPrecondition, "PROTOCOL_VIOLATION", "Leave in the middle of a step"},
+    {"OfTheReplacementOfAnUnknownLayout",
+     [](RawSession* rank) {
+       v1::SessionRequest request = RawSession::LayoutRequest(2, 1000);
+       request.mutable_register_layout()->set_replaces(77);
+       rank->Send(request);
+     },
+     kInvalidArgument, "UNKNOWN_CHANNEL", "no layout on channel 77"},
+    {"OfTheReplacementOfALayoutInItsStep",
+     [](RawSession* rank) {
+       rank->Ready(1, 2, {1});
+       v1::SessionRequest request = RawSession::LayoutRequest(2, 1000);
+       request.mutable_register_layout()->set_replaces(1);
+       rank->Send(request);
+     },
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "whose step 2 it is in"},
+    {"OfAStepOfALayoutThatIsBeingReplaced",
+     [](RawSession* rank) {
+       v1::SessionRequest request = RawSession::LayoutRequest(2, 1000);
+       request.mutable_register_layout()->set_replaces(1);
+       rank->Send(request);
+       rank->Ready(1, 2, {1});
+     },
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "is replacing layout 'default' on channel 1"},
+    {"OfAnOperationOfARankThatIsAway",
+     [](RawSession* rank) {
+       rank->Send(RequestWith(
+           [](v1::SessionRequest* request) { request->mutable_leave()->set_exit(false); }));
+       rank->Send(RequestWith(
+           [](v1::SessionRequest* request) { request->mutable_barrier()->set_sequence(1); }));
+     },
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "takes part in nothing until LeaveDone"},
+    {"OfAStepOfARankThatIsAway",
+     [](RawSession* rank) {
+       rank->Send(RequestWith(
+           [](v1::SessionRequest* request) { request->mutable_leave()->set_exit(false); }));
+       rank->Ready(1, 2, {0});
+     },
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "has left: it takes part in no step"},
+    {"OfASecondLeave",
+     [](RawSession* rank) {
+       for (int i = 0; i < 2; ++i) {
+         rank->Send(RequestWith(
+             [](v1::SessionRequest* request) { request->mutable_leave()->set_exit(false); }));
+       }
+     },
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "or twice"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Daemon, WireRefusal, testing::ValuesIn(kWrongs),

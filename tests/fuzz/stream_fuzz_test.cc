@@ -62,6 +62,7 @@ class Fuzzer {
         layout.set_bucket_cap_bytes(Number());
         layout.set_timeout_ms(Number());
         layout.set_bucket_done_messages(Below(2) == 0);
+        if (Below(2) == 0) layout.set_replaces(small());
         layout.set_op(static_cast<v1::ReduceOp>(Below(4)));
         for (std::uint64_t i = Below(4); i > 0; --i) {
           v1::Parameter& parameter = *layout.add_parameters();

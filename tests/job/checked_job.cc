@@ -378,7 +378,9 @@ void CheckedJob::CompareMessage(const Prediction::Message& expected, const Sessi
     }
     case Prediction::Kind::kLeaveDone: {
       const auto* done = std::get_if<LeaveDoneMessage>(&actual);
-      if (done == nullptr || done->last_joiner != static_cast<std::uint32_t>(expected.bucket)) {
+      if (done == nullptr || done->last_joiner != static_cast<std::uint32_t>(expected.bucket) ||
+          done->next_sequence != 1 || done->next_steps.size() != 1 ||
+          done->next_steps[0].channel != channel_ || done->next_steps[0].step != expected.step) {
         Violate(where, ": something else");
       }
       return;

@@ -238,16 +238,32 @@ void JobModel::EndInIgnorance(int r) {
 
 void JobModel::LeaveSteps(int r, bool exit, Prediction* prediction) {
   Rank& rank = ranks_[r];
-  const bool was_in_steps = rank.in_steps;
   rank.in_steps = false;
   if (exit) {
     rank.session = false;
     prediction->messages.push_back({Prediction::Kind::kSessionEnd, r});
+    for (Rank& other : ranks_) other.away -= rank.away > 0 && other.away > rank.away ? 1 : 0;
+    rank.away = 0;
+  } else {
+    for (const Rank& other : ranks_) rank.away = std::max(rank.away, other.away);
+    ++rank.away;
   }
-  if (!was_in_steps || StepRanks() > 0) return;
-  for (int other = 0; other < options_.ranks; ++other) {
-    if (!ranks_[other].session) continue;
-    prediction->messages.push_back({Prediction::Kind::kLeaveDone, other, 0, /*bucket=*/r});
+}
+
+void JobModel::Resume(Prediction* prediction) {
+  if (ended() || StepRanks() > 0) return;
+  int last = 0;
+  for (int r = 1; r < options_.ranks; ++r) last = ranks_[r].away > ranks_[last].away ? r : last;
+  for (int r = 0; r < options_.ranks; ++r) {
+    Rank& rank = ranks_[r];
+    if (rank.away == 0) continue;
+    prediction->messages.push_back({Prediction::Kind::kLeaveDone, r, step_, /*bucket=*/last});
+    rank.away = 0;
+    rank.in_steps = true;
+    rank.belief = step_;
+    rank.marks = 0;
+    rank.ended = false;
+    rank.last_ended = step_ - 1;
   }
 }
 
@@ -416,6 +432,7 @@ Prediction JobModel::Apply(const Event& event) {
       break;
   }
   Settle(&prediction);
+  if (event.action == Action::kLeave) Resume(&prediction);
   return prediction;
 }
 
@@ -427,6 +444,7 @@ std::uint64_t JobModel::Key() const {
     add(rank.in_steps ? 1 : 0, 1);
     add(rank.session ? 1 : 0, 1);
     add(rank.lost ? 1 : 0, 1);
+    add(static_cast<std::uint64_t>(rank.away), 2);
     add(rank.belief, 2);
     add(rank.marks, kModelBuckets);
     add(rank.ended ? 1 : 0, 1);

@@ -24,7 +24,7 @@ enum class Action : std::uint8_t {
   // Faults.
   kAbandon,    // `rank` abandons its step
   kLose,       // `rank`'s process ends
-  kLeave,      // `rank` leaves; `detail` is 1 if it exits, 0 if it stays for operations
+  kLeave,      // `rank` leaves; `detail` is 1 if it exits, 0 if it stays until all have left
   kDeadline,   // the step's deadline passes
   kSupersede,  // a new generation of the job begins
   kBreach,     // `rank` breaks the protocol: `detail` is a Breach
@@ -77,7 +77,7 @@ struct Prediction {
   struct Message {
     Kind kind;
     int rank;                // who is told
-    std::uint64_t step = 0;  // kBucketDone, kStepDone
+    std::uint64_t step = 0;  // kBucketDone, kStepDone; kLeaveDone: the next one
     int bucket = 0;          // kBucketDone; kLeaveDone: the last joiner
     Cause cause = {};        // kStepDone: void; kSessionEnd
     // kStepDone:
@@ -137,6 +137,7 @@ class JobModel {
     bool in_steps = true;
     bool session = true;
     bool lost = false;
+    int away = 0;  // left and stays: 1 for the first that did, and so on
     // The trainer's own view.
     std::uint64_t belief = 1;
     unsigned marks = 0;
@@ -157,6 +158,8 @@ class JobModel {
   // The rank ends a step that is void already; the verdict lies there for it to read.
   void EndInIgnorance(int rank);
   void LeaveSteps(int rank, bool exit, Prediction* prediction);
+  // Every rank has left: those that stay take part again.
+  void Resume(Prediction* prediction);
   void Lose(int rank, const Cause& own);
   void Reduce(int bucket, Prediction* prediction);
   // Applies the rules until nothing follows any more.

@@ -236,15 +236,6 @@ TEST_F(LayoutAgreementTest, TheDeadlineNamesWhoHasNotRegisteredAndWhoHasNotMappe
   EXPECT_FALSE(memory(1, channel).Shared());
 }
 
-TEST_F(LayoutAgreementTest, TheDeadlineOfALayoutThatNobodyNeedsAnyMorePasses) {
-  Start(1);
-  ASSERT_TRUE(job_->RegisterLayout(0, Request(Spec(1), clock_.NowNs() + 100)).ok());
-  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
-  clock_.Advance(100);
-  job_->Tick();
-  EXPECT_EQ(ReasonOf(Only<LayoutFailedMessage>(0).status), "LAYOUT_TIMEOUT");
-}
-
 TEST_F(LayoutAgreementTest, AnAgreedLayoutHasNoDeadlineAnyMore) {
   Start(1);
   const auto registered = job_->RegisterLayout(0, Request(Spec(1), clock_.NowNs() + 100));
@@ -258,19 +249,41 @@ TEST_F(LayoutAgreementTest, AnAgreedLayoutHasNoDeadlineAnyMore) {
 }
 
 TEST_F(LayoutAgreementTest, ARankThatLeavesIsNotWaitedFor) {
-  for (const bool exit : {false, true}) {
-    Restart(2);
-    const std::uint32_t channel = Register(0, Spec(1));
-    EXPECT_TRUE(Map(0, channel).ok());
-    EXPECT_TRUE(sink(0).messages().empty());
-    ASSERT_TRUE(job_->Leave(1, exit).ok());
-    Only<LayoutReadyMessage>(0);
-    DoStep(0, channel, 1);
-    reducer_.CompleteAll();
-    const auto done = Only<StepDoneMessage>(0);
-    EXPECT_EQ(done.record->live_ranks, 1u);
-    EXPECT_EQ(done.record->divisor, 1u);
+  Start(2);
+  const std::uint32_t channel = Register(0, Spec(1));
+  EXPECT_TRUE(Map(0, channel).ok());
+  EXPECT_TRUE(sink(0).messages().empty());
+  ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
+  Only<LayoutReadyMessage>(0);
+  DoStep(0, channel, 1);
+  reducer_.CompleteAll();
+  const auto done = Only<StepDoneMessage>(0);
+  EXPECT_EQ(done.record->live_ranks, 1u);
+  EXPECT_EQ(done.record->divisor, 1u);
+}
+
+TEST_F(LayoutAgreementTest, FailsOnEveryRankWhenOneLeavesAndStays) {
+  Start(3);
+  const std::uint32_t channel = Register(0, Spec(1));
+  EXPECT_TRUE(Map(0, channel).ok());
+  Register(2, Spec(1));
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/false).ok());
+  for (const std::uint32_t rank : {0, 2}) {
+    const absl::Status status = Only<LayoutFailedMessage>(rank).status;
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(ReasonOf(status), "RANKS_LEFT");
+    EXPECT_TRUE(Says(status, "layout 'model' cannot be agreed: rank 2 left")) << status;
   }
+  ASSERT_TRUE(job_->Leave(1, /*exit=*/false).ok());
+  const absl::Status refused = job_->RegisterLayout(0, Request(Spec(1))).status();
+  EXPECT_EQ(ReasonOf(refused), "RANKS_LEFT");
+  EXPECT_TRUE(Says(refused, "rank 2, 1 left")) << refused;
+  executor_.RunAll();
+  EXPECT_FALSE(memory(0, channel).Shared());
+  // Once all have, they agree as if nothing had been.
+  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
+  TakeAll();
+  Agree(Spec(1));
 }
 
 TEST_F(LayoutAgreementTest, ARankThatHasLeftRegistersNothing) {

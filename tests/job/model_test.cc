@@ -142,6 +142,8 @@ const Case kCases[] = {
      260'000},
     {"TwoStepsAtOnceAndALeave", AtOnce(Options(2, 2, FaultBit(Action::kLeave), 2)), kAll, 20,
      26'000},
+    {"TwoStepsAtOnceAndRanksThatComeBack", AtOnce(Options(2, 2, FaultBit(Action::kLeave), 3)), 1000,
+     20, 40'000},
     {"TwoStepsAtOnceAndASuccessor", AtOnce(Options(2, 2, FaultBit(Action::kSupersede), 1)), kAll,
      20, 49'000},
     // Every choice in every state.

@@ -86,6 +86,10 @@ TEST(DecodeOpenTest, AProtocolInCommonIsChosen) {
   std::uint32_t protocol = 0;
   EXPECT_TRUE(DecodeOpen(message, &protocol).ok());
   EXPECT_EQ(protocol, kProtocolNewest);
+  // The minor version before is served.
+  message.mutable_protocol()->set_newest(kProtocolNewest - 1);
+  EXPECT_TRUE(DecodeOpen(message, &protocol).ok());
+  EXPECT_EQ(protocol, kProtocolNewest - 1);
 }
 
 TEST(DecodeOpenTest, TimeOutsAreBoundedSoThatSumsNeverOverflow) {
@@ -119,9 +123,12 @@ const OpenFault kOpenFaults[] = {
      [](auto* m) { m->clear_protocol(); },
      kPrecondition,
      "VERSION",
-     {"protocol 1.0 to 1.0", "this daemon 1.1", "upgrade"}},
+     {"protocol 1.0 to 1.0", "this daemon 1.1 to 1.2", "upgrade"}},
     {"ProtocolTooNew",
-     [](auto* m) { m->mutable_protocol()->set_oldest(2); },
+     [](auto* m) {
+       m->mutable_protocol()->set_oldest(3);
+       m->mutable_protocol()->set_newest(3);
+     },
      kPrecondition,
      "VERSION",
      {"upgrade"}},

@@ -102,11 +102,12 @@ TEST(EncodeTest, ABucketThatIsDone) {
 }
 
 TEST(EncodeTest, OperationMessages) {
-  const auto chunk = Encoded(ChunkReadyMessage{1, 2, 3});
+  const auto chunk = Encoded(ChunkReadyMessage{1, 2, 3, true});
   ASSERT_EQ(chunk.kind_case(), v1::SessionResponse::kChunkReady);
   EXPECT_EQ(chunk.chunk_ready().sequence(), 1u);
   EXPECT_EQ(chunk.chunk_ready().chunk(), 2u);
   EXPECT_EQ(chunk.chunk_ready().bytes(), 3u);
+  EXPECT_TRUE(chunk.chunk_ready().write());
   const auto done = Encoded(OperationDoneMessage{6});
   ASSERT_EQ(done.kind_case(), v1::SessionResponse::kOperationDone);
   EXPECT_EQ(done.operation_done().sequence(), 6u);
@@ -119,9 +120,13 @@ TEST(EncodeTest, OperationMessages) {
 }
 
 TEST(EncodeTest, EndsAndLeases) {
-  const auto left = Encoded(LeaveDoneMessage{2});
+  const auto left = Encoded(LeaveDoneMessage{2, 7, {{3, 8}, {4, 9}}});
   ASSERT_EQ(left.kind_case(), v1::SessionResponse::kLeaveDone);
   EXPECT_EQ(left.leave_done().last_joiner(), 2u);
+  EXPECT_EQ(left.leave_done().next_sequence(), 7u);
+  ASSERT_EQ(left.leave_done().next_steps_size(), 2);
+  EXPECT_EQ(left.leave_done().next_steps(1).channel(), 4u);
+  EXPECT_EQ(left.leave_done().next_steps(1).step(), 9u);
   const auto question = Encoded(LeaseQuestionMessage{11});
   ASSERT_EQ(question.kind_case(), v1::SessionResponse::kLeaseQuestion);
   EXPECT_EQ(question.lease_question().number(), 11u);

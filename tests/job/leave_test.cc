@@ -1,0 +1,217 @@
+// Ranks that leave, stay and come back, epoch after epoch.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/job/job_fixture.h"
+
+namespace gradsync {
+namespace {
+
+class LeaveTest : public JobFixture {
+ protected:
+  void SetUp() override {
+    Start(3);
+    channel_ = Agree(Spec(2));
+  }
+
+  void Stay(std::uint32_t rank) {
+    const absl::Status left = job_->Leave(rank, /*exit=*/false);
+    EXPECT_TRUE(left.ok()) << left;
+  }
+  void Exit(std::uint32_t rank) {
+    const absl::Status left = job_->Leave(rank, /*exit=*/true);
+    EXPECT_TRUE(left.ok()) << left;
+  }
+  // A whole step of these ranks.
+  void Step(const std::vector<std::uint32_t>& ranks, std::uint64_t step) {
+    for (const std::uint32_t rank : ranks) DoStep(rank, channel_, step);
+    reducer_.CompleteAll();
+    for (const std::uint32_t rank : ranks) {
+      const auto done = Only<StepDoneMessage>(rank);
+      EXPECT_TRUE(done.record->verdict.ok());
+      EXPECT_EQ(done.record->times.step, step);
+      EXPECT_EQ(done.record->live_ranks, ranks.size());
+    }
+  }
+  absl::Status Barrier(std::uint32_t rank, std::uint64_t sequence) {
+    return job_->Operate(rank, sequence, OperationSpec(), {}, kForever);
+  }
+  void ExpectLeaveDone(const std::vector<std::uint32_t>& ranks, std::uint32_t last,
+                       std::uint64_t sequence, std::uint64_t step) {
+    for (const std::uint32_t rank : ranks) {
+      const auto done = Only<LeaveDoneMessage>(rank);
+      EXPECT_EQ(done.last_joiner, last);
+      EXPECT_EQ(done.next_sequence, sequence);
+      ASSERT_EQ(done.next_steps.size(), 1u);
+      EXPECT_EQ(done.next_steps[0].channel, channel_);
+      EXPECT_EQ(done.next_steps[0].step, step);
+    }
+  }
+
+  std::uint32_t channel_ = 0;
+};
+
+TEST_F(LeaveTest, EpochAfterEpochWithOtherRanksRunningOut) {
+  std::uint64_t step = 1;
+  std::uint64_t sequence = 1;
+  for (std::uint32_t epoch = 0; epoch < 20; ++epoch) {
+    const std::uint32_t first = epoch % 3, second = (epoch + 1) % 3, last = (epoch + 2) % 3;
+    Step({0, 1, 2}, step++);
+    TakeAll();
+    Stay(first);
+    Step({second, last}, step++);
+    TakeAll();
+    ASSERT_TRUE(Barrier(second, sequence).ok());
+    ASSERT_TRUE(Barrier(last, sequence).ok());
+    Only<OperationDoneMessage>(last);
+    ++sequence;
+    Stay(second);
+    // What it held meanwhile for who is away: nothing.
+    Step({last}, step++);
+    for (const std::uint32_t rank : {first, second}) {
+      EXPECT_TRUE(sink(rank).Of<StepDoneMessage>().empty());
+    }
+    Stay(last);
+    ExpectLeaveDone({0, 1, 2}, last, sequence, step);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(memory(rank, channel_).done(1), step - 1);
+    }
+    TakeAll();
+    for (const std::uint32_t rank : {2, 1, 0}) ASSERT_TRUE(Barrier(rank, sequence).ok());
+    Only<OperationDoneMessage>(first);
+    ++sequence;
+    TakeAll();
+  }
+  EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_complete, 60u);
+}
+
+TEST_F(LeaveTest, TheLastJoinerIsTheLastOfThoseThatStayed) {
+  Stay(1);
+  Stay(0);
+  Exit(2);
+  ExpectLeaveDone({0, 1}, 0, 1, 1);
+  TakeAll();
+  Step({0, 1}, 1);
+  TakeAll();
+  // One that stayed first may give up waiting.
+  Stay(0);
+  Exit(0);
+  EXPECT_TRUE(sink(1).messages().empty());
+  Stay(1);
+  ExpectLeaveDone({1}, 1, 1, 2);
+}
+
+TEST_F(LeaveTest, NobodyIsToldAnythingWhenAllExit) {
+  for (const std::uint32_t rank : {0, 1, 2}) Exit(rank);
+  EXPECT_TRUE(sink(0).Of<LeaveDoneMessage>().empty());
+  EXPECT_TRUE(job_->Over());
+}
+
+TEST_F(LeaveTest, WhoIsAwayTakesPartInNothing) {
+  ASSERT_TRUE(Barrier(0, 1).ok());
+  Stay(1);
+  OperationSpec broadcast;
+  broadcast.kind = OperationKind::kBroadcast;
+  for (const absl::Status& status :
+       {job_->MarkReady(1, channel_, 1, {0}), job_->EndStep(1, channel_, 1, ""),
+        job_->AbandonStep(1, channel_, 1, ""), Barrier(1, 1), job_->ChunkWritten(1, 1, 0, 1),
+        job_->ChunkRead(1, 1, 0), job_->Operate(1, 1, broadcast, {}, kForever),
+        job_->CheckReplaces(1, channel_), job_->Leave(1, /*exit=*/false)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
+    EXPECT_EQ(FieldOf(status, "rank"), "1");
+  }
+  // The others' operation is theirs.
+  ASSERT_TRUE(Barrier(2, 1).ok());
+  Only<OperationDoneMessage>(0);
+}
+
+TEST_F(LeaveTest, StepsAreVoidedAndTimeOutWhileSomeAreAway) {
+  Stay(1);
+  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0}).ok());
+  ASSERT_TRUE(job_->AbandonStep(2, channel_, 1, "no memory").ok());
+  EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_ABANDONED");
+  TakeAll();
+  ASSERT_TRUE(job_->MarkReady(0, channel_, 2, {0}).ok());
+  clock_.Advance(kStepTimeoutNs);
+  job_->Tick();
+  const absl::Status late = Only<StepDoneMessage>(2).record->verdict;
+  EXPECT_EQ(ReasonOf(late), "STEP_TIMEOUT");
+  EXPECT_FALSE(Says(late, "rank 1")) << late;
+  EXPECT_TRUE(sink(1).messages().empty());
+  Stay(0);
+  Stay(2);
+  ExpectLeaveDone({0, 1, 2}, 2, 1, 3);
+  // What is older than the number it was told cannot be on its way.
+  EXPECT_EQ(ReasonOf(job_->MarkReady(1, channel_, 2, {0})), "STALE_STEP");
+}
+
+TEST_F(LeaveTest, TheDeathOfARankThatIsAwayIsALossLikeAnyOther) {
+  Stay(1);
+  Lose(1);
+  const absl::Status status = Only<SessionEndMessage>(0).status;
+  EXPECT_EQ(ReasonOf(status), "RANK_LOST");
+  EXPECT_TRUE(Says(status, "after it had left")) << status;
+}
+
+TEST_F(LeaveTest, AReplacementThatIsUnderWayFailsAndTheOldLayoutGoesOn) {
+  const std::uint32_t next = Register(0, Spec(4), channel_);
+  ASSERT_TRUE(Map(0, next).ok());
+  Stay(1);
+  EXPECT_EQ(ReasonOf(Only<LayoutFailedMessage>(0).status), "RANKS_LEFT");
+  Step({0, 2}, 1);
+  LayoutRequest again = Request(Spec(4));
+  again.replaces = channel_;
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, again).status()), "RANKS_LEFT");
+}
+
+TEST_F(LeaveTest, ABroadcastFromTheLowestLiveRankPassesOverThoseThatLeft) {
+  OperationSpec spec;
+  spec.kind = OperationKind::kBroadcast;
+  spec.root = kLowestLiveRank;
+  spec.bytes = 4;
+  char window[3][4] = {"...", "one", "two"};
+  const auto operate = [&](std::uint32_t rank, std::uint64_t sequence) {
+    return job_->Operate(rank, sequence, spec,
+                         {nullptr, reinterpret_cast<std::byte*>(window[rank]), 4}, kForever);
+  };
+  ASSERT_TRUE(operate(2, 1).ok());
+  ASSERT_TRUE(operate(1, 1).ok());
+  EXPECT_TRUE(sink(1).messages().empty());  // rank 0 may still come
+  Stay(0);
+  const auto write = Only<ChunkReadyMessage>(1);
+  EXPECT_TRUE(write.write);
+  EXPECT_TRUE(sink(2).messages().empty());
+  EXPECT_EQ(ReasonOf(job_->ChunkRead(1, 1, 0)), "PROTOCOL_VIOLATION");
+  ASSERT_TRUE(job_->ChunkWritten(1, 1, 0, 4).ok());
+  executor_.RunAll();
+  EXPECT_FALSE(Only<ChunkReadyMessage>(2).write);
+  ASSERT_TRUE(job_->ChunkRead(2, 1, 0).ok());
+  Only<OperationDoneMessage>(1);
+  EXPECT_STREQ(window[2], "one");
+  EXPECT_STREQ(window[0], "...");
+  // With everybody back it is rank 0.
+  Stay(1);
+  Stay(2);
+  TakeAll();
+  for (const std::uint32_t rank : {0, 1, 2}) ASSERT_TRUE(operate(rank, 2).ok());
+  EXPECT_TRUE(Only<ChunkReadyMessage>(0).write);
+}
+
+TEST_F(LeaveTest, WhoNamesARootDisagreesWithWhoAsksForTheLowestRank) {
+  OperationSpec spec;
+  spec.kind = OperationKind::kBroadcast;
+  spec.bytes = 4;
+  ASSERT_TRUE(job_->Operate(0, 1, spec, {}, kForever).ok());
+  spec.root = kLowestLiveRank;
+  ASSERT_TRUE(job_->Operate(1, 1, spec, {}, kForever).ok());
+  const absl::Status status = Only<OperationFailedMessage>(0).status;
+  EXPECT_EQ(ReasonOf(status), "OPERATION_MISMATCH");
+  EXPECT_TRUE(Says(status, "from the lowest live rank")) << status;
+}
+
+}  // namespace
+}  // namespace gradsync
