@@ -96,6 +96,7 @@ template <>
 constexpr std::size_t kSmallest<gradsync_session_options_t> = sizeof(std::size_t) + sizeof(void*);
 template <>
 constexpr std::size_t kSmallest<gradsync_step_result_t> = sizeof(std::size_t) + sizeof(void*);
+static_assert(GRADSYNC_LOWEST_LIVE_RANK == gradsync::kLowestLiveRank);
 static_assert(offsetof(gradsync_session_options_t, storage) == sizeof(std::size_t));
 static_assert(offsetof(gradsync_step_result_t, storage) == sizeof(std::size_t));
 

@@ -292,7 +292,10 @@ void Connection::OnMessage(const v1::SessionResponse& message) {
       OnFailed(message.operation_failed());
       break;
     case v1::SessionResponse::kLeaveDone:
-      job_channel_.OnLeaveDone(message.leave_done().last_joiner());
+      for (const v1::NextStep& next : message.leave_done().next_steps()) {
+        if (const auto steps = StepsOf(next.channel())) steps->OnResume(next.step());
+      }
+      job_channel_.OnLeaveDone(message.leave_done());
       break;
     case v1::SessionResponse::kLeaseQuestion: {
       v1::SessionRequest answer;

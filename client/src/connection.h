@@ -80,9 +80,11 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   // Waits for the end; OK if it has not come by then.
   absl::Status AwaitEnd(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Set by Leave: no more steps from this rank. Fails FAILED_PRECONDITION while a step is open,
+  // Set by Leave: this rank takes part in nothing. Fails FAILED_PRECONDITION while a step is open,
   // changing nothing.
   absl::Status BeginLeave() ABSL_LOCKS_EXCLUDED(mutex_);
+  // It stayed, and every rank has left: it takes part again.
+  void EndLeave() { left_.store(false); }
   bool left() const { return left_.load(); }
 
   // Announces a registration: its answers come to `registration` until it is withdrawn. Returns its

@@ -36,6 +36,13 @@ absl::StatusOr<std::uint64_t> JobChannel::Begin(
   absl::MutexLock lock(&mutex_);
   if (!end_.ok()) return end_;
   if (!given_up_.ok()) return given_up_;
+  if (connection_.left()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, kLeft,
+                     absl::StrCat("rank ", connection_.options().rank,
+                                  " has left: it takes part in no operation until LeaveAndStay "
+                                  "returns"),
+                     connection_.Fields());
+  }
   ++sequence_;
   done_ = false;
   failed_ = absl::OkStatus();
@@ -104,7 +111,7 @@ absl::Status JobChannel::Barrier(absl::Duration timeout) {
 
 absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root,
                                    absl::Duration timeout) {
-  if (root >= connection_.options().world_size) {
+  if (root >= connection_.options().world_size && root != kLowestLiveRank) {
     return Refused(absl::StrCat("broadcast from root ", root, " in a world of ",
                                 connection_.options().world_size, " ranks"));
   }
@@ -121,54 +128,51 @@ absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint
         broadcast.set_timeout_ms(TimeoutMs(timeout));
       });
   if (!sequence.ok()) return sequence.status();
-  return root == connection_.options().rank ? SendChunks(*sequence, data, bytes, deadline)
-                                            : ReceiveChunks(*sequence, data, bytes, deadline);
-}
-
-absl::Status JobChannel::SendChunks(std::uint64_t sequence, const std::byte* data,
-                                    std::size_t bytes, absl::Time deadline) {
-  MappedMemory& staging = *connection_.staging();
-  for (std::size_t sent = 0; sent < bytes;) {
-    // Each chunk waits for its ChunkReady: before it, others may still read the staging memory.
+  const bool known = root != kLowestLiveRank;
+  bool write = root == connection_.options().rank;
+  for (std::size_t moved = 0; moved < bytes;) {
+    // The root waits too: others may still read the staging memory.
     const auto ready = AwaitChunk(deadline);
     if (!ready.ok()) return ready.status();
-    if (!ready->has_value()) {
-      return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
-                       "the daemon ended a broadcast before its last chunk", connection_.Fields());
-    }
-    const std::size_t size = std::min(bytes - sent, staging.size());
-    std::memcpy(staging.data(), data + sent, size);
-    v1::SessionRequest request;
+    if (!ready->has_value()) return Broken("ended a broadcast before its last chunk");
+    if (moved == 0 && !known) write = (*ready)->write;
+    if ((*ready)->write != write) return Broken("took another rank for the root of a broadcast");
+    const auto size = MoveChunk(*sequence, **ready, data + moved, bytes - moved);
+    if (!size.ok()) return size.status();
+    moved += *size;
+  }
+  return AwaitDone(deadline);
+}
+
+absl::Status JobChannel::Broken(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
+                   absl::StrCat("rank ", connection_.options().rank, ": the daemon ", what,
+                                "; look into its log, and join again"),
+                   connection_.Fields());
+}
+
+absl::StatusOr<std::size_t> JobChannel::MoveChunk(std::uint64_t sequence, const Chunk& chunk,
+                                                  std::byte* data, std::size_t bytes) {
+  MappedMemory& staging = *connection_.staging();
+  v1::SessionRequest request;
+  if (chunk.write) {
+    const std::size_t size = std::min(bytes, staging.size());
+    std::memcpy(staging.data(), data, size);
     v1::ChunkWritten& written = *request.mutable_chunk_written();
     written.set_sequence(sequence);
-    written.set_chunk((*ready)->number);
+    written.set_chunk(chunk.number);
     written.set_bytes(size);
     connection_.stream().Send(std::move(request));
-    sent += size;
+    return size;
   }
-  return AwaitDone(deadline);
-}
-
-absl::Status JobChannel::ReceiveChunks(std::uint64_t sequence, std::byte* data, std::size_t bytes,
-                                       absl::Time deadline) {
-  const MappedMemory& staging = *connection_.staging();
-  for (std::size_t received = 0; received < bytes;) {
-    const auto ready = AwaitChunk(deadline);
-    if (!ready.ok()) return ready.status();
-    if (!ready->has_value() || (*ready)->bytes == 0 || (*ready)->bytes > staging.size() ||
-        (*ready)->bytes > bytes - received) {
-      return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
-                       "the daemon sent a chunk of a broadcast that cannot be",
-                       connection_.Fields());
-    }
-    std::memcpy(data + received, staging.data(), (*ready)->bytes);
-    received += (*ready)->bytes;
-    v1::SessionRequest request;
-    request.mutable_chunk_read()->set_sequence(sequence);
-    request.mutable_chunk_read()->set_chunk((*ready)->number);
-    connection_.stream().Send(std::move(request));
+  if (chunk.bytes == 0 || chunk.bytes > staging.size() || chunk.bytes > bytes) {
+    return Broken("sent a chunk of a broadcast that cannot be");
   }
-  return AwaitDone(deadline);
+  std::memcpy(data, staging.data(), chunk.bytes);
+  request.mutable_chunk_read()->set_sequence(sequence);
+  request.mutable_chunk_read()->set_chunk(chunk.number);
+  connection_.stream().Send(std::move(request));
+  return chunk.bytes;
 }
 
 absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
@@ -204,6 +208,21 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
   return absl::OkStatus();
 }
 
+absl::Status JobChannel::SendLeave(bool exit) {
+  absl::MutexLock turn(&turn_);
+  if (!exit && connection_.left()) return absl::OkStatus();
+  if (auto end = connection_.End(); !end.ok()) return end;
+  if (!exit) {
+    absl::MutexLock lock(&mutex_);
+    last_joiner_.reset();
+  }
+  if (auto status = connection_.BeginLeave(); !status.ok()) return status;
+  v1::SessionRequest request;
+  request.mutable_leave()->set_exit(exit);
+  connection_.stream().Send(std::move(request));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
   const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -225,13 +244,14 @@ absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
                                   absl::FormatDuration(timeout), "; call LeaveAndStay again"),
                      connection_.Fields());
   }
-  if (last_joiner_.has_value()) return *last_joiner_;
-  return end_;
+  if (!last_joiner_.has_value()) return end_;
+  connection_.EndLeave();
+  return *last_joiner_;
 }
 
 void JobChannel::OnChunkReady(const v1::ChunkReady& chunk) {
   absl::MutexLock lock(&mutex_);
-  if (chunk.sequence() == sequence_) chunk_ = Chunk{chunk.chunk(), chunk.bytes()};
+  if (chunk.sequence() == sequence_) chunk_ = Chunk{chunk.chunk(), chunk.bytes(), chunk.write()};
 }
 
 void JobChannel::OnOperationDone(std::uint64_t sequence) {
@@ -244,9 +264,10 @@ void JobChannel::OnOperationFailed(std::uint64_t sequence, const absl::Status& s
   if (sequence == sequence_) failed_ = status;
 }
 
-void JobChannel::OnLeaveDone(std::uint32_t last_joiner) {
+void JobChannel::OnLeaveDone(const v1::LeaveDone& done) {
   absl::MutexLock lock(&mutex_);
-  last_joiner_ = last_joiner;
+  last_joiner_ = done.last_joiner();
+  sequence_ = done.next_sequence() - 1;
 }
 
 void JobChannel::OnSessionEnd(const absl::Status& end) {

@@ -18,6 +18,7 @@
 
 namespace gradsync::v1 {
 class ChunkReady;
+class LeaveDone;
 class SessionRequest;
 }  // namespace gradsync::v1
 
@@ -35,7 +36,9 @@ class JobChannel {
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
   absl::Status AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
-  // The rank that left last.
+  // Between two operations of this rank; without effect for one that is away already.
+  absl::Status SendLeave(bool exit) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
+  // Then this rank takes part again. Returns the rank that left last.
   absl::StatusOr<std::uint32_t> AwaitAllLeft(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The daemon's answers, on the stream's thread.
@@ -43,13 +46,14 @@ class JobChannel {
   void OnOperationDone(std::uint64_t sequence) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnOperationFailed(std::uint64_t sequence, const absl::Status& status)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnLeaveDone(std::uint32_t last_joiner) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnLeaveDone(const v1::LeaveDone& done) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Chunk {
     std::uint64_t number;
     std::uint64_t bytes;
+    bool write;
   };
 
   // Gives the next operation its number and sends it.
@@ -59,10 +63,10 @@ class JobChannel {
   // Waits for the next chunk; none: the operation is done.
   absl::StatusOr<std::optional<Chunk>> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AwaitDone(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status SendChunks(std::uint64_t sequence, const std::byte* data, std::size_t bytes,
-                          absl::Time deadline);
-  absl::Status ReceiveChunks(std::uint64_t sequence, std::byte* data, std::size_t bytes,
-                             absl::Time deadline);
+  // Writes the root's next chunk of `data`, or reads it; returns its bytes.
+  absl::StatusOr<std::size_t> MoveChunk(std::uint64_t sequence, const Chunk& chunk, std::byte* data,
+                                        std::size_t bytes);
+  absl::Status Broken(absl::string_view what) const;
   absl::Status Populate(std::size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
   absl::Status Refused(absl::string_view what) const;
 

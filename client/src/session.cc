@@ -9,7 +9,6 @@
 #include "client/src/error.h"
 #include "client/src/fork_guard.h"
 #include "client/src/layout_registration.h"
-#include "proto/gradsync/v1/gradsync.pb.h"
 
 namespace gradsync {
 namespace client {
@@ -64,7 +63,9 @@ class ConnectedSession final : public Session {
 
   absl::Status Leave() override {
     if (InForkedChild()) return ForkedError();
-    if (auto status = SendLeave(/*exit=*/true); !status.ok()) return status;
+    if (auto status = connection_->job_channel().SendLeave(/*exit=*/true); !status.ok()) {
+      return status;
+    }
     const absl::Status end = connection_->AwaitEnd(kLeaveTimeout);
     if (end.ok()) {
       return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
@@ -76,10 +77,9 @@ class ConnectedSession final : public Session {
 
   absl::StatusOr<std::uint32_t> LeaveAndStay(absl::Duration timeout) override {
     if (InForkedChild()) return ForkedError();
-    if (!connection_->left()) {
-      if (auto status = SendLeave(/*exit=*/false); !status.ok()) return status;
-    }
-    return connection_->job_channel().AwaitAllLeft(timeout);
+    JobChannel& channel = connection_->job_channel();
+    if (auto status = channel.SendLeave(/*exit=*/false); !status.ok()) return status;
+    return channel.AwaitAllLeft(timeout);
   }
 
   SessionStatistics Statistics() const override {
@@ -95,15 +95,6 @@ class ConnectedSession final : public Session {
   }
 
  private:
-  absl::Status SendLeave(bool exit) {
-    if (auto end = connection_->End(); !end.ok()) return end;
-    if (auto status = connection_->BeginLeave(); !status.ok()) return status;
-    v1::SessionRequest request;
-    request.mutable_leave()->set_exit(exit);
-    connection_->stream().Send(std::move(request));
-    return absl::OkStatus();
-  }
-
   // Own synchronization.
   const ParentsReference<Connection> connection_;
 };

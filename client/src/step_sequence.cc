@@ -164,12 +164,12 @@ absl::Status StepSequence::Admit(std::uint64_t step, absl::string_view call) con
     }
     return Stale(step);
   }
-  if (step > next_step()) return Ahead(step, call);
-  if (replacing_) return BeingReplaced(step, call);
   if (connection_->left()) {
     return Error(absl::StatusCode::kFailedPrecondition, kLeft, step, std::nullopt,
                  absl::StrCat(call, " after this rank has left"));
   }
+  if (step > next_step()) return Ahead(step, call);
+  if (replacing_) return BeingReplaced(step, call);
   if (phase_ != Phase::kMarking) {
     return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, std::nullopt,
                  absl::StrCat(call, " after this rank's ",
@@ -465,6 +465,16 @@ void StepSequence::OnStepDone(const v1::StepDone& done) {
   last_step_ = done.step();
   last_verdict_ = std::move(verdict);
   next_step_.store(done.step() + 1, std::memory_order_release);
+}
+
+void StepSequence::OnResume(std::uint64_t step) {
+  absl::MutexLock lock(&mutex_);
+  if (step <= next_step()) return;
+  // The others have decided steps without this rank.
+  last_step_ = step - 1;
+  last_verdict_ = nullptr;
+  restoration_.reset();
+  next_step_.store(step, std::memory_order_release);
 }
 
 void StepSequence::OnStepState(const v1::StepState& state) {

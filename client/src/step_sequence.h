@@ -73,6 +73,8 @@ class StepSequence {
 
   // The daemon's messages, on the stream's thread.
   void OnStepDone(const v1::StepDone& done) ABSL_LOCKS_EXCLUDED(mutex_);
+  // LeaveDone: this rank takes part again, from step `next_step` on.
+  void OnResume(std::uint64_t next_step) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnStepState(const v1::StepState& state) ABSL_LOCKS_EXCLUDED(mutex_);
   // This side is the survivor: poisons the done words and releases every wait.
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);

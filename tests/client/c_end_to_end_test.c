@@ -267,8 +267,14 @@ static int RunRank(const char* socket) {
   CHECK(statistics.buckets_marked == (STEPS + 3) * BUCKETS);
   CHECK(statistics.bytes_reduced >= (STEPS + 3) * BUCKETS * ELEMENTS * sizeof(float));
 
-  CHECK_OK(gradsync_session_leave_and_stay(session, GRADSYNC_FOREVER, &last_joiner));
-  CHECK(last_joiner < WORLD_SIZE);
+  for (i = 0; i < 3; ++i) {
+    uint32_t found = (uint32_t)rank;
+    CHECK_OK(gradsync_session_leave_and_stay(session, GRADSYNC_FOREVER, &last_joiner));
+    CHECK(last_joiner < WORLD_SIZE);
+    CHECK_OK(gradsync_broadcast(session, &found, sizeof(found), GRADSYNC_LOWEST_LIVE_RANK,
+                                GRADSYNC_FOREVER));
+    CHECK(found == 0);
+  }
   CHECK_OK(gradsync_barrier(session, GRADSYNC_FOREVER));
   CHECK_OK(gradsync_session_leave(session));
   CheckError(__LINE__, gradsync_barrier(session, 0), GRADSYNC_FAILED_PRECONDITION, "LEFT",

@@ -37,6 +37,25 @@ TEST_F(JobChannelTest, BroadcastMovesMoreThanTheStagingMemoryHolds) {
   });
 }
 
+TEST_F(JobChannelTest, TheLowestLiveRankIsFoundByTheDaemon) {
+  // More than the staging memory holds, so that both sides take several turns.
+  constexpr std::size_t kCount = (40u << 20) / sizeof(std::uint32_t);
+  const auto broadcast = [&](std::uint32_t rank, std::uint32_t root) {
+    std::vector<std::uint32_t> data(kCount, rank);
+    const absl::Status status =
+        session(rank).Broadcast(data.data(), data.size() * sizeof(std::uint32_t), kLowestLiveRank);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(data == std::vector<std::uint32_t>(kCount, root)) << rank;
+    EXPECT_TRUE(session(rank).Broadcast(nullptr, 0, kLowestLiveRank).ok());
+  };
+  OnEveryRank(3, [&](std::uint32_t rank) { broadcast(rank, 0); });
+  OnEveryRank(3, [&](std::uint32_t rank) {
+    if (rank > 0) broadcast(rank, 1);
+    EXPECT_TRUE(session(rank).LeaveAndStay().ok());
+    broadcast(rank, 0);
+  });
+}
+
 TEST_F(JobChannelTest, SmallAndEmptyBroadcasts) {
   OnEveryRank(3, [&](std::uint32_t rank) {
     for (std::uint32_t root = 0; root < 3; ++root) {

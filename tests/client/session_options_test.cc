@@ -61,8 +61,8 @@ TEST(SessionOptionsTest, BecomesOpenSession) {
   options.step_timeout = absl::Microseconds(1500);
   v1::OpenSession open;
   FillOpenSession(options, &open);
-  EXPECT_EQ(open.protocol().oldest(), 1u);
-  EXPECT_EQ(open.protocol().newest(), 1u);
+  EXPECT_EQ(open.protocol().oldest(), 2u);
+  EXPECT_EQ(open.protocol().newest(), 2u);
   EXPECT_EQ(open.shared_memory_abi(), kSharedMemoryAbi);
   EXPECT_EQ(open.job_id(), "j");
   EXPECT_EQ(open.token(), "secret");

@@ -237,17 +237,67 @@ TEST_F(StepsTest, LeaveWaitsForTheStepsEnd) {
   EXPECT_EQ(ValueOf(layout(1).bucket(0)), 4);
 }
 
-TEST_F(StepsTest, WhoHasLeftTakesNoMoreSteps) {
-  std::uint32_t last = 99;
+TEST_F(StepsTest, EveryCallFailsWhileThisRankIsAwayAndTheOthersGoOn) {
+  Session& away = *job_.sessions[0];
+  ExpectError(away.LeaveAndStay(absl::ZeroDuration()).status(), absl::StatusCode::kDeadlineExceeded,
+              "WAIT_TIMEOUT");
+  char byte = 'x';
+  for (const absl::Status& status :
+       {layout(0).MarkReady(1, 0), layout(0).EndStep(1), layout(0).AbandonStep(1, ""),
+        layout(0).MarkReady(2, 0), away.Barrier(), away.Broadcast(&byte, 1, kLowestLiveRank),
+        away.AllReduce(&byte, 0, DataType::kFloat32, ReduceOp::kSum),
+        away.RegisterLayout(spec_).status(), away.ReplaceLayout(layout(0), spec_).status()}) {
+    ExpectError(status, absl::StatusCode::kFailedPrecondition, "LEFT");
+    EXPECT_EQ(ErrorField(status, "rank"), "0");
+  }
+  for (std::uint64_t step = 1; step <= 2; ++step) {
+    ASSERT_TRUE(MarkAllAndEnd(&layout(1), step).ok());
+    ASSERT_TRUE(layout(1).WaitStep(step).ok());
+    EXPECT_TRUE(job_.sessions[1]->Barrier().ok());
+  }
+  LayoutSpec late = spec_;
+  late.name = "late";
+  const absl::Status refused = job_.sessions[1]->RegisterLayout(late).status();
+  ExpectError(refused, absl::StatusCode::kFailedPrecondition, "RANKS_LEFT");
+  EXPECT_THAT(MessageOf(refused), HasSubstr("rank 0 left"));
+  const auto last = job_.sessions[1]->LeaveAndStay();
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(*last, 1u);
+  // Both are back, but rank 0 has not asked.
+  ExpectError(away.Barrier(), absl::StatusCode::kFailedPrecondition, "LEFT");
+  EXPECT_EQ(away.LeaveAndStay().value_or(99), 1u);
+  EXPECT_EQ(layout(0).next_step(), 3u);
+  ExpectError(layout(0).WaitStep(2).status(), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  EXPECT_TRUE(Run(3).ok());
   OnEveryRank(2, [&](std::uint32_t rank) {
-    const auto joined = job_.sessions[rank]->LeaveAndStay();
-    ASSERT_TRUE(joined.ok()) << joined.status();
-    if (rank == 0) last = *joined;
-    ExpectError(layout(rank).MarkReady(1, 0), absl::StatusCode::kFailedPrecondition, "LEFT");
     EXPECT_TRUE(job_.sessions[rank]->Barrier().ok());
     EXPECT_TRUE(job_.sessions[rank]->Leave().ok());
   });
-  EXPECT_LT(last, 2u);
+}
+
+TEST_F(StepsTest, EpochAfterEpoch) {
+  for (std::uint64_t epoch = 0; epoch < 10; ++epoch) {
+    // One has a batch more than the other.
+    const std::uint32_t longer = epoch % 2;
+    OnEveryRank(2, [&](std::uint32_t rank) {
+      for (int batch = 0; batch < (rank == longer ? 3 : 2); ++batch) {
+        const std::uint64_t step = layout(rank).next_step();
+        Fill(layout(rank).bucket(0), static_cast<float>(2 + 4 * rank));
+        ASSERT_TRUE(MarkAllAndEnd(&layout(rank), step).ok());
+        const auto result = layout(rank).WaitStep(step);
+        ASSERT_TRUE(result.ok()) << result.status();
+        EXPECT_EQ(result->live_ranks, batch < 2 ? 2u : 1u);
+        EXPECT_EQ(ValueOf(layout(rank).bucket(0)), batch < 2 ? 4.0f : 2.0f + 4.0f * rank);
+      }
+      const auto last = job_.sessions[rank]->LeaveAndStay();
+      ASSERT_TRUE(last.ok()) << last.status();
+      EXPECT_EQ(*last, longer);
+      float state = static_cast<float>(rank);
+      ASSERT_TRUE(job_.sessions[rank]->Broadcast(&state, sizeof(state), *last).ok());
+      EXPECT_EQ(state, static_cast<float>(longer));
+      EXPECT_EQ(layout(rank).next_step(), 3 * (epoch + 1) + 1);
+    });
+  }
 }
 
 TEST(StepTimeoutTest, VoidsTheStepForAllAndSaysWhoIsMissing) {

@@ -216,6 +216,66 @@ TEST(KilledTrainer, InABroadcastFailsTheBroadcastOfTheOthers) {
   }
 }
 
+TEST(KilledTrainer, DuringAReplacementFailsItForTheOthersAndLeavesNothing) {
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 3);
+  ExpectAll(trainers, "register buckets=2");
+  ExpectAll(trainers, "step times=2");
+  for (const int rank : {0, 2}) trainers[rank]->Begin("replace buckets=3");
+  ASSERT_TRUE(
+      daemon.AwaitStatus([](const auto& status) { return status.jobs(0).layouts_size() == 2; }));
+  const std::uint64_t cause_ns = trainers[1]->Kill();
+  for (const int rank : {0, 2}) {
+    const Reply reply = trainers[rank]->Result();
+    ExpectWithinBound(reply, cause_ns, "kill during a replacement -> error");
+    ExpectNamesRank1(reply);
+    EXPECT_NE(reply.message.find("while layout 'default' was being replaced"), std::string::npos)
+        << reply;
+    ExpectFutureStepCallsFail(trainers[rank].get(), reply);
+    ExpectFutureCallsFail(trainers[rank].get(), reply);
+    // The last verdict and its averages are still there.
+    EXPECT_TRUE(trainers[rank]->Do("wait 2").ok());
+    EXPECT_TRUE(trainers[rank]->Do("drop").ok());
+  }
+  EXPECT_TRUE(daemon.AwaitStatus([](const auto& status) { return status.arena_bytes() == 0; }));
+  EXPECT_EQ(daemon.CountDescriptors("memfd:gradsync"), 0);
+}
+
+bool OneIsAway(const v1::GetStatusResponse& status) {
+  int away = 0;
+  for (const auto& session : status.jobs(0).sessions()) away += session.state() == "left" ? 1 : 0;
+  return away == 1;
+}
+
+TEST(KilledTrainer, EndsTheWaitOfThoseThatHaveLeftAndStay) {
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 2);
+  ExpectAll(trainers, "register");
+  trainers[0]->Begin("leave_stay");
+  ASSERT_TRUE(daemon.AwaitStatus(OneIsAway));
+  ASSERT_TRUE(trainers[1]->Do("step ranks=1").ok());
+  const std::uint64_t cause_ns = trainers[1]->Kill();
+  const Reply reply = trainers[0]->Result();
+  ExpectWithinBound(reply, cause_ns, "kill -> error of LeaveAndStay");
+  ExpectNamesRank1(reply);
+  ExpectFutureStepCallsFail(trainers[0].get(), reply);
+}
+
+TEST(KilledTrainer, WhileItWasAwayEndsTheStepOfTheOther) {
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 2);
+  ExpectAll(trainers, "register");
+  trainers[1]->Begin("leave_stay");
+  ASSERT_TRUE(daemon.AwaitStatus(OneIsAway));
+  ASSERT_TRUE(trainers[0]->Do("mark 1 0").ok());
+  trainers[0]->Begin("wait 1");
+  const std::uint64_t cause_ns = trainers[1]->Kill();
+  const Reply reply = trainers[0]->Result();
+  ExpectWithinBound(reply, cause_ns, "kill of a rank that is away -> error");
+  ExpectNamesRank1(reply);
+  EXPECT_NE(reply.message.find("after it had left"), std::string::npos) << reply;
+}
+
 TEST(KilledTrainer, IsKnownAtOnceThoughForkedChildrenLiveOn) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);

@@ -9,6 +9,7 @@
 //   end STEP | abandon STEP WHY | wait STEP [timeout_ms=N] [ranks=0,2] wait_bucket STEP BUCKET
 //   [timeout_ms=N] step [layout=L] [ranks=0,2] [times=N]  whole steps, from next_step() on barrier
 //   [timeout_ms=N] | broadcast BYTES ROOT | allreduce COUNT | leave | leave_stay | drop fork |
+//   replace ...                            as register, in the place of the layout of that name
 //   raw_fork                        a child that holds every descriptor until the test ends;
 //                                          raw: behind the back of pthread_atfork's handlers
 //   fork_calls                             a child that tries every call and exits; fields say what
@@ -365,7 +366,9 @@ absl::Status Rank::Register(const Command& command, Answer* answer) {
     spec.explicit_buckets.assign(command.Number("buckets", 2),
                                  {dtype, command.Number("count", 1000)});
   }
-  auto layout = session_->RegisterLayout(spec);
+  auto layout = command.name == "replace"
+                    ? session_->ReplaceLayout(*layouts_.at(spec.name).layout, spec)
+                    : session_->RegisterLayout(spec);
   if (!layout.ok()) return layout.status();
   answer->emplace_back("buckets", absl::StrCat((*layout)->bucket_count()));
   layouts_[spec.name] = LayoutUse{*std::move(layout), spec.op, {}};
@@ -593,7 +596,7 @@ absl::Status Rank::Call(const Command& command, Answer* answer) {
   }
   if (session_ == nullptr && layouts_.empty()) return absl::FailedPreconditionError("not joined");
   if (name == "fork_calls") return ForkCalls(answer);
-  if (name == "register") return Register(command, answer);
+  if (name == "register" || name == "replace") return Register(command, answer);
   if (name == "barrier") return session_->Barrier(command.Timeout());
   if (name == "broadcast") return Broadcast(command);
   if (name == "allreduce") return AllReduce(command);

@@ -101,6 +101,50 @@ INSTANTIATE_TEST_SUITE_P(Divide, LeaveMidRun, testing::Values("divisor=live", "d
                                                                             : "ByLiveRanks";
                          });
 
+TEST(Replacement, OfEveryLayoutGoesOnWithTheNextStepAndKeepsTheDaemonSmall) {
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 2);
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  for (int i = 1; i <= 20; ++i) {
+    ExpectAll(trainers, "step");
+    ExpectAll(trainers, "replace count=2000 buckets=" + std::to_string(1 + i % 3));
+    EXPECT_EQ(trainers[0]->Do("next").Field("step"), std::to_string(i + 1));
+  }
+  // What a session holds: its staging memory and one arena.
+  EXPECT_TRUE(daemon.AwaitStatus([](const auto& status) {
+    return status.jobs(0).layouts_size() == 1 && status.jobs(0).layouts(0).step() == 21;
+  }));
+  EXPECT_TRUE(daemon.AwaitStatus(
+      [](const auto& status) { return status.arena_bytes() < (2 * 33u << 20); }));
+  // Per rank: staging memory, one arena, one page of semaphores; mapped ones keep no descriptor.
+  EXPECT_LE(daemon.CountDescriptors("memfd:gradsync"), 6);
+  ASSERT_EQ(daemon.Stats().jobs(0).layouts_size(), 1);
+  EXPECT_EQ(daemon.Stats().jobs(0).layouts(0).steps_complete(), 20u);
+  ExpectAll(trainers, "leave");
+}
+
+TEST(LeaveAndStay, EpochAfterEpochWithUnevenData) {
+  TestDaemon daemon;
+  const auto trainers = JoinedTrainers(daemon, 3);
+  ExpectAll(trainers, "register");
+  for (int epoch = 0; epoch < 5; ++epoch) {
+    ExpectAll(trainers, "step times=2");
+    trainers[0]->Begin("leave_stay");
+    for (const int rank : {1, 2}) trainers[rank]->Begin("step ranks=1,2");
+    for (const int rank : {1, 2}) ASSERT_EQ(trainers[rank]->Result().code, "OK");
+    trainers[2]->Begin("leave_stay");
+    EXPECT_TRUE(trainers[1]->Do("step ranks=1 times=3").ok());
+    EXPECT_EQ(trainers[1]->Do("leave_stay").Field("last_joiner"), "1");
+    for (const int rank : {0, 2}) {
+      EXPECT_EQ(trainers[rank]->Result().Field("last_joiner"), "1");
+    }
+    ExpectAll(trainers, "broadcast 100000 1");
+    ExpectAll(trainers, "allreduce 100");
+  }
+  EXPECT_EQ(trainers[0]->Do("next").Field("step"), "31");
+  ExpectAll(trainers, "leave");
+}
+
 TEST(LeaveAndStay, ReturnsTheRankThatLeftLastWhichCanBroadcastTheModel) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);

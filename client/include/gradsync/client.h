@@ -21,7 +21,8 @@
 //                        rank, step, bucket and how it is known); join again.
 //   UNAVAILABLE          the daemon is gone or drains. Reason DAEMON_LOST, or STEP_IN_DOUBT when
 //                        EndStep was sent and no verdict came.
-//   FAILED_PRECONDITION  LEFT (this rank has left), CLOSED (the Session was destroyed).
+//   FAILED_PRECONDITION  LEFT (this rank has left, or waits in LeaveAndStay), CLOSED (the Session
+//                        was destroyed).
 // One error is not the session's end: UNAVAILABLE with reason DAEMON_SILENT, from WaitStep,
 // WaitBucket, LeaveAndStay, Barrier, Broadcast and AllReduce, when the daemon was not heard for two
 // of its leases: it is stopped or hangs. The first three can be repeated and go on where the daemon
@@ -50,6 +51,9 @@ namespace gradsync {
 enum class ReduceOp : std::uint8_t { kSum = 1, kAverage = 2 };
 enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
+
+// Instead of a root of Broadcast.
+inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
 struct SessionOptions {
   // From torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID (missing:
@@ -270,6 +274,7 @@ class Session {
   //   INVALID_ARGUMENT     a malformed spec.
   //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
   //   DEADLINE_EXCEEDED    names the ranks that did not come.
+  //   FAILED_PRECONDITION  RANKS_LEFT: some ranks wait in LeaveAndStay; names them.
   //   RESOURCE_EXHAUSTED   a quota.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
   // Registers `spec` in the place of `old`, a layout of this session, between two of its steps:
@@ -291,18 +296,23 @@ class Session {
   //                        operations.
   //   DEADLINE_EXCEEDED    names the ranks that did not come; the operation failed on every rank.
   virtual absl::Status Barrier(absl::Duration timeout = absl::Minutes(30)) = 0;
-  // Copies `bytes` bytes from the root's `data` into every other rank's `data`.
+  // Copies `bytes` bytes from the root's `data` into every other rank's `data`. `root` may be
+  // kLowestLiveRank, on every rank: the lowest one that has not left when the last one comes.
+  // FAILED_PRECONDITION also if the root has left.
   virtual absl::Status Broadcast(void* data, std::size_t bytes, std::uint32_t root,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
   // Reduces a small tensor in place, in rank order; it must fit the staging memory (32 MiB).
   virtual absl::Status AllReduce(void* data, std::size_t count, DataType dtype, ReduceOp op,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
 
-  // No more steps from this rank; the session ends, the others go on. FAILED_PRECONDITION while a
-  // step of this rank is open.
+  // No more steps from this rank; the session ends, the others go on. Waits for an operation of
+  // this rank on another thread. FAILED_PRECONDITION while a step of this rank is open.
   virtual absl::Status Leave() = 0;
-  // No more steps from this rank, but it goes on to take part in Broadcast, Barrier and AllReduce.
-  // Blocks until every rank has left; returns the rank that left last.
+  // This rank has no more data in this epoch: steps and operations of the others go on without it,
+  // and every call of it fails LEFT, until every rank has left; blocks until then. Then all that
+  // stayed take part again: layouts go on with next_step(), operations in order. Returns the rank
+  // that left last of those that stayed, whose state is the one to broadcast. A wait that timed out
+  // can be repeated. No layout can be registered or replaced meanwhile (RANKS_LEFT).
   virtual absl::StatusOr<std::uint32_t> LeaveAndStay(
       absl::Duration timeout = absl::Minutes(30)) = 0;
 

@@ -299,6 +299,8 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
 
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_barrier(gradsync_session_t* session,
                                                                      int64_t timeout);
+/* Instead of a root: the lowest rank that has not left. */
+#define GRADSYNC_LOWEST_LIVE_RANK UINT32_MAX
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_broadcast(gradsync_session_t* session,
                                                                        void* data, size_t bytes,
                                                                        uint32_t root,
@@ -312,6 +314,7 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_all_reduce(gradsync
 
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
     gradsync_session_t* session);
+/* Blocks until every rank has left; then those that stayed take part again. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave_and_stay(
     gradsync_session_t* session, int64_t timeout, uint32_t* last_joiner);
 
