@@ -1,0 +1,219 @@
+"""Ranks with different numbers of steps: whoever is done is not waited for."""
+
+import contextlib
+
+import torch
+from models import SMALL_BUCKETS, Branching, Mlp
+from torch import nn
+from trial import HOOK, OURS, PYTORCH, close, trial
+from trial_ranks import trials_test
+
+
+def wrap(t, module, divisor="live_ranks", **options):
+    if t.wrapper == PYTORCH:
+        return t.wrap(module, **options)
+    return t.wrap(module, session=t.session(divisor=divisor), **options)
+
+
+def joining(t, model, divisor="live_ranks"):
+    return model.join(divide_by_initial_world_size=divisor == "world")
+
+
+def _division_trial(divisor):
+    def divided(t):
+        model = wrap(t, nn.Linear(5, 5, bias=False), divisor)
+        inputs = torch.full((1, 5), 50.0)
+        with joining(t, model, divisor):
+            for step in range(3 if t.rank == 0 else 5):
+                model.zero_grad()
+                model(inputs).sum().backward()
+                live = t.world_size if step < 3 else t.world_size - 1
+                expected = 50.0 * (live / t.world_size if divisor == "world" else 1)
+                close(model.module.weight.grad, torch.full((5, 5), expected), f"step {step}")
+
+    return divided
+
+
+divides_by_live_ranks = trial(*OURS, PYTORCH)(_division_trial("live_ranks"))
+divides_by_the_world = trial(*OURS, HOOK, PYTORCH)(_division_trial("world"))
+three_divide_by_live_ranks = trial(*OURS, world_size=3)(_division_trial("live_ranks"))
+
+
+def _counts_trial(counts, micro_batches=1, **options):
+    """counts: steps of each rank."""
+
+    def trained(t):
+        model = wrap(t, Mlp(), **SMALL_BUCKETS, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        with joining(t, model):
+            for step in range(counts[t.rank]):
+                optimizer.zero_grad()
+                for micro in range(micro_batches):
+                    last = micro == micro_batches - 1
+                    with contextlib.nullcontext() if last else model.no_sync():
+                        data = t.randn(4, 6, seed=10 * step + micro)
+                        model(data).pow(2).mean().backward()
+                optimizer.step()
+            mine = [p.detach().clone() for p in model.parameters()]
+        t.same_bits(model.parameters(), "parameters after all have joined")
+        last = max(range(t.world_size), key=lambda rank: counts[rank])
+        for parameter, final in zip(model.parameters(), t.gather(mine)[last]):
+            assert torch.equal(parameter, final), "not those of the last to join"
+
+    return trained
+
+
+first_done_early = trial(*OURS, PYTORCH)(_counts_trial((2, 5)))
+second_done_early = trial(*OURS, PYTORCH)(_counts_trial((6, 1)))
+one_has_no_data_at_all = trial(*OURS, PYTORCH)(_counts_trial((0, 4)))
+one_step_and_none = trial(*OURS, PYTORCH)(_counts_trial((1, 0)))
+all_even = trial(*OURS, HOOK, PYTORCH)(_counts_trial((3, 3)))
+accumulating = trial(*OURS, PYTORCH)(_counts_trial((2, 5), micro_batches=3))
+three_done_at_three_times = trial(*OURS, PYTORCH, world_size=3)(_counts_trial((1, 5, 3)))
+two_of_three_without_data = trial(*OURS, PYTORCH, world_size=3)(_counts_trial((0, 4, 0)))
+finding_unused = trial(*OURS, PYTORCH)(_counts_trial((2, 4), find_unused_parameters=True))
+static_graph = trial(*OURS)(_counts_trial((2, 4), static_graph=True))
+
+
+@trial(*OURS)
+def training_goes_on_after_joining(t):
+    model = wrap(t, Mlp(), **SMALL_BUCKETS)
+    for epoch in range(3):
+        with joining(t, model):
+            for step in range(2 + (t.rank + epoch) % 2 * 3):
+                model.zero_grad()
+                model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
+        t.same_bits(model.parameters(), f"parameters after epoch {epoch}")
+    model.zero_grad()
+    data = t.randn(4, 6, seed=99)
+    from trial import local_gradients
+
+    local = local_gradients(model.module, lambda m: m(data).pow(2).mean())
+    model(data).pow(2).mean().backward()
+    t.synchronized(model, local)
+
+
+@trial(*OURS)
+def buffers_come_from_the_last_joiner(t):
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    model = wrap(t, module)
+    with joining(t, model):
+        for step in range(2 + 3 * t.rank):
+            model(t.randn(4, 6, seed=step)).sum().backward()
+        mine = {k: b.clone() for k, b in module.named_buffers()}
+    t.same_bits(module.buffers(), "buffers")
+    for key, value in t.gather(mine)[t.world_size - 1].items():
+        assert torch.equal(dict(module.named_buffers())[key], value), key
+
+
+@trial(*OURS)
+def buffers_go_round_among_those_who_are_left(t):
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    model = wrap(t, module)
+    with joining(t, model):
+        for step in range([1, 3, 3][t.rank] if t.world_size == 3 else 3 - 2 * t.rank):
+            model(t.randn(4, 6, seed=step)).sum().backward()
+    t.same_bits(module.buffers(), "buffers")
+
+
+@trial(*OURS)
+def what_nobody_left_uses_is_untouched(t):
+    model = wrap(t, Branching(), find_unused_parameters=True)
+    branch = model.module.branch
+    with joining(t, model):
+        for step in range(1 if t.rank == 0 else 4):
+            model.zero_grad()
+            # Rank 0 used the branch, and left.
+            use = step != 1
+            model(t.randn(4, 6, seed=step), use).pow(2).mean().backward()
+            if step == 1:
+                assert branch.weight.grad is None
+            elif step > 1:
+                assert branch.weight.grad is not None
+
+
+@trial(*OURS, PYTORCH)
+def only_one_rank_uses_a_branch_and_the_other_leaves(t):
+    model = wrap(t, Branching(), find_unused_parameters=True)
+    with joining(t, model):
+        for step in range(2 if t.rank == 0 else 4):
+            model.zero_grad()
+            model(t.randn(4, 6, seed=step), t.rank == 1).pow(2).mean().backward()
+            assert model.module.branch.weight.grad is not None, f"step {step}"
+    t.same_bits(model.parameters())
+
+
+@trial(*OURS, HOOK, PYTORCH)
+def disabled(t):
+    model = wrap(t, nn.Linear(1, 1))
+    with model.join(enable=False):
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.full((1, 1), float(t.rank))).sum().backward()
+            close(model.module.weight.grad, torch.full((1, 1), (t.world_size - 1) / 2))
+    t.same_bits(model.parameters())
+
+
+@trial(*OURS)
+def an_exception_passes_through(t):
+    model = wrap(t, Mlp())
+    with t.raises(ValueError, match="mine"):
+        with joining(t, model):
+            raise ValueError("mine")
+    # It did not wait for anybody, and nobody for it.
+    from trial import local_gradients
+
+    data = t.randn(4, 6)
+    local = local_gradients(model.module, lambda m: m(data).pow(2).mean())
+    model(data).pow(2).mean().backward()
+    t.synchronized(model, local)
+
+
+@trial(*OURS)
+def the_divisor_is_the_sessions(t):
+    model = wrap(t, Mlp(), "world")
+    with t.raises(ValueError, match="divisor"):
+        with model.join(divide_by_initial_world_size=False):
+            raise AssertionError("entered")
+
+
+@trial(*OURS)
+def two_modules_join_together(t):
+    import gradsync.torch
+
+    session = t.session(divisor="world")
+    models = [t.wrap(Mlp(), session=session, **SMALL_BUCKETS) for _ in range(2)]
+    with gradsync.torch.join(models):
+        for step in range(2 + 2 * t.rank):
+            for model in models:
+                model.zero_grad()
+                model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.1 * p.grad
+    for model in models:
+        t.same_bits(model.parameters())
+
+
+@trial(*OURS, world_size=3)
+def leaving_for_good(t):
+    """`leave`: this rank ends, the others go on without it."""
+    model = wrap(t, Mlp(), **SMALL_BUCKETS)
+    for step in range(2):
+        model.zero_grad()
+        model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
+    t.meet()
+    if t.rank == 0:
+        model.leave()
+        t.meet()
+    else:
+        t.meet()
+        for step in range(2, 5):
+            model.zero_grad()
+            model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
+            assert model.last_step.live_ranks == 2, model.last_step
+    gathered = t.gather([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gathered[1:]))
+
+
+test = trials_test(__name__)
