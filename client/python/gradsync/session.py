@@ -352,14 +352,17 @@ class Session:
         self._left = True
 
     def leave_and_stay(self, timeout: Optional[float] = None) -> int:
-        """No more steps from this rank, but it goes on to take part in the job's operations.
+        """This rank has no more data in this epoch.
 
-        Blocks until every rank has left.
+        Steps and operations of the other ranks go on without it, and every call of it fails with
+        reason LEFT, until every rank has left; blocks until then. Then all that stayed take part
+        again: layouts go on with their `next_step`. Layouts can neither be registered nor replaced
+        meanwhile (reason RANKS_LEFT).
 
         Args:
           timeout: seconds; None: 30 min. After a DeadlineExceededError it can be called again.
 
-        Returns: the rank that left last.
+        Returns: the rank that left last of those that stayed, whose state is the one to broadcast.
 
         Raises:
           FailedPreconditionError: a step of this rank is open.

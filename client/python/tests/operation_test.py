@@ -79,12 +79,21 @@ def test_large_broadcast(daemon):
         assert on_every_rank(2, receive) == [(1.0, 2.0)] * 2
 
 
-def test_the_lowest_live_rank_or_an_error(daemon):
-    with job(daemon, 1) as (session,):
-        try:
-            session.broadcast(bytearray(1), gradsync.LOWEST_LIVE_RANK)
-        except gradsync.InvalidArgumentError as error:
-            assert "root 4294967295" in error.message
+def test_broadcast_from_the_lowest_live_rank(daemon):
+    with job(daemon, 3) as sessions:
+
+        def receive(rank):
+            name = bytearray(b"rank %d" % rank)
+            sessions[rank].broadcast(name, gradsync.LOWEST_LIVE_RANK)
+            if rank == 0:
+                sessions[rank].leave()
+            else:
+                later = bytearray(b"then %d" % rank)
+                sessions[rank].broadcast(later, gradsync.LOWEST_LIVE_RANK)
+                name += later
+            return bytes(name)
+
+        assert on_every_rank(3, receive) == [b"rank 0", b"rank 0then 1", b"rank 0then 1"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 import weakref
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -662,7 +663,8 @@ def join(
     for module in modules:
         module._abandon_stale("its backward pass did not finish")
     with modules[0]._noting():
-        last = session.leave_and_stay()
+        # However long the others have data for: if one of them is lost, this ends.
+        last = session.leave_and_stay(math.inf)
         for module in modules:
             module._observed = None
             tensors = [tensor for _, _, tensor in module._state()]
