@@ -40,10 +40,9 @@ class HookState:
         self._sizes: list[tuple[int, torch.dtype]] = []
         self._views: list[torch.Tensor] = []
         self._step = 0
-        # Of the running pass: what DDP has shown, and, while it teaches, what it was promised.
+        # Of the running pass: what DDP has shown, and what it was promised for that.
         self._shown: list[torch.Tensor] = []
         self._promised: list[torch.futures.Future[torch.Tensor]] = []
-        self._replaced: list[torch.Tensor] = []
         self._learning = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,36 +54,31 @@ class HookState:
         """Hands over one bucket; see `allreduce_hook`."""
         if bucket.index() == 0:
             self._begin_pass()
-        buffer = bucket.buffer()
         if bucket.index() != len(self._shown):
             raise RuntimeError(
                 f"gradsync: DDP showed bucket {bucket.index()} after {len(self._shown)} others; "
                 "use one HookState for each wrapped module"
             )
-        self._shown.append(buffer)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._shown.append(bucket.buffer())
         if not self._learning and not self._known(bucket):
             self._begin_learning()
-        if self._learning:
-            self._promised.append(future)
-            if bucket.is_last():
-                self._learn()
-                self._finish()
-                for promised, view in zip(self._promised, self._views):
-                    promised.set_result(view)
-                for old, view in zip(self._replaced, self._views):
-                    old.copy_(view)
-            return future
-        index = bucket.index()
-        assert self._layout is not None
-        self._views[index].copy_(buffer)
-        self._layout.mark_ready(self._step, index)
+        if not self._learning:
+            self._hand_over(bucket.index())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._promised.append(future)
         if bucket.is_last():
+            if self._learning:
+                self._learn()
             self._finish()
-        # DDP reads results after the last bucket only, when all are there; it copies from the arena
-        # itself.
-        future.set_result(self._views[index])
+            # DDP waits for them now, and copies out of the arena itself.
+            for promised, view in zip(self._promised, self._views):
+                promised.set_result(view)
         return future
+
+    def _hand_over(self, index: int) -> None:
+        assert self._layout is not None
+        self._views[index].copy_(self._shown[index])
+        self._layout.mark_ready(self._step, index)
 
     def _begin_pass(self) -> None:
         if self._shown and self._layout is not None and not self._learning:
@@ -92,7 +86,6 @@ class HookState:
             self._abandon("its backward pass did not finish")
         self._shown = []
         self._promised = []
-        self._replaced = []
         self._learning = self._layout is None
         if self._layout is not None:
             self._step = self._layout.next_step
@@ -107,14 +100,9 @@ class HookState:
 
     def _begin_learning(self) -> None:
         """The buckets are others than before, on every rank alike: this pass teaches them."""
-        earlier = len(self._shown) - 1
-        if earlier > 0:
+        if len(self._shown) > 1:
             self._abandon("DDP changed its buckets")
         self._learning = True
-        # DDP has futures of those, of the old layout's views, which must get the results all the
-        # same.
-        self._promised = [torch.futures.Future() for _ in range(earlier)]
-        self._replaced = self._views[:earlier]
 
     def _learn(self) -> None:
         session = _session.default_session() if self._session is None else self._session
@@ -124,8 +112,7 @@ class HookState:
             if buffer.dtype not in DATA_TYPES or buffer.device.type != "cpu":
                 raise TypeError(
                     f"gradsync: a bucket of {buffer.dtype} on {buffer.device}: only float32, "
-                    f"float64, float16 "
-                    "and bfloat16 in host memory are averaged so far"
+                    "float64, float16 and bfloat16 in host memory are averaged so far"
                 )
             buckets.append(gradsync.Bucket(buffer.numel(), DATA_TYPES[buffer.dtype]))
         if self._name is None:
@@ -142,9 +129,8 @@ class HookState:
         self._sizes = [(buffer.numel(), buffer.dtype) for buffer in self._shown]
         self._views = [flat_tensor(self._layout.bucket(i)) for i in range(len(buckets))]
         self._step = self._layout.next_step
-        for index, buffer in enumerate(self._shown):
-            self._views[index].copy_(buffer)
-            self._layout.mark_ready(self._step, index)
+        for index in range(len(buckets)):
+            self._hand_over(index)
 
     def _finish(self) -> None:
         assert self._layout is not None and self._session is not None

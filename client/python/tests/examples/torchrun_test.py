@@ -46,7 +46,7 @@ def test_backends_end_with_the_same_parameters(own_daemon, tmp_path):
     for backend in ("gradsync", "hook", "ddp"):
         path = tmp_path / f"{backend}.pt"
         said = torchrun(own_daemon, "--backend", backend, "--save", str(path))
-        right = float(re.search(r"([\d.]+) % of 360 test digits right", said).group(1))
+        right = float(re.search(r"([\d.]+) % of 360 held-out digits right", said).group(1))
         assert 95 < right < 100, said
         ends[backend] = torch.load(path)
     for backend in ("gradsync", "hook"):
@@ -56,7 +56,7 @@ def test_backends_end_with_the_same_parameters(own_daemon, tmp_path):
             assert difference <= 1e-5, (backend, name)
     # All 200 steps went through the daemon, by the wrapper and by the hook.
     steps = sorted(
-        (layout["name"], int(layout["stepsComplete"]))
+        (layout["name"], int(layout["steps_complete"]))
         for job in jobs(own_daemon)
         for layout in job["layouts"]
     )
