@@ -105,15 +105,13 @@ class Slot:
         if gradient.layout is not torch.strided:
             raise RuntimeError(
                 f"gradsync: the gradient of parameter '{self.name}' is sparse; gradsync averages "
-                f"dense "
-                "gradients: build the module with sparse=False"
+                "dense gradients: build the module with sparse=False"
             )
         if gradient.dtype is not view.dtype or gradient.device != view.device:
             raise RuntimeError(
                 f"gradsync: the gradient of parameter '{self.name}' is {gradient.dtype} on "
                 f"{gradient.device}, but {view.dtype} on {view.device} when it was wrapped; wrap "
-                f"the "
-                "module again after moving or converting it"
+                "the module again after moving or converting it"
             )
         if gradient.requires_grad or torch.is_grad_enabled():  # backward(create_graph=True)
             with torch.no_grad():
@@ -128,26 +126,24 @@ def refuse(name: str, parameter: torch.Tensor) -> str | None:
     if torch.nn.parameter.is_lazy(parameter):
         return (
             f"parameter '{name}' is not initialized yet; run a forward pass through the lazy "
-            f"module "
-            "before wrapping it"
+            "module before wrapping it"
         )
     if hasattr(parameter, "placements") and hasattr(parameter, "device_mesh"):
         return (
             f"parameter '{name}' is a DTensor; gradsync synchronizes whole parameters: wrap the "
-            f"module "
-            "before sharding it, or do not shard it"
+            "module before sharding it, or do not shard it"
         )
     if parameter.layout is not torch.strided:
         return f"parameter '{name}' is sparse; gradsync synchronizes dense parameters"
     if parameter.is_complex():
         return (
             f"parameter '{name}' is complex; hold it as torch.view_as_real() of it, with a last "
-            f"dimension of 2"
+            "dimension of 2"
         )
     if parameter.dtype not in DATA_TYPES:
         return (
             f"parameter '{name}' is {parameter.dtype}; gradients are float32, float64, float16 or "
-            f"bfloat16"
+            "bfloat16"
         )
     if parameter.device.type != "cpu":
         return (

@@ -43,8 +43,8 @@ def init(**options: Any) -> gradsync.Session:
     with _lock:
         if _default is not None and not _default.closed and _default not in _over:
             raise RuntimeError(
-                "gradsync.torch.init(): this process is in a job already; call it before the first "
-                "module is wrapped, or leave first"
+                "gradsync.torch.init(): this process is in a job already; call it before the "
+                "first module is wrapped, or leave first"
             )
         if _default is not None:
             _default.close()

@@ -18,28 +18,23 @@ _ALIGNMENT = 16
 _MESSAGE_BYTES = 1024
 
 
-def broadcast_bytes(session: gradsync.Session, data: bytearray, root: int) -> None:
-    """Overwrites `data` with the root's; every rank passes as many bytes."""
-    if data:
-        session.broadcast(data, root)
-
-
-def verify(session: gradsync.Session, description: Sequence[str]) -> None:
+def verify(session: gradsync.Session, description: Sequence[str], timeout: float | None) -> None:
     """Checks that every rank describes its module alike.
 
     Args:
       session: all of its ranks call this.
       description: a line for each parameter and buffer.
+      timeout: seconds to wait for the other ranks; None: 30 min.
 
     Raises:
       ValueError: on every rank, names the first difference and both ranks.
     """
     mine = json.dumps(list(description)).encode()
     length = bytearray(len(mine).to_bytes(8, "little"))
-    broadcast_bytes(session, length, 0)
+    session.broadcast(length, 0, timeout)
     text = bytearray(int.from_bytes(length, "little"))
     text[: len(mine)] = mine[: len(text)]
-    broadcast_bytes(session, text, 0)
+    session.broadcast(text, 0, timeout)
     differs = torch.zeros(session.world_size)
     message = bytearray(_MESSAGE_BYTES)
     if bytes(text) != mine:
@@ -47,12 +42,12 @@ def verify(session: gradsync.Session, description: Sequence[str]) -> None:
         difference = _difference(json.loads(text), description, session.rank).encode()
         message[: len(difference)] = difference[:_MESSAGE_BYTES]
     session.all_reduce_address(
-        differs.data_ptr(), differs.numel(), gradsync.DataType.FLOAT32, "sum"
+        differs.data_ptr(), differs.numel(), gradsync.DataType.FLOAT32, "sum", timeout
     )
     ranks = differs.nonzero().flatten().tolist()
     if not ranks:
         return
-    session.broadcast(message, ranks[0])
+    session.broadcast(message, ranks[0], timeout)
     raise ValueError(message.rstrip(b"\0").decode(errors="replace"))
 
 
@@ -68,8 +63,7 @@ def _difference(theirs: Sequence[str], mine: Sequence[str], rank: int) -> str:
     )
     return (
         f"gradsync: the modules differ: rank {longer} has {first_extra}, which rank "
-        f"{rank - longer} does "
-        f"not have. {advice}"
+        f"{rank - longer} does not have. {advice}"
     )
 
 
@@ -77,11 +71,17 @@ def describe(kind: str, name: str, tensor: torch.Tensor) -> str:
     """A line for `verify`: `parameter 'fc.weight' of shape [2, 3], float32`."""
     frozen = ", frozen" if kind == "parameter" and not tensor.requires_grad else ""
     dtype = str(tensor.dtype).replace("torch.", "")
-    return f"{kind} '{name}' of shape {list(tensor.size())}, {dtype}{frozen}"
+    # Gradients are added as they lie in memory.
+    strides = "" if tensor.is_contiguous() else f", strides {list(tensor.stride())}"
+    return f"{kind} '{name}' of shape {list(tensor.size())}{strides}, {dtype}{frozen}"
 
 
 def broadcast_tensors(
-    session: gradsync.Session, tensors: Iterable[torch.Tensor], root: int, tag: str
+    session: gradsync.Session,
+    tensors: Iterable[torch.Tensor],
+    root: int,
+    tag: str,
+    timeout: float | None,
 ) -> None:
     """Overwrites `tensors` with the root's.
 
@@ -90,6 +90,7 @@ def broadcast_tensors(
       tensors: dense, on the host, of any dtype.
       root: a rank, or `gradsync.LOWEST_LIVE_RANK`.
       tag: what this is; ranks that broadcast different things are told so.
+      timeout: seconds to wait for the other ranks; None: 30 min.
 
     Raises:
       RuntimeError: the root broadcasts something else than this rank.
@@ -100,12 +101,12 @@ def broadcast_tensors(
     for tensor in tensors:
         nbytes = _padded(tensor)
         if group and size + nbytes > _GROUP_BYTES:
-            _broadcast_group(session, group, size, root, mark, tag)
+            _broadcast_group(session, group, size, root, mark, tag, timeout)
             group, size = [], _ALIGNMENT
         group.append(tensor)
         size += nbytes
     if group:
-        _broadcast_group(session, group, size, root, mark, tag)
+        _broadcast_group(session, group, size, root, mark, tag, timeout)
 
 
 def _padded(tensor: torch.Tensor) -> int:
@@ -119,6 +120,7 @@ def _broadcast_group(
     root: int,
     mark: bytes,
     tag: str,
+    timeout: float | None,
 ) -> None:
     with torch.no_grad():
         packed = torch.empty(size, dtype=torch.uint8)
@@ -131,12 +133,13 @@ def _broadcast_group(
             span.copy_(tensor)
             spans.append(span)
             offset += _padded(tensor)
-        session.broadcast_address(packed.data_ptr(), size, root)
+        session.broadcast_address(packed.data_ptr(), size, root, timeout, owner=packed)
         if bytes(packed[:_ALIGNMENT].tolist()) != mark:
             raise RuntimeError(
                 f"gradsync: rank {session.rank} synchronizes {tag}, but another rank something "
-                f"else at the "
-                "same time; run the wrapped modules in the same order on every rank"
+                "else at the same time; run the wrapped modules in the same order on every rank"
             )
         for tensor, span in zip(tensors, spans):
-            tensor.copy_(span)
+            # Another graph may have saved a buffer that never changes for its backward pass.
+            if not torch.equal(tensor, span):
+                tensor.copy_(span)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 import weakref
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -12,10 +11,12 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import torch
 
 import gradsync
-from gradsync.torch import _hooks, _session, _state
-from gradsync.torch._gradients import Slot, layout_parameters, refuse
+from gradsync.torch import _checks, _clipping, _hooks, _session, _state
+from gradsync.torch._gradients import Slot, layout_parameters
 
 _MIB = 1 << 20
+# Seconds; as the daemon waits for a layout.
+_WRAP_TIMEOUT = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,10 +136,12 @@ class DistributedDataParallel(torch.nn.Module):
     ) -> None:
         super().__init__()
         _hooks.keep_from_compiling(DistributedDataParallel, "forward")
-        _check_arguments(
+        _checks.check_arguments(
             device_ids, output_device, dim, process_group, bucket_cap_mb, first_bucket_cap_mb
         )
-        _check_module(module)
+        _checks.check_module(
+            module, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
+        )
         self.module = module
         self.broadcast_buffers = broadcast_buffers
         self.find_unused_parameters = find_unused_parameters
@@ -152,7 +155,6 @@ class DistributedDataParallel(torch.nn.Module):
         self._pending = 0
         self._step: _Step | None = None
         self._last_step: gradsync.StepResult | None = None
-        self._observed: list[Slot] | None = None  # the ready order of the last step, until rebuilt
         self._counts_known = not static_graph
         self._totals = [0, 0.0, 0.0, 0.0]  # steps, backward, until first bucket, exposed
         self._rebuilt = False
@@ -162,8 +164,9 @@ class DistributedDataParallel(torch.nn.Module):
             for parameter_name, parameter in module.named_parameters()
             if parameter.requires_grad and parameter_name not in self._ignored
         ]
-        self._seen = _Identity(module)
+        self._seen = _checks.Identity(module)
         self._session = _session.default_session() if session is None else session
+        self._step_timeout = self._session.options.step_timeout
         self._name = name if name is not None else _session.unique_name(self._session, "ddp")
         with self._noting():
             if init_sync:
@@ -196,7 +199,7 @@ class DistributedDataParallel(torch.nn.Module):
                 "train it"
             )
         if torch.is_grad_enabled() and self._session is not None:
-            self._before_forward(synchronize)
+            self._before_forward()
         output = self.module(*args, **kwargs)
         if synchronize:
             self._watch(output)
@@ -216,10 +219,12 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def join(
-        self, divide_by_initial_world_size: bool | None = None, enable: bool = True
+        self,
+        divide_by_initial_world_size: bool | None = None,
+        enable: bool = True,
+        timeout: float | None = None,
     ) -> Iterator[None]:
-        """For ranks with different numbers of steps: a rank that comes to its end is not waited
-        for.
+        """For ranks with different numbers of steps: nobody waits for one that has no more.
 
         At its end, the context waits until every rank has come to it, and gives all of them the
         parameters and buffers of the rank that came last. Then all take part again. For several
@@ -229,12 +234,15 @@ class DistributedDataParallel(torch.nn.Module):
           divide_by_initial_world_size: whether averages divide by the world size also when ranks
             have come to their end; must be the session's `divisor`. None: as the session does.
           enable: False makes the context do nothing.
+          timeout: seconds that a rank waits at the context's end for the others, which have data
+            still; None: 30 min.
 
         Raises:
           ValueError: `divide_by_initial_world_size` is not what the session was joined with.
+          gradsync.DeadlineExceededError: names the ranks that did not come to the end.
           gradsync.Error: a rank was lost.
         """
-        with join([self], divide_by_initial_world_size, enable):
+        with join([self], divide_by_initial_world_size, enable, timeout):
             yield
 
     def leave(self) -> None:
@@ -291,8 +299,8 @@ class DistributedDataParallel(torch.nn.Module):
         coefficient = gradsync.clip_coefficient(norm, max_norm)
         if coefficient == 1.0:
             return norm
-        if optimizer is not None and _fused(optimizer):
-            _scale_next_step(optimizer, coefficient)
+        if optimizer is not None and _clipping.takes_scale(optimizer):
+            _clipping.scale_next_step(optimizer, coefficient)
             return norm
         with torch.no_grad():
             gradients = [slot.view for slot in self._slots if slot.parameter.grad is slot.view]
@@ -335,7 +343,7 @@ class DistributedDataParallel(torch.nn.Module):
         state = self.__dict__.copy()
         for key in ("_slots", "_layout", "_begin", "_seen"):
             state.pop(key, None)
-        state.update(_session=None, _step=None, _last_step=None, _observed=None, _slots=[])
+        state.update(_session=None, _step=None, _last_step=None, _slots=[])
         return state
 
     # ---- Joining
@@ -354,6 +362,20 @@ class DistributedDataParallel(torch.nn.Module):
             _session.note(self._session, error)
             raise
 
+    def _broadcast(
+        self,
+        tensors: Sequence[torch.Tensor],
+        root: int,
+        what: str,
+        timeout: float | None = None,
+    ) -> None:
+        if timeout is None:
+            timeout = self._step_timeout
+        with self._noting():
+            _state.broadcast_tensors(
+                self._session, tensors, root, f"{what} of '{self._name}'", timeout
+            )
+
     def _state(self) -> list[tuple[str, str, torch.Tensor]]:
         """(kind, name, tensor) of all that ranks must have in common."""
         state = [("parameter", name, p.detach()) for name, p in self.module.named_parameters()]
@@ -363,15 +385,19 @@ class DistributedDataParallel(torch.nn.Module):
     def _synchronize_state(self) -> None:
         state = self._state()
         trainable = {slot.name for slot in self._slots}
-        lines = [f"broadcast_buffers={self.broadcast_buffers}, static_graph={self.static_graph}"]
+        lines = [
+            f"the name '{self._name}', bucket_cap_mb {self._cap_bytes / _MIB:g}, "
+            f"first_bucket_cap_mb {self._first_cap_bytes / _MIB:g}, "
+            f"broadcast_buffers {self.broadcast_buffers}, static_graph {self.static_graph}"
+        ]
         lines += [
             _state.describe(kind, name, tensor)
             + (", frozen" if kind == "parameter" and name not in trainable else "")
             for kind, name, tensor in state
         ]
-        _state.verify(self._session, lines)
-        tensors = [tensor for _, _, tensor in state]
-        _state.broadcast_tensors(self._session, tensors, 0, f"the state of '{self._name}'")
+        timeout = _WRAP_TIMEOUT if self._timeout is None else self._timeout
+        _state.verify(self._session, lines, timeout)
+        self._broadcast([tensor for _, _, tensor in state], 0, "the state", timeout)
 
     def _layout_options(self, slots: Sequence[Slot]) -> dict[str, Any]:
         return {
@@ -392,40 +418,10 @@ class DistributedDataParallel(torch.nn.Module):
 
     # ---- Before a forward pass
 
-    def _before_forward(self, synchronize: bool) -> None:
+    def _before_forward(self) -> None:
         if self._step is not None and _hooks.backward_id() is None:
             self._abandon_stale("its backward pass did not finish")
         self._seen.check()
-        if synchronize and self._observed is not None:
-            self._rebuild()
-
-    def _rebuild(self) -> None:
-        """Cuts buckets anew, in the order of gradients that the lowest live rank observed."""
-        observed, self._observed = self._observed, None
-        assert observed is not None
-        indices = torch.tensor([slot.index for slot in observed], dtype=torch.int32)
-        try:
-            with self._noting():
-                _state.broadcast_tensors(
-                    self._session,
-                    [indices],
-                    gradsync.LOWEST_LIVE_RANK,
-                    f"the bucket order of '{self._name}'",
-                )
-                # The rule goes through parameters from the last to the first.
-                order = [self._slots[i] for i in reversed(indices.tolist())]
-                if order == self._slots:
-                    self._rebuilt = True
-                    return
-                self._layout = self._session.replace_layout(
-                    self._layout, self._name, **self._layout_options(order)
-                )
-        except gradsync.FailedPreconditionError as error:
-            if error.reason != "RANKS_LEFT":
-                raise
-            return  # a rank is done with its data; the buckets stay as they are
-        self._place(order)
-        self._rebuilt = True
 
     def _watch(self, output: Any) -> None:
         """Makes the first gradient of an output begin a step."""
@@ -470,10 +466,8 @@ class DistributedDataParallel(torch.nn.Module):
                 step,
                 RuntimeError(
                     f"gradsync: parameter '{slot.name}' got a second gradient in one backward "
-                    f"pass, after the "
-                    "first was handed over; a parameter that several reentrant checkpoints share "
-                    "needs "
-                    "use_reentrant=False or static_graph=True"
+                    "pass, after the first was handed over; a parameter that several reentrant "
+                    "checkpoints share needs use_reentrant=False or static_graph=True"
                 ),
             )
         if slot.parameter.grad is not slot.view:
@@ -567,10 +561,12 @@ class DistributedDataParallel(torch.nn.Module):
             for slot in self._slots:
                 slot.expected = max(1, slot.firings)
             self._counts_known = True
-        elif not self._rebuilt and result.live_ranks == self._session.world_size:
-            self._observed = step.order
+            order = None
+        else:
+            order = step.order
         self._step = None
         self._last_step = result
+        # Here all ranks are: whoever comes not is lost, or as late as it may be in a step.
         if self.broadcast_buffers:
             self._broadcast_buffers()
         committed = time.perf_counter()
@@ -579,14 +575,33 @@ class DistributedDataParallel(torch.nn.Module):
         totals[1] += ended - step.began
         totals[2] += (step.first_bucket or ended) - step.began
         totals[3] += committed - ended
+        if order is not None and not self._rebuilt:
+            if result.live_ranks == self._session.world_size:
+                self._rebuild(order)
 
-    def _broadcast_buffers(self, root: int = gradsync.LOWEST_LIVE_RANK) -> None:
+    def _broadcast_buffers(self) -> None:
         buffers = [b for name, b in self.module.named_buffers() if name not in self._ignored]
         if buffers:
-            with self._noting():
-                _state.broadcast_tensors(
-                    self._session, buffers, root, f"the buffers of '{self._name}'"
-                )
+            self._broadcast(buffers, gradsync.LOWEST_LIVE_RANK, "the buffers")
+
+    def _rebuild(self, observed: Sequence[Slot]) -> None:
+        """Cuts buckets anew, in the order of gradients that the lowest live rank observed."""
+        indices = torch.tensor([slot.index for slot in observed], dtype=torch.int32)
+        self._broadcast([indices], gradsync.LOWEST_LIVE_RANK, "the bucket order")
+        # The rule goes through parameters from the last to the first.
+        order = [self._slots[i] for i in reversed(indices.tolist())]
+        if order != self._slots:
+            try:
+                with self._noting():
+                    self._layout = self._session.replace_layout(
+                        self._layout, self._name, **self._layout_options(order)
+                    )
+            except gradsync.FailedPreconditionError as error:
+                if error.reason != "RANKS_LEFT":
+                    raise
+                return  # a rank is done with its data; a later step tries again
+            self._place(order)
+        self._rebuilt = True
 
     # ---- When a pass fails
 
@@ -628,6 +643,7 @@ def join(
     modules: Sequence[DistributedDataParallel],
     divide_by_initial_world_size: bool | None = None,
     enable: bool = True,
+    timeout: float | None = None,
 ) -> Iterator[None]:
     """`DistributedDataParallel.join` for several wrapped modules of one session.
 
@@ -635,10 +651,11 @@ def join(
       modules: all that are trained in the context, in the same order on every rank.
       divide_by_initial_world_size: see there.
       enable: see there.
+      timeout: see there.
 
     Raises:
       ValueError: no modules, several sessions, or a divisor that is not the session's.
-      gradsync.Error: a rank was lost.
+      gradsync.Error: as there.
     """
     if not enable:
         yield
@@ -653,22 +670,18 @@ def join(
     by_world = session.options.divisor == "world"
     if divide_by_initial_world_size not in (None, by_world):
         raise ValueError(
-            f"gradsync: this session divides by "
-            f"{'the world size' if by_world else 'the live ranks'}; join it "
-            f"with gradsync.torch.init(divisor='{'live_ranks' if by_world else 'world'}') on "
-            f"every rank, "
-            "before the first module is wrapped"
+            "gradsync: this session divides by "
+            f"{'the world size' if by_world else 'the live ranks'}; join it with "
+            f"gradsync.torch.init(divisor='{'live_ranks' if by_world else 'world'}') on every "
+            "rank, before the first module is wrapped"
         )
     yield
     for module in modules:
         module._abandon_stale("its backward pass did not finish")
     with modules[0]._noting():
-        # However long the others have data for: if one of them is lost, this ends.
-        last = session.leave_and_stay(math.inf)
+        last = session.leave_and_stay(timeout)
         for module in modules:
-            module._observed = None
-            tensors = [tensor for _, _, tensor in module._state()]
-            _state.broadcast_tensors(session, tensors, last, f"the final state of '{module._name}'")
+            module._broadcast([tensor for _, _, tensor in module._state()], last, "the final state")
 
 
 def _remove(handles: Sequence[Any]) -> None:
@@ -721,119 +734,6 @@ class _OutputHook:
         self.begin(self.node)
 
 
-class _Identity:
-    """What a module was made of when it was wrapped, to be compared before each forward pass.
-
-    Walks dictionaries rather than `named_parameters()`: some 50 ns a parameter.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._entries = []
-        self._sizes = []
-        for prefix, submodule in module.named_modules(remove_duplicate=False):
-            dot = f"{prefix}." if prefix else ""
-            self._sizes.append((submodule._parameters, len(submodule._parameters), prefix))
-            self._sizes.append((submodule._modules, len(submodule._modules), prefix))
-            for key, parameter in submodule._parameters.items():
-                if parameter is not None:
-                    self._entries.append(
-                        (
-                            submodule._parameters,
-                            key,
-                            parameter,
-                            parameter.dtype,
-                            parameter.requires_grad,
-                            dot,
-                        )
-                    )
-
-    def check(self) -> None:
-        """Raises: RuntimeError: names the first parameter that is another one or was changed."""
-        for parameters, key, parameter, dtype, requires_grad, prefix in self._entries:
-            if parameters.get(key) is not parameter:
-                self._raise(
-                    prefix + key, "is not the one that was wrapped (load_state_dict(assign=True)?)"
-                )
-            if parameter.dtype is not dtype:
-                self._raise(prefix + key, f"was converted from {dtype} to {parameter.dtype}")
-            if not requires_grad and parameter.requires_grad:
-                self._raise(
-                    prefix + key, "did not require a gradient when it was wrapped, and now does"
-                )
-        for entries, size, prefix in self._sizes:
-            if len(entries) != size:
-                raise RuntimeError(
-                    f"gradsync: module '{prefix}' has parameters or submodules that it had not "
-                    f"when it was "
-                    "wrapped; wrap the module again"
-                )
-
-    @staticmethod
-    def _raise(name: str, what: str) -> None:
-        raise RuntimeError(
-            f"gradsync: parameter '{name}' {what}, so its gradients would not be synchronized; "
-            f"wrap the module "
-            "again"
-        )
-
-
-def _check_arguments(
-    device_ids: Any,
-    output_device: Any,
-    dim: int,
-    process_group: Any,
-    bucket_cap_mb: float | None,
-    first_bucket_cap_mb: float,
-) -> None:
-    if device_ids is not None or output_device is not None:
-        raise ValueError(
-            "gradsync: device_ids and output_device must be None: a module on one device per "
-            "process is "
-            "synchronized where it is"
-        )
-    if dim != 0:
-        raise ValueError("gradsync: dim must be 0: inputs are not scattered")
-    if process_group is not None:
-        raise ValueError("gradsync: process_group must be None: pass session= to choose a job")
-    if bucket_cap_mb is not None and bucket_cap_mb <= 0 or first_bucket_cap_mb <= 0:
-        raise ValueError("gradsync: bucket_cap_mb and first_bucket_cap_mb must be positive")
-
-
-def _check_module(module: torch.nn.Module) -> None:
-    for name, submodule in module.named_modules():
-        if getattr(submodule, "sparse", False) is True and isinstance(
-            submodule, (torch.nn.Embedding, torch.nn.EmbeddingBag)
-        ):
-            raise TypeError(
-                f"gradsync: module '{name}' makes sparse gradients; gradsync averages dense ones: "
-                f"build it "
-                "with sparse=False"
-            )
-        if isinstance(submodule, torch.nn.SyncBatchNorm) and not (
-            torch.distributed.is_available() and torch.distributed.is_initialized()
-        ):
-            raise TypeError(
-                f"gradsync: module '{name}' is a SyncBatchNorm, which needs a torch.distributed "
-                f"process group "
-                "of its own; initialize one, or use BatchNorm"
-            )
-        if isinstance(
-            submodule, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
-        ):
-            raise TypeError(f"gradsync: module '{name}' is wrapped already")
-    trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    trainable = [(name, p) for name, p in trainable if name not in ignored]
-    if not trainable:
-        raise ValueError(
-            "gradsync: the module has no parameter that requires a gradient: nothing to synchronize"
-        )
-    for name, parameter in trainable:
-        why = refuse(name, parameter)
-        if why is not None:
-            raise TypeError(f"gradsync: {why}")
-
-
 def _tensors(output: Any) -> Iterator[Any]:
     """The tensors in nested sequences, mappings and data classes."""
     if isinstance(output, torch.Tensor):
@@ -847,25 +747,3 @@ def _tensors(output: Any) -> Iterator[Any]:
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         for field in dataclasses.fields(output):
             yield from _tensors(getattr(output, field.name, None))
-
-
-def _fused(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
-        group.get("fused") for group in optimizer.param_groups
-    )
-
-
-def _scale_next_step(optimizer: torch.optim.Optimizer, coefficient: float) -> None:
-    """Makes a fused optimizer multiply gradients by `coefficient` as it reads them, once.
-
-    It divides by `grad_scale`, as it would for GradScaler.
-    """
-    scaled: Any = optimizer
-    scaled.grad_scale = torch.tensor(1.0 / coefficient)
-    scaled.found_inf = torch.zeros(())
-
-    def forget(*_: Any) -> None:
-        del scaled.grad_scale, scaled.found_inf
-        handle.remove()
-
-    handle = optimizer.register_step_post_hook(forget)
