@@ -27,7 +27,7 @@ def same(t, module):
     t.same_bits([torch.view_as_real(b) for b in module.buffers() if b.is_complex()], "buffers")
 
 
-@trial()
+@trial(theirs_at_least=(2, 0))
 def ranks_start_as_rank_0(t):
     torch.manual_seed(t.rank)
     module = Buffered(t.rank)
@@ -47,12 +47,12 @@ def ranks_start_as_they_are_without_init_sync(t):
     assert module.count.item() == t.rank and module.scale[0] == 1 + t.rank
 
 
-@trial()
+@trial(theirs_at_least=(2, 0))
 def each_step_brings_the_buffers_of_the_lowest_rank(t):
     module = Buffered()
     model = t.wrap(module)
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         with torch.no_grad():
             module.scale += 1 + t.rank  # in place
             module.count = module.count + 10 * (1 + t.rank)  # another tensor
@@ -65,14 +65,14 @@ def each_step_brings_the_buffers_of_the_lowest_rank(t):
         assert module.count.item() == 10 * (step + 1), module.count
 
 
-@trial()
+@trial(theirs_at_least=(2, 0))
 def buffers_that_are_not_broadcast_differ(t):
     module = Buffered()
     model = t.wrap(module, broadcast_buffers=False)
     for step in range(2):
         module.count += 1 + t.rank
         data = t.randn(4, 6, seed=step)
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         local = local_gradients(module, lambda m, d=data: m(d).pow(2).mean())
         model(data).pow(2).mean().backward()
         t.synchronized(model, local)
@@ -88,7 +88,7 @@ def batch_normalization(t):
     module = _norm()
     model = t.wrap(module, **SMALL_BUCKETS)
     for step in range(4):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         data = t.randn(8, 6, seed=step)
         local = local_gradients(module, lambda m, d=data: m(d).pow(2).mean())
         model(data).pow(2).mean().backward()
@@ -104,7 +104,7 @@ def batch_normalization_twice_in_one_backward(t):
     module = _norm()
     model = t.wrap(module)
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         first, second = t.randn(8, 6, seed=step), t.randn(8, 6, seed=step + 20)
         local = local_gradients(module, lambda m, a=first, b=second: (m(a) + m(b)).pow(2).mean())
         (model(first) + model(second)).pow(2).mean().backward()
@@ -131,7 +131,7 @@ def evaluating_alone_with_buffers(t):
     module = _norm()
     model = t.wrap(module)
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         model(t.randn(8, 6, seed=step)).sum().backward()
         if t.rank == 0:
             model.eval()
@@ -154,7 +154,7 @@ def synchronized_batch_normalization_of_a_process_group(t):
         raise Skipped("this PyTorch's SyncBatchNorm is for GPUs only")
     model = t.wrap(module)
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         model(t.randn(8, 6, seed=step)).pow(2).mean().backward()
     t.same_bits([p.grad for p in model.parameters()])
 

@@ -70,7 +70,7 @@ def _whole_trial(use_reentrant):
         layers[0].weight = layers[1].weight
         model = t.wrap(nn.Sequential(*layers), **SMALL_BUCKETS)
         for step in range(3):
-            model.zero_grad()
+            model.zero_grad(set_to_none=True)
             data = t.randn(4, 6, seed=step).requires_grad_()
             local = local_gradients(model.module, lambda m, d=data: m(d).pow(2).mean())
             checkpoint(model, data, use_reentrant=use_reentrant).pow(2).mean().backward()
@@ -102,7 +102,7 @@ once_reentrant_finding_unused = trial(*OURS)(_trial(Once, True, find_unused_para
 def a_dynamic_module_not_reentrant(t):
     model = t.wrap(Dynamic(False), find_unused_parameters=True)
     for step in range(4):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
         used, unused = (model.module.first, model.module.second)[:: 1 if step % 2 == 0 else -1]
         assert unused.weight.grad is None, f"step {step}"
@@ -125,7 +125,7 @@ def a_parameter_of_two_reentrant_checkpoints_is_named(t):
 def accumulation_under_reentrant_checkpoints(t):
     model = t.wrap(Checkpointed(True), **SMALL_BUCKETS)
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         data = [t.randn(4, 6, seed=10 * step + i).requires_grad_() for i in range(2)]
         local = local_gradients(model.module, *[lambda m, d=d: m(d).pow(2).mean() for d in data])
         with model.no_sync():

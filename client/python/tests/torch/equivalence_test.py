@@ -165,7 +165,9 @@ def _trial(lesson, recipe):
                 t,
                 lesson,
                 recipe,
-                lambda module, **options: t.wrap(module, session=session, **options),
+                lambda module, **options: t.wrap(
+                    module, session=session, **SMALL_BUCKETS, **options
+                ),
                 pytorch_joining(recipe),
             )
         if not comparable(lesson, recipe):

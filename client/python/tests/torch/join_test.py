@@ -25,7 +25,7 @@ def _division_trial(divisor):
         inputs = torch.full((1, 5), 50.0)
         with joining(t, model, divisor):
             for step in range(3 if t.rank == 0 else 5):
-                model.zero_grad()
+                model.zero_grad(set_to_none=True)
                 model(inputs).sum().backward()
                 live = t.world_size if step < 3 else t.world_size - 1
                 expected = 50.0 * (live / t.world_size if divisor == "world" else 1)
@@ -47,7 +47,7 @@ def _counts_trial(counts, micro_batches=1, **options):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         with joining(t, model):
             for step in range(counts[t.rank]):
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=True)
                 for micro in range(micro_batches):
                     last = micro == micro_batches - 1
                     with contextlib.nullcontext() if last else model.no_sync():
@@ -81,10 +81,10 @@ def training_goes_on_after_joining(t):
     for epoch in range(3):
         with joining(t, model):
             for step in range(2 + (t.rank + epoch) % 2 * 3):
-                model.zero_grad()
+                model.zero_grad(set_to_none=True)
                 model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
         t.same_bits(model.parameters(), f"parameters after epoch {epoch}")
-    model.zero_grad()
+    model.zero_grad(set_to_none=True)
     data = t.randn(4, 6, seed=99)
     from trial import local_gradients
 
@@ -122,7 +122,7 @@ def what_nobody_left_uses_is_untouched(t):
     branch = model.module.branch
     with joining(t, model):
         for step in range(1 if t.rank == 0 else 4):
-            model.zero_grad()
+            model.zero_grad(set_to_none=True)
             # Rank 0 used the branch, and left.
             use = step != 1
             model(t.randn(4, 6, seed=step), use).pow(2).mean().backward()
@@ -137,7 +137,7 @@ def only_one_rank_uses_a_branch_and_the_other_leaves(t):
     model = wrap(t, Branching(), find_unused_parameters=True)
     with joining(t, model):
         for step in range(2 if t.rank == 0 else 4):
-            model.zero_grad()
+            model.zero_grad(set_to_none=True)
             model(t.randn(4, 6, seed=step), t.rank == 1).pow(2).mean().backward()
             assert model.module.branch.weight.grad is not None, f"step {step}"
     t.same_bits(model.parameters())
@@ -148,7 +148,7 @@ def disabled(t):
     model = wrap(t, nn.Linear(1, 1))
     with model.join(enable=False):
         for _ in range(3):
-            model.zero_grad()
+            model.zero_grad(set_to_none=True)
             model(torch.full((1, 1), float(t.rank))).sum().backward()
             close(model.module.weight.grad, torch.full((1, 1), (t.world_size - 1) / 2))
     t.same_bits(model.parameters())
@@ -186,7 +186,7 @@ def two_modules_join_together(t):
     with gradsync.torch.join(models):
         for step in range(2 + 2 * t.rank):
             for model in models:
-                model.zero_grad()
+                model.zero_grad(set_to_none=True)
                 model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
                 with torch.no_grad():
                     for p in model.parameters():
@@ -200,7 +200,7 @@ def leaving_for_good(t):
     """`leave`: this rank ends, the others go on without it."""
     model = wrap(t, Mlp(), **SMALL_BUCKETS)
     for step in range(2):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
     t.meet()
     if t.rank == 0:
@@ -209,7 +209,7 @@ def leaving_for_good(t):
     else:
         t.meet()
         for step in range(2, 5):
-            model.zero_grad()
+            model.zero_grad(set_to_none=True)
             model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
             assert model.last_step.live_ranks == 2, model.last_step
     gathered = t.gather([p.grad for p in model.parameters()])

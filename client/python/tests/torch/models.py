@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 # So small that each of these models has several buckets.
-SMALL_BUCKETS = {"bucket_cap_mb": 0.002}
+SMALL_BUCKETS = {"bucket_cap_mb": 0.002, "first_bucket_cap_mb": 0.0005}
 
 
 class Mlp(nn.Module):
@@ -125,7 +125,7 @@ class Lesson:
     def step(self, modules, optimizers, batches):
         """One optimizer step over `batches`, of which all but the last only accumulate."""
         for optimizer in optimizers.values():
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
         for index, batch in enumerate(batches):
             with accumulating(modules, index + 1 < len(batches)):
                 (self.loss(modules, batch) / len(batches)).backward()
@@ -241,7 +241,7 @@ class GanLesson(Lesson):
             score = discriminator(samples).float()
             return F.binary_cross_entropy_with_logits(score, torch.full_like(score, verdict))
 
-        optimizers["discriminator"].zero_grad()
+        optimizers["discriminator"].zero_grad(set_to_none=True)
         for index, (real, noise) in enumerate(batches):
             with accumulating(modules, index + 1 < len(batches)):
                 with torch.no_grad():
@@ -249,7 +249,7 @@ class GanLesson(Lesson):
                 (judged(real, 1.0) + judged(fake, 0.0)).backward()
         optimizers["discriminator"].step()
 
-        optimizers["generator"].zero_grad()
+        optimizers["generator"].zero_grad(set_to_none=True)
         for index, (_, noise) in enumerate(batches):
             with accumulating(modules, index + 1 < len(batches)):
                 judged(generator(noise), 1.0).backward()

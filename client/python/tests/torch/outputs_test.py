@@ -70,7 +70,7 @@ def _shape_trial(shape, options, use_second=True):
 
         model = t.wrap(module, **options, **SMALL_BUCKETS)
         for step in range(3):
-            model.zero_grad()
+            model.zero_grad(set_to_none=True)
             data = t.randn(4, 6, seed=step)
             local = local_gradients(module, lambda m, d=data: loss(m, d))
             output = model(data)
@@ -115,7 +115,7 @@ def takes_anything(t):
 
     model = t.wrap(Taking())
     for step in range(2):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         pair = Pair(t.randn(4, 6, seed=step), t.randn(4, 6, seed=step + 5))
         local = local_gradients(
             model.module, lambda m, p=pair: m(p, [1], Opaque(1, 2), key={}).pow(2).mean()
@@ -131,7 +131,7 @@ def inputs_that_require_a_gradient_get_their_own(t):
     inputs = t.randn(4, 6).requires_grad_()
     plain = inputs.detach().clone().requires_grad_()
     model.module(plain).pow(2).mean().backward()
-    model.zero_grad()
+    model.zero_grad(set_to_none=True)
     model(inputs).pow(2).mean().backward()
     torch.testing.assert_close(inputs.grad, plain.grad)
 
@@ -148,7 +148,7 @@ def gives_its_parameter_itself(t):
 
     model = t.wrap(Itself())
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         (model() * (t.rank + step)).sum().backward()
         torch.testing.assert_close(
             model.module.weight.grad, torch.full((3,), step + (t.world_size - 1) / 2)
@@ -159,7 +159,7 @@ def gives_its_parameter_itself(t):
 def an_output_changed_in_place(t):
     model = t.wrap(Mlp())
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         data = t.randn(4, 6, seed=step)
         local = local_gradients(model.module, lambda m, d=data: (m(d) * 2).pow(2).mean())
         output = model(data)
@@ -173,7 +173,7 @@ def an_output_kept_over_many_steps(t):
     """Metrics that keep outputs alive keep no step."""
     model, kept = t.wrap(Mlp()), []
     for step in range(4):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         data = t.randn(4, 6, seed=step)
         local = local_gradients(model.module, lambda m, d=data: m(d).pow(2).mean())
         kept.append(model(data))

@@ -44,13 +44,18 @@ class Skipped(Exception):
     """What this trial needs is not there."""
 
 
-def trial(*wrappers, world_size=2, torch_at_least=None):
-    """Registers a function of a Trial to be run under each of `wrappers` (none given: all)."""
+def trial(*wrappers, world_size=2, torch_at_least=None, theirs_at_least=None):
+    """Registers a function of a Trial to be run under each of `wrappers` (none given: all).
+
+    torch_at_least: releases of PyTorch before this one lack what the trial needs.
+    theirs_at_least: in releases before this one PyTorch's own wrapper does not behave so.
+    """
 
     def register(function):
         function.wrappers = wrappers or ALL
         function.world_size = world_size
         function.torch_at_least = torch_at_least
+        function.theirs_at_least = theirs_at_least
         return function
 
     return register

@@ -9,12 +9,13 @@ import faulthandler
 import importlib
 import os
 import pickle
+import signal
 import sys
 import time
 import traceback
 
 # A trial that takes longer than this shows where it hangs.
-HANG_S = 60
+HANG_S = 45
 
 
 def run_trials(directory, module_name, selected, shared):
@@ -79,13 +80,19 @@ def meeting_point(dist, path, rank, world_size):
 
 
 def run_one(trial, function, name, wrapper, store, rank, world_size):
+    have = "PyTorch " + ".".join(map(str, trial.VERSION))
     needed = function.torch_at_least
     if needed and trial.VERSION < needed:
-        have = ".".join(map(str, trial.VERSION))
-        return "skipped", f"PyTorch {have} has not what {'.'.join(map(str, needed))} has"
+        return "skipped", f"{have} has not what {'.'.join(map(str, needed))} has"
+    needed = function.theirs_at_least
+    if needed and trial.VERSION < needed and wrapper not in trial.OURS:
+        return "skipped", f"the own wrapper of {have} does not behave so"
     if wrapper == trial.WRAPPER and trial.VERSION < (2, 1):
         return "skipped", "PyTorch before 2.1 has AccumulateGrad hooks only"
     this = trial.Trial(name, wrapper, store, rank, world_size)
+    # gradsync's waits, which signals interrupt, end before PyTorch's.
+    signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(int(trial.LIMIT.total_seconds()) - 10)
     try:
         with hooks_of(trial, wrapper):
             function(this)
@@ -98,6 +105,12 @@ def run_one(trial, function, name, wrapper, store, rank, world_size):
         text = traceback.format_exc()
         this.end(failed=True)
         return "failed", text
+    finally:
+        signal.alarm(0)
+
+
+def hangs(*_):
+    raise TimeoutError("this trial hangs")
 
 
 @contextlib.contextmanager

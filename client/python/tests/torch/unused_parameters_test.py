@@ -24,7 +24,7 @@ class Tasks(nn.Module):
 def used_by_one_rank_only(t):
     model = t.wrap(Tasks(), **FIND)
     for _ in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         model(8.0, [t.rank]).sum().backward()
         first, second, unused = model.module.tasks
         # A rank that has no gradient counts as zero.
@@ -51,7 +51,7 @@ def the_gradient_of_what_nobody_uses_is_untouched(t):
 def one_rank_uses_everything(t):
     model = t.wrap(Tasks(2), **FIND)
     for _ in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         model(8.0, [0, 1] if t.rank == 0 else [1]).sum().backward()
         close(model.module.tasks[0].grad, torch.full((2, 2), 8.0 / t.world_size))
         close(model.module.tasks[1].grad, torch.full((2, 2), 9.0))
@@ -61,7 +61,7 @@ def one_rank_uses_everything(t):
 def each_of_three_ranks_uses_another(t):
     model = t.wrap(Tasks(4), **FIND, **SMALL_BUCKETS)
     for step in range(4):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         model(1.0, [(t.rank + step) % 3]).sum().backward()
         for task in range(3):
             close(model.module.tasks[task].grad, torch.full((2, 2), (1.0 + task) / 3))
@@ -72,7 +72,7 @@ def each_of_three_ranks_uses_another(t):
 def use_changes_from_step_to_step(t):
     model = t.wrap(Branching(), **FIND, **SMALL_BUCKETS)
     for step in range(6):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         use_branch = [True, False, t.rank == 0, t.rank == 1, False, True][step]
         data = t.randn(4, 6, seed=step)
         local = local_gradients(model.module, lambda m, d=data, u=use_branch: m(d, u).pow(2).mean())
@@ -89,7 +89,7 @@ def nobody_needs_to_say_that_parameters_are_unused(t):
     """PyTorch's wrapper raises in the next forward; ours learns in backward who used what."""
     model = t.wrap(Branching(), **SMALL_BUCKETS)
     for step in range(4):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         use_branch = step % 2 == t.rank
         data = t.randn(4, 6, seed=step)
         local = local_gradients(model.module, lambda m, d=data, u=use_branch: m(d, u).pow(2).mean())
@@ -106,12 +106,12 @@ def pytorch_names_what_was_unused(t):
             model(data, False).sum().backward()
 
 
-@trial()
+@trial(theirs_at_least=(2, 0))
 def unused_while_accumulating(t):
     """What a micro-batch before used counts, although the last one does not use it."""
     model = t.wrap(Tasks(4), **FIND)
     for step in range(2):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         with model.no_sync():
             model(1.0, [0] if t.rank == 0 else [2]).sum().backward()
         model(1.0, [1] if t.rank == 0 else [3]).sum().backward()
@@ -145,7 +145,7 @@ def outputs_that_the_loss_does_not_use(t):
         assert module.a.weight.grad is None, "outside of the loss: untouched"
         for step in range(5):
             if step < 2:
-                model.zero_grad()
+                model.zero_grad(set_to_none=True)
             data = t.randn(4, 6, seed=step)
             before = None if module.a.weight.grad is None else module.a.weight.grad.clone()
             a, b = outputs(model, data)
@@ -169,7 +169,7 @@ def outputs_that_need_no_gradient(t):
     for options in ({}, FIND, {"static_graph": True}):
         model = t.wrap(Detached(), **options)
         for step in range(3):
-            model.zero_grad()
+            model.zero_grad(set_to_none=True)
             data = t.randn(4, 6, seed=step)
             local = local_gradients(model.module, lambda m, d=data: m(d)[1].pow(2).mean())
             detached, y, none, three = model(data)
@@ -196,7 +196,7 @@ def new_tensors_of_forward_come_back_in(t):
         model = t.wrap(Stateful(), broadcast_buffers=False, **options)
         state = None
         for step in range(3):
-            model.zero_grad()
+            model.zero_grad(set_to_none=True)
             y, tensor, state = model(t.randn(4, 6, seed=step), state)
             assert tensor.grad_fn is None and state["tensor"].grad_fn is None
             y.mean().backward()
@@ -232,7 +232,7 @@ def frozen_and_unused_at_once(t):
     module.trunk.requires_grad_(False)
     model = t.wrap(module, **FIND)
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         model(t.randn(4, 6, seed=step), t.rank == 0).pow(2).mean().backward()
         assert module.trunk.weight.grad is None
         t.same_bits([module.branch.weight.grad, module.head.weight.grad])
@@ -250,7 +250,7 @@ def a_gradient_that_autograd_leaves_undefined(t):
 def a_static_graph_with_unused_parameters(t):
     model = t.wrap(Branching(), static_graph=True, **SMALL_BUCKETS)
     for step in range(4):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         data = t.randn(4, 6, seed=step)
         model(data, False).pow(2).mean().backward()
         assert model.module.branch.weight.grad is None
@@ -261,7 +261,7 @@ def a_static_graph_with_unused_parameters(t):
 def a_static_graph_that_differs_between_ranks(t):
     model = t.wrap(Branching(), static_graph=True, **SMALL_BUCKETS)
     for step in range(4):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         data, use = t.randn(4, 6, seed=step), t.rank == 0
         local = local_gradients(model.module, lambda m, d=data: m(d, t.rank == 0).pow(2).mean())
         model(data, use).pow(2).mean().backward()
@@ -273,7 +273,7 @@ def the_step_says_who_was_used(t):
     model = t.wrap(Tasks(3), **FIND)
     model(1.0, [t.rank]).sum().backward()
     assert list(model.last_step.used) == [True, True, False], model.last_step.used
-    model.zero_grad()
+    model.zero_grad(set_to_none=True)
     model(1.0, [0, 1, 2]).sum().backward()
     assert all(model.last_step.used or [True]), model.last_step.used
 
@@ -283,10 +283,10 @@ def freezing_after_wrapping(t):
     module = Mlp()
     model = t.wrap(module, **SMALL_BUCKETS)
     model(t.randn(4, 6)).sum().backward()
-    model.zero_grad()
+    model.zero_grad(set_to_none=True)
     module.first.requires_grad_(False)
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         local = local_gradients(module, lambda m, s=step: m(t.randn(4, 6, seed=s)).pow(2).mean())
         model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
         t.synchronized(model, local, f"in step {step}")

@@ -155,7 +155,7 @@ def the_session_outlives_no_wrapper(t):
 def a_state_dict_in_the_middle_of_training(t):
     def train(model, optimizer, steps):
         for step in steps:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
             squares(t, step)(model).backward()
             optimizer.step()
 
@@ -214,7 +214,7 @@ def _copies_trial(make):
         # The one that it is a copy of trains on, and so does the copy's module, wrapped again.
         again = t.wrap(other.module, **SMALL_BUCKETS)
         for trained in (model, again):
-            trained.zero_grad()
+            trained.zero_grad(set_to_none=True)
             local = local_gradients(trained.module, squares(t, 2))
             squares(t, 2)(trained).backward()
             t.synchronized(trained, local)
@@ -254,7 +254,7 @@ def names_that_are_ignored(t):
     module._ddp_params_and_buffers_to_ignore = ["own.weight", "own.bias", "own_buffer"]
     model = t.wrap(module)
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         data = t.randn(4, 6, seed=step)
         local = local_gradients(module, lambda m, d=data: m(d).pow(2).mean())
         model(data).pow(2).mean().backward()
@@ -282,7 +282,7 @@ def statistics(t):
     with t.raises(RuntimeError, match="norm"):
         _ = model.gradient_norm
     for step in range(3):
-        model.zero_grad()
+        model.zero_grad(set_to_none=True)
         squares(t, step)(model).backward()
         assert model.last_step.divisor == t.world_size
         assert model.last_step.live_ranks == t.world_size

@@ -1,0 +1,213 @@
+"""Optimizers, autocast, gradient scaling, clipping, compiled modules."""
+
+import contextlib
+import copy
+import math
+
+import torch
+from models import SMALL_BUCKETS, Mlp
+from torch import nn
+from trial import OURS, Skipped, close, local_gradients, trial
+from trial_ranks import trials_test
+
+
+def squares(t, seed=0):
+    data = t.randn(4, 6, seed=seed)
+    return lambda module: module(data).float().pow(2).mean()
+
+
+def _optimizer_trial(make):
+    """Trains two copies, one with gradients that were averaged by hand."""
+
+    def trained(t):
+        plain = Mlp()
+        model = t.wrap(copy.deepcopy(plain), **SMALL_BUCKETS)
+        try:
+            optimizers = make(plain.parameters()), make(model.parameters())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise Skipped(f"this PyTorch's optimizer: {error}") from None
+        for step in range(5):
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            for parameter, gradient in zip(
+                plain.parameters(), t.means(local_gradients(plain, squares(t, step)))
+            ):
+                parameter.grad = gradient
+            squares(t, step)(model).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        t.same_bits(model.parameters())
+        for one, other in zip(plain.parameters(), model.parameters()):
+            close(other, one.detach(), rtol=1e-4, atol=1e-5)
+
+    return trained
+
+
+sgd_foreach = trial()(
+    _optimizer_trial(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True))
+)
+sgd_one_by_one = trial()(_optimizer_trial(lambda p: torch.optim.SGD(p, lr=0.1, foreach=False)))
+adam = trial()(_optimizer_trial(lambda p: torch.optim.Adam(p, lr=0.01)))
+adam_foreach = trial()(_optimizer_trial(lambda p: torch.optim.Adam(p, lr=0.01, foreach=True)))
+adamw_fused = trial(torch_at_least=(2, 4))(
+    _optimizer_trial(lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
+)
+sgd_fused = trial(torch_at_least=(2, 4))(
+    _optimizer_trial(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True))
+)
+
+
+@trial()
+def autocast(t):
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+
+    def loss(module, step):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return squares(t, step)(module)
+
+    for step in range(3):
+        model.zero_grad(set_to_none=True)
+        local = local_gradients(model.module, lambda m, s=step: loss(m, s))
+        loss(model, step).backward()
+        t.synchronized(model, local, f"in step {step}")
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@trial(torch_at_least=(2, 3))
+def gradient_scaling(t):
+    """An overflow on one rank skips the step on every rank."""
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100)
+    for step in range(5):
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.zero_grad(set_to_none=True)
+        local = local_gradients(model.module, squares(t, step))
+        loss = squares(t, step)(model)
+        overflow = step == 2
+        if overflow and t.rank == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if not overflow:
+            t.synchronized(model, local, f"in step {step}")
+        scaler.step(optimizer)
+        scaler.update()
+        unchanged = all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+        assert unchanged == overflow, f"step {step}"
+        assert scaler.get_scale() == (128.0 if step >= 2 else 256.0)
+    t.same_bits(model.parameters())
+
+
+@trial()
+def clipping_as_pytorch_does(t):
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    for step in range(3):
+        model.zero_grad(set_to_none=True)
+        means = t.means(local_gradients(model.module, squares(t, step)))
+        norm = math.sqrt(sum(g.double().pow(2).sum().item() for g in means))
+        squares(t, step)(model).backward()
+        total = nn.utils.clip_grad_norm_(model.parameters(), norm / 2)
+        assert math.isclose(total, norm, rel_tol=1e-4)
+        for parameter, mean in zip(model.parameters(), means):
+            close(parameter.grad, mean / 2, rtol=1e-3, atol=1e-6)
+
+
+@trial(*OURS)
+def clipping_by_the_norm_that_the_daemon_computed(t):
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    for step in range(3):
+        model.zero_grad(set_to_none=True)
+        means = t.means(local_gradients(model.module, squares(t, step)))
+        norm = math.sqrt(sum(g.double().pow(2).sum().item() for g in means))
+        squares(t, step)(model).backward()
+        assert math.isclose(model.gradient_norm, norm, rel_tol=1e-5)
+        assert math.isclose(model.clip_grad_norm_(2 * norm), norm, rel_tol=1e-5)
+        for parameter, mean in zip(model.parameters(), means):
+            close(parameter.grad, mean)
+        assert math.isclose(model.clip_grad_norm_(norm / 2), norm, rel_tol=1e-5)
+        for parameter, mean in zip(model.parameters(), means):
+            close(parameter.grad, mean / 2, rtol=1e-4, atol=1e-6)
+        t.same_bits([p.grad for p in model.parameters()])
+
+
+@trial(*OURS, torch_at_least=(2, 4))
+def clipping_inside_of_a_fused_optimizer(t):
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    plain = copy.deepcopy(model.module)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, fused=True) for m in (plain, model)]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for parameter, mean in zip(
+            plain.parameters(), t.means(local_gradients(plain, squares(t, step)))
+        ):
+            parameter.grad = mean
+        limit = 0.05 if step % 2 == 0 else 1e9
+        nn.utils.clip_grad_norm_(plain.parameters(), limit)
+        squares(t, step)(model).backward()
+        # Every other step is not clipped: what an earlier one told the optimizer must be gone.
+        model.clip_grad_norm_(limit, optimizers[1])
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(plain.parameters(), model.parameters()):
+        close(other, one.detach(), rtol=1e-4, atol=1e-5)
+
+
+@trial(*OURS)
+def clipping_of_an_infinite_norm(t):
+    model = t.wrap(Mlp())
+    loss = squares(t)(model)
+    (loss * float("inf") if t.rank == 1 else loss).backward()
+    assert not math.isfinite(model.gradient_norm)
+
+
+def _compiled_trial(compiled):
+    def trained(t):
+        torch._dynamo.reset()
+        module = Mlp()
+        model = compiled(t, module)
+        for step in range(4):
+            model.zero_grad(set_to_none=True)
+            local = local_gradients(module, squares(t, step))
+            squares(t, step)(model).backward()
+            t.synchronized(module, local, f"in step {step}")
+
+    return trained
+
+
+def _compile_blocks(t, module):
+    module.first, module.second = (
+        torch.compile(m, backend="aot_eager") for m in (module.first, module.second)
+    )
+    return t.wrap(module, **SMALL_BUCKETS)
+
+
+# Without a C++ compiler: what matters is how the graphs are cut, not their code.
+compiled_blocks = trial(*OURS, torch_at_least=(2, 2))(_compiled_trial(_compile_blocks))
+compiled_before_wrapping = trial(*OURS, torch_at_least=(2, 2))(
+    _compiled_trial(lambda t, m: t.wrap(torch.compile(m, backend="aot_eager"), **SMALL_BUCKETS))
+)
+compiled_after_wrapping = trial(*OURS, torch_at_least=(2, 2))(
+    _compiled_trial(lambda t, m: torch.compile(t.wrap(m, **SMALL_BUCKETS), backend="aot_eager"))
+)
+
+
+@trial(*OURS, torch_at_least=(2, 2))
+def compiled_in_place(t):
+    torch._dynamo.reset()
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    model.module.compile(backend="aot_eager")
+    for step in range(4):
+        model.zero_grad(set_to_none=True)
+        local = local_gradients(model.module, squares(t, step))
+        with model.no_sync() if step == 2 else contextlib.nullcontext():
+            squares(t, step)(model).backward()
+        if step == 2:
+            for parameter, gradient in zip(model.parameters(), local):
+                close(parameter.grad, gradient)
+        else:
+            t.synchronized(model, local, f"in step {step}")
+
+
+test = trials_test(__name__)
