@@ -1,0 +1,142 @@
+"""What can be wrapped, and whether it still is what was wrapped."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from gradsync.torch._gradients import refuse
+
+
+def check_arguments(
+    device_ids: Any,
+    output_device: Any,
+    dim: int,
+    process_group: Any,
+    bucket_cap_mb: float | None,
+    first_bucket_cap_mb: float,
+) -> None:
+    """Raises: ValueError: an argument that PyTorch's wrapper takes has no meaning here."""
+    if device_ids is not None or output_device is not None:
+        raise ValueError(
+            "gradsync: device_ids and output_device must be None: a module on one device per "
+            "process is synchronized where it is"
+        )
+    if dim != 0:
+        raise ValueError("gradsync: dim must be 0: inputs are not scattered")
+    if process_group is not None:
+        raise ValueError("gradsync: process_group must be None: pass session= to choose a job")
+    if bucket_cap_mb is not None and bucket_cap_mb <= 0 or first_bucket_cap_mb <= 0:
+        raise ValueError("gradsync: bucket_cap_mb and first_bucket_cap_mb must be positive")
+
+
+def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
+    """Checks that `module` holds nothing that cannot be synchronized, nor one of `wrappers`.
+
+    Raises:
+      TypeError: says what, why, and what to do.
+      ValueError: it has no parameter to synchronize.
+    """
+    for name, submodule in module.named_modules():
+        if getattr(submodule, "sparse", False) is True and isinstance(
+            submodule, (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        ):
+            raise TypeError(
+                f"gradsync: module '{name}' makes sparse gradients; gradsync averages dense ones: "
+                "build it with sparse=False"
+            )
+        if isinstance(submodule, torch.nn.SyncBatchNorm) and not (
+            torch.distributed.is_available() and torch.distributed.is_initialized()
+        ):
+            raise TypeError(
+                f"gradsync: module '{name}' is a SyncBatchNorm, which needs a torch.distributed "
+                "process group of its own; initialize one, or use BatchNorm"
+            )
+        if isinstance(submodule, wrappers):
+            raise TypeError(f"gradsync: module '{name}' is wrapped already")
+    trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    trainable = [(name, p) for name, p in trainable if name not in ignored]
+    if not trainable:
+        raise ValueError(
+            "gradsync: the module has no parameter that requires a gradient: nothing to synchronize"
+        )
+    for name, parameter in trainable:
+        why = refuse(name, parameter)
+        if why is not None:
+            raise TypeError(f"gradsync: {why}")
+
+
+class Identity:
+    """What a module was made of when it was wrapped, to be compared before each forward pass.
+
+    Walks dictionaries rather than `named_parameters()`: some 50 ns a parameter or submodule.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        """Looks at `module`."""
+        self._root = module
+        self._look()
+
+    def _look(self) -> None:
+        """Takes down every place of a parameter or submodule."""
+        self._parameters = []
+        self._modules = []
+        self._sizes = []
+        for prefix, submodule in self._root.named_modules(remove_duplicate=False):
+            dot = f"{prefix}." if prefix else ""
+            for entries in (submodule._parameters, submodule._modules):
+                self._sizes.append((entries, len(entries)))
+            for key, child in submodule._modules.items():
+                self._modules.append((submodule._modules, key, child))
+            for key, parameter in submodule._parameters.items():
+                if parameter is not None:
+                    self._parameters.append(
+                        (
+                            submodule._parameters,
+                            key,
+                            parameter,
+                            parameter.dtype,
+                            parameter.requires_grad,
+                            dot + key,
+                        )
+                    )
+
+    def check(self) -> None:
+        """Raises: RuntimeError: names the first parameter that is another one or was changed."""
+        for parameters, key, parameter, dtype, requires_grad, name in self._parameters:
+            if parameters.get(key) is not parameter:
+                _refuse(name, "is not the one that was wrapped (load_state_dict(assign=True)?)")
+            if parameter.dtype is not dtype:
+                _refuse(name, f"was converted from {dtype} to {parameter.dtype}")
+            if not requires_grad and parameter.requires_grad:
+                _refuse(name, "did not require a gradient when it was wrapped, and now does")
+        for entries, size in self._sizes:
+            if len(entries) != size:
+                self._look_again()
+                return
+        for modules, key, child in self._modules:
+            if modules.get(key) is not child:
+                self._look_again()
+                return
+
+    def _look_again(self) -> None:
+        """Submodules have changed, which is well as long as they hold the same parameters."""
+        known = {id(parameter) for _, _, parameter, _, _, _ in self._parameters}
+        now = dict(self._root.named_parameters())
+        for name, parameter in now.items():
+            if id(parameter) not in known:
+                _refuse(name, "was not there when the module was wrapped")
+        there = {id(parameter) for parameter in now.values()}
+        for _, _, parameter, _, _, name in self._parameters:
+            if id(parameter) not in there:
+                _refuse(name, "is not in the module any more")
+        self._look()
+
+
+def _refuse(name: str, what: str) -> NoReturn:
+    raise RuntimeError(
+        f"gradsync: parameter '{name}' {what}, so its gradients would not be synchronized; wrap "
+        "the module again"
+    )
