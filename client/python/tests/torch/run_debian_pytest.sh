@@ -17,6 +17,7 @@ mkdir -p "$site"
 for package in pytest _pytest py.py pluggy iniconfig packaging pygments; do
   ln -s "$tree"/.venv/lib/python3*/site-packages/"$package" "$site/"
 done
+ln -s "$tree"/.venv/lib/python3*/site-packages/{pytest,pluggy}-*.dist-info "$site/"
 
 export GRADSYNC_LIBRARY=$PWD/client/libgradsync.so
 export GRADSYNC_DAEMON=$PWD/daemon/gradsyncd

@@ -268,6 +268,23 @@ def a_static_graph_that_differs_between_ranks(t):
         t.synchronized(model, local, f"in step {step}")
 
 
+# PyTorch's wrapper raises, in this step or the next.
+@trial(*OURS)
+def a_static_graph_that_changes_after_all(t):
+    for first in (True, False):
+        model = t.wrap(Branching(), static_graph=True, **SMALL_BUCKETS)
+        for step in range(4):
+            model.zero_grad(set_to_none=True)
+            use, data = first == (step % 2 == 0), t.randn(4, 6, seed=step)
+            local = local_gradients(model.module, lambda m, d=data, u=use: m(d, u).pow(2).mean())
+            model(data, use).pow(2).mean().backward()
+            if use:
+                t.synchronized(model, local, f"in step {step}")
+            else:
+                assert model.module.branch.weight.grad is None, f"step {step}"
+                t.same_bits([model.module.trunk.weight.grad])
+
+
 @trial(*OURS)
 def the_step_says_who_was_used(t):
     model = t.wrap(Tasks(3), **FIND)
