@@ -164,6 +164,7 @@ absl::StatusOr<gradsync::LayoutSpec> SpecOf(const gradsync_layout_spec_t* in) {
   }
   if (spec.bucket_cap_bytes != 0) out.bucket_cap_bytes = spec.bucket_cap_bytes;
   if (spec.first_bucket_cap_bytes != 0) out.first_bucket_cap_bytes = spec.first_bucket_cap_bytes;
+  out.last_bucket_cap_bytes = spec.last_bucket_cap_bytes;
   out.op = EnumOr(spec.op, gradsync::ReduceOp::kAverage);
   if (spec.timeout != 0) out.timeout = DurationOf(spec.timeout);
   return out;
@@ -411,6 +412,15 @@ gradsync_error_t* gradsync_end_step(gradsync_layout_t* layout, std::uint64_t ste
   return Call([&] {
     if (used == nullptr) return layout->layout->EndStep(step);
     return layout->layout->EndStep(
+        step, std::vector<bool>(used, used + layout->layout->parameter_count()));
+  });
+}
+
+gradsync_error_t* gradsync_finish_step(gradsync_layout_t* layout, std::uint64_t step,
+                                       const std::uint8_t* used) {
+  return Call([&] {
+    if (used == nullptr) return layout->layout->FinishStep(step);
+    return layout->layout->FinishStep(
         step, std::vector<bool>(used, used + layout->layout->parameter_count()));
   });
 }

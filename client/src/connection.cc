@@ -107,6 +107,7 @@ void Connection::OnOpened(const v1::SessionOpened& opened) {
   if (opened_) return;
   incarnation_ = opened.incarnation();
   generation_ = opened.generation();
+  protocol_ = opened.protocol();
   // Longer ones would overflow somewhere.
   lease_ = absl::Milliseconds(
       std::min<std::uint64_t>(opened.lease_ms(), absl::ToInt64Milliseconds(absl::Hours(24 * 365))));

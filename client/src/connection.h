@@ -62,6 +62,8 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   const SessionOptions& options() const { return options_; }
   std::uint64_t incarnation() const { return incarnation_; }
   std::uint64_t generation() const { return generation_; }
+  // The minor version of the protocol that both sides speak.
+  std::uint32_t protocol() const { return protocol_; }
   // Zero: the daemon named none.
   absl::Duration lease() const { return lease_; }
   const std::shared_ptr<MappedMemory>& staging() const { return staging_; }
@@ -116,6 +118,7 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   // Written by Open before anybody else sees the object.
   std::uint64_t incarnation_ = 0;
   std::uint64_t generation_ = 0;
+  std::uint32_t protocol_ = 0;
   absl::Duration lease_;
   std::string staging_nonce_;
   std::uint64_t staging_bytes_ = 0;

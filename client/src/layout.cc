@@ -42,6 +42,9 @@ class ArenaLayout final : public Layout {
   absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used) override {
     return InForkedChild() ? ForkedError() : steps_->EndStep(step, used);
   }
+  absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used) override {
+    return InForkedChild() ? ForkedError() : steps_->FinishStep(step, used);
+  }
   absl::Status AbandonStep(std::uint64_t step, std::string_view reason) override {
     if (InForkedChild()) return ForkedError();
     return steps_->AbandonStep(step, {reason.data(), reason.size()});

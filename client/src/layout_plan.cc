@@ -119,6 +119,7 @@ void FillRegisterLayout(const LayoutSpec& spec, v1::RegisterLayout* message) {
   }
   message->set_bucket_cap_bytes(spec.bucket_cap_bytes);
   message->set_first_bucket_cap_bytes(spec.first_bucket_cap_bytes);
+  message->set_last_bucket_cap_bytes(spec.last_bucket_cap_bytes);
   message->set_op(static_cast<v1::ReduceOp>(spec.op));
   message->set_timeout_ms(TimeoutMs(spec.timeout));
 }

@@ -15,6 +15,8 @@ namespace gradsync::client {
 namespace {
 
 constexpr std::size_t kMaxReasonBytes = 1024;
+// EndStep.ready_rest; a daemon that speaks less would not see it.
+constexpr std::uint32_t kReadyRestProtocol = 3;
 constexpr absl::Duration kQueryTimeout = absl::Seconds(1);
 // StepDone is on its way when the void word is seen, and so is the session's end when a poisoned
 // one is.
@@ -221,17 +223,25 @@ absl::Status StepSequence::MarkReady(std::uint64_t step, std::size_t bucket) {
     return Error(absl::StatusCode::kFailedPrecondition, kAlreadyReady, step, bucket,
                  "marked ready a second time in this step");
   }
+  NoteMark(bucket);
+  // Under the lock, so that EndStep cannot overtake it.
+  connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(bucket));
+  CountMarks(1, start);
+  return absl::OkStatus();
+}
+
+void StepSequence::NoteMark(std::size_t bucket) {
   marked_[bucket] = true;
   // The step before was not waited for: its gradients are being overwritten.
   if (++marks_ == 1) restoration_.reset();
-  // Under the lock, so that EndStep cannot overtake it.
-  connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(bucket));
+}
+
+void StepSequence::CountMarks(std::size_t marks, absl::Time start) {
   last_mark_ = absl::Now();
   SessionCounters& counters = connection_->counters();
-  counters.buckets_marked.fetch_add(1, std::memory_order_relaxed);
+  counters.buckets_marked.fetch_add(marks, std::memory_order_relaxed);
   counters.mark_ready_ns.fetch_add(absl::ToInt64Nanoseconds(last_mark_ - start),
                                    std::memory_order_relaxed);
-  return absl::OkStatus();
 }
 
 absl::Status StepSequence::EndStep(std::uint64_t step, const std::vector<bool>& used) {
@@ -242,12 +252,39 @@ absl::Status StepSequence::EndStep(std::uint64_t step, const std::vector<bool>& 
     return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, first,
                  "EndStep, but this bucket was not marked ready");
   }
-  if (!used.empty() && used.size() != gradients_.size()) {
-    return Error(
-        absl::StatusCode::kInvalidArgument, kMalformed, step, std::nullopt,
-        absl::StrCat("EndStep says of ", used.size(), " parameters whether they are used; ",
-                     "the layout has ", gradients_.size()));
+  if (auto status = CheckUsed(step, used, "EndStep"); !status.ok()) return status;
+  SendEndStep(step, used, /*ready_rest=*/false);
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::FinishStep(std::uint64_t step, const std::vector<bool>& used) {
+  const absl::Time start = absl::Now();
+  absl::MutexLock lock(&mutex_);
+  if (auto status = Admit(step, "FinishStep"); !status.ok()) return status;
+  if (auto status = CheckUsed(step, used, "FinishStep"); !status.ok()) return status;
+  const std::size_t rest = bucket_count_ - marks_;
+  const bool ready_rest = rest > 0 && connection_->protocol() >= kReadyRestProtocol;
+  for (std::size_t i = 0; i < bucket_count_; ++i) {
+    if (marked_[i]) continue;
+    NoteMark(i);
+    if (!ready_rest) {
+      connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(i));
+    }
   }
+  SendEndStep(step, used, ready_rest);
+  if (rest > 0) CountMarks(rest, start);
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::CheckUsed(std::uint64_t step, const std::vector<bool>& used,
+                                     absl::string_view call) const {
+  if (used.empty() || used.size() == gradients_.size()) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, kMalformed, step, std::nullopt,
+               absl::StrCat(call, " says of ", used.size(), " parameters whether they are used; ",
+                            "the layout has ", gradients_.size()));
+}
+
+void StepSequence::SendEndStep(std::uint64_t step, const std::vector<bool>& used, bool ready_rest) {
   std::vector<bool> also_used = used;
   if (unused_count_ > 0) {
     if (also_used.empty()) also_used.assign(gradients_.size(), true);
@@ -259,9 +296,9 @@ absl::Status StepSequence::EndStep(std::uint64_t step, const std::vector<bool>& 
   request.mutable_end_step()->set_channel(channel_);
   request.mutable_end_step()->set_step(step);
   request.mutable_end_step()->set_used_map(UsedMap(also_used));
+  request.mutable_end_step()->set_ready_rest(ready_rest);
   phase_ = Phase::kEnded;
   connection_->stream().Send(std::move(request));
-  return absl::OkStatus();
 }
 
 absl::Status StepSequence::AbandonStep(std::uint64_t step, absl::string_view reason) {

@@ -64,6 +64,8 @@ class StepSequence {
   absl::Status MarkReady(std::uint64_t step, std::size_t bucket) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AbandonStep(std::uint64_t step, absl::string_view reason)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status WaitBucket(std::uint64_t step, std::size_t bucket, absl::Duration timeout)
@@ -108,6 +110,15 @@ class StepSequence {
   // OK if the step is the one to run now and this rank may still add to it.
   absl::Status Admit(std::uint64_t step, absl::string_view call) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckUsed(std::uint64_t step, const std::vector<bool>& used,
+                         absl::string_view call) const;
+  // A bucket is marked ready now; its message is the caller's.
+  void NoteMark(std::size_t bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The last mark's statistics, of a call that began at `start`.
+  void CountMarks(std::size_t marks, absl::Time start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Every bucket is marked, or `ready_rest`.
+  void SendEndStep(std::uint64_t step, const std::vector<bool>& used, bool ready_rest)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why the session has ended, for somebody who asks about `step`.
   absl::Status EndOf(std::uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // True once waits for `step` have their answer: the verdict or the session's end.

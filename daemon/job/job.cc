@@ -344,6 +344,16 @@ absl::Status Job::EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64
                             transaction.effects());
 }
 
+absl::Status Job::FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                             absl::string_view used_map) {
+  const std::uint64_t now_ns = environment_.clock->NowNs();
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  const auto layout = ChannelOf(rank, channel);
+  if (!layout.ok()) return layout.status();
+  return (*layout)->FinishStep(rank, step, used_map, now_ns, transaction.effects());
+}
+
 absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
                               absl::string_view reason) {
   Transaction transaction(this);

@@ -100,6 +100,9 @@ class Job : public std::enable_shared_from_this<Job> {
                          absl::Span<const std::uint32_t> buckets);
   absl::Status EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
                        absl::string_view used_map);
+  // MarkReady of every bucket that the rank has not marked, and EndStep.
+  absl::Status FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                          absl::string_view used_map);
   absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
                            absl::string_view reason);
   absl::Status Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,

@@ -220,13 +220,25 @@ void LayoutChannel::Start(std::uint64_t now_ns) {
   deadline_ns_ = now_ns + terms_.step_timeout_ns;
 }
 
+void LayoutChannel::Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns,
+                         Effects* effects) {
+  Start(now_ns);
+  ranks_[rank].marked[index] = true;
+  ++ranks_[rank].marks;
+  Bucket& bucket = *buckets_[index];
+  bucket.times.ready_ns[rank] = now_ns;
+  ++bucket.ready_ranks;
+  last_ready_ns_ = now_ns;
+  if (bucket.ready_ranks == members_->StepRanks()) Launch(index, effects);
+}
+
 absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
                                       absl::Span<const std::uint32_t> buckets, std::uint64_t now_ns,
                                       Effects* effects) {
   const auto admission = Admit(rank, step, "BucketReady");
   if (!admission.ok()) return admission.status();
   if (*admission == Admission::kIgnore) return absl::OkStatus();
-  RankLayout& mine = ranks_[rank];
+  const RankLayout& mine = ranks_[rank];
   for (const std::uint32_t index : buckets) {
     if (index >= buckets_.size()) {
       return Breach(absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET", rank, step, index,
@@ -236,14 +248,7 @@ absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
       return Breach(absl::StatusCode::kFailedPrecondition, "ALREADY_READY", rank, step, index,
                     "marked ready a second time in this step");
     }
-    Start(now_ns);
-    mine.marked[index] = true;
-    ++mine.marks;
-    Bucket& bucket = *buckets_[index];
-    bucket.times.ready_ns[rank] = now_ns;
-    ++bucket.ready_ranks;
-    last_ready_ns_ = now_ns;
-    if (bucket.ready_ranks == members_->StepRanks()) Launch(index, effects);
+    Mark(rank, index, now_ns, effects);
   }
   return absl::OkStatus();
 }
@@ -334,6 +339,19 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   mine.ended = true;
   MaybeFinish(now_ns, effects);
   return absl::OkStatus();
+}
+
+absl::Status LayoutChannel::FinishStep(std::uint32_t rank, std::uint64_t step,
+                                       absl::string_view used_map, std::uint64_t now_ns,
+                                       Effects* effects) {
+  const auto admission = Admit(rank, step, "EndStep");
+  if (!admission.ok()) return admission.status();
+  if (*admission == Admission::kAdmit) {
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+      if (!ranks_[rank].marked[i]) Mark(rank, i, now_ns, effects);
+    }
+  }
+  return EndStep(rank, step, used_map, now_ns, effects);
 }
 
 absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,

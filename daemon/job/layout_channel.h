@@ -2,7 +2,7 @@
 // where a bucket's life is decided: ready on every rank -> reduction -> done -> committed with its
 // step, or void.
 //
-//   (Register Mapped)^ranks  ready  ( (MarkReady* EndStep)^ranks commit | MarkReady*
+//   (Register Mapped)^ranks  ready  ( (MarkReady* (EndStep | FinishStep))^ranks commit | MarkReady*
 //   Abandon/deadline void )*
 //
 // Externally synchronized: guarded by the job's lock. Never blocks, calls nobody: what follows from
@@ -102,6 +102,9 @@ class LayoutChannel {
                          Effects* effects);
   absl::Status EndStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
                        std::uint64_t now_ns, Effects* effects);
+  // MarkReady of what the rank has not marked, in the order of the buckets, then EndStep.
+  absl::Status FinishStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
+                          std::uint64_t now_ns, Effects* effects);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, Effects* effects);
   // The reducer has finished a bucket. Its done words have been written already.
@@ -164,6 +167,7 @@ class LayoutChannel {
   absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step,
                                   absl::string_view what) const;
   void Start(std::uint64_t now_ns);
+  void Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns, Effects* effects);
   void BindMemory();
   void ReleaseMemoryOf(std::uint32_t rank, Effects* effects);
   void Launch(std::size_t index, Effects* effects);

@@ -55,6 +55,7 @@ std::uint64_t FingerprintOf(const LayoutSpec& spec) {
   }
   print.Add(spec.bucket_cap_bytes);
   print.Add(spec.first_bucket_cap_bytes);
+  print.Add(spec.last_bucket_cap_bytes);
   print.Add(spec.explicit_buckets.size());
   for (const auto& [dtype, count] : spec.explicit_buckets) {
     print.Add(static_cast<std::uint64_t>(dtype));
@@ -71,6 +72,10 @@ struct Group {
   std::uint64_t bytes = 0;  // without the padding between them, as the cap counts
 };
 
+std::uint64_t BytesOf(const Parameter& parameter) {
+  return Elements(parameter) * ItemSize(parameter.dtype);
+}
+
 std::vector<Group> GroupByRule(const LayoutSpec& spec) {
   struct Open {
     Group group;
@@ -81,7 +86,7 @@ std::vector<Group> GroupByRule(const LayoutSpec& spec) {
   for (std::size_t i = spec.parameters.size(); i-- > 0;) {
     const Parameter& parameter = spec.parameters[i];
     Open& filling = open[static_cast<std::size_t>(parameter.dtype)];
-    const std::uint64_t bytes = Elements(parameter) * ItemSize(parameter.dtype);
+    const std::uint64_t bytes = BytesOf(parameter);
     const std::uint64_t cap = filling.first ? spec.first_bucket_cap_bytes : spec.bucket_cap_bytes;
     if (!filling.group.parameters.empty() && filling.group.bytes + bytes > cap) {
       closed.push_back(std::exchange(filling.group, Group{}));
@@ -104,6 +109,28 @@ std::vector<Group> GroupByRule(const LayoutSpec& spec) {
   return closed;
 }
 
+// Moves what is ready last, as much as fits last_bucket_cap_bytes, into a group of its own.
+void SplitLast(const LayoutSpec& spec, std::vector<Group>* groups) {
+  const std::uint64_t cap = spec.last_bucket_cap_bytes;
+  if (cap == 0 || groups->empty()) return;
+  // With more than one type it need not be the last that closes.
+  Group& whole = *std::min_element(
+      groups->begin(), groups->end(),
+      [](const Group& a, const Group& b) { return a.parameters.back() < b.parameters.back(); });
+  if (whole.bytes <= cap) return;
+  Group last{whole.dtype, {}, 0};
+  auto first = whole.parameters.end();
+  do {
+    last.bytes += BytesOf(spec.parameters[*--first]);
+  } while (first != whole.parameters.begin() &&
+           last.bytes + BytesOf(spec.parameters[*(first - 1)]) <= cap);
+  if (last.bytes == whole.bytes) return;  // nothing would be left but empty parameters
+  last.parameters.assign(first, whole.parameters.end());
+  whole.parameters.erase(first, whole.parameters.end());
+  whole.bytes -= last.bytes;
+  groups->push_back(std::move(last));
+}
+
 std::string Describe(const Parameter& parameter) {
   return absl::StrCat("'", parameter.name, "' ", DataTypeName(parameter.dtype), " [",
                       absl::StrJoin(parameter.shape, ","), "]");
@@ -120,7 +147,8 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
   LayoutPlan plan;
   plan.fingerprint = FingerprintOf(spec);
   plan.placements.resize(spec.parameters.size());
-  const std::vector<Group> groups = GroupByRule(spec);
+  std::vector<Group> groups = GroupByRule(spec);
+  SplitLast(spec, &groups);
   const std::size_t buckets = groups.size() + spec.explicit_buckets.size();
   if (buckets > max_buckets) {
     return MakeError(
@@ -192,6 +220,10 @@ std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const Lay
   if (a.first_bucket_cap_bytes != b.first_bucket_cap_bytes) {
     return Differ("first_bucket_cap_bytes", absl::StrCat(a.first_bucket_cap_bytes), rank_a,
                   absl::StrCat(b.first_bucket_cap_bytes), rank_b);
+  }
+  if (a.last_bucket_cap_bytes != b.last_bucket_cap_bytes) {
+    return Differ("last_bucket_cap_bytes", absl::StrCat(a.last_bucket_cap_bytes), rank_a,
+                  absl::StrCat(b.last_bucket_cap_bytes), rank_b);
   }
   if (a.average != b.average) {
     return Differ("reduce op", a.average ? "average" : "sum", rank_a, b.average ? "average" : "sum",

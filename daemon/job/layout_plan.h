@@ -19,13 +19,14 @@ struct Parameter {
   DataType dtype = DataType::kUnspecified;
 };
 
-// What a rank registers. Valid: validated at the boundary (names, dtypes, caps > 0, element counts
-// that do not overflow).
+// What a rank registers. Valid: validated at the boundary (names, dtypes, caps > 0 but for the last
+// bucket's, element counts that do not overflow).
 struct LayoutSpec {
   std::string name;
   std::vector<Parameter> parameters;
   std::uint64_t bucket_cap_bytes = 25u << 20;
   std::uint64_t first_bucket_cap_bytes = 1u << 20;
+  std::uint64_t last_bucket_cap_bytes = 0;  // 0: none
   // (dtype, elements); stands alone, without parameters.
   std::vector<std::pair<DataType, std::uint64_t>> explicit_buckets;
   bool average = true;
@@ -54,7 +55,10 @@ struct LayoutPlan {
 // exceed its cap (the first bucket of each dtype has first_bucket_cap_bytes; a parameter larger
 // than the cap is a bucket of its own). Buckets are numbered in the order in which they close,
 // which is the reduction order. Source: VLDB 2020, section 3.2.3 and 4.2
-// (compute_bucket_assignment_by_size).
+// (compute_bucket_assignment_by_size). Beyond the paper: if the bucket that is ready last, that of
+// parameter 0, is larger than last_bucket_cap_bytes, the longest run of its last parameters that
+// fits, at least one, becomes the last bucket. What is reduced last is waited for, and only its
+// size decides how long.
 //   RESOURCE_EXHAUSTED  more than `max_buckets` buckets.
 absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_buckets);
 

@@ -154,6 +154,7 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   if (message.first_bucket_cap_bytes() != 0) {
     spec.first_bucket_cap_bytes = message.first_bucket_cap_bytes();
   }
+  spec.last_bucket_cap_bytes = message.last_bucket_cap_bytes();
   if (message.parameters().empty() == message.explicit_buckets().empty()) {
     return Malformed("either parameters or explicit_buckets must be given");
   }

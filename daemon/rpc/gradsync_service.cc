@@ -351,6 +351,9 @@ absl::Status SessionStream::Dispatch(std::uint64_t now_ns) {
     }
     case v1::SessionRequest::kEndStep: {
       const auto& end = request.end_step();
+      if (end.ready_rest()) {
+        return session_->FinishStep(end.channel(), end.step(), end.used_map());
+      }
       return session_->EndStep(end.channel(), end.step(), end.used_map());
     }
     case v1::SessionRequest::kAbandonStep: {

@@ -142,6 +142,12 @@ absl::Status Session::EndStep(std::uint32_t channel, std::uint64_t step,
   return job_->EndStep(rank(), channel, step, used_map);
 }
 
+absl::Status Session::FinishStep(std::uint32_t channel, std::uint64_t step,
+                                 absl::string_view used_map) {
+  if (absl::Status whole = CheckWhole(channel, step); !whole.ok()) return whole;
+  return job_->FinishStep(rank(), channel, step, used_map);
+}
+
 absl::StatusOr<StagingMemory> Session::Staging(std::uint64_t bytes) {
   MutexLock lock(&mutex_);
   if (absl::Status populated = staging_->CheckPopulated(bytes); !populated.ok()) {

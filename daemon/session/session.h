@@ -76,6 +76,8 @@ class Session : public std::enable_shared_from_this<Session> {
                          absl::Span<const std::uint32_t> buckets);
   // Checks again that the arena is whole (a client may punch holes into it), then EndStep.
   absl::Status EndStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);
+  // The same, then Job::FinishStep.
+  absl::Status FinishStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);
   // The staging window, mapped; FAILED_PRECONDITION unless its first `bytes` bytes are populated.
   absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes);
 

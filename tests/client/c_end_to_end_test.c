@@ -202,8 +202,10 @@ static void RunUnused(gradsync_layout_t* layout) {
   if (rank == 1) CHECK_OK(gradsync_mark_unused(layout, step, 2));
   CheckError(__LINE__, gradsync_mark_unused(layout, step, BUCKETS), GRADSYNC_INVALID_ARGUMENT,
              "UNKNOWN_PARAMETER", rank == 0 ? "0" : "1", "6", "");
-  for (i = 0; i < BUCKETS; ++i) CHECK_OK(gradsync_mark_ready(layout, step, i));
-  CHECK_OK(gradsync_end_step(layout, step, NULL));
+  for (i = 0; i < 2; ++i) CHECK_OK(gradsync_mark_ready(layout, step, i));
+  CHECK_OK(gradsync_finish_step(layout, step, NULL));
+  CheckError(__LINE__, gradsync_finish_step(layout, step, NULL), GRADSYNC_FAILED_PRECONDITION,
+             "PROTOCOL_VIOLATION", rank == 0 ? "0" : "1", "6", "");
   gradsync_step_result_init(&result);
   CHECK_OK(gradsync_wait_step(layout, step, GRADSYNC_FOREVER, &result));
   CHECK(result.used_count == BUCKETS && result.used[1] == 0 && result.used[2] == 1);
@@ -211,6 +213,55 @@ static void RunUnused(gradsync_layout_t* layout) {
   CHECK(Gradient(layout, 0, NULL)[7] == 4.5f);
   CHECK(Gradient(layout, 1, NULL)[7] == 4.0f + (float)rank);
   CHECK(Gradient(layout, 2, NULL)[7] == 2.0f);
+}
+
+/* Which parameters were used, in the message that marks every bucket; and the last bucket's cap. */
+static void RunLastBucket(gradsync_session_t* session) {
+  const uint8_t used[3] = {1, 1, 0};
+  gradsync_parameter_t parameters[3];
+  gradsync_layout_spec_t spec;
+  gradsync_layout_t* layout = NULL;
+  gradsync_step_result_t result;
+  gradsync_view_t view;
+  const uint64_t shape[1] = {ELEMENTS};
+  size_t i;
+  for (i = 0; i < 3; ++i) {
+    parameters[i].name = i == 0 ? "first" : i == 1 ? "second" : "third";
+    parameters[i].shape = shape;
+    parameters[i].dimensions = 1;
+    parameters[i].data_type = GRADSYNC_FLOAT32;
+  }
+  gradsync_layout_spec_init(&spec);
+  spec.name = "tail";
+  spec.parameters = parameters;
+  spec.parameter_count = 3;
+  spec.last_bucket_cap_bytes = ELEMENTS * sizeof(float);
+  /* As a program of an older release, whose struct ended before it. */
+  spec.struct_size = offsetof(gradsync_layout_spec_t, last_bucket_cap_bytes);
+  CHECK_OK(gradsync_register_layout(session, &spec, &layout));
+  CHECK(gradsync_layout_bucket_count(layout) == 1);
+  spec.struct_size = sizeof(spec);
+  {
+    gradsync_layout_t* whole = layout;
+    CHECK_OK(gradsync_replace_layout(session, whole, &spec, &layout));
+    gradsync_layout_destroy(whole);
+  }
+  CHECK(gradsync_layout_bucket_count(layout) == 2);
+  for (i = 0; i < 3; ++i) {
+    CHECK_OK(gradsync_layout_gradient(layout, i, &view));
+    CHECK(view.bucket == (i == 0 ? 1 : 0));
+    ((float*)view.data)[0] = (float)i + 2 * (float)rank;
+  }
+  CHECK_OK(gradsync_finish_step(layout, 1, used));
+  gradsync_step_result_init(&result);
+  CHECK_OK(gradsync_wait_step(layout, 1, GRADSYNC_FOREVER, &result));
+  CHECK(result.used_count == 3 && result.used[1] == 1 && result.used[2] == 0);
+  gradsync_step_result_destroy(&result);
+  for (i = 0; i < 3; ++i) {
+    CHECK_OK(gradsync_layout_gradient(layout, i, &view));
+    CHECK(((float*)view.data)[0] == (float)i + 1);
+  }
+  gradsync_layout_destroy(layout);
 }
 
 static void RunOperations(gradsync_session_t* session) {
@@ -275,6 +326,7 @@ static int RunRank(const char* socket) {
                                 GRADSYNC_FOREVER));
     CHECK(found == 0);
   }
+  RunLastBucket(session);
   CHECK_OK(gradsync_barrier(session, GRADSYNC_FOREVER));
   CHECK_OK(gradsync_session_leave(session));
   CheckError(__LINE__, gradsync_barrier(session, 0), GRADSYNC_FAILED_PRECONDITION, "LEFT",

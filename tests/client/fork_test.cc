@@ -40,8 +40,8 @@ TEST_F(ForkTest, EveryCallInTheChildFailsAndDestructorsReturn) {
                      IsForked(layout.MarkUnused(1, 0)) && IsForked(session.Leave()) &&
                      IsForked(session.LeaveAndStay().status()) &&
                      IsForked(layout.MarkReady(1, 0)) && IsForked(layout.EndStep(1)) &&
-                     IsForked(layout.AbandonStep(1, "")) && IsForked(layout.WaitBucket(1, 0)) &&
-                     IsForked(layout.WaitStep(1).status()) &&
+                     IsForked(layout.FinishStep(1)) && IsForked(layout.AbandonStep(1, "")) &&
+                     IsForked(layout.WaitBucket(1, 0)) && IsForked(layout.WaitStep(1).status()) &&
                      IsForked(Session::Join(daemon_.Options(0, 2)).status()) &&
                      layout.next_step() == 1 && session.rank() == 0;
     job_.sessions[0].reset();

@@ -134,6 +134,68 @@ TEST_F(StepsTest, BucketsMayBeMarkedFromSeveralThreads) {
   }
 }
 
+TEST_F(StepsTest, FinishStepMarksTheRestAndEndsTheStep) {
+  // Of three buckets none, some and all are marked before, on one rank and on both.
+  std::uint64_t step = 0;
+  for (std::size_t before = 0; before <= 3; ++before) {
+    for (const std::size_t other : {before, std::size_t{3}}) {
+      ++step;
+      OnEveryRank(2, [&](std::uint32_t rank) {
+        for (std::size_t i = 0; i < 3; ++i) {
+          Fill(layout(rank).bucket(i), static_cast<float>(10 * step + i + 2 * rank));
+        }
+        // From the last one on: the rest need not be the last ones.
+        for (std::size_t i = 0; i < (rank == 0 ? before : other); ++i) {
+          ASSERT_TRUE(layout(rank).MarkReady(step, 2 - i).ok());
+        }
+        ASSERT_TRUE(layout(rank).FinishStep(step).ok());
+        const auto result = layout(rank).WaitStep(step);
+        ASSERT_TRUE(result.ok()) << result.status();
+        EXPECT_TRUE(result->used.empty());
+        for (std::size_t i = 0; i < 3; ++i) {
+          EXPECT_EQ(ValueOf(layout(rank).bucket(i)), static_cast<float>(10 * step + i + 1));
+        }
+      });
+    }
+  }
+  for (std::uint32_t rank : {0u, 1u}) {
+    const SessionStatistics statistics = job_.sessions[rank]->Statistics();
+    EXPECT_EQ(statistics.steps_complete, step);
+    EXPECT_EQ(statistics.buckets_marked, 3 * step);
+    EXPECT_GT(statistics.mark_ready_total, absl::ZeroDuration());
+    EXPECT_GT(statistics.exposed_total, absl::ZeroDuration());
+  }
+}
+
+TEST_F(StepsTest, AFinishStepThatIsRefusedMarksNothing) {
+  Layout& mine = layout(0);
+  ExpectError(mine.FinishStep(2), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  ExpectError(mine.FinishStep(0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  const absl::Status length = mine.FinishStep(1, {true});
+  ExpectError(length, absl::StatusCode::kInvalidArgument, "MALFORMED");
+  EXPECT_THAT(MessageOf(length), HasSubstr("FinishStep says of 1 parameters"));
+  EXPECT_EQ(job_.sessions[0]->Statistics().buckets_marked, 0u);
+  ASSERT_TRUE(mine.MarkReady(1, 1).ok());
+  ASSERT_TRUE(mine.FinishStep(1).ok());
+  EXPECT_EQ(job_.sessions[0]->Statistics().buckets_marked, 3u);
+  for (const absl::Status& status :
+       {mine.FinishStep(1), mine.EndStep(1), mine.MarkReady(1, 0), mine.AbandonStep(1, "late")}) {
+    ExpectError(status, absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+    EXPECT_THAT(MessageOf(status), HasSubstr("after this rank's EndStep"));
+  }
+  ASSERT_TRUE(layout(1).FinishStep(1).ok());
+  EXPECT_TRUE(mine.WaitStep(1).ok());
+  ExpectError(mine.FinishStep(1), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  // Void: it is told so, as by EndStep.
+  ASSERT_TRUE(layout(1).AbandonStep(2, "an exception").ok());
+  ExpectError(mine.WaitStep(2).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  ExpectError(mine.FinishStep(2), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    ASSERT_TRUE(layout(rank).FinishStep(3).ok());
+    EXPECT_TRUE(layout(rank).WaitStep(3).ok());
+  });
+}
+
 TEST_F(StepsTest, MistakesAreErrorsOfTheCallAndTheStepGoesOn) {
   Layout& mine = layout(0);
   ExpectError(mine.MarkReady(1, 3), absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET");
@@ -243,8 +305,9 @@ TEST_F(StepsTest, EveryCallFailsWhileThisRankIsAwayAndTheOthersGoOn) {
               "WAIT_TIMEOUT");
   char byte = 'x';
   for (const absl::Status& status :
-       {layout(0).MarkReady(1, 0), layout(0).EndStep(1), layout(0).AbandonStep(1, ""),
-        layout(0).MarkReady(2, 0), away.Barrier(), away.Broadcast(&byte, 1, kLowestLiveRank),
+       {layout(0).MarkReady(1, 0), layout(0).EndStep(1), layout(0).FinishStep(1),
+        layout(0).AbandonStep(1, ""), layout(0).MarkReady(2, 0), away.Barrier(),
+        away.Broadcast(&byte, 1, kLowestLiveRank),
         away.AllReduce(&byte, 0, DataType::kFloat32, ReduceOp::kSum),
         away.RegisterLayout(spec_).status(), away.ReplaceLayout(layout(0), spec_).status()}) {
     ExpectError(status, absl::StatusCode::kFailedPrecondition, "LEFT");
@@ -354,6 +417,23 @@ TEST_F(UsedParametersTest, TheUnionIsAgreed) {
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_TRUE(result->used.empty());
     EXPECT_EQ(static_cast<float*>(mine.gradient(7).data)[2], 5.0f);  // a sum
+  });
+}
+
+TEST_F(UsedParametersTest, TheUnionIsAgreedAlsoOfWhatFinishStepSays) {
+  OnEveryRank(2, [&](std::uint32_t rank) {
+    Layout& mine = layout(rank);
+    std::vector<bool> used(10, rank == 0);
+    used[2] = used[5] = false;
+    ASSERT_TRUE(mine.MarkUnused(1, 9).ok());
+    ASSERT_TRUE(mine.MarkReady(1, 0).ok());
+    ASSERT_TRUE(mine.FinishStep(1, used).ok());
+    const auto result = mine.WaitStep(1);
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->used.size(), 10u);
+    for (std::size_t i = 0; i < 10; ++i) {
+      EXPECT_EQ(result->used[i], i != 2 && i != 5 && i != 9) << i;
+    }
   });
 }
 

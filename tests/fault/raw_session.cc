@@ -152,7 +152,7 @@ v1::SessionRequest RawSession::OpenRequest(std::uint32_t rank, std::uint32_t wor
   v1::SessionRequest request;
   v1::OpenSession& open = *request.mutable_open_session();
   open.mutable_protocol()->set_oldest(1);
-  open.mutable_protocol()->set_newest(2);
+  open.mutable_protocol()->set_newest(3);
   open.set_shared_memory_abi(kSharedMemoryAbi);
   open.set_job_id(job);
   open.set_rank(rank);
@@ -218,10 +218,11 @@ bool RawSession::Ready(std::uint32_t channel, std::uint64_t step,
   return Send(request);
 }
 
-bool RawSession::EndStep(std::uint32_t channel, std::uint64_t step) {
+bool RawSession::EndStep(std::uint32_t channel, std::uint64_t step, bool ready_rest) {
   v1::SessionRequest request;
   request.mutable_end_step()->set_channel(channel);
   request.mutable_end_step()->set_step(step);
+  request.mutable_end_step()->set_ready_rest(ready_rest);
   return Send(request);
 }
 

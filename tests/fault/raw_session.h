@@ -94,7 +94,7 @@ class RawSession {
   const std::shared_ptr<RawMemory>& semaphores() const { return semaphores_; }
   bool Mapped(std::uint32_t channel);
   bool Ready(std::uint32_t channel, std::uint64_t step, const std::vector<std::uint32_t>& buckets);
-  bool EndStep(std::uint32_t channel, std::uint64_t step);
+  bool EndStep(std::uint32_t channel, std::uint64_t step, bool ready_rest = false);
 
  private:
   grpc::ClientContext context_;

@@ -188,6 +188,23 @@ const Wrong kWrongs[] = {
        rank->Ready(1, 2, {0});
      },
      kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank's EndStep"},
+    {"OfTheRestAfterEndStep",
+     [](RawSession* rank) {
+       rank->Ready(1, 2, {0, 1});
+       rank->EndStep(1, 2);
+       rank->EndStep(1, 2, /*ready_rest=*/true);
+     },
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank's EndStep"},
+    {"OfTheRestASecondTime",
+     [](RawSession* rank) {
+       rank->EndStep(1, 2, /*ready_rest=*/true);
+       rank->EndStep(1, 2, /*ready_rest=*/true);
+     },
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank's EndStep"},
+    {"OfTheRestOfAStaleStep", [](RawSession* rank) { rank->EndStep(1, 1, /*ready_rest=*/true); },
+     kFailedPrecondition, "STALE_STEP", "the next one is 2"},
+    {"OfTheRestAhead", [](RawSession* rank) { rank->EndStep(1, 3, /*ready_rest=*/true); },
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "ahead of step 2"},
     {"OfAnUnknownChannel", [](RawSession* rank) { rank->Ready(7, 1, {0}); }, kInvalidArgument,
      "UNKNOWN_CHANNEL", "no layout on channel 7"},
     {"OfAUsedMapOfAnotherSize",

@@ -87,6 +87,7 @@ class Fuzzer {
         request.mutable_end_step()->set_channel(small());
         request.mutable_end_step()->set_step(Number());
         request.mutable_end_step()->set_used_map(Text(3));
+        request.mutable_end_step()->set_ready_rest(Below(2) == 0);
         break;
       case 5:
         request.mutable_abandon_step()->set_channel(small());

@@ -115,6 +115,87 @@ TEST(LayoutPlanTest, BucketsAreNumberedInTheOrderInWhichTheyAreFull) {
   EXPECT_EQ(BucketsOf(spec), (Buckets{1, 2, 0, 1}));
 }
 
+// `count` parameters of 40 bytes, the first bucket of which holds one.
+LayoutSpec WithLastCap(std::size_t count, std::uint64_t last_cap) {
+  LayoutSpec spec = Spec(std::vector<Parameter>(count, Float32(10)), /*first_cap=*/40,
+                         /*cap=*/1000);
+  spec.last_bucket_cap_bytes = last_cap;
+  return spec;
+}
+
+TEST(LayoutPlanTest, TheLastBucketIsSplitSoThatWhatIsWaitedForIsSmall) {
+  EXPECT_EQ(BucketsOf(WithLastCap(5, 0)), (Buckets{1, 1, 1, 1, 0}));
+  EXPECT_EQ(BucketsOf(WithLastCap(5, 40)), (Buckets{2, 1, 1, 1, 0}));
+  EXPECT_EQ(BucketsOf(WithLastCap(5, 79)), (Buckets{2, 1, 1, 1, 0}));
+  EXPECT_EQ(BucketsOf(WithLastCap(5, 80)), (Buckets{2, 2, 1, 1, 0}));
+  EXPECT_EQ(BucketsOf(WithLastCap(5, 159)), (Buckets{2, 2, 2, 1, 0}));
+}
+
+TEST(LayoutPlanTest, ALastBucketThatFitsItsCapIsWhole) {
+  EXPECT_EQ(BucketsOf(WithLastCap(5, 160)), (Buckets{1, 1, 1, 1, 0}));
+  EXPECT_EQ(BucketsOf(WithLastCap(5, 1u << 20)), (Buckets{1, 1, 1, 1, 0}));
+  EXPECT_EQ(BucketsOf(WithLastCap(0, 1)), Buckets{});
+}
+
+TEST(LayoutPlanTest, TheLastBucketHoldsAtLeastOneParameter) {
+  EXPECT_EQ(BucketsOf(WithLastCap(5, 1)), (Buckets{2, 1, 1, 1, 0}));
+  // A bucket of its own already.
+  LayoutSpec alone = Spec({Float32(100), Float32(1)}, 40, 40);
+  alone.last_bucket_cap_bytes = 40;
+  EXPECT_EQ(BucketsOf(alone), (Buckets{1, 0}));
+  // Larger than the cap, and last: what is ready before it need not wait for it.
+  LayoutSpec large = Spec({Float32(100), Float32(1), Float32(1)});
+  large.last_bucket_cap_bytes = 40;
+  EXPECT_EQ(BucketsOf(large), (Buckets{1, 0, 0}));
+}
+
+TEST(LayoutPlanTest, TheOnlyBucketIsSplitToo) {
+  LayoutSpec spec = Spec({Float32(10), Float32(10), Float32(10)});
+  spec.last_bucket_cap_bytes = 40;
+  EXPECT_EQ(BucketsOf(spec), (Buckets{1, 0, 0}));
+  const LayoutPlan plan = Plan(spec);
+  // The order within the buckets is as before.
+  EXPECT_EQ(plan.placements[2].offset, 0u);
+  EXPECT_EQ(plan.placements[1].offset, kParameterAlignment);
+  EXPECT_EQ(plan.placements[0].offset, plan.buckets[1].offset);
+  EXPECT_EQ(plan.buckets[0].count, kParameterAlignment / 4 + 10);
+  EXPECT_EQ(plan.buckets[1].count, 10u);
+}
+
+TEST(LayoutPlanTest, NoBucketOfNothingIsSplitOff) {
+  LayoutSpec spec = Spec({Float32(10), {"empty", {0}, DataType::kFloat32}});
+  spec.last_bucket_cap_bytes = 8;
+  EXPECT_EQ(BucketsOf(spec), (Buckets{0, 0}));
+  // It fits, whatever the cap.
+  spec.parameters.insert(spec.parameters.begin(), {"scalar", {}, DataType::kFloat32});
+  spec.parameters.insert(spec.parameters.begin(), {"empty", {0}, DataType::kFloat32});
+  EXPECT_EQ(BucketsOf(spec), (Buckets{1, 1, 0, 0}));
+}
+
+TEST(LayoutPlanTest, OfSeveralTypesTheBucketThatIsReadyLastIsSplit) {
+  // Its first parameter is done before the float32 ones, so that it is numbered before them.
+  LayoutSpec spec = Spec({{"d0", {2}, DataType::kFloat64},
+                          {"d1", {2}, DataType::kFloat64},
+                          {"f0", {10}, DataType::kFloat32},
+                          {"f1", {10}, DataType::kFloat32},
+                          {"d2", {2}, DataType::kFloat64}});
+  EXPECT_EQ(BucketsOf(spec), (Buckets{0, 0, 1, 1, 0}));
+  spec.last_bucket_cap_bytes = 32;
+  EXPECT_EQ(BucketsOf(spec), (Buckets{2, 2, 1, 1, 0}));
+  const LayoutPlan plan = Plan(spec);
+  EXPECT_EQ(plan.buckets[0].dtype, DataType::kFloat64);
+  EXPECT_EQ(plan.buckets[1].dtype, DataType::kFloat32);
+  EXPECT_EQ(plan.buckets[2].dtype, DataType::kFloat64);
+  EXPECT_EQ(plan.placements[1].offset, plan.buckets[2].offset);
+  EXPECT_EQ(plan.placements[0].offset, plan.buckets[2].offset + kParameterAlignment);
+}
+
+TEST(LayoutPlanTest, TheBucketThatIsSplitOffCountsForTheQuota) {
+  EXPECT_TRUE(PlanLayout(WithLastCap(5, 0), 2).ok());
+  EXPECT_TRUE(PlanLayout(WithLastCap(5, 40), 3).ok());
+  EXPECT_EQ(DetailsOf(PlanLayout(WithLastCap(5, 40), 2).status()).reason, "QUOTA");
+}
+
 TEST(LayoutPlanTest, EverythingIsAlignedAndNothingOverlaps) {
   LayoutSpec spec = Spec({}, /*first_cap=*/64, /*cap=*/300);
   const DataType types[] = {DataType::kFloat32, DataType::kFloat64, DataType::kFloat16,
@@ -250,6 +331,9 @@ const Difference kDifferences[] = {
     {"FirstCap",
      [](LayoutSpec* spec) { spec->first_bucket_cap_bytes = 7; },
      {"first_bucket_cap_bytes", "1048576", "7"}},
+    {"LastCap",
+     [](LayoutSpec* spec) { spec->last_bucket_cap_bytes = 7; },
+     {"last_bucket_cap_bytes", "0 on rank 3", "7 on rank 5"}},
     {"Operation",
      [](LayoutSpec* spec) { spec->average = false; },
      {"reduce op", "average on rank 3", "sum on rank 5"}},

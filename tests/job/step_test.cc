@@ -59,6 +59,67 @@ TEST_F(StepTest, AUsedMapOfAnotherSizeIsRefusedWithBothSizes) {
   }
 }
 
+TEST_F(StepTest, FinishStepMarksWhatIsNotMarkedInTheOrderOfTheBuckets) {
+  Start(2);
+  channel_ = Agree(Spec(4));
+  const std::uint64_t start_ns = clock_.NowNs();
+  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {2}).ok());
+  clock_.Advance(10);
+  ASSERT_TRUE(job_->FinishStep(0, channel_, 1, "\3").ok());
+  EXPECT_EQ(reducer_.submitted(), 0u);
+  EXPECT_EQ(job_->MissingInStep(channel_, 1), "rank 1 has not marked bucket 0-3 ready");
+  clock_.Advance(10);
+  // All at once.
+  ASSERT_TRUE(job_->FinishStep(1, channel_, 1, "\4").ok());
+  EXPECT_EQ(reducer_.submitted(), 4u);
+  reducer_.CompleteAll();
+  const StepRecord& record = *Only<StepDoneMessage>(0).record;
+  EXPECT_TRUE(record.verdict.ok()) << record.verdict;
+  EXPECT_EQ(record.used_map, "\7");
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(record.times.buckets[i].ready_ns,
+              (std::vector<std::uint64_t>{i == 2 ? start_ns : start_ns + 10, start_ns + 20}));
+  }
+  TakeAll();
+  // With nothing left to mark it is EndStep.
+  for (std::uint32_t rank : {0u, 1u}) {
+    ASSERT_TRUE(job_->MarkReady(rank, channel_, 2, {0, 1, 2, 3}).ok());
+    ASSERT_TRUE(job_->FinishStep(rank, channel_, 2, "").ok());
+  }
+  reducer_.CompleteAll();
+  EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
+}
+
+TEST_F(StepTest, FinishStepOutOfOrderIsABreachAndMarksNothing) {
+  Start(2);
+  channel_ = Agree(Spec(2));
+  EXPECT_EQ(ReasonOf(job_->FinishStep(0, channel_, 0, "")), "STALE_STEP");
+  EXPECT_EQ(ReasonOf(job_->FinishStep(0, channel_, 2, "")), "PROTOCOL_VIOLATION");
+  EXPECT_EQ(ReasonOf(job_->FinishStep(0, channel_ + 1, 1, "")), "UNKNOWN_CHANNEL");
+  EXPECT_EQ(job_->MissingInStep(channel_, 1), "");
+  ASSERT_TRUE(job_->FinishStep(0, channel_, 1, "").ok());
+  for (const absl::Status& status :
+       {job_->FinishStep(0, channel_, 1, ""), job_->MarkReady(0, channel_, 1, {1})}) {
+    EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
+    EXPECT_TRUE(Says(status, "after this rank's EndStep")) << status;
+  }
+}
+
+TEST_F(StepTest, FinishStepOfAVoidStepIsIgnored) {
+  Start(2);
+  channel_ = Agree(Spec(2));
+  ASSERT_TRUE(job_->AbandonStep(1, channel_, 1, "no").ok());
+  EXPECT_TRUE(job_->FinishStep(0, channel_, 1, "").ok());
+  EXPECT_EQ(reducer_.submitted(), 0u);
+  EXPECT_EQ(job_->MissingInStep(channel_, 2), "");
+  TakeAll();
+  for (std::uint32_t rank : {0u, 1u}) {
+    ASSERT_TRUE(job_->FinishStep(rank, channel_, 2, "").ok());
+  }
+  reducer_.CompleteAll();
+  EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
+}
+
 TEST_F(StepTest, TheRecordHoldsWhenEachBucketWasReadyReducedAndCommitted) {
   Start(2);
   channel_ = Agree(Spec(1));

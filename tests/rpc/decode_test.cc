@@ -123,11 +123,11 @@ const OpenFault kOpenFaults[] = {
      [](auto* m) { m->clear_protocol(); },
      kPrecondition,
      "VERSION",
-     {"protocol 1.0 to 1.0", "this daemon 1.1 to 1.2", "upgrade"}},
+     {"protocol 1.0 to 1.0", "this daemon 1.1 to 1.3", "upgrade"}},
     {"ProtocolTooNew",
      [](auto* m) {
-       m->mutable_protocol()->set_oldest(3);
-       m->mutable_protocol()->set_newest(3);
+       m->mutable_protocol()->set_oldest(kProtocolNewest + 1);
+       m->mutable_protocol()->set_newest(kProtocolNewest + 1);
      },
      kPrecondition,
      "VERSION",
@@ -213,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(OpenSession, OpenFaultTest, testing::ValuesIn(kOpenFaul
 v1::RegisterLayout GoodLayout() {
   return Parse<v1::RegisterLayout>(R"(
       request_id: 3 name: "model" op: REDUCE_OP_SUM timeout_ms: 7 bucket_done_messages: true
-      bucket_cap_bytes: 100 first_bucket_cap_bytes: 10
+      bucket_cap_bytes: 100 first_bucket_cap_bytes: 10 last_bucket_cap_bytes: 20
       parameters { name: "w" shape: 10 shape: 64 dtype: DATA_TYPE_FLOAT32 }
       parameters { name: "b" shape: 10 dtype: DATA_TYPE_BFLOAT16 })");
 }
@@ -234,6 +234,7 @@ TEST(DecodeLayoutTest, EveryFieldArrives) {
   EXPECT_FALSE(spec.average);
   EXPECT_EQ(spec.bucket_cap_bytes, 100u);
   EXPECT_EQ(spec.first_bucket_cap_bytes, 10u);
+  EXPECT_EQ(spec.last_bucket_cap_bytes, 20u);
   ASSERT_EQ(spec.parameters.size(), 2u);
   EXPECT_EQ(spec.parameters[0].name, "w");
   EXPECT_EQ(spec.parameters[0].shape, (std::vector<std::uint64_t>{10, 64}));
@@ -247,6 +248,7 @@ TEST(DecodeLayoutTest, WhatIsLeftOutIsThePapersDefault) {
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_EQ(request->spec.bucket_cap_bytes, 25u << 20);
   EXPECT_EQ(request->spec.first_bucket_cap_bytes, 1u << 20);
+  EXPECT_EQ(request->spec.last_bucket_cap_bytes, 0u);
   EXPECT_TRUE(request->spec.average);
   EXPECT_EQ(request->deadline_ns, kNowNs + 300'000 * kNsPerMs);
   EXPECT_FALSE(request->bucket_done_messages);

@@ -71,7 +71,8 @@ TEST_F(SessionTest, AHolePunchedAfterwardsIsRefusedBeforeTheDaemonFillsIt) {
   const std::uint32_t channel = registration.channel;
   PunchHole(*registration.memory.arena);
   for (const absl::Status& status :
-       {opened->MarkReady(channel, 1, {0}), opened->EndStep(channel, 1, "")}) {
+       {opened->MarkReady(channel, 1, {0}), opened->EndStep(channel, 1, ""),
+        opened->FinishStep(channel, 1, "")}) {
     ExpectError(status, kPrecondition, "ARENA_NOT_POPULATED",
                 {"rank 0", "step 1", "4096 of 8192 bytes"});
   }
@@ -103,6 +104,7 @@ TEST_F(SessionTest, AStepOnAnUnknownChannelIsRefusedByTheJob) {
   const Opened opened = Open(0, 1);
   EXPECT_EQ(DetailsOf(opened->MarkReady(5, 1, {0})).reason, "UNKNOWN_CHANNEL");
   EXPECT_EQ(DetailsOf(opened->EndStep(5, 1, "")).reason, "UNKNOWN_CHANNEL");
+  EXPECT_EQ(DetailsOf(opened->FinishStep(5, 1, "")).reason, "UNKNOWN_CHANNEL");
 }
 
 TEST_F(SessionTest, AMappingMayComeBehindTheLeaveThatWasSentAfterIt) {

@@ -90,14 +90,19 @@ struct BucketSpec {
 };
 
 // A named set of parameters. Either `parameters` in the order of the forward pass, cut into buckets
-// by the paper's rule (reverse order, `bucket_cap_bytes`, a smaller first bucket), or
-// `explicit_buckets`.
+// by the paper's rule (reverse order, `bucket_cap_bytes`, a smaller first bucket; then
+// `last_bucket_cap_bytes`), or `explicit_buckets`.
 struct LayoutSpec {
   std::string name = "default";
   std::vector<ParameterSpec> parameters;
   std::vector<BucketSpec> explicit_buckets;
   std::uint64_t bucket_cap_bytes = 25u << 20;
   std::uint64_t first_bucket_cap_bytes = 1u << 20;
+  // Most bytes of the bucket that is ready last, which the rule may fill up to bucket_cap_bytes; 0:
+  // no such cap. What is reduced last is waited for, as no backward pass is left to hide it: if
+  // that bucket is larger, as many of its last parameters as fit, at least one, become a bucket of
+  // their own. A daemon of before protocol 1.3 does not split.
+  std::uint64_t last_bucket_cap_bytes = 0;
   ReduceOp op = ReduceOp::kAverage;
   // How long to wait for the other ranks to register the same.
   absl::Duration timeout = absl::Minutes(5);
@@ -165,8 +170,8 @@ struct SessionStatistics {
   std::uint64_t steps_void = 0;
   std::uint64_t buckets_marked = 0;
   std::uint64_t bytes_reduced = 0;  // of this rank's arenas, complete steps only
-  absl::Duration mark_ready_total;  // time spent inside MarkReady
-  absl::Duration exposed_total;     // last MarkReady to StepDone, summed over the steps
+  absl::Duration mark_ready_total;  // time spent inside MarkReady, and FinishStep that marks
+  absl::Duration exposed_total;     // last mark to StepDone, summed over the steps
 };
 
 class Session;
@@ -218,6 +223,12 @@ class Layout {
   // empty: all. What MarkUnused named is unused as well.
   //   FAILED_PRECONDITION  names the first bucket that was not marked ready.
   virtual absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
+
+  // MarkReady of every bucket that was not, and EndStep, in one message: one less for the last
+  // bucket, or for all of them. To a daemon of before protocol 1.3 they are said one by one.
+  //   the statuses of MarkReady and EndStep, but for those that name a bucket. If it fails, no
+  //   bucket is marked.
+  virtual absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
 
   // This rank cannot finish the step: void for every rank, who are told `reason`. Then wait for the
   // step as usual.

@@ -187,6 +187,9 @@ typedef struct gradsync_layout_spec {
   uint64_t first_bucket_cap_bytes; /* 0: 1 MiB */
   int32_t op;                      /* gradsync_reduce_op_t */
   int64_t timeout;                 /* 0: 5 min */
+  /* Most bytes of the bucket that is ready last; 0: no such cap. What is reduced last is waited
+   * for, so it is split off the bucket if that is larger. See LayoutSpec in gradsync/client.h. */
+  uint64_t last_bucket_cap_bytes;
 } gradsync_layout_spec_t;
 
 static inline void gradsync_layout_spec_init(gradsync_layout_spec_t* spec) {
@@ -243,6 +246,10 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_ready(gradsync
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_end_step(gradsync_layout_t* layout,
                                                                       uint64_t step,
                                                                       const uint8_t* used);
+/* gradsync_mark_ready() of every bucket that was not, and gradsync_end_step(), in one message. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_finish_step(gradsync_layout_t* layout,
+                                                                         uint64_t step,
+                                                                         const uint8_t* used);
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_abandon_step(gradsync_layout_t* layout,
                                                                           uint64_t step,
                                                                           const char* reason);

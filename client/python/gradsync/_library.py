@@ -142,6 +142,9 @@ class Library:
             "mark_unused", _ERROR, [_POINTER, step, ctypes.c_size_t], optional=True
         )
         self.end_step = self._quick("end_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
+        self.finish_step = self._quick(
+            "finish_step", _ERROR, [_POINTER, step, ctypes.c_char_p], optional=True
+        )
         self.abandon_step = self._quick("abandon_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
         self.wait_bucket = self._blocking(
             "wait_bucket", _ERROR, [_POINTER, step, ctypes.c_size_t, ctypes.c_int64]

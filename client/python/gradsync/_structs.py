@@ -54,6 +54,7 @@ class LayoutSpecStruct(ctypes.Structure):
         ("first_bucket_cap_bytes", ctypes.c_uint64),
         ("op", ctypes.c_int32),
         ("timeout", ctypes.c_int64),
+        ("last_bucket_cap_bytes", ctypes.c_uint64),
     )
 
 

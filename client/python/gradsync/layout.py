@@ -25,6 +25,7 @@ class Layout:
 
     One step is: write the gradients, mark_ready() each bucket as soon as it is written,
     end_step(), wait_step(). Then every bucket holds the reduction, on every rank the same.
+    finish_step() marks what is left, and ends the step.
 
     Thread-safe. Besides what each method lists, every method raises the session's end once it has
     ended: `AbortedError` (a rank was lost, or a newer generation took over), `UnavailableError`
@@ -154,17 +155,39 @@ class Layout:
           FailedPreconditionError: names the first bucket that was not marked ready.
           InvalidArgumentError: `used` is not as long as the layout has parameters.
         """
-        flags = None
-        if used is not None:
-            flags = bytes(1 if flag else 0 for flag in used)
-            if len(flags) != self._parameter_count:
-                raise errors.InvalidArgumentError(
-                    f"layout '{self._name}': end_step() says of {len(flags)} parameters whether "
-                    f"they are used; the layout has {self._parameter_count}",
-                    reason="MALFORMED",
-                    step=step,
-                )
-        self._call(library.end_step, step, flags)
+        self._call(library.end_step, step, self._used_flags("end_step()", step, used))
+
+    def finish_step(self, step: int, used: Optional[Sequence[bool]] = None) -> None:
+        """mark_ready() of every bucket that was not, and end_step(), in one message.
+
+        A message less for the last bucket, or for all of them.
+
+        Args:
+          step: the step.
+          used: as of end_step().
+
+        Raises:
+          FailedPreconditionError: STALE_STEP, PROTOCOL_VIOLATION (ahead of next_step, or a second
+            time).
+          InvalidArgumentError: `used` is not as long as the layout has parameters; no bucket is
+            marked.
+          AbortedError: the step is void already; says who and why.
+          UnimplementedError: the library has no such call.
+        """
+        self._call(library.finish_step, step, self._used_flags("finish_step()", step, used))
+
+    def _used_flags(self, call: str, step: int, used: Optional[Sequence[bool]]) -> Optional[bytes]:
+        if used is None:
+            return None
+        flags = bytes(1 if flag else 0 for flag in used)
+        if len(flags) != self._parameter_count:
+            raise errors.InvalidArgumentError(
+                f"layout '{self._name}': {call} says of {len(flags)} parameters whether "
+                f"they are used; the layout has {self._parameter_count}",
+                reason="MALFORMED",
+                step=step,
+            )
+        return flags
 
     def abandon_step(self, step: int, reason: str) -> None:
         """Says that this rank cannot finish the step: void on every rank, who are told `reason`.

@@ -64,6 +64,7 @@ def spec_struct(
     explicit_buckets: Sequence[Bucket],
     bucket_cap_bytes: Optional[int],
     first_bucket_cap_bytes: Optional[int],
+    last_bucket_cap_bytes: Optional[int],
     op: str,
     timeout: Optional[float],
 ) -> _structs.LayoutSpecStruct:
@@ -82,6 +83,7 @@ def spec_struct(
         spec.explicit_bucket_count = len(explicit_buckets)
     spec.bucket_cap_bytes = _cap(bucket_cap_bytes, "bucket_cap_bytes")
     spec.first_bucket_cap_bytes = _cap(first_bucket_cap_bytes, "first_bucket_cap_bytes")
+    spec.last_bucket_cap_bytes = _cap(last_bucket_cap_bytes, "last_bucket_cap_bytes")
     spec.op = op_number(op)
     # 0 is the library's default; a caller's 0 is as short as can be.
     spec.timeout = (

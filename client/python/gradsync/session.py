@@ -137,6 +137,7 @@ class Session:
         explicit_buckets: Sequence[Bucket] = (),
         bucket_cap_bytes: Optional[int] = None,
         first_bucket_cap_bytes: Optional[int] = None,
+        last_bucket_cap_bytes: Optional[int] = None,
         op: str = "average",
         timeout: Optional[float] = None,
     ) -> Layout:
@@ -151,6 +152,10 @@ class Session:
           explicit_buckets: sizes and dtypes, the same on every rank.
           bucket_cap_bytes: most bytes of a bucket; None: 25 MiB.
           first_bucket_cap_bytes: most bytes of the first one; None: 1 MiB.
+          last_bucket_cap_bytes: most bytes of the one that is ready last, that of the first
+            parameter; None: no such cap. What is reduced last is waited for, as no backward pass
+            is left to hide it: if that bucket is larger, as many of its last parameters as fit, at
+            least one, become a bucket of their own. An old library or daemon does not split.
           op: "average" or "sum".
           timeout: seconds to wait for the other ranks; None: 5 min.
 
@@ -166,6 +171,7 @@ class Session:
             explicit_buckets,
             bucket_cap_bytes,
             first_bucket_cap_bytes,
+            last_bucket_cap_bytes,
             op,
             timeout,
         )
@@ -189,6 +195,7 @@ class Session:
         explicit_buckets: Sequence[Bucket] = (),
         bucket_cap_bytes: Optional[int] = None,
         first_bucket_cap_bytes: Optional[int] = None,
+        last_bucket_cap_bytes: Optional[int] = None,
         op: str = "average",
         timeout: Optional[float] = None,
     ) -> Layout:
@@ -206,6 +213,7 @@ class Session:
           explicit_buckets: see there.
           bucket_cap_bytes: see there.
           first_bucket_cap_bytes: see there.
+          last_bucket_cap_bytes: see there.
           op: see there.
           timeout: see there.
 
@@ -221,6 +229,7 @@ class Session:
             explicit_buckets,
             bucket_cap_bytes,
             first_bucket_cap_bytes,
+            last_bucket_cap_bytes,
             op,
             timeout,
         )

@@ -44,6 +44,7 @@ def test_calls_fail_in_a_child_and_the_parent_goes_on(daemon):
                 lambda: gradsync.Session.join(sessions[0].options),
                 lambda: layouts[0].mark_ready(1, 0),
                 lambda: layouts[0].end_step(1),
+                lambda: layouts[0].finish_step(1),
                 lambda: layouts[0].wait_step(1),
                 lambda: layouts[0].wait_step(1, 0),
                 lambda: layouts[0].wait_bucket(1, 0),

@@ -135,6 +135,7 @@ def test_a_rank_does_not_register(daemon):
         {"parameters": [gradsync.Parameter("a\0b", ())]},
         {"explicit_buckets": [gradsync.Bucket(-1)]},
         {"bucket_cap_bytes": 0, "parameters": [gradsync.Parameter("p", (1,))]},
+        {"last_bucket_cap_bytes": 0, "parameters": [gradsync.Parameter("p", (1,))]},
         {"timeout": -1.0, "parameters": [gradsync.Parameter("p", (1,))]},
         {"name": "\ud800", "parameters": [gradsync.Parameter("p", (1,))]},
     ],
@@ -165,6 +166,18 @@ def test_a_layout_says_what_it_is(daemon):
         for wrong in (layout.gradient, layout.bucket):
             with pytest.raises(gradsync.InvalidArgumentError):
                 wrong(2)
+
+
+def test_the_last_bucket_has_a_cap_of_its_own(daemon):
+    parameters = [gradsync.Parameter(name, (4,)) for name in "abc"]
+    with gradsync.Session.join(options(daemon)) as session:
+        whole = session.register_layout(parameters=parameters)
+        assert whole.bucket_count == 1
+        split = session.replace_layout(whole, parameters=parameters, last_bucket_cap_bytes=16)
+        assert [split.gradient(i).bucket for i in range(3)] == [1, 0, 0]
+        larger = session.register_layout("two", parameters=parameters, last_bucket_cap_bytes=47)
+        assert [larger.gradient(i).bucket for i in range(3)] == [1, 1, 0]
+        assert larger.fingerprint != split.fingerprint != whole.fingerprint
 
 
 def leave_or_fail(directory):
@@ -243,6 +256,7 @@ def test_calls_after_closing_a_layout(daemon):
             lambda: layout.bucket(0),
             lambda: layout.mark_ready(1, 0),
             lambda: layout.end_step(1),
+            lambda: layout.finish_step(1),
             lambda: layout.abandon_step(1, "why"),
             lambda: layout.wait_bucket(1, 0),
             lambda: layout.wait_step(1),

@@ -100,6 +100,30 @@ def test_parameters_that_no_rank_used(daemon):
                 layout.end_step(2, [True, False])
 
 
+def test_finish_step_marks_the_rest_and_ends_the_step(daemon):
+    parameters = [gradsync.Parameter(name, (2,)) for name in "abc"]
+    caps = {"bucket_cap_bytes": 8, "first_bucket_cap_bytes": 8}
+    with job(daemon, 2, parameters=parameters, **caps) as (sessions, layouts):
+        for rank, layout in enumerate(layouts):
+            for parameter in range(3):
+                layout.gradient(parameter).numpy()[:] = parameter + 2 * rank
+        with pytest.raises(gradsync.InvalidArgumentError, match=r"finish_step\(\).* 2 parameters"):
+            layouts[0].finish_step(1, [True, False])
+        assert sessions[0].statistics().buckets_marked == 0
+        layouts[0].mark_ready(1, 1)
+        layouts[0].finish_step(1, [True, False, False])
+        with pytest.raises(gradsync.FailedPreconditionError) as refused:
+            layouts[0].finish_step(1)
+        assert refused.value.reason == "PROTOCOL_VIOLATION"
+        layouts[1].finish_step(1, [False, True, False])
+        for session, layout in zip(sessions, layouts):
+            assert layout.wait_step(1, 30).used == (True, True, False)
+            assert [layout.gradient(i).numpy()[0] for i in range(3)] == [1, 2, 3]
+            layout.finish_step(2)
+            assert session.statistics().buckets_marked == 6
+        assert [layout.wait_step(2, 30).used for layout in layouts] == [None, None]
+
+
 def test_an_unused_parameter_is_marked(daemon):
     parameters = [gradsync.Parameter(name, (2,)) for name in "ab"]
     with job(daemon, 2, parameters=parameters) as (_, layouts):
