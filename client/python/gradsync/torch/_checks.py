@@ -14,8 +14,7 @@ def check_arguments(
     output_device: Any,
     dim: int,
     process_group: Any,
-    bucket_cap_mb: float | None,
-    first_bucket_cap_mb: float,
+    **caps_mb: float | None,
 ) -> None:
     """Raises: ValueError: an argument that PyTorch's wrapper takes has no meaning here."""
     if device_ids is not None or output_device is not None:
@@ -27,8 +26,9 @@ def check_arguments(
         raise ValueError("gradsync: dim must be 0: inputs are not scattered")
     if process_group is not None:
         raise ValueError("gradsync: process_group must be None: pass session= to choose a job")
-    if bucket_cap_mb is not None and bucket_cap_mb <= 0 or first_bucket_cap_mb <= 0:
-        raise ValueError("gradsync: bucket_cap_mb and first_bucket_cap_mb must be positive")
+    for name, cap in caps_mb.items():
+        if cap is not None and cap <= 0:
+            raise ValueError(f"gradsync: {name} must be positive, not {cap}")
 
 
 def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
@@ -106,7 +106,7 @@ class Identity:
     def check(self) -> None:
         """Raises: RuntimeError: names the first parameter that is another one or was changed."""
         for parameters, key, parameter, dtype, requires_grad, name in self._parameters:
-            if parameters.get(key) is not parameter:
+            if key not in parameters or parameters[key] is not parameter:
                 _refuse(name, "is not the one that was wrapped (load_state_dict(assign=True)?)")
             if parameter.dtype is not dtype:
                 _refuse(name, f"was converted from {dtype} to {parameter.dtype}")
@@ -117,7 +117,7 @@ class Identity:
                 self._look_again()
                 return
         for modules, key, child in self._modules:
-            if modules.get(key) is not child:
+            if key not in modules or modules[key] is not child:
                 self._look_again()
                 return
 

@@ -1,29 +1,63 @@
-"""Scaling gradients without a pass over them."""
+"""Scaling gradients while a fused optimizer reads them, without a pass of their own."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import weakref
+from typing import Any, Iterable
 
 import torch
 
 
-def takes_scale(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
-        group.get("fused") for group in optimizer.param_groups
-    )
+class NextStepScale:
+    """Tells one fused optimizer what to multiply gradients by in its next step, and in that alone.
 
-
-def scale_next_step(optimizer: torch.optim.Optimizer, coefficient: float) -> None:
-    """Makes a fused optimizer multiply gradients by `coefficient` as it reads them, once.
-
-    It divides by `grad_scale`, as it would for GradScaler.
+    A fused optimizer divides by its attribute `grad_scale`, which GradScaler uses too. Used on the
+    thread that trains.
     """
-    scaled: Any = optimizer
-    scaled.grad_scale = torch.tensor(1.0 / coefficient)
-    scaled.found_inf = torch.zeros(())
 
-    def forget(*_: Any) -> None:
-        del scaled.grad_scale, scaled.found_inf
-        handle.remove()
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hooks into `optimizer`, for good; it must be `takes_scale`."""
+        self._optimizer = weakref.ref(optimizer)
+        self._scale: torch.Tensor | None = None
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
 
-    handle = optimizer.register_step_post_hook(forget)
+    def set(self, coefficient: float) -> None:
+        """The next step multiplies by `coefficient`, instead of what was set before."""
+        optimizer: Any = self._optimizer()
+        self.clear()
+        self._scale = optimizer.grad_scale = torch.tensor(1.0 / coefficient)
+        optimizer.found_inf = torch.zeros(())
+
+    def clear(self) -> None:
+        """The next step multiplies by nothing."""
+        optimizer = self._optimizer()
+        if optimizer is not None and vars(optimizer).get("grad_scale") is self._scale is not None:
+            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        self._scale = None
+
+    def _before(self, optimizer: Any, *_: Any) -> None:
+        if self._scale is not None and vars(optimizer).get("grad_scale") is not self._scale:
+            self._scale = None
+            raise RuntimeError(
+                "gradsync: clip_grad_norm_() was given an optimizer whose steps GradScaler scales; "
+                "call scaler.unscale_(optimizer) first, and clip_grad_norm_() without the optimizer"
+            )
+
+    def _after(self, *_: Any) -> None:
+        self.clear()
+
+
+def takes_scale(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], coefficient: float
+) -> bool:
+    """Whether `optimizer` is fused and has these parameters alone, and can divide by the scale."""
+    if coefficient <= 0 or not math.isfinite(coefficient):
+        return False
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    groups = optimizer.param_groups
+    mine = {id(parameter) for parameter in parameters}
+    theirs = {id(parameter) for group in groups for parameter in group["params"]}
+    return all(group.get("fused") for group in groups) and theirs == mine

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import weakref
 from typing import Any, Callable, Iterable
 
 import torch
@@ -52,6 +54,21 @@ def backward_id() -> int | None:
     return None if number < 0 else number
 
 
+def in_backward() -> bool:
+    """Whether a backward pass runs on this thread."""
+    if _current_graph_task_id is not None:
+        return _current_graph_task_id() >= 0
+    try:
+        at_end_of_backward(_nothing)
+    except RuntimeError:  # only a backward pass takes callbacks
+        return False
+    return True
+
+
+def _nothing() -> None:
+    pass
+
+
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Calls `call` when the backward pass that runs on this thread has finished.
 
@@ -97,6 +114,103 @@ def _reachable(start: Any, targets: set[Any]) -> bool:
             seen.add(node)
             stack.append(node)
     return False
+
+
+class _Forward:
+    """One forward pass. Its outputs' hooks hold it: it lives as long as its graph does."""
+
+    __slots__ = ("__weakref__", "begin", "seen", "synchronize")
+
+    def __init__(self, synchronize: bool, begin: Callable[[Any, bool], bool]) -> None:
+        self.synchronize = synchronize
+        self.begin = begin
+        self.seen = False  # a backward pass came through it
+
+
+class _OutputHook:
+    """A tensor hook; holds the tensor's node, because the tensor must not be kept alive."""
+
+    __slots__ = ("forward", "forwards", "node")
+
+    def __init__(self, forwards: Forwards, forward: _Forward, node: Any) -> None:
+        self.forwards = forwards
+        self.forward = forward
+        self.node = node
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        if self.forward.begin(self.node, self.forward.synchronize):
+            self.forward.seen = True
+            if not self.forward.synchronize:
+                self.forwards.local_pass = backward_id()
+
+
+class Forwards:
+    """Forward passes of one module, and which of them a gradient comes from.
+
+    A backward pass announces itself at an output, before the first gradient. Where it does not (the
+    outputs hide their tensors, or the loss is made of torch.autograd.grad's results, whose graph no
+    output lies on), the forward passes that are still waiting for theirs have to tell.
+    """
+
+    def __init__(self) -> None:
+        """No pass yet."""
+        self.local_pass: int | None = None  # the last backward pass through a no_sync() forward
+        self._alive: list[weakref.ref[_Forward]] = []
+        # Of forward passes without a tensor to hook; whether they are still waiting nobody knows.
+        self._hidden: list[bool] = []
+
+    def add(
+        self, synchronize: bool, outputs: Iterable[Any], begin: Callable[[Any, bool], bool]
+    ) -> None:
+        """A forward pass gave `outputs`; a backward pass through one calls `begin(node, ...)`."""
+        forward = _Forward(synchronize, begin)
+        found = False
+        for tensor in outputs:
+            if tensor.grad_fn is not None:
+                tensor.register_hook(_OutputHook(self, forward, tensor.grad_fn))
+                found = True
+        if found:
+            self._alive = [ref for ref in self._alive if ref() is not None]
+            self._alive.append(weakref.ref(forward))
+        else:
+            # As many as one backward pass may go through, and no endless list of logging passes.
+            self._hidden = [*self._hidden[-7:], synchronize]
+
+    def unseen_begins(self, backward: int | None, parameter: str) -> bool:
+        """Whether a gradient of `parameter` in a pass that no output announced begins a step.
+
+        Raises:
+          RuntimeError: it may belong to a forward pass inside of no_sync() or to one outside.
+        """
+        if backward is not None and self.local_pass == backward:
+            return False
+        alive = [forward for ref in self._alive if (forward := ref()) is not None]
+        waiting = [forward for forward in alive if not forward.seen]
+        kinds = {forward.synchronize for forward in waiting} | set(self._hidden)
+        if len(kinds) == 2:
+            raise RuntimeError(
+                f"gradsync: parameter '{parameter}' got a gradient that passed no output of the "
+                "wrapped module, while forward passes inside and outside of no_sync() wait for "
+                "theirs: it is not clear whether to synchronize. Let forward() return its tensors "
+                "in tuples, lists, dictionaries or data classes, or run one backward pass before "
+                "the next forward pass"
+            )
+        if waiting:
+            waiting[0].seen = True
+        else:
+            self._hidden.clear()
+        if kinds != {True}:
+            self.local_pass = backward
+            return False
+        return True
+
+
+def before_optimizer_steps(call: Callable[..., None]) -> None:
+    """Calls `call` before each step of any optimizer; before PyTorch 2.0, which cannot, never."""
+    with contextlib.suppress(ImportError):
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(call)
 
 
 def keep_from_compiling(owner: type, method: str) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import logging
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import gradsync
 
 # Errors that void a step and leave the session alive; anything else ABORTED or UNAVAILABLE is its
 # end.
 _STEP_REASONS = frozenset({"STEP_ABANDONED", "STEP_TIMEOUT", "STEP_VOID", "DAEMON_SILENT"})
+
+# Seconds without a daemon after which somebody should know why nothing happens.
+_PATIENCE = 3.0
+_log = logging.getLogger("gradsync")
 
 _lock = threading.Lock()
 _default: gradsync.Session | None = None
@@ -22,12 +27,10 @@ _names: weakref.WeakKeyDictionary[gradsync.Session, dict[str, int]] = weakref.We
 
 
 def init(**options: Any) -> gradsync.Session:
-    """Joins the job, for every module that this process wraps from now on without a session of its
-    own.
+    """Joins the job, for all modules that this process wraps without a session of their own.
 
     Optional: the first module that is wrapped does it with no options. At the end of the process
-      the
-    session leaves the job, if no exception ended the process.
+    the session leaves the job, unless an exception or `sys.exit` with an error ended the process.
 
     Args:
       **options: fields of `gradsync.SessionOptions` that shall differ from what torchrun's
@@ -43,19 +46,35 @@ def init(**options: Any) -> gradsync.Session:
     with _lock:
         if _default is not None and not _default.closed and _default not in _over:
             raise RuntimeError(
-                "gradsync.torch.init(): this process is in a job already; call it before the "
-                "first module is wrapped, or leave first"
+                "gradsync.torch.init(): this process is in a job already; call it before the first "
+                "module is wrapped, or leave first"
             )
         if _default is not None:
             _default.close()
-        _default = gradsync.Session.join(
-            dataclasses.replace(gradsync.SessionOptions.from_environment(), **options)
-        )
+        chosen = dataclasses.replace(gradsync.SessionOptions.from_environment(), **options)
+        patience = threading.Timer(_PATIENCE, _tell_of_waiting, [chosen])
+        patience.daemon = True
+        patience.start()
+        try:
+            _default = gradsync.Session.join(chosen)
+        finally:
+            patience.cancel()
         # Once a session is there: what is registered later runs earlier, and sessions close
         # themselves at the exit.
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)
+        if sys.exit is not _exit:
+            sys.exit = _exit
         return _default
+
+
+def _tell_of_waiting(options: gradsync.SessionOptions) -> None:
+    _log.warning(
+        "waiting for gradsyncd at %s, for %g s at most; start it, or name its socket in "
+        "GRADSYNC_SOCKET",
+        options.socket,
+        60.0 if options.connect_timeout is None else options.connect_timeout,
+    )
 
 
 def default_session() -> gradsync.Session:
@@ -73,9 +92,14 @@ def note(session: gradsync.Session, error: gradsync.Error) -> None:
         _over.add(session)
 
 
+def end(session: gradsync.Session) -> None:
+    """Remembers that `session` has left its job."""
+    _over.add(session)
+
+
 def is_over(session: gradsync.Session) -> bool:
-    """Whether `note` was told of the session's end."""
-    return session in _over
+    """Whether it is known that `session` has ended."""
+    return session.closed or session in _over
 
 
 def unique_name(session: gradsync.Session, stem: str) -> str:
@@ -86,12 +110,24 @@ def unique_name(session: gradsync.Session, stem: str) -> str:
         return f"{stem}{counts[stem]}"
 
 
+# What `sys.exit` was called with. SystemExit leaves no trace for functions that run at the exit,
+# and torch.multiprocessing.spawn turns every exception into one.
+_exit_status: Any = None
+_python_exit = sys.exit
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    global _exit_status
+    _exit_status = status
+    _python_exit(status)
+
+
 def _leave_at_exit() -> None:
     session = _default
     if session is None or session.closed:
         return
-    # After an exception the other ranks must not go on as if this one had finished.
-    failed = getattr(sys, "last_type", None) is not None
+    # After an error the other ranks must not go on as if this one had finished.
+    failed = getattr(sys, "last_type", None) is not None or _exit_status not in (None, 0)
     try:
         if not failed and session not in _over:
             session.leave()

@@ -69,11 +69,10 @@ def _difference(theirs: Sequence[str], mine: Sequence[str], rank: int) -> str:
 
 def describe(kind: str, name: str, tensor: torch.Tensor) -> str:
     """A line for `verify`: `parameter 'fc.weight' of shape [2, 3], float32`."""
-    frozen = ", frozen" if kind == "parameter" and not tensor.requires_grad else ""
     dtype = str(tensor.dtype).replace("torch.", "")
     # Gradients are added as they lie in memory.
     strides = "" if tensor.is_contiguous() else f", strides {list(tensor.stride())}"
-    return f"{kind} '{name}' of shape {list(tensor.size())}{strides}, {dtype}{frozen}"
+    return f"{kind} '{name}' of shape {list(tensor.size())}{strides}, {dtype}"
 
 
 def broadcast_tensors(
@@ -141,5 +140,10 @@ def _broadcast_group(
             )
         for tensor, span in zip(tensors, spans):
             # Another graph may have saved a buffer that never changes for its backward pass.
-            if not torch.equal(tensor, span):
+            if not _same_bits(tensor, span):
                 tensor.copy_(span)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    a, b = (tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in (a, b))
+    return torch.equal(a, b)

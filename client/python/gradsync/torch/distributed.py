@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 import weakref
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,10 @@ from gradsync.torch._gradients import Slot, layout_parameters
 _MIB = 1 << 20
 # Seconds; as the daemon waits for a layout.
 _WRAP_TIMEOUT = 300.0
+
+_orders = itertools.count()
+# Wrapped modules that are in a job.
+_live: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +111,7 @@ class DistributedDataParallel(torch.nn.Module):
       name: of the layout in status and statistics; None: `ddp0`, `ddp1`, ... in the order of
         wrapping.
       first_bucket_cap_mb: MiB of the bucket that is ready first.
+      last_bucket_cap_mb: MiB of the one that is ready last: nothing hides its reduction.
       timeout: seconds to wait for the other ranks to wrap the module; None: 5 minutes.
 
     Raises:
@@ -132,12 +138,19 @@ class DistributedDataParallel(torch.nn.Module):
         session: gradsync.Session | None = None,
         name: str | None = None,
         first_bucket_cap_mb: float = 1,
+        last_bucket_cap_mb: float = 4,
         timeout: float | None = None,
     ) -> None:
         super().__init__()
         _hooks.keep_from_compiling(DistributedDataParallel, "forward")
         _checks.check_arguments(
-            device_ids, output_device, dim, process_group, bucket_cap_mb, first_bucket_cap_mb
+            device_ids,
+            output_device,
+            dim,
+            process_group,
+            bucket_cap_mb=bucket_cap_mb,
+            first_bucket_cap_mb=first_bucket_cap_mb,
+            last_bucket_cap_mb=last_bucket_cap_mb,
         )
         _checks.check_module(
             module, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -150,21 +163,29 @@ class DistributedDataParallel(torch.nn.Module):
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._cap_bytes = int((25 if bucket_cap_mb is None else bucket_cap_mb) * _MIB)
         self._first_cap_bytes = int(first_bucket_cap_mb * _MIB)
+        self._last_cap_bytes = int(last_bucket_cap_mb * _MIB)
         self._timeout = timeout
         self._synchronize = True
-        self._pending = 0
+        self._forwards = _hooks.Forwards()
         self._step: _Step | None = None
+        self._interrupted: int | None = None  # the step that Ctrl-C kept from its verdict
+        self._decided = 0  # the last step whose verdict this rank has seen
         self._last_step: gradsync.StepResult | None = None
         self._counts_known = not static_graph
         self._totals = [0, 0.0, 0.0, 0.0]  # steps, backward, until first bucket, exposed
         self._rebuilt = False
+        self._scale_of: (
+            tuple[weakref.ref[torch.optim.Optimizer], _clipping.NextStepScale] | None
+        ) = None
 
+        self._order = next(_orders)
         self._slots = [
             Slot(parameter_name, parameter, _hooks.accumulate_node(parameter))
             for parameter_name, parameter in module.named_parameters()
             if parameter.requires_grad and parameter_name not in self._ignored
         ]
         self._seen = _checks.Identity(module)
+        self._claim()
         self._session = _session.default_session() if session is None else session
         self._step_timeout = self._session.options.step_timeout
         self._name = name if name is not None else _session.unique_name(self._session, "ddp")
@@ -179,6 +200,7 @@ class DistributedDataParallel(torch.nn.Module):
         for slot in self._slots:
             slot.handle = _hooks.on_accumulated(slot.parameter, slot.node, _Hook(wrapper, slot))
         self._begin = _BeginHook(wrapper)
+        _live.add(self)
         # The module may be wrapped again.
         weakref.finalize(self, _remove, [slot.handle for slot in self._slots]).atexit = False
 
@@ -201,10 +223,8 @@ class DistributedDataParallel(torch.nn.Module):
         if torch.is_grad_enabled() and self._session is not None:
             self._before_forward()
         output = self.module(*args, **kwargs)
-        if synchronize:
-            self._watch(output)
-        elif torch.is_grad_enabled():
-            self._pending = 0
+        if torch.is_grad_enabled() and self._session is not None:
+            self._forwards.add(synchronize, _tensors(output), self._begin)
         return output
 
     @contextlib.contextmanager
@@ -256,6 +276,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._require_session()
         self._abandon_stale("this rank leaves")
         self._session.leave()
+        _session.end(self._session)
 
     @property
     def last_step(self) -> gradsync.StepResult | None:
@@ -284,29 +305,38 @@ class DistributedDataParallel(torch.nn.Module):
         The norm needs no pass over the gradients, and nor does a step that need not be clipped.
         Scaling is one multiplication per bucket, in place; a fused optimizer does it while it reads
         the gradients. Call it once between `backward()` and `optimizer.step()`, with gradients that
-        nothing else has changed since (with GradScaler, pass `max_norm * scaler.get_scale()` before
-        `unscale_`).
+        nothing else has changed since. With GradScaler call `scaler.unscale_(optimizer)` first,
+        and this with `max_norm * scaler.get_scale()` and no optimizer.
 
         Args:
           max_norm: of all gradients together.
-          optimizer: if it was built with `fused=True` and has all of these parameters, it is told
-            the scale for its next step, and the gradients are left alone.
+          optimizer: if it was built with `fused=True` and has these parameters and no others, it
+            is told the scale for its next step, and the gradients are left alone.
 
         Returns:
           The norm before.
         """
         norm = self.gradient_norm
         coefficient = gradsync.clip_coefficient(norm, max_norm)
+        self._forget_scale()
         if coefficient == 1.0:
             return norm
-        if optimizer is not None and _clipping.takes_scale(optimizer):
-            _clipping.scale_next_step(optimizer, coefficient)
+        parameters = [slot.parameter for slot in self._slots]
+        if optimizer is not None and _clipping.takes_scale(optimizer, parameters, coefficient):
+            if self._scale_of is None or self._scale_of[0]() is not optimizer:
+                self._scale_of = weakref.ref(optimizer), _clipping.NextStepScale(optimizer)
+            self._scale_of[1].set(coefficient)
             return norm
         with torch.no_grad():
             gradients = [slot.view for slot in self._slots if slot.parameter.grad is slot.view]
             if gradients:
                 torch._foreach_mul_(gradients, coefficient)
         return norm
+
+    def _forget_scale(self) -> None:
+        """An optimizer's step that was left out shall not scale a later one."""
+        if self._scale_of is not None:
+            self._scale_of[1].clear()
 
     def statistics(self) -> StepStatistics:
         """Counters since the module was wrapped."""
@@ -339,14 +369,49 @@ class DistributedDataParallel(torch.nn.Module):
             state_dict = {key[len(prefix) :]: value for key, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # As a part of another module: its state_dict() has no "module." either.
+        inner = f"{prefix}module."
+        if not any(key.startswith(inner) for key in state_dict):
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                state_dict[inner + key[len(prefix) :]] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for key in ("_slots", "_layout", "_begin", "_seen"):
+        for key in ("_layout", "_begin", "_seen", "_forwards"):
             state.pop(key, None)
-        state.update(_session=None, _step=None, _last_step=None, _slots=[])
+        state.update(_session=None, _step=None, _last_step=None, _slots=[], _scale_of=None)
         return state
 
     # ---- Joining
+
+    def _claim(self) -> None:
+        """Makes sure that no other wrapper, unless its session is over, has one of the parameters:
+        their gradients would lie in two places.
+
+        Raises:
+          TypeError: names the parameter and the other wrapper.
+        """
+        mine = {id(slot.parameter): slot.name for slot in self._slots}
+        for other in list(_live):
+            shared = [slot.name for slot in other._slots if id(slot.parameter) in mine]
+            if not shared:
+                continue
+            if not _session.is_over(other._session):
+                raise TypeError(
+                    f"gradsync: parameter '{shared[0]}' belongs to wrapped module '{other._name}' "
+                    "already; wrap one module that holds both, or delete the other wrapper first"
+                )
+            other._release()
+
+    def _release(self) -> None:
+        """Lets go of the parameters: the session is over, and another wrapper takes them."""
+        for slot in self._slots:
+            slot.handle.remove()
+        _live.discard(self)
 
     def _require_session(self) -> None:
         if self._session is None:
@@ -386,9 +451,12 @@ class DistributedDataParallel(torch.nn.Module):
         state = self._state()
         trainable = {slot.name for slot in self._slots}
         lines = [
-            f"the name '{self._name}', bucket_cap_mb {self._cap_bytes / _MIB:g}, "
-            f"first_bucket_cap_mb {self._first_cap_bytes / _MIB:g}, "
-            f"broadcast_buffers {self.broadcast_buffers}, static_graph {self.static_graph}"
+            f"the name '{self._name}'",
+            f"bucket_cap_mb={self._cap_bytes / _MIB:g}",
+            f"first_bucket_cap_mb={self._first_cap_bytes / _MIB:g}",
+            f"last_bucket_cap_mb={self._last_cap_bytes / _MIB:g}",
+            f"broadcast_buffers={self.broadcast_buffers}",
+            f"static_graph={self.static_graph}",
         ]
         lines += [
             _state.describe(kind, name, tensor)
@@ -404,6 +472,7 @@ class DistributedDataParallel(torch.nn.Module):
             "parameters": layout_parameters(slots),
             "bucket_cap_bytes": self._cap_bytes,
             "first_bucket_cap_bytes": self._first_cap_bytes,
+            "last_bucket_cap_bytes": self._last_cap_bytes,
             "timeout": self._timeout,
         }
 
@@ -419,18 +488,9 @@ class DistributedDataParallel(torch.nn.Module):
     # ---- Before a forward pass
 
     def _before_forward(self) -> None:
-        if self._step is not None and _hooks.backward_id() is None:
+        if self._step is not None and not _hooks.in_backward():
             self._abandon_stale("its backward pass did not finish")
         self._seen.check()
-
-    def _watch(self, output: Any) -> None:
-        """Makes the first gradient of an output begin a step."""
-        # Gradients may also come by a way that no output lies on: the output hides its tensors, or
-        # the loss is made of torch.autograd.grad's results. Then a parameter's begins the step.
-        self._pending += 1
-        for tensor in _tensors(output):
-            if tensor.grad_fn is not None:
-                tensor.register_hook(_OutputHook(self._begin, tensor.grad_fn))
 
     # ---- In a backward pass
 
@@ -443,18 +503,40 @@ class DistributedDataParallel(torch.nn.Module):
             self._abandon_stale("another backward pass began before it had finished")
         if self._session is None:
             return
-        self._pending = max(0, self._pending - 1)
+        self._forget_scale()
+        self._catch_up()
         for slot in self._slots:
             slot.firings = 0
         self._step = _Step(self._layout.next_step, backward, list(self._gradients_of_bucket))
         _hooks.at_end_of_backward(self._end_backward)
+
+    def _catch_up(self) -> None:
+        """Raises the verdict of a step that was decided without this rank: it came too late to it,
+        or was interrupted while it waited."""
+        missed = self._layout.next_step - 1
+        if self._interrupted is not None:
+            missed = self._interrupted
+        if missed <= self._decided:
+            return
+        try:
+            self._layout.wait_step(missed)
+        except gradsync.Error as error:
+            self._decided = max(missed, self._layout.next_step - 1)
+            self._interrupted = None
+            self._drop(error)
+            raise
+        raise RuntimeError(
+            f"gradsync: step {missed} of '{self._name}' is complete on the other ranks, but this "
+            "rank was interrupted while it waited, and has dropped its gradients: parameters may "
+            "differ between the ranks. Wrap the module again on every rank"
+        )
 
     def _on_gradient(self, slot: Slot) -> None:
         """Autograd has added to the gradient of `slot`."""
         if slot.parameter.grad is None:  # a node on the way gave none: not used
             return
         if self._step is None:
-            if self._pending == 0:
+            if not self._forwards.unseen_begins(_hooks.backward_id(), slot.name):
                 slot.accumulated = True
                 return
             self._begin_step()
@@ -493,7 +575,7 @@ class DistributedDataParallel(torch.nn.Module):
                 raise
 
     def _end_backward(self) -> None:
-        """The pass is over: hands over what is left, and ends the step."""
+        """The pass is over: ends the step, which hands over the buckets that are left."""
         step = self._step
         if step is None:
             return
@@ -505,7 +587,7 @@ class DistributedDataParallel(torch.nn.Module):
                 for slot in self._slots:
                     if id(slot) not in arrived:
                         self._settle(slot, unused)
-                        self._arrived(step, slot)
+                        step.order.append(slot)
             used = None
             if unused:
                 flags = [True] * len(self._slots)
@@ -513,13 +595,14 @@ class DistributedDataParallel(torch.nn.Module):
                     flags[slot.index] = False
                 used = flags
         try:
-            self._layout.end_step(step.number, used)
+            self._layout.finish_step(step.number, used)
         except gradsync.Error as error:
             self._drop(error)
             raise
-        # After every other module's end: a rank that waited for one here while another rank waits
-        # for another would wait for ever.
-        _hooks.at_end_of_backward(lambda: self._finish(step, unused, ended))
+        # After every other module's end, and in the order of wrapping: ranks that waited for
+        # different modules would wait for ever.
+        _endings.append((self._order, lambda: self._finish(step, unused, ended)))
+        _hooks.at_end_of_backward(_finish_all)
 
     def _settle(self, slot: Slot, unused: list[tuple[Slot, torch.Tensor | None]]) -> None:
         """Makes the view of a parameter that this pass gave no gradient (or, with static_graph,
@@ -547,8 +630,10 @@ class DistributedDataParallel(torch.nn.Module):
             self._drop(error)
             raise
         except BaseException:  # Ctrl-C: the verdict will come, but this pass does not see it
+            self._interrupted = step.number
             self._clear()
             raise
+        self._decided = step.number
         for slot, before in unused:
             if result.used is not None and not result.used[slot.index]:
                 if before is not None:
@@ -616,6 +701,7 @@ class DistributedDataParallel(torch.nn.Module):
             self._abandon(self._step, why)
 
     def _abandon(self, step: _Step, reason: str) -> None:
+        self._decided = max(self._decided, step.number)  # however it is decided, this rank knows
         try:
             if self._layout.next_step == step.number:
                 self._layout.abandon_step(step.number, reason)
@@ -628,6 +714,8 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _drop(self, error: gradsync.Error) -> None:
         _session.note(self._session, error)
+        if self._step is not None:
+            self._decided = max(self._decided, self._layout.next_step - 1)
         self._clear()
 
     def _clear(self) -> None:
@@ -682,11 +770,40 @@ def join(
         last = session.leave_and_stay(timeout)
         for module in modules:
             module._broadcast([tensor for _, _, tensor in module._state()], last, "the final state")
+            module._decided = module._layout.next_step - 1
+
+
+# Of the modules whose part of a backward pass is over, by the order in which they were wrapped.
+_endings: list[tuple[int, Callable[[], None]]] = []
+
+
+def _finish_all() -> None:
+    """Waits for the verdict of every module that had a part in the pass."""
+    endings = sorted(_endings, key=lambda ending: ending[0])
+    _endings.clear()
+    first: BaseException | None = None
+    for _, finish in endings:
+        try:
+            finish()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _remove(handles: Sequence[Any]) -> None:
     for handle in handles:
         handle.remove()
+
+
+def _before_optimizer_step(*_: Any) -> None:
+    """Drops gradients that a backward pass left half averaged when it died."""
+    for module in list(_live):
+        if module._step is not None and not _hooks.in_backward():
+            module._abandon_stale("its backward pass did not finish")
+
+
+_hooks.before_optimizer_steps(_before_optimizer_step)
 
 
 class _Hook:
@@ -705,33 +822,24 @@ class _Hook:
 
 
 class _BeginHook:
-    """Begins a step of a wrapper, if it is still there."""
+    """Begins a step of a wrapper, if it is still there and the pass adds to gradients."""
 
     __slots__ = ("wrapper",)
 
     def __init__(self, wrapper: weakref.ref[DistributedDataParallel]) -> None:
         self.wrapper = wrapper
 
-    def __call__(self, output_node: Any) -> None:
+    def __call__(self, output_node: Any, synchronize: bool) -> bool:
+        """Returns whether the pass adds to gradients."""
         wrapper = self.wrapper()
         if wrapper is None:
-            return
+            return False
         nodes = (slot.node for slot in reversed(wrapper._slots))
-        if _hooks.reaches_gradients(output_node, nodes):
+        if not _hooks.reaches_gradients(output_node, nodes):
+            return False
+        if synchronize:
             wrapper._begin_step()
-
-
-class _OutputHook:
-    """A tensor hook; the node is passed on because the tensor must not be kept alive."""
-
-    __slots__ = ("begin", "node")
-
-    def __init__(self, begin: Callable[[Any], None], node: Any) -> None:
-        self.begin = begin
-        self.node = node
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self.begin(self.node)
+        return True
 
 
 def _tensors(output: Any) -> Iterator[Any]:

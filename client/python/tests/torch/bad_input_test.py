@@ -368,6 +368,9 @@ def _absent_trial(absent):
         if t.rank == 1:
             absent(t, model)
             t.meet()
+            # It learns of the void step, too, so that all ranks count the same ones.
+            error, _ = voided(t, model, squares(t)(model), "rank 1")
+            assert error.reason == "STEP_TIMEOUT" and error.step == 3, vars(error)
         else:
             start = time.monotonic()
             error, came = voided(t, model, squares(t)(model), "rank 1")
