@@ -115,6 +115,18 @@ TEST_F(LayoutAgreementTest, ADifferenceIsToldToEveryRankWithTheParameterAndBothR
   EXPECT_TRUE(sink(1).messages().empty());
 }
 
+TEST_F(LayoutAgreementTest, AnotherCapOfTheLastBucketIsADifferenceThatIsNamed) {
+  Start(2);
+  Register(0, Spec(2));
+  LayoutSpec other = Spec(2);
+  other.last_bucket_cap_bytes = 4096;
+  const absl::Status refused = job_->RegisterLayout(1, Request(other)).status();
+  for (const absl::Status& status : {refused, Only<LayoutFailedMessage>(0).status}) {
+    EXPECT_EQ(ReasonOf(status), "LAYOUT_MISMATCH");
+    EXPECT_TRUE(Says(status, "last_bucket_cap_bytes: 0 on rank 0, 4096 on rank 1")) << status;
+  }
+}
+
 TEST_F(LayoutAgreementTest, AfterADifferenceTheJobLivesAndTheNameIsFree) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
