@@ -395,17 +395,23 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
           TypeError: names the parameter and the other wrapper.
         """
+        taken = self._taken()
+        if taken is not None:
+            raise TypeError(
+                f"gradsync: parameter {taken} already; wrap one module that holds both, or delete "
+                "the other wrapper first"
+            )
+
+    def _taken(self) -> str | None:
+        # No reference to the other wrapper may stay in an exception's frames.
         mine = {id(slot.parameter): slot.name for slot in self._slots}
         for other in list(_live):
-            shared = [slot.name for slot in other._slots if id(slot.parameter) in mine]
-            if not shared:
-                continue
-            if not _session.is_over(other._session):
-                raise TypeError(
-                    f"gradsync: parameter '{shared[0]}' belongs to wrapped module '{other._name}' "
-                    "already; wrap one module that holds both, or delete the other wrapper first"
-                )
-            other._release()
+            shared = [mine[id(s.parameter)] for s in other._slots if id(s.parameter) in mine]
+            if shared and not _session.is_over(other._session):
+                return f"'{shared[0]}' belongs to wrapped module '{other._name}'"
+            if shared:
+                other._release()
+        return None
 
     def _release(self) -> None:
         """Lets go of the parameters: the session is over, and another wrapper takes them."""

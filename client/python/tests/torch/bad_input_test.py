@@ -490,6 +490,64 @@ def data_loaders_fork(t):
         t.synchronized(model, local)
 
 
+class Interrupted:
+    """A layout whose next wait Ctrl-C interrupts."""
+
+    def __init__(self, layout):
+        self.layout = layout
+        self.pending = True
+
+    def __getattr__(self, name):
+        return getattr(self.layout, name)
+
+    def wait_step(self, step):
+        if self.pending:
+            self.pending = False
+            raise KeyboardInterrupt
+        return self.layout.wait_step(step)
+
+
+@trial(*OURS)
+def an_interrupted_wait(t):
+    """The other rank takes the step: this one must not go on as if nothing had been."""
+    model = t.wrap(Mlp(), session=t.session(), **SMALL_BUCKETS)
+    steps_are_right(t, model)
+    if t.rank == 1:
+        model._layout = Interrupted(model._layout)
+        with t.raises(KeyboardInterrupt):
+            squares(t)(model).backward()
+        no_gradient_is_left(model)
+        for _ in range(2):
+            with t.raises(RuntimeError, match=("step 3", "interrupted", "again")):
+                squares(t)(model).backward()
+    else:
+        squares(t)(model).backward()
+        assert model.last_step.step == 3
+    t.meet()
+
+
+@trial(*OURS)
+def an_optimizer_meets_no_half_average(t):
+    """Nor does a step that follows on an exception at once."""
+    model = t.wrap(Trapped(), session=t.session(), **SMALL_BUCKETS)
+    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
+        raise Skipped("this PyTorch's optimizers have no hooks")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    if t.rank == 1:
+        loss = squares(t)(model)
+        model.module.action = told_to_fail
+        with t.raises(ValueError, match="told to fail"):
+            loss.backward()
+        optimizer.step()
+        no_gradient_is_left(model)
+    else:
+        error, _ = voided(t, model, squares(t)(model), "rank 1")
+        assert error.reason == "STEP_ABANDONED", vars(error)
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
 test = trials_test(__name__)
 
 

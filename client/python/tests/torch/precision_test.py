@@ -154,6 +154,68 @@ def clipping_inside_of_a_fused_optimizer(t):
         close(other, one.detach(), rtol=1e-4, atol=1e-5)
 
 
+@trial(*OURS, torch_at_least=(2, 4))
+def a_scale_holds_for_one_step(t):
+    """Clipped twice: the last one counts. A step that was left out: the next one is not scaled."""
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+
+    def moved(clip, step):
+        before = [p.detach().clone() for p in model.parameters()]
+        model.zero_grad(set_to_none=True)
+        squares(t)(model).backward()
+        clip()
+        if step:
+            optimizer.step()
+        change = sum((a - b).pow(2).sum() for a, b in zip(before, model.parameters())).sqrt()
+        return change.item(), model.gradient_norm
+
+    def twice():
+        model.clip_grad_norm_(1e-6, optimizer)
+        model.clip_grad_norm_(1e-3, optimizer)
+
+    change, norm = moved(twice, True)
+    assert norm > 1e-2 and math.isclose(change, 1e-3, rel_tol=1e-3), (change, norm)
+    assert moved(lambda: model.clip_grad_norm_(1e-6, optimizer), False)[0] == 0
+    change, norm = moved(lambda: None, True)
+    assert math.isclose(change, norm, rel_tol=1e-3), (change, norm)
+
+
+@trial(*OURS, torch_at_least=(2, 4))
+def an_optimizer_of_other_parameters_is_not_told(t):
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    other = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([*model.parameters(), other], lr=1.0, fused=True)
+    squares(t)(model).backward()
+    other.grad = torch.ones(2)
+    model.clip_grad_norm_(1e-3, optimizer)
+    optimizer.step()
+    assert torch.equal(other.detach(), torch.zeros(2))
+    norm = sum(p.grad.pow(2).sum() for p in model.parameters()).sqrt().item()
+    assert math.isclose(norm, 1e-3, rel_tol=1e-3), norm
+
+
+@trial(*OURS, torch_at_least=(2, 4))
+def a_scale_beside_a_scaler_is_refused(t):
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(squares(t)(model)).backward()
+    model.clip_grad_norm_(1e-3, optimizer)
+    with t.raises(RuntimeError, match="scaler.unscale_"):
+        scaler.step(optimizer)
+
+
+@trial(*OURS, torch_at_least=(2, 4))
+def no_clipping_makes_a_gradient_that_is_not_finite_usable(t):
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    (squares(t)(model) * float("inf")).backward()
+    assert not math.isfinite(model.clip_grad_norm_(1.0, optimizer))
+    optimizer.step()
+    assert not all(torch.isfinite(p).all() for p in model.parameters())
+
+
 @trial(*OURS)
 def clipping_of_an_infinite_norm(t):
     model = t.wrap(Mlp())

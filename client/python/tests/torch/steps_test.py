@@ -415,4 +415,44 @@ def hooks_outlive_a_dropped_wrapper_of_the_same_module(t):
         t.synchronized(again, local, f"in step {step}")
 
 
+@trial(*OURS)
+def a_forward_for_nobody_is_no_step(t):
+    """One rank looks at an output, gradients on, between a no_sync() forward and its backward."""
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    for step in range(3):
+        model.zero_grad(set_to_none=True)
+        local = local_gradients(model.module, squares(t, step), squares(t, step + 10))
+        with model.no_sync():
+            loss = squares(t, step)(model)
+        if t.rank == 0:
+            squares(t, 99)(model)
+        loss.backward()
+        assert model.last_step is None or model.last_step.step == step
+        squares(t, step + 10)(model).backward()
+        t.synchronized(model, local, f"in step {step}")
+        assert model.last_step.step == step + 1
+
+
+class Hiding(Mlp):
+    """Its output hides its tensor."""
+
+    class Output:
+        def __init__(self, value):
+            self.value = value
+
+    def forward(self, x):
+        return self.Output(super().forward(x))
+
+
+@trial(*OURS)
+def hidden_outputs_of_both_kinds_are_refused(t):
+    """A step, or none: a gradient that no output announces cannot tell."""
+    model = t.wrap(Hiding(), session=t.session(), **SMALL_BUCKETS)
+    outside = model(t.randn(4, 6)).value.sum()
+    with model.no_sync():
+        inside = model(t.randn(4, 6)).value.sum()
+    with t.raises(RuntimeError, match=("no_sync", "parameter", "tuples")):
+        (inside + outside).backward()
+
+
 test = trials_test(__name__)

@@ -324,4 +324,42 @@ def a_name_for_the_layout(t):
         t.wrap(Mlp(), name="critic")
 
 
+@trial(*OURS)
+def state_within_another_module(t):
+    outer = nn.ModuleDict({"inner": t.wrap(nn.Linear(3, 2)), "plain": nn.Linear(2, 2)})
+    state = outer.state_dict()
+    assert set(state) == {"inner.weight", "inner.bias", "plain.weight", "plain.bias"}
+    assert str(outer.load_state_dict(state)) == "<All keys matched successfully>"
+
+
+@trial(*OURS)
+def a_parameter_of_two_wrappers_is_refused(t):
+    shared = nn.Linear(2, 2)
+    first = t.wrap(nn.Sequential(shared, nn.Linear(2, 1)))
+    with t.raises(TypeError, match=("0.weight", "already")):
+        t.wrap(nn.Sequential(shared, nn.Linear(2, 1)))
+    del first
+    squares_of = t.wrap(nn.Sequential(shared, nn.Linear(2, 1)))
+    squares_of(torch.ones(1, 2)).sum().backward()
+    t.same_bits([p.grad for p in squares_of.parameters()])
+
+
+@trial(*OURS)
+def signed_zeros_are_broadcast(t):
+    module = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(module.weight, -0.0 if t.rank else 0.0)
+    model = t.wrap(module)
+    t.same_bits(list(model.parameters()))
+
+
+@trial(*OURS)
+def a_scripted_module(t):
+    model = t.wrap(torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))))
+    for step in range(2):
+        model.zero_grad(set_to_none=True)
+        model(t.randn(4, 2, seed=step)).sum().backward()
+        t.same_bits([p.grad for p in model.parameters()])
+    assert model.last_step.step == 2
+
+
 test = trials_test(__name__)
