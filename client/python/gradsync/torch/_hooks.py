@@ -141,7 +141,7 @@ class _OutputHook:
         if self.forward.begin(self.node, self.forward.synchronize):
             self.forward.seen = True
             if not self.forward.synchronize:
-                self.forwards.local_pass = backward_id()
+                self.forwards.enter_local_pass()
 
 
 class Forwards:
@@ -154,7 +154,9 @@ class Forwards:
 
     def __init__(self) -> None:
         """No pass yet."""
-        self.local_pass: int | None = None  # the last backward pass through a no_sync() forward
+        # The last backward pass that came through a no_sync() forward; before PyTorch 2.0, which
+        # does not number them, whether the one that runs does.
+        self._local_pass: int | bool | None = None
         self._alive: list[weakref.ref[_Forward]] = []
         # Of forward passes without a tensor to hook; whether they are still waiting nobody knows.
         self._hidden: list[bool] = []
@@ -163,6 +165,8 @@ class Forwards:
         self, synchronize: bool, outputs: Iterable[Any], begin: Callable[[Any, bool], bool]
     ) -> None:
         """A forward pass gave `outputs`; a backward pass through one calls `begin(node, ...)`."""
+        if self._local_pass is True and not in_backward():  # it has died
+            self._local_pass = None
         forward = _Forward(synchronize, begin)
         found = False
         for tensor in outputs:
@@ -182,7 +186,7 @@ class Forwards:
         Raises:
           RuntimeError: it may belong to a forward pass inside of no_sync() or to one outside.
         """
-        if backward is not None and self.local_pass == backward:
+        if self._local_pass is True or (backward is not None and self._local_pass == backward):
             return False
         alive = [forward for ref in self._alive if (forward := ref()) is not None]
         waiting = [forward for forward in alive if not forward.seen]
@@ -200,9 +204,19 @@ class Forwards:
         else:
             self._hidden.clear()
         if kinds != {True}:
-            self.local_pass = backward
+            self.enter_local_pass()
             return False
         return True
+
+    def enter_local_pass(self) -> None:
+        """The backward pass that runs only accumulates."""
+        self._local_pass = backward_id()
+        if self._local_pass is None:
+            self._local_pass = True
+            at_end_of_backward(self._leave_local_pass)
+
+    def _leave_local_pass(self) -> None:
+        self._local_pass = None
 
 
 def before_optimizer_steps(call: Callable[..., None]) -> None:
