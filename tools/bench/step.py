@@ -105,10 +105,10 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         help="reduce threads of gradsyncd; default 0: its own default",
     )
     parser.add_argument(
-        "--no-bucket-view",
+        "--bucket-view",
         action="store_true",
-        help="PyTorch's wrappers with gradient_as_bucket_view=False, their default, which copies "
-        "every gradient once more; here True is the default",
+        help="PyTorch's wrappers with gradient_as_bucket_view=True, which saves them a copy; its "
+        "default is False",
     )
     parser.add_argument(
         "--daemon", metavar="PATH", help="gradsyncd; default: the one that Bazel has built"
@@ -191,7 +191,7 @@ def _measure(options: argparse.Namespace, program: str) -> list[ModelResult]:
     print(
         f"# step.py: {options.ranks} ranks, {options.rounds} rounds of {options.steps} steps, "
         f"{'the small models of --quick, ' if options.quick else ''}"
-        f"gradient_as_bucket_view={not options.no_bucket_view}"
+        f"gradient_as_bucket_view={options.bucket_view}"
     )
     print(f"# {machine}, load {os.getloadavg()[0]:.2f}", flush=True)
     progress = Progress(
@@ -205,7 +205,7 @@ def _measure(options: argparse.Namespace, program: str) -> list[ModelResult]:
         threads=1,
         program=program,
         reduce_threads=options.threads,
-        options={"quick": options.quick, "bucket_view": not options.no_bucket_view},
+        options={"quick": options.quick, "bucket_view": options.bucket_view},
         environment={},
     ) as on:
         contest = _Contest(options, on, progress)
