@@ -1,0 +1,6 @@
+"""Makes the package of tools/simulate importable."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))

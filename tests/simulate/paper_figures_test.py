@@ -1,0 +1,46 @@
+"""The shapes of the paper's results."""
+
+import pytest
+from simulate import paper_figures
+from simulate.paper_figures import NOT_REPRODUCED, PAPER_SAVED, STATEMENTS
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return paper_figures.figures()
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda each: each.says)
+def test_what_the_paper_says(figures, statement):
+    holds, instead = statement.check(figures)
+    # A statement that begins to hold is news, too: README.md lists it.
+    assert holds == (statement.says not in NOT_REPRODUCED), instead
+    assert instead
+    assert statement.source
+
+
+def test_every_exception_is_a_statement():
+    assert {statement.says for statement in STATEMENTS} >= NOT_REPRODUCED
+    assert len({statement.says for statement in STATEMENTS}) == len(STATEMENTS)
+
+
+def test_only_two_of_four_gains_were_fitted(figures):
+    # BERT's are predictions: of Gloo within a point, of NCCL within three.
+    overlap = figures["overlap"]
+    for backend, points in (("gloo", 1), ("nccl", 3)):
+        saved = overlap.value("saved %", f"bert-large, {backend}")
+        assert abs(saved - PAPER_SAVED["bert-large", backend]) < points
+
+
+def test_one_exchange_per_node_is_no_slower_than_a_ring_through_all(figures):
+    scale = figures["scale"]
+    for model in ("resnet50", "bert-large"):
+        for gpus in scale.x[4:]:
+            ours = scale.value(f"{model}, gradsync", gpus)
+            assert ours <= scale.value(f"{model}, nccl", gpus)
+
+
+def test_marks_are_minima(figures):
+    for name in ("buckets-16", "buckets-32"):
+        for series in figures[name].series:
+            assert series.values[series.marked] == min(series.values) == 1

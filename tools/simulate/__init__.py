@@ -1,0 +1,1 @@
+"""A model of gradient synchronization on paper; README.md and `simulate --help` explain it."""
