@@ -292,25 +292,30 @@ def an_exception_in_one_backward(t):
     """The next forward of that rank gives the step up; the others learn it, and who it was."""
     model = t.wrap(Trapped(), session=t.session(), **SMALL_BUCKETS)
     steps_are_right(t, model)
-    loss = squares(t)(model)
-    if t.rank == 1:
-        model.module.action = told_to_fail
-        with t.raises(ValueError, match="told to fail"):
-            loss.backward()
-        model.module.action = lambda: None
-        t.meet()
-        gave_up = time.monotonic()
-        squares(t)(model)
-        t.gather(gave_up)
-    else:
-        # In the step, when rank 1 gives it up.
-        model.module.action = t.meet
-        error, came = voided(t, model, loss, "rank 1")
-        model.module.action = lambda: None
-        assert error.rank == 1 and error.reason == "STEP_ABANDONED", vars(error)
-        assert error.step == 3
-        gave_up = t.gather(None)[1]
-        assert came - gave_up < 0.1 + SLACK, f"{came - gave_up} s late"
+    late = []
+    for attempt in range(5):
+        model.zero_grad(set_to_none=True)
+        loss = squares(t)(model)
+        if t.rank == 1:
+            model.module.action = told_to_fail
+            with t.raises(ValueError, match="told to fail"):
+                loss.backward()
+            model.module.action = lambda: None
+            t.meet()
+            gave_up = time.monotonic()
+            squares(t)(model)
+            t.gather(gave_up)
+        else:
+            # In the step, when rank 1 gives it up.
+            model.module.action = t.meet
+            error, came = voided(t, model, loss, "rank 1")
+            model.module.action = lambda: None
+            assert error.rank == 1 and error.reason == "STEP_ABANDONED", vars(error)
+            assert error.step == 3 + attempt
+            late.append(came - t.gather(None)[1])
+    # On a busy machine a rank may wait for a core; not each time.
+    if t.rank != 1:
+        assert min(late) < 0.1 and max(late) < 0.1 + SLACK, late
     steps_are_right(t, model, 60)
 
 
