@@ -185,6 +185,7 @@ TEST_F(StepsTest, AFinishStepThatIsRefusedMarksNothing) {
   }
   ASSERT_TRUE(layout(1).FinishStep(1).ok());
   EXPECT_TRUE(mine.WaitStep(1).ok());
+  EXPECT_TRUE(layout(1).WaitStep(1).ok());
   ExpectError(mine.FinishStep(1), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
   // Void: it is told so, as by EndStep.
   ASSERT_TRUE(layout(1).AbandonStep(2, "an exception").ok());
