@@ -16,9 +16,9 @@ import step_report
 from quantile import median, quantile
 
 
-def test_quantiles_are_samples():
+def test_quantiles_are_samples_and_the_median_is_in_the_middle():
     assert median([3, 1, 2]) == 2
-    assert median([4, 1, 2, 3]) == 2
+    assert median([4, 1, 2, 3]) == 2.5
     assert quantile(range(1, 101), 0.9) == 90
     assert quantile([5], 0.1) == 5
 
