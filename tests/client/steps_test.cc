@@ -189,7 +189,9 @@ TEST_F(StepsTest, AFinishStepThatIsRefusedMarksNothing) {
   ExpectError(mine.FinishStep(1), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
   // Void: it is told so, as by EndStep.
   ASSERT_TRUE(layout(1).AbandonStep(2, "an exception").ok());
-  ExpectError(mine.WaitStep(2).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  for (std::uint32_t rank : {0u, 1u}) {
+    ExpectError(layout(rank).WaitStep(2).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  }
   ExpectError(mine.FinishStep(2), absl::StatusCode::kAborted, "STEP_ABANDONED");
   OnEveryRank(2, [&](std::uint32_t rank) {
     ASSERT_TRUE(layout(rank).FinishStep(3).ok());
