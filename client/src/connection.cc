@@ -59,6 +59,7 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SessionOption
     const bool again = connection->stream_ != nullptr &&
                        (ErrorReason(status) == kDaemonLost || ErrorReason(status) == kDraining);
     if (!again || absl::Now() + kRejoinPause >= deadline) return status;
+    // Backs off: nothing announces another daemon.
     absl::SleepFor(kRejoinPause);
   }
 }

@@ -95,6 +95,7 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
                        ErrnoText(error),
                        "); start gradsyncd or check that GRADSYNC_SOCKET names its socket"));
     }
+    // Backs off: nothing announces a daemon that is not there yet.
     absl::SleepFor(std::min(pause, deadline - now));
     pause = std::min(pause * 2, absl::Milliseconds(200));
   }

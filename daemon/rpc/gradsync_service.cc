@@ -539,6 +539,7 @@ class GradsyncService::Impl {
       stopping_ = true;
     }
     const absl::Time deadline = absl::Now() + kStopPatience;
+    // Once, at the daemon's end: streams let go of themselves and tell nobody.
     while (!Open().empty() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
     queue_->Shutdown();
     for (std::thread& thread : threads_) thread.join();
