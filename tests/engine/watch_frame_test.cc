@@ -1,0 +1,86 @@
+#include "daemon/engine/watch_frame.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "daemon/base/error.h"
+
+namespace gradsync {
+namespace {
+
+WatchFrame Alive(std::vector<std::uint64_t> begun) {
+  WatchFrame frame;
+  frame.begun = std::move(begun);
+  return frame;
+}
+
+TEST(WatchFrame, ComesBackFromItsBytesOneAfterTheOther) {
+  WatchFrame failed;
+  failed.kind = WatchFrame::Kind::kFailed;
+  failed.failure =
+      MakeError(absl::StatusCode::kAborted, "RANK_LOST", "rank 1 is lost", {{"node", "host-7"}});
+  WatchFrame left = Alive({7, 8});
+  left.kind = WatchFrame::Kind::kLeft;
+  const std::string bytes =
+      EncodeWatchFrame(Alive({1, ~0ull})) + EncodeWatchFrame(failed) + EncodeWatchFrame(left);
+  absl::string_view rest = bytes;
+  WatchFrame frame;
+  ASSERT_EQ(DecodeWatchFrame(&rest, 2, &frame).value(), true);
+  EXPECT_EQ(frame.kind, WatchFrame::Kind::kAlive);
+  EXPECT_EQ(frame.begun, (std::vector<std::uint64_t>{1, ~0ull}));
+  ASSERT_EQ(DecodeWatchFrame(&rest, 2, &frame).value(), true);
+  EXPECT_EQ(frame.kind, WatchFrame::Kind::kFailed);
+  EXPECT_EQ(frame.failure, failed.failure);
+  EXPECT_EQ(DetailsOf(frame.failure).reason, "RANK_LOST");
+  ASSERT_EQ(DecodeWatchFrame(&rest, 2, &frame).value(), true);
+  EXPECT_EQ(frame.kind, WatchFrame::Kind::kLeft);
+  EXPECT_EQ(frame.begun, (std::vector<std::uint64_t>{7, 8}));
+  EXPECT_EQ(DecodeWatchFrame(&rest, 2, &frame).value(), false);
+}
+
+TEST(WatchFrame, WaitsForTheRestOfItsBytes) {
+  const std::string bytes = EncodeWatchFrame(Alive({1, 2, 3}));
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    absl::string_view part = absl::string_view(bytes).substr(0, size);
+    WatchFrame frame;
+    ASSERT_EQ(DecodeWatchFrame(&part, 3, &frame).value(), false) << size;
+    EXPECT_EQ(part.size(), size);
+  }
+}
+
+TEST(WatchFrame, LongTextsAreCutAndStillFit) {
+  WatchFrame failed;
+  failed.kind = WatchFrame::Kind::kFailed;
+  failed.failure = MakeError(absl::StatusCode::kInternal, std::string(5000, 'r'),
+                             std::string(5000, 'm'), {{"node", std::string(5000, 'n')}});
+  const std::string bytes = EncodeWatchFrame(failed);
+  EXPECT_LE(bytes.size(), kMaxWatchFrameBytes);
+  absl::string_view rest = bytes;
+  WatchFrame frame;
+  ASSERT_EQ(DecodeWatchFrame(&rest, 1, &frame).value(), true);
+  EXPECT_EQ(frame.failure.message(), std::string(1024, 'm'));
+}
+
+TEST(WatchFrame, NonsenseIsRefused) {
+  WatchFrame failed;
+  failed.kind = WatchFrame::Kind::kFailed;
+  failed.failure = absl::InternalError("x");
+  const std::string good = EncodeWatchFrame(failed);
+  std::string code = good, text = good, kind = good, length = good, huge = good;
+  code[8] = 17;
+  text[12] = 100;
+  kind[4] = 9;
+  length[0] = 3;
+  huge[2] = 1;
+  for (const std::string& bytes :
+       {code, text, kind, length, huge, EncodeWatchFrame(Alive({1, 2}))}) {
+    absl::string_view rest = bytes;
+    WatchFrame frame;
+    EXPECT_EQ(DecodeWatchFrame(&rest, 1, &frame).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace gradsync
