@@ -1,0 +1,130 @@
+// The engine of host memory between nodes: Gloo over TCP.
+
+#ifndef DAEMON_ENGINE_GLOO_ENGINE_H_
+#define DAEMON_ENGINE_GLOO_ENGINE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/base/mutex.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/gloo_lane.h"
+#include "daemon/engine/peer_watch.h"
+#include "daemon/engine/rendezvous_store.h"
+#include "daemon/engine/wire_format.h"
+
+namespace gradsync {
+
+struct GlooOptions {
+  std::uint32_t node = 0;
+  std::uint32_t nodes = 0;  // 2 to kMaxNodes
+  // By node; for messages and the field "node" of errors. Default: the numbers.
+  std::vector<std::string> node_names;
+
+  // This node's address that the others reach, a name or number; if empty, that of `interface`.
+  // Ports are ephemeral.
+  std::string address;
+  std::string interface;
+
+  // The next four are the same on every node, or connecting fails.
+  // Connections between every two nodes, each with a thread here, 1 to kMaxLanes; and of a chunk in
+  // the work type, a multiple of 32 KiB, to kMaxChunkBytes. A lane has four to five chunks' memory.
+  // tests/engine/engine_bench.sh, 2 nodes on one machine with 2 busy cores: at 1 Gbit/s any choice
+  // fills the wire (25 MiB in 219.6 ms; with TCP's headers its bits take 219.3), at 10
+  // Gbit/s fewer and larger messages count: 25 MiB in 37, 31, 26 ms with 1, 2, 4 lanes and 1 MiB,
+  // 30, 25, 27 with 2 MiB, 28, 23, 24 with 4 MiB.
+  int lanes = 2;
+  std::size_t chunk_bytes = std::size_t{2} << 20;
+  WireType wire = WireType::kSame;
+  // A node that says nothing for so long is lost; at least 100 ms.
+  absl::Duration silence_limit = absl::Seconds(10);
+
+  absl::Duration connect_timeout = absl::Seconds(60);
+  RendezvousStore* store = nullptr;  // used until Connect returns
+};
+
+// Thread-safe. Threads of its own: one per lane, one that watches the peers, and Gloo's, one per
+// lane, which wakes every 10 ms even when idle.
+//
+// What travels is neither encrypted nor authenticated, and Gloo believes its peers: one that sends
+// what was not asked for ends this process. So engines connect over a network that only the job's
+// nodes reach. Bytes are in the machine's order; all nodes have the same.
+class GlooEngine final : public Engine, private GlooLane::Owner {
+ public:
+  static constexpr std::uint32_t kMaxNodes = 256;
+  static constexpr int kMaxLanes = 16;
+  static constexpr std::size_t kMinChunkBytes = std::size_t{32} * 1024;
+  static constexpr std::size_t kMaxChunkBytes = std::size_t{64} << 20;
+
+  // Meets the other nodes, which call this too. Blocks for up to connect_timeout, twice that if a
+  // node dies meanwhile.
+  //
+  // INVALID_ARGUMENT     an option out of its bounds
+  // FAILED_PRECONDITION  the nodes' options differ
+  // DEADLINE_EXCEEDED    ENGINE_TIMEOUT, naming who has not come
+  // NOT_FOUND            this machine has no such address or interface
+  // UNAVAILABLE          a node was lost (ENGINE_PEER_LOST), or cannot be reached
+  static absl::StatusOr<std::unique_ptr<GlooEngine>> Connect(const GlooOptions& options);
+
+  // With nothing pending, the other nodes finish what they have begun together with this one. Not
+  // from within a done().
+  ~GlooEngine() override;
+  GlooEngine(const GlooEngine&) = delete;
+  GlooEngine& operator=(const GlooEngine&) = delete;
+
+  void Submit(Exchange* exchange) override;
+  void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
+                 std::function<void(const absl::Status&)> done) override;
+  void Abort(const absl::Status& why) override;
+  EngineStatistics Statistics() const override;
+
+ private:
+  explicit GlooEngine(GlooOptions options);
+
+  absl::Status ConnectWatch(std::uint64_t deadline_ns);
+  absl::Status ConnectLanes(std::uint64_t deadline_ns);
+  // Returns when the engine has failed: with `why`, unless the watch knows better.
+  void AwaitFailure(const absl::Status& why);
+  // True if this was the first failure.
+  bool Fail(const absl::Status& why);
+  absl::Status failure();
+  void Push(LaneWork work);
+
+  bool failed() const override { return failed_.load(std::memory_order_acquire); }
+  void Broken(const absl::Status& why) override;
+  void Finished(const LaneWork& work) override;
+
+  const GlooOptions options_;
+  std::vector<LaneProgress> progress_;  // by lane
+  std::atomic<bool> failed_{false};
+  std::atomic<std::uint64_t> exchanges_{0};
+  std::atomic<std::uint64_t> pending_{0};
+
+  // Before mutex_. What it guards fixes the order of exchanges on all lanes alike.
+  Mutex submit_mutex_;
+  std::uint64_t chunks_submitted_ ABSL_GUARDED_BY(submit_mutex_) = 0;
+
+  Mutex mutex_;
+  CondVar has_failed_;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  bool abortable_ ABSL_GUARDED_BY(mutex_) = false;  // lanes_ is complete
+
+  // Constant once Connect has returned. Destroyed from the last to the first: lanes' buffers before
+  // their contexts.
+  std::vector<std::shared_ptr<gloo::Context>> contexts_;
+  std::vector<std::unique_ptr<GlooLane>> lanes_;
+  std::unique_ptr<PeerWatch> watch_;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_ENGINE_GLOO_ENGINE_H_

@@ -1,0 +1,291 @@
+#include "daemon/engine/gloo_lane.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "daemon/base/clock.h"
+#include "daemon/engine/gloo_errors.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+// Waits end by Abort(): whether one has become hopeless is the watch's to say. A year is far from
+// overflowing Gloo's clock.
+constexpr std::chrono::milliseconds kNoLimit = std::chrono::hours(24 * 365);
+
+std::size_t RoundUp(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+GlooLane::GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_bytes, Owner* owner,
+                   LaneProgress* progress)
+    : context_(std::move(context)),
+      node_(context_->rank),
+      nodes_(context_->size),
+      chunk_bytes_(chunk_bytes),
+      owner_(owner),
+      progress_(progress),
+      addends_(static_cast<std::size_t>(nodes_)) {
+  // The inbox holds a shard per node; rounding makes them larger than the chunk by less than this.
+  const std::size_t inbox = chunk_bytes_ + 8 * kShardItems * static_cast<std::size_t>(nodes_);
+  const std::size_t bytes = chunk_bytes_ + chunk_bytes_ / 2 + inbox;
+  std::uint64_t tag = 0;
+  for (Slot& slot : slots_) {
+    slot.owned.reset(new std::byte[bytes + kAlignment]);
+    const auto address = reinterpret_cast<std::uintptr_t>(slot.owned.get());
+    slot.memory = slot.owned.get() + (RoundUp(address, kAlignment) - address);
+    slot.shards = context_->createUnboundBuffer(slot.memory, bytes);
+    slot.results = context_->createUnboundBuffer(slot.memory, bytes);
+    slot.tag = tag;
+    tag += 2;
+  }
+}
+
+GlooLane::~GlooLane() { Stop(); }
+
+void GlooLane::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void GlooLane::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  changed_.NotifyOne();
+  if (thread_.joinable()) thread_.join();
+}
+
+void GlooLane::Push(const LaneWork& work) {
+  {
+    MutexLock lock(&mutex_);
+    queue_.Push(work);
+  }
+  changed_.NotifyOne();
+}
+
+void GlooLane::Abort() {
+  for (Slot& slot : slots_) {
+    for (auto* buffer : {slot.shards.get(), slot.results.get()}) {
+      buffer->abortWaitRecv();
+      buffer->abortWaitSend();
+    }
+  }
+}
+
+LaneStatistics GlooLane::Statistics() const {
+  LaneStatistics statistics;
+  statistics.bytes_sent = bytes_sent_.load(std::memory_order_relaxed);
+  statistics.bytes_received = bytes_received_.load(std::memory_order_relaxed);
+  statistics.busy_ns = busy_ns_.load(std::memory_order_relaxed);
+  statistics.chunks = chunks_.load(std::memory_order_relaxed);
+  return statistics;
+}
+
+bool GlooLane::Take(bool wait, Slot* slot) {
+  MutexLock lock(&mutex_);
+  while (wait && queue_.empty() && !stopping_) changed_.Wait(&mutex_);
+  if (queue_.empty()) return false;
+  LaneWork& work = queue_.front();
+  slot->work = work;
+  work.next += work.stride;
+  if (work.next >= work.chunks) queue_.Pop();
+  return true;
+}
+
+void GlooLane::Run() {
+  Slot* last = nullptr;  // its sum is on the way to the nodes
+  std::uint64_t busy_since_ns = 0;
+  for (;;) {
+    Slot* next = &slots_[taken_ % kSlots];
+    if (Take(/*wait=*/last == nullptr, next)) {
+      if (last == nullptr) busy_since_ns = MonotonicNowNs();
+      Begin(next);
+    } else if (last == nullptr) {
+      return;
+    } else {
+      next = nullptr;
+    }
+    if (last != nullptr) Complete(last);
+    if (next != nullptr) {
+      Sum(next);
+    } else {
+      busy_ns_.fetch_add(MonotonicNowNs() - busy_since_ns, std::memory_order_relaxed);
+    }
+    last = next;
+  }
+}
+
+// ---- A chunk's shards ---------------------------------------------------------------------------
+
+GlooLane::Shard GlooLane::ShardOf(const Slot& slot, int node) const {
+  const std::size_t begin = std::min(static_cast<std::size_t>(node) * slot.shard_items, slot.count);
+  return {begin, std::min(slot.shard_items, slot.count - begin)};
+}
+
+std::size_t GlooLane::Offset(const Slot& slot, const Shard& shard) const {
+  return slot.data + shard.begin * slot.wire_bytes;
+}
+
+std::size_t GlooLane::InboxOffset(const Slot& slot, int node) const {
+  return chunk_bytes_ + chunk_bytes_ / 2 +
+         static_cast<std::size_t>(node) * slot.shard_items * slot.wire_bytes;
+}
+
+void GlooLane::Prepare(Slot* slot) {
+  const LaneWork& work = slot->work;
+  slot->number = taken_++;
+  slot->first = work.next * work.chunk_items;
+  slot->count = std::min(work.chunk_items, work.exchange->count - slot->first);
+  slot->wire_bytes = work.root >= 0 ? 1 : ItemSize(work.wire);
+  slot->narrowed = slot->wire_bytes < work.item_bytes;
+  slot->data = slot->narrowed ? chunk_bytes_ : 0;
+  const auto nodes = static_cast<std::size_t>(nodes_);
+  slot->shard_items = RoundUp((slot->count + nodes - 1) / nodes, kShardItems);
+  slot->shard_receives = slot->shard_sends = slot->result_receives = slot->result_sends = 0;
+  slot->dropped = false;
+}
+
+// ---- The steps ----------------------------------------------------------------------------------
+
+bool GlooLane::Check(Slot* slot, const absl::Status& status) {
+  if (!status.ok()) owner_->Broken(status);
+  if (owner_->failed()) slot->dropped = true;
+  return !slot->dropped;
+}
+
+// Receives are posted before the data that answers them is made, so their announcements, half a
+// round trip, are no part of the chunk's time. What they write over is not in use any more when it
+// comes: a node's sum comes after the shard that it was made from has left.
+void GlooLane::PostReceives(Slot* slot) {
+  const int root = slot->work.root;
+  const Shard own = ShardOf(*slot, node_);
+  if (node_ == root) return;
+  for (int step = 1; step < nodes_; ++step) {
+    const int node = (node_ + nodes_ - step) % nodes_;
+    if (own.count > 0 && (root < 0 || node == root)) {
+      const std::size_t offset = root < 0 ? InboxOffset(*slot, node) : Offset(*slot, own);
+      slot->shards->recv(node, slot->tag, offset, own.count * slot->wire_bytes);
+      ++slot->shard_receives;
+    }
+    const Shard other = ShardOf(*slot, node);
+    if (other.count > 0) {
+      slot->results->recv(node, slot->tag + 1, Offset(*slot, other),
+                          other.count * slot->wire_bytes);
+      ++slot->result_receives;
+    }
+  }
+}
+
+void GlooLane::SendTo(Slot* slot, gloo::transport::UnboundBuffer* buffer, std::uint64_t tag,
+                      int node, const Shard& shard, int* sends) {
+  if (shard.count == 0) return;
+  const std::size_t bytes = shard.count * slot->wire_bytes;
+  buffer->send(node, tag, Offset(*slot, shard), bytes);
+  ++*sends;
+  bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void GlooLane::PostShards(Slot* slot) {
+  if (slot->work.root >= 0 && slot->work.root != node_) return;
+  for (int step = 1; step < nodes_; ++step) {
+    const int node = (node_ + step) % nodes_;
+    SendTo(slot, slot->shards.get(), slot->tag, node, ShardOf(*slot, node), &slot->shard_sends);
+  }
+}
+
+void GlooLane::PostResults(Slot* slot) {
+  const Shard own = ShardOf(*slot, node_);
+  for (int step = 1; step < nodes_; ++step) {
+    const int node = (node_ + step) % nodes_;
+    if (node == slot->work.root) continue;
+    SendTo(slot, slot->results.get(), slot->tag + 1, node, own, &slot->result_sends);
+  }
+}
+
+void GlooLane::Begin(Slot* slot) {
+  Prepare(slot);
+  if (!Check(slot, GuardGloo([&] { PostReceives(slot); }))) return;
+  if (slot->count > 0 && (slot->work.root < 0 || slot->work.root == node_)) {
+    slot->work.exchange->gather(slot->first, slot->count, slot->memory);
+    if (slot->narrowed) {
+      Narrow(slot->work.wire, reinterpret_cast<const float*>(slot->memory), slot->count,
+             slot->memory + slot->data);
+    }
+  }
+  const absl::Status posted = GuardGloo([&] { PostShards(slot); });
+  progress_->begun.store(slot->number + 1, std::memory_order_release);
+  Check(slot, posted);
+}
+
+bool GlooLane::Await(Slot* slot, int phase, gloo::transport::UnboundBuffer* buffer, int receives,
+                     int sends) {
+  if (!Check(slot, absl::OkStatus())) return false;
+  progress_->waiting.store(4 * slot->number + static_cast<std::uint64_t>(phase),
+                           std::memory_order_release);
+  // An aborted wait returns false; the engine has failed then.
+  const absl::Status waited = GuardGloo([&] {
+    bool going = true;
+    for (int i = 0; i < receives && going; ++i) going = buffer->waitRecv(nullptr, kNoLimit);
+    for (int i = 0; i < sends && going; ++i) going = buffer->waitSend(nullptr, kNoLimit);
+  });
+  progress_->waiting.store(0, std::memory_order_release);
+  return Check(slot, waited);
+}
+
+void GlooLane::AddUp(Slot* slot) {
+  const Shard own = ShardOf(*slot, node_);
+  if (own.count == 0) return;
+  std::byte* const sum = slot->memory + Offset(*slot, own);
+  for (int node = 0; node < nodes_; ++node) {
+    addends_[static_cast<std::size_t>(node)] =
+        node == node_ ? sum : slot->memory + InboxOffset(*slot, node);
+  }
+  SumShards(slot->work.wire, addends_, own.count, sum);
+}
+
+void GlooLane::Sum(Slot* slot) {
+  if (slot->dropped) return;
+  if (!Await(slot, 1, slot->shards.get(), slot->shard_receives, 0)) return;
+  if (slot->work.root < 0) AddUp(slot);
+  bytes_received_.fetch_add(static_cast<std::uint64_t>(slot->shard_receives) *
+                                ShardOf(*slot, node_).count * slot->wire_bytes,
+                            std::memory_order_relaxed);
+  Check(slot, GuardGloo([&] { PostResults(slot); }));
+}
+
+void GlooLane::Complete(Slot* slot) {
+  Exchange* const exchange = slot->work.exchange;
+  if (!slot->dropped && Await(slot, 2, slot->results.get(), slot->result_receives, 0)) {
+    if (slot->result_receives > 0) {
+      bytes_received_.fetch_add((slot->count - ShardOf(*slot, node_).count) * slot->wire_bytes,
+                                std::memory_order_relaxed);
+    }
+    if (slot->count > 0 && slot->work.root != node_) {
+      if (slot->narrowed) {
+        Widen(slot->work.wire, slot->memory + slot->data, slot->count,
+              reinterpret_cast<float*>(slot->memory));
+      }
+      exchange->scatter(slot->first, slot->count, slot->memory);
+    }
+    // Whoever has our data has long received it, but Gloo may not have told us yet.
+    if (Await(slot, 3, slot->shards.get(), 0, slot->shard_sends)) {
+      Await(slot, 3, slot->results.get(), 0, slot->result_sends);
+    }
+  }
+  if (slot->dropped) {
+    exchange->dropped.store(true, std::memory_order_relaxed);
+  } else {
+    chunks_.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (exchange->chunks_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    owner_->Finished(slot->work);
+  }
+}
+
+}  // namespace gradsync

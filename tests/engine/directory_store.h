@@ -1,0 +1,28 @@
+// The store of engines that are processes of one machine: a file per key.
+
+#ifndef TESTS_ENGINE_DIRECTORY_STORE_H_
+#define TESTS_ENGINE_DIRECTORY_STORE_H_
+
+#include <string>
+
+#include "daemon/engine/rendezvous_store.h"
+
+namespace gradsync {
+
+class DirectoryStore final : public RendezvousStore {
+ public:
+  // `directory` exists, and is empty when the first node comes.
+  explicit DirectoryStore(std::string directory);
+
+  absl::Status Set(const std::string& key, const std::string& value) override;
+  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override;
+
+ private:
+  std::string Path(const std::string& key) const;
+
+  const std::string directory_;
+};
+
+}  // namespace gradsync
+
+#endif  // TESTS_ENGINE_DIRECTORY_STORE_H_
