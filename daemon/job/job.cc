@@ -27,11 +27,13 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     job_->mutex_.Lock();
   }
   ~Transaction() ABSL_UNLOCK_FUNCTION() {
+    Reducer* const cluster = job_->cluster_.get();  // set once
     job_->mutex_.Unlock();
     // Waiters first, then the work that would take their cores.
     for (const auto& sink : effects_.flushes) sink->Flush();
-    for (ReduceOperation* reduction : effects_.reductions)
-      job_->environment_.reducer->Reduce(reduction);
+    for (ReduceOperation* reduction : effects_.reductions) {
+      (reduction->between_nodes ? cluster : job_->environment_.reducer)->Reduce(reduction);
+    }
     for (auto& copy : effects_.copies) job_->environment_.executor->Run(std::move(copy));
     if (!effects_.releases.empty()) {
       job_->environment_.executor->Run([released = std::move(effects_.releases)] {});
@@ -106,6 +108,11 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
     if (members_[other].state == RankState::kAbsent) formed_ = false;
   }
   return absl::OkStatus();
+}
+
+void Job::UseCluster(std::shared_ptr<Reducer> cluster) {
+  MutexLock lock(&mutex_);
+  if (cluster_ == nullptr) cluster_ = std::move(cluster);
 }
 
 absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, LayoutRequest request) {

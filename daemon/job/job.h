@@ -30,6 +30,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/job/job_port.h"
 #include "daemon/job/job_status.h"
 #include "daemon/job/layout_channel.h"
 #include "daemon/job/membership.h"
@@ -37,12 +38,6 @@
 #include "daemon/reduce/reducer.h"
 
 namespace gradsync {
-
-// What the ranks must agree on at join.
-struct JobOptions {
-  bool divide_by_world = false;
-  std::uint64_t step_timeout_ns = 0;
-};
 
 struct JobIdentity {
   uid_t uid = 0;
@@ -59,12 +54,13 @@ struct JobEnvironment {
   std::size_t max_buckets_per_layout = 4096;
 };
 
-class Job : public std::enable_shared_from_this<Job> {
+class Job final : public JobPort, public std::enable_shared_from_this<Job> {
  public:
   Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
       const JobEnvironment& environment);
 
   const JobIdentity& identity() const { return identity_; }
+  const std::string& job_id() const override { return identity_.job_id; }
   std::uint32_t world_size() const { return world_size_; }
 
   // Puts a session into its rank. FAILED_PRECONDITION JOB_MISMATCH: another world size or options;
@@ -73,52 +69,44 @@ class Job : public std::enable_shared_from_this<Job> {
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink);
 
-  struct Registration {
-    std::uint32_t channel = 0;
-    LayoutPlan plan;
-  };
-  // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, ALREADY_REGISTERED or RANKS_LEFT,
-  // RESOURCE_EXHAUSTED: the request is refused, the session lives. A rank that comes late to an
-  // agreement that has failed gets the same failure, once.
+  // From now on reductions that take ranks of other nodes go to `cluster` rather than to the
+  // environment's reducer. The first one counts.
+  void UseCluster(std::shared_ptr<Reducer> cluster);
+
+  // ---- JobPort
+  void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) override {
+    answer(RegisterLayout(rank, std::move(request)));
+  }
   absl::StatusOr<Registration> RegisterLayout(std::uint32_t rank, LayoutRequest request);
-
-  // What the rank was given for this channel; let go of, on the executor, once the layout is
-  // replaced, its agreement has failed, the rank has exited or the job is over.
-  void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory);
-
-  // This rank agreed, but has no memory for it: the layout fails on every rank, now rather than at
-  // its deadline.
-  void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why);
-
-  // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, whose
-  // session must be ended with it (Lose). A call of a rank whose session this job has ended already
-  // is ignored.
-  // That RegisterLayout may name `channel` as the one to be replaced.
-  absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const;
-  absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory);
+  void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) override;
+  void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) override;
+  absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const override;
+  // A rank of another node has no memory here: all of `memory` is null.
+  absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) override;
   absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                         absl::Span<const std::uint32_t> buckets);
+                         absl::Span<const std::uint32_t> buckets) override;
   absl::Status EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                       absl::string_view used_map);
-  // MarkReady of every bucket that the rank has not marked, and EndStep.
+                       absl::string_view used_map) override;
   absl::Status FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                          absl::string_view used_map);
+                          absl::string_view used_map) override;
   absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                           absl::string_view reason);
+                           absl::string_view reason) override;
   absl::Status Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
-                       StagingMemory staging, std::uint64_t deadline_ns);
+                       StagingMemory staging, std::uint64_t deadline_ns) override;
   absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
-                            std::uint64_t bytes);
-  absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk);
-  absl::Status Leave(std::uint32_t rank, bool exit);
+                            std::uint64_t bytes) override;
+  absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk) override;
+  absl::Status Leave(std::uint32_t rank, bool exit) override;
+  void AskMissing(std::uint32_t channel, std::uint64_t step,
+                  std::function<void(std::string)> answer) override {
+    answer(MissingInStep(channel, step));
+  }
+  void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) override;
+  RankState StateOf(std::uint32_t rank) const override;
 
   // Who is waited for in a running step; "" if it is not running.
   std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;
 
-  // The session of `rank` is gone or must go; `why` becomes its own end ("its process ended", a
-  // breach, ...). Unless the rank had exited, the job fails: every running step is void and every
-  // other session ends ABORTED RANK_LOST.
-  void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why);
   // Ends every session with `why` (SUPERSEDED, DRAINING).
   void End(const absl::Status& why);
   // Ends them if no step is running; true once they have been told.
@@ -131,7 +119,6 @@ class Job : public std::enable_shared_from_this<Job> {
   bool Formed() const;
   bool Failed() const;
   bool StepRunning() const;
-  RankState StateOf(std::uint32_t rank) const;
   JobSnapshot Snapshot() const;
   // The last steps of a layout; nullopt if there is no such layout.
   std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
@@ -190,6 +177,7 @@ class Job : public std::enable_shared_from_this<Job> {
   const JobTerms terms_;
 
   mutable Mutex mutex_;
+  std::shared_ptr<Reducer> cluster_ ABSL_GUARDED_BY(mutex_);
   Membership members_ ABSL_GUARDED_BY(mutex_);
   // By channel. Numbers are never used again.
   std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_ ABSL_GUARDED_BY(mutex_);

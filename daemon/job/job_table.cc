@@ -75,6 +75,15 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint
   return job;
 }
 
+void JobTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
+                    std::function<void(absl::StatusOr<Joined>)> joined) {
+  auto job = Join(request.key, request.rank, request.world_size, request.options,
+                  request.incarnation, std::move(sink));
+  if (!job.ok()) return joined(job.status());
+  const std::uint64_t generation = (*job)->identity().generation;
+  joined(Joined{*std::move(job), generation});
+}
+
 void JobTable::RetireLocked(std::shared_ptr<Job> job) {
   jobs_failed_ += job->Failed() ? 1 : 0;
   retired_.push_front(std::move(job));

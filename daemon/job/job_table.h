@@ -10,29 +10,20 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job.h"
+#include "daemon/job/job_port.h"
 
 namespace gradsync {
 
-struct JobKey {
-  uid_t uid = 0;
-  std::string job_id;
-  std::string token_hash;
-
-  bool operator<(const JobKey& other) const {
-    return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
-  }
-};
-
-class JobTable {
+class JobTable final : public JobFinder {
  public:
   // `environment`'s objects outlive the table.
   JobTable(const JobEnvironment& environment, std::size_t quota_jobs_per_user)
@@ -48,6 +39,10 @@ class JobTable {
                                             std::uint32_t world_size, const JobOptions& options,
                                             std::uint64_t incarnation,
                                             std::shared_ptr<SessionSink> sink);
+
+  // The same, whatever the request's coordinator.
+  void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
+            std::function<void(absl::StatusOr<Joined>)> joined) override;
 
   // Deadlines; retires jobs that are over.
   void Tick();

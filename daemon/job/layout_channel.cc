@@ -55,9 +55,13 @@ LayoutChannel::LayoutChannel(
     bucket->operation.count = plan_.buckets[i].count;
     bucket->operation.flow = terms.flow;
     bucket->operation.measure = true;
+    bucket->operation.channel = channel_;
+    bucket->operation.bucket = static_cast<std::uint32_t>(i);
     bucket->operation.done = [this, raw = bucket.get(), i](const ReduceTimes& times) {
       // Before the lock: the trainers' waits end here.
-      for (SemaphorePage* semaphores : raw->semaphores) semaphores->SignalDone(i, raw->step);
+      if (!raw->operation.failed) {
+        for (SemaphorePage* semaphores : raw->semaphores) semaphores->SignalDone(i, raw->step);
+      }
       reduced_(this, i, times);
     };
     buckets_.push_back(std::move(bucket));
@@ -260,12 +264,20 @@ void LayoutChannel::BindMemory() {
     if (bucket.state == BucketState::kReducing) continue;  // cannot be: see RankLeft
     bucket.operation.scale = scale;
     bucket.operation.buffers.clear();
+    bucket.operation.ranks.clear();
+    bucket.operation.between_nodes = false;
     bucket.semaphores.clear();
     for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       if (!members_->InSteps(rank)) continue;
       const RankMemory& memory = *ranks_[rank].memory;
-      bucket.operation.buffers.push_back(memory.data + plan_.buckets[i].offset);
-      bucket.semaphores.push_back(memory.semaphores.get());
+      bucket.operation.ranks.push_back(rank);
+      if (memory.semaphores == nullptr) {
+        bucket.operation.buffers.push_back(nullptr);
+        bucket.operation.between_nodes = true;
+      } else {
+        bucket.operation.buffers.push_back(memory.data + plan_.buckets[i].offset);
+        bucket.semaphores.push_back(memory.semaphores.get());
+      }
     }
   }
   rebind_ = false;
@@ -277,6 +289,8 @@ void LayoutChannel::Launch(std::size_t index, Effects* effects) {
   if (rebind_) BindMemory();
   bucket.state = BucketState::kReducing;
   bucket.step = step_;
+  bucket.operation.number = step_;
+  bucket.operation.failed = false;
   ++in_flight_;
   effects->reductions.push_back(&bucket.operation);
 }
@@ -418,7 +432,7 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
 
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     RankLayout& mine = ranks_[rank];
-    if (!complete && mine.memory.has_value()) {
+    if (!complete && mine.memory.has_value() && mine.memory->semaphores != nullptr) {
       // A void step uses up its number: its waits are released, and see that it is void.
       mine.memory->semaphores->DeclareVoid(step_);
       for (std::size_t i = 0; i < buckets_.size(); ++i) {
@@ -464,7 +478,7 @@ void LayoutChannel::RankResumed(std::uint32_t rank) {
   rebind_ = true;
   RankLayout& mine = ranks_[rank];
   mine.last_ended = step_ - 1;  // it is told the number: nothing older is on its way
-  if (!mine.memory.has_value()) return;
+  if (!mine.memory.has_value() || mine.memory->semaphores == nullptr) return;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     mine.memory->semaphores->SignalDone(i, step_ - 1);
   }

@@ -31,7 +31,7 @@
 
 namespace gradsync {
 
-// One rank's memory of a layout, mapped.
+// One rank's memory of a layout, mapped. All null: it lies on another node.
 struct RankMemory {
   std::shared_ptr<void> arena;  // keeps `data` mapped
   std::byte* data = nullptr;

@@ -42,6 +42,8 @@ OperationChannel::OperationChannel(const JobTerms& terms, Membership* members,
     : terms_(terms), members_(members), copied_(std::move(copied)), ranks_(members->world_size()) {
   reduction_.flow = terms.flow;
   reduction_.done = [reduced = std::move(reduced)](const ReduceTimes&) { reduced(); };
+  broadcast_.flow = terms.flow;
+  broadcast_.done = [copied = copied_](const ReduceTimes&) { copied(); };
 }
 
 absl::Status OperationChannel::Breach(std::uint32_t rank, std::uint64_t sequence,
@@ -118,10 +120,7 @@ void OperationChannel::MaybeRun(Effects* effects) {
   if (spec_.kind == OperationKind::kAllReduce && spec_.count > 0) {
     reduction_.dtype = spec_.dtype;
     reduction_.count = spec_.count;
-    reduction_.buffers.clear();
-    for (const RankOperation& rank : ranks_) {
-      if (rank.waiting) reduction_.buffers.push_back(rank.staging.data);
-    }
+    Bind(&reduction_);
     const auto divisor = terms_.divide_by_world ? ranks_.size() : reduction_.buffers.size();
     reduction_.scale = spec_.average ? 1.0 / static_cast<double>(divisor) : 1.0;
     busy_ = true;
@@ -144,6 +143,21 @@ void OperationChannel::MaybeRun(Effects* effects) {
   Complete(effects);
 }
 
+void OperationChannel::Bind(ReduceOperation* operation) const {
+  operation->buffers.clear();
+  operation->ranks.clear();
+  operation->between_nodes = false;
+  operation->failed = false;
+  operation->number = sequence_;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].waiting) continue;
+    std::byte* const data = ranks_[rank].staging.data;
+    operation->buffers.push_back(data);
+    operation->ranks.push_back(rank);
+    operation->between_nodes = operation->between_nodes || data == nullptr;
+  }
+}
+
 absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t sequence,
                                             std::uint64_t chunk, std::uint64_t bytes,
                                             Effects* effects) {
@@ -157,12 +171,19 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " of ", bytes, " bytes"));
   }
   chunk_bytes_ = bytes;
+  busy_ = true;
+  Bind(&broadcast_);
+  if (broadcast_.between_nodes) {
+    broadcast_.count = bytes;
+    broadcast_.root = static_cast<int>(rank);
+    effects->reductions.push_back(&broadcast_);
+    return absl::OkStatus();
+  }
   // The copy runs without the lock: it takes along what keeps the memory mapped.
   std::vector<StagingMemory> receivers;
   for (RankOperation& other : ranks_) {
     if (other.waiting && &other != &mine) receivers.push_back(other.staging);
   }
-  busy_ = true;
   effects->copies.push_back(
       [source = mine.staging, receivers = std::move(receivers), bytes, copied = copied_] {
         for (const StagingMemory& receiver : receivers) {

@@ -45,7 +45,8 @@ struct OperationSpec {
   std::string Describe() const;
 };
 
-// One rank's staging window, mapped and populated as far as the operation needs.
+// One rank's staging window, mapped and populated as far as the operation needs. `data` is null if
+// it lies on another node.
 struct StagingMemory {
   std::shared_ptr<void> keep;
   std::byte* data = nullptr;
@@ -95,6 +96,8 @@ class OperationChannel {
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
   std::vector<std::uint32_t> MissingRanks() const;
+  // The buffers and ranks of those that wait.
+  void Bind(ReduceOperation* operation) const;
   void MaybeRun(Effects* effects);
   void MaybeNextChunk(Effects* effects);
   void Complete(Effects* effects);
@@ -123,6 +126,7 @@ class OperationChannel {
   std::uint64_t moved_ = 0;
   bool chunk_out_ = false;  // receivers are reading
   ReduceOperation reduction_;
+  ReduceOperation broadcast_;  // of a chunk, if ranks are on other nodes
 
   // Failures of operations that some rank has not reached yet. At most one per operation that a
   // late rank is behind.

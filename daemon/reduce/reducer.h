@@ -31,11 +31,25 @@ struct ReduceOperation {
   std::size_t count = 0;  // elements of each buffer
   double scale = 1.0;
   absl::InlinedVector<std::byte*, 8>
-      buffers;             // rank order; 64-byte aligned; the owner keeps them mapped until done
+      buffers;  // rank order; 64-byte aligned; the owner keeps them mapped until done
+  // Their ranks, and what is reduced, for reducers that speak to other nodes about it: bucket of
+  // the layout on `channel` in step `number`, or operation `number` of channel 0.
+  absl::InlinedVector<std::uint32_t, 8> ranks;
+  std::uint32_t channel = 0;
+  std::uint32_t bucket = 0;
+  std::uint64_t number = 0;
+  // Some buffers lie on other nodes, and are null here.
+  bool between_nodes = false;
+  // 0 or more, between nodes only: no reduction, but a copy of that rank's buffer to the others;
+  // `count` bytes.
+  int root = -1;
   std::uint64_t flow = 0;  // reduce threads are shared fairly between flows; a flow is a job
   bool measure = false;    // gather `numbers` on the way
   // Of the result if `measure`, from before done() until the next submission.
   BucketNumbers numbers;
+  // Set before done() by a reducer that can fail: the buffers hold nothing of value. Whoever runs
+  // that reducer ends the job.
+  bool failed = false;
   // Called once per submission, after the last write, on a reduce thread or on the submitter's own
   // thread from within Reduce(). Must not block.
   std::function<void(const ReduceTimes&)> done;

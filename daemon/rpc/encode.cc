@@ -81,6 +81,21 @@ struct Encoder {
 
 }  // namespace
 
+void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
+  assigned->set_arena_bytes(plan.arena_bytes);
+  for (const PlannedBucket& bucket : plan.buckets) {
+    auto* out = assigned->add_buckets();
+    out->set_dtype(static_cast<v1::DataType>(bucket.dtype));
+    out->set_count(bucket.count);
+    out->set_offset(bucket.offset);
+  }
+  for (const PlannedParameter& placement : plan.placements) {
+    auto* out = assigned->add_placements();
+    out->set_bucket(placement.bucket);
+    out->set_offset(placement.offset);
+  }
+}
+
 void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets) {
   for (std::size_t i = 0; i < times.buckets.size(); ++i) {
     v1::BucketTimes* bucket = buckets->Add();

@@ -3,6 +3,7 @@
 #ifndef DAEMON_RPC_ENCODE_H_
 #define DAEMON_RPC_ENCODE_H_
 
+#include "daemon/job/layout_plan.h"
 #include "daemon/job/session_message.h"
 #include "gradsync/v1/gradsync.pb.h"
 #include "gradsync/v1/types.pb.h"
@@ -11,6 +12,8 @@ namespace gradsync {
 
 // `response` is cleared first.
 void Encode(const SessionMessage& message, v1::SessionResponse* response);
+// Buckets, placements and size.
+void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned);
 void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets);
 
 }  // namespace gradsync

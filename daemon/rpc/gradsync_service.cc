@@ -179,6 +179,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
         call_.TryCancel();
       } else if (!Ended()) {
         const std::uint64_t now_ns = context_.clock->NowNs();
+        if (session_ == nullptr) TakeArrived();
         if (session_ != nullptr) session_->Heard(now_ns);
         if (const absl::Status status = Dispatch(now_ns); !status.ok()) Breach(status);
       }
@@ -205,6 +206,11 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
     return ended_;
   }
 
+  void TakeArrived() {
+    MutexLock lock(&mutex_);
+    session_ = std::move(arrived_);
+  }
+
   // One operation is complete; after the last one the stream lets go of itself.
   void Completed() {
     std::shared_ptr<SessionStream> last;
@@ -218,18 +224,25 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
     Flush();
   }
 
+  // A bad request: the session, or the attempt at one, ends with `status`.
   void Breach(const absl::Status& status) {
+    if (session_ == nullptr) return Refuse(status);
+    LogRefusal(status);
+    session_->End(status);  // comes back as SessionEndMessage
+  }
+
+  void Refuse(const absl::Status& status) {
+    LogRefusal(status);
+    End(status);
+  }
+
+  void LogRefusal(const absl::Status& status) {
     LogLimited(LogLevel::kWarning, "session refused: bad request",
                {{"job", job_id_},
                 {"rank", rank_},
                 {"uid", peer_.uid},
                 {"pid", peer_.pid},
                 {"why", status.message()}});
-    if (session_ != nullptr) {
-      session_->End(status);  // comes back as SessionEndMessage
-    } else {
-      End(status);
-    }
   }
 
   void StreamEnded() {
@@ -238,6 +251,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
       MutexLock lock(&mutex_);
       done_reading_ = true;
       if (ended_) ended = end_;
+      if (session_ == nullptr) session_ = std::move(arrived_);
     }
     if (session_ != nullptr) {
       const bool left = session_->job().StateOf(session_->rank()) == RankState::kExited;
@@ -290,7 +304,11 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
 
   absl::Status Dispatch(std::uint64_t now_ns);
   absl::Status Open(const v1::OpenSession& message);
+  void Opened(std::uint32_t protocol, std::uint32_t world_size,
+              absl::StatusOr<std::shared_ptr<Session>> opened);
   absl::Status RegisterLayout(const v1::RegisterLayout& message, std::uint64_t now_ns);
+  absl::Status Assign(const std::shared_ptr<Session>& session, std::uint64_t request_id,
+                      const absl::StatusOr<Session::Registration>& registration);
   absl::Status Operate(const absl::StatusOr<OperationRequest>& request);
 
   const ServiceContext& context_;
@@ -320,6 +338,7 @@ class SessionStream final : public SessionSink, public std::enable_shared_from_t
   std::atomic<bool> opened_{false};
   std::uint64_t accepted_ns_ = 0;  // constant once the stream is known to others
   Mutex mutex_;
+  std::shared_ptr<Session> arrived_ ABSL_GUARDED_BY(mutex_);  // until the read side takes it
   std::deque<Outgoing> queue_ ABSL_GUARDED_BY(mutex_);
   std::size_t answers_queued_ ABSL_GUARDED_BY(mutex_) = 0;  // v1::SessionResponse in queue_
   int pending_ ABSL_GUARDED_BY(mutex_) = 0;  // operations that gRPC has not completed
@@ -339,7 +358,7 @@ absl::Status SessionStream::Dispatch(std::uint64_t now_ns) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
                      "the first message of a session is OpenSession");
   }
-  Job& job = session_->job();
+  JobPort& job = session_->job();
   const std::uint32_t rank = session_->rank();
   switch (request.kind_case()) {
     case v1::SessionRequest::kBucketReady: {
@@ -388,12 +407,16 @@ absl::Status SessionStream::Dispatch(std::uint64_t now_ns) {
     case v1::SessionRequest::kLeaseAnswer:
       return absl::OkStatus();  // Heard() has taken it
     case v1::SessionRequest::kQueryStep: {
-      v1::SessionResponse response;
-      auto* state = response.mutable_step_state();
-      state->set_channel(request.query_step().channel());
-      state->set_step(request.query_step().step());
-      state->set_missing(job.MissingInStep(state->channel(), state->step()));
-      Respond(std::move(response));
+      const std::uint32_t channel = request.query_step().channel();
+      const std::uint64_t step = request.query_step().step();
+      job.AskMissing(channel, step, [self = shared_from_this(), channel, step](std::string who) {
+        v1::SessionResponse response;
+        auto* state = response.mutable_step_state();
+        state->set_channel(channel);
+        state->set_step(step);
+        state->set_missing(std::move(who));
+        self->Respond(std::move(response));
+      });
       return absl::OkStatus();
     }
     case v1::SessionRequest::kOpenSession:
@@ -405,7 +428,7 @@ absl::Status SessionStream::Dispatch(std::uint64_t now_ns) {
 }
 
 absl::Status SessionStream::Open(const v1::OpenSession& message) {
-  if (session_ != nullptr) {
+  if (opened_.load()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
                      "OpenSession a second time");
   }
@@ -415,72 +438,91 @@ absl::Status SessionStream::Open(const v1::OpenSession& message) {
   job_id_ = request->job_id;
   rank_ = request->rank;
   opened_.store(true);
-  auto session = context_.sessions->Open(peer_, *request, shared_from_this());
-  if (!session.ok()) return session.status();
-  session_ = *std::move(session);
+  context_.sessions->Open(peer_, *request, shared_from_this(),
+                          [self = shared_from_this(), protocol, world_size = request->world_size](
+                              absl::StatusOr<std::shared_ptr<Session>> opened) {
+                            self->Opened(protocol, world_size, std::move(opened));
+                          });
+  return absl::OkStatus();
+}
+
+void SessionStream::Opened(std::uint32_t protocol, std::uint32_t world_size,
+                           absl::StatusOr<std::shared_ptr<Session>> opened) {
+  if (!opened.ok()) return Refuse(opened.status());
+  const std::shared_ptr<Session> session = *std::move(opened);
+  bool gone = false;
+  {
+    MutexLock lock(&mutex_);
+    gone = done_reading_;
+    if (!gone) arrived_ = session;
+  }
+  if (gone) {
+    context_.sessions->Gone(session, MakeError(absl::StatusCode::kAborted, "STREAM_ENDED",
+                                               absl::StrCat("its connection was closed (pid ",
+                                                            peer_.pid, ") while it joined")));
+    return;
+  }
   const auto nonce =
-      context_.sessions->Offer(*session_, {{session_->staging(), session_->staging()->fd()}});
-  if (!nonce.ok()) return nonce.status();
+      context_.sessions->Offer(*session, {{session->staging(), session->staging()->fd()}});
+  if (!nonce.ok()) return session->End(nonce.status());
   LogLimited(LogLevel::kInfo, "session opened",
-             {{"job", request->job_id},
-              {"rank", request->rank},
-              {"world_size", request->world_size},
-              {"generation", session_->job().identity().generation},
+             {{"job", job_id_},
+              {"rank", rank_},
+              {"world_size", world_size},
+              {"generation", session->identity().generation},
               {"uid", peer_.uid},
               {"pid", peer_.pid}});
   v1::SessionResponse response;
-  auto* opened = response.mutable_session_opened();
-  opened->set_protocol(protocol);
-  opened->set_incarnation(session_->identity().incarnation);
-  opened->set_generation(session_->job().identity().generation);
-  opened->set_staging_nonce(*nonce);
-  opened->set_staging_bytes(context_.sessions->policy().staging_bytes);
-  opened->set_lease_ms(context_.sessions->policy().lease_ns / 1'000'000);
-  opened->set_daemon(context_.daemon_version);
+  auto* answer = response.mutable_session_opened();
+  answer->set_protocol(protocol);
+  answer->set_incarnation(session->identity().incarnation);
+  answer->set_generation(session->identity().generation);
+  answer->set_staging_nonce(*nonce);
+  answer->set_staging_bytes(context_.sessions->policy().staging_bytes);
+  answer->set_lease_ms(context_.sessions->policy().lease_ns / 1'000'000);
+  answer->set_daemon(context_.daemon_version);
   Respond(std::move(response));
-  return absl::OkStatus();
 }
 
 absl::Status SessionStream::RegisterLayout(const v1::RegisterLayout& message,
                                            std::uint64_t now_ns) {
-  v1::SessionResponse response;
-  const auto refuse = [&](const absl::Status& status) {
-    auto* failed = response.mutable_operation_failed();
-    failed->set_sequence(message.request_id());
-    failed->set_layout(true);
-    *failed->mutable_status() = ToProto(status);
-    Respond(std::move(response));
-    return absl::OkStatus();  // the session lives on
-  };
   auto request = DecodeLayout(message, context_.limits, now_ns);
-  if (!request.ok()) return refuse(request.status());
-  if (request->replaces != 0) {
+  if (request.ok() && request->replaces != 0) {
     const absl::Status may = session_->job().CheckReplaces(session_->rank(), request->replaces);
     if (!may.ok()) return may;
   }
-  const auto registration = session_->RegisterLayout(*std::move(request));
-  if (!registration.ok()) return refuse(registration.status());
+  if (!request.ok()) return Assign(session_, message.request_id(), request.status());
+  session_->RegisterLayout(*std::move(request),
+                           [self = shared_from_this(), session = session_,
+                            id = message.request_id()](const auto& registration) {
+                             const auto assigned = self->Assign(session, id, registration);
+                             if (!assigned.ok()) session->End(assigned);
+                           });
+  return absl::OkStatus();
+}
+
+// Answers RegisterLayout. A refusal is no error: the session lives on.
+absl::Status SessionStream::Assign(const std::shared_ptr<Session>& session,
+                                   std::uint64_t request_id,
+                                   const absl::StatusOr<Session::Registration>& registration) {
+  v1::SessionResponse response;
+  if (!registration.ok()) {
+    auto* failed = response.mutable_operation_failed();
+    failed->set_sequence(request_id);
+    failed->set_layout(true);
+    *failed->mutable_status() = ToProto(registration.status());
+    Respond(std::move(response));
+    return absl::OkStatus();
+  }
   const auto& memory = registration->memory;
   const auto nonce = context_.sessions->Offer(
-      *session_,
-      {{memory.arena, memory.arena->fd()}, {memory.semaphores, memory.semaphores->fd()}});
+      *session, {{memory.arena, memory.arena->fd()}, {memory.semaphores, memory.semaphores->fd()}});
   if (!nonce.ok()) return nonce.status();
   auto* assigned = response.mutable_layout_assigned();
-  assigned->set_request_id(message.request_id());
+  assigned->set_request_id(request_id);
   assigned->set_channel(registration->channel);
   assigned->set_nonce(*nonce);
-  assigned->set_arena_bytes(registration->plan.arena_bytes);
-  for (const PlannedBucket& bucket : registration->plan.buckets) {
-    auto* out = assigned->add_buckets();
-    out->set_dtype(static_cast<v1::DataType>(bucket.dtype));
-    out->set_count(bucket.count);
-    out->set_offset(bucket.offset);
-  }
-  for (const PlannedParameter& placement : registration->plan.placements) {
-    auto* out = assigned->add_placements();
-    out->set_bucket(placement.bucket);
-    out->set_offset(placement.offset);
-  }
+  Encode(registration->plan, assigned);
   Respond(std::move(response));
   return absl::OkStatus();
 }

@@ -16,9 +16,10 @@ constexpr std::uint64_t kBytesPerBucket = 1024;
 
 }  // namespace
 
-Session::Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<Job> job,
-                 std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
-                 ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, Executor* executor)
+Session::Session(SessionIdentity identity, const SessionLimits& limits,
+                 std::shared_ptr<JobPort> job, std::shared_ptr<SessionSink> sink,
+                 std::shared_ptr<HostArena> staging, ArenaQuota::Reservation staging_reservation,
+                 ArenaQuota* quota, Executor* executor)
     : identity_(std::move(identity)),
       limits_(limits),
       job_(std::move(job)),
@@ -29,34 +30,44 @@ Session::Session(SessionIdentity identity, const SessionLimits& limits, std::sha
       executor_(executor),
       heard_ns_(identity_.opened_ns) {}
 
-absl::StatusOr<Session::Registration> Session::RegisterLayout(LayoutRequest request) {
+void Session::RegisterLayout(LayoutRequest request, Registered registered) {
+  bool full = false;
   {
     MutexLock lock(&mutex_);
     for (auto it = layouts_.begin(); it != layouts_.end();) {
       it = it->second.expired() ? layouts_.erase(it) : std::next(it);
     }
     // A replacement takes the place of one that counts.
-    if (request.replaces == 0 && layouts_.size() >= limits_.layouts) {
-      return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
-                       absl::StrCat("a session may have ", limits_.layouts,
-                                    " layouts (quota_layouts_per_session)"),
-                       {{"job", job_->identity().job_id}, {"rank", absl::StrCat(rank())}});
-    }
+    full = request.replaces == 0 && layouts_.size() >= limits_.layouts;
   }
-  const std::string name = request.spec.name;
-  auto agreed = job_->RegisterLayout(rank(), std::move(request));
-  if (!agreed.ok()) return agreed.status();
-  auto layout = CreateMemory(agreed->plan, name);
+  if (full) {
+    registered(MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                         absl::StrCat("a session may have ", limits_.layouts,
+                                      " layouts (quota_layouts_per_session)"),
+                         {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
+    return;
+  }
+  auto answer = [self = shared_from_this(), name = request.spec.name,
+                 registered = std::move(registered)](absl::StatusOr<JobPort::Registration> agreed) {
+    if (!agreed.ok()) return registered(agreed.status());
+    registered(self->Furnish(name, *std::move(agreed)));
+  };
+  job_->RegisterLayout(rank(), std::move(request), std::move(answer));
+}
+
+absl::StatusOr<Session::Registration> Session::Furnish(const std::string& name,
+                                                       JobPort::Registration agreed) {
+  auto layout = CreateMemory(agreed.plan, name);
   if (!layout.ok()) {
-    job_->RefuseLayout(rank(), agreed->channel, layout.status());
+    job_->RefuseLayout(rank(), agreed.channel, layout.status());
     return layout.status();
   }
   {
     MutexLock lock(&mutex_);
-    layouts_[agreed->channel] = *layout;
-    last_channel_ = std::max(last_channel_, agreed->channel);
+    layouts_[agreed.channel] = *layout;
+    last_channel_ = std::max(last_channel_, agreed.channel);
   }
-  Registration registration{agreed->channel, std::move(agreed->plan), (*layout)->memory};
+  Registration registration{agreed.channel, std::move(agreed.plan), (*layout)->memory};
   job_->Hold(rank(), registration.channel, *std::move(layout));
   return registration;
 }
@@ -124,7 +135,7 @@ absl::Status Session::CheckWhole(std::uint32_t channel, std::uint64_t step) cons
   if (populated.ok()) return populated;
   return MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
                    absl::StrCat("rank ", rank(), ", step ", step, ": ", populated.message()),
-                   {{"job", job_->identity().job_id},
+                   {{"job", job_->job_id()},
                     {"rank", absl::StrCat(rank())},
                     {"channel", absl::StrCat(channel)},
                     {"step", absl::StrCat(step)}});
@@ -179,7 +190,7 @@ void Session::CheckLease(std::uint64_t now_ns) {
   End(MakeError(absl::StatusCode::kAborted, "LEASE_EXPIRED",
                 absl::StrCat("its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
                              " ms, longer than its lease; it is stopped or swapped out"),
-                {{"job", job_->identity().job_id}, {"rank", absl::StrCat(rank())}}));
+                {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
 }
 
 void Session::End(const absl::Status& why) { job_->Lose(rank(), identity_.incarnation, why); }

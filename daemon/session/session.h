@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,8 +24,9 @@
 #include "daemon/arena/arena_quota.h"
 #include "daemon/arena/host_arena.h"
 #include "daemon/arena/semaphore_page.h"
+#include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
-#include "daemon/job/job.h"
+#include "daemon/job/job_port.h"
 #include "daemon/session/peer_process.h"
 
 namespace gradsync {
@@ -36,6 +38,7 @@ struct SessionIdentity {
   std::uint32_t rank = 0;
   std::string client;
   std::uint64_t opened_ns = 0;
+  std::uint64_t generation = 1;  // of its job
 };
 
 struct SessionLimits {
@@ -45,13 +48,13 @@ struct SessionLimits {
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<Job> job,
+  Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<JobPort> job,
           std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
           ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, Executor* executor);
 
   const SessionIdentity& identity() const { return identity_; }
   std::uint32_t rank() const { return identity_.rank; }
-  Job& job() const { return *job_; }
+  JobPort& job() const { return *job_; }
   const std::shared_ptr<HostArena>& staging() const { return staging_; }
 
   struct LayoutMemory {
@@ -64,8 +67,10 @@ class Session : public std::enable_shared_from_this<Session> {
     LayoutMemory memory;
   };
   // Agrees on the layout and creates its memory, which the job lets go of. The session lives on if
-  // this fails.
-  absl::StatusOr<Registration> RegisterLayout(LayoutRequest request);
+  // this fails. `registered` is called once, perhaps before this returns, or not at all if the
+  // session ends first.
+  using Registered = std::function<void(absl::StatusOr<Registration>)>;
+  void RegisterLayout(LayoutRequest request, Registered registered);
 
   // The client says that it has populated the arena: checked, mapped and told to the job on the
   // executor. A failure there ends the session.
@@ -102,12 +107,13 @@ class Session : public std::enable_shared_from_this<Session> {
   // Null: the layout is closed, or was never this session's.
   std::shared_ptr<Layout> Find(std::uint32_t channel) const;
   absl::Status CheckWhole(std::uint32_t channel, std::uint64_t step) const;
+  absl::StatusOr<Registration> Furnish(const std::string& name, JobPort::Registration agreed);
   absl::StatusOr<std::shared_ptr<Layout>> CreateMemory(const LayoutPlan& plan,
                                                        const std::string& name);
 
   const SessionIdentity identity_;
   const SessionLimits limits_;
-  const std::shared_ptr<Job> job_;
+  const std::shared_ptr<JobPort> job_;
   const std::shared_ptr<SessionSink> sink_;
   const std::shared_ptr<HostArena> staging_;
   const ArenaQuota::Reservation staging_reservation_;

@@ -3,6 +3,7 @@
 #include <openssl/sha.h>
 #include <sys/random.h>
 
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,11 +27,15 @@ std::string HashOf(const std::string& token) {
 
 SessionTable::SessionTable(const SessionPolicy& policy, JobTable* jobs, ArenaQuota* quota,
                            Executor* executor, const Clock* clock)
-    : policy_(policy), jobs_(jobs), quota_(quota), executor_(executor), clock_(clock) {}
+    : policy_(policy),
+      jobs_(jobs),
+      finder_(jobs),
+      quota_(quota),
+      executor_(executor),
+      clock_(clock) {}
 
-absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const PeerProcess& peer,
-                                                            const OpenRequest& request,
-                                                            std::shared_ptr<SessionSink> sink) {
+absl::StatusOr<std::uint64_t> SessionTable::Admit(const PeerProcess& peer,
+                                                  const OpenRequest& request) {
   if (peer.uid == kOverflowUid && !policy_.allow_overflow_uid) {
     return MakeError(absl::StatusCode::kPermissionDenied, "CREDENTIALS",
                      "user 65534 stands for every user of a foreign user namespace and is refused; "
@@ -40,54 +45,79 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const PeerProcess& p
     return MakeError(absl::StatusCode::kPermissionDenied, "CREDENTIALS",
                      "this daemon requires a job token: set GRADSYNC_JOB_TOKEN in the trainers");
   }
-  if (request.world_size > policy_.quota_sessions_per_user) {
+  if (finder_ == jobs_ && request.world_size > policy_.quota_sessions_per_user) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "QUOTA",
         absl::StrCat("world_size ", request.world_size,
                      ": every rank is on this node, and quota_sessions_per_user allows ",
                      policy_.quota_sessions_per_user, " sessions"));
   }
-  std::uint64_t incarnation = 0;
-  {
-    MutexLock lock(&mutex_);
-    if (draining_) {
-      return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
-                       "the daemon drains and takes no new session; try again");
-    }
-    std::size_t& of_user = per_user_[peer.uid];
-    if (of_user >= policy_.quota_sessions_per_user) {
-      return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
-                       absl::StrCat("user ", peer.uid, " has ", of_user,
-                                    " sessions, as many as quota_sessions_per_user allows"));
-    }
-    ++of_user;
-    incarnation = ++last_incarnation_;
+  MutexLock lock(&mutex_);
+  if (draining_) {
+    return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                     "the daemon drains and takes no new session; try again");
   }
-  const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Session>> {
-    auto reservation = quota_->Reserve(peer.uid, policy_.staging_bytes);
-    if (!reservation.ok()) return reservation.status();
-    auto staging = HostArena::Create("gradsync-staging", policy_.staging_bytes);
-    if (!staging.ok()) return staging.status();
-    const JobOptions options{request.divide_by_world, request.step_timeout_ns != 0
-                                                          ? request.step_timeout_ns
-                                                          : policy_.step_timeout_ns};
-    auto job = jobs_->Join(JobKey{peer.uid, request.job_id, HashOf(request.token)}, request.rank,
-                           request.world_size, options, incarnation, sink);
-    if (!job.ok()) return job.status();
-    return std::make_shared<Session>(
-        SessionIdentity{peer, incarnation, request.rank, request.client, clock_->NowNs()},
-        SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session}, *std::move(job),
-        std::move(sink), *std::move(staging), *std::move(reservation), quota_, executor_);
+  std::size_t& of_user = per_user_[peer.uid];
+  if (of_user >= policy_.quota_sessions_per_user) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                     absl::StrCat("user ", peer.uid, " has ", of_user,
+                                  " sessions, as many as quota_sessions_per_user allows"));
+  }
+  ++of_user;
+  return ++last_incarnation_;
+}
+
+void SessionTable::Open(const PeerProcess& peer, const OpenRequest& request,
+                        std::shared_ptr<SessionSink> sink, Opened opened) {
+  const auto incarnation = Admit(peer, request);
+  if (!incarnation.ok()) return opened(incarnation.status());
+  const auto refuse = [&](const absl::Status& why) {
+    Note(peer, why);
+    opened(why);
   };
-  auto session = open();
+  auto reservation = quota_->Reserve(peer.uid, policy_.staging_bytes);
+  if (!reservation.ok()) return refuse(reservation.status());
+  auto staging = HostArena::Create("gradsync-staging", policy_.staging_bytes);
+  if (!staging.ok()) return refuse(staging.status());
+  JoinRequest join;
+  join.key = JobKey{peer.uid, request.job_id, HashOf(request.token)};
+  join.rank = request.rank;
+  join.world_size = request.world_size;
+  join.options = {request.divide_by_world,
+                  request.step_timeout_ns != 0 ? request.step_timeout_ns : policy_.step_timeout_ns};
+  join.incarnation = *incarnation;
+  join.coordinator = request.coordinator;
+  join.client = request.client;
+  // Shared: a callback that is kept must be one that can be copied.
+  const auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
+  finder_->Join(join, sink,
+                [this, peer, join, sink, reserved, staging = *std::move(staging),
+                 opened = std::move(opened)](absl::StatusOr<Joined> joined) {
+                  const auto refuse = [&](const absl::Status& why) {
+                    Note(peer, why);
+                    opened(why);
+                  };
+                  if (!joined.ok()) return refuse(joined.status());
+                  auto session = std::make_shared<Session>(
+                      SessionIdentity{peer, join.incarnation, join.rank, join.client,
+                                      clock_->NowNs(), joined->generation},
+                      SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session},
+                      std::move(joined->job), sink, staging, std::move(*reserved), quota_,
+                      executor_);
+                  Note(peer, session);
+                  opened(std::move(session));
+                });
+}
+
+void SessionTable::Note(const PeerProcess& peer,
+                        const absl::StatusOr<std::shared_ptr<Session>>& session) {
   MutexLock lock(&mutex_);
   if (session.ok()) {
-    sessions_[incarnation] = *session;
+    sessions_[(*session)->identity().incarnation] = *session;
     ++opened_;
   } else if (--per_user_[peer.uid] == 0) {
     per_user_.erase(peer.uid);
   }
-  return session;
 }
 
 absl::StatusOr<Nonce> SessionTable::Offer(const Session& session,

@@ -7,6 +7,7 @@
 #define DAEMON_SESSION_SESSION_TABLE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -41,6 +42,7 @@ struct OpenRequest {
   bool divide_by_world = false;
   std::uint64_t step_timeout_ns = 0;  // 0: the policy's
   std::string client;
+  std::string coordinator;  // where rank 0's daemon is; empty: here
 };
 
 using Nonce = std::string;  // kNonceBytes bytes
@@ -53,9 +55,15 @@ class SessionTable {
 
   const SessionPolicy& policy() const { return policy_; }
 
-  // Statuses as in gradsync.proto, GradientSync.Session.
-  absl::StatusOr<std::shared_ptr<Session>> Open(const PeerProcess& peer, const OpenRequest& request,
-                                                std::shared_ptr<SessionSink> sink);
+  // From now on sessions join through `finder`, which outlives them, rather than through `jobs`: a
+  // job may be on another node, and more ranks in it than on this one. Before the first session.
+  void JoinThrough(JobFinder* finder) { finder_ = finder; }
+
+  // `opened` is called once: before this returns, unless the job is on another node. Messages to
+  // `sink` may come before it. Statuses as in gradsync.proto, GradientSync.Session.
+  using Opened = std::function<void(absl::StatusOr<std::shared_ptr<Session>>)>;
+  void Open(const PeerProcess& peer, const OpenRequest& request, std::shared_ptr<SessionSink> sink,
+            Opened opened);
 
   // A nonce, valid once and for 60 s, that brings the descriptors of `memory` (any objects that own
   // them, in order) to the session's own process.
@@ -89,8 +97,14 @@ class SessionTable {
     std::vector<Descriptor> descriptors;
   };
 
+  // Whether this one may come; its number.
+  absl::StatusOr<std::uint64_t> Admit(const PeerProcess& peer, const OpenRequest& request);
+  // Notes the session, or that it did not come to be.
+  void Note(const PeerProcess& peer, const absl::StatusOr<std::shared_ptr<Session>>& session);
+
   const SessionPolicy policy_;
   JobTable* const jobs_;
+  JobFinder* finder_ = nullptr;  // or jobs_; constant once sessions come
   ArenaQuota* const quota_;
   Executor* const executor_;
   const Clock* const clock_;

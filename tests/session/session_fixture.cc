@@ -80,7 +80,7 @@ SessionFixture::Opened SessionFixture::Open(std::uint32_t rank, std::uint32_t wo
   request.rank = rank;
   request.world_size = world_size;
   auto sink = std::make_shared<RecordingSink>();
-  auto session = sessions_.Open(peer, request, sink);
+  auto session = OpenNow(peer, request, sink);
   return {std::move(session), std::move(sink)};
 }
 
@@ -92,8 +92,23 @@ LayoutRequest SessionFixture::Layout(std::uint64_t elements, const std::string& 
   return request;
 }
 
+absl::StatusOr<Session::Registration> SessionFixture::RegisterNow(const Opened& opened,
+                                                                  const LayoutRequest& request) {
+  absl::StatusOr<Session::Registration> answer = absl::UnknownError("not answered");
+  opened->RegisterLayout(request, [&answer](auto registration) { answer = registration; });
+  return answer;
+}
+
+absl::StatusOr<std::shared_ptr<Session>> SessionFixture::OpenNow(
+    const PeerProcess& peer, const OpenRequest& request, std::shared_ptr<SessionSink> sink) {
+  absl::StatusOr<std::shared_ptr<Session>> answer = absl::UnknownError("not answered");
+  sessions_.Open(peer, request, std::move(sink),
+                 [&answer](auto session) { answer = std::move(session); });
+  return answer;
+}
+
 Session::Registration SessionFixture::Register(const Opened& opened, const LayoutRequest& request) {
-  auto registration = opened->RegisterLayout(request);
+  auto registration = RegisterNow(opened, request);
   EXPECT_TRUE(registration.ok()) << registration.status();
   return registration.ok() ? *std::move(registration) : Session::Registration{};
 }

@@ -58,6 +58,12 @@ class SessionFixture : public testing::Test {
               const std::string& job_id = "run", const std::string& token = "");
   // Of one bucket with `elements` float32.
   static LayoutRequest Layout(std::uint64_t elements, const std::string& name = "model");
+  // What a job of this node answers at once.
+  static absl::StatusOr<Session::Registration> RegisterNow(const Opened& opened,
+                                                           const LayoutRequest& request);
+  absl::StatusOr<std::shared_ptr<Session>> OpenNow(const PeerProcess& peer,
+                                                   const OpenRequest& request,
+                                                   std::shared_ptr<SessionSink> sink);
   // Registers, which must succeed.
   static Session::Registration Register(const Opened& opened, const LayoutRequest& request);
 

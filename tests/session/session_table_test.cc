@@ -124,8 +124,9 @@ TEST_F(SessionTableTest, TokensSeparateJobsOfOneUserAndAreNotKept) {
   EXPECT_EQ(&a->job(), &d->job());
   EXPECT_NE(&a->job(), &b->job());
   EXPECT_NE(&a->job(), &c->job());
-  EXPECT_EQ(a->job().identity().token_hash.size(), 32u);
-  EXPECT_EQ(a->job().identity().token_hash.find("secret"), std::string::npos);
+  const std::string& hash = dynamic_cast<Job&>(a->job()).identity().token_hash;
+  EXPECT_EQ(hash.size(), 32u);
+  EXPECT_EQ(hash.find("secret"), std::string::npos);
 }
 
 class StrictTest : public SessionTableTest {
@@ -222,9 +223,9 @@ TEST_F(SessionTableTest, AStepTimeOutThatIsNotGivenIsTheDaemons) {
   request.world_size = 2;
   request.step_timeout_ns = sessions_.policy().step_timeout_ns + 1;
   const auto sink = std::make_shared<RecordingSink>();
-  EXPECT_EQ(DetailsOf(sessions_.Open(Peer(), request, sink).status()).reason, "JOB_MISMATCH");
+  EXPECT_EQ(DetailsOf(OpenNow(Peer(), request, sink).status()).reason, "JOB_MISMATCH");
   request.step_timeout_ns = sessions_.policy().step_timeout_ns;
-  EXPECT_TRUE(sessions_.Open(Peer(), request, sink).ok());
+  EXPECT_TRUE(OpenNow(Peer(), request, sink).ok());
 }
 
 // ---- Ends

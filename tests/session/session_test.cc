@@ -134,15 +134,15 @@ TEST_F(SessionTest, AMappingThatComesBehindTheSessionsEndChangesNothing) {
 TEST_F(SessionTest, LayoutsOfASessionAreCountedUntilTheyFail) {
   const Opened opened = Open(0);
   Register(opened, Layout(10, "first"));
-  ASSERT_FALSE(opened->RegisterLayout(Layout(20, "first")).ok());
+  ASSERT_FALSE(RegisterNow(opened, Layout(20, "first")).ok());
   const Opened other = Open(1);
   const auto failed = Register(opened, Layout(10, "second"));
-  ASSERT_FALSE(other->RegisterLayout(Layout(20, "second")).ok());
+  ASSERT_FALSE(RegisterNow(other, Layout(20, "second")).ok());
   executor_.RunAll();
   // It failed behind this.
   EXPECT_TRUE(opened->ArenaMapped(failed.channel).ok());
   Register(opened, Layout(10, "second"));
-  ExpectError(opened->RegisterLayout(Layout(10, "third")).status(), kExhausted, "QUOTA",
+  ExpectError(RegisterNow(opened, Layout(10, "third")).status(), kExhausted, "QUOTA",
               {"2 layouts", "quota_layouts_per_session"});
   EXPECT_FALSE(opened.ended());
 }
@@ -154,7 +154,7 @@ TEST_F(SessionTest, ALayoutBeyondTheUsersArenaQuotaFailsOnEveryRankAtOnce) {
   // Fits once, but not twice.
   const LayoutRequest large = Layout(kQuotaBytes / 4 * 3 / sizeof(float));
   Register(a, large);
-  const absl::Status refused = b->RegisterLayout(large).status();
+  const absl::Status refused = RegisterNow(b, large).status();
   EXPECT_EQ(refused.code(), kExhausted) << refused;
   const auto failed = a.sink->Of<LayoutFailedMessage>();
   ASSERT_EQ(failed.size(), 1u);
@@ -198,7 +198,7 @@ TEST_F(SessionTest, ReplacedLayoutsGiveTheirMemoryBack) {
   }
   // Limits are those of layouts that there are.
   Register(opened, Layout(10, "second"));
-  ExpectError(opened->RegisterLayout(Layout(10, "third")).status(), kExhausted, "QUOTA", {});
+  ExpectError(RegisterNow(opened, Layout(10, "third")).status(), kExhausted, "QUOTA", {});
 }
 
 // ---- Staging

@@ -12,8 +12,8 @@ import sys
 DAEMON_ROOMS = [
     "app",
     "config",
-    "rpc",
     "peer",
+    "rpc",
     "session",
     "job",
     "worker",
