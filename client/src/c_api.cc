@@ -238,6 +238,7 @@ gradsync_error_t* gradsync_session_options_from_environment(gradsync_session_opt
     filled.socket = storage->socket.c_str();
     filled.job_id = storage->job_id.c_str();
     filled.token = storage->token.c_str();
+    filled.coordinator = storage->coordinator.c_str();
     filled.rank = storage->rank;
     filled.world_size = storage->world_size;
     filled.storage = storage.release();
@@ -260,6 +261,7 @@ gradsync_error_t* gradsync_session_join(const gradsync_session_options_t* option
     if (in.socket != nullptr) out.socket = in.socket;
     if (in.job_id != nullptr) out.job_id = in.job_id;
     if (in.token != nullptr) out.token = in.token;
+    if (in.coordinator != nullptr) out.coordinator = in.coordinator;
     out.rank = in.rank;
     out.world_size = in.world_size;
     out.on_rank_loss = EnumOr(in.on_rank_loss, gradsync::LossPolicy::kAbort);

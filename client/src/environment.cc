@@ -58,6 +58,8 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   if (auto status = RequiredNumber("MASTER_PORT", &port); !status.ok()) return status;
   if (port == 0 || port > 65535) return Fault("MASTER_PORT", absl::StrCat("is ", port));
   options.job_id = absl::StrCat(run_id, "@", address, ":", port);
+  const absl::string_view coordinator = Variable("GRADSYNC_COORDINATOR");
+  options.coordinator = std::string(coordinator.empty() ? address : coordinator);
   options.token = std::string(Variable("GRADSYNC_JOB_TOKEN"));
   if (const auto socket = Variable("GRADSYNC_SOCKET"); !socket.empty()) {
     options.socket = std::string(socket);

@@ -24,6 +24,7 @@ constexpr char kClientVersion[] = "gradsync-client/1.0";
 
 constexpr std::size_t kMaxJobIdBytes = 128;
 constexpr std::size_t kMaxTokenBytes = 4096;
+constexpr std::size_t kMaxCoordinatorBytes = 255;
 
 absl::Status Malformed(absl::string_view option, absl::string_view what) {
   return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
@@ -53,6 +54,12 @@ absl::Status ValidateOptions(const SessionOptions& options) {
   }
   if (options.token.size() > kMaxTokenBytes) {
     return Malformed("token", absl::StrCat("is longer than ", kMaxTokenBytes, " bytes"));
+  }
+  if (options.coordinator.size() > kMaxCoordinatorBytes ||
+      !std::all_of(options.coordinator.begin(), options.coordinator.end(),
+                   [](unsigned char c) { return absl::ascii_isgraph(c); })) {
+    return Malformed("coordinator", absl::StrCat("must have up to ", kMaxCoordinatorBytes,
+                                                 " printable characters, host or host:port"));
   }
   if (options.world_size == 0) return Malformed("world_size", "is 0");
   if (options.rank >= options.world_size) {
@@ -89,6 +96,7 @@ void FillOpenSession(const SessionOptions& options, v1::OpenSession* open) {
     job.set_step_timeout_ms(TimeoutMs(options.step_timeout));
   }
   open->set_client(kClientVersion);
+  open->set_coordinator(options.coordinator);
 }
 
 std::uint64_t TimeoutMs(absl::Duration timeout) {

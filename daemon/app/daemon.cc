@@ -23,6 +23,7 @@
 #include "daemon/base/logging.h"
 #include "daemon/base/version.h"
 #include "daemon/job/job_table.h"
+#include "daemon/peer/peers.h"
 #include "daemon/reduce/combine.h"
 #include "daemon/reduce/host_reducer.h"
 #include "daemon/rpc/accept_loop.h"
@@ -117,6 +118,19 @@ SessionPolicy PolicyOf(const Options& options) {
   return policy;
 }
 
+PeerOptions PeerOptionsOf(const Options& options) {
+  PeerOptions peer;
+  peer.listen = options.peer_listen;
+  peer.node_name = options.node_name;
+  peer.tls_certificate = options.peer_tls_certificate;
+  peer.tls_key = options.peer_tls_key;
+  peer.tls_ca = options.peer_tls_ca;
+  peer.staging_bytes = options.staging_bytes;
+  peer.max_message_bytes = options.max_message_bytes;
+  peer.limits = {options.quota_parameters_per_layout, options.quota_buckets_per_layout};
+  return peer;
+}
+
 }  // namespace
 
 // In order of construction; destroyed from the last to the first. What serves stops before what it
@@ -130,7 +144,8 @@ struct Daemon::Rooms {
                                                   : HostReducer::DefaultThreads())),
         executor(std::make_unique<SerialExecutor>()),
         copier(std::make_unique<SerialExecutor>()),
-        jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout},
+        jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout,
+                            NodeName(given.node_name)},
              given.quota_jobs_per_user),
         sessions(PolicyOf(given), &jobs, &quota, executor.get(), &clock) {}
 
@@ -143,6 +158,7 @@ struct Daemon::Rooms {
   std::unique_ptr<SerialExecutor> copier;    // copies for jobs, which must not wait for that
   JobTable jobs;
   SessionTable sessions;
+  std::unique_ptr<Peers> peers;  // null: no other nodes
   Connections connections;
   std::unique_ptr<GradsyncService> gradsync_service;
   std::unique_ptr<grpc::Service> introspection_service;
@@ -164,6 +180,17 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
 
   auto rooms = std::make_unique<Rooms>(options);
   Rooms& r = *rooms;
+  if (!options.peer_listen.empty()) {
+    PeerEnvironment environment;
+    environment.jobs = &r.jobs;
+    environment.executor = r.executor.get();
+    environment.clock = &r.clock;
+    environment.make_engine = MakeGlooEngine;
+    auto peers = Peers::Start(PeerOptionsOf(options), environment);
+    if (!peers.ok()) return peers.status();
+    r.peers = *std::move(peers);
+    r.sessions.JoinThrough(r.peers.get());
+  }
   r.gradsync_service = std::make_unique<GradsyncService>(
       ServiceContext{&r.sessions,
                      &r.connections,
@@ -181,6 +208,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   introspection.socket = options.socket;
   introspection.reduce_threads = static_cast<std::uint32_t>(r.reducer->threads());
   introspection.simd = CombineTarget();
+  if (r.peers != nullptr) {
+    introspection.peer_address = r.peers->address();
+    introspection.node_name = r.peers->node_name();
+    introspection.warnings = r.peers->warnings();
+  }
   r.introspection_service = MakeIntrospectionService(std::move(introspection));
 
   // Never given back: gRPC's last shutdown joins its poller of writes that found a full socket, and
@@ -255,6 +287,7 @@ void Daemon::ServeUntilSignal() {
     hurry = StopSignalWithin(kDrainCheck);
   }
   r.jobs.EndAll(why);
+  if (r.peers != nullptr) r.peers->EndAll(why);
   deadline = absl::Now() + kTeardown;
   while (!hurry && !r.gradsync_service->Idle() && absl::Now() < deadline) {
     hurry = StopSignalWithin(kDrainCheck);
@@ -269,6 +302,7 @@ Daemon::~Daemon() {
   r.gradsync_service->Stop();
   r.server->Wait();
   r.server.reset();
+  r.peers.reset();
   r.reducer.reset();
   r.executor.reset();
   r.copier.reset();

@@ -15,10 +15,9 @@ void AppendWord(absl::string_view word, std::string* out) {
   out->push_back('\0');
 }
 
-}  // namespace
-
-absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
-                       std::initializer_list<ErrorField> fields) {
+template <class Fields>
+absl::Status Make(absl::StatusCode code, absl::string_view reason, absl::string_view message,
+                  const Fields& fields) {
   absl::Status status(code, message);
   std::string payload;
   AppendWord(reason, &payload);
@@ -28,6 +27,18 @@ absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::st
   }
   status.SetPayload(kPayload, absl::Cord(payload));
   return status;
+}
+
+}  // namespace
+
+absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
+                       std::initializer_list<ErrorField> fields) {
+  return Make(code, reason, message, fields);
+}
+
+absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
+                       const std::vector<std::pair<std::string, std::string>>& fields) {
+  return Make(code, reason, message, fields);
 }
 
 ErrorDetails DetailsOf(const absl::Status& status) {

@@ -21,6 +21,10 @@ using ErrorField = std::pair<absl::string_view, std::string>;
 absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
                        std::initializer_list<ErrorField> fields = {});
 
+// The same, of fields that another process named.
+absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
+                       const std::vector<std::pair<std::string, std::string>>& fields);
+
 struct ErrorDetails {
   std::string reason;  // empty: the status was not made by MakeError
   std::vector<std::pair<std::string, std::string>> fields;

@@ -177,6 +177,26 @@ absl::Status CheckSocket(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status CheckPeerListen(const std::string& text) {
+  if (text.empty()) return absl::OkStatus();
+  const std::size_t colon = text.rfind(':');
+  const bool bracketed = text.front() == '[' && text.find(']') != std::string::npos;
+  const bool has_port = colon != std::string::npos && (!bracketed || colon > text.find(']'));
+  const std::string host = has_port ? text.substr(0, colon) : text;
+  if (host.empty() || text.size() > 255 || absl::StrContains(text, ' ') ||
+      (!bracketed && absl::StrContains(host, ':'))) {
+    return Invalid(absl::StrCat(Quoted(text), " is no host:port"));
+  }
+  const auto port = has_port ? ParseCount(text.substr(colon + 1)) : kPeerPort;
+  if (!port.ok() || *port > 65535) return Invalid(absl::StrCat(Quoted(text), " has no good port"));
+  return absl::OkStatus();
+}
+
+absl::Status CheckNodeName(const std::string& name) {
+  if (name.size() <= 64 && !absl::StrContains(name, ',')) return absl::OkStatus();
+  return Invalid(absl::StrCat(Quoted(name), " is longer than 64 bytes or has a comma"));
+}
+
 absl::Status CheckLogFile(const std::string& path) {
   if (path.empty() || (absl::StartsWith(path, "/") && !absl::EndsWith(path, "/"))) {
     return absl::OkStatus();
@@ -189,7 +209,8 @@ std::vector<OptionEntry> MakeTable() {
   constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;
   constexpr std::uint64_t kPage = 4 * kKiB;
   constexpr std::string_view kSockets = "Sockets", kIdentity = "Identity", kReduction = "Reduction",
-                             kTime = "Time", kQuotas = "Quotas", kLog = "Log";
+                             kTime = "Time", kQuotas = "Quotas", kPeers = "Other nodes",
+                             kLog = "Log";
   return {
       Path(&Options::socket,
            absl::StrCat("an absolute path that ends in .sock, at most ", kMaxSocketPathBytes,
@@ -268,6 +289,25 @@ std::vector<OptionEntry> MakeTable() {
              "Largest gRPC message that is accepted. The largest one registers a layout: about 160 "
              "bytes per parameter.",
              "32MiB"}),
+
+      Path(&Options::peer_listen, "host:port, host (port 7417), or empty", CheckPeerListen,
+           {"peer_listen", kPeers,
+            "Where daemons of other nodes are heard, for jobs that span nodes. Empty: not at all. "
+            "Only the cluster's own network should reach it, and the engines' ephemeral ports.",
+            "10.0.0.1:7417"}),
+      Path(&Options::node_name, "at most 64 bytes without a comma, or empty", CheckNodeName,
+           {"node_name", kPeers, "In messages to other nodes. Empty: the host's name.", "node7"}),
+      Path(&Options::peer_tls_certificate, "an absolute path of a file, or empty", CheckLogFile,
+           {"peer_tls_certificate", kPeers,
+            "PEM file; with peer_tls_key and peer_tls_ca daemons show each other certificates. "
+            "Gradients travel in clear text in any case.",
+            "/etc/gradsync/peer.crt"}),
+      Path(&Options::peer_tls_key, "an absolute path of a file, or empty", CheckLogFile,
+           {"peer_tls_key", kPeers, "PEM file with the certificate's private key.",
+            "/etc/gradsync/peer.key"}),
+      Path(&Options::peer_tls_ca, "an absolute path of a file, or empty", CheckLogFile,
+           {"peer_tls_ca", kPeers, "PEM file with what has signed the other nodes' certificates.",
+            "/etc/gradsync/ca.crt"}),
 
       Choice<LogLevel>(&Options::log_level,
                        {{"debug", LogLevel::kDebug},

@@ -19,6 +19,9 @@ namespace gradsync {
 
 inline constexpr std::size_t kMaxSocketPathBytes = 103;
 
+// Where daemons listen for each other by default.
+inline constexpr std::uint16_t kPeerPort = 7417;
+
 struct Options {
   // ---- Sockets ----
   // gRPC socket; file descriptors go over "X-fd.sock" beside "X.sock". Unused if the service
@@ -70,6 +73,19 @@ struct Options {
   std::uint32_t quota_parameters_per_layout = 100'000;
   // Bytes of one gRPC message. 16 MiB holds a layout of 100 000 parameters with names of 120 bytes.
   std::uint64_t max_message_bytes = std::uint64_t{16} << 20;
+
+  // ---- Other nodes ----
+  // "host:port" or "host" (port kPeerPort) on which the daemons of other nodes are heard, for jobs
+  // that span nodes; a numeric address is also where this node's engines listen. Empty: no such
+  // jobs, and trainers' `coordinator` is not looked at.
+  std::string peer_listen;
+  // In other nodes' messages. Empty: the host's name.
+  std::string node_name;
+  // PEM files; all three or none. With them both sides of every connection between daemons show a
+  // certificate that `ca` has signed. Gradients travel in clear text in any case.
+  std::string peer_tls_certificate;
+  std::string peer_tls_key;
+  std::string peer_tls_ca;
 
   // ---- Log ----
   LogLevel log_level = LogLevel::kInfo;

@@ -53,7 +53,7 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
       options_(options),
       environment_(environment),
       terms_{identity_.job_id, FlowOf(this), options.divide_by_world, options.step_timeout_ns},
-      members_(world_size),
+      members_(world_size, environment.node_name),
       operations_(
           terms_, &members_,
           [this] {
@@ -73,7 +73,8 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
 // -------------------------------------------------------------------------------------
 
 absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
-                       std::uint64_t incarnation, std::shared_ptr<SessionSink> sink) {
+                       std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
+                       const std::string& node) {
   MutexLock lock(&mutex_);
   const auto mismatch = [&](absl::string_view what, auto mine, auto theirs) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "JOB_MISMATCH",
@@ -103,6 +104,7 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
   member.state = RankState::kLive;
   member.incarnation = incarnation;
   member.sink = std::move(sink);
+  member.node = node;
   formed_ = true;
   for (std::uint32_t other = 0; other < world_size_; ++other) {
     if (members_[other].state == RankState::kAbsent) formed_ = false;
@@ -641,7 +643,8 @@ JobSnapshot Job::Snapshot() const {
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     const Member& member = members_[rank];
     if (member.sink != nullptr) {
-      snapshot.ranks.push_back({rank, member.incarnation, member.state == RankState::kStayed});
+      snapshot.ranks.push_back(
+          {rank, member.incarnation, member.state == RankState::kStayed, member.node});
     } else if (member.state == RankState::kAbsent) {
       snapshot.missing_ranks.push_back(rank);
     }

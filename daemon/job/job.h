@@ -52,6 +52,7 @@ struct JobEnvironment {
   Reducer* reducer = nullptr;
   Executor* executor = nullptr;  // copies of Broadcast; never runs work inline
   std::size_t max_buckets_per_layout = 4096;
+  std::string node_name;  // for jobs with ranks on other nodes
 };
 
 class Job final : public JobPort, public std::enable_shared_from_this<Job> {
@@ -63,11 +64,12 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   const std::string& job_id() const override { return identity_.job_id; }
   std::uint32_t world_size() const { return world_size_; }
 
-  // Puts a session into its rank. FAILED_PRECONDITION JOB_MISMATCH: another world size or options;
-  // ALREADY_EXISTS: the rank is taken or was, or the job has failed (the caller starts a new
-  // generation instead where it may).
+  // Puts a session, on this node or on `node`, into its rank. FAILED_PRECONDITION JOB_MISMATCH:
+  // another world size or options; ALREADY_EXISTS: the rank is taken or was, or the job has failed
+  // (the caller starts a new generation instead where it may).
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
-                    std::uint64_t incarnation, std::shared_ptr<SessionSink> sink);
+                    std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
+                    const std::string& node = "");
 
   // From now on reductions that take ranks of other nodes go to `cluster` rather than to the
   // environment's reducer. The first one counts.

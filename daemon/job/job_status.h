@@ -30,6 +30,7 @@ struct RankSnapshot {
   std::uint32_t rank = 0;
   std::uint64_t incarnation = 0;
   bool left = false;
+  std::string node;  // empty: this one
 };
 
 struct JobSnapshot {

@@ -48,11 +48,9 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
   return job;
 }
 
-absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint32_t rank,
-                                                    std::uint32_t world_size,
-                                                    const JobOptions& options,
-                                                    std::uint64_t incarnation,
-                                                    std::shared_ptr<SessionSink> sink) {
+absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
+    const JobKey& key, std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
+    std::uint64_t incarnation, std::shared_ptr<SessionSink> sink, const std::string& node) {
   std::shared_ptr<Job> superseded;
   absl::StatusOr<std::shared_ptr<Job>> job;
   absl::Status joined;
@@ -61,7 +59,8 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint
     // Once more if the job fails between the look at it and the joining.
     do {
       job = JobForLocked(key, rank, world_size, options, &superseded);
-      joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink) : job.status();
+      joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink, node)
+                        : job.status();
     } while (job.ok() && !joined.ok() && (*job)->Failed());
   }
   if (superseded != nullptr) {

@@ -38,7 +38,8 @@ class JobTable final : public JobFinder {
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,
                                             std::uint32_t world_size, const JobOptions& options,
                                             std::uint64_t incarnation,
-                                            std::shared_ptr<SessionSink> sink);
+                                            std::shared_ptr<SessionSink> sink,
+                                            const std::string& node = "");
 
   // The same, whatever the request's coordinator.
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,

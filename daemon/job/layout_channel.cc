@@ -88,14 +88,15 @@ absl::Status LayoutChannel::Register(std::uint32_t rank, LayoutRequest request, 
   if (!difference.empty()) {
     ranks_[rank].refused = true;
     FailAgreement(
-        MakeError(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISMATCH",
-                  absl::StrCat("layout '", name(), "' differs between ranks ", first_rank_, " and ",
-                               rank, ": ", difference,
-                               ". Build the same model, in the same order, on every rank."),
-                  {{"job", terms_.job_id},
-                   {"rank", absl::StrCat(rank)},
-                   {"other_rank", absl::StrCat(first_rank_)},
-                   {"channel", absl::StrCat(channel_)}}),
+        MakeError(
+            absl::StatusCode::kFailedPrecondition, "LAYOUT_MISMATCH",
+            absl::StrCat("layout '", name(), "' differs between ranks ",
+                         members_->Name(first_rank_), " and ", members_->Name(rank), ": ",
+                         difference, ". Build the same model, in the same order, on every rank."),
+            {{"job", terms_.job_id},
+             {"rank", absl::StrCat(rank)},
+             {"other_rank", absl::StrCat(first_rank_)},
+             {"channel", absl::StrCat(channel_)}}),
         effects);
     return agreement_;
   }

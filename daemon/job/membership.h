@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct Member {
   std::uint64_t incarnation = 0;
   std::shared_ptr<SessionSink> sink;  // null unless a session is there
   absl::Status loss;                  // kLost: why, its own session's end
+  std::string node;                   // another node's name; empty: this one
 };
 
 // What a change of the job's state asks to be done once the lock is released.
@@ -44,7 +46,9 @@ struct Effects {
 
 class Membership {
  public:
-  explicit Membership(std::uint32_t world_size) : members_(world_size) {}
+  // `here`: this node's name, for jobs that have ranks elsewhere.
+  explicit Membership(std::uint32_t world_size, std::string here = "")
+      : members_(world_size), here_(std::move(here)) {}
 
   std::uint32_t world_size() const { return static_cast<std::uint32_t>(members_.size()); }
   Member& operator[](std::uint32_t rank) { return members_[rank]; }
@@ -61,6 +65,16 @@ class Membership {
     return count;
   }
 
+  // "3", or "3 (node beta)" if some rank is on another node.
+  std::string Name(std::uint32_t rank) const {
+    for (const Member& member : members_) {
+      if (member.node.empty()) continue;
+      const std::string& node = members_[rank].node.empty() ? here_ : members_[rank].node;
+      return std::to_string(rank) + " (node " + node + ")";
+    }
+    return std::to_string(rank);
+  }
+
   void Send(std::uint32_t rank, SessionMessage message, Effects* effects) {
     const std::shared_ptr<SessionSink>& sink = members_[rank].sink;
     if (sink == nullptr) return;
@@ -73,6 +87,7 @@ class Membership {
 
  private:
   std::vector<Member> members_;
+  const std::string here_;
 };
 
 }  // namespace gradsync

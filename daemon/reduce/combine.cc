@@ -76,6 +76,9 @@ struct FloatUnit {
     return hn::MulAdd(written, written, squares);
   }
   static HWY_INLINE void StoreWide(Sum sum, Float* to) { hn::StoreU(sum, Tag(), to); }
+  // The same, and back, in the order of the elements.
+  static HWY_INLINE void StoreOrdered(Sum sum, Float* to) { hn::StoreU(sum, Tag(), to); }
+  static HWY_INLINE Sum LoadOrdered(const Float* from) { return hn::LoadU(Tag(), from); }
 };
 
 // 16-bit elements are taken in pairs out of 32-bit lanes, one vector of float32 for the even and
@@ -125,6 +128,14 @@ struct PairUnit {
   static HWY_INLINE void StoreWide(Sum sum, float* to) {
     hn::StoreU(sum.even, TagF(), to);
     hn::StoreU(sum.odd, TagF(), to + hn::MaxLanes(TagF()));
+  }
+  static HWY_INLINE void StoreOrdered(Sum sum, float* to) {
+    hn::StoreInterleaved2(sum.even, sum.odd, TagF(), to);
+  }
+  static HWY_INLINE Sum LoadOrdered(const float* from) {
+    Sum sum;
+    hn::LoadInterleaved2(TagF(), from, sum.even, sum.odd);
+    return sum;
   }
 };
 
@@ -476,6 +487,103 @@ void CombineOnTarget(DataType dtype, std::byte* const* buffers, std::size_t buff
   }
 }
 
+// ---- The loop in two halves ---------------------------------------------------------------------
+
+template <class Unit>
+void SumType(const std::byte* const* buffers, std::size_t buffer_count, std::size_t count,
+             std::byte* sum) {
+  using Wide = typename Unit::Wide;
+  constexpr std::size_t kElements = Unit::kBytes / sizeof(typename Unit::Bits);
+  Wide* const out = reinterpret_cast<Wide*>(sum);
+  std::size_t i = 0;
+  for (; i + kElements <= count; i += kElements) {
+    const std::size_t offset = i * sizeof(typename Unit::Bits);
+    typename Unit::Sum total = Unit::Load(buffers[0] + offset);
+    for (std::size_t b = 1; b < buffer_count; ++b) {
+      total = Unit::Add(total, Unit::Load(buffers[b] + offset));
+    }
+    Unit::StoreOrdered(total, out + i);
+  }
+  if (i == count) return;
+  // The last elements, through a padded copy.
+  const std::size_t offset = i * sizeof(typename Unit::Bits);
+  const std::size_t bytes = (count - i) * sizeof(typename Unit::Bits);
+  alignas(64) std::byte padded[Unit::kBytes] = {};
+  alignas(64) Wide wide[kElements];
+  std::memcpy(padded, buffers[0] + offset, bytes);
+  typename Unit::Sum total = Unit::Load(padded);
+  for (std::size_t b = 1; b < buffer_count; ++b) {
+    std::memcpy(padded, buffers[b] + offset, bytes);
+    total = Unit::Add(total, Unit::Load(padded));
+  }
+  Unit::StoreOrdered(total, wide);
+  std::memcpy(out + i, wide, (count - i) * sizeof(Wide));
+}
+
+template <class Unit>
+void ScaleType(const std::byte* sum, std::size_t count, double scale, std::byte* const* buffers,
+               std::size_t buffer_count, BucketNumbers* numbers) {
+  using Wide = typename Unit::Wide;
+  constexpr std::size_t kItem = sizeof(typename Unit::Bits);
+  constexpr std::size_t kElements = Unit::kBytes / kItem;
+  constexpr std::size_t kBlock = kBlockBytes / kItem;
+  const typename Unit::Factor factor = Unit::MakeFactor(scale);
+  const Wide* const in = reinterpret_cast<const Wide*>(sum);
+  for (std::size_t block = 0; block < count; block += kBlock) {
+    const std::size_t end = count - block < kBlock ? count : block + kBlock;
+    std::size_t i = block;
+    for (; i + kElements <= end; i += kElements) {
+      const typename Unit::Sum scaled = Unit::Scale(Unit::LoadOrdered(in + i), factor);
+      for (std::size_t b = 0; b < buffer_count; ++b) Unit::Store(scaled, buffers[b] + i * kItem);
+    }
+    if (i < end) {
+      alignas(64) std::byte padded[Unit::kBytes];
+      alignas(64) Wide wide[kElements] = {};
+      std::memcpy(wide, in + i, (end - i) * sizeof(Wide));
+      Unit::Store(Unit::Scale(Unit::LoadOrdered(wide), factor), padded);
+      for (std::size_t b = 0; b < buffer_count; ++b) {
+        std::memcpy(buffers[b] + i * kItem, padded, (end - i) * kItem);
+      }
+    }
+    // The block is in the L1 cache still.
+    if (numbers != nullptr) {
+      Measure<Unit>(buffers[0] + block * kItem, (end - block) * kItem, numbers);
+    }
+  }
+}
+
+void SumIntoOnTarget(DataType dtype, const std::byte* const* buffers, std::size_t buffer_count,
+                 std::size_t count, std::byte* sum) {
+  switch (dtype) {
+    case DataType::kFloat32:
+      return SumType<FloatUnit<float>>(buffers, buffer_count, count, sum);
+    case DataType::kFloat64:
+      return SumType<FloatUnit<double>>(buffers, buffer_count, count, sum);
+    case DataType::kFloat16:
+      return SumType<Float16Unit>(buffers, buffer_count, count, sum);
+    case DataType::kBfloat16:
+      return SumType<Bfloat16Unit>(buffers, buffer_count, count, sum);
+    case DataType::kUnspecified:
+      return;
+  }
+}
+
+void ScaleIntoOnTarget(DataType dtype, const std::byte* sum, std::size_t count, double scale,
+                   std::byte* const* buffers, std::size_t buffer_count, BucketNumbers* numbers) {
+  switch (dtype) {
+    case DataType::kFloat32:
+      return ScaleType<FloatUnit<float>>(sum, count, scale, buffers, buffer_count, numbers);
+    case DataType::kFloat64:
+      return ScaleType<FloatUnit<double>>(sum, count, scale, buffers, buffer_count, numbers);
+    case DataType::kFloat16:
+      return ScaleType<Float16Unit>(sum, count, scale, buffers, buffer_count, numbers);
+    case DataType::kBfloat16:
+      return ScaleType<Bfloat16Unit>(sum, count, scale, buffers, buffer_count, numbers);
+    case DataType::kUnspecified:
+      return;
+  }
+}
+
 const char* NameOfTarget() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace HWY_NAMESPACE
@@ -486,6 +594,8 @@ HWY_AFTER_NAMESPACE();
 namespace gradsync {
 
 HWY_EXPORT(CombineOnTarget);
+HWY_EXPORT(SumIntoOnTarget);
+HWY_EXPORT(ScaleIntoOnTarget);
 HWY_EXPORT(NameOfTarget);
 
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
@@ -494,6 +604,24 @@ void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t c
   if (count == 0 || buffers.empty()) return;
   HWY_DYNAMIC_DISPATCH(CombineOnTarget)
   (dtype, buffers.data(), buffers.size(), count, scale, numbers);
+}
+
+void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::size_t count,
+             std::byte* sum) {
+  if (count == 0) return;
+  if (buffers.empty()) {
+    std::memset(sum, 0, count * (ItemSize(dtype) == 2 ? sizeof(float) : ItemSize(dtype)));
+    return;
+  }
+  HWY_DYNAMIC_DISPATCH(SumIntoOnTarget)(dtype, buffers.data(), buffers.size(), count, sum);
+}
+
+void ScaleInto(DataType dtype, const std::byte* sum, std::size_t count, double scale,
+               absl::Span<std::byte* const> buffers, BucketNumbers* numbers) {
+  if (numbers != nullptr) *numbers = BucketNumbers{};
+  if (count == 0 || buffers.empty()) return;
+  HWY_DYNAMIC_DISPATCH(ScaleIntoOnTarget)
+  (dtype, sum, count, scale, buffers.data(), buffers.size(), numbers);
 }
 
 const char* CombineTarget() { return HWY_DYNAMIC_DISPATCH(NameOfTarget)(); }

@@ -35,6 +35,16 @@ namespace gradsync {
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
              BucketNumbers* numbers = nullptr);
 
+// Combine in two halves, for sums that go on to other nodes in between. The work type is float32
+// for the 16-bit types, else `dtype` itself; `sum` is aligned to its elements.
+//
+// Writes buffers[0] + buffers[1] + ..., in this order, into `sum`; zeros without buffers.
+void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::size_t count,
+             std::byte* sum);
+// Writes `sum` * scale, rounded to `dtype`, into every buffer. The rest as for Combine.
+void ScaleInto(DataType dtype, const std::byte* sum, std::size_t count, double scale,
+               absl::Span<std::byte* const> buffers, BucketNumbers* numbers = nullptr);
+
 // Name of the SIMD target that Combine runs on ("AVX3" is AVX-512), for status.
 const char* CombineTarget();
 

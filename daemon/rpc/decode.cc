@@ -101,6 +101,11 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   }
   if (absl::Status status = CheckName("job_id", message.job_id(), 128); !status.ok()) return status;
   if (message.token().size() > 4096) return Malformed("token has more than 4096 bytes");
+  if (message.coordinator().size() > 255 ||
+      !std::all_of(message.coordinator().begin(), message.coordinator().end(),
+                   [](char c) { return absl::ascii_isgraph(c); })) {
+    return Malformed("coordinator has more than 255 bytes, or one that is not printable ASCII");
+  }
   if (message.client().size() > 128) return Malformed("client has more than 128 bytes");
   if (message.world_size() == 0 || message.world_size() > kMaxWorldSize) {
     return Malformed(
@@ -134,6 +139,7 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   request.divide_by_world = options.divisor() == v1::DIVISOR_WORLD;
   request.step_timeout_ns = std::min(options.step_timeout_ms(), kLongestMs) * kNsPerMs;
   request.client = message.client();
+  request.coordinator = message.coordinator();
   return request;
 }
 

@@ -90,6 +90,8 @@ class IntrospectionService final : public v1::Introspection::Service {
                                                       : v1::DAEMON_STATE_SERVING);
     response->set_reduce_threads(context_.reduce_threads);
     response->set_simd(context_.simd);
+    response->set_peer_address(context_.peer_address);
+    response->set_node_name(context_.node_name);
     response->set_arena_bytes(context_.quota->total_bytes());
     for (const std::string& warning : context_.warnings) response->add_warnings(warning);
 
@@ -113,6 +115,7 @@ class IntrospectionService final : public v1::Introspection::Service {
         session->set_rank(rank.rank);
         session->set_incarnation(rank.incarnation);
         session->set_state(rank.left ? "left" : "live");
+        session->set_node(rank.node);
         const auto found = sessions.find(rank.incarnation);
         if (found == sessions.end()) continue;
         const SessionIdentity& identity = found->second->identity();

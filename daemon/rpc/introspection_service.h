@@ -31,6 +31,8 @@ struct IntrospectionContext {
   std::string socket;
   std::uint32_t reduce_threads = 0;
   std::string simd;
+  std::string peer_address;
+  std::string node_name;
   // Constant warnings of the configuration.
   std::vector<std::string> warnings;
 };

@@ -1,6 +1,8 @@
 #include "daemon/rpc/status_mapping.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "daemon/base/error.h"
 #include "google/rpc/error_details.pb.h"
@@ -22,6 +24,18 @@ google::rpc::Status ToProto(const absl::Status& status) {
     proto.add_details()->PackFrom(info);
   }
   return proto;
+}
+
+absl::Status FromProto(const google::rpc::Status& proto) {
+  const auto code = static_cast<absl::StatusCode>(proto.code());
+  google::rpc::ErrorInfo info;
+  for (const auto& detail : proto.details()) {
+    if (detail.UnpackTo(&info)) break;
+  }
+  if (info.reason().empty()) return absl::Status(code, proto.message());
+  const std::vector<std::pair<std::string, std::string>> fields(info.metadata().begin(),
+                                                                info.metadata().end());
+  return MakeError(code, info.reason(), proto.message(), fields);
 }
 
 grpc::Status ToGrpc(const absl::Status& status) {

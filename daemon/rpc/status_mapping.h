@@ -13,6 +13,8 @@
 namespace gradsync {
 
 google::rpc::Status ToProto(const absl::Status& status);
+// Back, for what another daemon says.
+absl::Status FromProto(const google::rpc::Status& proto);
 grpc::Status ToGrpc(const absl::Status& status);
 
 }  // namespace gradsync

@@ -19,6 +19,7 @@ class EnvironmentTest : public testing::Test {
     setenv("MASTER_PORT", "29500", 1);
     unsetenv("GRADSYNC_SOCKET");
     unsetenv("GRADSYNC_JOB_TOKEN");
+    unsetenv("GRADSYNC_COORDINATOR");
   }
 
   static void ExpectFault(const char* variable) {
@@ -36,16 +37,19 @@ TEST_F(EnvironmentTest, TakesTorchrunsVariables) {
   EXPECT_EQ(options->world_size, 8u);
   EXPECT_EQ(options->job_id, "night-1@node0.cluster:29500");
   EXPECT_EQ(options->token, "");
+  EXPECT_EQ(options->coordinator, "node0.cluster");
   EXPECT_EQ(options->socket, "/run/gradsync/gradsyncd.sock");
 }
 
 TEST_F(EnvironmentTest, TakesItsOwnVariables) {
   setenv("GRADSYNC_SOCKET", "/tmp/mine.sock", 1);
   setenv("GRADSYNC_JOB_TOKEN", "secret", 1);
+  setenv("GRADSYNC_COORDINATOR", "10.0.0.1:7000", 1);
   const auto options = SessionOptions::FromEnvironment();
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->socket, "/tmp/mine.sock");
   EXPECT_EQ(options->token, "secret");
+  EXPECT_EQ(options->coordinator, "10.0.0.1:7000");
 }
 
 TEST_F(EnvironmentTest, RunIdIsNoneWithoutTorchelastic) {

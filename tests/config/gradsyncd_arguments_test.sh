@@ -31,11 +31,11 @@ expect 0 --version
 says "$out" 'gradsyncd '
 says_nothing "$err"
 
-printf 'lease: "1d"\npeer_listen: ":7417"\n' >"$TEST_TMPDIR/bad.textproto"
+printf 'lease: "1d"\npeer_socket: ":7417"\n' >"$TEST_TMPDIR/bad.textproto"
 expect 2 --config="$TEST_TMPDIR/bad.textproto" --colour=red
 says_nothing "$out"
 says "$err" 'bad.textproto:1: lease: "1d" is not a duration'
-says "$err" 'bad.textproto:2: unknown field "peer_listen"'
+says "$err" 'bad.textproto:2: unknown field "peer_socket"'
 says "$err" '--colour: unknown flag'
 
 expect 2 --log_file="$TEST_TMPDIR/nowhere/log"

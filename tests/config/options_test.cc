@@ -346,8 +346,8 @@ TEST_P(FileFaultTest, IsToldWithItsLine) {
 INSTANTIATE_TEST_SUITE_P(
     All, FileFaultTest,
     ::testing::Values(
-        FileFault{"Unknown", "# comment\n\npeer_listen: \":7417\"\n",
-                  "FILE:3: unknown field \"peer_listen\"; gradsyncd --help lists the fields"},
+        FileFault{"Unknown", "# comment\n\npeer_socket: \":7417\"\n",
+                  "FILE:3: unknown field \"peer_socket\"; gradsyncd --help lists the fields"},
         FileFault{"Misspelled", "reduce_thread: 2",
                   "FILE:1: unknown field \"reduce_thread\"; did you mean reduce_threads?"},
         FileFault{"UnknownMessage", "lease: \"1s\"\nquotas {\n  sessions: 3\n  jobs: 2\n}\n",

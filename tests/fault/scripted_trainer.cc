@@ -3,7 +3,10 @@
 // (CLOCK_MONOTONIC around the call) and whatever else the command says.
 //
 //   join socket=S rank=N world=N job=J [token=T] [policy=hold|continue] [divisor=world]
-//        [step_timeout_ms=N] [connect_timeout_ms=N]
+//        [step_timeout_ms=N] [connect_timeout_ms=N] [coordinator=HOST:PORT]
+//   exact_step PER_NODE                    a step of float32 that do not add up exactly, with
+//   PER_NODE
+//                                          ranks on each node in their order: every bit is compared
 //   register [layout=L] [buckets=N] [count=N] [dtype=D] [op=sum] [timeout_ms=N]
 //   [parameters=a:2x3,b:4] next [layout=L]                        field "step" mark STEP BUCKET |
 //   end STEP | abandon STEP WHY | wait STEP [timeout_ms=N] [ranks=0,2] wait_bucket STEP BUCKET
@@ -121,7 +124,7 @@ void AddStatus(const absl::Status& status, Answer* answer) {
   answer->emplace_back("code", absl::StatusCodeToString(status.code()));
   answer->emplace_back("reason", ErrorReason(status));
   answer->emplace_back("message", std::string(status.message()));
-  for (const char* field : {"job", "rank", "other_rank", "channel", "step", "bucket"}) {
+  for (const char* field : {"job", "rank", "other_rank", "channel", "step", "bucket", "node"}) {
     const std::string value = ErrorField(status, field);
     if (!value.empty()) answer->emplace_back(field, value);
   }
@@ -233,6 +236,7 @@ class Rank {
   absl::Status Register(const Command& command, Answer* answer);
   absl::Status OnLayout(const Command& command, Answer* answer);
   absl::Status Steps(LayoutUse* use, const Command& command, Answer* answer);
+  absl::Status ExactStep(LayoutUse* use, const Command& command);
   absl::Status AllReduce(const Command& command);
   absl::Status Broadcast(const Command& command);
   absl::Status Check(const LayoutUse& use, std::uint64_t step, std::size_t bucket,
@@ -331,6 +335,7 @@ absl::Status Rank::Join(const Command& command, Answer* answer) {
   options_.socket = command.Option("socket", "");
   options_.job_id = command.Option("job", "job");
   options_.token = command.Option("token", "");
+  options_.coordinator = command.Option("coordinator", "");
   options_.rank = static_cast<std::uint32_t>(command.Number("rank", 0));
   options_.world_size = static_cast<std::uint32_t>(command.Number("world", 1));
   const std::string policy = command.Option("policy", "abort");
@@ -383,6 +388,7 @@ absl::Status Rank::OnLayout(const Command& command, Answer* answer) {
     return absl::OkStatus();
   }
   if (command.name == "step") return Steps(&use, command, answer);
+  if (command.name == "exact_step") return ExactStep(&use, command);
   const std::uint64_t step = command.Word(0);
   if (command.name == "mark") {
     const std::size_t bucket = command.Word(1);
@@ -430,6 +436,44 @@ absl::Status Rank::Steps(LayoutUse* use, const Command& command, Answer* answer)
     answer->emplace_back("step", absl::StrCat(step));
     answer->emplace_back("live_ranks", absl::StrCat(result->live_ranks));
     answer->emplace_back("divisor", absl::StrCat(result->divisor));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Rank::ExactStep(LayoutUse* use, const Command& command) {
+  Layout& layout = *use->layout;
+  const std::uint64_t step = layout.next_step();
+  const std::uint32_t per_node = static_cast<std::uint32_t>(command.Word(0));
+  const auto written = [step](std::uint32_t rank, std::size_t bucket, std::uint64_t i) {
+    return static_cast<float>(Written(rank, step, bucket, i) / 3.0 + static_cast<double>(i) * 1e-7);
+  };
+  for (std::size_t bucket = 0; bucket < layout.bucket_count(); ++bucket) {
+    const BucketView view = layout.bucket(bucket);
+    for (std::uint64_t i = 0; i < view.count; ++i) {
+      static_cast<float*>(view.data)[i] = written(options_.rank, bucket, i);
+    }
+    if (auto status = layout.MarkReady(step, bucket); !status.ok()) return status;
+  }
+  if (auto status = layout.EndStep(step); !status.ok()) return status;
+  if (auto done = layout.WaitStep(step, command.Timeout()); !done.ok()) return done.status();
+  for (std::size_t bucket = 0; bucket < layout.bucket_count(); ++bucket) {
+    const BucketView view = layout.bucket(bucket);
+    for (std::uint64_t i = 0; i < view.count; ++i) {
+      float sum = 0;
+      for (std::uint32_t first = 0; first < options_.world_size; first += per_node) {
+        float of_node = written(first, bucket, i);
+        for (std::uint32_t rank = first + 1; rank < first + per_node; ++rank) {
+          of_node = of_node + written(rank, bucket, i);
+        }
+        sum = first == 0 ? of_node : sum + of_node;
+      }
+      const float expected = sum * static_cast<float>(1.0 / options_.world_size);
+      if (std::memcmp(&expected, static_cast<float*>(view.data) + i, sizeof(float)) != 0) {
+        return absl::DataLossError(absl::StrCat("bucket ", bucket, ", element ", i, ": ",
+                                                static_cast<float*>(view.data)[i], " instead of ",
+                                                expected));
+      }
+    }
   }
   return absl::OkStatus();
 }

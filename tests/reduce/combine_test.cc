@@ -447,5 +447,76 @@ INSTANTIATE_TEST_SUITE_P(Targets, CombineTest,
                            return std::string(hwy::TargetName(info.param));
                          });
 
+// ---- In two halves ----
+
+TEST(SumIntoTest, TheTwoHalvesGiveWhatCombineGives) {
+  std::mt19937 random(11);
+  std::uniform_real_distribution<double> value(-4, 4);
+  for (const DataType dtype : kTypes) {
+    const std::size_t item = ItemSize(dtype);
+    for (const std::size_t count : {0u, 1u, 7u, 63u, 64u, 1000u, 20011u}) {
+      for (const std::size_t ranks : {1u, 2u, 3u, 5u}) {
+        std::vector<Bytes> buffers(ranks, Bytes(count * item + 1));
+        for (Bytes& buffer : buffers) {
+          for (std::size_t i = 0; i < count; ++i) {
+            SetElement(dtype, value(random), &buffer[i * item]);
+          }
+        }
+        std::vector<Bytes> combined = buffers;
+        BucketNumbers expected;
+        CombineAll(dtype, &combined, 0, count, 1.0 / 3, &expected);
+        std::vector<const std::byte*> from;
+        std::vector<std::byte*> to;
+        for (Bytes& buffer : buffers) {
+          from.push_back(buffer.data());
+          to.push_back(buffer.data());
+        }
+        std::vector<double> sum(count + 1);
+        auto* const work = reinterpret_cast<std::byte*>(sum.data());
+        // In two parts, as chunks come.
+        const std::size_t wide = item == 2 ? 4 : item;
+        const std::size_t half = count / 128 * 64;
+        BucketNumbers numbers;
+        for (const auto& [first, part] :
+             {std::pair(std::size_t{0}, half), std::pair(half, count - half)}) {
+          std::vector<const std::byte*> part_from = from;
+          std::vector<std::byte*> part_to = to;
+          for (const std::byte*& buffer : part_from) buffer += first * item;
+          for (std::byte*& buffer : part_to) buffer += first * item;
+          SumInto(dtype, part_from, part, work + first * wide);
+          BucketNumbers of_part;
+          ScaleInto(dtype, work + first * wide, part, 1.0 / 3, part_to, &of_part);
+          numbers.sum_of_squares += of_part.sum_of_squares;
+          numbers.non_finite += of_part.non_finite;
+        }
+        for (const Bytes& buffer : buffers) EXPECT_EQ(buffer, combined[0]) << DataTypeName(dtype);
+        EXPECT_NEAR(numbers.sum_of_squares, expected.sum_of_squares,
+                    1e-5 * expected.sum_of_squares);
+        EXPECT_EQ(numbers.non_finite, 0u);
+      }
+    }
+  }
+}
+
+TEST(SumIntoTest, NoBuffersAreZeros) {
+  for (const DataType dtype : kTypes) {
+    std::vector<double> sum(10, 1.0);
+    SumInto(dtype, {}, 10, reinterpret_cast<std::byte*>(sum.data()));
+    EXPECT_EQ(sum[0], 0.0);
+    EXPECT_EQ(sum[9], dtype == DataType::kFloat64 ? 0.0 : 1.0);
+  }
+}
+
+TEST(ScaleIntoTest, CountsWhatIsNotFinite) {
+  const std::vector<float> sum = {1, kInfinity, kNan, 2, 3};
+  std::vector<float> to(5);
+  std::byte* const out[] = {reinterpret_cast<std::byte*>(to.data())};
+  BucketNumbers numbers;
+  ScaleInto(DataType::kFloat32, reinterpret_cast<const std::byte*>(sum.data()), 5, 0.5, out,
+            &numbers);
+  EXPECT_EQ(numbers.non_finite, 2u);
+  EXPECT_EQ(to[3], 1.0f);
+}
+
 }  // namespace
 }  // namespace gradsync

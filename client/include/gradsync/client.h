@@ -57,7 +57,8 @@ inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
 struct SessionOptions {
   // From torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID (missing:
-  // "none", torchrun's default), and from GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN if they are set.
+  // "none", torchrun's default), and from GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN if they are set;
+  // GRADSYNC_COORDINATOR is MASTER_ADDR unless it is set.
   // INVALID_ARGUMENT names a variable that is missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 
@@ -76,6 +77,9 @@ struct SessionOptions {
   absl::Duration step_timeout = absl::ZeroDuration();
   // How long to retry while the daemon is not there yet (a sidecar may start late).
   absl::Duration connect_timeout = absl::Seconds(60);
+  // "host" or "host:port" (7417) of the daemon on rank 0's node, the same on every rank; daemons
+  // without peer_listen take no notice. Empty: the job is on this node.
+  std::string coordinator;
 };
 
 struct ParameterSpec {

@@ -139,6 +139,8 @@ typedef struct gradsync_session_options {
   int32_t divisor;         /* gradsync_divisor_t */
   int64_t step_timeout;    /* 0: the daemon's default, 30 min */
   int64_t connect_timeout; /* 0: 60 s; negative: do not wait */
+  /* "host" or "host:port" of the daemon on rank 0's node; NULL: the job is on this node. */
+  const char* coordinator;
 } gradsync_session_options_t;
 
 static inline void gradsync_session_options_init(gradsync_session_options_t* options) {

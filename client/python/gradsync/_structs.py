@@ -20,6 +20,7 @@ class SessionOptionsStruct(ctypes.Structure):
         ("divisor", ctypes.c_int32),
         ("step_timeout", ctypes.c_int64),
         ("connect_timeout", ctypes.c_int64),
+        ("coordinator", ctypes.c_char_p),
     )
 
 

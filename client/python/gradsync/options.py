@@ -29,6 +29,8 @@ class SessionOptions:
       step_timeout: seconds from a step's first mark_ready() until it is void on every rank; None:
         the daemon's default, 30 min.
       connect_timeout: seconds to retry while the daemon is not there yet; None: 60 s; 0: one try.
+      coordinator: "host" or "host:port" of the daemon on rank 0's node, the same on every rank; ""
+        if the job is on this node.
     """
 
     socket: str = "/run/gradsync/gradsyncd.sock"
@@ -40,13 +42,15 @@ class SessionOptions:
     divisor: str = "live_ranks"
     step_timeout: Optional[float] = None
     connect_timeout: Optional[float] = None
+    coordinator: str = ""
 
     @classmethod
     def from_environment(cls) -> SessionOptions:
         """From the variables that torchrun sets, and gradsync's own.
 
         RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed; TORCHELASTIC_RUN_ID,
-        GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN are read if they are set.
+        GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN are read if they are set; GRADSYNC_COORDINATOR is
+        MASTER_ADDR unless it is set.
 
         Raises:
           InvalidArgumentError: a variable is missing or malformed; the message names it.
@@ -61,6 +65,7 @@ class SessionOptions:
                 token=(struct.token or b"").decode(),
                 rank=struct.rank,
                 world_size=struct.world_size,
+                coordinator=(struct.coordinator or b"").decode(),
             )
         finally:
             library.options_destroy(struct)
@@ -73,6 +78,7 @@ class SessionOptions:
         struct.socket = _text.encode(self.socket, "SessionOptions.socket")
         struct.job_id = _text.encode(self.job_id, "SessionOptions.job_id")
         struct.token = _text.encode(self.token, "SessionOptions.token")
+        struct.coordinator = _text.encode(self.coordinator, "SessionOptions.coordinator")
         struct.rank = self.rank
         struct.world_size = self.world_size
         struct.on_rank_loss = _choice("on_rank_loss", self.on_rank_loss, _LOSS_POLICIES)

@@ -1,0 +1,401 @@
+#include "daemon/peer/attached_node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "daemon/base/error.h"
+#include "daemon/base/logging.h"
+#include "daemon/rpc/encode.h"
+#include "daemon/rpc/status_mapping.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::uint32_t kPeerProtocol = 1;
+// A caller that says nothing is cut off after this.
+constexpr std::uint64_t kHelloPatienceNs = 10'000'000'000;
+constexpr std::size_t kInstanceBytes = 16;
+constexpr std::size_t kHashBytes = 32;
+constexpr std::size_t kMaxReasonBytes = 1024;
+
+// Incarnations of ranks elsewhere; sessions of this node count from 1.
+std::uint64_t NextIncarnation() {
+  static std::atomic<std::uint64_t> last{std::uint64_t{1} << 62};
+  return ++last;
+}
+
+// "ipv4:10.0.0.2:4711" -> "10.0.0.2", "ipv6:%5B::1%5D:4711" -> "::1".
+std::string HostOf(absl::string_view peer) {
+  absl::string_view rest = peer.substr(peer.find(':') + 1);
+  rest = rest.substr(0, rest.rfind(':'));
+  absl::ConsumePrefix(&rest, "%5B");
+  absl::ConsumeSuffix(&rest, "%5D");
+  absl::ConsumePrefix(&rest, "[");
+  absl::ConsumeSuffix(&rest, "]");
+  return std::string(rest);
+}
+
+}  // namespace
+
+// A rank's way back. Called under its job's lock: only queues.
+class AttachedNode::RankSink final : public SessionSink {
+ public:
+  RankSink(std::shared_ptr<AttachedNode> node, std::uint64_t incarnation)
+      : node_(std::move(node)), incarnation_(incarnation) {}
+
+  void Queue(SessionMessage message) override {
+    v1::AttachResponse response;
+    auto* out = response.mutable_rank_response();
+    out->set_incarnation(incarnation_);
+    Encode(message, out->mutable_response());
+    node_->Queue(std::move(response));
+  }
+  void Flush() override { node_->Flush(); }
+
+ private:
+  const std::shared_ptr<AttachedNode> node_;
+  const std::uint64_t incarnation_;
+};
+
+void AttachedNode::Accept(v1::Peer::AsyncService* service, grpc::ServerCompletionQueue* queue,
+                          Accepted accepted) {
+  accepting_ = std::static_pointer_cast<AttachedNode>(shared_from_this());
+  accepted_ = std::move(accepted);
+  service->RequestAttach(&call_, &stream_, queue, queue, &on_accept_);
+}
+
+void AttachedNode::OnAccept(bool ok) {
+  const auto keep = std::move(accepting_);
+  heard_ns_.store(context_.clock->NowNs());
+  const Accepted accepted = std::move(accepted_);
+  accepted(keep, ok);
+  if (!ok) return;
+  address_ = HostOf(call_.peer());
+  Began();
+}
+
+void AttachedNode::StartFinish(const absl::Status& status, void* tag) {
+  stream_.Finish(ToGrpc(status), tag);
+}
+
+void AttachedNode::Tick(std::uint64_t now_ns) {
+  const std::uint64_t heard_ns = heard_ns_.load();
+  if (!greeted_.load()) {
+    if (now_ns > heard_ns + kHelloPatienceNs) Cancel();
+    return;
+  }
+  if (now_ns > heard_ns + kPeerSilenceNs && pinged_ns_.load() > heard_ns) {
+    silent_.store(true);
+    Cancel();
+    return;
+  }
+  if (now_ns < pinged_ns_.load() + kPingPeriodNs) return;
+  pinged_ns_.store(now_ns);
+  v1::AttachResponse ping;
+  ping.mutable_ping()->set_number(now_ns);
+  Send(std::move(ping));
+}
+
+absl::Status AttachedNode::Malformed(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
+                   absl::StrCat("node ", node_name_, " (", address_, "): ", what));
+}
+
+void AttachedNode::OnMessage(const v1::AttachRequest& message) {
+  heard_ns_.store(context_.clock->NowNs());
+  const absl::Status status = Take(message);
+  if (status.ok()) return;
+  LogLimited(LogLevel::kWarning, "node refused",
+             {{"node", node_name_},
+              {"address", address_},
+              {"job", key_.job_id},
+              {"why", status.message()}});
+  LoseAll(status);
+  Close(status);
+}
+
+void AttachedNode::OnEnd() {
+  LoseAll(
+      MakeError(absl::StatusCode::kUnavailable, "NODE_LOST",
+                silent_.load()
+                    ? absl::StrCat("the daemon of its node ", node_name_, " (", address_,
+                                   ") answered no ping for 5 s: it is stopped, or the link is down")
+                    : absl::StrCat("the connection to the daemon of its node ", node_name_, " (",
+                                   address_, ") has ended"),
+                {{"job", key_.job_id}, {"node", node_name_}}));
+}
+
+void AttachedNode::LoseAll(const absl::Status& why) {
+  for (const auto& [incarnation, member] : members_) {
+    member.job->Lose(member.rank, member.incarnation, why);
+  }
+  members_.clear();
+  const std::shared_ptr<Cluster> cluster = std::move(cluster_);
+  cluster_ = nullptr;
+  if (cluster == nullptr) return;
+  LogLimited(LogLevel::kInfo, "node detached",
+             {{"node", node_name_}, {"job", key_.job_id}, {"why", why.message()}});
+  cluster->Lost(this, why);
+}
+
+absl::Status AttachedNode::Take(const v1::AttachRequest& message) {
+  if (message.has_hello()) return OnHello(message.hello());
+  if (cluster_ == nullptr) {
+    if (greeted_.load()) return absl::OkStatus();  // refused, and about to learn it
+    return Malformed("the first message is Hello");
+  }
+  switch (message.kind_case()) {
+    case v1::AttachRequest::kRankRequest:
+      return OnRankRequest(message.rank_request());
+    case v1::AttachRequest::kRefuseLayout: {
+      const auto member = Find(message.refuse_layout().incarnation());
+      if (!member.ok()) return member.status();
+      member->job->RefuseLayout(member->rank, message.refuse_layout().channel(),
+                                FromProto(message.refuse_layout().status()));
+      return absl::OkStatus();
+    }
+    case v1::AttachRequest::kRankGone: {
+      const auto member = Find(message.rank_gone().incarnation());
+      if (!member.ok()) return absl::OkStatus();  // it never joined
+      absl::Status why = FromProto(message.rank_gone().status());
+      if (why.ok()) why = absl::AbortedError("its session has ended");
+      member->job->Lose(member->rank, member->incarnation, why);
+      members_.erase(message.rank_gone().incarnation());
+      return absl::OkStatus();
+    }
+    case v1::AttachRequest::kLaunchDone:
+      return cluster_->LaunchDone(this, message.launch_done());
+    case v1::AttachRequest::kRendezvousSet:
+      return cluster_->RendezvousSet(this, message.rendezvous_set());
+    case v1::AttachRequest::kRendezvousGet:
+      return cluster_->RendezvousGet(std::static_pointer_cast<AttachedNode>(shared_from_this()),
+                                     message.rendezvous_get());
+    case v1::AttachRequest::kPong:
+      return absl::OkStatus();
+    case v1::AttachRequest::kHello:
+    case v1::AttachRequest::KIND_NOT_SET:
+      break;
+  }
+  return Malformed("a message of no kind that this daemon knows");
+}
+
+absl::Status AttachedNode::OnHello(const v1::Hello& hello) {
+  if (greeted_.exchange(true)) return Malformed("Hello a second time");
+  const bool printable =
+      std::all_of(hello.node_name().begin(), hello.node_name().end(), absl::ascii_isprint) &&
+      std::all_of(hello.job_id().begin(), hello.job_id().end(), absl::ascii_isprint);
+  if (hello.instance().size() != kInstanceBytes || hello.node_name().empty() ||
+      hello.node_name().size() > 64 || hello.job_id().empty() || hello.job_id().size() > 128 ||
+      !printable || !(hello.token_hash().empty() || hello.token_hash().size() == kHashBytes)) {
+    return Malformed("Hello with a field that is empty, too long or not printable");
+  }
+  if (hello.protocol() != kPeerProtocol) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION",
+                     absl::StrCat("node ", hello.node_name(), " speaks peer protocol ",
+                                  hello.protocol(), ", node ", context_.node_name, " ",
+                                  kPeerProtocol, ": upgrade the older of the two"));
+  }
+  v1::AttachResponse response;
+  response.mutable_welcome()->set_instance(context_.instance);
+  response.mutable_welcome()->set_node_name(context_.node_name);
+  if (hello.instance() == context_.instance) {
+    Send(std::move(response));
+    return absl::OkStatus();  // it hangs up
+  }
+  if (hello.staging_bytes() != context_.staging_bytes) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "NODE_MISMATCH",
+                     absl::StrCat("staging_bytes is ", hello.staging_bytes(), " on node ",
+                                  hello.node_name(), ", ", context_.staging_bytes, " on node ",
+                                  context_.node_name, ": configure both alike"));
+  }
+  node_name_ = hello.node_name();
+  key_ = JobKey{hello.uid(), hello.job_id(), hello.token_hash()};
+  auto cluster = context_.find_cluster(key_);
+  if (!cluster.ok()) return cluster.status();
+  cluster_ = *std::move(cluster);
+  LogLimited(
+      LogLevel::kInfo, "node attached",
+      {{"node", node_name_}, {"address", address_}, {"job", key_.job_id}, {"uid", key_.uid}});
+  Send(std::move(response));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttachedNode::Member> AttachedNode::Find(std::uint64_t incarnation) const {
+  const auto found = members_.find(incarnation);
+  if (found != members_.end()) return found->second;
+  return Malformed(absl::StrCat("it has no rank of incarnation ", incarnation));
+}
+
+void AttachedNode::Respond(std::uint64_t incarnation, v1::SessionResponse response) {
+  v1::AttachResponse message;
+  message.mutable_rank_response()->set_incarnation(incarnation);
+  *message.mutable_rank_response()->mutable_response() = std::move(response);
+  Send(std::move(message));
+}
+
+absl::Status AttachedNode::OnRankRequest(const v1::RankRequest& request) {
+  if (request.request().has_open_session()) {
+    const absl::Status opened = Open(request);
+    if (opened.ok()) return absl::OkStatus();
+    v1::SessionResponse refusal;
+    *refusal.mutable_session_ending()->mutable_status() = ToProto(opened);
+    Respond(request.incarnation(), std::move(refusal));
+    return absl::OkStatus();
+  }
+  const auto member = Find(request.incarnation());
+  if (!member.ok()) return absl::OkStatus();  // refused, and does not know yet
+  if (member->rank != request.rank()) {
+    return Malformed(absl::StrCat("incarnation ", request.incarnation(), " is rank ", member->rank,
+                                  ", not ", request.rank()));
+  }
+  const absl::Status status = Dispatch(*member, request.incarnation(), request.request());
+  if (status.ok()) return absl::OkStatus();
+  LogLimited(LogLevel::kWarning, "session refused: bad request",
+             {{"job", key_.job_id},
+              {"rank", member->rank},
+              {"node", node_name_},
+              {"why", status.message()}});
+  member->job->Lose(member->rank, member->incarnation, status);
+  return absl::OkStatus();
+}
+
+absl::Status AttachedNode::Open(const v1::RankRequest& request) {
+  const v1::OpenSession& open = request.request().open_session();
+  std::uint32_t protocol = 0;
+  auto decoded = DecodeOpen(open, &protocol);
+  if (!decoded.ok()) return decoded.status();
+  if (decoded->rank != request.rank() || decoded->job_id != key_.job_id ||
+      members_.count(request.incarnation()) > 0) {
+    return Malformed("OpenSession of another rank or job than said, or twice");
+  }
+  if (members_.size() >= kMaxRanksPerNode) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                     absl::StrCat("node ", node_name_, " has ", members_.size(), " ranks in job '",
+                                  key_.job_id, "'"));
+  }
+  const auto self = std::static_pointer_cast<AttachedNode>(shared_from_this());
+  const std::uint64_t incarnation = NextIncarnation();
+  const JobOptions options{decoded->divide_by_world, decoded->step_timeout_ns};
+  auto job =
+      context_.jobs->Join(key_, decoded->rank, decoded->world_size, options, incarnation,
+                          std::make_shared<RankSink>(self, request.incarnation()), node_name_);
+  if (!job.ok()) return job.status();
+  members_[request.incarnation()] = Member{decoded->rank, *job, incarnation};
+  cluster_->AddRank(*job, decoded->rank, self, request.incarnation());
+  LogLimited(LogLevel::kInfo, "session opened",
+             {{"job", key_.job_id},
+              {"rank", decoded->rank},
+              {"world_size", decoded->world_size},
+              {"generation", (*job)->identity().generation},
+              {"node", node_name_}});
+  v1::SessionResponse response;
+  response.mutable_session_opened()->set_protocol(protocol);
+  response.mutable_session_opened()->set_generation((*job)->identity().generation);
+  Respond(request.incarnation(), std::move(response));
+  return absl::OkStatus();
+}
+
+absl::Status AttachedNode::Dispatch(const Member& member, std::uint64_t incarnation,
+                                    const v1::SessionRequest& request) {
+  Job& job = *member.job;
+  const std::uint32_t rank = member.rank;
+  const std::uint64_t now_ns = context_.clock->NowNs();
+  switch (request.kind_case()) {
+    case v1::SessionRequest::kBucketReady: {
+      const auto& ready = request.bucket_ready();
+      return job.MarkReady(rank, ready.channel(), ready.step(),
+                           absl::MakeConstSpan(ready.buckets().data(),
+                                               static_cast<std::size_t>(ready.buckets_size())));
+    }
+    case v1::SessionRequest::kEndStep: {
+      const auto& end = request.end_step();
+      if (end.ready_rest()) {
+        return job.FinishStep(rank, end.channel(), end.step(), end.used_map());
+      }
+      return job.EndStep(rank, end.channel(), end.step(), end.used_map());
+    }
+    case v1::SessionRequest::kAbandonStep: {
+      const auto& abandon = request.abandon_step();
+      if (abandon.reason().size() > kMaxReasonBytes) {
+        return Malformed("AbandonStep.reason is too long");
+      }
+      return job.AbandonStep(rank, abandon.channel(), abandon.step(), abandon.reason());
+    }
+    case v1::SessionRequest::kRegisterLayout:
+      return Register(member, incarnation, request.register_layout());
+    case v1::SessionRequest::kArenaMapped:
+      return job.ArenaMapped(rank, request.arena_mapped().channel(), RankMemory{});
+    case v1::SessionRequest::kBroadcast:
+      return Operate(member, DecodeBroadcast(request.broadcast(), context_.staging_bytes, now_ns));
+    case v1::SessionRequest::kBarrier:
+      return Operate(member, DecodeBarrier(request.barrier(), now_ns));
+    case v1::SessionRequest::kAllReduce:
+      return Operate(member, DecodeAllReduce(request.all_reduce(), context_.staging_bytes, now_ns));
+    case v1::SessionRequest::kChunkWritten: {
+      const auto& chunk = request.chunk_written();
+      return job.ChunkWritten(rank, chunk.sequence(), chunk.chunk(), chunk.bytes());
+    }
+    case v1::SessionRequest::kChunkRead:
+      return job.ChunkRead(rank, request.chunk_read().sequence(), request.chunk_read().chunk());
+    case v1::SessionRequest::kLeave:
+      return job.Leave(rank, request.leave().exit());
+    case v1::SessionRequest::kQueryStep: {
+      v1::SessionResponse response;
+      auto* state = response.mutable_step_state();
+      state->set_channel(request.query_step().channel());
+      state->set_step(request.query_step().step());
+      state->set_missing(job.MissingInStep(state->channel(), state->step()));
+      Respond(incarnation, std::move(response));
+      return absl::OkStatus();
+    }
+    case v1::SessionRequest::kOpenSession:
+    case v1::SessionRequest::kLeaseAnswer:
+    case v1::SessionRequest::KIND_NOT_SET:
+      break;
+  }
+  return Malformed("a rank's message of no kind that belongs here");
+}
+
+absl::Status AttachedNode::Register(const Member& member, std::uint64_t incarnation,
+                                    const v1::RegisterLayout& message) {
+  auto request = DecodeLayout(message, context_.limits, context_.clock->NowNs());
+  if (request.ok() && request->replaces != 0) {
+    const absl::Status may = member.job->CheckReplaces(member.rank, request->replaces);
+    if (!may.ok()) return may;
+  }
+  absl::StatusOr<JobPort::Registration> registration = absl::UnknownError("");
+  if (request.ok()) {
+    registration = member.job->RegisterLayout(member.rank, *std::move(request));
+  } else {
+    registration = request.status();
+  }
+  v1::SessionResponse response;
+  if (registration.ok()) {
+    auto* assigned = response.mutable_layout_assigned();
+    assigned->set_request_id(message.request_id());
+    assigned->set_channel(registration->channel);
+    Encode(registration->plan, assigned);
+    assigned->clear_placements();  // the agent makes the same plan, and compares the buckets
+  } else {
+    auto* failed = response.mutable_operation_failed();
+    failed->set_sequence(message.request_id());
+    failed->set_layout(true);
+    *failed->mutable_status() = ToProto(registration.status());
+  }
+  Respond(incarnation, std::move(response));
+  return absl::OkStatus();
+}
+
+absl::Status AttachedNode::Operate(const Member& member,
+                                   const absl::StatusOr<OperationRequest>& request) {
+  if (!request.ok()) return request.status();
+  return member.job->Operate(member.rank, request->sequence, request->spec,
+                             StagingMemory{nullptr, nullptr, context_.staging_bytes},
+                             request->deadline_ns);
+}
+
+}  // namespace gradsync

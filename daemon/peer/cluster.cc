@@ -1,0 +1,411 @@
+#include "daemon/peer/cluster.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "daemon/base/logging.h"
+#include "daemon/rpc/status_mapping.h"
+
+namespace gradsync {
+namespace {
+
+// The end of a job whose engine has failed.
+absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
+  const ErrorDetails details = DetailsOf(why);
+  std::string node;
+  for (const auto& [key, value] : details.fields) {
+    if (key == "node") node = value;
+  }
+  return MakeError(
+      absl::StatusCode::kUnavailable, details.reason.empty() ? "ENGINE_FAILED" : details.reason,
+      absl::StrCat("job '", job_id, "': the engine between its nodes has failed: ", why.message(),
+                   ". Its running steps are void. Join again from every rank."),
+      {{"job", job_id}, {"node", node}});
+}
+
+}  // namespace
+
+// A job's way to its nodes. The job holds it.
+class Cluster::JobReducer final : public Reducer {
+ public:
+  JobReducer(std::shared_ptr<Cluster> cluster, Job* job)
+      : cluster_(std::move(cluster)), job_(job) {}
+  void Reduce(ReduceOperation* operation) override { cluster_->Launch(job_, operation); }
+
+ private:
+  const std::shared_ptr<Cluster> cluster_;
+  Job* const job_;
+};
+
+Cluster::Cluster(JobKey key, ClusterEnvironment environment)
+    : key_(std::move(key)), environment_(std::move(environment)) {}
+
+void Cluster::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
+                      const std::shared_ptr<NodeLink>& link, std::uint64_t incarnation) {
+  job->UseCluster(std::make_shared<JobReducer>(shared_from_this(), job.get()));
+  MutexLock lock(&mutex_);
+  Entry& entry = jobs_[job.get()];
+  if (entry.job.lock() != job) entry = Entry{job, {}};
+  entry.seats[rank] = Seat{link, incarnation};
+}
+
+std::vector<std::shared_ptr<NodeLink>> Cluster::LinksOfLocked(const Entry& entry) const {
+  std::vector<std::shared_ptr<NodeLink>> links;  // by their first rank
+  for (const auto& [rank, seat] : entry.seats) {
+    if (std::find(links.begin(), links.end(), seat.link) == links.end()) {
+      links.push_back(seat.link);
+    }
+  }
+  return links;
+}
+
+std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(
+    const std::vector<std::shared_ptr<NodeLink>>& links) {
+  if (current_ != nullptr && current_->failure.ok() && current_->links == links) return current_;
+  if (current_ != nullptr) RetireLocked(current_);
+  auto epoch = std::make_shared<Epoch>();
+  epoch->number = ++last_epoch_;
+  epoch->links = links;
+  epoch->store = std::make_shared<Rendezvous>();
+  EngineSpec spec;
+  spec.address = environment_.address;
+  spec.node_names = {environment_.node_name};
+  for (const auto& link : links) spec.node_names.push_back(link->node_name());
+  std::string names;
+  for (const std::string& name : spec.node_names)
+    absl::StrAppend(&names, names.empty() ? "" : ",", name);
+  Log(LogLevel::kInfo, "nodes meet",
+      {{"job", key_.job_id}, {"epoch", epoch->number}, {"nodes", names}});
+  for (std::uint32_t node = 1; node <= links.size(); ++node) {
+    v1::AttachResponse message;
+    auto* connect = message.mutable_connect_engine();
+    connect->set_epoch(epoch->number);
+    connect->set_node(node);
+    *connect->mutable_node_names() = {spec.node_names.begin(), spec.node_names.end()};
+    connect->set_address(links[node - 1]->address());
+    links[node - 1]->Queue(std::move(message));
+  }
+  epoch->exchange = std::make_unique<NodeExchange>(
+      [make = environment_.make_engine, spec, store = epoch->store]() mutable {
+        spec.store = store.get();
+        return make(spec);
+      },
+      [weak = weak_from_this(), number = epoch->number](const absl::Status& why) {
+        if (const auto self = weak.lock()) self->Fail(number, why);
+      });
+  current_ = epoch;
+  return epoch;
+}
+
+void Cluster::RetireLocked(const std::shared_ptr<Epoch>& epoch) {
+  if (epoch->failure.ok()) epoch->failure = absl::CancelledError("other nodes meet");
+  for (const auto& link : epoch->links) {
+    v1::AttachResponse message;
+    message.mutable_engine_end()->set_epoch(epoch->number);
+    *message.mutable_engine_end()->mutable_status() = ToProto(epoch->failure);
+    link->Queue(std::move(message));
+  }
+  epoch->store->Cancel(epoch->failure);
+  retired_.push_back(epoch);
+  if (current_ == epoch) current_ = nullptr;
+  ReapLocked();
+}
+
+void Cluster::ReapLocked() {
+  for (auto it = retired_.begin(); it != retired_.end();) {
+    if ((*it)->in_flight.empty() && (*it)->users == 0) {
+      // There, not where the last reference goes: that may be one of the engine's own threads.
+      environment_.reaper->Run([epoch = std::move(*it)] { epoch->exchange.reset(); });
+      it = retired_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+std::shared_ptr<Cluster::Epoch> Cluster::FindLocked(std::uint64_t number) {
+  if (current_ != nullptr && current_->number == number) return current_;
+  for (const auto& epoch : retired_) {
+    if (epoch->number == number) return epoch;
+  }
+  return nullptr;
+}
+
+void Cluster::Launch(Job* raw, ReduceOperation* operation) {
+  const std::shared_ptr<Job> job = raw->shared_from_this();
+  const auto refuse = [&] {
+    const std::uint64_t now_ns = environment_.clock->NowNs();
+    operation->failed = true;
+    operation->done({now_ns, now_ns});
+  };
+  if (job->Failed()) return refuse();
+  Launched launched;
+  bool unseated = false;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = jobs_.find(raw);
+    const Entry entry = found == jobs_.end() ? Entry{job, {}} : found->second;
+    for (std::size_t i = 0; i < operation->ranks.size(); ++i) {
+      // Its node is being lost, and the job with it.
+      unseated = unseated ||
+                 (operation->buffers[i] == nullptr && entry.seats.count(operation->ranks[i]) == 0);
+    }
+    if (!unseated) launched = LaunchLocked(job, operation, entry);
+  }
+  if (unseated) return refuse();
+  for (const auto& link : launched.links) link->Flush();
+  if (!launched.submitted.ok()) {
+    (void)Done(launched.epoch, nullptr, launched.sequence, launched.submitted, BucketNumbers{},
+               /*measured=*/false);
+  }
+}
+
+Cluster::Launched Cluster::LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation,
+                                        const Entry& entry) {
+  Launched launched;
+  auto& links = launched.links;
+  links = LinksOfLocked(entry);
+  const std::shared_ptr<Epoch> epoch = EpochForLocked(links);
+  const std::uint64_t number = launched.epoch = epoch->number;
+  const std::uint64_t sequence = launched.sequence = ++epoch->sequence;
+  InFlight& flight = epoch->in_flight[sequence];
+  flight.operation = operation;
+  flight.job = job;
+  flight.start_ns = environment_.clock->NowNs();
+  flight.waiting.insert(nullptr);
+  NodeWork work;
+  work.dtype = operation->dtype;
+  work.count = operation->count;
+  work.scale = operation->scale;
+  work.measure = operation->measure;
+  std::vector<v1::AttachResponse> messages(links.size());
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    flight.waiting.insert(links[i].get());
+    auto* launch = messages[i].mutable_launch();
+    launch->set_epoch(number);
+    launch->set_sequence(sequence);
+    launch->set_dtype(static_cast<v1::DataType>(operation->dtype));
+    launch->set_count(operation->count);
+    launch->set_scale(operation->scale);
+    launch->set_channel(operation->channel);
+    launch->set_bucket(operation->bucket);
+    launch->set_number(operation->number);
+  }
+  for (std::size_t i = 0; i < operation->ranks.size(); ++i) {
+    const bool root = operation->root == static_cast<int>(operation->ranks[i]);
+    const auto seat = entry.seats.find(operation->ranks[i]);
+    if (operation->buffers[i] != nullptr) {
+      // A root comes first on its node.
+      work.buffers.insert(root ? work.buffers.begin() : work.buffers.end(), operation->buffers[i]);
+      if (root) work.root_node = 0;
+      continue;
+    }
+    const auto node = std::find(links.begin(), links.end(), seat->second.link) - links.begin();
+    auto* incarnations =
+        messages[static_cast<std::size_t>(node)].mutable_launch()->mutable_incarnations();
+    incarnations->Add(seat->second.incarnation);
+    if (!root) continue;
+    work.root_node = static_cast<int>(node) + 1;
+    incarnations->SwapElements(0, incarnations->size() - 1);
+  }
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    if (work.root_node >= 0) {
+      messages[i].mutable_launch()->set_root_node(static_cast<std::uint32_t>(work.root_node));
+    }
+    links[i]->Queue(std::move(messages[i]));
+  }
+  work.done = [self = shared_from_this(), number, sequence, measured = !work.buffers.empty()](
+                  const absl::Status& status, const BucketNumbers& numbers) {
+    (void)self->Done(number, nullptr, sequence, status, numbers, measured);
+  };
+  launched.submitted = epoch->exchange->Submit(std::move(work));
+  return launched;
+}
+
+absl::Status Cluster::LaunchDone(NodeLink* link, const v1::LaunchDone& message) {
+  absl::Status status;
+  if (message.status().code() != 0) status = FromProto(message.status());
+  return Done(message.epoch(), link, message.sequence(), status,
+              {message.sum_of_squares(), message.non_finite()},
+              // A node without ranks in it has seen nothing.
+              /*measured=*/message.sum_of_squares() != 0 || message.non_finite() != 0);
+}
+
+absl::Status Cluster::Done(std::uint64_t number, NodeLink* link, std::uint64_t sequence,
+                           const absl::Status& status, const BucketNumbers& numbers,
+                           bool measured) {
+  if (!status.ok()) Fail(number, status);
+  InFlight finished;
+  {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<Epoch> epoch = FindLocked(number);
+    if (epoch == nullptr) return absl::OkStatus();  // of nodes that meet no more
+    const auto found = epoch->in_flight.find(sequence);
+    if (found == epoch->in_flight.end() || found->second.waiting.erase(link) == 0) {
+      // After Lost(), this node's word may still be on its way.
+      if (link == nullptr || !epoch->failure.ok()) return absl::OkStatus();
+      return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
+                       absl::StrCat("node ", link->node_name(), " ended launch ", sequence,
+                                    ", which it was not given or has ended"));
+    }
+    InFlight& flight = found->second;
+    if (!status.ok() && flight.failure.ok()) flight.failure = status;
+    // This node's, or of the first that has ranks in it: the result is the same everywhere.
+    if (measured && (link == nullptr || !flight.has_numbers)) {
+      flight.numbers = numbers;
+      flight.has_numbers = true;
+    }
+    if (!flight.waiting.empty()) return absl::OkStatus();
+    if (flight.failure.ok()) flight.failure = epoch->failure;
+    finished = std::move(flight);
+    epoch->in_flight.erase(found);
+    ReapLocked();
+  }
+  ReduceOperation* const operation = finished.operation;
+  operation->failed = !finished.failure.ok();
+  operation->numbers = finished.numbers;
+  operation->done({finished.start_ns, environment_.clock->NowNs()});
+  return absl::OkStatus();
+}
+
+void Cluster::Fail(std::uint64_t number, const absl::Status& why) {
+  std::shared_ptr<Epoch> epoch;
+  std::set<std::shared_ptr<Job>> jobs;
+  {
+    MutexLock lock(&mutex_);
+    epoch = FindLocked(number);
+    if (epoch == nullptr || !epoch->failure.ok()) return;
+    epoch->failure = why;
+    ++epoch->users;
+    for (const auto& [raw, entry] : jobs_) {
+      if (auto job = entry.job.lock(); job != nullptr && LinksOfLocked(entry) == epoch->links) {
+        jobs.insert(std::move(job));
+      }
+    }
+    for (const auto& [sequence, flight] : epoch->in_flight) jobs.insert(flight.job);
+  }
+  Log(LogLevel::kWarning, "engine failed",
+      {{"job", key_.job_id}, {"epoch", number}, {"why", why.message()}});
+  for (const auto& job : jobs) job->End(EngineFailure(key_.job_id, why));
+  epoch->exchange->Abort(why);
+  {
+    MutexLock lock(&mutex_);
+    --epoch->users;
+    if (current_ == epoch) RetireLocked(epoch);
+    ReapLocked();
+  }
+  for (const auto& link : epoch->links) link->Flush();
+}
+
+void Cluster::Lost(NodeLink* link, const absl::Status& why) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> owed;  // epoch, sequence
+  std::vector<std::uint64_t> broken;
+  {
+    MutexLock lock(&mutex_);
+    // A job none of whose ranks was lost with it, since they had all left, goes on without it.
+    for (auto it = jobs_.begin(); it != jobs_.end();) {
+      auto& seats = it->second.seats;
+      for (auto seat = seats.begin(); seat != seats.end();) {
+        seat = seat->second.link.get() == link ? seats.erase(seat) : std::next(seat);
+      }
+      it = seats.empty() ? jobs_.erase(it) : std::next(it);
+    }
+    std::vector<std::shared_ptr<Epoch>> epochs = retired_;
+    if (current_ != nullptr) epochs.push_back(current_);
+    for (const auto& epoch : epochs) {
+      const bool mine = std::any_of(epoch->links.begin(), epoch->links.end(),
+                                    [link](const auto& other) { return other.get() == link; });
+      if (!mine) continue;
+      broken.push_back(epoch->number);
+      for (const auto& [sequence, flight] : epoch->in_flight) {
+        if (flight.waiting.count(link) > 0) owed.emplace_back(epoch->number, sequence);
+      }
+    }
+  }
+  for (const std::uint64_t epoch : broken) Fail(epoch, why);
+  for (const auto& [epoch, sequence] : owed) {
+    (void)Done(epoch, link, sequence, why, BucketNumbers{}, /*measured=*/false);
+  }
+}
+
+absl::Status Cluster::RendezvousSet(NodeLink* link, const v1::RendezvousSet& message) {
+  std::shared_ptr<Rendezvous> store;
+  {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<Epoch> epoch = FindLocked(message.epoch());
+    if (epoch == nullptr || epoch != current_) return absl::OkStatus();
+    store = epoch->store;
+  }
+  (void)link;
+  return store->Put(message.key(), message.value());
+}
+
+absl::Status Cluster::RendezvousGet(const std::shared_ptr<NodeLink>& link,
+                                    const v1::RendezvousGet& message) {
+  std::shared_ptr<Rendezvous> store;
+  {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<Epoch> epoch = FindLocked(message.epoch());
+    if (epoch == nullptr || epoch != current_) return absl::OkStatus();
+    store = epoch->store;
+  }
+  return store->When(message.key(), [weak = std::weak_ptr<NodeLink>(link), epoch = message.epoch(),
+                                     key = message.key()](const std::string& value) {
+    const auto to = weak.lock();
+    if (to == nullptr) return;
+    v1::AttachResponse answer;
+    answer.mutable_rendezvous_value()->set_epoch(epoch);
+    answer.mutable_rendezvous_value()->set_key(key);
+    answer.mutable_rendezvous_value()->set_value(value);
+    to->Queue(std::move(answer));
+    to->Flush();
+  });
+}
+
+void Cluster::Tick() {
+  std::vector<std::shared_ptr<NodeLink>> links;
+  {
+    MutexLock lock(&mutex_);
+    for (auto it = jobs_.begin(); it != jobs_.end();) {
+      const std::shared_ptr<Job> job = it->second.job.lock();
+      if (job == nullptr || job->Over()) {
+        it = jobs_.erase(it);
+        continue;
+      }
+      if (job->Formed() && !job->Failed()) {
+        links = LinksOfLocked(it->second);
+        EpochForLocked(links);
+      }
+      ++it;
+    }
+  }
+  for (const auto& link : links) link->Flush();
+}
+
+void Cluster::Shutdown() {
+  MutexLock lock(&mutex_);
+  if (current_ != nullptr) RetireLocked(current_);
+}
+
+bool Cluster::Idle() {
+  MutexLock lock(&mutex_);
+  return jobs_.empty();
+}
+
+std::uint64_t Cluster::epochs() {
+  MutexLock lock(&mutex_);
+  return last_epoch_;
+}
+
+std::vector<std::shared_ptr<Job>> Cluster::Jobs() {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (const auto& [raw, entry] : jobs_) {
+    if (auto job = entry.job.lock()) jobs.push_back(std::move(job));
+  }
+  return jobs;
+}
+
+}  // namespace gradsync

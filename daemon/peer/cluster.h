@@ -1,0 +1,161 @@
+// The nodes of one job key, as its coordinator sees them: one engine between them, and the order of
+// what they launch on it.
+//
+// Gate: a job launches a bucket only when every rank of every node has marked it ready, and every
+// node of the engine gets every launch, in one order. So what is launched by any is launched by
+// all, no launch waits for a straggler, and a trainer's death leaves none half done: the engine
+// outlives the job's generations, as long as the nodes are the same.
+//
+// Thread-safe. Lock order: Cluster::mutex_, then NodeExchange's and the links' queues. Jobs and
+// their operations' done() are called without it.
+
+#ifndef DAEMON_PEER_CLUSTER_H_
+#define DAEMON_PEER_CLUSTER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/engine/engine.h"
+#include "daemon/job/job.h"
+#include "daemon/peer/node_exchange.h"
+#include "daemon/peer/rendezvous.h"
+#include "gradsync/v1/peer.pb.h"
+
+namespace gradsync {
+
+// How an engine is made. Blocks until the nodes have met.
+struct EngineSpec {
+  std::uint32_t node = 0;
+  std::vector<std::string> node_names;
+  std::string address;  // of this node, for the others
+  RendezvousStore* store = nullptr;
+};
+using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineSpec&)>;
+
+// What the nodes of a daemon's clusters share; all outlive them.
+struct ClusterEnvironment {
+  std::string node_name;
+  std::string address;  // where this node's engines listen; empty: as the others see it
+  EngineMaker make_engine;
+  Executor* reaper = nullptr;  // destroys engines
+  const Clock* clock = nullptr;
+};
+
+// The way to another node's daemon. Thread-safe.
+class NodeLink {
+ public:
+  virtual ~NodeLink() = default;
+  virtual void Queue(v1::AttachResponse message) = 0;
+  virtual void Flush() = 0;
+  // Constant once ranks join by it.
+  virtual const std::string& node_name() const = 0;
+  // As this node sees it; numeric.
+  virtual const std::string& address() const = 0;
+};
+
+class Cluster : public std::enable_shared_from_this<Cluster> {
+ public:
+  Cluster(JobKey key, ClusterEnvironment environment);
+
+  const JobKey& key() const { return key_; }
+
+  // A rank of `job` is on the node of `link`, under this number. Before any of its messages.
+  void AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
+               const std::shared_ptr<NodeLink>& link, std::uint64_t incarnation);
+
+  // Connects the engine of a job that has formed, before it is needed; forgets jobs that are over.
+  void Tick();
+
+  // From the nodes. INVALID_ARGUMENT MALFORMED ends that node's stream.
+  absl::Status LaunchDone(NodeLink* link, const v1::LaunchDone& message);
+  absl::Status RendezvousSet(NodeLink* link, const v1::RendezvousSet& message);
+  absl::Status RendezvousGet(const std::shared_ptr<NodeLink>& link,
+                             const v1::RendezvousGet& message);
+  // The node is gone; its ranks have been lost to their jobs.
+  void Lost(NodeLink* link, const absl::Status& why);
+
+  // No job.
+  bool Idle();
+  // Lets go of its engine. Its jobs have ended.
+  void Shutdown();
+  // How many engines have been made.
+  std::uint64_t epochs();
+  std::vector<std::shared_ptr<Job>> Jobs();
+
+ private:
+  class JobReducer;
+  struct Seat {
+    std::shared_ptr<NodeLink> link;
+    std::uint64_t incarnation = 0;
+  };
+  struct InFlight {
+    ReduceOperation* operation = nullptr;
+    std::shared_ptr<Job> job;
+    std::set<const NodeLink*> waiting;  // null: this node
+    absl::Status failure;
+    BucketNumbers numbers;
+    bool has_numbers = false;
+    std::uint64_t start_ns = 0;
+  };
+  // One engine and what is on its way there.
+  struct Epoch {
+    std::uint64_t number = 0;
+    std::vector<std::shared_ptr<NodeLink>> links;  // nodes 1, 2, ...; this one is node 0
+    std::shared_ptr<Rendezvous> store;
+    std::unique_ptr<NodeExchange> exchange;
+    std::uint64_t sequence = 0;
+    std::map<std::uint64_t, InFlight> in_flight;
+    absl::Status failure;
+    int users = 0;  // that call the exchange without the lock
+  };
+  struct Entry {
+    std::weak_ptr<Job> job;
+    std::map<std::uint32_t, Seat> seats;
+  };
+
+  struct Launched {
+    std::vector<std::shared_ptr<NodeLink>> links;
+    std::uint64_t epoch = 0;
+    std::uint64_t sequence = 0;
+    absl::Status submitted;  // here
+  };
+
+  void Launch(Job* job, ReduceOperation* operation);
+  Launched LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation,
+                        const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<std::shared_ptr<NodeLink>> LinksOfLocked(const Entry& entry) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Epoch> EpochForLocked(const std::vector<std::shared_ptr<NodeLink>>& links)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing is launched on it any more.
+  void RetireLocked(const std::shared_ptr<Epoch>& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Epoch> FindLocked(std::uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `link` (null: this node) no longer touches the launch's memory.
+  absl::Status Done(std::uint64_t epoch, NodeLink* link, std::uint64_t sequence,
+                    const absl::Status& status, const BucketNumbers& numbers, bool measured);
+  void Fail(std::uint64_t epoch, const absl::Status& why);
+  void ReapLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const JobKey key_;
+  const ClusterEnvironment environment_;
+
+  Mutex mutex_;
+  std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Epoch> current_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Epoch>> retired_ ABSL_GUARDED_BY(mutex_);  // something is in flight
+  std::uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_PEER_CLUSTER_H_

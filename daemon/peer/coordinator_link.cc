@@ -1,0 +1,427 @@
+#include "daemon/peer/coordinator_link.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "daemon/base/logging.h"
+#include "daemon/peer/attached_node.h"
+#include "daemon/rpc/status_mapping.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::uint32_t kPeerProtocol = 1;
+// A link without ranks is kept, and with it the engine, for a job that starts again.
+constexpr std::uint64_t kIdleNs = 300'000'000'000;
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  google::rpc::Status proto;
+  if (proto.ParseFromString(status.error_details()) && proto.code() == status.error_code()) {
+    return FromProto(proto);
+  }
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+}  // namespace
+
+CoordinatorLink::CoordinatorLink(const LinkContext& context, std::string address, JobKey key)
+    : context_(context),
+      address_(std::move(address)),
+      key_(std::move(key)),
+      dialed_ns_(context.clock->NowNs()),
+      heard_ns_(dialed_ns_) {}
+
+void CoordinatorLink::Dial(const std::shared_ptr<grpc::Channel>& channel,
+                           grpc::CompletionQueue* queue) {
+  v1::AttachRequest message;
+  auto* hello = message.mutable_hello();
+  hello->set_protocol(kPeerProtocol);
+  hello->set_instance(context_.instance);
+  hello->set_node_name(context_.node_name);
+  hello->set_uid(key_.uid);
+  hello->set_job_id(key_.job_id);
+  hello->set_token_hash(key_.token_hash);
+  hello->set_staging_bytes(context_.staging_bytes);
+  Queue(std::move(message));
+  stub_ = v1::Peer::NewStub(channel);
+  call_.set_wait_for_ready(true);
+  starting_ = Self();
+  stream_ = stub_->PrepareAsyncAttach(&call_, queue);
+  stream_->StartCall(&on_started_);
+}
+
+void CoordinatorLink::OnStarted(bool ok) {
+  const auto keep = std::move(starting_);
+  if (ok) {
+    Began();
+  } else {
+    BeganBroken();
+  }
+}
+
+bool CoordinatorLink::Join(const JoinRequest& request, const std::shared_ptr<SessionSink>& sink,
+                           const std::function<void(absl::StatusOr<Joined>)>& joined) {
+  State state;
+  {
+    MutexLock lock(&mutex_);
+    state = state_;
+    if (state == State::kDialing) waiting_.push_back({request, sink, joined});
+  }
+  if (state == State::kDown) return false;
+  if (state == State::kSelf) context_.here->Join(request, sink, joined);
+  if (state == State::kUp) StartRank({request, sink, joined});
+  return true;
+}
+
+void CoordinatorLink::StartRank(Waiting waiting) {
+  RemoteRank::Context context;
+  context.send = [weak = std::weak_ptr<CoordinatorLink>(Self())](v1::AttachRequest message) {
+    if (const auto link = weak.lock()) link->Send(std::move(message));
+  };
+  context.executor = context_.executor;
+  context.clock = context_.clock;
+  context.max_buckets = context_.max_buckets;
+  auto rank = std::make_shared<RemoteRank>(waiting.request, std::move(context),
+                                           std::move(waiting.sink), std::move(waiting.joined));
+  bool down = false;
+  {
+    MutexLock lock(&mutex_);
+    ranks_[rank->incarnation()] = rank;
+    down = state_ == State::kDown;
+  }
+  if (down) return MaybeEndRanks();
+  rank->SendOpen();
+}
+
+void CoordinatorLink::OnMessage(const v1::AttachResponse& message) {
+  heard_ns_.store(context_.clock->NowNs());
+  switch (message.kind_case()) {
+    case v1::AttachResponse::kWelcome:
+      return OnWelcome(message.welcome());
+    case v1::AttachResponse::kRankResponse:
+      return OnRankResponse(message.rank_response());
+    case v1::AttachResponse::kConnectEngine:
+      return OnConnectEngine(message.connect_engine());
+    case v1::AttachResponse::kLaunch:
+      return OnLaunch(message.launch());
+    case v1::AttachResponse::kEngineEnd: {
+      {
+        MutexLock lock(&mutex_);
+        if (epoch_ == nullptr || epoch_->number != message.engine_end().epoch()) return;
+      }
+      absl::Status why = FromProto(message.engine_end().status());
+      return EndEpoch(why.ok() ? absl::CancelledError("the coordinator ended the engine") : why);
+    }
+    case v1::AttachResponse::kRendezvousValue: {
+      std::shared_ptr<Rendezvous> store;
+      {
+        MutexLock lock(&mutex_);
+        if (epoch_ == nullptr || epoch_->number != message.rendezvous_value().epoch()) return;
+        store = epoch_->store;
+      }
+      (void)store->Put(message.rendezvous_value().key(), message.rendezvous_value().value());
+      return;
+    }
+    case v1::AttachResponse::kPing: {
+      v1::AttachRequest pong;
+      pong.mutable_pong()->set_number(message.ping().number());
+      return Send(std::move(pong));
+    }
+    case v1::AttachResponse::KIND_NOT_SET:
+      return;
+  }
+}
+
+void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
+  std::vector<Waiting> waiting;
+  const bool self = welcome.instance() == context_.instance;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kDialing) return;
+    state_ = self ? State::kSelf : State::kUp;
+    coordinator_ = welcome.node_name();
+    idle_since_ns_ = context_.clock->NowNs();
+    waiting.swap(waiting_);
+  }
+  if (!self) {
+    LogLimited(LogLevel::kInfo, "attached to coordinator",
+               {{"job", key_.job_id}, {"node", welcome.node_name()}, {"address", address_}});
+  }
+  for (Waiting& one : waiting) {
+    if (self) {
+      context_.here->Join(one.request, one.sink, one.joined);
+    } else {
+      StartRank(std::move(one));
+    }
+  }
+  if (self) Cancel();
+}
+
+void CoordinatorLink::OnRankResponse(const v1::RankResponse& response) {
+  std::shared_ptr<RemoteRank> rank;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = ranks_.find(response.incarnation());
+    if (found == ranks_.end()) return;
+    rank = found->second;
+  }
+  if (!rank->Take(response.response())) return;
+  MutexLock lock(&mutex_);
+  ranks_.erase(response.incarnation());
+  if (ranks_.empty()) idle_since_ns_ = context_.clock->NowNs();
+}
+
+// ---- The engine
+// ----------------------------------------------------------------------------------
+
+void CoordinatorLink::OnConnectEngine(const v1::ConnectEngine& connect) {
+  EndEpoch(absl::CancelledError("the nodes meet again"));
+  auto epoch = std::make_shared<Epoch>();
+  epoch->number = connect.epoch();
+  const std::weak_ptr<CoordinatorLink> weak = Self();
+  epoch->store = std::make_shared<Rendezvous>(
+      [weak, number = epoch->number](const std::string& key, const std::string& value) {
+        v1::AttachRequest message;
+        message.mutable_rendezvous_set()->set_epoch(number);
+        message.mutable_rendezvous_set()->set_key(key);
+        message.mutable_rendezvous_set()->set_value(value);
+        if (const auto link = weak.lock()) link->Send(std::move(message));
+      },
+      [weak, number = epoch->number](const std::string& key) {
+        v1::AttachRequest message;
+        message.mutable_rendezvous_get()->set_epoch(number);
+        message.mutable_rendezvous_get()->set_key(key);
+        if (const auto link = weak.lock()) link->Send(std::move(message));
+      });
+  EngineSpec spec;
+  spec.node = connect.node();
+  spec.node_names.assign(connect.node_names().begin(), connect.node_names().end());
+  spec.address = context_.address.empty() ? connect.address() : context_.address;
+  epoch->exchange = std::make_unique<NodeExchange>(
+      [make = context_.make_engine, spec, store = epoch->store]() mutable {
+        spec.store = store.get();
+        return make(spec);
+      },
+      [weak, number = epoch->number](const absl::Status& why) {
+        // Told as the end of a launch that there never was.
+        v1::AttachRequest message;
+        message.mutable_launch_done()->set_epoch(number);
+        *message.mutable_launch_done()->mutable_status() = ToProto(why);
+        if (const auto link = weak.lock()) link->Send(std::move(message));
+      });
+  epochs_.fetch_add(1);
+  MutexLock lock(&mutex_);
+  epoch_ = std::move(epoch);
+}
+
+void CoordinatorLink::EndEpoch(const absl::Status& why) {
+  std::shared_ptr<Epoch> epoch;
+  {
+    MutexLock lock(&mutex_);
+    epoch = std::move(epoch_);
+    epoch_ = nullptr;
+  }
+  if (epoch == nullptr) return;
+  epoch->store->Cancel(why);
+  epoch->exchange->Abort(why);
+  // There, not where the last reference goes: that may be one of the engine's own threads.
+  context_.reaper->Run([epoch = std::move(epoch)] { epoch->exchange.reset(); });
+}
+
+void CoordinatorLink::OnLaunch(const v1::Launch& launch) {
+  std::shared_ptr<Epoch> epoch;
+  std::vector<std::shared_ptr<RemoteRank>> ranks;
+  absl::Status status;
+  {
+    MutexLock lock(&mutex_);
+    epoch = epoch_;
+    if (epoch == nullptr || epoch->number != launch.epoch()) return;  // it has been told
+    if (launch.sequence() != ++epoch->sequence) {
+      status = absl::InternalError("the coordinator's launches are out of order");
+    }
+    for (const std::uint64_t incarnation : launch.incarnations()) {
+      const auto found = ranks_.find(incarnation);
+      if (found != ranks_.end()) {
+        ranks.push_back(found->second);
+      } else {
+        status = absl::InternalError("the coordinator launched on a rank that is not here");
+      }
+    }
+    ++in_flight_;
+  }
+  NodeWork work;
+  work.dtype = static_cast<DataType>(launch.dtype());
+  work.count = launch.count();
+  work.scale = launch.scale();
+  work.measure = launch.channel() != 0;
+  if (launch.has_root_node()) work.root_node = static_cast<int>(launch.root_node());
+  if (!launch.has_root_node() && ItemSize(work.dtype) == 0) {
+    status = absl::InternalError("the coordinator launched on elements of no type");
+  }
+  std::vector<std::shared_ptr<SemaphorePage>> semaphores;
+  for (const auto& rank : ranks) {
+    auto memory = rank->MemoryOf(launch);
+    if (!memory.ok()) {
+      status = memory.status();
+      break;
+    }
+    work.buffers.push_back(memory->data);
+    work.keep.push_back(std::move(memory->keep));
+    if (memory->semaphores != nullptr) semaphores.push_back(std::move(memory->semaphores));
+  }
+  v1::Launch brief;
+  brief.set_epoch(launch.epoch());
+  brief.set_sequence(launch.sequence());
+  work.done = [self = Self(), brief, semaphores = std::move(semaphores), bucket = launch.bucket(),
+               step = launch.number()](const absl::Status& done, const BucketNumbers& numbers) {
+    for (const auto& page : semaphores) {
+      if (done.ok()) page->SignalDone(bucket, step);
+    }
+    self->LaunchDone(brief, done, numbers);
+  };
+  if (status.ok()) status = epoch->exchange->Submit(std::move(work));
+  if (!status.ok()) LaunchDone(brief, status, BucketNumbers{});
+}
+
+void CoordinatorLink::LaunchDone(const v1::Launch& launch, const absl::Status& status,
+                                 const BucketNumbers& numbers) {
+  v1::AttachRequest message;
+  auto* done = message.mutable_launch_done();
+  done->set_epoch(launch.epoch());
+  done->set_sequence(launch.sequence());
+  if (!status.ok()) *done->mutable_status() = ToProto(status);
+  done->set_sum_of_squares(numbers.sum_of_squares);
+  done->set_non_finite(numbers.non_finite);
+  Send(std::move(message));
+  {
+    MutexLock lock(&mutex_);
+    --in_flight_;
+  }
+  MaybeEndRanks();
+}
+
+// ---- The end
+// -------------------------------------------------------------------------------------
+
+void CoordinatorLink::OnEnd() {
+  bool silent = false;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ == State::kDialing || state_ == State::kSelf) return;  // OnFinished knows why
+    silent = silent_;
+  }
+  GoDown(silent ? "it said nothing for 5 s: its daemon is stopped, or the link is down"
+                : "the connection to it has ended");
+}
+
+void CoordinatorLink::OnFinished() {
+  const absl::Status finish = FromGrpc(finish_);
+  std::vector<Waiting> waiting;
+  bool overdue = false;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kDialing) return;
+    state_ = State::kDown;
+    overdue = overdue_;
+    waiting.swap(waiting_);
+  }
+  absl::Status why = finish;
+  if (overdue || DetailsOf(finish).reason.empty()) {
+    why = MakeError(
+        absl::StatusCode::kUnavailable, "COORDINATOR_UNREACHABLE",
+        absl::StrCat(
+            "the daemon at ", address_, ", which coordinates job '", key_.job_id,
+            "', could not be reached from node ", context_.node_name,
+            finish.message().empty() || overdue ? "" : absl::StrCat(": ", finish.message()),
+            ". Check that gradsyncd runs there with peer_listen, that coordinator or "
+            "MASTER_ADDR names that node, that its port is open between the nodes, and "
+            "that both use peer_tls or neither."),
+        {{"job", key_.job_id}, {"address", address_}});
+  }
+  for (const Waiting& one : waiting) one.joined(why);
+}
+
+void CoordinatorLink::GoDown(const std::string& how) {
+  {
+    MutexLock lock(&mutex_);
+    if (state_ == State::kDown) return;
+    state_ = State::kDown;
+    how_down_ = how;
+  }
+  const bool needed = !Idle();
+  LogLimited(needed ? LogLevel::kWarning : LogLevel::kInfo,
+             needed ? "coordinator lost" : "detached from coordinator",
+             {{"job", key_.job_id}, {"address", address_}, {"why", how}});
+  EndEpoch(MakeError(absl::StatusCode::kUnavailable, "COORDINATOR_LOST",
+                     absl::StrCat("the coordinator at ", address_, " is lost")));
+  MaybeEndRanks();
+}
+
+void CoordinatorLink::MaybeEndRanks() {
+  std::map<std::uint64_t, std::shared_ptr<RemoteRank>> ranks;
+  std::string who, how;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kDown || in_flight_ > 0) return;
+    ranks.swap(ranks_);
+    who = absl::StrCat("the daemon that coordinates job '", key_.job_id, "', on node ",
+                       coordinator_, " at ", address_, ", is lost; known because ", how_down_);
+  }
+  for (const auto& [incarnation, rank] : ranks) {
+    if (rank->InDoubt()) {
+      rank->End(MakeError(
+          absl::StatusCode::kAborted, "STEP_IN_DOUBT",
+          absl::StrCat(who, ". Rank ", rank->rank(),
+                       " had ended its step, whose verdict is not known: compare "
+                       "the ranks' last steps, or heal them by a broadcast."),
+          {{"job", key_.job_id}, {"rank", absl::StrCat(rank->rank())}, {"address", address_}}));
+    } else {
+      rank->End(MakeError(
+          absl::StatusCode::kUnavailable, "COORDINATOR_LOST",
+          absl::StrCat(who, ". Start it again and join again from every rank."),
+          {{"job", key_.job_id}, {"rank", absl::StrCat(rank->rank())}, {"address", address_}}));
+    }
+  }
+}
+
+void CoordinatorLink::Tick(std::uint64_t now_ns) {
+  bool cancel = false;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ == State::kDialing && now_ns > dialed_ns_ + context_.reach_patience_ns) {
+      overdue_ = cancel = true;
+    } else if (state_ == State::kUp && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
+      silent_ = cancel = true;
+    } else if (state_ == State::kUp && ranks_.empty() && now_ns > idle_since_ns_ + kIdleNs) {
+      cancel = true;
+    }
+  }
+  if (cancel) Cancel();
+}
+
+void CoordinatorLink::EndRanks(const absl::Status& why) {
+  std::vector<std::shared_ptr<RemoteRank>> ranks;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [incarnation, rank] : ranks_) ranks.push_back(rank);
+  }
+  for (const auto& rank : ranks) rank->Lose(rank->rank(), rank->incarnation(), why);
+}
+
+bool CoordinatorLink::Idle() {
+  MutexLock lock(&mutex_);
+  return ranks_.empty();
+}
+
+bool CoordinatorLink::ended() {
+  MutexLock lock(&mutex_);
+  return state_ == State::kDown;
+}
+
+bool CoordinatorLink::is_self() {
+  MutexLock lock(&mutex_);
+  return state_ == State::kSelf;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,18 @@
+#include "daemon/engine/gloo_engine.h"
+#include "daemon/peer/peers.h"
+
+namespace gradsync {
+
+absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec) {
+  GlooOptions options;
+  options.node = spec.node;
+  options.nodes = static_cast<std::uint32_t>(spec.node_names.size());
+  options.node_names = spec.node_names;
+  options.address = spec.address;
+  options.store = spec.store;
+  auto engine = GlooEngine::Connect(options);
+  if (!engine.ok()) return engine.status();
+  return *std::move(engine);
+}
+
+}  // namespace gradsync

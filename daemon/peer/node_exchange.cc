@@ -1,0 +1,164 @@
+#include "daemon/peer/node_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "daemon/reduce/combine.h"
+
+namespace gradsync {
+
+// One launch on its way. Kept and used again.
+struct NodeExchange::Running {
+  explicit Running(NodeExchange* owner) {
+    exchange.gather = [this](std::size_t first, std::size_t count, std::byte* sum) {
+      const std::size_t offset = first * ItemSize(work.dtype);
+      std::vector<const std::byte*> from;
+      from.reserve(work.buffers.size());
+      for (const std::byte* buffer : work.buffers) from.push_back(buffer + offset);
+      SumInto(work.dtype, from, count, sum);
+    };
+    exchange.scatter = [this](std::size_t first, std::size_t count, const std::byte* sum) {
+      const std::size_t offset = first * ItemSize(work.dtype);
+      std::vector<std::byte*> to;
+      to.reserve(work.buffers.size());
+      for (std::byte* buffer : work.buffers) to.push_back(buffer + offset);
+      BucketNumbers numbers;
+      ScaleInto(work.dtype, sum, count, work.scale, to, work.measure ? &numbers : nullptr);
+      MutexLock lock(&mutex);
+      parts.emplace_back(first, numbers);
+    };
+    exchange.done = [this, owner](const absl::Status& status) { owner->Finished(this, status); };
+  }
+
+  // In the order of the chunks, whatever the order in which they came.
+  BucketNumbers Numbers() {
+    MutexLock lock(&mutex);
+    std::sort(parts.begin(), parts.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    BucketNumbers numbers;
+    for (const auto& [first, part] : parts) {
+      numbers.sum_of_squares += part.sum_of_squares;
+      numbers.non_finite += part.non_finite;
+    }
+    return numbers;
+  }
+
+  NodeWork work;
+  Exchange exchange;
+  std::vector<std::byte> scratch;  // of a broadcast, on a node without ranks
+  Mutex mutex;
+  std::vector<std::pair<std::size_t, BucketNumbers>> parts ABSL_GUARDED_BY(mutex);
+};
+
+NodeExchange::NodeExchange(Connect connect, std::function<void(const absl::Status&)> failed) {
+  thread_ = std::thread([this, connect = std::move(connect), failed = std::move(failed)]() mutable {
+    Run(std::move(connect), failed);
+  });
+}
+
+NodeExchange::~NodeExchange() {
+  Abort(absl::CancelledError("the exchange is closed"));
+  thread_.join();
+  std::unique_ptr<Engine> engine;
+  {
+    MutexLock lock(&mutex_);
+    engine = std::move(engine_);
+  }
+  engine.reset();  // waits for what is pending
+}
+
+void NodeExchange::Run(Connect connect, const std::function<void(const absl::Status&)>& failed) {
+  auto engine = connect();
+  connect = nullptr;
+  if (!engine.ok()) {
+    Abort(engine.status());
+    failed(engine.status());
+    return;
+  }
+  MutexLock lock(&mutex_);
+  engine_ = *std::move(engine);
+  if (!failure_.ok()) engine_->Abort(failure_);
+  for (auto& running : early_) StartLocked(std::move(running));
+  early_.clear();
+}
+
+absl::Status NodeExchange::Submit(NodeWork work) {
+  MutexLock lock(&mutex_);
+  if (!failure_.ok()) return failure_;
+  std::unique_ptr<Running> running;
+  if (!spare_.empty()) {
+    running = std::move(spare_.back());
+    spare_.pop_back();
+  } else {
+    running = std::make_unique<Running>(this);
+  }
+  running->work = std::move(work);
+  {
+    MutexLock parts(&running->mutex);
+    running->parts.clear();
+  }
+  if (engine_ == nullptr) {
+    early_.push_back(std::move(running));
+  } else {
+    StartLocked(std::move(running));
+  }
+  return absl::OkStatus();
+}
+
+void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
+  Running* const running = given.release();  // Finished() takes it again
+  const NodeWork& work = running->work;
+  if (work.root_node < 0) {
+    running->exchange.dtype = work.dtype;
+    running->exchange.count = work.count;
+    engine_->Submit(&running->exchange);
+    return;
+  }
+  std::byte* data = nullptr;
+  if (work.buffers.empty()) {
+    running->scratch.resize(work.count);
+    data = running->scratch.data();
+  } else {
+    data = work.buffers.front();
+  }
+  engine_->Broadcast(data, work.count, static_cast<std::uint32_t>(work.root_node),
+                     [this, running](const absl::Status& status) {
+                       const auto& buffers = running->work.buffers;
+                       for (std::size_t i = 1; status.ok() && i < buffers.size(); ++i) {
+                         std::memcpy(buffers[i], buffers[0], running->work.count);
+                       }
+                       Finished(running, status);
+                     });
+}
+
+void NodeExchange::Finished(Running* running, const absl::Status& status) {
+  const BucketNumbers numbers = running->Numbers();
+  auto done = std::move(running->work.done);
+  running->work = NodeWork{};
+  std::vector<std::unique_ptr<Running>> early;
+  {
+    MutexLock lock(&mutex_);
+    spare_.emplace_back(running);
+    if (!status.ok() && failure_.ok()) failure_ = status;
+  }
+  done(status, numbers);
+}
+
+void NodeExchange::Abort(const absl::Status& why) {
+  std::vector<std::unique_ptr<Running>> early;
+  {
+    MutexLock lock(&mutex_);
+    if (failure_.ok()) failure_ = why;
+    if (engine_ != nullptr) engine_->Abort(why);
+    early.swap(early_);
+  }
+  for (auto& running : early) running->work.done(why, BucketNumbers{});
+}
+
+bool NodeExchange::failed() const {
+  MutexLock lock(&mutex_);
+  return !failure_.ok();
+}
+
+}  // namespace gradsync

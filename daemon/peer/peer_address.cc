@@ -1,0 +1,49 @@
+#include "daemon/peer/peer_address.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+
+namespace gradsync {
+
+bool PeerAddress::IsLoopback() const {
+  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+}
+
+bool PeerAddress::IsWildcard() const { return host == "0.0.0.0" || host == "::"; }
+
+std::string PeerAddress::Text() const {
+  return absl::StrContains(host, ':') ? absl::StrCat("[", host, "]:", port)
+                                      : absl::StrCat(host, ":", port);
+}
+
+absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16_t default_port) {
+  PeerAddress address;
+  address.port = default_port;
+  absl::string_view host = text, port;
+  if (absl::StartsWith(text, "[")) {
+    const std::size_t close = text.find(']');
+    if (close != absl::string_view::npos) {
+      host = text.substr(1, close - 1);
+      port = text.substr(close + 1);
+    }
+  } else if (const std::size_t colon = text.find(':');
+             colon != absl::string_view::npos && colon == text.rfind(':')) {
+    host = text.substr(0, colon);
+    port = text.substr(colon);
+  }
+  std::uint32_t number = default_port;
+  address.port_given = !port.empty();
+  const bool good = port.empty() || (port.front() == ':' &&
+                                     absl::SimpleAtoi(port.substr(1), &number) && number <= 65535);
+  if (!good || host.empty() || host.size() > 255 || absl::StrContains(host, '[')) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
+                     absl::StrCat("'", text, "' is no host or host:port of a daemon"));
+  }
+  address.host = std::string(host);
+  address.port = static_cast<std::uint16_t>(number);
+  return address;
+}
+
+}  // namespace gradsync

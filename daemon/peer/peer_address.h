@@ -1,0 +1,32 @@
+// "host" or "host:port" of a daemon, as trainers and operators write it.
+
+#ifndef DAEMON_PEER_PEER_ADDRESS_H_
+#define DAEMON_PEER_PEER_ADDRESS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace gradsync {
+
+struct PeerAddress {
+  std::string host;  // without brackets
+  std::uint16_t port = 0;
+  bool port_given = false;
+
+  // "127.0.0.1", "::1", "localhost".
+  bool IsLoopback() const;
+  // "0.0.0.0" or "::": every interface.
+  bool IsWildcard() const;
+  // "host:port", as gRPC takes it.
+  std::string Text() const;
+};
+
+// INVALID_ARGUMENT MALFORMED names the text.
+absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16_t default_port);
+
+}  // namespace gradsync
+
+#endif  // DAEMON_PEER_PEER_ADDRESS_H_

@@ -1,0 +1,83 @@
+// This daemon among those of other nodes: finds the node that coordinates a rank's job, listens for
+// the nodes of the jobs that it coordinates itself, and notices when either is gone.
+
+#ifndef DAEMON_PEER_PEERS_H_
+#define DAEMON_PEER_PEERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/executor.h"
+#include "daemon/job/job_table.h"
+#include "daemon/peer/cluster.h"
+#include "daemon/rpc/decode.h"
+
+namespace gradsync {
+
+// Where daemons listen for each other by default.
+inline constexpr std::uint16_t kDefaultPeerPort = 7417;
+
+struct PeerOptions {
+  std::string listen;     // host or host:port; port 0: any
+  std::string node_name;  // empty: the host's
+  // PEM files; all or none.
+  std::string tls_certificate;
+  std::string tls_key;
+  std::string tls_ca;
+  std::uint64_t staging_bytes = 0;
+  std::size_t max_message_bytes = std::size_t{16} << 20;
+  DecodeLimits limits;
+  std::uint64_t reach_patience_ns = 20'000'000'000;
+};
+
+// All outlive it.
+struct PeerEnvironment {
+  JobTable* jobs = nullptr;
+  Executor* executor = nullptr;  // lets go of sessions' memory
+  const Clock* clock = nullptr;
+  EngineMaker make_engine;
+};
+
+// Thread-safe. Threads of its own: two that take messages, one that ticks, one that ends engines.
+class Peers final : public JobFinder {
+ public:
+  // Listens. INVALID_ARGUMENT or UNAVAILABLE says what is wrong with the address or the files.
+  static absl::StatusOr<std::unique_ptr<Peers>> Start(const PeerOptions& options,
+                                                      const PeerEnvironment& environment);
+  // Its sessions and jobs have ended, or end now.
+  ~Peers() override;
+
+  void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
+            std::function<void(absl::StatusOr<Joined>)> joined) override;
+
+  // Ends the sessions of jobs that other nodes coordinate, and takes no more nodes.
+  void EndAll(const absl::Status& why);
+
+  // "host:port" that is listened on.
+  const std::string& address() const;
+  const std::string& node_name() const;
+  // What an operator should know of the configuration.
+  const std::vector<std::string>& warnings() const;
+  // Engines made for jobs that are coordinated here, or elsewhere.
+  std::uint64_t engines_made() const;
+
+ private:
+  class Impl;
+  explicit Peers(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+// `given`, or the host's name.
+std::string NodeName(const std::string& given);
+
+// Gloo, as the nodes' engines use it.
+absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec);
+
+}  // namespace gradsync
+
+#endif  // DAEMON_PEER_PEERS_H_

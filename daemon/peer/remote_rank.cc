@@ -1,0 +1,458 @@
+#include "daemon/peer/remote_rank.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "daemon/peer/rank_messages.h"
+#include "daemon/rpc/status_mapping.h"
+
+namespace gradsync {
+
+RemoteRank::RemoteRank(const JoinRequest& request, Context context,
+                       std::shared_ptr<SessionSink> sink,
+                       std::function<void(absl::StatusOr<Joined>)> joined)
+    : request_(request),
+      context_(std::move(context)),
+      sink_(std::move(sink)),
+      joined_(std::move(joined)) {}
+
+void RemoteRank::Say(v1::SessionRequest request) const {
+  v1::AttachRequest message;
+  auto* out = message.mutable_rank_request();
+  out->set_rank(request_.rank);
+  out->set_incarnation(request_.incarnation);
+  *out->mutable_request() = std::move(request);
+  context_.send(std::move(message));
+}
+
+void RemoteRank::SendOpen() {
+  v1::SessionRequest request;
+  EncodeOpen(request_, request.mutable_open_session());
+  Say(std::move(request));
+}
+
+// ---- What the coordinator says
+// -------------------------------------------------------------------
+
+bool RemoteRank::Take(const v1::SessionResponse& response) {
+  switch (response.kind_case()) {
+    case v1::SessionResponse::kSessionOpened:
+      OnOpened(response.session_opened());
+      return false;
+    case v1::SessionResponse::kLayoutAssigned:
+      OnAssigned(response.layout_assigned());
+      return false;
+    case v1::SessionResponse::kLayoutReady:
+      OnLayoutReady(response.layout_ready());
+      break;
+    case v1::SessionResponse::kOperationFailed: {
+      const auto& failed = response.operation_failed();
+      if (failed.layout() && OnLayoutFailed(failed.sequence(), FromProto(failed.status()))) {
+        return false;
+      }
+      break;
+    }
+    case v1::SessionResponse::kStepDone:
+      OnStepDone(response.step_done());
+      break;
+    case v1::SessionResponse::kLeaveDone:
+      OnLeaveDone(response.leave_done());
+      break;
+    case v1::SessionResponse::kStepState:
+      OnStepState(response.step_state());
+      return false;
+    case v1::SessionResponse::kSessionEnding:
+      End(FromProto(response.session_ending().status()));
+      return true;
+    default:
+      break;
+  }
+  if (auto message = DecodeSessionMessage(response)) Tell(*std::move(message));
+  return false;
+}
+
+void RemoteRank::Tell(SessionMessage message) {
+  std::shared_ptr<SessionSink> sink;
+  {
+    MutexLock lock(&mutex_);
+    sink = sink_;
+  }
+  if (sink == nullptr) return;
+  sink->Queue(std::move(message));
+  sink->Flush();
+}
+
+void RemoteRank::OnOpened(const v1::SessionOpened& opened) {
+  std::function<void(absl::StatusOr<Joined>)> joined;
+  {
+    MutexLock lock(&mutex_);
+    if (joined_ == nullptr) return;
+    joined = std::move(joined_);
+    joined_ = nullptr;
+    state_ = RankState::kLive;
+  }
+  joined(Joined{shared_from_this(), opened.generation()});
+}
+
+void RemoteRank::OnAssigned(const v1::LayoutAssigned& assigned) {
+  Registered answer;
+  absl::StatusOr<LayoutPlan> plan = absl::UnknownError("");
+  {
+    MutexLock lock(&mutex_);
+    const auto found = pending_.find(assigned.request_id());
+    if (found == pending_.end()) return;
+    Pending pending = std::move(found->second);
+    pending_.erase(found);
+    answer = std::move(pending.answer);
+    plan = PlanLayout(pending.spec, context_.max_buckets);
+    if (plan.ok() && !SameBuckets(*plan, assigned)) {
+      plan = MakeError(absl::StatusCode::kFailedPrecondition, "VERSION",
+                       "the coordinator's daemon cuts this layout into other buckets than this "
+                       "node's: run the same version on both");
+    }
+    if (plan.ok()) {
+      Layout& layout = layouts_[assigned.channel()];
+      layout.request_id = assigned.request_id();
+      layout.replaces = pending.replaces;
+      layout.plan = *plan;
+    }
+  }
+  if (!plan.ok()) {
+    RefuseLayout(rank(), assigned.channel(), plan.status());
+    answer(plan.status());
+    return;
+  }
+  answer(Registration{assigned.channel(), *std::move(plan)});
+}
+
+void RemoteRank::OnLayoutReady(const v1::LayoutReady& ready) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(ready.channel());
+  if (found == layouts_.end()) return;
+  const auto replaced = layouts_.find(found->second.replaces);
+  if (found->second.replaces == 0 || replaced == layouts_.end()) return;
+  ReleaseLocked(&replaced->second);
+  layouts_.erase(replaced);
+}
+
+bool RemoteRank::OnLayoutFailed(std::uint64_t request_id, const absl::Status& why) {
+  Registered answer;
+  {
+    MutexLock lock(&mutex_);
+    if (const auto found = pending_.find(request_id); found != pending_.end()) {
+      answer = std::move(found->second.answer);
+      pending_.erase(found);
+    } else {
+      for (auto it = layouts_.begin(); it != layouts_.end(); ++it) {
+        if (it->second.request_id != request_id) continue;
+        ReleaseLocked(&it->second);
+        layouts_.erase(it);
+        break;
+      }
+      return false;
+    }
+  }
+  answer(why);
+  return true;
+}
+
+void RemoteRank::OnStepDone(const v1::StepDone& done) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(done.channel());
+  if (found == layouts_.end()) return;
+  Layout& layout = found->second;
+  layout.in_doubt = false;
+  if (done.verdict() == v1::VERDICT_COMPLETE || layout.memory.semaphores == nullptr) return;
+  // A void step uses up its number: its waits are released, and see that it is void.
+  layout.memory.semaphores->DeclareVoid(done.step());
+  for (std::size_t i = 0; i < layout.plan.buckets.size(); ++i) {
+    layout.memory.semaphores->SignalDone(i, done.step());
+  }
+}
+
+void RemoteRank::OnLeaveDone(const v1::LeaveDone& done) {
+  MutexLock lock(&mutex_);
+  state_ = RankState::kLive;
+  for (const auto& next : done.next_steps()) {
+    const auto found = layouts_.find(next.channel());
+    if (found == layouts_.end() || found->second.memory.semaphores == nullptr) continue;
+    for (std::size_t i = 0; i < found->second.plan.buckets.size(); ++i) {
+      found->second.memory.semaphores->SignalDone(i, next.step() - 1);
+    }
+  }
+}
+
+void RemoteRank::OnStepState(const v1::StepState& state) {
+  std::function<void(std::string)> answer;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = std::find_if(questions_.begin(), questions_.end(), [&](const auto& asked) {
+      return asked.channel == state.channel() && asked.step == state.step();
+    });
+    if (found == questions_.end()) return;
+    answer = std::move(found->answer);
+    questions_.erase(found);
+  }
+  answer(state.missing());
+}
+
+void RemoteRank::End(const absl::Status& why) {
+  std::shared_ptr<SessionSink> sink;
+  std::function<void(absl::StatusOr<Joined>)> joined;
+  bool tell = false;
+  {
+    MutexLock lock(&mutex_);
+    sink = std::move(sink_);
+    sink_ = nullptr;
+    joined = std::move(joined_);
+    joined_ = nullptr;
+    if (joined == nullptr && sink == nullptr) return;
+    state_ = why.ok() ? RankState::kExited : RankState::kLost;
+    tell = !gone_ && joined == nullptr;
+    gone_ = true;
+    pending_.clear();
+    questions_.clear();
+    staging_ = StagingMemory{};
+    for (auto& [channel, layout] : layouts_) ReleaseLocked(&layout);
+    layouts_.clear();
+  }
+  if (tell) {
+    v1::AttachRequest message;
+    message.mutable_rank_gone()->set_incarnation(request_.incarnation);
+    *message.mutable_rank_gone()->mutable_status() = ToProto(why);
+    context_.send(std::move(message));
+  }
+  if (joined != nullptr) {
+    joined(why.ok() ? absl::AbortedError("the coordinator ended the session at once") : why);
+    return;
+  }
+  sink->Queue(SessionEndMessage{why});
+  sink->Flush();
+}
+
+void RemoteRank::ReleaseLocked(Layout* layout) {
+  if (layout->held == nullptr && layout->memory.arena == nullptr) return;
+  context_.executor->Run([held = std::move(layout->held), memory = std::move(layout->memory)] {});
+  layout->held = nullptr;
+  layout->memory = RankMemory{};
+}
+
+bool RemoteRank::InDoubt() const {
+  MutexLock lock(&mutex_);
+  return std::any_of(layouts_.begin(), layouts_.end(),
+                     [](const auto& entry) { return entry.second.in_doubt; });
+}
+
+absl::Status RemoteRank::NotAsked(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "MALFORMED",
+                   absl::StrCat("the coordinator launched on rank ", rank(), " ", what));
+}
+
+absl::StatusOr<RemoteRank::LaunchMemory> RemoteRank::MemoryOf(const v1::Launch& launch) const {
+  const auto dtype = static_cast<DataType>(launch.dtype());
+  MutexLock lock(&mutex_);
+  if (launch.channel() == 0) {
+    const std::uint64_t item = launch.has_root_node() ? 1 : ItemSize(dtype);
+    if (staging_.data == nullptr || item == 0 || launch.count() > staging_.bytes / item) {
+      return NotAsked("more than its staging memory holds");
+    }
+    return LaunchMemory{staging_.data, staging_.keep, nullptr};
+  }
+  const auto found = layouts_.find(launch.channel());
+  if (found == layouts_.end() || found->second.memory.data == nullptr ||
+      launch.bucket() >= found->second.plan.buckets.size()) {
+    return NotAsked(absl::StrCat("bucket ", launch.bucket(), " of channel ", launch.channel(),
+                                 ", which it has not"));
+  }
+  const Layout& layout = found->second;
+  const PlannedBucket& bucket = layout.plan.buckets[launch.bucket()];
+  if (bucket.dtype != dtype || bucket.count != launch.count()) {
+    return NotAsked(absl::StrCat("bucket ", launch.bucket(), " as another one than it is"));
+  }
+  return LaunchMemory{layout.memory.data + bucket.offset, layout.memory.arena,
+                      layout.memory.semaphores};
+}
+
+// ---- JobPort
+// -------------------------------------------------------------------------------------
+
+void RemoteRank::RegisterLayout(std::uint32_t, LayoutRequest request, Registered answer) {
+  v1::SessionRequest message;
+  EncodeRegister(request, context_.clock->NowNs(), message.mutable_register_layout());
+  absl::Status refused;
+  {
+    MutexLock lock(&mutex_);
+    if (sink_ == nullptr) return;  // the session's end is on its way
+    if (pending_.size() >= kMaxPending || pending_.count(request.request_id) > 0) {
+      refused = MakeError(
+          absl::StatusCode::kInvalidArgument, "MALFORMED",
+          absl::StrCat("RegisterLayout.request_id ", request.request_id, " is not answered yet"));
+    } else {
+      pending_[request.request_id] = {std::move(request.spec), request.replaces, answer};
+    }
+  }
+  if (!refused.ok()) return answer(refused);
+  Say(std::move(message));
+}
+
+void RemoteRank::Hold(std::uint32_t, std::uint32_t channel, std::shared_ptr<void> memory) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(channel);
+  if (found == layouts_.end()) {
+    context_.executor->Run([memory = std::move(memory)] {});
+  } else {
+    found->second.held = std::move(memory);
+  }
+}
+
+void RemoteRank::RefuseLayout(std::uint32_t, std::uint32_t channel, const absl::Status& why) {
+  {
+    MutexLock lock(&mutex_);
+    layouts_.erase(channel);
+  }
+  v1::AttachRequest message;
+  auto* refuse = message.mutable_refuse_layout();
+  refuse->set_incarnation(request_.incarnation);
+  refuse->set_channel(channel);
+  *refuse->mutable_status() = ToProto(why);
+  context_.send(std::move(message));
+}
+
+absl::Status RemoteRank::CheckReplaces(std::uint32_t, std::uint32_t) const {
+  return absl::OkStatus();  // the coordinator does
+}
+
+absl::Status RemoteRank::ArenaMapped(std::uint32_t, std::uint32_t channel, RankMemory memory) {
+  {
+    MutexLock lock(&mutex_);
+    const auto found = layouts_.find(channel);
+    if (found == layouts_.end()) return absl::OkStatus();  // its agreement has failed meanwhile
+    found->second.memory = std::move(memory);
+  }
+  v1::SessionRequest message;
+  message.mutable_arena_mapped()->set_channel(channel);
+  Say(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRank::MarkReady(std::uint32_t, std::uint32_t channel, std::uint64_t step,
+                                   absl::Span<const std::uint32_t> buckets) {
+  v1::SessionRequest message;
+  auto* ready = message.mutable_bucket_ready();
+  ready->set_channel(channel);
+  ready->set_step(step);
+  *ready->mutable_buckets() = {buckets.begin(), buckets.end()};
+  Say(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRank::EndStep(std::uint32_t, std::uint32_t channel, std::uint64_t step,
+                                 absl::string_view used_map) {
+  SayEnd(channel, step, used_map, /*ready_rest=*/false);
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRank::FinishStep(std::uint32_t, std::uint32_t channel, std::uint64_t step,
+                                    absl::string_view used_map) {
+  SayEnd(channel, step, used_map, /*ready_rest=*/true);
+  return absl::OkStatus();
+}
+
+void RemoteRank::SayEnd(std::uint32_t channel, std::uint64_t step, absl::string_view used_map,
+                        bool ready_rest) {
+  {
+    MutexLock lock(&mutex_);
+    const auto found = layouts_.find(channel);
+    if (found != layouts_.end()) found->second.in_doubt = true;
+  }
+  v1::SessionRequest message;
+  auto* end = message.mutable_end_step();
+  end->set_channel(channel);
+  end->set_step(step);
+  end->set_used_map(std::string(used_map));
+  end->set_ready_rest(ready_rest);
+  Say(std::move(message));
+}
+
+absl::Status RemoteRank::AbandonStep(std::uint32_t, std::uint32_t channel, std::uint64_t step,
+                                     absl::string_view reason) {
+  v1::SessionRequest message;
+  auto* abandon = message.mutable_abandon_step();
+  abandon->set_channel(channel);
+  abandon->set_step(step);
+  abandon->set_reason(std::string(reason));
+  Say(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRank::Operate(std::uint32_t, std::uint64_t sequence, const OperationSpec& spec,
+                                 StagingMemory staging, std::uint64_t deadline_ns) {
+  {
+    MutexLock lock(&mutex_);
+    staging_ = std::move(staging);
+  }
+  v1::SessionRequest message;
+  EncodeOperation(sequence, spec, deadline_ns, context_.clock->NowNs(), &message);
+  Say(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRank::ChunkWritten(std::uint32_t, std::uint64_t sequence, std::uint64_t chunk,
+                                      std::uint64_t bytes) {
+  v1::SessionRequest message;
+  message.mutable_chunk_written()->set_sequence(sequence);
+  message.mutable_chunk_written()->set_chunk(chunk);
+  message.mutable_chunk_written()->set_bytes(bytes);
+  Say(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRank::ChunkRead(std::uint32_t, std::uint64_t sequence, std::uint64_t chunk) {
+  v1::SessionRequest message;
+  message.mutable_chunk_read()->set_sequence(sequence);
+  message.mutable_chunk_read()->set_chunk(chunk);
+  Say(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRank::Leave(std::uint32_t, bool exit) {
+  v1::SessionRequest message;
+  message.mutable_leave()->set_exit(exit);
+  Say(std::move(message));
+  return absl::OkStatus();
+}
+
+void RemoteRank::AskMissing(std::uint32_t channel, std::uint64_t step,
+                            std::function<void(std::string)> answer) {
+  {
+    MutexLock lock(&mutex_);
+    if (questions_.size() >= kMaxPending) return;
+    questions_.push_back({channel, step, std::move(answer)});
+  }
+  v1::SessionRequest message;
+  message.mutable_query_step()->set_channel(channel);
+  message.mutable_query_step()->set_step(step);
+  Say(std::move(message));
+}
+
+void RemoteRank::Lose(std::uint32_t, std::uint64_t, const absl::Status& why) {
+  {
+    MutexLock lock(&mutex_);
+    if (gone_ || sink_ == nullptr) return;
+    gone_ = true;
+    state_ = RankState::kLost;
+  }
+  v1::AttachRequest message;
+  message.mutable_rank_gone()->set_incarnation(request_.incarnation);
+  *message.mutable_rank_gone()->mutable_status() = ToProto(why);
+  context_.send(std::move(message));
+}
+
+RankState RemoteRank::StateOf(std::uint32_t) const {
+  MutexLock lock(&mutex_);
+  return state_;
+}
+
+}  // namespace gradsync

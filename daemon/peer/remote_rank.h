@@ -1,0 +1,138 @@
+// A rank of this node in a job that another node coordinates: its session's port there. Holds the
+// rank's memory for as long as the coordinator may launch something on it: until it says that the
+// session has ended.
+
+#ifndef DAEMON_PEER_REMOTE_RANK_H_
+#define DAEMON_PEER_REMOTE_RANK_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job_port.h"
+#include "gradsync/v1/gradsync.pb.h"
+#include "gradsync/v1/peer.pb.h"
+
+namespace gradsync {
+
+// Thread-safe. Lock order: RemoteRank::mutex_ is a leaf but for the sink's and the link's queues.
+class RemoteRank final : public JobPort, public std::enable_shared_from_this<RemoteRank> {
+ public:
+  struct Context {
+    std::function<void(v1::AttachRequest)> send;
+    Executor* executor = nullptr;  // lets go of memory
+    const Clock* clock = nullptr;
+    std::size_t max_buckets = 4096;
+  };
+  RemoteRank(const JoinRequest& request, Context context, std::shared_ptr<SessionSink> sink,
+             std::function<void(absl::StatusOr<Joined>)> joined);
+
+  std::uint32_t rank() const { return request_.rank; }
+  std::uint64_t incarnation() const { return request_.incarnation; }
+
+  // ---- For the link
+  // Asks the coordinator for the rank's place.
+  void SendOpen();
+  // What the coordinator says; in order. True: that was the last word, and the link forgets this
+  // rank.
+  bool Take(const v1::SessionResponse& response);
+  // The coordinator is gone, or does not take the rank. Nothing touches its memory.
+  void End(const absl::Status& why);
+  // It has sent EndStep, and knows no verdict.
+  bool InDoubt() const;
+
+  // The memory that a launch names; FAILED_PRECONDITION if there is none of this kind.
+  struct LaunchMemory {
+    std::byte* data = nullptr;
+    std::shared_ptr<void> keep;
+    std::shared_ptr<SemaphorePage> semaphores;  // null: of the staging memory
+  };
+  absl::StatusOr<LaunchMemory> MemoryOf(const v1::Launch& launch) const;
+
+  // ---- JobPort
+  const std::string& job_id() const override { return request_.key.job_id; }
+  void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) override;
+  void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) override;
+  void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) override;
+  absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const override;
+  absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) override;
+  absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                         absl::Span<const std::uint32_t> buckets) override;
+  absl::Status EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                       absl::string_view used_map) override;
+  absl::Status FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                          absl::string_view used_map) override;
+  absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                           absl::string_view reason) override;
+  absl::Status Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
+                       StagingMemory staging, std::uint64_t deadline_ns) override;
+  absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
+                            std::uint64_t bytes) override;
+  absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk) override;
+  absl::Status Leave(std::uint32_t rank, bool exit) override;
+  void AskMissing(std::uint32_t channel, std::uint64_t step,
+                  std::function<void(std::string)> answer) override;
+  void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) override;
+  RankState StateOf(std::uint32_t rank) const override;
+
+ private:
+  static constexpr std::size_t kMaxPending = 1024;
+
+  struct Layout {
+    std::uint64_t request_id = 0;
+    std::uint32_t replaces = 0;
+    LayoutPlan plan;
+    std::shared_ptr<void> held;
+    RankMemory memory;
+    bool in_doubt = false;
+  };
+  struct Pending {
+    LayoutSpec spec;
+    std::uint32_t replaces = 0;
+    Registered answer;
+  };
+  struct Question {
+    std::uint32_t channel = 0;
+    std::uint64_t step = 0;
+    std::function<void(std::string)> answer;
+  };
+
+  void Say(v1::SessionRequest request) const;
+  void SayEnd(std::uint32_t channel, std::uint64_t step, absl::string_view used_map,
+              bool ready_rest);
+  void OnOpened(const v1::SessionOpened& opened);
+  void OnAssigned(const v1::LayoutAssigned& assigned);
+  void OnLayoutReady(const v1::LayoutReady& ready);
+  // True: it was the answer to a registration, which has it.
+  bool OnLayoutFailed(std::uint64_t request_id, const absl::Status& why);
+  void OnStepDone(const v1::StepDone& done);
+  void OnLeaveDone(const v1::LeaveDone& done);
+  void OnStepState(const v1::StepState& state);
+  void Tell(SessionMessage message);
+  void ReleaseLocked(Layout* layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status NotAsked(absl::string_view what) const;
+
+  const JoinRequest request_;
+  const Context context_;
+
+  mutable Mutex mutex_;
+  std::shared_ptr<SessionSink> sink_ ABSL_GUARDED_BY(mutex_);  // null once it has ended
+  std::function<void(absl::StatusOr<Joined>)> joined_ ABSL_GUARDED_BY(mutex_);
+  RankState state_ ABSL_GUARDED_BY(mutex_) = RankState::kAbsent;
+  bool gone_ ABSL_GUARDED_BY(mutex_) = false;                         // RankGone was sent
+  std::map<std::uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id
+  std::map<std::uint32_t, Layout> layouts_ ABSL_GUARDED_BY(mutex_);   // by channel
+  std::vector<Question> questions_ ABSL_GUARDED_BY(mutex_);
+  StagingMemory staging_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_PEER_REMOTE_RANK_H_

@@ -1,0 +1,50 @@
+#include "daemon/peer/peer_address.h"
+
+#include "gtest/gtest.h"
+
+namespace gradsync {
+namespace {
+
+TEST(PeerAddressTest, TakesHostsWithAndWithoutPort) {
+  const struct {
+    const char* text;
+    const char* host;
+    int port;
+    const char* again;
+  } kCases[] = {
+      {"node7", "node7", 7417, "node7:7417"},
+      {"node7:80", "node7", 80, "node7:80"},
+      {"10.0.0.1", "10.0.0.1", 7417, "10.0.0.1:7417"},
+      {"[::1]:90", "::1", 90, "[::1]:90"},
+      {"[::1]", "::1", 7417, "[::1]:7417"},
+      {"fe80::2", "fe80::2", 7417, "[fe80::2]:7417"},
+      {"0.0.0.0:0", "0.0.0.0", 0, "0.0.0.0:0"},
+  };
+  for (const auto& one : kCases) {
+    const auto address = ParsePeerAddress(one.text, 7417);
+    ASSERT_TRUE(address.ok()) << one.text;
+    EXPECT_EQ(address->host, one.host);
+    EXPECT_EQ(address->port, one.port);
+    EXPECT_EQ(address->Text(), one.again);
+  }
+}
+
+TEST(PeerAddressTest, RefusesWhatIsNone) {
+  for (const char* text : {"", ":80", "node7:", "node7:x", "node7:65536", "node7:-1", "[::1]x"}) {
+    EXPECT_FALSE(ParsePeerAddress(text, 7417).ok()) << text;
+  }
+}
+
+TEST(PeerAddressTest, KnowsLoopbackAndEveryInterface) {
+  for (const char* text : {"localhost", "127.0.0.1", "127.3.2.1:9", "::1"}) {
+    EXPECT_TRUE(ParsePeerAddress(text, 1)->IsLoopback()) << text;
+    EXPECT_FALSE(ParsePeerAddress(text, 1)->IsWildcard()) << text;
+  }
+  for (const char* text : {"0.0.0.0", "[::]:5"}) {
+    EXPECT_TRUE(ParsePeerAddress(text, 1)->IsWildcard()) << text;
+  }
+  EXPECT_FALSE(ParsePeerAddress("10.0.0.1", 1)->IsLoopback());
+}
+
+}  // namespace
+}  // namespace gradsync

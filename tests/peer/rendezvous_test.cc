@@ -1,0 +1,68 @@
+#include "daemon/peer/rendezvous.h"
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace gradsync {
+namespace {
+
+TEST(RendezvousTest, GetWaitsForSet) {
+  Rendezvous store;
+  std::string found;
+  std::thread getter([&] { found = store.Get("key", absl::Minutes(1)).value_or("none"); });
+  ASSERT_TRUE(store.Set("key", "value").ok());
+  getter.join();
+  EXPECT_EQ(found, "value");
+  EXPECT_FALSE(store.Set("key", "again").ok());
+}
+
+TEST(RendezvousTest, AnAgentAsksAndIsAnswered) {
+  std::vector<std::string> said;
+  Rendezvous* agent = nullptr;
+  Rendezvous store(
+      [&](const std::string& key, const std::string& value) { said.push_back(key + "=" + value); },
+      [&](const std::string& key) {
+        said.push_back(key + "?");
+        EXPECT_TRUE(agent->Put(key, "there").ok());
+      });
+  agent = &store;
+  ASSERT_TRUE(store.Set("mine", "1").ok());
+  EXPECT_EQ(store.Get("theirs", absl::Minutes(1)).value_or("none"), "there");
+  EXPECT_EQ(said, (std::vector<std::string>{"mine=1", "theirs?"}));
+}
+
+TEST(RendezvousTest, CancelEndsAWait) {
+  Rendezvous own;
+  Rendezvous agents([](const std::string&, const std::string&) {}, [](const std::string&) {});
+  for (Rendezvous* store : {&own, &agents}) {
+    absl::Status end;
+    std::thread getter([&] { end = store->Get("key", absl::Minutes(1)).status(); });
+    store->Cancel(absl::UnavailableError("a node is lost"));
+    getter.join();
+    EXPECT_EQ(end.message(), "a node is lost");
+  }
+}
+
+TEST(RendezvousTest, GetGivesUp) {
+  Rendezvous store;
+  EXPECT_EQ(store.Get("key", absl::Milliseconds(1)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(RendezvousTest, IsBounded) {
+  Rendezvous store;
+  EXPECT_FALSE(store.Put("", "x").ok());
+  EXPECT_FALSE(store.Put(std::string(129, 'k'), "x").ok());
+  EXPECT_FALSE(store.Put("k", std::string(4097, 'v')).ok());
+  EXPECT_FALSE(store.When(std::string(129, 'k'), [](const std::string&) {}).ok());
+  for (std::size_t i = 0; i < Rendezvous::kMaxKeys; ++i) {
+    ASSERT_TRUE(store.Put("key" + std::to_string(i), "x").ok());
+  }
+  EXPECT_FALSE(store.Put("one more", "x").ok());
+}
+
+}  // namespace
+}  // namespace gradsync
