@@ -553,7 +553,7 @@ void ScaleType(const std::byte* sum, std::size_t count, double scale, std::byte*
 }
 
 void SumIntoOnTarget(DataType dtype, const std::byte* const* buffers, std::size_t buffer_count,
-                 std::size_t count, std::byte* sum) {
+                     std::size_t count, std::byte* sum) {
   switch (dtype) {
     case DataType::kFloat32:
       return SumType<FloatUnit<float>>(buffers, buffer_count, count, sum);
@@ -569,7 +569,8 @@ void SumIntoOnTarget(DataType dtype, const std::byte* const* buffers, std::size_
 }
 
 void ScaleIntoOnTarget(DataType dtype, const std::byte* sum, std::size_t count, double scale,
-                   std::byte* const* buffers, std::size_t buffer_count, BucketNumbers* numbers) {
+                       std::byte* const* buffers, std::size_t buffer_count,
+                       BucketNumbers* numbers) {
   switch (dtype) {
     case DataType::kFloat32:
       return ScaleType<FloatUnit<float>>(sum, count, scale, buffers, buffer_count, numbers);

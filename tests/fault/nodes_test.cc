@@ -231,6 +231,35 @@ TEST_F(NodesTest, ALostCoordinatorIsNamedByItsAddress) {
   EXPECT_LE(doubt.end_ns - killed_ns, kNodeLossBoundNs) << doubt;
 }
 
+// Whichever is seen first, the stream's end or the engine's, names the node.
+TEST_F(NodesTest, AnAgentsLossInTheMiddleOfExchangesEndsTheJob) {
+  const Trainers trainers = Join();
+  ExpectAll(trainers, "register buckets=4 count=300000");
+  for (const auto& trainer : trainers) trainer->Begin("step times=100000");
+  ASSERT_TRUE(a_.AwaitStatus([](const auto& now) { return now.jobs(0).layouts(0).step() > 5; }));
+  const std::uint64_t killed_ns = b_.Kill();
+  for (const int rank : {0, 1}) {
+    const Reply reply = trainers[rank]->Result();
+    EXPECT_TRUE(reply.reason == "RANK_LOST" || reply.reason == "ENGINE_PEER_LOST") << reply;
+    EXPECT_NE(reply.message.find("beta"), std::string::npos) << reply;
+    EXPECT_LE(reply.end_ns - killed_ns, kNodeLossBoundNs) << reply;
+  }
+  for (const int rank : {2, 3}) EXPECT_EQ(trainers[rank]->Result().code, "UNAVAILABLE");
+}
+
+TEST_F(NodesTest, TheCoordinatorsLossInTheMiddleOfExchangesEndsTheSessions) {
+  const Trainers trainers = Join();
+  ExpectAll(trainers, "register buckets=4 count=300000");
+  for (const auto& trainer : trainers) trainer->Begin("step times=100000");
+  ASSERT_TRUE(a_.AwaitStatus([](const auto& now) { return now.jobs(0).layouts(0).step() > 5; }));
+  const std::uint64_t killed_ns = a_.Kill();
+  for (const int rank : {2, 3}) {
+    const Reply reply = trainers[rank]->Result();
+    EXPECT_TRUE(reply.reason == "COORDINATOR_LOST" || reply.reason == "STEP_IN_DOUBT") << reply;
+    EXPECT_LE(reply.end_ns - killed_ns, kNodeLossBoundNs) << reply;
+  }
+}
+
 TEST_F(NodesTest, AnotherTokenIsRefused) {
   const auto first = MakeRank(0, 4, "token=right");
   ASSERT_TRUE(first->Join().ok());
