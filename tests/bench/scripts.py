@@ -4,16 +4,20 @@ import contextlib
 import os
 import pathlib
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree
 
 _TREE = pathlib.Path(__file__).resolve().parents[2]
 # A run that hangs shall fail, and not the test's own time limit.
 _LIMIT_S = 240
+# Longest that a process may outlive the script that started it.
+_END_LIMIT_S = 10
 
 
 class Script:
@@ -48,16 +52,30 @@ class Script:
 
     def left_behind(self):
         """Files in the folder for temporary ones, and processes that know it."""
-        own = f"TMPDIR={self.temporary}".encode()
         processes = []
-        for process in pathlib.Path("/proc").iterdir():
+        for process in self._processes():
             with contextlib.suppress(OSError):
-                if process.name.isdecimal() and own in (process / "environ").read_bytes():
-                    processes.append((process / "cmdline").read_text())
+                processes.append((process / "cmdline").read_text())
         return sorted(os.listdir(self.temporary)) + processes
+
+    def await_processes(self):
+        """Waits for those that end once the script has: Python's resource tracker is one."""
+        deadline = time.monotonic() + _END_LIMIT_S
+        for process in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(int(process.name))
+                select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+                os.close(pidfd)
 
     def close(self):
         shutil.rmtree(self.temporary)
+
+    def _processes(self):
+        own = f"TMPDIR={self.temporary}".encode()
+        for process in pathlib.Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if process.name.isdecimal() and own in (process / "environ").read_bytes():
+                    yield process
 
     def _command(self, arguments):
         return [sys.executable, self._program, *map(str, arguments)]
@@ -99,6 +117,7 @@ def check_interrupted(script, tmp_path, *arguments):
         assert script.left_behind()
         process.send_signal(signal.SIGINT)
         assert process.wait(_LIMIT_S) == 130
+    script.await_processes()
     assert not script.left_behind()
 
 

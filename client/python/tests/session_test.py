@@ -50,8 +50,15 @@ def test_options_come_from_the_environment(monkeypatch):
         monkeypatch.setenv(name, value)
     found = gradsync.SessionOptions.from_environment()
     assert found == gradsync.SessionOptions(
-        socket="/tmp/x.sock", job_id="run@10.0.0.1:1234", token="secret", rank=3, world_size=5
+        socket="/tmp/x.sock",
+        job_id="run@10.0.0.1:1234",
+        token="secret",
+        rank=3,
+        world_size=5,
+        coordinator="10.0.0.1",
     )
+    monkeypatch.setenv("GRADSYNC_COORDINATOR", "node0:7418")
+    assert gradsync.SessionOptions.from_environment().coordinator == "node0:7418"
     monkeypatch.delenv("MASTER_PORT")
     with pytest.raises(gradsync.InvalidArgumentError, match="MASTER_PORT is not set"):
         gradsync.SessionOptions.from_environment()
