@@ -86,9 +86,11 @@ bool NotifySocket::Await(const std::string& line, int patience_ms) {
   }
 }
 
-TestDaemon::TestDaemon(std::vector<std::string> flags, std::vector<std::string> environment)
+TestDaemon::TestDaemon(std::vector<std::string> flags, std::vector<std::string> environment,
+                       std::vector<std::string> command_prefix)
     : flags_(std::move(flags)),
       environment_(std::move(environment)),
+      command_prefix_(std::move(command_prefix)),
       notify_(directory_.File("notify")) {
   Start();
 }
@@ -97,7 +99,8 @@ void TestDaemon::Start() {
   const Descriptor log(
       open(directory_.File("log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   ChildOptions options;
-  options.arguments = {"daemon/gradsyncd", "--socket=" + socket_};
+  options.arguments = command_prefix_;
+  options.arguments.insert(options.arguments.end(), {"daemon/gradsyncd", "--socket=" + socket_});
   options.arguments.insert(options.arguments.end(), flags_.begin(), flags_.end());
   options.environment = environment_;
   options.environment.push_back("NOTIFY_SOCKET=" + notify_.path());

@@ -45,8 +45,10 @@ class NotifySocket {
 // has neither erred nor leaked).
 class TestDaemon {
  public:
+  // `command_prefix`: see VirtualNetwork; where its trainers run too.
   explicit TestDaemon(std::vector<std::string> flags = {},
-                      std::vector<std::string> environment = {});
+                      std::vector<std::string> environment = {},
+                      std::vector<std::string> command_prefix = {});
   TestDaemon(const TestDaemon&) = delete;
   TestDaemon& operator=(const TestDaemon&) = delete;
   ~TestDaemon();
@@ -54,6 +56,7 @@ class TestDaemon {
   const std::string& socket() const { return socket_; }
   const std::string& side_socket() const { return side_socket_; }
   const SocketDirectory& directory() const { return directory_; }
+  const std::vector<std::string>& command_prefix() const { return command_prefix_; }
   pid_t pid() const { return process_->pid(); }
   ChildProcess& process() { return *process_; }
   NotifySocket& notify() { return notify_; }
@@ -82,6 +85,7 @@ class TestDaemon {
   const std::string side_socket_ = directory_.File("gradsyncd-fd.sock");
   const std::vector<std::string> flags_;
   const std::vector<std::string> environment_;
+  const std::vector<std::string> command_prefix_;
   NotifySocket notify_;
   std::unique_ptr<ChildProcess> process_;
 };

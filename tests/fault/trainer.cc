@@ -52,14 +52,16 @@ std::ostream& operator<<(std::ostream& out, const Reply& reply) {
 
 Trainer::Trainer(const TestDaemon& daemon, std::uint32_t rank, std::uint32_t world_size,
                  const std::string& job, const std::string& options)
-    : Trainer(daemon.socket(), rank, world_size, job, options) {}
+    : Trainer(daemon.socket(), rank, world_size, job, options, daemon.command_prefix()) {}
 
 Trainer::Trainer(const std::string& socket, std::uint32_t rank, std::uint32_t world_size,
-                 const std::string& job, const std::string& options)
+                 const std::string& job, const std::string& options,
+                 const std::vector<std::string>& command_prefix)
     : join_(JoinCommand(socket, rank, world_size, job, options)) {
   Pipe commands, answers, lifeline;
   ChildOptions child;
-  child.arguments = {"tests/fault/scripted_trainer"};
+  child.arguments = command_prefix;
+  child.arguments.emplace_back("tests/fault/scripted_trainer");
   child.input = commands.read.get();
   child.output = answers.write.get();
   child.passed = {lifeline.read.get()};

@@ -35,7 +35,8 @@ class Trainer {
           const std::string& job = "job", const std::string& options = "");
   // For another socket than a TestDaemon's.
   Trainer(const std::string& socket, std::uint32_t rank, std::uint32_t world_size,
-          const std::string& job, const std::string& options);
+          const std::string& job, const std::string& options,
+          const std::vector<std::string>& command_prefix = {});
 
   // Runs one command (see scripted_trainer.cc) and waits for what it comes to.
   Reply Do(const std::string& command);

@@ -1,0 +1,61 @@
+#include "tests/network/node_cluster.h"
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace gradsync::fault {
+namespace {
+
+bool WantsLoopback() {
+  const char* wanted = std::getenv("GRADSYNC_TEST_NETWORK");
+  return wanted != nullptr && std::string(wanted) == "loopback";
+}
+
+}  // namespace
+
+NodeCluster::NodeCluster(int nodes, std::uint64_t bits_per_second, int port)
+    : network_({nodes, bits_per_second, WantsLoopback()}) {
+  std::printf("network: %s\n", network_.description().c_str());
+  std::fflush(stdout);
+  for (int node = 0; node < nodes; ++node) {
+    const std::vector<std::string> flags = {
+        absl::StrCat("--peer_listen=", network_.address(node), ":", real() ? port : 0),
+        absl::StrCat("--node_name=", Name(node))};
+    daemons_.push_back(std::make_unique<TestDaemon>(flags, std::vector<std::string>{},
+                                                    network_.CommandPrefix(node)));
+  }
+}
+
+std::string NodeCluster::Name(int node) {
+  static constexpr std::array<const char*, 3> kNames = {"alpha", "beta", "gamma"};
+  return kNames.at(static_cast<std::size_t>(node));
+}
+
+std::string NodeCluster::coordinator() const { return daemons_[0]->Status().peer_address(); }
+
+std::unique_ptr<Trainer> NodeCluster::MakeRank(std::uint32_t rank, const std::string& options) {
+  const std::string coordinator_option =
+      absl::StrContains(options, "coordinator=") ? "" : "coordinator=" + coordinator() + " ";
+  return std::make_unique<Trainer>(daemon(NodeOf(rank)), rank, world_size(), "job",
+                                   coordinator_option + options);
+}
+
+Trainers NodeCluster::Join(const std::string& options) {
+  Trainers trainers;
+  for (std::uint32_t rank = 0; rank < world_size(); ++rank) {
+    trainers.push_back(MakeRank(rank, options));
+    trainers.back()->Send(trainers.back()->join());
+  }
+  for (const auto& trainer : trainers) {
+    const Reply reply = trainer->Receive();
+    EXPECT_TRUE(reply.ok()) << reply;
+  }
+  return trainers;
+}
+
+}  // namespace gradsync::fault

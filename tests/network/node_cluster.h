@@ -1,0 +1,53 @@
+// Daemons on nodes of a virtual network, and the ranks of a job on all of them.
+
+#ifndef TESTS_NETWORK_NODE_CLUSTER_H_
+#define TESTS_NETWORK_NODE_CLUSTER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/fault/test_daemon.h"
+#include "tests/fault/trainer.h"
+#include "tools/virtual_network/virtual_network.h"
+
+namespace gradsync::fault {
+
+using Trainers = std::vector<std::unique_ptr<Trainer>>;
+
+// One daemon and two ranks per node; nodes are named alpha, beta, gamma. With
+// GRADSYNC_TEST_NETWORK=loopback in the environment the nodes are loopback addresses everywhere.
+class NodeCluster {
+ public:
+  static constexpr std::uint32_t kRanksPerNode = 2;
+
+  // Up to 3 nodes. Says on standard output what they are. Daemons listen on `port`; 0, or loopback:
+  // on any free one.
+  explicit NodeCluster(int nodes, std::uint64_t bits_per_second = 0, int port = 0);
+
+  // Not loopback addresses.
+  bool real() const { return network_.kind() == VirtualNetwork::Kind::kNamespaces; }
+  VirtualNetwork& network() { return network_; }
+  TestDaemon& daemon(int node) { return *daemons_[static_cast<std::size_t>(node)]; }
+  static std::string Name(int node);
+  // "host:port" of the daemon of node 0, as of its last start.
+  std::string coordinator() const;
+
+  std::uint32_t world_size() const {
+    return static_cast<std::uint32_t>(network_.nodes()) * kRanksPerNode;
+  }
+  static int NodeOf(std::uint32_t rank) { return static_cast<int>(rank / kRanksPerNode); }
+  // Started, not joined. `options` is added to its join; one of them may be another coordinator.
+  std::unique_ptr<Trainer> MakeRank(std::uint32_t rank, const std::string& options = "");
+  // Every rank, joined.
+  Trainers Join(const std::string& options = "");
+
+ private:
+  VirtualNetwork network_;
+  std::vector<std::unique_ptr<TestDaemon>> daemons_;
+};
+
+}  // namespace gradsync::fault
+
+#endif  // TESTS_NETWORK_NODE_CLUSTER_H_

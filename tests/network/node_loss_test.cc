@@ -1,0 +1,135 @@
+// What every survivor is told when another node is lost: its daemon killed, its daemon stopped, or
+// its cable pulled.
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "tests/fault/deadline.h"
+#include "tests/network/node_cluster.h"
+
+namespace gradsync::fault {
+namespace {
+
+enum class Loss { kKilled, kStopped, kUnplugged };
+enum class State { kWaiting, kExchanging };
+
+// A death is known on every node within this; a silent node, or one behind a dead link, within ten
+// times of it.
+constexpr std::uint64_t kDeathBoundNs = 1'000'000'000ull * kScale;
+constexpr std::uint64_t kSilenceBoundNs = 10'000'000'000ull * kScale;
+
+class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>> {
+ protected:
+  static constexpr int kCoordinator = 0;
+
+  int lost() const { return std::get<0>(GetParam()); }
+  Loss loss() const { return std::get<1>(GetParam()); }
+  State state() const { return std::get<2>(GetParam()); }
+
+  // Returns the time just before.
+  std::uint64_t Lose() {
+    const std::uint64_t now_ns = NowNs();
+    switch (loss()) {
+      case Loss::kKilled:
+        return cluster_.daemon(lost()).Kill();
+      case Loss::kStopped:
+        cluster_.daemon(lost()).process().Signal(SIGSTOP);
+        break;
+      case Loss::kUnplugged:
+        EXPECT_TRUE(cluster_.network().SetLink(lost(), false).ok());
+        break;
+    }
+    return now_ns;
+  }
+
+  void Restore() {
+    switch (loss()) {
+      case Loss::kKilled:
+        return cluster_.daemon(lost()).Start();
+      case Loss::kStopped:
+        return cluster_.daemon(lost()).process().Signal(SIGCONT);
+      case Loss::kUnplugged:
+        EXPECT_TRUE(cluster_.network().SetLink(lost(), true).ok());
+        return;
+    }
+  }
+
+  // Whether what came to a rank says in time that one of the nodes `gone` is lost.
+  void ExpectNamed(const Reply& reply, const std::vector<int>& gone, std::uint64_t since_ns) const {
+    if (gone.front() == kCoordinator) {
+      EXPECT_TRUE(reply.reason == "COORDINATOR_LOST" || reply.reason == "STEP_IN_DOUBT") << reply;
+    } else {
+      // Whichever is seen first, the stream's end or the engine's.
+      EXPECT_TRUE(reply.reason == "RANK_LOST" || reply.reason == "ENGINE_PEER_LOST") << reply;
+    }
+    EXPECT_TRUE(std::any_of(gone.begin(), gone.end(), [&reply](int node) {
+      return absl::StrContains(reply.message, "node " + NodeCluster::Name(node));
+    })) << reply;
+    EXPECT_LE(reply.end_ns - since_ns, loss() == Loss::kKilled ? kDeathBoundNs : kSilenceBoundNs)
+        << reply;
+  }
+
+  NodeCluster cluster_{3};
+};
+
+TEST_P(NodeLossTest, EverySurvivorIsToldWhichNode) {
+  if (loss() == Loss::kUnplugged && !cluster_.real()) {
+    GTEST_SKIP() << cluster_.network().description();
+  }
+  {
+    const Trainers trainers = cluster_.Join();
+    ExpectAll(trainers, "register buckets=4 count=100000");
+    ExpectAll(trainers, "step times=2");
+    if (state() == State::kExchanging) {
+      for (const auto& trainer : trainers) trainer->Begin("step times=1000000");
+      ASSERT_TRUE(cluster_.daemon(kCoordinator).AwaitStatus([](const auto& status) {
+        return status.jobs(0).layouts(0).step() > 5;
+      }));
+    } else {
+      for (const auto& trainer : trainers) trainer->Begin("wait 3");
+    }
+    const std::uint64_t since_ns = Lose();
+    for (std::uint32_t rank = 0; rank < trainers.size(); ++rank) {
+      SCOPED_TRACE(testing::Message() << "rank " << rank);
+      if (NodeCluster::NodeOf(rank) != lost()) {
+        ExpectNamed(trainers[rank]->Result(), {lost()}, since_ns);
+      } else if (loss() == Loss::kUnplugged) {
+        // Behind the pulled cable it is the others that are gone.
+        const bool of_coordinator = lost() == kCoordinator;
+        ExpectNamed(trainers[rank]->Result(),
+                    of_coordinator ? std::vector<int>{1, 2} : std::vector<int>{kCoordinator},
+                    since_ns);
+      }
+    }
+  }
+  Restore();
+  const Trainers again = cluster_.Join();
+  ExpectAll(again, "register buckets=2 count=1000");
+  ExpectAll(again, "step times=3");
+}
+
+std::string NameOf(const testing::TestParamInfo<NodeLossTest::ParamType>& info) {
+  const auto [lost, loss, state] = info.param;
+  const std::string how = loss == Loss::kKilled    ? "Killed"
+                          : loss == Loss::kStopped ? "Stopped"
+                                                   : "Unplugged";
+  return (lost == 0 ? "Coordinator" : "Agent") + how +
+         (state == State::kWaiting ? "WhileRanksWait" : "AmidExchanges");
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, NodeLossTest,
+                         testing::Combine(testing::Values(0, 1),
+                                          testing::Values(Loss::kKilled, Loss::kStopped,
+                                                          Loss::kUnplugged),
+                                          testing::Values(State::kWaiting, State::kExchanging)),
+                         NameOf);
+
+}  // namespace
+}  // namespace gradsync::fault

@@ -1,0 +1,154 @@
+// Jobs that span nodes, over a network: what they compute, how they begin, and who else may knock.
+
+#include <cstdint>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fault/deadline.h"
+#include "tests/network/node_cluster.h"
+
+namespace gradsync::fault {
+namespace {
+
+class NodeCountTest : public testing::TestWithParam<int> {};
+
+TEST_P(NodeCountTest, EveryBitIsThatOfTheSumPerNodeThenOverNodes) {
+  NodeCluster cluster(GetParam(), 1'000'000'000);
+  const Trainers trainers = cluster.Join();
+  ExpectAll(trainers, "register buckets=3 count=40003");
+  for (int i = 0; i < 3; ++i) ExpectAll(trainers, "exact_step 2");
+  for (const char* dtype : {"float64", "float16", "bfloat16"}) {
+    const std::string layout = std::string(" layout=") + dtype;
+    ExpectAll(trainers, "register buckets=2 count=5001 dtype=" + std::string(dtype) + layout);
+    ExpectAll(trainers, "step times=3" + layout);
+  }
+  ExpectAll(trainers, "barrier");
+  ExpectAll(trainers, "allreduce 1000");
+  ExpectAll(trainers, "broadcast 1000000 " + std::to_string(cluster.world_size() - 1));
+  ExpectAll(trainers, "leave");
+  for (const auto& trainer : trainers) EXPECT_EQ(trainer->Quit(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, NodeCountTest, testing::Values(2, 3));
+
+TEST(Network, ABucketTakesTheTimeThatItsLinkNeeds) {
+  NodeCluster cluster(2, 200'000'000);
+  if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
+  const Trainers trainers = cluster.Join();
+  // 5 MB: once over the link of each node, in both directions at once.
+  ExpectAll(trainers, "register buckets=1 count=1250000");
+  ExpectAll(trainers, "step");
+  for (const Reply& reply : DoAll(trainers, "step")) {
+    EXPECT_TRUE(reply.ok()) << reply;
+    EXPECT_GE(reply.end_ns - reply.start_ns, 190'000'000u) << reply;
+  }
+}
+
+TEST(Network, AShortInterruptionLosesNobody) {
+  NodeCluster cluster(2);
+  if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
+  const Trainers trainers = cluster.Join();
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  ExpectAll(trainers, "step");
+  for (const auto& trainer : trainers) trainer->Begin("step times=200");
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(cluster.network().SetLink(1, false).ok());
+    ASSERT_TRUE(cluster.network().SetLink(1, true).ok());
+  }
+  for (const auto& trainer : trainers) {
+    const Reply reply = trainer->Result();
+    EXPECT_TRUE(reply.ok()) << reply;
+  }
+}
+
+TEST(Joining, ALateNodeIsWaitedFor) {
+  NodeCluster cluster(3);
+  EXPECT_EQ(cluster.daemon(2).Stop(), 0);
+  Trainers trainers;
+  for (std::uint32_t rank = 0; rank < cluster.world_size(); ++rank) {
+    trainers.push_back(cluster.MakeRank(rank));
+    trainers.back()->Send(trainers.back()->join());
+  }
+  for (const int rank : {0, 1, 2, 3}) {
+    const Reply reply = trainers[rank]->Receive();
+    EXPECT_TRUE(reply.ok()) << reply;
+    trainers[rank]->Send("register buckets=2 count=1000");
+  }
+  cluster.daemon(2).Start();
+  for (const int rank : {4, 5}) {
+    const Reply reply = trainers[rank]->Receive();
+    EXPECT_TRUE(reply.ok()) << reply;
+    trainers[rank]->Send("register buckets=2 count=1000");
+  }
+  for (const auto& trainer : trainers) {
+    const Reply reply = trainer->Receive();
+    EXPECT_TRUE(reply.ok()) << reply;
+  }
+  ExpectAll(trainers, "step times=3");
+}
+
+TEST(Joining, ALateCoordinatorIsWaitedFor) {
+  // Known before somebody listens there: the default port, as MASTER_ADDR names the node.
+  NodeCluster cluster(2, 0, 7417);
+  if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
+  EXPECT_EQ(cluster.coordinator(), "10.99.0.1:7417");
+  EXPECT_EQ(cluster.daemon(0).Stop(), 0);
+  Trainers trainers;
+  for (const std::uint32_t rank : {0, 1, 2, 3}) {
+    trainers.push_back(cluster.MakeRank(rank, "coordinator=" + cluster.network().address(0)));
+    trainers.back()->Send(trainers.back()->join());
+  }
+  cluster.daemon(0).Start();
+  for (const auto& trainer : trainers) {
+    const Reply reply = trainer->Receive();
+    EXPECT_TRUE(reply.ok()) << reply;
+  }
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  ExpectAll(trainers, "step times=3");
+}
+
+TEST(Joining, AnotherTokenIsRefusedWhoeverComesFirst) {
+  NodeCluster cluster(2);
+  const auto first = cluster.MakeRank(0, "token=right");
+  ASSERT_TRUE(first->Join().ok());
+  const Reply refused = cluster.MakeRank(2, "token=wrong")->Join();
+  EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
+  EXPECT_EQ(refused.reason, "CREDENTIALS") << refused;
+  EXPECT_NE(refused.message.find("node alpha"), std::string::npos) << refused;
+  EXPECT_TRUE(cluster.MakeRank(3, "token=right")->Join().ok());
+
+  // Of another job: the wrong one first.
+  const std::string job = "job=late coordinator=" + cluster.coordinator();
+  const auto early = cluster.MakeRank(2, job + " token=wrong");
+  ASSERT_TRUE(early->Join().ok());
+  early->Begin("register buckets=2");
+  const auto rank_0 = cluster.MakeRank(0, job + " token=right");
+  ASSERT_TRUE(rank_0->Join().ok());
+  const Reply ended = early->Result();
+  EXPECT_EQ(ended.code, "PERMISSION_DENIED") << ended;
+  EXPECT_NE(ended.message.find("node alpha"), std::string::npos) << ended;
+}
+
+TEST(Joining, AMismatchedLayoutNamesBothRanksAndTheirNodes) {
+  NodeCluster cluster(3);
+  const Trainers trainers = cluster.Join();
+  for (std::uint32_t rank = 0; rank < trainers.size(); ++rank) {
+    trainers[rank]->Send(rank == 5 ? "register buckets=2 parameters=weight:10x10"
+                                   : "register buckets=2 parameters=weight:10x11");
+  }
+  for (const auto& trainer : trainers) {
+    const Reply reply = trainer->Receive();
+    EXPECT_EQ(reply.code, "FAILED_PRECONDITION") << reply;
+    EXPECT_EQ(reply.reason, "LAYOUT_MISMATCH") << reply;
+    // The other is whichever came first.
+    EXPECT_THAT(reply.message, testing::ContainsRegex("ranks [0-4] .node (alpha|beta|gamma)."));
+    EXPECT_THAT(reply.message, testing::HasSubstr("5 (node gamma)"));
+    EXPECT_THAT(reply.message, testing::HasSubstr("weight"));
+  }
+  ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step");
+}
+
+}  // namespace
+}  // namespace gradsync::fault
