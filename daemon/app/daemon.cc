@@ -128,6 +128,10 @@ PeerOptions PeerOptionsOf(const Options& options) {
   peer.staging_bytes = options.staging_bytes;
   peer.max_message_bytes = options.max_message_bytes;
   peer.limits = {options.quota_parameters_per_layout, options.quota_buckets_per_layout};
+  peer.engine.lanes = static_cast<int>(options.engine_lanes);
+  peer.engine.chunk_bytes = options.engine_chunk_bytes;
+  peer.engine.wire = options.engine_wire_type;
+  peer.engine.silence_limit = options.engine_timeout;
   return peer;
 }
 

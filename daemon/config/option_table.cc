@@ -308,6 +308,32 @@ std::vector<OptionEntry> MakeTable() {
       Path(&Options::peer_tls_ca, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_ca", kPeers, "PEM file with what has signed the other nodes' certificates.",
             "/etc/gradsync/ca.crt"}),
+      Count(&Options::engine_lanes, 1, EngineSettings::kMaxLanes,
+            {"engine_lanes", kPeers,
+             "Connections between every two nodes of a job, with a thread each on both. This and "
+             "the next three hold for jobs whose rank 0 is on this node; the other nodes follow.",
+             "4"}),
+      Bytes(&Options::engine_chunk_bytes, EngineSettings::kMinChunkBytes,
+            EngineSettings::kMaxChunkBytes, EngineSettings::kMinChunkBytes,
+            {"engine_chunk_bytes", kPeers,
+             "Gradients travel in pieces of this size. A lane takes up to five times as much "
+             "memory.",
+             "1MiB"}),
+      Choice<WireType>(
+          &Options::engine_wire_type,
+          {{"same", WireType::kSame},
+           {"bfloat16", WireType::kBfloat16},
+           {"float16", WireType::kFloat16}},
+          {"engine_wire_type", kPeers,
+           "As what float32 gradients travel: 16 bits halve the bytes. Each node's sum is rounded "
+           "once and added up in float32, and the result is rounded once. float16 holds sums over "
+           "all ranks up to 65504. Other types, and what is not gradients, travel as they are.",
+           "bfloat16"}),
+      Time(&Options::engine_timeout, EngineSettings::kMinSilence, EngineSettings::kMaxSilence,
+           {"engine_timeout", kPeers,
+            "A node that says nothing for this long while gradients travel, or whose data does not "
+            "arrive, is lost. A slow trainer is none: step_timeout is for that.",
+            "30s"}),
 
       Choice<LogLevel>(&Options::log_level,
                        {{"debug", LogLevel::kDebug},

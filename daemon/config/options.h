@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/base/logging.h"
+#include "daemon/engine/engine_settings.h"
 
 namespace gradsync {
 
@@ -86,6 +87,12 @@ struct Options {
   std::string peer_tls_certificate;
   std::string peer_tls_key;
   std::string peer_tls_ca;
+  // How jobs that are coordinated here exchange gradients between their nodes; the other nodes
+  // follow (engine_settings.h has units and reasons).
+  std::uint32_t engine_lanes = static_cast<std::uint32_t>(EngineSettings().lanes);
+  std::uint64_t engine_chunk_bytes = EngineSettings().chunk_bytes;
+  WireType engine_wire_type = EngineSettings().wire;
+  absl::Duration engine_timeout = EngineSettings().silence_limit;
 
   // ---- Log ----
   LogLevel log_level = LogLevel::kInfo;

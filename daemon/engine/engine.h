@@ -33,6 +33,7 @@ constexpr DataType WorkType(DataType dtype) {
 struct Exchange {
   DataType dtype = DataType::kUnspecified;
   std::size_t count = 0;  // elements; the same on every node
+  bool exact = false;     // travels as it is, whatever the engine's wire type; likewise
 
   // Writes the sum of the local ranks' elements [first, first + count), in the work type. `sum` is
   // the engine's, aligned to 64 bytes. A node without live ranks writes zeros.

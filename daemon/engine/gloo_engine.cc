@@ -16,6 +16,7 @@
 #include "daemon/engine/gloo_store.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/engine/peer_mesh.h"
+#include "daemon/engine/wire_format.h"
 #include "gloo/rendezvous/context.h"
 #include "gloo/transport/tcp/device.h"
 
@@ -47,15 +48,18 @@ absl::Status Validate(const GlooOptions& options) {
   if (!options.node_names.empty() && options.node_names.size() != options.nodes) {
     return absl::InvalidArgumentError("node_names must name every node");
   }
-  if (options.lanes < 1 || options.lanes > GlooEngine::kMaxLanes) {
-    return absl::InvalidArgumentError(absl::StrCat("lanes must be 1 to ", GlooEngine::kMaxLanes));
+  if (options.lanes < 1 || options.lanes > EngineSettings::kMaxLanes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("lanes must be 1 to ", EngineSettings::kMaxLanes));
   }
-  if (options.chunk_bytes < GlooEngine::kMinChunkBytes ||
-      options.chunk_bytes > GlooEngine::kMaxChunkBytes ||
-      options.chunk_bytes % GlooEngine::kMinChunkBytes != 0) {
+  if (options.chunk_bytes < EngineSettings::kMinChunkBytes ||
+      options.chunk_bytes > EngineSettings::kMaxChunkBytes ||
+      options.chunk_bytes % EngineSettings::kMinChunkBytes != 0) {
     return absl::InvalidArgumentError("chunk_bytes must be a multiple of 32 KiB, up to 64 MiB");
   }
-  if (options.silence_limit < absl::Milliseconds(100) || options.silence_limit > absl::Hours(24)) {
+  if (options.wire > WireType::kFloat16) return absl::InvalidArgumentError("wire is of no type");
+  if (options.silence_limit < EngineSettings::kMinSilence ||
+      options.silence_limit > EngineSettings::kMaxSilence) {
     return absl::InvalidArgumentError("silence_limit must be 100 ms to 24 h");
   }
   if (options.connect_timeout <= absl::ZeroDuration() ||
@@ -220,7 +224,7 @@ void GlooEngine::Submit(Exchange* exchange) {
   LaneWork work;
   work.exchange = exchange;
   work.item_bytes = ItemSize(WorkType(exchange->dtype));
-  work.wire = WireDataType(exchange->dtype, options_.wire);
+  work.wire = WireDataType(exchange->dtype, exchange->exact ? WireType::kSame : options_.wire);
   Push(work);
 }
 

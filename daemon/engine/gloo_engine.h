@@ -17,14 +17,14 @@
 #include "absl/time/time.h"
 #include "daemon/base/mutex.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/engine_settings.h"
 #include "daemon/engine/gloo_lane.h"
 #include "daemon/engine/peer_watch.h"
 #include "daemon/engine/rendezvous_store.h"
-#include "daemon/engine/wire_format.h"
 
 namespace gradsync {
 
-struct GlooOptions {
+struct GlooOptions : EngineSettings {
   std::uint32_t node = 0;
   std::uint32_t nodes = 0;  // 2 to kMaxNodes
   // By node; for messages and the field "node" of errors. Default: the numbers.
@@ -34,19 +34,6 @@ struct GlooOptions {
   // Ports are ephemeral.
   std::string address;
   std::string interface;
-
-  // The next four are the same on every node, or connecting fails.
-  // Connections between every two nodes, each with a thread here, 1 to kMaxLanes; and of a chunk in
-  // the work type, a multiple of 32 KiB, to kMaxChunkBytes. A lane has four to five chunks' memory.
-  // tests/engine/engine_bench.sh, 2 nodes on one machine with 2 busy cores: at 1 Gbit/s any choice
-  // fills the wire (25 MiB in 219.6 ms; with TCP's headers its bits take 219.3), at 10
-  // Gbit/s fewer and larger messages count: 25 MiB in 37, 31, 26 ms with 1, 2, 4 lanes and 1 MiB,
-  // 30, 25, 27 with 2 MiB, 28, 23, 24 with 4 MiB.
-  int lanes = 2;
-  std::size_t chunk_bytes = std::size_t{2} << 20;
-  WireType wire = WireType::kSame;
-  // A node that says nothing for so long is lost; at least 100 ms.
-  absl::Duration silence_limit = absl::Seconds(10);
 
   absl::Duration connect_timeout = absl::Seconds(60);
   RendezvousStore* store = nullptr;  // used until Connect returns
@@ -61,9 +48,6 @@ struct GlooOptions {
 class GlooEngine final : public Engine, private GlooLane::Owner {
  public:
   static constexpr std::uint32_t kMaxNodes = 256;
-  static constexpr int kMaxLanes = 16;
-  static constexpr std::size_t kMinChunkBytes = std::size_t{32} * 1024;
-  static constexpr std::size_t kMaxChunkBytes = std::size_t{64} << 20;
 
   // Meets the other nodes, which call this too. Blocks for up to connect_timeout, twice that if a
   // node dies meanwhile.

@@ -7,13 +7,10 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "daemon/engine/engine_settings.h"
 #include "proto/gradsync/data_type.h"
 
 namespace gradsync {
-
-// How float32 buckets travel. The other types travel as they are: float64 was chosen for its
-// precision, and 16 bits hold no more than 16-bit gradients have.
-enum class WireType : std::uint8_t { kSame, kBfloat16, kFloat16 };
 
 // "same", "bfloat16", "float16".
 const char* WireTypeName(WireType wire);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/rpc/status_mapping.h"
@@ -71,6 +72,7 @@ std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(
   epoch->store = std::make_shared<Rendezvous>();
   EngineSpec spec;
   spec.address = environment_.address;
+  spec.settings = environment_.engine;
   spec.node_names = {environment_.node_name};
   for (const auto& link : links) spec.node_names.push_back(link->node_name());
   std::string names;
@@ -85,6 +87,11 @@ std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(
     connect->set_node(node);
     *connect->mutable_node_names() = {spec.node_names.begin(), spec.node_names.end()};
     connect->set_address(links[node - 1]->address());
+    connect->set_lanes(static_cast<std::uint32_t>(spec.settings.lanes));
+    connect->set_chunk_bytes(spec.settings.chunk_bytes);
+    connect->set_wire_type(static_cast<v1::WireType>(spec.settings.wire));
+    connect->set_silence_limit_ms(
+        static_cast<std::uint64_t>(absl::ToInt64Milliseconds(spec.settings.silence_limit)));
     links[node - 1]->Queue(std::move(message));
   }
   epoch->exchange = std::make_unique<NodeExchange>(
@@ -180,6 +187,7 @@ Cluster::Launched Cluster::LaunchLocked(const std::shared_ptr<Job>& job, ReduceO
   work.count = operation->count;
   work.scale = operation->scale;
   work.measure = operation->measure;
+  work.exact = operation->channel == 0;
   std::vector<v1::AttachResponse> messages(links.size());
   for (std::size_t i = 0; i < links.size(); ++i) {
     flight.waiting.insert(links[i].get());

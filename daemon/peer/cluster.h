@@ -26,6 +26,7 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/engine_settings.h"
 #include "daemon/job/job.h"
 #include "daemon/peer/node_exchange.h"
 #include "daemon/peer/rendezvous.h"
@@ -38,6 +39,7 @@ struct EngineSpec {
   std::uint32_t node = 0;
   std::vector<std::string> node_names;
   std::string address;  // of this node, for the others
+  EngineSettings settings;
   RendezvousStore* store = nullptr;
 };
 using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineSpec&)>;
@@ -46,6 +48,7 @@ using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const 
 struct ClusterEnvironment {
   std::string node_name;
   std::string address;  // where this node's engines listen; empty: as the others see it
+  EngineSettings engine;
   EngineMaker make_engine;
   Executor* reaper = nullptr;  // destroys engines
   const Clock* clock = nullptr;

@@ -1,8 +1,10 @@
 #include "daemon/peer/coordinator_link.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/attached_node.h"
@@ -21,6 +23,19 @@ absl::Status FromGrpc(const grpc::Status& status) {
     return FromProto(proto);
   }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+// Out of their bounds, the engine refuses them, and the coordinator hears of it.
+EngineSettings SettingsOf(const v1::ConnectEngine& connect) {
+  constexpr std::uint64_t kMaxNumber = std::uint64_t{1} << 30;
+  EngineSettings settings;
+  settings.lanes = static_cast<int>(std::min<std::uint64_t>(connect.lanes(), kMaxNumber));
+  settings.chunk_bytes = connect.chunk_bytes();
+  settings.wire = static_cast<WireType>(
+      std::min(static_cast<std::uint32_t>(connect.wire_type()), std::uint32_t{UINT8_MAX}));
+  settings.silence_limit = absl::Milliseconds(
+      static_cast<std::int64_t>(std::min<std::uint64_t>(connect.silence_limit_ms(), kMaxNumber)));
+  return settings;
 }
 
 }  // namespace
@@ -198,6 +213,7 @@ void CoordinatorLink::OnConnectEngine(const v1::ConnectEngine& connect) {
   spec.node = connect.node();
   spec.node_names.assign(connect.node_names().begin(), connect.node_names().end());
   spec.address = context_.address.empty() ? connect.address() : context_.address;
+  spec.settings = SettingsOf(connect);
   epoch->exchange = std::make_unique<NodeExchange>(
       [make = context_.make_engine, spec, store = epoch->store]() mutable {
         spec.store = store.get();
@@ -255,6 +271,7 @@ void CoordinatorLink::OnLaunch(const v1::Launch& launch) {
   work.count = launch.count();
   work.scale = launch.scale();
   work.measure = launch.channel() != 0;
+  work.exact = launch.channel() == 0;
   if (launch.has_root_node()) work.root_node = static_cast<int>(launch.root_node());
   if (!launch.has_root_node() && ItemSize(work.dtype) == 0) {
     status = absl::InternalError("the coordinator launched on elements of no type");

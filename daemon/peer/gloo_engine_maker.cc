@@ -5,6 +5,7 @@ namespace gradsync {
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec) {
   GlooOptions options;
+  static_cast<EngineSettings&>(options) = spec.settings;
   options.node = spec.node;
   options.nodes = static_cast<std::uint32_t>(spec.node_names.size());
   options.node_names = spec.node_names;

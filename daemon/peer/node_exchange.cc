@@ -112,6 +112,7 @@ void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
   if (work.root_node < 0) {
     running->exchange.dtype = work.dtype;
     running->exchange.count = work.count;
+    running->exchange.exact = work.exact;
     engine_->Submit(&running->exchange);
     return;
   }

@@ -26,6 +26,7 @@ struct NodeWork {
   std::size_t count = 0;  // elements; bytes of a broadcast
   double scale = 1.0;
   bool measure = false;
+  bool exact = false;  // as Exchange has it
   // 0 or more: a broadcast from the first buffer of that node.
   int root_node = -1;
   // Of the local ranks that take part, in their order; may be empty.

@@ -112,6 +112,7 @@ class Peers::Impl {
     const std::string engine_address = listen->IsWildcard() ? "" : listen->host;
     cluster_.node_name = node_name_;
     cluster_.address = engine_address;
+    cluster_.engine = options_.engine;
     cluster_.make_engine = environment_.make_engine;
     cluster_.reaper = reaper_.get();
     cluster_.clock = environment_.clock;

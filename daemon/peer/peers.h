@@ -32,6 +32,7 @@ struct PeerOptions {
   std::uint64_t staging_bytes = 0;
   std::size_t max_message_bytes = std::size_t{16} << 20;
   DecodeLimits limits;
+  EngineSettings engine;  // of jobs that are coordinated here
   std::uint64_t reach_patience_ns = 20'000'000'000;
 };
 

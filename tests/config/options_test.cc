@@ -122,13 +122,28 @@ TEST(OptionsTest, FileAndFlagsMeanTheSame) {
 }
 
 TEST(OptionsTest, EveryFieldArrivesInItsMember) {
-  auto options = Load({"--socket=/a/b.sock", "--socket_mode=0600", "--require_token",
-                       "--allow_overflow_uid=true", "--reduce_threads=3", "--staging_bytes=8192",
-                       "--lease=1m30s", "--step_timeout=500ms", "--drain_timeout=1h",
-                       "--quota_sessions_per_user=4", "--quota_jobs_per_user=5",
-                       "--quota_arena_bytes_per_user=6GiB", "--quota_layouts_per_session=7",
-                       "--quota_buckets_per_layout=8", "--quota_parameters_per_layout=9",
-                       "--max_message_bytes=10MiB", "--log_level=error", "--log_format=json",
+  auto options = Load({"--socket=/a/b.sock",
+                       "--socket_mode=0600",
+                       "--require_token",
+                       "--allow_overflow_uid=true",
+                       "--reduce_threads=3",
+                       "--staging_bytes=8192",
+                       "--lease=1m30s",
+                       "--step_timeout=500ms",
+                       "--drain_timeout=1h",
+                       "--quota_sessions_per_user=4",
+                       "--quota_jobs_per_user=5",
+                       "--quota_arena_bytes_per_user=6GiB",
+                       "--quota_layouts_per_session=7",
+                       "--quota_buckets_per_layout=8",
+                       "--quota_parameters_per_layout=9",
+                       "--max_message_bytes=10MiB",
+                       "--engine_lanes=4",
+                       "--engine_chunk_bytes=64KiB",
+                       "--engine_wire_type=float16",
+                       "--engine_timeout=3s",
+                       "--log_level=error",
+                       "--log_format=json",
                        "--log_file=/var/log/x"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->socket, "/a/b.sock");
@@ -147,6 +162,10 @@ TEST(OptionsTest, EveryFieldArrivesInItsMember) {
   EXPECT_EQ(options->quota_buckets_per_layout, 8u);
   EXPECT_EQ(options->quota_parameters_per_layout, 9u);
   EXPECT_EQ(options->max_message_bytes, std::uint64_t{10} << 20);
+  EXPECT_EQ(options->engine_lanes, 4u);
+  EXPECT_EQ(options->engine_chunk_bytes, 65536u);
+  EXPECT_EQ(options->engine_wire_type, WireType::kFloat16);
+  EXPECT_EQ(options->engine_timeout, absl::Seconds(3));
   EXPECT_EQ(options->log_level, LogLevel::kError);
   EXPECT_EQ(options->log_format, LogFormat::kJson);
   EXPECT_EQ(options->log_file, "/var/log/x");

@@ -44,10 +44,12 @@ TEST(GlooEngineConnect, RefusesOptionsOutOfBounds) {
   EXPECT_EQ(code([](GlooOptions* o) { o->node = 2; }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->node_names.pop_back(); }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->lanes = 0; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->lanes = GlooEngine::kMaxLanes + 1; }), invalid);
+  EXPECT_EQ(code([](GlooOptions* o) { o->lanes = EngineSettings::kMaxLanes + 1; }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes = 0; }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes += 1; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes = 2 * GlooEngine::kMaxChunkBytes; }), invalid);
+  EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes = 2 * EngineSettings::kMaxChunkBytes; }),
+            invalid);
+  EXPECT_EQ(code([](GlooOptions* o) { o->wire = static_cast<WireType>(3); }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->silence_limit = absl::Milliseconds(99); }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->silence_limit = absl::InfiniteDuration(); }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->connect_timeout = absl::ZeroDuration(); }), invalid);
@@ -113,11 +115,13 @@ TEST(GlooEngineConnect, ByInterfaceAndWithoutNames) {
 }
 
 // One bucket's result on node 0.
-std::vector<std::byte> Reduce(const GlooOptions& options, DataType dtype, std::size_t count) {
+std::vector<std::byte> Reduce(const GlooOptions& options, DataType dtype, std::size_t count,
+                              bool exact = false) {
   const auto engines = GlooCluster(options);
   std::vector<std::unique_ptr<EngineBucket>> buckets;
   for (std::uint32_t node = 0; node < engines.size(); ++node) {
     buckets.push_back(std::make_unique<EngineBucket>(dtype, count, node));
+    buckets.back()->exchange()->exact = exact;
     engines[node]->Submit(buckets.back()->exchange());
   }
   for (const auto& bucket : buckets) EXPECT_EQ(bucket->Wait(), absl::OkStatus());
@@ -135,6 +139,14 @@ TEST(GlooEngineResult, DependsNeitherOnLanesNorOnChunks) {
     options.chunk_bytes = 96 * 1024;
     EXPECT_EQ(Reduce(options, DataType::kFloat32, 200'001), expected);
   }
+}
+
+TEST(GlooEngineResult, WhatMustBeExactTravelsAsItIs) {
+  GlooOptions options = LoopbackAddresses(2);
+  const std::vector<std::byte> expected = Reduce(options, DataType::kFloat32, 1000);
+  options.wire = WireType::kBfloat16;
+  EXPECT_NE(Reduce(options, DataType::kFloat32, 1000), expected);
+  EXPECT_EQ(Reduce(options, DataType::kFloat32, 1000, /*exact=*/true), expected);
 }
 
 TEST(GlooEngineResult, SixteenBitWiresStayWithinTheirRounding) {

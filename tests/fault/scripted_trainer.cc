@@ -4,14 +4,15 @@
 //
 //   join socket=S rank=N world=N job=J [token=T] [policy=hold|continue] [divisor=world]
 //        [step_timeout_ms=N] [connect_timeout_ms=N] [coordinator=HOST:PORT]
-//   exact_step PER_NODE                    a step of float32 that do not add up exactly, with
-//   PER_NODE
-//                                          ranks on each node in their order: every bit is compared
+//   exact_step PER_NODE [wire=bfloat16]    a step of float32 that do not add up exactly, with
+//                                          PER_NODE ranks on each node in their order, whose sums
+//                                          travel as bfloat16 or as they are: every bit is compared
 //   register [layout=L] [buckets=N] [count=N] [dtype=D] [op=sum] [timeout_ms=N]
 //   [parameters=a:2x3,b:4] next [layout=L]                        field "step" mark STEP BUCKET |
 //   end STEP | abandon STEP WHY | wait STEP [timeout_ms=N] [ranks=0,2] wait_bucket STEP BUCKET
 //   [timeout_ms=N] step [layout=L] [ranks=0,2] [times=N]  whole steps, from next_step() on barrier
-//   [timeout_ms=N] | broadcast BYTES ROOT | allreduce COUNT | leave | leave_stay | drop fork |
+//   [timeout_ms=N] | broadcast BYTES ROOT | allreduce COUNT [offset=N] | leave | leave_stay | drop
+//   fork |
 //   replace ...                            as register, in the place of the layout of that name
 //   raw_fork                        a child that holds every descriptor until the test ends;
 //                                          raw: behind the back of pthread_atfork's handlers
@@ -194,6 +195,16 @@ double Load(DataType dtype, const void* data, std::uint64_t i) {
       break;
   }
   std::abort();
+}
+
+// To nearest even.
+float RoundedToBfloat16(float value) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  bits += 0x7FFFu + ((bits >> 16) & 1u);
+  bits &= 0xFFFF0000u;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
 }
 
 double Tolerance(DataType dtype) {
@@ -444,6 +455,7 @@ absl::Status Rank::ExactStep(LayoutUse* use, const Command& command) {
   Layout& layout = *use->layout;
   const std::uint64_t step = layout.next_step();
   const std::uint32_t per_node = static_cast<std::uint32_t>(command.Word(0));
+  const bool narrow = command.Option("wire", "") == "bfloat16";
   const auto written = [step](std::uint32_t rank, std::size_t bucket, std::uint64_t i) {
     return static_cast<float>(Written(rank, step, bucket, i) / 3.0 + static_cast<double>(i) * 1e-7);
   };
@@ -465,8 +477,10 @@ absl::Status Rank::ExactStep(LayoutUse* use, const Command& command) {
         for (std::uint32_t rank = first + 1; rank < first + per_node; ++rank) {
           of_node = of_node + written(rank, bucket, i);
         }
+        if (narrow) of_node = RoundedToBfloat16(of_node);
         sum = first == 0 ? of_node : sum + of_node;
       }
+      if (narrow) sum = RoundedToBfloat16(sum);
       const float expected = sum * static_cast<float>(1.0 / options_.world_size);
       if (std::memcmp(&expected, static_cast<float*>(view.data) + i, sizeof(float)) != 0) {
         return absl::DataLossError(absl::StrCat("bucket ", bucket, ", element ", i, ": ",
@@ -482,9 +496,10 @@ absl::Status Rank::AllReduce(const Command& command) {
   const std::uint64_t count = command.Word(0);
   const DataType dtype = TypeNamed(command.Option("dtype", "float32"));
   const ReduceOp op = command.Option("op", "") == "sum" ? ReduceOp::kSum : ReduceOp::kAverage;
+  const auto offset = static_cast<double>(command.Number("offset", 0));
   std::vector<char> data(count * ItemSize(dtype));
   for (std::uint64_t i = 0; i < count; ++i) {
-    Store(dtype, data.data(), i, Written(options_.rank, 0, 0, i));
+    Store(dtype, data.data(), i, offset + Written(options_.rank, 0, 0, i));
   }
   if (auto status = session_->AllReduce(data.data(), count, dtype, op, command.Timeout());
       !status.ok()) {
@@ -493,7 +508,7 @@ absl::Status Rank::AllReduce(const Command& command) {
   const auto ranks = RanksOf(command);
   for (std::uint64_t i = 0; i < count; ++i) {
     double expected = 0;
-    for (const std::uint32_t rank : ranks) expected += Written(rank, 0, 0, i);
+    for (const std::uint32_t rank : ranks) expected += offset + Written(rank, 0, 0, i);
     if (op == ReduceOp::kAverage) expected /= static_cast<double>(ranks.size());
     const double found = Load(dtype, data.data(), i);
     if (std::abs(found - expected) > Tolerance(dtype) * expected) {
