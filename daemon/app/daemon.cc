@@ -215,7 +215,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   if (r.peers != nullptr) {
     introspection.peer_address = r.peers->address();
     introspection.node_name = r.peers->node_name();
+    introspection.nodes = r.peers.get();
     introspection.warnings = r.peers->warnings();
+    introspection.notices = r.peers->notices();
   }
   r.introspection_service = MakeIntrospectionService(std::move(introspection));
 

@@ -58,7 +58,7 @@ struct LaneStatistics {
   // Payload, without the headers of Gloo, TCP and IP.
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
-  std::uint64_t busy_ns = 0;  // with a chunk in hand, up to the last time that the lane was idle
+  std::uint64_t busy_ns = 0;  // with a chunk in hand, up to the last one's end
   std::uint64_t chunks = 0;   // finished
 };
 

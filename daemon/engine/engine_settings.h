@@ -13,7 +13,7 @@ namespace gradsync {
 
 // How float32 buckets travel. The other types travel as they are: float64 was chosen for its
 // precision, and 16 bits hold no more than 16-bit gradients have.
-enum class WireType : std::uint8_t { kSame, kBfloat16, kFloat16 };
+enum class WireType : std::uint8_t { kSame = 1, kBfloat16, kFloat16 };
 
 struct EngineSettings {
   static constexpr int kMaxLanes = 16;

@@ -57,7 +57,9 @@ absl::Status Validate(const GlooOptions& options) {
       options.chunk_bytes % EngineSettings::kMinChunkBytes != 0) {
     return absl::InvalidArgumentError("chunk_bytes must be a multiple of 32 KiB, up to 64 MiB");
   }
-  if (options.wire > WireType::kFloat16) return absl::InvalidArgumentError("wire is of no type");
+  if (options.wire < WireType::kSame || options.wire > WireType::kFloat16) {
+    return absl::InvalidArgumentError("wire is of no type");
+  }
   if (options.silence_limit < EngineSettings::kMinSilence ||
       options.silence_limit > EngineSettings::kMaxSilence) {
     return absl::InvalidArgumentError("silence_limit must be 100 ms to 24 h");

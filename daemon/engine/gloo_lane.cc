@@ -112,11 +112,10 @@ void GlooLane::Run() {
       next = nullptr;
     }
     if (last != nullptr) Complete(last);
-    if (next != nullptr) {
-      Sum(next);
-    } else {
-      busy_ns_.fetch_add(MonotonicNowNs() - busy_since_ns, std::memory_order_relaxed);
-    }
+    if (next != nullptr) Sum(next);
+    const std::uint64_t now_ns = MonotonicNowNs();
+    busy_ns_.fetch_add(now_ns - busy_since_ns, std::memory_order_relaxed);
+    busy_since_ns = now_ns;
     last = next;
   }
 }

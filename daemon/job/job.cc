@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -642,11 +643,11 @@ JobSnapshot Job::Snapshot() const {
   JobSnapshot snapshot;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     const Member& member = members_[rank];
-    if (member.sink != nullptr) {
-      snapshot.ranks.push_back(
-          {rank, member.incarnation, member.state == RankState::kStayed, member.node});
-    } else if (member.state == RankState::kAbsent) {
+    if (member.sink == nullptr && member.state == RankState::kAbsent) {
       snapshot.missing_ranks.push_back(rank);
+    } else {
+      (member.sink != nullptr ? snapshot.ranks : snapshot.former_ranks)
+          .push_back({rank, member.incarnation, member.state == RankState::kStayed, member.node});
     }
   }
   if (!end_.ok()) {
@@ -663,6 +664,13 @@ JobSnapshot Job::Snapshot() const {
                                 layout->plan().arena_bytes, layout->step(), layout->Missing(),
                                 layout->ready(), layout->stats().Snapshot()});
   }
+  std::set<std::uint32_t> waiting;
+  const auto add = [&waiting](const std::vector<std::uint32_t>& ranks) {
+    waiting.insert(ranks.begin(), ranks.end());
+  };
+  for (const auto& [channel, layout] : layouts_) add(layout->MissingRanks());
+  add(operations_.MissingRanks());
+  snapshot.waiting_ranks.assign(waiting.begin(), waiting.end());
   snapshot.operations = operations_.completed();
   snapshot.operations_failed = operations_.failed();
   return snapshot;

@@ -35,8 +35,10 @@ struct RankSnapshot {
 
 struct JobSnapshot {
   JobPhase phase = JobPhase::kForming;
-  std::vector<RankSnapshot> ranks;  // that have a session
+  std::vector<RankSnapshot> ranks;         // that have a session
+  std::vector<RankSnapshot> former_ranks;  // that had one
   std::vector<std::uint32_t> missing_ranks;
+  std::vector<std::uint32_t> waiting_ranks;  // a running step or operation waits for them
   std::vector<LayoutSnapshot> layouts;
   std::string failure;
   std::uint64_t operations = 0;

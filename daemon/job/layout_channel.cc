@@ -567,20 +567,27 @@ std::optional<std::size_t> LayoutChannel::FirstUnmarked(std::uint32_t rank) cons
   return static_cast<std::size_t>(first - marked.begin());
 }
 
+std::vector<std::uint32_t> LayoutChannel::MissingRanks() const {
+  std::vector<std::uint32_t> missing;
+  for (std::uint32_t rank = 0; started_ && rank < ranks_.size(); ++rank) {
+    if (members_->InSteps(rank) && !ranks_[rank].ended) missing.push_back(rank);
+  }
+  return missing;
+}
+
 std::string LayoutChannel::Missing() const {
   if (!started_) return "";
   std::vector<std::string> missing;
-  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!members_->InSteps(rank) || ranks_[rank].ended) continue;
+  for (const std::uint32_t rank : MissingRanks()) {
     if (missing.size() == kNamed) {
       missing.push_back("...");
       break;
     }
     if (FirstUnmarked(rank).has_value()) {
-      missing.push_back(absl::StrCat("rank ", rank, " has not marked bucket ",
+      missing.push_back(absl::StrCat("rank ", members_->Name(rank), " has not marked bucket ",
                                      Ranges(ranks_[rank].marked, false), " ready"));
     } else {
-      missing.push_back(absl::StrCat("rank ", rank, " has not ended the step"));
+      missing.push_back(absl::StrCat("rank ", members_->Name(rank), " has not ended the step"));
     }
   }
   if (missing.empty() && in_flight_ > 0) missing.push_back("a reduction is running");

@@ -130,6 +130,8 @@ class LayoutChannel {
   // ---- For people
   // "rank 1 has not marked bucket 3-7 ready" of the running step; empty if no step is running.
   std::string Missing() const;
+  // The ranks that the running step waits for.
+  std::vector<std::uint32_t> MissingRanks() const;
   // The first bucket of the running step that this rank has not marked ready; nullopt if it has
   // marked all.
   std::optional<std::size_t> FirstUnmarked(std::uint32_t rank) const;

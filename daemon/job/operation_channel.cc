@@ -302,7 +302,7 @@ void OperationChannel::ReleaseMemory() {
 
 std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
   std::vector<std::uint32_t> missing;
-  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+  for (std::uint32_t rank = 0; active_ && rank < ranks_.size(); ++rank) {
     if (!members_->InSteps(rank)) continue;
     if (!ranks_[rank].waiting || (chunk_out_ && !ranks_[rank].read) ||
         (running_ && spec_.kind == OperationKind::kBroadcast && !chunk_out_ && !busy_ &&

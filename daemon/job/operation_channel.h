@@ -83,6 +83,8 @@ class OperationChannel {
 
   // A reduction or copy that still touches staging memory.
   bool busy() const { return busy_; }
+  // The ranks that the operation in progress waits for.
+  std::vector<std::uint32_t> MissingRanks() const;
   std::uint64_t completed() const { return completed_; }
   std::uint64_t failed() const { return failed_count_; }
 
@@ -95,7 +97,6 @@ class OperationChannel {
   };
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
-  std::vector<std::uint32_t> MissingRanks() const;
   // The buffers and ranks of those that wait.
   void Bind(ReduceOperation* operation) const;
   void MaybeRun(Effects* effects);

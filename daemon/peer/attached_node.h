@@ -59,6 +59,7 @@ class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachRes
   void Flush() override { Stream::Flush(); }
   const std::string& node_name() const override { return node_name_; }
   const std::string& address() const override { return address_; }
+  std::uint64_t heard_ns() const override { return heard_ns_.load(); }
 
   void Cancel() override { call_.TryCancel(); }
 

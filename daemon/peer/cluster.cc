@@ -75,6 +75,7 @@ std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(
   spec.settings = environment_.engine;
   spec.node_names = {environment_.node_name};
   for (const auto& link : links) spec.node_names.push_back(link->node_name());
+  epoch->node_names = spec.node_names;
   std::string names;
   for (const std::string& name : spec.node_names)
     absl::StrAppend(&names, names.empty() ? "" : ",", name);
@@ -405,6 +406,28 @@ bool Cluster::Idle() {
 std::uint64_t Cluster::epochs() {
   MutexLock lock(&mutex_);
   return last_epoch_;
+}
+
+JobNodes Cluster::NodesOf(const Job& job) {
+  MutexLock lock(&mutex_);
+  JobNodes nodes;
+  const auto found = jobs_.find(&job);
+  if (found == jobs_.end()) return nodes;
+  const std::vector<std::shared_ptr<NodeLink>> links = LinksOfLocked(found->second);
+  for (const auto& link : links) {
+    NodeSnapshot& node = nodes.others.emplace_back();
+    node.name = link->node_name();
+    node.address = link->address();
+    node.heard_ns = link->heard_ns();
+    for (const auto& [rank, seat] : found->second.seats) {
+      if (seat.link == link) node.ranks.push_back(rank);
+    }
+  }
+  if (current_ != nullptr && current_->links == links) {
+    nodes.engine = EngineSnapshot{current_->number, current_->node_names, environment_.engine,
+                                  current_->exchange->Statistics()};
+  }
+  return nodes;
 }
 
 std::vector<std::shared_ptr<Job>> Cluster::Jobs() {

@@ -30,6 +30,7 @@
 #include "daemon/job/job.h"
 #include "daemon/peer/node_exchange.h"
 #include "daemon/peer/rendezvous.h"
+#include "daemon/rpc/other_nodes.h"
 #include "gradsync/v1/peer.pb.h"
 
 namespace gradsync {
@@ -64,6 +65,8 @@ class NodeLink {
   virtual const std::string& node_name() const = 0;
   // As this node sees it; numeric.
   virtual const std::string& address() const = 0;
+  // When its last message came.
+  virtual std::uint64_t heard_ns() const = 0;
 };
 
 class Cluster : public std::enable_shared_from_this<Cluster> {
@@ -94,6 +97,8 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   // How many engines have been made.
   std::uint64_t epochs();
   std::vector<std::shared_ptr<Job>> Jobs();
+  // For status.
+  JobNodes NodesOf(const Job& job);
 
  private:
   class JobReducer;
@@ -114,6 +119,7 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   struct Epoch {
     std::uint64_t number = 0;
     std::vector<std::shared_ptr<NodeLink>> links;  // nodes 1, 2, ...; this one is node 0
+    std::vector<std::string> node_names;
     std::shared_ptr<Rendezvous> store;
     std::unique_ptr<NodeExchange> exchange;
     std::uint64_t sequence = 0;

@@ -214,6 +214,8 @@ void CoordinatorLink::OnConnectEngine(const v1::ConnectEngine& connect) {
   spec.node_names.assign(connect.node_names().begin(), connect.node_names().end());
   spec.address = context_.address.empty() ? connect.address() : context_.address;
   spec.settings = SettingsOf(connect);
+  epoch->node_names = spec.node_names;
+  epoch->settings = spec.settings;
   epoch->exchange = std::make_unique<NodeExchange>(
       [make = context_.make_engine, spec, store = epoch->store]() mutable {
         spec.store = store.get();
@@ -429,6 +431,25 @@ void CoordinatorLink::EndRanks(const absl::Status& why) {
 bool CoordinatorLink::Idle() {
   MutexLock lock(&mutex_);
   return ranks_.empty();
+}
+
+std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {
+  MutexLock lock(&mutex_);
+  const bool dialing = state_ == State::kDialing && !waiting_.empty();
+  if (!dialing && (state_ != State::kUp || ranks_.empty())) return std::nullopt;
+  RemoteJobSnapshot job;
+  job.uid = key_.uid;
+  job.job_id = key_.job_id;
+  job.coordinator = address_;
+  job.node_name = coordinator_;
+  job.connected = !dialing;
+  job.heard_ns = heard_ns_.load();
+  for (const auto& [incarnation, rank] : ranks_) job.incarnations.insert(incarnation);
+  if (epoch_ != nullptr) {
+    job.engine = EngineSnapshot{epoch_->number, epoch_->node_names, epoch_->settings,
+                                epoch_->exchange->Statistics()};
+  }
+  return job;
 }
 
 bool CoordinatorLink::ended() {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "daemon/peer/node_exchange.h"
 #include "daemon/peer/remote_rank.h"
 #include "daemon/peer/rendezvous.h"
+#include "daemon/rpc/other_nodes.h"
 #include "gradsync/v1/peer.grpc.pb.h"
 
 namespace gradsync {
@@ -41,7 +43,8 @@ struct LinkContext {
   JobFinder* here = nullptr;  // jobs of this node, should the coordinator be this daemon itself
 };
 
-// Thread-safe. Lock order: CoordinatorLink::mutex_, then RemoteRank's and the stream's queue.
+// Thread-safe. Lock order: CoordinatorLink::mutex_, then RemoteRank's, NodeExchange's and the
+// stream's queue.
 class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::AttachRequest> {
  public:
   using Stream = MessageStream<v1::AttachResponse, v1::AttachRequest>;
@@ -64,6 +67,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   // The coordinator answered that it is this daemon.
   bool is_self();
   std::uint64_t epochs() const { return epochs_.load(); }
+  // For status; none if no rank needs it.
+  std::optional<RemoteJobSnapshot> Snapshot();
 
   void Cancel() override { call_.TryCancel(); }
 
@@ -86,6 +91,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   struct Epoch {
     std::uint64_t number = 0;
     std::uint64_t sequence = 0;  // of the last launch
+    std::vector<std::string> node_names;
+    EngineSettings settings;
     std::shared_ptr<Rendezvous> store;
     std::unique_ptr<NodeExchange> exchange;
   };

@@ -157,6 +157,12 @@ void NodeExchange::Abort(const absl::Status& why) {
   for (auto& running : early) running->work.done(why, BucketNumbers{});
 }
 
+std::optional<EngineStatistics> NodeExchange::Statistics() const {
+  MutexLock lock(&mutex_);
+  if (engine_ == nullptr) return std::nullopt;
+  return engine_->Statistics();
+}
+
 bool NodeExchange::failed() const {
   MutexLock lock(&mutex_);
   return !failure_.ok();

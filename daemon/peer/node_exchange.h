@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -55,6 +56,8 @@ class NodeExchange {
   // Fails what is pending: done() is called soon, of what no engine has yet from within this.
   void Abort(const absl::Status& why);
   bool failed() const;
+  // None while it connects.
+  std::optional<EngineStatistics> Statistics() const;
 
  private:
   struct Running;

@@ -160,12 +160,13 @@ class Peers::Impl {
                          "peer_tls_certificate, peer_tls_key and peer_tls_ca, or keep others off "
                          "that network."));
       }
-      warnings_.push_back(
+      notices_.emplace_back(
           "gradients travel between nodes in clear text and unauthenticated (Gloo), with TLS on "
-          "the "
-          "peer port or without: keep others off that network.");
+          "the peer port or without: keep others off that network.");
     }
-    for (const std::string& warning : warnings_) Log(LogLevel::kWarning, warning);
+    for (const auto* said : {&warnings_, &notices_}) {
+      for (const std::string& line : *said) Log(LogLevel::kWarning, line);
+    }
     AcceptNext();
     for (int i = 0; i < kThreads; ++i) {
       threads_.emplace_back([this] {
@@ -258,6 +259,26 @@ class Peers::Impl {
   const std::string& address() const { return address_; }
   const std::string& node_name() const { return node_name_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
+  const std::vector<std::string>& notices() const { return notices_; }
+
+  JobNodes NodesOf(const Job& job) {
+    const JobIdentity& identity = job.identity();
+    std::shared_ptr<Cluster> cluster;
+    {
+      MutexLock lock(&mutex_);
+      const auto found = clusters_.find(JobKey{identity.uid, identity.job_id, identity.token_hash});
+      if (found != clusters_.end()) cluster = found->second;
+    }
+    return cluster == nullptr ? JobNodes{} : cluster->NodesOf(job);
+  }
+
+  std::vector<RemoteJobSnapshot> RemoteJobs() {
+    std::vector<RemoteJobSnapshot> jobs;
+    for (const auto& link : Links()) {
+      if (auto job = link->Snapshot()) jobs.push_back(*std::move(job));
+    }
+    return jobs;
+  }
 
  private:
   std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
@@ -440,6 +461,7 @@ class Peers::Impl {
   std::string node_name_;
   std::string address_;
   std::vector<std::string> warnings_;
+  std::vector<std::string> notices_;
   Credentials credentials_;
   AttachedContext attached_;
   ClusterEnvironment cluster_;
@@ -493,6 +515,9 @@ void Peers::EndAll(const absl::Status& why) { impl_->EndAll(why); }
 const std::string& Peers::address() const { return impl_->address(); }
 const std::string& Peers::node_name() const { return impl_->node_name(); }
 const std::vector<std::string>& Peers::warnings() const { return impl_->warnings(); }
+const std::vector<std::string>& Peers::notices() const { return impl_->notices(); }
+JobNodes Peers::NodesOf(const Job& job) { return impl_->NodesOf(job); }
+std::vector<RemoteJobSnapshot> Peers::RemoteJobs() { return impl_->RemoteJobs(); }
 std::uint64_t Peers::engines_made() const { return impl_->engines_made(); }
 
 }  // namespace gradsync

@@ -16,6 +16,7 @@
 #include "daemon/job/job_table.h"
 #include "daemon/peer/cluster.h"
 #include "daemon/rpc/decode.h"
+#include "daemon/rpc/other_nodes.h"
 
 namespace gradsync {
 
@@ -45,7 +46,7 @@ struct PeerEnvironment {
 };
 
 // Thread-safe. Threads of its own: two that take messages, one that ticks, one that ends engines.
-class Peers final : public JobFinder {
+class Peers final : public JobFinder, public OtherNodes {
  public:
   // Listens. INVALID_ARGUMENT or UNAVAILABLE says what is wrong with the address or the files.
   static absl::StatusOr<std::unique_ptr<Peers>> Start(const PeerOptions& options,
@@ -62,8 +63,12 @@ class Peers final : public JobFinder {
   // "host:port" that is listened on.
   const std::string& address() const;
   const std::string& node_name() const;
-  // What an operator should know of the configuration.
+  // What an operator should look at in the configuration, and what to know of it.
   const std::vector<std::string>& warnings() const;
+  const std::vector<std::string>& notices() const;
+
+  JobNodes NodesOf(const Job& job) override;
+  std::vector<RemoteJobSnapshot> RemoteJobs() override;
   // Engines made for jobs that are coordinated here, or elsewhere.
   std::uint64_t engines_made() const;
 

@@ -33,6 +33,87 @@ v1::JobState StateOf(JobPhase phase) {
   return v1::JOB_STATE_UNSPECIFIED;
 }
 
+double Seconds(std::uint64_t from_ns, std::uint64_t to_ns) {
+  return to_ns > from_ns ? static_cast<double>(to_ns - from_ns) / kNsPerSecond : 0;
+}
+
+void Fill(const Session& session, std::uint64_t now_ns, v1::SessionStatus* out) {
+  const SessionIdentity& identity = session.identity();
+  out->set_rank(identity.rank);
+  out->set_incarnation(identity.incarnation);
+  out->set_pid(identity.peer.pid);
+  out->set_client(identity.client);
+  out->set_connected_s(Seconds(identity.opened_ns, now_ns));
+  out->set_arena_bytes(session.memory_bytes());
+}
+
+void Fill(const EngineSnapshot& engine, v1::EngineStatus* out) {
+  out->set_epoch(engine.epoch);
+  *out->mutable_nodes() = {engine.node_names.begin(), engine.node_names.end()};
+  out->set_chunk_bytes(engine.settings.chunk_bytes);
+  out->set_wire_type(static_cast<v1::WireType>(engine.settings.wire));
+  out->set_connected(engine.statistics.has_value());
+  if (!engine.statistics.has_value()) return;
+  out->set_exchanges(engine.statistics->exchanges);
+  for (const LaneStatistics& lane : engine.statistics->lanes) {
+    v1::LaneStatus* line = out->add_lanes();
+    line->set_bytes_sent(lane.bytes_sent);
+    line->set_bytes_received(lane.bytes_received);
+    line->set_chunks(lane.chunks);
+    line->set_busy_s(static_cast<double>(lane.busy_ns) / kNsPerSecond);
+    if (lane.busy_ns == 0) continue;
+    // Bits per nanosecond.
+    line->set_gbit_per_s(8 * static_cast<double>(lane.bytes_sent) /
+                         static_cast<double>(lane.busy_ns));
+  }
+}
+
+void FillRanks(const std::vector<std::uint32_t>& ranks,
+               const std::vector<std::uint32_t>& waiting_ranks, v1::NodeStatus* out) {
+  for (const std::uint32_t rank : ranks) {
+    out->add_ranks(rank);
+    if (std::binary_search(waiting_ranks.begin(), waiting_ranks.end(), rank)) {
+      out->add_waiting_ranks(rank);
+    }
+  }
+}
+
+// The nodes of a job that spans some.
+void FillNodes(const JobSnapshot& job, const JobNodes& nodes, const std::string& here,
+               std::uint64_t now_ns, v1::JobStatus* out) {
+  std::map<std::string, std::vector<std::uint32_t>> gone;  // by node
+  for (const RankSnapshot& rank : job.former_ranks) {
+    const auto is_its = [&rank](const NodeSnapshot& node) { return node.name == rank.node; };
+    if (rank.node.empty() || std::any_of(nodes.others.begin(), nodes.others.end(), is_its)) {
+      continue;
+    }
+    gone[rank.node].push_back(rank.rank);
+  }
+  if (nodes.others.empty() && gone.empty()) return;
+  v1::NodeStatus* const own = out->add_nodes();
+  own->set_name(here);
+  own->set_connected(true);
+  std::vector<std::uint32_t> own_ranks;
+  for (const RankSnapshot& rank : job.ranks) {
+    if (rank.node.empty()) own_ranks.push_back(rank.rank);
+  }
+  FillRanks(own_ranks, job.waiting_ranks, own);
+  for (const NodeSnapshot& node : nodes.others) {
+    v1::NodeStatus* const other = out->add_nodes();
+    other->set_name(node.name);
+    other->set_address(node.address);
+    other->set_connected(true);
+    other->set_heard_s(Seconds(node.heard_ns, now_ns));
+    FillRanks(node.ranks, job.waiting_ranks, other);
+  }
+  for (const auto& [name, ranks] : gone) {
+    v1::NodeStatus* const lost = out->add_nodes();
+    lost->set_name(name);
+    FillRanks(ranks, {}, lost);
+  }
+  if (nodes.engine.has_value()) Fill(*nodes.engine, out->mutable_engine());
+}
+
 void Fill(const LatencySnapshot& latency, v1::Latency* out) {
   out->set_p50_us(latency.p50_us);
   out->set_p99_us(latency.p99_us);
@@ -84,7 +165,7 @@ class IntrospectionService final : public v1::Introspection::Service {
     const std::uint64_t now_ns = context_.clock->NowNs();
     response->set_version(context_.version);
     response->set_pid(static_cast<std::uint32_t>(getpid()));
-    response->set_uptime_s(static_cast<double>(now_ns - context_.started_ns) / kNsPerSecond);
+    response->set_uptime_s(Seconds(context_.started_ns, now_ns));
     response->set_socket(context_.socket);
     response->set_state(context_.sessions->draining() ? v1::DAEMON_STATE_DRAINING
                                                       : v1::DAEMON_STATE_SERVING);
@@ -93,9 +174,10 @@ class IntrospectionService final : public v1::Introspection::Service {
     response->set_peer_address(context_.peer_address);
     response->set_node_name(context_.node_name);
     response->set_arena_bytes(context_.quota->total_bytes());
-    for (const std::string& warning : context_.warnings) response->add_warnings(warning);
+    *response->mutable_warnings() = {context_.warnings.begin(), context_.warnings.end()};
+    *response->mutable_notices() = {context_.notices.begin(), context_.notices.end()};
 
-    std::map<std::uint64_t, std::shared_ptr<Session>> sessions;
+    std::map<std::uint64_t, std::shared_ptr<Session>> sessions;  // by incarnation
     for (auto& session : context_.sessions->Sessions()) {
       sessions[session->identity().incarnation] = std::move(session);
     }
@@ -118,18 +200,35 @@ class IntrospectionService final : public v1::Introspection::Service {
         session->set_node(rank.node);
         const auto found = sessions.find(rank.incarnation);
         if (found == sessions.end()) continue;
-        const SessionIdentity& identity = found->second->identity();
-        session->set_pid(identity.peer.pid);
-        session->set_client(identity.client);
-        session->set_connected_s(static_cast<double>(now_ns - identity.opened_ns) / kNsPerSecond);
-        session->set_arena_bytes(found->second->memory_bytes());
-        if (identity.peer.pidfd == nullptr) {
-          response->add_warnings(absl::StrCat(
-              "job ", out->job_id(), " rank ", rank.rank,
-              ": pid unknown (another PID namespace); its death is known by its stream alone"));
-        }
+        Fill(*found->second, now_ns, session);
+        WarnOfUnknownProcess(out->job_id(), *found->second, response);
       }
       for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
+      if (context_.nodes == nullptr || snapshot.phase == JobPhase::kFailed ||
+          snapshot.phase == JobPhase::kEnded) {
+        continue;
+      }
+      FillNodes(snapshot, context_.nodes->NodesOf(*job), context_.node_name, now_ns, out);
+    }
+    if (context_.nodes == nullptr) return grpc::Status::OK;
+    for (const RemoteJobSnapshot& job : context_.nodes->RemoteJobs()) {
+      if (!IsVisible(call, job.uid, job.job_id, request->job_id())) continue;
+      v1::RemoteJobStatus* out = response->add_remote_jobs();
+      out->set_job_id(job.job_id);
+      out->set_uid(job.uid);
+      out->set_coordinator(job.coordinator);
+      out->set_node_name(job.node_name);
+      out->set_connected(job.connected);
+      out->set_heard_s(Seconds(job.heard_ns, now_ns));
+      if (job.engine.has_value()) Fill(*job.engine, out->mutable_engine());
+      for (const std::uint64_t incarnation : job.incarnations) {
+        const auto found = sessions.find(incarnation);
+        if (found == sessions.end()) continue;
+        v1::SessionStatus* session = out->add_sessions();
+        Fill(*found->second, now_ns, session);
+        session->set_state("live");
+        WarnOfUnknownProcess(out->job_id(), *found->second, response);
+      }
     }
     return grpc::Status::OK;
   }
@@ -177,15 +276,27 @@ class IntrospectionService final : public v1::Introspection::Service {
   std::vector<std::shared_ptr<Job>> Visible(grpc::ServerContext* call,
                                             const std::string& job_id) const {
     std::vector<std::shared_ptr<Job>> jobs;
-    const auto peer = context_.connections->Find(call->peer());
-    if (!peer.has_value()) return jobs;
-    const bool sees_all = peer->uid == 0 || peer->uid == geteuid();
     for (auto& job : context_.jobs->Jobs()) {
-      if (!sees_all && job->identity().uid != peer->uid) continue;
-      if (!job_id.empty() && job->identity().job_id != job_id) continue;
-      jobs.push_back(std::move(job));
+      const JobIdentity& identity = job->identity();
+      if (IsVisible(call, identity.uid, identity.job_id, job_id)) jobs.push_back(std::move(job));
     }
     return jobs;
+  }
+
+  // To the caller, who asks for one job, or for all if `asked` is empty.
+  bool IsVisible(grpc::ServerContext* call, uid_t uid, const std::string& job_id,
+                 const std::string& asked) const {
+    if (!asked.empty() && job_id != asked) return false;
+    const auto peer = context_.connections->Find(call->peer());
+    return peer.has_value() && (peer->uid == 0 || peer->uid == geteuid() || peer->uid == uid);
+  }
+
+  static void WarnOfUnknownProcess(const std::string& job_id, const Session& session,
+                                   v1::GetStatusResponse* response) {
+    if (session.identity().peer.pidfd != nullptr) return;
+    response->add_warnings(absl::StrCat(
+        "job ", job_id, " rank ", session.rank(),
+        ": pid unknown (another PID namespace); its death is known by its stream alone"));
   }
 
   const IntrospectionContext context_;

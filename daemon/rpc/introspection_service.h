@@ -12,6 +12,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/job/job_table.h"
 #include "daemon/rpc/connections.h"
+#include "daemon/rpc/other_nodes.h"
 #include "daemon/session/session_table.h"
 
 namespace grpc {
@@ -31,10 +32,12 @@ struct IntrospectionContext {
   std::string socket;
   std::uint32_t reduce_threads = 0;
   std::string simd;
+  OtherNodes* nodes = nullptr;  // null: no other nodes
   std::string peer_address;
   std::string node_name;
-  // Constant warnings of the configuration.
+  // Constant ones, of the configuration.
   std::vector<std::string> warnings;
+  std::vector<std::string> notices;
 };
 
 std::unique_ptr<grpc::Service> MakeIntrospectionService(IntrospectionContext context);

@@ -162,6 +162,33 @@ TEST_F(CommandTest, AJobThatIsNotThereIsNamedWithThoseThatAre) {
   }
 }
 
+TEST_F(CommandTest, AJobThatIsCoordinatedElsewhereIsShownAndSaysWhereToAsk) {
+  v1::GetStatusResponse& status = daemon_.introspection().status;
+  status.clear_jobs();
+  v1::RemoteJobStatus* job = status.add_remote_jobs();
+  job->set_job_id("digits");
+  job->set_coordinator("10.0.0.1:7417");
+  job->set_node_name("alpha");
+  job->add_sessions()->set_client("a-client");
+  const Outcome shown = Ask({"status", "--job", "digits"});
+  EXPECT_EQ(shown.exit_status, 0) << shown.error;
+  EXPECT_THAT(shown.out, HasSubstr("a-client"));
+  for (const char* command : {"stats", "timeline"}) {
+    const Outcome outcome = Ask({command, "--job", "digits"});
+    EXPECT_EQ(outcome.exit_status, 2);
+    EXPECT_THAT(outcome.error, HasSubstr("by the daemon of node alpha at 10.0.0.1:7417"));
+  }
+  EXPECT_EQ(Ask({"stats"}).exit_status, 0);
+}
+
+TEST_F(CommandTest, ANoticeIsNoWarning) {
+  daemon_.introspection().status.add_notices("as it was meant");
+  const Outcome outcome = Ask({"status"});
+  EXPECT_EQ(outcome.exit_status, 0);
+  EXPECT_THAT(outcome.out, HasSubstr("NOTE  as it was meant"));
+  EXPECT_EQ(Ask({"health"}).exit_status, 0);
+}
+
 TEST_F(CommandTest, TimelineDrawsTheLastStepOfTheOnlyLayout) {
   const Outcome outcome = Ask({"timeline"});
   EXPECT_EQ(outcome.exit_status, 0) << outcome.error;

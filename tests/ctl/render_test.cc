@@ -122,12 +122,106 @@ WARN  job old has failed
 TEST(RenderStatusTest, RanksOnDemand) {
   const std::string text = RenderStatus(BusyStatus(), true);
   EXPECT_EQ(text.substr(text.find("RANK  JOB") - 1), R"(
-RANK  JOB     STATE  PID      INCARNATION  CONNECTED      ARENA  CLIENT
-   0  digits  live   812               41  1 min 2 s  101.0 KiB  gradsync-c++/0.1.0
-   1  digits  left   unknown           42  3 s              0 B  ?[31mevil
-   0  wide    live   900               43  0 s              0 B
+RANK  JOB     STATE  NODE  PID      INCARNATION  CONNECTED      ARENA  CLIENT
+   0  digits  live   here  812               41  1 min 2 s  101.0 KiB  gradsync-c++/0.1.0
+   1  digits  left   here  unknown           42  3 s              0 B  ?[31mevil
+   0  wide    live   here  900               43  0 s              0 B
 
 WARN  job old has failed
+)");
+}
+
+TEST(RenderStatusTest, NodesAndLanesOfAJobThatIsCoordinatedHere) {
+  v1::GetStatusResponse status = EmptyStatus();
+  status.MergeFrom(FromText<v1::GetStatusResponse>(R"pb(
+    node_name: "alpha"
+    peer_address: "10.0.0.1:7417"
+    jobs {
+      job_id: "digits"
+      generation: 1
+      world_size: 6
+      state: JOB_STATE_RUNNING
+      sessions { rank: 0 incarnation: 1 pid: 812 state: "live" client: "c++" connected_s: 9 }
+      sessions { rank: 2 incarnation: 7 state: "live" node: "beta" }
+      nodes {
+        name: "alpha"
+        connected: true
+        ranks: [ 0, 1 ]
+      }
+      nodes {
+        name: "beta"
+        address: "10.0.0.2"
+        connected: true
+        heard_s: 4.2
+        ranks: [ 2, 3 ]
+        waiting_ranks: 3
+      }
+      nodes {
+        name: "gamma"
+        ranks: [ 4, 5 ]
+      }
+      engine {
+        epoch: 2
+        connected: true
+        nodes: [ "alpha", "beta" ]
+        wire_type: WIRE_TYPE_BFLOAT16
+        lanes { bytes_sent: 26214400 bytes_received: 26214400 busy_s: 0.21 gbit_per_s: 0.99864 }
+        lanes { bytes_sent: 512 busy_s: 0.0001 gbit_per_s: 0.04096 }
+      }
+    }
+    warnings: "peer port is open"
+    notices: "gradients travel in clear text"
+  )pb"));
+  const std::string text = RenderStatus(status, true);
+  EXPECT_EQ(text.substr(0, text.find("\nJOB")), R"(
+gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
+1 reduce thread (AVX2), arenas 0 B
+node alpha, heard by other nodes at 10.0.0.1:7417
+)" + 1);
+  EXPECT_EQ(text.substr(text.find("NODE   JOB") - 1), R"(
+NODE   JOB     ADDRESS   RANKS  HEARD    WAITING FOR
+alpha  digits  here      0-1    -        -
+beta   digits  10.0.0.2  2-3    4 s ago  rank 3
+gamma  digits  -         4-5    GONE     -
+
+LANE  JOB         SENT  RECEIVED    BUSY  GBIT/S
+   0  digits  25.0 MiB  25.0 MiB  210 ms   0.999
+   1  digits     512 B       0 B  100 us   0.041
+  digits: between alpha, beta; float32 gradients travel as bfloat16
+
+RANK  JOB     STATE  NODE  PID  INCARNATION  CONNECTED  ARENA  CLIENT
+   0  digits  live   here  812            1  9 s          0 B  c++
+   2  digits  live   beta  -              -  -              -
+
+WARN  peer port is open
+NOTE  gradients travel in clear text
+)");
+}
+
+TEST(RenderStatusTest, JobsThatAreCoordinatedElsewhere) {
+  v1::GetStatusResponse status = EmptyStatus();
+  status.MergeFrom(FromText<v1::GetStatusResponse>(R"pb(
+    remote_jobs {
+      job_id: "digits"
+      uid: 1000
+      coordinator: "10.0.0.1:7417"
+      node_name: "alpha"
+      connected: true
+      heard_s: 0.4
+      sessions { rank: 3 incarnation: 2 pid: 77 state: "live" }
+      sessions { rank: 2 incarnation: 1 pid: 76 state: "live" }
+      engine { nodes: [ "alpha", "beta" ] }
+    }
+    remote_jobs { job_id: "other" coordinator: "10.0.0.9:7417" heard_s: 12 }
+  )pb"));
+  const std::string text = RenderStatus(status, false);
+  EXPECT_EQ(text.substr(text.find("\nJOB ELSEWHERE")), R"(
+JOB ELSEWHERE  USER  COORDINATOR  ADDRESS        RANKS HERE  HEARD
+digits         1000  alpha        10.0.0.1:7417  2-3         now
+other             0  -            10.0.0.9:7417  -           NOT YET, called for 12 s
+
+LANE  JOB  SENT  RECEIVED  BUSY  GBIT/S
+  digits: alpha, beta have not met yet
 )");
 }
 

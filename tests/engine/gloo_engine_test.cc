@@ -49,7 +49,8 @@ TEST(GlooEngineConnect, RefusesOptionsOutOfBounds) {
   EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes += 1; }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes = 2 * EngineSettings::kMaxChunkBytes; }),
             invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->wire = static_cast<WireType>(3); }), invalid);
+  EXPECT_EQ(code([](GlooOptions* o) { o->wire = WireType{}; }), invalid);
+  EXPECT_EQ(code([](GlooOptions* o) { o->wire = WireType{4}; }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->silence_limit = absl::Milliseconds(99); }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->silence_limit = absl::InfiniteDuration(); }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->connect_timeout = absl::ZeroDuration(); }), invalid);

@@ -68,6 +68,7 @@ TEST_F(StepTest, FinishStepMarksWhatIsNotMarkedInTheOrderOfTheBuckets) {
   ASSERT_TRUE(job_->FinishStep(0, channel_, 1, "\3").ok());
   EXPECT_EQ(reducer_.submitted(), 0u);
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "rank 1 has not marked bucket 0-3 ready");
+  EXPECT_EQ(job_->Snapshot().waiting_ranks, std::vector<std::uint32_t>{1});
   clock_.Advance(10);
   // All at once.
   ASSERT_TRUE(job_->FinishStep(1, channel_, 1, "\4").ok());

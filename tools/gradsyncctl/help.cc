@@ -8,7 +8,7 @@ constexpr absl::string_view kProgram = R"(Usage: gradsyncctl COMMAND [OPTION...]
 Asks a running gradsyncd what it does.
 
 Commands:
-  status     who is here: jobs, ranks, layouts, and who is waited for
+  status     who is here: jobs, ranks, layouts, nodes, and who is waited for
   stats      what it costs: latencies, bandwidth, and which rank is late
   timeline   a picture of the last step: each bucket's way from ready to done
   health     whether the daemon serves; for probes and scripts
@@ -69,7 +69,25 @@ Layouts of jobs that live (a layout is the buckets of one wrapped module):
   STATE        agreeing: not every rank has registered and mapped it yet; ready
   WAITING FOR  who is missing what in the step in progress; "-" between steps
 
+Nodes of jobs that span several and are coordinated here:
+  ADDRESS      from which its daemon called
+  RANKS        that have joined from there
+  HEARD        its daemon's last word: "now", since it is asked every second; GONE: it has left, or
+               was lost
+  WAITING FOR  the ranks there that the step or operation in progress waits for
+
+Jobs elsewhere: ranks here whose job another node's daemon coordinates; ask that one for layouts,
+steps and statistics:
+  ADDRESS      of the coordinator, as the ranks gave it
+  HEARD        its last word; NOT YET: it has not answered
+
+Lanes: this node's connections to the other nodes of a job:
+  SENT         payload, without headers; RECEIVED likewise
+  BUSY         time with gradients in hand
+  GBIT/S       sent while busy, 10^9 bits per second
+
 Ranks (with --job):
+  NODE         "-" columns of a rank on another node are known to its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
   STATE        live; left: it has finished its steps
@@ -79,6 +97,7 @@ Examples:
   gradsyncctl status
   gradsyncctl status --job digits
   gradsyncctl status --json | jq -r '.jobs[] | select(.missing_ranks != []) | .job_id'
+  gradsyncctl status --json | jq '.jobs[].nodes[] | select(.waiting_ranks != []) | .name'
 )";
 
 constexpr absl::string_view kStats =

@@ -15,6 +15,9 @@ namespace gradsync {
 // `with_ranks`: also one line for each session.
 std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks);
 
+// The part of it about jobs that span nodes; empty if there are none.
+std::string RenderNodes(const v1::GetStatusResponse& status);
+
 std::string RenderStats(const v1::GetStatsResponse& stats);
 
 // One picture for each step of `timeline`.

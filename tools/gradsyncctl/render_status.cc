@@ -89,7 +89,7 @@ std::string Jobs(const v1::GetStatusResponse& status) {
                   WaitingFor(job)});
     if (!job.failure().empty()) table.AddNote(absl::StrCat("  failed: ", job.failure()));
   }
-  return table.Render();
+  return table.empty() ? "" : table.Render();
 }
 
 std::string Layouts(const v1::GetStatusResponse& status) {
@@ -109,13 +109,31 @@ std::string Layouts(const v1::GetStatusResponse& status) {
                     layout.waiting_for().empty() ? "-" : layout.waiting_for()});
     }
   }
-  return table.empty() ? "" : absl::StrCat("\n", table.Render());
+  return table.empty() ? "" : table.Render();
+}
+
+// A rank of another node: its process and memory are known there.
+std::vector<std::string> RankRow(const std::string& job, const v1::SessionStatus& session) {
+  if (!session.node().empty()) {
+    return {
+        absl::StrCat(session.rank()), job, session.state(), session.node(), "-", "-", "-", "-", ""};
+  }
+  return {absl::StrCat(session.rank()),
+          job,
+          session.state(),
+          "here",
+          session.pid() == 0 ? "unknown" : absl::StrCat(session.pid()),
+          absl::StrCat(session.incarnation()),
+          FormatUptime(session.connected_s()),
+          FormatBytes(session.arena_bytes()),
+          session.client()};
 }
 
 std::string Ranks(const v1::GetStatusResponse& status) {
   TextTable table({{"RANK", kRight},
                    {"JOB"},
                    {"STATE"},
+                   {"NODE"},
                    {"PID"},
                    {"INCARNATION", kRight},
                    {"CONNECTED"},
@@ -123,32 +141,41 @@ std::string Ranks(const v1::GetStatusResponse& status) {
                    {"CLIENT"}});
   for (const v1::JobStatus& job : status.jobs()) {
     for (const v1::SessionStatus& session : job.sessions()) {
-      table.AddRow({absl::StrCat(session.rank()), job.job_id(), session.state(),
-                    session.pid() == 0 ? "unknown" : absl::StrCat(session.pid()),
-                    absl::StrCat(session.incarnation()), FormatUptime(session.connected_s()),
-                    FormatBytes(session.arena_bytes()), session.client()});
+      table.AddRow(RankRow(job.job_id(), session));
     }
   }
-  return table.empty() ? "" : absl::StrCat("\n", table.Render());
+  for (const v1::RemoteJobStatus& job : status.remote_jobs()) {
+    for (const v1::SessionStatus& session : job.sessions()) {
+      table.AddRow(RankRow(job.job_id(), session));
+    }
+  }
+  return table.empty() ? "" : table.Render();
 }
 
 }  // namespace
 
 std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks) {
-  std::string text = absl::StrCat(
-      "gradsyncd ", Printable(status.version()), ": ", StateName(status.state()), ", up ",
-      FormatUptime(status.uptime_s()), ", pid ", status.pid(), ", socket ",
-      Printable(status.socket()), "\n", status.reduce_threads(),
-      status.reduce_threads() == 1 ? " reduce thread" : " reduce threads", " (",
-      Printable(status.simd()), "), arenas ", FormatBytes(status.arena_bytes()), "\n\n");
-  if (status.jobs().empty()) {
-    absl::StrAppend(&text, "no jobs\n");
-  } else {
-    absl::StrAppend(&text, Jobs(status), Layouts(status), with_ranks ? Ranks(status) : "");
+  std::string text =
+      absl::StrCat("gradsyncd ", Printable(status.version()), ": ", StateName(status.state()),
+                   ", up ", FormatUptime(status.uptime_s()), ", pid ", status.pid(), ", socket ",
+                   Printable(status.socket()), "\n", status.reduce_threads(),
+                   status.reduce_threads() == 1 ? " reduce thread" : " reduce threads", " (",
+                   Printable(status.simd()), "), arenas ", FormatBytes(status.arena_bytes()), "\n");
+  if (!status.peer_address().empty()) {
+    absl::StrAppend(&text, "node ", Printable(status.node_name()), ", heard by other nodes at ",
+                    Printable(status.peer_address()), "\n");
   }
-  if (!status.warnings().empty()) absl::StrAppend(&text, "\n");
+  const bool no_jobs = status.jobs().empty() && status.remote_jobs().empty();
+  for (const std::string& part : {no_jobs ? "no jobs\n" : Jobs(status), Layouts(status),
+                                  RenderNodes(status), with_ranks ? Ranks(status) : ""}) {
+    if (!part.empty()) absl::StrAppend(&text, "\n", part);
+  }
+  if (!status.warnings().empty() || !status.notices().empty()) absl::StrAppend(&text, "\n");
   for (const std::string& warning : status.warnings()) {
     absl::StrAppend(&text, "WARN  ", Printable(warning), "\n");
+  }
+  for (const std::string& notice : status.notices()) {
+    absl::StrAppend(&text, "NOTE  ", Printable(notice), "\n");
   }
   return text;
 }

@@ -47,14 +47,28 @@ std::vector<std::string> JobIds(const v1::GetStatusResponse& status) {
   return ids;
 }
 
+// OK unless all that there is of a job is ranks: statistics and timelines are its coordinator's.
+absl::Status CheckCoordinatedHere(const v1::GetStatusResponse& status) {
+  if (!status.jobs().empty() || status.remote_jobs().empty()) return absl::OkStatus();
+  const v1::RemoteJobStatus& job = status.remote_jobs(0);
+  return absl::FailedPreconditionError(
+      absl::StrCat("job ", job.job_id(), " is coordinated by the daemon of node ",
+                   job.node_name().empty() ? "(unknown)" : job.node_name(), " at ",
+                   job.coordinator(), ": ask there"));
+}
+
 // The status of `job`, or of all jobs if it is empty. NOT_FOUND: no such job, and which there are.
 absl::StatusOr<v1::GetStatusResponse> AskStatus(const std::string& job,
                                                 DaemonConnection* connection) {
   absl::StatusOr<v1::GetStatusResponse> status = connection->GetStatus(job);
-  if (!status.ok() || job.empty() || !status->jobs().empty()) return status;
+  if (!status.ok() || job.empty() || !status->jobs().empty() || !status->remote_jobs().empty()) {
+    return status;
+  }
   absl::StatusOr<v1::GetStatusResponse> all = connection->GetStatus("");
   if (!all.ok()) return all;
-  return NoSuch("job", job, JobIds(*all));
+  std::vector<std::string> ids = JobIds(*all);
+  for (const v1::RemoteJobStatus& remote : all->remote_jobs()) AddOnce(remote.job_id(), &ids);
+  return NoSuch("job", job, ids);
 }
 
 absl::StatusOr<Answer> AnswerStatus(const CtlArguments& arguments, DaemonConnection* connection) {
@@ -68,6 +82,9 @@ absl::StatusOr<Answer> AnswerStatus(const CtlArguments& arguments, DaemonConnect
 absl::StatusOr<Answer> AnswerStats(const CtlArguments& arguments, DaemonConnection* connection) {
   absl::StatusOr<v1::GetStatusResponse> status = AskStatus(arguments.job, connection);
   if (!status.ok()) return std::move(status).status();
+  if (!arguments.job.empty()) {
+    if (absl::Status here = CheckCoordinatedHere(*status); !here.ok()) return here;
+  }
   absl::StatusOr<v1::GetStatsResponse> stats = connection->GetStats(arguments.job);
   if (!stats.ok()) return std::move(stats).status();
   const HealthReport report = JudgeStatus(*status);
@@ -116,6 +133,7 @@ absl::StatusOr<std::string> ChooseLayout(const std::string& job, const std::stri
 absl::StatusOr<Answer> AnswerTimeline(const CtlArguments& arguments, DaemonConnection* connection) {
   absl::StatusOr<v1::GetStatusResponse> status = AskStatus(arguments.job, connection);
   if (!status.ok()) return std::move(status).status();
+  if (absl::Status here = CheckCoordinatedHere(*status); !here.ok()) return here;
   const absl::StatusOr<std::string> job = ChooseJob(*status);
   if (!job.ok()) return job.status();
   const absl::StatusOr<std::string> layout = ChooseLayout(*job, arguments.layout, *status);
