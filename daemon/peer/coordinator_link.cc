@@ -421,10 +421,16 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
 
 void CoordinatorLink::EndRanks(const absl::Status& why) {
   std::vector<std::shared_ptr<RemoteRank>> ranks;
+  std::vector<Waiting> waiting;
+  bool dialing = false;
   {
     MutexLock lock(&mutex_);
     for (const auto& [incarnation, rank] : ranks_) ranks.push_back(rank);
+    waiting.swap(waiting_);
+    dialing = state_ == State::kDialing;
   }
+  for (const Waiting& one : waiting) one.joined(why);
+  if (dialing) Cancel();
   for (const auto& rank : ranks) rank->Lose(rank->rank(), rank->incarnation(), why);
 }
 

@@ -59,7 +59,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
             const std::function<void(absl::StatusOr<Joined>)>& joined);
 
   void Tick(std::uint64_t now_ns);
-  // Ranks' sessions must end with `why`: the daemon stops.
+  // Ranks' sessions must end with `why`, those that still wait for the coordinator too: the daemon
+  // stops.
   void EndRanks(const absl::Status& why);
   bool ended();
   // No rank speaks over it.
