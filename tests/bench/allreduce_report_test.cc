@@ -36,6 +36,12 @@ TEST(QuantileTest, IsTheNearestRank) {
   EXPECT_EQ(Quantile({7}, 0.5), 7);
 }
 
+AllReduceRun RunOf(std::uint32_t ranks) {
+  AllReduceRun run;
+  run.ranks = ranks;
+  return run;
+}
+
 // The machine becomes ten times slower halfway: pairs do not notice.
 TEST(AllReduceReportTest, RatiosArePairedByIteration) {
   const std::vector<Score> scores = {
@@ -43,7 +49,7 @@ TEST(AllReduceReportTest, RatiosArePairedByIteration) {
       ScoreOf(Implementation::kGradsync, {100, 100, 1000, 1000, 1000}),
       ScoreOf(Implementation::kGloo, {500, 500, 5000, 5000, 5000}),
   };
-  const std::vector<AllReduceRow> rows = MakeRows(scores, 1'000'000, 4, DataType::kFloat32);
+  const std::vector<AllReduceRow> rows = MakeRows(scores, 1'000'000, RunOf(4));
   ASSERT_EQ(rows.size(), 3u);
   EXPECT_THAT(rows[0].roofline_ratio_p50, Optional(DoubleEq(1.0)));
   EXPECT_THAT(rows[1].roofline_ratio_p50, Optional(DoubleEq(0.8)));
@@ -54,25 +60,45 @@ TEST(AllReduceReportTest, RatiosArePairedByIteration) {
 
 TEST(AllReduceReportTest, BandwidthsAreThoseOfNcclTests) {
   const AllReduceRow row =
-      MakeRows({ScoreOf(Implementation::kGloo, {100})}, 1'000'000, 4, DataType::kFloat32)[0];
+      MakeRows({ScoreOf(Implementation::kGloo, {100})}, 1'000'000, RunOf(4))[0];
   EXPECT_DOUBLE_EQ(row.algbw_gbps, 10.0);
   EXPECT_DOUBLE_EQ(row.busbw_gbps, 15.0);
   EXPECT_DOUBLE_EQ(row.cpu_seconds, 200e-6);
 }
 
 TEST(AllReduceReportTest, JsonHasTheAgreedKeysAlone) {
-  const nlohmann::json list =
-      ToJson(MakeRows({ScoreOf(Implementation::kGloo, {100})}, 4096, 2, DataType::kFloat16));
+  AllReduceRun run = RunOf(2);
+  run.dtype = DataType::kFloat16;
+  const nlohmann::json list = ToJson(MakeRows({ScoreOf(Implementation::kGloo, {100})}, 4096, run));
   ASSERT_EQ(list.size(), 1u);
   std::set<std::string> keys;
   for (const auto& [key, value] : list[0].items()) keys.insert(key);
-  EXPECT_EQ(keys,
-            (std::set<std::string>{"impl", "bytes", "ranks", "dtype", "time_us_p50", "time_us_p99",
-                                   "algbw_gbps", "busbw_gbps", "wrong", "cpu_seconds",
-                                   "roofline_ratio_p50", "roofline_ratio_p10"}));
+  EXPECT_EQ(keys, (std::set<std::string>{"impl", "bytes", "ranks", "nodes", "rate", "dtype",
+                                         "time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps",
+                                         "wrong", "cpu_seconds", "roofline_ratio_p50",
+                                         "roofline_ratio_p10", "wire_utilisation"}));
   EXPECT_EQ(list[0]["impl"], "gloo");
   EXPECT_EQ(list[0]["dtype"], "float16");
   EXPECT_TRUE(list[0]["roofline_ratio_p50"].is_null()) << "no roofline ran";
+  EXPECT_EQ(list[0]["nodes"], 1);
+  EXPECT_TRUE(list[0]["rate"].is_null());
+  EXPECT_TRUE(list[0]["wire_utilisation"].is_null());
+}
+
+// 2 nodes: each sends the whole size once, 10^6 bytes in 8 ms of 1 Gbit/s; 3: four thirds of it.
+TEST(AllReduceReportTest, TheWireIsBusyWithTheFewestBytes) {
+  AllReduceRun run = RunOf(4);
+  run.nodes = 2;
+  run.bits_per_second = 1'000'000'000;
+  const std::vector<Score> scores = {ScoreOf(Implementation::kGradsync, {10'000})};
+  const AllReduceRow row = MakeRows(scores, 1'000'000, run)[0];
+  EXPECT_THAT(row.wire_utilisation, Optional(DoubleEq(0.8)));
+  EXPECT_THAT(TableHead(run), HasSubstr("wire"));
+  EXPECT_THAT(TableRow(row), HasSubstr(" 0.800 "));
+  EXPECT_EQ(ToJson({row})[0]["rate"], "1gbit");
+  EXPECT_EQ(ToJson({row})[0]["nodes"], 2);
+  run.nodes = 3;
+  EXPECT_THAT(MakeRows(scores, 750'000, run)[0].wire_utilisation, Optional(DoubleEq(0.8)));
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ TEST_F(BenchTest, EveryImplementationAverages) {
   std::map<std::string, int> rows;
   for (const nlohmann::json& row : document()) {
     ++rows[row["impl"]];
-    EXPECT_EQ(row.size(), 12u);
+    EXPECT_EQ(row.size(), 15u);
     EXPECT_EQ(row["ranks"], 2);
     EXPECT_EQ(row["dtype"], "float32");
     EXPECT_EQ(row["wrong"], 0) << row;
@@ -137,6 +137,39 @@ TEST_F(BenchTest, EveryTypeAveragesOverAnOddNumberOfBusyRanks) {
       EXPECT_EQ(row["wrong"], 0) << row;
     }
   }
+  ExpectNothingLeft();
+}
+
+// On loopback addresses where namespaces cannot be made, which the bench says.
+TEST_F(BenchTest, NodesAverageOverTheirLinks) {
+  ASSERT_EQ(Run({"allreduce", "--nodes", "2", "--rate", "1gbit", "-b", "64K", "-e", "64K", "-n",
+                 "3", "-w", "1", "--json", json()}),
+            0)
+      << errors();
+  std::map<std::string, int> rows;
+  const bool limited = absl::StrContains(output(), "links of 1gbit");
+  for (const nlohmann::json& row : document()) {
+    ++rows[row["impl"]];
+    EXPECT_EQ(row["ranks"], 4);
+    EXPECT_EQ(row["nodes"], 2);
+    EXPECT_EQ(row["wrong"], 0) << row;
+    EXPECT_TRUE(row["roofline_ratio_p50"].is_null());
+    EXPECT_EQ(row["wire_utilisation"].is_number(), limited) << row;
+    EXPECT_EQ(row["rate"], limited ? nlohmann::json("1gbit") : nlohmann::json()) << row;
+  }
+  EXPECT_EQ(rows, (std::map<std::string, int>{{"gradsync", 1}, {"gloo", 1}}));
+  EXPECT_THAT(output(), HasSubstr(limited ? "2 network namespaces" : "--rate is not kept"));
+  EXPECT_THAT(output(), HasSubstr("times as fast as gloo"));
+  ExpectNothingLeft();
+}
+
+TEST_F(BenchTest, HandoffMeasuresTheWayThroughTheCoordinator) {
+  ASSERT_EQ(
+      Run({"handoff", "--nodes", "3", "--ranks", "1", "-n", "3", "-w", "1", "--json", json()}), 0)
+      << errors();
+  EXPECT_EQ(document()["ranks"], 3);
+  EXPECT_EQ(document()["nodes"], 3);
+  EXPECT_GT(document()["ready_to_done_us_p50"].get<double>(), 0);
   ExpectNothingLeft();
 }
 

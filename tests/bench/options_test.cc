@@ -69,6 +69,22 @@ TEST(OptionsTest, ReadsNcclTestsSpelling) {
   EXPECT_EQ(options->daemon, "/bin/d");
 }
 
+TEST(OptionsTest, CountsRanksPerNode) {
+  const absl::StatusOr<Options> options =
+      ParseOptions({"allreduce", "--nodes", "4", "--ranks", "1", "--rate", "100mbit"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->nodes, 4u);
+  EXPECT_EQ(options->ranks, 1u);
+  EXPECT_EQ(options->bits_per_second, 100'000'000u);
+  EXPECT_TRUE(ParseOptions({"handoff", "--nodes", "2"}).ok());
+  EXPECT_THAT(Fault({"allreduce", "--ranks", "1"}), HasSubstr("1 ranks in all, must be 2 to 8"));
+  EXPECT_THAT(Fault({"allreduce", "--nodes", "3", "--ranks", "3"}),
+              HasSubstr("--ranks 3 on --nodes 3: 9 ranks in all, must be 2 to 8"));
+  EXPECT_THAT(Fault({"allreduce", "--rate", "1gbit"}), HasSubstr("--rate is of the links between"));
+  EXPECT_THAT(Fault({"allreduce", "--nodes", "2", "--impl", "gradsync,openmpi"}),
+              HasSubstr("--impl openmpi is of one node alone"));
+}
+
 TEST(OptionsTest, MeasuresTheLargestSizeEvenBetweenTwoFactors) {
   Options options;
   options.begin_bytes = 64 << 10;
@@ -91,9 +107,11 @@ TEST(OptionsTest, HelpWinsOverAnythingElse) {
 }
 
 TEST(OptionsTest, NamesEveryFault) {
-  const std::string fault = Fault({"allreduce", "--ranks", "1", "--dtype", "int8", "-b", "64KB",
-                                   "--verbose", "--busy=no", "-f", "1", "--impl", "nccl"});
-  EXPECT_THAT(fault, HasSubstr("--ranks 1: must be a number from 2 to 8"));
+  const std::string fault =
+      Fault({"allreduce", "--ranks", "9", "--dtype", "int8", "-b", "64KB", "--verbose", "--busy=no",
+             "-f", "1", "--impl", "nccl", "--rate", "fast"});
+  EXPECT_THAT(fault, HasSubstr("--ranks 9: must be a number from 1 to 8"));
+  EXPECT_THAT(fault, HasSubstr("--rate fast: must be a rate like 1gbit"));
   EXPECT_THAT(fault, HasSubstr("--dtype int8: must be float32"));
   EXPECT_THAT(fault, HasSubstr("-b 64KB: must be a size"));
   EXPECT_THAT(fault, HasSubstr("unknown argument: --verbose"));

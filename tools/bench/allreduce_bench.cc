@@ -22,13 +22,23 @@ void Print(const std::string& text) {
   std::fflush(stdout);
 }
 
-std::string Head(const Options& options, const Lineup& lineup) {
-  std::string text =
-      absl::StrCat("# gradsync-bench allreduce: ", options.ranks, " ranks, ",
-                   DataTypeName(options.dtype), ", ", options.busy ? "busy" : "idle", " trainers, ",
-                   lineup.contest.threads, " reduce threads\n# ", DescribeMachine(), "\n");
+AllReduceRun RunOf(const Options& options, const Lineup& lineup) {
+  AllReduceRun run;
+  run.ranks = options.ranks * options.nodes;
+  run.nodes = options.nodes;
+  run.dtype = options.dtype;
+  run.bits_per_second = lineup.bits_per_second;
+  return run;
+}
+
+std::string Head(const AllReduceRun& run, const Lineup& lineup) {
+  const ContestOptions& contest = lineup.contest;
+  std::string text = absl::StrCat("# gradsync-bench allreduce: ", contest.ranks, " ranks");
+  if (run.nodes > 1) absl::StrAppend(&text, " on each of ", run.nodes, " nodes");
+  absl::StrAppend(&text, ", ", DataTypeName(run.dtype), ", ", contest.busy ? "busy" : "idle",
+                  " trainers, ", contest.threads, " reduce threads\n# ", DescribeMachine(), "\n");
   for (const std::string& note : lineup.notes) absl::StrAppend(&text, "# ", note, "\n");
-  return text + TableHead();
+  return text + TableHead(run);
 }
 
 }  // namespace
@@ -40,7 +50,8 @@ absl::Status RunAllReduceBench(const Options& options) {
   if (!json.ok()) return json.status();
   absl::StatusOr<std::unique_ptr<Contest>> contest = Contest::Start(lineup->contest);
   if (!contest.ok()) return contest.status();
-  Print(Head(options, *lineup));
+  const AllReduceRun run = RunOf(options, *lineup);
+  Print(Head(run, *lineup));
   std::vector<AllReduceRow> rows;
   std::uint64_t wrong = 0;
   for (const std::uint64_t bytes : Sizes(options)) {
@@ -51,7 +62,7 @@ absl::Status RunAllReduceBench(const Options& options) {
                                [&progress](std::uint64_t done) { progress.Done(done); });
     }
     if (!scores.ok()) return scores.status();
-    for (const AllReduceRow& row : MakeRows(*scores, bytes, options.ranks, options.dtype)) {
+    for (const AllReduceRow& row : MakeRows(*scores, bytes, run)) {
       Print(TableRow(row));
       wrong += row.wrong;
       rows.push_back(row);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "tools/bench/byte_size.h"
 #include "tools/bench/quantile.h"
+#include "tools/virtual_network/bit_rate.h"
 
 namespace gradsync::bench {
 namespace {
@@ -27,6 +28,9 @@ std::vector<double> PairedRatios(const Score& one, const Score& other) {
   return ratios;
 }
 
+// Of its buffer, what each of n members must send, and receive: nccl-tests' busbw / algbw.
+double BusFactor(std::uint32_t members) { return 2.0 * (members - 1) / members; }
+
 nlohmann::json Number(const std::optional<double>& value) {
   return value.has_value() ? nlohmann::json(*value) : nlohmann::json();
 }
@@ -34,7 +38,7 @@ nlohmann::json Number(const std::optional<double>& value) {
 }  // namespace
 
 std::vector<AllReduceRow> MakeRows(const std::vector<Score>& scores, std::uint64_t bytes,
-                                   std::uint32_t ranks, DataType dtype) {
+                                   const AllReduceRun& run) {
   const Score* const roofline = Find(scores, Implementation::kRoofline);
   std::vector<AllReduceRow> rows;
   for (const Score& score : scores) {
@@ -47,18 +51,22 @@ std::vector<AllReduceRow> MakeRows(const std::vector<Score>& scores, std::uint64
     AllReduceRow row;
     row.implementation = score.implementation;
     row.bytes = bytes;
-    row.ranks = ranks;
-    row.dtype = dtype;
+    row.run = run;
     row.time_us_p50 = Quantile(times_us, 0.5);
     row.time_us_p99 = Quantile(times_us, 0.99);
     row.algbw_gbps = static_cast<double>(bytes) / row.time_us_p50 / 1e3;
-    row.busbw_gbps = row.algbw_gbps * 2 * (ranks - 1) / ranks;
+    row.busbw_gbps = row.algbw_gbps * BusFactor(run.ranks);
     row.wrong = score.wrong;
     row.cpu_seconds = cpu_ns / 1e9 / static_cast<double>(score.turns.size());
     if (roofline != nullptr) {
       const std::vector<double> ratios = PairedRatios(score, *roofline);
       row.roofline_ratio_p50 = Quantile(ratios, 0.5);
       row.roofline_ratio_p10 = Quantile(ratios, 0.1);
+    }
+    if (run.bits_per_second > 0) {
+      const double bits = 8 * static_cast<double>(bytes) * BusFactor(run.nodes);
+      row.wire_utilisation =
+          bits / static_cast<double>(run.bits_per_second) / (row.time_us_p50 / 1e6);
     }
     rows.push_back(row);
   }
@@ -69,13 +77,13 @@ double PairedSpeed(const Score& one, const Score& other) {
   return Quantile(PairedRatios(one, other), 0.5);
 }
 
-std::string TableHead() {
+std::string TableHead(const AllReduceRun& run) {
   return absl::StrFormat("# %10s %11s %9s %9s %11s %11s %8s %8s %8s %11s %10s\n", "size", "count",
                          "type", "impl", "time p50", "time p99", "algbw", "busbw", "#wrong",
-                         "ratio", "cpu") +
+                         run.nodes > 1 ? "wire" : "ratio", "cpu") +
          absl::StrFormat("# %10s %11s %9s %9s %11s %11s %8s %8s %8s %11s %10s\n", "(B)",
-                         "(elements)", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "p50  p10",
-                         "(s)");
+                         "(elements)", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", "",
+                         run.nodes > 1 ? "" : "p50  p10", "(s)");
 }
 
 std::string TableRow(const AllReduceRow& row) {
@@ -83,10 +91,12 @@ std::string TableRow(const AllReduceRow& row) {
   if (row.roofline_ratio_p50.has_value()) {
     ratio = absl::StrFormat("%.2f %.2f", *row.roofline_ratio_p50, *row.roofline_ratio_p10);
   }
+  if (row.wire_utilisation.has_value()) ratio = absl::StrFormat("%.3f", *row.wire_utilisation);
   return absl::StrFormat("  %10d %11d %9s %9s %11.1f %11.1f %8.2f %8.2f %8d %11s %10.6f\n",
-                         row.bytes, row.bytes / ItemSize(row.dtype), DataTypeName(row.dtype),
-                         ImplementationName(row.implementation), row.time_us_p50, row.time_us_p99,
-                         row.algbw_gbps, row.busbw_gbps, row.wrong, ratio, row.cpu_seconds);
+                         row.bytes, row.bytes / ItemSize(row.run.dtype),
+                         DataTypeName(row.run.dtype), ImplementationName(row.implementation),
+                         row.time_us_p50, row.time_us_p99, row.algbw_gbps, row.busbw_gbps,
+                         row.wrong, ratio, row.cpu_seconds);
 }
 
 std::string SpeedLine(const std::vector<Score>& scores, std::uint64_t bytes) {
@@ -106,10 +116,15 @@ std::string SpeedLine(const std::vector<Score>& scores, std::uint64_t bytes) {
 nlohmann::json ToJson(const std::vector<AllReduceRow>& rows) {
   nlohmann::json list = nlohmann::json::array();
   for (const AllReduceRow& row : rows) {
+    const std::uint64_t bits_per_second = row.run.bits_per_second;
+    const nlohmann::json rate =
+        bits_per_second == 0 ? nlohmann::json() : nlohmann::json(FormatBitRate(bits_per_second));
     list.push_back({{"impl", std::string(ImplementationName(row.implementation))},
                     {"bytes", row.bytes},
-                    {"ranks", row.ranks},
-                    {"dtype", DataTypeName(row.dtype)},
+                    {"ranks", row.run.ranks},
+                    {"nodes", row.run.nodes},
+                    {"rate", rate},
+                    {"dtype", DataTypeName(row.run.dtype)},
                     {"time_us_p50", row.time_us_p50},
                     {"time_us_p99", row.time_us_p99},
                     {"algbw_gbps", row.algbw_gbps},
@@ -117,7 +132,8 @@ nlohmann::json ToJson(const std::vector<AllReduceRow>& rows) {
                     {"wrong", row.wrong},
                     {"cpu_seconds", row.cpu_seconds},
                     {"roofline_ratio_p50", Number(row.roofline_ratio_p50)},
-                    {"roofline_ratio_p10", Number(row.roofline_ratio_p10)}});
+                    {"roofline_ratio_p10", Number(row.roofline_ratio_p10)},
+                    {"wire_utilisation", Number(row.wire_utilisation)}});
   }
   return list;
 }

@@ -15,12 +15,19 @@
 
 namespace gradsync::bench {
 
+// What all rows of a run have in common.
+struct AllReduceRun {
+  std::uint32_t ranks = 0;  // of all nodes
+  std::uint32_t nodes = 1;
+  DataType dtype = DataType::kFloat32;
+  std::uint64_t bits_per_second = 0;  // of each node's link, each way; 0: unlimited
+};
+
 // One implementation at one size.
 struct AllReduceRow {
   Implementation implementation = Implementation::kRoofline;
   std::uint64_t bytes = 0;
-  std::uint32_t ranks = 0;
-  DataType dtype = DataType::kFloat32;
+  AllReduceRun run;
   double time_us_p50 = 0;
   double time_us_p99 = 0;
   double algbw_gbps = 0;  // 10^9 bytes/s at the p50
@@ -30,17 +37,20 @@ struct AllReduceRow {
   // The roofline's time / this time, paired by iteration; none without a roofline.
   std::optional<double> roofline_ratio_p50;
   std::optional<double> roofline_ratio_p10;
+  // Share of the p50 for which a node's link must be busy, each way, without headers: with the
+  // fewest bytes, 2(n-1)/n of the size over n nodes. None where links are unlimited.
+  std::optional<double> wire_utilisation;
 };
 
 // In the order of `scores`.
 std::vector<AllReduceRow> MakeRows(const std::vector<Score>& scores, std::uint64_t bytes,
-                                   std::uint32_t ranks, DataType dtype);
+                                   const AllReduceRun& run);
 
 // The median of other.time / one.time over the iterations: how many times as fast `one` is.
 double PairedSpeed(const Score& one, const Score& other);
 
 // Two lines, each with a newline.
-std::string TableHead();
+std::string TableHead(const AllReduceRun& run);
 std::string TableRow(const AllReduceRow& row);
 // "# 25M: gradsync is 3.1 times as fast as openmpi, ...", or "" if there is nobody to compare with.
 std::string SpeedLine(const std::vector<Score>& scores, std::uint64_t bytes);

@@ -14,7 +14,10 @@ absl::Status Contender::SetUp(std::uint64_t bytes) {
 absl::Status Contender::TearDown() { return team_->Do(Phase::kTearDown); }
 
 std::int64_t Contender::HelpersCpuNs() const {
-  return team_->LauncherCpuNs() + (server_ == nullptr ? 0 : ProcessCpuNs(server_->pid()));
+  std::int64_t cpu_ns = team_->LauncherCpuNs();
+  if (servers_ == nullptr) return cpu_ns;
+  for (const ChildProcess& server : *servers_) cpu_ns += ProcessCpuNs(server.pid());
+  return cpu_ns;
 }
 
 absl::StatusOr<Turn> Contender::Take(std::uint64_t iteration, bool check_all) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -31,9 +32,9 @@ struct Turn {
 // (SetUp Take* TearDown)*. Used by the main thread. Statuses are those of RankTeam::Do().
 class Contender {
  public:
-  // `server`: the process that reduces for the ranks, if there is one; outlives the contender.
-  Contender(std::unique_ptr<RankTeam> team, const ChildProcess* server)
-      : team_(std::move(team)), server_(server) {}
+  // `servers`: the processes that reduce for the ranks, if there are such; outlive the contender.
+  Contender(std::unique_ptr<RankTeam> team, const std::vector<ChildProcess>* servers)
+      : team_(std::move(team)), servers_(servers) {}
   virtual ~Contender() = default;
 
   Implementation implementation() const { return team_->implementation(); }
@@ -54,7 +55,7 @@ class Contender {
   std::int64_t HelpersCpuNs() const;
 
   const std::unique_ptr<RankTeam> team_;
-  const ChildProcess* const server_;
+  const std::vector<ChildProcess>* const servers_;
 };
 
 }  // namespace gradsync::bench

@@ -20,7 +20,8 @@ absl::StatusOr<std::unique_ptr<Contest>> Contest::Start(const ContestOptions& op
   if (!control.ok()) return control.status();
   contest->control_ = *std::move(control);
   ControlBlock* const block = AsControlBlock(contest->control_);
-  block->ranks = options.ranks;
+  block->nodes = options.network == nullptr ? 1 : options.network->nodes();
+  block->ranks = options.ranks * block->nodes;
   block->dtype = options.dtype;
   block->busy = options.busy;
   const std::string& path = contest->directory_.path();
@@ -28,6 +29,11 @@ absl::StatusOr<std::unique_ptr<Contest>> Contest::Start(const ContestOptions& op
     return absl::InvalidArgumentError(absl::StrCat(path, " is too long; set TMPDIR"));
   }
   std::memcpy(block->directory, path.c_str(), path.size() + 1);
+  for (std::uint32_t node = 0; node < block->nodes; ++node) {
+    const std::string address =
+        options.network == nullptr ? "127.0.0.1" : options.network->address(static_cast<int>(node));
+    std::strncpy(block->addresses[node], address.c_str(), kMaxAddress - 1);
+  }
   for (const Implementation implementation : options.implementations) {
     absl::Status status = contest->StartContender(options, implementation);
     if (!status.ok()) return status;
@@ -39,7 +45,7 @@ absl::Status Contest::StartContender(const ContestOptions& options, Implementati
   RankTeamOptions team_options;
   team_options.implementation = implementation;
   team_options.control = &control_;
-  const ChildProcess* server = nullptr;
+  team_options.network = options.network;
   // Open MPI's shared memory has a name until every rank has mapped it. Removed then: it would
   // outlive a bench that is killed.
   TemporaryDirectory shared_directory;
@@ -52,11 +58,8 @@ absl::Status Contest::StartContender(const ContestOptions& options, Implementati
     if (!launcher.ok()) return launcher.status();
     team_options.launcher = *std::move(launcher);
   } else if (implementation == Implementation::kGradsync) {
-    absl::StatusOr<ChildProcess> daemon =
-        StartDaemon(options.daemon, directory_.path(), options.threads);
-    if (!daemon.ok()) return daemon.status();
-    daemon_ = *std::move(daemon);
-    server = &daemon_;
+    absl::Status status = StartDaemons(options);
+    if (!status.ok()) return status;
   }
   absl::StatusOr<std::unique_ptr<RankTeam>> team = RankTeam::Start(team_options);
   if (!team.ok()) return team.status();
@@ -64,17 +67,48 @@ absl::Status Contest::StartContender(const ContestOptions& options, Implementati
     contenders_.push_back(
         std::make_unique<RooflineContender>(*std::move(team), options.dtype, options.threads));
   } else {
-    contenders_.push_back(std::make_unique<Contender>(*std::move(team), server));
+    contenders_.push_back(std::make_unique<Contender>(
+        *std::move(team), implementation == Implementation::kGradsync ? &daemons_ : nullptr));
   }
   return absl::OkStatus();
 }
 
-absl::Status Contest::WithDaemonLog(const absl::Status& status,
-                                    Implementation implementation) const {
+absl::Status Contest::StartDaemons(const ContestOptions& options) {
+  ControlBlock* const block = AsControlBlock(control_);
+  for (std::uint32_t node = 0; node < block->nodes; ++node) {
+    DaemonOptions daemon;
+    daemon.program = options.daemon;
+    daemon.directory = directory_.path();
+    daemon.node = node;
+    daemon.reduce_threads = options.threads;
+    std::vector<std::string> prefix;
+    if (options.network != nullptr) {
+      daemon.address = block->addresses[node];
+      prefix = options.network->CommandPrefix(static_cast<int>(node));
+    }
+    absl::StatusOr<ChildProcess> process = ChildProcess::Start(
+        DaemonCommand(daemon, std::move(prefix)), DaemonLog(directory_.path(), node));
+    if (!process.ok()) return process.status();
+    daemons_.push_back(*std::move(process));
+  }
+  if (options.network == nullptr) return absl::OkStatus();
+  const absl::StatusOr<std::string> coordinator = AwaitPeerAddress(directory_.path(), 0);
+  if (!coordinator.ok()) return WithDaemonLogs(coordinator.status(), Implementation::kGradsync);
+  std::strncpy(block->coordinator, coordinator->c_str(), kMaxAddress - 1);
+  return absl::OkStatus();
+}
+
+absl::Status Contest::WithDaemonLogs(const absl::Status& status,
+                                     Implementation implementation) const {
   if (implementation != Implementation::kGradsync || absl::IsCancelled(status)) return status;
-  return absl::Status(status.code(), absl::StrCat(status.message(), "\ngradsyncd ",
-                                                  daemon_.Running() ? "runs" : "has ended",
-                                                  " and says:\n", daemon_.LastOutput()));
+  std::string text(status.message());
+  for (std::size_t node = 0; node < daemons_.size(); ++node) {
+    absl::StrAppend(&text, "\ngradsyncd",
+                    daemons_.size() > 1 ? absl::StrCat(" of node ", node) : "",
+                    daemons_[node].Running() ? " runs" : " has ended", " and says:\n",
+                    daemons_[node].LastOutput());
+  }
+  return absl::Status(status.code(), text);
 }
 
 absl::StatusOr<std::vector<Score>> Contest::Run(
@@ -85,7 +119,7 @@ absl::StatusOr<std::vector<Score>> Contest::Run(
     scores[i].implementation = contenders_[i]->implementation();
     scores[i].turns.reserve(iterations);
     absl::Status status = contenders_[i]->SetUp(bytes);
-    if (!status.ok()) return WithDaemonLog(status, scores[i].implementation);
+    if (!status.ok()) return WithDaemonLogs(status, scores[i].implementation);
   }
   const std::uint64_t total = warmup + iterations;
   for (std::uint64_t iteration = 0; iteration < total; ++iteration) {
@@ -106,7 +140,7 @@ absl::Status Contest::Iterate(std::uint64_t iteration, bool warm, bool check_all
   for (std::size_t i = 0; i < contenders_.size(); ++i) {
     const std::size_t next = (iteration + i) % contenders_.size();
     absl::StatusOr<Turn> turn = contenders_[next]->Take(iteration, check_all);
-    if (!turn.ok()) return WithDaemonLog(turn.status(), contenders_[next]->implementation());
+    if (!turn.ok()) return WithDaemonLogs(turn.status(), contenders_[next]->implementation());
     Score& score = (*scores)[next];
     score.wrong += turn->wrong;
     if (!warm) score.turns.push_back(*turn);

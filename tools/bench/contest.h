@@ -19,15 +19,18 @@
 #include "tools/bench/implementation.h"
 #include "tools/bench/shared_region.h"
 #include "tools/bench/temporary_directory.h"
+#include "tools/virtual_network/virtual_network.h"
 
 namespace gradsync::bench {
 
 struct ContestOptions {
   std::vector<Implementation> implementations;
-  std::uint32_t ranks = 2;
+  std::uint32_t ranks = 2;  // of each node
+  // Of the nodes; null: this machine is the only one. Outlives the contest.
+  const VirtualNetwork* network = nullptr;
   DataType dtype = DataType::kFloat32;
   bool busy = false;          // a computing thread beside each rank during its turn
-  std::uint32_t threads = 1;  // of the roofline and of gradsyncd's reducer
+  std::uint32_t threads = 1;  // of the roofline and of each gradsyncd's reducer
   std::string daemon;         // gradsyncd's path
 };
 
@@ -55,16 +58,17 @@ class Contest {
   Contest() = default;
 
   absl::Status StartContender(const ContestOptions& options, Implementation implementation);
+  absl::Status StartDaemons(const ContestOptions& options);
   absl::Status Iterate(std::uint64_t iteration, bool warm, bool check_all,
                        std::vector<Score>* scores);
 
-  // An error of gradsync's ranks may have its reason in the daemon.
-  absl::Status WithDaemonLog(const absl::Status& status, Implementation implementation) const;
+  // An error of gradsync's ranks may have its reason in a daemon.
+  absl::Status WithDaemonLogs(const absl::Status& status, Implementation implementation) const;
 
   // In order of construction: ranks end before the daemon, and the daemon before its files go.
   TemporaryDirectory directory_;
   SharedRegion control_;
-  ChildProcess daemon_;
+  std::vector<ChildProcess> daemons_;  // by node
   std::vector<std::unique_ptr<Contender>> contenders_;
 };
 

@@ -22,8 +22,10 @@
 
 namespace gradsync::bench {
 
-// One node's GPUs; beyond it sums of the pattern would not be exact in bfloat16.
+// Of all nodes. One machine's GPUs; beyond it sums of the pattern would not be exact in bfloat16.
 inline constexpr std::uint32_t kMaxRanks = 8;
+// Room for an address with its port.
+inline constexpr std::size_t kMaxAddress = 64;
 
 enum class Phase : std::uint32_t {
   kConnect,   // join the other ranks
@@ -73,13 +75,17 @@ struct Team {
 
 struct ControlBlock {
   // Constant once the first process has been started.
-  std::uint32_t ranks;
+  std::uint32_t ranks;  // of all nodes, node by node
+  std::uint32_t nodes;
   DataType dtype;
   bool busy;
-  char directory[128];  // for sockets and rendezvous files
+  char directory[128];                     // for sockets and rendezvous files
+  char addresses[kMaxRanks][kMaxAddress];  // by node
+  char coordinator[kMaxAddress];           // of gradsync's job; empty on one node
 
   Team teams[kImplementations];
 
+  std::uint32_t NodeOf(std::uint32_t rank) const { return rank / (ranks / nodes); }
   Team& team(Implementation implementation) {
     return teams[static_cast<std::size_t>(implementation)];
   }

@@ -1,4 +1,4 @@
-// The bench's own gradsyncd.
+// The bench's own gradsyncd, one on each node.
 
 #ifndef TOOLS_BENCH_DAEMON_PROCESS_H_
 #define TOOLS_BENCH_DAEMON_PROCESS_H_
@@ -8,21 +8,33 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "tools/bench/child_process.h"
 
 namespace gradsync::bench {
 
-// Where Start() puts the socket, in the bench's directory.
-std::string DaemonSocket(const std::string& directory);
+// The socket and the log of a node's daemon in the bench's directory.
+std::string DaemonSocket(const std::string& directory, std::uint32_t node);
+std::string DaemonLog(const std::string& directory, std::uint32_t node);
 
 // The daemon that was built with this bench, or the one beside it, or one in PATH. NOT_FOUND says
 // where it was looked for.
 absl::StatusOr<std::string> FindDaemon();
 
-// Starts `program` with a socket in `directory`. It may not listen yet when this returns; the
-// client library waits for it.
-absl::StatusOr<ChildProcess> StartDaemon(const std::string& program, const std::string& directory,
-                                         std::uint32_t reduce_threads);
+struct DaemonOptions {
+  std::string program;
+  std::string directory;
+  std::uint32_t node = 0;
+  std::uint32_t reduce_threads = 1;
+  // On several nodes: where the other nodes' daemons reach this one, at a port of its choice.
+  std::string address;
+};
+
+// What starts it behind `prefix`, for ChildProcess.
+std::vector<std::string> DaemonCommand(const DaemonOptions& options,
+                                       std::vector<std::string> prefix);
+
+// "host:port" of the other nodes' way to a daemon with an address, once it listens. UNAVAILABLE if
+// it does not within 20 s.
+absl::StatusOr<std::string> AwaitPeerAddress(const std::string& directory, std::uint32_t node);
 
 }  // namespace gradsync::bench
 

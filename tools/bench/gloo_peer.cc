@@ -33,8 +33,8 @@ class GlooPeer final : public Peer {
 
   absl::Status Connect() override {
     return Guard([this] {
-      gloo::transport::tcp::attr loopback("127.0.0.1");
-      auto device = gloo::transport::tcp::CreateDevice(loopback);
+      gloo::transport::tcp::attr attributes(options_.address.c_str());
+      auto device = gloo::transport::tcp::CreateDevice(attributes);
       auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(options_.rank),
                                                                  static_cast<int>(options_.ranks));
       context->setTimeout(std::chrono::seconds(60));

@@ -1,4 +1,4 @@
-// A rank of raw Gloo: TCP over the loopback interface, as PyTorch's DDP on CPUs does it.
+// A rank of raw Gloo: one ring of all ranks by TCP, as PyTorch's DDP on CPUs does it.
 
 #ifndef TOOLS_BENCH_GLOO_PEER_H_
 #define TOOLS_BENCH_GLOO_PEER_H_

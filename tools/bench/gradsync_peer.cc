@@ -22,10 +22,11 @@ class GradsyncPeer final : public Peer {
   // A job of its own for each size, so that the memory of the last one is freed.
   absl::Status SetUp(const Order& order) override {
     SessionOptions session_options;
-    session_options.socket = DaemonSocket(options_.directory);
+    session_options.socket = DaemonSocket(options_.directory, options_.node);
     session_options.job_id = absl::StrCat("bench-", order.bytes);
     session_options.rank = options_.rank;
     session_options.world_size = options_.ranks;
+    session_options.coordinator = options_.coordinator;
     session_options.step_timeout = kTimeout;
     session_options.connect_timeout = absl::Seconds(20);
     absl::StatusOr<std::unique_ptr<Session>> session = Session::Join(session_options);

@@ -70,9 +70,12 @@ absl::Status RunHandoffBench(const Options& options) {
   if (!json.ok()) return json.status();
   absl::StatusOr<std::unique_ptr<Contest>> contest = Contest::Start(lineup->contest);
   if (!contest.ok()) return contest.status();
+  const std::uint32_t ranks = options.ranks * options.nodes;
   Print(absl::StrFormat(
-      "# gradsync-bench handoff: %d ranks, %s trainers, %d reduce threads\n# %s\n", options.ranks,
-      options.busy ? "busy" : "idle", lineup->contest.threads, DescribeMachine()));
+      "# gradsync-bench handoff: %d ranks on %d nodes, %s trainers, %d reduce threads\n# %s\n",
+      ranks, options.nodes, options.busy ? "busy" : "idle", lineup->contest.threads,
+      DescribeMachine()));
+  for (const std::string& note : lineup->notes) Print(absl::StrCat("# ", note, "\n"));
   Print(
       Columns({"MarkReady", "MarkReady", "to done", "to done", "of these:", "", "", ""}, "bucket"));
   Print(Columns({"p50 (us)", "p99 (us)", "p50 (us)", "p99 (us)", "to daemon", "queue", "reduce",
@@ -89,7 +92,7 @@ absl::Status RunHandoffBench(const Options& options) {
                                [&progress](std::uint64_t done) { progress.Done(done); });
     }
     if (!scores.ok()) return scores.status();
-    nlohmann::json row = Measure(scores->front(), options.ranks);
+    nlohmann::json row = Measure(scores->front(), ranks);
     if (bytes == 0) document = row;
     std::vector<std::string> figures;
     for (const char* key :
@@ -103,7 +106,8 @@ absl::Status RunHandoffBench(const Options& options) {
     wrong += scores->front().wrong;
   }
   // The empty bucket's figures, and every size's.
-  document["ranks"] = options.ranks;
+  document["ranks"] = ranks;
+  document["nodes"] = options.nodes;
   document["busy"] = options.busy;
   document["buckets"] = buckets;
   absl::Status status = json->Write(document);

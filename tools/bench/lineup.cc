@@ -16,19 +16,43 @@ bool Contains(const std::vector<Implementation>& list, Implementation implementa
   return std::find(list.begin(), list.end(), implementation) != list.end();
 }
 
+std::unique_ptr<VirtualNetwork> MakeNetwork(const Options& options,
+                                            std::vector<std::string>* notes) {
+  VirtualNetworkOptions network_options;
+  network_options.nodes = static_cast<int>(options.nodes);
+  network_options.bits_per_second = options.bits_per_second;
+  auto network = std::make_unique<VirtualNetwork>(network_options);
+  notes->push_back(absl::StrCat("nodes: ", network->description()));
+  if (network->kind() == VirtualNetwork::Kind::kLoopback) {
+    notes->push_back(absl::StrCat("their links are unlimited",
+                                  options.bits_per_second == 0 ? "" : ": --rate is not kept"));
+  }
+  return network;
+}
+
 }  // namespace
 
 absl::StatusOr<Lineup> MakeLineup(const Options& options) {
   Lineup lineup;
   ContestOptions& contest = lineup.contest;
   contest.ranks = options.ranks;
+  if (options.nodes > 1) {
+    lineup.network = MakeNetwork(options, &lineup.notes);
+    contest.network = lineup.network.get();
+    if (lineup.network->kind() == VirtualNetwork::Kind::kNamespaces) {
+      lineup.bits_per_second = options.bits_per_second;
+    }
+  }
   contest.dtype = options.dtype;
   contest.busy = options.busy;
-  contest.threads = options.threads != 0 ? options.threads : UsableCores();
+  contest.threads =
+      options.threads != 0 ? options.threads : std::max(UsableCores() / options.nodes, 1u);
   contest.daemon = options.daemon;
   contest.implementations = options.implementations;
   if (options.command == Command::kHandoff) {
     contest.implementations = {Implementation::kGradsync};
+  } else if (options.implementations.empty() && options.nodes > 1) {
+    contest.implementations = {Implementation::kGradsync, Implementation::kGloo};
   } else if (options.implementations.empty()) {
     contest.implementations = {Implementation::kRoofline, Implementation::kGradsync,
                                Implementation::kGloo, Implementation::kOpenMpi};

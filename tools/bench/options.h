@@ -29,7 +29,9 @@ struct Options {
   std::vector<Implementation> implementations;
 
   // ---- both ----
-  std::uint32_t ranks = 2;
+  std::uint32_t ranks = 2;  // of each node
+  std::uint32_t nodes = 1;
+  std::uint64_t bits_per_second = 0;  // of each node's link; 0: as fast as memory
   bool busy = false;
   std::uint64_t iterations = 40;  // handoff: 1000; p50 of few is shaky
   std::uint64_t warmup = 5;       // handoff: 50

@@ -17,9 +17,12 @@ namespace gradsync::bench {
 
 struct PeerOptions {
   std::uint32_t rank = 0;
-  std::uint32_t ranks = 0;
+  std::uint32_t ranks = 0;  // of all nodes
+  std::uint32_t node = 0;
   DataType dtype = DataType::kFloat32;
-  std::string directory;  // the team's meeting place
+  std::string directory;    // the team's meeting place
+  std::string address;      // of this rank's node, for the other nodes
+  std::string coordinator;  // of gradsync's job; empty on one node
 };
 
 // Called by one thread: Connect (SetUp (AllReduce EndStep)* TearDown)* destructor. All ranks make

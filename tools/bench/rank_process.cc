@@ -25,6 +25,18 @@ namespace {
 
 constexpr absl::string_view kCommand = "rank-process";
 
+PeerOptions OptionsOf(const ControlBlock& control, std::uint32_t rank) {
+  PeerOptions options;
+  options.rank = rank;
+  options.ranks = control.ranks;
+  options.node = control.NodeOf(rank);
+  options.dtype = control.dtype;
+  options.directory = control.directory;
+  options.address = control.addresses[options.node];
+  options.coordinator = control.coordinator;
+  return options;
+}
+
 class Rank {
  public:
   Rank(Implementation implementation, std::uint32_t rank, ControlBlock* control)
@@ -34,8 +46,7 @@ class Rank {
         team_(control->team(implementation)),
         report_(team_.reports[rank]),
         pattern_(control->dtype, control->ranks),
-        peer_(
-            MakePeer(implementation, {rank, control->ranks, control->dtype, control->directory})) {
+        peer_(MakePeer(implementation, OptionsOf(*control, rank))) {
     if (control->busy) busy_ = std::make_unique<BusyThread>();
   }
 

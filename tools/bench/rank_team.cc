@@ -51,6 +51,9 @@ absl::Status RankTeam::StartProcesses(const RankTeamOptions& options) {
     rank.control = options.control->path();
     if (!launched_) rank.rank = i;
     std::vector<std::string> command = options.launcher;
+    if (options.network != nullptr) {
+      command = options.network->CommandPrefix(static_cast<int>(control_.NodeOf(i)));
+    }
     command.push_back(self);
     for (std::string& argument : RankProcessArguments(rank)) {
       command.push_back(std::move(argument));

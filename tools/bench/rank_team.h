@@ -14,6 +14,7 @@
 #include "tools/bench/control_block.h"
 #include "tools/bench/implementation.h"
 #include "tools/bench/shared_region.h"
+#include "tools/virtual_network/virtual_network.h"
 
 namespace gradsync::bench {
 
@@ -21,8 +22,9 @@ struct RankTeamOptions {
   Implementation implementation = Implementation::kRoofline;
   const SharedRegion* control = nullptr;  // outlives the team
   // The command that starts all ranks, to which theirs is appended; empty: one process per rank is
-  // started directly.
+  // started directly, on its node.
   std::vector<std::string> launcher;
+  const VirtualNetwork* network = nullptr;  // of the nodes, if there are several
 };
 
 // Used by the main thread. The destructor ends every process.
