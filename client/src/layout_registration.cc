@@ -24,6 +24,7 @@ namespace {
 // answer at all.
 constexpr absl::Duration kGrace = absl::Seconds(30);
 constexpr absl::Duration kDescriptorTimeout = absl::Seconds(30);
+constexpr absl::Duration kWordOfEnd = absl::Seconds(5);
 
 // From the daemon's first answer on.
 absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connection>& connection,
@@ -76,10 +77,11 @@ absl::StatusOr<v1::LayoutReady> LayoutRegistration::AwaitReady(absl::Time deadli
   return ready_;
 }
 
-bool LayoutRegistration::AwaitFailed(absl::Time deadline) {
+absl::Status LayoutRegistration::AwaitFailure(absl::Time deadline) {
   const auto failed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failed_.ok(); };
   absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithDeadline(absl::Condition(&failed), deadline);
+  mutex_.AwaitWithDeadline(absl::Condition(&failed), deadline);
+  return failed_;
 }
 
 absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
@@ -119,7 +121,7 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   if (replaced == nullptr) return layout;
   if (layout.ok()) {
     replaced->Replaced();
-  } else if (registration.AwaitFailed(deadline)) {
+  } else if (!registration.AwaitFailure(deadline).ok()) {
     replaced->ReplacementFailed();
   } else {
     // Nobody knows what the daemon makes of the old one.
@@ -140,9 +142,12 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
   auto descriptors = FetchDescriptors(FdSocketPath(connection->options().socket), assigned->nonce(),
                                       2, absl::Now() + kDescriptorTimeout);
   if (!descriptors.ok()) {
-    // If the session has ended meanwhile, that is why.
-    auto end = connection->End();
-    return end.ok() ? descriptors.status() : end;
+    // The nonce ends with the session or the agreement. Then that is why, and the word of it, on
+    // another socket, may still be on its way.
+    const absl::Duration patience =
+        absl::IsNotFound(descriptors.status()) ? kWordOfEnd : absl::ZeroDuration();
+    const absl::Status failure = registration->AwaitFailure(absl::Now() + patience);
+    return failure.ok() ? descriptors.status() : failure;
   }
   auto arena = MappedMemory::Map((*descriptors)[0].get(), plan->arena_bytes, "arena");
   if (!arena.ok()) return arena.status();

@@ -29,8 +29,8 @@ class LayoutRegistration {
 
   absl::StatusOr<v1::LayoutAssigned> AwaitAssigned(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<v1::LayoutReady> AwaitReady(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
-  // False if neither the daemon's refusal nor the session's end has come by then.
-  bool AwaitFailed(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The daemon's refusal or the session's end; OK if neither has come by then.
+  absl::Status AwaitFailure(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   absl::Status AwaitLocked(const bool* answered, absl::Time deadline)

@@ -142,16 +142,16 @@ TEST_F(NodesTest, AnAbandonedStepIsVoidOnEveryNode) {
   ExpectAll(trainers, "step times=2");
 }
 
-TEST_F(NodesTest, AMismatchedLayoutNamesBothRanks) {
+TEST_F(NodesTest, AMismatchedLayoutNamesBothNodes) {
   const Trainers trainers = Join();
   for (int rank = 0; rank < 4; ++rank) {
-    trainers[rank]->Send(rank == 3 ? "register buckets=3" : "register buckets=2");
+    trainers[rank]->Send(rank < 2 ? "register buckets=2" : "register buckets=3");
   }
   for (const auto& trainer : trainers) {
     const Reply reply = trainer->Receive();
     EXPECT_EQ(reply.reason, "LAYOUT_MISMATCH") << reply;
     EXPECT_NE(reply.message.find("node alpha"), std::string::npos) << reply;
-    EXPECT_NE(reply.message.find("3 (node beta)"), std::string::npos) << reply;
+    EXPECT_NE(reply.message.find("node beta"), std::string::npos) << reply;
   }
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
