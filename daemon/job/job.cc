@@ -57,15 +57,17 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
       members_(world_size, environment.node_name),
       operations_(
           terms_, &members_,
-          [this] {
+          [this](const absl::Status& failure) {
             const auto self = shared_from_this();  // the lock is released after the last reference
             Transaction transaction(this);
+            if (!failure.ok()) StopLocked(failure);
             operations_.Reduced(transaction.effects());
             MaybeEnd(transaction.effects());
           },
-          [this] {
+          [this](const absl::Status& failure) {
             const auto self = shared_from_this();
             Transaction transaction(this);
+            if (!failure.ok()) StopLocked(failure);
             operations_.Copied(transaction.effects());
             MaybeEnd(transaction.effects());
           }) {}
@@ -181,9 +183,12 @@ absl::StatusOr<LayoutChannel*> Job::BeginAgreement(std::uint32_t rank,
   auto& layout = layouts_[channel];
   layout = std::make_unique<LayoutChannel>(
       channel, request.spec, request.replaces, rank, *std::move(plan), terms_, &members_,
-      [this](LayoutChannel* reduced, std::size_t bucket, const ReduceTimes& times) {
+      [this](LayoutChannel* reduced, std::size_t bucket, const ReduceTimes& times,
+             const absl::Status& failure) {
         const auto self = shared_from_this();
         Transaction transaction(this);
+        // Before the bucket counts: no step is complete with what has failed.
+        if (!failure.ok()) StopLocked(failure);
         reduced->Reduced(bucket, times, environment_.clock->NowNs(), transaction.effects());
         MaybeEnd(transaction.effects());
       });

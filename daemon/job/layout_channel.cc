@@ -32,10 +32,9 @@ std::string Ranges(const std::vector<bool>& flags, bool value) {
 
 }  // namespace
 
-LayoutChannel::LayoutChannel(
-    std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces, std::uint32_t first_rank,
-    LayoutPlan plan, const JobTerms& terms, Membership* members,
-    std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced)
+LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
+                             std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
+                             Membership* members, OnReduced reduced)
     : channel_(channel),
       spec_(std::move(spec)),
       replaces_(replaces),
@@ -59,10 +58,10 @@ LayoutChannel::LayoutChannel(
     bucket->operation.bucket = static_cast<std::uint32_t>(i);
     bucket->operation.done = [this, raw = bucket.get(), i](const ReduceTimes& times) {
       // Before the lock: the trainers' waits end here.
-      if (!raw->operation.failed) {
+      if (raw->operation.failure.ok()) {
         for (SemaphorePage* semaphores : raw->semaphores) semaphores->SignalDone(i, raw->step);
       }
-      reduced_(this, i, times);
+      reduced_(this, i, times, raw->operation.failure);
     };
     buckets_.push_back(std::move(bucket));
   }
@@ -291,7 +290,7 @@ void LayoutChannel::Launch(std::size_t index, Effects* effects) {
   bucket.state = BucketState::kReducing;
   bucket.step = step_;
   bucket.operation.number = step_;
-  bucket.operation.failed = false;
+  bucket.operation.failure = absl::OkStatus();
   ++in_flight_;
   effects->reductions.push_back(&bucket.operation);
 }

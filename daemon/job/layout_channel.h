@@ -56,12 +56,13 @@ struct JobTerms {
 
 class LayoutChannel {
  public:
-  // `reduced(bucket, times)` is called by the reducer, on its thread, without the job's lock; the
-  // job takes it and calls Reduced().
+  // Called by the reducer, on its thread, without the job's lock: the job takes it, stops if the
+  // reduction has failed, and calls Reduced().
+  using OnReduced = std::function<void(LayoutChannel*, std::size_t bucket, const ReduceTimes&,
+                                       const absl::Status& failure)>;
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
-                Membership* members,
-                std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced);
+                Membership* members, OnReduced reduced);
 
   std::uint32_t channel() const { return channel_; }
   const std::string& name() const { return spec_.name; }
@@ -107,7 +108,7 @@ class LayoutChannel {
                           std::uint64_t now_ns, Effects* effects);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, Effects* effects);
-  // The reducer has finished a bucket. Its done words have been written already.
+  // The reducer has finished a bucket. Its done words have been written already; not if it failed.
   void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns, Effects* effects);
 
   // ---- Membership
@@ -189,7 +190,7 @@ class LayoutChannel {
   const LayoutPlan plan_;
   const JobTerms& terms_;
   Membership* const members_;
-  const std::function<void(LayoutChannel*, std::size_t, const ReduceTimes&)> reduced_;
+  const OnReduced reduced_;
 
   std::vector<RankLayout> ranks_;
   std::vector<std::unique_ptr<Bucket>> buckets_;

@@ -38,12 +38,14 @@ std::string OperationSpec::Describe() const {
 }
 
 OperationChannel::OperationChannel(const JobTerms& terms, Membership* members,
-                                   std::function<void()> reduced, std::function<void()> copied)
+                                   OnMoved reduced, OnMoved copied)
     : terms_(terms), members_(members), copied_(std::move(copied)), ranks_(members->world_size()) {
   reduction_.flow = terms.flow;
-  reduction_.done = [reduced = std::move(reduced)](const ReduceTimes&) { reduced(); };
+  reduction_.done = [this, reduced = std::move(reduced)](const ReduceTimes&) {
+    reduced(reduction_.failure);
+  };
   broadcast_.flow = terms.flow;
-  broadcast_.done = [copied = copied_](const ReduceTimes&) { copied(); };
+  broadcast_.done = [this](const ReduceTimes&) { copied_(broadcast_.failure); };
 }
 
 absl::Status OperationChannel::Breach(std::uint32_t rank, std::uint64_t sequence,
@@ -147,7 +149,7 @@ void OperationChannel::Bind(ReduceOperation* operation) const {
   operation->buffers.clear();
   operation->ranks.clear();
   operation->between_nodes = false;
-  operation->failed = false;
+  operation->failure = absl::OkStatus();
   operation->number = sequence_;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].waiting) continue;
@@ -189,7 +191,7 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
         for (const StagingMemory& receiver : receivers) {
           std::memcpy(receiver.data, source.data, bytes);
         }
-        copied();
+        copied(absl::OkStatus());
       });
   return absl::OkStatus();
 }

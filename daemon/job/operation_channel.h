@@ -55,10 +55,10 @@ struct StagingMemory {
 
 class OperationChannel {
  public:
-  // `reduced` and `copied` are called without the job's lock; the job takes it and calls Reduced()
-  // or Copied().
-  OperationChannel(const JobTerms& terms, Membership* members, std::function<void()> reduced,
-                   std::function<void()> copied);
+  // `reduced` and `copied` are called without the job's lock; the job takes it, stops if there was a
+  // failure, and calls Reduced() or Copied().
+  using OnMoved = std::function<void(const absl::Status& failure)>;
+  OperationChannel(const JobTerms& terms, Membership* members, OnMoved reduced, OnMoved copied);
 
   // A Status that is not OK is a breach of the protocol by this rank and ends its session.
   absl::Status Join(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
@@ -107,7 +107,7 @@ class OperationChannel {
 
   const JobTerms& terms_;
   Membership* const members_;
-  const std::function<void()> copied_;
+  const OnMoved copied_;
   std::vector<RankOperation> ranks_;
 
   // The running operation; sequence_ is the last one begun.

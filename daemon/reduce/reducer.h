@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "daemon/reduce/bucket_numbers.h"
 #include "proto/gradsync/data_type.h"
 
@@ -47,9 +48,9 @@ struct ReduceOperation {
   bool measure = false;    // gather `numbers` on the way
   // Of the result if `measure`, from before done() until the next submission.
   BucketNumbers numbers;
-  // Set before done() by a reducer that can fail: the buffers hold nothing of value. Whoever runs
-  // that reducer ends the job.
-  bool failed = false;
+  // Set before done() by a reducer that can fail: the buffers hold nothing of value, and the job
+  // ends with this.
+  absl::Status failure;
   // Called once per submission, after the last write, on a reduce thread or on the submitter's own
   // thread from within Reduce(). Must not block.
   std::function<void(const ReduceTimes&)> done;

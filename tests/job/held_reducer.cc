@@ -41,16 +41,26 @@ bool HeldReducer::Touches(const std::byte* data, std::size_t bytes) const {
   return false;
 }
 
-void HeldReducer::Complete(ReduceOperation* operation) {
+void HeldReducer::Release(ReduceOperation* operation) {
   const auto found = std::find(held_.begin(), held_.end(), operation);
   if (found == held_.end()) std::abort();  // the test's own fault
+  held_.erase(found);
+}
+
+void HeldReducer::Complete(ReduceOperation* operation) {
   const std::uint64_t start_ns = clock_->NowNs();
   const BucketNumbers numbers = operation->dtype == DataType::kFloat64
                                     ? CombineAll<double>(*operation)
                                     : CombineAll<float>(*operation);
   if (operation->measure) operation->numbers = numbers;
-  held_.erase(found);
+  Release(operation);
   operation->done({start_ns, clock_->NowNs()});
+}
+
+void HeldReducer::Fail(ReduceOperation* operation, const absl::Status& why) {
+  Release(operation);
+  operation->failure = why;
+  operation->done({clock_->NowNs(), clock_->NowNs()});
 }
 
 void HeldReducer::CompleteAll() {

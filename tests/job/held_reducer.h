@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/reduce/reducer.h"
 
@@ -35,6 +36,8 @@ class HeldReducer final : public Reducer {
   // its last write is past.
   void Complete(ReduceOperation* operation);
   void CompleteAll();
+  // `operation` must be held. done() without an arithmetic, as of an engine that has failed.
+  void Fail(ReduceOperation* operation, const absl::Status& why);
 
   // The same arithmetic for whoever wants to know what comes out.
   template <typename T>
@@ -45,6 +48,8 @@ class HeldReducer final : public Reducer {
   }
 
  private:
+  void Release(ReduceOperation* operation);
+
   const Clock* const clock_;
   const bool at_once_;
   std::vector<ReduceOperation*> held_;

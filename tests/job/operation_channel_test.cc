@@ -418,5 +418,16 @@ TEST_F(OperationChannelTest, OperationsAndStepsDoNotWaitForEachOther) {
   Only<StepDoneMessage>(0);
 }
 
+TEST_F(OperationChannelTest, AReductionThatFailsEndsTheJob) {
+  Start(2);
+  OperateAll(AllReduce(DataType::kFloat32, 3));
+  ASSERT_EQ(reducer_.held().size(), 1u);
+  reducer_.Fail(reducer_.held().front(), absl::UnavailableError("the engine has failed"));
+  for (const std::uint32_t rank : {0, 1}) {
+    EXPECT_TRUE(sink(rank).Of<OperationDoneMessage>().empty());
+    EXPECT_EQ(Only<SessionEndMessage>(rank).status.message(), "the engine has failed");
+  }
+}
+
 }  // namespace
 }  // namespace gradsync

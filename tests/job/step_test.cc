@@ -352,5 +352,20 @@ TEST_F(StepTest, AMessageMayBeAsOldAsTheVoidStepsThatTheRankHasNotRead) {
   EXPECT_TRUE(Says(ahead, "ahead of step 4")) << ahead;
 }
 
+TEST_F(StepTest, AReductionThatFailsEndsTheJobAndCompletesNothing) {
+  Start(2);
+  channel_ = Agree(Spec(2));
+  DoStep(0, channel_, 1);
+  DoStep(1, channel_, 1);
+  reducer_.Complete(reducer_.held().front());
+  const std::uint64_t done = memory(0, channel_).done(1);
+  reducer_.Fail(reducer_.held().front(), absl::UnavailableError("the engine has failed"));
+  for (const std::uint32_t rank : {0, 1}) {
+    EXPECT_TRUE(sink(rank).Of<StepDoneMessage>().empty());
+    EXPECT_EQ(Only<SessionEndMessage>(rank).status.message(), "the engine has failed");
+    EXPECT_EQ(memory(rank, channel_).done(1), done);
+  }
+}
+
 }  // namespace
 }  // namespace gradsync
