@@ -1,8 +1,6 @@
 #include "daemon/peer/rendezvous.h"
 
-#include <atomic>
-#include <future>
-#include <memory>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,22 +19,21 @@ absl::Status Rendezvous::Set(const std::string& key, const std::string& value) {
 }
 
 absl::StatusOr<std::string> Rendezvous::Get(const std::string& key, absl::Duration timeout) {
-  // A wait with a time limit, which CondVar has not; no more than one thread waits here.
-  const auto answer = std::make_shared<std::promise<absl::StatusOr<std::string>>>();
-  const auto answered = std::make_shared<std::atomic<bool>>(false);
-  std::future<absl::StatusOr<std::string>> result = answer->get_future();
-  absl::Status asked = When(key, [answer, answered](const std::string& value) {
-    if (!answered->exchange(true)) answer->set_value(value);
-  });
-  if (!asked.ok()) return asked;
-  if (ask_ != nullptr) ask_(key);
-  if (result.wait_for(absl::ToChronoNanoseconds(timeout)) != std::future_status::ready) {
-    return absl::DeadlineExceededError(absl::StrCat("no node has set '", key, "'"));
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  bool ask = false;
+  {
+    MutexLock lock(&mutex_);
+    ask = ask_ != nullptr && values_.count(key) == 0 && asked_.insert(key).second;
   }
-  auto value = result.get();
+  if (ask) ask_(key);
   MutexLock lock(&mutex_);
-  if (!cancelled_.ok()) return cancelled_;
-  return value;
+  for (;;) {
+    if (!cancelled_.ok()) return cancelled_;
+    if (const auto found = values_.find(key); found != values_.end()) return found->second;
+    if (!changed_.WaitUntil(&mutex_, deadline) && values_.count(key) == 0 && cancelled_.ok()) {
+      return absl::DeadlineExceededError(absl::StrCat("no node has set '", key, "'"));
+    }
+  }
 }
 
 absl::Status Rendezvous::Put(const std::string& key, const std::string& value) {
@@ -51,6 +48,7 @@ absl::Status Rendezvous::Put(const std::string& key, const std::string& value) {
     waiting = std::move(waiting_[key]);
     waiting_.erase(key);
   }
+  changed_.NotifyAll();
   for (const auto& answer : waiting) answer(value);
   return absl::OkStatus();
 }
@@ -60,7 +58,7 @@ absl::Status Rendezvous::When(const std::string& key,
   std::string value;
   {
     MutexLock lock(&mutex_);
-    if (!cancelled_.ok()) return cancelled_;
+    if (!cancelled_.ok()) return absl::OkStatus();
     const auto found = values_.find(key);
     if (found == values_.end()) {
       auto& waiting = waiting_[key];
@@ -78,17 +76,12 @@ absl::Status Rendezvous::When(const std::string& key,
 }
 
 void Rendezvous::Cancel(const absl::Status& why) {
-  std::map<std::string, std::vector<std::function<void(const std::string&)>>> waiting;
   {
     MutexLock lock(&mutex_);
     if (cancelled_.ok()) cancelled_ = why;
-    waiting.swap(waiting_);
+    waiting_.clear();
   }
-  if (ask_ == nullptr && set_ != nullptr) return;
-  // Wakes this node's own Get, which looks at cancelled_; agents are told by EngineEnd.
-  for (const auto& [key, answers] : waiting) {
-    for (const auto& answer : answers) answer("");
-  }
+  changed_.NotifyAll();
 }
 
 }  // namespace gradsync

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,13 +17,14 @@
 
 namespace gradsync {
 
-// Thread-safe. What is set here is known here; what is asked for and not known is asked for by
-// `ask`, if there is one, and waited for.
+// Thread-safe. What is not known here is asked for by `ask`, if there is one, once, and waited for.
 class Rendezvous final : public RendezvousStore {
  public:
-  static constexpr std::size_t kMaxKeys = 4096;
+  // A key of each node for each lane and the watch: 256 nodes, 16 lanes. Gloo's values have 136
+  // bytes for each node.
+  static constexpr std::size_t kMaxKeys = 8192;
   static constexpr std::size_t kMaxKeyBytes = 128;
-  static constexpr std::size_t kMaxValueBytes = 4096;
+  static constexpr std::size_t kMaxValueBytes = 64 << 10;
 
   Rendezvous() = default;
   // An agent's: `set` and `ask` tell the coordinator, who answers by Put().
@@ -34,10 +36,11 @@ class Rendezvous final : public RendezvousStore {
 
   // The coordinator's part. INVALID_ARGUMENT MALFORMED: too long, too many, or set before.
   absl::Status Put(const std::string& key, const std::string& value);
-  // Calls `answer` once the key is set, perhaps at once, without a lock held.
+  // Calls `answer` once the key is set, perhaps at once, without a lock held; never if it is
+  // cancelled first.
   absl::Status When(const std::string& key, std::function<void(const std::string&)> answer);
 
-  // Get fails with `why` from now on; nobody else is answered.
+  // Get fails with `why` from now on; nobody who asked by When is answered.
   void Cancel(const absl::Status& why);
 
  private:
@@ -47,6 +50,7 @@ class Rendezvous final : public RendezvousStore {
   Mutex mutex_;
   CondVar changed_;
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> asked_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::vector<std::function<void(const std::string&)>>> waiting_
       ABSL_GUARDED_BY(mutex_);
   absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);

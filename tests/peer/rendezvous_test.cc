@@ -31,6 +31,7 @@ TEST(RendezvousTest, AnAgentAsksAndIsAnswered) {
   agent = &store;
   ASSERT_TRUE(store.Set("mine", "1").ok());
   EXPECT_EQ(store.Get("theirs", absl::Minutes(1)).value_or("none"), "there");
+  EXPECT_EQ(store.Get("theirs", absl::Minutes(1)).value_or("none"), "there");
   EXPECT_EQ(said, (std::vector<std::string>{"mine=1", "theirs?"}));
 }
 
@@ -52,11 +53,37 @@ TEST(RendezvousTest, GetGivesUp) {
             absl::StatusCode::kDeadlineExceeded);
 }
 
+// Whoever waits looks in between whether there is a reason to go on (GlooStore).
+TEST(RendezvousTest, AsksOnceHoweverOftenItWaits) {
+  int asked = 0;
+  Rendezvous store([](const std::string&, const std::string&) {},
+                   [&](const std::string&) { ++asked; });
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(store.Get("key", absl::Milliseconds(1)).ok());
+  EXPECT_EQ(asked, 1);
+  ASSERT_TRUE(store.Put("key", "late").ok());
+  EXPECT_EQ(store.Get("key", absl::ZeroDuration()).value_or("none"), "late");
+}
+
+TEST(RendezvousTest, CancelAnswersNobody) {
+  Rendezvous store;
+  ASSERT_TRUE(store.When("key", [](const std::string&) { FAIL(); }).ok());
+  store.Cancel(absl::UnavailableError("a node is lost"));
+  EXPECT_TRUE(store.Put("key", "late").ok());
+  // No fault of who asks: it may not know yet.
+  EXPECT_TRUE(store.When("other", [](const std::string&) { FAIL(); }).ok());
+}
+
+// One address per node of the largest engine, as Gloo writes them.
+TEST(RendezvousTest, TakesTheAddressesOfTheLargestEngine) {
+  Rendezvous store;
+  EXPECT_TRUE(store.Put("lane0/0", std::string(std::size_t{256} * 136, 'a')).ok());
+}
+
 TEST(RendezvousTest, IsBounded) {
   Rendezvous store;
   EXPECT_FALSE(store.Put("", "x").ok());
   EXPECT_FALSE(store.Put(std::string(129, 'k'), "x").ok());
-  EXPECT_FALSE(store.Put("k", std::string(4097, 'v')).ok());
+  EXPECT_FALSE(store.Put("k", std::string(Rendezvous::kMaxValueBytes + 1, 'v')).ok());
   EXPECT_FALSE(store.When(std::string(129, 'k'), [](const std::string&) {}).ok());
   for (std::size_t i = 0; i < Rendezvous::kMaxKeys; ++i) {
     ASSERT_TRUE(store.Put("key" + std::to_string(i), "x").ok());
