@@ -9,13 +9,13 @@
 #include "absl/strings/strip.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/peer/rank_messages.h"
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/status_mapping.h"
 
 namespace gradsync {
 namespace {
 
-constexpr std::uint32_t kPeerProtocol = 1;
 // A caller that says nothing is cut off after this.
 constexpr std::uint64_t kHelloPatienceNs = 10'000'000'000;
 constexpr std::size_t kInstanceBytes = 16;
@@ -88,13 +88,17 @@ void AttachedNode::Tick(std::uint64_t now_ns) {
     if (now_ns > heard_ns + kHelloPatienceNs) Cancel();
     return;
   }
-  if (now_ns > heard_ns + kPeerSilenceNs && pinged_ns_.load() > heard_ns) {
+  // Counted from the first ping of this silence: a daemon that was itself stopped asks before it
+  // judges.
+  const std::uint64_t asked_ns = asked_ns_.load();
+  if (asked_ns > heard_ns && now_ns > asked_ns + kPeerSilenceNs) {
     silent_.store(true);
     Cancel();
     return;
   }
   if (now_ns < pinged_ns_.load() + kPingPeriodNs) return;
   pinged_ns_.store(now_ns);
+  if (asked_ns <= heard_ns) asked_ns_.store(now_ns);
   v1::AttachResponse ping;
   ping.mutable_ping()->set_number(now_ns);
   Send(std::move(ping));
@@ -152,16 +156,17 @@ absl::Status AttachedNode::Take(const v1::AttachRequest& message) {
     case v1::AttachRequest::kRankRequest:
       return OnRankRequest(message.rank_request());
     case v1::AttachRequest::kRefuseLayout: {
-      const auto member = Find(message.refuse_layout().incarnation());
-      if (!member.ok()) return member.status();
-      member->job->RefuseLayout(member->rank, message.refuse_layout().channel(),
-                                FromProto(message.refuse_layout().status()));
+      const Member* const member = Find(message.refuse_layout().incarnation());
+      if (member == nullptr) return absl::OkStatus();  // it has gone
+      absl::Status why = StatusFromPeer(message.refuse_layout().status());
+      if (why.ok()) return Malformed("RefuseLayout without a reason");
+      member->job->RefuseLayout(member->rank, message.refuse_layout().channel(), why);
       return absl::OkStatus();
     }
     case v1::AttachRequest::kRankGone: {
-      const auto member = Find(message.rank_gone().incarnation());
-      if (!member.ok()) return absl::OkStatus();  // it never joined
-      absl::Status why = FromProto(message.rank_gone().status());
+      const Member* const member = Find(message.rank_gone().incarnation());
+      if (member == nullptr) return absl::OkStatus();  // it never joined
+      absl::Status why = StatusFromPeer(message.rank_gone().status());
       if (why.ok()) why = absl::AbortedError("its session has ended");
       member->job->Lose(member->rank, member->incarnation, why);
       members_.erase(message.rank_gone().incarnation());
@@ -224,10 +229,9 @@ absl::Status AttachedNode::OnHello(const v1::Hello& hello) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<AttachedNode::Member> AttachedNode::Find(std::uint64_t incarnation) const {
+const AttachedNode::Member* AttachedNode::Find(std::uint64_t incarnation) const {
   const auto found = members_.find(incarnation);
-  if (found != members_.end()) return found->second;
-  return Malformed(absl::StrCat("it has no rank of incarnation ", incarnation));
+  return found == members_.end() ? nullptr : &found->second;
 }
 
 void AttachedNode::Respond(std::uint64_t incarnation, v1::SessionResponse response) {
@@ -246,8 +250,8 @@ absl::Status AttachedNode::OnRankRequest(const v1::RankRequest& request) {
     Respond(request.incarnation(), std::move(refusal));
     return absl::OkStatus();
   }
-  const auto member = Find(request.incarnation());
-  if (!member.ok()) return absl::OkStatus();  // refused, and does not know yet
+  const Member* const member = Find(request.incarnation());
+  if (member == nullptr) return absl::OkStatus();  // refused or gone, and does not know yet
   if (member->rank != request.rank()) {
     return Malformed(absl::StrCat("incarnation ", request.incarnation(), " is rank ", member->rank,
                                   ", not ", request.rank()));

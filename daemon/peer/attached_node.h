@@ -100,7 +100,8 @@ class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachRes
                         const v1::RegisterLayout& message);
   absl::Status Operate(const Member& member, const absl::StatusOr<OperationRequest>& request);
   void Respond(std::uint64_t incarnation, v1::SessionResponse response);
-  absl::StatusOr<Member> Find(std::uint64_t incarnation) const;
+  // Null: refused, or gone; its messages may still be on their way.
+  const Member* Find(std::uint64_t incarnation) const;
   void LoseAll(const absl::Status& why);
   absl::Status Malformed(absl::string_view what) const;
 
@@ -120,6 +121,7 @@ class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachRes
   std::map<std::uint64_t, Member> members_;  // by incarnation; the read side's own
   std::atomic<std::uint64_t> heard_ns_{0};
   std::atomic<std::uint64_t> pinged_ns_{0};
+  std::atomic<std::uint64_t> asked_ns_{0};  // the first ping that is not answered
   std::atomic<bool> greeted_{false};
   std::atomic<bool> silent_{false};
 };

@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/peer/rank_messages.h"
 #include "daemon/rpc/status_mapping.h"
 
 namespace gradsync {
@@ -52,8 +53,8 @@ void Cluster::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
   entry.seats[rank] = Seat{link, incarnation};
 }
 
-std::vector<std::shared_ptr<NodeLink>> Cluster::LinksOfLocked(const Entry& entry) const {
-  std::vector<std::shared_ptr<NodeLink>> links;  // by their first rank
+Cluster::Links Cluster::LinksOfLocked(const Entry& entry) const {
+  Links links;  // by their first rank
   for (const auto& [rank, seat] : entry.seats) {
     if (std::find(links.begin(), links.end(), seat.link) == links.end()) {
       links.push_back(seat.link);
@@ -62,10 +63,10 @@ std::vector<std::shared_ptr<NodeLink>> Cluster::LinksOfLocked(const Entry& entry
   return links;
 }
 
-std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(
-    const std::vector<std::shared_ptr<NodeLink>>& links) {
+std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(const Links& links, Links* told) {
+  if (shut_down_) return nullptr;
   if (current_ != nullptr && current_->failure.ok() && current_->links == links) return current_;
-  if (current_ != nullptr) RetireLocked(current_);
+  if (current_ != nullptr) RetireLocked(current_, told);
   auto epoch = std::make_shared<Epoch>();
   epoch->number = ++last_epoch_;
   epoch->links = links;
@@ -94,6 +95,7 @@ std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(
     connect->set_silence_limit_ms(
         static_cast<std::uint64_t>(absl::ToInt64Milliseconds(spec.settings.silence_limit)));
     links[node - 1]->Queue(std::move(message));
+    told->push_back(links[node - 1]);
   }
   epoch->exchange = std::make_unique<NodeExchange>(
       [make = environment_.make_engine, spec, store = epoch->store]() mutable {
@@ -107,15 +109,17 @@ std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(
   return epoch;
 }
 
-void Cluster::RetireLocked(const std::shared_ptr<Epoch>& epoch) {
+void Cluster::RetireLocked(const std::shared_ptr<Epoch>& epoch, Links* told) {
   if (epoch->failure.ok()) epoch->failure = absl::CancelledError("other nodes meet");
   for (const auto& link : epoch->links) {
     v1::AttachResponse message;
     message.mutable_engine_end()->set_epoch(epoch->number);
     *message.mutable_engine_end()->mutable_status() = ToProto(epoch->failure);
     link->Queue(std::move(message));
+    told->push_back(link);
   }
   epoch->store->Cancel(epoch->failure);
+  epoch->retired = true;
   retired_.push_back(epoch);
   if (current_ == epoch) current_ = nullptr;
   ReapLocked();
@@ -123,13 +127,16 @@ void Cluster::RetireLocked(const std::shared_ptr<Epoch>& epoch) {
 
 void Cluster::ReapLocked() {
   for (auto it = retired_.begin(); it != retired_.end();) {
-    if ((*it)->in_flight.empty() && (*it)->users == 0) {
-      // There, not where the last reference goes: that may be one of the engine's own threads.
-      environment_.reaper->Run([epoch = std::move(*it)] { epoch->exchange.reset(); });
-      it = retired_.erase(it);
-    } else {
-      ++it;
+    const std::shared_ptr<Epoch>& epoch = *it;
+    if (!epoch->reaped && epoch->users == 0) {
+      epoch->reaped = true;
+      // Waits for what this node has in flight; Done() finds the epoch here until all have.
+      environment_.reaper->Run([epoch, why = epoch->failure] {
+        epoch->exchange->Abort(why);
+        epoch->exchange.reset();
+      });
     }
+    it = epoch->reaped && epoch->in_flight.empty() ? retired_.erase(it) : std::next(it);
   }
 }
 
@@ -145,39 +152,38 @@ void Cluster::Launch(Job* raw, ReduceOperation* operation) {
   const std::shared_ptr<Job> job = raw->shared_from_this();
   const auto refuse = [&] {
     const std::uint64_t now_ns = environment_.clock->NowNs();
-    operation->failed = true;
+    operation->failure = absl::CancelledError("a node of the job is being lost");
     operation->done({now_ns, now_ns});
   };
   if (job->Failed()) return refuse();
   Launched launched;
-  bool unseated = false;
+  bool may = true;
   {
     MutexLock lock(&mutex_);
     const auto found = jobs_.find(raw);
     const Entry entry = found == jobs_.end() ? Entry{job, {}} : found->second;
     for (std::size_t i = 0; i < operation->ranks.size(); ++i) {
-      // Its node is being lost, and the job with it.
-      unseated = unseated ||
-                 (operation->buffers[i] == nullptr && entry.seats.count(operation->ranks[i]) == 0);
+      // Without a seat its node is being lost, and the job with it.
+      may =
+          may && (operation->buffers[i] != nullptr || entry.seats.count(operation->ranks[i]) > 0);
     }
-    if (!unseated) launched = LaunchLocked(job, operation, entry);
+    may = may && LaunchLocked(job, operation, entry, &launched);
   }
-  if (unseated) return refuse();
-  for (const auto& link : launched.links) link->Flush();
+  if (!may) return refuse();
+  for (const auto& link : launched.told) link->Flush();
   if (!launched.submitted.ok()) {
     (void)Done(launched.epoch, nullptr, launched.sequence, launched.submitted, BucketNumbers{},
                /*measured=*/false);
   }
 }
 
-Cluster::Launched Cluster::LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation,
-                                        const Entry& entry) {
-  Launched launched;
-  auto& links = launched.links;
-  links = LinksOfLocked(entry);
-  const std::shared_ptr<Epoch> epoch = EpochForLocked(links);
-  const std::uint64_t number = launched.epoch = epoch->number;
-  const std::uint64_t sequence = launched.sequence = ++epoch->sequence;
+bool Cluster::LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation,
+                           const Entry& entry, Launched* launched) {
+  const Links links = LinksOfLocked(entry);
+  const std::shared_ptr<Epoch> epoch = EpochForLocked(links, &launched->told);
+  if (epoch == nullptr) return false;
+  const std::uint64_t number = launched->epoch = epoch->number;
+  const std::uint64_t sequence = launched->sequence = ++epoch->sequence;
   InFlight& flight = epoch->in_flight[sequence];
   flight.operation = operation;
   flight.job = job;
@@ -224,18 +230,32 @@ Cluster::Launched Cluster::LaunchLocked(const std::shared_ptr<Job>& job, ReduceO
       messages[i].mutable_launch()->set_root_node(static_cast<std::uint32_t>(work.root_node));
     }
     links[i]->Queue(std::move(messages[i]));
+    launched->told.push_back(links[i]);
   }
   work.done = [self = shared_from_this(), number, sequence, measured = !work.buffers.empty()](
                   const absl::Status& status, const BucketNumbers& numbers) {
     (void)self->Done(number, nullptr, sequence, status, numbers, measured);
   };
-  launched.submitted = epoch->exchange->Submit(std::move(work));
-  return launched;
+  launched->submitted = epoch->exchange->Submit(std::move(work));
+  return true;
+}
+
+absl::Status Cluster::CheckNodeOf(const Epoch& epoch, const NodeLink* link,
+                                  absl::string_view what) const {
+  const auto same = [link](const auto& other) { return other.get() == link; };
+  if (link == nullptr || std::any_of(epoch.links.begin(), epoch.links.end(), same)) {
+    return absl::OkStatus();
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
+                   absl::StrCat("node ", link->node_name(), " sent ", what, " for epoch ",
+                                epoch.number, " of job '", key_.job_id,
+                                "', whose engine it is no part of"),
+                   {{"job", key_.job_id}, {"node", link->node_name()}});
 }
 
 absl::Status Cluster::LaunchDone(NodeLink* link, const v1::LaunchDone& message) {
   absl::Status status;
-  if (message.status().code() != 0) status = FromProto(message.status());
+  if (message.status().code() != 0) status = StatusFromPeer(message.status());
   return Done(message.epoch(), link, message.sequence(), status,
               {message.sum_of_squares(), message.non_finite()},
               // A node without ranks in it has seen nothing.
@@ -245,12 +265,19 @@ absl::Status Cluster::LaunchDone(NodeLink* link, const v1::LaunchDone& message) 
 absl::Status Cluster::Done(std::uint64_t number, NodeLink* link, std::uint64_t sequence,
                            const absl::Status& status, const BucketNumbers& numbers,
                            bool measured) {
+  {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<Epoch> epoch = FindLocked(number);
+    if (epoch == nullptr) return absl::OkStatus();  // of nodes that meet no more
+    const absl::Status takes_part = CheckNodeOf(*epoch, link, "LaunchDone");
+    if (!takes_part.ok()) return takes_part;
+  }
   if (!status.ok()) Fail(number, status);
   InFlight finished;
   {
     MutexLock lock(&mutex_);
     const std::shared_ptr<Epoch> epoch = FindLocked(number);
-    if (epoch == nullptr) return absl::OkStatus();  // of nodes that meet no more
+    if (epoch == nullptr) return absl::OkStatus();
     const auto found = epoch->in_flight.find(sequence);
     if (found == epoch->in_flight.end() || found->second.waiting.erase(link) == 0) {
       // After Lost(), this node's word may still be on its way.
@@ -273,7 +300,7 @@ absl::Status Cluster::Done(std::uint64_t number, NodeLink* link, std::uint64_t s
     ReapLocked();
   }
   ReduceOperation* const operation = finished.operation;
-  operation->failed = !finished.failure.ok();
+  if (!finished.failure.ok()) operation->failure = EngineFailure(key_.job_id, finished.failure);
   operation->numbers = finished.numbers;
   operation->done({finished.start_ns, environment_.clock->NowNs()});
   return absl::OkStatus();
@@ -299,13 +326,14 @@ void Cluster::Fail(std::uint64_t number, const absl::Status& why) {
       {{"job", key_.job_id}, {"epoch", number}, {"why", why.message()}});
   for (const auto& job : jobs) job->End(EngineFailure(key_.job_id, why));
   epoch->exchange->Abort(why);
+  Links told;
   {
     MutexLock lock(&mutex_);
     --epoch->users;
-    if (current_ == epoch) RetireLocked(epoch);
+    if (current_ == epoch) RetireLocked(epoch, &told);
     ReapLocked();
   }
-  for (const auto& link : epoch->links) link->Flush();
+  for (const auto& link : told) link->Flush();
 }
 
 void Cluster::Lost(NodeLink* link, const absl::Status& why) {
@@ -339,28 +367,26 @@ void Cluster::Lost(NodeLink* link, const absl::Status& why) {
   }
 }
 
+absl::StatusOr<std::shared_ptr<Rendezvous>> Cluster::StoreOf(std::uint64_t number,
+                                                             const NodeLink* link) {
+  MutexLock lock(&mutex_);
+  if (current_ == nullptr || current_->number != number) return nullptr;
+  const absl::Status takes_part = CheckNodeOf(*current_, link, "a rendezvous");
+  if (!takes_part.ok()) return takes_part;
+  return current_->store;
+}
+
 absl::Status Cluster::RendezvousSet(NodeLink* link, const v1::RendezvousSet& message) {
-  std::shared_ptr<Rendezvous> store;
-  {
-    MutexLock lock(&mutex_);
-    const std::shared_ptr<Epoch> epoch = FindLocked(message.epoch());
-    if (epoch == nullptr || epoch != current_) return absl::OkStatus();
-    store = epoch->store;
-  }
-  (void)link;
-  return store->Put(message.key(), message.value());
+  const auto store = StoreOf(message.epoch(), link);
+  if (!store.ok() || *store == nullptr) return store.status();
+  return (*store)->Put(message.key(), message.value());
 }
 
 absl::Status Cluster::RendezvousGet(const std::shared_ptr<NodeLink>& link,
                                     const v1::RendezvousGet& message) {
-  std::shared_ptr<Rendezvous> store;
-  {
-    MutexLock lock(&mutex_);
-    const std::shared_ptr<Epoch> epoch = FindLocked(message.epoch());
-    if (epoch == nullptr || epoch != current_) return absl::OkStatus();
-    store = epoch->store;
-  }
-  return store->When(message.key(), [weak = std::weak_ptr<NodeLink>(link), epoch = message.epoch(),
+  const auto store = StoreOf(message.epoch(), link.get());
+  if (!store.ok() || *store == nullptr) return store.status();
+  return (*store)->When(message.key(), [weak = std::weak_ptr<NodeLink>(link), epoch = message.epoch(),
                                      key = message.key()](const std::string& value) {
     const auto to = weak.lock();
     if (to == nullptr) return;
@@ -374,28 +400,35 @@ absl::Status Cluster::RendezvousGet(const std::shared_ptr<NodeLink>& link,
 }
 
 void Cluster::Tick() {
-  std::vector<std::shared_ptr<NodeLink>> links;
+  const std::vector<std::shared_ptr<Job>> jobs = Jobs();
+  std::set<const Job*> over, formed;
+  for (const auto& job : jobs) {
+    if (job->Over()) {
+      over.insert(job.get());
+    } else if (job->Formed() && !job->Failed()) {
+      formed.insert(job.get());
+    }
+  }
+  Links told;
   {
     MutexLock lock(&mutex_);
     for (auto it = jobs_.begin(); it != jobs_.end();) {
-      const std::shared_ptr<Job> job = it->second.job.lock();
-      if (job == nullptr || job->Over()) {
-        it = jobs_.erase(it);
-        continue;
-      }
-      if (job->Formed() && !job->Failed()) {
-        links = LinksOfLocked(it->second);
-        EpochForLocked(links);
-      }
-      ++it;
+      const auto& [job, entry] = *it;
+      if (formed.count(job) > 0) EpochForLocked(LinksOfLocked(entry), &told);
+      it = over.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
     }
   }
-  for (const auto& link : links) link->Flush();
+  for (const auto& link : told) link->Flush();
 }
 
 void Cluster::Shutdown() {
-  MutexLock lock(&mutex_);
-  if (current_ != nullptr) RetireLocked(current_);
+  Links told;
+  {
+    MutexLock lock(&mutex_);
+    shut_down_ = true;
+    if (current_ != nullptr) RetireLocked(current_, &told);
+  }
+  for (const auto& link : told) link->Flush();
 }
 
 bool Cluster::Idle() {

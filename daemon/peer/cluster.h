@@ -6,8 +6,8 @@
 // all, no launch waits for a straggler, and a trainer's death leaves none half done: the engine
 // outlives the job's generations, as long as the nodes are the same.
 //
-// Thread-safe. Lock order: Cluster::mutex_, then NodeExchange's and the links' queues. Jobs and
-// their operations' done() are called without it.
+// Thread-safe. Lock order: Cluster::mutex_, then NodeExchange's and the links' queues. Jobs, their
+// operations' done() and the links' Flush() are called without it.
 
 #ifndef DAEMON_PEER_CLUSTER_H_
 #define DAEMON_PEER_CLUSTER_H_
@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
@@ -82,7 +83,8 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   // Connects the engine of a job that has formed, before it is needed; forgets jobs that are over.
   void Tick();
 
-  // From the nodes. INVALID_ARGUMENT MALFORMED ends that node's stream.
+  // From the nodes. INVALID_ARGUMENT MALFORMED ends that node's stream. What is about an epoch that
+  // has ended is ignored: the node may not know yet.
   absl::Status LaunchDone(NodeLink* link, const v1::LaunchDone& message);
   absl::Status RendezvousSet(NodeLink* link, const v1::RendezvousSet& message);
   absl::Status RendezvousGet(const std::shared_ptr<NodeLink>& link,
@@ -92,7 +94,7 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
 
   // No job.
   bool Idle();
-  // Lets go of its engine. Its jobs have ended.
+  // Lets go of its engine; nothing is launched any more.
   void Shutdown();
   // How many engines have been made.
   std::uint64_t epochs();
@@ -115,7 +117,8 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
     bool has_numbers = false;
     std::uint64_t start_ns = 0;
   };
-  // One engine and what is on its way there.
+  // One engine and what is on its way there. The exchange is aborted and destroyed on the reaper
+  // alone: where the last reference goes may be one of the engine's own threads.
   struct Epoch {
     std::uint64_t number = 0;
     std::vector<std::shared_ptr<NodeLink>> links;  // nodes 1, 2, ...; this one is node 0
@@ -125,30 +128,38 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
     std::uint64_t sequence = 0;
     std::map<std::uint64_t, InFlight> in_flight;
     absl::Status failure;
-    int users = 0;  // that call the exchange without the lock
+    bool retired = false;  // nothing is launched on it any more
+    bool reaped = false;   // the exchange is the reaper's
+    int users = 0;         // that call the exchange without the lock
   };
   struct Entry {
     std::weak_ptr<Job> job;
     std::map<std::uint32_t, Seat> seats;
   };
+  using Links = std::vector<std::shared_ptr<NodeLink>>;
 
   struct Launched {
-    std::vector<std::shared_ptr<NodeLink>> links;
+    Links told;  // to be flushed
     std::uint64_t epoch = 0;
     std::uint64_t sequence = 0;
     absl::Status submitted;  // here
   };
 
   void Launch(Job* job, ReduceOperation* operation);
-  Launched LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation,
-                        const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<std::shared_ptr<NodeLink>> LinksOfLocked(const Entry& entry) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<Epoch> EpochForLocked(const std::vector<std::shared_ptr<NodeLink>>& links)
+  // False after Shutdown().
+  bool LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation,
+                    const Entry& entry, Launched* launched) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Links LinksOfLocked(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Null after Shutdown(). Nodes that there is something to say to are added to `told`.
+  std::shared_ptr<Epoch> EpochForLocked(const Links& links, Links* told)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing is launched on it any more.
-  void RetireLocked(const std::shared_ptr<Epoch>& epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RetireLocked(const std::shared_ptr<Epoch>& epoch, Links* told)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Epoch> FindLocked(std::uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // MALFORMED unless `link` (null: this node) is one of the epoch's nodes.
+  absl::Status CheckNodeOf(const Epoch& epoch, const NodeLink* link, absl::string_view what) const;
+  absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t epoch, const NodeLink* link);
   // `link` (null: this node) no longer touches the launch's memory.
   absl::Status Done(std::uint64_t epoch, NodeLink* link, std::uint64_t sequence,
                     const absl::Status& status, const BucketNumbers& numbers, bool measured);
@@ -161,7 +172,8 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   Mutex mutex_;
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Epoch> current_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<Epoch>> retired_ ABSL_GUARDED_BY(mutex_);  // something is in flight
+  std::vector<std::shared_ptr<Epoch>> retired_ ABSL_GUARDED_BY(mutex_);  // until nothing is owed
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

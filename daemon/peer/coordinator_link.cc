@@ -8,12 +8,12 @@
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/attached_node.h"
+#include "daemon/peer/rank_messages.h"
 #include "daemon/rpc/status_mapping.h"
 
 namespace gradsync {
 namespace {
 
-constexpr std::uint32_t kPeerProtocol = 1;
 // A link without ranks is kept, and with it the engine, for a job that starts again.
 constexpr std::uint64_t kIdleNs = 300'000'000'000;
 
@@ -125,7 +125,7 @@ void CoordinatorLink::OnMessage(const v1::AttachResponse& message) {
         MutexLock lock(&mutex_);
         if (epoch_ == nullptr || epoch_->number != message.engine_end().epoch()) return;
       }
-      absl::Status why = FromProto(message.engine_end().status());
+      absl::Status why = StatusFromPeer(message.engine_end().status());
       return EndEpoch(why.ok() ? absl::CancelledError("the coordinator ended the engine") : why);
     }
     case v1::AttachResponse::kRendezvousValue: {
@@ -194,6 +194,7 @@ void CoordinatorLink::OnConnectEngine(const v1::ConnectEngine& connect) {
   EndEpoch(absl::CancelledError("the nodes meet again"));
   auto epoch = std::make_shared<Epoch>();
   epoch->number = connect.epoch();
+  epoch->nodes = static_cast<std::uint32_t>(connect.node_names_size());
   const std::weak_ptr<CoordinatorLink> weak = Self();
   epoch->store = std::make_shared<Rendezvous>(
       [weak, number = epoch->number](const std::string& key, const std::string& value) {
@@ -253,9 +254,12 @@ void CoordinatorLink::OnLaunch(const v1::Launch& launch) {
   absl::Status status;
   {
     MutexLock lock(&mutex_);
+    ++in_flight_;
     epoch = epoch_;
-    if (epoch == nullptr || epoch->number != launch.epoch()) return;  // it has been told
-    if (launch.sequence() != ++epoch->sequence) {
+    if (epoch == nullptr || epoch->number != launch.epoch()) {
+      epoch = nullptr;
+      status = absl::InternalError("the coordinator launched on an engine that is not here");
+    } else if (launch.sequence() != ++epoch->sequence) {
       status = absl::InternalError("the coordinator's launches are out of order");
     }
     for (const std::uint64_t incarnation : launch.incarnations()) {
@@ -266,7 +270,6 @@ void CoordinatorLink::OnLaunch(const v1::Launch& launch) {
         status = absl::InternalError("the coordinator launched on a rank that is not here");
       }
     }
-    ++in_flight_;
   }
   NodeWork work;
   work.dtype = static_cast<DataType>(launch.dtype());
@@ -275,8 +278,11 @@ void CoordinatorLink::OnLaunch(const v1::Launch& launch) {
   work.measure = launch.channel() != 0;
   work.exact = launch.channel() == 0;
   if (launch.has_root_node()) work.root_node = static_cast<int>(launch.root_node());
-  if (!launch.has_root_node() && ItemSize(work.dtype) == 0) {
-    status = absl::InternalError("the coordinator launched on elements of no type");
+  if (launch.has_root_node()
+          ? epoch != nullptr && (launch.root_node() >= epoch->nodes ||
+                                 launch.count() > context_.staging_bytes)
+          : ItemSize(work.dtype) == 0) {
+    status = absl::InternalError("the coordinator launched on elements of no type, or too many");
   }
   std::vector<std::shared_ptr<SemaphorePage>> semaphores;
   for (const auto& rank : ranks) {
@@ -299,6 +305,7 @@ void CoordinatorLink::OnLaunch(const v1::Launch& launch) {
     }
     self->LaunchDone(brief, done, numbers);
   };
+  // Always answered: the coordinator waits for it.
   if (status.ok()) status = epoch->exchange->Submit(std::move(work));
   if (!status.ok()) LaunchDone(brief, status, BucketNumbers{});
 }

@@ -91,6 +91,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   // This node's part in one engine. The exchange is destroyed on the reaper alone.
   struct Epoch {
     std::uint64_t number = 0;
+    std::uint32_t nodes = 0;
     std::uint64_t sequence = 0;  // of the last launch
     std::vector<std::string> node_names;
     EngineSettings settings;
@@ -118,7 +119,6 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void LaunchDone(const v1::Launch& launch, const absl::Status& status,
                   const BucketNumbers& numbers);
   void EndEpoch(const absl::Status& why);
-  void Unreachable(const absl::Status& why);
   void GoDown(const std::string& how);
   // Ends the ranks, once the coordinator is lost and nothing touches their memory.
   void MaybeEndRanks();

@@ -5,6 +5,7 @@
 #define DAEMON_PEER_MESSAGE_STREAM_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -23,26 +24,33 @@ class PeerCompletion {
   ~PeerCompletion() = default;
 };
 
+// Both sides speak this version, and no other yet.
+inline constexpr std::uint32_t kPeerProtocol = 1;
+
 // Thread-safe, except for what gRPC's queue calls: one operation of a kind at a time. Owns itself
 // from Began() until its last operation is complete. No lock is held while gRPC or a receiver is
 // called.
 template <class In, class Out>
 class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out>> {
  public:
-  // The other side is cut off at this many messages that it has not taken.
+  // The other side is cut off at this many messages that it has not taken, or bytes of them: the
+  // largest layouts of all ranks of a large node.
   static constexpr std::size_t kMaxQueued = 1 << 16;
+  static constexpr std::size_t kMaxQueuedBytes = std::size_t{256} << 20;
 
   virtual ~MessageStream() = default;
 
   // Queues the message; calls nobody.
   void Queue(Out message) {
+    const std::size_t bytes = message.ByteSizeLong();
     MutexLock lock(&mutex_);
     if (ended_) return;
-    if (queue_.size() >= kMaxQueued) {
+    if (queue_.size() >= kMaxQueued || queued_bytes_ + bytes > kMaxQueuedBytes) {
       overflow_ = true;
       return;
     }
-    queue_.push_back(std::move(message));
+    queued_bytes_ += bytes;
+    queue_.push_back({std::move(message), bytes});
   }
 
   // Sends what is queued.
@@ -51,16 +59,20 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out>
     absl::Status end;
     {
       MutexLock lock(&mutex_);
-      if (!began_ || writing_ || finished_) return;
+      if (!began_ || finished_) return;
       if (overflow_) {
+        // Also, and above all, while a write does not get away.
         next = kCancel;
         overflow_ = false;
         ended_ = true;
-        queue_.clear();
+        DropQueueLocked();
+      } else if (writing_) {
+        return;
       } else if (!queue_.empty() && !broken_) {
         next = kWrite;
         writing_ = true;
-        outgoing_ = std::move(queue_.front());
+        outgoing_ = std::move(queue_.front().message);
+        queued_bytes_ -= queue_.front().bytes;
         queue_.pop_front();
         ++pending_;
       } else if (ended_ && (CanFinish() || done_reading_)) {
@@ -125,7 +137,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out>
     {
       MutexLock lock(&mutex_);
       began_ = broken_ = ended_ = done_reading_ = true;
-      queue_.clear();
+      DropQueueLocked();
     }
     OnEnd();
     Flush();
@@ -141,6 +153,16 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out>
    private:
     MessageStream* const stream_;
   };
+
+  struct Queued {
+    Out message;
+    std::size_t bytes = 0;
+  };
+
+  void DropQueueLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    queue_.clear();
+    queued_bytes_ = 0;
+  }
 
   void Read() {
     {
@@ -159,7 +181,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out>
       {
         MutexLock lock(&mutex_);
         done_reading_ = true;
-        queue_.clear();  // goes nowhere
+        DropQueueLocked();  // goes nowhere
         if (!ended_) {
           ended_ = true;
           end_ = absl::OkStatus();
@@ -202,7 +224,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out>
   Out outgoing_;  // the writer's, while writing_
 
   Mutex mutex_;
-  std::deque<Out> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  std::size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int pending_ ABSL_GUARDED_BY(mutex_) = 0;  // operations that gRPC has not completed
   bool began_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

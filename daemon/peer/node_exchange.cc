@@ -137,7 +137,6 @@ void NodeExchange::Finished(Running* running, const absl::Status& status) {
   const BucketNumbers numbers = running->Numbers();
   auto done = std::move(running->work.done);
   running->work = NodeWork{};
-  std::vector<std::unique_ptr<Running>> early;
   {
     MutexLock lock(&mutex_);
     spare_.emplace_back(running);

@@ -34,6 +34,11 @@ constexpr absl::Duration kStopPatience = absl::Seconds(5);
 // Jobs of one connection's daemon at a time, and nodes at a time.
 constexpr int kStreamsPerConnection = 256;
 constexpr std::size_t kMaxNodes = 4096;
+// Who connects and speaks no HTTP/2 is cut off after this.
+constexpr int kHandshakeTimeoutMs = 10'000;
+// What a message between daemons says beside the trainer's message that it carries, which has its
+// own limit: the largest that an agent takes goes through.
+constexpr std::size_t kEnvelopeBytes = 64 << 10;
 
 std::string RandomInstance() {
   std::string instance(16, '\0');
@@ -133,7 +138,8 @@ class Peers::Impl {
     builder.AddListeningPort(listen->Text(), credentials_.server, &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
-    builder.SetMaxReceiveMessageSize(static_cast<int>(options_.max_message_bytes));
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+    builder.SetMaxReceiveMessageSize(MaxMessageBytes());
     builder.RegisterService(&service_);
     queue_ = builder.AddCompletionQueue();
     server_ = builder.BuildAndStart();
@@ -281,6 +287,10 @@ class Peers::Impl {
   }
 
  private:
+  int MaxMessageBytes() const {
+    return static_cast<int>(options_.max_message_bytes + kEnvelopeBytes);
+  }
+
   std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -288,7 +298,7 @@ class Peers::Impl {
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    arguments.SetMaxReceiveMessageSize(static_cast<int>(options_.max_message_bytes));
+    arguments.SetMaxReceiveMessageSize(MaxMessageBytes());
     return grpc::CreateCustomChannel(address, credentials_.client, arguments);
   }
 

@@ -18,6 +18,19 @@ std::uint64_t MsUntil(std::uint64_t deadline_ns, std::uint64_t now_ns) {
 
 }  // namespace
 
+absl::Status StatusFromPeer(const google::rpc::Status& proto) {
+  constexpr std::size_t kMaxMessageBytes = 4096;
+  constexpr std::size_t kMaxDetailsBytes = 8192;
+  google::rpc::Status clipped;
+  const bool known = proto.code() >= 0 && proto.code() <= 16;
+  clipped.set_code(known ? proto.code() : static_cast<int>(absl::StatusCode::kUnknown));
+  clipped.set_message(proto.message().substr(0, kMaxMessageBytes));
+  if (proto.details_size() == 1 && proto.details(0).ByteSizeLong() <= kMaxDetailsBytes) {
+    *clipped.add_details() = proto.details(0);
+  }
+  return FromProto(clipped);
+}
+
 void EncodeOpen(const JoinRequest& request, v1::OpenSession* open) {
   open->mutable_protocol()->set_oldest(kProtocolOldest);
   open->mutable_protocol()->set_newest(kProtocolNewest);

@@ -13,6 +13,9 @@
 
 namespace gradsync {
 
+// What a peer says is bounded: a code that there is, 4 KiB of text, one small detail.
+absl::Status StatusFromPeer(const google::rpc::Status& proto);
+
 // Without the token.
 void EncodeOpen(const JoinRequest& request, v1::OpenSession* open);
 void EncodeRegister(const LayoutRequest& request, std::uint64_t now_ns,

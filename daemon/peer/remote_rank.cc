@@ -201,6 +201,9 @@ void RemoteRank::OnStepState(const v1::StepState& state) {
 void RemoteRank::End(const absl::Status& why) {
   std::shared_ptr<SessionSink> sink;
   std::function<void(absl::StatusOr<Joined>)> joined;
+  // Dropped without the lock: the last references to the session may be among them.
+  std::map<std::uint64_t, Pending> pending;
+  std::vector<Question> questions;
   bool tell = false;
   {
     MutexLock lock(&mutex_);
@@ -212,8 +215,8 @@ void RemoteRank::End(const absl::Status& why) {
     state_ = why.ok() ? RankState::kExited : RankState::kLost;
     tell = !gone_ && joined == nullptr;
     gone_ = true;
-    pending_.clear();
-    questions_.clear();
+    pending.swap(pending_);
+    questions.swap(questions_);
     staging_ = StagingMemory{};
     for (auto& [channel, layout] : layouts_) ReleaseLocked(&layout);
     layouts_.clear();

@@ -369,14 +369,18 @@ TEST_F(NodesTest, AStreamWithoutHelloIsRefused) {
   EXPECT_EQ(mismatch.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_NE(mismatch.error_message().find("staging_bytes"), std::string::npos);
   hello.mutable_hello()->set_staging_bytes(32u << 20);
-  v1::AttachRequest done;
-  done.mutable_rank_request()->set_incarnation(7);
-  done.mutable_rank_request()->mutable_request()->mutable_open_session();
+  // What may be about a rank that has just gone is ignored; a message of no kind is not.
+  v1::AttachRequest open;
+  open.mutable_rank_request()->set_incarnation(7);
+  open.mutable_rank_request()->mutable_request()->mutable_open_session();
   v1::AttachRequest refuse;
   refuse.mutable_refuse_layout()->set_incarnation(8);
-  const grpc::Status foreign = end({hello, done, refuse});
+  v1::AttachRequest done;
+  done.mutable_launch_done()->set_epoch(9);
+  const grpc::Status foreign = end({hello, open, refuse, gone, done, v1::AttachRequest()});
   EXPECT_EQ(foreign.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_NE(foreign.error_message().find("stranger"), std::string::npos);
+  EXPECT_NE(foreign.error_message().find("no kind"), std::string::npos);
 }
 
 TEST_F(NodesTest, ADrainingAgentEndsItsSessions) {

@@ -25,9 +25,6 @@
 namespace gradsync::fault {
 namespace {
 
-// A stream's end and its memory's end are two events; both come within milliseconds.
-constexpr int kStatusTries = 2000;
-
 std::unique_ptr<v1::Introspection::Stub> StubOf(const std::string& socket) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -150,7 +147,9 @@ v1::GetStatsResponse TestDaemon::Stats() const {
 
 bool TestDaemon::AwaitStatus(bool (*condition)(const v1::GetStatusResponse&)) const {
   const auto stub = StubOf(socket_);
-  for (int i = 0; i < kStatusTries; ++i) {
+  // Most of what is waited for comes within milliseconds.
+  for (const std::uint64_t start_ns = NowNs();
+       NowNs() < start_ns + std::uint64_t{kPatienceMs} * 1'000'000;) {
     grpc::ClientContext context;
     SetDeadline(&context);
     v1::GetStatusResponse response;

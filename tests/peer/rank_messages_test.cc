@@ -8,6 +8,7 @@
 #include "daemon/base/error.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/encode.h"
+#include "daemon/rpc/status_mapping.h"
 #include "gtest/gtest.h"
 
 namespace gradsync {
@@ -128,6 +129,20 @@ TEST(RankMessagesTest, StepDone) {
   EXPECT_EQ(DetailsOf(voided.record->verdict).reason, "STEP_ABANDONED");
   ASSERT_EQ(DetailsOf(voided.record->verdict).fields.size(), 1u);
   EXPECT_EQ(DetailsOf(voided.record->verdict).fields[0].second, "1");
+}
+
+TEST(RankMessagesTest, AStatusOfAPeerIsBounded) {
+  const absl::Status error =
+      MakeError(absl::StatusCode::kAborted, "RANK_LOST", "rank 1", {{"rank", "1"}});
+  EXPECT_EQ(StatusFromPeer(ToProto(error)), error);
+  google::rpc::Status endless = ToProto(error);
+  endless.set_code(4711);
+  endless.set_message(std::string(1 << 20, 'x'));
+  endless.mutable_details(0)->set_value(std::string(1 << 20, 'x'));
+  const absl::Status clipped = StatusFromPeer(endless);
+  EXPECT_EQ(clipped.code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(clipped.message().size(), 4096u);
+  EXPECT_EQ(DetailsOf(clipped).reason, "");
 }
 
 TEST(RankMessagesTest, TheRest) {
