@@ -21,8 +21,14 @@ together: each computes gradients on its share of every batch, and the daemon av
 bucket by bucket, while the backward pass still runs. Then it checks the result against one
 process that did the same alone, and shows what was measured. Nothing is left behind.
 
+With several nodes there is a daemon on each, in a network namespace of its own, or, where these
+cannot be made, on a loopback address of its own.
+
 Exit code: 0 all as it has to be, 1 not (and why), 2 usage.
 )";
+
+// On all nodes: a rank is one digit in the picture.
+constexpr std::uint64_t kMostRanks = 8;
 
 // Where Bazel puts what this program uses: beside it, or, in a test, where the variable says.
 std::string Runfile(const std::string& path) {
@@ -39,14 +45,19 @@ int Main(int argc, char** argv) {
   options.programs = {Runfile("daemon/gradsyncd"), Runfile("client/examples/digits_trainer"),
                       Runfile("client/examples/data/digits.csv.gz")};
   CommandLine flags(kIntroduction);
-  flags.Number("ranks", "How many trainers.", 1, 8, &options.ranks);
+  flags.Number("nodes", "On how many nodes; 8 trainers at most on all.", 1, 4, &options.nodes);
+  flags.Number("ranks", "How many trainers on each.", 1, 8, &options.ranks);
   flags.Text("json", "FILE", "Also writes the figures there.", &options.json);
   flags.Switch("keep", "Keeps the daemon and the trainers' sessions until you press Enter.",
                &options.keep);
   flags.Number("steps", "How long to train.", 1, 1'000'000, &options.steps);
   flags.Text("daemon", "PROGRAM", "Another gradsyncd.", &options.programs.daemon);
   flags.Text("gradsyncctl", "COMMAND", "How gradsyncctl is called here.", &options.gradsyncctl);
-  const absl::StatusOr<bool> run = flags.Parse(argc, argv);
+  absl::StatusOr<bool> run = flags.Parse(argc, argv);
+  if (run.ok() && *run && options.nodes * options.ranks > kMostRanks) {
+    run = absl::InvalidArgumentError(absl::StrCat(
+        "--nodes times --ranks is ", options.nodes * options.ranks, ", more than ", kMostRanks));
+  }
   if (!run.ok()) {
     std::fprintf(stderr, "quickstart: %s (see --help)\n",
                  std::string(run.status().message()).c_str());

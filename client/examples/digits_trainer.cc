@@ -38,6 +38,7 @@ struct Options {
   std::string overlap = "on";
   std::string reference;
   std::uint64_t ranks = 2;
+  std::uint64_t nodes = 1;
   bool hold = false;
   Recipe recipe;
 };
@@ -70,8 +71,9 @@ void WaitForEndOfInput() {
 
 absl::Status RunReference(const Options& options, const Digits& digits) {
   Mlp model(options.recipe.widths, options.recipe.seed);
-  const std::size_t shards = options.reference == "sharded" ? options.ranks : 1;
-  TrainReference(digits, options.recipe, options.ranks, shards, &model);
+  const bool sharded = options.reference == "sharded";
+  TrainReference(digits, options.recipe, options.ranks, sharded ? options.ranks : 1,
+                 sharded ? options.nodes : 1, &model);
   return Save(options.save, &model);
 }
 
@@ -117,9 +119,15 @@ int Main(int argc, char** argv) {
       "Trains without gradsync: on as many shards as there are ranks, or on whole batches.",
       &options.reference);
   flags.Number("ranks", "With --reference: whose batches to use.", 1, 128, &options.ranks);
+  flags.Number("nodes",
+               "With --reference sharded: on how many nodes the ranks are, as many on each.", 1,
+               128, &options.nodes);
   absl::StatusOr<bool> run = flags.Parse(argc, argv);
   if (run.ok() && *run && options.data.empty()) {
     run = absl::InvalidArgumentError("--data is required");
+  }
+  if (run.ok() && *run && options.ranks % options.nodes != 0) {
+    run = absl::InvalidArgumentError("--ranks is no multiple of --nodes");
   }
   if (!run.ok()) {
     std::fprintf(stderr, "digits_trainer: %s (see --help)\n",

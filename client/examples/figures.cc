@@ -50,8 +50,8 @@ std::vector<std::string> Figures::Failures() const {
   }
   if (max_difference_sharded != 0) {
     failures.push_back(absl::StrFormat(
-        "the parameters differ by %g from those of one process that adds the same shards in rank "
-        "order; they have to be equal bit by bit",
+        "the parameters differ by %g from those of one process that adds the same shards in the "
+        "same order; they have to be equal bit by bit",
         max_difference_sharded));
   }
   if (!(max_difference_whole <= kLargestWholeDifference)) {
@@ -68,6 +68,7 @@ std::vector<std::string> Figures::Failures() const {
 
 std::string Figures::Json() const {
   const nlohmann::ordered_json json = {
+      {"nodes", nodes},
       {"ranks", ranks},
       {"test_accuracy", test_accuracy},
       {"max_difference_sharded", max_difference_sharded},

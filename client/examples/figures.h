@@ -17,10 +17,11 @@ inline constexpr double kLeastAccuracy = 96.0;  // percent
 inline constexpr double kLargestWholeDifference = 1e-5;
 
 struct Figures {
-  std::uint64_t ranks = 0;
+  std::uint64_t nodes = 1;
+  std::uint64_t ranks = 0;   // on all nodes
   double test_accuracy = 0;  // percent
-  double max_difference_sharded =
-      0;  // of final parameters: one process, same shards, added in rank order
+  // Of final parameters: one process, same shards, added in the order of ranks and nodes.
+  double max_difference_sharded = 0;
   double max_difference_whole = 0;  // one process, whole batches
   std::uint64_t steps = 0;
   std::uint64_t bytes_reduced = 0;  // of one rank's gradients

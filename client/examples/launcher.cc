@@ -27,18 +27,45 @@ absl::Status Ignore(const Event&) { return absl::OkStatus(); }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Create(const Programs& programs) {
+absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Create(const Programs& programs,
+                                                           std::uint64_t nodes) {
+  std::unique_ptr<VirtualNetwork> network;
+  if (nodes > 1) {
+    VirtualNetworkOptions options;
+    options.nodes = static_cast<int>(nodes);
+    network = std::make_unique<VirtualNetwork>(options);
+  }
   absl::StatusOr<std::unique_ptr<ChildGroup>> group = ChildGroup::Create();
   if (!group.ok()) return group.status();
   absl::StatusOr<std::unique_ptr<RunDirectory>> directory = RunDirectory::Create();
   if (!directory.ok()) return directory.status();
   return std::unique_ptr<Launcher>(
-      new Launcher(programs, *std::move(group), *std::move(directory)));
+      new Launcher(programs, nodes, std::move(network), *std::move(group), *std::move(directory)));
 }
 
-Launcher::Launcher(const Programs& programs, std::unique_ptr<ChildGroup> group,
+Launcher::Launcher(const Programs& programs, std::uint64_t nodes,
+                   std::unique_ptr<VirtualNetwork> network, std::unique_ptr<ChildGroup> group,
                    std::unique_ptr<RunDirectory> directory)
-    : programs_(programs), directory_(std::move(directory)), group_(std::move(group)) {}
+    : programs_(programs),
+      nodes_(nodes),
+      network_(std::move(network)),
+      directory_(std::move(directory)),
+      group_(std::move(group)) {}
+
+std::string Launcher::socket(std::uint64_t node) const {
+  return directory_->File(node == 0 ? "gradsyncd.sock" : absl::StrCat("gradsyncd-", node, ".sock"));
+}
+
+bool Launcher::IsDaemon(ChildGroup::Id id) const {
+  return std::find(daemons_.begin(), daemons_.end(), id) != daemons_.end();
+}
+
+ChildGroup::Command Launcher::CommandOn(std::uint64_t node, const std::string& program) const {
+  ChildGroup::Command command;
+  if (network_ != nullptr) command.arguments = network_->CommandPrefix(static_cast<int>(node));
+  command.arguments.push_back(program);
+  return command;
+}
 
 absl::StatusOr<ChildGroup::Id> Launcher::Start(const std::string& name,
                                                const ChildGroup::Command& command, bool may_end) {
@@ -50,19 +77,33 @@ absl::StatusOr<ChildGroup::Id> Launcher::Start(const std::string& name,
   return id;
 }
 
-absl::Status Launcher::StartDaemon() {
-  absl::StatusOr<std::unique_ptr<ReadySocket>> ready =
-      ReadySocket::Create(directory_->File("notify.sock"));
+absl::Status Launcher::StartDaemons() {
+  for (std::uint64_t node = 0; node < nodes_; ++node) {
+    if (absl::Status status = StartDaemon(node); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::StartDaemon(std::uint64_t node) {
+  const std::string notify = directory_->File(absl::StrCat("notify-", node, ".sock"));
+  absl::StatusOr<std::unique_ptr<ReadySocket>> ready = ReadySocket::Create(notify);
   if (!ready.ok()) return ready.status();
   ready_socket_ = *std::move(ready);
 
-  ChildGroup::Command command;
-  command.arguments = {programs_.daemon, "--socket=" + socket()};
-  command.environment = {"NOTIFY_SOCKET=" + directory_->File("notify.sock")};
+  std::string name = "gradsyncd";
+  ChildGroup::Command command = CommandOn(node, programs_.daemon);
+  command.arguments.push_back("--socket=" + socket(node));
+  if (network_ != nullptr) {
+    absl::StrAppend(&name, " of node ", node);
+    const std::string address = network_->address(static_cast<int>(node));
+    command.arguments.push_back(absl::StrCat("--peer_listen=", address, ":0"));
+    command.arguments.push_back(absl::StrCat("--node_name=node-", node));
+  }
+  command.environment = {"NOTIFY_SOCKET=" + notify};
   command.signal_if_orphaned = SIGTERM;  // it removes its sockets itself
-  absl::StatusOr<ChildGroup::Id> id = Start("gradsyncd", command, false);
+  absl::StatusOr<ChildGroup::Id> id = Start(name, command, false);
   if (!id.ok()) return id.status();
-  daemon_ = *id;
+  daemons_.push_back(*id);
 
   bool is_ready = false;
   group_->Watch(ready_socket_->descriptor());
@@ -74,30 +115,33 @@ absl::Status Launcher::StartDaemon() {
                                   });
   group_->Unwatch(ready_socket_->descriptor());
   if (absl::IsDeadlineExceeded(status)) {
-    return absl::UnavailableError(absl::StrCat("gradsyncd did not become ready within ",
+    return absl::UnavailableError(absl::StrCat(name, " did not become ready within ",
                                                absl::FormatDuration(kDaemonStart), ".",
-                                               Describe(daemon_)));
+                                               Describe(*id)));
   }
   return status;
 }
 
-absl::StatusOr<Job> Launcher::StartJob(const std::string& name, std::uint64_t ranks,
-                                       const std::vector<std::string>& flags) {
+absl::StatusOr<Job> Launcher::StartJob(const JobOptions& options) {
   Job job;
+  const std::uint64_t ranks = options.ranks_per_node * nodes_;
   job.ranks.resize(ranks);
   for (std::uint64_t rank = 0; rank < ranks; ++rank) {
-    ChildGroup::Command command;
-    command.arguments = {programs_.trainer, "--data=" + programs_.data, "--hold"};
-    command.arguments.insert(command.arguments.end(), flags.begin(), flags.end());
-    if (rank == 0) command.arguments.push_back("--save=" + directory_->File(name));
+    const std::uint64_t node = rank / options.ranks_per_node;
+    ChildGroup::Command command = CommandOn(node, programs_.trainer);
+    command.arguments.insert(command.arguments.end(), {"--data=" + programs_.data, "--hold"});
+    command.arguments.insert(command.arguments.end(), options.flags.begin(), options.flags.end());
+    if (rank == 0) command.arguments.push_back("--save=" + directory_->File(options.name));
     // As torchrun would set them.
-    command.environment = {absl::StrCat("RANK=", rank),
-                           absl::StrCat("WORLD_SIZE=", ranks),
-                           absl::StrCat("TORCHELASTIC_RUN_ID=", name),
-                           "MASTER_ADDR=localhost",
-                           "MASTER_PORT=29500",
-                           "GRADSYNC_JOB_TOKEN=",
-                           "GRADSYNC_SOCKET=" + socket()};
+    command.environment = {
+        absl::StrCat("RANK=", rank),
+        absl::StrCat("WORLD_SIZE=", ranks),
+        "TORCHELASTIC_RUN_ID=" + options.name,
+        "MASTER_ADDR=" + (network_ == nullptr ? "localhost" : network_->address(0)),
+        "MASTER_PORT=29500",
+        "GRADSYNC_JOB_TOKEN=",
+        "GRADSYNC_COORDINATOR=" + options.coordinator,
+        "GRADSYNC_SOCKET=" + socket(node)};
     absl::StatusOr<ChildGroup::Id> id = Start(absl::StrCat("rank ", rank), command, false);
     if (!id.ok()) return id.status();
     job.children.push_back(*id);
@@ -215,7 +259,7 @@ absl::Status Launcher::PumpUntil(
 }
 
 void Launcher::Remember(const ChildGroup::Event& event) {
-  const bool is_log = event.kind == EventKind::kOutput && event.child == daemon_;
+  const bool is_log = event.kind == EventKind::kOutput && IsDaemon(event.child);
   if (event.kind == EventKind::kError || is_log) {
     std::deque<std::string>& said = children_[event.child].said;
     said.push_back(event.line);
@@ -232,7 +276,7 @@ absl::Status Launcher::Explain(ChildGroup::Id first) {
   const absl::Time deadline = absl::Now() + kLastWords;
   const auto trainers_ended = [this] {
     for (ChildGroup::Id id = 0; id < children_.size(); ++id) {
-      if (id != daemon_ && !children_[id].ended && !children_[id].may_end) return false;
+      if (!IsDaemon(id) && !children_[id].ended && !children_[id].may_end) return false;
     }
     return true;
   };

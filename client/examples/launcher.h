@@ -1,4 +1,4 @@
-// Starts a daemon and the trainers of a job, hears their reports, and says who failed. What
+// Starts daemons and the trainers of a job, hears their reports, and says who failed. What
 // digits_quickstart is made of.
 
 #ifndef CLIENT_EXAMPLES_LAUNCHER_H_
@@ -19,6 +19,7 @@
 #include "client/examples/ready_socket.h"
 #include "client/examples/report.h"
 #include "client/examples/run_directory.h"
+#include "tools/virtual_network/virtual_network.h"
 
 namespace gradsync::examples {
 
@@ -35,6 +36,13 @@ struct RankReport {
   std::optional<FinishedReport> finished;
 };
 
+struct JobOptions {
+  std::string name;
+  std::uint64_t ranks_per_node = 1;
+  std::string coordinator;         // of several nodes: "host:port" of node 0's daemon
+  std::vector<std::string> flags;  // of every trainer
+};
+
 // One job's trainers. They stay in their sessions once they have finished, until
 // Launcher::Release().
 struct Job {
@@ -48,21 +56,24 @@ struct Job {
 // it before any thread (ChildGroup).
 class Launcher {
  public:
-  static absl::StatusOr<std::unique_ptr<Launcher>> Create(const Programs& programs);
+  // Several nodes are on a virtual network.
+  static absl::StatusOr<std::unique_ptr<Launcher>> Create(const Programs& programs,
+                                                          std::uint64_t nodes);
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  // Returns when the daemon says that it is ready.
-  absl::Status StartDaemon();
-  std::string socket() const { return directory_->File("gradsyncd.sock"); }
-  std::string directory() const { return directory_->path(); }
-  pid_t pid(ChildGroup::Id child) const { return group_->pid(child); }
-  ChildGroup::Id daemon() const { return daemon_; }
+  // Null for one node.
+  const VirtualNetwork* network() const { return network_.get(); }
 
-  // Starts `ranks` trainers of the job `name`, with further flags; rank 0 saves its parameters in
-  // the directory's file `name`.
-  absl::StatusOr<Job> StartJob(const std::string& name, std::uint64_t ranks,
-                               const std::vector<std::string>& flags);
+  // One on each node; returns when they say that they are ready.
+  absl::Status StartDaemons();
+  std::string socket(std::uint64_t node) const;
+  pid_t pid(ChildGroup::Id child) const { return group_->pid(child); }
+  ChildGroup::Id daemon(std::uint64_t node) const { return daemons_[node]; }
+
+  // Starts the trainers, node after node; rank 0 saves its parameters in the directory's file of
+  // the job's name.
+  absl::StatusOr<Job> StartJob(const JobOptions& options);
   // Until every trainer has finished. `progress` hears rank 0.
   absl::Status AwaitFinished(Job* job, const std::function<void(const ProgressReport&)>& progress);
   // Lets the trainers leave; returns when they have exited.
@@ -90,11 +101,15 @@ class Launcher {
     bool may_end = false;
   };
 
-  Launcher(const Programs& programs, std::unique_ptr<ChildGroup> group,
-           std::unique_ptr<RunDirectory> directory);
+  Launcher(const Programs& programs, std::uint64_t nodes, std::unique_ptr<VirtualNetwork> network,
+           std::unique_ptr<ChildGroup> group, std::unique_ptr<RunDirectory> directory);
 
   absl::StatusOr<ChildGroup::Id> Start(const std::string& name, const ChildGroup::Command& command,
                                        bool may_end);
+  absl::Status StartDaemon(std::uint64_t node);
+  bool IsDaemon(ChildGroup::Id id) const;
+  // `program` on the node.
+  ChildGroup::Command CommandOn(std::uint64_t node, const std::string& program) const;
   // Handles what comes until `done`. `hear` gets every event.
   absl::Status PumpUntil(const std::function<bool()>& done, absl::Time deadline,
                          const std::function<absl::Status(const ChildGroup::Event&)>& hear);
@@ -103,12 +118,14 @@ class Launcher {
   std::string Describe(ChildGroup::Id id) const;
 
   const Programs programs_;
-  // In this order: processes end before their directory goes.
+  const std::uint64_t nodes_;
+  // In this order: processes end before their network and their directory go.
+  const std::unique_ptr<VirtualNetwork> network_;
   const std::unique_ptr<RunDirectory> directory_;
   std::unique_ptr<ReadySocket> ready_socket_;
   const std::unique_ptr<ChildGroup> group_;
-  std::vector<Child> children_;                              // by ChildGroup::Id
-  ChildGroup::Id daemon_ = static_cast<ChildGroup::Id>(-1);  // not started
+  std::vector<Child> children_;          // by ChildGroup::Id
+  std::vector<ChildGroup::Id> daemons_;  // by node, as far as they are started
   int interrupted_by_ = 0;
 };
 

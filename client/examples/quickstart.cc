@@ -26,7 +26,7 @@ constexpr char kSharded[] = "sharded";
 constexpr char kWhole[] = "whole";
 // At most: enough for two medians.
 constexpr std::uint64_t kComparisonSteps = 120;
-constexpr absl::Duration kStatsTimeout = absl::Seconds(10);
+constexpr absl::Duration kDaemonTimeout = absl::Seconds(10);
 
 void Print(const std::string& text) {
   std::fputs(text.c_str(), stdout);
@@ -66,7 +66,8 @@ class Run {
 
   // OK if everything worked and was measured; whether it is right is in figures().
   absl::Status All() {
-    figures_.ranks = options_.ranks;
+    figures_.nodes = options_.nodes;
+    figures_.ranks = options_.nodes * options_.ranks;
     absl::Status status = Start();
     if (status.ok()) status = Train();
     if (status.ok()) status = CompareOverlap();
@@ -85,23 +86,51 @@ class Run {
 
  private:
   absl::Status Start() {
-    Print(absl::StrCat(style_.Bold(absl::StrFormat(
-                           "gradsync quick start: %d trainer%s, one daemon, handwritten digits",
-                           options_.ranks, options_.ranks == 1 ? "" : "s")),
-                       "\n\n"));
-    if (absl::Status status = launcher_->StartDaemon(); !status.ok()) return status;
-    Print(absl::StrFormat("  gradsyncd  pid %d   %s\n", launcher_->pid(launcher_->daemon()),
-                          launcher_->socket()));
+    const std::string trainers =
+        absl::StrCat(options_.ranks, options_.ranks == 1 ? " trainer" : " trainers");
+    const std::string who =
+        one_node() ? absl::StrCat(trainers, ", one daemon")
+                   : absl::StrCat(options_.nodes, " nodes, ", trainers, " and a daemon on each");
+    Print(style_.Bold(absl::StrCat("gradsync quick start: ", who, ", handwritten digits")) +
+          "\n\n");
+    if (!one_node()) {
+      Print(absl::StrFormat("  %-10s %s\n", "network", launcher_->network()->description()));
+    }
+    if (absl::Status status = launcher_->StartDaemons(); !status.ok()) return status;
+    for (std::uint64_t node = 0; node < options_.nodes; ++node) {
+      Print(absl::StrFormat("  %-10s pid %d   %s%s\n", "gradsyncd",
+                            launcher_->pid(launcher_->daemon(node)), launcher_->socket(node),
+                            OnNode(node)));
+    }
+    if (one_node()) return absl::OkStatus();
+    absl::StatusOr<std::string> address = GetPeerAddress(launcher_->socket(0), kDaemonTimeout);
+    if (!address.ok()) return address.status();
+    coordinator_ = *std::move(address);
     return absl::OkStatus();
   }
 
+  bool one_node() const { return options_.nodes == 1; }
+
+  std::string OnNode(std::uint64_t node) const {
+    if (one_node()) return "";
+    return absl::StrCat("   on node ", node, ", ",
+                        launcher_->network()->address(static_cast<int>(node)));
+  }
+
+  absl::StatusOr<Job> StartJob(const char* name, std::uint64_t steps,
+                               const std::vector<std::string>& more_flags) {
+    JobOptions job = {name, options_.ranks, coordinator_, {absl::StrCat("--steps=", steps)}};
+    job.flags.insert(job.flags.end(), more_flags.begin(), more_flags.end());
+    return launcher_->StartJob(job);
+  }
+
   absl::Status Train() {
-    absl::StatusOr<Job> job =
-        launcher_->StartJob(kJob, options_.ranks, {absl::StrCat("--steps=", options_.steps)});
+    absl::StatusOr<Job> job = StartJob(kJob, options_.steps, {});
     if (!job.ok()) return job.status();
     job_ = *std::move(job);
     for (std::size_t rank = 0; rank < job_.children.size(); ++rank) {
-      Print(absl::StrFormat("  rank %-5d pid %d\n", rank, launcher_->pid(job_.children[rank])));
+      Print(absl::StrFormat("  rank %-5d pid %d%s\n", rank, launcher_->pid(job_.children[rank]),
+                            OnNode(rank / options_.ranks)));
     }
     Print("\n");
     Progress progress(options_.steps, style_);
@@ -120,9 +149,10 @@ class Run {
     return options_.keep ? absl::OkStatus() : launcher_->Release(&job_);
   }
 
-  // While the job is there: the only one of this daemon.
+  // While the job is there: the only one of this daemon, which coordinates it.
   absl::Status AskDaemon() {
-    absl::StatusOr<v1::GetStatsResponse> stats = GetDaemonStats(launcher_->socket(), kStatsTimeout);
+    absl::StatusOr<v1::GetStatsResponse> stats =
+        GetDaemonStats(launcher_->socket(0), kDaemonTimeout);
     if (!stats.ok()) return stats.status();
     if (stats->jobs_size() != 1 || stats->jobs(0).layouts_size() != 1) {
       return absl::InternalError("the daemon's statistics do not show the one job that ran");
@@ -138,10 +168,8 @@ class Run {
   // second.
   absl::Status CompareOverlap() {
     Print(style_.Dim("  ... the same with overlap on and off in turn") + "\n");
-    absl::StatusOr<Job> job =
-        launcher_->StartJob(kComparisonJob, options_.ranks,
-                            {absl::StrCat("--steps=", std::min(kComparisonSteps, options_.steps)),
-                             "--overlap=alternate"});
+    absl::StatusOr<Job> job = StartJob(kComparisonJob, std::min(kComparisonSteps, options_.steps),
+                                       {"--overlap=alternate"});
     if (!job.ok()) return job.status();
     absl::Status status = launcher_->AwaitFinished(&*job, [](const ProgressReport&) {});
     if (!status.ok()) return status;
@@ -157,7 +185,8 @@ class Run {
     for (const char* reference : {kSharded, kWhole}) {
       flags.push_back({absl::StrCat("--reference=", reference),
                        absl::StrCat("--save=", launcher_->File(reference)),
-                       absl::StrCat("--ranks=", options_.ranks),
+                       absl::StrCat("--nodes=", figures_.nodes),
+                       absl::StrCat("--ranks=", figures_.ranks),
                        absl::StrCat("--steps=", options_.steps)});
     }
     if (absl::Status status = launcher_->RunReferences(flags); !status.ok()) return status;
@@ -181,7 +210,10 @@ class Run {
              Check(f.test_accuracy >= kLeastAccuracy, "at least 96 %, on 360 held-out digits",
                    style_)),
         Line("against one process, same shards", absl::StrFormat("%g", f.max_difference_sharded),
-             Check(f.max_difference_sharded == 0, "largest difference: exactly 0", style_)),
+             Check(f.max_difference_sharded == 0,
+                   one_node() ? "largest difference: exactly 0"
+                              : "largest difference: exactly 0, added per node, then over nodes",
+                   style_)),
         Line("against one process, whole batches", absl::StrFormat("%.1e", f.max_difference_whole),
              Check(f.max_difference_whole <= kLargestWholeDifference,
                    "largest difference: at most 1e-05", style_)),
@@ -192,7 +224,8 @@ class Run {
                          style_.Dim(absl::StrCat("in ", buckets_.size(), " buckets each"))),
                     Line("gradients averaged", Bytes(f.bytes_reduced), style_.Dim("per rank")),
                     Line("reduce bandwidth", absl::StrFormat("%.1f GB/s", f.reduce_gbps),
-                         style_.Dim("while the daemon reduces")),
+                         style_.Dim(one_node() ? "while the daemon reduces"
+                                               : "while the daemons reduce, over the network")),
                     Line("overlap", absl::StrFormat("%.0f %%", f.overlap_percent),
                          style_.Dim("of the synchronization, hidden behind the backward pass")),
                     Line("step time", absl::StrFormat("%.2f ms", f.step_ms),
@@ -212,19 +245,24 @@ class Run {
     if (step.empty()) return "";
     return absl::StrCat("\n",
                         style_.Bold(absl::StrCat("One step as it happened: step ", step[0].step)),
-                        "\n\n", DrawTimeline(step, buckets_, style_));
+                        "\n\n", DrawTimeline(step, buckets_, figures_.nodes, style_));
   }
 
   std::string HowToAsk() const {
-    const std::string socket = options_.keep ? launcher_->socket() : "SOCKET";
+    const std::string socket = options_.keep ? launcher_->socket(0) : "SOCKET";
     const std::string& ctl = options_.gradsyncctl;
-    std::string text = absl::StrCat("\n", style_.Bold("How to ask the daemon more"), "\n\n");
+    std::string text = absl::StrCat(
+        "\n",
+        style_.Bold(one_node() ? "How to ask the daemon more" : "How to ask the daemons more"),
+        "\n\n");
     if (options_.keep) {
-      absl::StrAppend(&text, "  It is still there. In another terminal:\n\n");
-    } else {
       absl::StrAppend(&text,
-                      "  With --keep the daemon and its trainers stay, and their SOCKET is named "
-                      "here. Then:\n\n");
+                      one_node() ? "  It is still there."
+                                 : "  They are still there; the job is with the daemon of node 0.",
+                      " In another terminal:\n\n");
+    } else {
+      absl::StrAppend(&text, "  With --keep ", one_node() ? "the daemon and its" : "daemons and",
+                      " trainers stay, and their SOCKET is named here. Then:\n\n");
     }
     for (const char* command : {"status", "stats", "health"}) {
       absl::StrAppend(&text, "    ", ctl, " ", command, " --socket ", socket, "\n");
@@ -248,6 +286,7 @@ class Run {
   const QuickstartOptions& options_;
   const TextStyle& style_;
   Launcher* const launcher_;
+  std::string coordinator_;  // "" for one node
   Job job_;
   std::vector<BucketReport> buckets_;
   Traces traces_;
@@ -257,7 +296,8 @@ class Run {
 }  // namespace
 
 int RunQuickstart(const QuickstartOptions& options, const TextStyle& style) {
-  absl::StatusOr<std::unique_ptr<Launcher>> launcher = Launcher::Create(options.programs);
+  absl::StatusOr<std::unique_ptr<Launcher>> launcher =
+      Launcher::Create(options.programs, options.nodes);
   if (!launcher.ok()) {
     std::fprintf(stderr, "quickstart: %s\n", std::string(launcher.status().message()).c_str());
     return 1;

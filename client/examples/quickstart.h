@@ -1,5 +1,5 @@
-// The quick start: a daemon, some trainers, and proof that they learned what one process would have
-// learned.
+// The quick start: a daemon, some trainers, on one node or several, and proof that they learned
+// what one process would have learned.
 
 #ifndef CLIENT_EXAMPLES_QUICKSTART_H_
 #define CLIENT_EXAMPLES_QUICKSTART_H_
@@ -15,7 +15,8 @@ namespace gradsync::examples {
 
 struct QuickstartOptions {
   Programs programs;
-  std::uint64_t ranks = 2;
+  std::uint64_t nodes = 1;
+  std::uint64_t ranks = 2;  // on each node
   std::uint64_t steps = Recipe().steps;
   std::string json;                         // "": no file
   std::string gradsyncctl = "gradsyncctl";  // how to call it

@@ -28,13 +28,21 @@ struct Gradients {
   std::vector<float*> views;
 };
 
+// shards[to] += shards[from].
+void Add(std::vector<Gradients>* shards, std::size_t to, std::size_t from) {
+  std::vector<float>& sum = (*shards)[to].values;
+  const std::vector<float>& values = (*shards)[from].values;
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+}
+
 // shards[0] becomes the average.
-void AverageInOrder(std::vector<Gradients>* shards) {
-  std::vector<float>& sum = shards->front().values;
-  for (std::size_t shard = 1; shard < shards->size(); ++shard) {
-    const std::vector<float>& values = (*shards)[shard].values;
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+void AverageInOrder(std::vector<Gradients>* shards, std::size_t nodes) {
+  const std::size_t per_node = shards->size() / nodes;
+  for (std::size_t first = 0; first < shards->size(); first += per_node) {
+    for (std::size_t i = 1; i < per_node; ++i) Add(shards, first, first + i);
+    if (first > 0) Add(shards, 0, first);
   }
+  std::vector<float>& sum = shards->front().values;
   const float scale = static_cast<float>(1.0 / static_cast<double>(shards->size()));
   for (float& value : sum) value *= scale;
 }
@@ -42,7 +50,7 @@ void AverageInOrder(std::vector<Gradients>* shards) {
 }  // namespace
 
 void TrainReference(const Digits& digits, const Recipe& recipe, std::size_t ranks,
-                    std::size_t shards, Mlp* model) {
+                    std::size_t shards, std::size_t nodes, Mlp* model) {
   BatchOrder order(digits.train, recipe.GlobalBatch(ranks), recipe.seed);
   Sgd sgd(model->parameters(), recipe.momentum);
   std::vector<Gradients> gradients;
@@ -53,7 +61,7 @@ void TrainReference(const Digits& digits, const Recipe& recipe, std::size_t rank
       model->Forward(order.Shard(step, shard, shards));
       model->Backward(gradients[shard].views, [](std::size_t) {});
     }
-    AverageInOrder(&gradients);
+    AverageInOrder(&gradients, nodes);
     const std::vector<float*>& views = gradients.front().views;
     sgd.Step(model->parameters(), {views.data(), views.size()}, recipe.LearningRate(step));
   }

@@ -13,11 +13,12 @@ namespace gradsync::examples {
 
 // Trains `model`, freshly made by the recipe, on the batches that `ranks` trainers would share.
 // Each batch is cut into `shards` equal parts (a divisor of the global batch), whose gradients are
-// added in order, ((g0 + g1) + g2) + ..., and multiplied by float(1 / shards), as the daemon does
-// it. shards = ranks: the bits of the trainers. shards = 1: the whole batch at once, which rounds
+// added as the daemons of `nodes` nodes (a divisor of shards) do it: on each node in order,
+// ((g0 + g1) + g2) + ..., then those sums in the nodes' order; and multiplied by float(1 / shards).
+// shards = ranks: the bits of the trainers. shards = 1: the whole batch at once, which rounds
 // differently.
 void TrainReference(const Digits& digits, const Recipe& recipe, std::size_t ranks,
-                    std::size_t shards, Mlp* model);
+                    std::size_t shards, std::size_t nodes, Mlp* model);
 
 }  // namespace gradsync::examples
 

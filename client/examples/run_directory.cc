@@ -15,7 +15,7 @@ namespace gradsync::examples {
 namespace {
 
 constexpr char kTemplate[] = "/gradsync-XXXXXX";
-constexpr char kLongestName[] = "/gradsyncd-fd.sock";
+constexpr char kLongestName[] = "/gradsyncd-99-fd.sock";
 
 }  // namespace
 

@@ -151,7 +151,7 @@ void DrawBucket(const BucketTrace& bucket, const Glyphs& glyphs, Row* row) {
   row->Fill(finish, finish + 1, glyphs.done, kDone);
 }
 
-std::string Legend(const Glyphs& glyphs, std::size_t ranks, std::size_t layers,
+std::string Legend(const Glyphs& glyphs, std::size_t ranks, std::size_t layers, std::size_t nodes,
                    const TextStyle& style) {
   std::string backward;
   for (std::size_t i = 0; i < layers; ++i) {
@@ -163,14 +163,16 @@ std::string Legend(const Glyphs& glyphs, std::size_t ranks, std::size_t layers,
                       " backward of that layer   ", glyphs.wait, " wait for the step   ",
                       style.Paint(kUpdate, "u"), " update\n", "  buckets:  ", ready,
                       " ready at that rank (+ several)   ", glyphs.wait, " wait   ",
-                      style.Paint(kReduce, glyphs.reduce), " reduce   ",
+                      style.Paint(kReduce, glyphs.reduce),
+                      nodes == 1 ? " reduce   " : " reduce, over all nodes   ",
                       style.Paint(kDone, glyphs.done), " done\n");
 }
 
 }  // namespace
 
 std::string DrawTimeline(const std::vector<StepTrace>& ranks,
-                         const std::vector<BucketReport>& buckets, const TextStyle& style) {
+                         const std::vector<BucketReport>& buckets, std::size_t nodes,
+                         const TextStyle& style) {
   if (ranks.empty()) return "";
   std::uint64_t begin_ns = ranks[0].begin_ns;
   std::uint64_t end_ns = ranks[0].end_ns;
@@ -186,7 +188,9 @@ std::string DrawTimeline(const std::vector<StepTrace>& ranks,
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     Row row = blank;
     DrawRank(ranks[rank], glyphs, &row);
-    absl::StrAppend(&text, Label(absl::StrCat("rank ", rank), "computes"), row.Text(style), "\n");
+    const std::string detail =
+        nodes == 1 ? "computes" : absl::StrCat("on node ", rank * nodes / ranks.size());
+    absl::StrAppend(&text, Label(absl::StrCat("rank ", rank), detail), row.Text(style), "\n");
   }
   for (std::size_t i = 0; i < buckets.size() && i < ranks[0].buckets.size(); ++i) {
     Row row = blank;
@@ -196,7 +200,7 @@ std::string DrawTimeline(const std::vector<StepTrace>& ranks,
     absl::StrAppend(&text, Label(absl::StrCat("bucket ", i), detail), row.Text(style), "\n");
   }
   return absl::StrCat(text, "\n",
-                      Legend(glyphs, ranks.size(), ranks[0].layer_end_ns.size(), style));
+                      Legend(glyphs, ranks.size(), ranks[0].layer_end_ns.size(), nodes, style));
 }
 
 }  // namespace gradsync::examples

@@ -4,6 +4,7 @@
 #ifndef CLIENT_EXAMPLES_TIMELINE_H_
 #define CLIENT_EXAMPLES_TIMELINE_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -13,10 +14,11 @@
 
 namespace gradsync::examples {
 
-// `ranks[r]` is rank r's trace of the same step; all have as many buckets as `buckets`. Ends with a
-// legend.
+// `ranks[r]` is rank r's trace of the same step; all have as many buckets as `buckets`. The ranks
+// are spread evenly over `nodes` nodes, in order. Ends with a legend.
 std::string DrawTimeline(const std::vector<StepTrace>& ranks,
-                         const std::vector<BucketReport>& buckets, const TextStyle& style);
+                         const std::vector<BucketReport>& buckets, std::size_t nodes,
+                         const TextStyle& style);
 
 }  // namespace gradsync::examples
 

@@ -101,8 +101,12 @@ class QuickstartTest : public ::testing::Test {
         char name[16];
         int rank = 0;
         int pid = 0;
+        int node = 0;
         if (sscanf(event->line.c_str(), " rank %d pid %d", &rank, &pid) == 2) {
           pids_[absl::StrCat("rank ", rank)] = pid;
+        } else if (sscanf(event->line.c_str(), " %15s pid %d %*s on node %d", name, &pid, &node) ==
+                   3) {
+          pids_[absl::StrCat(name, " of node ", node)] = pid;
         } else if (sscanf(event->line.c_str(), " %15s pid %d", name, &pid) == 2) {
           pids_[name] = pid;
         }
@@ -150,6 +154,47 @@ TEST_P(QuickstartRanksTest, LearnsWhatOneProcessLearns) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, QuickstartRanksTest, ::testing::Values(2, 3));
+
+class QuickstartNodesTest : public QuickstartTest {};
+
+TEST_F(QuickstartNodesTest, LearnsWhatOneProcessLearns) {
+  const std::string path = absl::StrCat(getenv("TEST_TMPDIR"), "/nodes.json");
+  Start({"--nodes=2", "--ranks=2", "--json", path});
+  EXPECT_EQ(AwaitEnd(), 0) << output_ << errors_;
+  EXPECT_EQ(errors_, "");
+  ExpectNothingLeft();
+  EXPECT_EQ(pids_.size(), 6u);
+  printf("%s", output_.c_str());
+
+  const nlohmann::json figures = ReadJson(path);
+  ASSERT_TRUE(figures.is_object());
+  EXPECT_EQ(figures["nodes"], 2);
+  EXPECT_EQ(figures["ranks"], 4);
+  EXPECT_GE(figures["test_accuracy"], 96);
+  EXPECT_EQ(figures["max_difference_sharded"], 0);
+  EXPECT_LE(figures["max_difference_whole"], 1e-5);
+  EXPECT_EQ(figures["steps"], 240);
+  EXPECT_GT(figures["reduce_gbps"], 0);
+
+  EXPECT_THAT(output_, HasSubstr("  network "));
+  EXPECT_THAT(output_, HasSubstr("  rank 1    on node 0 "));
+  EXPECT_THAT(output_, HasSubstr("  rank 2    on node 1 "));
+}
+
+TEST_F(QuickstartNodesTest, NamesADaemonThatWasKilled) {
+  Start({"--nodes=3", "--ranks=1", "--steps=1000000"});
+  AwaitLine("step ");
+  const pid_t killed = pids_["gradsyncd of node 2"];
+  ASSERT_EQ(kill(killed, SIGKILL), 0);
+  EXPECT_EQ(AwaitEnd(), 1);
+  EXPECT_THAT(errors_, HasSubstr(absl::StrCat("quickstart: gradsyncd of node 2 (pid ", killed,
+                                              ") was killed by signal 9 (Killed)")));
+  // The others were told by their daemons.
+  EXPECT_THAT(errors_, HasSubstr("rank 0 (pid "));
+  EXPECT_THAT(errors_, HasSubstr("rank 1 (pid "));
+  EXPECT_THAT(errors_, HasSubstr("node-2"));
+  ExpectNothingLeft();
+}
 
 TEST_F(QuickstartTest, AnUntrainedModelFails) {
   const std::string path = absl::StrCat(getenv("TEST_TMPDIR"), "/untrained.json");
@@ -232,6 +277,12 @@ TEST_F(QuickstartTest, UsageEndsWithTwo) {
   Start({"--ranks=9"});
   EXPECT_EQ(AwaitEnd(), 2);
   EXPECT_EQ(errors_, "quickstart: --ranks takes a number from 1 to 8, not '9' (see --help)\n");
+}
+
+TEST_F(QuickstartTest, TooManyRanksOnAllNodes) {
+  Start({"--nodes=4", "--ranks=3"});
+  EXPECT_EQ(AwaitEnd(), 2);
+  EXPECT_EQ(errors_, "quickstart: --nodes times --ranks is 12, more than 8 (see --help)\n");
 }
 
 TEST_F(QuickstartTest, Helps) {

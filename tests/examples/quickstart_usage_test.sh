@@ -17,6 +17,8 @@ expect_refusal() {
 expect_refusal "--ranks takes a number from 1 to 8, not '9'" --ranks 9
 expect_refusal "--ranks takes a number from 1 to 8, not '0'" --ranks=0
 expect_refusal "--ranks takes a number from 1 to 8, not 'two'" --keep --ranks=two
+expect_refusal "--nodes takes a number from 1 to 4, not '5'" --nodes 5
+expect_refusal '--nodes times --ranks is 9, more than 8' --nodes=3 --ranks=3
 expect_refusal '--ranks needs a value' --ranks
 expect_refusal '--json needs a value' --json
 expect_refusal "--steps takes a number from 1 to 1000000, not '-1'" --steps=-1

@@ -21,9 +21,9 @@ class ReferenceTrainingTest : public ::testing::Test {
     recipe_.steps = 60;
   }
 
-  std::vector<float> Train(std::size_t ranks, std::size_t shards) {
+  std::vector<float> Train(std::size_t ranks, std::size_t shards, std::size_t nodes = 1) {
     Mlp model(recipe_.widths, recipe_.seed);
-    TrainReference(digits_, recipe_, ranks, shards, &model);
+    TrainReference(digits_, recipe_, ranks, shards, nodes, &model);
     return std::vector<float>(model.values().begin(), model.values().end());
   }
 
@@ -45,6 +45,13 @@ TEST_F(ReferenceTrainingTest, ShardsDifferFromTheWholeByRoundingAlone) {
     EXPECT_GT(difference, 0) << ranks << " ranks";  // it is not the same computation
     EXPECT_LT(difference, 2e-6) << ranks << " ranks";
   }
+}
+
+TEST_F(ReferenceTrainingTest, NodesDifferFromOneByTheOrderOfSumsAlone) {
+  EXPECT_EQ(Train(4, 4, 4), Train(4, 4, 1)) << "one rank per node: the same order";
+  const float difference = LargestDifference(Train(4, 4, 2), Train(4, 4, 1));
+  EXPECT_GT(difference, 0);
+  EXPECT_LT(difference, 2e-6);
 }
 
 TEST_F(ReferenceTrainingTest, TheBatchIsAMultipleOfTheRanks) {

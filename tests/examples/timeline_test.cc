@@ -37,7 +37,7 @@ TEST(TimelineTest, DrawsAStep) {
   TextStyle style;
   style.unicode = false;
   style.columns = 84;
-  EXPECT_EQ(DrawTimeline(TwoRanks(), kBuckets, style),
+  EXPECT_EQ(DrawTimeline(TwoRanks(), kBuckets, 1, style),
             R"(                        0 ms      1         2         3         4         5
                         +---------+---------+---------+---------+---------+---------
   rank 0    computes    ffffffffffffffffffff21111111111111111111..........uuuuuuuuuu
@@ -50,18 +50,26 @@ TEST(TimelineTest, DrawsAStep) {
 )");
 }
 
+TEST(TimelineTest, SaysWhereARankIs) {
+  const std::string text = DrawTimeline(TwoRanks(), kBuckets, 2, TextStyle());
+  EXPECT_THAT(text, HasSubstr("  rank 0    on node 0 "));
+  EXPECT_THAT(text, HasSubstr("  rank 1    on node 1 "));
+  EXPECT_THAT(text, HasSubstr("reduce, over all nodes"));
+}
+
 TEST(TimelineTest, ColoursWholeBars) {
   TextStyle style;
   style.color = true;
-  const std::string text = DrawTimeline(TwoRanks(), kBuckets, style);
+  const std::string text = DrawTimeline(TwoRanks(), kBuckets, 1, style);
   EXPECT_THAT(text, HasSubstr("\033[30;44mffff"));
   EXPECT_THAT(text, HasSubstr("✓"));
 }
 
 TEST(TimelineTest, DrawsNothingOfNothing) {
-  EXPECT_EQ(DrawTimeline({}, {}, TextStyle()), "");
+  EXPECT_EQ(DrawTimeline({}, {}, 1, TextStyle()), "");
   // A step of no length, buckets that were never reduced.
-  EXPECT_THAT(DrawTimeline({StepTrace(), StepTrace()}, kBuckets, TextStyle()), HasSubstr("rank 1"));
+  EXPECT_THAT(DrawTimeline({StepTrace(), StepTrace()}, kBuckets, 1, TextStyle()),
+              HasSubstr("rank 1"));
 }
 
 TEST(ProgressTest, SaysAFewPlainLinesWithoutATerminal) {

@@ -2,24 +2,14 @@
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace gradsync::fault {
-namespace {
-
-bool WantsLoopback() {
-  const char* wanted = std::getenv("GRADSYNC_TEST_NETWORK");
-  return wanted != nullptr && std::string(wanted) == "loopback";
-}
-
-}  // namespace
-
 NodeCluster::NodeCluster(int nodes, std::uint64_t bits_per_second, int port)
-    : network_({nodes, bits_per_second, WantsLoopback()}) {
+    : network_({nodes, bits_per_second}) {
   std::printf("network: %s\n", network_.description().c_str());
   std::fflush(stdout);
   for (int node = 0; node < nodes; ++node) {

@@ -16,8 +16,7 @@ namespace gradsync::fault {
 
 using Trainers = std::vector<std::unique_ptr<Trainer>>;
 
-// One daemon and two ranks per node; nodes are named alpha, beta, gamma. With
-// GRADSYNC_TEST_NETWORK=loopback in the environment the nodes are loopback addresses everywhere.
+// One daemon and two ranks per node; nodes are named alpha, beta, gamma.
 class NodeCluster {
  public:
   static constexpr std::uint32_t kRanksPerNode = 2;

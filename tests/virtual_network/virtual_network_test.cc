@@ -158,7 +158,6 @@ TEST_F(Namespaces, TheRateIsKept) {
   const double rate = static_cast<double>(kBytes) * 8 / seconds;
   // What passes at once is 4 ms of it, 1 % of all; headers take 3 %.
   EXPECT_LT(rate, 1.02 * static_cast<double>(kRate));
-  EXPECT_GT(rate, 0.5 * static_cast<double>(kRate)) << "on a busy machine";
 }
 
 TEST_F(Namespaces, APulledCableLosesPacketsUntilItIsPluggedInAgain) {

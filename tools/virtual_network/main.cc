@@ -33,7 +33,8 @@ so on, the prefixes are empty and no rate is kept.
 
   --nodes=N    1 to 250
   --rate=RATE  of each link, in each direction: 1gbit, 100mbit; default: as fast as memory
-  --loopback   loopback addresses also where namespaces can be made
+  --loopback   loopback addresses also where namespaces can be made; so does
+               GRADSYNC_VIRTUAL_NETWORK=loopback in the environment
 
 Exit status: 0, or 2 for wrong usage.
 )";

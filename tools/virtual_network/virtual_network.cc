@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -85,7 +86,8 @@ std::string Shaper(absl::string_view interface, std::uint64_t bits_per_second) {
 }  // namespace
 
 VirtualNetwork::VirtualNetwork(const VirtualNetworkOptions& options) : nodes_(options.nodes) {
-  if (options.loopback) {
+  const char* const wanted = std::getenv("GRADSYNC_VIRTUAL_NETWORK");
+  if (options.loopback || (wanted != nullptr && absl::string_view(wanted) == "loopback")) {
     description_ = "loopback addresses, as asked for";
     return;
   }

@@ -16,7 +16,8 @@ struct VirtualNetworkOptions {
   int nodes = 2;  // 1 to 250
   // Of every node's link, in each direction by itself; 0: as fast as memory.
   std::uint64_t bits_per_second = 0;
-  // Loopback addresses also where namespaces can be made.
+  // Loopback addresses also where namespaces can be made. GRADSYNC_VIRTUAL_NETWORK=loopback in the
+  // environment asks for the same.
   bool loopback = false;
 };
 
