@@ -57,6 +57,21 @@ def test_a_round_is_its_slowest_ranks_median():
     assert result.cpu_seconds == pytest.approx(20)
 
 
+def test_a_step_is_compared_with_the_larger_of_computation_and_wire():
+    # 100 MB in 80 ms: rounds of 40, 40 and 80 ms without communication.
+    result = model_result(ranks=4, nodes=2, rate="10gbit")
+    assert result.wire_ms == 80
+    assert result.of_limit("gradsync") == 60 / 80
+    assert result.of_limit("gradsync_hook") == 90 / 80
+    assert not result.counts
+    lines = step_report.verdicts(result)
+    assert "gradsync_hook: 1.125 of the larger of computation (40 ms) and wire (80 ms)" in lines[2]
+    assert lines[2].endswith("met") and "NOT" not in lines[2]
+    # Each of 4 nodes sends half as much again.
+    assert model_result(nodes=4, rate="10gbit").wire_ms == 120
+    assert model_result(nodes=4).of_limit("gradsync") is None
+
+
 def test_shares_are_of_the_same_round():
     result = model_result()
     assert result.share_of_gloo("gradsync", "ddp_noop") == pytest.approx([0.2, 0.1, 0.2])

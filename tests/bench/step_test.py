@@ -54,6 +54,39 @@ def test_measures_what_it_is_told_to(script, tmp_path):
     assert (tmp_path / "step.svg").exists()
 
 
+def test_nodes_train_over_their_links(script, tmp_path):
+    done = script.run(
+        *("--quick", "--model", "balanced", "--impl", "bare,gradsync,ddp_gloo"),
+        *("--nodes", "2", "--rate", "1gbit", "--rounds", "1", "--steps", "2"),
+        *("--json", "rows.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    limited = "links of 1gbit" in done.stdout
+    assert limited or "--rate is not kept" in done.stdout
+    for row in json.loads((tmp_path / "rows.json").read_text()):
+        assert (row["ranks"], row["nodes"]) == (4, 2)
+        assert row["rate"] == ("1gbit" if limited else None)
+        # Two nodes exchange every gradient once.
+        assert row["wire_ms"] == (pytest.approx(row["parameters"] * 32e-6) if limited else None)
+    assert ("of the larger of computation" in done.stdout) == limited
+    title = "One training step, 4 ranks on 2 nodes"
+    assert any(title in text for text in scripts.texts_of_svg(tmp_path / "step.svg"))
+    assert not script.left_behind()
+
+
+def test_refuses_nodes_that_it_cannot_have(script, tmp_path):
+    for wrong, why in (
+        (["--nodes", "3", "--ranks", "3"], "must be 2 to 8 in all"),
+        (["--ranks", "1"], "must be 2 to 8 in all"),
+        (["--rate", "1gbit"], "needs --nodes 2"),
+        (["--nodes", "2", "--rate", "fast"], "'fast' is no rate"),
+    ):
+        refused = script.run(*wrong, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert why in refused.stderr
+
+
 def test_says_how_to_use_it(script, tmp_path):
     scripts.check_usage(script, tmp_path)
 

@@ -163,9 +163,9 @@ def _run_size(
         first = iteration % len(options.impl)
         check = iteration in (0, total - 1)
         for name in options.impl[first:] + options.impl[:first]:
-            before = on.daemon.cpu_seconds()
+            before = on.daemon_cpu_seconds()
             turns = on.team.call("turn", name, iteration, check)
-            cpu = on.daemon.cpu_seconds() - before + sum(turn[2] for turn in turns)
+            cpu = on.daemon_cpu_seconds() - before + sum(turn[2] for turn in turns)
             score = scores[name]
             score.wrong += sum(turn[3] for turn in turns)
             if iteration >= options.warmup:

@@ -94,7 +94,10 @@ class AllReduceRank:
         )
         self._session = gradsync.Session.join(
             gradsync.SessionOptions(
-                socket=meeting.socket, job_id="allreduce.py", rank=rank, world_size=meeting.ranks
+                socket=meeting.socket_of(rank),
+                job_id="allreduce.py",
+                rank=rank,
+                world_size=meeting.ranks,
             )
         )
         self._deepspeed: Any = None

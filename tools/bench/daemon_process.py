@@ -1,7 +1,8 @@
-"""A gradsyncd of the script's own."""
+"""A gradsyncd of the script's own, one on each node."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import socket
@@ -10,6 +11,7 @@ import time
 
 from cpu_clock import process_cpu_seconds
 from end_with_parent import terminate_with_parent
+from node_network import Node
 
 _START_LIMIT_S = 30.0
 _STOP_LIMIT_S = 10.0
@@ -21,28 +23,37 @@ class DaemonFailed(Exception):
 
 
 class DaemonProcess:
-    """gradsyncd on a socket in `directory`, its log beside it. A context manager.
+    """A node's gradsyncd, on a socket in `directory`, its log beside it. A context manager.
 
     Attributes:
       socket: path of its socket.
     """
 
-    def __init__(self, program: str, directory: str, reduce_threads: int) -> None:
+    def __init__(
+        self, program: str, directory: str, reduce_threads: int, node: Node, number: int
+    ) -> None:
         """Starts it and waits until it listens.
 
         Args:
           program: path of gradsyncd.
           directory: of its socket and its log.
           reduce_threads: threads that add gradients; 0: the daemon's default.
+          node: where it runs.
+          number: of the node.
 
         Raises:
           DaemonFailed: it ended, or does not listen after 30 s.
         """
-        self.socket = os.path.join(directory, "gradsyncd.sock")
-        self._log = pathlib.Path(directory, "gradsyncd.log")
+        self.socket = os.path.join(directory, f"gradsyncd-{number}.sock")
+        self._log = pathlib.Path(directory, f"gradsyncd-{number}.log")
+        peer = [f"--peer_listen={node.address}:0", f"--node_name=node{number}"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [program, f"--socket={self.socket}", f"--reduce_threads={reduce_threads}"],
+                [
+                    *node.command_prefix,
+                    *(program, f"--socket={self.socket}", f"--reduce_threads={reduce_threads}"),
+                    *(peer if node.address else []),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -67,6 +78,27 @@ class DaemonProcess:
     def cpu_seconds(self) -> float:
         """User and system time so far."""
         return process_cpu_seconds(self._process.pid)
+
+    def peer_address(self, gradsyncctl: str) -> str:
+        """ "host:port" where other nodes' daemons reach it.
+
+        Args:
+          gradsyncctl: path of the program.
+
+        Raises:
+          DaemonFailed: it does not say.
+        """
+        asked = subprocess.run(
+            [gradsyncctl, f"--socket={self.socket}", "--json", "status"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_START_LIMIT_S,
+        )
+        try:
+            return str(json.loads(asked.stdout)["peer_address"])
+        except (ValueError, KeyError) as error:
+            raise DaemonFailed(f"gradsyncd does not say where: {asked.stderr}") from error
 
     def last_output(self) -> str:
         """The end of its log."""

@@ -52,7 +52,7 @@ With --nodes N, N nodes of --ranks ranks each take part, each a network namespac
 nodes. Instead of the ratio there is
   wire       the share of the time for which the wire must be busy: 2(N-1)/N times the size is what
              any all-reduce sends over each node's link, each way. Headers of Ethernet, IP and TCP
-             come on top, so 0.956 is the most; but what a rested link carries in 4 ms passes at once
+             come on top, so 0.956 is the most; but a rested link lets pass 4 ms' worth at once
   gradsync-bench allreduce --nodes 2 --ranks 2 --rate 1gbit -b 25M -e 100M -n 10
 Without root or iproute2 nodes are loopback addresses: the head of the table says so, and nothing
 limits their links.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.process
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any, Callable
 
 from end_with_parent import end_with_parent
@@ -34,7 +37,7 @@ class RankTeam:
     def __init__(
         self,
         make: Callable[..., Any],
-        ranks: int,
+        interpreters: Sequence[str],
         options: dict[str, Any],
         environment: dict[str, str],
         log: str,
@@ -43,7 +46,7 @@ class RankTeam:
 
         Args:
           make: a class or function of a module.
-          ranks: how many.
+          interpreters: by rank, the program that is its Python.
           options: for `make`; pickled.
           environment: for the ranks, before they import anything; RANK and LOCAL_RANK are added.
           log: path of a file for whatever they print.
@@ -58,10 +61,13 @@ class RankTeam:
         before = dict(os.environ)
         # Ctrl-C is for the script, which ends its ranks; they inherit this.
         on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # The first start would start it, by that rank's interpreter.
+        multiprocessing.resource_tracker.ensure_running()
         try:
             # Ranks inherit it; there is no other way to reach a child before its first import.
             os.environ.update(environment)
-            for rank in range(ranks):
+            for rank, interpreter in enumerate(interpreters):
+                multiprocessing.spawn.set_executable(interpreter)
                 os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
                 ours, theirs = context.Pipe()
                 process = context.Process(
@@ -76,6 +82,7 @@ class RankTeam:
             self.close()
             raise
         finally:
+            multiprocessing.spawn.set_executable(sys.executable)
             signal.signal(signal.SIGINT, on_interrupt)
             os.environ.clear()
             os.environ.update(before)

@@ -38,6 +38,23 @@ def find_daemon(path: str | None) -> str:
     return found
 
 
+def find_beside(daemon: str, path: str) -> str:
+    """Path of another program that Bazel built together with that daemon.
+
+    Args:
+      daemon: of find_daemon().
+      path: below the folder of what Bazel builds.
+
+    Raises:
+      NotBuilt: it is not there.
+    """
+    program = pathlib.Path(daemon).parents[1] / path
+    if not os.access(program, os.X_OK):
+        folder, _, name = path.rpartition("/")
+        raise NotBuilt(f"no {program}: run 'bazel build //{folder}:{name}'")
+    return str(program)
+
+
 def make_importable() -> None:
     """Makes `import gradsync` find this tree's package, unless one is installed.
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Sequence
 
 import step_report
+from bit_rate import parse_bit_rate
 from command_line import count, names_of, output_file, terminable
 from daemon_process import DaemonFailed
 from machine_state import OthersShare, describe_machine
+from node_network import NetworkFailed, Node, NodeNetwork
 from progress import Progress
 from rank_team import RankFailed
-from source_tree import NotBuilt, find_daemon, make_importable
+from source_tree import NotBuilt, find_beside, find_daemon, make_importable
 from stage import Stage, stage
 from step_report import Measured, ModelResult
 
@@ -28,11 +31,12 @@ Trains the same model in several ways at once, and compares what one step costs.
   ddp_gloo        PyTorch's wrapper with its own all-reduce, Gloo
 
 The script starts gradsyncd in a temporary directory and N ranks, each a process with one thread
-that computes. Every rank has a copy of the model for each implementation: the same seed, data,
-optimizer (SGD with momentum). After a warm-up, in which wrappers settle their buckets, they take
-turns of a few steps, all ranks at once, in an order that rotates, so that a machine that is faster
-one second than the next is it for all of them. Afterwards the parameters of gradsync, gradsync_hook
-and ddp_gloo must be the same.
+that computes; with --nodes, on each of several nodes, which are network namespaces of this machine
+with links of --rate. Every rank has a copy of the model for each implementation: the same seed,
+data, optimizer (SGD with momentum). After a warm-up, in which wrappers settle their buckets, they
+take turns of a few steps, all ranks at once, in an order that rotates, so that a machine that is
+faster one second than the next is it for all of them. Afterwards the parameters of gradsync,
+gradsync_hook and ddp_gloo must be the same.
 
   step p50   zero_grad, forward, backward and optimizer.step of one batch: the median of a round's
              steps on the slowest rank; of that the median over the rounds
@@ -42,20 +46,28 @@ and ddp_gloo must be the same.
   cpu        CPU seconds of 100 steps: all ranks and the daemon together
 
 Below the table: what gradsync adds as a share of what ddp_gloo adds, and whether that is within
-reach (2 ranks, communication_heavy, beyond ddp_noop: wrapper 0.20, hook 0.50).
+reach (2 ranks, communication_heavy, beyond ddp_noop: wrapper 0.20, hook 0.50). With --rate: a step
+as a share of the larger of the computation (bare's step, in the same round) and the wire's time
+(the gradients' bytes at --rate, times 2(n-1)/n for n nodes, without headers); reach: at most 1.15.
+No step can be shorter than the forward pass, the wire's time and the optimizer together, so that is
+within reach where the one is well above the other. Without root or iproute2 nodes are loopback
+addresses, which the head of the table says, and links are unlimited.
 """
 _EPILOG = """\
 examples:
   .venv/bin/python tools/bench/step.py
   .venv/bin/python tools/bench/step.py --model communication_heavy --json step.json
+  .venv/bin/python tools/bench/step.py --nodes 2 --rate 1gbit --model balanced
   .venv/bin/python tools/bench/step.py --quick        # does it work? Figures mean nothing
 
-Needs 'tools/setup --test' and 'bazel build //daemon:gradsyncd //client:libgradsync.so'. Progress
-goes to standard error. Exit status: 0; 1 something failed or results differ; 2 wrong usage;
+Needs 'tools/setup --test' and 'bazel build //daemon:gradsyncd //client:libgradsync.so'; for --nodes
+also 'bazel build //tools/gradsyncctl //tools/virtual_network:virtual-network'. Progress goes to
+standard error. Exit status: 0; 1 something failed or results differ; 2 wrong usage;
 130 interrupted.
 """
 
-_MODELS = ("communication_heavy", "compute_heavy")
+_MODELS = ("communication_heavy", "balanced", "compute_heavy")
+_DEFAULT_MODELS = ("communication_heavy", "compute_heavy")
 _IMPLEMENTATIONS = ("bare", "ddp_noop", "gradsync", "gradsync_hook", "ddp_gloo")
 # How far apart parameters may be after some hundred steps that add in another order.
 _TOLERANCE = 1e-3
@@ -75,7 +87,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         "--model",
         action="append",
         choices=_MODELS,
-        help="may be given twice; default: both",
+        help=f"may be given several times; default: {' and '.join(_DEFAULT_MODELS)}",
     )
     parser.add_argument(
         "--impl",
@@ -84,7 +96,18 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         metavar="LIST",
         help="comma-separated, from the list above; default: all",
     )
-    parser.add_argument("--ranks", type=count(2, 8), default=2, metavar="N", help="2 to 8")
+    parser.add_argument(
+        "--ranks", type=count(1, 8), default=2, metavar="N", help="on each node; 2 to 8 in all"
+    )
+    parser.add_argument(
+        "--nodes", type=count(1, 8), default=1, metavar="N", help="default 1: no network"
+    )
+    parser.add_argument(
+        "--rate",
+        type=parse_bit_rate,
+        metavar="RATE",
+        help="of each node's link, each way: 1gbit, 100mbit; default: as fast as memory",
+    )
     parser.add_argument(
         "--rounds", type=count(1, 1000), metavar="N", help="default 5; 2 with --quick"
     )
@@ -125,7 +148,11 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         "--quick", action="store_true", help="tiny models, few steps: tries the script"
     )
     options = parser.parse_args(words)
-    options.model = tuple(name for name in _MODELS if name in (options.model or _MODELS))
+    options.model = tuple(name for name in _MODELS if name in (options.model or _DEFAULT_MODELS))
+    if not 2 <= options.ranks * options.nodes <= 8:
+        parser.error(f"--ranks {options.ranks} on --nodes {options.nodes}: must be 2 to 8 in all")
+    if options.rate and options.nodes == 1:
+        parser.error("--rate is of the links between nodes: it needs --nodes 2 or more")
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.steps = options.steps or (4 if options.quick else 20)
     return options
@@ -134,9 +161,13 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 class _Contest:
     """The turns of a run."""
 
-    def __init__(self, options: argparse.Namespace, on: Stage, progress: Progress) -> None:
+    def __init__(
+        self, options: argparse.Namespace, rate: str | None, on: Stage, progress: Progress
+    ) -> None:
         self._options = options
-        self._daemon = on.daemon
+        self._ranks = options.ranks * options.nodes
+        self._rate = rate
+        self._on = on
         self._team = on.team
         self._progress = progress
         self._turns = 0
@@ -154,16 +185,18 @@ class _Contest:
         return ModelResult(
             model=model_name,
             size=size,
-            ranks=options.ranks,
+            ranks=self._ranks,
             measured=measured,
             difference=max(self._team.call("greatest_difference")),
+            nodes=options.nodes,
+            rate=self._rate,
         )
 
     def _round(self, what: str, steps: int) -> dict[str, tuple[list[list[float]], float]]:
-        """By implementation: each rank's step times, and CPU seconds of all and the daemon."""
+        """By implementation: each rank's step times, and CPU seconds of all and the daemons."""
         options = self._options
         figures: dict[str, tuple[list[list[float]], float]] = {
-            name: ([[] for _ in range(options.ranks)], 0.0) for name in options.impl
+            name: ([[] for _ in range(self._ranks)], 0.0) for name in options.impl
         }
         left = steps
         while left > 0:
@@ -173,23 +206,39 @@ class _Contest:
             self._turns += 1
             for name in options.impl[first:] + options.impl[:first]:
                 times, cpu = figures[name]
-                before = self._daemon.cpu_seconds()
+                before = self._on.daemon_cpu_seconds()
                 for rank, (steps_ms, seconds) in enumerate(self._team.call("turn", name, now)):
                     times[rank].extend(steps_ms)
                     cpu += seconds
-                cpu += self._daemon.cpu_seconds() - before
+                cpu += self._on.daemon_cpu_seconds() - before
                 figures[name] = times, cpu
                 self._progress.done(what, now)
         return figures
 
 
-def _measure(options: argparse.Namespace, program: str) -> list[ModelResult]:
-    """Runs everything and prints the table."""
+def _stage(
+    options: argparse.Namespace, program: str, nodes: Sequence[Node]
+) -> contextlib.AbstractContextManager[Stage]:
     from step_rank import StepRank  # imports PyTorch
 
+    return stage(
+        StepRank,
+        ranks=options.ranks,
+        threads=1,
+        program=program,
+        reduce_threads=options.threads,
+        options={"quick": options.quick, "bucket_view": options.bucket_view},
+        environment={},
+        nodes=nodes,
+    )
+
+
+def _measure(options: argparse.Namespace, program: str) -> list[ModelResult]:
+    """Runs everything and prints the table."""
     machine = describe_machine()
     print(
-        f"# step.py: {options.ranks} ranks, {options.rounds} rounds of {options.steps} steps, "
+        f"# step.py: {options.ranks} ranks{' on each node' if options.nodes > 1 else ''}, "
+        f"{options.rounds} rounds of {options.steps} steps, "
         f"{'the small models of --quick, ' if options.quick else ''}"
         f"gradient_as_bucket_view={options.bucket_view}"
     )
@@ -199,16 +248,18 @@ def _measure(options: argparse.Namespace, program: str) -> list[ModelResult]:
     )
     progress.say("starting gradsyncd and the ranks")
     results = []
-    with stage(
-        StepRank,
-        ranks=options.ranks,
-        threads=1,
-        program=program,
-        reduce_threads=options.threads,
-        options={"quick": options.quick, "bucket_view": options.bucket_view},
-        environment={},
-    ) as on:
-        contest = _Contest(options, on, progress)
+    with contextlib.ExitStack() as stack:
+        nodes: tuple[Node, ...] = (Node(),)
+        rate = None
+        if options.nodes > 1:
+            maker = find_beside(program, "tools/virtual_network/virtual-network")
+            network = stack.enter_context(NodeNetwork(maker, options.nodes, options.rate))
+            nodes = network.nodes
+            rate = options.rate if network.limited else None
+            unlimited = "" if rate or not options.rate else ": --rate is not kept"
+            print(f"# nodes: {network.description}{unlimited}", flush=True)
+        on = stack.enter_context(_stage(options, program, nodes))
+        contest = _Contest(options, rate, on, progress)
         print(step_report.table_head(), flush=True)
         others = OthersShare()
         own = on.cpu_seconds()
@@ -246,7 +297,10 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("step.py: interrupted", file=sys.stderr)
         return 130
-    except (DaemonFailed, RankFailed, OSError) as error:
+    except NotBuilt as error:
+        print(f"step.py: {error}", file=sys.stderr)
+        return 2
+    except (DaemonFailed, NetworkFailed, RankFailed, OSError) as error:
         print(f"step.py: {error}", file=sys.stderr)
         return 1
     wrong = [result.model for result in results if not result.difference <= _TOLERANCE]

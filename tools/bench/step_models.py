@@ -85,12 +85,20 @@ def _communication_heavy(width: int, blocks: int) -> nn.Module:
 def models(quick: bool) -> dict[str, Model]:
     """By name. Args: quick: much smaller ones, to try the benchmark."""
     width, blocks = (64, 2) if quick else (1024, 6)
+    balanced_batch = 16 if quick else 160
     encoder_width, length, layers = (32, 8, 1) if quick else (256, 64, 2)
     all_models = [
         Model(
             "communication_heavy",
             f"{blocks} feed-forward blocks of width {width}",
             16,
+            lambda: _communication_heavy(width, blocks),
+            (width,),
+        ),
+        Model(
+            "balanced",
+            f"the same, with {balanced_batch} samples a step",
+            balanced_batch,
             lambda: _communication_heavy(width, blocks),
             (width,),
         ),

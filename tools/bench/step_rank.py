@@ -68,7 +68,11 @@ class StepRank:
         )
         self._session = gradsync.Session.join(
             gradsync.SessionOptions(
-                socket=meeting.socket, job_id="step.py", rank=rank, world_size=meeting.ranks
+                socket=meeting.socket_of(rank),
+                job_id="step.py",
+                rank=rank,
+                world_size=meeting.ranks,
+                coordinator=meeting.coordinator,
             )
         )
         self._contestants: dict[str, _Contestant] = {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import bar_chart
+from bit_rate import bits_per_second
 from quantile import median, quantile
 
 # Of DDP + Gloo's step beyond ddp_noop, at most: of a model that is large enough, with 2 ranks.
@@ -15,8 +16,14 @@ _REACH_MODEL = "communication_heavy"
 _REACH_PARAMETERS = 25_000_000
 _REACH_RANKS = 2
 
+# Parameters are float32.
+_GRADIENT_BYTES = 4
+
 # What the CPU seconds are of.
 CPU_STEPS = 100
+
+# Of the larger of the computation and the wire's time, at most: a step over links of a known rate.
+LIMIT_REACH = 1.15
 
 _LABELS = {
     "bare": "module alone",
@@ -89,6 +96,8 @@ class ModelResult:
       ranks: how many trained it.
       measured: by implementation, in the table's order.
       difference: the greatest one between parameters that must be the same.
+      nodes: how many the ranks were on.
+      rate: of each node's link, each way, as "1gbit"; None: as fast as memory, or no link.
     """
 
     model: str
@@ -96,12 +105,15 @@ class ModelResult:
     ranks: int
     measured: Mapping[str, Measured]
     difference: float
+    nodes: int = 1
+    rate: Optional[str] = None
 
     @property
     def counts(self) -> bool:
         """Whether it is what REACHES are about."""
         return (
             self.model == _REACH_MODEL
+            and self.nodes == 1
             and self.size.parameters >= _REACH_PARAMETERS
             and self.ranks == _REACH_RANKS
         )
@@ -130,6 +142,25 @@ class ModelResult:
             return None
         pairs = zip(self.measured[implementation].rounds_ms, self.measured[base].rounds_ms)
         return median(step - other for step, other in pairs)
+
+    @property
+    def wire_ms(self) -> Optional[float]:
+        """What a step's gradients take on a node's link: the fewest bytes, without headers.
+
+        An all-reduce over n nodes sends 2(n-1)/n of its buffer over each link, each way.
+        """
+        if self.rate is None:
+            return None
+        gradients = _GRADIENT_BYTES * self.size.parameters
+        return 8e3 * gradients * 2 * (self.nodes - 1) / self.nodes / bits_per_second(self.rate)
+
+    def of_limit(self, implementation: str) -> Optional[float]:
+        """A step as a share of the larger of the module's own and the wire's: median of rounds."""
+        wire_ms = self.wire_ms
+        if wire_ms is None or not {implementation, "bare"} <= self.measured.keys():
+            return None
+        pairs = zip(self.measured[implementation].rounds_ms, self.measured["bare"].rounds_ms)
+        return median(step / max(bare, wire_ms) for step, bare in pairs)
 
     def of_gloo(self, implementation: str) -> Optional[float]:
         """A step's time as a share of DDP + Gloo's: median over the rounds."""
@@ -168,6 +199,15 @@ def verdicts(result: ModelResult) -> list[str]:
     """What gradsync costs compared with Gloo, and whether that is as little as it should be."""
     lines = []
     for implementation, reach in REACHES.items():
+        limit = result.of_limit(implementation)
+        if limit is not None:
+            bare_ms = result.measured["bare"].step_ms_p50
+            met = "met" if limit <= LIMIT_REACH else "NOT met"
+            lines.append(
+                f"{result.model}, {implementation}: {limit:.3f} of the larger of computation "
+                f"({bare_ms:.0f} ms) and wire ({result.wire_ms:.0f} ms), reach at most "
+                f"{LIMIT_REACH}: {met}"
+            )
         texts = []
         for base in ("ddp_noop", "bare"):
             shares = result.share_of_gloo(implementation, base)
@@ -202,7 +242,11 @@ def to_json(result: ModelResult) -> list[dict[str, Any]]:
                 "of_ddp_gloo": result.of_gloo(name),
                 "share_beyond_ddp_noop": None if beyond_noop is None else median(beyond_noop),
                 "share_beyond_bare": None if beyond_bare is None else median(beyond_bare),
+                "of_limit": result.of_limit(name),
+                "wire_ms": result.wire_ms,
                 "ranks": result.ranks,
+                "nodes": result.nodes,
+                "rate": result.rate,
                 "parameters": result.size.parameters,
                 "batch": result.size.batch,
             }
@@ -231,9 +275,13 @@ def picture(results: Sequence[ModelResult], machine: str) -> str:
         size = result.size
         text = f"{size.parameters / 1e6:.1f} M parameters, batch {size.batch}: {size.what}"
         groups.append(bar_chart.Group(result.model.replace("_", " "), text, bars))
-    ranks = results[0].ranks
+    where = f"{results[0].ranks} ranks"
+    if results[0].nodes > 1:
+        where += f" on {results[0].nodes} nodes"
+    if results[0].rate is not None:
+        where += f", links of {results[0].rate}"
     return bar_chart.bar_chart(
-        f"One training step, {ranks} ranks",
+        f"One training step, {where}",
         "Median; lines from the 10th to the 90th percentile; pale figures: beyond the module alone",
         groups,
         [machine],
