@@ -43,8 +43,20 @@ def test_one_bucket_through_the_daemon_is_the_sum_of_the_stages(ranks, nodes):
     profile = daemon()
     wanted = setup(profile, "gradsync", ranks, overlap=False, first_bucket_cap=25 * MIB)
     synchronization = all_reduce_seconds(profile, "gradsync", 4 * MIB, wanted.nodes())
-    expected = FORWARD + BACKWARD + 10e-6 + synchronization + (100e-6 if nodes > 1 else 0)
+    # All the ways between daemons: to the launch, to the commit, and from it.
+    expected = FORWARD + BACKWARD + 10e-6 + synchronization + (50e-6 if nodes > 1 else 0)
     assert run(wanted).step == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reduce", [0.5, 50])
+def test_chunks_go_the_ways_of_a_bucket_side_by_side(reduce):
+    profile = daemon().with_values({"gradsync.chunk": 1, "gradsync.reduce": reduce}, "a test")
+    wanted = setup(profile, "gradsync", 4, overlap=False, first_bucket_cap=25 * MIB)
+    synchronization = all_reduce_seconds(profile, "gradsync", 4 * MIB, wanted.nodes())
+    expected = FORWARD + BACKWARD + 10e-6 + synchronization + 50e-6
+    result = run(wanted)
+    assert result.step == pytest.approx(expected)
+    assert result.reduced_bytes == pytest.approx(2 * 2 * 3 * 4 * MIB)
 
 
 def test_without_overlap_all_buckets_add_up():

@@ -29,12 +29,15 @@ def test_a_rows_time_is_taken_apart():
     assert one.predicted == pytest.approx(60 + 20 + 2 * 2 * (1 << 20) / 50e9 * 1e6)
     assert one.measured == 100
     assert one.error == pytest.approx(one.predicted - 100)
-    # Two nodes of one rank: only the exchange, 1 GB/s or what the link leaves.
-    exchange = 60 + 40 + 2 * 50
+    # Two nodes of one rank: three ways between daemons and the exchange, 1 GB/s or what the link
+    # leaves.
+    exchange = 60 + 1.5 * 100 + 40 + 2 * 50
     free = validate([row(nodes=2)], profile).compared[0]
     assert free.predicted == pytest.approx(exchange + (1 << 20) / 1e9 * 1e6)
     slow = validate([row(nodes=2, rate="1gbit")], profile).compared[0]
-    assert slow.predicted == pytest.approx(exchange + (1 << 20) / (0.9415e9 / 8) * 1e6)
+    assert slow.predicted == pytest.approx(exchange + (1 << 20) / (1448 / 1514 * 1e9 / 8) * 1e6)
+    far = validate([row(nodes=2, rate="1gbit")], profile, one_machine=False).compared[0]
+    assert far.predicted == pytest.approx(exchange + (1 << 20) / (0.9415e9 / 8) * 1e6)
 
 
 def test_namespaces_of_one_machine_share_its_memory():
@@ -43,6 +46,19 @@ def test_namespaces_of_one_machine_share_its_memory():
     shared = validate(rows, profile).compared[0].predicted
     apart = validate(rows, profile, one_machine=False).compared[0].predicted
     assert shared - apart == pytest.approx(2 * 3 * (1 << 20) / 50e9 * 1e6)
+
+
+def test_sums_and_ways_back_are_exposed_of_one_chunk_alone():
+    profile = machines.machine(**machines.DAEMON)
+    rows = [row(nodes=2, ranks=4, bytes=8 << 20)]
+    whole = validate(rows, profile, one_machine=False).compared[0].predicted
+    chunked = profile.with_values({"gradsync.chunk": 2}, "a test")
+    chunk = validate(rows, chunked, one_machine=False).compared[0].predicted
+    assert whole - chunk == pytest.approx(2 * 3 * (6 << 20) / 50e9 * 1e6)
+    # Until memory is slower than the network.
+    slow = chunked.with_values({"gradsync.reduce": 1}, "a test")
+    bound = 2 * 3 * (8 << 20) / 1e9 * 1e6
+    assert validate(rows, slow, one_machine=False).compared[0].predicted > bound
 
 
 def test_steps_are_predicted_from_the_module_alone():

@@ -19,12 +19,13 @@ PROFILES = pathlib.Path(__file__).resolve().parent / "profiles"
 NETWORKS = pathlib.Path(__file__).resolve().parent / "networks"
 BACKENDS = ("gradsync", "nccl", "gloo")
 
-# In seconds, bytes per second, or plain.
+# In seconds, bytes, bytes per second, or plain.
 _UNITS = {
     "us": 1e-6,
     "ms": 1e-3,
     "GB/s": 1e9,
     "Gbit/s": 1e9 / 8,
+    "MiB": 1 << 20,
     "fraction": 1.0,
     "ranks": 1.0,
     "streams": 1.0,
@@ -67,6 +68,7 @@ KEYS = {
     "gradsync.hop_between": "us",
     "gradsync.commit": "us",
     "gradsync.peer": "us",
+    "gradsync.chunk": "MiB",
 }
 
 

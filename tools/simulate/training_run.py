@@ -7,7 +7,9 @@ gradient is there. What happens to it then depends on the backend:
                a ring of all ranks
   gradsync     when every rank of a node has handed it over, the node's reduce threads combine them
                in memory; with several nodes one exchange per node follows, in index order, and the
-               reduce threads write the average back; then a commit round trip ends the step
+               reduce threads write the average back, chunk by chunk: all but the first chunk's sum
+               and the last one's way back go on beside the exchange. A commit round trip ends the
+               step
 
 Queues: a node's reduce threads serve one bucket at a time, a lane carries one collective at a time,
 and the links (all nodes' at once, since a ring moves in step; both directions at once) one transfer
@@ -176,6 +178,9 @@ class _Run:
         self.sigma = profile.get("straggler.sigma", 0.0)
         self.steal = profile.get("node.steal", 0.0)
         self.hierarchical = setup.backend == "gradsync"
+        # Of a bucket between nodes, what is summed before and written back after its exchange.
+        chunk = profile.get("gradsync.chunk", math.inf)
+        self.exposed = [min(1.0, chunk / size) if size else 1.0 for size in self.sizes]
         self.reduce_threads = [Resource(self.simulator) for _ in self.nodes]
         self.lanes = [Resource(self.simulator) for _ in range(setup.lanes)]
         self.links = Resource(self.simulator)
@@ -286,8 +291,10 @@ class _Run:
             yield from self._reduce(step, bucket, node, 2 * ranks)
             self._done(step, node)
             return
+        # To the coordinator, and its launch back.
+        yield self.setup.profile.get("gradsync.peer")
         if ranks > 1:
-            yield from self._reduce(step, bucket, node, ranks + 1)
+            yield from self._reduce(step, bucket, node, (ranks + 1) * self.exposed[bucket])
         self._node_ready(step, bucket)
 
     def _node_ready(self, step: int, bucket: int) -> None:
@@ -304,6 +311,11 @@ class _Run:
         cost = self.costs[bucket]
         yield lane.acquire()
         start = self.simulator.now
+        if self.hierarchical and self.exposed[bucket] < 1:
+            for node, ranks in enumerate(self.nodes):
+                if ranks > 1:
+                    passes = 2 * (ranks + 1) * (1 - self.exposed[bucket])
+                    self.simulator.start(self._reduce(step, bucket, node, passes))
         yield cost.latency
         yield from self.links.use(cost.transfer)
         lane.release()
@@ -317,10 +329,11 @@ class _Run:
                 self._done(step, node)
 
     def _write_back(self, step: int, bucket: int, node: int) -> Process:
-        yield from self._reduce(step, bucket, node, self.nodes[node] + 1)
+        passes = (self.nodes[node] + 1) * self.exposed[bucket]
+        yield from self._reduce(step, bucket, node, passes)
         self._done(step, node)
 
-    def _reduce(self, step: int, bucket: int, node: int, passes: int) -> Process:
+    def _reduce(self, step: int, bucket: int, node: int, passes: float) -> Process:
         """The reduce threads read and write the bucket that many times."""
         profile = self.setup.profile
         traffic = passes * self.sizes[bucket]
