@@ -125,6 +125,7 @@ PeerOptions PeerOptionsOf(const Options& options) {
   peer.tls_certificate = options.peer_tls_certificate;
   peer.tls_key = options.peer_tls_key;
   peer.tls_ca = options.peer_tls_ca;
+  peer.tls_name = options.peer_tls_name;
   peer.staging_bytes = options.staging_bytes;
   peer.max_message_bytes = options.max_message_bytes;
   peer.limits = {options.quota_parameters_per_layout, options.quota_buckets_per_layout};

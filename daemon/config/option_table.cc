@@ -308,6 +308,11 @@ std::vector<OptionEntry> MakeTable() {
       Path(&Options::peer_tls_ca, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_ca", kPeers, "PEM file with what has signed the other nodes' certificates.",
             "/etc/gradsync/ca.crt"}),
+      Path(&Options::peer_tls_name, "at most 64 bytes without a comma, or empty", CheckNodeName,
+           {"peer_tls_name", kPeers,
+            "DNS name that the other nodes' certificates must have, for one certificate that all "
+            "share. Empty: the address under which each is called.",
+            "gradsyncd"}),
       Count(&Options::engine_lanes, 1, EngineSettings::kMaxLanes,
             {"engine_lanes", kPeers,
              "Connections between every two nodes of a job, with a thread each on both. This and "

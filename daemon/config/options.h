@@ -87,6 +87,9 @@ struct Options {
   std::string peer_tls_certificate;
   std::string peer_tls_key;
   std::string peer_tls_ca;
+  // Name in every node's certificate. Empty: each must have the address under which it is called,
+  // which a certificate that all nodes share cannot.
+  std::string peer_tls_name;
   // How jobs that are coordinated here exchange gradients between their nodes; the other nodes
   // follow (engine_settings.h has units and reasons).
   std::uint32_t engine_lanes = static_cast<std::uint32_t>(EngineSettings().lanes);

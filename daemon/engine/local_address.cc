@@ -69,6 +69,19 @@ absl::StatusOr<std::string> LocalAddress(const std::string& host, const std::str
   return absl::NotFoundError(absl::StrCat(host, " is no address of this machine"));
 }
 
+absl::StatusOr<std::string> LocalAddressTowards(const std::string& peer) {
+  const absl::StatusOr<SocketAddress> to = ParseAddress(peer, /*port=*/9);
+  if (!to.ok()) return to.status();
+  const UniqueFd probe(socket(to->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  SocketAddress from;
+  from.length = sizeof(from.storage);
+  if (!probe.valid() || connect(probe.get(), to->get(), to->length) != 0 ||
+      getsockname(probe.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.length) != 0) {
+    return absl::UnavailableError(absl::StrCat("no route to ", peer));
+  }
+  return Number(from.get(), from.length);
+}
+
 absl::StatusOr<SocketAddress> ParseAddress(const std::string& number, std::uint16_t port) {
   const AddressList list =
       Resolve(number.c_str(), absl::StrCat(port).c_str(), AI_NUMERICHOST | AI_NUMERICSERV);

@@ -24,6 +24,10 @@ struct SocketAddress {
 // INVALID_ARGUMENT if both are empty, NOT_FOUND if this machine has no such address.
 absl::StatusOr<std::string> LocalAddress(const std::string& host, const std::string& interface);
 
+// The number under which this machine speaks to `peer`, a numeric address; nothing is sent.
+// INVALID_ARGUMENT if it is none, UNAVAILABLE if no route leads there.
+absl::StatusOr<std::string> LocalAddressTowards(const std::string& peer);
+
 // INVALID_ARGUMENT unless `number` is one.
 absl::StatusOr<SocketAddress> ParseAddress(const std::string& number, std::uint16_t port);
 

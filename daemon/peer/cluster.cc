@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/engine/local_address.h"
 #include "daemon/peer/rank_messages.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -73,6 +74,10 @@ std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(const Links& links, Link
   epoch->store = std::make_shared<Rendezvous>();
   EngineSpec spec;
   spec.address = environment_.address;
+  if (spec.address.empty()) {
+    // As the first of the others reaches it; what is wrong with it, connecting says.
+    spec.address = LocalAddressTowards(links.front()->address()).value_or("");
+  }
   spec.settings = environment_.engine;
   spec.node_names = {environment_.node_name};
   for (const auto& link : links) spec.node_names.push_back(link->node_name());

@@ -49,7 +49,7 @@ using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const 
 // What the nodes of a daemon's clusters share; all outlive them.
 struct ClusterEnvironment {
   std::string node_name;
-  std::string address;  // where this node's engines listen; empty: as the others see it
+  std::string address;  // where this node's engines listen; empty: as the others reach it
   EngineSettings engine;
   EngineMaker make_engine;
   Executor* reaper = nullptr;  // destroys engines

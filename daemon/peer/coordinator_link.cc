@@ -362,7 +362,7 @@ void CoordinatorLink::OnFinished() {
             finish.message().empty() || overdue ? "" : absl::StrCat(": ", finish.message()),
             ". Check that gradsyncd runs there with peer_listen, that coordinator or "
             "MASTER_ADDR names that node, that its port is open between the nodes, and "
-            "that both use peer_tls or neither."),
+            "that both have peer_tls_* or neither."),
         {{"job", key_.job_id}, {"address", address_}});
   }
   for (const Waiting& one : waiting) one.joined(why);

@@ -299,6 +299,7 @@ class Peers::Impl {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(MaxMessageBytes());
+    if (!options_.tls_name.empty()) arguments.SetSslTargetNameOverride(options_.tls_name);
     return grpc::CreateCustomChannel(address, credentials_.client, arguments);
   }
 

@@ -30,6 +30,7 @@ struct PeerOptions {
   std::string tls_certificate;
   std::string tls_key;
   std::string tls_ca;
+  std::string tls_name;  // in the others' certificates; empty: the address that they are called by
   std::uint64_t staging_bytes = 0;
   std::size_t max_message_bytes = std::size_t{16} << 20;
   DecodeLimits limits;

@@ -138,6 +138,7 @@ TEST(OptionsTest, EveryFieldArrivesInItsMember) {
                        "--quota_buckets_per_layout=8",
                        "--quota_parameters_per_layout=9",
                        "--max_message_bytes=10MiB",
+                       "--peer_tls_name=x",
                        "--engine_lanes=4",
                        "--engine_chunk_bytes=64KiB",
                        "--engine_wire_type=float16",
@@ -162,6 +163,7 @@ TEST(OptionsTest, EveryFieldArrivesInItsMember) {
   EXPECT_EQ(options->quota_buckets_per_layout, 8u);
   EXPECT_EQ(options->quota_parameters_per_layout, 9u);
   EXPECT_EQ(options->max_message_bytes, std::uint64_t{10} << 20);
+  EXPECT_EQ(options->peer_tls_name, "x");
   EXPECT_EQ(options->engine_lanes, 4u);
   EXPECT_EQ(options->engine_chunk_bytes, 65536u);
   EXPECT_EQ(options->engine_wire_type, WireType::kFloat16);

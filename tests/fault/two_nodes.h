@@ -22,7 +22,9 @@ class TwoNodes {
                     const std::vector<std::string>& flags_of_beta = {});
 
   TestDaemon& alpha() { return alpha_; }
+  const TestDaemon& alpha() const { return alpha_; }
   TestDaemon& beta() { return beta_; }
+  const TestDaemon& beta() const { return beta_; }
   std::string coordinator() const { return alpha_.Status().peer_address(); }
 
   // Started, not joined. `options` as of Trainer.

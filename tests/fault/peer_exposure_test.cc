@@ -1,0 +1,134 @@
+// What a daemon that other nodes reach says of it, what it lets in, and what it never writes down.
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/fault/trainer.h"
+#include "tests/fault/two_nodes.h"
+
+namespace gradsync::fault {
+namespace {
+
+constexpr char kOpenPort[] = "is open without TLS";
+constexpr char kClearText[] = "gradients travel between nodes in clear text";
+
+bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A folder with a certificate authority and a certificate that all nodes share, of the name
+// "gradsyncd".
+class Certificates {
+ public:
+  Certificates() {
+    Make(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
+        "-subj /CN=test-ca -keyout ca.key -out ca.crt");
+    Make(
+        "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=gradsyncd "
+        "-keyout peer.key -out peer.csr");
+    Make("printf subjectAltName=DNS:gradsyncd >names");
+    Make(
+        "openssl x509 -req -in peer.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 "
+        "-extfile names -out peer.crt");
+  }
+  std::vector<std::string> Flags() const {
+    return {"--peer_tls_certificate=" + folder_.File("peer.crt"),
+            "--peer_tls_key=" + folder_.File("peer.key"), "--peer_tls_ca=" + folder_.File("ca.crt"),
+            "--peer_tls_name=gradsyncd"};
+  }
+
+ private:
+  void Make(const std::string& command) {
+    const std::string line = "cd " + folder_.path() + " && " + command + " 2>log";
+    EXPECT_EQ(std::system(line.c_str()), 0) << command;  // NOLINT(cert-env33-c)
+  }
+  const SocketDirectory folder_;
+};
+
+TEST(PeerExposureTest, APortThatOthersReachWithoutTlsIsWarnedOf) {
+  const TestDaemon daemon({"--peer_listen=0.0.0.0:0"});
+  const v1::GetStatusResponse status = daemon.Status();
+  ASSERT_EQ(status.warnings_size(), 1);
+  EXPECT_TRUE(Contains(status.warnings(0), kOpenPort)) << status.warnings(0);
+  ASSERT_EQ(status.notices_size(), 1);
+  EXPECT_TRUE(Contains(status.notices(0), kClearText)) << status.notices(0);
+  const std::string log = daemon.Log();
+  for (const std::string& line : {status.warnings(0), status.notices(0)}) {
+    EXPECT_TRUE(Contains(log, "WARNING " + line)) << log;
+  }
+}
+
+TEST(PeerExposureTest, WithTlsGradientsAreStillSaidToBeInClearText) {
+  const Certificates certificates;
+  std::vector<std::string> flags = certificates.Flags();
+  flags.emplace_back("--peer_listen=0.0.0.0:0");
+  const TestDaemon daemon(flags);
+  const v1::GetStatusResponse status = daemon.Status();
+  EXPECT_EQ(status.warnings_size(), 0);
+  ASSERT_EQ(status.notices_size(), 1);
+  EXPECT_TRUE(Contains(daemon.Log(), "WARNING " + status.notices(0)));
+}
+
+TEST(PeerExposureTest, ALoopbackAddressNeedsNoWarning) {
+  const TestDaemon daemon({"--peer_listen=127.0.0.1:0"});
+  const v1::GetStatusResponse status = daemon.Status();
+  EXPECT_EQ(status.warnings_size() + status.notices_size(), 0);
+}
+
+TEST(PeerExposureTest, ACoordinatorOnEveryAddressFindsTheOneThatTheOthersReach) {
+  const TestDaemon alpha({"--peer_listen=0.0.0.0:0", "--node_name=alpha"});
+  const TestDaemon beta({"--peer_listen=127.0.0.2:0", "--node_name=beta"});
+  const std::string listens = alpha.Status().peer_address();
+  const std::string coordinator = "coordinator=127.0.0.1" + listens.substr(listens.rfind(':'));
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  trainers.push_back(std::make_unique<Trainer>(alpha, 0, 2, "job", coordinator));
+  trainers.push_back(std::make_unique<Trainer>(beta, 1, 2, "job", coordinator));
+  for (const auto& trainer : trainers) trainer->Send(trainer->join());
+  for (const auto& trainer : trainers) EXPECT_TRUE(trainer->Receive().ok());
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  ExpectAll(trainers, "step times=2");
+}
+
+TEST(PeerExposureTest, NodesWithOneCertificateMeetAndOthersStayOut) {
+  const Certificates certificates;
+  const TwoNodes nodes(certificates.Flags(), certificates.Flags());
+  const auto trainers = nodes.Join();
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  ExpectAll(trainers, "step times=2");
+  // A daemon without a certificate cannot attach.
+  const TestDaemon stranger({"--peer_listen=127.0.0.3:0", "--node_name=stranger"});
+  Trainer trainer(stranger, 3, 4, "other", "coordinator=" + nodes.coordinator());
+  trainer.Begin(trainer.join());
+  EXPECT_TRUE(stranger.AwaitStatus([](const auto& now) {
+    return now.remote_jobs_size() == 1 && !now.remote_jobs(0).connected();
+  }));
+  trainer.Kill();
+  EXPECT_FALSE(Contains(nodes.alpha().Log(), "node=stranger"));
+}
+
+TEST(PeerExposureTest, ATokenIsInNoLog) {
+  const std::vector<std::string> debug = {"--log_level=debug", "--require_token=true"};
+  const TwoNodes nodes(debug, debug);
+  const auto trainers = nodes.Join(4, "token=accepted-7c1f");
+  ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step");
+  // Refused by the coordinator, and on its own node for want of one.
+  const Reply refused = nodes.MakeRank(2, 4, "token=refused-93e0")->Join();
+  EXPECT_EQ(refused.reason, "CREDENTIALS") << refused;
+  EXPECT_FALSE(Contains(refused.message, "93e0")) << refused;
+  EXPECT_FALSE(nodes.MakeRank(3, 4)->Join().ok());
+  trainers[3]->Kill();
+  for (const int rank : {0, 1, 2}) EXPECT_FALSE(trainers[rank]->Do("barrier").ok());
+  for (const TestDaemon* daemon : {&nodes.alpha(), &nodes.beta()}) {
+    const std::string log = daemon->Log();
+    EXPECT_TRUE(Contains(log, "job=job")) << "the log tells of the job";
+    EXPECT_FALSE(Contains(log, "accepted-7c1f")) << log;
+    EXPECT_FALSE(Contains(log, "refused-93e0")) << log;
+  }
+}
+
+}  // namespace
+}  // namespace gradsync::fault
