@@ -73,6 +73,8 @@ class PodTest(unittest.TestCase):
     def pods(self):
         for path in MANIFESTS:
             for document in documents(path):
+                if document["kind"] == "NetworkPolicy":
+                    continue
                 with self.subTest(path=path.name, kind=document["kind"]):
                     yield pod_spec(document)
 
@@ -159,7 +161,10 @@ class SidecarTest(unittest.TestCase):
 
 class DaemonSetTest(unittest.TestCase):
     def setUp(self):
-        daemonset, trainer = documents(pathlib.Path("deploy/kubernetes/daemonset.yaml"))
+        daemonset, self.policy, trainer = documents(
+            pathlib.Path("deploy/kubernetes/daemonset.yaml")
+        )
+        self.labels = daemonset["spec"]["template"]["metadata"]["labels"]
         self.spec = pod_spec(daemonset)
         self.daemon = find(self.spec["containers"], "gradsyncd")
         self.trainer = trainer["spec"]
@@ -177,6 +182,48 @@ class DaemonSetTest(unittest.TestCase):
             folder = find(spec["volumes"], "gradsync")["hostPath"]
             self.assertEqual(folder["path"], SOCKET_FOLDER)
             self.assertIn(folder["type"], ["Directory", "DirectoryOrCreate"])
+
+    def test_other_nodes_reach_its_own_address(self):
+        listen = self.option("peer_listen")
+        self.assertEqual(listen, "$(POD_IP):7417")
+        address = find(self.daemon["env"], "POD_IP")["valueFrom"]["fieldRef"]["fieldPath"]
+        self.assertEqual(address, "status.podIP")
+        self.assertEqual(self.daemon["ports"], [{"name": "peer", "containerPort": 7417}])
+        self.assertNotIn("hostNetwork", self.spec)
+
+    def test_the_certificate_comes_from_a_secret_that_the_daemon_can_read(self):
+        mount = find(self.daemon["volumeMounts"], "peer-tls")
+        for name in ["peer_tls_certificate", "peer_tls_key", "peer_tls_ca"]:
+            self.assertEqual(os.path.dirname(self.option(name)), mount["mountPath"])
+        # All nodes share it, so that no address is in it.
+        self.assertTrue(self.option("peer_tls_name"))
+        secret = find(self.spec["volumes"], "peer-tls")["secret"]
+        self.assertEqual(secret["defaultMode"], 0o440)
+        group = self.daemon["securityContext"]["runAsGroup"]
+        self.assertEqual(self.spec["securityContext"]["fsGroup"], group)
+
+    def test_only_daemons_reach_daemons_on_the_ports_that_they_use(self):
+        policy = self.policy["spec"]
+        self.assertEqual(policy["policyTypes"], ["Ingress"])
+        daemons = {"matchLabels": self.labels}
+        self.assertEqual(policy["podSelector"], daemons)
+        (rule,) = policy["ingress"]
+        self.assertEqual(rule["from"], [{"podSelector": daemons}])
+        ephemeral = find(
+            self.spec["securityContext"]["sysctls"], "net.ipv4.ip_local_port_range"
+        )["value"].split()
+        self.assertEqual(
+            rule["ports"],
+            [
+                {"protocol": "TCP", "port": 7417},
+                {"protocol": "TCP", "port": int(ephemeral[0]), "endPort": int(ephemeral[1])},
+            ],
+        )
+
+    def option(self, name):
+        prefix = f"--{name}="
+        (value,) = [a[len(prefix) :] for a in self.daemon["args"] if a.startswith(prefix)]
+        return value
 
     def test_the_trainer_may_enter_the_folder(self):
         group = self.daemon["securityContext"]["runAsGroup"]

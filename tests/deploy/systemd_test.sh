@@ -28,10 +28,13 @@ printf '#!/bin/sh\n' >"$root"/usr/local/bin/gradsyncd
 chmod +x "$root"/usr/local/bin/gradsyncd
 cp "$units"/gradsyncd*.service "$units"/gradsyncd*.socket "$root"/etc/systemd/system/
 
+# The lines of a report of systemd-analyze that lower the score.
+opened() { grep '✗' "$1" | awk '{ print $2 }' | sort; }
+
 # Prints what is wrong with all units; nothing if all is well. (The exit status says less.)
 verify() {
   local names=()
-  for unit in "$root"/etc/systemd/system/gradsyncd*; do
+  for unit in "$root"/etc/systemd/system/gradsyncd*.{service,socket}; do
     names+=("/etc/systemd/system/${unit##*/}")
   done
   systemd-analyze verify --man=no --root="$root" "${names[@]}" 2>&1
@@ -52,6 +55,21 @@ cp "$TEST_TMPDIR/good" "$service"
 systemd-analyze security --offline=true --threshold=20 --no-pager "$units/gradsyncd.service" \
   >"$TEST_TMPDIR/security" 2>&1 ||
   fail "the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/security")"
+
+# The drop-in for several nodes opens the network and nothing else.
+drop_in=$root/etc/systemd/system/gradsyncd.service.d
+mkdir "$drop_in"
+cp "$units/several-nodes.conf" "$drop_in"
+found=$(verify) || fail 'systemd-analyze verify with several-nodes.conf'
+[[ -z $found ]] || fail "systemd-analyze verify with several-nodes.conf: $found"
+systemd-analyze security --offline=true --root="$root" --threshold=20 --no-pager \
+  gradsyncd.service >"$TEST_TMPDIR/several" 2>&1 ||
+  fail "with several-nodes.conf the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/several")"
+diff <(opened "$TEST_TMPDIR/security") <(opened "$TEST_TMPDIR/several") >"$TEST_TMPDIR/opened"
+grep -qF 'IPAddressDeny=' "$TEST_TMPDIR/opened" || fail 'several-nodes.conf is not looked at'
+grep '^>' "$TEST_TMPDIR/opened" | grep -vE 'PrivateNetwork|AddressFamilies|IPAddressDeny' |
+  grep . && fail 'several-nodes.conf opens more than the network'
+rm -r "$drop_in"
 
 # In a user namespace every trainer would be user 65534.
 if grep -qE '^(PrivateUsers|DynamicUser)=' "$units/gradsyncd.service"; then
