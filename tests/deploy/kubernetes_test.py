@@ -209,14 +209,13 @@ class DaemonSetTest(unittest.TestCase):
         self.assertEqual(policy["podSelector"], daemons)
         (rule,) = policy["ingress"]
         self.assertEqual(rule["from"], [{"podSelector": daemons}])
-        ephemeral = find(
-            self.spec["securityContext"]["sysctls"], "net.ipv4.ip_local_port_range"
-        )["value"].split()
+        sysctls = self.spec["securityContext"]["sysctls"]
+        low, high = find(sysctls, "net.ipv4.ip_local_port_range")["value"].split()
         self.assertEqual(
             rule["ports"],
             [
                 {"protocol": "TCP", "port": 7417},
-                {"protocol": "TCP", "port": int(ephemeral[0]), "endPort": int(ephemeral[1])},
+                {"protocol": "TCP", "port": int(low), "endPort": int(high)},
             ],
         )
 
