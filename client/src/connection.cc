@@ -94,7 +94,8 @@ absl::Status Connection::Join(absl::Time deadline) {
   auto descriptors = FetchDescriptors(FdSocketPath(options_.socket), staging_nonce_, 1,
                                       std::max(deadline, absl::Now() + kAnswerTimeout));
   if (!descriptors.ok()) {
-    auto end = End();
+    // If the session has ended meanwhile, that is why, and its word is on its way.
+    auto end = AwaitEnd(kEndTimeout);
     return end.ok() ? descriptors.status() : end;
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");

@@ -145,7 +145,8 @@ v1::GetStatsResponse TestDaemon::Stats() const {
   return response;
 }
 
-bool TestDaemon::AwaitStatus(bool (*condition)(const v1::GetStatusResponse&)) const {
+bool TestDaemon::AwaitStatus(
+    const std::function<bool(const v1::GetStatusResponse&)>& condition) const {
   const auto stub = StubOf(socket_);
   // Most of what is waited for comes within milliseconds.
   for (const std::uint64_t start_ns = NowNs();

@@ -3,6 +3,7 @@
 #ifndef TESTS_FAULT_TEST_DAEMON_H_
 #define TESTS_FAULT_TEST_DAEMON_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -73,7 +74,7 @@ class TestDaemon {
   v1::GetStatusResponse Status() const;
   v1::GetStatsResponse Stats() const;
   // Asks until `condition` holds; false if it never does.
-  bool AwaitStatus(bool (*condition)(const v1::GetStatusResponse&)) const;
+  bool AwaitStatus(const std::function<bool(const v1::GetStatusResponse&)>& condition) const;
   // Links of /proc/PID/fd that contain `text`.
   int CountDescriptors(const std::string& text) const;
   // CPU time used so far.
