@@ -10,14 +10,17 @@ _TREE = pathlib.Path(__file__).resolve().parents[3]
 
 
 class DaemonProcess:
-    """Killed by close(). Nobody waits until it listens: Session.join() does that."""
+    """Killed by close(). Nobody waits until it listens: Session.join() does that.
 
-    def __init__(self, *flags):
+    `command_prefix` stands before its command: where it runs.
+    """
+
+    def __init__(self, *flags, command_prefix=()):
         binary = os.environ.get("GRADSYNC_DAEMON") or str(_TREE / "bazel-bin/daemon/gradsyncd")
         # A socket's path has at most 107 bytes, and Bazel's folder for temporary files is longer.
         self._directory = tempfile.TemporaryDirectory(prefix="gradsync-", dir="/tmp")
         self.socket = os.path.join(self._directory.name, "gradsyncd.sock")
-        self._arguments = [binary, f"--socket={self.socket}", *flags]
+        self._arguments = [*command_prefix, binary, f"--socket={self.socket}", *flags]
         self._process = None
         self.start()
 

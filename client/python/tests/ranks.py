@@ -55,7 +55,7 @@ class Ranks:
         shared = {
             "WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
             "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
         }
         for name in ("GRADSYNC_SOCKET", "GRADSYNC_LIBRARY"):
@@ -140,7 +140,8 @@ def _run_rank(channel, variables, timeout, function, args):
         channel.close()
 
 
-def _free_port():
+def free_port():
+    """A TCP port of 127.0.0.1 that nobody had a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
