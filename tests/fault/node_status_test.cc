@@ -126,6 +126,7 @@ TEST_F(NodeStatusTest, ACoordinatorThatDoesNotAnswerIsShownAsSuch) {
 TEST_F(NodeStatusTest, ANodeThatHasLeftAndStoppedIsGone) {
   const auto trainers = nodes_.Join();
   ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step");
   for (const int rank : {2, 3}) ASSERT_TRUE(trainers[rank]->Do("leave").ok());
   EXPECT_EQ(nodes_.beta().Stop(), 0);
   EXPECT_TRUE(nodes_.alpha().AwaitStatus([](const auto& now) {
