@@ -23,6 +23,13 @@ def test_the_model_says_what_this_machine_did(name, bound):
     assert result.median_error < 3
 
 
+def test_the_model_says_what_two_nodes_did():
+    result = validate(read_rows(MEASURED / "two-nodes.json"), load("this-machine"))
+    assert {reason.split(": ")[1] for reason in result.passed_over} == {"nothing to predict"}
+    assert result.worst_error < 10
+    assert result.median_error < 5
+
+
 def test_a_rows_time_is_taken_apart():
     profile = machines.machine(**machines.DAEMON)
     one = validate([row()], profile).compared[0]
