@@ -22,6 +22,7 @@ namespace {
 
 // A daemon that accepts and says nothing is stopped; it gets this long even under a short
 // connect_timeout.
+constexpr absl::Duration kWordOfEnd = absl::Seconds(1);
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
 // The daemon was on its way down, or up.
 constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
@@ -94,8 +95,10 @@ absl::Status Connection::Join(absl::Time deadline) {
   auto descriptors = FetchDescriptors(FdSocketPath(options_.socket), staging_nonce_, 1,
                                       std::max(deadline, absl::Now() + kAnswerTimeout));
   if (!descriptors.ok()) {
-    // If the session has ended meanwhile, that is why, and its word is on its way.
-    auto end = AwaitEnd(kEndTimeout);
+    // The nonce ends with the session. Then that is why, and the word of it, on another socket, may
+    // still be on its way.
+    auto end =
+        AwaitEnd(absl::IsNotFound(descriptors.status()) ? kWordOfEnd : absl::ZeroDuration());
     return end.ok() ? descriptors.status() : end;
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");
