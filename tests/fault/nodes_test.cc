@@ -5,14 +5,17 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "proto/gradsync/shared_memory.h"
 #include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
 
@@ -105,6 +108,55 @@ TEST_F(NodesTest, NodesMayHaveDifferentNumbersOfRanks) {
   ExpectAll(trainers, "step times=5");
 }
 
+TEST_F(NodesTest, ThreeNodesOfDifferentSizesAgreeInEveryBit) {
+  const TestDaemon c(Flags("127.0.0.3", "gamma"));
+  Trainers trainers;
+  const TestDaemon* const nodes[] = {&a_, &b_, &b_, &c, &c, &c};
+  for (std::uint32_t rank = 0; rank < 6; ++rank) {
+    trainers.push_back(
+        std::make_unique<Trainer>(*nodes[rank], rank, 6, "job", "coordinator=" + coordinator()));
+    trainers.back()->Send(trainers.back()->join());
+  }
+  for (const auto& trainer : trainers) ASSERT_TRUE(trainer->Receive().ok());
+  ExpectAll(trainers, "register buckets=3 count=40003");
+  for (int i = 0; i < 3; ++i) ExpectAll(trainers, "exact_step 1,2,3");
+  ExpectAll(trainers, "allreduce 1000");
+  ExpectAll(trainers, "broadcast 100000 4");
+}
+
+TEST_F(NodesTest, ALayoutIsReplacedOnEveryNode) {
+  const Trainers trainers = Join();
+  ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step times=2");
+  ExpectAll(trainers, "replace buckets=5 count=70");
+  for (const Reply& reply : DoAll(trainers, "step")) EXPECT_EQ(reply.Field("step"), "3") << reply;
+  ExpectAll(trainers, "step times=2");
+}
+
+TEST_F(NodesTest, RanksOfEveryNodeLeaveAndTakePartAgain) {
+  const Trainers trainers = Join();
+  ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step");
+  // Data ends on rank 3 first, on rank 1 last.
+  trainers[3]->Begin("leave_stay");
+  for (const int rank : {0, 1, 2}) trainers[rank]->Send("step ranks=0,1,2");
+  for (const int rank : {0, 1, 2}) {
+    const Reply reply = trainers[rank]->Receive();
+    EXPECT_TRUE(reply.ok()) << reply;
+  }
+  for (const int rank : {0, 2}) trainers[rank]->Begin("leave_stay");
+  trainers[1]->Send("step ranks=1");
+  EXPECT_TRUE(trainers[1]->Receive().ok());
+  trainers[1]->Begin("leave_stay");
+  for (const auto& trainer : trainers) {
+    const Reply reply = trainer->Result();
+    EXPECT_TRUE(reply.ok()) << reply;
+    EXPECT_EQ(reply.Field("last_joiner"), "1") << reply;
+  }
+  ExpectAll(trainers, "barrier");
+  for (const Reply& reply : DoAll(trainers, "step")) EXPECT_EQ(reply.Field("step"), "4") << reply;
+}
+
 TEST_F(NodesTest, TheJobsOwnChannelReachesEveryRank) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "barrier");
@@ -157,22 +209,25 @@ TEST_F(NodesTest, AMismatchedLayoutNamesBothNodes) {
   ExpectAll(trainers, "step");
 }
 
-TEST_F(NodesTest, ATrainersDeathIsKnownOnEveryNodeAndBuildsNoNewEngine) {
-  {
+TEST_F(NodesTest, TrainersDeathsAreKnownOnEveryNodeAndBuildNoNewEngine) {
+  // On either node.
+  for (const int victim : {3, 0, 2, 1, 3}) {
     const Trainers trainers = Join();
     ExpectAll(trainers, "register buckets=2 count=100");
     ExpectAll(trainers, "step");
-    for (const int rank : {0, 1, 2}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == victim) continue;
       ASSERT_TRUE(trainers[rank]->Do("mark 2 0").ok());
       ASSERT_TRUE(trainers[rank]->Do("mark 2 1").ok());
       trainers[rank]->Begin("wait 2");
     }
-    const std::uint64_t killed_ns = trainers[3]->Kill();
-    for (const int rank : {0, 1, 2}) {
+    const std::uint64_t killed_ns = trainers[victim]->Kill();
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == victim) continue;
       const Reply reply = trainers[rank]->Result();
       EXPECT_EQ(reply.code, "ABORTED") << reply;
       EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
-      EXPECT_EQ(reply.Field("rank"), "3") << reply;
+      EXPECT_EQ(reply.Field("rank"), std::to_string(victim)) << reply;
       EXPECT_EQ(reply.Field("bucket"), "0") << reply;
       EXPECT_LE(reply.end_ns - killed_ns, kLossBoundNs) << reply;
     }
@@ -229,6 +284,29 @@ TEST_F(NodesTest, ALostCoordinatorIsNamedByItsAddress) {
   EXPECT_EQ(doubt.reason, "STEP_IN_DOUBT") << doubt;
   EXPECT_NE(doubt.message.find(address), std::string::npos) << doubt;
   EXPECT_LE(doubt.end_ns - killed_ns, kNodeLossBoundNs) << doubt;
+
+  // It comes back, and the job with it.
+  a_.Start();
+  const Trainers next = Join();
+  ExpectAll(next, "register buckets=2 count=100");
+  ExpectAll(next, "step times=2");
+}
+
+TEST_F(NodesTest, ACoordinatorThatIsNotThereIsGivenUpInTime) {
+  // A port that was free a moment ago.
+  std::string address;
+  {
+    TestDaemon gone(Flags("127.0.0.3", "gamma"));
+    address = gone.Status().peer_address();
+  }
+  Trainer trainer(b_, 1, 2, "job", "coordinator=" + address);
+  const Reply reply = trainer.Join();
+  EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
+  EXPECT_EQ(reply.reason, "COORDINATOR_UNREACHABLE") << reply;
+  for (const char* part : {address.c_str(), "node beta", "peer_listen", "MASTER_ADDR"}) {
+    EXPECT_NE(reply.message.find(part), std::string::npos) << reply;
+  }
+  EXPECT_LE(reply.end_ns - reply.start_ns, 25 * kNodeLossBoundNs) << reply;
 }
 
 // Whichever is seen first, the stream's end or the engine's, names the node.
@@ -315,6 +393,22 @@ TEST_F(NodesTest, AStoppedAgentIsLostByItsSilence) {
   b_.process().Signal(SIGCONT);
 }
 
+TEST_F(NodesTest, AStoppedCoordinatorIsLostByItsSilence) {
+  const Trainers trainers = Join();
+  ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step");
+  for (const int rank : {2, 3}) trainers[rank]->Begin("wait 2");
+  a_.process().Signal(SIGSTOP);
+  for (const int rank : {2, 3}) {
+    const Reply reply = trainers[rank]->Result();
+    EXPECT_EQ(reply.reason, "COORDINATOR_LOST") << reply;
+    EXPECT_NE(reply.message.find("on node alpha"), std::string::npos) << reply;
+    EXPECT_NE(reply.message.find("said nothing for 5 s"), std::string::npos) << reply;
+    EXPECT_LE(reply.end_ns - reply.start_ns, 10 * kNodeLossBoundNs) << reply;
+  }
+  a_.process().Signal(SIGCONT);
+}
+
 TEST_F(NodesTest, GarbageOnThePeerPortEndsThatConnectionOnly) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
@@ -381,6 +475,103 @@ TEST_F(NodesTest, AStreamWithoutHelloIsRefused) {
   EXPECT_EQ(foreign.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_NE(foreign.error_message().find("stranger"), std::string::npos);
   EXPECT_NE(foreign.error_message().find("no kind"), std::string::npos);
+}
+
+// A daemon of another make, or one gone wrong: attached properly, with rank 1 of a job.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& coordinator)
+      : stub_(v1::Peer::NewStub(
+            grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()))) {
+    context_.set_deadline(std::chrono::system_clock::now() +
+                          std::chrono::milliseconds(kPatienceMs));
+    stream_ = stub_->Attach(&context_);
+    v1::AttachRequest message;
+    auto* hello = message.mutable_hello();
+    hello->set_protocol(1);
+    hello->set_instance(std::string(16, 'x'));
+    hello->set_node_name("stranger");
+    hello->set_uid(getuid());
+    hello->set_job_id("job");
+    hello->set_staging_bytes(32u << 20);
+    Say(message);
+    auto* open = message.mutable_rank_request()->mutable_request()->mutable_open_session();
+    message.mutable_rank_request()->set_rank(1);
+    message.mutable_rank_request()->set_incarnation(5);
+    open->mutable_protocol()->set_oldest(1);
+    open->mutable_protocol()->set_newest(1);
+    open->set_shared_memory_abi(kSharedMemoryAbi);
+    open->set_job_id("job");
+    open->set_rank(1);
+    open->set_world_size(2);
+    open->mutable_options()->set_divisor(v1::DIVISOR_LIVE_RANKS);
+    open->mutable_options()->set_step_timeout_ms(1'800'000);
+    Say(message);
+  }
+
+  void Say(const v1::AttachRequest& message) { stream_->Write(message); }
+  // The next message of this kind; none if the stream ends first.
+  std::optional<v1::AttachResponse> Await(v1::AttachResponse::KindCase kind) {
+    v1::AttachResponse message;
+    while (stream_->Read(&message)) {
+      if (message.kind_case() == kind) return message;
+    }
+    return std::nullopt;
+  }
+  grpc::Status Finish() {
+    v1::AttachResponse message;
+    while (stream_->Read(&message)) {
+    }
+    return stream_->Finish();
+  }
+
+ private:
+  const std::unique_ptr<v1::Peer::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream_;
+};
+
+TEST_F(NodesTest, AnEngineThatCannotConnectEndsTheJobByName) {
+  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  ASSERT_TRUE(trainer.Join().ok());
+  Stranger stranger(coordinator());
+  const auto connect = stranger.Await(v1::AttachResponse::kConnectEngine);
+  ASSERT_TRUE(connect.has_value());
+  EXPECT_EQ(connect->connect_engine().node(), 1u);
+  trainer.Begin("barrier");
+  v1::AttachRequest failed;
+  // About an epoch that there is not: ignored.
+  failed.mutable_launch_done()->set_epoch(1000);
+  failed.mutable_launch_done()->mutable_status()->set_code(14);
+  stranger.Say(failed);
+  failed.mutable_launch_done()->set_epoch(connect->connect_engine().epoch());
+  failed.mutable_launch_done()->mutable_status()->set_message("no interface eth7");
+  stranger.Say(failed);
+  EXPECT_TRUE(stranger.Await(v1::AttachResponse::kEngineEnd).has_value());
+  const Reply reply = trainer.Result();
+  EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
+  EXPECT_EQ(reply.reason, "ENGINE_FAILED") << reply;
+  EXPECT_NE(reply.message.find("no interface eth7"), std::string::npos) << reply;
+}
+
+TEST_F(NodesTest, ALaunchThatEndsTwiceCutsThatNodeOff) {
+  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  ASSERT_TRUE(trainer.Join().ok());
+  Stranger stranger(coordinator());
+  const auto connect = stranger.Await(v1::AttachResponse::kConnectEngine);
+  ASSERT_TRUE(connect.has_value());
+  trainer.Begin("barrier");
+  v1::AttachRequest done;
+  done.mutable_launch_done()->set_epoch(connect->connect_engine().epoch());
+  done.mutable_launch_done()->set_sequence(7);
+  stranger.Say(done);
+  const grpc::Status end = stranger.Finish();
+  EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(end.error_message().find("node stranger ended launch 7"), std::string::npos)
+      << end.error_message();
+  const Reply reply = trainer.Result();
+  EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
+  EXPECT_NE(reply.message.find("stranger"), std::string::npos) << reply;
 }
 
 TEST_F(NodesTest, ADrainingAgentEndsItsSessions) {

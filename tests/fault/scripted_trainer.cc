@@ -4,7 +4,7 @@
 //
 //   join socket=S rank=N world=N job=J [token=T] [policy=hold|continue] [divisor=world]
 //        [step_timeout_ms=N] [connect_timeout_ms=N] [coordinator=HOST:PORT]
-//   exact_step PER_NODE [wire=bfloat16]    a step of float32 that do not add up exactly, with
+//   exact_step PER_NODE[,...] [wire=bfloat16]  a step of float32 that do not add up exactly, with
 //                                          PER_NODE ranks on each node in their order, whose sums
 //                                          travel as bfloat16 or as they are: every bit is compared
 //   register [layout=L] [buckets=N] [count=N] [dtype=D] [op=sum] [timeout_ms=N]
@@ -454,7 +454,11 @@ absl::Status Rank::Steps(LayoutUse* use, const Command& command, Answer* answer)
 absl::Status Rank::ExactStep(LayoutUse* use, const Command& command) {
   Layout& layout = *use->layout;
   const std::uint64_t step = layout.next_step();
-  const std::uint32_t per_node = static_cast<std::uint32_t>(command.Word(0));
+  std::vector<std::uint64_t> ranks_of_node =
+      ShapeOf(absl::StrReplaceAll(command.words.at(0), {{",", "x"}}));
+  if (ranks_of_node.size() == 1) {
+    ranks_of_node.resize(options_.world_size / ranks_of_node[0], ranks_of_node[0]);
+  }
   const bool narrow = command.Option("wire", "") == "bfloat16";
   const auto written = [step](std::uint32_t rank, std::size_t bucket, std::uint64_t i) {
     return static_cast<float>(Written(rank, step, bucket, i) / 3.0 + static_cast<double>(i) * 1e-7);
@@ -472,11 +476,11 @@ absl::Status Rank::ExactStep(LayoutUse* use, const Command& command) {
     const BucketView view = layout.bucket(bucket);
     for (std::uint64_t i = 0; i < view.count; ++i) {
       float sum = 0;
-      for (std::uint32_t first = 0; first < options_.world_size; first += per_node) {
-        float of_node = written(first, bucket, i);
-        for (std::uint32_t rank = first + 1; rank < first + per_node; ++rank) {
-          of_node = of_node + written(rank, bucket, i);
-        }
+      std::uint32_t rank = 0;
+      for (const std::uint64_t ranks : ranks_of_node) {
+        const std::uint32_t first = rank;
+        float of_node = written(rank++, bucket, i);
+        while (rank < first + ranks) of_node = of_node + written(rank++, bucket, i);
         if (narrow) of_node = RoundedToBfloat16(of_node);
         sum = first == 0 ? of_node : sum + of_node;
       }
