@@ -37,8 +37,8 @@ std::string OperationSpec::Describe() const {
   return "";
 }
 
-OperationChannel::OperationChannel(const JobTerms& terms, Membership* members,
-                                   OnMoved reduced, OnMoved copied)
+OperationChannel::OperationChannel(const JobTerms& terms, Membership* members, OnMoved reduced,
+                                   OnMoved copied)
     : terms_(terms), members_(members), copied_(std::move(copied)), ranks_(members->world_size()) {
   reduction_.flow = terms.flow;
   reduction_.done = [this, reduced = std::move(reduced)](const ReduceTimes&) {

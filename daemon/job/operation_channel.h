@@ -55,8 +55,8 @@ struct StagingMemory {
 
 class OperationChannel {
  public:
-  // `reduced` and `copied` are called without the job's lock; the job takes it, stops if there was a
-  // failure, and calls Reduced() or Copied().
+  // `reduced` and `copied` are called without the job's lock; the job takes it, stops if there was
+  // a failure, and calls Reduced() or Copied().
   using OnMoved = std::function<void(const absl::Status& failure)>;
   OperationChannel(const JobTerms& terms, Membership* members, OnMoved reduced, OnMoved copied);
 

@@ -169,8 +169,7 @@ void Cluster::Launch(Job* raw, ReduceOperation* operation) {
     const Entry entry = found == jobs_.end() ? Entry{job, {}} : found->second;
     for (std::size_t i = 0; i < operation->ranks.size(); ++i) {
       // Without a seat its node is being lost, and the job with it.
-      may =
-          may && (operation->buffers[i] != nullptr || entry.seats.count(operation->ranks[i]) > 0);
+      may = may && (operation->buffers[i] != nullptr || entry.seats.count(operation->ranks[i]) > 0);
     }
     may = may && LaunchLocked(job, operation, entry, &launched);
   }
@@ -251,11 +250,11 @@ absl::Status Cluster::CheckNodeOf(const Epoch& epoch, const NodeLink* link,
   if (link == nullptr || std::any_of(epoch.links.begin(), epoch.links.end(), same)) {
     return absl::OkStatus();
   }
-  return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
-                   absl::StrCat("node ", link->node_name(), " sent ", what, " for epoch ",
-                                epoch.number, " of job '", key_.job_id,
-                                "', whose engine it is no part of"),
-                   {{"job", key_.job_id}, {"node", link->node_name()}});
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "MALFORMED",
+      absl::StrCat("node ", link->node_name(), " sent ", what, " for epoch ", epoch.number,
+                   " of job '", key_.job_id, "', whose engine it is no part of"),
+      {{"job", key_.job_id}, {"node", link->node_name()}});
 }
 
 absl::Status Cluster::LaunchDone(NodeLink* link, const v1::LaunchDone& message) {
@@ -391,17 +390,18 @@ absl::Status Cluster::RendezvousGet(const std::shared_ptr<NodeLink>& link,
                                     const v1::RendezvousGet& message) {
   const auto store = StoreOf(message.epoch(), link.get());
   if (!store.ok() || *store == nullptr) return store.status();
-  return (*store)->When(message.key(), [weak = std::weak_ptr<NodeLink>(link), epoch = message.epoch(),
-                                     key = message.key()](const std::string& value) {
-    const auto to = weak.lock();
-    if (to == nullptr) return;
-    v1::AttachResponse answer;
-    answer.mutable_rendezvous_value()->set_epoch(epoch);
-    answer.mutable_rendezvous_value()->set_key(key);
-    answer.mutable_rendezvous_value()->set_value(value);
-    to->Queue(std::move(answer));
-    to->Flush();
-  });
+  return (*store)->When(message.key(),
+                        [weak = std::weak_ptr<NodeLink>(link), epoch = message.epoch(),
+                         key = message.key()](const std::string& value) {
+                          const auto to = weak.lock();
+                          if (to == nullptr) return;
+                          v1::AttachResponse answer;
+                          answer.mutable_rendezvous_value()->set_epoch(epoch);
+                          answer.mutable_rendezvous_value()->set_key(key);
+                          answer.mutable_rendezvous_value()->set_value(value);
+                          to->Queue(std::move(answer));
+                          to->Flush();
+                        });
 }
 
 void Cluster::Tick() {

@@ -147,8 +147,8 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
 
   void Launch(Job* job, ReduceOperation* operation);
   // False after Shutdown().
-  bool LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation,
-                    const Entry& entry, Launched* launched) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation, const Entry& entry,
+                    Launched* launched) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Links LinksOfLocked(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null after Shutdown(). Nodes that there is something to say to are added to `told`.
   std::shared_ptr<Epoch> EpochForLocked(const Links& links, Links* told)

@@ -278,10 +278,9 @@ void CoordinatorLink::OnLaunch(const v1::Launch& launch) {
   work.measure = launch.channel() != 0;
   work.exact = launch.channel() == 0;
   if (launch.has_root_node()) work.root_node = static_cast<int>(launch.root_node());
-  if (launch.has_root_node()
-          ? epoch != nullptr && (launch.root_node() >= epoch->nodes ||
-                                 launch.count() > context_.staging_bytes)
-          : ItemSize(work.dtype) == 0) {
+  if (launch.has_root_node() ? epoch != nullptr && (launch.root_node() >= epoch->nodes ||
+                                                    launch.count() > context_.staging_bytes)
+                             : ItemSize(work.dtype) == 0) {
     status = absl::InternalError("the coordinator launched on elements of no type, or too many");
   }
   std::vector<std::shared_ptr<SemaphorePage>> semaphores;

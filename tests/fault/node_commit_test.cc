@@ -108,10 +108,11 @@ class NodeCommitTest : public testing::Test {
     static int jobs = 0;
     job_ = "job" + std::to_string(++jobs);
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      trainers_.push_back(std::make_unique<Trainer>(
-          rank == 0 ? *a_ : *b_, rank, kWorld, job_,
-          // A daemon that is gone does not come back in time.
-          "connect_timeout_ms=" + std::to_string(600 * kScale) + " coordinator=" + (rank == 0 ? Address() : coordinator)));
+      trainers_.push_back(
+          std::make_unique<Trainer>(rank == 0 ? *a_ : *b_, rank, kWorld, job_,
+                                    // A daemon that is gone does not come back in time.
+                                    "connect_timeout_ms=" + std::to_string(600 * kScale) +
+                                        " coordinator=" + (rank == 0 ? Address() : coordinator)));
     }
   }
   static std::string Address() { return a_->Status().peer_address(); }
@@ -309,8 +310,7 @@ TEST_P(EveryMessageTest, CompleteOrVoidOnEveryRank) {
     // that has not formed waits.
     for (const std::uint32_t rank : {1, 2}) {
       if (!Lives(one.killed, rank) || replies_[rank].ok()) continue;
-      const Outcomes allowed =
-          Allowed(Moment::kForming, one.killed, one.deliver, /*local=*/false);
+      const Outcomes allowed = Allowed(Moment::kForming, one.killed, one.deliver, /*local=*/false);
       EXPECT_EQ(allowed.count(replies_[rank].reason), 1u) << rank << ": " << replies_[rank];
     }
     return;

@@ -353,13 +353,15 @@ TEST_F(NodesTest, AnotherTokenIsRefused) {
 }
 
 TEST_F(NodesTest, AnAddressOfTheDaemonItselfIsHere) {
+  // Debian's c-ares, gRPC's default, leaks each name that it resolves.
+  const TestDaemon c(Flags("127.0.0.1", "gamma"), {"GRPC_DNS_RESOLVER=native"});
   // Not the text that it listens on, so that it must ask.
-  std::string self = coordinator();
+  std::string self = c.Status().peer_address();
   self.replace(0, self.find(':'), "localhost");
-  const Trainers trainers = JoinedTrainers(a_, 2, "here", "coordinator=" + self);
+  const Trainers trainers = JoinedTrainers(c, 2, "here", "coordinator=" + self);
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
-  EXPECT_EQ(EnginesMade(a_), 0u);
+  EXPECT_EQ(EnginesMade(c), 0u);
 }
 
 TEST_F(NodesTest, TheOthersGoOnWhenANodeHasLeftAndStops) {

@@ -30,7 +30,8 @@ std::string KindOf(const google::protobuf::Message& message) {
 
 // One stream. Two chains, each with one message at a time: read from one side, write to the other.
 // Deletes itself when both sides are done.
-class PeerProxy::Relay final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
+class PeerProxy::Relay final
+    : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
  public:
   explicit Relay(PeerProxy* proxy) : proxy_(proxy), up_(this) {
     proxy_->coordinator_->async()->Attach(&up_.context, &up_);

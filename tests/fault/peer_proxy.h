@@ -33,8 +33,8 @@ struct WirePoint {
   }
 };
 
-// Agents take its address for the coordinator's. When one side of a stream ends, the other side gets
-// what was said before, then the end. Thread-safe. Threads: gRPC's.
+// Agents take its address for the coordinator's. When one side of a stream ends, the other side
+// gets what was said before, then the end. Thread-safe. Threads: gRPC's.
 class PeerProxy final : private v1::Peer::CallbackService {
  public:
   // Hands on to the daemon at `coordinator`; holds the message at `point`.

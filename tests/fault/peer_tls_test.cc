@@ -38,7 +38,8 @@ class Certificates {
     return {"--peer_listen=" + address + ":0",
             "--node_name=node" + address.substr(address.rfind('.') + 1),
             "--peer_tls_certificate=" + Path(shown + ".pem"),
-            "--peer_tls_key=" + Path(shown + ".key"), "--peer_tls_ca=" + Path(believed + ".ca.pem")};
+            "--peer_tls_key=" + Path(shown + ".key"),
+            "--peer_tls_ca=" + Path(believed + ".ca.pem")};
   }
 
  private:

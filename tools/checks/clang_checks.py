@@ -21,7 +21,8 @@ CACHE_DAYS = 30
 
 # Their locks are the annotated mutex of daemon/base.
 THREAD_SAFE_ROOMS = tuple(
-    f"daemon/{room}/" for room in ("base", "arena", "reduce", "job", "session", "telemetry")
+    f"daemon/{room}/"
+    for room in ("base", "arena", "reduce", "job", "session", "telemetry", "engine", "peer")
 )
 
 # Flags that mean something to GCC or to Bazel alone, and those followed by a value.
