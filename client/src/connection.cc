@@ -22,10 +22,10 @@ namespace {
 
 // A daemon that accepts and says nothing is stopped; it gets this long even under a short
 // connect_timeout.
-constexpr absl::Duration kWordOfEnd = absl::Seconds(1);
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
 // The daemon was on its way down, or up.
 constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
+constexpr absl::Duration kWordOfEnd = absl::Seconds(5);
 
 absl::Status Lost(const SessionOptions& options, absl::string_view what) {
   ErrorFields fields;

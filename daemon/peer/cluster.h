@@ -145,7 +145,7 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
     absl::Status submitted;  // here
   };
 
-  void Launch(Job* job, ReduceOperation* operation);
+  void Launch(Job* raw, ReduceOperation* operation);
   // False after Shutdown().
   bool LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* operation, const Entry& entry,
                     Launched* launched) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -159,11 +159,11 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   std::shared_ptr<Epoch> FindLocked(std::uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // MALFORMED unless `link` (null: this node) is one of the epoch's nodes.
   absl::Status CheckNodeOf(const Epoch& epoch, const NodeLink* link, absl::string_view what) const;
-  absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t epoch, const NodeLink* link);
+  absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t number, const NodeLink* link);
   // `link` (null: this node) no longer touches the launch's memory.
-  absl::Status Done(std::uint64_t epoch, NodeLink* link, std::uint64_t sequence,
+  absl::Status Done(std::uint64_t number, NodeLink* link, std::uint64_t sequence,
                     const absl::Status& status, const BucketNumbers& numbers, bool measured);
-  void Fail(std::uint64_t epoch, const absl::Status& why);
+  void Fail(std::uint64_t number, const absl::Status& why);
   void ReapLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobKey key_;
