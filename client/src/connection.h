@@ -79,8 +79,6 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
 
   // OK while the session lives, then why it has ended.
   absl::Status End() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // How soon the end comes of a session that the daemon has ended already.
-  static constexpr absl::Duration kEndTimeout = absl::Seconds(1);
   // Waits for the end; OK if it has not come by then.
   absl::Status AwaitEnd(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
 
