@@ -98,6 +98,20 @@ absl::StatusOr<Peer> Describe(const PeerMeshOptions& options, std::uint32_t node
   return Peer{*address, absl::HexStringToBytes(words[2])};
 }
 
+// Waits until one of them is ready; false at the deadline. Looks meanwhile whether the nodes still
+// mean to meet: the daemon's own end waits for this.
+absl::StatusOr<bool> AwaitAny(const PeerMeshOptions& options, std::vector<pollfd>* polled) {
+  constexpr int kLookMs = 50;
+  while (true) {
+    if (absl::Status cancelled = options.store->Cancelled(); !cancelled.ok()) return cancelled;
+    const int left_ms = LeftMs(options);
+    const int ready = poll(polled->data(), polled->size(), std::min(left_ms, kLookMs));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return Errno("poll");
+    if (ready == 0 && left_ms == 0) return false;
+  }
+}
+
 void SendAtOnce(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -110,12 +124,10 @@ absl::StatusOr<UniqueFd> ConnectTo(const PeerMeshOptions& options, const Peer& p
   if (!fd.valid()) return Errno("socket");
   if (connect(fd.get(), peer.address.get(), peer.address.length) != 0) {
     if (errno != EINPROGRESS) return PeerLost(name, std::strerror(errno));
-    pollfd connected = {fd.get(), POLLOUT, 0};
-    int ready = 0;
-    do {
-      ready = poll(&connected, 1, LeftMs(options));
-    } while (ready < 0 && errno == EINTR);
-    if (ready <= 0) return EngineTimeout(name, "cannot be reached");
+    std::vector<pollfd> connected = {{fd.get(), POLLOUT, 0}};
+    const absl::StatusOr<bool> ready = AwaitAny(options, &connected);
+    if (!ready.ok()) return ready.status();
+    if (!*ready) return EngineTimeout(name, "cannot be reached");
     int error = 0;
     socklen_t length = sizeof(error);
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -183,10 +195,9 @@ absl::Status AcceptPeers(const PeerMeshOptions& options, const Listener& listene
     for (const Stranger& stranger : strangers) {
       polled.push_back({stranger.fd.get(), POLLIN, 0});
     }
-    const int ready = poll(polled.data(), polled.size(), LeftMs(options));
-    if (ready < 0 && errno != EINTR) return Errno("poll");
-    if (ready == 0) return Missing(options, *peers);
-    if (ready < 0) continue;
+    const absl::StatusOr<bool> ready = AwaitAny(options, &polled);
+    if (!ready.ok()) return ready.status();
+    if (!*ready) return Missing(options, *peers);
     for (std::size_t i = 0; i < strangers.size(); ++i) {
       Stranger& stranger = strangers[i];
       if (polled[i + 1].revents == 0 || !ReadHello(&stranger)) continue;

@@ -13,7 +13,7 @@ namespace gradsync {
 
 // One engine's keys: whoever implements this keeps those of different jobs and epochs apart, and
 // from anybody who is not a node of the job (a value holds the token that lets a node connect).
-// Values are below 4 KiB, keys short ASCII words. Called by one thread at a time.
+// Values are below 4 KiB, keys short ASCII words. Called by one thread at a time; Cancelled() by any.
 class RendezvousStore {
  public:
   virtual ~RendezvousStore() = default;
@@ -21,6 +21,8 @@ class RendezvousStore {
   virtual absl::Status Set(const std::string& key, const std::string& value) = 0;
   // Waits for another node to set it. DEADLINE_EXCEEDED after `timeout`.
   virtual absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) = 0;
+  // Not OK: the nodes will not meet, and whoever connects gives up with this. Asked often.
+  virtual absl::Status Cancelled() const { return absl::OkStatus(); }
 };
 
 }  // namespace gradsync

@@ -36,6 +36,11 @@ absl::StatusOr<std::string> Rendezvous::Get(const std::string& key, absl::Durati
   }
 }
 
+absl::Status Rendezvous::Cancelled() const {
+  MutexLock lock(&mutex_);
+  return cancelled_;
+}
+
 absl::Status Rendezvous::Put(const std::string& key, const std::string& value) {
   std::vector<std::function<void(const std::string&)>> waiting;
   {

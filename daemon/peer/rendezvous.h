@@ -33,6 +33,7 @@ class Rendezvous final : public RendezvousStore {
 
   absl::Status Set(const std::string& key, const std::string& value) override;
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override;
+  absl::Status Cancelled() const override;
 
   // The coordinator's part. INVALID_ARGUMENT MALFORMED: too long, too many, or set before.
   absl::Status Put(const std::string& key, const std::string& value);
@@ -47,7 +48,7 @@ class Rendezvous final : public RendezvousStore {
   const std::function<void(const std::string&, const std::string&)> set_;
   const std::function<void(const std::string&)> ask_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> asked_ ABSL_GUARDED_BY(mutex_);

@@ -36,10 +36,20 @@ class MemoryStore final : public RendezvousStore {
     return values_.at(key);
   }
 
+  absl::Status Cancelled() const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return cancelled_;
+  }
+  void Cancel(const absl::Status& why) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    cancelled_ = why;
+  }
+
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
+  absl::Status cancelled_;
 };
 
 }  // namespace gradsync

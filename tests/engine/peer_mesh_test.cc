@@ -108,6 +108,19 @@ TEST(PeerMesh, NamesTheNodeThatHasAnAddressButDoesNotConnect) {
   EXPECT_TRUE(absl::StrContains(mesh.status().message(), "node-1"));
 }
 
+TEST(PeerMesh, GivesUpWhenTheNodesDoNotMeanToMeetAnyMore) {
+  MemoryStore store;
+  ASSERT_TRUE(store.Set("watch/1", "127.0.0.1 1 00\nlanes=2").ok());
+  Mesh mesh;
+  std::thread connects([&] { mesh = ConnectPeers(Options(0, 2, &store)); });
+  ASSERT_TRUE(store.Get("watch/0", absl::Seconds(10)).ok());
+  const std::uint64_t cancelled_ns = MonotonicNowNs();
+  store.Cancel(absl::AbortedError("node-1 is gone"));
+  connects.join();
+  EXPECT_EQ(mesh.status(), absl::AbortedError("node-1 is gone"));
+  EXPECT_LT(MonotonicNowNs() - cancelled_ns, 5'000'000'000u);
+}
+
 TEST(PeerMesh, StrangersAreTurnedAway) {
   MemoryStore store;
   Mesh first = absl::UnknownError("");
