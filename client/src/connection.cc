@@ -97,8 +97,7 @@ absl::Status Connection::Join(absl::Time deadline) {
   if (!descriptors.ok()) {
     // The nonce ends with the session. Then that is why, and the word of it, on another socket, may
     // still be on its way.
-    auto end =
-        AwaitEnd(absl::IsNotFound(descriptors.status()) ? kWordOfEnd : absl::ZeroDuration());
+    auto end = AwaitEnd(absl::IsNotFound(descriptors.status()) ? kWordOfEnd : absl::ZeroDuration());
     return end.ok() ? descriptors.status() : end;
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");
