@@ -13,7 +13,8 @@ namespace gradsync {
 
 // One engine's keys: whoever implements this keeps those of different jobs and epochs apart, and
 // from anybody who is not a node of the job (a value holds the token that lets a node connect).
-// Values are below 4 KiB, keys short ASCII words. Called by one thread at a time; Cancelled() by any.
+// Values are below 4 KiB, keys short ASCII words. Called by one thread at a time; Cancelled() by
+// any.
 class RendezvousStore {
  public:
   virtual ~RendezvousStore() = default;

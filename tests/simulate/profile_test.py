@@ -6,7 +6,6 @@ import pytest
 from simulate import profile as profiles
 from simulate.profile import NETWORKS, PROFILES, Refused, load
 
-
 # Without them: hooks cost nothing, and an exchange between nodes has one chunk.
 _OPTIONAL = ("gradsync.per_tensor", "gradsync.chunk")
 
