@@ -1,5 +1,6 @@
 """The repositories of a build without network: Debian's packages and the project's .venv."""
 
+load("//tools/bazel:cuda.bzl", "cuda_repository")
 load("//tools/bazel:googleapis.bzl", "googleapis_repository")
 load("//tools/bazel:system_library.bzl", "system_library")
 
@@ -42,3 +43,4 @@ def gradsync_repositories():
         build_file_if_absent = "//tools/bazel:openmpi_absent.BUILD",
     )
     googleapis_repository(name = "googleapis")
+    cuda_repository(name = "cuda")
