@@ -21,6 +21,7 @@ DAEMON_ROOMS = [
     "reduce",
     "arena",
     "telemetry",
+    "cuda",
     "base",
 ]
 

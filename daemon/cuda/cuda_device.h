@@ -1,0 +1,45 @@
+// One GPU, or one MIG instance of it, as this process sees it. Named by UUID, never by ordinal:
+// those differ between containers and with CUDA_VISIBLE_DEVICES.
+
+#ifndef DAEMON_CUDA_CUDA_DEVICE_H_
+#define DAEMON_CUDA_CUDA_DEVICE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "cuda.h"
+#include "daemon/cuda/cuda_driver.h"
+
+namespace gradsync {
+
+struct CudaDevice {
+  CUdevice handle = 0;
+  std::string uuid;  // "GPU-…" or "MIG-…" and 32 hexadecimal digits, as nvidia-smi -L prints it
+  std::string name;  // "NVIDIA H200"
+  std::uint64_t memory_bytes = 0;
+  bool mps = false;  // contexts on it are shared through MPS
+};
+
+// The devices that this process sees, after cuInit.
+absl::StatusOr<std::vector<CudaDevice>> VisibleCudaDevices(const CudaDriver& driver);
+
+// INVALID_ARGUMENT unless `uuid` is written as nvidia-smi -L writes it.
+absl::Status CheckCudaDeviceUuid(absl::string_view uuid);
+
+// The device of this UUID, after cuInit. INVALID_ARGUMENT as above; FAILED_PRECONDITION
+// GPU_NOT_VISIBLE, saying what is visible and what to do.
+absl::StatusOr<CudaDevice> FindCudaDevice(const CudaDriver& driver, absl::string_view uuid);
+
+// Whether a context beside those of trainers can work on it. FAILED_PRECONDITION:
+//   GPU_EXCLUSIVE    compute mode EXCLUSIVE_PROCESS without MPS, or PROHIBITED
+//   GPU_UNSUPPORTED  it lacks 64-bit stream memory operations or unified addressing, or is older
+//                    than compute capability 8.0
+absl::Status CheckCudaDeviceUsable(const CudaDriver& driver, const CudaDevice& device);
+
+}  // namespace gradsync
+
+#endif  // DAEMON_CUDA_CUDA_DEVICE_H_

@@ -1,0 +1,58 @@
+#include "daemon/cuda/cuda_driver.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
+#include "daemon/cuda/cuda_errors.h"
+#include "daemon/cuda/shared_library.h"
+
+namespace gradsync {
+namespace {
+
+absl::Status TooOld(const SharedLibrary& library, absl::string_view what) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "CUDA_DRIVER_TOO_OLD",
+                   absl::StrCat(library.path(), " has no ", what,
+                                ": gradsync needs a driver for CUDA 12.0 or newer"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<const CudaDriver>> CudaDriver::Open(const std::string& path) {
+  const auto library = SharedLibrary::Open(path);
+  if (!library.ok()) {
+    return MakeError(absl::StatusCode::kNotFound, "CUDA_DRIVER_MISSING",
+                     absl::StrCat("no CUDA driver: ", library.status().message()));
+  }
+  const auto find =
+      reinterpret_cast<decltype(&::cuGetProcAddress)>(library->Find("cuGetProcAddress_v2"));
+  if (find == nullptr) return TooOld(*library, "cuGetProcAddress_v2");
+
+  auto driver = std::unique_ptr<CudaDriver>(new CudaDriver);
+  std::vector<std::string> missing;
+  // CUDA_VERSION: the signatures are those of the headers.
+#define GRADSYNC_FIND_CUDA_FUNCTION(name)                                          \
+  {                                                                                \
+    void* address = nullptr;                                                       \
+    const CUresult result =                                                        \
+        find(#name, &address, CUDA_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, nullptr); \
+    if (result != CUDA_SUCCESS || address == nullptr) missing.emplace_back(#name); \
+    driver->name.function_ = reinterpret_cast<decltype(&::name)>(address);         \
+  }
+  GRADSYNC_CUDA_FUNCTIONS(GRADSYNC_FIND_CUDA_FUNCTION)
+#undef GRADSYNC_FIND_CUDA_FUNCTION
+  if (!missing.empty()) return TooOld(*library, absl::StrJoin(missing, ", "));
+  return driver;
+}
+
+absl::Status CudaDriver::StatusOf(CUresult result, const char* call) const {
+  if (result == CUDA_SUCCESS) return absl::OkStatus();
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (cuGetErrorName.Result(result, &name) != CUDA_SUCCESS || name == nullptr) name = "CUDA error";
+  if (cuGetErrorString.Result(result, &text) != CUDA_SUCCESS || text == nullptr) text = "unknown";
+  return StatusOfCuda(result, call, name, text);
+}
+
+}  // namespace gradsync

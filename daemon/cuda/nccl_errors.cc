@@ -1,0 +1,28 @@
+#include "daemon/cuda/nccl_errors.h"
+
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+
+namespace gradsync {
+
+absl::Status StatusOfNccl(ncclResult_t result, absl::string_view call, absl::string_view text,
+                          absl::string_view last_error) {
+  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
+  std::string message = absl::StrCat(call, ": ", text);
+  last_error = absl::StripAsciiWhitespace(last_error);
+  if (!last_error.empty()) absl::StrAppend(&message, " (", last_error, ")");
+  switch (result) {
+    case ncclRemoteError:
+    case ncclSystemError:
+      return MakeError(absl::StatusCode::kUnavailable, "NCCL_PEER_LOST", message);
+    case ncclUnhandledCudaError:
+      return MakeError(absl::StatusCode::kUnavailable, "NCCL_CUDA_ERROR", message);
+    default:
+      return MakeError(absl::StatusCode::kInternal, "NCCL_ERROR", message);
+  }
+}
+
+}  // namespace gradsync
