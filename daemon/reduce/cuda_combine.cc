@@ -1,0 +1,124 @@
+#include "daemon/reduce/cuda_combine.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/reduce/cuda_kernels.h"
+
+namespace gradsync {
+namespace {
+
+// 2048 threads are what a multiprocessor holds.
+constexpr std::uint32_t kBlocksPerMultiprocessor = 2048 / kCudaBlockThreads;
+constexpr std::size_t kVectorBytes = 16;
+
+constexpr std::pair<DataType, const char*> kSuffixes[] = {
+    {DataType::kFloat32, "f32"},
+    {DataType::kFloat64, "f64"},
+    {DataType::kFloat16, "f16"},
+    {DataType::kBfloat16, "bf16"},
+};
+
+void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaCombine>> CudaCombine::Load(const CudaDriver* driver,
+                                                               CUdevice device) {
+  int multiprocessors = 0;
+  if (const absl::Status status = driver->cuDeviceGetAttribute(
+          &multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+      !status.ok()) {
+    return status;
+  }
+  const auto wanted = static_cast<std::uint32_t>(multiprocessors) * kBlocksPerMultiprocessor;
+  auto combine = std::unique_ptr<CudaCombine>(
+      new CudaCombine(driver, std::clamp<std::uint32_t>(wanted, 1, kMaxCudaBlocks)));
+  if (const absl::Status status = combine->LoadKernels(); !status.ok()) return status;
+  return combine;
+}
+
+CudaCombine::CudaCombine(const CudaDriver* driver, std::uint32_t max_blocks)
+    : driver_(driver), max_blocks_(max_blocks) {}
+
+CudaCombine::~CudaCombine() {
+  if (module_ != nullptr) driver_->cuModuleUnload.Result(module_);
+}
+
+absl::Status CudaCombine::LoadKernels() {
+  absl::Status status = driver_->cuModuleLoadData(&module_, gradsync_cuda_fatbin);
+  const auto load = [&](const std::string& name, CUfunction* kernel) {
+    if (status.ok()) status = driver_->cuModuleGetFunction(kernel, module_, name.c_str());
+    if (status.ok()) status = driver_->cuFuncLoad(*kernel);
+  };
+  for (const auto& [dtype, suffix] : kSuffixes) {
+    Kernels& kernels = kernels_[static_cast<std::size_t>(dtype)];
+    load(absl::StrCat("gradsync_combine_", suffix), &kernels.combine);
+    load(absl::StrCat("gradsync_write_back_", suffix), &kernels.write_back);
+  }
+  return status;
+}
+
+std::uint32_t CudaCombine::Blocks(DataType dtype, std::size_t count) const {
+  const std::size_t per_block = kCudaBlockThreads * (kVectorBytes / ItemSize(dtype));
+  const std::size_t blocks = (count + per_block - 1) / per_block;
+  return static_cast<std::uint32_t>(std::clamp<std::size_t>(blocks, 1, max_blocks_));
+}
+
+absl::Status CudaCombine::Launch(CUfunction kernel, std::uint32_t blocks, CUstream stream,
+                                 void* arguments) const {
+  void* parameters[] = {arguments};
+  return driver_->cuLaunchKernel(kernel, blocks, 1, 1, kCudaBlockThreads, 1, 1, 0, stream,
+                                 parameters, nullptr);
+}
+
+absl::Status CudaCombine::Combine(CUstream stream, DataType dtype,
+                                  absl::Span<const CUdeviceptr> sources, std::size_t count,
+                                  std::uint32_t void_contributions,
+                                  const CudaStaging& staging) const {
+  const Kernels& kernels = kernels_[static_cast<std::size_t>(dtype)];
+  std::size_t taken = 0;
+  do {
+    CombineArguments arguments{};
+    while (taken < sources.size() && arguments.source_count < kMaxCudaBuffers) {
+      arguments.sources[arguments.source_count++] = Pointer(sources[taken++]);
+    }
+    arguments.staging = Pointer(staging.address);
+    arguments.count = count;
+    arguments.accumulate = taken > kMaxCudaBuffers ? 1 : 0;
+    arguments.wide = staging.dtype != dtype ? 1 : 0;
+    arguments.void_contributions = void_contributions;
+    const absl::Status status = Launch(kernels.combine, Blocks(dtype, count), stream, &arguments);
+    if (!status.ok()) return status;
+  } while (taken < sources.size());
+  return absl::OkStatus();
+}
+
+absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaStaging& staging,
+                                    std::size_t count, double scale,
+                                    absl::Span<const CUdeviceptr> destinations, CUdeviceptr numbers,
+                                    CUdeviceptr void_flag) const {
+  const Kernels& kernels = kernels_[static_cast<std::size_t>(dtype)];
+  std::size_t given = 0;
+  do {
+    WriteBackArguments arguments{};
+    arguments.staging = Pointer(staging.address);
+    arguments.count = count;
+    arguments.scale = scale;
+    // Every launch writes the same elements: one of them measures.
+    arguments.numbers = given == 0 ? static_cast<BucketNumbers*>(Pointer(numbers)) : nullptr;
+    arguments.void_flag = static_cast<float*>(Pointer(void_flag));
+    arguments.wide = staging.dtype != dtype ? 1 : 0;
+    while (given < destinations.size() && arguments.destination_count < kMaxCudaBuffers) {
+      arguments.destinations[arguments.destination_count++] = Pointer(destinations[given++]);
+    }
+    const absl::Status status =
+        Launch(kernels.write_back, Blocks(dtype, count), stream, &arguments);
+    if (!status.ok()) return status;
+  } while (given < destinations.size());
+  return absl::OkStatus();
+}
+
+}  // namespace gradsync
