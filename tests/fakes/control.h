@@ -1,0 +1,69 @@
+// A fake machine with GPUs for one test, and the test's view of it: faults, counters, the journal,
+// device memory. tests/fakes/README.md says what the fakes model.
+//
+//   FakeMachine machine({.gpus = ...});
+//   ChildProcess daemon({... , machine.Environment()});
+//   machine.Inject("cuMemCreate 1 error 2");
+//   ...
+//   EXPECT_EQ(machine.DeviceBytes(0), before);
+//   EXPECT_THAT(machine.Violations(), IsEmpty());
+
+#ifndef TESTS_FAKES_CONTROL_H_
+#define TESTS_FAKES_CONTROL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/fakes/machine/machine_description.h"
+#include "tests/fakes/machine/state_folder.h"
+
+namespace gradsync::fakes {
+
+// A machine with `gpus` GPUs, all defaults.
+MachineDescription MachineWithGpus(int gpus);
+
+// The state folder is made in /dev/shm and removed with the object. Thread-safe.
+class FakeMachine {
+ public:
+  explicit FakeMachine(const MachineDescription& machine);
+  // The one that this process's environment names; it stays when the object goes.
+  FakeMachine();
+  ~FakeMachine();
+  FakeMachine(const FakeMachine&) = delete;
+  FakeMachine& operator=(const FakeMachine&) = delete;
+
+  // "NAME=VALUE" for processes that shall be on this machine.
+  std::string Environment() const;
+  // Adds a rule as fault_rules.h says. Processes see it at their next call.
+  void Inject(const std::string& rule);
+  // Takes all rules away; calls that hang go on.
+  void ClearFaults();
+
+  // How often `function` was called: by all processes so far, or by one.
+  std::uint64_t Calls(const std::string& function, int pid = 0) const;
+
+  // What lives on a GPU, contexts included; with SIGKILLed processes' memory gone as soon as
+  // nobody else has it mapped or open.
+  std::size_t DeviceBytes(std::uint32_t gpu) const;
+
+  std::vector<std::string> Journal(const std::string& kind) const;
+  // Undefined behaviour that was seen: races, freed memory, sticky errors.
+  std::vector<std::string> Violations() const { return Journal(kViolation); }
+  // Waits until a line of `kind` that contains `text` has come; false after `patience_ms`.
+  bool AwaitJournal(const std::string& kind, const std::string& text, int patience_ms) const;
+
+ private:
+  void PublishFaults();
+
+  bool owned_ = false;
+  std::string path_;
+  std::unique_ptr<StateFolder> folder_;
+  std::string faults_;
+};
+
+}  // namespace gradsync::fakes
+
+#endif  // TESTS_FAKES_CONTROL_H_

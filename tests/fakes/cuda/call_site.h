@@ -1,0 +1,43 @@
+// What every call of the driver has in common: it is counted, may meet an injected fault, and is
+// refused without cuInit, in a forked child, after a sticky error, or without a current context.
+
+#ifndef TESTS_FAKES_CUDA_CALL_SITE_H_
+#define TESTS_FAKES_CUDA_CALL_SITE_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "tests/fakes/cuda/driver.h"
+
+namespace gradsync::fakes {
+
+// What a function wants to be there before it does anything.
+enum class Needs { kNothing, kInit, kContext };
+
+// One static object per exported function. Thread-safe.
+class CallSite {
+ public:
+  explicit CallSite(const char* function);
+
+  // Runs `body`, a CUresult(), unless the call is refused. The sticky error comes before the
+  // body's own result.
+  template <typename Body>
+  CUresult Run(Needs needs, Body body) {
+    const CUresult refusal = Enter(needs);
+    if (refusal != CUDA_SUCCESS) return refusal;
+    const CUresult result = body();
+    if (needs == Needs::kNothing) return result;
+    const CUresult fault = Driver::Get()->fault.Get();
+    return fault != CUDA_SUCCESS ? fault : result;
+  }
+
+ private:
+  CUresult Enter(Needs needs);
+
+  const char* const function_;
+  std::atomic<std::uint64_t>* calls_ = nullptr;
+};
+
+}  // namespace gradsync::fakes
+
+#endif  // TESTS_FAKES_CUDA_CALL_SITE_H_

@@ -1,0 +1,174 @@
+#include "tests/fakes/cuda/kernels.h"
+
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "daemon/reduce/cuda_kernels.h"
+#include "tests/reduce/half_reference.h"
+
+namespace gradsync::fakes {
+namespace {
+
+// The types of a bucket: how an element is stored and in which type it is added and scaled.
+struct Float32 {
+  using Stored = float;
+  using Work = float;
+  static Work Widen(Stored value) { return value; }
+  static Stored Narrow(Work value) { return value; }
+};
+struct Float64 {
+  using Stored = double;
+  using Work = double;
+  static Work Widen(Stored value) { return value; }
+  static Stored Narrow(Work value) { return value; }
+};
+struct Float16 {
+  using Stored = std::uint16_t;
+  using Work = float;
+  static Work Widen(Stored value) { return static_cast<float>(Float16Value(value)); }
+  static Stored Narrow(Work value) { return NearestFloat16(value); }
+};
+struct Bfloat16 {
+  using Stored = std::uint16_t;
+  using Work = float;
+  static Work Widen(Stored value) { return static_cast<float>(Bfloat16Value(value)); }
+  static Stored Narrow(Work value) { return NearestBfloat16(value); }
+};
+
+CUdeviceptr Address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+// Kernels take their arguments from memory that need not be aligned for them.
+template <typename Arguments>
+Arguments Read(const void* arguments) {
+  Arguments read;
+  std::memcpy(&read, arguments, sizeof(read));
+  return read;
+}
+
+// Staging has one element more than the bucket.
+template <typename Type>
+std::size_t StagingBytes(std::uint64_t count, std::uint32_t wide) {
+  return (count + 1) * (wide != 0 ? sizeof(float) : sizeof(typename Type::Stored));
+}
+
+template <typename Type>
+std::vector<Access> CombineBuffers(const void* raw, std::uint32_t) {
+  const auto arguments = Read<CombineArguments>(raw);
+  std::vector<Access> buffers = {
+      {Address(arguments.staging), StagingBytes<Type>(arguments.count, arguments.wide), true}};
+  for (std::uint32_t i = 0; i < arguments.source_count; ++i) {
+    buffers.push_back(
+        {Address(arguments.sources[i]), arguments.count * sizeof(typename Type::Stored), false});
+  }
+  return buffers;
+}
+
+template <typename Type, typename Staging>
+void CombineInto(const CombineArguments& arguments, const Translation& at) {
+  auto* const staging = static_cast<typename Staging::Stored*>(at(arguments.staging));
+  std::vector<const typename Type::Stored*> sources;
+  for (std::uint32_t i = 0; i < arguments.source_count; ++i) {
+    sources.push_back(static_cast<const typename Type::Stored*>(at(arguments.sources[i])));
+  }
+  using Work = typename Type::Work;
+  for (std::uint64_t i = 0; i < arguments.count; ++i) {
+    Work sum = sources.empty() ? Work(0) : Work(-0.0);
+    if (arguments.accumulate != 0) sum = Staging::Widen(staging[i]);
+    for (const auto* source : sources) sum += Type::Widen(source[i]);
+    staging[i] = Staging::Narrow(sum);
+  }
+  staging[arguments.count] =
+      Staging::Narrow(static_cast<typename Staging::Work>(arguments.void_contributions));
+}
+
+template <typename Type>
+void Combine(const void* raw, std::uint32_t, const Translation& at) {
+  const auto arguments = Read<CombineArguments>(raw);
+  if (arguments.wide != 0 && sizeof(typename Type::Stored) == 2) {
+    CombineInto<Type, std::conditional_t<sizeof(typename Type::Stored) == 2, Float32, Type>>(
+        arguments, at);
+  } else {
+    CombineInto<Type, Type>(arguments, at);
+  }
+}
+
+template <typename Type>
+std::vector<Access> WriteBackBuffers(const void* raw, std::uint32_t blocks) {
+  const auto arguments = Read<WriteBackArguments>(raw);
+  std::vector<Access> buffers = {
+      {Address(arguments.staging), StagingBytes<Type>(arguments.count, arguments.wide), false}};
+  for (std::uint32_t i = 0; i < arguments.destination_count; ++i) {
+    buffers.push_back({Address(arguments.destinations[i]),
+                       arguments.count * sizeof(typename Type::Stored), true});
+  }
+  if (arguments.numbers != nullptr) {
+    buffers.push_back({Address(arguments.numbers), blocks * sizeof(BucketNumbers), true});
+  }
+  return buffers;
+}
+
+template <typename Type, typename Staging>
+void WriteBackFrom(const WriteBackArguments& arguments, std::uint32_t blocks,
+                   const Translation& at) {
+  using Stored = typename Type::Stored;
+  const auto* const staging = static_cast<const typename Staging::Stored*>(at(arguments.staging));
+  std::vector<Stored*> destinations;
+  for (std::uint32_t i = 0; i < arguments.destination_count; ++i) {
+    destinations.push_back(static_cast<Stored*>(at(arguments.destinations[i])));
+  }
+  std::vector<BucketNumbers> numbers(blocks);
+  constexpr std::uint64_t kElements = kVectorBytes / sizeof(Stored);
+  for (std::uint64_t i = 0; i < arguments.count; ++i) {
+    const Stored result = Type::Narrow(Staging::Widen(staging[i]) *
+                                       static_cast<typename Type::Work>(arguments.scale));
+    const double written = Type::Widen(result);
+    // The block that writes this element on the device.
+    BucketNumbers& block = numbers[i / kElements / kCudaBlockThreads % blocks];
+    block.sum_of_squares += written * written;
+    block.non_finite += std::isfinite(written) ? 0 : 1;
+    for (Stored* destination : destinations) destination[i] = result;
+  }
+  if (Staging::Widen(staging[arguments.count]) != 0) {
+    *static_cast<float*>(at(arguments.void_flag)) = 1.0f;
+  }
+  if (arguments.numbers != nullptr) {
+    std::memcpy(at(arguments.numbers), numbers.data(), blocks * sizeof(BucketNumbers));
+  }
+}
+
+template <typename Type>
+void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
+  const auto arguments = Read<WriteBackArguments>(raw);
+  if (arguments.wide != 0 && sizeof(typename Type::Stored) == 2) {
+    WriteBackFrom<Type, std::conditional_t<sizeof(typename Type::Stored) == 2, Float32, Type>>(
+        arguments, blocks, at);
+  } else {
+    WriteBackFrom<Type, Type>(arguments, blocks, at);
+  }
+}
+
+template <typename Type>
+void Add(const std::string& suffix, std::map<std::string, Kernel>* kernels) {
+  (*kernels)["gradsync_combine_" + suffix] = {sizeof(CombineArguments), CombineBuffers<Type>,
+                                              Combine<Type>};
+  (*kernels)["gradsync_write_back_" + suffix] = {sizeof(WriteBackArguments), WriteBackBuffers<Type>,
+                                                 WriteBack<Type>};
+}
+
+}  // namespace
+
+const Kernel* FindKernel(const std::string& name) {
+  static const auto* const kernels = [] {
+    auto* const all = new std::map<std::string, Kernel>;
+    Add<Float32>("f32", all);
+    Add<Float64>("f64", all);
+    Add<Float16>("f16", all);
+    Add<Bfloat16>("bf16", all);
+    return all;
+  }();
+  const auto found = kernels->find(name);
+  return found == kernels->end() ? nullptr : &found->second;
+}
+
+}  // namespace gradsync::fakes

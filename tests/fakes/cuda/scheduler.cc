@@ -1,0 +1,197 @@
+#include "tests/fakes/cuda/scheduler.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <utility>
+
+namespace gradsync::fakes {
+namespace {
+
+std::uint64_t NowNs() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+bool Conflict(const Access& one, const Access& other) {
+  return (one.write || other.write) && one.address < other.address + other.bytes &&
+         other.address < one.address + one.bytes;
+}
+
+bool Conflict(const Operation& one, const Operation& other) {
+  for (const Access& mine : one.accesses) {
+    for (const Access& theirs : other.accesses) {
+      if (Conflict(mine, theirs)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void Scheduler::Start(Timeline* timeline, std::size_t queues) {
+  MutexLock lock(&mutex_);
+  while (timeline->queues_.size() < queues) {
+    auto queue = std::make_unique<Timeline::Queue>();
+    queue->delays.seed(folder_.machine().seed + timeline->queues_.size());
+    std::thread(&Scheduler::Run, this, timeline, queue.get()).detach();
+    timeline->queues_.push_back(std::move(queue));
+  }
+}
+
+Stream* Scheduler::MakeStream(Timeline* timeline, bool blocking, bool legacy) {
+  MutexLock lock(&mutex_);
+  auto stream = std::make_unique<Stream>();
+  stream->timeline = timeline;
+  stream->queue = timeline->streams_made_++ % timeline->queues_.size();
+  stream->blocking = blocking;
+  stream->legacy = legacy;
+  timeline->streams_.insert(stream.get());
+  return stream.release();
+}
+
+void Scheduler::ForgetStream(Stream* stream) {
+  MutexLock lock(&mutex_);
+  stream->timeline->streams_.erase(stream);
+  delete stream;
+}
+
+void Scheduler::Enqueue(Stream* stream, std::shared_ptr<Operation> operation) {
+  MutexLock lock(&mutex_);
+  if (stream->capturing) {
+    operation->done = true;
+    return;
+  }
+  if (stream->last != nullptr) operation->after.push_back(stream->last);
+  for (const Stream* other : stream->timeline->streams_) {
+    // The legacy default stream and all blocking ones wait for each other.
+    const bool ordered = (stream->legacy && other->blocking) || (stream->blocking && other->legacy);
+    if (ordered && other->last != nullptr) operation->after.push_back(other->last);
+  }
+  auto& after = operation->after;
+  after.erase(std::remove_if(after.begin(), after.end(), [](const auto& one) { return one->done; }),
+              after.end());
+  NoteRacesLocked(*stream->timeline, *operation);
+  stream->timeline->pending_.push_back(operation);
+  stream->timeline->queues_[stream->queue]->operations.push_back(operation);
+  stream->last = std::move(operation);
+  changed_.NotifyAll();
+}
+
+bool Scheduler::Capturing(const Stream& stream) {
+  MutexLock lock(&mutex_);
+  return stream.capturing;
+}
+
+void Scheduler::SetCapturing(Stream* stream, bool capturing) {
+  MutexLock lock(&mutex_);
+  stream->capturing = capturing;
+}
+
+std::shared_ptr<Operation> Scheduler::LastOf(const Stream& stream) {
+  MutexLock lock(&mutex_);
+  return stream.last;
+}
+
+bool Scheduler::Done(const Operation& operation) {
+  MutexLock lock(&mutex_);
+  return operation.done;
+}
+
+std::uint64_t Scheduler::DoneNs(const Operation& operation) {
+  MutexLock lock(&mutex_);
+  return operation.done_ns;
+}
+
+void Scheduler::AwaitDone(const std::shared_ptr<Operation>& operation) {
+  MutexLock lock(&mutex_);
+  while (operation != nullptr && !operation->done) changed_.Wait(&mutex_);
+}
+
+void Scheduler::AwaitIdle(const Timeline& timeline) {
+  MutexLock lock(&mutex_);
+  // Only what is there now.
+  const std::vector<std::shared_ptr<Operation>> pending = timeline.pending_;
+  for (const auto& operation : pending) {
+    while (!operation->done) changed_.Wait(&mutex_);
+  }
+}
+
+void Scheduler::AwaitNothing(Operation::Kind kind, const Timeline& timeline,
+                             const std::string& call) {
+  MutexLock lock(&mutex_);
+  const auto blocks = [kind](const auto& operation) { return operation->kind == kind; };
+  bool noted = false;
+  while (std::any_of(timeline.pending_.begin(), timeline.pending_.end(), blocks)) {
+    if (!noted) {
+      folder_.Note(kBlocked,
+                   call + (kind == Operation::Kind::kWordWait ? " behind a parked stream"
+                                                              : " behind a spinning collective"));
+      noted = true;
+    }
+    changed_.Wait(&mutex_);
+  }
+}
+
+void Scheduler::Run(Timeline* timeline, Timeline::Queue* queue) {
+  const int max_delay_us = folder_.machine().max_delay_us;
+  for (;;) {
+    std::shared_ptr<Operation> operation;
+    int delay_us = 0;
+    {
+      MutexLock lock(&mutex_);
+      while (queue->operations.empty()) changed_.Wait(&mutex_);
+      operation = queue->operations.front();
+      for (const auto& earlier : operation->after) {
+        while (!earlier->done) changed_.Wait(&mutex_);
+      }
+      if (max_delay_us > 0) {
+        delay_us = std::uniform_int_distribution<int>(0, max_delay_us)(queue->delays);
+      }
+    }
+    if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+    if (operation->work != nullptr && fault_->Get() == CUDA_SUCCESS) {
+      const CUresult error = operation->work();
+      if (error != CUDA_SUCCESS) fault_->Set(error, operation->name);
+    }
+    // What it holds is let go of here, outside the lock; `work` is not looked at by others.
+    operation->work = nullptr;
+    MutexLock lock(&mutex_);
+    operation->done = true;
+    operation->done_ns = NowNs();
+    operation->after.clear();
+    queue->operations.pop_front();
+    auto& pending = timeline->pending_;
+    pending.erase(std::find(pending.begin(), pending.end(), operation));
+    changed_.NotifyAll();
+  }
+}
+
+void Scheduler::NoteRacesLocked(const Timeline& timeline, const Operation& added) {
+  if (added.accesses.empty()) return;
+  // Everything that `added` comes after, and whether a word it waits for may order more.
+  std::set<const Operation*> before;
+  bool outside_order = false;
+  std::function<void(const Operation&)> visit = [&](const Operation& operation) {
+    for (const auto& earlier : operation.after) {
+      if (!before.insert(earlier.get()).second) continue;
+      outside_order |= earlier->kind == Operation::Kind::kWordWait && !earlier->done;
+      visit(*earlier);
+    }
+  };
+  visit(added);
+  if (outside_order) return;
+  for (const auto& other : timeline.pending_) {
+    if (before.count(other.get()) == 0 && Conflict(added, *other)) {
+      folder_.Note(kViolation, "race: " + added.name + " is not ordered after " + other->name +
+                                   ", which is pending on the same memory");
+    }
+  }
+}
+
+}  // namespace gradsync::fakes

@@ -1,0 +1,78 @@
+#include "tests/fakes/isolated_test.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "tests/fault/deadline.h"
+
+namespace gradsync::fakes {
+namespace {
+
+constexpr char kRoleFlag[] = "--role=";
+constexpr char kIsolatedVariable[] = "GRADSYNC_FAKE_CUDA_ISOLATED";
+
+std::map<std::string, RoleFunction*>& Roles() {
+  static auto* const roles = new std::map<std::string, RoleFunction*>;
+  return *roles;
+}
+
+std::string ThisProgram() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  return length > 0 ? std::string(path, static_cast<std::size_t>(length)) : "";
+}
+
+}  // namespace
+
+bool Isolated() { return std::getenv(kIsolatedVariable) != nullptr; }
+
+bool Succeeds(fault::ChildProcess& process) {
+  const std::optional<int> status = process.Wait(fault::kPatienceMs);
+  if (!status.has_value()) std::fprintf(stderr, "has not ended in time\n");
+  return status.has_value() && WIFEXITED(*status) && WEXITSTATUS(*status) == 0;
+}
+
+void RunIsolated(const std::string& name, const MachineDescription& machine) {
+  const FakeMachine made(machine);
+  // Results and shards are the outer process's.
+  unsetenv("XML_OUTPUT_FILE");
+  unsetenv("TEST_TOTAL_SHARDS");
+  fault::ChildOptions options;
+  options.arguments = {ThisProgram(), "--gtest_filter=" + name, "--gtest_brief=1"};
+  options.environment = {made.Environment(), std::string(kIsolatedVariable) + "=1"};
+  fault::ChildProcess process(options);
+  EXPECT_TRUE(Succeeds(process)) << name;
+}
+
+bool RegisterRole(const std::string& name, RoleFunction* role) {
+  return Roles().emplace(name, role).second;
+}
+
+std::unique_ptr<fault::ChildProcess> StartRole(const std::string& name, std::vector<int> passed,
+                                               std::vector<std::string> environment) {
+  fault::ChildOptions options;
+  options.arguments = {ThisProgram(), kRoleFlag + name};
+  options.environment = std::move(environment);
+  options.passed = std::move(passed);
+  return std::make_unique<fault::ChildProcess>(options);
+}
+
+}  // namespace gradsync::fakes
+
+int main(int argc, char** argv) {
+  using gradsync::fakes::kRoleFlag;
+  constexpr std::size_t kFlagLength = sizeof(kRoleFlag) - 1;
+  if (argc > 1 && std::strncmp(argv[1], kRoleFlag, kFlagLength) == 0) {
+    const auto role = gradsync::fakes::Roles().find(argv[1] + kFlagLength);
+    return role == gradsync::fakes::Roles().end() ? 127 : role->second();
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,31 @@
+// How often this process has called each function of the fakes: a table in the state folder that
+// tests read, also after the process is gone. Thread-safe.
+
+#ifndef TESTS_FAKES_MACHINE_CALL_COUNTS_H_
+#define TESTS_FAKES_MACHINE_CALL_COUNTS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tests/fakes/machine/state_folder.h"
+
+namespace gradsync::fakes {
+
+inline constexpr std::size_t kMaxCountedFunctions = 256;
+
+struct CallCount {
+  char function[56];  // zero-terminated; empty: this entry is free
+  std::atomic<std::uint64_t> calls;
+};
+
+// The counter of `function` in this process's table, valid for ever.
+std::atomic<std::uint64_t>& CallCounter(const StateFolder& folder, const char* function);
+
+// Of all processes, or of one.
+std::uint64_t CallsOf(const StateFolder& folder, const std::string& function, int pid = 0);
+
+}  // namespace gradsync::fakes
+
+#endif  // TESTS_FAKES_MACHINE_CALL_COUNTS_H_
