@@ -44,6 +44,7 @@ void RunIsolated(const std::string& name, const MachineDescription& machine) {
   // Results and shards are the outer process's.
   unsetenv("XML_OUTPUT_FILE");
   unsetenv("TEST_TOTAL_SHARDS");
+  unsetenv("TEST_PREMATURE_EXIT_FILE");
   fault::ChildOptions options;
   options.arguments = {ThisProgram(), "--gtest_filter=" + name, "--gtest_brief=1"};
   options.environment = {made.Environment(), std::string(kIsolatedVariable) + "=1"};

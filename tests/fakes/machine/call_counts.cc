@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "daemon/base/unique_fd.h"
+#include "tests/fakes/machine/shared_file.h"
 
 namespace gradsync::fakes {
 namespace {
@@ -17,7 +18,7 @@ constexpr char kPrefix[] = "calls.";
 constexpr std::size_t kTableBytes = kMaxCountedFunctions * sizeof(CallCount);
 
 std::uint64_t CallsIn(const std::string& path, const std::string& function) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd = OpenShared(path, O_RDONLY);
   if (!fd.valid()) return 0;
   void* const table = mmap(nullptr, kTableBytes, PROT_READ, MAP_SHARED, fd.get(), 0);
   if (table == MAP_FAILED) return 0;
@@ -32,7 +33,7 @@ std::uint64_t CallsIn(const std::string& path, const std::string& function) {
 
 // nullptr if that fails.
 void* MapTable(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  const UniqueFd fd = OpenShared(path, O_RDWR | O_CREAT);
   if (!fd.valid() || ftruncate(fd.get(), kTableBytes) != 0) return nullptr;
   void* const table = mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   return table == MAP_FAILED ? nullptr : table;
@@ -47,7 +48,7 @@ std::atomic<std::uint64_t>& CallCounter(const StateFolder& folder, const char* f
   const std::string path = folder.PathOf(kPrefix + std::to_string(getpid()));
   static void* const table = MapTable(path);
   // Not the descriptor that is mapped: a mapping would keep its lock.
-  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  const UniqueFd fd = OpenShared(path, O_RDWR);
   if (table == nullptr || !fd.valid() || flock(fd.get(), LOCK_EX) != 0) return uncounted;
   auto* const counts = static_cast<CallCount*>(table);
   for (std::size_t i = 0; i < kMaxCountedFunctions; ++i) {

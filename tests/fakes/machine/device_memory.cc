@@ -12,6 +12,8 @@
 #include <string>
 #include <utility>
 
+#include "tests/fakes/machine/shared_file.h"
+
 namespace gradsync::fakes {
 namespace {
 
@@ -31,7 +33,7 @@ void Lock(int fd, int operation) {
 class GpuLock {
  public:
   explicit GpuLock(const std::string& path)
-      : fd_(open((path + "/" + kLockName).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+      : fd_(OpenShared(path + "/" + kLockName, O_RDWR | O_CREAT)) {
     Lock(fd_.get(), LOCK_EX);
   }
 
@@ -55,7 +57,7 @@ std::vector<AllocationHeader> LiveLocked(const std::string& path) {
     const std::string name = entry->d_name;
     if (name[0] == '.' || name == kLockName) continue;
     const std::string file = path + "/" + name;
-    const UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC));
+    const UniqueFd fd = OpenShared(file, O_RDONLY);
     if (!fd.valid()) continue;
     if (flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
       unlink(file.c_str());
@@ -85,8 +87,7 @@ std::shared_ptr<Allocation> Allocation::Create(const StateFolder& folder, std::u
   AllocationHeader header{kMagic, 1, bytes, gpu, kind, getpid(), getuid()};
   UniqueFd fd;
   do {
-    fd = UniqueFd(open((path + "/" + std::to_string(header.id)).c_str(),
-                       O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    fd = OpenShared(path + "/" + std::to_string(header.id), O_RDWR | O_CREAT | O_EXCL);
     if (fd.valid()) break;
     ++header.id;
   } while (errno == EEXIST);
@@ -117,7 +118,7 @@ std::shared_ptr<Allocation> Allocation::Find(const StateFolder& folder, std::uin
   const std::string path = GpuPath(folder, gpu);
   const GpuLock lock(path);
   LiveLocked(path);  // removes it if it is dead
-  UniqueFd fd(open((path + "/" + std::to_string(id)).c_str(), O_RDWR | O_CLOEXEC));
+  UniqueFd fd = OpenShared(path + "/" + std::to_string(id), O_RDWR);
   if (!fd.valid()) return nullptr;
   Lock(fd.get(), LOCK_SH);
   return Adopt(folder, std::move(fd));

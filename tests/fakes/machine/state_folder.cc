@@ -1,6 +1,5 @@
 #include "tests/fakes/machine/state_folder.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "daemon/base/unique_fd.h"
+#include "tests/fakes/machine/shared_file.h"
 
 namespace gradsync::fakes {
 namespace {
@@ -23,7 +23,7 @@ std::string Contents(const std::string& path) {
 }
 
 Board* MapBoard(const std::string& path, int flags) {
-  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0666));
+  const UniqueFd fd = OpenShared(path, O_RDWR | flags);
   if (!fd.valid() || (flags != 0 && ftruncate(fd.get(), sizeof(Board)) != 0)) return nullptr;
   void* const page = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   return page == MAP_FAILED ? nullptr : static_cast<Board*>(page);
@@ -34,7 +34,9 @@ Board* MapBoard(const std::string& path, int flags) {
 std::unique_ptr<StateFolder> StateFolder::Create(const std::string& path,
                                                  const MachineDescription& machine) {
   for (std::size_t gpu = 0; gpu < machine.gpus.size(); ++gpu) {
-    if (mkdir((path + "/gpu" + std::to_string(gpu)).c_str(), 0777) != 0) return nullptr;
+    const std::string memory = path + "/gpu" + std::to_string(gpu);
+    constexpr mode_t kAll = 0777;
+    if (mkdir(memory.c_str(), kAll) != 0 || chmod(memory.c_str(), kAll) != 0) return nullptr;
   }
   Board* const board = MapBoard(path + "/board", O_CREAT | O_EXCL);
   if (board == nullptr) return nullptr;
@@ -68,8 +70,7 @@ StateFolder::~StateFolder() { munmap(board_, sizeof(Board)); }
 
 void StateFolder::Note(const char* kind, const std::string& text) const {
   const std::string line = std::to_string(getpid()) + ' ' + kind + ' ' + text + '\n';
-  const UniqueFd fd(
-      open(PathOf("journal").c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+  const UniqueFd fd = OpenShared(PathOf("journal"), O_WRONLY | O_APPEND | O_CREAT);
   // One write: lines of several processes do not mix.
   if (!fd.valid() || write(fd.get(), line.data(), line.size()) < 0) std::perror("journal");
   board_->journal_lines.fetch_add(1);
