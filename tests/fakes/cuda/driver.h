@@ -12,11 +12,11 @@
 #include "daemon/base/mutex.h"
 #include "tests/fakes/cuda/address_space.h"
 #include "tests/fakes/cuda/cuda_declarations.h"
-#include "tests/fakes/cuda/handle_table.h"
 #include "tests/fakes/cuda/process_fault.h"
 #include "tests/fakes/cuda/scheduler.h"
 #include "tests/fakes/machine/device_memory.h"
 #include "tests/fakes/machine/fault_rules.h"
+#include "tests/fakes/machine/handle_table.h"
 #include "tests/fakes/machine/state_folder.h"
 
 namespace gradsync::fakes {

@@ -3,8 +3,8 @@
 //
 // Thread-safe. Objects stay alive until Remove.
 
-#ifndef TESTS_FAKES_CUDA_HANDLE_TABLE_H_
-#define TESTS_FAKES_CUDA_HANDLE_TABLE_H_
+#ifndef TESTS_FAKES_MACHINE_HANDLE_TABLE_H_
+#define TESTS_FAKES_MACHINE_HANDLE_TABLE_H_
 
 #include <cstdint>
 #include <map>
@@ -58,4 +58,4 @@ class HandleTable {
 
 }  // namespace gradsync::fakes
 
-#endif  // TESTS_FAKES_CUDA_HANDLE_TABLE_H_
+#endif  // TESTS_FAKES_MACHINE_HANDLE_TABLE_H_

@@ -1,0 +1,297 @@
+#include "tests/fakes/nccl/nccl_communicator.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "tests/fakes/nccl/nccl_reduction.h"
+
+namespace gradsync::fakes {
+namespace {
+
+// How often what spins looks at the other ranks.
+constexpr std::chrono::microseconds kSpin(20);
+
+std::size_t BytesOf(const NcclCall& call) {
+  return call.count * NcclTypeBytes(static_cast<ncclDataType_t>(call.datatype));
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(NcclProcess* process, Context* context, int rank, int ranks,
+                                   bool blocking, std::unique_ptr<NcclRendezvous> rendezvous,
+                                   std::shared_ptr<Allocation> footprint)
+    : process_(*process),
+      port_(*process->port()),
+      context_(context),
+      rank_(rank),
+      ranks_(ranks),
+      blocking_(blocking),
+      rendezvous_(std::move(rendezvous)),
+      footprint_(std::move(footprint)),
+      random_(process->folder().machine().seed + static_cast<std::uint64_t>(rank)) {}
+
+ncclResult_t NcclCommunicator::Init() {
+  return Start([this] { return Join(); });
+}
+
+ncclResult_t NcclCommunicator::Finalize() {
+  {
+    MutexLock lock(&mutex_);
+    if (finalized_) return NcclFailure(ncclInvalidArgument, "the communicator is finalized");
+    finalized_ = true;
+  }
+  return Start([this] { return Leave(); });
+}
+
+// In this thread, or for a nonblocking communicator in one of its own.
+ncclResult_t NcclCommunicator::Start(const std::function<ncclResult_t()>& work) {
+  if (blocking_) {
+    const ncclResult_t result = work();
+    if (result != ncclSuccess) SetAsyncError(result);
+    return result;
+  }
+  {
+    MutexLock lock(&mutex_);
+    background_ = true;
+  }
+  std::thread([self = shared_from_this(), work] {
+    const ncclResult_t result = work();
+    if (result != ncclSuccess) self->SetAsyncError(result);
+    MutexLock lock(&self->mutex_);
+    self->background_ = false;
+    self->idle_.NotifyAll();
+  }).detach();
+  return ncclInProgress;
+}
+
+ncclResult_t NcclCommunicator::Join() {
+  // It allocates memory and makes streams.
+  port_.AwaitUnparked(*context_, "ncclCommInitRankConfig");
+  NcclSlot& own = rendezvous_->slot(rank_);
+  if (own.joined.load() != 0) {
+    return NcclFailure(ncclInvalidUsage, "rank " + std::to_string(rank_) + " has joined twice");
+  }
+  own.pid = getpid();
+  own.gpu = port_.GpuOf(*context_);
+  own.ranks = ranks_;
+  own.joined.store(1);
+  if (!SpinUntil([](const NcclSlot& slot) { return slot.joined.load() != 0; })) {
+    return NcclFailure(ncclInternalError, "aborted while ranks join");
+  }
+  for (int i = 0; i < ranks_; ++i) {
+    const NcclSlot& slot = rendezvous_->slot(i);
+    if (slot.ranks != ranks_) {
+      return NcclFailure(ncclInvalidArgument, "ranks disagree on their number");
+    }
+    for (int j = 0; j < i; ++j) {
+      if (rendezvous_->slot(j).gpu != slot.gpu) continue;
+      return NcclFailure(ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(j) +
+                                               " and rank " + std::to_string(i) +
+                                               " both on CUDA device " + std::to_string(slot.gpu));
+    }
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t NcclCommunicator::Leave() {
+  std::shared_ptr<Operation> last;
+  {
+    MutexLock lock(&mutex_);
+    last = last_;
+  }
+  port_.AwaitDone(last);
+  rendezvous_->slot(rank_).leaving.store(1);
+  return SpinUntil([](const NcclSlot& slot) { return slot.leaving.load() != 0; })
+             ? ncclSuccess
+             : NcclFailure(ncclInternalError, "aborted while ranks leave");
+}
+
+ncclResult_t NcclCommunicator::EnsureReady() {
+  if (aborted_.load()) return NcclFailure(ncclInvalidArgument, "the communicator is aborted");
+  if (const ncclResult_t error = async_error_.load(); error != ncclSuccess) return error;
+  MutexLock lock(&mutex_);
+  if (!background_ && late_.empty()) return ncclSuccess;
+  return NcclFailure(ncclInvalidArgument,
+                     "Attempt to use communicator before the previous "
+                     "operation returned ncclSuccess");
+}
+
+ncclResult_t NcclCommunicator::Launch(std::vector<NcclCollective> collectives) {
+  if (blocking_) return LaunchNow(std::move(collectives));
+  MutexLock lock(&mutex_);
+  late_ = std::move(collectives);
+  const int most = std::max(1, process_.folder().machine().late_polls);
+  polls_left_ = std::uniform_int_distribution<int>(1, most)(random_);
+  return ncclInProgress;
+}
+
+ncclResult_t NcclCommunicator::Poll() {
+  if (port_.Faulted()) return ncclUnhandledCudaError;
+  if (const ncclResult_t error = async_error_.load(); error != ncclSuccess) return error;
+  if (process_.folder().machine().nccl_reports_dead_peers && APeerIsDead()) {
+    SetAsyncError(ncclRemoteError);
+    return ncclRemoteError;
+  }
+  std::vector<NcclCollective> due;
+  {
+    MutexLock lock(&mutex_);
+    if (background_) return ncclInProgress;
+    if (late_.empty()) return ncclSuccess;
+    if (--polls_left_ > 0) return ncclInProgress;
+    due = std::move(late_);
+    late_.clear();
+  }
+  const ncclResult_t result = LaunchNow(std::move(due));
+  if (result != ncclSuccess) SetAsyncError(result);
+  return result;
+}
+
+void NcclCommunicator::SetAsyncError(ncclResult_t error) {
+  ncclResult_t none = ncclSuccess;
+  async_error_.compare_exchange_strong(none, error);
+}
+
+ncclResult_t NcclCommunicator::LaunchNow(std::vector<NcclCollective> collectives) {
+  for (const NcclCollective& collective : collectives) {
+    const std::size_t bytes = BytesOf(collective.call);
+    const bool is_reduce = collective.call.kind == NcclCall::Kind::kAllReduce;
+    MutexLock lock(&mutex_);
+    const std::uint64_t sequence = ++launched_;
+    auto launched =
+        port_.Enqueue(context_, collective.stream, is_reduce ? "ncclAllReduce" : "ncclBroadcast",
+                      {{collective.from, bytes, false}, {collective.to, bytes, true}}, last_,
+                      [self = shared_from_this(), sequence, collective] {
+                        return self->Run(sequence, collective);
+                      });
+    if (launched == nullptr) {
+      return NcclFailure(ncclUnhandledCudaError, "the stream cannot take a kernel");
+    }
+    last_ = std::move(launched);
+  }
+  return ncclSuccess;
+}
+
+CUresult NcclCommunicator::Run(std::uint64_t sequence, const NcclCollective& collective) {
+  if (async_error_.load() != ncclSuccess) SpinUntilAborted();
+  if (aborted_.load()) return CUDA_SUCCESS;
+  const std::size_t bytes = BytesOf(collective.call);
+  return bytes == 0 ? CUDA_SUCCESS : Exchange(sequence, collective, bytes);
+}
+
+CUresult NcclCommunicator::Exchange(std::uint64_t sequence, const NcclCollective& collective,
+                                    std::size_t bytes) {
+  NcclSlot& own = rendezvous_->slot(rank_);
+  // The data of the one before is read by everybody.
+  if (!SpinUntil([=](const NcclSlot& slot) { return slot.finished.load() + 1 >= sequence; })) {
+    return CUDA_SUCCESS;
+  }
+  {
+    const NcclRendezvous::Data data(*rendezvous_, rank_, bytes, true);
+    if (data.get() == nullptr || !port_.Read(*context_, collective.from, data.get(), bytes)) {
+      return CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+  }
+  own.call = collective.call;
+  own.launched.store(sequence);
+  if (!SpinUntil([=](const NcclSlot& slot) { return slot.launched.load() >= sequence; })) {
+    return CUDA_SUCCESS;
+  }
+  std::vector<std::unique_ptr<NcclRendezvous::Data>> all;
+  std::vector<const void*> contributions;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rendezvous_->slot(rank).call != collective.call) {
+      process_.folder().Note(kViolation, "ranks " + std::to_string(rank_) + " and " +
+                                             std::to_string(rank) + " differ in collective " +
+                                             std::to_string(sequence));
+      SetAsyncError(ncclInternalError);
+      SpinUntilAborted();
+      return CUDA_SUCCESS;
+    }
+    all.push_back(std::make_unique<NcclRendezvous::Data>(*rendezvous_, rank, bytes, false));
+    contributions.push_back(all.back()->get());
+  }
+  std::vector<char> result(bytes);
+  if (collective.call.kind == NcclCall::Kind::kAllReduce) {
+    NcclReduce(static_cast<ncclDataType_t>(collective.call.datatype),
+               static_cast<ncclRedOp_t>(collective.call.operation), contributions,
+               collective.call.count, result.data());
+  } else {
+    std::memcpy(result.data(), contributions[collective.call.root], bytes);
+  }
+  own.finished.store(sequence);
+  return port_.Write(*context_, result.data(), collective.to, bytes) ? CUDA_SUCCESS
+                                                                     : CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+bool NcclCommunicator::SpinUntil(const std::function<bool(const NcclSlot&)>& reached) {
+  for (;;) {
+    int count = 0;
+    for (int rank = 0; rank < ranks_; ++rank) count += reached(rendezvous_->slot(rank)) ? 1 : 0;
+    if (count == ranks_) return true;
+    if (aborted_.load() || port_.Faulted()) return false;
+    std::this_thread::sleep_for(kSpin);
+  }
+}
+
+void NcclCommunicator::SpinUntilAborted() {
+  while (!aborted_.load() && !port_.Faulted()) std::this_thread::sleep_for(kSpin);
+}
+
+bool NcclCommunicator::APeerIsDead() const {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const NcclSlot& slot = rendezvous_->slot(rank);
+    if (slot.joined.load() != 0 && slot.leaving.load() == 0 && kill(slot.pid, 0) != 0 &&
+        errno == ESRCH) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void NcclCommunicator::Register(const void* buffer, std::size_t bytes) {
+  MutexLock lock(&mutex_);
+  registered_[reinterpret_cast<CUdeviceptr>(buffer)] = bytes;
+}
+
+bool NcclCommunicator::Deregister(const void* buffer) {
+  MutexLock lock(&mutex_);
+  return registered_.erase(reinterpret_cast<CUdeviceptr>(buffer)) > 0;
+}
+
+bool NcclCommunicator::IsRegistered(CUdeviceptr address, std::size_t bytes) {
+  MutexLock lock(&mutex_);
+  return std::any_of(registered_.begin(), registered_.end(), [=](const auto& entry) {
+    return address >= entry.first && address + bytes <= entry.first + entry.second;
+  });
+}
+
+void NcclCommunicator::FlagAbort() {
+  if (inside.load() > 0) {
+    process_.folder().Note(kViolation, "ncclCommAbort while another thread is inside NCCL");
+  }
+  aborted_.store(true);
+}
+
+void NcclCommunicator::Reclaim(const char* call) {
+  std::shared_ptr<Operation> last;
+  {
+    MutexLock lock(&mutex_);
+    while (background_) idle_.Wait(&mutex_);
+    late_.clear();
+    last = last_;
+  }
+  // It synchronizes its own stream, which follows the caller's, and frees memory.
+  port_.AwaitUnparked(*context_, call);
+  port_.AwaitDone(last);
+  MutexLock lock(&mutex_);
+  footprint_.reset();
+}
+
+}  // namespace gradsync::fakes

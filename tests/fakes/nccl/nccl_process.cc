@@ -1,0 +1,48 @@
+#include "tests/fakes/nccl/nccl_process.h"
+
+#include <dlfcn.h>
+
+namespace gradsync::fakes {
+namespace {
+
+std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
+
+// As NCCL itself: the driver that is loaded, under whatever path, else the loader's.
+void* DriverLibrary() {
+  static void* const library = [] {
+    void* const loaded = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    return loaded != nullptr ? loaded : dlopen("libcuda.so.1", RTLD_NOW);
+  }();
+  return library;
+}
+
+}  // namespace
+
+NcclProcess* NcclProcess::Get() {
+  static NcclProcess* const process = []() -> NcclProcess* {
+    const StateFolder* const folder = StateFolder::OfThisProcess();
+    return folder == nullptr ? nullptr : new NcclProcess(*folder);
+  }();
+  return process;
+}
+
+NcclPort* NcclProcess::port() {
+  const auto find = reinterpret_cast<NcclPortFunction*>(DriverFunction(kNcclPortSymbol));
+  return find == nullptr ? nullptr : find();
+}
+
+void* NcclProcess::DriverFunction(const char* name) {
+  return DriverLibrary() == nullptr ? nullptr : dlsym(DriverLibrary(), name);
+}
+
+ncclResult_t NcclFailure(ncclResult_t result, const std::string& text) {
+  LastError() = text;
+  return result;
+}
+
+const char* NcclLastError() { return LastError().c_str(); }
+
+}  // namespace gradsync::fakes

@@ -1,0 +1,43 @@
+// What NCCL is in this process: the fake machine and the driver beneath it.
+
+#ifndef TESTS_FAKES_NCCL_NCCL_PROCESS_H_
+#define TESTS_FAKES_NCCL_NCCL_PROCESS_H_
+
+#include <nccl.h>
+
+#include <string>
+
+#include "tests/fakes/cuda/nccl_port.h"
+#include "tests/fakes/machine/fault_rules.h"
+#include "tests/fakes/machine/state_folder.h"
+
+namespace gradsync::fakes {
+
+// One per process, never destroyed. Thread-safe.
+class NcclProcess {
+ public:
+  // nullptr if the environment names no fake machine.
+  static NcclProcess* Get();
+
+  const StateFolder& folder() const { return folder_; }
+  FaultRules& rules() { return rules_; }
+
+  // The driver that the process has loaded, found at the first call; nullptr: none.
+  NcclPort* port();
+  // A function of that driver by its exported name; nullptr: none.
+  void* DriverFunction(const char* name);
+
+ private:
+  explicit NcclProcess(const StateFolder& folder) : folder_(folder), rules_(folder) {}
+
+  const StateFolder& folder_;
+  FaultRules rules_;
+};
+
+// Keeps `text` for ncclGetLastError in this thread, and returns `result`.
+ncclResult_t NcclFailure(ncclResult_t result, const std::string& text);
+const char* NcclLastError();
+
+}  // namespace gradsync::fakes
+
+#endif  // TESTS_FAKES_NCCL_NCCL_PROCESS_H_
