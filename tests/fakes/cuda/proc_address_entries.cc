@@ -18,11 +18,11 @@ struct Variant {
 };
 
 // Checks that the function has the type that CUDA gives to this variant.
-#define VARIANT(name, version, function) \
-  VARIANT_OF_TYPE(name, version, function, PFN_##name##_v##version)
-#define VARIANT_OF_TYPE(name, version, function, Type)                                       \
+// The name is used by # and ## alone: cuda.h defines most plain names to be others.
+#define VARIANT(name, version, function)                                                     \
   [] {                                                                                       \
-    static_assert(std::is_same_v<decltype(&function), Type>, "not the signature of " #name); \
+    static_assert(std::is_same_v<decltype(&function), PFN_##name##_v##version>,              \
+                  "not the signature of " #name);                                            \
     return Variant{#name, version, reinterpret_cast<void*>(&function)};                      \
   }()
 
