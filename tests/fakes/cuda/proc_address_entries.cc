@@ -2,8 +2,6 @@
 // built for. It gives the newest variant up to that version, even where that has other parameters
 // (cuCtxSynchronize, cuCtxGetDevice and cuStreamGetCtx of 12.5 and 13.0), and no names with "_v2".
 
-#include <cudaTypedefs.h>
-
 #include <cstring>
 #include <type_traits>
 
@@ -18,7 +16,6 @@ struct Variant {
 };
 
 // Checks that the function has the type that CUDA gives to this variant.
-// The name is used by # and ## alone: cuda.h defines most plain names to be others.
 #define VARIANT(name, version, function)                                                     \
   [] {                                                                                       \
     static_assert(std::is_same_v<decltype(&function), PFN_##name##_v##version>,              \

@@ -1,0 +1,203 @@
+// The product's kernels on the CPU, and how launches fail.
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "daemon/reduce/cuda_kernels.h"
+#include "tests/fakes/cuda_process.h"
+#include "tests/fakes/isolated_test.h"
+#include "tests/reduce/half_reference.h"
+
+namespace gradsync::fakes {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr std::uint32_t kFatBinary[4] = {0xBA55ED50};
+constexpr std::uint32_t kBlocks = 3;
+
+CUfunction Kernel(const char* name) {
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  CUDA_OK(cuModuleLoadData(&module, kFatBinary));
+  CUDA_OK(cuModuleGetFunction(&function, module, name));
+  CUDA_OK(cuFuncLoad(function));
+  return function;
+}
+
+template <typename Arguments>
+CUresult Launch(CUfunction function, Arguments arguments, CUstream stream) {
+  void* parameters[] = {&arguments};
+  return cuLaunchKernel(function, kBlocks, 1, 1, kCudaBlockThreads, 1, 1, 0, stream, parameters,
+                        nullptr);
+}
+
+// Device memory that holds `values`.
+template <typename T>
+void* Device(const std::vector<T>& values, CUstream stream) {
+  CUdeviceptr address = 0;
+  CUDA_OK(cuMemAlloc(&address, values.size() * sizeof(T)));
+  CUDA_OK(cuMemcpyHtoDAsync(address, values.data(), values.size() * sizeof(T), stream));
+  CUDA_OK(cuStreamSynchronize(stream));
+  return reinterpret_cast<void*>(address);
+}
+
+template <typename T>
+std::vector<T> Host(const void* from, std::size_t count, CUstream stream) {
+  std::vector<T> values(count);
+  CUDA_OK(cuMemcpyDtoHAsync(values.data(), reinterpret_cast<CUdeviceptr>(from), count * sizeof(T),
+                            stream));
+  return values;
+}
+
+ISOLATED_TEST(Kernels, CombineAddsInOrderAndCountsVoidContributions, MachineWithGpus(1)) {
+  EnterContext();
+  const CUstream stream = MakeStream();
+  CombineArguments arguments{};
+  arguments.sources[0] = Device<float>({1, 2, 3}, stream);
+  arguments.sources[1] = Device<float>({10, 20, 30}, stream);
+  arguments.staging = Device<float>({100, 100, 100, 100}, stream);
+  arguments.count = 3;
+  arguments.source_count = 2;
+  arguments.void_contributions = 1;
+  const CUfunction combine = Kernel("gradsync_combine_f32");
+  CUDA_OK(Launch(combine, arguments, stream));
+  EXPECT_THAT(Host<float>(arguments.staging, 4, stream), ElementsAre(11, 22, 33, 1));
+  arguments.accumulate = 1;
+  arguments.source_count = 1;
+  arguments.void_contributions = 0;
+  CUDA_OK(Launch(combine, arguments, stream));
+  EXPECT_THAT(Host<float>(arguments.staging, 4, stream), ElementsAre(12, 24, 36, 0));
+  EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
+}
+
+// 256 + 1 is not a bfloat16: only what is added in float32 comes out right.
+ISOLATED_TEST(Kernels, SixteenBitTypesAreAddedInFloat32, MachineWithGpus(1)) {
+  EnterContext();
+  const CUstream stream = MakeStream();
+  CombineArguments arguments{};
+  arguments.sources[0] = Device<std::uint16_t>({NearestBfloat16(256)}, stream);
+  arguments.sources[1] = Device<std::uint16_t>({NearestBfloat16(1)}, stream);
+  arguments.sources[2] = Device<std::uint16_t>({NearestBfloat16(1)}, stream);
+  arguments.count = 1;
+  arguments.source_count = 3;
+  arguments.staging = Device<std::uint16_t>({0, 0}, stream);
+  CUDA_OK(Launch(Kernel("gradsync_combine_bf16"), arguments, stream));
+  EXPECT_THAT(Host<std::uint16_t>(arguments.staging, 2, stream),
+              ElementsAre(NearestBfloat16(258), 0));
+  arguments.wide = 1;
+  arguments.staging = Device<float>({0, 0}, stream);
+  arguments.source_count = 2;
+  CUDA_OK(Launch(Kernel("gradsync_combine_bf16"), arguments, stream));
+  EXPECT_THAT(Host<float>(arguments.staging, 2, stream), ElementsAre(257, 0));
+}
+
+ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
+  EnterContext();
+  const CUstream stream = MakeStream();
+  const float infinity = std::numeric_limits<float>::infinity();
+  WriteBackArguments arguments{};
+  arguments.staging = Device<float>({2, 4, infinity, 1}, stream);
+  arguments.destinations[0] = Device<float>({0, 0, 0}, stream);
+  arguments.destinations[1] = Device<float>({0, 0, 0}, stream);
+  arguments.destination_count = 2;
+  arguments.count = 2;
+  arguments.scale = 0.5;
+  arguments.numbers = static_cast<BucketNumbers*>(
+      Device<BucketNumbers>(std::vector<BucketNumbers>(kBlocks), stream));
+  arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
+  const CUfunction write_back = Kernel("gradsync_write_back_f32");
+  CUDA_OK(Launch(write_back, arguments, stream));
+  for (const void* destination : {arguments.destinations[0], arguments.destinations[1]}) {
+    EXPECT_THAT(Host<float>(destination, 3, stream), ElementsAre(1, 2, 0));
+  }
+  const auto numbers = Host<BucketNumbers>(arguments.numbers, kBlocks, stream);
+  EXPECT_EQ(numbers[0].sum_of_squares, 5);
+  EXPECT_EQ(numbers[0].non_finite, 0u);
+  EXPECT_EQ(numbers[1].sum_of_squares, 0);
+  // What stands behind the elements is the number of void contributions.
+  EXPECT_THAT(Host<float>(arguments.void_flag, 1, stream), ElementsAre(1));
+  arguments.count = 3;
+  CUDA_OK(Launch(write_back, arguments, stream));
+  EXPECT_EQ(Host<BucketNumbers>(arguments.numbers, 1, stream)[0].non_finite, 1u);
+}
+
+ISOLATED_TEST(Launch, UnalignedMemoryIsASticky, MachineWithGpus(1)) {
+  EnterContext();
+  const CUstream stream = MakeStream();
+  CombineArguments arguments{};
+  char* const staging = static_cast<char*>(Device<float>(std::vector<float>(8), stream));
+  arguments.staging = staging + sizeof(float);
+  arguments.count = 1;
+  CUDA_OK(Launch(Kernel("gradsync_combine_f32"), arguments, stream));
+  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_MISALIGNED_ADDRESS);
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_MISALIGNED_ADDRESS);
+}
+
+ISOLATED_TEST(Launch, BeyondABufferIsIllegal, MachineWithGpus(1)) {
+  EnterContext();
+  const CUstream stream = MakeStream();
+  const Mapped mapped = MakeMapped(2 * kMebibyte);
+  CombineArguments arguments{};
+  arguments.staging = reinterpret_cast<void*>(mapped.address);
+  // Staging has one element more than that.
+  arguments.count = mapped.bytes / sizeof(float);
+  CUDA_OK(Launch(Kernel("gradsync_combine_f32"), arguments, stream));
+  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+ISOLATED_TEST(Launch, HostMemoryIsIllegal, MachineWithGpus(1)) {
+  EnterContext();
+  const CUstream stream = MakeStream();
+  alignas(16) float host[4] = {};
+  CombineArguments arguments{};
+  arguments.staging = host;
+  arguments.count = 1;
+  CUDA_OK(Launch(Kernel("gradsync_combine_f32"), arguments, stream));
+  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+ISOLATED_TEST(Launch, WantsAnImageAKernelAndAModule, MachineWithGpus(1)) {
+  EnterContext();
+  const char text[] = "no image at all";
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  EXPECT_EQ(cuModuleLoadData(&module, text), CUDA_ERROR_INVALID_IMAGE);
+  CUDA_OK(cuModuleLoadData(&module, kFatBinary));
+  EXPECT_EQ(cuModuleGetFunction(&function, module, "no_kernel"), CUDA_ERROR_NOT_FOUND);
+  CUDA_OK(cuModuleGetFunction(&function, module, "gradsync_combine_f32"));
+  CUDA_OK(cuModuleUnload(module));
+  EXPECT_EQ(Launch(function, CombineArguments{}, MakeStream()), CUDA_ERROR_INVALID_HANDLE);
+}
+
+// Two buckets of one step on two streams may overlap, the same bucket may not.
+ISOLATED_TEST(Launch, KernelsOnTheSameBufferNeedAnOrder, MachineWithGpus(1)) {
+  EnterContext();
+  const CUstream first = MakeStream(), second = MakeStream();
+  const CUfunction combine = Kernel("gradsync_combine_f32");
+  Word word;
+  CombineArguments arguments{};
+  arguments.staging = Device<float>({0, 0}, first);
+  arguments.count = 1;
+  CombineArguments other = arguments;
+  other.staging = Device<float>({0, 0}, first);
+  CUDA_OK(cuStreamWaitValue64(first, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
+  CUDA_OK(Launch(combine, arguments, first));
+  CUDA_OK(Launch(combine, other, second));
+  EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
+  CUDA_OK(Launch(combine, arguments, second));
+  EXPECT_THAT(FakeMachine().Violations(),
+              ElementsAre(HasSubstr("race: gradsync_combine_f32 is not ordered after")));
+  word.Store(1);
+}
+
+}  // namespace
+}  // namespace gradsync::fakes
