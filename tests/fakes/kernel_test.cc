@@ -180,6 +180,7 @@ ISOLATED_TEST(Launch, WantsAnImageAKernelAndAModule, MachineWithGpus(1)) {
 
 // Two buckets of one step on two streams may overlap, the same bucket may not.
 ISOLATED_TEST(Launch, KernelsOnTheSameBufferNeedAnOrder, MachineWithGpus(1)) {
+  SKIP_UNDER_TSAN();
   EnterContext();
   const CUstream first = MakeStream(), second = MakeStream();
   const CUfunction combine = Kernel("gradsync_combine_f32");

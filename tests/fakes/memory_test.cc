@@ -167,6 +167,20 @@ ISOLATED_TEST(VirtualMemory, UseAfterUnmapIsStickyForTheProcess, MachineWithGpus
   EXPECT_THAT(FakeMachine().Violations(), ElementsAre(HasSubstr("sticky error 700")));
 }
 
+ISOLATED_TEST(VirtualMemory, UnmappingWhatIsInUseIsAViolation, MachineWithGpus(1)) {
+  EnterContext();
+  const CUstream stream = MakeStream();
+  const Mapped mapped = MakeMapped(kBytes);
+  Word word;
+  CUDA_OK(cuStreamWaitValue64(stream, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
+  CUDA_OK(cuMemsetD32Async(mapped.address, kOne, 1, stream));
+  Unmap(mapped);
+  EXPECT_THAT(FakeMachine().Violations(),
+              ElementsAre("cuMemUnmap of memory that cuMemsetD32Async will still touch"));
+  word.Store(1);
+  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
 ISOLATED_TEST(VirtualMemory, BeyondTheEndIsIllegal, MachineWithGpus(1)) {
   EnterContext();
   const CUstream stream = MakeStream();

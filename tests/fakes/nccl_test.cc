@@ -182,6 +182,7 @@ ISOLATED_TEST(NcclHazard, ACollectiveSpinsUntilAllRanksHaveLaunched, MachineWith
 
 // The sums of both ranks are ordered by nothing but the stream.
 ISOLATED_TEST(NcclHazard, AMissingWaitForTheCollectiveIsARace, MachineWithGpus(2)) {
+  SKIP_UNDER_TSAN();
   const std::vector<Rank> ranks = JoinedRanks(2);
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
   EXPECT_EQ(Settle(ranks[0].communicator), ncclSuccess);

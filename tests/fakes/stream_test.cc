@@ -65,6 +65,7 @@ ISOLATED_TEST(Event, OrdersTwoStreams, MachineWithGpus(1)) {
 }
 
 ISOLATED_TEST(Event, AMissingWaitIsARace, MachineWithGpus(1)) {
+  SKIP_UNDER_TSAN();
   EnterContext();
   const CUstream writer = MakeStream(), reader = MakeStream();
   const CUdeviceptr values = MakeFloats(1), copy = MakeFloats(1);

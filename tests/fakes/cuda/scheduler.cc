@@ -78,9 +78,10 @@ void Scheduler::Enqueue(Stream* stream, std::shared_ptr<Operation> operation) {
               after.end());
   NoteRacesLocked(*stream->timeline, *operation);
   stream->timeline->pending_.push_back(operation);
-  stream->timeline->queues_[stream->queue]->operations.push_back(operation);
+  Timeline::Queue& queue = *stream->timeline->queues_[stream->queue];
+  queue.operations.push_back(operation);
+  queue.filled.NotifyOne();
   stream->last = std::move(operation);
-  changed_.NotifyAll();
 }
 
 bool Scheduler::Capturing(const Stream& stream) {
@@ -110,7 +111,7 @@ std::uint64_t Scheduler::DoneNs(const Operation& operation) {
 
 void Scheduler::AwaitDone(const std::shared_ptr<Operation>& operation) {
   MutexLock lock(&mutex_);
-  while (operation != nullptr && !operation->done) changed_.Wait(&mutex_);
+  while (operation != nullptr && !operation->done) done_.Wait(&mutex_);
 }
 
 void Scheduler::AwaitIdle(const Timeline& timeline) {
@@ -118,7 +119,7 @@ void Scheduler::AwaitIdle(const Timeline& timeline) {
   // Only what is there now.
   const std::vector<std::shared_ptr<Operation>> pending = timeline.pending_;
   for (const auto& operation : pending) {
-    while (!operation->done) changed_.Wait(&mutex_);
+    while (!operation->done) done_.Wait(&mutex_);
   }
 }
 
@@ -134,7 +135,20 @@ void Scheduler::AwaitNothing(Operation::Kind kind, const Timeline& timeline,
                                                               : " behind a spinning collective"));
       noted = true;
     }
-    changed_.Wait(&mutex_);
+    done_.Wait(&mutex_);
+  }
+}
+
+void Scheduler::NoteUse(const Timeline& timeline, CUdeviceptr address, std::size_t bytes,
+                        const std::string& call) {
+  MutexLock lock(&mutex_);
+  const Access gone{address, bytes, true};
+  for (const auto& operation : timeline.pending_) {
+    for (const Access& access : operation->accesses) {
+      if (!Conflict(gone, access)) continue;
+      folder_.Note(kViolation, call + " of memory that " + operation->name + " will still touch");
+      return;
+    }
   }
 }
 
@@ -145,10 +159,10 @@ void Scheduler::Run(Timeline* timeline, Timeline::Queue* queue) {
     int delay_us = 0;
     {
       MutexLock lock(&mutex_);
-      while (queue->operations.empty()) changed_.Wait(&mutex_);
+      while (queue->operations.empty()) queue->filled.Wait(&mutex_);
       operation = queue->operations.front();
       for (const auto& earlier : operation->after) {
-        while (!earlier->done) changed_.Wait(&mutex_);
+        while (!earlier->done) done_.Wait(&mutex_);
       }
       if (max_delay_us > 0) {
         delay_us = std::uniform_int_distribution<int>(0, max_delay_us)(queue->delays);
@@ -168,7 +182,7 @@ void Scheduler::Run(Timeline* timeline, Timeline::Queue* queue) {
     queue->operations.pop_front();
     auto& pending = timeline->pending_;
     pending.erase(std::find(pending.begin(), pending.end(), operation));
-    changed_.NotifyAll();
+    done_.NotifyAll();
   }
 }
 

@@ -38,6 +38,7 @@ class Timeline {
   friend class Scheduler;
   struct Queue {
     std::deque<std::shared_ptr<Operation>> operations;
+    CondVar filled;
     std::mt19937_64 delays;
   };
   std::vector<std::unique_ptr<Queue>> queues_;
@@ -83,6 +84,10 @@ class Scheduler {
   // `call` says who is blocked, in the journal.
   void AwaitNothing(Operation::Kind kind, const Timeline& timeline, const std::string& call);
 
+  // Notes `call` in the journal if something pending will still touch that memory.
+  void NoteUse(const Timeline& timeline, CUdeviceptr address, std::size_t bytes,
+               const std::string& call);
+
  private:
   void Run(Timeline* timeline, Timeline::Queue* queue);
   void NoteRacesLocked(const Timeline& timeline, const Operation& added)
@@ -91,7 +96,7 @@ class Scheduler {
   const StateFolder& folder_;
   ProcessFault* const fault_;
   Mutex mutex_;
-  CondVar changed_;  // an operation was added or is done
+  CondVar done_;  // an operation is done
 };
 
 }  // namespace gradsync::fakes

@@ -165,7 +165,13 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t of
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
   static CallSite site("cuMemUnmap");
-  return site.Run(Needs::kInit, [&] { return Driver::Get()->addresses.Unmap(address, bytes); });
+  return site.Run(Needs::kInit, [&] {
+    Driver& driver = *Driver::Get();
+    for (const Context& context : driver.contexts) {
+      driver.scheduler.NoteUse(context.timeline, address, bytes, "cuMemUnmap");
+    }
+    return driver.addresses.Unmap(address, bytes);
+  });
 }
 
 CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, std::size_t bytes,
