@@ -1,0 +1,78 @@
+// Device memory that a trainer and a worker share: the buckets of a layout on a GPU.
+
+#ifndef DAEMON_ARENA_CUDA_ARENA_H_
+#define DAEMON_ARENA_CUDA_ARENA_H_
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cuda.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/cuda/cuda_driver.h"
+
+namespace gradsync {
+
+// How a trainer maps an arena.
+enum class CudaSharing : unsigned char {
+  // A descriptor that cuMemImportFromShareableHandle takes. The memory lives until both sides have
+  // unmapped it and the descriptor is closed, so either may go first.
+  kFileDescriptor,
+  // A handle for cuIpcOpenMemHandle: only in the same PID namespace, and the memory must not be
+  // freed
+  // while the trainer has it open.
+  kLegacyIpc,
+};
+
+// An allocation of one GPU, mapped for reading and writing on it, and zero. Only the worker has it,
+// in the context that was current when it was made. Not thread-safe: the issuing thread's.
+//
+// Owns the memory. After kLegacyIpc it may be destroyed only once the trainer has closed it or
+// ended.
+class CudaArena {
+ public:
+  // Allocates at least `bytes`, rounded up to the granularity that the driver recommends. By
+  // virtual memory management if device and driver export its allocations, else by legacy IPC:
+  // sharing() and why_legacy() say so, for log and status. RESOURCE_EXHAUSTED GPU_OUT_OF_MEMORY
+  // with both figures. `stream` zeroes it and is waited for.
+  static absl::StatusOr<std::unique_ptr<CudaArena>> Create(const CudaDriver* driver,
+                                                           CUdevice device, std::size_t bytes,
+                                                           CUstream stream);
+  ~CudaArena();
+  CudaArena(const CudaArena&) = delete;
+  CudaArena& operator=(const CudaArena&) = delete;
+
+  CUdeviceptr address() const { return address_; }
+  std::size_t bytes() const { return bytes_; }
+  CudaSharing sharing() const { return sharing_; }
+  // Empty after kFileDescriptor.
+  const std::string& why_legacy() const { return why_legacy_; }
+
+  // A new descriptor of the memory, closed on exec. Only with kFileDescriptor.
+  absl::StatusOr<UniqueFd> Export() const;
+  // Only with kLegacyIpc.
+  absl::StatusOr<std::array<char, CU_IPC_HANDLE_SIZE>> IpcHandle() const;
+
+ private:
+  CudaArena(const CudaDriver* driver, std::size_t bytes);
+
+  absl::Status Allocate(const CUmemAllocationProp& properties);
+  absl::Status AllocateLegacy();
+  absl::Status Zero(CUstream stream);
+
+  const CudaDriver* const driver_;
+  std::size_t bytes_;
+  CudaSharing sharing_ = CudaSharing::kFileDescriptor;
+  std::string why_legacy_;
+  CUmemGenericAllocationHandle handle_ = 0;
+  bool created_ = false;  // handle_ is one
+  bool mapped_ = false;   // address_ is mapped to it
+  CUdeviceptr address_ = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_ARENA_CUDA_ARENA_H_

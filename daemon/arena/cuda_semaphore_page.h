@@ -1,0 +1,54 @@
+// The timeline semaphores of one session's layout on a GPU (layout in
+// proto/gradsync/shared_memory.h), as a worker has them: host memory that the GPU writes.
+
+#ifndef DAEMON_ARENA_CUDA_SEMAPHORE_PAGE_H_
+#define DAEMON_ARENA_CUDA_SEMAPHORE_PAGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cuda.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/cuda/cuda_driver.h"
+
+namespace gradsync {
+
+// A mapping of the daemon's SemaphorePage, registered with the driver. Not thread-safe: the issuing
+// thread's.
+class CudaSemaphorePage {
+ public:
+  // `memory` is the page's descriptor. INVALID_ARGUMENT if it is too small for `buckets`.
+  static absl::StatusOr<std::unique_ptr<CudaSemaphorePage>> Register(const CudaDriver* driver,
+                                                                     UniqueFd memory,
+                                                                     std::size_t buckets);
+  ~CudaSemaphorePage();
+  CudaSemaphorePage(const CudaSemaphorePage&) = delete;
+  CudaSemaphorePage& operator=(const CudaSemaphorePage&) = delete;
+
+  std::size_t buckets() const { return buckets_; }
+
+  // Whether the trainer's stream has got past its gradients of `bucket` in `step`. The trainer can
+  // write the word at will: nothing but the use of its own gradients may depend on it.
+  bool Ready(std::size_t bucket, std::uint64_t step) const;
+
+  // Where a stream writes the step's number once the bucket is done.
+  CUdeviceptr DoneAddress(std::size_t bucket) const;
+
+ private:
+  CudaSemaphorePage(const CudaDriver* driver, std::size_t buckets, void* address,
+                    std::size_t bytes);
+
+  const CudaDriver* const driver_;
+  const std::size_t buckets_;
+  void* const address_;
+  const std::size_t bytes_;
+  bool registered_ = false;
+  CUdeviceptr device_address_ = 0;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_ARENA_CUDA_SEMAPHORE_PAGE_H_
