@@ -1,0 +1,99 @@
+#include "daemon/worker/message_socket.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+constexpr std::size_t kControlBytes = CMSG_SPACE(MessageSocket::kMaxDescriptors * sizeof(int));
+
+std::vector<UniqueFd> DescriptorsOf(msghdr* header) {
+  std::vector<UniqueFd> descriptors;
+  for (cmsghdr* part = CMSG_FIRSTHDR(header); part != nullptr; part = CMSG_NXTHDR(header, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      descriptors.emplace_back(fd);
+    }
+  }
+  return descriptors;
+}
+
+}  // namespace
+
+absl::StatusOr<std::pair<MessageSocket, MessageSocket>> MessageSocket::Pair() {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return absl::ErrnoToStatus(errno, "socketpair");
+  }
+  return std::make_pair(MessageSocket(UniqueFd(ends[0])), MessageSocket(UniqueFd(ends[1])));
+}
+
+absl::Status MessageSocket::Send(const google::protobuf::MessageLite& message,
+                                 absl::Span<const int> descriptors, Wait wait) const {
+  std::string bytes = message.SerializeAsString();
+  if (bytes.size() > kMaxMessageBytes || descriptors.size() > kMaxDescriptors) {
+    return absl::InvalidArgumentError(absl::StrCat("a message of ", bytes.size(), " bytes and ",
+                                                   descriptors.size(),
+                                                   " descriptors is too large"));
+  }
+  iovec part{bytes.data(), bytes.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) char control[kControlBytes] = {};
+  if (!descriptors.empty()) {
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(descriptors.size() * sizeof(int));
+    cmsghdr* const rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(rights), descriptors.data(), descriptors.size() * sizeof(int));
+  }
+  const int flags = MSG_NOSIGNAL | (wait == Wait::kNo ? MSG_DONTWAIT : 0);
+  ssize_t sent;
+  do {
+    sent = sendmsg(fd_.get(), &header, flags);
+  } while (sent < 0 && errno == EINTR);
+  if (sent >= 0) return absl::OkStatus();
+  if (errno == EAGAIN) return absl::ResourceExhaustedError("the other end's queue is full");
+  if (errno == EPIPE || errno == ECONNRESET) {
+    return absl::UnavailableError("the other end is closed");
+  }
+  return absl::ErrnoToStatus(errno, "sendmsg");
+}
+
+absl::StatusOr<MessageSocket::Received> MessageSocket::Receive() const {
+  Received received;
+  received.bytes.resize(kMaxMessageBytes);
+  iovec part{received.bytes.data(), received.bytes.size()};
+  alignas(cmsghdr) char control[kControlBytes];
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof(control);
+  ssize_t size;
+  do {
+    size = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
+  } while (size < 0 && errno == EINTR);
+  if (size < 0 && errno != ECONNRESET) return absl::ErrnoToStatus(errno, "recvmsg");
+  // No message is empty: every one has an id or a call.
+  received.end = size <= 0;
+  received.bytes.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+  received.descriptors = DescriptorsOf(&header);
+  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    return absl::InternalError("a message was cut");
+  }
+  return received;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,35 @@
+#include "daemon/worker/worker_error.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/error.h"
+
+namespace gradsync {
+
+worker::Error EncodeError(const absl::Status& status) {
+  worker::Error error;
+  error.set_code(static_cast<int>(status.code()));
+  error.set_message(std::string(status.message()));
+  const ErrorDetails details = DetailsOf(status);
+  error.set_reason(details.reason);
+  for (const auto& [key, value] : details.fields) {
+    worker::Error::Field* const field = error.add_fields();
+    field->set_key(key);
+    field->set_value(value);
+  }
+  return error;
+}
+
+absl::Status DecodeError(const worker::Error& error) {
+  std::vector<std::pair<std::string, std::string>> fields;
+  for (const worker::Error::Field& field : error.fields()) {
+    fields.emplace_back(field.key(), field.value());
+  }
+  const auto code = static_cast<absl::StatusCode>(error.code());
+  if (error.reason().empty()) return absl::Status(code, error.message());
+  return MakeError(code, error.reason(), error.message(), fields);
+}
+
+}  // namespace gradsync

@@ -1,0 +1,313 @@
+#include "daemon/worker/worker_process.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/error.h"
+#include "daemon/worker/worker_error.h"
+
+extern char** environ;
+
+namespace gradsync {
+namespace {
+
+constexpr int kMillisecondsToEnd = 1000;
+
+absl::Status Lost(absl::string_view how) {
+  return MakeError(absl::StatusCode::kUnavailable, "WORKER_LOST",
+                   absl::StrCat("the GPU's worker process ", how));
+}
+
+std::uint64_t Ns(absl::Duration duration) {
+  return static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(duration));
+}
+
+// Runs the program with nothing but its standard streams and the socket: no descriptor of the
+// daemon's reaches it, nor its signal mask.
+absl::StatusOr<pid_t> Spawn(const WorkerProcessOptions& options, int socket) {
+  std::vector<char*> environment;
+  for (const std::string& variable : options.environment) {
+    environment.push_back(const_cast<char*>(variable.c_str()));
+  }
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    environment.push_back(*variable);
+  }
+  environment.push_back(nullptr);
+  char name[] = "gradsyncd";
+  std::string argument = kWorkerArgument;
+  char* const arguments[] = {name, argument.data(), nullptr};
+
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, socket, kWorkerSocket);
+  posix_spawn_file_actions_addclosefrom_np(&actions, kWorkerSocket + 1);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t pid = -1;
+  const int error = posix_spawn(&pid, options.program.c_str(), &actions, &attributes, arguments,
+                                environment.data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) {
+    return absl::ErrnoToStatus(error, absl::StrCat("starting ", options.program, " as a worker"));
+  }
+  return pid;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
+    WorkerProcessOptions options, std::function<void(const absl::Status&)> ended) {
+  auto pair = MessageSocket::Pair();
+  if (!pair.ok()) return pair.status();
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
+  const auto pid = Spawn(options, pair->second.fd());
+  if (!pid.ok()) return pid.status();
+  // Not reaped yet, so the pid is still its own.
+  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, *pid, 0)));
+  if (!pidfd.valid()) {
+    const int error = errno;
+    kill(*pid, SIGKILL);
+    waitpid(*pid, nullptr, 0);
+    return absl::ErrnoToStatus(error, "pidfd_open");
+  }
+  return std::unique_ptr<WorkerProcess>(new WorkerProcess(std::move(options), std::move(ended),
+                                                          std::move(pair->first), *pid,
+                                                          std::move(pidfd), std::move(wake)));
+}
+
+WorkerProcess::WorkerProcess(WorkerProcessOptions options,
+                             std::function<void(const absl::Status&)> ended, MessageSocket socket,
+                             pid_t pid, UniqueFd pidfd, UniqueFd wake)
+    : options_(std::move(options)),
+      ended_(std::move(ended)),
+      socket_(std::move(socket)),
+      pid_(pid),
+      pidfd_(std::move(pidfd)),
+      wake_(std::move(wake)),
+      thread_([this] { Watch(); }) {}
+
+WorkerProcess::~WorkerProcess() {
+  {
+    const MutexLock lock(&mutex_);
+    if (!over_) {
+      stopping_ = true;
+      Outgoing stop;
+      stop.call.set_id(++last_id_);
+      stop.call.mutable_stop();
+      queue_.push_back(std::move(stop));
+    }
+  }
+  Wake();
+  thread_.join();
+}
+
+void WorkerProcess::Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) {
+  absl::Status status;
+  {
+    const MutexLock lock(&mutex_);
+    if (over_ || stopping_) {
+      status = why_.ok() ? absl::CancelledError("the worker is stopping") : why_;
+    } else {
+      const std::uint64_t id = ++last_id_;
+      call.set_id(id);
+      status = SendLocked({std::move(call), std::move(descriptors)});
+      if (status.ok()) {
+        if (unanswered_.empty()) {
+          owing_since_ns_ = MonotonicNowNs();
+          Wake();
+        }
+        unanswered_[id] = std::move(answered);
+        return;
+      }
+    }
+  }
+  answered(status);
+}
+
+absl::Status WorkerProcess::SendLocked(Outgoing outgoing) {
+  if (queue_.empty()) {
+    const absl::Status status = Send(outgoing);
+    if (!absl::IsResourceExhausted(status)) return status;
+  }
+  queue_.push_back(std::move(outgoing));
+  Wake();
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::Send(const Outgoing& outgoing) const {
+  std::vector<int> descriptors;
+  for (const UniqueFd& fd : outgoing.descriptors) descriptors.push_back(fd.get());
+  const absl::Status status = socket_.Send(outgoing.call, descriptors, MessageSocket::Wait::kNo);
+  // A closed socket is a worker that ends: its end answers the call.
+  return absl::IsUnavailable(status) ? absl::OkStatus() : status;
+}
+
+void WorkerProcess::Kill(const absl::Status& why) {
+  const MutexLock lock(&mutex_);
+  KillLocked(why);
+}
+
+void WorkerProcess::KillLocked(const absl::Status& why) {
+  if (over_) return;
+  if (why_.ok()) why_ = why;
+  syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
+}
+
+worker::Pong WorkerProcess::memory() const {
+  const MutexLock lock(&mutex_);
+  return memory_;
+}
+
+void WorkerProcess::Wake() const {
+  const std::uint64_t one = 1;
+  // Full only if the thread is woken already.
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+}
+
+void WorkerProcess::Watch() {
+  for (bool open = true;;) {
+    pollfd waited[] = {{pidfd_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}, {-1, POLLIN, 0}};
+    const std::uint64_t now = MonotonicNowNs();
+    int patience_ms = -1;
+    {
+      const MutexLock lock(&mutex_);
+      if (open) waited[2].fd = socket_.fd();
+      if (!queue_.empty()) waited[2].events |= POLLOUT;
+      patience_ms = PatienceLocked(now);
+    }
+    poll(waited, std::size(waited), patience_ms);
+    if (waited[1].revents != 0) {
+      std::uint64_t count;
+      [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
+    }
+    if ((waited[2].revents & ~POLLOUT) != 0) {
+      open = TakeReply();
+      // A process closes its descriptors a moment before its end shows.
+      if (!open && poll(waited, 1, kMillisecondsToEnd) == 0) Kill(Lost("closed its socket"));
+    } else if (waited[0].revents != 0) {
+      break;  // ended, and all that it said is read
+    }
+    const MutexLock lock(&mutex_);
+    while (!queue_.empty() && !absl::IsResourceExhausted(Send(queue_.front()))) queue_.pop_front();
+    WatchLocked(MonotonicNowNs());
+  }
+  const std::string how = Reap();
+  absl::Status why;
+  std::map<std::uint64_t, Answered> unanswered;
+  bool stopped;
+  {
+    const MutexLock lock(&mutex_);
+    over_ = true;
+    stopped = stopping_;
+    if (why_.ok()) {
+      why_ = stopped ? absl::CancelledError("the worker has been stopped") : Lost(how);
+    }
+    why = why_;
+    unanswered.swap(unanswered_);
+  }
+  for (auto& [id, answered] : unanswered) answered(why);
+  if (!stopped) ended_(why);
+}
+
+int WorkerProcess::PatienceLocked(std::uint64_t now_ns) const {
+  std::uint64_t until_ns = UINT64_MAX;
+  if (stop_until_ns_ != 0) until_ns = stop_until_ns_;
+  if (!unanswered_.empty()) {
+    until_ns = std::min(until_ns, SilenceLimitLocked());
+    if (!starting_) until_ns = std::min(until_ns, PingTimeLocked());
+  }
+  if (until_ns == UINT64_MAX) return -1;
+  // Rounded up: a little too late rather than again and again a little too early.
+  return until_ns <= now_ns ? 0 : static_cast<int>((until_ns - now_ns) / 1'000'000 + 1);
+}
+
+std::uint64_t WorkerProcess::SilenceLimitLocked() const {
+  return std::max(heard_ns_, owing_since_ns_) +
+         Ns(starting_ ? options_.start_limit : options_.hang_limit);
+}
+
+std::uint64_t WorkerProcess::PingTimeLocked() const {
+  return std::max(pinged_ns_, owing_since_ns_) + Ns(options_.ping_interval);
+}
+
+void WorkerProcess::WatchLocked(std::uint64_t now_ns) {
+  if (stopping_) {
+    if (stop_until_ns_ == 0) stop_until_ns_ = now_ns + Ns(options_.stop_limit);
+    if (now_ns >= stop_until_ns_) KillLocked(absl::DeadlineExceededError("it did not stop"));
+  }
+  if (unanswered_.empty()) return;
+  if (now_ns >= SilenceLimitLocked()) {
+    KillLocked(Lost(
+        absl::StrCat("gave no sign of life for ",
+                     absl::FormatDuration(starting_ ? options_.start_limit : options_.hang_limit),
+                     starting_ ? " while it started" : "", " and was killed")));
+  } else if (!starting_ && now_ns >= PingTimeLocked()) {
+    pinged_ns_ = now_ns;
+    Outgoing ping;
+    ping.call.set_id(++last_id_);
+    ping.call.mutable_ping();
+    // One that does not get through is as good as unanswered.
+    if (queue_.empty()) Send(ping).IgnoreError();
+  }
+}
+
+bool WorkerProcess::TakeReply() {
+  auto received = socket_.Receive();
+  if (!received.ok() || received->end) return false;
+  Reply reply;
+  if (!reply.message.ParseFromString(received->bytes)) return false;
+  reply.descriptors = std::move(received->descriptors);
+  const absl::Status error =
+      reply.message.has_error() ? DecodeError(reply.message.error()) : absl::OkStatus();
+  Answered answered;
+  {
+    const MutexLock lock(&mutex_);
+    heard_ns_ = MonotonicNowNs();
+    if (reply.message.has_pong()) memory_ = reply.message.pong();
+    if (reply.message.call() == 0 && why_.ok()) {
+      why_ = Lost(absl::StrCat("has failed: ", error.message()));
+    }
+    const auto call = unanswered_.find(reply.message.call());
+    if (call == unanswered_.end()) return true;  // a pong, a failure, or Stop's
+    starting_ = false;
+    answered = std::move(call->second);
+    unanswered_.erase(call);
+  }
+  if (error.ok()) {
+    answered(std::move(reply));
+  } else {
+    answered(error);
+  }
+  return true;
+}
+
+std::string WorkerProcess::Reap() {
+  int status = 0;
+  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFSIGNALED(status)) {
+    return absl::StrCat("was killed by signal ", WTERMSIG(status), " (",
+                        strsignal(WTERMSIG(status)), ")");
+  }
+  return absl::StrCat("has exited with status ", WEXITSTATUS(status));
+}
+
+}  // namespace gradsync

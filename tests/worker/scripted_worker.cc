@@ -1,0 +1,66 @@
+// A worker without a GPU: replies to every call, and does what SCRIPT says at the first Launch.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "daemon/base/error.h"
+#include "daemon/worker/message_socket.h"
+#include "daemon/worker/worker.pb.h"
+#include "daemon/worker/worker_error.h"
+#include "daemon/worker/worker_process.h"
+
+namespace gradsync {
+namespace {
+
+void Reply(const MessageSocket& socket, const worker::Reply& reply) {
+  if (!socket.Send(reply, {}, MessageSocket::Wait::kYes).ok()) _exit(3);
+}
+
+int Run(const std::string& script) {
+  const MessageSocket socket{UniqueFd(kWorkerSocket)};
+  bool silent = script == "never starts";
+  for (;;) {
+    const auto received = socket.Receive();
+    if (!received.ok() || received->end) return 4;
+    worker::Call call;
+    if (!call.ParseFromString(received->bytes)) return 5;
+    worker::Reply reply;
+    reply.set_call(call.id());
+    if (call.has_launch()) {
+      if (script == "crashes") raise(SIGSEGV);
+      if (script == "exits") return 7;
+      if (script == "hangs") silent = true;
+      if (script == "closes its socket") {
+        close(kWorkerSocket);
+        for (;;) pause();
+      }
+      if (script == "fails") {
+        reply.set_call(0);
+        *reply.mutable_error() =
+            EncodeError(MakeError(absl::StatusCode::kUnavailable, "GPU_FAULT", "cuCall: ECC"));
+        Reply(socket, reply);
+        return 1;
+      }
+      if (script == "refuses") {
+        *reply.mutable_error() = EncodeError(MakeError(absl::StatusCode::kResourceExhausted,
+                                                       "GPU_OUT_OF_MEMORY", "full", {{"k", "v"}}));
+      }
+      if (script == "takes its time") continue;
+    }
+    if (call.has_ping()) reply.mutable_pong()->set_arena_bytes(4096);
+    if (call.has_stop() && script == "does not stop") silent = true;
+    if (!silent) Reply(socket, reply);
+    if (call.has_stop() && !silent) return 0;
+  }
+}
+
+}  // namespace
+}  // namespace gradsync
+
+int main() {
+  const char* const script = std::getenv("SCRIPT");
+  return gradsync::Run(script != nullptr ? script : "");
+}

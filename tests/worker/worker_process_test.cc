@@ -1,0 +1,185 @@
+#include "daemon/worker/worker_process.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "daemon/base/error.h"
+#include "tests/engine/event.h"
+
+namespace gradsync {
+namespace {
+
+using ::testing::HasSubstr;
+
+class WorkerProcessTest : public ::testing::Test {
+ protected:
+  void Start(const std::string& script, WorkerProcessOptions options = {}) {
+    options.program = "tests/worker/scripted_worker";
+    options.environment = {"SCRIPT=" + script};
+    auto worker =
+        WorkerProcess::Start(options, [this](const absl::Status& why) { ended_.Set(why); });
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+  }
+
+  void Call(worker::Call call, Event* answered) {
+    worker_->Call(std::move(call), {},
+                  [answered](const auto& reply) { answered->Set(reply.status()); });
+  }
+  absl::Status StartCall() {
+    worker::Call call;
+    call.mutable_start();
+    Event answered;
+    Call(std::move(call), &answered);
+    return answered.Wait().value_or(absl::DeadlineExceededError("no answer"));
+  }
+  void Launch(Event* answered) {
+    worker::Call call;
+    call.mutable_launch();
+    Call(std::move(call), answered);
+  }
+
+  Event ended_;
+  std::unique_ptr<WorkerProcess> worker_;
+};
+
+TEST_F(WorkerProcessTest, AnswersEveryCallAndStops) {
+  Start("");
+  EXPECT_TRUE(StartCall().ok());
+  Event answers[3];
+  for (Event& answer : answers) Launch(&answer);
+  for (Event& answer : answers) EXPECT_EQ(answer.Wait(), absl::OkStatus());
+  const pid_t pid = worker_->pid();
+  worker_.reset();
+  EXPECT_EQ(kill(pid, 0), -1);
+  EXPECT_EQ(errno, ESRCH);
+  EXPECT_FALSE(ended_.Wait(std::chrono::milliseconds(0)).has_value());  // it was asked to
+}
+
+TEST_F(WorkerProcessTest, PassesTheWorkersErrorOn) {
+  Start("refuses");
+  Event answered;
+  Launch(&answered);
+  const absl::Status status = answered.Wait().value();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(DetailsOf(status).reason, "GPU_OUT_OF_MEMORY");
+  EXPECT_EQ(DetailsOf(status).fields.at(0).second, "v");
+}
+
+TEST_F(WorkerProcessTest, SaysHowAWorkerEnded) {
+  const std::pair<std::string, std::string> kEnds[] = {
+      {"crashes", "killed by signal 11"},
+      {"exits", "exited with status 7"},
+      {"fails", "has failed: cuCall: ECC"},
+      {"closes its socket", "closed its socket"},
+  };
+  for (const auto& [script, how] : kEnds) {
+    Event ended;
+    WorkerProcessOptions options;
+    options.program = "tests/worker/scripted_worker";
+    options.environment = {"SCRIPT=" + script};
+    auto worker = WorkerProcess::Start(options, [&](const absl::Status& why) { ended.Set(why); });
+    ASSERT_TRUE(worker.ok());
+    worker_ = *std::move(worker);
+    Event answered;
+    Launch(&answered);
+    for (Event* const event : {&answered, &ended}) {
+      const absl::Status why = event->Wait().value();
+      EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
+      EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
+      EXPECT_THAT(why.message(), HasSubstr(how));
+    }
+    // Whatever comes later is answered at once.
+    Event late;
+    Launch(&late);
+    EXPECT_EQ(DetailsOf(late.Wait().value()).reason, "WORKER_LOST");
+    worker_.reset();
+  }
+}
+
+TEST_F(WorkerProcessTest, KillsAWorkerThatHangs) {
+  WorkerProcessOptions options;
+  options.ping_interval = absl::Milliseconds(20);
+  options.hang_limit = absl::Milliseconds(200);
+  Start("hangs", options);
+  EXPECT_TRUE(StartCall().ok());
+  Event answered;
+  Launch(&answered);
+  EXPECT_THAT(answered.Wait().value().message(), HasSubstr("no sign of life for 200ms"));
+  EXPECT_EQ(DetailsOf(ended_.Wait().value()).reason, "WORKER_LOST");
+}
+
+TEST_F(WorkerProcessTest, KillsAWorkerThatIsStopped) {
+  WorkerProcessOptions options;
+  options.ping_interval = absl::Milliseconds(20);
+  options.hang_limit = absl::Milliseconds(200);
+  Start("takes its time", options);
+  EXPECT_TRUE(StartCall().ok());
+  kill(worker_->pid(), SIGSTOP);
+  Event answered;
+  Launch(&answered);
+  EXPECT_THAT(answered.Wait().value().message(), HasSubstr("no sign of life"));
+}
+
+TEST_F(WorkerProcessTest, WaitsForALaunchAsLongAsTheWorkerShowsLife) {
+  WorkerProcessOptions options;
+  options.ping_interval = absl::Milliseconds(10);
+  options.hang_limit = absl::Milliseconds(500);
+  Start("takes its time", options);
+  EXPECT_TRUE(StartCall().ok());
+  Event answered;
+  Launch(&answered);
+  EXPECT_FALSE(answered.Wait(std::chrono::milliseconds(1000)).has_value());
+  EXPECT_EQ(worker_->memory().arena_bytes(), 4096u);
+  worker_.reset();
+  EXPECT_EQ(answered.Wait().value().code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(WorkerProcessTest, KillsAWorkerThatDoesNotStart) {
+  WorkerProcessOptions options;
+  options.start_limit = absl::Milliseconds(100);
+  Start("never starts", options);
+  EXPECT_THAT(StartCall().message(), HasSubstr("while it started"));
+}
+
+TEST_F(WorkerProcessTest, KillsAWorkerThatDoesNotStop) {
+  WorkerProcessOptions options;
+  options.stop_limit = absl::Milliseconds(100);
+  Start("does not stop", options);
+  EXPECT_TRUE(StartCall().ok());
+  const pid_t pid = worker_->pid();
+  worker_.reset();
+  EXPECT_EQ(kill(pid, 0), -1);
+}
+
+TEST_F(WorkerProcessTest, SaysThatThereIsNoProgram) {
+  WorkerProcessOptions options;
+  options.program = "/nonexistent/gradsyncd";
+  const auto worker = WorkerProcess::Start(options, [](const absl::Status&) {});
+  EXPECT_EQ(worker.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(worker.status().message(), HasSubstr("/nonexistent/gradsyncd"));
+}
+
+// A worker must not hold what the daemon has open: sockets of trainers above all.
+TEST_F(WorkerProcessTest, InheritsNothingButItsSocket) {
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);  // without O_CLOEXEC
+  Start("");
+  EXPECT_TRUE(StartCall().ok());
+  close(pipe_ends[1]);
+  char byte;
+  EXPECT_EQ(read(pipe_ends[0], &byte, 1), 0);  // the end: nobody else has the writing side
+  close(pipe_ends[0]);
+}
+
+}  // namespace
+}  // namespace gradsync
