@@ -1,10 +1,13 @@
-// gradsyncd: parse, construct, run.
+// gradsyncd: parse, construct, run. The daemon starts it as a worker too.
 
 #include <cstdio>
+#include <cstring>
 
 #include "daemon/app/daemon.h"
 #include "daemon/base/logging.h"
 #include "daemon/config/options.h"
+#include "daemon/worker/worker_main.h"
+#include "daemon/worker/worker_process.h"
 
 namespace {
 
@@ -19,6 +22,9 @@ int Fail(const absl::Status& status, int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], gradsync::kWorkerArgument) == 0) {
+    return gradsync::RunWorker();
+  }
   if (const auto text = gradsync::HelpOrVersion(argc, argv)) {
     std::fputs(text->c_str(), stdout);
     return 0;

@@ -1,0 +1,87 @@
+#include "daemon/worker/cuda_staging.h"
+
+#include <utility>
+
+namespace gradsync {
+namespace {
+
+// Pieces begin where every kernel and NCCL work best.
+constexpr std::size_t kAlignment = 4096;
+
+}  // namespace
+
+CudaStagingPool::CudaStagingPool(const CudaContext* context)
+    : context_(context),
+      driver_(context->driver()),
+      allocator_{[this](CUdeviceptr* address, std::size_t bytes) {
+                   return driver_->cuMemAlloc(address, bytes);
+                 },
+                 [this](CUdeviceptr address) { driver_->cuMemFree.Result(address); }} {}
+
+CudaStagingPool::~CudaStagingPool() {
+  Free();
+  for (CudaStagingPiece& piece : pieces_) {
+    for (CUevent const event : {piece.combined, piece.collected, piece.written}) {
+      if (event != nullptr) driver_->cuEventDestroy.Result(event);
+    }
+    if (piece.report != nullptr) driver_->cuMemFreeHost.Result(piece.report);
+  }
+}
+
+absl::Status CudaStagingPool::Open() {
+  absl::Status status;
+  for (CudaStagingPiece& piece : pieces_) {
+    for (CUevent* const event : {&piece.combined, &piece.collected, &piece.written}) {
+      if (status.ok()) status = driver_->cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
+    }
+    void* memory = nullptr;
+    if (status.ok()) {
+      status =
+          driver_->cuMemHostAlloc(&memory, sizeof(CudaBucketReport), CU_MEMHOSTALLOC_DEVICEMAP);
+    }
+    if (!status.ok()) return status;
+    piece.report = new (memory) CudaBucketReport();
+    status = driver_->cuMemHostGetDevicePointer(&piece.report_address, memory, 0);
+  }
+  return status;
+}
+
+absl::Status CudaStagingPool::Reserve(std::size_t bytes) {
+  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return Holds(bytes) ? absl::OkStatus() : Allocate(bytes, allocator_);
+}
+
+absl::Status CudaStagingPool::SetAllocator(Allocator allocator) {
+  if (piece_bytes_ > 0) {
+    if (const absl::Status status = Allocate(piece_bytes_, allocator); !status.ok()) return status;
+  }
+  allocator_ = std::move(allocator);
+  return absl::OkStatus();
+}
+
+absl::Status CudaStagingPool::Allocate(std::size_t piece_bytes, const Allocator& allocator) {
+  CUdeviceptr memory = 0;
+  const absl::Status status = allocator.allocate(&memory, piece_bytes * kPieces);
+  if (!status.ok()) return status;
+  Free();
+  memory_ = memory;
+  piece_bytes_ = piece_bytes;
+  for (std::size_t i = 0; i < kPieces; ++i) pieces_[i].address = memory + i * piece_bytes;
+  return absl::OkStatus();
+}
+
+void CudaStagingPool::Free() {
+  if (memory_ != 0) allocator_.free(std::exchange(memory_, 0));
+}
+
+CudaStagingPiece* CudaStagingPool::Take() {
+  for (CudaStagingPiece& piece : pieces_) {
+    if (piece.free) {
+      piece.free = false;
+      return &piece;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,333 @@
+#include "daemon/worker/cuda_worker.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/cuda/cuda_device.h"
+#include "daemon/worker/worker_error.h"
+
+namespace gradsync {
+namespace {
+
+// How often words and events are looked at while there is something to see: less than what a bucket
+// of a megabyte takes, more than looking costs.
+constexpr timespec kLookEvery{0, 10'000};
+
+constexpr int kExitFailed = 1;
+
+void Describe(const CudaDevice& device, worker::Device* described) {
+  described->set_uuid(device.uuid);
+  described->set_name(device.name);
+  described->set_memory_bytes(device.memory_bytes);
+  described->set_mps(device.mps);
+}
+
+}  // namespace
+
+CudaWorker::CudaWorker(const MessageSocket* socket)
+    : socket_(socket),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      thread_([this] { Issue(); }) {}
+
+CudaWorker::~CudaWorker() { thread_.join(); }
+
+void CudaWorker::Post(worker::Call call, std::vector<UniqueFd> descriptors) {
+  {
+    const MutexLock lock(&mutex_);
+    posted_.push_back({std::move(call), std::move(descriptors)});
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+}
+
+void CudaWorker::Issue() {
+  prctl(PR_SET_NAME, "issue");
+  prctl(PR_SET_TIMERSLACK, 1'000UL);  // nanoseconds; 50,000 by default
+  while (!stopped()) {
+    for (Posted& posted : Take()) Handle(std::move(posted));
+    if (launches_ != nullptr) Advance();
+  }
+}
+
+std::deque<CudaWorker::Posted> CudaWorker::Take() {
+  pollfd wake{wake_.get(), POLLIN, 0};
+  if (ppoll(&wake, 1, idle() ? nullptr : &kLookEvery, nullptr) > 0) {
+    std::uint64_t count;
+    [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
+  }
+  const MutexLock lock(&mutex_);
+  return std::exchange(posted_, {});
+}
+
+bool CudaWorker::idle() const {
+  return launches_ == nullptr || (launches_->idle() && removals_.empty() && postponed_.empty());
+}
+
+void CudaWorker::Handle(Posted posted) {
+  const worker::Call& call = posted.call;
+  worker::Reply reply;
+  reply.set_call(call.id());
+  UniqueFd exported;
+  absl::Status status;
+  switch (call.kind_case()) {
+    case worker::Call::kStart:
+      status = Start(call.start(), reply.mutable_started());
+      break;
+    case worker::Call::kAddArena:
+      // Staging can grow only while no bucket is in it.
+      if (launches_ != nullptr && !launches_->at_rest() &&
+          !staging_->Holds(call.add_arena().staging_bytes())) {
+        postponed_.push_back(std::move(posted));
+        launches_->SetPaused(true);
+        return;
+      }
+      status = AddArena(call.add_arena(), std::move(posted.descriptors),
+                        reply.mutable_arena_added(), &exported);
+      break;
+    case worker::Call::kRemoveArena:
+      status = RemoveArena(call.id(), call.remove_arena());
+      if (status.ok()) return;
+      break;
+    case worker::Call::kLaunch:
+      status = Launch(call.id(), call.launch());
+      if (status.ok()) return;
+      break;
+    case worker::Call::kPing:
+      *reply.mutable_pong() = Memory();
+      break;
+    case worker::Call::kStop:
+      Stop(call.id());
+      return;
+    case worker::Call::KIND_NOT_SET:
+      status = absl::UnimplementedError("a call that this worker does not know");
+      break;
+  }
+  if (!status.ok()) {
+    reply.clear_kind();
+    *reply.mutable_error() = EncodeError(status);
+  }
+  Reply(std::move(reply), exported.valid() ? &exported : nullptr);
+}
+
+absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* started) {
+  if (driver_ != nullptr) return absl::FailedPreconditionError("the worker is started already");
+  auto driver = CudaDriver::Open(start.cuda_library());
+  if (!driver.ok()) return driver.status();
+  driver_ = *std::move(driver);
+  int version = 0;
+  absl::Status status = driver_->cuInit(0);
+  if (status.ok()) status = driver_->cuDriverGetVersion(&version);
+  if (!status.ok()) return status;
+  started->set_driver_version(version);
+
+  auto nccl = NcclLibrary::Open(start.nccl_library());
+  if (nccl.ok()) {
+    nccl_ = *std::move(nccl);
+    started->set_nccl_version(NcclVersionText(nccl_->version()));
+  } else {
+    started->set_nccl_error(std::string(nccl.status().message()));
+  }
+
+  if (!start.device().empty()) return OpenDevice(start.device(), started);
+  const auto devices = VisibleCudaDevices(*driver_);
+  if (!devices.ok()) return devices.status();
+  for (const CudaDevice& device : *devices) Describe(device, started->add_devices());
+  return absl::OkStatus();
+}
+
+absl::Status CudaWorker::OpenDevice(const std::string& uuid, worker::Started* started) {
+  const auto device = FindCudaDevice(*driver_, uuid);
+  if (!device.ok()) return device.status();
+  if (const absl::Status status = CheckCudaDeviceUsable(*driver_, *device); !status.ok()) {
+    return status;
+  }
+  Describe(*device, started->add_devices());
+  auto context = CudaContext::Open(driver_.get(), *device);
+  if (!context.ok()) return context.status();
+  context_ = *std::move(context);
+  auto combine = CudaCombine::Load(driver_.get(), device->handle);
+  if (!combine.ok()) return combine.status();
+  combine_ = *std::move(combine);
+  staging_ = std::make_unique<CudaStagingPool>(context_.get());
+  if (const absl::Status status = staging_->Open(); !status.ok()) return status;
+  launches_ = std::make_unique<CudaLaunchQueue>(context_.get(), combine_.get(), staging_.get());
+  return absl::OkStatus();
+}
+
+absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
+                                  worker::ArenaAdded* added, UniqueFd* exported) {
+  if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
+  if (descriptors.size() != 1 || arenas_.count(add.arena()) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("arena ", add.arena(), ": a bad call"));
+  }
+  if (const absl::Status status = staging_->Reserve(add.staging_bytes()); !status.ok()) {
+    return status;
+  }
+  auto memory = std::make_shared<CudaSessionMemory>();
+  auto semaphores =
+      CudaSemaphorePage::Register(driver_.get(), std::move(descriptors[0]), add.buckets());
+  if (!semaphores.ok()) return semaphores.status();
+  memory->semaphores = *std::move(semaphores);
+  auto arena = CudaArena::Create(driver_.get(), context_->device().handle, add.bytes(),
+                                 context_->memory_stream());
+  if (!arena.ok()) return arena.status();
+  memory->arena = *std::move(arena);
+
+  added->set_bytes(memory->arena->bytes());
+  if (memory->arena->sharing() == CudaSharing::kFileDescriptor) {
+    auto fd = memory->arena->Export();
+    if (!fd.ok()) return fd.status();
+    *exported = *std::move(fd);
+  } else {
+    const auto handle = memory->arena->IpcHandle();
+    if (!handle.ok()) return handle.status();
+    added->set_ipc_handle(handle->data(), handle->size());
+    added->set_why_legacy(memory->arena->why_legacy());
+  }
+  arenas_[add.arena()] = std::move(memory);
+  return absl::OkStatus();
+}
+
+absl::Status CudaWorker::RemoveArena(std::uint64_t call, const worker::RemoveArena& remove) {
+  const auto found = arenas_.find(remove.arena());
+  if (found == arenas_.end()) {
+    return absl::NotFoundError(absl::StrCat("no arena ", remove.arena()));
+  }
+  launches_->Remove(found->second.get());
+  removals_.push_back({call, std::move(found->second)});
+  arenas_.erase(found);
+  return absl::OkStatus();
+}
+
+absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked) {
+  if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
+  CudaLaunch launch;
+  launch.id = call;
+  launch.channel = asked.channel();
+  launch.step = asked.step();
+  launch.bucket = asked.bucket();
+  launch.dtype = static_cast<DataType>(asked.data_type());
+  launch.staging_dtype = static_cast<DataType>(asked.staging_data_type());
+  launch.offset = asked.offset();
+  launch.count = asked.count();
+  launch.scale = asked.scale();
+  launch.void_contributions = asked.void_contributions();
+  launch.measure = asked.measure();
+  launch.last = asked.last();
+  launch.verdict_offset = asked.verdict_offset();
+  if (ItemSize(launch.dtype) == 0 || ItemSize(launch.staging_dtype) < ItemSize(launch.dtype) ||
+      !staging_->Holds(StagingBytes(launch.staging_dtype, launch.count))) {
+    return absl::InvalidArgumentError("a launch of a bucket that does not fit");
+  }
+  for (const std::uint64_t number : asked.arenas()) {
+    const auto arena = arenas_.find(number);
+    if (arena == arenas_.end()) {
+      ++launch.void_contributions;  // removed while the call was on its way
+      continue;
+    }
+    const CudaSessionMemory& memory = *arena->second;
+    const std::size_t bytes = launch.count * ItemSize(launch.dtype);
+    if (launch.offset + bytes > memory.arena->bytes() ||
+        launch.verdict_offset + sizeof(float) > memory.arena->bytes() ||
+        launch.bucket >= memory.semaphores->buckets()) {
+      return absl::InvalidArgumentError("a launch beyond the end of an arena");
+    }
+    launch.ranks.push_back(arena->second);
+  }
+  launches_->Submit(std::move(launch));
+  return absl::OkStatus();
+}
+
+void CudaWorker::Advance() {
+  std::vector<CudaLaunchResult> finished;
+  const absl::Status status = launches_->Advance(&finished);
+  for (const CudaLaunchResult& result : finished) {
+    worker::Reply reply;
+    reply.set_call(result.id);
+    worker::LaunchDone* const done = reply.mutable_launch_done();
+    done->set_ready_ns(result.ready_ns);
+    done->set_finish_ns(result.finish_ns);
+    done->set_sum_of_squares(result.numbers.sum_of_squares);
+    done->set_non_finite(result.numbers.non_finite);
+    done->set_void_step(result.void_step);
+    Reply(std::move(reply));
+  }
+  if (!status.ok()) Fail(status);
+  FinishRemovals();
+  if (launches_->at_rest() && !postponed_.empty()) {
+    launches_->SetPaused(false);
+    for (Posted& posted : std::exchange(postponed_, {})) Handle(std::move(posted));
+  }
+}
+
+void CudaWorker::FinishRemovals() {
+  const auto over = std::partition(removals_.begin(), removals_.end(), [&](const Removal& removal) {
+    return launches_->Touches(removal.memory.get());
+  });
+  std::vector<std::uint64_t> calls;
+  for (auto removal = over; removal != removals_.end(); ++removal) calls.push_back(removal->call);
+  removals_.erase(over, removals_.end());  // frees the memory
+  for (const std::uint64_t call : calls) {
+    worker::Reply reply;
+    reply.set_call(call);
+    Reply(std::move(reply));
+  }
+}
+
+worker::Pong CudaWorker::Memory() const {
+  worker::Pong memory;
+  if (context_ == nullptr) return memory;
+  std::uint64_t arena_bytes = 0;
+  for (const auto& [number, session] : arenas_) arena_bytes += session->arena->bytes();
+  std::size_t free = 0;
+  std::size_t total = 0;
+  driver_->cuMemGetInfo.Result(&free, &total);
+  memory.set_arena_bytes(arena_bytes);
+  memory.set_staging_bytes(staging_->bytes());
+  memory.set_free_bytes(free);
+  memory.set_total_bytes(total);
+  return memory;
+}
+
+void CudaWorker::Stop(std::uint64_t call) {
+  // What waits for a trainer's word would wait for ever; what is on the GPU finishes by itself.
+  while (launches_ != nullptr && !launches_->at_rest()) {
+    Advance();
+    nanosleep(&kLookEvery, nullptr);
+  }
+  launches_.reset();
+  removals_.clear();
+  arenas_.clear();
+  staging_.reset();
+  combine_.reset();
+  context_.reset();
+  worker::Reply reply;
+  reply.set_call(call);
+  stopped_ = true;
+  Reply(std::move(reply));
+  _exit(0);  // the main thread waits for calls
+}
+
+void CudaWorker::Reply(worker::Reply reply, const UniqueFd* descriptor) const {
+  const int fd = descriptor != nullptr ? descriptor->get() : -1;
+  const absl::Span<const int> descriptors =
+      descriptor != nullptr ? absl::MakeConstSpan(&fd, 1) : absl::Span<const int>();
+  // Without the daemon there is nothing to go on for.
+  if (!socket_->Send(reply, descriptors, MessageSocket::Wait::kYes).ok()) _exit(kExitFailed);
+}
+
+void CudaWorker::Fail(const absl::Status& why) const {
+  worker::Reply failure;
+  *failure.mutable_error() = EncodeError(why);
+  Reply(std::move(failure));
+  _exit(kExitFailed);
+}
+
+}  // namespace gradsync

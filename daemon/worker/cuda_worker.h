@@ -1,0 +1,103 @@
+// What a worker process does: the calls of worker.proto, carried out by one thread.
+
+#ifndef DAEMON_WORKER_CUDA_WORKER_H_
+#define DAEMON_WORKER_CUDA_WORKER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/cuda/cuda_driver.h"
+#include "daemon/cuda/nccl_library.h"
+#include "daemon/reduce/cuda_combine.h"
+#include "daemon/worker/cuda_context.h"
+#include "daemon/worker/cuda_launch_queue.h"
+#include "daemon/worker/cuda_staging.h"
+#include "daemon/worker/message_socket.h"
+#include "daemon/worker/worker.pb.h"
+
+namespace gradsync {
+
+// The issuing thread makes every CUDA and NCCL call of the process, in one order. It sleeps while
+// there is nothing to do, and looks at words and events every few microseconds while there is.
+//
+// Post is thread-safe. The process ends with it: there is no destruction in good order but by Stop.
+class CudaWorker {
+ public:
+  // Replies go to the socket, which outlives this.
+  explicit CudaWorker(const MessageSocket* socket);
+  ~CudaWorker();
+  CudaWorker(const CudaWorker&) = delete;
+  CudaWorker& operator=(const CudaWorker&) = delete;
+
+  void Post(worker::Call call, std::vector<UniqueFd> descriptors);
+
+  // Stop has been carried out.
+  bool stopped() const { return stopped_.load(); }
+
+ private:
+  struct Posted {
+    worker::Call call;
+    std::vector<UniqueFd> descriptors;
+  };
+  // A call that is replied to when no launch touches a rank's memory any more.
+  struct Removal {
+    std::uint64_t call;
+    std::shared_ptr<CudaSessionMemory> memory;
+  };
+
+  // ---- The issuing thread ----
+  void Issue();
+  // What has been posted; waits for it if nothing is under way.
+  std::deque<Posted> Take();
+  bool idle() const;
+  void Handle(Posted posted);
+  // Ends the process if the GPU has failed.
+  void Advance();
+  void FinishRemovals();
+  void Stop(std::uint64_t call);
+
+  absl::Status Start(const worker::Start& start, worker::Started* started);
+  absl::Status OpenDevice(const std::string& uuid, worker::Started* started);
+  absl::Status AddArena(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
+                        worker::ArenaAdded* added, UniqueFd* exported);
+  absl::Status Launch(std::uint64_t call, const worker::Launch& launch);
+  absl::Status RemoveArena(std::uint64_t call, const worker::RemoveArena& remove);
+  worker::Pong Memory() const;
+
+  void Reply(worker::Reply reply, const UniqueFd* descriptor = nullptr) const;
+  [[noreturn]] void Fail(const absl::Status& why) const;
+
+  const MessageSocket* const socket_;
+  const UniqueFd wake_;  // an eventfd: something has been posted
+  std::atomic<bool> stopped_{false};
+
+  Mutex mutex_;
+  std::deque<Posted> posted_ ABSL_GUARDED_BY(mutex_);
+
+  // The issuing thread's, in the order in which they are made.
+  std::unique_ptr<const CudaDriver> driver_;
+  std::unique_ptr<const NcclLibrary> nccl_;  // null if it cannot be used
+  std::unique_ptr<CudaContext> context_;
+  std::unique_ptr<CudaCombine> combine_;
+  std::unique_ptr<CudaStagingPool> staging_;
+  std::map<std::uint64_t, std::shared_ptr<CudaSessionMemory>> arenas_;
+  std::unique_ptr<CudaLaunchQueue> launches_;
+  std::vector<Removal> removals_;
+  std::vector<Posted> postponed_;  // until the GPU is at rest
+
+  std::thread thread_;  // last: starts when the rest stands
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_WORKER_CUDA_WORKER_H_
