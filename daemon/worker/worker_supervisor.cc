@@ -1,0 +1,188 @@
+#include "daemon/worker/worker_supervisor.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+
+WorkerSupervisor::WorkerSupervisor(WorkerSupervisorOptions options, const Clock* clock,
+                                   Executor* executor)
+    : options_(std::move(options)), clock_(clock), executor_(executor) {}
+
+// Outside the lock: their threads may be about to take it.
+WorkerSupervisor::~WorkerSupervisor() {
+  std::map<WorkerKey, Worker> workers;
+  {
+    const MutexLock lock(&mutex_);
+    workers.swap(workers_);
+  }
+  for (auto& [key, worker] : workers) GiveUp(&worker);
+}
+
+void WorkerSupervisor::Ensure(const WorkerKey& key, Ready ready, Lost lost) {
+  std::shared_ptr<WorkerProcess> started;
+  std::uint64_t incarnation = 0;
+  absl::StatusOr<std::shared_ptr<WorkerProcess>> at_once = nullptr;
+  {
+    const MutexLock lock(&mutex_);
+    Worker& worker = workers_[key];
+    if (worker.process == nullptr) {
+      if (const absl::Status status = StartLocked(key, &worker); !status.ok()) at_once = status;
+      started = worker.process;
+      incarnation = worker.incarnation;
+    }
+    if (worker.open) {
+      worker.holders.push_back(std::move(lost));
+      at_once = worker.process;
+    } else if (worker.process != nullptr) {
+      worker.waiting.emplace_back(std::move(ready), std::move(lost));
+    }
+  }
+  if (started != nullptr) {
+    // Not under the lock: a process that has ended already replies from within.
+    started->Call(StartCall(key.device), {},
+                  [this, key, incarnation](absl::StatusOr<WorkerProcess::Reply> reply) {
+                    OnStarted(key, incarnation, std::move(reply));
+                  });
+    return;
+  }
+  if (!at_once.ok() || *at_once != nullptr) ready(std::move(at_once));
+}
+
+absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {
+  const std::uint64_t now_ns = clock_->NowNs();
+  if (const absl::Status status = worker->policy.MayStart(now_ns); !status.ok()) return status;
+  WorkerProcessOptions options = options_.process;
+  // The driver enumerates one MIG instance for a process, the one that is named here.
+  if (absl::StartsWith(key.device, "MIG-")) {
+    options.environment.push_back(absl::StrCat("CUDA_VISIBLE_DEVICES=", key.device));
+  }
+  const std::uint64_t incarnation = ++last_incarnation_;
+  auto process = WorkerProcess::Start(
+      std::move(options),
+      [this, key, incarnation](const absl::Status& why) { OnEnded(key, incarnation, why); });
+  if (!process.ok()) {
+    worker->policy.Failed(now_ns, process.status());
+    return process.status();
+  }
+  worker->process = *std::move(process);
+  worker->incarnation = incarnation;
+  return absl::OkStatus();
+}
+
+worker::Call WorkerSupervisor::StartCall(const std::string& device) const {
+  worker::Call call;
+  worker::Start* const start = call.mutable_start();
+  start->set_cuda_library(options_.cuda_library);
+  start->set_nccl_library(options_.nccl_library);
+  start->set_device(device);
+  return call;
+}
+
+void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation,
+                                 absl::StatusOr<WorkerProcess::Reply> reply) {
+  std::vector<std::pair<Ready, Lost>> waiting;
+  absl::StatusOr<std::shared_ptr<WorkerProcess>> result = reply.status();
+  {
+    const MutexLock lock(&mutex_);
+    Worker* const worker = FindLocked(key, incarnation);
+    if (worker == nullptr) return;
+    waiting.swap(worker->waiting);
+    if (reply.ok()) {
+      worker->open = true;
+      worker->started = reply->message.started();
+      worker->policy.Started(clock_->NowNs());
+      for (auto& [ready, lost] : waiting) worker->holders.push_back(std::move(lost));
+      result = worker->process;
+    } else {
+      // A GPU that is not there may be there at the next try: no process is kept for it.
+      worker->policy.Failed(clock_->NowNs(), reply.status());
+      Discard(std::move(worker->process));
+    }
+  }
+  for (auto& [ready, lost] : waiting) ready(result);
+}
+
+void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
+                               const absl::Status& why) {
+  std::vector<Lost> holders;
+  {
+    const MutexLock lock(&mutex_);
+    Worker* const worker = FindLocked(key, incarnation);
+    if (worker == nullptr || worker->process == nullptr) return;
+    worker->policy.Failed(clock_->NowNs(), why);
+    worker->open = false;
+    holders.swap(worker->holders);
+    Discard(std::move(worker->process));
+  }
+  for (const Lost& lost : holders) lost(why);
+}
+
+WorkerSupervisor::Worker* WorkerSupervisor::FindLocked(const WorkerKey& key,
+                                                       std::uint64_t incarnation) {
+  const auto found = workers_.find(key);
+  if (found == workers_.end() || found->second.incarnation != incarnation) return nullptr;
+  return &found->second;
+}
+
+void WorkerSupervisor::Discard(std::shared_ptr<WorkerProcess> process) {
+  executor_->Run([process = std::move(process)]() mutable { process.reset(); });
+}
+
+void WorkerSupervisor::LetGo(const WorkerKey& key) {
+  Worker worker;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = workers_.find(key);
+    if (found == workers_.end()) return;
+    worker = std::move(found->second);
+    workers_.erase(found);
+  }
+  GiveUp(&worker);
+}
+
+void WorkerSupervisor::GiveUp(Worker* worker) {
+  if (worker->process != nullptr) Discard(std::move(worker->process));
+  for (auto& [ready, lost] : worker->waiting) {
+    ready(absl::CancelledError("the job has ended, or the daemon is stopping"));
+  }
+}
+
+void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)> found) {
+  auto process = WorkerProcess::Start(options_.process, [](const absl::Status&) {});
+  if (!process.ok()) {
+    found(process.status());
+    return;
+  }
+  // Kept until it has replied.
+  auto kept = std::make_shared<std::shared_ptr<WorkerProcess>>(*std::move(process));
+  (*kept)->Call(StartCall(""), {},
+                [this, kept, found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
+                  Discard(std::move(*kept));
+                  if (!reply.ok()) {
+                    found(reply.status());
+                  } else {
+                    found(reply->message.started());
+                  }
+                });
+}
+
+std::vector<WorkerStatus> WorkerSupervisor::Workers() const {
+  std::vector<WorkerStatus> workers;
+  const MutexLock lock(&mutex_);
+  for (const auto& [key, worker] : workers_) {
+    WorkerStatus status;
+    status.key = key;
+    status.failures = worker.policy.failures();
+    status.last_failure = std::string(worker.policy.last_failure().message());
+    if (worker.process != nullptr && worker.open) {
+      status.pid = worker.process->pid();
+      status.started = worker.started;
+      status.memory = worker.process->memory();
+    }
+    workers.push_back(std::move(status));
+  }
+  return workers;
+}
+
+}  // namespace gradsync
