@@ -30,7 +30,6 @@
   FUNCTION(cuDevicePrimaryCtxRelease)     \
   FUNCTION(cuCtxSetCurrent)               \
   FUNCTION(cuCtxGetStreamPriorityRange)   \
-  FUNCTION(cuCtxSynchronize)              \
   FUNCTION(cuStreamCreateWithPriority)    \
   FUNCTION(cuStreamDestroy)               \
   FUNCTION(cuStreamSynchronize)           \

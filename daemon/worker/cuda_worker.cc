@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/cuda/cuda_device.h"
 #include "daemon/worker/worker_error.h"
+#include "proto/gradsync/shared_memory.h"
 
 namespace gradsync {
 namespace {
@@ -222,7 +223,8 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
   launch.measure = asked.measure();
   launch.last = asked.last();
   launch.verdict_offset = asked.verdict_offset();
-  if (ItemSize(launch.dtype) == 0 || ItemSize(launch.staging_dtype) < ItemSize(launch.dtype) ||
+  if (ItemSize(launch.dtype) == 0 || launch.offset % kBucketAlignment != 0 ||
+      ItemSize(launch.staging_dtype) < ItemSize(launch.dtype) ||
       !staging_->Holds(StagingBytes(launch.staging_dtype, launch.count))) {
     return absl::InvalidArgumentError("a launch of a bucket that does not fit");
   }

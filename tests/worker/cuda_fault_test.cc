@@ -1,0 +1,96 @@
+// A GPU, a worker or a trainer that fails.
+
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include "daemon/base/error.h"
+#include "tests/worker/cuda_worker_fixture.h"
+
+namespace gradsync {
+namespace {
+
+using fakes::MachineWithGpus;
+using ::testing::HasSubstr;
+
+constexpr std::size_t kCount = 1024;
+constexpr std::size_t kBytes = kCount * sizeof(float);
+
+std::string ForWorker(CudaWorkerFixture& worker, const std::string& rule) {
+  return rule + " pid=" + std::to_string(worker.process().pid());
+}
+
+ISOLATED_TEST(CudaFault, AStickyErrorEndsTheWorkerWithItsName, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  worker.machine().Inject(ForWorker(worker, "cuLaunchKernel 2 sticky 700"));
+  trainer->WriteReady(0, 1);
+  const auto done = worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount));
+  for (const absl::Status& why : {done->Get().status(), worker.Ended()}) {
+    EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
+    EXPECT_THAT(why.message(), HasSubstr("cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS"));
+  }
+}
+
+ISOLATED_TEST(CudaFault, ACallThatHangsEndsTheWorker, MachineWithGpus(1)) {
+  WorkerProcessOptions options;
+  options.ping_interval = absl::Milliseconds(50);
+  options.hang_limit = absl::Milliseconds(500);
+  CudaWorkerFixture worker(options);
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  worker.machine().Inject(ForWorker(worker, "cuLaunchKernel 1 hang"));
+  trainer->WriteReady(0, 1);
+  const auto done = worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount));
+  EXPECT_THAT(done->Get().status().message(), HasSubstr("gave no sign of life"));
+}
+
+ISOLATED_TEST(CudaFault, ATrainerIsReleasedWhenItsWorkerIsKilled, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  const auto absent = worker.AddTrainer(kBytes, 1);
+  trainer->MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
+  trainer->WaitDone(0, 1);
+  const auto done =
+      worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get(), absent.get()}, 1, kCount));
+  worker.Ping();
+  kill(worker.process().pid(), SIGKILL);
+  EXPECT_THAT(worker.Ended().message(), HasSubstr("killed by signal 9"));
+  EXPECT_EQ(DetailsOf(done->Get().status()).reason, "WORKER_LOST");
+  trainer->Poison(0, 1);  // as its client does, which is the survivor
+  EXPECT_TRUE(trainer->Released());
+  // The mapping outlives the worker.
+  EXPECT_EQ(trainer->Floats(0, kCount)[0], 1.0f);
+}
+
+ISOLATED_TEST(CudaFault, AWorkerStopsThoughATrainerNeverBecomesReady, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  const auto done = worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount));
+  worker.Ping();
+  worker.Stop();
+  EXPECT_EQ(done->Get().status().code(), absl::StatusCode::kCancelled);
+}
+
+ISOLATED_TEST(CudaFault, AFailingAllocationLeavesNothingBehind, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  ASSERT_NE(worker.AddTrainer(kBytes, 1), nullptr);  // staging is there
+  const std::size_t before = worker.machine().DeviceBytes(0);
+  for (const char* call :
+       {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
+        "cuMemExportToShareableHandle", "cuMemHostRegister_v2", "cuMemsetD8Async"}) {
+    worker.machine().Inject(ForWorker(worker, std::string(call) + " 1 error 999"));
+    absl::Status refused;
+    EXPECT_EQ(worker.AddTrainer(kBytes, 1, &refused), nullptr) << call;
+    EXPECT_THAT(refused.message(), HasSubstr("CUDA_ERROR_UNKNOWN")) << call;
+    EXPECT_EQ(worker.machine().DeviceBytes(0), before) << call;
+    worker.machine().ClearFaults();
+  }
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,238 @@
+// Buckets on a fake GPU, from Launch to the done words.
+
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "daemon/base/error.h"
+#include "proto/gradsync/data_type.h"
+#include "tests/worker/cuda_worker_fixture.h"
+
+namespace gradsync {
+namespace {
+
+using fakes::MachineWithGpus;
+using ::testing::Each;
+using ::testing::IsEmpty;
+
+constexpr std::size_t kCount = 1003;  // not a multiple of a vector
+constexpr std::size_t kBytes = kCount * sizeof(float);
+constexpr std::size_t kSecondBucket = 4096;  // where it begins
+
+std::vector<float> Filled(std::size_t count, float value) {
+  return std::vector<float>(count, value);
+}
+
+ISOLATED_TEST(CudaLaunch, AveragesOverTheTrainersOfAGpu, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto first = worker.AddTrainer(kBytes, 1);
+  const auto second = worker.AddTrainer(kBytes, 1);
+  for (std::uint64_t step = 1; step <= 20; ++step) {
+    const auto x = static_cast<float>(step);
+    first->MarkReady(0, step, 0, Filled(kCount, x));
+    second->MarkReady(0, step, 0, Filled(kCount, 3 * x));
+    const auto done =
+        worker.Launch(CudaWorkerFixture::LaunchOf({first.get(), second.get()}, step, kCount));
+    for (FakeTrainer* const trainer : {first.get(), second.get()}) {
+      trainer->WaitDone(0, step);
+      EXPECT_THAT(trainer->Floats(0, kCount), Each(2 * x));
+      EXPECT_EQ(trainer->Floats(kBytes, 1)[0], 0.0f);  // complete
+    }
+    const auto reply = done->Get();
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_DOUBLE_EQ(reply->launch_done().sum_of_squares(), kCount * 4.0 * x * x);
+    EXPECT_EQ(reply->launch_done().non_finite(), 0u);
+    EXPECT_FALSE(reply->launch_done().void_step());
+    EXPECT_GE(reply->launch_done().finish_ns(), reply->launch_done().ready_ns());
+  }
+  worker.Stop();
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(CudaLaunch, HasMoreBucketsUnderWayThanPiecesOfStaging, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  constexpr std::size_t kBuckets = 11;
+  const auto first = worker.AddTrainer(kBuckets * 4096, kBuckets);
+  const auto second = worker.AddTrainer(kBuckets * 4096, kBuckets);
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    std::vector<std::unique_ptr<PendingReply>> done;
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      const auto x = static_cast<float>(step * 100 + bucket);
+      first->MarkReady(bucket, step, bucket * 4096, Filled(1024, x));
+      second->MarkReady(bucket, step, bucket * 4096, Filled(1024, x + 2));
+      auto launch = CudaWorkerFixture::LaunchOf({first.get(), second.get()}, step, 1024);
+      launch.set_bucket(static_cast<std::uint32_t>(bucket));
+      launch.set_offset(bucket * 4096);
+      launch.set_last(bucket + 1 == kBuckets);
+      launch.set_verdict_offset(kBuckets * 4096);
+      done.push_back(worker.Launch(launch));
+    }
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      first->WaitDone(bucket, step);
+      EXPECT_THAT(first->Floats(bucket * 4096, 1024),
+                  Each(static_cast<float>(step * 100 + bucket + 1)));
+      EXPECT_TRUE(done[bucket]->Get().ok());
+      second->WaitDone(bucket, step);
+    }
+  }
+  EXPECT_TRUE(second->Released());
+  worker.Stop();
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(CudaLaunch, EnqueuesNothingBeforeEveryReadyWordIsThere, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto first = worker.AddTrainer(kBytes, 1);
+  const auto second = worker.AddTrainer(kBytes, 1);
+  const pid_t pid = worker.process().pid();
+  first->MarkReady(0, 1, 0, Filled(kCount, 1));
+  const auto done =
+      worker.Launch(CudaWorkerFixture::LaunchOf({first.get(), second.get()}, 1, kCount));
+  EXPECT_TRUE(first->Released());  // its word is written
+  const std::uint64_t waits = worker.machine().Calls("cuStreamWaitValue64_v2", pid);
+  for (int i = 0; i < 10; ++i) worker.Ping();
+  EXPECT_EQ(worker.machine().Calls("cuLaunchKernel", pid), 0u);
+  second->MarkReady(0, 1, 0, Filled(kCount, 2));
+  EXPECT_TRUE(done->Get().ok());
+  EXPECT_EQ(worker.machine().Calls("cuLaunchKernel", pid), 2u);
+  EXPECT_EQ(worker.machine().Calls("cuStreamWaitValue64_v2", pid), waits);
+  EXPECT_EQ(waits, 0u);  // only trainers park
+}
+
+ISOLATED_TEST(CudaLaunch, BeginsInTheOrderOfTheCalls, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(2 * kBytes, 2);
+  auto launch = CudaWorkerFixture::LaunchOf({trainer.get()}, 1, 64);
+  const auto first = worker.Launch(launch);
+  launch.set_bucket(1);
+  const auto second = worker.Launch(launch);
+  trainer->WriteReady(1, 1);
+  EXPECT_TRUE(trainer->Released());
+  for (int i = 0; i < 10; ++i) worker.Ping();
+  EXPECT_FALSE(second->ComesWithin(std::chrono::milliseconds(0)));
+  trainer->WriteReady(0, 1);
+  EXPECT_TRUE(second->Get().ok());
+  EXPECT_TRUE(first->ComesWithin(std::chrono::milliseconds(0)));
+}
+
+ISOLATED_TEST(CudaLaunch, GoesOnWithoutALostRankAsAVoidStep, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto survivor = worker.AddTrainer(2 * kSecondBucket, 2);
+  const auto lost = worker.AddTrainer(2 * kSecondBucket, 2);
+  const std::size_t before = worker.machine().DeviceBytes(0);
+  auto launch = CudaWorkerFixture::LaunchOf({survivor.get(), lost.get()}, 1, kCount);
+  launch.set_last(false);
+  launch.set_verdict_offset(2 * kSecondBucket);
+  survivor->MarkReady(0, 1, 0, Filled(kCount, 4));
+  survivor->MarkReady(1, 1, kSecondBucket, Filled(kCount, 6));
+  const auto first = worker.Launch(launch);
+  EXPECT_TRUE(survivor->Released());
+  lost->Unmap();
+  EXPECT_TRUE(worker.Remove(*lost)->Get().ok());
+  EXPECT_LT(worker.machine().DeviceBytes(0), before);  // nothing of it is kept
+  // Its arena is gone when this call comes.
+  launch.set_bucket(1);
+  launch.set_offset(kSecondBucket);
+  launch.set_last(true);
+  const auto second = worker.Launch(launch);
+  survivor->WaitDone(1, 1);
+  EXPECT_TRUE(survivor->Released());
+  EXPECT_TRUE(first->Get()->launch_done().void_step());
+  EXPECT_TRUE(second->Get()->launch_done().void_step());
+  EXPECT_EQ(survivor->Floats(2 * kSecondBucket, 1)[0], 1.0f);  // void
+  // Without it, the next step is complete.
+  survivor->MarkReady(0, 2, 0, Filled(kCount, 8));
+  auto next = CudaWorkerFixture::LaunchOf({survivor.get()}, 2, kCount);
+  next.set_verdict_offset(2 * kSecondBucket);
+  EXPECT_FALSE(worker.Launch(next)->Get()->launch_done().void_step());
+  EXPECT_THAT(survivor->Floats(0, kCount), Each(8.0f));
+  EXPECT_EQ(survivor->Floats(2 * kSecondBucket, 1)[0], 0.0f);
+  worker.Stop();
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(CudaLaunch, KeepsAStepVoidToItsLastBucket, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(2 * kBytes, 2);
+  trainer->WriteReady(0, 1);
+  trainer->WriteReady(1, 1);
+  auto launch = CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount);
+  launch.set_void_contributions(1);
+  launch.set_last(false);
+  EXPECT_TRUE(worker.Launch(launch)->Get()->launch_done().void_step());
+  launch.set_void_contributions(0);
+  launch.set_bucket(1);
+  launch.set_last(true);
+  EXPECT_TRUE(worker.Launch(launch)->Get()->launch_done().void_step());
+  EXPECT_EQ(trainer->Floats(kBytes, 1)[0], 1.0f);
+}
+
+ISOLATED_TEST(CudaLaunch, AddsHalvesInFloat32, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  std::vector<std::unique_ptr<FakeTrainer>> trainers;
+  std::vector<FakeTrainer*> all;
+  // More than a launch of a kernel takes.
+  for (int i = 0; i < 18; ++i) {
+    trainers.push_back(worker.AddTrainer(kBytes, 1));
+    all.push_back(trainers.back().get());
+    // bfloat16: 256 for the first, 1 for the others. In bfloat16, 256 + 1 is 256.
+    std::vector<std::uint8_t> halves(kCount * 2);
+    for (std::size_t j = 0; j < kCount; ++j) {
+      halves[2 * j] = 0x80;
+      halves[2 * j + 1] = i == 0 ? 0x43 : 0x3f;
+    }
+    all.back()->WriteBytes(0, halves);
+    all.back()->WriteReady(0, 1);
+  }
+  auto launch = CudaWorkerFixture::LaunchOf(all, 1, kCount);
+  launch.set_data_type(static_cast<std::uint32_t>(DataType::kBfloat16));
+  launch.set_scale(1);
+  EXPECT_DOUBLE_EQ(worker.Launch(launch)->Get()->launch_done().sum_of_squares(),
+                   kCount * 272.0 * 272.0);  // 273, to nearest even
+  for (FakeTrainer* const trainer : all) {
+    const auto bytes = trainer->Bytes(0, 2);
+    EXPECT_EQ(bytes[0], 0x88);
+    EXPECT_EQ(bytes[1], 0x43);
+  }
+}
+
+ISOLATED_TEST(CudaLaunch, CountsWhatIsNotFinite, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  std::vector<float> gradients = Filled(kCount, 1);
+  gradients[3] = std::numeric_limits<float>::quiet_NaN();
+  gradients[kCount - 1] = std::numeric_limits<float>::infinity();
+  trainer->MarkReady(0, 1, 0, gradients);
+  const auto reply = worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount))->Get();
+  EXPECT_EQ(reply->launch_done().non_finite(), 2u);
+  EXPECT_FALSE(reply->launch_done().void_step());  // that is for an optimizer to decide
+}
+
+ISOLATED_TEST(CudaLaunch, RefusesWhatLiesOutside, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  const auto refuses = [&](void (*spoil)(worker::Launch*)) {
+    auto launch = CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount);
+    spoil(&launch);
+    return worker.Launch(launch)->Get().status().code() == absl::StatusCode::kInvalidArgument;
+  };
+  EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_bucket(1); }));
+  EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_count((1 << 20) - 1); }));
+  EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_count(1 << 30); }));
+  EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_offset(1 << 30); }));
+  EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_offset(4); }));  // not aligned
+  EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_verdict_offset(1 << 30); }));
+  EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_data_type(9); }));
+}
+
+}  // namespace
+}  // namespace gradsync

@@ -1,0 +1,134 @@
+// What a worker finds, and which GPUs it refuses.
+
+#include <gmock/gmock.h>
+
+#include "daemon/base/error.h"
+#include "tests/worker/cuda_worker_fixture.h"
+
+namespace gradsync {
+namespace {
+
+using fakes::GpuUuid;
+using fakes::MachineDescription;
+using fakes::MachineWithGpus;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+MachineDescription With(void (*change)(MachineDescription*)) {
+  MachineDescription machine = MachineWithGpus(2);
+  change(&machine);
+  return machine;
+}
+
+std::string ReasonOf(const absl::StatusOr<worker::Reply>& reply) {
+  return DetailsOf(reply.status()).reason;
+}
+
+ISOLATED_TEST(CudaStart, LooksWhatThereIsWithoutAContext, MachineWithGpus(2)) {
+  CudaWorkerFixture worker;
+  const auto found = worker.Start("");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->started().driver_version(), 13000);
+  ASSERT_EQ(found->started().devices_size(), 2);
+  EXPECT_EQ(found->started().devices(1).uuid(), GpuUuid(1));
+  EXPECT_FALSE(found->started().devices(1).mps());
+  EXPECT_GT(found->started().devices(1).memory_bytes(), 0u);
+  EXPECT_THAT(found->started().nccl_error(), HasSubstr("libnccl-of-no-machine.so.2"));
+  EXPECT_EQ(worker.machine().Calls("cuDevicePrimaryCtxRetain", worker.process().pid()), 0u);
+}
+
+ISOLATED_TEST(CudaStart, OpensTheGpuOfAUuidAndLoadsEveryKernel, MachineWithGpus(2)) {
+  CudaWorkerFixture worker;
+  const std::size_t before = worker.machine().DeviceBytes(1);
+  const auto started = worker.Start(GpuUuid(1));
+  ASSERT_TRUE(started.ok()) << started.status();
+  ASSERT_EQ(started->started().devices_size(), 1);
+  EXPECT_EQ(started->started().devices(0).uuid(), GpuUuid(1));
+  EXPECT_GT(worker.machine().DeviceBytes(1), before);
+  EXPECT_EQ(worker.machine().Calls("cuFuncLoad", worker.process().pid()), 8u);
+  worker.Stop();
+  EXPECT_EQ(worker.machine().DeviceBytes(1), before);
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(CudaStart, NamesTheGpusThatItSees, MachineWithGpus(2)) {
+  CudaWorkerFixture worker;
+  const auto started = worker.Start(GpuUuid(7));
+  EXPECT_EQ(started.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(started), "GPU_NOT_VISIBLE");
+  EXPECT_THAT(started.status().message(), HasSubstr(GpuUuid(0) + ", " + GpuUuid(1)));
+  EXPECT_THAT(started.status().message(), HasSubstr("DeviceAllow="));
+}
+
+ISOLATED_TEST(CudaStart, TakesAMigInstance, With([](MachineDescription* machine) {
+                machine->gpus[1].uuid = fakes::MigUuid(5);
+              })) {
+  CudaWorkerFixture worker;
+  const auto started = worker.Start(fakes::MigUuid(5));
+  EXPECT_TRUE(started.ok()) << started.status();
+}
+
+ISOLATED_TEST(CudaStart, RefusesAGpuThatIsForOneProcess, With([](MachineDescription* machine) {
+                machine->gpus[1].mode = fakes::ComputeMode::kExclusiveProcess;
+              })) {
+  CudaWorkerFixture worker;
+  const auto started = worker.Start(GpuUuid(1));
+  EXPECT_EQ(started.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(started), "GPU_EXCLUSIVE");
+  EXPECT_THAT(started.status().message(), HasSubstr("start MPS"));
+  EXPECT_EQ(worker.machine().Calls("cuDevicePrimaryCtxRetain", worker.process().pid()), 0u);
+}
+
+ISOLATED_TEST(CudaStart, SharesSuchAGpuThroughMps, With([](MachineDescription* machine) {
+                machine->gpus[1].mode = fakes::ComputeMode::kExclusiveProcess;
+                machine->mps = true;
+              })) {
+  CudaWorkerFixture worker;
+  const auto started = worker.Start(GpuUuid(1));
+  ASSERT_TRUE(started.ok()) << started.status();
+  EXPECT_TRUE(started->started().devices(0).mps());
+}
+
+ISOLATED_TEST(CudaStart, RefusesAnOldGpu,
+              With([](MachineDescription* machine) { machine->gpus[1].compute_capability = 75; })) {
+  CudaWorkerFixture worker;
+  const auto started = worker.Start(GpuUuid(1));
+  EXPECT_EQ(ReasonOf(started), "GPU_UNSUPPORTED");
+  EXPECT_THAT(started.status().message(), HasSubstr("compute capability 8.0"));
+}
+
+ISOLATED_TEST(CudaStart, RefusesAGpuWithoutStreamMemoryOperations,
+              With([](MachineDescription* machine) {
+                machine->gpus[1].stream_memory_operations = false;
+              })) {
+  CudaWorkerFixture worker;
+  EXPECT_EQ(ReasonOf(worker.Start(GpuUuid(1))), "GPU_UNSUPPORTED");
+}
+
+ISOLATED_TEST(CudaStart, FallsBackToLegacyIpcAndSaysSo,
+              With([](MachineDescription* machine) { machine->gpus[0].posix_handles = false; })) {
+  CudaWorkerFixture worker;
+  worker.Open(0);
+  worker.AddTrainer(1 << 20, 1);
+  const worker::ArenaAdded& added = worker.last_arena_added().arena_added();
+  EXPECT_EQ(added.ipc_handle().size(), std::size_t{CU_IPC_HANDLE_SIZE});
+  EXPECT_THAT(added.why_legacy(), HasSubstr("file descriptor"));
+  EXPECT_EQ(added.bytes(), std::size_t{2} << 20);
+}
+
+ISOLATED_TEST(CudaStart, SaysHowMuchAGpuLacks, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const std::size_t before = worker.machine().DeviceBytes(0);
+  absl::Status refused;
+  EXPECT_EQ(worker.AddTrainer(std::size_t{2} << 30, 1, &refused), nullptr);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(DetailsOf(refused).reason, "GPU_OUT_OF_MEMORY");
+  EXPECT_THAT(refused.message(), HasSubstr("free of 1073741824"));
+  // It goes on with what fits.
+  EXPECT_NE(worker.AddTrainer(1 << 20, 1, &refused), nullptr);
+  EXPECT_GT(worker.machine().DeviceBytes(0), before);
+}
+
+}  // namespace
+}  // namespace gradsync

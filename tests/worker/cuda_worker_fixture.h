@@ -1,0 +1,123 @@
+// A worker on a fake GPU, in a process of its own, and the trainers whose buckets it averages. The
+// test is daemon and trainers at once: it gives the calls, and has the arenas mapped through the
+// same fake.
+
+#ifndef TESTS_WORKER_CUDA_WORKER_FIXTURE_H_
+#define TESTS_WORKER_CUDA_WORKER_FIXTURE_H_
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/arena/semaphore_page.h"
+#include "daemon/worker/worker.pb.h"
+#include "daemon/worker/worker_process.h"
+#include "proto/gradsync/shared_memory.h"
+#include "tests/engine/event.h"
+#include "tests/fakes/cuda_process.h"
+#include "tests/fakes/isolated_test.h"
+
+namespace gradsync {
+
+inline constexpr char kFakeCuda[] = "tests/fakes/cuda/libcuda.so.1";
+
+// A reply to come.
+class PendingReply {
+ public:
+  // What has come within the test's patience.
+  absl::StatusOr<worker::Reply> Get();
+  bool ComesWithin(std::chrono::milliseconds patience) { return event_.Wait(patience).has_value(); }
+
+ private:
+  friend class CudaWorkerFixture;
+  Event event_;
+  absl::StatusOr<WorkerProcess::Reply> reply_ = absl::UnknownError("none");
+};
+
+// One rank's memory of one layout, with its own stream.
+class FakeTrainer {
+ public:
+  FakeTrainer(std::uint64_t arena, std::shared_ptr<SemaphorePage> page, UniqueFd memory,
+              std::size_t bytes);
+
+  std::uint64_t arena() const { return arena_; }
+  CUdeviceptr address() const { return mapped_.address; }
+
+  // Enqueued on the stream: gradients, then the ready word. Returns at once.
+  void MarkReady(std::size_t bucket, std::uint64_t step, std::size_t offset,
+                 const std::vector<float>& gradients);
+  void WriteBytes(std::size_t offset, const std::vector<std::uint8_t>& bytes);
+  void WriteReady(std::size_t bucket, std::uint64_t step);
+  // Enqueued on the stream: nothing after it runs before the bucket is done.
+  void WaitDone(std::size_t bucket, std::uint64_t step);
+  // On the host; false when the test's patience is over.
+  bool Released();
+  std::vector<float> Floats(std::size_t offset, std::size_t count);
+  std::vector<std::uint8_t> Bytes(std::size_t offset, std::size_t count);
+  // As a client releases its streams when its daemon is gone.
+  void Poison(std::size_t bucket, std::uint64_t step);
+  void Unmap();
+
+ private:
+  BucketSemaphore* Semaphore(std::size_t bucket) const;
+  CUdeviceptr SemaphoreAddress(std::size_t bucket, std::size_t member) const;
+
+  const std::uint64_t arena_;
+  const std::shared_ptr<SemaphorePage> page_;
+  fakes::Mapped mapped_;
+  std::byte* words_ = nullptr;
+  CUdeviceptr words_address_ = 0;
+  CUstream stream_ = nullptr;
+  std::vector<std::vector<std::uint8_t>> sources_;  // of copies under way
+};
+
+class CudaWorkerFixture {
+ public:
+  explicit CudaWorkerFixture(WorkerProcessOptions options = {});
+
+  WorkerProcess& process() { return *process_; }
+  fakes::FakeMachine& machine() { return machine_; }
+  void Stop() { process_.reset(); }
+  // How it ended by itself.
+  absl::Status Ended() { return ended_.Wait().value_or(absl::UnknownError("it lives")); }
+
+  std::unique_ptr<PendingReply> Send(worker::Call call, std::vector<UniqueFd> descriptors = {});
+  absl::StatusOr<worker::Reply> Call(worker::Call call) { return Send(std::move(call))->Get(); }
+
+  // Opens GPU `number`; fails the test if it cannot be.
+  void Open(int number = 0);
+  absl::StatusOr<worker::Reply> Start(const std::string& device);
+
+  // An arena with room for `bytes` of buckets and, behind them, the verdict; null and `refused` set
+  // if the worker refuses.
+  std::unique_ptr<FakeTrainer> AddTrainer(std::size_t bytes, std::size_t buckets,
+                                          absl::Status* refused = nullptr);
+  worker::Reply& last_arena_added() { return last_arena_added_; }
+
+  static constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
+
+  // Of float32, averaged over the trainers, the only bucket of its step.
+  static worker::Launch LaunchOf(const std::vector<FakeTrainer*>& trainers, std::uint64_t step,
+                                 std::size_t count);
+  std::unique_ptr<PendingReply> Launch(const worker::Launch& launch);
+  std::unique_ptr<PendingReply> Remove(const FakeTrainer& trainer);
+  // Has been through its loop once more since.
+  void Ping();
+
+ private:
+  fakes::FakeMachine machine_;
+  Event ended_;
+  std::uint64_t last_arena_ = 0;
+  worker::Reply last_arena_added_;
+  std::unique_ptr<WorkerProcess> process_;
+};
+
+}  // namespace gradsync
+
+#endif  // TESTS_WORKER_CUDA_WORKER_FIXTURE_H_
