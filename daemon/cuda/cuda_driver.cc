@@ -14,7 +14,7 @@ namespace {
 absl::Status TooOld(const SharedLibrary& library, absl::string_view what) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "CUDA_DRIVER_TOO_OLD",
                    absl::StrCat(library.path(), " has no ", what,
-                                ": gradsync needs a driver for CUDA 12.0 or newer"));
+                                ": gradsync needs a driver for CUDA 12.4 or newer"));
 }
 
 }  // namespace
@@ -31,14 +31,12 @@ absl::StatusOr<std::unique_ptr<const CudaDriver>> CudaDriver::Open(const std::st
 
   auto driver = std::unique_ptr<CudaDriver>(new CudaDriver);
   std::vector<std::string> missing;
-  // CUDA_VERSION: the signatures are those of the headers.
-#define GRADSYNC_FIND_CUDA_FUNCTION(name)                                          \
-  {                                                                                \
-    void* address = nullptr;                                                       \
-    const CUresult result =                                                        \
-        find(#name, &address, CUDA_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, nullptr); \
-    if (result != CUDA_SUCCESS || address == nullptr) missing.emplace_back(#name); \
-    driver->name.function_ = reinterpret_cast<decltype(&::name)>(address);         \
+#define GRADSYNC_FIND_CUDA_FUNCTION(name, version)                                                \
+  {                                                                                               \
+    void* address = nullptr;                                                                      \
+    const CUresult result = find(#name, &address, version, CU_GET_PROC_ADDRESS_DEFAULT, nullptr); \
+    if (result != CUDA_SUCCESS || address == nullptr) missing.emplace_back(#name);                \
+    driver->name.function_ = reinterpret_cast<PFN_##name##_v##version>(address);                  \
   }
   GRADSYNC_CUDA_FUNCTIONS(GRADSYNC_FIND_CUDA_FUNCTION)
 #undef GRADSYNC_FIND_CUDA_FUNCTION

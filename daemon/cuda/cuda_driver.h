@@ -10,77 +10,73 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cuda.h"
+#include "cudaTypedefs.h"
 
-// Every function in use, by the name that cuGetProcAddress takes: without "_v2", which it adds
-// according to the version (the plain symbol of cuStreamWaitValue64 is one that new devices
-// refuse).
-#define GRADSYNC_CUDA_FUNCTIONS(FUNCTION) \
-  FUNCTION(cuInit)                        \
-  FUNCTION(cuDriverGetVersion)            \
-  FUNCTION(cuGetErrorName)                \
-  FUNCTION(cuGetErrorString)              \
-  FUNCTION(cuDeviceGetCount)              \
-  FUNCTION(cuDeviceGet)                   \
-  FUNCTION(cuDeviceGetUuid)               \
-  FUNCTION(cuDeviceGetName)               \
-  FUNCTION(cuDeviceGetAttribute)          \
-  FUNCTION(cuDeviceTotalMem)              \
-  FUNCTION(cuMemGetInfo)                  \
-  FUNCTION(cuDevicePrimaryCtxRetain)      \
-  FUNCTION(cuDevicePrimaryCtxRelease)     \
-  FUNCTION(cuCtxSetCurrent)               \
-  FUNCTION(cuCtxGetStreamPriorityRange)   \
-  FUNCTION(cuStreamCreateWithPriority)    \
-  FUNCTION(cuStreamDestroy)               \
-  FUNCTION(cuStreamSynchronize)           \
-  FUNCTION(cuStreamQuery)                 \
-  FUNCTION(cuStreamWaitEvent)             \
-  FUNCTION(cuStreamWaitValue64)           \
-  FUNCTION(cuStreamWriteValue64)          \
-  FUNCTION(cuEventCreate)                 \
-  FUNCTION(cuEventRecord)                 \
-  FUNCTION(cuEventQuery)                  \
-  FUNCTION(cuEventSynchronize)            \
-  FUNCTION(cuEventElapsedTime)            \
-  FUNCTION(cuEventDestroy)                \
-  FUNCTION(cuMemCreate)                   \
-  FUNCTION(cuMemRelease)                  \
-  FUNCTION(cuMemAddressReserve)           \
-  FUNCTION(cuMemAddressFree)              \
-  FUNCTION(cuMemMap)                      \
-  FUNCTION(cuMemUnmap)                    \
-  FUNCTION(cuMemSetAccess)                \
-  FUNCTION(cuMemGetAllocationGranularity) \
-  FUNCTION(cuMemExportToShareableHandle)  \
-  FUNCTION(cuMemAlloc)                    \
-  FUNCTION(cuMemFree)                     \
-  FUNCTION(cuIpcGetMemHandle)             \
-  FUNCTION(cuMemHostRegister)             \
-  FUNCTION(cuMemHostGetDevicePointer)     \
-  FUNCTION(cuMemHostUnregister)           \
-  FUNCTION(cuMemHostAlloc)                \
-  FUNCTION(cuMemFreeHost)                 \
-  FUNCTION(cuMemcpyAsync)                 \
-  FUNCTION(cuMemcpyHtoDAsync)             \
-  FUNCTION(cuMemcpyDtoHAsync)             \
-  FUNCTION(cuMemsetD8Async)               \
-  FUNCTION(cuMemsetD32Async)              \
-  FUNCTION(cuModuleLoadData)              \
-  FUNCTION(cuModuleGetFunction)           \
-  FUNCTION(cuModuleUnload)                \
-  FUNCTION(cuFuncLoad)                    \
-  FUNCTION(cuLaunchKernel)
+// Every function in use, by its plain name and the version of CUDA in which it got the signature
+// that is used here. The driver is asked for exactly that variant: the newest one may have other
+// parameters (cuCtxSynchronize since 13.0), and the plain symbols of some are ones that new devices
+// refuse (cuStreamWriteValue64). There is no cuStreamWaitValue64 among them: only trainers' streams
+// wait for a word.
+#define GRADSYNC_CUDA_FUNCTIONS(FUNCTION)        \
+  FUNCTION(cuInit, 2000)                         \
+  FUNCTION(cuDriverGetVersion, 2020)             \
+  FUNCTION(cuGetErrorName, 6000)                 \
+  FUNCTION(cuGetErrorString, 6000)               \
+  FUNCTION(cuDeviceGetCount, 2000)               \
+  FUNCTION(cuDeviceGet, 2000)                    \
+  FUNCTION(cuDeviceGetUuid, 11040)               \
+  FUNCTION(cuDeviceGetName, 2000)                \
+  FUNCTION(cuDeviceGetAttribute, 2000)           \
+  FUNCTION(cuDeviceTotalMem, 3020)               \
+  FUNCTION(cuMemGetInfo, 3020)                   \
+  FUNCTION(cuDevicePrimaryCtxRetain, 7000)       \
+  FUNCTION(cuDevicePrimaryCtxRelease, 11000)     \
+  FUNCTION(cuCtxSetCurrent, 4000)                \
+  FUNCTION(cuCtxGetStreamPriorityRange, 5050)    \
+  FUNCTION(cuStreamCreateWithPriority, 5050)     \
+  FUNCTION(cuStreamDestroy, 4000)                \
+  FUNCTION(cuStreamSynchronize, 2000)            \
+  FUNCTION(cuStreamWaitEvent, 3020)              \
+  FUNCTION(cuStreamWriteValue64, 11070)          \
+  FUNCTION(cuEventCreate, 2000)                  \
+  FUNCTION(cuEventRecord, 2000)                  \
+  FUNCTION(cuEventQuery, 2000)                   \
+  FUNCTION(cuEventDestroy, 4000)                 \
+  FUNCTION(cuMemCreate, 10020)                   \
+  FUNCTION(cuMemRelease, 10020)                  \
+  FUNCTION(cuMemAddressReserve, 10020)           \
+  FUNCTION(cuMemAddressFree, 10020)              \
+  FUNCTION(cuMemMap, 10020)                      \
+  FUNCTION(cuMemUnmap, 10020)                    \
+  FUNCTION(cuMemSetAccess, 10020)                \
+  FUNCTION(cuMemGetAllocationGranularity, 10020) \
+  FUNCTION(cuMemExportToShareableHandle, 10020)  \
+  FUNCTION(cuMemAlloc, 3020)                     \
+  FUNCTION(cuMemFree, 3020)                      \
+  FUNCTION(cuIpcGetMemHandle, 4010)              \
+  FUNCTION(cuMemHostRegister, 6050)              \
+  FUNCTION(cuMemHostGetDevicePointer, 3020)      \
+  FUNCTION(cuMemHostUnregister, 4000)            \
+  FUNCTION(cuMemHostAlloc, 2020)                 \
+  FUNCTION(cuMemFreeHost, 2000)                  \
+  FUNCTION(cuMemcpyAsync, 4000)                  \
+  FUNCTION(cuMemsetD8Async, 3020)                \
+  FUNCTION(cuModuleLoadData, 2000)               \
+  FUNCTION(cuModuleGetFunction, 2000)            \
+  FUNCTION(cuModuleUnload, 2000)                 \
+  FUNCTION(cuFuncLoad, 12040)                    \
+  FUNCTION(cuLaunchKernel, 4000)
 
 namespace gradsync {
 
 class CudaDriver;
 
-// One function of the table, of the type that cuda.h declares.
+// One function of the table, of a type of cudaTypedefs.h.
 template <typename Function>
 class CudaFunction;
 
 template <typename... Arguments>
-class CudaFunction<CUresult(Arguments...)> {
+class CudaFunction<CUresult (*)(Arguments...)> {
  public:
   explicit CudaFunction(const CudaDriver* driver, const char* name)
       : driver_(driver), name_(name) {}
@@ -113,7 +109,8 @@ class CudaDriver {
   absl::Status StatusOf(CUresult result, const char* call) const;
 
   // The functions, as in driver.cuMemAlloc(&address, bytes).
-#define GRADSYNC_CUDA_FUNCTION(name) CudaFunction<decltype(::name)> name{this, #name};
+#define GRADSYNC_CUDA_FUNCTION(name, version) \
+  CudaFunction<PFN_##name##_v##version> name{this, #name};
   GRADSYNC_CUDA_FUNCTIONS(GRADSYNC_CUDA_FUNCTION)
 #undef GRADSYNC_CUDA_FUNCTION
 
@@ -122,7 +119,7 @@ class CudaDriver {
 };
 
 template <typename... Arguments>
-absl::Status CudaFunction<CUresult(Arguments...)>::operator()(Arguments... arguments) const {
+absl::Status CudaFunction<CUresult (*)(Arguments...)>::operator()(Arguments... arguments) const {
   const CUresult result = function_(arguments...);
   return result == CUDA_SUCCESS ? absl::OkStatus() : driver_->StatusOf(result, name_);
 }
