@@ -18,10 +18,7 @@
   FUNCTION(ncclCommInitRankConfig)        \
   FUNCTION(ncclCommGetAsyncError)         \
   FUNCTION(ncclCommAbort)                 \
-  FUNCTION(ncclCommFinalize)              \
-  FUNCTION(ncclCommDestroy)               \
   FUNCTION(ncclAllReduce)                 \
-  FUNCTION(ncclBroadcast)                 \
   FUNCTION(ncclGroupStart)                \
   FUNCTION(ncclGroupEnd)                  \
   FUNCTION(ncclGetErrorString)            \

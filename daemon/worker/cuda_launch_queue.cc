@@ -3,13 +3,28 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/error.h"
 
 namespace gradsync {
+namespace {
+
+std::vector<CUdeviceptr> BuffersOf(const CudaLaunch& launch) {
+  std::vector<CUdeviceptr> buffers;
+  for (const auto& rank : launch.ranks) buffers.push_back(rank->arena->address() + launch.offset);
+  return buffers;
+}
+
+}  // namespace
 
 CudaLaunchQueue::CudaLaunchQueue(const CudaContext* context, const CudaCombine* combine,
-                                 CudaStagingPool* staging)
-    : context_(context), driver_(context->driver()), combine_(combine), staging_(staging) {}
+                                 CudaStagingPool* staging, std::uint64_t limit_ns)
+    : context_(context),
+      driver_(context->driver()),
+      combine_(combine),
+      staging_(staging),
+      limit_ns_(limit_ns) {}
 
 CudaLaunchQueue::~CudaLaunchQueue() = default;
 
@@ -24,38 +39,25 @@ void CudaLaunchQueue::Remove(const CudaSessionMemory* rank) {
   }
 }
 
+bool CudaLaunchQueue::HasRank(const CudaLaunch& launch, const CudaSessionMemory* rank) {
+  return std::any_of(launch.ranks.begin(), launch.ranks.end(),
+                     [&](const auto& other) { return other.get() == rank; });
+}
+
 bool CudaLaunchQueue::Touches(const CudaSessionMemory* rank) const {
-  return std::any_of(under_way_.begin(), under_way_.end(), [&](const UnderWay& one) {
-    return std::any_of(one.launch.ranks.begin(), one.launch.ranks.end(),
-                       [&](const auto& other) { return other.get() == rank; });
-  });
+  return (summing_.has_value() && HasRank(summing_->launch, rank)) ||
+         std::any_of(under_way_.begin(), under_way_.end(),
+                     [&](const UnderWay& one) { return HasRank(one.launch, rank); });
 }
 
 absl::Status CudaLaunchQueue::Advance(std::vector<CudaLaunchResult>* finished) {
-  while (!under_way_.empty()) {
-    const UnderWay& oldest = under_way_.front();
-    const auto over = Finished(oldest);
-    if (!over.ok()) return over.status();
-    if (!*over) break;
-    finished->push_back(ResultOf(oldest));
-    oldest.piece->free = true;
-    under_way_.pop_front();
+  absl::Status status = FinishOldest(finished);
+  if (status.ok() && communicator_ != nullptr) status = SettleSum();
+  while (status.ok() && !paused_ && !summing_.has_value() && !waiting_.empty() &&
+         Ready(waiting_.front()) && staging_->HasFree()) {
+    status = BeginNext();
   }
-  while (!paused_ && !waiting_.empty() && Ready(waiting_.front())) {
-    CudaStagingPiece* const piece = staging_->Take();
-    if (piece == nullptr) break;
-    CudaLaunch& launch = waiting_.front();
-    // Once void, void to its end: the last bucket's sum is the verdict.
-    ChannelStep& channel = channels_[launch.channel];
-    if (channel.step != launch.step) channel = {launch.step, false};
-    channel.is_void = channel.is_void || launch.void_contributions > 0;
-    if (channel.is_void && launch.void_contributions == 0) launch.void_contributions = 1;
-    const std::uint64_t now_ns = MonotonicNowNs();
-    if (const absl::Status status = Begin(launch, *piece); !status.ok()) return status;
-    under_way_.push_back({std::move(launch), piece, now_ns});
-    waiting_.pop_front();
-  }
-  return absl::OkStatus();
+  return status.ok() ? CheckDeadline() : status;
 }
 
 bool CudaLaunchQueue::Ready(const CudaLaunch& launch) {
@@ -64,30 +66,83 @@ bool CudaLaunchQueue::Ready(const CudaLaunch& launch) {
   });
 }
 
-absl::Status CudaLaunchQueue::Begin(const CudaLaunch& launch, const CudaStagingPiece& piece) {
-  std::vector<CUdeviceptr> buffers;
-  for (const auto& rank : launch.ranks) buffers.push_back(rank->arena->address() + launch.offset);
-  const CudaStaging staging{piece.address, launch.staging_dtype};
+absl::Status CudaLaunchQueue::FinishOldest(std::vector<CudaLaunchResult>* finished) {
+  while (!under_way_.empty()) {
+    const UnderWay& oldest = under_way_.front();
+    const CUresult result = driver_->cuEventQuery.Result(oldest.piece->written);
+    if (result == CUDA_ERROR_NOT_READY) break;
+    if (result != CUDA_SUCCESS) return driver_->StatusOf(result, "cuEventQuery");
+    finished->push_back(ResultOf(oldest));
+    oldest.piece->free = true;
+    under_way_.pop_front();
+  }
+  return absl::OkStatus();
+}
+
+// Also sees what has gone wrong between the GPUs, while something is under way there.
+absl::Status CudaLaunchQueue::SettleSum() {
+  if (at_rest()) return absl::OkStatus();
+  const auto settled = communicator_->Settled();
+  if (!settled.ok()) return settled.status();
+  if (!*settled || !summing_.has_value()) return absl::OkStatus();
+  UnderWay one = *std::exchange(summing_, std::nullopt);
+  const absl::Status status = WriteBack(one);
+  under_way_.push_back(std::move(one));
+  return status;
+}
+
+absl::Status CudaLaunchQueue::BeginNext() {
+  UnderWay next{std::move(waiting_.front()), staging_->Take(), MonotonicNowNs()};
+  waiting_.pop_front();
+  // Once void, void to its end: the last bucket's sum is the verdict.
+  ChannelStep& channel = channels_[next.launch.channel];
+  if (channel.step != next.launch.step) channel = {next.launch.step, false};
+  channel.is_void = channel.is_void || next.launch.void_contributions > 0;
+  if (channel.is_void && next.launch.void_contributions == 0) next.launch.void_contributions = 1;
+
+  if (const absl::Status status = Sum(next); !status.ok()) return status;
+  if (communicator_ != nullptr) {
+    summing_ = std::move(next);
+    return SettleSum();
+  }
+  const absl::Status status = WriteBack(next);
+  under_way_.push_back(std::move(next));
+  return status;
+}
+
+absl::Status CudaLaunchQueue::Sum(const UnderWay& one) {
+  const CudaLaunch& launch = one.launch;
+  const CudaStaging staging{one.piece->address, launch.staging_dtype};
+  CUstream const stream = context_->combine_stream();
+  absl::Status status = combine_->Combine(stream, launch.dtype, BuffersOf(launch), launch.count,
+                                          launch.void_contributions, staging);
+  if (status.ok()) status = driver_->cuEventRecord(one.piece->combined, stream);
+  if (communicator_ == nullptr || !status.ok()) return status;
+  CUstream const collective = context_->collective_stream();
+  status = driver_->cuStreamWaitEvent(collective, one.piece->combined, 0);
+  if (!status.ok()) return status;
+  return communicator_->AllReduce(staging.address, staging.dtype, launch.count + 1, collective);
+}
+
+absl::Status CudaLaunchQueue::WriteBack(const UnderWay& one) {
+  const CudaLaunch& launch = one.launch;
+  const CudaStagingPiece& piece = *one.piece;
+  const CUdeviceptr numbers =
+      launch.measure ? piece.report_address + offsetof(CudaBucketReport, numbers) : 0;
   const CUdeviceptr void_flag = piece.report_address + offsetof(CudaBucketReport, void_flag);
   piece.report->void_flag = 0;
 
-  absl::Status status = combine_->Combine(context_->combine_stream(), launch.dtype, buffers,
-                                          launch.count, launch.void_contributions, staging);
-  if (status.ok()) status = driver_->cuEventRecord(piece.combined, context_->combine_stream());
   CUevent summed = piece.combined;
-  if (collective_ != nullptr) {
-    CUstream const stream = context_->collective_stream();
-    if (status.ok()) status = driver_->cuStreamWaitEvent(stream, piece.combined, 0);
-    if (status.ok()) status = collective_->AllReduce(staging, launch.count + 1, stream);
-    if (status.ok()) status = driver_->cuEventRecord(piece.collected, stream);
+  absl::Status status;
+  if (communicator_ != nullptr) {
     summed = piece.collected;
+    status = driver_->cuEventRecord(summed, context_->collective_stream());
   }
   CUstream const stream = context_->write_back_stream();
   if (status.ok()) status = driver_->cuStreamWaitEvent(stream, summed, 0);
   if (status.ok()) {
-    status = combine_->WriteBack(
-        stream, launch.dtype, staging, launch.count, launch.scale, buffers,
-        launch.measure ? piece.report_address + offsetof(CudaBucketReport, numbers) : 0, void_flag);
+    status = combine_->WriteBack(stream, launch.dtype, {piece.address, launch.staging_dtype},
+                                 launch.count, launch.scale, BuffersOf(launch), numbers, void_flag);
   }
   for (const auto& rank : launch.ranks) {
     if (status.ok() && launch.last) {
@@ -105,11 +160,19 @@ absl::Status CudaLaunchQueue::Begin(const CudaLaunch& launch, const CudaStagingP
   return status;
 }
 
-absl::StatusOr<bool> CudaLaunchQueue::Finished(const UnderWay& oldest) const {
-  const CUresult result = driver_->cuEventQuery.Result(oldest.piece->written);
-  if (result == CUDA_ERROR_NOT_READY) return false;
-  if (result != CUDA_SUCCESS) return driver_->StatusOf(result, "cuEventQuery");
-  return true;
+absl::Status CudaLaunchQueue::CheckDeadline() const {
+  if (at_rest()) return absl::OkStatus();
+  const UnderWay& oldest = under_way_.empty() ? *summing_ : under_way_.front();
+  const std::uint64_t since_ns = MonotonicNowNs() - oldest.ready_ns;
+  if (since_ns < limit_ns_) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kDeadlineExceeded, "GPU_TIMEOUT",
+      absl::StrCat("bucket ", oldest.launch.bucket, " of step ", oldest.launch.step,
+                   " has been on the GPU for ", since_ns / 1'000'000'000, " s: ",
+                   communicator_ != nullptr
+                       ? "another GPU of the job has not joined its all-reduce, or hangs"
+                       : "the GPU hangs"),
+      {{"step", absl::StrCat(oldest.launch.step)}, {"bucket", absl::StrCat(oldest.launch.bucket)}});
 }
 
 CudaLaunchResult CudaLaunchQueue::ResultOf(const UnderWay& oldest) const {

@@ -8,13 +8,14 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "cuda.h"
 #include "daemon/arena/cuda_arena.h"
 #include "daemon/arena/cuda_semaphore_page.h"
+#include "daemon/engine/nccl_communicator.h"
 #include "daemon/reduce/bucket_numbers.h"
 #include "daemon/reduce/cuda_combine.h"
 #include "daemon/worker/cuda_context.h"
@@ -54,16 +55,6 @@ struct CudaLaunchResult {
   bool void_step = false;
 };
 
-// What sums staging over the job's GPUs, in place.
-class CudaCollective {
- public:
-  virtual ~CudaCollective() = default;
-  // When it returns, the work is on the stream: what is enqueued after it follows it. `count`
-  // includes the number of void contributions.
-  virtual absl::Status AllReduce(const CudaStaging& staging, std::size_t count,
-                                 CUstream stream) = 0;
-};
-
 // In order: a launch begins when those before it have begun, every rank's ready word shows its step
 // and a piece of staging is free. Up to then nothing is enqueued for it: the words are read here,
 // on the host, and no stream of the worker ever waits for a trainer. From then on the GPU goes on
@@ -73,14 +64,16 @@ class CudaCollective {
 // another process.
 class CudaLaunchQueue {
  public:
-  // `collective` may be null: one GPU. All outlive the queue.
-  CudaLaunchQueue(const CudaContext* context, const CudaCombine* combine, CudaStagingPool* staging);
+  // All outlive the queue. What has been on the GPU for `limit_ns` is taken for hanging.
+  CudaLaunchQueue(const CudaContext* context, const CudaCombine* combine, CudaStagingPool* staging,
+                  std::uint64_t limit_ns);
   ~CudaLaunchQueue();
   CudaLaunchQueue(const CudaLaunchQueue&) = delete;
   CudaLaunchQueue& operator=(const CudaLaunchQueue&) = delete;
 
-  // From the next launch on that begins. Null: one GPU.
-  void SetCollective(CudaCollective* collective) { collective_ = collective; }
+  // Sums over all its ranks, from now on; it is settled and outlives its use. Null: this GPU alone.
+  // Only at rest.
+  void SetCommunicator(NcclCommunicator* communicator) { communicator_ = communicator; }
 
   void Submit(CudaLaunch launch);
 
@@ -91,12 +84,13 @@ class CudaLaunchQueue {
   void Remove(const CudaSessionMemory* rank);
 
   // Begins and finishes what can be, without waiting for anything; appends what has finished.
+  // DEADLINE_EXCEEDED GPU_TIMEOUT if something hangs, else the driver's and NCCL's statuses.
   absl::Status Advance(std::vector<CudaLaunchResult>* finished);
 
   // Nothing is under way: Advance has nothing to do before the next Submit.
-  bool idle() const { return waiting_.empty() && under_way_.empty(); }
+  bool idle() const { return waiting_.empty() && at_rest(); }
   // Nothing is on the GPU.
-  bool at_rest() const { return under_way_.empty(); }
+  bool at_rest() const { return under_way_.empty() && !summing_.has_value(); }
   bool Touches(const CudaSessionMemory* rank) const;
 
  private:
@@ -112,18 +106,28 @@ class CudaLaunchQueue {
   };
 
   static bool Ready(const CudaLaunch& launch);
-  absl::Status Begin(const CudaLaunch& launch, const CudaStagingPiece& piece);
-  absl::StatusOr<bool> Finished(const UnderWay& oldest) const;
+  static bool HasRank(const CudaLaunch& launch, const CudaSessionMemory* rank);
+
+  absl::Status FinishOldest(std::vector<CudaLaunchResult>* finished);
+  absl::Status BeginNext();
+  // The first half, up to the sum over the communicator.
+  absl::Status Sum(const UnderWay& one);
+  // The second, once the sum is on its stream.
+  absl::Status WriteBack(const UnderWay& one);
+  absl::Status SettleSum();
+  absl::Status CheckDeadline() const;
   CudaLaunchResult ResultOf(const UnderWay& oldest) const;
 
   const CudaContext* const context_;
   const CudaDriver* const driver_;
   const CudaCombine* const combine_;
   CudaStagingPool* const staging_;
-  CudaCollective* collective_ = nullptr;
+  const std::uint64_t limit_ns_;
+  NcclCommunicator* communicator_ = nullptr;
   bool paused_ = false;
   std::deque<CudaLaunch> waiting_;
-  std::deque<UnderWay> under_way_;  // in the order in which they finish
+  std::optional<UnderWay> summing_;  // NCCL has not put it on the stream yet
+  std::deque<UnderWay> under_way_;   // in the order in which they finish
   std::map<std::uint32_t, ChannelStep> channels_;
 };
 

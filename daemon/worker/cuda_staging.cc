@@ -1,5 +1,8 @@
 #include "daemon/worker/cuda_staging.h"
 
+#include <algorithm>
+#include <cassert>
+#include <new>
 #include <utility>
 
 namespace gradsync {
@@ -11,12 +14,15 @@ constexpr std::size_t kAlignment = 4096;
 }  // namespace
 
 CudaStagingPool::CudaStagingPool(const CudaContext* context)
-    : context_(context),
-      driver_(context->driver()),
-      allocator_{[this](CUdeviceptr* address, std::size_t bytes) {
-                   return driver_->cuMemAlloc(address, bytes);
-                 },
-                 [this](CUdeviceptr address) { driver_->cuMemFree.Result(address); }} {}
+    : driver_(context->driver()), allocator_(DriverAllocator()) {}
+
+CudaStagingPool::Allocator CudaStagingPool::DriverAllocator() const {
+  const CudaDriver* const driver = driver_;
+  return {[driver](CUdeviceptr* address, std::size_t bytes) {
+            return driver->cuMemAlloc(address, bytes);
+          },
+          [driver](CUdeviceptr address) { driver->cuMemFree.Result(address); }};
+}
 
 CudaStagingPool::~CudaStagingPool() {
   Free();
@@ -51,11 +57,11 @@ absl::Status CudaStagingPool::Reserve(std::size_t bytes) {
   return Holds(bytes) ? absl::OkStatus() : Allocate(bytes, allocator_);
 }
 
-absl::Status CudaStagingPool::SetAllocator(Allocator allocator) {
+absl::Status CudaStagingPool::SetAllocator(const Allocator& allocator) {
   if (piece_bytes_ > 0) {
     if (const absl::Status status = Allocate(piece_bytes_, allocator); !status.ok()) return status;
   }
-  allocator_ = std::move(allocator);
+  allocator_ = allocator;
   return absl::OkStatus();
 }
 
@@ -74,14 +80,17 @@ void CudaStagingPool::Free() {
   if (memory_ != 0) allocator_.free(std::exchange(memory_, 0));
 }
 
+bool CudaStagingPool::HasFree() const {
+  return std::any_of(pieces_.begin(), pieces_.end(),
+                     [](const CudaStagingPiece& piece) { return piece.free; });
+}
+
 CudaStagingPiece* CudaStagingPool::Take() {
-  for (CudaStagingPiece& piece : pieces_) {
-    if (piece.free) {
-      piece.free = false;
-      return &piece;
-    }
-  }
-  return nullptr;
+  const auto piece = std::find_if(pieces_.begin(), pieces_.end(),
+                                  [](const CudaStagingPiece& one) { return one.free; });
+  assert(piece != pieces_.end());
+  piece->free = false;
+  return &*piece;
 }
 
 }  // namespace gradsync

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <functional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "cuda.h"
@@ -47,6 +46,8 @@ class CudaStagingPool {
   };
 
   explicit CudaStagingPool(const CudaContext* context);
+  // The driver's memory, with which a pool begins.
+  Allocator DriverAllocator() const;
   ~CudaStagingPool();
   CudaStagingPool(const CudaStagingPool&) = delete;
   CudaStagingPool& operator=(const CudaStagingPool&) = delete;
@@ -61,18 +62,19 @@ class CudaStagingPool {
   absl::Status Reserve(std::size_t bytes);
 
   // Another way to allocate, from now on: what there is moves there. Only while all are free.
-  absl::Status SetAllocator(Allocator allocator);
+  absl::Status SetAllocator(const Allocator& allocator);
 
-  // Null if none is free. Free again when `free` is set.
+  bool HasFree() const;
+  // One of those that are free; free again when its `free` is set.
   CudaStagingPiece* Take();
 
+  CUdeviceptr address() const { return memory_; }  // 0: nothing has been reserved yet
   std::size_t bytes() const { return piece_bytes_ * kPieces; }
 
  private:
   absl::Status Allocate(std::size_t piece_bytes, const Allocator& allocator);
   void Free();
 
-  const CudaContext* const context_;
   const CudaDriver* const driver_;
   Allocator allocator_;
   CUdeviceptr memory_ = 0;

@@ -10,6 +10,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/error.h"
 #include "daemon/cuda/cuda_device.h"
 #include "daemon/worker/worker_error.h"
 #include "proto/gradsync/shared_memory.h"
@@ -54,6 +56,7 @@ void CudaWorker::Issue() {
   while (!stopped()) {
     for (Posted& posted : Take()) Handle(std::move(posted));
     if (launches_ != nullptr) Advance();
+    if (connecting_.has_value()) AdvanceConnecting();
   }
 }
 
@@ -68,7 +71,8 @@ std::deque<CudaWorker::Posted> CudaWorker::Take() {
 }
 
 bool CudaWorker::idle() const {
-  return launches_ == nullptr || (launches_->idle() && removals_.empty() && postponed_.empty());
+  return !connecting_.has_value() &&
+         (launches_ == nullptr || (launches_->idle() && removals_.empty() && postponed_.empty()));
 }
 
 void CudaWorker::Handle(Posted posted) {
@@ -86,7 +90,6 @@ void CudaWorker::Handle(Posted posted) {
       if (launches_ != nullptr && !launches_->at_rest() &&
           !staging_->Holds(call.add_arena().staging_bytes())) {
         postponed_.push_back(std::move(posted));
-        launches_->SetPaused(true);
         return;
       }
       status = AddArena(call.add_arena(), std::move(posted.descriptors),
@@ -99,6 +102,19 @@ void CudaWorker::Handle(Posted posted) {
     case worker::Call::kLaunch:
       status = Launch(call.id(), call.launch());
       if (status.ok()) return;
+      break;
+    case worker::Call::kNewNcclId: {
+      const auto id = NewNcclId();
+      status = id.status();
+      if (id.ok()) reply.mutable_nccl_id()->set_unique_id(*id);
+      break;
+    }
+    case worker::Call::kConnect:
+      status = Connect(call.id(), call.connect());
+      if (status.ok()) return;
+      break;
+    case worker::Call::kDisconnect:
+      status = Disconnect();
       break;
     case worker::Call::kPing:
       *reply.mutable_pong() = Memory();
@@ -136,15 +152,15 @@ absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* star
     started->set_nccl_error(std::string(nccl.status().message()));
   }
 
-  if (!start.device().empty()) return OpenDevice(start.device(), started);
+  if (!start.device().empty()) return OpenDevice(start, started);
   const auto devices = VisibleCudaDevices(*driver_);
   if (!devices.ok()) return devices.status();
   for (const CudaDevice& device : *devices) Describe(device, started->add_devices());
   return absl::OkStatus();
 }
 
-absl::Status CudaWorker::OpenDevice(const std::string& uuid, worker::Started* started) {
-  const auto device = FindCudaDevice(*driver_, uuid);
+absl::Status CudaWorker::OpenDevice(const worker::Start& start, worker::Started* started) {
+  const auto device = FindCudaDevice(*driver_, start.device());
   if (!device.ok()) return device.status();
   if (const absl::Status status = CheckCudaDeviceUsable(*driver_, *device); !status.ok()) {
     return status;
@@ -158,7 +174,8 @@ absl::Status CudaWorker::OpenDevice(const std::string& uuid, worker::Started* st
   combine_ = *std::move(combine);
   staging_ = std::make_unique<CudaStagingPool>(context_.get());
   if (const absl::Status status = staging_->Open(); !status.ok()) return status;
-  launches_ = std::make_unique<CudaLaunchQueue>(context_.get(), combine_.get(), staging_.get());
+  launches_ = std::make_unique<CudaLaunchQueue>(context_.get(), combine_.get(), staging_.get(),
+                                                start.operation_limit_ns());
   return absl::OkStatus();
 }
 
@@ -168,8 +185,10 @@ absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<Uniqu
   if (descriptors.size() != 1 || arenas_.count(add.arena()) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("arena ", add.arena(), ": a bad call"));
   }
-  if (const absl::Status status = staging_->Reserve(add.staging_bytes()); !status.ok()) {
-    return status;
+  if (!staging_->Holds(add.staging_bytes())) {
+    absl::Status status = staging_->Reserve(add.staging_bytes());
+    if (status.ok() && !communicators_.empty()) status = RegisterStaging();
+    if (!status.ok()) return status;
   }
   auto memory = std::make_shared<CudaSessionMemory>();
   auto semaphores =
@@ -249,6 +268,7 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
 
 void CudaWorker::Advance() {
   std::vector<CudaLaunchResult> finished;
+  launches_->SetPaused(connecting_.has_value() || !postponed_.empty());
   const absl::Status status = launches_->Advance(&finished);
   for (const CudaLaunchResult& result : finished) {
     worker::Reply reply;
@@ -264,7 +284,6 @@ void CudaWorker::Advance() {
   if (!status.ok()) Fail(status);
   FinishRemovals();
   if (launches_->at_rest() && !postponed_.empty()) {
-    launches_->SetPaused(false);
     for (Posted& posted : std::exchange(postponed_, {})) Handle(std::move(posted));
   }
 }
@@ -283,6 +302,91 @@ void CudaWorker::FinishRemovals() {
   }
 }
 
+absl::StatusOr<std::string> CudaWorker::NewNcclId() const {
+  if (nccl_ == nullptr) return absl::FailedPreconditionError("the worker has no NCCL");
+  return NcclCommunicator::NewUniqueId(nccl_.get());
+}
+
+absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& connect) {
+  if (nccl_ == nullptr || launches_ == nullptr || !launches_->at_rest() ||
+      !communicators_.empty()) {
+    return absl::FailedPreconditionError(
+        "the worker has no NCCL, is at work or is connected already");
+  }
+  NcclCommunicatorOptions options;
+  options.unique_id = connect.unique_id();
+  options.rank = static_cast<int>(connect.rank());
+  options.ranks = static_cast<int>(connect.ranks());
+  options.max_ctas = static_cast<int>(connect.max_ctas());
+  const std::size_t free_before = FreeBytes();
+  auto communicator = NcclCommunicator::Connect(nccl_.get(), options);
+  if (!communicator.ok()) return communicator.status();
+  communicators_.push_back(*std::move(communicator));
+  connecting_ = {call, MonotonicNowNs() + connect.limit_ns(), free_before};
+  return absl::OkStatus();
+}
+
+void CudaWorker::AdvanceConnecting() {
+  const auto settled = communicators_.front()->Settled();
+  absl::Status status = settled.status();
+  if (settled.ok() && !*settled) {
+    if (MonotonicNowNs() < connecting_->until_ns) return;
+    status = MakeError(absl::StatusCode::kDeadlineExceeded, "NCCL_TIMEOUT",
+                       "not every GPU of the job has connected in time");
+  }
+  if (status.ok()) status = UseCommunicator();
+  const Connecting connecting = *std::exchange(connecting_, std::nullopt);
+  worker::Reply reply;
+  reply.set_call(connecting.call);
+  if (status.ok()) {
+    nccl_bytes_ = connecting.free_before - std::min(connecting.free_before, FreeBytes());
+    reply.mutable_connected()->set_nccl_bytes(nccl_bytes_);
+  } else {
+    Disconnect().IgnoreError();  // the first error tells more
+    *reply.mutable_error() = EncodeError(status);
+  }
+  Reply(std::move(reply));
+}
+
+absl::Status CudaWorker::UseCommunicator() {
+  NcclCommunicator* const communicator = communicators_.front().get();
+  const NcclLibrary* const nccl = nccl_.get();
+  absl::Status status = staging_->SetAllocator(
+      {[nccl](CUdeviceptr* address, std::size_t bytes) {
+         return NcclCommunicator::AllocateMemory(nccl, address, bytes);
+       },
+       [nccl, communicator](CUdeviceptr address) {
+         communicator->Deregister().IgnoreError();  // of memory that nothing uses any more
+         NcclCommunicator::FreeMemory(nccl, address);
+       }});
+  if (status.ok()) status = RegisterStaging();
+  if (status.ok()) launches_->SetCommunicator(communicator);
+  return status;
+}
+
+absl::Status CudaWorker::RegisterStaging() {
+  if (staging_->address() == 0) return absl::OkStatus();  // when it is reserved
+  return communicators_.front()->Register(staging_->address(), staging_->bytes());
+}
+
+absl::Status CudaWorker::Disconnect() {
+  if (communicators_.empty()) return absl::OkStatus();
+  if (!launches_->at_rest()) return absl::FailedPreconditionError("the worker is at work");
+  launches_->SetCommunicator(nullptr);
+  const absl::Status status = staging_->SetAllocator(staging_->DriverAllocator());
+  NcclCommunicator::Abort(communicators_);
+  communicators_.clear();
+  nccl_bytes_ = 0;
+  return status;
+}
+
+std::size_t CudaWorker::FreeBytes() const {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  driver_->cuMemGetInfo.Result(&free, &total);
+  return free;
+}
+
 worker::Pong CudaWorker::Memory() const {
   worker::Pong memory;
   if (context_ == nullptr) return memory;
@@ -293,6 +397,7 @@ worker::Pong CudaWorker::Memory() const {
   driver_->cuMemGetInfo.Result(&free, &total);
   memory.set_arena_bytes(arena_bytes);
   memory.set_staging_bytes(staging_->bytes());
+  memory.set_nccl_bytes(nccl_bytes_);
   memory.set_free_bytes(free);
   memory.set_total_bytes(total);
   return memory;
@@ -308,6 +413,8 @@ void CudaWorker::Stop(std::uint64_t call) {
   removals_.clear();
   arenas_.clear();
   staging_.reset();
+  NcclCommunicator::Abort(communicators_);
+  communicators_.clear();
   combine_.reset();
   context_.reset();
   worker::Reply reply;

@@ -8,6 +8,8 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/cuda/cuda_driver.h"
 #include "daemon/cuda/nccl_library.h"
+#include "daemon/engine/nccl_communicator.h"
 #include "daemon/reduce/cuda_combine.h"
 #include "daemon/worker/cuda_context.h"
 #include "daemon/worker/cuda_launch_queue.h"
@@ -49,6 +52,12 @@ class CudaWorker {
     worker::Call call;
     std::vector<UniqueFd> descriptors;
   };
+  // A Connect that has not been replied to.
+  struct Connecting {
+    std::uint64_t call;
+    std::uint64_t until_ns;
+    std::size_t free_before;  // bytes of the GPU
+  };
   // A call that is replied to when no launch touches a rank's memory any more.
   struct Removal {
     std::uint64_t call;
@@ -67,12 +76,21 @@ class CudaWorker {
   void Stop(std::uint64_t call);
 
   absl::Status Start(const worker::Start& start, worker::Started* started);
-  absl::Status OpenDevice(const std::string& uuid, worker::Started* started);
+  absl::Status OpenDevice(const worker::Start& start, worker::Started* started);
   absl::Status AddArena(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
                         worker::ArenaAdded* added, UniqueFd* exported);
   absl::Status Launch(std::uint64_t call, const worker::Launch& launch);
   absl::Status RemoveArena(std::uint64_t call, const worker::RemoveArena& remove);
   worker::Pong Memory() const;
+
+  absl::StatusOr<std::string> NewNcclId() const;
+  absl::Status Connect(std::uint64_t call, const worker::Connect& connect);
+  // Looks whether the communicator that is being made is connected.
+  void AdvanceConnecting();
+  absl::Status UseCommunicator();
+  absl::Status RegisterStaging();
+  absl::Status Disconnect();
+  std::size_t FreeBytes() const;
 
   void Reply(worker::Reply reply, const UniqueFd* descriptor = nullptr) const;
   [[noreturn]] void Fail(const absl::Status& why) const;
@@ -89,6 +107,10 @@ class CudaWorker {
   std::unique_ptr<const NcclLibrary> nccl_;  // null if it cannot be used
   std::unique_ptr<CudaContext> context_;
   std::unique_ptr<CudaCombine> combine_;
+  // One at most. Before the staging that is registered with it: freed after that.
+  std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
+  std::optional<Connecting> connecting_;
+  std::uint64_t nccl_bytes_ = 0;
   std::unique_ptr<CudaStagingPool> staging_;
   std::map<std::uint64_t, std::shared_ptr<CudaSessionMemory>> arenas_;
   std::unique_ptr<CudaLaunchQueue> launches_;

@@ -76,6 +76,8 @@ worker::Call WorkerSupervisor::StartCall(const std::string& device) const {
   start->set_cuda_library(options_.cuda_library);
   start->set_nccl_library(options_.nccl_library);
   start->set_device(device);
+  start->set_operation_limit_ns(
+      static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options_.operation_limit)));
   return call;
 }
 

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
@@ -29,6 +30,8 @@ struct WorkerSupervisorOptions {
   WorkerProcessOptions process;
   std::string cuda_library = "libcuda.so.1";  // as dlopen takes them
   std::string nccl_library = "libnccl.so.2";
+  // A bucket that has been on a GPU for so long hangs. All ranks of all nodes are ready by then.
+  absl::Duration operation_limit = absl::Minutes(2);
 };
 
 struct WorkerKey {

@@ -134,6 +134,7 @@ absl::StatusOr<worker::Reply> CudaWorkerFixture::Start(const std::string& device
   call.mutable_start()->set_cuda_library(kFakeCuda);
   call.mutable_start()->set_nccl_library("libnccl-of-no-machine.so.2");
   call.mutable_start()->set_device(device);
+  call.mutable_start()->set_operation_limit_ns(kOperationLimitNs);
   return Call(std::move(call));
 }
 

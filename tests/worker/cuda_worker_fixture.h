@@ -100,6 +100,8 @@ class CudaWorkerFixture {
                                           absl::Status* refused = nullptr);
   worker::Reply& last_arena_added() { return last_arena_added_; }
 
+  // A bucket that takes longer hangs.
+  static constexpr std::uint64_t kOperationLimitNs = 5'000'000'000;
   static constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
 
   // Of float32, averaged over the trainers, the only bucket of its step.

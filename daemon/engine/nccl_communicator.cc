@@ -1,0 +1,119 @@
+#include "daemon/engine/nccl_communicator.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+ncclDataType_t NcclType(DataType dtype) {
+  switch (dtype) {
+    case DataType::kFloat32:
+      return ncclFloat32;
+    case DataType::kFloat64:
+      return ncclFloat64;
+    case DataType::kFloat16:
+      return ncclFloat16;
+    case DataType::kBfloat16:
+      return ncclBfloat16;
+    case DataType::kUnspecified:
+      break;
+  }
+  return ncclNumTypes;
+}
+
+void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+absl::StatusOr<std::string> NcclCommunicator::NewUniqueId(const NcclLibrary* nccl) {
+  ncclUniqueId id;
+  const absl::Status status =
+      nccl->StatusOf(nccl->ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr);
+  if (!status.ok()) return status;
+  return std::string(id.internal, sizeof(id.internal));
+}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
+    const NcclLibrary* nccl, const NcclCommunicatorOptions& options) {
+  ncclUniqueId id;
+  if (options.unique_id.size() != sizeof(id.internal)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an id of ", options.unique_id.size(), " bytes is none of NCCL's"));
+  }
+  std::memcpy(id.internal, options.unique_id.data(), sizeof(id.internal));
+  // Size and version are those of the header that this was compiled with: newer libraries go by
+  // them.
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
+  auto communicator = std::unique_ptr<NcclCommunicator>(new NcclCommunicator(nccl));
+  const ncclResult_t result = nccl->ncclCommInitRankConfig(
+      &communicator->communicator_, options.ranks, id, options.rank, &config);
+  const absl::Status status = nccl->StatusOf(result, "ncclCommInitRankConfig", nullptr);
+  if (!status.ok()) return status;
+  return communicator;
+}
+
+NcclCommunicator::~NcclCommunicator() { Abort(); }
+
+absl::StatusOr<bool> NcclCommunicator::Settled() {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t result = nccl_->ncclCommGetAsyncError(communicator_, &state);
+  absl::Status status = nccl_->StatusOf(result, "ncclCommGetAsyncError", communicator_);
+  if (status.ok()) status = nccl_->StatusOf(state, "NCCL", communicator_);
+  if (!status.ok()) return status;
+  return state != ncclInProgress;
+}
+
+absl::Status NcclCommunicator::AllReduce(CUdeviceptr data, DataType dtype, std::size_t count,
+                                         CUstream stream) {
+  // A sum: ncclAvg would divide by GPUs instead of trainers, and loses NVLink SHARP.
+  const ncclResult_t result = nccl_->ncclAllReduce(Pointer(data), Pointer(data), count,
+                                                   NcclType(dtype), ncclSum, communicator_, stream);
+  return nccl_->StatusOf(result, "ncclAllReduce", communicator_);
+}
+
+absl::Status NcclCommunicator::Register(CUdeviceptr address, std::size_t bytes) {
+  const ncclResult_t result =
+      nccl_->ncclCommRegister(communicator_, Pointer(address), bytes, &registration_);
+  return nccl_->StatusOf(result, "ncclCommRegister", communicator_);
+}
+
+absl::Status NcclCommunicator::Deregister() {
+  if (registration_ == nullptr) return absl::OkStatus();
+  const ncclResult_t result =
+      nccl_->ncclCommDeregister(communicator_, std::exchange(registration_, nullptr));
+  return nccl_->StatusOf(result, "ncclCommDeregister", communicator_);
+}
+
+void NcclCommunicator::Abort() {
+  if (communicator_ == nullptr) return;
+  nccl_->ncclCommAbort(std::exchange(communicator_, nullptr));
+}
+
+void NcclCommunicator::Abort(absl::Span<const std::unique_ptr<NcclCommunicator>> communicators) {
+  if (communicators.empty()) return;
+  // Within a group, ncclCommAbort sets its communicator's flag at once and frees at the group's
+  // end.
+  const NcclLibrary* const nccl = communicators.front()->nccl_;
+  nccl->ncclGroupStart();
+  for (const auto& communicator : communicators) communicator->Abort();
+  nccl->ncclGroupEnd();
+}
+
+absl::Status NcclCommunicator::AllocateMemory(const NcclLibrary* nccl, CUdeviceptr* address,
+                                              std::size_t bytes) {
+  void* memory = nullptr;
+  const ncclResult_t result = nccl->ncclMemAlloc(&memory, bytes);
+  *address = reinterpret_cast<CUdeviceptr>(memory);
+  return nccl->StatusOf(result, "ncclMemAlloc", nullptr);
+}
+
+void NcclCommunicator::FreeMemory(const NcclLibrary* nccl, CUdeviceptr address) {
+  nccl->ncclMemFree(Pointer(address));
+}
+
+}  // namespace gradsync
