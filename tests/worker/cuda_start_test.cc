@@ -33,7 +33,7 @@ ISOLATED_TEST(CudaStart, LooksWhatThereIsWithoutAContext, MachineWithGpus(2)) {
   EXPECT_EQ(found->started().devices(1).uuid(), GpuUuid(1));
   EXPECT_FALSE(found->started().devices(1).mps());
   EXPECT_GT(found->started().devices(1).memory_bytes(), 0u);
-  EXPECT_THAT(found->started().nccl_error(), HasSubstr("libnccl-of-no-machine.so.2"));
+  EXPECT_EQ(found->started().nccl_version(), "2.28.9");
   EXPECT_EQ(worker.machine().Calls("cuDevicePrimaryCtxRetain", worker.process().pid()), 0u);
 }
 
@@ -58,6 +58,18 @@ ISOLATED_TEST(CudaStart, NamesTheGpusThatItSees, MachineWithGpus(2)) {
   EXPECT_EQ(ReasonOf(started), "GPU_NOT_VISIBLE");
   EXPECT_THAT(started.status().message(), HasSubstr(GpuUuid(0) + ", " + GpuUuid(1)));
   EXPECT_THAT(started.status().message(), HasSubstr("DeviceAllow="));
+}
+
+ISOLATED_TEST(CudaStart, WorksOnOneGpuWithoutAUsableNccl,
+              With([](MachineDescription* machine) { machine->nccl_version = 21805; })) {
+  CudaWorkerFixture worker;
+  const auto started = worker.Start(GpuUuid(0));
+  ASSERT_TRUE(started.ok()) << started.status();
+  EXPECT_EQ(started->started().nccl_version(), "");
+  EXPECT_THAT(started->started().nccl_error(), HasSubstr("2.18.5"));
+  EXPECT_EQ(worker.Connect(std::string(128, 'x'), 0, 2)->Get().status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(worker.AddTrainer(4096, 1), nullptr);
 }
 
 ISOLATED_TEST(CudaStart, TakesAMigInstance, With([](MachineDescription* machine) {
@@ -108,7 +120,7 @@ ISOLATED_TEST(CudaStart, RefusesAGpuWithoutStreamMemoryOperations,
 ISOLATED_TEST(CudaStart, FallsBackToLegacyIpcAndSaysSo,
               With([](MachineDescription* machine) { machine->gpus[0].posix_handles = false; })) {
   CudaWorkerFixture worker;
-  worker.Open(0);
+  worker.Open();
   worker.AddTrainer(1 << 20, 1);
   const worker::ArenaAdded& added = worker.last_arena_added().arena_added();
   EXPECT_EQ(added.ipc_handle().size(), std::size_t{CU_IPC_HANDLE_SIZE});

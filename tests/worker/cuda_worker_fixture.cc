@@ -16,12 +16,12 @@ std::size_t RoundUp(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-fakes::Mapped Import(UniqueFd memory, std::size_t bytes) {
+fakes::Mapped Import(UniqueFd memory, std::size_t bytes, int gpu) {
   CUmemGenericAllocationHandle handle = 0;
   CUDA_OK(cuMemImportFromShareableHandle(
       &handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.get())),
       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-  return fakes::MapHandle(handle, bytes);
+  return fakes::MapHandle(handle, bytes, gpu);
 }
 
 }  // namespace
@@ -32,11 +32,12 @@ absl::StatusOr<worker::Reply> PendingReply::Get() {
   return reply_->message;
 }
 
-FakeTrainer::FakeTrainer(std::uint64_t arena, std::shared_ptr<SemaphorePage> page, UniqueFd memory,
-                         std::size_t bytes)
-    : arena_(arena),
+FakeTrainer::FakeTrainer(int gpu, std::uint64_t arena, std::shared_ptr<SemaphorePage> page,
+                         UniqueFd memory, std::size_t bytes)
+    : context_(fakes::EnterContext(gpu)),
+      arena_(arena),
       page_(std::move(page)),
-      mapped_(Import(std::move(memory), bytes)),
+      mapped_(Import(std::move(memory), bytes, gpu)),
       stream_(fakes::MakeStream()) {
   words_ = static_cast<std::byte*>(
       mmap(nullptr, page_->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, page_->fd(), 0));
@@ -61,22 +62,26 @@ void FakeTrainer::MarkReady(std::size_t bucket, std::uint64_t step, std::size_t 
 }
 
 void FakeTrainer::WriteBytes(std::size_t offset, const std::vector<std::uint8_t>& bytes) {
+  Enter();
   sources_.push_back(bytes);
   CUDA_OK(
       cuMemcpyHtoDAsync(mapped_.address + offset, sources_.back().data(), bytes.size(), stream_));
 }
 
 void FakeTrainer::WriteReady(std::size_t bucket, std::uint64_t step) {
+  Enter();
   CUDA_OK(cuStreamWriteValue64(stream_, SemaphoreAddress(bucket, offsetof(BucketSemaphore, ready)),
                                step, CU_STREAM_WRITE_VALUE_DEFAULT));
 }
 
 void FakeTrainer::WaitDone(std::size_t bucket, std::uint64_t step) {
+  Enter();
   CUDA_OK(cuStreamWaitValue64(stream_, SemaphoreAddress(bucket, offsetof(BucketSemaphore, done)),
                               step, CU_STREAM_WAIT_VALUE_GEQ));
 }
 
 bool FakeTrainer::Released() {
+  Enter();
   const auto end = std::chrono::steady_clock::now() + kPatience;
   CUresult result;
   do {
@@ -87,6 +92,7 @@ bool FakeTrainer::Released() {
 }
 
 std::vector<std::uint8_t> FakeTrainer::Bytes(std::size_t offset, std::size_t count) {
+  Enter();
   std::vector<std::uint8_t> bytes(count);
   CUDA_OK(cuMemcpyDtoHAsync(bytes.data(), mapped_.address + offset, count, stream_));
   CUDA_OK(cuStreamSynchronize(stream_));
@@ -105,13 +111,14 @@ void FakeTrainer::Poison(std::size_t bucket, std::uint64_t step) {
 }
 
 void FakeTrainer::Unmap() {
+  Enter();
   CUDA_OK(cuStreamSynchronize(stream_));
   fakes::Unmap(mapped_);
   CUDA_OK(cuMemRelease(mapped_.handle));
 }
 
-CudaWorkerFixture::CudaWorkerFixture(WorkerProcessOptions options) {
-  fakes::EnterContext();
+CudaWorkerFixture::CudaWorkerFixture(WorkerProcessOptions options, int gpu) : gpu_(gpu) {
+  fakes::EnterContext(gpu);
   options.program = "daemon/gradsyncd";
   auto process =
       WorkerProcess::Start(options, [this](const absl::Status& why) { ended_.Set(why); });
@@ -132,14 +139,14 @@ std::unique_ptr<PendingReply> CudaWorkerFixture::Send(worker::Call call,
 absl::StatusOr<worker::Reply> CudaWorkerFixture::Start(const std::string& device) {
   worker::Call call;
   call.mutable_start()->set_cuda_library(kFakeCuda);
-  call.mutable_start()->set_nccl_library("libnccl-of-no-machine.so.2");
+  call.mutable_start()->set_nccl_library(kFakeNccl);
   call.mutable_start()->set_device(device);
   call.mutable_start()->set_operation_limit_ns(kOperationLimitNs);
   return Call(std::move(call));
 }
 
-void CudaWorkerFixture::Open(int number) {
-  const auto started = Start(fakes::GpuUuid(number));
+void CudaWorkerFixture::Open() {
+  const auto started = Start(fakes::GpuUuid(gpu_));
   ASSERT_TRUE(started.ok()) << started.status();
 }
 
@@ -152,7 +159,7 @@ std::unique_ptr<FakeTrainer> CudaWorkerFixture::AddTrainer(std::size_t bytes, st
   call.mutable_add_arena()->set_arena(arena);
   call.mutable_add_arena()->set_bytes(RoundUp(bytes, alignof(float)) + sizeof(float));
   call.mutable_add_arena()->set_buckets(static_cast<std::uint32_t>(buckets));
-  call.mutable_add_arena()->set_staging_bytes(kStagingBytes);
+  call.mutable_add_arena()->set_staging_bytes(staging_bytes_);
   std::vector<UniqueFd> descriptors;
   descriptors.emplace_back(fcntl((*page)->fd(), F_DUPFD_CLOEXEC, 0));
   auto pending = Send(std::move(call), std::move(descriptors));
@@ -164,8 +171,8 @@ std::unique_ptr<FakeTrainer> CudaWorkerFixture::AddTrainer(std::size_t bytes, st
   }
   last_arena_added_ = *added;
   if (pending->reply_->descriptors.empty()) return nullptr;  // legacy IPC
-  return std::make_unique<FakeTrainer>(arena, *page, std::move(pending->reply_->descriptors[0]),
-                                       added->arena_added().bytes());
+  return std::make_unique<FakeTrainer>(
+      gpu_, arena, *page, std::move(pending->reply_->descriptors[0]), added->arena_added().bytes());
 }
 
 worker::Launch CudaWorkerFixture::LaunchOf(const std::vector<FakeTrainer*>& trainers,
@@ -200,6 +207,25 @@ void CudaWorkerFixture::Ping() {
   worker::Call call;
   call.mutable_ping();
   EXPECT_TRUE(Call(std::move(call)).ok());
+}
+
+std::string CudaWorkerFixture::NewNcclId() {
+  worker::Call call;
+  call.mutable_new_nccl_id();
+  const auto reply = Call(std::move(call));
+  EXPECT_TRUE(reply.ok()) << reply.status();
+  return reply.ok() ? reply->nccl_id().unique_id() : "";
+}
+
+std::unique_ptr<PendingReply> CudaWorkerFixture::Connect(const std::string& id, std::uint32_t rank,
+                                                         std::uint32_t ranks,
+                                                         std::chrono::nanoseconds limit) {
+  worker::Call call;
+  call.mutable_connect()->set_unique_id(id);
+  call.mutable_connect()->set_rank(rank);
+  call.mutable_connect()->set_ranks(ranks);
+  call.mutable_connect()->set_limit_ns(static_cast<std::uint64_t>(limit.count()));
+  return Send(std::move(call));
 }
 
 }  // namespace gradsync

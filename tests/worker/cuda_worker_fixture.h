@@ -26,6 +26,7 @@
 namespace gradsync {
 
 inline constexpr char kFakeCuda[] = "tests/fakes/cuda/libcuda.so.1";
+inline constexpr char kFakeNccl[] = "tests/fakes/nccl/libnccl.so.2";
 
 // A reply to come.
 class PendingReply {
@@ -43,7 +44,7 @@ class PendingReply {
 // One rank's memory of one layout, with its own stream.
 class FakeTrainer {
  public:
-  FakeTrainer(std::uint64_t arena, std::shared_ptr<SemaphorePage> page, UniqueFd memory,
+  FakeTrainer(int gpu, std::uint64_t arena, std::shared_ptr<SemaphorePage> page, UniqueFd memory,
               std::size_t bytes);
 
   std::uint64_t arena() const { return arena_; }
@@ -68,6 +69,10 @@ class FakeTrainer {
   BucketSemaphore* Semaphore(std::size_t bucket) const;
   CUdeviceptr SemaphoreAddress(std::size_t bucket, std::size_t member) const;
 
+  // Makes its GPU's context current in this thread.
+  void Enter() const { CUDA_OK(cuCtxSetCurrent(context_)); }
+
+  CUcontext const context_;
   const std::uint64_t arena_;
   const std::shared_ptr<SemaphorePage> page_;
   fakes::Mapped mapped_;
@@ -79,7 +84,7 @@ class FakeTrainer {
 
 class CudaWorkerFixture {
  public:
-  explicit CudaWorkerFixture(WorkerProcessOptions options = {});
+  explicit CudaWorkerFixture(WorkerProcessOptions options = {}, int gpu = 0);
 
   WorkerProcess& process() { return *process_; }
   fakes::FakeMachine& machine() { return machine_; }
@@ -90,18 +95,20 @@ class CudaWorkerFixture {
   std::unique_ptr<PendingReply> Send(worker::Call call, std::vector<UniqueFd> descriptors = {});
   absl::StatusOr<worker::Reply> Call(worker::Call call) { return Send(std::move(call))->Get(); }
 
-  // Opens GPU `number`; fails the test if it cannot be.
-  void Open(int number = 0);
+  // Opens its GPU; fails the test if it cannot be.
+  void Open();
   absl::StatusOr<worker::Reply> Start(const std::string& device);
 
   // An arena with room for `bytes` of buckets and, behind them, the verdict; null and `refused` set
   // if the worker refuses.
   std::unique_ptr<FakeTrainer> AddTrainer(std::size_t bytes, std::size_t buckets,
                                           absl::Status* refused = nullptr);
+  // Of the arenas that are added from now on.
+  void set_staging_bytes(std::size_t bytes) { staging_bytes_ = bytes; }
   worker::Reply& last_arena_added() { return last_arena_added_; }
 
   // A bucket that takes longer hangs.
-  static constexpr std::uint64_t kOperationLimitNs = 5'000'000'000;
+  static constexpr std::uint64_t kOperationLimitNs = 3'000'000'000;
   static constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
 
   // Of float32, averaged over the trainers, the only bucket of its step.
@@ -112,9 +119,17 @@ class CudaWorkerFixture {
   // Has been through its loop once more since.
   void Ping();
 
+  // Of the communicator that it will be rank 0 of.
+  std::string NewNcclId();
+  std::unique_ptr<PendingReply> Connect(const std::string& id, std::uint32_t rank,
+                                        std::uint32_t ranks,
+                                        std::chrono::nanoseconds limit = kPatience);
+
  private:
   fakes::FakeMachine machine_;
+  const int gpu_;
   Event ended_;
+  std::size_t staging_bytes_ = kStagingBytes;
   std::uint64_t last_arena_ = 0;
   worker::Reply last_arena_added_;
   std::unique_ptr<WorkerProcess> process_;

@@ -1,0 +1,222 @@
+// Buckets between GPUs: two workers, each with its trainers, on a fake NCCL.
+
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <array>
+#include <memory>
+
+#include "daemon/base/error.h"
+#include "tests/worker/cuda_worker_fixture.h"
+
+namespace gradsync {
+namespace {
+
+using fakes::MachineDescription;
+using fakes::MachineWithGpus;
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::size_t kCount = 1000;
+constexpr std::size_t kBytes = 4096;
+
+// Two GPUs with a worker and `trainers` trainers each.
+class TwoGpus {
+ public:
+  TwoGpus(std::size_t trainers, std::size_t buckets) {
+    for (int gpu = 0; gpu < 2; ++gpu) {
+      workers_[gpu] = std::make_unique<CudaWorkerFixture>(WorkerProcessOptions(), gpu);
+      workers_[gpu]->Open();
+      for (std::size_t i = 0; i < trainers; ++i) {
+        trainers_[gpu].push_back(workers_[gpu]->AddTrainer(buckets * kBytes, buckets));
+      }
+    }
+  }
+
+  CudaWorkerFixture& worker(int gpu) { return *workers_[gpu]; }
+  FakeTrainer& trainer(int gpu, std::size_t i) { return *trainers_[gpu][i]; }
+
+  void Connect() {
+    const std::string id = worker(0).NewNcclId();
+    const auto first = worker(0).Connect(id, 0, 2);
+    const auto second = worker(1).Connect(id, 1, 2);
+    for (PendingReply* const reply : {first.get(), second.get()}) {
+      const auto connected = reply->Get();
+      ASSERT_TRUE(connected.ok()) << connected.status();
+      EXPECT_GT(connected->connected().nccl_bytes(), 0u);
+    }
+  }
+
+  // Of one bucket, to the worker of `gpu`, for all its trainers.
+  std::unique_ptr<PendingReply> Launch(int gpu, std::uint64_t step, std::size_t bucket,
+                                       bool last = true) {
+    std::vector<FakeTrainer*> ranks;
+    for (const auto& trainer : trainers_[gpu]) ranks.push_back(trainer.get());
+    auto launch = CudaWorkerFixture::LaunchOf(ranks, step, kCount);
+    launch.set_bucket(static_cast<std::uint32_t>(bucket));
+    launch.set_offset(bucket * kBytes);
+    launch.set_scale(1.0 / static_cast<double>(2 * ranks.size()));
+    launch.set_last(last);
+    launch.set_verdict_offset(verdict_offset_);
+    return worker(gpu).Launch(launch);
+  }
+  void PutVerdictAt(std::size_t offset) { verdict_offset_ = offset; }
+
+ private:
+  std::size_t verdict_offset_ = kBytes;
+  std::array<std::unique_ptr<CudaWorkerFixture>, 2> workers_;
+  std::array<std::vector<std::unique_ptr<FakeTrainer>>, 2> trainers_;
+};
+
+ISOLATED_TEST(NcclLaunch, AveragesOverTheTrainersOfEveryGpu, MachineWithGpus(2)) {
+  constexpr std::size_t kBuckets = 6;
+  TwoGpus job(2, kBuckets);
+  job.PutVerdictAt(kBuckets * kBytes);
+  job.Connect();
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    std::vector<std::unique_ptr<PendingReply>> done;
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      for (int gpu = 0; gpu < 2; ++gpu) {
+        for (std::size_t i = 0; i < 2; ++i) {
+          const auto x = static_cast<float>(step * 64 + bucket * 4 + gpu * 2 + i);
+          job.trainer(gpu, i).MarkReady(bucket, step, bucket * kBytes,
+                                        std::vector<float>(kCount, x));
+        }
+        done.push_back(job.Launch(gpu, step, bucket, bucket + 1 == kBuckets));
+      }
+    }
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      for (int gpu = 0; gpu < 2; ++gpu) {
+        for (std::size_t i = 0; i < 2; ++i) {
+          job.trainer(gpu, i).WaitDone(bucket, step);
+          EXPECT_THAT(job.trainer(gpu, i).Floats(bucket * kBytes, kCount),
+                      Each(static_cast<float>(step * 64 + bucket * 4) + 1.5f));
+        }
+      }
+    }
+    for (const auto& reply : done) EXPECT_FALSE(reply->Get()->launch_done().void_step());
+  }
+  for (int gpu = 0; gpu < 2; ++gpu) job.worker(gpu).Stop();
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(NcclLaunch, ALostTrainerMakesTheStepVoidOnEveryGpuAndKeepsTheCommunicator,
+              MachineWithGpus(2)) {
+  TwoGpus job(1, 1);
+  job.Connect();
+  for (std::uint64_t step = 1; step <= 20; ++step) {
+    job.trainer(0, 0).MarkReady(0, step, 0, std::vector<float>(kCount, 1));
+    const auto first = job.Launch(0, step, 0);
+    // GPU 1 has a new trainer in every step. It dies before its gradients are ready.
+    const auto lost = job.worker(1).AddTrainer(kBytes, 1);
+    auto launch = CudaWorkerFixture::LaunchOf({lost.get()}, step, kCount);
+    launch.set_verdict_offset(kBytes);
+    const auto second = job.worker(1).Launch(launch);
+    lost->Unmap();
+    EXPECT_TRUE(job.worker(1).Remove(*lost)->Get().ok());
+    for (PendingReply* const reply : {first.get(), second.get()}) {
+      const auto done = reply->Get();
+      ASSERT_TRUE(done.ok()) << done.status();
+      EXPECT_TRUE(done->launch_done().void_step());
+    }
+    job.trainer(0, 0).WaitDone(0, step);
+    EXPECT_EQ(job.trainer(0, 0).Floats(kBytes, 1)[0], 1.0f);
+  }
+  EXPECT_EQ(fakes::FakeMachine().Calls("ncclCommInitRankConfig"), 2u);  // one for each GPU
+}
+
+ISOLATED_TEST(NcclLaunch, ARankThatIsMissingIsNotWaitedForForEver, MachineWithGpus(2)) {
+  TwoGpus job(1, 1);
+  const std::string id = job.worker(0).NewNcclId();
+  const auto missed = job.worker(0).Connect(id, 0, 2, std::chrono::milliseconds(300));
+  job.worker(0).Ping();  // not blocked in the meantime
+  EXPECT_EQ(DetailsOf(missed->Get().status()).reason, "NCCL_TIMEOUT");
+  // Alone it goes on, and connects when the other is there.
+  job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 3));
+  EXPECT_TRUE(job.Launch(0, 1, 0)->Get().ok());
+  EXPECT_THAT(job.trainer(0, 0).Floats(0, kCount), Each(1.5f));
+  job.Connect();
+}
+
+ISOLATED_TEST(NcclLaunch, AWorkerWhosePeerDiesInAnAllReduceEndsByItself, MachineWithGpus(2)) {
+  TwoGpus job(1, 1);
+  job.Connect();
+  job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
+  job.trainer(0, 0).WaitDone(0, 1);
+  const auto done = job.Launch(0, 1, 0);
+  job.worker(0).Ping();
+  kill(job.worker(1).process().pid(), SIGKILL);
+  const absl::Status why = job.worker(0).Ended();
+  EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
+  EXPECT_THAT(why.message(), HasSubstr("bucket 0 of step 1 has been on the GPU for"));
+  EXPECT_FALSE(done->Get().ok());
+  // Its streams' work is gone with it: no partial sum is ever taken for an average.
+  EXPECT_THAT(job.worker(0).machine().Violations(), IsEmpty());
+  job.trainer(0, 0).Poison(0, 1);
+  EXPECT_TRUE(job.trainer(0, 0).Released());
+  EXPECT_THAT(job.trainer(0, 0).Floats(0, kCount), Each(1.0f));
+}
+
+MachineDescription WithSockets() {
+  MachineDescription machine = MachineWithGpus(2);
+  machine.nccl_reports_dead_peers = true;
+  return machine;
+}
+
+ISOLATED_TEST(NcclLaunch, APeersDeathThatNcclReportsIsTold, WithSockets()) {
+  TwoGpus job(1, 1);
+  job.Connect();
+  job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
+  const auto done = job.Launch(0, 1, 0);
+  job.worker(0).Ping();
+  kill(job.worker(1).process().pid(), SIGKILL);
+  EXPECT_THAT(job.worker(0).Ended().message(), HasSubstr("NCCL: "));
+}
+
+ISOLATED_TEST(NcclLaunch, AnErrorOfNcclEndsTheWorker, MachineWithGpus(2)) {
+  TwoGpus job(1, 1);
+  job.Connect();
+  fakes::FakeMachine machine;
+  machine.Inject("ncclAllReduce 1 async 3 pid=" + std::to_string(job.worker(0).process().pid()));
+  job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
+  const auto done = job.Launch(0, 1, 0);
+  EXPECT_THAT(job.worker(0).Ended().message(), HasSubstr("NCCL: "));
+}
+
+ISOLATED_TEST(NcclLaunch, TwoRanksOnOneGpuAreRefused, MachineWithGpus(2)) {
+  CudaWorkerFixture first;
+  CudaWorkerFixture second;
+  first.Open();
+  second.Open();
+  const std::string id = first.NewNcclId();
+  const auto one = first.Connect(id, 0, 2);
+  const auto other = second.Connect(id, 1, 2);
+  EXPECT_THAT(one->Get().status().message(), AnyOf(HasSubstr("Duplicate"), HasSubstr("NCCL")));
+  EXPECT_FALSE(other->Get().ok());
+}
+
+ISOLATED_TEST(NcclLaunch, StagingGrowsWhileConnected, MachineWithGpus(2)) {
+  TwoGpus job(1, 1);
+  job.Connect();
+  for (int gpu = 0; gpu < 2; ++gpu) {
+    const std::size_t before = job.worker(gpu).machine().DeviceBytes(gpu);
+    job.worker(gpu).set_staging_bytes(2 * CudaWorkerFixture::kStagingBytes);
+    ASSERT_NE(job.worker(gpu).AddTrainer(kBytes, 1), nullptr);
+    EXPECT_GT(job.worker(gpu).machine().DeviceBytes(gpu), before);
+  }
+  for (int gpu = 0; gpu < 2; ++gpu) {
+    job.trainer(gpu, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 2));
+  }
+  const auto first = job.Launch(0, 1, 0);
+  const auto second = job.Launch(1, 1, 0);
+  EXPECT_TRUE(first->Get().ok());
+  EXPECT_TRUE(second->Get().ok());
+  EXPECT_THAT(job.trainer(1, 0).Floats(0, kCount), Each(2.0f));
+  for (int gpu = 0; gpu < 2; ++gpu) job.worker(gpu).Stop();
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace gradsync
