@@ -204,13 +204,21 @@ absl::Status CheckLogFile(const std::string& path) {
   return Invalid(absl::StrCat(Quoted(path), " is not an absolute path of a file"));
 }
 
+absl::Status CheckLibrary(const std::string& path) {
+  const bool is_name = !absl::StrContains(path, '/');
+  if (!path.empty() && (is_name || (absl::StartsWith(path, "/") && !absl::EndsWith(path, "/")))) {
+    return absl::OkStatus();
+  }
+  return Invalid(absl::StrCat(Quoted(path), " is no name and no absolute path of a library"));
+}
+
 std::vector<OptionEntry> MakeTable() {
   constexpr std::uint64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30;
   constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;
   constexpr std::uint64_t kPage = 4 * kKiB;
   constexpr std::string_view kSockets = "Sockets", kIdentity = "Identity", kReduction = "Reduction",
                              kTime = "Time", kQuotas = "Quotas", kPeers = "Other nodes",
-                             kLog = "Log";
+                             kGpus = "GPUs", kLog = "Log";
   return {
       Path(&Options::socket,
            absl::StrCat("an absolute path that ends in .sock, at most ", kMaxSocketPathBytes,
@@ -339,6 +347,13 @@ std::vector<OptionEntry> MakeTable() {
             "A node that says nothing for this long while gradients travel, or whose data does not "
             "arrive, is lost. A slow trainer is none: step_timeout is for that.",
             "30s"}),
+
+      Path(&Options::cuda_library, "a library's name or absolute path", CheckLibrary,
+           {"cuda_library", kGpus, "CUDA's driver, opened by workers at run time.",
+            "/usr/local/nvidia/lib64/libcuda.so.1"}),
+      Path(&Options::nccl_library, "a library's name or absolute path", CheckLibrary,
+           {"nccl_library", kGpus, "NCCL 2.19 or newer, opened by workers at run time.",
+            "/opt/nccl/lib/libnccl.so.2"}),
 
       Choice<LogLevel>(&Options::log_level,
                        {{"debug", LogLevel::kDebug},

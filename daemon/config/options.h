@@ -97,6 +97,12 @@ struct Options {
   WireType engine_wire_type = EngineSettings().wire;
   absl::Duration engine_timeout = EngineSettings().silence_limit;
 
+  // ---- GPUs ----
+  // The driver and NCCL, as dlopen takes them: names that the loader looks for, or paths. Opened by
+  // workers, never by the daemon itself.
+  std::string cuda_library = "libcuda.so.1";
+  std::string nccl_library = "libnccl.so.2";
+
   // ---- Log ----
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;

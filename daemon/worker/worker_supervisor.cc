@@ -84,7 +84,7 @@ worker::Call WorkerSupervisor::StartCall(const std::string& device) const {
 void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                                  absl::StatusOr<WorkerProcess::Reply> reply) {
   std::vector<std::pair<Ready, Lost>> waiting;
-  absl::StatusOr<std::shared_ptr<WorkerProcess>> result = reply.status();
+  absl::StatusOr<std::shared_ptr<WorkerProcess>> result = nullptr;
   {
     const MutexLock lock(&mutex_);
     Worker* const worker = FindLocked(key, incarnation);
@@ -99,6 +99,7 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
     } else {
       // A GPU that is not there may be there at the next try: no process is kept for it.
       worker->policy.Failed(clock_->NowNs(), reply.status());
+      result = reply.status();
       Discard(std::move(worker->process));
     }
   }

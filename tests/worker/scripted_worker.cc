@@ -29,6 +29,17 @@ int Run(const std::string& script) {
     if (!call.ParseFromString(received->bytes)) return 5;
     worker::Reply reply;
     reply.set_call(call.id());
+    if (call.has_start()) {
+      if (script == "dies at start") return 6;
+      worker::Device* const device = reply.mutable_started()->add_devices();
+      device->set_uuid(call.start().device());
+      const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+      device->set_name(visible != nullptr ? visible : "");
+      if (script == "has no GPU") {
+        *reply.mutable_error() = EncodeError(
+            MakeError(absl::StatusCode::kFailedPrecondition, "GPU_NOT_VISIBLE", "not there"));
+      }
+    }
     if (call.has_launch()) {
       if (script == "crashes") raise(SIGSEGV);
       if (script == "exits") return 7;

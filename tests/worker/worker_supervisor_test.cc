@@ -1,0 +1,153 @@
+#include "daemon/worker/worker_supervisor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <memory>
+#include <string>
+
+#include "daemon/base/error.h"
+#include "daemon/worker/restart_policy.h"
+#include "tests/engine/event.h"
+#include "tests/job/manual_clock.h"
+
+namespace gradsync {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kSecondNs = 1'000'000'000;
+
+std::string ReasonOf(const absl::Status& status) { return DetailsOf(status).reason; }
+
+class WorkerSupervisorTest : public ::testing::Test {
+ protected:
+  void Begin(const std::string& script) {
+    WorkerSupervisorOptions options;
+    options.process.program = "tests/worker/scripted_worker";
+    options.process.environment = {"SCRIPT=" + script};
+    supervisor_ = std::make_unique<WorkerSupervisor>(options, &clock_, &executor_);
+  }
+
+  absl::StatusOr<std::shared_ptr<WorkerProcess>> Ensure(const WorkerKey& key,
+                                                        Event* lost = nullptr) {
+    absl::StatusOr<std::shared_ptr<WorkerProcess>> result = nullptr;
+    Event ready;
+    supervisor_->Ensure(
+        key,
+        [&](auto worker) {
+          result = std::move(worker);
+          ready.Set();
+        },
+        [lost](const absl::Status& why) {
+          if (lost != nullptr) lost->Set(why);
+        });
+    EXPECT_TRUE(ready.Wait().has_value());
+    return result;
+  }
+
+  ManualClock clock_;
+  SerialExecutor executor_;
+  std::unique_ptr<WorkerSupervisor> supervisor_;
+};
+
+TEST_F(WorkerSupervisorTest, KeepsOneWorkerForAJobOnAGpu) {
+  Begin("");
+  const auto first = Ensure({"a", "GPU-1"});
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*Ensure({"a", "GPU-1"}))->pid(), (*first)->pid());
+  EXPECT_NE((*Ensure({"a", "GPU-2"}))->pid(), (*first)->pid());
+  EXPECT_NE((*Ensure({"b", "GPU-1"}))->pid(), (*first)->pid());
+  const auto workers = supervisor_->Workers();
+  ASSERT_EQ(workers.size(), 3u);
+  EXPECT_EQ(workers[0].pid, (*first)->pid());
+  EXPECT_EQ(workers[0].started.devices(0).uuid(), "GPU-1");
+}
+
+TEST_F(WorkerSupervisorTest, ShowsAWorkerItsMigInstanceAlone) {
+  Begin("");
+  ASSERT_TRUE(Ensure({"a", "MIG-7"}).ok());
+  EXPECT_EQ(supervisor_->Workers()[0].started.devices(0).name(), "MIG-7");
+}
+
+TEST_F(WorkerSupervisorTest, ADeathFailsItsJobAloneAndTheNextTryStartsAnother) {
+  Begin("");
+  Event lost;
+  Event other_lost;
+  const auto first = Ensure({"a", "GPU-1"}, &lost);
+  const auto other = Ensure({"b", "GPU-1"}, &other_lost);
+  ASSERT_TRUE(first.ok());
+  kill((*first)->pid(), SIGKILL);
+  const absl::Status why = lost.Wait().value();
+  EXPECT_EQ(ReasonOf(why), "WORKER_LOST");
+  EXPECT_EQ(supervisor_->Workers()[0].pid, 0);
+  EXPECT_THAT(supervisor_->Workers()[0].last_failure, HasSubstr("killed by signal 9"));
+  EXPECT_FALSE(other_lost.Wait(std::chrono::milliseconds(0)).has_value());
+  EXPECT_NE((*Ensure({"a", "GPU-1"}))->pid(), (*first)->pid());
+  EXPECT_EQ((*Ensure({"b", "GPU-1"}))->pid(), (*other)->pid());
+}
+
+TEST_F(WorkerSupervisorTest, SaysWhyThereIsNoWorkerAndDoesNotTryForEver) {
+  Begin("has no GPU");
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-1"}).status()), "GPU_NOT_VISIBLE");
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-1"}).status()), "GPU_NOT_VISIBLE");
+  const absl::Status paused = Ensure({"a", "GPU-1"}).status();
+  EXPECT_EQ(ReasonOf(paused), "WORKER_RESTARTING");
+  EXPECT_THAT(paused.message(), HasSubstr("failed 2 times, last: not there"));
+  clock_.Advance(2 * kSecondNs);
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-1"}).status()), "GPU_NOT_VISIBLE");
+}
+
+TEST_F(WorkerSupervisorTest, TellsThoseThatWaitThatAWorkerDidNotStart) {
+  Begin("dies at start");
+  EXPECT_THAT(Ensure({"a", "GPU-1"}).status().message(), HasSubstr("exited with status 6"));
+}
+
+TEST_F(WorkerSupervisorTest, LetsGoWithoutCallingItALoss) {
+  Begin("");
+  Event lost;
+  auto worker = Ensure({"a", "GPU-1"}, &lost);
+  ASSERT_TRUE(worker.ok());
+  const pid_t pid = (*worker)->pid();
+  worker->reset();
+  supervisor_->LetGo({"a", "GPU-1"});
+  EXPECT_TRUE(supervisor_->Workers().empty());
+  Event stopped;
+  executor_.Run([&] { stopped.Set(); });
+  ASSERT_TRUE(stopped.Wait().has_value());
+  EXPECT_EQ(kill(pid, 0), -1);
+  EXPECT_FALSE(lost.Wait(std::chrono::milliseconds(0)).has_value());
+}
+
+TEST_F(WorkerSupervisorTest, LooksWhatTheNodeHas) {
+  Begin("");
+  Event found;
+  supervisor_->Probe(
+      [&](const absl::StatusOr<worker::Started>& started) { found.Set(started.status()); });
+  EXPECT_EQ(found.Wait(), absl::OkStatus());
+  EXPECT_TRUE(supervisor_->Workers().empty());
+}
+
+TEST(RestartPolicy, WaitsLongerAfterEachFailure) {
+  RestartPolicy policy;
+  std::uint64_t now_ns = 1000 * kSecondNs;
+  EXPECT_TRUE(policy.MayStart(now_ns).ok());
+  policy.Failed(now_ns, absl::UnavailableError("x"));
+  EXPECT_TRUE(policy.MayStart(now_ns).ok());
+  for (const std::uint64_t pause : {1, 2, 4, 8, 16, 32, 60, 60}) {
+    policy.Failed(now_ns, absl::UnavailableError("x"));
+    EXPECT_FALSE(policy.MayStart(now_ns + pause * kSecondNs - 1).ok()) << pause;
+    now_ns += pause * kSecondNs;
+    EXPECT_TRUE(policy.MayStart(now_ns).ok()) << pause;
+  }
+  // Five minutes of work are proof enough.
+  policy.Started(now_ns);
+  now_ns += 300 * kSecondNs;
+  policy.Failed(now_ns, absl::UnavailableError("x"));
+  EXPECT_EQ(policy.failures(), 1u);
+  EXPECT_TRUE(policy.MayStart(now_ns).ok());
+}
+
+}  // namespace
+}  // namespace gradsync
