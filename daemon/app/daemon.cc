@@ -31,6 +31,7 @@
 #include "daemon/rpc/gradsync_service.h"
 #include "daemon/rpc/introspection_service.h"
 #include "daemon/session/session_table.h"
+#include "daemon/worker/worker_supervisor.h"
 #include "google/protobuf/message.h"
 #include "grpc/health/v1/health.pb.h"
 
@@ -136,6 +137,37 @@ PeerOptions PeerOptionsOf(const Options& options) {
   return peer;
 }
 
+WorkerSupervisorOptions WorkerOptionsOf(const Options& options) {
+  WorkerSupervisorOptions workers;
+  workers.cuda_library = options.cuda_library;
+  workers.nccl_library = options.nccl_library;
+  return workers;
+}
+
+// What a worker has found on this node.
+void LogGpus(const absl::StatusOr<worker::Started>& found) {
+  if (!found.ok()) {
+    Log(LogLevel::kInfo, "no GPUs, host memory only", {{"why", found.status().message()}});
+    return;
+  }
+  for (const worker::Device& device : found->devices()) {
+    Log(LogLevel::kInfo, "GPU",
+        {{"uuid", device.uuid()},
+         {"name", device.name()},
+         {"memory_bytes", device.memory_bytes()},
+         {"mps", device.mps()},
+         {"overlap", device.mps() ? "through MPS" : "time-sliced without MPS"}});
+  }
+  Log(LogLevel::kInfo, "CUDA",
+      {{"driver",
+        absl::StrCat(found->driver_version() / 1000, ".", found->driver_version() % 1000 / 10)},
+       {"nccl", found->nccl_version()}});
+  if (found->nccl_version().empty()) {
+    Log(LogLevel::kWarning, "no NCCL: a job's trainers must share one GPU",
+        {{"why", found->nccl_error()}});
+  }
+}
+
 }  // namespace
 
 // In order of construction; destroyed from the last to the first. What serves stops before what it
@@ -149,6 +181,7 @@ struct Daemon::Rooms {
                                                   : HostReducer::DefaultThreads())),
         executor(std::make_unique<SerialExecutor>()),
         copier(std::make_unique<SerialExecutor>()),
+        workers(std::make_unique<WorkerSupervisor>(WorkerOptionsOf(given), &clock, executor.get())),
         jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout,
                             NodeName(given.node_name)},
              given.quota_jobs_per_user),
@@ -161,6 +194,7 @@ struct Daemon::Rooms {
   std::unique_ptr<HostReducer> reducer;
   std::unique_ptr<SerialExecutor> executor;  // maps and unmaps for sessions: seconds, at worst
   std::unique_ptr<SerialExecutor> copier;    // copies for jobs, which must not wait for that
+  std::unique_ptr<WorkerSupervisor> workers;
   JobTable jobs;
   SessionTable sessions;
   std::unique_ptr<Peers> peers;  // null: no other nodes
@@ -269,6 +303,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
        {"socket", options.socket},
        {"reduce_threads", r.reducer->threads()},
        {"simd", CombineTarget()}});
+  r.workers->Probe(LogGpus);
   sd_notify(0, "READY=1\nSTATUS=Serving");
   return daemon;
 }
@@ -310,6 +345,7 @@ Daemon::~Daemon() {
   r.server->Wait();
   r.server.reset();
   r.peers.reset();
+  r.workers.reset();
   r.reducer.reset();
   r.executor.reset();
   r.copier.reset();

@@ -1,5 +1,7 @@
 #include "daemon/worker/worker_supervisor.h"
 
+#include <future>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
@@ -9,14 +11,21 @@ WorkerSupervisor::WorkerSupervisor(WorkerSupervisorOptions options, const Clock*
                                    Executor* executor)
     : options_(std::move(options)), clock_(clock), executor_(executor) {}
 
-// Outside the lock: their threads may be about to take it.
+// Their threads call this object until they are joined: here, outside the lock that they take, or
+// by the executor.
 WorkerSupervisor::~WorkerSupervisor() {
   std::map<WorkerKey, Worker> workers;
+  std::shared_ptr<WorkerProcess> probe;
   {
     const MutexLock lock(&mutex_);
     workers.swap(workers_);
+    probe.swap(probe_);
   }
   for (auto& [key, worker] : workers) GiveUp(&worker);
+  probe.reset();
+  std::promise<void> discarded;
+  executor_->Run([&] { discarded.set_value(); });
+  discarded.get_future().wait();
 }
 
 void WorkerSupervisor::Ensure(const WorkerKey& key, Ready ready, Lost lost) {
@@ -157,17 +166,23 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
     found(process.status());
     return;
   }
-  // Kept until it has replied.
-  auto kept = std::make_shared<std::shared_ptr<WorkerProcess>>(*std::move(process));
-  (*kept)->Call(StartCall(""), {},
-                [this, kept, found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
-                  Discard(std::move(*kept));
-                  if (!reply.ok()) {
-                    found(reply.status());
-                  } else {
-                    found(reply->message.started());
-                  }
-                });
+  const std::shared_ptr<WorkerProcess> probe = *std::move(process);
+  {
+    const MutexLock lock(&mutex_);
+    probe_ = probe;
+  }
+  probe->Call(StartCall(""), {},
+              [this, found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
+                {
+                  const MutexLock lock(&mutex_);
+                  if (probe_ != nullptr) Discard(std::move(probe_));
+                }
+                if (!reply.ok()) {
+                  found(reply.status());
+                } else {
+                  found(reply->message.started());
+                }
+              });
 }
 
 std::vector<WorkerStatus> WorkerSupervisor::Workers() const {

@@ -58,7 +58,7 @@ struct WorkerStatus {
 // it is asked for the next time, as RestartPolicy allows.
 //
 // Thread-safe. Callbacks come on the workers' threads, or from within Ensure. The destructor stops
-// every worker.
+// every worker, with the executor's help; those who were given one have let go of it by then.
 class WorkerSupervisor {
  public:
   using Ready = std::function<void(absl::StatusOr<std::shared_ptr<WorkerProcess>>)>;
@@ -78,7 +78,8 @@ class WorkerSupervisor {
   // The job needs it no more: it is stopped, and `lost` is not called.
   void LetGo(const WorkerKey& key);
 
-  // What a worker would find on this node: driver, NCCL, GPUs. Asks a process that ends with it.
+  // What a worker would find on this node: driver, NCCL, GPUs. Asks a process that ends with it;
+  // one at a time.
   void Probe(std::function<void(absl::StatusOr<worker::Started>)> found);
 
   std::vector<WorkerStatus> Workers() const;
@@ -114,6 +115,7 @@ class WorkerSupervisor {
 
   mutable Mutex mutex_;
   std::map<WorkerKey, Worker> workers_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<WorkerProcess> probe_ ABSL_GUARDED_BY(mutex_);  // null: none is under way
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -1,0 +1,60 @@
+// The daemon itself on a machine with GPUs: it has others look.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "tests/fakes/control.h"
+#include "tests/fault/deadline.h"
+#include "tests/fault/test_daemon.h"
+
+namespace gradsync {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Absolute(const std::string& path) {
+  char folder[4096];
+  return std::string(getcwd(folder, sizeof(folder))) + "/" + path;
+}
+
+// What the daemon has written once it contains `text`, or when patience is over.
+std::string AwaitLog(const fault::TestDaemon& daemon, const std::string& text) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(fault::kPatienceMs);
+  std::string log;
+  do {
+    log = daemon.Log();
+  } while (log.find(text) == std::string::npos && std::chrono::steady_clock::now() < end);
+  return log;
+}
+
+TEST(CudaDaemon, NeverOpensTheDriverItself) {
+  const fakes::FakeMachine machine(fakes::MachineWithGpus(2));
+  const fault::TestDaemon daemon({"--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"),
+                                  "--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2")},
+                                 {machine.Environment()});
+  const std::string log = AwaitLog(daemon, " CUDA ");
+  EXPECT_THAT(log, HasSubstr("uuid=" + fakes::GpuUuid(1)));
+  EXPECT_THAT(log, HasSubstr("driver=13.0 nccl=2.28.9"));
+  EXPECT_GT(machine.Calls("cuInit"), 0u);
+  EXPECT_EQ(machine.Calls("cuInit", daemon.pid()), 0u);
+  std::ifstream maps("/proc/" + std::to_string(daemon.pid()) + "/maps");
+  const std::string mapped{std::istreambuf_iterator<char>(maps), {}};
+  EXPECT_THAT(mapped, HasSubstr("gradsyncd"));
+  EXPECT_THAT(mapped, Not(HasSubstr("libcuda")));
+  EXPECT_THAT(mapped, Not(HasSubstr("libnccl")));
+}
+
+TEST(CudaDaemon, SaysWhyThereAreNoGpus) {
+  const fault::TestDaemon daemon({"--cuda_library=libcuda-of-no-machine.so.1"});
+  EXPECT_THAT(AwaitLog(daemon, "host memory only"), HasSubstr("libcuda-of-no-machine.so.1"));
+}
+
+}  // namespace
+}  // namespace gradsync
