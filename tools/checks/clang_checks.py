@@ -22,7 +22,17 @@ CACHE_DAYS = 30
 # Their locks are the annotated mutex of daemon/base.
 THREAD_SAFE_ROOMS = tuple(
     f"daemon/{room}/"
-    for room in ("base", "arena", "reduce", "job", "session", "telemetry", "engine", "peer")
+    for room in (
+        "base",
+        "arena",
+        "reduce",
+        "job",
+        "session",
+        "telemetry",
+        "engine",
+        "peer",
+        "worker",
+    )
 )
 
 # Flags that mean something to GCC or to Bazel alone, and those followed by a value.
