@@ -101,7 +101,7 @@ class CudaDriver {
  public:
   // NOT_FOUND if there is no such library: CUDA_DRIVER_MISSING. FAILED_PRECONDITION if it lacks a
   // function: CUDA_DRIVER_TOO_OLD, naming the functions.
-  static absl::StatusOr<std::unique_ptr<const CudaDriver>> Open(const std::string& library);
+  static absl::StatusOr<std::unique_ptr<const CudaDriver>> Open(const std::string& path);
 
   CudaDriver(const CudaDriver&) = delete;
   CudaDriver& operator=(const CudaDriver&) = delete;
@@ -109,10 +109,12 @@ class CudaDriver {
   absl::Status StatusOf(CUresult result, const char* call) const;
 
   // The functions, as in driver.cuMemAlloc(&address, bytes).
+  // NOLINTBEGIN(bugprone-macro-parentheses)
 #define GRADSYNC_CUDA_FUNCTION(name, version) \
   CudaFunction<PFN_##name##_v##version> name{this, #name};
   GRADSYNC_CUDA_FUNCTIONS(GRADSYNC_CUDA_FUNCTION)
 #undef GRADSYNC_CUDA_FUNCTION
+  // NOLINTEND(bugprone-macro-parentheses)
 
  private:
   CudaDriver() = default;

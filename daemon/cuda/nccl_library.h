@@ -39,7 +39,7 @@ class NcclLibrary {
  public:
   // NOT_FOUND NCCL_MISSING if there is no such library; FAILED_PRECONDITION NCCL_TOO_OLD if it is
   // older than kLeastNcclVersion.
-  static absl::StatusOr<std::unique_ptr<const NcclLibrary>> Open(const std::string& library);
+  static absl::StatusOr<std::unique_ptr<const NcclLibrary>> Open(const std::string& path);
 
   NcclLibrary(const NcclLibrary&) = delete;
   NcclLibrary& operator=(const NcclLibrary&) = delete;
@@ -52,9 +52,11 @@ class NcclLibrary {
 
   // The functions. They give NCCL's own result: with nonblocking communicators ncclInProgress is
   // one to act on.
+  // NOLINTBEGIN(bugprone-macro-parentheses)
 #define GRADSYNC_NCCL_FUNCTION(name) decltype(&::name) name = nullptr;
   GRADSYNC_NCCL_FUNCTIONS(GRADSYNC_NCCL_FUNCTION)
 #undef GRADSYNC_NCCL_FUNCTION
+  // NOLINTEND(bugprone-macro-parentheses)
 
  private:
   NcclLibrary() = default;

@@ -27,7 +27,7 @@ absl::Status CudaContext::Make() {
 }
 
 CudaContext::~CudaContext() {
-  for (CUstream const stream : {memory_, combine_, collective_, write_back_}) {
+  for (CUstream stream : {memory_, combine_, collective_, write_back_}) {
     if (stream != nullptr) driver_->cuStreamDestroy.Result(stream);
   }
   if (retained_) {

@@ -113,12 +113,12 @@ absl::Status CudaLaunchQueue::BeginNext() {
 absl::Status CudaLaunchQueue::Sum(const UnderWay& one) {
   const CudaLaunch& launch = one.launch;
   const CudaStaging staging{one.piece->address, launch.staging_dtype};
-  CUstream const stream = context_->combine_stream();
+  CUstream stream = context_->combine_stream();
   absl::Status status = combine_->Combine(stream, launch.dtype, BuffersOf(launch), launch.count,
                                           launch.void_contributions, staging);
   if (status.ok()) status = driver_->cuEventRecord(one.piece->combined, stream);
   if (communicator_ == nullptr || !status.ok()) return status;
-  CUstream const collective = context_->collective_stream();
+  CUstream collective = context_->collective_stream();
   status = driver_->cuStreamWaitEvent(collective, one.piece->combined, 0);
   if (!status.ok()) return status;
   return communicator_->AllReduce(staging.address, staging.dtype, launch.count + 1, collective);
@@ -138,7 +138,7 @@ absl::Status CudaLaunchQueue::WriteBack(const UnderWay& one) {
     summed = piece.collected;
     status = driver_->cuEventRecord(summed, context_->collective_stream());
   }
-  CUstream const stream = context_->write_back_stream();
+  CUstream stream = context_->write_back_stream();
   if (status.ok()) status = driver_->cuStreamWaitEvent(stream, summed, 0);
   if (status.ok()) {
     status = combine_->WriteBack(stream, launch.dtype, {piece.address, launch.staging_dtype},

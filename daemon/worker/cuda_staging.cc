@@ -27,7 +27,7 @@ CudaStagingPool::Allocator CudaStagingPool::DriverAllocator() const {
 CudaStagingPool::~CudaStagingPool() {
   Free();
   for (CudaStagingPiece& piece : pieces_) {
-    for (CUevent const event : {piece.combined, piece.collected, piece.written}) {
+    for (CUevent event : {piece.combined, piece.collected, piece.written}) {
       if (event != nullptr) driver_->cuEventDestroy.Result(event);
     }
     if (piece.report != nullptr) driver_->cuMemFreeHost.Result(piece.report);

@@ -130,7 +130,7 @@ void CudaWorker::Handle(Posted posted) {
     reply.clear_kind();
     *reply.mutable_error() = EncodeError(status);
   }
-  Reply(std::move(reply), exported.valid() ? &exported : nullptr);
+  Reply(reply, exported.valid() ? &exported : nullptr);
 }
 
 absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* started) {
@@ -279,7 +279,7 @@ void CudaWorker::Advance() {
     done->set_sum_of_squares(result.numbers.sum_of_squares);
     done->set_non_finite(result.numbers.non_finite);
     done->set_void_step(result.void_step);
-    Reply(std::move(reply));
+    Reply(reply);
   }
   if (!status.ok()) Fail(status);
   FinishRemovals();
@@ -298,7 +298,7 @@ void CudaWorker::FinishRemovals() {
   for (const std::uint64_t call : calls) {
     worker::Reply reply;
     reply.set_call(call);
-    Reply(std::move(reply));
+    Reply(reply);
   }
 }
 
@@ -345,7 +345,7 @@ void CudaWorker::AdvanceConnecting() {
     Disconnect().IgnoreError();  // the first error tells more
     *reply.mutable_error() = EncodeError(status);
   }
-  Reply(std::move(reply));
+  Reply(reply);
 }
 
 absl::Status CudaWorker::UseCommunicator() {
@@ -420,11 +420,11 @@ void CudaWorker::Stop(std::uint64_t call) {
   worker::Reply reply;
   reply.set_call(call);
   stopped_ = true;
-  Reply(std::move(reply));
+  Reply(reply);
   _exit(0);  // the main thread waits for calls
 }
 
-void CudaWorker::Reply(worker::Reply reply, const UniqueFd* descriptor) const {
+void CudaWorker::Reply(const worker::Reply& reply, const UniqueFd* descriptor) const {
   const int fd = descriptor != nullptr ? descriptor->get() : -1;
   const absl::Span<const int> descriptors =
       descriptor != nullptr ? absl::MakeConstSpan(&fd, 1) : absl::Span<const int>();
@@ -435,7 +435,7 @@ void CudaWorker::Reply(worker::Reply reply, const UniqueFd* descriptor) const {
 void CudaWorker::Fail(const absl::Status& why) const {
   worker::Reply failure;
   *failure.mutable_error() = EncodeError(why);
-  Reply(std::move(failure));
+  Reply(failure);
   _exit(kExitFailed);
 }
 

@@ -79,7 +79,7 @@ class CudaWorker {
   absl::Status OpenDevice(const worker::Start& start, worker::Started* started);
   absl::Status AddArena(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
                         worker::ArenaAdded* added, UniqueFd* exported);
-  absl::Status Launch(std::uint64_t call, const worker::Launch& launch);
+  absl::Status Launch(std::uint64_t call, const worker::Launch& asked);
   absl::Status RemoveArena(std::uint64_t call, const worker::RemoveArena& remove);
   worker::Pong Memory() const;
 
@@ -92,7 +92,7 @@ class CudaWorker {
   absl::Status Disconnect();
   std::size_t FreeBytes() const;
 
-  void Reply(worker::Reply reply, const UniqueFd* descriptor = nullptr) const;
+  void Reply(const worker::Reply& reply, const UniqueFd* descriptor = nullptr) const;
   [[noreturn]] void Fail(const absl::Status& why) const;
 
   const MessageSocket* const socket_;

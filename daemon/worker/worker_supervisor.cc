@@ -1,7 +1,5 @@
 #include "daemon/worker/worker_supervisor.h"
 
-#include <future>
-
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
@@ -11,24 +9,20 @@ WorkerSupervisor::WorkerSupervisor(WorkerSupervisorOptions options, const Clock*
                                    Executor* executor)
     : options_(std::move(options)), clock_(clock), executor_(executor) {}
 
-// Their threads call this object until they are joined: here, outside the lock that they take, or
-// by the executor.
+// Their threads call this object until they are joined: it waits for all of them.
 WorkerSupervisor::~WorkerSupervisor() {
   std::map<WorkerKey, Worker> workers;
-  std::shared_ptr<WorkerProcess> probe;
   {
     const MutexLock lock(&mutex_);
     workers.swap(workers_);
-    probe.swap(probe_);
+    probe_.reset();
   }
   for (auto& [key, worker] : workers) GiveUp(&worker);
-  probe.reset();
-  std::promise<void> discarded;
-  executor_->Run([&] { discarded.set_value(); });
-  discarded.get_future().wait();
+  const MutexLock lock(&mutex_);
+  while (processes_ > 0) ended_.Wait(&mutex_);
 }
 
-void WorkerSupervisor::Ensure(const WorkerKey& key, Ready ready, Lost lost) {
+void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready, const Lost& lost) {
   std::shared_ptr<WorkerProcess> started;
   std::uint64_t incarnation = 0;
   absl::StatusOr<std::shared_ptr<WorkerProcess>> at_once = nullptr;
@@ -41,10 +35,10 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, Ready ready, Lost lost) {
       incarnation = worker.incarnation;
     }
     if (worker.open) {
-      worker.holders.push_back(std::move(lost));
+      worker.holders.push_back(lost);
       at_once = worker.process;
     } else if (worker.process != nullptr) {
-      worker.waiting.emplace_back(std::move(ready), std::move(lost));
+      worker.waiting.emplace_back(ready, lost);
     }
   }
   if (started != nullptr) {
@@ -74,7 +68,7 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
     worker->policy.Failed(now_ns, process.status());
     return process.status();
   }
-  worker->process = *std::move(process);
+  worker->process = OwnLocked(*std::move(process));
   worker->incarnation = incarnation;
   return absl::OkStatus();
 }
@@ -109,7 +103,7 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
       // A GPU that is not there may be there at the next try: no process is kept for it.
       worker->policy.Failed(clock_->NowNs(), reply.status());
       result = reply.status();
-      Discard(std::move(worker->process));
+      worker->process.reset();
     }
   }
   for (auto& [ready, lost] : waiting) ready(result);
@@ -125,7 +119,7 @@ void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
     worker->policy.Failed(clock_->NowNs(), why);
     worker->open = false;
     holders.swap(worker->holders);
-    Discard(std::move(worker->process));
+    worker->process.reset();
   }
   for (const Lost& lost : holders) lost(why);
 }
@@ -137,8 +131,16 @@ WorkerSupervisor::Worker* WorkerSupervisor::FindLocked(const WorkerKey& key,
   return &found->second;
 }
 
-void WorkerSupervisor::Discard(std::shared_ptr<WorkerProcess> process) {
-  executor_->Run([process = std::move(process)]() mutable { process.reset(); });
+std::shared_ptr<WorkerProcess> WorkerSupervisor::OwnLocked(std::unique_ptr<WorkerProcess> process) {
+  ++processes_;
+  return {process.release(), [this](WorkerProcess* last) {
+            executor_->Run([this, last] {
+              delete last;
+              const MutexLock lock(&mutex_);
+              --processes_;
+              ended_.NotifyAll();
+            });
+          }};
 }
 
 void WorkerSupervisor::LetGo(const WorkerKey& key) {
@@ -154,7 +156,7 @@ void WorkerSupervisor::LetGo(const WorkerKey& key) {
 }
 
 void WorkerSupervisor::GiveUp(Worker* worker) {
-  if (worker->process != nullptr) Discard(std::move(worker->process));
+  worker->process.reset();
   for (auto& [ready, lost] : worker->waiting) {
     ready(absl::CancelledError("the job has ended, or the daemon is stopping"));
   }
@@ -166,16 +168,17 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
     found(process.status());
     return;
   }
-  const std::shared_ptr<WorkerProcess> probe = *std::move(process);
+  std::shared_ptr<WorkerProcess> probe;
   {
     const MutexLock lock(&mutex_);
+    probe = OwnLocked(*std::move(process));
     probe_ = probe;
   }
   probe->Call(StartCall(""), {},
               [this, found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
                 {
                   const MutexLock lock(&mutex_);
-                  if (probe_ != nullptr) Discard(std::move(probe_));
+                  probe_.reset();
                 }
                 if (!reply.ok()) {
                   found(reply.status());

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -58,7 +59,7 @@ struct WorkerStatus {
 // it is asked for the next time, as RestartPolicy allows.
 //
 // Thread-safe. Callbacks come on the workers' threads, or from within Ensure. The destructor stops
-// every worker, with the executor's help; those who were given one have let go of it by then.
+// every worker, with the executor's help; those who were given one let go of it before.
 class WorkerSupervisor {
  public:
   using Ready = std::function<void(absl::StatusOr<std::shared_ptr<WorkerProcess>>)>;
@@ -73,7 +74,7 @@ class WorkerSupervisor {
   // `ready` once: with the worker, whose GPU is open, or with why there is none: the statuses of
   // FindCudaDevice, CheckCudaDeviceUsable and CudaDriver::Open, WORKER_LOST, WORKER_RESTARTING.
   // `lost` once if it dies after that.
-  void Ensure(const WorkerKey& key, Ready ready, Lost lost);
+  void Ensure(const WorkerKey& key, const Ready& ready, const Lost& lost);
 
   // The job needs it no more: it is stopped, and `lost` is not called.
   void LetGo(const WorkerKey& key);
@@ -106,8 +107,10 @@ class WorkerSupervisor {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of one that is in the table no more: stops it, and tells those that wait for it.
   void GiveUp(Worker* worker);
-  // Stops it, later.
-  void Discard(std::shared_ptr<WorkerProcess> process);
+  // The executor destroys it, whoever lets go of it last: that waits for its end, and may be its
+  // own thread.
+  std::shared_ptr<WorkerProcess> OwnLocked(std::unique_ptr<WorkerProcess> process)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const WorkerSupervisorOptions options_;
   const Clock* const clock_;
@@ -116,6 +119,8 @@ class WorkerSupervisor {
   mutable Mutex mutex_;
   std::map<WorkerKey, Worker> workers_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<WorkerProcess> probe_ ABSL_GUARDED_BY(mutex_);  // null: none is under way
+  std::size_t processes_ ABSL_GUARDED_BY(mutex_) = 0;             // that are not destroyed yet
+  CondVar ended_;                                                 // one of them has been
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -72,7 +72,7 @@ class FakeTrainer {
   // Makes its GPU's context current in this thread.
   void Enter() const { CUDA_OK(cuCtxSetCurrent(context_)); }
 
-  CUcontext const context_;
+  CUcontext context_;
   const std::uint64_t arena_;
   const std::shared_ptr<SemaphorePage> page_;
   fakes::Mapped mapped_;

@@ -2,7 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -109,14 +112,13 @@ TEST_F(WorkerSupervisorTest, LetsGoWithoutCallingItALoss) {
   Event lost;
   auto worker = Ensure({"a", "GPU-1"}, &lost);
   ASSERT_TRUE(worker.ok());
-  const pid_t pid = (*worker)->pid();
+  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, (*worker)->pid(), 0));
   worker->reset();
   supervisor_->LetGo({"a", "GPU-1"});
   EXPECT_TRUE(supervisor_->Workers().empty());
-  Event stopped;
-  executor_.Run([&] { stopped.Set(); });
-  ASSERT_TRUE(stopped.Wait().has_value());
-  EXPECT_EQ(kill(pid, 0), -1);
+  pollfd end{pidfd, POLLIN, 0};
+  EXPECT_EQ(poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())), 1);
+  close(pidfd);
   EXPECT_FALSE(lost.Wait(std::chrono::milliseconds(0)).has_value());
 }
 
