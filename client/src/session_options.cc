@@ -19,7 +19,7 @@ namespace gradsync::client {
 namespace {
 
 constexpr std::uint32_t kProtocolOldest = 2;
-constexpr std::uint32_t kProtocolNewest = 3;
+constexpr std::uint32_t kProtocolNewest = 4;
 constexpr char kClientVersion[] = "gradsync-client/1.0";
 
 constexpr std::size_t kMaxJobIdBytes = 128;

@@ -10,6 +10,9 @@
 //               page. Written by the trainer until MarkReady, by the daemon from then until done.
 //   semaphores  one SemaphorePageHeader, then one BucketSemaphore per bucket.
 //
+// An arena on a GPU is device memory instead (LayoutAssigned.memory), and both sides register the
+// semaphores with the driver, so that their streams write and wait for the words.
+//
 // and per session one staging memfd through which Broadcast and the small all-reduce move tensors.
 //
 // Nothing that the trainer can write here is ever read back by the daemon to decide anything.
@@ -44,8 +47,9 @@ constexpr bool SemaphoreReleased(std::uint64_t word, std::uint64_t step) {
 constexpr bool SemaphorePoisoned(std::uint64_t word) { return (word & kPoison) != 0; }
 
 // One bucket's timeline semaphores. `done`: written by the daemon with the step's number (host
-// waits: futex on its low 32 bits, which on this little-endian ABI are its first four bytes).
-// `ready`: used by CUDA arenas alone.
+// waits: futex on its low 32 bits, which on this little-endian ABI are its first four bytes; a
+// GPU's write wakes no futex). `ready`: used by CUDA arenas alone, written by the trainer's stream
+// with the step's number when the bucket's gradients are written.
 struct alignas(64) BucketSemaphore {
   std::atomic<std::uint64_t> done;
   std::atomic<std::uint64_t> ready;
@@ -80,7 +84,8 @@ struct FdRequest {
 };
 static_assert(sizeof(FdRequest) == 24);
 
-// Descriptors in order: layout nonce: arena, semaphores. Staging nonce: staging.
+// Descriptors in order: layout nonce: arena (none of ARENA_MEMORY_CUDA_IPC), semaphores. Staging
+// nonce: staging.
 struct FdReply {
   std::uint32_t magic = kFdMagic;
   std::uint32_t status = 0;  // an absl::StatusCode; 0 is OK

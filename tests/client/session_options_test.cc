@@ -62,7 +62,7 @@ TEST(SessionOptionsTest, BecomesOpenSession) {
   v1::OpenSession open;
   FillOpenSession(options, &open);
   EXPECT_EQ(open.protocol().oldest(), 2u);
-  EXPECT_EQ(open.protocol().newest(), 3u);
+  EXPECT_EQ(open.protocol().newest(), 4u);
   EXPECT_EQ(open.shared_memory_abi(), kSharedMemoryAbi);
   EXPECT_EQ(open.job_id(), "j");
   EXPECT_EQ(open.token(), "secret");
