@@ -20,12 +20,23 @@ namespace gradsync::client {
 // Reasons that the client itself gives or heeds; the daemon's are listed in
 // proto/gradsync/v1/gradsync.proto.
 inline constexpr absl::string_view kAlreadyReady = "ALREADY_READY";
+inline constexpr absl::string_view kBadStream = "BAD_STREAM";
+inline constexpr absl::string_view kCapturing = "CAPTURING";
 inline constexpr absl::string_view kClosed = "CLOSED";
 inline constexpr absl::string_view kCredentials = "CREDENTIALS";
+inline constexpr absl::string_view kCudaDriverMissing = "CUDA_DRIVER_MISSING";
+inline constexpr absl::string_view kCudaDriverTooOld = "CUDA_DRIVER_TOO_OLD";
+inline constexpr absl::string_view kCudaError = "CUDA_ERROR";
+inline constexpr absl::string_view kCudaUnavailable = "CUDA_UNAVAILABLE";
 inline constexpr absl::string_view kDaemonLost = "DAEMON_LOST";
 inline constexpr absl::string_view kDaemonSilent = "DAEMON_SILENT";
 inline constexpr absl::string_view kDraining = "DRAINING";
 inline constexpr absl::string_view kForked = "FORKED";
+inline constexpr absl::string_view kGpuFault = "GPU_FAULT";
+inline constexpr absl::string_view kGpuNotVisible = "GPU_NOT_VISIBLE";
+inline constexpr absl::string_view kGpuOutOfMemory = "GPU_OUT_OF_MEMORY";
+inline constexpr absl::string_view kGpuUnsupported = "GPU_UNSUPPORTED";
+inline constexpr absl::string_view kGpuUnusable = "GPU_UNUSABLE";
 inline constexpr absl::string_view kLayoutReplaced = "LAYOUT_REPLACED";
 inline constexpr absl::string_view kLeft = "LEFT";
 inline constexpr absl::string_view kMalformed = "MALFORMED";

@@ -1,5 +1,7 @@
 #include "client/src/layout.h"
 
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "client/src/fork_guard.h"
@@ -10,27 +12,32 @@ namespace {
 // Views of the arena, and the steps. Refuses everything but the views in a forked child.
 class ArenaLayout final : public Layout {
  public:
-  ArenaLayout(std::string name, std::uint64_t fingerprint, LayoutPlan plan,
-              std::shared_ptr<MappedMemory> arena, std::shared_ptr<StepSequence> steps)
-      : name_(std::move(name)),
+  ArenaLayout(const LayoutSpec& spec, std::uint64_t fingerprint, LayoutPlan plan,
+              std::shared_ptr<std::byte> arena, std::shared_ptr<StepSequence> steps)
+      : name_(spec.name),
+        device_(spec.device),
         fingerprint_(fingerprint),
         plan_(std::move(plan)),
         arena_(std::move(arena)),
         steps_(std::move(steps)) {}
+  ~ArenaLayout() override {
+    if (!InForkedChild()) steps_->CloseHandoff();
+  }
 
   const std::string& name() const override { return name_; }
+  const std::string& device() const override { return device_; }
   std::uint64_t fingerprint() const override { return fingerprint_; }
   std::size_t bucket_count() const override { return plan_.buckets.size(); }
   std::size_t parameter_count() const override { return plan_.gradients.size(); }
   BucketView bucket(std::size_t bucket) const override {
     const PlannedSpan& span = plan_.buckets[bucket];
-    return {span.dtype, span.count, arena_->data() + span.offset};
+    return {span.dtype, span.count, arena_.get() + span.offset};
   }
   GradientView gradient(std::size_t parameter) const override {
     const PlannedSpan& span = plan_.gradients[parameter];
-    return {span.dtype, span.count, span.bucket, arena_->data() + span.offset};
+    return {span.dtype, span.count, span.bucket, arena_.get() + span.offset};
   }
-  std::shared_ptr<const void> Mapping() const override { return {arena_, arena_->data()}; }
+  std::shared_ptr<const void> Mapping() const override { return arena_; }
   std::uint64_t next_step() const override { return steps_->next_step(); }
 
   absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) override {
@@ -39,15 +46,33 @@ class ArenaLayout final : public Layout {
   absl::Status MarkReady(std::uint64_t step, std::size_t bucket) override {
     return InForkedChild() ? ForkedError() : steps_->MarkReady(step, bucket);
   }
+  absl::Status MarkReady(std::uint64_t step, std::size_t bucket,
+                         absl::Span<const CudaStream> streams) override {
+    return InForkedChild() ? ForkedError() : steps_->MarkReady(step, bucket, streams);
+  }
   absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used) override {
     return InForkedChild() ? ForkedError() : steps_->EndStep(step, used);
   }
   absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used) override {
     return InForkedChild() ? ForkedError() : steps_->FinishStep(step, used);
   }
+  absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used,
+                          absl::Span<const CudaStream> streams) override {
+    return InForkedChild() ? ForkedError() : steps_->FinishStep(step, used, streams);
+  }
   absl::Status AbandonStep(std::uint64_t step, std::string_view reason) override {
     if (InForkedChild()) return ForkedError();
     return steps_->AbandonStep(step, {reason.data(), reason.size()});
+  }
+  absl::Status WaitOnStream(std::uint64_t step, std::size_t bucket, CudaStream stream) override {
+    return InForkedChild() ? ForkedError() : steps_->WaitOnStream(step, bucket, stream);
+  }
+  absl::Status WaitOnStream(std::uint64_t step, CudaStream stream) override {
+    return InForkedChild() ? ForkedError() : steps_->WaitOnStream(step, std::nullopt, stream);
+  }
+  const float* device_verdict(std::uint64_t step) const override {
+    if (device_.empty()) return nullptr;
+    return reinterpret_cast<const float*>(arena_.get() + plan_.verdict_offset) + step % 2;
   }
   absl::Status WaitBucket(std::uint64_t step, std::size_t bucket, absl::Duration timeout) override {
     return InForkedChild() ? ForkedError() : steps_->WaitBucket(step, bucket, timeout);
@@ -62,9 +87,10 @@ class ArenaLayout final : public Layout {
  private:
   // Constant after construction.
   const std::string name_;
+  const std::string device_;
   const std::uint64_t fingerprint_;
   const LayoutPlan plan_;
-  const std::shared_ptr<MappedMemory> arena_;
+  const std::shared_ptr<std::byte> arena_;
 
   // Own synchronization.
   const ParentsReference<StepSequence> steps_;
@@ -72,11 +98,11 @@ class ArenaLayout final : public Layout {
 
 }  // namespace
 
-std::unique_ptr<Layout> NewLayout(std::string name, std::uint64_t fingerprint, LayoutPlan plan,
-                                  std::shared_ptr<MappedMemory> arena,
+std::unique_ptr<Layout> NewLayout(const LayoutSpec& spec, std::uint64_t fingerprint,
+                                  LayoutPlan plan, std::shared_ptr<std::byte> arena,
                                   std::shared_ptr<StepSequence> steps) {
-  return std::make_unique<ArenaLayout>(std::move(name), fingerprint, std::move(plan),
-                                       std::move(arena), std::move(steps));
+  return std::make_unique<ArenaLayout>(spec, fingerprint, std::move(plan), std::move(arena),
+                                       std::move(steps));
 }
 
 absl::StatusOr<std::shared_ptr<StepSequence>> StepsOf(const Layout& layout) {

@@ -3,20 +3,20 @@
 #ifndef CLIENT_SRC_LAYOUT_H_
 #define CLIENT_SRC_LAYOUT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "client/include/gradsync/client.h"
 #include "client/src/layout_plan.h"
-#include "client/src/mapped_memory.h"
 #include "client/src/step_sequence.h"
 
 namespace gradsync::client {
 
-std::unique_ptr<Layout> NewLayout(std::string name, std::uint64_t fingerprint, LayoutPlan plan,
-                                  std::shared_ptr<MappedMemory> arena,
+// `arena`: where it begins, on a GPU its address there.
+std::unique_ptr<Layout> NewLayout(const LayoutSpec& spec, std::uint64_t fingerprint,
+                                  LayoutPlan plan, std::shared_ptr<std::byte> arena,
                                   std::shared_ptr<StepSequence> steps);
 
 // Of a layout that NewLayout made. FORKED in a forked child.

@@ -20,6 +20,7 @@ constexpr std::size_t kMaxNameBytes = 128;
 constexpr std::size_t kMaxParameterNameBytes = 512;
 // No arena is larger; keeps sums of sizes from overflowing.
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 48;
+constexpr std::uint64_t kVerdictBytes = 2 * sizeof(float);
 
 absl::Status Malformed(const LayoutSpec& spec, absl::string_view what) {
   return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
@@ -121,11 +122,17 @@ void FillRegisterLayout(const LayoutSpec& spec, v1::RegisterLayout* message) {
   message->set_first_bucket_cap_bytes(spec.first_bucket_cap_bytes);
   message->set_last_bucket_cap_bytes(spec.last_bucket_cap_bytes);
   message->set_op(static_cast<v1::ReduceOp>(spec.op));
+  message->set_device(spec.device);
   message->set_timeout_ms(TimeoutMs(spec.timeout));
 }
 
 absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutAssigned& assigned) {
   LayoutPlan plan;
+  if (!v1::ArenaMemory_IsValid(assigned.memory()) ||
+      (assigned.memory() == v1::ARENA_MEMORY_UNSPECIFIED) != spec.device.empty()) {
+    return Broken("the arena's memory");
+  }
+  plan.memory = static_cast<ArenaMemory>(assigned.memory());
   plan.arena_bytes = assigned.arena_bytes();
   std::uint64_t end = 0;
   for (int i = 0; i < assigned.buckets_size(); ++i) {
@@ -138,6 +145,15 @@ absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutA
     }
     end = span.offset + span.count * ItemSize(span.dtype);
     plan.buckets.push_back(span);
+  }
+  if (plan.memory != ArenaMemory::kHost) {
+    plan.verdict_offset = assigned.verdict_offset();
+    plan.ipc_handle = assigned.ipc_handle();
+    if (plan.verdict_offset < end || plan.verdict_offset % kVerdictBytes != 0 ||
+        plan.arena_bytes < kVerdictBytes ||
+        plan.verdict_offset > plan.arena_bytes - kVerdictBytes) {
+      return Broken("the verdict's place");
+    }
   }
   if (!spec.explicit_buckets.empty()) {
     if (plan.buckets.size() != spec.explicit_buckets.size()) return Broken("number of buckets");
@@ -180,6 +196,8 @@ absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutA
   return plan;
 }
 
+static_assert(static_cast<int>(ArenaMemory::kCudaIpc) == v1::ARENA_MEMORY_CUDA_IPC);
+static_assert(static_cast<int>(ArenaMemory::kCudaVmm) == v1::ARENA_MEMORY_CUDA_VMM);
 static_assert(static_cast<int>(DataType::kBfloat16) == v1::DATA_TYPE_BFLOAT16);
 static_assert(static_cast<int>(DataType::kFloat16) == v1::DATA_TYPE_FLOAT16);
 static_assert(static_cast<int>(DataType::kFloat64) == v1::DATA_TYPE_FLOAT64);

@@ -5,6 +5,7 @@
 #define CLIENT_SRC_LAYOUT_PLAN_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,10 +27,16 @@ struct PlannedSpan {
   std::uint32_t bucket = 0;
 };
 
+// As v1::ArenaMemory.
+enum class ArenaMemory : std::uint8_t { kHost = 0, kCudaVmm = 1, kCudaIpc = 2 };
+
 struct LayoutPlan {
+  ArenaMemory memory = ArenaMemory::kHost;
   std::uint64_t arena_bytes = 0;
   std::vector<PlannedSpan> buckets;
   std::vector<PlannedSpan> gradients;  // one per parameter
+  std::uint64_t verdict_offset = 0;    // of `float verdict[2]`, on a GPU
+  std::string ipc_handle;              // of kCudaIpc
 };
 
 // INVALID_ARGUMENT names what is malformed.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/src/connection.h"
+#include "client/src/device_layout.h"
 #include "client/src/error.h"
 #include "client/src/fd_socket.h"
 #include "client/src/fork_guard.h"
@@ -26,9 +27,14 @@ constexpr absl::Duration kGrace = absl::Seconds(30);
 constexpr absl::Duration kDescriptorTimeout = absl::Seconds(30);
 constexpr absl::Duration kWordOfEnd = absl::Seconds(5);
 
-// From the daemon's first answer on.
+// RegisterLayout.device.
+constexpr std::uint32_t kDeviceProtocol = 4;
+
+// From the daemon's first answer on. `context`: null in host memory.
 absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connection>& connection,
-                                                    const LayoutSpec& spec, absl::Time deadline,
+                                                    const LayoutSpec& spec,
+                                                    const std::shared_ptr<CudaContext>& context,
+                                                    absl::Time deadline,
                                                     LayoutRegistration* registration);
 
 }  // namespace
@@ -88,6 +94,18 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
     const std::shared_ptr<Connection>& connection, const LayoutSpec& spec, const Layout* old) {
   if (auto status = ValidateSpec(spec); !status.ok()) return status;
   if (auto end = connection->End(); !end.ok()) return end;
+  std::shared_ptr<CudaContext> context;
+  if (!spec.device.empty()) {
+    if (connection->protocol() < kDeviceProtocol) {
+      return MakeError(absl::StatusCode::kUnimplemented, kCudaUnavailable,
+                       absl::StrCat("layout '", spec.name,
+                                    "' on a GPU: this gradsyncd is of an older release; update it"),
+                       connection->Fields());
+    }
+    auto opened = OpenDevice(spec.device);
+    if (!opened.ok()) return opened.status();
+    context = *std::move(opened);
+  }
   if (connection->left()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, kLeft,
                      absl::StrCat("layout '", spec.name, "' registered after Leave"),
@@ -117,7 +135,7 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   if (replaced != nullptr) request.mutable_register_layout()->set_replaces(replaced->channel());
   connection->stream().Send(std::move(request));
 
-  auto layout = MapAndAwait(connection, spec, deadline, &registration);
+  auto layout = MapAndAwait(connection, spec, context, deadline, &registration);
   if (replaced == nullptr) return layout;
   if (layout.ok()) {
     replaced->Replaced();
@@ -132,15 +150,27 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
 
 namespace {
 
+absl::StatusOr<LayoutMemory> MapHostLayout(int memfd, std::uint64_t bytes) {
+  auto arena = MappedMemory::Map(memfd, bytes, "arena");
+  if (!arena.ok()) return arena.status();
+  if (auto status = (*arena)->Populate(bytes); !status.ok()) return status;
+  std::byte* const data = (*arena)->data();
+  return LayoutMemory{{*std::move(arena), data}, nullptr};
+}
+
 absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connection>& connection,
-                                                    const LayoutSpec& spec, absl::Time deadline,
+                                                    const LayoutSpec& spec,
+                                                    const std::shared_ptr<CudaContext>& context,
+                                                    absl::Time deadline,
                                                     LayoutRegistration* registration) {
   const auto assigned = registration->AwaitAssigned(deadline);
   if (!assigned.ok()) return assigned.status();
   auto plan = CheckedPlan(spec, *assigned);
   if (!plan.ok()) return plan.status();
+  // The semaphores' is the last one; an IPC handle is the arena's.
+  const std::size_t count = plan->memory == ArenaMemory::kCudaIpc ? 1 : 2;
   auto descriptors = FetchDescriptors(FdSocketPath(connection->options().socket), assigned->nonce(),
-                                      2, absl::Now() + kDescriptorTimeout);
+                                      count, absl::Now() + kDescriptorTimeout);
   if (!descriptors.ok()) {
     // The nonce ends with the session or the agreement. Then that is why, and the word of it, on
     // another socket, may still be on its way.
@@ -149,24 +179,30 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
     const absl::Status failure = registration->AwaitFailure(absl::Now() + patience);
     return failure.ok() ? descriptors.status() : failure;
   }
-  auto arena = MappedMemory::Map((*descriptors)[0].get(), plan->arena_bytes, "arena");
-  if (!arena.ok()) return arena.status();
-  auto semaphores = MappedMemory::Map((*descriptors)[1].get(), SemaphoreBytes(plan->buckets.size()),
-                                      "semaphores");
+  auto semaphores = MappedMemory::Map(descriptors->back().get(),
+                                      SemaphoreBytes(plan->buckets.size()), "semaphores");
   if (!semaphores.ok()) return semaphores.status();
-  if (auto status = (*arena)->Populate(plan->arena_bytes); !status.ok()) return status;
+  const int arena = descriptors->front().get();
+  auto memory = context == nullptr ? MapHostLayout(arena, plan->arena_bytes)
+                                   : MapDeviceLayout(context, *plan, arena, *semaphores);
+  if (!memory.ok()) return memory.status();
 
-  auto steps = std::make_shared<StepSequence>(connection, assigned->channel(), spec.name, *plan,
-                                              *arena, *std::move(semaphores));
+  auto steps = std::make_shared<StepSequence>(
+      connection, assigned->channel(), spec.name, *plan,
+      context == nullptr ? memory->arena : nullptr, *std::move(semaphores),
+      std::move(memory->handoff));
   connection->Attach(assigned->channel(), steps);
   v1::SessionRequest mapped;
   mapped.mutable_arena_mapped()->set_channel(assigned->channel());
   connection->stream().Send(std::move(mapped));
 
   const auto ready = registration->AwaitReady(deadline);
-  if (!ready.ok()) return ready.status();
+  if (!ready.ok()) {
+    steps->CloseHandoff();
+    return ready.status();
+  }
   steps->Begin(ready->first_step());
-  return NewLayout(spec.name, ready->fingerprint(), *std::move(plan), *std::move(arena),
+  return NewLayout(spec, ready->fingerprint(), *std::move(plan), std::move(memory->arena),
                    std::move(steps));
 }
 

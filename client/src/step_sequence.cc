@@ -21,6 +21,8 @@ constexpr absl::Duration kQueryTimeout = absl::Seconds(1);
 // StepDone is on its way when the void word is seen, and so is the session's end when a poisoned
 // one is.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(10);
+// A GPU wakes no futex.
+constexpr absl::Duration kDeviceWordPeriod = absl::Microseconds(200);
 
 bool AllZero(const std::byte* data, std::size_t bytes) {
   return bytes == 0 || (data[0] == std::byte{0} && std::memcmp(data, data + 1, bytes - 1) == 0);
@@ -50,20 +52,25 @@ std::vector<bool> UsedFlags(const std::string& map, std::size_t parameters) {
 
 StepSequence::StepSequence(std::shared_ptr<Connection> connection, std::uint32_t channel,
                            std::string name, const LayoutPlan& plan,
-                           std::shared_ptr<MappedMemory> arena,
-                           std::shared_ptr<MappedMemory> semaphores)
+                           std::shared_ptr<std::byte> arena,
+                           std::shared_ptr<MappedMemory> semaphores,
+                           std::unique_ptr<StreamHandoff> handoff)
     : connection_(std::move(connection)),
       channel_(channel),
       name_(std::move(name)),
       bucket_count_(plan.buckets.size()),
       gradients_(plan.gradients),
+      on_device_(handoff != nullptr),
+      max_outstanding_(on_device_ ? kMaxOutstanding : 1),
       arena_(std::move(arena)),
       semaphores_(std::move(semaphores)),
+      handoff_(std::move(handoff)),
       marked_(plan.buckets.size()),
       unused_(plan.gradients.size()) {
   for (const PlannedSpan& bucket : plan.buckets) {
     reduced_bytes_ += bucket.count * ItemSize(bucket.dtype);
   }
+  last_marks_.fill(absl::InfinitePast());
 }
 
 void StepSequence::Begin(std::uint64_t first_step) {
@@ -80,9 +87,12 @@ absl::Status StepSequence::CheckClosed(absl::string_view call) const {
 }
 
 absl::Status StepSequence::CheckClosedLocked(absl::string_view call) const {
-  if (marks_ == 0 && unused_count_ == 0 && phase_ == Phase::kMarking) return absl::OkStatus();
+  const std::uint64_t undecided = last_step_ + 1;
+  if (marks_ == 0 && unused_count_ == 0 && phase_ == Phase::kMarking && undecided == next_step()) {
+    return absl::OkStatus();
+  }
   return Error(
-      absl::StatusCode::kFailedPrecondition, kProtocolViolation, next_step(), std::nullopt,
+      absl::StatusCode::kFailedPrecondition, kProtocolViolation, undecided, std::nullopt,
       absl::StrCat(call, " while this step is open; end or abandon it and wait for it first"));
 }
 
@@ -147,9 +157,8 @@ absl::Status StepSequence::Ahead(std::uint64_t step, absl::string_view call) con
 }
 
 absl::Status StepSequence::EndOf(std::uint64_t step) const {
-  if (phase_ != Phase::kEnded || step != next_step() || ErrorReason(end_) != kDaemonLost) {
-    return end_;
-  }
+  const bool in_doubt = step > last_step_ && step <= ended_step_;
+  if (!in_doubt || ErrorReason(end_) != kDaemonLost) return end_;
   return Error(
       absl::StatusCode::kUnavailable, kStepInDoubt, step, std::nullopt,
       absl::StrCat("EndStep was sent, and the daemon was lost before its verdict came: the "
@@ -161,10 +170,10 @@ absl::Status StepSequence::EndOf(std::uint64_t step) const {
 absl::Status StepSequence::Admit(std::uint64_t step, absl::string_view call) const {
   if (!end_.ok()) return EndOf(step);
   if (step < next_step()) {
-    if (step == last_step_ && last_verdict_ != nullptr && !last_verdict_->status.ok()) {
-      return last_verdict_->status;
+    if (const auto verdict = VerdictOf(step); verdict != nullptr && !verdict->status.ok()) {
+      return verdict->status;
     }
-    return Stale(step);
+    return step > last_step_ ? Ended(step, call, "EndStep") : Stale(step);
   }
   if (connection_->left()) {
     return Error(absl::StatusCode::kFailedPrecondition, kLeft, step, std::nullopt,
@@ -172,12 +181,45 @@ absl::Status StepSequence::Admit(std::uint64_t step, absl::string_view call) con
   }
   if (step > next_step()) return Ahead(step, call);
   if (replacing_) return BeingReplaced(step, call);
-  if (phase_ != Phase::kMarking) {
+  if (phase_ == Phase::kEnded) return Ended(step, call, "EndStep");
+  if (phase_ == Phase::kAbandoned) return Ended(step, call, "AbandonStep");
+  if (step > last_step_ + max_outstanding_) {
     return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, std::nullopt,
-                 absl::StrCat(call, " after this rank's ",
-                              phase_ == Phase::kEnded ? "EndStep" : "AbandonStep"));
+                 absl::StrCat(call, " while ", max_outstanding_, " steps are under way; first wait "
+                              "for the verdict of step ", last_step_ + 1, " with WaitStep"));
   }
   return absl::OkStatus();
+}
+
+absl::Status StepSequence::Ended(std::uint64_t step, absl::string_view call,
+                                 absl::string_view by) const {
+  return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, std::nullopt,
+               absl::StrCat(call, " after this rank's ", by));
+}
+
+std::shared_ptr<const StepSequence::Verdict> StepSequence::VerdictOf(std::uint64_t step) const {
+  const auto& verdict = verdicts_[step % max_outstanding_];
+  return verdict != nullptr && verdict->step == step ? verdict : nullptr;
+}
+
+absl::Status StepSequence::CheckInHostMemory(std::uint64_t step, absl::string_view call) const {
+  if (!on_device_) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, kMalformed, step, std::nullopt,
+               absl::StrCat(call, " without streams, but the layout is on a GPU; say on which "
+                                  "streams its gradients are written"));
+}
+
+absl::Status StepSequence::CheckOnDevice(std::uint64_t step, absl::string_view call) const {
+  if (on_device_) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, kMalformed, step, std::nullopt,
+               absl::StrCat(call, " with a stream, but the layout is in host memory; register it "
+                                  "with a device"));
+}
+
+absl::Status StepSequence::OnDevice(const absl::Status& status, std::uint64_t step,
+                                    std::optional<std::size_t> bucket) const {
+  if (status.ok()) return status;
+  return Error(status.code(), ErrorReason(status), step, bucket, status.message());
 }
 
 // ---- The trainer's calls
@@ -202,9 +244,11 @@ absl::Status StepSequence::MarkUnused(std::uint64_t step, std::size_t parameter)
     unused_[parameter] = true;
     ++unused_count_;
   }
+  // On a GPU it is filled in the order of the stream that the bucket is marked with.
+  if (on_device_) return absl::OkStatus();
   // Gradients may be large: not under the lock. The bucket is still the trainer's.
   const PlannedSpan& gradient = gradients_[parameter];
-  std::byte* const data = arena_->data() + gradient.offset;
+  std::byte* const data = arena_.get() + gradient.offset;
   const std::size_t bytes = gradient.count * ItemSize(gradient.dtype);
   if (AllZero(data, bytes)) return absl::OkStatus();
   HeldGradient held{parameter, {data, data + bytes}};
@@ -216,18 +260,57 @@ absl::Status StepSequence::MarkUnused(std::uint64_t step, std::size_t parameter)
 
 absl::Status StepSequence::MarkReady(std::uint64_t step, std::size_t bucket) {
   const absl::Time start = absl::Now();
+  if (auto status = CheckInHostMemory(step, "MarkReady"); !status.ok()) return status;
   absl::MutexLock lock(&mutex_);
+  if (auto status = AdmitMark(step, bucket); !status.ok()) return status;
+  SendMark(step, bucket, start);
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::MarkReady(std::uint64_t step, std::size_t bucket,
+                                     absl::Span<const CudaStream> streams) {
+  const absl::Time start = absl::Now();
+  if (auto status = CheckOnDevice(step, "MarkReady"); !status.ok()) return status;
+  absl::MutexLock handoff(&handoff_mutex_);
+  std::vector<ByteSpan> zeros;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (auto status = AdmitMark(step, bucket); !status.ok()) return status;
+    AddUnused(bucket, &zeros);
+  }
+  if (auto status = OnDevice(handoff_->EnqueueReady(step, {bucket}, zeros, streams), step, bucket);
+      !status.ok()) {
+    return status;
+  }
+  absl::MutexLock lock(&mutex_);
+  // The step may be void by now, or the session over.
+  if (auto status = AdmitMark(step, bucket); !status.ok()) return status;
+  SendMark(step, bucket, start);
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::AdmitMark(std::uint64_t step, std::size_t bucket) const {
   if (auto status = Admit(step, "MarkReady"); !status.ok()) return status;
   if (bucket >= bucket_count_) return UnknownBucket(step, bucket);
-  if (marked_[bucket]) {
-    return Error(absl::StatusCode::kFailedPrecondition, kAlreadyReady, step, bucket,
-                 "marked ready a second time in this step");
-  }
+  if (!marked_[bucket]) return absl::OkStatus();
+  return Error(absl::StatusCode::kFailedPrecondition, kAlreadyReady, step, bucket,
+               "marked ready a second time in this step");
+}
+
+void StepSequence::SendMark(std::uint64_t step, std::size_t bucket, absl::Time start) {
   NoteMark(bucket);
   // Under the lock, so that EndStep cannot overtake it.
   connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(bucket));
-  CountMarks(1, start);
-  return absl::OkStatus();
+  CountMarks(step, 1, start);
+}
+
+void StepSequence::AddUnused(std::size_t bucket, std::vector<ByteSpan>* spans) const {
+  if (unused_count_ == 0) return;
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    const PlannedSpan& gradient = gradients_[i];
+    if (!unused_[i] || gradient.bucket != bucket) continue;
+    spans->push_back({gradient.offset, gradient.count * ItemSize(gradient.dtype)});
+  }
 }
 
 void StepSequence::NoteMark(std::size_t bucket) {
@@ -236,11 +319,12 @@ void StepSequence::NoteMark(std::size_t bucket) {
   if (++marks_ == 1) restoration_.reset();
 }
 
-void StepSequence::CountMarks(std::size_t marks, absl::Time start) {
-  last_mark_ = absl::Now();
+void StepSequence::CountMarks(std::uint64_t step, std::size_t marks, absl::Time start) {
+  const absl::Time now = absl::Now();
+  last_mark(step) = now;
   SessionCounters& counters = connection_->counters();
   counters.buckets_marked.fetch_add(marks, std::memory_order_relaxed);
-  counters.mark_ready_ns.fetch_add(absl::ToInt64Nanoseconds(last_mark_ - start),
+  counters.mark_ready_ns.fetch_add(absl::ToInt64Nanoseconds(now - start),
                                    std::memory_order_relaxed);
 }
 
@@ -259,9 +343,50 @@ absl::Status StepSequence::EndStep(std::uint64_t step, const std::vector<bool>& 
 
 absl::Status StepSequence::FinishStep(std::uint64_t step, const std::vector<bool>& used) {
   const absl::Time start = absl::Now();
+  if (auto status = CheckInHostMemory(step, "FinishStep"); !status.ok()) return status;
   absl::MutexLock lock(&mutex_);
+  if (auto status = AdmitFinish(step, used); !status.ok()) return status;
+  MarkRestAndEnd(step, used, start);
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::FinishStep(std::uint64_t step, const std::vector<bool>& used,
+                                      absl::Span<const CudaStream> streams) {
+  const absl::Time start = absl::Now();
+  if (auto status = CheckOnDevice(step, "FinishStep"); !status.ok()) return status;
+  absl::MutexLock handoff(&handoff_mutex_);
+  std::vector<std::size_t> rest;
+  std::vector<ByteSpan> zeros;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (auto status = AdmitFinish(step, used); !status.ok()) return status;
+    for (std::size_t i = 0; i < bucket_count_; ++i) {
+      if (marked_[i]) continue;
+      rest.push_back(i);
+      AddUnused(i, &zeros);
+    }
+  }
+  if (!rest.empty()) {
+    if (auto status =
+            OnDevice(handoff_->EnqueueReady(step, rest, zeros, streams), step, std::nullopt);
+        !status.ok()) {
+      return status;
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  // The step may be void by now, or the session over.
+  if (auto status = AdmitFinish(step, used); !status.ok()) return status;
+  MarkRestAndEnd(step, used, start);
+  return absl::OkStatus();
+}
+
+absl::Status StepSequence::AdmitFinish(std::uint64_t step, const std::vector<bool>& used) const {
   if (auto status = Admit(step, "FinishStep"); !status.ok()) return status;
-  if (auto status = CheckUsed(step, used, "FinishStep"); !status.ok()) return status;
+  return CheckUsed(step, used, "FinishStep");
+}
+
+void StepSequence::MarkRestAndEnd(std::uint64_t step, const std::vector<bool>& used,
+                                  absl::Time start) {
   const std::size_t rest = bucket_count_ - marks_;
   const bool ready_rest = rest > 0 && connection_->protocol() >= kReadyRestProtocol;
   for (std::size_t i = 0; i < bucket_count_; ++i) {
@@ -271,9 +396,8 @@ absl::Status StepSequence::FinishStep(std::uint64_t step, const std::vector<bool
       connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(i));
     }
   }
+  if (rest > 0) CountMarks(step, rest, start);
   SendEndStep(step, used, ready_rest);
-  if (rest > 0) CountMarks(rest, start);
-  return absl::OkStatus();
 }
 
 absl::Status StepSequence::CheckUsed(std::uint64_t step, const std::vector<bool>& used,
@@ -298,16 +422,26 @@ void StepSequence::SendEndStep(std::uint64_t step, const std::vector<bool>& used
   request.mutable_end_step()->set_used_map(UsedMap(also_used));
   request.mutable_end_step()->set_ready_rest(ready_rest);
   phase_ = Phase::kEnded;
+  ended_step_ = step;
   connection_->stream().Send(std::move(request));
+  if (on_device_) BeginMarking(step + 1);
+}
+
+void StepSequence::BeginMarking(std::uint64_t step) {
+  phase_ = Phase::kMarking;
+  marked_.assign(bucket_count_, false);
+  marks_ = 0;
+  if (unused_count_ > 0) unused_.assign(gradients_.size(), false);
+  unused_count_ = 0;
+  held_.clear();
+  next_step_.store(step, std::memory_order_release);
 }
 
 absl::Status StepSequence::AbandonStep(std::uint64_t step, absl::string_view reason) {
   absl::MutexLock lock(&mutex_);
   // What the caller wants is so already.
-  if (end_.ok() && step > 0 && step == last_step_ && last_verdict_ != nullptr &&
-      !last_verdict_->status.ok()) {
-    return absl::OkStatus();
-  }
+  const auto verdict = VerdictOf(step);
+  if (end_.ok() && verdict != nullptr && !verdict->status.ok()) return absl::OkStatus();
   if (end_.ok() && step == next_step() && phase_ == Phase::kAbandoned) return absl::OkStatus();
   if (auto status = Admit(step, "AbandonStep"); !status.ok()) return status;
   v1::SessionRequest request;
@@ -325,14 +459,15 @@ absl::Status StepSequence::WaitBucket(std::uint64_t step, std::size_t bucket,
   {
     absl::MutexLock lock(&mutex_);
     if (step > next_step()) return end_.ok() ? Ahead(step, "WaitBucket") : end_;
-    if (step == last_step_ && last_verdict_ != nullptr) return last_verdict_->status;
+    if (const auto verdict = VerdictOf(step); verdict != nullptr) return verdict->status;
     if (!end_.ok()) return EndOf(step);
-    if (step < next_step()) return Stale(step);
+    if (step <= last_step_) return Stale(step);
   }
   DaemonSilence silence(*connection_);
   const absl::Time deadline = absl::Now() + timeout;
   for (;;) {
-    const absl::Duration slice = std::min(deadline - absl::Now(), silence.slice());
+    absl::Duration slice = std::min(deadline - absl::Now(), silence.slice());
+    if (on_device_) slice = std::min(slice, kDeviceWordPeriod);
     switch (WaitDone(semaphore(bucket).done, step, slice)) {
       case DoneWait::kReached:
         return AfterRelease(step, bucket, /*poisoned=*/false);
@@ -355,15 +490,15 @@ absl::Status StepSequence::AfterRelease(std::uint64_t step, std::size_t bucket, 
                              ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return Settled(step); };
     mutex_.AwaitWithTimeout(absl::Condition(&settled), kVerdictTimeout);
   }
-  if (step == last_step_ && last_verdict_ != nullptr) return last_verdict_->status;
+  if (const auto verdict = VerdictOf(step); verdict != nullptr) return verdict->status;
   if (!end_.ok()) return EndOf(step);
   if (poisoned || is_void) {
     return Error(absl::StatusCode::kAborted, kStepVoid, step, bucket,
                  "the step is void; the daemon has not said why");
   }
-  // This thread woke up late: the step is decided, and so is one after it, whose verdict alone is
-  // kept. It may have been void, and void_step names the last void step only.
-  if (step < next_step()) {
+  // This thread woke up late: the step is decided, and so are others after it, whose verdicts alone
+  // are kept. It may have been void, and void_step names the last void step only.
+  if (step <= last_step_) {
     return Error(absl::StatusCode::kFailedPrecondition, kStaleStep, step, bucket,
                  absl::StrCat("it is decided, and its verdict is no longer kept; the next one is ",
                               next_step()));
@@ -384,13 +519,11 @@ absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Dura
     awaited =
         AwaitUnlessSilent(&mutex_, absl::Condition(&settled), absl::Now() + timeout, &silence);
     // Decided is decided, also if the session has ended since.
-    if (step == last_step_) {
-      verdict = last_verdict_;
-      restoration = restoration_;
-    }
+    verdict = VerdictOf(step);
+    if (step == last_step_) restoration = restoration_;
     if (verdict == nullptr) {
       if (!end_.ok()) return EndOf(step);
-      if (step < next_step()) return Stale(step);
+      if (step <= last_step_) return Stale(step);
     }
   }
   if (verdict == nullptr) {
@@ -402,10 +535,46 @@ absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Dura
   return verdict->result;
 }
 
+absl::Status StepSequence::WaitOnStream(std::uint64_t step, std::optional<std::size_t> bucket,
+                                        CudaStream stream) {
+  if (auto status = CheckOnDevice(step, "WaitOnStream"); !status.ok()) return status;
+  if (bucket.has_value() && *bucket >= bucket_count_) return UnknownBucket(step, *bucket);
+  absl::MutexLock handoff(&handoff_mutex_);
+  std::vector<std::size_t> waited;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (step > next_step()) return end_.ok() ? Ahead(step, "WaitOnStream") : end_;
+    const auto verdict = VerdictOf(step);
+    if (verdict != nullptr && !verdict->status.ok()) return verdict->status;
+    if (!end_.ok()) return EndOf(step);
+    if (verdict == nullptr && step <= last_step_) return Stale(step);
+    const std::size_t begin = bucket.value_or(0);
+    const std::size_t end = bucket.has_value() ? begin + 1 : bucket_count_;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (step == next_step() && !marked_[i]) {
+        return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, i,
+                     "WaitOnStream of a bucket that was not marked ready; the mark might come to "
+                     "lie behind the wait");
+      }
+      if (!SemaphoreReleased(semaphore(i).done.load(std::memory_order_acquire), step)) {
+        waited.push_back(i);
+      }
+    }
+  }
+  return OnDevice(handoff_->EnqueueWait(step, waited, stream), step, bucket);
+}
+
+void StepSequence::CloseHandoff() {
+  absl::MutexLock handoff(&handoff_mutex_);
+  if (handoff_ == nullptr) return;
+  Poison();
+  handoff_.reset();
+}
+
 void StepSequence::Restore(Restoration* restoration) const {
   absl::call_once(restoration->once, [&] {
     for (const HeldGradient& gradient : restoration->gradients) {
-      std::memcpy(arena_->data() + gradients_[gradient.parameter].offset, gradient.bytes.data(),
+      std::memcpy(arena_.get() + gradients_[gradient.parameter].offset, gradient.bytes.data(),
                   gradient.bytes.size());
     }
     restoration->gradients.clear();
@@ -424,8 +593,8 @@ absl::Status StepSequence::TimedOut(std::uint64_t step, std::optional<std::size_
   // A poll wants an answer at once, and asks often.
   if (timeout > absl::ZeroDuration()) {
     absl::MutexLock lock(&mutex_);
-    if (!asked_) {
-      asked_ = true;
+    if (asked_step_ != step) {
+      asked_step_ = step;
       missing_.reset();
       v1::SessionRequest request;
       request.mutable_query_step()->set_channel(channel_);
@@ -447,6 +616,7 @@ absl::Status StepSequence::TimedOut(std::uint64_t step, std::optional<std::size_
 
 void StepSequence::OnStepDone(const v1::StepDone& done) {
   auto verdict = std::make_shared<Verdict>();
+  verdict->step = done.step();
   if (done.verdict() != v1::VERDICT_COMPLETE) {
     verdict->status = StatusFromProto(done.status());
     if (verdict->status.ok()) {
@@ -472,16 +642,17 @@ void StepSequence::OnStepDone(const v1::StepDone& done) {
 
   SessionCounters& counters = connection_->counters();
   absl::MutexLock lock(&mutex_);
-  if (done.step() < next_step()) return;
+  if (done.step() <= last_step_) return;
   if (verdict->status.ok()) {
     counters.steps_complete.fetch_add(1, std::memory_order_relaxed);
     counters.bytes_reduced.fetch_add(reduced_bytes_, std::memory_order_relaxed);
   } else {
     counters.steps_void.fetch_add(1, std::memory_order_relaxed);
   }
-  if (marks_ > 0) {
-    counters.exposed_ns.fetch_add(absl::ToInt64Nanoseconds(absl::Now() - last_mark_),
+  if (absl::Time& mark = last_mark(done.step()); mark != absl::InfinitePast()) {
+    counters.exposed_ns.fetch_add(absl::ToInt64Nanoseconds(absl::Now() - mark),
                                   std::memory_order_relaxed);
+    mark = absl::InfinitePast();
   }
   // Gradients that no rank has used are put back; those of a void step are the trainer's to redo.
   restoration_.reset();
@@ -493,15 +664,9 @@ void StepSequence::OnStepDone(const v1::StepDone& done) {
     restoration_ = std::make_shared<Restoration>();
     restoration_->gradients = std::move(held_);
   }
-  held_.clear();
-  if (unused_count_ > 0) unused_.assign(gradients_.size(), false);
-  unused_count_ = 0;
-  phase_ = Phase::kMarking;
-  marked_.assign(bucket_count_, false);
-  marks_ = 0;
   last_step_ = done.step();
-  last_verdict_ = std::move(verdict);
-  next_step_.store(done.step() + 1, std::memory_order_release);
+  verdicts_[last_step_ % max_outstanding_] = std::move(verdict);
+  if (next_step() <= last_step_) BeginMarking(last_step_ + 1);
 }
 
 void StepSequence::OnResume(std::uint64_t step) {
@@ -509,22 +674,26 @@ void StepSequence::OnResume(std::uint64_t step) {
   if (step <= next_step()) return;
   // The others have decided steps without this rank.
   last_step_ = step - 1;
-  last_verdict_ = nullptr;
+  verdicts_.fill(nullptr);
   restoration_.reset();
   next_step_.store(step, std::memory_order_release);
 }
 
 void StepSequence::OnStepState(const v1::StepState& state) {
   absl::MutexLock lock(&mutex_);
-  asked_ = false;
-  if (state.step() == next_step()) missing_ = state.missing();
+  if (state.step() == asked_step_) missing_ = state.missing();
+  asked_step_ = 0;
 }
 
 void StepSequence::OnSessionEnd(const absl::Status& end) {
+  Poison();
   absl::MutexLock lock(&mutex_);
   if (!end_.ok()) return;
   end_ = end;
   held_.clear();
+}
+
+void StepSequence::Poison() const {
   for (std::size_t i = 0; i < bucket_count_; ++i) {
     PoisonDone(&semaphore(i).done, next_step());
   }

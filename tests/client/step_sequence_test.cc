@@ -52,7 +52,7 @@ TEST(StepSequenceTest, AWaiterThatWakesUpLateIsNotToldThatItsStepIsDone) {
   const auto page = OnePage();
   LayoutPlan plan;
   plan.buckets.resize(1);
-  StepSequence steps(connection, 1, "default", plan, nullptr, page);
+  StepSequence steps(connection, 1, "default", plan, nullptr, page, nullptr);
   steps.Begin(1);
   auto& header = *reinterpret_cast<SemaphorePageHeader*>(page->data());
   auto& semaphore = *reinterpret_cast<BucketSemaphore*>(page->data() + sizeof(header));

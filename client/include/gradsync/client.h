@@ -48,6 +48,9 @@
 
 namespace gradsync {
 
+// A CUstream, which is also a cudaStream_t; null is the legacy default stream.
+using CudaStream = void*;
+
 enum class ReduceOp : std::uint8_t { kSum = 1, kAverage = 2 };
 enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
@@ -108,6 +111,9 @@ struct LayoutSpec {
   // their own. A daemon of before protocol 1.3 does not split.
   std::uint64_t last_bucket_cap_bytes = 0;
   ReduceOp op = ReduceOp::kAverage;
+  // GPU on which the buckets lie, by UUID as nvidia-smi -L prints it (CudaDeviceUuid): every rank
+  // names one, its own, or none does. Empty: host memory.
+  std::string device;
   // How long to wait for the other ranks to register the same.
   absl::Duration timeout = absl::Minutes(5);
 };
@@ -116,7 +122,7 @@ struct LayoutSpec {
 struct BucketView {
   DataType dtype;
   std::uint64_t count;  // elements, padding between parameters included
-  void* data;           // 128-byte aligned
+  void* data;           // 128-byte aligned; on a GPU its address there
 };
 
 // One parameter's gradient inside its bucket. 64-byte aligned, zero-initialised.
@@ -185,6 +191,27 @@ class Session;
 
 // A registered layout: an arena of buckets, and the sequence of its steps. May outlive the Session:
 // its calls then return the session's end, and its memory stays readable.
+//
+// A layout on a GPU is handed over in the order of the trainer's streams, and the host waits for
+// nothing on the way:
+//
+//   (*layout)->MarkReady(step, bucket, {stream});   // behind the kernels that write its gradients
+//   (*layout)->FinishStep(step, {}, {stream});
+//   (*layout)->WaitOnStream(step, stream);          // what follows on `stream` sees the averages
+//   (*layout)->WaitStep(step);                      // the verdict: only then the optimizer
+//
+// Being released tells a stream nothing about the verdict. Where the host shall not wait for it
+// either, an optimizer that takes `found_inf` reads device_verdict(step) behind WaitOnStream and
+// leaves out the update of a void step; WaitStep(step) is then called a step later. Two steps may
+// be under way: the one being marked, and the one before it that is ended and not decided yet.
+//
+// Such calls enqueue on streams of this process, any stream of the layout's GPU. Besides what each
+// lists they return
+//   INVALID_ARGUMENT     MALFORMED: the layout is in host memory; BAD_STREAM: no such stream.
+//   FAILED_PRECONDITION  CAPTURING: the stream is being captured into a CUDA graph; nothing was
+//                        enqueued.
+//   UNAVAILABLE          GPU_FAULT: the process can use the GPU no more.
+// When the session ends, every parked stream is released. Destroying the Layout waits for the GPU.
 class Layout {
  public:
   virtual ~Layout() = default;
@@ -192,6 +219,8 @@ class Layout {
   Layout& operator=(const Layout&) = delete;
 
   virtual const std::string& name() const = 0;
+  // UUID of the GPU it lies on; empty: host memory.
+  virtual const std::string& device() const = 0;
   virtual std::uint64_t fingerprint() const = 0;
   virtual std::size_t bucket_count() const = 0;
   virtual std::size_t parameter_count() const = 0;
@@ -201,7 +230,8 @@ class Layout {
   // Keeps the arena mapped; for views that may outlive the Layout.
   virtual std::shared_ptr<const void> Mapping() const = 0;
 
-  // The step to run now: one more than the last one that was decided.
+  // The step to run now: one more than the last one that was decided or, on a GPU, that this rank
+  // has ended.
   virtual std::uint64_t next_step() const = 0;
 
   // "This rank did not use the parameter in this step." Called before its bucket is marked ready;
@@ -209,6 +239,8 @@ class Layout {
   // used it, the WaitStep that says that the step is complete puts back what the gradient held
   // before: what nobody used is untouched, unless the next step's first MarkReady came before that
   // WaitStep. Allocates only if the gradient was not zero. Explicit layouts have no parameters.
+  // On a GPU the gradient becomes zeros on the stream with which its bucket is marked, and nothing
+  // is put back: who accumulates over micro-batches keeps a copy.
   //   INVALID_ARGUMENT     UNKNOWN_PARAMETER.
   //   FAILED_PRECONDITION  ALREADY_READY (its bucket was marked), STALE_STEP, PROTOCOL_VIOLATION.
   //   ABORTED              the step is void already; says who and why.
@@ -222,6 +254,11 @@ class Layout {
   //                        EndStep).
   //   ABORTED              the step is void already; says who and why.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
+  // The same on a GPU: "every gradient of this bucket is written once these streams get here". They
+  // are joined on the first of them. A stream may be destroyed as soon as this returns. Also
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: two steps are under way; wait for the first.
+  virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket,
+                                 absl::Span<const CudaStream> streams) = 0;
 
   // "This rank has marked every bucket ready." `used`: per parameter, whether this rank used it;
   // empty: all. What MarkUnused named is unused as well.
@@ -233,16 +270,33 @@ class Layout {
   //   the statuses of MarkReady and EndStep, but for those that name a bucket. If it fails, no
   //   bucket is marked.
   virtual absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
+  // The same on a GPU; the streams as of MarkReady.
+  virtual absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used,
+                                  absl::Span<const CudaStream> streams) = 0;
 
   // This rank cannot finish the step: void for every rank, who are told `reason`. Then wait for the
   // step as usual.
   virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
 
+  // On a GPU: what is enqueued on `stream` from now on runs when the bucket, or every bucket, is
+  // reduced: provisional, as WaitBucket. Enqueued after MarkReady and before or after the reduction.
+  //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: it was not marked ready, so that nothing might ever
+  //                        release the stream; STALE_STEP.
+  //   ABORTED              the step is void.
+  virtual absl::Status WaitOnStream(std::uint64_t step, std::size_t bucket, CudaStream stream) = 0;
+  virtual absl::Status WaitOnStream(std::uint64_t step, CudaStream stream) = 0;
+  // Address, on the GPU, of a float that is 0 if the step is complete and 1 if it is void: what
+  // optimizers take as `found_inf`. To be read on a stream behind WaitOnStream(step, stream), and
+  // until the first MarkReady of step + 2. Null in host memory.
+  virtual const float* device_verdict(std::uint64_t step) const = 0;
+
   // Waits until one bucket is reduced: provisional, for inspection or clipping; only WaitStep
-  // commits. Blocks on a futex.
+  // commits. Blocks on a futex; on a GPU it looks again every 200 us.
   //   ABORTED              the step is void.
   //   DEADLINE_EXCEEDED    says who is missing what; changes nothing.
-  //   FAILED_PRECONDITION  STALE_STEP: decided long ago (only the last verdict is kept).
+  //   FAILED_PRECONDITION  STALE_STEP: decided long ago (only the last verdict is kept, on a GPU
+  //                        the last two).
   virtual absl::Status WaitBucket(std::uint64_t step, std::size_t bucket,
                                   absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
@@ -253,7 +307,8 @@ class Layout {
   //   DEADLINE_EXCEEDED    reason STEP_TIMEOUT: void, the job's step_timeout ran out; names who is
   //                        missing what. Reason WAIT_TIMEOUT: `timeout` ran out first; nothing
   //                        changed.
-  //   FAILED_PRECONDITION  STALE_STEP: decided long ago (only the last verdict is kept).
+  //   FAILED_PRECONDITION  STALE_STEP: decided long ago (only the last verdict is kept, on a GPU
+  //                        the last two).
   virtual absl::StatusOr<StepResult> WaitStep(
       std::uint64_t step, absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
@@ -290,7 +345,11 @@ class Session {
   //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
   //   DEADLINE_EXCEEDED    names the ranks that did not come.
   //   FAILED_PRECONDITION  RANKS_LEFT: some ranks wait in LeaveAndStay; names them.
-  //   RESOURCE_EXHAUSTED   a quota.
+  //   RESOURCE_EXHAUSTED   a quota; GPU_OUT_OF_MEMORY.
+  //   UNIMPLEMENTED        CUDA_UNAVAILABLE: `device` is given, and this library or the daemon has
+  //                        no CUDA.
+  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_NOT_VISIBLE to this process
+  //                        or the daemon; GPU_UNUSABLE, GPU_UNSUPPORTED: what to do.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
   // Registers `spec` in the place of `old`, a layout of this session, between two of its steps:
   // buckets in another order, or other ones, that were learned while training. Called by every
@@ -338,6 +397,12 @@ class Session {
 };
 
 // NOLINTEND(google-default-arguments)
+
+// UUID of the GPU that CUDA calls `ordinal` in this process (torch.device("cuda", ordinal)), for
+// LayoutSpec::device. The driver is libcuda.so.1, or the file that GRADSYNC_CUDA_LIBRARY names.
+//   UNIMPLEMENTED        CUDA_UNAVAILABLE
+//   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD, GPU_UNUSABLE: no such device.
+absl::StatusOr<std::string> CudaDeviceUuid(int ordinal);
 
 // The reason of an error from gradsync ("RANK_LOST"), or "" for any other status.
 std::string ErrorReason(const absl::Status& status);

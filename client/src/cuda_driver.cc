@@ -1,0 +1,116 @@
+#include "client/src/cuda_driver.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/src/error.h"
+
+namespace gradsync::client {
+namespace {
+
+constexpr char kLibrary[] = "libcuda.so.1";
+constexpr char kLibraryVariable[] = "GRADSYNC_CUDA_LIBRARY";
+
+absl::Status TooOld(const std::string& library, absl::string_view missing) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, kCudaDriverTooOld,
+                   absl::StrCat(library, " has no ", missing,
+                                ": install an NVIDIA driver for CUDA 12.0 or newer"));
+}
+
+}  // namespace
+
+absl::StatusOr<const CudaDriver*> CudaDriver::Get() {
+  static const auto* const driver = new absl::StatusOr<const CudaDriver*>(Open());
+  return *driver;
+}
+
+absl::StatusOr<const CudaDriver*> CudaDriver::Open() {
+  const char* const named = std::getenv(kLibraryVariable);
+  const std::string path = named == nullptr || *named == '\0' ? kLibrary : named;
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, kCudaDriverMissing,
+                     absl::StrCat("no CUDA driver: ", dlerror(),
+                                  "; install NVIDIA's, or give the container its GPUs"));
+  }
+  const auto find =
+      reinterpret_cast<PFN_cuGetProcAddress_v12000>(dlsym(library, "cuGetProcAddress_v2"));
+  if (find == nullptr) return TooOld(path, "cuGetProcAddress_v2");
+
+  auto driver = std::unique_ptr<CudaDriver>(new CudaDriver);
+  std::vector<std::string> missing;
+#define GRADSYNC_FIND_CUDA_FUNCTION(name, version)                                                \
+  {                                                                                               \
+    void* address = nullptr;                                                                      \
+    const CUresult result = find(#name, &address, version, CU_GET_PROC_ADDRESS_DEFAULT, nullptr); \
+    if (result != CUDA_SUCCESS || address == nullptr) missing.emplace_back(#name);                \
+    driver->name = reinterpret_cast<PFN_##name##_v##version>(address);                            \
+  }
+  GRADSYNC_CLIENT_CUDA_FUNCTIONS(GRADSYNC_FIND_CUDA_FUNCTION)
+#undef GRADSYNC_FIND_CUDA_FUNCTION
+  if (!missing.empty()) return TooOld(path, absl::StrJoin(missing, ", "));
+  if (auto status = driver->Check(driver->cuInit(0), "cuInit"); !status.ok()) return status;
+  return driver.release();
+}
+
+absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
+  if (result == CUDA_SUCCESS) return absl::OkStatus();
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (cuGetErrorName(result, &name) != CUDA_SUCCESS || name == nullptr) name = "CUDA error";
+  if (cuGetErrorString(result, &text) != CUDA_SUCCESS || text == nullptr) text = "unknown";
+  const auto error = [&](absl::StatusCode code, absl::string_view reason, absl::string_view hint) {
+    return MakeError(code, reason, absl::StrCat(call, ": ", name, " (", text, ")", hint));
+  };
+  switch (result) {
+    // cuda.h: "the process must be terminated and relaunched".
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+      return error(absl::StatusCode::kUnavailable, kGpuFault,
+                   "; this process cannot use its GPU any more: restart the trainer");
+    case CUDA_ERROR_OUT_OF_MEMORY:
+      return error(absl::StatusCode::kResourceExhausted, kGpuOutOfMemory, "");
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
+    case CUDA_ERROR_DEVICE_NOT_LICENSED:
+    case CUDA_ERROR_NOT_PERMITTED:
+    case CUDA_ERROR_OPERATING_SYSTEM:
+    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+    case CUDA_ERROR_SYSTEM_NOT_READY:
+    case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
+      return error(absl::StatusCode::kFailedPrecondition, kGpuUnusable, "");
+    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+    case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
+    case CUDA_ERROR_STREAM_CAPTURE_ISOLATION:
+    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+      return error(absl::StatusCode::kFailedPrecondition, kCapturing, "");
+    case CUDA_ERROR_INVALID_HANDLE:
+    case CUDA_ERROR_INVALID_CONTEXT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+      return error(absl::StatusCode::kInvalidArgument, kBadStream,
+                   "; was the stream destroyed, or is it of another device?");
+    default:
+      return error(absl::StatusCode::kInternal, kCudaError, "");
+  }
+}
+
+}  // namespace gradsync::client
