@@ -167,7 +167,14 @@ absl::StatusOr<gradsync::LayoutSpec> SpecOf(const gradsync_layout_spec_t* in) {
   out.last_bucket_cap_bytes = spec.last_bucket_cap_bytes;
   out.op = EnumOr(spec.op, gradsync::ReduceOp::kAverage);
   if (spec.timeout != 0) out.timeout = DurationOf(spec.timeout);
+  if (spec.device != nullptr) out.device = spec.device;
   return out;
+}
+
+// Empty: all are used.
+std::vector<bool> UsedOf(const gradsync_layout_t* layout, const std::uint8_t* used) {
+  if (used == nullptr) return {};
+  return std::vector<bool>(used, used + layout->layout->parameter_count());
 }
 
 }  // namespace
@@ -350,6 +357,10 @@ size_t gradsync_layout_parameter_count(const gradsync_layout_t* layout) {
   return layout->layout->parameter_count();
 }
 
+const char* gradsync_layout_device(const gradsync_layout_t* layout) {
+  return layout->layout->device().c_str();
+}
+
 gradsync_error_t* gradsync_layout_bucket(const gradsync_layout_t* layout, size_t bucket,
                                          gradsync_view_t* view) {
   return Call([&]() -> absl::Status {
@@ -411,19 +422,48 @@ gradsync_error_t* gradsync_mark_ready(gradsync_layout_t* layout, std::uint64_t s
 
 gradsync_error_t* gradsync_end_step(gradsync_layout_t* layout, std::uint64_t step,
                                     const std::uint8_t* used) {
-  return Call([&] {
-    if (used == nullptr) return layout->layout->EndStep(step);
-    return layout->layout->EndStep(
-        step, std::vector<bool>(used, used + layout->layout->parameter_count()));
-  });
+  return Call([&] { return layout->layout->EndStep(step, UsedOf(layout, used)); });
 }
 
 gradsync_error_t* gradsync_finish_step(gradsync_layout_t* layout, std::uint64_t step,
                                        const std::uint8_t* used) {
+  return Call([&] { return layout->layout->FinishStep(step, UsedOf(layout, used)); });
+}
+
+gradsync_error_t* gradsync_mark_ready_on_streams(gradsync_layout_t* layout, std::uint64_t step,
+                                                 size_t bucket, void* const* streams,
+                                                 size_t stream_count) {
+  return Call([&] { return layout->layout->MarkReady(step, bucket, {streams, stream_count}); });
+}
+
+gradsync_error_t* gradsync_finish_step_on_streams(gradsync_layout_t* layout, std::uint64_t step,
+                                                  const std::uint8_t* used, void* const* streams,
+                                                  size_t stream_count) {
   return Call([&] {
-    if (used == nullptr) return layout->layout->FinishStep(step);
-    return layout->layout->FinishStep(
-        step, std::vector<bool>(used, used + layout->layout->parameter_count()));
+    return layout->layout->FinishStep(step, UsedOf(layout, used), {streams, stream_count});
+  });
+}
+
+gradsync_error_t* gradsync_wait_on_stream(gradsync_layout_t* layout, std::uint64_t step,
+                                          size_t bucket, void* stream) {
+  return Call([&] {
+    return bucket == GRADSYNC_EVERY_BUCKET ? layout->layout->WaitOnStream(step, stream)
+                                           : layout->layout->WaitOnStream(step, bucket, stream);
+  });
+}
+
+const float* gradsync_device_verdict(const gradsync_layout_t* layout, std::uint64_t step) {
+  return layout->layout->device_verdict(step);
+}
+
+gradsync_error_t* gradsync_cuda_device_uuid(std::int32_t ordinal,
+                                            char uuid[GRADSYNC_DEVICE_UUID_SIZE]) {
+  return Call([&]() -> absl::Status {
+    const auto found = gradsync::CudaDeviceUuid(ordinal);
+    if (!found.ok()) return found.status();
+    const std::size_t copied = found->copy(uuid, GRADSYNC_DEVICE_UUID_SIZE - 1);
+    uuid[copied] = '\0';
+    return absl::OkStatus();
   });
 }
 

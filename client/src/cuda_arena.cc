@@ -31,8 +31,8 @@ absl::StatusOr<std::shared_ptr<CudaArena>> CudaArena::Import(std::shared_ptr<Cud
   const auto release = absl::MakeCleanup([&] { driver.cuMemRelease(allocation); });
 
   CUdeviceptr address = 0;
-  if (auto status = driver.Check(driver.cuMemAddressReserve(&address, bytes, 0, 0, 0),
-                                 "cuMemAddressReserve");
+  if (auto status =
+          driver.Check(driver.cuMemAddressReserve(&address, bytes, 0, 0, 0), "cuMemAddressReserve");
       !status.ok()) {
     return status;
   }
@@ -46,8 +46,8 @@ absl::StatusOr<std::shared_ptr<CudaArena>> CudaArena::Import(std::shared_ptr<Cud
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = context->device();
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  if (auto status = driver.Check(driver.cuMemSetAccess(address, bytes, &access, 1),
-                                 "cuMemSetAccess");
+  if (auto status =
+          driver.Check(driver.cuMemSetAccess(address, bytes, &access, 1), "cuMemSetAccess");
       !status.ok()) {
     return status;
   }

@@ -95,10 +95,10 @@ absl::StatusOr<CUdevice> Find(const CudaDriver& driver, const std::string& uuid)
 absl::Status CheckStreamOperations(const CudaDriver& driver, CUdevice device,
                                    const std::string& uuid) {
   int supported = 0;
-  if (auto status = driver.Check(
-          driver.cuDeviceGetAttribute(
-              &supported, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device),
-          "cuDeviceGetAttribute");
+  if (auto status =
+          driver.Check(driver.cuDeviceGetAttribute(
+                           &supported, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device),
+                       "cuDeviceGetAttribute");
       !status.ok()) {
     return status;
   }

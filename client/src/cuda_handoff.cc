@@ -35,14 +35,14 @@ CudaHandoff::CudaHandoff(std::shared_ptr<CudaContext> context, std::shared_ptr<C
 absl::StatusOr<std::unique_ptr<CudaHandoff>> CudaHandoff::Open(
     std::shared_ptr<CudaContext> context, std::shared_ptr<CudaArena> arena,
     std::uint64_t verdict_offset, std::shared_ptr<MappedMemory> semaphores) {
-  auto handoff = absl::WrapUnique(new CudaHandoff(std::move(context), std::move(arena),
-                                                  verdict_offset, std::move(semaphores)));
+  auto handoff = absl::WrapUnique(
+      new CudaHandoff(std::move(context), std::move(arena), verdict_offset, std::move(semaphores)));
   const CudaDriver& driver = handoff->driver_;
   const CudaContext::Scope scope(*handoff->context_);
   if (!scope.status().ok()) return scope.status();
   for (CUevent* const event : {&handoff->join_, &handoff->voided_[0], &handoff->voided_[1]}) {
-    if (auto status = driver.Check(driver.cuEventCreate(event, CU_EVENT_DISABLE_TIMING),
-                                   "cuEventCreate");
+    if (auto status =
+            driver.Check(driver.cuEventCreate(event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
         !status.ok()) {
       return status;
     }
@@ -126,9 +126,9 @@ absl::Status CudaHandoff::EnqueueReady(std::uint64_t step, absl::Span<const std:
     last_begun_ = step;
   }
   for (const ByteSpan& zero : zeros) {
-    if (zero.bytes > 0 && !enqueue(driver_.cuMemsetD8Async(arena_->address() + zero.offset, 0,
-                                                           zero.bytes, first),
-                                   "cuMemsetD8Async")) {
+    if (zero.bytes > 0 &&
+        !enqueue(driver_.cuMemsetD8Async(arena_->address() + zero.offset, 0, zero.bytes, first),
+                 "cuMemsetD8Async")) {
       return status;
     }
   }
@@ -149,17 +149,17 @@ absl::Status CudaHandoff::EnqueueWait(std::uint64_t step, absl::Span<const std::
   const auto waiting = static_cast<CUstream>(stream);
   if (auto status = CheckNotCapturing(waiting); !status.ok()) return status;
   // A poisoned word releases this stream also before another one has made the verdict void.
-  if (auto status = driver_.Check(
-          driver_.cuStreamWaitEvent(waiting, voided(step), CU_EVENT_WAIT_DEFAULT),
-          "cuStreamWaitEvent");
+  if (auto status =
+          driver_.Check(driver_.cuStreamWaitEvent(waiting, voided(step), CU_EVENT_WAIT_DEFAULT),
+                        "cuStreamWaitEvent");
       !status.ok()) {
     return status;
   }
   for (const std::size_t bucket : buckets) {
-    if (auto status = driver_.Check(
-            driver_.cuStreamWaitValue64(waiting, words_ + DoneOffset(bucket), step,
-                                        CU_STREAM_WAIT_VALUE_GEQ),
-            "cuStreamWaitValue64");
+    if (auto status =
+            driver_.Check(driver_.cuStreamWaitValue64(waiting, words_ + DoneOffset(bucket), step,
+                                                      CU_STREAM_WAIT_VALUE_GEQ),
+                          "cuStreamWaitValue64");
         !status.ok()) {
       return status;
     }
@@ -178,8 +178,7 @@ absl::StatusOr<LayoutMemory> MapDeviceLayout(const std::shared_ptr<CudaContext>&
                     ? CudaArena::Import(context, arena, plan.arena_bytes)
                     : CudaArena::OpenIpc(context, plan.ipc_handle);
   if (!mapped.ok()) return mapped.status();
-  auto handoff =
-      CudaHandoff::Open(context, *mapped, plan.verdict_offset, std::move(semaphores));
+  auto handoff = CudaHandoff::Open(context, *mapped, plan.verdict_offset, std::move(semaphores));
   if (!handoff.ok()) return handoff.status();
   auto* const address = reinterpret_cast<std::byte*>((*mapped)->address());
   return LayoutMemory{{*std::move(mapped), address}, *std::move(handoff)};

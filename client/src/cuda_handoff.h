@@ -22,10 +22,9 @@ namespace gradsync::client {
 class CudaHandoff final : public StreamHandoff {
  public:
   // Registers `semaphores` with the driver. `verdict_offset`: of `float verdict[2]` in the arena.
-  static absl::StatusOr<std::unique_ptr<CudaHandoff>> Open(std::shared_ptr<CudaContext> context,
-                                                           std::shared_ptr<CudaArena> arena,
-                                                           std::uint64_t verdict_offset,
-                                                           std::shared_ptr<MappedMemory> semaphores);
+  static absl::StatusOr<std::unique_ptr<CudaHandoff>> Open(
+      std::shared_ptr<CudaContext> context, std::shared_ptr<CudaArena> arena,
+      std::uint64_t verdict_offset, std::shared_ptr<MappedMemory> semaphores);
   ~CudaHandoff() override;
 
   absl::Status EnqueueReady(std::uint64_t step, absl::Span<const std::size_t> buckets,

@@ -22,8 +22,8 @@ absl::StatusOr<std::shared_ptr<CudaContext>> OpenDevice(const std::string& uuid)
 
 // A layout's memory, as mapped by this process.
 struct LayoutMemory {
-  // Where the arena begins, on a GPU its address there. Unmapped with the last reference, by whoever
-  // drops it.
+  // Where the arena begins, on a GPU its address there. Unmapped with the last reference, by
+  // whoever drops it.
   std::shared_ptr<std::byte> arena;
   std::unique_ptr<StreamHandoff> handoff;  // null in host memory
 };

@@ -187,10 +187,9 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
                                    : MapDeviceLayout(context, *plan, arena, *semaphores);
   if (!memory.ok()) return memory.status();
 
-  auto steps = std::make_shared<StepSequence>(
-      connection, assigned->channel(), spec.name, *plan,
-      context == nullptr ? memory->arena : nullptr, *std::move(semaphores),
-      std::move(memory->handoff));
+  auto steps = std::make_shared<StepSequence>(connection, assigned->channel(), spec.name, *plan,
+                                              context == nullptr ? memory->arena : nullptr,
+                                              *std::move(semaphores), std::move(memory->handoff));
   connection->Attach(assigned->channel(), steps);
   v1::SessionRequest mapped;
   mapped.mutable_arena_mapped()->set_channel(assigned->channel());

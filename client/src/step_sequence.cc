@@ -185,8 +185,10 @@ absl::Status StepSequence::Admit(std::uint64_t step, absl::string_view call) con
   if (phase_ == Phase::kAbandoned) return Ended(step, call, "AbandonStep");
   if (step > last_step_ + max_outstanding_) {
     return Error(absl::StatusCode::kFailedPrecondition, kProtocolViolation, step, std::nullopt,
-                 absl::StrCat(call, " while ", max_outstanding_, " steps are under way; first wait "
-                              "for the verdict of step ", last_step_ + 1, " with WaitStep"));
+                 absl::StrCat(call, " while ", max_outstanding_,
+                              " steps are under way; first wait "
+                              "for the verdict of step ",
+                              last_step_ + 1, " with WaitStep"));
   }
   return absl::OkStatus();
 }
@@ -205,15 +207,17 @@ std::shared_ptr<const StepSequence::Verdict> StepSequence::VerdictOf(std::uint64
 absl::Status StepSequence::CheckInHostMemory(std::uint64_t step, absl::string_view call) const {
   if (!on_device_) return absl::OkStatus();
   return Error(absl::StatusCode::kInvalidArgument, kMalformed, step, std::nullopt,
-               absl::StrCat(call, " without streams, but the layout is on a GPU; say on which "
-                                  "streams its gradients are written"));
+               absl::StrCat(call,
+                            " without streams, but the layout is on a GPU; say on which "
+                            "streams its gradients are written"));
 }
 
 absl::Status StepSequence::CheckOnDevice(std::uint64_t step, absl::string_view call) const {
   if (on_device_) return absl::OkStatus();
   return Error(absl::StatusCode::kInvalidArgument, kMalformed, step, std::nullopt,
-               absl::StrCat(call, " with a stream, but the layout is in host memory; register it "
-                                  "with a device"));
+               absl::StrCat(call,
+                            " with a stream, but the layout is in host memory; register it "
+                            "with a device"));
 }
 
 absl::Status StepSequence::OnDevice(const absl::Status& status, std::uint64_t step,

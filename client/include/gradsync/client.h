@@ -279,7 +279,8 @@ class Layout {
   virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
 
   // On a GPU: what is enqueued on `stream` from now on runs when the bucket, or every bucket, is
-  // reduced: provisional, as WaitBucket. Enqueued after MarkReady and before or after the reduction.
+  // reduced: provisional, as WaitBucket. Enqueued after MarkReady and before or after the
+  // reduction.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: it was not marked ready, so that nothing might ever
   //                        release the stream; STALE_STEP.
@@ -348,7 +349,8 @@ class Session {
   //   RESOURCE_EXHAUSTED   a quota; GPU_OUT_OF_MEMORY.
   //   UNIMPLEMENTED        CUDA_UNAVAILABLE: `device` is given, and this library or the daemon has
   //                        no CUDA.
-  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_NOT_VISIBLE to this process
+  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_NOT_VISIBLE to this
+  //   process
   //                        or the daemon; GPU_UNUSABLE, GPU_UNSUPPORTED: what to do.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
   // Registers `spec` in the place of `old`, a layout of this session, between two of its steps:

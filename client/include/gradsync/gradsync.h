@@ -192,6 +192,9 @@ typedef struct gradsync_layout_spec {
   /* Most bytes of the bucket that is ready last; 0: no such cap. What is reduced last is waited
    * for, so it is split off the bucket if that is larger. See LayoutSpec in gradsync/client.h. */
   uint64_t last_bucket_cap_bytes;
+  /* UUID of the GPU on which the buckets lie, see gradsync_cuda_device_uuid(); NULL: host memory.
+   * Every rank names one, its own, or none does. */
+  const char* device;
 } gradsync_layout_spec_t;
 
 static inline void gradsync_layout_spec_init(gradsync_layout_spec_t* spec) {
@@ -211,9 +214,11 @@ GRADSYNC_EXPORT const char* gradsync_layout_name(const gradsync_layout_t* layout
 GRADSYNC_EXPORT uint64_t gradsync_layout_fingerprint(const gradsync_layout_t* layout);
 GRADSYNC_EXPORT size_t gradsync_layout_bucket_count(const gradsync_layout_t* layout);
 GRADSYNC_EXPORT size_t gradsync_layout_parameter_count(const gradsync_layout_t* layout);
+/* UUID of the GPU on which it lies; "": host memory. */
+GRADSYNC_EXPORT const char* gradsync_layout_device(const gradsync_layout_t* layout);
 
 typedef struct gradsync_view {
-  void* data;
+  void* data;        /* on a GPU its address there */
   uint64_t count;    /* elements */
   uint32_t bucket;   /* the bucket itself, or the one that the gradient lies in */
   int32_t data_type; /* gradsync_data_type_t */
@@ -259,6 +264,40 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsyn
                                                                          uint64_t step,
                                                                          size_t bucket,
                                                                          int64_t timeout);
+
+/* ---- Steps of a layout on a GPU --------------------------------------------------------------- */
+/* Handed over in the order of the trainer's streams; see Layout in gradsync/client.h. A stream is a
+ * CUstream, which is also a cudaStream_t; NULL is the legacy default stream. gradsync_end_step(),
+ * gradsync_wait_step() and the others above are for these layouts too. */
+
+/* Instead of a bucket. */
+#define GRADSYNC_EVERY_BUCKET SIZE_MAX
+
+/* "Every gradient of this bucket is written once these streams get here." Never waits for the GPU.
+ * gradsync_mark_ready() is for host memory alone, as gradsync_finish_step() is. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_ready_on_streams(
+    gradsync_layout_t* layout, uint64_t step, size_t bucket, void* const* streams,
+    size_t stream_count);
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_finish_step_on_streams(
+    gradsync_layout_t* layout, uint64_t step, const uint8_t* used, void* const* streams,
+    size_t stream_count);
+/* What is enqueued on `stream` from now on runs when the bucket, or GRADSYNC_EVERY_BUCKET, is
+ * reduced, which says nothing about the step's verdict. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_on_stream(
+    gradsync_layout_t* layout, uint64_t step, size_t bucket, void* stream);
+/* Address, on the GPU, of a float that is 0 if the step is complete and 1 if it is void: what
+ * optimizers take as `found_inf`. To be read on a stream behind
+ * gradsync_wait_on_stream(GRADSYNC_EVERY_BUCKET). NULL in host memory. */
+GRADSYNC_EXPORT const float* gradsync_device_verdict(const gradsync_layout_t* layout,
+                                                     uint64_t step);
+
+/* "GPU-" or "MIG-", 36 characters and NUL. */
+#define GRADSYNC_DEVICE_UUID_SIZE 41
+/* UUID of the GPU that CUDA calls `ordinal` in this process. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_cuda_device_uuid(
+    int32_t ordinal, char uuid[GRADSYNC_DEVICE_UUID_SIZE]);
+
+/* ---- Verdicts -------------------------------------------------------------------------------- */
 
 /* CLOCK_MONOTONIC nanoseconds. */
 typedef struct gradsync_bucket_times {
