@@ -24,7 +24,6 @@
 namespace gradsync {
 namespace {
 
-using fakes::CheckCuda;
 using fakes::FakeMachine;
 using fakes::GpuUuid;
 using fakes::MachineWithGpus;
@@ -178,7 +177,7 @@ ISOLATED_TEST(CudaHandoff, ReadyIsSeenBehindTheGradients, MachineWithGpus(1)) {
 
 ISOLATED_TEST(CudaHandoff, StreamsAreJoinedBeforeReady, MachineWithGpus(1)) {
   Trainer trainer;
-  const CUstream other = MakeStream(), third = MakeStream();
+  CUstream other = MakeStream(), third = MakeStream();
   for (int i = 0; i < 20; ++i) {
     CUDA_OK(cuMemsetD32Async(AddressOf(trainer.layout->bucket(0).data), 0, kCount, other));
   }
@@ -235,7 +234,7 @@ ISOLATED_TEST(CudaHandoff, TheVerdictIsVoidUntilTheStepIsComplete, MachineWithGp
 
 ISOLATED_TEST(CudaHandoff, TheEndOfTheSessionReleasesParkedStreamsAsVoid, MachineWithGpus(1)) {
   Trainer trainer;
-  const CUstream optimizer = MakeStream();
+  CUstream optimizer = MakeStream();
   for (std::uint64_t step = 1; step <= 2; ++step) {
     ASSERT_TRUE(trainer.layout->FinishStep(step, {}, {trainer.stream}).ok());
     ASSERT_TRUE(trainer.layout->WaitOnStream(step, optimizer).ok());
@@ -259,6 +258,28 @@ ISOLATED_TEST(CudaHandoff, TheEndOfTheSessionReleasesParkedStreamsAsVoid, Machin
   EXPECT_THAT(FakeMachine().Journal(fakes::kBlocked), IsEmpty());
 }
 
+// Otherwise it would read the verdict of two steps before.
+ISOLATED_TEST(CudaHandoff, AReleasedStreamDoesNotOvertakeTheMark, MachineWithGpus(1)) {
+  fakes::EnterContext();
+  fakes::Word busy;
+  CUstream optimizer = MakeStream(), other = MakeStream();
+  const CUdeviceptr scratch = fakes::MakeFloats(1);
+  Trainer trainer;
+  CUDA_OK(cuStreamWaitValue64(trainer.stream, busy.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
+  ASSERT_TRUE(trainer.layout->FinishStep(1, {}, {trainer.stream}).ok());
+  ASSERT_TRUE(trainer.layout->WaitOnStream(1, optimizer).ok());
+  trainer.daemon.Die();
+  EXPECT_FALSE(trainer.layout->WaitStep(1, kPatience).ok());
+  // Time for a stream that nothing holds.
+  for (int i = 0; i < 50; ++i) CUDA_OK(cuMemsetD32Async(scratch, 0, 1, other));
+  CUDA_OK(cuStreamSynchronize(other));
+  EXPECT_EQ(cuStreamQuery(optimizer), CUDA_ERROR_NOT_READY);
+  busy.Store(1);
+  const CUdeviceptr verdict = AddressOf(trainer.layout->device_verdict(1));
+  EXPECT_THAT(fakes::ReadFloats(verdict, 1, optimizer), ElementsAre(1));
+  EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
+}
+
 ISOLATED_TEST(CudaHandoff, DestroyingTheLayoutReleasesParkedStreams, MachineWithGpus(1)) {
   Trainer trainer;
   ASSERT_TRUE(trainer.layout->FinishStep(1, {}, {trainer.stream}).ok());
@@ -271,7 +292,7 @@ ISOLATED_TEST(CudaHandoff, DestroyingTheLayoutReleasesParkedStreams, MachineWith
 
 ISOLATED_TEST(CudaHandoff, CapturingStreamsAreRefused, MachineWithGpus(1)) {
   Trainer trainer;
-  const CUstream captured = MakeStream();
+  CUstream captured = MakeStream();
   CUDA_OK(cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
   const absl::Status marked = trainer.layout->MarkReady(1, 0, {trainer.stream, captured});
   EXPECT_EQ(marked.code(), absl::StatusCode::kFailedPrecondition) << marked;
@@ -289,7 +310,7 @@ ISOLATED_TEST(CudaHandoff, CapturingStreamsAreRefused, MachineWithGpus(1)) {
 
 ISOLATED_TEST(CudaHandoff, StreamsAreTheTrainersToDestroy, MachineWithGpus(1)) {
   Trainer trainer;
-  const CUstream early = MakeStream();
+  CUstream early = MakeStream();
   trainer.Write(0, 8, early);
   ASSERT_TRUE(trainer.layout->MarkReady(1, 0, {early}).ok());
   CUDA_OK(cuStreamDestroy(early));
@@ -381,9 +402,10 @@ ISOLATED_TEST(CudaArena, AViewKeepsTheMapping, MachineWithGpus(1)) {
   EXPECT_EQ(machine.Calls("cuMemHostUnregister", getpid()), 1u);
   EXPECT_EQ(machine.Calls("cuMemUnmap", getpid()), 0u);
   EXPECT_EQ(machine.DeviceBytes(0), before);
-  CUDA_OK(cuMemsetD32Async(address, 0, kCount, trainer.stream));  // still queued
-  mapping.reset();
+  for (int i = 0; i < 20; ++i) CUDA_OK(cuMemsetD32Async(address, 0, kCount, trainer.stream));
+  mapping.reset();  // they are queued still
   EXPECT_EQ(machine.Calls("cuMemUnmap", getpid()), 1u);
+  CUDA_OK(cuStreamSynchronize(trainer.stream));
   EXPECT_THAT(machine.Violations(), IsEmpty());
 }
 

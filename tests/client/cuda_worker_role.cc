@@ -19,7 +19,6 @@
 namespace gradsync {
 namespace {
 
-using fakes::CheckCuda;
 using google::protobuf::BytesValue;
 
 constexpr int kRoleSocket = 3;
@@ -57,7 +56,7 @@ ROLE(cuda_worker) {
   std::size_t semaphore_bytes = 0;
   options >> memory >> semaphore_bytes;
   fakes::EnterContext();
-  const CUstream stream = fakes::MakeStream();
+  CUstream stream = fakes::MakeStream();
 
   const int semaphores = memfd_create("semaphores", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (ftruncate(semaphores, static_cast<off_t>(semaphore_bytes)) != 0) return 1;
