@@ -15,6 +15,7 @@ Needs neither PyTorch nor, but for View.numpy(), NumPy.
 """
 
 from gradsync.data_type import DataType
+from gradsync.device import cuda_device_uuid
 from gradsync.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -62,4 +63,5 @@ __all__ = [
     "UnimplementedError",
     "View",
     "clip_coefficient",
+    "cuda_device_uuid",
 ]

@@ -135,7 +135,7 @@ class Library:
         self.layout_mapping = self._quick(
             "layout_mapping", _ERROR, [_POINTER, ctypes.POINTER(ctypes.c_void_p)]
         )
-        self.mapping_destroy = self._quick("mapping_destroy", None, [_POINTER])
+        self.mapping_destroy = self._blocking("mapping_destroy", None, [_POINTER])
         self.next_step = self._quick("next_step", ctypes.c_uint64, [_POINTER])
         self.mark_ready = self._quick("mark_ready", _ERROR, [_POINTER, step, ctypes.c_size_t])
         self.mark_unused = self._quick(
@@ -153,6 +153,36 @@ class Library:
             "wait_step", _ERROR, [_POINTER, step, ctypes.c_int64, result]
         )
         self.step_result_destroy = self._quick("step_result_destroy", None, [result])
+        self._bind_device(step)
+
+    def _bind_device(self, step: Any) -> None:
+        """What layouts on a GPU have besides."""
+        streams = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
+        # The driver may block them while a stream's queue is full.
+        self.mark_ready_on_streams = self._blocking(
+            "mark_ready_on_streams",
+            _ERROR,
+            [_POINTER, step, ctypes.c_size_t, *streams],
+            optional=True,
+        )
+        self.finish_step_on_streams = self._blocking(
+            "finish_step_on_streams",
+            _ERROR,
+            [_POINTER, step, ctypes.c_char_p, *streams],
+            optional=True,
+        )
+        self.wait_on_stream = self._blocking(
+            "wait_on_stream",
+            _ERROR,
+            [_POINTER, step, ctypes.c_size_t, ctypes.c_void_p],
+            optional=True,
+        )
+        self.device_verdict = self._quick(
+            "device_verdict", ctypes.c_void_p, [_POINTER, step], optional=True
+        )
+        self.cuda_device_uuid = self._blocking(
+            "cuda_device_uuid", _ERROR, [ctypes.c_int32, ctypes.c_char_p], optional=True
+        )
 
     def _blocking(
         self, name: str, result: Any, arguments: _Argtypes, *, optional: bool = False

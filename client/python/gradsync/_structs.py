@@ -56,6 +56,7 @@ class LayoutSpecStruct(ctypes.Structure):
         ("op", ctypes.c_int32),
         ("timeout", ctypes.c_int64),
         ("last_bucket_cap_bytes", ctypes.c_uint64),
+        ("device", ctypes.c_char_p),
     )
 
 

@@ -33,8 +33,8 @@ class Layout:
     fork every call raises `FailedPreconditionError`, reason FORKED.
     """
 
-    def __init__(self, session: Session, pointer: int) -> None:
-        """Takes over what the library registered."""
+    def __init__(self, session: Session, pointer: int, device: str = "") -> None:
+        """Takes over what the library registered, on the GPU `device` if it is not ""."""
         handle = _handle.Handle.adopt(pointer, library.layout_destroy)
         # Closed, it is something that ctypes refuses, so that calls need not look first.
         self._handle: Any = handle
@@ -44,6 +44,7 @@ class Layout:
         self._fingerprint: int = library.layout_fingerprint(handle)
         self._bucket_count: int = library.layout_bucket_count(handle)
         self._parameter_count: int = library.layout_parameter_count(handle)
+        self._device = device
         mapping = ctypes.c_void_p()
         if error := library.layout_mapping(handle, mapping):
             raise_error(error)
@@ -54,6 +55,11 @@ class Layout:
     def name(self) -> str:
         """Its name."""
         return self._name
+
+    @property
+    def device(self) -> str:
+        """UUID of the GPU that it lies on; "": host memory."""
+        return self._device
 
     @property
     def fingerprint(self) -> int:
@@ -72,7 +78,10 @@ class Layout:
 
     @property
     def next_step(self) -> int:
-        """The step to run now: one more than the last one that was decided; the first is 1."""
+        """The step to run now: one more than the last one that was decided; the first is 1.
+
+        On a GPU, one more than the last one that this rank has ended.
+        """
         try:
             step: int = library.next_step(self._handle)
         except ctypes.ArgumentError as error:
@@ -105,7 +114,7 @@ class Layout:
             self._refuse(refused)
         if error is not None:
             raise_error(error)
-        return View(struct, self._mapping)
+        return View(struct, self._mapping, self._device)
 
     def mark_ready(
         self, step: int, bucket: int, _mark: Callable[..., Optional[int]] = library.mark_ready
@@ -175,6 +184,59 @@ class Layout:
           UnimplementedError: the library has no such call.
         """
         self._call(library.finish_step, step, self._used_flags("finish_step()", step, used))
+
+    def mark_ready_on_streams(self, step: int, bucket: int, streams: Sequence[int]) -> None:
+        """On a GPU: says that the bucket is written once these streams get here.
+
+        Does not wait for the GPU. The streams are joined on the first of them. Two steps may be
+        under way: the one that is marked, and the one before it, ended and not decided.
+
+        Args:
+          step: the step.
+          bucket: index of the bucket.
+          streams: CUDA's handles (`torch.cuda.Stream.cuda_stream`); 0: the default stream.
+
+        Raises:
+          FailedPreconditionError: as mark_ready(); CAPTURING: a stream is being captured into a
+            CUDA graph; PROTOCOL_VIOLATION also if two steps are under way.
+          InvalidArgumentError: BAD_STREAM; or the layout is in host memory.
+          UnavailableError: GPU_FAULT.
+          UnimplementedError: the library has no such call.
+        """
+        self._call(library.mark_ready_on_streams, step, bucket, _handles(streams), len(streams))
+
+    def finish_step_on_streams(
+        self, step: int, streams: Sequence[int], used: Optional[Sequence[bool]] = None
+    ) -> None:
+        """On a GPU: mark_ready_on_streams() of every bucket that was not, and end_step()."""
+        flags = self._used_flags("finish_step_on_streams()", step, used)
+        self._call(library.finish_step_on_streams, step, flags, _handles(streams), len(streams))
+
+    def wait_on_stream(self, step: int, stream: int, bucket: Optional[int] = None) -> None:
+        """On a GPU: what is enqueued on `stream` from now on runs when the reduction is there.
+
+        Says nothing about the verdict: that is wait_step(), or device_verdict() for the GPU.
+
+        Args:
+          step: the step; its buckets were marked ready.
+          stream: CUDA's handle.
+          bucket: index of the bucket to wait for; None: all.
+
+        Raises:
+          AbortedError: the step is void.
+          FailedPreconditionError: PROTOCOL_VIOLATION: not marked ready; CAPTURING; STALE_STEP.
+          InvalidArgumentError, UnavailableError, UnimplementedError: as mark_ready_on_streams().
+        """
+        which = _EVERY_BUCKET if bucket is None else bucket
+        self._call(library.wait_on_stream, step, which, stream)
+
+    def device_verdict(self, step: int) -> int:
+        """On a GPU: address of a float there that is 0 if the step is complete and 1 if it is void.
+
+        What optimizers take as `found_inf`. To be read on a stream behind wait_on_stream().
+        """
+        address: Optional[int] = library.device_verdict(self._handle, step)
+        return address or 0
 
     def _used_flags(self, call: str, step: int, used: Optional[Sequence[bool]]) -> Optional[bytes]:
         if used is None:
@@ -306,4 +368,10 @@ class Layout:
         )
 
 
+def _handles(streams: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(streams))(*streams)
+
+
 _CLOSED = object()
+# GRADSYNC_EVERY_BUCKET.
+_EVERY_BUCKET = ctypes.c_size_t(-1).value

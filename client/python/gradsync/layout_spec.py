@@ -67,6 +67,7 @@ def spec_struct(
     last_bucket_cap_bytes: Optional[int],
     op: str,
     timeout: Optional[float],
+    device: Optional[str],
 ) -> _structs.LayoutSpecStruct:
     """The struct for register_layout() and replace_layout(); keeps what it points to alive.
 
@@ -85,6 +86,8 @@ def spec_struct(
     spec.first_bucket_cap_bytes = _cap(first_bucket_cap_bytes, "first_bucket_cap_bytes")
     spec.last_bucket_cap_bytes = _cap(last_bucket_cap_bytes, "last_bucket_cap_bytes")
     spec.op = op_number(op)
+    if device is not None:
+        spec.device = _text.encode(device, "the layout's device")
     # 0 is the library's default; a caller's 0 is as short as can be.
     spec.timeout = (
         0 if timeout is None else max(1, _duration.nanoseconds(timeout, "timeout", default=0))

@@ -140,6 +140,7 @@ class Session:
         last_bucket_cap_bytes: Optional[int] = None,
         op: str = "average",
         timeout: Optional[float] = None,
+        device: Optional[str] = None,
     ) -> Layout:
         """Registers parameters and maps their memory; returns when every rank has done the same.
 
@@ -158,12 +159,15 @@ class Session:
             least one, become a bucket of their own. An old library or daemon does not split.
           op: "average" or "sum".
           timeout: seconds to wait for the other ranks; None: 5 min.
+          device: UUID of the GPU on which the gradients lie (`cuda_device_uuid`); every rank names
+            one, its own, or none does. None: host memory.
 
         Raises:
           InvalidArgumentError: malformed.
           FailedPreconditionError: LAYOUT_MISMATCH; names the first difference and both ranks.
           DeadlineExceededError: names the ranks that did not come.
-          ResourceExhaustedError: a quota.
+          ResourceExhaustedError: a quota, or the GPU's memory.
+          UnimplementedError: CUDA_UNAVAILABLE, library or daemon have no CUDA.
         """
         spec = layout_spec.spec_struct(
             name,
@@ -174,6 +178,7 @@ class Session:
             last_bucket_cap_bytes,
             op,
             timeout,
+            device,
         )
 
         def register(handle: _handle.SessionHandle) -> Layout:
@@ -181,7 +186,7 @@ class Session:
             if error := library.register_layout(handle, spec, pointer):
                 raise_error(error)
             assert pointer.value is not None
-            return Layout(self, pointer.value)
+            return Layout(self, pointer.value, device or "")
 
         layout: Layout = self._call(register)
         return layout
@@ -198,6 +203,7 @@ class Session:
         last_bucket_cap_bytes: Optional[int] = None,
         op: str = "average",
         timeout: Optional[float] = None,
+        device: Optional[str] = None,
     ) -> Layout:
         """Registers a layout in the place of `layout`, between two of its steps.
 
@@ -216,6 +222,7 @@ class Session:
           last_bucket_cap_bytes: see there.
           op: see there.
           timeout: see there.
+          device: see there.
 
         Raises:
           FailedPreconditionError: PROTOCOL_VIOLATION: a step is open, or it is being replaced
@@ -232,6 +239,7 @@ class Session:
             last_bucket_cap_bytes,
             op,
             timeout,
+            device,
         )
         old = layout._handle
 
@@ -244,7 +252,7 @@ class Session:
             if error:
                 raise_error(error)
             assert pointer.value is not None
-            return Layout(self, pointer.value)
+            return Layout(self, pointer.value, device or "")
 
         replaced: Layout = self._call(replace)
         return replaced

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from gradsync import _handle, _structs
 from gradsync.data_type import DataType
@@ -17,6 +17,12 @@ _ELEMENTS: dict[DataType, Any] = {
     DataType.FLOAT64: ctypes.c_double,
     DataType.FLOAT16: ctypes.c_uint16,
     DataType.BFLOAT16: ctypes.c_uint16,
+}
+_ARRAY_TYPES = {
+    DataType.FLOAT32: "<f4",
+    DataType.FLOAT64: "<f8",
+    DataType.FLOAT16: "<f2",
+    DataType.BFLOAT16: "<i2",
 }
 _NUMPY_NAMES = {
     DataType.FLOAT32: "float32",
@@ -32,29 +38,77 @@ class View:
     The memory stays mapped as long as the view or anything made of its buffer lives, also when
     layout and session are gone; writing then has no effect on anybody.
 
+    On a GPU the memory is for streams alone: `__cuda_array_interface__` shows it to PyTorch
+    (`torch.as_tensor`), CuPy and others.
+
     Attributes:
+      device: UUID of the GPU that it lies on; "": host memory.
       dtype: type of the elements.
       count: elements; a bucket's include the padding between its gradients.
       bucket: index of the bucket, or of the bucket that the gradient lies in.
       nbytes: bytes.
       address: where it begins; 128-byte aligned for a bucket, 64-byte for a gradient.
-      buffer: a ctypes array of the elements, writable, for everything that speaks Python's buffer
-        protocol, as torch.frombuffer(). float16 and bfloat16 are 16-bit unsigned integers there.
     """
 
-    __slots__ = ("__weakref__", "address", "bucket", "buffer", "count", "dtype", "nbytes")
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_mapping",
+        "address",
+        "bucket",
+        "count",
+        "device",
+        "dtype",
+        "nbytes",
+    )
 
-    def __init__(self, struct: _structs.ViewStruct, mapping: _handle.Handle) -> None:
+    def __init__(
+        self, struct: _structs.ViewStruct, mapping: _handle.Handle, device: str = ""
+    ) -> None:
         """Of what the library says; `mapping` keeps the memory."""
+        self.device = device
         self.dtype = DataType(struct.data_type)
         self.count: int = struct.count
         self.bucket: int = struct.bucket
         self.nbytes = self.count * self.dtype.item_size
         self.address: int = struct.data or 0
-        array = (_ELEMENTS[self.dtype] * self.count).from_address(self.address)
-        # Whoever uses the memory through the buffer protocol holds the array, and so the mapping.
-        array.gradsync_mapping = mapping
-        self.buffer: ctypes.Array[Any] = array
+        # Of a GPU's memory; that of the host is kept by the array, which whoever uses the memory
+        # through the buffer protocol holds.
+        self._mapping = mapping if device else None
+        self._array: Optional[ctypes.Array[Any]] = None
+        if not device:
+            array = (_ELEMENTS[self.dtype] * self.count).from_address(self.address)
+            array.gradsync_mapping = mapping
+            self._array = array
+
+    @property
+    def buffer(self) -> ctypes.Array[Any]:
+        """A ctypes array of the elements, writable, for what speaks Python's buffer protocol.
+
+        As torch.frombuffer(). float16 and bfloat16 are 16-bit unsigned integers there.
+
+        Raises:
+          TypeError: the memory is a GPU's.
+        """
+        if self._array is None:
+            raise TypeError(f"{self!r} is memory of a GPU, which the host cannot touch")
+        return self._array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """A GPU's memory for other libraries; bfloat16, which it does not know, as 16-bit integers.
+
+        Whoever uses the memory keeps the view, and so the mapping.
+        """
+        if not self.device:
+            raise AttributeError(f"{self!r} is host memory")
+        return {
+            "shape": (self.count,),
+            "typestr": _ARRAY_TYPES[self.dtype],
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+        }
 
     def numpy(self) -> numpy.ndarray[Any, Any]:
         """A NumPy array of shape (count,) on the same memory, not a copy.
@@ -63,6 +117,7 @@ class View:
 
         Raises:
           ImportError: NumPy is not installed.
+          TypeError: the memory is a GPU's.
         """
         import numpy
 
