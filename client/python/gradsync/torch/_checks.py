@@ -66,6 +66,13 @@ def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
         why = refuse(name, parameter)
         if why is not None:
             raise TypeError(f"gradsync: {why}")
+    first_name, first = trainable[0]
+    for name, parameter in trainable:
+        if parameter.device != first.device:
+            raise TypeError(
+                f"gradsync: parameter '{name}' is on {parameter.device}, but '{first_name}' on "
+                f"{first.device}; wrap the parts on each device by themselves"
+            )
 
 
 class Identity:

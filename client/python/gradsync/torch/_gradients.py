@@ -17,17 +17,20 @@ DATA_TYPES: dict[torch.dtype, gradsync.DataType] = {
 _TORCH_DTYPES = {data_type: dtype for dtype, data_type in DATA_TYPES.items()}
 
 
-def flat_tensor(view: gradsync.View) -> torch.Tensor:
-    """The memory of `view` as a 1-d tensor, which keeps it mapped."""
+def flat_tensor(view: gradsync.View, device: torch.device) -> torch.Tensor:
+    """The memory of `view`, on `device`, as a 1-d tensor, which keeps it mapped."""
     dtype = _TORCH_DTYPES[view.dtype]
     if view.count == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device=device)
+    if view.device:
+        # The array interface has no bfloat16: its bits.
+        return torch.as_tensor(view, device=device).view(dtype)
     return torch.frombuffer(view.buffer, dtype=dtype, count=view.count)
 
 
 def gradient_tensor(parameter: torch.Tensor, view: gradsync.View) -> torch.Tensor:
     """`view` with the shape of `parameter`, and its strides if it is dense (channels_last)."""
-    flat = flat_tensor(view)
+    flat = flat_tensor(view, parameter.device)
     if _dense(parameter):
         return flat.as_strided(parameter.size(), parameter.stride())
     return flat.view(parameter.size())
@@ -145,9 +148,10 @@ def refuse(name: str, parameter: torch.Tensor) -> str | None:
             f"parameter '{name}' is {parameter.dtype}; gradients are float32, float64, float16 or "
             "bfloat16"
         )
-    if parameter.device.type != "cpu":
+    if parameter.device.type not in ("cpu", "cuda"):
         return (
-            f"parameter '{name}' is on {parameter.device}; only host memory is synchronized so far"
+            f"parameter '{name}' is on {parameter.device}; gradients in host memory or on a CUDA "
+            "device are synchronized"
         )
     return None
 

@@ -86,7 +86,7 @@ def broadcast_tensors(
 
     Args:
       session: every live rank calls this with tensors of the same shapes and dtypes.
-      tensors: dense, on the host, of any dtype.
+      tensors: dense, of any dtype, anywhere; they travel through host memory.
       root: a rank, or `gradsync.LOWEST_LIVE_RANK`.
       tag: what this is; ranks that broadcast different things are told so.
       timeout: seconds to wait for the other ranks; None: 30 min.
@@ -140,7 +140,7 @@ def _broadcast_group(
             )
         for tensor, span in zip(tensors, spans):
             # Another graph may have saved a buffer that never changes for its backward pass.
-            if not _same_bits(tensor, span):
+            if not _same_bits(tensor.cpu(), span):
                 tensor.copy_(span)
 
 

@@ -10,6 +10,7 @@ import torch
 import gradsync
 from gradsync.torch import _session
 from gradsync.torch._gradients import DATA_TYPES, flat_tensor
+from gradsync.torch._hand_off import HostHandOff, StreamHandOff, hand_off_of
 
 
 class HookState:
@@ -37,6 +38,7 @@ class HookState:
         self._name = name
         self._timeout = timeout
         self._layout: gradsync.Layout | None = None
+        self._hand_off: HostHandOff | StreamHandOff = HostHandOff()
         self._sizes: list[tuple[int, torch.dtype]] = []
         self._views: list[torch.Tensor] = []
         self._step = 0
@@ -64,7 +66,10 @@ class HookState:
             self._begin_learning()
         if not self._learning:
             self._hand_over(bucket.index())
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        device = bucket.buffer().device
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=None if device.type == "cpu" else [device]
+        )
         self._promised.append(future)
         if bucket.is_last():
             if self._learning:
@@ -78,7 +83,8 @@ class HookState:
     def _hand_over(self, index: int) -> None:
         assert self._layout is not None
         self._views[index].copy_(self._shown[index])
-        self._layout.mark_ready(self._step, index)
+        self._hand_off.arrived(index)
+        self._hand_off.mark_ready(self._layout, self._step, index)
 
     def _begin_pass(self) -> None:
         if self._shown and self._layout is not None and not self._learning:
@@ -87,6 +93,7 @@ class HookState:
         self._shown = []
         self._promised = []
         self._learning = self._layout is None
+        self._hand_off.begin()
         if self._layout is not None:
             self._step = self._layout.next_step
 
@@ -109,15 +116,20 @@ class HookState:
         self._session = session
         buckets = []
         for buffer in self._shown:
-            if buffer.dtype not in DATA_TYPES or buffer.device.type != "cpu":
+            if buffer.dtype not in DATA_TYPES or buffer.device.type not in ("cpu", "cuda"):
                 raise TypeError(
-                    f"gradsync: a bucket of {buffer.dtype} on {buffer.device}: only float32, "
-                    "float64, float16 and bfloat16 in host memory are averaged so far"
+                    f"gradsync: a bucket of {buffer.dtype} on {buffer.device}: float32, float64, "
+                    "float16 and bfloat16 in host memory or on a CUDA device are averaged"
                 )
             buckets.append(gradsync.Bucket(buffer.numel(), DATA_TYPES[buffer.dtype]))
         if self._name is None:
             self._name = _session.unique_name(session, "hook")
-        options: dict[str, Any] = {"explicit_buckets": buckets, "timeout": self._timeout}
+        self._hand_off = hand_off_of(self._shown[0].device)
+        options: dict[str, Any] = {
+            "explicit_buckets": buckets,
+            "timeout": self._timeout,
+            **self._hand_off.layout_options,
+        }
         try:
             if self._layout is None:
                 self._layout = session.register_layout(self._name, **options)
@@ -127,7 +139,8 @@ class HookState:
             _session.note(session, error)
             raise
         self._sizes = [(buffer.numel(), buffer.dtype) for buffer in self._shown]
-        self._views = [flat_tensor(self._layout.bucket(i)) for i in range(len(buckets))]
+        device = self._shown[0].device
+        self._views = [flat_tensor(self._layout.bucket(i), device) for i in range(len(buckets))]
         self._step = self._layout.next_step
         for index in range(len(buckets)):
             self._hand_over(index)
@@ -137,7 +150,7 @@ class HookState:
         self._shown = []
         try:
             self._layout.end_step(self._step)
-            self._layout.wait_step(self._step)
+            self._hand_off.wait(self._layout, self._step)
         except gradsync.Error as error:
             _session.note(self._session, error)
             raise
@@ -192,7 +205,7 @@ def allreduce_hook(state: HookState | None, bucket: Any) -> torch.futures.Future
     Args:
       state: None, or a `HookState` to choose session and name; one for each wrapped module.
       bucket: a `torch.distributed.GradBucket` of float32, float64, float16 or bfloat16, on the
-        host.
+        host or a GPU.
 
     Returns:
       A future of the average, as a view of the daemon's memory: valid until the next backward pass.

@@ -14,6 +14,7 @@ import torch
 import gradsync
 from gradsync.torch import _checks, _clipping, _hooks, _session, _state
 from gradsync.torch._gradients import Slot, layout_parameters
+from gradsync.torch._hand_off import hand_off_of
 
 _MIB = 1 << 20
 # Seconds; as the daemon waits for a layout.
@@ -90,9 +91,9 @@ class DistributedDataParallel(torch.nn.Module):
     a copy of the module that is in no job: it computes, and refuses to synchronize.
 
     Args:
-      module: with parameters of float32, float64, float16 or bfloat16, on the host. Parameters that
-        do not require a gradient now stay out. Names in `module._ddp_params_and_buffers_to_ignore`
-        do too.
+      module: with parameters of float32, float64, float16 or bfloat16, on the host or all on one
+        GPU. Parameters that do not require a gradient now stay out. Names in
+        `module._ddp_params_and_buffers_to_ignore` do too.
       device_ids, output_device, dim, process_group: PyTorch's; None, None, 0 and None.
       broadcast_buffers: whether each step ends with the buffers of the lowest live rank on every
         rank.
@@ -184,6 +185,7 @@ class DistributedDataParallel(torch.nn.Module):
             for parameter_name, parameter in module.named_parameters()
             if parameter.requires_grad and parameter_name not in self._ignored
         ]
+        self._hand_off = hand_off_of(self._slots[0].parameter.device)
         self._seen = _checks.Identity(module)
         self._claim()
         self._session = _session.default_session() if session is None else session
@@ -381,7 +383,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for key in ("_layout", "_begin", "_seen", "_forwards"):
+        for key in ("_layout", "_begin", "_seen", "_forwards", "_hand_off"):
             state.pop(key, None)
         state.update(_session=None, _step=None, _last_step=None, _slots=[], _scale_of=None)
         return state
@@ -480,6 +482,7 @@ class DistributedDataParallel(torch.nn.Module):
             "first_bucket_cap_bytes": self._first_cap_bytes,
             "last_bucket_cap_bytes": self._last_cap_bytes,
             "timeout": self._timeout,
+            **self._hand_off.layout_options,
         }
 
     def _place(self, slots: Sequence[Slot]) -> None:
@@ -513,6 +516,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._catch_up()
         for slot in self._slots:
             slot.firings = 0
+        self._hand_off.begin()
         self._step = _Step(self._layout.next_step, backward, list(self._gradients_of_bucket))
         _hooks.at_end_of_backward(self._end_backward)
 
@@ -571,11 +575,12 @@ class DistributedDataParallel(torch.nn.Module):
         bucket = slot.bucket
         waiting = step.waiting[bucket] - 1
         step.waiting[bucket] = waiting
+        self._hand_off.arrived(bucket)
         if waiting == 0:
             if step.first_bucket == 0.0:
                 step.first_bucket = time.perf_counter()
             try:
-                self._layout.mark_ready(step.number, bucket)
+                self._hand_off.mark_ready(self._layout, step.number, bucket)
             except gradsync.Error as error:
                 self._drop(error)
                 raise
@@ -601,7 +606,7 @@ class DistributedDataParallel(torch.nn.Module):
                     flags[slot.index] = False
                 used = flags
         try:
-            self._layout.finish_step(step.number, used)
+            self._hand_off.finish_step(self._layout, step.number, used)
         except gradsync.Error as error:
             self._drop(error)
             raise
@@ -631,7 +636,7 @@ class DistributedDataParallel(torch.nn.Module):
         if self._step is not step:
             return
         try:
-            result = self._layout.wait_step(step.number)
+            result = self._hand_off.wait(self._layout, step.number)
         except gradsync.Error as error:
             self._drop(error)
             raise

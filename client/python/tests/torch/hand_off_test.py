@@ -1,0 +1,65 @@
+"""The order in which buckets of a GPU are handed over, seen from a layout that only listens."""
+
+import types
+
+import gradsync
+import pytest
+import torch
+from gradsync.torch import _hand_off
+
+
+class Listener:
+    """In place of a layout on a GPU."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """The current stream's handle, which tests change."""
+    stream = types.SimpleNamespace(cuda_stream=1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(gradsync, "cuda_device_uuid", lambda ordinal: f"GPU-{ordinal}")
+    return stream
+
+
+def test_a_bucket_is_ready_behind_every_stream_that_wrote_to_it(current):
+    hand_off = _hand_off.hand_off_of(torch.device("cuda", 3))
+    assert hand_off.layout_options == {"device": "GPU-3"}
+    layout = Listener()
+    for step in (1, 2):
+        hand_off.begin()
+        for stream, bucket in ((1, 0), (2, 0), (2, 1), (1, 0)):
+            current.cuda_stream = stream
+            hand_off.arrived(bucket)
+        hand_off.mark_ready(layout, step, 0)
+        hand_off.mark_ready(layout, step, 1)
+        current.cuda_stream = 5
+        hand_off.finish_step(layout, step, [True, False])
+        hand_off.wait(layout, step)
+    expected = []
+    for step in (1, 2):
+        expected += [
+            ("mark_ready_on_streams", step, 0, [1, 2]),
+            ("mark_ready_on_streams", step, 1, [2]),
+            ("finish_step_on_streams", step, [5], [True, False]),
+            ("wait_on_stream", step, 5),  # behind which the optimizer is enqueued
+            ("wait_step", step),
+        ]
+    assert layout.calls == expected
+
+
+def test_host_memory_needs_no_streams():
+    hand_off = _hand_off.hand_off_of(torch.device("cpu"))
+    assert hand_off.layout_options == {}
+    layout = Listener()
+    hand_off.begin()
+    hand_off.arrived(0)
+    hand_off.mark_ready(layout, 1, 0)
+    hand_off.finish_step(layout, 1)
+    hand_off.wait(layout, 1)
+    assert layout.calls == [("mark_ready", 1, 0), ("finish_step", 1, None), ("wait_step", 1)]
