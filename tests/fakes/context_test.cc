@@ -81,7 +81,7 @@ ISOLATED_TEST(Device, AProcessSeesOneMigDevice, MigMachine()) {
 }
 
 ISOLATED_TEST(Context, MustBeCurrent, MachineWithGpus(1)) {
-  const CUcontext context = EnterContext();
+  CUcontext context = EnterContext();
   CUDA_OK(cuCtxSetCurrent(nullptr));
   CUdeviceptr address = 0;
   EXPECT_EQ(cuMemAlloc(&address, 1), CUDA_ERROR_INVALID_CONTEXT);
@@ -92,8 +92,8 @@ ISOLATED_TEST(Context, MustBeCurrent, MachineWithGpus(1)) {
 }
 
 ISOLATED_TEST(Context, StreamsBelongToOne, MachineWithGpus(2)) {
-  const CUcontext first = EnterContext(0);
-  const CUstream stream = MakeStream();
+  CUcontext first = EnterContext(0);
+  CUstream stream = MakeStream();
   EnterContext(1);
   EXPECT_EQ(cuEventRecord(MakeEvent(), stream), CUDA_ERROR_INVALID_HANDLE);
   CUcontext owner = nullptr;

@@ -65,7 +65,7 @@ std::vector<float> ReadFloats(CUdeviceptr from, std::size_t count, CUstream stre
 CUmemAllocationProp ExportableOn(int device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   return properties;
 }
@@ -82,7 +82,7 @@ Mapped MapHandle(CUmemGenericAllocationHandle handle, std::size_t bytes, int dev
   CUDA_OK(cuMemAddressReserve(&mapped.address, bytes, 0, 0, 0));
   CUDA_OK(cuMemMap(mapped.address, bytes, 0, handle, 0));
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   CUDA_OK(cuMemSetAccess(mapped.address, bytes, &access, 1));
   return mapped;

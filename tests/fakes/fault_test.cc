@@ -34,7 +34,7 @@ ISOLATED_TEST(Fault, AStickyOne, MachineWithGpus(1)) {
   FakeMachine machine;
   EnterContext();
   machine.Inject("cuStreamSynchronize 1+ sticky 719");
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_LAUNCH_FAILED);
   machine.ClearFaults();
   EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_LAUNCH_FAILED);

@@ -16,7 +16,6 @@
 namespace gradsync::fakes {
 namespace {
 
-using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -60,7 +59,7 @@ std::vector<T> Host(const void* from, std::size_t count, CUstream stream) {
 
 ISOLATED_TEST(Kernels, CombineAddsInOrderAndCountsVoidContributions, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   CombineArguments arguments{};
   arguments.sources[0] = Device<float>({1, 2, 3}, stream);
   arguments.sources[1] = Device<float>({10, 20, 30}, stream);
@@ -68,7 +67,7 @@ ISOLATED_TEST(Kernels, CombineAddsInOrderAndCountsVoidContributions, MachineWith
   arguments.count = 3;
   arguments.source_count = 2;
   arguments.void_contributions = 1;
-  const CUfunction combine = Kernel("gradsync_combine_f32");
+  CUfunction combine = Kernel("gradsync_combine_f32");
   CUDA_OK(Launch(combine, arguments, stream));
   EXPECT_THAT(Host<float>(arguments.staging, 4, stream), ElementsAre(11, 22, 33, 1));
   arguments.accumulate = 1;
@@ -82,7 +81,7 @@ ISOLATED_TEST(Kernels, CombineAddsInOrderAndCountsVoidContributions, MachineWith
 // 256 + 1 is not a bfloat16: only what is added in float32 comes out right.
 ISOLATED_TEST(Kernels, SixteenBitTypesAreAddedInFloat32, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   CombineArguments arguments{};
   arguments.sources[0] = Device<std::uint16_t>({NearestBfloat16(256)}, stream);
   arguments.sources[1] = Device<std::uint16_t>({NearestBfloat16(1)}, stream);
@@ -102,7 +101,7 @@ ISOLATED_TEST(Kernels, SixteenBitTypesAreAddedInFloat32, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const float infinity = std::numeric_limits<float>::infinity();
   WriteBackArguments arguments{};
   arguments.staging = Device<float>({2, 4, infinity, 1}, stream);
@@ -114,7 +113,7 @@ ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
   arguments.numbers = static_cast<BucketNumbers*>(
       Device<BucketNumbers>(std::vector<BucketNumbers>(kBlocks), stream));
   arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
-  const CUfunction write_back = Kernel("gradsync_write_back_f32");
+  CUfunction write_back = Kernel("gradsync_write_back_f32");
   CUDA_OK(Launch(write_back, arguments, stream));
   for (const void* destination : {arguments.destinations[0], arguments.destinations[1]}) {
     EXPECT_THAT(Host<float>(destination, 3, stream), ElementsAre(1, 2, 0));
@@ -132,7 +131,7 @@ ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Launch, UnalignedMemoryIsASticky, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   CombineArguments arguments{};
   char* const staging = static_cast<char*>(Device<float>(std::vector<float>(8), stream));
   arguments.staging = staging + sizeof(float);
@@ -144,7 +143,7 @@ ISOLATED_TEST(Launch, UnalignedMemoryIsASticky, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Launch, BeyondABufferIsIllegal, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const Mapped mapped = MakeMapped(2 * kMebibyte);
   CombineArguments arguments{};
   arguments.staging = reinterpret_cast<void*>(mapped.address);
@@ -156,7 +155,7 @@ ISOLATED_TEST(Launch, BeyondABufferIsIllegal, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Launch, HostMemoryIsIllegal, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   alignas(16) float host[4] = {};
   CombineArguments arguments{};
   arguments.staging = host;
@@ -182,8 +181,8 @@ ISOLATED_TEST(Launch, WantsAnImageAKernelAndAModule, MachineWithGpus(1)) {
 ISOLATED_TEST(Launch, KernelsOnTheSameBufferNeedAnOrder, MachineWithGpus(1)) {
   SKIP_UNDER_TSAN();
   EnterContext();
-  const CUstream first = MakeStream(), second = MakeStream();
-  const CUfunction combine = Kernel("gradsync_combine_f32");
+  CUstream first = MakeStream(), second = MakeStream();
+  CUfunction combine = Kernel("gradsync_combine_f32");
   Word word;
   CombineArguments arguments{};
   arguments.staging = Device<float>({0, 0}, first);

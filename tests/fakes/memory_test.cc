@@ -146,10 +146,10 @@ ISOLATED_TEST(VirtualMemory, NoAccessWithoutPermission, MachineWithGpus(1)) {
   CUDA_OK(cuMemAddressReserve(&address, kBytes, 0, 0, 0));
   CUDA_OK(cuMemMap(address, kBytes, 0, handle, 0));
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
   CUDA_OK(cuMemSetAccess(address, kBytes, &access, 1));
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   EXPECT_THAT(ReadFloats(address, 1, stream), ElementsAre(0.0f));
   CUDA_OK(cuMemsetD32Async(address, kOne, 1, stream));
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -157,7 +157,7 @@ ISOLATED_TEST(VirtualMemory, NoAccessWithoutPermission, MachineWithGpus(1)) {
 
 ISOLATED_TEST(VirtualMemory, UseAfterUnmapIsStickyForTheProcess, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const Mapped mapped = MakeMapped(kBytes);
   Unmap(mapped);
   CUDA_OK(cuMemsetD32Async(mapped.address, kOne, 1, stream));
@@ -169,7 +169,7 @@ ISOLATED_TEST(VirtualMemory, UseAfterUnmapIsStickyForTheProcess, MachineWithGpus
 
 ISOLATED_TEST(VirtualMemory, UnmappingWhatIsInUseIsAViolation, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const Mapped mapped = MakeMapped(kBytes);
   Word word;
   CUDA_OK(cuStreamWaitValue64(stream, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
@@ -183,7 +183,7 @@ ISOLATED_TEST(VirtualMemory, UnmappingWhatIsInUseIsAViolation, MachineWithGpus(1
 
 ISOLATED_TEST(VirtualMemory, BeyondTheEndIsIllegal, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const Mapped mapped = MakeMapped(kBytes);
   CUDA_OK(cuMemsetD8Async(mapped.address + kBytes - 1, 1, 1, stream));
   CUDA_OK(cuStreamSynchronize(stream));
@@ -219,7 +219,7 @@ ISOLATED_TEST(VirtualMemory, IsSharedByItsDescriptor, MachineWithGpus(1)) {
   EnterContext();
   const SocketPair sockets;
   const Mapped mapped = MakeMapped(kBytes);
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const auto importer = StartRole("vmm_importer", {sockets.theirs.get()});
   char byte = 0;
   {
@@ -268,7 +268,7 @@ ROLE(vmm_exporter) {
 ISOLATED_TEST(VirtualMemory, AMappingOutlivesAKilledExporter, MachineWithGpus(1)) {
   const FakeMachine machine;
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const SocketPair sockets;
   const auto exporter = StartRole("vmm_exporter", {sockets.theirs.get()});
   char byte = 0;
@@ -308,7 +308,7 @@ ISOLATED_TEST(VirtualMemory, IsOfOneDevice, MachineWithGpus(2)) {
   EnterContext(1);
   const Mapped on_first = MakeMapped(kBytes, 0);
   EXPECT_EQ(machine.DeviceBytes(0), kBytes);
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   CUDA_OK(cuMemsetD32Async(on_first.address, kOne, 1, stream));  // by device 1
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
@@ -322,7 +322,7 @@ ROLE(ipc_opener) {
   CUdeviceptr address = 0, again = 0;
   CUDA_OK(cuIpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
   CUDA_OK(cuIpcOpenMemHandle(&again, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const std::vector<float> first = ReadFloats(address, 1, stream);
   Meet(3);
   if (address != again || first[0] != 1.0f) return 1;
@@ -403,7 +403,7 @@ ISOLATED_TEST(HostMemory, IsRegisteredOnceAndHasAnotherAddress, MachineWithGpus(
   CUdeviceptr address = 0;
   CUDA_OK(cuMemHostGetDevicePointer(&address, pages.data() + 1, 0));
   EXPECT_NE(address, reinterpret_cast<CUdeviceptr>(pages.data() + 1));
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   CUDA_OK(cuMemsetD32Async(address, kOne, 1, stream));
   CUDA_OK(cuStreamSynchronize(stream));
   EXPECT_EQ(pages[1], 1.0f);
@@ -422,7 +422,7 @@ ISOLATED_TEST(HostMemory, CopiesToPageLockedMemoryAreAsynchronous, MachineWithGp
   const CUdeviceptr values = MakeFloats(1);
   void* locked = nullptr;
   CUDA_OK(cuMemHostAlloc(&locked, sizeof(float), 0));
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   Word word;
   CUDA_OK(cuStreamWaitValue64(stream, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
   CUDA_OK(cuMemsetD32Async(values, kOne, 1, stream));

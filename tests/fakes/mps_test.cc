@@ -70,7 +70,7 @@ ISOLATED_TEST(Mps, IsSharedFate, WithMps()) {
 
 ROLE(mps_faulter) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   CUDA_OK(cuMemsetD8Async(0x1000, 0, 1, stream));
   return cuStreamSynchronize(stream) == CUDA_ERROR_ILLEGAL_ADDRESS ? 0 : 1;
 }

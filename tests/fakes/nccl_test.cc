@@ -145,7 +145,7 @@ ISOLATED_TEST(NcclHazard, AKernelReachesTheStreamOnlyByPolling, MachineWithGpus(
   ranks[0].Fill(1);
   ranks[1].Fill(2);
   ranks[0].Enter();
-  const CUevent too_early = MakeEvent();
+  CUevent too_early = MakeEvent();
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
   CUDA_OK(cuEventRecord(too_early, ranks[0].stream));
   EXPECT_EQ(cuEventSynchronize(too_early), CUDA_SUCCESS);
@@ -187,7 +187,7 @@ ISOLATED_TEST(NcclHazard, AMissingWaitForTheCollectiveIsARace, MachineWithGpus(2
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
   EXPECT_EQ(Settle(ranks[0].communicator), ncclSuccess);
   ranks[0].Enter();
-  const CUstream other = MakeStream();
+  CUstream other = MakeStream();
   CUDA_OK(cuMemsetD32Async(ranks[0].values, 0, 1, other));
   EXPECT_THAT(FakeMachine().Violations(),
               ElementsAre(HasSubstr("cuMemsetD32Async is not ordered after ncclAllReduce")));
@@ -362,7 +362,7 @@ ISOLATED_TEST(NcclMemory, IsDeviceMemory, MachineWithGpus(1)) {
   void* memory = nullptr;
   ASSERT_EQ(ncclMemAlloc(&memory, 1000), ncclSuccess);
   EXPECT_EQ(machine.DeviceBytes(0), before + 2 * kMebibyte);
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const auto address = reinterpret_cast<CUdeviceptr>(memory);
   WriteFloats(address, {1, 2}, stream);
   EXPECT_THAT(ReadFloats(address, 2, stream), ElementsAre(1.0f, 2.0f));

@@ -41,7 +41,7 @@ constexpr int kQueues = 8;
 
 ISOLATED_TEST(Stream, RunsInOrder, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   const CUdeviceptr values = MakeFloats(1);
   for (int i = 1; i <= 20; ++i) CUDA_OK(cuMemsetD32Async(values, 0x3F800000u + i, 1, stream));
   CUDA_OK(cuMemsetD32Async(values, 0x40000000u, 1, stream));
@@ -51,8 +51,8 @@ ISOLATED_TEST(Stream, RunsInOrder, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Event, OrdersTwoStreams, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream writer = MakeStream(), reader = MakeStream();
-  const CUevent written = MakeEvent();
+  CUstream writer = MakeStream(), reader = MakeStream();
+  CUevent written = MakeEvent();
   const CUdeviceptr values = MakeFloats(1), copy = MakeFloats(1);
   for (int i = 0; i < 20; ++i) {
     CUDA_OK(cuMemsetD32Async(values, 0x40000000u, 1, writer));
@@ -67,7 +67,7 @@ ISOLATED_TEST(Event, OrdersTwoStreams, MachineWithGpus(1)) {
 ISOLATED_TEST(Event, AMissingWaitIsARace, MachineWithGpus(1)) {
   SKIP_UNDER_TSAN();
   EnterContext();
-  const CUstream writer = MakeStream(), reader = MakeStream();
+  CUstream writer = MakeStream(), reader = MakeStream();
   const CUdeviceptr values = MakeFloats(1), copy = MakeFloats(1);
   Word word;
   CUDA_OK(cuStreamWaitValue64(writer, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
@@ -80,8 +80,8 @@ ISOLATED_TEST(Event, AMissingWaitIsARace, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Event, AWaitTakesTheLatestRecordAtTheTimeOfTheCall, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream parked = MakeStream(), other = MakeStream();
-  const CUevent event = MakeEvent();
+  CUstream parked = MakeStream(), other = MakeStream();
+  CUevent event = MakeEvent();
   Word word;
   CUDA_OK(cuEventRecord(event, other));
   CUDA_OK(cuStreamWaitEvent(other, event, 0));
@@ -96,8 +96,8 @@ ISOLATED_TEST(Event, AWaitTakesTheLatestRecordAtTheTimeOfTheCall, MachineWithGpu
 
 ISOLATED_TEST(Event, NeverRecordedIsComplete, MachineWithGpus(1)) {
   EnterContext();
-  const CUevent event = MakeEvent();
-  const CUstream stream = MakeStream();
+  CUevent event = MakeEvent();
+  CUstream stream = MakeStream();
   EXPECT_EQ(cuEventQuery(event), CUDA_SUCCESS);
   EXPECT_EQ(cuStreamWaitEvent(stream, event, 0), CUDA_SUCCESS);
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
@@ -105,7 +105,7 @@ ISOLATED_TEST(Event, NeverRecordedIsComplete, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Event, MeasuresTime, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   CUevent start = nullptr, end = nullptr;
   CUDA_OK(cuEventCreate(&start, 0));
   CUDA_OK(cuEventCreate(&end, 0));
@@ -120,8 +120,8 @@ ISOLATED_TEST(Event, MeasuresTime, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Stream, DestroyedOnesAndEventsAreNotFollowed, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
-  const CUevent event = MakeEvent();
+  CUstream stream = MakeStream();
+  CUevent event = MakeEvent();
   CUDA_OK(cuStreamDestroy(stream));
   CUDA_OK(cuEventDestroy(event));
   EXPECT_EQ(cuStreamQuery(stream), CUDA_ERROR_INVALID_HANDLE);
@@ -131,7 +131,7 @@ ISOLATED_TEST(Stream, DestroyedOnesAndEventsAreNotFollowed, MachineWithGpus(1)) 
 
 ISOLATED_TEST(Stream, WorkOfADestroyedOneStillRuns, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   Word go, gone;
   CUDA_OK(cuStreamWaitValue64(stream, go.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
   CUDA_OK(cuStreamWriteValue64(stream, gone.address(), 7, CU_STREAM_WRITE_VALUE_DEFAULT));
@@ -143,8 +143,8 @@ ISOLATED_TEST(Stream, WorkOfADestroyedOneStillRuns, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Stream, TheLegacyDefaultStreamWaitsForBlockingOnes, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream blocking = MakeStream(CU_STREAM_DEFAULT), free = MakeStream();
-  const CUevent after_blocking = MakeEvent();
+  CUstream blocking = MakeStream(CU_STREAM_DEFAULT), free = MakeStream();
+  CUevent after_blocking = MakeEvent();
   Word word;
   CUDA_OK(cuStreamWaitValue64(blocking, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
   CUDA_OK(cuEventRecord(after_blocking, nullptr));
@@ -157,7 +157,7 @@ ISOLATED_TEST(Stream, TheLegacyDefaultStreamWaitsForBlockingOnes, MachineWithGpu
 
 ISOLATED_TEST(Word, WaitsAreCyclicAndSigned, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream(), other = MakeStream();
+  CUstream stream = MakeStream(), other = MakeStream();
   Word word;
   // All-ones is before 5, so it releases nothing; the poison of the design does.
   word.Store(~std::uint64_t{0});
@@ -179,7 +179,7 @@ ISOLATED_TEST(Word, WaitsAreCyclicAndSigned, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Word, TheFirstVersionsAreRefused, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   Word word;
   for (const char* const name : {"cuStreamWaitValue64", "cuStreamWriteValue64"}) {
     const auto first_version =
@@ -191,7 +191,7 @@ ISOLATED_TEST(Word, TheFirstVersionsAreRefused, MachineWithGpus(1)) {
 
 ISOLATED_TEST(Word, MustBeAnAlignedDeviceAddress, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   Word word;
   std::uint64_t elsewhere = 0;
   EXPECT_EQ(cuStreamWriteValue64(stream, word.address() + 4, 1, 0), CUDA_ERROR_INVALID_VALUE);
@@ -236,7 +236,7 @@ ISOLATED_TEST(Word, OrdersTwoProcesses, MachineWithGpus(1)) {
   CUdeviceptr address = 0;
   CUDA_OK(cuMemHostRegister(page, 4096, CU_MEMHOSTREGISTER_DEVICEMAP));
   CUDA_OK(cuMemHostGetDevicePointer(&address, page, 0));
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   CUDA_OK(cuStreamWaitValue64(stream, address, 3, CU_STREAM_WAIT_VALUE_GEQ));
   const auto writer = StartRole("word_writer", {memory.get()});
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
@@ -252,7 +252,7 @@ ISOLATED_TEST(HardwareQueue, StreamsBeyondTheirNumberShareOne, MachineWithGpus(1
   for (CUstream& stream : streams) stream = MakeStream();
   Word word;
   CUDA_OK(cuStreamWaitValue64(streams[0], word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
-  const CUevent alone = MakeEvent(), shared = MakeEvent();
+  CUevent alone = MakeEvent(), shared = MakeEvent();
   CUDA_OK(cuEventRecord(shared, streams[kQueues]));
   CUDA_OK(cuEventRecord(alone, streams[1]));
   EXPECT_EQ(cuEventSynchronize(alone), CUDA_SUCCESS);
@@ -264,7 +264,7 @@ ISOLATED_TEST(HardwareQueue, StreamsBeyondTheirNumberShareOne, MachineWithGpus(1
 ISOLATED_TEST(HardwareQueue, MaxConnectionsOfOneMakesAllShare, MachineWithGpus(1)) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
   EnterContext();
-  const CUstream parked = MakeStream(), other = MakeStream();
+  CUstream parked = MakeStream(), other = MakeStream();
   Word word;
   CUDA_OK(cuStreamWaitValue64(parked, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
   CUDA_OK(cuEventRecord(MakeEvent(), other));
@@ -281,7 +281,7 @@ struct BlockingCall {
 ISOLATED_TEST(ParkedStream, BlocksWhatTheDriverSynchronizes, MachineWithGpus(1)) {
   EnterContext();
   const FakeMachine machine;
-  const CUstream parked = MakeStream();
+  CUstream parked = MakeStream();
   const CUdeviceptr memory = MakeFloats(1);
   void* pages = nullptr;
   CUDA_OK(cuMemHostAlloc(&pages, 4096, 0));
@@ -318,7 +318,7 @@ ISOLATED_TEST(ParkedStream, BlocksWhatTheDriverSynchronizes, MachineWithGpus(1))
 
 ISOLATED_TEST(Capture, IsVisibleAndRunsNothing, MachineWithGpus(1)) {
   EnterContext();
-  const CUstream stream = MakeStream();
+  CUstream stream = MakeStream();
   Word word;
   CUDA_OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

@@ -16,11 +16,11 @@ struct Variant {
 };
 
 // Checks that the function has the type that CUDA gives to this variant.
-#define VARIANT(name, version, function)                                        \
-  [] {                                                                          \
-    static_assert(std::is_same_v<decltype(&function), PFN_##name##_v##version>, \
-                  "not the signature of " #name);                               \
-    return Variant{#name, version, reinterpret_cast<void*>(&function)};         \
+#define VARIANT(name, version, function)                                          \
+  [] {                                                                            \
+    static_assert(std::is_same_v<decltype(&(function)), PFN_##name##_v##version>, \
+                  "not the signature of " #name);                                 \
+    return Variant{#name, version, reinterpret_cast<void*>(&(function))};         \
   }()
 
 const Variant kVariants[] = {

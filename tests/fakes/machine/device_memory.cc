@@ -56,7 +56,8 @@ std::vector<AllocationHeader> LiveLocked(const std::string& path) {
   while (const dirent* entry = readdir(listing)) {
     const std::string name = entry->d_name;
     if (name[0] == '.' || name == kLockName) continue;
-    const std::string file = path + "/" + name;
+    std::string file = path;
+    file.append("/").append(name);
     const UniqueFd fd = OpenShared(file, O_RDONLY);
     if (!fd.valid()) continue;
     if (flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {

@@ -124,7 +124,7 @@ ncclResult_t NcclCommunicator::EnsureReady() {
 }
 
 ncclResult_t NcclCommunicator::Launch(std::vector<NcclCollective> collectives) {
-  if (blocking_) return LaunchNow(std::move(collectives));
+  if (blocking_) return LaunchNow(collectives);
   MutexLock lock(&mutex_);
   late_ = std::move(collectives);
   const int most = std::max(1, process_.folder().machine().late_polls);
@@ -148,7 +148,7 @@ ncclResult_t NcclCommunicator::Poll() {
     due = std::move(late_);
     late_.clear();
   }
-  const ncclResult_t result = LaunchNow(std::move(due));
+  const ncclResult_t result = LaunchNow(due);
   if (result != ncclSuccess) SetAsyncError(result);
   return result;
 }
@@ -158,7 +158,7 @@ void NcclCommunicator::SetAsyncError(ncclResult_t error) {
   async_error_.compare_exchange_strong(none, error);
 }
 
-ncclResult_t NcclCommunicator::LaunchNow(std::vector<NcclCollective> collectives) {
+ncclResult_t NcclCommunicator::LaunchNow(const std::vector<NcclCollective>& collectives) {
   for (const NcclCollective& collective : collectives) {
     const std::size_t bytes = BytesOf(collective.call);
     const bool is_reduce = collective.call.kind == NcclCall::Kind::kAllReduce;

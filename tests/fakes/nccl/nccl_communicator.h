@@ -75,7 +75,7 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   ncclResult_t Start(const std::function<ncclResult_t()>& work);
   ncclResult_t Join();
   ncclResult_t Leave();
-  ncclResult_t LaunchNow(std::vector<NcclCollective> collectives);
+  ncclResult_t LaunchNow(const std::vector<NcclCollective>& collectives);
   CUresult Run(std::uint64_t sequence, const NcclCollective& collective);
   CUresult Exchange(std::uint64_t sequence, const NcclCollective& collective, std::size_t bytes);
   // Spins until `reached` holds for every rank's slot; false if aborted or the process is at fault.

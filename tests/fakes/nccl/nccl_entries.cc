@@ -188,7 +188,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   });
 }
 
-ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
   static NcclCallSite site("ncclCommCount");
   return site.Run([&](const Fault&) {
     return WithReady(comm, [&](const auto& communicator) {
@@ -198,7 +198,7 @@ ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
   });
 }
 
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
   static NcclCallSite site("ncclCommUserRank");
   return site.Run([&](const Fault&) {
     return WithReady(comm, [&](const auto& communicator) {
@@ -208,7 +208,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   });
 }
 
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
+ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
   static NcclCallSite site("ncclCommCuDevice");
   return site.Run([&](const Fault&) {
     return WithReady(comm, [&](const auto& communicator) {
@@ -262,7 +262,7 @@ ncclResult_t ncclGroupEnd() {
 }
 
 // With nonblocking communicators this, too, wants nothing in progress.
-ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, void** handle) {
+ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t size, void** handle) {
   static NcclCallSite site("ncclCommRegister");
   return site.Run([&](const Fault&) {
     return WithReady(comm, [&](const auto& communicator) {
@@ -273,7 +273,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buff, size_t size, vo
   });
 }
 
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
+ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
   static NcclCallSite site("ncclCommDeregister");
   return site.Run([&](const Fault&) {
     return WithReady(comm, [&](const auto& communicator) {
