@@ -31,6 +31,7 @@
 #include "daemon/rpc/gradsync_service.h"
 #include "daemon/rpc/introspection_service.h"
 #include "daemon/session/session_table.h"
+#include "daemon/worker/gpu_reducer.h"
 #include "daemon/worker/worker_supervisor.h"
 #include "google/protobuf/message.h"
 #include "grpc/health/v1/health.pb.h"
@@ -141,6 +142,8 @@ WorkerSupervisorOptions WorkerOptionsOf(const Options& options) {
   WorkerSupervisorOptions workers;
   workers.cuda_library = options.cuda_library;
   workers.nccl_library = options.nccl_library;
+  workers.idle_limit_ns =
+      static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options.worker_idle_limit));
   return workers;
 }
 
@@ -181,11 +184,18 @@ struct Daemon::Rooms {
                                                   : HostReducer::DefaultThreads())),
         executor(std::make_unique<SerialExecutor>()),
         copier(std::make_unique<SerialExecutor>()),
-        workers(std::make_unique<WorkerSupervisor>(WorkerOptionsOf(given), &clock, executor.get())),
+        workers(WorkerSupervisor::Make(
+            WorkerOptionsOf(given),
+            [this](const WorkerKey& key, const absl::Status& why) {
+              sessions.WorkerLost(key, why);
+            },
+            &clock, &worker_reaper)),
         jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout,
-                            NodeName(given.node_name)},
+                            NodeName(given.node_name), &gpu_reducer},
              given.quota_jobs_per_user),
-        sessions(PolicyOf(given), &jobs, &quota, executor.get(), &clock) {}
+        sessions(PolicyOf(given), &jobs, &quota, executor.get(), &clock) {
+    sessions.UseWorkers(workers.get());
+  }
 
   const Options options;
   MonotonicClock clock;
@@ -194,7 +204,9 @@ struct Daemon::Rooms {
   std::unique_ptr<HostReducer> reducer;
   std::unique_ptr<SerialExecutor> executor;  // maps and unmaps for sessions: seconds, at worst
   std::unique_ptr<SerialExecutor> copier;    // copies for jobs, which must not wait for that
-  std::unique_ptr<WorkerSupervisor> workers;
+  SerialExecutor worker_reaper;              // waits for workers' ends
+  std::shared_ptr<WorkerSupervisor> workers;
+  GpuReducer gpu_reducer;
   JobTable jobs;
   SessionTable sessions;
   std::unique_ptr<Peers> peers;  // null: no other nodes
@@ -287,6 +299,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   hooks.tick = [&r] {
     r.sessions.Tick();
     r.gradsync_service->Tick(r.clock.NowNs());
+    return r.workers->Tick();
   };
   std::uint64_t watchdog_us = 0;
   if (sd_watchdog_enabled(/*unset_environment=*/0, &watchdog_us) > 0) {
@@ -345,7 +358,7 @@ Daemon::~Daemon() {
   r.server->Wait();
   r.server.reset();
   r.peers.reset();
-  r.workers.reset();
+  r.workers->Shutdown();
   r.reducer.reset();
   r.executor.reset();
   r.copier.reset();

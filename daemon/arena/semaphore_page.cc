@@ -52,6 +52,8 @@ void SemaphorePage::SignalDone(std::size_t bucket, std::uint64_t step) {
   WakeAll(done);
 }
 
+void SemaphorePage::WakeDone(std::size_t bucket) { WakeAll(&Bucket(bucket)->done); }
+
 void SemaphorePage::DeclareVoid(std::uint64_t step) {
   static_cast<SemaphorePageHeader*>(address_)->void_step.store(step, std::memory_order_release);
 }

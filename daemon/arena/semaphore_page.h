@@ -39,6 +39,9 @@ class SemaphorePage {
   // microsecond if there is none.
   void SignalDone(std::size_t bucket, std::uint64_t step);
 
+  // Wakes every waiter of a bucket whose done word a GPU has written.
+  void WakeDone(std::size_t bucket);
+
   // Says that `step` is void. Wakes nobody.
   void DeclareVoid(std::uint64_t step);
 

@@ -354,6 +354,11 @@ std::vector<OptionEntry> MakeTable() {
       Path(&Options::nccl_library, "a library's name or absolute path", CheckLibrary,
            {"nccl_library", kGpus, "NCCL 2.19 or newer, opened by workers at run time.",
             "/opt/nccl/lib/libnccl.so.2"}),
+      Time(&Options::worker_idle_limit, absl::ZeroDuration(), absl::Hours(24),
+           {"worker_idle_limit", kGpus,
+            "How long a job's context on a GPU is kept for the trainers that come next, once the "
+            "last one has gone.",
+            "10min"}),
 
       Choice<LogLevel>(&Options::log_level,
                        {{"debug", LogLevel::kDebug},

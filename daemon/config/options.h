@@ -102,6 +102,9 @@ struct Options {
   // workers, never by the daemon itself.
   std::string cuda_library = "libcuda.so.1";
   std::string nccl_library = "libnccl.so.2";
+  // A worker whose trainers have gone is kept for so long for those that come next: its context and
+  // its communicators are dear.
+  absl::Duration worker_idle_limit = absl::Minutes(1);
 
   // ---- Log ----
   LogLevel log_level = LogLevel::kInfo;

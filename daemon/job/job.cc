@@ -33,7 +33,13 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     // Waiters first, then the work that would take their cores.
     for (const auto& sink : effects_.flushes) sink->Flush();
     for (ReduceOperation* reduction : effects_.reductions) {
-      (reduction->between_nodes ? cluster : job_->environment_.reducer)->Reduce(reduction);
+      job_->ReducerOf(*reduction, cluster)->Reduce(reduction);
+    }
+    for (const GivenUpStep& step : effects_.given_up) {
+      job_->environment_.gpu_reducer->GiveUp(step);
+    }
+    for (const auto& [rank, why] : effects_.breaches) {
+      job_->Lose(rank, job_->IncarnationOf(rank), why);
     }
     for (auto& copy : effects_.copies) job_->environment_.executor->Run(std::move(copy));
     if (!effects_.releases.empty()) {
@@ -46,6 +52,11 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
   Job* const job_;
   Effects effects_;
 };
+
+Reducer* Job::ReducerOf(const ReduceOperation& operation, Reducer* cluster) const {
+  if (!operation.gpu.arenas.empty()) return environment_.gpu_reducer;
+  return operation.between_nodes ? cluster : environment_.reducer;
+}
 
 Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
          const JobEnvironment& environment)
@@ -561,7 +572,9 @@ void Job::StopLocked(const absl::Status& why) {
 }
 
 void Job::MaybeEnd(Effects* effects) {
-  if (end_.ok() || told_ || InFlight() > 0) return;
+  if (end_.ok() || told_) return;
+  for (const auto& [channel, layout] : layouts_) layout->GiveUp(effects);
+  if (InFlight() > 0) return;
   told_ = true;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     Member& member = members_[rank];
@@ -636,6 +649,11 @@ bool Job::StepRunningLocked() const {
     if (layout->running()) return true;
   }
   return false;
+}
+
+std::uint64_t Job::IncarnationOf(std::uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return members_[rank].incarnation;
 }
 
 RankState Job::StateOf(std::uint32_t rank) const {

@@ -52,7 +52,8 @@ struct JobEnvironment {
   Reducer* reducer = nullptr;
   Executor* executor = nullptr;  // copies of Broadcast; never runs work inline
   std::size_t max_buckets_per_layout = 4096;
-  std::string node_name;  // for jobs with ranks on other nodes
+  std::string node_name;           // for jobs with ranks on other nodes
+  Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs
 };
 
 class Job final : public JobPort, public std::enable_shared_from_this<Job> {
@@ -129,6 +130,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Locks the job; at its end unlocks it and carries out the effects.
   class Transaction;
 
+  Reducer* ReducerOf(const ReduceOperation& operation, Reducer* cluster) const;
+
   // An agreement that failed before every rank had come to it.
   struct FailedAgreement {
     std::string name;
@@ -137,6 +140,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
     std::vector<bool> untold;  // by rank
   };
 
+  std::uint64_t IncarnationOf(std::uint32_t rank) const;
   LayoutChannel* Find(std::uint32_t channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The agreement that a request is about; null: it begins one.
   LayoutChannel* FindPending(const LayoutRequest& request) const

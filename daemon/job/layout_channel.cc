@@ -1,6 +1,7 @@
 #include "daemon/job/layout_channel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,12 @@ namespace {
 
 // How many ranks, and ranges of buckets of each, a message names at most.
 constexpr std::size_t kNamed = 8;
+
+// Numbers layouts over all of the daemon's jobs and their generations.
+std::uint64_t NextLayout() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
 
 // "3", "3-7", "0-1, 4" of the positions that hold `value`.
 std::string Ranges(const std::vector<bool>& flags, bool value) {
@@ -47,6 +54,7 @@ LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32
       stats_(members->world_size()),
       timeline_(std::make_unique<StepTimeline>(plan_.buckets.size(), members->world_size())) {
   for (RankLayout& rank : ranks_) rank.marked.resize(plan_.buckets.size());
+  const std::uint64_t layout = NextLayout();
   for (std::size_t i = 0; i < plan_.buckets.size(); ++i) {
     auto bucket = std::make_unique<Bucket>();
     bucket->times.ready_ns.resize(members->world_size());
@@ -56,10 +64,20 @@ LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32
     bucket->operation.measure = true;
     bucket->operation.channel = channel_;
     bucket->operation.bucket = static_cast<std::uint32_t>(i);
+    bucket->operation.gpu.layout = layout;
+    bucket->operation.gpu.offset = plan_.buckets[i].offset;
+    bucket->operation.gpu.step_buckets = static_cast<std::uint32_t>(plan_.buckets.size());
     bucket->operation.done = [this, raw = bucket.get(), i](const ReduceTimes& times) {
       // Before the lock: the trainers' waits end here.
       if (raw->operation.failure.ok()) {
-        for (SemaphorePage* semaphores : raw->semaphores) semaphores->SignalDone(i, raw->step);
+        for (SemaphorePage* semaphores : raw->semaphores) {
+          // A GPU has written its words itself.
+          if (spec_.on_gpu) {
+            semaphores->WakeDone(i);
+          } else {
+            semaphores->SignalDone(i, raw->step);
+          }
+        }
       }
       reduced_(this, i, times, raw->operation.failure);
     };
@@ -97,6 +115,19 @@ absl::Status LayoutChannel::Register(std::uint32_t rank, LayoutRequest request, 
              {"other_rank", absl::StrCat(first_rank_)},
              {"channel", absl::StrCat(channel_)}}),
         effects);
+    return agreement_;
+  }
+  if (spec_.on_gpu && members_->SpansNodes()) {
+    ranks_[rank].refused = true;
+    FailAgreement(MakeError(absl::StatusCode::kUnimplemented, "GPU_BETWEEN_NODES",
+                            absl::StrCat("layout '", name(),
+                                         "' lies on GPUs, and the ranks of job '", terms_.job_id,
+                                         "' on several nodes: that is not built yet. Keep its "
+                                         "gradients in host memory."),
+                            {{"job", terms_.job_id},
+                             {"rank", absl::StrCat(rank)},
+                             {"channel", absl::StrCat(channel_)}}),
+                  effects);
     return agreement_;
   }
   ranks_[rank].registered = true;
@@ -205,6 +236,7 @@ absl::StatusOr<LayoutChannel::Admission> LayoutChannel::Admit(std::uint32_t rank
     return Breach(absl::StatusCode::kFailedPrecondition, "STALE_STEP", rank, step, std::nullopt,
                   absl::StrCat(what, " for a step that is decided; the next one is ", step_));
   }
+  if (step == step_ + 1 && spec_.on_gpu && ranks_[rank].ended) return Admission::kEarly;
   if (step > step_) {
     return Breach(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step,
                   std::nullopt, absl::StrCat(what, " ahead of step ", step_));
@@ -216,6 +248,30 @@ absl::StatusOr<LayoutChannel::Admission> LayoutChannel::Admit(std::uint32_t rank
                   std::nullopt, absl::StrCat(what, " after this rank's EndStep"));
   }
   return Admission::kAdmit;
+}
+
+absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step,
+                                     RankLayout::Early message) {
+  std::vector<RankLayout::Early>& early = ranks_[rank].early;
+  // Each bucket once, and the step's end.
+  if (early.size() > buckets_.size()) {
+    return Breach(
+        absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step, std::nullopt,
+        absl::StrCat("more messages than the step has, before step ", step_, " is decided"));
+  }
+  early.push_back(std::move(message));
+  return absl::OkStatus();
+}
+
+void LayoutChannel::TakeEarly(std::uint64_t now_ns, Effects* effects) {
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    for (const RankLayout::Early& message : std::exchange(ranks_[rank].early, {})) {
+      absl::Status status = message(now_ns, effects);
+      if (status.ok()) continue;
+      effects->breaches.emplace_back(rank, std::move(status));
+      break;
+    }
+  }
 }
 
 void LayoutChannel::Start(std::uint64_t now_ns) {
@@ -242,6 +298,14 @@ absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
   const auto admission = Admit(rank, step, "BucketReady");
   if (!admission.ok()) return admission.status();
   if (*admission == Admission::kIgnore) return absl::OkStatus();
+  if (*admission == Admission::kEarly) {
+    return Postpone(
+        rank, step,
+        [this, rank, step, kept = std::vector<std::uint32_t>(buckets.begin(), buckets.end())](
+            std::uint64_t then_ns, Effects* then) {
+          return MarkReady(rank, step, kept, then_ns, then);
+        });
+  }
   const RankLayout& mine = ranks_[rank];
   for (const std::uint32_t index : buckets) {
     if (index >= buckets_.size()) {
@@ -266,6 +330,7 @@ void LayoutChannel::BindMemory() {
     bucket.operation.buffers.clear();
     bucket.operation.ranks.clear();
     bucket.operation.between_nodes = false;
+    bucket.operation.gpu.arenas.clear();
     bucket.semaphores.clear();
     for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       if (!members_->InSteps(rank)) continue;
@@ -274,6 +339,9 @@ void LayoutChannel::BindMemory() {
       if (memory.semaphores == nullptr) {
         bucket.operation.buffers.push_back(nullptr);
         bucket.operation.between_nodes = true;
+      } else if (memory.gpu != nullptr) {
+        bucket.operation.gpu.arenas.push_back(memory.gpu.get());
+        bucket.semaphores.push_back(memory.semaphores.get());
       } else {
         bucket.operation.buffers.push_back(memory.data + plan_.buckets[i].offset);
         bucket.semaphores.push_back(memory.semaphores.get());
@@ -291,6 +359,8 @@ void LayoutChannel::Launch(std::size_t index, Effects* effects) {
   bucket.step = step_;
   bucket.operation.number = step_;
   bucket.operation.failure = absl::OkStatus();
+  bucket.operation.gpu.is_void = false;
+  bucket.operation.gpu.verdict_offset = plan_.verdict_offset + step_ % 2 * sizeof(float);
   ++in_flight_;
   effects->reductions.push_back(&bucket.operation);
 }
@@ -303,6 +373,7 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
   bucket.times.finish_ns = times.finish_ns;
   ++done_buckets_;
   --in_flight_;
+  gpu_void_ = gpu_void_ || bucket.operation.gpu.is_void;
   if (stopped_) return;
   stats_.RecordBucket(bucket.times.ready_ns, times.start_ns, times.finish_ns,
                       bucket.operation.count * ItemSize(bucket.operation.dtype));
@@ -322,6 +393,13 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   const auto admission = Admit(rank, step, "EndStep");
   if (!admission.ok()) return admission.status();
   RankLayout& mine = ranks_[rank];
+  if (*admission == Admission::kEarly) {
+    return Postpone(
+        rank, step,
+        [this, rank, step, kept = std::string(used_map)](std::uint64_t then_ns, Effects* then) {
+          return EndStep(rank, step, kept, then_ns, then);
+        });
+  }
   if (*admission == Admission::kIgnore) {
     mine.last_ended = std::max(mine.last_ended, step);
     return absl::OkStatus();
@@ -360,6 +438,13 @@ absl::Status LayoutChannel::FinishStep(std::uint32_t rank, std::uint64_t step,
                                        Effects* effects) {
   const auto admission = Admit(rank, step, "EndStep");
   if (!admission.ok()) return admission.status();
+  if (*admission == Admission::kEarly) {
+    return Postpone(
+        rank, step,
+        [this, rank, step, kept = std::string(used_map)](std::uint64_t then_ns, Effects* then) {
+          return FinishStep(rank, step, kept, then_ns, then);
+        });
+  }
   if (*admission == Admission::kAdmit) {
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
       if (!ranks_[rank].marked[i]) Mark(rank, i, now_ns, effects);
@@ -374,6 +459,13 @@ absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
   const auto admission = Admit(rank, step, "AbandonStep");
   if (!admission.ok()) return admission.status();
   RankLayout& mine = ranks_[rank];
+  if (*admission == Admission::kEarly) {
+    return Postpone(
+        rank, step,
+        [this, rank, step, kept = std::string(reason)](std::uint64_t then_ns, Effects* then) {
+          return Abandon(rank, step, kept, then_ns, then);
+        });
+  }
   if (*admission == Admission::kIgnore) {
     mine.last_ended = std::max(mine.last_ended, step);
     return absl::OkStatus();
@@ -390,12 +482,40 @@ absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
 
 void LayoutChannel::Void(absl::Status why, std::uint64_t now_ns, Effects* effects) {
   if (void_.ok()) void_ = std::move(why);
+  GiveUp(effects);
   MaybeFinish(now_ns, effects);
+}
+
+void LayoutChannel::GiveUp(Effects* effects) {
+  if (given_up_ || !spec_.on_gpu || in_flight_ == 0) return;
+  given_up_ = true;
+  GivenUpStep given_up{buckets_.front()->operation.gpu.layout, step_, {}};
+  for (const RankLayout& rank : ranks_) {
+    if (rank.memory.has_value()) given_up.arenas.push_back(rank.memory->gpu);
+  }
+  effects->given_up.push_back(std::move(given_up));
+}
+
+bool LayoutChannel::SeenComplete() const {
+  return spec_.on_gpu && done_buckets_ == buckets_.size() && !gpu_void_;
 }
 
 void LayoutChannel::MaybeFinish(std::uint64_t now_ns, Effects* effects) {
   if (stopped_ || !started_ || in_flight_ > 0) return;
-  if (void_.ok()) {
+  if (void_.ok() && gpu_void_) {
+    void_ =
+        MakeError(absl::StatusCode::kAborted, "STEP_VOID",
+                  absl::StrCat("layout '", name(), "', step ", step_,
+                               ": the gradients of some rank never came to its GPU. The step is "
+                               "void on every rank; redo it under the next number."),
+                  {{"job", terms_.job_id},
+                   {"channel", absl::StrCat(channel_)},
+                   {"step", absl::StrCat(step_)}});
+  }
+  // Too late to be void: from a step's last launch on only the GPUs decide.
+  const bool seen = !void_.ok() && SeenComplete();
+  if (seen) void_ = absl::OkStatus();
+  if (void_.ok() && !seen) {
     if (done_buckets_ < buckets_.size()) return;
     for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       if (members_->InSteps(rank) && !ranks_[rank].ended) return;
@@ -453,10 +573,13 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
   }
   ++step_;
   started_ = false;
+  given_up_ = false;
+  gpu_void_ = false;
   done_buckets_ = 0;
   last_ready_ns_ = 0;
   used_map_.clear();
   all_used_ = true;
+  TakeEarly(now_ns, effects);
 }
 
 // ---- Membership
@@ -495,9 +618,11 @@ void LayoutChannel::ReleaseMemory(Effects* effects) {
 
 void LayoutChannel::ReleaseMemoryOf(std::uint32_t rank, Effects* effects) {
   RankLayout& mine = ranks_[rank];
+  mine.early.clear();
   if (mine.held != nullptr) effects->releases.push_back(std::move(mine.held));
   if (!mine.memory.has_value()) return;
   effects->releases.push_back(std::move(mine.memory->arena));
+  if (mine.memory->gpu != nullptr) effects->releases.push_back(std::move(mine.memory->gpu));
   mine.memory.reset();
 }
 

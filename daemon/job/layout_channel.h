@@ -28,6 +28,7 @@
 #include "daemon/reduce/reducer.h"
 #include "daemon/telemetry/layout_stats.h"
 #include "daemon/telemetry/step_timeline.h"
+#include "daemon/worker/gpu_arena.h"
 
 namespace gradsync {
 
@@ -36,6 +37,7 @@ struct RankMemory {
   std::shared_ptr<void> arena;  // keeps `data` mapped
   std::byte* data = nullptr;
   std::shared_ptr<SemaphorePage> semaphores;
+  std::shared_ptr<GpuArena> gpu;  // instead of `data`
 };
 
 struct LayoutRequest {
@@ -43,6 +45,7 @@ struct LayoutRequest {
   LayoutSpec spec;
   std::uint32_t replaces = 0;     // channel of the layout that this one replaces; 0: none
   std::uint64_t deadline_ns = 0;  // for the other ranks to come
+  std::string device;             // UUID of the GPU for this rank's arena; empty: host memory
   bool bucket_done_messages = false;
 };
 
@@ -121,6 +124,8 @@ class LayoutChannel {
   void RankResumed(std::uint32_t rank);
   // The job is over: no reduction is begun any more.
   void Stop(const absl::Status& why);
+  // The running step is void: reductions in flight wait for no rank. Once for each step.
+  void GiveUp(Effects* effects);
   // Releases the arenas. Only when nothing is in flight.
   void ReleaseMemory(Effects* effects);
 
@@ -153,6 +158,9 @@ class LayoutChannel {
     bool ended = false;
     // Last step that this rank has ended; those between it and step_ were void.
     std::uint64_t last_ended = 0;
+    // On a GPU: its messages about the next step, which it may begin once it has ended this one.
+    using Early = std::function<absl::Status(std::uint64_t now_ns, Effects*)>;
+    std::vector<Early> early;
   };
   enum class BucketState : std::uint8_t { kWaiting, kReducing, kDone };
   struct Bucket {
@@ -165,16 +173,21 @@ class LayoutChannel {
     std::uint64_t step = 0;  // of the operation in flight
   };
 
-  // OK to go on; kIgnore for a message of a step that was void before the rank could know.
-  enum class Admission : std::uint8_t { kAdmit, kIgnore };
+  // OK to go on; kIgnore for a message of a step that was void before the rank could know; kEarly
+  // for one of the next step, which waits for it.
+  enum class Admission : std::uint8_t { kAdmit, kIgnore, kEarly };
   absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step,
                                   absl::string_view what) const;
+  absl::Status Postpone(std::uint32_t rank, std::uint64_t step, RankLayout::Early message);
+  void TakeEarly(std::uint64_t now_ns, Effects* effects);
   void Start(std::uint64_t now_ns);
   void Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns, Effects* effects);
   void BindMemory();
   void ReleaseMemoryOf(std::uint32_t rank, Effects* effects);
   void Launch(std::size_t index, Effects* effects);
   void Void(absl::Status why, std::uint64_t now_ns, Effects* effects);
+  // The trainers' streams have seen that the running step is complete, and may act on it.
+  bool SeenComplete() const;
   void MaybeFinish(std::uint64_t now_ns, Effects* effects);
   void Finish(std::uint64_t now_ns, Effects* effects);
   absl::Status Breach(absl::StatusCode code, absl::string_view reason, std::uint32_t rank,
@@ -204,6 +217,8 @@ class LayoutChannel {
   bool started_ = false;
   std::uint64_t deadline_ns_ = 0;
   absl::Status void_;  // not OK: void, waiting for in_flight_ to reach 0
+  bool given_up_ = false;
+  bool gpu_void_ = false;  // some bucket of the running step is void on its GPU
   std::size_t in_flight_ = 0;
   std::size_t done_buckets_ = 0;
   std::uint64_t last_ready_ns_ = 0;

@@ -62,6 +62,7 @@ std::uint64_t FingerprintOf(const LayoutSpec& spec) {
     print.Add(count);
   }
   print.Add(spec.average ? 1 : 0);
+  print.Add(spec.on_gpu ? 1 : 0);
   return print.value();
 }
 
@@ -175,6 +176,10 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
     plan.buckets.push_back({dtype, count, offset});
     end = offset + count * ItemSize(dtype);
   }
+  if (spec.on_gpu) {
+    plan.verdict_offset = RoundUp(end, kBucketAlignment);
+    end = plan.verdict_offset + 2 * sizeof(float);
+  }
   plan.arena_bytes = std::max(kPage, RoundUp(end, kPage));
   return plan;
 }
@@ -224,6 +229,10 @@ std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const Lay
   if (a.last_bucket_cap_bytes != b.last_bucket_cap_bytes) {
     return Differ("last_bucket_cap_bytes", absl::StrCat(a.last_bucket_cap_bytes), rank_a,
                   absl::StrCat(b.last_bucket_cap_bytes), rank_b);
+  }
+  if (a.on_gpu != b.on_gpu) {
+    return Differ("memory", a.on_gpu ? "on a GPU" : "on the host", rank_a,
+                  b.on_gpu ? "on a GPU" : "on the host", rank_b);
   }
   if (a.average != b.average) {
     return Differ("reduce op", a.average ? "average" : "sum", rank_a, b.average ? "average" : "sum",

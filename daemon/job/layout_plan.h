@@ -30,6 +30,7 @@ struct LayoutSpec {
   // (dtype, elements); stands alone, without parameters.
   std::vector<std::pair<DataType, std::uint64_t>> explicit_buckets;
   bool average = true;
+  bool on_gpu = false;  // the arenas lie on GPUs, each rank's on one of its own choice
 };
 
 struct PlannedBucket {
@@ -47,6 +48,8 @@ struct LayoutPlan {
   std::vector<PlannedBucket> buckets;
   std::vector<PlannedParameter> placements;  // one per parameter, in the order of registration
   std::uint64_t arena_bytes = 0;
+  // On GPUs, behind the buckets and within arena_bytes: the verdicts of two steps, a float each.
+  std::uint64_t verdict_offset = 0;
   std::uint64_t fingerprint = 0;
 };
 

@@ -4,6 +4,7 @@
 #ifndef DAEMON_JOB_MEMBERSHIP_H_
 #define DAEMON_JOB_MEMBERSHIP_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -37,11 +38,14 @@ struct Member {
 // What a change of the job's state asks to be done once the lock is released.
 struct Effects {
   absl::InlinedVector<ReduceOperation*, 8> reductions;
+  std::vector<GivenUpStep> given_up;
   absl::InlinedVector<std::shared_ptr<SessionSink>, 8> flushes;
   absl::InlinedVector<std::function<void()>, 1> copies;  // for the executor
   // Arenas that the job lets go of: the executor drops the last reference, since unmapping takes
   // milliseconds.
   std::vector<std::shared_ptr<void>> releases;
+  // Of messages that had to wait: what is wrong with them, and whose session ends.
+  std::vector<std::pair<std::uint32_t, absl::Status>> breaches;
 };
 
 class Membership {
@@ -65,14 +69,17 @@ class Membership {
     return count;
   }
 
-  // "3", or "3 (node beta)" if some rank is on another node.
+  // Some rank is on another node.
+  bool SpansNodes() const {
+    return std::any_of(members_.begin(), members_.end(),
+                       [](const Member& member) { return !member.node.empty(); });
+  }
+
+  // "3", or "3 (node beta)" if the job spans nodes.
   std::string Name(std::uint32_t rank) const {
-    for (const Member& member : members_) {
-      if (member.node.empty()) continue;
-      const std::string& node = members_[rank].node.empty() ? here_ : members_[rank].node;
-      return std::to_string(rank) + " (node " + node + ")";
-    }
-    return std::to_string(rank);
+    if (!SpansNodes()) return std::to_string(rank);
+    const std::string& node = members_[rank].node.empty() ? here_ : members_[rank].node;
+    return std::to_string(rank) + " (node " + node + ")";
   }
 
   void Send(std::uint32_t rank, SessionMessage message, Effects* effects) {

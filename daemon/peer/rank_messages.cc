@@ -67,6 +67,7 @@ void EncodeRegister(const LayoutRequest& request, std::uint64_t now_ns,
   message->set_timeout_ms(MsUntil(request.deadline_ns, now_ns));
   message->set_bucket_done_messages(request.bucket_done_messages);
   message->set_replaces(request.replaces);
+  message->set_device(request.device);
 }
 
 void EncodeOperation(std::uint64_t sequence, const OperationSpec& spec, std::uint64_t deadline_ns,

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -18,10 +19,24 @@
 
 namespace gradsync {
 
+class GpuArena;  // daemon/worker
+
 // CLOCK_MONOTONIC nanoseconds.
 struct ReduceTimes {
   std::uint64_t start_ns = 0;
   std::uint64_t finish_ns = 0;
+};
+
+// Where a bucket lies on GPUs. Empty: it does not.
+struct GpuBucket {
+  absl::InlinedVector<GpuArena*, 8> arenas;  // rank order; the owner keeps them until done
+  std::uint64_t layout = 0;                  // among all of the daemon's, never used twice
+  std::uint64_t offset = 0;                  // bytes from each arena's start
+  std::uint64_t verdict_offset = 0;          // of the float that takes the step's verdict
+  std::uint32_t step_buckets = 0;            // buckets of a step
+  // Set before done(): some rank's gradients never came, and where they were to go holds nothing of
+  // value. Of a step's last bucket this is the verdict that the trainers' streams have seen.
+  bool is_void = false;
 };
 
 // One bucket's reduction: buffers[0] + buffers[1] + ... in this order, times `scale`, written back
@@ -41,6 +56,8 @@ struct ReduceOperation {
   std::uint64_t number = 0;
   // Some buffers lie on other nodes, and are null here.
   bool between_nodes = false;
+  // If its arenas are not empty, `buffers` is.
+  GpuBucket gpu;
   // 0 or more, between nodes only: no reduction, but a copy of that rank's buffer to the others;
   // `count` bytes.
   int root = -1;
@@ -61,12 +78,22 @@ struct ReduceOperation {
   std::vector<BucketNumbers> slice_numbers;  // by slice, added up in this order; grows once
 };
 
+// A step on GPUs that is void. Numbers as in GpuBucket.
+struct GivenUpStep {
+  std::uint64_t layout = 0;
+  std::uint64_t step = 0;
+  std::vector<std::shared_ptr<GpuArena>> arenas;
+};
+
 // Thread-safe.
 class Reducer {
  public:
   virtual ~Reducer() = default;
   // Begins the reduction. `operation` stays alive and untouched until its done() has been called.
   virtual void Reduce(ReduceOperation* operation) = 0;
+  // Operations of this step that wait for the gradients of some rank are done soon, without them.
+  // Those that wait for nobody go on as they would have.
+  virtual void GiveUp(const GivenUpStep& /*step*/) {}
 };
 
 }  // namespace gradsync

@@ -302,7 +302,7 @@ void AcceptLoop::AnswerFd(Watched* client) {
 
 void AcceptLoop::Tick() {
   if (paused_) PauseAccepting(false);
-  hooks_.tick();
+  const bool more = hooks_.tick();
   const std::uint64_t now_ns = MonotonicNowNs();
   std::vector<std::uint64_t> expired;
   for (const auto& [key, watched] : watched_) {
@@ -313,7 +313,7 @@ void AcceptLoop::Tick() {
                     std::any_of(watched_.begin(), watched_.end(), [](const auto& entry) {
                       return entry.second.kind == Kind::kConnection;
                     });
-  if (!busy && sessions_->Sessions().empty()) ArmTick(false);
+  if (!busy && !more && sessions_->Sessions().empty()) ArmTick(false);
 }
 
 void AcceptLoop::ArmTick(bool on) {

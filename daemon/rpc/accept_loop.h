@@ -28,8 +28,8 @@ class AcceptLoop {
   struct Hooks {
     // Gives a connection to gRPC, which owns the descriptor from then on.
     std::function<void(int fd)> connected;
-    // Called every kTick while sessions are open.
-    std::function<void()> tick;
+    // Called every kTick while sessions are open, and as long as it returns true.
+    std::function<bool()> tick;
     // Called every `watchdog_period`, if that is not zero.
     std::function<void()> watchdog;
     absl::Duration watchdog_period = absl::ZeroDuration();

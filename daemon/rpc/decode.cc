@@ -156,6 +156,13 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   const auto average = DecodeAverage(message.op());
   if (!average.ok()) return average.status();
   spec.average = *average;
+  // The worker knows best what a UUID is; the daemon knows what a message may hold.
+  if (!message.device().empty()) {
+    if (absl::Status status = CheckName("device", message.device(), 64); !status.ok())
+      return status;
+    request.device = message.device();
+    spec.on_gpu = true;
+  }
   if (message.bucket_cap_bytes() != 0) spec.bucket_cap_bytes = message.bucket_cap_bytes();
   if (message.first_bucket_cap_bytes() != 0) {
     spec.first_bucket_cap_bytes = message.first_bucket_cap_bytes();

@@ -18,7 +18,7 @@ namespace gradsync {
 // Minor versions of protocol major 1 that this daemon speaks. 2: layouts are replaced, ranks that
 // left and stayed take part again, broadcasts come from the lowest live rank. 3: EndStep marks the
 // rest ready, the last bucket has a cap. Clients of before use none of these.
-inline constexpr std::uint32_t kProtocolNewest = 3;
+inline constexpr std::uint32_t kProtocolNewest = 4;
 inline constexpr std::uint32_t kProtocolOldest = 1;
 
 struct DecodeLimits {

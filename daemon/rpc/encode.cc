@@ -83,6 +83,7 @@ struct Encoder {
 
 void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
   assigned->set_arena_bytes(plan.arena_bytes);
+  assigned->set_verdict_offset(plan.verdict_offset);
   for (const PlannedBucket& bucket : plan.buckets) {
     auto* out = assigned->add_buckets();
     out->set_dtype(static_cast<v1::DataType>(bucket.dtype));
@@ -94,6 +95,12 @@ void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
     out->set_bucket(placement.bucket);
     out->set_offset(placement.offset);
   }
+}
+
+void Encode(const GpuArena& arena, v1::LayoutAssigned* assigned) {
+  assigned->set_arena_bytes(arena.bytes());
+  assigned->set_memory(arena.fd() >= 0 ? v1::ARENA_MEMORY_CUDA_VMM : v1::ARENA_MEMORY_CUDA_IPC);
+  assigned->set_ipc_handle(arena.ipc_handle());
 }
 
 void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets) {

@@ -5,6 +5,7 @@
 
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/session_message.h"
+#include "daemon/worker/gpu_arena.h"
 #include "gradsync/v1/gradsync.pb.h"
 #include "gradsync/v1/types.pb.h"
 
@@ -14,6 +15,8 @@ namespace gradsync {
 void Encode(const SessionMessage& message, v1::SessionResponse* response);
 // Buckets, placements and size.
 void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned);
+// Its size, and how it is shared; after the plan.
+void Encode(const GpuArena& arena, v1::LayoutAssigned* assigned);
 void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets);
 
 }  // namespace gradsync

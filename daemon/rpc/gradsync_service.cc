@@ -515,14 +515,21 @@ absl::Status SessionStream::Assign(const std::shared_ptr<Session>& session,
     return absl::OkStatus();
   }
   const auto& memory = registration->memory;
-  const auto nonce = context_.sessions->Offer(
-      *session, {{memory.arena, memory.arena->fd()}, {memory.semaphores, memory.semaphores->fd()}});
-  if (!nonce.ok()) return nonce.status();
+  std::vector<SessionTable::Descriptor> descriptors;
   auto* assigned = response.mutable_layout_assigned();
+  Encode(registration->plan, assigned);
+  if (memory.gpu == nullptr) {
+    descriptors.push_back({memory.arena, memory.arena->fd()});
+  } else {
+    if (memory.gpu->fd() >= 0) descriptors.push_back({memory.gpu, memory.gpu->fd()});
+    Encode(*memory.gpu, assigned);
+  }
+  descriptors.push_back({memory.semaphores, memory.semaphores->fd()});
+  const auto nonce = context_.sessions->Offer(*session, std::move(descriptors));
+  if (!nonce.ok()) return nonce.status();
   assigned->set_request_id(request_id);
   assigned->set_channel(registration->channel);
   assigned->set_nonce(*nonce);
-  Encode(registration->plan, assigned);
   Respond(std::move(response));
   return absl::OkStatus();
 }

@@ -19,7 +19,7 @@ constexpr std::uint64_t kBytesPerBucket = 1024;
 Session::Session(SessionIdentity identity, const SessionLimits& limits,
                  std::shared_ptr<JobPort> job, std::shared_ptr<SessionSink> sink,
                  std::shared_ptr<HostArena> staging, ArenaQuota::Reservation staging_reservation,
-                 ArenaQuota* quota, Executor* executor)
+                 ArenaQuota* quota, Executor* executor, WorkerSupervisor* workers)
     : identity_(std::move(identity)),
       limits_(limits),
       job_(std::move(job)),
@@ -28,6 +28,7 @@ Session::Session(SessionIdentity identity, const SessionLimits& limits,
       staging_reservation_(std::move(staging_reservation)),
       quota_(quota),
       executor_(executor),
+      workers_(workers),
       heard_ns_(identity_.opened_ns) {}
 
 void Session::RegisterLayout(LayoutRequest request, Registered registered) {
@@ -47,46 +48,96 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
                          {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
     return;
   }
-  auto answer = [self = shared_from_this(), name = request.spec.name,
+  if (!request.device.empty() && workers_ == nullptr) {
+    registered(MakeError(absl::StatusCode::kUnimplemented, "CUDA_UNAVAILABLE",
+                         "this daemon has no workers for GPUs: keep the gradients in host memory",
+                         {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
+    return;
+  }
+  auto answer = [self = shared_from_this(), name = request.spec.name, device = request.device,
                  registered = std::move(registered)](absl::StatusOr<JobPort::Registration> agreed) {
     if (!agreed.ok()) return registered(agreed.status());
-    registered(self->Furnish(name, *std::move(agreed)));
+    self->Furnish(name, device, *std::move(agreed), registered);
   };
   job_->RegisterLayout(rank(), std::move(request), std::move(answer));
 }
 
-absl::StatusOr<Session::Registration> Session::Furnish(const std::string& name,
-                                                       JobPort::Registration agreed) {
-  auto layout = CreateMemory(agreed.plan, name);
+void Session::Furnish(const std::string& name, const std::string& device,
+                      JobPort::Registration agreed, const Registered& registered) {
+  auto layout = NewLayout(agreed.plan);
+  if (!layout.ok()) return Furnished(std::move(agreed), layout.status(), registered);
+  LayoutMemory& memory = (*layout)->memory;
+  if (device.empty()) {
+    auto arena = HostArena::Create(absl::StrCat("gradsync-", name), agreed.plan.arena_bytes);
+    if (!arena.ok()) return Furnished(std::move(agreed), arena.status(), registered);
+    memory.arena = *std::move(arena);
+    return Furnished(std::move(agreed), *std::move(layout), registered);
+  }
+  GpuArenaSpec spec;
+  spec.bytes = agreed.plan.arena_bytes;
+  spec.buckets = agreed.plan.buckets.size();
+  spec.semaphores_fd = memory.semaphores->fd();
+  for (const PlannedBucket& bucket : agreed.plan.buckets) {
+    spec.staging_bytes =
+        std::max(spec.staging_bytes, (bucket.count + 1) * ItemSize(StagingType(bucket.dtype)));
+  }
+  GpuArena::Create(workers_, {identity_.job_key, device}, spec,
+                   [self = shared_from_this(), layout = *std::move(layout), agreed,
+                    registered](absl::StatusOr<std::shared_ptr<GpuArena>> arena) {
+                     if (!arena.ok()) return self->Furnished(agreed, arena.status(), registered);
+                     layout->memory.gpu = *std::move(arena);
+                     self->Furnished(agreed, layout, registered);
+                   });
+}
+
+void Session::Furnished(JobPort::Registration agreed,
+                        absl::StatusOr<std::shared_ptr<Layout>> layout,
+                        const Registered& registered) {
   if (!layout.ok()) {
     job_->RefuseLayout(rank(), agreed.channel, layout.status());
-    return layout.status();
+    registered(layout.status());
+    return;
   }
   {
     MutexLock lock(&mutex_);
     layouts_[agreed.channel] = *layout;
     last_channel_ = std::max(last_channel_, agreed.channel);
   }
-  Registration registration{agreed.channel, std::move(agreed.plan), (*layout)->memory};
+  const Registration registration{agreed.channel, std::move(agreed.plan), (*layout)->memory};
   job_->Hold(rank(), registration.channel, *std::move(layout));
-  return registration;
+  registered(registration);
 }
 
-absl::StatusOr<std::shared_ptr<Session::Layout>> Session::CreateMemory(const LayoutPlan& plan,
-                                                                       const std::string& name) {
+absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const LayoutPlan& plan) {
   // The daemon's own memory counts too: semaphores, and what the job keeps per bucket.
   auto reserved = quota_->Reserve(
       identity_.peer.uid,
       plan.arena_bytes + plan.buckets.size() * (sizeof(BucketSemaphore) + kBytesPerBucket));
   if (!reserved.ok()) return reserved.status();
-  auto arena = HostArena::Create(absl::StrCat("gradsync-", name), plan.arena_bytes);
-  if (!arena.ok()) return arena.status();
   auto semaphores = SemaphorePage::Create(plan.buckets.size());
   if (!semaphores.ok()) return semaphores.status();
   auto layout = std::make_shared<Layout>();
-  layout->memory = {*std::move(arena), *std::move(semaphores)};
+  layout->memory.semaphores = *std::move(semaphores);
   layout->reservation = *std::move(reserved);
   return layout;
+}
+
+std::vector<std::shared_ptr<Session::Layout>> Session::Layouts() const {
+  std::vector<std::shared_ptr<Layout>> layouts;
+  MutexLock lock(&mutex_);
+  for (const auto& [channel, weak] : layouts_) {
+    if (auto layout = weak.lock()) layouts.push_back(std::move(layout));
+  }
+  return layouts;
+}
+
+void Session::WorkerLost(const WorkerKey& key, const absl::Status& why) {
+  for (const std::shared_ptr<Layout>& layout : Layouts()) {
+    const std::shared_ptr<GpuArena>& gpu = layout->memory.gpu;
+    if (gpu == nullptr || gpu->key() < key || key < gpu->key()) continue;
+    End(why);
+    return;
+  }
 }
 
 std::shared_ptr<Session::Layout> Session::Find(std::uint32_t channel) const {
@@ -108,6 +159,13 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
                                   ", which is not assigned or is mapped already"));
   }
   executor_->Run([self = shared_from_this(), channel, layout] {
+    if (layout->memory.gpu != nullptr) {
+      const absl::Status taken = self->job_->ArenaMapped(
+          self->rank(), channel,
+          RankMemory{layout, nullptr, layout->memory.semaphores, layout->memory.gpu});
+      if (!taken.ok()) self->End(taken);
+      return;
+    }
     const std::shared_ptr<HostArena>& arena = layout->memory.arena;
     absl::Status status = arena->CheckPopulated();
     if (!status.ok()) {
@@ -121,7 +179,8 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
     status = arena->Map();
     if (status.ok()) {
       status = self->job_->ArenaMapped(
-          self->rank(), channel, RankMemory{layout, arena->data(), layout->memory.semaphores});
+          self->rank(), channel,
+          RankMemory{layout, arena->data(), layout->memory.semaphores, nullptr});
     }
     if (!status.ok()) self->End(status);
   });
@@ -130,7 +189,8 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
 
 absl::Status Session::CheckWhole(std::uint32_t channel, std::uint64_t step) const {
   const std::shared_ptr<Layout> layout = Find(channel);
-  if (layout == nullptr) return absl::OkStatus();  // the job refuses it
+  if (layout == nullptr) return absl::OkStatus();                // the job refuses it
+  if (layout->memory.arena == nullptr) return absl::OkStatus();  // a GPU's memory has no holes
   const absl::Status populated = layout->memory.arena->CheckPopulated();
   if (populated.ok()) return populated;
   return MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
@@ -196,10 +256,10 @@ void Session::CheckLease(std::uint64_t now_ns) {
 void Session::End(const absl::Status& why) { job_->Lose(rank(), identity_.incarnation, why); }
 
 std::uint64_t Session::memory_bytes() const {
-  MutexLock lock(&mutex_);
   std::uint64_t bytes = staging_->bytes();
-  for (const auto& [channel, weak] : layouts_) {
-    if (const auto layout = weak.lock()) bytes += layout->memory.arena->bytes();
+  for (const std::shared_ptr<Layout>& layout : Layouts()) {
+    const LayoutMemory& memory = layout->memory;
+    bytes += memory.gpu != nullptr ? memory.gpu->bytes() : memory.arena->bytes();
   }
   return bytes;
 }

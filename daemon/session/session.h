@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -28,6 +29,8 @@
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_port.h"
 #include "daemon/session/peer_process.h"
+#include "daemon/worker/gpu_arena.h"
+#include "daemon/worker/worker_supervisor.h"
 
 namespace gradsync {
 
@@ -39,6 +42,7 @@ struct SessionIdentity {
   std::string client;
   std::uint64_t opened_ns = 0;
   std::uint64_t generation = 1;  // of its job
+  std::string job_key;           // names the job's workers, over its generations
 };
 
 struct SessionLimits {
@@ -50,7 +54,8 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<JobPort> job,
           std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
-          ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, Executor* executor);
+          ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, Executor* executor,
+          WorkerSupervisor* workers);
 
   const SessionIdentity& identity() const { return identity_; }
   std::uint32_t rank() const { return identity_.rank; }
@@ -60,6 +65,7 @@ class Session : public std::enable_shared_from_this<Session> {
   struct LayoutMemory {
     std::shared_ptr<HostArena> arena;
     std::shared_ptr<SemaphorePage> semaphores;
+    std::shared_ptr<GpuArena> gpu;  // instead of `arena`
   };
   struct Registration {
     std::uint32_t channel = 0;
@@ -88,6 +94,9 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // A message has come: the process runs.
   void Heard(std::uint64_t now_ns) { heard_ns_.store(now_ns, std::memory_order_relaxed); }
+  // A worker has died: the session ends if its memory was there.
+  void WorkerLost(const WorkerKey& key, const absl::Status& why);
+
   // Asks after a third of the lease's silence; ends the session after all of it.
   void CheckLease(std::uint64_t now_ns);
 
@@ -107,9 +116,15 @@ class Session : public std::enable_shared_from_this<Session> {
   // Null: the layout is closed, or was never this session's.
   std::shared_ptr<Layout> Find(std::uint32_t channel) const;
   absl::Status CheckWhole(std::uint32_t channel, std::uint64_t step) const;
-  absl::StatusOr<Registration> Furnish(const std::string& name, JobPort::Registration agreed);
-  absl::StatusOr<std::shared_ptr<Layout>> CreateMemory(const LayoutPlan& plan,
-                                                       const std::string& name);
+  // Gives the rank its memory of what it agreed to, on `device` or, if that is empty, the host.
+  void Furnish(const std::string& name, const std::string& device, JobPort::Registration agreed,
+               const Registered& registered);
+  void Furnished(JobPort::Registration agreed, absl::StatusOr<std::shared_ptr<Layout>> layout,
+                 const Registered& registered);
+  // Without an arena.
+  absl::StatusOr<std::shared_ptr<Layout>> NewLayout(const LayoutPlan& plan);
+  // What is held for the rank, that it has not lost yet.
+  std::vector<std::shared_ptr<Layout>> Layouts() const;
 
   const SessionIdentity identity_;
   const SessionLimits limits_;
@@ -119,6 +134,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const ArenaQuota::Reservation staging_reservation_;
   ArenaQuota* const quota_;
   Executor* const executor_;
+  WorkerSupervisor* const workers_;  // null: there are no layouts on GPUs
 
   std::atomic<std::uint64_t> heard_ns_;
   std::atomic<std::uint64_t> asked_ns_{0};

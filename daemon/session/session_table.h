@@ -55,6 +55,11 @@ class SessionTable {
 
   const SessionPolicy& policy() const { return policy_; }
 
+  // Layouts may lie on GPUs from now on, in workers, which outlive this. Before the first session.
+  void UseWorkers(WorkerSupervisor* workers) { workers_ = workers; }
+  // The sessions whose memory was in that worker end.
+  void WorkerLost(const WorkerKey& key, const absl::Status& why);
+
   // From now on sessions join through `finder`, which outlives them, rather than through `jobs`: a
   // job may be on another node, and more ranks in it than on this one. Before the first session.
   void JoinThrough(JobFinder* finder) { finder_ = finder; }
@@ -108,6 +113,7 @@ class SessionTable {
   ArenaQuota* const quota_;
   Executor* const executor_;
   const Clock* const clock_;
+  WorkerSupervisor* workers_ = nullptr;
 
   mutable Mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);

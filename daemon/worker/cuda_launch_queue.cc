@@ -39,6 +39,14 @@ void CudaLaunchQueue::Remove(const CudaSessionMemory* rank) {
   }
 }
 
+void CudaLaunchQueue::GiveUp(std::uint64_t layout, std::uint64_t step) {
+  for (CudaLaunch& launch : waiting_) {
+    if (launch.layout != layout || launch.step != step) continue;
+    launch.void_contributions += static_cast<std::uint32_t>(launch.ranks.size());
+    launch.ranks.clear();
+  }
+}
+
 bool CudaLaunchQueue::HasRank(const CudaLaunch& launch, const CudaSessionMemory* rank) {
   return std::any_of(launch.ranks.begin(), launch.ranks.end(),
                      [&](const auto& other) { return other.get() == rank; });
@@ -95,10 +103,12 @@ absl::Status CudaLaunchQueue::BeginNext() {
   UnderWay next{std::move(waiting_.front()), staging_->Take(), MonotonicNowNs()};
   waiting_.pop_front();
   // Once void, void to its end: the last bucket's sum is the verdict.
-  ChannelStep& channel = channels_[next.launch.channel];
-  if (channel.step != next.launch.step) channel = {next.launch.step, false};
-  channel.is_void = channel.is_void || next.launch.void_contributions > 0;
-  if (channel.is_void && next.launch.void_contributions == 0) next.launch.void_contributions = 1;
+  LayoutStep& layout = layouts_[next.launch.layout];
+  if (layout.step != next.launch.step) layout = {next.launch.step, 0, false};
+  layout.is_void = layout.is_void || next.launch.void_contributions > 0;
+  if (layout.is_void && next.launch.void_contributions == 0) next.launch.void_contributions = 1;
+  next.last = ++layout.begun == next.launch.step_buckets;
+  if (next.last) layouts_.erase(next.launch.layout);
 
   if (const absl::Status status = Sum(next); !status.ok()) return status;
   if (communicator_ != nullptr) {
@@ -145,7 +155,7 @@ absl::Status CudaLaunchQueue::WriteBack(const UnderWay& one) {
                                  launch.count, launch.scale, BuffersOf(launch), numbers, void_flag);
   }
   for (const auto& rank : launch.ranks) {
-    if (status.ok() && launch.last) {
+    if (status.ok() && one.last) {
       status = driver_->cuMemcpyAsync(rank->arena->address() + launch.verdict_offset, void_flag,
                                       sizeof(float), stream);
     }

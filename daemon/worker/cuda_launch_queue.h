@@ -32,7 +32,7 @@ struct CudaSessionMemory {
 
 struct CudaLaunch {
   std::uint64_t id = 0;
-  std::uint32_t channel = 0;
+  std::uint64_t layout = 0;
   std::uint64_t step = 0;
   std::size_t bucket = 0;
   DataType dtype = DataType::kUnspecified;
@@ -43,7 +43,7 @@ struct CudaLaunch {
   std::vector<std::shared_ptr<CudaSessionMemory>> ranks;  // in rank order
   std::uint32_t void_contributions = 0;
   bool measure = false;
-  bool last = false;
+  std::size_t step_buckets = 0;
   std::size_t verdict_offset = 0;
 };
 
@@ -83,6 +83,9 @@ class CudaLaunchQueue {
   // Takes a rank out of the launches that have not begun: they become void ones.
   void Remove(const CudaSessionMemory* rank);
 
+  // The same with every rank, in the launches of this step.
+  void GiveUp(std::uint64_t layout, std::uint64_t step);
+
   // Begins and finishes what can be, without waiting for anything; appends what has finished.
   // DEADLINE_EXCEEDED GPU_TIMEOUT if something hangs, else the driver's and NCCL's statuses.
   absl::Status Advance(std::vector<CudaLaunchResult>* finished);
@@ -98,10 +101,12 @@ class CudaLaunchQueue {
     CudaLaunch launch;
     CudaStagingPiece* piece;
     std::uint64_t ready_ns;
+    bool last = false;  // of its step
   };
-  // The last step of a channel of which this worker has launched a bucket.
-  struct ChannelStep {
+  // The last step of a layout of which this worker has begun a bucket.
+  struct LayoutStep {
     std::uint64_t step = 0;
+    std::size_t begun = 0;  // buckets
     bool is_void = false;
   };
 
@@ -128,7 +133,7 @@ class CudaLaunchQueue {
   std::deque<CudaLaunch> waiting_;
   std::optional<UnderWay> summing_;  // NCCL has not put it on the stream yet
   std::deque<UnderWay> under_way_;   // in the order in which they finish
-  std::map<std::uint32_t, ChannelStep> channels_;
+  std::map<std::uint64_t, LayoutStep> layouts_;  // those whose step is not through
 };
 
 }  // namespace gradsync

@@ -116,6 +116,11 @@ void CudaWorker::Handle(Posted posted) {
     case worker::Call::kDisconnect:
       status = Disconnect();
       break;
+    case worker::Call::kGiveUpStep:
+      if (launches_ != nullptr) {
+        launches_->GiveUp(call.give_up_step().layout(), call.give_up_step().step());
+      }
+      break;
     case worker::Call::kPing:
       *reply.mutable_pong() = Memory();
       break;
@@ -230,7 +235,7 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
   if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
   CudaLaunch launch;
   launch.id = call;
-  launch.channel = asked.channel();
+  launch.layout = asked.layout();
   launch.step = asked.step();
   launch.bucket = asked.bucket();
   launch.dtype = static_cast<DataType>(asked.data_type());
@@ -240,7 +245,7 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
   launch.scale = asked.scale();
   launch.void_contributions = asked.void_contributions();
   launch.measure = asked.measure();
-  launch.last = asked.last();
+  launch.step_buckets = asked.step_buckets();
   launch.verdict_offset = asked.verdict_offset();
   if (ItemSize(launch.dtype) == 0 || launch.offset % kBucketAlignment != 0 ||
       ItemSize(launch.staging_dtype) < ItemSize(launch.dtype) ||

@@ -116,6 +116,16 @@ WorkerProcess::~WorkerProcess() {
     }
   }
   Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool WorkerProcess::over() const {
+  const MutexLock lock(&mutex_);
+  return over_ || stopping_;
+}
+
+void WorkerProcess::End(const absl::Status& why) {
+  Kill(why);
   thread_.join();
 }
 

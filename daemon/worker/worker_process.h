@@ -71,8 +71,12 @@ class WorkerProcess {
 
   // Ends it at once; `ended` follows, with `why`.
   void Kill(const absl::Status& why);
+  // The same, and returns when `ended` has. Once, and not from a callback.
+  void End(const absl::Status& why);
 
   pid_t pid() const { return pid_; }
+  // It has ended, or is about to.
+  bool over() const;
   // The memory it reported last; zeros before.
   worker::Pong memory() const;
 

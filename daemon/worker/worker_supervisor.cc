@@ -2,27 +2,31 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
 
 namespace gradsync {
 
-WorkerSupervisor::WorkerSupervisor(WorkerSupervisorOptions options, const Clock* clock,
-                                   Executor* executor)
-    : options_(std::move(options)), clock_(clock), executor_(executor) {}
+std::shared_ptr<WorkerSupervisor> WorkerSupervisor::Make(WorkerSupervisorOptions options, Lost lost,
+                                                         const Clock* clock, Executor* executor) {
+  return std::shared_ptr<WorkerSupervisor>(
+      new WorkerSupervisor(std::move(options), std::move(lost), clock, executor));
+}
 
-// Their threads call this object until they are joined: it waits for all of them.
+WorkerSupervisor::WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, const Clock* clock,
+                                   Executor* executor)
+    : options_(std::move(options)), lost_(std::move(lost)), clock_(clock), executor_(executor) {}
+
+// Outside the lock: their threads may be about to take it.
 WorkerSupervisor::~WorkerSupervisor() {
   std::map<WorkerKey, Worker> workers;
   {
     const MutexLock lock(&mutex_);
     workers.swap(workers_);
-    probe_.reset();
   }
   for (auto& [key, worker] : workers) GiveUp(&worker);
-  const MutexLock lock(&mutex_);
-  while (processes_ > 0) ended_.Wait(&mutex_);
 }
 
-void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready, const Lost& lost) {
+void WorkerSupervisor::Ensure(const WorkerKey& key, Ready ready) {
   std::shared_ptr<WorkerProcess> started;
   std::uint64_t incarnation = 0;
   absl::StatusOr<std::shared_ptr<WorkerProcess>> at_once = nullptr;
@@ -35,18 +39,20 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready, const Lo
       incarnation = worker.incarnation;
     }
     if (worker.open) {
-      worker.holders.push_back(lost);
       at_once = worker.process;
     } else if (worker.process != nullptr) {
-      worker.waiting.emplace_back(ready, lost);
+      worker.waiting.push_back(std::move(ready));
     }
   }
   if (started != nullptr) {
     // Not under the lock: a process that has ended already replies from within.
-    started->Call(StartCall(key.device), {},
-                  [this, key, incarnation](absl::StatusOr<WorkerProcess::Reply> reply) {
-                    OnStarted(key, incarnation, std::move(reply));
-                  });
+    started->Call(
+        StartCall(key.device), {},
+        [weak = weak_from_this(), key, incarnation](absl::StatusOr<WorkerProcess::Reply> reply) {
+          if (const auto self = weak.lock()) {
+            self->OnStarted(key, incarnation, std::move(reply));
+          }
+        });
     return;
   }
   if (!at_once.ok() || *at_once != nullptr) ready(std::move(at_once));
@@ -62,13 +68,14 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
   }
   const std::uint64_t incarnation = ++last_incarnation_;
   auto process = WorkerProcess::Start(
-      std::move(options),
-      [this, key, incarnation](const absl::Status& why) { OnEnded(key, incarnation, why); });
+      std::move(options), [weak = weak_from_this(), key, incarnation](const absl::Status& why) {
+        if (const auto self = weak.lock()) self->OnEnded(key, incarnation, why);
+      });
   if (!process.ok()) {
     worker->policy.Failed(now_ns, process.status());
     return process.status();
   }
-  worker->process = OwnLocked(*std::move(process));
+  worker->process = Share(*std::move(process));
   worker->incarnation = incarnation;
   return absl::OkStatus();
 }
@@ -86,7 +93,7 @@ worker::Call WorkerSupervisor::StartCall(const std::string& device) const {
 
 void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                                  absl::StatusOr<WorkerProcess::Reply> reply) {
-  std::vector<std::pair<Ready, Lost>> waiting;
+  std::vector<Ready> waiting;
   absl::StatusOr<std::shared_ptr<WorkerProcess>> result = nullptr;
   {
     const MutexLock lock(&mutex_);
@@ -97,31 +104,30 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
       worker->open = true;
       worker->started = reply->message.started();
       worker->policy.Started(clock_->NowNs());
-      for (auto& [ready, lost] : waiting) worker->holders.push_back(std::move(lost));
       result = worker->process;
     } else {
       // A GPU that is not there may be there at the next try: no process is kept for it.
       worker->policy.Failed(clock_->NowNs(), reply.status());
-      result = reply.status();
       worker->process.reset();
+      result = reply.status();
     }
   }
-  for (auto& [ready, lost] : waiting) ready(result);
+  for (const Ready& ready : waiting) ready(result);
 }
 
 void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
                                const absl::Status& why) {
-  std::vector<Lost> holders;
+  bool was_open = false;
   {
     const MutexLock lock(&mutex_);
     Worker* const worker = FindLocked(key, incarnation);
     if (worker == nullptr || worker->process == nullptr) return;
     worker->policy.Failed(clock_->NowNs(), why);
+    was_open = worker->open;
     worker->open = false;
-    holders.swap(worker->holders);
     worker->process.reset();
   }
-  for (const Lost& lost : holders) lost(why);
+  if (was_open) lost_(key, why);
 }
 
 WorkerSupervisor::Worker* WorkerSupervisor::FindLocked(const WorkerKey& key,
@@ -131,33 +137,53 @@ WorkerSupervisor::Worker* WorkerSupervisor::FindLocked(const WorkerKey& key,
   return &found->second;
 }
 
-std::shared_ptr<WorkerProcess> WorkerSupervisor::OwnLocked(std::unique_ptr<WorkerProcess> process) {
-  ++processes_;
-  return {process.release(), [this](WorkerProcess* last) {
-            executor_->Run([this, last] {
-              delete last;
-              const MutexLock lock(&mutex_);
-              --processes_;
-              ended_.NotifyAll();
-            });
-          }};
+std::shared_ptr<WorkerProcess> WorkerSupervisor::Share(
+    std::unique_ptr<WorkerProcess> process) const {
+  return std::shared_ptr<WorkerProcess>(process.release(), [executor = executor_](auto* last) {
+    executor->Run([last] { delete last; });
+  });
 }
 
-void WorkerSupervisor::LetGo(const WorkerKey& key) {
-  Worker worker;
+bool WorkerSupervisor::Tick() {
+  const std::uint64_t now_ns = clock_->NowNs();
+  const MutexLock lock(&mutex_);
+  for (auto it = workers_.begin(); it != workers_.end();) {
+    Worker& worker = it->second;
+    // One that has died is remembered for its restarts. One that runs is idle if the table's own
+    // reference is the only one.
+    const bool idle = worker.process == nullptr ? worker.waiting.empty()
+                                                : worker.open && worker.process.use_count() == 1;
+    if (!idle) {
+      worker.idle_since_ns = 0;
+    } else if (worker.idle_since_ns == 0) {
+      worker.idle_since_ns = now_ns;
+    } else if (now_ns - worker.idle_since_ns > options_.idle_limit_ns) {
+      it = workers_.erase(it);
+      continue;
+    }
+    ++it;
+  }
+  return !workers_.empty();
+}
+
+void WorkerSupervisor::Shutdown() {
+  std::map<WorkerKey, Worker> workers;
   {
     const MutexLock lock(&mutex_);
-    const auto found = workers_.find(key);
-    if (found == workers_.end()) return;
-    worker = std::move(found->second);
-    workers_.erase(found);
+    workers.swap(workers_);
   }
-  GiveUp(&worker);
+  for (auto& [key, worker] : workers) {
+    if (worker.process != nullptr) {
+      worker.process->End(
+          MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is stopping"));
+    }
+    GiveUp(&worker);
+  }
 }
 
 void WorkerSupervisor::GiveUp(Worker* worker) {
   worker->process.reset();
-  for (auto& [ready, lost] : worker->waiting) {
+  for (const Ready& ready : worker->waiting) {
     ready(absl::CancelledError("the job has ended, or the daemon is stopping"));
   }
 }
@@ -168,24 +194,17 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
     found(process.status());
     return;
   }
-  std::shared_ptr<WorkerProcess> probe;
-  {
-    const MutexLock lock(&mutex_);
-    probe = OwnLocked(*std::move(process));
-    probe_ = probe;
-  }
-  probe->Call(StartCall(""), {},
-              [this, found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
-                {
-                  const MutexLock lock(&mutex_);
-                  probe_.reset();
-                }
-                if (!reply.ok()) {
-                  found(reply.status());
-                } else {
-                  found(reply->message.started());
-                }
-              });
+  // Kept until it has replied.
+  auto kept = std::make_shared<std::shared_ptr<WorkerProcess>>(Share(*std::move(process)));
+  (*kept)->Call(StartCall(""), {},
+                [kept, found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
+                  kept->reset();
+                  if (!reply.ok()) {
+                    found(reply.status());
+                  } else {
+                    found(reply->message.started());
+                  }
+                });
 }
 
 std::vector<WorkerStatus> WorkerSupervisor::Workers() const {

@@ -5,7 +5,6 @@
 
 #include <sys/types.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -33,6 +32,8 @@ struct WorkerSupervisorOptions {
   std::string nccl_library = "libnccl.so.2";
   // A bucket that has been on a GPU for so long hangs. All ranks of all nodes are ready by then.
   absl::Duration operation_limit = absl::Minutes(2);
+  // How long a worker without an arena is kept for the trainers that come next.
+  std::uint64_t idle_limit_ns = 60'000'000'000;
 };
 
 struct WorkerKey {
@@ -54,33 +55,37 @@ struct WorkerStatus {
   std::string last_failure;
 };
 
-// A worker is started when it is first asked for, and lives until its job lets go of it, also while
-// the job's trainers come and go: its communicators are dear. If it dies it is started again when
+// A worker is started when it is first asked for, and lives until nobody has needed it for a while:
+// a job's trainers come and go, and its communicators are dear. If it dies it is started again when
 // it is asked for the next time, as RestartPolicy allows.
 //
-// Thread-safe. Callbacks come on the workers' threads, or from within Ensure. The destructor stops
-// every worker, with the executor's help; those who were given one let go of it before.
-class WorkerSupervisor {
+// Thread-safe. Callbacks come on the workers' threads, or from within Ensure; none once this is
+// gone, which stops every worker.
+class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
  public:
+  // The process may be let go of on any thread.
   using Ready = std::function<void(absl::StatusOr<std::shared_ptr<WorkerProcess>>)>;
-  using Lost = std::function<void(const absl::Status&)>;
+  using Lost = std::function<void(const WorkerKey&, const absl::Status&)>;
 
-  // The executor, which outlives this, lets go of processes: that waits for their end.
-  WorkerSupervisor(WorkerSupervisorOptions options, const Clock* clock, Executor* executor);
+  // `lost` is told of every worker that has died after it was ready. The executor, which outlives
+  // this and the processes, destroys processes: that waits for their end.
+  static std::shared_ptr<WorkerSupervisor> Make(WorkerSupervisorOptions options, Lost lost,
+                                                const Clock* clock, Executor* executor);
   ~WorkerSupervisor();
   WorkerSupervisor(const WorkerSupervisor&) = delete;
   WorkerSupervisor& operator=(const WorkerSupervisor&) = delete;
 
   // `ready` once: with the worker, whose GPU is open, or with why there is none: the statuses of
   // FindCudaDevice, CheckCudaDeviceUsable and CudaDriver::Open, WORKER_LOST, WORKER_RESTARTING.
-  // `lost` once if it dies after that.
-  void Ensure(const WorkerKey& key, const Ready& ready, const Lost& lost);
+  void Ensure(const WorkerKey& key, Ready ready);
 
-  // The job needs it no more: it is stopped, and `lost` is not called.
-  void LetGo(const WorkerKey& key);
+  // Stops what has been idle for too long. True if there are others, whose time is to come.
+  bool Tick();
 
-  // What a worker would find on this node: driver, NCCL, GPUs. Asks a process that ends with it;
-  // one at a time.
+  // Ends every process. When this returns, what was called has been answered, and nothing more is.
+  void Shutdown();
+
+  // What a worker would find on this node: driver, NCCL, GPUs. Asks a process that ends with it.
   void Probe(std::function<void(absl::StatusOr<worker::Started>)> found);
 
   std::vector<WorkerStatus> Workers() const;
@@ -91,10 +96,13 @@ class WorkerSupervisor {
     std::uint64_t incarnation = 0;           // of the process: a late end is known by it
     bool open = false;                       // Start has been replied to
     worker::Started started;
-    std::vector<std::pair<Ready, Lost>> waiting;  // for Start's reply
-    std::vector<Lost> holders;
+    std::vector<Ready> waiting;  // for Start's reply
     RestartPolicy policy;
+    std::uint64_t idle_since_ns = 0;  // 0: somebody has its process, or waits for it
   };
+
+  WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, const Clock* clock,
+                   Executor* executor);
 
   absl::Status StartLocked(const WorkerKey& key, Worker* worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -107,20 +115,16 @@ class WorkerSupervisor {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of one that is in the table no more: stops it, and tells those that wait for it.
   void GiveUp(Worker* worker);
-  // The executor destroys it, whoever lets go of it last: that waits for its end, and may be its
-  // own thread.
-  std::shared_ptr<WorkerProcess> OwnLocked(std::unique_ptr<WorkerProcess> process)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Destroyed on the executor, whoever lets go of it last: perhaps its own thread.
+  std::shared_ptr<WorkerProcess> Share(std::unique_ptr<WorkerProcess> process) const;
 
   const WorkerSupervisorOptions options_;
+  const Lost lost_;
   const Clock* const clock_;
   Executor* const executor_;
 
   mutable Mutex mutex_;
   std::map<WorkerKey, Worker> workers_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<WorkerProcess> probe_ ABSL_GUARDED_BY(mutex_);  // null: none is under way
-  std::size_t processes_ ABSL_GUARDED_BY(mutex_) = 0;             // that are not destroyed yet
-  CondVar ended_;                                                 // one of them has been
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

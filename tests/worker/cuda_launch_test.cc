@@ -65,7 +65,7 @@ ISOLATED_TEST(CudaLaunch, HasMoreBucketsUnderWayThanPiecesOfStaging, MachineWith
       auto launch = CudaWorkerFixture::LaunchOf({first.get(), second.get()}, step, 1024);
       launch.set_bucket(static_cast<std::uint32_t>(bucket));
       launch.set_offset(bucket * 4096);
-      launch.set_last(bucket + 1 == kBuckets);
+      launch.set_step_buckets(kBuckets);
       launch.set_verdict_offset(kBuckets * 4096);
       done.push_back(worker.Launch(launch));
     }
@@ -126,7 +126,7 @@ ISOLATED_TEST(CudaLaunch, GoesOnWithoutALostRankAsAVoidStep, MachineWithGpus(1))
   const auto lost = worker.AddTrainer(2 * kSecondBucket, 2);
   const std::size_t before = worker.machine().DeviceBytes(0);
   auto launch = CudaWorkerFixture::LaunchOf({survivor.get(), lost.get()}, 1, kCount);
-  launch.set_last(false);
+  launch.set_step_buckets(2);
   launch.set_verdict_offset(2 * kSecondBucket);
   survivor->MarkReady(0, 1, 0, Filled(kCount, 4));
   survivor->MarkReady(1, 1, kSecondBucket, Filled(kCount, 6));
@@ -138,7 +138,6 @@ ISOLATED_TEST(CudaLaunch, GoesOnWithoutALostRankAsAVoidStep, MachineWithGpus(1))
   // Its arena is gone when this call comes.
   launch.set_bucket(1);
   launch.set_offset(kSecondBucket);
-  launch.set_last(true);
   const auto second = worker.Launch(launch);
   survivor->WaitDone(1, 1);
   EXPECT_TRUE(survivor->Released());
@@ -164,11 +163,10 @@ ISOLATED_TEST(CudaLaunch, KeepsAStepVoidToItsLastBucket, MachineWithGpus(1)) {
   trainer->WriteReady(1, 1);
   auto launch = CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount);
   launch.set_void_contributions(1);
-  launch.set_last(false);
+  launch.set_step_buckets(2);
   EXPECT_TRUE(worker.Launch(launch)->Get()->launch_done().void_step());
   launch.set_void_contributions(0);
   launch.set_bucket(1);
-  launch.set_last(true);
   EXPECT_TRUE(worker.Launch(launch)->Get()->launch_done().void_step());
   EXPECT_EQ(trainer->Floats(kBytes, 1)[0], 1.0f);
 }

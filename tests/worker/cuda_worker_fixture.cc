@@ -178,7 +178,7 @@ std::unique_ptr<FakeTrainer> CudaWorkerFixture::AddTrainer(std::size_t bytes, st
 worker::Launch CudaWorkerFixture::LaunchOf(const std::vector<FakeTrainer*>& trainers,
                                            std::uint64_t step, std::size_t count) {
   worker::Launch launch;
-  launch.set_channel(1);
+  launch.set_layout(1);
   launch.set_step(step);
   launch.set_data_type(static_cast<std::uint32_t>(DataType::kFloat32));
   launch.set_staging_data_type(static_cast<std::uint32_t>(DataType::kFloat32));
@@ -186,7 +186,7 @@ worker::Launch CudaWorkerFixture::LaunchOf(const std::vector<FakeTrainer*>& trai
   launch.set_scale(1.0 / static_cast<double>(trainers.size()));
   for (const FakeTrainer* trainer : trainers) launch.add_arenas(trainer->arena());
   launch.set_measure(true);
-  launch.set_last(true);
+  launch.set_step_buckets(1);
   launch.set_verdict_offset(count * sizeof(float));
   return launch;
 }

@@ -51,14 +51,14 @@ class TwoGpus {
 
   // Of one bucket, to the worker of `gpu`, for all its trainers.
   std::unique_ptr<PendingReply> Launch(int gpu, std::uint64_t step, std::size_t bucket,
-                                       bool last = true) {
+                                       std::uint32_t step_buckets = 1) {
     std::vector<FakeTrainer*> ranks;
     for (const auto& trainer : trainers_[gpu]) ranks.push_back(trainer.get());
     auto launch = CudaWorkerFixture::LaunchOf(ranks, step, kCount);
     launch.set_bucket(static_cast<std::uint32_t>(bucket));
     launch.set_offset(bucket * kBytes);
     launch.set_scale(1.0 / static_cast<double>(2 * ranks.size()));
-    launch.set_last(last);
+    launch.set_step_buckets(step_buckets);
     launch.set_verdict_offset(verdict_offset_);
     return worker(gpu).Launch(launch);
   }
@@ -84,7 +84,7 @@ ISOLATED_TEST(NcclLaunch, AveragesOverTheTrainersOfEveryGpu, MachineWithGpus(2))
           job.trainer(gpu, i).MarkReady(bucket, step, bucket * kBytes,
                                         std::vector<float>(kCount, x));
         }
-        done.push_back(job.Launch(gpu, step, bucket, bucket + 1 == kBuckets));
+        done.push_back(job.Launch(gpu, step, bucket, kBuckets));
       }
     }
     for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {

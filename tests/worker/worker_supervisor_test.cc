@@ -30,29 +30,31 @@ class WorkerSupervisorTest : public ::testing::Test {
     WorkerSupervisorOptions options;
     options.process.program = "tests/worker/scripted_worker";
     options.process.environment = {"SCRIPT=" + script};
-    supervisor_ = std::make_unique<WorkerSupervisor>(options, &clock_, &executor_);
+    options.idle_limit_ns = 60 * kSecondNs;
+    supervisor_ = WorkerSupervisor::Make(
+        options,
+        [this](const WorkerKey& key, const absl::Status& why) {
+          (key.job == "a" ? lost_ : other_lost_).Set(why);
+        },
+        &clock_, &executor_);
   }
 
-  absl::StatusOr<std::shared_ptr<WorkerProcess>> Ensure(const WorkerKey& key,
-                                                        Event* lost = nullptr) {
+  absl::StatusOr<std::shared_ptr<WorkerProcess>> Ensure(const WorkerKey& key) {
     absl::StatusOr<std::shared_ptr<WorkerProcess>> result = nullptr;
     Event ready;
-    supervisor_->Ensure(
-        key,
-        [&](auto worker) {
-          result = std::move(worker);
-          ready.Set();
-        },
-        [lost](const absl::Status& why) {
-          if (lost != nullptr) lost->Set(why);
-        });
+    supervisor_->Ensure(key, [&](auto worker) {
+      result = std::move(worker);
+      ready.Set();
+    });
     EXPECT_TRUE(ready.Wait().has_value());
     return result;
   }
 
+  Event lost_;        // a worker of job "a"
+  Event other_lost_;  // another one
   ManualClock clock_;
   SerialExecutor executor_;
-  std::unique_ptr<WorkerSupervisor> supervisor_;
+  std::shared_ptr<WorkerSupervisor> supervisor_;
 };
 
 TEST_F(WorkerSupervisorTest, KeepsOneWorkerForAJobOnAGpu) {
@@ -76,17 +78,15 @@ TEST_F(WorkerSupervisorTest, ShowsAWorkerItsMigInstanceAlone) {
 
 TEST_F(WorkerSupervisorTest, ADeathFailsItsJobAloneAndTheNextTryStartsAnother) {
   Begin("");
-  Event lost;
-  Event other_lost;
-  const auto first = Ensure({"a", "GPU-1"}, &lost);
-  const auto other = Ensure({"b", "GPU-1"}, &other_lost);
+  const auto first = Ensure({"a", "GPU-1"});
+  const auto other = Ensure({"b", "GPU-1"});
   ASSERT_TRUE(first.ok());
   kill((*first)->pid(), SIGKILL);
-  const absl::Status why = lost.Wait().value();
+  const absl::Status why = lost_.Wait().value();
   EXPECT_EQ(ReasonOf(why), "WORKER_LOST");
   EXPECT_EQ(supervisor_->Workers()[0].pid, 0);
   EXPECT_THAT(supervisor_->Workers()[0].last_failure, HasSubstr("killed by signal 9"));
-  EXPECT_FALSE(other_lost.Wait(std::chrono::milliseconds(0)).has_value());
+  EXPECT_FALSE(other_lost_.Wait(std::chrono::milliseconds(0)).has_value());
   EXPECT_NE((*Ensure({"a", "GPU-1"}))->pid(), (*first)->pid());
   EXPECT_EQ((*Ensure({"b", "GPU-1"}))->pid(), (*other)->pid());
 }
@@ -107,19 +107,39 @@ TEST_F(WorkerSupervisorTest, TellsThoseThatWaitThatAWorkerDidNotStart) {
   EXPECT_THAT(Ensure({"a", "GPU-1"}).status().message(), HasSubstr("exited with status 6"));
 }
 
-TEST_F(WorkerSupervisorTest, LetsGoWithoutCallingItALoss) {
+TEST_F(WorkerSupervisorTest, StopsAWorkerThatNobodyHasNeededForAWhile) {
   Begin("");
-  Event lost;
-  auto worker = Ensure({"a", "GPU-1"}, &lost);
+  auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok());
-  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, (*worker)->pid(), 0));
+  const pid_t pid = (*worker)->pid();
+  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  clock_.Advance(100 * kSecondNs);
+  EXPECT_TRUE(supervisor_->Tick()) << "somebody has it";
   worker->reset();
-  supervisor_->LetGo({"a", "GPU-1"});
+  EXPECT_TRUE(supervisor_->Tick());
+  clock_.Advance(50 * kSecondNs);
+  EXPECT_TRUE(supervisor_->Tick());
+  worker = Ensure({"a", "GPU-1"});
+  EXPECT_EQ((*worker)->pid(), pid) << "the next trainers get the same one";
+  EXPECT_TRUE(supervisor_->Tick());
+  worker->reset();
+  EXPECT_TRUE(supervisor_->Tick());
+  clock_.Advance(61 * kSecondNs);
+  EXPECT_FALSE(supervisor_->Tick());
   EXPECT_TRUE(supervisor_->Workers().empty());
   pollfd end{pidfd, POLLIN, 0};
   EXPECT_EQ(poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())), 1);
   close(pidfd);
-  EXPECT_FALSE(lost.Wait(std::chrono::milliseconds(0)).has_value());
+  EXPECT_FALSE(lost_.Wait(std::chrono::milliseconds(0)).has_value()) << "that is no loss";
+}
+
+TEST_F(WorkerSupervisorTest, ShutsDownWorkersThatOthersStillHold) {
+  Begin("");
+  const auto worker = Ensure({"a", "GPU-1"});
+  ASSERT_TRUE(worker.ok());
+  supervisor_->Shutdown();
+  EXPECT_TRUE((*worker)->over());
+  EXPECT_TRUE(supervisor_->Workers().empty());
 }
 
 TEST_F(WorkerSupervisorTest, LooksWhatTheNodeHas) {

@@ -1,0 +1,74 @@
+#include "daemon/worker/gpu_arena.h"
+
+#include <fcntl.h>
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/logging.h"
+
+namespace gradsync {
+namespace {
+
+std::uint64_t NextNumber() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
+
+GpuArena::GpuArena(WorkerKey key, std::shared_ptr<WorkerProcess> worker, std::uint64_t number)
+    : key_(std::move(key)), worker_(std::move(worker)), number_(number) {}
+
+void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const GpuArenaSpec& spec,
+                      Created created) {
+  worker::Call call;
+  worker::AddArena* const add = call.mutable_add_arena();
+  const std::uint64_t number = NextNumber();
+  add->set_arena(number);
+  add->set_bytes(spec.bytes);
+  add->set_buckets(static_cast<std::uint32_t>(spec.buckets));
+  add->set_staging_bytes(spec.staging_bytes);
+  // Shared: callbacks that are kept must be ones that can be copied.
+  const auto semaphores = std::make_shared<UniqueFd>(fcntl(spec.semaphores_fd, F_DUPFD_CLOEXEC, 0));
+  if (!semaphores->valid()) {
+    created(absl::ResourceExhaustedError("no file descriptor is left for a GPU arena"));
+    return;
+  }
+  workers->Ensure(
+      key, [key, number, semaphores, call = std::move(call),
+            created = std::move(created)](absl::StatusOr<std::shared_ptr<WorkerProcess>> worker) {
+        if (!worker.ok()) return created(worker.status());
+        std::vector<UniqueFd> descriptors;
+        descriptors.push_back(std::move(*semaphores));
+        WorkerProcess* const process = worker->get();
+        process->Call(
+            call, std::move(descriptors),
+            [key, number, worker = *std::move(worker),
+             created](absl::StatusOr<WorkerProcess::Reply> reply) {
+              if (!reply.ok()) return created(reply.status());
+              const worker::ArenaAdded& added = reply->message.arena_added();
+              std::shared_ptr<GpuArena> arena(new GpuArena(key, worker, number));
+              arena->bytes_ = added.bytes();
+              arena->ipc_handle_ = added.ipc_handle();
+              if (!reply->descriptors.empty()) {
+                arena->fd_ = std::move(reply->descriptors.front());
+              }
+              if (!added.why_legacy().empty()) {
+                LogLimited(LogLevel::kWarning, "GPU memory is shared by a legacy handle",
+                           {{"job", key.job}, {"device", key.device}, {"why", added.why_legacy()}});
+              }
+              created(std::move(arena));
+            });
+      });
+}
+
+GpuArena::~GpuArena() {
+  worker::Call call;
+  call.mutable_remove_arena()->set_arena(number_);
+  // A worker that has died has given it back already.
+  worker_->Call(std::move(call), {}, [](const absl::StatusOr<WorkerProcess::Reply>&) {});
+}
+
+}  // namespace gradsync

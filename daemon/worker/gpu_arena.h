@@ -1,0 +1,72 @@
+// A session's gradient memory on a GPU, as the daemon sees it: an allocation of the job's worker
+// there.
+
+#ifndef DAEMON_WORKER_GPU_ARENA_H_
+#define DAEMON_WORKER_GPU_ARENA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/worker/worker_process.h"
+#include "daemon/worker/worker_supervisor.h"
+#include "proto/gradsync/data_type.h"
+
+namespace gradsync {
+
+// In which a bucket's sum is held on a GPU: 16-bit types are added and scaled in float32.
+constexpr DataType StagingType(DataType dtype) {
+  return ItemSize(dtype) == 2 ? DataType::kFloat32 : dtype;
+}
+
+struct GpuArenaSpec {
+  std::size_t bytes = 0;
+  std::size_t buckets = 0;
+  // Of the layout's largest bucket: its elements and one more, in the staging type.
+  std::size_t staging_bytes = 0;
+  // Of the session's semaphores for this layout; stays the caller's.
+  int semaphores_fd = -1;
+};
+
+// Thread-safe. Shared by the session's offer, its job, and the launches that touch it; the last one
+// to let go gives the memory back, later, once no launch touches it any more.
+class GpuArena {
+ public:
+  using Created = std::function<void(absl::StatusOr<std::shared_ptr<GpuArena>>)>;
+
+  // Allocates in the worker of `key`, which is started if need be. `created` is called once, from a
+  // worker's thread or from within. Statuses as in gradsync.proto, RegisterLayout.device.
+  static void Create(WorkerSupervisor* workers, const WorkerKey& key, const GpuArenaSpec& spec,
+                     Created created);
+  ~GpuArena();
+  GpuArena(const GpuArena&) = delete;
+  GpuArena& operator=(const GpuArena&) = delete;
+
+  const WorkerKey& key() const { return key_; }
+  // By which its worker knows it; never used twice.
+  std::uint64_t number() const { return number_; }
+  const std::shared_ptr<WorkerProcess>& worker() const { return worker_; }
+  // As allocated.
+  std::size_t bytes() const { return bytes_; }
+  // For the session's own process; -1 if there is a legacy IPC handle instead.
+  int fd() const { return fd_.get(); }
+  const std::string& ipc_handle() const { return ipc_handle_; }
+
+ private:
+  GpuArena(WorkerKey key, std::shared_ptr<WorkerProcess> worker, std::uint64_t number);
+
+  const WorkerKey key_;
+  const std::shared_ptr<WorkerProcess> worker_;
+  const std::uint64_t number_;
+  std::size_t bytes_ = 0;
+  UniqueFd fd_;
+  std::string ipc_handle_;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_WORKER_GPU_ARENA_H_

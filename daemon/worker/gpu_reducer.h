@@ -1,0 +1,34 @@
+// The reducer for buckets that lie on GPUs: the workers there do it.
+
+#ifndef DAEMON_WORKER_GPU_REDUCER_H_
+#define DAEMON_WORKER_GPU_REDUCER_H_
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "daemon/base/mutex.h"
+#include "daemon/reduce/reducer.h"
+#include "daemon/worker/gpu_team.h"
+
+namespace gradsync {
+
+// Finds the team of a job, whose generations share one. Never blocks; done() comes on a worker's
+// thread, or from within Reduce(). A worker that dies fails every operation that it has.
+//
+// Thread-safe.
+class GpuReducer final : public Reducer {
+ public:
+  void Reduce(ReduceOperation* operation) override;
+  void GiveUp(const GivenUpStep& step) override;
+
+ private:
+  std::shared_ptr<GpuTeam> TeamOf(const std::string& job);
+
+  Mutex mutex_;
+  std::map<std::string, std::shared_ptr<GpuTeam>> teams_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_WORKER_GPU_REDUCER_H_

@@ -1,0 +1,267 @@
+#include "daemon/worker/gpu_team.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/clock.h"
+#include "daemon/worker/gpu_arena.h"
+
+namespace gradsync {
+namespace {
+
+// For all workers to be there; making a communicator takes minutes on a large cluster.
+constexpr std::uint64_t kConnectLimitNs = 300'000'000'000;
+
+worker::Call LaunchOf(const ReduceOperation& operation, const WorkerProcess* worker) {
+  worker::Call call;
+  worker::Launch* const launch = call.mutable_launch();
+  launch->set_layout(operation.gpu.layout);
+  launch->set_step(operation.number);
+  launch->set_bucket(operation.bucket);
+  launch->set_data_type(static_cast<std::uint32_t>(operation.dtype));
+  launch->set_staging_data_type(static_cast<std::uint32_t>(StagingType(operation.dtype)));
+  launch->set_offset(operation.gpu.offset);
+  launch->set_count(operation.count);
+  launch->set_scale(operation.scale);
+  for (const GpuArena* arena : operation.gpu.arenas) {
+    if (arena->worker().get() == worker) launch->add_arenas(arena->number());
+  }
+  launch->set_measure(operation.measure);
+  launch->set_step_buckets(operation.gpu.step_buckets);
+  launch->set_verdict_offset(operation.gpu.verdict_offset);
+  return call;
+}
+
+}  // namespace
+
+void GpuTeam::Launch(ReduceOperation* operation) {
+  {
+    MutexLock lock(&mutex_);
+    EnrollLocked(*operation);
+    pending_.push_back(operation);
+  }
+  Pump();
+}
+
+void GpuTeam::GiveUp(const GivenUpStep& step) {
+  {
+    MutexLock lock(&mutex_);
+    for (auto it = pending_.begin(); it != pending_.end();) {
+      ReduceOperation* const operation = *it;
+      if (operation->gpu.layout != step.layout || operation->number != step.step) {
+        ++it;
+        continue;
+      }
+      auto flight = std::make_shared<Flight>();
+      flight->operation = operation;
+      flight->is_void = true;
+      finished_.push_back(std::move(flight));
+      it = pending_.erase(it);
+    }
+    for (const auto& member : members_) {
+      auto worker = member.lock();
+      if (worker == nullptr) continue;
+      worker::Call call;
+      call.mutable_give_up_step()->set_layout(step.layout);
+      call.mutable_give_up_step()->set_step(step.step);
+      calls_.push_back({std::move(worker), std::move(call), [](const auto&) {}});
+    }
+  }
+  Pump();
+}
+
+bool GpuTeam::Over() const {
+  MutexLock lock(&mutex_);
+  return pending_.empty() && in_flight_ == 0 &&
+         std::all_of(members_.begin(), members_.end(),
+                     [](const auto& member) { return member.expired(); });
+}
+
+void GpuTeam::EnrollLocked(const ReduceOperation& operation) {
+  std::vector<std::weak_ptr<WorkerProcess>> members;
+  bool changed = false;
+  for (const auto& member : members_) {
+    const auto worker = member.lock();
+    if (worker != nullptr && !worker->over()) {
+      members.push_back(member);
+    } else {
+      changed = true;
+    }
+  }
+  for (const GpuArena* arena : operation.gpu.arenas) {
+    const bool known = std::any_of(members.begin(), members.end(), [&](const auto& member) {
+      return member.lock() == arena->worker();
+    });
+    if (known) continue;
+    members.push_back(arena->worker());
+    changed = true;
+  }
+  if (!changed) return;
+  members_ = std::move(members);
+  joined_ = members_.size() == 1 && !connected_;
+  // Whoever is connecting does it in vain.
+  ++round_;
+  connecting_ = 0;
+}
+
+void GpuTeam::ConnectLocked() {
+  ++round_;
+  const bool disconnect = std::exchange(connected_, false);
+  const std::weak_ptr<GpuTeam> weak = weak_from_this();
+  if (disconnect) {
+    for (const auto& member : members_) {
+      auto worker = member.lock();
+      if (worker == nullptr) continue;
+      worker::Call call;
+      call.mutable_disconnect();
+      // One that has just come has nothing to disconnect.
+      calls_.push_back({std::move(worker), std::move(call), [](const auto&) {}});
+    }
+  }
+  if (members_.size() == 1) {
+    joined_ = true;
+    return;
+  }
+  auto first = members_.front().lock();
+  if (first == nullptr) return FailPendingLocked(absl::UnavailableError("a worker has gone"));
+  connecting_ = 1;
+  worker::Call call;
+  call.mutable_new_nccl_id();
+  calls_.push_back({std::move(first), std::move(call), [weak, round = round_](const auto& reply) {
+                      if (const auto self = weak.lock()) self->OnId(round, reply);
+                    }});
+}
+
+void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply) {
+  if (!reply.ok()) return OnConnected(round, reply.status());
+  {
+    MutexLock lock(&mutex_);
+    if (round != round_) return;
+    connecting_ = members_.size();
+    connected_ = true;
+    const std::weak_ptr<GpuTeam> weak = weak_from_this();
+    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+      auto worker = members_[rank].lock();
+      const auto answered = [weak, round](const absl::StatusOr<WorkerProcess::Reply>& connected) {
+        if (const auto self = weak.lock()) self->OnConnected(round, connected.status());
+      };
+      if (worker == nullptr) {
+        FailPendingLocked(absl::UnavailableError("a worker has gone"));
+        break;
+      }
+      worker::Call call;
+      worker::Connect* const connect = call.mutable_connect();
+      connect->set_unique_id(reply->message.nccl_id().unique_id());
+      connect->set_rank(static_cast<std::uint32_t>(rank));
+      connect->set_ranks(static_cast<std::uint32_t>(members_.size()));
+      connect->set_limit_ns(kConnectLimitNs);
+      calls_.push_back({std::move(worker), std::move(call), answered});
+    }
+  }
+  Pump();
+}
+
+void GpuTeam::OnConnected(std::uint64_t round, const absl::Status& status) {
+  {
+    MutexLock lock(&mutex_);
+    if (round != round_ || connecting_ == 0) return;
+    if (!status.ok()) {
+      FailPendingLocked(status);
+    } else if (--connecting_ == 0) {
+      joined_ = true;
+    }
+  }
+  Pump();
+}
+
+// The next operation tries again.
+void GpuTeam::FailPendingLocked(const absl::Status& why) {
+  ++round_;
+  connecting_ = 0;
+  for (ReduceOperation* operation : std::exchange(pending_, {})) {
+    auto flight = std::make_shared<Flight>();
+    flight->operation = operation;
+    flight->failure = why;
+    finished_.push_back(std::move(flight));
+  }
+}
+
+void GpuTeam::LaunchLocked(ReduceOperation* operation) {
+  auto flight = std::make_shared<Flight>();
+  flight->operation = operation;
+  flight->times.start_ns = MonotonicNowNs();
+  flight->left = members_.size();
+  ++in_flight_;
+  for (const auto& member : members_) {
+    auto worker = member.lock();
+    auto answered = [self = shared_from_this(),
+                     flight](const absl::StatusOr<WorkerProcess::Reply>& reply) {
+      self->OnLaunched(flight, reply);
+    };
+    worker::Call call = LaunchOf(*operation, worker.get());
+    calls_.push_back({std::move(worker), std::move(call), std::move(answered)});
+  }
+}
+
+void GpuTeam::OnLaunched(const std::shared_ptr<Flight>& flight,
+                         const absl::StatusOr<WorkerProcess::Reply>& reply) {
+  {
+    MutexLock lock(&mutex_);
+    if (!reply.ok()) {
+      if (flight->failure.ok()) flight->failure = reply.status();
+    } else {
+      const worker::LaunchDone& done = reply->message.launch_done();
+      flight->is_void = flight->is_void || done.void_step();
+      flight->times.start_ns = std::max(flight->times.start_ns, done.ready_ns());
+      flight->times.finish_ns = std::max(flight->times.finish_ns, done.finish_ns());
+      flight->result = done;
+    }
+    if (--flight->left > 0) return;
+    --in_flight_;
+    finished_.push_back(flight);
+  }
+  Pump();
+}
+
+void GpuTeam::AdvanceLocked() {
+  if (pending_.empty() || connecting_ > 0) return;
+  if (!joined_) {
+    if (in_flight_ == 0) ConnectLocked();
+    if (!joined_) return;
+  }
+  for (ReduceOperation* operation : std::exchange(pending_, {})) LaunchLocked(operation);
+}
+
+void GpuTeam::Pump() {
+  const auto self = shared_from_this();
+  std::vector<Call> calls;
+  std::vector<std::shared_ptr<Flight>> finished;
+  bool mine = false;
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      if (pumping_ && !mine) return;
+      AdvanceLocked();
+      calls = std::exchange(calls_, {});
+      finished = std::exchange(finished_, {});
+      mine = pumping_ = !calls.empty() || !finished.empty();
+      if (!mine) return;
+    }
+    for (Call& call : calls) {
+      if (call.worker == nullptr) {
+        call.answered(absl::UnavailableError("a worker has gone"));
+      } else {
+        call.worker->Call(std::move(call.message), {}, std::move(call.answered));
+      }
+    }
+    for (const std::shared_ptr<Flight>& flight : finished) {
+      ReduceOperation* const operation = flight->operation;
+      operation->failure = flight->failure;
+      operation->numbers = {flight->result.sum_of_squares(), flight->result.non_finite()};
+      operation->gpu.is_void = flight->is_void;
+      operation->done(flight->times);
+    }
+  }
+}
+
+}  // namespace gradsync

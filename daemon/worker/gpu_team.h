@@ -1,0 +1,80 @@
+// The workers of one job on this node, one for each of its GPUs, as one reducer.
+
+#ifndef DAEMON_WORKER_GPU_TEAM_H_
+#define DAEMON_WORKER_GPU_TEAM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/reduce/reducer.h"
+#include "daemon/worker/worker.pb.h"
+#include "daemon/worker/worker_process.h"
+
+namespace gradsync {
+
+// Whatever is launched is launched on every worker, whether ranks on its GPU take part or not, in
+// one order; so the communicator between them outlives trainers. It is made when the first bucket
+// comes that needs it, and again when a GPU has come or a worker has gone, between two buckets.
+//
+// Thread-safe, and calls nobody with its lock held: one thread at a time gives calls and says done,
+// the others leave that to it.
+class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
+ public:
+  void Launch(ReduceOperation* operation);
+  void GiveUp(const GivenUpStep& step);
+  // None of its workers lives.
+  bool Over() const;
+
+ private:
+  struct Call {
+    std::shared_ptr<WorkerProcess> worker;
+    worker::Call message;
+    WorkerProcess::Answered answered;
+  };
+  // An operation on its way through the workers.
+  struct Flight {
+    ReduceOperation* operation = nullptr;
+    std::size_t left = 0;  // workers that have not answered
+    ReduceTimes times;
+    worker::LaunchDone result;  // of the first that has answered: they are the same
+    bool is_void = false;
+    absl::Status failure;
+  };
+
+  // The members that live, and the operation's own.
+  void EnrollLocked(const ReduceOperation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ConnectLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LaunchLocked(ReduceOperation* operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What can be done next.
+  void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailPendingLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply);
+  void OnConnected(std::uint64_t round, const absl::Status& status);
+  void OnLaunched(const std::shared_ptr<Flight>& flight,
+                  const absl::StatusOr<WorkerProcess::Reply>& reply);
+  // Gives the calls and says done, unless another thread is at it.
+  void Pump();
+
+  mutable Mutex mutex_;
+  // In the order of their GPUs' UUIDs: their ranks in the communicator.
+  std::vector<std::weak_ptr<WorkerProcess>> members_ ABSL_GUARDED_BY(mutex_);
+  bool joined_ ABSL_GUARDED_BY(mutex_) = true;  // connected as they are; one needs no connection
+  bool connected_ ABSL_GUARDED_BY(mutex_) = false;   // some of them are, to whomever
+  std::uint64_t round_ ABSL_GUARDED_BY(mutex_) = 0;  // of connecting; late answers are known by it
+  std::size_t connecting_ ABSL_GUARDED_BY(mutex_) = 0;  // answers that are to come
+  std::size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<ReduceOperation*> pending_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Call> calls_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Flight>> finished_ ABSL_GUARDED_BY(mutex_);
+  bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_WORKER_GPU_TEAM_H_

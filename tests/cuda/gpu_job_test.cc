@@ -1,0 +1,254 @@
+// Jobs whose layouts lie on a GPU: a real gradsyncd with its worker, and the client, on fakes of
+// the driver.
+
+#include <cuda.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/include/gradsync/client.h"
+#include "tests/client/daemon_process.h"
+#include "tests/fakes/cuda_process.h"
+#include "tests/fakes/isolated_test.h"
+#include "tests/fault/deadline.h"
+
+namespace gradsync {
+namespace {
+
+using fakes::CheckCuda;
+using fakes::FakeMachine;
+using fakes::GpuUuid;
+using fakes::MachineWithGpus;
+using testing::Each;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr std::uint32_t kRanks = 2;
+constexpr std::size_t kBuckets = 3;
+constexpr std::size_t kCount = 1000;
+constexpr absl::Duration kPatience = absl::Milliseconds(fault::kPatienceMs);
+
+CUdeviceptr AddressOf(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
+
+// Of what the build has put beside this program.
+std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
+
+LayoutSpec SpecOn(const std::string& device) {
+  LayoutSpec spec = FloatBuckets(kBuckets, kCount);
+  spec.device = device;
+  return spec;
+}
+
+// Both ranks are of this process, each with its own stream.
+class GpuJob {
+ public:
+  explicit GpuJob(int gpus = 1) : gpus_(gpus) {
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      contexts_.push_back(fakes::EnterContext(GpuOf(rank)));
+      streams_.push_back(fakes::MakeStream());
+    }
+  }
+
+  DaemonProcess& daemon() { return daemon_; }
+  FakeMachine& machine() { return machine_; }
+  Layout& layout(std::uint32_t rank) { return *job_.layouts[rank]; }
+  CUstream stream(std::uint32_t rank) { return streams_[rank]; }
+  int GpuOf(std::uint32_t rank) const { return static_cast<int>(rank) % gpus_; }
+  // What follows is this rank's.
+  void Enter(std::uint32_t rank) { CUDA_OK(cuCtxSetCurrent(contexts_[rank])); }
+
+  void Join() {
+    job_ = JoinAll(daemon_, kRanks, nullptr);
+    OnEveryRank(kRanks, [this](std::uint32_t rank) {
+      auto layout = job_.sessions[rank]->RegisterLayout(SpecOn(GpuUuid(GpuOf(rank))));
+      ASSERT_TRUE(layout.ok()) << layout.status();
+      job_.layouts[rank] = *std::move(layout);
+    });
+  }
+  // Without a Leave: the others lose it.
+  void EndSession(std::uint32_t rank) { job_.sessions[rank].reset(); }
+  // Waits for the ranks' GPUs, so only when no stream is parked there any more.
+  void End() {
+    job_.layouts.clear();
+    job_.sessions.clear();
+  }
+
+  // Enqueues the kernels that write a bucket's gradients.
+  void Write(std::uint32_t rank, std::size_t bucket, float value) {
+    Enter(rank);
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    const BucketView view = layout(rank).bucket(bucket);
+    CUDA_OK(cuMemsetD32Async(AddressOf(view.data), bits, view.count, stream(rank)));
+  }
+  std::vector<float> Read(std::uint32_t rank, std::size_t bucket) {
+    Enter(rank);
+    return fakes::ReadFloats(AddressOf(layout(rank).bucket(bucket).data), kCount, stream(rank));
+  }
+  float Verdict(std::uint32_t rank, std::uint64_t step) {
+    Enter(rank);
+    return fakes::ReadFloats(AddressOf(layout(rank).device_verdict(step)), 1, stream(rank))[0];
+  }
+
+  // One rank's step, up to its stream's wait for the averages; nothing waits on the host.
+  void Step(std::uint32_t rank, std::uint64_t step, float value) {
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      Write(rank, bucket, value + static_cast<float>(bucket));
+      const absl::Status marked = layout(rank).MarkReady(step, bucket, {stream(rank)});
+      EXPECT_TRUE(marked.ok()) << marked;
+    }
+    const absl::Status ended = layout(rank).EndStep(step);
+    EXPECT_TRUE(ended.ok()) << ended;
+    const absl::Status waits = layout(rank).WaitOnStream(step, stream(rank));
+    EXPECT_TRUE(waits.ok()) << waits;
+  }
+
+ private:
+  const int gpus_;
+  FakeMachine machine_;
+  DaemonProcess daemon_{{"--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"),
+                         "--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2")}};
+  std::vector<CUcontext> contexts_;
+  std::vector<CUstream> streams_;
+  JobOfThreads job_;
+};
+
+ISOLATED_TEST(GpuJob, AveragesOnTheTrainersStreams, MachineWithGpus(1)) {
+  GpuJob job;
+  job.Join();
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    const auto value = static_cast<float>(10 * step);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, step, value + 2 * rank);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+        EXPECT_THAT(job.Read(rank, bucket), Each(value + 1 + static_cast<float>(bucket)));
+      }
+      EXPECT_EQ(job.Verdict(rank, step), 0);
+      const auto result = job.layout(rank).WaitStep(step, kPatience);
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->live_ranks, kRanks);
+    }
+  }
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(GpuJob, AveragesOverGpusOnOneCommunicatorForAllItsLives, MachineWithGpus(2)) {
+  GpuJob job(2);
+  for (int life = 0; life < 5; ++life) {
+    job.Join();
+    for (std::uint64_t step = 1; step <= 2; ++step) {
+      for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+        job.Step(rank, step, 4 + 2 * static_cast<float>(rank));
+      }
+      for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+        EXPECT_THAT(job.Read(rank, 1), Each(6.0f));
+        EXPECT_EQ(job.Verdict(rank, step), 0);
+        const auto result = job.layout(rank).WaitStep(step, kPatience);
+        ASSERT_TRUE(result.ok()) << result.status();
+      }
+    }
+    // A trainer dies in the middle of a step.
+    job.Step(0, 3, 1);
+    job.EndSession(1);
+    EXPECT_EQ(ErrorReason(job.layout(0).WaitStep(3, kPatience).status()), "RANK_LOST");
+    job.End();
+  }
+  EXPECT_EQ(job.machine().Calls("ncclCommInitRankConfig"), 2u) << "one for each GPU";
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(GpuJob, HasTwoStepsUnderWay, MachineWithGpus(1)) {
+  GpuJob job;
+  job.Join();
+  // Rank 1 is a step ahead: what it says of the second waits for the first.
+  job.Step(1, 1, 4);
+  job.Step(1, 2, 6);
+  job.Step(0, 1, 2);
+  job.Step(0, 2, 2);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_THAT(job.Read(rank, 0), Each(4.0f));
+    for (const std::uint64_t step : {1, 2}) {
+      EXPECT_EQ(job.Verdict(rank, step), 0);
+      EXPECT_TRUE(job.layout(rank).WaitStep(step, kPatience).ok());
+    }
+  }
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(GpuJob, AnAbandonedStepIsVoidOnEveryStream, MachineWithGpus(1)) {
+  GpuJob job;
+  job.Join();
+  job.Step(0, 1, 1);
+  ASSERT_TRUE(job.layout(1).MarkReady(1, 0, {job.stream(1)}).ok());
+  ASSERT_TRUE(job.layout(1).AbandonStep(1, "out of memory").ok());
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto result = job.layout(rank).WaitStep(1, kPatience);
+    EXPECT_EQ(ErrorReason(result.status()), "STEP_ABANDONED") << result.status();
+  }
+  EXPECT_EQ(job.Verdict(0, 1), 1);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 2, 3);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_THAT(job.Read(rank, 0), Each(3.0f));
+    EXPECT_TRUE(job.layout(rank).WaitStep(2, kPatience).ok());
+  }
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(GpuJob, ATrainersEndReleasesTheOthersAndGivesItsMemoryBack, MachineWithGpus(1)) {
+  GpuJob job;
+  job.Join();
+  // Of workers: the trainers are of this process.
+  const auto count = [&job] {
+    return job.machine().Calls("cuDevicePrimaryCtxRetain") -
+           job.machine().Calls("cuDevicePrimaryCtxRetain", getpid());
+  };
+  const std::uint64_t contexts = count();
+  const std::size_t bytes = job.machine().DeviceBytes(0);
+  for (int life = 0; life < 3; ++life) {
+    job.Step(0, 1, 1);
+    job.EndSession(1);
+    const auto result = job.layout(0).WaitStep(1, kPatience);
+    EXPECT_EQ(ErrorReason(result.status()), "RANK_LOST") << result.status();
+    EXPECT_EQ(job.Verdict(0, 1), 1);
+    job.End();
+    job.Join();
+  }
+  EXPECT_EQ(count(), contexts) << "a worker outlives its trainers";
+  EXPECT_EQ(job.machine().DeviceBytes(0), bytes) << "but not their memory";
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(GpuJob, ADeadWorkerFailsTheJobByName, MachineWithGpus(1)) {
+  GpuJob job;
+  job.Join();
+  job.machine().Inject("cuLaunchKernel 1 error 700");
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 1, 1);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto result = job.layout(rank).WaitStep(1, kPatience);
+    EXPECT_FALSE(result.ok());
+    EXPECT_THAT(std::string(result.status().message()), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+    EXPECT_EQ(job.Verdict(rank, 1), 1);
+  }
+}
+
+ISOLATED_TEST(GpuJob, ADeviceThatIsNotThereIsRefused, MachineWithGpus(1)) {
+  GpuJob job;
+  auto session = Session::Join(job.daemon().Options(0, 1));
+  ASSERT_TRUE(session.ok()) << session.status();
+  const auto layout =
+      (*session)->RegisterLayout(SpecOn("GPU-99999999-0000-0000-0000-000000000000"));
+  EXPECT_EQ(layout.status().code(), absl::StatusCode::kFailedPrecondition) << layout.status();
+  const auto host = (*session)->RegisterLayout(FloatBuckets(1, 10));
+  EXPECT_TRUE(host.ok()) << "host memory works on: " << host.status();
+}
+
+}  // namespace
+}  // namespace gradsync
