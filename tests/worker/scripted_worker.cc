@@ -41,7 +41,7 @@ int Run(const std::string& script) {
       }
     }
     if (call.has_launch()) {
-      if (script == "crashes") raise(SIGSEGV);
+      if (script == "crashes") raise(SIGKILL);
       if (script == "exits") return 7;
       if (script == "hangs") silent = true;
       if (script == "closes its socket") {

@@ -77,7 +77,7 @@ TEST_F(WorkerProcessTest, PassesTheWorkersErrorOn) {
 
 TEST_F(WorkerProcessTest, SaysHowAWorkerEnded) {
   const std::pair<std::string, std::string> kEnds[] = {
-      {"crashes", "killed by signal 11"},
+      {"crashes", "killed by signal 9"},
       {"exits", "exited with status 7"},
       {"fails", "has failed: cuCall: ECC"},
       {"closes its socket", "closed its socket"},
