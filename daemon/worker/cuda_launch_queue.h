@@ -131,8 +131,8 @@ class CudaLaunchQueue {
   NcclCommunicator* communicator_ = nullptr;
   bool paused_ = false;
   std::deque<CudaLaunch> waiting_;
-  std::optional<UnderWay> summing_;  // NCCL has not put it on the stream yet
-  std::deque<UnderWay> under_way_;   // in the order in which they finish
+  std::optional<UnderWay> summing_;              // NCCL has not put it on the stream yet
+  std::deque<UnderWay> under_way_;               // in the order in which they finish
   std::map<std::uint64_t, LayoutStep> layouts_;  // those whose step is not through
 };
 

@@ -265,7 +265,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsyn
                                                                          size_t bucket,
                                                                          int64_t timeout);
 
-/* ---- Steps of a layout on a GPU --------------------------------------------------------------- */
+/* ---- Steps of a layout on a GPU ---------------------------------------------------------------
+ */
 /* Handed over in the order of the trainer's streams; see Layout in gradsync/client.h. A stream is a
  * CUstream, which is also a cudaStream_t; NULL is the legacy default stream. gradsync_end_step(),
  * gradsync_wait_step() and the others above are for these layouts too. */
