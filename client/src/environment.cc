@@ -59,7 +59,14 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   if (port == 0 || port > 65535) return Fault("MASTER_PORT", absl::StrCat("is ", port));
   options.job_id = absl::StrCat(run_id, "@", address, ":", port);
   const absl::string_view coordinator = Variable("GRADSYNC_COORDINATOR");
-  options.coordinator = std::string(coordinator.empty() ? address : coordinator);
+  // One launcher has started every rank: all are on this node, whatever MASTER_ADDR says. torchrun
+  // --standalone takes the host's name, by which the daemon need not be reached.
+  const bool here = Variable("LOCAL_WORLD_SIZE") == Variable("WORLD_SIZE");
+  if (!coordinator.empty()) {
+    options.coordinator = std::string(coordinator);
+  } else if (!here) {
+    options.coordinator = std::string(address);
+  }
   options.token = std::string(Variable("GRADSYNC_JOB_TOKEN"));
   if (const auto socket = Variable("GRADSYNC_SOCKET"); !socket.empty()) {
     options.socket = std::string(socket);

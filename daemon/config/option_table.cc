@@ -358,7 +358,7 @@ std::vector<OptionEntry> MakeTable() {
            {"worker_idle_limit", kGpus,
             "How long a job's context on a GPU is kept for the trainers that come next, once the "
             "last one has gone.",
-            "10min"}),
+            "10m"}),
 
       Choice<LogLevel>(&Options::log_level,
                        {{"debug", LogLevel::kDebug},

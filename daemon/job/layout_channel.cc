@@ -265,6 +265,7 @@ absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step,
 
 void LayoutChannel::TakeEarly(std::uint64_t now_ns, Effects* effects) {
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].early_marks = 0;
     for (const RankLayout::Early& message : std::exchange(ranks_[rank].early, {})) {
       absl::Status status = message(now_ns, effects);
       if (status.ok()) continue;
@@ -299,6 +300,11 @@ absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
   if (!admission.ok()) return admission.status();
   if (*admission == Admission::kIgnore) return absl::OkStatus();
   if (*admission == Admission::kEarly) {
+    ranks_[rank].early_marks += buckets.size();
+    if (ranks_[rank].early_marks > buckets_.size()) {
+      return Breach(absl::StatusCode::kFailedPrecondition, "ALREADY_READY", rank, step,
+                    std::nullopt, "more marks than the layout has buckets");
+    }
     return Postpone(
         rank, step,
         [this, rank, step, kept = std::vector<std::uint32_t>(buckets.begin(), buckets.end())](
@@ -387,6 +393,13 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
   MaybeFinish(now_ns, effects);
 }
 
+absl::Status LayoutChannel::MalformedMap(std::uint32_t rank, std::uint64_t step,
+                                         absl::string_view used_map) const {
+  return Breach(absl::StatusCode::kInvalidArgument, "MALFORMED", rank, step, std::nullopt,
+                absl::StrCat("used_map of ", used_map.size(), " bytes, ",
+                             (spec_.parameters.size() + 7) / 8, " expected"));
+}
+
 absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
                                     absl::string_view used_map, std::uint64_t now_ns,
                                     Effects* effects) {
@@ -394,6 +407,8 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   if (!admission.ok()) return admission.status();
   RankLayout& mine = ranks_[rank];
   if (*admission == Admission::kEarly) {
+    if (used_map.size() > (spec_.parameters.size() + 7) / 8)
+      return MalformedMap(rank, step, used_map);
     return Postpone(
         rank, step,
         [this, rank, step, kept = std::string(used_map)](std::uint64_t then_ns, Effects* then) {
@@ -410,9 +425,7 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   }
   const std::size_t map_bytes = (spec_.parameters.size() + 7) / 8;
   if (!used_map.empty() && used_map.size() != map_bytes) {
-    return Breach(
-        absl::StatusCode::kInvalidArgument, "MALFORMED", rank, step, std::nullopt,
-        absl::StrCat("used_map of ", used_map.size(), " bytes, ", map_bytes, " expected"));
+    return MalformedMap(rank, step, used_map);
   }
   Start(now_ns);
   if (used_map.empty()) {
@@ -439,6 +452,8 @@ absl::Status LayoutChannel::FinishStep(std::uint32_t rank, std::uint64_t step,
   const auto admission = Admit(rank, step, "EndStep");
   if (!admission.ok()) return admission.status();
   if (*admission == Admission::kEarly) {
+    if (used_map.size() > (spec_.parameters.size() + 7) / 8)
+      return MalformedMap(rank, step, used_map);
     return Postpone(
         rank, step,
         [this, rank, step, kept = std::string(used_map)](std::uint64_t then_ns, Effects* then) {
@@ -512,10 +527,11 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, Effects* effects) {
                    {"channel", absl::StrCat(channel_)},
                    {"step", absl::StrCat(step_)}});
   }
-  // Too late to be void: from a step's last launch on only the GPUs decide.
+  // Too late to be void: from a step's last launch on only the GPUs decide. Then the deadline ends
+  // the wait for the ranks' ends, and no more than that.
   const bool seen = !void_.ok() && SeenComplete();
   if (seen) void_ = absl::OkStatus();
-  if (void_.ok() && !seen) {
+  if (void_.ok() && !(seen && now_ns >= deadline_ns_)) {
     if (done_buckets_ < buckets_.size()) return;
     for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       if (members_->InSteps(rank) && !ranks_[rank].ended) return;

@@ -161,6 +161,7 @@ class LayoutChannel {
     // On a GPU: its messages about the next step, which it may begin once it has ended this one.
     using Early = std::function<absl::Status(std::uint64_t now_ns, Effects*)>;
     std::vector<Early> early;
+    std::size_t early_marks = 0;  // buckets that they mark
   };
   enum class BucketState : std::uint8_t { kWaiting, kReducing, kDone };
   struct Bucket {
@@ -193,6 +194,8 @@ class LayoutChannel {
   absl::Status Breach(absl::StatusCode code, absl::string_view reason, std::uint32_t rank,
                       std::uint64_t step, std::optional<std::size_t> bucket,
                       absl::string_view what) const;
+  absl::Status MalformedMap(std::uint32_t rank, std::uint64_t step,
+                            absl::string_view used_map) const;
   std::uint32_t Divisor() const;
 
   // Constant after construction.

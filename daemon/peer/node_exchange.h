@@ -63,7 +63,7 @@ class NodeExchange {
   struct Running;
 
   void Run(Connect connect, const std::function<void(const absl::Status&)>& failed);
-  void StartLocked(std::unique_ptr<Running> running) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartLocked(std::unique_ptr<Running> given) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finished(Running* running, const absl::Status& status);
 
   mutable Mutex mutex_;

@@ -192,7 +192,10 @@ absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<Uniqu
   }
   if (!staging_->Holds(add.staging_bytes())) {
     absl::Status status = staging_->Reserve(add.staging_bytes());
-    if (status.ok() && !communicators_.empty()) status = RegisterStaging();
+    // One that still connects registers it once it has.
+    if (status.ok() && !communicators_.empty() && !connecting_.has_value()) {
+      status = RegisterStaging();
+    }
     if (!status.ok()) return status;
   }
   auto memory = std::make_shared<CudaSessionMemory>();
@@ -377,6 +380,13 @@ absl::Status CudaWorker::RegisterStaging() {
 absl::Status CudaWorker::Disconnect() {
   if (communicators_.empty()) return absl::OkStatus();
   if (!launches_->at_rest()) return absl::FailedPreconditionError("the worker is at work");
+  if (connecting_.has_value()) {
+    worker::Reply reply;
+    reply.set_call(std::exchange(connecting_, std::nullopt)->call);
+    *reply.mutable_error() =
+        EncodeError(absl::CancelledError("told to disconnect while it connected"));
+    Reply(std::move(reply));
+  }
   launches_->SetCommunicator(nullptr);
   const absl::Status status = staging_->SetAllocator(staging_->DriverAllocator());
   NcclCommunicator::Abort(communicators_);

@@ -11,6 +11,8 @@ namespace {
 
 // For all workers to be there; making a communicator takes minutes on a large cluster.
 constexpr std::uint64_t kConnectLimitNs = 300'000'000'000;
+// Steps that are remembered as given up; the oldest layout's goes first.
+constexpr std::size_t kMaxGivenUp = 1024;
 
 worker::Call LaunchOf(const ReduceOperation& operation, const WorkerProcess* worker) {
   worker::Call call;
@@ -37,8 +39,14 @@ worker::Call LaunchOf(const ReduceOperation& operation, const WorkerProcess* wor
 void GpuTeam::Launch(ReduceOperation* operation) {
   {
     MutexLock lock(&mutex_);
-    EnrollLocked(*operation);
-    pending_.push_back(operation);
+    const auto given_up = given_up_.find(operation->gpu.layout);
+    if (given_up != given_up_.end() && given_up->second == operation->number) {
+      AnswerLocked(operation, absl::OkStatus());
+    } else {
+      if (given_up != given_up_.end()) given_up_.erase(given_up);
+      EnrollLocked(*operation);
+      pending_.push_back(operation);
+    }
   }
   Pump();
 }
@@ -46,16 +54,16 @@ void GpuTeam::Launch(ReduceOperation* operation) {
 void GpuTeam::GiveUp(const GivenUpStep& step) {
   {
     MutexLock lock(&mutex_);
+    // Layouts' numbers are never used again: those of ended jobs would gather.
+    if (given_up_.size() >= kMaxGivenUp) given_up_.erase(given_up_.begin());
+    given_up_[step.layout] = step.step;
     for (auto it = pending_.begin(); it != pending_.end();) {
       ReduceOperation* const operation = *it;
       if (operation->gpu.layout != step.layout || operation->number != step.step) {
         ++it;
         continue;
       }
-      auto flight = std::make_shared<Flight>();
-      flight->operation = operation;
-      flight->is_void = true;
-      finished_.push_back(std::move(flight));
+      AnswerLocked(operation, absl::OkStatus());
       it = pending_.erase(it);
     }
     for (const auto& member : members_) {
@@ -178,15 +186,27 @@ void GpuTeam::OnConnected(std::uint64_t round, const absl::Status& status) {
 void GpuTeam::FailPendingLocked(const absl::Status& why) {
   ++round_;
   connecting_ = 0;
-  for (ReduceOperation* operation : std::exchange(pending_, {})) {
-    auto flight = std::make_shared<Flight>();
-    flight->operation = operation;
-    flight->failure = why;
-    finished_.push_back(std::move(flight));
-  }
+  for (ReduceOperation* operation : std::exchange(pending_, {})) AnswerLocked(operation, why);
+}
+
+void GpuTeam::AnswerLocked(ReduceOperation* operation, const absl::Status& failure) {
+  auto flight = std::make_shared<Flight>();
+  flight->operation = operation;
+  flight->is_void = true;
+  flight->failure = failure;
+  finished_.push_back(std::move(flight));
 }
 
 void GpuTeam::LaunchLocked(ReduceOperation* operation) {
+  // One may have gone while this waited for the others to connect.
+  for (const GpuArena* arena : operation->gpu.arenas) {
+    const bool there = std::any_of(members_.begin(), members_.end(), [&](const auto& member) {
+      return member.lock() == arena->worker();
+    });
+    if (there) continue;
+    return AnswerLocked(operation,
+                        absl::UnavailableError("the worker of one of its GPUs has gone"));
+  }
   auto flight = std::make_shared<Flight>();
   flight->operation = operation;
   flight->times.start_ns = MonotonicNowNs();
@@ -194,8 +214,9 @@ void GpuTeam::LaunchLocked(ReduceOperation* operation) {
   ++in_flight_;
   for (const auto& member : members_) {
     auto worker = member.lock();
-    auto answered = [self = shared_from_this(),
-                     flight](const absl::StatusOr<WorkerProcess::Reply>& reply) {
+    // With the worker: it is not idle as long as it owes this.
+    auto answered = [self = shared_from_this(), flight,
+                     worker](const absl::StatusOr<WorkerProcess::Reply>& reply) {
       self->OnLaunched(flight, reply);
     };
     worker::Call call = LaunchOf(*operation, worker.get());
@@ -209,6 +230,11 @@ void GpuTeam::OnLaunched(const std::shared_ptr<Flight>& flight,
     MutexLock lock(&mutex_);
     if (!reply.ok()) {
       if (flight->failure.ok()) flight->failure = reply.status();
+      // The others may wait for it in their all-reduce, and their communicator is broken.
+      for (const auto& member : members_) {
+        const auto worker = connected_ ? member.lock() : nullptr;
+        if (worker != nullptr) worker->Kill(reply.status());
+      }
     } else {
       const worker::LaunchDone& done = reply->message.launch_done();
       flight->is_void = flight->is_void || done.void_step();

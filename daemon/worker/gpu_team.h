@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -54,6 +55,9 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
   // What can be done next.
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailPendingLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Says done of what was not launched.
+  void AnswerLocked(ReduceOperation* operation, const absl::Status& failure)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply);
   void OnConnected(std::uint64_t round, const absl::Status& status);
   void OnLaunched(const std::shared_ptr<Flight>& flight,
@@ -70,6 +74,8 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
   std::size_t connecting_ ABSL_GUARDED_BY(mutex_) = 0;  // answers that are to come
   std::size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<ReduceOperation*> pending_ ABSL_GUARDED_BY(mutex_);
+  // The last step of a layout that was given up: one of its launches may come after the word of it.
+  std::map<std::uint64_t, std::uint64_t> given_up_ ABSL_GUARDED_BY(mutex_);
   std::vector<Call> calls_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Flight>> finished_ ABSL_GUARDED_BY(mutex_);
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -58,7 +58,9 @@ absl::StatusOr<pid_t> Spawn(const WorkerProcessOptions& options, int socket) {
   sigset_t none;
   sigemptyset(&none);
   posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  // A group of its own: Ctrl-C is for the daemon, which lets running steps finish first.
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
   pid_t pid = -1;
   const int error = posix_spawn(&pid, options.program.c_str(), &actions, &attributes, arguments,
                                 environment.data());

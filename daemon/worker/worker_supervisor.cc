@@ -41,7 +41,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, Ready ready) {
     if (worker.open) {
       at_once = worker.process;
     } else if (worker.process != nullptr) {
-      worker.waiting.push_back(std::move(ready));
+      worker.waiting.push_back(ready);
     }
   }
   if (started != nullptr) {
@@ -112,7 +112,14 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
       result = reply.status();
     }
   }
-  for (const Ready& ready : waiting) ready(result);
+  // The last one gets the only reference: who lets go of it then may count on its being idle.
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    if (i + 1 < waiting.size()) {
+      waiting[i](result);
+    } else {
+      waiting[i](std::move(result));
+    }
+  }
 }
 
 void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,

@@ -20,6 +20,7 @@ class EnvironmentTest : public testing::Test {
     unsetenv("GRADSYNC_SOCKET");
     unsetenv("GRADSYNC_JOB_TOKEN");
     unsetenv("GRADSYNC_COORDINATOR");
+    unsetenv("LOCAL_WORLD_SIZE");
   }
 
   static void ExpectFault(const char* variable) {
@@ -50,6 +51,16 @@ TEST_F(EnvironmentTest, TakesItsOwnVariables) {
   EXPECT_EQ(options->socket, "/tmp/mine.sock");
   EXPECT_EQ(options->token, "secret");
   EXPECT_EQ(options->coordinator, "10.0.0.1:7000");
+}
+
+TEST_F(EnvironmentTest, NeedsNoCoordinatorWhereEveryRankIsHere) {
+  setenv("LOCAL_WORLD_SIZE", "8", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->coordinator, "");
+  setenv("GRADSYNC_COORDINATOR", "10.0.0.1:7000", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->coordinator, "10.0.0.1:7000");
+  unsetenv("GRADSYNC_COORDINATOR");
+  setenv("LOCAL_WORLD_SIZE", "4", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->coordinator, "node0.cluster");
 }
 
 TEST_F(EnvironmentTest, RunIdIsNoneWithoutTorchelastic) {

@@ -23,7 +23,6 @@
 namespace gradsync {
 namespace {
 
-using fakes::CheckCuda;
 using fakes::FakeMachine;
 using fakes::GpuUuid;
 using fakes::MachineWithGpus;

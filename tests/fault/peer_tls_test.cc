@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
@@ -22,12 +23,13 @@ class Certificates {
     for (const char* authority : {"ours", "theirs"}) {
       const std::string ca = directory_.File(authority);
       const std::string key = " -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-      Run("openssl req -x509 -days 1 -subj /CN=" + std::string(authority) + key + " -keyout " + ca +
-          ".ca.key -out " + ca + ".ca.pem");
-      Run("openssl req -subj /CN=node" + key + " -keyout " + ca + ".key -out " + ca + ".csr");
-      Run("openssl x509 -req -days 1 -in " + ca + ".csr -CA " + ca + ".ca.pem -CAkey " + ca +
-          ".ca.key -CAcreateserial -extfile " + directory_.File("extensions") + " -out " + ca +
-          ".pem");
+      Run(absl::StrCat("openssl req -x509 -days 1 -subj /CN=", authority, key, " -keyout ", ca,
+                       ".ca.key -out ", ca, ".ca.pem"));
+      Run(absl::StrCat("openssl req -subj /CN=node", key, " -keyout ", ca, ".key -out ", ca,
+                       ".csr"));
+      Run(absl::StrCat("openssl x509 -req -days 1 -in ", ca, ".csr -CA ", ca, ".ca.pem -CAkey ", ca,
+                       ".ca.key -CAcreateserial -extfile ", directory_.File("extensions"), " -out ",
+                       ca, ".pem"));
     }
   }
 

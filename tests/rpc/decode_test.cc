@@ -123,7 +123,7 @@ const OpenFault kOpenFaults[] = {
      [](auto* m) { m->clear_protocol(); },
      kPrecondition,
      "VERSION",
-     {"protocol 1.0 to 1.0", "this daemon 1.1 to 1.3", "upgrade"}},
+     {"protocol 1.0 to 1.0", "this daemon 1.1 to 1.4", "upgrade"}},
     {"ProtocolTooNew",
      [](auto* m) {
        m->mutable_protocol()->set_oldest(kProtocolNewest + 1);
@@ -252,6 +252,20 @@ TEST(DecodeLayoutTest, WhatIsLeftOutIsThePapersDefault) {
   EXPECT_TRUE(request->spec.average);
   EXPECT_EQ(request->deadline_ns, kNowNs + 300'000 * kNsPerMs);
   EXPECT_FALSE(request->bucket_done_messages);
+}
+
+TEST(DecodeLayoutTest, ADeviceIsOfThisRankAndThatThereIsOneOfAll) {
+  v1::RegisterLayout message = GoodLayout();
+  EXPECT_FALSE(Layout(message)->spec.on_gpu);
+  message.set_device("GPU-0123");
+  const auto request = Layout(message);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->device, "GPU-0123");
+  EXPECT_TRUE(request->spec.on_gpu);
+  message.set_device(std::string(65, 'G'));
+  EXPECT_EQ(Layout(message).status().code(), absl::StatusCode::kInvalidArgument);
+  message.set_device("GPU\n");
+  EXPECT_EQ(Layout(message).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(DecodeLayoutTest, ExplicitBucketsArrive) {

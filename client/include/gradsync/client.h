@@ -61,7 +61,8 @@ inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 struct SessionOptions {
   // From torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID (missing:
   // "none", torchrun's default), and from GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN if they are set;
-  // GRADSYNC_COORDINATOR is MASTER_ADDR unless it is set.
+  // GRADSYNC_COORDINATOR, if it is not set, is MASTER_ADDR, or empty if LOCAL_WORLD_SIZE says that
+  // every rank is on this node.
   // INVALID_ARGUMENT names a variable that is missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 

@@ -50,7 +50,8 @@ class SessionOptions:
 
         RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed; TORCHELASTIC_RUN_ID,
         GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN are read if they are set; GRADSYNC_COORDINATOR is
-        MASTER_ADDR unless it is set.
+        MASTER_ADDR unless it is set, or nothing if LOCAL_WORLD_SIZE says that every rank is on this
+        node.
 
         Raises:
           InvalidArgumentError: a variable is missing or malformed; the message names it.
