@@ -5,8 +5,8 @@
 namespace gradsync {
 namespace {
 
-// The word that a step is void may overtake a launch of it, which nobody would end then: a rank that
-// has died writes no ready word.
+// The word that a step is void may overtake a launch of it, which nobody would end then: a rank
+// that has died writes no ready word.
 TEST(GpuTeam, ALaunchOfAStepThatWasGivenUpIsDoneAtOnceAndVoid) {
   const auto team = std::make_shared<GpuTeam>();
   team->GiveUp({7, 3, {}});
