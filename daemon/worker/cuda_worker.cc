@@ -385,7 +385,7 @@ absl::Status CudaWorker::Disconnect() {
     reply.set_call(std::exchange(connecting_, std::nullopt)->call);
     *reply.mutable_error() =
         EncodeError(absl::CancelledError("told to disconnect while it connected"));
-    Reply(std::move(reply));
+    Reply(reply);
   }
   launches_->SetCommunicator(nullptr);
   const absl::Status status = staging_->SetAllocator(staging_->DriverAllocator());

@@ -26,7 +26,7 @@ WorkerSupervisor::~WorkerSupervisor() {
   for (auto& [key, worker] : workers) GiveUp(&worker);
 }
 
-void WorkerSupervisor::Ensure(const WorkerKey& key, Ready ready) {
+void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
   std::shared_ptr<WorkerProcess> started;
   std::uint64_t incarnation = 0;
   absl::StatusOr<std::shared_ptr<WorkerProcess>> at_once = nullptr;
@@ -112,14 +112,9 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
       result = reply.status();
     }
   }
+  for (std::size_t i = 0; i + 1 < waiting.size(); ++i) waiting[i](result);
   // The last one gets the only reference: who lets go of it then may count on its being idle.
-  for (std::size_t i = 0; i < waiting.size(); ++i) {
-    if (i + 1 < waiting.size()) {
-      waiting[i](result);
-    } else {
-      waiting[i](std::move(result));
-    }
-  }
+  if (!waiting.empty()) waiting.back()(std::move(result));
 }
 
 void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,

@@ -77,7 +77,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
 
   // `ready` once: with the worker, whose GPU is open, or with why there is none: the statuses of
   // FindCudaDevice, CheckCudaDeviceUsable and CudaDriver::Open, WORKER_LOST, WORKER_RESTARTING.
-  void Ensure(const WorkerKey& key, Ready ready);
+  void Ensure(const WorkerKey& key, const Ready& ready);
 
   // Stops what has been idle for too long. True if there are others, whose time is to come.
   bool Tick();

@@ -197,6 +197,12 @@ double Load(DataType dtype, const void* data, std::uint64_t i) {
   std::abort();
 }
 
+std::uint32_t BitsOf(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
 // To nearest even.
 float RoundedToBfloat16(float value) {
   std::uint32_t bits = 0;
@@ -486,7 +492,7 @@ absl::Status Rank::ExactStep(LayoutUse* use, const Command& command) {
       }
       if (narrow) sum = RoundedToBfloat16(sum);
       const float expected = sum * static_cast<float>(1.0 / options_.world_size);
-      if (std::memcmp(&expected, static_cast<float*>(view.data) + i, sizeof(float)) != 0) {
+      if (BitsOf(expected) != BitsOf(static_cast<float*>(view.data)[i])) {
         return absl::DataLossError(absl::StrCat("bucket ", bucket, ", element ", i, ": ",
                                                 static_cast<float*>(view.data)[i], " instead of ",
                                                 expected));
