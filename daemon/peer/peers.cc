@@ -202,6 +202,8 @@ class Peers::Impl {
       links_.clear();
       clusters_.clear();
     }
+    // A stream's last reference goes on gRPC's threads, which tell nobody: looked at, at the end
+    // alone.
     const absl::Time deadline = absl::Now() + kStopPatience;
     while (!Gone() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
     if (!Gone()) {

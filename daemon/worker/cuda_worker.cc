@@ -419,7 +419,8 @@ worker::Pong CudaWorker::Memory() const {
 }
 
 void CudaWorker::Stop(std::uint64_t call) {
-  // What waits for a trainer's word would wait for ever; what is on the GPU finishes by itself.
+  // What waits for a trainer's word would wait for ever; what is on the GPU finishes by itself: the
+  // driver calls nobody then, and it is looked at until the daemon, after its stop_limit, kills.
   while (launches_ != nullptr && !launches_->at_rest()) {
     Advance();
     nanosleep(&kLookEvery, nullptr);

@@ -48,6 +48,7 @@ CUresult Admit(const Driver& driver, std::uint32_t gpu) {
     // The server serves one user at a time and lets the next one wait.
     if (!noted) driver.folder.Note(kBlocked, "cuDevicePrimaryCtxRetain behind another user's MPS");
     noted = true;
+    // Processes share a file's lock, whose release wakes nobody.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

@@ -168,6 +168,7 @@ void Scheduler::Run(Timeline* timeline, Timeline::Queue* queue) {
         delay_us = std::uniform_int_distribution<int>(0, max_delay_us)(queue->delays);
       }
     }
+    // The random delay that the fake is for: no order may depend on how long work takes.
     if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
     if (operation->work != nullptr && fault_->Get() == CUDA_SUCCESS) {
       const CUresult error = operation->work();

@@ -65,6 +65,7 @@ CUresult WaitForWord(CUstream handle, CUdeviceptr address, std::uint64_t value,
           if (word == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
           if (Satisfied(word->load(std::memory_order_acquire), value, flags)) return CUDA_SUCCESS;
         }
+        // A GPU polls too: whoever stores to the word, a CPU even, wakes nobody.
         std::this_thread::sleep_for(kWordPoll);
       }
       return CUDA_SUCCESS;

@@ -236,6 +236,7 @@ bool NcclCommunicator::SpinUntil(const std::function<bool(const NcclSlot&)>& rea
     for (int rank = 0; rank < ranks_; ++rank) count += reached(rendezvous_->slot(rank)) ? 1 : 0;
     if (count == ranks_) return true;
     if (aborted_.load() || port_.Faulted()) return false;
+    // As NCCL's kernels do, but other threads need the core.
     std::this_thread::sleep_for(kSpin);
   }
 }
