@@ -5,6 +5,13 @@
 #include "daemon/base/error.h"
 
 namespace gradsync {
+namespace {
+
+absl::Status Stopping() {
+  return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is stopping");
+}
+
+}  // namespace
 
 std::shared_ptr<WorkerSupervisor> WorkerSupervisor::Make(WorkerSupervisorOptions options, Lost lost,
                                                          const Clock* clock, Executor* executor) {
@@ -19,9 +26,11 @@ WorkerSupervisor::WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, c
 // Outside the lock: their threads may be about to take it.
 WorkerSupervisor::~WorkerSupervisor() {
   std::map<WorkerKey, Worker> workers;
+  std::shared_ptr<WorkerProcess> probe;
   {
     const MutexLock lock(&mutex_);
     workers.swap(workers_);
+    probe.swap(probe_);
   }
   for (auto& [key, worker] : workers) GiveUp(&worker);
 }
@@ -59,6 +68,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
 }
 
 absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {
+  if (shut_down_) return Stopping();
   const std::uint64_t now_ns = clock_->NowNs();
   if (const absl::Status status = worker->policy.MayStart(now_ns); !status.ok()) return status;
   WorkerProcessOptions options = options_.process;
@@ -129,7 +139,20 @@ void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
     worker->open = false;
     worker->process.reset();
   }
-  if (was_open) lost_(key, why);
+  if (!was_open || !BeginTelling()) return;
+  lost_(key, why);
+  EndTelling();
+}
+
+bool WorkerSupervisor::BeginTelling() {
+  const MutexLock lock(&mutex_);
+  if (!shut_down_) ++telling_;
+  return !shut_down_;
+}
+
+void WorkerSupervisor::EndTelling() {
+  const MutexLock lock(&mutex_);
+  if (--telling_ == 0) told_.NotifyAll();
 }
 
 WorkerSupervisor::Worker* WorkerSupervisor::FindLocked(const WorkerKey& key,
@@ -169,18 +192,22 @@ bool WorkerSupervisor::Tick() {
 }
 
 void WorkerSupervisor::Shutdown() {
+  const absl::Status why = Stopping();
   std::map<WorkerKey, Worker> workers;
+  std::shared_ptr<WorkerProcess> probe;
   {
     const MutexLock lock(&mutex_);
+    shut_down_ = true;
     workers.swap(workers_);
+    probe.swap(probe_);
   }
   for (auto& [key, worker] : workers) {
-    if (worker.process != nullptr) {
-      worker.process->End(
-          MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is stopping"));
-    }
+    if (worker.process != nullptr) worker.process->End(why);
     GiveUp(&worker);
   }
+  if (probe != nullptr) probe->End(why);
+  const MutexLock lock(&mutex_);
+  while (telling_ > 0) told_.Wait(&mutex_);
 }
 
 void WorkerSupervisor::GiveUp(Worker* worker) {
@@ -196,17 +223,30 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
     found(process.status());
     return;
   }
-  // Kept until it has replied.
-  auto kept = std::make_shared<std::shared_ptr<WorkerProcess>>(Share(*std::move(process)));
-  (*kept)->Call(StartCall(""), {},
-                [kept, found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
-                  kept->reset();
-                  if (!reply.ok()) {
-                    found(reply.status());
-                  } else {
-                    found(reply->message.started());
-                  }
-                });
+  const std::shared_ptr<WorkerProcess> probe = Share(*std::move(process));
+  {
+    const MutexLock lock(&mutex_);
+    probe_ = probe;
+  }
+  probe->Call(StartCall(""), {},
+              [weak = weak_from_this(),
+               found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
+                const auto self = weak.lock();
+                if (self == nullptr || !self->BeginTelling()) return;
+                if (reply.ok()) {
+                  found(reply->message.started());
+                } else {
+                  found(reply.status());
+                }
+                self->LetProbeGo();
+                self->EndTelling();
+              });
+}
+
+void WorkerSupervisor::LetProbeGo() {
+  std::shared_ptr<WorkerProcess> probe;
+  const MutexLock lock(&mutex_);
+  probe.swap(probe_);
 }
 
 std::vector<WorkerStatus> WorkerSupervisor::Workers() const {

@@ -82,10 +82,12 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // Stops what has been idle for too long. True if there are others, whose time is to come.
   bool Tick();
 
-  // Ends every process. When this returns, what was called has been answered, and nothing more is.
+  // Ends every process. When this returns, what was called has been answered, nothing more is, and
+  // no callback runs.
   void Shutdown();
 
   // What a worker would find on this node: driver, NCCL, GPUs. Asks a process that ends with it.
+  // Once; `found` is not called if Shutdown comes first.
   void Probe(std::function<void(absl::StatusOr<worker::Started>)> found);
 
   std::vector<WorkerStatus> Workers() const;
@@ -113,6 +115,10 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // The worker, unless it is another incarnation by now.
   Worker* FindLocked(const WorkerKey& key, std::uint64_t incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Around a callback on a worker's thread: false, and it must not be called, after Shutdown.
+  bool BeginTelling();
+  void EndTelling();
+  void LetProbeGo();
   // Of one that is in the table no more: stops it, and tells those that wait for it.
   void GiveUp(Worker* worker);
   // Destroyed on the executor, whoever lets go of it last: perhaps its own thread.
@@ -126,6 +132,10 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   mutable Mutex mutex_;
   std::map<WorkerKey, Worker> workers_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<WorkerProcess> probe_ ABSL_GUARDED_BY(mutex_);  // until it has replied
+  int telling_ ABSL_GUARDED_BY(mutex_) = 0;                       // callbacks that run
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+  CondVar told_;  // telling_ is 0
 };
 
 }  // namespace gradsync

@@ -151,6 +151,13 @@ TEST_F(WorkerSupervisorTest, LooksWhatTheNodeHas) {
   EXPECT_TRUE(supervisor_->Workers().empty());
 }
 
+TEST_F(WorkerSupervisorTest, ShutsDownWhileItLooksWhatTheNodeHas) {
+  Begin("never starts");
+  supervisor_->Probe([](const auto&) { ADD_FAILURE() << "told after Shutdown"; });
+  supervisor_->Shutdown();
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-1"}).status()), "DRAINING");
+}
+
 TEST(RestartPolicy, WaitsLongerAfterEachFailure) {
   RestartPolicy policy;
   std::uint64_t now_ns = 1000 * kSecondNs;
