@@ -68,7 +68,8 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SessionOption
 absl::Status Connection::Join(absl::Time deadline) {
   FileDescriptor socket;
   if (auto status = OpenUnixSocket(SOCK_STREAM, &socket); !status.ok()) return status;
-  if (auto status = ConnectUnixSocket(socket, options_.socket, deadline); !status.ok()) {
+  if (auto status = ConnectUnixSocket(socket, options_.socket, Absent::kNotYet, deadline);
+      !status.ok()) {
     return status;
   }
   auto stream = SessionStream::Open(std::move(socket), shared_from_this());
@@ -97,7 +98,9 @@ absl::Status Connection::Join(absl::Time deadline) {
   if (!descriptors.ok()) {
     // The nonce ends with the session. Then that is why, and the word of it, on another socket, may
     // still be on its way.
-    auto end = AwaitEnd(absl::IsNotFound(descriptors.status()) ? kWordOfEnd : absl::ZeroDuration());
+    const bool over =
+        absl::IsNotFound(descriptors.status()) || absl::IsUnavailable(descriptors.status());
+    auto end = AwaitEnd(over ? kWordOfEnd : absl::ZeroDuration());
     return end.ok() ? descriptors.status() : end;
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");

@@ -79,7 +79,9 @@ absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& 
 
   FileDescriptor socket;
   if (auto status = OpenUnixSocket(SOCK_SEQPACKET, &socket); !status.ok()) return status;
-  if (auto status = ConnectUnixSocket(socket, path, deadline); !status.ok()) return status;
+  if (auto status = ConnectUnixSocket(socket, path, Absent::kGone, deadline); !status.ok()) {
+    return status;
+  }
   while (send(socket.get(), &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) {
     if (errno == EINTR) continue;
     if (errno != EAGAIN || !Await(socket, POLLOUT, deadline)) {

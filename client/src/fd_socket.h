@@ -18,9 +18,9 @@ namespace gradsync::client {
 // Where the side socket of a daemon's gRPC socket lies: "X-fd.sock" for "X.sock".
 std::string FdSocketPath(absl::string_view socket);
 
-// Fetches exactly `count` descriptors, close-on-exec. Statuses: those of ConnectUnixSocket, what
-// the daemon answers, UNAVAILABLE if it does not answer, and INTERNAL for an answer that breaks the
-// contract.
+// Fetches exactly `count` descriptors, close-on-exec, from a daemon that is there. Statuses: those
+// of ConnectUnixSocket, what the daemon answers, UNAVAILABLE if it does not answer or has gone, and
+// INTERNAL for an answer that breaks the contract.
 absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& path,
                                                              absl::string_view nonce,
                                                              std::size_t count,

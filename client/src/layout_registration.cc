@@ -174,9 +174,10 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
   if (!descriptors.ok()) {
     // The nonce ends with the session or the agreement. Then that is why, and the word of it, on
     // another socket, may still be on its way.
-    const absl::Duration patience =
-        absl::IsNotFound(descriptors.status()) ? kWordOfEnd : absl::ZeroDuration();
-    const absl::Status failure = registration->AwaitFailure(absl::Now() + patience);
+    const bool over =
+        absl::IsNotFound(descriptors.status()) || absl::IsUnavailable(descriptors.status());
+    const absl::Status failure =
+        registration->AwaitFailure(absl::Now() + (over ? kWordOfEnd : absl::ZeroDuration()));
     return failure.ok() ? descriptors.status() : failure;
   }
   auto semaphores = MappedMemory::Map(descriptors->back().get(),

@@ -63,7 +63,7 @@ absl::Status OpenUnixSocket(int type, FileDescriptor* socket) {
                    absl::StrCat("no socket could be opened: ", ErrnoText(errno)));
 }
 
-absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path,
+absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,
                                absl::Time deadline) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -86,6 +86,11 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
     if (error != ENOENT && error != ECONNREFUSED && error != EAGAIN) {
       return MakeError(absl::StatusCode::kUnavailable, kDaemonLost,
                        absl::StrCat("cannot connect to ", path, ": ", ErrnoText(error)));
+    }
+    if (error != EAGAIN && absent == Absent::kGone) {
+      return MakeError(absl::StatusCode::kUnavailable, kDaemonLost,
+                       absl::StrCat("the daemon has gone: nobody listens at ", path, " any more (",
+                                    ErrnoText(error), ")"));
     }
     const absl::Time now = absl::Now();
     if (now >= deadline) {

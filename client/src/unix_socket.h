@@ -4,6 +4,7 @@
 #ifndef CLIENT_SRC_UNIX_SOCKET_H_
 #define CLIENT_SRC_UNIX_SOCKET_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -30,11 +31,14 @@ class FileDescriptor {
 // A new socket of `type` (SOCK_STREAM, SOCK_SEQPACKET), close-on-exec, non-blocking, not connected.
 absl::Status OpenUnixSocket(int type, FileDescriptor* socket);
 
-// Connects to `path`, retrying until the deadline while nobody listens there.
+// What it means that nobody listens: a daemon that is not there yet, or one that has gone.
+enum class Absent : std::uint8_t { kNotYet, kGone };
+
+// Connects to `path`, retrying until the deadline while nobody is there yet, or too many connect.
 //   INVALID_ARGUMENT   the path is too long.
 //   PERMISSION_DENIED  at once; says whose socket it is.
-//   UNAVAILABLE        nobody listened until the deadline.
-absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path,
+//   UNAVAILABLE        nobody listened until the deadline, or any more.
+absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,
                                absl::Time deadline);
 
 }  // namespace gradsync::client

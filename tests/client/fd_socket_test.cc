@@ -129,10 +129,20 @@ TEST_F(FdSocketTest, RefusesAShortAnswer) {
 }
 
 TEST_F(FdSocketTest, SaysThatNobodyListens) {
-  const auto fetched = FetchDescriptors(path_, kNonce, 1, absl::Now());
+  FileDescriptor client;
+  ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
+  const absl::Status connected =
+      ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now());
+  EXPECT_EQ(connected.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(connected.message()), HasSubstr(path_));
+  EXPECT_THAT(std::string(connected.message()), HasSubstr("start gradsyncd"));
+}
+
+// One that has handed out a nonce listened then.
+TEST_F(FdSocketTest, DoesNotWaitForADaemonThatHasGone) {
+  const auto fetched = FetchDescriptors(path_, kNonce, 1, absl::InfiniteFuture());
   EXPECT_EQ(fetched.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr(path_));
-  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr("start gradsyncd"));
+  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr("the daemon has gone"));
 }
 
 TEST_F(FdSocketTest, RefusesANonceOfAnotherLength) {
@@ -146,7 +156,7 @@ TEST_F(FdSocketTest, ConnectRetriesUntilSomebodyListens) {
   ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
   absl::Status connected = absl::UnknownError("");
   std::thread connecting(
-      [&] { connected = ConnectUnixSocket(client, path_, absl::Now() + absl::Seconds(20)); });
+      [&] { connected = ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now() + absl::Seconds(20)); });
   FdReply reply;
   reply.fd_count = 0;
   Serve(reply, 0);
@@ -170,7 +180,7 @@ TEST_F(FdSocketTest, NamesTheGroupThatMayConnect) {
   ASSERT_EQ(chmod(path_.c_str(), 0700), 0);
   FileDescriptor client;
   ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
-  ASSERT_TRUE(ConnectUnixSocket(client, path_, absl::Now()).ok());
+  ASSERT_TRUE(ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now()).ok());
 }
 
 }  // namespace
