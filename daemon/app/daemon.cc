@@ -338,7 +338,11 @@ void Daemon::ServeUntilSignal() {
   absl::Time deadline = absl::Now() + r.options.drain_timeout;
   bool hurry = false;
   // Job by job: each ends at its own first moment between two steps.
-  while (!hurry && !r.jobs.EndIdle(why) && absl::Now() < deadline) {
+  const auto end_idle = [&] {
+    const bool elsewhere = r.peers == nullptr || r.peers->EndIdle(why);
+    return r.jobs.EndIdle(why) && elsewhere;
+  };
+  while (!hurry && !end_idle() && absl::Now() < deadline) {
     hurry = StopSignalWithin(kDrainCheck);
   }
   r.jobs.EndAll(why);

@@ -167,6 +167,7 @@ void Cluster::Launch(Job* raw, ReduceOperation* operation) {
     MutexLock lock(&mutex_);
     const auto found = jobs_.find(raw);
     const Entry entry = found == jobs_.end() ? Entry{job, {}} : found->second;
+    may = !entry.failing;
     for (std::size_t i = 0; i < operation->ranks.size(); ++i) {
       // Without a seat its node is being lost, and the job with it.
       may = may && (operation->buffers[i] != nullptr || entry.seats.count(operation->ranks[i]) > 0);
@@ -319,12 +320,14 @@ void Cluster::Fail(std::uint64_t number, const absl::Status& why) {
     if (epoch == nullptr || !epoch->failure.ok()) return;
     epoch->failure = why;
     ++epoch->users;
-    for (const auto& [raw, entry] : jobs_) {
-      if (auto job = entry.job.lock(); job != nullptr && LinksOfLocked(entry) == epoch->links) {
-        jobs.insert(std::move(job));
-      }
-    }
     for (const auto& [sequence, flight] : epoch->in_flight) jobs.insert(flight.job);
+    for (auto& [raw, entry] : jobs_) {
+      auto job = entry.job.lock();
+      if (job == nullptr || (jobs.count(job) == 0 && LinksOfLocked(entry) != epoch->links)) continue;
+      // From now on: what it launched before it is ended would make the nodes meet once more.
+      entry.failing = true;
+      jobs.insert(std::move(job));
+    }
   }
   Log(LogLevel::kWarning, "engine failed",
       {{"job", key_.job_id}, {"epoch", number}, {"why", why.message()}});
@@ -419,7 +422,7 @@ void Cluster::Tick() {
     MutexLock lock(&mutex_);
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
-      if (formed.count(job) > 0) EpochForLocked(LinksOfLocked(entry), &told);
+      if (formed.count(job) > 0 && !entry.failing) EpochForLocked(LinksOfLocked(entry), &told);
       it = over.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
     }
   }

@@ -135,6 +135,7 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   struct Entry {
     std::weak_ptr<Job> job;
     std::map<std::uint32_t, Seat> seats;
+    bool failing = false;  // its engine has failed: it is about to be ended
   };
   using Links = std::vector<std::shared_ptr<NodeLink>>;
 

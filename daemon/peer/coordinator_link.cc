@@ -16,6 +16,8 @@ namespace {
 
 // A link without ranks is kept, and with it the engine, for a job that starts again.
 constexpr std::uint64_t kIdleNs = 300'000'000'000;
+// So long between two ticks: this daemon was stopped itself, and has not read what was said to it.
+constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
 
 absl::Status FromGrpc(const grpc::Status& status) {
   google::rpc::Status proto;
@@ -82,6 +84,7 @@ bool CoordinatorLink::Join(const JoinRequest& request, const std::shared_ptr<Ses
     MutexLock lock(&mutex_);
     state = state_;
     if (state == State::kDialing) waiting_.push_back({request, sink, joined});
+    if (state == State::kUp) ++joining_;
   }
   if (state == State::kDown) return false;
   if (state == State::kSelf) context_.here->Join(request, sink, joined);
@@ -103,6 +106,7 @@ void CoordinatorLink::StartRank(Waiting waiting) {
   {
     MutexLock lock(&mutex_);
     ranks_[rank->incarnation()] = rank;
+    --joining_;
     down = state_ == State::kDown;
   }
   if (down) return MaybeEndRanks();
@@ -158,6 +162,7 @@ void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
     coordinator_ = welcome.node_name();
     idle_since_ns_ = context_.clock->NowNs();
     waiting.swap(waiting_);
+    if (!self) joining_ += waiting.size();
   }
   if (!self) {
     LogLimited(LogLevel::kInfo, "attached to coordinator",
@@ -337,19 +342,27 @@ void CoordinatorLink::OnEnd() {
     silent = silent_;
   }
   GoDown(silent ? "it said nothing for 5 s: its daemon is stopped, or the link is down"
-                : "the connection to it has ended");
+                : "the connection to it has ended",
+         Unless::kNever);
 }
 
 void CoordinatorLink::OnFinished() {
   const absl::Status finish = FromGrpc(finish_);
   std::vector<Waiting> waiting;
-  bool overdue = false;
+  bool dialing = false, overdue = false;
   {
     MutexLock lock(&mutex_);
-    if (state_ != State::kDialing) return;
-    state_ = State::kDown;
+    dialing = state_ == State::kDialing;
+    if (dialing) state_ = State::kDown;
     overdue = overdue_;
     waiting.swap(waiting_);
+  }
+  if (!dialing) {
+    // Its ranks have been told that it is lost; this is why it hung up, where it said so.
+    if (finish.ok() || absl::IsCancelled(finish)) return;
+    LogLimited(LogLevel::kWarning, "the coordinator's last word",
+               {{"job", key_.job_id}, {"address", address_}, {"why", finish.message()}});
+    return;
   }
   absl::Status why = finish;
   if (overdue || DetailsOf(finish).reason.empty()) {
@@ -367,20 +380,22 @@ void CoordinatorLink::OnFinished() {
   for (const Waiting& one : waiting) one.joined(why);
 }
 
-void CoordinatorLink::GoDown(const std::string& how) {
+bool CoordinatorLink::GoDown(const std::string& how, Unless unless) {
+  bool needed = false;
   {
     MutexLock lock(&mutex_);
-    if (state_ == State::kDown) return;
+    needed = !ranks_.empty() || joining_ > 0;
+    if (state_ == State::kDown || (needed && unless == Unless::kNeeded)) return false;
     state_ = State::kDown;
     how_down_ = how;
   }
-  const bool needed = !Idle();
   LogLimited(needed ? LogLevel::kWarning : LogLevel::kInfo,
              needed ? "coordinator lost" : "detached from coordinator",
              {{"job", key_.job_id}, {"address", address_}, {"why", how}});
   EndEpoch(MakeError(absl::StatusCode::kUnavailable, "COORDINATOR_LOST",
                      absl::StrCat("the coordinator at ", address_, " is lost")));
   MaybeEndRanks();
+  return true;
 }
 
 void CoordinatorLink::MaybeEndRanks() {
@@ -411,18 +426,27 @@ void CoordinatorLink::MaybeEndRanks() {
 }
 
 void CoordinatorLink::Tick(std::uint64_t now_ns) {
-  bool cancel = false;
+  bool cancel = false, idle = false;
   {
     MutexLock lock(&mutex_);
+    if (ticked_ns_ != 0 && now_ns > ticked_ns_ + kOwnStopNs) heard_ns_.store(now_ns);
+    ticked_ns_ = now_ns;
     if (state_ == State::kDialing && now_ns > dialed_ns_ + context_.reach_patience_ns) {
       overdue_ = cancel = true;
     } else if (state_ == State::kUp && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
       silent_ = cancel = true;
-    } else if (state_ == State::kUp && ranks_.empty() && now_ns > idle_since_ns_ + kIdleNs) {
-      cancel = true;
+    } else if (state_ == State::kUp && now_ns > idle_since_ns_ + kIdleNs) {
+      idle = true;
     }
   }
+  if (idle) cancel = GoDown("no rank has needed it for five minutes", Unless::kNeeded);
   if (cancel) Cancel();
+}
+
+bool CoordinatorLink::BetweenSteps() {
+  MutexLock lock(&mutex_);
+  return std::none_of(ranks_.begin(), ranks_.end(),
+                      [](const auto& entry) { return entry.second->InStep(); });
 }
 
 void CoordinatorLink::EndRanks(const absl::Status& why) {
@@ -438,11 +462,6 @@ void CoordinatorLink::EndRanks(const absl::Status& why) {
   for (const Waiting& one : waiting) one.joined(why);
   if (dialing) Cancel();
   for (const auto& rank : ranks) rank->Lose(rank->rank(), rank->incarnation(), why);
-}
-
-bool CoordinatorLink::Idle() {
-  MutexLock lock(&mutex_);
-  return ranks_.empty();
 }
 
 std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {

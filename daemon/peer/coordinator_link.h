@@ -63,8 +63,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   // stops.
   void EndRanks(const absl::Status& why);
   bool ended();
-  // No rank speaks over it.
-  bool Idle();
+  // None of its ranks has begun a step whose verdict it does not know.
+  bool BetweenSteps();
   // The coordinator answered that it is this daemon.
   bool is_self();
   std::uint64_t epochs() const { return epochs_.load(); }
@@ -75,6 +75,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
 
  private:
   enum class State : std::uint8_t { kDialing, kUp, kSelf, kDown };
+  enum class Unless : std::uint8_t { kNever, kNeeded };
   class StartStep final : public PeerCompletion {
    public:
     explicit StartStep(CoordinatorLink* link) : link_(link) {}
@@ -119,7 +120,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void LaunchDone(const v1::Launch& launch, const absl::Status& status,
                   const BucketNumbers& numbers);
   void EndEpoch(const absl::Status& why);
-  void GoDown(const std::string& how);
+  // False: some rank speaks over it, or is about to.
+  bool GoDown(const std::string& how, Unless unless);
   // Ends the ranks, once the coordinator is lost and nothing touches their memory.
   void MaybeEndRanks();
   std::shared_ptr<CoordinatorLink> Self() {
@@ -150,7 +152,9 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   std::map<std::uint64_t, std::shared_ptr<RemoteRank>> ranks_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mutex_);
   std::size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::size_t joining_ ABSL_GUARDED_BY(mutex_) = 0;  // on their way into ranks_
   std::uint64_t idle_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t ticked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace gradsync

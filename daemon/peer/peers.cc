@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -34,6 +35,8 @@ constexpr absl::Duration kStopPatience = absl::Seconds(5);
 // Jobs of one connection's daemon at a time, and nodes at a time.
 constexpr int kStreamsPerConnection = 256;
 constexpr std::size_t kMaxNodes = 4096;
+// Names of this daemon that are remembered; clients choose them.
+constexpr std::size_t kMaxSelves = 64;
 // Who connects and speaks no HTTP/2 is cut off after this.
 constexpr int kHandshakeTimeoutMs = 10'000;
 // What a message between daemons says beside the trainer's message that it carries, which has its
@@ -55,6 +58,16 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat("'", path, "' cannot be read, or is empty"));
   }
   return text.str();
+}
+
+// This host's own name, which its resolver may take for an address that nobody listens on
+// (127.0.1.1 on Debian).
+bool NamesThisHost(const std::string& host) {
+  char name[65] = {};
+  if (gethostname(name, sizeof(name) - 1) != 0 || name[0] == '\0') return false;
+  const std::string own = absl::AsciiStrToLower(name);
+  const std::string given = absl::AsciiStrToLower(host);
+  return given == own || given == own.substr(0, own.find('.'));
 }
 
 struct Credentials {
@@ -156,7 +169,7 @@ class Peers::Impl {
                        ": it is no address of this host, or the port is taken"));
     }
     PeerAddress bound = *listen;
-    bound.port = static_cast<std::uint16_t>(port);
+    bound.port = port_ = static_cast<std::uint16_t>(port);
     address_ = bound.Text();
     if (!listen->IsLoopback()) {
       if (options_.tls_certificate.empty()) {
@@ -227,7 +240,8 @@ class Peers::Impl {
     const std::string text = address->Text();
     for (;;) {
       std::shared_ptr<CoordinatorLink> link;
-      bool here = (address->IsLoopback() && !address->port_given) || text == address_;
+      bool here = (address->IsLoopback() && !address->port_given) || text == address_ ||
+                  (address->port == port_ && NamesThisHost(address->host));
       bool dial = false;
       {
         MutexLock lock(&mutex_);
@@ -255,6 +269,18 @@ class Peers::Impl {
       stopping_ = true;
     }
     for (const auto& link : Links()) link->EndRanks(why);
+  }
+
+  bool EndIdle(const absl::Status& why) {
+    bool all = true;
+    for (const auto& link : Links()) {
+      if (link->BetweenSteps()) {
+        link->EndRanks(why);
+      } else {
+        all = false;
+      }
+    }
+    return all;
   }
 
   std::uint64_t engines_made() {
@@ -443,7 +469,10 @@ class Peers::Impl {
       nodes = Alive(&nodes_);
       (void)Alive(&dialed_);
       for (auto it = links_.begin(); it != links_.end();) {
-        if (it->second->is_self()) selves_.insert(it->first.first);
+        if (it->second->is_self()) {
+          if (selves_.size() >= kMaxSelves) selves_.clear();
+          selves_.insert(it->first.first);
+        }
         it = it->second->is_self() || it->second->ended() ? links_.erase(it) : std::next(it);
       }
       for (auto it = clusters_.begin(); it != clusters_.end();) {
@@ -473,6 +502,7 @@ class Peers::Impl {
   // Constant once Start() has returned.
   std::string node_name_;
   std::string address_;
+  std::uint16_t port_ = 0;
   std::vector<std::string> warnings_;
   std::vector<std::string> notices_;
   Credentials credentials_;
@@ -524,6 +554,7 @@ void Peers::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
                  std::function<void(absl::StatusOr<Joined>)> joined) {
   impl_->Join(request, std::move(sink), std::move(joined));
 }
+bool Peers::EndIdle(const absl::Status& why) { return impl_->EndIdle(why); }
 void Peers::EndAll(const absl::Status& why) { impl_->EndAll(why); }
 const std::string& Peers::address() const { return impl_->address(); }
 const std::string& Peers::node_name() const { return impl_->node_name(); }

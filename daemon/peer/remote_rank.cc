@@ -164,6 +164,7 @@ void RemoteRank::OnStepDone(const v1::StepDone& done) {
   if (found == layouts_.end()) return;
   Layout& layout = found->second;
   layout.in_doubt = false;
+  layout.decided_step = std::max(layout.decided_step, done.step());
   if (done.verdict() == v1::VERDICT_COMPLETE || layout.memory.semaphores == nullptr) return;
   // A void step uses up its number: its waits are released, and see that it is void.
   layout.memory.semaphores->DeclareVoid(done.step());
@@ -177,7 +178,9 @@ void RemoteRank::OnLeaveDone(const v1::LeaveDone& done) {
   state_ = RankState::kLive;
   for (const auto& next : done.next_steps()) {
     const auto found = layouts_.find(next.channel());
-    if (found == layouts_.end() || found->second.memory.semaphores == nullptr) continue;
+    if (found == layouts_.end()) continue;
+    found->second.decided_step = std::max(found->second.decided_step, next.step() - 1);
+    if (found->second.memory.semaphores == nullptr) continue;
     for (std::size_t i = 0; i < found->second.plan.buckets.size(); ++i) {
       found->second.memory.semaphores->SignalDone(i, next.step() - 1);
     }
@@ -205,6 +208,7 @@ void RemoteRank::End(const absl::Status& why) {
   std::map<std::uint64_t, Pending> pending;
   std::vector<Question> questions;
   bool tell = false;
+  absl::Status end = why;
   {
     MutexLock lock(&mutex_);
     sink = std::move(sink_);
@@ -213,6 +217,7 @@ void RemoteRank::End(const absl::Status& why) {
     joined_ = nullptr;
     if (joined == nullptr && sink == nullptr) return;
     state_ = why.ok() ? RankState::kExited : RankState::kLost;
+    if (!own_end_.ok()) end = own_end_;
     tell = !gone_ && joined == nullptr;
     gone_ = true;
     pending.swap(pending_);
@@ -231,7 +236,7 @@ void RemoteRank::End(const absl::Status& why) {
     joined(why.ok() ? absl::AbortedError("the coordinator ended the session at once") : why);
     return;
   }
-  sink->Queue(SessionEndMessage{why});
+  sink->Queue(SessionEndMessage{end});
   sink->Flush();
 }
 
@@ -246,6 +251,13 @@ bool RemoteRank::InDoubt() const {
   MutexLock lock(&mutex_);
   return std::any_of(layouts_.begin(), layouts_.end(),
                      [](const auto& entry) { return entry.second.in_doubt; });
+}
+
+bool RemoteRank::InStep() const {
+  MutexLock lock(&mutex_);
+  return std::any_of(layouts_.begin(), layouts_.end(), [](const auto& entry) {
+    return entry.second.begun_step > entry.second.decided_step;
+  });
 }
 
 absl::Status RemoteRank::NotAsked(absl::string_view what) const {
@@ -342,6 +354,7 @@ absl::Status RemoteRank::ArenaMapped(std::uint32_t, std::uint32_t channel, RankM
 
 absl::Status RemoteRank::MarkReady(std::uint32_t, std::uint32_t channel, std::uint64_t step,
                                    absl::Span<const std::uint32_t> buckets) {
+  BeginStep(channel, step, /*end=*/false);
   v1::SessionRequest message;
   auto* ready = message.mutable_bucket_ready();
   ready->set_channel(channel);
@@ -363,13 +376,17 @@ absl::Status RemoteRank::FinishStep(std::uint32_t, std::uint32_t channel, std::u
   return absl::OkStatus();
 }
 
+void RemoteRank::BeginStep(std::uint32_t channel, std::uint64_t step, bool end) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(channel);
+  if (found == layouts_.end()) return;
+  found->second.begun_step = std::max(found->second.begun_step, step);
+  found->second.in_doubt = found->second.in_doubt || end;
+}
+
 void RemoteRank::SayEnd(std::uint32_t channel, std::uint64_t step, absl::string_view used_map,
                         bool ready_rest) {
-  {
-    MutexLock lock(&mutex_);
-    const auto found = layouts_.find(channel);
-    if (found != layouts_.end()) found->second.in_doubt = true;
-  }
+  BeginStep(channel, step, /*end=*/true);
   v1::SessionRequest message;
   auto* end = message.mutable_end_step();
   end->set_channel(channel);
@@ -445,6 +462,7 @@ void RemoteRank::Lose(std::uint32_t, std::uint64_t, const absl::Status& why) {
     MutexLock lock(&mutex_);
     if (gone_ || sink_ == nullptr) return;
     gone_ = true;
+    own_end_ = why;
     state_ = RankState::kLost;
   }
   v1::AttachRequest message;

@@ -47,6 +47,8 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
   void End(const absl::Status& why);
   // It has sent EndStep, and knows no verdict.
   bool InDoubt() const;
+  // It has said something of a step, and knows no verdict.
+  bool InStep() const;
 
   // The memory that a launch names; FAILED_PRECONDITION if there is none of this kind.
   struct LaunchMemory {
@@ -92,6 +94,8 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
     std::shared_ptr<void> held;
     RankMemory memory;
     bool in_doubt = false;
+    std::uint64_t begun_step = 0;    // the last one that it has said something of
+    std::uint64_t decided_step = 0;  // the last one whose verdict it knows
   };
   struct Pending {
     LayoutSpec spec;
@@ -105,6 +109,7 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
   };
 
   void Say(v1::SessionRequest request) const;
+  void BeginStep(std::uint32_t channel, std::uint64_t step, bool end);
   void SayEnd(std::uint32_t channel, std::uint64_t step, absl::string_view used_map,
               bool ready_rest);
   void OnOpened(const v1::SessionOpened& opened);
@@ -127,6 +132,8 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
   std::function<void(absl::StatusOr<Joined>)> joined_ ABSL_GUARDED_BY(mutex_);
   RankState state_ ABSL_GUARDED_BY(mutex_) = RankState::kAbsent;
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;                         // RankGone was sent
+  // Why, if it was lost here: what the coordinator says may be about another rank, lost with it.
+  absl::Status own_end_ ABSL_GUARDED_BY(mutex_);
   std::map<std::uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id
   std::map<std::uint32_t, Layout> layouts_ ABSL_GUARDED_BY(mutex_);   // by channel
   std::vector<Question> questions_ ABSL_GUARDED_BY(mutex_);

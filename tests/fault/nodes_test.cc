@@ -364,6 +364,17 @@ TEST_F(NodesTest, AnAddressOfTheDaemonItselfIsHere) {
   EXPECT_EQ(EnginesMade(c), 0u);
 }
 
+TEST_F(NodesTest, ItsOwnHostsNameIsHereWhateverThatResolvesTo) {
+  char host[65] = {};
+  ASSERT_EQ(gethostname(host, sizeof(host) - 1), 0);
+  std::string self = a_.Status().peer_address();
+  self.replace(0, self.find(':'), host);
+  const Trainers trainers = JoinedTrainers(a_, 2, "here", "coordinator=" + self);
+  ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step");
+  EXPECT_EQ(EnginesMade(a_), 0u);
+}
+
 TEST_F(NodesTest, TheOthersGoOnWhenANodeHasLeftAndStops) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
@@ -585,6 +596,31 @@ TEST_F(NodesTest, ADrainingAgentEndsItsSessions) {
   for (const int rank : {0, 1}) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
+  }
+}
+
+TEST_F(NodesTest, ADrainingAgentLetsARunningStepFinish) {
+  const Trainers trainers = Join();
+  ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step");
+  ASSERT_TRUE(trainers[2]->Do("mark 2 0").ok());
+  ASSERT_TRUE(a_.AwaitStatus(
+      [](const auto& now) { return !now.jobs(0).layouts(0).waiting_for().empty(); }));
+  b_.process().Signal(SIGTERM);
+  ASSERT_TRUE(b_.AwaitStatus(
+      [](const auto& now) { return now.state() == v1::DAEMON_STATE_DRAINING; }));
+  ASSERT_TRUE(trainers[2]->Do("mark 2 1").ok());
+  ASSERT_TRUE(trainers[2]->Do("end 2").ok());
+  for (const int rank : {0, 1, 3}) trainers[rank]->Begin("step");
+  for (const int rank : {0, 1, 3}) {
+    const Reply reply = trainers[rank]->Result();
+    EXPECT_TRUE(reply.ok()) << reply;
+  }
+  EXPECT_TRUE(trainers[2]->Do("wait 2").ok());
+  EXPECT_EQ(b_.process().Wait(kPatienceMs), 0);
+  for (const int rank : {2, 3}) {
+    const Reply reply = trainers[rank]->Do("wait 3");
+    EXPECT_EQ(reply.reason, "DRAINING") << reply;
   }
 }
 
