@@ -134,6 +134,14 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         "default is False",
     )
     parser.add_argument(
+        "--bucket-mb",
+        type=count(1, 1024),
+        default=25,
+        metavar="MIB",
+        help="of every wrapper's buckets; default 25, PyTorch's. What is ready last waits for its "
+        "time on the wire: take less where links are slow (tools/simulate says how much)",
+    )
+    parser.add_argument(
         "--daemon", metavar="PATH", help="gradsyncd; default: the one that Bazel has built"
     )
     parser.add_argument(
@@ -227,7 +235,11 @@ def _stage(
         threads=1,
         program=program,
         reduce_threads=options.threads,
-        options={"quick": options.quick, "bucket_view": options.bucket_view},
+        options={
+            "quick": options.quick,
+            "bucket_view": options.bucket_view,
+            "bucket_mb": options.bucket_mb,
+        },
         environment={},
         nodes=nodes,
     )
@@ -240,7 +252,7 @@ def _measure(options: argparse.Namespace, program: str) -> list[ModelResult]:
         f"# step.py: {options.ranks} ranks{' on each node' if options.nodes > 1 else ''}, "
         f"{options.rounds} rounds of {options.steps} steps, "
         f"{'the small models of --quick, ' if options.quick else ''}"
-        f"gradient_as_bucket_view={options.bucket_view}"
+        f"buckets of {options.bucket_mb} MiB, gradient_as_bucket_view={options.bucket_view}"
     )
     print(f"# {machine}, load {os.getloadavg()[0]:.2f}", flush=True)
     progress = Progress(

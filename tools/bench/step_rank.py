@@ -46,7 +46,9 @@ class _Contestant:
 class StepRank:
     """What RankTeam's ranks are made of."""
 
-    def __init__(self, rank: int, meeting: Meeting, quick: bool, bucket_view: bool) -> None:
+    def __init__(
+        self, rank: int, meeting: Meeting, quick: bool, bucket_view: bool, bucket_mb: int
+    ) -> None:
         """Joins the job and the process group.
 
         Args:
@@ -54,6 +56,7 @@ class StepRank:
           meeting: how it meets the others.
           quick: the small models.
           bucket_view: PyTorch's gradient_as_bucket_view, for all wrappers of its own.
+          bucket_mb: MiB of a bucket, of every wrapper.
         """
         torch.set_num_threads(meeting.threads)
         make_importable()
@@ -62,6 +65,7 @@ class StepRank:
         self._rank = rank
         self._quick = quick
         self._bucket_view = bucket_view
+        self._bucket_mb = bucket_mb
         self._barrier = RankBarrier(meeting.barrier, rank, meeting.ranks)
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{meeting.store}", rank=rank, world_size=meeting.ranks
@@ -138,9 +142,13 @@ class StepRank:
 
         if implementation == "gradsync":
             return gradsync.torch.DistributedDataParallel(
-                module, session=self._session, name=model.name
+                module, session=self._session, name=model.name, bucket_cap_mb=self._bucket_mb
             )
-        ddp = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=self._bucket_view)
+        ddp = nn.parallel.DistributedDataParallel(
+            module,
+            gradient_as_bucket_view=self._bucket_view,
+            bucket_cap_mb=self._bucket_mb,
+        )
         if implementation == "gradsync_hook":
             state = gradsync.torch.HookState(self._session, name=f"{model.name}-hook")
             ddp.register_comm_hook(state, gradsync.torch.allreduce_hook)
