@@ -27,7 +27,9 @@ def measured(*rounds_ms):
     result = step_report.Measured()
     for step_ms in rounds_ms:
         # Rank 1 is the slower one.
-        result.add_round([[1, 1, 1], [2 * step_ms, step_ms, 0.5]], cpu_seconds=0.6)
+        steps_ms = [[1, 1, 1], [2 * step_ms, step_ms, 0.5]]
+        outside_ms = [[step / 4 for step in steps] for steps in steps_ms]
+        result.add_round(steps_ms, outside_ms, cpu_seconds=0.6)
     return result
 
 
@@ -66,7 +68,10 @@ def test_a_step_is_compared_with_the_larger_of_computation_and_wire():
     assert not result.counts
     lines = step_report.verdicts(result)
     assert "gradsync_hook: 1.125 of the larger of computation (40 ms) and wire (80 ms)" in lines[2]
-    assert lines[2].endswith("met") and "NOT" not in lines[2]
+    assert "met" in lines[2] and "NOT" not in lines[2]
+    # A quarter of bare's step, and 1514 bytes of the wire for 1448 of the gradients.
+    assert result.floor == pytest.approx((10 + 80 * 1514 / 1448) / 80)
+    assert lines[2].endswith(f"no step can be below {result.floor:.3f}")
     # Each of 4 nodes sends half as much again.
     assert model_result(nodes=4, rate="10gbit").wire_ms == 120
     assert model_result(nodes=4).of_limit("gradsync") is None

@@ -25,6 +25,9 @@
 namespace gradsync::fault {
 namespace {
 
+// Of a failed test's log: its end.
+constexpr std::size_t kShownBytes = 8192;
+
 std::unique_ptr<v1::Introspection::Stub> StubOf(const std::string& socket) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -109,15 +112,19 @@ void TestDaemon::Start() {
 int TestDaemon::Stop() {
   process_->Signal(SIGTERM);
   const auto status = process_->Wait(kPatienceMs);
-  if (!status.has_value() || !WIFEXITED(*status)) return -1;
-  return WEXITSTATUS(*status);
+  if (!status.has_value()) return -1;
+  return WIFEXITED(*status) ? WEXITSTATUS(*status) : 128 + WTERMSIG(*status);
 }
 
 TestDaemon::~TestDaemon() {
   if (process_->running()) {
     EXPECT_EQ(Stop(), 0) << "gradsyncd did not end well";
   }
-  if (testing::Test::HasFailure()) std::fprintf(stderr, "gradsyncd said:\n%s\n", Log().c_str());
+  if (testing::Test::HasFailure()) {
+    const std::string log = Log();
+    std::fprintf(stderr, "gradsyncd said:\n%s\n",
+                 log.substr(log.size() - std::min(log.size(), kShownBytes)).c_str());
+  }
 }
 
 std::string TestDaemon::Log() const {

@@ -66,7 +66,7 @@ class TestDaemon {
   void Start();
   // Returns the time just before SIGKILL.
   std::uint64_t Kill() { return process_->Kill(); }
-  // SIGTERM; the exit code, or -1 if it had to be killed.
+  // SIGTERM; the exit code, 128 and the signal that ended it, or -1 if it does not end.
   int Stop();
 
   std::string Log() const;

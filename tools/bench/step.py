@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -48,10 +49,10 @@ gradsync_hook and ddp_gloo must be the same.
 Below the table: what gradsync adds as a share of what ddp_gloo adds, and whether that is within
 reach (2 ranks, communication_heavy, beyond ddp_noop: wrapper 0.20, hook 0.50). With --rate: a step
 as a share of the larger of the computation (bare's step, in the same round) and the wire's time
-(the gradients' bytes at --rate, times 2(n-1)/n for n nodes, without headers); reach: at most 1.15.
-No step can be shorter than the forward pass, the wire's time and the optimizer together, so that is
-within reach where the one is well above the other. Without root or iproute2 nodes are loopback
-addresses, which the head of the table says, and links are unlimited.
+(the gradients' bytes at --rate, times 2(n-1)/n for n nodes, without headers); reach: at most 1.15;
+and what no step can be below: bare's step, and what of it is not the backward pass, which nothing
+overlaps, together with the wire's time with its headers. Without root or iproute2 nodes are
+loopback addresses, which the head of the table says, and links are unlimited.
 """
 _EPILOG = """\
 examples:
@@ -66,7 +67,7 @@ standard error. Exit status: 0; 1 something failed or results differ; 2 wrong us
 130 interrupted.
 """
 
-_MODELS = ("communication_heavy", "balanced", "compute_heavy")
+_MODELS = ("communication_heavy", "balanced", "offloaded", "compute_heavy")
 _DEFAULT_MODELS = ("communication_heavy", "compute_heavy")
 _IMPLEMENTATIONS = ("bare", "ddp_noop", "gradsync", "gradsync_hook", "ddp_gloo")
 # How far apart parameters may be after some hundred steps that add in another order.
@@ -166,6 +167,25 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+@dataclasses.dataclass
+class _Turns:
+    """One implementation's steps in a round.
+
+    Attributes:
+      steps_ms: each rank's.
+      outside_ms: each rank's: of each step, what is not its backward pass.
+      cpu: seconds of all ranks and the daemons.
+    """
+
+    steps_ms: list[list[float]]
+    outside_ms: list[list[float]]
+    cpu: float
+
+    @classmethod
+    def of(cls, ranks: int) -> _Turns:
+        return cls([[] for _ in range(ranks)], [[] for _ in range(ranks)], 0.0)
+
+
 class _Contest:
     """The turns of a run."""
 
@@ -188,8 +208,8 @@ class _Contest:
         self._round(model_name, _WARM_UP)
         measured = {name: Measured() for name in options.impl}
         for _ in range(options.rounds):
-            for name, (times, cpu) in self._round(model_name, options.steps).items():
-                measured[name].add_round(times, cpu)
+            for name, turns in self._round(model_name, options.steps).items():
+                measured[name].add_round(turns.steps_ms, turns.outside_ms, turns.cpu)
         return ModelResult(
             model=model_name,
             size=size,
@@ -200,12 +220,10 @@ class _Contest:
             rate=self._rate,
         )
 
-    def _round(self, what: str, steps: int) -> dict[str, tuple[list[list[float]], float]]:
-        """By implementation: each rank's step times, and CPU seconds of all and the daemons."""
+    def _round(self, what: str, steps: int) -> dict[str, _Turns]:
+        """By implementation."""
         options = self._options
-        figures: dict[str, tuple[list[list[float]], float]] = {
-            name: ([[] for _ in range(self._ranks)], 0.0) for name in options.impl
-        }
+        figures = {name: _Turns.of(self._ranks) for name in options.impl}
         left = steps
         while left > 0:
             now = min(left, options.turn)
@@ -213,13 +231,15 @@ class _Contest:
             first = self._turns % len(options.impl)
             self._turns += 1
             for name in options.impl[first:] + options.impl[:first]:
-                times, cpu = figures[name]
+                turns = figures[name]
                 before = self._on.daemon_cpu_seconds()
-                for rank, (steps_ms, seconds) in enumerate(self._team.call("turn", name, now)):
-                    times[rank].extend(steps_ms)
-                    cpu += seconds
-                cpu += self._on.daemon_cpu_seconds() - before
-                figures[name] = times, cpu
+                for rank, (steps_ms, outside_ms, seconds) in enumerate(
+                    self._team.call("turn", name, now)
+                ):
+                    turns.steps_ms[rank].extend(steps_ms)
+                    turns.outside_ms[rank].extend(outside_ms)
+                    turns.cpu += seconds
+                turns.cpu += self._on.daemon_cpu_seconds() - before
                 self._progress.done(what, now)
         return figures
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable
+import time
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -46,6 +47,35 @@ class _Encoder(nn.Module):
 _CLASSES = 10
 
 
+class _Wait(torch.autograd.Function):
+    """What a layer costs where another processor computes it: time, and none of the cores."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        ctx.shape = weight.shape
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        time.sleep(2 * ctx.seconds)
+        return gradients[0], gradients[0].mean().expand(ctx.shape), None
+
+
+class _Offloaded(nn.Module):
+    """A layer whose forward pass takes `seconds`, and its backward pass twice that."""
+
+    def __init__(self, width: int, hidden: int, seconds: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, hidden))
+        self._seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Wait.apply(x, self.weight, self._seconds)  # type: ignore[no-untyped-call]
+        return result
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """What is trained, and on what.
@@ -82,11 +112,21 @@ def _communication_heavy(width: int, blocks: int) -> nn.Module:
     )
 
 
+def _offloaded(width: int, blocks: int, seconds: float) -> nn.Module:
+    layers = 2 * blocks
+    return nn.Sequential(
+        *(_Offloaded(width, 2 * width, seconds / layers) for _ in range(layers)),
+        nn.Linear(width, _CLASSES),
+    )
+
+
 def models(quick: bool) -> dict[str, Model]:
     """By name. Args: quick: much smaller ones, to try the benchmark."""
     width, blocks = (64, 2) if quick else (1024, 6)
     # 4 ranks on 2 cores: backward takes about as long as the gradients on a wire of 1 Gbit/s.
     balanced_batch = 16 if quick else 400
+    # The backward pass takes as long as the gradients on a wire of 1 Gbit/s, headers and all.
+    offloaded_forward_s = 0.01 if quick else 0.42
     encoder_width, length, layers = (32, 8, 1) if quick else (256, 64, 2)
     all_models = [
         Model(
@@ -101,6 +141,14 @@ def models(quick: bool) -> dict[str, Model]:
             f"the same, with {balanced_batch} samples a step",
             balanced_batch,
             lambda: _communication_heavy(width, blocks),
+            (width,),
+        ),
+        Model(
+            "offloaded",
+            f"parameters as many, {1e3 * offloaded_forward_s:.0f} ms forward and twice that back, "
+            "in which the cores are free as beside a GPU",
+            16,
+            lambda: _offloaded(width, blocks, offloaded_forward_s),
             (width,),
         ),
         Model(

@@ -34,13 +34,17 @@ class _Contestant:
         )
         self._steps = 0
 
-    def step(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def step(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        """Returns the seconds of its backward pass."""
         inputs, labels = batches[self._steps % len(batches)]
         self._steps += 1
         self._optimizer.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(self._wrapped(inputs), labels)
+        start = time.perf_counter()
         loss.backward()  # type: ignore[no-untyped-call]
+        backward = time.perf_counter() - start
         self._optimizer.step()
+        return backward
 
 
 class StepRank:
@@ -97,17 +101,24 @@ class StepRank:
             self._contestants[implementation] = _Contestant(module, wrapped)
         return ModelSize(model.what, count, model.batch)
 
-    def turn(self, implementation: str, steps: int) -> tuple[list[float], float]:
-        """Runs some steps; returns the milliseconds of each, and the CPU seconds of all."""
+    def turn(self, implementation: str, steps: int) -> tuple[list[float], list[float], float]:
+        """Runs some steps.
+
+        Returns:
+          The milliseconds of each, those outside its backward pass, and the CPU seconds of all.
+        """
         contestant = self._contestants[implementation]
         times = []
+        outside = []
         self._barrier.wait()
         cpu = time.process_time()
         for _ in range(steps):
             start = time.perf_counter()
-            contestant.step(self._batches)
-            times.append(1e3 * (time.perf_counter() - start))
-        return times, time.process_time() - cpu
+            backward = contestant.step(self._batches)
+            seconds = time.perf_counter() - start
+            times.append(1e3 * seconds)
+            outside.append(1e3 * (seconds - backward))
+        return times, outside, time.process_time() - cpu
 
     def cpu_seconds(self) -> float:
         """Of this process so far."""

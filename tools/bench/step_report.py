@@ -24,6 +24,9 @@ CPU_STEPS = 100
 
 # Of the larger of the computation and the wire's time, at most: a step over links of a known rate.
 LIMIT_REACH = 1.15
+# What Linux counts for a link's rate: Ethernet's and IPv4's and TCP's headers, timestamps, around
+# 1448 bytes.
+_BYTES_WITH_HEADERS = 1514 / 1448
 
 _LABELS = {
     "bare": "module alone",
@@ -47,15 +50,29 @@ class Measured:
       rounds_ms: per round, the slowest rank's median step.
       steps_ms: every step of every rank and round.
       cpu: per round, CPU seconds of CPU_STEPS steps, of all ranks and the daemon together.
+      outside_ms: per round, the slowest rank's median of what is not the backward pass.
     """
 
     rounds_ms: list[float] = dataclasses.field(default_factory=list)
     steps_ms: list[float] = dataclasses.field(default_factory=list)
     cpu: list[float] = dataclasses.field(default_factory=list)
+    outside_ms: list[float] = dataclasses.field(default_factory=list)
 
-    def add_round(self, steps_ms_of_ranks: Sequence[Sequence[float]], cpu_seconds: float) -> None:
-        """Args: steps_ms_of_ranks: as many of each rank; cpu_seconds: of all of them together."""
+    def add_round(
+        self,
+        steps_ms_of_ranks: Sequence[Sequence[float]],
+        outside_ms_of_ranks: Sequence[Sequence[float]],
+        cpu_seconds: float,
+    ) -> None:
+        """Adds one.
+
+        Args:
+          steps_ms_of_ranks: as many of each rank.
+          outside_ms_of_ranks: of each step, what is not the backward pass.
+          cpu_seconds: of all of them together.
+        """
         self.rounds_ms.append(max(median(steps) for steps in steps_ms_of_ranks))
+        self.outside_ms.append(max(median(times) for times in outside_ms_of_ranks))
         for steps in steps_ms_of_ranks:
             self.steps_ms.extend(steps)
         self.cpu.append(cpu_seconds / len(steps_ms_of_ranks[0]) * CPU_STEPS)
@@ -162,6 +179,19 @@ class ModelResult:
         pairs = zip(self.measured[implementation].rounds_ms, self.measured["bare"].rounds_ms)
         return median(step / max(bare, wire_ms) for step, bare in pairs)
 
+    @property
+    def floor(self) -> Optional[float]:
+        """The least that of_limit can be: median of rounds."""
+        wire_ms = self.wire_ms
+        if wire_ms is None or "bare" not in self.measured:
+            return None
+        bare = self.measured["bare"]
+        on_wire_ms = wire_ms * _BYTES_WITH_HEADERS
+        pairs = zip(bare.rounds_ms, bare.outside_ms)
+        return median(
+            max(step, outside + on_wire_ms) / max(step, wire_ms) for step, outside in pairs
+        )
+
     def of_gloo(self, implementation: str) -> Optional[float]:
         """A step's time as a share of DDP + Gloo's: median over the rounds."""
         if "ddp_gloo" not in self.measured:
@@ -206,7 +236,7 @@ def verdicts(result: ModelResult) -> list[str]:
             lines.append(
                 f"{result.model}, {implementation}: {limit:.3f} of the larger of computation "
                 f"({bare_ms:.0f} ms) and wire ({result.wire_ms:.0f} ms), reach at most "
-                f"{LIMIT_REACH}: {met}"
+                f"{LIMIT_REACH}: {met}; no step can be below {result.floor:.3f}"
             )
         texts = []
         for base in ("ddp_noop", "bare"):
@@ -243,6 +273,7 @@ def to_json(result: ModelResult) -> list[dict[str, Any]]:
                 "share_beyond_ddp_noop": None if beyond_noop is None else median(beyond_noop),
                 "share_beyond_bare": None if beyond_bare is None else median(beyond_bare),
                 "of_limit": result.of_limit(name),
+                "floor": result.floor,
                 "wire_ms": result.wire_ms,
                 "ranks": result.ranks,
                 "nodes": result.nodes,
