@@ -190,6 +190,7 @@ struct Daemon::Rooms {
               sessions.WorkerLost(key, why);
             },
             &clock, &worker_reaper)),
+        gpu_reducer(given.gate),
         jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout,
                             NodeName(given.node_name), &gpu_reducer},
              given.quota_jobs_per_user),

@@ -359,6 +359,17 @@ std::vector<OptionEntry> MakeTable() {
             "How long a job's context on a GPU is kept for the trainers that come next, once the "
             "last one has gone.",
             "10m"}),
+      Choice<CollectiveGate>(
+          &Options::gate,
+          {{"auto", CollectiveGate::kAuto},
+           {"all_nodes", CollectiveGate::kAllNodes},
+           {"none", CollectiveGate::kNone}},
+          {"gate", kGpus,
+           "When an all-reduce between GPUs begins. all_nodes: when the gradients of every rank "
+           "are there, so that none of NCCL's kernels waits for them on a GPU that trainers want. "
+           "none: on each GPU when those of its own ranks are, which saves a question and its "
+           "answer. auto: none if every GPU of the job is shared through MPS, else all_nodes.",
+           "all_nodes"}),
 
       Choice<LogLevel>(&Options::log_level,
                        {{"debug", LogLevel::kDebug},

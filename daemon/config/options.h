@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "daemon/base/logging.h"
 #include "daemon/engine/engine_settings.h"
+#include "daemon/worker/collective_gate.h"
 
 namespace gradsync {
 
@@ -105,6 +106,8 @@ struct Options {
   // A worker whose trainers have gone is kept for so long for those that come next: its context and
   // its communicators are dear.
   absl::Duration worker_idle_limit = absl::Minutes(1);
+  // When a job's all-reduce between GPUs begins (collective_gate.h has reasons).
+  CollectiveGate gate = CollectiveGate::kAuto;
 
   // ---- Log ----
   LogLevel log_level = LogLevel::kInfo;

@@ -62,16 +62,11 @@ absl::Status CudaLaunchQueue::Advance(std::vector<CudaLaunchResult>* finished) {
   absl::Status status = FinishOldest(finished);
   if (status.ok() && communicator_ != nullptr) status = SettleSum();
   while (status.ok() && !paused_ && !summing_.has_value() && !waiting_.empty() &&
-         Ready(waiting_.front()) && staging_->HasFree()) {
+         AllReady(waiting_.front().ranks, waiting_.front().bucket, waiting_.front().step) &&
+         staging_->HasFree()) {
     status = BeginNext();
   }
   return status.ok() ? CheckDeadline() : status;
-}
-
-bool CudaLaunchQueue::Ready(const CudaLaunch& launch) {
-  return std::all_of(launch.ranks.begin(), launch.ranks.end(), [&](const auto& rank) {
-    return rank->semaphores->Ready(launch.bucket, launch.step);
-  });
 }
 
 absl::Status CudaLaunchQueue::FinishOldest(std::vector<CudaLaunchResult>* finished) {

@@ -7,28 +7,20 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "cuda.h"
-#include "daemon/arena/cuda_arena.h"
-#include "daemon/arena/cuda_semaphore_page.h"
 #include "daemon/engine/nccl_communicator.h"
 #include "daemon/reduce/bucket_numbers.h"
 #include "daemon/reduce/cuda_combine.h"
 #include "daemon/worker/cuda_context.h"
+#include "daemon/worker/cuda_session_memory.h"
 #include "daemon/worker/cuda_staging.h"
 #include "proto/gradsync/data_type.h"
 
 namespace gradsync {
-
-// A session's memory of one layout.
-struct CudaSessionMemory {
-  std::unique_ptr<CudaArena> arena;
-  std::unique_ptr<CudaSemaphorePage> semaphores;
-};
 
 struct CudaLaunch {
   std::uint64_t id = 0;
@@ -40,7 +32,7 @@ struct CudaLaunch {
   std::size_t offset = 0;  // into each arena
   std::size_t count = 0;
   double scale = 1.0;
-  std::vector<std::shared_ptr<CudaSessionMemory>> ranks;  // in rank order
+  CudaRanks ranks;
   std::uint32_t void_contributions = 0;
   bool measure = false;
   std::size_t step_buckets = 0;
@@ -110,7 +102,6 @@ class CudaLaunchQueue {
     bool is_void = false;
   };
 
-  static bool Ready(const CudaLaunch& launch);
   static bool HasRank(const CudaLaunch& launch, const CudaSessionMemory* rank);
 
   absl::Status FinishOldest(std::vector<CudaLaunchResult>* finished);

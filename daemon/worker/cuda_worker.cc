@@ -72,7 +72,8 @@ std::deque<CudaWorker::Posted> CudaWorker::Take() {
 
 bool CudaWorker::idle() const {
   return !connecting_.has_value() &&
-         (launches_ == nullptr || (launches_->idle() && removals_.empty() && postponed_.empty()));
+         (launches_ == nullptr ||
+          (launches_->idle() && ready_waits_.empty() && removals_.empty() && postponed_.empty()));
 }
 
 void CudaWorker::Handle(Posted posted) {
@@ -99,6 +100,10 @@ void CudaWorker::Handle(Posted posted) {
       status = RemoveArena(call.id(), call.remove_arena());
       if (status.ok()) return;
       break;
+    case worker::Call::kAwaitReady:
+      status = AwaitReady(call.id(), call.await_ready());
+      if (status.ok()) return;
+      break;
     case worker::Call::kLaunch:
       status = Launch(call.id(), call.launch());
       if (status.ok()) return;
@@ -119,6 +124,7 @@ void CudaWorker::Handle(Posted posted) {
     case worker::Call::kGiveUpStep:
       if (launches_ != nullptr) {
         launches_->GiveUp(call.give_up_step().layout(), call.give_up_step().step());
+        ready_waits_.GiveUp(call.give_up_step().layout(), call.give_up_step().step());
       }
       break;
     case worker::Call::kPing:
@@ -229,8 +235,24 @@ absl::Status CudaWorker::RemoveArena(std::uint64_t call, const worker::RemoveAre
     return absl::NotFoundError(absl::StrCat("no arena ", remove.arena()));
   }
   launches_->Remove(found->second.get());
+  ready_waits_.Remove(found->second.get());
   removals_.push_back({call, std::move(found->second)});
   arenas_.erase(found);
+  return absl::OkStatus();
+}
+
+absl::Status CudaWorker::AwaitReady(std::uint64_t call, const worker::AwaitReady& await) {
+  if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
+  CudaReadyWait wait{call, await.layout(), await.step(), await.bucket(), {}};
+  for (const std::uint64_t number : await.arenas()) {
+    const auto arena = arenas_.find(number);
+    if (arena == arenas_.end()) continue;  // removed while the call was on its way
+    if (wait.bucket >= arena->second->semaphores->buckets()) {
+      return absl::InvalidArgumentError("a bucket beyond the end of an arena");
+    }
+    wait.ranks.push_back(arena->second);
+  }
+  ready_waits_.Add(std::move(wait));
   return absl::OkStatus();
 }
 
@@ -290,6 +312,11 @@ void CudaWorker::Advance() {
     Reply(reply);
   }
   if (!status.ok()) Fail(status);
+  for (const std::uint64_t call : ready_waits_.TakeOver()) {
+    worker::Reply reply;
+    reply.set_call(call);
+    Reply(reply);
+  }
   FinishRemovals();
   if (launches_->at_rest() && !postponed_.empty()) {
     for (Posted& posted : std::exchange(postponed_, {})) Handle(std::move(posted));
@@ -349,6 +376,7 @@ void CudaWorker::AdvanceConnecting() {
   if (status.ok()) {
     nccl_bytes_ = connecting.free_before - std::min(connecting.free_before, FreeBytes());
     reply.mutable_connected()->set_nccl_bytes(nccl_bytes_);
+    reply.mutable_connected()->set_mps(context_->device().mps);
   } else {
     Disconnect().IgnoreError();  // the first error tells more
     *reply.mutable_error() = EncodeError(status);
@@ -426,6 +454,7 @@ void CudaWorker::Stop(std::uint64_t call) {
     nanosleep(&kLookEvery, nullptr);
   }
   launches_.reset();
+  ready_waits_ = CudaReadyWaits();
   removals_.clear();
   arenas_.clear();
   staging_.reset();

@@ -24,6 +24,8 @@
 #include "daemon/reduce/cuda_combine.h"
 #include "daemon/worker/cuda_context.h"
 #include "daemon/worker/cuda_launch_queue.h"
+#include "daemon/worker/cuda_ready_waits.h"
+#include "daemon/worker/cuda_session_memory.h"
 #include "daemon/worker/cuda_staging.h"
 #include "daemon/worker/message_socket.h"
 #include "daemon/worker/worker.pb.h"
@@ -79,6 +81,7 @@ class CudaWorker {
   absl::Status OpenDevice(const worker::Start& start, worker::Started* started);
   absl::Status AddArena(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
                         worker::ArenaAdded* added, UniqueFd* exported);
+  absl::Status AwaitReady(std::uint64_t call, const worker::AwaitReady& await);
   absl::Status Launch(std::uint64_t call, const worker::Launch& asked);
   absl::Status RemoveArena(std::uint64_t call, const worker::RemoveArena& remove);
   worker::Pong Memory() const;
@@ -113,6 +116,7 @@ class CudaWorker {
   std::uint64_t nccl_bytes_ = 0;
   std::unique_ptr<CudaStagingPool> staging_;
   std::map<std::uint64_t, std::shared_ptr<CudaSessionMemory>> arenas_;
+  CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;
   std::vector<Removal> removals_;
   std::vector<Posted> postponed_;  // until the GPU is at rest

@@ -10,7 +10,7 @@ std::shared_ptr<GpuTeam> GpuReducer::TeamOf(const std::string& job) {
   MutexLock lock(&mutex_);
   std::shared_ptr<GpuTeam>& team = teams_[job];
   if (team == nullptr) {
-    team = std::make_shared<GpuTeam>();
+    team = std::make_shared<GpuTeam>(gate_);
     // Those of jobs whose workers have gone go when another one comes.
     for (auto it = teams_.begin(); it != teams_.end();) {
       it = it->first != job && it->second->Over() ? teams_.erase(it) : std::next(it);

@@ -9,6 +9,7 @@
 
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/reducer.h"
+#include "daemon/worker/collective_gate.h"
 #include "daemon/worker/gpu_team.h"
 
 namespace gradsync {
@@ -19,12 +20,15 @@ namespace gradsync {
 // Thread-safe.
 class GpuReducer final : public Reducer {
  public:
+  explicit GpuReducer(CollectiveGate gate) : gate_(gate) {}
+
   void Reduce(ReduceOperation* operation) override;
   void GiveUp(const GivenUpStep& step) override;
 
  private:
   std::shared_ptr<GpuTeam> TeamOf(const std::string& job);
 
+  const CollectiveGate gate_;
   Mutex mutex_;
   std::map<std::string, std::shared_ptr<GpuTeam>> teams_ ABSL_GUARDED_BY(mutex_);
 };

@@ -14,6 +14,19 @@ constexpr std::uint64_t kConnectLimitNs = 300'000'000'000;
 // Steps that are remembered as given up; the oldest layout's goes first.
 constexpr std::size_t kMaxGivenUp = 1024;
 
+// Has no arenas if none of the operation's lies with `worker`.
+worker::Call AwaitReadyOf(const ReduceOperation& operation, const WorkerProcess* worker) {
+  worker::Call call;
+  worker::AwaitReady* const await = call.mutable_await_ready();
+  await->set_layout(operation.gpu.layout);
+  await->set_step(operation.number);
+  await->set_bucket(operation.bucket);
+  for (const GpuArena* arena : operation.gpu.arenas) {
+    if (arena->worker().get() == worker) await->add_arenas(arena->number());
+  }
+  return call;
+}
+
 worker::Call LaunchOf(const ReduceOperation& operation, const WorkerProcess* worker) {
   worker::Call call;
   worker::Launch* const launch = call.mutable_launch();
@@ -45,7 +58,7 @@ void GpuTeam::Launch(ReduceOperation* operation) {
     } else {
       if (given_up != given_up_.end()) given_up_.erase(given_up);
       EnrollLocked(*operation);
-      pending_.push_back(operation);
+      pending_.push_back(std::make_shared<Pending>(Pending{operation}));
     }
   }
   Pump();
@@ -58,7 +71,7 @@ void GpuTeam::GiveUp(const GivenUpStep& step) {
     if (given_up_.size() >= kMaxGivenUp) given_up_.erase(given_up_.begin());
     given_up_[step.layout] = step.step;
     for (auto it = pending_.begin(); it != pending_.end();) {
-      ReduceOperation* const operation = *it;
+      ReduceOperation* const operation = (*it)->operation;
       if (operation->gpu.layout != step.layout || operation->number != step.step) {
         ++it;
         continue;
@@ -115,6 +128,7 @@ void GpuTeam::EnrollLocked(const ReduceOperation& operation) {
 void GpuTeam::ConnectLocked() {
   ++round_;
   const bool disconnect = std::exchange(connected_, false);
+  time_sliced_ = false;
   const std::weak_ptr<GpuTeam> weak = weak_from_this();
   if (disconnect) {
     for (const auto& member : members_) {
@@ -141,7 +155,7 @@ void GpuTeam::ConnectLocked() {
 }
 
 void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply) {
-  if (!reply.ok()) return OnConnected(round, reply.status());
+  if (!reply.ok()) return OnConnected(round, reply);
   {
     MutexLock lock(&mutex_);
     if (round != round_) return;
@@ -151,7 +165,7 @@ void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Repl
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
       auto worker = members_[rank].lock();
       const auto answered = [weak, round](const absl::StatusOr<WorkerProcess::Reply>& connected) {
-        if (const auto self = weak.lock()) self->OnConnected(round, connected.status());
+        if (const auto self = weak.lock()) self->OnConnected(round, connected);
       };
       if (worker == nullptr) {
         FailPendingLocked(absl::UnavailableError("a worker has gone"));
@@ -169,14 +183,15 @@ void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Repl
   Pump();
 }
 
-void GpuTeam::OnConnected(std::uint64_t round, const absl::Status& status) {
+void GpuTeam::OnConnected(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply) {
   {
     MutexLock lock(&mutex_);
     if (round != round_ || connecting_ == 0) return;
-    if (!status.ok()) {
-      FailPendingLocked(status);
-    } else if (--connecting_ == 0) {
-      joined_ = true;
+    if (!reply.ok()) {
+      FailPendingLocked(reply.status());
+    } else {
+      time_sliced_ = time_sliced_ || !reply->message.connected().mps();
+      if (--connecting_ == 0) joined_ = true;
     }
   }
   Pump();
@@ -186,7 +201,7 @@ void GpuTeam::OnConnected(std::uint64_t round, const absl::Status& status) {
 void GpuTeam::FailPendingLocked(const absl::Status& why) {
   ++round_;
   connecting_ = 0;
-  for (ReduceOperation* operation : std::exchange(pending_, {})) AnswerLocked(operation, why);
+  for (const auto& pending : std::exchange(pending_, {})) AnswerLocked(pending->operation, why);
 }
 
 void GpuTeam::AnswerLocked(ReduceOperation* operation, const absl::Status& failure) {
@@ -195,6 +210,41 @@ void GpuTeam::AnswerLocked(ReduceOperation* operation, const absl::Status& failu
   flight->is_void = true;
   flight->failure = failure;
   finished_.push_back(std::move(flight));
+}
+
+bool GpuTeam::GatedLocked() const {
+  return connected_ &&
+         (gate_ == CollectiveGate::kAllNodes || (gate_ == CollectiveGate::kAuto && time_sliced_));
+}
+
+void GpuTeam::AskLocked(const std::shared_ptr<Pending>& pending) {
+  if (std::exchange(pending->asked, true)) return;
+  for (const auto& member : members_) {
+    auto worker = member.lock();
+    worker::Call call = AwaitReadyOf(*pending->operation, worker.get());
+    if (call.await_ready().arenas().empty()) continue;
+    ++pending->left;
+    calls_.push_back({std::move(worker), std::move(call),
+                      [weak = weak_from_this(), asked = std::weak_ptr<Pending>(pending)](
+                          const absl::StatusOr<WorkerProcess::Reply>& reply) {
+                        if (const auto self = weak.lock()) self->OnReady(asked, reply.status());
+                      }});
+  }
+}
+
+void GpuTeam::OnReady(const std::weak_ptr<Pending>& asked, const absl::Status& status) {
+  {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<Pending> pending = asked.lock();
+    if (pending == nullptr) return;  // given up
+    --pending->left;
+    if (!status.ok()) {
+      // It is launched nowhere, so no GPU waits for the one that is lost.
+      pending_.erase(std::find(pending_.begin(), pending_.end(), pending));
+      AnswerLocked(pending->operation, status);
+    }
+  }
+  Pump();
 }
 
 void GpuTeam::LaunchLocked(ReduceOperation* operation) {
@@ -255,7 +305,13 @@ void GpuTeam::AdvanceLocked() {
     if (in_flight_ == 0) ConnectLocked();
     if (!joined_) return;
   }
-  for (ReduceOperation* operation : std::exchange(pending_, {})) LaunchLocked(operation);
+  if (GatedLocked()) {
+    for (const auto& pending : pending_) AskLocked(pending);
+  }
+  while (!pending_.empty() && pending_.front()->left == 0) {
+    LaunchLocked(pending_.front()->operation);
+    pending_.pop_front();
+  }
 }
 
 void GpuTeam::Pump() {

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/reducer.h"
+#include "daemon/worker/collective_gate.h"
 #include "daemon/worker/worker.pb.h"
 #include "daemon/worker/worker_process.h"
 
@@ -23,10 +24,15 @@ namespace gradsync {
 // one order; so the communicator between them outlives trainers. It is made when the first bucket
 // comes that needs it, and again when a GPU has come or a worker has gone, between two buckets.
 //
+// With the gate closed, a bucket is launched between GPUs when the workers of all its ranks have
+// said that its gradients are there.
+//
 // Thread-safe, and calls nobody with its lock held: one thread at a time gives calls and says done,
 // the others leave that to it.
 class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
  public:
+  explicit GpuTeam(CollectiveGate gate) : gate_(gate) {}
+
   void Launch(ReduceOperation* operation);
   void GiveUp(const GivenUpStep& step);
   // None of its workers lives.
@@ -37,6 +43,12 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
     std::shared_ptr<WorkerProcess> worker;
     worker::Call message;
     WorkerProcess::Answered answered;
+  };
+  // An operation that is to be launched.
+  struct Pending {
+    ReduceOperation* operation = nullptr;
+    bool asked = false;    // the workers of its ranks, whether its gradients are there
+    std::size_t left = 0;  // of these, those that have not answered
   };
   // An operation on its way through the workers.
   struct Flight {
@@ -51,6 +63,9 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
   // The members that live, and the operation's own.
   void EnrollLocked(const ReduceOperation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ConnectLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Launches go through the gate.
+  bool GatedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AskLocked(const std::shared_ptr<Pending>& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LaunchLocked(ReduceOperation* operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What can be done next.
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -59,21 +74,26 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
   void AnswerLocked(ReduceOperation* operation, const absl::Status& failure)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply);
-  void OnConnected(std::uint64_t round, const absl::Status& status);
+  void OnConnected(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply);
+  void OnReady(const std::weak_ptr<Pending>& asked, const absl::Status& status);
   void OnLaunched(const std::shared_ptr<Flight>& flight,
                   const absl::StatusOr<WorkerProcess::Reply>& reply);
   // Gives the calls and says done, unless another thread is at it.
   void Pump();
 
+  const CollectiveGate gate_;
+
   mutable Mutex mutex_;
   // In the order of their GPUs' UUIDs: their ranks in the communicator.
   std::vector<std::weak_ptr<WorkerProcess>> members_ ABSL_GUARDED_BY(mutex_);
   bool joined_ ABSL_GUARDED_BY(mutex_) = true;  // connected as they are; one needs no connection
-  bool connected_ ABSL_GUARDED_BY(mutex_) = false;   // some of them are, to whomever
+  bool connected_ ABSL_GUARDED_BY(mutex_) = false;  // some of them are, to whomever
+  // Since they were: some GPU is shared without MPS.
+  bool time_sliced_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t round_ ABSL_GUARDED_BY(mutex_) = 0;  // of connecting; late answers are known by it
   std::size_t connecting_ ABSL_GUARDED_BY(mutex_) = 0;  // answers that are to come
   std::size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<ReduceOperation*> pending_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Pending>> pending_ ABSL_GUARDED_BY(mutex_);
   // The last step of a layout that was given up: one of its launches may come after the word of it.
   std::map<std::uint64_t, std::uint64_t> given_up_ ABSL_GUARDED_BY(mutex_);
   std::vector<Call> calls_ ABSL_GUARDED_BY(mutex_);

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <gmock/gmock.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
 #include "tests/client/daemon_process.h"
@@ -25,7 +28,9 @@ namespace {
 
 using fakes::FakeMachine;
 using fakes::GpuUuid;
+using fakes::MachineDescription;
 using fakes::MachineWithGpus;
+using testing::Contains;
 using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -49,7 +54,8 @@ LayoutSpec SpecOn(const std::string& device) {
 // Both ranks are of this process, each with its own stream.
 class GpuJob {
  public:
-  explicit GpuJob(int gpus = 1) : gpus_(gpus) {
+  explicit GpuJob(int gpus = 1, const std::vector<std::string>& flags = {})
+      : gpus_(gpus), daemon_(WithFakes(flags)) {
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       contexts_.push_back(fakes::EnterContext(GpuOf(rank)));
       streams_.push_back(fakes::MakeStream());
@@ -61,6 +67,16 @@ class GpuJob {
   Layout& layout(std::uint32_t rank) { return *job_.layouts[rank]; }
   CUstream stream(std::uint32_t rank) { return streams_[rank]; }
   int GpuOf(std::uint32_t rank) const { return static_cast<int>(rank) % gpus_; }
+  // The processes with a context, but this one.
+  std::vector<int> Workers() const {
+    std::vector<int> workers;
+    for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+      int pid = 0;
+      if (!absl::SimpleAtoi(process.path().filename().string(), &pid) || pid == getpid()) continue;
+      if (machine_.Calls("cuDevicePrimaryCtxRetain", pid) > 0) workers.push_back(pid);
+    }
+    return workers;
+  }
   // What follows is this rank's.
   void Enter(std::uint32_t rank) { CUDA_OK(cuCtxSetCurrent(contexts_[rank])); }
 
@@ -99,11 +115,17 @@ class GpuJob {
 
   // One rank's step, up to its stream's wait for the averages; nothing waits on the host.
   void Step(std::uint32_t rank, std::uint64_t step, float value) {
+    Mark(rank, step, value);
+    EndStep(rank, step);
+  }
+  void Mark(std::uint32_t rank, std::uint64_t step, float value) {
     for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
       Write(rank, bucket, value + static_cast<float>(bucket));
       const absl::Status marked = layout(rank).MarkReady(step, bucket, {stream(rank)});
       EXPECT_TRUE(marked.ok()) << marked;
     }
+  }
+  void EndStep(std::uint32_t rank, std::uint64_t step) {
     const absl::Status ended = layout(rank).EndStep(step);
     EXPECT_TRUE(ended.ok()) << ended;
     const absl::Status waits = layout(rank).WaitOnStream(step, stream(rank));
@@ -111,10 +133,15 @@ class GpuJob {
   }
 
  private:
+  static std::vector<std::string> WithFakes(std::vector<std::string> flags) {
+    flags.push_back("--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"));
+    flags.push_back("--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2"));
+    return flags;
+  }
+
   const int gpus_;
   FakeMachine machine_;
-  DaemonProcess daemon_{{"--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"),
-                         "--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2")}};
+  DaemonProcess daemon_;
   std::vector<CUcontext> contexts_;
   std::vector<CUstream> streams_;
   JobOfThreads job_;
@@ -236,6 +263,127 @@ ISOLATED_TEST(GpuJob, ADeadWorkerFailsTheJobByName, MachineWithGpus(1)) {
     EXPECT_THAT(std::string(result.status().message()), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
     EXPECT_EQ(job.Verdict(rank, 1), 1);
   }
+}
+
+// Two ranks on two GPUs. Rank 1 has said that its buckets are ready, but its stream has not come so
+// far.
+class LateGradients {
+ public:
+  explicit LateGradients(const std::vector<std::string>& flags) : job_(2, flags) {
+    job_.Join();
+    job_.Enter(1);
+    gradients_ = std::make_unique<fakes::Word>();
+    CUDA_OK(
+        cuStreamWaitValue64(job_.stream(1), gradients_->address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
+    job_.Step(0, 1, 4);
+    job_.Mark(1, 1, 6);
+  }
+  ~LateGradients() { Come(); }
+
+  GpuJob& job() { return job_; }
+  std::uint64_t Launches() { return job_.machine().Calls("ncclAllReduce"); }
+  // False if they do not come within the test's patience.
+  bool AwaitCalls(const std::string& function, std::uint64_t calls) {
+    const absl::Time end = absl::Now() + kPatience;
+    while (job_.machine().Calls(function) < calls && absl::Now() < end) sched_yield();
+    return job_.machine().Calls(function) >= calls;
+  }
+  void Come() { gradients_->Store(1); }
+  void ExpectAverages() {
+    job_.EndStep(1, 1);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_THAT(job_.Read(rank, 1), Each(6.0f));
+      const auto result = job_.layout(rank).WaitStep(1, kPatience);
+      EXPECT_TRUE(result.ok()) << result.status();
+    }
+    EXPECT_THAT(job_.machine().Violations(), IsEmpty());
+  }
+
+ private:
+  GpuJob job_;
+  std::unique_ptr<fakes::Word> gradients_;
+};
+
+MachineDescription WithMps() {
+  MachineDescription machine = MachineWithGpus(2);
+  machine.mps = true;
+  return machine;
+}
+
+ISOLATED_TEST(GpuGate, WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThere,
+              MachineWithGpus(2)) {
+  LateGradients late({});
+  // Runs out: long after rank 0's gradients have come.
+  const auto early = late.job().layout(0).WaitStep(1, absl::Milliseconds(200));
+  EXPECT_EQ(early.status().code(), absl::StatusCode::kDeadlineExceeded) << early.status();
+  EXPECT_EQ(late.Launches(), 0u);
+  late.Come();
+  late.ExpectAverages();
+}
+
+ISOLATED_TEST(GpuGate, WithMpsAGpuBeginsByItself, WithMps()) {
+  LateGradients late({});
+  EXPECT_TRUE(late.AwaitCalls("ncclAllReduce", 1));
+  late.Come();
+  late.ExpectAverages();
+}
+
+ISOLATED_TEST(GpuGate, CanBeClosedWithMps, WithMps()) {
+  LateGradients late({"--gate=all_nodes"});
+  EXPECT_FALSE(late.job().layout(0).WaitStep(1, absl::Milliseconds(200)).ok());
+  EXPECT_EQ(late.Launches(), 0u);
+  late.Come();
+  late.ExpectAverages();
+}
+
+ISOLATED_TEST(GpuGate, CanBeOpenWithoutMps, MachineWithGpus(2)) {
+  LateGradients late({"--gate=none"});
+  EXPECT_TRUE(late.AwaitCalls("ncclAllReduce", 1));
+  late.Come();
+  late.ExpectAverages();
+}
+
+ISOLATED_TEST(GpuGate, IsReleasedByAnAbandonedStep, MachineWithGpus(2)) {
+  LateGradients late({});
+  ASSERT_TRUE(late.job().layout(1).AbandonStep(1, "out of memory").ok());
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto result = late.job().layout(rank).WaitStep(1, kPatience);
+    EXPECT_EQ(ErrorReason(result.status()), "STEP_ABANDONED") << result.status();
+  }
+  EXPECT_EQ(late.Launches(), 0u) << "launched nowhere";
+  late.Come();
+  EXPECT_EQ(late.job().Verdict(0, 1), 1);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) late.job().Step(rank, 2, 3);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_THAT(late.job().Read(rank, 0), Each(3.0f));
+    EXPECT_TRUE(late.job().layout(rank).WaitStep(2, kPatience).ok());
+  }
+  EXPECT_THAT(late.job().machine().Violations(), IsEmpty());
+}
+
+// The worker that is waited for is asked for a sign of life, and dies of that. The other one owes
+// nothing, and is not asked.
+ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWithGpus(2)) {
+  LateGradients late({});
+  GpuJob& job = late.job();
+  job.EndStep(1, 1);
+  ASSERT_TRUE(late.AwaitCalls("cuMemGetInfo_v2", 4)) << "both are connected";
+  job.machine().Inject("cuMemGetInfo_v2 1 kill");
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto result = job.layout(rank).WaitStep(1, kPatience);
+    EXPECT_EQ(ErrorReason(result.status()), "WORKER_LOST") << result.status();
+  }
+  job.machine().ClearFaults();
+  late.Come();
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.Verdict(rank, 1), 1);
+  EXPECT_EQ(late.Launches(), 0u);
+  const std::vector<int> left = job.Workers();
+  ASSERT_EQ(left.size(), 1u);
+  job.End();
+  job.Join();
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 1, 5);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_THAT(job.Read(rank, 0), Each(5.0f));
+  EXPECT_THAT(job.Workers(), Contains(left.front())) << "the other one has lived on";
 }
 
 ISOLATED_TEST(GpuJob, ADeviceThatIsNotThereIsRefused, MachineWithGpus(1)) {

@@ -102,6 +102,53 @@ ISOLATED_TEST(CudaLaunch, EnqueuesNothingBeforeEveryReadyWordIsThere, MachineWit
   EXPECT_EQ(waits, 0u);  // only trainers park
 }
 
+ISOLATED_TEST(CudaLaunch, SaysWhenTheGradientsAreThereAndEnqueuesNothing, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto first = worker.AddTrainer(2 * kBytes, 2);
+  const auto second = worker.AddTrainer(2 * kBytes, 2);
+  const auto there = worker.AwaitReady({first.get(), second.get()}, 1, 0);
+  const auto later = worker.AwaitReady({first.get(), second.get()}, 1, 1);
+  first->WriteReady(0, 1);
+  EXPECT_TRUE(first->Released());
+  for (int i = 0; i < 10; ++i) worker.Ping();
+  EXPECT_FALSE(there->ComesWithin(std::chrono::milliseconds(0)));
+  second->WriteReady(0, 1);
+  EXPECT_TRUE(there->Get().ok());
+  worker.Ping();
+  EXPECT_FALSE(later->ComesWithin(std::chrono::milliseconds(0)));
+  second->WriteReady(1, 1);
+  first->WriteReady(1, 1);
+  EXPECT_TRUE(later->Get().ok());
+  EXPECT_EQ(worker.machine().Calls("cuLaunchKernel", worker.process().pid()), 0u);
+  worker.Stop();
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(CudaLaunch, WaitsForNoGradientsThatWillNotCome, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  const auto lost = worker.AddTrainer(kBytes, 1);
+  const auto given_up = worker.AwaitReady({trainer.get(), lost.get()}, 1, 0);
+  const auto next = worker.AwaitReady({trainer.get(), lost.get()}, 2, 0);
+  worker::Call give_up;
+  give_up.mutable_give_up_step()->set_layout(1);
+  give_up.mutable_give_up_step()->set_step(1);
+  EXPECT_TRUE(worker.Call(give_up).ok());
+  EXPECT_TRUE(given_up->Get().ok());
+  EXPECT_FALSE(next->ComesWithin(std::chrono::milliseconds(0)));
+  const std::size_t before = worker.machine().DeviceBytes(0);
+  lost->Unmap();
+  EXPECT_TRUE(worker.Remove(*lost)->Get().ok());
+  EXPECT_LT(worker.machine().DeviceBytes(0), before);  // a wait keeps nothing of it
+  EXPECT_FALSE(next->ComesWithin(std::chrono::milliseconds(0)));
+  trainer->WriteReady(0, 2);
+  EXPECT_TRUE(next->Get().ok());
+  const auto refused = worker.AwaitReady({trainer.get()}, 3, 1)->Get();
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
+}
+
 ISOLATED_TEST(CudaLaunch, BeginsInTheOrderOfTheCalls, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();

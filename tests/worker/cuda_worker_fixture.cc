@@ -197,6 +197,17 @@ std::unique_ptr<PendingReply> CudaWorkerFixture::Launch(const worker::Launch& la
   return Send(std::move(call));
 }
 
+std::unique_ptr<PendingReply> CudaWorkerFixture::AwaitReady(
+    const std::vector<FakeTrainer*>& trainers, std::uint64_t step, std::uint32_t bucket) {
+  worker::Call call;
+  worker::AwaitReady* const await = call.mutable_await_ready();
+  await->set_layout(1);
+  await->set_step(step);
+  await->set_bucket(bucket);
+  for (const FakeTrainer* trainer : trainers) await->add_arenas(trainer->arena());
+  return Send(std::move(call));
+}
+
 std::unique_ptr<PendingReply> CudaWorkerFixture::Remove(const FakeTrainer& trainer) {
   worker::Call call;
   call.mutable_remove_arena()->set_arena(trainer.arena());

@@ -115,6 +115,8 @@ class CudaWorkerFixture {
   static worker::Launch LaunchOf(const std::vector<FakeTrainer*>& trainers, std::uint64_t step,
                                  std::size_t count);
   std::unique_ptr<PendingReply> Launch(const worker::Launch& launch);
+  std::unique_ptr<PendingReply> AwaitReady(const std::vector<FakeTrainer*>& trainers,
+                                           std::uint64_t step, std::uint32_t bucket);
   std::unique_ptr<PendingReply> Remove(const FakeTrainer& trainer);
   // Has been through its loop once more since.
   void Ping();

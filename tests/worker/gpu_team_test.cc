@@ -8,7 +8,7 @@ namespace {
 // The word that a step is void may overtake a launch of it, which nobody would end then: a rank
 // that has died writes no ready word.
 TEST(GpuTeam, ALaunchOfAStepThatWasGivenUpIsDoneAtOnceAndVoid) {
-  const auto team = std::make_shared<GpuTeam>();
+  const auto team = std::make_shared<GpuTeam>(CollectiveGate::kAuto);
   team->GiveUp({7, 3, {}});
   ReduceOperation operation;
   operation.gpu.layout = 7;
