@@ -44,7 +44,11 @@ void CudaLaunchQueue::GiveUp(std::uint64_t layout, std::uint64_t step) {
     if (launch.layout != layout || launch.step != step) continue;
     launch.void_contributions += static_cast<std::uint32_t>(launch.ranks.size());
     launch.ranks.clear();
+    launch.given_up = true;
   }
+  // None of its buckets comes after these, so nobody would forget it later.
+  const auto begun = layouts_.find(layout);
+  if (begun != layouts_.end() && begun->second.step == step) layouts_.erase(begun);
 }
 
 bool CudaLaunchQueue::HasRank(const CudaLaunch& launch, const CudaSessionMemory* rank) {
@@ -58,12 +62,17 @@ bool CudaLaunchQueue::Touches(const CudaSessionMemory* rank) const {
                      [&](const UnderWay& one) { return HasRank(one.launch, rank); });
 }
 
+std::size_t CudaLaunchQueue::next_staging_bytes() const {
+  if (waiting_.empty()) return 0;
+  return StagingBytes(waiting_.front().staging_dtype, waiting_.front().count);
+}
+
 absl::Status CudaLaunchQueue::Advance(std::vector<CudaLaunchResult>* finished) {
   absl::Status status = FinishOldest(finished);
   if (status.ok() && communicator_ != nullptr) status = SettleSum();
   while (status.ok() && !paused_ && !summing_.has_value() && !waiting_.empty() &&
          AllReady(waiting_.front().ranks, waiting_.front().bucket, waiting_.front().step) &&
-         staging_->HasFree()) {
+         staging_->HasFree() && staging_->Holds(next_staging_bytes())) {
     status = BeginNext();
   }
   return status.ok() ? CheckDeadline() : status;
@@ -97,13 +106,7 @@ absl::Status CudaLaunchQueue::SettleSum() {
 absl::Status CudaLaunchQueue::BeginNext() {
   UnderWay next{std::move(waiting_.front()), staging_->Take(), MonotonicNowNs()};
   waiting_.pop_front();
-  // Once void, void to its end: the last bucket's sum is the verdict.
-  LayoutStep& layout = layouts_[next.launch.layout];
-  if (layout.step != next.launch.step) layout = {next.launch.step, 0, false};
-  layout.is_void = layout.is_void || next.launch.void_contributions > 0;
-  if (layout.is_void && next.launch.void_contributions == 0) next.launch.void_contributions = 1;
-  next.last = ++layout.begun == next.launch.step_buckets;
-  if (next.last) layouts_.erase(next.launch.layout);
+  if (!next.launch.given_up) NoteBegun(&next);
 
   if (const absl::Status status = Sum(next); !status.ok()) return status;
   if (communicator_ != nullptr) {
@@ -113,6 +116,17 @@ absl::Status CudaLaunchQueue::BeginNext() {
   const absl::Status status = WriteBack(next);
   under_way_.push_back(std::move(next));
   return status;
+}
+
+void CudaLaunchQueue::NoteBegun(UnderWay* one) {
+  CudaLaunch& launch = one->launch;
+  // Once void, void to its end: the last bucket's sum is the verdict.
+  LayoutStep& layout = layouts_[launch.layout];
+  if (layout.step != launch.step) layout = {launch.step, 0, false};
+  layout.is_void = layout.is_void || launch.void_contributions > 0;
+  if (layout.is_void && launch.void_contributions == 0) launch.void_contributions = 1;
+  one->last = ++layout.begun == launch.step_buckets;
+  if (one->last) layouts_.erase(launch.layout);
 }
 
 absl::Status CudaLaunchQueue::Sum(const UnderWay& one) {

@@ -37,6 +37,7 @@ struct CudaLaunch {
   bool measure = false;
   std::size_t step_buckets = 0;
   std::size_t verdict_offset = 0;
+  bool given_up = false;  // its step; it has no ranks any more
 };
 
 struct CudaLaunchResult {
@@ -87,6 +88,8 @@ class CudaLaunchQueue {
   // Nothing is on the GPU.
   bool at_rest() const { return under_way_.empty() && !summing_.has_value(); }
   bool Touches(const CudaSessionMemory* rank) const;
+  // Staging that the launch to begin next needs; 0: there is none. It does not begin in less.
+  std::size_t next_staging_bytes() const;
 
  private:
   struct UnderWay {
@@ -106,6 +109,8 @@ class CudaLaunchQueue {
 
   absl::Status FinishOldest(std::vector<CudaLaunchResult>* finished);
   absl::Status BeginNext();
+  // Counts a bucket of a step that may be complete.
+  void NoteBegun(UnderWay* one);
   // The first half, up to the sum over the communicator.
   absl::Status Sum(const UnderWay& one);
   // The second, once the sum is on its stream.

@@ -196,14 +196,7 @@ absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<Uniqu
   if (descriptors.size() != 1 || arenas_.count(add.arena()) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("arena ", add.arena(), ": a bad call"));
   }
-  if (!staging_->Holds(add.staging_bytes())) {
-    absl::Status status = staging_->Reserve(add.staging_bytes());
-    // One that still connects registers it once it has.
-    if (status.ok() && !communicators_.empty() && !connecting_.has_value()) {
-      status = RegisterStaging();
-    }
-    if (!status.ok()) return status;
-  }
+  if (const absl::Status status = GrowStaging(add.staging_bytes()); !status.ok()) return status;
   auto memory = std::make_shared<CudaSessionMemory>();
   auto semaphores =
       CudaSemaphorePage::Register(driver_.get(), std::move(descriptors[0]), add.buckets());
@@ -274,7 +267,8 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
   launch.verdict_offset = asked.verdict_offset();
   if (ItemSize(launch.dtype) == 0 || launch.offset % kBucketAlignment != 0 ||
       ItemSize(launch.staging_dtype) < ItemSize(launch.dtype) ||
-      !staging_->Holds(StagingBytes(launch.staging_dtype, launch.count))) {
+      (asked.arenas_size() > 0 &&
+       !staging_->Holds(StagingBytes(launch.staging_dtype, launch.count)))) {
     return absl::InvalidArgumentError("a launch of a bucket that does not fit");
   }
   for (const std::uint64_t number : asked.arenas()) {
@@ -299,7 +293,10 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
 void CudaWorker::Advance() {
   std::vector<CudaLaunchResult> finished;
   launches_->SetPaused(connecting_.has_value() || !postponed_.empty());
-  const absl::Status status = launches_->Advance(&finished);
+  absl::Status status;
+  // A layout without an arena here may have larger buckets than those with one.
+  if (launches_->at_rest()) status = GrowStaging(launches_->next_staging_bytes());
+  if (status.ok()) status = launches_->Advance(&finished);
   for (const CudaLaunchResult& result : finished) {
     worker::Reply reply;
     reply.set_call(result.id);
@@ -403,6 +400,16 @@ absl::Status CudaWorker::UseCommunicator() {
 absl::Status CudaWorker::RegisterStaging() {
   if (staging_->address() == 0) return absl::OkStatus();  // when it is reserved
   return communicators_.front()->Register(staging_->address(), staging_->bytes());
+}
+
+absl::Status CudaWorker::GrowStaging(std::size_t bytes) {
+  if (staging_->Holds(bytes)) return absl::OkStatus();
+  absl::Status status = staging_->Reserve(bytes);
+  // One that still connects registers it once it has.
+  if (status.ok() && !communicators_.empty() && !connecting_.has_value()) {
+    status = RegisterStaging();
+  }
+  return status;
 }
 
 absl::Status CudaWorker::Disconnect() {

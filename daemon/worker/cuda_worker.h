@@ -92,6 +92,8 @@ class CudaWorker {
   void AdvanceConnecting();
   absl::Status UseCommunicator();
   absl::Status RegisterStaging();
+  // Only while no bucket is in it.
+  absl::Status GrowStaging(std::size_t bytes);
   absl::Status Disconnect();
   std::size_t FreeBytes() const;
 

@@ -218,5 +218,38 @@ ISOLATED_TEST(NcclLaunch, StagingGrowsWhileConnected, MachineWithGpus(2)) {
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
+ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, MachineWithGpus(2)) {
+  constexpr std::size_t kLarge = CudaWorkerFixture::kStagingBytes / sizeof(float) + kCount;
+  TwoGpus job(1, 1);
+  job.Connect();
+  job.worker(0).set_staging_bytes(2 * CudaWorkerFixture::kStagingBytes);
+  const auto large = job.worker(0).AddTrainer(kLarge * sizeof(float), 1);
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    // Behind one that is under way there, and before another.
+    for (int gpu = 0; gpu < 2; ++gpu) {
+      job.trainer(gpu, 0).MarkReady(0, 2 * step - 1, 0, std::vector<float>(kCount, 1));
+      job.trainer(gpu, 0).WriteReady(0, 2 * step);
+    }
+    large->MarkReady(0, step, 0, std::vector<float>(kLarge, 7));
+    const auto with = CudaWorkerFixture::LaunchOf({large.get()}, step, kLarge);
+    auto without = with;
+    without.clear_arenas();
+    std::vector<std::unique_ptr<PendingReply>> done;
+    done.push_back(job.Launch(0, 2 * step - 1, 0));
+    done.push_back(job.Launch(1, 2 * step - 1, 0));
+    done.push_back(job.worker(0).Launch(with));
+    done.push_back(job.worker(1).Launch(without));
+    done.push_back(job.Launch(0, 2 * step, 0));
+    done.push_back(job.Launch(1, 2 * step, 0));
+    for (const auto& reply : done) {
+      const auto launched = reply->Get();
+      EXPECT_TRUE(launched.ok()) << launched.status();
+    }
+    EXPECT_THAT(large->Floats(0, kLarge), Each(7.0f));
+  }
+  for (int gpu = 0; gpu < 2; ++gpu) job.worker(gpu).Stop();
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
 }  // namespace
 }  // namespace gradsync
