@@ -525,7 +525,7 @@ absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
       absl::StatusCode::kAborted, "RANK_LOST",
       absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost ", where,
                    "; known because ", why.message(),
-                   ". Its running steps are void. Start that rank again and join again "
+                   ". Steps that are not complete are void. Start that rank again and join again "
                    "from every rank."),
       {{"job", identity_.job_id},
        {"rank", absl::StrCat(rank)},
@@ -576,6 +576,8 @@ void Job::MaybeEnd(Effects* effects) {
   for (const auto& [channel, layout] : layouts_) layout->GiveUp(effects);
   if (InFlight() > 0) return;
   told_ = true;
+  const std::uint64_t now_ns = environment_.clock->NowNs();
+  for (const auto& [channel, layout] : layouts_) layout->FinishSeen(now_ns, effects);
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     Member& member = members_[rank];
     const bool lost = member.state == RankState::kLost;

@@ -379,7 +379,7 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
   bucket.times.finish_ns = times.finish_ns;
   ++done_buckets_;
   --in_flight_;
-  gpu_void_ = gpu_void_ || bucket.operation.gpu.is_void;
+  gpu_void_ = gpu_void_ || bucket.operation.gpu.is_void || !bucket.operation.failure.ok();
   if (stopped_) return;
   stats_.RecordBucket(bucket.times.ready_ns, times.start_ns, times.finish_ns,
                       bucket.operation.count * ItemSize(bucket.operation.dtype));
@@ -441,6 +441,7 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   if (const std::size_t last_bits = spec_.parameters.size() % 8; last_bits != 0) {
     used_map_.back() = static_cast<char>(used_map_.back() & ((1u << last_bits) - 1));
   }
+  ++used_maps_;
   mine.ended = true;
   MaybeFinish(now_ns, effects);
   return absl::OkStatus();
@@ -512,7 +513,21 @@ void LayoutChannel::GiveUp(Effects* effects) {
 }
 
 bool LayoutChannel::SeenComplete() const {
-  return spec_.on_gpu && done_buckets_ == buckets_.size() && !gpu_void_;
+  return spec_.on_gpu && started_ && done_buckets_ == buckets_.size() && !gpu_void_;
+}
+
+std::uint32_t LayoutChannel::RanksOfStep() const {
+  // Some may be lost since.
+  if (SeenComplete() && !buckets_.empty()) {
+    return static_cast<std::uint32_t>(buckets_.front()->operation.ranks.size());
+  }
+  return members_->StepRanks();
+}
+
+void LayoutChannel::FinishSeen(std::uint64_t now_ns, Effects* effects) {
+  if (!SeenComplete()) return;
+  void_ = absl::OkStatus();
+  Finish(now_ns, effects);
 }
 
 void LayoutChannel::MaybeFinish(std::uint64_t now_ns, Effects* effects) {
@@ -549,9 +564,10 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
   record->times.complete = complete;
   record->times.commit_ns = now_ns;
   for (const auto& bucket : buckets_) record->times.buckets.push_back(bucket->times);
-  if (complete && !all_used_) record->used_map = used_map_;
-  record->live_ranks = members_->StepRanks();
-  record->divisor = Divisor();
+  record->live_ranks = RanksOfStep();
+  record->divisor = terms_.divide_by_world ? members_->world_size() : record->live_ranks;
+  // A rank that has not said what it used, but whose gradients are in, may have used everything.
+  if (complete && !all_used_ && used_maps_ == record->live_ranks) record->used_map = used_map_;
   stats_.RecordStep(complete, last_ready_ns_, now_ns);
   if (complete) {
     double sum_of_squares = 0;
@@ -595,7 +611,8 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
   last_ready_ns_ = 0;
   used_map_.clear();
   all_used_ = true;
-  TakeEarly(now_ns, effects);
+  used_maps_ = 0;
+  if (!stopped_) TakeEarly(now_ns, effects);
 }
 
 // ---- Membership

@@ -126,6 +126,9 @@ class LayoutChannel {
   void Stop(const absl::Status& why);
   // The running step is void: reductions in flight wait for no rank. Once for each step.
   void GiveUp(Effects* effects);
+  // The job is over and nothing is in flight: a running step that the trainers' streams have seen
+  // complete is complete.
+  void FinishSeen(std::uint64_t now_ns, Effects* effects);
   // Releases the arenas. Only when nothing is in flight.
   void ReleaseMemory(Effects* effects);
 
@@ -189,6 +192,8 @@ class LayoutChannel {
   void Void(absl::Status why, std::uint64_t now_ns, Effects* effects);
   // The trainers' streams have seen that the running step is complete, and may act on it.
   bool SeenComplete() const;
+  // Whose gradients are in the running step.
+  std::uint32_t RanksOfStep() const;
   void MaybeFinish(std::uint64_t now_ns, Effects* effects);
   void Finish(std::uint64_t now_ns, Effects* effects);
   absl::Status Breach(absl::StatusCode code, absl::string_view reason, std::uint32_t rank,
@@ -227,6 +232,7 @@ class LayoutChannel {
   std::uint64_t last_ready_ns_ = 0;
   std::string used_map_;
   bool all_used_ = true;  // every EndStep so far had an empty used_map
+  std::uint32_t used_maps_ = 0;  // ranks that have said EndStep
 
   LayoutStats stats_;
   std::unique_ptr<StepTimeline> timeline_;  // never null

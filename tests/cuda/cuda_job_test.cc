@@ -228,6 +228,49 @@ ISOLATED_TEST(GpuJob, AnAbandonedStepIsVoidOnEveryStream, MachineWithGpus(1)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
+// Up to the end of rank 1, which dies or abandons the step: too late, for both streams have its
+// averages and its verdict.
+class SeenStep {
+ public:
+  SeenStep() {
+    job_.Join();
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) job_.Mark(rank, 1, 4 + 2 * rank);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_TRUE(job_.layout(rank).WaitOnStream(1, job_.stream(rank)).ok());
+      EXPECT_EQ(job_.Verdict(rank, 1), 0);
+    }
+  }
+
+  GpuJob& job() { return job_; }
+
+ private:
+  GpuJob job_;
+};
+
+ISOLATED_TEST(GpuJob, AStepThatStreamsHaveSeenCompleteOutlivesARank, MachineWithGpus(1)) {
+  SeenStep seen;
+  Layout& survivor = seen.job().layout(0);
+  seen.job().EndSession(1);
+  const auto result = survivor.WaitStep(1, kPatience);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->live_ranks, kRanks);
+  EXPECT_EQ(result->divisor, kRanks);
+  EXPECT_EQ(ErrorReason(survivor.WaitStep(2, kPatience).status()), "RANK_LOST");
+}
+
+ISOLATED_TEST(GpuJob, AbandoningAStepThatStreamsHaveSeenCompleteIsTooLate, MachineWithGpus(1)) {
+  SeenStep seen;
+  GpuJob& job = seen.job();
+  // Of the parameter, which rank 1 may have used.
+  ASSERT_TRUE(job.layout(0).EndStep(1, {false}).ok());
+  ASSERT_TRUE(job.layout(1).AbandonStep(1, "out of memory").ok());
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const auto result = job.layout(rank).WaitStep(1, kPatience);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_THAT(result->used, Each(true));
+  }
+}
+
 ISOLATED_TEST(GpuJob, ATrainersEndReleasesTheOthersAndGivesItsMemoryBack, MachineWithGpus(1)) {
   GpuJob job;
   job.Join();
