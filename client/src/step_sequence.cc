@@ -571,8 +571,15 @@ absl::Status StepSequence::WaitOnStream(std::uint64_t step, std::optional<std::s
 void StepSequence::CloseHandoff() {
   absl::MutexLock handoff(&handoff_mutex_);
   if (handoff_ == nullptr) return;
-  Poison();
-  handoff_.reset();
+  {
+    absl::MutexLock lock(&mutex_);
+    KeepPoisoned();
+    handoff_closed_ = true;
+  }
+  handoff_.reset();  // waits for the streams
+  std::unique_ptr<PoisonKeeper> keeper;
+  absl::MutexLock lock(&mutex_);
+  keeper.swap(poison_keeper_);
 }
 
 void StepSequence::Restore(Restoration* restoration) const {
@@ -695,6 +702,12 @@ void StepSequence::OnSessionEnd(const absl::Status& end) {
   if (!end_.ok()) return;
   end_ = end;
   held_.clear();
+  if (on_device_ && !handoff_closed_) KeepPoisoned();
+}
+
+void StepSequence::KeepPoisoned() {
+  if (poison_keeper_ != nullptr) return;
+  poison_keeper_ = std::make_unique<PoisonKeeper>(&semaphore(0), bucket_count_, next_step());
 }
 
 void StepSequence::Poison() const {

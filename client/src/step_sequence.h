@@ -26,6 +26,7 @@
 #include "client/src/daemon_silence.h"
 #include "client/src/layout_plan.h"
 #include "client/src/mapped_memory.h"
+#include "client/src/poison_keeper.h"
 #include "client/src/stream_handoff.h"
 #include "gradsync/shared_memory.h"
 
@@ -178,6 +179,8 @@ class StepSequence {
   }
   void Restore(Restoration* restoration) const;
   void Poison() const;
+  // The same, up to the handoff's end, and also what is written after this.
+  void KeepPoisoned() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AfterRelease(std::uint64_t step, std::size_t bucket, bool poisoned)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Silent(std::uint64_t step, std::optional<std::size_t> bucket,
@@ -235,6 +238,9 @@ class StepSequence {
   std::uint64_t asked_step_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none is asked for
   std::optional<std::string> missing_ ABSL_GUARDED_BY(mutex_);
   bool replacing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool handoff_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  // On a GPU, from the session's end or the handoff's close to the end of that.
+  std::unique_ptr<PoisonKeeper> poison_keeper_ ABSL_GUARDED_BY(mutex_);
   // Of the session, or because the layout was replaced.
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "client/include/gradsync/client.h"
 #include "tests/client/cuda_worker_role.h"
 #include "tests/client/scripted_daemon.h"
@@ -256,6 +258,29 @@ ISOLATED_TEST(CudaHandoff, TheEndOfTheSessionReleasesParkedStreamsAsVoid, Machin
   trainer.layout.reset();
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
   EXPECT_THAT(FakeMachine().Journal(fakes::kBlocked), IsEmpty());
+}
+
+ISOLATED_TEST(CudaHandoff, ANumberThatComesAfterThePoisonParksNobody, MachineWithGpus(1)) {
+  fakes::EnterContext();
+  fakes::Word busy;
+  Trainer trainer;
+  CUstream optimizer = MakeStream();
+  ASSERT_TRUE(trainer.layout->FinishStep(1, {}, {trainer.stream}).ok());
+  ASSERT_TRUE(trainer.layout->WaitOnStream(1, optimizer).ok());
+  ASSERT_TRUE(trainer.layout->FinishStep(2, {}, {trainer.stream}).ok());
+  CUDA_OK(cuStreamWaitValue64(optimizer, busy.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
+  ASSERT_TRUE(trainer.layout->WaitOnStream(2, optimizer).ok());
+  trainer.daemon.Die();
+  EXPECT_FALSE(trainer.layout->WaitStep(2, kPatience).ok());
+  // Of the first step, whose averages were being written back when the daemon died.
+  for (std::size_t i = 0; i < kBuckets; ++i) trainer.worker.semaphore(i).done.store(1);
+  busy.Store(1);
+  const absl::Time end = absl::Now() + kPatience;
+  while (cuStreamQuery(optimizer) == CUDA_ERROR_NOT_READY && absl::Now() < end) sched_yield();
+  EXPECT_EQ(cuStreamQuery(optimizer), CUDA_SUCCESS);
+  for (std::size_t i = 0; i < kBuckets; ++i) trainer.worker.semaphore(i).done.store(2);
+  trainer.layout.reset();
+  EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
 // Otherwise it would read the verdict of two steps before.
