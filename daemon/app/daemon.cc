@@ -253,6 +253,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   introspection.sessions = &r.sessions;
   introspection.jobs = &r.jobs;
   introspection.quota = &r.quota;
+  introspection.workers = r.workers.get();
   introspection.connections = &r.connections;
   introspection.clock = &r.clock;
   introspection.started_ns = r.clock.NowNs();

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/rpc/cuda_status.h"
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/status_mapping.h"
 #include "gradsync/v1/introspection.grpc.pb.h"
@@ -18,6 +19,8 @@ namespace {
 
 constexpr std::uint32_t kMaxTimelineSteps = 64;
 constexpr double kNsPerSecond = 1e9;
+// For workers to say what memory they have.
+constexpr absl::Duration kWorkerPatience = absl::Milliseconds(200);
 
 v1::JobState StateOf(JobPhase phase) {
   switch (phase) {
@@ -45,6 +48,7 @@ void Fill(const Session& session, std::uint64_t now_ns, v1::SessionStatus* out) 
   out->set_client(identity.client);
   out->set_connected_s(Seconds(identity.opened_ns, now_ns));
   out->set_arena_bytes(session.memory_bytes());
+  out->set_gpu_bytes(session.gpu_bytes());
 }
 
 void Fill(const EngineSnapshot& engine, v1::EngineStatus* out) {
@@ -176,6 +180,7 @@ class IntrospectionService final : public v1::Introspection::Service {
     response->set_arena_bytes(context_.quota->total_bytes());
     *response->mutable_warnings() = {context_.warnings.begin(), context_.warnings.end()};
     *response->mutable_notices() = {context_.notices.begin(), context_.notices.end()};
+    if (context_.workers != nullptr) FillCuda(call, request->job_id(), response);
 
     std::map<std::uint64_t, std::shared_ptr<Session>> sessions;  // by incarnation
     for (auto& session : context_.sessions->Sessions()) {
@@ -289,6 +294,17 @@ class IntrospectionService final : public v1::Introspection::Service {
     if (!asked.empty() && job_id != asked) return false;
     const auto peer = context_.connections->Find(call->peer());
     return peer.has_value() && (peer->uid == 0 || peer->uid == geteuid() || peer->uid == uid);
+  }
+
+  void FillCuda(grpc::ServerContext* call, const std::string& job_id,
+                v1::GetStatusResponse* response) const {
+    const auto workers = context_.workers->Workers(kWorkerPatience);
+    v1::CudaStatus* const out = response->mutable_cuda();
+    *out = CudaStatusOf(context_.workers->Found(), workers);
+    for (const WorkerStatus& worker : workers) {
+      if (!IsVisible(call, worker.key.uid, worker.key.job_id, job_id)) continue;
+      *out->add_workers() = WorkerStatusOf(worker);
+    }
   }
 
   static void WarnOfUnknownProcess(const std::string& job_id, const Session& session,

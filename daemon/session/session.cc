@@ -81,7 +81,7 @@ void Session::Furnish(const std::string& name, const std::string& device,
     spec.staging_bytes =
         std::max(spec.staging_bytes, (bucket.count + 1) * ItemSize(StagingType(bucket.dtype)));
   }
-  GpuArena::Create(workers_, {identity_.job_key, device}, spec,
+  GpuArena::Create(workers_, {identity_.job_key, device, identity_.peer.uid, job_->job_id()}, spec,
                    [self = shared_from_this(), layout = *std::move(layout), agreed,
                     registered](absl::StatusOr<std::shared_ptr<GpuArena>> arena) {
                      if (!arena.ok()) return self->Furnished(agreed, arena.status(), registered);
@@ -258,8 +258,15 @@ void Session::End(const absl::Status& why) { job_->Lose(rank(), identity_.incarn
 std::uint64_t Session::memory_bytes() const {
   std::uint64_t bytes = staging_->bytes();
   for (const std::shared_ptr<Layout>& layout : Layouts()) {
-    const LayoutMemory& memory = layout->memory;
-    bytes += memory.gpu != nullptr ? memory.gpu->bytes() : memory.arena->bytes();
+    if (layout->memory.arena != nullptr) bytes += layout->memory.arena->bytes();
+  }
+  return bytes;
+}
+
+std::uint64_t Session::gpu_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const std::shared_ptr<Layout>& layout : Layouts()) {
+    if (layout->memory.gpu != nullptr) bytes += layout->memory.gpu->bytes();
   }
   return bytes;
 }

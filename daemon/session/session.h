@@ -103,7 +103,9 @@ class Session : public std::enable_shared_from_this<Session> {
   // Ends the session with `why`, which others read after "known because". Idempotent.
   void End(const absl::Status& why);
 
+  // In host memory; on GPUs.
   std::uint64_t memory_bytes() const;
+  std::uint64_t gpu_bytes() const;
 
  private:
   // Held by the job, which knows when the layout ends.

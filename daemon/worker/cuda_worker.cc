@@ -441,7 +441,13 @@ worker::Pong CudaWorker::Memory() const {
   worker::Pong memory;
   if (context_ == nullptr) return memory;
   std::uint64_t arena_bytes = 0;
-  for (const auto& [number, session] : arenas_) arena_bytes += session->arena->bytes();
+  for (const auto& [number, session] : arenas_) {
+    const CudaArena& arena = *session->arena;
+    arena_bytes += arena.bytes();
+    if (arena.sharing() != CudaSharing::kLegacyIpc) continue;
+    memory.set_legacy_arenas(memory.legacy_arenas() + 1);
+    memory.set_why_legacy(arena.why_legacy());
+  }
   std::size_t free = 0;
   std::size_t total = 0;
   driver_->cuMemGetInfo.Result(&free, &total);

@@ -1,5 +1,7 @@
 #include "daemon/worker/worker_supervisor.h"
 
+#include <chrono>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
@@ -87,6 +89,7 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
   }
   worker->process = Share(*std::move(process));
   worker->incarnation = incarnation;
+  ++worker->starts;
   return absl::OkStatus();
 }
 
@@ -220,6 +223,7 @@ void WorkerSupervisor::GiveUp(Worker* worker) {
 void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)> found) {
   auto process = WorkerProcess::Start(options_.process, [](const absl::Status&) {});
   if (!process.ok()) {
+    KeepFound(process.status());
     found(process.status());
     return;
   }
@@ -233,11 +237,14 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
                found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
                 const auto self = weak.lock();
                 if (self == nullptr || !self->BeginTelling()) return;
+                absl::StatusOr<worker::Started> started = worker::Started();
                 if (reply.ok()) {
-                  found(reply->message.started());
+                  started = reply->message.started();
                 } else {
-                  found(reply.status());
+                  started = reply.status();
                 }
+                self->KeepFound(started);
+                found(std::move(started));
                 self->LetProbeGo();
                 self->EndTelling();
               });
@@ -249,16 +256,59 @@ void WorkerSupervisor::LetProbeGo() {
   probe.swap(probe_);
 }
 
-std::vector<WorkerStatus> WorkerSupervisor::Workers() const {
+void WorkerSupervisor::KeepFound(const absl::StatusOr<worker::Started>& found) {
+  const MutexLock lock(&mutex_);
+  found_ = found;
+}
+
+absl::StatusOr<worker::Started> WorkerSupervisor::Found() const {
+  const MutexLock lock(&mutex_);
+  return found_;
+}
+
+void WorkerSupervisor::AskMemory(absl::Duration patience) {
+  struct Answers {
+    Mutex mutex;
+    CondVar changed;
+    std::size_t missing ABSL_GUARDED_BY(mutex) = 0;
+  };
+  const auto answers = std::make_shared<Answers>();
+  {
+    const MutexLock lock(&mutex_);
+    for (auto& [key, worker] : workers_) {
+      if (!worker.open) continue;
+      {
+        const MutexLock counting(&answers->mutex);
+        ++answers->missing;
+      }
+      worker::Call ping;
+      ping.mutable_ping();
+      // Under the lock, so that this takes no reference, by which it would not be idle.
+      worker.process->Call(std::move(ping), {}, [answers](const auto&) {
+        const MutexLock counting(&answers->mutex);
+        --answers->missing;
+        answers->changed.NotifyAll();
+      });
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(patience);
+  const MutexLock lock(&answers->mutex);
+  while (answers->missing > 0 && answers->changed.WaitUntil(&answers->mutex, deadline)) {
+  }
+}
+
+std::vector<WorkerStatus> WorkerSupervisor::Workers(absl::Duration patience) {
+  if (patience > absl::ZeroDuration()) AskMemory(patience);
   std::vector<WorkerStatus> workers;
   const MutexLock lock(&mutex_);
   for (const auto& [key, worker] : workers_) {
     WorkerStatus status;
     status.key = key;
-    status.failures = worker.policy.failures();
+    status.restarts = worker.starts > 0 ? worker.starts - 1 : 0;
     status.last_failure = std::string(worker.policy.last_failure().message());
-    if (worker.process != nullptr && worker.open) {
-      status.pid = worker.process->pid();
+    if (worker.process != nullptr) status.pid = worker.process->pid();
+    status.open = worker.open;
+    if (worker.open) {
       status.started = worker.started;
       status.memory = worker.process->memory();
     }

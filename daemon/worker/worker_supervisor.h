@@ -39,6 +39,9 @@ struct WorkerSupervisorOptions {
 struct WorkerKey {
   std::string job;     // as the log names it
   std::string device;  // UUID
+  // Of the job, for status.
+  uid_t uid = 0;
+  std::string job_id = {};
 
   bool operator<(const WorkerKey& other) const {
     return std::tie(job, device) < std::tie(other.job, other.device);
@@ -48,10 +51,11 @@ struct WorkerKey {
 // For status.
 struct WorkerStatus {
   WorkerKey key;
-  pid_t pid = 0;  // 0: it is not running
+  pid_t pid = 0;         // 0: it is not running
+  bool open = false;     // its GPU is; then the next two are known
   worker::Started started;
   worker::Pong memory;  // as reported last
-  std::uint32_t failures = 0;
+  std::uint32_t restarts = 0;
   std::string last_failure;
 };
 
@@ -86,11 +90,15 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // no callback runs.
   void Shutdown();
 
-  // What a worker would find on this node: driver, NCCL, GPUs. Asks a process that ends with it.
+  // Looks what a worker finds on this node: driver, NCCL, GPUs. Asks a process that ends with it.
   // Once; `found` is not called if Shutdown comes first.
   void Probe(std::function<void(absl::StatusOr<worker::Started>)> found);
+  // What Probe has found. UNAVAILABLE: it has not looked yet.
+  absl::StatusOr<worker::Started> Found() const;
 
-  std::vector<WorkerStatus> Workers() const;
+  // Those that there are. They are asked what memory they have, and waited for for so long at most:
+  // one that is busy is described as it was before.
+  std::vector<WorkerStatus> Workers(absl::Duration patience = absl::ZeroDuration());
 
  private:
   struct Worker {
@@ -100,6 +108,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     worker::Started started;
     std::vector<Ready> waiting;  // for Start's reply
     RestartPolicy policy;
+    std::uint32_t starts = 0;
     std::uint64_t idle_since_ns = 0;  // 0: somebody has its process, or waits for it
   };
 
@@ -112,6 +121,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   void OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                  absl::StatusOr<WorkerProcess::Reply> reply);
   void OnEnded(const WorkerKey& key, std::uint64_t incarnation, const absl::Status& why);
+  void KeepFound(const absl::StatusOr<worker::Started>& found);
+  void AskMemory(absl::Duration patience);
   // The worker, unless it is another incarnation by now.
   Worker* FindLocked(const WorkerKey& key, std::uint64_t incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -136,6 +147,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   int telling_ ABSL_GUARDED_BY(mutex_) = 0;                       // callbacks that run
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
   CondVar told_;  // telling_ is 0
+  absl::StatusOr<worker::Started> found_ ABSL_GUARDED_BY(mutex_) =
+      absl::UnavailableError("a worker is looking for GPUs");
 };
 
 }  // namespace gradsync

@@ -53,6 +53,7 @@ v1::GetStatusResponse BusyStatus() {
         client: "gradsync-c++/0.1.0"
         connected_s: 62
         arena_bytes: 103424
+        gpu_bytes: 25165824
       }
       sessions { rank: 1 incarnation: 42 state: "left" client: "\033[31mevil" connected_s: 3 }
       layouts {
@@ -122,12 +123,77 @@ WARN  job old has failed
 TEST(RenderStatusTest, RanksOnDemand) {
   const std::string text = RenderStatus(BusyStatus(), true);
   EXPECT_EQ(text.substr(text.find("RANK  JOB") - 1), R"(
-RANK  JOB     STATE  NODE  PID      INCARNATION  CONNECTED      ARENA  CLIENT
-   0  digits  live   here  812               41  1 min 2 s  101.0 KiB  gradsync-c++/0.1.0
-   1  digits  left   here  unknown           42  3 s              0 B  ?[31mevil
-   0  wide    live   here  900               43  0 s              0 B
+RANK  JOB     STATE  NODE  PID      INCARNATION  CONNECTED      ARENA   ON GPUS  CLIENT
+   0  digits  live   here  812               41  1 min 2 s  101.0 KiB  24.0 MiB  gradsync-c++/0.1.0
+   1  digits  left   here  unknown           42  3 s              0 B         -  ?[31mevil
+   0  wide    live   here  900               43  0 s              0 B         -
 
 WARN  job old has failed
+)");
+}
+
+TEST(RenderGpusTest, ADaemonThatKnowsNothingOfThem) { EXPECT_EQ(RenderGpus(EmptyStatus()), ""); }
+
+TEST(RenderGpusTest, WhyThereAreNone) {
+  EXPECT_EQ(RenderGpus(FromText<v1::GetStatusResponse>(R"pb(
+              cuda { driver_error: "no CUDA driver: libcuda.so.1: cannot open" }
+            )pb")),
+            "no GPUs: no CUDA driver: libcuda.so.1: cannot open\n");
+  EXPECT_EQ(RenderGpus(FromText<v1::GetStatusResponse>(R"pb(
+              cuda { driver_version: "13.0" nccl_error: "libnccl.so.2 is version 2.18.5" }
+            )pb")),
+            "driver for CUDA 13.0, no NCCL, so that a job's ranks here must share one GPU: "
+            "libnccl.so.2 is version 2.18.5, arenas on GPUs 0 B\n");
+}
+
+TEST(RenderGpusTest, GpusAndWorkers) {
+  const auto status = FromText<v1::GetStatusResponse>(R"pb(
+    cuda {
+      driver_version: "13.0"
+      nccl_version: "2.28.9"
+      arena_bytes: 50331648
+      gpus {
+        uuid: "GPU-1"
+        name: "NVIDIA H200"
+        memory_bytes: 150754820096
+        free_bytes: 1073741824
+        sharing: GPU_SHARING_MPS
+      }
+      gpus {
+        uuid: "GPU-2"
+        name: "NVIDIA H200"
+        memory_bytes: 150754820096
+        sharing: GPU_SHARING_TIME_SLICED
+      }
+      workers {
+        job_id: "digits"
+        uid: 1000
+        gpu: "GPU-1"
+        state: WORKER_STATE_RUNNING
+        pid: 812
+        restarts: 1
+        last_failure: "the GPU's worker process was killed by signal 9 (Killed)"
+        arena_bytes: 50331648
+        staging_bytes: 104857600
+        nccl_bytes: 16777216
+        legacy_arenas: 2
+        why_legacy: "the device exports no allocation as a file descriptor"
+      }
+      workers { job_id: "wide" uid: 0 gpu: "GPU-2" state: WORKER_STATE_FAILED }
+    }
+  )pb");
+  EXPECT_EQ("\n" + RenderGpus(status), R"(
+driver for CUDA 13.0, NCCL 2.28.9, arenas on GPUs 48.0 MiB
+
+GPU    NAME            MEMORY     FREE  OVERLAP
+GPU-1  NVIDIA H200  140.4 GiB  1.0 GiB  MPS
+GPU-2  NVIDIA H200  140.4 GiB        -  time-sliced
+
+WORKER  JOB     USER  GPU    STATE    RESTARTS    ARENAS    STAGING      NCCL
+812     digits  1000  GPU-1  running         1  48.0 MiB  100.0 MiB  16.0 MiB
+  last failure: the GPU's worker process was killed by signal 9 (Killed)
+  2 shared by legacy IPC: the device exports no allocation as a file descriptor
+-       wide       0  GPU-2  FAILED          0       0 B        0 B       0 B
 )");
 }
 
@@ -189,9 +255,9 @@ LANE  JOB         SENT  RECEIVED    BUSY  GBIT/S
    1  digits     512 B       0 B  100 us   0.041
   digits: between alpha, beta; float32 gradients travel as bfloat16
 
-RANK  JOB     STATE  NODE  PID  INCARNATION  CONNECTED  ARENA  CLIENT
-   0  digits  live   here  812            1  9 s          0 B  c++
-   2  digits  live   beta  -              -  -              -
+RANK  JOB     STATE  NODE  PID  INCARNATION  CONNECTED  ARENA  ON GPUS  CLIENT
+   0  digits  live   here  812            1  9 s          0 B        -  c++
+   2  digits  live   beta  -              -  -              -        -
 
 WARN  peer port is open
 NOTE  gradients travel in clear text

@@ -86,18 +86,31 @@ Lanes: this node's connections to the other nodes of a job:
   BUSY         time with gradients in hand
   GBIT/S       sent while busy, 10^9 bits per second
 
+GPUs, as the daemon's workers find them: driver and NCCL, or why there is none; then each GPU:
+  FREE         of its memory, whoever has the rest; known while a worker is there
+  OVERLAP      how kernels of trainers and of the daemon share it. MPS: beside each other;
+               time-sliced: in turns, so that communication hides little behind computation
+
+Workers, one process for each job on each GPU:
+  WORKER       its process id
+  STATE        running; starting: it opens its GPU; FAILED: it has ended, and is started again when
+               a rank needs it
+  ARENAS       memory of the GPU that ranks share with it; STAGING: in which buckets are summed;
+               NCCL: what its connections took, approximately
+
 Ranks (with --job):
   NODE         "-" columns of a rank on another node are known to its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
   STATE        live; left: it has finished its steps
-  ARENA        memory that holds its buckets
+  ARENA        host memory that holds its buckets and broadcasts; ON GPUS likewise
 
 Examples:
   gradsyncctl status
   gradsyncctl status --job digits
   gradsyncctl status --json | jq -r '.jobs[] | select(.missing_ranks != []) | .job_id'
   gradsyncctl status --json | jq '.jobs[].nodes[] | select(.waiting_ranks != []) | .name'
+  gradsyncctl status --json | jq '.cuda.workers[] | {job_id, gpu, last_failure}'
 )";
 
 constexpr absl::string_view kStats =

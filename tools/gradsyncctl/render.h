@@ -18,6 +18,9 @@ std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks);
 // The part of it about jobs that span nodes; empty if there are none.
 std::string RenderNodes(const v1::GetStatusResponse& status);
 
+// The part of it about GPUs and workers; empty if the daemon knows nothing of them.
+std::string RenderGpus(const v1::GetStatusResponse& status);
+
 std::string RenderStats(const v1::GetStatsResponse& stats);
 
 // One picture for each step of `timeline`.

@@ -116,7 +116,7 @@ std::string Layouts(const v1::GetStatusResponse& status) {
 std::vector<std::string> RankRow(const std::string& job, const v1::SessionStatus& session) {
   if (!session.node().empty()) {
     return {
-        absl::StrCat(session.rank()), job, session.state(), session.node(), "-", "-", "-", "-", ""};
+        absl::StrCat(session.rank()), job, session.state(), session.node(), "-", "-", "-", "-", "-", ""};
   }
   return {absl::StrCat(session.rank()),
           job,
@@ -126,6 +126,7 @@ std::vector<std::string> RankRow(const std::string& job, const v1::SessionStatus
           absl::StrCat(session.incarnation()),
           FormatUptime(session.connected_s()),
           FormatBytes(session.arena_bytes()),
+          session.gpu_bytes() == 0 ? "-" : FormatBytes(session.gpu_bytes()),
           session.client()};
 }
 
@@ -138,6 +139,7 @@ std::string Ranks(const v1::GetStatusResponse& status) {
                    {"INCARNATION", kRight},
                    {"CONNECTED"},
                    {"ARENA", kRight},
+                   {"ON GPUS", kRight},
                    {"CLIENT"}});
   for (const v1::JobStatus& job : status.jobs()) {
     for (const v1::SessionStatus& session : job.sessions()) {
@@ -167,7 +169,7 @@ std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks) {
   }
   const bool no_jobs = status.jobs().empty() && status.remote_jobs().empty();
   for (const std::string& part : {no_jobs ? "no jobs\n" : Jobs(status), Layouts(status),
-                                  RenderNodes(status), with_ranks ? Ranks(status) : ""}) {
+                                  RenderNodes(status), RenderGpus(status), with_ranks ? Ranks(status) : ""}) {
     if (!part.empty()) absl::StrAppend(&text, "\n", part);
   }
   if (!status.warnings().empty() || !status.notices().empty()) absl::StrAppend(&text, "\n");

@@ -1,0 +1,75 @@
+#include "daemon/rpc/cuda_status.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+namespace {
+
+void FillVersions(const worker::Started& started, v1::CudaStatus* out) {
+  out->set_driver_version(absl::StrCat(started.driver_version() / 1000, ".",
+                                       started.driver_version() % 1000 / 10));
+  out->set_nccl_version(started.nccl_version());
+  out->set_nccl_error(started.nccl_error());
+}
+
+// The entry of this device, made if there is none.
+v1::GpuStatus* GpuOf(const worker::Device& device, v1::CudaStatus* out) {
+  for (v1::GpuStatus& gpu : *out->mutable_gpus()) {
+    if (gpu.uuid() == device.uuid()) return &gpu;
+  }
+  v1::GpuStatus* const gpu = out->add_gpus();
+  gpu->set_uuid(device.uuid());
+  gpu->set_name(device.name());
+  gpu->set_memory_bytes(device.memory_bytes());
+  gpu->set_sharing(device.mps() ? v1::GPU_SHARING_MPS : v1::GPU_SHARING_TIME_SLICED);
+  return gpu;
+}
+
+}  // namespace
+
+v1::CudaStatus CudaStatusOf(const absl::StatusOr<worker::Started>& found,
+                            const std::vector<WorkerStatus>& workers) {
+  v1::CudaStatus out;
+  if (found.ok()) {
+    FillVersions(*found, &out);
+    for (const worker::Device& device : found->devices()) GpuOf(device, &out);
+  } else {
+    out.set_driver_error(std::string(found.status().message()));
+  }
+  for (const WorkerStatus& worker : workers) {
+    if (!worker.open) continue;
+    // A driver that came after the daemon had looked.
+    if (out.driver_version().empty()) {
+      out.clear_driver_error();
+      FillVersions(worker.started, &out);
+    }
+    for (const worker::Device& device : worker.started.devices()) {
+      v1::GpuStatus* const gpu = GpuOf(device, &out);
+      if (worker.memory.total_bytes() > 0) gpu->set_free_bytes(worker.memory.free_bytes());
+    }
+  }
+  return out;
+}
+
+v1::WorkerStatus WorkerStatusOf(const WorkerStatus& worker) {
+  v1::WorkerStatus out;
+  out.set_job_id(worker.key.job_id);
+  out.set_uid(worker.key.uid);
+  out.set_gpu(worker.key.device);
+  out.set_pid(worker.pid);
+  out.set_state(worker.open       ? v1::WORKER_STATE_RUNNING
+                : worker.pid != 0 ? v1::WORKER_STATE_STARTING
+                                  : v1::WORKER_STATE_FAILED);
+  out.set_restarts(worker.restarts);
+  out.set_last_failure(worker.last_failure);
+  out.set_arena_bytes(worker.memory.arena_bytes());
+  out.set_staging_bytes(worker.memory.staging_bytes());
+  out.set_nccl_bytes(worker.memory.nccl_bytes());
+  out.set_legacy_arenas(worker.memory.legacy_arenas());
+  out.set_why_legacy(worker.memory.why_legacy());
+  return out;
+}
+
+}  // namespace gradsync
