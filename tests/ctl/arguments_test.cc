@@ -56,9 +56,9 @@ TEST(ArgumentsTest, HelpNeedsNoCommandAndForgivesTheRest) {
 }
 
 TEST(ArgumentsTest, FaultsNameTheWordAndWhatWouldBeRight) {
-  EXPECT_EQ(Fault({}), "no command; the commands are status, stats, timeline and health");
+  EXPECT_EQ(Fault({}), "no command; the commands are status, stats, timeline, health and doctor");
   EXPECT_EQ(Fault({"stat"}),
-            "unknown command 'stat'; the commands are status, stats, timeline and health");
+            "unknown command 'stat'; the commands are status, stats, timeline, health and doctor");
   EXPECT_EQ(Fault({"status", "stats"}),
             "'stats' is one word too many: one command is expected, and options with '--'");
   EXPECT_EQ(Fault({"status", "--sock=x"}),
@@ -87,7 +87,8 @@ TEST(ArgumentsTest, NumbersAreStrict) {
 
 TEST(HelpTest, EveryCommandTeaches) {
   for (const CtlCommand command : {CtlCommand::kNone, CtlCommand::kStatus, CtlCommand::kStats,
-                                   CtlCommand::kTimeline, CtlCommand::kHealth}) {
+                                   CtlCommand::kTimeline, CtlCommand::kHealth,
+                                   CtlCommand::kDoctor}) {
     const std::string text(HelpText(command));
     EXPECT_EQ(text.rfind("Usage: gradsyncctl", 0), 0u);
     EXPECT_NE(text.find("Exit status"), std::string::npos);

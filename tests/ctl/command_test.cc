@@ -275,8 +275,8 @@ TEST(UsageTest, FaultsGoToErrorWithAHintAndExitTwo) {
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_EQ(outcome.out, "");
   EXPECT_EQ(outcome.error,
-            "gradsyncctl: unknown command 'stat'; the commands are status, stats, timeline and "
-            "health\nTry 'gradsyncctl --help'.\n");
+            "gradsyncctl: unknown command 'stat'; the commands are status, stats, timeline, "
+            "health and doctor\nTry 'gradsyncctl --help'.\n");
 }
 
 TEST(UsageTest, HelpAndVersionGoToOutAndExitZero) {

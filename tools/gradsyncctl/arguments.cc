@@ -21,8 +21,9 @@ absl::StatusOr<CtlCommand> ParseCommand(absl::string_view word) {
   if (word == "stats") return CtlCommand::kStats;
   if (word == "timeline") return CtlCommand::kTimeline;
   if (word == "health") return CtlCommand::kHealth;
+  if (word == "doctor") return CtlCommand::kDoctor;
   return absl::InvalidArgumentError(absl::StrCat(
-      "unknown command '", word, "'; the commands are status, stats, timeline and health"));
+      "unknown command '", word, "'; the commands are status, stats, timeline, health and doctor"));
 }
 
 absl::Status SetOption(absl::string_view name, const std::string& value, CtlArguments* arguments) {
@@ -75,7 +76,7 @@ absl::Status CheckCommand(const CtlArguments& arguments, bool steps_given) {
   if (arguments.help || arguments.version) return absl::OkStatus();
   if (arguments.command == CtlCommand::kNone) {
     return absl::InvalidArgumentError(
-        "no command; the commands are status, stats, timeline and health");
+        "no command; the commands are status, stats, timeline, health and doctor");
   }
   if (arguments.command != CtlCommand::kTimeline && (steps_given || !arguments.layout.empty())) {
     return absl::InvalidArgumentError(
@@ -83,6 +84,9 @@ absl::Status CheckCommand(const CtlArguments& arguments, bool steps_given) {
   }
   if (arguments.command == CtlCommand::kHealth && !arguments.job.empty()) {
     return absl::InvalidArgumentError("--job does not go with health, which is the daemon's");
+  }
+  if (arguments.command == CtlCommand::kDoctor && !arguments.job.empty()) {
+    return absl::InvalidArgumentError("--job does not go with doctor, which looks at the machine");
   }
   return absl::OkStatus();
 }

@@ -12,7 +12,7 @@
 
 namespace gradsync {
 
-enum class CtlCommand { kNone, kStatus, kStats, kTimeline, kHealth };
+enum class CtlCommand { kNone, kStatus, kStats, kTimeline, kHealth, kDoctor };
 
 struct CtlArguments {
   CtlCommand command = CtlCommand::kNone;  // kNone only with help or version

@@ -12,6 +12,8 @@ Commands:
   stats      what it costs: latencies, bandwidth, and which rank is late
   timeline   a picture of the last step: each bucket's way from ready to done
   health     whether the daemon serves; for probes and scripts
+  doctor     whether machine, user and daemon have what training needs, and what to do; works
+             without a daemon too
 
 Options:
   --socket PATH      the daemon's socket; default $GRADSYNC_SOCKET, else
@@ -29,7 +31,8 @@ Options:
 Exit status:
   0  OK
   1  WARN  the daemon warns or drains; for status and stats also: a job has failed
-  2  ERR   the daemon cannot be asked or does not serve; or the command line is wrong
+  2  ERR   the daemon cannot be asked or does not serve, or doctor finds what keeps it from that;
+           or the command line is wrong
 
 Root and the daemon's own user see every job, other users see theirs.
 
@@ -38,6 +41,7 @@ Examples:
   gradsyncctl stats --job digits
   gradsyncctl timeline --job digits --layout model --steps 3
   gradsyncctl health --timeout 1
+  gradsyncctl doctor
   gradsyncctl stats --json | jq '.jobs[].layouts[].reduce_gbps'
 
 The same questions without this program, where SOCKET is the path (grpcurl 1.9.2 and 1.9.3:
@@ -188,6 +192,35 @@ Examples:
   gradsyncctl health --json | jq -r .code
 )";
 
+constexpr absl::string_view kDoctor =
+    R"(Usage: gradsyncctl doctor [--socket PATH] [--timeout SECONDS] [--json]
+
+Checks what training with gradsync needs, one line each: ok, WARN or FAIL, why, and "->" what to do.
+It changes nothing, and works without a daemon and without a GPU. Run it as the user who trains, in
+the container where the trainers run: what it sees is what they see.
+
+  kernel, shared memory, memory limit   Linux 5.14; memfds; what the cgroup leaves for gradients
+  socket, fd socket, daemon's user      both sockets: there, open to this user, somebody listens
+  PID namespace, user namespace         whether the daemon knows whose process a trainer is
+  descriptors                           of this shell, and of the daemon if it shows
+  GPUs                                  /dev/nvidia*: there, and this user may use them
+  CUDA driver, NCCL                     versions, as a program here finds them
+                                        ($GRADSYNC_CUDA_LIBRARY)
+  MPS                                   whether it is on here and for the daemon's workers alike
+                                        ($CUDA_MPS_PIPE_DIRECTORY), and for whom
+  daemon, daemon's GPUs, workers        what the daemon says; whether it sees the GPUs that are here
+  peer port                             of jobs that span nodes: whether it answers
+
+Exit status:
+  0  OK    nothing to do
+  1  WARN  training works, less well or less safely than it could
+  2  ERR   something keeps trainers from it
+
+Examples:
+  gradsyncctl doctor
+  gradsyncctl doctor --json | jq -r '.findings[] | select(.verdict != "ok") | .remedy'
+)";
+
 }  // namespace
 
 absl::string_view HelpText(CtlCommand command) {
@@ -202,6 +235,8 @@ absl::string_view HelpText(CtlCommand command) {
       return kTimeline;
     case CtlCommand::kHealth:
       return kHealth;
+    case CtlCommand::kDoctor:
+      return kDoctor;
   }
   return kProgram;
 }

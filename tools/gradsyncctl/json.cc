@@ -6,6 +6,27 @@
 #include "nlohmann/json.hpp"
 
 namespace gradsync {
+namespace {
+
+// Of text that may be any bytes; JSON is UTF-8.
+std::string Dump(const nlohmann::ordered_json& json) {
+  return absl::StrCat(json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace),
+                      "\n");
+}
+
+absl::string_view VerdictName(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kOk:
+      return "ok";
+    case Verdict::kWarning:
+      return "warning";
+    case Verdict::kFailure:
+      break;
+  }
+  return "failure";
+}
+
+}  // namespace
 
 std::string MessageToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
@@ -31,9 +52,24 @@ std::string HealthToJson(const HealthReport& report, absl::string_view socket,
   json["reasons"] = report.reasons;
   json["socket"] = std::string(socket);
   json["services"] = states;
-  // A path may be any bytes; JSON is UTF-8.
-  return absl::StrCat(json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace),
-                      "\n");
+  return Dump(json);
+}
+
+std::string DoctorToJson(HealthCode code, const std::vector<Finding>& findings) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const Finding& finding : findings) {
+    nlohmann::ordered_json one;
+    one["check"] = finding.check;
+    one["verdict"] = std::string(VerdictName(finding.verdict));
+    one["what"] = finding.what;
+    one["remedy"] = finding.remedy;
+    list.push_back(one);
+  }
+  nlohmann::ordered_json json;
+  json["code"] = std::string(HealthCodeName(code));
+  json["exit_status"] = static_cast<int>(code);
+  json["findings"] = list;
+  return Dump(json);
 }
 
 }  // namespace gradsync

@@ -8,6 +8,7 @@
 
 #include "absl/strings/string_view.h"
 #include "google/protobuf/message.h"
+#include "tools/gradsyncctl/doctor/doctor.h"
 #include "tools/gradsyncctl/health_report.h"
 
 namespace gradsync {
@@ -20,6 +21,10 @@ std::string MessageToJson(const google::protobuf::Message& message);
 // service named "".
 std::string HealthToJson(const HealthReport& report, absl::string_view socket,
                          const std::vector<ServiceHealth>& services);
+
+// {"code", "exit_status", "findings": [{"check", "verdict", "what", "remedy"}]}; a verdict is "ok",
+// "warning" or "failure".
+std::string DoctorToJson(HealthCode code, const std::vector<Finding>& findings);
 
 }  // namespace gradsync
 

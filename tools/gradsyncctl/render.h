@@ -8,6 +8,7 @@
 
 #include "absl/strings/string_view.h"
 #include "gradsync/v1/introspection.pb.h"
+#include "tools/gradsyncctl/doctor/doctor.h"
 #include "tools/gradsyncctl/health_report.h"
 
 namespace gradsync {
@@ -29,6 +30,8 @@ std::string RenderTimeline(absl::string_view job, absl::string_view layout,
 
 std::string RenderHealth(const HealthReport& report, const std::vector<ServiceHealth>& services,
                          const v1::GetStatusResponse& status);
+
+std::string RenderDoctor(const std::vector<Finding>& findings);
 
 }  // namespace gradsync
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -10,6 +11,7 @@
 #include "daemon/base/version.h"
 #include "tools/gradsyncctl/arguments.h"
 #include "tools/gradsyncctl/daemon_connection.h"
+#include "tools/gradsyncctl/doctor/doctor.h"
 #include "tools/gradsyncctl/health_report.h"
 #include "tools/gradsyncctl/help.h"
 #include "tools/gradsyncctl/json.h"
@@ -160,7 +162,43 @@ absl::StatusOr<Answer> AnswerHealth(const CtlArguments& arguments, DaemonConnect
                 report.code};
 }
 
+std::string Variable(const char* name, const std::string& otherwise) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : otherwise;
+}
+
+// The gravest verdict decides.
+HealthCode CodeOf(const std::vector<Finding>& findings) {
+  HealthCode code = HealthCode::kOk;
+  for (const Finding& finding : findings) {
+    if (finding.verdict == Verdict::kOk) continue;
+    code = std::max(code, finding.verdict == Verdict::kWarning ? HealthCode::kWarn
+                                                               : HealthCode::kErr);
+  }
+  return code;
+}
+
+absl::StatusOr<v1::GetStatusResponse> StatusAt(const CtlArguments& arguments) {
+  absl::StatusOr<DaemonConnection> connection =
+      DaemonConnection::Open(arguments.socket, arguments.timeout);
+  if (!connection.ok()) return std::move(connection).status();
+  return connection->GetStatus("");
+}
+
+Answer Examine(const CtlArguments& arguments) {
+  DoctorSubject subject;
+  subject.cuda_library = Variable("GRADSYNC_CUDA_LIBRARY", subject.cuda_library);
+  subject.mps_pipe_directory = Variable("CUDA_MPS_PIPE_DIRECTORY", subject.mps_pipe_directory);
+  subject.socket = arguments.socket;
+  subject.timeout = arguments.timeout;
+  subject.daemon = StatusAt(arguments);
+  const std::vector<Finding> findings = Diagnose(subject);
+  const HealthCode code = CodeOf(findings);
+  return {arguments.json ? DoctorToJson(code, findings) : RenderDoctor(findings), code};
+}
+
 absl::StatusOr<Answer> Ask(const CtlArguments& arguments) {
+  if (arguments.command == CtlCommand::kDoctor) return Examine(arguments);
   absl::StatusOr<DaemonConnection> connection =
       DaemonConnection::Open(arguments.socket, arguments.timeout);
   if (!connection.ok()) return std::move(connection).status();
@@ -173,6 +211,7 @@ absl::StatusOr<Answer> Ask(const CtlArguments& arguments) {
       return AnswerTimeline(arguments, &*connection);
     case CtlCommand::kHealth:
       return AnswerHealth(arguments, &*connection);
+    case CtlCommand::kDoctor:
     case CtlCommand::kNone:
       break;
   }

@@ -1,0 +1,60 @@
+// The doctor's checks, by what they look at. Each adds its findings, at least one.
+
+#ifndef TOOLS_GRADSYNCCTL_DOCTOR_CHECKS_H_
+#define TOOLS_GRADSYNCCTL_DOCTOR_CHECKS_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tools/gradsyncctl/doctor/doctor.h"
+
+namespace gradsync {
+
+using Findings = std::vector<Finding>;
+
+inline void AddOk(const char* check, std::string what, Findings* findings) {
+  findings->push_back({check, Verdict::kOk, std::move(what), ""});
+}
+inline void AddWarning(const char* check, std::string what, std::string remedy,
+                       Findings* findings) {
+  findings->push_back({check, Verdict::kWarning, std::move(what), std::move(remedy)});
+}
+inline void AddFailure(const char* check, std::string what, std::string remedy,
+                       Findings* findings) {
+  findings->push_back({check, Verdict::kFailure, std::move(what), std::move(remedy)});
+}
+
+// Whoever listens at the daemon's socket, as the kernel says.
+struct DaemonProcessOwner {
+  bool known = false;
+  uid_t uid = 0;
+  pid_t pid = 0;  // 0: in another PID namespace
+};
+
+// The kernel's version, memfds, the cgroup's memory.
+void CheckMemory(const DoctorSubject& subject, Findings* findings);
+
+// Device files. Returns how many GPUs there are.
+std::size_t CheckDeviceFiles(const DoctorSubject& subject, Findings* findings);
+// The driver and NCCL, as this process finds them.
+void CheckLibraries(const DoctorSubject& subject, std::size_t gpus, Findings* findings);
+void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProcessOwner& owner,
+              Findings* findings);
+
+// Both sockets: there, of the right kind, open to this user, and somebody listens.
+DaemonProcessOwner CheckSockets(const DoctorSubject& subject, Findings* findings);
+// Namespaces that keep the daemon from knowing who its trainers are.
+void CheckNamespaces(const DoctorSubject& subject, const DaemonProcessOwner& owner,
+                     Findings* findings);
+void CheckDescriptors(const DoctorSubject& subject, const DaemonProcessOwner& owner,
+                      Findings* findings);
+// What the daemon says: version, warnings, what it sees of the GPUs that are here, the peer port.
+void CheckDaemon(const DoctorSubject& subject, std::size_t gpus, const DaemonProcessOwner& owner,
+                 Findings* findings);
+
+}  // namespace gradsync
+
+#endif  // TOOLS_GRADSYNCCTL_DOCTOR_CHECKS_H_
