@@ -12,11 +12,11 @@
 #include "cuda.h"
 #include "cudaTypedefs.h"
 
-// Every function in use, by its plain name and the version of CUDA in which it got the signature
-// that is used here. The driver is asked for exactly that variant: the newest one may have other
-// parameters (cuCtxSynchronize since 13.0), and the plain symbols of some are ones that new devices
-// refuse (cuStreamWriteValue64). There is no cuStreamWaitValue64 among them: only trainers' streams
-// wait for a word.
+// Every function in use, by workers and by tools/bench, by its plain name and the version of CUDA
+// in which it got the signature that is used here. The driver is asked for exactly that variant:
+// the newest one may have other parameters (cuCtxSynchronize since 13.0), and the plain symbols of
+// some are ones that new devices refuse (cuStreamWriteValue64). There is no cuStreamWaitValue64
+// among them: only trainers' streams wait for a word.
 #define GRADSYNC_CUDA_FUNCTIONS(FUNCTION)        \
   FUNCTION(cuInit, 2000)                         \
   FUNCTION(cuDriverGetVersion, 2020)             \
@@ -41,6 +41,7 @@
   FUNCTION(cuEventCreate, 2000)                  \
   FUNCTION(cuEventRecord, 2000)                  \
   FUNCTION(cuEventQuery, 2000)                   \
+  FUNCTION(cuEventElapsedTime, 2000)             \
   FUNCTION(cuEventDestroy, 4000)                 \
   FUNCTION(cuMemCreate, 10020)                   \
   FUNCTION(cuMemRelease, 10020)                  \

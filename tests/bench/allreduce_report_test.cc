@@ -85,6 +85,20 @@ TEST(AllReduceReportTest, JsonHasTheAgreedKeysAlone) {
   EXPECT_TRUE(list[0]["wire_utilisation"].is_null());
 }
 
+// Of three buffers: 4 are read and 4 written, in as long as the copies take or longer.
+TEST(AllReduceReportTest, WhatAGpuMovesIsComparedWithCopies) {
+  AllReduceRun run = RunOf(3);
+  run.gpus = 1;
+  const std::vector<AllReduceRow> rows =
+      MakeRows({ScoreOf(Implementation::kRoofline, {80}), ScoreOf(Implementation::kKernels, {100})},
+               1'000'000, run);
+  EXPECT_THAT(rows[0].moved_gbps, Optional(DoubleEq(100)));
+  EXPECT_THAT(rows[1].moved_gbps, Optional(DoubleEq(80)));
+  EXPECT_THAT(MovedLine(rows), HasSubstr("kernels move 80.0 GB/s, 0.80 of what copies do"));
+  EXPECT_EQ(ToJson(rows)[1]["gpus"], 1);
+  EXPECT_EQ(ToJson(rows)[1]["moved_gbps"], 80);
+}
+
 // 2 nodes: each sends the whole size once, 10^6 bytes in 8 ms of 1 Gbit/s; 3: four thirds of it.
 TEST(AllReduceReportTest, TheWireIsBusyWithTheFewestBytes) {
   AllReduceRun run = RunOf(4);

@@ -109,7 +109,7 @@ TEST(OptionsTest, HelpWinsOverAnythingElse) {
 TEST(OptionsTest, NamesEveryFault) {
   const std::string fault =
       Fault({"allreduce", "--ranks", "9", "--dtype", "int8", "-b", "64KB", "--verbose", "--busy=no",
-             "-f", "1", "--impl", "nccl", "--rate", "fast"});
+             "-f", "1", "--impl", "mpich", "--rate", "fast"});
   EXPECT_THAT(fault, HasSubstr("--ranks 9: must be a number from 1 to 8"));
   EXPECT_THAT(fault, HasSubstr("--rate fast: must be a rate like 1gbit"));
   EXPECT_THAT(fault, HasSubstr("--dtype int8: must be float32"));
@@ -117,7 +117,7 @@ TEST(OptionsTest, NamesEveryFault) {
   EXPECT_THAT(fault, HasSubstr("unknown argument: --verbose"));
   EXPECT_THAT(fault, HasSubstr("--busy takes no value"));
   EXPECT_THAT(fault, HasSubstr("-f 1: must be a number"));
-  EXPECT_THAT(fault, HasSubstr("--impl nccl: must be a list of roofline,gradsync,gloo,openmpi"));
+  EXPECT_THAT(fault, HasSubstr("--impl mpich: must be a list of roofline,gradsync,gloo,openmpi"));
 }
 
 TEST(OptionsTest, RefusesWhatItCannotMean) {

@@ -26,6 +26,7 @@ AllReduceRun RunOf(const Options& options, const Lineup& lineup) {
   AllReduceRun run;
   run.ranks = options.ranks * options.nodes;
   run.nodes = options.nodes;
+  run.gpus = options.gpus;
   run.dtype = options.dtype;
   run.bits_per_second = lineup.bits_per_second;
   return run;
@@ -35,6 +36,7 @@ std::string Head(const AllReduceRun& run, const Lineup& lineup) {
   const ContestOptions& contest = lineup.contest;
   std::string text = absl::StrCat("# gradsync-bench allreduce: ", contest.ranks, " ranks");
   if (run.nodes > 1) absl::StrAppend(&text, " on each of ", run.nodes, " nodes");
+  if (run.gpus > 0) absl::StrAppend(&text, " on ", run.gpus, run.gpus == 1 ? " GPU" : " GPUs");
   absl::StrAppend(&text, ", ", DataTypeName(run.dtype), ", ", contest.busy ? "busy" : "idle",
                   " trainers, ", contest.threads, " reduce threads\n# ", DescribeMachine(), "\n");
   for (const std::string& note : lineup.notes) absl::StrAppend(&text, "# ", note, "\n");
@@ -62,11 +64,13 @@ absl::Status RunAllReduceBench(const Options& options) {
                                [&progress](std::uint64_t done) { progress.Done(done); });
     }
     if (!scores.ok()) return scores.status();
-    for (const AllReduceRow& row : MakeRows(*scores, bytes, run)) {
+    const std::vector<AllReduceRow> size_rows = MakeRows(*scores, bytes, run);
+    for (const AllReduceRow& row : size_rows) {
       Print(TableRow(row));
       wrong += row.wrong;
       rows.push_back(row);
     }
+    Print(MovedLine(size_rows));
     Print(SpeedLine(*scores, bytes));
   }
   absl::Status status = json->Write(ToJson(rows));

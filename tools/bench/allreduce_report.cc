@@ -31,6 +31,9 @@ std::vector<double> PairedRatios(const Score& one, const Score& other) {
 // Of its buffer, what each of n members must send, and receive: nccl-tests' busbw / algbw.
 double BusFactor(std::uint32_t members) { return 2.0 * (members - 1) / members; }
 
+// Of k buffers: k and staging are read, k and staging written.
+double MovedBuffers(std::uint32_t buffers) { return 2.0 * (buffers + 1); }
+
 nlohmann::json Number(const std::optional<double>& value) {
   return value.has_value() ? nlohmann::json(*value) : nlohmann::json();
 }
@@ -56,6 +59,10 @@ std::vector<AllReduceRow> MakeRows(const std::vector<Score>& scores, std::uint64
     row.time_us_p99 = Quantile(times_us, 0.99);
     row.algbw_gbps = static_cast<double>(bytes) / row.time_us_p50 / 1e3;
     row.busbw_gbps = row.algbw_gbps * BusFactor(run.ranks);
+    if (run.gpus > 0 && (score.implementation == Implementation::kRoofline ||
+                         score.implementation == Implementation::kKernels)) {
+      row.moved_gbps = row.algbw_gbps * MovedBuffers(run.ranks / run.gpus);
+    }
     row.wrong = score.wrong;
     row.cpu_seconds = cpu_ns / 1e9 / static_cast<double>(score.turns.size());
     if (roofline != nullptr) {
@@ -99,10 +106,22 @@ std::string TableRow(const AllReduceRow& row) {
                          row.wrong, ratio, row.cpu_seconds);
 }
 
+std::string MovedLine(const std::vector<AllReduceRow>& rows) {
+  for (const AllReduceRow& row : rows) {
+    if (row.implementation != Implementation::kKernels || !row.roofline_ratio_p50.has_value()) {
+      continue;
+    }
+    return absl::StrFormat("# %s: kernels move %.1f GB/s, %.2f of what copies do\n",
+                           FormatByteSize(row.bytes), *row.moved_gbps, *row.roofline_ratio_p50);
+  }
+  return "";
+}
+
 std::string SpeedLine(const std::vector<Score>& scores, std::uint64_t bytes) {
   const Score* const gradsync = Find(scores, Implementation::kGradsync);
   std::string text;
-  for (const Implementation other : {Implementation::kGloo, Implementation::kOpenMpi}) {
+  for (const Implementation other :
+       {Implementation::kGloo, Implementation::kOpenMpi, Implementation::kNccl}) {
     const Score* const score = Find(scores, other);
     if (gradsync == nullptr || score == nullptr) continue;
     absl::StrAppendFormat(&text, "%s %.2f times as fast as %s", text.empty() ? "" : ",",
@@ -134,6 +153,10 @@ nlohmann::json ToJson(const std::vector<AllReduceRow>& rows) {
                     {"roofline_ratio_p50", Number(row.roofline_ratio_p50)},
                     {"roofline_ratio_p10", Number(row.roofline_ratio_p10)},
                     {"wire_utilisation", Number(row.wire_utilisation)}});
+    if (row.run.gpus > 0) {
+      list.back()["gpus"] = row.run.gpus;
+      list.back()["moved_gbps"] = Number(row.moved_gbps);
+    }
   }
   return list;
 }

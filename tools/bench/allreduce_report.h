@@ -19,6 +19,7 @@ namespace gradsync::bench {
 struct AllReduceRun {
   std::uint32_t ranks = 0;  // of all nodes
   std::uint32_t nodes = 1;
+  std::uint32_t gpus = 0;  // 0: host memory
   DataType dtype = DataType::kFloat32;
   std::uint64_t bits_per_second = 0;  // of each node's link, each way; 0: unlimited
 };
@@ -32,6 +33,8 @@ struct AllReduceRow {
   double time_us_p99 = 0;
   double algbw_gbps = 0;  // 10^9 bytes/s at the p50
   double busbw_gbps = 0;
+  // Read and written by a GPU's reduction of its ranks, or by as many copies; none of the others.
+  std::optional<double> moved_gbps;
   std::uint64_t wrong = 0;
   double cpu_seconds = 0;  // of one all-reduce, mean
   // The roofline's time / this time, paired by iteration; none without a roofline.
@@ -52,9 +55,12 @@ double PairedSpeed(const Score& one, const Score& other);
 // Two lines, each with a newline.
 std::string TableHead(const AllReduceRun& run);
 std::string TableRow(const AllReduceRow& row);
+// "# 25M: kernels move 4012 GB/s, 0.91 of what copies do", or "" without the two.
+std::string MovedLine(const std::vector<AllReduceRow>& rows);
 // "# 25M: gradsync is 3.1 times as fast as openmpi, ...", or "" if there is nobody to compare with.
 std::string SpeedLine(const std::vector<Score>& scores, std::uint64_t bytes);
 
+// Rows of GPUs say so (gpus, moved_gbps).
 nlohmann::json ToJson(const std::vector<AllReduceRow>& rows);
 
 }  // namespace gradsync::bench

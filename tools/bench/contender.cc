@@ -44,11 +44,16 @@ absl::StatusOr<Turn> Contender::Reduce(std::uint64_t iteration) {
     const RankReport& report = team_->report(rank);
     if (report.call_ns > team_->report(last).call_ns) last = rank;
     turn.mark_ns[rank] = report.handoff.marked_ns - report.call_ns;
+    turn.enqueue_ns[rank] = report.handoff.enqueued_ns - report.call_ns;
+    turn.host_synchronizations += report.handoff.host_synchronizations;
     turn.cpu_ns += report.cpu_ns;
   }
   const RankReport& report = team_->report(last);
   const HandoffTimes& handoff = report.handoff;
   turn.time_ns = report.return_ns - report.call_ns;
+  // What rank 0 does alone.
+  const std::int64_t gpu_ns = team_->report(0).handoff.gpu_ns;
+  if (gpu_ns > 0) turn.time_ns = gpu_ns;
   turn.stages_ns = {handoff.ready_ns - report.call_ns, handoff.start_ns - handoff.ready_ns,
                     handoff.finish_ns - handoff.start_ns, report.return_ns - handoff.finish_ns};
   return turn;

@@ -18,12 +18,17 @@ namespace gradsync::bench {
 
 // What one all-reduce took.
 struct Turn {
-  // From the last rank's call to that rank's return. Roofline: first element to last.
+  // From the last rank's call to that rank's return. Roofline: first element to last. On a GPU,
+  // of what it does by itself: by its own clock.
   std::int64_t time_ns = 0;
   // gradsync alone: until each rank's MarkReady had returned, and the stages of `time_ns`: from the
   // last rank's call to the daemon, to the reduction's start, to its finish, to the rank's return.
   std::array<std::int64_t, kMaxRanks> mark_ns = {};
   std::array<std::int64_t, 4> stages_ns = {};
+  // On GPUs: until each rank could enqueue what needs the average, and how often one waited for its
+  // GPU until then.
+  std::array<std::int64_t, kMaxRanks> enqueue_ns = {};
+  std::uint64_t host_synchronizations = 0;
   // Of every process that took part, their --busy threads, filling and checking excluded.
   std::int64_t cpu_ns = 0;
   std::uint64_t wrong = 0;  // elements, over all ranks

@@ -24,6 +24,10 @@ absl::StatusOr<std::unique_ptr<Contest>> Contest::Start(const ContestOptions& op
   block->ranks = options.ranks * block->nodes;
   block->dtype = options.dtype;
   block->busy = options.busy;
+  block->gpus = options.gpus;
+  // Their lengths were checked with the command line.
+  std::strncpy(block->cuda_library, options.cuda_library.c_str(), kMaxPath - 1);
+  std::strncpy(block->nccl_library, options.nccl_library.c_str(), kMaxPath - 1);
   const std::string& path = contest->directory_.path();
   if (path.size() >= sizeof(block->directory)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is too long; set TMPDIR"));
@@ -63,7 +67,7 @@ absl::Status Contest::StartContender(const ContestOptions& options, Implementati
   }
   absl::StatusOr<std::unique_ptr<RankTeam>> team = RankTeam::Start(team_options);
   if (!team.ok()) return team.status();
-  if (implementation == Implementation::kRoofline) {
+  if (implementation == Implementation::kRoofline && options.gpus == 0) {
     contenders_.push_back(
         std::make_unique<RooflineContender>(*std::move(team), options.dtype, options.threads));
   } else {
@@ -81,6 +85,10 @@ absl::Status Contest::StartDaemons(const ContestOptions& options) {
     daemon.directory = directory_.path();
     daemon.node = node;
     daemon.reduce_threads = options.threads;
+    if (options.gpus > 0) {
+      daemon.cuda_library = options.cuda_library;
+      daemon.nccl_library = options.nccl_library;
+    }
     std::vector<std::string> prefix;
     if (options.network != nullptr) {
       daemon.address = block->addresses[node];

@@ -32,6 +32,10 @@ struct ContestOptions {
   bool busy = false;          // a computing thread beside each rank during its turn
   std::uint32_t threads = 1;  // of the roofline and of each gradsyncd's reducer
   std::string daemon;         // gradsyncd's path
+  // As of Options.
+  std::uint32_t gpus = 0;
+  std::string cuda_library;
+  std::string nccl_library;
 };
 
 // The turns of one implementation, one per iteration after the warm-up.

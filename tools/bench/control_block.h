@@ -26,6 +26,8 @@ namespace gradsync::bench {
 inline constexpr std::uint32_t kMaxRanks = 8;
 // Room for an address with its port.
 inline constexpr std::size_t kMaxAddress = 64;
+// Room for a library's path.
+inline constexpr std::size_t kMaxPath = 512;
 
 enum class Phase : std::uint32_t {
   kConnect,   // join the other ranks
@@ -46,12 +48,17 @@ struct Order {
   char memory_path[64];  // kSetUp of the roofline: the memfd of all ranks' buffers
 };
 
-// What happens between a trainer's call and its return, CLOCK_MONOTONIC. Gradsync alone.
+// What happens between a trainer's call and its return, CLOCK_MONOTONIC. Gradsync alone, but for
+// what a GPU does.
 struct HandoffTimes {
   std::int64_t marked_ns;  // MarkReady has returned
   std::int64_t ready_ns;   // the daemon has the last rank's message
   std::int64_t start_ns;   // of the reduction
   std::int64_t finish_ns;  // of the reduction
+  // On a GPU.
+  std::int64_t enqueued_ns;             // the caller may enqueue what needs the average
+  std::int64_t gpu_ns;                  // what the GPU took, by its own clock; 0: not known
+  std::uint64_t host_synchronizations;  // until enqueued_ns
 };
 
 // Written by one rank before it arrives.
@@ -79,6 +86,9 @@ struct ControlBlock {
   std::uint32_t nodes;
   DataType dtype;
   bool busy;
+  std::uint32_t gpus;           // on which the ranks lie, in turns; 0: host memory
+  char cuda_library[kMaxPath];  // names or paths, for dlopen
+  char nccl_library[kMaxPath];
   char directory[128];                     // for sockets and rendezvous files
   char addresses[kMaxRanks][kMaxAddress];  // by node
   char coordinator[kMaxAddress];           // of gradsync's job; empty on one node

@@ -60,6 +60,10 @@ std::vector<std::string> DaemonCommand(const DaemonOptions& options,
   command.push_back(options.program);
   command.push_back(absl::StrCat("--socket=", DaemonSocket(options.directory, options.node)));
   command.push_back(absl::StrCat("--reduce_threads=", options.reduce_threads));
+  if (!options.cuda_library.empty()) {
+    command.push_back(absl::StrCat("--cuda_library=", options.cuda_library));
+    command.push_back(absl::StrCat("--nccl_library=", options.nccl_library));
+  }
   if (!options.address.empty()) {
     command.push_back(absl::StrCat("--peer_listen=", options.address, ":0"));
     command.push_back(absl::StrCat("--node_name=node", options.node));

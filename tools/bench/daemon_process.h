@@ -26,6 +26,9 @@ struct DaemonOptions {
   std::uint32_t reduce_threads = 1;
   // On several nodes: where the other nodes' daemons reach this one, at a port of its choice.
   std::string address;
+  // Empty: the daemon's defaults.
+  std::string cuda_library;
+  std::string nccl_library;
 };
 
 // What starts it behind `prefix`, for ChildProcess.

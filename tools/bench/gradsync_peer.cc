@@ -1,88 +1,70 @@
 #include "tools/bench/gradsync_peer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "gradsync/client.h"
 #include "tools/bench/clocks.h"
 #include "tools/bench/daemon_process.h"
 
 namespace gradsync::bench {
 namespace {
 
-constexpr std::size_t kBucket = 0;
 // A bench that hangs helps nobody.
 constexpr absl::Duration kTimeout = absl::Minutes(1);
 
-class GradsyncPeer final : public Peer {
- public:
-  explicit GradsyncPeer(const PeerOptions& options) : options_(options) {}
-
-  // A job of its own for each size, so that the memory of the last one is freed.
-  absl::Status SetUp(const Order& order) override {
-    SessionOptions session_options;
-    session_options.socket = DaemonSocket(options_.directory, options_.node);
-    session_options.job_id = absl::StrCat("bench-", order.bytes);
-    session_options.rank = options_.rank;
-    session_options.world_size = options_.ranks;
-    session_options.coordinator = options_.coordinator;
-    session_options.step_timeout = kTimeout;
-    session_options.connect_timeout = absl::Seconds(20);
-    absl::StatusOr<std::unique_ptr<Session>> session = Session::Join(session_options);
-    if (!session.ok()) return session.status();
-    session_ = *std::move(session);
-    LayoutSpec spec;
-    spec.explicit_buckets = {{options_.dtype, order.bytes / ItemSize(options_.dtype)}};
-    spec.timeout = kTimeout;
-    absl::StatusOr<std::unique_ptr<Layout>> layout = session_->RegisterLayout(spec);
-    if (!layout.ok()) return layout.status();
-    layout_ = *std::move(layout);
-    step_ = layout_->next_step();
-    return absl::OkStatus();
-  }
-
-  std::byte* buffer() override { return static_cast<std::byte*>(layout_->bucket(kBucket).data); }
-
-  absl::Status AllReduce(HandoffTimes* times) override {
-    absl::Status status = layout_->MarkReady(step_, kBucket);
-    times->marked_ns = MonotonicNs();
-    if (!status.ok()) return status;
-    return layout_->WaitBucket(step_, kBucket, kTimeout);
-  }
-
-  absl::Status EndStep(HandoffTimes* times) override {
-    absl::Status status = layout_->EndStep(step_);
-    if (!status.ok()) return status;
-    absl::StatusOr<StepResult> result = layout_->WaitStep(step_, kTimeout);
-    if (!result.ok()) return result.status();
-    step_ = layout_->next_step();
-    const BucketTimes& bucket = result->buckets.at(kBucket);
-    times->ready_ns = static_cast<std::int64_t>(
-        *std::max_element(bucket.ready_ns.begin(), bucket.ready_ns.end()));
-    times->start_ns = static_cast<std::int64_t>(bucket.start_ns);
-    times->finish_ns = static_cast<std::int64_t>(bucket.finish_ns);
-    return absl::OkStatus();
-  }
-
-  absl::Status TearDown() override {
-    absl::Status status = session_->Leave();
-    layout_.reset();
-    session_.reset();
-    return status;
-  }
-
- private:
-  const PeerOptions options_;
-  std::unique_ptr<Session> session_;
-  std::unique_ptr<Layout> layout_;
-  std::uint64_t step_ = 0;
-};
-
 }  // namespace
 
-std::unique_ptr<Peer> MakeGradsyncPeer(const PeerOptions& options) {
-  return std::make_unique<GradsyncPeer>(options);
+absl::Status GradsyncPeer::Join(const Order& order, const std::string& device) {
+  SessionOptions session_options;
+  session_options.socket = DaemonSocket(options_.directory, options_.node);
+  session_options.job_id = absl::StrCat("bench-", order.bytes);
+  session_options.rank = options_.rank;
+  session_options.world_size = options_.ranks;
+  session_options.coordinator = options_.coordinator;
+  session_options.step_timeout = kTimeout;
+  session_options.connect_timeout = absl::Seconds(20);
+  absl::StatusOr<std::unique_ptr<Session>> session = Session::Join(session_options);
+  if (!session.ok()) return session.status();
+  session_ = *std::move(session);
+  LayoutSpec spec;
+  spec.explicit_buckets = {{options_.dtype, order.bytes / ItemSize(options_.dtype)}};
+  spec.timeout = kTimeout;
+  spec.device = device;
+  absl::StatusOr<std::unique_ptr<Layout>> layout = session_->RegisterLayout(spec);
+  if (!layout.ok()) return layout.status();
+  layout_ = *std::move(layout);
+  step_ = layout_->next_step();
+  return absl::OkStatus();
+}
+
+absl::Status GradsyncPeer::AllReduce(HandoffTimes* times) {
+  absl::Status status = layout_->MarkReady(step_, kBucket);
+  times->marked_ns = MonotonicNs();
+  if (!status.ok()) return status;
+  return layout_->WaitBucket(step_, kBucket, kTimeout);
+}
+
+absl::Status GradsyncPeer::EndStep(HandoffTimes* times) {
+  absl::Status status = layout_->EndStep(step_);
+  if (!status.ok()) return status;
+  absl::StatusOr<StepResult> result = layout_->WaitStep(step_, kTimeout);
+  if (!result.ok()) return result.status();
+  step_ = layout_->next_step();
+  const BucketTimes& bucket = result->buckets.at(kBucket);
+  times->ready_ns =
+      static_cast<std::int64_t>(*std::max_element(bucket.ready_ns.begin(), bucket.ready_ns.end()));
+  times->start_ns = static_cast<std::int64_t>(bucket.start_ns);
+  times->finish_ns = static_cast<std::int64_t>(bucket.finish_ns);
+  return absl::OkStatus();
+}
+
+absl::Status GradsyncPeer::TearDown() {
+  absl::Status status = session_->Leave();
+  layout_.reset();
+  session_.reset();
+  return status;
 }
 
 }  // namespace gradsync::bench

@@ -1,15 +1,46 @@
-// A rank of gradsync: a trainer with one bucket, through the client library.
+// A trainer's rank of gradsync: joins the bench's daemon and averages one bucket.
 
 #ifndef TOOLS_BENCH_GRADSYNC_PEER_H_
 #define TOOLS_BENCH_GRADSYNC_PEER_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
 
+#include "gradsync/client.h"
 #include "tools/bench/peer.h"
 
 namespace gradsync::bench {
 
-std::unique_ptr<Peer> MakeGradsyncPeer(const PeerOptions& options);
+// In host memory.
+class GradsyncPeer : public Peer {
+ public:
+  explicit GradsyncPeer(const PeerOptions& options) : options_(options) {}
+
+  absl::Status SetUp(const Order& order) override { return Join(order, ""); }
+  std::byte* buffer() override { return static_cast<std::byte*>(layout_->bucket(kBucket).data); }
+  absl::Status AllReduce(HandoffTimes* times) override;
+  absl::Status EndStep(HandoffTimes* times) override;
+  absl::Status TearDown() override;
+
+ protected:
+  static constexpr std::size_t kBucket = 0;
+
+  // A job of its own for each size, so that the memory of the last one is freed. `device`: UUID of
+  // the GPU that the layout lies on, or empty.
+  absl::Status Join(const Order& order, const std::string& device);
+
+  const PeerOptions& options() const { return options_; }
+  Layout& layout() { return *layout_; }
+  std::uint64_t step() const { return step_; }
+
+ private:
+  const PeerOptions options_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Layout> layout_;
+  std::uint64_t step_ = 0;
+};
 
 }  // namespace gradsync::bench
 

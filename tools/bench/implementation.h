@@ -18,12 +18,15 @@ enum class Implementation : std::uint32_t {
   kGloo,     // over loopback TCP
   kOpenMpi,  // where installed
   kFaulty,   // leaves one element per rank wrong, on purpose: shows that wrong elements are counted
+  // On GPUs alone, as kRoofline and kGradsync have a form there.
+  kKernels,  // those of the reduction, without daemon and messages
+  kNccl,     // in the trainers' own processes
 };
 
-inline constexpr std::size_t kImplementations = 5;
+inline constexpr std::size_t kImplementations = 7;
 
 inline constexpr std::array<absl::string_view, kImplementations> kImplementationNames = {
-    "roofline", "gradsync", "gloo", "openmpi", "faulty"};
+    "roofline", "gradsync", "gloo", "openmpi", "faulty", "kernels", "nccl"};
 
 constexpr absl::string_view ImplementationName(Implementation implementation) {
   return kImplementationNames[static_cast<std::size_t>(implementation)];

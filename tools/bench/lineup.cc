@@ -48,9 +48,17 @@ absl::StatusOr<Lineup> MakeLineup(const Options& options) {
   contest.threads =
       options.threads != 0 ? options.threads : std::max(UsableCores() / options.nodes, 1u);
   contest.daemon = options.daemon;
+  contest.gpus = options.gpus;
+  contest.cuda_library = options.cuda_library;
+  contest.nccl_library = options.nccl_library;
   contest.implementations = options.implementations;
   if (options.command == Command::kHandoff) {
     contest.implementations = {Implementation::kGradsync};
+    if (options.gpus > 0) contest.implementations.push_back(Implementation::kNccl);
+  } else if (options.implementations.empty() && options.gpus > 0) {
+    contest.implementations = {Implementation::kRoofline, Implementation::kKernels,
+                               Implementation::kGradsync};
+    if (options.ranks == options.gpus) contest.implementations.push_back(Implementation::kNccl);
   } else if (options.implementations.empty() && options.nodes > 1) {
     contest.implementations = {Implementation::kGradsync, Implementation::kGloo};
   } else if (options.implementations.empty()) {

@@ -1,11 +1,13 @@
 #include "tools/bench/options.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -25,6 +27,7 @@ const absl::string_view kHelp =
                            [--daemon PATH] [--json FILE]
   gradsync-bench handoff   [--ranks 2] [--nodes 1] [--rate RATE] [--busy] [-n 1000] [-w 50]
                            [--threads N] [--daemon PATH] [--json FILE]
+  both, on GPUs:           --device cuda [--gpus 1] [--cuda_library LIB] [--nccl_library LIB]
 
 allreduce averages buffers over the ranks of this machine, each rank a process, with
   roofline   a loop that reads and writes every rank's buffer once, in place, on the same number of
@@ -61,9 +64,22 @@ handoff prints what a trainer pays for "this bucket is ready" (MarkReady, to its
 long a bucket, the empty one first, takes from the last rank's MarkReady until its wait returns: to
 the daemon, in its queue, being reduced, and back to the trainer (medians).
 
+With --device cuda buffers lie on GPUs, rank r's on GPU r % g of --gpus g. allreduce then compares
+  roofline   copies by the driver within GPU 0, as many bytes as combining its k ranks' buffers and
+             writing the average back moves: k+1 buffers read, k+1 written
+  kernels    combine and write-back alone, on GPU 0. Their ratio is their share of the copies'
+             bandwidth, both by the GPU's own clock; moved is in GB/s
+  gradsync   as above, and over NCCL between GPUs, until the trainer's stream has the average
+  nccl       NCCL in the trainers' own processes, if --ranks is --gpus. It adds; the division is
+             not timed
+and handoff what a trainer's host pays: MarkReady; until it may enqueue what needs the average
+(enqueued: with WaitOnStream); the same for an all-reduce of NCCL in its own process, with world
+size 1 where ranks share a GPU; added, the difference in pairs; how often the host has waited for
+the GPU until then (syncs, in all iterations); and until the stream has the average.
+
   -b, -e SIZE      smallest and largest buffer per rank: bytes, or 64K, 25M, 1G (powers of two)
   -f FACTOR        from one size to the next, at least 2; SIZE of -e is always measured
-  --ranks N        of each node; 2 to 8 in all
+  --ranks N        of each node; 2 to 8 in all, 1 to 8 on GPUs
   --nodes N        default 1: no network
   --rate RATE      of each node's link, each way: 1gbit, 100mbit; default: as fast as memory
   --dtype TYPE     float32, float64, float16 or bfloat16
@@ -71,6 +87,10 @@ the daemon, in its queue, being reduced, and back to the trainer (medians).
   --busy           a thread that computes beside each rank, as a backward pass does
   -n N, -w N       iterations per size, and warm-up iterations before them
   --threads N      reduce threads of gradsyncd and threads of the roofline; default: one per core
+  --device DEVICE  host (default) or cuda
+  --gpus N         default 1; --ranks is a multiple of it
+  --cuda_library LIB, --nccl_library LIB
+                   the driver and NCCL: names or paths; default libcuda.so.1, libnccl.so.2
   --daemon PATH    gradsyncd; default: the one that was built with this bench
   --json FILE      the same figures as JSON: a list of rows (allreduce) or an object (handoff)
 
@@ -151,6 +171,20 @@ std::string SetImplementations(absl::string_view text, std::vector<Implementatio
   return "";
 }
 
+std::string SetDevice(absl::string_view text, std::uint32_t* gpus) {
+  if (text != "host" && text != "cuda") return "must be host or cuda";
+  *gpus = text == "cuda" ? std::max(*gpus, 1u) : 0;
+  return "";
+}
+
+// Kept absolute if it is a path: the daemon takes no other.
+std::string SetLibrary(absl::string_view text, std::string* library) {
+  if (text.empty()) return "must not be empty";
+  *library = std::string(text);
+  if (absl::StrContains(text, '/')) *library = std::filesystem::absolute(*library).string();
+  return library->size() < kMaxPath ? "" : "is too long";
+}
+
 std::vector<Flag> Flags(Options* options) {
   const auto number = [](std::uint64_t least, std::uint64_t most, auto* field) {
     return [=](absl::string_view text) { return SetNumber(text, least, most, field); };
@@ -173,6 +207,12 @@ std::vector<Flag> Flags(Options* options) {
       {"--ranks", true, false, number(1, kMaxRanks, &options->ranks)},
       {"--nodes", true, false, number(1, kMaxRanks, &options->nodes)},
       {"--rate", true, false, [=](auto text) { return SetRate(text, &options->bits_per_second); }},
+      {"--device", true, false, [=](auto text) { return SetDevice(text, &options->gpus); }},
+      {"--gpus", true, false, number(1, kMaxRanks, &options->gpus)},
+      {"--cuda_library", true, false,
+       [=](auto text) { return SetLibrary(text, &options->cuda_library); }},
+      {"--nccl_library", true, false,
+       [=](auto text) { return SetLibrary(text, &options->nccl_library); }},
       {"--threads", true, false, number(1, kMaxThreads, &options->threads)},
       {"--daemon", true, false, words(&options->daemon)},
       {"--json", true, false, words(&options->json)},
@@ -213,13 +253,41 @@ std::string ReadFlag(const std::vector<Flag>& flags, Command command,
   return fault.empty() ? "" : absl::StrCat(name, " ", value, ": ", fault);
 }
 
+bool RunsOn(Implementation implementation, std::uint32_t gpus) {
+  switch (implementation) {
+    case Implementation::kRoofline:
+    case Implementation::kGradsync:
+      return true;
+    case Implementation::kGloo:
+    case Implementation::kOpenMpi:
+    case Implementation::kFaulty:
+      return gpus == 0;
+    case Implementation::kKernels:
+    case Implementation::kNccl:
+      return gpus > 0;
+  }
+  return false;
+}
+
 void CheckRanks(const Options& options, std::vector<std::string>* faults) {
   const std::uint32_t ranks = options.ranks * options.nodes;
-  if (ranks < 2 || ranks > kMaxRanks) {
+  const std::uint32_t least = options.gpus > 0 ? 1 : 2;
+  if (ranks < least || ranks > kMaxRanks) {
     faults->push_back(absl::StrCat("--ranks ", options.ranks, " on --nodes ", options.nodes, ": ",
-                                   ranks, " ranks in all, must be 2 to ", kMaxRanks));
+                                   ranks, " ranks in all, must be ", least, " to ", kMaxRanks));
+  }
+  if (options.gpus > 0 && options.nodes > 1) faults->push_back("--device cuda is of one node");
+  if (options.gpus > 0 && ranks % options.gpus != 0) {
+    faults->push_back(absl::StrCat("--ranks ", ranks, " is no multiple of --gpus ", options.gpus));
   }
   for (const Implementation implementation : options.implementations) {
+    if (!RunsOn(implementation, options.gpus)) {
+      faults->push_back(absl::StrCat("--impl ", ImplementationName(implementation), " is not of ",
+                                     options.gpus > 0 ? "GPUs" : "host memory"));
+    }
+    if (implementation == Implementation::kNccl && ranks != options.gpus) {
+      faults->push_back("--impl nccl needs a GPU for each rank: --gpus as --ranks");
+    }
     const bool spans =
         implementation != Implementation::kRoofline && implementation != Implementation::kOpenMpi;
     if (options.nodes == 1 || spans) continue;

@@ -33,6 +33,9 @@ struct Options {
   std::uint32_t nodes = 1;
   std::uint64_t bits_per_second = 0;  // of each node's link; 0: as fast as memory
   bool busy = false;
+  std::uint32_t gpus = 0;  // on which the ranks lie, in turns; 0: host memory
+  std::string cuda_library = "libcuda.so.1";
+  std::string nccl_library = "libnccl.so.2";
   std::uint64_t iterations = 40;  // handoff: 1000; p50 of few is shaky
   std::uint64_t warmup = 5;       // handoff: 50
   std::uint32_t threads = 0;      // 0: one per core

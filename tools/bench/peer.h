@@ -23,10 +23,14 @@ struct PeerOptions {
   std::string directory;    // the team's meeting place
   std::string address;      // of this rank's node, for the other nodes
   std::string coordinator;  // of gradsync's job; empty on one node
+  // On which the ranks lie, in turns; 0: host memory.
+  std::uint32_t gpus = 0;
+  std::string cuda_library;
+  std::string nccl_library;
 };
 
-// Called by one thread: Connect (SetUp (AllReduce EndStep)* TearDown)* destructor. All ranks make
-// the same calls; each call may wait for the other ranks.
+// Called by one thread: Connect (SetUp (Upload AllReduce EndStep Download)* TearDown)* destructor.
+// All ranks make the same calls; each call but Upload and Download may wait for the other ranks.
 class Peer {
  public:
   virtual ~Peer() = default;
@@ -36,6 +40,11 @@ class Peer {
   virtual absl::Status SetUp(const Order& order) = 0;
   // Valid from SetUp to TearDown; elements of the dtype.
   virtual std::byte* buffer() = 0;
+  // Copies buffer() to the memory that is reduced and back, where that is a GPU's.
+  virtual absl::Status Upload() { return absl::OkStatus(); }
+  virtual absl::Status Download() { return absl::OkStatus(); }
+  // False for what only does work to compare with: its results are not checked.
+  virtual bool averages() const { return true; }
   // Averages every rank's buffer in place. Timed by the caller, who sees what a trainer sees.
   // gradsync fills `times.marked_ns`.
   virtual absl::Status AllReduce(HandoffTimes* times) = 0;

@@ -34,6 +34,9 @@ PeerOptions OptionsOf(const ControlBlock& control, std::uint32_t rank) {
   options.directory = control.directory;
   options.address = control.addresses[options.node];
   options.coordinator = control.coordinator;
+  options.gpus = control.gpus;
+  options.cuda_library = control.cuda_library;
+  options.nccl_library = control.nccl_library;
   return options;
 }
 
@@ -77,14 +80,12 @@ class Rank {
       case Phase::kFill:
         if (busy_ != nullptr) busy_->Start();
         pattern_.Fill(rank_, order.iteration, peer_->buffer(), count_);
-        return absl::OkStatus();
+        return peer_->Upload();
       case Phase::kCall:
         return Call();
       case Phase::kCheck:
         if (busy_ != nullptr) busy_->Stop();
-        report_.wrong =
-            pattern_.CountWrong(order.iteration, peer_->buffer(), count_, order.check_all);
-        return absl::OkStatus();
+        return Check(order);
       case Phase::kTearDown:
         return peer_->TearDown();
       case Phase::kQuit:
@@ -92,6 +93,15 @@ class Rank {
         return absl::OkStatus();
     }
     return absl::InternalError("unknown phase");
+  }
+
+  absl::Status Check(const Order& order) {
+    report_.wrong = 0;
+    if (!peer_->averages()) return absl::OkStatus();
+    absl::Status status = peer_->Download();
+    if (!status.ok()) return status;
+    report_.wrong = pattern_.CountWrong(order.iteration, peer_->buffer(), count_, order.check_all);
+    return absl::OkStatus();
   }
 
   absl::Status Call() {

@@ -1,0 +1,29 @@
+// In place of the cuda_* files where CUDA's headers are missing.
+
+#include "absl/status/status.h"
+#include "tools/bench/cuda_peers.h"
+
+namespace gradsync::bench {
+namespace {
+
+absl::Status Absent() {
+  return absl::UnimplementedError(
+      "this gradsync-bench was built without CUDA; build it where tools/find_cuda finds a toolkit");
+}
+
+class AbsentPeer final : public Peer {
+ public:
+  absl::Status Connect() override { return Absent(); }
+  absl::Status SetUp(const Order&) override { return Absent(); }
+  std::byte* buffer() override { return nullptr; }
+  absl::Status AllReduce(HandoffTimes*) override { return Absent(); }
+  absl::Status TearDown() override { return Absent(); }
+};
+
+}  // namespace
+
+std::unique_ptr<Peer> MakeCudaPeer(Implementation, const PeerOptions&) {
+  return std::make_unique<AbsentPeer>();
+}
+
+}  // namespace gradsync::bench

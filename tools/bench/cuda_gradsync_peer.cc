@@ -1,0 +1,70 @@
+#include "tools/bench/cuda_gradsync_peer.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "tools/bench/clocks.h"
+#include "tools/bench/cuda_rank.h"
+#include "tools/bench/cuda_synchronizations.h"
+#include "tools/bench/gradsync_peer.h"
+
+namespace gradsync::bench {
+namespace {
+
+class CudaGradsyncPeer final : public GradsyncPeer {
+ public:
+  using GradsyncPeer::GradsyncPeer;
+
+  absl::Status Connect() override {
+    absl::StatusOr<CudaSynchronizations> synchronizations =
+        CudaSynchronizations::Count(options().cuda_library);
+    if (!synchronizations.ok()) return synchronizations.status();
+    synchronizations_ = *synchronizations;
+    absl::StatusOr<std::unique_ptr<CudaRank>> gpu = CudaRank::Open(options());
+    if (!gpu.ok()) return gpu.status();
+    gpu_ = *std::move(gpu);
+    return absl::OkStatus();
+  }
+
+  absl::Status SetUp(const Order& order) override {
+    absl::Status status = gpu_->AllocateHost(order.bytes);
+    return status.ok() ? Join(order, gpu_->device().uuid) : status;
+  }
+
+  std::byte* buffer() override { return gpu_->host(); }
+  absl::Status Upload() override { return gpu_->Upload(Address()); }
+  absl::Status Download() override { return gpu_->Download(Address()); }
+
+  absl::Status AllReduce(HandoffTimes* times) override {
+    const std::uint64_t before = synchronizations_.so_far();
+    absl::Status status = layout().MarkReady(step(), kBucket, {gpu_->stream()});
+    times->marked_ns = MonotonicNs();
+    if (status.ok()) status = layout().WaitOnStream(step(), kBucket, gpu_->stream());
+    times->enqueued_ns = MonotonicNs();
+    times->host_synchronizations = synchronizations_.so_far() - before;
+    return status.ok() ? gpu_->Synchronize() : status;
+  }
+
+  absl::Status TearDown() override {
+    absl::Status status = GradsyncPeer::TearDown();
+    if (!status.ok()) return status;
+    // Unmapping waits for the GPU. A counter that has not even seen that proves nothing.
+    return synchronizations_.so_far() > 0
+               ? absl::OkStatus()
+               : absl::InternalError("the client's waits for its GPU were not counted");
+  }
+
+ private:
+  CUdeviceptr Address() { return reinterpret_cast<CUdeviceptr>(layout().bucket(kBucket).data); }
+
+  CudaSynchronizations synchronizations_;
+  std::unique_ptr<CudaRank> gpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<Peer> MakeCudaGradsyncPeer(const PeerOptions& options) {
+  return std::make_unique<CudaGradsyncPeer>(options);
+}
+
+}  // namespace gradsync::bench

@@ -1,0 +1,159 @@
+#include "tools/bench/cuda_local_peer.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "daemon/reduce/bucket_numbers.h"
+#include "daemon/reduce/cuda_combine.h"
+#include "daemon/reduce/cuda_kernels.h"
+#include "tools/bench/cuda_rank.h"
+
+namespace gradsync::bench {
+namespace {
+
+class CudaLocalPeer : public Peer {
+ public:
+  explicit CudaLocalPeer(const PeerOptions& options) : options_(options) {}
+
+  absl::Status Connect() override {
+    absl::StatusOr<std::unique_ptr<CudaRank>> gpu = CudaRank::Open(options_);
+    if (!gpu.ok()) return gpu.status();
+    gpu_ = *std::move(gpu);
+    return works() ? Load() : absl::OkStatus();
+  }
+
+  absl::Status SetUp(const Order& order) override {
+    bytes_ = order.bytes;
+    absl::Status status = gpu_->AllocateHost(bytes_);
+    if (!status.ok() || !works()) return status;
+    for (std::uint32_t i = 0; i < options_.ranks / options_.gpus; ++i) {
+      absl::StatusOr<CUdeviceptr> buffer = gpu_->AllocateDevice(bytes_);
+      if (!buffer.ok()) return buffer.status();
+      buffers_.push_back(*buffer);
+    }
+    absl::StatusOr<CUdeviceptr> staging =
+        gpu_->AllocateDevice(StagingBytes(options_.dtype, count()));
+    if (!staging.ok()) return staging.status();
+    staging_ = *staging;
+    return absl::OkStatus();
+  }
+
+  std::byte* buffer() override { return gpu_->host(); }
+  bool averages() const override { return false; }
+
+  absl::Status Upload() override {
+    for (const CUdeviceptr buffer : buffers_) {
+      absl::Status status = gpu_->Upload(buffer);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AllReduce(HandoffTimes* times) override {
+    if (!works()) return absl::OkStatus();
+    absl::Status status = gpu_->Start();
+    if (status.ok()) status = Enqueue();
+    if (!status.ok()) return status;
+    absl::StatusOr<std::int64_t> gpu_ns = gpu_->StopNs();
+    if (!gpu_ns.ok()) return gpu_ns.status();
+    times->gpu_ns = *gpu_ns;
+    return absl::OkStatus();
+  }
+
+  absl::Status TearDown() override {
+    buffers_.clear();
+    gpu_->FreeDevice();
+    return absl::OkStatus();
+  }
+
+ protected:
+  virtual absl::Status Load() { return absl::OkStatus(); }
+  virtual absl::Status Enqueue() = 0;
+
+  CudaRank& gpu() { return *gpu_; }
+  absl::Span<const CUdeviceptr> buffers() const { return buffers_; }
+  CUdeviceptr staging() const { return staging_; }
+  DataType dtype() const { return options_.dtype; }
+  std::size_t bytes() const { return bytes_; }
+  std::size_t count() const { return bytes_ / ItemSize(options_.dtype); }
+
+ private:
+  bool works() const { return options_.rank == 0; }
+
+  const PeerOptions options_;
+  std::unique_ptr<CudaRank> gpu_;
+  std::size_t bytes_ = 0;
+  std::vector<CUdeviceptr> buffers_;
+  CUdeviceptr staging_ = 0;
+};
+
+class CudaRooflinePeer final : public CudaLocalPeer {
+ public:
+  using CudaLocalPeer::CudaLocalPeer;
+
+ protected:
+  absl::Status Enqueue() override {
+    for (const CUdeviceptr buffer : buffers()) {
+      absl::Status status = Copy(staging(), buffer);
+      if (!status.ok()) return status;
+    }
+    return Copy(buffers()[0], staging());
+  }
+
+ private:
+  absl::Status Copy(CUdeviceptr to, CUdeviceptr from) {
+    return gpu().driver().cuMemcpyAsync(to, from, bytes(), gpu().stream());
+  }
+};
+
+class CudaKernelsPeer final : public CudaLocalPeer {
+ public:
+  using CudaLocalPeer::CudaLocalPeer;
+
+  absl::Status SetUp(const Order& order) override {
+    absl::Status status = CudaLocalPeer::SetUp(order);
+    if (!status.ok() || buffers().empty()) return status;
+    absl::StatusOr<CUdeviceptr> numbers =
+        gpu().AllocateDevice(kMaxCudaBlocks * sizeof(BucketNumbers) + sizeof(float));
+    if (!numbers.ok()) return numbers.status();
+    numbers_ = *numbers;
+    return absl::OkStatus();
+  }
+
+ protected:
+  absl::Status Load() override {
+    absl::StatusOr<std::unique_ptr<CudaCombine>> combine =
+        CudaCombine::Load(&gpu().driver(), gpu().device().handle);
+    if (!combine.ok()) return combine.status();
+    combine_ = *std::move(combine);
+    return absl::OkStatus();
+  }
+
+  absl::Status Enqueue() override {
+    const CudaStaging sum{staging(), dtype()};
+    absl::Status status = combine_->Combine(gpu().stream(), dtype(), buffers(), count(), 0, sum);
+    if (!status.ok()) return status;
+    const CUdeviceptr void_flag = numbers_ + kMaxCudaBlocks * sizeof(BucketNumbers);
+    return combine_->WriteBack(gpu().stream(), dtype(), sum, count(),
+                               1.0 / static_cast<double>(buffers().size()), buffers(), numbers_,
+                               void_flag);
+  }
+
+ private:
+  std::unique_ptr<CudaCombine> combine_;
+  CUdeviceptr numbers_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Peer> MakeCudaKernelsPeer(const PeerOptions& options) {
+  return std::make_unique<CudaKernelsPeer>(options);
+}
+
+std::unique_ptr<Peer> MakeCudaRooflinePeer(const PeerOptions& options) {
+  return std::make_unique<CudaRooflinePeer>(options);
+}
+
+}  // namespace gradsync::bench

@@ -1,0 +1,132 @@
+#include "tools/bench/cuda_nccl_peer.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "daemon/cuda/nccl_library.h"
+#include "daemon/engine/nccl_communicator.h"
+#include "tools/bench/clocks.h"
+#include "tools/bench/cuda_rank.h"
+#include "tools/bench/vector_loops.h"
+
+namespace gradsync::bench {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Minutes(1);
+constexpr absl::Duration kLookAgain = absl::Milliseconds(5);
+
+class CudaNcclPeer final : public Peer {
+ public:
+  explicit CudaNcclPeer(const PeerOptions& options)
+      : options_(options), together_(options.ranks == options.gpus) {}
+
+  absl::Status Connect() override {
+    absl::StatusOr<std::unique_ptr<CudaRank>> gpu = CudaRank::Open(options_);
+    if (!gpu.ok()) return gpu.status();
+    gpu_ = *std::move(gpu);
+    absl::StatusOr<std::unique_ptr<const NcclLibrary>> nccl =
+        NcclLibrary::Open(options_.nccl_library);
+    if (!nccl.ok()) return nccl.status();
+    nccl_ = *std::move(nccl);
+    NcclCommunicatorOptions communicator;
+    if (together_) {
+      communicator.rank = static_cast<int>(options_.rank);
+      communicator.ranks = static_cast<int>(options_.ranks);
+    }
+    absl::StatusOr<std::string> id = UniqueId(communicator.rank);
+    if (!id.ok()) return id.status();
+    communicator.unique_id = *std::move(id);
+    absl::StatusOr<std::unique_ptr<NcclCommunicator>> connected =
+        NcclCommunicator::Connect(nccl_.get(), communicator);
+    if (!connected.ok()) return connected.status();
+    communicator_ = *std::move(connected);
+    return Settle();
+  }
+
+  absl::Status SetUp(const Order& order) override {
+    absl::Status status = gpu_->AllocateHost(order.bytes);
+    if (!status.ok()) return status;
+    absl::StatusOr<CUdeviceptr> buffer = gpu_->AllocateDevice(order.bytes);
+    if (!buffer.ok()) return buffer.status();
+    buffer_ = *buffer;
+    count_ = order.bytes / ItemSize(options_.dtype);
+    return absl::OkStatus();
+  }
+
+  std::byte* buffer() override { return gpu_->host(); }
+  bool averages() const override { return together_; }
+  absl::Status Upload() override { return gpu_->Upload(buffer_); }
+
+  // NCCL adds; the division, which DDP leaves to a kernel, is done here and not timed.
+  absl::Status Download() override {
+    absl::Status status = gpu_->Download(buffer_);
+    if (!status.ok()) return status;
+    Scale(options_.dtype, gpu_->host(), count_, 1.0 / options_.ranks);
+    return absl::OkStatus();
+  }
+
+  absl::Status AllReduce(HandoffTimes* times) override {
+    absl::Status status = communicator_->AllReduce(buffer_, options_.dtype, count_, gpu_->stream());
+    if (status.ok()) status = Settle();
+    times->marked_ns = times->enqueued_ns = MonotonicNs();
+    return status.ok() ? gpu_->Synchronize() : status;
+  }
+
+  absl::Status TearDown() override {
+    gpu_->FreeDevice();
+    return absl::OkStatus();
+  }
+
+ private:
+  // Rank 0 makes it; the others find it in the team's directory.
+  absl::StatusOr<std::string> UniqueId(int rank) const {
+    if (!together_) return NcclCommunicator::NewUniqueId(nccl_.get());
+    const std::string path = absl::StrCat(options_.directory, "/nccl-id");
+    if (rank == 0) {
+      absl::StatusOr<std::string> id = NcclCommunicator::NewUniqueId(nccl_.get());
+      if (!id.ok()) return id;
+      std::ofstream(path + ".new", std::ios::binary) << *id;
+      std::filesystem::rename(path + ".new", path);
+      return id;
+    }
+    for (const absl::Time end = absl::Now() + kTimeout; absl::Now() < end;
+         absl::SleepFor(kLookAgain)) {
+      std::ifstream file(path, std::ios::binary);
+      if (file.is_open()) return std::string(std::istreambuf_iterator<char>(file), {});
+    }
+    return absl::DeadlineExceededError("rank 0 has made no unique id");
+  }
+
+  // Until it has done what it was asked for.
+  absl::Status Settle() {
+    for (const absl::Time end = absl::Now() + kTimeout; absl::Now() < end;) {
+      absl::StatusOr<bool> settled = communicator_->Settled();
+      if (!settled.ok()) return settled.status();
+      if (*settled) return absl::OkStatus();
+    }
+    return absl::DeadlineExceededError("NCCL stays in progress");
+  }
+
+  const PeerOptions options_;
+  const bool together_;  // in one communicator
+  std::unique_ptr<CudaRank> gpu_;
+  std::unique_ptr<const NcclLibrary> nccl_;
+  std::unique_ptr<NcclCommunicator> communicator_;
+  CUdeviceptr buffer_ = 0;
+  std::size_t count_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Peer> MakeCudaNcclPeer(const PeerOptions& options) {
+  return std::make_unique<CudaNcclPeer>(options);
+}
+
+}  // namespace gradsync::bench
