@@ -9,6 +9,7 @@
 
 #include "tests/fakes/machine/call_counts.h"
 #include "tests/fakes/machine/device_memory.h"
+#include "tests/fakes/machine/real_gpus.h"
 
 namespace gradsync::fakes {
 
@@ -39,6 +40,7 @@ FakeMachine::FakeMachine(const MachineDescription& machine) {
 }
 
 FakeMachine::FakeMachine() {
+  if (!RealGpus().empty()) return;
   if (const char* const path = std::getenv(kStateVariable)) {
     path_ = path;
     folder_ = StateFolder::Open(path_);
@@ -56,6 +58,11 @@ FakeMachine::~FakeMachine() {
   std::filesystem::remove_all(path_, ignored);
 }
 
+StateFolder& FakeMachine::folder() const {
+  if (folder_ == nullptr) throw NeedsFakes();
+  return *folder_;
+}
+
 std::string FakeMachine::Environment() const { return std::string(kStateVariable) + "=" + path_; }
 
 void FakeMachine::Inject(const std::string& rule) {
@@ -69,23 +76,27 @@ void FakeMachine::ClearFaults() {
 }
 
 void FakeMachine::PublishFaults() {
-  folder_->WriteFile("faults", faults_);
-  folder_->board().fault_generation.fetch_add(1);
-  FutexWakeAll(folder_->board().fault_generation);
+  folder().WriteFile("faults", faults_);
+  folder().board().fault_generation.fetch_add(1);
+  FutexWakeAll(folder().board().fault_generation);
 }
 
 std::uint64_t FakeMachine::Calls(const std::string& function, int pid) const {
-  return CallsOf(*folder_, function, pid);
+  return CallsOf(folder(), function, pid);
 }
 
-std::size_t FakeMachine::DeviceBytes(std::uint32_t gpu) const { return UsedBytes(*folder_, gpu); }
+std::size_t FakeMachine::DeviceBytes(std::uint32_t gpu) const { return UsedBytes(folder(), gpu); }
 
 std::vector<std::string> FakeMachine::Journal(const std::string& kind) const {
   std::vector<std::string> texts;
-  for (const JournalLine& line : folder_->Journal()) {
+  for (const JournalLine& line : folder().Journal()) {
     if (line.kind == kind) texts.push_back(line.text);
   }
   return texts;
+}
+
+std::vector<std::string> FakeMachine::Violations() const {
+  return folder_ == nullptr ? std::vector<std::string>() : Journal(kViolation);
 }
 
 bool FakeMachine::AwaitJournal(const std::string& kind, const std::string& text,
@@ -93,14 +104,14 @@ bool FakeMachine::AwaitJournal(const std::string& kind, const std::string& text,
   using Clock = std::chrono::steady_clock;
   const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(patience_ms);
   for (;;) {
-    const std::uint32_t lines = folder_->board().journal_lines.load();
+    const std::uint32_t lines = folder().board().journal_lines.load();
     for (const std::string& line : Journal(kind)) {
       if (line.find(text) != std::string::npos) return true;
     }
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) return false;
-    FutexWait(folder_->board().journal_lines, lines, static_cast<int>(left));
+    FutexWait(folder().board().journal_lines, lines, static_cast<int>(left));
   }
 }
 

@@ -25,7 +25,11 @@ namespace gradsync::fakes {
 // A machine with `gpus` GPUs, all defaults.
 MachineDescription MachineWithGpus(int gpus);
 
-// The state folder is made in /dev/shm and removed with the object. Thread-safe.
+// What a test asks for when it wants to see what only fakes show; thrown on a real machine.
+struct NeedsFakes {};
+
+// The state folder is made in /dev/shm and removed with the object. Thread-safe. On a real machine
+// (machine/real_gpus.h) there are no violations to be seen, and anything else throws NeedsFakes.
 class FakeMachine {
  public:
   explicit FakeMachine(const MachineDescription& machine);
@@ -51,16 +55,17 @@ class FakeMachine {
 
   std::vector<std::string> Journal(const std::string& kind) const;
   // Undefined behaviour that was seen: races, freed memory, sticky errors.
-  std::vector<std::string> Violations() const { return Journal(kViolation); }
+  std::vector<std::string> Violations() const;
   // Waits until a line of `kind` that contains `text` has come; false after `patience_ms`.
   bool AwaitJournal(const std::string& kind, const std::string& text, int patience_ms) const;
 
  private:
   void PublishFaults();
+  StateFolder& folder() const;
 
   bool owned_ = false;
   std::string path_;
-  std::unique_ptr<StateFolder> folder_;
+  std::unique_ptr<StateFolder> folder_;  // null on a real machine
   std::string faults_;
 };
 

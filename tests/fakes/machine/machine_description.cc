@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <sstream>
 
+#include "tests/fakes/machine/real_gpus.h"
+
 namespace gradsync::fakes {
 namespace {
 
@@ -14,7 +16,11 @@ std::string Uuid(const char* kind, int number) {
 
 }  // namespace
 
-std::string GpuUuid(int number) { return Uuid("GPU", number); }
+std::string GpuUuid(int number) {
+  const std::vector<std::string>& real = RealGpus();
+  const auto index = static_cast<std::size_t>(number);
+  return index < real.size() ? real[index] : Uuid("GPU", number);
+}
 std::string MigUuid(int number) { return Uuid("MIG", number); }
 
 std::string FormatMachine(const MachineDescription& machine) {

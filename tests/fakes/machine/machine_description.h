@@ -49,7 +49,7 @@ struct MachineDescription {
   bool nccl_reports_dead_peers = false;
 };
 
-// "GPU-00000000-0000-0000-0000-000000000001" for 1.
+// "GPU-00000000-0000-0000-0000-000000000001" for 1. On a real machine its GPU of that number.
 std::string GpuUuid(int number);
 std::string MigUuid(int number);
 

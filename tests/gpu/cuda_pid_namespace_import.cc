@@ -1,0 +1,97 @@
+// Experiment (d): does the import of a VMM descriptor work from another PID namespace, as between
+// containers?
+//
+// The importer is the first process of a PID namespace of its own (in a user namespace of its own
+// where that needs rights); the descriptor comes over a socket.
+//
+// holds: it reads what the exporter wrote, and the exporter what it writes.
+// not available: the machine allows no such namespace.
+
+#include <cuda.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "tests/fakes/cuda_process.h"
+#include "tests/gpu/experiment.h"
+
+namespace gradsync::gpu {
+namespace {
+
+constexpr std::size_t kBytes = std::size_t{4} << 20;
+constexpr std::uint32_t kSeven = 0x40E00000;  // 7.0f
+constexpr std::uint32_t kNine = 0x41100000;   // 9.0f
+
+void Set(CUdeviceptr address, std::uint32_t bits, CUstream stream) {
+  CUDA_OK(cuMemsetD32Async(address, bits, kBytes / sizeof(bits), stream));
+  CUDA_OK(cuStreamSynchronize(stream));
+}
+
+// In the new namespace.
+void Import(const Line& first) {
+  const Message arena = first.Expect("arena");
+  fakes::EnterContext();
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult imported = cuMemImportFromShareableHandle(
+      &handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(arena.descriptor.get())),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (imported != CUDA_SUCCESS) {
+    first.Send("import failed: " + std::to_string(imported));
+    return;
+  }
+  const fakes::Mapped memory = fakes::MapHandle(handle, kBytes);
+  CUstream stream = fakes::MakeStream();
+  const bool right = fakes::ReadFloats(memory.address, 1, stream)[0] == 7;
+  Set(memory.address, kNine, stream);
+  first.Send(right ? "imported" : "reads something else");
+}
+
+void Importer(const Line& first) {
+  if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) {
+    first.Send(std::string("no namespace: ") + std::strerror(errno));
+    return;
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    first.Send("pid " + std::to_string(getpid()));
+    Import(first);
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+}
+
+Answer Ask() {
+  OtherProcess importer("importer");
+  const std::optional<Message> there = importer.line().Receive();
+  if (!there.has_value() || there->text != "pid 1") {
+    return {Answer::Kind::kNotAvailable, there.has_value() ? there->text : "no answer"};
+  }
+  fakes::EnterContext();
+  CUstream stream = fakes::MakeStream();
+  const fakes::Mapped memory = fakes::MakeMapped(kBytes);
+  Set(memory.address, kSeven, stream);
+  int exported = -1;
+  CUDA_OK(cuMemExportToShareableHandle(&exported, memory.handle,
+                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  const fault::Descriptor descriptor(exported);
+  importer.line().Send("arena", descriptor.get());
+  const std::optional<Message> answer = importer.line().Receive();
+  Fact("importer", answer.has_value() ? answer->text : "no answer");
+  const float written = fakes::ReadFloats(memory.address, 1, stream)[0];
+  Fact("its_write_is_seen", written == 9);
+  if (!answer.has_value() || answer->text != "imported" || written != 9) {
+    return {Answer::Kind::kDoesNotHold, "the import across PID namespaces failed"};
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace gradsync::gpu
+
+int main(int argc, char** argv) {
+  using namespace gradsync::gpu;  // NOLINT(google-build-using-namespace): main is nothing else
+  return RunExperiment(argc, argv, {{"importer", Importer}}, Ask);
+}
