@@ -58,7 +58,11 @@ void SemaphorePage::DeclareVoid(std::uint64_t step) {
   static_cast<SemaphorePageHeader*>(address_)->void_step.store(step, std::memory_order_release);
 }
 
-BucketSemaphore* SemaphorePage::Bucket(std::size_t bucket) {
+bool SemaphorePage::ReadyShown(std::size_t bucket, std::uint64_t step) const {
+  return SemaphoreReleased(Bucket(bucket)->ready.load(std::memory_order_acquire), step);
+}
+
+BucketSemaphore* SemaphorePage::Bucket(std::size_t bucket) const {
   assert(bucket < buckets_);
   std::byte* const first = static_cast<std::byte*>(address_) + sizeof(SemaphorePageHeader);
   return reinterpret_cast<BucketSemaphore*>(first) + bucket;

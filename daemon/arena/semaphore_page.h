@@ -13,9 +13,9 @@
 
 namespace gradsync {
 
-// The daemon's side: it writes the done words and the void step, and never reads a word back,
-// because the trainer can write any of them. Order of a void step: DeclareVoid, then SignalDone of
-// every bucket that still owes it.
+// The daemon's side: it writes the done words and the void step, and decides nothing by a word that
+// it reads back, because the trainer can write any of them. Order of a void step: DeclareVoid, then
+// SignalDone of every bucket that still owes it.
 //
 // Thread-safe; each word has one writer at a time. Owns the memory's descriptor and the daemon's
 // mapping, which belong to one incarnation of a session: never used again for another.
@@ -45,10 +45,13 @@ class SemaphorePage {
   // Says that `step` is void. Wakes nobody.
   void DeclareVoid(std::uint64_t step);
 
+  // What the trainer's GPU has written: for messages to people alone.
+  bool ReadyShown(std::size_t bucket, std::uint64_t step) const;
+
  private:
   SemaphorePage(SealedMemory memory, std::size_t buckets, void* address);
 
-  BucketSemaphore* Bucket(std::size_t bucket);
+  BucketSemaphore* Bucket(std::size_t bucket) const;
 
   const SealedMemory memory_;
   const std::size_t buckets_;

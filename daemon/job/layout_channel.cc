@@ -37,6 +37,12 @@ std::string Ranges(const std::vector<bool>& flags, bool value) {
   return absl::StrJoin(ranges, ", ");
 }
 
+std::optional<std::size_t> FirstOf(const std::vector<bool>& flags, bool value) {
+  const auto first = std::find(flags.begin(), flags.end(), value);
+  if (first == flags.end()) return std::nullopt;
+  return static_cast<std::size_t>(first - flags.begin());
+}
+
 }  // namespace
 
 LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
@@ -695,11 +701,14 @@ void LayoutChannel::Tick(std::uint64_t now_ns, Effects* effects) {
   if (started_ && void_.ok() && now_ns >= deadline_ns_) {
     // The first of those that are missing, none if a reduction is; the message names them all.
     std::uint32_t missing = 0;
-    while (missing < ranks_.size() && (!members_->InSteps(missing) || ranks_[missing].ended)) {
+    while (missing < ranks_.size() &&
+           (!members_->InSteps(missing) ||
+            (ranks_[missing].ended && !FirstOf(NotWritten(missing), true).has_value()))) {
       ++missing;
     }
     const bool known = missing < ranks_.size();
-    const auto bucket = known ? FirstUnmarked(missing) : std::nullopt;
+    auto bucket = known ? FirstUnmarked(missing) : std::nullopt;
+    if (known && !bucket.has_value()) bucket = FirstOf(NotWritten(missing), true);
     Void(MakeError(absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT",
                    absl::StrCat("layout '", name(), "', step ", step_,
                                 " was not finished within the job's step_timeout: ", Missing(),
@@ -718,10 +727,7 @@ void LayoutChannel::Tick(std::uint64_t now_ns, Effects* effects) {
 // ----------------------------------------------------------------------------------
 
 std::optional<std::size_t> LayoutChannel::FirstUnmarked(std::uint32_t rank) const {
-  const std::vector<bool>& marked = ranks_[rank].marked;
-  const auto first = std::find(marked.begin(), marked.end(), false);
-  if (first == marked.end()) return std::nullopt;
-  return static_cast<std::size_t>(first - marked.begin());
+  return FirstOf(ranks_[rank].marked, false);
 }
 
 std::vector<std::uint32_t> LayoutChannel::MissingRanks() const {
@@ -747,8 +753,26 @@ std::string LayoutChannel::Missing() const {
       missing.push_back(absl::StrCat("rank ", members_->Name(rank), " has not ended the step"));
     }
   }
+  for (std::uint32_t rank = 0; rank < ranks_.size() && missing.size() < kNamed; ++rank) {
+    const std::vector<bool> not_written = NotWritten(rank);
+    if (!FirstOf(not_written, true).has_value()) continue;
+    missing.push_back(absl::StrCat("rank ", members_->Name(rank), " has marked bucket ",
+                                   Ranges(not_written, true),
+                                   " ready, but its GPU has not written it"));
+  }
   if (missing.empty() && in_flight_ > 0) missing.push_back("a reduction is running");
   return absl::StrJoin(missing, "; ");
+}
+
+std::vector<bool> LayoutChannel::NotWritten(std::uint32_t rank) const {
+  const RankLayout& mine = ranks_[rank];
+  if (!spec_.on_gpu || !mine.memory.has_value() || mine.memory->semaphores == nullptr) return {};
+  std::vector<bool> not_written(buckets_.size());
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    not_written[i] = mine.marked[i] && buckets_[i]->state != BucketState::kDone &&
+                     !mine.memory->semaphores->ReadyShown(i, step_);
+  }
+  return not_written;
 }
 
 std::uint32_t LayoutChannel::Divisor() const {

@@ -202,6 +202,9 @@ class LayoutChannel {
   absl::Status MalformedMap(std::uint32_t rank, std::uint64_t step,
                             absl::string_view used_map) const;
   std::uint32_t Divisor() const;
+  // By bucket: marked ready, but the rank's GPU is not through with its gradients. For people
+  // alone.
+  std::vector<bool> NotWritten(std::uint32_t rank) const;
 
   // Constant after construction.
   const std::uint32_t channel_;
