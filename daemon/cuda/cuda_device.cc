@@ -73,7 +73,8 @@ absl::StatusOr<std::vector<CudaDevice>> VisibleCudaDevices(const CudaDriver& dri
 
 absl::Status CheckCudaDeviceUuid(absl::string_view uuid) {
   const auto invalid = [&] {
-    return absl::InvalidArgumentError(
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "MALFORMED",
         absl::StrCat("'", absl::CHexEscape(uuid.substr(0, 64)),
                      "' is no GPU: expected GPU-UUID or MIG-UUID, as nvidia-smi -L prints it"));
   };
@@ -89,6 +90,18 @@ absl::Status CheckCudaDeviceUuid(absl::string_view uuid) {
   return absl::OkStatus();
 }
 
+absl::Status CudaDeviceNotVisible(absl::string_view uuid, const std::vector<std::string>& visible) {
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "GPU_NOT_VISIBLE",
+      absl::StrCat(
+          "the daemon's worker does not see ", uuid, "; it sees ",
+          visible.empty() ? "no GPU" : absl::StrJoin(visible, ", "),
+          ". Give gradsyncd the trainers' GPUs: DeviceAllow= for /dev/nvidia* in its unit, "
+          "NVIDIA_VISIBLE_DEVICES or a shared resource claim for its container, and no "
+          "CUDA_VISIBLE_DEVICES that hides it"),
+      {{"device", std::string(uuid)}});
+}
+
 absl::StatusOr<CudaDevice> FindCudaDevice(const CudaDriver& driver, absl::string_view uuid) {
   if (const absl::Status status = CheckCudaDeviceUuid(uuid); !status.ok()) return status;
   const auto devices = VisibleCudaDevices(driver);
@@ -99,15 +112,7 @@ absl::StatusOr<CudaDevice> FindCudaDevice(const CudaDriver& driver, absl::string
     if (absl::EndsWith(device.uuid, uuid.substr(kGpuPrefix.size()))) return device;
     visible.push_back(device.uuid);
   }
-  return MakeError(
-      absl::StatusCode::kFailedPrecondition, "GPU_NOT_VISIBLE",
-      absl::StrCat(
-          "the daemon's worker does not see ", uuid, "; it sees ",
-          visible.empty() ? "no GPU" : absl::StrJoin(visible, ", "),
-          ". Give gradsyncd the trainers' GPUs: DeviceAllow= for /dev/nvidia* in its unit, "
-          "NVIDIA_VISIBLE_DEVICES or a shared resource claim for its container, and no "
-          "CUDA_VISIBLE_DEVICES that hides it"),
-      {{"device", std::string(uuid)}});
+  return CudaDeviceNotVisible(uuid, visible);
 }
 
 absl::Status CheckCudaDeviceUsable(const CudaDriver& driver, const CudaDevice& device) {

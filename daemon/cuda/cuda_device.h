@@ -27,12 +27,15 @@ struct CudaDevice {
 // The devices that this process sees, after cuInit.
 absl::StatusOr<std::vector<CudaDevice>> VisibleCudaDevices(const CudaDriver& driver);
 
-// INVALID_ARGUMENT unless `uuid` is written as nvidia-smi -L writes it.
+// INVALID_ARGUMENT MALFORMED unless `uuid` is written as nvidia-smi -L writes it.
 absl::Status CheckCudaDeviceUuid(absl::string_view uuid);
 
 // The device of this UUID, after cuInit. INVALID_ARGUMENT as above; FAILED_PRECONDITION
 // GPU_NOT_VISIBLE, saying what is visible and what to do.
 absl::StatusOr<CudaDevice> FindCudaDevice(const CudaDriver& driver, absl::string_view uuid);
+
+// GPU_NOT_VISIBLE, where cuInit has seen no device at all.
+absl::Status CudaDeviceNotVisible(absl::string_view uuid, const std::vector<std::string>& visible);
 
 // Whether a context beside those of trainers can work on it. FAILED_PRECONDITION:
 //   GPU_EXCLUSIVE    compute mode EXCLUSIVE_PROCESS without MPS, or PROHIBITED

@@ -149,8 +149,13 @@ absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* star
   auto driver = CudaDriver::Open(start.cuda_library());
   if (!driver.ok()) return driver.status();
   driver_ = *std::move(driver);
+  const CUresult initialized = driver_->cuInit.Result(0);
+  // A MIG instance that is not there is no device at all.
+  if (initialized == CUDA_ERROR_NO_DEVICE && !start.device().empty()) {
+    return CudaDeviceNotVisible(start.device(), {});
+  }
   int version = 0;
-  absl::Status status = driver_->cuInit(0);
+  absl::Status status = driver_->StatusOf(initialized, "cuInit");
   if (status.ok()) status = driver_->cuDriverGetVersion(&version);
   if (!status.ok()) return status;
   started->set_driver_version(version);
