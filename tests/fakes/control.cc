@@ -1,5 +1,6 @@
 #include "tests/fakes/control.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #include <chrono>
@@ -86,6 +87,15 @@ std::uint64_t FakeMachine::Calls(const std::string& function, int pid) const {
 }
 
 std::size_t FakeMachine::DeviceBytes(std::uint32_t gpu) const { return UsedBytes(folder(), gpu); }
+
+bool FakeMachine::AwaitDeviceBytes(std::uint32_t gpu, std::size_t bytes, int patience_ms) const {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms);
+  while (DeviceBytes(gpu) != bytes) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    sched_yield();
+  }
+  return true;
+}
 
 std::vector<std::string> FakeMachine::Journal(const std::string& kind) const {
   std::vector<std::string> texts;

@@ -1,0 +1,255 @@
+// Trainers on GPUs that say, ask for or write what is wrong: a clear error, and the others go on or
+// fail by name.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/include/gradsync/client.h"
+#include "tests/cuda/cuda_node.h"
+#include "tests/cuda/cuda_rank.h"
+#include "tests/cuda/cuda_raw_rank.h"
+#include "tests/fakes/cuda_process.h"
+#include "tests/fakes/isolated_test.h"
+
+namespace gradsync {
+namespace {
+
+using fakes::GpuUuid;
+using fakes::kMebibyte;
+using fakes::MachineDescription;
+using fakes::MachineWithGpus;
+using testing::Each;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+
+constexpr std::size_t kBuckets = CudaNode::kBuckets;
+constexpr std::size_t kCount = CudaNode::kCount;
+// Long enough for a step that goes well.
+constexpr int kStepTimeoutMs = 500 * fault::kScale;
+const absl::Duration kStepTimeout = absl::Milliseconds(kStepTimeoutMs);
+
+// Rank 0 by the library, rank 1 as it likes, on the last GPU; their layout is ready.
+struct HalfRawJob {
+  explicit HalfRawJob(int gpus = 1) : node(gpus) {
+    std::thread other([this, gpus] {
+      EXPECT_TRUE(raw.Join(1, 2, GpuUuid(gpus - 1), kBuckets, kCount, kStepTimeoutMs));
+    });
+    const absl::Status joined = rank.Join(node.Options(0, 2, kStepTimeout));
+    EXPECT_TRUE(joined.ok()) << joined;
+    const absl::Status registered = rank.Register(CudaLayout(0, kBuckets, kCount));
+    EXPECT_TRUE(registered.ok()) << registered;
+    other.join();
+  }
+
+  // Rank 0's step with `value`, and all that rank 1 says of it; not what its GPU would write.
+  void Begin(std::uint64_t step, float value) {
+    const absl::Status begun = rank.Step(step, value);
+    EXPECT_TRUE(begun.ok()) << begun;
+    EXPECT_TRUE(raw.SayEnd(step, /*ready_rest=*/true));
+  }
+  void WriteReady(std::uint64_t word) {
+    for (std::size_t i = 0; i < kBuckets; ++i) raw.semaphore(i).ready.store(word);
+  }
+  // The step is void because rank 1's GPU never came to its end, and says so.
+  void ExpectTimeout(std::uint64_t step) {
+    const absl::Status why = rank.WaitStep(step).status();
+    EXPECT_EQ(why.code(), absl::StatusCode::kDeadlineExceeded) << why;
+    EXPECT_EQ(ErrorReason(why), "STEP_TIMEOUT");
+    EXPECT_EQ(ErrorField(why, "rank"), "1");
+    EXPECT_EQ(ErrorField(why, "bucket"), "0");
+    EXPECT_THAT(std::string(why.message()),
+                HasSubstr("rank 1 has marked bucket 0-1 ready, but its GPU has not written it"));
+    EXPECT_EQ(rank.Verdict(step), 1);
+    const auto other = raw.AwaitStep();
+    ASSERT_TRUE(other.has_value());
+    EXPECT_EQ(other->reason, "STEP_TIMEOUT") << *other;
+  }
+  // The step is complete: rank 1's gradients are taken as they are, all zeros if they never came.
+  void ExpectAverage(std::uint64_t step, float value) {
+    const auto result = rank.WaitStep(step);
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(rank.Verdict(step), 0);
+    EXPECT_THAT(rank.Read(0), Each(value));
+    const auto other = raw.AwaitStep();
+    ASSERT_TRUE(other.has_value());
+    EXPECT_EQ(other->code, 0) << *other;
+  }
+
+  CudaNode node;
+  CudaRank rank{0};
+  CudaRawRank raw{node.daemon().socket(), node.daemon().side_socket()};
+};
+
+void NeverWritesOnce(int gpus) {
+  HalfRawJob job(gpus);
+  job.Begin(1, 4);
+  job.ExpectTimeout(1);
+  // Of the next step it comes.
+  job.Begin(2, 8);
+  job.WriteReady(2);
+  job.ExpectAverage(2, 4);
+  EXPECT_EQ(job.node.Workers(), static_cast<std::uint64_t>(gpus));
+}
+
+ISOLATED_TEST(CudaBadInput, AReadyWordThatNeverComesIsAVoidStep, MachineWithGpus(1)) {
+  NeverWritesOnce(1);
+}
+
+ISOLATED_TEST(CudaBadInput, AReadyWordThatNeverComesOnAnotherGpu, MachineWithGpus(2)) {
+  NeverWritesOnce(2);
+}
+
+// Rank 1 holds the average of the step before, so rank 0's value is what it was.
+ISOLATED_TEST(CudaBadInput, GarbageInReadyWordsIsAStepOrNone, MachineWithGpus(1)) {
+  HalfRawJob job;
+  std::uint64_t step = 1;
+  const auto counts = [&](std::uint64_t word) {
+    job.WriteReady(word);
+    job.Begin(step, 0);
+    job.ExpectAverage(step++, 0);
+  };
+  const auto does_not_count = [&](std::uint64_t word) {
+    job.WriteReady(word);
+    job.Begin(step, 0);
+    job.ExpectTimeout(step++);
+  };
+  constexpr std::uint64_t kHalf = std::uint64_t{1} << 63;
+  counts(step);
+  counts(step + 1'000'000);      // of a step far ahead
+  counts(kPoison + step);        // poison is for done words
+  counts(step + kHalf - 1);      // the last one ahead
+  does_not_count(step + kHalf);  // and the first one behind
+  does_not_count(step - 1);
+  does_not_count(~std::uint64_t{0});
+  counts(step);
+}
+
+ISOLATED_TEST(CudaBadInput, GarbageInOtherWordsHurtsNobodyElse, MachineWithGpus(1)) {
+  HalfRawJob job;
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    job.raw.header().void_step.store(step);
+    for (std::size_t i = 0; i < kBuckets; ++i) {
+      job.raw.semaphore(i).done.store(step == 1 ? kPoison : step + 5);
+    }
+    job.WriteReady(step);
+    job.Begin(step, 0);
+    job.ExpectAverage(step, 0);
+    EXPECT_EQ(job.raw.semaphore(1).done.load(), step) << "written by the GPU";
+  }
+}
+
+ISOLATED_TEST(CudaBadInput, ADeviceThatIsNotThereIsRefusedByName, MachineWithGpus(1)) {
+  CudaNode node;
+  CudaRank rank(0);
+  CudaRawRank raw(node.daemon().socket(), node.daemon().side_socket());
+  ASSERT_TRUE(rank.Join(node.Options(0, 2)).ok());
+  ASSERT_TRUE(raw.Open(1, 2));
+  const std::pair<const char*, const char*> devices[] = {
+      {"GPU-99999999-0000-0000-0000-000000000000", "GPU_NOT_VISIBLE"},
+      {"MIG-99999999-0000-0000-0000-000000000000", "GPU_NOT_VISIBLE"},
+      {"cuda:0", "MALFORMED"},
+  };
+  for (const auto& [device, reason] : devices) {
+    ASSERT_TRUE(raw.RequestLayout(device, kBuckets, kCount));
+    const auto refused = raw.AwaitRefusal();
+    ASSERT_TRUE(refused.has_value());
+    EXPECT_EQ(refused->reason, reason) << *refused;
+    EXPECT_THAT(refused->message, HasSubstr(device));
+    const absl::Status told = rank.Register(CudaLayout(0, kBuckets, kCount));
+    EXPECT_EQ(ErrorReason(told), "LAYOUT_REFUSED") << told;
+    EXPECT_EQ(ErrorField(told, "rank"), "1");
+    node.ExpectNothingKept();
+  }
+}
+
+MachineDescription SmallMachine() {
+  MachineDescription machine = MachineWithGpus(1);
+  machine.gpus[0].memory_bytes = 2 * machine.context_bytes + 32 * kMebibyte;
+  return machine;
+}
+
+// Registers the same on both ranks at once: what they are told.
+std::vector<absl::Status> RegisterBoth(CudaRank& first, CudaRank& second, const LayoutSpec& spec) {
+  std::vector<absl::Status> told(2);
+  std::thread other([&] { told[1] = second.Register(spec); });
+  told[0] = first.Register(spec);
+  other.join();
+  return told;
+}
+
+ISOLATED_TEST(CudaBadInput, MoreMemoryThanTheDeviceHas, SmallMachine()) {
+  CudaNode node;
+  CudaRank first(0), second(0);
+  ASSERT_TRUE(first.Join(node.Options(0, 2)).ok());
+  ASSERT_TRUE(second.Join(node.Options(1, 2)).ok());
+  const auto floats = [](std::size_t mebibytes) { return mebibytes * kMebibyte / sizeof(float); };
+  const auto reasons = [](const std::vector<absl::Status>& told) {
+    return std::vector<std::string>{ErrorReason(told[0]), ErrorReason(told[1])};
+  };
+  // One arena has room, the other one has not; then neither has.
+  for (const std::size_t mebibytes : {20, 40}) {
+    const std::vector<absl::Status> told = RegisterBoth(
+        first, second, CudaLayout(0, mebibytes * 16, floats(mebibytes) / mebibytes / 16));
+    EXPECT_THAT(reasons(told), UnorderedElementsAre("GPU_OUT_OF_MEMORY", "LAYOUT_REFUSED"));
+    for (const absl::Status& status : told) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("bytes of the GPU, which has"));
+    }
+    node.ExpectNothingKept();
+  }
+  // One that fits is none the worse.
+  for (const absl::Status& status : RegisterBoth(first, second, CudaLayout(0, kBuckets, kCount))) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  for (CudaRank* rank : {&first, &second}) EXPECT_TRUE(rank->Step(1, 2).ok());
+  for (CudaRank* rank : {&first, &second}) EXPECT_TRUE(rank->WaitStep(1).ok());
+  EXPECT_EQ(node.Workers(), 1u);
+}
+
+ISOLATED_TEST(CudaBadInput, AStreamThatIsGone, MachineWithGpus(1)) {
+  CudaNode node;
+  CudaRank first(0), second(0);
+  ASSERT_TRUE(first.Join(node.Options(0, 2)).ok());
+  ASSERT_TRUE(second.Join(node.Options(1, 2)).ok());
+  for (const absl::Status& status : RegisterBoth(first, second, CudaLayout(0, kBuckets, kCount))) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // Destroyed as soon as it is handed over, and while it is parked: the step does not need it.
+  second.Enter();
+  CUstream early = fakes::MakeStream();
+  CUstream parked = fakes::MakeStream();
+  ASSERT_TRUE(first.Step(1, 0).ok());
+  ASSERT_TRUE(second.layout().FinishStep(1, {}, {early}).ok());
+  ASSERT_TRUE(second.layout().WaitOnStream(1, parked).ok());
+  CUDA_OK(cuStreamDestroy(early));
+  CUDA_OK(cuStreamDestroy(parked));
+  for (CudaRank* rank : {&first, &second}) {
+    const auto result = rank->WaitStep(1);
+    EXPECT_TRUE(result.ok()) << result.status();
+  }
+  // Destroyed before: the call says so, and the rank can still give the step up by name.
+  ASSERT_TRUE(first.Step(2, 0).ok());
+  node.ExpectViolation("a stream that does not exist (any more) is used");
+  const absl::Status gone = second.layout().MarkReady(2, 0, {early});
+  EXPECT_EQ(ErrorReason(gone), "BAD_STREAM") << gone;
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("rank 1, step 2, bucket 0"));
+  ASSERT_TRUE(second.layout().AbandonStep(2, "its stream is gone").ok());
+  const absl::Status abandoned = first.WaitStep(2).status();
+  EXPECT_EQ(ErrorReason(abandoned), "STEP_ABANDONED") << abandoned;
+  EXPECT_EQ(ErrorField(abandoned, "rank"), "1");
+  EXPECT_EQ(first.Verdict(2), 1);
+  for (CudaRank* rank : {&first, &second}) ASSERT_TRUE(rank->Step(3, 3).ok());
+  for (CudaRank* rank : {&first, &second}) {
+    EXPECT_THAT(rank->Read(0), Each(3.0f));
+    EXPECT_TRUE(rank->WaitStep(3).ok());
+  }
+}
+
+}  // namespace
+}  // namespace gradsync

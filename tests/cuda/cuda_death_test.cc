@@ -1,0 +1,297 @@
+// Trainers on GPUs that die, wherever they are in the hand-off: a rank of this process goes on, or
+// fails by name; nothing of the dead one is kept, and the communicator stays.
+
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/include/gradsync/client.h"
+#include "tests/cuda/cuda_node.h"
+#include "tests/cuda/cuda_rank.h"
+#include "tests/cuda/cuda_raw_rank.h"
+#include "tests/fakes/cuda_process.h"
+#include "tests/fakes/isolated_test.h"
+#include "tests/fault/child_process.h"
+
+namespace gradsync {
+namespace {
+
+using fakes::MachineWithGpus;
+using testing::Each;
+
+constexpr std::uint32_t kRanks = 2;
+// What rank 0 and rank 1 write into bucket 0; one more into the next. A raw rank writes nothing.
+constexpr float kMine = 4;
+constexpr float kOther = 6;
+
+// ---- Rank 1, a process of its own. Its environment says where it is and where it ends.
+
+constexpr char kSocket[] = "GRADSYNC_TEST_SOCKET";
+constexpr char kSideSocket[] = "GRADSYNC_TEST_SIDE_SOCKET";
+constexpr char kGpu[] = "GRADSYNC_TEST_GPU";
+constexpr char kSteps[] = "GRADSYNC_TEST_STEPS";
+constexpr char kDeath[] = "GRADSYNC_TEST_DEATH";  // the moment of a SIGKILL
+constexpr char kBusy[] = "GRADSYNC_TEST_BUSY";    // its kernels never come to an end
+constexpr char kDrop[] = "GRADSYNC_TEST_DROP";    // it exits without a Leave
+
+std::string Variable(const char* name) {
+  const char* const value = getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void At(const std::string& moment) {
+  if (Variable(kDeath) == moment) raise(SIGKILL);
+}
+void At(const std::string& moment, std::uint64_t step) { At(moment + " " + std::to_string(step)); }
+
+// Every call of the driver comes after the Join, so that the job is formed when it dies there.
+ROLE(trainer) {
+  SessionOptions options;
+  options.socket = Variable(kSocket);
+  options.job_id = "job";
+  options.rank = 1;
+  options.world_size = kRanks;
+  auto session = Session::Join(options);
+  if (!session.ok()) return 1;
+  At("joined");
+  CudaRank rank(std::stoi(Variable(kGpu)), *std::move(session));
+  if (!rank.Register(CudaLayout(rank.gpu(), CudaNode::kBuckets, CudaNode::kCount)).ok()) return 1;
+  At("registered");
+  if (!Variable(kBusy).empty()) {
+    static const fakes::Word never;
+    CUDA_OK(cuStreamWaitValue64(rank.stream(), never.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
+  }
+  const std::uint64_t steps = std::stoul(Variable(kSteps));
+  for (std::uint64_t step = 1; step <= steps; ++step) {
+    for (std::size_t bucket = 0; bucket < CudaNode::kBuckets; ++bucket) {
+      rank.Write(bucket, kOther + static_cast<float>(bucket));
+      At("written", step);
+      if (!rank.layout().MarkReady(step, bucket, {rank.stream()}).ok()) return 1;
+      if (bucket == 0) At("marked one", step);
+    }
+    At("marked all", step);
+    if (!rank.layout().EndStep(step).ok()) return 1;
+    At("ended", step);
+    if (!rank.layout().WaitOnStream(step, rank.stream()).ok()) return 1;
+    At("parked", step);
+    rank.Read(0);
+    At("released", step);
+    if (!rank.WaitStep(step).ok()) return 1;
+    At("decided", step);
+  }
+  if (!Variable(kDrop).empty()) return 0;
+  rank.DropLayout();
+  return rank.Leave().ok() ? 0 : 1;
+}
+
+ROLE(raw_trainer) {
+  CudaRawRank rank(Variable(kSocket), Variable(kSideSocket));
+  const auto moment = [](bool ok, const char* name) {
+    if (!ok) exit(1);
+    At(name);
+  };
+  const auto write_ready = [&rank](std::size_t bucket) {
+    rank.semaphore(bucket).ready.store(1);
+    return true;
+  };
+  moment(rank.Open(1, kRanks), "opened");
+  moment(rank.RequestLayout(fakes::GpuUuid(0), CudaNode::kBuckets, CudaNode::kCount), "requested");
+  moment(rank.AwaitAssignment(), "assigned");
+  moment(rank.ClaimMemory(), "claimed");
+  moment(rank.SayMapped(), "said mapped");
+  moment(rank.AwaitLayoutReady(), "layout ready");
+  moment(write_ready(0), "wrote one word before it said so");
+  moment(rank.SayReady(1, 0), "said one ready");
+  moment(rank.SayReady(1, 1), "said all ready");
+  moment(write_ready(1), "wrote all words");
+  moment(rank.SayEnd(1), "said end");
+  moment(rank.AwaitStep().has_value(), "step done");
+  return 0;
+}
+
+// ---- Rank 0
+
+struct Life {
+  absl::Status end;  // why rank 0 could go on no longer; OK: the other one left
+  pid_t other;
+};
+
+// Takes part in steps until one fails, or has no other rank any more.
+absl::Status LiveOn(CudaRank& rank, bool other_writes) {
+  if (absl::Status status =
+          rank.Register(CudaLayout(rank.gpu(), CudaNode::kBuckets, CudaNode::kCount));
+      !status.ok()) {
+    return status;
+  }
+  for (std::uint64_t step = 1;; ++step) {
+    if (absl::Status status = rank.Step(step, kMine); !status.ok()) return status;
+    const auto result = rank.WaitStep(step);
+    if (result.ok() && result->live_ranks == 1) return absl::OkStatus();
+    // The stream goes on, and takes nothing for an average that is none.
+    const bool complete = rank.Verdict(step) == 0;
+    for (std::size_t bucket = 0; complete && bucket < CudaNode::kBuckets; ++bucket) {
+      const auto more = static_cast<float>(bucket);
+      EXPECT_THAT(rank.Read(bucket),
+                  Each((kMine + more + (other_writes ? kOther + more : 0)) / kRanks));
+    }
+    if (!result.ok()) return result.status();
+    EXPECT_TRUE(complete);
+  }
+}
+
+// One life of the job, with a new process as rank 1, which takes part in `steps` steps.
+Life Live(CudaNode& node, CudaRank& rank, const std::string& role, int gpu, int steps,
+          std::vector<std::string> environment) {
+  const auto add = [&environment](const char* name, const std::string& value) {
+    environment.push_back(std::string(name) + "=" + value);
+  };
+  add(kSocket, node.daemon().socket());
+  add(kSideSocket, node.daemon().side_socket());
+  add(kGpu, std::to_string(gpu));
+  add(kSteps, std::to_string(steps));
+  const absl::Status joined = rank.Join(node.Options(0, kRanks));
+  EXPECT_TRUE(joined.ok()) << joined;
+  const auto other = fakes::StartRole(role, {}, std::move(environment));
+  Life life{LiveOn(rank, role == "trainer"), other->pid()};
+  if (life.end.ok()) {
+    EXPECT_TRUE(rank.Leave().ok());
+    EXPECT_TRUE(fakes::Succeeds(*other));
+  }
+  rank.End();
+  return life;
+}
+
+void ExpectLost(const Life& life, const std::string& when) {
+  EXPECT_EQ(ErrorReason(life.end), "RANK_LOST") << when << ": " << life.end;
+  EXPECT_EQ(ErrorField(life.end, "rank"), "1") << when << ": " << life.end;
+}
+
+std::string Dies(const std::string& moment) { return std::string(kDeath) + "=" + moment; }
+
+// Killed in a step, while its stream is parked and between steps; gone without a Leave; left.
+ISOLATED_TEST(CudaDeath, FiftyTrainersEndAndTheCommunicatorStays, MachineWithGpus(2)) {
+  CudaNode node(2);
+  CudaRank rank(0);
+  const std::vector<std::string> ends = {Dies("marked one 2"), Dies("parked 2"), Dies("decided 1"),
+                                         std::string(kDrop) + "=1", ""};
+  for (std::size_t life = 0; life < 50; ++life) {
+    const std::string& end = ends[life % ends.size()];
+    const Life lived = Live(node, rank, "trainer", 1, 2, {end});
+    if (end.empty()) {
+      EXPECT_TRUE(lived.end.ok()) << lived.end;
+    } else {
+      ExpectLost(lived, end);
+    }
+  }
+  node.ExpectNothingKept();
+  EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 2u) << "one for each GPU";
+  EXPECT_EQ(node.Workers(), 2u);
+}
+
+ISOLATED_TEST(CudaDeath, AtEveryMomentOfATrainersSteps, MachineWithGpus(1)) {
+  CudaNode node;
+  CudaRank rank(0);
+  for (const char* moment : {"joined", "registered", "written 1", "marked one 1", "marked all 1",
+                             "ended 1", "parked 1", "released 1", "decided 1", "parked 2"}) {
+    ExpectLost(Live(node, rank, "trainer", 0, 2, {Dies(moment)}), moment);
+    node.ExpectNothingKept();
+  }
+  EXPECT_TRUE(Live(node, rank, "trainer", 0, 2, {}).end.ok());
+  node.ExpectNothingKept();
+  EXPECT_EQ(node.Workers(), 1u);
+}
+
+// All that a trainer's process does to the GPU and to its memory, it does by such a call. What it
+// has enqueued may be done or not when it dies.
+ISOLATED_TEST(CudaDeath, AtEveryCallOfTheDriver, MachineWithGpus(1)) {
+  CudaNode node;
+  CudaRank rank(0);
+  const Life whole = Live(node, rank, "trainer", 0, 1, {});
+  EXPECT_TRUE(whole.end.ok()) << whole.end;
+  int deaths = 0;
+  for (const char* call : {"cuDevicePrimaryCtxRetain",
+                           "cuMemImportFromShareableHandle",
+                           "cuMemAddressReserve",
+                           "cuMemMap",
+                           "cuMemSetAccess",
+                           "cuMemRelease",
+                           "cuEventCreate",
+                           "cuMemHostRegister_v2",
+                           "cuMemHostGetDevicePointer_v2",
+                           "cuStreamIsCapturing",
+                           "cuMemsetD32Async",
+                           "cuEventRecord",
+                           "cuStreamWriteValue64_v2",
+                           "cuStreamWaitEvent",
+                           "cuStreamWaitValue64_v2",
+                           "cuMemcpyDtoHAsync_v2",
+                           "cuCtxSynchronize",
+                           "cuMemHostUnregister",
+                           "cuEventDestroy_v2",
+                           "cuMemUnmap",
+                           "cuMemAddressFree"}) {
+    const std::uint64_t calls = node.machine().Calls(call, whole.other);
+    EXPECT_GT(calls, 0u) << call;
+    for (std::uint64_t n = 1; n <= calls; ++n, ++deaths) {
+      const std::string fault = std::string(call) + " " + std::to_string(n) + " kill";
+      ExpectLost(Live(node, rank, "trainer", 0, 1, {"GRADSYNC_FAKE_CUDA_FAULTS=" + fault}), fault);
+      node.ExpectNothingKept();
+    }
+  }
+  EXPECT_GT(deaths, 30);
+  EXPECT_TRUE(Live(node, rank, "trainer", 0, 1, {}).end.ok());
+  EXPECT_EQ(node.Workers(), 1u);
+}
+
+ISOLATED_TEST(CudaDeath, AtEveryMessage, MachineWithGpus(1)) {
+  CudaNode node;
+  CudaRank rank(0);
+  for (const char* moment : {"opened", "requested", "assigned", "claimed", "said mapped",
+                             "layout ready", "wrote one word before it said so", "said one ready",
+                             "said all ready", "wrote all words", "said end", "step done"}) {
+    ExpectLost(Live(node, rank, "raw_trainer", 0, 1, {Dies(moment)}), moment);
+    node.ExpectNothingKept();
+  }
+  EXPECT_EQ(node.Workers(), 1u);
+}
+
+// Its ready words are never written: on this GPU, and on another one.
+ISOLATED_TEST(CudaDeath, WithKernelsThatNeverEnd, MachineWithGpus(2)) {
+  CudaNode node(2);
+  CudaRank rank(0);
+  for (const int gpu : {0, 1}) {
+    for (const char* moment : {"marked one 1", "parked 1"}) {
+      ExpectLost(Live(node, rank, "trainer", gpu, 1, {Dies(moment), std::string(kBusy) + "=1"}),
+                 moment);
+      node.ExpectNothingKept();
+    }
+  }
+  EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 2u);
+  EXPECT_EQ(node.Workers(), 2u);
+}
+
+ISOLATED_TEST(CudaDeath, WhileItsMemoryIsAllocated, MachineWithGpus(1)) {
+  CudaNode node;
+  CudaRank rank(0);
+  ASSERT_TRUE(rank.Join(node.Options(0, kRanks)).ok());
+  node.machine().Inject("cuMemCreate 1 hang");
+  const auto other =
+      fakes::StartRole("raw_trainer", {},
+                       {std::string(kSocket) + "=" + node.daemon().socket(),
+                        std::string(kSideSocket) + "=" + node.daemon().side_socket()});
+  ASSERT_TRUE(node.machine().AwaitJournal(fakes::kFault, "cuMemCreate", fault::kPatienceMs));
+  other->Kill();
+  ExpectLost({rank.Register(CudaLayout(0, CudaNode::kBuckets, CudaNode::kCount)), other->pid()},
+             "allocating");
+  node.machine().ClearFaults();
+  rank.End();
+  node.ExpectNothingKept();
+}
+
+}  // namespace
+}  // namespace gradsync
