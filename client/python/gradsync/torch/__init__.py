@@ -4,9 +4,11 @@
 PyTorch's own wrapper has. PyTorch 1.13 and later, gradients in host memory.
 """
 
+from gradsync.torch._join import join
 from gradsync.torch._session import default_session, init
 from gradsync.torch.comm_hook import HookState, allreduce_hook
-from gradsync.torch.distributed import DistributedDataParallel, StepStatistics, join
+from gradsync.torch.distributed import DistributedDataParallel
+from gradsync.torch.step_statistics import StepStatistics
 
 __all__ = [
     "DistributedDataParallel",

@@ -1,15 +1,57 @@
-"""Scaling gradients while a fused optimizer reads them, without a pass of their own."""
+"""Scaling averaged gradients down: while a fused optimizer reads them, or in a pass of its own."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 import torch
 
+from gradsync.torch._gradients import Slot
 
-class NextStepScale:
+
+class Clipping:
+    """Scales one wrapped module's gradients. Used on the thread that trains."""
+
+    def __init__(self) -> None:
+        """Nothing is scaled yet."""
+        self._scale_of: tuple[weakref.ref[torch.optim.Optimizer], _NextStepScale] | None = None
+
+    def scale(
+        self,
+        slots: Sequence[Slot],
+        coefficient: float,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        """Multiplies the gradients by `coefficient`.
+
+        Args:
+          slots: where they are.
+          coefficient: 1 leaves them as they are.
+          optimizer: does it in its next step, if it is fused and has these parameters alone.
+        """
+        self.forget()
+        if coefficient == 1.0:
+            return
+        parameters = [slot.parameter for slot in slots]
+        if optimizer is not None and _takes_scale(optimizer, parameters, coefficient):
+            if self._scale_of is None or self._scale_of[0]() is not optimizer:
+                self._scale_of = weakref.ref(optimizer), _NextStepScale(optimizer)
+            self._scale_of[1].set(coefficient)
+            return
+        with torch.no_grad():
+            gradients = [slot.view for slot in slots if slot.parameter.grad is slot.view]
+            if gradients:
+                torch._foreach_mul_(gradients, coefficient)
+
+    def forget(self) -> None:
+        """An optimizer's step that was left out shall not scale a later one."""
+        if self._scale_of is not None:
+            self._scale_of[1].clear()
+
+
+class _NextStepScale:
     """Tells one fused optimizer what to multiply gradients by in its next step, and in that alone.
 
     A fused optimizer divides by its attribute `grad_scale`, which GradScaler uses too. Used on the
@@ -17,7 +59,7 @@ class NextStepScale:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hooks into `optimizer`, for good; it must be `takes_scale`."""
+        """Hooks into `optimizer`, for good; it must be `_takes_scale`."""
         self._optimizer = weakref.ref(optimizer)
         self._scale: torch.Tensor | None = None
         optimizer.register_step_pre_hook(self._before)
@@ -49,7 +91,7 @@ class NextStepScale:
         self.clear()
 
 
-def takes_scale(
+def _takes_scale(
     optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], coefficient: float
 ) -> bool:
     """Whether `optimizer` is fused and has these parameters alone, and can divide by the scale."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import logging
 import sys
 import threading
 import weakref
-from typing import Any, NoReturn
+from typing import Any, Iterator, NoReturn
 
 import gradsync
 
@@ -90,6 +91,16 @@ def note(session: gradsync.Session, error: gradsync.Error) -> None:
     """Remembers that `session` has ended, if `error` says so: the next module joins anew."""
     if error.code in ("ABORTED", "UNAVAILABLE") and error.reason not in _STEP_REASONS:
         _over.add(session)
+
+
+@contextlib.contextmanager
+def noting(session: gradsync.Session) -> Iterator[None]:
+    """Notes errors of `session` that leave the context."""
+    try:
+        yield
+    except gradsync.Error as error:
+        note(session, error)
+        raise
 
 
 def end(session: gradsync.Session) -> None:

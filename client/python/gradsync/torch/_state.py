@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Iterable, Sequence
+from typing import Collection, Iterable, Sequence
 
 import torch
 
 import gradsync
+from gradsync.torch import _session
 
 # Tensors are packed into groups of this many bytes, so that a model of many small ones costs few
 # operations.
@@ -16,6 +17,84 @@ _GROUP_BYTES = 32 << 20
 # Before each tensor: enough for every dtype.
 _ALIGNMENT = 16
 _MESSAGE_BYTES = 1024
+
+
+class ModuleState:
+    """The parameters and buffers of one wrapped module, which every rank shall have alike.
+
+    Args:
+      module: it.
+      ignored: names that stay out.
+      session: in which.
+      name: of its layout, in errors.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        ignored: Collection[str],
+        session: gradsync.Session,
+        name: str,
+    ) -> None:
+        self._module = module
+        self._ignored = ignored
+        self._session = session
+        self._name = name
+        self._timeout = session.options.step_timeout
+
+    def agree(
+        self, options: Sequence[str], trainable: Collection[str], timeout: float | None
+    ) -> None:
+        """Checks that every rank has the same module, and gives all of them rank 0's.
+
+        Args:
+          options: a line for each choice that must be the same.
+          trainable: names of parameters that are synchronized.
+          timeout: seconds to wait for the other ranks; None: 30 min.
+
+        Raises:
+          ValueError: on every rank, names the first difference and both ranks.
+          gradsync.Error: a rank was lost or did not come.
+        """
+        entries = self._entries()
+        lines = [f"the name '{self._name}'", *options]
+        lines += [
+            describe(kind, name, tensor)
+            + (", frozen" if kind == "parameter" and name not in trainable else "")
+            for kind, name, tensor in entries
+        ]
+        with _session.noting(self._session):
+            verify(self._session, lines, timeout)
+        self.broadcast([tensor for _, _, tensor in entries], 0, "the state", timeout)
+
+    def broadcast_all(self, root: int, what: str) -> None:
+        """Overwrites everything with the root's; `what` it is, for errors."""
+        self.broadcast([tensor for _, _, tensor in self._entries()], root, what)
+
+    def broadcast_buffers(self) -> None:
+        """Overwrites the buffers with those of the lowest live rank."""
+        buffers = [b for name, b in self._module.named_buffers() if name not in self._ignored]
+        if buffers:
+            self.broadcast(buffers, gradsync.LOWEST_LIVE_RANK, "the buffers")
+
+    def broadcast(
+        self,
+        tensors: Sequence[torch.Tensor],
+        root: int,
+        what: str,
+        timeout: float | None = None,
+    ) -> None:
+        """Overwrites `tensors` with the root's; `timeout` is in seconds, None: a step's."""
+        if timeout is None:
+            timeout = self._timeout
+        with _session.noting(self._session):
+            broadcast_tensors(self._session, tensors, root, f"{what} of '{self._name}'", timeout)
+
+    def _entries(self) -> list[tuple[str, str, torch.Tensor]]:
+        """(kind, name, tensor) of all that ranks must have in common."""
+        entries = [("parameter", name, p.detach()) for name, p in self._module.named_parameters()]
+        entries += [("buffer", name, b) for name, b in self._module.named_buffers()]
+        return [entry for entry in entries if entry[1] not in self._ignored]
 
 
 def verify(session: gradsync.Session, description: Sequence[str], timeout: float | None) -> None:

@@ -518,7 +518,8 @@ def an_interrupted_wait(t):
     model = t.wrap(Mlp(), session=t.session(), **SMALL_BUCKETS)
     steps_are_right(t, model)
     if t.rank == 1:
-        model._layout = Interrupted(model._layout)
+        buckets = model._synchronizer._buckets
+        buckets.layout = Interrupted(buckets.layout)
         with t.raises(KeyboardInterrupt):
             squares(t)(model).backward()
         no_gradient_is_left(model)

@@ -1,0 +1,408 @@
+"""The steps of one wrapped module, from autograd's hooks to the verdict."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from typing import Any, Sequence
+
+import torch
+
+import gradsync
+from gradsync.torch import _endings, _hooks, _live, _outputs, _session
+from gradsync.torch._buckets import Buckets
+from gradsync.torch._clipping import Clipping
+from gradsync.torch._gradients import Slot
+from gradsync.torch._state import ModuleState
+from gradsync.torch.step_statistics import StepStatistics, StepTimes
+
+_orders = itertools.count()
+
+
+class _Step:
+    """One synchronized backward pass under way."""
+
+    __slots__ = ("backward", "began", "first_bucket", "number", "order", "waiting")
+
+    def __init__(self, number: int, backward: int | None, waiting: list[int]) -> None:
+        self.number = number
+        self.backward = backward
+        self.waiting = waiting  # per bucket, gradients that have not come
+        self.order: list[Slot] = []  # as the gradients came
+        self.began = time.perf_counter()
+        self.first_bucket = 0.0
+
+
+class Synchronizer:
+    """Hands over the gradients of a wrapped module as a backward pass makes them.
+
+    Owned by its wrapper: autograd's hooks refer to it weakly. Used on the thread that trains, and
+    on the one that runs a backward pass.
+
+    Args:
+      state: the module's.
+      buckets: its parameters' layout; nothing was said of a step yet.
+      broadcast_buffers: whether each step ends with the buffers of the lowest live rank everywhere.
+      static_graph: the first step counts how often each gradient comes.
+    """
+
+    def __init__(
+        self,
+        state: ModuleState,
+        buckets: Buckets,
+        *,
+        broadcast_buffers: bool,
+        static_graph: bool,
+    ) -> None:
+        self._state = state
+        self._buckets = buckets
+        self._hand_off = buckets.hand_off
+        self._broadcast_buffers = broadcast_buffers
+        self._counts_known = not static_graph
+        self._order = next(_orders)
+        self._forwards = _hooks.Forwards()
+        self._step: _Step | None = None
+        self._interrupted: int | None = None  # the step that Ctrl-C kept from its verdict
+        self._decided = 0  # the last step whose verdict this rank has seen
+        self._last_step: gradsync.StepResult | None = None
+        self._times = StepTimes()
+        self._clipping = Clipping()
+        synchronizer = weakref.ref(self)
+        for slot in buckets.slots:
+            hook = _GradientHook(synchronizer, slot)
+            slot.handle = _hooks.on_accumulated(slot.parameter, slot.node, hook)
+        self._begin = _BeginHook(synchronizer)
+        _live.add(self)
+        # The module may be wrapped again.
+        weakref.finalize(self, _remove, [slot.handle for slot in buckets.slots]).atexit = False
+
+    @property
+    def session(self) -> gradsync.Session:
+        """In which it synchronizes."""
+        return self._buckets.session
+
+    @property
+    def name(self) -> str:
+        """Of the layout."""
+        return self._buckets.name
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The parameters."""
+        return self._buckets.slots
+
+    @property
+    def last_step(self) -> gradsync.StepResult | None:
+        """The last committed step; None before the first."""
+        return self._last_step
+
+    def statistics(self) -> StepStatistics:
+        """Counters since the module was wrapped."""
+        times = self._times
+        return StepStatistics(
+            steps=times.steps,
+            buckets=self._buckets.layout.bucket_count,
+            bytes=self._buckets.nbytes,
+            backward=times.backward,
+            until_first_bucket=times.until_first_bucket,
+            exposed=times.exposed,
+            rebuilt=self._buckets.rebuilt,
+        )
+
+    @property
+    def gradient_norm(self) -> float:
+        """L2 norm of the averaged gradients as the last step left them."""
+        if self._last_step is None:
+            raise RuntimeError(
+                "gradsync: there is no gradient norm before the first synchronized step"
+            )
+        return self._last_step.gradient_norm
+
+    def clip(self, max_norm: float, optimizer: torch.optim.Optimizer | None) -> float:
+        """As DistributedDataParallel.clip_grad_norm_()."""
+        norm = self.gradient_norm
+        self._clipping.scale(self.slots, gradsync.clip_coefficient(norm, max_norm), optimizer)
+        return norm
+
+    def release(self) -> None:
+        """Lets go of the parameters: the session is over, and another wrapper takes them."""
+        _remove([slot.handle for slot in self.slots])
+
+    # ---- Around a forward pass
+
+    def before_forward(self) -> None:
+        """A forward pass with gradients begins."""
+        self.abandon_stale("its backward pass did not finish")
+
+    def after_forward(self, output: Any, synchronize: bool) -> None:
+        """A forward pass gave `output`; a backward pass through it is a step if `synchronize`."""
+        self._forwards.add(synchronize, _outputs.tensors(output), self._begin)
+
+    # ---- In a backward pass
+
+    def begin_step(self) -> None:
+        """A backward pass whose gradients are to be averaged is at an output of the module."""
+        backward = _hooks.backward_id()
+        step = self._step
+        if step is not None:
+            if step.backward == backward:
+                return
+            self._abandon(step, "another backward pass began before it had finished")
+        self._clipping.forget()
+        self._catch_up()
+        for slot in self.slots:
+            slot.firings = 0
+        self._hand_off.begin()
+        number = self._buckets.layout.next_step
+        self._step = _Step(number, backward, list(self._buckets.sizes))
+        _hooks.at_end_of_backward(self._end_backward)
+
+    def _catch_up(self) -> None:
+        """Raises the verdict of a step that was decided without this rank: it came too late to it,
+        or was interrupted while it waited."""
+        layout = self._buckets.layout
+        missed = layout.next_step - 1
+        if self._interrupted is not None:
+            missed = self._interrupted
+        if missed <= self._decided:
+            return
+        try:
+            layout.wait_step(missed)
+        except gradsync.Error as error:
+            self._decided = max(missed, layout.next_step - 1)
+            self._interrupted = None
+            self._drop(error)
+            raise
+        raise RuntimeError(
+            f"gradsync: step {missed} of '{self.name}' is complete on the other ranks, but this "
+            "rank was interrupted while it waited, and has dropped its gradients: parameters may "
+            "differ between the ranks. Wrap the module again on every rank"
+        )
+
+    def on_gradient(self, slot: Slot) -> None:
+        """Autograd has added to the gradient of `slot`."""
+        if slot.parameter.grad is None:  # a node on the way gave none: not used
+            return
+        if self._step is None:
+            if not self._forwards.unseen_begins(_hooks.backward_id(), slot.name):
+                slot.accumulated = True
+                return
+            self.begin_step()
+        step = self._step
+        assert step is not None
+        slot.firings += 1
+        if slot.firings > slot.expected and self._counts_known:
+            self._fail(
+                step,
+                RuntimeError(
+                    f"gradsync: parameter '{slot.name}' got a second gradient in one backward "
+                    "pass, after the first was handed over; a parameter that several reentrant "
+                    "checkpoints share needs use_reentrant=False or static_graph=True"
+                ),
+            )
+        if slot.parameter.grad is not slot.view:
+            try:
+                slot.bring_home()
+            except RuntimeError as error:
+                self._fail(step, error)
+        if slot.firings == slot.expected and self._counts_known:
+            self._arrived(step, slot)
+
+    def _arrived(self, step: _Step, slot: Slot) -> None:
+        step.order.append(slot)
+        bucket = slot.bucket
+        waiting = step.waiting[bucket] - 1
+        step.waiting[bucket] = waiting
+        self._hand_off.arrived(bucket)
+        if waiting == 0:
+            if step.first_bucket == 0.0:
+                step.first_bucket = time.perf_counter()
+            try:
+                self._hand_off.mark_ready(self._buckets.layout, step.number, bucket)
+            except gradsync.Error as error:
+                self._drop(error)
+                raise
+
+    def _end_backward(self) -> None:
+        """The pass is over: ends the step, which hands over the buckets that are left."""
+        step = self._step
+        if step is None:
+            return
+        ended = time.perf_counter()
+        unused: list[tuple[Slot, torch.Tensor | None]] = []
+        with torch.no_grad():
+            if len(step.order) < len(self.slots):
+                arrived = set(map(id, step.order))
+                for slot in self.slots:
+                    if id(slot) not in arrived:
+                        self._settle(slot, unused)
+                        step.order.append(slot)
+            used = None
+            if unused:
+                flags = [True] * len(self.slots)
+                for slot, _ in unused:
+                    flags[slot.index] = False
+                used = flags
+        try:
+            self._hand_off.finish_step(self._buckets.layout, step.number, used)
+        except gradsync.Error as error:
+            self._drop(error)
+            raise
+        _endings.add(self._order, lambda: self._finish(step, unused, ended))
+
+    def _settle(self, slot: Slot, unused: list[tuple[Slot, torch.Tensor | None]]) -> None:
+        """Makes the view of a parameter that this pass gave no gradient (or, with static_graph,
+        whose gradients were only counted) hold what this rank contributes."""
+        gradient = slot.parameter.grad
+        if gradient is None:
+            slot.view.zero_()
+            unused.append((slot, None))
+            return
+        if gradient is not slot.view:
+            slot.bring_home()
+        if slot.firings == 0 and not slot.accumulated:
+            # Left from an earlier step. If nobody used the parameter, it shall stay, to the bit.
+            unused.append((slot, slot.view.clone()))
+
+    def _finish(
+        self, step: _Step, unused: list[tuple[Slot, torch.Tensor | None]], ended: float
+    ) -> None:
+        """Waits for the verdict."""
+        if self._step is not step:
+            return
+        try:
+            result = self._hand_off.wait(self._buckets.layout, step.number)
+        except gradsync.Error as error:
+            self._drop(error)
+            raise
+        except BaseException:  # Ctrl-C: the verdict will come, but this pass does not see it
+            self._interrupted = step.number
+            self._clear()
+            raise
+        self._decided = step.number
+        for slot, before in unused:
+            if result.used is not None and not result.used[slot.index]:
+                if before is not None:
+                    slot.view.copy_(before)
+            else:
+                slot.parameter.grad = slot.view
+        for slot in self.slots:
+            slot.accumulated = False
+        if not self._counts_known:
+            for slot in self.slots:
+                slot.expected = max(1, slot.firings)
+            self._counts_known = True
+            order = None
+        else:
+            order = step.order
+        self._step = None
+        self._last_step = result
+        # Here all ranks are: whoever comes not is lost, or as late as it may be in a step.
+        if self._broadcast_buffers:
+            self._state.broadcast_buffers()
+        self._times.add(step.began, step.first_bucket, ended, time.perf_counter())
+        if order is not None and not self._buckets.rebuilt:
+            if result.live_ranks == self.session.world_size:
+                self._rebuild(order)
+
+    def _rebuild(self, observed: Sequence[Slot]) -> None:
+        """Cuts buckets anew, in the order of gradients that the lowest live rank observed."""
+        indices = torch.tensor([slot.index for slot in observed], dtype=torch.int32)
+        self._state.broadcast([indices], gradsync.LOWEST_LIVE_RANK, "the bucket order")
+        self._buckets.rebuild(indices.tolist())
+
+    # ---- When a pass fails
+
+    def abandon_stale(self, why: str) -> None:
+        """Abandons a step whose backward pass has died, if there is one and none runs."""
+        if self._step is not None and not _hooks.in_backward():
+            self._abandon(self._step, why)
+
+    def _fail(self, step: _Step, error: Exception) -> None:
+        """Abandons the step because of this rank's own error, and raises it."""
+        self._abandon(step, str(error))
+        raise error
+
+    def _abandon(self, step: _Step, reason: str) -> None:
+        self._decided = max(self._decided, step.number)  # however it is decided, this rank knows
+        layout = self._buckets.layout
+        try:
+            if layout.next_step == step.number:
+                layout.abandon_step(step.number, reason)
+                layout.wait_step(step.number)
+        except gradsync.Error as error:
+            self._drop(error)
+            if _session.is_over(self.session):
+                raise
+        self._clear()
+
+    def _drop(self, error: gradsync.Error) -> None:
+        _session.note(self.session, error)
+        if self._step is not None:
+            self._decided = max(self._decided, self._buckets.layout.next_step - 1)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forgets the step and the gradients: partly averaged, they must reach no optimizer."""
+        self._step = None
+        for slot in self.slots:
+            slot.parameter.grad = None
+            slot.accumulated = False
+
+    # ---- When ranks come together again
+
+    def come_back(self, last: int) -> None:
+        """Every rank is through with its data: takes the state of rank `last`."""
+        self._state.broadcast_all(last, "the final state")
+        self._decided = self._buckets.layout.next_step - 1
+
+
+class _GradientHook:
+    """What autograd holds of a synchronizer at a parameter: no reference that keeps it."""
+
+    __slots__ = ("slot", "synchronizer")
+
+    def __init__(self, synchronizer: weakref.ref[Synchronizer], slot: Slot) -> None:
+        self.synchronizer = synchronizer
+        self.slot = slot
+
+    def __call__(self) -> None:
+        synchronizer = self.synchronizer()
+        if synchronizer is not None:
+            synchronizer.on_gradient(self.slot)
+
+
+class _BeginHook:
+    """Begins a step, if the synchronizer is still there and the pass adds to gradients."""
+
+    __slots__ = ("synchronizer",)
+
+    def __init__(self, synchronizer: weakref.ref[Synchronizer]) -> None:
+        self.synchronizer = synchronizer
+
+    def __call__(self, output_node: Any, synchronize: bool) -> bool:
+        """Returns whether the pass adds to gradients."""
+        synchronizer = self.synchronizer()
+        if synchronizer is None:
+            return False
+        nodes = (slot.node for slot in reversed(synchronizer.slots))
+        if not _hooks.reaches_gradients(output_node, nodes):
+            return False
+        if synchronize:
+            synchronizer.begin_step()
+        return True
+
+
+def _remove(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _before_optimizer_step(*_: Any) -> None:
+    """Drops gradients that a backward pass left half averaged when it died."""
+    for synchronizer in _live.all_live():
+        synchronizer.abandon_stale("its backward pass did not finish")
+
+
+_hooks.before_optimizer_steps(_before_optimizer_step)
