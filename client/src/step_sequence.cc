@@ -200,7 +200,7 @@ absl::Status StepSequence::Ended(std::uint64_t step, absl::string_view call,
 }
 
 std::shared_ptr<const StepSequence::Verdict> StepSequence::VerdictOf(std::uint64_t step) const {
-  const auto& verdict = verdicts_[step % max_outstanding_];
+  const auto& verdict = verdicts_[step % kKeptVerdicts];
   return verdict != nullptr && verdict->step == step ? verdict : nullptr;
 }
 
@@ -524,7 +524,7 @@ absl::StatusOr<StepResult> StepSequence::WaitStep(std::uint64_t step, absl::Dura
         AwaitUnlessSilent(&mutex_, absl::Condition(&settled), absl::Now() + timeout, &silence);
     // Decided is decided, also if the session has ended since.
     verdict = VerdictOf(step);
-    if (step == last_step_) restoration = restoration_;
+    if (restoration_ != nullptr && restoration_->step == step) restoration = restoration_;
     if (verdict == nullptr) {
       if (!end_.ok()) return EndOf(step);
       if (step <= last_step_) return Stale(step);
@@ -666,17 +666,24 @@ void StepSequence::OnStepDone(const v1::StepDone& done) {
     mark = absl::InfinitePast();
   }
   // Gradients that no rank has used are put back; those of a void step are the trainer's to redo.
-  restoration_.reset();
+  // What there is to put back of an earlier step stays, for that may be waited for after a later one
+  // was abandoned elsewhere.
   const auto used_by_some = [&](const HeldGradient& gradient) {
     return verdict->result.used.empty() || verdict->result.used[gradient.parameter];
   };
   held_.erase(std::remove_if(held_.begin(), held_.end(), used_by_some), held_.end());
   if (verdict->status.ok() && !held_.empty()) {
     restoration_ = std::make_shared<Restoration>();
+    restoration_->step = done.step();
     restoration_->gradients = std::move(held_);
   }
   last_step_ = done.step();
-  verdicts_[last_step_ % max_outstanding_] = std::move(verdict);
+  // This rank took part in a complete step, and has done with the ones before.
+  for (auto& kept : verdicts_) {
+    const bool past = kept != nullptr && kept->step + max_outstanding_ <= done.step();
+    if (past && verdict->status.ok()) kept = nullptr;
+  }
+  verdicts_[last_step_ % kKeptVerdicts] = std::move(verdict);
   if (next_step() <= last_step_) BeginMarking(last_step_ + 1);
 }
 

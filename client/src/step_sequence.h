@@ -106,6 +106,8 @@ class StepSequence {
  private:
   enum class Phase : std::uint8_t { kMarking, kEnded, kAbandoned };
   static constexpr std::size_t kMaxOutstanding = 2;
+  // While this rank has not waited for a step, others may abandon the ones after it.
+  static constexpr std::size_t kKeptVerdicts = 8;
   struct Verdict {
     std::uint64_t step = 0;
     absl::Status status;
@@ -118,6 +120,7 @@ class StepSequence {
   };
   // Gradients to put back once, before anybody is told that their step is complete.
   struct Restoration {
+    std::uint64_t step = 0;
     absl::once_flag once;
     std::vector<HeldGradient> gradients;
   };
@@ -231,8 +234,8 @@ class StepSequence {
   std::array<absl::Time, kMaxOutstanding> last_marks_ ABSL_GUARDED_BY(mutex_);
   // The last decided step; 0: none.
   std::uint64_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;
-  // By step % max_outstanding_; null: none.
-  std::array<std::shared_ptr<const Verdict>, kMaxOutstanding> verdicts_ ABSL_GUARDED_BY(mutex_);
+  // By step % kKeptVerdicts; null: none.
+  std::array<std::shared_ptr<const Verdict>, kKeptVerdicts> verdicts_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Restoration> restoration_ ABSL_GUARDED_BY(mutex_);  // null: none
   // The answer to a QueryStep.
   std::uint64_t asked_step_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none is asked for

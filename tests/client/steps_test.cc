@@ -239,6 +239,20 @@ TEST_F(StepsTest, MistakesAreErrorsOfTheCallAndTheStepGoesOn) {
   ExpectError(mine.WaitBucket(1, 0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
 }
 
+TEST_F(StepsTest, AStepIsToldThoughLaterOnesWereAbandonedElsewhere) {
+  ASSERT_TRUE(MarkAllAndEnd(&layout(0), 1).ok());
+  ASSERT_TRUE(MarkAllAndEnd(&layout(1), 1).ok());
+  ASSERT_TRUE(layout(1).WaitStep(1).ok());
+  for (const std::uint64_t step : {2, 3}) {
+    ASSERT_TRUE(layout(1).AbandonStep(step, "the loss is not a number").ok());
+    ExpectError(layout(1).WaitStep(step).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
+  }
+  // Behind the word of those steps.
+  OnEveryRank(2, [&](std::uint32_t rank) { ASSERT_TRUE(job_.sessions[rank]->Barrier().ok()); });
+  EXPECT_TRUE(layout(0).WaitBucket(1, 0).ok());
+  EXPECT_TRUE(layout(0).WaitStep(1).ok());
+}
+
 TEST_F(StepsTest, AnAbandonedStepIsVoidForAll) {
   ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
   ASSERT_TRUE(layout(0).MarkReady(1, 2).ok());
