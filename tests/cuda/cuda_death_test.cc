@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/include/gradsync/client.h"
@@ -23,6 +24,7 @@ namespace {
 
 using fakes::MachineWithGpus;
 using testing::Each;
+using testing::HasSubstr;
 
 constexpr std::uint32_t kRanks = 2;
 // What rank 0 and rank 1 write into bucket 0; one more into the next. A raw rank writes nothing.
@@ -291,6 +293,39 @@ ISOLATED_TEST(CudaDeath, WhileItsMemoryIsAllocated, MachineWithGpus(1)) {
   node.machine().ClearFaults();
   rank.End();
   node.ExpectNothingKept();
+}
+
+// The other GPU's worker waits in an all-reduce that will never be: it ends too, at once. The next
+// trainers have new ones.
+ISOLATED_TEST(CudaDeath, OfAWorkerOnOneOfTwoGpus, MachineWithGpus(2)) {
+  CudaNode node(2);
+  CudaRank first(0), second(1);
+  const auto join = [&node](CudaRank& rank) {
+    const absl::Status joined = rank.Join(node.Options(static_cast<std::uint32_t>(rank.gpu()), 2));
+    EXPECT_TRUE(joined.ok()) << joined;
+    return rank.Register(CudaLayout(rank.gpu(), CudaNode::kBuckets, CudaNode::kCount));
+  };
+  const auto join_both = [&] {
+    std::thread other([&] { EXPECT_TRUE(join(second).ok()); });
+    EXPECT_TRUE(join(first).ok());
+    other.join();
+  };
+  join_both();
+  const std::vector<pid_t> workers = node.WorkerPids();
+  ASSERT_EQ(workers.size(), 2u);
+  node.machine().Inject("ncclAllReduce 1 kill pid=" + std::to_string(workers[0]));
+  for (CudaRank* rank : {&first, &second}) ASSERT_TRUE(rank->Step(1, kMine).ok());
+  for (CudaRank* rank : {&first, &second}) {
+    const absl::Status why = rank->WaitStep(1).status();
+    EXPECT_THAT(std::string(why.message()), HasSubstr("worker process was killed by signal 9"));
+    EXPECT_EQ(rank->Verdict(1), 1);
+    rank->End();
+  }
+  join_both();
+  for (CudaRank* rank : {&first, &second}) ASSERT_TRUE(rank->Step(1, kMine).ok());
+  for (CudaRank* rank : {&first, &second}) EXPECT_TRUE(rank->WaitStep(1).ok());
+  EXPECT_EQ(node.Workers(), 4u);
+  EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 4u);
 }
 
 }  // namespace

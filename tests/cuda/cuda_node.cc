@@ -8,6 +8,7 @@
 #include <memory>
 #include <thread>
 
+#include "gradsync/v1/introspection.pb.h"
 #include "tests/cuda/cuda_rank.h"
 
 namespace gradsync {
@@ -63,6 +64,13 @@ SessionOptions CudaNode::Options(std::uint32_t rank, std::uint32_t world_size,
   options.world_size = world_size;
   options.step_timeout = step_timeout;
   return options;
+}
+
+std::vector<pid_t> CudaNode::WorkerPids() const {
+  const v1::GetStatusResponse status = daemon_.Status();
+  std::vector<pid_t> pids;
+  for (const v1::WorkerStatus& worker : status.cuda().workers()) pids.push_back(worker.pid());
+  return pids;
 }
 
 void CudaNode::ExpectNothingKept() {

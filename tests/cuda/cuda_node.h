@@ -3,6 +3,8 @@
 #ifndef TESTS_CUDA_CUDA_NODE_H_
 #define TESTS_CUDA_CUDA_NODE_H_
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -39,6 +41,8 @@ class CudaNode {
 
   // Workers started so far: each loads the kernels once.
   std::uint64_t Workers() const { return machine_.Calls("cuModuleLoadData"); }
+  // The processes of the workers that run.
+  std::vector<pid_t> WorkerPids() const;
   // Of the trainers; at the end, no other one.
   void ExpectViolation(const std::string& what) { violations_.push_back(what); }
 

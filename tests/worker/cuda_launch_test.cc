@@ -279,5 +279,39 @@ ISOLATED_TEST(CudaLaunch, RefusesWhatLiesOutside, MachineWithGpus(1)) {
   EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_data_type(9); }));
 }
 
+// Where everything on a stream may come very late.
+fakes::MachineDescription SlowMachine() {
+  fakes::MachineDescription machine = MachineWithGpus(1);
+  machine.max_delay_us = 10'000;
+  return machine;
+}
+
+ISOLATED_TEST(CudaLaunch, AnArenaIsZeroedBeforeItsTrainerHasIt, SlowMachine()) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  for (int i = 0; i < 10; ++i) {
+    const auto trainer = worker.AddTrainer(kBytes, 1);
+    trainer->MarkReady(0, 1, 0, Filled(kCount, 5));
+    EXPECT_THAT(trainer->Floats(0, kCount), Each(5.0f));
+    EXPECT_TRUE(worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount))->Get().ok());
+    EXPECT_THAT(trainer->Floats(0, kCount), Each(5.0f));
+  }
+}
+
+ISOLATED_TEST(CudaLaunch, WhatIsOnTheGpuIsFinishedAtStop, SlowMachine()) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  trainer->MarkReady(0, 1, 0, Filled(kCount, 5));
+  const auto done = worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount));
+  trainer->WaitDone(0, 1);
+  const pid_t pid = worker.process().pid();
+  while (worker.machine().Calls("cuLaunchKernel", pid) == 0) worker.Ping();
+  worker.Stop();
+  EXPECT_TRUE(done->Get().ok()) << done->Get().status();
+  EXPECT_TRUE(trainer->Released());
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
 }  // namespace
 }  // namespace gradsync

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <array>
+#include <future>
 #include <memory>
 
 #include "daemon/base/error.h"
@@ -249,6 +250,45 @@ ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, Ma
   }
   for (int gpu = 0; gpu < 2; ++gpu) job.worker(gpu).Stop();
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
+// Freeing the old staging memory waits for what is on the GPU, which waits for the other worker.
+ISOLATED_TEST(NcclLaunch, StagingGrowsOnlyBetweenBuckets, MachineWithGpus(2)) {
+  TwoGpus job(1, 1);
+  job.Connect();
+  CudaWorkerFixture& worker = job.worker(0);
+  job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
+  const auto first = job.Launch(0, 1, 0);
+  while (worker.machine().Calls("ncclAllReduce", worker.process().pid()) == 0) worker.Ping();
+  worker.set_staging_bytes(2 * CudaWorkerFixture::kStagingBytes);
+  auto adding = std::async(std::launch::async, [&] { return worker.AddTrainer(kBytes, 1); });
+  for (int i = 0; i < 10; ++i) worker.Ping();
+  EXPECT_THAT(worker.machine().Journal(fakes::kBlocked), IsEmpty());
+  job.trainer(1, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 3));
+  const auto second = job.Launch(1, 1, 0);
+  EXPECT_TRUE(first->Get().ok());
+  EXPECT_TRUE(second->Get().ok());
+  EXPECT_NE(adding.get(), nullptr);
+  EXPECT_THAT(job.trainer(0, 0).Floats(0, kCount), Each(2.0f));
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(NcclLaunch, NothingBeginsWhileItConnects, MachineWithGpus(2)) {
+  TwoGpus job(1, 1);
+  const std::string id = job.worker(0).NewNcclId();
+  const auto connecting = job.worker(0).Connect(id, 0, 2);
+  job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 2));
+  const auto first = job.Launch(0, 1, 0);
+  EXPECT_TRUE(job.trainer(0, 0).Released());  // its word is written
+  for (int i = 0; i < 10; ++i) job.worker(0).Ping();
+  EXPECT_EQ(fakes::FakeMachine().Calls("cuLaunchKernel"), 0u);
+  const auto connected = job.worker(1).Connect(id, 1, 2);
+  job.trainer(1, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 4));
+  const auto second = job.Launch(1, 1, 0);
+  for (PendingReply* const reply : {connecting.get(), connected.get(), first.get(), second.get()}) {
+    EXPECT_TRUE(reply->Get().ok());
+  }
+  EXPECT_THAT(job.trainer(0, 0).Floats(0, kCount), Each(3.0f));
 }
 
 }  // namespace
