@@ -392,6 +392,16 @@ ISOLATED_TEST(LegacyMemory, GoesWithItsContext, MachineWithGpus(1)) {
   EXPECT_EQ(machine.DeviceBytes(0), before);
 }
 
+ISOLATED_TEST(LegacyMemory, UseAfterFreeIsStickyForTheProcess, MachineWithGpus(1)) {
+  EnterContext();
+  CUstream stream = MakeStream();
+  const CUdeviceptr address = MakeFloats(1 << 20);
+  CUDA_OK(cuMemFree(address));
+  CUDA_OK(cuMemsetD32Async(address, kOne, 1, stream));
+  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_THAT(FakeMachine().Violations(), ElementsAre(HasSubstr("sticky error 700")));
+}
+
 // ---- host memory ----
 
 ISOLATED_TEST(HostMemory, IsRegisteredOnceAndHasAnotherAddress, MachineWithGpus(1)) {
@@ -407,7 +417,12 @@ ISOLATED_TEST(HostMemory, IsRegisteredOnceAndHasAnotherAddress, MachineWithGpus(
   CUDA_OK(cuMemsetD32Async(address, kOne, 1, stream));
   CUDA_OK(cuStreamSynchronize(stream));
   EXPECT_EQ(pages[1], 1.0f);
+  CUDA_OK(cuMemHostGetDevicePointer(&address, pages.data(), 0));
+  CUDA_OK(cuStreamWriteValue64(stream, address, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
+  CUDA_OK(cuStreamSynchronize(stream));
   CUDA_OK(cuMemHostUnregister(pages.data()));
+  EXPECT_EQ(cuStreamWriteValue64(stream, address, 1, CU_STREAM_WRITE_VALUE_DEFAULT),
+            CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemHostUnregister(pages.data()), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
   EXPECT_EQ(cuMemHostGetDevicePointer(&address, pages.data(), 0), CUDA_ERROR_INVALID_VALUE);
 }
