@@ -154,10 +154,10 @@ ISOLATED_TEST(GpuJob, AveragesOnTheTrainersStreams, MachineWithGpus(1)) {
     const auto value = static_cast<float>(10 * step);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, step, value + 2 * rank);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(job.Verdict(rank, step), 0) << "behind the wait for the averages alone";
       for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
         EXPECT_THAT(job.Read(rank, bucket), Each(value + 1 + static_cast<float>(bucket)));
       }
-      EXPECT_EQ(job.Verdict(rank, step), 0);
       const auto result = job.layout(rank).WaitStep(step, kPatience);
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_EQ(result->live_ranks, kRanks);
