@@ -45,8 +45,7 @@ CUdeviceptr AddressOf(const void* data) { return reinterpret_cast<CUdeviceptr>(d
 // Of what the build has put beside this program.
 std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
 
-LayoutSpec SpecOn(const std::string& device) {
-  LayoutSpec spec = FloatBuckets(kBuckets, kCount);
+LayoutSpec On(const std::string& device, LayoutSpec spec) {
   spec.device = device;
   return spec;
 }
@@ -80,10 +79,10 @@ class GpuJob {
   // What follows is this rank's.
   void Enter(std::uint32_t rank) { CUDA_OK(cuCtxSetCurrent(contexts_[rank])); }
 
-  void Join() {
+  void Join(const LayoutSpec& spec = FloatBuckets(kBuckets, kCount)) {
     job_ = JoinAll(daemon_, kRanks, nullptr);
-    OnEveryRank(kRanks, [this](std::uint32_t rank) {
-      auto layout = job_.sessions[rank]->RegisterLayout(SpecOn(GpuUuid(GpuOf(rank))));
+    OnEveryRank(kRanks, [this, &spec](std::uint32_t rank) {
+      auto layout = job_.sessions[rank]->RegisterLayout(On(GpuUuid(GpuOf(rank)), spec));
       ASSERT_TRUE(layout.ok()) << layout.status();
       job_.layouts[rank] = *std::move(layout);
     });
@@ -119,7 +118,7 @@ class GpuJob {
     EndStep(rank, step);
   }
   void Mark(std::uint32_t rank, std::uint64_t step, float value) {
-    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+    for (std::size_t bucket = 0; bucket < layout(rank).bucket_count(); ++bucket) {
       Write(rank, bucket, value + static_cast<float>(bucket));
       const absl::Status marked = layout(rank).MarkReady(step, bucket, {stream(rank)});
       EXPECT_TRUE(marked.ok()) << marked;
@@ -233,7 +232,9 @@ ISOLATED_TEST(GpuJob, AnAbandonedStepIsVoidOnEveryStream, MachineWithGpus(1)) {
 class SeenStep {
  public:
   SeenStep() {
-    job_.Join();
+    LayoutSpec spec;
+    spec.parameters.push_back({"weight", {kCount}, DataType::kFloat32});
+    job_.Join(spec);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) job_.Mark(rank, 1, 4 + 2 * rank);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       EXPECT_TRUE(job_.layout(rank).WaitOnStream(1, job_.stream(rank)).ok());
@@ -457,8 +458,8 @@ ISOLATED_TEST(GpuJob, ADeviceThatIsNotThereIsRefused, MachineWithGpus(1)) {
   GpuJob job;
   auto session = Session::Join(job.daemon().Options(0, 1));
   ASSERT_TRUE(session.ok()) << session.status();
-  const auto layout =
-      (*session)->RegisterLayout(SpecOn("GPU-99999999-0000-0000-0000-000000000000"));
+  const auto layout = (*session)->RegisterLayout(
+      On("GPU-99999999-0000-0000-0000-000000000000", FloatBuckets(1, 10)));
   EXPECT_EQ(layout.status().code(), absl::StatusCode::kFailedPrecondition) << layout.status();
   const auto host = (*session)->RegisterLayout(FloatBuckets(1, 10));
   EXPECT_TRUE(host.ok()) << "host memory works on: " << host.status();
