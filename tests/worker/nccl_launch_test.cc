@@ -229,6 +229,7 @@ ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, Ma
     // Behind one that is under way there, and before another.
     for (int gpu = 0; gpu < 2; ++gpu) {
       job.trainer(gpu, 0).MarkReady(0, 2 * step - 1, 0, std::vector<float>(kCount, 1));
+      job.trainer(gpu, 0).WaitDone(0, 2 * step - 1);
       job.trainer(gpu, 0).WriteReady(0, 2 * step);
     }
     large->MarkReady(0, step, 0, std::vector<float>(kLarge, 7));
