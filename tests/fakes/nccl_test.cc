@@ -371,6 +371,22 @@ ISOLATED_TEST(NcclMemory, IsDeviceMemory, MachineWithGpus(1)) {
   EXPECT_EQ(ncclMemFree(memory), ncclInvalidArgument);
 }
 
+ISOLATED_TEST(NcclMemory, IsDeregisteredBeforeItIsFreed, MachineWithGpus(1)) {
+  const FakeMachine machine;
+  const std::vector<Rank> ranks = JoinedRanks(1);
+  void* memory[2];
+  void* handle = nullptr;
+  for (void*& piece : memory) {
+    ASSERT_EQ(ncclMemAlloc(&piece, 1000), ncclSuccess);
+    EXPECT_EQ(ncclCommRegister(ranks[0].communicator, piece, 1000, &handle), ncclSuccess);
+  }
+  EXPECT_EQ(ncclCommDeregister(ranks[0].communicator, handle), ncclSuccess);
+  EXPECT_EQ(ncclMemFree(memory[1]), ncclSuccess);
+  EXPECT_THAT(machine.Violations(), IsEmpty());
+  EXPECT_EQ(ncclMemFree(memory[0]), ncclSuccess);
+  EXPECT_THAT(machine.Violations(), ElementsAre("ncclMemFree of memory that is registered"));
+}
+
 // ---- between processes ----
 
 ncclUniqueId IdFrom(int fd) {

@@ -258,12 +258,17 @@ bool NcclCommunicator::APeerIsDead() const {
 
 void NcclCommunicator::Register(const void* buffer, std::size_t bytes) {
   MutexLock lock(&mutex_);
-  registered_[reinterpret_cast<CUdeviceptr>(buffer)] = bytes;
+  const auto address = reinterpret_cast<CUdeviceptr>(buffer);
+  if (registered_.count(address) == 0) process_.NoteRegistered(address);
+  registered_[address] = bytes;
 }
 
 bool NcclCommunicator::Deregister(const void* buffer) {
   MutexLock lock(&mutex_);
-  return registered_.erase(reinterpret_cast<CUdeviceptr>(buffer)) > 0;
+  const auto address = reinterpret_cast<CUdeviceptr>(buffer);
+  if (registered_.erase(address) == 0) return false;
+  process_.NoteDeregistered(address);
+  return true;
 }
 
 bool NcclCommunicator::IsRegistered(CUdeviceptr address, std::size_t bytes) {
@@ -293,6 +298,8 @@ void NcclCommunicator::Reclaim(const char* call) {
   port_.AwaitDone(last);
   MutexLock lock(&mutex_);
   footprint_.reset();
+  for (const auto& [address, bytes] : registered_) process_.NoteDeregistered(address);
+  registered_.clear();
 }
 
 }  // namespace gradsync::fakes

@@ -85,6 +85,9 @@ class NcclMemory {
     MutexLock lock(&mutex_);
     const auto found = bytes_.find(address);
     if (found == bytes_.end()) return NcclFailure(ncclInvalidArgument, "not of ncclMemAlloc");
+    if (NcclProcess::Get()->AnyRegistered(address, found->second)) {
+      NcclProcess::Get()->folder().Note(kViolation, "ncclMemFree of memory that is registered");
+    }
     driver.unmap(address, found->second);
     driver.free(address, found->second);
     bytes_.erase(found);

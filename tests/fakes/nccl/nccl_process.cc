@@ -38,6 +38,22 @@ void* NcclProcess::DriverFunction(const char* name) {
   return DriverLibrary() == nullptr ? nullptr : dlsym(DriverLibrary(), name);
 }
 
+void NcclProcess::NoteRegistered(CUdeviceptr buffer) {
+  MutexLock lock(&mutex_);
+  registered_.insert(buffer);
+}
+
+void NcclProcess::NoteDeregistered(CUdeviceptr buffer) {
+  MutexLock lock(&mutex_);
+  registered_.erase(registered_.find(buffer));
+}
+
+bool NcclProcess::AnyRegistered(CUdeviceptr begin, std::size_t bytes) {
+  MutexLock lock(&mutex_);
+  const auto first = registered_.lower_bound(begin);
+  return first != registered_.end() && *first < begin + bytes;
+}
+
 ncclResult_t NcclFailure(ncclResult_t result, const std::string& text) {
   LastError() = text;
   return result;

@@ -5,8 +5,11 @@
 
 #include <nccl.h>
 
+#include <cstddef>
+#include <set>
 #include <string>
 
+#include "daemon/base/mutex.h"
 #include "tests/fakes/cuda/nccl_port.h"
 #include "tests/fakes/machine/fault_rules.h"
 #include "tests/fakes/machine/state_folder.h"
@@ -27,11 +30,19 @@ class NcclProcess {
   // A function of that driver by its exported name; nullptr: none.
   void* DriverFunction(const char* name);
 
+  // Where what communicators have registered begins.
+  void NoteRegistered(CUdeviceptr buffer);
+  void NoteDeregistered(CUdeviceptr buffer);
+  bool AnyRegistered(CUdeviceptr begin, std::size_t bytes);
+
  private:
   explicit NcclProcess(const StateFolder& folder) : folder_(folder), rules_(folder) {}
 
   const StateFolder& folder_;
   FaultRules rules_;
+
+  Mutex mutex_;
+  std::multiset<CUdeviceptr> registered_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Keeps `text` for ncclGetLastError in this thread, and returns `result`.
