@@ -31,8 +31,8 @@ void Settle(NcclCommunicator* communicator) {
 ISOLATED_TEST(NcclCommunicator, AbortTellsAllBeforeItFreesAny, MachineWithGpus(2)) {
   const auto nccl = NcclLibrary::Open("tests/fakes/nccl/libnccl.so.2");
   ASSERT_TRUE(nccl.ok()) << nccl.status();
-  const CUcontext here = fakes::EnterContext(0);
-  const CUcontext there = fakes::EnterContext(1);
+  CUcontext here = fakes::EnterContext(0);
+  CUcontext there = fakes::EnterContext(1);
   std::vector<std::unique_ptr<NcclCommunicator>> mine, others;
   for (int i = 0; i < 2; ++i) {
     NcclCommunicatorOptions options;
