@@ -179,6 +179,7 @@ struct Daemon::Rooms {
   explicit Rooms(const Options& given)
       : options(given),
         quota(given.quota_arena_bytes_per_user),
+        gpu_quota(given.quota_gpu_bytes_per_user, "quota_gpu_bytes_per_user", "GPU memory"),
         reducer(std::make_unique<HostReducer>(given.reduce_threads > 0
                                                   ? static_cast<int>(given.reduce_threads)
                                                   : HostReducer::DefaultThreads())),
@@ -195,12 +196,13 @@ struct Daemon::Rooms {
                             NodeName(given.node_name), &gpu_reducer},
              given.quota_jobs_per_user),
         sessions(PolicyOf(given), &jobs, &quota, executor.get(), &clock) {
-    sessions.UseWorkers(workers.get());
+    sessions.UseGpus({workers.get(), &gpu_quota});
   }
 
   const Options options;
   MonotonicClock clock;
   ArenaQuota quota;
+  ArenaQuota gpu_quota;
   // Both run what belongs to jobs and sessions: ~Daemon() empties them before those go.
   std::unique_ptr<HostReducer> reducer;
   std::unique_ptr<SerialExecutor> executor;  // maps and unmaps for sessions: seconds, at worst
@@ -254,6 +256,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   introspection.jobs = &r.jobs;
   introspection.quota = &r.quota;
   introspection.workers = r.workers.get();
+  introspection.gpu_quota = &r.gpu_quota;
   introspection.connections = &r.connections;
   introspection.clock = &r.clock;
   introspection.started_ns = r.clock.NowNs();

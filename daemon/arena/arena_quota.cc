@@ -19,8 +19,8 @@ absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(uid_t uid, std::uint
   if (bytes > bytes_per_user_ - held) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "QUOTA",
-        absl::StrCat("user ", uid, " asks for ", bytes, " bytes of arena memory and holds ", held,
-                     " of a quota of ", bytes_per_user_, " (quota_arena_bytes_per_user)"));
+        absl::StrCat("user ", uid, " asks for ", bytes, " bytes of ", what_, " and holds ", held,
+                     " of a quota of ", bytes_per_user_, " (", option_, ")"));
   }
   if (bytes > 0) held_[uid] = held + bytes;
   return Reservation(this, uid, bytes);

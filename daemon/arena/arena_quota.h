@@ -1,4 +1,4 @@
-// How much arena memory each user has.
+// How much memory each user has in arenas: of the host, or of GPUs.
 
 #ifndef DAEMON_ARENA_ARENA_QUOTA_H_
 #define DAEMON_ARENA_ARENA_QUOTA_H_
@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "daemon/base/mutex.h"
 
 namespace gradsync {
@@ -40,8 +41,12 @@ class ArenaQuota {
     std::uint64_t bytes_ = 0;
   };
 
-  // `bytes_per_user` is the config's quota_arena_bytes_per_user.
-  explicit ArenaQuota(std::uint64_t bytes_per_user) : bytes_per_user_(bytes_per_user) {}
+  // `option` is the config's key that `bytes_per_user` comes from, `what` the memory's name; both
+  // are literals.
+  explicit ArenaQuota(std::uint64_t bytes_per_user,
+                      absl::string_view option = "quota_arena_bytes_per_user",
+                      absl::string_view what = "arena memory")
+      : bytes_per_user_(bytes_per_user), option_(option), what_(what) {}
   ~ArenaQuota();
   ArenaQuota(const ArenaQuota&) = delete;
   ArenaQuota& operator=(const ArenaQuota&) = delete;
@@ -59,6 +64,8 @@ class ArenaQuota {
   void Release(uid_t uid, std::uint64_t bytes);
 
   const std::uint64_t bytes_per_user_;
+  const absl::string_view option_;
+  const absl::string_view what_;
   mutable Mutex mutex_;
   std::map<uid_t, std::uint64_t> held_ ABSL_GUARDED_BY(mutex_);  // only users that hold something
 };

@@ -354,6 +354,12 @@ std::vector<OptionEntry> MakeTable() {
       Path(&Options::nccl_library, "a library's name or absolute path", CheckLibrary,
            {"nccl_library", kGpus, "NCCL 2.19 or newer, opened by workers at run time.",
             "/opt/nccl/lib/libnccl.so.2"}),
+      Bytes(&Options::quota_gpu_bytes_per_user, kMiB, 64 * kTiB, 1,
+            {"quota_gpu_bytes_per_user", kGpus,
+             "Arenas of all sessions of one user on GPUs together. A rank's arena has the size of its "
+             "gradients. What a worker needs beside them, four buckets and its context, is not "
+             "counted.",
+             "64GiB"}),
       Time(&Options::worker_idle_limit, absl::ZeroDuration(), absl::Hours(24),
            {"worker_idle_limit", kGpus,
             "How long a job's context on a GPU is kept for the trainers that come next, once the "

@@ -103,6 +103,9 @@ struct Options {
   // workers, never by the daemon itself.
   std::string cuda_library = "libcuda.so.1";
   std::string nccl_library = "libnccl.so.2";
+  // Arenas on all GPUs together, in bytes. 256 GiB: 8 GPUs with the gradients of a model of 8 G
+  // float32 parameters each.
+  std::uint64_t quota_gpu_bytes_per_user = std::uint64_t{256} << 30;
   // A worker whose trainers have gone is kept for so long for those that come next: its context and
   // its communicators are dear.
   absl::Duration worker_idle_limit = absl::Minutes(1);

@@ -301,6 +301,7 @@ class IntrospectionService final : public v1::Introspection::Service {
     const auto workers = context_.workers->Workers(kWorkerPatience);
     v1::CudaStatus* const out = response->mutable_cuda();
     *out = CudaStatusOf(context_.workers->Found(), workers);
+    out->set_arena_bytes(context_.gpu_quota->total_bytes());
     for (const WorkerStatus& worker : workers) {
       if (!IsVisible(call, worker.key.uid, worker.key.job_id, job_id)) continue;
       *out->add_workers() = WorkerStatusOf(worker);

@@ -26,6 +26,7 @@ struct IntrospectionContext {
   SessionTable* sessions = nullptr;
   JobTable* jobs = nullptr;
   const ArenaQuota* quota = nullptr;
+  const ArenaQuota* gpu_quota = nullptr;
   const Connections* connections = nullptr;
   const Clock* clock = nullptr;
   std::uint64_t started_ns = 0;

@@ -14,12 +14,20 @@ namespace {
 // What a job and its statistics keep for one bucket of one rank, roughly.
 constexpr std::uint64_t kBytesPerBucket = 1024;
 
+// GPUs' memory is allocated in pieces of this size.
+constexpr std::uint64_t kGpuGranule = 2 << 20;
+
+// As counted. No overflow: layouts are far smaller (decode.cc).
+constexpr std::uint64_t InGpuGranules(std::uint64_t bytes) {
+  return (bytes + kGpuGranule - 1) / kGpuGranule * kGpuGranule;
+}
+
 }  // namespace
 
 Session::Session(SessionIdentity identity, const SessionLimits& limits,
                  std::shared_ptr<JobPort> job, std::shared_ptr<SessionSink> sink,
                  std::shared_ptr<HostArena> staging, ArenaQuota::Reservation staging_reservation,
-                 ArenaQuota* quota, Executor* executor, WorkerSupervisor* workers)
+                 ArenaQuota* quota, Executor* executor, const GpuMemory& gpus)
     : identity_(std::move(identity)),
       limits_(limits),
       job_(std::move(job)),
@@ -28,7 +36,7 @@ Session::Session(SessionIdentity identity, const SessionLimits& limits,
       staging_reservation_(std::move(staging_reservation)),
       quota_(quota),
       executor_(executor),
-      workers_(workers),
+      gpus_(gpus),
       heard_ns_(identity_.opened_ns) {}
 
 void Session::RegisterLayout(LayoutRequest request, Registered registered) {
@@ -48,7 +56,7 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
                          {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
     return;
   }
-  if (!request.device.empty() && workers_ == nullptr) {
+  if (!request.device.empty() && gpus_.workers == nullptr) {
     registered(MakeError(absl::StatusCode::kUnimplemented, "CUDA_UNAVAILABLE",
                          "this daemon has no workers for GPUs: keep the gradients in host memory",
                          {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
@@ -64,7 +72,7 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
 
 void Session::Furnish(const std::string& name, const std::string& device,
                       JobPort::Registration agreed, const Registered& registered) {
-  auto layout = NewLayout(agreed.plan);
+  auto layout = NewLayout(agreed.plan, device.empty() ? agreed.plan.arena_bytes : 0);
   if (!layout.ok()) return Furnished(std::move(agreed), layout.status(), registered);
   LayoutMemory& memory = (*layout)->memory;
   if (device.empty()) {
@@ -75,13 +83,16 @@ void Session::Furnish(const std::string& name, const std::string& device,
   }
   GpuArenaSpec spec;
   spec.bytes = agreed.plan.arena_bytes;
+  auto reserved = gpus_.quota->Reserve(identity_.peer.uid, InGpuGranules(spec.bytes));
+  if (!reserved.ok()) return Furnished(std::move(agreed), reserved.status(), registered);
+  spec.reservation = std::make_shared<const ArenaQuota::Reservation>(*std::move(reserved));
   spec.buckets = agreed.plan.buckets.size();
   spec.semaphores_fd = memory.semaphores->fd();
   for (const PlannedBucket& bucket : agreed.plan.buckets) {
     spec.staging_bytes =
         std::max(spec.staging_bytes, (bucket.count + 1) * ItemSize(StagingType(bucket.dtype)));
   }
-  GpuArena::Create(workers_, {identity_.job_key, device, identity_.peer.uid, job_->job_id()}, spec,
+  GpuArena::Create(gpus_.workers, {identity_.job_key, device, identity_.peer.uid, job_->job_id()}, spec,
                    [self = shared_from_this(), layout = *std::move(layout), agreed,
                     registered](absl::StatusOr<std::shared_ptr<GpuArena>> arena) {
                      if (!arena.ok()) return self->Furnished(agreed, arena.status(), registered);
@@ -108,11 +119,12 @@ void Session::Furnished(JobPort::Registration agreed,
   registered(registration);
 }
 
-absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const LayoutPlan& plan) {
+absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(
+    const LayoutPlan& plan, std::uint64_t arena_bytes) {
   // The daemon's own memory counts too: semaphores, and what the job keeps per bucket.
   auto reserved = quota_->Reserve(
       identity_.peer.uid,
-      plan.arena_bytes + plan.buckets.size() * (sizeof(BucketSemaphore) + kBytesPerBucket));
+      arena_bytes + plan.buckets.size() * (sizeof(BucketSemaphore) + kBytesPerBucket));
   if (!reserved.ok()) return reserved.status();
   auto semaphores = SemaphorePage::Create(plan.buckets.size());
   if (!semaphores.ok()) return semaphores.status();

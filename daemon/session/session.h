@@ -50,12 +50,18 @@ struct SessionLimits {
   std::size_t layouts = 0;
 };
 
+// Where layouts on GPUs get their memory, and what it counts against; both outlive the sessions.
+struct GpuMemory {
+  WorkerSupervisor* workers = nullptr;  // null: there are no layouts on GPUs
+  ArenaQuota* quota = nullptr;
+};
+
 class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<JobPort> job,
           std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
           ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, Executor* executor,
-          WorkerSupervisor* workers);
+          const GpuMemory& gpus);
 
   const SessionIdentity& identity() const { return identity_; }
   std::uint32_t rank() const { return identity_.rank; }
@@ -123,8 +129,9 @@ class Session : public std::enable_shared_from_this<Session> {
                const Registered& registered);
   void Furnished(JobPort::Registration agreed, absl::StatusOr<std::shared_ptr<Layout>> layout,
                  const Registered& registered);
-  // Without an arena.
-  absl::StatusOr<std::shared_ptr<Layout>> NewLayout(const LayoutPlan& plan);
+  // Without an arena, for which `arena_bytes` of host memory are reserved.
+  absl::StatusOr<std::shared_ptr<Layout>> NewLayout(const LayoutPlan& plan,
+                                                    std::uint64_t arena_bytes);
   // What is held for the rank, that it has not lost yet.
   std::vector<std::shared_ptr<Layout>> Layouts() const;
 
@@ -136,7 +143,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const ArenaQuota::Reservation staging_reservation_;
   ArenaQuota* const quota_;
   Executor* const executor_;
-  WorkerSupervisor* const workers_;  // null: there are no layouts on GPUs
+  const GpuMemory gpus_;
 
   std::atomic<std::uint64_t> heard_ns_;
   std::atomic<std::uint64_t> asked_ns_{0};

@@ -113,7 +113,7 @@ void SessionTable::Open(const PeerProcess& peer, const OpenRequest& request,
                                       clock_->NowNs(), joined->generation, KeyText(join.key)},
                       SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session},
                       std::move(joined->job), sink, staging, std::move(*reserved), quota_,
-                      executor_, workers_);
+                      executor_, gpus_);
                   Note(peer, session);
                   opened(std::move(session));
                 });

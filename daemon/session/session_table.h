@@ -55,8 +55,8 @@ class SessionTable {
 
   const SessionPolicy& policy() const { return policy_; }
 
-  // Layouts may lie on GPUs from now on, in workers, which outlive this. Before the first session.
-  void UseWorkers(WorkerSupervisor* workers) { workers_ = workers; }
+  // Layouts may lie on GPUs from now on. Before the first session.
+  void UseGpus(const GpuMemory& gpus) { gpus_ = gpus; }
   // The sessions whose memory was in that worker end.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);
 
@@ -113,7 +113,7 @@ class SessionTable {
   ArenaQuota* const quota_;
   Executor* const executor_;
   const Clock* const clock_;
-  WorkerSupervisor* workers_ = nullptr;
+  GpuMemory gpus_;
 
   mutable Mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);

@@ -5,6 +5,9 @@
 #include <new>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+
 namespace gradsync {
 namespace {
 
@@ -68,6 +71,15 @@ absl::Status CudaStagingPool::SetAllocator(const Allocator& allocator) {
 absl::Status CudaStagingPool::Allocate(std::size_t piece_bytes, const Allocator& allocator) {
   CUdeviceptr memory = 0;
   const absl::Status status = allocator.allocate(&memory, piece_bytes * kPieces);
+  if (absl::IsResourceExhausted(status)) {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    driver_->cuMemGetInfo.Result(&free, &total);
+    return MakeError(absl::StatusCode::kResourceExhausted, "GPU_OUT_OF_MEMORY",
+                     absl::StrCat("summing the largest bucket needs ", piece_bytes * kPieces,
+                                  " bytes of the GPU, which has ", free, " free of ", total,
+                                  "; smaller buckets need less"));
+  }
   if (!status.ok()) return status;
   Free();
   memory_ = memory;

@@ -37,7 +37,7 @@ void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const Gpu
     return;
   }
   workers->Ensure(
-      key, [key, number, semaphores, call = std::move(call),
+      key, [key, number, semaphores, reservation = spec.reservation, call = std::move(call),
             created = std::move(created)](absl::StatusOr<std::shared_ptr<WorkerProcess>> worker) {
         if (!worker.ok()) return created(worker.status());
         std::vector<UniqueFd> descriptors;
@@ -45,11 +45,12 @@ void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const Gpu
         WorkerProcess* const process = worker->get();
         process->Call(
             call, std::move(descriptors),
-            [key, number, worker = *std::move(worker),
+            [key, number, reservation, worker = *std::move(worker),
              created](absl::StatusOr<WorkerProcess::Reply> reply) {
               if (!reply.ok()) return created(reply.status());
               const worker::ArenaAdded& added = reply->message.arena_added();
               std::shared_ptr<GpuArena> arena(new GpuArena(key, worker, number));
+              arena->reservation_ = reservation;
               arena->bytes_ = added.bytes();
               arena->ipc_handle_ = added.ipc_handle();
               if (!reply->descriptors.empty()) {
@@ -68,7 +69,8 @@ GpuArena::~GpuArena() {
   worker::Call call;
   call.mutable_remove_arena()->set_arena(number_);
   // A worker that has died has given it back already.
-  worker_->Call(std::move(call), {}, [](const absl::StatusOr<WorkerProcess::Reply>&) {});
+  worker_->Call(std::move(call), {},
+                [reservation = std::move(reservation_)](const auto& /*reply*/) {});
 }
 
 }  // namespace gradsync

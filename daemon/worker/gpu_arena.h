@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/worker/worker_process.h"
 #include "daemon/worker/worker_supervisor.h"
@@ -30,6 +31,8 @@ struct GpuArenaSpec {
   std::size_t staging_bytes = 0;
   // Of the session's semaphores for this layout; stays the caller's.
   int semaphores_fd = -1;
+  // The user's share of the quota; given back when the worker has freed the memory.
+  std::shared_ptr<const ArenaQuota::Reservation> reservation;
 };
 
 // Thread-safe. Shared by the session's offer, its job, and the launches that touch it; the last one
@@ -62,6 +65,7 @@ class GpuArena {
   const WorkerKey key_;
   const std::shared_ptr<WorkerProcess> worker_;
   const std::uint64_t number_;
+  std::shared_ptr<const ArenaQuota::Reservation> reservation_;
   std::size_t bytes_ = 0;
   UniqueFd fd_;
   std::string ipc_handle_;

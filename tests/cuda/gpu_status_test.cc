@@ -143,5 +143,44 @@ ISOLATED_TEST(GpuStatus, SaysWhyArenasAreSharedByLegacyIpc,
   EXPECT_THAT(status.workers(0).why_legacy(), HasSubstr("file descriptor"));
 }
 
+ISOLATED_TEST(GpuQuota, RefusesMoreThanAUserMayHaveAndGetsItBack, MachineWithGpus(1)) {
+  GpuNode node({"--quota_gpu_bytes_per_user=8MiB"});
+  auto session = node.Join("job");
+  const auto refused = session->RegisterLayout(SpecOf(9 * kMebibyte));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
+  EXPECT_EQ(ErrorReason(refused.status()), "QUOTA");
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("GPU memory and holds 0 of a quota of 8388608 (quota_gpu_bytes_per_user)"));
+  EXPECT_EQ(node.Status().arena_bytes(), 0u);
+  for (int life = 0; life < 3; ++life) {
+    const auto layout = session->RegisterLayout(SpecOf(7 * kMebibyte));
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    EXPECT_EQ(node.Status().arena_bytes(), 8 * kMebibyte);
+    // Another job of the same user.
+    const auto other = node.Join("other");
+    EXPECT_EQ(ErrorReason(other->RegisterLayout(SpecOf(kMebibyte)).status()), "QUOTA");
+    EXPECT_TRUE(session->Leave().ok());
+    session.reset();
+    EXPECT_TRUE(node.daemon().AwaitStatus(
+        [](const v1::GetStatusResponse& status) { return status.cuda().arena_bytes() == 0; }));
+    session = node.Join("job");
+  }
+}
+
+ISOLATED_TEST(GpuQuota, SaysWhatTheGpuLacks, MachineWithGpus(1)) {
+  GpuNode node;
+  auto session = node.Join("job");
+  // The machine's GPU has 1 GiB, of which four buckets are for summing.
+  for (const std::uint64_t mebibytes : {2048, 250}) {
+    const auto refused = session->RegisterLayout(SpecOf(mebibytes * kMebibyte));
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
+    EXPECT_EQ(ErrorReason(refused.status()), "GPU_OUT_OF_MEMORY");
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr("free of 1073741824"));
+    session = node.Join("job");
+  }
+  EXPECT_TRUE(session->RegisterLayout(SpecOf(kMebibyte)).ok());
+  EXPECT_EQ(node.Status().workers(0).restarts(), 0u);
+}
+
 }  // namespace
 }  // namespace gradsync
