@@ -20,6 +20,8 @@ class CudaContext {};
 
 absl::StatusOr<std::shared_ptr<CudaContext>> OpenDevice(const std::string&) { return Absent(); }
 
+bool SharesThroughMps(const CudaContext&) { return false; }
+
 absl::StatusOr<LayoutMemory> MapDeviceLayout(const std::shared_ptr<CudaContext>&, const LayoutPlan&,
                                              int, std::shared_ptr<MappedMemory>) {
   return Absent();

@@ -137,6 +137,14 @@ CudaContext::Scope::~Scope() {
   if (status_.ok()) driver_.cuCtxPopCurrent(&popped);
 }
 
+bool SharesThroughMps(const CudaContext& context) {
+  int enabled = 0;
+  // Drivers before 12.4 do not know it.
+  return context.driver().cuDeviceGetAttribute(&enabled, CU_DEVICE_ATTRIBUTE_MPS_ENABLED,
+                                               context.device()) == CUDA_SUCCESS &&
+         enabled != 0;
+}
+
 absl::StatusOr<std::shared_ptr<CudaContext>> OpenDevice(const std::string& uuid) {
   return CudaContext::Open(uuid);
 }

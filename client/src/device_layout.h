@@ -20,6 +20,9 @@ class CudaContext;
 // The GPU `uuid`, made ready for this process. Statuses: those of CudaContext::Open.
 absl::StatusOr<std::shared_ptr<CudaContext>> OpenDevice(const std::string& uuid);
 
+// Whether this process shares it through MPS.
+bool SharesThroughMps(const CudaContext& context);
+
 // A layout's memory, as mapped by this process.
 struct LayoutMemory {
   // Where the arena begins, on a GPU its address there. Unmapped with the last reference, by

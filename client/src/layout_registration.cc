@@ -132,6 +132,7 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   v1::SessionRequest request;
   FillRegisterLayout(spec, request.mutable_register_layout());
   request.mutable_register_layout()->set_request_id(request_id);
+  if (context != nullptr) request.mutable_register_layout()->set_mps(SharesThroughMps(*context));
   if (replaced != nullptr) request.mutable_register_layout()->set_replaces(replaced->channel());
   connection->stream().Send(std::move(request));
 

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -32,6 +33,7 @@
 #include "daemon/rpc/introspection_service.h"
 #include "daemon/session/session_table.h"
 #include "daemon/worker/gpu_reducer.h"
+#include "daemon/worker/mps_control.h"
 #include "daemon/worker/worker_supervisor.h"
 #include "google/protobuf/message.h"
 #include "grpc/health/v1/health.pb.h"
@@ -142,6 +144,7 @@ WorkerSupervisorOptions WorkerOptionsOf(const Options& options) {
   WorkerSupervisorOptions workers;
   workers.cuda_library = options.cuda_library;
   workers.nccl_library = options.nccl_library;
+  workers.mps_multiuser = options.mps_multiuser;
   workers.idle_limit_ns =
       static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options.worker_idle_limit));
   return workers;
@@ -197,6 +200,24 @@ struct Daemon::Rooms {
              given.quota_jobs_per_user),
         sessions(PolicyOf(given), &jobs, &quota, executor.get(), &clock) {
     sessions.UseGpus({workers.get(), &gpu_quota});
+    sessions.FenceWith([this](const PeerProcess& trainer) { Fence(trainer); });
+  }
+
+  // A stopped trainer would go on with kernels that are in its streams, in memory that others share.
+  void Fence(const PeerProcess& trainer) {
+    const auto found = workers->Found();
+    const bool mps = found.ok() && std::any_of(found->devices().begin(), found->devices().end(),
+                                               [](const auto& device) { return device.mps(); });
+    if (!mps || options.mps_control.empty() || trainer.pidfd == nullptr || trainer.pid <= 0) return;
+    MpsControlOptions control;
+    control.program = options.mps_control;
+    worker_reaper.Run([control, trainer] {
+      const absl::Status status = TerminateMpsClient(
+          control, trainer.pid, [&trainer] { return !HasEnded(trainer, /*patience_ms=*/0); });
+      Log(LogLevel::kWarning, "a lost trainer still lives, as a client of MPS",
+          {{"pid", trainer.pid},
+           {"terminate_client", status.ok() ? "done" : status.message()}});
+    });
   }
 
   const Options options;

@@ -212,6 +212,11 @@ absl::Status CheckLibrary(const std::string& path) {
   return Invalid(absl::StrCat(Quoted(path), " is no name and no absolute path of a library"));
 }
 
+absl::Status CheckProgram(const std::string& path) {
+  if (path.empty() || CheckLibrary(path).ok()) return absl::OkStatus();
+  return Invalid(absl::StrCat(Quoted(path), " is no name and no absolute path of a program"));
+}
+
 std::vector<OptionEntry> MakeTable() {
   constexpr std::uint64_t kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30;
   constexpr std::uint64_t kTiB = std::uint64_t{1} << 40;
@@ -376,6 +381,16 @@ std::vector<OptionEntry> MakeTable() {
            "none: on each GPU when those of its own ranks are, which saves a question and its "
            "answer. auto: none if every GPU of the job is shared through MPS, else all_nodes.",
            "all_nodes"}),
+      Bool(&Options::mps_multiuser,
+           {"mps_multiuser", kGpus,
+            "MPS was started with -multiuser-server. Without it MPS serves one user at a time, and "
+            "trainers of another user than the daemon's are refused on GPUs that it shares.",
+            "true"}),
+      Path(&Options::mps_control, "a program's name or absolute path, or empty", CheckProgram,
+           {"mps_control", kGpus,
+            "MPS's control program. A lost trainer whose process still lives is ended by it as a "
+            "client of MPS (terminate_client). Empty: never.",
+            "/usr/bin/nvidia-cuda-mps-control"}),
 
       Choice<LogLevel>(&Options::log_level,
                        {{"debug", LogLevel::kDebug},

@@ -111,6 +111,12 @@ struct Options {
   absl::Duration worker_idle_limit = absl::Minutes(1);
   // When a job's all-reduce between GPUs begins (collective_gate.h has reasons).
   CollectiveGate gate = CollectiveGate::kAuto;
+  // MPS was started with -multiuser-server. Nothing tells a process so; without it a second user's
+  // contexts hang until the first one's are gone, and are refused instead.
+  bool mps_multiuser = false;
+  // MPS's control program, by which a lost trainer whose process lives is kept from a shared GPU. A
+  // name that PATH has, or a path. Empty: never.
+  std::string mps_control = "nvidia-cuda-mps-control";
 
   // ---- Log ----
   LogLevel log_level = LogLevel::kInfo;

@@ -46,6 +46,7 @@ struct LayoutRequest {
   std::uint32_t replaces = 0;     // channel of the layout that this one replaces; 0: none
   std::uint64_t deadline_ns = 0;  // for the other ranks to come
   std::string device;             // UUID of the GPU for this rank's arena; empty: host memory
+  bool mps = false;               // its process shares that GPU through MPS
   bool bucket_done_messages = false;
 };
 

@@ -161,6 +161,7 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
     if (absl::Status status = CheckName("device", message.device(), 64); !status.ok())
       return status;
     request.device = message.device();
+    request.mps = message.mps();
     spec.on_gpu = true;
   }
   if (message.bucket_cap_bytes() != 0) spec.bucket_cap_bytes = message.bucket_cap_bytes();

@@ -49,6 +49,11 @@ void Fill(const Session& session, std::uint64_t now_ns, v1::SessionStatus* out) 
   out->set_connected_s(Seconds(identity.opened_ns, now_ns));
   out->set_arena_bytes(session.memory_bytes());
   out->set_gpu_bytes(session.gpu_bytes());
+  for (const Session::GpuUse& use : session.gpu_uses()) {
+    v1::GpuUse* const line = out->add_gpu_uses();
+    line->set_gpu(use.device);
+    line->set_sharing(use.mps ? v1::GPU_SHARING_MPS : v1::GPU_SHARING_TIME_SLICED);
+  }
 }
 
 void Fill(const EngineSnapshot& engine, v1::EngineStatus* out) {
@@ -207,6 +212,7 @@ class IntrospectionService final : public v1::Introspection::Service {
         if (found == sessions.end()) continue;
         Fill(*found->second, now_ns, session);
         WarnOfUnknownProcess(out->job_id(), *found->second, response);
+        WarnOfMpsOnOneSide(out->job_id(), *session, response);
       }
       for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
       if (context_.nodes == nullptr || snapshot.phase == JobPhase::kFailed ||
@@ -305,6 +311,21 @@ class IntrospectionService final : public v1::Introspection::Service {
     for (const WorkerStatus& worker : workers) {
       if (!IsVisible(call, worker.key.uid, worker.key.job_id, job_id)) continue;
       *out->add_workers() = WorkerStatusOf(worker);
+    }
+  }
+
+  static void WarnOfMpsOnOneSide(const std::string& job_id, const v1::SessionStatus& session,
+                                 v1::GetStatusResponse* response) {
+    for (const v1::GpuUse& use : session.gpu_uses()) {
+      for (const v1::GpuStatus& gpu : response->cuda().gpus()) {
+        if (gpu.uuid() != use.gpu() || gpu.sharing() == use.sharing()) continue;
+        const bool trainer = use.sharing() == v1::GPU_SHARING_MPS;
+        response->add_warnings(absl::StrCat(
+            "job ", job_id, " rank ", session.rank(), ": ",
+            trainer ? "its process shares " : "its process does not share ", gpu.uuid(),
+            " through MPS, the daemon's worker ", trainer ? "does not" : "does",
+            ": they take turns; give both the same CUDA_MPS_PIPE_DIRECTORY"));
+      }
     }
   }
 

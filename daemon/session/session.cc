@@ -62,21 +62,21 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
                          {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
     return;
   }
-  auto answer = [self = shared_from_this(), name = request.spec.name, device = request.device,
-                 registered = std::move(registered)](absl::StatusOr<JobPort::Registration> agreed) {
+  auto answer = [self = shared_from_this(),
+                 place = Place{request.spec.name, request.device, request.mps}, registered = std::move(registered)](absl::StatusOr<JobPort::Registration> agreed) {
     if (!agreed.ok()) return registered(agreed.status());
-    self->Furnish(name, device, *std::move(agreed), registered);
+    self->Furnish(place, *std::move(agreed), registered);
   };
   job_->RegisterLayout(rank(), std::move(request), std::move(answer));
 }
 
-void Session::Furnish(const std::string& name, const std::string& device,
-                      JobPort::Registration agreed, const Registered& registered) {
-  auto layout = NewLayout(agreed.plan, device.empty() ? agreed.plan.arena_bytes : 0);
+void Session::Furnish(const Place& place, JobPort::Registration agreed,
+                      const Registered& registered) {
+  auto layout = NewLayout(agreed.plan, place.device.empty() ? agreed.plan.arena_bytes : 0);
   if (!layout.ok()) return Furnished(std::move(agreed), layout.status(), registered);
   LayoutMemory& memory = (*layout)->memory;
-  if (device.empty()) {
-    auto arena = HostArena::Create(absl::StrCat("gradsync-", name), agreed.plan.arena_bytes);
+  if (place.device.empty()) {
+    auto arena = HostArena::Create(absl::StrCat("gradsync-", place.name), agreed.plan.arena_bytes);
     if (!arena.ok()) return Furnished(std::move(agreed), arena.status(), registered);
     memory.arena = *std::move(arena);
     return Furnished(std::move(agreed), *std::move(layout), registered);
@@ -88,15 +88,17 @@ void Session::Furnish(const std::string& name, const std::string& device,
   spec.reservation = std::make_shared<const ArenaQuota::Reservation>(*std::move(reserved));
   spec.buckets = agreed.plan.buckets.size();
   spec.semaphores_fd = memory.semaphores->fd();
+  memory.mps = place.mps;
   for (const PlannedBucket& bucket : agreed.plan.buckets) {
     spec.staging_bytes =
         std::max(spec.staging_bytes, (bucket.count + 1) * ItemSize(StagingType(bucket.dtype)));
   }
-  GpuArena::Create(gpus_.workers, {identity_.job_key, device, identity_.peer.uid, job_->job_id()}, spec,
+  GpuArena::Create(gpus_.workers, {identity_.job_key, place.device, identity_.peer.uid, job_->job_id()}, spec,
                    [self = shared_from_this(), layout = *std::move(layout), agreed,
                     registered](absl::StatusOr<std::shared_ptr<GpuArena>> arena) {
                      if (!arena.ok()) return self->Furnished(agreed, arena.status(), registered);
                      layout->memory.gpu = *std::move(arena);
+                     self->on_gpu_.store(true, std::memory_order_relaxed);
                      self->Furnished(agreed, layout, registered);
                    });
 }
@@ -245,24 +247,25 @@ absl::StatusOr<StagingMemory> Session::Staging(std::uint64_t bytes) {
   return StagingMemory{staging_, staging_->data(), staging_->bytes()};
 }
 
-void Session::CheckLease(std::uint64_t now_ns) {
+bool Session::CheckLease(std::uint64_t now_ns) {
   const std::uint64_t heard_ns = heard_ns_.load(std::memory_order_relaxed);
   const std::uint64_t third_ns = limits_.lease_ns / 3;
-  if (now_ns < heard_ns + third_ns) return;
+  if (now_ns < heard_ns + third_ns) return false;
   const std::uint64_t asked_ns = asked_ns_.load(std::memory_order_relaxed);
   if (asked_ns <= heard_ns) {
     // The first question of this silence.
     asked_ns_.store(now_ns, std::memory_order_relaxed);
     sink_->Queue(LeaseQuestionMessage{now_ns});
     sink_->Flush();
-    return;
+    return false;
   }
   // Counted from the question: a daemon that was itself stopped asks before it judges.
-  if (now_ns < asked_ns + limits_.lease_ns - third_ns) return;
+  if (now_ns < asked_ns + limits_.lease_ns - third_ns) return false;
   End(MakeError(absl::StatusCode::kAborted, "LEASE_EXPIRED",
                 absl::StrCat("its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
                              " ms, longer than its lease; it is stopped or swapped out"),
                 {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
+  return true;
 }
 
 void Session::End(const absl::Status& why) { job_->Lose(rank(), identity_.incarnation, why); }
@@ -281,6 +284,15 @@ std::uint64_t Session::gpu_bytes() const {
     if (layout->memory.gpu != nullptr) bytes += layout->memory.gpu->bytes();
   }
   return bytes;
+}
+
+std::vector<Session::GpuUse> Session::gpu_uses() const {
+  std::vector<GpuUse> uses;
+  for (const std::shared_ptr<Layout>& layout : Layouts()) {
+    const LayoutMemory& memory = layout->memory;
+    if (memory.gpu != nullptr) uses.push_back({memory.gpu->key().device, memory.mps});
+  }
+  return uses;
 }
 
 }  // namespace gradsync

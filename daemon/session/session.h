@@ -72,6 +72,7 @@ class Session : public std::enable_shared_from_this<Session> {
     std::shared_ptr<HostArena> arena;
     std::shared_ptr<SemaphorePage> semaphores;
     std::shared_ptr<GpuArena> gpu;  // instead of `arena`
+    bool mps = false;               // LayoutRequest::mps
   };
   struct Registration {
     std::uint32_t channel = 0;
@@ -103,8 +104,10 @@ class Session : public std::enable_shared_from_this<Session> {
   // A worker has died: the session ends if its memory was there.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);
 
-  // Asks after a third of the lease's silence; ends the session after all of it.
-  void CheckLease(std::uint64_t now_ns);
+  // Asks after a third of the lease's silence; ends the session after all of it: then true.
+  bool CheckLease(std::uint64_t now_ns);
+  // It has had memory on one.
+  bool on_gpu() const { return on_gpu_.load(std::memory_order_relaxed); }
 
   // Ends the session with `why`, which others read after "known because". Idempotent.
   void End(const absl::Status& why);
@@ -112,6 +115,12 @@ class Session : public std::enable_shared_from_this<Session> {
   // In host memory; on GPUs.
   std::uint64_t memory_bytes() const;
   std::uint64_t gpu_bytes() const;
+  // Of its layouts on GPUs.
+  struct GpuUse {
+    std::string device;
+    bool mps = false;  // its process shares that GPU through MPS
+  };
+  std::vector<GpuUse> gpu_uses() const;
 
  private:
   // Held by the job, which knows when the layout ends.
@@ -124,9 +133,14 @@ class Session : public std::enable_shared_from_this<Session> {
   // Null: the layout is closed, or was never this session's.
   std::shared_ptr<Layout> Find(std::uint32_t channel) const;
   absl::Status CheckWhole(std::uint32_t channel, std::uint64_t step) const;
-  // Gives the rank its memory of what it agreed to, on `device` or, if that is empty, the host.
-  void Furnish(const std::string& name, const std::string& device, JobPort::Registration agreed,
-               const Registered& registered);
+  // Gives the rank its memory of what it agreed to, on the place's device or, if that is empty, the
+  // host.
+  struct Place {
+    std::string name;
+    std::string device;
+    bool mps = false;
+  };
+  void Furnish(const Place& place, JobPort::Registration agreed, const Registered& registered);
   void Furnished(JobPort::Registration agreed, absl::StatusOr<std::shared_ptr<Layout>> layout,
                  const Registered& registered);
   // Without an arena, for which `arena_bytes` of host memory are reserved.
@@ -147,6 +161,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   std::atomic<std::uint64_t> heard_ns_;
   std::atomic<std::uint64_t> asked_ns_{0};
+  std::atomic<bool> on_gpu_{false};
 
   mutable Mutex mutex_;
   // By channel; those that are closed go with the next registration.

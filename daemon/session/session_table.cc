@@ -186,7 +186,10 @@ void SessionTable::Gone(std::shared_ptr<Session> session, const absl::Status& wh
 
 void SessionTable::Tick() {
   const std::uint64_t now_ns = clock_->NowNs();
-  for (const auto& session : Sessions()) session->CheckLease(now_ns);
+  for (const auto& session : Sessions()) {
+    const bool expired = session->CheckLease(now_ns);
+    if (expired && fence_ && session->on_gpu()) fence_(session->identity().peer);
+  }
   jobs_->Tick();
   MutexLock lock(&mutex_);
   for (auto it = offers_.begin(); it != offers_.end();) {

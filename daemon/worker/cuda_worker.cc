@@ -181,6 +181,11 @@ absl::Status CudaWorker::OpenDevice(const worker::Start& start, worker::Started*
   if (const absl::Status status = CheckCudaDeviceUsable(*driver_, *device); !status.ok()) {
     return status;
   }
+  if (const absl::Status status =
+          CheckMpsUsers(*device, geteuid(), start.user(), start.mps_multiuser());
+      !status.ok()) {
+    return status;
+  }
   Describe(*device, started->add_devices());
   auto context = CudaContext::Open(driver_.get(), *device);
   if (!context.ok()) return context.status();

@@ -58,7 +58,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
   if (started != nullptr) {
     // Not under the lock: a process that has ended already replies from within.
     started->Call(
-        StartCall(key.device), {},
+        StartCall(key), {},
         [weak = weak_from_this(), key, incarnation](absl::StatusOr<WorkerProcess::Reply> reply) {
           if (const auto self = weak.lock()) {
             self->OnStarted(key, incarnation, std::move(reply));
@@ -93,12 +93,14 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
   return absl::OkStatus();
 }
 
-worker::Call WorkerSupervisor::StartCall(const std::string& device) const {
+worker::Call WorkerSupervisor::StartCall(const WorkerKey& key) const {
   worker::Call call;
   worker::Start* const start = call.mutable_start();
   start->set_cuda_library(options_.cuda_library);
   start->set_nccl_library(options_.nccl_library);
-  start->set_device(device);
+  start->set_device(key.device);
+  start->set_user(key.uid);
+  start->set_mps_multiuser(options_.mps_multiuser);
   start->set_operation_limit_ns(
       static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options_.operation_limit)));
   return call;
@@ -232,7 +234,7 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
     const MutexLock lock(&mutex_);
     probe_ = probe;
   }
-  probe->Call(StartCall(""), {},
+  probe->Call(StartCall({}), {},
               [weak = weak_from_this(),
                found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
                 const auto self = weak.lock();

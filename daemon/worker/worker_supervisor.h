@@ -30,6 +30,9 @@ struct WorkerSupervisorOptions {
   WorkerProcessOptions process;
   std::string cuda_library = "libcuda.so.1";  // as dlopen takes them
   std::string nccl_library = "libnccl.so.2";
+  // MPS, where it is on, serves several users at a time. Else trainers of another user than the
+  // daemon's are refused there.
+  bool mps_multiuser = false;
   // A bucket that has been on a GPU for so long hangs. All ranks of all nodes are ready by then.
   absl::Duration operation_limit = absl::Minutes(2);
   // How long a worker without an arena is kept for the trainers that come next.
@@ -80,7 +83,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   WorkerSupervisor& operator=(const WorkerSupervisor&) = delete;
 
   // `ready` once: with the worker, whose GPU is open, or with why there is none: the statuses of
-  // FindCudaDevice, CheckCudaDeviceUsable and CudaDriver::Open, WORKER_LOST, WORKER_RESTARTING.
+  // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers and CudaDriver::Open, WORKER_LOST, WORKER_RESTARTING.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
   // Stops what has been idle for too long. True if there are others, whose time is to come.
@@ -117,7 +120,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
 
   absl::Status StartLocked(const WorkerKey& key, Worker* worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  worker::Call StartCall(const std::string& device) const;
+  worker::Call StartCall(const WorkerKey& key) const;
   void OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                  absl::StatusOr<WorkerProcess::Reply> reply);
   void OnEnded(const WorkerKey& key, std::uint64_t incarnation, const absl::Status& why);
