@@ -1,5 +1,6 @@
 #include "daemon/rpc/cuda_status.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -51,6 +52,25 @@ v1::CudaStatus CudaStatusOf(const absl::StatusOr<worker::Started>& found,
     }
   }
   return out;
+}
+
+std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::SessionStatus& rank,
+                                     const v1::CudaStatus& cuda) {
+  std::vector<std::string> warnings;
+  for (const v1::GpuStatus& gpu : cuda.gpus()) {
+    const auto differs = [&gpu](const v1::GpuUse& use) {
+      return use.gpu() == gpu.uuid() && use.sharing() != gpu.sharing();
+    };
+    const auto use = std::find_if(rank.gpu_uses().begin(), rank.gpu_uses().end(), differs);
+    if (use == rank.gpu_uses().end()) continue;
+    const bool by_rank = use->sharing() == v1::GPU_SHARING_MPS;
+    warnings.push_back(absl::StrCat(
+        "job ", job_id, " rank ", rank.rank(), ": its process ",
+        by_rank ? "shares " : "does not share ", gpu.uuid(), " through MPS, the daemon's worker ",
+        by_rank ? "does not" : "does",
+        ": they take turns on it; give both the same CUDA_MPS_PIPE_DIRECTORY"));
+  }
+  return warnings;
 }
 
 v1::WorkerStatus WorkerStatusOf(const WorkerStatus& worker) {

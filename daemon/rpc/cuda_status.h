@@ -3,6 +3,7 @@
 #ifndef DAEMON_RPC_CUDA_STATUS_H_
 #define DAEMON_RPC_CUDA_STATUS_H_
 
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,6 +16,11 @@ namespace gradsync {
 // know how much memory is free, and MIG instances that a process sees only if it is told to.
 v1::CudaStatus CudaStatusOf(const absl::StatusOr<worker::Started>& found,
                             const std::vector<WorkerStatus>& workers);
+
+// Of each GPU that the rank's process shares through MPS and the daemon's worker does not, or the
+// other way round.
+std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::SessionStatus& rank,
+                                     const v1::CudaStatus& cuda);
 
 v1::WorkerStatus WorkerStatusOf(const WorkerStatus& worker);
 

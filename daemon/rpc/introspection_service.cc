@@ -212,7 +212,9 @@ class IntrospectionService final : public v1::Introspection::Service {
         if (found == sessions.end()) continue;
         Fill(*found->second, now_ns, session);
         WarnOfUnknownProcess(out->job_id(), *found->second, response);
-        WarnOfMpsOnOneSide(out->job_id(), *session, response);
+        for (std::string& warning : MpsWarnings(out->job_id(), *session, response->cuda())) {
+          response->add_warnings(std::move(warning));
+        }
       }
       for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
       if (context_.nodes == nullptr || snapshot.phase == JobPhase::kFailed ||
@@ -311,21 +313,6 @@ class IntrospectionService final : public v1::Introspection::Service {
     for (const WorkerStatus& worker : workers) {
       if (!IsVisible(call, worker.key.uid, worker.key.job_id, job_id)) continue;
       *out->add_workers() = WorkerStatusOf(worker);
-    }
-  }
-
-  static void WarnOfMpsOnOneSide(const std::string& job_id, const v1::SessionStatus& session,
-                                 v1::GetStatusResponse* response) {
-    for (const v1::GpuUse& use : session.gpu_uses()) {
-      for (const v1::GpuStatus& gpu : response->cuda().gpus()) {
-        if (gpu.uuid() != use.gpu() || gpu.sharing() == use.sharing()) continue;
-        const bool trainer = use.sharing() == v1::GPU_SHARING_MPS;
-        response->add_warnings(absl::StrCat(
-            "job ", job_id, " rank ", session.rank(), ": ",
-            trainer ? "its process shares " : "its process does not share ", gpu.uuid(),
-            " through MPS, the daemon's worker ", trainer ? "does not" : "does",
-            ": they take turns; give both the same CUDA_MPS_PIPE_DIRECTORY"));
-      }
     }
   }
 

@@ -143,6 +143,9 @@ TEST(OptionsTest, EveryFieldArrivesInItsMember) {
                        "--engine_chunk_bytes=64KiB",
                        "--engine_wire_type=float16",
                        "--engine_timeout=3s",
+                       "--quota_gpu_bytes_per_user=11GiB",
+                       "--mps_multiuser=true",
+                       "--mps_control=/opt/mps",
                        "--log_level=error",
                        "--log_format=json",
                        "--log_file=/var/log/x"});
@@ -168,6 +171,9 @@ TEST(OptionsTest, EveryFieldArrivesInItsMember) {
   EXPECT_EQ(options->engine_chunk_bytes, 65536u);
   EXPECT_EQ(options->engine_wire_type, WireType::kFloat16);
   EXPECT_EQ(options->engine_timeout, absl::Seconds(3));
+  EXPECT_EQ(options->quota_gpu_bytes_per_user, std::uint64_t{11} << 30);
+  EXPECT_TRUE(options->mps_multiuser);
+  EXPECT_EQ(options->mps_control, "/opt/mps");
   EXPECT_EQ(options->log_level, LogLevel::kError);
   EXPECT_EQ(options->log_format, LogFormat::kJson);
   EXPECT_EQ(options->log_file, "/var/log/x");

@@ -1,14 +1,23 @@
 // What status tells of GPUs, and what their memory counts against: a real gradsyncd with its workers
 // on fakes of the driver.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/include/gradsync/client.h"
 #include "tests/fakes/isolated_test.h"
 #include "tests/fault/deadline.h"
@@ -25,6 +34,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr std::uint64_t kMebibyte = 1 << 20;
+constexpr uid_t kOtherUser = 65533;
+constexpr int kPassed = 3;  // a role's first descriptor
 
 // Of what the build has put beside this program.
 std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
@@ -126,12 +137,6 @@ ISOLATED_TEST(GpuStatus, SaysWhyNcclCannotBeUsed,
   EXPECT_THAT(found.nccl_error(), HasSubstr("is version 2.18.5: gradsync needs NCCL 2.19.0"));
 }
 
-ISOLATED_TEST(GpuStatus, SaysThatKernelsOverlap,
-              With([](MachineDescription* machine) { machine->mps = true; })) {
-  GpuNode node;
-  EXPECT_EQ(node.Found().gpus(0).sharing(), v1::GPU_SHARING_MPS);
-}
-
 ISOLATED_TEST(GpuStatus, SaysWhyArenasAreSharedByLegacyIpc,
               With([](MachineDescription* machine) { machine->gpus[0].posix_handles = false; })) {
   GpuNode node;
@@ -141,6 +146,116 @@ ISOLATED_TEST(GpuStatus, SaysWhyArenasAreSharedByLegacyIpc,
   const v1::CudaStatus status = node.Status();
   EXPECT_EQ(status.workers(0).legacy_arenas(), 1u);
   EXPECT_THAT(status.workers(0).why_legacy(), HasSubstr("file descriptor"));
+}
+
+MachineDescription WithMps() {
+  return With([](MachineDescription* machine) { machine->mps = true; });
+}
+
+ROLE(other_user) {
+  if (setuid(kOtherUser) != 0) return 1;
+  SessionOptions options;
+  options.socket = std::getenv("SOCKET");
+  options.job_id = "of another user";
+  const auto session = Session::Join(options);
+  EXPECT_TRUE(session.ok()) << session.status();
+  if (!session.ok()) return 1;
+  const absl::Status refused = (*session)->RegisterLayout(SpecOf(kMebibyte)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_EQ(ErrorReason(refused), std::getenv("REASON"));
+  return testing::Test::HasFailure() ? 1 : 0;
+}
+
+ISOLATED_TEST(Mps, IsRefusedToAnotherUserWithTheRemedy, WithMps()) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can be another user";
+  GpuNode node({"--socket_mode=0666"});
+  ASSERT_EQ(chmod(node.daemon().directory().path().c_str(), 0755), 0);
+  const auto other = fakes::StartRole(
+      "other_user", {}, {"SOCKET=" + node.daemon().socket(), "REASON=MPS_OTHER_USER"});
+  EXPECT_TRUE(fakes::Succeeds(*other));
+}
+
+// Holds memory of the GPU until it is killed.
+ROLE(trainer) {
+  SessionOptions options;
+  options.socket = std::getenv("SOCKET");
+  options.job_id = "job";
+  const auto session = Session::Join(options);
+  if (!session.ok()) return 1;
+  const auto layout = (*session)->RegisterLayout(SpecOf(kMebibyte));
+  if (!layout.ok() || write(kPassed, "r", 1) != 1) return 1;
+  for (;;) pause();
+}
+
+// What stands in for MPS's control program: it notes what it is told.
+class MpsControl {
+ public:
+  MpsControl() {
+    std::ofstream(program()) << "#!/bin/sh\nread -r command\necho \"$command\" >>" << told_
+                             << "\ncase \"$command\" in get_server_list) echo 70;; "
+                             << "get_client_list*) cat " << clients_ << ";; esac\n";
+    std::filesystem::permissions(program(), std::filesystem::perms::owner_all);
+  }
+  std::string program() const { return folder_.File("mps-control"); }
+  void HasClient(pid_t pid) const { std::ofstream(clients_) << pid << "\n"; }
+  std::string Told() const {
+    std::ifstream file(told_);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+ private:
+  const fault::SocketDirectory folder_;
+  const std::string told_ = folder_.File("told");
+  const std::string clients_ = folder_.File("clients");
+};
+
+// A trainer is stopped until its lease has run out. Returns its pid.
+pid_t LoseAStoppedTrainer(const MpsControl& control) {
+  GpuNode node({"--lease=300ms", "--mps_control=" + control.program()});
+  node.Found();
+  int ready[2];
+  EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const fault::Descriptor readable(ready[0]);
+  fault::Descriptor writable(ready[1]);
+  const auto trainer =
+      fakes::StartRole("trainer", {writable.get()}, {"SOCKET=" + node.daemon().socket()});
+  writable.Close();
+  char byte = 0;
+  EXPECT_TRUE(fault::AwaitReadable(readable.get(), fault::kPatienceMs));
+  EXPECT_EQ(read(readable.get(), &byte, 1), 1) << "the trainer has failed";
+  control.HasClient(trainer->pid());
+  trainer->Signal(SIGSTOP);
+  EXPECT_TRUE(node.daemon().AwaitStatus([](const v1::GetStatusResponse& status) {
+    return status.jobs_size() == 1 && status.jobs(0).state() == v1::JOB_STATE_FAILED;
+  }));
+  // Whatever it asks MPS's program is over when it has stopped.
+  EXPECT_EQ(node.daemon().Stop(), 0);
+  return trainer->pid();
+}
+
+ISOLATED_TEST(Mps, EndsALostTrainerWhoseProcessLives, WithMps()) {
+  const MpsControl control;
+  const pid_t trainer = LoseAStoppedTrainer(control);
+  EXPECT_EQ(control.Told(), absl::StrCat("get_server_list\nget_client_list 70\n",
+                                         "terminate_client 70 ", trainer, "\n"));
+}
+
+ISOLATED_TEST(Mps, IsNotAskedWhereItIsOff, MachineWithGpus(1)) {
+  const MpsControl control;
+  LoseAStoppedTrainer(control);
+  EXPECT_THAT(control.Told(), IsEmpty());
+}
+
+ISOLATED_TEST(Mps, IsInForceOnBothSides, WithMps()) {
+  GpuNode node;
+  EXPECT_EQ(node.Found().gpus(0).sharing(), v1::GPU_SHARING_MPS);
+  const auto session = node.Join("job");
+  const auto layout = session->RegisterLayout(SpecOf(kMebibyte));
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  const v1::GetStatusResponse status = node.daemon().Status();
+  ASSERT_EQ(status.jobs(0).sessions(0).gpu_uses_size(), 1);
+  EXPECT_EQ(status.jobs(0).sessions(0).gpu_uses(0).sharing(), v1::GPU_SHARING_MPS);
+  EXPECT_EQ(status.warnings_size(), 0) << status.warnings(0);
 }
 
 ISOLATED_TEST(GpuQuota, RefusesMoreThanAUserMayHaveAndGetsItBack, MachineWithGpus(1)) {

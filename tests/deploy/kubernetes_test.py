@@ -47,7 +47,10 @@ class SchemaTest(unittest.TestCase):
         )
 
     def test_manifests_are_there(self):
-        self.assertEqual([path.name for path in MANIFESTS], ["daemonset.yaml", "sidecar-pod.yaml"])
+        self.assertEqual(
+            [path.name for path in MANIFESTS],
+            ["daemonset.yaml", "gpu-daemonset.yaml", "sidecar-pod.yaml"],
+        )
 
     def test_manifests_are_valid(self):
         for path in MANIFESTS:
@@ -85,7 +88,7 @@ class PodTest(unittest.TestCase):
                 if container["name"] == "gradsyncd":
                     found += 1
                     yield spec, container
-        self.assertEqual(found, 2)
+        self.assertEqual(found, 3)
 
     def test_the_daemon_takes_its_arguments(self):
         for _, daemon in self.daemons():
@@ -223,6 +226,33 @@ class DaemonSetTest(unittest.TestCase):
         prefix = f"--{name}="
         (value,) = [a[len(prefix) :] for a in self.daemon["args"] if a.startswith(prefix)]
         return value
+
+    def test_the_trainer_may_enter_the_folder(self):
+        group = self.daemon["securityContext"]["runAsGroup"]
+        self.assertIn(group, self.trainer["securityContext"]["supplementalGroups"])
+
+
+class GpuDaemonSetTest(unittest.TestCase):
+    def setUp(self):
+        daemonset, trainer = documents(pathlib.Path("deploy/kubernetes/gpu-daemonset.yaml"))
+        self.spec = pod_spec(daemonset)
+        self.daemon = find(self.spec["containers"], "gradsyncd")
+        self.trainer = trainer["spec"]
+
+    def test_it_sees_the_trainers_processes(self):
+        self.assertTrue(self.spec["hostPID"])
+
+    def test_the_daemon_sees_every_gpu_and_takes_none(self):
+        self.assertEqual(find(self.daemon["env"], "NVIDIA_VISIBLE_DEVICES")["value"], "all")
+        self.assertNotIn("nvidia.com/gpu", self.daemon["resources"]["limits"])
+        self.assertIn("nvidia.com/gpu", self.trainer["containers"][0]["resources"]["limits"])
+        for spec in [self.spec, self.trainer]:
+            self.assertEqual(spec["runtimeClassName"], "nvidia")
+
+    def test_jobs_need_a_token_and_the_example_has_one(self):
+        self.assertIn("--require_token=true", self.daemon["args"])
+        token = find(self.trainer["containers"][0]["env"], "GRADSYNC_JOB_TOKEN")
+        self.assertIn("secretKeyRef", token["valueFrom"])
 
     def test_the_trainer_may_enter_the_folder(self):
         group = self.daemon["securityContext"]["runAsGroup"]

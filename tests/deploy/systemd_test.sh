@@ -26,7 +26,12 @@ cp -r /usr/lib/systemd/system "$root"/usr/lib/systemd/
 ln -s usr/lib "$root"/lib
 printf '#!/bin/sh\n' >"$root"/usr/local/bin/gradsyncd
 chmod +x "$root"/usr/local/bin/gradsyncd
-cp "$units"/gradsyncd*.service "$units"/gradsyncd*.socket "$root"/etc/systemd/system/
+cp "$units"/*.service "$units"/*.socket "$root"/etc/systemd/system/
+# NVIDIA's, which the drop-in for GPUs and the unit of MPS start.
+mkdir -p "$root"/usr/bin
+for program in nvidia-modprobe nvidia-cuda-mps-control; do
+  cp "$root"/usr/local/bin/gradsyncd "$root/usr/bin/$program"
+done
 
 # The lines of a report of systemd-analyze that lower the score.
 opened() { grep '✗' "$1" | awk '{ print $2 }' | sort; }
@@ -34,7 +39,7 @@ opened() { grep '✗' "$1" | awk '{ print $2 }' | sort; }
 # Prints what is wrong with all units; nothing if all is well. (The exit status says less.)
 verify() {
   local names=()
-  for unit in "$root"/etc/systemd/system/gradsyncd*.{service,socket}; do
+  for unit in "$root"/etc/systemd/system/{gradsyncd*.{service,socket},nvidia-mps.service}; do
     names+=("/etc/systemd/system/${unit##*/}")
   done
   systemd-analyze verify --man=no --root="$root" "${names[@]}" 2>&1
@@ -69,6 +74,21 @@ diff <(opened "$TEST_TMPDIR/security") <(opened "$TEST_TMPDIR/several") >"$TEST_
 grep -qF 'IPAddressDeny=' "$TEST_TMPDIR/opened" || fail 'several-nodes.conf is not looked at'
 grep '^>' "$TEST_TMPDIR/opened" | grep -vE 'PrivateNetwork|AddressFamilies|IPAddressDeny' |
   grep . && fail 'several-nodes.conf opens more than the network'
+rm -r "$drop_in"
+
+# The drop-in for GPUs opens NVIDIA's device files, memory that is code, and loopback for NCCL.
+mkdir "$drop_in"
+cp "$units/gpu.conf" "$drop_in"
+found=$(verify) || fail 'systemd-analyze verify with gpu.conf'
+[[ -z $found ]] || fail "systemd-analyze verify with gpu.conf: $found"
+systemd-analyze security --offline=true --root="$root" --threshold=20 --no-pager \
+  gradsyncd.service >"$TEST_TMPDIR/gpu" 2>&1 ||
+  fail "with gpu.conf the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/gpu")"
+diff <(opened "$TEST_TMPDIR/security") <(opened "$TEST_TMPDIR/gpu") >"$TEST_TMPDIR/opened"
+grep -qF 'PrivateDevices=' "$TEST_TMPDIR/opened" || fail 'gpu.conf is not looked at'
+grep '^>' "$TEST_TMPDIR/opened" |
+  grep -vE 'PrivateDevices|DeviceAllow|MemoryDenyWriteExecute|AddressFamilies|IPAddressDeny' |
+  grep . && fail 'gpu.conf opens more than it says'
 rm -r "$drop_in"
 
 # In a user namespace every trainer would be user 65534.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstring>
@@ -142,6 +143,7 @@ absl::StatusOr<worker::Reply> CudaWorkerFixture::Start(const std::string& device
   call.mutable_start()->set_nccl_library(kFakeNccl);
   call.mutable_start()->set_device(device);
   call.mutable_start()->set_operation_limit_ns(kOperationLimitNs);
+  call.mutable_start()->set_user(geteuid());
   return Call(std::move(call));
 }
 
