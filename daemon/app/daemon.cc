@@ -144,6 +144,7 @@ WorkerSupervisorOptions WorkerOptionsOf(const Options& options) {
   WorkerSupervisorOptions workers;
   workers.cuda_library = options.cuda_library;
   workers.nccl_library = options.nccl_library;
+  workers.nvml_library = options.nvml_library;
   workers.mps_multiuser = options.mps_multiuser;
   workers.idle_limit_ns =
       static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options.worker_idle_limit));
@@ -203,7 +204,8 @@ struct Daemon::Rooms {
     sessions.FenceWith([this](const PeerProcess& trainer) { Fence(trainer); });
   }
 
-  // A stopped trainer would go on with kernels that are in its streams, in memory that others share.
+  // A stopped trainer would go on with kernels that are in its streams, in memory that others
+  // share.
   void Fence(const PeerProcess& trainer) {
     const auto found = workers->Found();
     const bool mps = found.ok() && std::any_of(found->devices().begin(), found->devices().end(),
@@ -215,8 +217,7 @@ struct Daemon::Rooms {
       const absl::Status status = TerminateMpsClient(
           control, trainer.pid, [&trainer] { return !HasEnded(trainer, /*patience_ms=*/0); });
       Log(LogLevel::kWarning, "a lost trainer still lives, as a client of MPS",
-          {{"pid", trainer.pid},
-           {"terminate_client", status.ok() ? "done" : status.message()}});
+          {{"pid", trainer.pid}, {"terminate_client", status.ok() ? "done" : status.message()}});
     });
   }
 

@@ -359,9 +359,15 @@ std::vector<OptionEntry> MakeTable() {
       Path(&Options::nccl_library, "a library's name or absolute path", CheckLibrary,
            {"nccl_library", kGpus, "NCCL 2.19 or newer, opened by workers at run time.",
             "/opt/nccl/lib/libnccl.so.2"}),
+      Path(&Options::nvml_library, "a library's name or absolute path", CheckLibrary,
+           {"nvml_library", kGpus,
+            "NVIDIA's management library, opened by workers at run time: how much of a GPU their "
+            "contexts take. Without it status does not say.",
+            "/usr/local/nvidia/lib64/libnvidia-ml.so.1"}),
       Bytes(&Options::quota_gpu_bytes_per_user, kMiB, 64 * kTiB, 1,
             {"quota_gpu_bytes_per_user", kGpus,
-             "Arenas of all sessions of one user on GPUs together. A rank's arena has the size of its "
+             "Arenas of all sessions of one user on GPUs together. A rank's arena has the size of "
+             "its "
              "gradients. What a worker needs beside them, four buckets and its context, is not "
              "counted.",
              "64GiB"}),

@@ -103,6 +103,8 @@ struct Options {
   // workers, never by the daemon itself.
   std::string cuda_library = "libcuda.so.1";
   std::string nccl_library = "libnccl.so.2";
+  // NVML tells how much of a GPU is used to a process without a context there. For status alone.
+  std::string nvml_library = "libnvidia-ml.so.1";
   // Arenas on all GPUs together, in bytes. 256 GiB: 8 GPUs with the gradients of a model of 8 G
   // float32 parameters each.
   std::uint64_t quota_gpu_bytes_per_user = std::uint64_t{256} << 30;

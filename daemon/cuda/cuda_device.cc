@@ -152,11 +152,12 @@ absl::Status CheckMpsUsers(const CudaDevice& device, uid_t worker, uid_t trainer
   if (!device.mps || multiuser || worker == trainer) return absl::OkStatus();
   return Unusable(
       "MPS_OTHER_USER", device,
-      absl::StrCat("is shared through MPS, which serves one user at a time; gradsyncd runs as user ",
-                   worker, " and the trainer as user ", trainer,
-                   ", so that one would wait for the other's end: start MPS for several users "
-                   "(nvidia-cuda-mps-control -d -multiuser-server) and set mps_multiuser, run "
-                   "gradsyncd as the trainer's user, or stop MPS"));
+      absl::StrCat(
+          "is shared through MPS, which serves one user at a time; gradsyncd runs as user ", worker,
+          " and the trainer as user ", trainer,
+          ", so that one would wait for the other's end: start MPS for several users "
+          "(nvidia-cuda-mps-control -d -multiuser-server) and set mps_multiuser, run "
+          "gradsyncd as the trainer's user, or stop MPS"));
 }
 
 }  // namespace gradsync

@@ -45,8 +45,8 @@ absl::Status CudaDeviceNotVisible(absl::string_view uuid, const std::vector<std:
 //                    than compute capability 8.0
 absl::Status CheckCudaDeviceUsable(const CudaDriver& driver, const CudaDevice& device);
 
-// Whether contexts of both users can be on it at a time: under MPS one user's would wait for the end
-// of the other's, unless MPS was started for several. FAILED_PRECONDITION MPS_OTHER_USER.
+// Whether contexts of both users can be on it at a time: under MPS one user's would wait for the
+// end of the other's, unless MPS was started for several. FAILED_PRECONDITION MPS_OTHER_USER.
 absl::Status CheckMpsUsers(const CudaDevice& device, uid_t worker, uid_t trainer, bool multiuser);
 
 }  // namespace gradsync

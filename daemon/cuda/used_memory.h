@@ -1,5 +1,5 @@
-// How much of a GPU is in use. CUDA's driver tells only a process that has a context there; NVML, its
-// management library, tells everybody.
+// How much of a GPU is in use. CUDA's driver tells only a process that has a context there; NVML,
+// its management library, tells everybody.
 
 #ifndef DAEMON_CUDA_USED_MEMORY_H_
 #define DAEMON_CUDA_USED_MEMORY_H_

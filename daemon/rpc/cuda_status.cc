@@ -9,8 +9,8 @@ namespace gradsync {
 namespace {
 
 void FillVersions(const worker::Started& started, v1::CudaStatus* out) {
-  out->set_driver_version(absl::StrCat(started.driver_version() / 1000, ".",
-                                       started.driver_version() % 1000 / 10));
+  out->set_driver_version(
+      absl::StrCat(started.driver_version() / 1000, ".", started.driver_version() % 1000 / 10));
   out->set_nccl_version(started.nccl_version());
   out->set_nccl_error(started.nccl_error());
 }
@@ -64,11 +64,11 @@ std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::Sessio
     const auto use = std::find_if(rank.gpu_uses().begin(), rank.gpu_uses().end(), differs);
     if (use == rank.gpu_uses().end()) continue;
     const bool by_rank = use->sharing() == v1::GPU_SHARING_MPS;
-    warnings.push_back(absl::StrCat(
-        "job ", job_id, " rank ", rank.rank(), ": its process ",
-        by_rank ? "shares " : "does not share ", gpu.uuid(), " through MPS, the daemon's worker ",
-        by_rank ? "does not" : "does",
-        ": they take turns on it; give both the same CUDA_MPS_PIPE_DIRECTORY"));
+    warnings.push_back(
+        absl::StrCat("job ", job_id, " rank ", rank.rank(), ": its process ",
+                     by_rank ? "shares " : "does not share ", gpu.uuid(),
+                     " through MPS, the daemon's worker ", by_rank ? "does not" : "does",
+                     ": they take turns on it; give both the same CUDA_MPS_PIPE_DIRECTORY"));
   }
   return warnings;
 }
@@ -86,6 +86,7 @@ v1::WorkerStatus WorkerStatusOf(const WorkerStatus& worker) {
   out.set_last_failure(worker.last_failure);
   out.set_arena_bytes(worker.memory.arena_bytes());
   out.set_staging_bytes(worker.memory.staging_bytes());
+  if (worker.memory.context_bytes() > 0) out.set_context_bytes(worker.memory.context_bytes());
   out.set_nccl_bytes(worker.memory.nccl_bytes());
   out.set_legacy_arenas(worker.memory.legacy_arenas());
   out.set_why_legacy(worker.memory.why_legacy());

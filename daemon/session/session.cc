@@ -63,7 +63,8 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
     return;
   }
   auto answer = [self = shared_from_this(),
-                 place = Place{request.spec.name, request.device, request.mps}, registered = std::move(registered)](absl::StatusOr<JobPort::Registration> agreed) {
+                 place = Place{request.spec.name, request.device, request.mps},
+                 registered = std::move(registered)](absl::StatusOr<JobPort::Registration> agreed) {
     if (!agreed.ok()) return registered(agreed.status());
     self->Furnish(place, *std::move(agreed), registered);
   };
@@ -93,7 +94,8 @@ void Session::Furnish(const Place& place, JobPort::Registration agreed,
     spec.staging_bytes =
         std::max(spec.staging_bytes, (bucket.count + 1) * ItemSize(StagingType(bucket.dtype)));
   }
-  GpuArena::Create(gpus_.workers, {identity_.job_key, place.device, identity_.peer.uid, job_->job_id()}, spec,
+  GpuArena::Create(gpus_.workers,
+                   {identity_.job_key, place.device, identity_.peer.uid, job_->job_id()}, spec,
                    [self = shared_from_this(), layout = *std::move(layout), agreed,
                     registered](absl::StatusOr<std::shared_ptr<GpuArena>> arena) {
                      if (!arena.ok()) return self->Furnished(agreed, arena.status(), registered);
@@ -121,8 +123,8 @@ void Session::Furnished(JobPort::Registration agreed,
   registered(registration);
 }
 
-absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(
-    const LayoutPlan& plan, std::uint64_t arena_bytes) {
+absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const LayoutPlan& plan,
+                                                                    std::uint64_t arena_bytes) {
   // The daemon's own memory counts too: semaphores, and what the job keeps per bucket.
   auto reserved = quota_->Reserve(
       identity_.peer.uid,

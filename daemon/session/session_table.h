@@ -57,8 +57,8 @@ class SessionTable {
 
   // Layouts may lie on GPUs from now on. Before the first session.
   void UseGpus(const GpuMemory& gpus) { gpus_ = gpus; }
-  // Called for each trainer that is lost though its process lives, and that has had memory on a GPU,
-  // to keep it from there. Before the first session.
+  // Called for each trainer that is lost though its process lives, and that has had memory on a
+  // GPU, to keep it from there. Before the first session.
   void FenceWith(std::function<void(const PeerProcess&)> fence) { fence_ = std::move(fence); }
   // The sessions whose memory was in that worker end.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);

@@ -13,6 +13,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/cuda/cuda_device.h"
+#include "daemon/cuda/used_memory.h"
 #include "daemon/worker/worker_error.h"
 #include "proto/gradsync/shared_memory.h"
 
@@ -187,6 +188,7 @@ absl::Status CudaWorker::OpenDevice(const worker::Start& start, worker::Started*
     return status;
   }
   Describe(*device, started->add_devices());
+  const auto used_before = UsedGpuBytes(start.nvml_library(), device->uuid);
   auto context = CudaContext::Open(driver_.get(), *device);
   if (!context.ok()) return context.status();
   context_ = *std::move(context);
@@ -195,6 +197,10 @@ absl::Status CudaWorker::OpenDevice(const worker::Start& start, worker::Started*
   combine_ = *std::move(combine);
   staging_ = std::make_unique<CudaStagingPool>(context_.get());
   if (const absl::Status status = staging_->Open(); !status.ok()) return status;
+  const auto used = UsedGpuBytes(start.nvml_library(), device->uuid);
+  if (used.has_value() && used_before.has_value()) {
+    context_bytes_ = *used - std::min(*used, *used_before);
+  }
   launches_ = std::make_unique<CudaLaunchQueue>(context_.get(), combine_.get(), staging_.get(),
                                                 start.operation_limit_ns());
   return absl::OkStatus();
@@ -463,6 +469,7 @@ worker::Pong CudaWorker::Memory() const {
   driver_->cuMemGetInfo.Result(&free, &total);
   memory.set_arena_bytes(arena_bytes);
   memory.set_staging_bytes(staging_->bytes());
+  memory.set_context_bytes(context_bytes_);
   memory.set_nccl_bytes(nccl_bytes_);
   memory.set_free_bytes(free);
   memory.set_total_bytes(total);

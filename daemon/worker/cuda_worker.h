@@ -115,6 +115,7 @@ class CudaWorker {
   // One at most. Before the staging that is registered with it: freed after that.
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::optional<Connecting> connecting_;
+  std::uint64_t context_bytes_ = 0;  // 0: unknown
   std::uint64_t nccl_bytes_ = 0;
   std::unique_ptr<CudaStagingPool> staging_;
   std::map<std::uint64_t, std::shared_ptr<CudaSessionMemory>> arenas_;

@@ -143,8 +143,7 @@ absl::Status TerminateMpsClient(const MpsControlOptions& options, pid_t client,
   const auto servers = Ask(options.program, "get_server_list", until_ns);
   if (!servers.ok()) return servers.status();
   for (const pid_t server : PidsIn(*servers)) {
-    const auto clients =
-        Ask(options.program, absl::StrCat("get_client_list ", server), until_ns);
+    const auto clients = Ask(options.program, absl::StrCat("get_client_list ", server), until_ns);
     if (!clients.ok()) return clients.status();
     const std::vector<pid_t> pids = PidsIn(*clients);
     if (std::find(pids.begin(), pids.end(), client) == pids.end()) continue;

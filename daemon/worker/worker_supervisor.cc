@@ -98,6 +98,7 @@ worker::Call WorkerSupervisor::StartCall(const WorkerKey& key) const {
   worker::Start* const start = call.mutable_start();
   start->set_cuda_library(options_.cuda_library);
   start->set_nccl_library(options_.nccl_library);
+  start->set_nvml_library(options_.nvml_library);
   start->set_device(key.device);
   start->set_user(key.uid);
   start->set_mps_multiuser(options_.mps_multiuser);

@@ -30,6 +30,7 @@ struct WorkerSupervisorOptions {
   WorkerProcessOptions process;
   std::string cuda_library = "libcuda.so.1";  // as dlopen takes them
   std::string nccl_library = "libnccl.so.2";
+  std::string nvml_library = "libnvidia-ml.so.1";
   // MPS, where it is on, serves several users at a time. Else trainers of another user than the
   // daemon's are refused there.
   bool mps_multiuser = false;
@@ -54,8 +55,8 @@ struct WorkerKey {
 // For status.
 struct WorkerStatus {
   WorkerKey key;
-  pid_t pid = 0;         // 0: it is not running
-  bool open = false;     // its GPU is; then the next two are known
+  pid_t pid = 0;      // 0: it is not running
+  bool open = false;  // its GPU is; then the next two are known
   worker::Started started;
   worker::Pong memory;  // as reported last
   std::uint32_t restarts = 0;
@@ -83,7 +84,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   WorkerSupervisor& operator=(const WorkerSupervisor&) = delete;
 
   // `ready` once: with the worker, whose GPU is open, or with why there is none: the statuses of
-  // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers and CudaDriver::Open, WORKER_LOST, WORKER_RESTARTING.
+  // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers and CudaDriver::Open, WORKER_LOST,
+  // WORKER_RESTARTING.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
   // Stops what has been idle for too long. True if there are others, whose time is to come.

@@ -144,6 +144,7 @@ TEST(OptionsTest, EveryFieldArrivesInItsMember) {
                        "--engine_wire_type=float16",
                        "--engine_timeout=3s",
                        "--quota_gpu_bytes_per_user=11GiB",
+                       "--nvml_library=/opt/nvml.so",
                        "--mps_multiuser=true",
                        "--mps_control=/opt/mps",
                        "--log_level=error",
@@ -172,6 +173,7 @@ TEST(OptionsTest, EveryFieldArrivesInItsMember) {
   EXPECT_EQ(options->engine_wire_type, WireType::kFloat16);
   EXPECT_EQ(options->engine_timeout, absl::Seconds(3));
   EXPECT_EQ(options->quota_gpu_bytes_per_user, std::uint64_t{11} << 30);
+  EXPECT_EQ(options->nvml_library, "/opt/nvml.so");
   EXPECT_TRUE(options->mps_multiuser);
   EXPECT_EQ(options->mps_control, "/opt/mps");
   EXPECT_EQ(options->log_level, LogLevel::kError);

@@ -86,9 +86,9 @@ TEST(ArgumentsTest, NumbersAreStrict) {
 }
 
 TEST(HelpTest, EveryCommandTeaches) {
-  for (const CtlCommand command : {CtlCommand::kNone, CtlCommand::kStatus, CtlCommand::kStats,
-                                   CtlCommand::kTimeline, CtlCommand::kHealth,
-                                   CtlCommand::kDoctor}) {
+  for (const CtlCommand command :
+       {CtlCommand::kNone, CtlCommand::kStatus, CtlCommand::kStats, CtlCommand::kTimeline,
+        CtlCommand::kHealth, CtlCommand::kDoctor}) {
     const std::string text(HelpText(command));
     EXPECT_EQ(text.rfind("Usage: gradsyncctl", 0), 0u);
     EXPECT_NE(text.find("Exit status"), std::string::npos);

@@ -304,8 +304,7 @@ WARN  MPS             on
 1 failure, 1 warning
 )");
   EXPECT_THAT(RenderDoctor({findings[0]}), HasSubstr("\nall well\n"));
-  EXPECT_THAT(DoctorToJson(HealthCode::kErr, findings),
-              HasSubstr(R"("verdict": "failure")"));
+  EXPECT_THAT(DoctorToJson(HealthCode::kErr, findings), HasSubstr(R"("verdict": "failure")"));
 }
 
 }  // namespace

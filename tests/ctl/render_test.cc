@@ -176,6 +176,7 @@ TEST(RenderGpusTest, GpusAndWorkers) {
         arena_bytes: 50331648
         staging_bytes: 104857600
         nccl_bytes: 16777216
+        context_bytes: 536870912
         legacy_arenas: 2
         why_legacy: "the device exports no allocation as a file descriptor"
       }
@@ -189,11 +190,11 @@ GPU    NAME            MEMORY     FREE  OVERLAP
 GPU-1  NVIDIA H200  140.4 GiB  1.0 GiB  MPS
 GPU-2  NVIDIA H200  140.4 GiB        -  time-sliced
 
-WORKER  JOB     USER  GPU    STATE    RESTARTS    ARENAS    STAGING      NCCL
-812     digits  1000  GPU-1  running         1  48.0 MiB  100.0 MiB  16.0 MiB
+WORKER  JOB     USER  GPU    STATE    RESTARTS    ARENAS    STAGING    CONTEXT      NCCL
+812     digits  1000  GPU-1  running         1  48.0 MiB  100.0 MiB  512.0 MiB  16.0 MiB
   last failure: the GPU's worker process was killed by signal 9 (Killed)
   2 shared by legacy IPC: the device exports no allocation as a file descriptor
--       wide       0  GPU-2  FAILED          0       0 B        0 B       0 B
+-       wide       0  GPU-2  FAILED          0       0 B        0 B          -       0 B
 )");
 }
 

@@ -1,5 +1,5 @@
-// What status tells of GPUs, and what their memory counts against: a real gradsyncd with its workers
-// on fakes of the driver.
+// What status tells of GPUs, and what their memory counts against: a real gradsyncd with its
+// workers on fakes of the driver.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -69,6 +69,7 @@ class GpuNode {
   static std::vector<std::string> With(std::vector<std::string> flags) {
     flags.push_back("--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"));
     flags.push_back("--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2"));
+    flags.push_back("--nvml_library=" + Absolute("tests/fakes/nvml/libnvidia-ml.so.1"));
     return flags;
   }
 
@@ -114,6 +115,7 @@ ISOLATED_TEST(GpuStatus, TellsOfGpusAndWorkers, MachineWithGpus(2)) {
   EXPECT_EQ(worker.legacy_arenas(), 0u);
   EXPECT_EQ(worker.arena_bytes(), 6 * kMebibyte) << "in whole granules";
   EXPECT_GE(worker.staging_bytes(), 4 * 5 * kMebibyte);
+  EXPECT_EQ(worker.context_bytes(), MachineDescription().context_bytes);
   EXPECT_EQ(all.jobs(0).sessions(0).gpu_bytes(), 6 * kMebibyte);
   EXPECT_EQ(status.gpus(1).free_bytes(),
             status.gpus(1).memory_bytes() - node.machine().DeviceBytes(1));

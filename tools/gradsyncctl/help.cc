@@ -100,7 +100,7 @@ Workers, one process for each job on each GPU:
   STATE        running; starting: it opens its GPU; FAILED: it has ended, and is started again when
                a rank needs it
   ARENAS       memory of the GPU that ranks share with it; STAGING: in which buckets are summed;
-               NCCL: what its connections took, approximately
+               CONTEXT, NCCL: what its context and its connections took, approximately
 
 Ranks (with --job):
   NODE         "-" columns of a rank on another node are known to its own daemon

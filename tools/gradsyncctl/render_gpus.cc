@@ -66,18 +66,21 @@ std::string Workers(const v1::CudaStatus& cuda) {
                    {"RESTARTS", kRight},
                    {"ARENAS", kRight},
                    {"STAGING", kRight},
+                   {"CONTEXT", kRight},
                    {"NCCL", kRight}});
   for (const v1::WorkerStatus& worker : cuda.workers()) {
     table.AddRow({worker.pid() == 0 ? "-" : absl::StrCat(worker.pid()), worker.job_id(),
                   absl::StrCat(worker.uid()), worker.gpu(), std::string(StateName(worker.state())),
                   absl::StrCat(worker.restarts()), FormatBytes(worker.arena_bytes()),
-                  FormatBytes(worker.staging_bytes()), FormatBytes(worker.nccl_bytes())});
+                  FormatBytes(worker.staging_bytes()),
+                  worker.has_context_bytes() ? FormatBytes(worker.context_bytes()) : "-",
+                  FormatBytes(worker.nccl_bytes())});
     if (!worker.last_failure().empty()) {
       table.AddNote(absl::StrCat("  last failure: ", worker.last_failure()));
     }
     if (worker.legacy_arenas() > 0) {
-      table.AddNote(absl::StrCat("  ", worker.legacy_arenas(), " shared by legacy IPC: ",
-                                 worker.why_legacy()));
+      table.AddNote(absl::StrCat("  ", worker.legacy_arenas(),
+                                 " shared by legacy IPC: ", worker.why_legacy()));
     }
   }
   return table.empty() ? "" : table.Render();

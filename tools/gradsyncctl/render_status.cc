@@ -115,8 +115,16 @@ std::string Layouts(const v1::GetStatusResponse& status) {
 // A rank of another node: its process and memory are known there.
 std::vector<std::string> RankRow(const std::string& job, const v1::SessionStatus& session) {
   if (!session.node().empty()) {
-    return {
-        absl::StrCat(session.rank()), job, session.state(), session.node(), "-", "-", "-", "-", "-", ""};
+    return {absl::StrCat(session.rank()),
+            job,
+            session.state(),
+            session.node(),
+            "-",
+            "-",
+            "-",
+            "-",
+            "-",
+            ""};
   }
   return {absl::StrCat(session.rank()),
           job,
@@ -168,8 +176,9 @@ std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks) {
                     Printable(status.peer_address()), "\n");
   }
   const bool no_jobs = status.jobs().empty() && status.remote_jobs().empty();
-  for (const std::string& part : {no_jobs ? "no jobs\n" : Jobs(status), Layouts(status),
-                                  RenderNodes(status), RenderGpus(status), with_ranks ? Ranks(status) : ""}) {
+  for (const std::string& part :
+       {no_jobs ? "no jobs\n" : Jobs(status), Layouts(status), RenderNodes(status),
+        RenderGpus(status), with_ranks ? Ranks(status) : ""}) {
     if (!part.empty()) absl::StrAppend(&text, "\n", part);
   }
   if (!status.warnings().empty() || !status.notices().empty()) absl::StrAppend(&text, "\n");

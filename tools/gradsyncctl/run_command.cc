@@ -172,8 +172,8 @@ HealthCode CodeOf(const std::vector<Finding>& findings) {
   HealthCode code = HealthCode::kOk;
   for (const Finding& finding : findings) {
     if (finding.verdict == Verdict::kOk) continue;
-    code = std::max(code, finding.verdict == Verdict::kWarning ? HealthCode::kWarn
-                                                               : HealthCode::kErr);
+    code =
+        std::max(code, finding.verdict == Verdict::kWarning ? HealthCode::kWarn : HealthCode::kErr);
   }
   return code;
 }

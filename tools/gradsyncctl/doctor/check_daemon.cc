@@ -19,7 +19,8 @@ namespace gradsync {
 namespace {
 
 constexpr char kShowGpusToDaemon[] =
-    "show gradsyncd the GPUs: under systemd deploy/systemd/gpu.conf (PrivateDevices=yes hides them), "
+    "show gradsyncd the GPUs: under systemd deploy/systemd/gpu.conf (PrivateDevices=yes hides "
+    "them), "
     "in a container the trainers' GPUs (NVIDIA_VISIBLE_DEVICES)";
 
 // OK, or why nobody can be reached there.
@@ -73,12 +74,12 @@ void CheckDaemonsGpus(const v1::CudaStatus& cuda, std::size_t gpus, Findings* fi
                       kShowGpusToDaemon, findings);
   }
   if (seen > 1 && cuda.nccl_version().empty()) {
-    return AddWarning("daemon's GPUs",
-                      absl::StrCat("no NCCL, so that a job's ranks here must share one GPU: ",
-                                   cuda.nccl_error()),
-                      "install NCCL 2.19 or newer where the daemon's loader finds it, or name it: "
-                      "nccl_library",
-                      findings);
+    return AddWarning(
+        "daemon's GPUs",
+        absl::StrCat("no NCCL, so that a job's ranks here must share one GPU: ", cuda.nccl_error()),
+        "install NCCL 2.19 or newer where the daemon's loader finds it, or name it: "
+        "nccl_library",
+        findings);
   }
   AddOk("daemon's GPUs",
         absl::StrCat(seen, ", driver for CUDA ", cuda.driver_version(),
@@ -86,9 +87,10 @@ void CheckDaemonsGpus(const v1::CudaStatus& cuda, std::size_t gpus, Findings* fi
         findings);
   for (const v1::WorkerStatus& worker : cuda.workers()) {
     if (worker.state() != v1::WORKER_STATE_FAILED) continue;
-    AddWarning("workers", absl::StrCat("job ", worker.job_id(), ": ", worker.last_failure()),
-               "start the job's trainers again; if it fails again see the daemon's log and nvidia-smi",
-               findings);
+    AddWarning(
+        "workers", absl::StrCat("job ", worker.job_id(), ": ", worker.last_failure()),
+        "start the job's trainers again; if it fails again see the daemon's log and nvidia-smi",
+        findings);
   }
 }
 

@@ -65,8 +65,8 @@ void CheckDriver(const DoctorSubject& subject, std::size_t gpus, Findings* findi
                       "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
                       findings);
   }
-  const std::string what = absl::StrCat("driver for CUDA ", driver.version / 1000, ".",
-                                        driver.version % 1000 / 10);
+  const std::string what =
+      absl::StrCat("driver for CUDA ", driver.version / 1000, ".", driver.version % 1000 / 10);
   if (driver.version < kLeastDriver || dlsym(driver.handle, "cuGetProcAddress_v2") == nullptr) {
     return AddFailure("CUDA driver", what + " is too old",
                       "install a driver for CUDA 12.4 or newer (550 or newer)", findings);
@@ -124,10 +124,11 @@ std::size_t CheckDeviceFiles(const DoctorSubject& subject, Findings* findings) {
   const bool loaded = Exists(subject.root + "/proc/driver/nvidia/version");
   if (gpus == 0) {
     if (loaded) {
-      AddFailure("GPUs", "NVIDIA's driver is loaded, but there is no /dev/nvidia0 here",
-                 "give the container its GPUs (--gpus, NVIDIA_VISIBLE_DEVICES, nvidia.com/gpu); under "
-                 "systemd see deploy/systemd/gpu.conf; on the host run nvidia-smi once",
-                 findings);
+      AddFailure(
+          "GPUs", "NVIDIA's driver is loaded, but there is no /dev/nvidia0 here",
+          "give the container its GPUs (--gpus, NVIDIA_VISIBLE_DEVICES, nvidia.com/gpu); under "
+          "systemd see deploy/systemd/gpu.conf; on the host run nvidia-smi once",
+          findings);
     } else {
       AddOk("GPUs", "none: gradients stay in host memory", findings);
     }
@@ -136,11 +137,12 @@ std::size_t CheckDeviceFiles(const DoctorSubject& subject, Findings* findings) {
   const std::string what = absl::StrCat(gpus, gpus == 1 ? " GPU" : " GPUs");
   std::sort(closed.begin(), closed.end());
   if (!closed.empty()) {
-    AddFailure("GPUs",
-               absl::StrCat(what, "; this user may not read and write ", absl::StrJoin(closed, ", ")),
-               "join the files' group (ls -l /dev/nvidia*), or ask for ModifyDeviceFiles with mode "
-               "0666 in NVIDIA's module options",
-               findings);
+    AddFailure(
+        "GPUs",
+        absl::StrCat(what, "; this user may not read and write ", absl::StrJoin(closed, ", ")),
+        "join the files' group (ls -l /dev/nvidia*), or ask for ModifyDeviceFiles with mode "
+        "0666 in NVIDIA's module options",
+        findings);
   } else if (!Exists(folder + "/nvidiactl") || !Exists(folder + "/nvidia-uvm")) {
     AddFailure("GPUs", what + ", but /dev/nvidiactl or /dev/nvidia-uvm is missing",
                "run nvidia-modprobe -u -c=0 as root, once after each boot", findings);
@@ -161,10 +163,9 @@ void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProces
   const bool here = Exists(absl::StrCat(subject.root, subject.mps_pipe_directory, "/control"));
   const bool asked = subject.daemon.ok() && subject.daemon->cuda().gpus_size() > 0;
   const bool there =
-      asked && std::any_of(subject.daemon->cuda().gpus().begin(),
-                           subject.daemon->cuda().gpus().end(), [](const v1::GpuStatus& gpu) {
-                             return gpu.sharing() == v1::GPU_SHARING_MPS;
-                           });
+      asked &&
+      std::any_of(subject.daemon->cuda().gpus().begin(), subject.daemon->cuda().gpus().end(),
+                  [](const v1::GpuStatus& gpu) { return gpu.sharing() == v1::GPU_SHARING_MPS; });
   if (!here && !there) {
     findings->push_back({"MPS", Verdict::kOk,
                          "off: trainers and daemon take turns on a GPU, so that little overlaps",
@@ -174,10 +175,11 @@ void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProces
   if (asked && here != there) {
     const std::string pipes = absl::StrCat("CUDA_MPS_PIPE_DIRECTORY=", subject.mps_pipe_directory);
     return AddWarning("MPS",
-                      here ? "trainers of this shell use it, the daemon's workers do not: they take "
-                             "turns on a GPU"
-                           : "the daemon's workers use it, trainers of this shell do not: they take "
-                             "turns on a GPU",
+                      here
+                          ? "trainers of this shell use it, the daemon's workers do not: they take "
+                            "turns on a GPU"
+                          : "the daemon's workers use it, trainers of this shell do not: they take "
+                            "turns on a GPU",
                       here ? absl::StrCat("give gradsyncd ", pipes,
                                           " (PrivateTmp= hides /tmp: deploy/systemd/gpu.conf)")
                            : "give trainers the daemon's CUDA_MPS_PIPE_DIRECTORY",
@@ -188,12 +190,13 @@ void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProces
     case MpsServer::kManyUsers:
       return AddOk("MPS", "on, for several users", findings);
     case MpsServer::kOneUser:
-      return AddFailure("MPS",
-                        absl::StrCat("on for one user at a time, and the daemon is user ", owner.uid,
-                                     ": one would wait for the other's end"),
-                        "start nvidia-cuda-mps-control -d -multiuser-server and set mps_multiuser, or "
-                        "run gradsyncd as the trainers' user",
-                        findings);
+      return AddFailure(
+          "MPS",
+          absl::StrCat("on for one user at a time, and the daemon is user ", owner.uid,
+                       ": one would wait for the other's end"),
+          "start nvidia-cuda-mps-control -d -multiuser-server and set mps_multiuser, or "
+          "run gradsyncd as the trainers' user",
+          findings);
     case MpsServer::kUnseen:
       return AddWarning("MPS", "on; whether for several users cannot be seen from here",
                         "it needs -multiuser-server, as the daemon is another user than this one",

@@ -90,10 +90,11 @@ void CheckCgroup(const DoctorSubject& subject, Findings* findings) {
   const std::string what =
       absl::StrCat(FormatBytes(*least_left), " left of ", FormatBytes(limit), " by the cgroup");
   if (*least_left >= kLittleMemory) return AddOk("memory limit", what, findings);
-  AddWarning("memory limit", what,
-             "trainers are charged for their gradients, once per rank: raise memory.max (MemoryMax=, "
-             "limits.memory) by the size of them",
-             findings);
+  AddWarning(
+      "memory limit", what,
+      "trainers are charged for their gradients, once per rank: raise memory.max (MemoryMax=, "
+      "limits.memory) by the size of them",
+      findings);
 }
 
 }  // namespace

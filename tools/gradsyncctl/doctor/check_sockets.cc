@@ -49,32 +49,34 @@ std::string Folder(const std::string& path) {
 }
 
 void AddRefusal(const char* check, const std::string& path, Findings* findings) {
-  struct stat file{};
+  struct stat file {};
   const bool seen = stat(path.c_str(), &file) == 0;
   const std::string folder = Folder(path);
-  struct stat around{};
+  struct stat around {};
   const bool folder_seen = stat(folder.c_str(), &around) == 0;
-  AddFailure(check,
-             absl::StrCat("user ", UserName(geteuid()), " may not connect to ", path,
-                          seen ? absl::StrCat(" (", Rights(file), ")") : "",
-                          folder_seen ? absl::StrCat(" in ", folder, " (", Rights(around), ")") : ""),
-             absl::StrCat("join the group: usermod --append --groups ",
-                          seen          ? GroupName(file.st_gid)
-                          : folder_seen ? GroupName(around.st_gid)
-                                        : "gradsync",
-                          " ", UserName(geteuid()),
-                          ", then log in again; in Kubernetes: supplementalGroups"),
-             findings);
+  AddFailure(
+      check,
+      absl::StrCat("user ", UserName(geteuid()), " may not connect to ", path,
+                   seen ? absl::StrCat(" (", Rights(file), ")") : "",
+                   folder_seen ? absl::StrCat(" in ", folder, " (", Rights(around), ")") : ""),
+      absl::StrCat("join the group: usermod --append --groups ",
+                   seen          ? GroupName(file.st_gid)
+                   : folder_seen ? GroupName(around.st_gid)
+                                 : "gradsync",
+                   " ", UserName(geteuid()),
+                   ", then log in again; in Kubernetes: supplementalGroups"),
+      findings);
 }
 
 void AddConnectError(const char* check, const std::string& path, int error, Findings* findings) {
   switch (error) {
     case ENOENT:
     case ENOTDIR:
-      return AddFailure(check, absl::StrCat("there is no ", path),
-                        "start gradsyncd, or name its socket: --socket PATH or GRADSYNC_SOCKET; in a "
-                        "container mount its folder, not the socket",
-                        findings);
+      return AddFailure(
+          check, absl::StrCat("there is no ", path),
+          "start gradsyncd, or name its socket: --socket PATH or GRADSYNC_SOCKET; in a "
+          "container mount its folder, not the socket",
+          findings);
     case ECONNREFUSED:
       return AddFailure(check, absl::StrCat("nobody listens at ", path),
                         "the daemon has ended: see its log (journalctl -u gradsyncd) and start it",
@@ -111,8 +113,8 @@ UniqueFd CheckSocket(const char* check, const std::string& path, int type,
     AddConnectError(check, path, errno, findings);
     return UniqueFd();
   }
-  struct stat file{};
-  struct stat around{};
+  struct stat file {};
+  struct stat around {};
   const bool seen = stat(path.c_str(), &file) == 0 && stat(Folder(path).c_str(), &around) == 0;
   const std::string what = seen ? absl::StrCat(path, " (", Rights(file), ")") : path;
   if (seen && (file.st_mode & S_IWOTH) != 0 && (around.st_mode & S_IXOTH) != 0) {
@@ -147,18 +149,15 @@ DaemonProcessOwner CheckSockets(const DoctorSubject& subject, Findings* findings
   const UniqueFd grpc = CheckSocket("socket", subject.socket, SOCK_STREAM, subject, findings);
   ucred credentials{};
   socklen_t size = sizeof(credentials);
-  if (grpc.valid() &&
-      getsockopt(grpc.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0) {
+  if (grpc.valid() && getsockopt(grpc.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0) {
     owner = {true, credentials.uid, credentials.pid};
     AddOk("daemon's user",
-          absl::StrCat("user ", UserName(owner.uid),
-                       owner.uid == geteuid() ? ", who asks" : "",
+          absl::StrCat("user ", UserName(owner.uid), owner.uid == geteuid() ? ", who asks" : "",
                        owner.pid == 0 ? "" : absl::StrCat(", pid ", owner.pid)),
           findings);
   }
-  CheckSocket("fd socket",
-              absl::StrCat(absl::StripSuffix(subject.socket, ".sock"), "-fd.sock"), SOCK_SEQPACKET,
-              subject, findings);
+  CheckSocket("fd socket", absl::StrCat(absl::StripSuffix(subject.socket, ".sock"), "-fd.sock"),
+              SOCK_SEQPACKET, subject, findings);
   return owner;
 }
 
@@ -172,20 +171,21 @@ void CheckNamespaces(const DoctorSubject& subject, const DaemonProcessOwner& own
                "--pid=host or --pid=container:NAME for a container",
                findings);
   } else {
-    AddOk("PID namespace", owner.known ? "the daemon's is visible from here" : "not compared: no daemon",
-          findings);
+    AddOk("PID namespace",
+          owner.known ? "the daemon's is visible from here" : "not compared: no daemon", findings);
   }
   std::ifstream map(subject.root + "/proc/self/uid_map");
   std::uint64_t inside = 0;
   std::uint64_t outside = 0;
   std::uint64_t count = 0;
   if (map >> inside >> outside >> count && (inside != 0 || outside != 0 || count < UINT32_MAX)) {
-    AddWarning("user namespace",
-               absl::StrCat("this process is in one: the daemon may see another user than ",
-                            UserName(geteuid())),
-               "run trainers outside of it or map their user (--userns=keep-id); the daemon refuses "
-               "user 65534",
-               findings);
+    AddWarning(
+        "user namespace",
+        absl::StrCat("this process is in one: the daemon may see another user than ",
+                     UserName(geteuid())),
+        "run trainers outside of it or map their user (--userns=keep-id); the daemon refuses "
+        "user 65534",
+        findings);
   } else {
     AddOk("user namespace", "the node's own", findings);
   }
@@ -206,7 +206,8 @@ void CheckDescriptors(const DoctorSubject& subject, const DaemonProcessOwner& ow
   const std::uint64_t limit =
       OpenFilesOf(absl::StrCat(subject.root, "/proc/", owner.pid, "/limits"));
   if (limit == 0 || limit >= kFewDescriptorsOfDaemon) return;
-  AddWarning("descriptors", absl::StrCat("the daemon may open ", limit, ": six for each rank and more"),
+  AddWarning("descriptors",
+             absl::StrCat("the daemon may open ", limit, ": six for each rank and more"),
              "raise LimitNOFILE= in its unit, or ulimit -n where it is started", findings);
 }
 

@@ -1,5 +1,5 @@
-// Whether this machine, this user and this daemon have what training with gradsync needs, and what to
-// do where they have not. Works without a daemon and without a GPU; changes nothing.
+// Whether this machine, this user and this daemon have what training with gradsync needs, and what
+// to do where they have not. Works without a daemon and without a GPU; changes nothing.
 
 #ifndef TOOLS_GRADSYNCCTL_DOCTOR_DOCTOR_H_
 #define TOOLS_GRADSYNCCTL_DOCTOR_DOCTOR_H_
