@@ -248,6 +248,17 @@ ISOLATED_TEST(Mps, IsNotAskedWhereItIsOff, MachineWithGpus(1)) {
   EXPECT_THAT(control.Told(), IsEmpty());
 }
 
+ISOLATED_TEST(Mps, IsTheRemedyForAGpuOfOneProcess, With([](MachineDescription* machine) {
+                machine->gpus[0].mode = fakes::ComputeMode::kExclusiveProcess;
+              })) {
+  GpuNode node;
+  const auto session = node.Join("job");
+  const absl::Status refused = session->RegisterLayout(SpecOf(kMebibyte)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_EQ(ErrorReason(refused), "GPU_EXCLUSIVE");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("start MPS (nvidia-cuda-mps-control -d)"));
+}
+
 ISOLATED_TEST(Mps, IsInForceOnBothSides, WithMps()) {
   GpuNode node;
   EXPECT_EQ(node.Found().gpus(0).sharing(), v1::GPU_SHARING_MPS);
