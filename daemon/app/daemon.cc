@@ -23,6 +23,7 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/version.h"
+#include "daemon/config/option_table.h"
 #include "daemon/job/job_table.h"
 #include "daemon/peer/peers.h"
 #include "daemon/reduce/combine.h"
@@ -279,6 +280,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   introspection.quota = &r.quota;
   introspection.workers = r.workers.get();
   introspection.gpu_quota = &r.gpu_quota;
+  introspection.gate = FindOption("gate")->format(options);
   introspection.connections = &r.connections;
   introspection.clock = &r.clock;
   introspection.started_ns = r.clock.NowNs();

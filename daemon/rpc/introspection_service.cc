@@ -211,10 +211,7 @@ class IntrospectionService final : public v1::Introspection::Service {
         const auto found = sessions.find(rank.incarnation);
         if (found == sessions.end()) continue;
         Fill(*found->second, now_ns, session);
-        WarnOfUnknownProcess(out->job_id(), *found->second, response);
-        for (std::string& warning : MpsWarnings(out->job_id(), *session, response->cuda())) {
-          response->add_warnings(std::move(warning));
-        }
+        Warn(out->job_id(), *found->second, *session, response);
       }
       for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
       if (context_.nodes == nullptr || snapshot.phase == JobPhase::kFailed ||
@@ -240,7 +237,7 @@ class IntrospectionService final : public v1::Introspection::Service {
         v1::SessionStatus* session = out->add_sessions();
         Fill(*found->second, now_ns, session);
         session->set_state("live");
-        WarnOfUnknownProcess(out->job_id(), *found->second, response);
+        Warn(out->job_id(), *found->second, *session, response);
       }
     }
     return grpc::Status::OK;
@@ -310,18 +307,24 @@ class IntrospectionService final : public v1::Introspection::Service {
     v1::CudaStatus* const out = response->mutable_cuda();
     *out = CudaStatusOf(context_.workers->Found(), workers);
     out->set_arena_bytes(context_.gpu_quota->total_bytes());
+    out->set_gate(context_.gate);
     for (const WorkerStatus& worker : workers) {
       if (!IsVisible(call, worker.key.uid, worker.key.job_id, job_id)) continue;
       *out->add_workers() = WorkerStatusOf(worker);
     }
   }
 
-  static void WarnOfUnknownProcess(const std::string& job_id, const Session& session,
-                                   v1::GetStatusResponse* response) {
-    if (session.identity().peer.pidfd != nullptr) return;
-    response->add_warnings(absl::StrCat(
-        "job ", job_id, " rank ", session.rank(),
-        ": pid unknown (another PID namespace); its death is known by its stream alone"));
+  // Of a rank here: `status` is what is said of it.
+  static void Warn(const std::string& job_id, const Session& session,
+                   const v1::SessionStatus& status, v1::GetStatusResponse* response) {
+    if (session.identity().peer.pidfd == nullptr) {
+      response->add_warnings(absl::StrCat(
+          "job ", job_id, " rank ", session.rank(),
+          ": pid unknown (another PID namespace); its death is known by its stream alone"));
+    }
+    for (std::string& warning : MpsWarnings(job_id, status, response->cuda())) {
+      response->add_warnings(std::move(warning));
+    }
   }
 
   const IntrospectionContext context_;

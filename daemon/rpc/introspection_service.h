@@ -34,6 +34,7 @@ struct IntrospectionContext {
   std::string socket;
   std::uint32_t reduce_threads = 0;
   std::string simd;
+  std::string gate;                     // between GPUs
   WorkerSupervisor* workers = nullptr;  // null: no GPUs
   OtherNodes* nodes = nullptr;          // null: no other nodes
   std::string peer_address;

@@ -152,6 +152,7 @@ TEST(RenderGpusTest, GpusAndWorkers) {
       driver_version: "13.0"
       nccl_version: "2.28.9"
       arena_bytes: 50331648
+      gate: "auto"
       gpus {
         uuid: "GPU-1"
         name: "NVIDIA H200"
@@ -184,7 +185,7 @@ TEST(RenderGpusTest, GpusAndWorkers) {
     }
   )pb");
   EXPECT_EQ("\n" + RenderGpus(status), R"(
-driver for CUDA 13.0, NCCL 2.28.9, arenas on GPUs 48.0 MiB
+driver for CUDA 13.0, NCCL 2.28.9, gate auto, arenas on GPUs 48.0 MiB
 
 GPU    NAME            MEMORY     FREE  OVERLAP
 GPU-1  NVIDIA H200  140.4 GiB  1.0 GiB  MPS

@@ -95,6 +95,7 @@ ISOLATED_TEST(GpuStatus, TellsOfGpusAndWorkers, MachineWithGpus(2)) {
   const v1::CudaStatus found = node.Found();
   EXPECT_EQ(found.driver_version(), "13.0");
   EXPECT_EQ(found.nccl_version(), "2.28.9");
+  EXPECT_EQ(found.gate(), "auto");
   ASSERT_EQ(found.gpus_size(), 2);
   EXPECT_EQ(found.gpus(1).uuid(), GpuUuid(1));
   EXPECT_EQ(found.gpus(1).sharing(), v1::GPU_SHARING_TIME_SLICED);

@@ -61,35 +61,26 @@ systemd-analyze security --offline=true --threshold=20 --no-pager "$units/gradsy
   >"$TEST_TMPDIR/security" 2>&1 ||
   fail "the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/security")"
 
-# The drop-in for several nodes opens the network and nothing else.
+# check_drop_in FILE SETTING PATTERN: with FILE the sandbox opens SETTING, and nothing but PATTERN.
 drop_in=$root/etc/systemd/system/gradsyncd.service.d
-mkdir "$drop_in"
-cp "$units/several-nodes.conf" "$drop_in"
-found=$(verify) || fail 'systemd-analyze verify with several-nodes.conf'
-[[ -z $found ]] || fail "systemd-analyze verify with several-nodes.conf: $found"
-systemd-analyze security --offline=true --root="$root" --threshold=20 --no-pager \
-  gradsyncd.service >"$TEST_TMPDIR/several" 2>&1 ||
-  fail "with several-nodes.conf the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/several")"
-diff <(opened "$TEST_TMPDIR/security") <(opened "$TEST_TMPDIR/several") >"$TEST_TMPDIR/opened"
-grep -qF 'IPAddressDeny=' "$TEST_TMPDIR/opened" || fail 'several-nodes.conf is not looked at'
-grep '^>' "$TEST_TMPDIR/opened" | grep -vE 'PrivateNetwork|AddressFamilies|IPAddressDeny' |
-  grep . && fail 'several-nodes.conf opens more than the network'
-rm -r "$drop_in"
-
-# The drop-in for GPUs opens NVIDIA's device files, memory that is code, and loopback for NCCL.
-mkdir "$drop_in"
-cp "$units/gpu.conf" "$drop_in"
-found=$(verify) || fail 'systemd-analyze verify with gpu.conf'
-[[ -z $found ]] || fail "systemd-analyze verify with gpu.conf: $found"
-systemd-analyze security --offline=true --root="$root" --threshold=20 --no-pager \
-  gradsyncd.service >"$TEST_TMPDIR/gpu" 2>&1 ||
-  fail "with gpu.conf the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/gpu")"
-diff <(opened "$TEST_TMPDIR/security") <(opened "$TEST_TMPDIR/gpu") >"$TEST_TMPDIR/opened"
-grep -qF 'PrivateDevices=' "$TEST_TMPDIR/opened" || fail 'gpu.conf is not looked at'
-grep '^>' "$TEST_TMPDIR/opened" |
-  grep -vE 'PrivateDevices|DeviceAllow|MemoryDenyWriteExecute|AddressFamilies|IPAddressDeny' |
-  grep . && fail 'gpu.conf opens more than it says'
-rm -r "$drop_in"
+check_drop_in() {
+  mkdir "$drop_in"
+  cp "$units/$1" "$drop_in"
+  found=$(verify) || fail "systemd-analyze verify with $1"
+  [[ -z $found ]] || fail "systemd-analyze verify with $1: $found"
+  systemd-analyze security --offline=true --root="$root" --threshold=20 --no-pager \
+    gradsyncd.service >"$TEST_TMPDIR/with" 2>&1 ||
+    fail "with $1 the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/with")"
+  diff <(opened "$TEST_TMPDIR/security") <(opened "$TEST_TMPDIR/with") >"$TEST_TMPDIR/opened"
+  grep -qF "$2" "$TEST_TMPDIR/opened" || fail "$1 is not looked at"
+  grep '^>' "$TEST_TMPDIR/opened" | grep -vE "$3" | grep . && fail "$1 opens more than it should"
+  rm -r "$drop_in"
+}
+# The network.
+check_drop_in several-nodes.conf IPAddressDeny= 'PrivateNetwork|AddressFamilies|IPAddressDeny'
+# NVIDIA's device files, memory that is code, and loopback for NCCL.
+check_drop_in gpu.conf PrivateDevices= \
+  'PrivateDevices|DeviceAllow|MemoryDenyWriteExecute|AddressFamilies|IPAddressDeny'
 
 # In a user namespace every trainer would be user 65534.
 if grep -qE '^(PrivateUsers|DynamicUser)=' "$units/gradsyncd.service"; then

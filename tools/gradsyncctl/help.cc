@@ -90,7 +90,9 @@ Lanes: this node's connections to the other nodes of a job:
   BUSY         time with gradients in hand
   GBIT/S       sent while busy, 10^9 bits per second
 
-GPUs, as the daemon's workers find them: driver and NCCL, or why there is none; then each GPU:
+GPUs, as the daemon's workers find them: driver and NCCL, or why there is none; the gate, which is
+when an all-reduce between GPUs begins (auto: none where all of a job's share through MPS, else
+all_nodes); then each GPU:
   FREE         of its memory, whoever has the rest; known while a worker is there
   OVERLAP      how kernels of trainers and of the daemon share it. MPS: beside each other;
                time-sliced: in turns, so that communication hides little behind computation

@@ -19,7 +19,9 @@ std::string Versions(const v1::CudaStatus& cuda) {
           ? absl::StrCat("no NCCL, so that a job's ranks here must share one GPU: ",
                          Printable(cuda.nccl_error()))
           : absl::StrCat("NCCL ", Printable(cuda.nccl_version()));
-  return absl::StrCat("driver for CUDA ", Printable(cuda.driver_version()), ", ", nccl,
+  const std::string gate =
+      cuda.gate().empty() ? "" : absl::StrCat(", gate ", Printable(cuda.gate()));
+  return absl::StrCat("driver for CUDA ", Printable(cuda.driver_version()), ", ", nccl, gate,
                       ", arenas on GPUs ", FormatBytes(cuda.arena_bytes()), "\n");
 }
 
