@@ -25,11 +25,12 @@ namespace gradsync::fakes {
 // A machine with `gpus` GPUs, all defaults.
 MachineDescription MachineWithGpus(int gpus);
 
-// What a test asks for when it wants to see what only fakes show; thrown on a real machine.
-struct NeedsFakes {};
+// How a process ends that wants to see, on a real machine, what only fakes show: at once, by
+// quick_exit, for what it waits for may never come.
+inline constexpr int kNeedsFakes = 77;
 
 // The state folder is made in /dev/shm and removed with the object. Thread-safe. On a real machine
-// (machine/real_gpus.h) there are no violations to be seen, and anything else throws NeedsFakes.
+// (machine/real_gpus.h) there are no violations to be seen, and anything else is kNeedsFakes.
 class FakeMachine {
  public:
   explicit FakeMachine(const MachineDescription& machine);

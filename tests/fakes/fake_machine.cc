@@ -33,6 +33,8 @@ int Run(const MachineDescription& description, char** command) {
     std::perror(command[0]);
     _exit(127);
   }
+  // Sent to the whole group, it ends the command; the machine is left behind by nobody.
+  signal(SIGTERM, SIG_IGN);
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }

@@ -8,7 +8,7 @@
 //   ... ChildProcess other = StartRole("importer", {socket});   // becomes its descriptor 3
 //
 // On a real machine (machine/real_gpus.h) a test that describes another one is skipped, and one
-// that asks for what only fakes show is skipped from there on: its process ends with kSkipped.
+// that asks for what only fakes show is skipped from there on.
 //
 // The program's main is in isolated_test.cc.
 
@@ -30,8 +30,6 @@ namespace gradsync::fakes {
 // passes.
 void RunIsolated(const std::string& name, const MachineDescription& machine);
 bool Isolated();  // true in that process
-// Runs its body there.
-void RunBody(void (*body)());
 
 using RoleFunction = int();
 bool RegisterRole(const std::string& name, RoleFunction* role);
@@ -42,16 +40,16 @@ std::unique_ptr<fault::ChildProcess> StartRole(const std::string& name, std::vec
 // True if it ends with status 0 in time.
 bool Succeeds(fault::ChildProcess& process);
 
-#define ISOLATED_TEST(suite, name, machine)        \
-  static void suite##name##Body();                 \
-  TEST(suite, name) {                              \
-    using gradsync::fakes::RunIsolated;            \
-    if (gradsync::fakes::Isolated()) {             \
-      gradsync::fakes::RunBody(suite##name##Body); \
-    } else {                                       \
-      RunIsolated(#suite "." #name, machine);      \
-    }                                              \
-  }                                                \
+#define ISOLATED_TEST(suite, name, machine)   \
+  static void suite##name##Body();            \
+  TEST(suite, name) {                         \
+    using gradsync::fakes::RunIsolated;       \
+    if (gradsync::fakes::Isolated()) {        \
+      suite##name##Body();                    \
+    } else {                                  \
+      RunIsolated(#suite "." #name, machine); \
+    }                                         \
+  }                                           \
   static void suite##name##Body()
 
 // For tests that race on purpose: streams are threads, so ThreadSanitizer reports it too.
