@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Optional
 
 from gradsync import _duration, _handle, _interruptible, _structs, _text, errors, step_result
 from gradsync._library import library, raise_error, take_error
+from gradsync.data_type import DataType
 from gradsync.step_result import StepResult
 from gradsync.view import View
 
@@ -200,6 +201,7 @@ class Layout:
           FailedPreconditionError: as mark_ready(); CAPTURING: a stream is being captured into a
             CUDA graph; PROTOCOL_VIOLATION also if two steps are under way.
           InvalidArgumentError: BAD_STREAM; or the layout is in host memory.
+          AbortedError: the step is void already; says who and why.
           UnavailableError: GPU_FAULT.
           UnimplementedError: the library has no such call.
         """
@@ -208,7 +210,20 @@ class Layout:
     def finish_step_on_streams(
         self, step: int, streams: Sequence[int], used: Optional[Sequence[bool]] = None
     ) -> None:
-        """On a GPU: mark_ready_on_streams() of every bucket that was not, and end_step()."""
+        """On a GPU: mark_ready_on_streams() of every bucket that was not, and end_step().
+
+        The next step may begin before this one is decided; the one after that may not.
+
+        Args:
+          step: the step.
+          streams: as of mark_ready_on_streams().
+          used: as of end_step().
+
+        Raises:
+          FailedPreconditionError: as finish_step(); CAPTURING, as mark_ready_on_streams().
+          InvalidArgumentError: as finish_step() and mark_ready_on_streams().
+          AbortedError, UnavailableError, UnimplementedError: as mark_ready_on_streams().
+        """
         flags = self._used_flags("finish_step_on_streams()", step, used)
         self._call(library.finish_step_on_streams, step, flags, _handles(streams), len(streams))
 
@@ -230,13 +245,28 @@ class Layout:
         which = _EVERY_BUCKET if bucket is None else bucket
         self._call(library.wait_on_stream, step, which, stream)
 
-    def device_verdict(self, step: int) -> int:
-        """On a GPU: address of a float there that is 0 if the step is complete and 1 if it is void.
+    def device_verdict(self, step: int) -> Optional[View]:
+        """On a GPU: a float32 there that is 0 if the step is complete and 1 if it is void.
 
-        What optimizers take as `found_inf`. To be read on a stream behind wait_on_stream().
+        What optimizers take as `found_inf`. To be read on a stream behind wait_on_stream() of every
+        bucket, and until the first bucket of `step` + 2 is marked ready. Before the verdict is
+        there, and if it never comes, it is 1.
+
+        Returns: a view of one element, whose `bucket` is the last one, with whose reduction it
+          comes; None in host memory.
+
+        Raises:
+          FailedPreconditionError: CLOSED.
+          UnimplementedError: the library has no such call.
         """
-        address: Optional[int] = library.device_verdict(self._handle, step)
-        return address or 0
+        try:
+            address: Optional[int] = library.device_verdict(self._handle, step)
+        except ctypes.ArgumentError as error:
+            self._refuse(error)
+        if address is None:
+            return None
+        struct = _structs.ViewStruct(address, 1, self._bucket_count - 1, DataType.FLOAT32)
+        return View(struct, self._mapping, self._device)
 
     def _used_flags(self, call: str, step: int, used: Optional[Sequence[bool]]) -> Optional[bytes]:
         if used is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Sequence
 
 import torch
 
 from gradsync.torch._gradients import refuse
+from gradsync.torch._hooks import OPTIMIZER_HOOKS
 
 
 def check_arguments(
@@ -73,6 +74,30 @@ def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
                 f"gradsync: parameter '{name}' is on {parameter.device}, but '{first_name}' on "
                 f"{first.device}; wrap the parts on each device by themselves"
             )
+
+
+def check_device_verdict(device: torch.device, buffers: Sequence[str]) -> None:
+    """Checks that the verdict of a step on `device` can stay there.
+
+    Args:
+      device: of the gradients.
+      buffers: names of those that each step broadcasts.
+
+    Raises:
+      ValueError: it cannot; says why and what to do.
+    """
+    if device.type != "cuda":
+        raise ValueError(
+            f"gradsync: device_verdict needs a module on a GPU, not on {device}: in host memory "
+            "the verdict is on the host"
+        )
+    if not OPTIMIZER_HOOKS:
+        raise ValueError("gradsync: device_verdict needs PyTorch 2.0 or later")
+    if buffers:
+        raise ValueError(
+            f"gradsync: device_verdict, but buffer '{buffers[0]}' is broadcast through the host "
+            "after each step, which waits for it; pass broadcast_buffers=False"
+        )
 
 
 class Identity:

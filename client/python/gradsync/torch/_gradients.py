@@ -18,13 +18,20 @@ _TORCH_DTYPES = {data_type: dtype for dtype, data_type in DATA_TYPES.items()}
 
 
 def flat_tensor(view: gradsync.View, device: torch.device) -> torch.Tensor:
-    """The memory of `view`, on `device`, as a 1-d tensor, which keeps it mapped."""
+    """The memory of `view`, on `device`, as a 1-d tensor, which keeps it mapped.
+
+    Raises:
+      RuntimeError: it is on another GPU.
+    """
     dtype = _TORCH_DTYPES[view.dtype]
     if view.count == 0:
         return torch.empty(0, dtype=dtype, device=device)
     if view.device:
         # The array interface has no bfloat16: its bits.
-        return torch.as_tensor(view, device=device).view(dtype)
+        tensor = torch.as_tensor(view, device=device).view(dtype)
+        if tensor.data_ptr() != view.address:  # PyTorch made a copy there
+            raise RuntimeError(f"gradsync: {view!r} is on {view.device}, which is not {device}")
+        return tensor
     return torch.frombuffer(view.buffer, dtype=dtype, count=view.count)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Sequence
 import torch
 
 import gradsync
+from gradsync.torch._gradients import flat_tensor
 
 
 class HostHandOff:
@@ -76,6 +77,18 @@ class StreamHandOff:
         """Waits for the verdict; what follows on the current stream sees the averages."""
         layout.wait_on_stream(step, self._current())
         return layout.wait_step(step)
+
+    def follow(self, layout: gradsync.Layout, step: int) -> torch.Tensor:
+        """What follows on the current stream sees the averages and the verdict; nothing waits here.
+
+        Returns:
+          The verdict: a float32 without dimensions on the GPU, 0 if the step is complete and 1 if
+          it is void. Valid until the step after the next one begins.
+        """
+        layout.wait_on_stream(step, self._current())
+        verdict = layout.device_verdict(step)
+        assert verdict is not None
+        return flat_tensor(verdict, self._device)[0]
 
     def _current(self) -> int:
         stream: int = torch.cuda.current_stream(self._device).cuda_stream

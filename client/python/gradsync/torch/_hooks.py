@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import weakref
@@ -219,12 +218,23 @@ class Forwards:
         self._local_pass = None
 
 
-def before_optimizer_steps(call: Callable[..., None]) -> None:
-    """Calls `call` before each step of any optimizer; before PyTorch 2.0, which cannot, never."""
-    with contextlib.suppress(ImportError):
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
+# Whether optimizers tell of their steps: PyTorch 2.0 and later.
+OPTIMIZER_HOOKS: bool = hasattr(torch.optim.Optimizer, "register_step_pre_hook")
 
-        register_optimizer_step_pre_hook(call)
+
+def around_optimizer_steps(before: Callable[..., None], after: Callable[..., None]) -> None:
+    """Calls `before` and `after` with each optimizer that steps, without OPTIMIZER_HOOKS never.
+
+    A step that raises has no `after`.
+    """
+    if OPTIMIZER_HOOKS:
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        register_optimizer_step_pre_hook(before)
+        register_optimizer_step_post_hook(after)
 
 
 def keep_from_compiling(owner: type, method: str) -> None:

@@ -50,6 +50,7 @@ def join(
     yield
     for synchronizer in synchronizers:
         synchronizer.abandon_stale("its backward pass did not finish")
+        synchronizer.settle()
     with _session.noting(session):
         last = session.leave_and_stay(timeout)
     for synchronizer in synchronizers:

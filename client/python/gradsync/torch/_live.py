@@ -9,6 +9,7 @@ from gradsync.torch import _session
 from gradsync.torch._gradients import Slot
 
 if TYPE_CHECKING:
+    import gradsync
     from gradsync.torch._synchronizer import Synchronizer
 
 _live: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
@@ -52,3 +53,12 @@ def _taken(slots: Sequence[Slot]) -> str | None:
             other.release()
             _live.discard(other)
     return None
+
+
+def _settle(session: gradsync.Session) -> None:
+    for synchronizer in all_live():
+        if synchronizer.session is session:
+            synchronizer.settle()
+
+
+_session.before_leaving(_settle)

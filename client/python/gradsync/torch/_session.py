@@ -9,17 +9,20 @@ import logging
 import sys
 import threading
 import weakref
-from typing import Any, Iterator, NoReturn
+from typing import Any, Callable, Iterator, NoReturn
 
 import gradsync
 
-# Errors that void a step and leave the session alive; anything else ABORTED or UNAVAILABLE is its
-# end.
-_STEP_REASONS = frozenset({"STEP_ABANDONED", "STEP_TIMEOUT", "STEP_VOID", "DAEMON_SILENT"})
+# Errors that void a step and leave the session alive.
+_VOID_REASONS = frozenset({"STEP_ABANDONED", "STEP_TIMEOUT", "STEP_VOID"})
+# Anything else ABORTED or UNAVAILABLE is the session's end.
+_STEP_REASONS = _VOID_REASONS | {"DAEMON_SILENT"}
 
 # Seconds without a daemon after which somebody should know why nothing happens.
 _PATIENCE = 3.0
 _log = logging.getLogger("gradsync")
+
+_before_leaving: list[Callable[[gradsync.Session], None]] = []
 
 _lock = threading.Lock()
 _default: gradsync.Session | None = None
@@ -93,6 +96,11 @@ def note(session: gradsync.Session, error: gradsync.Error) -> None:
         _over.add(session)
 
 
+def voids_step(error: gradsync.Error) -> bool:
+    """Whether `error` says that a step is void, in a session that goes on."""
+    return error.reason in _VOID_REASONS
+
+
 @contextlib.contextmanager
 def noting(session: gradsync.Session) -> Iterator[None]:
     """Notes errors of `session` that leave the context."""
@@ -101,6 +109,11 @@ def noting(session: gradsync.Session) -> Iterator[None]:
     except gradsync.Error as error:
         note(session, error)
         raise
+
+
+def before_leaving(call: Callable[[gradsync.Session], None]) -> None:
+    """Calls `call` before the process's session leaves at the process's end."""
+    _before_leaving.append(call)
 
 
 def end(session: gradsync.Session) -> None:
@@ -141,6 +154,8 @@ def _leave_at_exit() -> None:
     failed = getattr(sys, "last_type", None) is not None or _exit_status not in (None, 0)
     try:
         if not failed and session not in _over:
+            for call in _before_leaving:
+                call(session)
             session.leave()
     except gradsync.Error:
         pass  # a step is open, or the session is over: the others see a loss, which it is

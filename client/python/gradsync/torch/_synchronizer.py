@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import itertools
+import logging
 import time
 import weakref
 from typing import Any, Sequence
@@ -14,24 +17,52 @@ from gradsync.torch import _endings, _hooks, _live, _outputs, _session
 from gradsync.torch._buckets import Buckets
 from gradsync.torch._clipping import Clipping
 from gradsync.torch._gradients import Slot
+from gradsync.torch._hand_off import StreamHandOff
 from gradsync.torch._state import ModuleState
 from gradsync.torch.step_statistics import StepStatistics, StepTimes
 
+_log = logging.getLogger("gradsync")
 _orders = itertools.count()
 
 
 class _Step:
     """One synchronized backward pass under way."""
 
-    __slots__ = ("backward", "began", "first_bucket", "number", "order", "waiting")
+    __slots__ = ("backward", "began", "first_bucket", "number", "order", "void", "waiting")
 
-    def __init__(self, number: int, backward: int | None, waiting: list[int]) -> None:
+    def __init__(
+        self,
+        number: int,
+        backward: int | None,
+        waiting: list[int],
+        void: gradsync.Error | None,
+    ) -> None:
         self.number = number
+        self.void = void  # why, if it is known already and only the optimizer needs to know
         self.backward = backward
         self.waiting = waiting  # per bucket, gradients that have not come
         self.order: list[Slot] = []  # as the gradients came
         self.began = time.perf_counter()
         self.first_bucket = 0.0
+
+
+@dataclasses.dataclass
+class Following:
+    """A step whose verdict is on the device, and was not looked at on the host.
+
+    Attributes:
+      number: the step's.
+      verdict: as of StreamHandOff.follow().
+      void: why it is void; None if that is not known.
+      times: as StepTimes.add() wants them.
+      scaled: whether GradScaler made an optimizer's step of it.
+    """
+
+    number: int
+    verdict: torch.Tensor
+    void: gradsync.Error | None
+    times: tuple[float, float, float, float]
+    scaled: bool = False
 
 
 class Synchronizer:
@@ -45,6 +76,7 @@ class Synchronizer:
       buckets: its parameters' layout; nothing was said of a step yet.
       broadcast_buffers: whether each step ends with the buffers of the lowest live rank everywhere.
       static_graph: the first step counts how often each gradient comes.
+      device_verdict: whether to leave the verdict to optimizers where the host need not know it.
     """
 
     def __init__(
@@ -54,20 +86,27 @@ class Synchronizer:
         *,
         broadcast_buffers: bool,
         static_graph: bool,
+        device_verdict: bool,
     ) -> None:
         self._state = state
         self._buckets = buckets
         self._hand_off = buckets.hand_off
         self._broadcast_buffers = broadcast_buffers
+        self.device_verdict = device_verdict
         self._counts_known = not static_graph
         self._order = next(_orders)
         self._forwards = _hooks.Forwards()
         self._step: _Step | None = None
         self._interrupted: int | None = None  # the step that Ctrl-C kept from its verdict
-        self._decided = 0  # the last step whose verdict this rank has seen
+        # The last step whose verdict this rank has seen, or has left on the device.
+        self._decided = 0
+        # By number; two at most.
+        self._following: collections.deque[Following] = collections.deque()
+        self._void = 0
         self._last_step: gradsync.StepResult | None = None
         self._times = StepTimes()
         self._clipping = Clipping()
+        self._parameters = frozenset(id(slot.parameter) for slot in buckets.slots)
         synchronizer = weakref.ref(self)
         for slot in buckets.slots:
             hook = _GradientHook(synchronizer, slot)
@@ -95,6 +134,7 @@ class Synchronizer:
     @property
     def last_step(self) -> gradsync.StepResult | None:
         """The last committed step; None before the first."""
+        self.settle()
         return self._last_step
 
     def statistics(self) -> StepStatistics:
@@ -107,12 +147,17 @@ class Synchronizer:
             backward=times.backward,
             until_first_bucket=times.until_first_bucket,
             exposed=times.exposed,
+            void=self._void,
             rebuilt=self._buckets.rebuilt,
         )
 
     @property
     def gradient_norm(self) -> float:
         """L2 norm of the averaged gradients as the last step left them."""
+        error = self.settle()
+        if error is not None:
+            self._drop(error)
+            raise error
         if self._last_step is None:
             raise RuntimeError(
                 "gradsync: there is no gradient norm before the first synchronized step"
@@ -139,6 +184,64 @@ class Synchronizer:
         """A forward pass gave `output`; a backward pass through it is a step if `synchronize`."""
         self._forwards.add(synchronize, _outputs.tensors(output), self._begin)
 
+    # ---- Verdicts that are on the device
+
+    @property
+    def following(self) -> Following | None:
+        """The last step, if its verdict is on the device and was not looked at on the host."""
+        return self._following[-1] if self._following else None
+
+    def trains(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether `optimizer` updates one of the parameters."""
+        mine = self._parameters
+        return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+
+    def settle(self, leave: int = 0) -> gradsync.Error | None:
+        """Waits on the host for verdicts that are on the device, but for those of `leave` steps.
+
+        Returns:
+          Why the last of these steps is void; None if it is complete.
+
+        Raises:
+          gradsync.Error: the session has ended, or the daemon is silent.
+          RuntimeError: GradScaler has counted a step that is void.
+        """
+        void: gradsync.Error | None = None
+        while len(self._following) > leave:
+            step = self._following[0]
+            try:
+                if step.void is not None:
+                    raise step.void
+                self._last_step = self._buckets.layout.wait_step(step.number)
+            except gradsync.Error as error:
+                if error.reason == "DAEMON_SILENT":
+                    raise
+                self._following.popleft()
+                self._leave_out(step, error)
+                void = error
+            else:
+                self._following.popleft()
+                self._times.add(*step.times)
+                void = None
+        return void
+
+    def _leave_out(self, step: Following, error: gradsync.Error) -> None:
+        """The optimizer has found that `step` is void, on the device, because of `error`."""
+        _session.note(self.session, error)
+        if _session.is_over(self.session):
+            self._following.clear()
+            self._clear()
+            raise error
+        if step.scaled:
+            self._clear()
+            raise RuntimeError(
+                f"gradsync: step {step.number} of '{self.name}' is void, and GradScaler has "
+                "counted it on this rank, but not on the one that failed: their scales differ. Go "
+                "on from a checkpoint on every rank, or without device_verdict"
+            ) from error
+        self._void += 1
+        _log.warning("step %d of '%s' is left out: %s", step.number, self.name, error)
+
     # ---- In a backward pass
 
     def begin_step(self) -> None:
@@ -150,28 +253,42 @@ class Synchronizer:
                 return
             self._abandon(step, "another backward pass began before it had finished")
         self._clipping.forget()
-        self._catch_up()
+        number, void = self._catch_up()
         for slot in self.slots:
             slot.firings = 0
         self._hand_off.begin()
-        number = self._buckets.layout.next_step
-        self._step = _Step(number, backward, list(self._buckets.sizes))
+        self._step = _Step(number, backward, list(self._buckets.sizes), void)
         _hooks.at_end_of_backward(self._end_backward)
 
-    def _catch_up(self) -> None:
-        """Raises the verdict of a step that was decided without this rank: it came too late to it,
-        or was interrupted while it waited."""
+    @property
+    def _on_device(self) -> bool:
+        """Whether only optimizers need a step's verdict: its buckets are what they will be."""
+        return self.device_verdict and self._buckets.rebuilt and self._counts_known
+
+    def _catch_up(self) -> tuple[int, gradsync.Error | None]:
+        """Returns the step to run now; or one that this rank came too late to, and why it is void.
+
+        Raises the verdict of a step that was decided without this rank, or that was interrupted
+        while it waited, if optimizers are not to tell.
+        """
         layout = self._buckets.layout
-        missed = layout.next_step - 1
-        if self._interrupted is not None:
-            missed = self._interrupted
+        number = layout.next_step
+        # Two steps may be under way. What is decided after the followed ones decides them too, and
+        # only the last two verdicts are kept.
+        last = self._following[-1].number if self._following else 0
+        self.settle(leave=1 if last == number - 1 else 0)
+        missed = number - 1 if self._interrupted is None else self._interrupted
         if missed <= self._decided:
-            return
+            return number, None
         try:
             layout.wait_step(missed)
         except gradsync.Error as error:
+            if error.reason == "DAEMON_SILENT":
+                raise
             self._decided = max(missed, layout.next_step - 1)
             self._interrupted = None
+            if self._on_device and _session.voids_step(error):
+                return self._decided, error
             self._drop(error)
             raise
         raise RuntimeError(
@@ -215,14 +332,22 @@ class Synchronizer:
         waiting = step.waiting[bucket] - 1
         step.waiting[bucket] = waiting
         self._hand_off.arrived(bucket)
-        if waiting == 0:
+        if waiting == 0 and step.void is None:
             if step.first_bucket == 0.0:
                 step.first_bucket = time.perf_counter()
             try:
                 self._hand_off.mark_ready(self._buckets.layout, step.number, bucket)
             except gradsync.Error as error:
-                self._drop(error)
-                raise
+                self._refused(step, error)
+
+    def _refused(self, step: _Step, error: gradsync.Error) -> None:
+        """The daemon, or the library, takes no more of `step`: raises why, or lets the pass go on
+        without a step if only optimizers need to know."""
+        if self._on_device and _session.voids_step(error):
+            step.void = error
+            return
+        self._drop(error)
+        raise error
 
     def _end_backward(self) -> None:
         """The pass is over: ends the step, which hands over the buckets that are left."""
@@ -232,7 +357,7 @@ class Synchronizer:
         ended = time.perf_counter()
         unused: list[tuple[Slot, torch.Tensor | None]] = []
         with torch.no_grad():
-            if len(step.order) < len(self.slots):
+            if len(step.order) < len(self.slots) and step.void is None:
                 arrived = set(map(id, step.order))
                 for slot in self.slots:
                     if id(slot) not in arrived:
@@ -244,11 +369,11 @@ class Synchronizer:
                 for slot, _ in unused:
                     flags[slot.index] = False
                 used = flags
-        try:
-            self._hand_off.finish_step(self._buckets.layout, step.number, used)
-        except gradsync.Error as error:
-            self._drop(error)
-            raise
+        if step.void is None:
+            try:
+                self._hand_off.finish_step(self._buckets.layout, step.number, used)
+            except gradsync.Error as error:
+                self._refused(step, error)
         _endings.add(self._order, lambda: self._finish(step, unused, ended))
 
     def _settle(self, slot: Slot, unused: list[tuple[Slot, torch.Tensor | None]]) -> None:
@@ -268,17 +393,22 @@ class Synchronizer:
     def _finish(
         self, step: _Step, unused: list[tuple[Slot, torch.Tensor | None]], ended: float
     ) -> None:
-        """Waits for the verdict."""
+        """Waits for the verdict, on the host unless only the device needs it."""
         if self._step is not step:
             return
+        # To leave alone what nobody used, the host must know.
+        if self._on_device and (not unused or step.void is not None):
+            self._follow(step, ended)
+            return
         try:
+            self.settle()
             result = self._hand_off.wait(self._buckets.layout, step.number)
-        except gradsync.Error as error:
-            self._drop(error)
-            raise
-        except BaseException:  # Ctrl-C: the verdict will come, but this pass does not see it
-            self._interrupted = step.number
-            self._clear()
+        except BaseException as error:
+            if isinstance(error, gradsync.Error) and error.reason != "DAEMON_SILENT":
+                self._drop(error)
+            else:  # Ctrl-C, too: the verdict will come, but this pass does not see it
+                self._interrupted = step.number
+                self._clear()
             raise
         self._decided = step.number
         for slot, before in unused:
@@ -305,6 +435,26 @@ class Synchronizer:
         if order is not None and not self._buckets.rebuilt:
             if result.live_ranks == self.session.world_size:
                 self._rebuild(order)
+
+    def _follow(self, step: _Step, ended: float) -> None:
+        """What comes next on the current stream waits for averages and verdict; the host goes on.
+
+        There is no buffer to broadcast, which would wait.
+        """
+        assert isinstance(self._hand_off, StreamHandOff)
+        if step.void is None:
+            try:
+                verdict = self._hand_off.follow(self._buckets.layout, step.number)
+            except gradsync.Error as error:
+                self._refused(step, error)
+        if step.void is not None:
+            verdict = torch.ones((), device=self.slots[0].view.device)
+        for slot in self.slots:
+            slot.accumulated = False
+        times = step.began, step.first_bucket, ended, time.perf_counter()
+        self._following.append(Following(step.number, verdict, step.void, times))
+        self._decided = step.number
+        self._step = None
 
     def _rebuild(self, observed: Sequence[Slot]) -> None:
         """Cuts buckets anew, in the order of gradients that the lowest live rank observed."""
@@ -397,12 +547,3 @@ class _BeginHook:
 def _remove(handles: Sequence[Any]) -> None:
     for handle in handles:
         handle.remove()
-
-
-def _before_optimizer_step(*_: Any) -> None:
-    """Drops gradients that a backward pass left half averaged when it died."""
-    for synchronizer in _live.all_live():
-        synchronizer.abandon_stale("its backward pass did not finish")
-
-
-_hooks.before_optimizer_steps(_before_optimizer_step)

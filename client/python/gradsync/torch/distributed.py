@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import torch
 
 import gradsync
-from gradsync.torch import _checks, _hooks, _live, _session
+from gradsync.torch import _checks, _hooks, _live, _optimizer_steps, _session
 from gradsync.torch._buckets import MIB, BucketCaps, Buckets
 from gradsync.torch._gradients import Slot
 from gradsync.torch._hand_off import hand_off_of
@@ -69,10 +69,16 @@ class DistributedDataParallel(torch.nn.Module):
       first_bucket_cap_mb: MiB of the bucket that is ready first.
       last_bucket_cap_mb: MiB of the one that is ready last: nothing hides its reduction.
       timeout: seconds to wait for the other ranks to wrap the module; None: 5 minutes.
+      device_verdict: on a GPU, whether `backward()` returns before the step's verdict is known on
+        the host. Optimizers get it where they run, as `found_inf`, and leave out the update of a
+        void step, on every rank alike; no exception tells of it, but `statistics().void` and a
+        warning. They must take `found_inf`: Adam, AdamW, SGD and Adagrad with `fused=True` do, with
+        GradScaler and without. The host waits all the same in the first steps, in a step in which
+        this rank left parameters unused, and where it is asked for the norm.
 
     Raises:
       ValueError: an argument has no meaning here, or the modules differ (on every rank; says
-        where).
+        where); `device_verdict` in host memory, with buffers to broadcast, or before PyTorch 2.0.
       TypeError: a parameter or submodule cannot be synchronized (says why and what to do).
       gradsync.Error: the daemon is not there, another rank was lost or did not come, a quota.
     """
@@ -96,6 +102,7 @@ class DistributedDataParallel(torch.nn.Module):
         first_bucket_cap_mb: float = 1,
         last_bucket_cap_mb: float = 4,
         timeout: float | None = None,
+        device_verdict: bool = False,
     ) -> None:
         super().__init__()
         _hooks.keep_from_compiling(DistributedDataParallel, "forward")
@@ -126,6 +133,11 @@ class DistributedDataParallel(torch.nn.Module):
             if parameter.requires_grad and parameter_name not in ignored
         ]
         hand_off = hand_off_of(slots[0].parameter.device)
+        if device_verdict:
+            buffers = [
+                b for b, _ in module.named_buffers() if broadcast_buffers and b not in ignored
+            ]
+            _checks.check_device_verdict(slots[0].parameter.device, buffers)
         self._seen = _checks.Identity(module)
         _live.claim(slots)
         if session is None:
@@ -142,6 +154,7 @@ class DistributedDataParallel(torch.nn.Module):
                     f"last_bucket_cap_mb={caps.last / MIB:g}",
                     f"broadcast_buffers={broadcast_buffers}",
                     f"static_graph={static_graph}",
+                    f"device_verdict={device_verdict}",
                 ],
                 {slot.name for slot in slots},
                 _WRAP_TIMEOUT if timeout is None else timeout,
@@ -151,7 +164,9 @@ class DistributedDataParallel(torch.nn.Module):
             Buckets(session, name, slots, caps, hand_off, timeout),
             broadcast_buffers=broadcast_buffers,
             static_graph=static_graph,
+            device_verdict=device_verdict,
         )
+        _optimizer_steps.watch()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass.
@@ -219,12 +234,27 @@ class DistributedDataParallel(torch.nn.Module):
         """
         synchronizer = self._in_job()
         synchronizer.abandon_stale("this rank leaves")
+        synchronizer.settle()
         synchronizer.session.leave()
         _session.end(synchronizer.session)
 
+    def settle(self) -> None:
+        """With `device_verdict`: waits on the host until every step of this module is decided.
+
+        For a session of your own, before it leaves: while a step is not decided it cannot. `leave`,
+        `join` and the end of the process do so by themselves. Void steps are no error here.
+
+        Raises:
+          gradsync.Error: the session has ended, or the daemon is silent.
+        """
+        self._in_job().settle()
+
     @property
     def last_step(self) -> gradsync.StepResult | None:
-        """The last committed step; None before the first."""
+        """The last committed step; None before the first.
+
+        With `device_verdict` it waits, as settle().
+        """
         return None if self._synchronizer is None else self._synchronizer.last_step
 
     @property
@@ -232,7 +262,11 @@ class DistributedDataParallel(torch.nn.Module):
         """L2 norm of the averaged gradients as the last step left them.
 
         The daemon computed it while it averaged: no pass over the gradients. NaN or infinite if a
-          gradient is.
+        gradient is. With `device_verdict` it waits for the last step's verdict on the host.
+
+        Raises:
+          RuntimeError: there was no step.
+          gradsync.Error: the last step is void; its gradients are dropped.
         """
         return self._in_job().gradient_norm
 

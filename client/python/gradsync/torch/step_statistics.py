@@ -19,8 +19,10 @@ class StepStatistics:
       until_first_bucket: the part of `backward` before the first bucket was ready. Near all of it:
         nothing overlaps, as when the whole module is one torch.compile graph (compile its blocks
         separately).
-      exposed: from the end of backward to the commit, which nothing hides.
+      exposed: from the end of backward to the commit, which nothing hides. With `device_verdict`
+        only what the host spends there: the GPU's streams wait for the commit, and it does not.
       rebuilt: whether the buckets follow the order in which gradients were observed to be ready.
+      void: steps whose update was left out, with `device_verdict`.
     """
 
     steps: int
@@ -30,6 +32,7 @@ class StepStatistics:
     until_first_bucket: float
     exposed: float
     rebuilt: bool
+    void: int
 
 
 @dataclasses.dataclass

@@ -15,7 +15,11 @@ class Listener:
         self.calls = []
 
     def __getattr__(self, name):
-        return lambda *arguments: self.calls.append((name, *arguments))
+        def call(*arguments):
+            self.calls.append((name, *arguments))
+            return name, *arguments
+
+        return call
 
 
 @pytest.fixture
@@ -51,6 +55,17 @@ def test_a_bucket_is_ready_behind_every_stream_that_wrote_to_it(current):
             ("wait_step", step),
         ]
     assert layout.calls == expected
+
+
+def test_what_follows_on_the_stream_sees_the_verdict(current, monkeypatch):
+    hand_off = _hand_off.hand_off_of(torch.device("cuda", 3))
+    monkeypatch.setattr(_hand_off, "flat_tensor", lambda view, device: torch.tensor([view[1]]))
+    layout = Listener()
+    current.cuda_stream = 7
+    verdict = hand_off.follow(layout, 4)
+    # No wait_step(): the host goes on.
+    assert layout.calls == [("wait_on_stream", 4, 7), ("device_verdict", 4)]
+    assert verdict.dim() == 0 and verdict == 4
 
 
 def test_host_memory_needs_no_streams():

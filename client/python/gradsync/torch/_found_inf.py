@@ -1,0 +1,75 @@
+"""Steps' verdicts as the `found_inf` of optimizers, which read it where their kernels run.
+
+An optimizer that takes `found_inf` leaves out its update if that float is not 0. PyTorch's do so
+where they are built with `fused=True`; GradScaler sets the same attribute, for one step at a time.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any, Sequence
+
+import torch
+
+# What GradScaler, or nobody (None), had set before a step, and what it was made for that step.
+_Lent = tuple[Any, torch.Tensor]
+_lent: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Lent] = weakref.WeakKeyDictionary()
+
+
+def check(optimizer: torch.optim.Optimizer) -> None:
+    """Raises: TypeError: `optimizer` does not take `found_inf`; says what to do."""
+    why = _refusal(optimizer)
+    if why is not None:
+        raise TypeError(
+            f"gradsync: {type(optimizer).__name__} {why}, but the module was wrapped with "
+            "device_verdict=True, and only `found_inf` keeps an update from taking the gradients "
+            "of a void step. Build Adam, AdamW, SGD or Adagrad with fused=True, or wrap the module "
+            "without device_verdict"
+        )
+
+
+def _refusal(optimizer: torch.optim.Optimizer) -> str | None:
+    # GradScaler's own rules, for PyTorch's optimizers and others.
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return "takes no `found_inf`"
+    if "grad_scaler" in inspect.signature(optimizer.step).parameters:
+        return "takes no `found_inf` but a GradScaler"
+    # A group that was added or loaded with other options.
+    if not all(group.get("fused", True) for group in optimizer.param_groups):
+        return "has a parameter group with fused=False, which takes no `found_inf`"
+    return None
+
+
+def lend(optimizer: torch.optim.Optimizer, verdicts: Sequence[torch.Tensor]) -> bool:
+    """The coming step of `optimizer` leaves out its update if a verdict is 1 where it runs.
+
+    To be taken back after the step.
+
+    Args:
+      optimizer: must pass check().
+      verdicts: floats without dimensions, on the GPU, one at least.
+
+    Returns:
+      Whether GradScaler makes this step, which then takes its `found_inf` as well.
+    """
+    take_back(optimizer)  # of a step that raised
+    theirs = vars(optimizer).get("found_inf")
+    found_inf = verdicts[0]
+    others = [*verdicts[1:], *([] if theirs is None else [theirs])]
+    for other in others:
+        found_inf = torch.maximum(found_inf, other.to(found_inf.device, non_blocking=True))
+    _lent[optimizer] = theirs, found_inf
+    optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+    return theirs is not None
+
+
+def take_back(optimizer: torch.optim.Optimizer) -> None:
+    """Leaves `optimizer` as it was before lend()."""
+    theirs, ours = _lent.pop(optimizer, (None, None))
+    if ours is None or vars(optimizer).get("found_inf") is not ours:
+        return
+    if theirs is None:
+        del optimizer.found_inf  # type: ignore[attr-defined]
+    else:
+        optimizer.found_inf = theirs  # type: ignore[attr-defined]

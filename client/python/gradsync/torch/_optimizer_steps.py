@@ -1,0 +1,32 @@
+"""What wrapped modules have to do with an optimizer's step: their gradients must be averages."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gradsync.torch import _found_inf, _hooks, _live
+
+
+def _before(optimizer: Any, *_: Any) -> None:
+    following = []
+    for synchronizer in _live.all_live():
+        # Drops gradients that a backward pass left half averaged when it died.
+        synchronizer.abandon_stale("its backward pass did not finish")
+        if synchronizer.device_verdict and synchronizer.trains(optimizer):
+            _found_inf.check(optimizer)
+            if synchronizer.following is not None:
+                following.append(synchronizer.following)
+    if following and _found_inf.lend(optimizer, [step.verdict for step in following]):
+        for step in following:
+            step.scaled = True
+
+
+def _after(optimizer: Any, *_: Any) -> None:
+    _found_inf.take_back(optimizer)
+
+
+@functools.lru_cache(maxsize=None)  # once
+def watch() -> None:
+    """From now on, for every optimizer; before PyTorch 2.0, which has no such hooks, for none."""
+    _hooks.around_optimizer_steps(_before, _after)

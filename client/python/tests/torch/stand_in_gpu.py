@@ -1,0 +1,118 @@
+"""A layout on a GPU as gradsync.torch sees it, made of one in host memory, where there is no GPU.
+
+What a GPU would do while the host goes on is done at once here: where a stream would wait for the
+averages, this waits for the step, writes the verdict's float and remembers what wait_step() shall
+say. That tells which calls the package makes, in which order, with which step numbers, and what its
+optimizers make of the verdict. It says nothing of streams.
+"""
+
+import contextlib
+import ctypes
+import types
+from unittest import mock
+
+import gradsync
+from gradsync import _structs
+from gradsync.torch import _checks, _hand_off, distributed
+
+UUID = "GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5"
+
+
+class StandInLayout:
+    """Two steps may be under way, as on a GPU."""
+
+    def __init__(self, layout):
+        self.layout = layout
+        self.host_waits = []  # steps whose verdict the host has asked for
+        self._ended = layout.next_step - 1
+        self._verdicts = (ctypes.c_float * 2)(1, 1)
+        self._results = {}  # by step: a StepResult, or the error
+
+    def __getattr__(self, name):
+        return getattr(self.layout, name)
+
+    @property
+    def next_step(self):
+        return max(self._ended + 1, self.layout.next_step)
+
+    def mark_ready_on_streams(self, step, bucket, streams):
+        assert streams
+        self._begin(step)
+        self.layout.mark_ready(step, bucket)
+
+    def finish_step_on_streams(self, step, streams, used=None):
+        assert streams
+        self._begin(step)
+        self.layout.finish_step(step, used)
+        self._ended = step
+
+    def wait_on_stream(self, step, stream):
+        try:
+            self._results[step] = self.layout.wait_step(step)
+            self._verdicts[step % 2] = 0
+        except gradsync.Error as error:
+            self._results[step] = error
+
+    def device_verdict(self, step):
+        address = ctypes.addressof(self._verdicts) + step % 2 * ctypes.sizeof(ctypes.c_float)
+        struct = _structs.ViewStruct(address, 1, 0, gradsync.DataType.FLOAT32)
+        return gradsync.View(struct, self._verdicts)
+
+    def wait_step(self, step):
+        self.host_waits.append(step)
+        if step not in self._results:
+            return self.layout.wait_step(step)
+        if isinstance(self._results[step], gradsync.Error):
+            raise self._results[step]
+        return self._results[step]
+
+    def _begin(self, step):
+        known = set(self.host_waits)
+        undecided = [s for s in self._results if s < step and s not in known]
+        assert len(undecided) <= 1, f"step {step} begins, and {undecided} were not waited for"
+        self._verdicts[step % 2] = 1
+
+
+class _Streams(_hand_off.StreamHandOff):
+    def __init__(self, device):
+        self._device = device
+        self._streams = {}
+        self.layout_options = {"device": UUID}
+
+    def _current(self):
+        return 1
+
+
+@contextlib.contextmanager
+def stand_in_gpu():
+    """In this context, modules in host memory are wrapped as if they were on a GPU."""
+    register, replace = gradsync.Session.register_layout, gradsync.Session.replace_layout
+
+    def registered(session, name, *, device, **options):
+        assert device == UUID
+        return StandInLayout(register(session, name, **options))
+
+    def replaced(session, layout, name, *, device, **options):
+        assert device == UUID
+        return StandInLayout(replace(session, layout.layout, name, **options))
+
+    cuda = types.SimpleNamespace(type="cuda")
+    check = _checks.check_device_verdict
+    with contextlib.ExitStack() as stack:
+        for target, name, value in (
+            (gradsync.Session, "register_layout", registered),
+            (gradsync.Session, "replace_layout", replaced),
+            (distributed, "hand_off_of", _Streams),
+            (_checks, "check_device_verdict", lambda device, buffers: check(cuda, buffers)),
+        ):
+            stack.enter_context(mock.patch.object(target, name, value))
+        yield
+
+
+def layout_of(model):
+    return model._synchronizer._buckets.layout
+
+
+def is_on_device(model):
+    """Whether the last step's verdict was left there."""
+    return model._synchronizer.following is not None
