@@ -33,7 +33,9 @@ _NUMPY_NAMES = {
 
 
 class View:
-    """A bucket, or one parameter's gradient within its bucket; memory shared with the daemon.
+    """A bucket, one parameter's gradient within it, or a step's verdict on a GPU.
+
+    Memory that is shared with the daemon, as a 1-d array of `count` elements of `dtype`.
 
     The memory stays mapped as long as the view or anything made of its buffer lives, also when
     layout and session are gone; writing then has no effect on anybody.

@@ -1,7 +1,8 @@
 """Data-parallel training of PyTorch modules through a gradsync daemon.
 
 `DistributedDataParallel` wraps a module; `allreduce_hook` brings the daemon to a module that
-PyTorch's own wrapper has. PyTorch 1.13 and later, gradients in host memory.
+PyTorch's own wrapper has. PyTorch 1.13 and later; gradients in host memory or, tested against fakes
+of the driver so far, on a GPU.
 """
 
 from gradsync.torch._join import join

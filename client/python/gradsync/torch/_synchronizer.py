@@ -293,8 +293,9 @@ class Synchronizer:
             raise
         raise RuntimeError(
             f"gradsync: step {missed} of '{self.name}' is complete on the other ranks, but this "
-            "rank was interrupted while it waited, and has dropped its gradients: parameters may "
-            "differ between the ranks. Wrap the module again on every rank"
+            "rank was interrupted while it waited, or heard nothing from the daemon, and has "
+            "dropped its gradients: parameters may differ between the ranks. Wrap the module again "
+            "on every rank"
         )
 
     def on_gradient(self, slot: Slot) -> None:

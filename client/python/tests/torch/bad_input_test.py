@@ -496,10 +496,11 @@ def data_loaders_fork(t):
 
 
 class Interrupted:
-    """A layout whose next wait Ctrl-C interrupts."""
+    """A layout whose next wait ends by an exception, and without the verdict."""
 
-    def __init__(self, layout):
+    def __init__(self, layout, exception):
         self.layout = layout
+        self.exception = exception
         self.pending = True
 
     def __getattr__(self, name):
@@ -508,19 +509,18 @@ class Interrupted:
     def wait_step(self, step):
         if self.pending:
             self.pending = False
-            raise KeyboardInterrupt
+            raise self.exception
         return self.layout.wait_step(step)
 
 
-@trial(*OURS)
-def an_interrupted_wait(t):
+def _misses_a_verdict(t, exception):
     """The other rank takes the step: this one must not go on as if nothing had been."""
     model = t.wrap(Mlp(), session=t.session(), **SMALL_BUCKETS)
     steps_are_right(t, model)
     if t.rank == 1:
         buckets = model._synchronizer._buckets
-        buckets.layout = Interrupted(buckets.layout)
-        with t.raises(KeyboardInterrupt):
+        buckets.layout = Interrupted(buckets.layout, exception)
+        with t.raises(type(exception)):
             squares(t)(model).backward()
         no_gradient_is_left(model)
         for _ in range(2):
@@ -530,6 +530,18 @@ def an_interrupted_wait(t):
         squares(t)(model).backward()
         assert model.last_step.step == 3
     t.meet()
+
+
+@trial(*OURS)
+def an_interrupted_wait(t):
+    _misses_a_verdict(t, KeyboardInterrupt())
+
+
+@trial(*OURS)
+def a_silent_daemon(t):
+    import gradsync
+
+    _misses_a_verdict(t, gradsync.UnavailableError("not heard for 60 s", reason="DAEMON_SILENT"))
 
 
 @trial(*OURS)
