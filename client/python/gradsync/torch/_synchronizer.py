@@ -147,8 +147,8 @@ class Synchronizer:
             backward=times.backward,
             until_first_bucket=times.until_first_bucket,
             exposed=times.exposed,
-            void=self._void,
             rebuilt=self._buckets.rebuilt,
+            void=self._void,
         )
 
     @property
@@ -362,7 +362,7 @@ class Synchronizer:
                 arrived = set(map(id, step.order))
                 for slot in self.slots:
                     if id(slot) not in arrived:
-                        self._settle(slot, unused)
+                        self._contribute(slot, unused)
                         step.order.append(slot)
             used = None
             if unused:
@@ -377,7 +377,7 @@ class Synchronizer:
                 self._refused(step, error)
         _endings.add(self._order, lambda: self._finish(step, unused, ended))
 
-    def _settle(self, slot: Slot, unused: list[tuple[Slot, torch.Tensor | None]]) -> None:
+    def _contribute(self, slot: Slot, unused: list[tuple[Slot, torch.Tensor | None]]) -> None:
         """Makes the view of a parameter that this pass gave no gradient (or, with static_graph,
         whose gradients were only counted) hold what this rank contributes."""
         gradient = slot.parameter.grad

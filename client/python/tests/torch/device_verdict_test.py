@@ -4,6 +4,7 @@ import copy
 import logging
 
 import torch
+import torch._dynamo  # noqa: F401  the first optimizer loads it, which takes seconds of a trial
 from models import SMALL_BUCKETS, Branching, Mlp
 from stand_in_gpu import is_on_device, layout_of, stand_in_gpu
 from trial import WRAPPER, local_gradients, trial
@@ -197,6 +198,28 @@ def the_norm_of_a_void_step_is_refused(t):
                 with t.raises(RuntimeError, match=("rank 1", "step 3")):
                     model.clip_grad_norm_(1.0)
                 assert all(p.grad is None for p in model.parameters())
+    t.meet()
+
+
+@trial(WRAPPER, torch_at_least=NEEDS)
+def a_lost_rank(t):
+    """Its last step is left out by the survivor, whose next pass says who was lost."""
+    model = wrap(t, Failing())
+    optimizer = optimizers(model.parameters())[0]
+    for step in range(1, 4):
+        before = state(model, optimizer)
+        if step == 3 and t.rank == 1:
+            t.session().close()
+            break
+        squares(t, step)(model).backward()
+        optimizer.step()
+        assert same(before, state(model, optimizer)) == (step == 3), step
+        optimizer.zero_grad()
+    if t.rank == 0:
+        with t.raises(RuntimeError, match="rank 1") as caught:
+            squares(t)(model).backward()
+        assert caught[0].reason == "RANK_LOST"
+        assert all(p.grad is None for p in model.parameters())
     t.meet()
 
 
