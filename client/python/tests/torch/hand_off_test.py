@@ -5,7 +5,8 @@ import types
 import gradsync
 import pytest
 import torch
-from gradsync.torch import _hand_off
+from gradsync import _structs
+from gradsync.torch import _gradients, _hand_off
 
 
 class Listener:
@@ -66,6 +67,15 @@ def test_what_follows_on_the_stream_sees_the_verdict(current, monkeypatch):
     # No wait_step(): the host goes on.
     assert layout.calls == [("wait_on_stream", 4, 7), ("device_verdict", 4)]
     assert verdict.dim() == 0 and verdict == 4
+
+
+def test_memory_of_another_gpu_is_no_view(monkeypatch):
+    """PyTorch would copy it to the GPU that it is asked for, and say nothing."""
+    struct = _structs.ViewStruct(data=0x7F0000000080, count=6, bucket=0, data_type=1)
+    view = gradsync.View(struct, None, "GPU-3")
+    monkeypatch.setattr(torch, "as_tensor", lambda view, device: torch.zeros(view.count))
+    with pytest.raises(RuntimeError, match="GPU-3, which is not cuda:1"):
+        _gradients.flat_tensor(view, torch.device("cuda", 1))
 
 
 def test_host_memory_needs_no_streams():
