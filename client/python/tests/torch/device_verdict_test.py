@@ -39,6 +39,8 @@ def optimizers(parameters):
     return [
         torch.optim.AdamW(parameters, lr=0.01, fused=True),
         torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+        torch.optim.Adagrad(parameters, lr=0.01, fused=True),
+        torch.optim.Adam(parameters, lr=0.01, fused=True, amsgrad=True),
     ]
 
 
@@ -50,9 +52,9 @@ def updates_are_those_of_the_verdict_on_the_host(t):
             for module in [Mlp()]
             for on_device in (True, False)
         ]
-    for model, optimizer_pair in [(m, optimizers(m.parameters())) for m in models]:
+    for model, steppers in [(m, optimizers(m.parameters())) for m in models]:
         for step in range(8):
-            optimizer = optimizer_pair[step % 2]
+            optimizer = steppers[step % len(steppers)]
             optimizer.zero_grad(set_to_none=True)
             local = local_gradients(model.module, squares(t, step))
             squares(t, step)(model).backward()
@@ -154,6 +156,16 @@ def a_void_step_is_left_out_by_sgd(t):
     _a_void_step(t, 1)
 
 
+@trial(WRAPPER, torch_at_least=NEEDS)
+def a_void_step_is_left_out_by_adagrad(t):
+    _a_void_step(t, 2)
+
+
+@trial(WRAPPER, torch_at_least=NEEDS)
+def a_void_step_is_left_out_by_adam_with_amsgrad(t):
+    _a_void_step(t, 3)
+
+
 def _give_up(t, model):
     fail(t, model)
     squares(t)(model)  # gives the step up
@@ -201,6 +213,16 @@ def the_norm_of_a_void_step_is_refused(t):
     t.meet()
 
 
+def before_waiting(layout, call):
+    wait = layout.wait_on_stream
+
+    def wait_on_stream(step, stream):
+        call()
+        wait(step, stream)
+
+    layout.wait_on_stream = wait_on_stream
+
+
 @trial(WRAPPER, torch_at_least=NEEDS)
 def a_lost_rank(t):
     """Its last step is left out by the survivor, whose next pass says who was lost."""
@@ -209,8 +231,11 @@ def a_lost_rank(t):
     for step in range(1, 4):
         before = state(model, optimizer)
         if step == 3 and t.rank == 1:
+            t.meet()
             t.session().close()
             break
+        if step == 3:
+            before_waiting(layout_of(model), t.meet)  # it has ended the step
         squares(t, step)(model).backward()
         optimizer.step()
         assert same(before, state(model, optimizer)) == (step == 3), step
