@@ -9,16 +9,16 @@ from gradsync.torch import _found_inf, _hooks, _live
 
 
 def _before(optimizer: Any, *_: Any) -> None:
-    following = []
+    followed = []
     for synchronizer in _live.all_live():
         # Drops gradients that a backward pass left half averaged when it died.
         synchronizer.abandon_stale("its backward pass did not finish")
         if synchronizer.device_verdict and synchronizer.trains(optimizer):
             _found_inf.check(optimizer)
-            if synchronizer.following is not None:
-                following.append(synchronizer.following)
-    if following and _found_inf.lend(optimizer, [step.verdict for step in following]):
-        for step in following:
+            if synchronizer.followed is not None:
+                followed.append(synchronizer.followed)
+    if followed and _found_inf.lend(optimizer, [step.verdict for step in followed]):
+        for step in followed:
             step.scaled = True
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import itertools
-import logging
 import time
 import weakref
 from typing import Any, Sequence
@@ -16,12 +13,12 @@ import gradsync
 from gradsync.torch import _endings, _hooks, _live, _outputs, _session
 from gradsync.torch._buckets import Buckets
 from gradsync.torch._clipping import Clipping
+from gradsync.torch._device_verdicts import DeviceVerdicts, FollowedStep
 from gradsync.torch._gradients import Slot
 from gradsync.torch._hand_off import StreamHandOff
 from gradsync.torch._state import ModuleState
 from gradsync.torch.step_statistics import StepStatistics, StepTimes
 
-_log = logging.getLogger("gradsync")
 _orders = itertools.count()
 
 
@@ -44,25 +41,6 @@ class _Step:
         self.order: list[Slot] = []  # as the gradients came
         self.began = time.perf_counter()
         self.first_bucket = 0.0
-
-
-@dataclasses.dataclass
-class Following:
-    """A step whose verdict is on the device, and was not looked at on the host.
-
-    Attributes:
-      number: the step's.
-      verdict: as of StreamHandOff.follow().
-      void: why it is void; None if that is not known.
-      times: as StepTimes.add() wants them.
-      scaled: whether GradScaler made an optimizer's step of it.
-    """
-
-    number: int
-    verdict: torch.Tensor
-    void: gradsync.Error | None
-    times: tuple[float, float, float, float]
-    scaled: bool = False
 
 
 class Synchronizer:
@@ -100,9 +78,7 @@ class Synchronizer:
         self._interrupted: int | None = None  # the step that Ctrl-C kept from its verdict
         # The last step whose verdict this rank has seen, or has left on the device.
         self._decided = 0
-        # By number; two at most.
-        self._following: collections.deque[Following] = collections.deque()
-        self._void = 0
+        self._verdicts = DeviceVerdicts(buckets.session, buckets.name)
         self._last_step: gradsync.StepResult | None = None
         self._times = StepTimes()
         self._clipping = Clipping()
@@ -148,7 +124,7 @@ class Synchronizer:
             until_first_bucket=times.until_first_bucket,
             exposed=times.exposed,
             rebuilt=self._buckets.rebuilt,
-            void=self._void,
+            void=self._verdicts.void,
         )
 
     @property
@@ -187,9 +163,9 @@ class Synchronizer:
     # ---- Verdicts that are on the device
 
     @property
-    def following(self) -> Following | None:
+    def followed(self) -> FollowedStep | None:
         """The last step, if its verdict is on the device and was not looked at on the host."""
-        return self._following[-1] if self._following else None
+        return self._verdicts.last
 
     def trains(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether `optimizer` updates one of the parameters."""
@@ -207,40 +183,20 @@ class Synchronizer:
           RuntimeError: GradScaler has counted a step that is void.
         """
         void: gradsync.Error | None = None
-        while len(self._following) > leave:
-            step = self._following[0]
+        while len(self._verdicts) > leave:
             try:
-                if step.void is not None:
-                    raise step.void
-                self._last_step = self._buckets.layout.wait_step(step.number)
-            except gradsync.Error as error:
-                if error.reason == "DAEMON_SILENT":
-                    raise
-                self._following.popleft()
-                self._leave_out(step, error)
-                void = error
+                step, outcome = self._verdicts.take(self._buckets.layout)
+            except RuntimeError as error:
+                if not isinstance(error, gradsync.Error) or error.reason != "DAEMON_SILENT":
+                    self._clear()
+                raise
+            if isinstance(outcome, gradsync.Error):
+                void = outcome
             else:
-                self._following.popleft()
-                self._times.add(*step.times)
                 void = None
+                self._last_step = outcome
+                self._times.add(*step.times)
         return void
-
-    def _leave_out(self, step: Following, error: gradsync.Error) -> None:
-        """The optimizer has found that `step` is void, on the device, because of `error`."""
-        _session.note(self.session, error)
-        if _session.is_over(self.session):
-            self._following.clear()
-            self._clear()
-            raise error
-        if step.scaled:
-            self._clear()
-            raise RuntimeError(
-                f"gradsync: step {step.number} of '{self.name}' is void, and GradScaler has "
-                "counted it on this rank, but not on the one that failed: their scales differ. Go "
-                "on from a checkpoint on every rank, or without device_verdict"
-            ) from error
-        self._void += 1
-        _log.warning("step %d of '%s' is left out: %s", step.number, self.name, error)
 
     # ---- In a backward pass
 
@@ -275,8 +231,8 @@ class Synchronizer:
         number = layout.next_step
         # Two steps may be under way. What is decided after the followed ones decides them too, and
         # only the last two verdicts are kept.
-        last = self._following[-1].number if self._following else 0
-        self.settle(leave=1 if last == number - 1 else 0)
+        last = self._verdicts.last
+        self.settle(leave=1 if last is not None and last.number == number - 1 else 0)
         missed = number - 1 if self._interrupted is None else self._interrupted
         if missed <= self._decided:
             return number, None
@@ -453,7 +409,7 @@ class Synchronizer:
         for slot in self.slots:
             slot.accumulated = False
         times = step.began, step.first_bucket, ended, time.perf_counter()
-        self._following.append(Following(step.number, verdict, step.void, times))
+        self._verdicts.add(FollowedStep(step.number, verdict, step.void, times))
         self._decided = step.number
         self._step = None
 

@@ -115,4 +115,4 @@ def layout_of(model):
 
 def is_on_device(model):
     """Whether the last step's verdict was left there."""
-    return model._synchronizer.following is not None
+    return model._synchronizer.followed is not None
