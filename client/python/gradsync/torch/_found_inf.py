@@ -41,19 +41,20 @@ def _refusal(optimizer: torch.optim.Optimizer) -> str | None:
     return None
 
 
-def lend(optimizer: torch.optim.Optimizer, verdicts: Sequence[torch.Tensor]) -> bool:
+def is_set(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the coming step of `optimizer` has a `found_inf` already, which is GradScaler's."""
+    return vars(optimizer).get("found_inf") is not None
+
+
+def lend(optimizer: torch.optim.Optimizer, verdicts: Sequence[torch.Tensor]) -> None:
     """The coming step of `optimizer` leaves out its update if a verdict is 1 where it runs.
 
-    To be taken back after the step.
+    Or if GradScaler says so. To be taken back after the step.
 
     Args:
       optimizer: must pass check().
       verdicts: floats without dimensions, on the GPU, one at least.
-
-    Returns:
-      Whether GradScaler makes this step, which then takes its `found_inf` as well.
     """
-    take_back(optimizer)  # of a step that raised
     theirs = vars(optimizer).get("found_inf")
     found_inf = verdicts[0]
     others = [*verdicts[1:], *([] if theirs is None else [theirs])]
@@ -61,7 +62,6 @@ def lend(optimizer: torch.optim.Optimizer, verdicts: Sequence[torch.Tensor]) -> 
         found_inf = torch.maximum(found_inf, other.to(found_inf.device, non_blocking=True))
     _lent[optimizer] = theirs, found_inf
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-    return theirs is not None
 
 
 def take_back(optimizer: torch.optim.Optimizer) -> None:

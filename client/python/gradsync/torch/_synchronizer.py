@@ -130,9 +130,8 @@ class Synchronizer:
     @property
     def gradient_norm(self) -> float:
         """L2 norm of the averaged gradients as the last step left them."""
-        error = self.settle()
+        error = self.drop_if_void()
         if error is not None:
-            self._drop(error)
             raise error
         if self._last_step is None:
             raise RuntimeError(
@@ -197,6 +196,13 @@ class Synchronizer:
                 self._last_step = outcome
                 self._times.add(*step.times)
         return void
+
+    def drop_if_void(self) -> gradsync.Error | None:
+        """settle(), and drops the gradients if the last of these steps is void; returns why."""
+        error = self.settle()
+        if error is not None:
+            self._drop(error)
+        return error
 
     # ---- In a backward pass
 

@@ -73,8 +73,9 @@ class DistributedDataParallel(torch.nn.Module):
         the host. Optimizers get it where they run, as `found_inf`, and leave out the update of a
         void step, on every rank alike; no exception tells of it, but `statistics().void` and a
         warning. They must take `found_inf`: Adam, AdamW, SGD and Adagrad with `fused=True` do, with
-        GradScaler and without. The host waits all the same in the first steps, in a step in which
-        this rank left parameters unused, and where it is asked for the norm.
+        GradScaler and without. The host waits all the same in the first steps, also of an
+        optimizer, in a step in which this rank left parameters unused, and where it is asked for
+        the norm.
 
     Raises:
       ValueError: an argument has no meaning here, or the modules differ (on every rank; says

@@ -166,6 +166,30 @@ def a_void_step_is_left_out_by_adam_with_amsgrad(t):
     _a_void_step(t, 3)
 
 
+@trial(WRAPPER, torch_at_least=NEEDS)
+def an_optimizer_whose_first_step_is_void(t):
+    """PyTorch's SGD would go on with a momentum that nobody has written."""
+    model = wrap(t, Failing())
+    for step in range(1, 4):
+        model.zero_grad()
+        squares(t, step)(model).backward()
+    optimizer = optimizers(model.parameters())[1]
+    model.zero_grad()
+    if t.rank == 1:
+        fail(t, model)
+    else:
+        squares(t)(model).backward()
+    before = state(model, optimizer)
+    optimizer.step()
+    assert same(before, state(model, optimizer))
+    for step in range(5, 8):
+        model.zero_grad()
+        squares(t, step)(model).backward()
+        optimizer.step()
+    assert is_on_device(model)
+    t.same_bits(state(model, optimizer), "parameters and momentum")
+
+
 def _give_up(t, model):
     fail(t, model)
     squares(t)(model)  # gives the step up
