@@ -1,0 +1,92 @@
+"""gpu_check's command line."""
+
+import argparse
+import pathlib
+import shutil
+import signal
+import sys
+import tarfile
+import tempfile
+
+from run import Run
+
+HELP = """\
+Runs the bundle of tools/gpu_bundle on this machine: tests of the product against the real driver
+and NCCL, experiments about what the design builds on, and benches. Each part has a time limit of
+its own, all together --limit. A report, JSON and Markdown, is written anew after each part, so that
+a run that is killed leaves what it has.
+
+Needs a GPU with its driver. NCCL is looked for in PyTorch's wheels (the python3 in PATH), then
+where the loader finds libnccl.so.2. MPS is started and ended for its experiments, in a folder of
+its own, if nvidia-cuda-mps-control is there. No network, nothing is installed.
+
+exit status: 0 all that could be asked is as it should be; 1 something is not, as the report says;
+2 wrong usage, or no GPU
+"""
+
+
+def parse(arguments):
+    # The folder of gpu_check: the bundle, or tools/.
+    here = pathlib.Path(__file__).resolve().parents[1]
+    in_tree = (here.parent / "tests/gpu").is_dir()
+    reports = here.parent / "tests/gpu/reports" if in_tree else pathlib.Path("reports")
+    parser = argparse.ArgumentParser(
+        prog="gpu_check",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--bundle",
+        type=pathlib.Path,
+        default=here if (here / "bundle.json").exists() else None,
+        help="the archive of gpu_bundle, or the folder that it was unpacked to; "
+        "default: where this script lies",
+    )
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=reports, help=f"the reports' folder; default {reports}"
+    )
+    parser.add_argument("--limit", type=float, default=470, help="of all parts, in s; default 470")
+    parser.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        metavar="PART,...",
+        help="tests, experiments, benches, python, or parts by name",
+    )
+    parser.add_argument(
+        "--fakes",
+        action="store_true",
+        help="on fake GPUs, of a bundle that has them: tries the run itself, measures nothing",
+    )
+    parser.add_argument("--fake-gpus", type=int, default=1, help="how many of them")
+    options = parser.parse_args(arguments)
+    if options.bundle is None or not options.bundle.exists():
+        parser.error("no bundle: make one with tools/gpu_bundle, and give --bundle FILE")
+    return options
+
+
+def main(arguments):
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # MPS is ended too
+    options.out = options.out.resolve()
+    # Sockets lie below it, whose paths are short.
+    work = pathlib.Path(tempfile.mkdtemp(prefix="gpu-check-", dir="/tmp"))
+    try:
+        bundle = work / "gradsync-gpu"
+        if options.bundle.is_dir():
+            shutil.copytree(options.bundle, bundle, symlinks=True)
+        else:
+            with tarfile.open(options.bundle) as archive:
+                archive.extractall(work)
+        if options.fakes and not (bundle / "fakes").is_dir():
+            print("gpu_check: the bundle has no fakes; make it with --fakes", file=sys.stderr)
+            return 2
+        run = Run(options, bundle, work)
+        if not run.machine["gpus"]:
+            error = run.machine.get("error", "the driver shows none")
+            print(f"gpu_check: no GPU: {error}", file=sys.stderr)
+            return 2
+        run.run()
+        print(run.report.path(".md"))
+        return 0 if run.report.well() else 1
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

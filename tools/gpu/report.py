@@ -1,0 +1,48 @@
+"""The report of a run, written anew whenever there is more to say."""
+
+import datetime
+import json
+import re
+
+from markdown import markdown
+
+GOOD = ("passed", "holds", "measured", "met", "unmeasured", "not available")
+KINDS = ("targets", "experiments", "tests", "benches", "python")
+
+
+class Report:
+    """`content` is what the JSON file holds."""
+
+    def __init__(self, folder, commit, fakes):
+        self.folder = folder
+        # The first line of both files.
+        warning = {"not_a_measurement": "fakes of driver and NCCL, on the CPU"} if fakes else {}
+        now = datetime.datetime.now(datetime.timezone.utc)
+        self.content = {
+            **warning,
+            "complete": False,
+            "date": now.strftime("%Y-%m-%d %H:%M UTC"),
+            "commit": commit,
+            "machine": {},
+            **{kind: [] for kind in KINDS},
+        }
+
+    def path(self, suffix):
+        if "not_a_measurement" in self.content:
+            return self.folder / f"fakes{suffix}"
+        gpu = re.sub(r"\W+", "-", self.content["machine"]["gpus"][0]["name"].lower())
+        return self.folder / f"{self.content['date'][:10]}-{gpu}{suffix}"
+
+    def write(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for suffix, text in (
+            (".json", json.dumps(self.content, indent=1) + "\n"),
+            (".md", markdown(self.content)),
+        ):
+            new = self.path(suffix + ".new")
+            new.write_text(text)
+            new.replace(self.path(suffix))
+
+    def well(self):
+        """Whether all that could be asked is as it should be."""
+        return all(result["verdict"] in GOOD for kind in KINDS for result in self.content[kind])

@@ -1,0 +1,160 @@
+"""One run of the parts on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import gpu_machine
+import own_glibc
+import targets
+from answers import READERS
+from driver_libraries import DriverLibraries
+from mps_control import MpsControl
+from parts import Parts
+from report import Report
+
+
+class Run:
+    """Of the bundle that was unpacked to `bundle`; `work` is an empty folder, to be thrown away."""
+
+    def __init__(self, options, bundle, work):
+        self.begin = time.monotonic()
+        self.options = options
+        self.bundle = bundle
+        self.work = work
+        self.mps = MpsControl(work / "mps")
+        about = json.loads((bundle / "bundle.json").read_text())
+        old_glibc = own_glibc.is_needed(about["glibc"])
+        if old_glibc:
+            own_glibc.use(bundle, about["glibc"])
+        fakes = bundle / "fakes"
+        self.libraries = (
+            DriverLibraries(str(fakes / "libcuda.so.1"), str(fakes / "libnccl.so.2"))
+            if options.fakes
+            else DriverLibraries.of_this_machine()
+        )
+        self.report = Report(options.out, about["commit"], options.fakes)
+        self.machine = gpu_machine.describe(self.libraries, self.on_machine)
+        self.report.content["machine"] = self.machine
+        self.parts = Parts(
+            bundle, work, self.libraries, len(self.machine["gpus"]), options.fakes, old_glibc
+        )
+
+    def on_machine(self, command, mps=False):
+        """The command, on a fake machine if that is asked for."""
+        if self.options.fakes:
+            machine = [self.bundle / "fakes/fake_machine", f"--gpus={self.options.fake_gpus}"]
+            command = [*machine, *(["--mps"] if mps else []), "--", *command]
+        return [str(word) for word in command]
+
+    def run(self):
+        folder = self.work / "run"
+        self.lay_out(folder)
+        (self.work / "tmp").mkdir()
+        wanted = self.options.only
+        try:
+            for part in self.parts:
+                if not wanted or part.name in wanted or part.kind in wanted:
+                    self.run_part(part, folder)
+                    self.write()
+        finally:
+            self.mps.stop()
+        self.report.content["complete"] = True
+        self.write()
+
+    def lay_out(self, folder):
+        """Where tests look for what the build puts beside them."""
+        for source, target in (
+            (self.bundle / "bin/gradsyncd", "daemon/gradsyncd"),
+            (self.bundle / "tests/libold.so", "tests/cuda/libold.so"),
+            (self.libraries.cuda, "tests/fakes/cuda/libcuda.so.1"),
+            (self.libraries.nccl, "tests/fakes/nccl/libnccl.so.2"),
+        ):
+            if source is not None:
+                (folder / target).parent.mkdir(parents=True, exist_ok=True)
+                (folder / target).symlink_to(source)
+
+    def write(self):
+        size = 256 * 1024 if self.options.fakes else 100 * targets.MIB
+        content = self.report.content
+        content["targets"] = targets.judge(content["benches"], size)
+        self.report.write()
+
+    def left_s(self):
+        return self.options.limit - (time.monotonic() - self.begin)
+
+    def run_part(self, part, folder):
+        result = {"name": part.name}
+        self.report.content[part.kind].append(result)
+        if not part.mps:
+            self.mps.stop()
+        elif not self.options.fakes:
+            part.needs = part.needs or self.mps.start()
+        if part.needs is not None:
+            result.update(verdict="not available", why=part.needs)
+        elif self.left_s() < 1:
+            result.update(verdict="not run", why="no time was left")
+        else:
+            self.run_process(part, folder, result)
+        elapsed_s = time.monotonic() - self.begin
+        why = f": {result['why']}" if result.get("why") else ""
+        print(f"[{elapsed_s:5.0f} s] {part.kind:11} {part.name:32} {result['verdict']}{why}")
+        sys.stdout.flush()
+
+    def run_process(self, part, folder, result):
+        log = self.work / "log"
+        limit_s = min(part.limit_s, self.left_s())
+        began = time.monotonic()
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                self.on_machine(part.command, part.mps),
+                cwd=folder,
+                env=self.environment(part),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                end_group(process)
+        result["seconds"] = round(time.monotonic() - began, 1)
+        failure = None
+        if status is None:
+            failure = f"no end within {limit_s:.0f} s"
+        elif status < 0:
+            failure = f"ended by signal {-status}"
+        text = log.read_text(errors="replace")
+        READERS[part.kind](part, result, status, failure, text)
+        if result["verdict"] not in ("passed", "holds", "measured"):
+            result["output"] = text[-3000:]
+
+    def environment(self, part):
+        folders = [self.libraries.folders(), os.environ.get("LD_LIBRARY_PATH")]
+        return {
+            **os.environ,
+            **(self.mps.environment if part.mps else {}),
+            "TMPDIR": str(self.work / "tmp"),
+            "LD_LIBRARY_PATH": ":".join(filter(None, folders)),
+            "GRADSYNC_CUDA_LIBRARY": self.libraries.cuda,
+            "GRADSYNC_REAL_GPUS": ",".join(gpu["uuid"] for gpu in self.machine["gpus"]),
+        }
+
+
+def end_group(process):
+    """Ends the process and whatever it has left behind."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(3)
+        except ProcessLookupError:
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
