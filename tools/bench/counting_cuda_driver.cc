@@ -74,12 +74,12 @@ void Count(const char* name, int version, void** function) {
 
 extern "C" {
 
-CUresult CUDAAPI cuGetProcAddress_v2(const char* name, void** function, int version,
-                                     cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
+CUresult CUDAAPI cuGetProcAddress_v2(const char* symbol, void** pfn, int version, cuuint64_t flags,
+                                     CUdriverProcAddressQueryResult* status) {
   const PFN_cuGetProcAddress_v12000 real = RealGetProcAddress();
   if (real == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  const CUresult result = real(name, function, version, flags, status);
-  if (result == CUDA_SUCCESS && *function != nullptr) Count(name, version, function);
+  const CUresult result = real(symbol, pfn, version, flags, status);
+  if (result == CUDA_SUCCESS && *pfn != nullptr) Count(symbol, version, pfn);
   return result;
 }
 

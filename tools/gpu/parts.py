@@ -55,7 +55,7 @@ class Parts:
 
     def test_parts(self):
         for name in TESTS:
-            yield Part(name, "tests", [self.bundle / "tests" / name, "--gtest_color=no"], 75)
+            yield Part(name, "tests", [self.bundle / "tests" / name, "--gtest_color=no"], 100)
 
     def experiment_parts(self, names, mps):
         for name in names:
