@@ -274,6 +274,10 @@ gradsync_error_t* gradsync_session_join(const gradsync_session_options_t* option
     out.on_rank_loss = EnumOr(in.on_rank_loss, gradsync::LossPolicy::kAbort);
     out.divisor = EnumOr(in.divisor, gradsync::Divisor::kLiveRanks);
     out.step_timeout = DurationOf(in.step_timeout);
+    out.nccl.max_ctas = in.nccl_max_ctas;
+    out.nccl.algorithm = EnumOr(in.nccl_algorithm, gradsync::NcclAlgorithm::kAuto);
+    out.nccl.protocol = EnumOr(in.nccl_protocol, gradsync::NcclProtocol::kAuto);
+    out.nccl.wire_type = EnumOr(in.nccl_wire_type, gradsync::NcclWireType::kAuto);
     if (in.connect_timeout != 0) out.connect_timeout = DurationOf(in.connect_timeout);
     auto handle = std::make_unique<gradsync_session>();
     auto joined = gradsync::Session::Join(out);

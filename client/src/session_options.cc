@@ -78,6 +78,16 @@ absl::Status ValidateOptions(const SessionOptions& options) {
     return Malformed("divisor", "is no divisor");
   }
   if (options.step_timeout < absl::ZeroDuration()) return Malformed("step_timeout", "is negative");
+  const NcclSettings& nccl = options.nccl;
+  if (nccl.max_ctas > NcclSettings::kMaxCtas) {
+    return Malformed("nccl.max_ctas",
+                     absl::StrCat("is ", nccl.max_ctas, "; 0 to ", NcclSettings::kMaxCtas));
+  }
+  if (NcclName(nccl.algorithm) == nullptr) return Malformed("nccl.algorithm", "is none of NCCL's");
+  if (NcclName(nccl.protocol) == nullptr) return Malformed("nccl.protocol", "is none of NCCL's");
+  if (nccl.wire_type != NcclWireType::kAuto && nccl.wire_type != NcclWireType::kSame) {
+    return Malformed("nccl.wire_type", "is no wire type");
+  }
   return absl::OkStatus();
 }
 
@@ -95,6 +105,10 @@ void FillOpenSession(const SessionOptions& options, v1::OpenSession* open) {
   if (options.step_timeout > absl::ZeroDuration()) {
     job.set_step_timeout_ms(TimeoutMs(options.step_timeout));
   }
+  job.mutable_nccl()->set_max_ctas(options.nccl.max_ctas);
+  job.mutable_nccl()->set_algorithm(static_cast<v1::NcclAlgorithm>(options.nccl.algorithm));
+  job.mutable_nccl()->set_protocol(static_cast<v1::NcclProtocol>(options.nccl.protocol));
+  job.mutable_nccl()->set_wire_type(static_cast<v1::NcclWireType>(options.nccl.wire_type));
   open->set_client(kClientVersion);
   open->set_coordinator(options.coordinator);
 }
@@ -106,6 +120,9 @@ std::uint64_t TimeoutMs(absl::Duration timeout) {
       absl::ToInt64Milliseconds(absl::Ceil(bounded, absl::Milliseconds(1))));
 }
 
+static_assert(static_cast<int>(NcclAlgorithm::kNvlsTree) == v1::NCCL_ALGORITHM_NVLS_TREE);
+static_assert(static_cast<int>(NcclProtocol::kSimple) == v1::NCCL_PROTOCOL_SIMPLE);
+static_assert(static_cast<int>(NcclWireType::kSame) == v1::NCCL_WIRE_TYPE_SAME);
 static_assert(static_cast<int>(LossPolicy::kContinue) == v1::LOSS_POLICY_CONTINUE);
 static_assert(static_cast<int>(LossPolicy::kHold) == v1::LOSS_POLICY_HOLD);
 static_assert(static_cast<int>(LossPolicy::kAbort) == v1::LOSS_POLICY_ABORT);

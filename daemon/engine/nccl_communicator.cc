@@ -1,6 +1,8 @@
 #include "daemon/engine/nccl_communicator.h"
 
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +25,26 @@ ncclDataType_t NcclType(DataType dtype) {
   }
   return ncclNumTypes;
 }
+
+// A variable of this process's environment that can be set and taken back.
+class Variable {
+ public:
+  explicit Variable(const char* name) : name_(name) {
+    if (const char* const value = std::getenv(name)) inherited_ = value;
+  }
+  void Set(const std::string& value) const {
+    const std::string& wanted = value.empty() ? inherited_ : value;
+    if (wanted.empty()) {
+      unsetenv(name_);
+    } else {
+      setenv(name_, wanted.c_str(), /*overwrite=*/1);
+    }
+  }
+
+ private:
+  const char* const name_;
+  std::string inherited_;
+};
 
 void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
@@ -49,6 +71,10 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
+  static const Variable algorithm("NCCL_ALGO");
+  static const Variable protocol("NCCL_PROTO");
+  algorithm.Set(options.algorithm);
+  protocol.Set(options.protocol);
   auto communicator = std::unique_ptr<NcclCommunicator>(new NcclCommunicator(nccl));
   const ncclResult_t result = nccl->ncclCommInitRankConfig(
       &communicator->communicator_, options.ranks, id, options.rank, &config);

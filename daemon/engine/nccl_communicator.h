@@ -22,6 +22,9 @@ struct NcclCommunicatorOptions {
   int rank = 0;
   int ranks = 1;
   int max_ctas = 0;  // 0: NCCL's choice
+  // As NCCL_ALGO and NCCL_PROTO take them. Empty: as this process was started.
+  std::string algorithm;
+  std::string protocol;
 };
 
 // Nonblocking: no call waits for another rank, so that the thread that makes them stays able to
@@ -37,7 +40,8 @@ class NcclCommunicator {
   // For rank 0 to give to all. Its process has to live until every rank is connected.
   static absl::StatusOr<std::string> NewUniqueId(const NcclLibrary* nccl);
 
-  // Begins to connect to the other ranks.
+  // Begins to connect to the other ranks. Changes NCCL_ALGO and NCCL_PROTO of this process, which
+  // has no other communicator: NCCL has no other way to be told, and reads them for each one.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
       const NcclLibrary* nccl, const NcclCommunicatorOptions& options);
   ~NcclCommunicator();

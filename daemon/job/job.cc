@@ -64,7 +64,8 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
       world_size_(world_size),
       options_(options),
       environment_(environment),
-      terms_{identity_.job_id, FlowOf(this), options.divide_by_world, options.step_timeout_ns},
+      terms_{identity_.job_id, FlowOf(this), options.divide_by_world, options.step_timeout_ns,
+             options.nccl},
       members_(world_size, environment.node_name),
       operations_(
           terms_, &members_,
@@ -105,6 +106,26 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
   if (options.step_timeout_ns != options_.step_timeout_ns) {
     return mismatch("step_timeout_ms", options_.step_timeout_ns / 1'000'000,
                     options.step_timeout_ns / 1'000'000);
+  }
+  const NcclSettings& nccl = options.nccl;
+  const auto name = [](auto choice) {
+    const std::string chosen = NcclName(choice);
+    return chosen.empty() ? "auto" : chosen;
+  };
+  if (nccl.max_ctas != options_.nccl.max_ctas) {
+    return mismatch("nccl.max_ctas", options_.nccl.max_ctas, nccl.max_ctas);
+  }
+  if (nccl.algorithm != options_.nccl.algorithm) {
+    return mismatch("nccl.algorithm", name(options_.nccl.algorithm), name(nccl.algorithm));
+  }
+  if (nccl.protocol != options_.nccl.protocol) {
+    return mismatch("nccl.protocol", name(options_.nccl.protocol), name(nccl.protocol));
+  }
+  if (nccl.wire_type != options_.nccl.wire_type) {
+    const auto wire = [](NcclWireType type) {
+      return type == NcclWireType::kSame ? "same" : "auto";
+    };
+    return mismatch("nccl.wire_type", wire(options_.nccl.wire_type), wire(nccl.wire_type));
   }
   if (!end_.ok() || members_[rank].state != RankState::kAbsent) {
     return MakeError(

@@ -20,6 +20,7 @@
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
+#include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
 
@@ -37,6 +38,7 @@ struct JobKey {
 struct JobOptions {
   bool divide_by_world = false;
   std::uint64_t step_timeout_ns = 0;
+  NcclSettings nccl;
 };
 
 // Thread-safe.

@@ -72,6 +72,7 @@ LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32
     bucket->operation.bucket = static_cast<std::uint32_t>(i);
     bucket->operation.gpu.layout = layout;
     bucket->operation.gpu.offset = plan_.buckets[i].offset;
+    bucket->operation.gpu.nccl = terms.nccl;
     bucket->operation.gpu.step_buckets = static_cast<std::uint32_t>(plan_.buckets.size());
     bucket->operation.done = [this, raw = bucket.get(), i](const ReduceTimes& times) {
       // Before the lock: the trainers' waits end here.

@@ -29,6 +29,7 @@
 #include "daemon/telemetry/layout_stats.h"
 #include "daemon/telemetry/step_timeline.h"
 #include "daemon/worker/gpu_arena.h"
+#include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
 
@@ -56,6 +57,7 @@ struct JobTerms {
   std::uint64_t flow = 0;  // the job's share of the reduce threads
   bool divide_by_world = false;
   std::uint64_t step_timeout_ns = 0;
+  NcclSettings nccl;
 };
 
 class LayoutChannel {

@@ -283,7 +283,7 @@ absl::Status AttachedNode::Open(const v1::RankRequest& request) {
   }
   const auto self = std::static_pointer_cast<AttachedNode>(shared_from_this());
   const std::uint64_t incarnation = NextIncarnation();
-  const JobOptions options{decoded->divide_by_world, decoded->step_timeout_ns};
+  const JobOptions options{decoded->divide_by_world, decoded->step_timeout_ns, decoded->nccl};
   auto job =
       context_.jobs->Join(key_, decoded->rank, decoded->world_size, options, incarnation,
                           std::make_shared<RankSink>(self, request.incarnation()), node_name_);

@@ -41,6 +41,12 @@ void EncodeOpen(const JoinRequest& request, v1::OpenSession* open) {
   open->mutable_options()->set_divisor(request.options.divide_by_world ? v1::DIVISOR_WORLD
                                                                        : v1::DIVISOR_LIVE_RANKS);
   open->mutable_options()->set_step_timeout_ms(request.options.step_timeout_ns / 1'000'000);
+  const NcclSettings& nccl = request.options.nccl;
+  v1::NcclOptions* const told = open->mutable_options()->mutable_nccl();
+  told->set_max_ctas(nccl.max_ctas);
+  told->set_algorithm(static_cast<v1::NcclAlgorithm>(nccl.algorithm));
+  told->set_protocol(static_cast<v1::NcclProtocol>(nccl.protocol));
+  told->set_wire_type(static_cast<v1::NcclWireType>(nccl.wire_type));
   open->set_client(request.client);
 }
 

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "daemon/reduce/bucket_numbers.h"
 #include "proto/gradsync/data_type.h"
+#include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
 
@@ -34,6 +35,7 @@ struct GpuBucket {
   std::uint64_t offset = 0;                  // bytes from each arena's start
   std::uint64_t verdict_offset = 0;          // of the float that takes the step's verdict
   std::uint32_t step_buckets = 0;            // buckets of a step
+  NcclSettings nccl;                         // the job's
   // Set before done(): some rank's gradients never came, and where they were to go holds nothing of
   // value. Of a step's last bucket this is the verdict that the trainers' streams have seen.
   bool is_void = false;

@@ -82,6 +82,21 @@ absl::Status AddBytes(absl::string_view field, std::uint64_t count, DataType dty
   return absl::OkStatus();
 }
 
+absl::StatusOr<NcclSettings> DecodeNccl(const v1::NcclOptions& options) {
+  if (options.max_ctas() > NcclSettings::kMaxCtas) {
+    return Malformed(absl::StrCat("nccl.max_ctas is ", options.max_ctas(), "; 0 to ",
+                                  NcclSettings::kMaxCtas, " allowed"));
+  }
+  if (!v1::NcclAlgorithm_IsValid(options.algorithm())) {
+    return Malformed("nccl.algorithm is unknown");
+  }
+  if (!v1::NcclProtocol_IsValid(options.protocol())) return Malformed("nccl.protocol is unknown");
+  if (!v1::NcclWireType_IsValid(options.wire_type())) return Malformed("nccl.wire_type is unknown");
+  return NcclSettings{options.max_ctas(), static_cast<NcclAlgorithm>(options.algorithm()),
+                      static_cast<NcclProtocol>(options.protocol()),
+                      static_cast<NcclWireType>(options.wire_type())};
+}
+
 }  // namespace
 
 absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint32_t* protocol) {
@@ -131,7 +146,10 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
       return Malformed("on_rank_loss is unknown");
   }
   if (!v1::Divisor_IsValid(options.divisor())) return Malformed("divisor is unknown");
+  const auto nccl = DecodeNccl(options.nccl());
+  if (!nccl.ok()) return nccl.status();
   OpenRequest request;
+  request.nccl = *nccl;
   request.job_id = message.job_id();
   request.token = message.token();
   request.rank = message.rank();

@@ -92,7 +92,8 @@ void Session::Furnish(const Place& place, JobPort::Registration agreed,
   memory.mps = place.mps;
   for (const PlannedBucket& bucket : agreed.plan.buckets) {
     spec.staging_bytes =
-        std::max(spec.staging_bytes, (bucket.count + 1) * ItemSize(StagingType(bucket.dtype)));
+        std::max(spec.staging_bytes,
+                 (bucket.count + 1) * ItemSize(StagingType(bucket.dtype, NcclWireType::kAuto)));
   }
   GpuArena::Create(gpus_.workers,
                    {identity_.job_key, place.device, identity_.peer.uid, job_->job_id()}, spec,

@@ -94,7 +94,8 @@ void SessionTable::Open(const PeerProcess& peer, const OpenRequest& request,
   join.rank = request.rank;
   join.world_size = request.world_size;
   join.options = {request.divide_by_world,
-                  request.step_timeout_ns != 0 ? request.step_timeout_ns : policy_.step_timeout_ns};
+                  request.step_timeout_ns != 0 ? request.step_timeout_ns : policy_.step_timeout_ns,
+                  request.nccl};
   join.incarnation = *incarnation;
   join.coordinator = request.coordinator;
   join.client = request.client;

@@ -20,6 +20,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_table.h"
 #include "daemon/session/session.h"
+#include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
 
@@ -41,6 +42,7 @@ struct OpenRequest {
   std::uint32_t world_size = 1;
   bool divide_by_world = false;
   std::uint64_t step_timeout_ns = 0;  // 0: the policy's
+  NcclSettings nccl;
   std::string client;
   std::string coordinator;  // where rank 0's daemon is; empty: here
 };

@@ -366,6 +366,8 @@ absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& conn
   options.rank = static_cast<int>(connect.rank());
   options.ranks = static_cast<int>(connect.ranks());
   options.max_ctas = static_cast<int>(connect.max_ctas());
+  options.algorithm = connect.algorithm();
+  options.protocol = connect.protocol();
   const std::size_t free_before = FreeBytes();
   auto communicator = NcclCommunicator::Connect(nccl_.get(), options);
   if (!communicator.ok()) return communicator.status();

@@ -16,12 +16,14 @@
 #include "daemon/worker/worker_process.h"
 #include "daemon/worker/worker_supervisor.h"
 #include "proto/gradsync/data_type.h"
+#include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
 
-// In which a bucket's sum is held on a GPU: 16-bit types are added and scaled in float32.
-constexpr DataType StagingType(DataType dtype) {
-  return ItemSize(dtype) == 2 ? DataType::kFloat32 : dtype;
+// In which a bucket's sum is held on a GPU, and summed between GPUs. A GPU's own trainers are added
+// up, and the sum is scaled, in float32 in any case.
+constexpr DataType StagingType(DataType dtype, NcclWireType wire_type) {
+  return ItemSize(dtype) == 2 && wire_type == NcclWireType::kAuto ? DataType::kFloat32 : dtype;
 }
 
 struct GpuArenaSpec {

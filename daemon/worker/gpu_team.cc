@@ -34,7 +34,8 @@ worker::Call LaunchOf(const ReduceOperation& operation, const WorkerProcess* wor
   launch->set_step(operation.number);
   launch->set_bucket(operation.bucket);
   launch->set_data_type(static_cast<std::uint32_t>(operation.dtype));
-  launch->set_staging_data_type(static_cast<std::uint32_t>(StagingType(operation.dtype)));
+  launch->set_staging_data_type(
+      static_cast<std::uint32_t>(StagingType(operation.dtype, operation.gpu.nccl.wire_type)));
   launch->set_offset(operation.gpu.offset);
   launch->set_count(operation.count);
   launch->set_scale(operation.scale);
@@ -117,7 +118,13 @@ void GpuTeam::EnrollLocked(const ReduceOperation& operation) {
     members.push_back(arena->worker());
     changed = true;
   }
-  if (!changed) return;
+  // Of a generation of the job that has chosen otherwise. The wire type is each launch's own.
+  const NcclSettings& nccl = operation.gpu.nccl;
+  const bool reconnect =
+      connected_ && (nccl.max_ctas != nccl_.max_ctas || nccl.algorithm != nccl_.algorithm ||
+                     nccl.protocol != nccl_.protocol);
+  nccl_ = nccl;
+  if (!changed && !reconnect) return;
   members_ = std::move(members);
   joined_ = members_.size() == 1 && !connected_;
   // Whoever is connecting does it in vain.
@@ -177,6 +184,9 @@ void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Repl
       connect->set_rank(static_cast<std::uint32_t>(rank));
       connect->set_ranks(static_cast<std::uint32_t>(members_.size()));
       connect->set_limit_ns(kConnectLimitNs);
+      connect->set_max_ctas(nccl_.max_ctas);
+      connect->set_algorithm(NcclName(nccl_.algorithm));
+      connect->set_protocol(NcclName(nccl_.protocol));
       calls_.push_back({std::move(worker), std::move(call), answered});
     }
   }

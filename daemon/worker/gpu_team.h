@@ -17,6 +17,7 @@
 #include "daemon/worker/collective_gate.h"
 #include "daemon/worker/worker.pb.h"
 #include "daemon/worker/worker_process.h"
+#include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
 
@@ -86,6 +87,7 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
   mutable Mutex mutex_;
   // In the order of their GPUs' UUIDs: their ranks in the communicator.
   std::vector<std::weak_ptr<WorkerProcess>> members_ ABSL_GUARDED_BY(mutex_);
+  NcclSettings nccl_ ABSL_GUARDED_BY(mutex_);   // of the job's running generation
   bool joined_ ABSL_GUARDED_BY(mutex_) = true;  // connected as they are; one needs no connection
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;  // some of them are, to whomever
   // Since they were: some GPU is shared without MPS.

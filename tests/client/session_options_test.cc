@@ -51,6 +51,16 @@ TEST(SessionOptionsTest, NamesTheFault) {
                 [](SessionOptions* options) { options->divisor = static_cast<Divisor>(0); });
   ExpectRefused("step_timeout",
                 [](SessionOptions* options) { options->step_timeout = -absl::Seconds(1); });
+  ExpectRefused("nccl.max_ctas", [](SessionOptions* options) { options->nccl.max_ctas = 65; });
+  ExpectRefused("nccl.algorithm", [](SessionOptions* options) {
+    options->nccl.algorithm = static_cast<NcclAlgorithm>(7);
+  });
+  ExpectRefused("nccl.protocol", [](SessionOptions* options) {
+    options->nccl.protocol = static_cast<NcclProtocol>(4);
+  });
+  ExpectRefused("nccl.wire_type", [](SessionOptions* options) {
+    options->nccl.wire_type = static_cast<NcclWireType>(2);
+  });
 }
 
 TEST(SessionOptionsTest, BecomesOpenSession) {
@@ -59,6 +69,7 @@ TEST(SessionOptionsTest, BecomesOpenSession) {
   options.divisor = Divisor::kWorld;
   options.on_rank_loss = LossPolicy::kHold;
   options.step_timeout = absl::Microseconds(1500);
+  options.nccl = {16, NcclAlgorithm::kNvls, NcclProtocol::kSimple, NcclWireType::kSame};
   v1::OpenSession open;
   FillOpenSession(options, &open);
   EXPECT_EQ(open.protocol().oldest(), 2u);
@@ -71,6 +82,10 @@ TEST(SessionOptionsTest, BecomesOpenSession) {
   EXPECT_EQ(open.options().divisor(), v1::DIVISOR_WORLD);
   EXPECT_EQ(open.options().on_rank_loss(), v1::LOSS_POLICY_HOLD);
   EXPECT_EQ(open.options().step_timeout_ms(), 2u);
+  EXPECT_EQ(open.options().nccl().max_ctas(), 16u);
+  EXPECT_EQ(open.options().nccl().algorithm(), v1::NCCL_ALGORITHM_NVLS);
+  EXPECT_EQ(open.options().nccl().protocol(), v1::NCCL_PROTOCOL_SIMPLE);
+  EXPECT_EQ(open.options().nccl().wire_type(), v1::NCCL_WIRE_TYPE_SAME);
 }
 
 TEST(SessionOptionsTest, NoStepTimeoutIsTheDaemonsDefault) {

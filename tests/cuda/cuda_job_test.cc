@@ -32,8 +32,10 @@ using fakes::MachineDescription;
 using fakes::MachineWithGpus;
 using testing::Contains;
 using testing::Each;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 constexpr std::uint32_t kRanks = 2;
 constexpr std::size_t kBuckets = 3;
@@ -79,10 +81,19 @@ class GpuJob {
   // What follows is this rank's.
   void Enter(std::uint32_t rank) { CUDA_OK(cuCtxSetCurrent(contexts_[rank])); }
 
-  void Join(const LayoutSpec& spec = FloatBuckets(kBuckets, kCount)) {
-    job_ = JoinAll(daemon_, kRanks, nullptr);
-    OnEveryRank(kRanks, [this, &spec](std::uint32_t rank) {
-      auto layout = job_.sessions[rank]->RegisterLayout(On(GpuUuid(GpuOf(rank)), spec));
+  // Of the lives that begin from now on.
+  void set_nccl(const NcclSettings& nccl) { nccl_ = nccl; }
+  void set_spec(const LayoutSpec& spec) { spec_ = spec; }
+
+  void Join() {
+    std::vector<SessionOptions> options;
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      options.push_back(daemon_.Options(rank, kRanks));
+      options.back().nccl = nccl_;
+    }
+    job_ = JoinAll(options, nullptr);
+    OnEveryRank(kRanks, [this](std::uint32_t rank) {
+      auto layout = job_.sessions[rank]->RegisterLayout(On(GpuUuid(GpuOf(rank)), spec_));
       ASSERT_TRUE(layout.ok()) << layout.status();
       job_.layouts[rank] = *std::move(layout);
     });
@@ -101,11 +112,14 @@ class GpuJob {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     const BucketView view = layout(rank).bucket(bucket);
-    CUDA_OK(cuMemsetD32Async(AddressOf(view.data), bits, view.count, stream(rank)));
+    const std::size_t words = view.count * ItemSize(view.dtype) / sizeof(bits);
+    CUDA_OK(cuMemsetD32Async(AddressOf(view.data), bits, words, stream(rank)));
   }
   std::vector<float> Read(std::uint32_t rank, std::size_t bucket) {
     Enter(rank);
-    return fakes::ReadFloats(AddressOf(layout(rank).bucket(bucket).data), kCount, stream(rank));
+    const BucketView view = layout(rank).bucket(bucket);
+    const std::size_t words = view.count * ItemSize(view.dtype) / sizeof(float);
+    return fakes::ReadFloats(AddressOf(view.data), words, stream(rank));
   }
   float Verdict(std::uint32_t rank, std::uint64_t step) {
     Enter(rank);
@@ -141,6 +155,8 @@ class GpuJob {
   const int gpus_;
   FakeMachine machine_;
   DaemonProcess daemon_;
+  NcclSettings nccl_;
+  LayoutSpec spec_ = FloatBuckets(kBuckets, kCount);
   std::vector<CUcontext> contexts_;
   std::vector<CUstream> streams_;
   JobOfThreads job_;
@@ -234,7 +250,8 @@ class SeenStep {
   SeenStep() {
     LayoutSpec spec;
     spec.parameters.push_back({"weight", {kCount}, DataType::kFloat32});
-    job_.Join(spec);
+    job_.set_spec(spec);
+    job_.Join();
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) job_.Mark(rank, 1, 4 + 2 * rank);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       EXPECT_TRUE(job_.layout(rank).WaitOnStream(1, job_.stream(rank)).ok());
@@ -347,6 +364,65 @@ class LateGradients {
   GpuJob job_;
   std::unique_ptr<fakes::Word> gradients_;
 };
+
+ISOLATED_TEST(GpuJob, MakesItsCommunicatorAsEachOfItsLivesHasChosen, MachineWithGpus(2)) {
+  GpuJob job(2);
+  const auto live = [&job](const NcclSettings& nccl) {
+    job.set_nccl(nccl);
+    job.Join();
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 1, 4 + 2 * rank);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_THAT(job.Read(rank, 1), Each(6.0f));
+      EXPECT_TRUE(job.layout(rank).WaitStep(1, kPatience).ok());
+    }
+    job.End();
+    return job.machine().Journal("communicator");
+  };
+  EXPECT_THAT(live({}), ElementsAre("maxCTAs= NCCL_ALGO= NCCL_PROTO=",  //
+                                    "maxCTAs= NCCL_ALGO= NCCL_PROTO="));
+  const NcclSettings chosen{4, NcclAlgorithm::kRing, NcclProtocol::kLl128, NcclWireType::kAuto};
+  EXPECT_EQ(live(chosen).back(), "maxCTAs=4 NCCL_ALGO=Ring NCCL_PROTO=LL128");
+  EXPECT_THAT(live(chosen), SizeIs(4)) << "kept";
+  EXPECT_EQ(live({}).back(), "maxCTAs= NCCL_ALGO= NCCL_PROTO=");
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+// Two of them are more than a float16 holds.
+constexpr std::uint16_t k60000 = 0x7b53;
+constexpr std::uint16_t kInfinity = 0x7c00;
+
+std::uint16_t AverageOfTwoLargeHalves(NcclWireType wire_type) {
+  GpuJob job(2);
+  job.set_nccl({0, {}, {}, wire_type});
+  LayoutSpec spec;
+  spec.explicit_buckets.assign(kBuckets, {DataType::kFloat16, kCount});
+  job.set_spec(spec);
+  job.Join();
+  float two_halves;
+  const std::uint16_t halves[] = {k60000, k60000};
+  std::memcpy(&two_halves, halves, sizeof(two_halves));
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      job.Write(rank, bucket, two_halves);
+      EXPECT_TRUE(job.layout(rank).MarkReady(1, bucket, {job.stream(rank)}).ok());
+    }
+    job.EndStep(rank, 1);
+  }
+  std::uint16_t average[2];
+  const float read = job.Read(1, 0)[0];
+  std::memcpy(average, &read, sizeof(average));
+  EXPECT_TRUE(job.layout(1).WaitStep(1, kPatience).ok());
+  EXPECT_EQ(job.Verdict(1, 1), 0);
+  return average[1];
+}
+
+ISOLATED_TEST(GpuJob, SumsHalvesBetweenGpusInFloat32, MachineWithGpus(2)) {
+  EXPECT_EQ(AverageOfTwoLargeHalves(NcclWireType::kAuto), k60000);
+}
+
+ISOLATED_TEST(GpuJob, SumsHalvesBetweenGpusAsTheyAreIfAsked, MachineWithGpus(2)) {
+  EXPECT_EQ(AverageOfTwoLargeHalves(NcclWireType::kSame), kInfinity);
+}
 
 MachineDescription WithMps() {
   MachineDescription machine = MachineWithGpus(2);

@@ -19,7 +19,7 @@ void JobFixture::Start(std::uint32_t ranks, bool divide_by_world) {
   environment.clock = &clock_;
   environment.reducer = &reducer_;
   environment.executor = &executor_;
-  const JobOptions options{divide_by_world, kStepTimeoutNs};
+  const JobOptions options{divide_by_world, kStepTimeoutNs, {}};
   job_ = std::make_shared<Job>(JobIdentity{1000, "run-7", "", 1}, ranks, options, environment);
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     sinks_.push_back(std::make_shared<RecordingSink>());

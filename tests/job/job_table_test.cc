@@ -137,6 +137,16 @@ TEST_F(JobTableTest, AnotherWorldSizeOrOptionIsRefusedWithBothValues) {
   options.step_timeout_ns = 5'000'000;
   ExpectSaid(Join(1, 2, Key(), options).job.status(), absl::StatusCode::kFailedPrecondition,
              "JOB_MISMATCH", {"step_timeout_ms is 5", "have 0"});
+  const auto expect_refused = [this](const NcclSettings& nccl, const char* says) {
+    JobOptions other;
+    other.nccl = nccl;
+    ExpectSaid(Join(1, 2, Key(), other).job.status(), absl::StatusCode::kFailedPrecondition,
+               "JOB_MISMATCH", {says});
+  };
+  expect_refused({8, {}, {}, {}}, "nccl.max_ctas is 8, but the ranks that joined before have 0");
+  expect_refused({0, NcclAlgorithm::kRing, {}, {}}, "nccl.algorithm is Ring, but");
+  expect_refused({0, {}, NcclProtocol::kLl, {}}, "nccl.protocol is LL, but");
+  expect_refused({0, {}, {}, NcclWireType::kSame}, "nccl.wire_type is same, but");
   EXPECT_TRUE(Join(1).job.ok());
 }
 

@@ -33,7 +33,8 @@ TEST(RankMessagesTest, OpenSession) {
   join.key.token_hash = std::string(32, 'h');
   join.rank = 3;
   join.world_size = 4;
-  join.options = {true, 7000 * kMs};
+  join.options = {
+      true, 7000 * kMs, {8, NcclAlgorithm::kTree, NcclProtocol::kSimple, NcclWireType::kSame}};
   join.client = "test";
   v1::OpenSession open;
   EncodeOpen(join, &open);
@@ -46,6 +47,10 @@ TEST(RankMessagesTest, OpenSession) {
   EXPECT_EQ(request->world_size, 4u);
   EXPECT_TRUE(request->divide_by_world);
   EXPECT_EQ(request->step_timeout_ns, 7000 * kMs);
+  EXPECT_EQ(request->nccl.max_ctas, 8u);
+  EXPECT_EQ(request->nccl.algorithm, NcclAlgorithm::kTree);
+  EXPECT_EQ(request->nccl.protocol, NcclProtocol::kSimple);
+  EXPECT_EQ(request->nccl.wire_type, NcclWireType::kSame);
   EXPECT_EQ(request->client, "test");
 }
 

@@ -46,7 +46,14 @@ v1::OpenSession GoodOpen() {
       protocol { oldest: 1 newest: 1 } shared_memory_abi: )",
                                              kSharedMemoryAbi, R"(
       job_id: "run-7" token: "secret" rank: 1 world_size: 2 client: "gradsync-cpp/0.1"
-      options { on_rank_loss: LOSS_POLICY_ABORT divisor: DIVISOR_WORLD step_timeout_ms: 5 })"));
+      options { on_rank_loss: LOSS_POLICY_ABORT divisor: DIVISOR_WORLD step_timeout_ms: 5
+        nccl {
+          max_ctas: 8
+          algorithm: NCCL_ALGORITHM_NVLS_TREE
+          protocol: NCCL_PROTOCOL_LL128
+          wire_type: NCCL_WIRE_TYPE_SAME
+        }
+      })"));
 }
 
 absl::StatusOr<OpenRequest> Open(const v1::OpenSession& message) {
@@ -65,6 +72,10 @@ TEST(DecodeOpenTest, EveryFieldArrives) {
   EXPECT_EQ(request->world_size, 2u);
   EXPECT_TRUE(request->divide_by_world);
   EXPECT_EQ(request->step_timeout_ns, 5 * kNsPerMs);
+  EXPECT_EQ(request->nccl.max_ctas, 8u);
+  EXPECT_EQ(request->nccl.algorithm, NcclAlgorithm::kNvlsTree);
+  EXPECT_EQ(request->nccl.protocol, NcclProtocol::kLl128);
+  EXPECT_EQ(request->nccl.wire_type, NcclWireType::kSame);
   EXPECT_EQ(request->client, "gradsync-cpp/0.1");
 }
 
@@ -77,6 +88,10 @@ TEST(DecodeOpenTest, OptionsMayBeLeftOut) {
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_FALSE(request->divide_by_world);
   EXPECT_EQ(request->step_timeout_ns, 0u);  // the daemon's default
+  EXPECT_EQ(request->nccl.max_ctas, 0u);    // NCCL's choice, as the rest
+  EXPECT_EQ(request->nccl.algorithm, NcclAlgorithm::kAuto);
+  EXPECT_EQ(request->nccl.protocol, NcclProtocol::kAuto);
+  EXPECT_EQ(request->nccl.wire_type, NcclWireType::kAuto);
   EXPECT_EQ(request->token, "");
 }
 

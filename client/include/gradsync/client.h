@@ -45,6 +45,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "gradsync/data_type.h"
+#include "gradsync/nccl_settings.h"
 
 namespace gradsync {
 
@@ -84,6 +85,8 @@ struct SessionOptions {
   // "host" or "host:port" (7417) of the daemon on rank 0's node, the same on every rank; daemons
   // without peer_listen take no notice. Empty: the job is on this node.
   std::string coordinator;
+  // How gradients are summed between GPUs, the same on every rank; left to NCCL by default.
+  NcclSettings nccl;
 };
 
 struct ParameterSpec {

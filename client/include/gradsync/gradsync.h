@@ -124,6 +124,28 @@ typedef enum gradsync_loss_policy {
   GRADSYNC_CONTINUE = 3
 } gradsync_loss_policy_t;
 
+typedef enum gradsync_nccl_algorithm {
+  GRADSYNC_NCCL_ALGORITHM_AUTO = 0, /* default: NCCL's choice */
+  GRADSYNC_NCCL_TREE = 1,
+  GRADSYNC_NCCL_RING = 2,
+  GRADSYNC_NCCL_COLLNET_DIRECT = 3,
+  GRADSYNC_NCCL_COLLNET_CHAIN = 4,
+  GRADSYNC_NCCL_NVLS = 5,
+  GRADSYNC_NCCL_NVLS_TREE = 6
+} gradsync_nccl_algorithm_t;
+
+typedef enum gradsync_nccl_protocol {
+  GRADSYNC_NCCL_PROTOCOL_AUTO = 0, /* default: NCCL's choice */
+  GRADSYNC_NCCL_LL = 1,
+  GRADSYNC_NCCL_LL128 = 2,
+  GRADSYNC_NCCL_SIMPLE = 3
+} gradsync_nccl_protocol_t;
+
+typedef enum gradsync_nccl_wire_type {
+  GRADSYNC_NCCL_WIRE_AUTO = 0, /* default: 16-bit types as float32, others as they are */
+  GRADSYNC_NCCL_WIRE_SAME = 1  /* as they are */
+} gradsync_nccl_wire_type_t;
+
 /* Bytes of one element; 0 for a number that is no data type. */
 GRADSYNC_EXPORT size_t gradsync_item_size(int32_t data_type);
 
@@ -141,6 +163,11 @@ typedef struct gradsync_session_options {
   int64_t connect_timeout; /* 0: 60 s; negative: do not wait */
   /* "host" or "host:port" of the daemon on rank 0's node; NULL: the job is on this node. */
   const char* coordinator;
+  /* How gradients are summed between GPUs, the same on every rank. */
+  uint32_t nccl_max_ctas; /* thread blocks of NCCL's kernels; 0: NCCL's choice */
+  int32_t nccl_algorithm; /* gradsync_nccl_algorithm_t */
+  int32_t nccl_protocol;  /* gradsync_nccl_protocol_t */
+  int32_t nccl_wire_type; /* gradsync_nccl_wire_type_t */
 } gradsync_session_options_t;
 
 static inline void gradsync_session_options_init(gradsync_session_options_t* options) {

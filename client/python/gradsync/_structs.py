@@ -21,6 +21,10 @@ class SessionOptionsStruct(ctypes.Structure):
         ("step_timeout", ctypes.c_int64),
         ("connect_timeout", ctypes.c_int64),
         ("coordinator", ctypes.c_char_p),
+        ("nccl_max_ctas", ctypes.c_uint32),
+        ("nccl_algorithm", ctypes.c_int32),
+        ("nccl_protocol", ctypes.c_int32),
+        ("nccl_wire_type", ctypes.c_int32),
     )
 
 

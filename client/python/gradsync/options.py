@@ -11,6 +11,17 @@ from gradsync._library import library, raise_error
 
 _LOSS_POLICIES = {"abort": 1, "hold": 2, "continue": 3}
 _DIVISORS = {"live_ranks": 1, "world": 2}
+_NCCL_ALGORITHMS = {
+    "auto": 0,
+    "tree": 1,
+    "ring": 2,
+    "collnet_direct": 3,
+    "collnet_chain": 4,
+    "nvls": 5,
+    "nvls_tree": 6,
+}
+_NCCL_PROTOCOLS = {"auto": 0, "ll": 1, "ll128": 2, "simple": 3}
+_NCCL_WIRE_TYPES = {"auto": 0, "same": 1}
 
 
 @dataclasses.dataclass
@@ -31,6 +42,15 @@ class SessionOptions:
       connect_timeout: seconds to retry while the daemon is not there yet; None: 60 s; 0: one try.
       coordinator: "host" or "host:port" of the daemon on rank 0's node, the same on every rank; ""
         if the job is on this node.
+      nccl_max_ctas: thread blocks that NCCL's kernels may have, so that the GPU's others are left to
+        the trainers, 1 to 64; None: NCCL's choice. This and the next three are for gradients on
+        GPUs, and the same on every rank.
+      nccl_algorithm: "auto" (NCCL's choice), "tree", "ring", "collnet_direct", "collnet_chain",
+        "nvls" or "nvls_tree".
+      nccl_protocol: "auto" (NCCL's choice), "ll", "ll128" or "simple".
+      nccl_wire_type: as what gradients are summed between GPUs: "auto" (16-bit types as float32,
+        others as they are) or "same" (as they are: half the bytes for 16-bit types, rounded at
+        every GPU on the way).
     """
 
     socket: str = "/run/gradsync/gradsyncd.sock"
@@ -43,6 +63,10 @@ class SessionOptions:
     step_timeout: Optional[float] = None
     connect_timeout: Optional[float] = None
     coordinator: str = ""
+    nccl_max_ctas: Optional[int] = None
+    nccl_algorithm: str = "auto"
+    nccl_protocol: str = "auto"
+    nccl_wire_type: str = "auto"
 
     @classmethod
     def from_environment(cls) -> SessionOptions:
@@ -84,6 +108,13 @@ class SessionOptions:
         struct.world_size = self.world_size
         struct.on_rank_loss = _choice("on_rank_loss", self.on_rank_loss, _LOSS_POLICIES)
         struct.divisor = _choice("divisor", self.divisor, _DIVISORS)
+        if self.nccl_max_ctas is not None:
+            if not 0 < self.nccl_max_ctas < 2**32:
+                raise _malformed("nccl_max_ctas", f"is {self.nccl_max_ctas}")
+            struct.nccl_max_ctas = self.nccl_max_ctas
+        struct.nccl_algorithm = _choice("nccl_algorithm", self.nccl_algorithm, _NCCL_ALGORITHMS)
+        struct.nccl_protocol = _choice("nccl_protocol", self.nccl_protocol, _NCCL_PROTOCOLS)
+        struct.nccl_wire_type = _choice("nccl_wire_type", self.nccl_wire_type, _NCCL_WIRE_TYPES)
         struct.step_timeout = _duration.nanoseconds(
             self.step_timeout, "SessionOptions.step_timeout", default=0
         )

@@ -78,6 +78,11 @@ def test_options_come_from_the_environment(monkeypatch):
         ({"step_timeout": 0}, "step_timeout is 0"),
         ({"step_timeout": -1}, "step_timeout is -1"),
         ({"connect_timeout": float("nan")}, "connect_timeout is nan"),
+        ({"nccl_max_ctas": 0}, "nccl_max_ctas is 0"),
+        ({"nccl_max_ctas": 65}, "nccl.max_ctas is 65; 0 to 64"),
+        ({"nccl_algorithm": "star"}, "nccl_algorithm is 'star', not one of auto, tree, ring"),
+        ({"nccl_protocol": "tcp"}, "nccl_protocol is 'tcp'"),
+        ({"nccl_wire_type": "float8"}, "nccl_wire_type is 'float8', not one of auto, same"),
     ],
 )
 def test_a_malformed_option_is_named(daemon, changes, message):

@@ -27,9 +27,10 @@ namespace gradsync::fakes {
 inline constexpr char kStateVariable[] = "GRADSYNC_FAKE_CUDA";
 
 // Kinds of journal lines.
-inline constexpr char kBlocked[] = "blocked";      // a call waits for what may never come
-inline constexpr char kViolation[] = "violation";  // undefined behaviour on a real machine
-inline constexpr char kFault[] = "fault";          // an injected fault was met
+inline constexpr char kBlocked[] = "blocked";            // a call waits for what may never come
+inline constexpr char kViolation[] = "violation";        // undefined behaviour on a real machine
+inline constexpr char kFault[] = "fault";                // an injected fault was met
+inline constexpr char kCommunicator[] = "communicator";  // what one of NCCL's was made with
 
 struct JournalLine {
   int pid = 0;

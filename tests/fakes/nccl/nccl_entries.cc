@@ -3,6 +3,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -58,6 +59,18 @@ ncclResult_t WithReady(
   });
 }
 
+// What whoever makes a communicator has left to NCCL, and what not.
+std::string Choices(const ncclConfig_t* config) {
+  std::string choices = "maxCTAs=";
+  const bool chosen = config != nullptr && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
+  choices += chosen ? std::to_string(config->maxCTAs) : "";
+  for (const char* const name : {"NCCL_ALGO", "NCCL_PROTO"}) {
+    const char* const value = std::getenv(name);
+    choices += std::string(" ") + name + "=" + (value != nullptr ? value : "");
+  }
+  return choices;
+}
+
 ncclResult_t Init(ncclComm_t* handle, int ranks, const ncclUniqueId& id, int rank,
                   const ncclConfig_t* config) {
   NcclProcess& process = *NcclProcess::Get();
@@ -81,6 +94,7 @@ ncclResult_t Init(ncclComm_t* handle, int ranks, const ncclUniqueId& id, int ran
                          process.folder().machine().communicator_bytes);
   if (footprint == nullptr) return NcclFailure(ncclUnhandledCudaError, "out of memory");
   const bool blocking = config == nullptr || config->blocking != 0;
+  process.folder().Note(kCommunicator, Choices(config));
   auto communicator = std::make_shared<NcclCommunicator>(
       &process, context, rank, ranks, blocking, std::move(rendezvous), std::move(footprint));
   *handle = Communicators().Add(communicator);
