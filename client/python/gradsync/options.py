@@ -42,8 +42,8 @@ class SessionOptions:
       connect_timeout: seconds to retry while the daemon is not there yet; None: 60 s; 0: one try.
       coordinator: "host" or "host:port" of the daemon on rank 0's node, the same on every rank; ""
         if the job is on this node.
-      nccl_max_ctas: thread blocks that NCCL's kernels may have, so that the GPU's others are left to
-        the trainers, 1 to 64; None: NCCL's choice. This and the next three are for gradients on
+      nccl_max_ctas: thread blocks that NCCL's kernels may have, so that the GPU's others are left
+        to the trainers, 1 to 64; None: NCCL's choice. This and the next three are for gradients on
         GPUs, and the same on every rank.
       nccl_algorithm: "auto" (NCCL's choice), "tree", "ring", "collnet_direct", "collnet_chain",
         "nvls" or "nvls_tree".
