@@ -268,7 +268,7 @@ bool Session::CheckLease(std::uint64_t now_ns) {
                 absl::StrCat("its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
                              " ms, longer than its lease; it is stopped or swapped out"),
                 {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
-  return true;
+  return !expired_.exchange(true, std::memory_order_relaxed);
 }
 
 void Session::End(const absl::Status& why) { job_->Lose(rank(), identity_.incarnation, why); }

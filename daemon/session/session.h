@@ -104,7 +104,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // A worker has died: the session ends if its memory was there.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);
 
-  // Asks after a third of the lease's silence; ends the session after all of it: then true.
+  // Asks after a third of the lease's silence; ends the session after all of it: then
+  // true, once.
   bool CheckLease(std::uint64_t now_ns);
   // It has had memory on one.
   bool on_gpu() const { return on_gpu_.load(std::memory_order_relaxed); }
@@ -161,6 +162,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   std::atomic<std::uint64_t> heard_ns_;
   std::atomic<std::uint64_t> asked_ns_{0};
+  std::atomic<bool> expired_{false};  // its lease
   std::atomic<bool> on_gpu_{false};
 
   mutable Mutex mutex_;
