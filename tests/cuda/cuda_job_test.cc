@@ -165,7 +165,7 @@ class GpuJob {
 ISOLATED_TEST(GpuJob, AveragesOnTheTrainersStreams, MachineWithGpus(1)) {
   GpuJob job;
   job.Join();
-  for (std::uint64_t step = 1; step <= 5; ++step) {
+  for (std::uint64_t step = 1; step <= 20; ++step) {
     const auto value = static_cast<float>(10 * step);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, step, value + 2 * rank);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {

@@ -76,7 +76,7 @@ ISOLATED_TEST(NcclLaunch, AveragesOverTheTrainersOfEveryGpu, MachineWithGpus(2))
   TwoGpus job(2, kBuckets);
   job.PutVerdictAt(kBuckets * kBytes);
   job.Connect();
-  for (std::uint64_t step = 1; step <= 5; ++step) {
+  for (std::uint64_t step = 1; step <= 20; ++step) {
     std::vector<std::unique_ptr<PendingReply>> done;
     for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
       for (int gpu = 0; gpu < 2; ++gpu) {
