@@ -138,6 +138,8 @@ PeerOptions PeerOptionsOf(const Options& options) {
   peer.engine.chunk_bytes = options.engine_chunk_bytes;
   peer.engine.wire = options.engine_wire_type;
   peer.engine.silence_limit = options.engine_timeout;
+  peer.worker_idle_limit_ns =
+      static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options.worker_idle_limit));
   return peer;
 }
 

@@ -5,17 +5,15 @@
 #ifndef DAEMON_JOB_JOB_PORT_H_
 #define DAEMON_JOB_JOB_PORT_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <tuple>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "daemon/job/job_key.h"
 #include "daemon/job/layout_channel.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
@@ -23,16 +21,6 @@
 #include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
-
-struct JobKey {
-  uid_t uid = 0;
-  std::string job_id;
-  std::string token_hash;  // SHA-256, empty without a token
-
-  bool operator<(const JobKey& other) const {
-    return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
-  }
-};
 
 // What the ranks must agree on at join.
 struct JobOptions {
@@ -47,6 +35,8 @@ class JobPort {
   virtual ~JobPort() = default;
 
   virtual const std::string& job_id() const = 0;
+  // Where the daemon is that coordinates it; empty: it is this one.
+  virtual std::string coordinator() const { return ""; }
 
   struct Registration {
     std::uint32_t channel = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,9 +15,10 @@ namespace {
 // How many ranks, and ranges of buckets of each, a message names at most.
 constexpr std::size_t kNamed = 8;
 
-// Numbers layouts over all of the daemon's jobs and their generations.
+// Numbers layouts over all of the daemon's jobs and their generations. Workers of other nodes hear
+// these numbers too, from one coordinator's life after the other: so each begins somewhere else.
 std::uint64_t NextLayout() {
-  static std::atomic<std::uint64_t> last{0};
+  static std::atomic<std::uint64_t> last{std::uint64_t{std::random_device{}()} << 30};
   return ++last;
 }
 
@@ -124,19 +126,6 @@ absl::Status LayoutChannel::Register(std::uint32_t rank, LayoutRequest request, 
         effects);
     return agreement_;
   }
-  if (spec_.on_gpu && members_->SpansNodes()) {
-    ranks_[rank].refused = true;
-    FailAgreement(MakeError(absl::StatusCode::kUnimplemented, "GPU_BETWEEN_NODES",
-                            absl::StrCat("layout '", name(),
-                                         "' lies on GPUs, and the ranks of job '", terms_.job_id,
-                                         "' on several nodes: that is not built yet. Keep its "
-                                         "gradients in host memory."),
-                            {{"job", terms_.job_id},
-                             {"rank", absl::StrCat(rank)},
-                             {"channel", absl::StrCat(channel_)}}),
-                  effects);
-    return agreement_;
-  }
   ranks_[rank].registered = true;
   request.spec = LayoutSpec{};
   ranks_[rank].request = std::move(request);
@@ -170,6 +159,11 @@ absl::Status LayoutChannel::Mapped(std::uint32_t rank, RankMemory memory) {
   if (!ranks_[rank].registered || ranks_[rank].memory.has_value()) {
     return Breach(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step_,
                   std::nullopt, "ArenaMapped without a registration, or twice");
+  }
+  const std::string device = memory.gpu != nullptr ? memory.gpu->key().device : "";
+  if (device != ranks_[rank].request.device) {
+    return Breach(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION", rank, step_,
+                  std::nullopt, "ArenaMapped of memory elsewhere than it was asked for");
   }
   ranks_[rank].memory = std::move(memory);
   return absl::OkStatus();
@@ -349,15 +343,15 @@ void LayoutChannel::BindMemory() {
       if (!members_->InSteps(rank)) continue;
       const RankMemory& memory = *ranks_[rank].memory;
       bucket.operation.ranks.push_back(rank);
-      if (memory.semaphores == nullptr) {
+      const bool here = memory.semaphores != nullptr;
+      if (here) bucket.semaphores.push_back(memory.semaphores.get());
+      if (memory.gpu != nullptr) {
+        bucket.operation.gpu.arenas.push_back(memory.gpu.get());
+      } else if (here) {
+        bucket.operation.buffers.push_back(memory.data + plan_.buckets[i].offset);
+      } else {
         bucket.operation.buffers.push_back(nullptr);
         bucket.operation.between_nodes = true;
-      } else if (memory.gpu != nullptr) {
-        bucket.operation.gpu.arenas.push_back(memory.gpu.get());
-        bucket.semaphores.push_back(memory.semaphores.get());
-      } else {
-        bucket.operation.buffers.push_back(memory.data + plan_.buckets[i].offset);
-        bucket.semaphores.push_back(memory.semaphores.get());
       }
     }
   }
@@ -373,7 +367,7 @@ void LayoutChannel::Launch(std::size_t index, Effects* effects) {
   bucket.operation.number = step_;
   bucket.operation.failure = absl::OkStatus();
   bucket.operation.gpu.is_void = false;
-  bucket.operation.gpu.verdict_offset = plan_.verdict_offset + step_ % 2 * sizeof(float);
+  bucket.operation.gpu.verdict_offset = plan_.VerdictOffset(step_);
   ++in_flight_;
   effects->reductions.push_back(&bucket.operation);
 }

@@ -33,7 +33,8 @@
 
 namespace gradsync {
 
-// One rank's memory of a layout, mapped. All null: it lies on another node.
+// One rank's memory of a layout, mapped. It lies on another node without semaphores: then all is
+// null but `gpu`.
 struct RankMemory {
   std::shared_ptr<void> arena;  // keeps `data` mapped
   std::byte* data = nullptr;

@@ -51,6 +51,10 @@ struct LayoutPlan {
   // On GPUs, behind the buckets and within arena_bytes: the verdicts of two steps, a float each.
   std::uint64_t verdict_offset = 0;
   std::uint64_t fingerprint = 0;
+
+  std::uint64_t VerdictOffset(std::uint64_t step) const {
+    return verdict_offset + step % 2 * sizeof(float);
+  }
 };
 
 // Cuts the layout: parameters in reverse order of registration (the order in which backward tends

@@ -83,6 +83,7 @@ void AttachedNode::StartFinish(const absl::Status& status, void* tag) {
 }
 
 void AttachedNode::Tick(std::uint64_t now_ns) {
+  workers_.Tick(now_ns);
   const std::uint64_t heard_ns = heard_ns_.load();
   if (!greeted_.load()) {
     if (now_ns > heard_ns + kHelloPatienceNs) Cancel();
@@ -138,6 +139,7 @@ void AttachedNode::LoseAll(const absl::Status& why) {
     member.job->Lose(member.rank, member.incarnation, why);
   }
   members_.clear();
+  workers_.Lost(why);
   const std::shared_ptr<Cluster> cluster = std::move(cluster_);
   cluster_ = nullptr;
   if (cluster == nullptr) return;
@@ -179,6 +181,16 @@ absl::Status AttachedNode::Take(const v1::AttachRequest& message) {
     case v1::AttachRequest::kRendezvousGet:
       return cluster_->RendezvousGet(std::static_pointer_cast<AttachedNode>(shared_from_this()),
                                      message.rendezvous_get());
+    case v1::AttachRequest::kGpuArenaMapped:
+      return OnGpuArenaMapped(message.gpu_arena_mapped());
+    case v1::AttachRequest::kWorkerReply:
+      return workers_.Take(message.worker_reply());
+    case v1::AttachRequest::kWorkerGone: {
+      absl::Status why = StatusFromPeer(message.worker_gone().status());
+      if (why.ok()) return Malformed("WorkerGone without a reason");
+      workers_.Gone(message.worker_gone().worker(), why);
+      return absl::OkStatus();
+    }
     case v1::AttachRequest::kPong:
       return absl::OkStatus();
     case v1::AttachRequest::kHello:
@@ -257,13 +269,31 @@ absl::Status AttachedNode::OnRankRequest(const v1::RankRequest& request) {
                                   ", not ", request.rank()));
   }
   const absl::Status status = Dispatch(*member, request.incarnation(), request.request());
-  if (status.ok()) return absl::OkStatus();
+  if (!status.ok()) Refuse(*member, status);
+  return absl::OkStatus();
+}
+
+void AttachedNode::Refuse(const Member& member, const absl::Status& why) {
   LogLimited(LogLevel::kWarning, "session refused: bad request",
              {{"job", key_.job_id},
-              {"rank", member->rank},
+              {"rank", member.rank},
               {"node", node_name_},
-              {"why", status.message()}});
-  member->job->Lose(member->rank, member->incarnation, status);
+              {"why", why.message()}});
+  member.job->Lose(member.rank, member.incarnation, why);
+}
+
+absl::Status AttachedNode::OnGpuArenaMapped(const v1::GpuArenaMapped& mapped) {
+  const Member* const member = Find(mapped.incarnation());
+  if (member == nullptr) return absl::OkStatus();  // it has gone
+  const auto worker = workers_.Find(std::static_pointer_cast<AttachedNode>(shared_from_this()),
+                                    mapped.worker(), mapped.device());
+  if (!worker.ok()) return worker.status();
+  RankMemory memory;
+  memory.gpu = GpuArena::OfOtherNode({key_.Text(), mapped.device(), key_.uid, key_.job_id}, *worker,
+                                     mapped.arena());
+  const absl::Status status =
+      member->job->ArenaMapped(member->rank, mapped.channel(), std::move(memory));
+  if (!status.ok()) Refuse(*member, status);
   return absl::OkStatus();
 }
 

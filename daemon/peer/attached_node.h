@@ -16,6 +16,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_table.h"
+#include "daemon/peer/attached_worker.h"
 #include "daemon/peer/cluster.h"
 #include "daemon/peer/message_stream.h"
 #include "daemon/rpc/decode.h"
@@ -38,6 +39,8 @@ struct AttachedContext {
   JobTable* jobs = nullptr;
   // The cluster of a job key, or why this node has none for it.
   std::function<absl::StatusOr<std::shared_ptr<Cluster>>(const JobKey&)> find_cluster;
+  // How long other nodes' workers are kept for the trainers that come next.
+  std::uint64_t worker_idle_limit_ns = 60'000'000'000;
 };
 
 class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachResponse>,
@@ -46,7 +49,8 @@ class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachRes
   using Stream = MessageStream<v1::AttachRequest, v1::AttachResponse>;
   using Accepted = std::function<void(std::shared_ptr<AttachedNode>, bool ok)>;
 
-  explicit AttachedNode(const AttachedContext& context) : context_(context) {}
+  explicit AttachedNode(const AttachedContext& context)
+      : context_(context), workers_(context.clock, context.worker_idle_limit_ns) {}
 
   // Takes the next call; `accepted` is told when it has come, or that none will.
   void Accept(v1::Peer::AsyncService* service, grpc::ServerCompletionQueue* queue,
@@ -98,6 +102,9 @@ class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachRes
                         const v1::SessionRequest& request);
   absl::Status Register(const Member& member, std::uint64_t incarnation,
                         const v1::RegisterLayout& message);
+  absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
+  // The rank has broken the protocol: its session ends with `why`.
+  void Refuse(const Member& member, const absl::Status& why);
   absl::Status Operate(const Member& member, const absl::StatusOr<OperationRequest>& request);
   void Respond(std::uint64_t incarnation, v1::SessionResponse response);
   // Null: refused, or gone; its messages may still be on their way.
@@ -119,6 +126,7 @@ class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachRes
   std::shared_ptr<Cluster> cluster_;
 
   std::map<std::uint64_t, Member> members_;  // by incarnation; the read side's own
+  AttachedWorkers workers_;
   std::atomic<std::uint64_t> heard_ns_{0};
   std::atomic<std::uint64_t> pinged_ns_{0};
   std::atomic<std::uint64_t> asked_ns_{0};  // the first ping that is not answered

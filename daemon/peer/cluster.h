@@ -30,9 +30,9 @@
 #include "daemon/engine/engine_settings.h"
 #include "daemon/job/job.h"
 #include "daemon/peer/node_exchange.h"
+#include "daemon/peer/node_link.h"
 #include "daemon/peer/rendezvous.h"
 #include "daemon/rpc/other_nodes.h"
-#include "gradsync/v1/peer.pb.h"
 
 namespace gradsync {
 
@@ -54,20 +54,6 @@ struct ClusterEnvironment {
   EngineMaker make_engine;
   Executor* reaper = nullptr;  // destroys engines
   const Clock* clock = nullptr;
-};
-
-// The way to another node's daemon. Thread-safe.
-class NodeLink {
- public:
-  virtual ~NodeLink() = default;
-  virtual void Queue(v1::AttachResponse message) = 0;
-  virtual void Flush() = 0;
-  // Constant once ranks join by it.
-  virtual const std::string& node_name() const = 0;
-  // As this node sees it; numeric.
-  virtual const std::string& address() const = 0;
-  // When its last message came.
-  virtual std::uint64_t heard_ns() const = 0;
 };
 
 class Cluster : public std::enable_shared_from_this<Cluster> {

@@ -61,6 +61,21 @@ void CoordinatorLink::Dial(const std::shared_ptr<grpc::Channel>& channel,
   hello->set_token_hash(key_.token_hash);
   hello->set_staging_bytes(context_.staging_bytes);
   Queue(std::move(message));
+  const std::weak_ptr<CoordinatorLink> weak = Self();
+  LentWorkers::Owner owner;
+  owner.send = [weak](v1::AttachRequest message) {
+    if (const auto link = weak.lock()) link->Send(std::move(message));
+  };
+  owner.find = [weak](std::uint64_t arena, std::uint32_t bucket,
+                      std::uint64_t step) -> absl::StatusOr<LentBucket> {
+    const auto link = weak.lock();
+    if (link == nullptr) return absl::CancelledError("the coordinator is lost");
+    return link->FindBucket(arena, bucket, step);
+  };
+  owner.settled = [weak] {
+    if (const auto link = weak.lock()) link->MaybeEndRanks();
+  };
+  workers_ = std::make_shared<LentWorkers>(std::move(owner));
   stub_ = v1::Peer::NewStub(channel);
   call_.set_wait_for_ready(true);
   starting_ = Self();
@@ -100,6 +115,8 @@ void CoordinatorLink::StartRank(Waiting waiting) {
   context.executor = context_.executor;
   context.clock = context_.clock;
   context.max_buckets = context_.max_buckets;
+  context.coordinator = address_;
+  context.workers = workers_;
   auto rank = std::make_shared<RemoteRank>(waiting.request, std::move(context),
                                            std::move(waiting.sink), std::move(waiting.joined));
   bool down = false;
@@ -142,6 +159,10 @@ void CoordinatorLink::OnMessage(const v1::AttachResponse& message) {
       (void)store->Put(message.rendezvous_value().key(), message.rendezvous_value().value());
       return;
     }
+    case v1::AttachResponse::kWorkerCall:
+      return workers_->Call(message.worker_call());
+    case v1::AttachResponse::kWorkerRelease:
+      return workers_->Release(message.worker_release());
     case v1::AttachResponse::kPing: {
       v1::AttachRequest pong;
       pong.mutable_pong()->set_number(message.ping().number());
@@ -331,6 +352,18 @@ void CoordinatorLink::LaunchDone(const v1::Launch& launch, const absl::Status& s
   MaybeEndRanks();
 }
 
+absl::StatusOr<LentBucket> CoordinatorLink::FindBucket(std::uint64_t arena, std::uint32_t bucket,
+                                                       std::uint64_t step) {
+  MutexLock lock(&mutex_);
+  for (const auto& [incarnation, rank] : ranks_) {
+    auto found = rank->BucketOf(arena, bucket, step);
+    if (!absl::IsNotFound(found.status())) return found;
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, "MALFORMED",
+                   absl::StrCat("the coordinator launched on arena ", arena,
+                                ", which no rank of its job has on node ", context_.node_name));
+}
+
 // ---- The end
 // -------------------------------------------------------------------------------------
 
@@ -392,8 +425,10 @@ bool CoordinatorLink::GoDown(const std::string& how, Unless unless) {
   LogLimited(needed ? LogLevel::kWarning : LogLevel::kInfo,
              needed ? "coordinator lost" : "detached from coordinator",
              {{"job", key_.job_id}, {"address", address_}, {"why", how}});
-  EndEpoch(MakeError(absl::StatusCode::kUnavailable, "COORDINATOR_LOST",
-                     absl::StrCat("the coordinator at ", address_, " is lost")));
+  const absl::Status lost = MakeError(absl::StatusCode::kUnavailable, "COORDINATOR_LOST",
+                                      absl::StrCat("the coordinator at ", address_, " is lost"));
+  EndEpoch(lost);
+  workers_->End(lost);
   MaybeEndRanks();
   return true;
 }
@@ -403,7 +438,7 @@ void CoordinatorLink::MaybeEndRanks() {
   std::string who, how;
   {
     MutexLock lock(&mutex_);
-    if (state_ != State::kDown || in_flight_ > 0) return;
+    if (state_ != State::kDown || in_flight_ > 0 || workers_->busy()) return;
     ranks.swap(ranks_);
     who = absl::StrCat("the daemon that coordinates job '", key_.job_id, "', on node ",
                        coordinator_, " at ", address_, ", is lost; known because ", how_down_);
@@ -426,11 +461,12 @@ void CoordinatorLink::MaybeEndRanks() {
 }
 
 void CoordinatorLink::Tick(std::uint64_t now_ns) {
-  bool cancel = false, idle = false;
+  bool cancel = false, idle = false, up = false;
   {
     MutexLock lock(&mutex_);
     if (ticked_ns_ != 0 && now_ns > ticked_ns_ + kOwnStopNs) heard_ns_.store(now_ns);
     ticked_ns_ = now_ns;
+    up = state_ == State::kUp;
     if (state_ == State::kDialing && now_ns > dialed_ns_ + context_.reach_patience_ns) {
       overdue_ = cancel = true;
     } else if (state_ == State::kUp && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
@@ -440,6 +476,7 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     }
   }
   if (idle) cancel = GoDown("no rank has needed it for five minutes", Unless::kNeeded);
+  if (up) workers_->Tick();
   if (cancel) Cancel();
 }
 

@@ -1,5 +1,5 @@
 // This node's end of a job that another node coordinates: the stream there, the ranks that speak
-// over it, and this node's part in the engine.
+// over it, this node's part in the engine, and its workers.
 
 #ifndef DAEMON_PEER_COORDINATOR_LINK_H_
 #define DAEMON_PEER_COORDINATOR_LINK_H_
@@ -20,6 +20,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/cluster.h"
+#include "daemon/peer/lent_workers.h"
 #include "daemon/peer/message_stream.h"
 #include "daemon/peer/node_exchange.h"
 #include "daemon/peer/remote_rank.h"
@@ -43,8 +44,8 @@ struct LinkContext {
   JobFinder* here = nullptr;  // jobs of this node, should the coordinator be this daemon itself
 };
 
-// Thread-safe. Lock order: CoordinatorLink::mutex_, then RemoteRank's, NodeExchange's and the
-// stream's queue.
+// Thread-safe. Lock order: CoordinatorLink::mutex_, then RemoteRank's, LentWorkers',
+// NodeExchange's and the stream's queue.
 class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::AttachRequest> {
  public:
   using Stream = MessageStream<v1::AttachResponse, v1::AttachRequest>;
@@ -117,6 +118,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void OnRankResponse(const v1::RankResponse& response);
   void OnConnectEngine(const v1::ConnectEngine& connect);
   void OnLaunch(const v1::Launch& launch);
+  absl::StatusOr<LentBucket> FindBucket(std::uint64_t arena, std::uint32_t bucket,
+                                        std::uint64_t step);
   void LaunchDone(const v1::Launch& launch, const absl::Status& status,
                   const BucketNumbers& numbers);
   void EndEpoch(const absl::Status& why);
@@ -139,6 +142,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   StartStep on_started_{this};
   std::shared_ptr<CoordinatorLink> starting_;
   grpc::Status finish_;
+  std::shared_ptr<LentWorkers> workers_;  // set before the stream starts
   std::atomic<std::uint64_t> heard_ns_;
   std::atomic<std::uint64_t> epochs_{0};
 

@@ -125,6 +125,7 @@ class Peers::Impl {
     attached_.staging_bytes = options_.staging_bytes;
     attached_.limits = options_.limits;
     attached_.clock = environment_.clock;
+    attached_.worker_idle_limit_ns = options_.worker_idle_limit_ns;
     attached_.jobs = environment_.jobs;
     attached_.find_cluster = [this](const JobKey& key) { return FindCluster(key); };
     const std::string engine_address = listen->IsWildcard() ? "" : listen->host;
@@ -180,7 +181,7 @@ class Peers::Impl {
                          "that network."));
       }
       notices_.emplace_back(
-          "gradients travel between nodes in clear text and unauthenticated (Gloo), with TLS on "
+          "gradients travel between nodes in clear text and unauthenticated (Gloo, NCCL), with TLS on "
           "the peer port or without: keep others off that network.");
     }
     for (const auto* said : {&warnings_, &notices_}) {

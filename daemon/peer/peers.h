@@ -36,6 +36,8 @@ struct PeerOptions {
   DecodeLimits limits;
   EngineSettings engine;  // of jobs that are coordinated here
   std::uint64_t reach_patience_ns = 20'000'000'000;
+  // As WorkerSupervisorOptions has it, for workers of other nodes.
+  std::uint64_t worker_idle_limit_ns = 60'000'000'000;
 };
 
 // All outlive it.

@@ -163,7 +163,6 @@ void RemoteRank::OnStepDone(const v1::StepDone& done) {
   const auto found = layouts_.find(done.channel());
   if (found == layouts_.end()) return;
   Layout& layout = found->second;
-  layout.in_doubt = false;
   layout.decided_step = std::max(layout.decided_step, done.step());
   if (done.verdict() == v1::VERDICT_COMPLETE || layout.memory.semaphores == nullptr) return;
   // A void step uses up its number: its waits are released, and see that it is void.
@@ -249,8 +248,9 @@ void RemoteRank::ReleaseLocked(Layout* layout) {
 
 bool RemoteRank::InDoubt() const {
   MutexLock lock(&mutex_);
-  return std::any_of(layouts_.begin(), layouts_.end(),
-                     [](const auto& entry) { return entry.second.in_doubt; });
+  return std::any_of(layouts_.begin(), layouts_.end(), [](const auto& entry) {
+    return entry.second.ended_step > entry.second.decided_step;
+  });
 }
 
 bool RemoteRank::InStep() const {
@@ -288,6 +288,29 @@ absl::StatusOr<RemoteRank::LaunchMemory> RemoteRank::MemoryOf(const v1::Launch& 
   }
   return LaunchMemory{layout.memory.data + bucket.offset, layout.memory.arena,
                       layout.memory.semaphores};
+}
+
+absl::StatusOr<LentBucket> RemoteRank::BucketOf(std::uint64_t arena, std::uint32_t bucket,
+                                                std::uint64_t step) const {
+  MutexLock lock(&mutex_);
+  for (const auto& [channel, layout] : layouts_) {
+    const std::shared_ptr<GpuArena>& gpu = layout.memory.gpu;
+    if (gpu == nullptr || gpu->number() != arena) continue;
+    const std::vector<PlannedBucket>& buckets = layout.plan.buckets;
+    if (bucket >= buckets.size()) {
+      return NotAsked(absl::StrCat("bucket ", bucket, " of channel ", channel, ", which has ",
+                                   buckets.size()));
+    }
+    const PlannedBucket& planned = buckets[bucket];
+    return LentBucket{gpu->worker().get(),
+                      planned.dtype,
+                      planned.count,
+                      planned.offset,
+                      layout.plan.VerdictOffset(step),
+                      buckets.size(),
+                      layout.memory.semaphores};
+  }
+  return absl::NotFoundError("");
 }
 
 // ---- JobPort
@@ -340,11 +363,23 @@ absl::Status RemoteRank::CheckReplaces(std::uint32_t, std::uint32_t) const {
 }
 
 absl::Status RemoteRank::ArenaMapped(std::uint32_t, std::uint32_t channel, RankMemory memory) {
+  const std::shared_ptr<GpuArena> gpu = memory.gpu;
   {
     MutexLock lock(&mutex_);
     const auto found = layouts_.find(channel);
     if (found == layouts_.end()) return absl::OkStatus();  // its agreement has failed meanwhile
     found->second.memory = std::move(memory);
+  }
+  if (gpu != nullptr) {
+    v1::AttachRequest mapped;
+    auto* out = mapped.mutable_gpu_arena_mapped();
+    out->set_incarnation(request_.incarnation);
+    out->set_channel(channel);
+    out->set_arena(gpu->number());
+    out->set_worker(context_.workers->NumberOf(gpu->worker()));
+    out->set_device(gpu->key().device);
+    context_.send(std::move(mapped));
+    return absl::OkStatus();
   }
   v1::SessionRequest message;
   message.mutable_arena_mapped()->set_channel(channel);
@@ -381,7 +416,7 @@ void RemoteRank::BeginStep(std::uint32_t channel, std::uint64_t step, bool end) 
   const auto found = layouts_.find(channel);
   if (found == layouts_.end()) return;
   found->second.begun_step = std::max(found->second.begun_step, step);
-  found->second.in_doubt = found->second.in_doubt || end;
+  if (end) found->second.ended_step = std::max(found->second.ended_step, step);
 }
 
 void RemoteRank::SayEnd(std::uint32_t channel, std::uint64_t step, absl::string_view used_map,

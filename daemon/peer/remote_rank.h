@@ -17,6 +17,7 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_port.h"
+#include "daemon/peer/lent_workers.h"
 #include "gradsync/v1/gradsync.pb.h"
 #include "gradsync/v1/peer.pb.h"
 
@@ -30,6 +31,8 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
     Executor* executor = nullptr;  // lets go of memory
     const Clock* clock = nullptr;
     std::size_t max_buckets = 4096;
+    std::string coordinator;               // where it is
+    std::shared_ptr<LentWorkers> workers;  // those that the coordinator knows
   };
   RemoteRank(const JoinRequest& request, Context context, std::shared_ptr<SessionSink> sink,
              std::function<void(absl::StatusOr<Joined>)> joined);
@@ -57,9 +60,14 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
     std::shared_ptr<SemaphorePage> semaphores;  // null: of the staging memory
   };
   absl::StatusOr<LaunchMemory> MemoryOf(const v1::Launch& launch) const;
+  // A bucket of an arena of this rank; NOT_FOUND if the arena is another's, FAILED_PRECONDITION if
+  // it has no such bucket.
+  absl::StatusOr<LentBucket> BucketOf(std::uint64_t arena, std::uint32_t bucket,
+                                      std::uint64_t step) const;
 
   // ---- JobPort
   const std::string& job_id() const override { return request_.key.job_id; }
+  std::string coordinator() const override { return context_.coordinator; }
   void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) override;
   void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) override;
   void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) override;
@@ -93,9 +101,10 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
     LayoutPlan plan;
     std::shared_ptr<void> held;
     RankMemory memory;
-    bool in_doubt = false;
-    std::uint64_t begun_step = 0;    // the last one that it has said something of
-    std::uint64_t decided_step = 0;  // the last one whose verdict it knows
+    // The last one that it has said something of, that it has ended, and whose verdict it knows.
+    std::uint64_t begun_step = 0;
+    std::uint64_t ended_step = 0;
+    std::uint64_t decided_step = 0;
   };
   struct Pending {
     LayoutSpec spec;

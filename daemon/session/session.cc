@@ -95,8 +95,9 @@ void Session::Furnish(const Place& place, JobPort::Registration agreed,
         std::max(spec.staging_bytes,
                  (bucket.count + 1) * ItemSize(StagingType(bucket.dtype, NcclWireType::kAuto)));
   }
-  GpuArena::Create(gpus_.workers,
-                   {identity_.job_key, place.device, identity_.peer.uid, job_->job_id()}, spec,
+  const WorkerKey key{identity_.job_key, place.device, identity_.peer.uid, job_->job_id(),
+                      job_->coordinator()};
+  GpuArena::Create(gpus_.workers, key, spec,
                    [self = shared_from_this(), layout = *std::move(layout), agreed,
                     registered](absl::StatusOr<std::shared_ptr<GpuArena>> arena) {
                      if (!arena.ok()) return self->Furnished(agreed, arena.status(), registered);

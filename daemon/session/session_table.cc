@@ -6,7 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 #include "proto/gradsync/shared_memory.h"
@@ -22,15 +21,6 @@ std::string HashOf(const std::string& token) {
   unsigned char digest[SHA256_DIGEST_LENGTH];
   SHA256(reinterpret_cast<const unsigned char*>(token.data()), token.size(), digest);
   return std::string(reinterpret_cast<const char*>(digest), sizeof(digest));
-}
-
-// For logs and status: "1000/run", and behind it the start of the token's hash if there is one.
-std::string KeyText(const JobKey& key) {
-  std::string text = absl::StrCat(key.uid, "/", key.job_id);
-  if (!key.token_hash.empty()) {
-    absl::StrAppend(&text, "/", absl::BytesToHexString(key.token_hash.substr(0, 8)));
-  }
-  return text;
 }
 
 }  // namespace
@@ -111,7 +101,7 @@ void SessionTable::Open(const PeerProcess& peer, const OpenRequest& request,
                   if (!joined.ok()) return refuse(joined.status());
                   auto session = std::make_shared<Session>(
                       SessionIdentity{peer, join.incarnation, join.rank, join.client,
-                                      clock_->NowNs(), joined->generation, KeyText(join.key)},
+                                      clock_->NowNs(), joined->generation, join.key.Text()},
                       SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session},
                       std::move(joined->job), sink, staging, std::move(*reserved), quota_,
                       executor_, gpus_);

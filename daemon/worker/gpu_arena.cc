@@ -18,7 +18,7 @@ std::uint64_t NextNumber() {
 
 }  // namespace
 
-GpuArena::GpuArena(WorkerKey key, std::shared_ptr<WorkerProcess> worker, std::uint64_t number)
+GpuArena::GpuArena(WorkerKey key, std::shared_ptr<WorkerPort> worker, std::uint64_t number)
     : key_(std::move(key)), worker_(std::move(worker)), number_(number) {}
 
 void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const GpuArenaSpec& spec,
@@ -63,6 +63,11 @@ void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const Gpu
               created(std::move(arena));
             });
       });
+}
+
+std::shared_ptr<GpuArena> GpuArena::OfOtherNode(WorkerKey key, std::shared_ptr<WorkerPort> worker,
+                                                std::uint64_t number) {
+  return std::shared_ptr<GpuArena>(new GpuArena(std::move(key), std::move(worker), number));
 }
 
 GpuArena::~GpuArena() {

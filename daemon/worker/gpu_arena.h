@@ -1,5 +1,5 @@
 // A session's gradient memory on a GPU, as the daemon sees it: an allocation of the job's worker
-// there.
+// there, on this node or, for a job that is coordinated here, on another one.
 
 #ifndef DAEMON_WORKER_GPU_ARENA_H_
 #define DAEMON_WORKER_GPU_ARENA_H_
@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/unique_fd.h"
-#include "daemon/worker/worker_process.h"
+#include "daemon/worker/worker_port.h"
 #include "daemon/worker/worker_supervisor.h"
 #include "proto/gradsync/data_type.h"
 #include "proto/gradsync/nccl_settings.h"
@@ -47,14 +47,17 @@ class GpuArena {
   // worker's thread or from within. Statuses as in gradsync.proto, RegisterLayout.device.
   static void Create(WorkerSupervisor* workers, const WorkerKey& key, const GpuArenaSpec& spec,
                      Created created);
+  // One of another node, whose daemon gave it `number` and frees it itself.
+  static std::shared_ptr<GpuArena> OfOtherNode(WorkerKey key, std::shared_ptr<WorkerPort> worker,
+                                               std::uint64_t number);
   ~GpuArena();
   GpuArena(const GpuArena&) = delete;
   GpuArena& operator=(const GpuArena&) = delete;
 
   const WorkerKey& key() const { return key_; }
-  // By which its worker knows it; never used twice.
+  // By which its worker knows it; never used twice there.
   std::uint64_t number() const { return number_; }
-  const std::shared_ptr<WorkerProcess>& worker() const { return worker_; }
+  const std::shared_ptr<WorkerPort>& worker() const { return worker_; }
   // As allocated.
   std::size_t bytes() const { return bytes_; }
   // For the session's own process; -1 if there is a legacy IPC handle instead.
@@ -62,10 +65,10 @@ class GpuArena {
   const std::string& ipc_handle() const { return ipc_handle_; }
 
  private:
-  GpuArena(WorkerKey key, std::shared_ptr<WorkerProcess> worker, std::uint64_t number);
+  GpuArena(WorkerKey key, std::shared_ptr<WorkerPort> worker, std::uint64_t number);
 
   const WorkerKey key_;
-  const std::shared_ptr<WorkerProcess> worker_;
+  const std::shared_ptr<WorkerPort> worker_;
   const std::uint64_t number_;
   std::shared_ptr<const ArenaQuota::Reservation> reservation_;
   std::size_t bytes_ = 0;

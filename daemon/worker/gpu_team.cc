@@ -15,7 +15,7 @@ constexpr std::uint64_t kConnectLimitNs = 300'000'000'000;
 constexpr std::size_t kMaxGivenUp = 1024;
 
 // Has no arenas if none of the operation's lies with `worker`.
-worker::Call AwaitReadyOf(const ReduceOperation& operation, const WorkerProcess* worker) {
+worker::Call AwaitReadyOf(const ReduceOperation& operation, const WorkerPort* worker) {
   worker::Call call;
   worker::AwaitReady* const await = call.mutable_await_ready();
   await->set_layout(operation.gpu.layout);
@@ -27,7 +27,7 @@ worker::Call AwaitReadyOf(const ReduceOperation& operation, const WorkerProcess*
   return call;
 }
 
-worker::Call LaunchOf(const ReduceOperation& operation, const WorkerProcess* worker) {
+worker::Call LaunchOf(const ReduceOperation& operation, const WorkerPort* worker) {
   worker::Call call;
   worker::Launch* const launch = call.mutable_launch();
   launch->set_layout(operation.gpu.layout);
@@ -100,7 +100,7 @@ bool GpuTeam::Over() const {
 }
 
 void GpuTeam::EnrollLocked(const ReduceOperation& operation) {
-  std::vector<std::weak_ptr<WorkerProcess>> members;
+  std::vector<std::weak_ptr<WorkerPort>> members;
   bool changed = false;
   for (const auto& member : members_) {
     const auto worker = member.lock();
@@ -161,7 +161,7 @@ void GpuTeam::ConnectLocked() {
                     }});
 }
 
-void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply) {
+void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerPort::Reply>& reply) {
   if (!reply.ok()) return OnConnected(round, reply);
   {
     MutexLock lock(&mutex_);
@@ -171,7 +171,7 @@ void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Repl
     const std::weak_ptr<GpuTeam> weak = weak_from_this();
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
       auto worker = members_[rank].lock();
-      const auto answered = [weak, round](const absl::StatusOr<WorkerProcess::Reply>& connected) {
+      const auto answered = [weak, round](const absl::StatusOr<WorkerPort::Reply>& connected) {
         if (const auto self = weak.lock()) self->OnConnected(round, connected);
       };
       if (worker == nullptr) {
@@ -193,7 +193,7 @@ void GpuTeam::OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Repl
   Pump();
 }
 
-void GpuTeam::OnConnected(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply) {
+void GpuTeam::OnConnected(std::uint64_t round, const absl::StatusOr<WorkerPort::Reply>& reply) {
   {
     MutexLock lock(&mutex_);
     if (round != round_ || connecting_ == 0) return;
@@ -236,7 +236,7 @@ void GpuTeam::AskLocked(const std::shared_ptr<Pending>& pending) {
     ++pending->left;
     calls_.push_back({std::move(worker), std::move(call),
                       [weak = weak_from_this(), asked = std::weak_ptr<Pending>(pending)](
-                          const absl::StatusOr<WorkerProcess::Reply>& reply) {
+                          const absl::StatusOr<WorkerPort::Reply>& reply) {
                         if (const auto self = weak.lock()) self->OnReady(asked, reply.status());
                       }});
   }
@@ -276,7 +276,7 @@ void GpuTeam::LaunchLocked(ReduceOperation* operation) {
     auto worker = member.lock();
     // With the worker: it is not idle as long as it owes this.
     auto answered = [self = shared_from_this(), flight,
-                     worker](const absl::StatusOr<WorkerProcess::Reply>& reply) {
+                     worker](const absl::StatusOr<WorkerPort::Reply>& reply) {
       self->OnLaunched(flight, reply);
     };
     worker::Call call = LaunchOf(*operation, worker.get());
@@ -285,7 +285,7 @@ void GpuTeam::LaunchLocked(ReduceOperation* operation) {
 }
 
 void GpuTeam::OnLaunched(const std::shared_ptr<Flight>& flight,
-                         const absl::StatusOr<WorkerProcess::Reply>& reply) {
+                         const absl::StatusOr<WorkerPort::Reply>& reply) {
   {
     MutexLock lock(&mutex_);
     if (!reply.ok()) {

@@ -1,4 +1,4 @@
-// The workers of one job on this node, one for each of its GPUs, as one reducer.
+// The workers of one job, one for each of its GPUs on this node and on others, as one reducer.
 
 #ifndef DAEMON_WORKER_GPU_TEAM_H_
 #define DAEMON_WORKER_GPU_TEAM_H_
@@ -16,7 +16,7 @@
 #include "daemon/reduce/reducer.h"
 #include "daemon/worker/collective_gate.h"
 #include "daemon/worker/worker.pb.h"
-#include "daemon/worker/worker_process.h"
+#include "daemon/worker/worker_port.h"
 #include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
@@ -41,9 +41,9 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
 
  private:
   struct Call {
-    std::shared_ptr<WorkerProcess> worker;
+    std::shared_ptr<WorkerPort> worker;
     worker::Call message;
-    WorkerProcess::Answered answered;
+    WorkerPort::Answered answered;
   };
   // An operation that is to be launched.
   struct Pending {
@@ -74,19 +74,19 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
   // Says done of what was not launched.
   void AnswerLocked(ReduceOperation* operation, const absl::Status& failure)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void OnId(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply);
-  void OnConnected(std::uint64_t round, const absl::StatusOr<WorkerProcess::Reply>& reply);
+  void OnId(std::uint64_t round, const absl::StatusOr<WorkerPort::Reply>& reply);
+  void OnConnected(std::uint64_t round, const absl::StatusOr<WorkerPort::Reply>& reply);
   void OnReady(const std::weak_ptr<Pending>& asked, const absl::Status& status);
   void OnLaunched(const std::shared_ptr<Flight>& flight,
-                  const absl::StatusOr<WorkerProcess::Reply>& reply);
+                  const absl::StatusOr<WorkerPort::Reply>& reply);
   // Gives the calls and says done, unless another thread is at it.
   void Pump();
 
   const CollectiveGate gate_;
 
   mutable Mutex mutex_;
-  // In the order of their GPUs' UUIDs: their ranks in the communicator.
-  std::vector<std::weak_ptr<WorkerProcess>> members_ ABSL_GUARDED_BY(mutex_);
+  // In this order they are ranks of the communicator.
+  std::vector<std::weak_ptr<WorkerPort>> members_ ABSL_GUARDED_BY(mutex_);
   NcclSettings nccl_ ABSL_GUARDED_BY(mutex_);   // of the job's running generation
   bool joined_ ABSL_GUARDED_BY(mutex_) = true;  // connected as they are; one needs no connection
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;  // some of them are, to whomever

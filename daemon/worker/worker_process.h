@@ -22,6 +22,7 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/worker/message_socket.h"
 #include "daemon/worker/worker.pb.h"
+#include "daemon/worker/worker_port.h"
 
 namespace gradsync {
 
@@ -44,14 +45,8 @@ struct WorkerProcessOptions {
 };
 
 // Thread-safe. Owns the process and one thread, which reads its replies and watches it.
-class WorkerProcess {
+class WorkerProcess final : public WorkerPort {
  public:
-  struct Reply {
-    worker::Reply message;
-    std::vector<UniqueFd> descriptors;
-  };
-  using Answered = std::function<void(absl::StatusOr<Reply>)>;
-
   // `ended` is called once, on this object's thread, when the process has ended without Stop, with
   // why: UNAVAILABLE WORKER_LOST. All calls have been answered then. Neither it nor an Answered may
   // block for long, or destroy this object. Fails if no process can be made.
@@ -60,23 +55,22 @@ class WorkerProcess {
 
   // Stops the process: it may finish what is launched, for stop_limit, and is killed after that.
   // Calls without a reply are answered CANCELLED.
-  ~WorkerProcess();
+  ~WorkerProcess() override;
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
   // Sends the call; its id is set here. `answered` is called once: on this object's thread, with
   // the worker's error, or WORKER_LOST if it ends or has ended; or at once, from within, if the
   // message cannot be sent. Never blocks.
-  void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered);
+  void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) override;
 
   // Ends it at once; `ended` follows, with `why`.
-  void Kill(const absl::Status& why);
+  void Kill(const absl::Status& why) override;
   // The same, and returns when `ended` has. Once, and not from a callback.
   void End(const absl::Status& why);
 
   pid_t pid() const { return pid_; }
-  // It has ended, or is about to.
-  bool over() const;
+  bool over() const override;
   // The memory it reported last; zeros before.
   worker::Pong memory() const;
 

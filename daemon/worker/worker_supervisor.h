@@ -46,9 +46,13 @@ struct WorkerKey {
   // Of the job, for status.
   uid_t uid = 0;
   std::string job_id = {};
+  // Of the daemon that calls it, as this one reaches it; empty: this one. Jobs of the same name
+  // that meet elsewhere share no worker.
+  std::string coordinator = {};
 
   bool operator<(const WorkerKey& other) const {
-    return std::tie(job, device) < std::tie(other.job, other.device);
+    return std::tie(job, device, coordinator) <
+           std::tie(other.job, other.device, other.coordinator);
   }
 };
 

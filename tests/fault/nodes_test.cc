@@ -587,6 +587,32 @@ TEST_F(NodesTest, ALaunchThatEndsTwiceCutsThatNodeOff) {
   EXPECT_NE(reply.message.find("stranger"), std::string::npos) << reply;
 }
 
+TEST_F(NodesTest, AGpuArenaThatNobodyAskedForEndsItsRank) {
+  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  ASSERT_TRUE(trainer.Join().ok());
+  Stranger stranger(coordinator());
+  ASSERT_TRUE(stranger.Await(v1::AttachResponse::kConnectEngine).has_value());
+  trainer.Begin("barrier");
+  v1::AttachRequest message;
+  // About a rank and a worker that there are not: ignored.
+  message.mutable_gpu_arena_mapped()->set_incarnation(1000);
+  stranger.Say(message);
+  message.mutable_worker_reply()->set_worker(9);
+  stranger.Say(message);
+  message.mutable_gpu_arena_mapped()->set_incarnation(5);
+  message.mutable_gpu_arena_mapped()->set_channel(1);
+  message.mutable_gpu_arena_mapped()->set_device("GPU-0");
+  stranger.Say(message);
+  const auto ending = stranger.Await(v1::AttachResponse::kRankResponse);
+  const Reply reply = trainer.Result();
+  EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
+  EXPECT_NE(reply.message.find("no layout on channel 1"), std::string::npos) << reply;
+  // Its node is still there, until it says what makes no sense.
+  message.mutable_worker_gone()->set_worker(9);
+  stranger.Say(message);
+  EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
 TEST_F(NodesTest, ADrainingAgentEndsItsSessions) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");

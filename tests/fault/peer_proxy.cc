@@ -10,13 +10,18 @@
 namespace gradsync::fault {
 namespace {
 
-// The set field of the message's `kind`; with that of the rank's own message in it.
+// The set field of the message's `kind`; with that of what it carries.
 std::string KindOf(const google::protobuf::Message& message) {
   const auto* const reflection = message.GetReflection();
   const auto* const kind = message.GetDescriptor()->FindOneofByName("kind");
   const auto* const field = reflection->GetOneofFieldDescriptor(message, kind);
   if (field == nullptr) return "";
+  if (field->message_type() == nullptr) return field->name();
   const auto& inner = reflection->GetMessage(message, field);
+  if (inner.GetDescriptor()->FindOneofByName("kind") != nullptr) {
+    const std::string carried = KindOf(inner);
+    return carried.empty() ? field->name() : field->name() + "." + carried;
+  }
   for (const char* carried : {"request", "response"}) {
     const auto* const rank = inner.GetDescriptor()->FindFieldByName(carried);
     if (rank != nullptr && rank->message_type() != nullptr) {

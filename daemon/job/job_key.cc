@@ -1,0 +1,16 @@
+#include "daemon/job/job_key.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace gradsync {
+
+std::string JobKey::Text() const {
+  std::string text = absl::StrCat(uid, "/", job_id);
+  if (!token_hash.empty()) {
+    absl::StrAppend(&text, "/", absl::BytesToHexString(token_hash.substr(0, 8)));
+  }
+  return text;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,28 @@
+// Whose job, and which of his: what its trainers have in common, over its generations.
+
+#ifndef DAEMON_JOB_JOB_KEY_H_
+#define DAEMON_JOB_JOB_KEY_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <tuple>
+
+namespace gradsync {
+
+struct JobKey {
+  uid_t uid = 0;
+  std::string job_id;
+  std::string token_hash;  // SHA-256, empty without a token
+
+  bool operator<(const JobKey& other) const {
+    return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
+  }
+
+  // For logs and status: "1000/run", and behind it the start of the token's hash if there is one.
+  std::string Text() const;
+};
+
+}  // namespace gradsync
+
+#endif  // DAEMON_JOB_JOB_KEY_H_

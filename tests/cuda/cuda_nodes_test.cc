@@ -1,0 +1,562 @@
+// Jobs whose layouts lie on GPUs of two nodes: two real daemons with their workers, and the client,
+// on fakes of the driver and of NCCL.
+
+#include <cuda.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "client/include/gradsync/client.h"
+#include "tests/client/daemon_process.h"
+#include "tests/fakes/cuda_process.h"
+#include "tests/fakes/isolated_test.h"
+#include "tests/fault/child_process.h"
+#include "tests/fault/deadline.h"
+#include "tests/fault/peer_proxy.h"
+#include "tests/fault/test_daemon.h"
+
+namespace gradsync {
+namespace {
+
+using fakes::FakeMachine;
+using fakes::GpuUuid;
+using fakes::MachineWithGpus;
+using testing::AnyOf;
+using testing::Each;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr std::size_t kBuckets = 3;
+constexpr std::size_t kCount = 1000;
+constexpr absl::Duration kPatience = absl::Milliseconds(fault::kPatienceMs);
+
+CUdeviceptr AddressOf(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
+
+std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
+
+// A rank with its GPU, its stream and its layout there.
+class GpuRank {
+ public:
+  explicit GpuRank(int gpu)
+      : gpu_(gpu), context_(fakes::EnterContext(gpu)), stream_(fakes::MakeStream()) {}
+
+  Session& session() { return *session_; }
+  Layout& layout() { return *layout_; }
+  CUstream stream() const { return stream_; }
+
+  absl::Status Join(const SessionOptions& options) {
+    auto session = Session::Join(options);
+    if (!session.ok()) return session.status();
+    session_ = *std::move(session);
+    LayoutSpec spec = FloatBuckets(kBuckets, kCount);
+    spec.device = GpuUuid(gpu_);
+    auto layout = session_->RegisterLayout(spec);
+    if (!layout.ok()) return layout.status();
+    layout_ = *std::move(layout);
+    return absl::OkStatus();
+  }
+  // Without a Leave. What its stream waits for is released.
+  void EndSession() { session_.reset(); }
+  // Waits for the GPU, so only when no stream is parked there any more.
+  void End() {
+    layout_.reset();
+    session_.reset();
+  }
+
+  absl::Status Mark(std::uint64_t step, std::size_t bucket, float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    const BucketView view = layout_->bucket(bucket);
+    CUDA_OK(cuCtxSetCurrent(context_));
+    CUDA_OK(cuMemsetD32Async(AddressOf(view.data), bits, view.count, stream_));
+    return layout_->MarkReady(step, bucket, {stream_});
+  }
+  // A step, up to its stream's wait for the averages; nothing waits on the host. Bucket b has
+  // gradients of `value` + b.
+  absl::Status Step(std::uint64_t step, float value) {
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      const absl::Status marked = Mark(step, bucket, value + static_cast<float>(bucket));
+      if (!marked.ok()) return marked;
+    }
+    if (absl::Status ended = layout_->EndStep(step); !ended.ok()) return ended;
+    return layout_->WaitOnStream(step, stream_);
+  }
+  std::vector<float> Read(std::size_t bucket) {
+    CUDA_OK(cuCtxSetCurrent(context_));
+    return fakes::ReadFloats(AddressOf(layout_->bucket(bucket).data), kCount, stream_);
+  }
+  float Verdict(std::uint64_t step) {
+    CUDA_OK(cuCtxSetCurrent(context_));
+    return fakes::ReadFloats(AddressOf(layout_->device_verdict(step)), 1, stream_)[0];
+  }
+  absl::Status Wait(std::uint64_t step) { return layout_->WaitStep(step, kPatience).status(); }
+
+ private:
+  const int gpu_;
+  const CUcontext context_;
+  const CUstream stream_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Layout> layout_;
+};
+
+struct Place {
+  int node;  // 0: alpha, which coordinates; 1: beta
+  int gpu;   // of the machine: no two nodes have the same
+};
+
+SessionOptions OptionsOf(const std::string& socket, const std::string& coordinator,
+                         std::uint32_t rank, std::size_t world) {
+  SessionOptions options;
+  options.socket = socket;
+  options.job_id = "job";
+  options.coordinator = coordinator;
+  options.rank = rank;
+  options.world_size = static_cast<std::uint32_t>(world);
+  return options;
+}
+
+// A job over two nodes. All ranks are of this process, but for one that StartVictim() starts.
+class GpuNodes {
+ public:
+  explicit GpuNodes(std::vector<Place> places, const std::string& flag = "--worker_idle_limit=60s")
+      : alpha_(Flags("127.0.0.1", "alpha", flag)),
+        beta_(Flags("127.0.0.2", "beta", flag)),
+        places_(std::move(places)) {
+    for (const Place& place : places_) ranks_.push_back(std::make_unique<GpuRank>(place.gpu));
+  }
+
+  FakeMachine& machine() { return machine_; }
+  fault::TestDaemon& node(int node) { return node == 0 ? alpha_ : beta_; }
+  std::uint32_t world() const { return static_cast<std::uint32_t>(places_.size()); }
+  GpuRank& rank(std::uint32_t rank) { return *ranks_[rank]; }
+  std::string coordinator() { return alpha_.Status().peer_address(); }
+  SessionOptions Options(std::uint32_t rank) {
+    return OptionsOf(node(places_[rank].node).socket(), coordinator(), rank, places_.size());
+  }
+
+  // Every rank but `absent`, which another process is.
+  void Join(int absent = -1) {
+    OnEveryRank(world(), [&](std::uint32_t rank) {
+      if (static_cast<int>(rank) == absent) return;
+      const absl::Status joined = ranks_[rank]->Join(Options(rank));
+      EXPECT_TRUE(joined.ok()) << "rank " << rank << ": " << joined;
+    });
+  }
+  void End() {
+    for (const auto& rank : ranks_) rank->End();
+  }
+
+  // A step of every rank: they have `value`, `value` + 1, ... and get the average.
+  void AverageStep(std::uint64_t step, float value) {
+    for (std::uint32_t rank = 0; rank < world(); ++rank) {
+      const absl::Status stepped = ranks_[rank]->Step(step, value + static_cast<float>(rank));
+      EXPECT_TRUE(stepped.ok()) << "rank " << rank << ": " << stepped;
+    }
+    ExpectAverages(step, value + static_cast<float>(world() - 1) / 2);
+  }
+  void ExpectAverages(std::uint64_t step, float average) {
+    for (std::uint32_t rank = 0; rank < world(); ++rank) {
+      for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+        EXPECT_THAT(ranks_[rank]->Read(bucket), Each(average + static_cast<float>(bucket)))
+            << "rank " << rank << ", bucket " << bucket;
+      }
+      EXPECT_EQ(ranks_[rank]->Verdict(step), 0) << "rank " << rank;
+      const absl::Status complete = ranks_[rank]->Wait(step);
+      EXPECT_TRUE(complete.ok()) << "rank " << rank << ": " << complete;
+    }
+  }
+  std::uint64_t Connections() { return machine_.Calls("ncclCommInitRankConfig"); }
+
+ private:
+  static std::vector<std::string> Flags(const std::string& address, const std::string& name,
+                                        const std::string& flag) {
+    return {"--peer_listen=" + address + ":0", "--node_name=" + name,
+            "--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"),
+            "--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2"), flag};
+  }
+
+  FakeMachine machine_;
+  fault::TestDaemon alpha_;
+  fault::TestDaemon beta_;
+  const std::vector<Place> places_;
+  std::vector<std::unique_ptr<GpuRank>> ranks_;
+};
+
+ISOLATED_TEST(GpuNodes, AverageOverRanksOfOneGpuEach, MachineWithGpus(2)) {
+  GpuNodes job({{0, 0}, {1, 1}});
+  job.Join();
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    job.AverageStep(step, 10 * static_cast<float>(step));
+  }
+  EXPECT_EQ(job.Connections(), 2u);
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+// Ranks that share a GPU, nodes with more GPUs than others.
+ISOLATED_TEST(GpuNodes, MayHaveUnequalNumbersOfRanksAndGpus, MachineWithGpus(3)) {
+  GpuNodes job({{0, 0}, {0, 1}, {0, 1}, {1, 2}, {1, 2}});
+  job.Join();
+  for (std::uint64_t step = 1; step <= 3; ++step) job.AverageStep(step, 1);
+  EXPECT_EQ(job.Connections(), 3u);
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(GpuNodes, MayHaveLayoutsInHostMemoryToo, MachineWithGpus(2)) {
+  GpuNodes job({{0, 0}, {1, 1}, {1, 1}});
+  job.Join();
+  std::vector<std::unique_ptr<Layout>> host(job.world());
+  OnEveryRank(job.world(), [&](std::uint32_t rank) {
+    LayoutSpec spec = FloatBuckets(2, 5000);
+    spec.name = "host";
+    auto layout = job.rank(rank).session().RegisterLayout(spec);
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    host[rank] = *std::move(layout);
+  });
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    for (std::uint32_t rank = 0; rank < job.world(); ++rank) {
+      Fill(host[rank]->bucket(1), static_cast<float>(rank));
+      ASSERT_TRUE(MarkAllAndEnd(host[rank].get(), step).ok());
+    }
+    job.AverageStep(step, 4);
+    OnEveryRank(job.world(), [&](std::uint32_t rank) {
+      const auto complete = host[rank]->WaitStep(step, kPatience);
+      EXPECT_TRUE(complete.ok()) << complete.status();
+      EXPECT_EQ(ValueOf(host[rank]->bucket(1)), 1.0f);
+      float value = static_cast<float>(rank);
+      const absl::Status sent = job.rank(rank).session().Broadcast(&value, sizeof(value), 2);
+      EXPECT_TRUE(sent.ok()) << sent;
+      EXPECT_EQ(value, 2.0f);
+    });
+  }
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(GpuNodes, HaveTwoStepsUnderWay, MachineWithGpus(2)) {
+  GpuNodes job({{0, 0}, {1, 1}});
+  job.Join();
+  // Each is a step ahead once: what it says of the second waits for the first.
+  for (const std::uint32_t ahead : {1u, 0u}) {
+    const std::uint64_t step = ahead == 1 ? 1 : 3;
+    for (const std::uint32_t rank : {ahead, 1 - ahead}) {
+      ASSERT_TRUE(job.rank(rank).Step(step, 2).ok());
+      ASSERT_TRUE(job.rank(rank).Step(step + 1, static_cast<float>(4 * rank)).ok());
+    }
+    for (std::uint32_t rank = 0; rank < job.world(); ++rank) {
+      EXPECT_TRUE(job.rank(rank).Wait(step).ok());
+    }
+    // Its gradients were those of both.
+    for (std::uint32_t rank = 0; rank < job.world(); ++rank) {
+      EXPECT_THAT(job.rank(rank).Read(0), Each(2.0f));
+      EXPECT_EQ(job.rank(rank).Verdict(step + 1), 0);
+      EXPECT_TRUE(job.rank(rank).Wait(step + 1).ok());
+    }
+  }
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(GpuNodes, AnAbandonedStepIsVoidOnEveryNode, MachineWithGpus(2)) {
+  GpuNodes job({{0, 0}, {1, 1}});
+  job.Join();
+  std::uint64_t step = 0;
+  for (const std::uint32_t abandons : {0u, 1u}) {
+    ++step;
+    ASSERT_TRUE(job.rank(1 - abandons).Step(step, 1).ok());
+    ASSERT_TRUE(job.rank(abandons).Mark(step, 0, 1).ok());
+    ASSERT_TRUE(job.rank(abandons).layout().AbandonStep(step, "out of memory").ok());
+    for (std::uint32_t rank = 0; rank < job.world(); ++rank) {
+      const absl::Status is_void = job.rank(rank).Wait(step);
+      EXPECT_EQ(ErrorReason(is_void), "STEP_ABANDONED") << is_void;
+    }
+    EXPECT_EQ(job.rank(1 - abandons).Verdict(step), 1);
+    job.AverageStep(++step, 3);
+  }
+  EXPECT_EQ(job.Connections(), 2u);
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+// Its GPU takes part with zeros, under the same communicator.
+ISOLATED_TEST(GpuNodes, ANodeWhoseRanksHaveLeftContributesNothing, MachineWithGpus(2)) {
+  GpuNodes job({{0, 0}, {1, 1}});
+  job.Join();
+  job.AverageStep(1, 1);
+  for (const std::uint32_t stays : {0u, 1u}) {
+    const std::uint64_t step = stays == 0 ? 2 : 4;
+    std::thread leaves([&] {
+      EXPECT_TRUE(job.rank(1 - stays).session().LeaveAndStay().ok());
+    });
+    ASSERT_TRUE(job.rank(stays).Step(step, 8).ok());
+    EXPECT_THAT(job.rank(stays).Read(1), Each(9.0f));
+    const auto alone = job.rank(stays).layout().WaitStep(step, kPatience);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    EXPECT_EQ(alone->live_ranks, 1u);
+    EXPECT_TRUE(job.rank(stays).session().LeaveAndStay().ok());
+    leaves.join();
+    job.AverageStep(step + 1, 1);
+  }
+  EXPECT_EQ(job.Connections(), 2u);
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+// ---- What dies
+
+// A trainer that has done step 1, and says so on descriptor 3 when it is in the middle of step 2: a
+// bucket's message is sent, its gradients have not come.
+ROLE(victim) {
+  const auto number = [](const char* name) {
+    return static_cast<std::uint32_t>(std::stoul(getenv(name)));
+  };
+  GpuRank rank(static_cast<int>(number("VICTIM_GPU")));
+  const absl::Status joined = rank.Join(OptionsOf(getenv("VICTIM_SOCKET"),
+                                                  getenv("VICTIM_COORDINATOR"),
+                                                  number("VICTIM_RANK"), number("VICTIM_WORLD")));
+  EXPECT_TRUE(joined.ok()) << joined;
+  EXPECT_TRUE(rank.Step(1, 0).ok());
+  EXPECT_TRUE(rank.Wait(1).ok());
+  // Its ready word stands behind what never comes.
+  const fakes::Word never;
+  CUDA_OK(cuStreamWaitValue64(rank.stream(), never.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
+  EXPECT_TRUE(rank.Mark(2, 0, 1).ok());
+  EXPECT_EQ(write(3, "2", 1), 1);
+  pause();
+  return 1;
+}
+
+class Victim {
+ public:
+  Victim(GpuNodes* job, std::uint32_t rank, const Place& place) {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const fault::Descriptor theirs(ends[1]);
+    said_ = fault::Descriptor(ends[0]);
+    process_ = fakes::StartRole(
+        "victim", {theirs.get()},
+        {absl::StrCat("VICTIM_GPU=", place.gpu), absl::StrCat("VICTIM_RANK=", rank),
+         absl::StrCat("VICTIM_WORLD=", job->world()),
+         absl::StrCat("VICTIM_SOCKET=", job->node(place.node).socket()),
+         absl::StrCat("VICTIM_COORDINATOR=", job->coordinator())});
+  }
+  bool AwaitStep2() const { return fault::AwaitReadable(said_.get(), fault::kPatienceMs); }
+  void Kill() { process_->Kill(); }
+
+ private:
+  fault::Descriptor said_;
+  std::unique_ptr<fault::ChildProcess> process_;
+};
+
+ISOLATED_TEST(GpuNodes, HaveOneCommunicatorForAllTheirTrainersLives, MachineWithGpus(2)) {
+  const std::vector<Place> places = {{0, 0}, {0, 0}, {1, 1}, {1, 1}};
+  GpuNodes job(places);
+  for (const int dies : {2, 0, 3, 1, 2}) {
+    Victim victim(&job, static_cast<std::uint32_t>(dies), places[static_cast<std::size_t>(dies)]);
+    job.Join(dies);
+    for (std::uint64_t step : {1, 2}) {
+      for (int rank = 0; rank < 4; ++rank) {
+        if (rank == dies) continue;
+        const absl::Status stepped = job.rank(static_cast<std::uint32_t>(rank)).Step(step, 4);
+        EXPECT_TRUE(stepped.ok()) << stepped;
+      }
+      if (step == 2) break;
+      for (int rank = 0; rank < 4; ++rank) {
+        if (rank == dies) continue;
+        EXPECT_THAT(job.rank(static_cast<std::uint32_t>(rank)).Read(1), Each(4.0f));
+        EXPECT_TRUE(job.rank(static_cast<std::uint32_t>(rank)).Wait(1).ok());
+      }
+    }
+    ASSERT_TRUE(victim.AwaitStep2());
+    victim.Kill();
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == dies) continue;
+      const absl::Status lost = job.rank(static_cast<std::uint32_t>(rank)).Wait(2);
+      EXPECT_EQ(ErrorReason(lost), "RANK_LOST") << lost;
+      EXPECT_THAT(std::string(lost.message()), HasSubstr(absl::StrCat("rank ", dies)));
+      EXPECT_EQ(job.rank(static_cast<std::uint32_t>(rank)).Verdict(2), 1);
+    }
+    job.End();
+  }
+  EXPECT_EQ(job.Connections(), 2u) << "one for each GPU";
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+// The first worker of a daemon.
+pid_t WorkerOf(const fault::TestDaemon& daemon) {
+  const std::string tasks = absl::StrCat("/proc/", daemon.pid(), "/task");
+  for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+    std::ifstream children(task.path() / "children");
+    for (pid_t child = 0; children >> child;) {
+      std::ifstream command(absl::StrCat("/proc/", child, "/cmdline"));
+      std::string arguments(std::istreambuf_iterator<char>(command), {});
+      if (arguments.find("--worker") != std::string::npos) return child;
+    }
+  }
+  return -1;
+}
+
+bool AwaitNoWorker(const fault::TestDaemon& daemon) {
+  return daemon.AwaitStatus([&](const auto&) { return WorkerOf(daemon) < 0; });
+}
+
+ISOLATED_TEST(GpuNodes, LetGoOfWorkersThatNobodyNeeds, MachineWithGpus(2)) {
+  GpuNodes job({{0, 0}, {1, 1}}, "--worker_idle_limit=1ms");
+  for (const std::uint64_t connections : {2u, 4u}) {
+    job.Join();
+    job.AverageStep(1, 1);
+    job.End();
+    EXPECT_EQ(job.Connections(), connections);
+    EXPECT_TRUE(AwaitNoWorker(job.node(0)));
+    EXPECT_TRUE(AwaitNoWorker(job.node(1)));
+  }
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+// Their workers are others: those of the job over both nodes are still connected to each other.
+ISOLATED_TEST(GpuNodes, AJobOfTheSameNameMayRunOnOneOfThemAlone, MachineWithGpus(2)) {
+  GpuNodes job({{0, 0}, {1, 1}});
+  job.Join();
+  job.AverageStep(1, 1);
+  job.End();
+  GpuRank alone(1);
+  ASSERT_TRUE(alone.Join(OptionsOf(job.node(1).socket(), "", 0, 1)).ok());
+  ASSERT_TRUE(alone.Step(1, 7).ok());
+  EXPECT_THAT(alone.Read(0), Each(7.0f));
+  EXPECT_TRUE(alone.Wait(1).ok());
+  alone.End();
+  job.Join();
+  job.AverageStep(1, 1);
+  EXPECT_EQ(job.Connections(), 2u);
+  EXPECT_THAT(job.machine().Violations(), IsEmpty());
+}
+
+// Rank 1 has ended a step that rank 0 is in the middle of. What is lost then fails the job on both;
+// the next generation connects anew, and only that.
+class Loss {
+ public:
+  using Expected = testing::Matcher<std::string>;
+
+  GpuNodes& job() { return job_; }
+  void Expect(const std::function<void()>& lose, const Expected& at_rank0,
+              const Expected& at_rank1) {
+    job_.Join();
+    job_.AverageStep(1, 1);
+    ASSERT_TRUE(job_.rank(0).Mark(2, 0, 1).ok());
+    ASSERT_TRUE(job_.rank(1).Step(2, 1).ok());
+    lose();
+    EXPECT_THAT(Describe(job_.rank(0).Wait(2)), at_rank0);
+    EXPECT_THAT(Describe(job_.rank(1).Wait(2)), at_rank1);
+    EXPECT_EQ(job_.rank(1).Verdict(2), 1);
+    job_.End();
+    for (int node : {0, 1}) {
+      if (!job_.node(node).process().running()) job_.node(node).Start();
+    }
+    job_.Join();
+    job_.AverageStep(1, 2);
+    job_.End();
+    EXPECT_EQ(job_.Connections(), 4u);
+  }
+
+ private:
+  static std::string Describe(const absl::Status& status) {
+    return absl::StrCat(ErrorReason(status), ": ", status.message());
+  }
+
+  GpuNodes job_{{{0, 0}, {1, 1}}};
+};
+
+ISOLATED_TEST(GpuNodes, ADeadWorkerOfTheCoordinatorFailsTheJobByName, MachineWithGpus(2)) {
+  Loss loss;
+  const auto how = HasSubstr("worker process was killed by signal 9");
+  loss.Expect([&] { kill(WorkerOf(loss.job().node(0)), SIGKILL); }, how, how);
+}
+
+ISOLATED_TEST(GpuNodes, ADeadWorkerOfAnotherNodeFailsTheJobByName, MachineWithGpus(2)) {
+  Loss loss;
+  const auto how = HasSubstr("worker process was killed by signal 9");
+  loss.Expect([&] { kill(WorkerOf(loss.job().node(1)), SIGKILL); }, how, how);
+}
+
+ISOLATED_TEST(GpuNodes, ADeadDaemonOfAnotherNodeFailsTheJobByName, MachineWithGpus(2)) {
+  Loss loss;
+  loss.Expect([&] { loss.job().node(1).Kill(); }, HasSubstr("node beta"),
+              HasSubstr("STEP_IN_DOUBT"));
+}
+
+ISOLATED_TEST(GpuNodes, ADeadCoordinatorFailsTheJobByName, MachineWithGpus(2)) {
+  Loss loss;
+  loss.Expect([&] { loss.job().node(0).Kill(); }, HasSubstr("DAEMON_LOST"),
+              HasSubstr("STEP_IN_DOUBT"));
+}
+
+// ---- Every message about GPUs
+
+// A worker or a daemon is killed while that message is held, which then gets through or not. Above
+// all, a step is complete on no rank if it is void on another.
+ISOLATED_TEST(GpuNodes, AgreeWhateverDiesAtWhateverMessage, MachineWithGpus(2)) {
+  const fault::WirePoint points[] = {
+      {"gpu_arena_mapped", 1},         {"worker_call.connect", 1}, {"worker_reply", 1},
+      {"worker_call.launch", 1},       {"worker_reply.launched", 1},
+      {"worker_call.launch", kBuckets}, {"worker_reply.launched", kBuckets},
+  };
+  GpuNodes job({{0, 0}, {1, 1}});
+  int cases = 0;
+  for (const fault::WirePoint& point : points) {
+    for (const char* killed : {"alpha", "beta", "alpha's worker", "beta's worker"}) {
+      SCOPED_TRACE(absl::StrCat(killed, " at ", point.kind, " ", point.ordinal));
+      fault::PeerProxy proxy(job.coordinator(), point);
+      std::atomic<int> running{static_cast<int>(job.world())};
+      std::vector<std::string> outcomes(job.world());
+      std::thread ranks([&] {
+        OnEveryRank(job.world(), [&](std::uint32_t rank) {
+          SessionOptions options = job.Options(rank);
+          if (rank == 1) options.coordinator = proxy.address();
+          absl::Status status = job.rank(rank).Join(options);
+          if (status.ok()) status = job.rank(rank).Step(1, 1);
+          if (status.ok()) status = job.rank(rank).Wait(1);
+          outcomes[rank] = status.ok() ? "OK" : ErrorReason(status);
+          --running;
+          proxy.Wake();
+        });
+      });
+      EXPECT_TRUE(proxy.AwaitHeld([&] { return running == 0; })) << "it was never said";
+      fault::TestDaemon& node = job.node(killed[0] == 'a' ? 0 : 1);
+      if (std::strchr(killed, ' ') == nullptr) {
+        node.Kill();
+      } else if (const pid_t worker = WorkerOf(node); worker > 0) {
+        kill(worker, SIGKILL);
+      }
+      proxy.Release(/*deliver=*/++cases % 2 == 0);
+      ranks.join();
+      const bool complete = outcomes[0] == "OK" || outcomes[1] == "OK";
+      for (const std::string& outcome : outcomes) {
+        EXPECT_NE(outcome, "");
+        if (complete) {
+          EXPECT_THAT(outcome, AnyOf("OK", "STEP_IN_DOUBT"));
+        }
+      }
+      job.End();
+      // New ones: workers that die often are restarted later and later.
+      for (const int restarted : {0, 1}) {
+        job.node(restarted).Kill();
+        job.node(restarted).Start();
+      }
+    }
+  }
+  job.Join();
+  job.AverageStep(1, 1);
+}
+
+}  // namespace
+}  // namespace gradsync
