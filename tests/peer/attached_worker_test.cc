@@ -172,8 +172,8 @@ TEST_F(AttachedWorkerTest, AnotherOneOnTheGpuTakesItsPlace) {
 
 TEST_F(AttachedWorkerTest, ANodeHasNoEndOfThem) {
   EXPECT_FALSE(workers_.Find(link_, 1, std::string(1000, 'x')).ok());
-  std::uint64_t number = 0;
-  while (number < 10'000 && workers_.Find(link_, ++number, std::to_string(number)).ok()) continue;
+  std::uint64_t number = 1;
+  while (number < 10'000 && workers_.Find(link_, number, std::to_string(number)).ok()) ++number;
   EXPECT_LT(number, 1000u);
 }
 
