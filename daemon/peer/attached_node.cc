@@ -274,11 +274,9 @@ absl::Status AttachedNode::OnRankRequest(const v1::RankRequest& request) {
 }
 
 void AttachedNode::Refuse(const Member& member, const absl::Status& why) {
-  LogLimited(LogLevel::kWarning, "session refused: bad request",
-             {{"job", key_.job_id},
-              {"rank", member.rank},
-              {"node", node_name_},
-              {"why", why.message()}});
+  LogLimited(
+      LogLevel::kWarning, "session refused: bad request",
+      {{"job", key_.job_id}, {"rank", member.rank}, {"node", node_name_}, {"why", why.message()}});
   member.job->Lose(member.rank, member.incarnation, why);
 }
 

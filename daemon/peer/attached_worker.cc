@@ -30,6 +30,8 @@ bool Encode(const worker::Call& call, v1::WorkerCall* out) {
       connect->set_ranks(call.connect().ranks());
       connect->set_limit_ms(call.connect().limit_ns() / kMillisecondNs);
       connect->set_max_ctas(call.connect().max_ctas());
+      connect->set_algorithm(call.connect().algorithm());
+      connect->set_protocol(call.connect().protocol());
       return true;
     }
     case worker::Call::kDisconnect:
@@ -63,6 +65,20 @@ bool Encode(const worker::Call& call, v1::WorkerCall* out) {
       return true;
     default:
       return false;
+  }
+}
+
+// What a call that was carried out is answered with.
+bool Fits(worker::Call::KindCase call, const v1::WorkerReply& reply) {
+  switch (call) {
+    case worker::Call::kNewNcclId:
+      return !reply.nccl_id().empty() && reply.nccl_id().size() <= kMaxIdBytes;
+    case worker::Call::kConnect:
+      return reply.has_connected();
+    case worker::Call::kLaunch:
+      return reply.has_launched();
+    default:
+      return reply.kind_case() == v1::WorkerReply::KIND_NOT_SET;
   }
 }
 
@@ -124,9 +140,8 @@ bool AttachedWorker::over() const {
 }
 
 absl::Status AttachedWorker::Malformed(absl::string_view what) const {
-  return MakeError(
-      absl::StatusCode::kInvalidArgument, "MALFORMED",
-      absl::StrCat("node ", link_->node_name(), ", worker on ", device_, ": ", what));
+  return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
+                   absl::StrCat("node ", link_->node_name(), ", worker on ", device_, ": ", what));
 }
 
 absl::Status AttachedWorker::Take(const v1::WorkerReply& reply) {
@@ -138,14 +153,7 @@ absl::Status AttachedWorker::Take(const v1::WorkerReply& reply) {
     if (found == unanswered_.end()) {
       return Malformed(absl::StrCat("a reply to call ", reply.id(), ", which is not open"));
     }
-    const worker::Call::KindCase kind = found->second.kind;
-    const bool fits =
-        kind == worker::Call::kNewNcclId
-            ? !reply.nccl_id().empty() && reply.nccl_id().size() <= kMaxIdBytes
-        : kind == worker::Call::kConnect ? reply.has_connected()
-        : kind == worker::Call::kLaunch  ? reply.has_launched()
-                                         : reply.kind_case() == v1::WorkerReply::KIND_NOT_SET;
-    if (why.ok() && !fits) {
+    if (why.ok() && !Fits(found->second.kind, reply)) {
       return Malformed(absl::StrCat("a reply of another kind than call ", reply.id()));
     }
     call = std::move(found->second);
@@ -202,7 +210,8 @@ absl::StatusOr<std::shared_ptr<AttachedWorker>> AttachedWorkers::Find(
     MutexLock lock(&mutex_);
     if (device.size() > kMaxDeviceBytes || workers_.size() >= kMaxWorkers) {
       return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
-                       absl::StrCat("node ", link->node_name(), " has too many GPUs in one job, or "
+                       absl::StrCat("node ", link->node_name(),
+                                    " has too many GPUs in one job, or "
                                     "one with too long a name"));
     }
     for (auto it = workers_.begin(); it != workers_.end();) {

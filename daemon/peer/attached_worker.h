@@ -64,7 +64,7 @@ class AttachedWorker final : public WorkerPort {
   mutable Mutex mutex_;
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::uint64_t, Unanswered> unanswered_ ABSL_GUARDED_BY(mutex_);  // by the call's id
-  absl::Status over_ ABSL_GUARDED_BY(mutex_);  // not OK: why
+  absl::Status over_ ABSL_GUARDED_BY(mutex_);                               // not OK: why
 };
 
 // All that one node has in a job. Thread-safe; its lock comes before the workers'.

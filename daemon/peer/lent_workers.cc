@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 #include "daemon/peer/rank_messages.h"
@@ -24,6 +25,11 @@ absl::Status Malformed(absl::string_view what) {
                    absl::StrCat("the coordinator called a worker ", what));
 }
 
+// One of NCCL's, or none.
+bool IsName(const std::string& text) {
+  return text.size() <= 32 && std::all_of(text.begin(), text.end(), absl::ascii_isalnum);
+}
+
 absl::Status Gone() {
   return MakeError(absl::StatusCode::kUnavailable, "WORKER_LOST", "the GPU's worker has ended");
 }
@@ -39,8 +45,8 @@ std::uint64_t LentWorkers::NumberOf(const std::shared_ptr<WorkerPort>& worker) {
   return last_number_;
 }
 
-absl::StatusOr<worker::Call> LentWorkers::Check(
-    const v1::WorkerCall& call, const WorkerPort* worker, Pages* semaphores) const {
+absl::StatusOr<worker::Call> LentWorkers::Check(const v1::WorkerCall& call,
+                                                const WorkerPort* worker, Pages* semaphores) const {
   worker::Call out;
   switch (call.kind_case()) {
     case v1::WorkerCall::kNewNcclId:
@@ -50,7 +56,8 @@ absl::StatusOr<worker::Call> LentWorkers::Check(
       const v1::WorkerCall::Connect& connect = call.connect();
       if (connect.ranks() > kMaxRanks || connect.rank() >= connect.ranks() ||
           connect.unique_id().empty() || connect.unique_id().size() > kMaxIdBytes ||
-          connect.limit_ms() > kMaxConnectMs) {
+          connect.limit_ms() > kMaxConnectMs || connect.max_ctas() > kMaxCtas ||
+          !IsName(connect.algorithm()) || !IsName(connect.protocol())) {
         return Malformed("to connect, with numbers out of their bounds");
       }
       worker::Connect* const to = out.mutable_connect();
@@ -58,7 +65,9 @@ absl::StatusOr<worker::Call> LentWorkers::Check(
       to->set_rank(connect.rank());
       to->set_ranks(connect.ranks());
       to->set_limit_ns(connect.limit_ms() * kMillisecondNs);
-      to->set_max_ctas(std::min(connect.max_ctas(), kMaxCtas));
+      to->set_max_ctas(connect.max_ctas());
+      to->set_algorithm(connect.algorithm());
+      to->set_protocol(connect.protocol());
       return out;
     }
     case v1::WorkerCall::kDisconnect:
@@ -123,8 +132,8 @@ absl::Status LentWorkers::CheckLaunch(const v1::WorkerCall::Launch& launch,
     if (bucket->worker != worker || bucket->dtype != dtype || bucket->count != launch.count() ||
         bucket->step_buckets != launch.step_buckets() ||
         std::find(before.begin(), before.end(), arena) != before.end() ||
-        (!first && (bucket->offset != out->offset() ||
-                    bucket->verdict_offset != out->verdict_offset()))) {
+        (!first &&
+         (bucket->offset != out->offset() || bucket->verdict_offset != out->verdict_offset()))) {
       return Malformed(absl::StrCat("with a launch of bucket ", launch.bucket(), " on arena ",
                                     arena, ", which has another one or lies elsewhere"));
     }

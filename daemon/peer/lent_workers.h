@@ -83,7 +83,8 @@ class LentWorkers : public std::enable_shared_from_this<LentWorkers> {
   mutable Mutex mutex_;
   std::uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::uint64_t, Worker> workers_ ABSL_GUARDED_BY(mutex_);
-  std::size_t owed_ ABSL_GUARDED_BY(mutex_) = 0;  // by all, also those that are in the table no more
+  std::size_t owed_ ABSL_GUARDED_BY(mutex_) =
+      0;  // by all, also those that are in the table no more
 };
 
 }  // namespace gradsync

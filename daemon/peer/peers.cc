@@ -181,7 +181,7 @@ class Peers::Impl {
                          "that network."));
       }
       notices_.emplace_back(
-          "gradients travel between nodes in clear text and unauthenticated (Gloo, NCCL), with TLS on "
+          "gradients travel between nodes in clear text and unauthenticated, with TLS on "
           "the peer port or without: keep others off that network.");
     }
     for (const auto* said : {&warnings_, &notices_}) {

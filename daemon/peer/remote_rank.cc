@@ -298,8 +298,8 @@ absl::StatusOr<LentBucket> RemoteRank::BucketOf(std::uint64_t arena, std::uint32
     if (gpu == nullptr || gpu->number() != arena) continue;
     const std::vector<PlannedBucket>& buckets = layout.plan.buckets;
     if (bucket >= buckets.size()) {
-      return NotAsked(absl::StrCat("bucket ", bucket, " of channel ", channel, ", which has ",
-                                   buckets.size()));
+      return NotAsked(
+          absl::StrCat("bucket ", bucket, " of channel ", channel, ", which has ", buckets.size()));
     }
     const PlannedBucket& planned = buckets[bucket];
     return LentBucket{gpu->worker().get(),

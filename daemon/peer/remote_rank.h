@@ -140,7 +140,7 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
   std::shared_ptr<SessionSink> sink_ ABSL_GUARDED_BY(mutex_);  // null once it has ended
   std::function<void(absl::StatusOr<Joined>)> joined_ ABSL_GUARDED_BY(mutex_);
   RankState state_ ABSL_GUARDED_BY(mutex_) = RankState::kAbsent;
-  bool gone_ ABSL_GUARDED_BY(mutex_) = false;                         // RankGone was sent
+  bool gone_ ABSL_GUARDED_BY(mutex_) = false;  // RankGone was sent
   // Why, if it was lost here: what the coordinator says may be about another rank, lost with it.
   absl::Status own_end_ ABSL_GUARDED_BY(mutex_);
   std::map<std::uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id

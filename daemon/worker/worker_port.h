@@ -26,8 +26,8 @@ class WorkerPort {
   virtual ~WorkerPort() = default;
 
   // Sends the call; its id is set here. `answered` is called once: on a thread of the worker's own,
-  // with its reply or error, or with why it is lost; or at once, from within, if it is lost already.
-  // Must not block for long. Never blocks.
+  // with its reply or error, or with why it is lost; or at once, from within, if it is lost
+  // already. It must not block for long; the call never does.
   virtual void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) = 0;
 
   // Ends it at once. What it owes is answered when it has ended.

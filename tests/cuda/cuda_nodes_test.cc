@@ -296,9 +296,7 @@ ISOLATED_TEST(GpuNodes, ANodeWhoseRanksHaveLeftContributesNothing, MachineWithGp
   job.AverageStep(1, 1);
   for (const std::uint32_t stays : {0u, 1u}) {
     const std::uint64_t step = stays == 0 ? 2 : 4;
-    std::thread leaves([&] {
-      EXPECT_TRUE(job.rank(1 - stays).session().LeaveAndStay().ok());
-    });
+    std::thread leaves([&] { EXPECT_TRUE(job.rank(1 - stays).session().LeaveAndStay().ok()); });
     ASSERT_TRUE(job.rank(stays).Step(step, 8).ok());
     EXPECT_THAT(job.rank(stays).Read(1), Each(9.0f));
     const auto alone = job.rank(stays).layout().WaitStep(step, kPatience);
@@ -321,9 +319,9 @@ ROLE(victim) {
     return static_cast<std::uint32_t>(std::stoul(getenv(name)));
   };
   GpuRank rank(static_cast<int>(number("VICTIM_GPU")));
-  const absl::Status joined = rank.Join(OptionsOf(getenv("VICTIM_SOCKET"),
-                                                  getenv("VICTIM_COORDINATOR"),
-                                                  number("VICTIM_RANK"), number("VICTIM_WORLD")));
+  const absl::Status joined =
+      rank.Join(OptionsOf(getenv("VICTIM_SOCKET"), getenv("VICTIM_COORDINATOR"),
+                          number("VICTIM_RANK"), number("VICTIM_WORLD")));
   EXPECT_TRUE(joined.ok()) << joined;
   EXPECT_TRUE(rank.Step(1, 0).ok());
   EXPECT_TRUE(rank.Wait(1).ok());
@@ -506,9 +504,13 @@ ISOLATED_TEST(GpuNodes, ADeadCoordinatorFailsTheJobByName, MachineWithGpus(2)) {
 // all, a step is complete on no rank if it is void on another.
 ISOLATED_TEST(GpuNodes, AgreeWhateverDiesAtWhateverMessage, MachineWithGpus(2)) {
   const fault::WirePoint points[] = {
-      {"gpu_arena_mapped", 1},         {"worker_call.connect", 1}, {"worker_reply", 1},
-      {"worker_call.launch", 1},       {"worker_reply.launched", 1},
-      {"worker_call.launch", kBuckets}, {"worker_reply.launched", kBuckets},
+      {"gpu_arena_mapped", 1},
+      {"worker_call.connect", 1},
+      {"worker_reply", 1},
+      {"worker_call.launch", 1},
+      {"worker_reply.launched", 1},
+      {"worker_call.launch", kBuckets},
+      {"worker_reply.launched", kBuckets},
   };
   GpuNodes job({{0, 0}, {1, 1}});
   int cases = 0;

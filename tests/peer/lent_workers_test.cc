@@ -145,6 +145,9 @@ TEST_F(LentWorkersTest, WhatCannotBeRightIsRefusedAndAnswered) {
   };
   connect([](auto* c) { c->set_rank(4); });
   connect([](auto* c) { c->set_ranks(std::numeric_limits<std::uint32_t>::max()); });
+  connect([](auto* c) { c->set_max_ctas(1'000'000); });
+  connect([](auto* c) { c->set_algorithm("Ring;NVLS"); });
+  connect([](auto* c) { c->set_protocol(std::string(100, 'x')); });
   connect([](auto* c) { c->clear_unique_id(); });
   connect([](auto* c) { c->set_unique_id(std::string(5000, 'x')); });
   connect([](auto* c) { c->set_limit_ms(std::numeric_limits<std::uint64_t>::max()); });
