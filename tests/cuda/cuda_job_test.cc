@@ -326,35 +326,42 @@ ISOLATED_TEST(GpuJob, ADeadWorkerFailsTheJobByName, MachineWithGpus(1)) {
   }
 }
 
-// Two ranks on two GPUs. Rank 1 has said that its buckets are ready, but its stream has not come so
-// far.
+// Two ranks on two GPUs, which their first step has connected. In the second rank 1 has said that
+// its buckets are ready, but its stream has not come so far.
+constexpr std::uint64_t kLateStep = 2;
 class LateGradients {
  public:
   explicit LateGradients(const std::vector<std::string>& flags) : job_(2, flags) {
     job_.Join();
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) job_.Step(rank, 1, 1);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_TRUE(job_.layout(rank).WaitStep(1, kPatience).ok());
+    }
+    launches_before_ = job_.machine().Calls("ncclAllReduce");
     job_.Enter(1);
     gradients_ = std::make_unique<fakes::Word>();
     CUDA_OK(
         cuStreamWaitValue64(job_.stream(1), gradients_->address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
-    job_.Step(0, 1, 4);
-    job_.Mark(1, 1, 6);
+    job_.Step(0, kLateStep, 4);
+    job_.Mark(1, kLateStep, 6);
   }
   ~LateGradients() { Come(); }
 
   GpuJob& job() { return job_; }
-  std::uint64_t Launches() { return job_.machine().Calls("ncclAllReduce"); }
-  // False if they do not come within the test's patience.
-  bool AwaitCalls(const std::string& function, std::uint64_t calls) {
+  // Of the second step.
+  std::uint64_t Launches() { return job_.machine().Calls("ncclAllReduce") - launches_before_; }
+  // False if there is none within the test's patience.
+  bool AwaitLaunch() {
     const absl::Time end = absl::Now() + kPatience;
-    while (job_.machine().Calls(function) < calls && absl::Now() < end) sched_yield();
-    return job_.machine().Calls(function) >= calls;
+    while (Launches() == 0 && absl::Now() < end) sched_yield();
+    return Launches() > 0;
   }
   void Come() { gradients_->Store(1); }
   void ExpectAverages() {
-    job_.EndStep(1, 1);
+    job_.EndStep(1, kLateStep);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
       EXPECT_THAT(job_.Read(rank, 1), Each(6.0f));
-      const auto result = job_.layout(rank).WaitStep(1, kPatience);
+      const auto result = job_.layout(rank).WaitStep(kLateStep, kPatience);
       EXPECT_TRUE(result.ok()) << result.status();
     }
     EXPECT_THAT(job_.machine().Violations(), IsEmpty());
@@ -362,6 +369,7 @@ class LateGradients {
 
  private:
   GpuJob job_;
+  std::uint64_t launches_before_ = 0;
   std::unique_ptr<fakes::Word> gradients_;
 };
 
@@ -434,7 +442,7 @@ ISOLATED_TEST(GpuGate, WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThe
               MachineWithGpus(2)) {
   LateGradients late({});
   // Runs out: long after rank 0's gradients have come.
-  const auto early = late.job().layout(0).WaitStep(1, absl::Milliseconds(200));
+  const auto early = late.job().layout(0).WaitStep(kLateStep, absl::Milliseconds(200));
   EXPECT_EQ(early.status().code(), absl::StatusCode::kDeadlineExceeded) << early.status();
   EXPECT_EQ(late.Launches(), 0u);
   late.Come();
@@ -443,14 +451,14 @@ ISOLATED_TEST(GpuGate, WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThe
 
 ISOLATED_TEST(GpuGate, WithMpsAGpuBeginsByItself, WithMps()) {
   LateGradients late({});
-  EXPECT_TRUE(late.AwaitCalls("ncclAllReduce", 1));
+  EXPECT_TRUE(late.AwaitLaunch());
   late.Come();
   late.ExpectAverages();
 }
 
 ISOLATED_TEST(GpuGate, CanBeClosedWithMps, WithMps()) {
   LateGradients late({"--gate=all_nodes"});
-  EXPECT_FALSE(late.job().layout(0).WaitStep(1, absl::Milliseconds(200)).ok());
+  EXPECT_FALSE(late.job().layout(0).WaitStep(kLateStep, absl::Milliseconds(200)).ok());
   EXPECT_EQ(late.Launches(), 0u);
   late.Come();
   late.ExpectAverages();
@@ -458,25 +466,25 @@ ISOLATED_TEST(GpuGate, CanBeClosedWithMps, WithMps()) {
 
 ISOLATED_TEST(GpuGate, CanBeOpenWithoutMps, MachineWithGpus(2)) {
   LateGradients late({"--gate=none"});
-  EXPECT_TRUE(late.AwaitCalls("ncclAllReduce", 1));
+  EXPECT_TRUE(late.AwaitLaunch());
   late.Come();
   late.ExpectAverages();
 }
 
 ISOLATED_TEST(GpuGate, IsReleasedByAnAbandonedStep, MachineWithGpus(2)) {
   LateGradients late({});
-  ASSERT_TRUE(late.job().layout(1).AbandonStep(1, "out of memory").ok());
+  ASSERT_TRUE(late.job().layout(1).AbandonStep(kLateStep, "out of memory").ok());
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    const auto result = late.job().layout(rank).WaitStep(1, kPatience);
+    const auto result = late.job().layout(rank).WaitStep(kLateStep, kPatience);
     EXPECT_EQ(ErrorReason(result.status()), "STEP_ABANDONED") << result.status();
   }
   EXPECT_EQ(late.Launches(), 0u) << "launched nowhere";
   late.Come();
-  EXPECT_EQ(late.job().Verdict(0, 1), 1);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) late.job().Step(rank, 2, 3);
+  EXPECT_EQ(late.job().Verdict(0, kLateStep), 1);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) late.job().Step(rank, kLateStep + 1, 3);
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     EXPECT_THAT(late.job().Read(rank, 0), Each(3.0f));
-    EXPECT_TRUE(late.job().layout(rank).WaitStep(2, kPatience).ok());
+    EXPECT_TRUE(late.job().layout(rank).WaitStep(kLateStep + 1, kPatience).ok());
   }
   EXPECT_THAT(late.job().machine().Violations(), IsEmpty());
 }
@@ -486,17 +494,16 @@ ISOLATED_TEST(GpuGate, IsReleasedByAnAbandonedStep, MachineWithGpus(2)) {
 ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWithGpus(2)) {
   LateGradients late({});
   GpuJob& job = late.job();
-  job.EndStep(1, 1);
-  ASSERT_TRUE(late.AwaitCalls("cuMemGetInfo_v2", 4)) << "both are connected";
+  job.EndStep(1, kLateStep);
   job.machine().Inject("cuMemGetInfo_v2 1 kill");
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    const auto result = job.layout(rank).WaitStep(1, kPatience);
+    const auto result = job.layout(rank).WaitStep(kLateStep, kPatience);
     EXPECT_THAT(std::string(result.status().message()),
                 HasSubstr("the GPU's worker process was killed"));
   }
   job.machine().ClearFaults();
   late.Come();
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.Verdict(rank, 1), 1);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.Verdict(rank, kLateStep), 1);
   EXPECT_EQ(late.Launches(), 0u);
   const std::vector<int> left = job.Workers();
   ASSERT_EQ(left.size(), 1u);
