@@ -514,31 +514,6 @@ ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWi
   EXPECT_THAT(job.Workers(), Contains(left.front())) << "the other one has lived on";
 }
 
-// The other one's kernel spins for it: NCCL says nothing of dead peers here.
-ISOLATED_TEST(GpuJob, AWorkerThatDiesInAnAllReduceEndsTheOthersWaitThere, MachineWithGpus(2)) {
-  GpuJob job(2);
-  job.Join();
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 1, 1);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    EXPECT_TRUE(job.layout(rank).WaitStep(1, kPatience).ok());
-  }
-  const std::vector<int> workers = job.Workers();
-  ASSERT_EQ(workers.size(), 2u);
-  job.machine().Inject("ncclAllReduce 1 kill pid=" + std::to_string(workers.front()));
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 2, 1);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    const auto result = job.layout(rank).WaitStep(2, kPatience);
-    EXPECT_THAT(std::string(result.status().message()),
-                HasSubstr("the GPU's worker process was killed"));
-    EXPECT_EQ(job.Verdict(rank, 2), 1);
-  }
-  job.machine().ClearFaults();
-  job.End();
-  job.Join();
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 1, 5);
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_THAT(job.Read(rank, 0), Each(5.0f));
-}
-
 ISOLATED_TEST(GpuJob, ADeviceThatIsNotThereIsRefused, MachineWithGpus(1)) {
   GpuJob job;
   auto session = Session::Join(job.daemon().Options(0, 1));
