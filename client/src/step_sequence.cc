@@ -666,8 +666,8 @@ void StepSequence::OnStepDone(const v1::StepDone& done) {
     mark = absl::InfinitePast();
   }
   // Gradients that no rank has used are put back; those of a void step are the trainer's to redo.
-  // What there is to put back of an earlier step stays, for that may be waited for after a later one
-  // was abandoned elsewhere.
+  // What there is to put back of an earlier step stays, for that may be waited for after a later
+  // one was abandoned elsewhere.
   const auto used_by_some = [&](const HeldGradient& gradient) {
     return verdict->result.used.empty() || verdict->result.used[gradient.parameter];
   };

@@ -238,7 +238,7 @@ class LayoutChannel {
   std::size_t done_buckets_ = 0;
   std::uint64_t last_ready_ns_ = 0;
   std::string used_map_;
-  bool all_used_ = true;  // every EndStep so far had an empty used_map
+  bool all_used_ = true;         // every EndStep so far had an empty used_map
   std::uint32_t used_maps_ = 0;  // ranks that have said EndStep
 
   LayoutStats stats_;

@@ -323,7 +323,8 @@ void Cluster::Fail(std::uint64_t number, const absl::Status& why) {
     for (const auto& [sequence, flight] : epoch->in_flight) jobs.insert(flight.job);
     for (auto& [raw, entry] : jobs_) {
       auto job = entry.job.lock();
-      if (job == nullptr || (jobs.count(job) == 0 && LinksOfLocked(entry) != epoch->links)) continue;
+      if (job == nullptr || (jobs.count(job) == 0 && LinksOfLocked(entry) != epoch->links))
+        continue;
       // From now on: what it launched before it is ended would make the nodes meet once more.
       entry.failing = true;
       jobs.insert(std::move(job));

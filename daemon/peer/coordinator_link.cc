@@ -498,6 +498,7 @@ void CoordinatorLink::EndRanks(const absl::Status& why) {
   }
   for (const Waiting& one : waiting) one.joined(why);
   if (dialing) Cancel();
+  for (const auto& rank : ranks) rank->WillBeLost(why);
   for (const auto& rank : ranks) rank->Lose(rank->rank(), rank->incarnation(), why);
 }
 

@@ -216,7 +216,7 @@ void RemoteRank::End(const absl::Status& why) {
     joined_ = nullptr;
     if (joined == nullptr && sink == nullptr) return;
     state_ = why.ok() ? RankState::kExited : RankState::kLost;
-    if (!own_end_.ok()) end = own_end_;
+    if (!why.ok() && !own_end_.ok()) end = own_end_;
     tell = !gone_ && joined == nullptr;
     gone_ = true;
     pending.swap(pending_);
@@ -490,6 +490,11 @@ void RemoteRank::AskMissing(std::uint32_t channel, std::uint64_t step,
   message.mutable_query_step()->set_channel(channel);
   message.mutable_query_step()->set_step(step);
   Say(std::move(message));
+}
+
+void RemoteRank::WillBeLost(const absl::Status& why) {
+  MutexLock lock(&mutex_);
+  if (!gone_ && own_end_.ok()) own_end_ = why;
 }
 
 void RemoteRank::Lose(std::uint32_t, std::uint64_t, const absl::Status& why) {

@@ -48,6 +48,8 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
   bool Take(const v1::SessionResponse& response);
   // The coordinator is gone, or does not take the rank. Nothing touches its memory.
   void End(const absl::Status& why);
+  // Lose() comes with the same; what the coordinator makes of another rank's loss may come first.
+  void WillBeLost(const absl::Status& why);
   // It has sent EndStep, and knows no verdict.
   bool InDoubt() const;
   // It has said something of a step, and knows no verdict.

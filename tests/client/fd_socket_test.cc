@@ -131,8 +131,7 @@ TEST_F(FdSocketTest, RefusesAShortAnswer) {
 TEST_F(FdSocketTest, SaysThatNobodyListens) {
   FileDescriptor client;
   ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
-  const absl::Status connected =
-      ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now());
+  const absl::Status connected = ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now());
   EXPECT_EQ(connected.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(connected.message()), HasSubstr(path_));
   EXPECT_THAT(std::string(connected.message()), HasSubstr("start gradsyncd"));
@@ -155,8 +154,9 @@ TEST_F(FdSocketTest, ConnectRetriesUntilSomebodyListens) {
   FileDescriptor client;
   ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
   absl::Status connected = absl::UnknownError("");
-  std::thread connecting(
-      [&] { connected = ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now() + absl::Seconds(20)); });
+  std::thread connecting([&] {
+    connected = ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now() + absl::Seconds(20));
+  });
   FdReply reply;
   reply.fd_count = 0;
   Serve(reply, 0);

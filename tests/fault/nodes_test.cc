@@ -633,8 +633,8 @@ TEST_F(NodesTest, ADrainingAgentLetsARunningStepFinish) {
   ASSERT_TRUE(a_.AwaitStatus(
       [](const auto& now) { return !now.jobs(0).layouts(0).waiting_for().empty(); }));
   b_.process().Signal(SIGTERM);
-  ASSERT_TRUE(b_.AwaitStatus(
-      [](const auto& now) { return now.state() == v1::DAEMON_STATE_DRAINING; }));
+  ASSERT_TRUE(
+      b_.AwaitStatus([](const auto& now) { return now.state() == v1::DAEMON_STATE_DRAINING; }));
   ASSERT_TRUE(trainers[2]->Do("mark 2 1").ok());
   ASSERT_TRUE(trainers[2]->Do("end 2").ok());
   for (const int rank : {0, 1, 3}) trainers[rank]->Begin("step");
