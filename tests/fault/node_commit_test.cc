@@ -204,7 +204,8 @@ constexpr Kind kKinds[] = {
     {"launch", 2, false},
     {"launch_done", 2, true},
     {"rank_request.end_step", 2, true},
-    {"rank_response.step_done", 2, false},
+    {"rank_response.step_done", 4, false},  // the first step, and the one that is given up
+    {"rank_request.abandon_step", 1, true},
     {"rank_request.leave", 2, true},
     {"rank_response.session_ending", 2, false},
     {"rank_gone", 2, true},
@@ -287,6 +288,22 @@ class EveryMessageTest : public NodeCommitTest, public testing::WithParamInterfa
     return last ? Moment::kAnswering : Moment::kStepping;
   }
 
+  // Of a step that rank 2 gives up: void everywhere, by whatever is known first.
+  void CheckVoid() {
+    const WireCase& one = GetParam();
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+      if (!Lives(one.killed, rank)) continue;
+      Outcomes allowed = Allowed(Moment::kStepping, one.killed, one.deliver, rank == 0);
+      allowed.erase("OK");
+      allowed.insert("STEP_ABANDONED");
+      const Reply& reply = replies_[rank];
+      EXPECT_EQ(allowed.count(reply.reason), 1u) << "rank " << rank << ": " << reply;
+      if (reply.end_ns > released_ns_) {
+        EXPECT_LE(reply.end_ns - released_ns_, kKnownBoundNs) << "rank " << rank << ": " << reply;
+      }
+    }
+  }
+
   std::uint64_t released_ns_ = 0;
   std::vector<Reply> replies_;
 };
@@ -338,6 +355,8 @@ TEST_P(EveryMessageTest, CompleteOrVoidOnEveryRank) {
 
   if (Call(All("step"), &proxy)) return check(MomentInStep());
   expect_ok();
+  if (Call({"wait 2", "wait 2", "give_up_step"}, &proxy)) return CheckVoid();
+  for (const Reply& reply : replies_) EXPECT_EQ(reply.reason, "STEP_ABANDONED") << reply;
   // Whatever happens to the others, the step was complete.
   if (Call(All("leave"), &proxy)) return;
   // The last words come after the trainers' own.
@@ -365,6 +384,11 @@ TEST_F(NodeCommitTest, TheListOfMessagesIsComplete) {
   for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->Receive().ok());
   ExpectAll(trainers_, "register buckets=2 count=64");
   ExpectAll(trainers_, "step");
+  for (const std::uint32_t rank : {0, 1}) trainers_[rank]->Begin("wait 2");
+  EXPECT_EQ(trainers_[2]->Do("give_up_step").reason, "STEP_ABANDONED");
+  for (const std::uint32_t rank : {0, 1}) {
+    EXPECT_EQ(trainers_[rank]->Result().reason, "STEP_ABANDONED");
+  }
   ExpectAll(trainers_, "leave");
   // The last words come after the trainers' own.
   auto passed = proxy.AwaitPassed("rank_gone", 2);

@@ -8,13 +8,21 @@
 //                                          PER_NODE ranks on each node in their order, whose sums
 //                                          travel as bfloat16 or as they are: every bit is compared
 //   register [layout=L] [buckets=N] [count=N] [dtype=D] [op=sum] [timeout_ms=N]
-//   [parameters=a:2x3,b:4] next [layout=L]                        field "step" mark STEP BUCKET |
-//   end STEP | abandon STEP WHY | wait STEP [timeout_ms=N] [ranks=0,2] wait_bucket STEP BUCKET
-//   [timeout_ms=N] step [layout=L] [ranks=0,2] [times=N]  whole steps, from next_step() on barrier
-//   [timeout_ms=N] | broadcast BYTES ROOT | allreduce COUNT [offset=N] | leave | leave_stay | drop
-//   fork |
+//            [parameters=a:2x3,b:4]
 //   replace ...                            as register, in the place of the layout of that name
-//   raw_fork                        a child that holds every descriptor until the test ends;
+//   next [layout=L]                        field "step"
+//   mark STEP BUCKET
+//   end STEP
+//   abandon STEP WHY
+//   wait STEP [timeout_ms=N] [ranks=0,2]
+//   wait_bucket STEP BUCKET [timeout_ms=N]
+//   step [layout=L] [ranks=0,2] [times=N]  whole steps, from next_step() on
+//   give_up_step                           abandons the step and waits for its verdict
+//   barrier [timeout_ms=N]
+//   broadcast BYTES ROOT
+//   allreduce COUNT [offset=N]
+//   leave | leave_stay | drop
+//   fork | raw_fork                        a child that holds every descriptor until the test ends;
 //                                          raw: behind the back of pthread_atfork's handlers
 //   fork_calls                             a child that tries every call and exits; fields say what
 //   async COMMAND | result                 runs it on a thread
@@ -406,6 +414,11 @@ absl::Status Rank::OnLayout(const Command& command, Answer* answer) {
   }
   if (command.name == "step") return Steps(&use, command, answer);
   if (command.name == "exact_step") return ExactStep(&use, command);
+  if (command.name == "give_up_step") {
+    const std::uint64_t given_up = layout.next_step();
+    if (auto status = layout.AbandonStep(given_up, "given up"); !status.ok()) return status;
+    return layout.WaitStep(given_up, command.Timeout()).status();
+  }
   const std::uint64_t step = command.Word(0);
   if (command.name == "mark") {
     const std::size_t bucket = command.Word(1);
