@@ -133,6 +133,7 @@ PeerOptions PeerOptionsOf(const Options& options) {
   peer.tls_name = options.peer_tls_name;
   peer.staging_bytes = options.staging_bytes;
   peer.max_message_bytes = options.max_message_bytes;
+  peer.quota_jobs_per_user = options.quota_jobs_per_user;
   peer.limits = {options.quota_parameters_per_layout, options.quota_buckets_per_layout};
   peer.engine.lanes = static_cast<int>(options.engine_lanes);
   peer.engine.chunk_bytes = options.engine_chunk_bytes;

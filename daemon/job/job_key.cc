@@ -6,11 +6,12 @@
 namespace gradsync {
 
 std::string JobKey::Text() const {
-  std::string text = absl::StrCat(uid, "/", job_id);
+  std::string text = absl::StrCat(uid);
+  // Before the id, which may have any character in it.
   if (!token_hash.empty()) {
-    absl::StrAppend(&text, "/", absl::BytesToHexString(token_hash.substr(0, 8)));
+    absl::StrAppend(&text, "+", absl::BytesToHexString(token_hash.substr(0, 8)));
   }
-  return text;
+  return absl::StrCat(text, "/", job_id);
 }
 
 }  // namespace gradsync

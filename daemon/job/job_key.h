@@ -19,7 +19,8 @@ struct JobKey {
     return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
   }
 
-  // For logs and status: "1000/run", and behind it the start of the token's hash if there is one.
+  // For logs and status, and another one for every key: "1000/run", or "1000+", the start of the
+  // token's hash, and "/run".
   std::string Text() const;
 };
 

@@ -283,6 +283,8 @@ void AttachedNode::Refuse(const Member& member, const absl::Status& why) {
 absl::Status AttachedNode::OnGpuArenaMapped(const v1::GpuArenaMapped& mapped) {
   const Member* const member = Find(mapped.incarnation());
   if (member == nullptr) return absl::OkStatus();  // it has gone
+  // A layout in host memory has none.
+  if (mapped.device().empty()) return Malformed("GpuArenaMapped without a device");
   const auto worker = workers_.Find(std::static_pointer_cast<AttachedNode>(shared_from_this()),
                                     mapped.worker(), mapped.device());
   if (!worker.ok()) return worker.status();

@@ -139,6 +139,11 @@ bool AttachedWorker::over() const {
   return !over_.ok();
 }
 
+bool AttachedWorker::owes() const {
+  MutexLock lock(&mutex_);
+  return !unanswered_.empty();
+}
+
 absl::Status AttachedWorker::Malformed(absl::string_view what) const {
   return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
                    absl::StrCat("node ", link_->node_name(), ", worker on ", device_, ": ", what));
@@ -208,7 +213,8 @@ absl::StatusOr<std::shared_ptr<AttachedWorker>> AttachedWorkers::Find(
   std::vector<std::shared_ptr<AttachedWorker>> ended;
   {
     MutexLock lock(&mutex_);
-    if (device.size() > kMaxDeviceBytes || workers_.size() >= kMaxWorkers) {
+    if (device.size() > kMaxDeviceBytes ||
+        (workers_.size() >= kMaxWorkers && workers_.count(number) == 0)) {
       return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
                        absl::StrCat("node ", link->node_name(),
                                     " has too many GPUs in one job, or "
@@ -262,7 +268,7 @@ void AttachedWorkers::Tick(std::uint64_t now_ns) {
   MutexLock lock(&mutex_);
   for (auto it = workers_.begin(); it != workers_.end();) {
     Entry& entry = it->second;
-    if (entry.worker.use_count() > 1) {
+    if (entry.worker.use_count() > 1 || entry.worker->owes()) {
       entry.idle_since_ns = 0;
     } else if (entry.idle_since_ns == 0) {
       entry.idle_since_ns = now_ns;

@@ -43,6 +43,8 @@ class AttachedWorker final : public WorkerPort {
   bool over() const override;
 
   // ---- For its node's stream
+  // Some call has not been answered.
+  bool owes() const;
   // INVALID_ARGUMENT MALFORMED: it answers no call, or another one.
   absl::Status Take(const v1::WorkerReply& reply);
   // It or its node is gone: nothing is answered any more but by this.

@@ -14,8 +14,7 @@
 namespace gradsync {
 namespace {
 
-// A link without ranks is kept, and with it the engine, for a job that starts again.
-constexpr std::uint64_t kIdleNs = 300'000'000'000;
+constexpr std::uint64_t kUnusedNs = 5'000'000'000;
 // So long between two ticks: this daemon was stopped itself, and has not read what was said to it.
 constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
 
@@ -159,8 +158,13 @@ void CoordinatorLink::OnMessage(const v1::AttachResponse& message) {
       (void)store->Put(message.rendezvous_value().key(), message.rendezvous_value().value());
       return;
     }
-    case v1::AttachResponse::kWorkerCall:
+    case v1::AttachResponse::kWorkerCall: {
+      {
+        MutexLock lock(&mutex_);
+        idle_since_ns_ = context_.clock->NowNs();  // as OnLaunch
+      }
       return workers_->Call(message.worker_call());
+    }
     case v1::AttachResponse::kWorkerRelease:
       return workers_->Release(message.worker_release());
     case v1::AttachResponse::kPing: {
@@ -281,6 +285,8 @@ void CoordinatorLink::OnLaunch(const v1::Launch& launch) {
   {
     MutexLock lock(&mutex_);
     ++in_flight_;
+    // A node takes part also when its ranks have all exited.
+    idle_since_ns_ = context_.clock->NowNs();
     epoch = epoch_;
     if (epoch == nullptr || epoch->number != launch.epoch()) {
       epoch = nullptr;
@@ -377,6 +383,12 @@ void CoordinatorLink::OnEnd() {
   GoDown(silent ? "it said nothing for 5 s: its daemon is stopped, or the link is down"
                 : "the connection to it has ended",
          Unless::kNever);
+  // Here alone, where no message is being taken any more.
+  const absl::Status lost = MakeError(absl::StatusCode::kUnavailable, "COORDINATOR_LOST",
+                                      absl::StrCat("the coordinator at ", address_, " is lost"));
+  EndEpoch(lost);
+  workers_->End(lost);
+  MaybeEndRanks();
 }
 
 void CoordinatorLink::OnFinished() {
@@ -425,11 +437,6 @@ bool CoordinatorLink::GoDown(const std::string& how, Unless unless) {
   LogLimited(needed ? LogLevel::kWarning : LogLevel::kInfo,
              needed ? "coordinator lost" : "detached from coordinator",
              {{"job", key_.job_id}, {"address", address_}, {"why", how}});
-  const absl::Status lost = MakeError(absl::StatusCode::kUnavailable, "COORDINATOR_LOST",
-                                      absl::StrCat("the coordinator at ", address_, " is lost"));
-  EndEpoch(lost);
-  workers_->End(lost);
-  MaybeEndRanks();
   return true;
 }
 
@@ -460,6 +467,16 @@ void CoordinatorLink::MaybeEndRanks() {
   }
 }
 
+bool CoordinatorLink::Drop(const std::string& why) {
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kUp) return false;
+  }
+  if (!GoDown(why, Unless::kNeeded)) return false;
+  Cancel();
+  return true;
+}
+
 void CoordinatorLink::Tick(std::uint64_t now_ns) {
   bool cancel = false, idle = false, up = false;
   {
@@ -471,11 +488,13 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
       overdue_ = cancel = true;
     } else if (state_ == State::kUp && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
       silent_ = cancel = true;
-    } else if (state_ == State::kUp && now_ns > idle_since_ns_ + kIdleNs) {
-      idle = true;
+    } else if (state_ == State::kUp) {
+      // Nothing is kept by one whose job has never formed.
+      const std::uint64_t idle_ns = epochs_.load() == 0 ? kUnusedNs : context_.idle_ns;
+      idle = now_ns > idle_since_ns_ + idle_ns;
     }
   }
-  if (idle) cancel = GoDown("no rank has needed it for five minutes", Unless::kNeeded);
+  if (idle) Drop("nothing has needed it for a while");
   if (up) workers_->Tick();
   if (cancel) Cancel();
 }

@@ -36,6 +36,8 @@ struct LinkContext {
   std::string address;  // where this node's engines listen; empty: as the coordinator sees it
   std::uint64_t staging_bytes = 0;
   std::uint64_t reach_patience_ns = 20'000'000'000;
+  // A link without ranks is kept so long, and with it the engine, for a job that starts again.
+  std::uint64_t idle_ns = 300'000'000'000;
   std::size_t max_buckets = 4096;
   EngineMaker make_engine;
   Executor* executor = nullptr;  // lets go of ranks' memory
@@ -60,6 +62,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
             const std::function<void(absl::StatusOr<Joined>)>& joined);
 
   void Tick(std::uint64_t now_ns);
+  // Hangs up, unless some rank speaks over it or is about to: then false.
+  bool Drop(const std::string& why);
   // Ranks' sessions must end with `why`, those that still wait for the coordinator too: the daemon
   // stops.
   void EndRanks(const absl::Status& why);
@@ -123,7 +127,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void LaunchDone(const v1::Launch& launch, const absl::Status& status,
                   const BucketNumbers& numbers);
   void EndEpoch(const absl::Status& why);
-  // False: some rank speaks over it, or is about to.
+  // What is left to do comes with OnEnd. False: it is down already, or some rank speaks over it, or
+  // is about to.
   bool GoDown(const std::string& how, Unless unless);
   // Ends the ranks, once the coordinator is lost and nothing touches their memory.
   void MaybeEndRanks();

@@ -4,6 +4,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <fstream>
@@ -39,6 +40,8 @@ constexpr std::size_t kMaxNodes = 4096;
 constexpr std::size_t kMaxSelves = 64;
 // Who connects and speaks no HTTP/2 is cut off after this.
 constexpr int kHandshakeTimeoutMs = 10'000;
+// A connection without a stream.
+constexpr int kIdleConnectionMs = 30'000;
 // What a message between daemons says beside the trainer's message that it carries, which has its
 // own limit: the largest that an agent takes goes through.
 constexpr std::size_t kEnvelopeBytes = 64 << 10;
@@ -153,6 +156,7 @@ class Peers::Impl {
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
     builder.SetMaxReceiveMessageSize(MaxMessageBytes());
     builder.RegisterService(&service_);
     queue_ = builder.AddCompletionQueue();
@@ -244,10 +248,12 @@ class Peers::Impl {
       bool here = (address->IsLoopback() && !address->port_given) || text == address_ ||
                   (address->port == port_ && NamesThisHost(address->host));
       bool dial = false;
+      Crowd crowd;
       {
         MutexLock lock(&mutex_);
         here = here || selves_.count(text) > 0;
-        if (!here) {
+        if (!here && links_.count({text, request.key}) == 0) crowd = CrowdLocked(request.key.uid);
+        if (!here && crowd.empty()) {
           auto& slot = links_[{text, request.key}];
           if (slot == nullptr || slot->ended()) {
             slot = std::make_shared<CoordinatorLink>(link_, text, request.key);
@@ -256,6 +262,17 @@ class Peers::Impl {
           }
           link = slot;
         }
+      }
+      if (!crowd.empty()) {
+        // One that is kept for a job that may start again takes less than one that starts.
+        const auto drop = [](const auto& one) { return one->Drop("another job takes its place"); };
+        if (std::any_of(crowd.begin(), crowd.end(), drop)) continue;
+        return joined(MakeError(
+            absl::StatusCode::kResourceExhausted, "QUOTA",
+            absl::StrCat("user ", request.key.uid, " has ", options_.quota_jobs_per_user,
+                         " jobs here that other nodes coordinate, as many as quota_jobs_per_user "
+                         "allows"),
+            {{"job", request.key.job_id}}));
       }
       if (here) return environment_.jobs->Join(request, std::move(sink), std::move(joined));
       if (dial) link->Dial(ChannelTo(text), queue_.get());
@@ -316,6 +333,8 @@ class Peers::Impl {
   }
 
  private:
+  using Crowd = std::vector<std::shared_ptr<CoordinatorLink>>;
+
   int MaxMessageBytes() const {
     return static_cast<int>(options_.max_message_bytes + kEnvelopeBytes);
   }
@@ -344,7 +363,11 @@ class Peers::Impl {
         full = nodes_.size() >= kMaxNodes;
         nodes_.push_back(node);
       }
-      if (full) node->Cancel();
+      if (full) {
+        node->Close(MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+                              absl::StrCat("the daemon of node ", node_name_, " serves ", kMaxNodes,
+                                           " streams of other nodes, and no more")));
+      }
       WakeTicker();
       AcceptNext();
     });
@@ -398,6 +421,16 @@ class Peers::Impl {
             {{"job", identity.job_id}, {"node", node_name_}}));
       }
     }
+  }
+
+  // The user's links, if there are as many as there may be.
+  Crowd CrowdLocked(std::uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Crowd crowd;
+    for (const auto& [key, link] : links_) {
+      if (key.second.uid == uid && !link->ended()) crowd.push_back(link);
+    }
+    if (crowd.size() < options_.quota_jobs_per_user) crowd.clear();
+    return crowd;
   }
 
   std::vector<std::shared_ptr<Cluster>> Clusters() {

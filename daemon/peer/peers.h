@@ -36,6 +36,7 @@ struct PeerOptions {
   DecodeLimits limits;
   EngineSettings engine;  // of jobs that are coordinated here
   std::uint64_t reach_patience_ns = 20'000'000'000;
+  std::size_t quota_jobs_per_user = 64;  // that other nodes coordinate
   // As WorkerSupervisorOptions has it, for workers of other nodes.
   std::uint64_t worker_idle_limit_ns = 60'000'000'000;
 };

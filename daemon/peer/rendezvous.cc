@@ -51,6 +51,7 @@ absl::Status Rendezvous::Put(const std::string& key, const std::string& value) {
                        "a rendezvous key that is too long, one too many, or set before");
     }
     waiting = std::move(waiting_[key]);
+    awaited_ -= waiting.size();
     waiting_.erase(key);
   }
   changed_.NotifyAll();
@@ -67,11 +68,12 @@ absl::Status Rendezvous::When(const std::string& key,
     const auto found = values_.find(key);
     if (found == values_.end()) {
       auto& waiting = waiting_[key];
-      if (key.size() > kMaxKeyBytes || waiting_.size() > kMaxKeys || waiting.size() > kMaxKeys) {
+      if (key.size() > kMaxKeyBytes || waiting_.size() > kMaxKeys || awaited_ >= kMaxKeys) {
         return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
                          "too many rendezvous keys are asked for, or one that is too long");
       }
       waiting.push_back(std::move(answer));
+      ++awaited_;
       return absl::OkStatus();
     }
     value = found->second;
@@ -85,6 +87,7 @@ void Rendezvous::Cancel(const absl::Status& why) {
     MutexLock lock(&mutex_);
     if (cancelled_.ok()) cancelled_ = why;
     waiting_.clear();
+    awaited_ = 0;
   }
   changed_.NotifyAll();
 }

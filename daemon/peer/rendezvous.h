@@ -54,6 +54,7 @@ class Rendezvous final : public RendezvousStore {
   std::set<std::string> asked_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::vector<std::function<void(const std::string&)>>> waiting_
       ABSL_GUARDED_BY(mutex_);
+  std::size_t awaited_ ABSL_GUARDED_BY(mutex_) = 0;  // answers in waiting_
   absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -292,8 +292,8 @@ void GpuTeam::OnLaunched(const std::shared_ptr<Flight>& flight,
       if (flight->failure.ok()) flight->failure = reply.status();
       // The others may wait for it in their all-reduce, and their communicator is broken.
       for (const auto& member : members_) {
-        const auto worker = connected_ ? member.lock() : nullptr;
-        if (worker != nullptr) worker->Kill(reply.status());
+        auto worker = connected_ ? member.lock() : nullptr;
+        if (worker != nullptr) kills_.push_back({std::move(worker), reply.status()});
       }
     } else {
       const worker::LaunchDone& done = reply->message.launch_done();
@@ -302,9 +302,10 @@ void GpuTeam::OnLaunched(const std::shared_ptr<Flight>& flight,
       flight->times.finish_ns = std::max(flight->times.finish_ns, done.finish_ns());
       flight->result = done;
     }
-    if (--flight->left > 0) return;
-    --in_flight_;
-    finished_.push_back(flight);
+    if (--flight->left == 0) {
+      --in_flight_;
+      finished_.push_back(flight);
+    }
   }
   Pump();
 }
@@ -328,6 +329,7 @@ void GpuTeam::Pump() {
   const auto self = shared_from_this();
   std::vector<Call> calls;
   std::vector<std::shared_ptr<Flight>> finished;
+  std::vector<Kill> kills;
   bool mine = false;
   while (true) {
     {
@@ -336,9 +338,11 @@ void GpuTeam::Pump() {
       AdvanceLocked();
       calls = std::exchange(calls_, {});
       finished = std::exchange(finished_, {});
-      mine = pumping_ = !calls.empty() || !finished.empty();
+      kills = std::exchange(kills_, {});
+      mine = pumping_ = !calls.empty() || !finished.empty() || !kills.empty();
       if (!mine) return;
     }
+    for (const Kill& kill : kills) kill.worker->Kill(kill.why);
     for (Call& call : calls) {
       if (call.worker == nullptr) {
         call.answered(absl::UnavailableError("a worker has gone"));

@@ -45,6 +45,10 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
     worker::Call message;
     WorkerPort::Answered answered;
   };
+  struct Kill {
+    std::shared_ptr<WorkerPort> worker;
+    absl::Status why;
+  };
   // An operation that is to be launched.
   struct Pending {
     ReduceOperation* operation = nullptr;
@@ -99,6 +103,7 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
   // The last step of a layout that was given up: one of its launches may come after the word of it.
   std::map<std::uint64_t, std::uint64_t> given_up_ ABSL_GUARDED_BY(mutex_);
   std::vector<Call> calls_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Kill> kills_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Flight>> finished_ ABSL_GUARDED_BY(mutex_);
   bool pumping_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -613,6 +613,41 @@ TEST_F(NodesTest, AGpuArenaThatNobodyAskedForEndsItsRank) {
   EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_F(NodesTest, AGpuArenaOnNoDeviceIsNoMemoryOfALayout) {
+  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  ASSERT_TRUE(trainer.Join().ok());
+  Stranger stranger(coordinator());
+  ASSERT_TRUE(stranger.Await(v1::AttachResponse::kConnectEngine).has_value());
+  v1::AttachRequest message;
+  message.mutable_gpu_arena_mapped()->set_incarnation(5);
+  message.mutable_gpu_arena_mapped()->set_channel(1);
+  stranger.Say(message);
+  EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(NodesTest, AUserHasOnlySoManyJobsThatOtherNodesCoordinate) {
+  std::vector<std::string> flags = Flags("127.0.0.3", "gamma");
+  flags.emplace_back("--quota_jobs_per_user=2");
+  const TestDaemon c(flags);
+  const auto join = [&](const std::string& job) {
+    auto trainer = std::make_unique<Trainer>(c, 1, 2, job, "coordinator=" + coordinator());
+    const Reply reply = trainer->Join();
+    return std::make_pair(std::move(trainer), reply);
+  };
+  auto first = join("first");
+  const auto second = join("second");
+  EXPECT_TRUE(first.second.ok()) << first.second;
+  EXPECT_TRUE(second.second.ok()) << second.second;
+  const Reply refused = join("third").second;
+  EXPECT_EQ(refused.code, "RESOURCE_EXHAUSTED") << refused;
+  EXPECT_NE(refused.message.find("quota_jobs_per_user"), std::string::npos) << refused;
+  // One that nobody needs any more takes none's place.
+  first.first->Kill();
+  ASSERT_TRUE(c.AwaitStatus([](const auto& now) { return now.remote_jobs_size() == 1; }));
+  const Reply taken = join("third").second;
+  EXPECT_TRUE(taken.ok()) << taken;
+}
+
 TEST_F(NodesTest, ADrainingAgentEndsItsSessions) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
