@@ -113,7 +113,7 @@ void AttachedWorker::Call(worker::Call call, std::vector<UniqueFd> /*descriptors
     if (over.ok()) {
       out->set_worker(number_);
       out->set_id(++last_id_);
-      unanswered_[last_id_] = {call.kind_case(), std::move(answered)};
+      unanswered_[last_id_] = {call.kind_case(), answered};
       link_->Queue(std::move(message));
     }
   }

@@ -108,8 +108,8 @@ class GpuRank {
 
  private:
   const int gpu_;
-  const CUcontext context_;
-  const CUstream stream_;
+  CUcontext context_;
+  CUstream stream_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Layout> layout_;
 };
