@@ -47,7 +47,7 @@ absl::StatusOr<CudaDevice> Describe(const CudaDriver& driver, int ordinal) {
   // The driver gives a MIG instance's own UUID; that it is one only the name tells.
   device.uuid = WriteUuid(uuid, absl::StrContains(device.name, " MIG "));
   device.memory_bytes = bytes;
-  device.mps = mps.ok() && *mps != 0;  // drivers before 12.4 do not know this attribute
+  device.mps = mps.ok() && *mps != 0;  // off, where the driver does not say
   return device;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 #include "daemon/cuda/cuda_errors.h"
+#include "daemon/cuda/least_driver.h"
 #include "daemon/cuda/shared_library.h"
 
 namespace gradsync {
@@ -13,8 +14,7 @@ namespace {
 
 absl::Status TooOld(const SharedLibrary& library, absl::string_view what) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "CUDA_DRIVER_TOO_OLD",
-                   absl::StrCat(library.path(), " has no ", what,
-                                ": gradsync needs a driver for CUDA 12.4 or newer"));
+                   absl::StrCat(library.path(), " ", what, ": ", kCudaDriverRemedy));
 }
 
 }  // namespace
@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<const CudaDriver>> CudaDriver::Open(const std::st
   }
   const auto find =
       reinterpret_cast<decltype(&::cuGetProcAddress)>(library->Find("cuGetProcAddress_v2"));
-  if (find == nullptr) return TooOld(*library, "cuGetProcAddress_v2");
+  if (find == nullptr) return TooOld(*library, "has no cuGetProcAddress_v2");
 
   auto driver = std::unique_ptr<CudaDriver>(new CudaDriver);
   std::vector<std::string> missing;
@@ -40,7 +40,19 @@ absl::StatusOr<std::unique_ptr<const CudaDriver>> CudaDriver::Open(const std::st
   }
   GRADSYNC_CUDA_FUNCTIONS(GRADSYNC_FIND_CUDA_FUNCTION)
 #undef GRADSYNC_FIND_CUDA_FUNCTION
-  if (!missing.empty()) return TooOld(*library, absl::StrJoin(missing, ", "));
+  int version = 0;
+  if (driver->cuDriverGetVersion.function_ != nullptr) {
+    if (const absl::Status status = driver->cuDriverGetVersion(&version); !status.ok()) {
+      return status;
+    }
+  }
+  if (version < kLeastCudaDriver) {
+    return TooOld(*library,
+                  absl::StrCat("is a driver for CUDA ", version / 1000, ".", version % 1000 / 10));
+  }
+  if (!missing.empty()) {
+    return TooOld(*library, absl::StrCat("has no ", absl::StrJoin(missing, ", ")));
+  }
   return driver;
 }
 

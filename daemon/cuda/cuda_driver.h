@@ -100,8 +100,8 @@ class CudaFunction<CUresult (*)(Arguments...)> {
 // itself never calls (design: a CUDA error can be sticky for a whole process).
 class CudaDriver {
  public:
-  // NOT_FOUND if there is no such library: CUDA_DRIVER_MISSING. FAILED_PRECONDITION if it lacks a
-  // function: CUDA_DRIVER_TOO_OLD, naming the functions.
+  // NOT_FOUND if there is no such library: CUDA_DRIVER_MISSING. FAILED_PRECONDITION if it is older
+  // than kLeastCudaDriver or lacks a function: CUDA_DRIVER_TOO_OLD, saying what to install.
   static absl::StatusOr<std::unique_ptr<const CudaDriver>> Open(const std::string& path);
 
   CudaDriver(const CudaDriver&) = delete;

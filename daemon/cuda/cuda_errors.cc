@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/cuda/least_driver.h"
 
 namespace gradsync {
 
@@ -46,13 +47,19 @@ absl::Status StatusOfCuda(CUresult result, absl::string_view call, absl::string_
     case CUDA_ERROR_MPS_MAX_CLIENTS_REACHED:
     case CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED:
       return error(absl::StatusCode::kResourceExhausted, "MPS_FULL");
+    // The kernels: made for newer drivers than this one.
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+      return MakeError(absl::StatusCode::kFailedPrecondition, "CUDA_DRIVER_TOO_OLD",
+                       absl::StrCat(message, ": ", kCudaDriverRemedy),
+                       {{"error", std::string(name)}});
     case CUDA_ERROR_STUB_LIBRARY:
     case CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER:
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_INVALID_DEVICE:
     case CUDA_ERROR_DEVICE_NOT_LICENSED:
-    case CUDA_ERROR_NO_BINARY_FOR_GPU:
     case CUDA_ERROR_NOT_PERMITTED:
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_SYSTEM_NOT_READY:

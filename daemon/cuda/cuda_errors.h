@@ -17,6 +17,7 @@ bool EndsProcess(CUresult result);
 //   UNAVAILABLE          GPU_FAULT: EndsProcess; or MPS has ended this client
 //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY; MPS_FULL: no more clients
 //   FAILED_PRECONDITION  GPU_UNUSABLE: no device, driver, mode or permission for it
+//                        CUDA_DRIVER_TOO_OLD: the driver cannot load the kernels
 //   INTERNAL             CUDA_ERROR: anything else, a fault of this program most likely
 absl::Status StatusOfCuda(CUresult result, absl::string_view call, absl::string_view name,
                           absl::string_view text);

@@ -226,6 +226,7 @@ TEST_F(DoctorTest, LibrariesThatAreTooOld) {
   subject_.cuda_library = std::filesystem::absolute("tests/cuda/libold.so");
   subject_.nccl_library = subject_.cuda_library;
   EXPECT_THAT(Of("CUDA driver").what, HasSubstr("too old"));
+  EXPECT_THAT(Of("CUDA driver").remedy, HasSubstr("CUDA 13.0 or newer (580 or newer)"));
   EXPECT_THAT(Of("NCCL").what, HasSubstr("is too old"));
 }
 

@@ -24,6 +24,7 @@ TEST(CudaDriver, SaysWhatAnOldDriverLacks) {
   EXPECT_EQ(driver.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(DetailsOf(driver.status()).reason, "CUDA_DRIVER_TOO_OLD");
   EXPECT_THAT(driver.status().message(), HasSubstr("cuGetProcAddress_v2"));
+  EXPECT_THAT(driver.status().message(), HasSubstr("CUDA 13.0 or newer (580 or newer)"));
 }
 
 TEST(CudaErrors, TellWhatToDoFromWhatToRestart) {
@@ -37,6 +38,13 @@ TEST(CudaErrors, TellWhatToDoFromWhatToRestart) {
   EXPECT_EQ(reason(CUDA_ERROR_MPS_MAX_CLIENTS_REACHED), "MPS_FULL");
   EXPECT_EQ(reason(CUDA_ERROR_NO_DEVICE), "GPU_UNUSABLE");
   EXPECT_EQ(reason(CUDA_ERROR_INVALID_VALUE), "CUDA_ERROR");
+  for (const CUresult kernels : {CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU,
+                                 CUDA_ERROR_UNSUPPORTED_PTX_VERSION}) {
+    const absl::Status old = StatusOfCuda(kernels, "cuModuleLoadData", "NAME", "text");
+    EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition) << kernels;
+    EXPECT_EQ(DetailsOf(old).reason, "CUDA_DRIVER_TOO_OLD") << kernels;
+    EXPECT_THAT(old.message(), HasSubstr("580 or newer")) << kernels;
+  }
   const absl::Status status = StatusOfCuda(CUDA_ERROR_NO_DEVICE, "cuInit", "NAME", "text");
   EXPECT_EQ(status.message(), "cuInit: NAME (text)");
   EXPECT_FALSE(EndsProcess(CUDA_ERROR_OUT_OF_MEMORY));

@@ -99,9 +99,7 @@ MachineDescription WithOldDriver() {
 
 ISOLATED_TEST(ProcAddress, AnOldDriverLacksWhatIsNewer, WithOldDriver()) {
   EXPECT_EQ(Find("cuFuncLoad", 13000), nullptr);
-  const auto driver = CudaDriver::Open(DriverPath());
-  ASSERT_FALSE(driver.ok());
-  EXPECT_THAT(std::string(driver.status().message()), HasSubstr("cuFuncLoad"));
+  EXPECT_FALSE(CudaDriver::Open(DriverPath()).ok());
 }
 
 }  // namespace

@@ -51,6 +51,18 @@ ISOLATED_TEST(CudaStart, OpensTheGpuOfAUuidAndLoadsEveryKernel, MachineWithGpus(
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
+// It has every function, but the kernels of a CUDA 13 compiler are not for it.
+ISOLATED_TEST(CudaStart, RefusesADriverOlderThanItsKernels,
+              With([](MachineDescription* machine) { machine->driver_version = 12090; })) {
+  CudaWorkerFixture worker;
+  const auto started = worker.Start(GpuUuid(0));
+  EXPECT_EQ(started.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(started), "CUDA_DRIVER_TOO_OLD");
+  EXPECT_THAT(started.status().message(), HasSubstr("is a driver for CUDA 12.9"));
+  EXPECT_THAT(started.status().message(), HasSubstr("580 or newer"));
+  EXPECT_EQ(worker.machine().Calls("cuInit", worker.process().pid()), 0u);
+}
+
 ISOLATED_TEST(CudaStart, NamesTheGpusThatItSees, MachineWithGpus(2)) {
   CudaWorkerFixture worker;
   const auto started = worker.Start(GpuUuid(7));

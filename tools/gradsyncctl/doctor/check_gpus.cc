@@ -13,12 +13,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "daemon/cuda/least_driver.h"
 #include "tools/gradsyncctl/doctor/checks.h"
 
 namespace gradsync {
 namespace {
 
-constexpr int kLeastDriver = 12040;  // CUDA 12.4, as cuDriverGetVersion says it
 constexpr int kLeastNccl = 21900;
 
 // Of cuDriverGetVersion and ncclGetVersion, which touch no GPU.
@@ -67,9 +67,8 @@ void CheckDriver(const DoctorSubject& subject, std::size_t gpus, Findings* findi
   }
   const std::string what =
       absl::StrCat("driver for CUDA ", driver.version / 1000, ".", driver.version % 1000 / 10);
-  if (driver.version < kLeastDriver || dlsym(driver.handle, "cuGetProcAddress_v2") == nullptr) {
-    return AddFailure("CUDA driver", what + " is too old",
-                      "install a driver for CUDA 12.4 or newer (550 or newer)", findings);
+  if (driver.version < kLeastCudaDriver || dlsym(driver.handle, "cuGetProcAddress_v2") == nullptr) {
+    return AddFailure("CUDA driver", what + " is too old", kCudaDriverRemedy, findings);
   }
   AddOk("CUDA driver", what, findings);
 }
