@@ -23,6 +23,17 @@ absl::Status TooOld(const std::string& library, absl::string_view missing) {
                                 ": install an NVIDIA driver for CUDA 12.0 or newer"));
 }
 
+// Of cuInit, which calls files of the driver that are missing or denied CUDA_ERROR_NO_DEVICE,
+// OPERATING_SYSTEM or UNKNOWN.
+absl::Status Uninitialized(const absl::Status& why) {
+  if (why.code() == absl::StatusCode::kResourceExhausted) return why;
+  return MakeError(absl::StatusCode::kFailedPrecondition, kGpuUnusable,
+                   absl::StrCat(why.message(),
+                                ": check that this process may read and write /dev/nvidia0 ..., "
+                                "nvidiactl and nvidia-uvm, and that MPS, if it is on, answers; "
+                                "gradsyncctl doctor says what is missing"));
+}
+
 }  // namespace
 
 absl::StatusOr<const CudaDriver*> CudaDriver::Get() {
@@ -55,7 +66,9 @@ absl::StatusOr<const CudaDriver*> CudaDriver::Open() {
   GRADSYNC_CLIENT_CUDA_FUNCTIONS(GRADSYNC_FIND_CUDA_FUNCTION)
 #undef GRADSYNC_FIND_CUDA_FUNCTION
   if (!missing.empty()) return TooOld(path, absl::StrJoin(missing, ", "));
-  if (auto status = driver->Check(driver->cuInit(0), "cuInit"); !status.ok()) return status;
+  if (const absl::Status status = driver->Check(driver->cuInit(0), "cuInit"); !status.ok()) {
+    return Uninitialized(status);
+  }
   return driver.release();
 }
 
@@ -84,10 +97,15 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
     case CUDA_ERROR_ASSERT:
     case CUDA_ERROR_EXTERNAL_DEVICE:
     case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+    case CUDA_ERROR_MPS_RPC_FAILURE:
       return error(absl::StatusCode::kUnavailable, kGpuFault,
                    "; this process cannot use its GPU any more: restart the trainer");
     case CUDA_ERROR_OUT_OF_MEMORY:
       return error(absl::StatusCode::kResourceExhausted, kGpuOutOfMemory, "");
+    case CUDA_ERROR_MPS_MAX_CLIENTS_REACHED:
+    case CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED:
+      return error(absl::StatusCode::kResourceExhausted, kMpsFull,
+                   "; end other processes on this GPU, or let MPS serve more");
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_INVALID_DEVICE:
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
@@ -98,6 +116,11 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
     case CUDA_ERROR_SYSTEM_NOT_READY:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
       return error(absl::StatusCode::kFailedPrecondition, kGpuUnusable, "");
+    case CUDA_ERROR_MPS_CONNECTION_FAILED:
+    case CUDA_ERROR_MPS_SERVER_NOT_READY:
+      return error(absl::StatusCode::kFailedPrecondition, kGpuUnusable,
+                   "; is nvidia-cuda-mps-control running, with this process's "
+                   "CUDA_MPS_PIPE_DIRECTORY?");
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
     case CUDA_ERROR_STREAM_CAPTURE_ISOLATION:

@@ -57,13 +57,14 @@ class CudaDriver {
  public:
   // The driver of this process, initialized. GRADSYNC_CUDA_LIBRARY names another file than
   // libcuda.so.1.
-  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD: what is missing.
-  //   and those of Check.
+  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD: what is missing;
+  //                        GPU_UNUSABLE: no GPU can be opened, and what to look at.
+  //   RESOURCE_EXHAUSTED   as Check.
   static absl::StatusOr<const CudaDriver*> Get();
 
   // What `call` has returned.
   //   UNAVAILABLE          GPU_FAULT: no CUDA call of this process will work again.
-  //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY.
+  //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY; MPS_FULL: no more clients.
   //   FAILED_PRECONDITION  GPU_UNUSABLE: no device, or it refuses this process; CAPTURING.
   //   INVALID_ARGUMENT     BAD_STREAM: a handle of nothing that is there.
   //   INTERNAL             CUDA_ERROR.

@@ -41,6 +41,7 @@ inline constexpr absl::string_view kLayoutReplaced = "LAYOUT_REPLACED";
 inline constexpr absl::string_view kLeft = "LEFT";
 inline constexpr absl::string_view kMalformed = "MALFORMED";
 inline constexpr absl::string_view kMemory = "MEMORY";
+inline constexpr absl::string_view kMpsFull = "MPS_FULL";
 inline constexpr absl::string_view kProtocolViolation = "PROTOCOL_VIOLATION";
 inline constexpr absl::string_view kStaleStep = "STALE_STEP";
 inline constexpr absl::string_view kStepInDoubt = "STEP_IN_DOUBT";

@@ -65,4 +65,17 @@ absl::Status CudaDriver::StatusOf(CUresult result, const char* call) const {
   return StatusOfCuda(result, call, name, text);
 }
 
+absl::Status CudaDriver::StatusOfInit(CUresult result) const {
+  const absl::Status status = StatusOf(result, "cuInit");
+  if (status.ok() || status.code() == absl::StatusCode::kResourceExhausted) return status;
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "GPU_UNUSABLE",
+      absl::StrCat(status.message(),
+                   ": check that gradsyncd may read and write /dev/nvidia0 ..., nvidiactl and "
+                   "nvidia-uvm (DeviceAllow= in its unit, NVIDIA_VISIBLE_DEVICES for its "
+                   "container), that they are there (nvidia-modprobe -u -c=0) and that MPS, if it "
+                   "is on, answers; gradsyncctl doctor says what is missing"),
+      DetailsOf(status).fields);
+}
+
 }  // namespace gradsync

@@ -108,6 +108,10 @@ class CudaDriver {
   CudaDriver& operator=(const CudaDriver&) = delete;
 
   absl::Status StatusOf(CUresult result, const char* call) const;
+  // Of cuInit: RESOURCE_EXHAUSTED as StatusOfCuda, else FAILED_PRECONDITION GPU_UNUSABLE with what
+  // to do. Files of the driver that are missing or denied it calls CUDA_ERROR_NO_DEVICE,
+  // OPERATING_SYSTEM or UNKNOWN.
+  absl::Status StatusOfInit(CUresult result) const;
 
   // The functions, as in driver.cuMemAlloc(&address, bytes).
   // NOLINTBEGIN(bugprone-macro-parentheses)

@@ -62,6 +62,7 @@ absl::Status StatusOfCuda(CUresult result, absl::string_view call, absl::string_
     case CUDA_ERROR_DEVICE_NOT_LICENSED:
     case CUDA_ERROR_NOT_PERMITTED:
     case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_OPERATING_SYSTEM:
     case CUDA_ERROR_SYSTEM_NOT_READY:
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:

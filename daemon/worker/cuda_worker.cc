@@ -156,7 +156,7 @@ absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* star
     return CudaDeviceNotVisible(start.device(), {});
   }
   int version = 0;
-  absl::Status status = driver_->StatusOf(initialized, "cuInit");
+  absl::Status status = driver_->StatusOfInit(initialized);
   if (status.ok()) status = driver_->cuDriverGetVersion(&version);
   if (!status.ok()) return status;
   started->set_driver_version(version);

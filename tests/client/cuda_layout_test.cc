@@ -413,6 +413,13 @@ ISOLATED_TEST(CudaHandoff, AFaultOfTheGpuIsSaid, MachineWithGpus(1)) {
   EXPECT_EQ(ReasonOf(marked), "GPU_FAULT");
 }
 
+ISOLATED_TEST(CudaHandoff, ALostMpsIsAFaultOfTheGpu, MachineWithGpus(1)) {
+  Trainer trainer;
+  FakeMachine machine;
+  machine.Inject("cuStreamWriteValue64_v2 1 error 806");  // CUDA_ERROR_MPS_RPC_FAILURE
+  EXPECT_EQ(ReasonOf(trainer.layout->MarkReady(1, 0, {trainer.stream})), "GPU_FAULT");
+}
+
 ISOLATED_TEST(CudaArena, AViewKeepsTheMapping, MachineWithGpus(1)) {
   FakeMachine machine;
   Trainer trainer;
@@ -486,6 +493,31 @@ ISOLATED_TEST(CudaDevice, IsNamedByUuid, MachineWithGpus(2)) {
   const absl::Status hidden = RegisterOn(GpuUuid(7));
   EXPECT_EQ(ReasonOf(hidden), "GPU_NOT_VISIBLE");
   EXPECT_THAT(std::string(hidden.message()), HasSubstr(GpuUuid(0) + ", " + GpuUuid(1)));
+}
+
+ISOLATED_TEST(CudaDevice, ThatCannotBeOpenedSaysWhatToDo, MachineWithGpus(1)) {
+  FakeMachine machine;
+  machine.Inject("cuInit 1 error 999");  // CUDA_ERROR_UNKNOWN: without /dev/nvidia-uvm, say
+  const absl::Status closed = CudaDeviceUuid(0).status();
+  EXPECT_EQ(closed.code(), absl::StatusCode::kFailedPrecondition) << closed;
+  EXPECT_EQ(ReasonOf(closed), "GPU_UNUSABLE");
+  EXPECT_THAT(std::string(closed.message()), HasSubstr("nvidia-uvm"));
+}
+
+ISOLATED_TEST(CudaDevice, MayHaveNoRoomInMps, MachineWithGpus(1)) {
+  FakeMachine machine;
+  machine.Inject("cuInit 1 error 808");  // CUDA_ERROR_MPS_MAX_CLIENTS_REACHED
+  const absl::Status full = CudaDeviceUuid(0).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_EQ(ReasonOf(full), "MPS_FULL");
+}
+
+ISOLATED_TEST(CudaDevice, MayWaitForMps, MachineWithGpus(1)) {
+  FakeMachine machine;
+  machine.Inject("cuDeviceGet 1 error 807");  // CUDA_ERROR_MPS_SERVER_NOT_READY
+  const absl::Status waiting = CudaDeviceUuid(0).status();
+  EXPECT_EQ(ReasonOf(waiting), "GPU_UNUSABLE");
+  EXPECT_THAT(std::string(waiting.message()), HasSubstr("nvidia-cuda-mps-control"));
 }
 
 ISOLATED_TEST(CudaDevice, AnOlderDaemonHasNone, MachineWithGpus(1)) {

@@ -33,6 +33,23 @@ ISOLATED_TEST(CudaFault, AStickyErrorEndsTheWorkerWithItsName, MachineWithGpus(1
   }
 }
 
+// Files of the driver that are missing or denied, and an MPS that does not answer.
+ISOLATED_TEST(CudaFault, AGpuThatCannotBeOpenedIsRefusedWithARemedy, MachineWithGpus(1)) {
+  for (const CUresult error : {CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_UNKNOWN,
+                               CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_MPS_RPC_FAILURE}) {
+    CudaWorkerFixture worker;
+    worker.machine().Inject(ForWorker(worker, "cuInit 1 error " + std::to_string(error)));
+    const absl::Status refused = worker.Start(fakes::GpuUuid(0)).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_EQ(DetailsOf(refused).reason, "GPU_UNUSABLE") << refused;
+    EXPECT_THAT(refused.message(), HasSubstr("DeviceAllow=")) << refused;
+  }
+  CudaWorkerFixture worker;
+  worker.machine().Inject(
+      ForWorker(worker, "cuInit 1 error 808"));  // CUDA_ERROR_MPS_MAX_CLIENTS_REACHED
+  EXPECT_EQ(DetailsOf(worker.Start(fakes::GpuUuid(0)).status()).reason, "MPS_FULL");
+}
+
 ISOLATED_TEST(CudaFault, ACallThatHangsEndsTheWorker, MachineWithGpus(1)) {
   WorkerProcessOptions options;
   options.ping_interval = absl::Milliseconds(50);

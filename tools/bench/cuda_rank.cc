@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const PeerOptions& opti
   if (!opened.ok()) return opened.status();
   auto rank = absl::WrapUnique(new CudaRank(*std::move(opened)));
   const CudaDriver& driver = rank->driver();
-  if (auto status = driver.cuInit(0); !status.ok()) return status;
+  if (auto status = driver.StatusOfInit(driver.cuInit.Result(0)); !status.ok()) return status;
   absl::StatusOr<std::vector<CudaDevice>> devices = VisibleCudaDevices(driver);
   if (!devices.ok()) return devices.status();
   if (devices->size() < options.gpus) {

@@ -350,7 +350,7 @@ class Session {
   //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
   //   DEADLINE_EXCEEDED    names the ranks that did not come.
   //   FAILED_PRECONDITION  RANKS_LEFT: some ranks wait in LeaveAndStay; names them.
-  //   RESOURCE_EXHAUSTED   a quota; GPU_OUT_OF_MEMORY.
+  //   RESOURCE_EXHAUSTED   a quota; GPU_OUT_OF_MEMORY; MPS_FULL: no more clients.
   //   UNIMPLEMENTED        CUDA_UNAVAILABLE: `device` is given, and this library or the daemon has
   //                        no CUDA.
   //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_NOT_VISIBLE to this
@@ -407,7 +407,9 @@ class Session {
 // UUID of the GPU that CUDA calls `ordinal` in this process (torch.device("cuda", ordinal)), for
 // LayoutSpec::device. The driver is libcuda.so.1, or the file that GRADSYNC_CUDA_LIBRARY names.
 //   UNIMPLEMENTED        CUDA_UNAVAILABLE
-//   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD, GPU_UNUSABLE: no such device.
+//   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_UNUSABLE: no such device,
+//                        or it cannot be opened, and what to look at.
+//   RESOURCE_EXHAUSTED   MPS_FULL
 absl::StatusOr<std::string> CudaDeviceUuid(int ordinal);
 
 // The reason of an error from gradsync ("RANK_LOST"), or "" for any other status.

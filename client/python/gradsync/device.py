@@ -15,7 +15,8 @@ def cuda_device_uuid(ordinal: int) -> str:
 
     Raises:
       FailedPreconditionError: CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_UNUSABLE: there is no
-        such device.
+        such device, or it cannot be opened.
+      ResourceExhaustedError: MPS_FULL.
       UnimplementedError: the library has no CUDA.
     """
     uuid = ctypes.create_string_buffer(_UUID_SIZE)
