@@ -13,6 +13,14 @@ absl::Status Stopping() {
   return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is stopping");
 }
 
+// What a worker says of its GPU, the driver or whoever asks. Not worth a growing pause: whoever
+// puts it right tries again at once.
+bool IsRefusal(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kFailedPrecondition ||
+         status.code() == absl::StatusCode::kInvalidArgument ||
+         status.code() == absl::StatusCode::kNotFound;
+}
+
 }  // namespace
 
 std::shared_ptr<WorkerSupervisor> WorkerSupervisor::Make(WorkerSupervisorOptions options, Lost lost,
@@ -89,7 +97,7 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
   }
   worker->process = Share(*std::move(process));
   worker->incarnation = incarnation;
-  ++worker->starts;
+  if (worker->policy.failures() > 0) ++worker->restarts;
   return absl::OkStatus();
 }
 
@@ -123,7 +131,11 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
       result = worker->process;
     } else {
       // A GPU that is not there may be there at the next try: no process is kept for it.
-      worker->policy.Failed(clock_->NowNs(), reply.status());
+      if (IsRefusal(reply.status())) {
+        worker->policy.Refused(clock_->NowNs(), reply.status());
+      } else {
+        worker->policy.Failed(clock_->NowNs(), reply.status());
+      }
       worker->process.reset();
       result = reply.status();
     }
@@ -307,7 +319,7 @@ std::vector<WorkerStatus> WorkerSupervisor::Workers(absl::Duration patience) {
   for (const auto& [key, worker] : workers_) {
     WorkerStatus status;
     status.key = key;
-    status.restarts = worker.starts > 0 ? worker.starts - 1 : 0;
+    status.restarts = worker.restarts;
     status.last_failure = std::string(worker.policy.last_failure().message());
     if (worker.process != nullptr) status.pid = worker.process->pid();
     status.open = worker.open;

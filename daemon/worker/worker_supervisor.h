@@ -88,8 +88,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   WorkerSupervisor& operator=(const WorkerSupervisor&) = delete;
 
   // `ready` once: with the worker, whose GPU is open, or with why there is none: the statuses of
-  // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers and CudaDriver::Open, WORKER_LOST,
-  // WORKER_RESTARTING.
+  // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers, CudaDriver::Open and StatusOfInit,
+  // WORKER_LOST, WORKER_RESTARTING.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
   // Stops what has been idle for too long. True if there are others, whose time is to come.
@@ -117,7 +117,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     worker::Started started;
     std::vector<Ready> waiting;  // for Start's reply
     RestartPolicy policy;
-    std::uint32_t starts = 0;
+    std::uint32_t restarts = 0;
     std::uint64_t idle_since_ns = 0;  // 0: somebody has its process, or waits for it
   };
 
