@@ -1,5 +1,6 @@
 #include "daemon/worker/worker_supervisor.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "absl/strings/match.h"
@@ -51,16 +52,24 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
   absl::StatusOr<std::shared_ptr<WorkerProcess>> at_once = nullptr;
   {
     const MutexLock lock(&mutex_);
-    Worker& worker = workers_[key];
-    if (worker.process == nullptr) {
-      if (const absl::Status status = StartLocked(key, &worker); !status.ok()) at_once = status;
-      started = worker.process;
-      incarnation = worker.incarnation;
+    const auto found = workers_.find(key);
+    Worker* worker = found != workers_.end() ? &found->second : nullptr;
+    absl::Status status;
+    if (worker == nullptr || worker->process == nullptr) {
+      status = MayStartLocked(worker);
+      if (status.ok()) {
+        worker = &workers_[key];
+        status = StartLocked(key, worker);
+        started = worker->process;
+        incarnation = worker->incarnation;
+      }
     }
-    if (worker.open) {
-      at_once = worker.process;
-    } else if (worker.process != nullptr) {
-      worker.waiting.push_back(ready);
+    if (!status.ok()) {
+      at_once = status;
+    } else if (worker->open) {
+      at_once = worker->process;
+    } else {
+      worker->waiting.push_back(ready);
     }
   }
   if (started != nullptr) {
@@ -77,10 +86,25 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
   if (!at_once.ok() || *at_once != nullptr) ready(std::move(at_once));
 }
 
-absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {
+absl::Status WorkerSupervisor::MayStartLocked(const Worker* worker) const {
   if (shut_down_) return Stopping();
-  const std::uint64_t now_ns = clock_->NowNs();
-  if (const absl::Status status = worker->policy.MayStart(now_ns); !status.ok()) return status;
+  if (worker != nullptr) {
+    if (const absl::Status status = worker->policy.MayStart(clock_->NowNs()); !status.ok()) {
+      return status;
+    }
+  }
+  const auto starting = std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) {
+    return entry.second.process != nullptr && !entry.second.open;
+  });
+  if (static_cast<std::size_t>(starting) < options_.max_starting) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, "WORKERS_STARTING",
+                   absl::StrCat(starting,
+                                " workers are being started for GPUs of this node, more "
+                                "than it can have: register layouts on GPUs that are "
+                                "there (nvidia-smi -L), and again in a few seconds"));
+}
+
+absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {
   WorkerProcessOptions options = options_.process;
   // The driver enumerates one MIG instance for a process, the one that is named here.
   if (absl::StartsWith(key.device, "MIG-")) {
@@ -92,7 +116,7 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
         if (const auto self = weak.lock()) self->OnEnded(key, incarnation, why);
       });
   if (!process.ok()) {
-    worker->policy.Failed(now_ns, process.status());
+    worker->policy.Failed(clock_->NowNs(), process.status());
     return process.status();
   }
   worker->process = Share(*std::move(process));

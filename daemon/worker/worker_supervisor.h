@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -38,6 +39,9 @@ struct WorkerSupervisorOptions {
   absl::Duration operation_limit = absl::Minutes(2);
   // How long a worker without an arena is kept for the trainers that come next.
   std::uint64_t idle_limit_ns = 60'000'000'000;
+  // Processes that start at a time: more than a node has GPUs, or MIG instances (7 each on 8), so
+  // that only layouts on GPUs that are not there are refused.
+  std::size_t max_starting = 64;
 };
 
 struct WorkerKey {
@@ -89,7 +93,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
 
   // `ready` once: with the worker, whose GPU is open, or with why there is none: the statuses of
   // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers, CudaDriver::Open and StatusOfInit,
-  // WORKER_LOST, WORKER_RESTARTING.
+  // WORKER_LOST, WORKER_RESTARTING; RESOURCE_EXHAUSTED WORKERS_STARTING: max_starting.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
   // Stops what has been idle for too long. True if there are others, whose time is to come.
@@ -124,6 +128,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, const Clock* clock,
                    Executor* executor);
 
+  // Null: it has never been.
+  absl::Status MayStartLocked(const Worker* worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartLocked(const WorkerKey& key, Worker* worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   worker::Call StartCall(const WorkerKey& key) const;

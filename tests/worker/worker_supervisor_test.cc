@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "daemon/base/error.h"
 #include "daemon/worker/restart_policy.h"
@@ -24,6 +25,8 @@ constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
 std::string ReasonOf(const absl::Status& status) { return DetailsOf(status).reason; }
 
+constexpr std::size_t kMaxStarting = 2;
+
 class WorkerSupervisorTest : public ::testing::Test {
  protected:
   void Begin(const std::string& script) {
@@ -31,6 +34,7 @@ class WorkerSupervisorTest : public ::testing::Test {
     options.process.program = "tests/worker/scripted_worker";
     options.process.environment = {"SCRIPT=" + script};
     options.idle_limit_ns = 60 * kSecondNs;
+    options.max_starting = kMaxStarting;
     supervisor_ = WorkerSupervisor::Make(
         options,
         [this](const WorkerKey& key, const absl::Status& why) {
@@ -113,6 +117,22 @@ TEST_F(WorkerSupervisorTest, TellsThoseThatWaitThatAWorkerDidNotStart) {
   const absl::Status paused = Ensure({"a", "GPU-1"}).status();
   EXPECT_EQ(ReasonOf(paused), "WORKER_RESTARTING");
   EXPECT_THAT(paused.message(), HasSubstr("failed 2 times, last: "));
+}
+
+TEST_F(WorkerSupervisorTest, StartsFewAtATime) {
+  Begin("never starts");
+  const std::vector<WorkerKey> keys = {{"a", "GPU-1"}, {"a", "GPU-2"}, {"a", "GPU-1"}};
+  std::vector<Event> ended(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    supervisor_->Ensure(keys[i],
+                        [&ended, i](const auto& worker) { ended[i].Set(worker.status()); });
+  }
+  const absl::Status refused = Ensure({"b", "GPU-3"}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(refused), "WORKERS_STARTING");
+  EXPECT_EQ(supervisor_->Workers().size(), kMaxStarting) << "what is refused leaves no trace";
+  supervisor_->Shutdown();
+  for (Event& event : ended) EXPECT_FALSE(event.Wait().value().ok());
 }
 
 TEST_F(WorkerSupervisorTest, StopsAWorkerThatNobodyHasNeededForAWhile) {
