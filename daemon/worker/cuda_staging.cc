@@ -14,18 +14,17 @@ namespace {
 // Pieces begin where every kernel and NCCL work best.
 constexpr std::size_t kAlignment = 4096;
 
-}  // namespace
-
-CudaStagingPool::CudaStagingPool(const CudaContext* context)
-    : driver_(context->driver()), allocator_(DriverAllocator()) {}
-
-CudaStagingPool::Allocator CudaStagingPool::DriverAllocator() const {
-  const CudaDriver* const driver = driver_;
+CudaStagingPool::Allocator DriverAllocator(const CudaDriver* driver) {
   return {[driver](CUdeviceptr* address, std::size_t bytes) {
             return driver->cuMemAlloc(address, bytes);
           },
           [driver](CUdeviceptr address) { driver->cuMemFree.Result(address); }};
 }
+
+}  // namespace
+
+CudaStagingPool::CudaStagingPool(const CudaContext* context)
+    : driver_(context->driver()), allocator_(DriverAllocator(context->driver())) {}
 
 CudaStagingPool::~CudaStagingPool() {
   Free();

@@ -45,9 +45,8 @@ class CudaStagingPool {
     std::function<void(CUdeviceptr address)> free;
   };
 
+  // Of the driver's memory.
   explicit CudaStagingPool(const CudaContext* context);
-  // The driver's memory, with which a pool begins.
-  Allocator DriverAllocator() const;
   ~CudaStagingPool();
   CudaStagingPool(const CudaStagingPool&) = delete;
   CudaStagingPool& operator=(const CudaStagingPool&) = delete;
@@ -61,7 +60,8 @@ class CudaStagingPool {
   // has no room; then it is as before.
   absl::Status Reserve(std::size_t bytes);
 
-  // Another way to allocate, from now on: what there is moves there. Only while all are free.
+  // Another way to allocate, from now on: what there is moves there. Only while all are free. Fails
+  // as Reserve does.
   absl::Status SetAllocator(const Allocator& allocator);
 
   bool HasFree() const;

@@ -400,18 +400,21 @@ void CudaWorker::AdvanceConnecting() {
 }
 
 absl::Status CudaWorker::UseCommunicator() {
-  NcclCommunicator* const communicator = communicators_.front().get();
+  absl::Status status = MoveStagingToNccl();
+  if (status.ok()) status = RegisterStaging();
+  if (status.ok()) launches_->SetCommunicator(communicators_.front().get());
+  return status;
+}
+
+absl::Status CudaWorker::MoveStagingToNccl() {
+  if (staging_is_of_nccl_) return absl::OkStatus();
   const NcclLibrary* const nccl = nccl_.get();
-  absl::Status status = staging_->SetAllocator(
+  const absl::Status status = staging_->SetAllocator(
       {[nccl](CUdeviceptr* address, std::size_t bytes) {
          return NcclCommunicator::AllocateMemory(nccl, address, bytes);
        },
-       [nccl, communicator](CUdeviceptr address) {
-         communicator->Deregister().IgnoreError();  // of memory that nothing uses any more
-         NcclCommunicator::FreeMemory(nccl, address);
-       }});
-  if (status.ok()) status = RegisterStaging();
-  if (status.ok()) launches_->SetCommunicator(communicator);
+       [nccl](CUdeviceptr address) { NcclCommunicator::FreeMemory(nccl, address); }});
+  staging_is_of_nccl_ = status.ok();
   return status;
 }
 
@@ -422,12 +425,14 @@ absl::Status CudaWorker::RegisterStaging() {
 
 absl::Status CudaWorker::GrowStaging(std::size_t bytes) {
   if (staging_->Holds(bytes)) return absl::OkStatus();
-  absl::Status status = staging_->Reserve(bytes);
   // One that still connects registers it once it has.
-  if (status.ok() && !communicators_.empty() && !connecting_.has_value()) {
-    status = RegisterStaging();
-  }
-  return status;
+  const bool connected = !communicators_.empty() && !connecting_.has_value();
+  absl::Status status;
+  if (connected) status = communicators_.front()->Deregister();
+  if (status.ok()) status = staging_->Reserve(bytes);
+  // Also what could not grow.
+  const absl::Status registered = connected ? RegisterStaging() : absl::OkStatus();
+  return status.ok() ? registered : status;
 }
 
 absl::Status CudaWorker::Disconnect() {
@@ -441,11 +446,10 @@ absl::Status CudaWorker::Disconnect() {
     Reply(reply);
   }
   launches_->SetCommunicator(nullptr);
-  const absl::Status status = staging_->SetAllocator(staging_->DriverAllocator());
   NcclCommunicator::Abort(communicators_);
   communicators_.clear();
   nccl_bytes_ = 0;
-  return status;
+  return absl::OkStatus();
 }
 
 std::size_t CudaWorker::FreeBytes() const {
@@ -489,9 +493,9 @@ void CudaWorker::Stop(std::uint64_t call) {
   ready_waits_ = CudaReadyWaits();
   removals_.clear();
   arenas_.clear();
-  staging_.reset();
   NcclCommunicator::Abort(communicators_);
   communicators_.clear();
+  staging_.reset();
   combine_.reset();
   context_.reset();
   worker::Reply reply;

@@ -91,6 +91,9 @@ class CudaWorker {
   // Looks whether the communicator that is being made is connected.
   void AdvanceConnecting();
   absl::Status UseCommunicator();
+  // Once: it stays NCCL's when the communicator goes, for the next one. Moving it back would need
+  // as much memory again.
+  absl::Status MoveStagingToNccl();
   absl::Status RegisterStaging();
   // Only while no bucket is in it.
   absl::Status GrowStaging(std::size_t bytes);
@@ -112,12 +115,13 @@ class CudaWorker {
   std::unique_ptr<const NcclLibrary> nccl_;  // null if it cannot be used
   std::unique_ptr<CudaContext> context_;
   std::unique_ptr<CudaCombine> combine_;
-  // One at most. Before the staging that is registered with it: freed after that.
+  std::unique_ptr<CudaStagingPool> staging_;
+  bool staging_is_of_nccl_ = false;
+  // One at most. After the staging that is registered with it: the registration goes first.
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::optional<Connecting> connecting_;
   std::uint64_t context_bytes_ = 0;  // 0: unknown
   std::uint64_t nccl_bytes_ = 0;
-  std::unique_ptr<CudaStagingPool> staging_;
   std::map<std::uint64_t, std::shared_ptr<CudaSessionMemory>> arenas_;
   CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;

@@ -241,4 +241,10 @@ std::unique_ptr<PendingReply> CudaWorkerFixture::Connect(const std::string& id, 
   return Send(std::move(call));
 }
 
+absl::Status CudaWorkerFixture::Disconnect() {
+  worker::Call call;
+  call.mutable_disconnect();
+  return Call(std::move(call)).status();
+}
+
 }  // namespace gradsync

@@ -126,6 +126,7 @@ class CudaWorkerFixture {
   std::unique_ptr<PendingReply> Connect(const std::string& id, std::uint32_t rank,
                                         std::uint32_t ranks,
                                         std::chrono::nanoseconds limit = kPatience);
+  absl::Status Disconnect();
 
  private:
   fakes::FakeMachine machine_;

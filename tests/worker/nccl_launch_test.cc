@@ -219,6 +219,78 @@ ISOLATED_TEST(NcclLaunch, StagingGrowsWhileConnected, MachineWithGpus(2)) {
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
+// All of NCCL's part that one GPU can show.
+class OneGpu {
+ public:
+  OneGpu() {
+    worker_.Open();
+    trainer_ = worker_.AddTrainer(kBytes, 1);
+  }
+
+  CudaWorkerFixture& worker() { return worker_; }
+
+  void Connect() {
+    const auto connected = worker_.Connect(worker_.NewNcclId(), 0, 1)->Get();
+    ASSERT_TRUE(connected.ok()) << connected.status();
+  }
+  // Of a step whose gradients are all `step`.
+  void ExpectStep(std::uint64_t step) {
+    trainer_->MarkReady(0, step, 0, std::vector<float>(kCount, static_cast<float>(step)));
+    const auto launched =
+        worker_.Launch(CudaWorkerFixture::LaunchOf({trainer_.get()}, step, kCount))->Get();
+    ASSERT_TRUE(launched.ok()) << launched.status();
+    EXPECT_FALSE(launched->launch_done().void_step());
+    EXPECT_THAT(trainer_->Floats(0, kCount), Each(static_cast<float>(step)));
+  }
+  // An arena whose layout needs twice the staging.
+  std::unique_ptr<FakeTrainer> AddLarger(absl::Status* refused = nullptr) {
+    worker_.set_staging_bytes(2 * CudaWorkerFixture::kStagingBytes);
+    return worker_.AddTrainer(kBytes, 1, refused);
+  }
+  // Leaves less free than staging takes.
+  void FillGpu() {
+    const std::size_t free =
+        MachineWithGpus(1).gpus[0].memory_bytes - worker_.machine().DeviceBytes(0);
+    fakes::MakeMapped(free - CudaWorkerFixture::kStagingBytes);
+  }
+
+ private:
+  CudaWorkerFixture worker_;
+  std::unique_ptr<FakeTrainer> trainer_;
+};
+
+ISOLATED_TEST(NcclLaunch, ConnectsGrowsAndDisconnectsOnOneGpu, MachineWithGpus(1)) {
+  OneGpu job;
+  for (std::uint64_t step = 1; step <= 9; step += 3) {
+    job.ExpectStep(step);
+    job.Connect();
+    job.ExpectStep(step + 1);
+    if (step == 4) {
+      EXPECT_NE(job.AddLarger(), nullptr);
+    }
+    job.ExpectStep(step + 2);
+    EXPECT_TRUE(job.worker().Disconnect().ok());
+  }
+  job.worker().Stop();
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
+// PyTorch takes what is free.
+ISOLATED_TEST(NcclLaunch, DisconnectsAndConnectsAgainOnAGpuThatIsFull, MachineWithGpus(1)) {
+  OneGpu job;
+  job.Connect();
+  job.FillGpu();
+  for (std::uint64_t step = 1; step <= 6; step += 2) {
+    const absl::Status disconnected = job.worker().Disconnect();
+    EXPECT_TRUE(disconnected.ok()) << disconnected;
+    job.ExpectStep(step);
+    job.Connect();
+    job.ExpectStep(step + 1);
+  }
+  job.worker().Stop();
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
 ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, MachineWithGpus(2)) {
   constexpr std::size_t kLarge = CudaWorkerFixture::kStagingBytes / sizeof(float) + kCount;
   TwoGpus job(1, 1);
