@@ -14,6 +14,9 @@ namespace {
 // Pieces begin where every kernel and NCCL work best.
 constexpr std::size_t kAlignment = 4096;
 
+// In which GPUs give memory out.
+constexpr std::size_t kGranule = std::size_t{2} << 20;
+
 CudaStagingPool::Allocator DriverAllocator(const CudaDriver* driver) {
   return {[driver](CUdeviceptr* address, std::size_t bytes) {
             return driver->cuMemAlloc(address, bytes);
@@ -68,23 +71,28 @@ absl::Status CudaStagingPool::SetAllocator(const Allocator& allocator) {
 }
 
 absl::Status CudaStagingPool::Allocate(std::size_t piece_bytes, const Allocator& allocator) {
+  const std::size_t wanted = piece_bytes * kPieces;
   CUdeviceptr memory = 0;
-  const absl::Status status = allocator.allocate(&memory, piece_bytes * kPieces);
-  if (absl::IsResourceExhausted(status)) {
-    std::size_t free = 0;
-    std::size_t total = 0;
-    driver_->cuMemGetInfo.Result(&free, &total);
-    return MakeError(absl::StatusCode::kResourceExhausted, "GPU_OUT_OF_MEMORY",
-                     absl::StrCat("summing the largest bucket needs ", piece_bytes * kPieces,
-                                  " bytes of the GPU, which has ", free, " free of ", total,
-                                  "; smaller buckets need less"));
-  }
-  if (!status.ok()) return status;
+  const absl::Status status = allocator.allocate(&memory, wanted);
+  if (!status.ok()) return WhyNot(wanted, status);
   Free();
   memory_ = memory;
   piece_bytes_ = piece_bytes;
   for (std::size_t i = 0; i < kPieces; ++i) pieces_[i].address = memory + i * piece_bytes;
   return absl::OkStatus();
+}
+
+absl::Status CudaStagingPool::WhyNot(std::size_t wanted, const absl::Status& status) const {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  const bool known = driver_->cuMemGetInfo.Result(&free, &total) == CUDA_SUCCESS;
+  // NCCL says only that a call of CUDA has failed.
+  const bool lacks = known && free < (wanted + kGranule - 1) / kGranule * kGranule;
+  if (!lacks && !absl::IsResourceExhausted(status)) return status;
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, "GPU_OUT_OF_MEMORY",
+      absl::StrCat("summing the largest bucket needs ", wanted, " bytes of the GPU, which has ",
+                   free, " free of ", total, "; smaller buckets need less"));
 }
 
 void CudaStagingPool::Free() {

@@ -73,6 +73,8 @@ class CudaStagingPool {
 
  private:
   absl::Status Allocate(std::size_t piece_bytes, const Allocator& allocator);
+  // Of an allocation of `wanted` bytes that has failed with `status`.
+  absl::Status WhyNot(std::size_t wanted, const absl::Status& status) const;
   void Free();
 
   const CudaDriver* const driver_;

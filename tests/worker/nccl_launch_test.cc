@@ -291,6 +291,20 @@ ISOLATED_TEST(NcclLaunch, DisconnectsAndConnectsAgainOnAGpuThatIsFull, MachineWi
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
+ISOLATED_TEST(NcclLaunch, AGpuThatIsFullKeepsTheStagingThatItHas, MachineWithGpus(1)) {
+  OneGpu job;
+  job.Connect();
+  job.FillGpu();
+  absl::Status refused;
+  EXPECT_EQ(job.AddLarger(&refused), nullptr);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(DetailsOf(refused).reason, "GPU_OUT_OF_MEMORY");
+  EXPECT_THAT(refused.message(), HasSubstr("which has 4194304 free of 1073741824"));
+  job.ExpectStep(1);
+  job.worker().Stop();
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
 ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, MachineWithGpus(2)) {
   constexpr std::size_t kLarge = CudaWorkerFixture::kStagingBytes / sizeof(float) + kCount;
   TwoGpus job(1, 1);
