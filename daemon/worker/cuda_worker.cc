@@ -426,13 +426,14 @@ absl::Status CudaWorker::RegisterStaging() {
 absl::Status CudaWorker::GrowStaging(std::size_t bytes) {
   if (staging_->Holds(bytes)) return absl::OkStatus();
   // One that still connects registers it once it has.
-  const bool connected = !communicators_.empty() && !connecting_.has_value();
-  absl::Status status;
-  if (connected) status = communicators_.front()->Deregister();
-  if (status.ok()) status = staging_->Reserve(bytes);
-  // Also what could not grow.
-  const absl::Status registered = connected ? RegisterStaging() : absl::OkStatus();
-  return status.ok() ? registered : status;
+  if (communicators_.empty() || connecting_.has_value()) return staging_->Reserve(bytes);
+  absl::Status registered = communicators_.front()->Deregister();
+  const absl::Status grown = staging_->Reserve(bytes);
+  // Also what could not grow: that one rank's memory is not registered while the others' is, NCCL
+  // does not allow.
+  if (registered.ok()) registered = RegisterStaging();
+  if (!registered.ok()) Fail(registered);
+  return grown;
 }
 
 absl::Status CudaWorker::Disconnect() {

@@ -95,7 +95,7 @@ class CudaWorker {
   // as much memory again.
   absl::Status MoveStagingToNccl();
   absl::Status RegisterStaging();
-  // Only while no bucket is in it.
+  // Only while no bucket is in it. Ends the process if it cannot be registered again.
   absl::Status GrowStaging(std::size_t bytes);
   absl::Status Disconnect();
   std::size_t FreeBytes() const;

@@ -212,8 +212,8 @@ MUTANTS = [
     Mutant(
         "deregistering staging before it is freed",
         WORKER,
-        "communicator->Deregister().IgnoreError();",
-        "static_cast<void>(communicator);",
+        "absl::Status registered = communicators_.front()->Deregister();",
+        "absl::Status registered;",
         NCCL,
         "NcclLaunch.StagingGrowsWhileConnected",
     ),

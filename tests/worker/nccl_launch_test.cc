@@ -305,6 +305,18 @@ ISOLATED_TEST(NcclLaunch, AGpuThatIsFullKeepsTheStagingThatItHas, MachineWithGpu
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
+// One rank with memory that is not registered among others whose is: NCCL does not say what then.
+ISOLATED_TEST(NcclLaunch, AWorkerThatCannotRegisterItsStagingEnds, MachineWithGpus(1)) {
+  OneGpu job;
+  job.Connect();
+  job.worker().machine().Inject("ncclCommRegister 1 error 3 pid=" +
+                                std::to_string(job.worker().process().pid()));
+  absl::Status refused;
+  EXPECT_EQ(job.AddLarger(&refused), nullptr);
+  EXPECT_THAT(job.worker().Ended().message(), HasSubstr("ncclCommRegister"));
+  EXPECT_EQ(DetailsOf(refused).reason, "WORKER_LOST");
+}
+
 ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, MachineWithGpus(2)) {
   constexpr std::size_t kLarge = CudaWorkerFixture::kStagingBytes / sizeof(float) + kCount;
   TwoGpus job(1, 1);
