@@ -13,6 +13,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/cuda/cuda_device.h"
+#include "daemon/cuda/cuda_errors.h"
 #include "daemon/cuda/used_memory.h"
 #include "daemon/worker/worker_error.h"
 #include "proto/gradsync/shared_memory.h"
@@ -139,10 +140,18 @@ void CudaWorker::Handle(Posted posted) {
       break;
   }
   if (!status.ok()) {
+    if (context_ != nullptr) CheckGpu();
     reply.clear_kind();
     *reply.mutable_error() = EncodeError(status);
   }
   Reply(reply, exported.valid() ? &exported : nullptr);
+}
+
+CudaWorker::GpuBytes CudaWorker::CheckGpu() const {
+  GpuBytes bytes;
+  const CUresult result = driver_->cuMemGetInfo.Result(&bytes.free, &bytes.total);
+  if (EndsProcess(result)) Fail(driver_->StatusOf(result, "cuMemGetInfo"));
+  return bytes;
 }
 
 absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* started) {
@@ -340,9 +349,11 @@ void CudaWorker::FinishRemovals() {
   const auto over = std::partition(removals_.begin(), removals_.end(), [&](const Removal& removal) {
     return launches_->Touches(removal.memory.get());
   });
+  if (over == removals_.end()) return;
   std::vector<std::uint64_t> calls;
   for (auto removal = over; removal != removals_.end(); ++removal) calls.push_back(removal->call);
   removals_.erase(over, removals_.end());  // frees the memory
+  CheckGpu();
   for (const std::uint64_t call : calls) {
     worker::Reply reply;
     reply.set_call(call);
@@ -368,7 +379,7 @@ absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& conn
   options.max_ctas = static_cast<int>(connect.max_ctas());
   options.algorithm = connect.algorithm();
   options.protocol = connect.protocol();
-  const std::size_t free_before = FreeBytes();
+  const std::size_t free_before = CheckGpu().free;
   auto communicator = NcclCommunicator::Connect(nccl_.get(), options);
   if (!communicator.ok()) return communicator.status();
   communicators_.push_back(*std::move(communicator));
@@ -389,10 +400,11 @@ void CudaWorker::AdvanceConnecting() {
   worker::Reply reply;
   reply.set_call(connecting.call);
   if (status.ok()) {
-    nccl_bytes_ = connecting.free_before - std::min(connecting.free_before, FreeBytes());
+    nccl_bytes_ = connecting.free_before - std::min(connecting.free_before, CheckGpu().free);
     reply.mutable_connected()->set_nccl_bytes(nccl_bytes_);
     reply.mutable_connected()->set_mps(context_->device().mps);
   } else {
+    CheckGpu();
     Disconnect().IgnoreError();  // the first error tells more
     *reply.mutable_error() = EncodeError(status);
   }
@@ -453,13 +465,6 @@ absl::Status CudaWorker::Disconnect() {
   return absl::OkStatus();
 }
 
-std::size_t CudaWorker::FreeBytes() const {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  driver_->cuMemGetInfo.Result(&free, &total);
-  return free;
-}
-
 worker::Pong CudaWorker::Memory() const {
   worker::Pong memory;
   if (context_ == nullptr) return memory;
@@ -471,15 +476,13 @@ worker::Pong CudaWorker::Memory() const {
     memory.set_legacy_arenas(memory.legacy_arenas() + 1);
     memory.set_why_legacy(arena.why_legacy());
   }
-  std::size_t free = 0;
-  std::size_t total = 0;
-  driver_->cuMemGetInfo.Result(&free, &total);
+  const GpuBytes gpu = CheckGpu();
   memory.set_arena_bytes(arena_bytes);
   memory.set_staging_bytes(staging_->bytes());
   memory.set_context_bytes(context_bytes_);
   memory.set_nccl_bytes(nccl_bytes_);
-  memory.set_free_bytes(free);
-  memory.set_total_bytes(total);
+  memory.set_free_bytes(gpu.free);
+  memory.set_total_bytes(gpu.total);
   return memory;
 }
 

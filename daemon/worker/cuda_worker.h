@@ -60,6 +60,10 @@ class CudaWorker {
     std::uint64_t until_ns;
     std::size_t free_before;  // bytes of the GPU
   };
+  struct GpuBytes {
+    std::size_t free = 0;
+    std::size_t total = 0;
+  };
   // A call that is replied to when no launch touches a rank's memory any more.
   struct Removal {
     std::uint64_t call;
@@ -72,6 +76,11 @@ class CudaWorker {
   std::deque<Posted> Take();
   bool idle() const;
   void Handle(Posted posted);
+  // How much of the GPU is free. Ends the process if the GPU has failed, which under MPS another
+  // process's fault brings about: who launches sees that anyway, who is idle would keep the
+  // context, and with it new clients of MPS out. So also after calls that fail, or whose failures
+  // nobody sees.
+  GpuBytes CheckGpu() const;
   // Ends the process if the GPU has failed.
   void Advance();
   void FinishRemovals();
@@ -98,7 +107,6 @@ class CudaWorker {
   // Only while no bucket is in it. Ends the process if it cannot be registered again.
   absl::Status GrowStaging(std::size_t bytes);
   absl::Status Disconnect();
-  std::size_t FreeBytes() const;
 
   void Reply(const worker::Reply& reply, const UniqueFd* descriptor = nullptr) const;
   [[noreturn]] void Fail(const absl::Status& why) const;

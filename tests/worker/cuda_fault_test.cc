@@ -50,6 +50,54 @@ ISOLATED_TEST(CudaFault, AGpuThatCannotBeOpenedIsRefusedWithARemedy, MachineWith
   EXPECT_EQ(DetailsOf(worker.Start(fakes::GpuUuid(0)).status()).reason, "MPS_FULL");
 }
 
+fakes::MachineDescription WithMps() {
+  fakes::MachineDescription machine = MachineWithGpus(1);
+  machine.mps = true;
+  return machine;
+}
+
+// As a trainer's kernel with a wild pointer does.
+void Fault() {
+  const CUstream stream = fakes::MakeStream();
+  CUDA_OK(cuMemsetD8Async(0x1000, 0, 1, stream));
+  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+// While its context is open, MPS takes no new client.
+ISOLATED_TEST(CudaFault, AnIdleWorkerEndsWhenItsTrainersFaultHasReachedIt, WithMps()) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(kBytes, 1);
+  Fault();
+  const auto removed = worker.Remove(*trainer);
+  for (const absl::Status& why : {removed->Get().status(), worker.Ended()}) {
+    EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
+    EXPECT_THAT(why.message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+  }
+}
+
+ISOLATED_TEST(CudaFault, AWorkerThatCanGiveNoMemoryAnyMoreEnds, WithMps()) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  Fault();
+  absl::Status refused;
+  EXPECT_EQ(worker.AddTrainer(kBytes, 1, &refused), nullptr);
+  for (const absl::Status& why : {refused, worker.Ended()}) {
+    EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
+    EXPECT_THAT(why.message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+  }
+}
+
+ISOLATED_TEST(CudaFault, AFaultedWorkerEndsWhenItIsAskedForItsMemory, WithMps()) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  Fault();
+  worker::Call ping;
+  ping.mutable_ping();
+  EXPECT_FALSE(worker.Call(std::move(ping)).ok());
+  EXPECT_THAT(worker.Ended().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+}
+
 ISOLATED_TEST(CudaFault, ACallThatHangsEndsTheWorker, MachineWithGpus(1)) {
   WorkerProcessOptions options;
   options.ping_interval = absl::Milliseconds(50);
