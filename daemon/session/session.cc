@@ -89,6 +89,7 @@ void Session::Furnish(const Place& place, JobPort::Registration agreed,
   spec.reservation = std::make_shared<const ArenaQuota::Reservation>(*std::move(reserved));
   spec.buckets = agreed.plan.buckets.size();
   spec.semaphores_fd = memory.semaphores->fd();
+  if (identity_.peer.pidfd != nullptr) spec.trainer_pidfd = identity_.peer.pidfd->get();
   memory.mps = place.mps;
   for (const PlannedBucket& bucket : agreed.plan.buckets) {
     spec.staging_bytes =

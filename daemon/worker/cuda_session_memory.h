@@ -11,12 +11,14 @@
 
 #include "daemon/arena/cuda_arena.h"
 #include "daemon/arena/cuda_semaphore_page.h"
+#include "daemon/base/unique_fd.h"
 
 namespace gradsync {
 
 struct CudaSessionMemory {
   std::unique_ptr<CudaArena> arena;
   std::unique_ptr<CudaSemaphorePage> semaphores;
+  UniqueFd trainer;  // its process's pidfd; invalid if that is not known
 };
 
 using CudaRanks = std::vector<std::shared_ptr<CudaSessionMemory>>;  // in rank order

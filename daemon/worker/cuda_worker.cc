@@ -1,6 +1,5 @@
 #include "daemon/worker/cuda_worker.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -63,11 +62,14 @@ void CudaWorker::Issue() {
 }
 
 std::deque<CudaWorker::Posted> CudaWorker::Take() {
-  pollfd wake{wake_.get(), POLLIN, 0};
-  if (ppoll(&wake, 1, idle() ? nullptr : &kLookEvery, nullptr) > 0) {
+  std::vector<pollfd> waited{{wake_.get(), POLLIN, 0}};
+  for (const Removal& removal : kept_) waited.push_back({removal.memory->trainer.get(), POLLIN, 0});
+  ppoll(waited.data(), waited.size(), idle() ? nullptr : &kLookEvery, nullptr);
+  if (waited.front().revents != 0) {
     std::uint64_t count;
     [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
   }
+  FreeKept(absl::MakeConstSpan(waited).subspan(1));
   const MutexLock lock(&mutex_);
   return std::exchange(posted_, {});
 }
@@ -218,7 +220,7 @@ absl::Status CudaWorker::OpenDevice(const worker::Start& start, worker::Started*
 absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
                                   worker::ArenaAdded* added, UniqueFd* exported) {
   if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
-  if (descriptors.size() != 1 || arenas_.count(add.arena()) != 0) {
+  if (descriptors.empty() || descriptors.size() > 2 || arenas_.count(add.arena()) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("arena ", add.arena(), ": a bad call"));
   }
   if (const absl::Status status = GrowStaging(add.staging_bytes()); !status.ok()) return status;
@@ -227,6 +229,7 @@ absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<Uniqu
       CudaSemaphorePage::Register(driver_.get(), std::move(descriptors[0]), add.buckets());
   if (!semaphores.ok()) return semaphores.status();
   memory->semaphores = *std::move(semaphores);
+  if (descriptors.size() == 2) memory->trainer = std::move(descriptors[1]);
   auto arena = CudaArena::Create(driver_.get(), context_->device().handle, add.bytes(),
                                  context_->memory_stream());
   if (!arena.ok()) return arena.status();
@@ -349,14 +352,34 @@ void CudaWorker::FinishRemovals() {
   const auto over = std::partition(removals_.begin(), removals_.end(), [&](const Removal& removal) {
     return launches_->Touches(removal.memory.get());
   });
-  if (over == removals_.end()) return;
-  std::vector<std::uint64_t> calls;
-  for (auto removal = over; removal != removals_.end(); ++removal) calls.push_back(removal->call);
-  removals_.erase(over, removals_.end());  // frees the memory
+  std::vector<Removal> freed;
+  for (auto removal = over; removal != removals_.end(); ++removal) {
+    const bool legacy = removal->memory->arena->sharing() == CudaSharing::kLegacyIpc;
+    (legacy ? kept_ : freed).push_back(std::move(*removal));
+  }
+  removals_.erase(over, removals_.end());
+  Free(std::move(freed));
+}
+
+void CudaWorker::FreeKept(absl::Span<const pollfd> trainers) {
+  // Freeing waits for what is on the GPU.
+  if (kept_.empty() || !launches_->at_rest()) return;
+  std::vector<Removal> still;
+  std::vector<Removal> freed;
+  for (std::size_t i = 0; i < trainers.size(); ++i) {
+    (trainers[i].revents == 0 ? still : freed).push_back(std::move(kept_[i]));
+  }
+  kept_ = std::move(still);
+  Free(std::move(freed));
+}
+
+void CudaWorker::Free(std::vector<Removal> removals) const {
+  if (removals.empty()) return;
+  for (Removal& removal : removals) removal.memory.reset();
   CheckGpu();
-  for (const std::uint64_t call : calls) {
+  for (const Removal& removal : removals) {
     worker::Reply reply;
-    reply.set_call(call);
+    reply.set_call(removal.call);
     Reply(reply);
   }
 }
@@ -469,13 +492,14 @@ worker::Pong CudaWorker::Memory() const {
   worker::Pong memory;
   if (context_ == nullptr) return memory;
   std::uint64_t arena_bytes = 0;
-  for (const auto& [number, session] : arenas_) {
-    const CudaArena& arena = *session->arena;
+  const auto count = [&](const CudaArena& arena) {
     arena_bytes += arena.bytes();
-    if (arena.sharing() != CudaSharing::kLegacyIpc) continue;
+    if (arena.sharing() != CudaSharing::kLegacyIpc) return;
     memory.set_legacy_arenas(memory.legacy_arenas() + 1);
     memory.set_why_legacy(arena.why_legacy());
-  }
+  };
+  for (const auto& [number, session] : arenas_) count(*session->arena);
+  for (const Removal& removal : kept_) count(*removal.memory->arena);
   const GpuBytes gpu = CheckGpu();
   memory.set_arena_bytes(arena_bytes);
   memory.set_staging_bytes(staging_->bytes());
@@ -496,6 +520,7 @@ void CudaWorker::Stop(std::uint64_t call) {
   launches_.reset();
   ready_waits_ = CudaReadyWaits();
   removals_.clear();
+  kept_.clear();
   arenas_.clear();
   NcclCommunicator::Abort(communicators_);
   communicators_.clear();

@@ -3,6 +3,8 @@
 #ifndef DAEMON_WORKER_CUDA_WORKER_H_
 #define DAEMON_WORKER_CUDA_WORKER_H_
 
+#include <poll.h>
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -16,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/cuda/cuda_driver.h"
@@ -64,7 +67,7 @@ class CudaWorker {
     std::size_t free = 0;
     std::size_t total = 0;
   };
-  // A call that is replied to when no launch touches a rank's memory any more.
+  // A call that is replied to when a rank's memory has been freed.
   struct Removal {
     std::uint64_t call;
     std::shared_ptr<CudaSessionMemory> memory;
@@ -83,7 +86,12 @@ class CudaWorker {
   GpuBytes CheckGpu() const;
   // Ends the process if the GPU has failed.
   void Advance();
+  // Of memory that no launch touches any more.
   void FinishRemovals();
+  // Of the trainers of `kept_`, in its order, those of which poll has reported something have
+  // ended.
+  void FreeKept(absl::Span<const pollfd> trainers);
+  void Free(std::vector<Removal> removals) const;
   void Stop(std::uint64_t call);
 
   absl::Status Start(const worker::Start& start, worker::Started* started);
@@ -134,6 +142,8 @@ class CudaWorker {
   CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;
   std::vector<Removal> removals_;
+  // Of legacy IPC: must not be freed while the trainer has it open, which only its end tells.
+  std::vector<Removal> kept_;
   std::vector<Posted> postponed_;  // until the GPU is at rest
 
   std::thread thread_;  // last: starts when the rest stands

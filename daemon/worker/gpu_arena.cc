@@ -31,20 +31,21 @@ void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const Gpu
   add->set_buckets(static_cast<std::uint32_t>(spec.buckets));
   add->set_staging_bytes(spec.staging_bytes);
   // Shared: callbacks that are kept must be ones that can be copied.
-  const auto semaphores = std::make_shared<UniqueFd>(fcntl(spec.semaphores_fd, F_DUPFD_CLOEXEC, 0));
-  if (!semaphores->valid()) {
+  const auto descriptors = std::make_shared<std::vector<UniqueFd>>();
+  for (const int fd : {spec.semaphores_fd, spec.trainer_pidfd}) {
+    if (fd < 0) continue;
+    descriptors->emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (descriptors->back().valid()) continue;
     created(absl::ResourceExhaustedError("no file descriptor is left for a GPU arena"));
     return;
   }
   workers->Ensure(
-      key, [key, number, semaphores, reservation = spec.reservation, call = std::move(call),
+      key, [key, number, descriptors, reservation = spec.reservation, call = std::move(call),
             created = std::move(created)](absl::StatusOr<std::shared_ptr<WorkerProcess>> worker) {
         if (!worker.ok()) return created(worker.status());
-        std::vector<UniqueFd> descriptors;
-        descriptors.push_back(std::move(*semaphores));
         WorkerProcess* const process = worker->get();
         process->Call(
-            call, std::move(descriptors),
+            call, std::move(*descriptors),
             [key, number, reservation, worker = *std::move(worker),
              created](absl::StatusOr<WorkerProcess::Reply> reply) {
               if (!reply.ok()) return created(reply.status());
@@ -73,9 +74,12 @@ std::shared_ptr<GpuArena> GpuArena::OfOtherNode(WorkerKey key, std::shared_ptr<W
 GpuArena::~GpuArena() {
   worker::Call call;
   call.mutable_remove_arena()->set_arena(number_);
+  // One that is kept for its trainer keeps its worker from being idle: that is stopped, and the
+  // memory freed with it.
+  const std::shared_ptr<WorkerPort> busy = ipc_handle_.empty() ? nullptr : worker_;
   // A worker that has died has given it back already.
   worker_->Call(std::move(call), {},
-                [reservation = std::move(reservation_)](const auto& /*reply*/) {});
+                [reservation = std::move(reservation_), busy](const auto& /*reply*/) {});
 }
 
 }  // namespace gradsync

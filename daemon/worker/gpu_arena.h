@@ -33,12 +33,15 @@ struct GpuArenaSpec {
   std::size_t staging_bytes = 0;
   // Of the session's semaphores for this layout; stays the caller's.
   int semaphores_fd = -1;
+  // Of the session's process; stays the caller's. -1: unknown.
+  int trainer_pidfd = -1;
   // The user's share of the quota; given back when the worker has freed the memory.
   std::shared_ptr<const ArenaQuota::Reservation> reservation;
 };
 
 // Thread-safe. Shared by the session's offer, its job, and the launches that touch it; the last one
-// to let go gives the memory back, later, once no launch touches it any more.
+// to let go gives the memory back, later, once no launch touches it any more and, with an IPC
+// handle, once the session's process has ended: until then it counts against the quota.
 class GpuArena {
  public:
   using Created = std::function<void(absl::StatusOr<std::shared_ptr<GpuArena>>)>;

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "daemon/base/error.h"
 #include "tests/worker/cuda_worker_fixture.h"
@@ -11,6 +13,7 @@ namespace {
 
 using fakes::MachineWithGpus;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr std::size_t kCount = 1024;
 constexpr std::size_t kBytes = kCount * sizeof(float);
@@ -138,6 +141,52 @@ ISOLATED_TEST(CudaFault, AWorkerStopsThoughATrainerNeverBecomesReady, MachineWit
   worker.Ping();
   worker.Stop();
   EXPECT_EQ(done->Get().status().code(), absl::StatusCode::kCancelled);
+}
+
+fakes::MachineDescription WithoutDescriptors() {
+  fakes::MachineDescription machine = MachineWithGpus(1);
+  machine.gpus[0].posix_handles = false;
+  return machine;
+}
+
+// Opens the handle that it is sent, says so, and lives until it is killed.
+ROLE(ipc_trainer) {
+  constexpr int kSocket = 3;
+  CUipcMemHandle handle{};
+  CUdeviceptr address = 0;
+  fakes::EnterContext();
+  if (read(kSocket, &handle, sizeof(handle)) != sizeof(handle)) return 1;
+  CUDA_OK(cuIpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+  char byte = 0;
+  if (write(kSocket, &byte, 1) != 1) return 1;
+  return static_cast<int>(read(kSocket, &byte, 1));
+}
+
+// CUDA does not say what freeing it earlier does.
+ISOLATED_TEST(CudaFault, LegacyMemoryIsKeptUntilItsTrainersProcessHasEnded, WithoutDescriptors()) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  worker.AddTrainer(kBytes, 1);  // staging is there
+  const std::size_t before = worker.machine().DeviceBytes(0);
+  int sockets[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets), 0);
+  const UniqueFd mine(sockets[0]);
+  const UniqueFd theirs(sockets[1]);
+  const auto trainer = fakes::StartRole("ipc_trainer", {theirs.get()});
+  worker.set_trainer_process(trainer->pid());
+  worker.AddTrainer(kBytes, 1);
+  const std::string handle = worker.last_arena_added().arena_added().ipc_handle();
+  ASSERT_EQ(write(mine.get(), handle.data(), handle.size()), CU_IPC_HANDLE_SIZE);
+  char byte = 0;
+  ASSERT_EQ(read(mine.get(), &byte, 1), 1);
+
+  const auto removed = worker.Remove(worker.last_arena());
+  for (int i = 0; i < 10; ++i) worker.Ping();
+  EXPECT_FALSE(removed->ComesWithin(std::chrono::milliseconds(0)));
+  trainer->Kill();
+  EXPECT_TRUE(removed->Get().ok());
+  EXPECT_EQ(worker.machine().DeviceBytes(0), before);
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
 ISOLATED_TEST(CudaFault, AFailingAllocationLeavesNothingBehind, MachineWithGpus(1)) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -164,6 +165,9 @@ std::unique_ptr<FakeTrainer> CudaWorkerFixture::AddTrainer(std::size_t bytes, st
   call.mutable_add_arena()->set_staging_bytes(staging_bytes_);
   std::vector<UniqueFd> descriptors;
   descriptors.emplace_back(fcntl((*page)->fd(), F_DUPFD_CLOEXEC, 0));
+  if (trainer_process_ != 0) {
+    descriptors.emplace_back(static_cast<int>(syscall(SYS_pidfd_open, trainer_process_, 0)));
+  }
   auto pending = Send(std::move(call), std::move(descriptors));
   const auto added = pending->Get();
   if (refused != nullptr) *refused = added.status();
@@ -210,9 +214,9 @@ std::unique_ptr<PendingReply> CudaWorkerFixture::AwaitReady(
   return Send(std::move(call));
 }
 
-std::unique_ptr<PendingReply> CudaWorkerFixture::Remove(const FakeTrainer& trainer) {
+std::unique_ptr<PendingReply> CudaWorkerFixture::Remove(std::uint64_t arena) {
   worker::Call call;
-  call.mutable_remove_arena()->set_arena(trainer.arena());
+  call.mutable_remove_arena()->set_arena(arena);
   return Send(std::move(call));
 }
 

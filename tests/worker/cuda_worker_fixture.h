@@ -6,6 +6,7 @@
 #define TESTS_WORKER_CUDA_WORKER_FIXTURE_H_
 
 #include <cuda.h>
+#include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -105,6 +106,9 @@ class CudaWorkerFixture {
                                           absl::Status* refused = nullptr);
   // Of the arenas that are added from now on.
   void set_staging_bytes(std::size_t bytes) { staging_bytes_ = bytes; }
+  // Whose arenas those are; without it the worker is not told.
+  void set_trainer_process(pid_t pid) { trainer_process_ = pid; }
+  std::uint64_t last_arena() const { return last_arena_; }
   worker::Reply& last_arena_added() { return last_arena_added_; }
 
   // A bucket that takes longer hangs.
@@ -117,7 +121,10 @@ class CudaWorkerFixture {
   std::unique_ptr<PendingReply> Launch(const worker::Launch& launch);
   std::unique_ptr<PendingReply> AwaitReady(const std::vector<FakeTrainer*>& trainers,
                                            std::uint64_t step, std::uint32_t bucket);
-  std::unique_ptr<PendingReply> Remove(const FakeTrainer& trainer);
+  std::unique_ptr<PendingReply> Remove(const FakeTrainer& trainer) {
+    return Remove(trainer.arena());
+  }
+  std::unique_ptr<PendingReply> Remove(std::uint64_t arena);
   // Has been through its loop once more since.
   void Ping();
 
@@ -133,6 +140,7 @@ class CudaWorkerFixture {
   const int gpu_;
   Event ended_;
   std::size_t staging_bytes_ = kStagingBytes;
+  pid_t trainer_process_ = 0;
   std::uint64_t last_arena_ = 0;
   worker::Reply last_arena_added_;
   std::unique_ptr<WorkerProcess> process_;
