@@ -1,12 +1,14 @@
-// A step of two nodes, with each party killed at each message: what every rank that lives sees is
+// A job of two nodes, with each party killed at each message: what every rank that lives sees is
 // what a model allows. Above all, a step is complete on no rank if it is void on another.
 //
 // Rank 0 is on the coordinator's node, ranks 1 and 2 on the agent's, whose messages go through a
-// proxy. The wire's points are all of one life of the job: join, layout, engine, step, leave; the
-// session's are those between the calls of a rank, while the others are as far as they get.
+// proxy. The wire's points are those of two lives of the job, which have between them every kind of
+// message that daemons of two nodes say about host memory; the session's are those between the
+// calls of a rank, while the others are as far as they get.
 
-#include <atomic>
-#include <future>
+#include <algorithm>
+#include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -14,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "gradsync/v1/peer.pb.h"
 #include "gtest/gtest.h"
 #include "tests/fault/deadline.h"
 #include "tests/fault/peer_proxy.h"
@@ -33,62 +36,230 @@ const char* NameOf(Party party) { return kPartyNames[static_cast<int>(party)]; }
 
 // ---- The model
 
-// How far the coordinator had got when the party was killed.
-enum class Moment {
-  kForming,    // not every rank has joined
-  kAgreeing,   // every rank has joined
-  kStepping,   // the verdict still needs messages of both
-  kAnswering,  // of the agent alone: all that it needs may be on the wire, behind the held one
-  kDecided,    // the verdict is on its way
+// Of a reply: "OK", of a step that is complete or an operation whose result is right; the reason of
+// an error; otherwise what the trainer says ("WRONG": of a result that is not right).
+std::string OutcomeOf(const Reply& reply) {
+  return reply.reason.empty() ? reply.code : reply.reason;
+}
+using Outcomes = std::set<std::string>;
+
+// Whose the answer to the ranks' calls is.
+enum class Answer {
+  kJoined,   // each rank's own, while the job forms
+  kOwn,      // a rank's own, for which its node needs no other
+  kAgreed,   // a layout, which is of no use after a loss: that may be told in its place
+  kCommon,   // one decision of the coordinator's
+  kVerdict,  // the same, and who has ended the step and hears nothing is in doubt
 };
 
-using Outcomes = std::set<std::string>;  // reasons of errors; "OK": of a complete step
+// How far the coordinator is from that answer, when the party is killed.
+enum class Moment {
+  kOpen,       // it still needs words of every rank
+  kSaid,       // of both daemons; every rank may have said all
+  kAnswering,  // of the agent alone: all of them may be on the wire, behind the held one
+  kDecided,    // it is on its way
+};
 
-// What a rank that lives may see; `local`: it is on the coordinator's node.
-Outcomes Allowed(Moment moment, Party killed, bool delivered, bool local) {
-  const bool in_step = moment >= Moment::kStepping;
+// What a rank that lives may see of calls that come to `outcome` if nobody is killed; `local`: it
+// is on the coordinator's node.
+Outcomes Allowed(Answer answer, const std::string& outcome, Moment moment, Party killed,
+                 bool delivered, bool local) {
+  const bool decided = moment == Moment::kDecided;
+  const bool own_daemon = killed == (local ? Party::kCoordinator : Party::kAgent);
+  bool answered = decided || answer == Answer::kJoined || answer == Answer::kOwn;
   Outcomes allowed;
-  switch (killed) {
-    case Party::kCoordinator:
-      allowed.insert(local ? "DAEMON_LOST" : "COORDINATOR_LOST");
-      if (moment == Moment::kForming) allowed.insert("COORDINATOR_UNREACHABLE");
-      if (in_step) allowed.insert("STEP_IN_DOUBT");
-      // The verdict may have got through. Decided, nobody takes the step for void.
-      if (moment == Moment::kDecided) allowed = {"OK", "STEP_IN_DOUBT"};
-      break;
-    case Party::kAgent:
-      if (!local) {
-        allowed = {"DAEMON_LOST"};
-        if (in_step) allowed.insert("STEP_IN_DOUBT");
-        if (moment == Moment::kDecided) allowed = {"OK", "STEP_IN_DOUBT"};
-        break;
-      }
-      allowed = {"RANK_LOST", "ENGINE_PEER_LOST"};
-      if (moment == Moment::kAnswering && delivered) allowed.insert("OK");
-      if (moment == Moment::kDecided) allowed = {"OK"};
-      break;
-    case Party::kRank0:  // known to the coordinator before the message goes on
-      allowed = {"RANK_LOST"};
-      if (moment == Moment::kDecided) allowed = {"OK"};
-      break;
-    case Party::kRank2:
-      allowed = {"RANK_LOST"};
-      // Its loss comes behind all that it said itself.
-      if (in_step) allowed.insert("OK");
-      if (moment == Moment::kDecided) allowed = {"OK"};
-      break;
+  if (own_daemon || killed == Party::kCoordinator) {
+    // The answer may have got through. Once there is a verdict, nobody takes the step for void.
+    if (answer != Answer::kVerdict || !decided) {
+      allowed.insert(own_daemon ? "DAEMON_LOST" : "COORDINATOR_LOST");
+    }
+    if (answer == Answer::kVerdict) allowed.insert("STEP_IN_DOUBT");
+    if (answer == Answer::kJoined && !own_daemon) allowed.insert("COORDINATOR_UNREACHABLE");
+  } else if (!decided || answer == Answer::kAgreed) {
+    allowed.insert("RANK_LOST");
+    if (killed == Party::kAgent) allowed.insert("ENGINE_PEER_LOST");
+    // Rank 0's loss is known to the coordinator before the message goes on; that of the others
+    // comes behind all that they have said themselves.
+    if (killed == Party::kAgent && moment == Moment::kAnswering && delivered) answered = true;
+    if (killed == Party::kRank2 && moment != Moment::kOpen) answered = true;
   }
+  if (answered) allowed.insert(outcome);
   return allowed;
 }
 
+// ---- The lives of a job
+
+struct Message {
+  std::string kind;
+  int count = 1;
+  Moment moment = Moment::kOpen;
+};
+using Commands = std::array<std::string, kWorld>;  // of each rank, all at once; "": none
+
+// From a time at which nothing is on the wire to the next.
+struct Phase {
+  std::string name;
+  Commands commands;
+  // All that the daemons say meanwhile, besides Ping and Pong, in the order in which they begin to.
+  std::vector<Message> messages;
+  Answer answer = Answer::kCommon;
+  std::string outcome = "OK";  // of every command
+  // What the ranks that have heard of no loss call then: nothing is complete without the lost ones.
+  std::string next = "step";
+  // No rank of the agent's is left then: whoever is lost there is missed by nobody.
+  bool agent_leaves = false;
+};
+using Life = std::vector<Phase>;
+
+Commands All(const std::string& command) { return {command, command, command}; }
+const char* const kRegister = "register buckets=2 count=64";
+const char* const kTooLarge = "register layout=large buckets=1 count=400000";  // for kQuota
+
+Life Beginning() {
+  return {
+      {"coordinator_joins", {"join", "", ""}, {}, Answer::kJoined},
+      {"join",
+       {"", "join", "join"},
+       {{"hello"},
+        {"welcome"},
+        {"rank_request.open_session", 2},
+        {"rank_response.session_opened", 2}},
+       Answer::kJoined,
+       "OK",
+       ""},  // a job that has not formed waits
+      {"nodes_meet",
+       All(""),
+       {{"connect_engine"}, {"rendezvous_set", 5}, {"rendezvous_get", 5}, {"rendezvous_value", 5}},
+       Answer::kCommon,
+       "OK",
+       kRegister},
+      {"register",
+       All(kRegister),
+       {{"rank_request.register_layout", 2, Moment::kSaid},
+        {"rank_response.layout_assigned", 2, Moment::kSaid},
+        {"rank_request.arena_mapped", 2, Moment::kAnswering},
+        {"rank_response.layout_ready", 2, Moment::kDecided}},
+       Answer::kAgreed},
+  };
+}
+
+Phase Step(const std::string& name, int buckets) {
+  return {name,
+          All("step"),
+          {{"rank_request.bucket_ready", 2, Moment::kSaid},  // or more, of two buckets
+           {"launch", buckets, Moment::kSaid},
+           {"launch_done", buckets, Moment::kAnswering},
+           {"rank_request.end_step", 2, Moment::kAnswering},
+           {"rank_response.step_done", 2, Moment::kDecided}},
+          Answer::kVerdict};
+}
+
+Life End() {
+  const std::vector<Message> leaving = {{"rank_request.leave", 1, Moment::kAnswering},
+                                        {"rank_response.session_ending", 1, Moment::kDecided},
+                                        {"rank_gone", 1, Moment::kDecided}};
+  return {
+      {"leave", {"", "leave", ""}, leaving},
+      {"agent_leaves", {"", "", "leave"}, leaving, Answer::kCommon, "OK", "step ranks=0", true},
+      {"step_alone", {"step ranks=0", "", ""}, {}},
+      {"coordinator_leaves", {"leave", "", ""}, {}},
+  };
+}
+
+Life Joined(const std::vector<Life>& parts) {
+  Life life;
+  for (const Life& part : parts) life.insert(life.end(), part.begin(), part.end());
+  return life;
+}
+
+const std::vector<Life>& AllLives() {
+  static const auto* const lives = new std::vector<Life>{
+      Joined({Beginning(),
+              {Step("step", 2),
+               {"abandon",
+                {"wait 2", "wait 2", "give_up_step"},
+                {{"rank_request.abandon_step", 1, Moment::kAnswering},
+                 {"rank_response.step_done", 2, Moment::kDecided}},
+                Answer::kCommon,
+                "STEP_ABANDONED"}},
+              End()}),
+      Joined({Beginning(),
+              {{"barrier",
+                All("barrier"),
+                {{"rank_request.barrier", 2, Moment::kAnswering},
+                 {"rank_response.operation_done", 2, Moment::kDecided}}},
+               {"all_reduce",
+                All("allreduce 100"),
+                {{"rank_request.all_reduce", 2, Moment::kSaid},
+                 {"launch", 1, Moment::kSaid},
+                 {"launch_done", 1, Moment::kAnswering},
+                 {"rank_response.operation_done", 2, Moment::kDecided}}},
+               {"broadcast",  // two chunks, from rank 1
+                All("broadcast 6000 1"),
+                {{"rank_request.broadcast", 2},
+                 {"rank_response.chunk_ready", 4},  // to write and to read, by turns
+                 {"rank_request.chunk_written", 2},
+                 {"launch", 2},
+                 {"launch_done", 2},
+                 {"rank_request.chunk_read", 1},
+                 {"rank_request.chunk_read", 1, Moment::kAnswering},
+                 {"rank_response.operation_done", 2, Moment::kDecided}}},
+               {"refuse",  // more than the agent may give to a user
+                {"", kTooLarge, ""},
+                {{"rank_request.register_layout"},
+                 {"rank_response.layout_assigned"},
+                 {"refuse_layout"}},
+                Answer::kOwn,
+                "QUOTA"},
+               {"refused_elsewhere",
+                {kTooLarge, "", kTooLarge},
+                {{"rank_request.register_layout", 1, Moment::kAnswering},
+                 {"rank_response.operation_failed", 1, Moment::kDecided}},
+                Answer::kOwn,
+                "LAYOUT_REFUSED"},
+               {"replace",
+                All("replace buckets=1 count=70"),
+                {{"rank_request.register_layout", 2, Moment::kSaid},
+                 {"rank_response.layout_assigned", 2, Moment::kSaid},
+                 {"rank_request.arena_mapped", 2, Moment::kAnswering},
+                 {"rank_response.layout_ready", 2, Moment::kDecided}},
+                Answer::kAgreed},
+               {"leave_and_stay",
+                All("leave_stay"),
+                {{"rank_request.leave", 2, Moment::kAnswering},
+                 {"rank_response.leave_done", 2, Moment::kDecided}}},
+               {"query",
+                {"", "wait 1 timeout_ms=1", ""},
+                {{"rank_request.query_step"}, {"rank_response.step_state"}},
+                Answer::kOwn,
+                "WAIT_TIMEOUT"},
+               Step("step_of_the_new_layout", 1)},
+              End()})};
+  return *lives;
+}
+
+// What no life has.
+const char* const kElsewhere[] = {
+    "ping", "pong",  // the proxy counts them not
+    // Of a rank's session on its own node alone.
+    "rank_request.lease_answer", "rank_response.lease_question", "rank_response.bucket_done",
+    // Of a loss, or of other nodes that meet.
+    "engine_end",
+    // Of GPUs; see tests/cuda/cuda_nodes_test.cc.
+    "gpu_arena_mapped", "worker_reply", "worker_gone", "worker_call", "worker_release"};
+
 // ---- The nodes
+
+// A chunk of a broadcast.
+const char* const kStaging = "--staging_bytes=4096";
+const char* const kQuota = "--quota_arena_bytes_per_user=1MiB";
 
 class NodeCommitTest : public testing::Test {
  protected:
   // Started once, and again after they were killed.
   static void SetUpTestSuite() {
-    a_ = new TestDaemon({"--peer_listen=127.0.0.1:0", "--node_name=alpha"});
-    b_ = new TestDaemon({"--peer_listen=127.0.0.2:0", "--node_name=beta"});
+    a_ = new TestDaemon({"--peer_listen=127.0.0.1:0", "--node_name=alpha", kStaging});
+    b_ = new TestDaemon({"--peer_listen=127.0.0.2:0", "--node_name=beta", kStaging, kQuota});
   }
   static void TearDownTestSuite() {
     delete b_;
@@ -147,28 +318,6 @@ class NodeCommitTest : public testing::Test {
     }
   }
 
-  // What the ranks that live have seen; `since_ns`: when the loss could be known.
-  void Check(const std::vector<Reply>& replies, Moment moment, Party killed, bool delivered,
-             std::uint64_t since_ns) {
-    bool complete = false, is_void = false;
-    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      if (!Lives(killed, rank)) continue;
-      const Reply& reply = replies[rank];
-      const std::string outcome = reply.ok() ? "OK" : reply.reason;
-      const Outcomes allowed = Allowed(moment, killed, delivered, rank == 0);
-      EXPECT_EQ(allowed.count(outcome), 1u) << "rank " << rank << ": " << reply;
-      complete = complete || reply.ok();
-      is_void = is_void || (!reply.ok() && outcome != "STEP_IN_DOUBT");
-      if (outcome == "RANK_LOST" && killed >= Party::kRank0) {
-        EXPECT_EQ(reply.Field("rank"), killed == Party::kRank0 ? "0" : "2") << reply;
-      }
-      if (reply.end_ns > since_ns) {
-        EXPECT_LE(reply.end_ns - since_ns, kKnownBoundNs) << "rank " << rank << ": " << reply;
-      }
-    }
-    EXPECT_FALSE(complete && is_void) << "complete on one rank and void on another";
-  }
-
   static TestDaemon* a_;
   static TestDaemon* b_;
   std::string job_;
@@ -180,193 +329,183 @@ TestDaemon* NodeCommitTest::b_ = nullptr;
 
 // ---- Every message between the daemons
 
-struct Kind {
-  const char* name;
-  int count;
-  bool from_agent;
-};
+using Replies = std::map<std::uint32_t, Reply>;
 
-// All that is said in one undisturbed life, besides Ping and Pong.
-constexpr Kind kKinds[] = {
-    {"hello", 1, true},
-    {"welcome", 1, false},
-    {"rank_request.open_session", 2, true},
-    {"rank_response.session_opened", 2, false},
-    {"rank_request.register_layout", 2, true},
-    {"rank_response.layout_assigned", 2, false},
-    {"rank_request.arena_mapped", 2, true},
-    {"rank_response.layout_ready", 2, false},
-    {"connect_engine", 1, false},
-    {"rendezvous_set", 5, true},
-    {"rendezvous_get", 5, true},
-    {"rendezvous_value", 5, false},
-    {"rank_request.bucket_ready", 2, true},  // at least: a client may say two in one
-    {"launch", 2, false},
-    {"launch_done", 2, true},
-    {"rank_request.end_step", 2, true},
-    {"rank_response.step_done", 4, false},  // the first step, and the one that is given up
-    {"rank_request.abandon_step", 1, true},
-    {"rank_request.leave", 2, true},
-    {"rank_response.session_ending", 2, false},
-    {"rank_gone", 2, true},
+class LifeTest : public NodeCommitTest {
+ protected:
+  // A job whose nodes' messages are held at `point`.
+  void StartLife(const std::optional<WirePoint>& point) {
+    proxy_ = std::make_unique<PeerProxy>(Address(), point);
+    Start(proxy_->address());
+  }
+  void TearDown() override {
+    proxy_.reset();
+    NodeCommitTest::TearDown();
+  }
+
+  void Begin(const Commands& commands) {
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+      if (commands[rank].empty()) continue;
+      trainers_[rank]->Begin(commands[rank] == "join" ? trainers_[rank]->join() : commands[rank]);
+    }
+  }
+  // Of the ranks that live.
+  Replies Results(const Commands& commands) {
+    Replies replies;
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+      if (commands[rank].empty() || !trainers_[rank]->running()) continue;
+      replies[rank] = trainers_[rank]->Result();
+    }
+    return replies;
+  }
+
+  // From the phase's beginning to its end, undisturbed. Returns what was said since the life began.
+  std::map<std::string, int> Walk(const Phase& phase) {
+    Begin(phase.commands);
+    for (const auto& [rank, reply] : Results(phase.commands)) {
+      EXPECT_EQ(OutcomeOf(reply), phase.outcome)
+          << phase.name << ", rank " << rank << ": " << reply;
+      if (phase.commands[rank] == "leave") left_.insert(rank);
+    }
+    // The last words may come after the trainers' own.
+    for (const Message& message : phase.messages) said_[message.kind] += message.count;
+    return proxy_->AwaitPassed(said_);
+  }
+
+  std::unique_ptr<PeerProxy> proxy_;
+  std::set<std::uint32_t> left_;
+  std::map<std::string, int> said_;  // as listed
 };
 
 struct WireCase {
-  WirePoint point;
-  bool from_agent = false;
+  std::size_t life = 0;
+  std::size_t phase = 0;
+  WirePoint point;  // in the life
+  Moment moment = Moment::kOpen;
   Party killed = Party::kCoordinator;
   // What the killed daemon had said is on the wire still, or is lost with it.
   bool deliver = true;
+
+  const Phase& at() const { return AllLives()[life][phase]; }
 };
 std::ostream& operator<<(std::ostream& out, const WireCase& one) {
-  return out << NameOf(one.killed) << " killed at " << one.point.kind << " " << one.point.ordinal
-             << (one.deliver ? "" : ", which is lost");
+  return out << NameOf(one.killed) << " killed in " << one.at().name << " at " << one.point.kind
+             << " " << one.point.ordinal << (one.deliver ? "" : ", which is lost");
 }
 
+// Of a phase that several lives have, the first one's.
 std::vector<WireCase> WireCases() {
   std::vector<WireCase> cases;
-  for (const Kind& kind : kKinds) {
-    for (int ordinal = 1; ordinal <= kind.count; ++ordinal) {
-      for (const Party killed : kParties) {
-        const WirePoint point{kind.name, ordinal};
-        const bool sender = killed == (kind.from_agent ? Party::kAgent : Party::kCoordinator);
-        cases.push_back({point, kind.from_agent, killed, true});
-        if (sender) cases.push_back({point, kind.from_agent, killed, false});
+  std::set<std::string> had;
+  for (WireCase one; one.life < AllLives().size(); ++one.life) {
+    std::map<std::string, int> said;
+    for (one.phase = 0; one.phase < AllLives()[one.life].size(); ++one.phase) {
+      const bool first = had.insert(one.at().name).second;
+      for (const Message& message : one.at().messages) {
+        one.moment = message.moment;
+        for (int i = 0; i < message.count; ++i) {
+          one.point = {message.kind, ++said[message.kind]};
+          if (!first) continue;
+          const Party sender = one.point.FromAgent() ? Party::kAgent : Party::kCoordinator;
+          for (const Party killed : kParties) {
+            one.killed = killed;
+            for (const bool deliver : {true, false}) {
+              one.deliver = deliver;
+              if (deliver || killed == sender) cases.push_back(one);
+            }
+          }
+        }
       }
     }
   }
   return cases;
 }
 
-class EveryMessageTest : public NodeCommitTest, public testing::WithParamInterface<WireCase> {
+class EveryMessageTest : public LifeTest, public testing::WithParamInterface<WireCase> {
  protected:
-  // One call of every rank (that lives), begun at once. Kills and releases if the message is held
-  // meanwhile; true then.
-  bool Call(const std::vector<std::string>& commands, PeerProxy* proxy) {
-    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      if (!commands[rank].empty()) trainers_[rank]->Begin(commands[rank]);
+  // `since_ns`: when the loss could be known.
+  void CheckOne(std::uint32_t rank, const Reply& reply, const Outcomes& allowed,
+                std::uint64_t since_ns) const {
+    const Party killed = GetParam().killed;
+    const std::string outcome = OutcomeOf(reply);
+    EXPECT_EQ(allowed.count(outcome), 1u) << "rank " << rank << ": " << reply;
+    if (outcome == "RANK_LOST" && killed >= Party::kRank0) {
+      EXPECT_EQ(reply.Field("rank"), killed == Party::kRank0 ? "0" : "2") << reply;
     }
-    std::atomic<bool> over{false};
-    auto results = std::async(std::launch::async, [&] {
-      std::vector<Reply> replies(kWorld);
-      for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-        if (commands[rank].empty()) continue;
-        // A trainer that is killed takes no more commands.
-        if (trainers_[rank]->running()) trainers_[rank]->Send("result");
-      }
-      for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-        if (!commands[rank].empty()) replies[rank] = trainers_[rank]->Receive();
-      }
-      over = true;
-      proxy->Wake();
-      return replies;
-    });
-    const bool held = proxy->AwaitHeld([&] { return over.load(); });
-    if (held) KillAndRelease(proxy);
-    replies_ = results.get();
-    return held;
-  }
-  void KillAndRelease(PeerProxy* proxy) {
-    Kill(GetParam().killed);
-    released_ns_ = NowNs();
-    proxy->Release(GetParam().deliver);
+    if (reply.end_ns > since_ns) {
+      EXPECT_LE(reply.end_ns - since_ns, kKnownBoundNs) << "rank " << rank << ": " << reply;
+    }
   }
 
-  static std::vector<std::string> All(const std::string& command) {
-    return std::vector<std::string>(kWorld, command);
-  }
-  std::vector<std::string> Joins() const {
-    std::vector<std::string> joins;
-    for (const auto& trainer : trainers_) joins.push_back(trainer->join());
-    return joins;
-  }
-
-  Moment MomentInStep() {
-    const std::string& kind = GetParam().point.kind;
-    if (kind == "rank_response.step_done") return Moment::kDecided;
-    const bool last = kind == "launch_done" || kind == "rank_request.end_step";
-    return last ? Moment::kAnswering : Moment::kStepping;
-  }
-
-  // Of a step that rank 2 gives up: void everywhere, by whatever is known first.
-  void CheckVoid() {
+  void CheckPhase(const Replies& replies, std::uint64_t released_ns) const {
     const WireCase& one = GetParam();
-    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      if (!Lives(one.killed, rank)) continue;
-      Outcomes allowed = Allowed(Moment::kStepping, one.killed, one.deliver, rank == 0);
-      allowed.erase("OK");
-      allowed.insert("STEP_ABANDONED");
-      const Reply& reply = replies_[rank];
-      EXPECT_EQ(allowed.count(reply.reason), 1u) << "rank " << rank << ": " << reply;
-      if (reply.end_ns > released_ns_) {
-        EXPECT_LE(reply.end_ns - released_ns_, kKnownBoundNs) << "rank " << rank << ": " << reply;
+    const Phase& phase = one.at();
+    std::set<std::string> heard;  // the answer
+    bool lost = false;
+    for (const auto& [rank, reply] : replies) {
+      CheckOne(rank, reply,
+               Allowed(phase.answer, phase.outcome, one.moment, one.killed, one.deliver, rank == 0),
+               released_ns);
+      if (OutcomeOf(reply) == phase.outcome) {
+        heard.insert(reply.Field("last_joiner"));
+      } else if (OutcomeOf(reply) != "STEP_IN_DOUBT") {
+        lost = true;
       }
+    }
+    EXPECT_LE(heard.size(), 1u) << "the ranks were told different things";
+    // While both daemons live, all hear the answer or none does; of a verdict always.
+    const bool all = phase.answer == Answer::kCommon && one.killed >= Party::kRank0;
+    if (all || phase.answer == Answer::kVerdict) {
+      EXPECT_FALSE(!heard.empty() && lost) << "done on one rank and void on another";
     }
   }
 
-  std::uint64_t released_ns_ = 0;
-  std::vector<Reply> replies_;
+  // The calls after the loss.
+  void CheckNext(const Replies& replies) {
+    const WireCase& one = GetParam();
+    const Phase& phase = one.at();
+    Commands next;
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+      const auto reply = replies.find(rank);
+      const bool told = reply != replies.end() && OutcomeOf(reply->second) != phase.outcome;
+      const bool leaves = left_.count(rank) > 0 || phase.commands[rank] == "leave";
+      if (Lives(one.killed, rank) && !told && !leaves) next[rank] = phase.next;
+    }
+    const bool known = one.deliver || one.moment == Moment::kDecided;
+    const bool missed = !phase.agent_leaves ||
+                        !(one.killed == Party::kRank2 || (one.killed == Party::kAgent && known));
+    Begin(next);
+    for (const auto& [rank, reply] : Results(next)) {
+      CheckOne(
+          rank, reply,
+          missed ? Allowed(Answer::kVerdict, "", Moment::kOpen, one.killed, one.deliver, rank == 0)
+                 : Outcomes{"OK"},
+          reply.start_ns);
+    }
+  }
 };
 
 TEST_P(EveryMessageTest, CompleteOrVoidOnEveryRank) {
   const WireCase& one = GetParam();
-  PeerProxy proxy(Address(), one.point);
-  Start(proxy.address());
-  const auto check = [&](Moment moment) {
-    Check(replies_, moment, one.killed, one.deliver, released_ns_);
-  };
-  const auto expect_ok = [&] {
-    for (const Reply& reply : replies_) EXPECT_TRUE(reply.ok()) << reply;
-  };
-
-  ASSERT_FALSE(Call({trainers_[0]->join(), "", ""}, &proxy));
-  auto joins = Joins();
-  joins[0] = "";
-  if (Call(joins, &proxy)) {
-    // The others may have joined before, and are told by their next call, if they ever are: a job
-    // that has not formed waits.
-    for (const std::uint32_t rank : {1, 2}) {
-      if (!Lives(one.killed, rank) || replies_[rank].ok()) continue;
-      const Outcomes allowed = Allowed(Moment::kForming, one.killed, one.deliver, /*local=*/false);
-      EXPECT_EQ(allowed.count(replies_[rank].reason), 1u) << rank << ": " << replies_[rank];
-    }
-    return;
+  StartLife(one.point);
+  for (std::size_t phase = 0; phase < one.phase; ++phase) {
+    Walk(AllLives()[one.life][phase]);
+    ASSERT_FALSE(HasFailure());
   }
-  for (const std::uint32_t rank : {1, 2}) ASSERT_TRUE(replies_[rank].ok()) << replies_[rank];
-
-  const bool held = Call(All("register buckets=2 count=64"), &proxy);
-  if (held) {
-    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      // It may have been agreed before the loss was known; the step will tell.
-      if (Lives(one.killed, rank) && !replies_[rank].ok()) {
-        const Outcomes allowed = Allowed(Moment::kAgreeing, one.killed, one.deliver, rank == 0);
-        EXPECT_EQ(allowed.count(replies_[rank].reason), 1u) << rank << ": " << replies_[rank];
-      }
-    }
-    std::vector<std::string> steps(kWorld);
-    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      if (Lives(one.killed, rank) && replies_[rank].ok()) steps[rank] = "step";
-    }
-    Call(steps, &proxy);
-    for (const Reply& reply : replies_) EXPECT_FALSE(reply.ok()) << "a step without every rank";
-    return;
-  }
-  expect_ok();
-
-  if (Call(All("step"), &proxy)) return check(MomentInStep());
-  expect_ok();
-  if (Call({"wait 2", "wait 2", "give_up_step"}, &proxy)) return CheckVoid();
-  for (const Reply& reply : replies_) EXPECT_EQ(reply.reason, "STEP_ABANDONED") << reply;
-  // Whatever happens to the others, the step was complete.
-  if (Call(All("leave"), &proxy)) return;
-  // The last words come after the trainers' own.
-  ASSERT_TRUE(proxy.AwaitHeld([] { return false; }));
-  KillAndRelease(&proxy);
+  Begin(one.at().commands);
+  ASSERT_TRUE(proxy_->AwaitHeld([] { return false; })) << "it was never said";
+  Kill(one.killed);
+  const std::uint64_t released_ns = NowNs();
+  proxy_->Release(one.deliver);
+  const Replies replies = Results(one.at().commands);
+  CheckPhase(replies, released_ns);
+  CheckNext(replies);
 }
 
 std::string CaseName(const testing::TestParamInfo<WireCase>& info) {
-  std::string name = std::string(NameOf(info.param.killed)) + "_" + info.param.point.kind + "_" +
-                     std::to_string(info.param.point.ordinal) + (info.param.deliver ? "" : "_lost");
+  std::string name = std::string(NameOf(info.param.killed)) + "_" + info.param.at().name + "_" +
+                     info.param.point.kind + "_" + std::to_string(info.param.point.ordinal) +
+                     (info.param.deliver ? "" : "_lost");
   for (char& c : name) {
     if (c == '.') c = '_';
   }
@@ -375,26 +514,44 @@ std::string CaseName(const testing::TestParamInfo<WireCase>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Wire, EveryMessageTest, testing::ValuesIn(WireCases()), CaseName);
 
-TEST_F(NodeCommitTest, TheListOfMessagesIsComplete) {
-  std::map<std::string, int> expected;
-  for (const Kind& kind : kKinds) expected[kind.name] = kind.count;
-  PeerProxy proxy(Address(), std::nullopt);
-  Start(proxy.address());
-  for (const auto& trainer : trainers_) trainer->Send(trainer->join());
-  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->Receive().ok());
-  ExpectAll(trainers_, "register buckets=2 count=64");
-  ExpectAll(trainers_, "step");
-  for (const std::uint32_t rank : {0, 1}) trainers_[rank]->Begin("wait 2");
-  EXPECT_EQ(trainers_[2]->Do("give_up_step").reason, "STEP_ABANDONED");
-  for (const std::uint32_t rank : {0, 1}) {
-    EXPECT_EQ(trainers_[rank]->Result().reason, "STEP_ABANDONED");
+class WholeLifeTest : public LifeTest, public testing::WithParamInterface<std::size_t> {};
+
+TEST_P(WholeLifeTest, SaysWhatIsListed) {
+  StartLife(std::nullopt);
+  std::map<std::string, int> said;
+  for (const Phase& phase : AllLives()[GetParam()]) {
+    said = Walk(phase);
+    ASSERT_FALSE(HasFailure()) << phase.name;
   }
-  ExpectAll(trainers_, "leave");
-  // The last words come after the trainers' own.
-  auto passed = proxy.AwaitPassed("rank_gone", 2);
-  EXPECT_LE(passed["rank_request.bucket_ready"], 4);
-  passed["rank_request.bucket_ready"] = 2;
-  EXPECT_EQ(passed, expected);
+  auto& marks = said["rank_request.bucket_ready"];
+  EXPECT_LE(marks, 4);
+  marks = std::min(marks, 2);
+  EXPECT_EQ(said, said_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Lives, WholeLifeTest, testing::Range<std::size_t>(0, AllLives().size()));
+
+TEST(LivesTest, HaveEveryKindOfMessage) {
+  std::set<std::string> kinds;
+  const auto add = [&kinds](const google::protobuf::Descriptor* side, const std::string& of_rank,
+                            const google::protobuf::Descriptor* session) {
+    for (int i = 0; i < side->field_count(); ++i) {
+      const std::string kind = side->field(i)->name();
+      if (kind != of_rank) kinds.insert(kind);
+    }
+    for (int i = 0; i < session->field_count(); ++i) {
+      kinds.insert(of_rank + "." + session->field(i)->name());
+    }
+  };
+  add(v1::AttachRequest::descriptor(), "rank_request", v1::SessionRequest::descriptor());
+  add(v1::AttachResponse::descriptor(), "rank_response", v1::SessionResponse::descriptor());
+  std::set<std::string> had(std::begin(kElsewhere), std::end(kElsewhere));
+  for (const Life& life : AllLives()) {
+    for (const Phase& phase : life) {
+      for (const Message& message : phase.messages) had.insert(message.kind);
+    }
+  }
+  EXPECT_EQ(had, kinds);
 }
 
 // ---- Every call of a rank

@@ -1,6 +1,6 @@
 #include "tests/fault/peer_proxy.h"
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -32,6 +32,11 @@ std::string KindOf(const google::protobuf::Message& message) {
 }
 
 }  // namespace
+
+bool WirePoint::FromAgent() const {
+  const std::string field = kind.substr(0, kind.find('.'));
+  return v1::AttachRequest::descriptor()->FindFieldByName(field) != nullptr;
+}
 
 // One stream. Two chains, each with one message at a time: read from one side, write to the other.
 // Deletes itself when both sides are done.
@@ -211,10 +216,15 @@ void PeerProxy::Release(bool deliver) {
   if (verdict != nullptr) verdict(deliver);
 }
 
-std::map<std::string, int> PeerProxy::AwaitPassed(const std::string& kind, int count) {
+std::map<std::string, int> PeerProxy::AwaitPassed(const std::map<std::string, int>& counts) {
+  const auto all = [&] {
+    return std::all_of(counts.begin(), counts.end(), [this](const auto& count) {
+      const auto found = passed_.find(count.first);
+      return found != passed_.end() && found->second >= count.second;
+    });
+  };
   std::unique_lock<std::mutex> lock(mutex_);
-  EXPECT_TRUE(changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs),
-                                [&] { return passed_[kind] >= count; }));
+  EXPECT_TRUE(changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs), all));
   return passed_;
 }
 

@@ -25,6 +25,7 @@ struct WirePoint {
   std::string kind;
   int ordinal = 1;
 
+  bool FromAgent() const;
   bool operator==(const WirePoint& other) const {
     return kind == other.kind && ordinal == other.ordinal;
   }
@@ -53,8 +54,8 @@ class PeerProxy final : private v1::Peer::CallbackService {
   // Lets the held message go: to the other side, or nowhere, with both sides' streams.
   void Release(bool deliver);
 
-  // How many of each kind have passed, but for Ping and Pong, once there are so many of this one.
-  std::map<std::string, int> AwaitPassed(const std::string& kind, int count);
+  // How many of each kind have passed, but for Ping and Pong, once there are so many at least.
+  std::map<std::string, int> AwaitPassed(const std::map<std::string, int>& counts);
 
  private:
   class Relay;
