@@ -190,6 +190,33 @@ ROLE(trainer) {
   for (;;) pause();
 }
 
+// Freeing it earlier is undefined.
+ISOLATED_TEST(LegacyIpc, MemoryIsKeptUntilItsTrainersProcessHasEnded,
+              With([](MachineDescription* machine) { machine->gpus[0].posix_handles = false; })) {
+  GpuNode node;
+  const auto await_arenas = [&](std::uint32_t arenas) {
+    return node.daemon().AwaitStatus([=](const v1::GetStatusResponse& status) {
+      return status.cuda().workers_size() == 1 &&
+             status.cuda().workers(0).legacy_arenas() == arenas;
+    });
+  };
+  auto session = node.Join("job");
+  const auto layout = session->RegisterLayout(SpecOf(kMebibyte));
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  session.reset();  // the layout stays mapped in this process
+  int ready[2] = {-1, -1};
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const fault::Descriptor readable(ready[0]);
+  const fault::Descriptor writable(ready[1]);
+  const auto trainer =
+      fakes::StartRole("trainer", {writable.get()}, {"SOCKET=" + node.daemon().socket()});
+  ASSERT_TRUE(fault::AwaitReadable(readable.get(), fault::kPatienceMs));
+  EXPECT_TRUE(await_arenas(2));
+  trainer->Kill();
+  EXPECT_TRUE(await_arenas(1));
+  EXPECT_THAT(node.machine().Violations(), IsEmpty());
+}
+
 // What stands in for MPS's control program: it notes what it is told.
 class MpsControl {
  public:
