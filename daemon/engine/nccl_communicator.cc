@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   // Size and version are those of the header that this was compiled with: newer libraries go by
   // them.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
+  config.blocking = options.blocking ? 1 : 0;
   if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
   static const Variable algorithm("NCCL_ALGO");
   static const Variable protocol("NCCL_PROTO");

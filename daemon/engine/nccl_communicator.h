@@ -25,10 +25,14 @@ struct NcclCommunicatorOptions {
   // As NCCL_ALGO and NCCL_PROTO take them. Empty: as this process was started.
   std::string algorithm;
   std::string protocol;
+  // NCCL's default, which trainers use: what tools/bench compares with. Connect waits for the other
+  // ranks, AllReduce until it is on the stream, and it is always settled.
+  bool blocking = false;
 };
 
-// Nonblocking: no call waits for another rank, so that the thread that makes them stays able to
-// give up. Call order: Connect Settled* (AllReduce Settled+)*, and after any error only Abort.
+// Nonblocking by default: no call waits for another rank, so that the thread that makes them stays
+// able to give up. Call order: Connect Settled* (AllReduce Settled+)*, and after any error only
+// Abort.
 //
 // "Settled" is what everything that follows on the stream waits for: until then an operation may
 // not be on the stream yet, and what is enqueued behind it would overtake it.

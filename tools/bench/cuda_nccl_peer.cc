@@ -43,11 +43,12 @@ class CudaNcclPeer final : public Peer {
     absl::StatusOr<std::string> id = UniqueId(communicator.rank);
     if (!id.ok()) return id.status();
     communicator.unique_id = *std::move(id);
+    communicator.blocking = true;
     absl::StatusOr<std::unique_ptr<NcclCommunicator>> connected =
         NcclCommunicator::Connect(nccl_.get(), communicator);
     if (!connected.ok()) return connected.status();
     communicator_ = *std::move(connected);
-    return Settle();
+    return absl::OkStatus();
   }
 
   absl::Status SetUp(const Order& order) override {
@@ -74,7 +75,6 @@ class CudaNcclPeer final : public Peer {
 
   absl::Status AllReduce(HandoffTimes* times) override {
     absl::Status status = communicator_->AllReduce(buffer_, options_.dtype, count_, gpu_->stream());
-    if (status.ok()) status = Settle();
     times->marked_ns = times->enqueued_ns = MonotonicNs();
     return status.ok() ? gpu_->Synchronize() : status;
   }
@@ -102,16 +102,6 @@ class CudaNcclPeer final : public Peer {
       if (file.is_open()) return std::string(std::istreambuf_iterator<char>(file), {});
     }
     return absl::DeadlineExceededError("rank 0 has made no unique id");
-  }
-
-  // Until it has done what it was asked for.
-  absl::Status Settle() {
-    for (const absl::Time end = absl::Now() + kTimeout; absl::Now() < end;) {
-      absl::StatusOr<bool> settled = communicator_->Settled();
-      if (!settled.ok()) return settled.status();
-      if (*settled) return absl::OkStatus();
-    }
-    return absl::DeadlineExceededError("NCCL stays in progress");
   }
 
   const PeerOptions options_;

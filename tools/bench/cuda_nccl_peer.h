@@ -1,4 +1,5 @@
-// NCCL in the trainers' own processes, as PyTorch's DDP uses it.
+// NCCL in the trainers' own processes, as PyTorch's DDP uses it: by blocking communicators, whose
+// calls return with the all-reduce on the stream.
 
 #ifndef TOOLS_BENCH_CUDA_NCCL_PEER_H_
 #define TOOLS_BENCH_CUDA_NCCL_PEER_H_
