@@ -61,7 +61,7 @@ fakes::MachineDescription WithMps() {
 
 // As a trainer's kernel with a wild pointer does.
 void Fault() {
-  const CUstream stream = fakes::MakeStream();
+  CUstream stream = fakes::MakeStream();
   CUDA_OK(cuMemsetD8Async(0x1000, 0, 1, stream));
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
