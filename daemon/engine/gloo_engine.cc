@@ -23,6 +23,9 @@
 namespace gradsync {
 namespace {
 
+// All nodes have met by then, over the connections that watch them.
+constexpr std::uint64_t kConnectionLimitMs = 10'000;
+
 // Threads inherit the mask of the one that starts them. Signals are the main thread's, and Gloo
 // writes to sockets that a peer has closed: SIGPIPE would end the process.
 class SignalsBlocked {
@@ -144,8 +147,8 @@ absl::Status GlooEngine::ConnectLanes(std::uint64_t deadline_ns) {
       auto device = gloo::transport::tcp::CreateDevice(attributes);
       auto context =
           std::make_shared<gloo::rendezvous::Context>(static_cast<int>(options_.node), nodes);
-      // Gloo gives each connection five times the context's time.
-      context->setTimeout(std::chrono::milliseconds(left_ms / 5 + 1));
+      // Gloo gives each connection five times the context's time, and nobody can interrupt it.
+      context->setTimeout(std::chrono::milliseconds(std::min(left_ms, kConnectionLimitMs) / 5 + 1));
       context->connectFullMesh(store, device);
       contexts_.push_back(context);
       lanes_.push_back(std::make_unique<GlooLane>(context, options_.chunk_bytes, owner,

@@ -49,8 +49,8 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
  public:
   static constexpr std::uint32_t kMaxNodes = 256;
 
-  // Meets the other nodes, which call this too. Blocks for up to connect_timeout, twice that if a
-  // node dies meanwhile.
+  // Meets the other nodes, which call this too. Blocks for up to connect_timeout, and 10 s more if
+  // a node dies while the lanes connect.
   //
   // INVALID_ARGUMENT     an option out of its bounds
   // FAILED_PRECONDITION  the nodes' options differ
