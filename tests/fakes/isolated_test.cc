@@ -52,7 +52,9 @@ void RunIsolated(const std::string& name, const MachineDescription& machine) {
   if (gpus == 0) made.emplace(machine);
   // Results and shards are the outer process's.
   unsetenv("XML_OUTPUT_FILE");
-  unsetenv("TEST_TOTAL_SHARDS");
+  for (const char* shard : {"TEST_TOTAL_SHARDS", "GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"}) {
+    unsetenv(shard);
+  }
   unsetenv("TEST_PREMATURE_EXIT_FILE");
   fault::ChildOptions options;
   options.arguments = {ThisProgram(), "--gtest_filter=" + name, "--gtest_brief=1"};
