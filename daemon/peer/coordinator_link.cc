@@ -386,6 +386,10 @@ void CoordinatorLink::OnEnd() {
   // Here alone, where no message is being taken any more.
   const absl::Status lost = MakeError(absl::StatusCode::kUnavailable, "COORDINATOR_LOST",
                                       absl::StrCat("the coordinator at ", address_, " is lost"));
+  {
+    MutexLock lock(&mutex_);
+    untold_ = Self();
+  }
   EndEpoch(lost);
   workers_->End(lost);
   MaybeEndRanks();
@@ -443,9 +447,11 @@ bool CoordinatorLink::GoDown(const std::string& how, Unless unless) {
 void CoordinatorLink::MaybeEndRanks() {
   std::map<std::uint64_t, std::shared_ptr<RemoteRank>> ranks;
   std::string who, how;
+  std::shared_ptr<CoordinatorLink> keep;
   {
     MutexLock lock(&mutex_);
     if (state_ != State::kDown || in_flight_ > 0 || workers_->busy()) return;
+    keep.swap(untold_);
     ranks.swap(ranks_);
     who = absl::StrCat("the daemon that coordinates job '", key_.job_id, "', on node ",
                        coordinator_, " at ", address_, ", is lost; known because ", how_down_);
