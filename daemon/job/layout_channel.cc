@@ -596,7 +596,9 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
     mine.ended = false;
     mine.marks = 0;
     std::fill(mine.marked.begin(), mine.marked.end(), false);
-    if (members_->InSteps(rank)) members_->Send(rank, StepDoneMessage{channel_, record}, effects);
+    // One that was lost when the GPUs had seen the step complete is told so before its end.
+    const bool told = members_->InSteps(rank) || (*members_)[rank].state == RankState::kLost;
+    if (told) members_->Send(rank, StepDoneMessage{channel_, record}, effects);
   }
   for (const auto& bucket : buckets_) {
     bucket->state = BucketState::kWaiting;
