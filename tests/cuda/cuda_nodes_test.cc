@@ -8,9 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -23,179 +21,20 @@
 #include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
 #include "tests/client/daemon_process.h"
+#include "tests/cuda/gpu_nodes.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
 #include "tests/fault/child_process.h"
 #include "tests/fault/deadline.h"
-#include "tests/fault/peer_proxy.h"
 #include "tests/fault/test_daemon.h"
 
 namespace gradsync {
 namespace {
 
-using fakes::FakeMachine;
-using fakes::GpuUuid;
 using fakes::MachineWithGpus;
-using testing::AnyOf;
 using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-constexpr std::size_t kBuckets = 3;
-constexpr std::size_t kCount = 1000;
-constexpr absl::Duration kPatience = absl::Milliseconds(fault::kPatienceMs);
-
-CUdeviceptr AddressOf(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
-
-std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
-
-// A rank with its GPU, its stream and its layout there.
-class GpuRank {
- public:
-  explicit GpuRank(int gpu)
-      : gpu_(gpu), context_(fakes::EnterContext(gpu)), stream_(fakes::MakeStream()) {}
-
-  Session& session() { return *session_; }
-  Layout& layout() { return *layout_; }
-  CUstream stream() const { return stream_; }
-
-  absl::Status Join(const SessionOptions& options) {
-    auto session = Session::Join(options);
-    if (!session.ok()) return session.status();
-    session_ = *std::move(session);
-    LayoutSpec spec = FloatBuckets(kBuckets, kCount);
-    spec.device = GpuUuid(gpu_);
-    auto layout = session_->RegisterLayout(spec);
-    if (!layout.ok()) return layout.status();
-    layout_ = *std::move(layout);
-    return absl::OkStatus();
-  }
-  // Without a Leave. What its stream waits for is released.
-  void EndSession() { session_.reset(); }
-  // Waits for the GPU, so only when no stream is parked there any more.
-  void End() {
-    layout_.reset();
-    session_.reset();
-  }
-
-  absl::Status Mark(std::uint64_t step, std::size_t bucket, float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    const BucketView view = layout_->bucket(bucket);
-    CUDA_OK(cuCtxSetCurrent(context_));
-    CUDA_OK(cuMemsetD32Async(AddressOf(view.data), bits, view.count, stream_));
-    return layout_->MarkReady(step, bucket, {stream_});
-  }
-  // A step, up to its stream's wait for the averages; nothing waits on the host. Bucket b has
-  // gradients of `value` + b.
-  absl::Status Step(std::uint64_t step, float value) {
-    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
-      const absl::Status marked = Mark(step, bucket, value + static_cast<float>(bucket));
-      if (!marked.ok()) return marked;
-    }
-    if (absl::Status ended = layout_->EndStep(step); !ended.ok()) return ended;
-    return layout_->WaitOnStream(step, stream_);
-  }
-  std::vector<float> Read(std::size_t bucket) {
-    CUDA_OK(cuCtxSetCurrent(context_));
-    return fakes::ReadFloats(AddressOf(layout_->bucket(bucket).data), kCount, stream_);
-  }
-  float Verdict(std::uint64_t step) {
-    CUDA_OK(cuCtxSetCurrent(context_));
-    return fakes::ReadFloats(AddressOf(layout_->device_verdict(step)), 1, stream_)[0];
-  }
-  absl::Status Wait(std::uint64_t step) { return layout_->WaitStep(step, kPatience).status(); }
-
- private:
-  const int gpu_;
-  CUcontext context_;
-  CUstream stream_;
-  std::unique_ptr<Session> session_;
-  std::unique_ptr<Layout> layout_;
-};
-
-struct Place {
-  int node;  // 0: alpha, which coordinates; 1: beta
-  int gpu;   // of the machine: no two nodes have the same
-};
-
-SessionOptions OptionsOf(const std::string& socket, const std::string& coordinator,
-                         std::uint32_t rank, std::size_t world) {
-  SessionOptions options;
-  options.socket = socket;
-  options.job_id = "job";
-  options.coordinator = coordinator;
-  options.rank = rank;
-  options.world_size = static_cast<std::uint32_t>(world);
-  return options;
-}
-
-// A job over two nodes. All ranks are of this process, but for one that StartVictim() starts.
-class GpuNodes {
- public:
-  explicit GpuNodes(std::vector<Place> places, const std::string& flag = "--worker_idle_limit=60s")
-      : alpha_(Flags("127.0.0.1", "alpha", flag)),
-        beta_(Flags("127.0.0.2", "beta", flag)),
-        places_(std::move(places)) {
-    for (const Place& place : places_) ranks_.push_back(std::make_unique<GpuRank>(place.gpu));
-  }
-
-  FakeMachine& machine() { return machine_; }
-  fault::TestDaemon& node(int node) { return node == 0 ? alpha_ : beta_; }
-  std::uint32_t world() const { return static_cast<std::uint32_t>(places_.size()); }
-  GpuRank& rank(std::uint32_t rank) { return *ranks_[rank]; }
-  std::string coordinator() { return alpha_.Status().peer_address(); }
-  SessionOptions Options(std::uint32_t rank) {
-    return OptionsOf(node(places_[rank].node).socket(), coordinator(), rank, places_.size());
-  }
-
-  // Every rank but `absent`, which another process is.
-  void Join(int absent = -1) {
-    OnEveryRank(world(), [&](std::uint32_t rank) {
-      if (static_cast<int>(rank) == absent) return;
-      const absl::Status joined = ranks_[rank]->Join(Options(rank));
-      EXPECT_TRUE(joined.ok()) << "rank " << rank << ": " << joined;
-    });
-  }
-  void End() {
-    for (const auto& rank : ranks_) rank->End();
-  }
-
-  // A step of every rank: they have `value`, `value` + 1, ... and get the average.
-  void AverageStep(std::uint64_t step, float value) {
-    for (std::uint32_t rank = 0; rank < world(); ++rank) {
-      const absl::Status stepped = ranks_[rank]->Step(step, value + static_cast<float>(rank));
-      EXPECT_TRUE(stepped.ok()) << "rank " << rank << ": " << stepped;
-    }
-    ExpectAverages(step, value + static_cast<float>(world() - 1) / 2);
-  }
-  void ExpectAverages(std::uint64_t step, float average) {
-    for (std::uint32_t rank = 0; rank < world(); ++rank) {
-      for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
-        EXPECT_THAT(ranks_[rank]->Read(bucket), Each(average + static_cast<float>(bucket)))
-            << "rank " << rank << ", bucket " << bucket;
-      }
-      EXPECT_EQ(ranks_[rank]->Verdict(step), 0) << "rank " << rank;
-      const absl::Status complete = ranks_[rank]->Wait(step);
-      EXPECT_TRUE(complete.ok()) << "rank " << rank << ": " << complete;
-    }
-  }
-  std::uint64_t Connections() { return machine_.Calls("ncclCommInitRankConfig"); }
-
- private:
-  static std::vector<std::string> Flags(const std::string& address, const std::string& name,
-                                        const std::string& flag) {
-    return {"--peer_listen=" + address + ":0", "--node_name=" + name,
-            "--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"),
-            "--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2"), flag};
-  }
-
-  FakeMachine machine_;
-  fault::TestDaemon alpha_;
-  fault::TestDaemon beta_;
-  const std::vector<Place> places_;
-  std::vector<std::unique_ptr<GpuRank>> ranks_;
-};
 
 ISOLATED_TEST(GpuNodes, AverageOverRanksOfOneGpuEach, MachineWithGpus(2)) {
   GpuNodes job({{0, 0}, {1, 1}});
@@ -496,68 +335,6 @@ ISOLATED_TEST(GpuNodes, ADeadCoordinatorFailsTheJobByName, MachineWithGpus(2)) {
   Loss loss;
   loss.Expect([&] { loss.job().node(0).Kill(); }, HasSubstr("DAEMON_LOST"),
               HasSubstr("STEP_IN_DOUBT"));
-}
-
-// ---- Every message about GPUs
-
-// A worker or a daemon is killed while that message is held, which then gets through or not. Above
-// all, a step is complete on no rank if it is void on another.
-ISOLATED_TEST(GpuNodes, AgreeWhateverDiesAtWhateverMessage, MachineWithGpus(2)) {
-  const fault::WirePoint points[] = {
-      {"gpu_arena_mapped", 1},
-      {"worker_call.connect", 1},
-      {"worker_reply", 1},
-      {"worker_call.launch", 1},
-      {"worker_reply.launched", 1},
-      {"worker_call.launch", kBuckets},
-      {"worker_reply.launched", kBuckets},
-  };
-  GpuNodes job({{0, 0}, {1, 1}});
-  int cases = 0;
-  for (const fault::WirePoint& point : points) {
-    for (const char* killed : {"alpha", "beta", "alpha's worker", "beta's worker"}) {
-      SCOPED_TRACE(absl::StrCat(killed, " at ", point.kind, " ", point.ordinal));
-      fault::PeerProxy proxy(job.coordinator(), point);
-      std::atomic<int> running{static_cast<int>(job.world())};
-      std::vector<std::string> outcomes(job.world());
-      std::thread ranks([&] {
-        OnEveryRank(job.world(), [&](std::uint32_t rank) {
-          SessionOptions options = job.Options(rank);
-          if (rank == 1) options.coordinator = proxy.address();
-          absl::Status status = job.rank(rank).Join(options);
-          if (status.ok()) status = job.rank(rank).Step(1, 1);
-          if (status.ok()) status = job.rank(rank).Wait(1);
-          outcomes[rank] = status.ok() ? "OK" : ErrorReason(status);
-          --running;
-          proxy.Wake();
-        });
-      });
-      EXPECT_TRUE(proxy.AwaitHeld([&] { return running == 0; })) << "it was never said";
-      fault::TestDaemon& node = job.node(killed[0] == 'a' ? 0 : 1);
-      if (std::strchr(killed, ' ') == nullptr) {
-        node.Kill();
-      } else if (const pid_t worker = WorkerOf(node); worker > 0) {
-        kill(worker, SIGKILL);
-      }
-      proxy.Release(/*deliver=*/++cases % 2 == 0);
-      ranks.join();
-      const bool complete = outcomes[0] == "OK" || outcomes[1] == "OK";
-      for (const std::string& outcome : outcomes) {
-        EXPECT_NE(outcome, "");
-        if (complete) {
-          EXPECT_THAT(outcome, AnyOf("OK", "STEP_IN_DOUBT"));
-        }
-      }
-      job.End();
-      // New ones: workers that die often are restarted later and later.
-      for (const int restarted : {0, 1}) {
-        job.node(restarted).Kill();
-        job.node(restarted).Start();
-      }
-    }
-  }
-  job.Join();
-  job.AverageStep(1, 1);
 }
 
 }  // namespace

@@ -1,0 +1,138 @@
+#include "tests/cuda/gpu_nodes.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "tests/client/daemon_process.h"
+#include "tests/fakes/cuda_process.h"
+
+namespace gradsync {
+namespace {
+
+using testing::Each;
+
+CUdeviceptr AddressOf(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
+
+std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
+
+std::vector<std::string> Flags(const std::string& address, const std::string& name,
+                               const std::string& flag) {
+  return {"--peer_listen=" + address + ":0", "--node_name=" + name,
+          "--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"),
+          "--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2"), flag};
+}
+
+}  // namespace
+
+// ---- GpuRank
+// -------------------------------------------------------------------------------------
+
+GpuRank::GpuRank(int gpu)
+    : gpu_(gpu), context_(fakes::EnterContext(gpu)), stream_(fakes::MakeStream()) {}
+
+absl::Status GpuRank::Join(const SessionOptions& options) {
+  auto session = Session::Join(options);
+  if (!session.ok()) return session.status();
+  session_ = *std::move(session);
+  LayoutSpec spec = FloatBuckets(kBuckets, kCount);
+  spec.device = fakes::GpuUuid(gpu_);
+  auto layout = session_->RegisterLayout(spec);
+  if (!layout.ok()) return layout.status();
+  layout_ = *std::move(layout);
+  return absl::OkStatus();
+}
+
+void GpuRank::End() {
+  layout_.reset();
+  session_.reset();
+}
+
+absl::Status GpuRank::Mark(std::uint64_t step, std::size_t bucket, float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const BucketView view = layout_->bucket(bucket);
+  CUDA_OK(cuCtxSetCurrent(context_));
+  CUDA_OK(cuMemsetD32Async(AddressOf(view.data), bits, view.count, stream_));
+  return layout_->MarkReady(step, bucket, {stream_});
+}
+
+absl::Status GpuRank::Step(std::uint64_t step, float value) {
+  for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+    const absl::Status marked = Mark(step, bucket, value + static_cast<float>(bucket));
+    if (!marked.ok()) return marked;
+  }
+  if (absl::Status ended = layout_->EndStep(step); !ended.ok()) return ended;
+  return layout_->WaitOnStream(step, stream_);
+}
+
+std::vector<float> GpuRank::Read(std::size_t bucket) {
+  CUDA_OK(cuCtxSetCurrent(context_));
+  return fakes::ReadFloats(AddressOf(layout_->bucket(bucket).data), kCount, stream_);
+}
+
+float GpuRank::Verdict(std::uint64_t step) {
+  CUDA_OK(cuCtxSetCurrent(context_));
+  return fakes::ReadFloats(AddressOf(layout_->device_verdict(step)), 1, stream_)[0];
+}
+
+// ---- GpuNodes
+// ------------------------------------------------------------------------------------
+
+SessionOptions OptionsOf(const std::string& socket, const std::string& coordinator,
+                         std::uint32_t rank, std::size_t world) {
+  SessionOptions options;
+  options.socket = socket;
+  options.job_id = "job";
+  options.coordinator = coordinator;
+  options.rank = rank;
+  options.world_size = static_cast<std::uint32_t>(world);
+  return options;
+}
+
+GpuNodes::GpuNodes(std::vector<Place> places, const std::string& flag)
+    : alpha_(Flags("127.0.0.1", "alpha", flag)),
+      beta_(Flags("127.0.0.2", "beta", flag)),
+      places_(std::move(places)) {
+  for (const Place& place : places_) ranks_.push_back(std::make_unique<GpuRank>(place.gpu));
+}
+
+SessionOptions GpuNodes::Options(std::uint32_t rank) {
+  return OptionsOf(node(places_[rank].node).socket(), coordinator(), rank, places_.size());
+}
+
+void GpuNodes::Join(int absent) {
+  OnEveryRank(world(), [&](std::uint32_t rank) {
+    if (static_cast<int>(rank) == absent) return;
+    const absl::Status joined = ranks_[rank]->Join(Options(rank));
+    EXPECT_TRUE(joined.ok()) << "rank " << rank << ": " << joined;
+  });
+}
+
+void GpuNodes::End() {
+  for (const auto& rank : ranks_) rank->End();
+}
+
+void GpuNodes::AverageStep(std::uint64_t step, float value) {
+  for (std::uint32_t rank = 0; rank < world(); ++rank) {
+    const absl::Status stepped = ranks_[rank]->Step(step, value + static_cast<float>(rank));
+    EXPECT_TRUE(stepped.ok()) << "rank " << rank << ": " << stepped;
+  }
+  ExpectAverages(step, value + static_cast<float>(world() - 1) / 2);
+}
+
+void GpuNodes::ExpectAverages(std::uint64_t step, float average) {
+  for (std::uint32_t rank = 0; rank < world(); ++rank) {
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      EXPECT_THAT(ranks_[rank]->Read(bucket), Each(average + static_cast<float>(bucket)))
+          << "rank " << rank << ", bucket " << bucket;
+    }
+    EXPECT_EQ(ranks_[rank]->Verdict(step), 0) << "rank " << rank;
+    const absl::Status complete = ranks_[rank]->Wait(step);
+    EXPECT_TRUE(complete.ok()) << "rank " << rank << ": " << complete;
+  }
+}
+
+}  // namespace gradsync
