@@ -127,7 +127,7 @@ class Life {
     const bool held = Run([&](std::uint32_t rank) {
       if (rank == 0) return Step(rank, 2);
       absl::Status status = job_.rank(rank).Mark(2, 0, 1);
-      proxy_.AwaitPassed("worker_call.await_ready", kBuckets + 1);
+      proxy_.AwaitPassed({{"worker_call.await_ready", kBuckets + 1}});
       if (status.ok()) status = job_.rank(rank).layout().AbandonStep(2, "out of memory");
       return status.ok() ? job_.rank(rank).Wait(2) : status;
     });
@@ -199,7 +199,7 @@ class Life {
   }
   // By the `count`-th message of `kind`; the one before it was not held.
   bool HeldBy(const std::string& kind, int count) {
-    proxy_.AwaitPassed(kind, count);
+    proxy_.AwaitPassed({{kind, count}});
     const bool held = proxy_.AwaitHeld([] { return true; });
     if (held) strike_(this);
     return held;
@@ -427,7 +427,7 @@ ISOLATED_TEST(GpuMessages, TheListIsComplete, MachineWithGpus(2)) {
   expect("WORKER_LOST");
   // The last words come after the ranks' own.
   std::map<std::string, int> said;
-  for (const auto& [kind, count] : life.proxy().AwaitPassed("worker_gone", 1)) {
+  for (const auto& [kind, count] : life.proxy().AwaitPassed({{"worker_gone", 1}})) {
     if (kind.rfind("worker_", 0) == 0 || kind.rfind("gpu_", 0) == 0) said[kind] = count;
   }
   std::map<std::string, int> listed;
