@@ -525,7 +525,7 @@ absl::Status SessionStream::Assign(const std::shared_ptr<Session>& session,
     Encode(*memory.gpu, assigned);
   }
   descriptors.push_back({memory.semaphores, memory.semaphores->fd()});
-  const auto nonce = context_.sessions->Offer(*session, std::move(descriptors));
+  const auto nonce = context_.sessions->Offer(*session, descriptors);
   if (!nonce.ok()) return nonce.status();
   assigned->set_request_id(request_id);
   assigned->set_channel(registration->channel);

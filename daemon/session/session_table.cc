@@ -3,6 +3,7 @@
 #include <openssl/sha.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -122,7 +123,7 @@ void SessionTable::Note(const PeerProcess& peer,
 }
 
 absl::StatusOr<Nonce> SessionTable::Offer(const Session& session,
-                                          std::vector<Descriptor> descriptors) {
+                                          const std::vector<Descriptor>& descriptors) {
   Nonce nonce(kNonceBytes, '\0');
   if (getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) {
     return absl::InternalError("getrandom failed");
@@ -135,8 +136,13 @@ absl::StatusOr<Nonce> SessionTable::Offer(const Session& session,
         absl::StrCat("the session of rank ", identity.rank, " has ended: it is given no memory"),
         {{"rank", absl::StrCat(identity.rank)}});
   }
-  offers_[nonce] = Offered{identity.incarnation, identity.peer.uid, identity.peer.pid,
-                           clock_->NowNs() + kNonceLifeNs, std::move(descriptors)};
+  Offered& offered = offers_[nonce];
+  offered = {identity.incarnation,
+             identity.peer.uid,
+             identity.peer.pid,
+             clock_->NowNs() + kNonceLifeNs,
+             {}};
+  for (const Descriptor& one : descriptors) offered.descriptors.emplace_back(one.owner, one.fd);
   return nonce;
 }
 
@@ -150,8 +156,14 @@ absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(const 
   if (found->second.uid != peer.uid || found->second.pid != peer.pid) {
     return absl::PermissionDeniedError("this nonce belongs to another process");
   }
-  std::vector<Descriptor> descriptors = std::move(found->second.descriptors);
+  std::vector<Descriptor> descriptors;
+  for (const auto& [owner, fd] : found->second.descriptors) {
+    descriptors.push_back({owner.lock(), fd});
+  }
   offers_.erase(found);
+  const bool freed = std::any_of(descriptors.begin(), descriptors.end(),
+                                 [](const Descriptor& one) { return one.owner == nullptr; });
+  if (freed) return absl::NotFoundError("the memory has been freed: its agreement has failed");
   return descriptors;
 }
 

@@ -75,15 +75,16 @@ class SessionTable {
   void Open(const PeerProcess& peer, const OpenRequest& request, std::shared_ptr<SessionSink> sink,
             Opened opened);
 
-  // A nonce, valid once and for 60 s, that brings the descriptors of `memory` (any objects that own
-  // them, in order) to the session's own process.
+  // A nonce, valid once, for 60 s and as long as the descriptors' owners live, that brings these in
+  // order to the session's own process. It keeps no owner: what is never claimed, because an
+  // agreement has failed meanwhile, is freed with it.
   struct Descriptor {
     std::shared_ptr<void> owner;  // keeps `fd` open
     int fd = -1;
   };
-  // ABORTED SESSION_ENDED: nobody is left to claim it, and the memory would stay for that long.
-  absl::StatusOr<Nonce> Offer(const Session& session, std::vector<Descriptor> descriptors);
-  // NOT_FOUND: unknown, used or expired; PERMISSION_DENIED: another process's.
+  // ABORTED SESSION_ENDED: nobody is left to claim it.
+  absl::StatusOr<Nonce> Offer(const Session& session, const std::vector<Descriptor>& descriptors);
+  // NOT_FOUND: unknown, used, expired or freed; PERMISSION_DENIED: another process's.
   absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const PeerProcess& peer);
 
   // The session's stream has ended, or its process has. Takes the caller's reference: the last one
@@ -104,7 +105,7 @@ class SessionTable {
     uid_t uid = 0;
     pid_t pid = 0;
     std::uint64_t expires_ns = 0;
-    std::vector<Descriptor> descriptors;
+    std::vector<std::pair<std::weak_ptr<void>, int>> descriptors;
   };
 
   // Whether this one may come; its number.
