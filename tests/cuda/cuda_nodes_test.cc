@@ -21,7 +21,7 @@
 #include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
 #include "tests/client/daemon_process.h"
-#include "tests/cuda/gpu_nodes.h"
+#include "tests/cuda/cuda_two_nodes.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
 #include "tests/fault/child_process.h"

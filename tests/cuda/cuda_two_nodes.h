@@ -1,8 +1,8 @@
 // A job whose layouts lie on GPUs of two nodes: two real daemons with their workers, and the
 // client, on fakes of the driver and of NCCL.
 
-#ifndef TESTS_CUDA_GPU_NODES_H_
-#define TESTS_CUDA_GPU_NODES_H_
+#ifndef TESTS_CUDA_CUDA_TWO_NODES_H_
+#define TESTS_CUDA_CUDA_TWO_NODES_H_
 
 #include <cuda.h>
 
@@ -95,4 +95,4 @@ class GpuNodes {
 
 }  // namespace gradsync
 
-#endif  // TESTS_CUDA_GPU_NODES_H_
+#endif  // TESTS_CUDA_CUDA_TWO_NODES_H_

@@ -1,4 +1,4 @@
-#include "tests/cuda/gpu_nodes.h"
+#include "tests/cuda/cuda_two_nodes.h"
 
 #include <gmock/gmock.h>
 

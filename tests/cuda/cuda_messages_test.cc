@@ -26,7 +26,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/include/gradsync/client.h"
 #include "tests/client/daemon_process.h"
-#include "tests/cuda/gpu_nodes.h"
+#include "tests/cuda/cuda_two_nodes.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
 #include "tests/fault/peer_proxy.h"
