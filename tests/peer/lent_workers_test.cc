@@ -39,6 +39,9 @@ class LentWorkersTest : public testing::Test {
     number_ = lent_->NumberOf(worker_);
   }
 
+  // A worker answers every call in the end.
+  ~LentWorkersTest() override { worker_->answers.clear(); }
+
   v1::WorkerCall Call() {
     v1::WorkerCall call;
     call.set_worker(number_);
