@@ -238,10 +238,17 @@ ISOLATED_TEST(CudaDeath, AtEveryCallOfTheDriver, MachineWithGpus(1)) {
                            "cuMemUnmap",
                            "cuMemAddressFree"}) {
     const std::uint64_t calls = node.machine().Calls(call, whole.other);
-    EXPECT_GT(calls, 0u) << call;
+    // A trainer that comes late finds the done words there, and waits for none.
+    const bool may_be_spared = std::string(call) == "cuStreamWaitValue64_v2";
+    EXPECT_TRUE(calls > 0 || may_be_spared) << call;
     for (std::uint64_t n = 1; n <= calls; ++n, ++deaths) {
       const std::string fault = std::string(call) + " " + std::to_string(n) + " kill";
-      ExpectLost(Live(node, rank, "trainer", 0, 1, {"GRADSYNC_FAKE_CUDA_FAULTS=" + fault}), fault);
+      const Life life = Live(node, rank, "trainer", 0, 1, {"GRADSYNC_FAKE_CUDA_FAULTS=" + fault});
+      if (life.end.ok() && may_be_spared) {
+        EXPECT_LT(node.machine().Calls(call, life.other), n) << fault;
+      } else {
+        ExpectLost(life, fault);
+      }
       node.ExpectNothingKept();
     }
   }
