@@ -349,7 +349,7 @@ std::vector<OptionEntry> MakeTable() {
            "bfloat16"}),
       Time(&Options::engine_timeout, EngineSettings::kMinSilence, EngineSettings::kMaxSilence,
            {"engine_timeout", kPeers,
-            "A node that says nothing for this long while gradients travel, or whose data does not "
+            "A node from which another one hears nothing for this long, or whose data does not "
             "arrive, is lost. A slow trainer is none: step_timeout is for that.",
             "30s"}),
 

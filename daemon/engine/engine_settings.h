@@ -32,8 +32,9 @@ struct EngineSettings {
   int lanes = 2;
   std::size_t chunk_bytes = std::size_t{2} << 20;
   WireType wire = WireType::kSame;
-  // A node that says nothing for so long is lost; kMinSilence to kMaxSilence.
-  absl::Duration silence_limit = absl::Seconds(10);
+  // A node that says nothing for so long is lost; kMinSilence to kMaxSilence. Every rank is to know
+  // of a dead link after 10 s.
+  absl::Duration silence_limit = absl::Seconds(8);
 };
 
 }  // namespace gradsync

@@ -128,7 +128,9 @@ absl::Status GlooEngine::ConnectWatch(std::uint64_t deadline_ns) {
   watch.node = options_.node;
   watch.node_names = options_.node_names;
   watch.silence_limit = options_.silence_limit;
-  watch.on_failure = [this](const absl::Status& why) { Fail(why); };
+  watch.on_failure = [this](const absl::Status& why) {
+    if (Fail(why) && options_.failed != nullptr) options_.failed(why);
+  };
   watch_ = std::make_unique<PeerWatch>(std::move(watch), *std::move(peers), &progress_);
   return absl::OkStatus();
 }

@@ -37,6 +37,9 @@ struct GlooOptions : EngineSettings {
 
   absl::Duration connect_timeout = absl::Seconds(60);
   RendezvousStore* store = nullptr;  // used until Connect returns
+  // Called when the engine fails by itself, with anything pending or not: once, on an engine's
+  // thread, perhaps before Connect returns the same. May be empty.
+  std::function<void(const absl::Status&)> failed;
 };
 
 // Thread-safe. Threads of its own: one per lane, one that watches the peers, and Gloo's, one per

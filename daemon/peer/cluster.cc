@@ -14,6 +14,9 @@
 namespace gradsync {
 namespace {
 
+// For the stream of a node that has ended to say so.
+constexpr std::uint64_t kStreamEndPatienceNs = 500'000'000;
+
 // The end of a job whose engine has failed.
 absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
   const ErrorDetails details = DetailsOf(why);
@@ -102,14 +105,15 @@ std::shared_ptr<Cluster::Epoch> Cluster::EpochForLocked(const Links& links, Link
     links[node - 1]->Queue(std::move(message));
     told->push_back(links[node - 1]);
   }
+  spec.failed = [weak = weak_from_this(), number = epoch->number](const absl::Status& why) {
+    if (const auto self = weak.lock()) (void)self->Suspect(number, nullptr, why);
+  };
   epoch->exchange = std::make_unique<NodeExchange>(
       [make = environment_.make_engine, spec, store = epoch->store]() mutable {
         spec.store = store.get();
         return make(spec);
       },
-      [weak = weak_from_this(), number = epoch->number](const absl::Status& why) {
-        if (const auto self = weak.lock()) self->Fail(number, why);
-      });
+      spec.failed);
   current_ = epoch;
   return epoch;
 }
@@ -261,6 +265,7 @@ absl::Status Cluster::CheckNodeOf(const Epoch& epoch, const NodeLink* link,
 absl::Status Cluster::LaunchDone(NodeLink* link, const v1::LaunchDone& message) {
   absl::Status status;
   if (message.status().code() != 0) status = StatusFromPeer(message.status());
+  if (message.sequence() == 0 && !status.ok()) return Suspect(message.epoch(), link, status);
   return Done(message.epoch(), link, message.sequence(), status,
               {message.sum_of_squares(), message.non_finite()},
               // A node without ranks in it has seen nothing.
@@ -308,6 +313,24 @@ absl::Status Cluster::Done(std::uint64_t number, NodeLink* link, std::uint64_t s
   if (!finished.failure.ok()) operation->failure = EngineFailure(key_.job_id, finished.failure);
   operation->numbers = finished.numbers;
   operation->done({finished.start_ns, environment_.clock->NowNs()});
+  return absl::OkStatus();
+}
+
+absl::Status Cluster::Suspect(std::uint64_t number, const NodeLink* link, const absl::Status& why) {
+  {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<Epoch> epoch = FindLocked(number);
+    if (epoch == nullptr) return absl::OkStatus();  // of nodes that meet no more
+    const absl::Status takes_part = CheckNodeOf(*epoch, link, "LaunchDone");
+    if (!takes_part.ok()) return takes_part;
+    if (epoch->in_flight.empty()) {
+      if (!epoch->suspicion.ok()) return absl::OkStatus();
+      epoch->suspicion = why;
+      epoch->suspected_ns = environment_.clock->NowNs();
+      return absl::OkStatus();
+    }
+  }
+  Fail(number, why);
   return absl::OkStatus();
 }
 
@@ -418,9 +441,16 @@ void Cluster::Tick() {
       formed.insert(job.get());
     }
   }
+  std::uint64_t failed = 0;
+  absl::Status why;
   Links told;
   {
     MutexLock lock(&mutex_);
+    if (current_ != nullptr && !current_->suspicion.ok() &&
+        environment_.clock->NowNs() >= current_->suspected_ns + kStreamEndPatienceNs) {
+      failed = current_->number;
+      why = current_->suspicion;
+    }
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
       if (formed.count(job) > 0 && !entry.failing) EpochForLocked(LinksOfLocked(entry), &told);
@@ -428,6 +458,7 @@ void Cluster::Tick() {
     }
   }
   for (const auto& link : told) link->Flush();
+  if (failed != 0) Fail(failed, why);
 }
 
 void Cluster::Shutdown() {

@@ -43,6 +43,8 @@ struct EngineSpec {
   std::string address;  // of this node, for the others
   EngineSettings settings;
   RendezvousStore* store = nullptr;
+  // As GlooOptions has it.
+  std::function<void(const absl::Status&)> failed;
 };
 using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineSpec&)>;
 
@@ -114,6 +116,9 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
     std::uint64_t sequence = 0;
     std::map<std::uint64_t, InFlight> in_flight;
     absl::Status failure;
+    // It failed with nothing in flight, then: Tick() makes it the failure.
+    absl::Status suspicion;
+    std::uint64_t suspected_ns = 0;
     bool retired = false;  // nothing is launched on it any more
     bool reaped = false;   // the exchange is the reaper's
     int users = 0;         // that call the exchange without the lock
@@ -150,6 +155,9 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   // `link` (null: this node) no longer touches the launch's memory.
   absl::Status Done(std::uint64_t number, NodeLink* link, std::uint64_t sequence,
                     const absl::Status& status, const BucketNumbers& numbers, bool measured);
+  // The engine has failed, as `link` (null: this node) says. With nothing in flight that may be the
+  // end of a node, which its stream tells better, and which a job may survive: it is waited for.
+  absl::Status Suspect(std::uint64_t number, const NodeLink* link, const absl::Status& why);
   void Fail(std::uint64_t number, const absl::Status& why);
   void ReapLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -247,18 +247,19 @@ void CoordinatorLink::OnConnectEngine(const v1::ConnectEngine& connect) {
   spec.settings = SettingsOf(connect);
   epoch->node_names = spec.node_names;
   epoch->settings = spec.settings;
+  spec.failed = [weak, number = epoch->number](const absl::Status& why) {
+    // Told as the end of a launch that there never was.
+    v1::AttachRequest message;
+    message.mutable_launch_done()->set_epoch(number);
+    *message.mutable_launch_done()->mutable_status() = ToProto(why);
+    if (const auto link = weak.lock()) link->Send(std::move(message));
+  };
   epoch->exchange = std::make_unique<NodeExchange>(
       [make = context_.make_engine, spec, store = epoch->store]() mutable {
         spec.store = store.get();
         return make(spec);
       },
-      [weak, number = epoch->number](const absl::Status& why) {
-        // Told as the end of a launch that there never was.
-        v1::AttachRequest message;
-        message.mutable_launch_done()->set_epoch(number);
-        *message.mutable_launch_done()->mutable_status() = ToProto(why);
-        if (const auto link = weak.lock()) link->Send(std::move(message));
-      });
+      spec.failed);
   epochs_.fetch_add(1);
   MutexLock lock(&mutex_);
   epoch_ = std::move(epoch);

@@ -11,6 +11,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec) {
   options.node_names = spec.node_names;
   options.address = spec.address;
   options.store = spec.store;
+  options.failed = spec.failed;
   auto engine = GlooEngine::Connect(options);
   if (!engine.ok()) return engine.status();
   return *std::move(engine);

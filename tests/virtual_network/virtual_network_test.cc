@@ -96,6 +96,7 @@ TEST(VirtualNetwork, LoopbackSaysSo) {
   EXPECT_EQ(network.address(1), "127.0.0.2");
   EXPECT_TRUE(network.CommandPrefix(1).empty());
   EXPECT_EQ(network.SetLink(1, false).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(network.SetIsolated(1, true).code(), absl::StatusCode::kUnimplemented);
 }
 
 // What only namespaces can do.
@@ -160,26 +161,47 @@ TEST_F(Namespaces, TheRateIsKept) {
   EXPECT_LT(rate, 1.02 * static_cast<double>(kRate));
 }
 
-TEST_F(Namespaces, APulledCableLosesPacketsUntilItIsPluggedInAgain) {
-  Make(3);
-  if (IsSkipped()) return;
-  const Connection connection = Connect(*network_, 0, 1);
-  ASSERT_TRUE(connection.from.valid());
+// A sender that is given up soon when nothing is acknowledged.
+void SendInVain(const Connection& connection) {
   const unsigned int patience_ms = 200;
   ASSERT_EQ(setsockopt(connection.from.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms,
                        sizeof(patience_ms)),
             0);
-  ASSERT_TRUE(network_->SetLink(1, false).ok());
   ASSERT_EQ(send(connection.from.get(), "x", 1, MSG_NOSIGNAL), 1);
   char received = 0;
   EXPECT_EQ(recv(connection.from.get(), &received, 1, 0), -1);
   EXPECT_TRUE(errno == ETIMEDOUT || errno == EHOSTUNREACH) << std::strerror(errno);
   EXPECT_EQ(recv(connection.to.get(), &received, 1, MSG_DONTWAIT), -1);
   EXPECT_EQ(errno, EAGAIN);
+}
+
+TEST_F(Namespaces, APulledCableLosesPacketsUntilItIsPluggedInAgain) {
+  Make(3);
+  if (IsSkipped()) return;
+  const Connection connection = Connect(*network_, 0, 1);
+  ASSERT_TRUE(connection.from.valid());
+  ASSERT_TRUE(network_->SetLink(1, false).ok());
+  SendInVain(connection);
 
   EXPECT_TRUE(Connect(*network_, 0, 2).from.valid()) << "the others' cables are plugged in";
   ASSERT_TRUE(network_->SetLink(1, true).ok());
   EXPECT_TRUE(Connect(*network_, 0, 1).from.valid());
+}
+
+TEST_F(Namespaces, IsolatedNodesReachAllButEachOther) {
+  Make(3);
+  if (IsSkipped()) return;
+  const Connection connection = Connect(*network_, 1, 2);
+  ASSERT_TRUE(connection.from.valid());
+  for (const int node : {1, 2}) ASSERT_TRUE(network_->SetIsolated(node, true).ok());
+  SendInVain(connection);
+
+  for (const int node : {1, 2}) {
+    EXPECT_TRUE(Connect(*network_, 0, node).from.valid()) << node;
+    EXPECT_TRUE(Connect(*network_, node, 0).from.valid()) << node;
+  }
+  for (const int node : {1, 2}) ASSERT_TRUE(network_->SetIsolated(node, false).ok());
+  EXPECT_TRUE(Connect(*network_, 1, 2).from.valid());
 }
 
 }  // namespace

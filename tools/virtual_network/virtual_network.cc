@@ -156,4 +156,12 @@ absl::Status VirtualNetwork::SetLink(int node, bool up) {
   return RunIn(switch_, {absl::StrCat("ip link set ", PortOf(node), up ? " up" : " down")});
 }
 
+absl::Status VirtualNetwork::SetIsolated(int node, bool isolated) {
+  if (kind_ == Kind::kLoopback) {
+    return absl::UnimplementedError(absl::StrCat("no switch to isolate at: ", description_));
+  }
+  return RunIn(switch_, {absl::StrCat("ip link set ", PortOf(node), " type bridge_slave isolated ",
+                                      isolated ? "on" : "off")});
+}
+
 }  // namespace gradsync

@@ -33,7 +33,7 @@ struct VirtualNetworkOptions {
 // under an address of its own, 127.0.0.(node+1): nothing separates the nodes, no rate is kept, no
 // cable can be pulled. description() says so; show it.
 //
-// Thread-safe but for SetLink(), for one thread at a time.
+// Thread-safe but for SetLink() and SetIsolated(), for one thread at a time.
 class VirtualNetwork {
  public:
   enum class Kind { kNamespaces, kLoopback };
@@ -60,6 +60,10 @@ class VirtualNetwork {
   // Pulls the node's cable out of the switch, or plugs it in: no process is told, packets are lost.
   // UNIMPLEMENTED on loopback.
   absl::Status SetLink(int node, bool up);
+
+  // The switch passes nothing between isolated nodes; they and the others still reach each other.
+  // Packets are lost as behind a pulled cable. UNIMPLEMENTED on loopback.
+  absl::Status SetIsolated(int node, bool isolated);
 
  private:
   absl::Status MakeNamespaces(std::uint64_t bits_per_second);

@@ -1,0 +1,108 @@
+// Two nodes that do not reach each other any more, though both reach the coordinator: their ranks'
+// messages come through, their gradients do not.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "tests/fault/deadline.h"
+#include "tests/network/node_cluster.h"
+
+namespace gradsync::fault {
+namespace {
+
+// Until every rank knows of a dead link.
+constexpr std::uint64_t kSilenceBoundNs = 10'000'000'000ull * kScale;
+
+class CutTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cluster_.real()) GTEST_SKIP() << cluster_.network().description();
+  }
+
+  void SetCut(bool cut) {
+    for (const int node : {1, 2}) ASSERT_TRUE(cluster_.network().SetIsolated(node, cut).ok());
+  }
+
+  // What every rank, on whatever node, has begun ends in time by naming one of the two.
+  static void ExpectNamed(const Trainers& trainers, std::uint64_t since_ns) {
+    for (std::size_t rank = 0; rank < trainers.size(); ++rank) {
+      SCOPED_TRACE(testing::Message() << "rank " << rank);
+      const Reply reply = trainers[rank]->Result();
+      EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
+      EXPECT_TRUE(reply.reason == "ENGINE_TIMEOUT" || reply.reason == "ENGINE_PEER_LOST") << reply;
+      EXPECT_TRUE(reply.Field("node") == "beta" || reply.Field("node") == "gamma") << reply;
+      EXPECT_TRUE(absl::StrContains(reply.message, "node " + reply.Field("node"))) << reply;
+      EXPECT_LE(reply.end_ns - since_ns, kSilenceBoundNs) << reply;
+    }
+  }
+
+  // The job once more, from the first nodes.
+  void ExpectJobOf(int nodes) {
+    const std::uint32_t world = static_cast<std::uint32_t>(nodes) * NodeCluster::kRanksPerNode;
+    Trainers trainers;
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      trainers.push_back(std::make_unique<Trainer>(cluster_.daemon(NodeCluster::NodeOf(rank)), rank,
+                                                   world, "job",
+                                                   "coordinator=" + cluster_.coordinator()));
+      trainers.back()->Send(trainers.back()->join());
+    }
+    for (const auto& trainer : trainers) {
+      const Reply reply = trainer->Receive();
+      EXPECT_TRUE(reply.ok()) << reply;
+    }
+    ExpectAll(trainers, "register buckets=2 count=1000");
+    ExpectAll(trainers, "step times=3");
+  }
+
+  NodeCluster cluster_{3};
+};
+
+TEST_F(CutTest, RanksThatWaitAreToldWhichNodesAreCut) {
+  {
+    const Trainers trainers = cluster_.Join();
+    ExpectAll(trainers, "register buckets=4 count=100000");
+    ExpectAll(trainers, "step times=2");
+    for (const auto& trainer : trainers) trainer->Begin("wait 3");
+    const std::uint64_t since_ns = NowNs();
+    SetCut(true);
+    ExpectNamed(trainers, since_ns);
+  }
+  // The coordinator reaches each of them alone.
+  ExpectJobOf(2);
+  SetCut(false);
+  ExpectJobOf(3);
+}
+
+TEST_F(CutTest, ExchangesThatAreUnderWayEndByNamingWhichNodesAreCut) {
+  {
+    const Trainers trainers = cluster_.Join();
+    ExpectAll(trainers, "register buckets=4 count=100000");
+    for (const auto& trainer : trainers) trainer->Begin("step times=1000000");
+    ASSERT_TRUE(cluster_.daemon(0).AwaitStatus(
+        [](const auto& status) { return status.jobs(0).layouts(0).step() > 5; }));
+    const std::uint64_t since_ns = NowNs();
+    SetCut(true);
+    ExpectNamed(trainers, since_ns);
+  }
+  SetCut(false);
+  ExpectJobOf(3);
+}
+
+TEST_F(CutTest, NodesThatCannotMeetAreNamed) {
+  SetCut(true);
+  {
+    const Trainers trainers = cluster_.Join();
+    const std::uint64_t since_ns = NowNs();
+    ExpectAll(trainers, "register buckets=2 count=1000");
+    for (const auto& trainer : trainers) trainer->Begin("step");
+    ExpectNamed(trainers, since_ns);
+  }
+  SetCut(false);
+  ExpectJobOf(3);
+}
+
+}  // namespace
+}  // namespace gradsync::fault
