@@ -37,4 +37,35 @@ void SerialExecutor::Loop() {
   }
 }
 
+ConcurrentExecutor::~ConcurrentExecutor() {
+  Threads finished;
+  {
+    MutexLock lock(&mutex_);
+    while (!running_.empty()) changed_.Wait(&mutex_);
+    finished.swap(finished_);
+  }
+  Join(&finished);
+}
+
+void ConcurrentExecutor::Run(std::function<void()> work) {
+  Threads finished;
+  {
+    MutexLock lock(&mutex_);
+    finished.swap(finished_);
+    const auto self = running_.emplace(running_.end());
+    *self = std::thread([this, self, work = std::move(work)]() mutable {
+      work();
+      work = nullptr;
+      MutexLock done(&mutex_);
+      finished_.splice(finished_.end(), running_, self);
+      changed_.NotifyAll();
+    });
+  }
+  Join(&finished);
+}
+
+void ConcurrentExecutor::Join(Threads* threads) {
+  for (std::thread& thread : *threads) thread.join();
+}
+
 }  // namespace gradsync

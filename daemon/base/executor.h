@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <functional>
+#include <list>
 #include <thread>
 
 #include "daemon/base/mutex.h"
@@ -36,6 +37,25 @@ class SerialExecutor final : public Executor {
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last: starts when the rest stands
+};
+
+// A thread for each piece of work, for what may block for seconds and must hold up nothing else. As
+// many at a time as its caller has to run. Thread-safe. The destructor waits for all.
+class ConcurrentExecutor final : public Executor {
+ public:
+  ConcurrentExecutor() = default;
+  ~ConcurrentExecutor() override;
+
+  void Run(std::function<void()> work) override;
+
+ private:
+  using Threads = std::list<std::thread>;
+  static void Join(Threads* threads);
+
+  Mutex mutex_;
+  CondVar changed_;
+  Threads running_ ABSL_GUARDED_BY(mutex_);
+  Threads finished_ ABSL_GUARDED_BY(mutex_);  // about to end; joined by whoever comes next
 };
 
 }  // namespace gradsync

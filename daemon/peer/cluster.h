@@ -54,7 +54,7 @@ struct ClusterEnvironment {
   std::string address;  // where this node's engines listen; empty: as the others reach it
   EngineSettings engine;
   EngineMaker make_engine;
-  Executor* reaper = nullptr;  // destroys engines
+  Executor* reaper = nullptr;  // aborts and destroys engines, each at once
   const Clock* clock = nullptr;
 };
 

@@ -41,7 +41,7 @@ struct LinkContext {
   std::size_t max_buckets = 4096;
   EngineMaker make_engine;
   Executor* executor = nullptr;  // lets go of ranks' memory
-  Executor* reaper = nullptr;    // destroys engines
+  Executor* reaper = nullptr;    // destroys engines, each at once
   const Clock* clock = nullptr;
   JobFinder* here = nullptr;  // jobs of this node, should the coordinator be this daemon itself
 };

@@ -121,7 +121,7 @@ class Peers::Impl {
     auto credentials = MakeCredentials(options_);
     if (!credentials.ok()) return credentials.status();
     credentials_ = *std::move(credentials);
-    reaper_ = std::make_unique<SerialExecutor>();
+    reaper_ = std::make_unique<ConcurrentExecutor>();
 
     attached_.instance = instance_;
     attached_.node_name = node_name_;
@@ -544,7 +544,8 @@ class Peers::Impl {
   ClusterEnvironment cluster_;
   LinkContext link_;
 
-  std::unique_ptr<SerialExecutor> reaper_;
+  // An engine that connects may hold its end up for 10 s: no other job's waits for that.
+  std::unique_ptr<ConcurrentExecutor> reaper_;
   v1::Peer::AsyncService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<grpc::Server> server_;

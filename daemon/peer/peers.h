@@ -49,7 +49,8 @@ struct PeerEnvironment {
   EngineMaker make_engine;
 };
 
-// Thread-safe. Threads of its own: two that take messages, one that ticks, one that ends engines.
+// Thread-safe. Threads of its own: two that take messages, one that ticks, one for each engine that
+// is being ended.
 class Peers final : public JobFinder, public OtherNodes {
  public:
   // Listens. INVALID_ARGUMENT or UNAVAILABLE says what is wrong with the address or the files.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -117,6 +118,33 @@ TEST(SerialExecutorTest, ManyThreadsMayAddWorkWhichNeverRunsAtOnce) {
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_EQ(ran, 4000);
+}
+
+TEST(ConcurrentExecutorTest, WorkWaitsForNoOther) {
+  Gate gate, done;
+  ConcurrentExecutor executor;
+  executor.Run([&] { gate.Wait(); });
+  executor.Run([&] { done.Open(); });
+  done.Wait();
+  gate.Open();
+}
+
+TEST(ConcurrentExecutorTest, TheDestructorWaitsForAllAndForWhatTheyAdd) {
+  std::atomic<int> ran{0};
+  {
+    Gate gate;
+    ConcurrentExecutor executor;
+    for (int i = 0; i < 10; ++i) {
+      executor.Run([&] {
+        gate.Wait();
+        ++ran;
+        executor.Run([&] { ++ran; });
+      });
+    }
+    EXPECT_EQ(ran, 0);
+    gate.Open();
+  }
+  EXPECT_EQ(ran, 20);
 }
 
 }  // namespace
