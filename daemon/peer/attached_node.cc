@@ -191,6 +191,10 @@ absl::Status AttachedNode::Take(const v1::AttachRequest& message) {
       workers_.Gone(message.worker_gone().worker(), why);
       return absl::OkStatus();
     }
+    case v1::AttachRequest::kDetach:
+      if (!members_.empty()) return Malformed("Detach of a node that has ranks");
+      cluster_->Detach(this);
+      return absl::OkStatus();
     case v1::AttachRequest::kPong:
       return absl::OkStatus();
     case v1::AttachRequest::kHello:

@@ -249,12 +249,14 @@ bool Cluster::LaunchLocked(const std::shared_ptr<Job>& job, ReduceOperation* ope
   return true;
 }
 
+bool Cluster::TakesPart(const Epoch& epoch, const NodeLink* link) {
+  return std::any_of(epoch.links.begin(), epoch.links.end(),
+                     [link](const auto& other) { return other.get() == link; });
+}
+
 absl::Status Cluster::CheckNodeOf(const Epoch& epoch, const NodeLink* link,
                                   absl::string_view what) const {
-  const auto same = [link](const auto& other) { return other.get() == link; };
-  if (link == nullptr || std::any_of(epoch.links.begin(), epoch.links.end(), same)) {
-    return absl::OkStatus();
-  }
+  if (link == nullptr || TakesPart(epoch, link)) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kInvalidArgument, "MALFORMED",
       absl::StrCat("node ", link->node_name(), " sent ", what, " for epoch ", epoch.number,
@@ -284,6 +286,7 @@ absl::Status Cluster::Done(std::uint64_t number, NodeLink* link, std::uint64_t s
   }
   if (!status.ok()) Fail(number, status);
   InFlight finished;
+  Links told;
   {
     MutexLock lock(&mutex_);
     const std::shared_ptr<Epoch> epoch = FindLocked(number);
@@ -307,8 +310,10 @@ absl::Status Cluster::Done(std::uint64_t number, NodeLink* link, std::uint64_t s
     if (flight.failure.ok()) flight.failure = epoch->failure;
     finished = std::move(flight);
     epoch->in_flight.erase(found);
+    ReleaseLocked(&told);
     ReapLocked();
   }
+  for (const auto& to : told) to->Flush();
   ReduceOperation* const operation = finished.operation;
   if (!finished.failure.ok()) operation->failure = EngineFailure(key_.job_id, finished.failure);
   operation->numbers = finished.numbers;
@@ -367,25 +372,49 @@ void Cluster::Fail(std::uint64_t number, const absl::Status& why) {
   for (const auto& link : told) link->Flush();
 }
 
+void Cluster::Detach(const NodeLink* link) {
+  Links told;
+  {
+    MutexLock lock(&mutex_);
+    detaching_.insert(link);
+    ReleaseLocked(&told);
+  }
+  for (const auto& to : told) to->Flush();
+}
+
+void Cluster::ReleaseLocked(Links* told) {
+  if (detaching_.empty() || (current_ != nullptr && !current_->in_flight.empty())) return;
+  bool takes_part = false;
+  for (const NodeLink* const link : detaching_) {
+    ForgetLocked(link);
+    takes_part = takes_part || (current_ != nullptr && TakesPart(*current_, link));
+  }
+  detaching_.clear();
+  if (takes_part) RetireLocked(current_, told);
+}
+
+void Cluster::ForgetLocked(const NodeLink* link) {
+  for (auto it = jobs_.begin(); it != jobs_.end();) {
+    auto& seats = it->second.seats;
+    for (auto seat = seats.begin(); seat != seats.end();) {
+      seat = seat->second.link.get() == link ? seats.erase(seat) : std::next(seat);
+    }
+    it = seats.empty() ? jobs_.erase(it) : std::next(it);
+  }
+}
+
 void Cluster::Lost(NodeLink* link, const absl::Status& why) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> owed;  // epoch, sequence
   std::vector<std::uint64_t> broken;
   {
     MutexLock lock(&mutex_);
     // A job none of whose ranks was lost with it, since they had all left, goes on without it.
-    for (auto it = jobs_.begin(); it != jobs_.end();) {
-      auto& seats = it->second.seats;
-      for (auto seat = seats.begin(); seat != seats.end();) {
-        seat = seat->second.link.get() == link ? seats.erase(seat) : std::next(seat);
-      }
-      it = seats.empty() ? jobs_.erase(it) : std::next(it);
-    }
+    ForgetLocked(link);
+    detaching_.erase(link);
     std::vector<std::shared_ptr<Epoch>> epochs = retired_;
     if (current_ != nullptr) epochs.push_back(current_);
     for (const auto& epoch : epochs) {
-      const bool mine = std::any_of(epoch->links.begin(), epoch->links.end(),
-                                    [link](const auto& other) { return other.get() == link; });
-      if (!mine) continue;
+      if (!TakesPart(*epoch, link)) continue;
       broken.push_back(epoch->number);
       for (const auto& [sequence, flight] : epoch->in_flight) {
         if (flight.waiting.count(link) > 0) owed.emplace_back(epoch->number, sequence);

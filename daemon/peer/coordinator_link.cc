@@ -506,12 +506,6 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
   if (cancel) Cancel();
 }
 
-bool CoordinatorLink::BetweenSteps() {
-  MutexLock lock(&mutex_);
-  return std::none_of(ranks_.begin(), ranks_.end(),
-                      [](const auto& entry) { return entry.second->InStep(); });
-}
-
 void CoordinatorLink::EndRanks(const absl::Status& why) {
   std::vector<std::shared_ptr<RemoteRank>> ranks;
   std::vector<Waiting> waiting;
@@ -526,6 +520,31 @@ void CoordinatorLink::EndRanks(const absl::Status& why) {
   if (dialing) Cancel();
   for (const auto& rank : ranks) rank->WillBeLost(why);
   for (const auto& rank : ranks) rank->Lose(rank->rank(), rank->incarnation(), why);
+}
+
+bool CoordinatorLink::EndIdle(const absl::Status& why) {
+  bool detach = false;
+  {
+    MutexLock lock(&mutex_);
+    // One that has exited is about to be forgotten.
+    const auto awaited = [](const auto& entry) {
+      const RemoteRank& rank = *entry.second;
+      return rank.InStep() || rank.StateOf(rank.rank()) == RankState::kExited;
+    };
+    if (std::any_of(ranks_.begin(), ranks_.end(), awaited)) return false;
+    if (state_ == State::kUp && epoch_ != nullptr && ranks_.empty() && joining_ == 0) {
+      if (detaching_) return false;
+      detach = detaching_ = true;
+    }
+  }
+  if (detach) {
+    v1::AttachRequest message;
+    message.mutable_detach();
+    Send(std::move(message));
+    return false;
+  }
+  EndRanks(why);
+  return true;
 }
 
 std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {

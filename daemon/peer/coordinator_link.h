@@ -67,9 +67,10 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   // Ranks' sessions must end with `why`, those that still wait for the coordinator too: the daemon
   // stops.
   void EndRanks(const absl::Status& why);
+  // The same, unless some of its ranks has begun a step whose verdict it does not know. Where no
+  // rank is left, the coordinator is first asked to do without this node. True: that is all done.
+  bool EndIdle(const absl::Status& why);
   bool ended();
-  // None of its ranks has begun a step whose verdict it does not know.
-  bool BetweenSteps();
   // The coordinator answered that it is this daemon.
   bool is_self();
   std::uint64_t epochs() const { return epochs_.load(); }
@@ -162,6 +163,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mutex_);
   std::size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t joining_ ABSL_GUARDED_BY(mutex_) = 0;  // on their way into ranks_
+  bool detaching_ ABSL_GUARDED_BY(mutex_) = false;
   // Itself, from its end until its ranks have been told of it: all others forget it at once.
   std::shared_ptr<CoordinatorLink> untold_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t idle_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -291,13 +291,7 @@ class Peers::Impl {
 
   bool EndIdle(const absl::Status& why) {
     bool all = true;
-    for (const auto& link : Links()) {
-      if (link->BetweenSteps()) {
-        link->EndRanks(why);
-      } else {
-        all = false;
-      }
-    }
+    for (const auto& link : Links()) all = link->EndIdle(why) && all;
     return all;
   }
 

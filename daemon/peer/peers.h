@@ -63,7 +63,8 @@ class Peers final : public JobFinder, public OtherNodes {
             std::function<void(absl::StatusOr<Joined>)> joined) override;
 
   // Of the jobs that other nodes coordinate, ends the sessions of those none of whose ranks here
-  // has begun a step whose verdict it does not know. True: that were all.
+  // has begun a step whose verdict it does not know, and lets jobs that have none left here go on
+  // without this node. True: that were all.
   bool EndIdle(const absl::Status& why);
   // Ends the sessions of jobs that other nodes coordinate, and takes no more nodes.
   void EndAll(const absl::Status& why);

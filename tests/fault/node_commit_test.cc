@@ -245,6 +245,8 @@ const char* const kElsewhere[] = {
     "rank_request.lease_answer", "rank_response.lease_question", "rank_response.bucket_done",
     // Of a loss, or of other nodes that meet.
     "engine_end",
+    // Of a daemon that stops; see tests/network/nodes_test.cc.
+    "detach",
     // Of GPUs; see tests/cuda/cuda_nodes_test.cc.
     "gpu_arena_mapped", "worker_reply", "worker_gone", "worker_call", "worker_release"};
 

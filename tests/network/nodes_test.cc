@@ -1,7 +1,9 @@
 // Jobs that span nodes, over a network: what they compute, how they begin, and who else may knock.
 
+#include <atomic>
 #include <cstdint>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -60,6 +62,27 @@ TEST(Network, AShortInterruptionLosesNobody) {
     const Reply reply = trainer->Result();
     EXPECT_TRUE(reply.ok()) << reply;
   }
+}
+
+TEST(Leaving, ANodeWithoutRanksStopsInTheMiddleOfTheOthersSteps) {
+  NodeCluster cluster(3, 1'000'000'000);
+  Trainers trainers = cluster.Join();
+  ExpectAll(trainers, "register buckets=4 count=100000");
+  ExpectAll(trainers, "step");
+  for (const int rank : {5, 4}) {
+    const Reply left = trainers[rank]->Do("leave");
+    EXPECT_TRUE(left.ok()) << left;
+    trainers.pop_back();
+  }
+  std::atomic<bool> stopped{false};
+  std::thread stop([&] {
+    EXPECT_EQ(cluster.daemon(2).Stop(), 0);
+    stopped = true;
+  });
+  const std::string steps = "step times=10 ranks=0,1,2,3";
+  while (!stopped) ExpectAll(trainers, steps);
+  stop.join();
+  ExpectAll(trainers, steps);
 }
 
 TEST(Joining, ALateNodeIsWaitedFor) {

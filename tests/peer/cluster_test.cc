@@ -1,0 +1,272 @@
+// The nodes of a job as its coordinator sees them: links that only record, engines that a test
+// completes, fails and holds up.
+
+#include "daemon/peer/cluster.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/error.h"
+#include "gtest/gtest.h"
+#include "tests/engine/event.h"
+#include "tests/job/job_fixture.h"
+
+namespace gradsync {
+namespace {
+
+class RecordingLink final : public NodeLink {
+ public:
+  explicit RecordingLink(std::string name) : name_(std::move(name)) {}
+  void Queue(v1::AttachResponse message) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    messages_.push_back(std::move(message));
+  }
+  void Flush() override {}
+  const std::string& node_name() const override { return name_; }
+  const std::string& address() const override { return address_; }
+  std::uint64_t heard_ns() const override { return 1; }
+
+  // So far.
+  std::vector<v1::AttachResponse> Of(v1::AttachResponse::KindCase kind) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<v1::AttachResponse> found;
+    for (const auto& message : messages_) {
+      if (message.kind_case() == kind) found.push_back(message);
+    }
+    return found;
+  }
+
+ private:
+  const std::string name_;
+  const std::string address_ = "127.0.0.1";
+  std::mutex mutex_;
+  std::vector<v1::AttachResponse> messages_;
+};
+
+// What a test knows of an engine, also after its end.
+struct EngineRecord {
+  EngineSpec spec;
+  Event submitted;
+  Event destroyed;
+  std::mutex mutex;
+  std::vector<Exchange*> held;
+
+  std::vector<Exchange*> Take() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return std::exchange(held, {});
+  }
+};
+
+class HeldEngine final : public Engine {
+ public:
+  explicit HeldEngine(std::shared_ptr<EngineRecord> record) : record_(std::move(record)) {}
+  ~HeldEngine() override {
+    for (Exchange* exchange : record_->Take()) exchange->done(absl::CancelledError("closed"));
+    record_->destroyed.Set();
+  }
+  void Submit(Exchange* exchange) override {
+    {
+      const std::lock_guard<std::mutex> lock(record_->mutex);
+      record_->held.push_back(exchange);
+    }
+    record_->submitted.Set();
+  }
+  void Broadcast(std::byte*, std::size_t, std::uint32_t,
+                 std::function<void(const absl::Status&)>) override {
+    ADD_FAILURE();
+  }
+  void Abort(const absl::Status&) override {}
+  EngineStatistics Statistics() const override { return {}; }
+
+ private:
+  const std::shared_ptr<EngineRecord> record_;
+};
+
+// Thread-safe.
+class EngineMakers {
+ public:
+  EngineMaker Maker() {
+    return [this](const EngineSpec& spec) -> absl::StatusOr<std::unique_ptr<Engine>> {
+      auto record = std::make_shared<EngineRecord>();
+      record->spec = spec;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        records_.push_back(record);
+        changed_.notify_all();
+      }
+      return std::make_unique<HeldEngine>(std::move(record));
+    };
+  }
+  // The engine of that number, from 0, once it is being made.
+  std::shared_ptr<EngineRecord> Await(std::size_t number) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool made = changed_.wait_for(lock, kPatience, [&] { return records_.size() > number; });
+    EXPECT_TRUE(made) << "engine " << number;
+    return made ? records_[number] : std::make_shared<EngineRecord>();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<EngineRecord>> records_;
+};
+
+// Rank 0 is on this node, alpha, 1 on beta, 2 on gamma.
+class ClusterTest : public JobFixture {
+ protected:
+  void SetUp() override {
+    Start(3);
+    cluster_ = MakeCluster(engines_.Maker());
+    cluster_->Tick();
+    channel_ = 0;
+    for (const std::uint32_t rank : {0, 1, 2}) channel_ = Register(rank, Spec(1));
+    ASSERT_TRUE(Map(0, channel_).ok());
+    for (const std::uint32_t rank : {1, 2}) {
+      ASSERT_TRUE(job_->ArenaMapped(rank, channel_, RankMemory{}).ok());
+    }
+    TakeAll();
+  }
+
+  void TearDown() override {
+    cluster_->Shutdown();
+    reaper_.reset();
+  }
+
+  std::shared_ptr<Cluster> MakeCluster(EngineMaker maker) {
+    ClusterEnvironment environment;
+    environment.node_name = "alpha";
+    environment.address = "127.0.0.1";
+    environment.make_engine = std::move(maker);
+    environment.reaper = reaper_.get();
+    environment.clock = &clock_;
+    auto cluster = std::make_shared<Cluster>(JobKey{1000, "run-7", ""}, environment);
+    cluster->AddRank(job_, 1, beta_, Incarnation(1));
+    cluster->AddRank(job_, 2, gamma_, Incarnation(2));
+    return cluster;
+  }
+
+  void MarkReady(std::uint64_t step) {
+    for (const std::uint32_t rank : {0, 1}) {
+      ASSERT_TRUE(job_->MarkReady(rank, channel_, step, {0}).ok());
+    }
+  }
+
+  absl::Status LaunchDone(NodeLink* link, std::uint64_t epoch, std::uint64_t sequence) {
+    v1::LaunchDone message;
+    message.set_epoch(epoch);
+    message.set_sequence(sequence);
+    return cluster_->LaunchDone(link, message);
+  }
+
+  static absl::Status Silence() {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, "ENGINE_TIMEOUT",
+                     "node gamma: not a word for 8s", {{"node", "gamma"}});
+  }
+
+  std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>();
+  EngineMakers engines_;
+  std::shared_ptr<RecordingLink> beta_ = std::make_shared<RecordingLink>("beta");
+  std::shared_ptr<RecordingLink> gamma_ = std::make_shared<RecordingLink>("gamma");
+  std::shared_ptr<Cluster> cluster_;
+  std::uint32_t channel_ = 0;
+};
+
+TEST_F(ClusterTest, AnEngineThatFailsWithNothingInFlightEndsItsJobAfterAMoment) {
+  engines_.Await(0)->spec.failed(Silence());
+  cluster_->Tick();
+  EXPECT_FALSE(job_->Failed());
+  clock_.Advance(500'000'000);
+  cluster_->Tick();
+  const auto end = Only<SessionEndMessage>(0);
+  EXPECT_EQ(ReasonOf(end.status), "ENGINE_TIMEOUT") << end.status;
+  EXPECT_EQ(FieldOf(end.status, "node"), "gamma");
+  for (const auto& link : {beta_, gamma_}) {
+    EXPECT_EQ(link->Of(v1::AttachResponse::kEngineEnd).size(), 1u) << link->node_name();
+  }
+}
+
+TEST_F(ClusterTest, AnotherNodesWordThatItsEngineFailedCountsAlike) {
+  v1::LaunchDone failed;
+  failed.set_epoch(1);
+  failed.mutable_status()->set_code(static_cast<int>(absl::StatusCode::kUnavailable));
+  failed.mutable_status()->set_message("nothing comes from gamma");
+  ASSERT_TRUE(cluster_->LaunchDone(beta_.get(), failed).ok());
+  EXPECT_FALSE(job_->Failed());
+  clock_.Advance(500'000'000);
+  cluster_->Tick();
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "nothing comes from gamma"));
+}
+
+TEST_F(ClusterTest, AJobOutlivesTheEndOfANodeThatItsRanksHaveLeft) {
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  engines_.Await(0)->spec.failed(Silence());  // the node has died, and its engine tells first
+  cluster_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
+  clock_.Advance(500'000'000);
+  cluster_->Tick();
+  EXPECT_FALSE(job_->Failed());
+  const auto connects = beta_->Of(v1::AttachResponse::kConnectEngine);
+  ASSERT_EQ(connects.size(), 2u);
+  EXPECT_EQ(connects[1].connect_engine().node_names_size(), 2);
+}
+
+TEST_F(ClusterTest, ANodeThatDetachesInMidLaunchIsLetGoWhenThatIsDone) {
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  MarkReady(1);
+  const auto engine = engines_.Await(0);
+  ASSERT_TRUE(engine->submitted.Wait().has_value());
+  ASSERT_EQ(gamma_->Of(v1::AttachResponse::kLaunch).size(), 1u);
+  cluster_->Detach(gamma_.get());
+  EXPECT_TRUE(gamma_->Of(v1::AttachResponse::kEngineEnd).empty());
+
+  for (Exchange* exchange : engine->Take()) exchange->done(absl::OkStatus());
+  ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
+  EXPECT_TRUE(gamma_->Of(v1::AttachResponse::kEngineEnd).empty());
+  ASSERT_TRUE(LaunchDone(gamma_.get(), 1, 1).ok());
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
+  EXPECT_TRUE(engine->destroyed.Wait().has_value());
+
+  cluster_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
+  for (const std::uint32_t rank : {0, 1}) {
+    ASSERT_TRUE(job_->EndStep(rank, channel_, 1, "").ok());
+  }
+  EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
+  MarkReady(2);
+  EXPECT_FALSE(job_->Failed());
+  ASSERT_EQ(beta_->Of(v1::AttachResponse::kConnectEngine).size(), 2u);
+  EXPECT_EQ(engines_.Await(1)->spec.node_names, (std::vector<std::string>{"alpha", "beta"}));
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kConnectEngine).size(), 1u);
+}
+
+TEST_F(ClusterTest, AnIdleNodeThatDetachesIsLetGoAtOnce) {
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  cluster_->Detach(gamma_.get());
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
+  EXPECT_FALSE(job_->Failed());
+}
+
+// What Gloo does while it connects to a host that is dead, for up to 10 s.
+TEST_F(ClusterTest, AnEngineThatIsStillConnectingHoldsUpNoOtherJobsEnd) {
+  Event connecting, release;
+  const auto stuck = MakeCluster([&](const EngineSpec&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+    connecting.Set();
+    EXPECT_TRUE(release.Wait().has_value());
+    return absl::UnavailableError("nobody is there");
+  });
+  stuck->Tick();
+  ASSERT_TRUE(connecting.Wait().has_value());
+  stuck->Shutdown();
+
+  const auto engine = engines_.Await(0);
+  cluster_->Shutdown();
+  EXPECT_TRUE(engine->destroyed.Wait().has_value());
+  release.Set();
+  reaper_.reset();  // what is released uses the events
+}
+
+}  // namespace
+}  // namespace gradsync
