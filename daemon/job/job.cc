@@ -679,6 +679,13 @@ std::uint64_t Job::IncarnationOf(std::uint32_t rank) const {
   return members_[rank].incarnation;
 }
 
+bool Job::LiveHere(std::uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  if (rank >= world_size_ || !members_[rank].node.empty()) return false;
+  const RankState state = members_[rank].state;
+  return state == RankState::kLive || state == RankState::kStayed;
+}
+
 RankState Job::StateOf(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
   return rank < world_size_ ? members_[rank].state : RankState::kAbsent;

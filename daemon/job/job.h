@@ -116,6 +116,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   bool EndIfIdle(const absl::Status& why);
   void Tick();
 
+  // The rank's session is live, and on this node.
+  bool LiveHere(std::uint32_t rank) const;
   // No session is left and nothing touches their memory.
   bool Over() const;
   // Every rank has joined once.

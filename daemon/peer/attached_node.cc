@@ -315,6 +315,9 @@ absl::Status AttachedNode::Open(const v1::RankRequest& request) {
                      absl::StrCat("node ", node_name_, " has ", members_.size(), " ranks in job '",
                                   key_.job_id, "'"));
   }
+  // Rank 0 may have come since Hello, with another token.
+  const auto cluster = context_.find_cluster(key_);
+  if (!cluster.ok()) return cluster.status();
   const auto self = std::static_pointer_cast<AttachedNode>(shared_from_this());
   const std::uint64_t incarnation = NextIncarnation();
   const JobOptions options{decoded->divide_by_world, decoded->step_timeout_ns, decoded->nccl};

@@ -379,12 +379,13 @@ class Peers::Impl {
     return cluster;
   }
 
-  // A job of that user and id whose ranks here came with another token, and none with this one.
+  // Rank 0 of that job, on this node, may have come with another token, and none with this one. Who
+  // else has come says nothing: before rank 0 nobody knows whose token is the right one.
   absl::Status CheckToken(const JobKey& key) {
     bool other = false;
     for (const auto& job : environment_.jobs->Jobs()) {
       const JobIdentity& identity = job->identity();
-      if (identity.uid != key.uid || identity.job_id != key.job_id || job->Over()) continue;
+      if (identity.uid != key.uid || identity.job_id != key.job_id || !job->LiveHere(0)) continue;
       if (identity.token_hash == key.token_hash) return absl::OkStatus();
       other = true;
     }
@@ -399,12 +400,11 @@ class Peers::Impl {
   // Nodes whose ranks came before rank 0 did, with another token than its.
   void CheckTokens(const std::shared_ptr<Cluster>& cluster) {
     for (const auto& job : cluster->Jobs()) {
-      if (job->Formed() || job->Over() || job->StateOf(0) != RankState::kAbsent) continue;
+      if (job->Formed() || job->Over() || job->LiveHere(0)) continue;
       for (const auto& other : environment_.jobs->Jobs()) {
         const JobIdentity& identity = other->identity();
         if (identity.uid != cluster->key().uid || identity.job_id != cluster->key().job_id ||
-            identity.token_hash == cluster->key().token_hash || other->Over() ||
-            other->StateOf(0) != RankState::kLive) {
+            identity.token_hash == cluster->key().token_hash || !other->LiveHere(0)) {
           continue;
         }
         job->End(MakeError(

@@ -153,6 +153,33 @@ TEST(Joining, AnotherTokenIsRefusedWhoeverComesFirst) {
   EXPECT_NE(ended.message.find("node alpha"), std::string::npos) << ended;
 }
 
+TEST(Joining, ATokenThatIsWrongDisturbsNobodyWhoHasTheRightOne) {
+  NodeCluster cluster(3);
+  const auto wrong = cluster.MakeRank(2, "token=wrong");
+  ASSERT_TRUE(wrong->Join().ok());
+  wrong->Begin("register buckets=2 count=1000");
+  const auto join_at_once = [&cluster](std::uint32_t rank) {
+    auto trainer = cluster.MakeRank(rank, "token=right");
+    const Reply reply = trainer->Join();
+    EXPECT_TRUE(reply.ok()) << reply;
+    EXPECT_LE(reply.end_ns - reply.start_ns, 5'000'000'000u * kScale) << reply;
+    return trainer;
+  };
+  // Until rank 0 has come, nobody can say whose token is wrong.
+  Trainers trainers(cluster.world_size());
+  for (const std::uint32_t rank : {4, 5, 0, 1}) trainers[rank] = join_at_once(rank);
+  const Reply ended = wrong->Result();
+  EXPECT_EQ(ended.code, "PERMISSION_DENIED") << ended;
+  EXPECT_NE(ended.message.find("GRADSYNC_JOB_TOKEN"), std::string::npos) << ended;
+  const Reply refused = cluster.MakeRank(3, "token=wrong")->Join();
+  EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
+  EXPECT_NE(refused.message.find("GRADSYNC_JOB_TOKEN"), std::string::npos) << refused;
+  // On the same node.
+  for (const std::uint32_t rank : {2, 3}) trainers[rank] = join_at_once(rank);
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  ExpectAll(trainers, "step times=3");
+}
+
 TEST(Joining, AMismatchedLayoutNamesBothRanksAndTheirNodes) {
   NodeCluster cluster(3);
   const Trainers trainers = cluster.Join();
