@@ -347,7 +347,8 @@ class Peers::Impl {
 
   void AcceptNext() {
     const auto next = std::make_shared<AttachedNode>(attached_);
-    MutexLock lock(&mutex_);
+    // Of its own: gRPC is called with it.
+    MutexLock lock(&accept_mutex_);
     if (stopped_accepting_) return;
     next->Accept(&service_, queue_.get(), [this](std::shared_ptr<AttachedNode> node, bool ok) {
       if (!ok) return;  // the server stops
@@ -456,8 +457,11 @@ class Peers::Impl {
   }
 
   bool Gone() {
+    {
+      MutexLock lock(&accept_mutex_);
+      stopped_accepting_ = true;
+    }
     MutexLock lock(&mutex_);
-    stopped_accepting_ = true;
     return Alive(&nodes_).empty() && Alive(&dialed_).empty();
   }
 
@@ -559,7 +563,9 @@ class Peers::Impl {
   std::vector<std::weak_ptr<AttachedNode>> nodes_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<CoordinatorLink>> dialed_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool stopped_accepting_ ABSL_GUARDED_BY(mutex_) = false;
+
+  Mutex accept_mutex_;
+  bool stopped_accepting_ ABSL_GUARDED_BY(accept_mutex_) = false;
 };
 
 std::string NodeName(const std::string& given) {
