@@ -326,7 +326,8 @@ class Session {
  public:
   // Connects, retrying until connect_timeout, and joins.
   //   INVALID_ARGUMENT     an option is malformed (named).
-  //   UNAVAILABLE          no daemon at `socket` within connect_timeout.
+  //   UNAVAILABLE          no daemon at `socket` within connect_timeout; or none that answers at
+  //                        `coordinator` within 20 s, which is not retried.
   //   PERMISSION_DENIED    the socket's permissions, a missing token.
   //   ALREADY_EXISTS       the rank is held while the job is still forming.
   //   FAILED_PRECONDITION  world size or options differ from the other ranks', no protocol or
