@@ -156,12 +156,17 @@ absl::Status StepSequence::Ahead(std::uint64_t step, absl::string_view call) con
                absl::StrCat(call, " ahead of the step to run now, ", next_step()));
 }
 
+bool StepSequence::MaybeDecided(std::uint64_t step) const {
+  if (step <= last_step_) return false;
+  return step <= ended_step_ || (on_device_ && step == next_step() && marks_ == bucket_count_);
+}
+
 absl::Status StepSequence::EndOf(std::uint64_t step) const {
-  const bool in_doubt = step > last_step_ && step <= ended_step_;
-  if (!in_doubt || ErrorReason(end_) != kDaemonLost) return end_;
+  if (!MaybeDecided(step) || ErrorReason(end_) != kDaemonLost) return end_;
   return Error(
       absl::StatusCode::kUnavailable, kStepInDoubt, step, std::nullopt,
-      absl::StrCat("EndStep was sent, and the daemon was lost before its verdict came: the "
+      absl::StrCat(step <= ended_step_ ? "EndStep was sent" : "every bucket was marked ready",
+                   ", and the daemon was lost before its verdict came: the "
                    "step may be complete or void on other ranks; join again and compare "
                    "the last committed step. ",
                    end_.message()));

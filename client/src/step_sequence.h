@@ -171,6 +171,9 @@ class StepSequence {
   // Every bucket is marked, or `ready_rest`.
   void SendEndStep(std::uint64_t step, const std::vector<bool>& used, bool ready_rest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A daemon may have decided it, whose word of that has not come: this rank has ended it, or its
+  // GPU may have told its streams, as one can once every bucket is marked.
+  bool MaybeDecided(std::uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Why the session has ended, for somebody who asks about `step`.
   absl::Status EndOf(std::uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // True once waits for `step` have their answer: the verdict or the session's end.

@@ -380,7 +380,8 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
   bucket.times.finish_ns = times.finish_ns;
   ++done_buckets_;
   --in_flight_;
-  gpu_void_ = gpu_void_ || bucket.operation.gpu.is_void || !bucket.operation.failure.ok();
+  gpu_void_ = gpu_void_ || bucket.operation.gpu.is_void;
+  if (gpu_doubt_.ok()) gpu_doubt_ = bucket.operation.failure;
   if (stopped_) return;
   stats_.RecordBucket(bucket.times.ready_ns, times.start_ns, times.finish_ns,
                       bucket.operation.count * ItemSize(bucket.operation.dtype));
@@ -513,8 +514,20 @@ void LayoutChannel::GiveUp(Effects* effects) {
   effects->given_up.push_back(std::move(given_up));
 }
 
-bool LayoutChannel::SeenComplete() const {
+bool LayoutChannel::MaybeSeenComplete() const {
   return spec_.on_gpu && started_ && done_buckets_ == buckets_.size() && !gpu_void_;
+}
+
+absl::Status LayoutChannel::InDoubt() const {
+  return MakeError(
+      absl::StatusCode::kAborted, "STEP_IN_DOUBT",
+      absl::StrCat(
+          "layout '", name(), "', step ", step_,
+          " was lost after its last launch, so that it may be complete on some ranks' GPUs "
+          "and void on others': ",
+          gpu_doubt_.message(),
+          ". Compare the ranks' last steps, or go on from a checkpoint on every rank."),
+      {{"job", terms_.job_id}, {"channel", absl::StrCat(channel_)}, {"step", absl::StrCat(step_)}});
 }
 
 std::uint32_t LayoutChannel::RanksOfStep() const {
@@ -526,8 +539,8 @@ std::uint32_t LayoutChannel::RanksOfStep() const {
 }
 
 void LayoutChannel::FinishSeen(std::uint64_t now_ns, Effects* effects) {
-  if (!SeenComplete()) return;
-  void_ = absl::OkStatus();
+  if (!MaybeSeenComplete()) return;
+  void_ = gpu_doubt_.ok() ? absl::OkStatus() : InDoubt();
   Finish(now_ns, effects);
 }
 
@@ -610,6 +623,7 @@ void LayoutChannel::Finish(std::uint64_t now_ns, Effects* effects) {
   started_ = false;
   given_up_ = false;
   gpu_void_ = false;
+  gpu_doubt_ = absl::OkStatus();
   done_buckets_ = 0;
   last_ready_ns_ = 0;
   used_map_.clear();

@@ -131,7 +131,7 @@ class LayoutChannel {
   // The running step is void: reductions in flight wait for no rank. Once for each step.
   void GiveUp(Effects* effects);
   // The job is over and nothing is in flight: a running step that the trainers' streams have seen
-  // complete is complete.
+  // complete is complete, and one that they may have seen so is in doubt.
   void FinishSeen(std::uint64_t now_ns, Effects* effects);
   // Releases the arenas. Only when nothing is in flight.
   void ReleaseMemory(Effects* effects);
@@ -194,8 +194,11 @@ class LayoutChannel {
   void ReleaseMemoryOf(std::uint32_t rank, Effects* effects);
   void Launch(std::size_t index, Effects* effects);
   void Void(absl::Status why, std::uint64_t now_ns, Effects* effects);
-  // The trainers' streams have seen that the running step is complete, and may act on it.
-  bool SeenComplete() const;
+  // The trainers' streams have seen that the running step is complete, and may act on it; or they
+  // may have seen it.
+  bool SeenComplete() const { return MaybeSeenComplete() && gpu_doubt_.ok(); }
+  bool MaybeSeenComplete() const;
+  absl::Status InDoubt() const;
   // Whose gradients are in the running step.
   std::uint32_t RanksOfStep() const;
   void MaybeFinish(std::uint64_t now_ns, Effects* effects);
@@ -233,7 +236,8 @@ class LayoutChannel {
   std::uint64_t deadline_ns_ = 0;
   absl::Status void_;  // not OK: void, waiting for in_flight_ to reach 0
   bool given_up_ = false;
-  bool gpu_void_ = false;  // some bucket of the running step is void on its GPU
+  bool gpu_void_ = false;   // some bucket of the running step is void on every GPU
+  absl::Status gpu_doubt_;  // not OK: why it is not known what some bucket is on its GPUs
   std::size_t in_flight_ = 0;
   std::size_t done_buckets_ = 0;
   std::uint64_t last_ready_ns_ = 0;

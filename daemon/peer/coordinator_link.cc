@@ -462,7 +462,7 @@ void CoordinatorLink::MaybeEndRanks() {
       rank->End(MakeError(
           absl::StatusCode::kAborted, "STEP_IN_DOUBT",
           absl::StrCat(who, ". Rank ", rank->rank(),
-                       " had ended its step, whose verdict is not known: compare "
+                       " had every bucket of its step ready, and the verdict is not known: compare "
                        "the ranks' last steps, or heal them by a broadcast."),
           {{"job", key_.job_id}, {"rank", absl::StrCat(rank->rank())}, {"address", address_}}));
     } else {

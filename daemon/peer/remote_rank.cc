@@ -216,7 +216,9 @@ void RemoteRank::End(const absl::Status& why) {
     joined_ = nullptr;
     if (joined == nullptr && sink == nullptr) return;
     state_ = why.ok() ? RankState::kExited : RankState::kLost;
-    if (!why.ok() && !own_end_.ok()) end = own_end_;
+    // But a doubt outweighs both.
+    const bool in_doubt = DetailsOf(why).reason == "STEP_IN_DOUBT";
+    if (!why.ok() && !own_end_.ok() && !in_doubt) end = own_end_;
     tell = !gone_ && joined == nullptr;
     gone_ = true;
     pending.swap(pending_);
@@ -249,7 +251,10 @@ void RemoteRank::ReleaseLocked(Layout* layout) {
 bool RemoteRank::InDoubt() const {
   MutexLock lock(&mutex_);
   return std::any_of(layouts_.begin(), layouts_.end(), [](const auto& entry) {
-    return entry.second.ended_step > entry.second.decided_step;
+    const Layout& layout = entry.second;
+    if (layout.ended_step > layout.decided_step) return true;
+    return layout.memory.gpu != nullptr && layout.begun_step > layout.decided_step &&
+           layout.marks >= layout.plan.buckets.size();
   });
 }
 
@@ -389,7 +394,7 @@ absl::Status RemoteRank::ArenaMapped(std::uint32_t, std::uint32_t channel, RankM
 
 absl::Status RemoteRank::MarkReady(std::uint32_t, std::uint32_t channel, std::uint64_t step,
                                    absl::Span<const std::uint32_t> buckets) {
-  BeginStep(channel, step, /*end=*/false);
+  NoteStep(channel, step, buckets.size(), /*end=*/false);
   v1::SessionRequest message;
   auto* ready = message.mutable_bucket_ready();
   ready->set_channel(channel);
@@ -411,17 +416,20 @@ absl::Status RemoteRank::FinishStep(std::uint32_t, std::uint32_t channel, std::u
   return absl::OkStatus();
 }
 
-void RemoteRank::BeginStep(std::uint32_t channel, std::uint64_t step, bool end) {
+void RemoteRank::NoteStep(std::uint32_t channel, std::uint64_t step, std::size_t marks, bool end) {
   MutexLock lock(&mutex_);
   const auto found = layouts_.find(channel);
-  if (found == layouts_.end()) return;
-  found->second.begun_step = std::max(found->second.begun_step, step);
-  if (end) found->second.ended_step = std::max(found->second.ended_step, step);
+  if (found == layouts_.end() || step < found->second.begun_step) return;
+  Layout& layout = found->second;
+  if (step > layout.begun_step) layout.marks = 0;
+  layout.begun_step = step;
+  layout.marks += marks;
+  if (end) layout.ended_step = step;
 }
 
 void RemoteRank::SayEnd(std::uint32_t channel, std::uint64_t step, absl::string_view used_map,
                         bool ready_rest) {
-  BeginStep(channel, step, /*end=*/true);
+  NoteStep(channel, step, /*marks=*/0, /*end=*/true);
   v1::SessionRequest message;
   auto* end = message.mutable_end_step();
   end->set_channel(channel);

@@ -50,7 +50,8 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
   void End(const absl::Status& why);
   // Lose() comes with the same; what the coordinator makes of another rank's loss may come first.
   void WillBeLost(const absl::Status& why);
-  // It has sent EndStep, and knows no verdict.
+  // It has sent EndStep or, on a GPU, whose streams may have seen the verdict by then, marked every
+  // bucket; and knows no verdict.
   bool InDoubt() const;
   // It has said something of a step, and knows no verdict.
   bool InStep() const;
@@ -105,6 +106,7 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
     RankMemory memory;
     // The last one that it has said something of, that it has ended, and whose verdict it knows.
     std::uint64_t begun_step = 0;
+    std::size_t marks = 0;  // of its buckets
     std::uint64_t ended_step = 0;
     std::uint64_t decided_step = 0;
   };
@@ -120,7 +122,8 @@ class RemoteRank final : public JobPort, public std::enable_shared_from_this<Rem
   };
 
   void Say(v1::SessionRequest request) const;
-  void BeginStep(std::uint32_t channel, std::uint64_t step, bool end);
+  // What it says of its step: that so many more buckets are ready, or that it has ended.
+  void NoteStep(std::uint32_t channel, std::uint64_t step, std::size_t marks, bool end);
   void SayEnd(std::uint32_t channel, std::uint64_t step, absl::string_view used_map,
               bool ready_rest);
   void OnOpened(const v1::SessionOpened& opened);

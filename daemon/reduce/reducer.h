@@ -37,7 +37,8 @@ struct GpuBucket {
   std::uint32_t step_buckets = 0;            // buckets of a step
   NcclSettings nccl;                         // the job's
   // Set before done(): some rank's gradients never came, and where they were to go holds nothing of
-  // value. Of a step's last bucket this is the verdict that the trainers' streams have seen.
+  // value. Of a step's last bucket this is the verdict that the trainers' streams have seen; if it
+  // has failed and this is false, they may have seen either.
   bool is_void = false;
 };
 

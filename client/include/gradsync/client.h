@@ -20,7 +20,7 @@
 //   ABORTED              another rank was lost or a newer generation took over (the message names
 //                        rank, step, bucket and how it is known); join again.
 //   UNAVAILABLE          the daemon is gone or drains. Reason DAEMON_LOST, or STEP_IN_DOUBT when
-//                        EndStep was sent and no verdict came.
+//                        EndStep was sent, or on a GPU every bucket marked, and no verdict came.
 //   FAILED_PRECONDITION  LEFT (this rank has left, or waits in LeaveAndStay), CLOSED (the Session
 //                        was destroyed).
 // One error is not the session's end: UNAVAILABLE with reason DAEMON_SILENT, from WaitStep,
@@ -293,7 +293,9 @@ class Layout {
   virtual absl::Status WaitOnStream(std::uint64_t step, CudaStream stream) = 0;
   // Address, on the GPU, of a float that is 0 if the step is complete and 1 if it is void: what
   // optimizers take as `found_inf`. To be read on a stream behind WaitOnStream(step, stream), and
-  // until the first MarkReady of step + 2. Null in host memory.
+  // until the first MarkReady of step + 2. Null in host memory. It contradicts no WaitStep of any
+  // rank: where one GPU may have said complete, no rank is told that the step is void, but complete
+  // or STEP_IN_DOUBT.
   virtual const float* device_verdict(std::uint64_t step) const = 0;
 
   // Waits until one bucket is reduced: provisional, for inspection or clipping; only WaitStep
@@ -308,7 +310,9 @@ class Layout {
   // Waits for the step's verdict, the same on every rank. OK: every bucket holds the reduction.
   //   ABORTED              void: a rank abandoned it (names the rank and its reason) or was lost.
   //                        Zero the gradients and redo the step from its first micro-batch under
-  //                        next_step().
+  //                        next_step(). Reason STEP_IN_DOUBT: complete on some ranks, perhaps, and
+  //                        void on others; the session is about to end. Compare the ranks' last
+  //                        steps, or go on from a checkpoint on every rank.
   //   DEADLINE_EXCEEDED    reason STEP_TIMEOUT: void, the job's step_timeout ran out; names who is
   //                        missing what. Reason WAIT_TIMEOUT: `timeout` ran out first; nothing
   //                        changed.

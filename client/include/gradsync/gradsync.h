@@ -315,7 +315,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_on_stream(
     gradsync_layout_t* layout, uint64_t step, size_t bucket, void* stream);
 /* Address, on the GPU, of a float that is 0 if the step is complete and 1 if it is void: what
  * optimizers take as `found_inf`. To be read on a stream behind
- * gradsync_wait_on_stream(GRADSYNC_EVERY_BUCKET). NULL in host memory. */
+ * gradsync_wait_on_stream(GRADSYNC_EVERY_BUCKET). NULL in host memory. Where it may be 0 on some
+ * rank, gradsync_wait_step() calls the step void on none: it is complete, or STEP_IN_DOUBT. */
 GRADSYNC_EXPORT const float* gradsync_device_verdict(const gradsync_layout_t* layout,
                                                      uint64_t step);
 

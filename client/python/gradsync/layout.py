@@ -250,7 +250,8 @@ class Layout:
 
         What optimizers take as `found_inf`. To be read on a stream behind wait_on_stream() of every
         bucket, and until the first bucket of `step` + 2 is marked ready. Before the verdict is
-        there, and if it never comes, it is 1.
+        there, and if it never comes, it is 1. Where it may be 0 on some rank, wait_step() calls the
+        step void on none: it returns, or raises with the reason STEP_IN_DOUBT.
 
         Returns: a view of one element, whose `bucket` is the last one, with whose reduction it
           comes; None in host memory.
@@ -321,7 +322,8 @@ class Layout:
 
         Raises:
           AbortedError: void: a rank abandoned it (names the rank and its reason) or was lost. Zero
-            the gradients and redo the step under next_step.
+            the gradients and redo the step under next_step. STEP_IN_DOUBT: complete on some ranks,
+            perhaps, and void on others; the session is about to end.
           DeadlineExceededError: STEP_TIMEOUT: void, the job's step_timeout ran out. WAIT_TIMEOUT:
             `timeout` ran out first; nothing has changed. Either says who is missing what.
           FailedPreconditionError: STALE_STEP, decided long ago.
