@@ -260,6 +260,25 @@ ISOLATED_TEST(CudaHandoff, TheEndOfTheSessionReleasesParkedStreamsAsVoid, Machin
   EXPECT_THAT(FakeMachine().Journal(fakes::kBlocked), IsEmpty());
 }
 
+// The daemon needs no EndStep for that, and other ranks may have been told the same.
+ISOLATED_TEST(CudaHandoff, AStepWhoseBucketsAreMarkedIsInDoubtWithoutItsEnd, MachineWithGpus(1)) {
+  for (const bool all : {true, false}) {
+    Trainer trainer;
+    for (std::size_t i = all ? 0 : 1; i < kBuckets; ++i) {
+      ASSERT_TRUE(trainer.layout->MarkReady(1, i, {trainer.stream}).ok());
+    }
+    if (all) {
+      ASSERT_TRUE(trainer.layout->WaitOnStream(1, trainer.stream).ok());
+      ASSERT_TRUE(trainer.worker.AwaitReady(kBuckets - 1, 1));
+      trainer.Reduce(1, 2);
+    }
+    EXPECT_EQ(trainer.ReadVerdict(1), all ? 0 : 1);
+    trainer.daemon.Die();
+    const absl::Status end = trainer.layout->WaitStep(1, kPatience).status();
+    EXPECT_EQ(ReasonOf(end), all ? "STEP_IN_DOUBT" : "DAEMON_LOST") << end;
+  }
+}
+
 ISOLATED_TEST(CudaHandoff, ANumberThatComesAfterThePoisonParksNobody, MachineWithGpus(1)) {
   fakes::EnterContext();
   fakes::Word busy;

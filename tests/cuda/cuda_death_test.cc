@@ -23,6 +23,7 @@ namespace gradsync {
 namespace {
 
 using fakes::MachineWithGpus;
+using testing::AnyOf;
 using testing::Each;
 using testing::HasSubstr;
 
@@ -141,8 +142,8 @@ absl::Status LiveOn(CudaRank& rank, bool other_writes) {
       EXPECT_THAT(rank.Read(bucket),
                   Each((kMine + more + (other_writes ? kOther + more : 0)) / kRanks));
     }
+    EXPECT_EQ(complete, result.ok()) << result.status();
     if (!result.ok()) return result.status();
-    EXPECT_TRUE(complete);
   }
 }
 
@@ -337,6 +338,34 @@ ISOLATED_TEST(CudaDeath, OfAWorkerOnOneOfTwoGpus, MachineWithGpus(2)) {
   }
   EXPECT_EQ(node.Workers(), 4u);
   EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 4u);
+}
+
+// The GPUs have told the streams that the step is complete, and one worker dies before it tells the
+// daemon: no host may be told that the step is void.
+ISOLATED_TEST(CudaDeath, OfAWorkerWhoseGpuIsThroughWithTheStep, MachineWithGpus(2)) {
+  CudaNode node(2);
+  CudaRank first(0), second(1);
+  const auto join = [&node](CudaRank& rank) {
+    EXPECT_TRUE(rank.Join(node.Options(static_cast<std::uint32_t>(rank.gpu()), 2)).ok());
+    EXPECT_TRUE(rank.Register(CudaLayout(rank.gpu(), 1, CudaNode::kCount)).ok());
+  };
+  std::thread other([&] { join(second); });
+  join(first);
+  other.join();
+  const pid_t worker = node.WorkerPids().front();
+  // By then all of the bucket is on its streams.
+  node.machine().Inject("cuEventQuery 1 hang pid=" + std::to_string(worker));
+  for (CudaRank* rank : {&first, &second}) ASSERT_TRUE(rank->Step(1, kMine).ok());
+  for (CudaRank* rank : {&first, &second}) EXPECT_EQ(rank->Verdict(1), 0);
+  kill(worker, SIGKILL);
+  for (CudaRank* rank : {&first, &second}) {
+    const absl::Status why = rank->WaitStep(1).status();
+    EXPECT_EQ(ErrorReason(why), "STEP_IN_DOUBT") << why;
+    EXPECT_THAT(std::string(why.message()), HasSubstr("worker process was killed by signal 9"));
+    // The end itself has its name.
+    const absl::Status end = rank->WaitStep(2).status();
+    EXPECT_THAT(ErrorReason(end), AnyOf("WORKER_LOST", "RANK_LOST")) << end;
+  }
 }
 
 }  // namespace

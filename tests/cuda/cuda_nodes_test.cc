@@ -13,6 +13,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,12 +27,14 @@
 #include "tests/fakes/isolated_test.h"
 #include "tests/fault/child_process.h"
 #include "tests/fault/deadline.h"
+#include "tests/fault/peer_proxy.h"
 #include "tests/fault/test_daemon.h"
 
 namespace gradsync {
 namespace {
 
 using fakes::MachineWithGpus;
+using testing::Contains;
 using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -236,11 +239,18 @@ pid_t WorkerOf(const fault::TestDaemon& daemon) {
     std::ifstream children(task.path() / "children");
     for (pid_t child = 0; children >> child;) {
       std::ifstream command(absl::StrCat("/proc/", child, "/cmdline"));
-      std::string arguments(std::istreambuf_iterator<char>(command), {});
+      std::string arguments;
+      std::getline(command, arguments);  // fails if it ends meanwhile
       if (arguments.find("--worker") != std::string::npos) return child;
     }
   }
   return -1;
+}
+
+void KillWorkerOf(const fault::TestDaemon& daemon) {
+  const pid_t worker = WorkerOf(daemon);
+  ASSERT_GT(worker, 0);
+  kill(worker, SIGKILL);
 }
 
 bool AwaitNoWorker(const fault::TestDaemon& daemon) {
@@ -316,13 +326,13 @@ class Loss {
 ISOLATED_TEST(GpuNodes, ADeadWorkerOfTheCoordinatorFailsTheJobByName, MachineWithGpus(2)) {
   Loss loss;
   const auto how = HasSubstr("worker process was killed by signal 9");
-  loss.Expect([&] { kill(WorkerOf(loss.job().node(0)), SIGKILL); }, how, how);
+  loss.Expect([&] { KillWorkerOf(loss.job().node(0)); }, how, how);
 }
 
 ISOLATED_TEST(GpuNodes, ADeadWorkerOfAnotherNodeFailsTheJobByName, MachineWithGpus(2)) {
   Loss loss;
   const auto how = HasSubstr("worker process was killed by signal 9");
-  loss.Expect([&] { kill(WorkerOf(loss.job().node(1)), SIGKILL); }, how, how);
+  loss.Expect([&] { KillWorkerOf(loss.job().node(1)); }, how, how);
 }
 
 ISOLATED_TEST(GpuNodes, ADeadDaemonOfAnotherNodeFailsTheJobByName, MachineWithGpus(2)) {
@@ -335,6 +345,74 @@ ISOLATED_TEST(GpuNodes, ADeadCoordinatorFailsTheJobByName, MachineWithGpus(2)) {
   Loss loss;
   loss.Expect([&] { loss.job().node(0).Kill(); }, HasSubstr("DAEMON_LOST"),
               HasSubstr("STEP_IN_DOUBT"));
+}
+
+// The GPUs have told the ranks' streams that a step is complete, which no rank has ended: whatever
+// is lost then, no host is told that it is void.
+class LossAfterTheVerdict {
+ public:
+  LossAfterTheVerdict() = default;
+  // One that is told to stop while Gloo connects to another node, which is gone, waits for Gloo's
+  // own time limit.
+  ~LossAfterTheVerdict() {
+    job_.End();
+    for (const int node : {0, 1}) job_.node(node).Kill();
+  }
+  LossAfterTheVerdict(const LossAfterTheVerdict&) = delete;
+  LossAfterTheVerdict& operator=(const LossAfterTheVerdict&) = delete;
+
+  GpuNodes& job() { return job_; }
+  // Between the two daemons; holds beta's word that its rank has gone.
+  fault::PeerProxy& proxy() { return proxy_; }
+  void Expect(const std::function<void()>& lose, const std::set<std::string>& at_rank0) {
+    OnEveryRank(2, [this](std::uint32_t rank) {
+      SessionOptions options = job_.Options(rank);
+      if (rank == 1) options.coordinator = proxy_.address();
+      const absl::Status joined = job_.rank(rank).Join(options);
+      ASSERT_TRUE(joined.ok()) << "rank " << rank << ": " << joined;
+    });
+    for (std::uint32_t rank : {0, 1}) {
+      for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+        ASSERT_TRUE(job_.rank(rank).Mark(1, bucket, 1).ok());
+      }
+      ASSERT_TRUE(job_.rank(rank).layout().WaitOnStream(1, job_.rank(rank).stream()).ok());
+    }
+    for (std::uint32_t rank : {0, 1}) EXPECT_EQ(job_.rank(rank).Verdict(1), 0);
+    lose();
+    const absl::Status at_beta = job_.rank(1).Wait(1);
+    EXPECT_EQ(ErrorReason(at_beta), "STEP_IN_DOUBT") << at_beta;
+    const absl::Status at_alpha = job_.rank(0).Wait(1);
+    EXPECT_THAT(at_rank0, Contains(at_alpha.ok() ? "OK" : ErrorReason(at_alpha))) << at_alpha;
+  }
+
+ private:
+  GpuNodes job_{{{0, 0}, {1, 1}}};
+  fault::PeerProxy proxy_{job_.coordinator(), fault::WirePoint{"rank_gone", 1}};
+};
+
+ISOLATED_TEST(GpuNodes, ACoordinatorThatDiesAfterTheVerdictLeavesADoubt, MachineWithGpus(2)) {
+  LossAfterTheVerdict loss;
+  loss.Expect([&] { loss.job().node(0).Kill(); }, {"STEP_IN_DOUBT"});
+}
+
+// Unless all of its answers were on their way.
+ISOLATED_TEST(GpuNodes, ADaemonThatDiesAfterTheVerdictLeavesADoubt, MachineWithGpus(2)) {
+  LossAfterTheVerdict loss;
+  loss.Expect([&] { loss.job().node(1).Kill(); }, {"STEP_IN_DOUBT", "OK"});
+}
+
+// Its own end is known by name before the coordinator's, which might know that the step is
+// complete.
+ISOLATED_TEST(GpuNodes, AWorkerThatDiesBeforeTheCoordinatorLeavesADoubt, MachineWithGpus(2)) {
+  LossAfterTheVerdict loss;
+  loss.Expect(
+      [&] {
+        KillWorkerOf(loss.job().node(1));
+        EXPECT_TRUE(loss.proxy().AwaitHeld([] { return false; }));
+        loss.job().node(0).Kill();
+        loss.proxy().Release(/*deliver=*/false);
+      },
+      {"STEP_IN_DOUBT"});
 }
 
 }  // namespace
