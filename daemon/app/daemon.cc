@@ -282,6 +282,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   introspection.jobs = &r.jobs;
   introspection.quota = &r.quota;
   introspection.workers = r.workers.get();
+  introspection.gpu_reducer = &r.gpu_reducer;
   introspection.gpu_quota = &r.gpu_quota;
   introspection.gate = FindOption("gate")->format(options);
   introspection.connections = &r.connections;

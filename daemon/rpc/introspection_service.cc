@@ -214,6 +214,7 @@ class IntrospectionService final : public v1::Introspection::Service {
         Warn(out->job_id(), *found->second, *session, response);
       }
       for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
+      if (snapshot.phase == JobPhase::kRunning) out->set_gate(GateOf(job->identity()));
       if (context_.nodes == nullptr || snapshot.phase == JobPhase::kFailed ||
           snapshot.phase == JobPhase::kEnded) {
         continue;
@@ -299,6 +300,14 @@ class IntrospectionService final : public v1::Introspection::Service {
     if (!asked.empty() && job_id != asked) return false;
     const auto peer = context_.connections->Find(call->peer());
     return peer.has_value() && (peer->uid == 0 || peer->uid == geteuid() || peer->uid == uid);
+  }
+
+  // In force between the job's GPUs; empty if there is nothing between any.
+  std::string GateOf(const JobIdentity& job) const {
+    const JobKey key{job.uid, job.job_id, job.token_hash};
+    const auto gate = context_.gpu_reducer->GateOf(key.Text());
+    if (!gate.has_value()) return "";
+    return *gate == CollectiveGate::kNone ? "none" : "all_nodes";
   }
 
   void FillCuda(grpc::ServerContext* call, const std::string& job_id,

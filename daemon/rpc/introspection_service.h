@@ -14,6 +14,7 @@
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/other_nodes.h"
 #include "daemon/session/session_table.h"
+#include "daemon/worker/gpu_reducer.h"
 #include "daemon/worker/worker_supervisor.h"
 
 namespace grpc {
@@ -34,9 +35,10 @@ struct IntrospectionContext {
   std::string socket;
   std::uint32_t reduce_threads = 0;
   std::string simd;
-  std::string gate;                     // between GPUs
+  std::string gate;                     // between GPUs, as configured
   WorkerSupervisor* workers = nullptr;  // null: no GPUs
-  OtherNodes* nodes = nullptr;          // null: no other nodes
+  const GpuReducer* gpu_reducer = nullptr;
+  OtherNodes* nodes = nullptr;  // null: no other nodes
   std::string peer_address;
   std::string node_name;
   // Constant ones, of the configuration.

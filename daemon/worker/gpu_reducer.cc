@@ -31,4 +31,10 @@ void GpuReducer::GiveUp(const GivenUpStep& step) {
   }
 }
 
+std::optional<CollectiveGate> GpuReducer::GateOf(const std::string& job) const {
+  MutexLock lock(&mutex_);
+  const auto found = teams_.find(job);
+  return found == teams_.end() ? std::nullopt : found->second->gate();
+}
+
 }  // namespace gradsync

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "daemon/base/mutex.h"
@@ -25,11 +26,14 @@ class GpuReducer final : public Reducer {
   void Reduce(ReduceOperation* operation) override;
   void GiveUp(const GivenUpStep& step) override;
 
+  // Of the job that WorkerKey names so; as GpuTeam::gate().
+  std::optional<CollectiveGate> GateOf(const std::string& job) const;
+
  private:
   std::shared_ptr<GpuTeam> TeamOf(const std::string& job);
 
   const CollectiveGate gate_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<std::string, std::shared_ptr<GpuTeam>> teams_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -99,6 +99,12 @@ bool GpuTeam::Over() const {
                      [](const auto& member) { return member.expired(); });
 }
 
+std::optional<CollectiveGate> GpuTeam::gate() const {
+  MutexLock lock(&mutex_);
+  if (!joined_ || !connected_) return std::nullopt;
+  return GatedLocked() ? CollectiveGate::kAllNodes : CollectiveGate::kNone;
+}
+
 void GpuTeam::EnrollLocked(const ReduceOperation& operation) {
   std::vector<std::weak_ptr<WorkerPort>> members;
   bool changed = false;

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -38,6 +39,8 @@ class GpuTeam : public std::enable_shared_from_this<GpuTeam> {
   void GiveUp(const GivenUpStep& step);
   // None of its workers lives.
   bool Over() const;
+  // The one in force: kAllNodes or kNone. Nullopt while there is nothing between GPUs.
+  std::optional<CollectiveGate> gate() const;
 
  private:
   struct Call {

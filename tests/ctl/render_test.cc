@@ -45,6 +45,7 @@ v1::GetStatusResponse BusyStatus() {
       generation: 1
       world_size: 2
       state: JOB_STATE_RUNNING
+      gate: "all_nodes"
       sessions {
         rank: 0
         incarnation: 41
@@ -108,6 +109,7 @@ gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsync
 
 JOB     USER  GEN  STATE    RANKS        MISSING   WAITING FOR
 digits  1000    1  running  1/2 +1 left  -         step 318 of model
+  gate between its GPUs: all_nodes
 wide       0    3  forming  1/8          1-3, 5-7  ranks 1-3, 5-7 to join
 old     1001   12  FAILED   0/2          0-1       -
   failed: rank 1 was lost in step 17 (its process 77 is gone)

@@ -232,6 +232,30 @@ ISOLATED_TEST(GpuNodes, HaveOneCommunicatorForAllTheirTrainersLives, MachineWith
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
+// The job's, as its coordinator tells it.
+void ExpectGate(const std::string& flag, const std::string& gate) {
+  GpuNodes job({{0, 0}, {1, 1}}, flag);
+  job.Join();
+  EXPECT_EQ(job.node(0).Status().jobs(0).gate(), "") << "there is nothing between the GPUs yet";
+  job.AverageStep(1, 1);
+  EXPECT_EQ(job.node(0).Status().jobs(0).gate(), gate) << flag;
+}
+
+ISOLATED_TEST(GpuNodes, SayWhichGateIsInForce, MachineWithGpus(2)) {
+  ExpectGate("--gate=auto", "all_nodes");
+  ExpectGate("--gate=none", "none");
+}
+
+fakes::MachineDescription MachineWithMps() {
+  fakes::MachineDescription machine = MachineWithGpus(2);
+  machine.mps = true;
+  return machine;
+}
+
+ISOLATED_TEST(GpuNodes, SayThatThereIsNoGateWhereMpsSharesTheGpus, MachineWithMps()) {
+  ExpectGate("--gate=auto", "none");
+}
+
 // The first worker of a daemon.
 pid_t WorkerOf(const fault::TestDaemon& daemon) {
   const std::string tasks = absl::StrCat("/proc/", daemon.pid(), "/task");

@@ -65,6 +65,7 @@ Jobs:
   RANKS        live ranks / world size; "+1 left": one more has finished its steps
   MISSING      ranks that have not joined
   WAITING FOR  what keeps the job from going on just now
+and, of a job on several GPUs, the gate between them that is in force
 
 Layouts of jobs that live (a layout is the buckets of one wrapped module):
   BUCKETS      reduced one by one, in this order of index

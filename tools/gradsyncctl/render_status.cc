@@ -88,6 +88,7 @@ std::string Jobs(const v1::GetStatusResponse& status) {
                   FormatRanks({job.missing_ranks().begin(), job.missing_ranks().end()}),
                   WaitingFor(job)});
     if (!job.failure().empty()) table.AddNote(absl::StrCat("  failed: ", job.failure()));
+    if (!job.gate().empty()) table.AddNote(absl::StrCat("  gate between its GPUs: ", job.gate()));
   }
   return table.empty() ? "" : table.Render();
 }
