@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 #include "daemon/peer/rank_messages.h"
+#include "daemon/reduce/gpu_staging.h"
 #include "daemon/rpc/status_mapping.h"
 
 namespace gradsync {
@@ -110,9 +111,7 @@ absl::Status LentWorkers::CheckLaunch(const v1::WorkerCall::Launch& launch,
                                       Pages* semaphores) const {
   const auto dtype = static_cast<DataType>(launch.dtype());
   const auto staging = static_cast<DataType>(launch.staging_dtype());
-  const bool widened = ItemSize(dtype) == 2 && staging == DataType::kFloat32;
-  if (ItemSize(dtype) == 0 || (staging != dtype && !widened) || launch.count() > kMaxCount ||
-      launch.step_buckets() == 0) {
+  if (!CanBeStagedAs(dtype, staging) || launch.count() > kMaxCount || launch.step_buckets() == 0) {
     return Malformed("with a launch of elements of no type, or too many");
   }
   out->set_layout(launch.layout());

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/reduce/cuda_kernels.h"
+#include "daemon/reduce/gpu_staging.h"
 
 namespace gradsync {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 constexpr std::uint32_t kBlocksPerMultiprocessor = 2048 / kCudaBlockThreads;
 constexpr std::size_t kVectorBytes = 16;
 
-constexpr std::pair<DataType, const char*> kSuffixes[] = {
+constexpr std::pair<DataType, const char*> kNames[] = {
     {DataType::kFloat32, "f32"},
     {DataType::kFloat64, "f64"},
     {DataType::kFloat16, "f16"},
@@ -53,16 +54,26 @@ absl::Status CudaCombine::LoadKernels() {
     if (status.ok()) status = driver_->cuModuleGetFunction(kernel, module_, name.c_str());
     if (status.ok()) status = driver_->cuFuncLoad(*kernel);
   };
-  for (const auto& [dtype, suffix] : kSuffixes) {
-    Kernels& kernels = kernels_[static_cast<std::size_t>(dtype)];
-    load(absl::StrCat("gradsync_combine_", suffix), &kernels.combine);
-    load(absl::StrCat("gradsync_write_back_", suffix), &kernels.write_back);
+  for (const auto& [dtype, type] : kNames) {
+    for (const auto& [staging, staging_type] : kNames) {
+      if (!CanBeStagedAs(dtype, staging)) continue;
+      Kernels& kernels =
+          kernels_[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(staging)];
+      const std::string types = absl::StrCat(type, "_", staging_type);
+      load(absl::StrCat("gradsync_combine_", types), &kernels.combine);
+      load(absl::StrCat("gradsync_write_back_", types), &kernels.write_back);
+    }
   }
   return status;
 }
 
-std::uint32_t CudaCombine::Blocks(DataType dtype, std::size_t count) const {
-  const std::size_t per_block = kCudaBlockThreads * (kVectorBytes / ItemSize(dtype));
+const CudaCombine::Kernels& CudaCombine::KernelsOf(DataType dtype, DataType staging) const {
+  return kernels_[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(staging)];
+}
+
+std::uint32_t CudaCombine::Blocks(DataType dtype, DataType staging, std::size_t count) const {
+  const std::size_t per_block =
+      kCudaBlockThreads * (kVectorBytes / std::min(ItemSize(dtype), ItemSize(staging)));
   const std::size_t blocks = (count + per_block - 1) / per_block;
   return static_cast<std::uint32_t>(std::clamp<std::size_t>(blocks, 1, max_blocks_));
 }
@@ -78,7 +89,8 @@ absl::Status CudaCombine::Combine(CUstream stream, DataType dtype,
                                   absl::Span<const CUdeviceptr> sources, std::size_t count,
                                   std::uint32_t void_contributions,
                                   const CudaStaging& staging) const {
-  const Kernels& kernels = kernels_[static_cast<std::size_t>(dtype)];
+  const Kernels& kernels = KernelsOf(dtype, staging.dtype);
+  const std::uint32_t blocks = Blocks(dtype, staging.dtype, count);
   std::size_t taken = 0;
   do {
     CombineArguments arguments{};
@@ -88,9 +100,8 @@ absl::Status CudaCombine::Combine(CUstream stream, DataType dtype,
     arguments.staging = Pointer(staging.address);
     arguments.count = count;
     arguments.accumulate = taken > kMaxCudaBuffers ? 1 : 0;
-    arguments.wide = staging.dtype != dtype ? 1 : 0;
     arguments.void_contributions = void_contributions;
-    const absl::Status status = Launch(kernels.combine, Blocks(dtype, count), stream, &arguments);
+    const absl::Status status = Launch(kernels.combine, blocks, stream, &arguments);
     if (!status.ok()) return status;
   } while (taken < sources.size());
   return absl::OkStatus();
@@ -100,7 +111,8 @@ absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaS
                                     std::size_t count, double scale,
                                     absl::Span<const CUdeviceptr> destinations, CUdeviceptr numbers,
                                     CUdeviceptr void_flag) const {
-  const Kernels& kernels = kernels_[static_cast<std::size_t>(dtype)];
+  const Kernels& kernels = KernelsOf(dtype, staging.dtype);
+  const std::uint32_t blocks = Blocks(dtype, staging.dtype, count);
   std::size_t given = 0;
   do {
     WriteBackArguments arguments{};
@@ -110,12 +122,10 @@ absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaS
     // Every launch writes the same elements: one of them measures.
     arguments.numbers = given == 0 ? static_cast<BucketNumbers*>(Pointer(numbers)) : nullptr;
     arguments.void_flag = static_cast<float*>(Pointer(void_flag));
-    arguments.wide = staging.dtype != dtype ? 1 : 0;
     while (given < destinations.size() && arguments.destination_count < kMaxCudaBuffers) {
       arguments.destinations[arguments.destination_count++] = Pointer(destinations[given++]);
     }
-    const absl::Status status =
-        Launch(kernels.write_back, Blocks(dtype, count), stream, &arguments);
+    const absl::Status status = Launch(kernels.write_back, blocks, stream, &arguments);
     if (!status.ok()) return status;
   } while (given < destinations.size());
   return absl::OkStatus();

@@ -21,13 +21,8 @@ namespace gradsync {
 // A bucket in worker-private device memory, between combine and write-back.
 struct CudaStaging {
   CUdeviceptr address = 0;                  // aligned to 16 bytes
-  DataType dtype = DataType::kUnspecified;  // the bucket's, or float32 for a 16-bit bucket
+  DataType dtype = DataType::kUnspecified;  // as which the bucket's type can be staged
 };
-
-// Bytes of staging for `count` elements and the number of void contributions behind them.
-constexpr std::size_t StagingBytes(DataType staging, std::size_t count) {
-  return (count + 1) * ItemSize(staging);
-}
 
 // All launches are enqueued on the stream and return; whoever waits for the stream sees their
 // result. Statuses are the driver's. The context in which it was loaded is current in every call,
@@ -48,8 +43,8 @@ class CudaCombine {
                        const CudaStaging& staging) const;
 
   // Every destination = staging * scale. `numbers`, unless 0, is the device's address of
-  // kMaxCudaBlocks BucketNumbers, of which the first Blocks(dtype, count) are written: their sum,
-  // in this order, is the bucket's. `void_flag` is a float on the device, which becomes 1 if the
+  // kMaxCudaBlocks BucketNumbers, of which the first Blocks() are written: their sum, in this
+  // order, is the bucket's. `void_flag` is a float on the device, which becomes 1 if the
   // number of void contributions is not 0.
   absl::Status WriteBack(CUstream stream, DataType dtype, const CudaStaging& staging,
                          std::size_t count, double scale,
@@ -57,7 +52,7 @@ class CudaCombine {
                          CUdeviceptr void_flag) const;
 
   // Blocks of a launch: one for each so many elements, up to what fills the GPU.
-  std::uint32_t Blocks(DataType dtype, std::size_t count) const;
+  std::uint32_t Blocks(DataType dtype, DataType staging, std::size_t count) const;
 
  private:
   struct Kernels {
@@ -68,13 +63,14 @@ class CudaCombine {
   CudaCombine(const CudaDriver* driver, std::uint32_t max_blocks);
 
   absl::Status LoadKernels();
+  const Kernels& KernelsOf(DataType dtype, DataType staging) const;
   absl::Status Launch(CUfunction kernel, std::uint32_t blocks, CUstream stream,
                       void* arguments) const;
 
   const CudaDriver* const driver_;
   const std::uint32_t max_blocks_;
   CUmodule module_ = nullptr;
-  std::array<Kernels, 5> kernels_;  // by DataType
+  std::array<std::array<Kernels, 5>, 5> kernels_;  // by DataType of the bucket and of its staging
 };
 
 }  // namespace gradsync

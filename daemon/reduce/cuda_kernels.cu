@@ -34,7 +34,7 @@ __device__ double Widen(double x) { return x; }
 __device__ float Widen(__half x) { return __half2float(x); }
 __device__ float Widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-// To nearest even.
+// To nearest even; too large becomes Inf.
 template <typename T>
 __device__ T Narrow(Work<T> x) {
   return x;
@@ -78,6 +78,11 @@ __device__ void Store(const T (&from)[N], T* to) {
     }
   }
 }
+
+// Elements that a thread takes at a time: 16 bytes of the smaller type.
+template <typename T, typename Staging>
+constexpr std::uint32_t kElements =
+    kVectorBytes / (sizeof(T) < sizeof(Staging) ? sizeof(T) : sizeof(Staging));
 
 __device__ std::uint64_t FirstIndex() {
   return static_cast<std::uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -125,25 +130,17 @@ __device__ void CombineAt(const CombineArguments& arguments, std::uint64_t first
 
 template <typename T, typename Staging>
 __device__ void Combine(const CombineArguments& arguments) {
-  constexpr std::uint32_t kElements = kVectorBytes / sizeof(T);
-  const std::uint64_t vectors = arguments.count / kElements;
+  constexpr std::uint32_t kTaken = kElements<T, Staging>;
+  const std::uint64_t vectors = arguments.count / kTaken;
   for (std::uint64_t i = FirstIndex(); i < vectors; i += IndexStride()) {
-    CombineAt<T, Staging, kElements>(arguments, i * kElements);
+    CombineAt<T, Staging, kTaken>(arguments, i * kTaken);
   }
-  const std::uint64_t rest = vectors * kElements + FirstIndex();
+  const std::uint64_t rest = vectors * kTaken + FirstIndex();
   if (rest < arguments.count) CombineAt<T, Staging, 1>(arguments, rest);
   if (FirstIndex() == 0) {
     static_cast<Staging*>(arguments.staging)[arguments.count] =
         Narrow<Staging>(static_cast<Work<T>>(arguments.void_contributions));
   }
-}
-
-template <typename T>
-__device__ void Combine(const CombineArguments& arguments) {
-  if constexpr (sizeof(T) == 2) {
-    if (arguments.wide) return Combine<T, float>(arguments);
-  }
-  Combine<T, T>(arguments);
 }
 
 // Adds up a block's numbers and writes them to the block's place. Always in the same order: the same
@@ -193,13 +190,13 @@ __device__ void WriteBackAt(const WriteBackArguments& arguments, std::uint64_t f
 
 template <typename T, typename Staging>
 __device__ void WriteBack(const WriteBackArguments& arguments) {
-  constexpr std::uint32_t kElements = kVectorBytes / sizeof(T);
+  constexpr std::uint32_t kTaken = kElements<T, Staging>;
   BucketNumbers numbers;
-  const std::uint64_t vectors = arguments.count / kElements;
+  const std::uint64_t vectors = arguments.count / kTaken;
   for (std::uint64_t i = FirstIndex(); i < vectors; i += IndexStride()) {
-    WriteBackAt<T, Staging, kElements>(arguments, i * kElements, &numbers);
+    WriteBackAt<T, Staging, kTaken>(arguments, i * kTaken, &numbers);
   }
-  const std::uint64_t rest = vectors * kElements + FirstIndex();
+  const std::uint64_t rest = vectors * kTaken + FirstIndex();
   if (rest < arguments.count) WriteBackAt<T, Staging, 1>(arguments, rest, &numbers);
   if (FirstIndex() == 0 &&
       Widen(static_cast<const Staging*>(arguments.staging)[arguments.count]) != 0) {
@@ -208,28 +205,24 @@ __device__ void WriteBack(const WriteBackArguments& arguments) {
   if (arguments.numbers != nullptr) WriteNumbers(numbers, arguments.numbers);
 }
 
-template <typename T>
-__device__ void WriteBack(const WriteBackArguments& arguments) {
-  if constexpr (sizeof(T) == 2) {
-    if (arguments.wide) return WriteBack<T, float>(arguments);
-  }
-  WriteBack<T, T>(arguments);
-}
-
 }  // namespace
 }  // namespace gradsync
 
-#define GRADSYNC_KERNELS(name, Type)                                              \
-  extern "C" __global__ void __launch_bounds__(gradsync::kCudaBlockThreads)       \
-      gradsync_combine_##name(const gradsync::CombineArguments arguments) {       \
-    gradsync::Combine<Type>(arguments);                                           \
-  }                                                                               \
-  extern "C" __global__ void __launch_bounds__(gradsync::kCudaBlockThreads)       \
-      gradsync_write_back_##name(const gradsync::WriteBackArguments arguments) {  \
-    gradsync::WriteBack<Type>(arguments);                                         \
+#define GRADSYNC_KERNELS(name, Type, Staging)                                    \
+  extern "C" __global__ void __launch_bounds__(gradsync::kCudaBlockThreads)      \
+      gradsync_combine_##name(const gradsync::CombineArguments arguments) {      \
+    gradsync::Combine<Type, Staging>(arguments);                                 \
+  }                                                                              \
+  extern "C" __global__ void __launch_bounds__(gradsync::kCudaBlockThreads)      \
+      gradsync_write_back_##name(const gradsync::WriteBackArguments arguments) { \
+    gradsync::WriteBack<Type, Staging>(arguments);                               \
   }
 
-GRADSYNC_KERNELS(f32, float)
-GRADSYNC_KERNELS(f64, double)
-GRADSYNC_KERNELS(f16, __half)
-GRADSYNC_KERNELS(bf16, __nv_bfloat16)
+GRADSYNC_KERNELS(f32_f32, float, float)
+GRADSYNC_KERNELS(f32_f16, float, __half)
+GRADSYNC_KERNELS(f32_bf16, float, __nv_bfloat16)
+GRADSYNC_KERNELS(f64_f64, double, double)
+GRADSYNC_KERNELS(f16_f16, __half, __half)
+GRADSYNC_KERNELS(f16_f32, __half, float)
+GRADSYNC_KERNELS(bf16_bf16, __nv_bfloat16, __nv_bfloat16)
+GRADSYNC_KERNELS(bf16_f32, __nv_bfloat16, float)

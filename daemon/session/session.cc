@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/reduce/gpu_staging.h"
 #include "proto/gradsync/shared_memory.h"
 
 namespace gradsync {
@@ -92,9 +93,8 @@ void Session::Furnish(const Place& place, JobPort::Registration agreed,
   if (identity_.peer.pidfd != nullptr) spec.trainer_pidfd = identity_.peer.pidfd->get();
   memory.mps = place.mps;
   for (const PlannedBucket& bucket : agreed.plan.buckets) {
-    spec.staging_bytes =
-        std::max(spec.staging_bytes,
-                 (bucket.count + 1) * ItemSize(StagingType(bucket.dtype, NcclWireType::kAuto)));
+    const DataType largest = StagingType(bucket.dtype, NcclWireType::kAuto);
+    spec.staging_bytes = std::max(spec.staging_bytes, StagingBytes(largest, bucket.count));
   }
   const WorkerKey key{identity_.job_key, place.device, identity_.peer.uid, job_->job_id(),
                       job_->coordinator()};

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/reduce/gpu_staging.h"
 
 namespace gradsync {
 namespace {
@@ -201,7 +202,8 @@ CudaLaunchResult CudaLaunchQueue::ResultOf(const UnderWay& oldest) const {
   result.finish_ns = MonotonicNowNs();
   result.void_step = oldest.piece->report->void_flag != 0;
   if (oldest.launch.measure) {
-    const std::uint32_t blocks = combine_->Blocks(oldest.launch.dtype, oldest.launch.count);
+    const std::uint32_t blocks =
+        combine_->Blocks(oldest.launch.dtype, oldest.launch.staging_dtype, oldest.launch.count);
     for (std::uint32_t block = 0; block < blocks; ++block) {
       result.numbers.sum_of_squares += oldest.piece->report->numbers[block].sum_of_squares;
       result.numbers.non_finite += oldest.piece->report->numbers[block].non_finite;

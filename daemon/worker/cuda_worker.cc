@@ -14,6 +14,7 @@
 #include "daemon/cuda/cuda_device.h"
 #include "daemon/cuda/cuda_errors.h"
 #include "daemon/cuda/used_memory.h"
+#include "daemon/reduce/gpu_staging.h"
 #include "daemon/worker/worker_error.h"
 #include "proto/gradsync/shared_memory.h"
 
@@ -293,8 +294,7 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
   launch.measure = asked.measure();
   launch.step_buckets = asked.step_buckets();
   launch.verdict_offset = asked.verdict_offset();
-  if (ItemSize(launch.dtype) == 0 || launch.offset % kBucketAlignment != 0 ||
-      ItemSize(launch.staging_dtype) < ItemSize(launch.dtype) ||
+  if (!CanBeStagedAs(launch.dtype, launch.staging_dtype) || launch.offset % kBucketAlignment != 0 ||
       (asked.arenas_size() > 0 &&
        !staging_->Holds(StagingBytes(launch.staging_dtype, launch.count)))) {
     return absl::InvalidArgumentError("a launch of a bucket that does not fit");

@@ -15,21 +15,13 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/worker/worker_port.h"
 #include "daemon/worker/worker_supervisor.h"
-#include "proto/gradsync/data_type.h"
-#include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync {
-
-// In which a bucket's sum is held on a GPU, and summed between GPUs. A GPU's own trainers are added
-// up, and the sum is scaled, in float32 in any case.
-constexpr DataType StagingType(DataType dtype, NcclWireType wire_type) {
-  return ItemSize(dtype) == 2 && wire_type == NcclWireType::kAuto ? DataType::kFloat32 : dtype;
-}
 
 struct GpuArenaSpec {
   std::size_t bytes = 0;
   std::size_t buckets = 0;
-  // Of the layout's largest bucket: its elements and one more, in the staging type.
+  // Of the layout's largest bucket, whatever it is staged as (gpu_staging.h).
   std::size_t staging_bytes = 0;
   // Of the session's semaphores for this layout; stays the caller's.
   int semaphores_fd = -1;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/base/clock.h"
+#include "daemon/reduce/gpu_staging.h"
 #include "daemon/worker/gpu_arena.h"
 
 namespace gradsync {

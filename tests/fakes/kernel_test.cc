@@ -67,7 +67,7 @@ ISOLATED_TEST(Kernels, CombineAddsInOrderAndCountsVoidContributions, MachineWith
   arguments.count = 3;
   arguments.source_count = 2;
   arguments.void_contributions = 1;
-  CUfunction combine = Kernel("gradsync_combine_f32");
+  CUfunction combine = Kernel("gradsync_combine_f32_f32");
   CUDA_OK(Launch(combine, arguments, stream));
   EXPECT_THAT(Host<float>(arguments.staging, 4, stream), ElementsAre(11, 22, 33, 1));
   arguments.accumulate = 1;
@@ -89,14 +89,58 @@ ISOLATED_TEST(Kernels, SixteenBitTypesAreAddedInFloat32, MachineWithGpus(1)) {
   arguments.count = 1;
   arguments.source_count = 3;
   arguments.staging = Device<std::uint16_t>({0, 0}, stream);
-  CUDA_OK(Launch(Kernel("gradsync_combine_bf16"), arguments, stream));
+  CUDA_OK(Launch(Kernel("gradsync_combine_bf16_bf16"), arguments, stream));
   EXPECT_THAT(Host<std::uint16_t>(arguments.staging, 2, stream),
               ElementsAre(NearestBfloat16(258), 0));
-  arguments.wide = 1;
   arguments.staging = Device<float>({0, 0}, stream);
   arguments.source_count = 2;
-  CUDA_OK(Launch(Kernel("gradsync_combine_bf16"), arguments, stream));
+  CUDA_OK(Launch(Kernel("gradsync_combine_bf16_f32"), arguments, stream));
   EXPECT_THAT(Host<float>(arguments.staging, 2, stream), ElementsAre(257, 0));
+}
+
+// 1 + 2^-9 is nearer to 1 than to the next bfloat16: rounded at each addend, the sum would stay 1.
+ISOLATED_TEST(Kernels, FloatsAreRoundedOnceIntoStagingOfSixteenBits, MachineWithGpus(1)) {
+  EnterContext();
+  CUstream stream = MakeStream();
+  CombineArguments arguments{};
+  arguments.sources[0] = Device<float>({1, 40000}, stream);
+  for (arguments.source_count = 1; arguments.source_count < 4; ++arguments.source_count) {
+    arguments.sources[arguments.source_count] = Device<float>({0x1p-9f, 20000}, stream);
+  }
+  arguments.count = 2;
+  arguments.void_contributions = 3;
+  arguments.staging = Device<std::uint16_t>({0, 0, 0, 9}, stream);
+  CUDA_OK(Launch(Kernel("gradsync_combine_f32_bf16"), arguments, stream));
+  EXPECT_THAT(
+      Host<std::uint16_t>(arguments.staging, 4, stream),
+      ElementsAre(NearestBfloat16(1 + 0x1p-7), NearestBfloat16(100000), NearestBfloat16(3), 9));
+  arguments.staging = Device<std::uint16_t>({0, 0, 0, 9}, stream);
+  CUDA_OK(Launch(Kernel("gradsync_combine_f32_f16"), arguments, stream));
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(
+      Host<std::uint16_t>(arguments.staging, 4, stream),
+      ElementsAre(NearestFloat16(1 + 3 * 0x1p-9), NearestFloat16(infinity), NearestFloat16(3), 9));
+}
+
+ISOLATED_TEST(Kernels, WriteBackWidensStagingOfSixteenBits, MachineWithGpus(1)) {
+  EnterContext();
+  CUstream stream = MakeStream();
+  WriteBackArguments arguments{};
+  const double infinity = std::numeric_limits<double>::infinity();
+  arguments.staging = Device<std::uint16_t>(
+      {NearestFloat16(1 + 0x1p-10), NearestFloat16(infinity), NearestFloat16(0)}, stream);
+  arguments.destinations[0] = Device<float>({0, 0, 7}, stream);
+  arguments.destination_count = 1;
+  arguments.count = 2;
+  arguments.scale = 0x1p-10;
+  arguments.numbers = static_cast<BucketNumbers*>(
+      Device<BucketNumbers>(std::vector<BucketNumbers>(kBlocks), stream));
+  arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
+  CUDA_OK(Launch(Kernel("gradsync_write_back_f32_f16"), arguments, stream));
+  EXPECT_THAT(Host<float>(arguments.destinations[0], 3, stream),
+              ElementsAre(0x1p-10f + 0x1p-20f, std::numeric_limits<float>::infinity(), 7));
+  EXPECT_EQ(Host<BucketNumbers>(arguments.numbers, 1, stream)[0].non_finite, 1u);
+  EXPECT_THAT(Host<float>(arguments.void_flag, 1, stream), ElementsAre(0));
 }
 
 ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
@@ -113,7 +157,7 @@ ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
   arguments.numbers = static_cast<BucketNumbers*>(
       Device<BucketNumbers>(std::vector<BucketNumbers>(kBlocks), stream));
   arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
-  CUfunction write_back = Kernel("gradsync_write_back_f32");
+  CUfunction write_back = Kernel("gradsync_write_back_f32_f32");
   CUDA_OK(Launch(write_back, arguments, stream));
   for (const void* destination : {arguments.destinations[0], arguments.destinations[1]}) {
     EXPECT_THAT(Host<float>(destination, 3, stream), ElementsAre(1, 2, 0));
@@ -136,7 +180,7 @@ ISOLATED_TEST(Launch, UnalignedMemoryIsASticky, MachineWithGpus(1)) {
   char* const staging = static_cast<char*>(Device<float>(std::vector<float>(8), stream));
   arguments.staging = staging + sizeof(float);
   arguments.count = 1;
-  CUDA_OK(Launch(Kernel("gradsync_combine_f32"), arguments, stream));
+  CUDA_OK(Launch(Kernel("gradsync_combine_f32_f32"), arguments, stream));
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_MISALIGNED_ADDRESS);
   EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_MISALIGNED_ADDRESS);
 }
@@ -149,7 +193,7 @@ ISOLATED_TEST(Launch, BeyondABufferIsIllegal, MachineWithGpus(1)) {
   arguments.staging = reinterpret_cast<void*>(mapped.address);
   // Staging has one element more than that.
   arguments.count = mapped.bytes / sizeof(float);
-  CUDA_OK(Launch(Kernel("gradsync_combine_f32"), arguments, stream));
+  CUDA_OK(Launch(Kernel("gradsync_combine_f32_f32"), arguments, stream));
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
@@ -160,7 +204,7 @@ ISOLATED_TEST(Launch, HostMemoryIsIllegal, MachineWithGpus(1)) {
   CombineArguments arguments{};
   arguments.staging = host;
   arguments.count = 1;
-  CUDA_OK(Launch(Kernel("gradsync_combine_f32"), arguments, stream));
+  CUDA_OK(Launch(Kernel("gradsync_combine_f32_f32"), arguments, stream));
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
@@ -172,7 +216,7 @@ ISOLATED_TEST(Launch, WantsAnImageAKernelAndAModule, MachineWithGpus(1)) {
   EXPECT_EQ(cuModuleLoadData(&module, text), CUDA_ERROR_INVALID_IMAGE);
   CUDA_OK(cuModuleLoadData(&module, kFatBinary));
   EXPECT_EQ(cuModuleGetFunction(&function, module, "no_kernel"), CUDA_ERROR_NOT_FOUND);
-  CUDA_OK(cuModuleGetFunction(&function, module, "gradsync_combine_f32"));
+  CUDA_OK(cuModuleGetFunction(&function, module, "gradsync_combine_f32_f32"));
   CUDA_OK(cuModuleUnload(module));
   EXPECT_EQ(Launch(function, CombineArguments{}, MakeStream()), CUDA_ERROR_INVALID_HANDLE);
 }
@@ -182,7 +226,7 @@ ISOLATED_TEST(Launch, KernelsOnTheSameBufferNeedAnOrder, MachineWithGpus(1)) {
   SKIP_UNDER_TSAN();
   EnterContext();
   CUstream first = MakeStream(), second = MakeStream();
-  CUfunction combine = Kernel("gradsync_combine_f32");
+  CUfunction combine = Kernel("gradsync_combine_f32_f32");
   Word word;
   CombineArguments arguments{};
   arguments.staging = Device<float>({0, 0}, first);
@@ -195,7 +239,7 @@ ISOLATED_TEST(Launch, KernelsOnTheSameBufferNeedAnOrder, MachineWithGpus(1)) {
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
   CUDA_OK(Launch(combine, arguments, second));
   EXPECT_THAT(FakeMachine().Violations(),
-              ElementsAre(HasSubstr("race: gradsync_combine_f32 is not ordered after")));
+              ElementsAre(HasSubstr("race: gradsync_combine_f32_f32 is not ordered after")));
   word.Store(1);
 }
 

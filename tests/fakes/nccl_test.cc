@@ -240,8 +240,8 @@ ISOLATED_TEST(NcclHazard, LoadingAKernelWaitsForSpinningCollectives, MachineWith
   CUmodule module = nullptr;
   CUfunction late = nullptr, early = nullptr;
   CUDA_OK(cuModuleLoadData(&module, image));
-  CUDA_OK(cuModuleGetFunction(&late, module, "gradsync_combine_f32"));
-  CUDA_OK(cuModuleGetFunction(&early, module, "gradsync_combine_f64"));
+  CUDA_OK(cuModuleGetFunction(&late, module, "gradsync_combine_f32_f32"));
+  CUDA_OK(cuModuleGetFunction(&early, module, "gradsync_combine_f64_f64"));
   CUDA_OK(cuFuncLoad(early));
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
   EXPECT_EQ(Settle(ranks[0].communicator), ncclSuccess);
@@ -251,7 +251,8 @@ ISOLATED_TEST(NcclHazard, LoadingAKernelWaitsForSpinningCollectives, MachineWith
     return cuFuncLoad(late);
   });
   EXPECT_TRUE(machine.AwaitJournal(
-      kBlocked, "cuFuncLoad of gradsync_combine_f32 behind a spinning collective", kPatienceMs));
+      kBlocked, "cuFuncLoad of gradsync_combine_f32_f32 behind a spinning collective",
+      kPatienceMs));
   EXPECT_EQ(ranks[1].AllReduce(), ncclInProgress);
   EXPECT_EQ(Settle(ranks[1].communicator), ncclSuccess);
   EXPECT_EQ(load.get(), CUDA_SUCCESS);

@@ -15,7 +15,7 @@ CudaLoad::CudaLoad(std::uint32_t blocks, std::uint64_t floats, CUdeviceptr sourc
     : blocks_(blocks), stream_(fakes::MakeStream()) {
   CUmodule module = nullptr;
   CUDA_OK(cuModuleLoadData(&module, gradsync_cuda_fatbin));
-  CUDA_OK(cuModuleGetFunction(&kernel_, module, "gradsync_combine_f32"));
+  CUDA_OK(cuModuleGetFunction(&kernel_, module, "gradsync_combine_f32_f32"));
   CUDA_OK(cuFuncLoad(kernel_));
   if (source == 0) {
     source = fakes::MakeFloats(floats);

@@ -135,6 +135,7 @@ TEST_F(LentWorkersTest, WhatCannotBeRightIsRefusedAndAnswered) {
   launch([](auto* l) { l->set_count(std::numeric_limits<std::uint64_t>::max()); });
   launch([](auto* l) { l->set_count(999); });
   launch([](auto* l) { l->set_staging_dtype(v1::DATA_TYPE_FLOAT64); });
+  launch([](auto* l) { l->set_staging_dtype(v1::DATA_TYPE_FLOAT16); });
   launch([](auto* l) { l->set_dtype(v1::DATA_TYPE_FLOAT16); });
   launch([](auto* l) { l->set_bucket(2); });
   launch([](auto* l) { l->set_step_buckets(0); });

@@ -2,10 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <limits>
 
 #include "daemon/base/error.h"
 #include "proto/gradsync/data_type.h"
+#include "tests/reduce/half_reference.h"
 #include "tests/worker/cuda_worker_fixture.h"
 
 namespace gradsync {
@@ -78,6 +80,55 @@ ISOLATED_TEST(CudaLaunch, HasMoreBucketsUnderWayThanPiecesOfStaging, MachineWith
     }
   }
   EXPECT_TRUE(second->Released());
+  worker.Stop();
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
+// As between GPUs, to the last bit: added and scaled in float32, rounded once in between.
+ISOLATED_TEST(CudaLaunch, HoldsSumsOfFloatsInSixteenBits, MachineWithGpus(1)) {
+  constexpr std::size_t kMost = 10007;  // several blocks
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto first = worker.AddTrainer(kMost * sizeof(float), 1);
+  const auto second = worker.AddTrainer(kMost * sizeof(float), 1);
+  std::uint64_t step = 0;
+  for (const DataType staging : {DataType::kBfloat16, DataType::kFloat16}) {
+    const HalfFormat& format = staging == DataType::kFloat16 ? kFloat16Format : kBfloat16Format;
+    for (const std::size_t count : {std::size_t{1}, std::size_t{7}, std::size_t{16}, kMost}) {
+      std::vector<float> a(count), b(count), average(count);
+      double sum_of_squares = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        a[i] = std::sin(static_cast<float>(i)) * 3;
+        b[i] = std::cos(static_cast<float>(7 * i)) / 5;
+      }
+      a.back() = b.back() = 40000;  // too much for a float16 when added up
+      for (std::size_t i = 0; i < count; ++i) {
+        average[i] = static_cast<float>(HalfValue(format, NearestHalf(format, a[i] + b[i]))) * 0.5f;
+        sum_of_squares += static_cast<double>(average[i]) * average[i];
+      }
+      first->MarkReady(0, ++step, 0, a);
+      second->MarkReady(0, step, 0, b);
+      auto launch = CudaWorkerFixture::LaunchOf({first.get(), second.get()}, step, count);
+      launch.set_staging_data_type(static_cast<std::uint32_t>(staging));
+      launch.set_verdict_offset(kMost * sizeof(float));
+      const auto reply = worker.Launch(launch)->Get();
+      ASSERT_TRUE(reply.ok()) << reply.status();
+      for (FakeTrainer* const trainer : {first.get(), second.get()}) {
+        EXPECT_EQ(trainer->Floats(0, count), average);
+      }
+      const worker::LaunchDone& done = reply->launch_done();
+      EXPECT_FALSE(done.void_step());
+      if (staging == DataType::kFloat16) {
+        EXPECT_EQ(done.non_finite(), 1u);
+      } else {
+        EXPECT_EQ(done.non_finite(), 0u);
+        EXPECT_NEAR(done.sum_of_squares(), sum_of_squares, sum_of_squares * 1e-12);
+      }
+    }
+  }
+  auto refused = CudaWorkerFixture::LaunchOf({first.get()}, ++step, 1);
+  refused.set_staging_data_type(static_cast<std::uint32_t>(DataType::kFloat64));
+  EXPECT_EQ(worker.Launch(refused)->Get().status().code(), absl::StatusCode::kInvalidArgument);
   worker.Stop();
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }

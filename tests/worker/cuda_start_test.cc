@@ -45,7 +45,7 @@ ISOLATED_TEST(CudaStart, OpensTheGpuOfAUuidAndLoadsEveryKernel, MachineWithGpus(
   ASSERT_EQ(started->started().devices_size(), 1);
   EXPECT_EQ(started->started().devices(0).uuid(), GpuUuid(1));
   EXPECT_GT(worker.machine().DeviceBytes(1), before);
-  EXPECT_EQ(worker.machine().Calls("cuFuncLoad", worker.process().pid()), 8u);
+  EXPECT_EQ(worker.machine().Calls("cuFuncLoad", worker.process().pid()), 16u);
   worker.Stop();
   EXPECT_EQ(worker.machine().DeviceBytes(1), before);
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());

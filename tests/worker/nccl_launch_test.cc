@@ -4,10 +4,13 @@
 #include <signal.h>
 
 #include <array>
+#include <cmath>
 #include <future>
 #include <memory>
 
 #include "daemon/base/error.h"
+#include "proto/gradsync/data_type.h"
+#include "tests/reduce/half_reference.h"
 #include "tests/worker/cuda_worker_fixture.h"
 
 namespace gradsync {
@@ -61,12 +64,15 @@ class TwoGpus {
     launch.set_scale(1.0 / static_cast<double>(2 * ranks.size()));
     launch.set_step_buckets(step_buckets);
     launch.set_verdict_offset(verdict_offset_);
+    launch.set_staging_data_type(static_cast<std::uint32_t>(staging_));
     return worker(gpu).Launch(launch);
   }
   void PutVerdictAt(std::size_t offset) { verdict_offset_ = offset; }
+  void SumAs(DataType staging) { staging_ = staging; }
 
  private:
   std::size_t verdict_offset_ = kBytes;
+  DataType staging_ = DataType::kFloat32;
   std::array<std::unique_ptr<CudaWorkerFixture>, 2> workers_;
   std::array<std::vector<std::unique_ptr<FakeTrainer>>, 2> trainers_;
 };
@@ -98,6 +104,52 @@ ISOLATED_TEST(NcclLaunch, AveragesOverTheTrainersOfEveryGpu, MachineWithGpus(2))
       }
     }
     for (const auto& reply : done) EXPECT_FALSE(reply->Get()->launch_done().void_step());
+  }
+  for (int gpu = 0; gpu < 2; ++gpu) job.worker(gpu).Stop();
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
+// Of two GPUs' sums there is one order, so that the average is known to the last bit: each is
+// rounded, and what NCCL makes of them.
+ISOLATED_TEST(NcclLaunch, SumsFloatsInSixteenBits, MachineWithGpus(2)) {
+  TwoGpus job(2, 1);
+  job.Connect();
+  std::uint64_t step = 0;
+  for (const DataType staging : {DataType::kBfloat16, DataType::kFloat16}) {
+    const HalfFormat& format = staging == DataType::kFloat16 ? kFloat16Format : kBfloat16Format;
+    const auto rounded = [&](float x) {
+      return static_cast<float>(HalfValue(format, NearestHalf(format, x)));
+    };
+    job.SumAs(staging);
+    ++step;
+    std::vector<float> gradients[2][2];
+    std::vector<std::unique_ptr<PendingReply>> done;
+    for (int gpu = 0; gpu < 2; ++gpu) {
+      for (std::size_t i = 0; i < 2; ++i) {
+        std::vector<float>& mine = gradients[gpu][i];
+        for (std::size_t n = 0; n < kCount; ++n) {
+          mine.push_back(std::sin(static_cast<float>(n + 1000 * (2 * gpu + i))));
+        }
+        mine.back() = 20000;  // of four a float16 is Inf, of two it is not
+        job.trainer(gpu, i).MarkReady(0, step, 0, mine);
+      }
+      done.push_back(job.Launch(gpu, step, 0));
+    }
+    std::vector<float> average(kCount);
+    for (std::size_t n = 0; n < kCount; ++n) {
+      average[n] = rounded(rounded(gradients[0][0][n] + gradients[0][1][n]) +
+                           rounded(gradients[1][0][n] + gradients[1][1][n])) *
+                   0.25f;
+    }
+    for (int gpu = 0; gpu < 2; ++gpu) {
+      const auto reply = done[static_cast<std::size_t>(gpu)]->Get();
+      ASSERT_TRUE(reply.ok()) << reply.status();
+      EXPECT_FALSE(reply->launch_done().void_step());
+      EXPECT_EQ(reply->launch_done().non_finite(), staging == DataType::kFloat16 ? 1u : 0u);
+      for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(job.trainer(gpu, i).Floats(0, kCount), average);
+      }
+    }
   }
   for (int gpu = 0; gpu < 2; ++gpu) job.worker(gpu).Stop();
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());

@@ -8,6 +8,7 @@
 #include "daemon/reduce/bucket_numbers.h"
 #include "daemon/reduce/cuda_combine.h"
 #include "daemon/reduce/cuda_kernels.h"
+#include "daemon/reduce/gpu_staging.h"
 #include "tools/bench/cuda_rank.h"
 
 namespace gradsync::bench {

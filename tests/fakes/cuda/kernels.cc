@@ -1,5 +1,6 @@
 #include "tests/fakes/cuda/kernels.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -10,7 +11,8 @@
 namespace gradsync::fakes {
 namespace {
 
-// The types of a bucket: how an element is stored and in which type it is added and scaled.
+// The types of a bucket and of its staging: how an element is stored and in which type it is added
+// and scaled.
 struct Float32 {
   using Stored = float;
   using Work = float;
@@ -47,16 +49,16 @@ Arguments Read(const void* arguments) {
 }
 
 // Staging has one element more than the bucket.
-template <typename Type>
-std::size_t StagingBytes(std::uint64_t count, std::uint32_t wide) {
-  return (count + 1) * (wide != 0 ? sizeof(float) : sizeof(typename Type::Stored));
+template <typename Staging>
+std::size_t StagingBytes(std::uint64_t count) {
+  return (count + 1) * sizeof(typename Staging::Stored);
 }
 
-template <typename Type>
+template <typename Type, typename Staging>
 std::vector<Access> CombineBuffers(const void* raw, std::uint32_t) {
   const auto arguments = Read<CombineArguments>(raw);
   std::vector<Access> buffers = {
-      {Address(arguments.staging), StagingBytes<Type>(arguments.count, arguments.wide), true}};
+      {Address(arguments.staging), StagingBytes<Staging>(arguments.count), true}};
   for (std::uint32_t i = 0; i < arguments.source_count; ++i) {
     buffers.push_back(
         {Address(arguments.sources[i]), arguments.count * sizeof(typename Type::Stored), false});
@@ -65,7 +67,8 @@ std::vector<Access> CombineBuffers(const void* raw, std::uint32_t) {
 }
 
 template <typename Type, typename Staging>
-void CombineInto(const CombineArguments& arguments, const Translation& at) {
+void Combine(const void* raw, std::uint32_t, const Translation& at) {
+  const auto arguments = Read<CombineArguments>(raw);
   auto* const staging = static_cast<typename Staging::Stored*>(at(arguments.staging));
   std::vector<const typename Type::Stored*> sources;
   for (std::uint32_t i = 0; i < arguments.source_count; ++i) {
@@ -82,22 +85,11 @@ void CombineInto(const CombineArguments& arguments, const Translation& at) {
       Staging::Narrow(static_cast<typename Staging::Work>(arguments.void_contributions));
 }
 
-template <typename Type>
-void Combine(const void* raw, std::uint32_t, const Translation& at) {
-  const auto arguments = Read<CombineArguments>(raw);
-  if (arguments.wide != 0 && sizeof(typename Type::Stored) == 2) {
-    CombineInto<Type, std::conditional_t<sizeof(typename Type::Stored) == 2, Float32, Type>>(
-        arguments, at);
-  } else {
-    CombineInto<Type, Type>(arguments, at);
-  }
-}
-
-template <typename Type>
+template <typename Type, typename Staging>
 std::vector<Access> WriteBackBuffers(const void* raw, std::uint32_t blocks) {
   const auto arguments = Read<WriteBackArguments>(raw);
   std::vector<Access> buffers = {
-      {Address(arguments.staging), StagingBytes<Type>(arguments.count, arguments.wide), false}};
+      {Address(arguments.staging), StagingBytes<Staging>(arguments.count), false}};
   for (std::uint32_t i = 0; i < arguments.destination_count; ++i) {
     buffers.push_back({Address(arguments.destinations[i]),
                        arguments.count * sizeof(typename Type::Stored), true});
@@ -109,8 +101,8 @@ std::vector<Access> WriteBackBuffers(const void* raw, std::uint32_t blocks) {
 }
 
 template <typename Type, typename Staging>
-void WriteBackFrom(const WriteBackArguments& arguments, std::uint32_t blocks,
-                   const Translation& at) {
+void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
+  const auto arguments = Read<WriteBackArguments>(raw);
   using Stored = typename Type::Stored;
   const auto* const staging = static_cast<const typename Staging::Stored*>(at(arguments.staging));
   std::vector<Stored*> destinations;
@@ -118,7 +110,8 @@ void WriteBackFrom(const WriteBackArguments& arguments, std::uint32_t blocks,
     destinations.push_back(static_cast<Stored*>(at(arguments.destinations[i])));
   }
   std::vector<BucketNumbers> numbers(blocks);
-  constexpr std::uint64_t kElements = kVectorBytes / sizeof(Stored);
+  constexpr std::uint64_t kElements =
+      kVectorBytes / std::min(sizeof(Stored), sizeof(typename Staging::Stored));
   for (std::uint64_t i = 0; i < arguments.count; ++i) {
     const Stored result = Type::Narrow(Staging::Widen(staging[i]) *
                                        static_cast<typename Type::Work>(arguments.scale));
@@ -137,23 +130,12 @@ void WriteBackFrom(const WriteBackArguments& arguments, std::uint32_t blocks,
   }
 }
 
-template <typename Type>
-void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
-  const auto arguments = Read<WriteBackArguments>(raw);
-  if (arguments.wide != 0 && sizeof(typename Type::Stored) == 2) {
-    WriteBackFrom<Type, std::conditional_t<sizeof(typename Type::Stored) == 2, Float32, Type>>(
-        arguments, blocks, at);
-  } else {
-    WriteBackFrom<Type, Type>(arguments, blocks, at);
-  }
-}
-
-template <typename Type>
-void Add(const std::string& suffix, std::map<std::string, Kernel>* kernels) {
-  (*kernels)["gradsync_combine_" + suffix] = {sizeof(CombineArguments), CombineBuffers<Type>,
-                                              Combine<Type>};
-  (*kernels)["gradsync_write_back_" + suffix] = {sizeof(WriteBackArguments), WriteBackBuffers<Type>,
-                                                 WriteBack<Type>};
+template <typename Type, typename Staging>
+void Add(const std::string& types, std::map<std::string, Kernel>* kernels) {
+  (*kernels)["gradsync_combine_" + types] = {sizeof(CombineArguments),
+                                             CombineBuffers<Type, Staging>, Combine<Type, Staging>};
+  (*kernels)["gradsync_write_back_" + types] = {
+      sizeof(WriteBackArguments), WriteBackBuffers<Type, Staging>, WriteBack<Type, Staging>};
 }
 
 }  // namespace
@@ -161,10 +143,14 @@ void Add(const std::string& suffix, std::map<std::string, Kernel>* kernels) {
 const Kernel* FindKernel(const std::string& name) {
   static const auto* const kernels = [] {
     auto* const all = new std::map<std::string, Kernel>;
-    Add<Float32>("f32", all);
-    Add<Float64>("f64", all);
-    Add<Float16>("f16", all);
-    Add<Bfloat16>("bf16", all);
+    Add<Float32, Float32>("f32_f32", all);
+    Add<Float32, Float16>("f32_f16", all);
+    Add<Float32, Bfloat16>("f32_bf16", all);
+    Add<Float64, Float64>("f64_f64", all);
+    Add<Float16, Float16>("f16_f16", all);
+    Add<Float16, Float32>("f16_f32", all);
+    Add<Bfloat16, Bfloat16>("bf16_bf16", all);
+    Add<Bfloat16, Float32>("bf16_f32", all);
     return all;
   }();
   const auto found = kernels->find(name);
