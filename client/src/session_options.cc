@@ -85,9 +85,7 @@ absl::Status ValidateOptions(const SessionOptions& options) {
   }
   if (NcclName(nccl.algorithm) == nullptr) return Malformed("nccl.algorithm", "is none of NCCL's");
   if (NcclName(nccl.protocol) == nullptr) return Malformed("nccl.protocol", "is none of NCCL's");
-  if (nccl.wire_type != NcclWireType::kAuto && nccl.wire_type != NcclWireType::kSame) {
-    return Malformed("nccl.wire_type", "is no wire type");
-  }
+  if (NcclName(nccl.wire_type) == nullptr) return Malformed("nccl.wire_type", "is no wire type");
   return absl::OkStatus();
 }
 
@@ -123,6 +121,8 @@ std::uint64_t TimeoutMs(absl::Duration timeout) {
 static_assert(static_cast<int>(NcclAlgorithm::kNvlsTree) == v1::NCCL_ALGORITHM_NVLS_TREE);
 static_assert(static_cast<int>(NcclProtocol::kSimple) == v1::NCCL_PROTOCOL_SIMPLE);
 static_assert(static_cast<int>(NcclWireType::kSame) == v1::NCCL_WIRE_TYPE_SAME);
+static_assert(static_cast<int>(NcclWireType::kBfloat16) == v1::NCCL_WIRE_TYPE_BFLOAT16);
+static_assert(static_cast<int>(NcclWireType::kFloat16) == v1::NCCL_WIRE_TYPE_FLOAT16);
 static_assert(static_cast<int>(LossPolicy::kContinue) == v1::LOSS_POLICY_CONTINUE);
 static_assert(static_cast<int>(LossPolicy::kHold) == v1::LOSS_POLICY_HOLD);
 static_assert(static_cast<int>(LossPolicy::kAbort) == v1::LOSS_POLICY_ABORT);

@@ -122,10 +122,7 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
     return mismatch("nccl.protocol", name(options_.nccl.protocol), name(nccl.protocol));
   }
   if (nccl.wire_type != options_.nccl.wire_type) {
-    const auto wire = [](NcclWireType type) {
-      return type == NcclWireType::kSame ? "same" : "auto";
-    };
-    return mismatch("nccl.wire_type", wire(options_.nccl.wire_type), wire(nccl.wire_type));
+    return mismatch("nccl.wire_type", name(options_.nccl.wire_type), name(nccl.wire_type));
   }
   if (!end_.ok() || members_[rank].state != RankState::kAbsent) {
     return MakeError(

@@ -19,9 +19,20 @@ constexpr bool CanBeStagedAs(DataType dtype, DataType staging) {
          (ItemSize(dtype) == 2 && staging == DataType::kFloat32);
 }
 
-// kAuto is the one that takes the most room.
+// Of a bucket whose job is on several GPUs. kAuto is the one that takes the most room.
 constexpr DataType StagingType(DataType dtype, NcclWireType wire_type) {
-  return ItemSize(dtype) == 2 && wire_type == NcclWireType::kAuto ? DataType::kFloat32 : dtype;
+  const bool floats = dtype == DataType::kFloat32;
+  switch (wire_type) {
+    case NcclWireType::kAuto:
+      return ItemSize(dtype) == 2 ? DataType::kFloat32 : dtype;
+    case NcclWireType::kSame:
+      break;
+    case NcclWireType::kBfloat16:
+      return floats ? DataType::kBfloat16 : dtype;
+    case NcclWireType::kFloat16:
+      return floats ? DataType::kFloat16 : dtype;
+  }
+  return dtype;
 }
 
 // Of `count` elements and the number of void contributions behind them.

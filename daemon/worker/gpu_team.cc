@@ -6,6 +6,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/reduce/gpu_staging.h"
 #include "daemon/worker/gpu_arena.h"
+#include "proto/gradsync/data_type.h"
 
 namespace gradsync {
 namespace {
@@ -28,15 +29,15 @@ worker::Call AwaitReadyOf(const ReduceOperation& operation, const WorkerPort* wo
   return call;
 }
 
-worker::Call LaunchOf(const ReduceOperation& operation, const WorkerPort* worker) {
+worker::Call LaunchOf(const ReduceOperation& operation, DataType staging,
+                      const WorkerPort* worker) {
   worker::Call call;
   worker::Launch* const launch = call.mutable_launch();
   launch->set_layout(operation.gpu.layout);
   launch->set_step(operation.number);
   launch->set_bucket(operation.bucket);
   launch->set_data_type(static_cast<std::uint32_t>(operation.dtype));
-  launch->set_staging_data_type(
-      static_cast<std::uint32_t>(StagingType(operation.dtype, operation.gpu.nccl.wire_type)));
+  launch->set_staging_data_type(static_cast<std::uint32_t>(staging));
   launch->set_offset(operation.gpu.offset);
   launch->set_count(operation.count);
   launch->set_scale(operation.scale);
@@ -279,6 +280,9 @@ void GpuTeam::LaunchLocked(ReduceOperation* operation) {
   flight->times.start_ns = MonotonicNowNs();
   flight->left = members_.size();
   ++in_flight_;
+  // From a GPU alone nothing travels.
+  const DataType staging = StagingType(
+      operation->dtype, connected_ ? operation->gpu.nccl.wire_type : NcclWireType::kAuto);
   for (const auto& member : members_) {
     auto worker = member.lock();
     // With the worker: it is not idle as long as it owes this.
@@ -286,7 +290,7 @@ void GpuTeam::LaunchLocked(ReduceOperation* operation) {
                      worker](const absl::StatusOr<WorkerPort::Reply>& reply) {
       self->OnLaunched(flight, reply);
     };
-    worker::Call call = LaunchOf(*operation, worker.get());
+    worker::Call call = LaunchOf(*operation, staging, worker.get());
     calls_.push_back({std::move(worker), std::move(call), std::move(answered)});
   }
 }

@@ -25,12 +25,16 @@ enum class NcclProtocol : std::uint8_t {
   kSimple = 3,
 };
 
-// As what gradients are summed and travel between GPUs.
+// As what gradients are summed and travel between GPUs. Trainers on one GPU are added up in float32
+// in any case. A job that is on one GPU sends nothing, and has kAuto whatever it chose.
 enum class NcclWireType : std::uint8_t {
   kAuto = 0,  // 16-bit types as float32, others as they are
   // As they are: half the bytes for 16-bit types, whose sum is rounded at every GPU on the way.
-  // Trainers on one GPU are added up in float32 in any case.
   kSame = 1,
+  // float32 in 16 bits: half the bytes; each GPU's sum is rounded once, and again at every GPU on
+  // the way. Others as they are. What is too large for a float16 becomes Inf.
+  kBfloat16 = 2,
+  kFloat16 = 3,
 };
 
 struct NcclSettings {
@@ -74,6 +78,21 @@ constexpr const char* NcclName(NcclProtocol protocol) {
       return "LL128";
     case NcclProtocol::kSimple:
       return "Simple";
+  }
+  return nullptr;
+}
+
+// As options name them, in the same way.
+constexpr const char* NcclName(NcclWireType wire_type) {
+  switch (wire_type) {
+    case NcclWireType::kAuto:
+      return "";
+    case NcclWireType::kSame:
+      return "same";
+    case NcclWireType::kBfloat16:
+      return "bfloat16";
+    case NcclWireType::kFloat16:
+      return "float16";
   }
   return nullptr;
 }

@@ -59,7 +59,7 @@ TEST(SessionOptionsTest, NamesTheFault) {
     options->nccl.protocol = static_cast<NcclProtocol>(4);
   });
   ExpectRefused("nccl.wire_type", [](SessionOptions* options) {
-    options->nccl.wire_type = static_cast<NcclWireType>(2);
+    options->nccl.wire_type = static_cast<NcclWireType>(4);
   });
 }
 
@@ -69,7 +69,7 @@ TEST(SessionOptionsTest, BecomesOpenSession) {
   options.divisor = Divisor::kWorld;
   options.on_rank_loss = LossPolicy::kHold;
   options.step_timeout = absl::Microseconds(1500);
-  options.nccl = {16, NcclAlgorithm::kNvls, NcclProtocol::kSimple, NcclWireType::kSame};
+  options.nccl = {16, NcclAlgorithm::kNvls, NcclProtocol::kSimple, NcclWireType::kFloat16};
   v1::OpenSession open;
   FillOpenSession(options, &open);
   EXPECT_EQ(open.protocol().oldest(), 2u);
@@ -85,7 +85,7 @@ TEST(SessionOptionsTest, BecomesOpenSession) {
   EXPECT_EQ(open.options().nccl().max_ctas(), 16u);
   EXPECT_EQ(open.options().nccl().algorithm(), v1::NCCL_ALGORITHM_NVLS);
   EXPECT_EQ(open.options().nccl().protocol(), v1::NCCL_PROTOCOL_SIMPLE);
-  EXPECT_EQ(open.options().nccl().wire_type(), v1::NCCL_WIRE_TYPE_SAME);
+  EXPECT_EQ(open.options().nccl().wire_type(), v1::NCCL_WIRE_TYPE_FLOAT16);
 }
 
 TEST(SessionOptionsTest, NoStepTimeoutIsTheDaemonsDefault) {

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "tests/client/daemon_process.h"
 #include "tests/fakes/cuda_process.h"
 
 namespace gradsync {
@@ -33,11 +32,10 @@ std::vector<std::string> Flags(const std::string& address, const std::string& na
 GpuRank::GpuRank(int gpu)
     : gpu_(gpu), context_(fakes::EnterContext(gpu)), stream_(fakes::MakeStream()) {}
 
-absl::Status GpuRank::Join(const SessionOptions& options) {
+absl::Status GpuRank::Join(const SessionOptions& options, LayoutSpec spec) {
   auto session = Session::Join(options);
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
-  LayoutSpec spec = FloatBuckets(kBuckets, kCount);
   spec.device = fakes::GpuUuid(gpu_);
   auto layout = session_->RegisterLayout(spec);
   if (!layout.ok()) return layout.status();
@@ -59,6 +57,13 @@ absl::Status GpuRank::Mark(std::uint64_t step, std::size_t bucket, float value) 
   return layout_->MarkReady(step, bucket, {stream_});
 }
 
+absl::Status GpuRank::Mark(std::uint64_t step, std::size_t bucket,
+                           const std::vector<float>& gradients) {
+  CUDA_OK(cuCtxSetCurrent(context_));
+  fakes::WriteFloats(AddressOf(layout_->bucket(bucket).data), gradients, stream_);
+  return layout_->MarkReady(step, bucket, {stream_});
+}
+
 absl::Status GpuRank::Step(std::uint64_t step, float value) {
   for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
     const absl::Status marked = Mark(step, bucket, value + static_cast<float>(bucket));
@@ -70,7 +75,8 @@ absl::Status GpuRank::Step(std::uint64_t step, float value) {
 
 std::vector<float> GpuRank::Read(std::size_t bucket) {
   CUDA_OK(cuCtxSetCurrent(context_));
-  return fakes::ReadFloats(AddressOf(layout_->bucket(bucket).data), kCount, stream_);
+  const BucketView view = layout_->bucket(bucket);
+  return fakes::ReadFloats(AddressOf(view.data), view.count, stream_);
 }
 
 float GpuRank::Verdict(std::uint64_t step) {
@@ -100,13 +106,16 @@ GpuNodes::GpuNodes(std::vector<Place> places, const std::string& flag)
 }
 
 SessionOptions GpuNodes::Options(std::uint32_t rank) {
-  return OptionsOf(node(places_[rank].node).socket(), coordinator(), rank, places_.size());
+  SessionOptions options =
+      OptionsOf(node(places_[rank].node).socket(), coordinator(), rank, places_.size());
+  options.nccl = nccl_;
+  return options;
 }
 
 void GpuNodes::Join(int absent) {
   OnEveryRank(world(), [&](std::uint32_t rank) {
     if (static_cast<int>(rank) == absent) return;
-    const absl::Status joined = ranks_[rank]->Join(Options(rank));
+    const absl::Status joined = ranks_[rank]->Join(Options(rank), spec_);
     EXPECT_TRUE(joined.ok()) << "rank " << rank << ": " << joined;
   });
 }

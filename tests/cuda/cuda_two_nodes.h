@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
+#include "tests/client/daemon_process.h"
 #include "tests/fakes/control.h"
 #include "tests/fault/deadline.h"
 #include "tests/fault/test_daemon.h"
@@ -34,13 +35,16 @@ class GpuRank {
   Layout& layout() { return *layout_; }
   CUstream stream() const { return stream_; }
 
-  absl::Status Join(const SessionOptions& options);
+  absl::Status Join(const SessionOptions& options,
+                    LayoutSpec spec = FloatBuckets(kBuckets, kCount));
   // Without a Leave. What its stream waits for is released.
   void EndSession() { session_.reset(); }
   // Waits for the GPU, so only when no stream is parked there any more.
   void End();
 
   absl::Status Mark(std::uint64_t step, std::size_t bucket, float value);
+  // The same with gradients that are on their way from the host; nothing may be parked.
+  absl::Status Mark(std::uint64_t step, std::size_t bucket, const std::vector<float>& gradients);
   // A step, up to its stream's wait for the averages; nothing waits on the host. Bucket b has
   // gradients of `value` + b.
   absl::Status Step(std::uint64_t step, float value);
@@ -76,6 +80,10 @@ class GpuNodes {
   std::string coordinator() { return alpha_.Status().peer_address(); }
   SessionOptions Options(std::uint32_t rank);
 
+  // Of the lives that begin from now on.
+  void set_nccl(const NcclSettings& nccl) { nccl_ = nccl; }
+  void set_spec(const LayoutSpec& spec) { spec_ = spec; }
+
   // Every rank but `absent`, which another process is.
   void Join(int absent = -1);
   void End();
@@ -90,6 +98,8 @@ class GpuNodes {
   fault::TestDaemon alpha_;
   fault::TestDaemon beta_;
   const std::vector<Place> places_;
+  NcclSettings nccl_;
+  LayoutSpec spec_ = FloatBuckets(kBuckets, kCount);
   std::vector<std::unique_ptr<GpuRank>> ranks_;
 };
 

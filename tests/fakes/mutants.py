@@ -178,6 +178,16 @@ MUTANTS = [
         "CudaStart.OpensTheGpuOfAUuidAndLoadsEveryKernel",
     ),
     Mutant(
+        "the kernels that are for the type of staging",
+        "daemon/reduce/cuda_combine.cc",
+        "  return kernels_[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(staging)];\n",
+        """  static_cast<void>(staging);
+  return kernels_[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(dtype)];
+""",
+        NCCL,
+        "NcclLaunch.SumsFloatsInSixteenBits",
+    ),
+    Mutant(
         "the wait for a new arena's zeros",
         "daemon/arena/cuda_arena.cc",
         "return status.ok() ? driver_->cuStreamSynchronize(stream) : status;",
@@ -243,6 +253,14 @@ MUTANTS = [
         "",
         "//tests/worker:gpu_team_test",
         "GpuTeam.ALaunchOfAStepThatWasGivenUpIsDoneAtOnceAndVoid",
+    ),
+    Mutant(
+        "rounding for the wire only where there is one",
+        TEAM,
+        "connected_ ? operation->gpu.nccl.wire_type : NcclWireType::kAuto",
+        "operation->gpu.nccl.wire_type",
+        "//tests/cuda:cuda_wire_test",
+        "WireType.RoundsNothingOnAGpuAlone",
     ),
     Mutant(
         "ending the workers that wait for one that has failed",

@@ -147,6 +147,8 @@ TEST_F(JobTableTest, AnotherWorldSizeOrOptionIsRefusedWithBothValues) {
   expect_refused({0, NcclAlgorithm::kRing, {}, {}}, "nccl.algorithm is Ring, but");
   expect_refused({0, {}, NcclProtocol::kLl, {}}, "nccl.protocol is LL, but");
   expect_refused({0, {}, {}, NcclWireType::kSame}, "nccl.wire_type is same, but");
+  expect_refused({0, {}, {}, NcclWireType::kBfloat16},
+                 "nccl.wire_type is bfloat16, but the ranks that joined before have auto");
   EXPECT_TRUE(Join(1).job.ok());
 }
 

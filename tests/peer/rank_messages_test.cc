@@ -34,7 +34,7 @@ TEST(RankMessagesTest, OpenSession) {
   join.rank = 3;
   join.world_size = 4;
   join.options = {
-      true, 7000 * kMs, {8, NcclAlgorithm::kTree, NcclProtocol::kSimple, NcclWireType::kSame}};
+      true, 7000 * kMs, {8, NcclAlgorithm::kTree, NcclProtocol::kSimple, NcclWireType::kBfloat16}};
   join.client = "test";
   v1::OpenSession open;
   EncodeOpen(join, &open);
@@ -50,7 +50,7 @@ TEST(RankMessagesTest, OpenSession) {
   EXPECT_EQ(request->nccl.max_ctas, 8u);
   EXPECT_EQ(request->nccl.algorithm, NcclAlgorithm::kTree);
   EXPECT_EQ(request->nccl.protocol, NcclProtocol::kSimple);
-  EXPECT_EQ(request->nccl.wire_type, NcclWireType::kSame);
+  EXPECT_EQ(request->nccl.wire_type, NcclWireType::kBfloat16);
   EXPECT_EQ(request->client, "test");
 }
 

@@ -142,8 +142,10 @@ typedef enum gradsync_nccl_protocol {
 } gradsync_nccl_protocol_t;
 
 typedef enum gradsync_nccl_wire_type {
-  GRADSYNC_NCCL_WIRE_AUTO = 0, /* default: 16-bit types as float32, others as they are */
-  GRADSYNC_NCCL_WIRE_SAME = 1  /* as they are */
+  GRADSYNC_NCCL_WIRE_AUTO = 0,     /* default: 16-bit types as float32, others as they are */
+  GRADSYNC_NCCL_WIRE_SAME = 1,     /* as they are */
+  GRADSYNC_NCCL_WIRE_BFLOAT16 = 2, /* float32 as bfloat16, others as they are */
+  GRADSYNC_NCCL_WIRE_FLOAT16 = 3   /* float32 as float16: Inf if too large; others as they are */
 } gradsync_nccl_wire_type_t;
 
 /* Bytes of one element; 0 for a number that is no data type. */

@@ -21,7 +21,7 @@ _NCCL_ALGORITHMS = {
     "nvls_tree": 6,
 }
 _NCCL_PROTOCOLS = {"auto": 0, "ll": 1, "ll128": 2, "simple": 3}
-_NCCL_WIRE_TYPES = {"auto": 0, "same": 1}
+_NCCL_WIRE_TYPES = {"auto": 0, "same": 1, "bfloat16": 2, "float16": 3}
 
 
 @dataclasses.dataclass
@@ -49,8 +49,9 @@ class SessionOptions:
         "nvls" or "nvls_tree".
       nccl_protocol: "auto" (NCCL's choice), "ll", "ll128" or "simple".
       nccl_wire_type: as what gradients are summed between GPUs: "auto" (16-bit types as float32,
-        others as they are) or "same" (as they are: half the bytes for 16-bit types, rounded at
-        every GPU on the way).
+        others as they are), "same" (as they are: half the bytes for 16-bit types, rounded at
+        every GPU on the way), "bfloat16" or "float16" (float32 so: half the bytes, rounded at
+        every GPU; others as they are).
     """
 
     socket: str = "/run/gradsync/gradsyncd.sock"

@@ -120,6 +120,13 @@ def test_world_sizes_differ(daemon):
         assert raised.value.rank == 1
 
 
+def test_types_on_the_wire_differ(daemon):
+    mine = dataclasses.replace(options(daemon, 0, 2), nccl_wire_type="bfloat16")
+    with gradsync.Session.join(mine):
+        with pytest.raises(gradsync.FailedPreconditionError, match="is float16, .* have bfloat16"):
+            gradsync.Session.join(dataclasses.replace(mine, rank=1, nccl_wire_type="float16"))
+
+
 def test_layouts_differ(daemon):
     with job(daemon, 2) as sessions:
 
