@@ -258,6 +258,29 @@ ISOLATED_TEST(NcclHazard, LoadingAKernelWaitsForSpinningCollectives, MachineWith
   EXPECT_EQ(load.get(), CUDA_SUCCESS);
 }
 
+// NCCL connects lazily, and takes the memory for it then.
+ISOLATED_TEST(NcclHazard, TheFirstCollectiveTakesMemory, MachineWithGpus(2)) {
+  const FakeMachine machine;
+  const std::vector<Rank> ranks = JoinedRanks(2);
+  const std::size_t joined = machine.DeviceBytes(0);
+  for (int round = 0; round < 2; ++round) {
+    for (const Rank& one : ranks) EXPECT_EQ(one.AllReduce(), ncclInProgress);
+    for (const Rank& one : ranks) EXPECT_EQ(Settle(one.communicator), ncclSuccess);
+    EXPECT_EQ(machine.DeviceBytes(0), joined + MachineDescription().connection_bytes);
+  }
+}
+
+ISOLATED_TEST(NcclHazard, TheFirstCollectiveMayLackMemory, MachineWithGpus(2)) {
+  const std::vector<Rank> ranks = JoinedRanks(2);
+  ranks[0].Enter();
+  std::size_t free = 0, total = 0;
+  CUDA_OK(cuMemGetInfo(&free, &total));
+  MakeMapped(free - 2 * kMebibyte);
+  EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
+  EXPECT_EQ(Settle(ranks[0].communicator), ncclUnhandledCudaError);
+  EXPECT_EQ(ncclCommAbort(ranks[0].communicator), ncclSuccess);
+}
+
 // ---- abort ----
 
 ISOLATED_TEST(NcclAbort, EndsASpinningCollectiveAndFreesItsMemory, MachineWithGpus(2)) {
@@ -269,7 +292,7 @@ ISOLATED_TEST(NcclAbort, EndsASpinningCollectiveAndFreesItsMemory, MachineWithGp
   EXPECT_EQ(ncclCommAbort(ranks[0].communicator), ncclSuccess);
   ranks[0].Enter();
   EXPECT_EQ(cuStreamSynchronize(ranks[0].stream), CUDA_SUCCESS);
-  EXPECT_EQ(machine.DeviceBytes(0), with_communicator - 16 * kMebibyte);
+  EXPECT_EQ(machine.DeviceBytes(0), with_communicator - MachineDescription().communicator_bytes);
   ncclResult_t state = ncclSuccess;
   EXPECT_EQ(ncclCommGetAsyncError(ranks[0].communicator, &state), ncclInvalidArgument);
 }
@@ -286,7 +309,10 @@ ISOLATED_TEST(NcclAbort, WhileRanksJoinEndsIt, MachineWithGpus(1)) {
 ISOLATED_TEST(NcclAbort, BehindAParkedWaitHangsUntilItIsReleased, MachineWithGpus(2)) {
   const FakeMachine machine;
   const std::vector<Rank> ranks = JoinedRanks(2);
+  for (const Rank& one : ranks) EXPECT_EQ(one.AllReduce(), ncclInProgress);
+  for (const Rank& one : ranks) EXPECT_EQ(Settle(one.communicator), ncclSuccess);
   ranks[0].Enter();
+  CUDA_OK(cuStreamSynchronize(ranks[0].stream));
   Word word;
   CUDA_OK(cuStreamWaitValue64(ranks[0].stream, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);

@@ -220,10 +220,12 @@ std::unique_ptr<PendingReply> CudaWorkerFixture::Remove(std::uint64_t arena) {
   return Send(std::move(call));
 }
 
-void CudaWorkerFixture::Ping() {
+worker::Pong CudaWorkerFixture::Ping() {
   worker::Call call;
   call.mutable_ping();
-  EXPECT_TRUE(Call(std::move(call)).ok());
+  const auto reply = Call(std::move(call));
+  EXPECT_TRUE(reply.ok()) << reply.status();
+  return reply.ok() ? reply->pong() : worker::Pong();
 }
 
 std::string CudaWorkerFixture::NewNcclId() {

@@ -327,12 +327,33 @@ ISOLATED_TEST(NcclLaunch, ConnectsGrowsAndDisconnectsOnOneGpu, MachineWithGpus(1
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
+// NCCL takes some of it when it connects, and the rest in the first all-reduce.
+ISOLATED_TEST(NcclLaunch, TellsOfAllThatNcclTakesOfTheGpu, MachineWithGpus(1)) {
+  OneGpu job;
+  std::size_t others = job.worker().machine().DeviceBytes(0);
+  const auto expect_all_told = [&] {
+    EXPECT_EQ(job.worker().Ping().nccl_bytes(), job.worker().machine().DeviceBytes(0) - others);
+  };
+  for (std::uint64_t step = 1; step <= 4; step += 2) {
+    expect_all_told();
+    job.Connect();
+    expect_all_told();
+    job.ExpectStep(step);
+    expect_all_told();
+    others += fakes::MakeMapped(2 * fakes::kMebibyte).bytes;  // a trainer's, of a later step
+    job.ExpectStep(step + 1);
+    expect_all_told();
+    EXPECT_TRUE(job.worker().Disconnect().ok());
+  }
+}
+
 // PyTorch takes what is free.
 ISOLATED_TEST(NcclLaunch, DisconnectsAndConnectsAgainOnAGpuThatIsFull, MachineWithGpus(1)) {
   OneGpu job;
   job.Connect();
+  job.ExpectStep(1);
   job.FillGpu();
-  for (std::uint64_t step = 1; step <= 6; step += 2) {
+  for (std::uint64_t step = 2; step <= 7; step += 2) {
     const absl::Status disconnected = job.worker().Disconnect();
     EXPECT_TRUE(disconnected.ok()) << disconnected;
     job.ExpectStep(step);
@@ -346,13 +367,14 @@ ISOLATED_TEST(NcclLaunch, DisconnectsAndConnectsAgainOnAGpuThatIsFull, MachineWi
 ISOLATED_TEST(NcclLaunch, AGpuThatIsFullKeepsTheStagingThatItHas, MachineWithGpus(1)) {
   OneGpu job;
   job.Connect();
+  job.ExpectStep(1);
   job.FillGpu();
   absl::Status refused;
   EXPECT_EQ(job.AddLarger(&refused), nullptr);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(DetailsOf(refused).reason, "GPU_OUT_OF_MEMORY");
   EXPECT_THAT(refused.message(), HasSubstr("which has 4194304 free of 1073741824"));
-  job.ExpectStep(1);
+  job.ExpectStep(2);
   job.worker().Stop();
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }

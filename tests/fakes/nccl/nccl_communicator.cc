@@ -113,6 +113,18 @@ ncclResult_t NcclCommunicator::Leave() {
              : NcclFailure(ncclInternalError, "aborted while ranks leave");
 }
 
+// As since NCCL 2.22, unless NCCL_RUNTIME_CONNECT is 0.
+ncclResult_t NcclCommunicator::Connect() {
+  port_.AwaitUnparked(*context_, "a first collective");
+  auto taken =
+      Allocation::Create(process_.folder(), port_.GpuOf(*context_), MemoryKind::kCommunicator,
+                         process_.folder().machine().connection_bytes);
+  if (taken == nullptr) return NcclFailure(ncclUnhandledCudaError, "out of memory");
+  MutexLock lock(&mutex_);
+  connection_ = std::move(taken);
+  return ncclSuccess;
+}
+
 ncclResult_t NcclCommunicator::EnsureReady() {
   if (aborted_.load()) return NcclFailure(ncclInvalidArgument, "the communicator is aborted");
   if (const ncclResult_t error = async_error_.load(); error != ncclSuccess) return error;
@@ -124,7 +136,13 @@ ncclResult_t NcclCommunicator::EnsureReady() {
 }
 
 ncclResult_t NcclCommunicator::Launch(std::vector<NcclCollective> collectives) {
-  if (blocking_) return LaunchNow(collectives);
+  bool first = false;
+  {
+    MutexLock lock(&mutex_);
+    first = !std::exchange(connected_, true);
+  }
+  const ncclResult_t begun = first ? Start([this] { return Connect(); }) : ncclSuccess;
+  if (blocking_) return begun == ncclSuccess ? LaunchNow(collectives) : begun;
   MutexLock lock(&mutex_);
   late_ = std::move(collectives);
   const int most = std::max(1, process_.folder().machine().late_polls);
@@ -298,6 +316,7 @@ void NcclCommunicator::Reclaim(const char* call) {
   port_.AwaitDone(last);
   MutexLock lock(&mutex_);
   footprint_.reset();
+  connection_.reset();
   for (const auto& [address, bytes] : registered_) process_.NoteDeregistered(address);
   registered_.clear();
 }
