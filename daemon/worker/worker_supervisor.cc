@@ -151,7 +151,8 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
     if (reply.ok()) {
       worker->open = true;
       worker->started = reply->message.started();
-      worker->policy.Started(clock_->NowNs());
+      worker->checked_ns = clock_->NowNs();
+      worker->policy.Started(worker->checked_ns);
       result = worker->process;
     } else {
       // A GPU that is not there may be there at the next try: no process is kept for it.
@@ -227,6 +228,10 @@ bool WorkerSupervisor::Tick() {
     } else if (now_ns - worker.idle_since_ns > options_.idle_limit_ns) {
       it = workers_.erase(it);
       continue;
+    }
+    if (worker.open && now_ns - worker.checked_ns >= options_.check_interval_ns) {
+      worker.checked_ns = now_ns;
+      PingLocked(&worker, [](const auto&) {});
     }
     ++it;
   }
@@ -305,6 +310,12 @@ absl::StatusOr<worker::Started> WorkerSupervisor::Found() const {
   return found_;
 }
 
+void WorkerSupervisor::PingLocked(Worker* worker, WorkerPort::Answered answered) {
+  worker::Call ping;
+  ping.mutable_ping();
+  worker->process->Call(std::move(ping), {}, std::move(answered));
+}
+
 void WorkerSupervisor::AskMemory(absl::Duration patience) {
   struct Answers {
     Mutex mutex;
@@ -320,10 +331,7 @@ void WorkerSupervisor::AskMemory(absl::Duration patience) {
         const MutexLock counting(&answers->mutex);
         ++answers->missing;
       }
-      worker::Call ping;
-      ping.mutable_ping();
-      // Under the lock, so that this takes no reference, by which it would not be idle.
-      worker.process->Call(std::move(ping), {}, [answers](const auto&) {
+      PingLocked(&worker, [answers](const auto&) {
         const MutexLock counting(&answers->mutex);
         --answers->missing;
         answers->changed.NotifyAll();

@@ -39,6 +39,9 @@ struct WorkerSupervisorOptions {
   absl::Duration operation_limit = absl::Minutes(2);
   // How long a worker without an arena is kept for the trainers that come next.
   std::uint64_t idle_limit_ns = 60'000'000'000;
+  // How often a worker is asked whether its GPU still works, whatever it does: between two steps
+  // nothing else would tell. One that does not answer is killed after process.hang_limit.
+  std::uint64_t check_interval_ns = 5'000'000'000;
   // Processes that start at a time: more than a node has GPUs, or MIG instances (7 each on 8), so
   // that only layouts on GPUs that are not there are refused.
   std::size_t max_starting = 64;
@@ -96,7 +99,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // WORKER_LOST, WORKER_RESTARTING; RESOURCE_EXHAUSTED WORKERS_STARTING: max_starting.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
-  // Stops what has been idle for too long. True if there are others, whose time is to come.
+  // Stops what has been idle for too long, and has the others look at their GPUs. True if there are
+  // others.
   bool Tick();
 
   // Ends every process. When this returns, what was called has been answered, nothing more is, and
@@ -123,6 +127,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     RestartPolicy policy;
     std::uint32_t restarts = 0;
     std::uint64_t idle_since_ns = 0;  // 0: somebody has its process, or waits for it
+    std::uint64_t checked_ns = 0;     // when it was last asked about its GPU, or opened it
   };
 
   WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, const Clock* clock,
@@ -136,6 +141,9 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   void OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                  absl::StatusOr<WorkerProcess::Reply> reply);
   void OnEnded(const WorkerKey& key, std::uint64_t incarnation, const absl::Status& why);
+  // Has it look at its GPU: if that has failed, it ends. `answered` comes on its thread, or from
+  // within; no reference to the process is taken, by which it would not be idle.
+  static void PingLocked(Worker* worker, WorkerPort::Answered answered);
   void KeepFound(const absl::StatusOr<worker::Started>& found);
   void AskMemory(absl::Duration patience);
   // The worker, unless it is another incarnation by now.

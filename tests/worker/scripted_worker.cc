@@ -1,8 +1,10 @@
-// A worker without a GPU: replies to every call, and does what SCRIPT says at the first Launch.
+// A worker without a GPU: replies to every call, and does what SCRIPT says at the first Launch or
+// Ping. Its GPU has as many bytes free as there were pings.
 
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 
@@ -22,6 +24,7 @@ void Reply(const MessageSocket& socket, const worker::Reply& reply) {
 int Run(const std::string& script) {
   const MessageSocket socket{UniqueFd(kWorkerSocket)};
   bool silent = script == "never starts";
+  std::uint64_t pings = 0;
   for (;;) {
     const auto received = socket.Receive();
     if (!received.ok() || received->end) return 4;
@@ -48,20 +51,24 @@ int Run(const std::string& script) {
         close(kWorkerSocket);
         for (;;) pause();
       }
-      if (script == "fails") {
-        reply.set_call(0);
-        *reply.mutable_error() =
-            EncodeError(MakeError(absl::StatusCode::kUnavailable, "GPU_FAULT", "cuCall: ECC"));
-        Reply(socket, reply);
-        return 1;
-      }
       if (script == "refuses") {
         *reply.mutable_error() = EncodeError(MakeError(absl::StatusCode::kResourceExhausted,
                                                        "GPU_OUT_OF_MEMORY", "full", {{"k", "v"}}));
       }
       if (script == "takes its time") continue;
     }
-    if (call.has_ping()) reply.mutable_pong()->set_arena_bytes(4096);
+    if ((call.has_launch() && script == "fails") || (call.has_ping() && script == "has failed")) {
+      reply.set_call(0);
+      *reply.mutable_error() =
+          EncodeError(MakeError(absl::StatusCode::kUnavailable, "GPU_FAULT", "cuCall: ECC"));
+      Reply(socket, reply);
+      return 1;
+    }
+    if (call.has_ping() && script == "answers no ping") continue;
+    if (call.has_ping()) {
+      reply.mutable_pong()->set_arena_bytes(4096);
+      reply.mutable_pong()->set_free_bytes(++pings);
+    }
     if (call.has_stop() && script == "does not stop") silent = true;
     if (!silent) Reply(socket, reply);
     if (call.has_stop() && !silent) return 0;

@@ -26,14 +26,17 @@ constexpr std::uint64_t kSecondNs = 1'000'000'000;
 std::string ReasonOf(const absl::Status& status) { return DetailsOf(status).reason; }
 
 constexpr std::size_t kMaxStarting = 2;
+constexpr std::uint64_t kCheckIntervalNs = 5 * kSecondNs;
 
 class WorkerSupervisorTest : public ::testing::Test {
  protected:
-  void Begin(const std::string& script) {
+  void Begin(const std::string& script, absl::Duration hang_limit = absl::Seconds(20)) {
     WorkerSupervisorOptions options;
     options.process.program = "tests/worker/scripted_worker";
     options.process.environment = {"SCRIPT=" + script};
+    options.process.hang_limit = hang_limit;
     options.idle_limit_ns = 60 * kSecondNs;
+    options.check_interval_ns = kCheckIntervalNs;
     options.max_starting = kMaxStarting;
     supervisor_ = WorkerSupervisor::Make(
         options,
@@ -161,6 +164,41 @@ TEST_F(WorkerSupervisorTest, StopsAWorkerThatNobodyHasNeededForAWhile) {
   EXPECT_EQ(poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())), 1);
   close(pidfd);
   EXPECT_FALSE(lost_.Wait(std::chrono::milliseconds(0)).has_value()) << "that is no loss";
+}
+
+// Between two steps: nobody calls it.
+TEST_F(WorkerSupervisorTest, FindsAWorkerWhoseGpuHasFailed) {
+  Begin("has failed");
+  const auto worker = Ensure({"a", "GPU-1"});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  clock_.Advance(kCheckIntervalNs);
+  EXPECT_TRUE(supervisor_->Tick());
+  const absl::Status why = lost_.Wait().value_or(absl::OkStatus());
+  EXPECT_EQ(ReasonOf(why), "WORKER_LOST");
+  EXPECT_THAT(why.message(), HasSubstr("cuCall: ECC"));
+  EXPECT_NE((*Ensure({"a", "GPU-1"}))->pid(), (*worker)->pid());
+}
+
+TEST_F(WorkerSupervisorTest, EndsAWorkerThatDoesNotSayHowItsGpuIs) {
+  Begin("answers no ping", absl::Milliseconds(100));
+  const auto worker = Ensure({"a", "GPU-1"});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  clock_.Advance(kCheckIntervalNs);
+  EXPECT_TRUE(supervisor_->Tick());
+  const absl::Status why = lost_.Wait().value_or(absl::OkStatus());
+  EXPECT_THAT(why.message(), HasSubstr("gave no sign of life for 100ms"));
+}
+
+TEST_F(WorkerSupervisorTest, AsksAWorkerNotAtEveryTick) {
+  Begin("");
+  const auto worker = Ensure({"a", "GPU-1"});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  for (std::uint64_t pings = 1; pings <= 5; pings += 2) {
+    for (int i = 0; i < 10; ++i) EXPECT_TRUE(supervisor_->Tick());
+    // Which pings it once itself.
+    EXPECT_EQ(supervisor_->Workers(absl::Seconds(20))[0].memory.free_bytes(), pings);
+    clock_.Advance(kCheckIntervalNs);
+  }
 }
 
 TEST_F(WorkerSupervisorTest, ShutsDownWorkersThatOthersStillHold) {
