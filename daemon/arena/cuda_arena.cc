@@ -70,7 +70,9 @@ absl::StatusOr<std::unique_ptr<CudaArena>> CudaArena::Create(const CudaDriver* d
     driver->cuMemGetInfo.Result(&free, &total);
     return MakeError(absl::StatusCode::kResourceExhausted, "GPU_OUT_OF_MEMORY",
                      absl::StrCat("an arena needs ", arena->bytes_, " bytes of the GPU, which has ",
-                                  free, " free of ", total));
+                                  free, " free of ", total,
+                                  "; have what else uses it leave more free (PyTorch: "
+                                  "torch.cuda.set_per_process_memory_fraction)"));
   }
   if (!status.ok()) return status;
   return arena;

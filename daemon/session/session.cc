@@ -23,6 +23,14 @@ constexpr std::uint64_t InGpuGranules(std::uint64_t bytes) {
   return (bytes + kGpuGranule - 1) / kGpuGranule * kGpuGranule;
 }
 
+// Who is refused, of an error that says only why.
+absl::Status WithRank(const absl::Status& why, const std::string& job, std::uint32_t rank) {
+  ErrorDetails details = DetailsOf(why);
+  if (details.reason.empty()) return why;
+  details.fields.insert(details.fields.end(), {{"job", job}, {"rank", absl::StrCat(rank)}});
+  return MakeError(why.code(), details.reason, why.message(), details.fields);
+}
+
 }  // namespace
 
 Session::Session(SessionIdentity identity, const SessionLimits& limits,
@@ -113,7 +121,7 @@ void Session::Furnished(JobPort::Registration agreed,
                         const Registered& registered) {
   if (!layout.ok()) {
     job_->RefuseLayout(rank(), agreed.channel, layout.status());
-    registered(layout.status());
+    registered(WithRank(layout.status(), job_->job_id(), rank()));
     return;
   }
   {

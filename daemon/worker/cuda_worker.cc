@@ -157,6 +157,20 @@ CudaWorker::GpuBytes CudaWorker::CheckGpu() const {
   return bytes;
 }
 
+absl::Status CudaWorker::WithFreeBytes(const absl::Status& error) const {
+  const ErrorDetails details = DetailsOf(error);
+  GpuBytes bytes;
+  if (details.reason != "NCCL_CUDA_ERROR" ||
+      driver_->cuMemGetInfo.Result(&bytes.free, &bytes.total) != CUDA_SUCCESS) {
+    return error;
+  }
+  return MakeError(
+      error.code(), details.reason,
+      absl::StrCat(error.message(), ": the GPU has ", bytes.free, " bytes free of ", bytes.total,
+                   "; if that is too little, fewer thread blocks (max_ctas) need less"),
+      details.fields);
+}
+
 absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* started) {
   if (driver_ != nullptr) return absl::FailedPreconditionError("the worker is started already");
   auto driver = CudaDriver::Open(start.cuda_library());
@@ -336,7 +350,7 @@ void CudaWorker::Advance() {
     done->set_void_step(result.void_step);
     Reply(reply);
   }
-  if (!status.ok()) Fail(status);
+  if (!status.ok()) Fail(WithFreeBytes(status));
   for (const std::uint64_t call : ready_waits_.TakeOver()) {
     worker::Reply reply;
     reply.set_call(call);
@@ -404,7 +418,7 @@ absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& conn
   options.protocol = connect.protocol();
   const std::size_t free_before = CheckGpu().free;
   auto communicator = NcclCommunicator::Connect(nccl_.get(), options);
-  if (!communicator.ok()) return communicator.status();
+  if (!communicator.ok()) return WithFreeBytes(communicator.status());
   communicators_.push_back(*std::move(communicator));
   connecting_ = {call, MonotonicNowNs() + connect.limit_ns(), free_before};
   return absl::OkStatus();
@@ -428,6 +442,7 @@ void CudaWorker::AdvanceConnecting() {
     reply.mutable_connected()->set_mps(context_->device().mps);
   } else {
     CheckGpu();
+    status = WithFreeBytes(status);
     Disconnect().IgnoreError();  // the first error tells more
     *reply.mutable_error() = EncodeError(status);
   }

@@ -84,6 +84,9 @@ class CudaWorker {
   // context, and with it new clients of MPS out. So also after calls that fail, or whose failures
   // nobody sees.
   GpuBytes CheckGpu() const;
+  // The same error, with how much of the GPU is free if it is one that NCCL explains no further
+  // than that CUDA has failed: often for want of memory.
+  absl::Status WithFreeBytes(const absl::Status& error) const;
   // Ends the process if the GPU has failed.
   void Advance();
   // Of memory that no launch touches any more.

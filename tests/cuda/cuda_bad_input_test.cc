@@ -174,13 +174,36 @@ MachineDescription SmallMachine() {
   return machine;
 }
 
-// Registers the same on both ranks at once: what they are told.
-std::vector<absl::Status> RegisterBoth(CudaRank& first, CudaRank& second, const LayoutSpec& spec) {
+// The same call of both ranks at once: what they are told.
+std::vector<absl::Status> Both(CudaRank& first, CudaRank& second,
+                               absl::Status (CudaRank::*call)(const LayoutSpec&),
+                               const LayoutSpec& spec) {
   std::vector<absl::Status> told(2);
-  std::thread other([&] { told[1] = second.Register(spec); });
-  told[0] = first.Register(spec);
+  std::thread other([&] { told[1] = (second.*call)(spec); });
+  told[0] = (first.*call)(spec);
   other.join();
   return told;
+}
+std::vector<absl::Status> RegisterBoth(CudaRank& first, CudaRank& second, const LayoutSpec& spec) {
+  return Both(first, second, &CudaRank::Register, spec);
+}
+
+// For want of the GPU's memory: one rank is told so, the other one of whom.
+void ExpectRefused(const std::vector<absl::Status>& told) {
+  std::vector<std::string> reasons;
+  for (const absl::Status& status : told) reasons.push_back(ErrorReason(status));
+  EXPECT_THAT(reasons, UnorderedElementsAre("GPU_OUT_OF_MEMORY", "LAYOUT_REFUSED"));
+  const std::string refused = reasons[0] == "GPU_OUT_OF_MEMORY" ? "0" : "1";
+  for (const absl::Status& status : told) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("bytes of the GPU, which has"));
+    EXPECT_EQ(ErrorField(status, "job"), "job");
+    EXPECT_EQ(ErrorField(status, "rank"), refused);
+  }
+}
+
+constexpr std::size_t Floats(std::size_t mebibytes) {
+  return mebibytes * kMebibyte / sizeof(float);
 }
 
 ISOLATED_TEST(CudaBadInput, MoreMemoryThanTheDeviceHas, SmallMachine()) {
@@ -188,19 +211,9 @@ ISOLATED_TEST(CudaBadInput, MoreMemoryThanTheDeviceHas, SmallMachine()) {
   CudaRank first(0), second(0);
   ASSERT_TRUE(first.Join(node.Options(0, 2)).ok());
   ASSERT_TRUE(second.Join(node.Options(1, 2)).ok());
-  const auto floats = [](std::size_t mebibytes) { return mebibytes * kMebibyte / sizeof(float); };
-  const auto reasons = [](const std::vector<absl::Status>& told) {
-    return std::vector<std::string>{ErrorReason(told[0]), ErrorReason(told[1])};
-  };
   // One arena has room, the other one has not; then neither has.
   for (const std::size_t mebibytes : {20, 40}) {
-    const std::vector<absl::Status> told = RegisterBoth(
-        first, second, CudaLayout(0, mebibytes * 16, floats(mebibytes) / mebibytes / 16));
-    EXPECT_THAT(reasons(told), UnorderedElementsAre("GPU_OUT_OF_MEMORY", "LAYOUT_REFUSED"));
-    for (const absl::Status& status : told) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr("bytes of the GPU, which has"));
-    }
+    ExpectRefused(RegisterBoth(first, second, CudaLayout(0, mebibytes * 16, Floats(1) / 16)));
     node.ExpectNothingKept();
   }
   // One that fits is none the worse.
@@ -209,6 +222,56 @@ ISOLATED_TEST(CudaBadInput, MoreMemoryThanTheDeviceHas, SmallMachine()) {
   }
   for (CudaRank* rank : {&first, &second}) EXPECT_TRUE(rank->Step(1, 2).ok());
   for (CudaRank* rank : {&first, &second}) EXPECT_TRUE(rank->WaitStep(1).ok());
+  EXPECT_EQ(node.Workers(), 1u);
+}
+
+// The old layout goes on, and nothing of the refused one is kept.
+ISOLATED_TEST(CudaBadInput, AReplacementLargerThanTheDevice, SmallMachine()) {
+  CudaNode node;
+  CudaRank first(0), second(0);
+  ASSERT_TRUE(first.Join(node.Options(0, 2)).ok());
+  ASSERT_TRUE(second.Join(node.Options(1, 2)).ok());
+  for (const absl::Status& status : RegisterBoth(first, second, CudaLayout(0, kBuckets, kCount))) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  const std::size_t before = node.machine().DeviceBytes(0);
+  std::uint64_t step = 0;
+  const auto expect_step = [&] {
+    ++step;
+    for (CudaRank* rank : {&first, &second}) EXPECT_TRUE(rank->Step(step, 2).ok());
+    for (CudaRank* rank : {&first, &second}) {
+      EXPECT_TRUE(rank->WaitStep(step).ok());
+      EXPECT_THAT(rank->Read(1), Each(3.0f));
+    }
+  };
+  const LayoutSpec refused[] = {
+      CudaLayout(0, 20 * 16, Floats(1) / 16),  // one arena has room
+      CudaLayout(0, 40 * 16, Floats(1) / 16),  // none has
+      CudaLayout(0, 1, Floats(20)),            // what it would be summed in has not
+  };
+  for (const LayoutSpec& spec : refused) {
+    expect_step();
+    ExpectRefused(Both(first, second, &CudaRank::Replace, spec));
+    EXPECT_TRUE(node.machine().AwaitDeviceBytes(0, before, fault::kPatienceMs));
+  }
+  // As if something else had taken it meanwhile: an arena's, and what buckets are summed in.
+  const std::pair<const char*, LayoutSpec> taken[] = {
+      {"cuMemCreate 1", CudaLayout(0, 3, kCount)},
+      {"cuMemAlloc_v2 1+", CudaLayout(0, 1, Floats(1))},
+  };
+  for (const auto& [call, spec] : taken) {
+    expect_step();
+    node.machine().Inject(std::string(call) +
+                          " error 2 pid=" + std::to_string(node.WorkerPids()[0]));
+    ExpectRefused(Both(first, second, &CudaRank::Replace, spec));
+    EXPECT_TRUE(node.machine().AwaitDeviceBytes(0, before, fault::kPatienceMs));
+    node.machine().ClearFaults();
+  }
+  expect_step();
+  for (const auto& status : Both(first, second, &CudaRank::Replace, CudaLayout(0, 3, kCount))) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  expect_step();
   EXPECT_EQ(node.Workers(), 1u);
 }
 

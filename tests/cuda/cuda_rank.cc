@@ -41,6 +41,13 @@ absl::Status CudaRank::Register(const LayoutSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CudaRank::Replace(const LayoutSpec& spec) {
+  auto layout = session_->ReplaceLayout(*layout_, spec);
+  if (!layout.ok()) return layout.status();
+  layout_ = *std::move(layout);
+  return absl::OkStatus();
+}
+
 void CudaRank::End() {
   DropLayout();
   session_.reset();

@@ -31,8 +31,10 @@ class CudaRank {
   explicit CudaRank(int gpu, std::unique_ptr<Session> session = nullptr);
 
   absl::Status Join(const SessionOptions& options);
-  // Replaces the layout that it had.
+  // Drops the layout that it had.
   absl::Status Register(const LayoutSpec& spec);
+  // In its place, with its steps. If that is refused, it goes on.
+  absl::Status Replace(const LayoutSpec& spec);
   absl::Status Leave() { return session_->Leave(); }
   // Without a Leave: the others lose it. Its memory stays.
   void EndSession() { session_.reset(); }

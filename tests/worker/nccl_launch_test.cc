@@ -16,6 +16,7 @@
 namespace gradsync {
 namespace {
 
+using fakes::kMebibyte;
 using fakes::MachineDescription;
 using fakes::MachineWithGpus;
 using ::testing::AnyOf;
@@ -271,6 +272,13 @@ ISOLATED_TEST(NcclLaunch, StagingGrowsWhileConnected, MachineWithGpus(2)) {
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
+// Takes the rest of a GPU's memory, as PyTorch's cache does.
+fakes::Mapped LeaveFree(int gpu, std::size_t bytes) {
+  const std::size_t used = fakes::FakeMachine().DeviceBytes(static_cast<std::uint32_t>(gpu));
+  fakes::EnterContext(gpu);
+  return fakes::MakeMapped(MachineWithGpus(1).gpus[0].memory_bytes - used - bytes, gpu);
+}
+
 // All of NCCL's part that one GPU can show.
 class OneGpu {
  public:
@@ -286,10 +294,12 @@ class OneGpu {
     ASSERT_TRUE(connected.ok()) << connected.status();
   }
   // Of a step whose gradients are all `step`.
-  void ExpectStep(std::uint64_t step) {
+  std::unique_ptr<PendingReply> Launch(std::uint64_t step) {
     trainer_->MarkReady(0, step, 0, std::vector<float>(kCount, static_cast<float>(step)));
-    const auto launched =
-        worker_.Launch(CudaWorkerFixture::LaunchOf({trainer_.get()}, step, kCount))->Get();
+    return worker_.Launch(CudaWorkerFixture::LaunchOf({trainer_.get()}, step, kCount));
+  }
+  void ExpectStep(std::uint64_t step) {
+    const auto launched = Launch(step)->Get();
     ASSERT_TRUE(launched.ok()) << launched.status();
     EXPECT_FALSE(launched->launch_done().void_step());
     EXPECT_THAT(trainer_->Floats(0, kCount), Each(static_cast<float>(step)));
@@ -300,11 +310,7 @@ class OneGpu {
     return worker_.AddTrainer(kBytes, 1, refused);
   }
   // Leaves less free than staging takes.
-  void FillGpu() {
-    const std::size_t free =
-        MachineWithGpus(1).gpus[0].memory_bytes - worker_.machine().DeviceBytes(0);
-    fakes::MakeMapped(free - CudaWorkerFixture::kStagingBytes);
-  }
+  void FillGpu() { LeaveFree(0, CudaWorkerFixture::kStagingBytes); }
 
  private:
   CudaWorkerFixture worker_;
@@ -340,7 +346,7 @@ ISOLATED_TEST(NcclLaunch, TellsOfAllThatNcclTakesOfTheGpu, MachineWithGpus(1)) {
     expect_all_told();
     job.ExpectStep(step);
     expect_all_told();
-    others += fakes::MakeMapped(2 * fakes::kMebibyte).bytes;  // a trainer's, of a later step
+    others += fakes::MakeMapped(2 * kMebibyte).bytes;  // a trainer's, of a later step
     job.ExpectStep(step + 1);
     expect_all_told();
     EXPECT_TRUE(job.worker().Disconnect().ok());
@@ -377,6 +383,47 @@ ISOLATED_TEST(NcclLaunch, AGpuThatIsFullKeepsTheStagingThatItHas, MachineWithGpu
   job.ExpectStep(2);
   job.worker().Stop();
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
+// It has to take part in the all-reduce, and cannot.
+ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMayLackRoomForItsBuckets,
+              MachineWithGpus(2)) {
+  constexpr std::size_t kLarge = CudaWorkerFixture::kStagingBytes / sizeof(float) + kCount;
+  TwoGpus job(1, 1);
+  job.Connect();
+  const std::size_t rest = LeaveFree(1, CudaWorkerFixture::kStagingBytes).bytes;
+  auto without = CudaWorkerFixture::LaunchOf({&job.trainer(0, 0)}, 1, kLarge);
+  without.clear_arenas();
+  const auto done = job.worker(1).Launch(without);
+  for (const absl::Status& why : {done->Get().status(), job.worker(1).Ended()}) {
+    EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
+    EXPECT_THAT(why.message(), HasSubstr("summing the largest bucket needs "));
+    EXPECT_THAT(why.message(), HasSubstr("which has 4194304 free of 1073741824"));
+  }
+  // What is left is this process's: context, rest and the trainer's arena.
+  EXPECT_EQ(job.worker(1).machine().DeviceBytes(1),
+            MachineDescription().context_bytes + rest + 2 * kMebibyte);
+}
+
+// NCCL itself says only that CUDA has failed.
+ISOLATED_TEST(NcclLaunch, SaysHowFullTheGpuIsWhereNcclTakesMemory, MachineWithGpus(1)) {
+  OneGpu job;
+  const fakes::Mapped rest = LeaveFree(0, 8 * kMebibyte);
+  const absl::Status refused = job.worker().Connect(job.worker().NewNcclId(), 0, 1)->Get().status();
+  EXPECT_EQ(DetailsOf(refused).reason, "NCCL_CUDA_ERROR");
+  EXPECT_THAT(refused.message(), HasSubstr("the GPU has 8388608 bytes free of 1073741824"));
+  job.ExpectStep(1);
+  fakes::Unmap(rest);
+  CUDA_OK(cuMemRelease(rest.handle));
+  job.Connect();
+  EXPECT_TRUE(job.worker().Disconnect().ok());
+  // Enough to connect, too little for the first all-reduce.
+  LeaveFree(0, MachineDescription().communicator_bytes + 2 * kMebibyte);
+  job.Connect();
+  EXPECT_FALSE(job.Launch(2)->Get().ok());
+  EXPECT_THAT(job.worker().Ended().message(),
+              HasSubstr("unhandled cuda error (run with NCCL_DEBUG=INFO for details)"));
+  EXPECT_THAT(job.worker().Ended().message(), HasSubstr("has 2097152 bytes free of 1073741824"));
 }
 
 // One rank with memory that is not registered among others whose is: NCCL does not say what then.
