@@ -31,6 +31,7 @@ CudaLaunchQueue::~CudaLaunchQueue() = default;
 
 void CudaLaunchQueue::SetCommunicator(NcclCommunicator* communicator) {
   communicator_ = communicator;
+  staging_->Restart();
   first_step_ = communicator != nullptr;
   nccl_bytes_ = 0;
 }
@@ -79,7 +80,7 @@ absl::Status CudaLaunchQueue::Advance(std::vector<CudaLaunchResult>* finished) {
   if (status.ok() && communicator_ != nullptr) status = SettleSum();
   while (status.ok() && !paused_ && !summing_.has_value() && !waiting_.empty() &&
          AllReady(waiting_.front().ranks, waiting_.front().bucket, waiting_.front().step) &&
-         staging_->HasFree() && staging_->Holds(next_staging_bytes())) {
+         staging_->CanTake(next_staging_bytes())) {
     status = BeginNext();
   }
   return status.ok() ? CheckDeadline() : status;
@@ -125,7 +126,8 @@ absl::Status CudaLaunchQueue::CountNcclBytes(const UnderWay& one) {
 }
 
 absl::Status CudaLaunchQueue::BeginNext() {
-  UnderWay next{std::move(waiting_.front()), staging_->Take(), MonotonicNowNs()};
+  CudaStagingPiece* const piece = staging_->Take(next_staging_bytes());
+  UnderWay next{std::move(waiting_.front()), piece, MonotonicNowNs()};
   waiting_.pop_front();
   if (!next.launch.given_up) NoteBegun(&next);
 

@@ -14,6 +14,10 @@ namespace {
 // Pieces begin where every kernel and NCCL work best.
 constexpr std::size_t kAlignment = 4096;
 
+std::size_t Aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 // In which GPUs give memory out.
 constexpr std::size_t kGranule = std::size_t{2} << 20;
 
@@ -58,8 +62,7 @@ absl::Status CudaStagingPool::Open() {
 }
 
 absl::Status CudaStagingPool::Reserve(std::size_t bytes) {
-  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  return Holds(bytes) ? absl::OkStatus() : Allocate(bytes, allocator_);
+  return Holds(bytes) ? absl::OkStatus() : Allocate(Aligned(bytes), allocator_);
 }
 
 absl::Status CudaStagingPool::SetAllocator(const Allocator& allocator) {
@@ -78,7 +81,6 @@ absl::Status CudaStagingPool::Allocate(std::size_t piece_bytes, const Allocator&
   Free();
   memory_ = memory;
   piece_bytes_ = piece_bytes;
-  for (std::size_t i = 0; i < kPieces; ++i) pieces_[i].address = memory + i * piece_bytes;
   return absl::OkStatus();
 }
 
@@ -99,17 +101,28 @@ void CudaStagingPool::Free() {
   if (memory_ != 0) allocator_.free(std::exchange(memory_, 0));
 }
 
-bool CudaStagingPool::HasFree() const {
-  return std::any_of(pieces_.begin(), pieces_.end(),
+bool CudaStagingPool::AllFree() const {
+  return std::all_of(pieces_.begin(), pieces_.end(),
                      [](const CudaStagingPiece& piece) { return piece.free; });
 }
 
-CudaStagingPiece* CudaStagingPool::Take() {
-  const auto piece = std::find_if(pieces_.begin(), pieces_.end(),
-                                  [](const CudaStagingPiece& one) { return one.free; });
-  assert(piece != pieces_.end());
-  piece->free = false;
-  return &*piece;
+bool CudaStagingPool::CanTake(std::size_t bytes) const {
+  return Holds(bytes) && (AllFree() || (Aligned(bytes) <= stride_ && pieces_[next_].free));
+}
+
+CudaStagingPiece* CudaStagingPool::Take(std::size_t bytes) {
+  assert(CanTake(bytes));
+  stride_ = std::max(stride_, Aligned(bytes));
+  CudaStagingPiece& piece = pieces_[next_];
+  piece.address = memory_ + next_ * stride_;
+  piece.free = false;
+  next_ = (next_ + 1) % kPieces;
+  return &piece;
+}
+
+void CudaStagingPool::Restart() {
+  stride_ = 0;
+  next_ = 0;
 }
 
 }  // namespace gradsync

@@ -32,7 +32,11 @@ struct CudaStagingPiece {
   CUevent written = nullptr;
 };
 
-// A few pieces of the same size. The issuing thread's.
+// A few pieces of the same size, which are used in turn. Where a piece lies in the memory follows
+// from the buckets since Restart, and from nothing else that this worker has done: NCCL sums
+// registered memory within NVLink's switches only if it is at the same offset on every GPU.
+//
+// The issuing thread's.
 class CudaStagingPool {
  public:
   // One is combined while another is between the nodes and a third is written back; the fourth
@@ -64,9 +68,13 @@ class CudaStagingPool {
   // as Reserve does.
   absl::Status SetAllocator(const Allocator& allocator);
 
-  bool HasFree() const;
-  // One of those that are free; free again when its `free` is set.
-  CudaStagingPiece* Take();
+  // The next piece can be taken for a bucket of `bytes`. Not while there are pieces in use, if it
+  // is larger than all before it.
+  bool CanTake(std::size_t bytes) const;
+  // Then. They are set `free` again in the order in which they are taken.
+  CudaStagingPiece* Take(std::size_t bytes);
+  // The next bucket is the first. Only while all are free.
+  void Restart();
 
   CUdeviceptr address() const { return memory_; }  // 0: nothing has been reserved yet
   std::size_t bytes() const { return piece_bytes_ * kPieces; }
@@ -76,11 +84,14 @@ class CudaStagingPool {
   // Of an allocation of `wanted` bytes that has failed with `status`.
   absl::Status WhyNot(std::size_t wanted, const absl::Status& status) const;
   void Free();
+  bool AllFree() const;
 
   const CudaDriver* const driver_;
   Allocator allocator_;
   CUdeviceptr memory_ = 0;
-  std::size_t piece_bytes_ = 0;
+  std::size_t piece_bytes_ = 0;  // that each may have
+  std::size_t stride_ = 0;       // from one to the next: of the largest bucket so far
+  std::size_t next_ = 0;
   std::array<CudaStagingPiece, kPieces> pieces_;
 };
 

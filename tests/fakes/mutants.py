@@ -20,6 +20,7 @@ TESTS_FAILED = 3  # bazel's exit status
 
 QUEUE = "daemon/worker/cuda_launch_queue.cc"
 WORKER = "daemon/worker/cuda_worker.cc"
+STAGING = "daemon/worker/cuda_staging.cc"
 TEAM = "daemon/worker/gpu_team.cc"
 HANDOFF = "client/src/cuda_handoff.cc"
 STEPS = "client/src/step_sequence.cc"
@@ -226,6 +227,30 @@ MUTANTS = [
         "absl::Status registered;",
         NCCL,
         "NcclLaunch.StagingGrowsWhileConnected",
+    ),
+    Mutant(
+        "pieces of staging that are as far apart on every GPU",
+        STAGING,
+        "piece.address = memory_ + next_ * stride_;",
+        "piece.address = memory_ + next_ * piece_bytes_;",
+        NCCL,
+        "NcclLaunch.BucketsLieAtTheSameOffsetOnEveryGpu",
+    ),
+    Mutant(
+        "beginning with the first piece on every GPU",
+        QUEUE,
+        "  staging_->Restart();\n",
+        "",
+        NCCL,
+        "NcclLaunch.BucketsLieAtTheSameOffsetOnEveryGpu",
+    ),
+    Mutant(
+        "the wait for the other pieces before they are farther apart",
+        STAGING,
+        "(AllFree() || (Aligned(bytes) <= stride_ && pieces_[next_].free))",
+        "pieces_[next_].free",
+        NCCL,
+        "NcclLaunch.BucketsLieAtTheSameOffsetOnEveryGpu",
     ),
     Mutant(
         "flagging every communicator before one is freed",

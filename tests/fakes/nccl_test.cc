@@ -219,6 +219,25 @@ ISOLATED_TEST(NcclHazard, IfOneRankRegistersAllMust, MachineWithGpus(2)) {
   for (const Rank& one : ranks) EXPECT_EQ(ncclCommAbort(one.communicator), ncclSuccess);
 }
 
+// No error: NCCL leaves the faster way then.
+ISOLATED_TEST(NcclHazard, RegisteredMemoryWantsTheSameOffset, MachineWithGpus(2)) {
+  const std::vector<Rank> ranks = JoinedRanks(2);
+  for (int i = 0; i < 2; ++i) {
+    ranks[i].Enter();
+    constexpr std::size_t kBytes = Rank::kCount * sizeof(float);
+    void* memory = nullptr;
+    void* handle = nullptr;
+    ASSERT_EQ(ncclMemAlloc(&memory, 2 * kBytes), ncclSuccess);
+    EXPECT_EQ(ncclCommRegister(ranks[i].communicator, memory, 2 * kBytes, &handle), ncclSuccess);
+    void* const buffer = static_cast<char*>(memory) + i * kBytes;
+    EXPECT_EQ(ncclAllReduce(buffer, buffer, Rank::kCount, ncclFloat32, ncclSum,
+                            ranks[i].communicator, reinterpret_cast<cudaStream_t>(ranks[i].stream)),
+              ncclInProgress);
+  }
+  for (const Rank& one : ranks) EXPECT_EQ(Settle(one.communicator), ncclSuccess);
+  EXPECT_TRUE(FakeMachine().AwaitJournal(kViolation, "differ in the offset", kPatienceMs));
+}
+
 ISOLATED_TEST(NcclHazard, TwoRanksOnOneGpuAreRefused, MachineWithGpus(1)) {
   const ncclUniqueId id = NewId();
   Rank first, second;

@@ -472,6 +472,40 @@ ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, Ma
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
+// NCCL's faster ways want it. What the workers did before they were connected does not matter.
+ISOLATED_TEST(NcclLaunch, BucketsLieAtTheSameOffsetOnEveryGpu, MachineWithGpus(2)) {
+  constexpr std::size_t kBuckets = 6;
+  // As many as there are pieces of staging; the others are larger.
+  constexpr std::size_t kSmall = 4;
+  TwoGpus job(1, kBuckets * 2);
+  job.worker(1).set_staging_bytes(3 * CudaWorkerFixture::kStagingBytes);
+  ASSERT_NE(job.worker(1).AddTrainer(kBytes, 1), nullptr);
+  const auto launch = [&](int gpu, std::uint64_t step, std::size_t bucket, std::uint32_t buckets) {
+    auto one = CudaWorkerFixture::LaunchOf({&job.trainer(gpu, 0)}, step,
+                                           (bucket < kSmall ? 1 : 2) * kCount);
+    one.set_bucket(static_cast<std::uint32_t>(bucket));
+    one.set_offset(bucket * 2 * kBytes);
+    one.set_step_buckets(buckets);
+    one.set_verdict_offset(kBuckets * 2 * kBytes);
+    return job.worker(gpu).Launch(one);
+  };
+  job.trainer(0, 0).WriteReady(0, 1);
+  EXPECT_TRUE(launch(0, 1, 0, 1)->Get().ok());
+  job.Connect();
+  for (std::uint64_t step = 2; step <= 4; ++step) {
+    std::vector<std::unique_ptr<PendingReply>> done;
+    for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+      for (int gpu = 0; gpu < 2; ++gpu) {
+        job.trainer(gpu, 0).WriteReady(bucket, step);
+        done.push_back(launch(gpu, step, bucket, kBuckets));
+      }
+    }
+    for (const auto& reply : done) EXPECT_TRUE(reply->Get().ok());
+  }
+  for (int gpu = 0; gpu < 2; ++gpu) job.worker(gpu).Stop();
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
 // Freeing the old staging memory waits for what is on the GPU, which waits for the other worker.
 ISOLATED_TEST(NcclLaunch, StagingGrowsOnlyBetweenBuckets, MachineWithGpus(2)) {
   TwoGpus job(1, 1);

@@ -232,6 +232,11 @@ CUresult NcclCommunicator::Exchange(std::uint64_t sequence, const NcclCollective
       SpinUntilAborted();
       return CUDA_SUCCESS;
     }
+    if (rendezvous_->slot(rank).call.offset != collective.call.offset) {
+      process_.folder().Note(kViolation, "ranks " + std::to_string(rank_) + " and " +
+                                             std::to_string(rank) +
+                                             " differ in the offset of registered memory");
+    }
     all.push_back(std::make_unique<NcclRendezvous::Data>(*rendezvous_, rank, bytes, false));
     contributions.push_back(all.back()->get());
   }
@@ -289,11 +294,13 @@ bool NcclCommunicator::Deregister(const void* buffer) {
   return true;
 }
 
-bool NcclCommunicator::IsRegistered(CUdeviceptr address, std::size_t bytes) {
+std::optional<std::uint64_t> NcclCommunicator::OffsetInRegistered(CUdeviceptr address,
+                                                                  std::size_t bytes) {
   MutexLock lock(&mutex_);
-  return std::any_of(registered_.begin(), registered_.end(), [=](const auto& entry) {
-    return address >= entry.first && address + bytes <= entry.first + entry.second;
-  });
+  for (const auto& [begin, size] : registered_) {
+    if (address >= begin && address + bytes <= begin + size) return address - begin;
+  }
+  return std::nullopt;
 }
 
 void NcclCommunicator::FlagAbort() {

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -61,7 +62,8 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
 
   void Register(const void* buffer, std::size_t bytes);
   bool Deregister(const void* buffer);
-  bool IsRegistered(CUdeviceptr address, std::size_t bytes);
+  // How far into what is registered they lie; nothing if they do not.
+  std::optional<std::uint64_t> OffsetInRegistered(CUdeviceptr address, std::size_t bytes);
 
   // Kernels of this rank end; nothing is freed yet.
   void FlagAbort();

@@ -115,9 +115,9 @@ ncclResult_t Collect(ncclComm_t handle, NcclCall call, const void* from, void* t
     const auto source = reinterpret_cast<CUdeviceptr>(from);
     const auto target = reinterpret_cast<CUdeviceptr>(to);
     const std::size_t bytes = call.count * element;
-    call.registered =
-        communicator->IsRegistered(source, bytes) && communicator->IsRegistered(target, bytes) ? 1
-                                                                                               : 0;
+    const auto offset = communicator->OffsetInRegistered(source, bytes);
+    call.registered = offset.has_value() && communicator->OffsetInRegistered(target, bytes) ? 1 : 0;
+    call.offset = call.registered == 1 ? *offset : 0;
     return NcclGroup::OfThisThread().Launch(
         communicator, NcclCollective{call, source, target, reinterpret_cast<CUstream>(stream)});
   });
@@ -242,7 +242,8 @@ ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
                         static_cast<std::uint32_t>(op),
                         0,
                         0,
-                        count};
+                        count,
+                        0};
     return Collect(comm, call, sendbuff, recvbuff, stream, fault);
   });
 }
@@ -257,7 +258,8 @@ ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
                         ncclSum,
                         static_cast<std::uint32_t>(root),
                         0,
-                        count};
+                        count,
+                        0};
     return Collect(comm, call, sendbuff, recvbuff, stream, fault);
   });
 }

@@ -29,6 +29,8 @@ struct NcclCall {
   std::uint32_t root;
   std::uint32_t registered;  // 1: its buffers are registered
   std::uint64_t count;
+  // Bytes into what is registered. They need not agree, but NCCL sums faster if they do.
+  std::uint64_t offset;
 };
 bool operator==(const NcclCall& one, const NcclCall& other);
 inline bool operator!=(const NcclCall& one, const NcclCall& other) { return !(one == other); }
