@@ -22,14 +22,20 @@ QUEUE = "daemon/worker/cuda_launch_queue.cc"
 WORKER = "daemon/worker/cuda_worker.cc"
 STAGING = "daemon/worker/cuda_staging.cc"
 TEAM = "daemon/worker/gpu_team.cc"
+READY_WAITS = "daemon/worker/cuda_ready_waits.cc"
+ATTACHED = "daemon/peer/attached_worker.cc"
+LENT = "daemon/peer/lent_workers.cc"
 HANDOFF = "client/src/cuda_handoff.cc"
 STEPS = "client/src/step_sequence.cc"
 
 LAUNCH = "//tests/worker:cuda_launch_test"
 NCCL = "//tests/worker:nccl_launch_test"
 LAYOUT = "//tests/client:cuda_layout_test"
+JOB = "//tests/cuda:cuda_job_test"
 DEATH = "//tests/cuda:cuda_death_test"
 BAD_INPUT = "//tests/cuda:cuda_bad_input_test"
+ATTACHED_TEST = "//tests/peer:attached_worker_test"
+LENT_TEST = "//tests/peer:lent_workers_test"
 
 
 class Mutant(NamedTuple):
@@ -107,7 +113,7 @@ MUTANTS = [
     status = driver_->cuStreamWriteValue64(stream, done, launch.step, 0);
     if (status.ok() && one.last) {
 """,
-        "//tests/cuda:cuda_job_test",
+        JOB,
         "GpuJob.AveragesOnTheTrainersStreams",
     ),
     Mutant(
@@ -290,10 +296,150 @@ MUTANTS = [
     Mutant(
         "ending the workers that wait for one that has failed",
         TEAM,
-        "if (worker != nullptr) worker->Kill(reply.status());",
+        "if (worker != nullptr) kills_.push_back({std::move(worker), reply.status()});",
         "",
         DEATH,
         "CudaDeath.OfAWorkerOnOneOfTwoGpus",
+    ),
+    # ---- The gate
+    Mutant(
+        "looking at ready words before it says that gradients are there",
+        READY_WAITS,
+        "if (!AllReady(wait.ranks, wait.bucket, wait.step)) return false;",
+        "static_cast<void>(AllReady);",
+        LAUNCH,
+        "CudaLaunch.SaysWhenTheGradientsAreThereAndEnqueuesNothing",
+    ),
+    Mutant(
+        "ending the waits for a step that is given up",
+        READY_WAITS,
+        "if (wait.layout == layout && wait.step == step) wait.ranks.clear();",
+        "if (wait.layout == layout && wait.step > step) wait.ranks.clear();",
+        LAUNCH,
+        "CudaLaunch.WaitsForNoGradientsThatWillNotCome",
+    ),
+    Mutant(
+        "ending the waits for a rank that is lost",
+        READY_WAITS,
+        "[&](const auto& other) { return other.get() == rank; }),",
+        "[&](const auto& other) { return other.get() == rank && false; }),",
+        LAUNCH,
+        "CudaLaunch.WaitsForNoGradientsThatWillNotCome",
+    ),
+    Mutant(
+        "asking every GPU before a launch",
+        TEAM,
+        "for (const auto& pending : pending_) AskLocked(pending);",
+        "",
+        JOB,
+        "GpuGate.WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThere",
+    ),
+    Mutant(
+        "the wait for all of their answers",
+        TEAM,
+        "while (!pending_.empty() && pending_.front()->left == 0) {",
+        "while (!pending_.empty()) {",
+        JOB,
+        "GpuGate.WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThere",
+    ),
+    Mutant(
+        "closing the gate for GPUs without MPS",
+        TEAM,
+        "time_sliced_ = time_sliced_ || !reply->message.connected().mps();",
+        "",
+        JOB,
+        "GpuGate.WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThere",
+    ),
+    Mutant(
+        "letting go of what waits at the gate when its step is given up",
+        TEAM,
+        "if (operation->gpu.layout != step.layout || operation->number != step.step) {",
+        "if (operation->gpu.layout != step.layout || operation->number <= step.step) {",
+        JOB,
+        "GpuGate.IsReleasedByAnAbandonedStep",
+    ),
+    Mutant(
+        "failing what waits at the gate for a worker that dies",
+        TEAM,
+        "    if (!status.ok()) {\n      // It is launched nowhere",
+        "    if (!status.ok() && false) {\n      // It is launched nowhere",
+        JOB,
+        "GpuGate.AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt",
+    ),
+    # ---- Workers of other nodes
+    Mutant(
+        "answering what a lost node's worker owes",
+        ATTACHED,
+        "for (auto& [id, call] : unanswered) call.answered(why);",
+        "",
+        ATTACHED_TEST,
+        "AttachedWorkerTest.ALostOneAnswersEverything",
+    ),
+    Mutant(
+        "waiting for the end of a worker of another node that is killed",
+        ATTACHED,
+        "if (!over_.ok()) return;\n    over_ = why;",
+        """if (!over_.ok()) return;
+    over_ = why;
+    for (auto& [id, call] : unanswered_) call.answered(why);""",
+        ATTACHED_TEST,
+        "AttachedWorkerTest.AKilledOneAnswersWhenItsNodeHasEndedIt",
+    ),
+    Mutant(
+        "ending the worker that another one on its GPU replaces",
+        ATTACHED,
+        "if (other) ended.push_back",
+        "if (other && false) ended.push_back",
+        ATTACHED_TEST,
+        "AttachedWorkerTest.AnotherOneOnTheGpuTakesItsPlace",
+    ),
+    Mutant(
+        "releasing a worker of another node that nobody needs",
+        ATTACHED,
+        "entry.idle_since_ns = now_ns;",
+        "entry.idle_since_ns = 0;",
+        ATTACHED_TEST,
+        "AttachedWorkerTest.IsReleasedWhenNobodyNeedsItForAWhile",
+    ),
+    Mutant(
+        "keeping a worker that is connected to another node's",
+        LENT,
+        "if (call.has_connect()) found->second.kept = worker;",
+        "",
+        LENT_TEST,
+        "LentWorkersTest.AConnectedWorkerStaysUntilItIsReleased",
+    ),
+    Mutant(
+        "the look where another node's launch lies",
+        LENT,
+        "bucket->dtype != dtype || bucket->count != launch.count() ||",
+        "bucket->dtype != dtype ||",
+        LENT_TEST,
+        "LentWorkersTest.WhatCannotBeRightIsRefusedAndAnswered",
+    ),
+    Mutant(
+        "killing the worker whose communicator another node's loss has broken",
+        LENT,
+        "  if (!why.ok() && port != nullptr) {\n    port->Kill(why);",
+        "  if (!why.ok() && port != nullptr) {",
+        LENT_TEST,
+        "LentWorkersTest.ABrokenCommunicatorsWorkerIsKilled",
+    ),
+    Mutant(
+        "killing the workers that are at work for a coordinator that is lost",
+        LENT,
+        "    if (lent.owed > 0) {\n      port->Kill(why);",
+        "    if (lent.owed > 0) {\n      static_cast<void>(why);",
+        LENT_TEST,
+        "LentWorkersTest.WithoutACoordinatorOnlyWhatIsAtWorkIsKilled",
+    ),
+    Mutant(
+        "telling the coordinator of a worker that has ended",
+        LENT,
+        "if (ended) gone.push_back(it->first);",
+        "static_cast<void>(ended);",
+        LENT_TEST,
+        "LentWorkersTest.AWorkerThatEndsIsToldOfOnce",
     ),
     # ---- The client
     Mutant(
@@ -356,7 +502,7 @@ MUTANTS = [
         """  for (const std::size_t bucket : buckets.subspan(buckets.size())) {
     if (auto status =
             driver_.Check(driver_.cuStreamWaitValue64(""",
-        "//tests/cuda:cuda_job_test",
+        JOB,
         "GpuJob.AveragesOnTheTrainersStreams",
     ),
     Mutant(
