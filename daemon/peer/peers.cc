@@ -118,6 +118,7 @@ class Peers::Impl {
   absl::Status Start() {
     const auto listen = ParsePeerAddress(options_.listen, kDefaultPeerPort);
     if (!listen.ok()) return listen.status();
+    if (listen->port != 0) others_port_ = listen->port;
     auto credentials = MakeCredentials(options_);
     if (!credentials.ok()) return credentials.status();
     credentials_ = *std::move(credentials);
@@ -240,7 +241,7 @@ class Peers::Impl {
     if (request.coordinator.empty()) {
       return environment_.jobs->Join(request, std::move(sink), std::move(joined));
     }
-    const auto address = ParsePeerAddress(request.coordinator, kDefaultPeerPort);
+    const auto address = ParsePeerAddress(request.coordinator, others_port_);
     if (!address.ok()) return joined(address.status());
     const std::string text = address->Text();
     for (;;) {
@@ -535,6 +536,8 @@ class Peers::Impl {
   std::string node_name_;
   std::string address_;
   std::uint16_t port_ = 0;
+  // Of a coordinator that is named without one: the nodes' daemons are configured alike.
+  std::uint16_t others_port_ = kDefaultPeerPort;
   std::vector<std::string> warnings_;
   std::vector<std::string> notices_;
   Credentials credentials_;

@@ -131,6 +131,23 @@ TEST(Joining, ALateCoordinatorIsWaitedFor) {
   ExpectAll(trainers, "step times=3");
 }
 
+TEST(Joining, ACoordinatorWithoutAPortHasThatOfTheNodesOwnDaemon) {
+  NodeCluster cluster(2, 0, 9417);
+  if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
+  EXPECT_EQ(cluster.coordinator(), "10.99.0.1:9417");
+  Trainers trainers;
+  for (const std::uint32_t rank : {0, 1, 2, 3}) {
+    trainers.push_back(cluster.MakeRank(rank, "coordinator=" + cluster.network().address(0)));
+    trainers.back()->Send(trainers.back()->join());
+  }
+  for (const auto& trainer : trainers) {
+    const Reply reply = trainer->Receive();
+    EXPECT_TRUE(reply.ok()) << reply;
+  }
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  ExpectAll(trainers, "step");
+}
+
 TEST(Joining, AnotherTokenIsRefusedWhoeverComesFirst) {
   NodeCluster cluster(2);
   const auto first = cluster.MakeRank(0, "token=right");

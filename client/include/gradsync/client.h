@@ -82,8 +82,9 @@ struct SessionOptions {
   absl::Duration step_timeout = absl::ZeroDuration();
   // How long to retry while the daemon is not there yet (a sidecar may start late).
   absl::Duration connect_timeout = absl::Seconds(60);
-  // "host" or "host:port" (7417) of the daemon on rank 0's node, the same on every rank; daemons
-  // without peer_listen take no notice. Empty: the job is on this node.
+  // "host" or "host:port" of the daemon on rank 0's node, the same on every rank; by default the
+  // port of peer_listen of this node's daemon. Daemons without it take no notice. Empty: the job is
+  // on this node.
   std::string coordinator;
   // How gradients are summed between GPUs, the same on every rank; left to NCCL by default.
   NcclSettings nccl;
