@@ -678,9 +678,11 @@ std::uint64_t Job::IncarnationOf(std::uint32_t rank) const {
 
 bool Job::LiveHere(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
-  if (rank >= world_size_ || !members_[rank].node.empty()) return false;
-  const RankState state = members_[rank].state;
-  return state == RankState::kLive || state == RankState::kStayed;
+  if (rank >= world_size_) return false;
+  const Member& member = members_[rank];
+  // A job that has ended keeps what its ranks were, but not their sessions.
+  return member.sink != nullptr && member.node.empty() &&
+         (member.state == RankState::kLive || member.state == RankState::kStayed);
 }
 
 RankState Job::StateOf(std::uint32_t rank) const {

@@ -1,9 +1,11 @@
 // Jobs that span nodes, over a network: what they compute, how they begin, and who else may knock.
 
 #include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -195,6 +197,30 @@ TEST(Joining, ATokenThatIsWrongDisturbsNobodyWhoHasTheRightOne) {
   for (const std::uint32_t rank : {2, 3}) trainers[rank] = join_at_once(rank);
   ExpectAll(trainers, "register buckets=2 count=1000");
   ExpectAll(trainers, "step times=3");
+}
+
+TEST(Joining, TheTokenOfARunThatHasEndedIsNoLongerTheRightOne) {
+  NodeCluster cluster(2);
+  const auto make_ranks = [&cluster](const std::string& token, std::vector<std::uint32_t> order) {
+    Trainers trainers;
+    for (const std::uint32_t rank : order) {
+      trainers.push_back(cluster.MakeRank(rank, "token=" + token));
+      const Reply reply = trainers.back()->Join();
+      EXPECT_TRUE(reply.ok()) << reply;
+    }
+    return trainers;
+  };
+  const Trainers before = make_ranks("before", {0, 1, 2, 3});
+  ExpectAll(before, "register buckets=2 count=1000");
+  before[2]->Signal(SIGKILL);
+  for (const std::uint32_t rank : {0, 1, 3}) {
+    before[rank]->Begin("step");
+    EXPECT_EQ(before[rank]->Result().reason, "RANK_LOST");
+  }
+  // Rank 0 of the next run comes last.
+  const Trainers after = make_ranks("after", {2, 3, 1, 0});
+  ExpectAll(after, "register buckets=2 count=1000");
+  ExpectAll(after, "step");
 }
 
 TEST(Joining, AMismatchedLayoutNamesBothRanksAndTheirNodes) {
