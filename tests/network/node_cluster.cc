@@ -8,15 +8,17 @@
 #include "gtest/gtest.h"
 
 namespace gradsync::fault {
-NodeCluster::NodeCluster(int nodes, std::uint64_t bits_per_second, int port)
+NodeCluster::NodeCluster(int nodes, std::uint64_t bits_per_second, int port,
+                         const std::vector<std::string>& flags)
     : network_({nodes, bits_per_second}) {
   std::printf("network: %s\n", network_.description().c_str());
   std::fflush(stdout);
   for (int node = 0; node < nodes; ++node) {
-    const std::vector<std::string> flags = {
+    std::vector<std::string> all = {
         absl::StrCat("--peer_listen=", network_.address(node), ":", real() ? port : 0),
         absl::StrCat("--node_name=", Name(node))};
-    daemons_.push_back(std::make_unique<TestDaemon>(flags, std::vector<std::string>{},
+    all.insert(all.end(), flags.begin(), flags.end());
+    daemons_.push_back(std::make_unique<TestDaemon>(all, std::vector<std::string>{},
                                                     network_.CommandPrefix(node)));
   }
 }

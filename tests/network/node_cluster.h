@@ -22,8 +22,9 @@ class NodeCluster {
   static constexpr std::uint32_t kRanksPerNode = 2;
 
   // Up to 3 nodes. Says on standard output what they are. Daemons listen on `port`; 0, or loopback:
-  // on any free one.
-  explicit NodeCluster(int nodes, std::uint64_t bits_per_second = 0, int port = 0);
+  // on any free one. `flags` are added to each one's.
+  explicit NodeCluster(int nodes, std::uint64_t bits_per_second = 0, int port = 0,
+                       const std::vector<std::string>& flags = {});
 
   // Not loopback addresses.
   bool real() const { return network_.kind() == VirtualNetwork::Kind::kNamespaces; }
