@@ -134,6 +134,10 @@ class ClusterTest : public JobFixture {
 
   void TearDown() override {
     cluster_->Shutdown();
+    // What they have not answered holds the job.
+    for (const auto& link : {beta_, gamma_}) {
+      cluster_->Lost(link.get(), absl::UnavailableError("its stream has ended"));
+    }
     reaper_.reset();
   }
 
