@@ -256,7 +256,7 @@ ISOLATED_TEST(GpuNodes, SayThatThereIsNoGateWhereMpsSharesTheGpus, MachineWithMp
   ExpectGate("--gate=auto", "none");
 }
 
-// The first worker of a daemon.
+// Some worker of a daemon.
 pid_t WorkerOf(const fault::TestDaemon& daemon) {
   const std::string tasks = absl::StrCat("/proc/", daemon.pid(), "/task");
   for (const auto& task : std::filesystem::directory_iterator(tasks)) {
@@ -271,10 +271,16 @@ pid_t WorkerOf(const fault::TestDaemon& daemon) {
   return -1;
 }
 
+// The one of a job. Another one may still be looking for GPUs.
 void KillWorkerOf(const fault::TestDaemon& daemon) {
-  const pid_t worker = WorkerOf(daemon);
-  ASSERT_GT(worker, 0);
-  kill(worker, SIGKILL);
+  pid_t running = -1;
+  ASSERT_TRUE(daemon.AwaitStatus([&running](const v1::GetStatusResponse& now) {
+    for (const v1::WorkerStatus& worker : now.cuda().workers()) {
+      if (worker.state() == v1::WORKER_STATE_RUNNING) running = worker.pid();
+    }
+    return running > 0;
+  }));
+  kill(running, SIGKILL);
 }
 
 bool AwaitNoWorker(const fault::TestDaemon& daemon) {
