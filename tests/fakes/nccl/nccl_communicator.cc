@@ -161,6 +161,8 @@ ncclResult_t NcclCommunicator::Poll() {
   {
     MutexLock lock(&mutex_);
     if (background_) return ncclInProgress;
+    // What has ended in between may have failed.
+    if (const ncclResult_t error = async_error_.load(); error != ncclSuccess) return error;
     if (late_.empty()) return ncclSuccess;
     if (--polls_left_ > 0) return ncclInProgress;
     due = std::move(late_);
