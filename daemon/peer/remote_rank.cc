@@ -489,13 +489,14 @@ absl::Status RemoteRank::Leave(std::uint32_t, bool exit) {
 
 void RemoteRank::AskMissing(std::uint32_t channel, std::uint64_t step,
                             std::function<void(std::string)> answer) {
-  bool full = false;
   {
     MutexLock lock(&mutex_);
-    full = questions_.size() >= kMaxPending;
-    if (!full) questions_.push_back({channel, step, std::move(answer)});
+    if (questions_.size() < kMaxPending) {
+      questions_.push_back({channel, step, std::move(answer)});
+      answer = nullptr;
+    }
   }
-  if (full) return answer("");
+  if (answer != nullptr) return answer("");
   v1::SessionRequest message;
   message.mutable_query_step()->set_channel(channel);
   message.mutable_query_step()->set_step(step);
