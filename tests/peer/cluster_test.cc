@@ -133,6 +133,10 @@ class ClusterTest : public JobFixture {
   }
 
   void TearDown() override {
+    // As the ends of their streams do: what a test left in flight waits for these nodes.
+    for (const auto& link : {beta_, gamma_}) {
+      cluster_->Lost(link.get(), absl::UnavailableError("its stream has ended"));
+    }
     cluster_->Shutdown();
     // What they have not answered holds the job.
     for (const auto& link : {beta_, gamma_}) {
