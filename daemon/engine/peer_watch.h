@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/engine/engine_settings.h"
 #include "daemon/engine/watch_frame.h"
 
 namespace gradsync {
@@ -43,7 +44,7 @@ class PeerWatch {
     std::vector<std::string> node_names;  // by node
     // Without a byte from a node for so long, or without the data of a chunk that every node has
     // begun, it counts as lost. Runs from a node's first word.
-    absl::Duration silence_limit = absl::Seconds(10);
+    absl::Duration silence_limit = EngineSettings().silence_limit;
     // Called at most once, on the watch's thread.
     std::function<void(const absl::Status&)> on_failure;
   };
