@@ -20,7 +20,8 @@ constexpr char kLibraryVariable[] = "GRADSYNC_CUDA_LIBRARY";
 absl::Status TooOld(const std::string& library, absl::string_view missing) {
   return MakeError(absl::StatusCode::kFailedPrecondition, kCudaDriverTooOld,
                    absl::StrCat(library, " has no ", missing,
-                                ": install an NVIDIA driver for CUDA 12.0 or newer"));
+                                ": install NVIDIA's driver for CUDA 13.0 or newer (580 or newer), "
+                                "as the daemon needs it; trainers alone could do with 12.0"));
 }
 
 // Of cuInit, which calls files of the driver that are missing or denied CUDA_ERROR_NO_DEVICE,

@@ -30,6 +30,7 @@ using fakes::FakeMachine;
 using fakes::GpuUuid;
 using fakes::MachineWithGpus;
 using fakes::MakeStream;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -567,7 +568,8 @@ ISOLATED_TEST(CudaDriver, MayBeTooOld, MachineWithGpus(1)) {
   setenv("GRADSYNC_CUDA_LIBRARY", "tests/cuda/libold.so", 1);
   const absl::Status old = CudaDeviceUuid(0).status();
   EXPECT_EQ(ReasonOf(old), "CUDA_DRIVER_TOO_OLD");
-  EXPECT_THAT(std::string(old.message()), HasSubstr("cuGetProcAddress_v2"));
+  EXPECT_THAT(std::string(old.message()), AllOf(HasSubstr("cuGetProcAddress_v2"),
+                                                HasSubstr("CUDA 13.0 or newer (580 or newer)")));
 }
 
 }  // namespace
