@@ -6,6 +6,10 @@
 // messages are those of one life of the job, which has two deaths of its own: alpha's worker
 // between two generations, so that beta's is asked for the communicator's id; and its successor in
 // an all-reduce, so that beta's is released.
+//
+// Trainers, which are threads here, are killed elsewhere: between two nodes at each message that is
+// not about GPUs by node_commit_test and in steps on GPUs by cuda_nodes_test, on one node at each
+// message about GPUs by cuda_death_test.
 
 #include <gmock/gmock.h>
 #include <signal.h>
