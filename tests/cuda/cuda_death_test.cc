@@ -176,20 +176,20 @@ void ExpectLost(const Life& life, const std::string& when) {
 
 std::string Dies(const std::string& moment) { return std::string(kDeath) + "=" + moment; }
 
-// Killed in a step, while its stream is parked and between steps; gone without a Leave; left.
-ISOLATED_TEST(CudaDeath, FiftyTrainersEndAndTheCommunicatorStays, MachineWithGpus(2)) {
+// Killed in a step, while its stream is parked, behind its averages and between steps; gone without
+// a Leave. After every five deaths one leaves.
+ISOLATED_TEST(CudaDeath, FiftyTrainersDieAndTheCommunicatorStays, MachineWithGpus(2)) {
   CudaNode node(2);
   CudaRank rank(0);
-  const std::vector<std::string> ends = {Dies("marked one 2"), Dies("parked 2"), Dies("decided 1"),
-                                         std::string(kDrop) + "=1", ""};
-  for (std::size_t life = 0; life < 50; ++life) {
-    const std::string& end = ends[life % ends.size()];
-    const Life lived = Live(node, rank, "trainer", 1, 2, {end});
-    if (end.empty()) {
-      EXPECT_TRUE(lived.end.ok()) << lived.end;
-    } else {
-      ExpectLost(lived, end);
+  const std::vector<std::string> deaths = {Dies("marked one 2"), Dies("parked 2"),
+                                           Dies("released 1"), Dies("decided 1"),
+                                           std::string(kDrop) + "=1"};
+  for (int round = 0; round < 10; ++round) {
+    for (const std::string& death : deaths) {
+      ExpectLost(Live(node, rank, "trainer", 1, 2, {death}), death);
     }
+    const Life left = Live(node, rank, "trainer", 1, 2, {});
+    EXPECT_TRUE(left.end.ok()) << left.end;
   }
   node.ExpectNothingKept();
   EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 2u) << "one for each GPU";
