@@ -34,6 +34,16 @@ void Describe(const CudaDevice& device, worker::Device* described) {
   described->set_mps(device.mps);
 }
 
+// Of a job on several GPUs, when NCCL could not be opened for the reason `why`.
+absl::Status WithoutNccl(const absl::Status& why) {
+  const ErrorDetails details = DetailsOf(why);
+  return MakeError(absl::StatusCode::kFailedPrecondition, details.reason,
+                   absl::StrCat("a job on several GPUs needs NCCL: ", why.message(),
+                                "; install it where the daemon's loader finds it, or name it "
+                                "(nccl_library), and start the daemon again"),
+                   details.fields);
+}
+
 }  // namespace
 
 CudaWorker::CudaWorker(const MessageSocket* socket)
@@ -187,12 +197,11 @@ absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* star
   if (!status.ok()) return status;
   started->set_driver_version(version);
 
-  auto nccl = NcclLibrary::Open(start.nccl_library());
-  if (nccl.ok()) {
-    nccl_ = *std::move(nccl);
-    started->set_nccl_version(NcclVersionText(nccl_->version()));
+  nccl_ = NcclLibrary::Open(start.nccl_library());
+  if (nccl_.ok()) {
+    started->set_nccl_version(NcclVersionText((*nccl_)->version()));
   } else {
-    started->set_nccl_error(std::string(nccl.status().message()));
+    started->set_nccl_error(std::string(nccl_.status().message()));
   }
 
   if (!start.device().empty()) return OpenDevice(start, started);
@@ -399,15 +408,14 @@ void CudaWorker::Free(std::vector<Removal> removals) const {
 }
 
 absl::StatusOr<std::string> CudaWorker::NewNcclId() const {
-  if (nccl_ == nullptr) return absl::FailedPreconditionError("the worker has no NCCL");
-  return NcclCommunicator::NewUniqueId(nccl_.get());
+  if (!nccl_.ok()) return WithoutNccl(nccl_.status());
+  return NcclCommunicator::NewUniqueId(nccl_->get());
 }
 
 absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& connect) {
-  if (nccl_ == nullptr || launches_ == nullptr || !launches_->at_rest() ||
-      !communicators_.empty()) {
-    return absl::FailedPreconditionError(
-        "the worker has no NCCL, is at work or is connected already");
+  if (!nccl_.ok()) return WithoutNccl(nccl_.status());
+  if (launches_ == nullptr || !launches_->at_rest() || !communicators_.empty()) {
+    return absl::FailedPreconditionError("the worker is at work or is connected already");
   }
   NcclCommunicatorOptions options;
   options.unique_id = connect.unique_id();
@@ -417,7 +425,7 @@ absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& conn
   options.algorithm = connect.algorithm();
   options.protocol = connect.protocol();
   const std::size_t free_before = CheckGpu().free;
-  auto communicator = NcclCommunicator::Connect(nccl_.get(), options);
+  auto communicator = NcclCommunicator::Connect(nccl_->get(), options);
   if (!communicator.ok()) return WithFreeBytes(communicator.status());
   communicators_.push_back(*std::move(communicator));
   connecting_ = {call, MonotonicNowNs() + connect.limit_ns(), free_before};
@@ -458,7 +466,7 @@ absl::Status CudaWorker::UseCommunicator() {
 
 absl::Status CudaWorker::MoveStagingToNccl() {
   if (staging_is_of_nccl_) return absl::OkStatus();
-  const NcclLibrary* const nccl = nccl_.get();
+  const NcclLibrary* const nccl = nccl_->get();
   const absl::Status status = staging_->SetAllocator(
       {[nccl](CUdeviceptr* address, std::size_t bytes) {
          return NcclCommunicator::AllocateMemory(nccl, address, bytes);

@@ -131,7 +131,9 @@ class CudaWorker {
 
   // The issuing thread's, in the order in which they are made.
   std::unique_ptr<const CudaDriver> driver_;
-  std::unique_ptr<const NcclLibrary> nccl_;  // null if it cannot be used
+  // Or why it cannot be used.
+  absl::StatusOr<std::unique_ptr<const NcclLibrary>> nccl_ =
+      absl::FailedPreconditionError("the worker is not started");
   std::unique_ptr<CudaContext> context_;
   std::unique_ptr<CudaCombine> combine_;
   std::unique_ptr<CudaStagingPool> staging_;

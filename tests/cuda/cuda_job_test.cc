@@ -32,6 +32,7 @@ using fakes::FakeMachine;
 using fakes::GpuUuid;
 using fakes::MachineDescription;
 using fakes::MachineWithGpus;
+using testing::AllOf;
 using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -323,6 +324,29 @@ ISOLATED_TEST(GpuJob, ADeadWorkerFailsTheJobByName, MachineWithGpus(1)) {
     EXPECT_THAT(std::string(result.status().message()), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
     EXPECT_EQ(job.Verdict(rank, 1), 1);
   }
+}
+
+MachineDescription WithAnOldNccl() {
+  MachineDescription machine = MachineWithGpus(2);
+  machine.nccl_version = 21805;
+  return machine;
+}
+
+ISOLATED_TEST(GpuJob, IsToldWhyItsGpusCannotBeConnected, WithAnOldNccl()) {
+  GpuJob job(2);
+  job.set_spec(FloatBuckets(1, kCount));  // whose last mark is what fails
+  job.Join();
+  job.Step(0, 1, 1);
+  job.Mark(1, 1, 1);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const absl::Status why = job.layout(rank).WaitStep(1, kPatience).status();
+    EXPECT_EQ(why.code(), absl::StatusCode::kFailedPrecondition) << why;
+    EXPECT_EQ(ErrorReason(why), "NCCL_TOO_OLD") << why;
+    EXPECT_THAT(std::string(why.message()),
+                AllOf(HasSubstr("is version 2.18.5: gradsync needs NCCL 2.19.0 or newer"),
+                      HasSubstr("install it where the daemon's loader finds it")));
+  }
+  EXPECT_EQ(job.Verdict(0, 1), 1);
 }
 
 // Two ranks on two GPUs, which their first step has connected. In the second rank 1 has said that

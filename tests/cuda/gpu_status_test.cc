@@ -30,6 +30,7 @@ using fakes::FakeMachine;
 using fakes::GpuUuid;
 using fakes::MachineDescription;
 using fakes::MachineWithGpus;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -137,7 +138,11 @@ ISOLATED_TEST(GpuStatus, SaysWhyNcclCannotBeUsed,
   GpuNode node;
   const v1::CudaStatus found = node.Found();
   EXPECT_THAT(found.nccl_version(), IsEmpty());
-  EXPECT_THAT(found.nccl_error(), HasSubstr("is version 2.18.5: gradsync needs NCCL 2.19.0"));
+  const std::string why = "is version 2.18.5: gradsync needs NCCL 2.19.0";
+  EXPECT_THAT(found.nccl_error(), HasSubstr(why));
+  EXPECT_EQ(node.daemon().Stop(), 0);  // status tells it just before the log does
+  EXPECT_THAT(node.daemon().Log(),
+              AllOf(HasSubstr("no NCCL: a job's trainers must share one GPU"), HasSubstr(why)));
 }
 
 ISOLATED_TEST(GpuStatus, SaysWhyArenasAreSharedByLegacyIpc,

@@ -79,8 +79,9 @@ ISOLATED_TEST(CudaStart, WorksOnOneGpuWithoutAUsableNccl,
   ASSERT_TRUE(started.ok()) << started.status();
   EXPECT_EQ(started->started().nccl_version(), "");
   EXPECT_THAT(started->started().nccl_error(), HasSubstr("2.18.5"));
-  EXPECT_EQ(worker.Connect(std::string(128, 'x'), 0, 2)->Get().status().code(),
-            absl::StatusCode::kFailedPrecondition);
+  const auto connected = worker.Connect(std::string(128, 'x'), 0, 2)->Get();
+  EXPECT_EQ(connected.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(connected), "NCCL_TOO_OLD");
   EXPECT_NE(worker.AddTrainer(4096, 1), nullptr);
 }
 
