@@ -14,11 +14,13 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/include/gradsync/client.h"
+#include "tests/cuda/cuda_rank.h"
 #include "tests/fakes/isolated_test.h"
 #include "tests/fault/deadline.h"
 #include "tests/fault/test_daemon.h"
@@ -31,6 +33,7 @@ using fakes::GpuUuid;
 using fakes::MachineDescription;
 using fakes::MachineWithGpus;
 using testing::AllOf;
+using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -219,6 +222,39 @@ ISOLATED_TEST(LegacyIpc, MemoryIsKeptUntilItsTrainersProcessHasEnded,
   EXPECT_TRUE(await_arenas(2));
   trainer->Kill();
   EXPECT_TRUE(await_arenas(1));
+  EXPECT_THAT(node.machine().Violations(), IsEmpty());
+}
+
+ISOLATED_TEST(LegacyIpc, CarriesAStepAndIsSaidInTheLog,
+              With([](MachineDescription* machine) { machine->gpus[0].posix_handles = false; })) {
+  GpuNode node;
+  CudaRank first(0);
+  CudaRank second(0);
+  SessionOptions options;
+  options.socket = node.daemon().socket();
+  options.job_id = "job";
+  options.world_size = 2;
+  const auto join = [&options](CudaRank& rank, std::uint32_t number) {
+    SessionOptions of_rank = options;
+    of_rank.rank = number;
+    EXPECT_TRUE(rank.Join(of_rank).ok());
+    const absl::Status registered = rank.Register(CudaLayout(0, 2, 1000));
+    EXPECT_TRUE(registered.ok()) << registered;
+  };
+  std::thread other([&] { join(second, 1); });
+  join(first, 0);
+  other.join();
+  EXPECT_EQ(node.Status().workers(0).legacy_arenas(), 2u);
+  EXPECT_THAT(node.daemon().Log(), AllOf(HasSubstr("GPU memory is shared by a legacy handle"),
+                                         HasSubstr("exports no allocation as a file descriptor")));
+  ASSERT_TRUE(first.Step(1, 4).ok());
+  ASSERT_TRUE(second.Step(1, 6).ok());
+  for (CudaRank* rank : {&first, &second}) {
+    EXPECT_THAT(rank->Read(0), Each(5.0f));
+    EXPECT_THAT(rank->Read(1), Each(6.0f));
+    const auto result = rank->WaitStep(1);
+    EXPECT_TRUE(result.ok()) << result.status();
+  }
   EXPECT_THAT(node.machine().Violations(), IsEmpty());
 }
 
