@@ -72,14 +72,14 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
           [this](const absl::Status& failure) {
             const auto self = shared_from_this();  // the lock is released after the last reference
             Transaction transaction(this);
-            if (!failure.ok()) StopLocked(failure);
+            FailLocked(failure);
             operations_.Reduced(transaction.effects());
             MaybeEnd(transaction.effects());
           },
           [this](const absl::Status& failure) {
             const auto self = shared_from_this();
             Transaction transaction(this);
-            if (!failure.ok()) StopLocked(failure);
+            FailLocked(failure);
             operations_.Copied(transaction.effects());
             MaybeEnd(transaction.effects());
           }) {}
@@ -217,7 +217,7 @@ absl::StatusOr<LayoutChannel*> Job::BeginAgreement(std::uint32_t rank,
         const auto self = shared_from_this();
         Transaction transaction(this);
         // Before the bucket counts: no step is complete with what has failed.
-        if (!failure.ok()) StopLocked(failure);
+        FailLocked(failure);
         reduced->Reduced(bucket, times, environment_.clock->NowNs(), transaction.effects());
         MaybeEnd(transaction.effects());
       });
@@ -580,6 +580,13 @@ bool Job::EndIfIdle(const absl::Status& why) {
     MaybeEnd(transaction.effects());
   }
   return told_;
+}
+
+void Job::FailLocked(const absl::Status& failure) {
+  if (failure.ok()) return;
+  ErrorDetails details = DetailsOf(failure);
+  details.fields.emplace_back("job", identity_.job_id);
+  StopLocked(MakeError(failure.code(), details.reason, failure.message(), details.fields));
 }
 
 void Job::StopLocked(const absl::Status& why) {

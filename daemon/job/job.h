@@ -172,6 +172,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status LossOf(std::uint32_t rank, const absl::Status& why) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What moves its data has failed, unless OK.
+  void FailLocked(const absl::Status& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OverLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool StepRunningLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeEnd(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -23,7 +23,7 @@ constexpr std::uint64_t InGpuGranules(std::uint64_t bytes) {
   return (bytes + kGpuGranule - 1) / kGpuGranule * kGpuGranule;
 }
 
-// Who is refused, of an error that says only why.
+// Whose it is, of an error that says only why.
 absl::Status WithRank(const absl::Status& why, const std::string& job, std::uint32_t rank) {
   ErrorDetails details = DetailsOf(why);
   if (details.reason.empty()) return why;
@@ -162,7 +162,7 @@ void Session::WorkerLost(const WorkerKey& key, const absl::Status& why) {
   for (const std::shared_ptr<Layout>& layout : Layouts()) {
     const std::shared_ptr<GpuArena>& gpu = layout->memory.gpu;
     if (gpu == nullptr || gpu->key() < key || key < gpu->key()) continue;
-    End(why);
+    End(WithRank(why, job_->job_id(), rank()));
     return;
   }
 }

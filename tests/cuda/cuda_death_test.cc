@@ -340,6 +340,51 @@ ISOLATED_TEST(CudaDeath, OfAWorkerOnOneOfTwoGpus, MachineWithGpus(2)) {
   EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 4u);
 }
 
+// Two jobs on one GPU and one in host memory, each of one rank, are in the middle of a step.
+ISOLATED_TEST(CudaDeath, OfAWorkerFailsItsJobAndNoOther, MachineWithGpus(1)) {
+  CudaNode node;
+  const auto options = [&node](const std::string& job) {
+    SessionOptions of_job = node.Options(0, 1);
+    of_job.job_id = job;
+    return of_job;
+  };
+  CudaRank loser(0), other(0);
+  for (CudaRank* rank : {&loser, &other}) {
+    ASSERT_TRUE(rank->Join(options(rank == &loser ? "loser" : "other")).ok());
+    ASSERT_TRUE(rank->Register(CudaLayout(0, CudaNode::kBuckets, CudaNode::kCount)).ok());
+    rank->Write(0, kMine);
+    ASSERT_TRUE(rank->layout().MarkReady(1, 0, {rank->stream()}).ok());
+  }
+  const auto session = Session::Join(options("host"));
+  ASSERT_TRUE(session.ok()) << session.status();
+  LayoutSpec spec = CudaLayout(0, CudaNode::kBuckets, CudaNode::kCount);
+  spec.device.clear();
+  const auto host = (*session)->RegisterLayout(spec);
+  ASSERT_TRUE(host.ok()) << host.status();
+  ASSERT_TRUE((*host)->MarkReady(1, 0).ok());
+
+  kill(node.WorkerPids("loser").front(), SIGKILL);
+  const absl::Status why = loser.WaitStep(1).status();
+  EXPECT_EQ(ErrorReason(why), "WORKER_LOST") << why;
+  EXPECT_THAT(std::string(why.message()), HasSubstr("worker process was killed by signal 9"));
+  EXPECT_EQ(ErrorField(why, "job"), "loser") << why;
+
+  for (const std::uint64_t step : {1, 2}) {
+    for (std::size_t bucket = step == 1 ? 1 : 0; bucket < CudaNode::kBuckets; ++bucket) {
+      other.Write(bucket, kMine);
+      ASSERT_TRUE(other.layout().MarkReady(step, bucket, {other.stream()}).ok());
+      ASSERT_TRUE((*host)->MarkReady(step, bucket).ok());
+    }
+    ASSERT_TRUE(other.layout().EndStep(step).ok());
+    ASSERT_TRUE((*host)->EndStep(step).ok());
+    const auto on_gpu = other.WaitStep(step);
+    EXPECT_TRUE(on_gpu.ok()) << on_gpu.status();
+    const auto in_host_memory = (*host)->WaitStep(step, kCudaPatience);
+    EXPECT_TRUE(in_host_memory.ok()) << in_host_memory.status();
+  }
+  EXPECT_THAT(other.Read(1), Each(kMine));
+}
+
 // The GPUs have told the streams that the step is complete, and one worker dies before it tells the
 // daemon: no host may be told that the step is void.
 ISOLATED_TEST(CudaDeath, OfAWorkerWhoseGpuIsThroughWithTheStep, MachineWithGpus(2)) {

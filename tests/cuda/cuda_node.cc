@@ -66,10 +66,12 @@ SessionOptions CudaNode::Options(std::uint32_t rank, std::uint32_t world_size,
   return options;
 }
 
-std::vector<pid_t> CudaNode::WorkerPids() const {
+std::vector<pid_t> CudaNode::WorkerPids(const std::string& job) const {
   const v1::GetStatusResponse status = daemon_.Status();
   std::vector<pid_t> pids;
-  for (const v1::WorkerStatus& worker : status.cuda().workers()) pids.push_back(worker.pid());
+  for (const v1::WorkerStatus& worker : status.cuda().workers()) {
+    if (worker.job_id() == job) pids.push_back(worker.pid());
+  }
   return pids;
 }
 

@@ -41,8 +41,8 @@ class CudaNode {
 
   // Workers started so far: each loads the kernels once.
   std::uint64_t Workers() const { return machine_.Calls("cuModuleLoadData"); }
-  // The processes of the workers that run.
-  std::vector<pid_t> WorkerPids() const;
+  // The processes of the workers of `job` that run.
+  std::vector<pid_t> WorkerPids(const std::string& job = "job") const;
   // Of the trainers; at the end, no other one.
   void ExpectViolation(const std::string& what) { violations_.push_back(what); }
 
