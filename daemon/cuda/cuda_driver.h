@@ -35,6 +35,7 @@
   FUNCTION(cuCtxGetStreamPriorityRange, 5050)    \
   FUNCTION(cuStreamCreateWithPriority, 5050)     \
   FUNCTION(cuStreamDestroy, 4000)                \
+  FUNCTION(cuStreamQuery, 2000)                  \
   FUNCTION(cuStreamSynchronize, 2000)            \
   FUNCTION(cuStreamWaitEvent, 3020)              \
   FUNCTION(cuStreamWriteValue64, 11070)          \

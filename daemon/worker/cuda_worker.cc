@@ -143,7 +143,8 @@ void CudaWorker::Handle(Posted posted) {
       }
       break;
     case worker::Call::kPing:
-      *reply.mutable_pong() = Memory();
+      if (context_ != nullptr) CheckGpu();
+      if (call.ping().memory()) *reply.mutable_pong() = Memory();
       break;
     case worker::Call::kStop:
       Stop(call.id());
@@ -160,7 +161,13 @@ void CudaWorker::Handle(Posted posted) {
   Reply(reply, exported.valid() ? &exported : nullptr);
 }
 
-CudaWorker::GpuBytes CudaWorker::CheckGpu() const {
+void CudaWorker::CheckGpu() const {
+  const CUresult result = driver_->cuStreamQuery.Result(context_->memory_stream());
+  if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY) return;
+  Fail(driver_->StatusOf(result, "cuStreamQuery"));
+}
+
+CudaWorker::GpuBytes CudaWorker::MemoryInfo() const {
   GpuBytes bytes;
   const CUresult result = driver_->cuMemGetInfo.Result(&bytes.free, &bytes.total);
   if (EndsProcess(result)) Fail(driver_->StatusOf(result, "cuMemGetInfo"));
@@ -424,7 +431,7 @@ absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& conn
   options.max_ctas = static_cast<int>(connect.max_ctas());
   options.algorithm = connect.algorithm();
   options.protocol = connect.protocol();
-  const std::size_t free_before = CheckGpu().free;
+  const std::size_t free_before = MemoryInfo().free;
   auto communicator = NcclCommunicator::Connect(nccl_->get(), options);
   if (!communicator.ok()) return WithFreeBytes(communicator.status());
   communicators_.push_back(*std::move(communicator));
@@ -445,7 +452,7 @@ void CudaWorker::AdvanceConnecting() {
   worker::Reply reply;
   reply.set_call(connecting.call);
   if (status.ok()) {
-    nccl_bytes_ = connecting.free_before - std::min(connecting.free_before, CheckGpu().free);
+    nccl_bytes_ = connecting.free_before - std::min(connecting.free_before, MemoryInfo().free);
     reply.mutable_connected()->set_nccl_bytes(nccl_bytes_);
     reply.mutable_connected()->set_mps(context_->device().mps);
   } else {
@@ -523,7 +530,7 @@ worker::Pong CudaWorker::Memory() const {
   };
   for (const auto& [number, session] : arenas_) count(*session->arena);
   for (const Removal& removal : kept_) count(*removal.memory->arena);
-  const GpuBytes gpu = CheckGpu();
+  const GpuBytes gpu = MemoryInfo();
   memory.set_arena_bytes(arena_bytes);
   memory.set_staging_bytes(staging_->bytes());
   memory.set_context_bytes(context_bytes_);

@@ -79,11 +79,14 @@ class CudaWorker {
   std::deque<Posted> Take();
   bool idle() const;
   void Handle(Posted posted);
-  // How much of the GPU is free. Ends the process if the GPU has failed, which under MPS another
-  // process's fault brings about: who launches sees that anyway, who is idle would keep the
-  // context, and with it new clients of MPS out. So also after calls that fail, or whose failures
-  // nobody sees.
-  GpuBytes CheckGpu() const;
+  // Ends the process if the GPU has failed, which under MPS another process's fault brings about:
+  // who launches sees that anyway, who is idle would keep the context, and with it new clients of
+  // MPS out. So also after calls that fail, or whose failures nobody sees. Needs a context, and
+  // waits for nothing.
+  void CheckGpu() const;
+  // The same, and how much of the GPU is free. The driver may take minutes for it while another
+  // process pins much host memory.
+  GpuBytes MemoryInfo() const;
   // The same error, with how much of the GPU is free if it is one that NCCL explains no further
   // than that CUDA has failed: often for want of memory.
   absl::Status WithFreeBytes(const absl::Status& error) const;

@@ -231,7 +231,7 @@ bool WorkerSupervisor::Tick() {
     }
     if (worker.open && now_ns - worker.checked_ns >= options_.check_interval_ns) {
       worker.checked_ns = now_ns;
-      PingLocked(&worker, [](const auto&) {});
+      PingLocked(&worker, /*memory=*/false, [](const auto&) {});
     }
     ++it;
   }
@@ -310,9 +310,9 @@ absl::StatusOr<worker::Started> WorkerSupervisor::Found() const {
   return found_;
 }
 
-void WorkerSupervisor::PingLocked(Worker* worker, WorkerPort::Answered answered) {
+void WorkerSupervisor::PingLocked(Worker* worker, bool memory, WorkerPort::Answered answered) {
   worker::Call ping;
-  ping.mutable_ping();
+  ping.mutable_ping()->set_memory(memory);
   worker->process->Call(std::move(ping), {}, std::move(answered));
 }
 
@@ -331,7 +331,7 @@ void WorkerSupervisor::AskMemory(absl::Duration patience) {
         const MutexLock counting(&answers->mutex);
         ++answers->missing;
       }
-      PingLocked(&worker, [answers](const auto&) {
+      PingLocked(&worker, /*memory=*/true, [answers](const auto&) {
         const MutexLock counting(&answers->mutex);
         --answers->missing;
         answers->changed.NotifyAll();

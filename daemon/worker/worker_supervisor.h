@@ -141,9 +141,10 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   void OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                  absl::StatusOr<WorkerProcess::Reply> reply);
   void OnEnded(const WorkerKey& key, std::uint64_t incarnation, const absl::Status& why);
-  // Has it look at its GPU: if that has failed, it ends. `answered` comes on its thread, or from
-  // within; no reference to the process is taken, by which it would not be idle.
-  static void PingLocked(Worker* worker, WorkerPort::Answered answered);
+  // Has it look at its GPU, and at its memory if asked to: if it has failed, it ends. `answered`
+  // comes on its thread, or from within; no reference to the process is taken, by which it would
+  // not be idle.
+  static void PingLocked(Worker* worker, bool memory, WorkerPort::Answered answered);
   void KeepFound(const absl::StatusOr<worker::Started>& found);
   void AskMemory(absl::Duration patience);
   // The worker, unless it is another incarnation by now.

@@ -519,7 +519,7 @@ ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWi
   job.EndStep(1, kLateStep);
   const int lives = GpuJob::Worker(0);
   const int dies = GpuJob::Worker(1);
-  job.machine().Inject(absl::StrCat("cuMemGetInfo_v2 1 kill pid=", dies));
+  job.machine().Inject(absl::StrCat("cuStreamQuery 1 kill pid=", dies));
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     const auto result = job.layout(rank).WaitStep(kLateStep, kPatience);
     EXPECT_THAT(std::string(result.status().message()),

@@ -96,9 +96,48 @@ ISOLATED_TEST(CudaFault, AFaultedWorkerEndsWhenItIsAskedForItsMemory, WithMps())
   worker.Open();
   Fault();
   worker::Call ping;
+  ping.mutable_ping()->set_memory(true);
+  EXPECT_FALSE(worker.Call(std::move(ping)).ok());
+  EXPECT_THAT(worker.Ended().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+}
+
+ISOLATED_TEST(CudaFault, AFaultedWorkerEndsWhenItIsAskedForASignOfLife, WithMps()) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  Fault();
+  worker::Call ping;
   ping.mutable_ping();
   EXPECT_FALSE(worker.Call(std::move(ping)).ok());
   EXPECT_THAT(worker.Ended().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
+}
+
+ISOLATED_TEST(CudaFault, AGpuIsAtWorkOrIdleOrHasFailed, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  worker.machine().Inject(ForWorker(worker, "cuStreamQuery 1 error 600"));  // NOT_READY
+  worker.Ping();
+  worker.machine().ClearFaults();
+  worker.machine().Inject(ForWorker(worker, "cuStreamQuery 1 error 999"));
+  worker::Call ping;
+  ping.mutable_ping();
+  EXPECT_FALSE(worker.Call(std::move(ping)).ok());
+  EXPECT_THAT(worker.Ended().message(), HasSubstr("CUDA_ERROR_UNKNOWN"));
+}
+
+// The driver does not answer for minutes while another process pins much host memory.
+ISOLATED_TEST(CudaFault, ASignOfLifeAsksTheDriverForNoMemory, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  worker.machine().Inject(ForWorker(worker, "cuMemGetInfo_v2 1+ hang"));
+  for (int i = 0; i < 3; ++i) worker.Ping();
+  worker::Call ping;
+  ping.mutable_ping()->set_memory(true);
+  const auto memory = worker.Send(std::move(ping));
+  EXPECT_FALSE(memory->ComesWithin(std::chrono::milliseconds(50)));
+  worker.machine().ClearFaults();
+  const auto told = memory->Get();
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_GT(told->pong().total_bytes(), 0u);
 }
 
 ISOLATED_TEST(CudaFault, ACallThatHangsEndsTheWorker, MachineWithGpus(1)) {

@@ -220,9 +220,15 @@ std::unique_ptr<PendingReply> CudaWorkerFixture::Remove(std::uint64_t arena) {
   return Send(std::move(call));
 }
 
-worker::Pong CudaWorkerFixture::Ping() {
+void CudaWorkerFixture::Ping() {
   worker::Call call;
   call.mutable_ping();
+  EXPECT_TRUE(Call(std::move(call)).ok());
+}
+
+worker::Pong CudaWorkerFixture::Memory() {
+  worker::Call call;
+  call.mutable_ping()->set_memory(true);
   const auto reply = Call(std::move(call));
   EXPECT_TRUE(reply.ok()) << reply.status();
   return reply.ok() ? reply->pong() : worker::Pong();

@@ -126,7 +126,8 @@ class CudaWorkerFixture {
   }
   std::unique_ptr<PendingReply> Remove(std::uint64_t arena);
   // Has been through its loop once more since.
-  worker::Pong Ping();
+  void Ping();
+  worker::Pong Memory();
 
   // Of the communicator that it will be rank 0 of.
   std::string NewNcclId();

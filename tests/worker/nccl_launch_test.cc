@@ -338,7 +338,7 @@ ISOLATED_TEST(NcclLaunch, TellsOfAllThatNcclTakesOfTheGpu, MachineWithGpus(1)) {
   OneGpu job;
   std::size_t others = job.worker().machine().DeviceBytes(0);
   const auto expect_all_told = [&] {
-    EXPECT_EQ(job.worker().Ping().nccl_bytes(), job.worker().machine().DeviceBytes(0) - others);
+    EXPECT_EQ(job.worker().Memory().nccl_bytes(), job.worker().machine().DeviceBytes(0) - others);
   };
   for (std::uint64_t step = 1; step <= 4; step += 2) {
     expect_all_told();

@@ -1,5 +1,5 @@
 // A worker without a GPU: replies to every call, and does what SCRIPT says at the first Launch or
-// Ping. Its GPU has as many bytes free as there were pings.
+// Ping. Its GPU has as many bytes free as there were pings that asked for no memory.
 
 #include <signal.h>
 #include <unistd.h>
@@ -65,9 +65,11 @@ int Run(const std::string& script) {
       return 1;
     }
     if (call.has_ping() && script == "answers no ping") continue;
-    if (call.has_ping()) {
+    if (call.ping().memory()) {
       reply.mutable_pong()->set_arena_bytes(4096);
-      reply.mutable_pong()->set_free_bytes(++pings);
+      reply.mutable_pong()->set_free_bytes(pings);
+    } else if (call.has_ping()) {
+      ++pings;
     }
     if (call.has_stop() && script == "does not stop") silent = true;
     if (!silent) Reply(socket, reply);

@@ -139,7 +139,7 @@ TEST_F(WorkerProcessTest, WaitsForALaunchAsLongAsTheWorkerShowsLife) {
   Event answered;
   Launch(&answered);
   EXPECT_FALSE(answered.Wait(std::chrono::milliseconds(1000)).has_value());
-  EXPECT_EQ(worker_->memory().arena_bytes(), 4096u);
+  EXPECT_EQ(worker_->memory().arena_bytes(), 0u) << "a sign of life is all that it asked for";
   worker_.reset();
   EXPECT_EQ(answered.Wait().value().code(), absl::StatusCode::kCancelled);
 }

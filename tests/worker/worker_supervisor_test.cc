@@ -189,13 +189,13 @@ TEST_F(WorkerSupervisorTest, EndsAWorkerThatDoesNotSayHowItsGpuIs) {
   EXPECT_THAT(why.message(), HasSubstr("gave no sign of life for 100ms"));
 }
 
+// And not for its memory, which status alone does.
 TEST_F(WorkerSupervisorTest, AsksAWorkerNotAtEveryTick) {
   Begin("");
   const auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok()) << worker.status();
-  for (std::uint64_t pings = 1; pings <= 5; pings += 2) {
+  for (std::uint64_t pings = 0; pings < 3; ++pings) {
     for (int i = 0; i < 10; ++i) EXPECT_TRUE(supervisor_->Tick());
-    // Which pings it once itself.
     EXPECT_EQ(supervisor_->Workers(absl::Seconds(20))[0].memory.free_bytes(), pings);
     clock_.Advance(kCheckIntervalNs);
   }
