@@ -75,6 +75,8 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   static const Variable protocol("NCCL_PROTO");
   algorithm.Set(options.algorithm);
   protocol.Set(options.protocol);
+  // Else the first all-reduce connects. NCCL reads it once in a process.
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   auto communicator = std::unique_ptr<NcclCommunicator>(new NcclCommunicator(nccl));
   const ncclResult_t result = nccl->ncclCommInitRankConfig(
       &communicator->communicator_, options.ranks, id, options.rank, &config);

@@ -45,7 +45,9 @@ class NcclCommunicator {
   static absl::StatusOr<std::string> NewUniqueId(const NcclLibrary* nccl);
 
   // Begins to connect to the other ranks. Changes NCCL_ALGO and NCCL_PROTO of this process, which
-  // has no other communicator: NCCL has no other way to be told, and reads them for each one.
+  // has no other communicator: NCCL has no other way to be told, and reads them for each one. Also
+  // NCCL_RUNTIME_CONNECT, unless it is set: all memory is taken and all ranks are reached once this
+  // has settled.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
       const NcclLibrary* nccl, const NcclCommunicatorOptions& options);
   ~NcclCommunicator();

@@ -32,8 +32,6 @@ CudaLaunchQueue::~CudaLaunchQueue() = default;
 void CudaLaunchQueue::SetCommunicator(NcclCommunicator* communicator) {
   communicator_ = communicator;
   staging_->Restart();
-  first_step_ = communicator != nullptr;
-  nccl_bytes_ = 0;
 }
 
 void CudaLaunchQueue::Submit(CudaLaunch launch) { waiting_.push_back(std::move(launch)); }
@@ -106,22 +104,8 @@ absl::Status CudaLaunchQueue::SettleSum() {
   if (!settled.ok()) return settled.status();
   if (!*settled || !summing_.has_value()) return absl::OkStatus();
   UnderWay one = *std::exchange(summing_, std::nullopt);
-  absl::Status status = WriteBack(one);
-  if (status.ok() && first_step_) status = CountNcclBytes(one);
+  const absl::Status status = WriteBack(one);
   under_way_.push_back(std::move(one));
-  return status;
-}
-
-absl::Status CudaLaunchQueue::FreeBytes(std::size_t* free) const {
-  std::size_t total = 0;
-  return driver_->cuMemGetInfo(free, &total);
-}
-
-absl::Status CudaLaunchQueue::CountNcclBytes(const UnderWay& one) {
-  std::size_t free = 0;
-  const absl::Status status = FreeBytes(&free);
-  nccl_bytes_ += free_before_sum_ - std::min(free_before_sum_, free);
-  first_step_ = !one.last;
   return status;
 }
 
@@ -162,7 +146,6 @@ absl::Status CudaLaunchQueue::Sum(const UnderWay& one) {
   if (communicator_ == nullptr || !status.ok()) return status;
   CUstream collective = context_->collective_stream();
   status = driver_->cuStreamWaitEvent(collective, one.piece->combined, 0);
-  if (status.ok() && first_step_) status = FreeBytes(&free_before_sum_);
   if (!status.ok()) return status;
   return communicator_->AllReduce(staging.address, staging.dtype, launch.count + 1, collective);
 }

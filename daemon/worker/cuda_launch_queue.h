@@ -67,10 +67,6 @@ class CudaLaunchQueue {
   // Sums over all its ranks, from now on; it is settled and outlives its use. Null: this GPU alone.
   // Only at rest.
   void SetCommunicator(NcclCommunicator* communicator);
-  // Bytes of the GPU that NCCL has taken in all-reduces since: it connects to the other ranks when
-  // it first uses an algorithm. Looked for in the first step, as far as the GPU's free memory
-  // tells.
-  std::uint64_t nccl_bytes() const { return nccl_bytes_; }
 
   void Submit(CudaLaunch launch);
 
@@ -120,8 +116,6 @@ class CudaLaunchQueue {
   // The second, once the sum is on its stream.
   absl::Status WriteBack(const UnderWay& one);
   absl::Status SettleSum();
-  absl::Status FreeBytes(std::size_t* free) const;
-  absl::Status CountNcclBytes(const UnderWay& one);
   absl::Status CheckDeadline() const;
   CudaLaunchResult ResultOf(const UnderWay& oldest) const;
 
@@ -131,9 +125,6 @@ class CudaLaunchQueue {
   CudaStagingPool* const staging_;
   const std::uint64_t limit_ns_;
   NcclCommunicator* communicator_ = nullptr;
-  bool first_step_ = false;          // with this communicator, so that NCCL may allocate
-  std::size_t free_before_sum_ = 0;  // bytes of the GPU, in that step
-  std::uint64_t nccl_bytes_ = 0;
   bool paused_ = false;
   std::deque<CudaLaunch> waiting_;
   std::optional<UnderWay> summing_;              // NCCL has not put it on the stream yet

@@ -534,7 +534,7 @@ worker::Pong CudaWorker::Memory() const {
   memory.set_arena_bytes(arena_bytes);
   memory.set_staging_bytes(staging_->bytes());
   memory.set_context_bytes(context_bytes_);
-  memory.set_nccl_bytes(nccl_bytes_ + launches_->nccl_bytes());
+  memory.set_nccl_bytes(nccl_bytes_);
   memory.set_free_bytes(gpu.free);
   memory.set_total_bytes(gpu.total);
   return memory;

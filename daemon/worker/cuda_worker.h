@@ -145,7 +145,7 @@ class CudaWorker {
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::optional<Connecting> connecting_;
   std::uint64_t context_bytes_ = 0;  // 0: unknown
-  std::uint64_t nccl_bytes_ = 0;     // that connecting has taken
+  std::uint64_t nccl_bytes_ = 0;
   std::map<std::uint64_t, std::shared_ptr<CudaSessionMemory>> arenas_;
   CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;

@@ -259,6 +259,14 @@ MUTANTS = [
         "NcclLaunch.BucketsLieAtTheSameOffsetOnEveryGpu",
     ),
     Mutant(
+        "having NCCL connect before the first all-reduce",
+        "daemon/engine/nccl_communicator.cc",
+        '  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);\n',
+        "",
+        NCCL,
+        "NcclLaunch.TellsOfAllThatNcclTakesOfTheGpu",
+    ),
+    Mutant(
         "flagging every communicator before one is freed",
         "daemon/engine/nccl_communicator.cc",
         "  nccl->ncclGroupStart();\n",

@@ -289,6 +289,17 @@ ISOLATED_TEST(NcclHazard, TheFirstCollectiveTakesMemory, MachineWithGpus(2)) {
   }
 }
 
+ISOLATED_TEST(NcclHazard, ConnectsAtOnceIfItIsTold, MachineWithGpus(2)) {
+  setenv("NCCL_RUNTIME_CONNECT", "0", 1);
+  const FakeMachine machine;
+  const std::vector<Rank> ranks = JoinedRanks(2);
+  const std::size_t joined = machine.DeviceBytes(0);
+  unsetenv("NCCL_RUNTIME_CONNECT");
+  for (const Rank& one : ranks) EXPECT_EQ(one.AllReduce(), ncclInProgress);
+  for (const Rank& one : ranks) EXPECT_EQ(Settle(one.communicator), ncclSuccess);
+  EXPECT_EQ(machine.DeviceBytes(0), joined);
+}
+
 ISOLATED_TEST(NcclHazard, TheFirstCollectiveMayLackMemory, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   ranks[0].Enter();

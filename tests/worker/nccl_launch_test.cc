@@ -333,7 +333,7 @@ ISOLATED_TEST(NcclLaunch, ConnectsGrowsAndDisconnectsOnOneGpu, MachineWithGpus(1
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
-// NCCL takes some of it when it connects, and the rest in the first all-reduce.
+// By itself NCCL would take some of it when it connects, and the rest in the first all-reduce.
 ISOLATED_TEST(NcclLaunch, TellsOfAllThatNcclTakesOfTheGpu, MachineWithGpus(1)) {
   OneGpu job;
   std::size_t others = job.worker().machine().DeviceBytes(0);
@@ -417,13 +417,22 @@ ISOLATED_TEST(NcclLaunch, SaysHowFullTheGpuIsWhereNcclTakesMemory, MachineWithGp
   CUDA_OK(cuMemRelease(rest.handle));
   job.Connect();
   EXPECT_TRUE(job.worker().Disconnect().ok());
-  // Enough to connect, too little for the first all-reduce.
-  LeaveFree(0, MachineDescription().communicator_bytes + 2 * kMebibyte);
+  // Enough for the communicator, too little to connect it.
+  const fakes::Mapped more = LeaveFree(0, MachineDescription().communicator_bytes + 2 * kMebibyte);
+  const absl::Status unconnected =
+      job.worker().Connect(job.worker().NewNcclId(), 0, 1)->Get().status();
+  EXPECT_THAT(unconnected.message(),
+              HasSubstr("unhandled cuda error (run with NCCL_DEBUG=INFO for details)"));
+  EXPECT_THAT(unconnected.message(), HasSubstr("has 2097152 bytes free of 1073741824"));
+  fakes::Unmap(more);
+  CUDA_OK(cuMemRelease(more.handle));
   job.Connect();
+  job.worker().machine().Inject("ncclAllReduce 1 async 1 pid=" +
+                                std::to_string(job.worker().process().pid()));
   EXPECT_FALSE(job.Launch(2)->Get().ok());
   EXPECT_THAT(job.worker().Ended().message(),
               HasSubstr("unhandled cuda error (run with NCCL_DEBUG=INFO for details)"));
-  EXPECT_THAT(job.worker().Ended().message(), HasSubstr("has 2097152 bytes free of 1073741824"));
+  EXPECT_THAT(job.worker().Ended().message(), HasSubstr("bytes free of 1073741824"));
 }
 
 // One rank with memory that is not registered among others whose is: NCCL does not say what then.

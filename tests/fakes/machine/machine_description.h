@@ -38,7 +38,8 @@ struct MachineDescription {
   // Device memory that a primary context and a communicator take for themselves.
   std::size_t context_bytes = 64 * kMebibyte;
   std::size_t communicator_bytes = 16 * kMebibyte;
-  // And what a communicator takes besides when it connects, at its first collective.
+  // And what a communicator takes besides when it connects: at its first collective, or if
+  // NCCL_RUNTIME_CONNECT is 0 when it is made.
   std::size_t connection_bytes = 8 * kMebibyte;
   // Every operation of a stream starts late by a random time up to this. The seed, the process's
   // number of queues and the order of enqueues decide it.

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -17,6 +19,13 @@ namespace {
 
 // How often what spins looks at the other ranks.
 constexpr std::chrono::microseconds kSpin(20);
+
+// As NCCL does since 2.22, which reads this once in a process.
+bool ConnectsLazily() {
+  static const char* const value = std::getenv("NCCL_RUNTIME_CONNECT");
+  static const bool lazy = value == nullptr || std::string(value) != "0";
+  return lazy;
+}
 
 std::size_t BytesOf(const NcclCall& call) {
   return call.count * NcclTypeBytes(static_cast<ncclDataType_t>(call.datatype));
@@ -38,7 +47,10 @@ NcclCommunicator::NcclCommunicator(NcclProcess* process, Context* context, int r
       random_(process->folder().machine().seed + static_cast<std::uint64_t>(rank)) {}
 
 ncclResult_t NcclCommunicator::Init() {
-  return Start([this] { return Join(); });
+  return Start([this, lazy = ConnectsLazily()] {
+    const ncclResult_t joined = Join();
+    return joined == ncclSuccess && !lazy ? Connect() : joined;
+  });
 }
 
 ncclResult_t NcclCommunicator::Finalize() {
@@ -113,9 +125,7 @@ ncclResult_t NcclCommunicator::Leave() {
              : NcclFailure(ncclInternalError, "aborted while ranks leave");
 }
 
-// As since NCCL 2.22, unless NCCL_RUNTIME_CONNECT is 0.
 ncclResult_t NcclCommunicator::Connect() {
-  port_.AwaitUnparked(*context_, "a first collective");
   auto taken =
       Allocation::Create(process_.folder(), port_.GpuOf(*context_), MemoryKind::kCommunicator,
                          process_.folder().machine().connection_bytes);
@@ -139,9 +149,13 @@ ncclResult_t NcclCommunicator::Launch(std::vector<NcclCollective> collectives) {
   bool first = false;
   {
     MutexLock lock(&mutex_);
-    first = !std::exchange(connected_, true);
+    first = connection_ == nullptr;
   }
-  const ncclResult_t begun = first ? Start([this] { return Connect(); }) : ncclSuccess;
+  const auto connect = [this] {
+    port_.AwaitUnparked(*context_, "a first collective");
+    return Connect();
+  };
+  const ncclResult_t begun = first ? Start(connect) : ncclSuccess;
   if (blocking_) return begun == ncclSuccess ? LaunchNow(collectives) : begun;
   MutexLock lock(&mutex_);
   late_ = std::move(collectives);

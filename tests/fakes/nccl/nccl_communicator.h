@@ -77,7 +77,7 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   ncclResult_t Start(const std::function<ncclResult_t()>& work);
   ncclResult_t Join();
   ncclResult_t Leave();
-  // Before the first collective: takes the memory that has been left for it.
+  // With Init, or before the first collective: takes the memory that has been left for it.
   ncclResult_t Connect();
   ncclResult_t LaunchNow(const std::vector<NcclCollective>& collectives);
   CUresult Run(std::uint64_t sequence, const NcclCollective& collective);
@@ -101,8 +101,7 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   Mutex mutex_;
   CondVar idle_;
   std::shared_ptr<Allocation> footprint_ ABSL_GUARDED_BY(mutex_);
-  bool connected_ ABSL_GUARDED_BY(mutex_) = false;  // or a thread is at it
-  std::shared_ptr<Allocation> connection_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Allocation> connection_ ABSL_GUARDED_BY(mutex_);  // null: not connected
   bool background_ ABSL_GUARDED_BY(mutex_) = false;  // a thread works for Init or Finalize
   bool finalized_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<NcclCollective> late_ ABSL_GUARDED_BY(mutex_);  // not on a stream yet
