@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -66,7 +67,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     }
     if (!status.ok()) {
       at_once = status;
-    } else if (worker->open) {
+    } else if (worker->open && !worker->process->over()) {
       at_once = worker->process;
     } else {
       worker->waiting.push_back(ready);
@@ -172,19 +173,22 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
 
 void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
                                const absl::Status& why) {
-  bool was_open = false;
+  std::vector<Ready> waiting;
   {
     const MutexLock lock(&mutex_);
     Worker* const worker = FindLocked(key, incarnation);
     if (worker == nullptr || worker->process == nullptr) return;
     worker->policy.Failed(clock_->NowNs(), why);
-    was_open = worker->open;
-    worker->open = false;
+    const bool was_open = std::exchange(worker->open, false);
     worker->process.reset();
+    if (!was_open) return;  // those that wait are told by what Start is replied
+    waiting.swap(worker->waiting);
   }
-  if (!was_open || !BeginTelling()) return;
-  lost_(key, why);
-  EndTelling();
+  if (BeginTelling()) {
+    lost_(key, why);
+    EndTelling();
+  }
+  for (const Ready& ready : waiting) Ensure(key, ready);
 }
 
 bool WorkerSupervisor::BeginTelling() {
@@ -220,7 +224,8 @@ bool WorkerSupervisor::Tick() {
     // One that has died is remembered for its restarts. One that runs is idle if the table's own
     // reference is the only one.
     const bool idle = worker.process == nullptr ? worker.waiting.empty()
-                                                : worker.open && worker.process.use_count() == 1;
+                                                : worker.open && worker.waiting.empty() &&
+                                                      worker.process.use_count() == 1;
     if (!idle) {
       worker.idle_since_ns = 0;
     } else if (worker.idle_since_ns == 0) {

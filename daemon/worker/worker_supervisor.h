@@ -123,7 +123,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     std::uint64_t incarnation = 0;           // of the process: a late end is known by it
     bool open = false;                       // Start has been replied to
     worker::Started started;
-    std::vector<Ready> waiting;  // for Start's reply
+    // For Start's reply, or for the end of a process that has one, to start another.
+    std::vector<Ready> waiting;
     RestartPolicy policy;
     std::uint32_t restarts = 0;
     std::uint64_t idle_since_ns = 0;  // 0: somebody has its process, or waits for it

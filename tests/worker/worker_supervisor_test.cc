@@ -98,6 +98,29 @@ TEST_F(WorkerSupervisorTest, ADeathFailsItsJobAloneAndTheNextTryStartsAnother) {
   EXPECT_EQ((*Ensure({"b", "GPU-1"}))->pid(), (*other)->pid());
 }
 
+TEST_F(WorkerSupervisorTest, GivesNobodyAProcessThatHasEnded) {
+  Begin("takes its time");
+  const auto first = Ensure({"a", "GPU-1"});
+  ASSERT_TRUE(first.ok());
+  absl::StatusOr<std::shared_ptr<WorkerProcess>> second = nullptr;
+  Event ready;
+  worker::Call launch;
+  launch.mutable_launch();
+  // What it owes is answered before the supervisor hears of its end.
+  (*first)->Call(launch, {}, [&](const auto& reply) {
+    EXPECT_EQ(ReasonOf(reply.status()), "WORKER_LOST");
+    supervisor_->Ensure({"a", "GPU-1"}, [&](auto worker) {
+      second = std::move(worker);
+      ready.Set();
+    });
+  });
+  kill((*first)->pid(), SIGKILL);
+  ASSERT_TRUE(ready.Wait().has_value());
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_NE((*second)->pid(), (*first)->pid());
+  EXPECT_TRUE(lost_.Wait().has_value());
+}
+
 TEST_F(WorkerSupervisorTest, SaysWhyThereIsNoWorkerHoweverOftenItIsAsked) {
   Begin("has no GPU");
   for (int i = 0; i < 5; ++i) {
