@@ -585,7 +585,10 @@ bool Job::EndIfIdle(const absl::Status& why) {
 void Job::FailLocked(const absl::Status& failure) {
   if (failure.ok()) return;
   ErrorDetails details = DetailsOf(failure);
-  details.fields.emplace_back("job", identity_.job_id);
+  const auto names_job = [](const auto& field) { return field.first == "job"; };
+  if (std::none_of(details.fields.begin(), details.fields.end(), names_job)) {
+    details.fields.emplace_back("job", identity_.job_id);
+  }
   StopLocked(MakeError(failure.code(), details.reason, failure.message(), details.fields));
 }
 
