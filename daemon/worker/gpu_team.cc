@@ -16,6 +16,14 @@ constexpr std::uint64_t kConnectLimitNs = 300'000'000'000;
 // Steps that are remembered as given up; the oldest layout's goes first.
 constexpr std::size_t kMaxGivenUp = 1024;
 
+// Nothing but zeros then travels from the job's other GPUs, which an earlier life of it was on.
+bool IsOfOneGpu(const ReduceOperation& operation) {
+  const auto& arenas = operation.gpu.arenas;
+  return std::all_of(arenas.begin(), arenas.end(), [&](const GpuArena* arena) {
+    return arena->worker() == arenas.front()->worker();
+  });
+}
+
 // Has no arenas if none of the operation's lies with `worker`.
 worker::Call AwaitReadyOf(const ReduceOperation& operation, const WorkerPort* worker) {
   worker::Call call;
@@ -286,9 +294,9 @@ void GpuTeam::LaunchLocked(ReduceOperation* operation) {
   flight->times.start_ns = MonotonicNowNs();
   flight->left = members_.size();
   ++in_flight_;
-  // From a GPU alone nothing travels.
-  const DataType staging = StagingType(
-      operation->dtype, connected_ ? operation->gpu.nccl.wire_type : NcclWireType::kAuto);
+  const DataType staging =
+      StagingType(operation->dtype,
+                  IsOfOneGpu(*operation) ? NcclWireType::kAuto : operation->gpu.nccl.wire_type);
   for (const auto& member : members_) {
     auto worker = member.lock();
     // With the worker: it is not idle as long as it owes this.

@@ -99,9 +99,13 @@ SessionOptions OptionsOf(const std::string& socket, const std::string& coordinat
 }
 
 GpuNodes::GpuNodes(std::vector<Place> places, const std::string& flag)
-    : alpha_(Flags("127.0.0.1", "alpha", flag)),
-      beta_(Flags("127.0.0.2", "beta", flag)),
-      places_(std::move(places)) {
+    : alpha_(Flags("127.0.0.1", "alpha", flag)), beta_(Flags("127.0.0.2", "beta", flag)) {
+  set_places(std::move(places));
+}
+
+void GpuNodes::set_places(std::vector<Place> places) {
+  places_ = std::move(places);
+  ranks_.clear();
   for (const Place& place : places_) ranks_.push_back(std::make_unique<GpuRank>(place.gpu));
 }
 

@@ -83,6 +83,7 @@ class GpuNodes {
   // Of the lives that begin from now on.
   void set_nccl(const NcclSettings& nccl) { nccl_ = nccl; }
   void set_spec(const LayoutSpec& spec) { spec_ = spec; }
+  void set_places(std::vector<Place> places);
 
   // Every rank but `absent`, which another process is.
   void Join(int absent = -1);
@@ -97,7 +98,7 @@ class GpuNodes {
   fakes::FakeMachine machine_;
   fault::TestDaemon alpha_;
   fault::TestDaemon beta_;
-  const std::vector<Place> places_;
+  std::vector<Place> places_;
   NcclSettings nccl_;
   LayoutSpec spec_ = FloatBuckets(kBuckets, kCount);
   std::vector<std::unique_ptr<GpuRank>> ranks_;

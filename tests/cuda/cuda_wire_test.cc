@@ -47,9 +47,7 @@ struct Averages {
 class WireJob {
  public:
   explicit WireJob(const std::vector<Place>& places) : job_(places) {
-    std::set<int> gpus;
-    for (const Place& place : places) gpus.insert(place.gpu);
-    gpus_ = static_cast<int>(gpus.size());
+    CountGpus(places);
     LayoutSpec spec;
     for (const std::size_t count : kCounts) {
       spec.explicit_buckets.push_back({DataType::kFloat32, count});
@@ -58,6 +56,11 @@ class WireJob {
   }
   ~WireJob() { EXPECT_THAT(job_.machine().Violations(), IsEmpty()); }
 
+  // Of the lives that begin from now on.
+  void set_places(const std::vector<Place>& places) {
+    job_.set_places(places);
+    CountGpus(places);
+  }
   void Join(NcclWireType wire_type) {
     job_.set_nccl({0, {}, {}, wire_type});
     job_.Join();
@@ -157,6 +160,12 @@ class WireJob {
   }
 
  private:
+  void CountGpus(const std::vector<Place>& places) {
+    std::set<int> gpus;
+    for (const Place& place : places) gpus.insert(place.gpu);
+    gpus_ = static_cast<int>(gpus.size());
+  }
+
   GpuNodes job_;
   int gpus_ = 0;
 };
@@ -171,11 +180,7 @@ ISOLATED_TEST(WireType, RoundsFloatsBetweenNodes, MachineWithGpus(3)) {
   job.ExpectLives();
 }
 
-// Nothing travels.
-ISOLATED_TEST(WireType, RoundsNothingOnAGpuAlone, MachineWithGpus(1)) {
-  WireJob job({{0, 0}, {0, 0}});
-  job.Join(NcclWireType::kFloat16);
-  const Averages averages = job.Step(1);
+void ExpectExact(const Averages& averages) {
   for (std::size_t bucket = 0; bucket < std::size(kCounts); ++bucket) {
     const std::vector<float> first = Gradients(0, 1, bucket);
     const std::vector<float> second = Gradients(1, 1, bucket);
@@ -183,6 +188,22 @@ ISOLATED_TEST(WireType, RoundsNothingOnAGpuAlone, MachineWithGpus(1)) {
     for (std::size_t i = 0; i < first.size(); ++i) expected.push_back((first[i] + second[i]) / 2);
     EXPECT_EQ(averages.buckets[bucket], expected);
   }
+}
+
+// Nothing travels; also when the worker of a GPU that an earlier life was on still waits for the
+// next one.
+ISOLATED_TEST(WireType, RoundsNothingOnAGpuAlone, MachineWithGpus(2)) {
+  WireJob job({{0, 0}, {0, 0}});
+  job.Join(NcclWireType::kFloat16);
+  ExpectExact(job.Step(1));
+  job.End();
+  job.set_places({{0, 0}, {0, 1}});
+  job.Join(NcclWireType::kFloat16);
+  job.ExpectRounded(1, 0x1p-11);
+  job.End();
+  job.set_places({{0, 0}, {0, 0}});
+  job.Join(NcclWireType::kFloat16);
+  ExpectExact(job.Step(1));
 }
 
 ISOLATED_TEST(WireType, IsTheSameOnEveryNode, MachineWithGpus(2)) {

@@ -296,8 +296,8 @@ MUTANTS = [
     Mutant(
         "rounding for the wire only where there is one",
         TEAM,
-        "connected_ ? operation->gpu.nccl.wire_type : NcclWireType::kAuto",
-        "operation->gpu.nccl.wire_type",
+        "IsOfOneGpu(*operation)",
+        "!IsOfOneGpu(*operation) && false",
         "//tests/cuda:cuda_wire_test",
         "WireType.RoundsNothingOnAGpuAlone",
     ),
