@@ -122,6 +122,27 @@ ISOLATED_TEST(Kernels, FloatsAreRoundedOnceIntoStagingOfSixteenBits, MachineWith
       ElementsAre(NearestFloat16(1 + 3 * 0x1p-9), NearestFloat16(infinity), NearestFloat16(3), 9));
 }
 
+// As for the ranks of a GPU beyond the first 16: added in float32 to what has been rounded.
+ISOLATED_TEST(Kernels, MoreFloatsAreAddedToStagingOfSixteenBits, MachineWithGpus(1)) {
+  EnterContext();
+  CUstream stream = MakeStream();
+  CombineArguments arguments{};
+  arguments.sources[0] = Device<float>({256}, stream);
+  arguments.source_count = 1;
+  arguments.count = 1;
+  arguments.staging = Device<std::uint16_t>({9, 9, 9}, stream);
+  CUfunction combine = Kernel("gradsync_combine_f32_bf16");
+  CUDA_OK(Launch(combine, arguments, stream));
+  arguments.sources[0] = arguments.sources[1] = Device<float>({1}, stream);
+  arguments.source_count = 2;
+  arguments.accumulate = 1;
+  arguments.void_contributions = 2;
+  CUDA_OK(Launch(combine, arguments, stream));
+  EXPECT_THAT(Host<std::uint16_t>(arguments.staging, 3, stream),
+              ElementsAre(NearestBfloat16(258), NearestBfloat16(2), 9));
+  EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
+}
+
 ISOLATED_TEST(Kernels, WriteBackWidensStagingOfSixteenBits, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
