@@ -217,8 +217,8 @@ std::shared_ptr<WorkerProcess> WorkerSupervisor::Share(
 }
 
 bool WorkerSupervisor::Tick() {
-  const std::uint64_t now_ns = clock_->NowNs();
   const MutexLock lock(&mutex_);
+  const std::uint64_t now_ns = clock_->NowNs();
   for (auto it = workers_.begin(); it != workers_.end();) {
     Worker& worker = it->second;
     // One that has died is remembered for its restarts. One that runs is idle if the table's own

@@ -34,6 +34,7 @@ class WorkerSupervisorTest : public ::testing::Test {
     WorkerSupervisorOptions options;
     options.process.program = "tests/worker/scripted_worker";
     options.process.environment = {"SCRIPT=" + script};
+    options.process.ping_interval = absl::Hours(1);  // whoever is asked, a tick has asked
     options.process.hang_limit = hang_limit;
     options.idle_limit_ns = 60 * kSecondNs;
     options.check_interval_ns = kCheckIntervalNs;
