@@ -21,8 +21,6 @@
 #include "tests/client/daemon_process.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fakes/machine/device_memory.h"
-#include "tests/fakes/machine/state_folder.h"
 #include "tests/fault/deadline.h"
 
 namespace gradsync {
@@ -71,10 +69,9 @@ class GpuJob {
   CUstream stream(std::uint32_t rank) { return streams_[rank]; }
   int GpuOf(std::uint32_t rank) const { return static_cast<int>(rank) % gpus_; }
   // The process with a context on a GPU that is not this one; -1: there is none.
-  static int Worker(std::uint32_t gpu) {
-    const fakes::StateFolder& machine = *fakes::StateFolder::OfThisProcess();
-    for (const fakes::AllocationHeader& memory : fakes::LiveAllocations(machine, gpu)) {
-      if (memory.kind == fakes::MemoryKind::kContext && memory.pid != getpid()) return memory.pid;
+  int Worker(std::uint32_t gpu) const {
+    for (const int process : machine_.ContextsOn(gpu)) {
+      if (process != getpid()) return process;
     }
     return -1;
   }
@@ -517,8 +514,8 @@ ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWi
   LateGradients late({});
   GpuJob& job = late.job();
   job.EndStep(1, kLateStep);
-  const int lives = GpuJob::Worker(0);
-  const int dies = GpuJob::Worker(1);
+  const int lives = job.Worker(0);
+  const int dies = job.Worker(1);
   job.machine().Inject(absl::StrCat("cuStreamQuery 1 kill pid=", dies));
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     const auto result = job.layout(rank).WaitStep(kLateStep, kPatience);
@@ -528,12 +525,12 @@ ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWi
   late.Come();
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.Verdict(rank, kLateStep), 1);
   EXPECT_EQ(late.Launches(), 0u);
-  EXPECT_EQ(GpuJob::Worker(1), -1);
+  EXPECT_EQ(job.Worker(1), -1);
   job.End();
   job.Join();
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 1, 5);
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_THAT(job.Read(rank, 0), Each(5.0f));
-  EXPECT_EQ(GpuJob::Worker(0), lives);
+  EXPECT_EQ(job.Worker(0), lives);
 }
 
 ISOLATED_TEST(GpuJob, ADeviceThatIsNotThereIsRefused, MachineWithGpus(1)) {

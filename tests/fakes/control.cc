@@ -92,6 +92,14 @@ std::uint64_t FakeMachine::Calls(const std::string& function, int pid) const {
 
 std::size_t FakeMachine::DeviceBytes(std::uint32_t gpu) const { return UsedBytes(folder(), gpu); }
 
+std::vector<int> FakeMachine::ContextsOn(std::uint32_t gpu) const {
+  std::vector<int> processes;
+  for (const AllocationHeader& memory : LiveAllocations(folder(), gpu)) {
+    if (memory.kind == MemoryKind::kContext) processes.push_back(memory.pid);
+  }
+  return processes;
+}
+
 bool FakeMachine::AwaitDeviceBytes(std::uint32_t gpu, std::size_t bytes, int patience_ms) const {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms);
   while (DeviceBytes(gpu) != bytes) {

@@ -53,7 +53,9 @@ class FakeMachine {
   // What lives on a GPU, contexts included; with SIGKILLed processes' memory gone as soon as
   // nobody else has it mapped or open.
   std::size_t DeviceBytes(std::uint32_t gpu) const;
-  // Looks until it is so many; false after `patience_ms`. Nobody tells when memory goes.
+  // The processes with a context on a GPU.
+  std::vector<int> ContextsOn(std::uint32_t gpu) const;
+  // Looks until DeviceBytes is so many; false after `patience_ms`. Nobody tells when memory goes.
   bool AwaitDeviceBytes(std::uint32_t gpu, std::size_t bytes, int patience_ms) const;
 
   std::vector<std::string> Journal(const std::string& kind) const;
