@@ -193,7 +193,7 @@ absl::Status AttachedNode::Take(const v1::AttachRequest& message) {
     }
     case v1::AttachRequest::kDetach:
       if (!members_.empty()) return Malformed("Detach of a node that has ranks");
-      cluster_->Detach(this);
+      cluster_->Detach(std::static_pointer_cast<AttachedNode>(shared_from_this()));
       return absl::OkStatus();
     case v1::AttachRequest::kPong:
       return absl::OkStatus();

@@ -61,6 +61,7 @@ class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachRes
   // ---- NodeLink
   void Queue(v1::AttachResponse message) override { Stream::Queue(std::move(message)); }
   void Flush() override { Stream::Flush(); }
+  void Close(const absl::Status& status) override { Stream::Close(status); }
   const std::string& node_name() const override { return node_name_; }
   const std::string& address() const override { return address_; }
   std::uint64_t heard_ns() const override { return heard_ns_.load(); }

@@ -286,7 +286,6 @@ absl::Status Cluster::Done(std::uint64_t number, NodeLink* link, std::uint64_t s
   }
   if (!status.ok()) Fail(number, status);
   InFlight finished;
-  Links told;
   {
     MutexLock lock(&mutex_);
     const std::shared_ptr<Epoch> epoch = FindLocked(number);
@@ -310,10 +309,9 @@ absl::Status Cluster::Done(std::uint64_t number, NodeLink* link, std::uint64_t s
     if (flight.failure.ok()) flight.failure = epoch->failure;
     finished = std::move(flight);
     epoch->in_flight.erase(found);
-    ReleaseLocked(&told);
     ReapLocked();
   }
-  for (const auto& to : told) to->Flush();
+  Release();
   ReduceOperation* const operation = finished.operation;
   if (!finished.failure.ok()) operation->failure = EngineFailure(key_.job_id, finished.failure);
   operation->numbers = finished.numbers;
@@ -372,25 +370,29 @@ void Cluster::Fail(std::uint64_t number, const absl::Status& why) {
   for (const auto& link : told) link->Flush();
 }
 
-void Cluster::Detach(const NodeLink* link) {
-  Links told;
+void Cluster::Detach(const std::shared_ptr<NodeLink>& link) {
   {
     MutexLock lock(&mutex_);
-    detaching_.insert(link);
-    ReleaseLocked(&told);
+    detaching_.push_back(link);
   }
-  for (const auto& to : told) to->Flush();
+  Release();
 }
 
-void Cluster::ReleaseLocked(Links* told) {
-  if (detaching_.empty() || (current_ != nullptr && !current_->in_flight.empty())) return;
-  bool takes_part = false;
-  for (const NodeLink* const link : detaching_) {
-    ForgetLocked(link);
-    takes_part = takes_part || (current_ != nullptr && TakesPart(*current_, link));
+void Cluster::Release() {
+  Links told, released;
+  {
+    MutexLock lock(&mutex_);
+    if (detaching_.empty() || (current_ != nullptr && !current_->in_flight.empty())) return;
+    released.swap(detaching_);
+    bool takes_part = false;
+    for (const auto& link : released) {
+      ForgetLocked(link.get());
+      takes_part = takes_part || (current_ != nullptr && TakesPart(*current_, link.get()));
+    }
+    if (takes_part) RetireLocked(current_, &told);
   }
-  detaching_.clear();
-  if (takes_part) RetireLocked(current_, told);
+  for (const auto& link : told) link->Flush();
+  for (const auto& link : released) link->Close(absl::OkStatus());
 }
 
 void Cluster::ForgetLocked(const NodeLink* link) {
@@ -410,7 +412,8 @@ void Cluster::Lost(NodeLink* link, const absl::Status& why) {
     MutexLock lock(&mutex_);
     // A job none of whose ranks was lost with it, since they had all left, goes on without it.
     ForgetLocked(link);
-    detaching_.erase(link);
+    const auto is_it = [link](const auto& other) { return other.get() == link; };
+    detaching_.erase(std::remove_if(detaching_.begin(), detaching_.end(), is_it), detaching_.end());
     std::vector<std::shared_ptr<Epoch>> epochs = retired_;
     if (current_ != nullptr) epochs.push_back(current_);
     for (const auto& epoch : epochs) {

@@ -77,9 +77,9 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   absl::Status RendezvousSet(NodeLink* link, const v1::RendezvousSet& message);
   absl::Status RendezvousGet(const std::shared_ptr<NodeLink>& link,
                              const v1::RendezvousGet& message);
-  // The node is about to go, and has no ranks any more: the others meet without it once nothing is
-  // in flight.
-  void Detach(const NodeLink* link);
+  // The node is about to go, and has no ranks any more. Once nothing is in flight its stream is
+  // closed, and the others meet without it.
+  void Detach(const std::shared_ptr<NodeLink>& link);
   // The node is gone; its ranks have been lost to their jobs.
   void Lost(NodeLink* link, const absl::Status& why);
 
@@ -151,7 +151,7 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   // The jobs go on without ranks there.
   void ForgetLocked(const NodeLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the nodes go that want to, if nothing is in flight.
-  void ReleaseLocked(Links* told) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release();
   // Nothing is launched on it any more.
   void RetireLocked(const std::shared_ptr<Epoch>& epoch, Links* told)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -176,7 +176,7 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Epoch> current_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Epoch>> retired_ ABSL_GUARDED_BY(mutex_);  // until nothing is owed
-  std::set<const NodeLink*> detaching_ ABSL_GUARDED_BY(mutex_);
+  Links detaching_ ABSL_GUARDED_BY(mutex_);
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -523,28 +523,25 @@ void CoordinatorLink::EndRanks(const absl::Status& why) {
 }
 
 bool CoordinatorLink::EndIdle(const absl::Status& why) {
-  bool detach = false;
+  bool up = false, detach = false;
   {
     MutexLock lock(&mutex_);
-    // One that has exited is about to be forgotten.
-    const auto awaited = [](const auto& entry) {
-      const RemoteRank& rank = *entry.second;
-      return rank.InStep() || rank.StateOf(rank.rank()) == RankState::kExited;
-    };
-    if (std::any_of(ranks_.begin(), ranks_.end(), awaited)) return false;
-    if (state_ == State::kUp && epoch_ != nullptr && ranks_.empty() && joining_ == 0) {
-      if (detaching_) return false;
-      detach = detaching_ = true;
-    }
+    const auto in_step = [](const auto& entry) { return entry.second->InStep(); };
+    if (std::any_of(ranks_.begin(), ranks_.end(), in_step)) return false;
+    up = state_ == State::kUp;
+    if (up && detaching_) return false;
+    detach = up && ranks_.empty() && joining_ == 0;
+    detaching_ = detaching_ || detach;
   }
   if (detach) {
     v1::AttachRequest message;
     message.mutable_detach();
     Send(std::move(message));
-    return false;
+  } else {
+    // They are forgotten once the coordinator has answered.
+    EndRanks(why);
   }
-  EndRanks(why);
-  return true;
+  return !up;
 }
 
 std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {

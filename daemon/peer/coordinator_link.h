@@ -67,8 +67,9 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   // Ranks' sessions must end with `why`, those that still wait for the coordinator too: the daemon
   // stops.
   void EndRanks(const absl::Status& why);
-  // The same, unless some of its ranks has begun a step whose verdict it does not know. Where no
-  // rank is left, the coordinator is first asked to do without this node. True: that is all done.
+  // The same, unless some of its ranks has begun a step whose verdict it does not know; once no
+  // rank is left, the coordinator is asked to do without this node, and the stream ends. To be
+  // called until that is all done: true.
   bool EndIdle(const absl::Status& why);
   bool ended();
   // The coordinator answered that it is this daemon.

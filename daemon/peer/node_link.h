@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "gradsync/v1/peer.pb.h"
 
 namespace gradsync {
@@ -16,6 +17,8 @@ class NodeLink {
   virtual ~NodeLink() = default;
   virtual void Queue(v1::AttachResponse message) = 0;
   virtual void Flush() = 0;
+  // Nothing more is queued; its stream ends, in order if `status` is OK, once what is has gone out.
+  virtual void Close(const absl::Status& status) = 0;
   // Constant once ranks join by it.
   virtual const std::string& node_name() const = 0;
   // As this node sees it; numeric.

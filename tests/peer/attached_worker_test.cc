@@ -18,6 +18,7 @@ class FakeLink final : public NodeLink {
  public:
   void Queue(v1::AttachResponse message) override { said.push_back(std::move(message)); }
   void Flush() override {}
+  void Close(const absl::Status&) override { ADD_FAILURE(); }
   const std::string& node_name() const override { return name_; }
   const std::string& address() const override { return name_; }
   std::uint64_t heard_ns() const override { return 0; }

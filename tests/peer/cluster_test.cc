@@ -27,6 +27,12 @@ class RecordingLink final : public NodeLink {
     messages_.push_back(std::move(message));
   }
   void Flush() override {}
+  void Close(const absl::Status& status) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_FALSE(closed_);
+    closed_ = true;
+  }
   const std::string& node_name() const override { return name_; }
   const std::string& address() const override { return address_; }
   std::uint64_t heard_ns() const override { return 1; }
@@ -40,12 +46,17 @@ class RecordingLink final : public NodeLink {
     }
     return found;
   }
+  bool Closed() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return closed_;
+  }
 
  private:
   const std::string name_;
   const std::string address_ = "127.0.0.1";
   std::mutex mutex_;
   std::vector<v1::AttachResponse> messages_;
+  bool closed_ = false;
 };
 
 // What a test knows of an engine, also after its end.
@@ -228,14 +239,16 @@ TEST_F(ClusterTest, ANodeThatDetachesInMidLaunchIsLetGoWhenThatIsDone) {
   const auto engine = engines_.Await(0);
   ASSERT_TRUE(engine->submitted.Wait().has_value());
   ASSERT_EQ(gamma_->Of(v1::AttachResponse::kLaunch).size(), 1u);
-  cluster_->Detach(gamma_.get());
+  cluster_->Detach(gamma_);
   EXPECT_TRUE(gamma_->Of(v1::AttachResponse::kEngineEnd).empty());
 
   for (Exchange* exchange : engine->Take()) exchange->done(absl::OkStatus());
   ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
   EXPECT_TRUE(gamma_->Of(v1::AttachResponse::kEngineEnd).empty());
+  EXPECT_FALSE(gamma_->Closed());
   ASSERT_TRUE(LaunchDone(gamma_.get(), 1, 1).ok());
   EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
+  EXPECT_TRUE(gamma_->Closed());
   EXPECT_TRUE(engine->destroyed.Wait().has_value());
 
   cluster_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
@@ -252,8 +265,9 @@ TEST_F(ClusterTest, ANodeThatDetachesInMidLaunchIsLetGoWhenThatIsDone) {
 
 TEST_F(ClusterTest, AnIdleNodeThatDetachesIsLetGoAtOnce) {
   ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
-  cluster_->Detach(gamma_.get());
+  cluster_->Detach(gamma_);
   EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
+  EXPECT_TRUE(gamma_->Closed());
   EXPECT_FALSE(job_->Failed());
 }
 
