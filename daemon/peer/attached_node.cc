@@ -193,6 +193,8 @@ absl::Status AttachedNode::Take(const v1::AttachRequest& message) {
     }
     case v1::AttachRequest::kDetach:
       if (!members_.empty()) return Malformed("Detach of a node that has ranks");
+      if (detaching_) return Malformed("Detach a second time");
+      detaching_ = true;
       cluster_->Detach(std::static_pointer_cast<AttachedNode>(shared_from_this()));
       return absl::OkStatus();
     case v1::AttachRequest::kPong:
@@ -309,6 +311,12 @@ absl::Status AttachedNode::Open(const v1::RankRequest& request) {
   if (decoded->rank != request.rank() || decoded->job_id != key_.job_id ||
       members_.count(request.incarnation()) > 0) {
     return Malformed("OpenSession of another rank or job than said, or twice");
+  }
+  if (detaching_) {
+    return MakeError(
+        absl::StatusCode::kUnavailable, "DRAINING",
+        absl::StrCat("the daemon of node ", node_name_, " is stopping; join again when it is back"),
+        {{"job", key_.job_id}, {"node", node_name_}});
   }
   if (members_.size() >= kMaxRanksPerNode) {
     return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",

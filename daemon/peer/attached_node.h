@@ -127,6 +127,7 @@ class AttachedNode final : public MessageStream<v1::AttachRequest, v1::AttachRes
   std::shared_ptr<Cluster> cluster_;
 
   std::map<std::uint64_t, Member> members_;  // by incarnation; the read side's own
+  bool detaching_ = false;                   // the read side's own
   AttachedWorkers workers_;
   std::atomic<std::uint64_t> heard_ns_{0};
   std::atomic<std::uint64_t> pinged_ns_{0};

@@ -94,13 +94,19 @@ void CoordinatorLink::OnStarted(bool ok) {
 bool CoordinatorLink::Join(const JoinRequest& request, const std::shared_ptr<SessionSink>& sink,
                            const std::function<void(absl::StatusOr<Joined>)>& joined) {
   State state;
+  absl::Status refused;
   {
     MutexLock lock(&mutex_);
     state = state_;
     if (state == State::kDialing) waiting_.push_back({request, sink, joined});
-    if (state == State::kUp) ++joining_;
+    if (state == State::kUp) refused = detaching_;
+    if (state == State::kUp && refused.ok()) ++joining_;
   }
   if (state == State::kDown) return false;
+  if (!refused.ok()) {
+    joined(refused);
+    return true;
+  }
   if (state == State::kSelf) context_.here->Join(request, sink, joined);
   if (state == State::kUp) StartRank({request, sink, joined});
   return true;
@@ -529,9 +535,9 @@ bool CoordinatorLink::EndIdle(const absl::Status& why) {
     const auto in_step = [](const auto& entry) { return entry.second->InStep(); };
     if (std::any_of(ranks_.begin(), ranks_.end(), in_step)) return false;
     up = state_ == State::kUp;
-    if (up && detaching_) return false;
+    if (up && !detaching_.ok()) return false;
     detach = up && ranks_.empty() && joining_ == 0;
-    detaching_ = detaching_ || detach;
+    if (detach) detaching_ = why;
   }
   if (detach) {
     v1::AttachRequest message;

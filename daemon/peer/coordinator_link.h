@@ -164,7 +164,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mutex_);
   std::size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t joining_ ABSL_GUARDED_BY(mutex_) = 0;  // on their way into ranks_
-  bool detaching_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status detaching_ ABSL_GUARDED_BY(mutex_);   // why the coordinator was asked to; or OK
   // Itself, from its end until its ranks have been told of it: all others forget it at once.
   std::shared_ptr<CoordinatorLink> untold_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t idle_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;

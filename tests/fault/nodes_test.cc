@@ -508,9 +508,15 @@ class Stranger {
     hello->set_job_id("job");
     hello->set_staging_bytes(32u << 20);
     Say(message);
+    OpenRank(5);
+  }
+
+  // Rank 1 of 2.
+  void OpenRank(std::uint64_t incarnation) {
+    v1::AttachRequest message;
     auto* open = message.mutable_rank_request()->mutable_request()->mutable_open_session();
     message.mutable_rank_request()->set_rank(1);
-    message.mutable_rank_request()->set_incarnation(5);
+    message.mutable_rank_request()->set_incarnation(incarnation);
     open->mutable_protocol()->set_oldest(1);
     open->mutable_protocol()->set_newest(1);
     open->set_shared_memory_abi(kSharedMemoryAbi);
@@ -623,6 +629,47 @@ TEST_F(NodesTest, AGpuArenaOnNoDeviceIsNoMemoryOfALayout) {
   message.mutable_gpu_arena_mapped()->set_channel(1);
   stranger.Say(message);
   EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(NodesTest, ANodeThatDetachesBeforeTheNodesMeetIsAnsweredByTheEndOfItsStream) {
+  Stranger stranger(coordinator());  // its job lacks rank 0
+  v1::AttachRequest message;
+  message.mutable_rank_gone()->set_incarnation(5);
+  stranger.Say(message);
+  message.mutable_detach();
+  stranger.Say(message);
+  const grpc::Status end = stranger.Finish();
+  EXPECT_TRUE(end.ok()) << end.error_message();
+}
+
+TEST_F(NodesTest, ANodeThatDetachesJoinsNoMore) {
+  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  ASSERT_TRUE(trainer.Join().ok());
+  Stranger stranger(coordinator());
+  trainer.Begin("allreduce 100");
+  v1::AttachRequest message;
+  message.mutable_rank_request()->set_rank(1);
+  message.mutable_rank_request()->set_incarnation(5);
+  auto* reduce = message.mutable_rank_request()->mutable_request()->mutable_all_reduce();
+  reduce->set_sequence(1);
+  reduce->set_dtype(v1::DATA_TYPE_FLOAT32);
+  reduce->set_count(100);
+  reduce->set_op(v1::REDUCE_OP_AVERAGE);
+  stranger.Say(message);
+  // Which it owes: it cannot be let go.
+  ASSERT_TRUE(stranger.Await(v1::AttachResponse::kLaunch).has_value());
+  message.mutable_rank_gone()->set_incarnation(5);
+  stranger.Say(message);
+  message.mutable_detach();
+  stranger.Say(message);
+  stranger.OpenRank(6);
+  const auto refused = stranger.Await(v1::AttachResponse::kRankResponse);
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->rank_response().incarnation(), 6u);
+  EXPECT_NE(refused->rank_response().response().session_ending().status().message().find(
+                "node stranger is stopping"),
+            std::string::npos)
+      << refused->DebugString();
 }
 
 TEST_F(NodesTest, AUserHasOnlySoManyJobsThatOtherNodesCoordinate) {
