@@ -397,6 +397,7 @@ ISOLATED_TEST(CudaDeath, OfAWorkerWhoseGpuIsThroughWithTheStep, MachineWithGpus(
   std::thread other([&] { join(second); });
   join(first);
   other.join();
+  ASSERT_EQ(node.WorkerPids().size(), 2u);
   const pid_t worker = node.WorkerPids().front();
   // By then all of the bucket is on its streams.
   node.machine().Inject("cuEventQuery 1 hang pid=" + std::to_string(worker));
