@@ -38,8 +38,9 @@ void Describe(const CudaDevice& device, worker::Device* described) {
 absl::Status WithoutNccl(const absl::Status& why) {
   const ErrorDetails details = DetailsOf(why);
   return MakeError(absl::StatusCode::kFailedPrecondition, details.reason,
-                   absl::StrCat("a job on several GPUs needs NCCL: ", why.message(),
-                                "; install it where the daemon's loader finds it, or name it "
+                   absl::StrCat("a job on several GPUs needs NCCL: ", why.message(), "; install ",
+                                NcclVersionText(kLeastNcclVersion),
+                                " or newer where the daemon's loader finds it, or name it "
                                 "(nccl_library), and start the daemon again"),
                    details.fields);
 }

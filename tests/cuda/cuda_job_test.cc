@@ -341,7 +341,7 @@ ISOLATED_TEST(GpuJob, IsToldWhyItsGpusCannotBeConnected, WithAnOldNccl()) {
     EXPECT_EQ(ErrorReason(why), "NCCL_TOO_OLD") << why;
     EXPECT_THAT(std::string(why.message()),
                 AllOf(HasSubstr("is version 2.18.5: gradsync needs NCCL 2.19.0 or newer"),
-                      HasSubstr("install it where the daemon's loader finds it")));
+                      HasSubstr("install 2.19.0 or newer where the daemon's loader")));
   }
   EXPECT_EQ(job.Verdict(0, 1), 1);
 }
