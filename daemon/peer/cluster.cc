@@ -169,6 +169,10 @@ void Cluster::Launch(Job* raw, ReduceOperation* operation) {
   bool may = true;
   {
     MutexLock lock(&mutex_);
+    if (!detaching_.empty()) {
+      held_.push_back({job, operation});
+      return;
+    }
     const auto found = jobs_.find(raw);
     const Entry entry = found == jobs_.end() ? Entry{job, {}} : found->second;
     may = !entry.failing;
@@ -380,9 +384,11 @@ void Cluster::Detach(const std::shared_ptr<NodeLink>& link) {
 
 void Cluster::Release() {
   Links told, released;
+  std::vector<Held> held;
   {
     MutexLock lock(&mutex_);
-    if (detaching_.empty() || (current_ != nullptr && !current_->in_flight.empty())) return;
+    if (!detaching_.empty() && current_ != nullptr && !current_->in_flight.empty()) return;
+    held.swap(held_);
     released.swap(detaching_);
     bool takes_part = false;
     for (const auto& link : released) {
@@ -393,6 +399,7 @@ void Cluster::Release() {
   }
   for (const auto& link : told) link->Flush();
   for (const auto& link : released) link->Close(absl::OkStatus());
+  for (const Held& launch : held) Launch(launch.job.get(), launch.operation);
 }
 
 void Cluster::ForgetLocked(const NodeLink* link) {
@@ -428,6 +435,7 @@ void Cluster::Lost(NodeLink* link, const absl::Status& why) {
   for (const auto& [epoch, sequence] : owed) {
     (void)Done(epoch, link, sequence, why, BucketNumbers{}, /*measured=*/false);
   }
+  Release();
 }
 
 absl::StatusOr<std::shared_ptr<Rendezvous>> Cluster::StoreOf(std::uint64_t number,

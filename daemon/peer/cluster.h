@@ -77,8 +77,8 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   absl::Status RendezvousSet(NodeLink* link, const v1::RendezvousSet& message);
   absl::Status RendezvousGet(const std::shared_ptr<NodeLink>& link,
                              const v1::RendezvousGet& message);
-  // The node is about to go, and has no ranks any more. Once nothing is in flight its stream is
-  // closed, and the others meet without it.
+  // The node is about to go, and has no ranks any more. Once what is in flight is done its stream
+  // is closed, and the others meet without it; nothing is launched in between.
   void Detach(const std::shared_ptr<NodeLink>& link);
   // The node is gone; its ranks have been lost to their jobs.
   void Lost(NodeLink* link, const absl::Status& why);
@@ -132,6 +132,10 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
     bool failing = false;  // its engine has failed: it is about to be ended
   };
   using Links = std::vector<std::shared_ptr<NodeLink>>;
+  struct Held {
+    std::shared_ptr<Job> job;
+    ReduceOperation* operation = nullptr;
+  };
 
   struct Launched {
     Links told;  // to be flushed
@@ -150,7 +154,7 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The jobs go on without ranks there.
   void ForgetLocked(const NodeLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Lets the nodes go that want to, if nothing is in flight.
+  // Lets the nodes go that want to, if nothing is in flight, and launches what was held for that.
   void Release();
   // Nothing is launched on it any more.
   void RetireLocked(const std::shared_ptr<Epoch>& epoch, Links* told)
@@ -177,6 +181,7 @@ class Cluster : public std::enable_shared_from_this<Cluster> {
   std::shared_ptr<Epoch> current_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Epoch>> retired_ ABSL_GUARDED_BY(mutex_);  // until nothing is owed
   Links detaching_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Held> held_ ABSL_GUARDED_BY(mutex_);  // launches, while some node is detaching
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
 };

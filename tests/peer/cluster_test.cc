@@ -134,13 +134,7 @@ class ClusterTest : public JobFixture {
     Start(3);
     cluster_ = MakeCluster(engines_.Maker());
     cluster_->Tick();
-    channel_ = 0;
-    for (const std::uint32_t rank : {0, 1, 2}) channel_ = Register(rank, Spec(1));
-    ASSERT_TRUE(Map(0, channel_).ok());
-    for (const std::uint32_t rank : {1, 2}) {
-      ASSERT_TRUE(job_->ArenaMapped(rank, channel_, RankMemory{}).ok());
-    }
-    TakeAll();
+    channel_ = AgreeOn("model");
   }
 
   void TearDown() override {
@@ -169,9 +163,22 @@ class ClusterTest : public JobFixture {
     return cluster;
   }
 
-  void MarkReady(std::uint64_t step) {
+  // On a layout of one bucket; its channel.
+  std::uint32_t AgreeOn(const std::string& name) {
+    std::uint32_t channel = 0;
+    for (const std::uint32_t rank : {0, 1, 2}) channel = Register(rank, Spec(1, name));
+    EXPECT_TRUE(Map(0, channel).ok());
+    for (const std::uint32_t rank : {1, 2}) {
+      EXPECT_TRUE(job_->ArenaMapped(rank, channel, RankMemory{}).ok());
+    }
+    TakeAll();
+    return channel;
+  }
+
+  void MarkReady(std::uint64_t step) { MarkReady(channel_, step); }
+  void MarkReady(std::uint32_t channel, std::uint64_t step) {
     for (const std::uint32_t rank : {0, 1}) {
-      ASSERT_TRUE(job_->MarkReady(rank, channel_, step, {0}).ok());
+      ASSERT_TRUE(job_->MarkReady(rank, channel, step, {0}).ok());
     }
   }
 
@@ -269,6 +276,42 @@ TEST_F(ClusterTest, AnIdleNodeThatDetachesIsLetGoAtOnce) {
   EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
   EXPECT_TRUE(gamma_->Closed());
   EXPECT_FALSE(job_->Failed());
+}
+
+TEST_F(ClusterTest, WhatIsLaunchedWhileANodeDetachesIsHeldForTheNextEngine) {
+  const std::uint32_t other = AgreeOn("other");
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  MarkReady(1);
+  const auto engine = engines_.Await(0);
+  ASSERT_TRUE(engine->submitted.Wait().has_value());
+  cluster_->Detach(gamma_);
+  MarkReady(other, 1);
+  EXPECT_EQ(beta_->Of(v1::AttachResponse::kLaunch).size(), 1u);
+
+  for (Exchange* exchange : engine->Take()) exchange->done(absl::OkStatus());
+  ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
+  ASSERT_TRUE(LaunchDone(gamma_.get(), 1, 1).ok());
+  const auto launches = beta_->Of(v1::AttachResponse::kLaunch);
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_EQ(launches[1].launch().epoch(), 2u);
+  EXPECT_EQ(launches[1].launch().channel(), other);
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kLaunch).size(), 1u);
+  EXPECT_FALSE(job_->Failed());
+}
+
+TEST_F(ClusterTest, ANodeThatDiesWhileItDetachesHoldsNothing) {
+  const std::uint32_t other = AgreeOn("other");
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  MarkReady(1);
+  const auto engine = engines_.Await(0);
+  ASSERT_TRUE(engine->submitted.Wait().has_value());
+  cluster_->Detach(gamma_);
+  MarkReady(other, 1);
+  cluster_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
+  ASSERT_TRUE(engine->destroyed.Wait().has_value());
+  EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());
+  ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "its stream has ended"));
 }
 
 // What Gloo does while it connects to a host that is dead, for up to 10 s.
