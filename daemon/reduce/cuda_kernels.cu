@@ -1,6 +1,6 @@
-// A bucket's reduction on a GPU; what each kernel does is said in cuda_kernels.h. Memory bounds them:
-// every access is of 16 bytes, neighbours read neighbours, and the loads of several sources are under
-// way at once.
+// A bucket's reduction on a GPU; what each kernel does is said in cuda_kernels.h. Memory bounds
+// them: every access is of 16 bytes, neighbours read neighbours, and the loads of several sources
+// are under way at once.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -81,8 +81,8 @@ __device__ void Store(const T (&from)[N], T* to) {
 
 // Elements that a thread takes at a time: 16 bytes of the smaller type.
 template <typename T, typename Staging>
-constexpr std::uint32_t kElements =
-    kVectorBytes / (sizeof(T) < sizeof(Staging) ? sizeof(T) : sizeof(Staging));
+constexpr std::uint32_t kElements = kVectorBytes /
+                                    (sizeof(T) < sizeof(Staging) ? sizeof(T) : sizeof(Staging));
 
 __device__ std::uint64_t FirstIndex() {
   return static_cast<std::uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -143,8 +143,8 @@ __device__ void Combine(const CombineArguments& arguments) {
   }
 }
 
-// Adds up a block's numbers and writes them to the block's place. Always in the same order: the same
-// grid gives the same bits.
+// Adds up a block's numbers and writes them to the block's place. Always in the same order: the
+// same grid gives the same bits.
 __device__ void WriteNumbers(BucketNumbers mine, BucketNumbers* numbers) {
   constexpr std::uint32_t kWarps = kCudaBlockThreads / kWarpThreads;
   __shared__ double sums[kWarps];
