@@ -276,16 +276,16 @@ void GpuTeam::OnReady(const std::weak_ptr<Pending>& asked, const absl::Status& s
 void GpuTeam::LaunchLocked(ReduceOperation* operation) {
   // One may have gone while this waited for the others to connect. Then it is launched nowhere: no
   // GPU waits for that one, and none says that the step is complete.
-  const bool all_live = std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+  bool whole = std::all_of(members_.begin(), members_.end(), [](const auto& member) {
     const auto worker = member.lock();
     return worker != nullptr && !worker->over();
   });
-  const bool all_there =
-      std::all_of(operation->gpu.arenas.begin(), operation->gpu.arenas.end(), [&](auto* arena) {
-        return std::any_of(members_.begin(), members_.end(),
-                           [&](const auto& member) { return member.lock() == arena->worker(); });
-      });
-  if (!all_live || !all_there) {
+  for (const GpuArena* arena : operation->gpu.arenas) {
+    whole = whole && std::any_of(members_.begin(), members_.end(), [&](const auto& member) {
+              return member.lock() == arena->worker();
+            });
+  }
+  if (!whole) {
     return AnswerLocked(operation,
                         absl::UnavailableError("the worker of one of its GPUs has gone"));
   }

@@ -201,7 +201,8 @@ TEST(Joining, ATokenThatIsWrongDisturbsNobodyWhoHasTheRightOne) {
 
 TEST(Joining, TheTokenOfARunThatHasEndedIsNoLongerTheRightOne) {
   NodeCluster cluster(2);
-  const auto make_ranks = [&cluster](const std::string& token, std::vector<std::uint32_t> order) {
+  const auto make_ranks = [&cluster](const std::string& token,
+                                     const std::vector<std::uint32_t>& order) {
     Trainers trainers;
     for (const std::uint32_t rank : order) {
       trainers.push_back(cluster.MakeRank(rank, "token=" + token));
