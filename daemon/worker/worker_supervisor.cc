@@ -183,12 +183,11 @@ void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
     worker->process.reset();
     if (!was_open) return;  // those that wait are told by what Start is replied
     waiting.swap(worker->waiting);
+    ++telling_;  // Shutdown, which takes the table first, waits for what follows
   }
-  if (BeginTelling()) {
-    lost_(key, why);
-    EndTelling();
-  }
+  lost_(key, why);
   for (const Ready& ready : waiting) Ensure(key, ready);
+  EndTelling();
 }
 
 bool WorkerSupervisor::BeginTelling() {

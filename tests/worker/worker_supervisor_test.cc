@@ -30,6 +30,11 @@ constexpr std::uint64_t kCheckIntervalNs = 5 * kSecondNs;
 
 class WorkerSupervisorTest : public ::testing::Test {
  protected:
+  // Threads of workers may still be in what they have been told to call.
+  void TearDown() override {
+    if (supervisor_ != nullptr) supervisor_->Shutdown();
+  }
+
   void Begin(const std::string& script, absl::Duration hang_limit = absl::Seconds(20)) {
     WorkerSupervisorOptions options;
     options.process.program = "tests/worker/scripted_worker";
