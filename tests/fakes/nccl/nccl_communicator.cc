@@ -281,6 +281,7 @@ bool NcclCommunicator::SpinUntil(const std::function<bool(const NcclSlot&)>& rea
 }
 
 void NcclCommunicator::SpinUntilAborted() {
+  // As above; a GPU's fault is a word that other processes write, too, which wakes nobody.
   while (!aborted_.load() && !port_.Faulted()) std::this_thread::sleep_for(kSpin);
 }
 
