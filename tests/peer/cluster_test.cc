@@ -182,6 +182,17 @@ class ClusterTest : public JobFixture {
     }
   }
 
+  // Gamma, whose rank has left, detaches while a bucket is launched; one of `other` is ready then.
+  std::shared_ptr<EngineRecord> DetachInMidLaunch(std::uint32_t other) {
+    EXPECT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+    MarkReady(1);
+    auto engine = engines_.Await(0);
+    EXPECT_TRUE(engine->submitted.Wait().has_value());
+    cluster_->Detach(gamma_);
+    MarkReady(other, 1);
+    return engine;
+  }
+
   absl::Status LaunchDone(NodeLink* link, std::uint64_t epoch, std::uint64_t sequence) {
     v1::LaunchDone message;
     message.set_epoch(epoch);
@@ -280,12 +291,7 @@ TEST_F(ClusterTest, AnIdleNodeThatDetachesIsLetGoAtOnce) {
 
 TEST_F(ClusterTest, WhatIsLaunchedWhileANodeDetachesIsHeldForTheNextEngine) {
   const std::uint32_t other = AgreeOn("other");
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
-  MarkReady(1);
-  const auto engine = engines_.Await(0);
-  ASSERT_TRUE(engine->submitted.Wait().has_value());
-  cluster_->Detach(gamma_);
-  MarkReady(other, 1);
+  const auto engine = DetachInMidLaunch(other);
   EXPECT_EQ(beta_->Of(v1::AttachResponse::kLaunch).size(), 1u);
 
   for (Exchange* exchange : engine->Take()) exchange->done(absl::OkStatus());
@@ -301,12 +307,7 @@ TEST_F(ClusterTest, WhatIsLaunchedWhileANodeDetachesIsHeldForTheNextEngine) {
 
 TEST_F(ClusterTest, ANodeThatDiesWhileItDetachesHoldsNothing) {
   const std::uint32_t other = AgreeOn("other");
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
-  MarkReady(1);
-  const auto engine = engines_.Await(0);
-  ASSERT_TRUE(engine->submitted.Wait().has_value());
-  cluster_->Detach(gamma_);
-  MarkReady(other, 1);
+  const auto engine = DetachInMidLaunch(other);
   cluster_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
   ASSERT_TRUE(engine->destroyed.Wait().has_value());
   EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());
