@@ -1,4 +1,5 @@
-// gradsyncd: parse, construct, run. The daemon starts it as a worker too.
+// gradsyncd: parses its options, constructs the daemon, runs it. The daemon also starts this
+// program as its worker.
 
 #include <cstdio>
 #include <cstring>
@@ -22,27 +23,27 @@ int Fail(const absl::Status& status, int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::strcmp(argv[1], gradsync::kWorkerArgument) == 0) {
-    return gradsync::RunWorker();
+  if (argc == 2 && std::strcmp(argv[1], gradsync::daemon::kWorkerArgument) == 0) {
+    return gradsync::daemon::RunWorker();
   }
-  if (const auto text = gradsync::HelpOrVersion(argc, argv)) {
+  if (const auto text = gradsync::daemon::HelpOrVersion(argc, argv)) {
     std::fputs(text->c_str(), stdout);
     return 0;
   }
-  const auto options = gradsync::LoadOptions(argc, argv);
+  const auto options = gradsync::daemon::LoadOptions(argc, argv);
   if (!options.ok()) return Fail(options.status(), kExitUsage);
-  gradsync::LogOptions log;
+  gradsync::daemon::LogOptions log;
   log.level = options->log_level;
   log.format = options->log_format;
   log.file = options->log_file;
-  if (const absl::Status status = gradsync::InitLogging(log); !status.ok()) {
+  if (const absl::Status status = gradsync::daemon::InitLogging(log); !status.ok()) {
     return Fail(status, kExitUsage);
   }
-  gradsync::Daemon::BlockSignals();
-  auto daemon = gradsync::Daemon::Start(*options);
+  gradsync::daemon::Daemon::BlockSignals();
+  auto daemon = gradsync::daemon::Daemon::Start(*options);
   if (!daemon.ok()) return Fail(daemon.status(), kExitFailure);
   (*daemon)->ServeUntilSignal();
   daemon->reset();
-  gradsync::FlushLogging();
+  gradsync::daemon::FlushLogging();
   return 0;
 }

@@ -1,10 +1,8 @@
-// The C API (gradsync/gradsync.h) over the C++ one. Every function that may allocate catches what
-// it throws.
+// The functions of the C API (gradsync/gradsync.h) on top of the C++ API. Every function that may
+// allocate catches std::bad_alloc.
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
@@ -15,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/include/gradsync/client.h"
 #include "client/include/gradsync/gradsync.h"
+#include "client/src/c_structs.h"
 #include "client/src/error.h"
 #include "client/src/fork_guard.h"
 
@@ -36,14 +35,18 @@ struct gradsync_mapping {
 
 namespace {
 
-using gradsync::DataType;
-using gradsync::ItemSize;
-using gradsync::client::kMalformed;
+using gradsync::c_api::DataTypeOf;
+using gradsync::c_api::DurationOf;
+using gradsync::c_api::EnumOr;
+using gradsync::c_api::Malformed;
 using gradsync::client::MakeError;
 
-// Memory may be short when this is needed.
+// Allocates nothing.
 gradsync_error_t* OutOfMemory() {
-  static gradsync_error error{GRADSYNC_RESOURCE_EXHAUSTED, "out of memory", "MEMORY", {}};
+  static gradsync_error error{GRADSYNC_RESOURCE_EXHAUSTED,
+                              "out of memory",
+                              std::string(gradsync::reason::kMemory.text()),
+                              {}};
   return &error;
 }
 
@@ -53,9 +56,11 @@ gradsync_error_t* ErrorOf(const absl::Status& status) {
   error->code = static_cast<gradsync_code_t>(status.code());
   error->message = std::string(status.message());
   error->reason = gradsync::ErrorReason(status);
-  for (const char* field : {"job", "rank", "channel", "step", "bucket"}) {
-    if (std::string value = gradsync::ErrorField(status, field); !value.empty()) {
-      error->fields.emplace_back(field, std::move(value));
+  namespace field = gradsync::field;
+  for (const gradsync::FieldName name :
+       {field::kJob, field::kRank, field::kChannel, field::kStep, field::kBucket}) {
+    if (std::string value = gradsync::ErrorField(status, name); !value.empty()) {
+      error->fields.emplace_back(name.text(), std::move(value));
     }
   }
   return error.release();
@@ -71,107 +76,7 @@ gradsync_error_t* Call(const Body& body) {
   }
 }
 
-absl::Status Malformed(absl::string_view what) {
-  return MakeError(absl::StatusCode::kInvalidArgument, kMalformed, what);
-}
-
-absl::Duration DurationOf(std::int64_t ns) {
-  return ns == GRADSYNC_FOREVER ? absl::InfiniteDuration() : absl::Nanoseconds(ns);
-}
-
-// `preferred` if the caller left the member 0.
-template <typename Enum>
-Enum EnumOr(std::int32_t value, Enum preferred) {
-  if (value == 0) return preferred;
-  // 255 is none of any enumeration's values, so that the C++ API refuses it.
-  return static_cast<Enum>(value > 0 && value < 255 ? value : 255);
-}
-
-DataType DataTypeOf(std::int32_t value) { return EnumOr(value, DataType::kUnspecified); }
-
-// Bytes that every release's struct has: struct_size, and storage behind it where there is one.
-template <typename Struct>
-constexpr std::size_t kSmallest = sizeof(std::size_t);
-template <>
-constexpr std::size_t kSmallest<gradsync_session_options_t> = sizeof(std::size_t) + sizeof(void*);
-template <>
-constexpr std::size_t kSmallest<gradsync_step_result_t> = sizeof(std::size_t) + sizeof(void*);
-static_assert(GRADSYNC_LOWEST_LIVE_RANK == gradsync::kLowestLiveRank);
-static_assert(offsetof(gradsync_session_options_t, storage) == sizeof(std::size_t));
-static_assert(offsetof(gradsync_step_result_t, storage) == sizeof(std::size_t));
-
-// The caller's struct as this version knows it: members beyond its struct_size are 0.
-template <typename Struct>
-absl::Status Read(const Struct* in, const char* name, Struct* out) {
-  std::memset(static_cast<void*>(out), 0, sizeof(Struct));
-  if (in == nullptr) return Malformed(absl::StrCat(name, " is NULL"));
-  if (in->struct_size < kSmallest<Struct>) {
-    return Malformed(absl::StrCat(name, ".struct_size is not set"));
-  }
-  std::memcpy(static_cast<void*>(out), in, std::min(in->struct_size, sizeof(Struct)));
-  return absl::OkStatus();
-}
-
-// The other way round: what the caller's older struct has no room for is left out.
-template <typename Struct>
-void Write(Struct value, Struct* out) {
-  value.struct_size = out->struct_size;
-  std::memcpy(static_cast<void*>(out), &value, std::min(out->struct_size, sizeof(Struct)));
-}
-
-// Frees what `inout` points to, a Storage, and leaves it as after its _init(), however long it is.
-template <typename Storage, typename Struct>
-void Destroy(Struct* inout) {
-  if (inout == nullptr || inout->struct_size < kSmallest<Struct>) return;
-  delete static_cast<Storage*>(inout->storage);
-  const std::size_t struct_size = inout->struct_size;
-  std::memset(static_cast<void*>(inout), 0, struct_size);
-  inout->struct_size = struct_size;
-}
-
-// What a gradsync_step_result points to.
-struct StepResultStorage {
-  gradsync::StepResult result;
-  std::vector<std::uint8_t> used;
-  std::vector<gradsync_bucket_times_t> buckets;
-  std::vector<gradsync_bucket_numbers_t> numbers;
-};
-
-absl::StatusOr<gradsync::LayoutSpec> SpecOf(const gradsync_layout_spec_t* in) {
-  gradsync_layout_spec_t spec;
-  if (auto status = Read(in, "spec", &spec); !status.ok()) return status;
-  if ((spec.parameters == nullptr && spec.parameter_count > 0) ||
-      (spec.explicit_buckets == nullptr && spec.explicit_bucket_count > 0)) {
-    return Malformed("spec.parameters or spec.explicit_buckets is NULL");
-  }
-  gradsync::LayoutSpec out;
-  if (spec.name != nullptr) out.name = spec.name;
-  for (std::size_t i = 0; i < spec.parameter_count; ++i) {
-    const gradsync_parameter_t& parameter = spec.parameters[i];
-    if (parameter.name == nullptr || (parameter.shape == nullptr && parameter.dimensions > 0)) {
-      return Malformed(absl::StrCat("spec.parameters[", i, "] has no name or no shape"));
-    }
-    gradsync::ParameterSpec& added = out.parameters.emplace_back();
-    added.name = parameter.name;
-    if (parameter.dimensions > 0) {
-      added.shape.assign(parameter.shape, parameter.shape + parameter.dimensions);
-    }
-    added.dtype = DataTypeOf(parameter.data_type);
-  }
-  for (std::size_t i = 0; i < spec.explicit_bucket_count; ++i) {
-    out.explicit_buckets.push_back(
-        {DataTypeOf(spec.explicit_buckets[i].data_type), spec.explicit_buckets[i].count});
-  }
-  if (spec.bucket_cap_bytes != 0) out.bucket_cap_bytes = spec.bucket_cap_bytes;
-  if (spec.first_bucket_cap_bytes != 0) out.first_bucket_cap_bytes = spec.first_bucket_cap_bytes;
-  out.last_bucket_cap_bytes = spec.last_bucket_cap_bytes;
-  out.op = EnumOr(spec.op, gradsync::ReduceOp::kAverage);
-  if (spec.timeout != 0) out.timeout = DurationOf(spec.timeout);
-  if (spec.device != nullptr) out.device = spec.device;
-  return out;
-}
-
-// Empty: all are used.
+// One flag per parameter; empty: all are used.
 std::vector<bool> UsedOf(const gradsync_layout_t* layout, const std::uint8_t* used) {
   if (used == nullptr) return {};
   return std::vector<bool>(used, used + layout->layout->parameter_count());
@@ -233,54 +138,35 @@ const char* gradsync_code_name(gradsync_code_t code) {
 // ---- Joining a job
 // -------------------------------------------------------------------------------
 
-size_t gradsync_item_size(std::int32_t data_type) { return ItemSize(DataTypeOf(data_type)); }
+size_t gradsync_item_size(std::int32_t data_type) {
+  return gradsync::ItemSize(DataTypeOf(data_type));
+}
 
 gradsync_error_t* gradsync_session_options_from_environment(gradsync_session_options_t* options) {
   return Call([&]() -> absl::Status {
-    gradsync_session_options_t filled;
-    if (auto status = Read(options, "options", &filled); !status.ok()) return status;
+    gradsync_session_options_t header;
+    if (auto status = gradsync::c_api::Read(options, "options", &header); !status.ok()) {
+      return status;
+    }
     auto found = gradsync::SessionOptions::FromEnvironment();
     if (!found.ok()) return found.status();
-    auto storage = std::make_unique<gradsync::SessionOptions>(*std::move(found));
-    filled.socket = storage->socket.c_str();
-    filled.job_id = storage->job_id.c_str();
-    filled.token = storage->token.c_str();
-    filled.coordinator = storage->coordinator.c_str();
-    filled.rank = storage->rank;
-    filled.world_size = storage->world_size;
-    filled.storage = storage.release();
-    Write(filled, options);
+    gradsync::c_api::WriteOptions(*std::move(found), header, options);
     return absl::OkStatus();
   });
 }
 
 void gradsync_session_options_destroy(gradsync_session_options_t* options) {
-  Destroy<gradsync::SessionOptions>(options);
+  gradsync::c_api::DestroyOptions(options);
 }
 
 gradsync_error_t* gradsync_session_join(const gradsync_session_options_t* options,
                                         gradsync_session_t** session) {
   return Call([&]() -> absl::Status {
-    gradsync_session_options_t in;
-    if (auto status = Read(options, "options", &in); !status.ok()) return status;
+    const auto out = gradsync::c_api::ReadOptions(options);
+    if (!out.ok()) return out.status();
     if (session == nullptr) return Malformed("session is NULL");
-    gradsync::SessionOptions out;
-    if (in.socket != nullptr) out.socket = in.socket;
-    if (in.job_id != nullptr) out.job_id = in.job_id;
-    if (in.token != nullptr) out.token = in.token;
-    if (in.coordinator != nullptr) out.coordinator = in.coordinator;
-    out.rank = in.rank;
-    out.world_size = in.world_size;
-    out.on_rank_loss = EnumOr(in.on_rank_loss, gradsync::LossPolicy::kAbort);
-    out.divisor = EnumOr(in.divisor, gradsync::Divisor::kLiveRanks);
-    out.step_timeout = DurationOf(in.step_timeout);
-    out.nccl.max_ctas = in.nccl_max_ctas;
-    out.nccl.algorithm = EnumOr(in.nccl_algorithm, gradsync::NcclAlgorithm::kAuto);
-    out.nccl.protocol = EnumOr(in.nccl_protocol, gradsync::NcclProtocol::kAuto);
-    out.nccl.wire_type = EnumOr(in.nccl_wire_type, gradsync::NcclWireType::kAuto);
-    if (in.connect_timeout != 0) out.connect_timeout = DurationOf(in.connect_timeout);
     auto handle = std::make_unique<gradsync_session>();
-    auto joined = gradsync::Session::Join(out);
+    auto joined = gradsync::Session::Join(*out);
     if (!joined.ok()) return joined.status();
     handle->session = *std::move(joined);
     *session = handle.release();
@@ -313,7 +199,7 @@ gradsync_error_t* gradsync_register_layout(gradsync_session_t* session,
                                            const gradsync_layout_spec_t* spec,
                                            gradsync_layout_t** layout) {
   return Call([&]() -> absl::Status {
-    const auto out = SpecOf(spec);
+    const auto out = gradsync::c_api::ReadSpec(spec);
     if (!out.ok()) return out.status();
     if (session == nullptr || layout == nullptr) return Malformed("session or layout is NULL");
     auto handle = std::make_unique<gradsync_layout>();
@@ -329,7 +215,7 @@ gradsync_error_t* gradsync_replace_layout(gradsync_session_t* session, gradsync_
                                           const gradsync_layout_spec_t* spec,
                                           gradsync_layout_t** layout) {
   return Call([&]() -> absl::Status {
-    const auto out = SpecOf(spec);
+    const auto out = gradsync::c_api::ReadSpec(spec);
     if (!out.ok()) return out.status();
     if (session == nullptr || old == nullptr || layout == nullptr) {
       return Malformed("session, old or layout is NULL");
@@ -370,7 +256,7 @@ gradsync_error_t* gradsync_layout_bucket(const gradsync_layout_t* layout, size_t
   return Call([&]() -> absl::Status {
     if (bucket >= layout->layout->bucket_count()) {
       return MakeError(
-          absl::StatusCode::kInvalidArgument, gradsync::client::kUnknownBucket,
+          absl::StatusCode::kInvalidArgument, gradsync::reason::kUnknownBucket,
           absl::StrCat("layout '", layout->layout->name(), "' has ", layout->layout->bucket_count(),
                        " buckets, no bucket ", bucket));
     }
@@ -484,40 +370,20 @@ gradsync_error_t* gradsync_wait_bucket(gradsync_layout_t* layout, std::uint64_t 
 gradsync_error_t* gradsync_wait_step(gradsync_layout_t* layout, std::uint64_t step,
                                      std::int64_t timeout, gradsync_step_result_t* result) {
   return Call([&]() -> absl::Status {
-    gradsync_step_result_t filled;
+    gradsync_step_result_t header;
     if (result != nullptr) {
-      if (auto status = Read(result, "result", &filled); !status.ok()) return status;
+      auto status = gradsync::c_api::Read(result, "result", &header);
+      if (!status.ok()) return status;
     }
     auto waited = layout->layout->WaitStep(step, DurationOf(timeout));
     if (!waited.ok()) return waited.status();
-    if (result == nullptr) return absl::OkStatus();
-    auto storage = std::make_unique<StepResultStorage>();
-    storage->result = *std::move(waited);
-    storage->used.assign(storage->result.used.begin(), storage->result.used.end());
-    for (const gradsync::BucketTimes& times : storage->result.buckets) {
-      storage->buckets.push_back(
-          {times.ready_ns.data(), times.ready_ns.size(), times.start_ns, times.finish_ns});
-    }
-    for (const gradsync::BucketNumbers& numbers : storage->result.numbers) {
-      storage->numbers.push_back({numbers.sum_of_squares, numbers.non_finite});
-    }
-    filled.step = storage->result.step;
-    filled.live_ranks = storage->result.live_ranks;
-    filled.divisor = storage->result.divisor;
-    filled.used = storage->used.empty() ? nullptr : storage->used.data();
-    filled.used_count = storage->used.size();
-    filled.buckets = storage->buckets.data();
-    filled.bucket_count = storage->buckets.size();
-    filled.numbers = storage->numbers.empty() ? nullptr : storage->numbers.data();
-    filled.number_count = storage->numbers.size();
-    filled.storage = storage.release();
-    Write(filled, result);
+    if (result != nullptr) gradsync::c_api::WriteResult(*std::move(waited), header, result);
     return absl::OkStatus();
   });
 }
 
 void gradsync_step_result_destroy(gradsync_step_result_t* result) {
-  Destroy<StepResultStorage>(result);
+  gradsync::c_api::DestroyResult(result);
 }
 
 double gradsync_gradient_norm(const gradsync_step_result_t* result) {
@@ -575,13 +441,5 @@ gradsync_error_t* gradsync_session_leave_and_stay(gradsync_session_t* session, s
 
 void gradsync_session_statistics(const gradsync_session_t* session,
                                  gradsync_statistics_t* statistics) {
-  const gradsync::SessionStatistics found = session->session->Statistics();
-  gradsync_statistics_t out{};
-  out.steps_complete = found.steps_complete;
-  out.steps_void = found.steps_void;
-  out.buckets_marked = found.buckets_marked;
-  out.bytes_reduced = found.bytes_reduced;
-  out.mark_ready_total = absl::ToInt64Nanoseconds(found.mark_ready_total);
-  out.exposed_total = absl::ToInt64Nanoseconds(found.exposed_total);
-  Write(out, statistics);
+  gradsync::c_api::WriteStatistics(session->session->Statistics(), statistics);
 }

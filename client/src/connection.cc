@@ -13,27 +13,28 @@
 #include "client/src/fork_guard.h"
 #include "client/src/layout_registration.h"
 #include "client/src/session_options.h"
-#include "client/src/step_sequence.h"
+#include "client/src/step_client.h"
 #include "client/src/unix_socket.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
 
 namespace gradsync::client {
 namespace {
 
-// A daemon that accepts and says nothing is stopped; it gets this long even under a short
-// connect_timeout.
+// How long a daemon that accepted the connection may stay silent, even if connect_timeout is
+// shorter.
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
-// The daemon was on its way down, or up.
+// Between two attempts to join while the daemon restarts.
 constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
-constexpr absl::Duration kWordOfEnd = absl::Seconds(5);
+// How long to wait for the reason of an end that another socket has shown already.
+constexpr absl::Duration kReasonOfEnd = absl::Seconds(5);
 
 absl::Status Lost(const SessionOptions& options, absl::string_view what) {
   ErrorFields fields;
   fields.job = options.job_id;
   fields.rank = options.rank;
   return MakeError(
-      absl::StatusCode::kUnavailable, kDaemonLost,
-      absl::StrCat("rank ", options.rank, ": the daemon at ", options.socket, " is gone (", what,
+      absl::StatusCode::kUnavailable, reason::kDaemonLost,
+      absl::StrCat("rank ", options.rank, ": the daemon at ", options.socket, " was lost (", what,
                    "); start gradsyncd or look into its log, then join again"),
       fields);
 }
@@ -57,8 +58,9 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SessionOption
     connection->Close();
     // The stream ended before its first answer, or the daemon drains and another may take its
     // place.
-    const bool again = connection->stream_ != nullptr &&
-                       (ErrorReason(status) == kDaemonLost || ErrorReason(status) == kDraining);
+    const bool again =
+        connection->stream_ != nullptr &&
+        (ErrorReason(status) == reason::kDaemonLost || ErrorReason(status) == reason::kDraining);
     if (!again || absl::Now() + kRejoinPause >= deadline) return status;
     // Backs off: nothing announces another daemon.
     absl::SleepFor(kRejoinPause);
@@ -85,7 +87,7 @@ absl::Status Connection::Join(absl::Time deadline) {
     absl::MutexLock lock(&mutex_);
     if (!mutex_.AwaitWithDeadline(absl::Condition(&answered),
                                   std::max(deadline, absl::Now() + kAnswerTimeout))) {
-      return MakeError(absl::StatusCode::kUnavailable, kWaitTimeout,
+      return MakeError(absl::StatusCode::kUnavailable, reason::kWaitTimeout,
                        absl::StrCat("the daemon at ", options_.socket,
                                     " accepted the connection but does not answer; check that "
                                     "gradsyncd is not stopped"),
@@ -96,11 +98,11 @@ absl::Status Connection::Join(absl::Time deadline) {
   auto descriptors = FetchDescriptors(FdSocketPath(options_.socket), staging_nonce_, 1,
                                       std::max(deadline, absl::Now() + kAnswerTimeout));
   if (!descriptors.ok()) {
-    // The nonce ends with the session. Then that is why, and the word of it, on another socket, may
-    // still be on its way.
+    // A nonce ends with its session. Then the session's end is the reason, which may arrive later
+    // on the stream.
     const bool over =
         absl::IsNotFound(descriptors.status()) || absl::IsUnavailable(descriptors.status());
-    auto end = AwaitEnd(over ? kWordOfEnd : absl::ZeroDuration());
+    auto end = AwaitEnd(over ? kReasonOfEnd : absl::ZeroDuration());
     return end.ok() ? descriptors.status() : end;
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");
@@ -114,8 +116,7 @@ void Connection::OnOpened(const v1::SessionOpened& opened) {
   if (opened_) return;
   incarnation_ = opened.incarnation();
   generation_ = opened.generation();
-  protocol_ = opened.protocol();
-  // Longer ones would overflow somewhere.
+  // At most a year, so that sums do not overflow.
   lease_ = absl::Milliseconds(
       std::min<std::uint64_t>(opened.lease_ms(), absl::ToInt64Milliseconds(absl::Hours(24 * 365))));
   staging_nonce_ = opened.staging_nonce();
@@ -139,24 +140,26 @@ absl::Status Connection::AwaitEnd(absl::Duration timeout) const {
 }
 
 void Connection::SetEnd(absl::Status end) {
-  std::vector<std::shared_ptr<StepSequence>> sequences;
+  std::vector<std::shared_ptr<StepClient>> layouts;
   {
     absl::MutexLock lock(&mutex_);
-    if (!end_.ok()) return;
-    end_ = end;
+    if (!ending_.ok()) return;
+    ending_ = end;
     for (const auto& [channel, weak] : steps_) {
-      if (auto steps = weak.lock()) sequences.push_back(std::move(steps));
+      if (auto steps = weak.lock()) layouts.push_back(std::move(steps));
     }
-    for (const auto& [id, registration] : registrations_) registration->OnFailed(end);
   }
-  for (const auto& steps : sequences) steps->OnSessionEnd(end);
+  for (const auto& steps : layouts) steps->OnSessionEnd(end);
   job_channel_.OnSessionEnd(end);
+  absl::MutexLock lock(&mutex_);
+  end_ = end;
+  for (const auto& [id, registration] : registrations_) registration->OnFailed(end);
 }
 
 void Connection::OnStreamEnd(const StreamEnd& end) {
   const auto code = static_cast<absl::StatusCode>(end.code);
   if (code == absl::StatusCode::kOk) {
-    SetEnd(left() ? MakeError(absl::StatusCode::kFailedPrecondition, kLeft,
+    SetEnd(left() ? MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
                               absl::StrCat("rank ", options_.rank, " has left the job"), Fields())
                   : Lost(options_, "it ended the session without a reason"));
     return;
@@ -164,7 +167,7 @@ void Connection::OnStreamEnd(const StreamEnd& end) {
   absl::Status status = StatusFromTrailer(end.code, end.message, end.details);
   if (ErrorReason(status).empty()) {
     switch (code) {
-      // How gRPC reports a connection that broke.
+      // gRPC reports a broken connection by these.
       case absl::StatusCode::kUnavailable:
       case absl::StatusCode::kCancelled:
       case absl::StatusCode::kUnknown:
@@ -172,7 +175,7 @@ void Connection::OnStreamEnd(const StreamEnd& end) {
         status = Lost(options_, end.message);
         break;
       case absl::StatusCode::kUnimplemented:
-        status = MakeError(code, kProtocolViolation,
+        status = MakeError(code, reason::kProtocolViolation,
                            absl::StrCat("what listens at ", options_.socket,
                                         " is no gradsyncd of this release: ", end.message),
                            Fields());
@@ -185,22 +188,22 @@ void Connection::OnStreamEnd(const StreamEnd& end) {
 }
 
 void Connection::Close() {
-  SetEnd(MakeError(absl::StatusCode::kFailedPrecondition, kClosed,
+  SetEnd(MakeError(absl::StatusCode::kFailedPrecondition, reason::kClosed,
                    absl::StrCat("rank ", options_.rank, ": the Session was destroyed"), Fields()));
   if (stream_ != nullptr) stream_->Close();
 }
 
 absl::Status Connection::BeginLeave() {
   left_.store(true);
-  std::vector<std::shared_ptr<StepSequence>> sequences;
+  std::vector<std::shared_ptr<StepClient>> layouts;
   {
     absl::MutexLock lock(&mutex_);
     for (const auto& [channel, weak] : steps_) {
-      if (auto steps = weak.lock()) sequences.push_back(std::move(steps));
+      if (auto steps = weak.lock()) layouts.push_back(std::move(steps));
     }
   }
-  for (const auto& steps : sequences) {
-    // A MarkReady that was admitted before left_ was set has opened its step by now.
+  for (const auto& steps : layouts) {
+    // A MarkReady that ran before left_ was set has opened its step by now.
     if (auto status = steps->CheckClosed("Leave"); !status.ok()) {
       left_.store(false);
       return status;
@@ -224,7 +227,7 @@ void Connection::Withdraw(std::uint64_t request_id) {
   registrations_.erase(request_id);
 }
 
-void Connection::Attach(std::uint32_t channel, const std::shared_ptr<StepSequence>& steps) {
+void Connection::Attach(std::uint32_t channel, const std::shared_ptr<StepClient>& steps) {
   absl::Status end;
   {
     absl::MutexLock lock(&mutex_);
@@ -232,12 +235,12 @@ void Connection::Attach(std::uint32_t channel, const std::shared_ptr<StepSequenc
       it = it->second.expired() ? steps_.erase(it) : std::next(it);
     }
     steps_[channel] = steps;
-    end = end_;
+    end = ending_;
   }
   if (!end.ok()) steps->OnSessionEnd(end);
 }
 
-std::shared_ptr<StepSequence> Connection::StepsOf(std::uint32_t channel) {
+std::shared_ptr<StepClient> Connection::StepsOf(std::uint32_t channel) {
   absl::MutexLock lock(&mutex_);
   const auto found = steps_.find(channel);
   return found == steps_.end() ? nullptr : found->second.lock();
@@ -246,7 +249,7 @@ std::shared_ptr<StepSequence> Connection::StepsOf(std::uint32_t channel) {
 void Connection::OnFailed(const v1::OperationFailed& failed) {
   absl::Status status = StatusFromProto(failed.status());
   if (status.ok()) {
-    status = MakeError(absl::StatusCode::kInternal, kProtocolViolation,
+    status = MakeError(absl::StatusCode::kInternal, reason::kProtocolViolation,
                        "the daemon failed an operation without a reason", Fields());
   }
   if (!failed.layout()) {

@@ -1,4 +1,4 @@
-// What a Session and its Layouts share: the stream, who they are, and how it ended.
+// What a Session and its Layouts share: the stream, the identity, and why the session ended.
 
 #ifndef CLIENT_SRC_CONNECTION_H_
 #define CLIENT_SRC_CONNECTION_H_
@@ -32,7 +32,7 @@ class SessionOpened;
 namespace gradsync::client {
 
 class LayoutRegistration;
-class StepSequence;
+class StepClient;
 
 // Counters of SessionStatistics. Own synchronization; times in nanoseconds.
 struct SessionCounters {
@@ -44,11 +44,14 @@ struct SessionCounters {
   std::atomic<std::int64_t> exposed_ns{0};
 };
 
-// Thread-safe. Owned by the Session and by each of its layouts, and by the stream's thread while
-// the stream lives; the Session closes it. Hands every message of the daemon to the one it is for.
+// Passes every message of the daemon to its receiver: a registration, a layout's steps, or the
+// job's channel.
 //
-// Locks are taken in these orders: a StepSequence's or the JobChannel's, then the stream's; this
-// class's own, then a LayoutRegistration's. Never one of the first kind under one of the second.
+// Thread-safe. The Session, each of its layouts, and the stream's thread until the stream ends own
+// it; the Session closes it.
+//
+// Lock order: a StepClient's or the JobChannel's lock, then the stream's. This class's lock, then a
+// LayoutRegistration's. No StepClient's or JobChannel's lock is taken under this class's lock.
 class Connection final : public StreamReceiver, public std::enable_shared_from_this<Connection> {
  public:
   // Connects, joins, and maps the staging memory. Statuses: those of Session::Join.
@@ -62,9 +65,7 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   const SessionOptions& options() const { return options_; }
   std::uint64_t incarnation() const { return incarnation_; }
   std::uint64_t generation() const { return generation_; }
-  // The minor version of the protocol that both sides speak.
-  std::uint32_t protocol() const { return protocol_; }
-  // Zero: the daemon named none.
+  // Zero: no lease.
   absl::Duration lease() const { return lease_; }
   const std::shared_ptr<MappedMemory>& staging() const { return staging_; }
   ErrorFields Fields() const { return {options_.job_id, options_.rank, {}, {}, {}}; }
@@ -73,31 +74,31 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   JobChannel& job_channel() { return job_channel_; }
   SessionStream& stream() { return *stream_; }
 
-  // When the daemon was heard last, and when something was last said to it. CLOCK_MONOTONIC.
+  // When the last message arrived, and when the last one was sent; nanoseconds of CLOCK_MONOTONIC.
   std::int64_t heard_ns() const { return heard_ns_.load(std::memory_order_relaxed); }
   std::int64_t said_ns() const { return stream_ == nullptr ? 0 : stream_->sent_ns(); }
 
-  // OK while the session lives, then why it has ended.
+  // OK until the session ends, then why it ended.
   absl::Status End() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits for the end; OK if it has not come by then.
+  // Waits for the session's end. OK: it has not ended within `timeout`.
   absl::Status AwaitEnd(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Set by Leave: this rank takes part in nothing. Fails FAILED_PRECONDITION while a step is open,
-  // changing nothing.
+  // This rank takes part in nothing from here on. FAILED_PRECONDITION while a step is open; then
+  // nothing changes.
   absl::Status BeginLeave() ABSL_LOCKS_EXCLUDED(mutex_);
-  // It stayed, and every rank has left: it takes part again.
+  // Every rank has left and this one stayed: it takes part again.
   void EndLeave() { left_.store(false); }
   bool left() const { return left_.load(); }
 
-  // Announces a registration: its answers come to `registration` until it is withdrawn. Returns its
+  // Passes the answers of a RegisterLayout to `registration` until Withdraw. Returns its
   // request_id.
   std::uint64_t Announce(LayoutRegistration* registration) ABSL_LOCKS_EXCLUDED(mutex_);
   void Withdraw(std::uint64_t request_id) ABSL_LOCKS_EXCLUDED(mutex_);
-  // From now on steps of `channel` go to `steps`, for as long as somebody holds it.
-  void Attach(std::uint32_t channel, const std::shared_ptr<StepSequence>& steps)
+  // Passes messages about steps of `channel` to `steps`, while somebody owns it.
+  void Attach(std::uint32_t channel, const std::shared_ptr<StepClient>& steps)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Ends the session here, if nothing has ended it yet, and the stream. Bounded.
+  // Ends the session, unless it has ended, and the stream. Takes at most 5 s.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // StreamReceiver:
@@ -108,17 +109,17 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   absl::Status Join(absl::Time deadline);
   void OnOpened(const v1::SessionOpened& opened) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnFailed(const v1::OperationFailed& failed) ABSL_LOCKS_EXCLUDED(mutex_);
-  std::shared_ptr<StepSequence> StepsOf(std::uint32_t channel) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The first end counts. Tells everybody who waits.
+  std::shared_ptr<StepClient> StepsOf(std::uint32_t channel) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The first end counts. Releases every wait. Layouts hear of it before End() and registrations
+  // do: a trainer whose registration fails gets the same error from the steps of every layout.
   void SetEnd(absl::Status end) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Constant after construction.
   const SessionOptions options_;
 
-  // Written by Open before anybody else sees the object.
+  // Written by Open, before any other thread uses the object.
   std::uint64_t incarnation_ = 0;
   std::uint64_t generation_ = 0;
-  std::uint32_t protocol_ = 0;
   absl::Duration lease_;
   std::string staging_nonce_;
   std::uint64_t staging_bytes_ = 0;
@@ -133,10 +134,12 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
 
   mutable absl::Mutex mutex_;
   bool opened_ ABSL_GUARDED_BY(mutex_) = false;
+  // The end that layouts hear, then the same for everyone else.
+  absl::Status ending_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_request_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::uint64_t, LayoutRegistration*> registrations_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::uint32_t, std::weak_ptr<StepSequence>> steps_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::uint32_t, std::weak_ptr<StepClient>> steps_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace gradsync::client

@@ -1,4 +1,4 @@
-// In place of the cuda_* files where CUDA's headers are missing.
+// Replaces the cuda_* files in a build without CUDA's headers.
 
 #include "client/include/gradsync/client.h"
 #include "client/src/device_layout.h"
@@ -9,7 +9,7 @@ namespace client {
 namespace {
 
 absl::Status Absent() {
-  return MakeError(absl::StatusCode::kUnimplemented, kCudaUnavailable,
+  return MakeError(absl::StatusCode::kUnimplemented, reason::kCudaUnavailable,
                    "this gradsync client was built without CUDA; build it where tools/find_cuda "
                    "finds a toolkit, or use host memory");
 }

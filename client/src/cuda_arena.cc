@@ -60,7 +60,7 @@ absl::StatusOr<std::shared_ptr<CudaArena>> CudaArena::OpenIpc(std::shared_ptr<Cu
                                                               const std::string& handle) {
   CUipcMemHandle copy{};
   if (handle.size() != sizeof(copy)) {
-    return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
+    return MakeError(absl::StatusCode::kInternal, reason::kProtocolViolation,
                      absl::StrCat("the daemon's IPC handle has ", handle.size(), " bytes"));
   }
   std::memcpy(&copy, handle.data(), sizeof(copy));

@@ -14,12 +14,12 @@
 
 namespace gradsync::client {
 
-// One mapping, undone with the object once no stream of the context can touch it any more: waits
-// for the device. Immutable. In a forked child it stays.
+// One mapping. Immutable, so thread-safe. The destructor waits until no stream of the context can
+// touch the memory, and unmaps it; in a forked child it does nothing.
 class CudaArena {
  public:
-  // Maps the cuMemCreate allocation of `bytes` bytes that `descriptor` refers to, which stays the
-  // caller's.
+  // Maps the cuMemCreate allocation of `bytes` bytes behind `descriptor`. The caller still owns the
+  // descriptor.
   static absl::StatusOr<std::shared_ptr<CudaArena>> Import(std::shared_ptr<CudaContext> context,
                                                            int descriptor, std::size_t bytes);
   // Opens a cuMemAlloc allocation by its IPC handle.
@@ -32,7 +32,7 @@ class CudaArena {
   CUdeviceptr address() const { return address_; }
 
  private:
-  // `mapped`: 0 for an IPC handle's.
+  // `mapped`: bytes; 0 for an IPC handle.
   CudaArena(std::shared_ptr<CudaContext> context, CUdeviceptr address, std::size_t mapped)
       : context_(std::move(context)), address_(address), mapped_(mapped) {}
 

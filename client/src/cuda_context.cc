@@ -48,11 +48,11 @@ absl::StatusOr<std::string> UuidOf(const CudaDriver& driver, CUdevice device) {
         driver.Check(driver.cuDeviceGetName(name, sizeof(name) - 1, device), "cuDeviceGetName");
   }
   if (!status.ok()) return status;
-  // Only the name tells whether it is a MIG instance, whose own UUID this is.
+  // The UUID of a MIG instance is its own, but only the name shows that it is one.
   return Written(uuid, absl::StrContains(name, " MIG "));
 }
 
-// The digits of `uuid`, or nothing if it is not written as it should be.
+// The digits of `uuid`, or nothing if it is malformed.
 std::string DigitsOf(absl::string_view uuid) {
   if (!absl::StartsWith(uuid, kGpuPrefix) && !absl::StartsWith(uuid, kMigPrefix)) return "";
   const std::string digits = absl::StrReplaceAll(uuid.substr(kGpuPrefix.size()), {{"-", ""}});
@@ -65,9 +65,9 @@ std::string DigitsOf(absl::string_view uuid) {
 absl::StatusOr<CUdevice> Find(const CudaDriver& driver, const std::string& uuid) {
   const std::string wanted = DigitsOf(uuid);
   if (wanted.empty()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                      absl::StrCat("'", ValidUtf8(uuid.substr(0, 80)),
-                                  "' is no GPU; it needs the UUID that nvidia-smi -L prints"));
+                                  "' is not the UUID of a GPU; use one that nvidia-smi -L prints"));
   }
   int count = 0;
   if (auto status = driver.Check(driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -86,7 +86,7 @@ absl::StatusOr<CUdevice> Find(const CudaDriver& driver, const std::string& uuid)
     if (DigitsOf(*found) == wanted) return device;
     visible.push_back(*std::move(found));
   }
-  return MakeError(absl::StatusCode::kFailedPrecondition, kGpuNotVisible,
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kGpuNotVisible,
                    absl::StrCat("this process does not see ", uuid, "; it sees ",
                                 visible.empty() ? "no GPU" : absl::StrJoin(visible, ", "),
                                 ". Check CUDA_VISIBLE_DEVICES and the container's devices"));
@@ -103,7 +103,7 @@ absl::Status CheckStreamOperations(const CudaDriver& driver, CUdevice device,
     return status;
   }
   if (supported != 0) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, kGpuUnsupported,
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kGpuUnsupported,
                    absl::StrCat(uuid, " has no 64-bit stream memory operations"));
 }
 

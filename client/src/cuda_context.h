@@ -1,4 +1,4 @@
-// The primary context of the GPU that a layout lies on: the one that frameworks work in.
+// The primary context of a layout's GPU, in which frameworks work.
 
 #ifndef CLIENT_SRC_CUDA_CONTEXT_H_
 #define CLIENT_SRC_CUDA_CONTEXT_H_
@@ -14,13 +14,13 @@
 
 namespace gradsync::client {
 
-// Retained while the object lives; made if the trainer has not. Thread-safe. A forked child does
-// not let go of it.
+// Retains the primary context, which it creates if the trainer has not. Thread-safe. The destructor
+// releases it; in a forked child it does nothing.
 class CudaContext {
  public:
-  // Of the GPU or MIG instance `uuid`, written as nvidia-smi -L does.
-  //   INVALID_ARGUMENT     MALFORMED: no UUID.
-  //   FAILED_PRECONDITION  GPU_NOT_VISIBLE, naming those that are; GPU_UNSUPPORTED.
+  // `uuid`: a GPU or a MIG instance, as nvidia-smi -L prints it.
+  //   INVALID_ARGUMENT     MALFORMED: not a UUID.
+  //   FAILED_PRECONDITION  GPU_NOT_VISIBLE: names the visible GPUs. GPU_UNSUPPORTED.
   //   and the statuses of CudaDriver.
   static absl::StatusOr<std::shared_ptr<CudaContext>> Open(const std::string& uuid);
   ~CudaContext();
@@ -30,7 +30,7 @@ class CudaContext {
   const CudaDriver& driver() const { return driver_; }
   CUdevice device() const { return device_; }
 
-  // Makes it current on this thread, and what was current before again.
+  // Makes the context current on this thread; the destructor restores the one before.
   class Scope {
    public:
     explicit Scope(const CudaContext& context);

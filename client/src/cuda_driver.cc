@@ -18,17 +18,17 @@ constexpr char kLibrary[] = "libcuda.so.1";
 constexpr char kLibraryVariable[] = "GRADSYNC_CUDA_LIBRARY";
 
 absl::Status TooOld(const std::string& library, absl::string_view missing) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, kCudaDriverTooOld,
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCudaDriverTooOld,
                    absl::StrCat(library, " has no ", missing,
                                 ": install NVIDIA's driver for CUDA 13.0 or newer (580 or newer), "
-                                "as the daemon needs it; trainers alone could do with 12.0"));
+                                "because the daemon needs it (trainers alone need 12.0)"));
 }
 
-// Of cuInit, which calls files of the driver that are missing or denied CUDA_ERROR_NO_DEVICE,
-// OPERATING_SYSTEM or UNKNOWN.
+// For cuInit, which returns CUDA_ERROR_NO_DEVICE, OPERATING_SYSTEM or UNKNOWN when a file of the
+// driver is missing or denied.
 absl::Status Uninitialized(const absl::Status& why) {
   if (why.code() == absl::StatusCode::kResourceExhausted) return why;
-  return MakeError(absl::StatusCode::kFailedPrecondition, kGpuUnusable,
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable,
                    absl::StrCat(why.message(),
                                 ": check that this process may read and write /dev/nvidia0 ..., "
                                 "nvidiactl and nvidia-uvm, and that MPS, if it is on, answers; "
@@ -47,7 +47,7 @@ absl::StatusOr<const CudaDriver*> CudaDriver::Open() {
   const std::string path = named == nullptr || *named == '\0' ? kLibrary : named;
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, kCudaDriverMissing,
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCudaDriverMissing,
                      absl::StrCat("no CUDA driver: ", dlerror(),
                                   "; install NVIDIA's, or give the container its GPUs"));
   }
@@ -79,7 +79,7 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
   const char* text = nullptr;
   if (cuGetErrorName(result, &name) != CUDA_SUCCESS || name == nullptr) name = "CUDA error";
   if (cuGetErrorString(result, &text) != CUDA_SUCCESS || text == nullptr) text = "unknown";
-  const auto error = [&](absl::StatusCode code, absl::string_view reason, absl::string_view hint) {
+  const auto error = [&](absl::StatusCode code, Reason reason, absl::string_view hint) {
     return MakeError(code, reason, absl::StrCat(call, ": ", name, " (", text, ")", hint));
   };
   switch (result) {
@@ -99,13 +99,13 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
     case CUDA_ERROR_EXTERNAL_DEVICE:
     case CUDA_ERROR_MPS_CLIENT_TERMINATED:
     case CUDA_ERROR_MPS_RPC_FAILURE:
-      return error(absl::StatusCode::kUnavailable, kGpuFault,
+      return error(absl::StatusCode::kUnavailable, reason::kGpuFault,
                    "; this process cannot use its GPU any more: restart the trainer");
     case CUDA_ERROR_OUT_OF_MEMORY:
-      return error(absl::StatusCode::kResourceExhausted, kGpuOutOfMemory, "");
+      return error(absl::StatusCode::kResourceExhausted, reason::kGpuOutOfMemory, "");
     case CUDA_ERROR_MPS_MAX_CLIENTS_REACHED:
     case CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED:
-      return error(absl::StatusCode::kResourceExhausted, kMpsFull,
+      return error(absl::StatusCode::kResourceExhausted, reason::kMpsFull,
                    "; end other processes on this GPU, or let MPS serve more");
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_INVALID_DEVICE:
@@ -116,24 +116,24 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
     case CUDA_ERROR_SYSTEM_NOT_READY:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
-      return error(absl::StatusCode::kFailedPrecondition, kGpuUnusable, "");
+      return error(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable, "");
     case CUDA_ERROR_MPS_CONNECTION_FAILED:
     case CUDA_ERROR_MPS_SERVER_NOT_READY:
-      return error(absl::StatusCode::kFailedPrecondition, kGpuUnusable,
+      return error(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable,
                    "; is nvidia-cuda-mps-control running, with this process's "
                    "CUDA_MPS_PIPE_DIRECTORY?");
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
     case CUDA_ERROR_STREAM_CAPTURE_ISOLATION:
     case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
-      return error(absl::StatusCode::kFailedPrecondition, kCapturing, "");
+      return error(absl::StatusCode::kFailedPrecondition, reason::kCapturing, "");
     case CUDA_ERROR_INVALID_HANDLE:
     case CUDA_ERROR_INVALID_CONTEXT:
     case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-      return error(absl::StatusCode::kInvalidArgument, kBadStream,
+      return error(absl::StatusCode::kInvalidArgument, reason::kBadStream,
                    "; was the stream destroyed, or is it of another device?");
     default:
-      return error(absl::StatusCode::kInternal, kCudaError, "");
+      return error(absl::StatusCode::kInternal, reason::kCudaError, "");
   }
 }
 

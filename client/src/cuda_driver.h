@@ -1,5 +1,5 @@
-// The part of the CUDA driver API that a trainer's side needs, as a table of functions filled from
-// libcuda.so.1 at run time: a trainer without a GPU needs no driver.
+// The part of the CUDA driver API that the client needs: a table of functions from libcuda.so.1,
+// opened at run time. A trainer without a GPU needs no driver.
 
 #ifndef CLIENT_SRC_CUDA_DRIVER_H_
 #define CLIENT_SRC_CUDA_DRIVER_H_
@@ -11,9 +11,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-// By plain name and the version of CUDA in which the function got the signature that is used here:
-// the newest one may have other parameters, and the plain symbols of the stream memory operations
-// are ones that new devices refuse.
+// Each function with the version of CUDA that introduced the signature used here. The newest
+// version may have other parameters, and new devices refuse the plain symbols of the stream memory
+// operations.
 #define GRADSYNC_CLIENT_CUDA_FUNCTIONS(FUNCTION)  \
   FUNCTION(cuInit, 2000)                          \
   FUNCTION(cuGetErrorName, 6000)                  \
@@ -52,21 +52,21 @@
 
 namespace gradsync::client {
 
-// Thread-safe. One for the process, opened by the first that asks and never closed.
+// Thread-safe. One per process: the first Get opens it, and nothing closes it.
 class CudaDriver {
  public:
-  // The driver of this process, initialized. GRADSYNC_CUDA_LIBRARY names another file than
-  // libcuda.so.1.
-  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD: what is missing;
-  //                        GPU_UNUSABLE: no GPU can be opened, and what to look at.
+  // The initialized driver of this process: libcuda.so.1, or the file that the environment variable
+  // GRADSYNC_CUDA_LIBRARY names.
+  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING. CUDA_DRIVER_TOO_OLD: names a missing function.
+  //                        GPU_UNUSABLE: no GPU can be opened; the message says what to check.
   //   RESOURCE_EXHAUSTED   as Check.
   static absl::StatusOr<const CudaDriver*> Get();
 
-  // What `call` has returned.
+  // The status for `result`, which the CUDA function `call` returned.
   //   UNAVAILABLE          GPU_FAULT: no CUDA call of this process will work again.
-  //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY; MPS_FULL: no more clients.
-  //   FAILED_PRECONDITION  GPU_UNUSABLE: no device, or it refuses this process; CAPTURING.
-  //   INVALID_ARGUMENT     BAD_STREAM: a handle of nothing that is there.
+  //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY. MPS_FULL: MPS takes no more clients.
+  //   FAILED_PRECONDITION  GPU_UNUSABLE: no device, or it refuses this process. CAPTURING.
+  //   INVALID_ARGUMENT     BAD_STREAM: the handle refers to nothing.
   //   INTERNAL             CUDA_ERROR.
   absl::Status Check(CUresult result, absl::string_view call) const;
 

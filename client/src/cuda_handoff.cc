@@ -69,7 +69,7 @@ CudaHandoff::~CudaHandoff() {
   if (InForkedChild()) return;
   const CudaContext::Scope scope(*context_);
   if (!scope.status().ok()) return;
-  // Streams may still have a word to write.
+  // Streams may still have to write a word.
   if (words_ != 0 && driver_.cuCtxSynchronize() == CUDA_SUCCESS) {
     driver_.cuMemHostUnregister(semaphores_->data());
   }
@@ -86,7 +86,7 @@ absl::Status CudaHandoff::CheckNotCapturing(CUstream stream) const {
     return status;
   }
   if (capture == CU_STREAM_CAPTURE_STATUS_NONE) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, kCapturing,
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCapturing,
                    "the stream is being captured into a CUDA graph, which would repeat this step's "
                    "number at every launch; capture the passes without gradsync's calls");
 }
@@ -95,7 +95,7 @@ absl::Status CudaHandoff::EnqueueReady(std::uint64_t step, absl::Span<const std:
                                        absl::Span<const ByteSpan> zeros,
                                        absl::Span<void* const> streams) {
   if (streams.empty()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                      "the layout is on a GPU; say on which streams its gradients are written");
   }
   const CudaContext::Scope scope(*context_);
@@ -110,7 +110,7 @@ absl::Status CudaHandoff::EnqueueReady(std::uint64_t step, absl::Span<const std:
     return status.ok();
   };
   for (void* const stream : streams.subspan(1)) {
-    // The ready word's write is ordered after its own stream alone.
+    // The write of a ready word is ordered only after its own stream.
     if (!enqueue(driver_.cuEventRecord(join_, static_cast<CUstream>(stream)), "cuEventRecord") ||
         !enqueue(driver_.cuStreamWaitEvent(first, join_, CU_EVENT_WAIT_DEFAULT),
                  "cuStreamWaitEvent")) {
@@ -148,7 +148,7 @@ absl::Status CudaHandoff::EnqueueWait(std::uint64_t step, absl::Span<const std::
   if (!scope.status().ok()) return scope.status();
   const auto waiting = static_cast<CUstream>(stream);
   if (auto status = CheckNotCapturing(waiting); !status.ok()) return status;
-  // A poisoned word releases this stream also before another one has made the verdict void.
+  // A poisoned word may release this stream before another stream has set the verdict to void.
   if (auto status =
           driver_.Check(driver_.cuStreamWaitEvent(waiting, voided(step), CU_EVENT_WAIT_DEFAULT),
                         "cuStreamWaitEvent");

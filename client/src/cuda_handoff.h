@@ -1,4 +1,4 @@
-// The hand-off over stream memory operations on the semaphores' pages.
+// The hand-off by stream memory operations on the semaphores' pages.
 
 #ifndef CLIENT_SRC_CUDA_HANDOFF_H_
 #define CLIENT_SRC_CUDA_HANDOFF_H_
@@ -21,7 +21,8 @@ namespace gradsync::client {
 
 class CudaHandoff final : public StreamHandoff {
  public:
-  // Registers `semaphores` with the driver. `verdict_offset`: of `float verdict[2]` in the arena.
+  // Registers `semaphores` with the driver. `verdict_offset`: bytes from the arena's start to
+  // `float verdict[2]`.
   static absl::StatusOr<std::unique_ptr<CudaHandoff>> Open(
       std::shared_ptr<CudaContext> context, std::shared_ptr<CudaArena> arena,
       std::uint64_t verdict_offset, std::shared_ptr<MappedMemory> semaphores);
@@ -41,16 +42,16 @@ class CudaHandoff final : public StreamHandoff {
   CUdeviceptr verdict_address(std::uint64_t step) const;
   CUevent voided(std::uint64_t step) const { return voided_[step % 2]; }
 
-  // Constant once Open has returned. The context outlives what was made in it.
+  // Constant once Open has returned. The context outlives everything that was made in it.
   const std::shared_ptr<CudaContext> context_;
   const CudaDriver& driver_;
   const std::shared_ptr<CudaArena> arena_;
   const std::uint64_t verdict_offset_;
   const std::shared_ptr<MappedMemory> semaphores_;
   CUdeviceptr words_ = 0;  // the semaphores' address on the device
-  // Joins one stream after the other into the first: each wait takes the record before it.
+  // Makes the first stream wait for each other one in turn: each wait uses the record before it.
   CUevent join_ = nullptr;
-  // Recorded when an outstanding step's verdict was made void, by step % 2.
+  // Recorded after a step's verdict was set to void, by step % 2.
   CUevent voided_[2] = {nullptr, nullptr};
 
   std::uint64_t last_begun_ = 0;  // step whose verdict was made void last

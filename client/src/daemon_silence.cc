@@ -10,7 +10,7 @@
 namespace gradsync::client {
 namespace {
 
-// A daemon that names no lease is never called silent.
+// Without a lease the daemon never counts as silent.
 absl::Duration SliceOf(absl::Duration lease) {
   return lease > absl::ZeroDuration() ? lease / 2 : absl::InfiniteDuration();
 }
@@ -32,7 +32,7 @@ DaemonSilence::DaemonSilence(const Connection& connection)
 bool DaemonSilence::Look() {
   if (slice_ == absl::InfiniteDuration()) return false;
   const std::int64_t now_ns = MonotonicNs();
-  // It was this process that was stopped.
+  // This process itself was stopped.
   if (now_ns - looked_ns_ > absl::ToInt64Nanoseconds(2 * slice_)) since_ns_ = now_ns;
   looked_ns_ = now_ns;
   since_ns_ = std::max({since_ns_, connection_.heard_ns(), connection_.said_ns()});

@@ -1,4 +1,4 @@
-// Telling a daemon that is stopped from one that has nothing to say.
+// Distinguishes a daemon that is stopped from a daemon that has nothing to say.
 
 #ifndef CLIENT_SRC_DAEMON_SILENCE_H_
 #define CLIENT_SRC_DAEMON_SILENCE_H_
@@ -17,18 +17,19 @@ class Connection;
 // CLOCK_MONOTONIC.
 std::int64_t MonotonicNs();
 
-// Accompanies one wait, which looks at it after every slice. The daemon asks a LeaseQuestion after
-// a third of the lease in which it heard nothing, so that a living one is heard; it is silent when
-// it was not for two leases of the wait, counted from what this side said last. Time in which this
-// process was stopped itself does not count. Thread-compatible.
+// Belongs to one wait, which calls Look after every slice of its time. A running daemon sends a
+// LeaseQuestion when it has heard nothing for a third of the lease. So the daemon is silent if
+// nothing arrives for two leases, counted from the wait's begin and from the last message sent to
+// it. Time in which this process itself was stopped does not count. Thread-compatible.
 class DaemonSilence {
  public:
   explicit DaemonSilence(const Connection& connection);
 
-  // How long to wait before the next look.
+  // How long to wait before the next Look.
   absl::Duration slice() const { return slice_; }
+  // True if the daemon is silent.
   bool Look();
-  // For an error's message: how long nothing was heard.
+  // For an error's message: for how long nothing arrived.
   std::string Description() const;
 
  private:
@@ -40,7 +41,7 @@ class DaemonSilence {
 
 enum class Awaited { kMet, kTimedOut, kSilent };
 
-// Waits for `condition`.
+// Waits for `condition` until `deadline`, or until the daemon is silent.
 Awaited AwaitUnlessSilent(absl::Mutex* mutex, const absl::Condition& condition, absl::Time deadline,
                           DaemonSilence* silence) ABSL_SHARED_LOCKS_REQUIRED(mutex);
 

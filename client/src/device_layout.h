@@ -1,5 +1,5 @@
-// The door to CUDA: what a layout on a GPU has that one in host memory has not. In a build without
-// CUDA's headers everything here fails UNIMPLEMENTED, reason CUDA_UNAVAILABLE.
+// What a layout on a GPU needs from CUDA. In a build without CUDA's headers everything here fails
+// UNIMPLEMENTED CUDA_UNAVAILABLE.
 
 #ifndef CLIENT_SRC_DEVICE_LAYOUT_H_
 #define CLIENT_SRC_DEVICE_LAYOUT_H_
@@ -17,22 +17,21 @@ namespace gradsync::client {
 
 class CudaContext;
 
-// The GPU `uuid`, made ready for this process. Statuses: those of CudaContext::Open.
+// Opens the GPU `uuid` in this process. Statuses: those of CudaContext::Open.
 absl::StatusOr<std::shared_ptr<CudaContext>> OpenDevice(const std::string& uuid);
 
-// Whether this process shares it through MPS.
+// True if this process shares the GPU through MPS.
 bool SharesThroughMps(const CudaContext& context);
 
 // A layout's memory, as mapped by this process.
 struct LayoutMemory {
-  // Where the arena begins, on a GPU its address there. Unmapped with the last reference, by
-  // whoever drops it.
+  // The arena's first byte, on a GPU the address there. The last reference unmaps it.
   std::shared_ptr<std::byte> arena;
   std::unique_ptr<StreamHandoff> handoff;  // null in host memory
 };
 
-// Maps the arena that `plan` describes, which `arena` describes unless it came by IPC handle, and
-// registers the semaphores with the driver. Statuses: those of CudaDriver::Check.
+// Maps the arena of `plan` and registers the semaphores with the driver. `arena`: its descriptor;
+// unused if the plan has an IPC handle. Statuses: those of CudaDriver::Check.
 absl::StatusOr<LayoutMemory> MapDeviceLayout(const std::shared_ptr<CudaContext>& context,
                                              const LayoutPlan& plan, int arena,
                                              std::shared_ptr<MappedMemory> semaphores);

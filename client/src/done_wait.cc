@@ -24,7 +24,7 @@ const std::uint32_t* FutexOf(const std::atomic<std::uint64_t>& word) {
 DoneWait WaitDone(const std::atomic<std::uint64_t>& word, std::uint64_t step,
                   absl::Duration timeout) {
   using Clock = std::chrono::steady_clock;
-  // A year is for ever, and keeps the arithmetic from overflowing.
+  // A year at most, so that the arithmetic does not overflow.
   const auto span =
       absl::ToChronoNanoseconds(std::clamp(timeout, absl::ZeroDuration(), absl::Hours(24 * 365)));
   const bool unbounded = timeout >= absl::Hours(24 * 365);
@@ -42,7 +42,7 @@ DoneWait WaitDone(const std::atomic<std::uint64_t>& word, std::uint64_t step,
       left.tv_sec = static_cast<time_t>(ns / 1'000'000'000);
       left.tv_nsec = static_cast<long>(ns % 1'000'000'000);
     }
-    // Not FUTEX_PRIVATE: the waker is another process. Every way to return leads to another look.
+    // Not FUTEX_PRIVATE: the waker is another process. However this returns, the loop looks again.
     syscall(SYS_futex, FutexOf(word), FUTEX_WAIT, static_cast<std::uint32_t>(value),
             unbounded ? nullptr : &left, nullptr, 0);
   }

@@ -1,5 +1,5 @@
-// Waiting for a bucket's `done` word (proto/gradsync/shared_memory.h) by futex, and releasing it
-// after the daemon's death.
+// Waits by futex for a bucket's `done` word (proto/gradsync/shared_memory.h), and releases such
+// waits when the daemon is lost.
 
 #ifndef CLIENT_SRC_DONE_WAIT_H_
 #define CLIENT_SRC_DONE_WAIT_H_
@@ -13,12 +13,12 @@ namespace gradsync::client {
 
 enum class DoneWait { kReached, kPoisoned, kTimedOut };
 
-// Blocks until `word` releases a wait for `step`, or for `timeout`. What released it was stored
-// before the word (acquire). Being released says nothing about the step's verdict.
+// Blocks until `word` releases a wait for `step`, or until `timeout` is over. Loads the word with
+// acquire, so everything stored before it is visible. The release says nothing about the verdict.
 DoneWait WaitDone(const std::atomic<std::uint64_t>& word, std::uint64_t step,
                   absl::Duration timeout);
 
-// Releases every wait on `word` as poisoned. For the survivor alone.
+// Releases every wait on `word` with kPoisoned. Only when the daemon writes it no more.
 void PoisonDone(std::atomic<std::uint64_t>* word, std::uint64_t step);
 
 }  // namespace gradsync::client

@@ -1,4 +1,4 @@
-// SessionOptions from the variables that torchrun, and launchers like it, set.
+// SessionOptions from the variables that torchrun and similar launchers set.
 
 #include <cstdlib>
 #include <string>
@@ -20,7 +20,7 @@ absl::string_view Variable(const char* name) {
 
 absl::Status Fault(const char* name, absl::string_view what) {
   return client::MakeError(
-      absl::StatusCode::kInvalidArgument, client::kMalformed,
+      absl::StatusCode::kInvalidArgument, reason::kMalformed,
       absl::StrCat("environment variable ", name, " ", what,
                    "; start the trainer with torchrun or set it, the same way on every rank"));
 }
@@ -48,8 +48,8 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
     return Fault("RANK",
                  absl::StrCat("is ", options.rank, ", but WORLD_SIZE is ", options.world_size));
   }
-  // The run id alone is often "none", torchrun's default; the address tells the jobs of a cluster
-  // apart.
+  // The run id alone is often "none", torchrun's default. The address distinguishes the jobs of a
+  // cluster.
   absl::string_view run_id = Variable("TORCHELASTIC_RUN_ID");
   if (run_id.empty()) run_id = "none";
   absl::string_view address;
@@ -59,8 +59,8 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   if (port == 0 || port > 65535) return Fault("MASTER_PORT", absl::StrCat("is ", port));
   options.job_id = absl::StrCat(run_id, "@", address, ":", port);
   const absl::string_view coordinator = Variable("GRADSYNC_COORDINATOR");
-  // One launcher has started every rank: all are on this node, whatever MASTER_ADDR says. torchrun
-  // --standalone takes the host's name, by which the daemon need not be reached.
+  // One launcher has started every rank, so all are on this node, whatever MASTER_ADDR is. torchrun
+  // --standalone sets it to the host's name, at which the daemon may not listen.
   const bool here = Variable("LOCAL_WORLD_SIZE") == Variable("WORLD_SIZE");
   if (!coordinator.empty()) {
     options.coordinator = std::string(coordinator);

@@ -10,14 +10,14 @@ namespace gradsync {
 namespace client {
 namespace {
 
-constexpr char kDomain[] = "gradsync";
 constexpr char kErrorInfoUrl[] = "type.googleapis.com/google.rpc.ErrorInfo";
 
 std::optional<google::rpc::ErrorInfo> ErrorInfoOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kErrorInfoUrl);
   if (!payload.has_value()) return std::nullopt;
   google::rpc::ErrorInfo info;
-  if (!info.ParseFromString(std::string(*payload)) || info.domain() != kDomain) return std::nullopt;
+  if (!info.ParseFromString(std::string(*payload)) || info.domain() != kErrorDomain)
+    return std::nullopt;
   return info;
 }
 
@@ -29,17 +29,19 @@ absl::StatusCode CodeOf(int code) {
 
 }  // namespace
 
-absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
+absl::Status MakeError(absl::StatusCode code, Reason reason, absl::string_view message,
                        const ErrorFields& fields) {
   google::rpc::ErrorInfo info;
-  info.set_reason(std::string(reason));
-  info.set_domain(kDomain);
-  auto& metadata = *info.mutable_metadata();
-  if (!fields.job.empty()) metadata["job"] = fields.job;
-  if (fields.rank) metadata["rank"] = absl::StrCat(*fields.rank);
-  if (fields.channel) metadata["channel"] = absl::StrCat(*fields.channel);
-  if (fields.step) metadata["step"] = absl::StrCat(*fields.step);
-  if (fields.bucket) metadata["bucket"] = absl::StrCat(*fields.bucket);
+  info.set_reason(std::string(reason.text()));
+  info.set_domain(kErrorDomain);
+  const auto put = [&info](FieldName name, const absl::AlphaNum& value) {
+    (*info.mutable_metadata())[std::string(name.text())] = std::string(value.Piece());
+  };
+  if (!fields.job.empty()) put(field::kJob, fields.job);
+  if (fields.rank) put(field::kRank, *fields.rank);
+  if (fields.channel) put(field::kChannel, *fields.channel);
+  if (fields.step) put(field::kStep, *fields.step);
+  if (fields.bucket) put(field::kBucket, *fields.bucket);
   absl::Status status(code, message);
   status.SetPayload(kErrorInfoUrl, absl::Cord(info.SerializeAsString()));
   return status;
@@ -72,10 +74,10 @@ std::string ErrorReason(const absl::Status& status) {
   return info.has_value() ? info->reason() : "";
 }
 
-std::string ErrorField(const absl::Status& status, std::string_view field) {
+std::string ErrorField(const absl::Status& status, FieldName field) {
   const auto info = client::ErrorInfoOf(status);
   if (!info.has_value()) return "";
-  const auto found = info->metadata().find(std::string(field));
+  const auto found = info->metadata().find(std::string(field.text()));
   return found == info->metadata().end() ? "" : found->second;
 }
 

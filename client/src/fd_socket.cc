@@ -19,18 +19,18 @@
 namespace gradsync::client {
 namespace {
 
-// More than any answer carries; a hostile one is cut by the kernel (MSG_CTRUNC) without leaking
+// No answer carries more. The kernel truncates a hostile one (MSG_CTRUNC) without leaking
 // descriptors.
 constexpr std::size_t kMaxDescriptors = 4;
 
 absl::Status Unavailable(const std::string& path, absl::string_view what) {
-  return MakeError(absl::StatusCode::kUnavailable, kDaemonLost,
+  return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
                    absl::StrCat("the daemon's descriptor socket ", path, " ", what,
                                 "; check that gradsyncd runs"));
 }
 
 absl::Status Broken(const std::string& path, absl::string_view what) {
-  return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
+  return MakeError(absl::StatusCode::kInternal, reason::kProtocolViolation,
                    absl::StrCat("the answer on ", path, " ", what,
                                 "; check that gradsyncd and the client are of one release"));
 }
@@ -85,7 +85,7 @@ absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& 
   while (send(socket.get(), &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) {
     if (errno == EINTR) continue;
     if (errno != EAGAIN || !Await(socket, POLLOUT, deadline)) {
-      return Unavailable(path, "takes no request");
+      return Unavailable(path, "refuses the request");
     }
   }
 
@@ -112,7 +112,7 @@ absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& 
   }
   if (reply.status != 0) {
     reply.message[sizeof(reply.message) - 1] = '\0';
-    return MakeError(static_cast<absl::StatusCode>(reply.status), kProtocolViolation,
+    return MakeError(static_cast<absl::StatusCode>(reply.status), reason::kProtocolViolation,
                      absl::StrCat("the daemon handed out no memory: ", reply.message));
   }
   if (reply.fd_count != count || descriptors.size() != count) {

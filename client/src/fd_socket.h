@@ -1,4 +1,4 @@
-// The side socket: exchanges a one-time nonce for file descriptors
+// The side socket, which exchanges a one-time nonce for file descriptors
 // (proto/gradsync/shared_memory.h).
 
 #ifndef CLIENT_SRC_FD_SOCKET_H_
@@ -15,12 +15,13 @@
 
 namespace gradsync::client {
 
-// Where the side socket of a daemon's gRPC socket lies: "X-fd.sock" for "X.sock".
+// Path of the side socket beside a daemon's gRPC socket: "X-fd.sock" for "X.sock".
 std::string FdSocketPath(absl::string_view socket);
 
-// Fetches exactly `count` descriptors, close-on-exec, from a daemon that is there. Statuses: those
-// of ConnectUnixSocket, what the daemon answers, UNAVAILABLE if it does not answer or has gone, and
-// INTERNAL for an answer that breaks the contract.
+// Fetches exactly `count` descriptors, close-on-exec, from a running daemon. Statuses: those of
+// ConnectUnixSocket, and the daemon's own.
+//   UNAVAILABLE  DAEMON_LOST: it does not answer, or was lost.
+//   INTERNAL     PROTOCOL_VIOLATION: the answer breaks the contract.
 absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& path,
                                                              absl::string_view nonce,
                                                              std::size_t count,

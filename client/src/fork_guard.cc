@@ -15,13 +15,12 @@
 namespace gradsync::client {
 namespace {
 
-// Read by the child's handler, which may only do what is async-signal-safe: no locks, no
-// allocation.
+// The child's handler reads it, and may do only what is async-signal-safe: no locks, no allocation.
 struct Slot {
   std::atomic<bool> taken{false};
   std::atomic<int> fd{-1};
-  // The socket's inode. gRPC closes its socket when the peer goes, at a time of its own, and the
-  // number may name another file by then.
+  // The socket's inode. gRPC may close the socket at any time after the daemon's end, and then its
+  // number may belong to another file.
   std::atomic<std::uint64_t> inode{0};
 };
 
@@ -47,18 +46,18 @@ void CloseInChild() {
 bool InForkedChild() { return in_child.load(std::memory_order_relaxed); }
 
 absl::Status ForkedError() {
-  return MakeError(absl::StatusCode::kFailedPrecondition, kForked,
-                   absl::StrCat("process ", getpid(),
-                                " is a fork of a trainer that had joined; a session does not "
-                                "survive fork(2). Join before forking only in the parent, and "
-                                "start a new program (spawn) to join from a child."));
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kForked,
+      absl::StrCat("process ", getpid(),
+                   " was forked from a trainer that had joined, and cannot use its "
+                   "session. To join from a child process, start a new program (spawn)."));
 }
 
 absl::StatusOr<GuardedSocket> GuardedSocket::Guard(int fd) {
   static const int registered = pthread_atfork(nullptr, nullptr, &CloseInChild);
   struct stat status;
   if (registered != 0 || fstat(fd, &status) != 0) {
-    return MakeError(absl::StatusCode::kResourceExhausted, kMemory,
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
                      "a handler for fork(2) could not be registered");
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -67,7 +66,7 @@ absl::StatusOr<GuardedSocket> GuardedSocket::Guard(int fd) {
     slots[i].fd.store(fd, std::memory_order_release);
     return GuardedSocket(i);
   }
-  return MakeError(absl::StatusCode::kResourceExhausted, kMemory,
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
                    absl::StrCat("more than ", slots.size(), " sessions in one process"));
 }
 

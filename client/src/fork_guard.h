@@ -1,9 +1,9 @@
 // Keeps a trainer's forked children away from its session. A child inherits the session's socket;
-// were it left open, the trainer's death would not end the stream. It also inherits gRPC's locks
-// without gRPC's threads, so nothing of a session may run there.
+// if the socket stayed open there, the trainer's death would not end the stream. A child also
+// inherits gRPC's locks without gRPC's threads, so no code of a session may run there.
 //
-// After fork(2) in a process that ever guarded a socket, the child's copies of all guarded sockets
-// are closed before fork returns, and InForkedChild() is true there for good.
+// Once a process has guarded a socket, fork(2) closes the child's copies of all guarded sockets
+// before it returns in the child, and InForkedChild() is true there forever.
 
 #ifndef CLIENT_SRC_FORK_GUARD_H_
 #define CLIENT_SRC_FORK_GUARD_H_
@@ -22,7 +22,7 @@ bool InForkedChild();
 // FAILED_PRECONDITION, reason FORKED.
 absl::Status ForkedError();
 
-// Guards one open socket, which stays its owner's. Not copyable, movable.
+// Guards one open socket, which it does not own. Movable, not copyable.
 class GuardedSocket {
  public:
   // RESOURCE_EXHAUSTED if the process has 1024 guarded sockets already.
@@ -40,8 +40,8 @@ class GuardedSocket {
   std::size_t slot_ = kNone;
 };
 
-// A reference to something with locks and threads, which only the process that made them may take
-// down: destroyed in a forked child, it leaks.
+// A reference to an object with locks and threads, which only the process that made them may
+// destroy. In a forked child its destructor leaks the reference.
 template <typename T>
 class ParentsReference {
  public:
@@ -57,7 +57,7 @@ class ParentsReference {
   const std::shared_ptr<T>& get() const { return *reference_; }
 
  private:
-  // On the heap, so that leaking allocates nothing.
+  // On the heap, so that leaking it allocates nothing.
   std::unique_ptr<std::shared_ptr<T>> reference_;
 };
 

@@ -15,8 +15,8 @@
 namespace gradsync::client {
 namespace {
 
-// The daemon itself reports who did not come; beyond its deadline and this it does not answer at
-// all.
+// The daemon itself reports which ranks did not come. If it answers nothing until its deadline and
+// this, it does not answer at all.
 constexpr absl::Duration kGrace = absl::Seconds(30);
 
 absl::Time DeadlineOf(absl::Duration timeout) {
@@ -26,7 +26,7 @@ absl::Time DeadlineOf(absl::Duration timeout) {
 }  // namespace
 
 absl::Status JobChannel::Refused(absl::string_view what) const {
-  return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                    absl::StrCat("rank ", connection_.options().rank, ": ", what),
                    connection_.Fields());
 }
@@ -37,7 +37,7 @@ absl::StatusOr<std::uint64_t> JobChannel::Begin(
   if (!end_.ok()) return end_;
   if (!given_up_.ok()) return given_up_;
   if (connection_.left()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, kLeft,
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
                      absl::StrCat("rank ", connection_.options().rank,
                                   " has left: it takes part in no operation until LeaveAndStay "
                                   "returns"),
@@ -62,28 +62,28 @@ absl::StatusOr<std::optional<JobChannel::Chunk>> JobChannel::AwaitChunk(absl::Ti
   const Awaited awaited = AwaitUnlessSilent(&mutex_, absl::Condition(&over), deadline, &silence);
   if (awaited == Awaited::kSilent) {
     given_up_ = MakeError(
-        absl::StatusCode::kUnavailable, kDaemonSilent,
-        absl::StrCat("rank ", connection_.options().rank, ": operation ", sequence_,
-                     " was given up: ", silence.Description(),
-                     "; it may still be done on other ranks, so this session takes no further "
-                     "Barrier, Broadcast or AllReduce: join again for those"),
+        absl::StatusCode::kUnavailable, reason::kDaemonSilent,
+        absl::StrCat("rank ", connection_.options().rank, " gave up on operation ", sequence_, ": ",
+                     silence.Description(),
+                     ". Other ranks may still complete it, so this session takes no more Barrier, "
+                     "Broadcast or AllReduce: join again for those."),
         connection_.Fields());
     return given_up_;
   }
   if (awaited == Awaited::kTimedOut) {
-    return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
                      absl::StrCat("the daemon did not answer operation ", sequence_,
                                   "; check that gradsyncd is not stopped"),
                      connection_.Fields());
   }
   if (!failed_.ok()) return failed_;
-  // What is done is done, also when the session ended right behind it.
+  // Done counts, also if the session ended right after it.
   if (chunk_.has_value() || done_) return std::exchange(chunk_, std::nullopt);
   return end_;
 }
 
 absl::Status JobChannel::AwaitDone(absl::Time deadline) {
-  // A root may be told that its last chunk was read before it is told that all is done.
+  // For the root, the last chunk's ChunkReady may arrive before OperationDone.
   for (;;) {
     const auto chunk = AwaitChunk(deadline);
     if (!chunk.ok()) return chunk.status();
@@ -145,7 +145,7 @@ absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint
 }
 
 absl::Status JobChannel::Broken(absl::string_view what) const {
-  return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
+  return MakeError(absl::StatusCode::kInternal, reason::kProtocolViolation,
                    absl::StrCat("rank ", connection_.options().rank, ": the daemon ", what,
                                 "; look into its log, and join again"),
                    connection_.Fields());
@@ -166,7 +166,7 @@ absl::StatusOr<std::size_t> JobChannel::MoveChunk(std::uint64_t sequence, const 
     return size;
   }
   if (chunk.bytes == 0 || chunk.bytes > staging.size() || chunk.bytes > bytes) {
-    return Broken("sent a chunk of a broadcast that cannot be");
+    return Broken("sent an impossible chunk of a broadcast");
   }
   std::memcpy(data, staging.data(), chunk.bytes);
   request.mutable_chunk_read()->set_sequence(sequence);
@@ -232,13 +232,13 @@ absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
   const Awaited awaited =
       AwaitUnlessSilent(&mutex_, absl::Condition(&over), absl::Now() + timeout, &silence);
   if (awaited == Awaited::kSilent) {
-    return MakeError(absl::StatusCode::kUnavailable, kDaemonSilent,
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonSilent,
                      absl::StrCat("rank ", connection_.options().rank, ": ", silence.Description(),
                                   "; LeaveAndStay can be repeated"),
                      connection_.Fields());
   }
   if (awaited == Awaited::kTimedOut) {
-    return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
                      absl::StrCat("rank ", connection_.options().rank,
                                   " has left, but not every rank has within ",
                                   absl::FormatDuration(timeout), "; call LeaveAndStay again"),

@@ -26,7 +26,7 @@ namespace gradsync::client {
 
 class Connection;
 
-// Thread-safe; part of the Connection. Statuses: those of Session.
+// Thread-safe. A part of the Connection. Statuses: those of Session.
 class JobChannel {
  public:
   explicit JobChannel(Connection* connection) : connection_(*connection) {}
@@ -36,9 +36,10 @@ class JobChannel {
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
   absl::Status AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
-  // Between two operations of this rank; without effect for one that is away already.
+  // Waits until no operation of this rank runs. Does nothing if this rank has left already.
   absl::Status SendLeave(bool exit) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
-  // Then this rank takes part again. Returns the rank that left last.
+  // Waits until every rank has left; then this rank takes part again. Returns the rank that left
+  // last.
   absl::StatusOr<std::uint32_t> AwaitAllLeft(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The daemon's answers, on the stream's thread.
@@ -60,10 +61,10 @@ class JobChannel {
   absl::StatusOr<std::uint64_t> Begin(
       const std::function<void(std::uint64_t sequence, v1::SessionRequest*)>& fill)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits for the next chunk; none: the operation is done.
+  // Waits for the next chunk; nullopt: the operation is done.
   absl::StatusOr<std::optional<Chunk>> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AwaitDone(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Writes the root's next chunk of `data`, or reads it; returns its bytes.
+  // Moves the next chunk between `data` and the staging memory; returns its bytes.
   absl::StatusOr<std::size_t> MoveChunk(std::uint64_t sequence, const Chunk& chunk, std::byte* data,
                                         std::size_t bytes);
   absl::Status Broken(absl::string_view what) const;
@@ -77,12 +78,13 @@ class JobChannel {
   std::size_t populated_ ABSL_GUARDED_BY(turn_) = 0;
 
   absl::Mutex mutex_;
-  // Of the operation that runs, or ran last.
+  // The operation that runs, or the last one.
   std::uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   std::optional<Chunk> chunk_ ABSL_GUARDED_BY(mutex_);
-  // Why an operation was given up; the ranks may count differently since.
+  // Why this rank gave up on an operation. Other ranks may have completed it, so the sequence
+  // numbers may differ, and no other operation may begin.
   absl::Status given_up_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::uint32_t> last_joiner_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);

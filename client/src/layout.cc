@@ -9,19 +9,21 @@
 namespace gradsync::client {
 namespace {
 
-// Views of the arena, and the steps. Refuses everything but the views in a forked child.
+// Views of the arena, and the steps. In a forked child only the views work.
 class ArenaLayout final : public Layout {
  public:
   ArenaLayout(const LayoutSpec& spec, std::uint64_t fingerprint, LayoutPlan plan,
-              std::shared_ptr<std::byte> arena, std::shared_ptr<StepSequence> steps)
+              std::shared_ptr<std::byte> arena, std::shared_ptr<StepClient> steps,
+              std::shared_ptr<DeviceSteps> device_steps)
       : name_(spec.name),
         device_(spec.device),
         fingerprint_(fingerprint),
         plan_(std::move(plan)),
         arena_(std::move(arena)),
-        steps_(std::move(steps)) {}
+        steps_(std::move(steps)),
+        device_steps_(std::move(device_steps)) {}
   ~ArenaLayout() override {
-    if (!InForkedChild()) steps_->CloseHandoff();
+    if (!InForkedChild() && on_device()) device_steps_->Close();
   }
 
   const std::string& name() const override { return name_; }
@@ -48,7 +50,9 @@ class ArenaLayout final : public Layout {
   }
   absl::Status MarkReady(std::uint64_t step, std::size_t bucket,
                          absl::Span<const CudaStream> streams) override {
-    return InForkedChild() ? ForkedError() : steps_->MarkReady(step, bucket, streams);
+    if (InForkedChild()) return ForkedError();
+    if (!on_device()) return steps_->errors().NeedsNoStream(step, "MarkReady");
+    return device_steps_->MarkReady(step, bucket, streams);
   }
   absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used) override {
     return InForkedChild() ? ForkedError() : steps_->EndStep(step, used);
@@ -58,17 +62,19 @@ class ArenaLayout final : public Layout {
   }
   absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used,
                           absl::Span<const CudaStream> streams) override {
-    return InForkedChild() ? ForkedError() : steps_->FinishStep(step, used, streams);
+    if (InForkedChild()) return ForkedError();
+    if (!on_device()) return steps_->errors().NeedsNoStream(step, "FinishStep");
+    return device_steps_->FinishStep(step, used, streams);
   }
   absl::Status AbandonStep(std::uint64_t step, std::string_view reason) override {
     if (InForkedChild()) return ForkedError();
     return steps_->AbandonStep(step, {reason.data(), reason.size()});
   }
   absl::Status WaitOnStream(std::uint64_t step, std::size_t bucket, CudaStream stream) override {
-    return InForkedChild() ? ForkedError() : steps_->WaitOnStream(step, bucket, stream);
+    return WaitOnStream(step, std::optional<std::size_t>(bucket), stream);
   }
   absl::Status WaitOnStream(std::uint64_t step, CudaStream stream) override {
-    return InForkedChild() ? ForkedError() : steps_->WaitOnStream(step, std::nullopt, stream);
+    return WaitOnStream(step, std::nullopt, stream);
   }
   const float* device_verdict(std::uint64_t step) const override {
     if (device_.empty()) return nullptr;
@@ -82,9 +88,18 @@ class ArenaLayout final : public Layout {
     return steps_->WaitStep(step, timeout);
   }
 
-  const std::shared_ptr<StepSequence>& steps() const { return steps_.get(); }
+  const std::shared_ptr<StepClient>& steps() const { return steps_.get(); }
 
  private:
+  bool on_device() const { return device_steps_.get() != nullptr; }
+
+  absl::Status WaitOnStream(std::uint64_t step, std::optional<std::size_t> bucket,
+                            CudaStream stream) {
+    if (InForkedChild()) return ForkedError();
+    if (!on_device()) return steps_->errors().NeedsNoStream(step, "WaitOnStream");
+    return device_steps_->WaitOnStream(step, bucket, stream);
+  }
+
   // Constant after construction.
   const std::string name_;
   const std::string device_;
@@ -93,19 +108,21 @@ class ArenaLayout final : public Layout {
   const std::shared_ptr<std::byte> arena_;
 
   // Own synchronization.
-  const ParentsReference<StepSequence> steps_;
+  const ParentsReference<StepClient> steps_;
+  const ParentsReference<DeviceSteps> device_steps_;  // null in host memory
 };
 
 }  // namespace
 
 std::unique_ptr<Layout> NewLayout(const LayoutSpec& spec, std::uint64_t fingerprint,
                                   LayoutPlan plan, std::shared_ptr<std::byte> arena,
-                                  std::shared_ptr<StepSequence> steps) {
+                                  std::shared_ptr<StepClient> steps,
+                                  std::shared_ptr<DeviceSteps> device_steps) {
   return std::make_unique<ArenaLayout>(spec, fingerprint, std::move(plan), std::move(arena),
-                                       std::move(steps));
+                                       std::move(steps), std::move(device_steps));
 }
 
-absl::StatusOr<std::shared_ptr<StepSequence>> StepsOf(const Layout& layout) {
+absl::StatusOr<std::shared_ptr<StepClient>> StepsOf(const Layout& layout) {
   if (InForkedChild()) return ForkedError();
   return static_cast<const ArenaLayout&>(layout).steps();
 }

@@ -9,18 +9,20 @@
 
 #include "absl/status/statusor.h"
 #include "client/include/gradsync/client.h"
+#include "client/src/device_steps.h"
 #include "client/src/layout_plan.h"
-#include "client/src/step_sequence.h"
+#include "client/src/step_client.h"
 
 namespace gradsync::client {
 
-// `arena`: where it begins, on a GPU its address there.
+// `arena`: its first byte, on a GPU the address there. `device_steps`: null in host memory.
 std::unique_ptr<Layout> NewLayout(const LayoutSpec& spec, std::uint64_t fingerprint,
                                   LayoutPlan plan, std::shared_ptr<std::byte> arena,
-                                  std::shared_ptr<StepSequence> steps);
+                                  std::shared_ptr<StepClient> steps,
+                                  std::shared_ptr<DeviceSteps> device_steps);
 
-// Of a layout that NewLayout made. FORKED in a forked child.
-absl::StatusOr<std::shared_ptr<StepSequence>> StepsOf(const Layout& layout);
+// The steps of a layout that NewLayout made. FAILED_PRECONDITION FORKED in a forked child.
+absl::StatusOr<std::shared_ptr<StepClient>> StepsOf(const Layout& layout);
 
 }  // namespace gradsync::client
 

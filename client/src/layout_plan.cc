@@ -10,20 +10,19 @@
 #include "client/src/error.h"
 #include "client/src/session_options.h"
 #include "client/src/utf8.h"
+#include "gradsync/limits.h"
 #include "gradsync/shared_memory.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
 
 namespace gradsync::client {
 namespace {
 
-constexpr std::size_t kMaxNameBytes = 128;
-constexpr std::size_t kMaxParameterNameBytes = 512;
-// No arena is larger; keeps sums of sizes from overflowing.
+// No arena is larger, so sums of sizes do not overflow.
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 48;
 constexpr std::uint64_t kVerdictBytes = 2 * sizeof(float);
 
 absl::Status Malformed(const LayoutSpec& spec, absl::string_view what) {
-  return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                    absl::StrCat("layout '", ValidUtf8(spec.name), "': ", what));
 }
 
@@ -39,8 +38,8 @@ std::uint64_t ElementCount(const std::vector<std::uint64_t>& shape) {
 }
 
 absl::Status Broken(absl::string_view what) {
-  return MakeError(absl::StatusCode::kInternal, kProtocolViolation,
-                   absl::StrCat("the daemon's layout is not sound: ", what,
+  return MakeError(absl::StatusCode::kInternal, reason::kProtocolViolation,
+                   absl::StrCat("the daemon sent a wrong layout: ", what,
                                 "; check that gradsyncd and the client are of one release"));
 }
 
@@ -52,17 +51,17 @@ bool Inside(const PlannedSpan& span, std::uint64_t begin, std::uint64_t end) {
 }  // namespace
 
 absl::Status ValidateSpec(const LayoutSpec& spec) {
-  if (spec.name.empty() || spec.name.size() > kMaxNameBytes ||
+  if (spec.name.empty() || spec.name.size() > kMaxLayoutNameBytes ||
       !std::all_of(spec.name.begin(), spec.name.end(),
                    [](unsigned char c) { return absl::ascii_isprint(c); })) {
-    return Malformed(
-        spec, absl::StrCat("a layout's name has 1 to ", kMaxNameBytes, " printable characters"));
+    return Malformed(spec, absl::StrCat("a layout's name has 1 to ", kMaxLayoutNameBytes,
+                                        " printable characters"));
   }
   if (!spec.parameters.empty() && !spec.explicit_buckets.empty()) {
     return Malformed(spec, "give either parameters or explicit_buckets, not both");
   }
   if (spec.parameters.empty() && spec.explicit_buckets.empty()) {
-    return Malformed(spec, "it has neither parameters nor explicit_buckets");
+    return Malformed(spec, "give parameters or explicit_buckets");
   }
   std::uint64_t total = 0;
   absl::flat_hash_set<absl::string_view> names;
@@ -100,7 +99,7 @@ absl::Status ValidateSpec(const LayoutSpec& spec) {
     return Malformed(spec, "bucket_cap_bytes and first_bucket_cap_bytes must not be 0");
   }
   if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return Malformed(spec, "op is neither sum nor average");
+    return Malformed(spec, "op must be sum or average");
   }
   return absl::OkStatus();
 }
@@ -180,7 +179,7 @@ absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutA
     }
     plan.gradients.push_back(span);
   }
-  // Two parameters in one place would average each other away.
+  // Two parameters in one place would be averaged into each other.
   std::vector<const PlannedSpan*> order;
   for (const PlannedSpan& span : plan.gradients) {
     if (span.count > 0) order.push_back(&span);

@@ -1,5 +1,5 @@
-// Where a layout's buckets and gradients lie in its arena, as the daemon laid them out and the
-// client checked.
+// Where a layout's buckets and gradients are in its arena: placed by the daemon, checked by the
+// client.
 
 #ifndef CLIENT_SRC_LAYOUT_PLAN_H_
 #define CLIENT_SRC_LAYOUT_PLAN_H_
@@ -19,15 +19,15 @@ class RegisterLayout;
 
 namespace gradsync::client {
 
-// A span of elements; offsets are bytes from the arena's start.
+// A span of elements in an arena.
 struct PlannedSpan {
   DataType dtype = DataType::kUnspecified;
-  std::uint64_t count = 0;
-  std::uint64_t offset = 0;
-  std::uint32_t bucket = 0;
+  std::uint64_t count = 0;   // elements
+  std::uint64_t offset = 0;  // bytes from the arena's start
+  std::uint32_t bucket = 0;  // index
 };
 
-// As v1::ArenaMemory.
+// The numbers of v1::ArenaMemory.
 enum class ArenaMemory : std::uint8_t { kHost = 0, kCudaVmm = 1, kCudaIpc = 2 };
 
 struct LayoutPlan {
@@ -35,18 +35,18 @@ struct LayoutPlan {
   std::uint64_t arena_bytes = 0;
   std::vector<PlannedSpan> buckets;
   std::vector<PlannedSpan> gradients;  // one per parameter
-  std::uint64_t verdict_offset = 0;    // of `float verdict[2]`, on a GPU
-  std::string ipc_handle;              // of kCudaIpc
+  std::uint64_t verdict_offset = 0;    // on a GPU: of `float verdict[2]`
+  std::string ipc_handle;              // for kCudaIpc
 };
 
-// INVALID_ARGUMENT names what is malformed.
+// INVALID_ARGUMENT MALFORMED: names what is wrong.
 absl::Status ValidateSpec(const LayoutSpec& spec);
 
 // `spec` must be valid.
 void FillRegisterLayout(const LayoutSpec& spec, v1::RegisterLayout* message);
 
-// Trusts nothing: every span lies inside the arena, aligned, without overlap, as `spec` asked for.
-// INTERNAL otherwise.
+// Trusts nothing: checks that every span is aligned, inside the arena, overlaps no other, and is
+// what `spec` asks for. INTERNAL PROTOCOL_VIOLATION otherwise.
 absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutAssigned& assigned);
 
 }  // namespace gradsync::client

@@ -15,22 +15,20 @@
 #include "client/src/layout.h"
 #include "client/src/layout_plan.h"
 #include "client/src/mapped_memory.h"
-#include "client/src/step_sequence.h"
+#include "client/src/step_client.h"
 #include "gradsync/shared_memory.h"
 
 namespace gradsync::client {
 namespace {
 
-// The daemon reports the other ranks' absence itself; beyond its deadline and this it does not
-// answer at all.
+// The daemon itself reports which ranks are missing. If it answers nothing until its deadline and
+// this, it does not answer at all.
 constexpr absl::Duration kGrace = absl::Seconds(30);
 constexpr absl::Duration kDescriptorTimeout = absl::Seconds(30);
-constexpr absl::Duration kWordOfEnd = absl::Seconds(5);
+// How long to wait for the reason of an end that another socket has shown already.
+constexpr absl::Duration kReasonOfEnd = absl::Seconds(5);
 
-// RegisterLayout.device.
-constexpr std::uint32_t kDeviceProtocol = 4;
-
-// From the daemon's first answer on. `context`: null in host memory.
+// What follows the daemon's first answer. `context`: null in host memory.
 absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connection>& connection,
                                                     const LayoutSpec& spec,
                                                     const std::shared_ptr<CudaContext>& context,
@@ -65,7 +63,7 @@ absl::Status LayoutRegistration::AwaitLocked(const bool* answered, absl::Time de
   };
   if (!mutex_.AwaitWithDeadline(absl::Condition(&over), deadline)) {
     return MakeError(
-        absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
+        absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
         "the daemon did not answer RegisterLayout; check that gradsyncd is not stopped");
   }
   return failed_;
@@ -96,30 +94,25 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   if (auto end = connection->End(); !end.ok()) return end;
   std::shared_ptr<CudaContext> context;
   if (!spec.device.empty()) {
-    if (connection->protocol() < kDeviceProtocol) {
-      return MakeError(absl::StatusCode::kUnimplemented, kCudaUnavailable,
-                       absl::StrCat("layout '", spec.name,
-                                    "' on a GPU: this gradsyncd is of an older release; update it"),
-                       connection->Fields());
-    }
     auto opened = OpenDevice(spec.device);
     if (!opened.ok()) return opened.status();
     context = *std::move(opened);
   }
   if (connection->left()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, kLeft,
-                     absl::StrCat("layout '", spec.name, "' registered after Leave"),
-                     connection->Fields());
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kLeft,
+        absl::StrCat("layout '", spec.name, "' cannot be registered: this rank has left"),
+        connection->Fields());
   }
-  std::shared_ptr<StepSequence> replaced;
+  std::shared_ptr<StepClient> replaced;
   if (old != nullptr) {
     auto steps = StepsOf(*old);
     if (!steps.ok()) return steps.status();
     replaced = *std::move(steps);
     if (replaced->connection() != connection.get()) {
-      return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
-                       absl::StrCat("ReplaceLayout of '", old->name(),
-                                    "', which is a layout of another session"),
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                       absl::StrCat("ReplaceLayout cannot replace '", old->name(),
+                                    "': it is a layout of another session"),
                        connection->Fields());
     }
     if (auto status = replaced->BeginReplacement(); !status.ok()) return status;
@@ -143,7 +136,7 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   } else if (!registration.AwaitFailure(deadline).ok()) {
     replaced->ReplacementFailed();
   } else {
-    // Nobody knows what the daemon makes of the old one.
+    // Unknown: the daemon may have replaced the old one, or not.
     replaced->OnSessionEnd(layout.status());
   }
   return layout;
@@ -168,17 +161,17 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
   if (!assigned.ok()) return assigned.status();
   auto plan = CheckedPlan(spec, *assigned);
   if (!plan.ok()) return plan.status();
-  // The semaphores' is the last one; an IPC handle is the arena's.
+  // The semaphores' descriptor is the last one. With an IPC handle the arena has none.
   const std::size_t count = plan->memory == ArenaMemory::kCudaIpc ? 1 : 2;
   auto descriptors = FetchDescriptors(FdSocketPath(connection->options().socket), assigned->nonce(),
                                       count, absl::Now() + kDescriptorTimeout);
   if (!descriptors.ok()) {
-    // The nonce ends with the session or the agreement. Then that is why, and the word of it, on
-    // another socket, may still be on its way.
+    // A nonce ends with its session or its agreement. Then that end is the reason, which may arrive
+    // later on the stream.
     const bool over =
         absl::IsNotFound(descriptors.status()) || absl::IsUnavailable(descriptors.status());
     const absl::Status failure =
-        registration->AwaitFailure(absl::Now() + (over ? kWordOfEnd : absl::ZeroDuration()));
+        registration->AwaitFailure(absl::Now() + (over ? kReasonOfEnd : absl::ZeroDuration()));
     return failure.ok() ? descriptors.status() : failure;
   }
   auto semaphores = MappedMemory::Map(descriptors->back().get(),
@@ -189,9 +182,13 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
                                    : MapDeviceLayout(context, *plan, arena, *semaphores);
   if (!memory.ok()) return memory.status();
 
-  auto steps = std::make_shared<StepSequence>(connection, assigned->channel(), spec.name, *plan,
-                                              context == nullptr ? memory->arena : nullptr,
-                                              *std::move(semaphores), std::move(memory->handoff));
+  auto steps = std::make_shared<StepClient>(connection, assigned->channel(), spec.name, *plan,
+                                            context == nullptr ? memory->arena : nullptr,
+                                            *std::move(semaphores));
+  std::shared_ptr<DeviceSteps> device_steps;
+  if (context != nullptr) {
+    device_steps = std::make_shared<DeviceSteps>(steps, std::move(memory->handoff));
+  }
   connection->Attach(assigned->channel(), steps);
   v1::SessionRequest mapped;
   mapped.mutable_arena_mapped()->set_channel(assigned->channel());
@@ -199,12 +196,12 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
 
   const auto ready = registration->AwaitReady(deadline);
   if (!ready.ok()) {
-    steps->CloseHandoff();
+    if (device_steps != nullptr) device_steps->Close();
     return ready.status();
   }
   steps->Begin(ready->first_step());
   return NewLayout(spec, ready->fingerprint(), *std::move(plan), std::move(memory->arena),
-                   std::move(steps));
+                   std::move(steps), std::move(device_steps));
 }
 
 }  // namespace

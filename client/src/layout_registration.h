@@ -1,4 +1,4 @@
-// One RegisterLayout on its way: what the daemon has answered so far.
+// One RegisterLayout: the daemon's answers so far.
 
 #ifndef CLIENT_SRC_LAYOUT_REGISTRATION_H_
 #define CLIENT_SRC_LAYOUT_REGISTRATION_H_
@@ -17,19 +17,19 @@ namespace gradsync::client {
 
 class Connection;
 
-// Thread-safe: the caller of RegisterLayout waits, the stream's thread answers. Lives on the
-// caller's stack while announced to the connection.
+// Thread-safe: the caller of RegisterLayout waits, and the stream's thread answers. It lives on the
+// caller's stack, which announces it to the connection and withdraws it.
 class LayoutRegistration {
  public:
-  // Answers. Each returns the channel it now stands for, where that is known.
   void OnAssigned(const v1::LayoutAssigned& assigned) ABSL_LOCKS_EXCLUDED(mutex_);
+  // False if it is another registration's answer.
   bool OnReady(const v1::LayoutReady& ready) ABSL_LOCKS_EXCLUDED(mutex_);
   // The registration has failed or the session has ended.
   void OnFailed(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   absl::StatusOr<v1::LayoutAssigned> AwaitAssigned(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<v1::LayoutReady> AwaitReady(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The daemon's refusal or the session's end; OK if neither has come by then.
+  // The daemon's refusal, or why the session ended; OK if neither came until `deadline`.
   absl::Status AwaitFailure(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -44,7 +44,7 @@ class LayoutRegistration {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The whole of Session::RegisterLayout, and of Session::ReplaceLayout if `old` is not null.
+// Session::RegisterLayout; Session::ReplaceLayout if `old` is not null.
 absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
     const std::shared_ptr<Connection>& connection, const LayoutSpec& spec, const Layout* old);
 

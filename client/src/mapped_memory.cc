@@ -26,14 +26,14 @@ absl::StatusOr<std::shared_ptr<MappedMemory>> MappedMemory::Map(int memfd, std::
   if (fstat(memfd, &status) != 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
       static_cast<std::uint64_t>(status.st_size) < bytes) {
     return MakeError(
-        absl::StatusCode::kInternal, kProtocolViolation,
-        absl::StrCat("the daemon's ", what, " is no sealed memory of ", bytes,
+        absl::StatusCode::kInternal, reason::kProtocolViolation,
+        absl::StrCat("the daemon's ", what, " is not a sealed memfd of ", bytes,
                      " bytes; check that gradsyncd and the client are of one release"));
   }
   if (bytes == 0) return absl::WrapUnique(new MappedMemory(nullptr, 0));
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
   if (data == MAP_FAILED) {
-    return MakeError(absl::StatusCode::kResourceExhausted, kMemory,
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
                      absl::StrCat("no address space for ", bytes, " bytes of the ", what));
   }
   return absl::WrapUnique(new MappedMemory(static_cast<std::byte*>(data), bytes));
@@ -53,11 +53,11 @@ absl::Status MappedMemory::Populate(std::size_t bytes) const {
   if (failed == 0) return absl::OkStatus();
   if (errno != EINVAL) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, kMemory,
+        absl::StatusCode::kResourceExhausted, reason::kMemory,
         absl::StrCat("no memory for ", bytes,
                      " bytes shared with gradsyncd; raise the trainer's memory limit"));
   }
-  // An older kernel: a write to each page does the same.
+  // For an older kernel: a write to each page has the same effect.
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   for (std::size_t i = 0; i < bytes; i += page) {
     volatile std::byte* const touched = data_ + i;

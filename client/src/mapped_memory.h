@@ -12,14 +12,16 @@
 
 namespace gradsync::client {
 
-// One shared, writable mapping of a memfd; unmapped with the object. Its contents are everybody's;
-// the object itself is immutable.
+// One shared, writable mapping of a memfd; the destructor unmaps it. The object is immutable, so
+// thread-safe. Other processes write its contents.
 class MappedMemory {
  public:
-  // Maps the first `bytes` bytes; 0 maps nothing and gives a null `data()`. `what` names it in
+  // Maps the first `bytes` bytes. If `bytes` is 0, data() is null. `what` names the memory in
   // errors.
-  //   INTERNAL            the memfd is smaller, or may still shrink (which would kill this process
-  //   with SIGBUS). RESOURCE_EXHAUSTED  no address space.
+  //   INTERNAL            PROTOCOL_VIOLATION: the memfd is smaller, or can still shrink, which
+  //   would
+  //                       kill this process with SIGBUS.
+  //   RESOURCE_EXHAUSTED  MEMORY: no address space.
   static absl::StatusOr<std::shared_ptr<MappedMemory>> Map(int memfd, std::size_t bytes,
                                                            absl::string_view what);
   MappedMemory(const MappedMemory&) = delete;
@@ -29,9 +31,9 @@ class MappedMemory {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
 
-  // Makes the kernel allocate the pages of the first `bytes` bytes now: near this process, and
-  // charged to it.
-  //   RESOURCE_EXHAUSTED  the machine or the cgroup has no memory left.
+  // Makes the kernel allocate the pages of the first `bytes` bytes now, near this process and
+  // charged to its cgroup.
+  //   RESOURCE_EXHAUSTED  MEMORY: the machine or the cgroup has no memory left.
   absl::Status Populate(std::size_t bytes) const;
 
  private:

@@ -20,7 +20,7 @@ constexpr absl::Duration kLastLooks = absl::Milliseconds(100);
 PoisonKeeper::PoisonKeeper(BucketSemaphore* words, std::size_t count, std::uint64_t step)
     : words_(words), count_(count), step_(step) {
   Poison();
-  // The trainer's signals are none of its business.
+  // This thread takes none of the trainer's signals.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -13,16 +13,16 @@
 
 namespace gradsync::client {
 
-// Poison releases every stream that waits. But a GPU may have a step's number on its way into a
-// word when the daemon dies, which takes the poison away; a stream that comes to its wait for the
-// step after that would park, and there is nobody left to release it.
+// Poison releases every stream that waits. But when the daemon is lost, a GPU may still be writing
+// a step's number to a word, which overwrites the poison. A stream that waits for the next step
+// after that would wait forever.
 //
-// Has a thread of its own, in the place of the session's, which has ended or is about to: it looks
-// at the words after a millisecond, and less and less often, up to its destruction. Without a
-// thread the words are poisoned once.
+// So a thread looks at the words after a millisecond, and then less and less often, until the
+// destructor. It takes the place of the session's thread, which has ended or is about to. If no
+// thread can be started, the words are poisoned once.
 class PoisonKeeper {
  public:
-  // The words outlive this.
+  // The words outlive this object.
   PoisonKeeper(BucketSemaphore* words, std::size_t count, std::uint64_t step);
   ~PoisonKeeper();
   PoisonKeeper(const PoisonKeeper&) = delete;
@@ -39,7 +39,7 @@ class PoisonKeeper {
   absl::Mutex mutex_;
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
 
-  std::thread thread_;  // last: starts when the rest stands
+  std::thread thread_;  // last: starts when the other members are constructed
 };
 
 }  // namespace gradsync::client

@@ -14,10 +14,10 @@ namespace gradsync {
 namespace client {
 namespace {
 
-// The daemon has nothing to wait for when a rank leaves between steps.
+// Long enough: the daemon waits for nothing when a rank leaves between steps.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 
-// Refuses everything but the constants in a forked child.
+// In a forked child only the constants work.
 class ConnectedSession final : public Session {
  public:
   explicit ConnectedSession(std::shared_ptr<Connection> connection)
@@ -68,11 +68,11 @@ class ConnectedSession final : public Session {
     }
     const absl::Status end = connection_->AwaitEnd(kLeaveTimeout);
     if (end.ok()) {
-      return MakeError(absl::StatusCode::kDeadlineExceeded, kWaitTimeout,
+      return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
                        "the daemon does not answer Leave; check that gradsyncd is not stopped",
                        connection_->Fields());
     }
-    return ErrorReason(end) == kLeft ? absl::OkStatus() : end;
+    return ErrorReason(end) == reason::kLeft ? absl::OkStatus() : end;
   }
 
   absl::StatusOr<std::uint32_t> LeaveAndStay(absl::Duration timeout) override {

@@ -12,22 +12,19 @@
 #include "client/src/error.h"
 #include "client/src/fd_socket.h"
 #include "client/src/utf8.h"
+#include "gradsync/limits.h"
 #include "gradsync/shared_memory.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
 
 namespace gradsync::client {
 namespace {
 
-constexpr std::uint32_t kProtocolOldest = 2;
-constexpr std::uint32_t kProtocolNewest = 4;
 constexpr char kClientVersion[] = "gradsync-client/1.0";
 
-constexpr std::size_t kMaxJobIdBytes = 128;
-constexpr std::size_t kMaxTokenBytes = 4096;
 constexpr std::size_t kMaxCoordinatorBytes = 255;
 
 absl::Status Malformed(absl::string_view option, absl::string_view what) {
-  return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                    absl::StrCat("SessionOptions.", option, " ", what));
 }
 
@@ -37,8 +34,8 @@ absl::Status ValidateOptions(const SessionOptions& options) {
   constexpr std::size_t kMaxPath = sizeof(sockaddr_un::sun_path) - 1;
   if (options.socket.empty()) return Malformed("socket", "is empty");
   if (!absl::EndsWith(options.socket, ".sock") || options.socket.find('\0') != std::string::npos) {
-    return Malformed(
-        "socket", absl::StrCat("'", ValidUtf8(options.socket), "' is no path that ends in .sock"));
+    return Malformed("socket", absl::StrCat("'", ValidUtf8(options.socket),
+                                            "' is not a path that ends in .sock"));
   }
   if (FdSocketPath(options.socket).size() > kMaxPath) {
     return Malformed("socket", absl::StrCat("'", options.socket,
@@ -72,10 +69,10 @@ absl::Status ValidateOptions(const SessionOptions& options) {
     case LossPolicy::kContinue:
       break;
     default:
-      return Malformed("on_rank_loss", "is no loss policy");
+      return Malformed("on_rank_loss", "is not a LossPolicy");
   }
   if (options.divisor != Divisor::kLiveRanks && options.divisor != Divisor::kWorld) {
-    return Malformed("divisor", "is no divisor");
+    return Malformed("divisor", "is not a Divisor");
   }
   if (options.step_timeout < absl::ZeroDuration()) return Malformed("step_timeout", "is negative");
   const NcclSettings& nccl = options.nccl;
@@ -83,9 +80,12 @@ absl::Status ValidateOptions(const SessionOptions& options) {
     return Malformed("nccl.max_ctas",
                      absl::StrCat("is ", nccl.max_ctas, "; 0 to ", NcclSettings::kMaxCtas));
   }
-  if (NcclName(nccl.algorithm) == nullptr) return Malformed("nccl.algorithm", "is none of NCCL's");
-  if (NcclName(nccl.protocol) == nullptr) return Malformed("nccl.protocol", "is none of NCCL's");
-  if (NcclName(nccl.wire_type) == nullptr) return Malformed("nccl.wire_type", "is no wire type");
+  if (NcclName(nccl.algorithm) == nullptr)
+    return Malformed("nccl.algorithm", "is not an NcclAlgorithm");
+  if (NcclName(nccl.protocol) == nullptr)
+    return Malformed("nccl.protocol", "is not an NcclProtocol");
+  if (NcclName(nccl.wire_type) == nullptr)
+    return Malformed("nccl.wire_type", "is not an NcclWireType");
   return absl::OkStatus();
 }
 

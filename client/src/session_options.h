@@ -1,4 +1,4 @@
-// What a SessionOptions may hold, and what it becomes on the wire.
+// Checks SessionOptions and writes them to OpenSession.
 
 #ifndef CLIENT_SRC_SESSION_OPTIONS_H_
 #define CLIENT_SRC_SESSION_OPTIONS_H_
@@ -15,13 +15,13 @@ class OpenSession;
 
 namespace gradsync::client {
 
-// INVALID_ARGUMENT names the option.
+// INVALID_ARGUMENT MALFORMED: names the option.
 absl::Status ValidateOptions(const SessionOptions& options);
 
 // `options` must be valid.
 void FillOpenSession(const SessionOptions& options, v1::OpenSession* open);
 
-// Milliseconds as messages carry them, rounded up, at least 1; infinite is ten years.
+// A timeout in a message: milliseconds, rounded up, at least 1. Infinite becomes ten years.
 std::uint64_t TimeoutMs(absl::Duration timeout);
 
 }  // namespace gradsync::client

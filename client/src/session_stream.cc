@@ -21,11 +21,11 @@
 namespace gradsync::client {
 namespace {
 
-// A large model's LayoutAssigned and StepDone.
+// Enough for LayoutAssigned and StepDone of a large model.
 constexpr int kMaxMessageBytes = 256 << 20;
 constexpr std::size_t kPooledMessages = 16;
 
-// What a completion is of; the queue serves one stream.
+// The operation that is complete. The queue serves one stream.
 enum Tag : std::uintptr_t { kStarted = 1, kRead, kWritten, kFinished };
 void* TagOf(Tag tag) { return reinterpret_cast<void*>(tag); }
 
@@ -45,7 +45,7 @@ class SessionStream::Impl {
     stream_->StartCall(TagOf(kStarted));
   }
 
-  // The stream's thread.
+  // The body of the stream's thread.
   void Run();
 
   void Send(std::unique_ptr<v1::SessionRequest> request) ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -66,12 +66,12 @@ class SessionStream::Impl {
   void EnqueueLocked(std::unique_ptr<v1::SessionRequest> request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // No more writes; finishes as soon as none is in flight.
+  // Ends the writes; finishes the call when none is in flight.
   void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const GuardedSocket guard_;
 
-  // The stream's thread.
+  // Used by the stream's thread only.
   std::shared_ptr<StreamReceiver> receiver_;
   v1::SessionResponse response_;
   grpc::Status status_;
@@ -131,7 +131,7 @@ void SessionStream::Impl::Run() {
         } else if (ok) {
           WriteNextLocked();
         }
-        // Not ok: the pending read learns of the same end.
+        // Not ok: the pending read fails too.
         break;
       }
       case kFinished: {
@@ -195,8 +195,7 @@ absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(
     FileDescriptor socket, std::shared_ptr<StreamReceiver> receiver) {
   auto guard = GuardedSocket::Guard(socket.get());
   if (!guard.ok()) return guard.status();
-  // The trainer's signals are for the trainer's threads, not for this one nor those that gRPC
-  // starts.
+  // Blocks the trainer's signals in this thread and in those that gRPC starts.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -213,7 +212,7 @@ absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(
   if (!thread.joinable()) {
     impl->Cancel();
     impl->Run();
-    return MakeError(absl::StatusCode::kResourceExhausted, kMemory,
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
                      "no thread could be started; raise the process limit (ulimit -u)");
   }
   return std::unique_ptr<SessionStream>(new SessionStream(std::move(impl), std::move(thread)));
@@ -224,7 +223,7 @@ SessionStream::SessionStream(std::shared_ptr<Impl> impl, std::thread thread)
 
 SessionStream::~SessionStream() {
   Close();
-  // Joined, so that nothing of the session runs behind main()'s end.
+  // Joined, so that nothing of the session runs after main() returns.
   if (impl_->AwaitEnd(absl::ZeroDuration()) && thread_.get_id() != std::this_thread::get_id()) {
     thread_.join();
   } else {

@@ -1,4 +1,4 @@
-// The gRPC stream that is a session.
+// The gRPC stream of a session.
 
 #ifndef CLIENT_SRC_SESSION_STREAM_H_
 #define CLIENT_SRC_SESSION_STREAM_H_
@@ -26,8 +26,8 @@ struct StreamEnd {
   std::string details;  // serialized google.rpc.Status, or empty
 };
 
-// Takes what comes over the stream. Called on the stream's thread, which answers the lease:
-// implementations never block on anything but short locks.
+// Receives the stream's messages, on the stream's thread. That thread answers the lease, so an
+// implementation blocks only on locks that are held for a short time.
 class StreamReceiver {
  public:
   virtual ~StreamReceiver() = default;
@@ -37,32 +37,31 @@ class StreamReceiver {
 };
 
 // One bidirectional stream with a queue of outgoing messages and one thread that reads.
-// Thread-safe.
+// Thread-safe. The thread owns everything that it uses, so a SessionStream may be destroyed at any
+// time.
 //
-// It polls a completion queue of its own. gRPC 1.51's callback API would spare the thread, but its
+// The thread polls a completion queue. gRPC 1.51's callback API needs no such thread, but its
 // pollers sleep 100 ms after every idle second (CallbackAlternativeCQ in completion_queue_cc.cc),
 // and a step's verdict would wait for them.
-//
-// The thread owns all that it uses, so that a SessionStream may be destroyed at any time.
 class SessionStream {
  public:
-  // Takes over a connected socket, which it guards against fork(2). RESOURCE_EXHAUSTED without a
-  // thread for it.
+  // Owns `socket`, which is connected, and guards it against fork(2). RESOURCE_EXHAUSTED MEMORY: no
+  // thread can be started.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(
       FileDescriptor socket, std::shared_ptr<StreamReceiver> receiver);
   // Closes.
   ~SessionStream();
 
-  // Queues a message; never blocks on the daemon. Without effect once the stream has ended.
+  // Queues a message; never waits for the daemon. Does nothing once the stream has ended.
   void Send(v1::SessionRequest request);
-  // The hot one: merged with a BucketReady of the same channel and step that still waits in the
-  // queue.
+  // The same for a BucketReady, on the hot path: adds the bucket to a BucketReady of the same
+  // channel and step that is last in the queue.
   void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket);
 
-  // When one of these was called last; CLOCK_MONOTONIC, 0 before the first.
+  // When one of these was called last, in nanoseconds of CLOCK_MONOTONIC; 0 before the first call.
   std::int64_t sent_ns() const { return sent_ns_.load(std::memory_order_relaxed); }
 
-  // Ends the stream, and returns when the receiver has been told, at the latest after 5 s.
+  // Ends the stream. Returns after OnStreamEnd, or after 5 s.
   void Close();
 
  private:

@@ -39,7 +39,7 @@ absl::Status NoPermission(const std::string& path) {
                         "; run the trainer as a member of that group");
   }
   return MakeError(
-      absl::StatusCode::kPermissionDenied, kCredentials,
+      absl::StatusCode::kPermissionDenied, reason::kCredentials,
       absl::StrCat("no permission to connect to ", path, " as user id ", geteuid(), ": ", hint));
 }
 
@@ -59,7 +59,7 @@ int FileDescriptor::Release() { return std::exchange(fd_, -1); }
 absl::Status OpenUnixSocket(int type, FileDescriptor* socket) {
   *socket = FileDescriptor(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket->get() >= 0) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kResourceExhausted, kMemory,
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
                    absl::StrCat("no socket could be opened: ", ErrnoText(errno)));
 }
 
@@ -68,7 +68,7 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return MakeError(absl::StatusCode::kInvalidArgument, kMalformed,
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                      absl::StrCat("socket path '", path, "' is empty or longer than ",
                                   sizeof(address.sun_path) - 1, " bytes"));
   }
@@ -84,23 +84,23 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
     if (error == EACCES || error == EPERM) return NoPermission(path);
     // EAGAIN: the listener's backlog is full.
     if (error != ENOENT && error != ECONNREFUSED && error != EAGAIN) {
-      return MakeError(absl::StatusCode::kUnavailable, kDaemonLost,
+      return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
                        absl::StrCat("cannot connect to ", path, ": ", ErrnoText(error)));
     }
     if (error != EAGAIN && absent == Absent::kGone) {
-      return MakeError(absl::StatusCode::kUnavailable, kDaemonLost,
-                       absl::StrCat("the daemon has gone: nobody listens at ", path, " any more (",
+      return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
+                       absl::StrCat("the daemon was lost: nobody listens at ", path, " any more (",
                                     ErrnoText(error), ")"));
     }
     const absl::Time now = absl::Now();
     if (now >= deadline) {
       return MakeError(
-          absl::StatusCode::kUnavailable, kDaemonLost,
+          absl::StatusCode::kUnavailable, reason::kDaemonLost,
           absl::StrCat("no daemon at ", path, " within ", absl::FormatDuration(now - start), " (",
                        ErrnoText(error),
                        "); start gradsyncd or check that GRADSYNC_SOCKET names its socket"));
     }
-    // Backs off: nothing announces a daemon that is not there yet.
+    // Nothing announces a daemon that starts, so poll.
     absl::SleepFor(std::min(pause, deadline - now));
     pause = std::min(pause * 2, absl::Milliseconds(200));
   }

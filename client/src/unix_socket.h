@@ -1,5 +1,5 @@
-// Unix sockets that the client connects itself, so that it owns every descriptor that fork(2) would
-// hand to a child.
+// Unix sockets that the client connects itself, so that it owns every descriptor that a forked
+// child inherits.
 
 #ifndef CLIENT_SRC_UNIX_SOCKET_H_
 #define CLIENT_SRC_UNIX_SOCKET_H_
@@ -12,7 +12,7 @@
 
 namespace gradsync::client {
 
-// One open descriptor, closed with the object.
+// Owns one open descriptor and closes it.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -31,13 +31,14 @@ class FileDescriptor {
 // A new socket of `type` (SOCK_STREAM, SOCK_SEQPACKET), close-on-exec, non-blocking, not connected.
 absl::Status OpenUnixSocket(int type, FileDescriptor* socket);
 
-// What it means that nobody listens: a daemon that is not there yet, or one that has gone.
+// What it means that nobody listens: the daemon has not started yet, or it was lost.
 enum class Absent : std::uint8_t { kNotYet, kGone };
 
-// Connects to `path`, retrying until the deadline while nobody is there yet, or too many connect.
-//   INVALID_ARGUMENT   the path is too long.
-//   PERMISSION_DENIED  at once; says whose socket it is.
-//   UNAVAILABLE        nobody listened until the deadline, or any more.
+// Connects to `path`. With kNotYet, retries until the deadline while nobody listens. Retries also
+// while too many processes connect at once.
+//   INVALID_ARGUMENT   MALFORMED: the path is too long.
+//   PERMISSION_DENIED  CREDENTIALS: not retried; the message says who owns the socket.
+//   UNAVAILABLE        DAEMON_LOST: nobody listened until the deadline or, with kGone, at once.
 absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,
                                absl::Time deadline);
 

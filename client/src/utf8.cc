@@ -5,8 +5,8 @@
 namespace gradsync::client {
 namespace {
 
-// Bytes of the valid sequence that `text` begins with; 0 if there is none. RFC 3629: no overlong
-// forms, no surrogates.
+// Length in bytes of the valid sequence at the start of `text`; 0 if there is none. By RFC 3629:
+// no overlong forms, no surrogates.
 std::size_t SequenceLength(absl::string_view text) {
   const auto byte = [text](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   const std::uint8_t first = byte(0);

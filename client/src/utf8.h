@@ -1,5 +1,5 @@
-// Text that comes from the trainer, made fit for a proto3 string: Protobuf refuses other bytes, and
-// says so on stderr.
+// Makes the trainer's text valid for a proto3 string. Protobuf refuses other bytes and prints to
+// stderr.
 
 #ifndef CLIENT_SRC_UTF8_H_
 #define CLIENT_SRC_UTF8_H_

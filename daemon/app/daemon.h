@@ -1,5 +1,4 @@
-// gradsyncd, put together: every room is constructed here, in one order, and torn down in the
-// reverse of it.
+// Composes the daemon: constructs its rooms in order, and tears them down in the reverse order.
 
 #ifndef DAEMON_APP_DAEMON_H_
 #define DAEMON_APP_DAEMON_H_
@@ -9,24 +8,24 @@
 #include "absl/status/statusor.h"
 #include "daemon/config/options.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// A running daemon. Not thread-safe: main's own.
+// A running daemon. Thread-compatible: main owns and uses it.
 class Daemon {
  public:
-  // Binds the sockets (or takes those that the service manager passed) and serves. Tells the
-  // service manager (READY=1).
+  // Binds the sockets, or takes those of the service manager, and serves. Notifies the service
+  // manager (READY=1).
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Options& options);
 
-  // Blocks SIGTERM and SIGINT in the calling thread and all that it starts later; call before
-  // Start().
+  // Blocks SIGTERM and SIGINT in the calling thread and in all threads that it starts later. Called
+  // before Start().
   static void BlockSignals();
 
-  // Serves until SIGTERM or SIGINT, then drains: joins are refused, running steps may finish within
-  // drain_timeout, sessions end UNAVAILABLE. A second signal cuts the drain short.
+  // Serves until SIGTERM or SIGINT, then drains: it refuses joins, lets running steps finish within
+  // drain_timeout, and ends the sessions with UNAVAILABLE. A second signal shortens the drain.
   void ServeUntilSignal();
 
-  // Stops at once what ServeUntilSignal() left.
+  // Stops at once everything that ServeUntilSignal() left running.
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
@@ -38,6 +37,6 @@ class Daemon {
   std::unique_ptr<Rooms> rooms_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_APP_DAEMON_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 ArenaQuota::~ArenaQuota() { assert(held_.empty()); }
 
@@ -15,10 +15,10 @@ absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(uid_t uid, std::uint
   MutexLock lock(&mutex_);
   const auto found = held_.find(uid);
   const std::uint64_t held = found == held_.end() ? 0 : found->second;
-  // held <= the quota, so this cannot wrap, whatever was asked for.
+  // held <= the quota, so the subtraction cannot wrap, whatever `bytes` is.
   if (bytes > bytes_per_user_ - held) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, "QUOTA",
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("user ", uid, " asks for ", bytes, " bytes of ", what_, " and holds ", held,
                      " of a quota of ", bytes_per_user_, " (", option_, ")"));
   }
@@ -69,4 +69,4 @@ void ArenaQuota::Reservation::Release() {
   bytes_ = 0;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

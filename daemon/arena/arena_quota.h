@@ -1,4 +1,4 @@
-// How much memory each user has in arenas: of the host, or of GPUs.
+// Limits the memory that each user has in arenas, on the host or on GPUs.
 
 #ifndef DAEMON_ARENA_ARENA_QUOTA_H_
 #define DAEMON_ARENA_ARENA_QUOTA_H_
@@ -13,14 +13,14 @@
 #include "absl/strings/string_view.h"
 #include "daemon/base/mutex.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Counts arena bytes per uid and refuses what goes beyond the quota. Thread-safe. Outlives its
+// Counts arena bytes per uid and refuses reservations beyond the quota. Thread-safe. Outlives its
 // reservations.
 class ArenaQuota {
  public:
-  // A share of the quota, given back when it is destroyed. Belongs beside the memory it stands for.
-  // Move-only; not thread-safe.
+  // A share of the quota. Its destructor gives it back. Keep it beside the memory that it accounts
+  // for. Move-only; not thread-safe.
   class Reservation {
    public:
     Reservation() = default;  // of nothing
@@ -41,8 +41,8 @@ class ArenaQuota {
     std::uint64_t bytes_ = 0;
   };
 
-  // `option` is the config's key that `bytes_per_user` comes from, `what` the memory's name; both
-  // are literals.
+  // `option` is the config key of `bytes_per_user`. `what` names the kind of memory. Both are
+  // string literals.
   explicit ArenaQuota(std::uint64_t bytes_per_user,
                       absl::string_view option = "quota_arena_bytes_per_user",
                       absl::string_view what = "arena memory")
@@ -51,13 +51,13 @@ class ArenaQuota {
   ArenaQuota(const ArenaQuota&) = delete;
   ArenaQuota& operator=(const ArenaQuota&) = delete;
 
-  // RESOURCE_EXHAUSTED if `uid` would then hold more than its quota; the message says what was
-  // asked, what is held, the quota and its config key. Nothing changes then.
+  // RESOURCE_EXHAUSTED if `uid` would then hold more than its quota. The error names the requested
+  // bytes, the held bytes, the quota and its config key. On error nothing changes.
   absl::StatusOr<Reservation> Reserve(uid_t uid, std::uint64_t bytes);
 
-  // What all users hold together.
+  // Bytes that all users hold together.
   std::uint64_t total_bytes() const;
-  // What one user holds.
+  // Bytes that one user holds.
   std::uint64_t bytes_of(uid_t uid) const;
 
  private:
@@ -70,6 +70,6 @@ class ArenaQuota {
   std::map<uid_t, std::uint64_t> held_ ABSL_GUARDED_BY(mutex_);  // only users that hold something
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ARENA_ARENA_QUOTA_H_

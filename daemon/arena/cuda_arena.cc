@@ -8,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// cudaMalloc'ed memory is exported in blocks of this size: smaller allocations would share one, and
-// a trainer could see its neighbour's.
+// The driver exports cudaMalloc'ed memory in blocks of this size. Smaller allocations would share a
+// block, and a trainer could see the memory of another one.
 constexpr std::size_t kLegacyGranularity = std::size_t{2} << 20;
 
 std::size_t RoundUp(std::size_t bytes, std::size_t unit) {
@@ -28,7 +28,7 @@ CUmemAllocationProp Properties(CUdevice device) {
   return properties;
 }
 
-// Empty if allocations can be exported as descriptors, else why not.
+// Empty if allocations can be exported as descriptors, else the reason.
 std::string WhyNoDescriptors(const CudaDriver& driver, CUdevice device) {
   int managed = 0;
   int exported = 0;
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<CudaArena>> CudaArena::Create(const CudaDriver* d
   absl::Status status;
   if (arena->why_legacy_.empty()) {
     status = arena->Allocate(Properties(device));
-    // What a container or a virtual GPU forbids shows here first.
+    // This is the first call that fails if a container or a virtual GPU forbids the export.
     if (absl::IsFailedPrecondition(status) && !arena->created_) {
       arena->why_legacy_ = std::string(status.message());
     }
@@ -68,7 +68,7 @@ absl::StatusOr<std::unique_ptr<CudaArena>> CudaArena::Create(const CudaDriver* d
     std::size_t free = 0;
     std::size_t total = 0;
     driver->cuMemGetInfo.Result(&free, &total);
-    return MakeError(absl::StatusCode::kResourceExhausted, "GPU_OUT_OF_MEMORY",
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kGpuOutOfMemory,
                      absl::StrCat("an arena needs ", arena->bytes_, " bytes of the GPU, which has ",
                                   free, " free of ", total,
                                   "; have what else uses it leave more free (PyTorch: "
@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<CudaArena>> CudaArena::Create(const CudaDriver* d
 CudaArena::CudaArena(const CudaDriver* driver, std::size_t bytes)
     : driver_(driver), bytes_(bytes) {}
 
-// Errors have nobody to go to: the process ends soon after the first.
+// Errors are ignored: a destructor cannot return them, and the process ends soon after the first.
 CudaArena::~CudaArena() {
   if (sharing_ == CudaSharing::kLegacyIpc) {
     if (address_ != 0) driver_->cuMemFree.Result(address_);
@@ -142,4 +142,4 @@ absl::StatusOr<std::array<char, CU_IPC_HANDLE_SIZE>> CudaArena::IpcHandle() cons
   return bytes;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -14,30 +14,30 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/cuda/cuda_driver.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // How a trainer maps an arena.
 enum class CudaSharing : unsigned char {
-  // A descriptor that cuMemImportFromShareableHandle takes. The memory lives until both sides have
-  // unmapped it and the descriptor is closed, so either may go first.
+  // A descriptor for cuMemImportFromShareableHandle. The memory lives until both sides have
+  // unmapped it and the descriptor is closed. So either side may end first.
   kFileDescriptor,
-  // A handle for cuIpcOpenMemHandle: only in the same PID namespace, and the memory must not be
-  // freed
-  // while the trainer has it open.
+  // A handle for cuIpcOpenMemHandle. It works only in the same PID namespace, and the memory must
+  // not be freed while the trainer has it open.
   kLegacyIpc,
 };
 
-// An allocation of one GPU, mapped for reading and writing on it, and zero. Only the worker has it,
-// in the context that was current when it was made. Not thread-safe: the issuing thread's.
+// A zeroed allocation on one GPU, mapped there for reading and writing. Only the worker has it, in
+// the context that was current at its creation. Not thread-safe: only the issuing thread uses it.
 //
-// Owns the memory. After kLegacyIpc it may be destroyed only once the trainer has closed it or
-// ended.
+// Owns the memory. With kLegacyIpc it may be destroyed only after the trainer has closed the memory
+// or ended.
 class CudaArena {
  public:
-  // Allocates at least `bytes`, rounded up to the granularity that the driver recommends. By
-  // virtual memory management if device and driver export its allocations, else by legacy IPC:
-  // sharing() and why_legacy() say so, for log and status. RESOURCE_EXHAUSTED GPU_OUT_OF_MEMORY
-  // with both figures. `stream` zeroes it and is waited for.
+  // Allocates at least `bytes`, rounded up to the granularity that the driver recommends. Uses
+  // virtual memory management if device and driver can export its allocations, else legacy IPC.
+  // sharing() and why_legacy() report the choice, for log and status. Zeroes the memory on `stream`
+  // and waits for it. RESOURCE_EXHAUSTED with reason GPU_OUT_OF_MEMORY names the requested and the
+  // free bytes.
   static absl::StatusOr<std::unique_ptr<CudaArena>> Create(const CudaDriver* driver,
                                                            CUdevice device, std::size_t bytes,
                                                            CUstream stream);
@@ -48,7 +48,7 @@ class CudaArena {
   CUdeviceptr address() const { return address_; }
   std::size_t bytes() const { return bytes_; }
   CudaSharing sharing() const { return sharing_; }
-  // Empty after kFileDescriptor.
+  // The reason for kLegacyIpc; empty with kFileDescriptor.
   const std::string& why_legacy() const { return why_legacy_; }
 
   // A new descriptor of the memory, closed on exec. Only with kFileDescriptor.
@@ -68,11 +68,11 @@ class CudaArena {
   CudaSharing sharing_ = CudaSharing::kFileDescriptor;
   std::string why_legacy_;
   CUmemGenericAllocationHandle handle_ = 0;
-  bool created_ = false;  // handle_ is one
+  bool created_ = false;  // handle_ is valid
   bool mapped_ = false;   // address_ is mapped to it
   CUdeviceptr address_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ARENA_CUDA_ARENA_H_

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::size_t BucketOffset(std::size_t bucket) {
@@ -62,4 +62,4 @@ CUdeviceptr CudaSemaphorePage::DoneAddress(std::size_t bucket) const {
   return device_address_ + BucketOffset(bucket) + offsetof(BucketSemaphore, done);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -14,10 +14,10 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/cuda/cuda_driver.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// A mapping of the daemon's SemaphorePage, registered with the driver. Not thread-safe: the issuing
-// thread's.
+// A mapping of the daemon's SemaphorePage, registered with the driver. Not thread-safe: only the
+// issuing thread uses it.
 class CudaSemaphorePage {
  public:
   // `memory` is the page's descriptor. INVALID_ARGUMENT if it is too small for `buckets`.
@@ -30,11 +30,12 @@ class CudaSemaphorePage {
 
   std::size_t buckets() const { return buckets_; }
 
-  // Whether the trainer's stream has got past its gradients of `bucket` in `step`. The trainer can
-  // write the word at will: nothing but the use of its own gradients may depend on it.
+  // True if the trainer's stream has written its gradients of `bucket` in `step`. The trainer can
+  // write any value into this word. So the answer may decide about nothing but the use of this
+  // trainer's own gradients.
   bool Ready(std::size_t bucket, std::uint64_t step) const;
 
-  // Where a stream writes the step's number once the bucket is done.
+  // The device address where a stream writes the step's number once the bucket is done.
   CUdeviceptr DoneAddress(std::size_t bucket) const;
 
  private:
@@ -49,6 +50,6 @@ class CudaSemaphorePage {
   CUdeviceptr device_address_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ARENA_CUDA_SEMAPHORE_PAGE_H_

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kBlockBytes = 512;  // unit of st_blocks, whatever the file system
@@ -44,7 +44,8 @@ absl::Status HostArena::Map(std::size_t populate) {
   if (address == MAP_FAILED) {
     return absl::ErrnoToStatus(errno, absl::StrCat("mmap of an arena of ", bytes(), " bytes"));
   }
-  // EINVAL: a kernel before 5.14. The arena works without, the first step is slower.
+  // EINVAL means a kernel before 5.14. The arena works without this call, but the first step is
+  // slower.
   if (populate > 0 && madvise(address, std::min(populate, bytes()), MADV_POPULATE_WRITE) != 0 &&
       errno != EINVAL) {
     const absl::Status status = absl::ErrnoToStatus(
@@ -56,4 +57,4 @@ absl::Status HostArena::Map(std::size_t populate) {
   return absl::OkStatus();
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 // memfd_create(2): the name is at most 249 bytes without its terminating null byte.
@@ -58,4 +58,4 @@ SealedMemory::~SealedMemory() {
   if (fd_ >= 0) close(fd_);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

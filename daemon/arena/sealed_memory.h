@@ -8,19 +8,19 @@
 
 #include "absl/status/statusor.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// A memfd of a fixed size: whoever holds a descriptor of it can neither shrink nor grow it, so a
-// mapping of it never faults with SIGBUS, nor add a seal. What seals do not stop is a hole: the
-// content of a page can be given back (fallocate) and reads as zero afterwards.
+// A memfd of a fixed size. Holders of a descriptor cannot shrink it, grow it or add a seal. So a
+// mapping of it never faults with SIGBUS. Seals do not prevent holes: a holder can free a page
+// (fallocate), which then reads as zero.
 //
 // Owns the descriptor, which is closed on exec. Move-only; const methods are thread-safe.
 class SealedMemory {
  public:
-  // `bytes` is rounded up to whole pages and is one page at least. No page is touched: the memory
-  // belongs to whoever touches it first. `name` shows in /proc/PID/maps, cut to what the kernel
-  // takes. INVALID_ARGUMENT for a size that no file has; otherwise the kernel's error,
-  // RESOURCE_EXHAUSTED if out of descriptors.
+  // `bytes` is rounded up to whole pages, at least one. Touches no page: the first process that
+  // touches a page is charged for it. `name` shows in /proc/PID/maps, truncated to the kernel's
+  // limit. INVALID_ARGUMENT if no file can have this size. Otherwise the kernel's error, for
+  // example RESOURCE_EXHAUSTED if there is no free descriptor.
   static absl::StatusOr<SealedMemory> Create(const std::string& name, std::size_t bytes);
 
   SealedMemory(SealedMemory&& other) noexcept;
@@ -37,6 +37,6 @@ class SealedMemory {
   std::size_t bytes_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ARENA_SEALED_MEMORY_H_

@@ -14,12 +14,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 // Not FUTEX_PRIVATE_FLAG: the waiters are in other processes.
 void WakeAll(std::atomic<std::uint64_t>* word) {
-  // Its low 32 bits are its first four bytes (little-endian ABI).
+  // The futex is the word's low 32 bits, which are its first four bytes (little-endian ABI).
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
           0);
 }
@@ -34,7 +34,7 @@ absl::StatusOr<std::shared_ptr<SemaphorePage>> SemaphorePage::Create(std::size_t
   absl::StatusOr<SealedMemory> memory =
       SealedMemory::Create("gradsync-semaphores", SemaphoreBytes(buckets));
   if (!memory.ok()) return memory.status();
-  // Populated here: these few pages are the daemon's to write, unlike an arena's.
+  // Populates the pages here: the daemon writes these few pages, unlike those of an arena.
   void* const address = mmap(nullptr, memory->bytes(), PROT_READ | PROT_WRITE,
                              MAP_SHARED | MAP_POPULATE, memory->fd(), 0);
   if (address == MAP_FAILED) return absl::ErrnoToStatus(errno, "mmap of semaphores");
@@ -68,4 +68,4 @@ BucketSemaphore* SemaphorePage::Bucket(std::size_t bucket) const {
   return reinterpret_cast<BucketSemaphore*>(first) + bucket;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

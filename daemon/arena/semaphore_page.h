@@ -11,41 +11,42 @@
 #include "daemon/arena/sealed_memory.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// The daemon's side: it writes the done words and the void step, and decides nothing by a word that
-// it reads back, because the trainer can write any of them. Order of a void step: DeclareVoid, then
-// SignalDone of every bucket that still owes it.
+// The daemon's side. It writes the done words and the void step. It never bases a decision on a
+// word that it reads back, because the trainer can write all of them. For a void step, call
+// DeclareVoid first, then SignalDone for every bucket that has not signalled the step yet.
 //
 // Thread-safe; each word has one writer at a time. Owns the memory's descriptor and the daemon's
-// mapping, which belong to one incarnation of a session: never used again for another.
+// mapping. They belong to one incarnation of a session and are never reused for another.
 class SemaphorePage {
  public:
-  // All words 0, mapped and present: a signal never faults. `buckets` may be 0. Statuses as
-  // SealedMemory::Create, and those of mmap.
+  // All words are 0, mapped and present, so a signal never faults. `buckets` may be 0. Errors are
+  // those of SealedMemory::Create and of mmap.
   static absl::StatusOr<std::shared_ptr<SemaphorePage>> Create(std::size_t buckets);
   ~SemaphorePage();
   SemaphorePage(const SemaphorePage&) = delete;
   SemaphorePage& operator=(const SemaphorePage&) = delete;
 
-  // For passing on; stays the page's.
+  // For passing to the trainer. The page keeps ownership.
   int fd() const { return memory_.fd(); }
   // SemaphoreBytes(buckets()), rounded up to whole pages.
   std::size_t bytes() const { return memory_.bytes(); }
   std::size_t buckets() const { return buckets_; }
 
-  // Says that `bucket`, which is below buckets(), is done with `step`: everything this thread wrote
-  // before is visible to whoever sees it. Wakes every waiter of that bucket, in any process; 1
-  // microsecond if there is none.
+  // Signals that `bucket`, which is below buckets(), is done with `step`. A reader of the signal
+  // sees everything that this thread wrote before. Wakes every waiter of that bucket, in any
+  // process. Takes 1 microsecond if there is none.
   void SignalDone(std::size_t bucket, std::uint64_t step);
 
   // Wakes every waiter of a bucket whose done word a GPU has written.
   void WakeDone(std::size_t bucket);
 
-  // Says that `step` is void. Wakes nobody.
+  // Marks `step` as void. Wakes nobody.
   void DeclareVoid(std::uint64_t step);
 
-  // What the trainer's GPU has written: for messages to people alone.
+  // True if the trainer's GPU has marked `bucket` ready for `step`. The trainer can forge this: use
+  // it only in messages for people.
   bool ReadyShown(std::size_t bucket, std::uint64_t step) const;
 
  private:
@@ -58,6 +59,6 @@ class SemaphorePage {
   void* const address_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ARENA_SEMAPHORE_PAGE_H_

@@ -1,5 +1,5 @@
-// Time as an argument: the job room reads the clock only through this, so its tests decide what
-// time it is.
+// A clock that is passed as an argument. The job room reads the time only through it, so its tests
+// choose the time.
 
 #ifndef DAEMON_BASE_CLOCK_H_
 #define DAEMON_BASE_CLOCK_H_
@@ -8,17 +8,17 @@
 
 #include <cstdint>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Nanoseconds of CLOCK_MONOTONIC; the clock of every timestamp in messages, timelines and
-// deadlines.
+// Nanoseconds of CLOCK_MONOTONIC. All timestamps in messages, timelines and deadlines are of this
+// clock. Thread-safe.
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual std::uint64_t NowNs() const = 0;
 };
 
-// Thread-safe, 20 ns a call (vDSO).
+// Thread-safe. A call takes 20 ns (vDSO).
 inline std::uint64_t MonotonicNowNs() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -31,6 +31,6 @@ class MonotonicClock final : public Clock {
   std::uint64_t NowNs() const override { return MonotonicNowNs(); }
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_BASE_CLOCK_H_

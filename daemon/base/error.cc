@@ -1,13 +1,12 @@
 #include "daemon/base/error.h"
 
 #include "absl/strings/cord.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// reason NUL (key NUL value NUL)*
+// reason NUL (field NUL value NUL)*
 constexpr char kPayload[] = "gradsync/error";
 
 void AppendWord(absl::string_view word, std::string* out) {
@@ -15,30 +14,36 @@ void AppendWord(absl::string_view word, std::string* out) {
   out->push_back('\0');
 }
 
-template <class Fields>
-absl::Status Make(absl::StatusCode code, absl::string_view reason, absl::string_view message,
-                  const Fields& fields) {
+}  // namespace
+
+std::string ErrorDetails::Value(FieldName name) const {
+  for (const auto& [field, value] : fields) {
+    if (field == name) return value;
+  }
+  return "";
+}
+
+absl::Status MakeError(absl::StatusCode code, Reason reason, absl::string_view message,
+                       std::initializer_list<ErrorField> fields) {
+  ErrorDetails details;
+  details.reason = std::string(reason.text());
+  for (const ErrorField& field : fields) {
+    details.fields.emplace_back(field.name.text(), field.value);
+  }
+  return MakeError(code, details, message);
+}
+
+absl::Status MakeError(absl::StatusCode code, const ErrorDetails& details,
+                       absl::string_view message) {
   absl::Status status(code, message);
   std::string payload;
-  AppendWord(reason, &payload);
-  for (const auto& [key, value] : fields) {
-    AppendWord(key, &payload);
+  AppendWord(details.reason, &payload);
+  for (const auto& [name, value] : details.fields) {
+    AppendWord(name, &payload);
     AppendWord(value, &payload);
   }
   status.SetPayload(kPayload, absl::Cord(payload));
   return status;
-}
-
-}  // namespace
-
-absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
-                       std::initializer_list<ErrorField> fields) {
-  return Make(code, reason, message, fields);
-}
-
-absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
-                       const std::vector<std::pair<std::string, std::string>>& fields) {
-  return Make(code, reason, message, fields);
 }
 
 ErrorDetails DetailsOf(const absl::Status& status) {
@@ -55,4 +60,4 @@ ErrorDetails DetailsOf(const absl::Status& status) {
   return details;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

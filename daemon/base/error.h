@@ -1,6 +1,6 @@
-// Errors that a trainer can act on: an absl::Status with a reason ("RANK_LOST") and fields (job,
-// rank, channel, step, bucket). They travel inside the daemon as a Status payload; daemon/rpc alone
-// turns them into google.rpc.ErrorInfo.
+// Errors on which a trainer can act: an absl::Status with a reason (RANK_LOST) and fields (job,
+// rank, channel, step, bucket). Inside the daemon they are a payload of the status; daemon/rpc
+// translates them into google.rpc.ErrorInfo.
 
 #ifndef DAEMON_BASE_ERROR_H_
 #define DAEMON_BASE_ERROR_H_
@@ -11,26 +11,42 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "proto/gradsync/error_reason.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-using ErrorField = std::pair<absl::string_view, std::string>;
+// A value that describes an error, such as {field::kRank, 3}. An empty value means: no such field.
+struct ErrorField {
+  ErrorField(FieldName field_name, const absl::AlphaNum& field_value)
+      : name(field_name), value(field_value.Piece()) {}
 
-// Keys and values must not contain NUL (values are cut there).
-absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
-                       std::initializer_list<ErrorField> fields = {});
+  FieldName name;
+  std::string value;
+};
 
-// The same, of fields that another process named.
-absl::Status MakeError(absl::StatusCode code, absl::string_view reason, absl::string_view message,
-                       const std::vector<std::pair<std::string, std::string>>& fields);
-
+// The reason and the fields of an error. They are texts, because another process may know more
+// reasons and fields than this one.
 struct ErrorDetails {
-  std::string reason;  // empty: the status was not made by MakeError
+  // Returns the value of field `name`, or "".
+  std::string Value(FieldName name) const;
+
+  std::string reason;  // empty: MakeError() did not make the status
   std::vector<std::pair<std::string, std::string>> fields;
 };
+
+// Makes an error. Texts are cut at the first NUL.
+absl::Status MakeError(absl::StatusCode code, Reason reason, absl::string_view message,
+                       std::initializer_list<ErrorField> fields = {});
+
+// Makes an error with the details of another one.
+absl::Status MakeError(absl::StatusCode code, const ErrorDetails& details,
+                       absl::string_view message);
+
+// Returns the details of an error; empty ones if it has none.
 ErrorDetails DetailsOf(const absl::Status& status);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_BASE_ERROR_H_

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 SerialExecutor::SerialExecutor() : thread_([this] { Loop(); }) {}
 
@@ -68,4 +68,4 @@ void ConcurrentExecutor::Join(Threads* threads) {
   for (std::thread& thread : *threads) thread.join();
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

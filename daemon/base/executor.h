@@ -1,5 +1,5 @@
-// Runs work off the gRPC threads: mapping and freeing of arenas, copies of Broadcast. Tests run it
-// by hand.
+// Executors run work on threads of their own, so that gRPC's threads stay free: they map and free
+// arenas, and copy for Broadcast.
 
 #ifndef DAEMON_BASE_EXECUTOR_H_
 #define DAEMON_BASE_EXECUTOR_H_
@@ -11,17 +11,19 @@
 
 #include "daemon/base/mutex.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
+// Runs work later. Thread-safe. Tests use one that runs its work when they say so.
 class Executor {
  public:
   virtual ~Executor() = default;
-  // Runs `work` later, never from within this call. Thread-safe.
+  // Never runs `work` within this call.
   virtual void Run(std::function<void()> work) = 0;
 };
 
-// One thread, first in first out. Its queue is bounded by what it serves: per session one mapping
-// per layout, one copy and one teardown. Thread-safe. The destructor finishes what is queued.
+// One thread that runs work in the order of the calls. Its users bound its queue: each session
+// queues at most one mapping per layout, one copy and one teardown. Thread-safe. The destructor
+// runs everything that is queued.
 class SerialExecutor final : public Executor {
  public:
   SerialExecutor();
@@ -36,11 +38,11 @@ class SerialExecutor final : public Executor {
   CondVar changed_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: starts when the rest stands
+  std::thread thread_;  // last, so that the other members exist when it starts
 };
 
-// A thread for each piece of work, for what may block for seconds and must hold up nothing else. As
-// many at a time as its caller has to run. Thread-safe. The destructor waits for all.
+// A thread for each piece of work, for work that may block for seconds and must not delay other
+// work. It does not bound the number of threads. Thread-safe. The destructor waits for all threads.
 class ConcurrentExecutor final : public Executor {
  public:
   ConcurrentExecutor() = default;
@@ -55,9 +57,9 @@ class ConcurrentExecutor final : public Executor {
   Mutex mutex_;
   CondVar changed_;
   Threads running_ ABSL_GUARDED_BY(mutex_);
-  Threads finished_ ABSL_GUARDED_BY(mutex_);  // about to end; joined by whoever comes next
+  Threads finished_ ABSL_GUARDED_BY(mutex_);  // about to end; the next call joins them
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_BASE_EXECUTOR_H_

@@ -1,6 +1,6 @@
 #include "daemon/base/log_limiter.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kWindowNs = 1'000'000'000;
@@ -49,4 +49,4 @@ std::vector<LogLimiter::Suppressed> LogLimiter::Take(bool ended_only) {
   return taken;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// Keeps clients from flooding the log: at most `limit` lines of one message per second, the rest
-// counted.
+// Keeps clients from flooding the log: it allows `limit` lines of one message per second and counts
+// the others.
 
 #ifndef DAEMON_BASE_LOG_LIMITER_H_
 #define DAEMON_BASE_LOG_LIMITER_H_
@@ -13,10 +13,10 @@
 
 #include "daemon/base/clock.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Not thread-safe. Messages are constants of the program; should they not be, kMaxMessages bounds
-// the memory and all further messages share one count.
+// Thread-compatible. Messages are constants of the program. If they are not, kMaxMessages bounds
+// the memory: all further messages share one count.
 class LogLimiter {
  public:
   static constexpr std::size_t kMaxMessages = 1024;
@@ -29,13 +29,13 @@ class LogLimiter {
   // `clock` outlives this.
   LogLimiter(const Clock* clock, int limit) : clock_(clock), limit_(limit) {}
 
-  // Whether a line of `message` may be written now. A second begins with the first line in it.
+  // True if a line of `message` may be written now. A second begins with its first line.
   bool Allow(std::string_view message);
 
-  // Messages whose second has passed and of which lines were suppressed, each told once. Cheap
-  // while nothing is suppressed.
+  // Returns, once each, the messages of which lines were suppressed in a second that is over. Cheap
+  // if nothing was suppressed.
   std::vector<Suppressed> TakeSuppressed();
-  // The same for seconds that still run.
+  // The same, with the seconds that are not over yet.
   std::vector<Suppressed> TakeAllSuppressed();
 
  private:
@@ -54,6 +54,6 @@ class LogLimiter {
   std::size_t windows_suppressing_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_BASE_LOG_LIMITER_H_

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::string Timestamp(std::int64_t unix_ns) {
@@ -25,7 +25,7 @@ bool IsSecret(std::string_view key) {
 std::string Cut(std::string_view text) {
   if (text.size() <= kMaxLogValueBytes) return std::string(text);
   std::size_t end = kMaxLogValueBytes;
-  // Not within a character: continuation bytes are 10xxxxxx.
+  // Do not cut within a character. Continuation bytes are 10xxxxxx.
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
   return std::string(text.substr(0, end)) + "...";
 }
@@ -40,7 +40,7 @@ nlohmann::ordered_json ToJson(const LogField& field) {
     case LogValue::Kind::kBool:
       return field.value.bool_value();
     case LogValue::Kind::kDouble:
-      // JSON has no infinity and no NaN; a string says which it was.
+      // JSON has no infinity and no NaN, so these become strings.
       if (!std::isfinite(field.value.double_value())) {
         return absl::StrCat(field.value.double_value());
       }
@@ -51,7 +51,8 @@ nlohmann::ordered_json ToJson(const LogField& field) {
   return Cut(field.value.text());
 }
 
-// Whether a terminal would obey it: DEL, and U+0080 to U+009F. JSON escapes only those below.
+// True if a terminal would obey a character: DEL, and U+0080 to U+009F. JSON escapes only lower
+// ones.
 bool HasTerminalControl(std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '\x7F') return true;
@@ -70,7 +71,7 @@ std::string Dump(const nlohmann::ordered_json& json) {
   return text;
 }
 
-// `dumped` is a JSON value. Strings lose their quotes where nobody can misread them without.
+// `dumped` is a JSON value. Removes the quotes of a string that is unambiguous without them.
 std::string Unquote(std::string dumped) {
   const bool plain =
       dumped.size() > 2 && std::all_of(dumped.begin() + 1, dumped.end() - 1, [](unsigned char c) {
@@ -80,7 +81,7 @@ std::string Unquote(std::string dumped) {
   return dumped.substr(1, dumped.size() - 2);
 }
 
-// A message is a constant; if it is not after all, it still stays on its line.
+// A message is a constant. If it is not, it still stays on its line.
 std::string MessageText(std::string_view message) {
   const std::string quoted = Dump(Cut(message));
   return quoted.substr(1, quoted.size() - 2);
@@ -119,4 +120,4 @@ std::string FormatLogLine(LogFormat format, std::int64_t unix_ns, LogLevel level
   return line;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// The text of one log line. Pure: no clock, no output.
+// Formats a log line. Reads no clock and writes nothing.
 
 #ifndef DAEMON_BASE_LOG_LINE_H_
 #define DAEMON_BASE_LOG_LINE_H_
@@ -10,17 +10,17 @@
 #include "absl/types/span.h"
 #include "daemon/base/logging.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // "DEBUG", "INFO", "WARNING", "ERROR".
 const char* LogLevelName(LogLevel level);
 
-// One line without its newline: printable, valid UTF-8 and valid JSON (or one key=value each),
-// whatever the values hold. Bytes that are not UTF-8 become U+FFFD. `unix_ns`: nanoseconds since
-// the epoch; written as UTC with microseconds.
+// Returns one line without its newline. It is printable and valid UTF-8 for all values, and valid
+// JSON or a list of key=value. Bytes that are not UTF-8 become U+FFFD. `unix_ns` is the time in
+// nanoseconds since the epoch; the line has it as UTC with microseconds.
 std::string FormatLogLine(LogFormat format, std::int64_t unix_ns, LogLevel level,
                           std::string_view message, absl::Span<const LogField> fields);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_BASE_LOG_LINE_H_

@@ -19,7 +19,7 @@
 #include "daemon/base/log_line.h"
 #include "daemon/base/mutex.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
@@ -36,7 +36,8 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::err;
 }
 
-// What sd-daemon.h calls SD_DEBUG ... SD_ERR: journald reads the level from it and removes it.
+// The prefixes SD_DEBUG to SD_ERR of sd-daemon.h: journald reads the level from them and removes
+// them.
 const char* JournalPrefix(LogLevel level) {
   switch (level) {
     case LogLevel::kDebug:
@@ -51,7 +52,7 @@ const char* JournalPrefix(LogLevel level) {
   return "<3>";
 }
 
-// systemd.exec(5): JOURNAL_STREAM names the device and inode of the stream that journald reads.
+// JOURNAL_STREAM names the device and inode of the stream that journald reads: systemd.exec(5).
 bool StderrIsJournal() {
   const char* stream = std::getenv("JOURNAL_STREAM");
   struct stat status;
@@ -59,13 +60,14 @@ bool StderrIsJournal() {
   return absl::StrCat(status.st_dev, ":", status.st_ino) == stream;
 }
 
-// spdlog opens, appends, serializes and reports full disks; the text of a line is ours.
+// spdlog opens and appends to the file, serializes the lines and reports a full disk. It writes our
+// text unchanged.
 absl::StatusOr<std::unique_ptr<spdlog::logger>> MakeLogger(const LogOptions& options) {
   spdlog::sink_ptr sink;
   if (options.file.empty()) {
     sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   } else {
-    // spdlog would create the folders on the way, misspelled ones too.
+    // Without this check spdlog would create the missing folders, misspelled ones too.
     const std::string folder = options.file.substr(0, options.file.rfind('/') + 1);
     if (access(folder.empty() ? "." : folder.c_str(), F_OK) != 0) {
       return absl::InvalidArgumentError(absl::StrCat("log_file \"", options.file,
@@ -166,4 +168,4 @@ void LogLimited(LogLevel level, std::string_view message, std::initializer_list<
 
 void FlushLogging() { Logging::Get().Flush(); }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

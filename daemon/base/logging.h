@@ -1,4 +1,4 @@
-// Log lines with structured fields, as text or JSON, to stderr or a file.
+// Writes log lines with fields, as text or JSON, to stderr or a file.
 //
 //   Log(LogLevel::kWarning, "rank lost", {{"job", job}, {"rank", rank}, {"step", step}});
 //
@@ -6,13 +6,12 @@
 //   {"time":"2026-03-01T12:00:00.123456Z","level":"warning","message":"rank
 //   lost","job":"resnet",...}
 //
-// The message is a constant in the field's words; whatever varies is a field. Values may come from
-// clients: they are quoted, escaped and cut to kMaxLogValueBytes, so that nobody can forge a line.
-// A token or a nonce is never a field; should one be passed under such a key, "[redacted]" is
-// written.
+// The message is a constant; everything that varies is a field. Values may come from clients, so
+// they are quoted, escaped and cut to kMaxLogValueBytes: a client cannot forge a line. Tokens and
+// nonces are never fields; the value of such a key is written as "[redacted]".
 //
-// Thread-safe. The job, reduce and arena rooms do not log: they return statuses, and rpc, session
-// and app say what happened.
+// Thread-safe. The job, reduce and arena rooms do not log: they return statuses, which rpc, session
+// and app log.
 
 #ifndef DAEMON_BASE_LOGGING_H_
 #define DAEMON_BASE_LOGGING_H_
@@ -28,19 +27,19 @@
 #include "absl/strings/string_view.h"
 #include "daemon/base/clock.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 enum class LogLevel : std::uint8_t { kDebug, kInfo, kWarning, kError };
 enum class LogFormat : std::uint8_t { kText, kJson };
 
 inline constexpr std::size_t kMaxLogValueBytes = 1024;
 
-// A field's value. Borrows text: it lives as long as the Log() expression that it is written in.
+// A field's value. It borrows text, so it lives only as long as the Log() expression around it.
 class LogValue {
  public:
   enum class Kind : std::uint8_t { kText, kSigned, kUnsigned, kDouble, kBool };
 
-  // Conversions are implicit, so that a field is written {"rank", rank}.
+  // Conversions are implicit, so that {"rank", rank} is a field.
   // NOLINTBEGIN(google-explicit-constructor)
   LogValue(absl::string_view text) : text_(text.data(), text.size()) {}
   LogValue(std::string_view text) : text_(text) {}
@@ -82,38 +81,35 @@ struct LogField {
 };
 
 struct LogOptions {
-  // Lines below it are dropped.
+  // Lines below this level are dropped.
   LogLevel level = LogLevel::kInfo;
   LogFormat format = LogFormat::kText;
-  // Appended to. Empty: stderr, which journald and container runtimes collect.
+  // File to which lines are appended. Empty: stderr, which journald and container runtimes collect.
   std::string file;
-  // Times LogLimited(). Null: CLOCK_MONOTONIC. Outlives the process's last log line.
+  // Clock of LogLimited(). Null: CLOCK_MONOTONIC. It outlives the last log line.
   const Clock* clock = nullptr;
 };
 
-// Chooses where lines go from now on; called once, before threads log. Before it lines go to stderr
-// as text. Fails, and changes nothing, if the file cannot be opened for appending: INVALID_ARGUMENT
-// with the reason.
+// Sets where lines go. Called once, before threads log; until then lines go to stderr as text.
+// INVALID_ARGUMENT: the file cannot be opened for appending. Then nothing changes.
 absl::Status InitLogging(const LogOptions& options);
 
 // Writes one line. `message` is a constant.
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});
 
-// At most this many LogLimited() lines of one message per second.
+// Number of LogLimited() lines of one message that are written per second.
 inline constexpr int kLimitedLinesPerSecond = 10;
 
-// For lines that a client can cause at will: as Log(), but once kLimitedLinesPerSecond lines of the
-// same message have been written within a second, further ones are only counted. The count follows
-// as a line of its own,
+// Writes one line of a kind that clients can cause at will: as Log(), but after
+// kLimitedLinesPerSecond lines of the same message within a second, further ones are only counted.
+// The first line of any message after that second writes the count first:
 //   WARNING suppressed lines message="connection refused" count=312
-// no later than with the first line of any message after that second.
 void LogLimited(LogLevel level, std::string_view message,
                 std::initializer_list<LogField> fields = {});
 
-// Writes the counts that LogLimited() still holds, and what the file's buffers hold. For the end of
-// main.
+// Writes the counts that LogLimited() still holds, and flushes the file. Called at the end of main.
 void FlushLogging();
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_BASE_LOGGING_H_

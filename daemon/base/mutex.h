@@ -1,6 +1,6 @@
-// std::mutex with Clang's thread-safety annotations. Used instead of absl::Mutex in rooms that run
-// under ThreadSanitizer: Debian's Abseil is not instrumented, which makes every absl::Mutex a false
-// race.
+// std::mutex with Clang's thread-safety annotations. The daemon uses it instead of absl::Mutex
+// because Debian's Abseil is not instrumented for ThreadSanitizer, which would then report a false
+// race for every absl::Mutex.
 
 #ifndef DAEMON_BASE_MUTEX_H_
 #define DAEMON_BASE_MUTEX_H_
@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 class ABSL_LOCKABLE Mutex {
  public:
@@ -37,7 +37,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex* const mutex_;
 };
 
-// Waits may return without a notification: always wait in a loop over the condition.
+// A wait may return without a notification, so always wait in a loop over the condition.
 class CondVar {
  public:
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -45,7 +45,7 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // False: `deadline` has passed.
+  // Returns false if `deadline` has passed.
   bool WaitUntil(Mutex* mutex, std::chrono::steady_clock::time_point deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
@@ -60,6 +60,6 @@ class CondVar {
   std::condition_variable condition_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_BASE_MUTEX_H_

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 class UniqueFd {
  public:
@@ -34,6 +34,6 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_BASE_UNIQUE_FD_H_

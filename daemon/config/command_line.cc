@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "daemon/config/option_value.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::string UnknownFlag(std::string_view name) {
@@ -22,7 +22,7 @@ std::string UnknownFlag(std::string_view name) {
       nearest.empty() ? "; --help lists all" : absl::StrCat("; did you mean --", nearest, "?"));
 }
 
-// Lines of at most 80 columns, each after 6 spaces.
+// Wraps text into lines of at most 80 columns, indented by 6 spaces.
 std::string Wrapped(const std::string& text) {
   constexpr std::size_t kColumns = 80;
   std::string lines;
@@ -63,7 +63,7 @@ CommandLine ReadCommandLine(int argc, const char* const* argv) {
       fail(UnknownFlag(name));
       continue;
     }
-    if (!seen.insert(name).second) fail(absl::StrCat(flag, ": given before"));
+    if (!seen.insert(name).second) fail(absl::StrCat(flag, ": given twice"));
     if (is_question) {
       if (has_value) fail(absl::StrCat(flag, ": takes no value"));
     } else if (name == "config") {
@@ -82,21 +82,21 @@ CommandLine ReadCommandLine(int argc, const char* const* argv) {
 
 std::string HelpText() {
   std::string text =
-      R"(gradsyncd averages gradients of data-parallel training, outside of the trainers.
+      R"(gradsyncd averages gradients of data-parallel training, outside the trainers.
 
 Usage: gradsyncd [--config=FILE] [--NAME=VALUE]...
        gradsyncd --help | --version
 
   --config=FILE
-      Reads options from FILE, one per line as NAME: VALUE, strings in quotes,
-      comments after #. /etc/gradsync/gradsyncd.textproto is the usual place; no
-      file is read unless it is named. Flags override the file:
+      Reads options from FILE. Each line is NAME: VALUE, with strings in quotes
+      and comments after #. The usual FILE is /etc/gradsync/gradsyncd.textproto;
+      without this flag no file is read. Flags override the file:
 
         lease: "30s"              in FILE is the same as
         --lease=30s               on the command line
 
-Whatever is unknown, given twice or out of range is refused, all of it at once.
-Exit codes: 0 stopped as asked, 1 failed, 2 refused its options.
+gradsyncd lists all options that are unknown, given twice or out of range, and
+exits. Exit codes: 0 stopped by a signal, 1 failed, 2 has bad options.
 )";
   const Options defaults;
   std::string_view group;
@@ -114,4 +114,4 @@ Exit codes: 0 stopped as asked, 1 failed, 2 refused its options.
   return text;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// Reads the command line: --NAME=VALUE, and every fault in it at once.
+// Reads the command line, --NAME=VALUE, and collects all of its faults.
 
 #ifndef DAEMON_CONFIG_COMMAND_LINE_H_
 #define DAEMON_CONFIG_COMMAND_LINE_H_
@@ -7,19 +7,19 @@
 
 #include "daemon/config/setting.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct CommandLine {
-  std::string config;  // empty: no --config
+  std::string config;  // --config; empty: not given
   Settings flags;
 };
 
-// argv[0] is skipped. `--name` alone means true for a bool. --help and --version are skipped too.
+// Skips argv[0], --help and --version. `--name` alone means true for a bool.
 CommandLine ReadCommandLine(int argc, const char* const* argv);
 
 // What --help prints.
 std::string HelpText();
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CONFIG_COMMAND_LINE_H_

@@ -18,12 +18,12 @@
 #include "daemon/config/config.pb.h"
 #include "daemon/config/option_value.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using google::protobuf::io::Tokenizer;
 
-// A full config has under 10 KiB; whatever is larger is another file.
+// A complete config has less than 10 KiB. A larger file is not a config.
 constexpr std::size_t kMaxFileBytes = 1 << 20;
 
 struct ParseError {
@@ -43,7 +43,7 @@ class ErrorList : public google::protobuf::io::ErrorCollector {
   std::vector<ParseError> errors_;
 };
 
-// One field of the file, from its name to before the next one's.
+// The text of one field: from its name to the next field's name.
 struct Piece {
   std::string name;
   int line;  // from 0
@@ -52,7 +52,7 @@ struct Piece {
   std::string text;
 };
 
-// Byte offset of a token. Tokenizer counts a tab as reaching the next multiple of 8 columns.
+// Byte offset of a token. In Tokenizer's columns, a tab reaches the next multiple of 8.
 std::size_t OffsetOf(const Tokenizer::Token& token, const std::vector<std::size_t>& line_starts,
                      const std::string& text) {
   std::size_t offset = line_starts[token.line];
@@ -62,8 +62,8 @@ std::size_t OffsetOf(const Tokenizer::Token& token, const std::vector<std::size_
   return offset;
 }
 
-// TextFormat stops at its first error, so that each field is parsed on its own. A field begins
-// with a name that a ':' or a bracket follows, or that is the first on its line.
+// Cuts the file into its fields. TextFormat stops at its first error, so each field is parsed by
+// itself. A field begins with a name that precedes ':' or a bracket, or that begins a line.
 std::vector<Piece> SplitFields(const std::string& text, ErrorList* errors) {
   std::vector<std::size_t> line_starts = {0};
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -112,7 +112,7 @@ std::vector<Piece> SplitFields(const std::string& text, ErrorList* errors) {
   return pieces;
 }
 
-// The value of a field as a flag would give it.
+// The value of a field, as in a flag.
 std::string ValueText(const config::Config& config,
                       const google::protobuf::FieldDescriptor* field) {
   const google::protobuf::Reflection* reflection = config.GetReflection();
@@ -164,7 +164,7 @@ Settings ParseConfig(const std::string& path, const std::string& text) {
     }
     const auto [first, inserted] = first_lines.emplace(piece.name, piece.line);
     if (!inserted) {
-      fail(piece.line, absl::StrCat(piece.name, ": given before, in line ", first->second + 1));
+      fail(piece.line, absl::StrCat(piece.name, ": already given in line ", first->second + 1));
     }
 
     ErrorList errors;
@@ -203,4 +203,4 @@ Settings ReadConfigFile(const std::string& path) {
   return ParseConfig(path, text);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

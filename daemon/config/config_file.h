@@ -1,4 +1,4 @@
-// Reads the config file: text format of gradsync.config.Config, and every fault in it at once.
+// Reads the config file, gradsync.config.Config in text format, and collects all of its faults.
 
 #ifndef DAEMON_CONFIG_CONFIG_FILE_H_
 #define DAEMON_CONFIG_CONFIG_FILE_H_
@@ -7,14 +7,14 @@
 
 #include "daemon/config/setting.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// A file that cannot be read is a fault too.
+// A file that cannot be read is a fault.
 Settings ReadConfigFile(const std::string& path);
 
-// `path` is for messages.
+// Parses a file's text. `path` appears in the faults.
 Settings ParseConfig(const std::string& path, const std::string& text);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CONFIG_CONFIG_FILE_H_

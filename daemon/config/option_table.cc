@@ -12,13 +12,14 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "daemon/config/option_value.h"
+#include "proto/gradsync/limits.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using Literal = OptionEntry::Literal;
 
-// What --help shows of an option; the rest follows from its type.
+// The part of --help that an option's type does not determine.
 struct Text {
   std::string_view name;
   std::string_view group;
@@ -129,7 +130,7 @@ OptionEntry Choice(T Options::*member, std::vector<std::pair<std::string, T>> ch
       options->*member = choice;
       return absl::OkStatus();
     }
-    return Invalid(absl::StrCat(Quoted(value), " is none of them"));
+    return Invalid(absl::StrCat(Quoted(value), " is not one of the choices"));
   };
   entry.format = [member, choices](const Options& options) {
     for (const auto& [name, choice] : choices) {
@@ -141,7 +142,7 @@ OptionEntry Choice(T Options::*member, std::vector<std::pair<std::string, T>> ch
     for (const auto& [name, choice] : choices) {
       if (options.*member == choice) return absl::OkStatus();
     }
-    return Invalid(absl::StrCat(format(options), " is none of them"));
+    return Invalid(absl::StrCat(format(options), " is not one of the choices"));
   };
   return entry;
 }
@@ -185,10 +186,10 @@ absl::Status CheckPeerListen(const std::string& text) {
   const std::string host = has_port ? text.substr(0, colon) : text;
   if (host.empty() || text.size() > 255 || absl::StrContains(text, ' ') ||
       (!bracketed && absl::StrContains(host, ':'))) {
-    return Invalid(absl::StrCat(Quoted(text), " is no host:port"));
+    return Invalid(absl::StrCat(Quoted(text), " is not host:port"));
   }
   const auto port = has_port ? ParseCount(text.substr(colon + 1)) : kPeerPort;
-  if (!port.ok() || *port > 65535) return Invalid(absl::StrCat(Quoted(text), " has no good port"));
+  if (!port.ok() || *port > 65535) return Invalid(absl::StrCat(Quoted(text), " has a bad port"));
   return absl::OkStatus();
 }
 
@@ -201,7 +202,7 @@ absl::Status CheckLogFile(const std::string& path) {
   if (path.empty() || (absl::StartsWith(path, "/") && !absl::EndsWith(path, "/"))) {
     return absl::OkStatus();
   }
-  return Invalid(absl::StrCat(Quoted(path), " is not an absolute path of a file"));
+  return Invalid(absl::StrCat(Quoted(path), " is not the absolute path of a file"));
 }
 
 absl::Status CheckLibrary(const std::string& path) {
@@ -209,12 +210,14 @@ absl::Status CheckLibrary(const std::string& path) {
   if (!path.empty() && (is_name || (absl::StartsWith(path, "/") && !absl::EndsWith(path, "/")))) {
     return absl::OkStatus();
   }
-  return Invalid(absl::StrCat(Quoted(path), " is no name and no absolute path of a library"));
+  return Invalid(
+      absl::StrCat(Quoted(path), " is neither the name nor the absolute path of a library"));
 }
 
 absl::Status CheckProgram(const std::string& path) {
   if (path.empty() || CheckLibrary(path).ok()) return absl::OkStatus();
-  return Invalid(absl::StrCat(Quoted(path), " is no name and no absolute path of a program"));
+  return Invalid(
+      absl::StrCat(Quoted(path), " is neither the name nor the absolute path of a program"));
 }
 
 std::vector<OptionEntry> MakeTable() {
@@ -230,64 +233,69 @@ std::vector<OptionEntry> MakeTable() {
                         " bytes"),
            CheckSocket,
            {"socket", kSockets,
-            "gRPC socket. File descriptors go over X-fd.sock beside X.sock. Unused if the service "
-            "manager passes the sockets.",
+            "Unix socket for gRPC. File descriptors travel over a second socket beside it: "
+            "X-fd.sock for "
+            "X.sock. Not used if the service manager passes the sockets.",
             "/tmp/mine.sock"}),
-      Choice<std::uint32_t>(
-          &Options::socket_mode, {{"0600", 0600}, {"0660", 0660}, {"0666", 0666}},
-          {"socket_mode", kSockets,
-           "Permission bits of both sockets. The socket's group is the list of who may train on "
-           "this node; with 0666 everybody may who reaches its directory.",
-           "0600"}),
+      Choice<std::uint32_t>(&Options::socket_mode, {{"0600", 0600}, {"0660", 0660}, {"0666", 0666}},
+                            {"socket_mode", kSockets,
+                             "Permission bits of both sockets. With 0660 the members of the "
+                             "sockets' group may train on "
+                             "this node, with 0666 everybody who can enter the directory.",
+                             "0600"}),
 
-      Bool(&Options::require_token,
-           {"require_token", kIdentity,
-            "Refuse jobs without a token. Turn it on where several people's pods share user ids: "
-            "there the token alone separates their jobs.",
-            "true"}),
+      Bool(&Options::require_token, {"require_token", kIdentity,
+                                     "Refuse jobs without a token. Set this where pods of several "
+                                     "people share user ids: there "
+                                     "only the token separates their jobs.",
+                                     "true"}),
       Bool(&Options::allow_overflow_uid,
            {"allow_overflow_uid", kIdentity,
-            "Serve user id 65534, as which all users of a foreign user namespace appear. They "
-            "cannot be told apart, so require_token should be on too.",
+            "Serve user id 65534. All users of a foreign user namespace appear under this id and "
+            "cannot be distinguished, so set require_token too.",
             "true"}),
 
       Count(&Options::reduce_threads, 0, 256,
             {"reduce_threads", kReduction,
-             "Threads that add gradients, taken from the trainer's cores. 0: one for every 8 CPUs "
-             "of the daemon's affinity and cgroup quota, at least 1, at most 4.",
+             "Threads that add gradients. They use the trainers' cores. 0: one per 8 CPUs of the "
+             "daemon's affinity and cgroup quota, at least 1, at most 4.",
              "2"}),
       Bytes(&Options::staging_bytes, kPage, kGiB, kPage,
             {"staging_bytes", kReduction,
-             "Memory of each session through which broadcasts move in chunks; a small all-reduce "
+             "Staging memory of each session. Broadcasts move through it in chunks; a small "
+             "all-reduce "
              "must fit into it.",
              "8MiB"}),
 
       Time(&Options::lease, absl::Milliseconds(100), absl::Hours(1),
            {"lease", kTime,
-            "A trainer that is alive but answers nothing for this long (stopped, swapped out) "
-            "counts as lost.",
+            "A trainer whose process lives but does not answer for this long, because it is "
+            "stopped or "
+            "swapped out, is lost.",
             "1m"}),
-      Time(&Options::step_timeout, absl::Milliseconds(100), absl::Hours(24),
-           {"step_timeout", kTime,
-            "A step that is not committed this long after its first bucket was ready is void. A "
-            "job may ask for another limit. Compilation and checkpoints happen inside steps.",
-            "10m"}),
+      Time(
+          &Options::step_timeout, absl::Milliseconds(100), absl::Hours(24),
+          {"step_timeout", kTime,
+           "Time that a step may take from its first ready bucket to its commit. A step that takes "
+           "longer is void. A job can set its own limit. Compilation and checkpoints happen inside "
+           "steps.",
+           "10m"}),
       Time(&Options::drain_timeout, absl::Milliseconds(100), absl::Hours(1),
            {"drain_timeout", kTime,
-            "After SIGTERM running steps may finish for this long, then they are void. Keep it 5 s "
-            "below what the service manager waits before SIGKILL.",
+            "Time that running steps have to finish after SIGTERM. Then they are void. Keep it 5 s "
+            "below the time that the service manager waits before SIGKILL.",
             "10s"}),
 
       Count(&Options::quota_sessions_per_user, 1, 65536,
-            {"quota_sessions_per_user", kQuotas,
-             "Trainers (ranks) of one user connected at a time.", "64"}),
+            {"quota_sessions_per_user", kQuotas, "Trainers (ranks) of one user at a time.", "64"}),
       Count(&Options::quota_jobs_per_user, 1, 65536,
             {"quota_jobs_per_user", kQuotas, "Jobs of one user at a time.", "8"}),
-      Bytes(&Options::quota_arena_bytes_per_user, kMiB, 64 * kTiB, 1,
-            {"quota_arena_bytes_per_user", kQuotas,
-             "Arenas and staging memory of all sessions of one user together. A rank's arena has "
-             "the size of its gradients.",
-             "256GiB"}),
+      Bytes(
+          &Options::quota_arena_bytes_per_user, kMiB, 64 * kTiB, 1,
+          {"quota_arena_bytes_per_user", kQuotas,
+           "Memory of all arenas and staging memory of one user. A rank's arena is as large as its "
+           "gradients.",
+           "256GiB"}),
       Count(&Options::quota_layouts_per_session, 1, 4096,
             {"quota_layouts_per_session", kQuotas,
              "Layouts (wrapped modules) that one trainer may register.", "8"}),
@@ -299,43 +307,53 @@ std::vector<OptionEntry> MakeTable() {
           {"quota_parameters_per_layout", kQuotas, "Parameters (tensors) of one layout.", "20000"}),
       Bytes(&Options::max_message_bytes, 64 * kKiB, kGiB, 1,
             {"max_message_bytes", kQuotas,
-             "Largest gRPC message that is accepted. The largest one registers a layout: about 160 "
-             "bytes per parameter.",
+             "Largest gRPC message that the daemon accepts. The largest messages register layouts, "
+             "with "
+             "about 160 bytes per parameter.",
              "32MiB"}),
 
       Path(&Options::peer_listen, "host:port, host (port 7417), or empty", CheckPeerListen,
            {"peer_listen", kPeers,
-            "Where daemons of other nodes are heard, for jobs that span nodes. Empty: not at all. "
-            "Only the cluster's own network should reach it, and the engines' ephemeral ports.",
+            "Address on which this daemon listens for daemons of other nodes. Jobs that span nodes "
+            "need "
+            "it. Empty: the daemon does not listen. Only the cluster's own network should reach "
+            "this "
+            "port and the ephemeral ports of the engines.",
             "10.0.0.1:7417"}),
       Path(&Options::node_name, "at most 64 bytes without a comma, or empty", CheckNodeName,
-           {"node_name", kPeers, "In messages to other nodes. Empty: the host's name.", "node7"}),
+           {"node_name", kPeers,
+            "Name of this node in messages and status. Empty: the host's name.", "node7"}),
       Path(&Options::peer_tls_certificate, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_certificate", kPeers,
-            "PEM file; with peer_tls_key and peer_tls_ca daemons show each other certificates. "
-            "Gradients travel in clear text in any case.",
+            "PEM file with this daemon's certificate. With it, peer_tls_key and peer_tls_ca, "
+            "daemons "
+            "authenticate each other. Gradients always travel in clear text.",
             "/etc/gradsync/peer.crt"}),
       Path(&Options::peer_tls_key, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_key", kPeers, "PEM file with the certificate's private key.",
             "/etc/gradsync/peer.key"}),
       Path(&Options::peer_tls_ca, "an absolute path of a file, or empty", CheckLogFile,
-           {"peer_tls_ca", kPeers, "PEM file with what has signed the other nodes' certificates.",
+           {"peer_tls_ca", kPeers,
+            "PEM file with the authority that signed the other nodes' certificates.",
             "/etc/gradsync/ca.crt"}),
       Path(&Options::peer_tls_name, "at most 64 bytes without a comma, or empty", CheckNodeName,
            {"peer_tls_name", kPeers,
-            "DNS name that the other nodes' certificates must have, for one certificate that all "
-            "share. Empty: the address under which each is called.",
+            "DNS name that the other nodes' certificates must have. Set it if all nodes share one "
+            "certificate. Empty: each certificate must have its node's address.",
             "gradsyncd"}),
-      Count(&Options::engine_lanes, 1, EngineSettings::kMaxLanes,
-            {"engine_lanes", kPeers,
-             "Connections between every two nodes of a job, with a thread each on both. This and "
-             "the next three hold for jobs whose rank 0 is on this node; the other nodes follow.",
-             "4"}),
+      Count(
+          &Options::engine_lanes, 1, EngineSettings::kMaxLanes,
+          {"engine_lanes", kPeers,
+           "Connections between each two nodes of a job. Each has a thread on both nodes. This "
+           "option "
+           "and the next three hold for jobs whose rank 0 is on this node; the other nodes follow.",
+           "4"}),
       Bytes(&Options::engine_chunk_bytes, EngineSettings::kMinChunkBytes,
             EngineSettings::kMaxChunkBytes, EngineSettings::kMinChunkBytes,
             {"engine_chunk_bytes", kPeers,
-             "Gradients travel in pieces of this size. A lane takes up to five times as much "
-             "memory.",
+             "Size of the pieces in which gradients travel between nodes. A lane uses up to five "
+             "times "
+             "as much memory.",
              "1MiB"}),
       Choice<WireType>(
           &Options::engine_wire_type,
@@ -343,38 +361,40 @@ std::vector<OptionEntry> MakeTable() {
            {"bfloat16", WireType::kBfloat16},
            {"float16", WireType::kFloat16}},
           {"engine_wire_type", kPeers,
-           "As what float32 gradients travel: 16 bits halve the bytes. Each node's sum is rounded "
-           "once and added up in float32, and the result is rounded once. float16 holds sums over "
-           "all ranks up to 65504. Other types, and what is not gradients, travel as they are.",
+           "Type in which float32 gradients travel between nodes. A 16-bit type halves the bytes: "
+           "each "
+           "node's sum is rounded once, the sums are added in float32, and the result is rounded "
+           "once. float16 holds sums over all ranks up to 65504. All other data travels unchanged.",
            "bfloat16"}),
-      Time(&Options::engine_timeout, EngineSettings::kMinSilence, EngineSettings::kMaxSilence,
-           {"engine_timeout", kPeers,
-            "A node from which another one hears nothing for this long, or whose data does not "
-            "arrive, is lost. A slow trainer is none: step_timeout is for that.",
-            "30s"}),
+      Time(
+          &Options::engine_timeout, EngineSettings::kMinSilence, EngineSettings::kMaxSilence,
+          {"engine_timeout", kPeers,
+           "A node is lost if another node hears nothing from it, or its data does not arrive, for "
+           "this long. Slow trainers do not count: step_timeout bounds them.",
+           "30s"}),
 
       Path(&Options::cuda_library, "a library's name or absolute path", CheckLibrary,
-           {"cuda_library", kGpus, "CUDA's driver, opened by workers at run time.",
+           {"cuda_library", kGpus, "CUDA driver library. Workers open it at run time.",
             "/usr/local/nvidia/lib64/libcuda.so.1"}),
       Path(&Options::nccl_library, "a library's name or absolute path", CheckLibrary,
-           {"nccl_library", kGpus, "NCCL 2.19 or newer, opened by workers at run time.",
+           {"nccl_library", kGpus, "NCCL library, 2.19 or newer. Workers open it at run time.",
             "/opt/nccl/lib/libnccl.so.2"}),
       Path(&Options::nvml_library, "a library's name or absolute path", CheckLibrary,
            {"nvml_library", kGpus,
-            "NVIDIA's management library, opened by workers at run time: how much of a GPU their "
-            "contexts take. Without it status does not say.",
+            "NVIDIA's management library. Workers open it at run time to measure the GPU memory of "
+            "their contexts. Without it status does not show that memory.",
             "/usr/local/nvidia/lib64/libnvidia-ml.so.1"}),
       Bytes(&Options::quota_gpu_bytes_per_user, kMiB, 64 * kTiB, 1,
             {"quota_gpu_bytes_per_user", kGpus,
-             "Arenas of all sessions of one user on GPUs together. A rank's arena has the size of "
-             "its "
-             "gradients. What a worker needs beside them, four buckets and its context, is not "
-             "counted.",
+             "Memory of all arenas of one user on GPUs. A rank's arena is as large as its "
+             "gradients. A "
+             "worker's own memory, four buckets and its CUDA context, does not count.",
              "64GiB"}),
       Time(&Options::worker_idle_limit, absl::ZeroDuration(), absl::Hours(24),
            {"worker_idle_limit", kGpus,
-            "How long a job's context on a GPU is kept for the trainers that come next, once the "
-            "last one has gone.",
+            "Time for which a job's worker on a GPU is kept for the next trainers after the last "
+            "one "
+            "has ended.",
             "10m"}),
       Choice<CollectiveGate>(
           &Options::gate,
@@ -382,20 +402,23 @@ std::vector<OptionEntry> MakeTable() {
            {"all_nodes", CollectiveGate::kAllNodes},
            {"none", CollectiveGate::kNone}},
           {"gate", kGpus,
-           "When an all-reduce between GPUs begins. all_nodes: when the gradients of every rank "
-           "are there, so that none of NCCL's kernels waits for them on a GPU that trainers want. "
-           "none: on each GPU when those of its own ranks are, which saves a question and its "
-           "answer. auto: none if every GPU of the job is shared through MPS, else all_nodes.",
+           "When an all-reduce between GPUs begins. all_nodes: on all GPUs together, once every "
+           "rank's "
+           "gradients are ready; then no NCCL kernel waits on a GPU that trainers need. none: on "
+           "each GPU once its own ranks' gradients are ready; this saves a message and its answer. "
+           "auto: none if every GPU of the job is shared through MPS, else all_nodes.",
            "all_nodes"}),
       Bool(&Options::mps_multiuser,
            {"mps_multiuser", kGpus,
-            "MPS was started with -multiuser-server. Without it MPS serves one user at a time, and "
-            "trainers of another user than the daemon's are refused on GPUs that it shares.",
+            "True if MPS runs with -multiuser-server. Otherwise MPS serves one user at a time, and "
+            "the "
+            "daemon refuses trainers of users other than its own on GPUs that MPS shares.",
             "true"}),
       Path(&Options::mps_control, "a program's name or absolute path, or empty", CheckProgram,
            {"mps_control", kGpus,
-            "MPS's control program. A lost trainer whose process still lives is ended by it as a "
-            "client of MPS (terminate_client). Empty: never.",
+            "Control program of MPS. The daemon uses it to end the MPS client (terminate_client) "
+            "of a "
+            "lost trainer whose process still lives. Empty: never.",
             "/usr/bin/nvidia-cuda-mps-control"}),
 
       Choice<LogLevel>(&Options::log_level,
@@ -403,13 +426,13 @@ std::vector<OptionEntry> MakeTable() {
                         {"info", LogLevel::kInfo},
                         {"warning", LogLevel::kWarning},
                         {"error", LogLevel::kError}},
-                       {"log_level", kLog, "Lines below this level are not written.", "debug"}),
+                       {"log_level", kLog, "Lowest level of the lines that are written.", "debug"}),
       Choice<LogFormat>(&Options::log_format,
                         {{"text", LogFormat::kText}, {"json", LogFormat::kJson}},
                         {"log_format", kLog,
                          "text: key=value after the message. json: one object per line.", "json"}),
       Path(&Options::log_file, "an absolute path of a file, or empty", CheckLogFile,
-           {"log_file", kLog, "File that lines are appended to. Empty: stderr.",
+           {"log_file", kLog, "File to which lines are appended. Empty: stderr.",
             "/var/log/gradsyncd.log"}),
   };
 }
@@ -462,4 +485,4 @@ std::string ToLiteral(const OptionEntry& option, std::string_view text) {
   return option.literal == Literal::kString ? Quoted(text) : std::string(text);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

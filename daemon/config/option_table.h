@@ -1,5 +1,5 @@
-// Every option once: its name, help, limits, and how its value is read and written. The flags, the
-// config file, --help and Validate() are all made from this table.
+// The table of options: each has a name, a help text, limits, and functions that read and write its
+// value. The flags, the config file, --help and Validate() all use this table.
 
 #ifndef DAEMON_CONFIG_OPTION_TABLE_H_
 #define DAEMON_CONFIG_OPTION_TABLE_H_
@@ -12,40 +12,40 @@
 #include "absl/status/status.h"
 #include "daemon/config/options.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct OptionEntry {
-  // What its value looks like in a config file.
+  // Form of the value in a config file.
   enum class Literal { kString, kInteger, kBool };
 
-  std::string_view name;   // of the flag and of the field
-  std::string_view group;  // heading in --help
-  std::string_view placeholder;
+  std::string_view name;         // of the flag and of the field
+  std::string_view group;        // heading in --help
+  std::string_view placeholder;  // stands for the value in --help
   std::string_view help;
-  std::string allowed;
+  std::string allowed;  // the values that check() accepts, in words
   std::string example;
   Literal literal = Literal::kString;
 
-  // Reads a value as it stands in a flag. INVALID_ARGUMENT says what is wrong with the form alone.
+  // Reads a flag's value. INVALID_ARGUMENT describes a fault of its form.
   std::function<absl::Status(std::string_view text, Options* options)> parse;
-  // INVALID_ARGUMENT says why the value is not allowed.
+  // INVALID_ARGUMENT describes why the value is not allowed.
   std::function<absl::Status(const Options& options)> check;
-  // The value as a flag would give it.
+  // Writes the value as in a flag.
   std::function<std::string(const Options& options)> format;
 };
 
-// In the order of options.h.
+// All options, in the order of options.h.
 const std::vector<OptionEntry>& OptionTable();
 
-// Null if there is no such option.
+// Finds an option by its name, or returns null.
 const OptionEntry* FindOption(std::string_view name);
 
-// The name that `unknown` is probably a misspelling of; empty if none is near.
+// Returns the name that `unknown` probably misspells, or "" if none is similar.
 std::string NearestName(std::string_view unknown, const std::vector<std::string_view>& names);
 
-// The value as it stands in a config file: text, quoted if the field is a string.
+// Writes a flag's value as in a config file: a string is quoted.
 std::string ToLiteral(const OptionEntry& option, std::string_view text);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CONFIG_OPTION_TABLE_H_

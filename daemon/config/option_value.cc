@@ -9,7 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 struct Unit {
@@ -88,4 +88,4 @@ absl::StatusOr<bool> ParseBool(std::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " is neither true nor false"));
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// How numbers, sizes and durations are written in flags and in the config file. Strict: nothing
-// before, after or between, no sign, no fraction, no default unit for time.
+// Reads and writes numbers, sizes and durations of flags and the config file. Reading is strict: no
+// spaces, no sign, no fraction. A duration has a unit.
 
 #ifndef DAEMON_CONFIG_OPTION_VALUE_H_
 #define DAEMON_CONFIG_OPTION_VALUE_H_
@@ -11,27 +11,27 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Decimal digits. INVALID_ARGUMENT for another form; OUT_OF_RANGE if it does not fit.
+// Reads decimal digits. INVALID_ARGUMENT: another form. OUT_OF_RANGE: the number does not fit.
 absl::StatusOr<std::uint64_t> ParseCount(std::string_view text);
 
-// "32MiB", "4096": digits and B, KiB, MiB, GiB or TiB; a bare number is bytes.
+// Reads "32MiB" or "4096": digits and B, KiB, MiB, GiB or TiB. A number without a unit is bytes.
 absl::StatusOr<std::uint64_t> ParseBytes(std::string_view text);
-// With the largest unit that divides it.
+// Uses the largest unit that divides `bytes`.
 std::string FormatBytes(std::uint64_t bytes);
 
-// "30s", "500ms", "1h30m".
+// Reads "30s", "500ms" or "1h30m".
 absl::StatusOr<absl::Duration> ParseTime(std::string_view text);
-// As ParseTime() reads it: "30m", not "1800s".
+// Writes what ParseTime() reads: "30m", not "1800s".
 std::string FormatTime(absl::Duration duration);
 
-// "true" or "false".
+// Reads "true" or "false".
 absl::StatusOr<bool> ParseBool(std::string_view text);
 
-// For messages: quoted, escaped and cut to a length that fits a line.
+// Quotes and escapes text for an error message, and cuts it so that it fits a line.
 std::string Quoted(std::string_view text);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CONFIG_OPTION_VALUE_H_

@@ -14,7 +14,7 @@
 #include "daemon/config/option_value.h"
 #include "daemon/config/setting.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::string Message(std::string_view source, const absl::Status& status,
@@ -22,7 +22,7 @@ std::string Message(std::string_view source, const absl::Status& status,
   return absl::StrCat(std::string(source), ": ", status.message(), "; allowed: ", option.allowed);
 }
 
-// Each setting is checked on its own, so that a bad one that another overrides is told too.
+// Checks each setting by itself, so that a bad value is reported even if another one overrides it.
 void Apply(Settings given, Options* options, std::vector<std::string>* faults) {
   for (const Setting& setting : given.settings) {
     Options parsed = *options;
@@ -39,7 +39,7 @@ void Apply(Settings given, Options* options, std::vector<std::string>* faults) {
   for (Fault& fault : given.faults) faults->push_back(std::move(fault.message));
 }
 
-// What no single option can say.
+// Faults that concern two options.
 std::vector<std::string> ContradictionsIn(const Options& options) {
   std::vector<std::string> faults;
   if (options.staging_bytes > options.quota_arena_bytes_per_user) {
@@ -89,4 +89,4 @@ std::optional<std::string> HelpOrVersion(int argc, const char* const* argv) {
   return std::nullopt;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

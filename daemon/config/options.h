@@ -1,6 +1,6 @@
-// What gradsyncd can be told: each field is a flag of the same name and a field of the config file
-// (config.proto). Defaults, units and reasons stand here; names, help and limits in
-// option_table.cc.
+// The options of gradsyncd. Each field is a flag of the same name and a field of the config file
+// (config.proto). This file has defaults, units and reasons; option_table.cc has names, help texts
+// and limits.
 
 #ifndef DAEMON_CONFIG_OPTIONS_H_
 #define DAEMON_CONFIG_OPTIONS_H_
@@ -17,130 +17,127 @@
 #include "daemon/engine/engine_settings.h"
 #include "daemon/worker/collective_gate.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
+// With "-fd" the path must still fit sockaddr_un: 108 bytes with the NUL.
 inline constexpr std::size_t kMaxSocketPathBytes = 103;
-
-// Where daemons listen for each other by default.
-inline constexpr std::uint16_t kPeerPort = 7417;
 
 struct Options {
   // ---- Sockets ----
-  // gRPC socket; file descriptors go over "X-fd.sock" beside "X.sock". Unused if the service
-  // manager passes the sockets. Absolute, ends in ".sock", at most kMaxSocketPathBytes: with "-fd"
-  // it must still fit sockaddr_un (108 with the NUL).
+  // Unix socket for gRPC. File descriptors travel over "X-fd.sock" beside "X.sock". Not used if the
+  // service manager passes the sockets. An absolute path that ends in ".sock", of at most
+  // kMaxSocketPathBytes.
   std::string socket = "/run/gradsync/gradsyncd.sock";
-  // Permission bits of both sockets. The group is the list of who may train on this node; others
-  // may not.
+  // Permission bits of both sockets. By default the members of the sockets' group may train on this
+  // node, and nobody else.
   std::uint32_t socket_mode = 0660;
 
   // ---- Identity ----
-  // Refuse jobs without a token. Off: on a node of one's own the user id separates jobs; pods share
-  // user ids and need it.
+  // Refuse jobs without a token. Off by default, because user ids separate the jobs of a node's
+  // users. Pods share user ids and need tokens.
   bool require_token = false;
-  // Serve user id 65534, as which every user of a foreign user namespace appears: they cannot be
-  // told apart.
+  // Serve user id 65534. All users of a foreign user namespace appear under this id and cannot be
+  // distinguished.
   bool allow_overflow_uid = false;
 
   // ---- Reduction ----
-  // Threads that add gradients; 0: min(4, max(1, cpus/8)), since the trainer's cores are the
-  // trainer's.
+  // Threads that add gradients. 0: min(4, max(1, cpus/8)), because the trainers need the cores.
   std::uint32_t reduce_threads = 0;
-  // Bytes of each session's staging memory: Broadcast moves tensors through it in chunks, and a
-  // small all-reduce must fit into it. A multiple of 4096 (a page).
+  // Bytes of each session's staging memory. Broadcast moves tensors through it in chunks, and a
+  // small all-reduce must fit into it. A multiple of a page, 4096.
   std::uint64_t staging_bytes = std::uint64_t{32} << 20;
 
   // ---- Time ----
-  // A trainer that answers no lease question for this long is lost: it is stopped or swapped out,
-  // but not dead.
+  // A trainer that answers no lease question for this long is lost: its process lives, but is
+  // stopped or swapped out.
   absl::Duration lease = absl::Seconds(30);
-  // A step that is not committed this long after its first MarkReady is void, unless the job asked
-  // for another limit. Long, because compilation and checkpoints happen inside steps.
+  // Time from a step's first MarkReady to its commit. A step that takes longer is void. A job can
+  // set its own limit. Long, because compilation and checkpoints happen inside steps.
   absl::Duration step_timeout = absl::Minutes(30);
-  // On SIGTERM running steps may finish for this long. With 5 s of teardown it stays below the 30 s
-  // that Kubernetes gives.
+  // Time that running steps have to finish after SIGTERM. With 5 s of teardown it fits the 30 s
+  // that Kubernetes waits.
   absl::Duration drain_timeout = absl::Seconds(25);
 
-  // ---- Quotas: what one user (uid), session or message may take ----
-  // 16 jobs of 16 local ranks.
+  // ---- Quotas of a user (uid), a session or a message ----
+  // Enough for 16 jobs of 16 local ranks.
   std::uint32_t quota_sessions_per_user = 256;
   std::uint32_t quota_jobs_per_user = 64;
-  // Arenas and staging memory together, in bytes. 64 GiB: 8 local ranks of a model of 2 G float32
-  // parameters.
+  // Bytes of all arenas and staging memory. Enough for 8 local ranks of a model of 2 billion
+  // float32 parameters.
   std::uint64_t quota_arena_bytes_per_user = std::uint64_t{64} << 30;
   // One per wrapped module; a GAN has two.
   std::uint32_t quota_layouts_per_session = 64;
-  // 100 GiB of gradients in buckets of 25 MiB.
+  // Enough for 100 GiB of gradients in buckets of 25 MiB.
   std::uint32_t quota_buckets_per_layout = 4096;
   std::uint32_t quota_parameters_per_layout = 100'000;
-  // Bytes of one gRPC message. 16 MiB holds a layout of 100 000 parameters with names of 120 bytes.
+  // Bytes of one gRPC message. Enough for a layout of 100,000 parameters with names of 120 bytes.
   std::uint64_t max_message_bytes = std::uint64_t{16} << 20;
 
   // ---- Other nodes ----
-  // "host:port" or "host" (port kPeerPort) on which the daemons of other nodes are heard, for jobs
-  // that span nodes; a numeric address is also where this node's engines listen. Empty: no such
-  // jobs, and trainers' `coordinator` is not looked at.
+  // Address on which this daemon listens for daemons of other nodes, for jobs that span nodes:
+  // "host:port" or "host" (port kPeerPort). If it is numeric, this node's engines listen there too.
+  // Empty: there are no such jobs, and the trainers' `coordinator` is ignored.
   std::string peer_listen;
-  // In other nodes' messages. Empty: the host's name.
+  // Name of this node in messages and status. Empty: the host's name.
   std::string node_name;
-  // PEM files; all three or none. With them both sides of every connection between daemons show a
-  // certificate that `ca` has signed. Gradients travel in clear text in any case.
+  // PEM files; all three or none. With them, both sides of every connection between daemons must
+  // have a certificate that `ca` has signed. Gradients always travel in clear text.
   std::string peer_tls_certificate;
   std::string peer_tls_key;
   std::string peer_tls_ca;
-  // Name in every node's certificate. Empty: each must have the address under which it is called,
-  // which a certificate that all nodes share cannot.
+  // Name in every node's certificate, for a certificate that all nodes share. Empty: a certificate
+  // must have the address of its node.
   std::string peer_tls_name;
-  // How jobs that are coordinated here exchange gradients between their nodes; the other nodes
-  // follow (engine_settings.h has units and reasons).
+  // How nodes exchange the gradients of jobs that this daemon coordinates; the other nodes follow.
+  // engine_settings.h has units and reasons.
   std::uint32_t engine_lanes = static_cast<std::uint32_t>(EngineSettings().lanes);
   std::uint64_t engine_chunk_bytes = EngineSettings().chunk_bytes;
   WireType engine_wire_type = EngineSettings().wire;
   absl::Duration engine_timeout = EngineSettings().silence_limit;
 
   // ---- GPUs ----
-  // The driver and NCCL, as dlopen takes them: names that the loader looks for, or paths. Opened by
-  // workers, never by the daemon itself.
+  // The driver and NCCL, as arguments of dlopen: names that the loader searches for, or paths.
+  // Workers open them, the daemon itself never.
   std::string cuda_library = "libcuda.so.1";
   std::string nccl_library = "libnccl.so.2";
-  // NVML tells how much of a GPU is used to a process without a context there. For status alone.
+  // NVML, which shows GPU memory to a process without a CUDA context. Used for status only.
   std::string nvml_library = "libnvidia-ml.so.1";
-  // Arenas on all GPUs together, in bytes. 256 GiB: 8 GPUs with the gradients of a model of 8 G
-  // float32 parameters each.
+  // Bytes of all arenas on GPUs. Enough for 8 GPUs that each hold the gradients of a model of
+  // 8 billion float32 parameters.
   std::uint64_t quota_gpu_bytes_per_user = std::uint64_t{256} << 30;
-  // A worker whose trainers have gone is kept for so long for those that come next: its context and
-  // its communicators are dear.
+  // Time for which a worker without trainers is kept for the next ones, because its context and its
+  // communicators take seconds to make.
   absl::Duration worker_idle_limit = absl::Minutes(1);
-  // When a job's all-reduce between GPUs begins (collective_gate.h has reasons).
+  // When an all-reduce between GPUs begins. collective_gate.h has reasons.
   CollectiveGate gate = CollectiveGate::kAuto;
-  // MPS was started with -multiuser-server. Nothing tells a process so; without it a second user's
-  // contexts hang until the first one's are gone, and are refused instead.
+  // True if MPS runs with -multiuser-server; a process cannot find out. Otherwise the contexts of a
+  // second user would hang until the first user's have ended, so the daemon refuses them.
   bool mps_multiuser = false;
-  // MPS's control program, by which a lost trainer whose process lives is kept from a shared GPU. A
-  // name that PATH has, or a path. Empty: never.
+  // Control program of MPS, a name in PATH or a path. The daemon uses it to keep a lost trainer
+  // whose process lives off a shared GPU. Empty: it does not.
   std::string mps_control = "nvidia-cuda-mps-control";
 
   // ---- Log ----
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
-  // Absolute path, appended to. Empty: stderr.
+  // Absolute path of a file to which lines are appended. Empty: stderr.
   std::string log_file;
 };
 
-// Options from the command line: --config=FILE is read first, other flags override its fields.
-// Nothing is read that was not named. INVALID_ARGUMENT lists every fault of the file and of the
-// flags, one per line, each with FILE:LINE or the flag's name and with what is allowed; main prints
+// Reads the options from the command line. Reads --config=FILE first; other flags override its
+// fields. Without --config no file is read. INVALID_ARGUMENT lists every fault of the file and the
+// flags, one per line, with FILE:LINE or the flag's name, and with the allowed values; main prints
 // it and exits with 2.
 absl::StatusOr<Options> LoadOptions(int argc, const char* const* argv);
 
-// What --help or --version print, if either is among the arguments; main prints it and exits with
-// 0.
+// Returns the output of --help or --version if one of them is among the arguments; main prints it
+// and exits with 0.
 std::optional<std::string> HelpOrVersion(int argc, const char* const* argv);
 
-// OK, or INVALID_ARGUMENT with every fault, one per line, each with its field's name. LoadOptions()
-// has called it; for Options that were filled in by hand.
+// Checks options that did not come from LoadOptions(). INVALID_ARGUMENT lists every fault, one per
+// line, with its field's name.
 absl::Status Validate(const Options& options);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CONFIG_OPTIONS_H_

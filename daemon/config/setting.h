@@ -1,4 +1,4 @@
-// What the config file and the command line are both read into, before any value is understood.
+// The common form of the config file and the command line, before values are parsed.
 
 #ifndef DAEMON_CONFIG_SETTING_H_
 #define DAEMON_CONFIG_SETTING_H_
@@ -8,19 +8,20 @@
 
 #include "daemon/config/option_table.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // One option given in one place.
 struct Setting {
-  int place;  // line of the file or index of the argument; faults are told in this order
+  int place;  // line of the file or index of the argument; faults are sorted by it
   const OptionEntry* option;
-  std::string text;    // as a flag would give it
-  std::string source;  // "FILE:LINE: lease" or "--lease", for messages
+  std::string text;    // the value, as in a flag
+  std::string source;  // "FILE:LINE: lease" or "--lease", for error messages
 };
 
+// Something wrong in one place.
 struct Fault {
-  int place;
-  std::string message;  // with its source
+  int place;            // as Setting's
+  std::string message;  // begins with its source
 };
 
 struct Settings {
@@ -28,6 +29,6 @@ struct Settings {
   std::vector<Fault> faults;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CONFIG_SETTING_H_

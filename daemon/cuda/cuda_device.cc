@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr absl::string_view kGpuPrefix = "GPU-";
@@ -51,10 +51,10 @@ absl::StatusOr<CudaDevice> Describe(const CudaDriver& driver, int ordinal) {
   return device;
 }
 
-absl::Status Unusable(absl::string_view reason, const CudaDevice& device, absl::string_view what) {
+absl::Status Unusable(Reason reason, const CudaDevice& device, absl::string_view what) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason,
                    absl::StrCat(device.uuid, " (", device.name, ") ", what),
-                   {{"device", device.uuid}});
+                   {{field::kDevice, device.uuid}});
 }
 
 }  // namespace
@@ -74,7 +74,7 @@ absl::StatusOr<std::vector<CudaDevice>> VisibleCudaDevices(const CudaDriver& dri
 absl::Status CheckCudaDeviceUuid(absl::string_view uuid) {
   const auto invalid = [&] {
     return MakeError(
-        absl::StatusCode::kInvalidArgument, "MALFORMED",
+        absl::StatusCode::kInvalidArgument, reason::kMalformed,
         absl::StrCat("'", absl::CHexEscape(uuid.substr(0, 64)),
                      "' is no GPU: expected GPU-UUID or MIG-UUID, as nvidia-smi -L prints it"));
   };
@@ -92,14 +92,14 @@ absl::Status CheckCudaDeviceUuid(absl::string_view uuid) {
 
 absl::Status CudaDeviceNotVisible(absl::string_view uuid, const std::vector<std::string>& visible) {
   return MakeError(
-      absl::StatusCode::kFailedPrecondition, "GPU_NOT_VISIBLE",
+      absl::StatusCode::kFailedPrecondition, reason::kGpuNotVisible,
       absl::StrCat(
           "the daemon's worker does not see ", uuid, "; it sees ",
           visible.empty() ? "no GPU" : absl::StrJoin(visible, ", "),
           ". Give gradsyncd the trainers' GPUs: DeviceAllow= for /dev/nvidia* in its unit, "
           "NVIDIA_VISIBLE_DEVICES or a shared resource claim for its container, and no "
           "CUDA_VISIBLE_DEVICES that hides it"),
-      {{"device", std::string(uuid)}});
+      {{field::kDevice, uuid}});
 }
 
 absl::StatusOr<CudaDevice> FindCudaDevice(const CudaDriver& driver, absl::string_view uuid) {
@@ -119,11 +119,11 @@ absl::Status CheckCudaDeviceUsable(const CudaDriver& driver, const CudaDevice& d
   const auto mode = Attribute(driver, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device.handle);
   if (!mode.ok()) return mode.status();
   if (*mode == CU_COMPUTEMODE_PROHIBITED) {
-    return Unusable("GPU_EXCLUSIVE", device,
+    return Unusable(reason::kGpuExclusive, device,
                     "is in compute mode PROHIBITED: run 'nvidia-smi -c DEFAULT' for it");
   }
   if (*mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS && !device.mps) {
-    return Unusable("GPU_EXCLUSIVE", device,
+    return Unusable(reason::kGpuExclusive, device,
                     "is in compute mode EXCLUSIVE_PROCESS, in which only one process may use it: "
                     "start MPS (nvidia-cuda-mps-control -d) before the daemon and the trainers, or "
                     "run 'nvidia-smi -c DEFAULT' for it");
@@ -143,7 +143,7 @@ absl::Status CheckCudaDeviceUsable(const CudaDriver& driver, const CudaDevice& d
   for (const Needed& needed : kNeeded) {
     const auto value = Attribute(driver, needed.attribute, device.handle);
     if (!value.ok()) return value.status();
-    if (*value < needed.least) return Unusable("GPU_UNSUPPORTED", device, needed.without);
+    if (*value < needed.least) return Unusable(reason::kGpuUnsupported, device, needed.without);
   }
   return absl::OkStatus();
 }
@@ -151,7 +151,7 @@ absl::Status CheckCudaDeviceUsable(const CudaDriver& driver, const CudaDevice& d
 absl::Status CheckMpsUsers(const CudaDevice& device, uid_t worker, uid_t trainer, bool multiuser) {
   if (!device.mps || multiuser || worker == trainer) return absl::OkStatus();
   return Unusable(
-      "MPS_OTHER_USER", device,
+      reason::kMpsOtherUser, device,
       absl::StrCat(
           "is shared through MPS, which serves one user at a time; gradsyncd runs as user ", worker,
           " and the trainer as user ", trainer,
@@ -160,4 +160,4 @@ absl::Status CheckMpsUsers(const CudaDevice& device, uid_t worker, uid_t trainer
           "gradsyncd as the trainer's user, or stop MPS"));
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

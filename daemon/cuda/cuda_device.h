@@ -1,5 +1,5 @@
-// One GPU, or one MIG instance of it, as this process sees it. Named by UUID, never by ordinal:
-// those differ between containers and with CUDA_VISIBLE_DEVICES.
+// A GPU, or one MIG instance of a GPU, as this process sees it. It is named by UUID, never by
+// ordinal: ordinals differ between containers and with CUDA_VISIBLE_DEVICES.
 
 #ifndef DAEMON_CUDA_CUDA_DEVICE_H_
 #define DAEMON_CUDA_CUDA_DEVICE_H_
@@ -16,7 +16,7 @@
 #include "cuda.h"
 #include "daemon/cuda/cuda_driver.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct CudaDevice {
   CUdevice handle = 0;
@@ -26,29 +26,30 @@ struct CudaDevice {
   bool mps = false;  // contexts on it are shared through MPS
 };
 
-// The devices that this process sees, after cuInit.
+// The devices that this process sees. Requires cuInit.
 absl::StatusOr<std::vector<CudaDevice>> VisibleCudaDevices(const CudaDriver& driver);
 
 // INVALID_ARGUMENT MALFORMED unless `uuid` is written as nvidia-smi -L writes it.
 absl::Status CheckCudaDeviceUuid(absl::string_view uuid);
 
-// The device of this UUID, after cuInit. INVALID_ARGUMENT as above; FAILED_PRECONDITION
-// GPU_NOT_VISIBLE, saying what is visible and what to do.
+// The device with this UUID. Requires cuInit. INVALID_ARGUMENT as above; FAILED_PRECONDITION
+// GPU_NOT_VISIBLE, with a message that says which devices are visible and what to do.
 absl::StatusOr<CudaDevice> FindCudaDevice(const CudaDriver& driver, absl::string_view uuid);
 
-// GPU_NOT_VISIBLE, where cuInit has seen no device at all.
+// The error GPU_NOT_VISIBLE for `uuid`, if `visible` are the UUIDs of the visible devices.
 absl::Status CudaDeviceNotVisible(absl::string_view uuid, const std::vector<std::string>& visible);
 
-// Whether a context beside those of trainers can work on it. FAILED_PRECONDITION:
+// Checks that the device admits a context beside those of trainers. FAILED_PRECONDITION:
 //   GPU_EXCLUSIVE    compute mode EXCLUSIVE_PROCESS without MPS, or PROHIBITED
 //   GPU_UNSUPPORTED  it lacks 64-bit stream memory operations or unified addressing, or is older
 //                    than compute capability 8.0
 absl::Status CheckCudaDeviceUsable(const CudaDriver& driver, const CudaDevice& device);
 
-// Whether contexts of both users can be on it at a time: under MPS one user's would wait for the
-// end of the other's, unless MPS was started for several. FAILED_PRECONDITION MPS_OTHER_USER.
+// Checks that contexts of both users can be on the device at a time. Under MPS, one user's context
+// waits for the end of the other's, unless MPS was started for several users (`multiuser`).
+// FAILED_PRECONDITION MPS_OTHER_USER.
 absl::Status CheckMpsUsers(const CudaDevice& device, uid_t worker, uid_t trainer, bool multiuser);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CUDA_CUDA_DEVICE_H_

@@ -9,11 +9,11 @@
 #include "daemon/cuda/least_driver.h"
 #include "daemon/cuda/shared_library.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 absl::Status TooOld(const SharedLibrary& library, absl::string_view what) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "CUDA_DRIVER_TOO_OLD",
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCudaDriverTooOld,
                    absl::StrCat(library.path(), " ", what, ": ", kCudaDriverRemedy));
 }
 
@@ -22,7 +22,7 @@ absl::Status TooOld(const SharedLibrary& library, absl::string_view what) {
 absl::StatusOr<std::unique_ptr<const CudaDriver>> CudaDriver::Open(const std::string& path) {
   const auto library = SharedLibrary::Open(path);
   if (!library.ok()) {
-    return MakeError(absl::StatusCode::kNotFound, "CUDA_DRIVER_MISSING",
+    return MakeError(absl::StatusCode::kNotFound, reason::kCudaDriverMissing,
                      absl::StrCat("no CUDA driver: ", library.status().message()));
   }
   const auto find =
@@ -69,13 +69,13 @@ absl::Status CudaDriver::StatusOfInit(CUresult result) const {
   const absl::Status status = StatusOf(result, "cuInit");
   if (status.ok() || status.code() == absl::StatusCode::kResourceExhausted) return status;
   return MakeError(
-      absl::StatusCode::kFailedPrecondition, "GPU_UNUSABLE",
+      absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable,
       absl::StrCat(status.message(),
                    ": check that gradsyncd may read and write /dev/nvidia0 ..., nvidiactl and "
                    "nvidia-uvm (DeviceAllow= in its unit, NVIDIA_VISIBLE_DEVICES for its "
                    "container), that they are there (nvidia-modprobe -u -c=0) and that MPS, if it "
                    "is on, answers; gradsyncctl doctor says what is missing"),
-      DetailsOf(status).fields);
+      {{field::kError, DetailsOf(status).Value(field::kError)}});
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

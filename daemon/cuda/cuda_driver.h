@@ -1,5 +1,5 @@
-// The CUDA driver API as a table of functions, filled from libcuda.so.1 at run time: one binary
-// runs on hosts with and without a GPU, and against fakes of the driver.
+// The CUDA driver API as a table of functions, which is filled from libcuda.so.1 at run time. So
+// one binary runs on hosts with and without a GPU, and against fakes of the driver.
 
 #ifndef DAEMON_CUDA_CUDA_DRIVER_H_
 #define DAEMON_CUDA_CUDA_DRIVER_H_
@@ -12,11 +12,12 @@
 #include "cuda.h"
 #include "cudaTypedefs.h"
 
-// Every function in use, by workers and by tools/bench, by its plain name and the version of CUDA
-// in which it got the signature that is used here. The driver is asked for exactly that variant:
-// the newest one may have other parameters (cuCtxSynchronize since 13.0), and the plain symbols of
-// some are ones that new devices refuse (cuStreamWriteValue64). There is no cuStreamWaitValue64
-// among them: only trainers' streams wait for a word.
+// Every function that workers and tools/bench use: its plain name, and the version of CUDA in which
+// it got the signature that is used here. Open() asks the driver for exactly that variant. The
+// newest variant may have other parameters (cuCtxSynchronize since 13.0), and new devices refuse
+// the plain symbols of some functions (cuStreamWriteValue64).
+//
+// cuStreamWaitValue64 is missing on purpose: only trainers' streams wait for a word.
 #define GRADSYNC_CUDA_FUNCTIONS(FUNCTION)        \
   FUNCTION(cuInit, 2000)                         \
   FUNCTION(cuDriverGetVersion, 2020)             \
@@ -69,7 +70,7 @@
   FUNCTION(cuFuncLoad, 12040)                    \
   FUNCTION(cuLaunchKernel, 4000)
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 class CudaDriver;
 
@@ -83,10 +84,11 @@ class CudaFunction<CUresult (*)(Arguments...)> {
   explicit CudaFunction(const CudaDriver* driver, const char* name)
       : driver_(driver), name_(name) {}
 
-  // Calls it; statuses as StatusOfCuda (cuda_errors.h).
+  // Calls the function. Statuses as StatusOfCuda (cuda_errors.h).
   absl::Status operator()(Arguments... arguments) const;
 
-  // Calls it, for results that are no errors, such as CUDA_ERROR_NOT_READY.
+  // Calls the function and returns its own result: for CUDA_ERROR_NOT_READY, say, which is no
+  // error.
   CUresult Result(Arguments... arguments) const { return function_(arguments...); }
 
  private:
@@ -97,21 +99,21 @@ class CudaFunction<CUresult (*)(Arguments...)> {
   CUresult (*function_)(Arguments...) = nullptr;
 };
 
-// Thread-safe. Opening it initializes nothing and needs no GPU: that is cuInit, which the daemon
-// itself never calls (design: a CUDA error can be sticky for a whole process).
+// Thread-safe. Open() initializes nothing and needs no GPU. cuInit does, which the daemon itself
+// never calls: a CUDA error can stay with a whole process.
 class CudaDriver {
  public:
-  // NOT_FOUND if there is no such library: CUDA_DRIVER_MISSING. FAILED_PRECONDITION if it is older
-  // than kLeastCudaDriver or lacks a function: CUDA_DRIVER_TOO_OLD, saying what to install.
+  // NOT_FOUND CUDA_DRIVER_MISSING without such a library. FAILED_PRECONDITION CUDA_DRIVER_TOO_OLD
+  // if it is older than kLeastCudaDriver or lacks a function; the message says what to install.
   static absl::StatusOr<std::unique_ptr<const CudaDriver>> Open(const std::string& path);
 
   CudaDriver(const CudaDriver&) = delete;
   CudaDriver& operator=(const CudaDriver&) = delete;
 
   absl::Status StatusOf(CUresult result, const char* call) const;
-  // Of cuInit: RESOURCE_EXHAUSTED as StatusOfCuda, else FAILED_PRECONDITION GPU_UNUSABLE with what
-  // to do. Files of the driver that are missing or denied it calls CUDA_ERROR_NO_DEVICE,
-  // OPERATING_SYSTEM or UNKNOWN.
+  // The status of cuInit's result: RESOURCE_EXHAUSTED as StatusOfCuda; for all other errors
+  // FAILED_PRECONDITION GPU_UNUSABLE, with a message that says what to do. (cuInit returns
+  // NO_DEVICE, OPERATING_SYSTEM or UNKNOWN if a device file is missing or not accessible.)
   absl::Status StatusOfInit(CUresult result) const;
 
   // The functions, as in driver.cuMemAlloc(&address, bytes).
@@ -132,6 +134,6 @@ absl::Status CudaFunction<CUresult (*)(Arguments...)>::operator()(Arguments... a
   return result == CUDA_SUCCESS ? absl::OkStatus() : driver_->StatusOf(result, name_);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CUDA_CUDA_DRIVER_H_

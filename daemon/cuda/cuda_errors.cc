@@ -6,7 +6,7 @@
 #include "daemon/base/error.h"
 #include "daemon/cuda/least_driver.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 bool EndsProcess(CUresult result) {
   switch (result) {
@@ -37,23 +37,22 @@ absl::Status StatusOfCuda(CUresult result, absl::string_view call, absl::string_
                           absl::string_view text) {
   if (result == CUDA_SUCCESS) return absl::OkStatus();
   const std::string message = absl::StrCat(call, ": ", name, " (", text, ")");
-  const auto error = [&](absl::StatusCode code, absl::string_view reason) {
-    return MakeError(code, reason, message, {{"error", std::string(name)}});
+  const auto error = [&](absl::StatusCode code, Reason reason) {
+    return MakeError(code, reason, message, {{field::kError, name}});
   };
-  if (EndsProcess(result)) return error(absl::StatusCode::kUnavailable, "GPU_FAULT");
+  if (EndsProcess(result)) return error(absl::StatusCode::kUnavailable, reason::kGpuFault);
   switch (result) {
     case CUDA_ERROR_OUT_OF_MEMORY:
-      return error(absl::StatusCode::kResourceExhausted, "GPU_OUT_OF_MEMORY");
+      return error(absl::StatusCode::kResourceExhausted, reason::kGpuOutOfMemory);
     case CUDA_ERROR_MPS_MAX_CLIENTS_REACHED:
     case CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED:
-      return error(absl::StatusCode::kResourceExhausted, "MPS_FULL");
-    // The kernels: made for newer drivers than this one.
+      return error(absl::StatusCode::kResourceExhausted, reason::kMpsFull);
+    // The kernels need a newer driver.
     case CUDA_ERROR_INVALID_IMAGE:
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
     case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
-      return MakeError(absl::StatusCode::kFailedPrecondition, "CUDA_DRIVER_TOO_OLD",
-                       absl::StrCat(message, ": ", kCudaDriverRemedy),
-                       {{"error", std::string(name)}});
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCudaDriverTooOld,
+                       absl::StrCat(message, ": ", kCudaDriverRemedy), {{field::kError, name}});
     case CUDA_ERROR_STUB_LIBRARY:
     case CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER:
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
@@ -68,10 +67,10 @@ absl::Status StatusOfCuda(CUresult result, absl::string_view call, absl::string_
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
     case CUDA_ERROR_MPS_CONNECTION_FAILED:
     case CUDA_ERROR_MPS_SERVER_NOT_READY:
-      return error(absl::StatusCode::kFailedPrecondition, "GPU_UNUSABLE");
+      return error(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable);
     default:
-      return error(absl::StatusCode::kInternal, "CUDA_ERROR");
+      return error(absl::StatusCode::kInternal, reason::kCudaError);
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

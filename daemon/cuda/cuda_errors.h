@@ -1,4 +1,4 @@
-// The one place where the CUDA driver's errors become statuses.
+// Turns the CUDA driver's errors into statuses. Nothing else does.
 
 #ifndef DAEMON_CUDA_CUDA_ERRORS_H_
 #define DAEMON_CUDA_CUDA_ERRORS_H_
@@ -7,14 +7,15 @@
 #include "absl/strings/string_view.h"
 #include "cuda.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// True if `result` stays with the process, in every later call, until it ends (cuda.h: "the process
-// must be terminated and relaunched").
+// True if every later call of this process returns `result` too, until the process ends (cuda.h:
+// "the process must be terminated and relaunched").
 bool EndsProcess(CUresult result);
 
-// OK for CUDA_SUCCESS, else, with `call` and the driver's `name` and `text` of the error in it:
-//   UNAVAILABLE          GPU_FAULT: EndsProcess; or MPS has ended this client
+// OK for CUDA_SUCCESS. Otherwise an error whose message has `call` and the driver's `name` and
+// `text`:
+//   UNAVAILABLE          GPU_FAULT: EndsProcess(result)
 //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY; MPS_FULL: no more clients
 //   FAILED_PRECONDITION  GPU_UNUSABLE: no device, driver, mode or permission for it
 //                        CUDA_DRIVER_TOO_OLD: the driver cannot load the kernels
@@ -22,6 +23,6 @@ bool EndsProcess(CUresult result);
 absl::Status StatusOfCuda(CUresult result, absl::string_view call, absl::string_view name,
                           absl::string_view text);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CUDA_CUDA_ERRORS_H_

@@ -1,19 +1,19 @@
-// The oldest CUDA driver that gradsync's kernels run on. Without CUDA's headers, for programs that
-// are built without them too.
+// The oldest CUDA driver that runs gradsync's kernels. Includes no header of CUDA, since programs
+// use this that are built without CUDA.
 
 #ifndef DAEMON_CUDA_LEAST_DRIVER_H_
 #define DAEMON_CUDA_LEAST_DRIVER_H_
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// CUDA 13.0, as cuDriverGetVersion says it: tools/find_cuda takes no older compiler, and what a
-// compiler has made runs on drivers of its own major release or newer ones (NVIDIA's "CUDA
-// Compatibility": CUDA 13.x needs 580).
+// CUDA 13.0, in cuDriverGetVersion's form. tools/find_cuda accepts no older compiler, and compiled
+// kernels run on drivers of the compiler's major release or newer (NVIDIA's "CUDA Compatibility":
+// CUDA 13.x needs driver 580).
 inline constexpr int kLeastCudaDriver = 13000;
 
 inline constexpr char kCudaDriverRemedy[] =
     "install NVIDIA's driver for CUDA 13.0 or newer (580 or newer)";
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CUDA_LEAST_DRIVER_H_

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 absl::Status StatusOfNccl(ncclResult_t result, absl::string_view call, absl::string_view text,
                           absl::string_view last_error) {
@@ -17,12 +17,12 @@ absl::Status StatusOfNccl(ncclResult_t result, absl::string_view call, absl::str
   switch (result) {
     case ncclRemoteError:
     case ncclSystemError:
-      return MakeError(absl::StatusCode::kUnavailable, "NCCL_PEER_LOST", message);
+      return MakeError(absl::StatusCode::kUnavailable, reason::kNcclPeerLost, message);
     case ncclUnhandledCudaError:
-      return MakeError(absl::StatusCode::kUnavailable, "NCCL_CUDA_ERROR", message);
+      return MakeError(absl::StatusCode::kUnavailable, reason::kNcclCudaError, message);
     default:
-      return MakeError(absl::StatusCode::kInternal, "NCCL_ERROR", message);
+      return MakeError(absl::StatusCode::kInternal, reason::kNcclError, message);
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

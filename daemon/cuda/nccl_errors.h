@@ -1,4 +1,4 @@
-// The one place where NCCL's errors become statuses.
+// Turns NCCL's errors into statuses. Nothing else does.
 
 #ifndef DAEMON_CUDA_NCCL_ERRORS_H_
 #define DAEMON_CUDA_NCCL_ERRORS_H_
@@ -7,15 +7,16 @@
 #include "absl/strings/string_view.h"
 #include "nccl.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// OK for ncclSuccess and ncclInProgress, else with `call` and NCCL's `text` and `last_error` in it:
-//   UNAVAILABLE  NCCL_PEER_LOST: a remote rank, or the network to it, is gone
+// OK for ncclSuccess and ncclInProgress. Otherwise an error whose message has `call` and NCCL's
+// `text` and `last_error`:
+//   UNAVAILABLE  NCCL_PEER_LOST: a remote rank is lost, or the network to it
 //                NCCL_CUDA_ERROR: a CUDA call inside NCCL failed
 //   INTERNAL     NCCL_ERROR: a fault of NCCL or of this program
 absl::Status StatusOfNccl(ncclResult_t result, absl::string_view call, absl::string_view text,
                           absl::string_view last_error);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CUDA_NCCL_ERRORS_H_

@@ -8,11 +8,11 @@
 #include "daemon/cuda/nccl_errors.h"
 #include "daemon/cuda/shared_library.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 absl::Status TooOld(const SharedLibrary& library, absl::string_view what) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "NCCL_TOO_OLD",
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNcclTooOld,
                    absl::StrCat(library.path(), " ", what, ": gradsync needs NCCL ",
                                 NcclVersionText(kLeastNcclVersion), " or newer"));
 }
@@ -26,7 +26,7 @@ std::string NcclVersionText(int version) {
 absl::StatusOr<std::unique_ptr<const NcclLibrary>> NcclLibrary::Open(const std::string& path) {
   const auto library = SharedLibrary::Open(path);
   if (!library.ok()) {
-    return MakeError(absl::StatusCode::kNotFound, "NCCL_MISSING",
+    return MakeError(absl::StatusCode::kNotFound, reason::kNcclMissing,
                      absl::StrCat("no NCCL: ", library.status().message()));
   }
   auto nccl = std::unique_ptr<NcclLibrary>(new NcclLibrary);
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<const NcclLibrary>> NcclLibrary::Open(const std::
   if (nccl->name == nullptr) missing.emplace_back(#name);
   GRADSYNC_NCCL_FUNCTIONS(GRADSYNC_FIND_NCCL_FUNCTION)
 #undef GRADSYNC_FIND_NCCL_FUNCTION
-  // The version first: it says more than what an old library lacks.
+  // Checks the version first: it says more than the list of missing functions.
   if (nccl->ncclGetVersion != nullptr && nccl->ncclGetVersion(&nccl->version_) == ncclSuccess &&
       nccl->version_ < kLeastNcclVersion) {
     return TooOld(*library, absl::StrCat("is version ", NcclVersionText(nccl->version_)));
@@ -55,4 +55,4 @@ absl::Status NcclLibrary::StatusOf(ncclResult_t result, const char* call,
   return StatusOfNccl(result, call, text != nullptr ? text : "", last != nullptr ? last : "");
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// NCCL as a table of functions, filled from libnccl.so.2 at run time: the node's own NCCL is used,
-// and can be upgraded without building anything again.
+// NCCL as a table of functions, which is filled from libnccl.so.2 at run time. So gradsync uses the
+// node's own NCCL, which can be upgraded without a new build.
 
 #ifndef DAEMON_CUDA_NCCL_LIBRARY_H_
 #define DAEMON_CUDA_NCCL_LIBRARY_H_
@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "nccl.h"
 
-// Every function in use.
+// Every function that workers use.
 #define GRADSYNC_NCCL_FUNCTIONS(FUNCTION) \
   FUNCTION(ncclGetVersion)                \
   FUNCTION(ncclGetUniqueId)               \
@@ -28,31 +28,30 @@
   FUNCTION(ncclCommRegister)              \
   FUNCTION(ncclCommDeregister)
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// ncclMemAlloc and ncclCommRegister came with it.
+// The first version with ncclMemAlloc and ncclCommRegister.
 inline constexpr int kLeastNcclVersion = 21900;
 static_assert(NCCL_VERSION_CODE >= kLeastNcclVersion);
 
-// Thread-safe, as far as NCCL is: one thread at a time per communicator. Opening it touches no GPU.
+// Thread-safe, but NCCL allows one thread at a time per communicator. Open() uses no GPU.
 class NcclLibrary {
  public:
-  // NOT_FOUND NCCL_MISSING if there is no such library; FAILED_PRECONDITION NCCL_TOO_OLD if it is
-  // older than kLeastNcclVersion.
+  // NOT_FOUND NCCL_MISSING without such a library; FAILED_PRECONDITION NCCL_TOO_OLD if it is older
+  // than kLeastNcclVersion or lacks a function.
   static absl::StatusOr<std::unique_ptr<const NcclLibrary>> Open(const std::string& path);
 
   NcclLibrary(const NcclLibrary&) = delete;
   NcclLibrary& operator=(const NcclLibrary&) = delete;
 
-  // As ncclGetVersion gives it: 22809 is 2.28.9.
+  // In ncclGetVersion's form: 22809 is 2.28.9.
   int version() const { return version_; }
 
   // Statuses as StatusOfNccl (nccl_errors.h); `communicator` may be null.
   absl::Status StatusOf(ncclResult_t result, const char* call, ncclComm_t communicator) const;
 
-  // The functions. They give NCCL's own result: with nonblocking communicators ncclInProgress is
-  // one to act on.
-  // NOLINTBEGIN(bugprone-macro-parentheses)
+  // The functions. They return NCCL's own result, since ncclInProgress of a nonblocking
+  // communicator is no error. NOLINTBEGIN(bugprone-macro-parentheses)
 #define GRADSYNC_NCCL_FUNCTION(name) decltype(&::name) name = nullptr;
   GRADSYNC_NCCL_FUNCTIONS(GRADSYNC_NCCL_FUNCTION)
 #undef GRADSYNC_NCCL_FUNCTION
@@ -67,6 +66,6 @@ class NcclLibrary {
 // "2.28.9".
 std::string NcclVersionText(int version);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CUDA_NCCL_LIBRARY_H_

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 absl::StatusOr<SharedLibrary> SharedLibrary::Open(const std::string& path) {
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -22,4 +22,4 @@ SharedLibrary::SharedLibrary(void* handle, std::string path)
 
 void* SharedLibrary::Find(const char* function) const { return dlsym(handle_, function); }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

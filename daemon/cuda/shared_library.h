@@ -7,16 +7,17 @@
 
 #include "absl/status/statusor.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Stays open until the process ends: drivers leave threads and exit handlers behind. Thread-safe.
+// Thread-safe. The library stays open until the process ends, since drivers leave threads and exit
+// handlers behind.
 class SharedLibrary {
  public:
-  // `path` as dlopen takes it: with a slash a file, without one a name that the loader looks for.
+  // `path`: as for dlopen. With a slash it is a file, without one a name that the loader looks up.
   // NOT_FOUND with the loader's reason.
   static absl::StatusOr<SharedLibrary> Open(const std::string& path);
 
-  // Null if the library does not have it.
+  // Null if the library lacks the function.
   void* Find(const char* function) const;
 
   const std::string& path() const { return path_; }
@@ -28,6 +29,6 @@ class SharedLibrary {
   std::string path_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CUDA_SHARED_LIBRARY_H_

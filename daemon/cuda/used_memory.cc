@@ -2,10 +2,10 @@
 
 #include "daemon/cuda/shared_library.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// Of nvml.h, which is no part of CUDA's headers.
+// Declarations from nvml.h, which is not among CUDA's headers.
 constexpr int kNvmlSuccess = 0;
 struct NvmlMemory {
   unsigned long long total;  // NOLINT(google-runtime-int): NVML's own types
@@ -41,4 +41,4 @@ std::optional<std::uint64_t> UsedGpuBytes(const std::string& library, const std:
   return memory.used;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// How much of a GPU is in use. CUDA's driver tells only a process that has a context there; NVML,
-// its management library, tells everybody.
+// How many bytes of a GPU are in use. CUDA's driver tells this only to a process with a context on
+// the GPU; NVML, NVIDIA's management library, tells every process.
 
 #ifndef DAEMON_CUDA_USED_MEMORY_H_
 #define DAEMON_CUDA_USED_MEMORY_H_
@@ -8,13 +8,13 @@
 #include <optional>
 #include <string>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Bytes of the GPU or MIG instance `uuid` that all processes together use. Opens `library`
-// (libnvidia-ml.so.1, which comes with the driver) for as long as it takes; makes no context.
-// Nothing if there is no such library, or it does not say.
+// Bytes of the GPU or MIG instance `uuid` that all processes together use. Opens `library`, which
+// is part of the driver (libnvidia-ml.so.1), and makes no context. Nullopt if the library is
+// missing or returns an error.
 std::optional<std::uint64_t> UsedGpuBytes(const std::string& library, const std::string& uuid);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_CUDA_USED_MEMORY_H_

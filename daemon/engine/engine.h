@@ -1,6 +1,5 @@
-// The collective between nodes, as the job room sees it: what the local ranks' arenas hold is
-// summed over all nodes, chunk by chunk. LoopbackEngine is the one for a single node, GlooEngine
-// the one for host memory over TCP.
+// The interface of the collective between nodes: the sum of the local ranks' gradients is summed
+// over all nodes, chunk by chunk. GlooEngine implements it for host memory, over TCP.
 
 #ifndef DAEMON_ENGINE_ENGINE_H_
 #define DAEMON_ENGINE_ENGINE_H_
@@ -14,10 +13,10 @@
 #include "absl/status/status.h"
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// The type in which a bucket's sums are handed over: float32 for the 16-bit types, else the
-// bucket's own.
+// The type of the sums that gather() and scatter() exchange with the engine: float32 for the 16-bit
+// types, else the bucket's own type.
 constexpr DataType WorkType(DataType dtype) {
   return ItemSize(dtype) == 2 ? DataType::kFloat32 : dtype;
 }
@@ -25,31 +24,32 @@ constexpr DataType WorkType(DataType dtype) {
 // One bucket's all-reduce between nodes. Made once per bucket and submitted once per step; the
 // submitter owns it and keeps it alive and untouched until done().
 //
-// gather and scatter run on engine threads, at once for different chunks. Chunks do not overlap,
-// cover the bucket, begin at multiples of 64 elements and hold 32 KiB to a few MiB (the last one
-// less); where they begin is the engine's choice, and the same on every node. Both must be quick
-// (memory speed): while they run, their lane does nothing else. Neither may call the engine's
-// destructor; done() may call Submit.
+// gather and scatter run on the engine's threads, for several chunks at once. The chunks cover the
+// bucket and do not overlap. Each begins at a multiple of 64 elements and holds 32 KiB to a few
+// MiB; the last one may be smaller. The engine chooses where chunks begin, the same on every node.
+//
+// gather and scatter must run at memory speed: while they run, their lane does nothing else.
+// Neither may destroy the engine. done() may call Submit.
 struct Exchange {
   DataType dtype = DataType::kUnspecified;
   std::size_t count = 0;  // elements; the same on every node
-  bool exact = false;     // travels as it is, whatever the engine's wire type; likewise
+  bool exact = false;     // ignores the engine's wire type; the same on every node
 
-  // Writes the sum of the local ranks' elements [first, first + count), in the work type. `sum` is
-  // the engine's, aligned to 64 bytes. A node without live ranks writes zeros.
+  // Writes the sum of the local ranks' elements [first, first + count) to `sum`, in the work type.
+  // `sum` is the engine's memory, aligned to 64 bytes. A node without live ranks writes zeros.
   //
-  // Where the wire has 16 bits, what is written here is rounded to it, and so is the sum over the
-  // nodes: divide here rather than in scatter if float16's range (65504) might not hold sums.
+  // On a 16-bit wire the engine rounds this sum to 16 bits, and the sum over the nodes too. Divide
+  // here, not in scatter, if the sums may exceed float16's range (65504).
   std::function<void(std::size_t first, std::size_t count, std::byte* sum)> gather;
   // Takes the sum over all nodes of the same elements: bitwise the same on every node. `sum` is
   // read-only and valid during the call.
   std::function<void(std::size_t first, std::size_t count, const std::byte* sum)> scatter;
-  // Once per submission, on an engine thread: after the last scatter (OK), or when the engine has
-  // failed (its first error) and touches nothing of this any more. Some chunks may have been
-  // scattered then. Exchanges may finish in another order than they were submitted in.
+  // Called once per submission, on an engine's thread. OK: after the last scatter. Else the engine
+  // has failed, with this as its first error, and touches this exchange no more; some chunks may
+  // have been scattered. Exchanges may finish in another order than they were submitted in.
   std::function<void(const absl::Status&)> done;
 
-  // The engine's own, between Submit() and done().
+  // For the engine alone, between Submit() and done().
   std::atomic<std::size_t> chunks_left{0};
   std::atomic<bool> dropped{false};
 };
@@ -58,7 +58,7 @@ struct LaneStatistics {
   // Payload, without the headers of Gloo, TCP and IP.
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
-  std::uint64_t busy_ns = 0;  // with a chunk in hand, up to the last one's end
+  std::uint64_t busy_ns = 0;  // time with at least one chunk under way
   std::uint64_t chunks = 0;   // finished
 };
 
@@ -67,39 +67,40 @@ struct EngineStatistics {
   std::vector<LaneStatistics> lanes;
 };
 
-// Thread-safe. One failure is the end: every exchange that is pending or comes later fails with it,
-// and a new engine has to be made. Statuses, besides what Abort() was given:
-//   UNAVAILABLE        ENGINE_PEER_LOST: a node's daemon died or closed its engine; field "node"
-//                      (the candidates, comma-separated, if a connection broke for no known cause)
-//   DEADLINE_EXCEEDED  ENGINE_TIMEOUT: a node is silent, or data that it has sent does not arrive;
-//                      field "node", comma-separated if there are several candidates
+// Thread-safe. An engine fails once, for good: all pending and later exchanges fail with the same
+// error. To go on, make a new engine. Errors, besides the one given to Abort():
+//   UNAVAILABLE        ENGINE_PEER_LOST: a node's daemon died or closed its engine. Field "node":
+//                      its name, or all candidates, comma-separated, if the cause is unknown.
+//   DEADLINE_EXCEEDED  ENGINE_TIMEOUT: a node is silent, or data that it has sent does not arrive.
+//                      Field "node": its name, or all candidates, comma-separated.
 //   CANCELLED          ENGINE_CLOSED: this engine was destroyed with exchanges pending
 //   INTERNAL           ENGINE_BROKEN: a fault of this program, or of Gloo
 class Engine {
  public:
-  // Fails what is pending, waits for its done(), and for a callback that runs. Bounded, as long as
-  // they are.
+  // Fails pending exchanges and waits for their done() and for running callbacks.
   virtual ~Engine() = default;
 
-  // Begins the all-reduce; never blocks, never calls done() itself, allocates nothing once its
-  // queues have grown to the most exchanges ever pending. Every node submits the same exchanges
-  // (dtype, count) and broadcasts in the same order: the caller sees to it, the engine cannot. How
-  // long the others take to submit theirs is not limited: a step's deadline is the job's.
+  // Begins the all-reduce. Never blocks and never calls done() itself. Allocates no memory once its
+  // queues have grown to the largest number of pending exchanges.
+  //
+  // The caller must submit the same exchanges (dtype, count) and broadcasts in the same order on
+  // every node; the engine cannot check this. The engine waits without limit for the other nodes to
+  // submit theirs: the job has the step's deadline.
   virtual void Submit(Exchange* exchange) = 0;
 
-  // Copies the `data` of root_node, which is one of the nodes, to every other node's. `data` stays
-  // the caller's, and alive until done(). `bytes` is the same on every node. Ordered with Submit.
+  // Copies root_node's `data` to the `data` of every other node. The caller owns `data` and keeps
+  // it alive until done(). `bytes` is the same on every node. Ordered with Submit.
   virtual void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
                          std::function<void(const absl::Status&)> done) = 0;
 
-  // Fails the engine with `why`, on every node: the others learn its code, reason, message and
-  // field "node" (1 KiB of each text) from here. Every done() is called soon. Does nothing if the
-  // engine has failed already.
+  // Fails the engine with `why`, on every node. This node sends its code, reason, message and field
+  // "node" to the others, 1 KiB of each text. Every done() follows soon. Does nothing if the engine
+  // has failed already.
   virtual void Abort(const absl::Status& why) = 0;
 
   virtual EngineStatistics Statistics() const = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_ENGINE_H_

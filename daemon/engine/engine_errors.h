@@ -1,4 +1,4 @@
-// The errors of an engine; reasons and fields as engine.h lists them.
+// Makes an engine's errors, with the reasons and fields that engine.h lists.
 
 #ifndef DAEMON_ENGINE_ENGINE_ERRORS_H_
 #define DAEMON_ENGINE_ENGINE_ERRORS_H_
@@ -10,24 +10,24 @@
 #include "absl/strings/string_view.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// `nodes`: a name, or several, comma-separated.
+// `nodes`: one name, or several, comma-separated.
 inline absl::Status PeerLost(const std::string& nodes, absl::string_view how) {
-  return MakeError(absl::StatusCode::kUnavailable, "ENGINE_PEER_LOST",
-                   absl::StrCat("node ", nodes, " is lost: ", how), {{"node", nodes}});
+  return MakeError(absl::StatusCode::kUnavailable, reason::kEnginePeerLost,
+                   absl::StrCat("node ", nodes, " is lost: ", how), {{field::kNode, nodes}});
 }
 
 inline absl::Status EngineTimeout(const std::string& nodes, absl::string_view what) {
-  return MakeError(absl::StatusCode::kDeadlineExceeded, "ENGINE_TIMEOUT",
-                   absl::StrCat("node ", nodes, ": ", what), {{"node", nodes}});
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kEngineTimeout,
+                   absl::StrCat("node ", nodes, ": ", what), {{field::kNode, nodes}});
 }
 
 inline absl::Status EngineClosed() {
-  return MakeError(absl::StatusCode::kCancelled, "ENGINE_CLOSED",
+  return MakeError(absl::StatusCode::kCancelled, reason::kEngineClosed,
                    "the engine was destroyed with exchanges pending");
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_ENGINE_ERRORS_H_

@@ -1,5 +1,5 @@
-// How the nodes of an engine exchange: the same on every node, or they do not meet. The coordinator
-// of a job decides and tells the others.
+// How the nodes of an engine exchange data. The job's coordinator chooses the settings and sends
+// them to the other nodes: engines with different settings refuse to connect.
 
 #ifndef DAEMON_ENGINE_ENGINE_SETTINGS_H_
 #define DAEMON_ENGINE_ENGINE_SETTINGS_H_
@@ -9,10 +9,10 @@
 
 #include "absl/time/time.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// How float32 buckets travel. The other types travel as they are: float64 was chosen for its
-// precision, and 16 bits hold no more than 16-bit gradients have.
+// The type in which float32 buckets travel. Buckets of the other types travel unchanged: who
+// chooses float64 wants its precision, and 16-bit types are as small as the wire's.
 enum class WireType : std::uint8_t { kSame = 1, kBfloat16, kFloat16 };
 
 struct EngineSettings {
@@ -22,21 +22,22 @@ struct EngineSettings {
   static constexpr absl::Duration kMinSilence = absl::Milliseconds(100);
   static constexpr absl::Duration kMaxSilence = absl::Hours(24);
 
-  // Connections between every two nodes, each with a thread on either side, 1 to kMaxLanes; and of
-  // a chunk in the work type, a multiple of kMinChunkBytes, to kMaxChunkBytes. A lane has four to
-  // five chunks' memory.
-  // tests/engine/engine_bench.sh, 2 nodes on one machine with 2 busy cores: at 1 Gbit/s any choice
-  // fills the wire (25 MiB in 219.6 ms; with TCP's headers its bits take 219.3), at 10
-  // Gbit/s fewer and larger messages count: 25 MiB in 37, 31, 26 ms with 1, 2, 4 lanes and 1 MiB,
-  // 30, 25, 27 with 2 MiB, 28, 23, 24 with 4 MiB.
+  // `lanes`: connections between every two nodes, 1 to kMaxLanes; each has a thread on both sides.
+  // `chunk_bytes`: bytes of a chunk in the work type, a multiple of kMinChunkBytes up to
+  // kMaxChunkBytes. A lane allocates four to five chunks.
+  //
+  // The defaults come from tests/engine/engine_bench.sh, with 2 nodes on one machine with 2 busy
+  // cores. At 1 Gbit/s every choice fills the wire: 25 MiB take 219.6 ms, of which the bits with
+  // TCP's headers take 219.3. At 10 Gbit/s fewer and larger messages are faster: 25 MiB take 37,
+  // 31, 26 ms with 1, 2, 4 lanes and 1 MiB, 30, 25, 27 with 2 MiB, 28, 23, 24 with 4 MiB.
   int lanes = 2;
   std::size_t chunk_bytes = std::size_t{2} << 20;
   WireType wire = WireType::kSame;
-  // A node that says nothing for so long is lost; kMinSilence to kMaxSilence. Every rank is to know
-  // of a dead link after 10 s.
+  // A node that sends nothing for so long is lost; kMinSilence to kMaxSilence. With 8 s every rank
+  // learns of a dead link within 10 s.
   absl::Duration silence_limit = absl::Seconds(8);
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_ENGINE_SETTINGS_H_

@@ -20,14 +20,15 @@
 #include "gloo/rendezvous/context.h"
 #include "gloo/transport/tcp/device.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// All nodes have met by then, over the connections that watch them.
+// For the lanes' connections. All nodes are there by then: their watches are connected.
 constexpr std::uint64_t kConnectionLimitMs = 10'000;
 
-// Threads inherit the mask of the one that starts them. Signals are the main thread's, and Gloo
-// writes to sockets that a peer has closed: SIGPIPE would end the process.
+// Blocks all signals for the threads that are started in its scope, which inherit the mask. The
+// main thread handles signals; and SIGPIPE would end the process when Gloo writes to a closed
+// socket.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -75,7 +76,7 @@ absl::Status Validate(const GlooOptions& options) {
   return absl::OkStatus();
 }
 
-// What must be the same on every node, as a line.
+// The options that must be the same on every node, as a line of text.
 std::string Agreement(const GlooOptions& options) {
   return absl::StrCat("nodes=", options.nodes, " lanes=", options.lanes,
                       " chunk_bytes=", options.chunk_bytes, " wire=", WireTypeName(options.wire),
@@ -106,7 +107,7 @@ absl::StatusOr<std::unique_ptr<GlooEngine>> GlooEngine::Connect(const GlooOption
   status = engine->ConnectWatch(deadline_ns);
   if (!status.ok()) return status;
   status = engine->ConnectLanes(deadline_ns);
-  // Why a node was lost says more than what broke by it.
+  // The loss of a node explains more than the broken connection that follows from it.
   if (!status.ok()) engine->AwaitFailure(status);
   if (engine->failed()) return engine->failure();
   return engine;
@@ -149,7 +150,7 @@ absl::Status GlooEngine::ConnectLanes(std::uint64_t deadline_ns) {
       auto device = gloo::transport::tcp::CreateDevice(attributes);
       auto context =
           std::make_shared<gloo::rendezvous::Context>(static_cast<int>(options_.node), nodes);
-      // Gloo gives each connection five times the context's time, and nobody can interrupt it.
+      // Gloo gives each connection five times the context's time, and cannot be interrupted.
       context->setTimeout(std::chrono::milliseconds(std::min(left_ms, kConnectionLimitMs) / 5 + 1));
       context->connectFullMesh(store, device);
       contexts_.push_back(context);
@@ -171,13 +172,13 @@ absl::Status GlooEngine::ConnectLanes(std::uint64_t deadline_ns) {
 
 GlooEngine::~GlooEngine() {
   const bool in_order = pending_.load(std::memory_order_acquire) == 0 && !failed();
-  // If it is not the first failure, the peers know better.
+  // After an earlier failure, the other nodes know that one.
   if (Fail(EngineClosed()) && !in_order && watch_ != nullptr) watch_->Say(EngineClosed());
   for (auto& lane : lanes_) lane->Stop();
   watch_.reset();
   if (in_order) return;
-  // Closed in order, a connection still delivers what it holds; this way, it lets go of it at once,
-  // and of the lanes' buffers.
+  // A connection that is closed in order still delivers its data. This one drops its data and the
+  // lanes' buffers at once.
   for (auto& context : contexts_) GuardGloo([&] { context->closeConnections(); }).IgnoreError();
 }
 
@@ -213,9 +214,10 @@ void GlooEngine::AwaitFailure(const absl::Status& why) {
 void GlooEngine::Broken(const absl::Status& why) {
   std::vector<std::string> others = options_.node_names;
   others.erase(others.begin() + options_.node);
-  // Every node is alive, as far as one can see: any of these connections may be it.
-  AwaitFailure(absl::IsUnavailable(why) ? PeerLost(absl::StrJoin(others, ", "), why.message())
-                                        : MakeError(why.code(), "ENGINE_BROKEN", why.message()));
+  // As far as this node can see, every node is alive: any of the connections may have broken.
+  AwaitFailure(absl::IsUnavailable(why)
+                   ? PeerLost(absl::StrJoin(others, ", "), why.message())
+                   : MakeError(why.code(), reason::kEngineBroken, why.message()));
 }
 
 void GlooEngine::Finished(const LaneWork& work) {
@@ -256,7 +258,7 @@ void GlooEngine::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t roo
 void GlooEngine::Push(LaneWork work) {
   Exchange* const exchange = work.exchange;
   work.chunk_items = options_.chunk_bytes / std::max<std::size_t>(work.item_bytes, 1);
-  // An empty one is a chunk too: its done() comes on an engine thread, as any.
+  // An empty exchange has one chunk too, so that its done() comes on an engine's thread.
   work.chunks =
       std::max<std::size_t>(1, (exchange->count + work.chunk_items - 1) / work.chunk_items);
   exchange->chunks_left.store(work.chunks, std::memory_order_relaxed);
@@ -280,4 +282,4 @@ EngineStatistics GlooEngine::Statistics() const {
   return statistics;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

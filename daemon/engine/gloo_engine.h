@@ -1,4 +1,4 @@
-// The engine of host memory between nodes: Gloo over TCP.
+// The engine that sums host memory over nodes: Gloo over TCP.
 
 #ifndef DAEMON_ENGINE_GLOO_ENGINE_H_
 #define DAEMON_ENGINE_GLOO_ENGINE_H_
@@ -22,48 +22,49 @@
 #include "daemon/engine/peer_watch.h"
 #include "daemon/engine/rendezvous_store.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct GlooOptions : EngineSettings {
   std::uint32_t node = 0;
   std::uint32_t nodes = 0;  // 2 to kMaxNodes
-  // By node; for messages and the field "node" of errors. Default: the numbers.
+  // By node, for error messages and the field "node" of errors. Default: the nodes' numbers.
   std::vector<std::string> node_names;
 
-  // This node's address that the others reach, a name or number; if empty, that of `interface`.
-  // Ports are ephemeral.
+  // The address by which the other nodes reach this one, a name or a number. If empty, the address
+  // of `interface`. Ports are ephemeral.
   std::string address;
   std::string interface;
 
   absl::Duration connect_timeout = absl::Seconds(60);
   RendezvousStore* store = nullptr;  // used until Connect returns
-  // Called when the engine fails by itself, with anything pending or not: once, on an engine's
-  // thread, perhaps before Connect returns the same. May be empty.
+  // Called at most once, on an engine's thread, if the engine fails for another reason than
+  // Abort(), with or without pending exchanges. May come before Connect returns the same error. May
+  // be empty.
   std::function<void(const absl::Status&)> failed;
 };
 
-// Thread-safe. Threads of its own: one per lane, one that watches the peers, and Gloo's, one per
+// Thread-safe. Has one thread per lane, one that watches the other nodes, and Gloo's own, one per
 // lane, which wakes every 10 ms even when idle.
 //
-// What travels is neither encrypted nor authenticated, and Gloo believes its peers: one that sends
-// what was not asked for ends this process. So engines connect over a network that only the job's
-// nodes reach. Bytes are in the machine's order; all nodes have the same.
+// Data is neither encrypted nor authenticated, and Gloo trusts the other side: unexpected data ends
+// this process. So use a network that only the job's nodes can reach. All nodes must have the same
+// byte order.
 class GlooEngine final : public Engine, private GlooLane::Owner {
  public:
   static constexpr std::uint32_t kMaxNodes = 256;
 
-  // Meets the other nodes, which call this too. Blocks for up to connect_timeout, and 10 s more if
-  // a node dies while the lanes connect.
+  // Connects to the other nodes; every node calls this. Blocks for up to connect_timeout, and for
+  // 10 s more if a node dies while the lanes connect.
   //
   // INVALID_ARGUMENT     an option out of its bounds
   // FAILED_PRECONDITION  the nodes' options differ
-  // DEADLINE_EXCEEDED    ENGINE_TIMEOUT, naming who has not come
+  // DEADLINE_EXCEEDED    ENGINE_TIMEOUT: names the nodes that have not connected
   // NOT_FOUND            this machine has no such address or interface
   // UNAVAILABLE          a node was lost (ENGINE_PEER_LOST), or cannot be reached
   static absl::StatusOr<std::unique_ptr<GlooEngine>> Connect(const GlooOptions& options);
 
-  // With nothing pending, the other nodes finish what they have begun together with this one. Not
-  // from within a done().
+  // If nothing is pending, the other nodes can still finish the exchanges that this node took part
+  // in. Must not be called from a done().
   ~GlooEngine() override;
   GlooEngine(const GlooEngine&) = delete;
   GlooEngine& operator=(const GlooEngine&) = delete;
@@ -79,7 +80,7 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
 
   absl::Status ConnectWatch(std::uint64_t deadline_ns);
   absl::Status ConnectLanes(std::uint64_t deadline_ns);
-  // Returns when the engine has failed: with `why`, unless the watch knows better.
+  // Returns when the engine has failed: with the cause that the watch finds, else with `why`.
   void AwaitFailure(const absl::Status& why);
   // True if this was the first failure.
   bool Fail(const absl::Status& why);
@@ -96,7 +97,7 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
   std::atomic<std::uint64_t> exchanges_{0};
   std::atomic<std::uint64_t> pending_{0};
 
-  // Before mutex_. What it guards fixes the order of exchanges on all lanes alike.
+  // Taken before mutex_. Gives exchanges the same order on all lanes.
   Mutex submit_mutex_;
   std::uint64_t chunks_submitted_ ABSL_GUARDED_BY(submit_mutex_) = 0;
 
@@ -105,13 +106,12 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool abortable_ ABSL_GUARDED_BY(mutex_) = false;  // lanes_ is complete
 
-  // Constant once Connect has returned. Destroyed from the last to the first: lanes' buffers before
-  // their contexts.
+  // Constant once Connect has returned. The lanes' buffers are destroyed before their contexts.
   std::vector<std::shared_ptr<gloo::Context>> contexts_;
   std::vector<std::unique_ptr<GlooLane>> lanes_;
   std::unique_ptr<PeerWatch> watch_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_GLOO_ENGINE_H_

@@ -4,7 +4,7 @@
 #include "absl/strings/string_view.h"
 #include "gloo/common/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 // "[/build/gloo/transport/tcp/pair.cc:598] Connection closed" -> "Connection closed".
@@ -24,4 +24,4 @@ absl::Status StatusOfGloo(const std::exception& error) {
   return absl::InternalError(message);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

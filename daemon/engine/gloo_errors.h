@@ -1,4 +1,4 @@
-// The one place where Gloo's exceptions become statuses.
+// Turns Gloo's exceptions into statuses. Nothing else does.
 
 #ifndef DAEMON_ENGINE_GLOO_ERRORS_H_
 #define DAEMON_ENGINE_GLOO_ERRORS_H_
@@ -7,10 +7,10 @@
 
 #include "absl/status/status.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // UNAVAILABLE for gloo::IoException (a connection broke, could not be made, or timed out), INTERNAL
-// for all others: what Gloo says, without its source lines.
+// for all others. The message is Gloo's, without the source line.
 absl::Status StatusOfGloo(const std::exception& error);
 
 // Runs `call`, which calls Gloo.
@@ -24,6 +24,6 @@ absl::Status GuardGloo(const Call& call) {
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_GLOO_ERRORS_H_

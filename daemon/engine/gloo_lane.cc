@@ -8,12 +8,12 @@
 #include "daemon/base/clock.h"
 #include "daemon/engine/gloo_errors.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-// Waits end by Abort(): whether one has become hopeless is the watch's to say. A year is far from
-// overflowing Gloo's clock.
+// Only Abort() ends a wait early; PeerWatch decides when that is due. A year does not overflow
+// Gloo's clock.
 constexpr std::chrono::milliseconds kNoLimit = std::chrono::hours(24 * 365);
 
 std::size_t RoundUp(std::size_t value, std::size_t unit) {
@@ -31,7 +31,7 @@ GlooLane::GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_byt
       owner_(owner),
       progress_(progress),
       addends_(static_cast<std::size_t>(nodes_)) {
-  // The inbox holds a shard per node; rounding makes them larger than the chunk by less than this.
+  // The inbox holds one shard per node. Rounded up, the shards exceed the chunk by less than this.
   const std::size_t inbox = chunk_bytes_ + 8 * kShardItems * static_cast<std::size_t>(nodes_);
   const std::size_t bytes = chunk_bytes_ + chunk_bytes_ / 2 + inbox;
   std::uint64_t tag = 0;
@@ -99,7 +99,7 @@ bool GlooLane::Take(bool wait, Slot* slot) {
 }
 
 void GlooLane::Run() {
-  Slot* last = nullptr;  // its sum is on the way to the nodes
+  Slot* last = nullptr;  // this node has sent its sum to the others
   std::uint64_t busy_since_ns = 0;
   for (;;) {
     Slot* next = &slots_[taken_ % kSlots];
@@ -158,9 +158,9 @@ bool GlooLane::Check(Slot* slot, const absl::Status& status) {
   return !slot->dropped;
 }
 
-// Receives are posted before the data that answers them is made, so their announcements, half a
-// round trip, are no part of the chunk's time. What they write over is not in use any more when it
-// comes: a node's sum comes after the shard that it was made from has left.
+// Posts a chunk's receives before the node makes its own data, so that their announcements, half a
+// round trip, cost the chunk no time. They write over memory that is free by then: a node's sum
+// arrives after the shard that it contains was sent.
 void GlooLane::PostReceives(Slot* slot) {
   const int root = slot->work.root;
   const Shard own = ShardOf(*slot, node_);
@@ -227,7 +227,7 @@ bool GlooLane::Await(Slot* slot, int phase, gloo::transport::UnboundBuffer* buff
   if (!Check(slot, absl::OkStatus())) return false;
   progress_->waiting.store(4 * slot->number + static_cast<std::uint64_t>(phase),
                            std::memory_order_release);
-  // An aborted wait returns false; the engine has failed then.
+  // An aborted wait returns false. By then the engine has failed.
   const absl::Status waited = GuardGloo([&] {
     bool going = true;
     for (int i = 0; i < receives && going; ++i) going = buffer->waitRecv(nullptr, kNoLimit);
@@ -272,7 +272,7 @@ void GlooLane::Complete(Slot* slot) {
       }
       exchange->scatter(slot->first, slot->count, slot->memory);
     }
-    // Whoever has our data has long received it, but Gloo may not have told us yet.
+    // The other nodes have received this node's data long ago, but Gloo may not have reported it.
     if (Await(slot, 3, slot->shards.get(), 0, slot->shard_sends)) {
       Await(slot, 3, slot->results.get(), 0, slot->result_sends);
     }
@@ -287,4 +287,4 @@ void GlooLane::Complete(Slot* slot) {
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,15 +1,17 @@
-// One lane of a Gloo engine: its own connections to every node, its own thread, and the chunks that
-// fall to it, in order.
+// One lane of a Gloo engine: its own connections to every node, and a thread that runs the lane's
+// chunks in order.
 //
-// The all-reduce of a chunk is a composition of two of Gloo's collectives: an all-to-all of shards
-// (one per node), of which each node adds up its own in the order of the nodes, and an all-gather
-// of the sums. It moves as many bytes as a ring, in two steps instead of 2 (n - 1); the result is a
-// function of the elements alone, not of where chunks and shards begin, and 16-bit shards are
-// rounded once. Both are posted with the sends and receives that gloo::alltoallv and
-// gloo::allgatherv consist of, for what these cannot do: be aborted (they take an aborted wait for
-// a finished one), run beside the next chunk's, and leave out the copy of a node's own shard.
+// The all-reduce of a chunk consists of two collectives. In an all-to-all, each node receives its
+// shard of the chunk from every node and adds the shards up, in the order of the nodes. In an
+// all-gather, each node receives the other nodes' sums. This moves as many bytes as a ring does, in
+// 2 steps instead of 2 (n - 1). The result depends on the elements alone, not on where chunks and
+// shards begin, and 16-bit shards are rounded once.
 //
-// A broadcast is a scatter of the root's shards, and the same all-gather.
+// Both collectives use the same sends and receives as gloo::alltoallv and gloo::allgatherv, which
+// cannot be used themselves: they take an aborted wait for a finished one, cannot overlap with the
+// next chunk, and copy a node's own shard.
+//
+// A broadcast is a scatter of the root's shards, then the same all-gather.
 
 #ifndef DAEMON_ENGINE_GLOO_LANE_H_
 #define DAEMON_ENGINE_GLOO_LANE_H_
@@ -32,53 +34,53 @@
 #include "gloo/context.h"
 #include "gloo/transport/unbound_buffer.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // A lane's part of an exchange: chunks next, next + stride, ...
 struct LaneWork {
   Exchange* exchange = nullptr;
-  int root = -1;               // >= 0: a broadcast; gather is the root's, scatter the others'
-  std::size_t item_bytes = 0;  // of the work type; a broadcast's items are bytes
-  DataType wire = DataType::kUnspecified;  // of a broadcast: none
+  int root = -1;  // a broadcast's root, which alone gathers; the others scatter. -1: an all-reduce
+  std::size_t item_bytes = 0;              // of the work type; 1 for a broadcast
+  DataType wire = DataType::kUnspecified;  // kUnspecified for a broadcast
   std::size_t chunk_items = 0;
   std::size_t chunks = 0;  // of the exchange
   std::size_t next = 0;
   std::size_t stride = 0;
 };
 
-// Thread-safe. Two chunks are in hand at once: the next one's gather, and its way to the nodes,
-// overlap the last one's way back, and its scatter.
+// Thread-safe. Two chunks are under way at once: the next chunk is gathered and sent while the last
+// one's sums come back and are scattered.
 class GlooLane {
  public:
-  // What a lane needs of its engine. Called on the lane's thread.
+  // The engine, as the lane calls it, on the lane's thread.
   class Owner {
    public:
     virtual ~Owner() = default;
-    // Any thread, without a lock.
+    // True once the engine has failed. Takes no lock.
     virtual bool failed() const = 0;
-    // A connection broke, or Gloo did. Returns when the engine has failed.
+    // Gloo has returned an error. Returns when the engine has failed.
     virtual void Broken(const absl::Status& why) = 0;
-    // The last chunk of work.exchange is finished or dropped.
+    // The last chunk of work.exchange has finished or was dropped.
     virtual void Finished(const LaneWork& work) = 0;
   };
 
-  // Shards begin at multiples of this, chunks too.
+  // Shards and chunks begin at multiples of this.
   static constexpr std::size_t kShardItems = 64;
 
-  // `owner` and `progress` outlive this. Throws what Gloo throws.
+  // `owner` and `progress` must outlive this. Throws Gloo's exceptions.
   GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_bytes, Owner* owner,
            LaneProgress* progress);
-  // Finishes, or once the engine has failed drops, what was pushed. Whoever wants it bounded fails
-  // the engine first.
+  // Finishes all pushed work, or drops it once the engine has failed. To bound the wait, fail the
+  // engine first.
   ~GlooLane();
   GlooLane(const GlooLane&) = delete;
   GlooLane& operator=(const GlooLane&) = delete;
 
   void Start();
   void Push(const LaneWork& work);
-  // Wakes the lane if it waits for the network. The engine has failed.
+  // Wakes the lane if it waits for the network. Requires that the engine has failed.
   void Abort();
-  // As the destructor, but Gloo's context lives on.
+  // Like the destructor, but keeps Gloo's context.
   void Stop();
   LaneStatistics Statistics() const;
 
@@ -90,21 +92,21 @@ class GlooLane {
     std::size_t count = 0;
   };
 
-  // A chunk in hand, and its memory: work | narrow | inbox, registered with Gloo once.
+  // A chunk that is under way, and its memory, which Gloo knows: work | narrow | inbox.
   struct Slot {
     std::unique_ptr<std::byte[]> owned;
     std::byte* memory = nullptr;
     std::unique_ptr<gloo::transport::UnboundBuffer> shards;   // first step
     std::unique_ptr<gloo::transport::UnboundBuffer> results;  // second step
-    std::uint64_t tag = 0;                                    // and the next: Gloo's slots
+    std::uint64_t tag = 0;                                    // Gloo's slots: tag and tag + 1
 
     LaneWork work;
-    std::uint64_t number = 0;  // of the lane's chunks, from 0
+    std::uint64_t number = 0;  // of the chunk in this lane, from 0
     std::size_t first = 0;     // item in the exchange
     std::size_t count = 0;
     bool narrowed = false;
     std::size_t wire_bytes = 0;  // of an item on the wire
-    std::size_t data = 0;        // offset of what travels
+    std::size_t data = 0;        // offset of the data to send
     std::size_t shard_items = 0;
     int shard_receives = 0;
     int shard_sends = 0;
@@ -116,8 +118,8 @@ class GlooLane {
   void Run();
   bool Take(bool wait, Slot* slot);
   void Prepare(Slot* slot);
-  // The steps of a chunk, in order. Each does nothing if the chunk is dropped, and drops it if the
-  // engine has failed.
+  // The steps of a chunk, in order. Each drops the chunk if the engine has failed, and does nothing
+  // if the chunk is dropped.
   void Begin(Slot* slot);     // gather, send shards
   void Sum(Slot* slot);       // receive shards, add, send the sum
   void Complete(Slot* slot);  // receive sums, scatter
@@ -152,7 +154,7 @@ class GlooLane {
   Ring<LaneWork> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
-  // The thread's alone, but for the buffers' abort functions.
+  // For the thread alone, except the buffers' abort functions.
   std::array<Slot, kSlots> slots_;
   std::uint64_t taken_ = 0;
   std::vector<const std::byte*> addends_;
@@ -160,6 +162,6 @@ class GlooLane {
   std::thread thread_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_GLOO_LANE_H_

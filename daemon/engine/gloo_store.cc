@@ -7,7 +7,7 @@
 #include "daemon/base/clock.h"
 #include "gloo/common/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 GlooStore::GlooStore(RendezvousStore* store, std::string prefix, std::uint64_t deadline_ns,
                      std::function<absl::Status()> failure)
@@ -47,4 +47,4 @@ void GlooStore::wait(const std::vector<std::string>& keys, const std::chrono::mi
   wait(keys);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// A RendezvousStore as Gloo wants it.
+// Adapts a RendezvousStore to Gloo's interface.
 
 #ifndef DAEMON_ENGINE_GLOO_STORE_H_
 #define DAEMON_ENGINE_GLOO_STORE_H_
@@ -14,21 +14,20 @@
 #include "daemon/engine/rendezvous_store.h"
 #include "gloo/rendezvous/store.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Throws gloo::IoException where `store` fails, or once the engine has; what was said is then in
-// status().
+// Throws gloo::IoException if `store` fails or the engine has failed; status() is then the cause.
 class GlooStore final : public gloo::rendezvous::Store {
  public:
-  // Keys get `prefix`. `deadline_ns` (CLOCK_MONOTONIC) holds for all calls together. `failure` is
-  // asked every kPatience: not OK ends a wait for a node that will never come.
+  // Puts `prefix` before every key. `deadline_ns` (CLOCK_MONOTONIC) holds for all calls together.
+  // Every kPatience, a waiting call asks `failure` and ends if it returns an error.
   GlooStore(RendezvousStore* store, std::string prefix, std::uint64_t deadline_ns,
             std::function<absl::Status()> failure);
 
   void set(const std::string& key, const std::vector<char>& data) override;
   std::vector<char> get(const std::string& key) override;
   void wait(const std::vector<std::string>& keys) override;
-  // The deadline counts, not `timeout`.
+  // Ignores `timeout`: the deadline holds.
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
 
@@ -46,6 +45,6 @@ class GlooStore final : public gloo::rendezvous::Store {
   absl::Status status_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_GLOO_STORE_H_

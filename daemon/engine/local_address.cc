@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/unique_fd.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -107,4 +107,4 @@ std::uint16_t LocalPort(int fd) {
   return 0;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

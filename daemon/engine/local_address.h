@@ -1,4 +1,4 @@
-// The address of this node that other nodes reach.
+// Finds the address by which other nodes reach this one.
 
 #ifndef DAEMON_ENGINE_LOCAL_ADDRESS_H_
 #define DAEMON_ENGINE_LOCAL_ADDRESS_H_
@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct SocketAddress {
   sockaddr_storage storage = {};
@@ -19,21 +19,22 @@ struct SocketAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-// The number ("10.0.0.7", "fd00::7") of `host`, a name or number of this machine, or of the network
-// interface of that name if `host` is empty (IPv4 before IPv6, never link-local IPv6).
+// Returns the numeric address ("10.0.0.7", "fd00::7") of `host`, which is a name or number of this
+// machine. If `host` is empty: the address of that network interface, IPv4 before IPv6, never a
+// link-local IPv6 one.
 // INVALID_ARGUMENT if both are empty, NOT_FOUND if this machine has no such address.
 absl::StatusOr<std::string> LocalAddress(const std::string& host, const std::string& interface);
 
-// The number under which this machine speaks to `peer`, a numeric address; nothing is sent.
-// INVALID_ARGUMENT if it is none, UNAVAILABLE if no route leads there.
+// Returns this machine's numeric address on the route to `peer`, a numeric address. Sends nothing.
+// INVALID_ARGUMENT if `peer` is not a numeric address, UNAVAILABLE without a route.
 absl::StatusOr<std::string> LocalAddressTowards(const std::string& peer);
 
-// INVALID_ARGUMENT unless `number` is one.
+// INVALID_ARGUMENT if `number` is not a numeric address.
 absl::StatusOr<SocketAddress> ParseAddress(const std::string& number, std::uint16_t port);
 
-// Of a bound socket; 0 if it is none.
+// The port of a bound socket; 0 for any other descriptor.
 std::uint16_t LocalPort(int fd);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_LOCAL_ADDRESS_H_

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 ncclDataType_t NcclType(DataType dtype) {
@@ -26,7 +26,7 @@ ncclDataType_t NcclType(DataType dtype) {
   return ncclNumTypes;
 }
 
-// A variable of this process's environment that can be set and taken back.
+// An environment variable of this process that can be set, and set back to its first value.
 class Variable {
  public:
   explicit Variable(const char* name) : name_(name) {
@@ -63,11 +63,10 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   ncclUniqueId id;
   if (options.unique_id.size() != sizeof(id.internal)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("an id of ", options.unique_id.size(), " bytes is none of NCCL's"));
+        absl::StrCat("NCCL's ids have another size than ", options.unique_id.size(), " bytes"));
   }
   std::memcpy(id.internal, options.unique_id.data(), sizeof(id.internal));
-  // Size and version are those of the header that this was compiled with: newer libraries go by
-  // them.
+  // Holds the size and version of this build's header, by which newer libraries know its fields.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = options.blocking ? 1 : 0;
   if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
@@ -75,7 +74,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   static const Variable protocol("NCCL_PROTO");
   algorithm.Set(options.algorithm);
   protocol.Set(options.protocol);
-  // Else the first all-reduce connects. NCCL reads it once in a process.
+  // Without this the first all-reduce connects. NCCL reads it once per process.
   setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   auto communicator = std::unique_ptr<NcclCommunicator>(new NcclCommunicator(nccl));
   const ncclResult_t result = nccl->ncclCommInitRankConfig(
@@ -98,7 +97,8 @@ absl::StatusOr<bool> NcclCommunicator::Settled() {
 
 absl::Status NcclCommunicator::AllReduce(CUdeviceptr data, DataType dtype, std::size_t count,
                                          CUstream stream) {
-  // A sum: ncclAvg would divide by GPUs instead of trainers, and loses NVLink SHARP.
+  // A sum, since ncclAvg divides by the number of GPUs instead of trainers, and disables NVLink
+  // SHARP.
   const ncclResult_t result = nccl_->ncclAllReduce(Pointer(data), Pointer(data), count,
                                                    NcclType(dtype), ncclSum, communicator_, stream);
   return nccl_->StatusOf(result, "ncclAllReduce", communicator_);
@@ -144,4 +144,4 @@ void NcclCommunicator::FreeMemory(const NcclLibrary* nccl, CUdeviceptr address) 
   nccl->ncclMemFree(Pointer(address));
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// One GPU's rank in the communicator of a job's GPUs.
+// One GPU's rank in the NCCL communicator of a job.
 
 #ifndef DAEMON_ENGINE_NCCL_COMMUNICATOR_H_
 #define DAEMON_ENGINE_NCCL_COMMUNICATOR_H_
@@ -15,65 +15,66 @@
 #include "daemon/cuda/nccl_library.h"
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct NcclCommunicatorOptions {
-  std::string unique_id;  // of NewUniqueId, the same on every rank
+  std::string unique_id;  // from NewUniqueId, the same on every rank
   int rank = 0;
   int ranks = 1;
   int max_ctas = 0;  // 0: NCCL's choice
-  // As NCCL_ALGO and NCCL_PROTO take them. Empty: as this process was started.
+  // Values for NCCL_ALGO and NCCL_PROTO. Empty: as in the environment of this process at its start.
   std::string algorithm;
   std::string protocol;
-  // NCCL's default, which trainers use: what tools/bench compares with. Connect waits for the other
-  // ranks, AllReduce until it is on the stream, and it is always settled.
+  // Blocking mode, which is NCCL's default and trainers use; tools/bench compares with it. Connect
+  // then waits for the other ranks, AllReduce until it is on the stream, and Settled is always
+  // true.
   bool blocking = false;
 };
 
-// Nonblocking by default: no call waits for another rank, so that the thread that makes them stays
-// able to give up. Call order: Connect Settled* (AllReduce Settled+)*, and after any error only
-// Abort.
+// Nonblocking by default: no call waits for another rank, so the calling thread can always give up.
+// Call order: Connect Settled* (AllReduce Settled+)*, and after any error only Abort.
 //
-// "Settled" is what everything that follows on the stream waits for: until then an operation may
-// not be on the stream yet, and what is enqueued behind it would overtake it.
+// Enqueue nothing behind an operation on its stream until Settled() is true: the operation may not
+// be on the stream yet, and would be overtaken.
 //
-// For the one thread that issues a GPU's work, with its context current. Owns the communicator,
-// which is aborted with it.
+// Not thread-safe: for the thread that issues the GPU's work, with the GPU's context current. Owns
+// the communicator and aborts it in the destructor.
 class NcclCommunicator {
  public:
-  // For rank 0 to give to all. Its process has to live until every rank is connected.
+  // Makes an id for all ranks. This process must be rank 0, and must live until every rank is
+  // connected.
   static absl::StatusOr<std::string> NewUniqueId(const NcclLibrary* nccl);
 
-  // Begins to connect to the other ranks. Changes NCCL_ALGO and NCCL_PROTO of this process, which
-  // has no other communicator: NCCL has no other way to be told, and reads them for each one. Also
-  // NCCL_RUNTIME_CONNECT, unless it is set: all memory is taken and all ranks are reached once this
-  // has settled.
+  // Begins to connect to the other ranks. Sets NCCL_ALGO and NCCL_PROTO in this process's
+  // environment, where NCCL reads them for each communicator: so the process must have no other
+  // communicator. Also sets NCCL_RUNTIME_CONNECT to 0, unless it is set: then all memory is
+  // allocated and all ranks are connected once this is settled, not in the first all-reduce.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
       const NcclLibrary* nccl, const NcclCommunicatorOptions& options);
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Whether nothing is in progress. Also the watch on a settled one: errors that come later, from
-  // the other ranks or the network, show here. Statuses as StatusOfNccl.
+  // True if no operation is in progress. Call this on a settled communicator too: it returns later
+  // errors of the other ranks and the network. Statuses as StatusOfNccl.
   absl::StatusOr<bool> Settled();
 
-  // Begins the sum over all ranks, in place. Every rank calls with the same count and type, in the
-  // same order. Only when settled.
+  // Begins the sum over all ranks, in place. Every rank makes the same calls (count, type) in the
+  // same order. Requires that the communicator is settled.
   absl::Status AllReduce(CUdeviceptr data, DataType dtype, std::size_t count, CUstream stream);
 
-  // Memory that AllReduce works on faster; of AllocateMemory. If one rank registers, all do. Only
-  // when settled. One piece at a time: deregistered before it is freed, or gone with the
-  // communicator.
+  // Registers memory from AllocateMemory, which makes AllReduce on it faster. If one rank
+  // registers, all ranks must. One piece at a time: deregister it before it is freed, unless the
+  // communicator is destroyed first. Requires that the communicator is settled.
   absl::Status Register(CUdeviceptr address, std::size_t bytes);
   absl::Status Deregister();
 
-  // Gives up whatever is in progress. Tells every communicator to stop before it frees any, for one
-  // that is being freed waits for its kernels, which may wait for those of another. No thread is
-  // inside NCCL with one of them.
+  // Gives up all operations. Tells every communicator to stop before it frees any: freeing one
+  // waits for its kernels, which may wait for another one's. No thread may be in a call on any of
+  // them.
   static void Abort(absl::Span<const std::unique_ptr<NcclCommunicator>> communicators);
 
-  // Device memory with the properties that NCCL wants of registered memory.
+  // Device memory as NCCL requires it for registration.
   static absl::Status AllocateMemory(const NcclLibrary* nccl, CUdeviceptr* address,
                                      std::size_t bytes);
   static void FreeMemory(const NcclLibrary* nccl, CUdeviceptr address);
@@ -88,6 +89,6 @@ class NcclCommunicator {
   void* registration_ = nullptr;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_NCCL_COMMUNICATOR_H_

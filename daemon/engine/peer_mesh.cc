@@ -21,7 +21,7 @@
 #include "daemon/engine/engine_errors.h"
 #include "daemon/engine/local_address.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kTokenBytes = 16;
@@ -33,7 +33,7 @@ struct Listener {
   std::string token;  // kTokenBytes
 };
 
-// A peer as the store describes it: "address port token", a newline, the agreement.
+// A node, as its value in the store describes it: "address port token", a newline, the agreement.
 struct Peer {
   SocketAddress address;
   std::string token;
@@ -98,8 +98,8 @@ absl::StatusOr<Peer> Describe(const PeerMeshOptions& options, std::uint32_t node
   return Peer{*address, absl::HexStringToBytes(words[2])};
 }
 
-// Waits until one of them is ready; false at the deadline. Looks meanwhile whether the nodes still
-// mean to meet: the daemon's own end waits for this.
+// Waits until one of the descriptors is ready; false at the deadline. Also asks the store whether
+// the nodes still want to connect, since the daemon's shutdown waits for this.
 absl::StatusOr<bool> AwaitAny(const PeerMeshOptions& options, std::vector<pollfd>* polled) {
   constexpr int kLookMs = 50;
   while (true) {
@@ -247,4 +247,4 @@ absl::StatusOr<std::vector<UniqueFd>> ConnectPeers(const PeerMeshOptions& option
   return peers;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

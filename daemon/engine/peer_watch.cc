@@ -15,7 +15,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/engine/engine_errors.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
@@ -49,7 +49,7 @@ PeerWatch::~PeerWatch() {
 
 void PeerWatch::Wake() {
   const std::uint64_t one = 1;
-  // It can fail only because it is awake already.
+  // The write fails only if the thread is being woken already.
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
@@ -80,7 +80,7 @@ void PeerWatch::Fail(const absl::Status& failure) {
   options_.on_failure(failure);
 }
 
-// Both in one direction: a peer that does not read gets no more than its socket's buffer holds.
+// A node that does not read gets no more than one frame beyond what its socket's buffer holds.
 void PeerWatch::Send(WatchFrame::Kind kind, const absl::Status& failure) {
   WatchFrame frame;
   frame.kind = kind;
@@ -91,7 +91,7 @@ void PeerWatch::Send(WatchFrame::Kind kind, const absl::Status& failure) {
   const std::string encoded = EncodeWatchFrame(frame);
   for (Peer& peer : peers_) {
     if (!peer.fd.valid()) continue;
-    // It has not read the last one: another says nothing new.
+    // The last kAlive is not sent yet: another one would say nothing new.
     if (kind == WatchFrame::Kind::kAlive && !peer.unsent.empty()) continue;
     peer.unsent += encoded;
     Flush(&peer);
@@ -103,7 +103,7 @@ void PeerWatch::Flush(Peer* peer) {
     const ssize_t sent =
         send(peer->fd.get(), peer->unsent.data(), peer->unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
-    // An error shows when the socket is read, after what the peer has said last.
+    // Read() sees the error, after the node's last messages.
     if (sent <= 0) return;
     peer->unsent.erase(0, static_cast<std::size_t>(sent));
   }
@@ -113,7 +113,7 @@ absl::Status PeerWatch::Take(const WatchFrame& frame, Peer* peer, const std::str
   switch (frame.kind) {
     case WatchFrame::Kind::kFailed: {
       const ErrorDetails details = DetailsOf(frame.failure);
-      if (details.reason == "ENGINE_CLOSED") {
+      if (details.reason == reason::kEngineClosed) {
         return PeerLost(name, "it closed its engine with exchanges pending");
       }
       return frame.failure;
@@ -168,7 +168,7 @@ absl::Status PeerWatch::CheckSilence(std::uint64_t now_ns) {
     if (now_ns < peer.heard_ns + limit_ns_) continue;
     return EngineTimeout(
         options_.node_names[node],
-        absl::StrCat("not a word for ",
+        absl::StrCat("has sent nothing for ",
                      absl::FormatDuration(absl::Nanoseconds(now_ns - peer.heard_ns))));
   }
   return absl::OkStatus();
@@ -191,7 +191,7 @@ absl::Status PeerWatch::CheckLanes(std::uint64_t now_ns) {
     } else if (now_ns - stall.since_ns >= limit_ns_) {
       return EngineTimeout(
           absl::StrJoin(names, ", "),
-          absl::StrCat("the data of a chunk that every node has begun has not come for ",
+          absl::StrCat("the data of a chunk that every node has begun has not arrived for ",
                        absl::FormatDuration(absl::Nanoseconds(now_ns - stall.since_ns))));
     }
   }
@@ -208,7 +208,7 @@ absl::Status PeerWatch::CheckLeft() {
     const Peer& peer = peers_[node];
     if (!peer.left) continue;
     for (std::size_t lane = 0; lane < peer.begun.size(); ++lane) {
-      // What it had begun before it left, it has sent, and needs nothing more for.
+      // It finished the chunks that it had begun. This node has begun another one.
       if (suspected ||
           (*progress_)[lane].begun.load(std::memory_order_acquire) > peer.begun[lane]) {
         return PeerLost(options_.node_names[node], "it has closed its engine");
@@ -251,8 +251,8 @@ void PeerWatch::Run() {
 
     std::uint64_t woken = 0;
     [[maybe_unused]] const ssize_t got = read(wake_.get(), &woken, sizeof(woken));
-    // Read before anything is judged: this thread itself may have been stopped, and what came
-    // meanwhile lies in the sockets.
+    // Read all sockets before judging: this process may have been stopped, and messages may have
+    // arrived meanwhile.
     for (std::size_t node = 0; node < peers_.size(); ++node) {
       Peer& peer = peers_[node];
       if (!peer.fd.valid()) continue;
@@ -291,4 +291,4 @@ void PeerWatch::Run() {
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

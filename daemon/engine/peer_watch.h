@@ -1,10 +1,11 @@
-// Sees at once when another node's daemon dies, and soon when it is silent or its data does not
-// come; tells the others why this engine fails.
+// Watches the other nodes of an engine: detects at once that another node's daemon has died, and
+// within silence_limit that it is silent or that its data does not arrive. Sends the other nodes
+// the reason when this engine fails.
 //
-// Gloo itself cannot be asked. A connection that breaks in the middle of a message is not reported
-// to the operation in flight (pair.cc, signalException), an operation that times out does not say
-// whom it waited for, and one that waits for a slow trainer on another node looks the same as one
-// that waits for a dead link.
+// Gloo itself does not know. It does not report a connection that breaks within a message to the
+// operation that uses it (pair.cc, signalException). An operation that times out does not say which
+// node it waited for. And a wait for a slow trainer on another node looks like a wait on a dead
+// link.
 
 #ifndef DAEMON_ENGINE_PEER_WATCH_H_
 #define DAEMON_ENGINE_PEER_WATCH_H_
@@ -24,57 +25,57 @@
 #include "daemon/engine/engine_settings.h"
 #include "daemon/engine/watch_frame.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// How far a lane is: written by the lane, read by the watch.
+// The progress of a lane: the lane writes it, the watch reads it.
 struct LaneProgress {
-  // Chunks of which this node has sent its part.
+  // Number of chunks whose shards this node has sent.
   std::atomic<std::uint64_t> begun{0};
-  // What the lane waits for: 4 * the chunk's number (from 0) + 1, 2 or 3 for the chunk's phases; 0
-  // if it does not wait for the network.
+  // What the lane waits for: 4 * the chunk's number (from 0) + the chunk's phase (1, 2 or 3). 0: it
+  // does not wait for the network.
   std::atomic<std::uint64_t> waiting{0};
 };
 
-// Thread-safe. One thread of its own, which sleeps in poll() and says once per period that this
-// node is alive.
+// Thread-safe. Has one thread, which sleeps in poll() and tells the other nodes once per period
+// that this node is alive.
 class PeerWatch {
  public:
   struct Options {
     std::uint32_t node = 0;
     std::vector<std::string> node_names;  // by node
-    // Without a byte from a node for so long, or without the data of a chunk that every node has
-    // begun, it counts as lost. Runs from a node's first word.
+    // A node is lost if it sends nothing for so long, counted from its first message, or if the
+    // data of a chunk that every node has begun does not arrive for so long.
     absl::Duration silence_limit = EngineSettings().silence_limit;
     // Called at most once, on the watch's thread.
     std::function<void(const absl::Status&)> on_failure;
   };
-  // A lane's broken connection waits so long for its cause to be known.
+  // How long the error of a lane's broken connection waits for a node's loss that explains it.
   static constexpr absl::Duration kSuspicion = absl::Milliseconds(500);
 
-  // `peers` by node, as ConnectPeers returns them; `progress` by lane, outlives this.
+  // `peers`: by node, as ConnectPeers returns them. `progress`: by lane; must outlive this.
   PeerWatch(Options options, std::vector<UniqueFd> peers,
             const std::vector<LaneProgress>* progress);
-  // Tells the peers, if Say() has not, that this node has left in order.
+  // Unless Say() was called, tells the other nodes that this one has left in order.
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
-  // Something broke that a peer's end may explain: if nothing has within kSuspicion, `why` is the
-  // failure.
+  // Reports an error that the loss of a node may explain. If no node is lost within kSuspicion, the
+  // engine fails with `why`.
   void Suspect(const absl::Status& why);
-  // Tells the peers that this engine has failed. Only the first counts.
+  // Tells the other nodes that this engine has failed. Only the first call counts.
   void Say(const absl::Status& failure);
 
  private:
   struct Peer {
-    UniqueFd fd;  // closed: gone
+    UniqueFd fd;  // closed if the node has left or is lost
     std::string received;
     std::string unsent;
-    std::uint64_t heard_ns = 0;  // 0: not yet
-    bool left = false;
+    std::uint64_t heard_ns = 0;        // when its last bytes came; 0: none yet
+    bool left = false;                 // in order
     std::vector<std::uint64_t> begun;  // by lane
   };
-  // A lane's wait, as last seen.
+  // What a lane has waited for, and since when.
   struct Stall {
     std::uint64_t waiting = 0;
     std::uint64_t since_ns = 0;
@@ -83,7 +84,7 @@ class PeerWatch {
   void Run();
   int TimeoutMs(std::uint64_t now_ns);
   void Wake();
-  // What the peers' words, or their silence, mean; OK if nothing.
+  // Each returns the failure that it detects, or OK.
   absl::Status Read(Peer* peer, const std::string& name);
   absl::Status Take(const WatchFrame& frame, Peer* peer, const std::string& name);
   absl::Status CheckSilence(std::uint64_t now_ns);
@@ -100,7 +101,7 @@ class PeerWatch {
   const std::vector<LaneProgress>* const progress_;
   const UniqueFd wake_;  // eventfd
 
-  // The thread's alone.
+  // For the thread alone.
   std::vector<Peer> peers_;
   std::vector<Stall> stalls_;  // by lane
   std::uint64_t next_alive_ns_ = 0;
@@ -111,11 +112,11 @@ class PeerWatch {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status to_say_ ABSL_GUARDED_BY(mutex_);
   absl::Status suspicion_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t suspicion_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // when it becomes the failure
+  std::uint64_t suspicion_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // when suspicion_ becomes the failure
 
   std::thread thread_;  // last: starts when the rest stands
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_PEER_WATCH_H_

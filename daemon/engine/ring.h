@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Not thread-safe. T is copied.
 template <typename T>
@@ -40,6 +40,6 @@ class Ring {
   std::size_t size_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_RING_H_

@@ -2,11 +2,12 @@
 
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// length of what follows it (4 bytes), kind (4 bytes), then begun (8 bytes each), or the status'
-// code (4 bytes), reason, node and message (4 bytes of length each). Little-endian.
+// A frame, little-endian: the length of the rest (4 bytes), the kind (4 bytes), then either `begun`
+// (8 bytes each) or the status: its code (4 bytes), reason, node and message (each 4 bytes of
+// length, then the text).
 constexpr std::size_t kHeaderBytes = 8;
 // Of each text of a status.
 constexpr std::size_t kMaxTextBytes = 1024;
@@ -40,13 +41,6 @@ bool TakeText(absl::string_view* bytes, std::string* text) {
   return true;
 }
 
-std::string NodeOf(const ErrorDetails& details) {
-  for (const auto& [key, value] : details.fields) {
-    if (key == "node") return value;
-  }
-  return "";
-}
-
 bool TakeFailure(absl::string_view* bytes, absl::Status* failure) {
   std::uint64_t code = 0;
   std::string reason, node, message;
@@ -55,7 +49,8 @@ bool TakeFailure(absl::string_view* bytes, absl::Status* failure) {
     return false;
   }
   if (code == 0 || code > 16) return false;
-  *failure = MakeError(static_cast<absl::StatusCode>(code), reason, message, {{"node", node}});
+  *failure = MakeError(static_cast<absl::StatusCode>(code), Reason(reason), message,
+                       {{field::kNode, node}});
   return true;
 }
 
@@ -68,7 +63,7 @@ std::string EncodeWatchFrame(const WatchFrame& frame) {
     const ErrorDetails details = DetailsOf(frame.failure);
     AppendNumber(static_cast<std::uint32_t>(frame.failure.code()), 4, &body);
     AppendText(details.reason, &body);
-    AppendText(NodeOf(details), &body);
+    AppendText(details.Value(field::kNode), &body);
     AppendText(frame.failure.message(), &body);
   } else {
     for (const std::uint64_t begun : frame.begun) AppendNumber(begun, 8, &body);
@@ -113,4 +108,4 @@ absl::StatusOr<bool> DecodeWatchFrame(absl::string_view* bytes, std::size_t lane
   return true;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// What nodes tell each other on a PeerWatch's connections. Pure.
+// The messages on a PeerWatch's connections. Pure functions.
 
 #ifndef DAEMON_ENGINE_WATCH_FRAME_H_
 #define DAEMON_ENGINE_WATCH_FRAME_H_
@@ -12,13 +12,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct WatchFrame {
   enum class Kind : std::uint32_t {
-    kAlive = 1,  // and what it has begun
-    kLeft = 2,   // it has closed its engine, with nothing pending, after what it had begun
-    kFailed = 3,
+    kAlive = 1,   // the node lives, and has begun so many chunks
+    kLeft = 2,    // the node has closed its engine in order, after so many chunks
+    kFailed = 3,  // the node's engine has failed
   };
   Kind kind = Kind::kAlive;
   std::vector<std::uint64_t> begun;  // by lane; kAlive, kLeft
@@ -29,11 +29,11 @@ inline constexpr std::size_t kMaxWatchFrameBytes = 4096;
 
 std::string EncodeWatchFrame(const WatchFrame& frame);
 
-// Takes a whole frame from the front of `bytes`, and returns true; false if there is none yet.
-// INVALID_ARGUMENT if this can become none of a peer with `lanes` lanes.
+// Takes a whole frame from the front of `bytes` and returns true; false if it has not come whole.
+// INVALID_ARGUMENT if it cannot become a frame of a node with `lanes` lanes.
 absl::StatusOr<bool> DecodeWatchFrame(absl::string_view* bytes, std::size_t lanes,
                                       WatchFrame* frame);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_ENGINE_WATCH_FRAME_H_

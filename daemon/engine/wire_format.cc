@@ -6,7 +6,7 @@
 #include "absl/container/inlined_vector.h"
 #include "daemon/reduce/combine.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 // Elements that are added up in the L1 cache.
@@ -54,4 +54,4 @@ void SumShards(DataType wire, absl::Span<const std::byte* const> shards, std::si
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

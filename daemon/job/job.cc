@@ -4,20 +4,21 @@
 #include <limits>
 #include <set>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// Bounds of what a job keeps of its layouts, whatever its clients ask for.
+// Limits on the layouts that a job keeps. Clients cannot raise them.
 constexpr std::size_t kMaxLayouts = 256;
 constexpr std::size_t kMaxBucketRanks = std::size_t{1} << 17;
 
-// A job's share of the reduce threads is its own; any number that is unique among live jobs will
-// do.
+// Each job has its own share of the reduce threads. Any number that is unique among live jobs
+// identifies it.
 std::uint64_t FlowOf(const Job* job) { return reinterpret_cast<std::uintptr_t>(job); }
 
 }  // namespace
@@ -28,34 +29,35 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     job_->mutex_.Lock();
   }
   ~Transaction() ABSL_UNLOCK_FUNCTION() {
-    Reducer* const cluster = job_->cluster_.get();  // set once
+    Reducer* const node_group = job_->node_group_.get();  // set once
     job_->mutex_.Unlock();
-    // Waiters first, then the work that would take their cores.
-    for (const auto& sink : effects_.flushes) sink->Flush();
-    for (ReduceOperation* reduction : effects_.reductions) {
-      job_->ReducerOf(*reduction, cluster)->Reduce(reduction);
+    // Wakes the waiters first: the reductions could take their cores.
+    for (const auto& sink : actions_.flushes) sink->Flush();
+    for (ReduceOperation* reduction : actions_.reductions) {
+      job_->ReducerOf(*reduction, node_group)->Reduce(reduction);
     }
-    for (const GivenUpStep& step : effects_.given_up) {
+    for (const GivenUpStep& step : actions_.given_up) {
       job_->environment_.gpu_reducer->GiveUp(step);
     }
-    for (const auto& [rank, why] : effects_.breaches) {
+    for (const auto& [rank, why] : actions_.breaches) {
       job_->Lose(rank, job_->IncarnationOf(rank), why);
     }
-    for (auto& copy : effects_.copies) job_->environment_.executor->Run(std::move(copy));
-    if (!effects_.releases.empty()) {
-      job_->environment_.executor->Run([released = std::move(effects_.releases)] {});
+    for (auto& copy : actions_.copies) job_->environment_.executor->Run(std::move(copy));
+    if (!actions_.releases.empty()) {
+      job_->environment_.executor->Run([released = std::move(actions_.releases)] {});
     }
   }
-  Effects* effects() { return &effects_; }
+  DeferredActions* actions() { return &actions_; }
 
  private:
   Job* const job_;
-  Effects effects_;
+  DeferredActions actions_;
 };
 
-Reducer* Job::ReducerOf(const ReduceOperation& operation, Reducer* cluster) const {
-  if (!operation.gpu.arenas.empty()) return environment_.gpu_reducer;
-  return operation.between_nodes ? cluster : environment_.reducer;
+Reducer* Job::ReducerOf(const ReduceOperation& operation, Reducer* node_group) const {
+  if (std::holds_alternative<HostReduction>(operation.work)) return environment_.reducer;
+  if (std::holds_alternative<DeviceReduction>(operation.work)) return environment_.gpu_reducer;
+  return node_group;
 }
 
 Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
@@ -73,15 +75,15 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             const auto self = shared_from_this();  // the lock is released after the last reference
             Transaction transaction(this);
             FailLocked(failure);
-            operations_.Reduced(transaction.effects());
-            MaybeEnd(transaction.effects());
+            operations_.Reduced(transaction.actions());
+            MaybeEnd(transaction.actions());
           },
           [this](const absl::Status& failure) {
             const auto self = shared_from_this();
             Transaction transaction(this);
             FailLocked(failure);
-            operations_.Copied(transaction.effects());
-            MaybeEnd(transaction.effects());
+            operations_.Copied(transaction.actions());
+            MaybeEnd(transaction.actions());
           }) {}
 
 // ---- Joining
@@ -92,11 +94,11 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                        const std::string& node) {
   MutexLock lock(&mutex_);
   const auto mismatch = [&](absl::string_view what, auto mine, auto theirs) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "JOB_MISMATCH",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kJobMismatch,
                      absl::StrCat("job '", identity_.job_id, "', rank ", rank, ": ", what, " is ",
                                   theirs, ", but the ranks that joined before have ", mine,
                                   ". Start every rank with the same options."),
-                     {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   };
   if (world_size != world_size_) return mismatch("world_size", world_size_, world_size);
   if (options.divide_by_world != options_.divide_by_world) {
@@ -126,11 +128,11 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
   }
   if (!end_.ok() || members_[rank].state != RankState::kAbsent) {
     return MakeError(
-        absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
+        absl::StatusCode::kAlreadyExists, reason::kRankOccupied,
         absl::StrCat("rank ", rank, " of job '", identity_.job_id,
                      "' is held by a live session while the job is still forming. Give "
                      "each trainer its own RANK, or each run its own job_id."),
-        {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+        {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
   Member& member = members_[rank];
   member.state = RankState::kLive;
@@ -144,16 +146,16 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
   return absl::OkStatus();
 }
 
-void Job::UseCluster(std::shared_ptr<Reducer> cluster) {
+void Job::UseNodeGroup(std::shared_ptr<Reducer> node_group) {
   MutexLock lock(&mutex_);
-  if (cluster_ == nullptr) cluster_ = std::move(cluster);
+  if (node_group_ == nullptr) node_group_ = std::move(node_group);
 }
 
 absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, LayoutRequest request) {
   Transaction transaction(this);
   if (Ended(rank)) return end_.ok() ? absl::AbortedError("the session has ended") : end_;
   if (members_[rank].state != RankState::kLive) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank, " has left: it cannot register a layout"));
   }
   if (absl::Status left = RanksLeft(request.spec.name); !left.ok()) return left;
@@ -164,9 +166,10 @@ absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, Layout
     if (!begun.ok()) return begun.status();
     layout = *begun;
   }
-  absl::Status status = layout->Register(rank, std::move(request), transaction.effects());
+  absl::Status status =
+      layout->agreement().Register(rank, std::move(request), transaction.actions());
   if (!status.ok()) {
-    SettleLayouts(transaction.effects());
+    SettleLayouts(transaction.actions());
     return status;
   }
   return Registration{layout->channel(), layout->plan()};
@@ -175,7 +178,8 @@ absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, Layout
 LayoutChannel* Job::FindPending(const LayoutRequest& request) const {
   for (const auto& [channel, layout] : layouts_) {
     if (layout->ready()) continue;
-    const bool same_place = request.replaces != 0 && layout->replaces() == request.replaces;
+    const bool same_place =
+        request.replaces != 0 && layout->agreement().replaces() == request.replaces;
     if (same_place || layout->name() == request.spec.name) return layout.get();
   }
   return nullptr;
@@ -186,15 +190,14 @@ absl::StatusOr<LayoutChannel*> Job::BeginAgreement(std::uint32_t rank,
   std::size_t kept = 0;
   for (const auto& [channel, layout] : layouts_) {
     // There is at most one replacement of each layout.
-    if (layout->ready() || layout->replaces() == 0) ++kept;
+    if (layout->ready() || layout->agreement().replaces() == 0) ++kept;
     if (channel == request.replaces || layout->name() != request.spec.name) continue;
-    return MakeError(absl::StatusCode::kFailedPrecondition, "ALREADY_REGISTERED",
-                     absl::StrCat("rank ", rank, " has registered layout '", request.spec.name,
-                                  "' already, on channel ", channel,
-                                  ". Replace it, or give this one another name."),
-                     {{"job", identity_.job_id},
-                      {"rank", absl::StrCat(rank)},
-                      {"channel", absl::StrCat(channel)}});
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
+        absl::StrCat("rank ", rank, " has registered layout '", request.spec.name,
+                     "' already, on channel ", channel,
+                     ". Replace it, or give this one another name."),
+        {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
   }
   auto plan = PlanLayout(request.spec, environment_.max_buckets_per_layout);
   if (!plan.ok()) return plan.status();
@@ -202,7 +205,7 @@ absl::StatusOr<LayoutChannel*> Job::BeginAgreement(std::uint32_t rank,
       plan->buckets.size() * world_size_ > kMaxBucketRanks ||
       last_channel_ == std::numeric_limits<std::uint32_t>::max()) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, "QUOTA",
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("job '", identity_.job_id, "' has ", kept, " layouts, and this one has ",
                      plan->buckets.size(), " buckets; a job may have ", kMaxLayouts,
                      " layouts, and a layout ", kMaxBucketRanks,
@@ -216,10 +219,11 @@ absl::StatusOr<LayoutChannel*> Job::BeginAgreement(std::uint32_t rank,
              const absl::Status& failure) {
         const auto self = shared_from_this();
         Transaction transaction(this);
-        // Before the bucket counts: no step is complete with what has failed.
+        // Fails the job before the bucket counts as reduced, so that no step with a failed bucket
+        // is complete.
         FailLocked(failure);
-        reduced->Reduced(bucket, times, environment_.clock->NowNs(), transaction.effects());
-        MaybeEnd(transaction.effects());
+        reduced->Reduced(bucket, times, environment_.clock->NowNs(), transaction.actions());
+        MaybeEnd(transaction.actions());
       });
   return layout.get();
 }
@@ -239,11 +243,11 @@ absl::Status Job::TakeFailure(std::uint32_t rank, const LayoutRequest& request) 
 }
 
 void Job::RememberFailure(const LayoutChannel& layout) {
-  FailedAgreement failure{layout.name(), layout.replaces(), layout.agreement(),
-                          std::vector<bool>(world_size_)};
+  FailedAgreement failure{layout.name(), layout.agreement().replaces(),
+                          layout.agreement().failure(), std::vector<bool>(world_size_)};
   bool late = false;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    failure.untold[rank] = members_.InSteps(rank) && !layout.Told(rank);
+    failure.untold[rank] = members_.InSteps(rank) && !layout.agreement().KnowsFailure(rank);
     late = late || failure.untold[rank];
   }
   if (!late) return;
@@ -251,20 +255,21 @@ void Job::RememberFailure(const LayoutChannel& layout) {
   failures_.push_back(std::move(failure));
 }
 
-void Job::SettleLayouts(Effects* effects) {
-  if (!end_.ok()) return;  // they stay as they are, for status and statistics
+void Job::SettleLayouts(DeferredActions* actions) {
+  if (!end_.ok()) return;  // layouts are kept for status and statistics
   for (auto it = layouts_.begin(); it != layouts_.end();) {
     LayoutChannel& layout = *it->second;
     if (layout.ready()) {
       ++it;
-    } else if (layout.dead()) {
+    } else if (layout.agreement().failed()) {
       RememberFailure(layout);
       it = layouts_.erase(it);
-    } else if (layout.Complete()) {
-      layout.Begin(Find(layout.replaces()), effects);
-      if (const auto replaced = layouts_.find(layout.replaces()); replaced != layouts_.end()) {
-        // With its memory, its arenas among it.
-        effects->releases.emplace_back(std::move(replaced->second));
+    } else if (layout.agreement().Complete()) {
+      layout.Begin(Find(layout.agreement().replaces()), actions);
+      if (const auto replaced = layouts_.find(layout.agreement().replaces());
+          replaced != layouts_.end()) {
+        // Also releases the layout's memory, including its arenas.
+        actions->releases.emplace_back(std::move(replaced->second));
         layouts_.erase(replaced);
       }
       ++it;
@@ -278,17 +283,17 @@ void Job::RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::St
   Transaction transaction(this);
   LayoutChannel* const layout = Find(channel);
   if (layout == nullptr || Ended(rank)) return;
-  layout->Refuse(rank, why, transaction.effects());
-  SettleLayouts(transaction.effects());
+  layout->agreement().Refuse(rank, why, transaction.actions());
+  SettleLayouts(transaction.actions());
 }
 
 void Job::Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) {
   Transaction transaction(this);
   LayoutChannel* const layout = Find(channel);
   if (layout == nullptr || Ended(rank)) {
-    transaction.effects()->releases.push_back(std::move(memory));
+    transaction.actions()->releases.push_back(std::move(memory));
   } else {
-    layout->Hold(rank, std::move(memory), transaction.effects());
+    layout->agreement().Hold(rank, std::move(memory), transaction.actions());
   }
 }
 
@@ -298,13 +303,13 @@ absl::Status Job::CheckReplaces(std::uint32_t rank, std::uint32_t channel) const
   const auto layout = ChannelOf(rank, channel);
   if (!layout.ok()) return layout.status();
   const auto breach = [&](absl::string_view what) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank, " replaces layout '", (*layout)->name(),
                                   "' on channel ", channel, ", ", what),
-                     {{"job", identity_.job_id},
-                      {"rank", absl::StrCat(rank)},
-                      {"channel", absl::StrCat(channel)},
-                      {"step", absl::StrCat((*layout)->step())}});
+                     {{field::kJob, identity_.job_id},
+                      {field::kRank, rank},
+                      {field::kChannel, channel},
+                      {field::kStep, (*layout)->step()}});
   };
   if (!(*layout)->ready()) return breach("which is not ready: wait for LayoutReady first");
   if ((*layout)->InStep(rank)) {
@@ -317,13 +322,14 @@ absl::Status Job::CheckReplaces(std::uint32_t rank, std::uint32_t channel) const
 absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  // It came on the executor: meanwhile the rank may have left, or the agreement failed.
+  // The call comes from the executor. The rank may have left or the agreement may have failed in
+  // the meantime.
   const bool closed = channel >= 1 && channel <= last_channel_ && Find(channel) == nullptr;
   if (closed || members_[rank].state == RankState::kStayed) return absl::OkStatus();
   LayoutChannel* const layout = Find(channel);
   if (layout == nullptr) return UnknownChannel(rank, channel);
-  absl::Status status = layout->Mapped(rank, std::move(memory));
-  SettleLayouts(transaction.effects());
+  absl::Status status = layout->agreement().Mapped(rank, std::move(memory));
+  SettleLayouts(transaction.actions());
   return status;
 }
 
@@ -331,19 +337,19 @@ absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMem
 // ---------------------------------------------------------------------------------------
 
 absl::Status Job::UnknownChannel(std::uint32_t rank, std::uint32_t channel) const {
-  return MakeError(absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL",
-                   absl::StrCat("rank ", rank, ": there is no layout on channel ", channel,
-                                channel >= 1 && channel <= last_channel_
-                                    ? "; it was replaced, or its agreement failed"
-                                    : ""),
-                   {{"job", identity_.job_id},
-                    {"rank", absl::StrCat(rank)},
-                    {"channel", absl::StrCat(channel)}});
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, reason::kUnknownChannel,
+      absl::StrCat("rank ", rank, ": there is no layout on channel ", channel,
+                   channel >= 1 && channel <= last_channel_
+                       ? "; it was replaced, or its agreement failed"
+                       : ""),
+      {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
 }
 
 bool Job::Replacing(std::uint32_t rank, std::uint32_t channel) const {
   for (const auto& [number, layout] : layouts_) {
-    if (!layout->ready() && layout->replaces() == channel) return layout->Registered(rank);
+    if (!layout->ready() && layout->agreement().replaces() == channel)
+      return layout->agreement().Registered(rank);
   }
   return false;
 }
@@ -352,12 +358,12 @@ absl::StatusOr<LayoutChannel*> Job::ChannelOf(std::uint32_t rank, std::uint32_t 
   LayoutChannel* layout = Find(channel);
   if (layout == nullptr) return UnknownChannel(rank, channel);
   const auto breach = [&](absl::string_view what) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank, what),
-                     {{"job", identity_.job_id},
-                      {"rank", absl::StrCat(rank)},
-                      {"channel", absl::StrCat(channel)},
-                      {"step", absl::StrCat(layout->step())}});
+                     {{field::kJob, identity_.job_id},
+                      {field::kRank, rank},
+                      {field::kChannel, channel},
+                      {field::kStep, layout->step()}});
   };
   if (members_[rank].state != RankState::kLive)
     return breach(" has left: it takes part in no step");
@@ -375,7 +381,7 @@ absl::Status Job::MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint
   if (Ended(rank)) return absl::OkStatus();
   const auto layout = ChannelOf(rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->MarkReady(rank, step, buckets, now_ns, transaction.effects());
+  return (*layout)->MarkReady(rank, step, buckets, now_ns, transaction.actions());
 }
 
 absl::Status Job::EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
@@ -385,7 +391,7 @@ absl::Status Job::EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64
   const auto layout = ChannelOf(rank, channel);
   if (!layout.ok()) return layout.status();
   return (*layout)->EndStep(rank, step, used_map, environment_.clock->NowNs(),
-                            transaction.effects());
+                            transaction.actions());
 }
 
 absl::Status Job::FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
@@ -395,7 +401,7 @@ absl::Status Job::FinishStep(std::uint32_t rank, std::uint32_t channel, std::uin
   if (Ended(rank)) return absl::OkStatus();
   const auto layout = ChannelOf(rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->FinishStep(rank, step, used_map, now_ns, transaction.effects());
+  return (*layout)->FinishStep(rank, step, used_map, now_ns, transaction.actions());
 }
 
 absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
@@ -404,7 +410,7 @@ absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::ui
   if (Ended(rank)) return absl::OkStatus();
   const auto layout = ChannelOf(rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(), transaction.effects());
+  return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(), transaction.actions());
 }
 
 // ---- The job's own channel
@@ -418,11 +424,11 @@ absl::Status Job::Operate(std::uint32_t rank, std::uint64_t sequence, const Oper
   if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_ &&
       spec.root != kLowestLiveRank) {
     return MakeError(
-        absl::StatusCode::kInvalidArgument, "UNKNOWN_RANK",
+        absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
         absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
   }
   return operations_.Join(rank, sequence, spec, std::move(staging), deadline_ns,
-                          transaction.effects());
+                          transaction.actions());
 }
 
 absl::Status Job::ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
@@ -430,14 +436,14 @@ absl::Status Job::ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
   if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
-  return operations_.ChunkWritten(rank, sequence, chunk, bytes, transaction.effects());
+  return operations_.ChunkWritten(rank, sequence, chunk, bytes, transaction.actions());
 }
 
 absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
   if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
-  return operations_.ChunkRead(rank, sequence, chunk, transaction.effects());
+  return operations_.ChunkRead(rank, sequence, chunk, transaction.actions());
 }
 
 // ---- Leaving and losing
@@ -450,11 +456,11 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   bool in_step = operations_.InOperation(rank);
   for (const auto& [channel, layout] : layouts_) in_step = in_step || layout->InStep(rank);
   if (in_step || (member.state == RankState::kStayed && !exit)) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank,
                                   " said Leave in the middle of a step or operation, "
                                   "or twice"),
-                     {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}});
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
   member.state = exit ? RankState::kExited : RankState::kStayed;
   if (exit) {
@@ -462,25 +468,26 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   } else {
     away_.push_back(rank);
   }
-  Effects* const effects = transaction.effects();
+  DeferredActions* const actions = transaction.actions();
   const std::uint64_t now_ns = environment_.clock->NowNs();
   for (const auto& [channel, layout] : layouts_) {
-    if (!layout->ready() && !exit) layout->FailAgreement(RanksLeft(layout->name()), effects);
-    layout->RankLeft(rank, exit, now_ns, effects);
+    if (!layout->ready() && !exit) layout->agreement().Fail(RanksLeft(layout->name()), actions);
+    layout->RankLeft(rank, exit, now_ns, actions);
   }
-  SettleLayouts(effects);
+  SettleLayouts(actions);
   if (exit) {
-    members_.Send(rank, SessionEndMessage{absl::OkStatus()}, effects);
+    members_.Send(rank, SessionEndMessage{absl::OkStatus()}, actions);
     member.sink.reset();
   }
-  operations_.RankLeft(effects);
-  MaybeResume(effects);
+  operations_.RankLeft(actions);
+  MaybeResume(actions);
   return absl::OkStatus();
 }
 
-void Job::MaybeResume(Effects* effects) {
+void Job::MaybeResume(DeferredActions* actions) {
   if (away_.empty() || members_.StepRanks() > 0) return;
-  // No step, agreement or operation is running: each would wait for a rank that takes part.
+  // No step, agreement or operation can be running: each of them has at least one rank that takes
+  // part.
   LeaveDoneMessage done{away_.back(), operations_.next_sequence(), {}};
   for (const auto& [channel, layout] : layouts_) {
     done.next_steps.push_back({channel, layout->step()});
@@ -489,7 +496,7 @@ void Job::MaybeResume(Effects* effects) {
   for (const std::uint32_t rank : away_) {
     members_[rank].state = RankState::kLive;
     operations_.RankResumed(rank);
-    members_.Send(rank, done, effects);
+    members_.Send(rank, done, actions);
   }
   away_.clear();
   failures_.clear();
@@ -498,37 +505,37 @@ void Job::MaybeResume(Effects* effects) {
 absl::Status Job::RanksLeft(absl::string_view layout) const {
   if (away_.empty()) return absl::OkStatus();
   return MakeError(
-      absl::StatusCode::kFailedPrecondition, "RANKS_LEFT",
+      absl::StatusCode::kFailedPrecondition, reason::kRanksLeft,
       absl::StrCat("layout '", layout, "' cannot be agreed: rank ", absl::StrJoin(away_, ", "),
                    " left, and stays until every rank has. Register layouts before "
                    "the first Leave, or after LeaveDone."),
-      {{"job", identity_.job_id}, {"rank", absl::StrCat(away_.front())}});
+      {{field::kJob, identity_.job_id}, {field::kRank, away_.front()}});
 }
 
 absl::Status Job::CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const {
   if (members_[rank].state == RankState::kLive) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                    absl::StrCat("rank ", rank, ", operation ", sequence,
                                 " of the job's channel: this rank has left, and takes part in "
                                 "nothing until LeaveDone"),
-                   {{"job", identity_.job_id}, {"rank", absl::StrCat(rank)}, {"channel", "0"}});
+                   {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
 }
 
 absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
   std::string where = "between steps";
   std::string channel = "0", step, bucket;
   for (const auto& [number, layout] : layouts_) {
-    if (layout->dead()) continue;
+    if (layout->agreement().failed()) continue;
     if (!layout->ready()) {
       where = absl::StrCat("while layout '", layout->name(), "' was being ",
-                           layout->replaces() == 0 ? "agreed" : "replaced");
+                           layout->agreement().replaces() == 0 ? "agreed" : "replaced");
       channel = absl::StrCat(layout->channel());
       step = bucket = "";
       continue;
     }
     channel = absl::StrCat(layout->channel());
     step = absl::StrCat(layout->step());
-    // A rank that has left steps owes them nothing.
+    // A rank that has left steps does not have to mark buckets.
     const bool owes = members_.InSteps(rank);
     const auto unmarked = owes ? layout->FirstUnmarked(rank) : std::nullopt;
     bucket = unmarked.has_value() ? absl::StrCat(*unmarked) : "";
@@ -540,16 +547,16 @@ absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
     if (layout->running()) break;
   }
   return MakeError(
-      absl::StatusCode::kAborted, "RANK_LOST",
+      absl::StatusCode::kAborted, reason::kRankLost,
       absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost ", where,
                    "; known because ", why.message(),
                    ". Steps that are not complete are void. Start that rank again and join again "
                    "from every rank."),
-      {{"job", identity_.job_id},
-       {"rank", absl::StrCat(rank)},
-       {"channel", channel},
-       {"step", step},
-       {"bucket", bucket}});
+      {{field::kJob, identity_.job_id},
+       {field::kRank, rank},
+       {field::kChannel, channel},
+       {field::kStep, step},
+       {field::kBucket, bucket}});
 }
 
 void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) {
@@ -561,14 +568,14 @@ void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status
   member.state = RankState::kLost;
   member.loss = why;
   StopLocked(loss);
-  MaybeEnd(transaction.effects());
+  MaybeEnd(transaction.actions());
 }
 
 void Job::End(const absl::Status& why) {
   Transaction transaction(this);
-  if (OverLocked()) return;  // well, and stays so
+  if (OverLocked()) return;  // a job that has ended keeps its result
   StopLocked(why);
-  MaybeEnd(transaction.effects());
+  MaybeEnd(transaction.actions());
 }
 
 bool Job::EndIfIdle(const absl::Status& why) {
@@ -577,7 +584,7 @@ bool Job::EndIfIdle(const absl::Status& why) {
   if (end_.ok()) {
     if (StepRunningLocked()) return false;
     StopLocked(why);
-    MaybeEnd(transaction.effects());
+    MaybeEnd(transaction.actions());
   }
   return told_;
 }
@@ -585,43 +592,43 @@ bool Job::EndIfIdle(const absl::Status& why) {
 void Job::FailLocked(const absl::Status& failure) {
   if (failure.ok()) return;
   ErrorDetails details = DetailsOf(failure);
-  const auto names_job = [](const auto& field) { return field.first == "job"; };
-  if (std::none_of(details.fields.begin(), details.fields.end(), names_job)) {
-    details.fields.emplace_back("job", identity_.job_id);
+  if (details.Value(field::kJob).empty()) {
+    details.fields.emplace_back(field::kJob.text(), identity_.job_id);
   }
-  StopLocked(MakeError(failure.code(), details.reason, failure.message(), details.fields));
+  StopLocked(MakeError(failure.code(), details, failure.message()));
 }
 
 void Job::StopLocked(const absl::Status& why) {
   if (!end_.ok()) return;
   end_ = why;
-  for (const auto& [channel, layout] : layouts_) layout->Stop(why);
+  for (const auto& [channel, layout] : layouts_) layout->Stop();
   operations_.Stop();
 }
 
-void Job::MaybeEnd(Effects* effects) {
+void Job::MaybeEnd(DeferredActions* actions) {
   if (end_.ok() || told_) return;
-  for (const auto& [channel, layout] : layouts_) layout->GiveUp(effects);
+  for (const auto& [channel, layout] : layouts_) layout->GiveUp(actions);
   if (InFlight() > 0) return;
   told_ = true;
   const std::uint64_t now_ns = environment_.clock->NowNs();
-  for (const auto& [channel, layout] : layouts_) layout->FinishSeen(now_ns, effects);
+  for (const auto& [channel, layout] : layouts_) layout->FinishSeen(now_ns, actions);
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     Member& member = members_[rank];
     const bool lost = member.state == RankState::kLost;
-    members_.Send(rank, SessionEndMessage{lost ? member.loss : end_}, effects);
+    members_.Send(rank, SessionEndMessage{lost ? member.loss : end_}, actions);
     member.sink.reset();
   }
-  for (const auto& [channel, layout] : layouts_) layout->ReleaseMemory(effects);
+  for (const auto& [channel, layout] : layouts_) layout->ReleaseMemory(actions);
   operations_.ReleaseMemory();
 }
 
 void Job::Tick() {
   Transaction transaction(this);
+  if (!end_.ok()) return;
   const std::uint64_t now_ns = environment_.clock->NowNs();
-  for (const auto& [channel, layout] : layouts_) layout->Tick(now_ns, transaction.effects());
-  SettleLayouts(transaction.effects());
-  operations_.Tick(now_ns, transaction.effects());
+  for (const auto& [channel, layout] : layouts_) layout->Tick(now_ns, transaction.actions());
+  SettleLayouts(transaction.actions());
+  operations_.Tick(now_ns, transaction.actions());
 }
 
 // ---- Asking
@@ -664,7 +671,7 @@ bool Job::Formed() const {
   return formed_;
 }
 
-bool Job::Failed() const {
+bool Job::HasEnded() const {
   MutexLock lock(&mutex_);
   return !end_.ok();
 }
@@ -690,7 +697,7 @@ bool Job::LiveHere(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
   if (rank >= world_size_) return false;
   const Member& member = members_[rank];
-  // A job that has ended keeps what its ranks were, but not their sessions.
+  // A job that has ended keeps the states of its ranks, but not their sessions.
   return member.sink != nullptr && member.node.empty() &&
          (member.state == RankState::kLive || member.state == RankState::kStayed);
 }
@@ -747,4 +754,4 @@ std::optional<std::vector<StepTimes>> Job::Timeline(absl::string_view layout,
   return std::nullopt;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

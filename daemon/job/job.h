@@ -37,7 +37,7 @@
 #include "daemon/job/operation_channel.h"
 #include "daemon/reduce/reducer.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct JobIdentity {
   uid_t uid = 0;
@@ -72,9 +72,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "");
 
-  // From now on reductions that take ranks of other nodes go to `cluster` rather than to the
-  // environment's reducer. The first one counts.
-  void UseCluster(std::shared_ptr<Reducer> cluster);
+  // The reducer for operations with ranks on other nodes. The first call counts, later ones do
+  // nothing.
+  void UseNodeGroup(std::shared_ptr<Reducer> node_group);
 
   // ---- JobPort
   void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) override {
@@ -107,64 +107,66 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) override;
   RankState StateOf(std::uint32_t rank) const override;
 
-  // Who is waited for in a running step; "" if it is not running.
+  // What a running step waits for; "" if it is not running.
   std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;
 
   // Ends every session with `why` (SUPERSEDED, DRAINING).
   void End(const absl::Status& why);
-  // Ends them if no step is running; true once they have been told.
+  // Ends them if no step is running. True once their SessionEndMessage is queued.
   bool EndIfIdle(const absl::Status& why);
   void Tick();
 
-  // The rank's session is live, and on this node.
+  // True if the rank has a live session on this node.
   bool LiveHere(std::uint32_t rank) const;
-  // No session is left and nothing touches their memory.
+  // No session is left, and no reduction touches the memory of one.
   bool Over() const;
   // Every rank has joined once.
   bool Formed() const;
-  bool Failed() const;
+  bool HasEnded() const;
   bool StepRunning() const;
   JobSnapshot Snapshot() const;
   // The last steps of a layout; nullopt if there is no such layout.
   std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
 
  private:
-  // Locks the job; at its end unlocks it and carries out the effects.
+  // Locks the job; at its end unlocks it and carries out the actions.
   class Transaction;
 
-  Reducer* ReducerOf(const ReduceOperation& operation, Reducer* cluster) const;
+  Reducer* ReducerOf(const ReduceOperation& operation, Reducer* node_group) const;
 
-  // An agreement that failed before every rank had come to it.
+  // An agreement that failed before every rank had asked for it.
   struct FailedAgreement {
     std::string name;
     std::uint32_t replaces = 0;
     absl::Status status;
-    std::vector<bool> untold;  // by rank
+    std::vector<bool> untold;  // by rank: does not know yet
   };
 
   std::uint64_t IncarnationOf(std::uint32_t rank) const;
   LayoutChannel* Find(std::uint32_t channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The agreement that a request is about; null: it begins one.
+  // The agreement that a request belongs to; null if the request begins one.
   LayoutChannel* FindPending(const LayoutRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status UnknownChannel(std::uint32_t rank, std::uint32_t channel) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `rank` has asked for the replacement of `channel`, and that is not answered.
+  // `rank` waits for the replacement of `channel`.
   bool Replacing(std::uint32_t rank, std::uint32_t channel) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The failure that `rank` has not been told yet, which it is now; OK if there is none.
+  // The failure of this agreement that `rank` does not know yet; OK if there is none. Afterwards it
+  // counts as known.
   absl::Status TakeFailure(std::uint32_t rank, const LayoutRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, const LayoutRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // After every change: layouts that are agreed begin, those that were replaced or failed go.
-  void SettleLayouts(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Why no layout can be agreed; OK if no rank has left and stays.
+  // Begins the layouts that are agreed, and drops those that were replaced or have failed. Called
+  // after every change.
+  void SettleLayouts(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // RANKS_LEFT if some rank has left and stays: no layout can be agreed then. Otherwise OK.
   absl::Status RanksLeft(absl::string_view layout) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // If every rank has left, those that stayed take part again.
-  void MaybeResume(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // If every rank has left, lets those that stayed take part again.
+  void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RememberFailure(const LayoutChannel& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<LayoutChannel*> ChannelOf(std::uint32_t rank, std::uint32_t channel) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -172,11 +174,11 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status LossOf(std::uint32_t rank, const absl::Status& why) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What moves its data has failed, unless OK.
+  // Ends the job if `failure`, of a reducer or an engine, is not OK.
   void FailLocked(const absl::Status& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OverLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool StepRunningLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MaybeEnd(Effects* effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MaybeEnd(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::size_t InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
@@ -187,7 +189,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   const JobTerms terms_;
 
   mutable Mutex mutex_;
-  std::shared_ptr<Reducer> cluster_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Reducer> node_group_ ABSL_GUARDED_BY(mutex_);
   Membership members_ ABSL_GUARDED_BY(mutex_);
   // By channel. Numbers are never used again.
   std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_ ABSL_GUARDED_BY(mutex_);
@@ -197,11 +199,12 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   bool formed_ ABSL_GUARDED_BY(mutex_) = false;
   // Ranks that have left and stay, in the order in which they left.
   std::vector<std::uint32_t> away_ ABSL_GUARDED_BY(mutex_);
-  // Not OK: the job has ended; sessions are told once nothing touches their memory (`told_`).
+  // Why the job has ended; OK if it has not. Sessions learn it once nothing touches their memory
+  // (`told_`).
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   bool told_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_JOB_H_

@@ -3,15 +3,15 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 std::string JobKey::Text() const {
   std::string text = absl::StrCat(uid);
-  // Before the id, which may have any character in it.
+  // The hash comes before the id, because the id may contain any character.
   if (!token_hash.empty()) {
     absl::StrAppend(&text, "+", absl::BytesToHexString(token_hash.substr(0, 8)));
   }
   return absl::StrCat(text, "/", job_id);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -8,7 +8,7 @@
 #include <string>
 #include <tuple>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct JobKey {
   uid_t uid = 0;
@@ -24,6 +24,6 @@ struct JobKey {
   std::string Text() const;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_JOB_KEY_H_

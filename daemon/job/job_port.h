@@ -1,6 +1,6 @@
-// A job as its ranks' sessions see it: on this node (Job), or on another one, whose daemon
-// coordinates it (daemon/peer). What takes a journey there is answered by a callback; a job of this
-// node calls it at once.
+// A job as its ranks' sessions see it. It is a Job if this node coordinates it, or a ForwardingJob
+// (daemon/peer) if another node does. Calls that need an answer take a callback; a Job calls it at
+// once.
 
 #ifndef DAEMON_JOB_JOB_PORT_H_
 #define DAEMON_JOB_JOB_PORT_H_
@@ -14,13 +14,17 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "daemon/job/job_key.h"
-#include "daemon/job/layout_channel.h"
+#include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
 #include "proto/gradsync/nccl_settings.h"
 
-namespace gradsync {
+namespace gradsync::v1 {
+class OpenSession;
+}
+
+namespace gradsync::daemon {
 
 // What the ranks must agree on at join.
 struct JobOptions {
@@ -35,7 +39,7 @@ class JobPort {
   virtual ~JobPort() = default;
 
   virtual const std::string& job_id() const = 0;
-  // Where the daemon is that coordinates it; empty: it is this one.
+  // Address of the daemon that coordinates the job; empty if it is this one.
   virtual std::string coordinator() const { return ""; }
 
   struct Registration {
@@ -49,18 +53,18 @@ class JobPort {
   // message about the layout; not at all if the session ends first.
   virtual void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) = 0;
 
-  // What the rank was given for this channel; let go of, on an executor, once the layout is
-  // replaced, its agreement has failed, the rank has exited or the job is over.
+  // Keeps what the rank was given for this channel. An executor releases it when the layout is
+  // replaced, its agreement has failed, the rank has exited or the job has ended.
   virtual void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) = 0;
 
-  // This rank agreed, but has no memory for it: the layout fails on every rank, now rather than at
-  // its deadline.
+  // This rank has agreed but gets no memory. The layout fails on every rank at once, before its
+  // deadline.
   virtual void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) = 0;
 
   // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, whose
   // session must be ended with it (Lose). A call of a rank whose session the job has ended already
   // is ignored. A job on another node ends the session itself, later.
-  // That RegisterLayout may name `channel` as the one to be replaced.
+  // OK if RegisterLayout may name `channel` as the one to be replaced.
   virtual absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const = 0;
   virtual absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel,
                                    RankMemory memory) = 0;
@@ -82,14 +86,14 @@ class JobPort {
                                  std::uint64_t chunk) = 0;
   virtual absl::Status Leave(std::uint32_t rank, bool exit) = 0;
 
-  // Who is waited for in a running step; "" if it is not running. Not answered if the session ends
-  // first.
+  // Answers with what a running step waits for; "" if it is not running. No answer if the session
+  // ends first.
   virtual void AskMissing(std::uint32_t channel, std::uint64_t step,
                           std::function<void(std::string)> answer) = 0;
 
-  // The session of `rank` is gone or must go; `why` becomes its own end ("its process ended", a
-  // breach, ...). Unless the rank had exited, the job fails: every running step is void and every
-  // other session ends ABORTED RANK_LOST.
+  // The session of `rank` is lost or must end, with `why` ("its process ended", a breach, ...).
+  // Unless the rank had exited, the job fails: every running step is void and every other session
+  // ends with ABORTED RANK_LOST.
   virtual void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) = 0;
 
   virtual RankState StateOf(std::uint32_t rank) const = 0;
@@ -102,8 +106,10 @@ struct JoinRequest {
   std::uint32_t world_size = 1;
   JobOptions options;
   std::uint64_t incarnation = 0;  // of its session, on its node
-  std::string coordinator;        // where rank 0's daemon is; empty: here
+  std::string coordinator;        // address of rank 0's daemon; empty: this daemon
   std::string client;
+  // The client's message, if `coordinator` is not empty; otherwise null.
+  std::shared_ptr<const v1::OpenSession> message;
 };
 
 struct Joined {
@@ -122,6 +128,6 @@ class JobFinder {
                     std::function<void(absl::StatusOr<Joined>)> joined) = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_JOB_PORT_H_

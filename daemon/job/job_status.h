@@ -9,7 +9,7 @@
 
 #include "daemon/telemetry/layout_stats.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 enum class JobPhase : std::uint8_t { kForming, kRunning, kFailed, kEnded };
 
@@ -45,6 +45,6 @@ struct JobSnapshot {
   std::uint64_t operations_failed = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_JOB_STATUS_H_

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
@@ -17,8 +17,8 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
     const std::shared_ptr<Job>& current = found->second;
     const RankState state = current->StateOf(rank);
     const bool free = state == RankState::kAbsent;
-    // A full job has no free rank, whatever rank or world size this one comes with.
-    const bool begin_next = current->Failed() || current->Over() || current->Formed() ||
+    // A full job has no free rank, whatever the rank and world size of the new session.
+    const bool begin_next = current->HasEnded() || current->Over() || current->Formed() ||
                             (!free && state != RankState::kLive);
     if (!begin_next) return current;
     generation = current->identity().generation + 1;
@@ -26,7 +26,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
     ending_.push_back(current);
     jobs_.erase(found);
   } else {
-    // In no order: a superseded generation may take longer to end than the one after it.
+    // Retired jobs are in no order: a superseded generation may end later than its successor.
     for (const auto& old : retired_) {
       const JobIdentity& was = old->identity();
       if (was.uid == key.uid && was.job_id == key.job_id && was.token_hash == key.token_hash) {
@@ -37,10 +37,10 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
   std::size_t of_user = 0;
   for (const auto& entry : jobs_) of_user += entry.first.uid == key.uid ? 1 : 0;
   if (of_user >= quota_jobs_per_user_) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                      absl::StrCat("user ", key.uid, " has ", of_user,
                                   " jobs, as many as quota_jobs_per_user allows"),
-                     {{"job", key.job_id}});
+                     {{field::kJob, key.job_id}});
   }
   auto job = std::make_shared<Job>(JobIdentity{key.uid, key.job_id, key.token_hash, generation},
                                    world_size, options, environment_);
@@ -56,19 +56,19 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
   absl::Status joined;
   {
     MutexLock lock(&mutex_);
-    // Once more if the job fails between the look at it and the joining.
+    // Tries again if the job fails between JobForLocked() and Join().
     do {
       job = JobForLocked(key, rank, world_size, options, &superseded);
       joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink, node)
                         : job.status();
-    } while (job.ok() && !joined.ok() && (*job)->Failed());
+    } while (job.ok() && !joined.ok() && (*job)->HasEnded());
   }
   if (superseded != nullptr) {
     superseded->End(MakeError(
-        absl::StatusCode::kAborted, "SUPERSEDED",
+        absl::StatusCode::kAborted, reason::kSuperseded,
         absl::StrCat("a newer generation of job '", key.job_id, "' was begun by rank ", rank,
                      "; this session belongs to the old one. Join again to take part."),
-        {{"job", key.job_id}, {"rank", absl::StrCat(rank)}}));
+        {{field::kJob, key.job_id}, {field::kRank, rank}}));
   }
   if (!joined.ok()) return joined;
   return job;
@@ -84,7 +84,7 @@ void JobTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sin
 }
 
 void JobTable::RetireLocked(std::shared_ptr<Job> job) {
-  jobs_failed_ += job->Failed() ? 1 : 0;
+  jobs_failed_ += job->HasEnded() ? 1 : 0;
   retired_.push_front(std::move(job));
   if (retired_.size() > kRetired) retired_.pop_back();
 }
@@ -140,4 +140,4 @@ std::uint64_t JobTable::jobs_failed() const {
   return jobs_failed_;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

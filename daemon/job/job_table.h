@@ -21,7 +21,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/job_port.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 class JobTable final : public JobFinder {
  public:
@@ -78,6 +78,6 @@ class JobTable final : public JobFinder {
   std::uint64_t jobs_failed_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_JOB_TABLE_H_

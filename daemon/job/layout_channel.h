@@ -1,12 +1,5 @@
-// One layout of a job: the agreement of its ranks, then its steps, one after the other. This is
-// where a bucket's life is decided: ready on every rank -> reduction -> done -> committed with its
-// step, or void.
-//
-//   (Register Mapped)^ranks  ready  ( (MarkReady* (EndStep | FinishStep))^ranks commit | MarkReady*
-//   Abandon/deadline void )*
-//
-// Externally synchronized: guarded by the job's lock. Never blocks, calls nobody: what follows from
-// a change is put into Effects. Does not own arenas; RankMemory keeps them mapped.
+// One layout of a job and its steps, one after the other. This is where a bucket's life is decided:
+// ready on every rank -> reduction -> done -> committed with its step, or void.
 
 #ifndef DAEMON_JOB_LAYOUT_CHANNEL_H_
 #define DAEMON_JOB_LAYOUT_CHANNEL_H_
@@ -20,125 +13,96 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "daemon/arena/semaphore_page.h"
+#include "daemon/job/gpu_step.h"
+#include "daemon/job/job_terms.h"
+#include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
+#include "daemon/job/running_step.h"
 #include "daemon/reduce/reducer.h"
 #include "daemon/telemetry/layout_stats.h"
 #include "daemon/telemetry/step_timeline.h"
-#include "daemon/worker/gpu_arena.h"
-#include "proto/gradsync/nccl_settings.h"
+#include "proto/gradsync/error_reason.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// One rank's memory of a layout, mapped. It lies on another node without semaphores: then all is
-// null but `gpu`.
-struct RankMemory {
-  std::shared_ptr<void> arena;  // keeps `data` mapped
-  std::byte* data = nullptr;
-  std::shared_ptr<SemaphorePage> semaphores;
-  std::shared_ptr<GpuArena> gpu;  // instead of `data`
-};
-
-struct LayoutRequest {
-  std::uint64_t request_id = 0;
-  LayoutSpec spec;
-  std::uint32_t replaces = 0;     // channel of the layout that this one replaces; 0: none
-  std::uint64_t deadline_ns = 0;  // for the other ranks to come
-  std::string device;             // UUID of the GPU for this rank's arena; empty: host memory
-  bool mps = false;               // its process shares that GPU through MPS
-  bool bucket_done_messages = false;
-};
-
-// What a layout needs to know of its job. Constant.
-struct JobTerms {
-  std::string job_id;
-  std::uint64_t flow = 0;  // the job's share of the reduce threads
-  bool divide_by_world = false;
-  std::uint64_t step_timeout_ns = 0;
-  NcclSettings nccl;
-};
-
+// First the ranks agree on the layout (LayoutAgreement), then steps run (RunningStep):
+//
+//   (Register Mapped)^ranks  ready  ( (MarkReady* (EndStep | FinishStep))^ranks commit
+//                                   | MarkReady* Abandon/deadline void )*
+//
+// Externally synchronized: guarded by the job's lock. Never blocks and calls nobody: what follows
+// from a change is put into DeferredActions. Owns its operations, so it lives until none is in
+// flight.
 class LayoutChannel {
  public:
-  // Called by the reducer, on its thread, without the job's lock: the job takes it, stops if the
-  // reduction has failed, and calls Reduced().
+  // Called by the reducer, on its thread, without the job's lock: the job takes the lock, stops if
+  // the reduction has failed, and calls Reduced().
   using OnReduced = std::function<void(LayoutChannel*, std::size_t bucket, const ReduceTimes&,
                                        const absl::Status& failure)>;
+  // As LayoutAgreement, whose `spec` the plan is of.
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
                 Membership* members, OnReduced reduced);
 
-  std::uint32_t channel() const { return channel_; }
-  const std::string& name() const { return spec_.name; }
+  std::uint32_t channel() const { return agreement_.channel(); }
+  const std::string& name() const { return agreement_.name(); }
+  const LayoutSpec& spec() const { return agreement_.spec(); }
   const LayoutPlan& plan() const { return plan_; }
-  // Of the layout that this one takes the place of once it is ready; 0: none.
-  std::uint32_t replaces() const { return replaces_; }
-  bool ready() const { return ready_; }
-  // The ranks did not agree: it will never be ready.
-  bool dead() const { return !agreement_.ok(); }
-  const absl::Status& agreement() const { return agreement_; }
-  std::uint64_t step() const { return step_; }
-  const LayoutSpec& spec() const { return spec_; }
+  LayoutAgreement& agreement() { return agreement_; }
+  const LayoutAgreement& agreement() const { return agreement_; }
+  bool ready() const { return agreement_.reached(); }
+  // The running step, or the next one if none is running.
+  std::uint64_t step() const { return step_.number(); }
+  bool running() const { return step_.begun(); }
 
-  // ---- Agreement
-  // FAILED_PRECONDITION if this rank's spec differs (every rank that has registered is told, and
-  // the layout is dead), or has registered before.
-  absl::Status Register(std::uint32_t rank, LayoutRequest request, Effects* effects);
-  bool Registered(std::uint32_t rank) const { return ranks_[rank].registered; }
-  // Dead: the rank has been told so, by a message or by the answer to its own request.
-  bool Told(std::uint32_t rank) const { return ranks_[rank].registered || ranks_[rank].refused; }
-  // The rank has registered but gets no memory: the agreement fails on every rank.
-  void Refuse(std::uint32_t rank, const absl::Status& why, Effects* effects);
-  // Keeps what a registered rank was given until the layout lets go of it.
-  void Hold(std::uint32_t rank, std::shared_ptr<void> memory, Effects* effects);
-  absl::Status Mapped(std::uint32_t rank, RankMemory memory);
-  // Every rank that takes part has registered and mapped.
-  bool Complete() const;
-  // Complete: steps begin, where those of `replaced` (or null) end, whose statistics go on here.
-  // Nobody uses `replaced` any more.
-  void Begin(LayoutChannel* replaced, Effects* effects);
-  // Tells every rank that has registered; the layout is dead.
-  void FailAgreement(const absl::Status& status, Effects* effects);
+  // The agreement is complete: steps begin with the number that follows the last one of `replaced`
+  // (or null), whose statistics continue here. Nobody uses `replaced` any more.
+  void Begin(LayoutChannel* replaced, DeferredActions* actions);
 
   // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its
   // session.
   absl::Status MarkReady(std::uint32_t rank, std::uint64_t step,
                          absl::Span<const std::uint32_t> buckets, std::uint64_t now_ns,
-                         Effects* effects);
+                         DeferredActions* actions);
   absl::Status EndStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
-                       std::uint64_t now_ns, Effects* effects);
+                       std::uint64_t now_ns, DeferredActions* actions);
   // MarkReady of what the rank has not marked, in the order of the buckets, then EndStep.
   absl::Status FinishStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
-                          std::uint64_t now_ns, Effects* effects);
+                          std::uint64_t now_ns, DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
-                       std::uint64_t now_ns, Effects* effects);
-  // The reducer has finished a bucket. Its done words have been written already; not if it failed.
-  void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns, Effects* effects);
+                       std::uint64_t now_ns, DeferredActions* actions);
+  // The reducer has finished a bucket. Unless it failed, its done words are written already.
+  void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
+               DeferredActions* actions);
+  std::size_t in_flight() const { return step_.in_flight(); }
 
   // ---- Membership
   // True if the rank has begun the running step.
-  bool InStep(std::uint32_t rank) const { return ranks_[rank].marks > 0 || ranks_[rank].ended; }
-  // The rank contributes nothing from now on; not called while the rank is in a step. `exited`: its
-  // memory is let go.
-  void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, Effects* effects);
-  // The rank had left and takes part again, from the next step on; no step is running.
+  bool InStep(std::uint32_t rank) const { return step_.Has(rank); }
+  // The rank contributes nothing from now on. Not called while the rank is in a step. `exited`: its
+  // memory is released.
+  void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
+  // The rank had left and takes part again, from the next step on. No step is running.
   void RankResumed(std::uint32_t rank);
-  // The job is over: no reduction is begun any more.
-  void Stop(const absl::Status& why);
-  // The running step is void: reductions in flight wait for no rank. Once for each step.
-  void GiveUp(Effects* effects);
-  // The job is over and nothing is in flight: a running step that the trainers' streams have seen
-  // complete is complete, and one that they may have seen so is in doubt.
-  void FinishSeen(std::uint64_t now_ns, Effects* effects);
-  // Releases the arenas. Only when nothing is in flight.
-  void ReleaseMemory(Effects* effects);
 
-  void Tick(std::uint64_t now_ns, Effects* effects);
+  // ---- The end of the job, in this order.
+  // The job has ended: no reduction begins any more, and the running step is not committed.
+  void Stop() { step_.Cut(); }
+  // The running step is void: reductions in flight wait for no rank. Has an effect once per step.
+  void GiveUp(DeferredActions* actions);
+  // Nothing is in flight. If the trainers' streams have seen the running step complete, it is
+  // committed; if they may have seen it complete, it ends in doubt.
+  void FinishSeen(std::uint64_t now_ns, DeferredActions* actions);
+  // Releases the memory of every rank.
+  void ReleaseMemory(DeferredActions* actions);
 
-  std::size_t in_flight() const { return in_flight_; }
+  // Ends what has passed its deadline: the agreement, or the running step.
+  void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- For people
   // "rank 1 has not marked bucket 3-7 ready" of the running step; empty if no step is running.
@@ -147,108 +111,76 @@ class LayoutChannel {
   std::vector<std::uint32_t> MissingRanks() const;
   // The first bucket of the running step that this rank has not marked ready; nullopt if it has
   // marked all.
-  std::optional<std::size_t> FirstUnmarked(std::uint32_t rank) const;
-  bool running() const { return started_; }
+  std::optional<std::size_t> FirstUnmarked(std::uint32_t rank) const {
+    return step_.FirstUnmarked(rank);
+  }
   const LayoutStats& stats() const { return stats_; }
   const StepTimeline& timeline() const { return *timeline_; }
 
  private:
-  struct RankLayout {
-    bool registered = false;
-    bool refused = false;   // its own request made the agreement fail
-    LayoutRequest request;  // spec moved out
-    std::shared_ptr<void> held;
-    std::optional<RankMemory> memory;
-    // Of the running step:
-    std::vector<bool> marked;
-    std::size_t marks = 0;
-    bool ended = false;
-    // Last step that this rank has ended; those between it and step_ were void.
-    std::uint64_t last_ended = 0;
-    // On a GPU: its messages about the next step, which it may begin once it has ended this one.
-    using Early = std::function<absl::Status(std::uint64_t now_ns, Effects*)>;
-    std::vector<Early> early;
-    std::size_t early_marks = 0;  // buckets that they mark
-  };
-  enum class BucketState : std::uint8_t { kWaiting, kReducing, kDone };
   struct Bucket {
-    BucketState state = BucketState::kWaiting;
-    std::uint32_t ready_ranks = 0;
-    BucketTimes times;
     ReduceOperation operation;
-    // Parallel to operation.buffers.
-    std::vector<SemaphorePage*> semaphores;
-    std::uint64_t step = 0;  // of the operation in flight
+    std::vector<SemaphorePage*> semaphores;  // of the ranks on this node that take part
+  };
+  // What to do with a message about a step.
+  enum class Admission : std::uint8_t {
+    kAdmit,
+    kIgnore,  // its step was void before the rank could know
+    kEarly,   // about the next step, until which it waits
   };
 
-  // OK to go on; kIgnore for a message of a step that was void before the rank could know; kEarly
-  // for one of the next step, which waits for it.
-  enum class Admission : std::uint8_t { kAdmit, kIgnore, kEarly };
   absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step,
                                   absl::string_view what) const;
-  absl::Status Postpone(std::uint32_t rank, std::uint64_t step, RankLayout::Early message);
-  void TakeEarly(std::uint64_t now_ns, Effects* effects);
-  void Start(std::uint64_t now_ns);
-  void Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns, Effects* effects);
+  absl::Status Postpone(std::uint32_t rank, std::uint64_t step, EarlyMessages::Message message);
+  RunningStep NewStep(std::uint64_t number) const;
+  void StartStep(std::uint64_t now_ns);
+  void Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns, DeferredActions* actions);
+  // Sets the operations' buffers to those of the ranks that take part.
   void BindMemory();
-  void ReleaseMemoryOf(std::uint32_t rank, Effects* effects);
-  void Launch(std::size_t index, Effects* effects);
-  void Void(absl::Status why, std::uint64_t now_ns, Effects* effects);
-  // The trainers' streams have seen that the running step is complete, and may act on it; or they
-  // may have seen it.
-  bool SeenComplete() const { return MaybeSeenComplete() && gpu_doubt_.ok(); }
+  void Launch(std::size_t index, DeferredActions* actions);
+  void Void(absl::Status why, std::uint64_t now_ns, DeferredActions* actions);
+  // Every bucket is done and none is void on the GPUs: the trainers' streams have seen the running
+  // step complete, or may have if some bucket is in doubt.
   bool MaybeSeenComplete() const;
-  absl::Status InDoubt() const;
-  // Whose gradients are in the running step.
+  bool SeenComplete() const;
+  void MaybeFinish(std::uint64_t now_ns, DeferredActions* actions);
+  // Commits the running step, or ends it as void, and replaces it by the next one.
+  void Finish(absl::Status verdict, std::uint64_t now_ns, DeferredActions* actions);
+  // How many ranks' gradients are in the running step.
   std::uint32_t RanksOfStep() const;
-  void MaybeFinish(std::uint64_t now_ns, Effects* effects);
-  void Finish(std::uint64_t now_ns, Effects* effects);
-  absl::Status Breach(absl::StatusCode code, absl::string_view reason, std::uint32_t rank,
-                      std::uint64_t step, std::optional<std::size_t> bucket,
-                      absl::string_view what) const;
+  std::uint32_t Divisor() const;
+
+  absl::Status Breach(absl::StatusCode code, Reason reason, std::uint32_t rank, std::uint64_t step,
+                      std::optional<std::size_t> bucket, absl::string_view what) const;
   absl::Status MalformedMap(std::uint32_t rank, std::uint64_t step,
                             absl::string_view used_map) const;
-  std::uint32_t Divisor() const;
-  // By bucket: marked ready, but the rank's GPU is not through with its gradients. For people
-  // alone.
+  absl::Status VoidOnGpus() const;
+  absl::Status InDoubt() const;
+  absl::Status TimedOut() const;
+  // By bucket: marked ready, but the rank's GPU has not written its gradients yet. Empty if the
+  // rank has no semaphores here. For people alone.
   std::vector<bool> NotWritten(std::uint32_t rank) const;
 
   // Constant after construction.
-  const std::uint32_t channel_;
-  const LayoutSpec spec_;
-  const std::uint32_t replaces_;
-  const std::uint32_t first_rank_;
   const LayoutPlan plan_;
   const JobTerms& terms_;
   Membership* const members_;
   const OnReduced reduced_;
 
-  std::vector<RankLayout> ranks_;
+  LayoutAgreement agreement_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
-  bool ready_ = false;
-  bool stopped_ = false;
-  bool rebind_ = true;  // ranks have come or gone since the operations' buffers were set
-  absl::Status agreement_;
+  bool rebind_ = true;  // ranks have come or gone since BindMemory
 
-  // The running step, or the next one if !started_.
-  std::uint64_t step_ = 1;
-  bool started_ = false;
-  std::uint64_t deadline_ns_ = 0;
-  absl::Status void_;  // not OK: void, waiting for in_flight_ to reach 0
-  bool given_up_ = false;
-  bool gpu_void_ = false;   // some bucket of the running step is void on every GPU
-  absl::Status gpu_doubt_;  // not OK: why it is not known what some bucket is on its GPUs
-  std::size_t in_flight_ = 0;
-  std::size_t done_buckets_ = 0;
-  std::uint64_t last_ready_ns_ = 0;
-  std::string used_map_;
-  bool all_used_ = true;         // every EndStep so far had an empty used_map
-  std::uint32_t used_maps_ = 0;  // ranks that have said EndStep
+  RunningStep step_;
+  GpuVerdict gpu_verdict_;  // of step_
+  EarlyMessages early_;     // about the step after step_
+  // By rank: the last step that it has ended. Steps between this and step_ were void.
+  std::vector<std::uint64_t> last_ended_;
 
   LayoutStats stats_;
   std::unique_ptr<StepTimeline> timeline_;  // never null
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_LAYOUT_CHANNEL_H_

@@ -10,7 +10,7 @@
 #include "daemon/base/error.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
@@ -25,8 +25,8 @@ std::uint64_t Elements(const Parameter& parameter) {
   return count;
 }
 
-// FNV-1a, 64 bits: names a layout in status and logs. Agreement is decided by FirstDifference,
-// never by this.
+// FNV-1a, 64 bits. Identifies a layout in status and logs. Only FirstDifference decides whether
+// layouts agree.
 class Fingerprint {
  public:
   void Add(std::uint64_t value) {
@@ -70,7 +70,7 @@ std::uint64_t FingerprintOf(const LayoutSpec& spec) {
 struct Group {
   DataType dtype = DataType::kUnspecified;
   std::vector<std::size_t> parameters;
-  std::uint64_t bytes = 0;  // without the padding between them, as the cap counts
+  std::uint64_t bytes = 0;  // without padding: the cap does not count it
 };
 
 std::uint64_t BytesOf(const Parameter& parameter) {
@@ -97,8 +97,8 @@ std::vector<Group> GroupByRule(const LayoutSpec& spec) {
     filling.group.parameters.push_back(i);
     filling.group.bytes += bytes;
   }
-  // What is still open closes in the order of its first parameter, the one that backward finishes
-  // first.
+  // The groups that are still open close in the order in which backward finishes their first
+  // parameters.
   std::vector<Group> rest;
   for (Open& filling : open) {
     if (!filling.group.parameters.empty()) rest.push_back(std::move(filling.group));
@@ -110,11 +110,12 @@ std::vector<Group> GroupByRule(const LayoutSpec& spec) {
   return closed;
 }
 
-// Moves what is ready last, as much as fits last_bucket_cap_bytes, into a group of its own.
+// Moves the parameters that are ready last, as many as fit last_bucket_cap_bytes, into a group of
+// their own.
 void SplitLast(const LayoutSpec& spec, std::vector<Group>* groups) {
   const std::uint64_t cap = spec.last_bucket_cap_bytes;
   if (cap == 0 || groups->empty()) return;
-  // With more than one type it need not be the last that closes.
+  // With several types, the group that is ready last may not be the last one to close.
   Group& whole = *std::min_element(
       groups->begin(), groups->end(),
       [](const Group& a, const Group& b) { return a.parameters.back() < b.parameters.back(); });
@@ -125,7 +126,7 @@ void SplitLast(const LayoutSpec& spec, std::vector<Group>* groups) {
     last.bytes += BytesOf(spec.parameters[*--first]);
   } while (first != whole.parameters.begin() &&
            last.bytes + BytesOf(spec.parameters[*(first - 1)]) <= cap);
-  if (last.bytes == whole.bytes) return;  // nothing would be left but empty parameters
+  if (last.bytes == whole.bytes) return;  // only empty parameters would be left
   last.parameters.assign(first, whole.parameters.end());
   whole.parameters.erase(first, whole.parameters.end());
   whole.bytes -= last.bytes;
@@ -153,7 +154,7 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
   const std::size_t buckets = groups.size() + spec.explicit_buckets.size();
   if (buckets > max_buckets) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, "QUOTA",
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("layout '", spec.name, "' needs ", buckets, " buckets, allowed are ",
                      max_buckets, " (quota_buckets_per_layout): raise bucket_cap_bytes"));
   }
@@ -241,4 +242,4 @@ std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const Lay
   return "";
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

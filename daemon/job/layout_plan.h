@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct Parameter {
   std::string name;
@@ -74,6 +74,6 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
 std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const LayoutSpec& b,
                             std::uint32_t rank_b);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_LAYOUT_PLAN_H_

@@ -1,5 +1,4 @@
-// Who is in a job, and the way to speak to them. Externally synchronized: guarded by the job's
-// lock.
+// The ranks of a job, their sessions, and the actions that a change of the job leads to.
 
 #ifndef DAEMON_JOB_MEMBERSHIP_H_
 #define DAEMON_JOB_MEMBERSHIP_H_
@@ -17,7 +16,7 @@
 #include "daemon/job/session_message.h"
 #include "daemon/reduce/reducer.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 enum class RankState : std::uint8_t {
   kAbsent,  // not joined yet
@@ -35,22 +34,24 @@ struct Member {
   std::string node;                   // another node's name; empty: this one
 };
 
-// What a change of the job's state asks to be done once the lock is released.
-struct Effects {
+// What to do after a change of the job's state, once its lock is released.
+struct DeferredActions {
   absl::InlinedVector<ReduceOperation*, 8> reductions;
   std::vector<GivenUpStep> given_up;
   absl::InlinedVector<std::shared_ptr<SessionSink>, 8> flushes;
   absl::InlinedVector<std::function<void()>, 1> copies;  // for the executor
-  // Arenas that the job lets go of: the executor drops the last reference, since unmapping takes
-  // milliseconds.
+  // Memory that the job no longer uses. The executor drops the last reference, because unmapping
+  // takes milliseconds.
   std::vector<std::shared_ptr<void>> releases;
-  // Of messages that had to wait: what is wrong with them, and whose session ends.
+  // Ranks whose early messages broke the protocol, and how. Their sessions end.
   std::vector<std::pair<std::uint32_t, absl::Status>> breaches;
 };
 
+// The state of each rank, and its session. Externally synchronized: guarded by the job's lock.
+// Shares the sinks with their sessions.
 class Membership {
  public:
-  // `here`: this node's name, for jobs that have ranks elsewhere.
+  // `here`: this node's name, for messages of jobs that have ranks on other nodes.
   explicit Membership(std::uint32_t world_size, std::string here = "")
       : members_(world_size), here_(std::move(here)) {}
 
@@ -58,8 +59,8 @@ class Membership {
   Member& operator[](std::uint32_t rank) { return members_[rank]; }
   const Member& operator[](std::uint32_t rank) const { return members_[rank]; }
 
-  // Takes part: steps and operations wait for this rank. An absent rank counts, a rank that left
-  // does not.
+  // True if steps and operations wait for this rank. They wait for an absent rank, too, but not for
+  // one that has left.
   bool InSteps(std::uint32_t rank) const {
     return members_[rank].state == RankState::kAbsent || members_[rank].state == RankState::kLive;
   }
@@ -69,7 +70,7 @@ class Membership {
     return count;
   }
 
-  // Some rank is on another node.
+  // True if some rank is on another node.
   bool SpansNodes() const {
     return std::any_of(members_.begin(), members_.end(),
                        [](const Member& member) { return !member.node.empty(); });
@@ -82,14 +83,14 @@ class Membership {
     return std::to_string(rank) + " (node " + node + ")";
   }
 
-  void Send(std::uint32_t rank, SessionMessage message, Effects* effects) {
+  void Send(std::uint32_t rank, SessionMessage message, DeferredActions* actions) {
     const std::shared_ptr<SessionSink>& sink = members_[rank].sink;
     if (sink == nullptr) return;
     sink->Queue(std::move(message));
-    for (const auto& queued : effects->flushes) {
+    for (const auto& queued : actions->flushes) {
       if (queued == sink) return;
     }
-    effects->flushes.push_back(sink);
+    actions->flushes.push_back(sink);
   }
 
  private:
@@ -97,6 +98,6 @@ class Membership {
   const std::string here_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_MEMBERSHIP_H_

@@ -8,11 +8,11 @@
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// Failures kept for ranks that come late; one that is further behind gets a failure without
-// details.
+// The number of failures that are kept for late ranks. A rank that is further behind gets a failure
+// without details.
 constexpr std::size_t kKeptFailures = 64;
 
 }  // namespace
@@ -51,15 +51,15 @@ OperationChannel::OperationChannel(const JobTerms& terms, Membership* members, O
 absl::Status OperationChannel::Breach(std::uint32_t rank, std::uint64_t sequence,
                                       absl::string_view what) const {
   return MakeError(
-      absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+      absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
       absl::StrCat("rank ", rank, ", operation ", sequence, " of the job's channel: ", what),
-      {{"job", terms_.job_id}, {"rank", absl::StrCat(rank)}, {"channel", "0"}});
+      {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
 }
 
 absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
                                     const OperationSpec& spec, StagingMemory staging,
-                                    std::uint64_t deadline_ns, Effects* effects) {
-  if (stopped_) return absl::OkStatus();  // the session's end is on its way
+                                    std::uint64_t deadline_ns, DeferredActions* actions) {
+  if (stopped_) return absl::OkStatus();  // the session is about to end
   RankOperation& mine = ranks_[rank];
   if (mine.waiting) return Breach(rank, sequence, "begun before the last one was answered");
   if (sequence != mine.sequence + 1) {
@@ -75,12 +75,12 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
             failure != failures_.end()
                 ? failure->second
                 : MakeError(
-                      absl::StatusCode::kDeadlineExceeded, "OPERATION_TIMEOUT",
+                      absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
                       absl::StrCat("operation ", sequence,
                                    " failed on the other ranks long ago; rank ", rank,
                                    " is far behind them"),
-                      {{"job", terms_.job_id}, {"rank", absl::StrCat(rank)}, {"channel", "0"}})},
-        effects);
+                      {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, 0}})},
+        actions);
     return absl::OkStatus();
   }
   mine.waiting = true;
@@ -96,24 +96,24 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
     moved_ = 0;
     chunk_out_ = false;
   } else if (!(spec == spec_)) {
-    Fail(MakeError(absl::StatusCode::kFailedPrecondition, "OPERATION_MISMATCH",
+    Fail(MakeError(absl::StatusCode::kFailedPrecondition, reason::kOperationMismatch,
                    absl::StrCat("the ranks disagree on operation ", sequence, ": rank ",
                                 members_->Name(first_rank_), " called ", spec_.Describe(),
                                 ", rank ", members_->Name(rank), " called ", spec.Describe(),
                                 ". Call the same operations in the same order on every rank."),
-                   {{"job", terms_.job_id},
-                    {"rank", absl::StrCat(rank)},
-                    {"other_rank", absl::StrCat(first_rank_)},
-                    {"channel", "0"}}),
-         effects);
+                   {{field::kJob, terms_.job_id},
+                    {field::kRank, rank},
+                    {field::kOtherRank, first_rank_},
+                    {field::kChannel, 0}}),
+         actions);
     return absl::OkStatus();
   }
   deadline_ns_ = std::min(deadline_ns_, deadline_ns);
-  MaybeRun(effects);
+  MaybeRun(actions);
   return absl::OkStatus();
 }
 
-void OperationChannel::MaybeRun(Effects* effects) {
+void OperationChannel::MaybeRun(DeferredActions* actions) {
   if (!active_ || running_ || !failing_.ok()) return;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (members_->InSteps(rank) && !ranks_[rank].waiting) return;
@@ -122,47 +122,45 @@ void OperationChannel::MaybeRun(Effects* effects) {
   if (spec_.kind == OperationKind::kAllReduce && spec_.count > 0) {
     reduction_.dtype = spec_.dtype;
     reduction_.count = spec_.count;
-    Bind(&reduction_);
-    const auto divisor = terms_.divide_by_world ? ranks_.size() : reduction_.buffers.size();
+    reduction_.SetBuffers(Bind(&reduction_));
+    const auto divisor = terms_.divide_by_world ? ranks_.size() : reduction_.ranks.size();
     reduction_.scale = spec_.average ? 1.0 / static_cast<double>(divisor) : 1.0;
     busy_ = true;
-    effects->reductions.push_back(&reduction_);
+    actions->reductions.push_back(&reduction_);
     return;
   }
   if (spec_.kind == OperationKind::kBroadcast && spec_.bytes > 0) {
     root_ = spec_.root;
     if (root_ == kLowestLiveRank) {
       root_ = 0;
-      while (!ranks_[root_].waiting) ++root_;  // somebody waits
+      while (!ranks_[root_].waiting) ++root_;  // at least one rank waits
     }
     if (!ranks_[root_].waiting) {
-      Fail(Breach(root_, sequence_, "the root of the broadcast has left"), effects);
+      Fail(Breach(root_, sequence_, "the root of the broadcast has left"), actions);
       return;
     }
-    members_->Send(root_, ChunkReadyMessage{sequence_, 0, 0, /*write=*/true}, effects);
+    members_->Send(root_, ChunkReadyMessage{sequence_, 0, 0, /*write=*/true}, actions);
     return;
   }
-  Complete(effects);
+  Complete(actions);
 }
 
-void OperationChannel::Bind(ReduceOperation* operation) const {
-  operation->buffers.clear();
+HostBuffers OperationChannel::Bind(ReduceOperation* operation) const {
+  HostBuffers buffers;
   operation->ranks.clear();
-  operation->between_nodes = false;
   operation->failure = absl::OkStatus();
   operation->number = sequence_;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].waiting) continue;
-    std::byte* const data = ranks_[rank].staging.data;
-    operation->buffers.push_back(data);
+    buffers.push_back(ranks_[rank].staging.data);
     operation->ranks.push_back(rank);
-    operation->between_nodes = operation->between_nodes || data == nullptr;
   }
+  return buffers;
 }
 
 absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t sequence,
                                             std::uint64_t chunk, std::uint64_t bytes,
-                                            Effects* effects) {
+                                            DeferredActions* actions) {
   if (stopped_ || !active_ || sequence != sequence_ || !failing_.ok()) return absl::OkStatus();
   RankOperation& mine = ranks_[rank];
   if (!running_ || spec_.kind != OperationKind::kBroadcast || rank != root_ || busy_ ||
@@ -174,19 +172,21 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
   }
   chunk_bytes_ = bytes;
   busy_ = true;
-  Bind(&broadcast_);
-  if (broadcast_.between_nodes) {
+  const HostBuffers buffers = Bind(&broadcast_);
+  if (std::find(buffers.begin(), buffers.end(), nullptr) != buffers.end()) {
     broadcast_.count = bytes;
-    broadcast_.root = static_cast<int>(rank);
-    effects->reductions.push_back(&broadcast_);
+    auto& work = broadcast_.work.emplace<NodeBroadcast>();
+    work.buffers = buffers;
+    work.root = rank;
+    actions->reductions.push_back(&broadcast_);
     return absl::OkStatus();
   }
-  // The copy runs without the lock: it takes along what keeps the memory mapped.
+  // The copy runs without the lock, so it holds references that keep the memory mapped.
   std::vector<StagingMemory> receivers;
   for (RankOperation& other : ranks_) {
     if (other.waiting && &other != &mine) receivers.push_back(other.staging);
   }
-  effects->copies.push_back(
+  actions->copies.push_back(
       [source = mine.staging, receivers = std::move(receivers), bytes, copied = copied_] {
         for (const StagingMemory& receiver : receivers) {
           std::memcpy(receiver.data, source.data, bytes);
@@ -196,11 +196,11 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
   return absl::OkStatus();
 }
 
-void OperationChannel::Copied(Effects* effects) {
+void OperationChannel::Copied(DeferredActions* actions) {
   busy_ = false;
   if (stopped_) return;
   if (!failing_.ok()) {
-    Fail(failing_, effects);
+    Fail(failing_, actions);
     return;
   }
   chunk_out_ = true;
@@ -208,23 +208,23 @@ void OperationChannel::Copied(Effects* effects) {
     if (!ranks_[rank].waiting || rank == root_) continue;
     ranks_[rank].read = false;
     members_->Send(rank, ChunkReadyMessage{sequence_, chunk_, chunk_bytes_, /*write=*/false},
-                   effects);
+                   actions);
   }
-  MaybeNextChunk(effects);
+  MaybeNextChunk(actions);
 }
 
 absl::Status OperationChannel::ChunkRead(std::uint32_t rank, std::uint64_t sequence,
-                                         std::uint64_t chunk, Effects* effects) {
+                                         std::uint64_t chunk, DeferredActions* actions) {
   if (stopped_ || !active_ || sequence != sequence_ || !failing_.ok()) return absl::OkStatus();
   if (!chunk_out_ || chunk != chunk_ || ranks_[rank].read || rank == root_) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " read out of order"));
   }
   ranks_[rank].read = true;
-  MaybeNextChunk(effects);
+  MaybeNextChunk(actions);
   return absl::OkStatus();
 }
 
-void OperationChannel::MaybeNextChunk(Effects* effects) {
+void OperationChannel::MaybeNextChunk(DeferredActions* actions) {
   if (!chunk_out_) return;
   for (const RankOperation& rank : ranks_) {
     if (rank.waiting && !rank.read) return;
@@ -233,36 +233,36 @@ void OperationChannel::MaybeNextChunk(Effects* effects) {
   moved_ += chunk_bytes_;
   ++chunk_;
   if (moved_ == spec_.bytes) {
-    Complete(effects);
+    Complete(actions);
   } else {
-    members_->Send(root_, ChunkReadyMessage{sequence_, chunk_, 0, /*write=*/true}, effects);
+    members_->Send(root_, ChunkReadyMessage{sequence_, chunk_, 0, /*write=*/true}, actions);
   }
 }
 
-void OperationChannel::Reduced(Effects* effects) {
+void OperationChannel::Reduced(DeferredActions* actions) {
   busy_ = false;
   if (stopped_) return;
   if (!failing_.ok()) {
-    Fail(failing_, effects);
+    Fail(failing_, actions);
   } else {
-    Complete(effects);
+    Complete(actions);
   }
 }
 
-void OperationChannel::Complete(Effects* effects) {
+void OperationChannel::Complete(DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].waiting) members_->Send(rank, OperationDoneMessage{sequence_}, effects);
+    if (ranks_[rank].waiting) members_->Send(rank, OperationDoneMessage{sequence_}, actions);
   }
   ++completed_;
   Close();
 }
 
-void OperationChannel::Fail(const absl::Status& status, Effects* effects) {
+void OperationChannel::Fail(const absl::Status& status, DeferredActions* actions) {
   failing_ = status;
   if (busy_) return;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].waiting) continue;
-    members_->Send(rank, OperationFailedMessage{sequence_, status}, effects);
+    members_->Send(rank, OperationFailedMessage{sequence_, status}, actions);
   }
   failures_[sequence_] = status;
   if (failures_.size() > kKeptFailures) failures_.erase(failures_.begin());
@@ -279,7 +279,7 @@ void OperationChannel::Close() {
   running_ = false;
   chunk_out_ = false;
   failing_ = absl::OkStatus();
-  // Failures that every rank has passed.
+  // Removes the failures that every rank has passed.
   std::uint64_t slowest = sequence_;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (members_->InSteps(rank)) slowest = std::min(slowest, ranks_[rank].sequence);
@@ -289,11 +289,11 @@ void OperationChannel::Close() {
 
 bool OperationChannel::InOperation(std::uint32_t rank) const { return ranks_[rank].waiting; }
 
-void OperationChannel::RankLeft(Effects* effects) { MaybeRun(effects); }
+void OperationChannel::RankLeft(DeferredActions* actions) { MaybeRun(actions); }
 
 void OperationChannel::RankResumed(std::uint32_t rank) {
   ranks_[rank].sequence = sequence_;
-  failures_.clear();  // of operations that it was behind
+  failures_.clear();  // all of them are of operations that this rank has missed
 }
 
 void OperationChannel::Stop() { stopped_ = true; }
@@ -315,10 +315,10 @@ std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
   return missing;
 }
 
-void OperationChannel::Tick(std::uint64_t now_ns, Effects* effects) {
+void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   if (stopped_ || !active_ || !failing_.ok() || now_ns < deadline_ns_) return;
   const std::vector<std::uint32_t> missing = MissingRanks();
-  Fail(MakeError(absl::StatusCode::kDeadlineExceeded, "OPERATION_TIMEOUT",
+  Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
                  absl::StrCat("operation ", sequence_, " (", spec_.Describe(),
                               ") was not finished in time; ",
                               missing.empty()
@@ -326,10 +326,10 @@ void OperationChannel::Tick(std::uint64_t now_ns, Effects* effects) {
                                   : absl::StrCat("waited for rank ", absl::StrJoin(missing, ", ")),
                               ". It failed on every rank: see where those ranks are, or give it a "
                               "longer timeout."),
-                 {{"job", terms_.job_id},
-                  {"rank", missing.empty() ? "" : absl::StrCat(missing.front())},
-                  {"channel", "0"}}),
-       effects);
+                 {{field::kJob, terms_.job_id},
+                  {field::kRank, missing.empty() ? "" : absl::StrCat(missing.front())},
+                  {field::kChannel, 0}}),
+       actions);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -19,16 +19,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "daemon/job/layout_channel.h"
+#include "daemon/job/job_terms.h"
 #include "daemon/job/membership.h"
 #include "daemon/reduce/reducer.h"
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 enum class OperationKind : std::uint8_t { kBarrier, kBroadcast, kAllReduce };
 
-// Instead of a root: the lowest rank that takes part when every live rank has come.
+// As a root: the lowest rank that takes part once every live rank has joined the operation.
 inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
 // What every rank must agree on.
@@ -45,8 +45,8 @@ struct OperationSpec {
   std::string Describe() const;
 };
 
-// One rank's staging window, mapped and populated as far as the operation needs. `data` is null if
-// it lies on another node.
+// One rank's staging window, mapped and populated as far as the operation needs. `data` is null for
+// a rank on another node.
 struct StagingMemory {
   std::shared_ptr<void> keep;
   std::byte* data = nullptr;
@@ -62,26 +62,26 @@ class OperationChannel {
 
   // A Status that is not OK is a breach of the protocol by this rank and ends its session.
   absl::Status Join(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
-                    StagingMemory staging, std::uint64_t deadline_ns, Effects* effects);
+                    StagingMemory staging, std::uint64_t deadline_ns, DeferredActions* actions);
   absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
-                            std::uint64_t bytes, Effects* effects);
+                            std::uint64_t bytes, DeferredActions* actions);
   absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
-                         Effects* effects);
-  void Reduced(Effects* effects);
-  void Copied(Effects* effects);
+                         DeferredActions* actions);
+  void Reduced(DeferredActions* actions);
+  void Copied(DeferredActions* actions);
 
   // True while this rank waits in an operation.
   bool InOperation(std::uint32_t rank) const;
-  void RankLeft(Effects* effects);
+  void RankLeft(DeferredActions* actions);
   // The rank had left and takes part again; no operation is running.
   void RankResumed(std::uint32_t rank);
   // The number of the next operation.
   std::uint64_t next_sequence() const { return sequence_ + 1; }
   void Stop();
   void ReleaseMemory();
-  void Tick(std::uint64_t now_ns, Effects* effects);
+  void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
-  // A reduction or copy that still touches staging memory.
+  // True while a reduction or copy touches staging memory.
   bool busy() const { return busy_; }
   // The ranks that the operation in progress waits for.
   std::vector<std::uint32_t> MissingRanks() const;
@@ -97,12 +97,12 @@ class OperationChannel {
   };
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
-  // The buffers and ranks of those that wait.
-  void Bind(ReduceOperation* operation) const;
-  void MaybeRun(Effects* effects);
-  void MaybeNextChunk(Effects* effects);
-  void Complete(Effects* effects);
-  void Fail(const absl::Status& status, Effects* effects);
+  // Makes `operation` one of the ranks that wait, and returns their buffers.
+  HostBuffers Bind(ReduceOperation* operation) const;
+  void MaybeRun(DeferredActions* actions);
+  void MaybeNextChunk(DeferredActions* actions);
+  void Complete(DeferredActions* actions);
+  void Fail(const absl::Status& status, DeferredActions* actions);
   void Close();
 
   const JobTerms& terms_;
@@ -115,7 +115,7 @@ class OperationChannel {
   bool stopped_ = false;
   bool running_ = false;  // every rank has joined
   bool busy_ = false;
-  // Failed while busy_: told once the memory is no longer touched.
+  // Not OK: the operation failed while busy_. Its ranks learn it once busy_ is false.
   absl::Status failing_;
   std::uint64_t sequence_ = 0;
   std::uint32_t first_rank_ = 0;
@@ -136,6 +136,6 @@ class OperationChannel {
   std::uint64_t failed_count_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_OPERATION_CHANNEL_H_

@@ -1,4 +1,4 @@
-// What a job tells its sessions. Plain values: daemon/rpc puts them on the wire, tests read them.
+// The messages of a job to its sessions. Plain values: daemon/rpc encodes them, tests read them.
 
 #ifndef DAEMON_JOB_SESSION_MESSAGE_H_
 #define DAEMON_JOB_SESSION_MESSAGE_H_
@@ -10,10 +10,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "daemon/reduce/bucket_numbers.h"
+#include "daemon/reduce/gradient_stats.h"
 #include "daemon/telemetry/step_timeline.h"
 
-namespace gradsync {
+namespace gradsync::v1 {
+class SessionResponse;
+}
+
+namespace gradsync::daemon {
 
 // How a step ended; the same object for every rank.
 struct StepRecord {
@@ -22,7 +26,7 @@ struct StepRecord {
   std::string used_map;  // union over the ranks; empty if every rank's was
   std::uint32_t live_ranks = 0;
   std::uint32_t divisor = 0;
-  std::vector<BucketNumbers> numbers;  // one per bucket; empty if void
+  std::vector<GradientStats> stats;  // one per bucket; empty if void
 };
 
 struct LayoutReadyMessage {
@@ -45,8 +49,8 @@ struct StepDoneMessage {
   std::uint32_t channel;
   std::shared_ptr<const StepRecord> record;
 };
-// To receivers: the chunk lies in your staging memory. To the root (`write`): write this chunk,
-// everyone has read the one before.
+// To a receiver: the chunk is in your staging memory. To the root (`write`): write this chunk;
+// every receiver has read the one before.
 struct ChunkReadyMessage {
   std::uint64_t sequence;
   std::uint64_t chunk;
@@ -80,13 +84,18 @@ struct LeaseQuestionMessage {
   std::uint64_t number;
 };
 
+// A message of a job that another node coordinates, as it came from there.
+struct ForwardedMessage {
+  std::shared_ptr<const v1::SessionResponse> response;
+};
+
 using SessionMessage =
     std::variant<LayoutReadyMessage, LayoutFailedMessage, BucketDoneMessage, StepDoneMessage,
                  ChunkReadyMessage, OperationDoneMessage, OperationFailedMessage, LeaveDoneMessage,
-                 SessionEndMessage, LeaseQuestionMessage>;
+                 SessionEndMessage, LeaseQuestionMessage, ForwardedMessage>;
 
-// Where a job's messages to one session go. Thread-safe. Must outlive no one: held by shared_ptr,
-// and drops what comes after the session's end.
+// Takes a job's messages to one session. Thread-safe. Shared by the job and the session; drops
+// messages that come after the session's end.
 class SessionSink {
  public:
   virtual ~SessionSink() = default;
@@ -97,6 +106,6 @@ class SessionSink {
   virtual void Flush() = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_JOB_SESSION_MESSAGE_H_

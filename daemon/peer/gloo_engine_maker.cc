@@ -1,7 +1,7 @@
 #include "daemon/engine/gloo_engine.h"
-#include "daemon/peer/peers.h"
+#include "daemon/peer/peer_service.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec) {
   GlooOptions options;
@@ -17,4 +17,4 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec) {
   return *std::move(engine);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

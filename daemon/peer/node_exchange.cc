@@ -6,9 +6,9 @@
 
 #include "daemon/reduce/combine.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// One launch on its way. Kept and used again.
+// One launch in flight. Kept and used again.
 struct NodeExchange::Running {
   explicit Running(NodeExchange* owner) {
     exchange.gather = [this](std::size_t first, std::size_t count, std::byte* sum) {
@@ -23,7 +23,7 @@ struct NodeExchange::Running {
       std::vector<std::byte*> to;
       to.reserve(work.buffers.size());
       for (std::byte* buffer : work.buffers) to.push_back(buffer + offset);
-      BucketNumbers numbers;
+      GradientStats numbers;
       ScaleInto(work.dtype, sum, count, work.scale, to, work.measure ? &numbers : nullptr);
       MutexLock lock(&mutex);
       parts.emplace_back(first, numbers);
@@ -31,12 +31,12 @@ struct NodeExchange::Running {
     exchange.done = [this, owner](const absl::Status& status) { owner->Finished(this, status); };
   }
 
-  // In the order of the chunks, whatever the order in which they came.
-  BucketNumbers Numbers() {
+  // Adds up the chunks in their order, whatever order they arrived in.
+  GradientStats Numbers() {
     MutexLock lock(&mutex);
     std::sort(parts.begin(), parts.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
-    BucketNumbers numbers;
+    GradientStats numbers;
     for (const auto& [first, part] : parts) {
       numbers.sum_of_squares += part.sum_of_squares;
       numbers.non_finite += part.non_finite;
@@ -46,9 +46,9 @@ struct NodeExchange::Running {
 
   NodeWork work;
   Exchange exchange;
-  std::vector<std::byte> scratch;  // of a broadcast, on a node without ranks
+  std::vector<std::byte> scratch;  // for a broadcast, on a node without ranks
   Mutex mutex;
-  std::vector<std::pair<std::size_t, BucketNumbers>> parts ABSL_GUARDED_BY(mutex);
+  std::vector<std::pair<std::size_t, GradientStats>> parts ABSL_GUARDED_BY(mutex);
 };
 
 NodeExchange::NodeExchange(Connect connect, std::function<void(const absl::Status&)> failed) {
@@ -107,7 +107,7 @@ absl::Status NodeExchange::Submit(NodeWork work) {
 }
 
 void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
-  Running* const running = given.release();  // Finished() takes it again
+  Running* const running = given.release();  // Finished() owns it again
   const NodeWork& work = running->work;
   if (work.root_node < 0) {
     running->exchange.dtype = work.dtype;
@@ -134,7 +134,7 @@ void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
 }
 
 void NodeExchange::Finished(Running* running, const absl::Status& status) {
-  const BucketNumbers numbers = running->Numbers();
+  const GradientStats numbers = running->Numbers();
   auto done = std::move(running->work.done);
   running->work = NodeWork{};
   {
@@ -153,7 +153,7 @@ void NodeExchange::Abort(const absl::Status& why) {
     if (engine_ != nullptr) engine_->Abort(why);
     early.swap(early_);
   }
-  for (auto& running : early) running->work.done(why, BucketNumbers{});
+  for (auto& running : early) running->work.done(why, GradientStats{});
 }
 
 std::optional<EngineStatistics> NodeExchange::Statistics() const {
@@ -167,4 +167,4 @@ bool NodeExchange::failed() const {
   return !failure_.ok();
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

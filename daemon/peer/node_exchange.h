@@ -1,5 +1,5 @@
-// One node's part in a job's exchanges between nodes: sums of its ranks' buffers go to the engine,
-// and come back as averages.
+// One node's part in a job's exchanges between nodes: it sums its ranks' buffers for the engine,
+// and writes the averages back.
 
 #ifndef DAEMON_PEER_NODE_EXCHANGE_H_
 #define DAEMON_PEER_NODE_EXCHANGE_H_
@@ -16,10 +16,10 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/engine/engine.h"
-#include "daemon/reduce/bucket_numbers.h"
+#include "daemon/reduce/gradient_stats.h"
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // What one node does in a launch.
 struct NodeWork {
@@ -27,36 +27,37 @@ struct NodeWork {
   std::size_t count = 0;  // elements; bytes of a broadcast
   double scale = 1.0;
   bool measure = false;
-  bool exact = false;  // as Exchange has it
-  // 0 or more: a broadcast from the first buffer of that node.
+  bool exact = false;  // as in Exchange
+  // 0 or more: this is a broadcast from the first buffer of that node.
   int root_node = -1;
-  // Of the local ranks that take part, in their order; may be empty.
+  // Of the local ranks in the launch, in rank order. May be empty.
   std::vector<std::byte*> buffers;
-  std::vector<std::shared_ptr<void>> keep;  // what keeps them mapped
-  // Once, on an engine thread or the exchange's own: the buffers are no longer touched. Not OK:
-  // they hold nothing of value, and the engine has failed.
-  std::function<void(const absl::Status&, const BucketNumbers&)> done;
+  std::vector<std::shared_ptr<void>> keep;  // keeps the buffers mapped
+  // Called once, on a thread of the engine or of the exchange, when the buffers are no longer
+  // touched. Not OK: the buffers are undefined, and the engine has failed.
+  std::function<void(const absl::Status&, const GradientStats&)> done;
 };
 
-// Thread-safe. One thread of its own, while it connects.
+// Thread-safe. It has one thread of its own, while it connects. It owns the engine.
 class NodeExchange {
  public:
   using Connect = std::function<absl::StatusOr<std::unique_ptr<Engine>>()>;
 
-  // Connects on the thread; `failed` is called once, from it, if that fails.
+  // Connects on its thread. Calls `failed` once, on that thread, if that fails.
   NodeExchange(Connect connect, std::function<void(const absl::Status&)> failed);
-  // Fails what is pending and waits for its done(). Abort() first, and let the thing that Connect
-  // waits for be cancelled. Not from within a done().
+  // Fails what is pending and waits for its done(). Before, call Abort() and cancel what Connect
+  // waits for. Not from within a done().
   ~NodeExchange();
   NodeExchange(const NodeExchange&) = delete;
   NodeExchange& operator=(const NodeExchange&) = delete;
 
-  // In this order on every node. Not OK: the exchange has failed, and nothing is done with it.
+  // Every node submits in the same order. Not OK: the exchange has failed, and drops `work`.
   absl::Status Submit(NodeWork work);
-  // Fails what is pending: done() is called soon, of what no engine has yet from within this.
+  // Fails what is pending: done() is called soon, or from within this if no engine has the work
+  // yet.
   void Abort(const absl::Status& why);
   bool failed() const;
-  // None while it connects.
+  // Nullopt while it connects.
   std::optional<EngineStatistics> Statistics() const;
 
  private:
@@ -68,15 +69,15 @@ class NodeExchange {
 
   mutable Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  // Submitted before there was an engine.
+  // Submitted before the engine was connected.
   std::vector<std::unique_ptr<Running>> early_ ABSL_GUARDED_BY(mutex_);
-  // Done with; an engine may still be returning from its done().
+  // Finished ones, to be used again. An engine may still be returning from their done().
   std::vector<std::unique_ptr<Running>> spare_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Engine> engine_ ABSL_GUARDED_BY(mutex_);  // set once
 
   std::thread thread_;  // last
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_PEER_NODE_EXCHANGE_H_

@@ -1,4 +1,4 @@
-// The way to another node's daemon, for the jobs that this one coordinates.
+// The connection to another node's daemon, for one job that this node coordinates.
 
 #ifndef DAEMON_PEER_NODE_LINK_H_
 #define DAEMON_PEER_NODE_LINK_H_
@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "gradsync/v1/peer.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Thread-safe.
 class NodeLink {
@@ -17,16 +17,16 @@ class NodeLink {
   virtual ~NodeLink() = default;
   virtual void Queue(v1::AttachResponse message) = 0;
   virtual void Flush() = 0;
-  // Nothing more is queued; its stream ends, in order if `status` is OK, once what is has gone out.
+  // Drops later messages, and ends the stream with `status` when everything queued has been sent.
   virtual void Close(const absl::Status& status) = 0;
-  // Constant once ranks join by it.
+  // Constant once ranks have joined.
   virtual const std::string& node_name() const = 0;
-  // As this node sees it; numeric.
+  // The other node's numeric address, as this node sees it.
   virtual const std::string& address() const = 0;
-  // When its last message came.
+  // When its last message arrived.
   virtual std::uint64_t heard_ns() const = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_PEER_NODE_LINK_H_

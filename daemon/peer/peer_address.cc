@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 bool PeerAddress::IsLoopback() const {
   return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
@@ -38,12 +38,12 @@ absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16
   const bool good = port.empty() || (port.front() == ':' &&
                                      absl::SimpleAtoi(port.substr(1), &number) && number <= 65535);
   if (!good || host.empty() || host.size() > 255 || absl::StrContains(host, '[')) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
-                     absl::StrCat("'", text, "' is no host or host:port of a daemon"));
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                     absl::StrCat("'", text, "' is not a host or host:port of a daemon"));
   }
   address.host = std::string(host);
   address.port = static_cast<std::uint16_t>(number);
   return address;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// "host" or "host:port" of a daemon, as trainers and operators write it.
+// The address of a daemon, which trainers and operators write as "host" or "host:port".
 
 #ifndef DAEMON_PEER_PEER_ADDRESS_H_
 #define DAEMON_PEER_PEER_ADDRESS_H_
@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct PeerAddress {
   std::string host;  // without brackets
@@ -27,6 +27,6 @@ struct PeerAddress {
 // INVALID_ARGUMENT MALFORMED names the text.
 absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16_t default_port);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_PEER_PEER_ADDRESS_H_

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 Rendezvous::Rendezvous(std::function<void(const std::string&, const std::string&)> set,
                        std::function<void(const std::string&)> ask)
@@ -47,7 +47,7 @@ absl::Status Rendezvous::Put(const std::string& key, const std::string& value) {
     MutexLock lock(&mutex_);
     if (key.empty() || key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes ||
         values_.size() >= kMaxKeys || !values_.emplace(key, value).second) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                        "a rendezvous key that is too long, one too many, or set before");
     }
     waiting = std::move(waiting_[key]);
@@ -69,7 +69,7 @@ absl::Status Rendezvous::When(const std::string& key,
     if (found == values_.end()) {
       auto& waiting = waiting_[key];
       if (key.size() > kMaxKeyBytes || waiting_.size() > kMaxKeys || awaited_ >= kMaxKeys) {
-        return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED",
+        return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                          "too many rendezvous keys are asked for, or one that is too long");
       }
       waiting.push_back(std::move(answer));
@@ -92,4 +92,4 @@ void Rendezvous::Cancel(const absl::Status& why) {
   changed_.NotifyAll();
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

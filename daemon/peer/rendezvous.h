@@ -1,5 +1,5 @@
-// Where the nodes of one engine leave each other's addresses: on the coordinator in its memory, on
-// an agent a journey away.
+// The key-value store through which the nodes of one engine exchange their addresses. The
+// coordinator has the values in memory; an agent asks the coordinator for them.
 
 #ifndef DAEMON_PEER_RENDEZVOUS_H_
 #define DAEMON_PEER_RENDEZVOUS_H_
@@ -15,19 +15,19 @@
 #include "daemon/base/mutex.h"
 #include "daemon/engine/rendezvous_store.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Thread-safe. What is not known here is asked for by `ask`, if there is one, once, and waited for.
+// Thread-safe. An agent asks for each unknown key once, and waits for the answer.
 class Rendezvous final : public RendezvousStore {
  public:
-  // A key of each node for each lane and the watch: 256 nodes, 16 lanes. Gloo's values have 136
-  // bytes for each node.
+  // One key per node, for each lane and for the watch: 256 nodes, 16 lanes. A value of Gloo has 136
+  // bytes per node.
   static constexpr std::size_t kMaxKeys = 8192;
   static constexpr std::size_t kMaxKeyBytes = 128;
   static constexpr std::size_t kMaxValueBytes = 64 << 10;
 
   Rendezvous() = default;
-  // An agent's: `set` and `ask` tell the coordinator, who answers by Put().
+  // For an agent: `set` and `ask` send a message to the coordinator. Its answer goes to Put().
   Rendezvous(std::function<void(const std::string& key, const std::string& value)> set,
              std::function<void(const std::string& key)> ask);
 
@@ -35,13 +35,13 @@ class Rendezvous final : public RendezvousStore {
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override;
   absl::Status Cancelled() const override;
 
-  // The coordinator's part. INVALID_ARGUMENT MALFORMED: too long, too many, or set before.
+  // Stores a value. INVALID_ARGUMENT MALFORMED: it is too long, one too many, or already set.
   absl::Status Put(const std::string& key, const std::string& value);
-  // Calls `answer` once the key is set, perhaps at once, without a lock held; never if it is
-  // cancelled first.
+  // Calls `answer` when the key is set, perhaps at once, without a lock held. Never calls it if
+  // Cancel() comes first.
   absl::Status When(const std::string& key, std::function<void(const std::string&)> answer);
 
-  // Get fails with `why` from now on; nobody who asked by When is answered.
+  // From now on Get() fails with `why`, and no When() is answered.
   void Cancel(const absl::Status& why);
 
  private:
@@ -54,10 +54,10 @@ class Rendezvous final : public RendezvousStore {
   std::set<std::string> asked_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::vector<std::function<void(const std::string&)>>> waiting_
       ABSL_GUARDED_BY(mutex_);
-  std::size_t awaited_ ABSL_GUARDED_BY(mutex_) = 0;  // answers in waiting_
+  std::size_t awaited_ ABSL_GUARDED_BY(mutex_) = 0;  // callbacks in waiting_
   absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_PEER_RENDEZVOUS_H_

@@ -15,7 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 // "" if there is no such file.
@@ -107,4 +107,4 @@ int AvailableCpus() {
   return quota > 0 ? std::min(affinity, quota) : affinity;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // The smaller of the scheduler's affinity and the cgroup's CPU quota rounded up; at least 1. Reads
 // files: for start-up.
@@ -16,6 +16,6 @@ int AvailableCpus();
 // (/sys/fs/cgroup): version 2, or version 1 with its cpu hierarchy in cpu/ or cpu,cpuacct/.
 int CgroupCpuQuota(const std::string& membership, const std::string& mount);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_REDUCE_AVAILABLE_CPUS_H_

@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-// Vectors are members and locals of fixed size here, which scalable ones cannot be.
+// Vectors are members and locals of fixed size here. Scalable vectors cannot be.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // Compiles this file once per SIMD target.
 #undef HWY_TARGET_INCLUDE
@@ -15,28 +15,28 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace gradsync {
+namespace gradsync::daemon {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Two ranks' loop claims lines for writing this far ahead: hardware prefetch brings them as shared,
-// and the store would wait once more to own them. Measured against 1 to 16 KiB; a buffer that fits
-// the caches anyway is faster without. So are more ranks: a page ahead is the same set of the L1
-// cache.
+// The loop for two ranks prefetches cache lines for writing this far ahead. Hardware prefetch loads
+// lines as shared, and the store would wait again to own them. This distance was measured against 1
+// to 16 KiB. Without the prefetch, buffers that fit the caches are faster. More than two ranks are
+// faster without it, too, because a line one page ahead lies in the same set of the L1 cache.
 constexpr std::size_t kPrefetchBytes = 4096;
 constexpr std::size_t kPrefetchMinBufferBytes = 2 * 1024 * 1024;
 constexpr std::size_t kPrefetchMaxBuffers = 2;
 constexpr std::size_t kCacheLineBytes = 64;
 
-// Bytes of one buffer over which squares are summed in float32 before they are widened: few enough
-// for its precision and to be in the L1 cache still if they must be read again, enough to hide the
-// widening.
+// Bytes of one buffer over which squares are summed in float32 before the sum is widened. Few
+// enough for the precision of float32, and to be still in the L1 cache if they must be read again;
+// enough to hide the cost of widening.
 constexpr std::size_t kBlockBytes = 16 * 1024;
 
 HWY_INLINE void PrefetchForWrite(const std::byte* address) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-  // __builtin_prefetch would read: the compiler is not told that every CPU with SSSE3 knows this
-  // one.
+  // __builtin_prefetch would prefetch for reading: the compiler does not know that every CPU with
+  // SSSE3 has this instruction.
   asm volatile("prefetchw %0" : : "m"(*address));
 #else
   __builtin_prefetch(address, /*rw=*/1);
@@ -52,7 +52,8 @@ struct FloatUnit {
   using Sum = hn::Vec<Tag>;
   using Factor = hn::Vec<Tag>;
   static constexpr std::size_t kBytes = hn::MaxLanes(Tag()) * sizeof(Float);
-  // An element's bits, those of its exponent, and its values in the loop.
+  // The type of an element's bits, the bits of its exponent, and the type of its values in the
+  // loop.
   using Bits = std::conditional_t<sizeof(Float) == 8, std::uint64_t, std::uint32_t>;
   static constexpr Bits kExponent =
       static_cast<Bits>(sizeof(Float) == 8 ? 0x7FF0000000000000u : 0x7F800000u);
@@ -76,15 +77,15 @@ struct FloatUnit {
     return hn::MulAdd(written, written, squares);
   }
   static HWY_INLINE void StoreWide(Sum sum, Float* to) { hn::StoreU(sum, Tag(), to); }
-  // The same, and back, in the order of the elements.
+  // As StoreWide, in the order of the elements, and its inverse.
   static HWY_INLINE void StoreOrdered(Sum sum, Float* to) { hn::StoreU(sum, Tag(), to); }
   static HWY_INLINE Sum LoadOrdered(const Float* from) { return hn::LoadU(Tag(), from); }
 };
 
-// 16-bit elements are taken in pairs out of 32-bit lanes, one vector of float32 for the even and
-// one for the odd elements: widening and narrowing then need no shuffles. `Half` converts between
-// 16 bits in a 32-bit lane and float32. Highway 1.0.3 has such conversions, but its bfloat16
-// truncates, and its float16 without F16C truncates and loses Inf and NaN.
+// 16-bit elements are taken in pairs out of 32-bit lanes: one float32 vector holds the even
+// elements, another one the odd elements. So widening and narrowing need no shuffles. `Half`
+// converts between 16 bits in a 32-bit lane and float32. Highway 1.0.3 has such conversions, but
+// its bfloat16 truncates, and its float16 without F16C truncates and loses Inf and NaN.
 template <class Half>
 struct PairUnit {
   using TagF = hn::ScalableTag<float>;
@@ -139,7 +140,7 @@ struct PairUnit {
   }
 };
 
-// Signed comparison is what SSE has; both sides are below 2^31.
+// SSE has only signed comparison. Both sides are below 2^31.
 template <class Bits>
 HWY_INLINE Bits IfGreaterElse(Bits a, Bits b, Bits yes, Bits no) {
   const hn::ScalableTag<std::int32_t> tag_i;
@@ -164,8 +165,8 @@ struct Bfloat16Bits {
     const TagU tag;
     const Bits bits = hn::BitCast(tag, value);
     const Bits truncated = hn::ShiftRight<16>(bits);
-    // Half of the dropped range less one, plus one if the kept part is odd: nearest even. A carry
-    // out of the largest finite number makes Inf.
+    // Rounds to nearest even: adds half of the dropped range less one, plus one if the kept part is
+    // odd. A carry out of the largest finite number makes Inf.
     const Bits last_bit = hn::And(truncated, hn::Set(tag, 1u));
     const Bits rounded =
         hn::ShiftRight<16>(hn::Add(bits, hn::Add(last_bit, hn::Set(tag, 0x7FFFu))));
@@ -191,8 +192,8 @@ struct Float16Bits {
   static HWY_INLINE hn::Vec<TagF> Widen(Bits half) {
     const TagF tag_f;
     const TagU tag;
-    // Moved to float32's fields, the exponent is too small by 112; multiplying by 2^112 also
-    // normalizes subnormals and is exact.
+    // In the fields of float32 the exponent is too small by 112. Multiplying by 2^112 corrects it.
+    // This is exact and also normalizes subnormals.
     const Bits magnitude = hn::ShiftLeft<13>(hn::And(half, hn::Set(tag, 0x7FFFu)));
     const Bits finite =
         hn::BitCast(tag, hn::Mul(hn::BitCast(tag_f, magnitude),
@@ -208,13 +209,13 @@ struct Float16Bits {
     const TagU tag;
     const Bits bits = hn::BitCast(tag, value);
     const Bits magnitude = hn::And(bits, hn::Set(tag, 0x7FFFFFFFu));
-    // Below 2^-14 the result is subnormal: adding 0.5 lets the float adder align and round it.
+    // Below 2^-14 the result is subnormal. Adding 0.5 makes the float adder align and round it.
     const Bits half_one = hn::Set(tag, 126u << 23);
     const Bits subnormal = hn::Sub(
         hn::BitCast(tag, hn::Add(hn::BitCast(tag_f, magnitude), hn::BitCast(tag_f, half_one))),
         half_one);
-    // Otherwise the exponent is moved down by 112, and nearest even is half less one plus the last
-    // kept bit. From 65520 on the carry makes Inf.
+    // Otherwise subtracts 112 from the exponent. To round to nearest even, adds half less one plus
+    // the last kept bit. From 65520 on the carry makes Inf.
     const Bits last_bit = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(tag, 1u));
     const Bits normal = hn::ShiftRight<13>(
         hn::Add(magnitude, hn::Sub(last_bit, hn::Set(tag, (112u << 23) - 0xFFFu))));
@@ -251,7 +252,7 @@ struct Float16Unit : FloatUnit<float> {
 using Float16Unit = PairUnit<Float16Bits>;
 #endif
 
-// ---- Numbers ------------------------------------------------------------------------------------
+// ---- Statistics ---------------------------------------------------------------------------------
 
 HWY_INLINE hn::Vec<hn::ScalableTag<double>> LoadDouble(const double* from) {
   return hn::Load(hn::ScalableTag<double>(), from);
@@ -261,7 +262,7 @@ HWY_INLINE hn::Vec<hn::ScalableTag<double>> LoadDouble(const float* from) {
   return hn::PromoteTo(tag, hn::Load(hn::Rebind<float, hn::ScalableTag<double>>(), from));
 }
 
-// Elements whose exponent is all ones.
+// Counts the elements whose exponent is all ones.
 template <typename Bits>
 std::uint64_t CountNonFinite(const std::byte* from, std::size_t bytes, Bits exponent) {
   const hn::ScalableTag<Bits> tag;
@@ -281,9 +282,10 @@ std::uint64_t CountNonFinite(const std::byte* from, std::size_t bytes, Bits expo
   return count;
 }
 
-// Adds the numbers of elements that are written: in double, which holds every square but float64's.
+// Adds the statistics of written elements to `numbers`. Sums in double, which holds every square
+// except those of large float64 elements.
 template <class Unit>
-HWY_NOINLINE void Measure(const std::byte* from, std::size_t bytes, BucketNumbers* numbers) {
+HWY_NOINLINE void Measure(const std::byte* from, std::size_t bytes, GradientStats* numbers) {
   using Wide = typename Unit::Wide;
   constexpr std::size_t kElements = Unit::kBytes / sizeof(typename Unit::Bits);
   constexpr std::size_t kDoubles = hn::MaxLanes(hn::ScalableTag<double>());
@@ -310,18 +312,18 @@ HWY_NOINLINE void Measure(const std::byte* from, std::size_t bytes, BucketNumber
   }
 }
 
-// The same, in parts of which only those with an element that is not finite are read twice.
+// As Measure, block by block: only blocks with a non-finite element are read twice.
 template <class Unit>
-void MeasureBlocks(const std::byte* from, std::size_t bytes, BucketNumbers* numbers) {
+void MeasureBlocks(const std::byte* from, std::size_t bytes, GradientStats* numbers) {
   for (std::size_t i = 0; i < bytes; i += kBlockBytes) {
     Measure<Unit>(from + i, bytes - i < kBlockBytes ? bytes - i : kBlockBytes, numbers);
   }
 }
 
-// Adds a block's numbers, by the sums that the loop has taken if they are good.
+// Adds a block's statistics to `numbers`. Uses the loop's sums in `squares` if they are precise.
 template <class Unit>
 HWY_INLINE void AddBlock(typename Unit::Squares squares, const std::byte* from, std::size_t bytes,
-                         BucketNumbers* numbers) {
+                         GradientStats* numbers) {
   using Wide = typename Unit::Wide;
   using TagW = hn::ScalableTag<Wide>;
   const hn::ScalableTag<double> tag;
@@ -332,7 +334,8 @@ HWY_INLINE void AddBlock(typename Unit::Squares squares, const std::byte* from, 
     widened = hn::Add(widened, LoadDouble(lanes + i));
   }
   const double sum = hn::GetLane(hn::SumOfLanes(tag, widened));
-  // Below, squares that float32 has rounded to 0 could matter (2^-149 each, thousands of them).
+  // Below this, squares that float32 has rounded to 0 could matter (2^-149 each, thousands of
+  // them).
   constexpr double kSmallest = sizeof(Wide) == 8 ? 0.0 : 0x1p-100;
   // False for a NaN.
   if (sum >= kSmallest && sum <= std::numeric_limits<double>::max()) {
@@ -344,8 +347,8 @@ HWY_INLINE void AddBlock(typename Unit::Squares squares, const std::byte* from, 
 
 // ---- The loop -----------------------------------------------------------------------------------
 
-// The last elements, fewer than a unit: the same unit, through a padded copy, so their bits are
-// those of the loop.
+// The last elements are fewer than a unit. They go through the same unit in a padded copy, so their
+// bits equal those of the loop.
 template <class Unit>
 HWY_NOINLINE void CombineTail(std::byte* const* buffers, std::size_t buffer_count,
                               std::size_t offset, std::size_t bytes, double scale) {
@@ -362,15 +365,15 @@ HWY_NOINLINE void CombineTail(std::byte* const* buffers, std::size_t buffer_coun
 
 // One turn takes four units from every buffer: enough independent sums to hide the adder's latency,
 // and few enough to stay in registers. kBuffers is the number of buffers if the loops over them are
-// to be unrolled, else 0. `numbers` is null unless kNumbers.
+// unrolled, else 0. `numbers` is null unless kNumbers.
 template <class Unit, std::size_t kBuffers, bool kNumbers>
 HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_count,
-                               std::size_t bytes, double scale, BucketNumbers* numbers) {
+                               std::size_t bytes, double scale, GradientStats* numbers) {
   constexpr std::size_t kUnit = Unit::kBytes;
   constexpr std::size_t kTurn = 4 * kUnit;
   static_assert(kBlockBytes % kTurn == 0);
   const std::size_t k = kBuffers == 0 ? buffer_count : kBuffers;
-  // A copy that no store through a buffer can alias: the compiler keeps it in registers.
+  // No store through a buffer can alias this copy, so the compiler keeps it in registers.
   std::byte* local[kBuffers == 0 ? 1 : kBuffers];
   if (kBuffers != 0) {
     for (std::size_t b = 0; b < kBuffers; ++b) local[b] = buffers[b];
@@ -378,7 +381,7 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
   std::byte* const* const at = kBuffers == 0 ? buffers : local;
   const typename Unit::Factor factor = Unit::MakeFactor(scale);
 
-  // Not past this slice's end: the lines there are another thread's.
+  // Never past this slice's end, because another thread writes those lines.
   const std::size_t prefetch_end =
       bytes < kPrefetchMinBufferBytes ? 0 : bytes - kPrefetchBytes - kTurn;
   const std::size_t turns_end = bytes - bytes % kTurn;
@@ -439,10 +442,10 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
   if constexpr (kNumbers) Measure<Unit>(buffers[0] + turns_end, bytes - turns_end, numbers);
 }
 
-// Up to four ranks, the common node, get a loop of their own.
+// Nodes with up to four ranks are common: each of these numbers has its own loop.
 template <class Unit, bool kNumbers>
 void CombineBuffers(std::byte* const* buffers, std::size_t buffer_count, std::size_t bytes,
-                    double scale, BucketNumbers* numbers) {
+                    double scale, GradientStats* numbers) {
   switch (buffer_count) {
     case 1:
       return CombineUnits<Unit, 1, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
@@ -459,7 +462,7 @@ void CombineBuffers(std::byte* const* buffers, std::size_t buffer_count, std::si
 
 template <class Unit>
 void CombineType(std::byte* const* buffers, std::size_t buffer_count, std::size_t count,
-                 double scale, BucketNumbers* numbers) {
+                 double scale, GradientStats* numbers) {
   const std::size_t bytes = count * sizeof(typename Unit::Bits);
   const bool untouched = buffer_count == 1 && scale == 1.0;
   if (numbers == nullptr) {
@@ -472,7 +475,7 @@ void CombineType(std::byte* const* buffers, std::size_t buffer_count, std::size_
 }
 
 void CombineOnTarget(DataType dtype, std::byte* const* buffers, std::size_t buffer_count,
-                     std::size_t count, double scale, BucketNumbers* numbers) {
+                     std::size_t count, double scale, GradientStats* numbers) {
   switch (dtype) {
     case DataType::kFloat32:
       return CombineType<FloatUnit<float>>(buffers, buffer_count, count, scale, numbers);
@@ -505,7 +508,7 @@ void SumType(const std::byte* const* buffers, std::size_t buffer_count, std::siz
     Unit::StoreOrdered(total, out + i);
   }
   if (i == count) return;
-  // The last elements, through a padded copy.
+  // The last elements go through a padded copy.
   const std::size_t offset = i * sizeof(typename Unit::Bits);
   const std::size_t bytes = (count - i) * sizeof(typename Unit::Bits);
   alignas(64) std::byte padded[Unit::kBytes] = {};
@@ -522,7 +525,7 @@ void SumType(const std::byte* const* buffers, std::size_t buffer_count, std::siz
 
 template <class Unit>
 void ScaleType(const std::byte* sum, std::size_t count, double scale, std::byte* const* buffers,
-               std::size_t buffer_count, BucketNumbers* numbers) {
+               std::size_t buffer_count, GradientStats* numbers) {
   using Wide = typename Unit::Wide;
   constexpr std::size_t kItem = sizeof(typename Unit::Bits);
   constexpr std::size_t kElements = Unit::kBytes / kItem;
@@ -545,7 +548,7 @@ void ScaleType(const std::byte* sum, std::size_t count, double scale, std::byte*
         std::memcpy(buffers[b] + i * kItem, padded, (end - i) * kItem);
       }
     }
-    // The block is in the L1 cache still.
+    // The block is still in the L1 cache.
     if (numbers != nullptr) {
       Measure<Unit>(buffers[0] + block * kItem, (end - block) * kItem, numbers);
     }
@@ -570,7 +573,7 @@ void SumIntoOnTarget(DataType dtype, const std::byte* const* buffers, std::size_
 
 void ScaleIntoOnTarget(DataType dtype, const std::byte* sum, std::size_t count, double scale,
                        std::byte* const* buffers, std::size_t buffer_count,
-                       BucketNumbers* numbers) {
+                       GradientStats* numbers) {
   switch (dtype) {
     case DataType::kFloat32:
       return ScaleType<FloatUnit<float>>(sum, count, scale, buffers, buffer_count, numbers);
@@ -588,11 +591,11 @@ void ScaleIntoOnTarget(DataType dtype, const std::byte* sum, std::size_t count, 
 const char* NameOfTarget() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace gradsync {
+namespace gradsync::daemon {
 
 HWY_EXPORT(CombineOnTarget);
 HWY_EXPORT(SumIntoOnTarget);
@@ -600,8 +603,8 @@ HWY_EXPORT(ScaleIntoOnTarget);
 HWY_EXPORT(NameOfTarget);
 
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
-             BucketNumbers* numbers) {
-  if (numbers != nullptr) *numbers = BucketNumbers{};
+             GradientStats* numbers) {
+  if (numbers != nullptr) *numbers = GradientStats{};
   if (count == 0 || buffers.empty()) return;
   HWY_DYNAMIC_DISPATCH(CombineOnTarget)
   (dtype, buffers.data(), buffers.size(), count, scale, numbers);
@@ -618,8 +621,8 @@ void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::si
 }
 
 void ScaleInto(DataType dtype, const std::byte* sum, std::size_t count, double scale,
-               absl::Span<std::byte* const> buffers, BucketNumbers* numbers) {
-  if (numbers != nullptr) *numbers = BucketNumbers{};
+               absl::Span<std::byte* const> buffers, GradientStats* numbers) {
+  if (numbers != nullptr) *numbers = GradientStats{};
   if (count == 0 || buffers.empty()) return;
   HWY_DYNAMIC_DISPATCH(ScaleIntoOnTarget)
   (dtype, sum, count, scale, buffers.data(), buffers.size(), numbers);
@@ -627,5 +630,5 @@ void ScaleInto(DataType dtype, const std::byte* sum, std::size_t count, double s
 
 const char* CombineTarget() { return HWY_DYNAMIC_DISPATCH(NameOfTarget)(); }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 #endif  // HWY_ONCE

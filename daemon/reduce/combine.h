@@ -6,10 +6,10 @@
 #include <cstddef>
 
 #include "absl/types/span.h"
-#include "daemon/reduce/bucket_numbers.h"
+#include "daemon/reduce/gradient_stats.h"
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Writes (buffers[0] + buffers[1] + ...) * scale into every buffer, element by element, in one pass
 // over the memory. Each buffer holds `count` elements, is aligned to 8 bytes (64 is fastest) and
@@ -33,7 +33,7 @@ namespace gradsync {
 // Thread-safe for buffers that are not shared. Any number of buffers, also none; any count, also 0.
 // An unspecified dtype is the caller's mistake and changes nothing.
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
-             BucketNumbers* numbers = nullptr);
+             GradientStats* numbers = nullptr);
 
 // Combine in two halves, for sums that go on to other nodes in between. The work type is float32
 // for the 16-bit types, else `dtype` itself; `sum` is aligned to its elements.
@@ -43,11 +43,11 @@ void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::si
              std::byte* sum);
 // Writes `sum` * scale, rounded to `dtype`, into every buffer. The rest as for Combine.
 void ScaleInto(DataType dtype, const std::byte* sum, std::size_t count, double scale,
-               absl::Span<std::byte* const> buffers, BucketNumbers* numbers = nullptr);
+               absl::Span<std::byte* const> buffers, GradientStats* numbers = nullptr);
 
 // Name of the SIMD target that Combine runs on ("AVX3" is AVX-512), for status.
 const char* CombineTarget();
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_REDUCE_COMBINE_H_

@@ -8,10 +8,10 @@
 #include "daemon/reduce/cuda_kernels.h"
 #include "daemon/reduce/gpu_staging.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// 2048 threads are what a multiprocessor holds.
+// A multiprocessor holds 2048 threads.
 constexpr std::uint32_t kBlocksPerMultiprocessor = 2048 / kCudaBlockThreads;
 constexpr std::size_t kVectorBytes = 16;
 
@@ -119,8 +119,8 @@ absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaS
     arguments.staging = Pointer(staging.address);
     arguments.count = count;
     arguments.scale = scale;
-    // Every launch writes the same elements: one of them measures.
-    arguments.numbers = given == 0 ? static_cast<BucketNumbers*>(Pointer(numbers)) : nullptr;
+    // Every launch writes the same elements, so only one of them measures.
+    arguments.numbers = given == 0 ? static_cast<GradientStats*>(Pointer(numbers)) : nullptr;
     arguments.void_flag = static_cast<float*>(Pointer(void_flag));
     while (given < destinations.size() && arguments.destination_count < kMaxCudaBuffers) {
       arguments.destinations[arguments.destination_count++] = Pointer(destinations[given++]);
@@ -131,4 +131,4 @@ absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaS
   return absl::OkStatus();
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -13,45 +13,47 @@
 #include "absl/types/span.h"
 #include "cuda.h"
 #include "daemon/cuda/cuda_driver.h"
-#include "daemon/reduce/bucket_numbers.h"
+#include "daemon/reduce/gradient_stats.h"
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // A bucket in worker-private device memory, between combine and write-back.
 struct CudaStaging {
   CUdeviceptr address = 0;                  // aligned to 16 bytes
-  DataType dtype = DataType::kUnspecified;  // as which the bucket's type can be staged
+  DataType dtype = DataType::kUnspecified;  // a type that CanBeStagedAs allows for the bucket
 };
 
-// All launches are enqueued on the stream and return; whoever waits for the stream sees their
-// result. Statuses are the driver's. The context in which it was loaded is current in every call,
-// the destructor's too. Not thread-safe: the worker's issuing thread has it.
+// Every call enqueues its launches on the stream and returns. Their results are there once the
+// stream has been waited for. Statuses are the driver's. In every call, also of the destructor, the
+// context must be current that was current in Load(). Not thread-safe: only the worker's issuing
+// thread uses it. Owns the loaded module.
 class CudaCombine {
  public:
-  // Loads every kernel: a kernel that is loaded at its first launch can wait for collectives that
-  // spin until it has run.
+  // Loads every kernel now. Loading a kernel at its first launch can wait for a running collective,
+  // and that collective may spin until the kernel has run.
   static absl::StatusOr<std::unique_ptr<CudaCombine>> Load(const CudaDriver* driver,
                                                            CUdevice device);
   ~CudaCombine();
   CudaCombine(const CudaCombine&) = delete;
   CudaCombine& operator=(const CudaCombine&) = delete;
 
-  // staging = sources[0] + sources[1] + ..., in this order; behind it `void_contributions`.
+  // staging = sources[0] + sources[1] + ..., in this order. Writes `void_contributions` behind the
+  // sum.
   absl::Status Combine(CUstream stream, DataType dtype, absl::Span<const CUdeviceptr> sources,
                        std::size_t count, std::uint32_t void_contributions,
                        const CudaStaging& staging) const;
 
-  // Every destination = staging * scale. `numbers`, unless 0, is the device's address of
-  // kMaxCudaBlocks BucketNumbers, of which the first Blocks() are written: their sum, in this
-  // order, is the bucket's. `void_flag` is a float on the device, which becomes 1 if the
+  // Every destination = staging * scale. `numbers`, unless 0, is the device address of
+  // kMaxCudaBlocks GradientStats. The kernel writes the first Blocks() of them; their sum, in this
+  // order, is the bucket's. `void_flag` is the device address of a float. It becomes 1 if the
   // number of void contributions is not 0.
   absl::Status WriteBack(CUstream stream, DataType dtype, const CudaStaging& staging,
                          std::size_t count, double scale,
                          absl::Span<const CUdeviceptr> destinations, CUdeviceptr numbers,
                          CUdeviceptr void_flag) const;
 
-  // Blocks of a launch: one for each so many elements, up to what fills the GPU.
+  // The number of blocks of a launch. It grows with `count`, up to the number that fills the GPU.
   std::uint32_t Blocks(DataType dtype, DataType staging, std::size_t count) const;
 
  private:
@@ -73,6 +75,6 @@ class CudaCombine {
   std::array<std::array<Kernels, 5>, 5> kernels_;  // by DataType of the bucket and of its staging
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_REDUCE_CUDA_COMBINE_H_

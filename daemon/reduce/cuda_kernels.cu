@@ -10,7 +10,7 @@
 
 #include "daemon/reduce/cuda_kernels.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint32_t kVectorBytes = 16;
@@ -145,7 +145,7 @@ __device__ void Combine(const CombineArguments& arguments) {
 
 // Adds up a block's numbers and writes them to the block's place. Always in the same order: the
 // same grid gives the same bits.
-__device__ void WriteNumbers(BucketNumbers mine, BucketNumbers* numbers) {
+__device__ void WriteNumbers(GradientStats mine, GradientStats* numbers) {
   constexpr std::uint32_t kWarps = kCudaBlockThreads / kWarpThreads;
   __shared__ double sums[kWarps];
   __shared__ unsigned long long counts[kWarps];
@@ -172,7 +172,7 @@ __device__ void WriteNumbers(BucketNumbers mine, BucketNumbers* numbers) {
 // Elements [first, first + N) of every destination; adds to `numbers`.
 template <typename T, typename Staging, std::uint32_t N>
 __device__ void WriteBackAt(const WriteBackArguments& arguments, std::uint64_t first,
-                            BucketNumbers* numbers) {
+                            GradientStats* numbers) {
   Staging staged[N];
   Load(static_cast<const Staging*>(arguments.staging) + first, staged);
   T result[N];
@@ -191,7 +191,7 @@ __device__ void WriteBackAt(const WriteBackArguments& arguments, std::uint64_t f
 template <typename T, typename Staging>
 __device__ void WriteBack(const WriteBackArguments& arguments) {
   constexpr std::uint32_t kTaken = kElements<T, Staging>;
-  BucketNumbers numbers;
+  GradientStats numbers;
   const std::uint64_t vectors = arguments.count / kTaken;
   for (std::uint64_t i = FirstIndex(); i < vectors; i += IndexStride()) {
     WriteBackAt<T, Staging, kTaken>(arguments, i * kTaken, &numbers);
@@ -206,16 +206,16 @@ __device__ void WriteBack(const WriteBackArguments& arguments) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #define GRADSYNC_KERNELS(name, Type, Staging)                                    \
-  extern "C" __global__ void __launch_bounds__(gradsync::kCudaBlockThreads)      \
-      gradsync_combine_##name(const gradsync::CombineArguments arguments) {      \
-    gradsync::Combine<Type, Staging>(arguments);                                 \
+  extern "C" __global__ void __launch_bounds__(gradsync::daemon::kCudaBlockThreads)      \
+      gradsync_combine_##name(const gradsync::daemon::CombineArguments arguments) {      \
+    gradsync::daemon::Combine<Type, Staging>(arguments);                                 \
   }                                                                              \
-  extern "C" __global__ void __launch_bounds__(gradsync::kCudaBlockThreads)      \
-      gradsync_write_back_##name(const gradsync::WriteBackArguments arguments) { \
-    gradsync::WriteBack<Type, Staging>(arguments);                               \
+  extern "C" __global__ void __launch_bounds__(gradsync::daemon::kCudaBlockThreads)      \
+      gradsync_write_back_##name(const gradsync::daemon::WriteBackArguments arguments) { \
+    gradsync::daemon::WriteBack<Type, Staging>(arguments);                               \
   }
 
 GRADSYNC_KERNELS(f32_f32, float, float)

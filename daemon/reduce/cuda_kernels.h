@@ -1,39 +1,40 @@
 // The kernels of a bucket's reduction on a GPU, as host code launches them: their names and their
-// arguments. Plain C++, shared by the kernels (cuda_kernels.cu), what launches them
-// (cuda_combine.cc) and the tests' fake of the driver, which runs them on the CPU.
+// arguments. Plain C++, shared by the kernels (cuda_kernels.cu), the code that launches them
+// (cuda_combine.cc) and the tests' fake driver, which runs them on the CPU.
 //
-// Names, for each type of a bucket and of its staging (gpu_staging.h: CanBeStagedAs), which are
-// f32, f64, f16 or bf16: gradsync_combine_f32_f32, gradsync_write_back_f32_f32,
-// gradsync_combine_f32_bf16, ... Each takes its argument structure by value and is launched on a
-// one-dimensional grid of kCudaBlockThreads threads a block; any number of blocks gives the same
-// elements. A thread takes as many at a time as 16 bytes hold of the smaller of the two types.
+// There are two kernels for each bucket type and staging type that CanBeStagedAs allows
+// (gpu_staging.h). Their names end in both types, each f32, f64, f16 or bf16:
+// gradsync_combine_f32_f32, gradsync_write_back_f32_f32, gradsync_combine_f32_bf16, ... Each kernel
+// takes its argument structure by value and runs on a one-dimensional grid of kCudaBlockThreads
+// threads a block. The elements do not depend on the number of blocks. A thread takes as many
+// elements at a time as fit into 16 bytes of the smaller type.
 
 #ifndef DAEMON_REDUCE_CUDA_KERNELS_H_
 #define DAEMON_REDUCE_CUDA_KERNELS_H_
 
 #include <cstdint>
 
-#include "daemon/reduce/bucket_numbers.h"
+#include "daemon/reduce/gradient_stats.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 inline constexpr std::uint32_t kCudaBlockThreads = 512;
 inline constexpr std::uint32_t kMaxCudaBlocks = 1024;
-// Buffers of one launch. Should more trainers share a GPU, there is one launch for each so many.
+// The most buffers of one launch. If more trainers share a GPU, there are several launches.
 inline constexpr std::uint32_t kMaxCudaBuffers = 16;
 
-// Staging holds `count` elements and behind them one more: the number of void contributions, which
-// is summed over all ranks with the others.
+// Staging holds `count` elements and behind them one more, the number of void contributions. It is
+// summed over all ranks together with the elements.
 //
 // staging = sources[0] + sources[1] + ..., in this order; 16-bit types are added in float32. Each
-// sum is rounded once, to nearest even; what staging's type cannot hold becomes Inf. Zeros without
-// sources. All addresses are the device's and aligned to 16 bytes.
+// sum is rounded once, to nearest even. A sum that staging's type cannot hold becomes Inf. Without
+// sources, staging becomes zero. All addresses are device addresses, aligned to 16 bytes.
 struct CombineArguments {
   const void* sources[kMaxCudaBuffers];
   void* staging;
   std::uint64_t count;
   std::uint32_t source_count;
-  std::uint32_t accumulate;          // 1: what staging holds, rounded, comes first in the sum
+  std::uint32_t accumulate;          // 1: the rounded content of staging is the sum's first term
   std::uint32_t void_contributions;  // 0 or 1 for each rank here; written behind the elements
 };
 
@@ -43,9 +44,9 @@ struct WriteBackArguments {
   void* destinations[kMaxCudaBuffers];
   std::uint64_t count;
   double scale;
-  // Unless null: one for each block of the grid, of the elements that the block has written.
-  BucketNumbers* numbers;
-  // Set to 1 if the number of void contributions is not 0; else left as it is.
+  // Unless null: one entry for each block of the grid, for the elements that the block has written.
+  GradientStats* numbers;
+  // Set to 1 if the number of void contributions is not 0; else unchanged.
   float* void_flag;
   std::uint32_t destination_count;
 };
@@ -53,6 +54,6 @@ struct WriteBackArguments {
 // The kernels' fat binary, for cuModuleLoadData: embedded by the build.
 extern "C" const unsigned char gradsync_cuda_fatbin[];
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_REDUCE_CUDA_KERNELS_H_

@@ -8,18 +8,18 @@
 #include "proto/gradsync/data_type.h"
 #include "proto/gradsync/nccl_settings.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Whether there are kernels for it: the bucket's own type, and float32 and the 16-bit ones for each
-// other. A GPU's own trainers are added up, and the sum is scaled, in float32 in any case (float64
-// buckets: in float64).
+// True if there are kernels for this pair of types: equal types, or float32 and a 16-bit type.
+// Whatever the staging type, kernels add up the GPU's own trainers and scale the sum in float32 (in
+// float64 for float64 buckets).
 constexpr bool CanBeStagedAs(DataType dtype, DataType staging) {
   if (staging == dtype) return ItemSize(dtype) > 0;
   return (dtype == DataType::kFloat32 && ItemSize(staging) == 2) ||
          (ItemSize(dtype) == 2 && staging == DataType::kFloat32);
 }
 
-// Of a bucket whose job is on several GPUs. kAuto is the one that takes the most room.
+// The staging type of a bucket in a job with several GPUs. kAuto gives the largest of the types.
 constexpr DataType StagingType(DataType dtype, NcclWireType wire_type) {
   const bool floats = dtype == DataType::kFloat32;
   switch (wire_type) {
@@ -35,11 +35,11 @@ constexpr DataType StagingType(DataType dtype, NcclWireType wire_type) {
   return dtype;
 }
 
-// Of `count` elements and the number of void contributions behind them.
+// Bytes for `count` elements and the number of void contributions behind them.
 constexpr std::size_t StagingBytes(DataType staging, std::size_t count) {
   return (count + 1) * ItemSize(staging);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_REDUCE_GPU_STAGING_H_

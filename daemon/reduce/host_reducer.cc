@@ -9,22 +9,23 @@
 #include "absl/types/span.h"
 #include "daemon/base/clock.h"
 #include "daemon/reduce/available_cpus.h"
-#include "daemon/reduce/bucket_numbers.h"
 #include "daemon/reduce/combine.h"
+#include "daemon/reduce/gradient_stats.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::size_t BufferBytes(const ReduceOperation& operation) {
   return operation.count * ItemSize(operation.dtype);
 }
 
-// One buffer that is not scaled stays as it is (see Combine); measuring reads it.
+// A single buffer that is not scaled does not change (see Combine), but measuring reads it.
 std::size_t TrafficBytes(const ReduceOperation& operation) {
-  if (operation.buffers.size() == 1 && operation.scale == 1.0) {
+  const std::size_t buffers = operation.host().buffers.size();
+  if (buffers == 1 && operation.scale == 1.0) {
     return operation.measure ? BufferBytes(operation) : 0;
   }
-  return 2 * operation.buffers.size() * BufferBytes(operation);
+  return 2 * buffers * BufferBytes(operation);
 }
 
 std::size_t DivideUp(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
@@ -50,26 +51,28 @@ HostReducer::~HostReducer() {
 }
 
 void HostReducer::Reduce(ReduceOperation* operation) {
+  HostReduction& work = operation->host();
   if (TrafficBytes(*operation) <= kInlineTrafficBytes) {
     ReduceTimes times;
     times.start_ns = MonotonicNowNs();
-    Combine(operation->dtype, operation->buffers, operation->count, operation->scale,
-            operation->measure ? &operation->numbers : nullptr);
+    Combine(operation->dtype, work.buffers, operation->count, operation->scale,
+            operation->measure ? &operation->stats : nullptr);
     times.finish_ns = MonotonicNowNs();
     operation->done(times);
     return;
   }
   const std::uint32_t slices = SliceCount(*operation);
-  operation->slices_left.store(slices, std::memory_order_relaxed);
-  if (operation->measure) operation->slice_numbers.resize(slices);
+  work.slices_left.store(slices, std::memory_order_relaxed);
+  if (operation->measure) work.slice_stats.resize(slices);
   std::size_t wake = 0;
   {
     MutexLock lock(&mutex_);
     PushLocked({operation, slices, /*begun=*/0});
     wake = std::min<std::size_t>(slices, sleeping_);
   }
-  // Outside the lock, or the woken thread would at once wait for it. A thread that was counted and
-  // has been woken by somebody else meanwhile looks at the queues anyway.
+  // Notifies outside the lock, because the woken thread would immediately wait for the lock. If
+  // another call has already woken one of the counted threads, that thread looks at the queues
+  // anyway.
   for (; wake > 0; --wake) work_.NotifyOne();
 }
 
@@ -77,7 +80,7 @@ int HostReducer::DefaultThreads() { return std::min(4, std::max(1, AvailableCpus
 
 std::uint32_t HostReducer::SliceCount(const ReduceOperation& operation) const {
   const std::size_t bytes = BufferBytes(operation);
-  // One slice per thread, or as many per thread as the upper bound asks for: equal shares.
+  // Every thread gets the same number of slices: one, or as many as the upper bound requires.
   const std::size_t rounds = DivideUp(bytes, thread_count_ * kMaxSliceBytes);
   const std::size_t slices = std::min(thread_count_ * rounds, bytes / kMinSliceBytes);
   return static_cast<std::uint32_t>(std::max<std::size_t>(1, slices));
@@ -85,28 +88,30 @@ std::uint32_t HostReducer::SliceCount(const ReduceOperation& operation) const {
 
 void HostReducer::RunSlice(const Slice& slice) {
   ReduceOperation& operation = *slice.operation;
+  HostReduction& work = operation.host();
   const std::size_t bytes = BufferBytes(operation);
-  // Shares are rounded up to the alignment, so the last slice is the short one, and empty at worst.
+  // Shares are rounded up to the alignment, so the last slice may be shorter, or empty.
   const std::size_t share =
       DivideUp(DivideUp(bytes, slice.slices), kSliceAlignment) * kSliceAlignment;
   const std::size_t begin = std::min(bytes, slice.index * share);
   const std::size_t end = std::min(bytes, begin + share);
-  absl::InlinedVector<std::byte*, 64> buffers(operation.buffers.begin(), operation.buffers.end());
+  absl::InlinedVector<std::byte*, 64> buffers(work.buffers.begin(), work.buffers.end());
   for (std::byte*& buffer : buffers) buffer += begin;
   Combine(operation.dtype, buffers, (end - begin) / ItemSize(operation.dtype), operation.scale,
-          operation.measure ? &operation.slice_numbers[slice.index] : nullptr);
+          operation.measure ? &work.slice_stats[slice.index] : nullptr);
 
-  // Release: this slice's writes; acquire, for the last: all slices' writes and start_ns. Unless
-  // this was the last slice, the operation may be gone after this line.
-  if (operation.slices_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  // Releases this slice's writes. The last slice acquires the writes of all slices and start_ns.
+  // After this line, only the last slice may use the operation: it may no longer exist for the
+  // others.
+  if (work.slices_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (operation.measure) {
-    operation.numbers = BucketNumbers{};
-    for (const BucketNumbers& part : operation.slice_numbers) {
-      operation.numbers.sum_of_squares += part.sum_of_squares;
-      operation.numbers.non_finite += part.non_finite;
+    operation.stats = GradientStats{};
+    for (const GradientStats& part : work.slice_stats) {
+      operation.stats.sum_of_squares += part.sum_of_squares;
+      operation.stats.non_finite += part.non_finite;
     }
   }
-  operation.done({operation.start_ns.load(std::memory_order_relaxed), MonotonicNowNs()});
+  operation.done({work.start_ns.load(std::memory_order_relaxed), MonotonicNowNs()});
 }
 
 void HostReducer::Run() {
@@ -137,8 +142,8 @@ void HostReducer::PushLocked(const Queued& queued) {
   if (active_ == flows_.size()) flows_.push_back(std::make_unique<Flow>());
   flows_[active_]->id = id;
   flows_[active_]->Push(queued);
-  // Just before the turn is the end of the round: a flow that comes and goes gets one slice a
-  // round, as the others do.
+  // The place just before the turn is the end of the round. So a flow that comes and goes gets one
+  // slice a round, like the others.
   const auto turn = flows_.begin() + static_cast<std::ptrdiff_t>(turn_);
   const auto added = flows_.begin() + static_cast<std::ptrdiff_t>(active_);
   std::rotate(turn, added, added + 1);
@@ -151,7 +156,7 @@ HostReducer::Slice HostReducer::NextSliceLocked() {
   Queued& queued = flow.Front();
   const Slice slice{queued.operation, queued.slices, queued.begun};
   if (slice.index == 0) {
-    slice.operation->start_ns.store(MonotonicNowNs(), std::memory_order_relaxed);
+    slice.operation->host().start_ns.store(MonotonicNowNs(), std::memory_order_relaxed);
   }
   ++queued.begun;
   if (queued.begun == queued.slices) flow.Pop();
@@ -159,7 +164,8 @@ HostReducer::Slice HostReducer::NextSliceLocked() {
     turn_ = (turn_ + 1) % active_;
     return slice;
   }
-  // The successor moves up into the flow's place and has the turn; the order of the others stays.
+  // The next flow moves up into this flow's place and has the turn. The order of the others does
+  // not change.
   const auto turn = flows_.begin() + static_cast<std::ptrdiff_t>(turn_);
   std::rotate(turn, turn + 1, flows_.begin() + static_cast<std::ptrdiff_t>(active_));
   --active_;
@@ -182,4 +188,4 @@ void HostReducer::Flow::Pop() {
   --size;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

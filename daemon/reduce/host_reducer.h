@@ -13,15 +13,14 @@
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/reducer.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Thread-safe. Owns its threads; operations stay their submitters' (see Reducer).
 //
-// A small operation runs on the submitter's thread before Reduce() returns, and may so overtake
-// larger ones of its flow. A larger one is cut into slices, which begin in the order of submission
-// within a flow and by turns between flows; its done() comes from the thread that finished its last
-// slice, so the done() of two operations of a flow may run at once or, where the first one's last
-// slice is the slow one, in reverse.
+// A small operation runs on the submitter's thread before Reduce() returns, so it may overtake
+// larger ones of its flow. A larger one is cut into slices. Slices begin in the order of submission
+// within a flow, and by turns between flows. The thread that finishes the last slice calls done().
+// So the done() of two operations of a flow may run at the same time, or in reverse order.
 //
 // Idle threads sleep. Reduce() allocates nothing once its queues have grown to the most operations
 // ever outstanding.
@@ -101,6 +100,6 @@ class HostReducer final : public Reducer {
       threads_;  // constant after construction; last: started when all else is there
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_REDUCE_HOST_REDUCER_H_

@@ -1,26 +1,28 @@
-// What combines the local ranks' copies of a bucket. The job room speaks to this interface;
-// HostReducer is the one for host memory, and tests hold operations back and complete them in any
-// order.
+// The interface that combines the ranks' copies of a bucket. The job room knows this interface
+// only. HostReducer is the implementation for host memory of this node, GpuReducer (daemon/worker)
+// the one for GPUs, NodeGroup (daemon/peer) the one between nodes. Tests hold operations back and
+// complete them in any order.
 
 #ifndef DAEMON_REDUCE_REDUCER_H_
 #define DAEMON_REDUCE_REDUCER_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <variant>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
-#include "daemon/reduce/bucket_numbers.h"
+#include "daemon/arena/device_arena.h"
+#include "daemon/reduce/gradient_stats.h"
 #include "proto/gradsync/data_type.h"
 #include "proto/gradsync/nccl_settings.h"
 
-namespace gradsync {
-
-class GpuArena;  // daemon/worker
+namespace gradsync::daemon {
 
 // CLOCK_MONOTONIC nanoseconds.
 struct ReduceTimes {
@@ -28,77 +30,113 @@ struct ReduceTimes {
   std::uint64_t finish_ns = 0;
 };
 
-// Where a bucket lies on GPUs. Empty: it does not.
-struct GpuBucket {
-  absl::InlinedVector<GpuArena*, 8> arenas;  // rank order; the owner keeps them until done
-  std::uint64_t layout = 0;                  // among all of the daemon's, never used twice
-  std::uint64_t offset = 0;                  // bytes from each arena's start
-  std::uint64_t verdict_offset = 0;          // of the float that takes the step's verdict
-  std::uint32_t step_buckets = 0;            // buckets of a step
-  NcclSettings nccl;                         // the job's
-  // Set before done(): some rank's gradients never came, and where they were to go holds nothing of
-  // value. Of a step's last bucket this is the verdict that the trainers' streams have seen; if it
-  // has failed and this is false, they may have seen either.
+// One buffer per rank, in rank order, 64-byte aligned. The owner keeps them mapped until done().
+using HostBuffers = absl::InlinedVector<std::byte*, 8>;
+
+// The reduction of host memory when every rank is on this node.
+struct HostReduction {
+  HostBuffers buffers;
+
+  // HostReducer's own, between Reduce() and done().
+  std::atomic<std::uint32_t> slices_left{0};
+  std::atomic<std::uint64_t> start_ns{0};
+  std::vector<GradientStats> slice_stats;  // by slice, added up in this order; grows once
+};
+
+// The reduction of host memory when some ranks are on other nodes.
+struct NodeReduction {
+  HostBuffers buffers;  // null for ranks on other nodes
+};
+
+// The reduction of memory on GPUs, of this node and of others.
+struct DeviceReduction {
+  absl::InlinedVector<DeviceArena*, 8> arenas;  // rank order; the owner keeps them until done()
+  std::uint64_t layout = 0;          // identifies the layout in the daemon; never used again
+  std::uint64_t offset = 0;          // bytes from each arena's start
+  std::uint64_t verdict_offset = 0;  // of the float that takes the step's verdict
+  std::uint32_t step_buckets = 0;    // buckets of a step
+  NcclSettings nccl;                 // the job's
+
+  // Set before done(). True if a rank's gradients never arrived; the output is undefined. For the
+  // last bucket of a step this is the verdict that the trainers' streams have seen. If that bucket
+  // has failed and this is false, they may have seen either verdict.
   bool is_void = false;
 };
 
-// One bucket's reduction: buffers[0] + buffers[1] + ... in this order, times `scale`, written back
-// into every buffer. Made once per bucket and submitted once per step: nothing is allocated on the
-// way.
+// No reduction: a copy of one rank's buffer to the others, of which some are on other nodes.
+struct NodeBroadcast {
+  HostBuffers buffers;  // null for ranks on other nodes; `count` bytes each
+  std::uint32_t root = 0;
+};
+
+// One bucket's reduction: the sum of the ranks' buffers, in rank order, times `scale`, is written
+// back into every buffer. Or a broadcast, see NodeBroadcast.
+//
+// Made once per bucket and submitted once per step; a submission allocates nothing. Not
+// thread-safe: it belongs to the submitter, and to the reducer between Reduce() and done().
 struct ReduceOperation {
   DataType dtype = DataType::kUnspecified;
   std::size_t count = 0;  // elements of each buffer
   double scale = 1.0;
-  absl::InlinedVector<std::byte*, 8>
-      buffers;  // rank order; 64-byte aligned; the owner keeps them mapped until done
-  // Their ranks, and what is reduced, for reducers that speak to other nodes about it: bucket of
-  // the layout on `channel` in step `number`, or operation `number` of channel 0.
+  // Where the buffers are. This also decides which reducer carries the operation out.
+  std::variant<HostReduction, NodeReduction, DeviceReduction, NodeBroadcast> work;
+
+  // The ranks of the buffers, and the name of the operation, for reducers that speak to other
+  // nodes or to workers: bucket `bucket` of the layout on `channel` in step `number`, or operation
+  // `number` of channel 0.
   absl::InlinedVector<std::uint32_t, 8> ranks;
   std::uint32_t channel = 0;
   std::uint32_t bucket = 0;
   std::uint64_t number = 0;
-  // Some buffers lie on other nodes, and are null here.
-  bool between_nodes = false;
-  // If its arenas are not empty, `buffers` is.
-  GpuBucket gpu;
-  // 0 or more, between nodes only: no reduction, but a copy of that rank's buffer to the others;
-  // `count` bytes.
-  int root = -1;
+
   std::uint64_t flow = 0;  // reduce threads are shared fairly between flows; a flow is a job
-  bool measure = false;    // gather `numbers` on the way
-  // Of the result if `measure`, from before done() until the next submission.
-  BucketNumbers numbers;
-  // Set before done() by a reducer that can fail: the buffers hold nothing of value, and the job
-  // ends with this.
+  bool measure = false;    // gather `stats` on the way
+
+  // Of the result if `measure`: valid from done() until the next submission.
+  GradientStats stats;
+  // Set before done() by a reducer that can fail. The buffers are then undefined, and the job ends
+  // with this error.
   absl::Status failure;
-  // Called once per submission, after the last write, on a reduce thread or on the submitter's own
-  // thread from within Reduce(). Must not block.
+  // Called once per submission, after the last write, on a thread of the reducer or on the
+  // submitter's own thread from within Reduce(). Must not block.
   std::function<void(const ReduceTimes&)> done;
 
-  // The reducer's own, between Reduce() and done().
-  std::atomic<std::uint32_t> slices_left{0};
-  std::atomic<std::uint64_t> start_ns{0};
-  std::vector<BucketNumbers> slice_numbers;  // by slice, added up in this order; grows once
+  // Makes this the reduction of `buffers`: between nodes if some of them are null.
+  void SetBuffers(const HostBuffers& buffers) {
+    if (std::find(buffers.begin(), buffers.end(), nullptr) != buffers.end()) {
+      work.emplace<NodeReduction>().buffers = buffers;
+      return;
+    }
+    // Keeps what HostReducer has allocated.
+    if (!std::holds_alternative<HostReduction>(work)) work.emplace<HostReduction>();
+    host().buffers = buffers;
+  }
+
+  // `work` when it is known to be of this kind.
+  HostReduction& host() { return std::get<HostReduction>(work); }
+  const HostReduction& host() const { return std::get<HostReduction>(work); }
+  DeviceReduction& device() { return std::get<DeviceReduction>(work); }
+  const DeviceReduction& device() const { return std::get<DeviceReduction>(work); }
 };
 
-// A step on GPUs that is void. Numbers as in GpuBucket.
+// A step on GPUs that is void although some of its operations are still waiting for gradients.
 struct GivenUpStep {
-  std::uint64_t layout = 0;
+  std::uint64_t layout = 0;  // DeviceReduction::layout
   std::uint64_t step = 0;
-  std::vector<std::shared_ptr<GpuArena>> arenas;
+  std::vector<std::shared_ptr<DeviceArena>> arenas;
 };
 
-// Thread-safe.
+// Thread-safe. Owns no operation.
 class Reducer {
  public:
   virtual ~Reducer() = default;
   // Begins the reduction. `operation` stays alive and untouched until its done() has been called.
   virtual void Reduce(ReduceOperation* operation) = 0;
-  // Operations of this step that wait for the gradients of some rank are done soon, without them.
-  // Those that wait for nobody go on as they would have.
+  // Ends the operations of this step that still wait for the gradients of some rank: each calls
+  // done() soon, with is_void set. An operation whose gradients have all arrived continues.
   virtual void GiveUp(const GivenUpStep& /*step*/) {}
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_REDUCE_REDUCER_H_

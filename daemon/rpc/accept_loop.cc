@@ -19,11 +19,10 @@
 #include "daemon/base/logging.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// A client of the side socket that says nothing is dropped after this long, and no more than
-// kFdClients wait at once.
+// Time that a client of the side socket has to send its request, and the number of such clients.
 constexpr std::uint64_t kFdPatienceNs = 5'000'000'000;
 constexpr std::size_t kFdClients = 256;
 constexpr std::ptrdiff_t kFdClientsPerUser = 64;
@@ -39,11 +38,12 @@ itimerspec Every(std::uint64_t ms) {
 
 void Drain(int fd) {
   std::uint64_t count = 0;
-  // Nonblocking: what it counted does not matter.
+  // Nonblocking. The count does not matter.
   if (read(fd, &count, sizeof(count)) < 0) return;
 }
 
-// Sends the reply with its descriptors; a client that does not take it is closed all the same.
+// Sends the reply with its descriptors. The caller closes the connection even if the client does
+// not take it.
 void SendReply(int socket, const FdReply& reply, const std::vector<SessionTable::Descriptor>& fds) {
   iovec data{const_cast<FdReply*>(&reply), sizeof(reply)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 4)] = {};
@@ -133,7 +133,7 @@ void AcceptLoop::Forget(std::uint64_t key) {
   const auto found = watched_.find(key);
   if (found == watched_.end()) return;
   if (found->second.kind == Kind::kProcess) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.peer.pidfd->get(), nullptr);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.caller.pidfd->get(), nullptr);
   } else if (found->second.fd.valid()) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.fd.get(), nullptr);
   }
@@ -189,40 +189,40 @@ void AcceptLoop::AcceptGrpc() {
     if (errno == EMFILE || errno == ENFILE) PauseAccepting(true);
     return;
   }
-  const auto peer = PeerOf(accepted.get());
-  if (!peer.ok()) return;
-  auto admitted = connections_->Admit(accepted, *peer);
+  const auto caller = ClientOf(accepted.get());
+  if (!caller.ok()) return;
+  auto admitted = connections_->Admit(accepted, *caller);
   if (!admitted.ok()) {
     LogLimited(LogLevel::kWarning, "connection refused",
-               {{"uid", peer->uid}, {"pid", peer->pid}, {"why", admitted.status().message()}});
+               {{"uid", caller->uid}, {"pid", caller->pid}, {"why", admitted.status().message()}});
     return;
   }
   Watched connection;
   connection.kind = Kind::kConnection;
   connection.connection = admitted->id;
-  connection.peer = *peer;
+  connection.caller = *caller;
   const int fd = accepted.get();
   connection.fd = std::move(accepted);
   Watch(fd, EPOLLRDHUP, std::move(connection));
-  if (peer->pidfd != nullptr) {
+  if (caller->pidfd != nullptr) {
     Watched process;
     process.kind = Kind::kProcess;
     process.connection = admitted->id;
-    process.peer = *peer;
-    Watch(peer->pidfd->get(), EPOLLIN, std::move(process));
+    process.caller = *caller;
+    Watch(caller->pidfd->get(), EPOLLIN, std::move(process));
   }
   hooks_.connected(admitted->for_grpc.release());
   ArmTick(true);
 }
 
 void AcceptLoop::ConnectionClosed(std::uint64_t key) {
-  // The stream's own end tells the session; here only the bookkeeping ends.
+  // Only the bookkeeping ends here. The end of the stream ends the session.
   const std::uint64_t connection = watched_[key].connection;
   connections_->Remove(connection);
   Forget(key);
   for (auto it = watched_.begin(); it != watched_.end(); ++it) {
     if (it->second.kind == Kind::kProcess && it->second.connection == connection) {
-      // The process may live on; its session has ended or will with the stream.
+      // The process may live on. Its session ends with the stream.
       Forget(it->first);
       break;
     }
@@ -230,13 +230,13 @@ void AcceptLoop::ConnectionClosed(std::uint64_t key) {
 }
 
 void AcceptLoop::ProcessEnded(std::uint64_t key) {
-  const PeerProcess peer = watched_[key].peer;
+  const ClientProcess caller = watched_[key].caller;
   const std::uint64_t connection = watched_[key].connection;
   for (const auto& session : sessions_->Sessions()) {
-    if (session->identity().peer.pidfd != peer.pidfd) continue;
-    sessions_->Gone(session, ProcessEndedError(peer));
+    if (session->identity().process.pidfd != caller.pidfd) continue;
+    sessions_->Gone(session, ProcessEndedError(caller));
   }
-  // Forked children may hold the socket: what is left of the connection ends too.
+  // A forked child may still hold the socket, so end the connection too.
   for (auto& [other_key, other] : watched_) {
     if (other.kind == Kind::kConnection && other.connection == connection) {
       shutdown(other.fd.get(), SHUT_RDWR);
@@ -251,18 +251,18 @@ void AcceptLoop::AcceptFd() {
     if (errno == EMFILE || errno == ENFILE) PauseAccepting(true);
     return;
   }
-  const auto peer = PeerOf(accepted.get());
-  if (!peer.ok()) return;
+  const auto caller = ClientOf(accepted.get());
+  if (!caller.ok()) return;
   const auto of_user = std::count_if(watched_.begin(), watched_.end(), [&](const auto& entry) {
-    return entry.second.kind == Kind::kFdClient && entry.second.peer.uid == peer->uid;
+    return entry.second.kind == Kind::kFdClient && entry.second.caller.uid == caller->uid;
   });
   if (fd_clients_ >= kFdClients || of_user >= kFdClientsPerUser) {
-    LogLimited(LogLevel::kWarning, "side socket: too many clients", {{"uid", peer->uid}});
+    LogLimited(LogLevel::kWarning, "side socket: too many clients", {{"uid", caller->uid}});
     return;
   }
   Watched client;
   client.kind = Kind::kFdClient;
-  client.peer = *peer;
+  client.caller = *caller;
   client.deadline_ns = MonotonicNowNs() + kFdPatienceNs;
   const int fd = accepted.get();
   client.fd = std::move(accepted);
@@ -279,19 +279,20 @@ void AcceptLoop::AnswerFd(Watched* client) {
   absl::Status status;
   if (size != static_cast<ssize_t>(sizeof(request)) || request.magic != kFdMagic) {
     status =
-        absl::InvalidArgumentError("this is gradsync's side socket: one FdRequest is expected");
+        absl::InvalidArgumentError("this is gradsync's side socket, which expects one FdRequest");
   } else if (request.abi != kSharedMemoryAbi) {
     status = absl::FailedPreconditionError(
         absl::StrCat("shared-memory ABI ", request.abi, ", this daemon has ", kSharedMemoryAbi));
   } else {
     auto claimed = sessions_->Claim(
-        Nonce(reinterpret_cast<const char*>(request.nonce), kNonceBytes), client->peer);
+        Nonce(reinterpret_cast<const char*>(request.nonce), kNonceBytes), client->caller);
     status = claimed.status();
     if (claimed.ok()) descriptors = *std::move(claimed);
   }
   if (!status.ok()) {
-    LogLimited(LogLevel::kWarning, "side socket: request refused",
-               {{"uid", client->peer.uid}, {"pid", client->peer.pid}, {"why", status.message()}});
+    LogLimited(
+        LogLevel::kWarning, "side socket: request refused",
+        {{"uid", client->caller.uid}, {"pid", client->caller.pid}, {"why", status.message()}});
   }
   reply.status = static_cast<std::uint32_t>(status.code());
   reply.fd_count = static_cast<std::uint32_t>(descriptors.size());
@@ -334,9 +335,10 @@ void AcceptLoop::PauseAccepting(bool paused) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
   }
   if (paused) {
-    LogLimited(LogLevel::kError, "out of file descriptors: no connection is accepted for a moment");
+    LogLimited(LogLevel::kError,
+               "out of file descriptors: accepting no connections until the next tick");
     ArmTick(true);
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,8 +1,7 @@
-// The daemon's one thread of its own besides gRPC's, the executor's and the reduce threads: accepts
-// both sockets, asks the kernel who connects, answers the side socket, notices the death of
-// processes, and ticks.
+// The thread that accepts connections on both sockets, identifies their processes, answers the side
+// socket, sees processes end, and calls the tick.
 //
-// It sleeps in epoll. While no session is open there is no tick: an idle daemon does nothing.
+// It sleeps in epoll. It does not tick while no session is open, so an idle daemon uses no CPU.
 
 #ifndef DAEMON_RPC_ACCEPT_LOOP_H_
 #define DAEMON_RPC_ACCEPT_LOOP_H_
@@ -21,28 +20,29 @@
 #include "daemon/rpc/listening_socket.h"
 #include "daemon/session/session_table.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
+// Start and the destructor are called by one thread; the hooks by the loop's.
 class AcceptLoop {
  public:
   struct Hooks {
-    // Gives a connection to gRPC, which owns the descriptor from then on.
+    // Gives a connection to gRPC, which takes the descriptor.
     std::function<void(int fd)> connected;
-    // Called every kTick while sessions are open, and as long as it returns true.
+    // Called every kTickMs while a session is open, or while it returns true.
     std::function<bool()> tick;
-    // Called every `watchdog_period`, if that is not zero.
+    // Called every `watchdog_period`, unless that is zero.
     std::function<void()> watchdog;
     absl::Duration watchdog_period = absl::ZeroDuration();
   };
-  // Deadlines and leases are checked this often.
+  // Milliseconds between two checks of deadlines and leases.
   static constexpr std::uint64_t kTickMs = 50;
 
-  // Everything passed outlives the loop. Starts the thread.
+  // Starts the thread. `connections` and `sessions` outlive the loop.
   static absl::StatusOr<std::unique_ptr<AcceptLoop>> Start(ListeningSocket grpc_socket,
                                                            ListeningSocket fd_socket,
                                                            Connections* connections,
                                                            SessionTable* sessions, Hooks hooks);
-  // Stops and joins the thread; the sockets are closed and removed.
+  // Stops and joins the thread. Closes and removes the sockets.
   ~AcceptLoop();
 
  private:
@@ -58,9 +58,9 @@ class AcceptLoop {
   };
   struct Watched {
     Kind kind = Kind::kWake;
-    UniqueFd fd;                   // kConnection: our duplicate; kFdClient
+    UniqueFd fd;                   // kConnection: a duplicate of gRPC's; kFdClient
     std::uint64_t connection = 0;  // kConnection, kProcess
-    PeerProcess peer;
+    ClientProcess caller;
     std::uint64_t deadline_ns = 0;  // kFdClient
   };
 
@@ -86,7 +86,7 @@ class AcceptLoop {
   SessionTable* const sessions_;
   const Hooks hooks_;
 
-  // The loop's thread's own.
+  // Used by the loop's thread alone once it runs.
   UniqueFd epoll_;
   UniqueFd timer_;
   UniqueFd watchdog_;
@@ -95,12 +95,12 @@ class AcceptLoop {
   std::uint64_t last_key_ = 0;
   std::size_t fd_clients_ = 0;
   bool ticking_ = false;
-  bool paused_ = false;  // out of descriptors: listeners are not watched until the next tick
+  bool paused_ = false;  // out of descriptors: accepts nothing until the next tick
 
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_RPC_ACCEPT_LOOP_H_

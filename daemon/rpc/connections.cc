@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// Below it live the daemon's own descriptors; above 64 Ki the rotation is long enough.
+// The daemon's own descriptors are below kFirstNumber. A rotation through 64 Ki is long enough.
 constexpr int kFirstNumber = 256;
 constexpr int kHighestLimit = 1 << 16;
 
@@ -28,12 +28,12 @@ int DescriptorLimit() {
 Connections::Connections() : limit_(DescriptorLimit()), next_number_(kFirstNumber) {}
 
 absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepted,
-                                                         const PeerProcess& peer) {
+                                                         const ClientProcess& process) {
   MutexLock lock(&mutex_);
-  std::size_t& of_user = per_user_[peer.uid];
+  std::size_t& of_user = per_user_[process.uid];
   if (of_user >= kPerUser) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("user ", peer.uid, " has ", of_user, " connections"));
+        absl::StrCat("user ", process.uid, " has ", of_user, " connections"));
   }
   if (next_number_ >= limit_) next_number_ = std::min(kFirstNumber, limit_ / 2);
   int number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, next_number_);
@@ -41,13 +41,13 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
   if (number < 0) return absl::ErrnoToStatus(errno, "a connection's descriptor");
   next_number_ = number + 1;
   if (const auto old = by_number_.find(number); old != by_number_.end()) EraseLocked(old);
-  ++per_user_[peer.uid];
-  by_number_[number] = Entry{++last_id_, peer};
+  ++per_user_[process.uid];
+  by_number_[number] = Entry{++last_id_, process};
   return Admitted{UniqueFd(number), last_id_};
 }
 
 void Connections::EraseLocked(std::map<int, Entry>::iterator entry) {
-  const auto user = per_user_.find(entry->second.peer.uid);
+  const auto user = per_user_.find(entry->second.process.uid);
   if (--user->second == 0) per_user_.erase(user);
   by_number_.erase(entry);
 }
@@ -62,14 +62,14 @@ void Connections::Remove(std::uint64_t id) {
   }
 }
 
-std::optional<PeerProcess> Connections::Find(const std::string& grpc_peer) const {
-  absl::string_view text = grpc_peer;
+std::optional<ClientProcess> Connections::Find(const std::string& caller) const {
+  absl::string_view text = caller;
   int number = -1;
   if (!absl::ConsumePrefix(&text, "fd:") || !absl::SimpleAtoi(text, &number)) return std::nullopt;
   MutexLock lock(&mutex_);
   const auto found = by_number_.find(number);
   if (found == by_number_.end()) return std::nullopt;
-  return found->second.peer;
+  return found->second.process;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,12 +1,9 @@
-// The trainers' connections to the gRPC socket: which process is behind the "fd:N" that gRPC calls
-// a peer.
+// The connections to the gRPC socket: finds the process behind "fd:N", gRPC's name of a caller.
 //
-// gRPC owns a connection's descriptor and closes it when it likes; the number may then be given to
-// the next connection. Two things keep one user's call from being taken for another's: numbers are
-// taken in rotation, so that one comes round only after hundreds of connections, and an entry goes
-// as soon as the other end has closed.
-//
-// Thread-safe.
+// gRPC owns a connection's descriptor and closes it at a time of its own. The kernel may then reuse
+// the number for the next connection. Two things keep the daemon from mistaking one user's call for
+// another's: numbers are used in rotation, so one is reused only after hundreds of connections, and
+// an entry is removed as soon as the client closes its end.
 
 #ifndef DAEMON_RPC_CONNECTIONS_H_
 #define DAEMON_RPC_CONNECTIONS_H_
@@ -19,34 +16,37 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
-#include "daemon/session/peer_process.h"
+#include "daemon/session/client_process.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
+// Thread-safe.
 class Connections {
  public:
-  // Connections that one user may have open at once; sessions have a quota of their own.
+  // Open connections of one user. Sessions have a quota of their own.
   static constexpr std::size_t kPerUser = 1024;
 
   Connections();
 
   struct Admitted {
-    UniqueFd for_grpc;  // hand it over with release()
+    UniqueFd for_grpc;  // the caller releases it to gRPC
     std::uint64_t id = 0;
   };
-  // RESOURCE_EXHAUSTED: the user has too many connections, or the process too many descriptors.
-  absl::StatusOr<Admitted> Admit(const UniqueFd& accepted, const PeerProcess& peer);
+  // Adds a connection. RESOURCE_EXHAUSTED: the user has too many connections, or the daemon too
+  // many descriptors.
+  absl::StatusOr<Admitted> Admit(const UniqueFd& accepted, const ClientProcess& process);
   void Remove(std::uint64_t id);
-  // `grpc_peer` is ServerContext::peer(). Empty if the connection has gone.
-  std::optional<PeerProcess> Find(const std::string& grpc_peer) const;
+  // Finds the process of a call. `caller` is ServerContext::peer(). Empty if the connection has
+  // ended.
+  std::optional<ClientProcess> Find(const std::string& caller) const;
 
  private:
   struct Entry {
     std::uint64_t id = 0;
-    PeerProcess peer;
+    ClientProcess process;
   };
 
-  const int limit_;  // descriptors are below it
+  const int limit_;  // all descriptors are below it
 
   mutable Mutex mutex_;
   std::map<int, Entry> by_number_ ABSL_GUARDED_BY(mutex_);
@@ -57,6 +57,6 @@ class Connections {
   void EraseLocked(std::map<int, Entry>::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_RPC_CONNECTIONS_H_

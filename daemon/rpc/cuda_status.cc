@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 void FillVersions(const worker::Started& started, v1::CudaStatus* out) {
@@ -15,7 +15,7 @@ void FillVersions(const worker::Started& started, v1::CudaStatus* out) {
   out->set_nccl_error(started.nccl_error());
 }
 
-// The entry of this device, made if there is none.
+// Finds or makes the entry of a device.
 v1::GpuStatus* GpuOf(const worker::Device& device, v1::CudaStatus* out) {
   for (v1::GpuStatus& gpu : *out->mutable_gpus()) {
     if (gpu.uuid() == device.uuid()) return &gpu;
@@ -41,7 +41,7 @@ v1::CudaStatus CudaStatusOf(const absl::StatusOr<worker::Started>& found,
   }
   for (const WorkerStatus& worker : workers) {
     if (!worker.open) continue;
-    // A driver that came after the daemon had looked.
+    // The driver was installed after the daemon had looked for one.
     if (out.driver_version().empty()) {
       out.clear_driver_error();
       FillVersions(worker.started, &out);
@@ -66,9 +66,9 @@ std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::Sessio
     const bool by_rank = use->sharing() == v1::GPU_SHARING_MPS;
     warnings.push_back(
         absl::StrCat("job ", job_id, " rank ", rank.rank(), ": its process ",
-                     by_rank ? "shares " : "does not share ", gpu.uuid(),
+                     by_rank ? "uses " : "does not use ", gpu.uuid(),
                      " through MPS, the daemon's worker ", by_rank ? "does not" : "does",
-                     ": they take turns on it; give both the same CUDA_MPS_PIPE_DIRECTORY"));
+                     ", so they take turns; give both the same CUDA_MPS_PIPE_DIRECTORY"));
   }
   return warnings;
 }
@@ -93,4 +93,4 @@ v1::WorkerStatus WorkerStatusOf(const WorkerStatus& worker) {
   return out;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

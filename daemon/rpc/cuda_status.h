@@ -1,4 +1,4 @@
-// GPUs and workers, as status tells of them.
+// Writes GPUs and workers for GetStatus.
 
 #ifndef DAEMON_RPC_CUDA_STATUS_H_
 #define DAEMON_RPC_CUDA_STATUS_H_
@@ -10,20 +10,21 @@
 #include "daemon/worker/worker_supervisor.h"
 #include "gradsync/v1/introspection.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Driver, NCCL and GPUs, without workers. `found`: what WorkerSupervisor::Found says. The workers
-// know how much memory is free, and MIG instances that a process sees only if it is told to.
+// Writes driver, NCCL and GPUs, without the workers. `found` is WorkerSupervisor::Found(). The
+// workers add the free memory, and MIG instances that a process sees only if its environment names
+// them.
 v1::CudaStatus CudaStatusOf(const absl::StatusOr<worker::Started>& found,
                             const std::vector<WorkerStatus>& workers);
 
-// Of each GPU that the rank's process shares through MPS and the daemon's worker does not, or the
-// other way round.
+// Warns of each GPU that only one of the rank's process and the daemon's worker uses through MPS.
 std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::SessionStatus& rank,
                                      const v1::CudaStatus& cuda);
 
+// Writes one worker.
 v1::WorkerStatus WorkerStatusOf(const WorkerStatus& worker);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_RPC_CUDA_STATUS_H_

@@ -1,6 +1,7 @@
 #include "daemon/rpc/decode.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -9,24 +10,24 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/error.h"
+#include "proto/gradsync/limits.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kNsPerMs = 1'000'000;
-// A week: longer than any wait that means something, short enough that sums of nanoseconds never
-// overflow.
+// A week: longer than any useful wait, and short enough that sums of nanoseconds never overflow.
 constexpr std::uint64_t kLongestMs = 7ull * 24 * 3600 * 1000;
 constexpr std::uint64_t kLayoutTimeoutMs = 5 * 60 * 1000;
 constexpr std::uint64_t kOperationTimeoutMs = 30 * 60 * 1000;
 constexpr std::uint32_t kMaxWorldSize = 1 << 16;
 constexpr std::size_t kMaxDimensions = 32;
-// No arena of one rank is larger: 16 TiB. Keeps every sum of sizes far from overflow.
+// Largest arena of one rank, 16 TiB. Keeps all sums of sizes far from overflow.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 44;
 
 absl::Status Malformed(absl::string_view what) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "MALFORMED", what);
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed, what);
 }
 
 absl::Status CheckName(absl::string_view field, absl::string_view name, std::size_t most) {
@@ -103,25 +104,30 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   const v1::ProtocolRange& range = message.protocol();
   *protocol = std::min(range.newest(), kProtocolNewest);
   if (*protocol < std::max(range.oldest(), kProtocolOldest)) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kVersion,
                      absl::StrCat("the client speaks protocol 1.", range.oldest(), " to 1.",
                                   range.newest(), ", this daemon 1.", kProtocolOldest, " to 1.",
                                   kProtocolNewest, ": upgrade the older of the two"));
   }
   if (message.shared_memory_abi() != kSharedMemoryAbi) {
     return MakeError(
-        absl::StatusCode::kFailedPrecondition, "VERSION",
+        absl::StatusCode::kFailedPrecondition, reason::kVersion,
         absl::StrCat("the client uses shared-memory ABI ", message.shared_memory_abi(),
                      ", this daemon ", kSharedMemoryAbi, ": upgrade the older of the two"));
   }
-  if (absl::Status status = CheckName("job_id", message.job_id(), 128); !status.ok()) return status;
-  if (message.token().size() > 4096) return Malformed("token has more than 4096 bytes");
+  if (absl::Status status = CheckName("job_id", message.job_id(), kMaxJobIdBytes); !status.ok())
+    return status;
+  if (message.token().size() > kMaxTokenBytes) {
+    return Malformed(absl::StrCat("token has more than ", kMaxTokenBytes, " bytes"));
+  };
   if (message.coordinator().size() > 255 ||
       !std::all_of(message.coordinator().begin(), message.coordinator().end(),
                    [](char c) { return absl::ascii_isgraph(c); })) {
     return Malformed("coordinator has more than 255 bytes, or one that is not printable ASCII");
   }
-  if (message.client().size() > 128) return Malformed("client has more than 128 bytes");
+  if (message.client().size() > kMaxClientNameBytes) {
+    return Malformed(absl::StrCat("client has more than ", kMaxClientNameBytes, " bytes"));
+  };
   if (message.world_size() == 0 || message.world_size() > kMaxWorldSize) {
     return Malformed(
         absl::StrCat("world_size ", message.world_size(), "; 1 to ", kMaxWorldSize, " allowed"));
@@ -138,7 +144,7 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
     case v1::LOSS_POLICY_HOLD:
     case v1::LOSS_POLICY_CONTINUE:
       return MakeError(
-          absl::StatusCode::kUnimplemented, "LOSS_POLICY",
+          absl::StatusCode::kUnimplemented, reason::kLossPolicy,
           absl::StrCat("on_rank_loss = ",
                        options.on_rank_loss() == v1::LOSS_POLICY_HOLD ? "hold" : "continue",
                        " is not built in this daemon; use abort"));
@@ -158,6 +164,9 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   request.step_timeout_ns = std::min(options.step_timeout_ms(), kLongestMs) * kNsPerMs;
   request.client = message.client();
   request.coordinator = message.coordinator();
+  if (!request.coordinator.empty()) {
+    request.message = std::make_shared<const v1::OpenSession>(message);
+  }
   return request;
 }
 
@@ -169,12 +178,13 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   request.bucket_done_messages = message.bucket_done_messages();
   request.replaces = message.replaces();
   LayoutSpec& spec = request.spec;
-  if (absl::Status status = CheckName("name", message.name(), 128); !status.ok()) return status;
+  if (absl::Status status = CheckName("name", message.name(), kMaxLayoutNameBytes); !status.ok())
+    return status;
   spec.name = message.name();
   const auto average = DecodeAverage(message.op());
   if (!average.ok()) return average.status();
   spec.average = *average;
-  // The worker knows best what a UUID is; the daemon knows what a message may hold.
+  // Checks the form alone: the worker knows which UUIDs exist.
   if (!message.device().empty()) {
     if (absl::Status status = CheckName("device", message.device(), 64); !status.ok())
       return status;
@@ -191,7 +201,7 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
     return Malformed("either parameters or explicit_buckets must be given");
   }
   if (static_cast<std::size_t>(message.parameters_size()) > limits.parameters) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                      absl::StrCat(message.parameters_size(), " parameters; ", limits.parameters,
                                   " allowed (quota_parameters_per_layout)"));
   }
@@ -199,9 +209,10 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   absl::flat_hash_set<absl::string_view> names;
   for (const v1::Parameter& parameter : message.parameters()) {
     const std::string field = absl::StrCat("parameter '", parameter.name(), "'");
-    if (parameter.name().empty() || parameter.name().size() > 512) {
+    if (parameter.name().empty() || parameter.name().size() > kMaxParameterNameBytes) {
       return Malformed(absl::StrCat("parameter ", spec.parameters.size(), ": its name has ",
-                                    parameter.name().size(), " bytes; 1 to 512 allowed"));
+                                    parameter.name().size(), " bytes; 1 to ",
+                                    kMaxParameterNameBytes, " allowed"));
     }
     if (!names.insert(parameter.name()).second) return Malformed(absl::StrCat(field, " twice"));
     if (static_cast<std::size_t>(parameter.shape_size()) > kMaxDimensions) {
@@ -221,7 +232,7 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
         {parameter.name(), {parameter.shape().begin(), parameter.shape().end()}, *dtype});
   }
   if (static_cast<std::size_t>(message.explicit_buckets_size()) > limits.buckets) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                      absl::StrCat(message.explicit_buckets_size(), " buckets; ", limits.buckets,
                                   " allowed (quota_buckets_per_layout)"));
   }
@@ -282,4 +293,4 @@ absl::StatusOr<OperationRequest> DecodeAllReduce(const v1::AllReduce& message,
   return request;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,6 +1,6 @@
-// The boundary: every message of a client is checked here, once, and becomes a plain value that the
-// other rooms may trust. All functions return INVALID_ARGUMENT MALFORMED (or the status that
-// gradsync.proto names) and say which field is wrong.
+// The boundary: checks every message of a client once, and makes it a plain value that the other
+// rooms trust. An error is INVALID_ARGUMENT MALFORMED, or what gradsync.proto lists, and names the
+// field that is wrong.
 
 #ifndef DAEMON_RPC_DECODE_H_
 #define DAEMON_RPC_DECODE_H_
@@ -8,19 +8,14 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "daemon/job/layout_channel.h"
+#include "daemon/job/layout_agreement.h"
 #include "daemon/job/operation_channel.h"
 #include "daemon/session/session_table.h"
 #include "gradsync/v1/gradsync.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Minor versions of protocol major 1 that this daemon speaks. 2: layouts are replaced, ranks that
-// left and stayed take part again, broadcasts come from the lowest live rank. 3: EndStep marks the
-// rest ready, the last bucket has a cap. Clients of before use none of these.
-inline constexpr std::uint32_t kProtocolNewest = 4;
-inline constexpr std::uint32_t kProtocolOldest = 1;
-
+// Quotas of one layout.
 struct DecodeLimits {
   std::size_t parameters = 100'000;
   std::size_t buckets = 4096;
@@ -34,7 +29,7 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
 struct OperationRequest {
   std::uint64_t sequence = 0;
   OperationSpec spec;
-  std::uint64_t staging_bytes = 0;  // that must be populated
+  std::uint64_t staging_bytes = 0;  // of staging memory, which must be populated
   std::uint64_t deadline_ns = 0;
 };
 absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,
@@ -43,6 +38,6 @@ absl::StatusOr<OperationRequest> DecodeBarrier(const v1::Barrier& message, std::
 absl::StatusOr<OperationRequest> DecodeAllReduce(const v1::AllReduce& message,
                                                  std::uint64_t staging_bytes, std::uint64_t now_ns);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_RPC_DECODE_H_

@@ -1,10 +1,11 @@
 #include "daemon/rpc/encode.h"
 
+#include <type_traits>
 #include <variant>
 
 #include "daemon/rpc/status_mapping.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 struct Encoder {
@@ -41,9 +42,9 @@ struct Encoder {
     out->set_live_ranks(record.live_ranks);
     out->set_divisor(record.divisor);
     Encode(record.times, out->mutable_buckets());
-    for (const BucketNumbers& numbers : record.numbers) {
-      out->add_sum_of_squares(numbers.sum_of_squares);
-      out->add_non_finite(numbers.non_finite);
+    for (const GradientStats& stats : record.stats) {
+      out->add_sum_of_squares(stats.sum_of_squares);
+      out->add_non_finite(stats.non_finite);
     }
   }
   void operator()(const ChunkReadyMessage& message) const {
@@ -76,6 +77,45 @@ struct Encoder {
   }
   void operator()(const LeaseQuestionMessage& message) const {
     response->mutable_lease_question()->set_number(message.number);
+  }
+  void operator()(const ForwardedMessage& message) const { *response = *message.response; }
+};
+
+// Code, text and a handful of fields.
+std::size_t BytesOf(const absl::Status& status) {
+  constexpr std::size_t kFieldBytes = 512;
+  return status.ok() ? 0 : status.message().size() + kFieldBytes;
+}
+
+// What a message keeps beside itself.
+struct QueuedBytesOf {
+  // Each rank's message counts the record that all share: one of them may be the last to keep it.
+  std::size_t operator()(const StepDoneMessage& message) const {
+    const StepRecord& record = *message.record;
+    const auto& buckets = record.times.buckets;
+    // One ready time per rank, in every bucket alike.
+    const std::size_t ranks = buckets.empty() ? 0 : buckets.front().ready_ns.size();
+    return buckets.size() * (sizeof(buckets.front()) + ranks * sizeof(std::uint64_t)) +
+           record.stats.size() * sizeof(GradientStats) + record.used_map.size() +
+           BytesOf(record.verdict);
+  }
+  std::size_t operator()(const LeaveDoneMessage& message) const {
+    return message.next_steps.size() * sizeof(LeaveDoneMessage::NextStep);
+  }
+  std::size_t operator()(const LayoutFailedMessage& message) const {
+    return BytesOf(message.status);
+  }
+  std::size_t operator()(const OperationFailedMessage& message) const {
+    return BytesOf(message.status);
+  }
+  std::size_t operator()(const SessionEndMessage& message) const { return BytesOf(message.status); }
+  std::size_t operator()(const ForwardedMessage& message) const {
+    return message.response->ByteSizeLong();
+  }
+  template <class Plain>
+  std::size_t operator()(const Plain&) const {
+    static_assert(std::is_trivially_copyable_v<Plain>);
+    return 0;
   }
 };
 
@@ -119,4 +159,8 @@ void Encode(const SessionMessage& message, v1::SessionResponse* response) {
   std::visit(Encoder{response}, message);
 }
 
-}  // namespace gradsync
+std::size_t QueuedBytes(const SessionMessage& message) {
+  return sizeof(SessionMessage) + std::visit(QueuedBytesOf{}, message);
+}
+
+}  // namespace gradsync::daemon

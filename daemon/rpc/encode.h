@@ -1,7 +1,9 @@
-// A job's message to a session, on the wire.
+// Writes a job's messages to a session in the form of the wire.
 
 #ifndef DAEMON_RPC_ENCODE_H_
 #define DAEMON_RPC_ENCODE_H_
+
+#include <cstddef>
 
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/session_message.h"
@@ -9,16 +11,19 @@
 #include "gradsync/v1/gradsync.pb.h"
 #include "gradsync/v1/types.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// `response` is cleared first.
+// Clears `response` first.
 void Encode(const SessionMessage& message, v1::SessionResponse* response);
-// Buckets, placements and size.
+// Memory that the message keeps while it is queued, in bytes: an estimate. Allocates nothing. Only
+// for a forwarded message its time depends on the message's size.
+std::size_t QueuedBytes(const SessionMessage& message);
+// Writes buckets, placements and size.
 void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned);
-// Its size, and how it is shared; after the plan.
+// Writes size and kind of sharing. Called after the plan's.
 void Encode(const GpuArena& arena, v1::LayoutAssigned* assigned);
 void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_RPC_ENCODE_H_

@@ -1,60 +1,49 @@
-// The GradientSync service: one SessionStream per trainer. Decodes, validates, calls session and
-// job, and puts what they say on the wire.
-//
-// It polls a completion queue of its own: gRPC 1.51's callback API sleeps 100 ms after every idle
-// second (CallbackAlternativeCQ), and a trainer's next bucket would wait for it. The threads sleep
-// in epoll; the one that takes a message also runs what follows from it, down to the reduction of a
-// small bucket.
+// The GradientSync service: one SessionStream per trainer.
 
 #ifndef DAEMON_RPC_GRADSYNC_SERVICE_H_
 #define DAEMON_RPC_GRADSYNC_SERVICE_H_
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
-#include "daemon/base/clock.h"
+#include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/connections.h"
-#include "daemon/rpc/decode.h"
-#include "daemon/session/session_table.h"
+#include "daemon/rpc/session_handler.h"
+#include "daemon/rpc/session_stream.h"
+#include "daemon/rpc/stream_acceptor.h"
+#include "gradsync/v1/gradsync.grpc.pb.h"
 
 namespace grpc {
 class ServerBuilder;
 }  // namespace grpc
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-struct ServiceContext {
-  SessionTable* sessions = nullptr;
-  const Connections* connections = nullptr;
-  const Clock* clock = nullptr;
-  DecodeLimits limits;
-  std::string daemon_version;
-};
-
+// Legal calls: Register Start (Tick | Idle)* Stop. Tick and Idle are thread-safe.
 class GradsyncService {
  public:
-  // `context`'s objects outlive the service.
-  explicit GradsyncService(const ServiceContext& context);
-  // After Stop().
-  ~GradsyncService();
+  // `connections` and the context's objects outlive the service.
+  GradsyncService(SessionContext context, const Connections* connections);
 
-  // Before the server is built.
+  // Called before the server is built.
   void Register(grpc::ServerBuilder* builder);
-  // After it is built: takes calls from now on.
+  // Called after it is built. Starts to accept calls.
   void Start();
-  // Cancels streams whose end the client does not take. Thread-safe.
+  // Cancels streams whose client opens no session, or does not read the end, in time.
   void Tick(std::uint64_t now_ns);
-  // No stream is open. Thread-safe.
+  // True if no stream is open.
   bool Idle();
-  // After the server's Shutdown(): waits for the streams to end and joins the threads.
+  // Called after the server's Shutdown(). Waits for the streams to end and joins the threads.
   void Stop();
 
  private:
-  class Impl;
-  const std::unique_ptr<Impl> impl_;
+  const SessionContext context_;
+  const Connections* const connections_;
+  v1::GradientSync::AsyncService service_;
+  StreamAcceptor<SessionStream> acceptor_;
+  std::unique_ptr<CompletionDispatcher> dispatcher_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_RPC_GRADSYNC_SERVICE_H_

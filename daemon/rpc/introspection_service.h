@@ -1,4 +1,5 @@
-// The Introspection service: what the daemon tells operators. Reads snapshots; changes nothing.
+// The Introspection service shows the daemon's state to operators. It reads snapshots and changes
+// nothing.
 
 #ifndef DAEMON_RPC_INTROSPECTION_SERVICE_H_
 #define DAEMON_RPC_INTROSPECTION_SERVICE_H_
@@ -12,7 +13,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/job/job_table.h"
 #include "daemon/rpc/connections.h"
-#include "daemon/rpc/other_nodes.h"
+#include "daemon/rpc/node_status_source.h"
 #include "daemon/session/session_table.h"
 #include "daemon/worker/gpu_reducer.h"
 #include "daemon/worker/worker_supervisor.h"
@@ -21,8 +22,9 @@ namespace grpc {
 class Service;
 }  // namespace grpc
 
-namespace gradsync {
+namespace gradsync::daemon {
 
+// Constant. Its objects outlive the service.
 struct IntrospectionContext {
   SessionTable* sessions = nullptr;
   JobTable* jobs = nullptr;
@@ -35,19 +37,19 @@ struct IntrospectionContext {
   std::string socket;
   std::uint32_t reduce_threads = 0;
   std::string simd;
-  std::string gate;                     // between GPUs, as configured
+  std::string gate;                     // option `gate`
   WorkerSupervisor* workers = nullptr;  // null: no GPUs
   const GpuReducer* gpu_reducer = nullptr;
-  OtherNodes* nodes = nullptr;  // null: no other nodes
+  NodeStatusSource* nodes = nullptr;  // null: no other nodes
   std::string peer_address;
   std::string node_name;
-  // Constant ones, of the configuration.
+  // Of the configuration.
   std::vector<std::string> warnings;
   std::vector<std::string> notices;
 };
 
 std::unique_ptr<grpc::Service> MakeIntrospectionService(IntrospectionContext context);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_RPC_INTROSPECTION_SERVICE_H_

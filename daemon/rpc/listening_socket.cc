@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr int kBacklog = 128;
@@ -31,10 +31,10 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Bind(const std::string& path, i
   struct stat existing {};
   if (lstat(path.c_str(), &existing) == 0) {
     if (!S_ISSOCK(existing.st_mode)) {
-      return absl::FailedPreconditionError(absl::StrCat(path, " exists and is no socket"));
+      return absl::FailedPreconditionError(absl::StrCat(path, " exists and is not a socket"));
     }
-    // Nobody listens only if the connection is refused. A live socket may also have a full queue
-    // (EAGAIN, where a blocking one would wait for ever), or be of another type (EPROTOTYPE).
+    // The socket is stale only if it refuses the connection. A live one may also have a full queue
+    // (EAGAIN; a blocking connect would wait forever) or another type (EPROTOTYPE).
     const UniqueFd probe(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const bool connected = connect(probe.get(), name, sizeof(address)) == 0;
     if (connected || errno == EAGAIN || errno == EPROTOTYPE) {
@@ -42,9 +42,9 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Bind(const std::string& path, i
           absl::StrCat("another daemon listens on ", path, "; stop it or pass another --socket"));
     }
     if (errno != ECONNREFUSED) {
-      return absl::FailedPreconditionError(absl::StrCat("whether a daemon listens on ", path,
-                                                        " is not known (", std::strerror(errno),
-                                                        "); remove it or pass another --socket"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("cannot find out whether a daemon listens on ", path, " (",
+                       std::strerror(errno), "); remove it or pass another --socket"));
     }
     unlink(path.c_str());
   }
@@ -58,7 +58,7 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Bind(const std::string& path, i
     return absl::ErrnoToStatus(errno, absl::StrCat("bind ", path));
   }
   ListeningSocket listening(std::move(fd), path);
-  // Between bind and chmod nobody gets in: it does not listen yet.
+  // Nobody can connect before chmod, because the socket does not listen yet.
   if (chmod(path.c_str(), mode) != 0)
     return absl::ErrnoToStatus(errno, absl::StrCat("chmod ", path));
   if (listen(listening.fd(), kBacklog) != 0) {
@@ -71,4 +71,4 @@ ListeningSocket::~ListeningSocket() {
   if (fd_.valid() && !path_.empty()) unlink(path_.c_str());
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

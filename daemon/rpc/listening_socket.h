@@ -1,4 +1,4 @@
-// A bound and listening Unix socket with its permissions.
+// A Unix socket that is bound, has its permissions, and listens.
 
 #ifndef DAEMON_RPC_LISTENING_SOCKET_H_
 #define DAEMON_RPC_LISTENING_SOCKET_H_
@@ -10,16 +10,16 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/unique_fd.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Owns the descriptor and, if it was bound here, the path, which is removed at the end.
+// Owns the descriptor. Removes the path at the end if Bind() made it.
 class ListeningSocket {
  public:
-  // Binds `path` with `mode`; `type` is SOCK_STREAM or SOCK_SEQPACKET. A socket that a dead daemon
-  // left is replaced. FAILED_PRECONDITION: a live daemon listens there, the path is no socket, or
-  // its directory is missing (says what to do).
+  // Binds `path` with `mode`. `type` is SOCK_STREAM or SOCK_SEQPACKET. Replaces the socket of a
+  // lost daemon. FAILED_PRECONDITION: a live daemon listens there, the path is not a socket, or its
+  // directory is missing.
   static absl::StatusOr<ListeningSocket> Bind(const std::string& path, int type, mode_t mode);
-  // One that the service manager has bound.
+  // Takes a socket that the service manager has bound.
   static ListeningSocket Adopt(int fd) { return ListeningSocket(UniqueFd(fd), ""); }
 
   ListeningSocket(ListeningSocket&&) noexcept = default;
@@ -35,6 +35,6 @@ class ListeningSocket {
   std::string path_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_RPC_LISTENING_SOCKET_H_

@@ -7,7 +7,7 @@
 #include "daemon/base/error.h"
 #include "google/rpc/error_details.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 google::rpc::Status ToProto(const absl::Status& status) {
   google::rpc::Status proto;
@@ -17,7 +17,7 @@ google::rpc::Status ToProto(const absl::Status& status) {
   if (!details.reason.empty()) {
     google::rpc::ErrorInfo info;
     info.set_reason(details.reason);
-    info.set_domain("gradsync");
+    info.set_domain(kErrorDomain);
     for (const auto& [key, value] : details.fields) {
       if (!value.empty()) (*info.mutable_metadata())[key] = value;
     }
@@ -33,9 +33,10 @@ absl::Status FromProto(const google::rpc::Status& proto) {
     if (detail.UnpackTo(&info)) break;
   }
   if (info.reason().empty()) return absl::Status(code, proto.message());
-  const std::vector<std::pair<std::string, std::string>> fields(info.metadata().begin(),
-                                                                info.metadata().end());
-  return MakeError(code, info.reason(), proto.message(), fields);
+  ErrorDetails details;
+  details.reason = info.reason();
+  details.fields.assign(info.metadata().begin(), info.metadata().end());
+  return MakeError(code, details, proto.message());
 }
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -44,4 +45,4 @@ grpc::Status ToGrpc(const absl::Status& status) {
                       ToProto(status).SerializeAsString());
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

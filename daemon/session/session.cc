@@ -9,26 +9,27 @@
 #include "daemon/reduce/gpu_staging.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// What a job and its statistics keep for one bucket of one rank, roughly.
+// Memory of a job and its statistics for one bucket of one rank, roughly.
 constexpr std::uint64_t kBytesPerBucket = 1024;
 
-// GPUs' memory is allocated in pieces of this size.
+// GPU memory is allocated in pieces of this size.
 constexpr std::uint64_t kGpuGranule = 2 << 20;
 
-// As counted. No overflow: layouts are far smaller (decode.cc).
+// Rounds up to granules. Cannot overflow: decode.cc bounds layouts.
 constexpr std::uint64_t InGpuGranules(std::uint64_t bytes) {
   return (bytes + kGpuGranule - 1) / kGpuGranule * kGpuGranule;
 }
 
-// Whose it is, of an error that says only why.
+// Adds job and rank to an error.
 absl::Status WithRank(const absl::Status& why, const std::string& job, std::uint32_t rank) {
   ErrorDetails details = DetailsOf(why);
   if (details.reason.empty()) return why;
-  details.fields.insert(details.fields.end(), {{"job", job}, {"rank", absl::StrCat(rank)}});
-  return MakeError(why.code(), details.reason, why.message(), details.fields);
+  details.fields.emplace_back(field::kJob.text(), job);
+  details.fields.emplace_back(field::kRank.text(), absl::StrCat(rank));
+  return MakeError(why.code(), details, why.message());
 }
 
 }  // namespace
@@ -41,8 +42,8 @@ Session::Session(SessionIdentity identity, const SessionLimits& limits,
       limits_(limits),
       job_(std::move(job)),
       sink_(std::move(sink)),
-      staging_(std::move(staging)),
       staging_reservation_(std::move(staging_reservation)),
+      staging_(std::move(staging)),
       quota_(quota),
       executor_(executor),
       gpus_(gpus),
@@ -55,70 +56,71 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
     for (auto it = layouts_.begin(); it != layouts_.end();) {
       it = it->second.expired() ? layouts_.erase(it) : std::next(it);
     }
-    // A replacement takes the place of one that counts.
+    // A replacement does not count: it takes the place of a layout that does.
     full = request.replaces == 0 && layouts_.size() >= limits_.layouts;
   }
   if (full) {
-    registered(MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
+    registered(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                          absl::StrCat("a session may have ", limits_.layouts,
                                       " layouts (quota_layouts_per_session)"),
-                         {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
+                         {{field::kJob, job_->job_id()}, {field::kRank, rank()}}));
     return;
   }
   if (!request.device.empty() && gpus_.workers == nullptr) {
-    registered(MakeError(absl::StatusCode::kUnimplemented, "CUDA_UNAVAILABLE",
+    registered(MakeError(absl::StatusCode::kUnimplemented, reason::kCudaUnavailable,
                          "this daemon has no workers for GPUs: keep the gradients in host memory",
-                         {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
+                         {{field::kJob, job_->job_id()}, {field::kRank, rank()}}));
     return;
   }
   auto answer = [self = shared_from_this(),
                  place = Place{request.spec.name, request.device, request.mps},
                  registered = std::move(registered)](absl::StatusOr<JobPort::Registration> agreed) {
     if (!agreed.ok()) return registered(agreed.status());
-    self->Furnish(place, *std::move(agreed), registered);
+    self->AllocateMemory(place, *std::move(agreed), registered);
   };
   job_->RegisterLayout(rank(), std::move(request), std::move(answer));
 }
 
-void Session::Furnish(const Place& place, JobPort::Registration agreed,
-                      const Registered& registered) {
+void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,
+                             const Registered& registered) {
   auto layout = NewLayout(agreed.plan, place.device.empty() ? agreed.plan.arena_bytes : 0);
-  if (!layout.ok()) return Furnished(std::move(agreed), layout.status(), registered);
+  if (!layout.ok()) return MemoryAllocated(std::move(agreed), layout.status(), registered);
   LayoutMemory& memory = (*layout)->memory;
   if (place.device.empty()) {
     auto arena = HostArena::Create(absl::StrCat("gradsync-", place.name), agreed.plan.arena_bytes);
-    if (!arena.ok()) return Furnished(std::move(agreed), arena.status(), registered);
+    if (!arena.ok()) return MemoryAllocated(std::move(agreed), arena.status(), registered);
     memory.arena = *std::move(arena);
-    return Furnished(std::move(agreed), *std::move(layout), registered);
+    return MemoryAllocated(std::move(agreed), *std::move(layout), registered);
   }
   GpuArenaSpec spec;
   spec.bytes = agreed.plan.arena_bytes;
-  auto reserved = gpus_.quota->Reserve(identity_.peer.uid, InGpuGranules(spec.bytes));
-  if (!reserved.ok()) return Furnished(std::move(agreed), reserved.status(), registered);
+  auto reserved = gpus_.quota->Reserve(identity_.process.uid, InGpuGranules(spec.bytes));
+  if (!reserved.ok()) return MemoryAllocated(std::move(agreed), reserved.status(), registered);
   spec.reservation = std::make_shared<const ArenaQuota::Reservation>(*std::move(reserved));
   spec.buckets = agreed.plan.buckets.size();
   spec.semaphores_fd = memory.semaphores->fd();
-  if (identity_.peer.pidfd != nullptr) spec.trainer_pidfd = identity_.peer.pidfd->get();
+  if (identity_.process.pidfd != nullptr) spec.trainer_pidfd = identity_.process.pidfd->get();
   memory.mps = place.mps;
   for (const PlannedBucket& bucket : agreed.plan.buckets) {
     const DataType largest = StagingType(bucket.dtype, NcclWireType::kAuto);
     spec.staging_bytes = std::max(spec.staging_bytes, StagingBytes(largest, bucket.count));
   }
-  const WorkerKey key{identity_.job_key, place.device, identity_.peer.uid, job_->job_id(),
+  const WorkerKey key{identity_.job_key, place.device, identity_.process.uid, job_->job_id(),
                       job_->coordinator()};
   GpuArena::Create(gpus_.workers, key, spec,
                    [self = shared_from_this(), layout = *std::move(layout), agreed,
                     registered](absl::StatusOr<std::shared_ptr<GpuArena>> arena) {
-                     if (!arena.ok()) return self->Furnished(agreed, arena.status(), registered);
+                     if (!arena.ok())
+                       return self->MemoryAllocated(agreed, arena.status(), registered);
                      layout->memory.gpu = *std::move(arena);
                      self->on_gpu_.store(true, std::memory_order_relaxed);
-                     self->Furnished(agreed, layout, registered);
+                     self->MemoryAllocated(agreed, layout, registered);
                    });
 }
 
-void Session::Furnished(JobPort::Registration agreed,
-                        absl::StatusOr<std::shared_ptr<Layout>> layout,
-                        const Registered& registered) {
+void Session::MemoryAllocated(JobPort::Registration agreed,
+                              absl::StatusOr<std::shared_ptr<Layout>> layout,
+                              const Registered& registered) {
   if (!layout.ok()) {
     job_->RefuseLayout(rank(), agreed.channel, layout.status());
     registered(WithRank(layout.status(), job_->job_id(), rank()));
@@ -136,9 +138,9 @@ void Session::Furnished(JobPort::Registration agreed,
 
 absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const LayoutPlan& plan,
                                                                     std::uint64_t arena_bytes) {
-  // The daemon's own memory counts too: semaphores, and what the job keeps per bucket.
+  // The daemon's own memory counts too: the semaphores, and the job's data of each bucket.
   auto reserved = quota_->Reserve(
-      identity_.peer.uid,
+      identity_.process.uid,
       arena_bytes + plan.buckets.size() * (sizeof(BucketSemaphore) + kBytesPerBucket));
   if (!reserved.ok()) return reserved.status();
   auto semaphores = SemaphorePage::Create(plan.buckets.size());
@@ -177,11 +179,11 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
   const std::shared_ptr<Layout> layout = Find(channel);
   if (layout == nullptr) {
     MutexLock lock(&mutex_);
-    // Its agreement failed while this was on its way.
+    // The agreement failed while the message was on its way.
     if (channel >= 1 && channel <= last_channel_) return absl::OkStatus();
   }
   if (layout == nullptr || layout->mapping.exchange(true)) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("ArenaMapped for channel ", channel,
                                   ", which is not assigned or is mapped already"));
   }
@@ -196,11 +198,10 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
     const std::shared_ptr<HostArena>& arena = layout->memory.arena;
     absl::Status status = arena->CheckPopulated();
     if (!status.ok()) {
-      self->End(
-          MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
-                    absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ", channel,
-                                 ", but ", status.message()),
-                    {{"rank", absl::StrCat(self->rank())}, {"channel", absl::StrCat(channel)}}));
+      self->End(MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
+                          absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ",
+                                       channel, ", but ", status.message()),
+                          {{field::kRank, self->rank()}, {field::kChannel, channel}}));
       return;
     }
     status = arena->Map();
@@ -220,12 +221,12 @@ absl::Status Session::CheckWhole(std::uint32_t channel, std::uint64_t step) cons
   if (layout->memory.arena == nullptr) return absl::OkStatus();  // a GPU's memory has no holes
   const absl::Status populated = layout->memory.arena->CheckPopulated();
   if (populated.ok()) return populated;
-  return MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
                    absl::StrCat("rank ", rank(), ", step ", step, ": ", populated.message()),
-                   {{"job", job_->job_id()},
-                    {"rank", absl::StrCat(rank())},
-                    {"channel", absl::StrCat(channel)},
-                    {"step", absl::StrCat(step)}});
+                   {{field::kJob, job_->job_id()},
+                    {field::kRank, rank()},
+                    {field::kChannel, channel},
+                    {field::kStep, step}});
 }
 
 absl::Status Session::MarkReady(std::uint32_t channel, std::uint64_t step,
@@ -249,9 +250,9 @@ absl::Status Session::FinishStep(std::uint32_t channel, std::uint64_t step,
 absl::StatusOr<StagingMemory> Session::Staging(std::uint64_t bytes) {
   MutexLock lock(&mutex_);
   if (absl::Status populated = staging_->CheckPopulated(bytes); !populated.ok()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "ARENA_NOT_POPULATED",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
                      absl::StrCat("rank ", rank(), ": staging memory: ", populated.message()),
-                     {{"rank", absl::StrCat(rank())}});
+                     {{field::kRank, rank()}});
   }
   if (!staging_mapped_) {
     if (absl::Status mapped = staging_->Map(0); !mapped.ok()) return mapped;
@@ -266,18 +267,19 @@ bool Session::CheckLease(std::uint64_t now_ns) {
   if (now_ns < heard_ns + third_ns) return false;
   const std::uint64_t asked_ns = asked_ns_.load(std::memory_order_relaxed);
   if (asked_ns <= heard_ns) {
-    // The first question of this silence.
+    // The first question since the last message.
     asked_ns_.store(now_ns, std::memory_order_relaxed);
     sink_->Queue(LeaseQuestionMessage{now_ns});
     sink_->Flush();
     return false;
   }
-  // Counted from the question: a daemon that was itself stopped asks before it judges.
+  // The lease runs from the question. A daemon that was stopped itself asks first, and does not end
+  // sessions whose messages it could not read.
   if (now_ns < asked_ns + limits_.lease_ns - third_ns) return false;
-  End(MakeError(absl::StatusCode::kAborted, "LEASE_EXPIRED",
+  End(MakeError(absl::StatusCode::kAborted, reason::kLeaseExpired,
                 absl::StrCat("its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
                              " ms, longer than its lease; it is stopped or swapped out"),
-                {{"job", job_->job_id()}, {"rank", absl::StrCat(rank())}}));
+                {{field::kJob, job_->job_id()}, {field::kRank, rank()}}));
   return !expired_.exchange(true, std::memory_order_relaxed);
 }
 
@@ -308,4 +310,4 @@ std::vector<Session::GpuUse> Session::gpu_uses() const {
   return uses;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

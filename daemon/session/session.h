@@ -1,12 +1,11 @@
-// One trainer's live connection: a rank of a job, its memory and its lease.
+// The session of one trainer: a rank of a job, with its memory and its lease.
 //
-// A session ends once, for one of: Leave{exit}, the end of its stream, the end of its process, its
-// lease, a breach of the protocol, or its job's end. All but the first are the rank's loss to the
-// job.
+// A session ends once: by Leave{exit}, at the end of its stream, of its process, of its lease or of
+// its job, or because of a bad request. Unless it ends by Leave{exit} or with its job, the job has
+// lost the rank.
 //
-// Thread-safe. Its memory is created by the RPC thread, handed out by the side socket's thread,
-// mapped and freed on the executor's. Lock order: Session::mutex_ is a leaf: no other lock is taken
-// under it.
+// Thread-safe. An RPC thread creates its memory, the side socket's thread hands it out, the
+// executor's thread maps and frees it. Session::mutex_ is a leaf: no lock is taken under it.
 
 #ifndef DAEMON_SESSION_SESSION_H_
 #define DAEMON_SESSION_SESSION_H_
@@ -28,21 +27,21 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_port.h"
-#include "daemon/session/peer_process.h"
+#include "daemon/session/client_process.h"
 #include "daemon/worker/gpu_arena.h"
 #include "daemon/worker/worker_supervisor.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// What a session was opened with; constant.
+// Identifies a session. Constant.
 struct SessionIdentity {
-  PeerProcess peer;
+  ClientProcess process;
   std::uint64_t incarnation = 0;
   std::uint32_t rank = 0;
   std::string client;
   std::uint64_t opened_ns = 0;
   std::uint64_t generation = 1;  // of its job
-  std::string job_key;           // names the job's workers, over its generations
+  std::string job_key;           // of the job, the same in all of its generations
 };
 
 struct SessionLimits {
@@ -50,9 +49,9 @@ struct SessionLimits {
   std::size_t layouts = 0;
 };
 
-// Where layouts on GPUs get their memory, and what it counts against; both outlive the sessions.
+// The source of GPU memory, and the quota that it counts against. Both outlive the sessions.
 struct GpuMemory {
-  WorkerSupervisor* workers = nullptr;  // null: there are no layouts on GPUs
+  WorkerSupervisor* workers = nullptr;  // null: layouts on GPUs are refused
   ArenaQuota* quota = nullptr;
 };
 
@@ -71,7 +70,7 @@ class Session : public std::enable_shared_from_this<Session> {
   struct LayoutMemory {
     std::shared_ptr<HostArena> arena;
     std::shared_ptr<SemaphorePage> semaphores;
-    std::shared_ptr<GpuArena> gpu;  // instead of `arena`
+    std::shared_ptr<GpuArena> gpu;  // set instead of `arena` for a layout on a GPU
     bool mps = false;               // LayoutRequest::mps
   };
   struct Registration {
@@ -79,99 +78,101 @@ class Session : public std::enable_shared_from_this<Session> {
     LayoutPlan plan;
     LayoutMemory memory;
   };
-  // Agrees on the layout and creates its memory, which the job lets go of. The session lives on if
-  // this fails. `registered` is called once, perhaps before this returns, or not at all if the
-  // session ends first.
+  // Agrees on the layout with the job and creates its memory, which the job holds. The session goes
+  // on if this fails. Calls `registered` once, perhaps before this returns, or never if the session
+  // ends first.
   using Registered = std::function<void(absl::StatusOr<Registration>)>;
   void RegisterLayout(LayoutRequest request, Registered registered);
 
-  // The client says that it has populated the arena: checked, mapped and told to the job on the
-  // executor. A failure there ends the session.
+  // The client has populated the arena. The executor checks and maps it and calls the job. A
+  // failure there ends the session. FAILED_PRECONDITION: the channel has no arena, or it is mapped
+  // already.
   absl::Status ArenaMapped(std::uint32_t channel);
-  // Checks again that the arena is whole (a client may punch holes into it, which the daemon would
-  // fill at its own expense), then Job::MarkReady.
+  // Checks that the arena is still populated, then calls the job. A client can punch holes into its
+  // arena; reading them would charge new pages to the daemon.
   absl::Status MarkReady(std::uint32_t channel, std::uint64_t step,
                          absl::Span<const std::uint32_t> buckets);
-  // Checks again that the arena is whole (a client may punch holes into it), then EndStep.
+  // Checks the arena in the same way, then calls the job.
   absl::Status EndStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);
-  // The same, then Job::FinishStep.
   absl::Status FinishStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);
-  // The staging window, mapped; FAILED_PRECONDITION unless its first `bytes` bytes are populated.
+  // Returns the staging memory, mapped. FAILED_PRECONDITION: its first `bytes` bytes are not
+  // populated.
   absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes);
 
-  // A message has come: the process runs.
+  // Notes that a message has come, which shows that the process runs.
   void Heard(std::uint64_t now_ns) { heard_ns_.store(now_ns, std::memory_order_relaxed); }
-  // A worker has died: the session ends if its memory was there.
+  // A worker was lost: ends the session if the worker held its memory.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);
 
-  // Asks after a third of the lease's silence; ends the session after all of it: then
-  // true, once.
+  // Asks the client after a third of the lease without a message. Ends the session after the whole
+  // lease, and then returns true once.
   bool CheckLease(std::uint64_t now_ns);
-  // It has had memory on one.
+  // True if the session ever had memory on a GPU.
   bool on_gpu() const { return on_gpu_.load(std::memory_order_relaxed); }
 
-  // Ends the session with `why`, which others read after "known because". Idempotent.
+  // Ends the session. `why` completes the other ranks' error after "known because". Idempotent.
   void End(const absl::Status& why);
 
-  // In host memory; on GPUs.
+  // Bytes that it holds in host memory and on GPUs.
   std::uint64_t memory_bytes() const;
   std::uint64_t gpu_bytes() const;
-  // Of its layouts on GPUs.
+  // The GPUs of its layouts.
   struct GpuUse {
     std::string device;
-    bool mps = false;  // its process shares that GPU through MPS
+    bool mps = false;  // its process uses that GPU through MPS
   };
   std::vector<GpuUse> gpu_uses() const;
 
  private:
-  // Held by the job, which knows when the layout ends.
+  // The job holds it, and frees it when the layout ends.
   struct Layout {
+    ArenaQuota::Reservation reservation;  // before `memory`: given back after it is freed
     LayoutMemory memory;
-    ArenaQuota::Reservation reservation;
     std::atomic<bool> mapping{false};
   };
 
-  // Null: the layout is closed, or was never this session's.
+  // Null: the layout has ended, or was never this session's.
   std::shared_ptr<Layout> Find(std::uint32_t channel) const;
   absl::Status CheckWhole(std::uint32_t channel, std::uint64_t step) const;
-  // Gives the rank its memory of what it agreed to, on the place's device or, if that is empty, the
-  // host.
+  // Creates the memory of an agreed layout, on the place's device, or in host memory if the device
+  // is empty.
   struct Place {
     std::string name;
     std::string device;
     bool mps = false;
   };
-  void Furnish(const Place& place, JobPort::Registration agreed, const Registered& registered);
-  void Furnished(JobPort::Registration agreed, absl::StatusOr<std::shared_ptr<Layout>> layout,
-                 const Registered& registered);
-  // Without an arena, for which `arena_bytes` of host memory are reserved.
+  void AllocateMemory(const Place& place, JobPort::Registration agreed,
+                      const Registered& registered);
+  void MemoryAllocated(JobPort::Registration agreed, absl::StatusOr<std::shared_ptr<Layout>> layout,
+                       const Registered& registered);
+  // Makes a layout without an arena, and reserves `arena_bytes` of host memory for one.
   absl::StatusOr<std::shared_ptr<Layout>> NewLayout(const LayoutPlan& plan,
                                                     std::uint64_t arena_bytes);
-  // What is held for the rank, that it has not lost yet.
+  // The rank's layouts that have not ended.
   std::vector<std::shared_ptr<Layout>> Layouts() const;
 
   const SessionIdentity identity_;
   const SessionLimits limits_;
   const std::shared_ptr<JobPort> job_;
   const std::shared_ptr<SessionSink> sink_;
+  const ArenaQuota::Reservation staging_reservation_;  // before `staging_`: outlives it
   const std::shared_ptr<HostArena> staging_;
-  const ArenaQuota::Reservation staging_reservation_;
   ArenaQuota* const quota_;
   Executor* const executor_;
   const GpuMemory gpus_;
 
   std::atomic<std::uint64_t> heard_ns_;
   std::atomic<std::uint64_t> asked_ns_{0};
-  std::atomic<bool> expired_{false};  // its lease
+  std::atomic<bool> expired_{false};  // CheckLease() has returned true
   std::atomic<bool> on_gpu_{false};
 
   mutable Mutex mutex_;
-  // By channel; those that are closed go with the next registration.
+  // By channel. The next registration erases those that have ended.
   std::map<std::uint32_t, std::weak_ptr<Layout>> layouts_ ABSL_GUARDED_BY(mutex_);
   std::uint32_t last_channel_ ABSL_GUARDED_BY(mutex_) = 0;
   bool staging_mapped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_SESSION_SESSION_H_

@@ -11,7 +11,7 @@
 #include "daemon/base/error.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr uid_t kOverflowUid = 65534;
@@ -35,53 +35,53 @@ SessionTable::SessionTable(const SessionPolicy& policy, JobTable* jobs, ArenaQuo
       executor_(executor),
       clock_(clock) {}
 
-absl::StatusOr<std::uint64_t> SessionTable::Admit(const PeerProcess& peer,
+absl::StatusOr<std::uint64_t> SessionTable::Admit(const ClientProcess& process,
                                                   const OpenRequest& request) {
-  if (peer.uid == kOverflowUid && !policy_.allow_overflow_uid) {
-    return MakeError(absl::StatusCode::kPermissionDenied, "CREDENTIALS",
+  if (process.uid == kOverflowUid && !policy_.allow_overflow_uid) {
+    return MakeError(absl::StatusCode::kPermissionDenied, reason::kCredentials,
                      "user 65534 stands for every user of a foreign user namespace and is refused; "
                      "map the trainer's user, or set allow_overflow_uid");
   }
   if (policy_.require_token && request.token.empty()) {
-    return MakeError(absl::StatusCode::kPermissionDenied, "CREDENTIALS",
+    return MakeError(absl::StatusCode::kPermissionDenied, reason::kCredentials,
                      "this daemon requires a job token: set GRADSYNC_JOB_TOKEN in the trainers");
   }
   if (finder_ == jobs_ && request.world_size > policy_.quota_sessions_per_user) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, "QUOTA",
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("world_size ", request.world_size,
                      ": every rank is on this node, and quota_sessions_per_user allows ",
                      policy_.quota_sessions_per_user, " sessions"));
   }
   MutexLock lock(&mutex_);
   if (draining_) {
-    return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
                      "the daemon drains and takes no new session; try again");
   }
-  std::size_t& of_user = per_user_[peer.uid];
+  std::size_t& of_user = per_user_[process.uid];
   if (of_user >= policy_.quota_sessions_per_user) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "QUOTA",
-                     absl::StrCat("user ", peer.uid, " has ", of_user,
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                     absl::StrCat("user ", process.uid, " has ", of_user,
                                   " sessions, as many as quota_sessions_per_user allows"));
   }
   ++of_user;
   return ++last_incarnation_;
 }
 
-void SessionTable::Open(const PeerProcess& peer, const OpenRequest& request,
+void SessionTable::Open(const ClientProcess& process, const OpenRequest& request,
                         std::shared_ptr<SessionSink> sink, Opened opened) {
-  const auto incarnation = Admit(peer, request);
+  const auto incarnation = Admit(process, request);
   if (!incarnation.ok()) return opened(incarnation.status());
   const auto refuse = [&](const absl::Status& why) {
-    Note(peer, why);
+    Note(process, why);
     opened(why);
   };
-  auto reservation = quota_->Reserve(peer.uid, policy_.staging_bytes);
+  auto reservation = quota_->Reserve(process.uid, policy_.staging_bytes);
   if (!reservation.ok()) return refuse(reservation.status());
   auto staging = HostArena::Create("gradsync-staging", policy_.staging_bytes);
   if (!staging.ok()) return refuse(staging.status());
   JoinRequest join;
-  join.key = JobKey{peer.uid, request.job_id, HashOf(request.token)};
+  join.key = JobKey{process.uid, request.job_id, HashOf(request.token)};
   join.rank = request.rank;
   join.world_size = request.world_size;
   join.options = {request.divide_by_world,
@@ -90,35 +90,36 @@ void SessionTable::Open(const PeerProcess& peer, const OpenRequest& request,
   join.incarnation = *incarnation;
   join.coordinator = request.coordinator;
   join.client = request.client;
-  // Shared: a callback that is kept must be one that can be copied.
+  join.message = request.message;
+  // Shared, because std::function copies its callback.
   const auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
   finder_->Join(join, sink,
-                [this, peer, join, sink, reserved, staging = *std::move(staging),
+                [this, process, join, sink, reserved, staging = *std::move(staging),
                  opened = std::move(opened)](absl::StatusOr<Joined> joined) {
                   const auto refuse = [&](const absl::Status& why) {
-                    Note(peer, why);
+                    Note(process, why);
                     opened(why);
                   };
                   if (!joined.ok()) return refuse(joined.status());
                   auto session = std::make_shared<Session>(
-                      SessionIdentity{peer, join.incarnation, join.rank, join.client,
+                      SessionIdentity{process, join.incarnation, join.rank, join.client,
                                       clock_->NowNs(), joined->generation, join.key.Text()},
                       SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session},
                       std::move(joined->job), sink, staging, std::move(*reserved), quota_,
                       executor_, gpus_);
-                  Note(peer, session);
+                  Note(process, session);
                   opened(std::move(session));
                 });
 }
 
-void SessionTable::Note(const PeerProcess& peer,
+void SessionTable::Note(const ClientProcess& process,
                         const absl::StatusOr<std::shared_ptr<Session>>& session) {
   MutexLock lock(&mutex_);
   if (session.ok()) {
     sessions_[(*session)->identity().incarnation] = *session;
     ++opened_;
-  } else if (--per_user_[peer.uid] == 0) {
-    per_user_.erase(peer.uid);
+  } else if (--per_user_[process.uid] == 0) {
+    per_user_.erase(process.uid);
   }
 }
 
@@ -132,28 +133,28 @@ absl::StatusOr<Nonce> SessionTable::Offer(const Session& session,
   MutexLock lock(&mutex_);
   if (sessions_.find(identity.incarnation) == sessions_.end()) {
     return MakeError(
-        absl::StatusCode::kAborted, "SESSION_ENDED",
+        absl::StatusCode::kAborted, reason::kSessionEnded,
         absl::StrCat("the session of rank ", identity.rank, " has ended: it is given no memory"),
-        {{"rank", absl::StrCat(identity.rank)}});
+        {{field::kRank, identity.rank}});
   }
   Offered& offered = offers_[nonce];
   offered = {identity.incarnation,
-             identity.peer.uid,
-             identity.peer.pid,
+             identity.process.uid,
+             identity.process.pid,
              clock_->NowNs() + kNonceLifeNs,
              {}};
   for (const Descriptor& one : descriptors) offered.descriptors.emplace_back(one.owner, one.fd);
   return nonce;
 }
 
-absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(const Nonce& nonce,
-                                                                          const PeerProcess& peer) {
+absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(
+    const Nonce& nonce, const ClientProcess& process) {
   MutexLock lock(&mutex_);
   const auto found = offers_.find(nonce);
   if (found == offers_.end() || clock_->NowNs() > found->second.expires_ns) {
     return absl::NotFoundError("unknown, used or expired nonce; register again");
   }
-  if (found->second.uid != peer.uid || found->second.pid != peer.pid) {
+  if (found->second.uid != process.uid || found->second.pid != process.pid) {
     return absl::PermissionDeniedError("this nonce belongs to another process");
   }
   std::vector<Descriptor> descriptors;
@@ -170,14 +171,14 @@ absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(const 
 void SessionTable::Gone(std::shared_ptr<Session> session, const absl::Status& why) {
   const SessionIdentity& identity = session->identity();
   session->End(why);
-  // Its own loss: a rank that had exited, or whose job ended before, is no loss.
+  // A rank that had left, or whose job had ended, is not lost.
   const bool lost = session->job().StateOf(identity.rank) == RankState::kLost;
   {
     MutexLock lock(&mutex_);
-    // The stream's end and the process's end both come here; the first one counts.
+    // Called for the end of the stream and of the process. The first call counts.
     if (sessions_.erase(identity.incarnation) > 0) {
       if (lost) ++lost_;
-      if (--per_user_[identity.peer.uid] == 0) per_user_.erase(identity.peer.uid);
+      if (--per_user_[identity.process.uid] == 0) per_user_.erase(identity.process.uid);
       for (auto it = offers_.begin(); it != offers_.end();) {
         it = it->second.incarnation == identity.incarnation ? offers_.erase(it) : std::next(it);
       }
@@ -191,7 +192,7 @@ void SessionTable::Tick() {
   const std::uint64_t now_ns = clock_->NowNs();
   for (const auto& session : Sessions()) {
     const bool expired = session->CheckLease(now_ns);
-    if (expired && fence_ && session->on_gpu()) fence_(session->identity().peer);
+    if (expired && fence_ && session->on_gpu()) fence_(session->identity().process);
   }
   jobs_->Tick();
   MutexLock lock(&mutex_);
@@ -232,4 +233,4 @@ std::uint64_t SessionTable::lost() const {
   return lost_;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,7 +1,7 @@
-// All sessions of the daemon: who may open one, the nonces that bring their memory, their leases.
+// All sessions of the daemon: admits them, hands out their memory for nonces, and checks their
+// leases.
 //
-// Thread-safe. Lock order: SessionTable::mutex_ is taken before none: jobs and sessions are called
-// outside it.
+// Thread-safe. SessionTable::mutex_ is a leaf: jobs and sessions are called without it.
 
 #ifndef DAEMON_SESSION_SESSION_TABLE_H_
 #define DAEMON_SESSION_SESSION_TABLE_H_
@@ -22,7 +22,11 @@
 #include "daemon/session/session.h"
 #include "proto/gradsync/nccl_settings.h"
 
-namespace gradsync {
+namespace gradsync::v1 {
+class OpenSession;
+}
+
+namespace gradsync::daemon {
 
 struct SessionPolicy {
   bool require_token = false;
@@ -44,7 +48,8 @@ struct OpenRequest {
   std::uint64_t step_timeout_ns = 0;  // 0: the policy's
   NcclSettings nccl;
   std::string client;
-  std::string coordinator;  // where rank 0's daemon is; empty: here
+  std::string coordinator;                         // address of rank 0's daemon; empty: this one
+  std::shared_ptr<const v1::OpenSession> message;  // the client's, if `coordinator` is not empty
 };
 
 using Nonce = std::string;  // kNonceBytes bytes
@@ -57,41 +62,42 @@ class SessionTable {
 
   const SessionPolicy& policy() const { return policy_; }
 
-  // Layouts may lie on GPUs from now on. Before the first session.
+  // Allows layouts on GPUs. Called before the first session.
   void UseGpus(const GpuMemory& gpus) { gpus_ = gpus; }
-  // Called for each trainer that is lost though its process lives, and that has had memory on a
-  // GPU, to keep it from there. Before the first session.
-  void FenceWith(std::function<void(const PeerProcess&)> fence) { fence_ = std::move(fence); }
-  // The sessions whose memory was in that worker end.
+  // Sets what is called for a lost trainer whose process lives and had memory on a GPU; it keeps
+  // the process off the GPU. Called before the first session.
+  void FenceWith(std::function<void(const ClientProcess&)> fence) { fence_ = std::move(fence); }
+  // A worker was lost: ends the sessions whose memory it held.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);
 
-  // From now on sessions join through `finder`, which outlives them, rather than through `jobs`: a
-  // job may be on another node, and more ranks in it than on this one. Before the first session.
+  // Makes sessions join through `finder` instead of `jobs`: a job may span nodes, and another node
+  // may coordinate it. `finder` outlives the sessions. Called before the first session.
   void JoinThrough(JobFinder* finder) { finder_ = finder; }
 
-  // `opened` is called once: before this returns, unless the job is on another node. Messages to
-  // `sink` may come before it. Statuses as in gradsync.proto, GradientSync.Session.
+  // Opens a session. Calls `opened` once, before this returns unless another node coordinates the
+  // job. `sink` may get messages before that. gradsync.proto lists the statuses under
+  // GradientSync.Session.
   using Opened = std::function<void(absl::StatusOr<std::shared_ptr<Session>>)>;
-  void Open(const PeerProcess& peer, const OpenRequest& request, std::shared_ptr<SessionSink> sink,
-            Opened opened);
+  void Open(const ClientProcess& process, const OpenRequest& request,
+            std::shared_ptr<SessionSink> sink, Opened opened);
 
-  // A nonce, valid once, for 60 s and as long as the descriptors' owners live, that brings these in
-  // order to the session's own process. It keeps no owner: what is never claimed, because an
-  // agreement has failed meanwhile, is freed with it.
+  // Returns a nonce for which the session's process can claim these descriptors, in this order,
+  // once and within 60 s. A nonce does not keep the descriptors' owners: if an agreement fails, its
+  // memory is freed although nobody has claimed it. ABORTED SESSION_ENDED: the session has ended.
   struct Descriptor {
     std::shared_ptr<void> owner;  // keeps `fd` open
     int fd = -1;
   };
-  // ABORTED SESSION_ENDED: nobody is left to claim it.
   absl::StatusOr<Nonce> Offer(const Session& session, const std::vector<Descriptor>& descriptors);
-  // NOT_FOUND: unknown, used, expired or freed; PERMISSION_DENIED: another process's.
-  absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const PeerProcess& peer);
+  // NOT_FOUND: the nonce is unknown, used or expired, or its memory was freed. PERMISSION_DENIED:
+  // it belongs to another process.
+  absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const ClientProcess& process);
 
-  // The session's stream has ended, or its process has. Takes the caller's reference: the last one
-  // goes on the executor, which frees the memory.
+  // The session's stream or process has ended. Takes the caller's reference, so that the executor
+  // drops the last one and frees the memory.
   void Gone(std::shared_ptr<Session> session, const absl::Status& why);
   void Tick();
-  // From now on Open fails UNAVAILABLE DRAINING.
+  // Makes Open() fail with UNAVAILABLE DRAINING.
   void Drain();
   bool draining() const;
 
@@ -108,19 +114,19 @@ class SessionTable {
     std::vector<std::pair<std::weak_ptr<void>, int>> descriptors;
   };
 
-  // Whether this one may come; its number.
-  absl::StatusOr<std::uint64_t> Admit(const PeerProcess& peer, const OpenRequest& request);
-  // Notes the session, or that it did not come to be.
-  void Note(const PeerProcess& peer, const absl::StatusOr<std::shared_ptr<Session>>& session);
+  // Checks whether the session may open. Returns its incarnation.
+  absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);
+  // Adds the session, or gives its quota back if it did not open.
+  void Note(const ClientProcess& process, const absl::StatusOr<std::shared_ptr<Session>>& session);
 
   const SessionPolicy policy_;
   JobTable* const jobs_;
-  JobFinder* finder_ = nullptr;  // or jobs_; constant once sessions come
+  JobFinder* finder_ = nullptr;  // jobs_ unless JoinThrough() was called; constant after that
   ArenaQuota* const quota_;
   Executor* const executor_;
   const Clock* const clock_;
   GpuMemory gpus_;
-  std::function<void(const PeerProcess&)> fence_;
+  std::function<void(const ClientProcess&)> fence_;
 
   mutable Mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);
@@ -132,6 +138,6 @@ class SessionTable {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_SESSION_SESSION_TABLE_H_

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr double kNsPerUs = 1000.0;
@@ -49,4 +49,4 @@ double LatencyHistogram::MiddleNs(std::size_t index) {
   return static_cast<double>(low) + static_cast<double>(width - 1) / 2.0;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -8,11 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Quantiles are within 3.2 % of a recorded value up to kLimitNs (73 minutes); longer latencies
-// count as that one, except for the maximum, which is exact. Thread-compatible; 5 KiB, allocates
-// nothing.
+// Quantiles are within 3.2 % of a recorded value up to kLimitNs (73 minutes). Longer latencies
+// count as kLimitNs. The maximum is always exact. Thread-compatible; 5 KiB, allocates nothing.
 class LatencyHistogram {
  public:
   static constexpr std::uint64_t kLimitNs = (std::uint64_t{1} << 42) - 1;
@@ -20,8 +19,8 @@ class LatencyHistogram {
   void Record(std::uint64_t ns);
 
   std::uint64_t count() const { return count_; }
-  // The smallest value that at least q (0..1) of the recorded ones do not exceed; 0 if none was
-  // recorded. Microseconds. Walks the buckets: about a microsecond of work.
+  // The q-quantile (q in 0..1) of the recorded values, in microseconds; 0 if nothing was recorded.
+  // Walks the buckets: about a microsecond of work.
   double QuantileUs(double q) const;
   double MaxUs() const;
 
@@ -39,6 +38,6 @@ class LatencyHistogram {
   std::uint64_t max_ns_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_TELEMETRY_LATENCY_HISTOGRAM_H_

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::uint64_t Elapsed(std::uint64_t from_ns, std::uint64_t to_ns) {
@@ -46,7 +46,7 @@ void LayoutStats::RecordBucket(absl::Span<const std::uint64_t> ready_ns, std::ui
   ready_skew_.Record(last_ns - first_ns);
   queue_.Record(Elapsed(last_ns, start_ns));
   total_.Record(Elapsed(last_ns, finish_ns));
-  // Two ranks that arrive together are both not late.
+  // If two ranks arrive last at the same time, neither is late.
   if (before_last_ns != 0 && before_last_ns < last_ns) {
     ++lateness_[last_rank].times_last;
     lateness_[last_rank].behind_ns += last_ns - before_last_ns;
@@ -99,4 +99,4 @@ LayoutStatsSnapshot LayoutStats::Snapshot() const {
   return snapshot;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

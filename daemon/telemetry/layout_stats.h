@@ -1,5 +1,5 @@
-// What one layout's steps have cost so far: latencies of its buckets, bandwidth, and who made the
-// others wait. The numbers behind Introspection.GetStats.
+// Statistics of one layout's steps so far: latencies of its buckets, bandwidth, and the ranks that
+// made others wait. Introspection.GetStats returns them.
 
 #ifndef DAEMON_TELEMETRY_LAYOUT_STATS_H_
 #define DAEMON_TELEMETRY_LAYOUT_STATS_H_
@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "daemon/telemetry/latency_histogram.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Microseconds.
 struct LatencySnapshot {
@@ -22,9 +22,9 @@ struct LatencySnapshot {
 
 struct StragglerSnapshot {
   std::uint32_t rank = 0;
-  // Buckets that this rank, and no other, was the last to have ready.
+  // Buckets for which this rank alone was the last to be ready.
   std::uint64_t times_last = 0;
-  // By how much it was behind the rank before it, over those buckets.
+  // Sum over those buckets of the delay between the last rank but one and this rank.
   double behind_us_total = 0.0;
 };
 
@@ -32,7 +32,7 @@ struct LayoutStatsSnapshot {
   std::uint64_t steps_complete = 0;
   std::uint64_t steps_void = 0;
   std::uint64_t buckets_reduced = 0;
-  // Of one rank's arena.
+  // Size of one rank's arena.
   std::uint64_t bytes_reduced = 0;
   LatencySnapshot ready_skew;  // first rank's BucketReady to the last rank's
   LatencySnapshot queue;       // last rank's BucketReady to the start of the reduction
@@ -41,7 +41,7 @@ struct LayoutStatsSnapshot {
   LatencySnapshot exposed;     // last BucketReady of a complete step to its commit
   // bytes_reduced / sum of the buckets' reduce times, in 10^9 bytes per second.
   double reduce_gbps = 0.0;
-  // Of the last complete step's result, over all buckets. NaN or Inf if an element is.
+  // L2 norm of the last complete step's result, over all buckets. NaN or Inf if an element is.
   double gradient_norm = 0.0;
   std::uint64_t non_finite = 0;  // elements that are NaN or Inf
   // Complete steps whose result had such elements.
@@ -56,18 +56,18 @@ class LayoutStats {
  public:
   explicit LayoutStats(std::size_t world_size);
 
-  // A bucket was reduced. `ready_ns`: when each rank's BucketReady came, in rank order, 0 = the
-  // rank did not take part. `bytes`: of one rank. All times are of one clock; an interval that
-  // would be negative counts as 0. Ranks beyond world_size and, if no rank took part, the waiting
-  // latencies are left out.
+  // Records the reduction of a bucket. `ready_ns`: the time of each rank's BucketReady, in rank
+  // order; 0 = the rank did not take part. `bytes`: the size of one rank's bucket. All times are of
+  // one clock. A negative interval counts as 0. Ranks beyond world_size are left out. If no rank
+  // took part, the latencies that include waiting are left out.
   void RecordBucket(absl::Span<const std::uint64_t> ready_ns, std::uint64_t start_ns,
                     std::uint64_t finish_ns, std::uint64_t bytes);
 
-  // A step was committed. `last_ready_ns`: the last BucketReady of any rank and bucket of the step,
-  // 0 = there was none.
+  // Records the commit of a step. `last_ready_ns`: the time of the last BucketReady of any rank and
+  // bucket of the step; 0 = there was none.
   void RecordStep(bool complete, std::uint64_t last_ready_ns, std::uint64_t commit_ns);
 
-  // What the result of a complete step holds, over all buckets.
+  // Records the statistics of a complete step's result, over all buckets.
   void RecordNumbers(double sum_of_squares, std::uint64_t non_finite);
 
   // Allocates; walks five histograms (some microseconds).
@@ -95,6 +95,6 @@ class LayoutStats {
   LatencyHistogram exposed_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_TELEMETRY_LAYOUT_STATS_H_

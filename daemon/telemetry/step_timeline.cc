@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::size_t Capacity(std::size_t timestamps_per_step) {
@@ -58,4 +58,4 @@ std::size_t StepTimeline::size() const {
   return static_cast<std::size_t>(std::min<std::uint64_t>(appended_, headers_.size()));
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

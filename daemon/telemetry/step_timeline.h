@@ -1,5 +1,4 @@
-// The last committed steps of one layout, bucket by bucket: what Introspection.GetTimeline answers
-// from.
+// The last committed steps of one layout, bucket by bucket. Introspection.GetTimeline returns them.
 
 #ifndef DAEMON_TELEMETRY_STEP_TIMELINE_H_
 #define DAEMON_TELEMETRY_STEP_TIMELINE_H_
@@ -8,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // When things happened to one bucket in one step. CLOCK_MONOTONIC nanoseconds; 0 = did not happen.
 struct BucketTimes {
@@ -24,9 +23,9 @@ struct StepTimes {
   std::vector<BucketTimes> buckets;  // by index
 };
 
-// A ring of the last kMaxSteps steps. All memory is taken at construction and is at most
-// 8 * kMaxTimestamps bytes (2 MiB): a layout of so many buckets and ranks that kMaxSteps steps need
-// more keeps fewer, and one whose single step needs more keeps that single one. Thread-compatible.
+// A ring of the last kMaxSteps steps. All memory is allocated at construction: at most 8 *
+// kMaxTimestamps bytes (2 MiB), so a layout with many buckets and ranks keeps fewer steps. One step
+// is kept even if it alone needs more. Thread-compatible.
 class StepTimeline {
  public:
   static constexpr std::size_t kMaxSteps = 64;
@@ -34,14 +33,14 @@ class StepTimeline {
 
   StepTimeline(std::size_t buckets, std::size_t ranks);
 
-  // Copies `times` over the oldest step; allocates nothing. Buckets and ranks beyond those given at
+  // Replaces the oldest step by `times`; allocates nothing. Buckets and ranks beyond those given at
   // construction are left out, missing ones are recorded as "did not happen".
   void Append(const StepTimes& times);
 
-  // Copies of the last `steps` steps, or of all that are kept if those are fewer; oldest first.
+  // Returns copies of the last `steps` steps, or of all steps if fewer are kept; oldest first.
   std::vector<StepTimes> Last(std::size_t steps) const;
 
-  // How many steps are kept at most.
+  // The largest number of steps that are kept.
   std::size_t capacity() const { return headers_.size(); }
   std::size_t size() const;
 
@@ -62,6 +61,6 @@ class StepTimeline {
   std::uint64_t appended_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_TELEMETRY_STEP_TIMELINE_H_

@@ -3,19 +3,21 @@
 #ifndef DAEMON_WORKER_COLLECTIVE_GATE_H_
 #define DAEMON_WORKER_COLLECTIVE_GATE_H_
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 enum class CollectiveGate {
-  // kNone where every GPU of the job is shared through MPS, else kAllNodes.
+  // kNone if every GPU of the job is shared through MPS, else kAllNodes.
   kAuto,
-  // When the gradients of every rank are there: no NCCL kernel waits for them on a GPU, where
-  // without MPS it would take time slices from the trainers. Costs a call to each worker and its
-  // reply.
+  // On all GPUs once the gradients of all ranks are ready. So no NCCL kernel waits for gradients on
+  // a
+  // GPU, where it would take time slices from the trainers unless MPS shares the GPU. Costs one
+  // call
+  // to each worker and its reply.
   kAllNodes,
-  // On each GPU when those of its own ranks are there.
+  // On each GPU once the gradients of that GPU's own ranks are ready.
   kNone,
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_COLLECTIVE_GATE_H_

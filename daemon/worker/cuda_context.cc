@@ -1,6 +1,6 @@
 #include "daemon/worker/cuda_context.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 absl::StatusOr<std::unique_ptr<CudaContext>> CudaContext::Open(const CudaDriver* driver,
                                                                const CudaDevice& device) {
@@ -36,4 +36,4 @@ CudaContext::~CudaContext() {
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -10,14 +10,15 @@
 #include "daemon/cuda/cuda_device.h"
 #include "daemon/cuda/cuda_driver.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// The primary context of a device, current in the thread that opened it, and the streams on which
-// the worker works. All are of the highest priority, so that a bucket gets a GPU's multiprocessors
-// before the backward pass that is still running (under MPS), and none ever waits for a trainer's
-// word: it would wait in a hardware queue that others share.
+// The primary context of a device, current in the thread that opened it, and the worker's streams.
 //
-// For the issuing thread alone. Destroyed after all that was made in it.
+// All streams have the highest priority, so that under MPS a bucket gets the GPU's multiprocessors
+// before the backward pass that is still running. No stream ever waits for a trainer's word: it
+// would block a hardware queue that other streams share.
+//
+// For the issuing thread alone. Must be destroyed after everything that was made in it.
 class CudaContext {
  public:
   static absl::StatusOr<std::unique_ptr<CudaContext>> Open(const CudaDriver* driver,
@@ -49,6 +50,6 @@ class CudaContext {
   CUstream write_back_ = nullptr;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_CUDA_CONTEXT_H_

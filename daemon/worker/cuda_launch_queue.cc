@@ -8,7 +8,7 @@
 #include "daemon/base/error.h"
 #include "daemon/reduce/gpu_staging.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::vector<CUdeviceptr> BuffersOf(const CudaLaunch& launch) {
@@ -52,7 +52,7 @@ void CudaLaunchQueue::GiveUp(std::uint64_t layout, std::uint64_t step) {
     launch.ranks.clear();
     launch.given_up = true;
   }
-  // None of its buckets comes after these, so nobody would forget it later.
+  // The step has no more buckets, so this is the last chance to forget it.
   const auto begun = layouts_.find(layout);
   if (begun != layouts_.end() && begun->second.step == step) layouts_.erase(begun);
 }
@@ -97,7 +97,7 @@ absl::Status CudaLaunchQueue::FinishOldest(std::vector<CudaLaunchResult>* finish
   return absl::OkStatus();
 }
 
-// Also sees what has gone wrong between the GPUs, while something is under way there.
+// Also returns errors between the GPUs, while a launch is under way.
 absl::Status CudaLaunchQueue::SettleSum() {
   if (at_rest()) return absl::OkStatus();
   const auto settled = communicator_->Settled();
@@ -127,7 +127,7 @@ absl::Status CudaLaunchQueue::BeginNext() {
 
 void CudaLaunchQueue::NoteBegun(UnderWay* one) {
   CudaLaunch& launch = one->launch;
-  // Once void, void to its end: the last bucket's sum is the verdict.
+  // Once void, the step stays void to its last bucket, whose sum is the verdict.
   LayoutStep& layout = layouts_[launch.layout];
   if (layout.step != launch.step) layout = {launch.step, 0, false};
   layout.is_void = layout.is_void || launch.void_contributions > 0;
@@ -192,13 +192,13 @@ absl::Status CudaLaunchQueue::CheckDeadline() const {
   const std::uint64_t since_ns = MonotonicNowNs() - oldest.ready_ns;
   if (since_ns < limit_ns_) return absl::OkStatus();
   return MakeError(
-      absl::StatusCode::kDeadlineExceeded, "GPU_TIMEOUT",
+      absl::StatusCode::kDeadlineExceeded, reason::kGpuTimeout,
       absl::StrCat("bucket ", oldest.launch.bucket, " of step ", oldest.launch.step,
                    " has been on the GPU for ", since_ns / 1'000'000'000, " s: ",
                    communicator_ != nullptr
                        ? "another GPU of the job has not joined its all-reduce, or hangs"
                        : "the GPU hangs"),
-      {{"step", absl::StrCat(oldest.launch.step)}, {"bucket", absl::StrCat(oldest.launch.bucket)}});
+      {{field::kStep, oldest.launch.step}, {field::kBucket, oldest.launch.bucket}});
 }
 
 CudaLaunchResult CudaLaunchQueue::ResultOf(const UnderWay& oldest) const {
@@ -218,4 +218,4 @@ CudaLaunchResult CudaLaunchQueue::ResultOf(const UnderWay& oldest) const {
   return result;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

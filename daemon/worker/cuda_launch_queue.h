@@ -1,4 +1,4 @@
-// The buckets that a worker is told to average, from Launch to LaunchDone.
+// The buckets that a worker averages, from Launch to LaunchDone.
 
 #ifndef DAEMON_WORKER_CUDA_LAUNCH_QUEUE_H_
 #define DAEMON_WORKER_CUDA_LAUNCH_QUEUE_H_
@@ -13,14 +13,14 @@
 #include "absl/status/status.h"
 #include "cuda.h"
 #include "daemon/engine/nccl_communicator.h"
-#include "daemon/reduce/bucket_numbers.h"
 #include "daemon/reduce/cuda_combine.h"
+#include "daemon/reduce/gradient_stats.h"
 #include "daemon/worker/cuda_context.h"
 #include "daemon/worker/cuda_session_memory.h"
 #include "daemon/worker/cuda_staging.h"
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct CudaLaunch {
   std::uint64_t id = 0;
@@ -37,58 +37,60 @@ struct CudaLaunch {
   bool measure = false;
   std::size_t step_buckets = 0;
   std::size_t verdict_offset = 0;
-  bool given_up = false;  // its step; it has no ranks any more
+  bool given_up = false;  // its step was given up: it has no ranks
 };
 
 struct CudaLaunchResult {
   std::uint64_t id = 0;
   std::uint64_t ready_ns = 0;
   std::uint64_t finish_ns = 0;
-  BucketNumbers numbers;
+  GradientStats numbers;
   bool void_step = false;
 };
 
-// In order: a launch begins when those before it have begun, every rank's ready word shows its step
-// and a piece of staging is free. Up to then nothing is enqueued for it: the words are read here,
-// on the host, and no stream of the worker ever waits for a trainer. From then on the GPU goes on
-// by itself, up to the done words; Advance() sees it finish.
+// Runs launches in order. A launch begins when the launches before it have begun, every rank's
+// ready word shows its step, and a piece of staging is free. Until then nothing is enqueued for it:
+// this class reads the ready words on the host, so no stream of the worker ever waits for a
+// trainer. Once begun, a launch needs the host no more: the GPU writes the done words, and
+// Advance() sees it finish.
 //
-// The issuing thread's. One failure is the end: a worker whose GPU has failed starts again as
-// another process.
+// For the issuing thread alone. After one failure the queue is unusable: the worker exits, and
+// another process takes its place.
 class CudaLaunchQueue {
  public:
-  // All outlive the queue. What has been on the GPU for `limit_ns` is taken for hanging.
+  // The arguments must outlive the queue. A launch that is on the GPU for `limit_ns` counts as
+  // hung.
   CudaLaunchQueue(const CudaContext* context, const CudaCombine* combine, CudaStagingPool* staging,
                   std::uint64_t limit_ns);
   ~CudaLaunchQueue();
   CudaLaunchQueue(const CudaLaunchQueue&) = delete;
   CudaLaunchQueue& operator=(const CudaLaunchQueue&) = delete;
 
-  // Sums over all its ranks, from now on; it is settled and outlives its use. Null: this GPU alone.
-  // Only at rest.
+  // From now on, sums over all ranks of `communicator`, which is settled and must outlive its use.
+  // Null: over this GPU alone. Requires at_rest().
   void SetCommunicator(NcclCommunicator* communicator);
 
   void Submit(CudaLaunch launch);
 
-  // While paused no launch begins; what has begun finishes.
+  // While paused, no launch begins. Launches that have begun finish.
   void SetPaused(bool paused) { paused_ = paused; }
 
-  // Takes a rank out of the launches that have not begun: they become void ones.
+  // Takes a rank out of the launches that have not begun, which makes them void.
   void Remove(const CudaSessionMemory* rank);
 
-  // The same with every rank, in the launches of this step.
+  // Takes all ranks out of the launches of this step that have not begun.
   void GiveUp(std::uint64_t layout, std::uint64_t step);
 
-  // Begins and finishes what can be, without waiting for anything; appends what has finished.
-  // DEADLINE_EXCEEDED GPU_TIMEOUT if something hangs, else the driver's and NCCL's statuses.
+  // Begins and finishes launches as far as possible, without waiting. Appends the finished ones.
+  // DEADLINE_EXCEEDED GPU_TIMEOUT if a launch hangs; otherwise the driver's and NCCL's statuses.
   absl::Status Advance(std::vector<CudaLaunchResult>* finished);
 
-  // Nothing is under way: Advance has nothing to do before the next Submit.
+  // No launch waits or is under way: Advance has nothing to do before the next Submit.
   bool idle() const { return waiting_.empty() && at_rest(); }
-  // Nothing is on the GPU.
+  // No launch is on the GPU.
   bool at_rest() const { return under_way_.empty() && !summing_.has_value(); }
   bool Touches(const CudaSessionMemory* rank) const;
-  // Staging that the launch to begin next needs; 0: there is none. It does not begin in less.
+  // Bytes of staging without which the next launch does not begin; 0 if no launch waits.
   std::size_t next_staging_bytes() const;
 
  private:
@@ -96,9 +98,9 @@ class CudaLaunchQueue {
     CudaLaunch launch;
     CudaStagingPiece* piece;
     std::uint64_t ready_ns;
-    bool last = false;  // of its step
+    bool last = false;  // the last bucket of its step
   };
-  // The last step of a layout of which this worker has begun a bucket.
+  // The last step of a layout in which this worker has begun a bucket.
   struct LayoutStep {
     std::uint64_t step = 0;
     std::size_t begun = 0;  // buckets
@@ -109,11 +111,11 @@ class CudaLaunchQueue {
 
   absl::Status FinishOldest(std::vector<CudaLaunchResult>* finished);
   absl::Status BeginNext();
-  // Counts a bucket of a step that may be complete.
+  // Counts a begun bucket of its step.
   void NoteBegun(UnderWay* one);
-  // The first half, up to the sum over the communicator.
+  // Enqueues the first half of a launch, up to the sum over the communicator.
   absl::Status Sum(const UnderWay& one);
-  // The second, once the sum is on its stream.
+  // Enqueues the second half, once the sum is on its stream.
   absl::Status WriteBack(const UnderWay& one);
   absl::Status SettleSum();
   absl::Status CheckDeadline() const;
@@ -127,11 +129,11 @@ class CudaLaunchQueue {
   NcclCommunicator* communicator_ = nullptr;
   bool paused_ = false;
   std::deque<CudaLaunch> waiting_;
-  std::optional<UnderWay> summing_;              // NCCL has not put it on the stream yet
+  std::optional<UnderWay> summing_;              // NCCL has not put its sum on the stream yet
   std::deque<UnderWay> under_way_;               // in the order in which they finish
-  std::map<std::uint64_t, LayoutStep> layouts_;  // those whose step is not through
+  std::map<std::uint64_t, LayoutStep> layouts_;  // with a step whose last bucket has not begun
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_CUDA_LAUNCH_QUEUE_H_

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 void CudaReadyWaits::Remove(const CudaSessionMemory* rank) {
   for (CudaReadyWait& wait : waits_) {
@@ -18,7 +18,7 @@ void CudaReadyWaits::GiveUp(std::uint64_t layout, std::uint64_t step) {
   }
 }
 
-std::vector<std::uint64_t> CudaReadyWaits::TakeOver() {
+std::vector<std::uint64_t> CudaReadyWaits::TakeReady() {
   std::vector<std::uint64_t> calls;
   const auto over = [&calls](const CudaReadyWait& wait) {
     if (!AllReady(wait.ranks, wait.bucket, wait.step)) return false;
@@ -29,4 +29,4 @@ std::vector<std::uint64_t> CudaReadyWaits::TakeOver() {
   return calls;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

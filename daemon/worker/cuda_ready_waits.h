@@ -1,4 +1,4 @@
-// The buckets that a worker was asked about, until their gradients are there.
+// The AwaitReady calls that a worker has not replied to.
 
 #ifndef DAEMON_WORKER_CUDA_READY_WAITS_H_
 #define DAEMON_WORKER_CUDA_READY_WAITS_H_
@@ -10,7 +10,7 @@
 
 #include "daemon/worker/cuda_session_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct CudaReadyWait {
   std::uint64_t call = 0;
@@ -20,24 +20,24 @@ struct CudaReadyWait {
   CudaRanks ranks;
 };
 
-// The ready words are read on the host, when asked to: nothing is enqueued for a wait, and a
-// trainer may take as long as its step may. The issuing thread's.
+// Reads the ready words on the host, in TakeReady: nothing is enqueued on the GPU, and a wait may
+// last as long as the trainer's step. For the issuing thread alone.
 class CudaReadyWaits {
  public:
   void Add(CudaReadyWait wait) { waits_.push_back(std::move(wait)); }
-  // The rank is waited for no more.
+  // Stops waiting for the rank, in all waits.
   void Remove(const CudaSessionMemory* rank);
-  // Nor is any, in this step.
+  // Stops waiting for any rank in this step.
   void GiveUp(std::uint64_t layout, std::uint64_t step);
 
-  // The calls of those that are over, which are forgotten.
-  std::vector<std::uint64_t> TakeOver();
+  // Removes the waits that need to wait no more, and returns the ids of their calls.
+  std::vector<std::uint64_t> TakeReady();
   bool empty() const { return waits_.empty(); }
 
  private:
   std::vector<CudaReadyWait> waits_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_CUDA_READY_WAITS_H_

@@ -1,4 +1,4 @@
-// What a worker has of one session's layout.
+// A worker's memory for one layout of one session.
 
 #ifndef DAEMON_WORKER_CUDA_SESSION_MEMORY_H_
 #define DAEMON_WORKER_CUDA_SESSION_MEMORY_H_
@@ -13,7 +13,7 @@
 #include "daemon/arena/cuda_semaphore_page.h"
 #include "daemon/base/unique_fd.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct CudaSessionMemory {
   std::unique_ptr<CudaArena> arena;
@@ -28,6 +28,6 @@ inline bool AllReady(const CudaRanks& ranks, std::size_t bucket, std::uint64_t s
                      [&](const auto& rank) { return rank->semaphores->Ready(bucket, step); });
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_CUDA_SESSION_MEMORY_H_

@@ -8,17 +8,17 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// Pieces begin where every kernel and NCCL work best.
+// The alignment of pieces, at which the kernels and NCCL are fastest.
 constexpr std::size_t kAlignment = 4096;
 
 std::size_t Aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// In which GPUs give memory out.
+// The unit in which GPUs allocate memory.
 constexpr std::size_t kGranule = std::size_t{2} << 20;
 
 CudaStagingPool::Allocator DriverAllocator(const CudaDriver* driver) {
@@ -77,22 +77,23 @@ absl::Status CudaStagingPool::Allocate(std::size_t piece_bytes, const Allocator&
   const std::size_t wanted = piece_bytes * kPieces;
   CUdeviceptr memory = 0;
   const absl::Status status = allocator.allocate(&memory, wanted);
-  if (!status.ok()) return WhyNot(wanted, status);
+  if (!status.ok()) return AllocationError(wanted, status);
   Free();
   memory_ = memory;
   piece_bytes_ = piece_bytes;
   return absl::OkStatus();
 }
 
-absl::Status CudaStagingPool::WhyNot(std::size_t wanted, const absl::Status& status) const {
+absl::Status CudaStagingPool::AllocationError(std::size_t wanted,
+                                              const absl::Status& status) const {
   std::size_t free = 0;
   std::size_t total = 0;
   const bool known = driver_->cuMemGetInfo.Result(&free, &total) == CUDA_SUCCESS;
-  // NCCL says only that a call of CUDA has failed.
+  // NCCL reports only that a call of CUDA has failed.
   const bool lacks = known && free < (wanted + kGranule - 1) / kGranule * kGranule;
   if (!lacks && !absl::IsResourceExhausted(status)) return status;
   return MakeError(
-      absl::StatusCode::kResourceExhausted, "GPU_OUT_OF_MEMORY",
+      absl::StatusCode::kResourceExhausted, reason::kGpuOutOfMemory,
       absl::StrCat("summing the largest bucket needs ", wanted, " bytes of the GPU, which has ",
                    free, " free of ", total, "; smaller buckets need less"));
 }
@@ -125,4 +126,4 @@ void CudaStagingPool::Restart() {
   next_ = 0;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -18,11 +18,11 @@
 #include "daemon/worker/worker_error.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// How often words and events are looked at while there is something to see: less than what a bucket
-// of a megabyte takes, more than looking costs.
+// How often the issuing thread reads ready words and events while something is under way: more
+// often than a bucket of 1 MiB takes, and seldom enough that reading costs little.
 constexpr timespec kLookEvery{0, 10'000};
 
 constexpr int kExitFailed = 1;
@@ -34,15 +34,13 @@ void Describe(const CudaDevice& device, worker::Device* described) {
   described->set_mps(device.mps);
 }
 
-// Of a job on several GPUs, when NCCL could not be opened for the reason `why`.
+// The error for a job on several GPUs, if NCCL could not be opened because of `why`.
 absl::Status WithoutNccl(const absl::Status& why) {
-  const ErrorDetails details = DetailsOf(why);
-  return MakeError(absl::StatusCode::kFailedPrecondition, details.reason,
+  return MakeError(absl::StatusCode::kFailedPrecondition, DetailsOf(why),
                    absl::StrCat("a job on several GPUs needs NCCL: ", why.message(), "; install ",
                                 NcclVersionText(kLeastNcclVersion),
                                 " or newer where the daemon's loader finds it, or name it "
-                                "(nccl_library), and start the daemon again"),
-                   details.fields);
+                                "(nccl_library), and start the daemon again"));
 }
 
 }  // namespace
@@ -151,7 +149,7 @@ void CudaWorker::Handle(Posted posted) {
       Stop(call.id());
       return;
     case worker::Call::KIND_NOT_SET:
-      status = absl::UnimplementedError("a call that this worker does not know");
+      status = absl::UnimplementedError("this worker does not know the call");
       break;
   }
   if (!status.ok()) {
@@ -178,15 +176,14 @@ CudaWorker::GpuBytes CudaWorker::MemoryInfo() const {
 absl::Status CudaWorker::WithFreeBytes(const absl::Status& error) const {
   const ErrorDetails details = DetailsOf(error);
   GpuBytes bytes;
-  if (details.reason != "NCCL_CUDA_ERROR" ||
+  if (details.reason != reason::kNcclCudaError ||
       driver_->cuMemGetInfo.Result(&bytes.free, &bytes.total) != CUDA_SUCCESS) {
     return error;
   }
   return MakeError(
-      error.code(), details.reason,
+      error.code(), details,
       absl::StrCat(error.message(), ": the GPU has ", bytes.free, " bytes free of ", bytes.total,
-                   "; if that is too little, fewer thread blocks (max_ctas) need less"),
-      details.fields);
+                   "; if that is too little, fewer thread blocks (max_ctas) need less"));
 }
 
 absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* started) {
@@ -195,7 +192,7 @@ absl::Status CudaWorker::Start(const worker::Start& start, worker::Started* star
   if (!driver.ok()) return driver.status();
   driver_ = *std::move(driver);
   const CUresult initialized = driver_->cuInit.Result(0);
-  // A MIG instance that is not there is no device at all.
+  // For a process that names a missing MIG instance, there is no device at all.
   if (initialized == CUDA_ERROR_NO_DEVICE && !start.device().empty()) {
     return CudaDeviceNotVisible(start.device(), {});
   }
@@ -253,7 +250,8 @@ absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<Uniqu
                                   worker::ArenaAdded* added, UniqueFd* exported) {
   if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
   if (descriptors.empty() || descriptors.size() > 2 || arenas_.count(add.arena()) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("arena ", add.arena(), ": a bad call"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("arena ", add.arena(), ": AddArena with a wrong number or descriptors"));
   }
   if (const absl::Status status = GrowStaging(add.staging_bytes()); !status.ok()) return status;
   auto memory = std::make_shared<CudaSessionMemory>();
@@ -328,7 +326,7 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
   if (!CanBeStagedAs(launch.dtype, launch.staging_dtype) || launch.offset % kBucketAlignment != 0 ||
       (asked.arenas_size() > 0 &&
        !staging_->Holds(StagingBytes(launch.staging_dtype, launch.count)))) {
-    return absl::InvalidArgumentError("a launch of a bucket that does not fit");
+    return absl::InvalidArgumentError("a launch with a bucket that is misaligned or too large");
   }
   for (const std::uint64_t number : asked.arenas()) {
     const auto arena = arenas_.find(number);
@@ -353,7 +351,7 @@ void CudaWorker::Advance() {
   std::vector<CudaLaunchResult> finished;
   launches_->SetPaused(connecting_.has_value() || !postponed_.empty());
   absl::Status status;
-  // A layout without an arena here may have larger buckets than those with one.
+  // A layout without an arena on this GPU may have larger buckets than the layouts with one.
   if (launches_->at_rest()) status = GrowStaging(launches_->next_staging_bytes());
   if (status.ok()) status = launches_->Advance(&finished);
   for (const CudaLaunchResult& result : finished) {
@@ -368,7 +366,7 @@ void CudaWorker::Advance() {
     Reply(reply);
   }
   if (!status.ok()) Fail(WithFreeBytes(status));
-  for (const std::uint64_t call : ready_waits_.TakeOver()) {
+  for (const std::uint64_t call : ready_waits_.TakeReady()) {
     worker::Reply reply;
     reply.set_call(call);
     Reply(reply);
@@ -393,7 +391,7 @@ void CudaWorker::FinishRemovals() {
 }
 
 void CudaWorker::FreeKept(absl::Span<const pollfd> trainers) {
-  // Freeing waits for what is on the GPU.
+  // Not now: freeing waits for the kernels on the GPU.
   if (kept_.empty() || !launches_->at_rest()) return;
   std::vector<Removal> still;
   std::vector<Removal> freed;
@@ -423,7 +421,7 @@ absl::StatusOr<std::string> CudaWorker::NewNcclId() const {
 absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& connect) {
   if (!nccl_.ok()) return WithoutNccl(nccl_.status());
   if (launches_ == nullptr || !launches_->at_rest() || !communicators_.empty()) {
-    return absl::FailedPreconditionError("the worker is at work or is connected already");
+    return absl::FailedPreconditionError("the worker has launches or is connected already");
   }
   NcclCommunicatorOptions options;
   options.unique_id = connect.unique_id();
@@ -445,7 +443,7 @@ void CudaWorker::AdvanceConnecting() {
   absl::Status status = settled.status();
   if (settled.ok() && !*settled) {
     if (MonotonicNowNs() < connecting_->until_ns) return;
-    status = MakeError(absl::StatusCode::kDeadlineExceeded, "NCCL_TIMEOUT",
+    status = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kNcclTimeout,
                        "not every GPU of the job has connected in time");
   }
   if (status.ok()) status = UseCommunicator();
@@ -491,12 +489,11 @@ absl::Status CudaWorker::RegisterStaging() {
 
 absl::Status CudaWorker::GrowStaging(std::size_t bytes) {
   if (staging_->Holds(bytes)) return absl::OkStatus();
-  // One that still connects registers it once it has.
+  // A communicator that is still connecting registers the memory once it is connected.
   if (communicators_.empty() || connecting_.has_value()) return staging_->Reserve(bytes);
   absl::Status registered = communicators_.front()->Deregister();
   const absl::Status grown = staging_->Reserve(bytes);
-  // Also what could not grow: that one rank's memory is not registered while the others' is, NCCL
-  // does not allow.
+  // Also if it could not grow: NCCL requires the memory of all ranks to be registered, or of none.
   if (registered.ok()) registered = RegisterStaging();
   if (!registered.ok()) Fail(registered);
   return grown;
@@ -504,12 +501,12 @@ absl::Status CudaWorker::GrowStaging(std::size_t bytes) {
 
 absl::Status CudaWorker::Disconnect() {
   if (communicators_.empty()) return absl::OkStatus();
-  if (!launches_->at_rest()) return absl::FailedPreconditionError("the worker is at work");
+  if (!launches_->at_rest()) return absl::FailedPreconditionError("the worker has launches");
   if (connecting_.has_value()) {
     worker::Reply reply;
     reply.set_call(std::exchange(connecting_, std::nullopt)->call);
     *reply.mutable_error() =
-        EncodeError(absl::CancelledError("told to disconnect while it connected"));
+        EncodeError(absl::CancelledError("disconnected while it was connecting"));
     Reply(reply);
   }
   launches_->SetCommunicator(nullptr);
@@ -542,8 +539,8 @@ worker::Pong CudaWorker::Memory() const {
 }
 
 void CudaWorker::Stop(std::uint64_t call) {
-  // What waits for a trainer's word would wait for ever; what is on the GPU finishes by itself: the
-  // driver calls nobody then, and it is looked at until the daemon, after its stop_limit, kills.
+  // Launches that wait for a trainer's word are dropped. Those on the GPU finish by themselves;
+  // this polls for them. If they do not, the daemon kills this process after its stop_limit.
   while (launches_ != nullptr && !launches_->at_rest()) {
     Advance();
     nanosleep(&kLookEvery, nullptr);
@@ -562,14 +559,14 @@ void CudaWorker::Stop(std::uint64_t call) {
   reply.set_call(call);
   stopped_ = true;
   Reply(reply);
-  _exit(0);  // the main thread waits for calls
+  _exit(0);  // the main thread is waiting for calls
 }
 
 void CudaWorker::Reply(const worker::Reply& reply, const UniqueFd* descriptor) const {
   const int fd = descriptor != nullptr ? descriptor->get() : -1;
   const absl::Span<const int> descriptors =
       descriptor != nullptr ? absl::MakeConstSpan(&fd, 1) : absl::Span<const int>();
-  // Without the daemon there is nothing to go on for.
+  // Without the daemon this process has no purpose.
   if (!socket_->Send(reply, descriptors, MessageSocket::Wait::kYes).ok()) _exit(kExitFailed);
 }
 
@@ -580,4 +577,4 @@ void CudaWorker::Fail(const absl::Status& why) const {
   _exit(kExitFailed);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// What a worker process does: the calls of worker.proto, carried out by one thread.
+// The worker process's side of worker.proto: carries out the daemon's calls.
 
 #ifndef DAEMON_WORKER_CUDA_WORKER_H_
 #define DAEMON_WORKER_CUDA_WORKER_H_
@@ -33,15 +33,16 @@
 #include "daemon/worker/message_socket.h"
 #include "daemon/worker/worker.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// The issuing thread makes every CUDA and NCCL call of the process, in one order. It sleeps while
-// there is nothing to do, and looks at words and events every few microseconds while there is.
+// Carries out the daemon's calls on one thread, the issuing thread, which makes every CUDA and NCCL
+// call of the process. It polls ready words and events every few microseconds while something is
+// under way, and sleeps otherwise.
 //
-// Post is thread-safe. The process ends with it: there is no destruction in good order but by Stop.
+// Thread-safe. Ends the process at Stop, or when the GPU or NCCL fails.
 class CudaWorker {
  public:
-  // Replies go to the socket, which outlives this.
+  // Replies go to `socket`, which must outlive this.
   explicit CudaWorker(const MessageSocket* socket);
   ~CudaWorker();
   CudaWorker(const CudaWorker&) = delete;
@@ -57,7 +58,7 @@ class CudaWorker {
     worker::Call call;
     std::vector<UniqueFd> descriptors;
   };
-  // A Connect that has not been replied to.
+  // A Connect without a reply so far.
   struct Connecting {
     std::uint64_t call;
     std::uint64_t until_ns;
@@ -67,7 +68,7 @@ class CudaWorker {
     std::size_t free = 0;
     std::size_t total = 0;
   };
-  // A call that is replied to when a rank's memory has been freed.
+  // A RemoveArena, which is replied to when the memory has been freed.
   struct Removal {
     std::uint64_t call;
     std::shared_ptr<CudaSessionMemory> memory;
@@ -75,27 +76,27 @@ class CudaWorker {
 
   // ---- The issuing thread ----
   void Issue();
-  // What has been posted; waits for it if nothing is under way.
+  // Returns the posted calls. Waits for one if nothing is under way.
   std::deque<Posted> Take();
   bool idle() const;
   void Handle(Posted posted);
-  // Ends the process if the GPU has failed, which under MPS another process's fault brings about:
-  // who launches sees that anyway, who is idle would keep the context, and with it new clients of
-  // MPS out. So also after calls that fail, or whose failures nobody sees. Needs a context, and
-  // waits for nothing.
+  // Ends the process if the GPU has failed. Under MPS, another process can make it fail. A worker
+  // with launches sees that by itself; an idle one would keep its context, and MPS accepts no new
+  // clients until the last failed one has ended. Called also after calls that fail or that report
+  // no failure. Requires a context; never waits.
   void CheckGpu() const;
-  // The same, and how much of the GPU is free. The driver may take minutes for it while another
-  // process pins much host memory.
+  // The GPU's free and total bytes. Ends the process if the GPU has failed. The driver may take
+  // minutes for this while another process pins much host memory.
   GpuBytes MemoryInfo() const;
-  // The same error, with how much of the GPU is free if it is one that NCCL explains no further
-  // than that CUDA has failed: often for want of memory.
+  // If NCCL only says that a call of CUDA has failed, returns `error` with the GPU's free bytes:
+  // often the cause is a lack of memory. Otherwise returns `error`.
   absl::Status WithFreeBytes(const absl::Status& error) const;
-  // Ends the process if the GPU has failed.
+  // Advances the launches and what waits for them. Ends the process if the GPU has failed.
   void Advance();
-  // Of memory that no launch touches any more.
+  // Frees removed memory that no launch uses any more.
   void FinishRemovals();
-  // Of the trainers of `kept_`, in its order, those of which poll has reported something have
-  // ended.
+  // Frees the memory of those `kept_` whose trainers have ended: poll has reported an event for
+  // their entries in `trainers`, which has the order of `kept_`.
   void FreeKept(absl::Span<const pollfd> trainers);
   void Free(std::vector<Removal> removals) const;
   void Stop(std::uint64_t call);
@@ -111,14 +112,14 @@ class CudaWorker {
 
   absl::StatusOr<std::string> NewNcclId() const;
   absl::Status Connect(std::uint64_t call, const worker::Connect& connect);
-  // Looks whether the communicator that is being made is connected.
+  // Replies to Connect if the communicator is connected, has failed, or is too late.
   void AdvanceConnecting();
   absl::Status UseCommunicator();
-  // Once: it stays NCCL's when the communicator goes, for the next one. Moving it back would need
-  // as much memory again.
+  // Moves staging to NCCL's allocator, once: it stays there for the next communicator too. To move
+  // it back would need as much memory again.
   absl::Status MoveStagingToNccl();
   absl::Status RegisterStaging();
-  // Only while no bucket is in it. Ends the process if it cannot be registered again.
+  // Requires that no bucket is in staging. Ends the process if staging cannot be registered again.
   absl::Status GrowStaging(std::size_t bytes);
   absl::Status Disconnect();
 
@@ -126,22 +127,22 @@ class CudaWorker {
   [[noreturn]] void Fail(const absl::Status& why) const;
 
   const MessageSocket* const socket_;
-  const UniqueFd wake_;  // an eventfd: something has been posted
+  const UniqueFd wake_;  // an eventfd that wakes the issuing thread
   std::atomic<bool> stopped_{false};
 
   Mutex mutex_;
   std::deque<Posted> posted_ ABSL_GUARDED_BY(mutex_);
 
-  // The issuing thread's, in the order in which they are made.
+  // For the issuing thread alone, in the order in which they are made.
   std::unique_ptr<const CudaDriver> driver_;
-  // Or why it cannot be used.
+  // NCCL, or why it cannot be used.
   absl::StatusOr<std::unique_ptr<const NcclLibrary>> nccl_ =
       absl::FailedPreconditionError("the worker is not started");
   std::unique_ptr<CudaContext> context_;
   std::unique_ptr<CudaCombine> combine_;
   std::unique_ptr<CudaStagingPool> staging_;
   bool staging_is_of_nccl_ = false;
-  // One at most. After the staging that is registered with it: the registration goes first.
+  // One at most. Declared after staging_, so that its registration of staging is destroyed first.
   std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
   std::optional<Connecting> connecting_;
   std::uint64_t context_bytes_ = 0;  // 0: unknown
@@ -150,13 +151,14 @@ class CudaWorker {
   CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;
   std::vector<Removal> removals_;
-  // Of legacy IPC: must not be freed while the trainer has it open, which only its end tells.
+  // Memory shared by legacy IPC. It must not be freed while the trainer has it open, which only the
+  // trainer's end shows.
   std::vector<Removal> kept_;
-  std::vector<Posted> postponed_;  // until the GPU is at rest
+  std::vector<Posted> postponed_;  // calls that wait until no launch is on the GPU
 
   std::thread thread_;  // last: starts when the rest stands
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_CUDA_WORKER_H_

@@ -8,7 +8,7 @@
 
 #include "daemon/base/logging.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::uint64_t NextNumber() {
@@ -30,7 +30,7 @@ void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const Gpu
   add->set_bytes(spec.bytes);
   add->set_buckets(static_cast<std::uint32_t>(spec.buckets));
   add->set_staging_bytes(spec.staging_bytes);
-  // Shared: callbacks that are kept must be ones that can be copied.
+  // Shared, since a std::function must be copyable.
   const auto descriptors = std::make_shared<std::vector<UniqueFd>>();
   for (const int fd : {spec.semaphores_fd, spec.trainer_pidfd}) {
     if (fd < 0) continue;
@@ -74,12 +74,12 @@ std::shared_ptr<GpuArena> GpuArena::OfOtherNode(WorkerKey key, std::shared_ptr<W
 GpuArena::~GpuArena() {
   worker::Call call;
   call.mutable_remove_arena()->set_arena(number_);
-  // One that is kept for its trainer keeps its worker from being idle: that is stopped, and the
-  // memory freed with it.
+  // The worker keeps memory that is shared by an IPC handle until the trainer ends. Meanwhile this
+  // reference keeps the worker from being idle: an idle worker is stopped, which frees the memory.
   const std::shared_ptr<WorkerPort> busy = ipc_handle_.empty() ? nullptr : worker_;
-  // A worker that has died has given it back already.
+  // If the worker has died, the memory is free already.
   worker_->Call(std::move(call), {},
                 [reservation = std::move(reservation_), busy](const auto& /*reply*/) {});
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

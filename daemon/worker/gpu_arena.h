@@ -1,5 +1,6 @@
-// A session's gradient memory on a GPU, as the daemon sees it: an allocation of the job's worker
-// there, on this node or, for a job that is coordinated here, on another one.
+// The daemon's handle of a session's gradient memory on a GPU. The job's worker on that GPU
+// allocates and frees the memory, on this node or, for a job that this daemon coordinates, on
+// another node.
 
 #ifndef DAEMON_WORKER_GPU_ARENA_H_
 #define DAEMON_WORKER_GPU_ARENA_H_
@@ -12,50 +13,57 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/arena/arena_quota.h"
+#include "daemon/arena/device_arena.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/worker/worker_port.h"
 #include "daemon/worker/worker_supervisor.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct GpuArenaSpec {
   std::size_t bytes = 0;
   std::size_t buckets = 0;
-  // Of the layout's largest bucket, whatever it is staged as (gpu_staging.h).
+  // The most staging memory that the layout's largest bucket can take (gpu_staging.h).
   std::size_t staging_bytes = 0;
-  // Of the session's semaphores for this layout; stays the caller's.
+  // The session's semaphores for this layout. The caller keeps the descriptor.
   int semaphores_fd = -1;
-  // Of the session's process; stays the caller's. -1: unknown.
+  // The pidfd of the session's process; -1 if unknown. The caller keeps the descriptor.
   int trainer_pidfd = -1;
-  // The user's share of the quota; given back when the worker has freed the memory.
+  // The user's share of the quota. It ends when the worker has freed the memory.
   std::shared_ptr<const ArenaQuota::Reservation> reservation;
 };
 
-// Thread-safe. Shared by the session's offer, its job, and the launches that touch it; the last one
-// to let go gives the memory back, later, once no launch touches it any more and, with an IPC
-// handle, once the session's process has ended: until then it counts against the quota.
-class GpuArena {
+// Thread-safe. Shared by the session, its job, and the launches that use the memory. Dropping the
+// last reference has the worker free the memory once no launch uses it and, if it is shared by an
+// IPC handle, once the session's process has ended. Until then it counts against the quota.
+class GpuArena final : public DeviceArena {
  public:
   using Created = std::function<void(absl::StatusOr<std::shared_ptr<GpuArena>>)>;
 
-  // Allocates in the worker of `key`, which is started if need be. `created` is called once, from a
-  // worker's thread or from within. Statuses as in gradsync.proto, RegisterLayout.device.
+  // Allocates memory in the worker of `key`, and starts that worker if necessary. Calls `created`
+  // once, on a worker's thread or from within. Statuses as in gradsync.proto,
+  // RegisterLayout.device.
   static void Create(WorkerSupervisor* workers, const WorkerKey& key, const GpuArenaSpec& spec,
                      Created created);
-  // One of another node, whose daemon gave it `number` and frees it itself.
+  // An arena of another node. That node's daemon has numbered it, and frees it.
   static std::shared_ptr<GpuArena> OfOtherNode(WorkerKey key, std::shared_ptr<WorkerPort> worker,
                                                std::uint64_t number);
-  ~GpuArena();
+  // Every DeviceArena in the daemon is a GpuArena.
+  static const GpuArena& Of(const DeviceArena& arena) {
+    return static_cast<const GpuArena&>(arena);
+  }
+  ~GpuArena() override;
   GpuArena(const GpuArena&) = delete;
   GpuArena& operator=(const GpuArena&) = delete;
 
+  const std::string& device() const override { return key_.device; }
   const WorkerKey& key() const { return key_; }
-  // By which its worker knows it; never used twice there.
+  // The number by which the worker knows the arena; no other arena of the worker ever has it.
   std::uint64_t number() const { return number_; }
   const std::shared_ptr<WorkerPort>& worker() const { return worker_; }
-  // As allocated.
+  // The size that was allocated.
   std::size_t bytes() const { return bytes_; }
-  // For the session's own process; -1 if there is a legacy IPC handle instead.
+  // What the session's process maps: a descriptor, or, if fd() is -1, a legacy IPC handle.
   int fd() const { return fd_.get(); }
   const std::string& ipc_handle() const { return ipc_handle_; }
 
@@ -71,6 +79,6 @@ class GpuArena {
   std::string ipc_handle_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_GPU_ARENA_H_

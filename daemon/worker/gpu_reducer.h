@@ -1,4 +1,4 @@
-// The reducer for buckets that lie on GPUs: the workers there do it.
+// The reducer for buckets on GPUs, which the GPUs' workers reduce.
 
 #ifndef DAEMON_WORKER_GPU_REDUCER_H_
 #define DAEMON_WORKER_GPU_REDUCER_H_
@@ -11,12 +11,13 @@
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/reducer.h"
 #include "daemon/worker/collective_gate.h"
-#include "daemon/worker/gpu_team.h"
+#include "daemon/worker/nccl_launch_scheduler.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Finds the team of a job, whose generations share one. Never blocks; done() comes on a worker's
-// thread, or from within Reduce(). A worker that dies fails every operation that it has.
+// Hands each operation to the launch scheduler of its job; a job's generations share one. Never
+// blocks: done() comes on a worker's thread, or from within Reduce(). A worker that dies fails its
+// operations.
 //
 // Thread-safe.
 class GpuReducer final : public Reducer {
@@ -26,17 +27,17 @@ class GpuReducer final : public Reducer {
   void Reduce(ReduceOperation* operation) override;
   void GiveUp(const GivenUpStep& step) override;
 
-  // Of the job that WorkerKey names so; as GpuTeam::gate().
+  // NcclLaunchScheduler::gate() of the job with this WorkerKey::job.
   std::optional<CollectiveGate> GateOf(const std::string& job) const;
 
  private:
-  std::shared_ptr<GpuTeam> TeamOf(const std::string& job);
+  std::shared_ptr<NcclLaunchScheduler> SchedulerOf(const std::string& job);
 
   const CollectiveGate gate_;
   mutable Mutex mutex_;
-  std::map<std::string, std::shared_ptr<GpuTeam>> teams_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::shared_ptr<NcclLaunchScheduler>> schedulers_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_GPU_REDUCER_H_

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kControlBytes = CMSG_SPACE(MessageSocket::kMaxDescriptors * sizeof(int));
@@ -86,7 +86,7 @@ absl::StatusOr<MessageSocket::Received> MessageSocket::Receive() const {
     size = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
   } while (size < 0 && errno == EINTR);
   if (size < 0 && errno != ECONNRESET) return absl::ErrnoToStatus(errno, "recvmsg");
-  // No message is empty: every one has an id or a call.
+  // No bytes mean the end: every message has at least an id.
   received.end = size <= 0;
   received.bytes.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
   received.descriptors = DescriptorsOf(&header);
@@ -96,4 +96,4 @@ absl::StatusOr<MessageSocket::Received> MessageSocket::Receive() const {
   return received;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -14,13 +14,13 @@
 #include "daemon/base/unique_fd.h"
 #include "google/protobuf/message_lite.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// One end of a SOCK_SEQPACKET pair. Owns its descriptor. One thread may receive while others send:
-// the kernel keeps messages whole.
+// One end of a SOCK_SEQPACKET pair. Owns its descriptor. Thread-safe, since the kernel keeps
+// messages whole; but only one thread may receive.
 class MessageSocket {
  public:
-  // A message of a layout's largest launch: 1024 ranks of 10 bytes.
+  // Enough for the largest launch: 1024 ranks with 10 bytes each.
   static constexpr std::size_t kMaxMessageBytes = 64 << 10;
   static constexpr std::size_t kMaxDescriptors = 4;
 
@@ -31,8 +31,8 @@ class MessageSocket {
   UniqueFd Release() { return std::move(fd_); }
 
   enum class Wait : unsigned char { kYes, kNo };
-  // `descriptors` stay the caller's. UNAVAILABLE if the other end is closed; RESOURCE_EXHAUSTED
-  // with Wait::kNo if its queue is full; INVALID_ARGUMENT if the message is too large.
+  // The caller keeps `descriptors`. UNAVAILABLE if the other end is closed; RESOURCE_EXHAUSTED,
+  // with Wait::kNo, if its queue is full; INVALID_ARGUMENT if the message is too large.
   absl::Status Send(const google::protobuf::MessageLite& message, absl::Span<const int> descriptors,
                     Wait wait) const;
 
@@ -48,6 +48,6 @@ class MessageSocket {
   UniqueFd fd_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_MESSAGE_SOCKET_H_

@@ -21,10 +21,10 @@
 
 extern char** environ;
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// Of an answer; lists of processes are far shorter.
+// Limit of an answer. Lists of processes are far shorter.
 constexpr std::size_t kMaxAnswerBytes = 64 << 10;
 
 struct Pipe {
@@ -38,7 +38,7 @@ absl::StatusOr<Pipe> MakePipe() {
   return Pipe{UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-// The program with these as its input and output, and nothing else of the daemon's.
+// Starts the program with these descriptors as its input and output; it inherits no other one.
 absl::StatusOr<pid_t> Spawn(const std::string& program, int input, int output) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -75,21 +75,22 @@ bool AwaitReadable(int fd, std::uint64_t until_ns) {
   return poll(&waited, 1, static_cast<int>((until_ns - now_ns) / 1'000'000 + 1)) > 0;
 }
 
-// All that is written there until its end.
+// Reads until the end of the stream.
 absl::StatusOr<std::string> ReadAll(int fd, std::uint64_t until_ns) {
   std::string text;
   while (text.size() < kMaxAnswerBytes) {
-    if (!AwaitReadable(fd, until_ns)) return absl::DeadlineExceededError("it does not answer");
+    if (!AwaitReadable(fd, until_ns))
+      return absl::DeadlineExceededError("it does not answer in time");
     char piece[4096];
     const ssize_t size = read(fd, piece, sizeof(piece));
     if (size == 0) return text;
     if (size < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "read");
     if (size > 0) text.append(piece, static_cast<std::size_t>(size));
   }
-  return absl::InternalError("it does not stop talking");
+  return absl::InternalError("its answer is too long");
 }
 
-// One command, which goes to its input. What it prints.
+// Runs the program with one command on its input and returns its output.
 absl::StatusOr<std::string> Ask(const std::string& program, const std::string& command,
                                 std::uint64_t until_ns) {
   auto input = MakePipe();
@@ -103,7 +104,7 @@ absl::StatusOr<std::string> Ask(const std::string& program, const std::string& c
   }
   const auto pid = Spawn(program, input->read.get(), output->write.get());
   if (!pid.ok()) return pid.status();
-  // Not reaped yet, so the pid is still its own.
+  // No other process can have this pid: it is not reaped yet.
   const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, *pid, 0)));
   input->write.reset();
   output->write.reset();
@@ -124,7 +125,7 @@ absl::StatusOr<std::string> Ask(const std::string& program, const std::string& c
   return answer;
 }
 
-// Numbers on lines of their own; whatever else it says is skipped.
+// The lines that are numbers. Skips all other lines.
 std::vector<pid_t> PidsIn(const std::string& text) {
   std::vector<pid_t> pids;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -147,11 +148,11 @@ absl::Status TerminateMpsClient(const MpsControlOptions& options, pid_t client,
     if (!clients.ok()) return clients.status();
     const std::vector<pid_t> pids = PidsIn(*clients);
     if (std::find(pids.begin(), pids.end(), client) == pids.end()) continue;
-    if (!lives()) return absl::NotFoundError("it has ended by itself");
+    if (!lives()) return absl::NotFoundError("the process has ended by itself");
     return Ask(options.program, absl::StrCat("terminate_client ", server, " ", client), until_ns)
         .status();
   }
-  return absl::NotFoundError(absl::StrCat("no server of MPS has a client ", client));
+  return absl::NotFoundError(absl::StrCat("no MPS server has a client ", client));
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

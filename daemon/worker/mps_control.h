@@ -1,4 +1,4 @@
-// MPS's control program, nvidia-cuda-mps-control, as the daemon asks it. Workers never do.
+// Calls MPS's control program, nvidia-cuda-mps-control. For the daemon; workers never call it.
 
 #ifndef DAEMON_WORKER_MPS_CONTROL_H_
 #define DAEMON_WORKER_MPS_CONTROL_H_
@@ -11,24 +11,23 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct MpsControlOptions {
-  std::string program = "nvidia-cuda-mps-control";  // a path, or a name that PATH has
-  // For all that is asked at a time; a program that takes longer is killed.
+  std::string program = "nvidia-cuda-mps-control";  // a path, or a name to find in PATH
+  // For all commands of one call together. A program that takes longer is killed.
   absl::Duration limit = absl::Seconds(5);
 };
 
-// Ends what the process `client` does on GPUs that it shares through MPS, for good: MPS's
-// "terminate_client", which its guide wants before a busy client is killed. `lives` is asked just
-// before that: if it says no, the number may be another process's by now, and nothing is done.
-// Blocks for the limit at most.
+// Ends the process `client` as a client of MPS, for good, with MPS's "terminate_client". MPS's
+// guide requires this before a busy client is killed. Calls `lives` just before: if it returns
+// false, another process may have the same pid, and nothing is done. Blocks for `limit` at most.
 //
-// NOT_FOUND: there is no such program, or no server of MPS has this client; DEADLINE_EXCEEDED;
+// NOT_FOUND: there is no such program, or no MPS server has this client; DEADLINE_EXCEEDED;
 // INTERNAL: the program failed.
 absl::Status TerminateMpsClient(const MpsControlOptions& options, pid_t client,
                                 const std::function<bool()>& lives);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_MPS_CONTROL_H_

@@ -5,27 +5,27 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
-constexpr std::uint64_t kSoundAfterNs = 300 * kSecondNs;
+constexpr std::uint64_t kHealthyAfterNs = 300 * kSecondNs;
 constexpr std::uint64_t kLongestPauseNs = 60 * kSecondNs;
-constexpr std::uint64_t kRefusalStandsNs = kSecondNs;
+constexpr std::uint64_t kRefusalHoldsNs = kSecondNs;
 
 }  // namespace
 
 absl::Status RestartPolicy::MayStart(std::uint64_t now_ns) const {
   if (now_ns >= next_start_ns_) return absl::OkStatus();
   if (refused_) return last_failure_;
-  return MakeError(absl::StatusCode::kUnavailable, "WORKER_RESTARTING",
+  return MakeError(absl::StatusCode::kUnavailable, reason::kWorkerRestarting,
                    absl::StrCat("the GPU's worker has failed ", failures_, " times, last: ",
-                                last_failure_.message(), "; it is started again in ",
+                                last_failure_.message(), "; it can start again in ",
                                 (next_start_ns_ - now_ns) / kSecondNs + 1, " s"));
 }
 
 void RestartPolicy::Failed(std::uint64_t now_ns, const absl::Status& why) {
-  if (started_ns_ != 0 && now_ns - started_ns_ >= kSoundAfterNs) failures_ = 0;
+  if (started_ns_ != 0 && now_ns - started_ns_ >= kHealthyAfterNs) failures_ = 0;
   started_ns_ = 0;
   last_failure_ = why;
   refused_ = false;
@@ -39,7 +39,7 @@ void RestartPolicy::Failed(std::uint64_t now_ns, const absl::Status& why) {
 void RestartPolicy::Refused(std::uint64_t now_ns, const absl::Status& why) {
   last_failure_ = why;
   refused_ = true;
-  next_start_ns_ = now_ns + kRefusalStandsNs;
+  next_start_ns_ = now_ns + kRefusalHoldsNs;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

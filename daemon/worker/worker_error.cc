@@ -6,7 +6,7 @@
 
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 worker::Error EncodeError(const absl::Status& status) {
   worker::Error error;
@@ -23,13 +23,14 @@ worker::Error EncodeError(const absl::Status& status) {
 }
 
 absl::Status DecodeError(const worker::Error& error) {
-  std::vector<std::pair<std::string, std::string>> fields;
-  for (const worker::Error::Field& field : error.fields()) {
-    fields.emplace_back(field.key(), field.value());
-  }
   const auto code = static_cast<absl::StatusCode>(error.code());
   if (error.reason().empty()) return absl::Status(code, error.message());
-  return MakeError(code, error.reason(), error.message(), fields);
+  ErrorDetails details;
+  details.reason = error.reason();
+  for (const worker::Error::Field& field : error.fields()) {
+    details.fields.emplace_back(field.key(), field.value());
+  }
+  return MakeError(code, details, error.message());
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -6,11 +6,12 @@
 #include "absl/status/status.h"
 #include "daemon/worker/worker.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
+// An Error carries a status of MakeError: its code, reason, message and fields.
 worker::Error EncodeError(const absl::Status& status);
 absl::Status DecodeError(const worker::Error& error);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_WORKER_ERROR_H_

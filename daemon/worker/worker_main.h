@@ -1,15 +1,15 @@
-// What gradsyncd runs as when it is started as a worker.
+// The main function of a worker process.
 
 #ifndef DAEMON_WORKER_WORKER_MAIN_H_
 #define DAEMON_WORKER_WORKER_MAIN_H_
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Serves the calls that come on the descriptor kWorkerSocket, until Stop or until the daemon is
-// gone. Returns the exit status. In a build without CUDA every call is refused, FAILED_PRECONDITION
-// CUDA_NOT_BUILT.
+// Serves the calls that arrive on the descriptor kWorkerSocket, until Stop or until the daemon has
+// ended. Returns the exit status. In a build without CUDA it refuses every call:
+// FAILED_PRECONDITION CUDA_NOT_BUILT.
 int RunWorker();
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_WORKER_MAIN_H_

@@ -5,7 +5,7 @@
 #include "daemon/worker/worker_main.h"
 #include "daemon/worker/worker_process.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 int RunWorker() {
   const MessageSocket socket{UniqueFd(kWorkerSocket)};
@@ -17,7 +17,7 @@ int RunWorker() {
     reply.set_call(call.id());
     if (!call.has_stop()) {
       *reply.mutable_error() = EncodeError(
-          MakeError(absl::StatusCode::kFailedPrecondition, "CUDA_NOT_BUILT",
+          MakeError(absl::StatusCode::kFailedPrecondition, reason::kCudaNotBuilt,
                     "this gradsyncd was built without CUDA: tools/find_cuda found no compiler"));
     }
     if (!socket.Send(reply, {}, MessageSocket::Wait::kYes).ok()) return 1;
@@ -25,4 +25,4 @@ int RunWorker() {
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,4 @@
-// A worker as those that use it call it: one of this node, or of another one whose daemon carries
-// the calls out.
+// The interface of a worker, of this node or of another node, whose daemon forwards the calls.
 
 #ifndef DAEMON_WORKER_WORKER_PORT_H_
 #define DAEMON_WORKER_WORKER_PORT_H_
@@ -12,7 +11,7 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/worker/worker.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Thread-safe.
 class WorkerPort {
@@ -25,18 +24,18 @@ class WorkerPort {
 
   virtual ~WorkerPort() = default;
 
-  // Sends the call; its id is set here. `answered` is called once: on a thread of the worker's own,
-  // with its reply or error, or with why it is lost; or at once, from within, if it is lost
-  // already. It must not block for long; the call never does.
+  // Sends the call and sets its id. Never blocks. `answered` is called once, with the worker's
+  // reply or error, or with the reason of its loss: on a thread of the worker's object, or from
+  // within Call if the worker is lost already. `answered` must not block for long.
   virtual void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) = 0;
 
-  // Ends it at once. What it owes is answered when it has ended.
+  // Ends the worker at once. Calls without a reply are answered when it has ended.
   virtual void Kill(const absl::Status& why) = 0;
 
-  // It has ended, or is about to.
+  // True if the worker has ended, or is being ended.
   virtual bool over() const = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_WORKER_PORT_H_

@@ -20,13 +20,13 @@
 
 extern char** environ;
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr int kMillisecondsToEnd = 1000;
 
 absl::Status Lost(absl::string_view how) {
-  return MakeError(absl::StatusCode::kUnavailable, "WORKER_LOST",
+  return MakeError(absl::StatusCode::kUnavailable, reason::kWorkerLost,
                    absl::StrCat("the GPU's worker process ", how));
 }
 
@@ -34,8 +34,8 @@ std::uint64_t Ns(absl::Duration duration) {
   return static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(duration));
 }
 
-// Runs the program with nothing but its standard streams and the socket: no descriptor of the
-// daemon's reaches it, nor its signal mask.
+// Starts the program with its standard streams and the socket. It inherits no other descriptor, and
+// not the signal mask.
 absl::StatusOr<pid_t> Spawn(const WorkerProcessOptions& options, int socket) {
   std::vector<char*> environment;
   for (const std::string& variable : options.environment) {
@@ -58,7 +58,7 @@ absl::StatusOr<pid_t> Spawn(const WorkerProcessOptions& options, int socket) {
   sigset_t none;
   sigemptyset(&none);
   posix_spawnattr_setsigmask(&attributes, &none);
-  // A group of its own: Ctrl-C is for the daemon, which lets running steps finish first.
+  // A process group of its own: Ctrl-C goes to the daemon alone, which lets running steps finish.
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
   pid_t pid = -1;
@@ -82,7 +82,7 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
   if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
   const auto pid = Spawn(options, pair->second.fd());
   if (!pid.ok()) return pid.status();
-  // Not reaped yet, so the pid is still its own.
+  // No other process can have this pid: it is not reaped yet.
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, *pid, 0)));
   if (!pidfd.valid()) {
     const int error = errno;
@@ -123,7 +123,7 @@ WorkerProcess::~WorkerProcess() {
 
 bool WorkerProcess::over() const {
   const MutexLock lock(&mutex_);
-  return over_ || stopping_;
+  return over_ || stopping_ || !why_.ok();
 }
 
 void WorkerProcess::End(const absl::Status& why) {
@@ -168,7 +168,7 @@ absl::Status WorkerProcess::Send(const Outgoing& outgoing) const {
   std::vector<int> descriptors;
   for (const UniqueFd& fd : outgoing.descriptors) descriptors.push_back(fd.get());
   const absl::Status status = socket_.Send(outgoing.call, descriptors, MessageSocket::Wait::kNo);
-  // A closed socket is a worker that ends: its end answers the call.
+  // A closed socket means that the worker is ending; its end answers the call.
   return absl::IsUnavailable(status) ? absl::OkStatus() : status;
 }
 
@@ -190,7 +190,7 @@ worker::Pong WorkerProcess::memory() const {
 
 void WorkerProcess::Wake() const {
   const std::uint64_t one = 1;
-  // Full only if the thread is woken already.
+  // The write fails only if the thread is being woken already.
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
@@ -212,10 +212,10 @@ void WorkerProcess::Watch() {
     }
     if ((waited[2].revents & ~POLLOUT) != 0) {
       open = TakeReply();
-      // A process closes its descriptors a moment before its end shows.
+      // A process closes its descriptors a moment before its pidfd shows the end.
       if (!open && poll(waited, 1, kMillisecondsToEnd) == 0) Kill(Lost("closed its socket"));
     } else if (waited[0].revents != 0) {
-      break;  // ended, and all that it said is read
+      break;  // it has ended, and all its replies are read
     }
     const MutexLock lock(&mutex_);
     while (!queue_.empty() && !absl::IsResourceExhausted(Send(queue_.front()))) queue_.pop_front();
@@ -247,7 +247,7 @@ int WorkerProcess::PatienceLocked(std::uint64_t now_ns) const {
     if (!starting_) until_ns = std::min(until_ns, PingTimeLocked());
   }
   if (until_ns == UINT64_MAX) return -1;
-  // Rounded up: a little too late rather than again and again a little too early.
+  // Rounded up, so that the thread does not wake too early several times.
   return until_ns <= now_ns ? 0 : static_cast<int>((until_ns - now_ns) / 1'000'000 + 1);
 }
 
@@ -276,7 +276,7 @@ void WorkerProcess::WatchLocked(std::uint64_t now_ns) {
     Outgoing ping;
     ping.call.set_id(++last_id_);
     ping.call.mutable_ping();
-    // One that does not get through is as good as unanswered.
+    // A ping that cannot be sent counts as unanswered.
     if (queue_.empty()) Send(ping).IgnoreError();
   }
 }
@@ -298,7 +298,7 @@ bool WorkerProcess::TakeReply() {
       why_ = Lost(absl::StrCat("has failed: ", error.message()));
     }
     const auto call = unanswered_.find(reply.message.call());
-    if (call == unanswered_.end()) return true;  // a pong, a failure, or Stop's
+    if (call == unanswered_.end()) return true;  // a Pong, a failure, or the reply to Stop
     starting_ = false;
     answered = std::move(call->second);
     unanswered_.erase(call);
@@ -322,4 +322,4 @@ std::string WorkerProcess::Reap() {
   return absl::StrCat("has exited with status ", WEXITSTATUS(status));
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -8,15 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 absl::Status Stopping() {
-  return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon is stopping");
+  return MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon is stopping");
 }
 
-// What a worker says of its GPU, the driver or whoever asks. Not worth a growing pause: whoever
-// puts it right tries again at once.
+// True if the worker refused its GPU, the driver or the job. Such a start is not delayed next time:
+// once the cause is removed, it can succeed at once.
 bool IsRefusal(const absl::Status& status) {
   return status.code() == absl::StatusCode::kFailedPrecondition ||
          status.code() == absl::StatusCode::kInvalidArgument ||
@@ -35,7 +35,7 @@ WorkerSupervisor::WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, c
                                    Executor* executor)
     : options_(std::move(options)), lost_(std::move(lost)), clock_(clock), executor_(executor) {}
 
-// Outside the lock: their threads may be about to take it.
+// Stops the workers without the lock: their threads may be about to take it.
 WorkerSupervisor::~WorkerSupervisor() {
   std::map<WorkerKey, Worker> workers;
   std::shared_ptr<WorkerProcess> probe;
@@ -74,7 +74,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     }
   }
   if (started != nullptr) {
-    // Not under the lock: a process that has ended already replies from within.
+    // Without the lock: if the process has ended already, the answer comes from within.
     started->Call(
         StartCall(key), {},
         [weak = weak_from_this(), key, incarnation](absl::StatusOr<WorkerProcess::Reply> reply) {
@@ -98,16 +98,16 @@ absl::Status WorkerSupervisor::MayStartLocked(const Worker* worker) const {
     return entry.second.process != nullptr && !entry.second.open;
   });
   if (static_cast<std::size_t>(starting) < options_.max_starting) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kResourceExhausted, "WORKERS_STARTING",
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kWorkersStarting,
                    absl::StrCat(starting,
-                                " workers are being started for GPUs of this node, more "
-                                "than it can have: register layouts on GPUs that are "
-                                "there (nvidia-smi -L), and again in a few seconds"));
+                                " workers are starting for GPUs of this node, more than it "
+                                "can have: register layouts on GPUs that exist (nvidia-smi -L), "
+                                "and try again in a few seconds"));
 }
 
 absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {
   WorkerProcessOptions options = options_.process;
-  // The driver enumerates one MIG instance for a process, the one that is named here.
+  // The driver shows a process one MIG instance: the one that is named here.
   if (absl::StartsWith(key.device, "MIG-")) {
     options.environment.push_back(absl::StrCat("CUDA_VISIBLE_DEVICES=", key.device));
   }
@@ -156,7 +156,7 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
       worker->policy.Started(worker->checked_ns);
       result = worker->process;
     } else {
-      // A GPU that is not there may be there at the next try: no process is kept for it.
+      // Keeps no process: at the next try the GPU may exist.
       if (IsRefusal(reply.status())) {
         worker->policy.Refused(clock_->NowNs(), reply.status());
       } else {
@@ -167,7 +167,7 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
     }
   }
   for (std::size_t i = 0; i + 1 < waiting.size(); ++i) waiting[i](result);
-  // The last one gets the only reference: who lets go of it then may count on its being idle.
+  // The last one gets the only reference, so that the worker is idle as soon as it is dropped.
   if (!waiting.empty()) waiting.back()(std::move(result));
 }
 
@@ -181,24 +181,24 @@ void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
     worker->policy.Failed(clock_->NowNs(), why);
     const bool was_open = std::exchange(worker->open, false);
     worker->process.reset();
-    if (!was_open) return;  // those that wait are told by what Start is replied
+    if (!was_open) return;  // the reply to Start answers those that wait
     waiting.swap(worker->waiting);
-    ++telling_;  // Shutdown, which takes the table first, waits for what follows
+    ++callbacks_;  // Shutdown waits for the following callbacks
   }
   lost_(key, why);
   for (const Ready& ready : waiting) Ensure(key, ready);
-  EndTelling();
+  EndCallback();
 }
 
-bool WorkerSupervisor::BeginTelling() {
+bool WorkerSupervisor::BeginCallback() {
   const MutexLock lock(&mutex_);
-  if (!shut_down_) ++telling_;
+  if (!shut_down_) ++callbacks_;
   return !shut_down_;
 }
 
-void WorkerSupervisor::EndTelling() {
+void WorkerSupervisor::EndCallback() {
   const MutexLock lock(&mutex_);
-  if (--telling_ == 0) told_.NotifyAll();
+  if (--callbacks_ == 0) no_callbacks_.NotifyAll();
 }
 
 WorkerSupervisor::Worker* WorkerSupervisor::FindLocked(const WorkerKey& key,
@@ -220,8 +220,8 @@ bool WorkerSupervisor::Tick() {
   const std::uint64_t now_ns = clock_->NowNs();
   for (auto it = workers_.begin(); it != workers_.end();) {
     Worker& worker = it->second;
-    // One that has died is remembered for its restarts. One that runs is idle if the table's own
-    // reference is the only one.
+    // A worker that has died stays in the table for its RestartPolicy. A running worker is idle if
+    // the table has the only reference.
     const bool idle = worker.process == nullptr ? worker.waiting.empty()
                                                 : worker.open && worker.waiting.empty() &&
                                                       worker.process.use_count() == 1;
@@ -258,7 +258,7 @@ void WorkerSupervisor::Shutdown() {
   }
   if (probe != nullptr) probe->End(why);
   const MutexLock lock(&mutex_);
-  while (telling_ > 0) told_.Wait(&mutex_);
+  while (callbacks_ > 0) no_callbacks_.Wait(&mutex_);
 }
 
 void WorkerSupervisor::GiveUp(Worker* worker) {
@@ -284,7 +284,7 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
               [weak = weak_from_this(),
                found = std::move(found)](absl::StatusOr<WorkerProcess::Reply> reply) {
                 const auto self = weak.lock();
-                if (self == nullptr || !self->BeginTelling()) return;
+                if (self == nullptr || !self->BeginCallback()) return;
                 absl::StatusOr<worker::Started> started = worker::Started();
                 if (reply.ok()) {
                   started = reply->message.started();
@@ -293,12 +293,12 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
                 }
                 self->KeepFound(started);
                 found(std::move(started));
-                self->LetProbeGo();
-                self->EndTelling();
+                self->DropProbe();
+                self->EndCallback();
               });
 }
 
-void WorkerSupervisor::LetProbeGo() {
+void WorkerSupervisor::DropProbe() {
   std::shared_ptr<WorkerProcess> probe;
   const MutexLock lock(&mutex_);
   probe.swap(probe_);
@@ -368,4 +368,4 @@ std::vector<WorkerStatus> WorkerSupervisor::Workers(absl::Duration patience) {
   return workers;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// The node's workers: one for each job on each GPU.
+// Starts and watches the workers of this node: one per job and GPU.
 
 #ifndef DAEMON_WORKER_WORKER_SUPERVISOR_H_
 #define DAEMON_WORKER_WORKER_SUPERVISOR_H_
@@ -25,36 +25,36 @@
 #include "daemon/worker/worker.pb.h"
 #include "daemon/worker/worker_process.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 struct WorkerSupervisorOptions {
   WorkerProcessOptions process;
   std::string cuda_library = "libcuda.so.1";  // as dlopen takes them
   std::string nccl_library = "libnccl.so.2";
   std::string nvml_library = "libnvidia-ml.so.1";
-  // MPS, where it is on, serves several users at a time. Else trainers of another user than the
-  // daemon's are refused there.
+  // MPS, if it is on, serves several users at a time. If false, a GPU that is shared through MPS
+  // refuses trainers of another user than the daemon's.
   bool mps_multiuser = false;
-  // A bucket that has been on a GPU for so long hangs. All ranks of all nodes are ready by then.
+  // A bucket that is on a GPU for so long hangs: all ranks of all nodes were ready when it began.
   absl::Duration operation_limit = absl::Minutes(2);
-  // How long a worker without an arena is kept for the trainers that come next.
+  // How long a worker without an arena is kept for the next trainers.
   std::uint64_t idle_limit_ns = 60'000'000'000;
-  // How often a worker is asked whether its GPU still works, whatever it does: between two steps
-  // nothing else would tell. One that does not answer is killed after process.hang_limit.
+  // How often a worker is asked whether its GPU still works: between two steps nothing else would
+  // show it. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // Processes that start at a time: more than a node has GPUs, or MIG instances (7 each on 8), so
-  // that only layouts on GPUs that are not there are refused.
+  // How many workers may be starting at a time. A node has at most 56 MIG instances (7 each on 8
+  // GPUs), so only layouts on GPUs that do not exist exceed this.
   std::size_t max_starting = 64;
 };
 
 struct WorkerKey {
   std::string job;     // as the log names it
   std::string device;  // UUID
-  // Of the job, for status.
+  // The job's user and id, for status.
   uid_t uid = 0;
   std::string job_id = {};
-  // Of the daemon that calls it, as this one reaches it; empty: this one. Jobs of the same name
-  // that meet elsewhere share no worker.
+  // The address of the job's coordinator, as this daemon reaches it; empty: this daemon. Jobs of
+  // the same name with different coordinators share no worker.
   std::string coordinator = {};
 
   bool operator<(const WorkerKey& other) const {
@@ -63,78 +63,79 @@ struct WorkerKey {
   }
 };
 
-// For status.
+// What status tells about a worker.
 struct WorkerStatus {
   WorkerKey key;
-  pid_t pid = 0;      // 0: it is not running
-  bool open = false;  // its GPU is; then the next two are known
-  worker::Started started;
-  worker::Pong memory;  // as reported last
+  pid_t pid = 0;            // 0: it is not running
+  bool open = false;        // it has opened its GPU: `started` and `memory` are known
+  worker::Started started;  // its reply to Start
+  worker::Pong memory;      // as reported last
   std::uint32_t restarts = 0;
   std::string last_failure;
 };
 
-// A worker is started when it is first asked for, and lives until nobody has needed it for a while:
-// a job's trainers come and go, and its communicators are dear. If it dies it is started again when
-// it is asked for the next time, as RestartPolicy allows.
+// Starts a worker when it is first asked for, and keeps it until nobody has used it for
+// idle_limit_ns: a job's next trainers can use it, and its communicator took long to make. A worker
+// that has died is started again when it is next asked for, as RestartPolicy allows.
 //
-// Thread-safe. Callbacks come on the workers' threads, or from within Ensure; none once this is
-// gone, which stops every worker.
+// Thread-safe. Calls callbacks on the workers' threads or from within Ensure. The destructor stops
+// every worker; no callback comes after it.
 class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
  public:
-  // The process may be let go of on any thread.
+  // The receiver may drop its reference to the process on any thread.
   using Ready = std::function<void(absl::StatusOr<std::shared_ptr<WorkerProcess>>)>;
   using Lost = std::function<void(const WorkerKey&, const absl::Status&)>;
 
-  // `lost` is told of every worker that has died after it was ready. The executor, which outlives
-  // this and the processes, destroys processes: that waits for their end.
+  // `lost` is called for every worker that ends by itself after it was ready. `executor` destroys
+  // the processes, which waits for their end; it must outlive them and this.
   static std::shared_ptr<WorkerSupervisor> Make(WorkerSupervisorOptions options, Lost lost,
                                                 const Clock* clock, Executor* executor);
   ~WorkerSupervisor();
   WorkerSupervisor(const WorkerSupervisor&) = delete;
   WorkerSupervisor& operator=(const WorkerSupervisor&) = delete;
 
-  // `ready` once: with the worker, whose GPU is open, or with why there is none: the statuses of
-  // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers, CudaDriver::Open and StatusOfInit,
-  // WORKER_LOST, WORKER_RESTARTING; RESOURCE_EXHAUSTED WORKERS_STARTING: max_starting.
+  // Calls `ready` once, with a worker that has opened its GPU, or with an error: those of
+  // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers, CudaDriver::Open and StatusOfInit;
+  // WORKER_LOST; WORKER_RESTARTING; RESOURCE_EXHAUSTED WORKERS_STARTING for max_starting.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
-  // Stops what has been idle for too long, and has the others look at their GPUs. True if there are
-  // others.
+  // Stops workers that have been idle for too long, and has the others check their GPUs. True if
+  // any worker is left.
   bool Tick();
 
-  // Ends every process. When this returns, what was called has been answered, nothing more is, and
-  // no callback runs.
+  // Ends every process. When this returns, all calls have been answered, and no callback runs or
+  // will run.
   void Shutdown();
 
-  // Looks what a worker finds on this node: driver, NCCL, GPUs. Asks a process that ends with it.
-  // Once; `found` is not called if Shutdown comes first.
+  // Starts a worker that looks for the driver, NCCL and GPUs of this node, and ends then. Call it
+  // once. `found` is not called if Shutdown comes first.
   void Probe(std::function<void(absl::StatusOr<worker::Started>)> found);
-  // What Probe has found. UNAVAILABLE: it has not looked yet.
+  // What Probe has found; UNAVAILABLE before.
   absl::StatusOr<worker::Started> Found() const;
 
-  // Those that there are. They are asked what memory they have, and waited for for so long at most:
-  // one that is busy is described as it was before.
+  // Describes all workers. With `patience`, asks them for their memory and waits so long at most: a
+  // worker that is busy is described with its last report.
   std::vector<WorkerStatus> Workers(absl::Duration patience = absl::ZeroDuration());
 
  private:
   struct Worker {
     std::shared_ptr<WorkerProcess> process;  // null: not running
-    std::uint64_t incarnation = 0;           // of the process: a late end is known by it
+    std::uint64_t incarnation = 0;           // of the process; a late callback has an older one
     bool open = false;                       // Start has been replied to
     worker::Started started;
-    // For Start's reply, or for the end of a process that has one, to start another.
+    // They wait for the reply to Start; or for the end of a process that is ending, for the next
+    // one.
     std::vector<Ready> waiting;
     RestartPolicy policy;
     std::uint32_t restarts = 0;
-    std::uint64_t idle_since_ns = 0;  // 0: somebody has its process, or waits for it
-    std::uint64_t checked_ns = 0;     // when it was last asked about its GPU, or opened it
+    std::uint64_t idle_since_ns = 0;  // 0: somebody uses its process, or waits for it
+    std::uint64_t checked_ns = 0;     // when it opened its GPU or was last asked about it
   };
 
   WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, const Clock* clock,
                    Executor* executor);
 
-  // Null: it has never been.
+  // `worker` is null if it was never started.
   absl::Status MayStartLocked(const Worker* worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartLocked(const WorkerKey& key, Worker* worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -142,22 +143,22 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   void OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                  absl::StatusOr<WorkerProcess::Reply> reply);
   void OnEnded(const WorkerKey& key, std::uint64_t incarnation, const absl::Status& why);
-  // Has it look at its GPU, and at its memory if asked to: if it has failed, it ends. `answered`
-  // comes on its thread, or from within; no reference to the process is taken, by which it would
-  // not be idle.
+  // Has the worker check its GPU, and its memory if `memory`. If the GPU has failed, the worker
+  // ends. `answered` comes on the worker's thread, or from within. Keeps no reference to the
+  // process, which would then not be idle.
   static void PingLocked(Worker* worker, bool memory, WorkerPort::Answered answered);
   void KeepFound(const absl::StatusOr<worker::Started>& found);
   void AskMemory(absl::Duration patience);
-  // The worker, unless it is another incarnation by now.
+  // Null if the worker has another incarnation by now.
   Worker* FindLocked(const WorkerKey& key, std::uint64_t incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Around a callback on a worker's thread: false, and it must not be called, after Shutdown.
-  bool BeginTelling();
-  void EndTelling();
-  void LetProbeGo();
-  // Of one that is in the table no more: stops it, and tells those that wait for it.
+  // Called around a callback on a worker's thread. False after Shutdown: then skip the callback.
+  bool BeginCallback();
+  void EndCallback();
+  void DropProbe();
+  // Stops a worker that has left the table, and answers those that wait for it.
   void GiveUp(Worker* worker);
-  // Destroyed on the executor, whoever lets go of it last: perhaps its own thread.
+  // Has the executor destroy the process, since its own thread may hold the last reference.
   std::shared_ptr<WorkerProcess> Share(std::unique_ptr<WorkerProcess> process) const;
 
   const WorkerSupervisorOptions options_;
@@ -169,13 +170,13 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   std::map<WorkerKey, Worker> workers_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<WorkerProcess> probe_ ABSL_GUARDED_BY(mutex_);  // until it has replied
-  int telling_ ABSL_GUARDED_BY(mutex_) = 0;                       // callbacks that run
+  int callbacks_ ABSL_GUARDED_BY(mutex_) = 0;                     // running now
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
-  CondVar told_;  // telling_ is 0
+  CondVar no_callbacks_;  // callbacks_ is 0
   absl::StatusOr<worker::Started> found_ ABSL_GUARDED_BY(mutex_) =
       absl::UnavailableError("a worker is looking for GPUs");
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // DAEMON_WORKER_WORKER_SUPERVISOR_H_

@@ -1,5 +1,5 @@
-// Element types that gradsync reduces or moves. Shared by the client and the daemon; the numbers
-// are those of gradsync.v1.DataType on the wire.
+// Element types of gradients. Shared by the client and the daemon; the numbers are those of
+// gradsync.v1.DataType on the wire.
 
 #ifndef PROTO_GRADSYNC_DATA_TYPE_H_
 #define PROTO_GRADSYNC_DATA_TYPE_H_
@@ -17,7 +17,7 @@ enum class DataType : std::uint8_t {
   kBfloat16 = 4,  // upper half of a binary32
 };
 
-// Bytes of one element; 0 for a value that is none of the types above.
+// Bytes of one element; 0 for any other value.
 constexpr std::size_t ItemSize(DataType type) {
   switch (type) {
     case DataType::kFloat32:
@@ -33,7 +33,7 @@ constexpr std::size_t ItemSize(DataType type) {
   return 0;
 }
 
-// The field's name of a type ("float32"), as flags, tables and messages spell it.
+// The type's name ("float32") in flags, tables and messages.
 constexpr const char* DataTypeName(DataType type) {
   switch (type) {
     case DataType::kFloat32:

@@ -1,5 +1,5 @@
-// What a job may choose of how its gradients are summed between its GPUs. Shared by the client and
-// the daemon; the numbers are those of gradsync.v1 on the wire.
+// How NCCL sums a job's gradients between its GPUs. Shared by the client and the daemon; the
+// numbers are those of gradsync.v1 on the wire.
 
 #ifndef PROTO_GRADSYNC_NCCL_SETTINGS_H_
 #define PROTO_GRADSYNC_NCCL_SETTINGS_H_
@@ -25,28 +25,30 @@ enum class NcclProtocol : std::uint8_t {
   kSimple = 3,
 };
 
-// As what gradients are summed and travel between GPUs. Trainers on one GPU are added up in float32
-// in any case. A job that is on one GPU sends nothing, and has kAuto whatever it chose.
+// The type as which gradients are summed and travel between GPUs. Trainers that share one GPU are
+// always summed in float32. A job on one GPU sends nothing, so the choice has no effect there.
 enum class NcclWireType : std::uint8_t {
-  kAuto = 0,  // 16-bit types as float32, others as they are
-  // As they are: half the bytes for 16-bit types, whose sum is rounded at every GPU on the way.
+  kAuto = 0,  // 16-bit types travel as float32, other types as themselves
+  // Every type travels as itself. For 16-bit types: half the bytes, and every GPU on the way rounds
+  // the sum.
   kSame = 1,
-  // float32 in 16 bits: half the bytes; each GPU's sum is rounded once, and again at every GPU on
-  // the way. Others as they are. What is too large for a float16 becomes Inf.
+  // float32 travels in 16 bits: half the bytes. Each GPU's own sum is rounded once, and every GPU
+  // on the way rounds again. Values that are too large for a float16 become Inf. Other types travel
+  // as themselves.
   kBfloat16 = 2,
   kFloat16 = 3,
 };
 
 struct NcclSettings {
-  static constexpr std::uint32_t kMaxCtas = 64;  // NCCL's channels
+  static constexpr std::uint32_t kMaxCtas = 64;  // NCCL has no more channels
 
-  std::uint32_t max_ctas = 0;  // that its kernels may take; 0: NCCL's choice
+  std::uint32_t max_ctas = 0;  // most thread blocks of its kernels; 0: NCCL's choice
   NcclAlgorithm algorithm = NcclAlgorithm::kAuto;
   NcclProtocol protocol = NcclProtocol::kAuto;
   NcclWireType wire_type = NcclWireType::kAuto;
 };
 
-// As NCCL_ALGO takes them; "" for NCCL's choice, nullptr for what is none of them.
+// The value of NCCL_ALGO; "" for NCCL's choice, nullptr for any other number.
 constexpr const char* NcclName(NcclAlgorithm algorithm) {
   switch (algorithm) {
     case NcclAlgorithm::kAuto:
@@ -67,7 +69,7 @@ constexpr const char* NcclName(NcclAlgorithm algorithm) {
   return nullptr;
 }
 
-// As NCCL_PROTO takes them, in the same way.
+// The value of NCCL_PROTO, in the same way.
 constexpr const char* NcclName(NcclProtocol protocol) {
   switch (protocol) {
     case NcclProtocol::kAuto:
@@ -82,7 +84,7 @@ constexpr const char* NcclName(NcclProtocol protocol) {
   return nullptr;
 }
 
-// As options name them, in the same way.
+// The name in options, in the same way.
 constexpr const char* NcclName(NcclWireType wire_type) {
   switch (wire_type) {
     case NcclWireType::kAuto:

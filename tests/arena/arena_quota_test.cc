@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using Reservation = ArenaQuota::Reservation;
@@ -27,7 +27,7 @@ TEST(ArenaQuotaTest, HoldsUntilTheReservationEnds) {
   EXPECT_EQ(quota.total_bytes(), 0u);
 }
 
-TEST(ArenaQuotaTest, RefusesWhatGoesBeyondAndSaysWhy) {
+TEST(ArenaQuotaTest, RefusesMoreThanTheQuotaAndSaysWhy) {
   ArenaQuota quota(100);
   const absl::StatusOr<Reservation> first = quota.Reserve(1000, 60);
   ASSERT_TRUE(first.ok());
@@ -41,7 +41,7 @@ TEST(ArenaQuotaTest, RefusesWhatGoesBeyondAndSaysWhy) {
   EXPECT_TRUE(quota.Reserve(1000, 40).ok());
 }
 
-TEST(ArenaQuotaTest, EachUserHasItsOwn) {
+TEST(ArenaQuotaTest, EachUserHasItsOwnQuota) {
   ArenaQuota quota(100);
   const absl::StatusOr<Reservation> a = quota.Reserve(1, 100);
   const absl::StatusOr<Reservation> b = quota.Reserve(2, 100);
@@ -99,4 +99,4 @@ TEST(ArenaQuotaTest, ConcurrentReservationsNeverExceedTheQuota) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -24,7 +24,7 @@ std::shared_ptr<HostArena> Create(std::size_t bytes) {
   return arena.ok() ? *arena : nullptr;
 }
 
-// What a trainer does with the descriptor it got.
+// The trainer's side: maps the descriptor and writes to the memory.
 class TrainerMapping {
  public:
   explicit TrainerMapping(const HostArena& arena)
@@ -63,7 +63,7 @@ TEST(HostArenaTest, ImpossibleSizesAreRefused) {
   }
 }
 
-TEST(HostArenaTest, LongNamesAreCut) {
+TEST(HostArenaTest, LongNamesAreTruncated) {
   EXPECT_TRUE(HostArena::Create(std::string(1000, 'n'), 1).ok());
 }
 
@@ -73,7 +73,7 @@ TEST(HostArenaTest, CreationTouchesNoPage) {
   EXPECT_EQ(arena->data(), nullptr);
 }
 
-TEST(HostArenaTest, SealsHold) {
+TEST(HostArenaTest, TrainerCannotResizeTheArena) {
   const std::shared_ptr<HostArena> arena = Create(2 * kPage);
   const int fd = dup(arena->fd());  // a descriptor like the one a trainer gets
   for (const std::size_t bytes : {std::size_t{0}, kPage, 3 * kPage}) {
@@ -97,7 +97,7 @@ TEST(HostArenaTest, DescriptorIsClosedOnExecAndWithTheArena) {
   EXPECT_EQ(errno, EBADF);
 }
 
-TEST(HostArenaTest, UnpopulatedIsRefusedWithBothFigures) {
+TEST(HostArenaTest, UnpopulatedArenaIsRefusedWithBothSizes) {
   const std::shared_ptr<HostArena> arena = Create(8 * kPage);
   TrainerMapping trainer(*arena);
   trainer.Populate(3 * kPage);
@@ -110,7 +110,7 @@ TEST(HostArenaTest, UnpopulatedIsRefusedWithBothFigures) {
   EXPECT_TRUE(arena->CheckPopulated().ok());
 }
 
-TEST(HostArenaTest, AHoleIsSeen) {
+TEST(HostArenaTest, HoleIsDetected) {
   const std::shared_ptr<HostArena> arena = Create(8 * kPage);
   TrainerMapping trainer(*arena);
   trainer.Populate(8 * kPage);
@@ -120,7 +120,7 @@ TEST(HostArenaTest, AHoleIsSeen) {
                       static_cast<off_t>(4 * kPage), static_cast<off_t>(kPage)),
             0);
   EXPECT_EQ(arena->CheckPopulated().code(), absl::StatusCode::kFailedPrecondition);
-  // The daemon reads zeros there; it does not die.
+  // The daemon reads zeros in the hole, without a fault.
   EXPECT_EQ(arena->data()[4 * kPage], std::byte{0});
 }
 
@@ -152,7 +152,7 @@ TEST(HostArenaTest, MappingFillsThePageTables) {
   close(pagemap);
 }
 
-TEST(HostArenaTest, TheTrainersMappingOutlivesTheArena) {
+TEST(HostArenaTest, TrainersMappingOutlivesTheArena) {
   std::shared_ptr<HostArena> arena = Create(kPage);
   TrainerMapping trainer(*arena);
   trainer.Populate(kPage);
@@ -163,4 +163,4 @@ TEST(HostArenaTest, TheTrainersMappingOutlivesTheArena) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

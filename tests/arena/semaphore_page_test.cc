@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 const std::size_t kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -28,7 +28,7 @@ std::shared_ptr<SemaphorePage> Create(std::size_t buckets) {
   return page.ok() ? *page : nullptr;
 }
 
-// The trainer's side, from the descriptor and shared_memory.h alone.
+// The trainer's side. Uses only the descriptor and shared_memory.h.
 class TrainerView {
  public:
   explicit TrainerView(const SemaphorePage& page)
@@ -48,8 +48,8 @@ class TrainerView {
   void* const address_;
 };
 
-// Parks on the word until it releases `step`; false after ten seconds. Async-signal-safe, for a
-// forked child.
+// Sleeps on the word until it releases `step`; false after ten seconds. Async-signal-safe, because
+// a forked child calls it.
 bool WaitDone(std::atomic<std::uint64_t>* word, std::uint64_t step) {
   for (;;) {
     const std::uint64_t seen = word->load(std::memory_order_acquire);
@@ -96,7 +96,7 @@ TEST(SemaphorePageTest, DescriptorIsSealedAndClosedOnExec) {
   EXPECT_EQ(fcntl(page->fd(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 }
 
-TEST(SemaphorePageTest, WordsBeginAtZeroAndEachHasItsPlace) {
+TEST(SemaphorePageTest, WordsBeginAtZeroAndDoNotOverlap) {
   const std::shared_ptr<SemaphorePage> page = Create(100);
   TrainerView trainer(*page);
   EXPECT_EQ(trainer.header()->void_step, 0u);
@@ -110,15 +110,15 @@ TEST(SemaphorePageTest, WordsBeginAtZeroAndEachHasItsPlace) {
   }
 }
 
-TEST(SemaphorePageTest, WithoutBucketsAStepCanStillBeVoid) {
+TEST(SemaphorePageTest, StepWithoutBucketsCanBeVoid) {
   const std::shared_ptr<SemaphorePage> page = Create(0);
   TrainerView trainer(*page);
   page->DeclareVoid(3);
   EXPECT_EQ(trainer.header()->void_step, 3u);
 }
 
-// A trainer's garbage decides nothing: the words are only ever written.
-TEST(SemaphorePageTest, WhatTheTrainerWritesIsOverwritten) {
+// The daemon only writes these words, so a trainer that writes to them cannot influence it.
+TEST(SemaphorePageTest, TrainersWritesAreOverwritten) {
   const std::shared_ptr<SemaphorePage> page = Create(1);
   TrainerView trainer(*page);
   trainer.bucket(0)->done = ~std::uint64_t{0};
@@ -142,7 +142,7 @@ TEST(SemaphorePageTest, SignalWakesEveryWaiterInOtherProcesses) {
     children.push_back(child);
   }
   for (const pid_t child : children) AwaitParked(child);
-  page->SignalDone(1, kStep);  // another bucket: nobody's
+  page->SignalDone(1, kStep);  // wakes nobody: the waiters wait for another bucket
   page->DeclareVoid(kStep);
   page->SignalDone(2, kStep);
   for (const pid_t child : children) {
@@ -154,4 +154,4 @@ TEST(SemaphorePageTest, SignalWakesEveryWaiterInOtherProcesses) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -6,14 +6,15 @@
 #include <utility>
 #include <vector>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
-TEST(ErrorTest, AnErrorGivesBackWhatItWasMadeOf) {
-  const absl::Status status = MakeError(absl::StatusCode::kAborted, "RANK_LOST", "rank 1 is gone",
-                                        {{"job", "run 7"}, {"rank", "1"}, {"bucket", ""}});
+TEST(ErrorTest, KeepsReasonMessageAndFields) {
+  const absl::Status status =
+      MakeError(absl::StatusCode::kAborted, reason::kRankLost, "rank 1 is gone",
+                {{field::kJob, "run 7"}, {field::kRank, "1"}, {field::kBucket, ""}});
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(status.message(), "rank 1 is gone");
   const ErrorDetails details = DetailsOf(status);
@@ -21,49 +22,50 @@ TEST(ErrorTest, AnErrorGivesBackWhatItWasMadeOf) {
   EXPECT_EQ(details.fields, (Fields{{"job", "run 7"}, {"rank", "1"}, {"bucket", ""}}));
 }
 
-TEST(ErrorTest, AnErrorMayHaveNoFields) {
+TEST(ErrorTest, HasNoFieldsByDefault) {
   const ErrorDetails details =
-      DetailsOf(MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon stops"));
+      DetailsOf(MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon stops"));
   EXPECT_EQ(details.reason, "DRAINING");
   EXPECT_TRUE(details.fields.empty());
 }
 
-TEST(ErrorTest, WhatWasMadeOtherwiseHasNoReason) {
+TEST(ErrorTest, OtherStatusesHaveNoReason) {
   for (const absl::Status& status : {absl::OkStatus(), absl::NotFoundError("nothing")}) {
     EXPECT_EQ(DetailsOf(status).reason, "");
     EXPECT_TRUE(DetailsOf(status).fields.empty());
   }
 }
 
-TEST(ErrorTest, ValuesAreCutAtNulAndShiftNoOtherField) {
+TEST(ErrorTest, ValuesEndAtNul) {
   using std::string_literals::operator""s;
-  const ErrorDetails details = DetailsOf(
-      MakeError(absl::StatusCode::kInternal, "A\0B"s, "", {{"job", "x\0rank"s}, {"rank", "2"}}));
+  const ErrorDetails details =
+      DetailsOf(MakeError(absl::StatusCode::kInternal, Reason("A\0B"s), "",
+                          {{field::kJob, "x\0rank"s}, {field::kRank, "2"}}));
   EXPECT_EQ(details.reason, "A");
   EXPECT_EQ(details.fields, (Fields{{"job", "x"}, {"rank", "2"}}));
 }
 
-TEST(ErrorTest, ValuesMayHoldAnythingElse) {
+TEST(ErrorTest, ValuesKeepAllOtherBytes) {
   const std::string value = "\xff=,'\"\n\x01 \xc3\xa4";
   const ErrorDetails details =
-      DetailsOf(MakeError(absl::StatusCode::kInternal, "X", "", {{"job", value}}));
+      DetailsOf(MakeError(absl::StatusCode::kInternal, Reason("X"), "", {{field::kJob, value}}));
   EXPECT_EQ(details.fields, (Fields{{"job", value}}));
 }
 
-TEST(ErrorTest, ACopyHasTheSameDetails) {
+TEST(ErrorTest, CopyHasTheSameDetails) {
   absl::Status copy;
   {
     const absl::Status status =
-        MakeError(absl::StatusCode::kAborted, "SUPERSEDED", "", {{"rank", "3"}});
+        MakeError(absl::StatusCode::kAborted, reason::kSuperseded, "", {{field::kRank, "3"}});
     copy = status;
   }
   EXPECT_EQ(DetailsOf(copy).reason, "SUPERSEDED");
   EXPECT_EQ(DetailsOf(copy).fields, (Fields{{"rank", "3"}}));
 }
 
-TEST(ErrorTest, OkStaysOk) {
-  EXPECT_TRUE(MakeError(absl::StatusCode::kOk, "X", "message", {{"rank", "1"}}).ok());
+TEST(ErrorTest, OkHasNoDetails) {
+  EXPECT_TRUE(MakeError(absl::StatusCode::kOk, Reason("X"), "message", {{field::kRank, "1"}}).ok());
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

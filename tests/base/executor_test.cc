@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 // Opens once.
@@ -32,7 +32,7 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-TEST(SerialExecutorTest, WorkRunsInOrderOnOneOtherThread) {
+TEST(SerialExecutorTest, RunsInOrderOnOneThread) {
   std::vector<int> order;
   std::vector<std::thread::id> threads;
   {
@@ -52,16 +52,16 @@ TEST(SerialExecutorTest, WorkRunsInOrderOnOneOtherThread) {
   EXPECT_NE(threads[0], std::this_thread::get_id());
 }
 
-TEST(SerialExecutorTest, RunDoesNotWaitForTheWork) {
+TEST(SerialExecutorTest, RunReturnsBeforeTheWorkEnds) {
   Gate gate, done;
   SerialExecutor executor;
   executor.Run([&] { gate.Wait(); });
   executor.Run([&] { done.Open(); });
-  gate.Open();  // would not be reached
+  gate.Open();  // not reached if Run() waits
   done.Wait();
 }
 
-TEST(SerialExecutorTest, WorkThatAddsWorkIsNotRunFromWithin) {
+TEST(SerialExecutorTest, WorkAddedByWorkRunsLater) {
   std::vector<int> order;
   {
     SerialExecutor executor;
@@ -73,7 +73,7 @@ TEST(SerialExecutorTest, WorkThatAddsWorkIsNotRunFromWithin) {
   EXPECT_EQ(order, (std::vector<int>{1, 2}));
 }
 
-TEST(SerialExecutorTest, TheDestructorFinishesWhatIsQueuedAndWhatThatAdds) {
+TEST(SerialExecutorTest, DestructorRunsAllQueuedWork) {
   int ran = 0;
   {
     Gate gate;
@@ -90,7 +90,7 @@ TEST(SerialExecutorTest, TheDestructorFinishesWhatIsQueuedAndWhatThatAdds) {
   EXPECT_EQ(ran, 20);
 }
 
-TEST(SerialExecutorTest, WhatWorkHoldsIsLetGoBeforeTheNextRuns) {
+TEST(SerialExecutorTest, WorkIsDestroyedBeforeTheNextRuns) {
   SerialExecutor executor;
   Gate done;
   auto held = std::make_shared<int>(7);
@@ -105,8 +105,8 @@ TEST(SerialExecutorTest, WhatWorkHoldsIsLetGoBeforeTheNextRuns) {
   EXPECT_EQ(expired, true);
 }
 
-TEST(SerialExecutorTest, ManyThreadsMayAddWorkWhichNeverRunsAtOnce) {
-  int ran = 0;  // no lock: the executor is one
+TEST(SerialExecutorTest, WorkOfManyThreadsRunsOneAtATime) {
+  int ran = 0;  // no lock: only the executor uses it
   {
     SerialExecutor executor;
     std::vector<std::thread> threads;
@@ -120,7 +120,7 @@ TEST(SerialExecutorTest, ManyThreadsMayAddWorkWhichNeverRunsAtOnce) {
   EXPECT_EQ(ran, 4000);
 }
 
-TEST(ConcurrentExecutorTest, WorkWaitsForNoOther) {
+TEST(ConcurrentExecutorTest, WorkRunsConcurrently) {
   Gate gate, done;
   ConcurrentExecutor executor;
   executor.Run([&] { gate.Wait(); });
@@ -129,7 +129,7 @@ TEST(ConcurrentExecutorTest, WorkWaitsForNoOther) {
   gate.Open();
 }
 
-TEST(ConcurrentExecutorTest, TheDestructorWaitsForAllAndForWhatTheyAdd) {
+TEST(ConcurrentExecutorTest, DestructorWaitsForAllWork) {
   std::atomic<int> ran{0};
   {
     Gate gate;
@@ -148,4 +148,4 @@ TEST(ConcurrentExecutorTest, TheDestructorWaitsForAllAndForWhatTheyAdd) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

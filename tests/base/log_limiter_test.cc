@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kSecond = 1'000'000'000;
@@ -27,7 +27,7 @@ class LogLimiterTest : public ::testing::Test {
   LogLimiter limiter_{&clock_, 3};
 };
 
-TEST_F(LogLimiterTest, AllowsSoManyPerSecondOfEachMessage) {
+TEST_F(LogLimiterTest, AllowsTheLimitPerMessageAndSecond) {
   EXPECT_EQ(AllowedOf(10, "a"), 3);
   EXPECT_EQ(AllowedOf(2, "b"), 2);
   clock_.now_ns = kSecond - 1;
@@ -36,7 +36,7 @@ TEST_F(LogLimiterTest, AllowsSoManyPerSecondOfEachMessage) {
   EXPECT_EQ(AllowedOf(10, "a"), 3);
 }
 
-TEST_F(LogLimiterTest, ASecondBeginsWithItsFirstLine) {
+TEST_F(LogLimiterTest, SecondBeginsWithItsFirstLine) {
   clock_.now_ns = 5 * kSecond + kSecond / 2;
   EXPECT_EQ(AllowedOf(3, "a"), 3);
   clock_.now_ns = 6 * kSecond + 1;
@@ -45,7 +45,7 @@ TEST_F(LogLimiterTest, ASecondBeginsWithItsFirstLine) {
   EXPECT_EQ(AllowedOf(3, "a"), 3);
 }
 
-TEST_F(LogLimiterTest, TellsTheCountOnceAfterTheSecond) {
+TEST_F(LogLimiterTest, ReturnsEachCountOnceAfterItsSecond) {
   AllowedOf(10, "a");
   AllowedOf(5, "b");
   AllowedOf(1, "c");
@@ -61,7 +61,7 @@ TEST_F(LogLimiterTest, TellsTheCountOnceAfterTheSecond) {
   EXPECT_TRUE(limiter_.TakeAllSuppressed().empty());
 }
 
-TEST_F(LogLimiterTest, TellsCountsOfARunningSecondWhenAskedForAll) {
+TEST_F(LogLimiterTest, TakeAllReturnsCountsOfTheRunningSecond) {
   AllowedOf(10, "a");
   const auto taken = limiter_.TakeAllSuppressed();
   ASSERT_EQ(taken.size(), 1u);
@@ -85,4 +85,4 @@ TEST_F(LogLimiterTest, MemoryIsBounded) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::HasSubstr;
@@ -22,7 +22,7 @@ std::string Text(LogLevel level, std::string_view message, const std::vector<Log
   return FormatLogLine(LogFormat::kText, kNow, level, message, fields);
 }
 
-// The fields of a text line that has only them.
+// Returns the fields of a text line.
 std::string TextFields(const std::vector<LogField>& fields) {
   const std::string prefix = std::string(kNowText) + "INFO m ";
   const std::string line = Text(LogLevel::kInfo, "m", fields);
@@ -55,7 +55,7 @@ TEST(LogLineTest, JsonHasFieldsInOrder) {
             "lost\",\"job\":\"a b\",\"rank\":1,\"clean\":false}");
 }
 
-TEST(LogLineTest, NumbersInBothFormats) {
+TEST(LogLineTest, WritesNumbersInBothFormats) {
   const std::vector<LogField> fields = {
       {"least", std::numeric_limits<std::int64_t>::min()},
       {"most", std::numeric_limits<std::uint64_t>::max()},
@@ -73,7 +73,7 @@ TEST(LogLineTest, NumbersInBothFormats) {
   EXPECT_EQ(json["yes"], true);
 }
 
-TEST(LogLineTest, NotANumberIsAStringInJson) {
+TEST(LogLineTest, NanAndInfinityAreStringsInJson) {
   const std::vector<LogField> fields = {{"x", std::numeric_limits<double>::quiet_NaN()},
                                         {"y", std::numeric_limits<double>::infinity()}};
   EXPECT_EQ(TextFields(fields), "x=nan y=inf");
@@ -81,7 +81,7 @@ TEST(LogLineTest, NotANumberIsAStringInJson) {
   EXPECT_EQ(Json("m", fields)["y"], "inf");
 }
 
-TEST(LogLineTest, TextQuotesWhatCouldBeMisread) {
+TEST(LogLineTest, TextQuotesAmbiguousValues) {
   EXPECT_EQ(TextFields({{"k", "a b"}}), R"(k="a b")");
   EXPECT_EQ(TextFields({{"k", ""}}), R"(k="")");
   EXPECT_EQ(TextFields({{"k", "a=b"}}), R"(k="a=b")");
@@ -90,7 +90,7 @@ TEST(LogLineTest, TextQuotesWhatCouldBeMisread) {
   EXPECT_EQ(TextFields({{"k", "/run/x.sock:12"}}), "k=/run/x.sock:12");
 }
 
-TEST(LogLineTest, NobodyForgesALine) {
+TEST(LogLineTest, ValuesCannotForgeALine) {
   const std::string forged = "x\n2026-03-01T12:00:00.123456Z ERROR disk full";
   EXPECT_EQ(TextFields({{"job", forged}}),
             R"(job="x\n2026-03-01T12:00:00.123456Z ERROR disk full")");
@@ -109,7 +109,7 @@ TEST(LogLineTest, EveryControlCharacterIsEscaped) {
 }
 
 TEST(LogLineTest, TerminalControlsAreEscaped) {
-  // DEL, and the 8-bit CSI (U+009B), by which a terminal would obey.
+  // A terminal would obey DEL and the 8-bit CSI (U+009B).
   EXPECT_EQ(TextFields({{"k",
                          "a\x7f\xc2\x9b"
                          "2Jb"}}),
@@ -142,7 +142,7 @@ TEST(LogLineTest, LongValuesAreCutAtACharacter) {
   EXPECT_EQ(Json(fits + "x", {})["message"], fits + "...");
 }
 
-TEST(LogLineTest, TokensAndNoncesAreNeverWritten) {
+TEST(LogLineTest, TokensAndNoncesAreRedacted) {
   const std::vector<LogField> fields = {
       {"token", "hunter2"}, {"job_token", "hunter2"}, {"staging_nonce", "hunter2"}};
   EXPECT_EQ(TextFields(fields), "token=[redacted] job_token=[redacted] staging_nonce=[redacted]");
@@ -150,4 +150,4 @@ TEST(LogLineTest, TokensAndNoncesAreNeverWritten) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::AllOf;
@@ -67,7 +67,7 @@ TEST_F(LoggingTest, WritesPatternCharactersAsTheyAre) {
   EXPECT_THAT(Lines(), ElementsAre(EndsWith("INFO 100 %d {} %v k=%n{0}")));
 }
 
-TEST_F(LoggingTest, DropsWhatIsBelowTheLevel) {
+TEST_F(LoggingTest, DropsLinesBelowTheLevel) {
   options_.level = LogLevel::kWarning;
   ASSERT_TRUE(InitLogging(options_).ok());
   Log(LogLevel::kDebug, "a");
@@ -85,7 +85,7 @@ TEST_F(LoggingTest, AppendsToTheFile) {
   EXPECT_THAT(Lines(), ElementsAre("before", EndsWith("INFO after")));
 }
 
-TEST_F(LoggingTest, Json) {
+TEST_F(LoggingTest, WritesJson) {
   options_.format = LogFormat::kJson;
   ASSERT_TRUE(InitLogging(options_).ok());
   Log(LogLevel::kInfo, "rank lost", {{"rank", 1}});
@@ -93,7 +93,7 @@ TEST_F(LoggingTest, Json) {
                                                 R"("message":"rank lost","rank":1\})")));
 }
 
-TEST_F(LoggingTest, FileThatCannotBeOpenedChangesNothing) {
+TEST_F(LoggingTest, UnusableFileChangesNothing) {
   ASSERT_TRUE(InitLogging(options_).ok());
   LogOptions bad = options_;
   bad.file = ::testing::TempDir();
@@ -109,7 +109,7 @@ TEST_F(LoggingTest, FileThatCannotBeOpenedChangesNothing) {
   EXPECT_THAT(Lines(), ElementsAre(EndsWith("still here")));
 }
 
-TEST_F(LoggingTest, LimitedLinesAreCountedAndTold) {
+TEST_F(LoggingTest, CountOfSuppressedLinesIsWritten) {
   ASSERT_TRUE(InitLogging(options_).ok());
   for (int i = 0; i < kLimitedLinesPerSecond + 5; ++i) {
     LogLimited(LogLevel::kWarning, "refused", {{"uid", i}});
@@ -126,7 +126,7 @@ TEST_F(LoggingTest, LimitedLinesAreCountedAndTold) {
   EXPECT_THAT(lines[kLimitedLinesPerSecond + 2], EndsWith("INFO another"));
 }
 
-TEST_F(LoggingTest, FlushTellsWhatIsStillCounted) {
+TEST_F(LoggingTest, FlushWritesTheRemainingCounts) {
   ASSERT_TRUE(InitLogging(options_).ok());
   for (int i = 0; i < kLimitedLinesPerSecond + 2; ++i) LogLimited(LogLevel::kInfo, "refused");
   FlushLogging();
@@ -135,7 +135,7 @@ TEST_F(LoggingTest, FlushTellsWhatIsStillCounted) {
   EXPECT_THAT(Lines(), SizeIs(kLimitedLinesPerSecond + 1));
 }
 
-TEST_F(LoggingTest, ManyThreadsNeverMixTheirLines) {
+TEST_F(LoggingTest, LinesOfThreadsDoNotMix) {
   ASSERT_TRUE(InitLogging(options_).ok());
   constexpr int kThreads = 8;
   constexpr int kLines = 200;
@@ -154,15 +154,15 @@ TEST_F(LoggingTest, ManyThreadsNeverMixTheirLines) {
   }
 }
 
-TEST_F(LoggingTest, StderrByDefault) {
+TEST_F(LoggingTest, WritesToStderrByDefault) {
   ASSERT_TRUE(InitLogging({}).ok());
   ::testing::internal::CaptureStderr();
   Log(LogLevel::kInfo, "hello");
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), MatchesRegex("20[^ ]+Z INFO hello\n"));
 }
 
-// journald reads the level of a line from its prefix, and only what goes there may have one.
-TEST_F(LoggingTest, LevelPrefixForTheJournal) {
+// journald reads a line's level from its prefix. Lines that go elsewhere have no prefix.
+TEST_F(LoggingTest, WritesLevelPrefixesForTheJournalOnly) {
   ::testing::internal::CaptureStderr();
   struct stat status;
   ASSERT_EQ(fstat(STDERR_FILENO, &status), 0);
@@ -183,4 +183,4 @@ TEST_F(LoggingTest, LevelPrefixForTheJournal) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

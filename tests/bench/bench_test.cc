@@ -97,7 +97,7 @@ TEST_F(BenchTest, HandoffMeasuresTheWayThroughTheCoordinator) {
   ExpectNothingLeft();
 }
 
-TEST_F(BenchTest, AWrongElementIsCountedAndFails) {
+TEST_F(BenchTest, WrongElementsAreCountedAndFail) {
   EXPECT_EQ(Run({"allreduce", "-b", "1M", "-e", "1M", "-n", "3", "-w", "2", "--impl",
                  "roofline,faulty", "--json", json()}),
             1);
@@ -130,14 +130,22 @@ TEST_F(BenchTest, UsageErrorsExitWith2) {
   EXPECT_THAT(errors(), HasSubstr("--no-such-flag"));
   EXPECT_EQ(Run({"allreduce", "--ranks", "two"}), 2);
   EXPECT_EQ(Run({"--help"}), 0);
+  EXPECT_THAT(output(), HasSubstr("allreduce"));
+  EXPECT_EQ(Run({"allreduce", "--help"}), 0);
   EXPECT_THAT(output(), HasSubstr("roofline"));
 }
 
-TEST_F(BenchTest, FailuresExitWith1AndSayWhy) {
-  EXPECT_EQ(Run({"handoff", "--json", "/no/such/folder/x.json"}), 1);
+TEST_F(BenchTest, WrongPathsAreNamed) {
+  EXPECT_EQ(Run({"handoff", "--json", "/no/such/folder/x.json"}), 2);
   EXPECT_THAT(errors(), HasSubstr("/no/such/folder/x.json"));
-  EXPECT_EQ(Run({"handoff", "--daemon", "/no/such/daemon"}), 1);
+  EXPECT_EQ(Run({"handoff", "--daemon", "/no/such/daemon"}), 2);
   EXPECT_THAT(errors(), HasSubstr("/no/such/daemon"));
+  ExpectNothingLeft();
+}
+
+TEST_F(BenchTest, FailuresExitWith1AndSayWhy) {
+  EXPECT_EQ(Run({"handoff", "--daemon", "/bin/false"}), 1);
+  EXPECT_THAT(errors(), HasSubstr("gradsyncd does not listen"));
   ExpectNothingLeft();
 }
 

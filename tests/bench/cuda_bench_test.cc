@@ -116,7 +116,7 @@ TEST_F(CudaBenchTest, HandoffCountsWaitsForTheGpu) {
   ExpectNothingLeft();
 }
 
-TEST_F(CudaBenchTest, WhatIsMissingIsNamed) {
+TEST_F(CudaBenchTest, ErrorsNameWhatIsMissing) {
   const FakeMachine machine(MachineWithGpus(1));
   EXPECT_EQ(RunOn(machine, {"allreduce", "--ranks", "2", "--gpus", "2", "-e", "64K"}), 1);
   EXPECT_THAT(errors(), HasSubstr("--gpus 2: this machine shows 1"));

@@ -28,9 +28,7 @@ TEST(RooflineThreadsTest, SharesCoverEveryElement) {
         buffers.push_back(memory[rank].front().bytes);
         pattern.Fill(rank, iteration, buffers[rank], count);
       }
-      const RooflineThreads::Result result =
-          roofline.Average(DataType::kFloat32, Prefetch::kAhead, buffers, count);
-      EXPECT_GE(result.time_ns, 0);
+      EXPECT_GE(roofline.Average(DataType::kFloat32, Prefetch::kAhead, buffers, count).time_ns, 0);
       for (const std::byte* buffer : buffers) {
         EXPECT_EQ(pattern.CountWrong(iteration, buffer, count, true), 0u) << count;
       }

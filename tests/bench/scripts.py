@@ -1,4 +1,4 @@
-"""step.py and allreduce.py as programs: what their tests have in common."""
+"""Programs of tools/bench as a test runs them."""
 
 import contextlib
 import os
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree
 
 _TREE = pathlib.Path(__file__).resolve().parents[2]
 # A run that hangs shall fail, and not the test's own time limit.
@@ -95,7 +94,7 @@ def check_usage(script, tmp_path):
         ["--ranks", "two"],
         ["--impl", "nothing"],
         ["--json", tmp_path / "no-such-folder" / "file"],
-        ["--svg", tmp_path],
+        ["--json", tmp_path],
         ["--daemon", tmp_path / "no-such-daemon"],
         ["left over"],
     ):
@@ -113,16 +112,9 @@ def check_interrupted(script, tmp_path, *arguments):
     with process:
         lines = iter(process.stdout.readline, "")
         # The table begins when all processes are there.
-        assert any(re.match(r"# +(model|size) ", line) for line in lines)
+        assert any(re.match(r"# +model ", line) for line in lines)
         assert script.left_behind()
         process.send_signal(signal.SIGINT)
         assert process.wait(_LIMIT_S) == 130
     script.await_processes()
     assert not script.left_behind()
-
-
-def texts_of_svg(path):
-    """Every text of a picture; raises if it is no XML."""
-    root = xml.etree.ElementTree.parse(path).getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    return ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]

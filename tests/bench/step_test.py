@@ -17,7 +17,7 @@ def script():
 
 
 def test_measures_every_implementation_of_every_model(script, tmp_path):
-    done = script.run("--quick", "--json", "rows.json", "--svg", "picture.svg", cwd=tmp_path)
+    done = script.run("--quick", "--json", "rows.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [(row["model"], row["impl"]) for row in rows] == [
@@ -30,11 +30,9 @@ def test_measures_every_implementation_of_every_model(script, tmp_path):
         assert row["ranks"] == 2
         assert f"  {row['model']:<20} {row['impl']:<14} " in done.stdout
     # The figures of --quick mean nothing.
-    assert "reach" not in done.stdout
+    assert "target" not in done.stdout
     assert "gradsync: beyond" in done.stdout
-    texts = scripts.texts_of_svg(tmp_path / "picture.svg")
-    assert texts.count("DDP + Gloo") == len(MODELS)
-    assert str(tmp_path / "picture.svg") in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
     assert not script.left_behind()
 
 
@@ -51,7 +49,6 @@ def test_measures_what_it_is_told_to(script, tmp_path):
         ("compute_heavy", "gradsync", 3),
     ]
     assert rows[0]["of_ddp_gloo"] is None
-    assert (tmp_path / "step.svg").exists()
 
 
 def test_nodes_train_over_their_links(script, tmp_path):
@@ -70,8 +67,6 @@ def test_nodes_train_over_their_links(script, tmp_path):
         # Two nodes exchange every gradient once.
         assert row["wire_ms"] == (pytest.approx(row["parameters"] * 32e-6) if limited else None)
     assert ("of the larger of computation" in done.stdout) == limited
-    title = "One training step, 4 ranks on 2 nodes"
-    assert any(title in text for text in scripts.texts_of_svg(tmp_path / "step.svg"))
     assert not script.left_behind()
 
 

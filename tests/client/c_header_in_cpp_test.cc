@@ -1,4 +1,4 @@
-// gradsync.h in a C++ program, which sees the environment through it.
+// gradsync.h in a C++ program: options from the environment.
 
 #include <gradsync/gradsync.h>
 

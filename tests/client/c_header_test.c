@@ -50,7 +50,7 @@ static void TestStructsOfOtherReleases(void) {
 }
 
 static void TestClipping(void) {
-  const gradsync_bucket_numbers_t numbers[2] = {{9, 0}, {16, 0}};
+  const gradsync_gradient_stats_t numbers[2] = {{9, 0}, {16, 0}};
   gradsync_step_result_t result;
   double norm;
   gradsync_step_result_init(&result);

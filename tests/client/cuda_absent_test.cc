@@ -1,12 +1,12 @@
-// The client as a build without CUDA's headers makes it: cuda_absent.cc, which is compiled into
-// this program, stands in for the cuda_* files.
+// The client in a build without CUDA's headers: this program compiles cuda_absent.cc in the place
+// of the cuda_* files.
 
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "client/include/gradsync/client.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 
 namespace gradsync {
 namespace {
@@ -17,9 +17,9 @@ void ExpectAbsent(const absl::Status& status) {
   EXPECT_NE(status.message().find("built without CUDA"), std::string::npos) << status;
 }
 
-TEST(CudaAbsentTest, SaysWhyALayoutCannotLieOnAGpu) {
-  DaemonProcess daemon;
-  const auto session = Session::Join(daemon.Options(0, 1));
+TEST(CudaAbsentTest, LayoutOnGpuIsUnimplemented) {
+  TestDaemon daemon;
+  const auto session = Session::Join(OptionsOf(daemon, 0, 1));
   ASSERT_TRUE(session.ok()) << session.status();
   LayoutSpec spec = FloatBuckets(2, 10);
   spec.device = "GPU-00000000-0000-0000-0000-000000000000";
@@ -28,7 +28,7 @@ TEST(CudaAbsentTest, SaysWhyALayoutCannotLieOnAGpu) {
 }
 
 TEST(CudaAbsentTest, HostMemoryWorks) {
-  DaemonProcess daemon;
+  TestDaemon daemon;
   const LayoutSpec spec = FloatBuckets(2, 10);
   const JobOfThreads job = JoinAll(daemon, 2, &spec);
   OnEveryRank(2, [&job](std::uint32_t rank) {

@@ -21,7 +21,7 @@
 #include "tests/client/scripted_daemon.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync {
 namespace {
@@ -39,7 +39,7 @@ constexpr std::size_t kCount = 256;  // floats of a bucket
 constexpr std::size_t kBuckets = 2;
 constexpr std::size_t kVerdictOffset = kBuckets * kCount * sizeof(float);
 constexpr char kNonce[] = "a layout's nonce";
-constexpr absl::Duration kPatience = absl::Milliseconds(fault::kPatienceMs);
+constexpr absl::Duration kPatience = absl::Milliseconds(kPatienceMs);
 
 constexpr std::size_t OffsetOf(std::size_t bucket) { return bucket * kCount * sizeof(float); }
 constexpr std::size_t VerdictOf(std::uint64_t step) {
@@ -47,7 +47,7 @@ constexpr std::size_t VerdictOf(std::uint64_t step) {
 }
 CUdeviceptr AddressOf(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
 
-// Parameter i lies in bucket i.
+// Parameter i is in bucket i.
 LayoutSpec SpecOn(const std::string& device) {
   LayoutSpec spec;
   spec.device = device;
@@ -57,7 +57,7 @@ LayoutSpec SpecOn(const std::string& device) {
   return spec;
 }
 
-// One rank with a layout on the machine's GPU. Its process has no session but this.
+// One rank with a layout on the machine's GPU, the only session of its process.
 struct Trainer {
   explicit Trainer(CudaWorkerRole::Memory memory = CudaWorkerRole::Memory::kVmm)
       : worker(memory, kBuckets) {
@@ -109,7 +109,7 @@ struct Trainer {
     layout = *std::move(registered);
   }
 
-  // The step's verdict, as its StepDone.
+  // Sends the step's StepDone.
   void Decide(std::uint64_t step, v1::Verdict verdict) {
     v1::SessionResponse response;
     response.mutable_step_done()->set_channel(1);
@@ -118,14 +118,14 @@ struct Trainer {
     daemon.Say(response);
   }
 
-  // Kernels that write the gradients of a bucket.
+  // Enqueues kernels that write the gradients of a bucket.
   void Write(std::size_t bucket, float value, CUstream on) {
     std::uint32_t bits;
     memcpy(&bits, &value, sizeof(bits));
     CUDA_OK(cuMemsetD32Async(AddressOf(layout->bucket(bucket).data), bits, kCount, on));
   }
 
-  // What the stream reads at the first float of a bucket, behind all that is on it.
+  // The first float of a bucket, after everything on the stream.
   float Read(std::size_t bucket) {
     return fakes::ReadFloats(AddressOf(layout->bucket(bucket).data), 1, stream)[0];
   }
@@ -133,7 +133,7 @@ struct Trainer {
     return fakes::ReadFloats(AddressOf(layout->device_verdict(step)), 1, stream)[0];
   }
 
-  // A reduction that gives `value` everywhere.
+  // A reduction whose result is `value` everywhere.
   void Reduce(std::uint64_t step, float value) {
     for (std::size_t i = 0; i < kBuckets; ++i) {
       worker.Fill(OffsetOf(i), value, kCount);
@@ -151,7 +151,7 @@ struct Trainer {
 
 std::string ReasonOf(const absl::Status& status) { return ErrorReason(status); }
 
-ISOLATED_TEST(CudaHandoff, ReadyIsSeenBehindTheGradients, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, ReadyFollowsTheGradients, MachineWithGpus(1)) {
   Trainer trainer;
   for (std::uint64_t step = 1; step <= 10; ++step) {
     for (std::size_t i = 0; i < kBuckets; ++i) {
@@ -199,7 +199,7 @@ ISOLATED_TEST(CudaHandoff, StreamsAreJoinedBeforeReady, MachineWithGpus(1)) {
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaHandoff, AWaitMayComeBeforeOrAfterTheSignal, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, WaitBeforeOrAfterTheSignal, MachineWithGpus(1)) {
   Trainer trainer;
   ASSERT_TRUE(trainer.layout->FinishStep(1, {}, {trainer.stream}).ok());
   ASSERT_TRUE(trainer.layout->WaitOnStream(1, 0, trainer.stream).ok());
@@ -219,7 +219,7 @@ ISOLATED_TEST(CudaHandoff, AWaitMayComeBeforeOrAfterTheSignal, MachineWithGpus(1
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaHandoff, TheVerdictIsVoidUntilTheStepIsComplete, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, VerdictIsVoidUntilTheStepIsComplete, MachineWithGpus(1)) {
   Trainer trainer;
   for (std::uint64_t step = 1; step <= 4; ++step) {
     ASSERT_TRUE(trainer.layout->MarkReady(step, 0, {trainer.stream}).ok());
@@ -235,14 +235,14 @@ ISOLATED_TEST(CudaHandoff, TheVerdictIsVoidUntilTheStepIsComplete, MachineWithGp
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaHandoff, TheEndOfTheSessionReleasesParkedStreamsAsVoid, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, SessionEndReleasesStreamsAsVoid, MachineWithGpus(1)) {
   Trainer trainer;
   CUstream optimizer = MakeStream();
   for (std::uint64_t step = 1; step <= 2; ++step) {
     ASSERT_TRUE(trainer.layout->FinishStep(step, {}, {trainer.stream}).ok());
     ASSERT_TRUE(trainer.layout->WaitOnStream(step, optimizer).ok());
   }
-  // Half of the first step is there.
+  // The first step has one of its two buckets.
   trainer.worker.WriteDone(0, 1);
   trainer.worker.Kill();
   EXPECT_EQ(cuStreamQuery(optimizer), CUDA_ERROR_NOT_READY);
@@ -261,8 +261,8 @@ ISOLATED_TEST(CudaHandoff, TheEndOfTheSessionReleasesParkedStreamsAsVoid, Machin
   EXPECT_THAT(FakeMachine().Journal(fakes::kBlocked), IsEmpty());
 }
 
-// The daemon needs no EndStep for that, and other ranks may have been told the same.
-ISOLATED_TEST(CudaHandoff, AStepWhoseBucketsAreMarkedIsInDoubtWithoutItsEnd, MachineWithGpus(1)) {
+// A device verdict needs no EndStep, and other ranks may have read it.
+ISOLATED_TEST(CudaHandoff, MarkedStepIsInDoubtWithoutEndStep, MachineWithGpus(1)) {
   for (const bool all : {true, false}) {
     Trainer trainer;
     for (std::size_t i = all ? 0 : 1; i < kBuckets; ++i) {
@@ -280,7 +280,7 @@ ISOLATED_TEST(CudaHandoff, AStepWhoseBucketsAreMarkedIsInDoubtWithoutItsEnd, Mac
   }
 }
 
-ISOLATED_TEST(CudaHandoff, ANumberThatComesAfterThePoisonParksNobody, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, StepNumberAfterPoisonParksNoStream, MachineWithGpus(1)) {
   fakes::EnterContext();
   fakes::Word busy;
   Trainer trainer;
@@ -292,7 +292,7 @@ ISOLATED_TEST(CudaHandoff, ANumberThatComesAfterThePoisonParksNobody, MachineWit
   ASSERT_TRUE(trainer.layout->WaitOnStream(2, optimizer).ok());
   trainer.daemon.Die();
   EXPECT_FALSE(trainer.layout->WaitStep(2, kPatience).ok());
-  // Of the first step, whose averages were being written back when the daemon died.
+  // The first step's averages were being written back when the daemon was lost.
   for (std::size_t i = 0; i < kBuckets; ++i) trainer.worker.semaphore(i).done.store(1);
   busy.Store(1);
   const absl::Time end = absl::Now() + kPatience;
@@ -303,8 +303,8 @@ ISOLATED_TEST(CudaHandoff, ANumberThatComesAfterThePoisonParksNobody, MachineWit
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-// Otherwise it would read the verdict of two steps before.
-ISOLATED_TEST(CudaHandoff, AReleasedStreamDoesNotOvertakeTheMark, MachineWithGpus(1)) {
+// Otherwise the stream would read the verdict of two steps before.
+ISOLATED_TEST(CudaHandoff, ReleasedStreamDoesNotOvertakeTheMark, MachineWithGpus(1)) {
   fakes::EnterContext();
   fakes::Word busy;
   CUstream optimizer = MakeStream(), other = MakeStream();
@@ -325,7 +325,7 @@ ISOLATED_TEST(CudaHandoff, AReleasedStreamDoesNotOvertakeTheMark, MachineWithGpu
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaHandoff, DestroyingTheLayoutReleasesParkedStreams, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, DestructorReleasesParkedStreams, MachineWithGpus(1)) {
   Trainer trainer;
   ASSERT_TRUE(trainer.layout->FinishStep(1, {}, {trainer.stream}).ok());
   ASSERT_TRUE(trainer.layout->WaitOnStream(1, trainer.stream).ok());
@@ -353,7 +353,7 @@ ISOLATED_TEST(CudaHandoff, CapturingStreamsAreRefused, MachineWithGpus(1)) {
   EXPECT_EQ(FakeMachine().Calls("cuStreamWaitValue64_v2", getpid()), 0u);
 }
 
-ISOLATED_TEST(CudaHandoff, StreamsAreTheTrainersToDestroy, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, StreamMayBeDestroyedAfterTheCall, MachineWithGpus(1)) {
   Trainer trainer;
   CUstream early = MakeStream();
   trainer.Write(0, 8, early);
@@ -363,7 +363,7 @@ ISOLATED_TEST(CudaHandoff, StreamsAreTheTrainersToDestroy, MachineWithGpus(1)) {
   EXPECT_EQ(trainer.worker.Read(OffsetOf(0)), 8);
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 
-  // One that is gone is an error of that call alone.
+  // A destroyed stream fails only that call.
   const absl::Status gone = trainer.layout->MarkReady(1, 1, {early});
   EXPECT_EQ(gone.code(), absl::StatusCode::kInvalidArgument) << gone;
   EXPECT_EQ(ReasonOf(gone), "BAD_STREAM");
@@ -371,7 +371,7 @@ ISOLATED_TEST(CudaHandoff, StreamsAreTheTrainersToDestroy, MachineWithGpus(1)) {
   ASSERT_TRUE(trainer.layout->EndStep(1).ok());
 }
 
-ISOLATED_TEST(CudaHandoff, WhatCannotBeMeantIsRefused, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, MistakesAreRefused, MachineWithGpus(1)) {
   Trainer trainer;
   const absl::Status without = trainer.layout->MarkReady(1, 0);
   EXPECT_EQ(without.code(), absl::StatusCode::kInvalidArgument) << without;
@@ -379,7 +379,7 @@ ISOLATED_TEST(CudaHandoff, WhatCannotBeMeantIsRefused, MachineWithGpus(1)) {
   EXPECT_EQ(trainer.layout->FinishStep(1).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReasonOf(trainer.layout->MarkReady(1, kBuckets, {trainer.stream})), "UNKNOWN_BUCKET");
   EXPECT_EQ(ReasonOf(trainer.layout->WaitOnStream(1, kBuckets, trainer.stream)), "UNKNOWN_BUCKET");
-  // It would park the stream that is to mark it.
+  // The stream that must mark it would wait for it.
   EXPECT_EQ(ReasonOf(trainer.layout->WaitOnStream(1, 0, trainer.stream)), "PROTOCOL_VIOLATION");
   ASSERT_TRUE(trainer.layout->MarkReady(1, 0, {trainer.stream}).ok());
   EXPECT_EQ(ReasonOf(trainer.layout->MarkReady(1, 0, {trainer.stream})), "ALREADY_READY");
@@ -404,7 +404,7 @@ ISOLATED_TEST(CudaHandoff, TwoStepsMayBeUnderWay, MachineWithGpus(1)) {
   ASSERT_TRUE(trainer.layout->MarkReady(3, 0, {trainer.stream}).ok());
   trainer.Decide(2, v1::VERDICT_COMPLETE);
   EXPECT_TRUE(trainer.layout->WaitStep(2, kPatience).ok());
-  // The one before is kept too.
+  // The verdict before is kept too.
   EXPECT_EQ(ReasonOf(trainer.layout->WaitStep(1, kPatience).status()), "STEP_VOID");
   EXPECT_EQ(trainer.layout->next_step(), 3u);
   EXPECT_TRUE(trainer.layout->FinishStep(3, {}, {trainer.stream}).ok());
@@ -424,7 +424,7 @@ ISOLATED_TEST(CudaHandoff, UnusedGradientsBecomeZerosInTheStreamsOrder, MachineW
   EXPECT_EQ(trainer.worker.Read(OffsetOf(1)), 0);
 }
 
-ISOLATED_TEST(CudaHandoff, AFaultOfTheGpuIsSaid, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, GpuFaultIsReported, MachineWithGpus(1)) {
   Trainer trainer;
   FakeMachine machine;
   machine.Inject("cuStreamWriteValue64_v2 1 sticky 719");  // CUDA_ERROR_LAUNCH_FAILED
@@ -433,14 +433,14 @@ ISOLATED_TEST(CudaHandoff, AFaultOfTheGpuIsSaid, MachineWithGpus(1)) {
   EXPECT_EQ(ReasonOf(marked), "GPU_FAULT");
 }
 
-ISOLATED_TEST(CudaHandoff, ALostMpsIsAFaultOfTheGpu, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, LostMpsIsAGpuFault, MachineWithGpus(1)) {
   Trainer trainer;
   FakeMachine machine;
   machine.Inject("cuStreamWriteValue64_v2 1 error 806");  // CUDA_ERROR_MPS_RPC_FAILURE
   EXPECT_EQ(ReasonOf(trainer.layout->MarkReady(1, 0, {trainer.stream})), "GPU_FAULT");
 }
 
-ISOLATED_TEST(CudaArena, AViewKeepsTheMapping, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaArena, ViewKeepsTheMapping, MachineWithGpus(1)) {
   FakeMachine machine;
   Trainer trainer;
   const std::size_t before = machine.DeviceBytes(0);
@@ -461,7 +461,7 @@ ISOLATED_TEST(CudaArena, AViewKeepsTheMapping, MachineWithGpus(1)) {
   EXPECT_THAT(machine.Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaArena, IsOpenedByIpcHandleWhereItHasNoDescriptor, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaArena, OpensByIpcHandle, MachineWithGpus(1)) {
   Trainer trainer(CudaWorkerRole::Memory::kIpc);
   trainer.Write(0, 9, trainer.stream);
   ASSERT_TRUE(trainer.layout->FinishStep(1, {}, {trainer.stream}).ok());
@@ -472,7 +472,7 @@ ISOLATED_TEST(CudaArena, IsOpenedByIpcHandleWhereItHasNoDescriptor, MachineWithG
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaArena, IsLeftAloneByAForkedChild, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaArena, ForkedChildKeepsTheMapping, MachineWithGpus(1)) {
   Trainer trainer;
   const pid_t child = fork();
   if (child == 0) {
@@ -493,9 +493,9 @@ ISOLATED_TEST(CudaArena, IsLeftAloneByAForkedChild, MachineWithGpus(1)) {
 
 // ---- before there is a layout ----
 
-// Registers on `device` without a daemon's answer.
-absl::Status RegisterOn(const std::string& device, std::uint32_t protocol = 4) {
-  ScriptedDaemon daemon(protocol);
+// Registers on `device`; the daemon does not answer.
+absl::Status RegisterOn(const std::string& device) {
+  ScriptedDaemon daemon;
   SessionOptions options;
   options.socket = daemon.socket();
   options.job_id = "job";
@@ -504,7 +504,7 @@ absl::Status RegisterOn(const std::string& device, std::uint32_t protocol = 4) {
   return (*session)->RegisterLayout(SpecOn(device)).status();
 }
 
-ISOLATED_TEST(CudaDevice, IsNamedByUuid, MachineWithGpus(2)) {
+ISOLATED_TEST(CudaDevice, NamedByUuid, MachineWithGpus(2)) {
   const auto second = CudaDeviceUuid(1);
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(*second, GpuUuid(1));
@@ -515,7 +515,7 @@ ISOLATED_TEST(CudaDevice, IsNamedByUuid, MachineWithGpus(2)) {
   EXPECT_THAT(std::string(hidden.message()), HasSubstr(GpuUuid(0) + ", " + GpuUuid(1)));
 }
 
-ISOLATED_TEST(CudaDevice, ThatCannotBeOpenedSaysWhatToDo, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaDevice, UnusableDeviceSaysWhatToDo, MachineWithGpus(1)) {
   FakeMachine machine;
   machine.Inject("cuInit 1 error 999");  // CUDA_ERROR_UNKNOWN: without /dev/nvidia-uvm, say
   const absl::Status closed = CudaDeviceUuid(0).status();
@@ -524,7 +524,7 @@ ISOLATED_TEST(CudaDevice, ThatCannotBeOpenedSaysWhatToDo, MachineWithGpus(1)) {
   EXPECT_THAT(std::string(closed.message()), HasSubstr("nvidia-uvm"));
 }
 
-ISOLATED_TEST(CudaDevice, MayHaveNoRoomInMps, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaDevice, MpsFull, MachineWithGpus(1)) {
   FakeMachine machine;
   machine.Inject("cuInit 1 error 808");  // CUDA_ERROR_MPS_MAX_CLIENTS_REACHED
   const absl::Status full = CudaDeviceUuid(0).status();
@@ -532,18 +532,12 @@ ISOLATED_TEST(CudaDevice, MayHaveNoRoomInMps, MachineWithGpus(1)) {
   EXPECT_EQ(ReasonOf(full), "MPS_FULL");
 }
 
-ISOLATED_TEST(CudaDevice, MayWaitForMps, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaDevice, MpsNotReady, MachineWithGpus(1)) {
   FakeMachine machine;
   machine.Inject("cuDeviceGet 1 error 807");  // CUDA_ERROR_MPS_SERVER_NOT_READY
   const absl::Status waiting = CudaDeviceUuid(0).status();
   EXPECT_EQ(ReasonOf(waiting), "GPU_UNUSABLE");
   EXPECT_THAT(std::string(waiting.message()), HasSubstr("nvidia-cuda-mps-control"));
-}
-
-ISOLATED_TEST(CudaDevice, AnOlderDaemonHasNone, MachineWithGpus(1)) {
-  const absl::Status older = RegisterOn(GpuUuid(0), /*protocol=*/3);
-  EXPECT_EQ(older.code(), absl::StatusCode::kUnimplemented) << older;
-  EXPECT_EQ(ReasonOf(older), "CUDA_UNAVAILABLE");
 }
 
 fakes::MachineDescription WithoutStreamMemoryOperations() {

@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync {
 namespace {
@@ -23,15 +23,17 @@ using google::protobuf::BytesValue;
 
 constexpr int kRoleSocket = 3;
 
-void Send(const MessageSocket& socket, const std::string& text, absl::Span<const int> fds = {}) {
+void Send(const daemon::MessageSocket& socket, const std::string& text,
+          absl::Span<const int> fds = {}) {
   BytesValue message;
   message.set_value(text);
-  const auto sent = socket.Send(message, fds, MessageSocket::Wait::kYes);
+  const auto sent = socket.Send(message, fds, daemon::MessageSocket::Wait::kYes);
   EXPECT_TRUE(sent.ok()) << sent;
 }
 
 // Empty at the end.
-std::string Receive(const MessageSocket& socket, std::vector<UniqueFd>* fds = nullptr) {
+std::string Receive(const daemon::MessageSocket& socket,
+                    std::vector<daemon::UniqueFd>* fds = nullptr) {
   auto received = socket.Receive();
   BytesValue message;
   if (!received.ok() || received->end || !message.ParseFromString(received->bytes)) return "";
@@ -50,7 +52,7 @@ std::size_t DoneOffset(std::size_t bucket) {
 }
 
 ROLE(cuda_worker) {
-  const MessageSocket socket{UniqueFd(kRoleSocket)};
+  const daemon::MessageSocket socket{daemon::UniqueFd(kRoleSocket)};
   std::istringstream options(Receive(socket));
   std::string memory;
   std::size_t semaphore_bytes = 0;
@@ -105,13 +107,13 @@ ROLE(cuda_worker) {
 }  // namespace
 
 CudaWorkerRole::CudaWorkerRole(Memory memory, std::size_t buckets) : buckets_(buckets) {
-  auto pair = MessageSocket::Pair();
+  auto pair = daemon::MessageSocket::Pair();
   EXPECT_TRUE(pair.ok());
-  socket_ = std::make_unique<MessageSocket>(std::move(pair->first));
+  socket_ = std::make_unique<daemon::MessageSocket>(std::move(pair->first));
   process_ = fakes::StartRole("cuda_worker", {pair->second.fd()});
   pair->second.Release();
   Send(*socket_, absl::StrCat(memory == Memory::kIpc ? "ipc " : "vmm ", SemaphoreBytes(buckets)));
-  std::vector<UniqueFd> fds;
+  std::vector<daemon::UniqueFd> fds;
   std::string told = Receive(*socket_, &fds);
   semaphores_ = std::move(fds.back());
   if (memory == Memory::kIpc) {
@@ -134,9 +136,9 @@ BucketSemaphore& CudaWorkerRole::semaphore(std::size_t bucket) const {
 }
 
 bool CudaWorkerRole::AwaitReady(std::size_t bucket, std::uint64_t step) const {
-  const std::uint64_t deadline = fault::NowNs() + fault::kPatienceMs * 1'000'000ull;
+  const std::uint64_t deadline = NowNs() + kPatienceMs * 1'000'000ull;
   while (semaphore(bucket).ready.load(std::memory_order_acquire) != step) {
-    if (fault::NowNs() > deadline) return false;
+    if (NowNs() > deadline) return false;
     std::this_thread::yield();
   }
   return true;

@@ -1,5 +1,5 @@
-// What a worker of the daemon does for one layout on a GPU, as a test dictates: a process of its
-// own with the arena and the semaphores, on the same fake machine.
+// Plays a worker of the daemon for one layout on a GPU, step by step as a test says: a process of
+// its own that has the arena and the semaphores, on the same fake machine.
 
 #ifndef TESTS_CLIENT_CUDA_WORKER_ROLE_H_
 #define TESTS_CLIENT_CUDA_WORKER_ROLE_H_
@@ -13,7 +13,7 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/worker/message_socket.h"
 #include "gradsync/shared_memory.h"
-#include "tests/fault/child_process.h"
+#include "tests/kit/child_process.h"
 
 namespace gradsync {
 
@@ -28,7 +28,7 @@ class CudaWorkerRole {
   CudaWorkerRole(const CudaWorkerRole&) = delete;
   CudaWorkerRole& operator=(const CudaWorkerRole&) = delete;
 
-  // As the side socket gives them.
+  // The descriptors, as the side socket gives them.
   std::vector<int> descriptors() const;
   const std::string& ipc_handle() const { return ipc_handle_; }
   BucketSemaphore& semaphore(std::size_t bucket) const;
@@ -37,10 +37,10 @@ class CudaWorkerRole {
   // True once the trainer's stream has written a bucket's ready word.
   bool AwaitReady(std::size_t bucket, std::uint64_t step) const;
 
-  // Enqueued on the worker's stream: `count` floats, and a bucket's done word.
+  // Enqueue on the worker's stream: `count` floats, or a bucket's done word.
   void Fill(std::size_t offset, float value, std::size_t count);
   void WriteDone(std::size_t bucket, std::uint64_t step);
-  // What a float of the arena holds, behind all that was enqueued.
+  // The value of a float in the arena, after everything that was enqueued.
   float Read(std::size_t offset);
 
   // SIGKILL.
@@ -51,11 +51,11 @@ class CudaWorkerRole {
   std::string Call(const std::string& command);
 
   const std::size_t buckets_;
-  std::unique_ptr<MessageSocket> socket_;
-  std::unique_ptr<fault::ChildProcess> process_;
+  std::unique_ptr<daemon::MessageSocket> socket_;
+  std::unique_ptr<ChildProcess> process_;
   std::string ipc_handle_;
-  UniqueFd arena_;
-  UniqueFd semaphores_;
+  daemon::UniqueFd arena_;
+  daemon::UniqueFd semaphores_;
   std::byte* pages_ = nullptr;
 };
 

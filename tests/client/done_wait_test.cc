@@ -38,8 +38,8 @@ TEST(DoneWaitTest, PoisonReleasesEveryWaiter) {
   for (const DoneWait result : results) EXPECT_EQ(result, DoneWait::kPoisoned);
 }
 
-// A word whose low half does not change must not be slept on for ever.
-TEST(DoneWaitTest, PoisonOfTheSameLowHalfIsSeen) {
+// A waiter must not sleep forever on a word whose low half does not change.
+TEST(DoneWaitTest, PoisonWithTheSameLowHalfIsSeen) {
   std::atomic<std::uint64_t> word{7};
   std::thread waiter(
       [&word] { EXPECT_EQ(WaitDone(word, 8, absl::InfiniteDuration()), DoneWait::kPoisoned); });
@@ -48,7 +48,7 @@ TEST(DoneWaitTest, PoisonOfTheSameLowHalfIsSeen) {
 }
 
 // The waker is another process: the futex must not be private.
-TEST(DoneWaitTest, IsReleasedByAnotherProcess) {
+TEST(DoneWaitTest, ReleasedByAnotherProcess) {
   void* page = mmap(nullptr, sizeof(BucketSemaphore), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);

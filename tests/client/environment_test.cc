@@ -31,7 +31,7 @@ class EnvironmentTest : public testing::Test {
   }
 };
 
-TEST_F(EnvironmentTest, TakesTorchrunsVariables) {
+TEST_F(EnvironmentTest, ReadsTorchrunVariables) {
   const auto options = SessionOptions::FromEnvironment();
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->rank, 3u);
@@ -42,7 +42,7 @@ TEST_F(EnvironmentTest, TakesTorchrunsVariables) {
   EXPECT_EQ(options->socket, "/run/gradsync/gradsyncd.sock");
 }
 
-TEST_F(EnvironmentTest, TakesItsOwnVariables) {
+TEST_F(EnvironmentTest, ReadsGradsyncVariables) {
   setenv("GRADSYNC_SOCKET", "/tmp/mine.sock", 1);
   setenv("GRADSYNC_JOB_TOKEN", "secret", 1);
   setenv("GRADSYNC_COORDINATOR", "10.0.0.1:7000", 1);
@@ -53,7 +53,7 @@ TEST_F(EnvironmentTest, TakesItsOwnVariables) {
   EXPECT_EQ(options->coordinator, "10.0.0.1:7000");
 }
 
-TEST_F(EnvironmentTest, NeedsNoCoordinatorWhereEveryRankIsHere) {
+TEST_F(EnvironmentTest, NoCoordinatorIfEveryRankIsLocal) {
   setenv("LOCAL_WORLD_SIZE", "8", 1);
   EXPECT_EQ(SessionOptions::FromEnvironment()->coordinator, "");
   setenv("GRADSYNC_COORDINATOR", "10.0.0.1:7000", 1);
@@ -63,14 +63,14 @@ TEST_F(EnvironmentTest, NeedsNoCoordinatorWhereEveryRankIsHere) {
   EXPECT_EQ(SessionOptions::FromEnvironment()->coordinator, "node0.cluster");
 }
 
-TEST_F(EnvironmentTest, RunIdIsNoneWithoutTorchelastic) {
+TEST_F(EnvironmentTest, RunIdDefaultsToNone) {
   unsetenv("TORCHELASTIC_RUN_ID");
   const auto options = SessionOptions::FromEnvironment();
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->job_id, "none@node0.cluster:29500");
 }
 
-TEST_F(EnvironmentTest, NamesAMissingVariable) {
+TEST_F(EnvironmentTest, MissingVariableIsNamed) {
   for (const char* variable : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     const std::string before = getenv(variable);
     unsetenv(variable);
@@ -81,7 +81,7 @@ TEST_F(EnvironmentTest, NamesAMissingVariable) {
   }
 }
 
-TEST_F(EnvironmentTest, NamesAMalformedVariable) {
+TEST_F(EnvironmentTest, MalformedVariableIsNamed) {
   const std::pair<const char*, const char*> faults[] = {
       {"RANK", "-1"},       {"RANK", "first"},         {"RANK", "8"},
       {"WORLD_SIZE", "0"},  {"WORLD_SIZE", "8 ranks"}, {"WORLD_SIZE", "4294967296"},

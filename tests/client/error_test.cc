@@ -25,31 +25,31 @@ void ExpectRankLost(const absl::Status& status) {
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(status.message(), "rank 2 was lost");
   EXPECT_EQ(ErrorReason(status), "RANK_LOST");
-  EXPECT_EQ(ErrorField(status, "rank"), "2");
-  EXPECT_EQ(ErrorField(status, "step"), "7");
-  EXPECT_EQ(ErrorField(status, "bucket"), "");
+  EXPECT_EQ(ErrorField(status, field::kRank), "2");
+  EXPECT_EQ(ErrorField(status, field::kStep), "7");
+  EXPECT_EQ(ErrorField(status, field::kBucket), "");
 }
 
-TEST(ErrorTest, MadeHereCarriesWhatApplies) {
+TEST(ErrorTest, MakeErrorCarriesFields) {
   ErrorFields fields;
   fields.job = "j";
   fields.rank = 0;
   fields.bucket = 4;
-  const absl::Status status =
-      MakeError(absl::StatusCode::kInvalidArgument, kUnknownBucket, "no such bucket", fields);
+  const absl::Status status = MakeError(absl::StatusCode::kInvalidArgument, reason::kUnknownBucket,
+                                        "no such bucket", fields);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "no such bucket");
   EXPECT_EQ(ErrorReason(status), "UNKNOWN_BUCKET");
-  EXPECT_EQ(ErrorField(status, "job"), "j");
-  EXPECT_EQ(ErrorField(status, "rank"), "0");
-  EXPECT_EQ(ErrorField(status, "bucket"), "4");
-  EXPECT_EQ(ErrorField(status, "step"), "");
-  EXPECT_EQ(ErrorField(status, "channel"), "");
+  EXPECT_EQ(ErrorField(status, field::kJob), "j");
+  EXPECT_EQ(ErrorField(status, field::kRank), "0");
+  EXPECT_EQ(ErrorField(status, field::kBucket), "4");
+  EXPECT_EQ(ErrorField(status, field::kStep), "");
+  EXPECT_EQ(ErrorField(status, field::kChannel), "");
 }
 
-TEST(ErrorTest, OfAMessage) { ExpectRankLost(StatusFromProto(RankLost())); }
+TEST(ErrorTest, StatusFromMessage) { ExpectRankLost(StatusFromProto(RankLost())); }
 
-TEST(ErrorTest, OfATrailer) {
+TEST(ErrorTest, StatusFromTrailer) {
   ExpectRankLost(StatusFromTrailer(10, "other words", RankLost().SerializeAsString()));
 }
 
@@ -59,13 +59,13 @@ TEST(ErrorTest, TrailerWithoutDetailsKeepsCodeAndMessage) {
   EXPECT_EQ(ErrorReason(status), "");
 }
 
-TEST(ErrorTest, DetailsThatContradictTheStatusAreDropped) {
+TEST(ErrorTest, ContradictingDetailsAreDropped) {
   EXPECT_EQ(StatusFromTrailer(8, "too large", RankLost().SerializeAsString()).code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrorReason(StatusFromTrailer(8, "too large", "\xff\xff garbage")), "");
 }
 
-TEST(ErrorTest, UnknownCodesAreUnknown) {
+TEST(ErrorTest, UnknownCodeIsUnknown) {
   google::rpc::Status proto = RankLost();
   proto.set_code(99);
   EXPECT_EQ(StatusFromProto(proto).code(), absl::StatusCode::kUnknown);
@@ -83,7 +83,7 @@ TEST(ErrorTest, OtherStatusesHaveNoReason) {
   status.SetPayload("type.googleapis.com/google.rpc.ErrorInfo",
                     absl::Cord(foreign.SerializeAsString()));
   EXPECT_EQ(ErrorReason(status), "");
-  EXPECT_EQ(ErrorField(status, "rank"), "");
+  EXPECT_EQ(ErrorField(status, field::kRank), "");
 }
 
 }  // namespace

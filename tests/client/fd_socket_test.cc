@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gradsync/shared_memory.h"
 #include "gtest/gtest.h"
-#include "tests/client/temp_directory.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync::client {
 namespace {
@@ -23,7 +23,7 @@ using testing::HasSubstr;
 
 constexpr char kNonce[] = "0123456789abcdef";
 
-// Answers one request the way a test says.
+// Answers one request as a test says.
 class FdSocketTest : public testing::Test {
  protected:
   void Serve(FdReply reply, int descriptors, std::size_t bytes = sizeof(FdReply)) {
@@ -68,14 +68,14 @@ class FdSocketTest : public testing::Test {
     return FetchDescriptors(path_, kNonce, count, absl::Now() + absl::Seconds(20));
   }
 
-  TempDirectory directory_;
+  TemporaryDirectory directory_;
   const std::string path_ = directory_.File("x-fd.sock");
   FileDescriptor listener_;
   std::thread server_;
   FdRequest request_;
 };
 
-TEST_F(FdSocketTest, BringsDescriptors) {
+TEST_F(FdSocketTest, FetchesDescriptors) {
   FdReply reply;
   reply.fd_count = 2;
   Serve(reply, 2);
@@ -91,7 +91,7 @@ TEST_F(FdSocketTest, BringsDescriptors) {
   EXPECT_EQ(std::memcmp(request_.nonce, kNonce, kNonceBytes), 0);
 }
 
-TEST_F(FdSocketTest, TellsWhyItWasRefused) {
+TEST_F(FdSocketTest, RefusalHasTheDaemonsReason) {
   FdReply reply;
   reply.status = static_cast<std::uint32_t>(absl::StatusCode::kPermissionDenied);
   std::strcpy(reply.message, "the nonce has been used");
@@ -108,7 +108,7 @@ TEST_F(FdSocketTest, RefusesTheWrongNumberOfDescriptors) {
   EXPECT_EQ(Fetch(2).status().code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(FdSocketTest, RefusesMoreDescriptorsThanAnyAnswerHas) {
+TEST_F(FdSocketTest, RefusesTooManyDescriptors) {
   FdReply reply;
   reply.fd_count = 8;
   Serve(reply, 8);
@@ -128,7 +128,7 @@ TEST_F(FdSocketTest, RefusesAShortAnswer) {
   EXPECT_EQ(Fetch(0).status().code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(FdSocketTest, SaysThatNobodyListens) {
+TEST_F(FdSocketTest, NobodyListensIsUnavailable) {
   FileDescriptor client;
   ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
   const absl::Status connected = ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now());
@@ -137,11 +137,11 @@ TEST_F(FdSocketTest, SaysThatNobodyListens) {
   EXPECT_THAT(std::string(connected.message()), HasSubstr("start gradsyncd"));
 }
 
-// One that has handed out a nonce listened then.
-TEST_F(FdSocketTest, DoesNotWaitForADaemonThatHasGone) {
+// A daemon that handed out a nonce was listening then.
+TEST_F(FdSocketTest, LostDaemonFailsAtOnce) {
   const auto fetched = FetchDescriptors(path_, kNonce, 1, absl::InfiniteFuture());
   EXPECT_EQ(fetched.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr("the daemon has gone"));
+  EXPECT_THAT(std::string(fetched.status().message()), HasSubstr("the daemon was lost"));
 }
 
 TEST_F(FdSocketTest, RefusesANonceOfAnotherLength) {
@@ -149,8 +149,8 @@ TEST_F(FdSocketTest, RefusesANonceOfAnotherLength) {
             absl::StatusCode::kInternal);
 }
 
-// The daemon of a sidecar may start late.
-TEST_F(FdSocketTest, ConnectRetriesUntilSomebodyListens) {
+// A daemon in a sidecar may start late.
+TEST_F(FdSocketTest, ConnectRetriesUntilDaemonListens) {
   FileDescriptor client;
   ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
   absl::Status connected = absl::UnknownError("");
@@ -167,7 +167,7 @@ TEST_F(FdSocketTest, ConnectRetriesUntilSomebodyListens) {
             static_cast<ssize_t>(sizeof(request)));
 }
 
-TEST_F(FdSocketTest, NamesTheGroupThatMayConnect) {
+TEST_F(FdSocketTest, DeniedConnectNamesTheGroup) {
   if (geteuid() == 0) {
     GTEST_SKIP() << "root may connect to every socket";
   }

@@ -34,7 +34,7 @@ struct Pair {
   FileDescriptor near, far;
 };
 
-TEST(ForkGuardTest, ChildLosesGuardedSocketsAlone) {
+TEST(ForkGuardTest, ChildLosesOnlyGuardedSockets) {
   Pair pair;
   auto guard = GuardedSocket::Guard(pair.near.get());
   ASSERT_TRUE(guard.ok()) << guard.status();
@@ -44,7 +44,7 @@ TEST(ForkGuardTest, ChildLosesGuardedSocketsAlone) {
   EXPECT_TRUE(IsOpen(pair.near.get()));
 }
 
-TEST(ForkGuardTest, PeerSeesTheParentsEndWhileAChildLives) {
+TEST(ForkGuardTest, OtherSideSeesTheParentsEndWhileAChildLives) {
   Pair pair;
   auto guard = GuardedSocket::Guard(pair.near.get());
   ASSERT_TRUE(guard.ok());
@@ -65,7 +65,7 @@ TEST(ForkGuardTest, PeerSeesTheParentsEndWhileAChildLives) {
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
-TEST(ForkGuardTest, ChildKnowsAndTheParentIsNotConcerned) {
+TEST(ForkGuardTest, OnlyTheChildKnowsThatItIsForked) {
   Pair pair;
   auto guard = GuardedSocket::Guard(pair.near.get());
   ASSERT_TRUE(guard.ok());
@@ -73,7 +73,7 @@ TEST(ForkGuardTest, ChildKnowsAndTheParentIsNotConcerned) {
   EXPECT_FALSE(InForkedChild());
 }
 
-TEST(ForkGuardTest, AReleasedSocketIsLeftAlone) {
+TEST(ForkGuardTest, ReleasedSocketIsNotClosed) {
   Pair pair;
   {
     auto guard = GuardedSocket::Guard(pair.near.get());
@@ -82,9 +82,9 @@ TEST(ForkGuardTest, AReleasedSocketIsLeftAlone) {
   EXPECT_EQ(InChild([&] { return IsOpen(pair.near.get()) ? 0 : 1; }), 0);
 }
 
-// gRPC closes its socket when the peer goes; the number may be another file's by the time of the
-// fork.
-TEST(ForkGuardTest, ANumberThatNamesAnotherFileIsLeftAlone) {
+// gRPC closes its socket when the daemon ends. At the time of the fork the number may belong to
+// another file.
+TEST(ForkGuardTest, ReusedDescriptorIsNotClosed) {
   Pair pair;
   auto guard = GuardedSocket::Guard(pair.near.get());
   ASSERT_TRUE(guard.ok());
@@ -110,7 +110,7 @@ TEST(ForkGuardTest, JoinInAChildFails) {
             0);
 }
 
-TEST(ForkGuardTest, ChildrenOfChildrenAreInertToo) {
+TEST(ForkGuardTest, GrandchildrenAreInert) {
   Pair pair;
   auto guard = GuardedSocket::Guard(pair.near.get());
   ASSERT_TRUE(guard.ok());

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 
 namespace gradsync {
 namespace {
@@ -21,7 +21,7 @@ int Wait(pid_t child) {
 
 class ForkTest : public testing::Test {
  protected:
-  const DaemonProcess daemon_;
+  const TestDaemon daemon_;
   const LayoutSpec spec_ = FloatBuckets(1, 10);
   JobOfThreads job_ = JoinAll(daemon_, 2, &spec_);
 };
@@ -42,7 +42,7 @@ TEST_F(ForkTest, EveryCallInTheChildFailsAndDestructorsReturn) {
                      IsForked(layout.MarkReady(1, 0)) && IsForked(layout.EndStep(1)) &&
                      IsForked(layout.FinishStep(1)) && IsForked(layout.AbandonStep(1, "")) &&
                      IsForked(layout.WaitBucket(1, 0)) && IsForked(layout.WaitStep(1).status()) &&
-                     IsForked(Session::Join(daemon_.Options(0, 2)).status()) &&
+                     IsForked(Session::Join(OptionsOf(daemon_, 0, 2)).status()) &&
                      layout.next_step() == 1 && session.rank() == 0;
     job_.sessions[0].reset();
     job_.layouts[0].reset();
@@ -51,15 +51,15 @@ TEST_F(ForkTest, EveryCallInTheChildFailsAndDestructorsReturn) {
     _exit(all ? 0 : 1);
   }
   EXPECT_EQ(Wait(child), 0);
-  // The parent has lost nothing.
+  // The parent is not affected.
   OnEveryRank(2, [&](std::uint32_t rank) {
     ASSERT_TRUE(MarkAllAndEnd(job_.layouts[rank].get(), 1).ok());
     EXPECT_TRUE(job_.layouts[rank]->WaitStep(1).ok());
   });
 }
 
-// The child holds whatever it inherits; the session's end must show all the same.
-TEST_F(ForkTest, TheSessionsEndShowsWhileAChildLives) {
+// The child keeps what it inherits, and the daemon must still see the session's end.
+TEST_F(ForkTest, DaemonSeesTheEndWhileAChildLives) {
   int hold[2];
   ASSERT_EQ(pipe(hold), 0);
   const pid_t child = fork();

@@ -10,34 +10,32 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-StepResult ResultOf(const std::vector<BucketNumbers>& numbers) {
+StepResult ResultOf(const std::vector<GradientStats>& numbers) {
   StepResult result;
   result.numbers = numbers;
   return result;
 }
 
-TEST(GradientNormTest, IsTheRootOfTheSumOverTheBuckets) {
+TEST(GradientNormTest, RootOfTheSumOverBuckets) {
   EXPECT_EQ(GradientNorm(ResultOf({{9, 0}})), 3);
   EXPECT_EQ(GradientNorm(ResultOf({{9, 0}, {0, 0}, {16, 0}})), 5);
 }
 
-TEST(GradientNormTest, IsNotFiniteIfAnElementIsNot) {
+TEST(GradientNormTest, NonFiniteIfAnElementIs) {
   EXPECT_EQ(GradientNorm(ResultOf({{9, 0}, {kInfinity, 1}})), kInfinity);
   EXPECT_TRUE(std::isnan(GradientNorm(ResultOf({{kNan, 1}, {kInfinity, 1}}))));
 }
 
-TEST(GradientNormTest, IsNoNumberIfTheDaemonDidNotSay) {
-  EXPECT_TRUE(std::isnan(GradientNorm(StepResult())));
-}
+TEST(GradientNormTest, NanWithoutNumbers) { EXPECT_TRUE(std::isnan(GradientNorm(StepResult()))); }
 
-TEST(ClipCoefficientTest, ScalesALargeNormToTheMaximumAndLeavesASmallOne) {
+TEST(ClipCoefficientTest, ScalesOnlyLargeNorms) {
   EXPECT_EQ(ClipCoefficient(0, 1), 1);
   EXPECT_EQ(ClipCoefficient(0.5, 1), 1);
   EXPECT_EQ(ClipCoefficient(4, 1), 1 / (4 + 1e-6));
   EXPECT_EQ(ClipCoefficient(4, 0), 0);
 }
 
-TEST(ClipCoefficientTest, ANormThatIsNotFiniteGivesNanOrZero) {
+TEST(ClipCoefficientTest, NonFiniteNormGivesNanOrZero) {
   EXPECT_TRUE(std::isnan(ClipCoefficient(kNan, 1)));
   EXPECT_EQ(ClipCoefficient(kInfinity, 1), 0);
 }

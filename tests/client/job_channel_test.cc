@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 
 namespace gradsync {
 namespace {
@@ -20,11 +20,11 @@ class JobChannelTest : public testing::Test {
  protected:
   Session& session(std::uint32_t rank) { return *job_.sessions[rank]; }
 
-  const DaemonProcess daemon_;
+  const TestDaemon daemon_;
   const JobOfThreads job_ = JoinAll(daemon_, 3, nullptr);
 };
 
-TEST_F(JobChannelTest, BroadcastMovesMoreThanTheStagingMemoryHolds) {
+TEST_F(JobChannelTest, BroadcastExceedsStagingMemory) {
   // Two chunks and a part of the default 32 MiB, and not a multiple of anything.
   std::vector<std::uint32_t> sent((70u << 20) / sizeof(std::uint32_t) + 3);
   std::iota(sent.begin(), sent.end(), 1u);
@@ -37,8 +37,8 @@ TEST_F(JobChannelTest, BroadcastMovesMoreThanTheStagingMemoryHolds) {
   });
 }
 
-TEST_F(JobChannelTest, TheLowestLiveRankIsFoundByTheDaemon) {
-  // More than the staging memory holds, so that both sides take several turns.
+TEST_F(JobChannelTest, BroadcastFromLowestLiveRank) {
+  // More than the staging memory holds, so the broadcast has several chunks.
   constexpr std::size_t kCount = (40u << 20) / sizeof(std::uint32_t);
   const auto broadcast = [&](std::uint32_t rank, std::uint32_t root) {
     std::vector<std::uint32_t> data(kCount, rank);
@@ -81,7 +81,7 @@ TEST_F(JobChannelTest, AllReduceSumsAndAverages) {
   });
 }
 
-TEST_F(JobChannelTest, BadArgumentsAreRefusedHereAndUseUpNoTurn) {
+TEST_F(JobChannelTest, BadArgumentsAreRefusedLocally) {
   OnEveryRank(3, [&](std::uint32_t rank) {
     char byte = 0;
     for (const absl::Status& status :
@@ -97,7 +97,7 @@ TEST_F(JobChannelTest, BadArgumentsAreRefusedHereAndUseUpNoTurn) {
   });
 }
 
-TEST_F(JobChannelTest, RanksThatDisagreeAreBothNamed) {
+TEST_F(JobChannelTest, MismatchNamesBothRanks) {
   OnEveryRank(3, [&](std::uint32_t rank) {
     char byte = 0;
     const absl::Status status =
@@ -107,23 +107,23 @@ TEST_F(JobChannelTest, RanksThatDisagreeAreBothNamed) {
     EXPECT_THAT(MessageOf(status),
                 AllOf(HasSubstr("barrier"), HasSubstr("broadcast"), HasSubstr("rank 2")));
   });
-  // Everybody failed the same operation: the next one is in order.
+  // The operation failed on every rank, so the next one works.
   OnEveryRank(3, [&](std::uint32_t rank) { EXPECT_TRUE(session(rank).Barrier().ok()); });
 }
 
-TEST_F(JobChannelTest, ATimeOutNamesWhoDidNotCome) {
+TEST_F(JobChannelTest, TimeoutNamesMissingRanks) {
   OnEveryRank(2, [&](std::uint32_t rank) {
     const absl::Status status = session(rank).Barrier(absl::Milliseconds(100));
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
     EXPECT_EQ(ErrorReason(status), "OPERATION_TIMEOUT");
     EXPECT_THAT(MessageOf(status), HasSubstr("rank 2"));
   });
-  // It failed on every rank, also on the one that comes too late.
+  // It failed on every rank, also on the late one.
   EXPECT_EQ(ErrorReason(session(2).Barrier()), "OPERATION_TIMEOUT");
   OnEveryRank(3, [&](std::uint32_t rank) { EXPECT_TRUE(session(rank).Barrier().ok()); });
 }
 
-TEST_F(JobChannelTest, CallsFromSeveralThreadsOfARankTakeTurns) {
+TEST_F(JobChannelTest, CallsOfSeveralThreadsAreSerialized) {
   OnEveryRank(3, [&](std::uint32_t rank) {
     OnEveryRank(4, [&](std::uint32_t) {
       for (int i = 0; i < 25; ++i) EXPECT_TRUE(session(rank).Barrier().ok());

@@ -46,11 +46,12 @@ void ExpectRefused(const char* what, const Change& change) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(what));
 }
 
-TEST(LayoutPlanTest, NamesWhatIsMalformed) {
+TEST(LayoutPlanTest, MalformedSpecIsNamed) {
   EXPECT_TRUE(ValidateSpec(Valid()).ok());
   ExpectRefused("name", [](LayoutSpec* spec) { spec->name = ""; });
   ExpectRefused("name", [](LayoutSpec* spec) { spec->name = "a\tb"; });
-  ExpectRefused("neither", [](LayoutSpec* spec) { spec->parameters.clear(); });
+  ExpectRefused("give parameters or explicit_buckets",
+                [](LayoutSpec* spec) { spec->parameters.clear(); });
   ExpectRefused("not both", [](LayoutSpec* spec) { spec->explicit_buckets.resize(1); });
   ExpectRefused("parameter 1", [](LayoutSpec* spec) { spec->parameters[1].name = ""; });
   ExpectRefused("parameter 1", [](LayoutSpec* spec) { spec->parameters[1].name = "\xff"; });
@@ -75,7 +76,7 @@ TEST(LayoutPlanTest, EmptyTensorsAreAllowed) {
   EXPECT_TRUE(ValidateSpec(spec).ok());
 }
 
-TEST(LayoutPlanTest, BecomesRegisterLayout) {
+TEST(LayoutPlanTest, FillsRegisterLayout) {
   LayoutSpec spec = Valid();
   spec.op = ReduceOp::kSum;
   spec.timeout = absl::Seconds(3);
@@ -93,7 +94,7 @@ TEST(LayoutPlanTest, BecomesRegisterLayout) {
   EXPECT_FALSE(message.bucket_done_messages());
 }
 
-TEST(LayoutPlanTest, TakesASoundLayout) {
+TEST(LayoutPlanTest, AcceptsValidLayout) {
   const auto plan = CheckedPlan(Valid(), Assigned());
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->arena_bytes, 4096u);
@@ -107,7 +108,7 @@ TEST(LayoutPlanTest, TakesASoundLayout) {
   EXPECT_EQ(plan->gradients[2].count, 1u);
 }
 
-TEST(LayoutPlanTest, TrustsNoDaemon) {
+TEST(LayoutPlanTest, RefusesEveryWrongLayout) {
   const auto expect_refused = [](const char* why, const auto& change) {
     v1::LayoutAssigned assigned = Assigned();
     change(&assigned);
@@ -136,7 +137,7 @@ TEST(LayoutPlanTest, TrustsNoDaemon) {
                  [](Assigned* a) { a->mutable_placements(1)->set_offset(192); });
 }
 
-TEST(LayoutPlanTest, ExplicitBucketsMustBeThoseAskedFor) {
+TEST(LayoutPlanTest, ExplicitBucketsMustMatch) {
   LayoutSpec spec;
   spec.explicit_buckets = {{DataType::kBfloat16, 1}, {DataType::kFloat32, 48}};
   v1::LayoutAssigned assigned = Assigned();

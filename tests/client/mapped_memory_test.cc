@@ -38,7 +38,7 @@ TEST(MappedMemoryTest, IsSharedAndZero) {
   EXPECT_EQ(byte, 7);
 }
 
-TEST(MappedMemoryTest, PopulateAllocatesWhatIsAsked) {
+TEST(MappedMemoryTest, PopulateAllocatesRequestedPages) {
   const FileDescriptor memfd = Memfd(64 << 10, kSeals);
   const auto memory = MappedMemory::Map(memfd.get(), 64 << 10, "arena");
   ASSERT_TRUE(memory.ok());
@@ -49,7 +49,7 @@ TEST(MappedMemoryTest, PopulateAllocatesWhatIsAsked) {
   EXPECT_EQ(AllocatedBytes(memfd), 64 << 10);
 }
 
-TEST(MappedMemoryTest, NothingIsMapped) {
+TEST(MappedMemoryTest, ZeroBytesMapNothing) {
   const FileDescriptor memfd = Memfd(0, kSeals);
   const auto memory = MappedMemory::Map(memfd.get(), 0, "arena");
   ASSERT_TRUE(memory.ok()) << memory.status();
@@ -57,19 +57,19 @@ TEST(MappedMemoryTest, NothingIsMapped) {
   EXPECT_TRUE((*memory)->Populate(4096).ok());
 }
 
-TEST(MappedMemoryTest, RefusesWhatIsTooSmall) {
+TEST(MappedMemoryTest, RefusesTooSmallMemfd) {
   const FileDescriptor memfd = Memfd(4096, kSeals);
   EXPECT_EQ(MappedMemory::Map(memfd.get(), 4097, "arena").status().code(),
             absl::StatusCode::kInternal);
 }
 
-TEST(MappedMemoryTest, RefusesWhatMayShrink) {
+TEST(MappedMemoryTest, RefusesMemfdThatCanShrink) {
   const FileDescriptor memfd = Memfd(4096, F_SEAL_GROW);
   EXPECT_EQ(MappedMemory::Map(memfd.get(), 4096, "arena").status().code(),
             absl::StatusCode::kInternal);
 }
 
-TEST(MappedMemoryTest, RefusesWhatIsNoMemfd) {
+TEST(MappedMemoryTest, RefusesOtherFiles) {
   const FileDescriptor null(open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_EQ(MappedMemory::Map(null.get(), 0, "arena").status().code(), absl::StatusCode::kInternal);
 }

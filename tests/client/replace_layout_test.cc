@@ -7,7 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 
 namespace gradsync {
 namespace {
@@ -41,7 +41,7 @@ class ReplaceLayoutTest : public testing::Test {
     });
   }
 
-  const DaemonProcess daemon_;
+  const TestDaemon daemon_;
   const LayoutSpec old_spec_ = FloatBuckets(3, 1000);
   JobOfThreads job_;
 };
@@ -63,7 +63,7 @@ TEST_F(ReplaceLayoutTest, GoesOnWithOtherBucketsAndTheNextStep) {
           old.WaitBucket(2, 0), old.WaitStep(2).status(),
           session(rank).ReplaceLayout(old, spec).status()}) {
       ExpectError(status, kPrecondition, "LAYOUT_REPLACED");
-      EXPECT_EQ(ErrorField(status, "rank"), std::to_string(rank));
+      EXPECT_EQ(ErrorField(status, field::kRank), std::to_string(rank));
     }
     EXPECT_TRUE(old.WaitStep(1).ok());  // the last verdict is kept
     EXPECT_EQ(ValueOf(old.bucket(2)), 2);
@@ -73,7 +73,7 @@ TEST_F(ReplaceLayoutTest, GoesOnWithOtherBucketsAndTheNextStep) {
   Step(next, 3);
 }
 
-TEST_F(ReplaceLayoutTest, AMismatchLeavesTheOldOneAsItWas) {
+TEST_F(ReplaceLayoutTest, MismatchKeepsTheOldLayout) {
   OnEveryRank(2, [&](std::uint32_t rank) {
     const absl::Status status =
         session(rank).ReplaceLayout(layout(rank), FloatBuckets(4 + rank, 10)).status();
@@ -82,7 +82,7 @@ TEST_F(ReplaceLayoutTest, AMismatchLeavesTheOldOneAsItWas) {
   Step(job_.layouts, 1);
 }
 
-TEST_F(ReplaceLayoutTest, MistakesAreErrorsOfTheCall) {
+TEST_F(ReplaceLayoutTest, MistakeFailsTheCall) {
   ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());
   const absl::Status open = session(0).ReplaceLayout(layout(0), old_spec_).status();
   ExpectError(open, kPrecondition, "PROTOCOL_VIOLATION");
@@ -97,7 +97,7 @@ TEST_F(ReplaceLayoutTest, MistakesAreErrorsOfTheCall) {
   Step(job_.layouts, 2);
 }
 
-TEST_F(ReplaceLayoutTest, TheOldOneRestsMeanwhileAndItsWaitsAreReleased) {
+TEST_F(ReplaceLayoutTest, OldLayoutIsBlockedAndItsWaitsAreReleased) {
   std::thread waiting(
       [&] { ExpectError(layout(0).WaitStep(1).status(), kPrecondition, "LAYOUT_REPLACED"); });
   std::thread waiting_for_bucket(
@@ -119,7 +119,7 @@ TEST_F(ReplaceLayoutTest, TheOldOneRestsMeanwhileAndItsWaitsAreReleased) {
   waiting_for_bucket.join();
 }
 
-TEST_F(ReplaceLayoutTest, ManyTimesOver) {
+TEST_F(ReplaceLayoutTest, ReplacesManyTimes) {
   for (std::uint64_t step = 1; step <= 50; ++step) {
     OnEveryRank(2, [&](std::uint32_t rank) {
       auto next = session(rank).ReplaceLayout(layout(rank), FloatBuckets(1 + step % 4, 5000));

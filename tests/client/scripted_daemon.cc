@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "gradsync/limits.h"
 #include "gradsync/shared_memory.h"
 #include "gtest/gtest.h"
 
@@ -48,8 +49,7 @@ void Answer(int client, const std::vector<int>& descriptors) {
 
 }  // namespace
 
-ScriptedDaemon::ScriptedDaemon(std::uint32_t protocol)
-    : protocol_(protocol), listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+ScriptedDaemon::ScriptedDaemon() : listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strcpy(address.sun_path, directory_.File("scripted-fd.sock").c_str());
@@ -113,7 +113,7 @@ grpc::Status ScriptedDaemon::Session(grpc::ServerContext* context, Stream* strea
   }
   v1::SessionResponse response;
   v1::SessionOpened& opened = *response.mutable_session_opened();
-  opened.set_protocol(protocol_);
+  opened.set_protocol(kProtocolNewest);
   opened.set_incarnation(1);
   opened.set_generation(1);
   opened.set_staging_nonce(kStagingNonce);

@@ -1,5 +1,5 @@
-// A gradsyncd that says what a test says, to one client of this process: for what a real one does
-// only with a GPU, or never.
+// A gradsyncd that sends what a test says to one client of this process: for cases that a real one
+// reaches only with a GPU, or never.
 
 #ifndef TESTS_CLIENT_SCRIPTED_DAEMON_H_
 #define TESTS_CLIENT_SCRIPTED_DAEMON_H_
@@ -18,29 +18,28 @@
 
 #include "client/src/unix_socket.h"
 #include "proto/gradsync/v1/gradsync.grpc.pb.h"
-#include "tests/client/temp_directory.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync {
 
-// Opens one session by itself, and then only listens. Thread-safe.
+// Opens one session by itself, and then only receives. Thread-safe.
 class ScriptedDaemon final : public v1::GradientSync::Service {
  public:
-  // Speaks protocol 1.`protocol`.
-  explicit ScriptedDaemon(std::uint32_t protocol = 4);
+  ScriptedDaemon();
   ~ScriptedDaemon() override;
 
   std::string socket() const { return directory_.File("scripted.sock"); }
 
-  // The client's next message; nothing if none comes in time.
+  // The client's next message; nullopt if none arrives in time.
   std::optional<v1::SessionRequest> Next();
-  // True if it has sent no message that Next() has not given.
+  // True if Next() has returned every message that the client sent.
   bool Silent();
   void Say(const v1::SessionResponse& response);
 
-  // What the side socket gives for `nonce`; the descriptors stay the caller's.
+  // The side socket returns `descriptors` for `nonce`. The caller still owns them.
   void Offer(const std::string& nonce, std::vector<int> descriptors);
 
-  // The stream breaks, as when the process dies.
+  // Breaks the stream, as the end of the process does.
   void Die();
 
  private:
@@ -49,14 +48,13 @@ class ScriptedDaemon final : public v1::GradientSync::Service {
   grpc::Status Session(grpc::ServerContext* context, Stream* stream) override;
   void ServeDescriptors();
 
-  const std::uint32_t protocol_;
-  TempDirectory directory_;
+  TemporaryDirectory directory_;
   std::unique_ptr<grpc::Server> server_;
   client::FileDescriptor listener_;
   std::thread descriptors_;
 
   std::mutex mutex_;
-  // The rest is guarded by mutex_.
+  // mutex_ guards what follows.
   std::condition_variable arrived_;
   std::deque<v1::SessionRequest> requests_;
   std::map<std::string, std::vector<int>> offers_;

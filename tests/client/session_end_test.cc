@@ -1,4 +1,4 @@
-// How sessions end, with real processes and signals: nobody hangs, and everybody learns why.
+// How sessions end, with real processes and signals: no call hangs, and every rank gets the reason.
 
 #include <signal.h>
 
@@ -9,7 +9,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 
 namespace gradsync {
 namespace {
@@ -26,12 +26,12 @@ class SessionEndTest : public testing::Test {
   Layout& layout(std::uint32_t rank) { return *job_.layouts[rank]; }
   Session& session(std::uint32_t rank) { return *job_.sessions[rank]; }
 
-  DaemonProcess daemon_;
+  TestDaemon daemon_;
   const LayoutSpec spec_ = FloatBuckets(2, 1000);
   JobOfThreads job_ = JoinAll(daemon_, 2, &spec_);
 };
 
-TEST_F(SessionEndTest, ADeadDaemonReleasesEveryWait) {
+TEST_F(SessionEndTest, LostDaemonReleasesEveryWait) {
   ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());
   ASSERT_TRUE(MarkAllAndEnd(&layout(1), 1).ok());
   absl::Status statuses[4];
@@ -52,13 +52,13 @@ TEST_F(SessionEndTest, ADeadDaemonReleasesEveryWait) {
   };
   while (waiting < 4) std::this_thread::yield();
   const absl::Time killed = absl::Now();
-  daemon_.Signal(SIGKILL);
+  daemon_.Kill();
   for (std::thread& thread : threads) thread.join();
   ExpectError(statuses[0], absl::StatusCode::kUnavailable, "DAEMON_LOST");
   ExpectError(statuses[1], absl::StatusCode::kUnavailable, "DAEMON_LOST");
-  // Rank 1 has ended the step: nobody can say whether it was committed.
+  // Rank 1 has ended the step: it cannot know whether it was committed.
   ExpectError(statuses[2], absl::StatusCode::kUnavailable, "STEP_IN_DOUBT");
-  EXPECT_EQ(ErrorField(statuses[2], "step"), "1");
+  EXPECT_EQ(ErrorField(statuses[2], field::kStep), "1");
   ExpectError(statuses[3], absl::StatusCode::kUnavailable, "DAEMON_LOST");
   EXPECT_THAT(std::string(statuses[3].message()), HasSubstr("start gradsyncd"));
   // Milliseconds, but machines stall.
@@ -70,25 +70,25 @@ TEST_F(SessionEndTest, ADeadDaemonReleasesEveryWait) {
               absl::StatusCode::kUnavailable, "DAEMON_LOST");
 }
 
-TEST_F(SessionEndTest, AVerdictIsKeptWhenTheDaemonDies) {
+TEST_F(SessionEndTest, VerdictSurvivesLostDaemon) {
   OnEveryRank(2, [&](std::uint32_t rank) {
     Fill(layout(rank).bucket(0), static_cast<float>(rank));
     ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
     ASSERT_TRUE(layout(rank).WaitStep(1).ok());
   });
-  daemon_.Signal(SIGKILL);
+  daemon_.Kill();
   ExpectError(session(0).Barrier(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
   EXPECT_TRUE(layout(0).WaitStep(1).ok());
   ExpectError(layout(0).WaitStep(2).status(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
-  // The memory stays.
+  // The memory is still mapped.
   EXPECT_EQ(ValueOf(layout(0).bucket(0)), 0.5f);
 }
 
-TEST_F(SessionEndTest, TrainersJoinAgainWhenTheDaemonIsBack) {
-  daemon_.Signal(SIGKILL);
+TEST_F(SessionEndTest, TrainersRejoinRestartedDaemon) {
+  daemon_.Kill();
   ExpectError(session(0).Barrier(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
   job_ = JobOfThreads();
-  daemon_.Restart();
+  daemon_.Start();
   job_ = JoinAll(daemon_, 2, &spec_);
   OnEveryRank(2, [&](std::uint32_t rank) {
     ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
@@ -96,31 +96,31 @@ TEST_F(SessionEndTest, TrainersJoinAgainWhenTheDaemonIsBack) {
   });
 }
 
-TEST_F(SessionEndTest, ALostRankAbortsTheOthers) {
+TEST_F(SessionEndTest, LostRankAbortsTheOthers) {
   ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
   std::thread dying([&] { job_.sessions[0].reset(); });
   const absl::Status bucket = layout(1).WaitBucket(1, 0);
   ExpectError(bucket, absl::StatusCode::kAborted, "RANK_LOST");
-  EXPECT_EQ(ErrorField(bucket, "rank"), "0");
+  EXPECT_EQ(ErrorField(bucket, field::kRank), "0");
   ExpectError(layout(1).WaitStep(1).status(), absl::StatusCode::kAborted, "RANK_LOST");
   ExpectError(session(1).Barrier(), absl::StatusCode::kAborted, "RANK_LOST");
   dying.join();
 }
 
-TEST_F(SessionEndTest, ANewGenerationSupersedesTheOld) {
-  const auto again = Session::Join(daemon_.Options(0, 2));
+TEST_F(SessionEndTest, NewGenerationSupersedesTheOld) {
+  const auto again = Session::Join(OptionsOf(daemon_, 0, 2));
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ((*again)->generation(), 2u);
   ExpectError(session(1).Barrier(), absl::StatusCode::kAborted, "SUPERSEDED");
 }
 
-TEST_F(SessionEndTest, DrainingEndsSessionsUnavailable) {
-  daemon_.Signal(SIGTERM);
+TEST_F(SessionEndTest, DrainingEndsSessions) {
+  daemon_.process().Signal(SIGTERM);
   const absl::Status status = session(0).Barrier();
   ExpectError(status, absl::StatusCode::kUnavailable, "DRAINING");
 }
 
-TEST_F(SessionEndTest, ALayoutOutlivesItsSession) {
+TEST_F(SessionEndTest, LayoutOutlivesItsSession) {
   const auto mapping = layout(0).Mapping();
   const BucketView view = layout(0).bucket(0);
   Fill(view, 7);
@@ -132,7 +132,7 @@ TEST_F(SessionEndTest, ALayoutOutlivesItsSession) {
   EXPECT_EQ(ValueOf(view), 7);
 }
 
-TEST_F(SessionEndTest, DestructionReleasesWaitsOfOtherThreads) {
+TEST_F(SessionEndTest, DestructorReleasesWaitsOfOtherThreads) {
   ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());
   std::atomic<int> waiting{0};
   std::thread bucket([&] {
@@ -149,8 +149,8 @@ TEST_F(SessionEndTest, DestructionReleasesWaitsOfOtherThreads) {
   step.join();
 }
 
-TEST_F(SessionEndTest, AStoppedDaemonHangsNobodysDestructor) {
-  daemon_.Signal(SIGSTOP);
+TEST_F(SessionEndTest, StoppedDaemonDoesNotHangDestructor) {
+  daemon_.process().Signal(SIGSTOP);
   ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());  // never waits for the daemon
   ExpectError(layout(0).WaitBucket(1, 0, absl::Milliseconds(10)),
               absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT");
@@ -159,7 +159,7 @@ TEST_F(SessionEndTest, AStoppedDaemonHangsNobodysDestructor) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(4));
 }
 
-TEST_F(SessionEndTest, AStoppedDaemonDoesNotBlockMarkReady) {
+TEST_F(SessionEndTest, StoppedDaemonDoesNotBlockMarkReady) {
   LayoutSpec spec = FloatBuckets(4000, 1);
   spec.name = "many";
   std::vector<std::unique_ptr<Layout>> layouts(2);
@@ -168,16 +168,16 @@ TEST_F(SessionEndTest, AStoppedDaemonDoesNotBlockMarkReady) {
     ASSERT_TRUE(registered.ok()) << registered.status();
     layouts[rank] = *std::move(registered);
   });
-  daemon_.Signal(SIGSTOP);
+  daemon_.process().Signal(SIGSTOP);
   const absl::Time start = absl::Now();
   for (const auto& layout : layouts) ASSERT_TRUE(MarkAllAndEnd(layout.get(), 1).ok());
   EXPECT_LT(absl::Now() - start, absl::Seconds(4));
-  daemon_.Signal(SIGCONT);
+  daemon_.process().Signal(SIGCONT);
   for (const auto& layout : layouts) EXPECT_TRUE(layout->WaitStep(1).ok());
 }
 
-TEST(LeaseTest, IsAnsweredWhileTheTrainerComputes) {
-  const DaemonProcess daemon({"--lease=1s"});
+TEST(LeaseTest, AnsweredWhileTheTrainerComputes) {
+  const TestDaemon daemon({"--lease=1s"});
   const JobOfThreads job = JoinAll(daemon, 1, nullptr);
   // The longest test: it takes three leases of a trainer that calls nothing.
   const absl::Time until = absl::Now() + absl::Milliseconds(3200);

@@ -2,6 +2,7 @@
 
 #include "client/src/fd_socket.h"
 #include "gmock/gmock.h"
+#include "gradsync/limits.h"
 #include "gradsync/shared_memory.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
@@ -30,7 +31,7 @@ void ExpectRefused(const char* option, const Change& change) {
   EXPECT_EQ(Session::Join(options).status(), status);
 }
 
-TEST(SessionOptionsTest, NamesTheFault) {
+TEST(SessionOptionsTest, MalformedOptionIsNamed) {
   EXPECT_TRUE(ValidateOptions(Valid()).ok());
   ExpectRefused("job_id", [](SessionOptions* options) { options->job_id = ""; });
   ExpectRefused("job_id", [](SessionOptions* options) { options->job_id.assign(129, 'x'); });
@@ -63,7 +64,7 @@ TEST(SessionOptionsTest, NamesTheFault) {
   });
 }
 
-TEST(SessionOptionsTest, BecomesOpenSession) {
+TEST(SessionOptionsTest, FillsOpenSession) {
   SessionOptions options = Valid();
   options.token = "secret";
   options.divisor = Divisor::kWorld;
@@ -72,8 +73,8 @@ TEST(SessionOptionsTest, BecomesOpenSession) {
   options.nccl = {16, NcclAlgorithm::kNvls, NcclProtocol::kSimple, NcclWireType::kFloat16};
   v1::OpenSession open;
   FillOpenSession(options, &open);
-  EXPECT_EQ(open.protocol().oldest(), 2u);
-  EXPECT_EQ(open.protocol().newest(), 4u);
+  EXPECT_EQ(open.protocol().oldest(), kProtocolOldest);
+  EXPECT_EQ(open.protocol().newest(), kProtocolNewest);
   EXPECT_EQ(open.shared_memory_abi(), kSharedMemoryAbi);
   EXPECT_EQ(open.job_id(), "j");
   EXPECT_EQ(open.token(), "secret");
@@ -88,13 +89,13 @@ TEST(SessionOptionsTest, BecomesOpenSession) {
   EXPECT_EQ(open.options().nccl().wire_type(), v1::NCCL_WIRE_TYPE_FLOAT16);
 }
 
-TEST(SessionOptionsTest, NoStepTimeoutIsTheDaemonsDefault) {
+TEST(SessionOptionsTest, ZeroStepTimeoutIsTheDaemonsDefault) {
   v1::OpenSession open;
   FillOpenSession(Valid(), &open);
   EXPECT_EQ(open.options().step_timeout_ms(), 0u);
 }
 
-TEST(SessionOptionsTest, TimeoutsRoundUpAndEnd) {
+TEST(SessionOptionsTest, TimeoutsRoundUpAndAreBounded) {
   EXPECT_EQ(TimeoutMs(absl::Seconds(2)), 2000u);
   EXPECT_EQ(TimeoutMs(absl::Nanoseconds(1)), 1u);
   EXPECT_EQ(TimeoutMs(absl::ZeroDuration()), 1u);
@@ -102,7 +103,7 @@ TEST(SessionOptionsTest, TimeoutsRoundUpAndEnd) {
   EXPECT_EQ(TimeoutMs(absl::InfiniteDuration()), 10ull * 365 * 24 * 3600 * 1000);
 }
 
-TEST(SessionOptionsTest, FdSocketLiesBesideTheOther) {
+TEST(SessionOptionsTest, FdSocketPath) {
   EXPECT_EQ(FdSocketPath("/run/gradsync/gradsyncd.sock"), "/run/gradsync/gradsyncd-fd.sock");
 }
 

@@ -4,7 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 
 namespace gradsync {
 namespace {
@@ -15,7 +15,7 @@ using testing::HasSubstr;
 std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
 
 TEST(SessionTest, JoinsAndLeaves) {
-  const DaemonProcess daemon;
+  const TestDaemon daemon;
   JobOfThreads job = JoinAll(daemon, 3, nullptr);
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(job.sessions[rank]->rank(), rank);
@@ -31,8 +31,8 @@ TEST(SessionTest, JoinsAndLeaves) {
   });
 }
 
-TEST(SessionTest, NoDaemonIsUnavailableAfterTheConnectTimeout) {
-  const TempDirectory directory;
+TEST(SessionTest, NoDaemonFailsAfterConnectTimeout) {
+  const TemporaryDirectory directory;
   SessionOptions options;
   options.socket = directory.File("nobody.sock");
   options.job_id = "j";
@@ -43,36 +43,36 @@ TEST(SessionTest, NoDaemonIsUnavailableAfterTheConnectTimeout) {
               AllOf(HasSubstr(options.socket), HasSubstr("start gradsyncd")));
 }
 
-TEST(SessionTest, OptionsThatDifferAreRefused) {
-  const DaemonProcess daemon;
-  const auto first = Session::Join(daemon.Options(0, 2));
+TEST(SessionTest, DifferentOptionsAreRefused) {
+  const TestDaemon daemon;
+  const auto first = Session::Join(OptionsOf(daemon, 0, 2));
   ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = Session::Join(daemon.Options(1, 3));
+  const auto second = Session::Join(OptionsOf(daemon, 1, 3));
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(ErrorReason(second.status()), "JOB_MISMATCH");
 }
 
-TEST(SessionTest, ARankIsTakenOnce) {
-  const DaemonProcess daemon;
-  const auto first = Session::Join(daemon.Options(0, 2));
+TEST(SessionTest, OccupiedRankIsRefused) {
+  const TestDaemon daemon;
+  const auto first = Session::Join(OptionsOf(daemon, 0, 2));
   ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = Session::Join(daemon.Options(0, 2));
+  const auto second = Session::Join(OptionsOf(daemon, 0, 2));
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(ErrorReason(second.status()), "RANK_OCCUPIED");
 }
 
-TEST(SessionTest, APolicyThatIsNotBuiltIsRefusedByName) {
-  const DaemonProcess daemon;
-  SessionOptions options = daemon.Options(0, 1);
+TEST(SessionTest, UnbuiltLossPolicyIsRefused) {
+  const TestDaemon daemon;
+  SessionOptions options = OptionsOf(daemon, 0, 1);
   options.on_rank_loss = LossPolicy::kHold;
   const auto session = Session::Join(options);
   EXPECT_EQ(session.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(ErrorReason(session.status()), "LOSS_POLICY");
 }
 
-TEST(SessionTest, AMissingTokenIsRefused) {
-  const DaemonProcess daemon({"--require_token=true"});
-  SessionOptions options = daemon.Options(0, 1);
+TEST(SessionTest, MissingTokenIsRefused) {
+  const TestDaemon daemon({"--require_token=true"});
+  SessionOptions options = OptionsOf(daemon, 0, 1);
   auto session = Session::Join(options);
   EXPECT_EQ(session.status().code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(ErrorReason(session.status()), "CREDENTIALS");
@@ -81,8 +81,8 @@ TEST(SessionTest, AMissingTokenIsRefused) {
   EXPECT_TRUE(session.ok()) << session.status();
 }
 
-TEST(SessionTest, LayoutsOfParametersHaveAlignedZeroedGradients) {
-  const DaemonProcess daemon;
+TEST(SessionTest, GradientsAreAlignedAndZero) {
+  const TestDaemon daemon;
   LayoutSpec spec;
   spec.parameters = {{"w1", {100, 3}, DataType::kFloat32},
                      {"b1", {3}, DataType::kFloat32},
@@ -115,8 +115,8 @@ TEST(SessionTest, LayoutsOfParametersHaveAlignedZeroedGradients) {
   EXPECT_THAT(counts, testing::ElementsAre(300, 3, 1, 0, 5));
 }
 
-TEST(SessionTest, LayoutsThatDifferNameTheParameterAndBothRanks) {
-  const DaemonProcess daemon;
+TEST(SessionTest, MismatchNamesTheParameterAndBothRanks) {
+  const TestDaemon daemon;
   const JobOfThreads job = JoinAll(daemon, 2, nullptr);
   OnEveryRank(2, [&](std::uint32_t rank) {
     LayoutSpec spec;
@@ -127,7 +127,7 @@ TEST(SessionTest, LayoutsThatDifferNameTheParameterAndBothRanks) {
     EXPECT_THAT(MessageOf(layout.status()),
                 AllOf(HasSubstr("'w'"), HasSubstr("0"), HasSubstr("1")));
   });
-  // The sessions live on.
+  // The sessions go on.
   const LayoutSpec spec = [] {
     LayoutSpec good = FloatBuckets(1, 4);
     good.name = "good";
@@ -137,8 +137,8 @@ TEST(SessionTest, LayoutsThatDifferNameTheParameterAndBothRanks) {
       2, [&](std::uint32_t rank) { EXPECT_TRUE(job.sessions[rank]->RegisterLayout(spec).ok()); });
 }
 
-TEST(SessionTest, ARankThatDoesNotRegisterIsNamed) {
-  const DaemonProcess daemon;
+TEST(SessionTest, MissingRankIsNamed) {
+  const TestDaemon daemon;
   const JobOfThreads job = JoinAll(daemon, 2, nullptr);
   LayoutSpec spec = FloatBuckets(1, 4);
   spec.timeout = absl::Milliseconds(100);
@@ -149,7 +149,7 @@ TEST(SessionTest, ARankThatDoesNotRegisterIsNamed) {
 }
 
 TEST(SessionTest, EachLayoutHasItsOwnArenaAndSteps) {
-  const DaemonProcess daemon;
+  const TestDaemon daemon;
   LayoutSpec spec = FloatBuckets(1, 8);
   const JobOfThreads job = JoinAll(daemon, 2, &spec);
   spec.name = "discriminator";

@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 
 namespace gradsync {
 namespace {
@@ -38,7 +38,7 @@ class StepsTest : public testing::Test {
     return results[0];
   }
 
-  const DaemonProcess daemon_;
+  const TestDaemon daemon_;
   const LayoutSpec spec_;
   JobOfThreads job_;
 };
@@ -78,7 +78,7 @@ TEST_F(StepsTest, AveragesOverTheRanks) {
   EXPECT_GT(statistics.exposed_total, absl::ZeroDuration());
 }
 
-TEST_F(StepsTest, TheResultTellsItsNormAndWhatIsNotFinite) {
+TEST_F(StepsTest, ResultHasNormAndNonFiniteCount) {
   OnEveryRank(2, [&](std::uint32_t rank) {
     Fill(layout(rank).bucket(0), rank == 0 ? 1 : 5);        // 3
     Fill(layout(rank).bucket(1), rank == 0 ? -4 : 4);       // 0
@@ -91,7 +91,7 @@ TEST_F(StepsTest, TheResultTellsItsNormAndWhatIsNotFinite) {
     EXPECT_EQ(result->numbers[1].sum_of_squares, 0);
     EXPECT_NEAR(result->numbers[2].sum_of_squares, 1e63, 1e57);
     EXPECT_NEAR(GradientNorm(*result), std::sqrt(1e63), 1e25);
-    for (const BucketNumbers& numbers : result->numbers) EXPECT_EQ(numbers.non_finite, 0u);
+    for (const GradientStats& numbers : result->numbers) EXPECT_EQ(numbers.non_finite, 0u);
 
     Fill(layout(rank).bucket(2), 0);
     static_cast<float*>(layout(rank).bucket(2).data)[7 + rank] = INFINITY;
@@ -104,7 +104,7 @@ TEST_F(StepsTest, TheResultTellsItsNormAndWhatIsNotFinite) {
   });
 }
 
-TEST_F(StepsTest, OneBucketIsDoneBeforeTheStep) {
+TEST_F(StepsTest, BucketIsDoneBeforeTheStep) {
   OnEveryRank(2, [&](std::uint32_t rank) {
     Fill(layout(rank).bucket(0), rank == 0 ? 1 : 5);
     ASSERT_TRUE(layout(rank).MarkReady(1, 0).ok());
@@ -120,7 +120,7 @@ TEST_F(StepsTest, OneBucketIsDoneBeforeTheStep) {
   });
 }
 
-TEST_F(StepsTest, BucketsMayBeMarkedFromSeveralThreads) {
+TEST_F(StepsTest, SeveralThreadsMarkBuckets) {
   for (std::uint64_t step = 1; step <= 20; ++step) {
     OnEveryRank(2, [&](std::uint32_t rank) {
       OnEveryRank(3, [&](std::uint32_t bucket) {
@@ -135,7 +135,7 @@ TEST_F(StepsTest, BucketsMayBeMarkedFromSeveralThreads) {
 }
 
 TEST_F(StepsTest, FinishStepMarksTheRestAndEndsTheStep) {
-  // Of three buckets none, some and all are marked before, on one rank and on both.
+  // None, some or all of three buckets are marked before, on one rank or on both.
   std::uint64_t step = 0;
   for (std::size_t before = 0; before <= 3; ++before) {
     for (const std::size_t other : {before, std::size_t{3}}) {
@@ -144,7 +144,7 @@ TEST_F(StepsTest, FinishStepMarksTheRestAndEndsTheStep) {
         for (std::size_t i = 0; i < 3; ++i) {
           Fill(layout(rank).bucket(i), static_cast<float>(10 * step + i + 2 * rank));
         }
-        // From the last one on: the rest need not be the last ones.
+        // Marks from the last one down, so the rest are the first ones.
         for (std::size_t i = 0; i < (rank == 0 ? before : other); ++i) {
           ASSERT_TRUE(layout(rank).MarkReady(step, 2 - i).ok());
         }
@@ -167,13 +167,13 @@ TEST_F(StepsTest, FinishStepMarksTheRestAndEndsTheStep) {
   }
 }
 
-TEST_F(StepsTest, AFinishStepThatIsRefusedMarksNothing) {
+TEST_F(StepsTest, RefusedFinishStepMarksNothing) {
   Layout& mine = layout(0);
   ExpectError(mine.FinishStep(2), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
   ExpectError(mine.FinishStep(0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
   const absl::Status length = mine.FinishStep(1, {true});
   ExpectError(length, absl::StatusCode::kInvalidArgument, "MALFORMED");
-  EXPECT_THAT(MessageOf(length), HasSubstr("FinishStep says of 1 parameters"));
+  EXPECT_THAT(MessageOf(length), HasSubstr("FinishStep has flags for 1 parameters"));
   EXPECT_EQ(job_.sessions[0]->Statistics().buckets_marked, 0u);
   ASSERT_TRUE(mine.MarkReady(1, 1).ok());
   ASSERT_TRUE(mine.FinishStep(1).ok());
@@ -187,7 +187,7 @@ TEST_F(StepsTest, AFinishStepThatIsRefusedMarksNothing) {
   EXPECT_TRUE(mine.WaitStep(1).ok());
   EXPECT_TRUE(layout(1).WaitStep(1).ok());
   ExpectError(mine.FinishStep(1), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
-  // Void: it is told so, as by EndStep.
+  // FinishStep of a void step says so, as EndStep does.
   ASSERT_TRUE(layout(1).AbandonStep(2, "an exception").ok());
   for (std::uint32_t rank : {0u, 1u}) {
     ExpectError(layout(rank).WaitStep(2).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
@@ -199,7 +199,7 @@ TEST_F(StepsTest, AFinishStepThatIsRefusedMarksNothing) {
   });
 }
 
-TEST_F(StepsTest, MistakesAreErrorsOfTheCallAndTheStepGoesOn) {
+TEST_F(StepsTest, MistakeFailsTheCallAndTheStepGoesOn) {
   Layout& mine = layout(0);
   ExpectError(mine.MarkReady(1, 3), absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET");
   ExpectError(mine.MarkReady(2, 0), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
@@ -207,15 +207,15 @@ TEST_F(StepsTest, MistakesAreErrorsOfTheCallAndTheStepGoesOn) {
   ASSERT_TRUE(mine.MarkReady(1, 0).ok());
   const absl::Status again = mine.MarkReady(1, 0);
   ExpectError(again, absl::StatusCode::kFailedPrecondition, "ALREADY_READY");
-  EXPECT_EQ(ErrorField(again, "job"), "test");
-  EXPECT_EQ(ErrorField(again, "rank"), "0");
-  EXPECT_EQ(ErrorField(again, "step"), "1");
-  EXPECT_EQ(ErrorField(again, "bucket"), "0");
+  EXPECT_EQ(ErrorField(again, field::kJob), "test");
+  EXPECT_EQ(ErrorField(again, field::kRank), "0");
+  EXPECT_EQ(ErrorField(again, field::kStep), "1");
+  EXPECT_EQ(ErrorField(again, field::kBucket), "0");
   EXPECT_THAT(MessageOf(again), AllOf(HasSubstr("layout 'default'"), HasSubstr("rank 0"),
                                       HasSubstr("step 1"), HasSubstr("bucket 0")));
   const absl::Status early = mine.EndStep(1);
   ExpectError(early, absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
-  EXPECT_EQ(ErrorField(early, "bucket"), "1");
+  EXPECT_EQ(ErrorField(early, field::kBucket), "1");
   ASSERT_TRUE(mine.MarkReady(1, 1).ok());
   ASSERT_TRUE(mine.MarkReady(1, 2).ok());
   ExpectError(mine.EndStep(1, {true}), absl::StatusCode::kInvalidArgument, "MALFORMED");
@@ -239,7 +239,7 @@ TEST_F(StepsTest, MistakesAreErrorsOfTheCallAndTheStepGoesOn) {
   ExpectError(mine.WaitBucket(1, 0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
 }
 
-TEST_F(StepsTest, AStepIsToldThoughLaterOnesWereAbandonedElsewhere) {
+TEST_F(StepsTest, VerdictIsKeptWhileLaterStepsAreAbandoned) {
   ASSERT_TRUE(MarkAllAndEnd(&layout(0), 1).ok());
   ASSERT_TRUE(MarkAllAndEnd(&layout(1), 1).ok());
   ASSERT_TRUE(layout(1).WaitStep(1).ok());
@@ -247,13 +247,13 @@ TEST_F(StepsTest, AStepIsToldThoughLaterOnesWereAbandonedElsewhere) {
     ASSERT_TRUE(layout(1).AbandonStep(step, "the loss is not a number").ok());
     ExpectError(layout(1).WaitStep(step).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
   }
-  // Behind the word of those steps.
+  // After those steps' StepDone.
   OnEveryRank(2, [&](std::uint32_t rank) { ASSERT_TRUE(job_.sessions[rank]->Barrier().ok()); });
   EXPECT_TRUE(layout(0).WaitBucket(1, 0).ok());
   EXPECT_TRUE(layout(0).WaitStep(1).ok());
 }
 
-TEST_F(StepsTest, AnAbandonedStepIsVoidForAll) {
+TEST_F(StepsTest, AbandonedStepIsVoidOnEveryRank) {
   ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
   ASSERT_TRUE(layout(0).MarkReady(1, 2).ok());
   ASSERT_TRUE(layout(0).AbandonStep(1, "loss is n\xff n").ok());
@@ -261,7 +261,7 @@ TEST_F(StepsTest, AnAbandonedStepIsVoidForAll) {
   for (const std::uint32_t rank : {1u, 0u}) {
     const absl::Status bucket = layout(rank).WaitBucket(1, 1);
     ExpectError(bucket, absl::StatusCode::kAborted, "STEP_ABANDONED");
-    EXPECT_EQ(ErrorField(bucket, "rank"), "0");
+    EXPECT_EQ(ErrorField(bucket, field::kRank), "0");
     EXPECT_THAT(MessageOf(bucket), HasSubstr("loss is n? n"));
     ExpectError(layout(rank).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
     ExpectError(layout(rank).MarkReady(1, 1), absl::StatusCode::kAborted, "STEP_ABANDONED");
@@ -272,7 +272,7 @@ TEST_F(StepsTest, AnAbandonedStepIsVoidForAll) {
   EXPECT_TRUE(Run(2).ok());
 }
 
-TEST_F(StepsTest, AbandonWakesAWaitThatSleeps) {
+TEST_F(StepsTest, AbandonReleasesSleepingWait) {
   ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
   std::thread waiting([&] {
     ExpectError(layout(1).WaitBucket(1, 0), absl::StatusCode::kAborted, "STEP_ABANDONED");
@@ -281,7 +281,7 @@ TEST_F(StepsTest, AbandonWakesAWaitThatSleeps) {
   waiting.join();
 }
 
-TEST_F(StepsTest, ATimeOutSaysWhoIsMissingWhatAndChangesNothing) {
+TEST_F(StepsTest, WaitTimeoutNamesMissingRanksAndChangesNothing) {
   ASSERT_TRUE(MarkAllAndEnd(&layout(0), 1).ok());
   ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
   for (const absl::Status& status : {layout(0).WaitBucket(1, 1, absl::Milliseconds(20)),
@@ -297,16 +297,16 @@ TEST_F(StepsTest, ATimeOutSaysWhoIsMissingWhatAndChangesNothing) {
   EXPECT_TRUE(layout(0).WaitStep(1).ok());
 }
 
-TEST_F(StepsTest, LeaveWaitsForTheStepsEnd) {
+TEST_F(StepsTest, LeaveIsRefusedWhileAStepIsOpen) {
   ASSERT_TRUE(layout(0).MarkReady(1, 0).ok());
   ExpectError(job_.sessions[0]->Leave(), absl::StatusCode::kFailedPrecondition,
               "PROTOCOL_VIOLATION");
-  // It changed nothing.
+  // The refused call changed nothing.
   ASSERT_TRUE(layout(0).MarkReady(1, 1).ok());
   ASSERT_TRUE(layout(0).AbandonStep(1, "to leave").ok());
   ExpectError(layout(0).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
   EXPECT_TRUE(job_.sessions[0]->Leave().ok());
-  // The other goes on alone, once it has learned of the void step.
+  // The other rank goes on alone after the void step.
   ExpectError(layout(1).WaitStep(1).status(), absl::StatusCode::kAborted, "STEP_ABANDONED");
   Fill(layout(1).bucket(0), 4);
   ASSERT_TRUE(MarkAllAndEnd(&layout(1), 2).ok());
@@ -316,7 +316,7 @@ TEST_F(StepsTest, LeaveWaitsForTheStepsEnd) {
   EXPECT_EQ(ValueOf(layout(1).bucket(0)), 4);
 }
 
-TEST_F(StepsTest, EveryCallFailsWhileThisRankIsAwayAndTheOthersGoOn) {
+TEST_F(StepsTest, CallsFailWhileThisRankHasLeftAndOthersGoOn) {
   Session& away = *job_.sessions[0];
   ExpectError(away.LeaveAndStay(absl::ZeroDuration()).status(), absl::StatusCode::kDeadlineExceeded,
               "WAIT_TIMEOUT");
@@ -328,7 +328,7 @@ TEST_F(StepsTest, EveryCallFailsWhileThisRankIsAwayAndTheOthersGoOn) {
         away.AllReduce(&byte, 0, DataType::kFloat32, ReduceOp::kSum),
         away.RegisterLayout(spec_).status(), away.ReplaceLayout(layout(0), spec_).status()}) {
     ExpectError(status, absl::StatusCode::kFailedPrecondition, "LEFT");
-    EXPECT_EQ(ErrorField(status, "rank"), "0");
+    EXPECT_EQ(ErrorField(status, field::kRank), "0");
   }
   for (std::uint64_t step = 1; step <= 2; ++step) {
     ASSERT_TRUE(MarkAllAndEnd(&layout(1), step).ok());
@@ -343,7 +343,7 @@ TEST_F(StepsTest, EveryCallFailsWhileThisRankIsAwayAndTheOthersGoOn) {
   const auto last = job_.sessions[1]->LeaveAndStay();
   ASSERT_TRUE(last.ok()) << last.status();
   EXPECT_EQ(*last, 1u);
-  // Both are back, but rank 0 has not asked.
+  // Both ranks take part again, but rank 0 has not called LeaveAndStay again.
   ExpectError(away.Barrier(), absl::StatusCode::kFailedPrecondition, "LEFT");
   EXPECT_EQ(away.LeaveAndStay().value_or(99), 1u);
   EXPECT_EQ(layout(0).next_step(), 3u);
@@ -355,9 +355,9 @@ TEST_F(StepsTest, EveryCallFailsWhileThisRankIsAwayAndTheOthersGoOn) {
   });
 }
 
-TEST_F(StepsTest, EpochAfterEpoch) {
+TEST_F(StepsTest, RanksStayOverSeveralEpochs) {
   for (std::uint64_t epoch = 0; epoch < 10; ++epoch) {
-    // One has a batch more than the other.
+    // One rank has one batch more than the other.
     const std::uint32_t longer = epoch % 2;
     OnEveryRank(2, [&](std::uint32_t rank) {
       for (int batch = 0; batch < (rank == longer ? 3 : 2); ++batch) {
@@ -380,10 +380,10 @@ TEST_F(StepsTest, EpochAfterEpoch) {
   }
 }
 
-TEST(StepTimeoutTest, VoidsTheStepForAllAndSaysWhoIsMissing) {
-  const DaemonProcess daemon;
+TEST(StepTimeoutTest, StepIsVoidAndMissingRanksAreNamed) {
+  const TestDaemon daemon;
   const LayoutSpec spec = FloatBuckets(2, 10);
-  std::vector<SessionOptions> options = {daemon.Options(0, 2), daemon.Options(1, 2)};
+  std::vector<SessionOptions> options = {OptionsOf(daemon, 0, 2), OptionsOf(daemon, 1, 2)};
   for (SessionOptions& rank : options) rank.step_timeout = absl::Milliseconds(100);
   const JobOfThreads job = JoinAll(options, &spec);
   ASSERT_TRUE(MarkAllAndEnd(job.layouts[0].get(), 1).ok());
@@ -409,7 +409,7 @@ class UsedParametersTest : public StepsTest {
   UsedParametersTest() : StepsTest(TwoParameters()) {}
 };
 
-TEST_F(UsedParametersTest, TheUnionIsAgreed) {
+TEST_F(UsedParametersTest, ResultHasTheUnion) {
   std::vector<bool> used[2] = {std::vector<bool>(10), std::vector<bool>(10)};
   used[0][0] = used[0][8] = true;
   used[1][3] = true;
@@ -424,7 +424,7 @@ TEST_F(UsedParametersTest, TheUnionIsAgreed) {
       EXPECT_EQ(result->used[i], i == 0 || i == 3 || i == 8) << i;
     }
   });
-  // All used by all: nothing to say.
+  // Every rank used every parameter: the union is empty.
   OnEveryRank(2, [&](std::uint32_t rank) {
     Layout& mine = layout(rank);
     static_cast<float*>(mine.gradient(7).data)[2] = 2.5f;
@@ -437,7 +437,7 @@ TEST_F(UsedParametersTest, TheUnionIsAgreed) {
   });
 }
 
-TEST_F(UsedParametersTest, TheUnionIsAgreedAlsoOfWhatFinishStepSays) {
+TEST_F(UsedParametersTest, FinishStepContributesToTheUnion) {
   OnEveryRank(2, [&](std::uint32_t rank) {
     Layout& mine = layout(rank);
     std::vector<bool> used(10, rank == 0);
@@ -458,7 +458,7 @@ float* GradientOf(const Layout& layout, std::size_t parameter) {
   return static_cast<float*>(layout.gradient(parameter).data);
 }
 
-TEST_F(UsedParametersTest, WhatNoRankHasUsedIsUntouched) {
+TEST_F(UsedParametersTest, GradientThatNoRankUsedIsRestored) {
   OnEveryRank(2, [&](std::uint32_t rank) {
     Layout& mine = layout(rank);
     for (std::size_t i = 0; i < 10; ++i) {
@@ -470,7 +470,7 @@ TEST_F(UsedParametersTest, WhatNoRankHasUsedIsUntouched) {
     if (rank == 1) {
       ASSERT_TRUE(mine.MarkUnused(1, 5).ok());
     }
-    // Said of another one as well.
+    // EndStep names another unused parameter.
     std::vector<bool> used(10, true);
     used[7] = false;
     ASSERT_TRUE(mine.MarkUnused(1, 9).ok());
@@ -488,13 +488,13 @@ TEST_F(UsedParametersTest, WhatNoRankHasUsedIsUntouched) {
       }
     });
   });
-  // The next step knows nothing of it.
+  // The next step starts afresh.
   const auto next = Run(2);
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_TRUE(next->used.empty());
 }
 
-TEST_F(UsedParametersTest, AVoidStepOrTheNextOneDropsWhatWasHeld) {
+TEST_F(UsedParametersTest, VoidOrNextStepDropsHeldGradients) {
   GradientOf(layout(0), 3)[0] = 7;
   ASSERT_TRUE(layout(0).MarkUnused(1, 3).ok());
   ExpectError(job_.sessions[0]->Leave(), absl::StatusCode::kFailedPrecondition,
@@ -506,7 +506,7 @@ TEST_F(UsedParametersTest, AVoidStepOrTheNextOneDropsWhatWasHeld) {
   ASSERT_TRUE(Run(2).ok());
   EXPECT_EQ(GradientOf(layout(0), 3)[0], 0);
 
-  // Not waited for before the next step writes.
+  // The next step writes before WaitStep of this one.
   for (const std::uint32_t rank : {0u, 1u}) {
     GradientOf(layout(rank), 3)[0] = 7;
     ASSERT_TRUE(layout(rank).MarkUnused(3, 3).ok());
@@ -521,7 +521,7 @@ TEST_F(UsedParametersTest, AVoidStepOrTheNextOneDropsWhatWasHeld) {
   EXPECT_EQ(GradientOf(layout(0), 3)[0], 9);
 }
 
-TEST_F(UsedParametersTest, MarkUnusedComesBeforeItsBucketsMarkReady) {
+TEST_F(UsedParametersTest, MarkUnusedAfterMarkReadyIsRefused) {
   Layout& mine = layout(0);
   const absl::Status unknown = mine.MarkUnused(1, 10);
   ExpectError(unknown, absl::StatusCode::kInvalidArgument, "UNKNOWN_PARAMETER");
@@ -532,11 +532,11 @@ TEST_F(UsedParametersTest, MarkUnusedComesBeforeItsBucketsMarkReady) {
   ASSERT_TRUE(mine.MarkReady(1, bucket).ok());
   const absl::Status late = mine.MarkUnused(1, 4);
   ExpectError(late, absl::StatusCode::kFailedPrecondition, "ALREADY_READY");
-  EXPECT_EQ(ErrorField(late, "bucket"), std::to_string(bucket));
+  EXPECT_EQ(ErrorField(late, field::kBucket), std::to_string(bucket));
   EXPECT_THAT(MessageOf(late), HasSubstr("parameter 4"));
 }
 
-TEST_F(StepsTest, ExplicitLayoutsHaveNoParameterToMarkUnused) {
+TEST_F(StepsTest, ExplicitLayoutsRefuseMarkUnused) {
   const absl::Status status = layout(0).MarkUnused(1, 0);
   ExpectError(status, absl::StatusCode::kInvalidArgument, "UNKNOWN_PARAMETER");
   EXPECT_THAT(MessageOf(status), HasSubstr("the layout has 0"));

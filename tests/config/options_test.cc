@@ -23,7 +23,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::ElementsAre;
@@ -46,7 +46,7 @@ std::string Write(const std::string& text) {
   return path;
 }
 
-// The faults of a file named FILE, or of flags.
+// The faults of a file, with FILE for its name, or of flags.
 std::vector<std::string> Faults(const absl::Status& status) {
   if (status.ok()) return {};
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -79,7 +79,7 @@ TEST(OptionsTest, DefaultsAreValid) {
   EXPECT_THAT(Values(*loaded), ElementsAreArray(Values(Options())));
 }
 
-TEST(OptionsTest, EveryOptionIsAFieldAndEveryFieldAnOption) {
+TEST(OptionsTest, OptionsAndFieldsAreTheSame) {
   const auto* config = config::Config::descriptor();
   ASSERT_EQ(static_cast<std::size_t>(config->field_count()), OptionTable().size());
   for (int i = 0; i < config->field_count(); ++i) {
@@ -96,7 +96,7 @@ TEST(OptionsTest, EveryOptionIsAFieldAndEveryFieldAnOption) {
   }
 }
 
-TEST(OptionsTest, ExamplesAreAllowedAndDifferFromTheDefault) {
+TEST(OptionsTest, ExamplesAreAllowedAndNotTheDefault) {
   for (const OptionEntry& option : OptionTable()) {
     const std::string name(option.name);
     auto loaded = Load({absl::StrCat("--", name, "=", option.example)});
@@ -121,7 +121,7 @@ TEST(OptionsTest, FileAndFlagsMeanTheSame) {
   EXPECT_THAT(Values(*from_file), ElementsAreArray(Values(*from_flags)));
 }
 
-TEST(OptionsTest, EveryFieldArrivesInItsMember) {
+TEST(OptionsTest, EveryFieldSetsItsMember) {
   auto options = Load({"--socket=/a/b.sock",
                        "--socket_mode=0600",
                        "--require_token",
@@ -181,7 +181,7 @@ TEST(OptionsTest, EveryFieldArrivesInItsMember) {
   EXPECT_EQ(options->log_file, "/var/log/x");
 }
 
-TEST(OptionsTest, FlagsOverrideTheFileWhereverTheyStand) {
+TEST(OptionsTest, FlagsOverrideTheFile) {
   const std::string file = Write("lease: \"1s\"\nreduce_threads: 2\nrequire_token: true\n");
   auto options = Load({"--lease=2s", "--config=" + file, "--require_token=false"});
   ASSERT_TRUE(options.ok()) << options.status();
@@ -213,7 +213,7 @@ struct FlagFault {
 
 class FlagFaultTest : public ::testing::TestWithParam<FlagFault> {};
 
-TEST_P(FlagFaultTest, IsToldWithTheFlag) {
+TEST_P(FlagFaultTest, NamesTheFlag) {
   EXPECT_THAT(FlagFaults(GetParam().arguments), ElementsAre(GetParam().fault));
 }
 
@@ -232,10 +232,10 @@ INSTANTIATE_TEST_SUITE_P(
         FlagFault{"TwoDashesAlone", {"--"}, "\"--\": not a flag; flags are --NAME=VALUE"},
         FlagFault{"Empty", {""}, "\"\": not a flag; flags are --NAME=VALUE"},
         FlagFault{"NoValue", {"--lease"}, "--lease: needs a value, such as --lease=1m"},
-        FlagFault{"Twice", {"--lease=3s", "--lease=3s"}, "--lease: given before"},
+        FlagFault{"Twice", {"--lease=3s", "--lease=3s"}, "--lease: given twice"},
         FlagFault{"ConfigTwice",
                   {"--config=deploy/gradsyncd.textproto", "--config=deploy/gradsyncd.textproto"},
-                  "--config: given before"},
+                  "--config: given twice"},
         FlagFault{"ConfigWithoutFile", {"--config"}, "--config: needs a file, --config=FILE"},
         FlagFault{"ConfigAbsent",
                   {"--config=/nowhere/x"},
@@ -315,10 +315,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "--lease: inf is out of range; allowed: 100ms to 1h"},
         FlagFault{"NotAMode",
                   {"--socket_mode=660"},
-                  "--socket_mode: \"660\" is none of them; allowed: 0600, 0660, 0666"},
+                  "--socket_mode: \"660\" is not one of the choices; allowed: 0600, 0660, 0666"},
         FlagFault{"NotALevel",
                   {"--log_level=INFO"},
-                  "--log_level: \"INFO\" is none of them; allowed: debug, info, warning, error"},
+                  "--log_level: \"INFO\" is not one of the choices; allowed: debug, info, warning, "
+                  "error"},
         FlagFault{"SocketRelative",
                   {"--socket=x.sock"},
                   "--socket: \"x.sock\" is not an absolute path; allowed: an absolute path that "
@@ -346,7 +347,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "absolute path that ends in .sock, at most 103 bytes"},
         FlagFault{"LogFileRelative",
                   {"--log_file=x.log"},
-                  "--log_file: \"x.log\" is not an absolute path of a file; allowed: an absolute "
+                  "--log_file: \"x.log\" is not the absolute path of a file; allowed: an absolute "
                   "path of a file, or empty"},
         FlagFault{"Contradiction",
                   {"--staging_bytes=8MiB", "--quota_arena_bytes_per_user=4MiB"},
@@ -354,7 +355,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "session could open"}),
     [](const ::testing::TestParamInfo<FlagFault>& info) { return info.param.name; });
 
-TEST(FlagFaultTest, LongestSocketFits) {
+TEST(FlagFaultTest, LongestSocketPathIsAllowed) {
   EXPECT_TRUE(Load({"--socket=/" + std::string(97, 'x') + ".sock"}).ok());
 }
 
@@ -368,7 +369,7 @@ struct FileFault {
 
 class FileFaultTest : public ::testing::TestWithParam<FileFault> {};
 
-TEST_P(FileFaultTest, IsToldWithItsLine) {
+TEST_P(FileFaultTest, NamesTheLine) {
   EXPECT_THAT(FileFaults(GetParam().text), ElementsAre(GetParam().fault));
 }
 
@@ -382,7 +383,7 @@ INSTANTIATE_TEST_SUITE_P(
         FileFault{"UnknownMessage", "lease: \"1s\"\nquotas {\n  sessions: 3\n  jobs: 2\n}\n",
                   "FILE:2: unknown field \"quotas\"; gradsyncd --help lists the fields"},
         FileFault{"Twice", "lease: \"1s\"\nreduce_threads: 1\nlease: \"2s\"\n",
-                  "FILE:3: lease: given before, in line 1"},
+                  "FILE:3: lease: already given in line 1"},
         FileFault{"WithoutColon", "reduce_threads: 1\nlease \"1s\"\n",
                   "FILE:2: lease: Expected \":\", found \"\"1s\"\"; write lease: \"1m\""},
         FileFault{"WithoutQuotes", "\nlease: 30s\n",
@@ -413,12 +414,12 @@ INSTANTIATE_TEST_SUITE_P(
                   "FILE:2: reduce_threads: Expected identifier, got: }; write reduce_threads: 2"}),
     [](const ::testing::TestParamInfo<FileFault>& info) { return info.param.name; });
 
-TEST(FileTest, EmptyAndCommentsOnlyAreDefaults) {
+TEST(FileTest, EmptyFileMeansDefaults) {
   EXPECT_THAT(FileFaults(""), IsEmpty());
   EXPECT_THAT(FileFaults("# nothing\n\n"), IsEmpty());
 }
 
-TEST(FileTest, TextFormatInAllItsForms) {
+TEST(FileTest, ReadsAllFormsOfTextFormat) {
   auto options =
       Load({"--config=" + Write("lease: '2s', reduce_threads: 0x3; # comment\n"
                                 "\tsocket:\t\"/a/\"\n\t\"b.sock\"\trequire_token:true")});
@@ -429,7 +430,7 @@ TEST(FileTest, TextFormatInAllItsForms) {
   EXPECT_TRUE(options->require_token);
 }
 
-// Whatever a file holds, it is read or refused, and each fault has a line that the file has.
+// Every file is read or refused, and each fault names a line of the file.
 TEST(FileTest, MutatedFilesAreReadOrRefused) {
   std::ifstream file("deploy/gradsyncd.textproto");
   const std::string example((std::istreambuf_iterator<char>(file)), {});
@@ -463,11 +464,11 @@ TEST(FileTest, MutatedFilesAreReadOrRefused) {
       EXPECT_LT(fault.place, lines) << text;
     }
   }
-  EXPECT_GT(read, 500);   // most changes hit comments
-  EXPECT_LT(read, 4500);  // and some do not
+  EXPECT_GT(read, 500);   // most changes are in comments
+  EXPECT_LT(read, 4500);  // others are not
 }
 
-TEST(FaultsTest, AllAreToldAtOnce) {
+TEST(FaultsTest, ListsAllFaults) {
   const std::string path = Write(
       "lease: 30s\n"
       "log_level: \"loud\"\n"
@@ -484,10 +485,11 @@ TEST(FaultsTest, AllAreToldAtOnce) {
       faults,
       ElementsAre(
           at(1) + "lease: its value needs quotes; write lease: \"1m\"",
-          at(2) + "log_level: \"loud\" is none of them; allowed: debug, info, warning, error",
+          at(2) +
+              "log_level: \"loud\" is not one of the choices; allowed: debug, info, warning, error",
           at(3) + "unknown field \"metrics_port\"; gradsyncd --help lists the fields",
           at(4) + "reduce_threads: 999 is out of range; allowed: 0 to 256",
-          at(5) + "reduce_threads: given before, in line 4",
+          at(5) + "reduce_threads: already given in line 4",
           at(6) + "String literals cannot cross line boundaries.",
           at(7) + "staging_bytes: \"1GB\" is not a size: a whole number and B, KiB, MiB, GiB or "
                   "TiB, such as 32MiB; allowed: 4KiB to 1GiB, a multiple of 4KiB",
@@ -497,7 +499,7 @@ TEST(FaultsTest, AllAreToldAtOnce) {
           "--require_token: \"maybe\" is neither true nor false; allowed: true or false"));
 }
 
-TEST(FaultsTest, ValidateTellsAllAtOnce) {
+TEST(FaultsTest, ValidateListsAllFaults) {
   Options options;
   options.socket = "relative.sock";
   options.socket_mode = 0777;
@@ -509,15 +511,15 @@ TEST(FaultsTest, ValidateTellsAllAtOnce) {
       ElementsAre(
           "socket: \"relative.sock\" is not an absolute path; allowed: an absolute path that ends "
           "in .sock, at most 103 bytes",
-          "socket_mode: 511 is none of them; allowed: 0600, 0660, 0666",
+          "socket_mode: 511 is not one of the choices; allowed: 0600, 0660, 0666",
           "lease: inf is out of range; allowed: 100ms to 1h",
           "quota_jobs_per_user: 0 is out of range; allowed: 1 to 65536",
-          "log_level: 9 is none of them; allowed: debug, info, warning, error"));
+          "log_level: 9 is not one of the choices; allowed: debug, info, warning, error"));
 }
 
 // ---- Help ----
 
-TEST(HelpTest, TeachesEveryOptionIn80Columns) {
+TEST(HelpTest, ShowsEveryOptionIn80Columns) {
   const char* argv[] = {"gradsyncd", "--nonsense", "--help"};
   const auto help = HelpOrVersion(3, argv);
   ASSERT_TRUE(help.has_value());
@@ -536,15 +538,15 @@ TEST(HelpTest, TeachesEveryOptionIn80Columns) {
   }
 }
 
-TEST(HelpTest, Version) {
+TEST(HelpTest, ShowsTheVersion) {
   const char* argv[] = {"gradsyncd", "--version"};
   EXPECT_EQ(HelpOrVersion(2, argv), absl::StrCat("gradsyncd ", kVersion, "\n"));
 }
 
-TEST(HelpTest, OtherwiseNothing) {
+TEST(HelpTest, IsEmptyForOtherArguments) {
   const char* argv[] = {"gradsyncd", "--lease=3s"};
   EXPECT_EQ(HelpOrVersion(2, argv), std::nullopt);
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

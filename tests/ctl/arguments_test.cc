@@ -22,7 +22,7 @@ std::string Fault(const std::vector<std::string>& arguments) {
   return std::string(parsed.status().message());
 }
 
-TEST(ArgumentsTest, DefaultsAreTheDesigns) {
+TEST(ArgumentsTest, Defaults) {
   const CtlArguments arguments = Parse({"status"});
   EXPECT_EQ(arguments.command, CtlCommand::kStatus);
   EXPECT_EQ(arguments.socket, "/run/gradsync/gradsyncd.sock");
@@ -48,14 +48,14 @@ TEST(ArgumentsTest, OptionsStandAnywhereInBothForms) {
   EXPECT_EQ(arguments.steps, 64u);
 }
 
-TEST(ArgumentsTest, HelpNeedsNoCommandAndForgivesTheRest) {
+TEST(ArgumentsTest, HelpIgnoresOtherFaults) {
   EXPECT_TRUE(Parse({"--help"}).help);
   EXPECT_TRUE(Parse({"help", "stats"}).help);
   EXPECT_EQ(Parse({"stats", "-h"}).command, CtlCommand::kStats);
   EXPECT_TRUE(Parse({"--version"}).version);
 }
 
-TEST(ArgumentsTest, FaultsNameTheWordAndWhatWouldBeRight) {
+TEST(ArgumentsTest, FaultsNameTheWordAndWhatIsExpected) {
   EXPECT_EQ(Fault({}), "no command; the commands are status, stats, timeline, health and doctor");
   EXPECT_EQ(Fault({"stat"}),
             "unknown command 'stat'; the commands are status, stats, timeline, health and doctor");
@@ -63,12 +63,16 @@ TEST(ArgumentsTest, FaultsNameTheWordAndWhatWouldBeRight) {
             "'stats' is one word too many: one command is expected, and options with '--'");
   EXPECT_EQ(Fault({"status", "--sock=x"}),
             "unknown option '--sock'; the options are --socket, --job, --layout, --steps, "
-            "--timeout, --json, --help and --version");
+            "--step, --timeout, --all, --json, --help and --version");
   EXPECT_EQ(Fault({"status", "--json=yes"}), "--json takes no value");
   EXPECT_EQ(Fault({"status", "--socket"}), "--socket needs a value after it");
   EXPECT_EQ(Fault({"status", "--socket="}), "--socket has an empty value");
   EXPECT_EQ(Fault({"status", "--layout", "m"}), "--layout goes with the command timeline only");
   EXPECT_EQ(Fault({"stats", "--steps", "1"}), "--steps goes with the command timeline only");
+  EXPECT_EQ(Fault({"stats", "--step", "1"}), "--step goes with the command timeline only");
+  EXPECT_EQ(Fault({"timeline", "--step", "1", "--steps", "1"}),
+            "--step and --steps do not go together");
+  EXPECT_EQ(Fault({"timeline", "--step=0"}), "--step '0' is not a whole number from 1");
   EXPECT_EQ(Fault({"health", "--job", "m"}),
             "--job does not go with health, which is the daemon's");
 }

@@ -42,8 +42,8 @@ Outcome RunCtl(const std::vector<std::string>& arguments, const char* socket_var
 }
 
 // A listening socket that gRPC does not stand behind.
-UniqueFd ListenAt(const std::string& path) {
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+daemon::UniqueFd ListenAt(const std::string& path) {
+  daemon::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
@@ -152,7 +152,7 @@ TEST_F(CommandTest, StatsAreTextOrTheMessage) {
             "model");
 }
 
-TEST_F(CommandTest, AJobThatIsNotThereIsNamedWithThoseThatAre) {
+TEST_F(CommandTest, UnknownJobIsNamedWithTheKnownOnes) {
   AddJob("other", "model");
   for (const char* command : {"status", "stats", "timeline"}) {
     const Outcome outcome = Ask({command, "--job", "nope"});
@@ -162,7 +162,7 @@ TEST_F(CommandTest, AJobThatIsNotThereIsNamedWithThoseThatAre) {
   }
 }
 
-TEST_F(CommandTest, AJobThatIsCoordinatedElsewhereIsShownAndSaysWhereToAsk) {
+TEST_F(CommandTest, RemoteJobNamesItsCoordinator) {
   v1::GetStatusResponse& status = daemon_.introspection().status;
   status.clear_jobs();
   v1::RemoteJobStatus* job = status.add_remote_jobs();
@@ -181,7 +181,7 @@ TEST_F(CommandTest, AJobThatIsCoordinatedElsewhereIsShownAndSaysWhereToAsk) {
   EXPECT_EQ(Ask({"stats"}).exit_status, 0);
 }
 
-TEST_F(CommandTest, ANoticeIsNoWarning) {
+TEST_F(CommandTest, NoticeDoesNotWarn) {
   daemon_.introspection().status.add_notices("as it was meant");
   const Outcome outcome = Ask({"status"});
   EXPECT_EQ(outcome.exit_status, 0);
@@ -192,13 +192,17 @@ TEST_F(CommandTest, ANoticeIsNoWarning) {
 TEST_F(CommandTest, TimelineDrawsTheLastStepOfTheOnlyLayout) {
   const Outcome outcome = Ask({"timeline"});
   EXPECT_EQ(outcome.exit_status, 0) << outcome.error;
-  EXPECT_THAT(outcome.out, StartsWith("step 3 of model, job digits: complete\n"));
+  EXPECT_THAT(outcome.out,
+              StartsWith("step 3 of model, job digits: complete, 1 bucket in 8.00 us;"));
   EXPECT_THAT(Ask({"timeline", "--steps", "2"}).out, StartsWith("step 2 of model"));
+  EXPECT_THAT(Ask({"timeline", "--step", "2"}).out, StartsWith("step 2 of model"));
+  EXPECT_THAT(Ask({"timeline", "--step", "9"}).error,
+              HasSubstr("step 9 is not among the last steps that the daemon keeps: "));
   const Outcome json = Ask({"timeline", "--json", "--steps", "64"});
   EXPECT_EQ(nlohmann::json::parse(json.out).at("steps").size(), 3u);
 }
 
-TEST_F(CommandTest, TimelineSaysWhatToChoose) {
+TEST_F(CommandTest, TimelineListsJobsAndLayoutsToChooseFrom) {
   daemon_.introspection().status.mutable_jobs(0)->add_layouts()->set_name("head");
   EXPECT_EQ(Ask({"timeline"}).error,
             "gradsyncctl: job digits has several layouts: choose one with --layout: model, head\n");
@@ -222,7 +226,7 @@ TEST_F(CommandTest, TimelineChoosesTheOnlyLiveJobAndCountsGenerationsOnce) {
   EXPECT_THAT(outcome.out, HasSubstr("of model, job digits"));
 }
 
-TEST_F(CommandTest, TimelineOfNothing) {
+TEST_F(CommandTest, TimelineWithoutLayoutOrJob) {
   daemon_.introspection().status.mutable_jobs(0)->clear_layouts();
   EXPECT_EQ(Ask({"timeline"}).error, "gradsyncctl: job digits has no layout yet\n");
   daemon_.introspection().status.clear_jobs();
@@ -256,7 +260,7 @@ TEST_F(CommandTest, HealthIsZeroOneTwo) {
   EXPECT_EQ(json.at("services").at(""), "NOT_SERVING");
 }
 
-TEST_F(CommandTest, TheDaemonsRefusalIsPassedOn) {
+TEST_F(CommandTest, RefusalOfTheDaemonIsShown) {
   daemon_.introspection().verdict =
       grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "not for you\x1B[2J");
   const Outcome outcome = Ask({"status"});
@@ -265,7 +269,7 @@ TEST_F(CommandTest, TheDaemonsRefusalIsPassedOn) {
             "gradsyncctl: the daemon at " + daemon_.socket() + ": not for you?[2J\n");
 }
 
-TEST_F(CommandTest, AnOlderDaemonIsSaidToBeOne) {
+TEST_F(CommandTest, OlderDaemonIsReported) {
   daemon_.introspection().verdict = grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "");
   EXPECT_THAT(Ask({"status"}).error, HasSubstr("an older one than this gradsyncctl"));
 }
@@ -306,7 +310,7 @@ TEST(UnreachableTest, HealthJsonSaysErr) {
   EXPECT_EQ(nlohmann::json::parse(outcome.out).at("code"), "ERR");
 }
 
-TEST(UnreachableTest, ADaemonThatHasEnded) {
+TEST(UnreachableTest, DaemonThatHasEnded) {
   const ScratchFolder folder;
   const std::string path = folder.Path("d.sock");
   ListenAt(path).reset();
@@ -325,18 +329,19 @@ TEST(UnreachableTest, NotASocketOrTooLong) {
   EXPECT_THAT(outcome.error, HasSubstr("is longer than 107 bytes"));
 }
 
-TEST(UnreachableTest, ADaemonThatDoesNotAnswerIsGivenUp) {
+TEST(UnreachableTest, TimeoutOfADaemonThatDoesNotAnswer) {
   const ScratchFolder folder;
-  const UniqueFd listener = ListenAt(folder.Path("d.sock"));
+  const daemon::UniqueFd listener = ListenAt(folder.Path("d.sock"));
   const Outcome outcome = RunCtl({"status", "--socket", folder.Path("d.sock"), "--timeout", "0.2"});
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("did not answer within 200ms"));
 }
 
-TEST(UnreachableTest, WhatClosesTheConnectionIsNoGradsyncd) {
+TEST(UnreachableTest, ListenerThatClosesTheConnection) {
   const ScratchFolder folder;
-  const UniqueFd listener = ListenAt(folder.Path("d.sock"));
-  std::thread closer([&listener] { UniqueFd(accept(listener.get(), nullptr, nullptr)).reset(); });
+  const daemon::UniqueFd listener = ListenAt(folder.Path("d.sock"));
+  std::thread closer(
+      [&listener] { daemon::UniqueFd(accept(listener.get(), nullptr, nullptr)).reset(); });
   const Outcome outcome = RunCtl({"status", "--socket", folder.Path("d.sock")});
   closer.join();
   EXPECT_EQ(outcome.exit_status, 2);
@@ -355,7 +360,7 @@ void ObeyPermissions() {
 TEST(UnreachableTest, PermissionIsExplained) {
   const ScratchFolder folder;
   const std::string path = folder.Path("d.sock");
-  const UniqueFd listener = ListenAt(path);
+  const daemon::UniqueFd listener = ListenAt(path);
   ASSERT_EQ(chmod(path.c_str(), 0), 0);
   Outcome outcome;
   std::thread asker([&] {

@@ -61,7 +61,7 @@ class DoctorTest : public testing::Test {
     stream_ = ListenAt(subject_.socket, SOCK_STREAM);
     packets_ = ListenAt(folder_.Path("d-fd.sock"), SOCK_SEQPACKET);
     v1::GetStatusResponse status;
-    status.set_version(std::string(kVersion));
+    status.set_version(std::string(daemon::kVersion));
     status.set_state(v1::DAEMON_STATE_SERVING);
     status.mutable_cuda()->set_driver_error("no CUDA driver: libcuda.so.1");
     subject_.daemon = status;
@@ -87,8 +87,8 @@ class DoctorTest : public testing::Test {
     return gravest;
   }
 
-  static UniqueFd ListenAt(const std::string& path, int type) {
-    UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  static daemon::UniqueFd ListenAt(const std::string& path, int type) {
+    daemon::UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
     std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
@@ -100,11 +100,11 @@ class DoctorTest : public testing::Test {
 
   const ScratchFolder folder_;
   DoctorSubject subject_;
-  UniqueFd stream_;
-  UniqueFd packets_;
+  daemon::UniqueFd stream_;
+  daemon::UniqueFd packets_;
 };
 
-TEST_F(DoctorTest, AMachineWithoutGpuWithADaemonIsWell) {
+TEST_F(DoctorTest, MachineWithoutGpu) {
   Listen();
   for (const Finding& finding : Diagnose(subject_)) {
     EXPECT_EQ(finding.verdict, Verdict::kOk) << finding.check << ": " << finding.what;
@@ -129,7 +129,7 @@ TEST_F(DoctorTest, EveryProblemHasARemedy) {
   EXPECT_GE(problems, 5u);
 }
 
-TEST_F(DoctorTest, WithoutADaemonItSaysHowToStartIt) {
+TEST_F(DoctorTest, MissingDaemonNamesTheStartCommand) {
   const Finding finding = Of("socket");
   EXPECT_EQ(finding.verdict, Verdict::kFailure);
   EXPECT_EQ(finding.what, "there is no " + subject_.socket);
@@ -137,14 +137,14 @@ TEST_F(DoctorTest, WithoutADaemonItSaysHowToStartIt) {
   EXPECT_EQ(Of("fd socket").verdict, Verdict::kFailure);
 }
 
-TEST_F(DoctorTest, SocketsThatNobodyListensAt) {
+TEST_F(DoctorTest, SocketsWithoutListener) {
   Listen();
   stream_.reset();
   EXPECT_EQ(Of("socket").what, "nobody listens at " + subject_.socket);
   EXPECT_EQ(Of("fd socket").verdict, Verdict::kOk);
 }
 
-TEST_F(DoctorTest, ASocketOfAnotherKind) {
+TEST_F(DoctorTest, SocketOfAnotherKind) {
   Listen();
   packets_.reset();
   std::filesystem::remove(folder_.Path("d-fd.sock"));
@@ -152,7 +152,7 @@ TEST_F(DoctorTest, ASocketOfAnotherKind) {
   EXPECT_THAT(Of("fd socket").what, HasSubstr("of another kind"));
 }
 
-TEST_F(DoctorTest, ASocketThatIsOpenToAll) {
+TEST_F(DoctorTest, SocketOpenToEveryUser) {
   Listen();
   ASSERT_EQ(chmod(folder_.Path("").c_str(), 0755), 0);
   ASSERT_EQ(chmod(subject_.socket.c_str(), 0666), 0);
@@ -160,7 +160,7 @@ TEST_F(DoctorTest, ASocketThatIsOpenToAll) {
   EXPECT_THAT(Of("socket").remedy, HasSubstr("socket_mode"));
 }
 
-TEST_F(DoctorTest, TheCgroupsMemory) {
+TEST_F(DoctorTest, CgroupMemoryLimit) {
   EXPECT_EQ(Of("memory limit").what, "none by a cgroup");
   Write("/proc/self/cgroup", "0::/pod/trainer\n");
   Write("/sys/fs/cgroup/pod/trainer/memory.max", "max\n");
@@ -174,12 +174,12 @@ TEST_F(DoctorTest, TheCgroupsMemory) {
   EXPECT_EQ(Of("memory limit").verdict, Verdict::kWarning);
 }
 
-TEST_F(DoctorTest, AUserNamespaceHidesWhoTrains) {
+TEST_F(DoctorTest, UserNamespace) {
   Write("/proc/self/uid_map", "         0       1000          1\n");
   EXPECT_EQ(Of("user namespace").verdict, Verdict::kWarning);
 }
 
-TEST_F(DoctorTest, TheDaemonsDescriptors) {
+TEST_F(DoctorTest, DescriptorLimitOfTheDaemon) {
   Listen();
   Write(absl::StrCat("/proc/", getpid(), "/limits"),
         "Limit           Soft Limit  Hard Limit  Units\nMax open files  64  64  files\n");
@@ -188,13 +188,13 @@ TEST_F(DoctorTest, TheDaemonsDescriptors) {
   EXPECT_THAT(finding.what, HasSubstr("the daemon may open 64"));
 }
 
-TEST_F(DoctorTest, GpusThatAreHidden) {
+TEST_F(DoctorTest, HiddenGpus) {
   Write("/proc/driver/nvidia/version", "NVRM");
   EXPECT_EQ(Of("GPUs").verdict, Verdict::kFailure);
   EXPECT_THAT(Of("GPUs").remedy, HasSubstr("gpu.conf"));
 }
 
-TEST_F(DoctorTest, GpusWithoutAllOfTheirFiles) {
+TEST_F(DoctorTest, MissingDeviceFiles) {
   AddGpus(1);
   EXPECT_EQ(Of("GPUs").what, "1 GPU");
   std::filesystem::remove(subject_.root + "/dev/nvidia-uvm");
@@ -221,7 +221,7 @@ TEST_F(DoctorTest, FindsDriverAndNccl) {
   EXPECT_EQ(Of("NCCL").what, "NCCL 2.28.9");
 }
 
-TEST_F(DoctorTest, LibrariesThatAreTooOld) {
+TEST_F(DoctorTest, OldLibraries) {
   AddGpus(2);
   subject_.cuda_library = std::filesystem::absolute("tests/cuda/libold.so");
   subject_.nccl_library = subject_.cuda_library;
@@ -230,7 +230,7 @@ TEST_F(DoctorTest, LibrariesThatAreTooOld) {
   EXPECT_THAT(Of("NCCL").what, HasSubstr("is too old"));
 }
 
-TEST_F(DoctorTest, GpusThatTheDaemonDoesNotSee) {
+TEST_F(DoctorTest, GpusHiddenFromTheDaemon) {
   AddGpus(2);
   Listen();
   EXPECT_EQ(Of("daemon's GPUs").verdict, Verdict::kFailure);
@@ -241,7 +241,7 @@ TEST_F(DoctorTest, GpusThatTheDaemonDoesNotSee) {
   EXPECT_EQ(Of("daemon's GPUs").verdict, Verdict::kOk);
 }
 
-TEST_F(DoctorTest, AWorkerThatHasFailed) {
+TEST_F(DoctorTest, FailedWorker) {
   AddGpus(1);
   Listen();
   DaemonSees(1, v1::GPU_SHARING_TIME_SLICED);
@@ -252,13 +252,13 @@ TEST_F(DoctorTest, AWorkerThatHasFailed) {
   EXPECT_EQ(Of("workers").what, "job digits: ECC");
 }
 
-TEST_F(DoctorTest, MpsOnOneSideAlone) {
+TEST_F(DoctorTest, MpsOnOneSideOnly) {
   AddGpus(1);
   Listen();
   subject_.mps_pipe_directory = "/tmp/nvidia-mps";
   DaemonSees(1, v1::GPU_SHARING_TIME_SLICED);
   EXPECT_EQ(Of("MPS").verdict, Verdict::kOk) << "it is not needed";
-  EXPECT_THAT(Of("MPS").remedy, HasSubstr("shared fate"));
+  EXPECT_THAT(Of("MPS").remedy, HasSubstr("a fatal fault then reaches all"));
   Write("/tmp/nvidia-mps/control", "");
   EXPECT_EQ(Of("MPS").verdict, Verdict::kWarning);
   EXPECT_THAT(Of("MPS").remedy, HasSubstr("CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps"));
@@ -268,22 +268,22 @@ TEST_F(DoctorTest, MpsOnOneSideAlone) {
   EXPECT_EQ(Of("MPS").verdict, Verdict::kWarning);
 }
 
-TEST_F(DoctorTest, WarningsOfTheDaemonAreItsOwn) {
+TEST_F(DoctorTest, WarningsOfTheDaemonAreShown) {
   Listen();
   daemon().add_warnings("the peer port has no TLS");
   EXPECT_EQ(Of("daemon").what, "the peer port has no TLS");
   daemon().clear_warnings();
   daemon().set_version("0.0.1");
-  EXPECT_THAT(Of("daemon").what, HasSubstr("gradsyncd 0.0.1 is asked by gradsyncctl"));
+  EXPECT_THAT(Of("daemon").what, HasSubstr("gradsyncd 0.0.1 differs from gradsyncctl"));
 }
 
-TEST_F(DoctorTest, ADaemonThatSaysNothing) {
+TEST_F(DoctorTest, DaemonThatDoesNotAnswer) {
   Listen();
   subject_.daemon = absl::DeadlineExceededError("the daemon did not answer within 1s");
   EXPECT_EQ(Of("daemon").verdict, Verdict::kFailure);
 }
 
-TEST_F(DoctorTest, ThePeerPort) {
+TEST_F(DoctorTest, PeerPort) {
   Listen();
   daemon().set_peer_address("127.0.0.1:1");
   EXPECT_EQ(Of("peer port").verdict, Verdict::kFailure);

@@ -63,7 +63,7 @@ TEST(HealthReportTest, NotServingIsErrAndNamesTheService) {
                                           "gradsync.v1.GradientSync is SERVICE_UNKNOWN", "slow"));
 }
 
-TEST(HealthReportTest, AFailedJobIsTheStatusWarningAndNotTheDaemonsHealth) {
+TEST(HealthReportTest, FailedJobWarnsInStatusOnly) {
   v1::GetStatusResponse status = Serving();
   v1::JobStatus* job = status.add_jobs();
   job->set_job_id("digits");

@@ -34,7 +34,7 @@ TEST(QuantityTest, BytesAreBinary) {
   EXPECT_EQ(FormatBytes(~std::uint64_t{0}), "16.0 EiB");
 }
 
-TEST(QuantityTest, RanksAreRuns) {
+TEST(QuantityTest, RanksAreRanges) {
   EXPECT_EQ(FormatRanks({}), "-");
   EXPECT_EQ(FormatRanks({3}), "3");
   EXPECT_EQ(FormatRanks({0, 1}), "0-1");

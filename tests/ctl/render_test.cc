@@ -4,9 +4,13 @@
 
 #include <google/protobuf/text_format.h>
 
+#include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/gradsyncctl/json.h"
 
@@ -14,6 +18,10 @@ namespace gradsync {
 namespace {
 
 using grpc::health::v1::HealthCheckResponse;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 template <typename Message>
 Message FromText(const std::string& text) {
@@ -94,7 +102,7 @@ v1::GetStatusResponse BusyStatus() {
 }
 
 TEST(RenderStatusTest, WithoutJobs) {
-  EXPECT_EQ("\n" + RenderStatus(EmptyStatus(), false), R"(
+  EXPECT_EQ("\n" + RenderStatus(EmptyStatus(), false, Length::kShort), R"(
 gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
 1 reduce thread (AVX2), arenas 0 B
 
@@ -103,9 +111,10 @@ no jobs
 }
 
 TEST(RenderStatusTest, JobsLayoutsAndWarnings) {
-  EXPECT_EQ("\n" + RenderStatus(BusyStatus(), false), R"(
+  EXPECT_EQ("\n" + RenderStatus(BusyStatus(), false, Length::kShort), R"(
 gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
 4 reduce threads (AVX2), arenas 412.3 MiB
+3 jobs: 1 FAILED, 1 forming, 1 running
 
 JOB     USER  GEN  STATE    RANKS        MISSING   WAITING FOR
 digits  1000    1  running  1/2 +1 left  -         step 318 of model
@@ -123,7 +132,7 @@ WARN  job old has failed
 }
 
 TEST(RenderStatusTest, RanksOnDemand) {
-  const std::string text = RenderStatus(BusyStatus(), true);
+  const std::string text = RenderStatus(BusyStatus(), true, Length::kShort);
   EXPECT_EQ(text.substr(text.find("RANK  JOB") - 1), R"(
 RANK  JOB     STATE  NODE  PID      INCARNATION  CONNECTED      ARENA   ON GPUS  CLIENT
    0  digits  live   here  812               41  1 min 2 s  101.0 KiB  24.0 MiB  gradsync-c++/0.1.0
@@ -134,17 +143,22 @@ WARN  job old has failed
 )");
 }
 
-TEST(RenderGpusTest, ADaemonThatKnowsNothingOfThem) { EXPECT_EQ(RenderGpus(EmptyStatus()), ""); }
+std::string RenderGpus(const v1::GetStatusResponse& status) {
+  LeftOut left_out;
+  return RenderSections(GpuSections(status), 0, Length::kFull, &left_out);
+}
+
+TEST(RenderGpusTest, NothingForADaemonWithoutGpus) { EXPECT_EQ(RenderGpus(EmptyStatus()), ""); }
 
 TEST(RenderGpusTest, WhyThereAreNone) {
   EXPECT_EQ(RenderGpus(FromText<v1::GetStatusResponse>(R"pb(
               cuda { driver_error: "no CUDA driver: libcuda.so.1: cannot open" }
             )pb")),
-            "no GPUs: no CUDA driver: libcuda.so.1: cannot open\n");
+            "\nno GPUs: no CUDA driver: libcuda.so.1: cannot open\n");
   EXPECT_EQ(RenderGpus(FromText<v1::GetStatusResponse>(R"pb(
               cuda { driver_version: "13.0" nccl_error: "libnccl.so.2 is version 2.18.5" }
             )pb")),
-            "driver for CUDA 13.0, no NCCL, so that a job's ranks here must share one GPU: "
+            "\ndriver for CUDA 13.0, no NCCL, so that a job's ranks here must share one GPU: "
             "libnccl.so.2 is version 2.18.5, arenas on GPUs 0 B\n");
 }
 
@@ -186,7 +200,7 @@ TEST(RenderGpusTest, GpusAndWorkers) {
       workers { job_id: "wide" uid: 0 gpu: "GPU-2" state: WORKER_STATE_FAILED }
     }
   )pb");
-  EXPECT_EQ("\n" + RenderGpus(status), R"(
+  EXPECT_EQ(RenderGpus(status), R"(
 driver for CUDA 13.0, NCCL 2.28.9, gate auto, arenas on GPUs 48.0 MiB
 
 GPU    NAME            MEMORY     FREE  OVERLAP
@@ -242,7 +256,7 @@ TEST(RenderStatusTest, NodesAndLanesOfAJobThatIsCoordinatedHere) {
     warnings: "peer port is open"
     notices: "gradients travel in clear text"
   )pb"));
-  const std::string text = RenderStatus(status, true);
+  const std::string text = RenderStatus(status, true, Length::kShort);
   EXPECT_EQ("\n" + text.substr(0, text.find("\nJOB")), R"(
 gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
 1 reduce thread (AVX2), arenas 0 B
@@ -284,7 +298,7 @@ TEST(RenderStatusTest, JobsThatAreCoordinatedElsewhere) {
     }
     remote_jobs { job_id: "other" coordinator: "10.0.0.9:7417" heard_s: 12 }
   )pb"));
-  const std::string text = RenderStatus(status, false);
+  const std::string text = RenderStatus(status, false, Length::kShort);
   EXPECT_EQ(text.substr(text.find("\nJOB ELSEWHERE")), R"(
 JOB ELSEWHERE  USER  COORDINATOR  ADDRESS        RANKS HERE  HEARD
 digits         1000  alpha        10.0.0.1:7417  2-3         now
@@ -329,7 +343,7 @@ v1::GetStatsResponse SomeStats() {
 }
 
 TEST(RenderStatsTest, LatenciesAndStragglers) {
-  EXPECT_EQ("\n" + RenderStats(SomeStats()), R"(
+  EXPECT_EQ("\n" + RenderStats(SomeStats(), {}, Length::kShort), R"(
 since the daemon started: 12 sessions opened, 1 lost; 1 job failed
 
 job digits (user 1000, generation 1): 5 operations, 0 failed
@@ -357,21 +371,22 @@ job wide (user 0, generation 3): 1 operation, 1 failed
 )");
 }
 
-TEST(RenderStatsTest, ANormThatIsNotFiniteIsSaid) {
+TEST(RenderStatsTest, NormThatIsNotFinite) {
   v1::GetStatsResponse stats = SomeStats();
   v1::LayoutStats* const layout = stats.mutable_jobs(0)->mutable_layouts(0);
   layout->set_gradient_norm(std::numeric_limits<double>::quiet_NaN());
   layout->set_non_finite(12);
-  EXPECT_NE(RenderStats(stats).find("            nan          12                 3\n"),
+  EXPECT_NE(RenderStats(stats, {}, Length::kShort)
+                .find("            nan          12                 3\n"),
             std::string::npos)
-      << RenderStats(stats);
+      << RenderStats(stats, {}, Length::kShort);
   // No step is complete: there is no result.
   layout->set_steps_complete(0);
-  EXPECT_EQ(RenderStats(stats).find("GRADIENT NORM"), std::string::npos);
+  EXPECT_EQ(RenderStats(stats, {}, Length::kShort).find("GRADIENT NORM"), std::string::npos);
 }
 
 TEST(RenderStatsTest, NothingYet) {
-  EXPECT_EQ(RenderStats({}),
+  EXPECT_EQ(RenderStats({}, {}, Length::kShort),
             "since the daemon started: 0 sessions opened, 0 lost; 0 jobs failed\n\nno jobs\n");
 }
 
@@ -419,28 +434,23 @@ v1::GetTimelineResponse TwoSteps() {
 }
 
 TEST(RenderTimelineTest, CompleteAndVoid) {
-  EXPECT_EQ("\n" + RenderTimeline("digits", "model", TwoSteps()), R"(
-step 17 of model, job digits: complete
-BUCKET  RANK  |0                                      4.20 ms|    READY   REDUCE     DONE
-     0     0  r..########d                                         0 us   310 us  1.00 ms
-     0     1     r#######d                                       300 us   310 us  1.00 ms
-     1     0                        r#d                         2.00 ms  2.00 ms  2.01 ms
-     1     1             r..........#d                          1.00 ms  2.00 ms  2.01 ms
-     2     0                                    r.........###d  3.00 ms  3.90 ms  4.15 ms
-     2     1                                              r##d  3.90 ms  3.90 ms  4.15 ms
+  EXPECT_EQ("\n" + RenderTimeline("digits", "model", TwoSteps(), Length::kShort), R"(
+step 17 of model, job digits: complete, 3 buckets in 4.20 ms; exposed 300 us
+BUCKET  0 ms       1           2           3           4        READY     DONE  LATE RANK
+     0  0..1#######d                                           300 us  1.00 ms  1 by 300 us
+     1             1...........0#d                            2.00 ms  2.01 ms  0 by 1.00 ms
+     2                                     0..........1##d    3.90 ms  4.15 ms  1 by 900 us
 
-step 18 of model, job digits: VOID
-BUCKET  RANK  |0                                      3.00 ms|    READY   REDUCE     DONE
-     0     0  r...............########d                            0 us  1.00 ms  1.50 ms
-     0     1                  r#######d                         1.00 ms  1.00 ms  1.50 ms
-     1     0                                  r...............  2.00 ms        -        -
-     1     1                                                          -        -        -
+step 18 of model, job digits: VOID, 2 buckets in 3.00 ms; exposed 1.00 ms
+BUCKET  0 ms            1                2               3      READY     DONE  LATE RANK
+     0  0...............1########d                            1.00 ms  1.50 ms  1 by 1.00 ms
+     1                                   0................    2.00 ms        -  1 missing
 
-r ready  . waiting  # reducing  d done; times since the step's first ready, until its commit
+0-1 that rank is ready (+ several)  . waiting  # reducing  d done
 )");
 }
 
-TEST(RenderTimelineTest, ManyRanksShareALine) {
+TEST(RenderTimelineTest, FirstAndLastOfManyRanks) {
   v1::GetTimelineResponse timeline;
   v1::StepTimeline* step = timeline.add_steps();
   step->set_step(1);
@@ -455,22 +465,141 @@ TEST(RenderTimelineTest, ManyRanksShareALine) {
     times->set_start_ns(1000 + bucket * 60'000 + 70'000);
     times->set_finish_ns(1000 + bucket * 60'000 + 120'000);
   }
-  EXPECT_EQ("\n" + RenderTimeline("wide", "model", timeline), R"(
-step 1 of model, job wide: complete
-BUCKET  RANK  |0                                       199 us|    READY   REDUCE    DONE
-     0   all  r..............R############d                     63.0 us  70.0 us  120 us
-     1   all                r..............R.############d       123 us   130 us  180 us
+  EXPECT_EQ("\n" + RenderTimeline("wide", "model", timeline, Length::kShort), R"(
+step 1 of model, job wide: complete, 2 buckets in 199 us; exposed 76.0 us
+BUCKET  0 us        50           100         150                READY    DONE  LATE RANK
+     0  r..............R.#############d                       63.0 us  120 us  63 by 1.00 us
+     1                 r..............R.#############d         123 us  180 us  63 by 1.00 us
 
-r ready  . waiting  # reducing  d done; times since the step's first ready, until its commit
+r first rank ready  R last rank ready  . waiting  # reducing  d done
 )");
 }
 
+// 64 jobs with 4 layouts each. Job 7 has failed, job 9 waits for rank 1.
+v1::GetStatusResponse ManyJobs() {
+  v1::GetStatusResponse status = EmptyStatus();
+  for (int number = 0; number < 64; ++number) {
+    v1::JobStatus* job = status.add_jobs();
+    job->set_job_id(absl::StrCat("job-", number));
+    job->set_world_size(2);
+    job->set_state(number == 7 ? v1::JOB_STATE_FAILED : v1::JOB_STATE_RUNNING);
+    if (number == 7) job->set_failure("rank 1 was lost");
+    for (int i = 0; i < 4; ++i) {
+      v1::LayoutStatus* layout = job->add_layouts();
+      layout->set_name(absl::StrCat("layout-", i));
+      layout->set_buckets(2000);
+      layout->set_ready(true);
+      if (number == 9) layout->set_waiting_for("rank 1 has not marked bucket 3 ready");
+    }
+    status.add_warnings(absl::StrCat("warning ", number));
+  }
+  return status;
+}
+
+TEST(ShortAnswerTest, StatusOf64JobsShowsTheWorst) {
+  const std::string text = RenderStatus(ManyJobs(), false, Length::kShort);
+  EXPECT_LE(CountLines(text), 42u) << text;
+  EXPECT_THAT(text, HasSubstr("64 jobs: 1 FAILED, 63 running\n"));
+  EXPECT_THAT(text, ContainsRegex("JOB .*\njob-7 .*\n  failed: rank 1 was lost\njob-9 "));
+  EXPECT_THAT(text, ContainsRegex("LAYOUT .*\nlayout-0  job-9 "));
+  EXPECT_THAT(text, ContainsRegex("\nleft out: [0-9]+ jobs, [0-9]+ layouts, [0-9]+ warnings and "
+                                  "notices \\(--all shows them\\)\n$"));
+  const std::string all = RenderStatus(ManyJobs(), false, Length::kFull);
+  EXPECT_THAT(all, HasSubstr("job-63"));
+  EXPECT_THAT(all, HasSubstr("warning 63"));
+  EXPECT_THAT(all, Not(HasSubstr("left out")));
+}
+
+TEST(ShortAnswerTest, StatusOfManyRanks) {
+  v1::GetStatusResponse status = EmptyStatus();
+  v1::JobStatus* job = status.add_jobs();
+  for (int rank = 0; rank < 2000; ++rank) job->add_sessions()->set_rank(rank);
+  const std::string text = RenderStatus(status, true, Length::kShort);
+  EXPECT_LE(CountLines(text), 42u) << text;
+  EXPECT_THAT(text, ContainsRegex("left out: 19[0-9][0-9] ranks"));
+}
+
+v1::GetStatsResponse ManyStats() {
+  v1::GetStatsResponse stats;
+  for (int number = 0; number < 64; ++number) {
+    v1::JobStats* job = stats.add_jobs();
+    *job = SomeStats().jobs(0);
+    job->set_job_id(absl::StrCat("job-", number));
+    job->mutable_layouts(0)->mutable_exposed()->set_p99_us(number == 40 ? 9e6 : number);
+    for (int rank = 2; rank < 64; ++rank) {
+      job->mutable_layouts(0)->add_stragglers()->set_rank(rank);
+    }
+  }
+  return stats;
+}
+
+TEST(ShortAnswerTest, StatsOf64JobsShowTheWorst) {
+  const std::vector<std::string> warnings(64, "job has failed");
+  const std::string text = RenderStats(ManyStats(), warnings, Length::kShort);
+  EXPECT_LE(CountLines(text), 50u) << text;
+  EXPECT_THAT(text, HasSubstr("64 jobs, 128 layouts: 70400 steps complete, 64 void, 6.8 GiB "
+                              "averaged\n"));
+  EXPECT_THAT(text, ContainsRegex("JOB +LAYOUT .*\njob-40 +model .* 9.00 s +rank 1\njob-63 "));
+  EXPECT_THAT(text, ContainsRegex("\njob job-40 .*\n\n  layout model\n"));
+  EXPECT_THAT(text, HasSubstr("\nleft out: 58 stragglers, 116 layouts, 127 layouts' details, "
+                              "59 warnings (--all shows them)\n"));
+  const std::string all = RenderStats(ManyStats(), warnings, Length::kFull);
+  EXPECT_GT(CountLines(all), 64u * 64);
+  EXPECT_THAT(all, Not(HasSubstr("left out")));
+}
+
+// Steps of 2,000 buckets. In step 5 bucket 1234 takes longest.
+v1::GetTimelineResponse ManySteps(int steps) {
+  v1::GetTimelineResponse timeline;
+  for (int number = 1; number <= steps; ++number) {
+    v1::StepTimeline* step = timeline.add_steps();
+    step->set_step(number);
+    step->set_verdict(v1::VERDICT_COMPLETE);
+    step->set_commit_ns(10'000'000);
+    for (std::uint32_t i = 0; i < 2000; ++i) {
+      v1::BucketTimes* bucket = step->add_buckets();
+      bucket->set_bucket(i);
+      bucket->add_ready_ns(1000 + i * 1000);
+      bucket->add_ready_ns(1500 + i * 1000);
+      bucket->set_start_ns(2000 + i * 1000);
+      bucket->set_finish_ns(3000 + i * 1000);
+    }
+  }
+  if (steps >= 5) {
+    timeline.mutable_steps(4)->mutable_buckets(1234)->set_finish_ns(99'000'000);
+  }
+  return timeline;
+}
+
+TEST(ShortAnswerTest, TimelineOf2000BucketsShowsTheWorst) {
+  const std::string text = RenderTimeline("digits", "model", ManySteps(1), Length::kShort);
+  EXPECT_LE(CountLines(text), 40u) << text;
+  EXPECT_THAT(text, StartsWith("step 1 of model, job digits: complete, 2000 buckets in 10.0 ms;"));
+  EXPECT_THAT(text, HasSubstr("\nleft out: 1976 buckets (--all shows them)\n"));
+  EXPECT_EQ(CountLines(RenderTimeline("digits", "model", ManySteps(1), Length::kFull)), 2004u);
+}
+
+TEST(ShortAnswerTest, TimelineOf64StepsShowsTheLongestStepAndBucket) {
+  const std::string text = RenderTimeline("digits", "model", ManySteps(64), Length::kShort);
+  EXPECT_LE(CountLines(text), 40u) << text;
+  EXPECT_THAT(text, ContainsRegex("STEP  VERDICT .*\n   5  complete  99.0 ms .* 1234  1 by"));
+  EXPECT_THAT(text, ContainsRegex("\nstep 5 of model.*\nBUCKET .*\n  1234  "));
+  EXPECT_THAT(text, HasSubstr("\nleft out: 52 steps, 1984 buckets, 63 steps' pictures (--all"));
+}
+
+TEST(ShortAnswerTest, HealthWithManyReasons) {
+  const HealthReport report = {HealthCode::kWarn, std::vector<std::string>(64, "a warning")};
+  const std::string text = RenderHealth(report, {}, EmptyStatus(), Length::kShort);
+  EXPECT_LE(CountLines(text), 40u) << text;
+  EXPECT_THAT(text, HasSubstr("\nleft out: 44 reasons (--all shows them)\n"));
+}
+
 TEST(RenderTimelineTest, NothingYet) {
-  EXPECT_EQ(RenderTimeline("digits", "model", {}),
+  EXPECT_EQ(RenderTimeline("digits", "model", {}, Length::kShort),
             "no step of model of job digits is committed yet\n");
 }
 
-TEST(RenderTimelineTest, AnyTimesAreDrawnWithinThePicture) {
+TEST(RenderTimelineTest, ExtremeTimesStayWithinThePicture) {
   // A step without times, one whose commit comes before its last bucket, and extremes.
   const auto timeline = FromText<v1::GetTimelineResponse>(R"pb(
     steps {
@@ -511,7 +640,7 @@ TEST(RenderTimelineTest, AnyTimesAreDrawnWithinThePicture) {
       }
     }
   )pb");
-  const std::string text = RenderTimeline("digits", "model", timeline);
+  const std::string text = RenderTimeline("digits", "model", timeline, Length::kShort);
   for (std::size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1) {
     EXPECT_LE(text.find('\n', begin) - begin, 100u) << text.substr(begin);
   }
@@ -522,7 +651,7 @@ TEST(RenderHealthTest, CodeReasonsAndServices) {
       "\n" + RenderHealth({HealthCode::kWarn, {"the daemon drains: it takes no new sessions"}},
                           {{"", HealthCheckResponse::NOT_SERVING},
                            {"gradsync.v1.GradientSync", HealthCheckResponse::SERVING}},
-                          EmptyStatus()),
+                          EmptyStatus(), Length::kShort),
       R"(
 WARN  gradsyncd 0.1.0, up 2 h 13 min, jobs: 0, socket /run/gradsync/gradsyncd.sock
   the daemon drains: it takes no new sessions

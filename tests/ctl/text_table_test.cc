@@ -19,7 +19,7 @@ TEST(TextTableTest, AlignsColumnsWithoutTrailingSpaces) {
             "  a note that is longer than the table is wide\n");
 }
 
-TEST(TextTableTest, LettersOfSeveralBytesAreOneWide) {
+TEST(TextTableTest, LettersOfSeveralBytesHaveWidthOne) {
   TextTable table({{"NAME"}, {"X"}});
   table.AddRow({"größer", "1"});
   table.AddRow({"kleine", "2"});

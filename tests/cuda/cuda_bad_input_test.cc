@@ -1,5 +1,5 @@
-// Trainers on GPUs that say, ask for or write what is wrong: a clear error, and the others go on or
-// fail by name.
+// Trainers on GPUs that send, request or write something wrong. They get a clear error. The other
+// ranks continue, or get an error that names the wrong rank.
 
 #include <gmock/gmock.h>
 
@@ -30,11 +30,11 @@ using testing::UnorderedElementsAre;
 
 constexpr std::size_t kBuckets = CudaNode::kBuckets;
 constexpr std::size_t kCount = CudaNode::kCount;
-// Long enough for a step that goes well.
-constexpr int kStepTimeoutMs = 500 * fault::kScale;
+// Long enough for a complete step, even on a busy machine.
+constexpr int kStepTimeoutMs = 1500 * kScale;
 const absl::Duration kStepTimeout = absl::Milliseconds(kStepTimeoutMs);
 
-// Rank 0 by the library, rank 1 as it likes, on the last GPU; their layout is ready.
+// Rank 0 uses the library; rank 1, on the last GPU, is raw. Their layout is ready.
 struct HalfRawJob {
   explicit HalfRawJob(int gpus = 1) : node(gpus) {
     std::thread other([this, gpus] {
@@ -47,7 +47,8 @@ struct HalfRawJob {
     other.join();
   }
 
-  // Rank 0's step with `value`, and all that rank 1 says of it; not what its GPU would write.
+  // Runs rank 0's step with `value`, and sends rank 1's messages. Does not write the words that
+  // rank 1's GPU would write.
   void Begin(std::uint64_t step, float value) {
     const absl::Status begun = rank.Step(step, value);
     EXPECT_TRUE(begun.ok()) << begun;
@@ -56,13 +57,13 @@ struct HalfRawJob {
   void WriteReady(std::uint64_t word) {
     for (std::size_t i = 0; i < kBuckets; ++i) raw.semaphore(i).ready.store(word);
   }
-  // The step is void because rank 1's GPU never came to its end, and says so.
+  // Expects the step to be void, with an error that says that rank 1's GPU did not write its words.
   void ExpectTimeout(std::uint64_t step) {
     const absl::Status why = rank.WaitStep(step).status();
     EXPECT_EQ(why.code(), absl::StatusCode::kDeadlineExceeded) << why;
     EXPECT_EQ(ErrorReason(why), "STEP_TIMEOUT");
-    EXPECT_EQ(ErrorField(why, "rank"), "1");
-    EXPECT_EQ(ErrorField(why, "bucket"), "0");
+    EXPECT_EQ(ErrorField(why, field::kRank), "1");
+    EXPECT_EQ(ErrorField(why, field::kBucket), "0");
     EXPECT_THAT(std::string(why.message()),
                 HasSubstr("rank 1 has marked bucket 0-1 ready, but its GPU has not written it"));
     EXPECT_EQ(rank.Verdict(step), 1);
@@ -70,7 +71,7 @@ struct HalfRawJob {
     ASSERT_TRUE(other.has_value());
     EXPECT_EQ(other->reason, "STEP_TIMEOUT") << *other;
   }
-  // The step is complete: rank 1's gradients are taken as they are, all zeros if they never came.
+  // Expects the step to be complete, with rank 1's gradients as they are: zeros if it wrote none.
   void ExpectAverage(std::uint64_t step, float value) {
     const auto result = rank.WaitStep(step);
     EXPECT_TRUE(result.ok()) << result.status();
@@ -90,23 +91,23 @@ void NeverWritesOnce(int gpus) {
   HalfRawJob job(gpus);
   job.Begin(1, 4);
   job.ExpectTimeout(1);
-  // Of the next step it comes.
+  // In the next step rank 1's words arrive.
   job.Begin(2, 8);
   job.WriteReady(2);
   job.ExpectAverage(2, 4);
   EXPECT_EQ(job.node.Workers(), static_cast<std::uint64_t>(gpus));
 }
 
-ISOLATED_TEST(CudaBadInput, AReadyWordThatNeverComesIsAVoidStep, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaBadInput, MissingReadyWordVoidsTheStep, MachineWithGpus(1)) {
   NeverWritesOnce(1);
 }
 
-ISOLATED_TEST(CudaBadInput, AReadyWordThatNeverComesOnAnotherGpu, MachineWithGpus(2)) {
+ISOLATED_TEST(CudaBadInput, MissingReadyWordOnAnotherGpuVoidsTheStep, MachineWithGpus(2)) {
   NeverWritesOnce(2);
 }
 
-// Rank 1 holds the average of the step before, so rank 0's value is what it was.
-ISOLATED_TEST(CudaBadInput, GarbageInReadyWordsIsAStepOrNone, MachineWithGpus(1)) {
+// Rank 0's gradients are zero, and rank 1 writes none. So the average of a complete step is zero.
+ISOLATED_TEST(CudaBadInput, GarbageInReadyWordsCompletesOrVoidsTheStep, MachineWithGpus(1)) {
   HalfRawJob job;
   std::uint64_t step = 1;
   const auto counts = [&](std::uint64_t word) {
@@ -121,16 +122,16 @@ ISOLATED_TEST(CudaBadInput, GarbageInReadyWordsIsAStepOrNone, MachineWithGpus(1)
   };
   constexpr std::uint64_t kHalf = std::uint64_t{1} << 63;
   counts(step);
-  counts(step + 1'000'000);      // of a step far ahead
-  counts(kPoison + step);        // poison is for done words
-  counts(step + kHalf - 1);      // the last one ahead
-  does_not_count(step + kHalf);  // and the first one behind
+  counts(step + 1'000'000);      // a step far ahead
+  counts(kPoison + step);        // poison has a meaning only in done words
+  counts(step + kHalf - 1);      // the last step that counts as ahead
+  does_not_count(step + kHalf);  // the first step that counts as behind
   does_not_count(step - 1);
   does_not_count(~std::uint64_t{0});
   counts(step);
 }
 
-ISOLATED_TEST(CudaBadInput, GarbageInOtherWordsHurtsNobodyElse, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaBadInput, GarbageInOtherWordsHurtsNoOtherRank, MachineWithGpus(1)) {
   HalfRawJob job;
   for (std::uint64_t step = 1; step <= 3; ++step) {
     job.raw.header().void_step.store(step);
@@ -144,7 +145,7 @@ ISOLATED_TEST(CudaBadInput, GarbageInOtherWordsHurtsNobodyElse, MachineWithGpus(
   }
 }
 
-ISOLATED_TEST(CudaBadInput, ADeviceThatIsNotThereIsRefusedByName, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaBadInput, RefusalOfAMissingDeviceNamesIt, MachineWithGpus(1)) {
   CudaNode node;
   CudaRank rank(0);
   CudaRawRank raw(node.daemon().socket(), node.daemon().side_socket());
@@ -163,7 +164,7 @@ ISOLATED_TEST(CudaBadInput, ADeviceThatIsNotThereIsRefusedByName, MachineWithGpu
     EXPECT_THAT(refused->message, HasSubstr(device));
     const absl::Status told = rank.Register(CudaLayout(0, kBuckets, kCount));
     EXPECT_EQ(ErrorReason(told), "LAYOUT_REFUSED") << told;
-    EXPECT_EQ(ErrorField(told, "rank"), "1");
+    EXPECT_EQ(ErrorField(told, field::kRank), "1");
     node.ExpectNothingKept();
   }
 }
@@ -174,7 +175,7 @@ MachineDescription SmallMachine() {
   return machine;
 }
 
-// The same call of both ranks at once: what they are told.
+// Makes the same call on both ranks at once and returns both results.
 std::vector<absl::Status> Both(CudaRank& first, CudaRank& second,
                                absl::Status (CudaRank::*call)(const LayoutSpec&),
                                const LayoutSpec& spec) {
@@ -188,7 +189,7 @@ std::vector<absl::Status> RegisterBoth(CudaRank& first, CudaRank& second, const 
   return Both(first, second, &CudaRank::Register, spec);
 }
 
-// For want of the GPU's memory: one rank is told so, the other one of whom.
+// Expects that one rank lacked GPU memory, and that the other rank's error names that rank.
 void ExpectRefused(const std::vector<absl::Status>& told) {
   std::vector<std::string> reasons;
   for (const absl::Status& status : told) reasons.push_back(ErrorReason(status));
@@ -197,8 +198,8 @@ void ExpectRefused(const std::vector<absl::Status>& told) {
   for (const absl::Status& status : told) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("bytes of the GPU, which has"));
-    EXPECT_EQ(ErrorField(status, "job"), "job");
-    EXPECT_EQ(ErrorField(status, "rank"), refused);
+    EXPECT_EQ(ErrorField(status, field::kJob), "job");
+    EXPECT_EQ(ErrorField(status, field::kRank), refused);
   }
 }
 
@@ -206,17 +207,17 @@ constexpr std::size_t Floats(std::size_t mebibytes) {
   return mebibytes * kMebibyte / sizeof(float);
 }
 
-ISOLATED_TEST(CudaBadInput, MoreMemoryThanTheDeviceHas, SmallMachine()) {
+ISOLATED_TEST(CudaBadInput, LayoutLargerThanTheDeviceIsRefused, SmallMachine()) {
   CudaNode node;
   CudaRank first(0), second(0);
   ASSERT_TRUE(first.Join(node.Options(0, 2)).ok());
   ASSERT_TRUE(second.Join(node.Options(1, 2)).ok());
-  // One arena has room, the other one has not; then neither has.
+  // At first one of the two arenas fits. Then none fits.
   for (const std::size_t mebibytes : {20, 40}) {
     ExpectRefused(RegisterBoth(first, second, CudaLayout(0, mebibytes * 16, Floats(1) / 16)));
     node.ExpectNothingKept();
   }
-  // One that fits is none the worse.
+  // A layout that fits still works.
   for (const absl::Status& status : RegisterBoth(first, second, CudaLayout(0, kBuckets, kCount))) {
     EXPECT_TRUE(status.ok()) << status;
   }
@@ -225,8 +226,8 @@ ISOLATED_TEST(CudaBadInput, MoreMemoryThanTheDeviceHas, SmallMachine()) {
   EXPECT_EQ(node.Workers(), 1u);
 }
 
-// The old layout goes on, and nothing of the refused one is kept.
-ISOLATED_TEST(CudaBadInput, AReplacementLargerThanTheDevice, SmallMachine()) {
+// The old layout continues, and the refused one leaves nothing behind.
+ISOLATED_TEST(CudaBadInput, ReplacementLargerThanTheDeviceIsRefused, SmallMachine()) {
   CudaNode node;
   CudaRank first(0), second(0);
   ASSERT_TRUE(first.Join(node.Options(0, 2)).ok());
@@ -245,16 +246,16 @@ ISOLATED_TEST(CudaBadInput, AReplacementLargerThanTheDevice, SmallMachine()) {
     }
   };
   const LayoutSpec refused[] = {
-      CudaLayout(0, 20 * 16, Floats(1) / 16),  // one arena has room
-      CudaLayout(0, 40 * 16, Floats(1) / 16),  // none has
-      CudaLayout(0, 1, Floats(20)),            // what it would be summed in has not
+      CudaLayout(0, 20 * 16, Floats(1) / 16),  // one arena fits
+      CudaLayout(0, 40 * 16, Floats(1) / 16),  // no arena fits
+      CudaLayout(0, 1, Floats(20)),            // staging does not fit
   };
   for (const LayoutSpec& spec : refused) {
     expect_step();
     ExpectRefused(Both(first, second, &CudaRank::Replace, spec));
-    EXPECT_TRUE(node.machine().AwaitDeviceBytes(0, before, fault::kPatienceMs));
+    EXPECT_TRUE(node.machine().AwaitDeviceBytes(0, before, kPatienceMs));
   }
-  // As if something else had taken it meanwhile: an arena's, and what buckets are summed in.
+  // Makes the allocation of an arena fail, then that of staging.
   const std::pair<const char*, LayoutSpec> taken[] = {
       {"cuMemCreate 1", CudaLayout(0, 3, kCount)},
       {"cuMemAlloc_v2 1+", CudaLayout(0, 1, Floats(1))},
@@ -264,7 +265,7 @@ ISOLATED_TEST(CudaBadInput, AReplacementLargerThanTheDevice, SmallMachine()) {
     node.machine().Inject(std::string(call) +
                           " error 2 pid=" + std::to_string(node.WorkerPids()[0]));
     ExpectRefused(Both(first, second, &CudaRank::Replace, spec));
-    EXPECT_TRUE(node.machine().AwaitDeviceBytes(0, before, fault::kPatienceMs));
+    EXPECT_TRUE(node.machine().AwaitDeviceBytes(0, before, kPatienceMs));
     node.machine().ClearFaults();
   }
   expect_step();
@@ -275,7 +276,7 @@ ISOLATED_TEST(CudaBadInput, AReplacementLargerThanTheDevice, SmallMachine()) {
   EXPECT_EQ(node.Workers(), 1u);
 }
 
-ISOLATED_TEST(CudaBadInput, AStreamThatIsGone, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaBadInput, DestroyedStreamFailsOnlyLaterCalls, MachineWithGpus(1)) {
   CudaNode node;
   CudaRank first(0), second(0);
   ASSERT_TRUE(first.Join(node.Options(0, 2)).ok());
@@ -283,7 +284,7 @@ ISOLATED_TEST(CudaBadInput, AStreamThatIsGone, MachineWithGpus(1)) {
   for (const absl::Status& status : RegisterBoth(first, second, CudaLayout(0, kBuckets, kCount))) {
     ASSERT_TRUE(status.ok()) << status;
   }
-  // Destroyed as soon as it is handed over, and while it is parked: the step does not need it.
+  // One stream is destroyed after its call, one while it is parked. The step needs neither.
   second.Enter();
   CUstream early = fakes::MakeStream();
   CUstream parked = fakes::MakeStream();
@@ -296,7 +297,7 @@ ISOLATED_TEST(CudaBadInput, AStreamThatIsGone, MachineWithGpus(1)) {
     const auto result = rank->WaitStep(1);
     EXPECT_TRUE(result.ok()) << result.status();
   }
-  // Destroyed before: the call says so, and the rank can still give the step up by name.
+  // A call with a destroyed stream fails. The rank can still abandon the step.
   ASSERT_TRUE(first.Step(2, 0).ok());
   node.ExpectViolation("a stream that does not exist (any more) is used");
   const absl::Status gone = second.layout().MarkReady(2, 0, {early});
@@ -306,7 +307,7 @@ ISOLATED_TEST(CudaBadInput, AStreamThatIsGone, MachineWithGpus(1)) {
   for (CudaRank* rank : {&first, &second}) {
     const absl::Status abandoned = rank->WaitStep(2).status();
     EXPECT_EQ(ErrorReason(abandoned), "STEP_ABANDONED") << abandoned;
-    EXPECT_EQ(ErrorField(abandoned, "rank"), "1");
+    EXPECT_EQ(ErrorField(abandoned, field::kRank), "1");
   }
   EXPECT_EQ(first.Verdict(2), 1);
   for (CudaRank* rank : {&first, &second}) ASSERT_TRUE(rank->Step(3, 3).ok());

@@ -1,5 +1,6 @@
-// Trainers on GPUs that die, wherever they are in the hand-off: a rank of this process goes on, or
-// fails by name; nothing of the dead one is kept, and the communicator stays.
+// Trainers on GPUs die at every point of the hand-off. A rank of this process continues, or gets an
+// error that names the lost rank. The daemon keeps nothing of the lost trainer, and it keeps the
+// communicator. Other tests kill workers.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -17,7 +18,7 @@
 #include "tests/cuda/cuda_raw_rank.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/child_process.h"
+#include "tests/kit/child_process.h"
 
 namespace gradsync {
 namespace {
@@ -28,18 +29,19 @@ using testing::Each;
 using testing::HasSubstr;
 
 constexpr std::uint32_t kRanks = 2;
-// What rank 0 and rank 1 write into bucket 0; one more into the next. A raw rank writes nothing.
+// The gradients of rank 0 and rank 1 in bucket 0. In each next bucket they are larger by one. A raw
+// rank writes none.
 constexpr float kMine = 4;
 constexpr float kOther = 6;
 
-// ---- Rank 1, a process of its own. Its environment says where it is and where it ends.
+// ---- Rank 1 is a process of its own. Its environment says where it connects and when it dies.
 
 constexpr char kSocket[] = "GRADSYNC_TEST_SOCKET";
 constexpr char kSideSocket[] = "GRADSYNC_TEST_SIDE_SOCKET";
 constexpr char kGpu[] = "GRADSYNC_TEST_GPU";
 constexpr char kSteps[] = "GRADSYNC_TEST_STEPS";
-constexpr char kDeath[] = "GRADSYNC_TEST_DEATH";  // the moment of a SIGKILL
-constexpr char kBusy[] = "GRADSYNC_TEST_BUSY";    // its kernels never come to an end
+constexpr char kDeath[] = "GRADSYNC_TEST_DEATH";  // it gets SIGKILL at this moment
+constexpr char kBusy[] = "GRADSYNC_TEST_BUSY";    // its kernels never end
 constexpr char kDrop[] = "GRADSYNC_TEST_DROP";    // it exits without a Leave
 
 std::string Variable(const char* name) {
@@ -52,7 +54,7 @@ void At(const std::string& moment) {
 }
 void At(const std::string& moment, std::uint64_t step) { At(moment + " " + std::to_string(step)); }
 
-// Every call of the driver comes after the Join, so that the job is formed when it dies there.
+// It calls the driver only after Join, so that rank 1 is part of the job when it dies.
 ROLE(trainer) {
   SessionOptions options;
   options.socket = Variable(kSocket);
@@ -120,11 +122,11 @@ ROLE(raw_trainer) {
 // ---- Rank 0
 
 struct Life {
-  absl::Status end;  // why rank 0 could go on no longer; OK: the other one left
+  absl::Status end;  // rank 0's error; OK if rank 1 has left
   pid_t other;
 };
 
-// Takes part in steps until one fails, or has no other rank any more.
+// Takes part in steps until one fails or the other rank has left.
 absl::Status LiveOn(CudaRank& rank, bool other_writes) {
   if (absl::Status status =
           rank.Register(CudaLayout(rank.gpu(), CudaNode::kBuckets, CudaNode::kCount));
@@ -135,7 +137,7 @@ absl::Status LiveOn(CudaRank& rank, bool other_writes) {
     if (absl::Status status = rank.Step(step, kMine); !status.ok()) return status;
     const auto result = rank.WaitStep(step);
     if (result.ok() && result->live_ranks == 1) return absl::OkStatus();
-    // The stream goes on, and takes nothing for an average that is none.
+    // The stream is released. If its verdict is complete, the averages are right.
     const bool complete = rank.Verdict(step) == 0;
     for (std::size_t bucket = 0; complete && bucket < CudaNode::kBuckets; ++bucket) {
       const auto more = static_cast<float>(bucket);
@@ -147,7 +149,7 @@ absl::Status LiveOn(CudaRank& rank, bool other_writes) {
   }
 }
 
-// One life of the job, with a new process as rank 1, which takes part in `steps` steps.
+// One generation of the job, in which rank 1 is a new process that takes part in `steps` steps.
 Life Live(CudaNode& node, CudaRank& rank, const std::string& role, int gpu, int steps,
           std::vector<std::string> environment) {
   const auto add = [&environment](const char* name, const std::string& value) {
@@ -171,14 +173,14 @@ Life Live(CudaNode& node, CudaRank& rank, const std::string& role, int gpu, int 
 
 void ExpectLost(const Life& life, const std::string& when) {
   EXPECT_EQ(ErrorReason(life.end), "RANK_LOST") << when << ": " << life.end;
-  EXPECT_EQ(ErrorField(life.end, "rank"), "1") << when << ": " << life.end;
+  EXPECT_EQ(ErrorField(life.end, field::kRank), "1") << when << ": " << life.end;
 }
 
 std::string Dies(const std::string& moment) { return std::string(kDeath) + "=" + moment; }
 
-// Killed in a step, while its stream is parked, behind its averages and between steps; gone without
-// a Leave. After every five deaths one leaves.
-ISOLATED_TEST(CudaDeath, FiftyTrainersDieAndTheCommunicatorStays, MachineWithGpus(2)) {
+// Rank 1 dies in a step, while its stream is parked, after its averages, and between steps, or
+// exits without Leave. After every five deaths, one trainer leaves.
+ISOLATED_TEST(CudaDeath, CommunicatorOutlivesFiftyTrainers, MachineWithGpus(2)) {
   CudaNode node(2);
   CudaRank rank(0);
   const std::vector<std::string> deaths = {Dies("marked one 2"), Dies("parked 2"),
@@ -196,7 +198,7 @@ ISOLATED_TEST(CudaDeath, FiftyTrainersDieAndTheCommunicatorStays, MachineWithGpu
   EXPECT_EQ(node.Workers(), 2u);
 }
 
-ISOLATED_TEST(CudaDeath, AtEveryMomentOfATrainersSteps, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaDeath, TrainerDiesAtEveryMomentOfItsSteps, MachineWithGpus(1)) {
   CudaNode node;
   CudaRank rank(0);
   for (const char* moment : {"joined", "registered", "written 1", "marked one 1", "marked all 1",
@@ -209,9 +211,9 @@ ISOLATED_TEST(CudaDeath, AtEveryMomentOfATrainersSteps, MachineWithGpus(1)) {
   EXPECT_EQ(node.Workers(), 1u);
 }
 
-// All that a trainer's process does to the GPU and to its memory, it does by such a call. What it
-// has enqueued may be done or not when it dies.
-ISOLATED_TEST(CudaDeath, AtEveryCallOfTheDriver, MachineWithGpus(1)) {
+// These are all the calls by which a trainer's process uses the GPU and its memory. When it dies,
+// the operations that it has enqueued may be done or not.
+ISOLATED_TEST(CudaDeath, TrainerDiesAtEveryDriverCall, MachineWithGpus(1)) {
   CudaNode node;
   CudaRank rank(0);
   const Life whole = Live(node, rank, "trainer", 0, 1, {});
@@ -239,7 +241,7 @@ ISOLATED_TEST(CudaDeath, AtEveryCallOfTheDriver, MachineWithGpus(1)) {
                            "cuMemUnmap",
                            "cuMemAddressFree"}) {
     const std::uint64_t calls = node.machine().Calls(call, whole.other);
-    // A trainer that comes late finds the done words there, and waits for none.
+    // A trainer that is late finds the done words written, so it does not wait.
     const bool may_be_spared = std::string(call) == "cuStreamWaitValue64_v2";
     EXPECT_TRUE(calls > 0 || may_be_spared) << call;
     for (std::uint64_t n = 1; n <= calls; ++n, ++deaths) {
@@ -258,7 +260,7 @@ ISOLATED_TEST(CudaDeath, AtEveryCallOfTheDriver, MachineWithGpus(1)) {
   EXPECT_EQ(node.Workers(), 1u);
 }
 
-ISOLATED_TEST(CudaDeath, AtEveryMessage, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaDeath, TrainerDiesAtEveryMessage, MachineWithGpus(1)) {
   CudaNode node;
   CudaRank rank(0);
   for (const char* moment : {"opened", "requested", "assigned", "claimed", "said mapped",
@@ -270,8 +272,8 @@ ISOLATED_TEST(CudaDeath, AtEveryMessage, MachineWithGpus(1)) {
   EXPECT_EQ(node.Workers(), 1u);
 }
 
-// Its ready words are never written: on this GPU, and on another one.
-ISOLATED_TEST(CudaDeath, WithKernelsThatNeverEnd, MachineWithGpus(2)) {
+// The trainer's ready words are never written, on rank 0's GPU or on another one.
+ISOLATED_TEST(CudaDeath, TrainerDiesWithKernelsThatNeverEnd, MachineWithGpus(2)) {
   CudaNode node(2);
   CudaRank rank(0);
   for (const int gpu : {0, 1}) {
@@ -285,7 +287,7 @@ ISOLATED_TEST(CudaDeath, WithKernelsThatNeverEnd, MachineWithGpus(2)) {
   EXPECT_EQ(node.Workers(), 2u);
 }
 
-ISOLATED_TEST(CudaDeath, WhileItsMemoryIsAllocated, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaDeath, TrainerDiesWhileItsMemoryIsAllocated, MachineWithGpus(1)) {
   CudaNode node;
   CudaRank rank(0);
   ASSERT_TRUE(rank.Join(node.Options(0, kRanks)).ok());
@@ -294,7 +296,7 @@ ISOLATED_TEST(CudaDeath, WhileItsMemoryIsAllocated, MachineWithGpus(1)) {
       fakes::StartRole("raw_trainer", {},
                        {std::string(kSocket) + "=" + node.daemon().socket(),
                         std::string(kSideSocket) + "=" + node.daemon().side_socket()});
-  ASSERT_TRUE(node.machine().AwaitJournal(fakes::kFault, "cuMemCreate", fault::kPatienceMs));
+  ASSERT_TRUE(node.machine().AwaitJournal(fakes::kFault, "cuMemCreate", kPatienceMs));
   other->Kill();
   ExpectLost({rank.Register(CudaLayout(0, CudaNode::kBuckets, CudaNode::kCount)), other->pid()},
              "allocating");
@@ -303,10 +305,10 @@ ISOLATED_TEST(CudaDeath, WhileItsMemoryIsAllocated, MachineWithGpus(1)) {
   node.ExpectNothingKept();
 }
 
-// The other GPU's worker waits in an all-reduce that will never be, and of which NCCL says nothing:
-// it ends too, at once. The next trainers have new ones. Whether a rank is told WORKER_LOST, or
-// RANK_LOST for that reason, depends on what the daemon sees first.
-ISOLATED_TEST(CudaDeath, OfAWorkerOnOneOfTwoGpus, MachineWithGpus(2)) {
+// The other GPU's worker waits in an all-reduce that never finishes, without an error from NCCL.
+// The daemon ends that worker at once, and the next trainers get new workers. A rank gets
+// WORKER_LOST or RANK_LOST, depending on what the daemon notices first.
+ISOLATED_TEST(CudaDeath, WorkersDeathEndsTheOtherGpusWorker, MachineWithGpus(2)) {
   CudaNode node(2);
   CudaRank first(0), second(1);
   const auto join = [&node](CudaRank& rank) {
@@ -340,8 +342,8 @@ ISOLATED_TEST(CudaDeath, OfAWorkerOnOneOfTwoGpus, MachineWithGpus(2)) {
   EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 4u);
 }
 
-// Two jobs on one GPU and one in host memory, each of one rank, are in the middle of a step.
-ISOLATED_TEST(CudaDeath, OfAWorkerFailsItsJobAndNoOther, MachineWithGpus(1)) {
+// Two jobs on one GPU and a job in host memory are in the middle of a step. Each has one rank.
+ISOLATED_TEST(CudaDeath, WorkersDeathFailsItsJobAndNoOther, MachineWithGpus(1)) {
   CudaNode node;
   const auto options = [&node](const std::string& job) {
     SessionOptions of_job = node.Options(0, 1);
@@ -367,7 +369,7 @@ ISOLATED_TEST(CudaDeath, OfAWorkerFailsItsJobAndNoOther, MachineWithGpus(1)) {
   const absl::Status why = loser.WaitStep(1).status();
   EXPECT_EQ(ErrorReason(why), "WORKER_LOST") << why;
   EXPECT_THAT(std::string(why.message()), HasSubstr("worker process was killed by signal 9"));
-  EXPECT_EQ(ErrorField(why, "job"), "loser") << why;
+  EXPECT_EQ(ErrorField(why, field::kJob), "loser") << why;
 
   for (const std::uint64_t step : {1, 2}) {
     for (std::size_t bucket = step == 1 ? 1 : 0; bucket < CudaNode::kBuckets; ++bucket) {
@@ -385,9 +387,9 @@ ISOLATED_TEST(CudaDeath, OfAWorkerFailsItsJobAndNoOther, MachineWithGpus(1)) {
   EXPECT_THAT(other.Read(1), Each(kMine));
 }
 
-// The GPUs have told the streams that the step is complete, and one worker dies before it tells the
-// daemon: no host may be told that the step is void.
-ISOLATED_TEST(CudaDeath, OfAWorkerWhoseGpuIsThroughWithTheStep, MachineWithGpus(2)) {
+// The streams have seen the verdict that the step is complete. One worker dies before it reports
+// this to the daemon. So no host may be told that the step is void.
+ISOLATED_TEST(CudaDeath, WorkersDeathAfterTheVerdictPutsTheStepInDoubt, MachineWithGpus(2)) {
   CudaNode node(2);
   CudaRank first(0), second(1);
   const auto join = [&node](CudaRank& rank) {
@@ -399,7 +401,7 @@ ISOLATED_TEST(CudaDeath, OfAWorkerWhoseGpuIsThroughWithTheStep, MachineWithGpus(
   other.join();
   ASSERT_EQ(node.WorkerPids().size(), 2u);
   const pid_t worker = node.WorkerPids().front();
-  // By then all of the bucket is on its streams.
+  // When the worker makes that call, all operations of the bucket are on the streams.
   node.machine().Inject("cuEventQuery 1 hang pid=" + std::to_string(worker));
   for (CudaRank* rank : {&first, &second}) ASSERT_TRUE(rank->Step(1, kMine).ok());
   for (CudaRank* rank : {&first, &second}) EXPECT_EQ(rank->Verdict(1), 0);
@@ -408,7 +410,7 @@ ISOLATED_TEST(CudaDeath, OfAWorkerWhoseGpuIsThroughWithTheStep, MachineWithGpus(
     const absl::Status why = rank->WaitStep(1).status();
     EXPECT_EQ(ErrorReason(why), "STEP_IN_DOUBT") << why;
     EXPECT_THAT(std::string(why.message()), HasSubstr("worker process was killed by signal 9"));
-    // The end itself has its name.
+    // The end of the session names the cause.
     const absl::Status end = rank->WaitStep(2).status();
     EXPECT_THAT(ErrorReason(end), AnyOf("WORKER_LOST", "RANK_LOST")) << end;
   }

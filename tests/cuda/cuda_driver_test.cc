@@ -7,19 +7,19 @@
 #include "daemon/cuda/cuda_device.h"
 #include "daemon/cuda/cuda_errors.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::HasSubstr;
 
-TEST(CudaDriver, SaysThatThereIsNoDriver) {
+TEST(CudaDriver, MissingDriverIsAnError) {
   const auto driver = CudaDriver::Open("libcuda-of-no-machine.so.1");
   EXPECT_EQ(driver.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(DetailsOf(driver.status()).reason, "CUDA_DRIVER_MISSING");
   EXPECT_THAT(driver.status().message(), HasSubstr("libcuda-of-no-machine.so.1"));
 }
 
-TEST(CudaDriver, SaysWhatAnOldDriverLacks) {
+TEST(CudaDriver, OldDriverIsRefusedWithWhatItLacks) {
   const auto driver = CudaDriver::Open("tests/cuda/libold.so");
   EXPECT_EQ(driver.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(DetailsOf(driver.status()).reason, "CUDA_DRIVER_TOO_OLD");
@@ -27,7 +27,7 @@ TEST(CudaDriver, SaysWhatAnOldDriverLacks) {
   EXPECT_THAT(driver.status().message(), HasSubstr("CUDA 13.0 or newer (580 or newer)"));
 }
 
-TEST(CudaErrors, TellWhatToDoFromWhatToRestart) {
+TEST(CudaErrors, EachErrorHasItsReason) {
   const auto reason = [](CUresult result) {
     return DetailsOf(StatusOfCuda(result, "cuCall", "NAME", "text")).reason;
   };
@@ -53,7 +53,7 @@ TEST(CudaErrors, TellWhatToDoFromWhatToRestart) {
   EXPECT_TRUE(EndsProcess(CUDA_ERROR_ECC_UNCORRECTABLE));
 }
 
-TEST(CudaDevice, IsNamedAsNvidiaSmiNamesIt) {
+TEST(CudaDevice, UuidHasTheFormOfNvidiaSmi) {
   EXPECT_TRUE(CheckCudaDeviceUuid("GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5").ok());
   EXPECT_TRUE(CheckCudaDeviceUuid("MIG-b8ea3855-276c-c9cb-b366-c6fa655957c5").ok());
   for (const char* wrong :
@@ -64,4 +64,4 @@ TEST(CudaDevice, IsNamedAsNvidiaSmiNamesIt) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -18,10 +18,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync {
 namespace {
@@ -40,11 +40,11 @@ using testing::SizeIs;
 constexpr std::uint32_t kRanks = 2;
 constexpr std::size_t kBuckets = 3;
 constexpr std::size_t kCount = 1000;
-constexpr absl::Duration kPatience = absl::Milliseconds(fault::kPatienceMs);
+constexpr absl::Duration kPatience = absl::Milliseconds(kPatienceMs);
 
 CUdeviceptr AddressOf(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
 
-// Of what the build has put beside this program.
+// The path of a file that the build puts beside this program.
 std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
 
 LayoutSpec On(const std::string& device, LayoutSpec spec) {
@@ -52,7 +52,7 @@ LayoutSpec On(const std::string& device, LayoutSpec spec) {
   return spec;
 }
 
-// Both ranks are of this process, each with its own stream.
+// A job of two ranks, both in this process, each with its own stream.
 class GpuJob {
  public:
   explicit GpuJob(int gpus = 1, const std::vector<std::string>& flags = {})
@@ -63,29 +63,29 @@ class GpuJob {
     }
   }
 
-  DaemonProcess& daemon() { return daemon_; }
+  TestDaemon& daemon() { return daemon_; }
   FakeMachine& machine() { return machine_; }
   Layout& layout(std::uint32_t rank) { return *job_.layouts[rank]; }
   CUstream stream(std::uint32_t rank) { return streams_[rank]; }
   int GpuOf(std::uint32_t rank) const { return static_cast<int>(rank) % gpus_; }
-  // The process with a context on a GPU that is not this one; -1: there is none.
+  // The pid of the worker on a GPU: another process with a context there. -1: none.
   int Worker(std::uint32_t gpu) const {
     for (const int process : machine_.ContextsOn(gpu)) {
       if (process != getpid()) return process;
     }
     return -1;
   }
-  // What follows is this rank's.
+  // Makes the rank's context current.
   void Enter(std::uint32_t rank) { CUDA_OK(cuCtxSetCurrent(contexts_[rank])); }
 
-  // Of the lives that begin from now on.
+  // Applies from the next generation on.
   void set_nccl(const NcclSettings& nccl) { nccl_ = nccl; }
   void set_spec(const LayoutSpec& spec) { spec_ = spec; }
 
   void Join() {
     std::vector<SessionOptions> options;
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-      options.push_back(daemon_.Options(rank, kRanks));
+      options.push_back(OptionsOf(daemon_, rank, kRanks));
       options.back().nccl = nccl_;
     }
     job_ = JoinAll(options, nullptr);
@@ -95,9 +95,9 @@ class GpuJob {
       job_.layouts[rank] = *std::move(layout);
     });
   }
-  // Without a Leave: the others lose it.
+  // Ends without Leave, so the other rank loses this one.
   void EndSession(std::uint32_t rank) { job_.sessions[rank].reset(); }
-  // Waits for the ranks' GPUs, so only when no stream is parked there any more.
+  // Waits for the ranks' GPUs, so no stream may be parked.
   void End() {
     job_.layouts.clear();
     job_.sessions.clear();
@@ -123,7 +123,7 @@ class GpuJob {
     return fakes::ReadFloats(AddressOf(layout(rank).device_verdict(step)), 1, stream(rank))[0];
   }
 
-  // One rank's step, up to its stream's wait for the averages; nothing waits on the host.
+  // One rank's step, up to its stream's wait for the averages. The host does not wait.
   void Step(std::uint32_t rank, std::uint64_t step, float value) {
     Mark(rank, step, value);
     EndStep(rank, step);
@@ -151,7 +151,7 @@ class GpuJob {
 
   const int gpus_;
   FakeMachine machine_;
-  DaemonProcess daemon_;
+  TestDaemon daemon_;
   NcclSettings nccl_;
   LayoutSpec spec_ = FloatBuckets(kBuckets, kCount);
   std::vector<CUcontext> contexts_;
@@ -166,7 +166,7 @@ ISOLATED_TEST(GpuJob, AveragesOnTheTrainersStreams, MachineWithGpus(1)) {
     const auto value = static_cast<float>(10 * step);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, step, value + 2 * rank);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-      EXPECT_EQ(job.Verdict(rank, step), 0) << "behind the wait for the averages alone";
+      EXPECT_EQ(job.Verdict(rank, step), 0) << "though the stream waits only for the averages";
       for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
         EXPECT_THAT(job.Read(rank, bucket), Each(value + 1 + static_cast<float>(bucket)));
       }
@@ -178,7 +178,7 @@ ISOLATED_TEST(GpuJob, AveragesOnTheTrainersStreams, MachineWithGpus(1)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(GpuJob, AveragesOverGpusOnOneCommunicatorForAllItsLives, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuJob, KeepsOneCommunicatorOverGenerations, MachineWithGpus(2)) {
   GpuJob job(2);
   for (int life = 0; life < 5; ++life) {
     job.Join();
@@ -203,10 +203,10 @@ ISOLATED_TEST(GpuJob, AveragesOverGpusOnOneCommunicatorForAllItsLives, MachineWi
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(GpuJob, HasTwoStepsUnderWay, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuJob, RunsTwoStepsAtOnce, MachineWithGpus(1)) {
   GpuJob job;
   job.Join();
-  // Rank 1 is a step ahead: what it says of the second waits for the first.
+  // Rank 1 is a step ahead. Its messages about step 2 wait until step 1 is decided.
   job.Step(1, 1, 4);
   job.Step(1, 2, 6);
   job.Step(0, 1, 2);
@@ -221,7 +221,7 @@ ISOLATED_TEST(GpuJob, HasTwoStepsUnderWay, MachineWithGpus(1)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(GpuJob, AnAbandonedStepIsVoidOnEveryStream, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuJob, AbandonedStepIsVoidOnEveryStream, MachineWithGpus(1)) {
   GpuJob job;
   job.Join();
   job.Step(0, 1, 1);
@@ -240,8 +240,8 @@ ISOLATED_TEST(GpuJob, AnAbandonedStepIsVoidOnEveryStream, MachineWithGpus(1)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-// Up to the end of rank 1, which dies or abandons the step: too late, for both streams have its
-// averages and its verdict.
+// A step of which both streams have seen the averages and the verdict: complete. It stays complete,
+// though rank 1 ends or abandons it afterwards.
 class SeenStep {
  public:
   SeenStep() {
@@ -262,7 +262,7 @@ class SeenStep {
   GpuJob job_;
 };
 
-ISOLATED_TEST(GpuJob, AStepThatStreamsHaveSeenCompleteOutlivesARank, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuJob, StepSeenCompleteByStreamsOutlivesARank, MachineWithGpus(1)) {
   SeenStep seen;
   Layout& survivor = seen.job().layout(0);
   seen.job().EndSession(1);
@@ -273,10 +273,10 @@ ISOLATED_TEST(GpuJob, AStepThatStreamsHaveSeenCompleteOutlivesARank, MachineWith
   EXPECT_EQ(ErrorReason(survivor.WaitStep(2, kPatience).status()), "RANK_LOST");
 }
 
-ISOLATED_TEST(GpuJob, AbandoningAStepThatStreamsHaveSeenCompleteIsTooLate, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuJob, StepSeenCompleteByStreamsCannotBeAbandoned, MachineWithGpus(1)) {
   SeenStep seen;
   GpuJob& job = seen.job();
-  // Of the parameter, which rank 1 may have used.
+  // Rank 0 has not used the parameter. Rank 1 may have used it.
   ASSERT_TRUE(job.layout(0).EndStep(1, {false}).ok());
   ASSERT_TRUE(job.layout(1).AbandonStep(1, "out of memory").ok());
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -286,10 +286,10 @@ ISOLATED_TEST(GpuJob, AbandoningAStepThatStreamsHaveSeenCompleteIsTooLate, Machi
   }
 }
 
-ISOLATED_TEST(GpuJob, ATrainersEndReleasesTheOthersAndGivesItsMemoryBack, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuJob, LostTrainerReleasesTheOthersAndItsMemory, MachineWithGpus(1)) {
   GpuJob job;
   job.Join();
-  // Of workers: the trainers are of this process.
+  // Counts workers' contexts: the trainers are in this process.
   const auto count = [&job] {
     return job.machine().Calls("cuDevicePrimaryCtxRetain") -
            job.machine().Calls("cuDevicePrimaryCtxRetain", getpid());
@@ -310,7 +310,7 @@ ISOLATED_TEST(GpuJob, ATrainersEndReleasesTheOthersAndGivesItsMemoryBack, Machin
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(GpuJob, ADeadWorkerFailsTheJobByName, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuJob, KilledWorkerFailsTheJobWithItsError, MachineWithGpus(1)) {
   GpuJob job;
   job.Join();
   job.machine().Inject("cuLaunchKernel 1 error 700");
@@ -329,9 +329,9 @@ MachineDescription WithAnOldNccl() {
   return machine;
 }
 
-ISOLATED_TEST(GpuJob, IsToldWhyItsGpusCannotBeConnected, WithAnOldNccl()) {
+ISOLATED_TEST(GpuJob, OldNcclFailsAJobOnTwoGpus, WithAnOldNccl()) {
   GpuJob job(2);
-  job.set_spec(FloatBuckets(1, kCount));  // whose last mark is what fails
+  job.set_spec(FloatBuckets(1, kCount));  // its only mark fails
   job.Join();
   job.Step(0, 1, 1);
   job.Mark(1, 1, 1);
@@ -346,8 +346,8 @@ ISOLATED_TEST(GpuJob, IsToldWhyItsGpusCannotBeConnected, WithAnOldNccl()) {
   EXPECT_EQ(job.Verdict(0, 1), 1);
 }
 
-// Two ranks on two GPUs, which their first step has connected. In the second rank 1 has said that
-// its buckets are ready, but its stream has not come so far.
+// Two ranks on two GPUs. Step 1 has connected the GPUs. In step 2, rank 1 has marked its buckets
+// ready, but its stream has not written the gradients.
 constexpr std::uint64_t kLateStep = 2;
 class LateGradients {
  public:
@@ -365,18 +365,18 @@ class LateGradients {
     job_.Step(0, kLateStep, 4);
     job_.Mark(1, kLateStep, 6);
   }
-  ~LateGradients() { Come(); }
+  ~LateGradients() { Arrive(); }
 
   GpuJob& job() { return job_; }
-  // Of the second step.
+  // The number of all-reduces in step 2.
   std::uint64_t Launches() { return job_.machine().Calls("ncclAllReduce") - launches_before_; }
-  // False if there is none within the test's patience.
+  // False if no launch begins within the test's patience.
   bool AwaitLaunch() {
     const absl::Time end = absl::Now() + kPatience;
     while (Launches() == 0 && absl::Now() < end) sched_yield();
     return Launches() > 0;
   }
-  void Come() { gradients_->Store(1); }
+  void Arrive() { gradients_->Store(1); }
   void ExpectAverages() {
     job_.EndStep(1, kLateStep);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -393,7 +393,7 @@ class LateGradients {
   std::unique_ptr<fakes::Word> gradients_;
 };
 
-ISOLATED_TEST(GpuJob, MakesItsCommunicatorAsEachOfItsLivesHasChosen, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuJob, EachGenerationChoosesNcclSettings, MachineWithGpus(2)) {
   GpuJob job(2);
   const auto live = [&job](const NcclSettings& nccl) {
     job.set_nccl(nccl);
@@ -410,12 +410,12 @@ ISOLATED_TEST(GpuJob, MakesItsCommunicatorAsEachOfItsLivesHasChosen, MachineWith
                                     "maxCTAs= NCCL_ALGO= NCCL_PROTO="));
   const NcclSettings chosen{4, NcclAlgorithm::kRing, NcclProtocol::kLl128, NcclWireType::kAuto};
   EXPECT_EQ(live(chosen).back(), "maxCTAs=4 NCCL_ALGO=Ring NCCL_PROTO=LL128");
-  EXPECT_THAT(live(chosen), SizeIs(4)) << "kept";
+  EXPECT_THAT(live(chosen), SizeIs(4)) << "the communicators are kept";
   EXPECT_EQ(live({}).back(), "maxCTAs= NCCL_ALGO= NCCL_PROTO=");
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-// Two of them are more than a float16 holds.
+// Twice this value is out of float16's range.
 constexpr std::uint16_t k60000 = 0x7b53;
 constexpr std::uint16_t kInfinity = 0x7c00;
 
@@ -444,11 +444,11 @@ std::uint16_t AverageOfTwoLargeHalves(NcclWireType wire_type) {
   return average[1];
 }
 
-ISOLATED_TEST(GpuJob, SumsHalvesBetweenGpusInFloat32, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuJob, SumsFloat16BetweenGpusInFloat32, MachineWithGpus(2)) {
   EXPECT_EQ(AverageOfTwoLargeHalves(NcclWireType::kAuto), k60000);
 }
 
-ISOLATED_TEST(GpuJob, SumsHalvesBetweenGpusAsTheyAreIfAsked, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuJob, SumsFloat16BetweenGpusInFloat16IfAsked, MachineWithGpus(2)) {
   EXPECT_EQ(AverageOfTwoLargeHalves(NcclWireType::kSame), kInfinity);
 }
 
@@ -458,48 +458,47 @@ MachineDescription WithMps() {
   return machine;
 }
 
-ISOLATED_TEST(GpuGate, WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThere,
-              MachineWithGpus(2)) {
+ISOLATED_TEST(GpuGate, AutoIsAllNodesWithoutMps, MachineWithGpus(2)) {
   LateGradients late({});
-  // Runs out: long after rank 0's gradients have come.
+  // Times out, long after rank 0's gradients are ready.
   const auto early = late.job().layout(0).WaitStep(kLateStep, absl::Milliseconds(200));
   EXPECT_EQ(early.status().code(), absl::StatusCode::kDeadlineExceeded) << early.status();
   EXPECT_EQ(late.Launches(), 0u);
-  late.Come();
+  late.Arrive();
   late.ExpectAverages();
 }
 
-ISOLATED_TEST(GpuGate, WithMpsAGpuBeginsByItself, WithMps()) {
+ISOLATED_TEST(GpuGate, AutoIsNoneWithMps, WithMps()) {
   LateGradients late({});
   EXPECT_TRUE(late.AwaitLaunch());
-  late.Come();
+  late.Arrive();
   late.ExpectAverages();
 }
 
-ISOLATED_TEST(GpuGate, CanBeClosedWithMps, WithMps()) {
+ISOLATED_TEST(GpuGate, AllNodesIsKeptWithMps, WithMps()) {
   LateGradients late({"--gate=all_nodes"});
   EXPECT_FALSE(late.job().layout(0).WaitStep(kLateStep, absl::Milliseconds(200)).ok());
   EXPECT_EQ(late.Launches(), 0u);
-  late.Come();
+  late.Arrive();
   late.ExpectAverages();
 }
 
-ISOLATED_TEST(GpuGate, CanBeOpenWithoutMps, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuGate, NoneIsKeptWithoutMps, MachineWithGpus(2)) {
   LateGradients late({"--gate=none"});
   EXPECT_TRUE(late.AwaitLaunch());
-  late.Come();
+  late.Arrive();
   late.ExpectAverages();
 }
 
-ISOLATED_TEST(GpuGate, IsReleasedByAnAbandonedStep, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuGate, AbandonedStepIsLaunchedNowhere, MachineWithGpus(2)) {
   LateGradients late({});
   ASSERT_TRUE(late.job().layout(1).AbandonStep(kLateStep, "out of memory").ok());
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     const auto result = late.job().layout(rank).WaitStep(kLateStep, kPatience);
     EXPECT_EQ(ErrorReason(result.status()), "STEP_ABANDONED") << result.status();
   }
-  EXPECT_EQ(late.Launches(), 0u) << "launched nowhere";
-  late.Come();
+  EXPECT_EQ(late.Launches(), 0u) << "no GPU launches";
+  late.Arrive();
   EXPECT_EQ(late.job().Verdict(0, kLateStep), 1);
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) late.job().Step(rank, kLateStep + 1, 3);
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -509,8 +508,8 @@ ISOLATED_TEST(GpuGate, IsReleasedByAnAbandonedStep, MachineWithGpus(2)) {
   EXPECT_THAT(late.job().machine().Violations(), IsEmpty());
 }
 
-// The worker that is waited for is asked for a sign of life, and dies of that.
-ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWithGpus(2)) {
+// The gate waits for a worker's gradients. That worker dies when it is pinged.
+ISOLATED_TEST(GpuGate, WorkerThatDiesBeforeALaunchEndsNoOtherWorker, MachineWithGpus(2)) {
   LateGradients late({});
   GpuJob& job = late.job();
   job.EndStep(1, kLateStep);
@@ -522,7 +521,7 @@ ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWi
     EXPECT_THAT(std::string(result.status().message()),
                 HasSubstr("the GPU's worker process was killed"));
   }
-  late.Come();
+  late.Arrive();
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) EXPECT_EQ(job.Verdict(rank, kLateStep), 1);
   EXPECT_EQ(late.Launches(), 0u);
   EXPECT_EQ(job.Worker(1), -1);
@@ -533,15 +532,15 @@ ISOLATED_TEST(GpuGate, AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt, MachineWi
   EXPECT_EQ(job.Worker(0), lives);
 }
 
-ISOLATED_TEST(GpuJob, ADeviceThatIsNotThereIsRefused, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuJob, MissingDeviceIsRefused, MachineWithGpus(1)) {
   GpuJob job;
-  auto session = Session::Join(job.daemon().Options(0, 1));
+  auto session = Session::Join(OptionsOf(job.daemon(), 0, 1));
   ASSERT_TRUE(session.ok()) << session.status();
   const auto layout = (*session)->RegisterLayout(
       On("GPU-99999999-0000-0000-0000-000000000000", FloatBuckets(1, 10)));
   EXPECT_EQ(layout.status().code(), absl::StatusCode::kFailedPrecondition) << layout.status();
   const auto host = (*session)->RegisterLayout(FloatBuckets(1, 10));
-  EXPECT_TRUE(host.ok()) << "host memory works on: " << host.status();
+  EXPECT_TRUE(host.ok()) << "the layout in host memory continues: " << host.status();
 }
 
 }  // namespace

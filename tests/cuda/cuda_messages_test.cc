@@ -1,15 +1,15 @@
-// Each daemon and each worker is killed at each message about GPUs between two nodes: what every
-// rank sees is what a model allows, and the next generation trains on. Above all, a step is
-// complete on no rank, for its host or for its GPU, if some host is told that it is void.
+// Kills each daemon and each worker at each message about GPUs between two nodes. Every rank must
+// see an outcome that a model allows, and the next generation must work. Above all: if a step is
+// void for any host, then it must not be complete for any host or GPU.
 //
-// Rank 0 is on alpha, which coordinates, rank 1 on beta, whose messages go through a proxy. The
-// messages are those of one life of the job, which has two deaths of its own: alpha's worker
-// between two generations, so that beta's is asked for the communicator's id; and its successor in
-// an all-reduce, so that beta's is released.
+// Rank 0 is on alpha, the coordinator. Rank 1 is on beta, whose messages go through a proxy. The
+// messages are those of one life of the job. In every life two workers die: alpha's worker between
+// two generations, so that beta's worker is asked for the communicator's id; and alpha's next
+// worker in an all-reduce, so that beta's worker is released.
 //
-// Trainers, which are threads here, are killed elsewhere: between two nodes at each message that is
-// not about GPUs by node_commit_test and in steps on GPUs by cuda_nodes_test, on one node at each
-// message about GPUs by cuda_death_test.
+// Here trainers are threads. Other tests kill trainers: between two nodes, node_commit_test at each
+// message that is not about GPUs, and cuda_nodes_test in steps on GPUs; on one node,
+// cuda_death_test at each message about GPUs.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -18,6 +18,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <future>
 #include <map>
 #include <optional>
 #include <ostream>
@@ -29,12 +30,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/include/gradsync/client.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 #include "tests/cuda/cuda_two_nodes.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
 #include "tests/fault/peer_proxy.h"
-#include "tests/fault/test_daemon.h"
+#include "tests/kit/test_daemon.h"
 
 namespace gradsync {
 namespace {
@@ -55,24 +56,26 @@ struct Kind {
   bool from_beta;
 };
 
-// All that is said about GPUs in one undisturbed life.
+// All messages about GPUs in a life in which nothing else is killed.
 constexpr Kind kKinds[] = {
     {"gpu_arena_mapped", 2, true},
     {"worker_call.connect", 2, false},
     {"worker_reply.connected", 2, true},
     {"worker_call.await_ready", 2 * kBuckets + 2, false},
     {"worker_call.launch", 2 * kBuckets + 1, false},
-    {"worker_reply.launched", 2 * kBuckets, true},
+    {"worker_reply.launch_done", 2 * kBuckets, true},
     {"worker_call.give_up_step", 1, false},
     {"worker_call.disconnect", 1, false},
     {"worker_call.new_nccl_id", 1, false},
     {"worker_reply.nccl_id", 1, true},
     {"worker_release", 1, false},
     {"worker_gone", 1, true},
-    // Of calls that nothing is to be said about: AwaitReady, GiveUpStep, Disconnect; and that the
-    // last launch has failed.
+    // Replies without content: to AwaitReady, GiveUpStep and Disconnect, and to the last launch,
+    // which fails.
     {"worker_reply", 2 * kBuckets + 5, true},
 };
+// Rank 1's steps in that life, except the one that it abandons.
+constexpr int kEndStepsOfRank1 = 3;
 int CountOf(const std::string& kind) {
   return std::find_if(std::begin(kKinds), std::end(kKinds),
                       [&](const Kind& one) { return kind == one.name; })
@@ -89,20 +92,19 @@ const char* NameOf(Party party) { return kPartyNames[static_cast<int>(party)]; }
 
 // What a rank has seen of a step.
 struct Sight {
-  absl::Status status = absl::UnknownError("it was never told");
-  std::uint64_t followed = 0;  // the step, if its stream waits for the end of it
+  absl::Status status = absl::UnknownError("no result");
+  std::uint64_t followed = 0;  // the step for whose end the rank's stream waits; 0: none
 
   std::string reason() const { return status.ok() ? "OK" : ErrorReason(status); }
 };
 
 class Life {
  public:
-  // `strike` is called while the message at `point` is held, and releases it.
+  // Holds the message at `point` and calls `strike`, which must release it.
   Life(std::optional<WirePoint> point, std::function<void(Life*)> strike)
       : proxy_(job_.coordinator(), std::move(point)), strike_(std::move(strike)) {}
 
-  // The daemons are killed: one that is told to stop while Gloo connects to another node, which is
-  // gone, waits for Gloo's own time limit.
+  // Kills the daemons. Stopping one that connects to a lost node would take until Gloo's limit.
   ~Life() {
     job_.End();
     for (const int node : {0, 1}) job_.node(node).Kill();
@@ -113,23 +115,27 @@ class Life {
   GpuNodes& job() { return job_; }
   PeerProxy& proxy() { return proxy_; }
   const Sight& sight(std::uint32_t rank) const { return sights_[rank]; }
-  // By what a rank's GPU says to its stream, or has said: a verdict of complete stays.
+  // True if the rank's stream has seen the verdict that the step is complete. It is final.
   bool SeenComplete(std::uint32_t rank) {
     const std::uint64_t step = sights_[rank].followed;
     return step > 0 && job_.rank(rank).Verdict(step) == 0;
   }
 
-  // These return true if the message was held meanwhile.
-  // A generation's first step, with all that it needs.
+  // Each of these functions returns true if the message was held during the call.
+
+  // Joins both ranks and runs a generation's first step.
   bool Begin() {
+    rank0_has_joined_ = std::promise<void>();
     return Run([this](std::uint32_t rank) {
       SessionOptions options = job_.Options(rank);
       if (rank == 1) options.coordinator = proxy_.address();
-      const absl::Status joined = job_.rank(rank).Join(options);
-      return joined.ok() ? Step(rank, 1) : joined;
+      absl::Status status = job_.rank(rank).OpenSession(options);
+      if (rank == 0) rank0_has_joined_.set_value();
+      if (status.ok()) status = job_.rank(rank).Register();
+      return status.ok() ? Step(rank, 1) : status;
     });
   }
-  // Rank 1 abandons step 2 when its worker waits for gradients that do not come.
+  // Rank 1 abandons step 2 while its worker waits for gradients that never arrive.
   bool Abandon() {
     fakes::Word word;
     CUDA_OK(
@@ -142,14 +148,16 @@ class Life {
       return status.ok() ? job_.rank(rank).Wait(2) : status;
     });
     word.Store(1);
-    // The last words may come when every rank has been told.
+    // The last replies may come after both ranks have their results.
     return held || HeldBy("worker_reply", kBuckets + 1) || HeldBy("worker_reply", kBuckets + 2);
   }
-  // The last thing that alpha's worker does is an all-reduce of step 2.
+  // Alpha's worker dies in an all-reduce of step 2.
   bool LoseWorkerInAllReduce() {
     job_.machine().Inject(absl::StrCat("ncclAllReduce 1 kill pid=", Worker(0)));
     const bool held = Run([this](std::uint32_t rank) {
       if (rank == 1) return Step(rank, 2);
+      // So rank 1 has ended its step before a message of this step is held.
+      proxy_.AwaitPassed({{"rank_request.end_step", kEndStepsOfRank1}});
       const absl::Status marked = job_.rank(rank).Mark(2, 0, 1);
       return marked.ok() ? job_.rank(rank).Wait(2) : marked;
     });
@@ -157,7 +165,15 @@ class Life {
            HeldBy("worker_gone", 1);
   }
 
-  // Of the node, once it runs.
+  // Rank 1 may join and map its arena before rank 0 joins. If something were killed before rank 0
+  // joins, rank 0 would fail only after its connect_timeout: it connects to alpha, which is lost,
+  // or is alone in a new generation. Call this once in a generation.
+  void AwaitRank0HasJoined() {
+    const auto joined = rank0_has_joined_.get_future().wait_for(absl::ToChronoSeconds(kPatience));
+    EXPECT_EQ(joined, std::future_status::ready);
+  }
+
+  // Waits until the node's worker runs, and returns its pid.
   pid_t Worker(int node) {
     pid_t pid = -1;
     EXPECT_TRUE(job_.node(node).AwaitStatus([&](const v1::GetStatusResponse& now) {
@@ -165,10 +181,10 @@ class Life {
         if (worker.state() == v1::WORKER_STATE_RUNNING) pid = worker.pid();
       }
       return pid > 0;
-    })) << "it has no worker";
+    })) << "the node has no worker";
     return pid;
   }
-  // Returns when its daemon knows.
+  // Kills the worker. Returns when its daemon knows that it is lost.
   void KillWorker(int node) {
     const pid_t killed = Worker(node);
     ASSERT_GT(killed, 0);
@@ -191,7 +207,7 @@ class Life {
     }
     return status;
   }
-  // Both ranks, each on a thread of its own.
+  // Runs both ranks, each on a thread of its own.
   bool Run(const std::function<absl::Status(std::uint32_t rank)>& body) {
     sights_ = {};
     std::atomic<std::uint32_t> running{kWorld};
@@ -207,7 +223,7 @@ class Life {
     ranks.join();
     return held;
   }
-  // By the `count`-th message of `kind`; the one before it was not held.
+  // True if the `count`-th message of `kind` is held. No earlier message may be held.
   bool HeldBy(const std::string& kind, int count) {
     proxy_.AwaitPassed({{kind, count}});
     const bool held = proxy_.AwaitHeld([] { return true; });
@@ -218,6 +234,7 @@ class Life {
   GpuNodes job_{{{0, 0}, {1, 1}}};
   PeerProxy proxy_;
   const std::function<void(Life*)> strike_;
+  std::promise<void> rank0_has_joined_;  // in this generation
   std::array<Sight, kWorld> sights_;
 };
 
@@ -226,7 +243,7 @@ class Life {
 struct WireCase {
   WirePoint point;
   Party killed = Party::kAlpha;
-  // What the killed daemon had said is on the wire still, or is lost with it.
+  // True if messages of the killed daemon that are on the wire still arrive.
   bool deliver = true;
 };
 std::ostream& operator<<(std::ostream& out, const WireCase& one) {
@@ -234,7 +251,7 @@ std::ostream& operator<<(std::ostream& out, const WireCase& one) {
              << (one.deliver ? "" : ", which is lost");
 }
 
-// False: it has died by then, or is about to.
+// True if the party lives when the message is sent and is not about to die without the test.
 bool Lives(Party party, const WirePoint& point) {
   const bool last = point.ordinal == CountOf(point.kind);
   const bool last_reply = point.kind == "worker_reply" && last;
@@ -274,24 +291,25 @@ enum class Phase {
   kFirstStep,
   kAbandonedStep,
   kNextFirstStep,  // of the next generation
-  kLostStep,       // in which alpha's worker dies in any case
+  kLostStep,       // alpha's worker dies in it in every life
   kNever,
 };
 
-using Outcomes = std::set<std::string>;  // reasons of errors; "OK": of a complete step
+using Outcomes = std::set<std::string>;  // reasons of errors, or "OK" for a complete step
 
-// What a rank may see.
+// The outcomes that a rank may see.
 Outcomes Allowed(Phase phase, const WireCase& one, std::uint32_t rank) {
   const bool agreeing = one.point.kind == "gpu_arena_mapped";
-  // All that the step needs of beta may be on the wire, behind the held message.
-  const bool answering = one.point.kind == "worker_reply.launched" && one.deliver;
-  // All of it may be launched, or be about to be before anybody knows of the death. Of what never
-  // is, nobody has doubts.
+  // All that the step needs from beta may be on the wire behind the held message.
+  const bool answering = one.point.kind == "worker_reply.launch_done" && one.deliver;
+  // True if all buckets may be launched, perhaps just before the daemons know of the death. If no
+  // GPU has launched a bucket, the step is never in doubt.
   const bool gated = one.point.kind == "worker_reply" && one.deliver;
   const bool launched = (phase == Phase::kFirstStep || phase == Phase::kNextFirstStep) &&
                         (gated || one.point.kind == "worker_call.launch" ||
-                         one.point.kind == "worker_reply.launched");
-  // By then; else it is not known which of them have.
+                         one.point.kind == "worker_reply.launch_done");
+  // `ended`: the rank has certainly ended its step when the party is killed. `not_ended`: it
+  // certainly has not.
   const bool ended = phase == Phase::kLostStep && rank == 1;
   const bool not_ended =
       agreeing || (phase >= Phase::kAbandonedStep && phase != Phase::kNextFirstStep &&
@@ -301,15 +319,15 @@ Outcomes Allowed(Phase phase, const WireCase& one, std::uint32_t rank) {
     if (!ended) allowed.insert(reason);
     if (!not_ended) allowed.insert("STEP_IN_DOUBT");
   };
-  // Its own session ends by that. The other rank is told of the first, or of the step's buckets,
-  // which have failed.
+  // The session of the worker's own rank ends with WORKER_LOST. The other rank sees RANK_LOST, or
+  // WORKER_LOST if a call to the worker fails first. That is possible while the ranks agree on a
+  // layout too: the held message may complete the agreement before the worker's daemon ends the
+  // session.
   const auto lost_worker = [&](std::uint32_t worker_of) {
     allowed.insert("WORKER_LOST");
     if (rank != worker_of) allowed.insert("RANK_LOST");
-    if (rank != worker_of && agreeing) {
-      allowed.erase("WORKER_LOST");
-      allowed.insert("LAYOUT_REFUSED");  // its arena there was not allocated yet
-    }
+    // Rank 0's arena may not be allocated yet. The held message says that rank 1's is.
+    if (agreeing && worker_of == 0 && rank == 1) allowed.insert("LAYOUT_REFUSED");
     if (launched) allowed.insert("STEP_IN_DOUBT");
   };
   switch (one.killed) {
@@ -318,8 +336,10 @@ Outcomes Allowed(Phase phase, const WireCase& one, std::uint32_t rank) {
       break;
     case Party::kBeta:
       if (rank == 1) lost_daemon("DAEMON_LOST");
-      // Its own worker may be killed for that, if it has a launch.
-      if (rank == 0) allowed.insert({"RANK_LOST", "NODE_LOST"});
+      // If rank 0's own worker has a launch, alpha may kill it because beta is lost. The engine's
+      // connection to beta breaks before the stream through the proxy does. If the stream follows
+      // more than 500 ms later (kStreamEndPatienceNs), alpha reports the engine's failure.
+      if (rank == 0) allowed.insert({"RANK_LOST", "NODE_LOST", "ENGINE_PEER_LOST"});
       if (rank == 0 && launched) allowed.insert("STEP_IN_DOUBT");
       if (rank == 0 && answering) allowed.insert("OK");
       break;
@@ -344,6 +364,7 @@ class EveryGpuMessageTest : public testing::TestWithParam<WireCase> {
  protected:
   static void Strike(Life* life) {
     const WireCase& one = GetParam();
+    life->AwaitRank0HasJoined();
     switch (one.killed) {
       case Party::kAlpha:
       case Party::kBeta:
@@ -379,16 +400,16 @@ class EveryGpuMessageTest : public testing::TestWithParam<WireCase> {
       is_void = is_void || (!sight.status.ok() && !in_doubt);
       EXPECT_TRUE(!sight.status.ok() || seen_complete) << "rank " << rank;
       if (reason == "RANK_LOST") {
-        EXPECT_EQ(ErrorField(sight.status, "rank"), absl::StrCat(1 - rank)) << sight.status;
+        EXPECT_EQ(ErrorField(sight.status, field::kRank), absl::StrCat(1 - rank)) << sight.status;
       }
     }
     EXPECT_FALSE(complete && is_void) << "complete for one host or GPU, and void for another host";
   }
-  // New trainers, on the daemons and workers that are left.
+  // Expects that new trainers can join the daemons and workers that are left.
   static void ExpectNextGeneration(Life* life, Phase phase) {
     GpuNodes& job = life->job();
     job.End();
-    // A worker that dies once more is started again only after a while.
+    // A worker that has died twice starts again only after a pause. New daemons have no such pause.
     const bool anew = phase >= Phase::kNextFirstStep;
     for (const int node : {0, 1}) {
       if (anew && job.node(node).process().running()) job.node(node).Kill();
@@ -415,7 +436,7 @@ TEST_P(EveryGpuMessageTest, CompleteOrVoidOnEveryRank) {
   }
   Life life(GetParam().point, Strike);
   const Phase phase = Live(&life);
-  ASSERT_NE(phase, Phase::kNever) << "it was never said";
+  ASSERT_NE(phase, Phase::kNever) << "the message was never sent";
   Check(&life, phase);
   ExpectNextGeneration(&life, phase);
 }
@@ -430,7 +451,7 @@ std::string CaseName(const testing::TestParamInfo<WireCase>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Wire, EveryGpuMessageTest, testing::ValuesIn(WireCases()), CaseName);
 
-ISOLATED_TEST(GpuMessages, TheListIsComplete, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuMessages, ListOfMessagesIsComplete, MachineWithGpus(2)) {
   Life life(std::nullopt, [](Life*) {});
   const auto expect = [&](const char* reason) {
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
@@ -450,7 +471,7 @@ ISOLATED_TEST(GpuMessages, TheListIsComplete, MachineWithGpus(2)) {
     EXPECT_THAT(life.sight(rank).reason(), AnyOf("WORKER_LOST", "RANK_LOST"))
         << life.sight(rank).status;
   }
-  // The last words come after the ranks' own.
+  // The last messages come after the ranks have their results.
   std::map<std::string, int> said;
   for (const auto& [kind, count] : life.proxy().AwaitPassed({{"worker_gone", 1}})) {
     if (kind.rfind("worker_", 0) == 0 || kind.rfind("gpu_", 0) == 0) said[kind] = count;

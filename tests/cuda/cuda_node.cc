@@ -14,10 +14,10 @@
 namespace gradsync {
 namespace {
 
-// What the fake allocates at least, which is enough for an arena.
+// The fake's smallest allocation, which is enough for an arena.
 constexpr std::size_t kArenaBytes = std::size_t{2} << 20;
 
-// Of what the build has put beside this program.
+// The path of a file that the build puts beside this program.
 std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
 
 }  // namespace
@@ -77,7 +77,7 @@ std::vector<pid_t> CudaNode::WorkerPids(const std::string& job) const {
 
 void CudaNode::ExpectNothingKept() {
   for (std::uint32_t gpu = 0; gpu < idle_bytes_.size(); ++gpu) {
-    EXPECT_TRUE(machine_.AwaitDeviceBytes(gpu, idle_bytes_[gpu], fault::kPatienceMs))
+    EXPECT_TRUE(machine_.AwaitDeviceBytes(gpu, idle_bytes_[gpu], kPatienceMs))
         << "GPU " << gpu << " holds " << machine_.DeviceBytes(gpu) << " bytes, " << idle_bytes_[gpu]
         << " before";
   }

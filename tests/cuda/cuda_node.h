@@ -1,4 +1,4 @@
-// A real gradsyncd on a fake machine with GPUs, for tests that take its trainers away.
+// A real gradsyncd on a fake machine with GPUs, for tests in which trainers die.
 
 #ifndef TESTS_CUDA_CUDA_NODE_H_
 #define TESTS_CUDA_CUDA_NODE_H_
@@ -12,16 +12,15 @@
 
 #include "client/include/gradsync/client.h"
 #include "tests/fakes/control.h"
-#include "tests/fault/test_daemon.h"
+#include "tests/kit/test_daemon.h"
 
 namespace gradsync {
 
-// Its job is warm: on every GPU there is its worker with staging memory for CudaLayout(_, kBuckets,
-// kCount), and on several GPUs their communicator. The trainers that did this have left.
+// The job has run before: every GPU has its worker, with staging memory for CudaLayout(_, kBuckets,
+// kCount), and several GPUs have a communicator. The trainers of that first life have left.
 //
-// For the process of an ISOLATED_TEST, whose machine it is on. Fails the test at its end if the
-// daemon has initialized CUDA itself, or anything undefined was
-// seen.
+// For the process of an ISOLATED_TEST, on the test's machine. The destructor fails the test if the
+// daemon itself has initialized CUDA, or if there was a violation.
 class CudaNode {
  public:
   static constexpr std::size_t kBuckets = 2;
@@ -32,26 +31,26 @@ class CudaNode {
   CudaNode(const CudaNode&) = delete;
   CudaNode& operator=(const CudaNode&) = delete;
 
-  fault::TestDaemon& daemon() { return daemon_; }
+  TestDaemon& daemon() { return daemon_; }
   fakes::FakeMachine& machine() { return machine_; }
 
-  // Of the job. The step's deadline is the default if `step_timeout` is 0.
+  // Options to join the job. A `step_timeout` of 0 means the default.
   SessionOptions Options(std::uint32_t rank, std::uint32_t world_size,
                          absl::Duration step_timeout = absl::ZeroDuration()) const;
 
-  // Workers started so far: each loads the kernels once.
+  // The number of workers started so far: each loads the kernels once.
   std::uint64_t Workers() const { return machine_.Calls("cuModuleLoadData"); }
-  // The processes of the workers of `job` that run.
+  // The pids of the running workers of `job`.
   std::vector<pid_t> WorkerPids(const std::string& job = "job") const;
-  // Of the trainers; at the end, no other one.
+  // The trainers cause this violation. The destructor expects no other one.
   void ExpectViolation(const std::string& what) { violations_.push_back(what); }
 
-  // Fails the test unless the GPUs' memory becomes what it was before there were trainers.
+  // Fails the test unless the use of the GPUs' memory becomes what it was without trainers.
   void ExpectNothingKept();
 
  private:
   fakes::FakeMachine machine_;
-  fault::TestDaemon daemon_;
+  TestDaemon daemon_;
   std::vector<std::string> violations_;
   std::vector<std::size_t> idle_bytes_;  // by GPU: contexts, staging, the communicator
 };

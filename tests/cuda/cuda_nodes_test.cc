@@ -1,5 +1,5 @@
-// Jobs whose layouts lie on GPUs of two nodes: two real daemons with their workers, and the client,
-// on fakes of the driver and of NCCL.
+// Jobs with layouts on GPUs of two nodes: two real daemons with their workers, and the client
+// library, on fakes of the driver and of NCCL.
 
 #include <cuda.h>
 #include <gmock/gmock.h>
@@ -21,14 +21,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/job_of_threads.h"
 #include "tests/cuda/cuda_two_nodes.h"
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/child_process.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/peer_proxy.h"
-#include "tests/fault/test_daemon.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/test_daemon.h"
 
 namespace gradsync {
 namespace {
@@ -39,7 +39,7 @@ using testing::Each;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-ISOLATED_TEST(GpuNodes, AverageOverRanksOfOneGpuEach, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, AverageOverOneGpuPerNode, MachineWithGpus(2)) {
   GpuNodes job({{0, 0}, {1, 1}});
   job.Join();
   for (std::uint64_t step = 1; step <= 5; ++step) {
@@ -49,7 +49,7 @@ ISOLATED_TEST(GpuNodes, AverageOverRanksOfOneGpuEach, MachineWithGpus(2)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-// Ranks that share a GPU, nodes with more GPUs than others.
+// Some ranks share a GPU, and one node has more GPUs than the other.
 ISOLATED_TEST(GpuNodes, MayHaveUnequalNumbersOfRanksAndGpus, MachineWithGpus(3)) {
   GpuNodes job({{0, 0}, {0, 1}, {0, 1}, {1, 2}, {1, 2}});
   job.Join();
@@ -88,10 +88,10 @@ ISOLATED_TEST(GpuNodes, MayHaveLayoutsInHostMemoryToo, MachineWithGpus(2)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(GpuNodes, HaveTwoStepsUnderWay, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, RunTwoStepsAtOnce, MachineWithGpus(2)) {
   GpuNodes job({{0, 0}, {1, 1}});
   job.Join();
-  // Each is a step ahead once: what it says of the second waits for the first.
+  // Each rank is a step ahead once: its messages about the later step wait for the earlier one.
   for (const std::uint32_t ahead : {1u, 0u}) {
     const std::uint64_t step = ahead == 1 ? 1 : 3;
     for (const std::uint32_t rank : {ahead, 1 - ahead}) {
@@ -111,7 +111,7 @@ ISOLATED_TEST(GpuNodes, HaveTwoStepsUnderWay, MachineWithGpus(2)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(GpuNodes, AnAbandonedStepIsVoidOnEveryNode, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, AbandonedStepIsVoidOnEveryNode, MachineWithGpus(2)) {
   GpuNodes job({{0, 0}, {1, 1}});
   job.Join();
   std::uint64_t step = 0;
@@ -131,8 +131,8 @@ ISOLATED_TEST(GpuNodes, AnAbandonedStepIsVoidOnEveryNode, MachineWithGpus(2)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-// Its GPU takes part with zeros, under the same communicator.
-ISOLATED_TEST(GpuNodes, ANodeWhoseRanksHaveLeftContributesNothing, MachineWithGpus(2)) {
+// The node's GPU takes part with zeros, and the communicator stays.
+ISOLATED_TEST(GpuNodes, NodeWithoutRanksContributesZeros, MachineWithGpus(2)) {
   GpuNodes job({{0, 0}, {1, 1}});
   job.Join();
   job.AverageStep(1, 1);
@@ -152,10 +152,10 @@ ISOLATED_TEST(GpuNodes, ANodeWhoseRanksHaveLeftContributesNothing, MachineWithGp
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-// ---- What dies
+// ---- Losses
 
-// A trainer that has done step 1, and says so on descriptor 3 when it is in the middle of step 2: a
-// bucket's message is sent, its gradients have not come.
+// A trainer that finishes step 1 and writes to descriptor 3 within step 2: it has marked a bucket
+// ready whose gradients never arrive.
 ROLE(victim) {
   const auto number = [](const char* name) {
     return static_cast<std::uint32_t>(std::stoul(getenv(name)));
@@ -167,7 +167,7 @@ ROLE(victim) {
   EXPECT_TRUE(joined.ok()) << joined;
   EXPECT_TRUE(rank.Step(1, 0).ok());
   EXPECT_TRUE(rank.Wait(1).ok());
-  // Its ready word stands behind what never comes.
+  // The stream never reaches the ready word.
   const fakes::Word never;
   CUDA_OK(cuStreamWaitValue64(rank.stream(), never.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
   EXPECT_TRUE(rank.Mark(2, 0, 1).ok());
@@ -181,8 +181,8 @@ class Victim {
   Victim(GpuNodes* job, std::uint32_t rank, const Place& place) {
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-    const fault::Descriptor theirs(ends[1]);
-    said_ = fault::Descriptor(ends[0]);
+    const Descriptor theirs(ends[1]);
+    said_ = Descriptor(ends[0]);
     process_ = fakes::StartRole(
         "victim", {theirs.get()},
         {absl::StrCat("VICTIM_GPU=", place.gpu), absl::StrCat("VICTIM_RANK=", rank),
@@ -190,15 +190,15 @@ class Victim {
          absl::StrCat("VICTIM_SOCKET=", job->node(place.node).socket()),
          absl::StrCat("VICTIM_COORDINATOR=", job->coordinator())});
   }
-  bool AwaitStep2() const { return fault::AwaitReadable(said_.get(), fault::kPatienceMs); }
+  bool AwaitStep2() const { return AwaitReadable(said_.get(), kPatienceMs); }
   void Kill() { process_->Kill(); }
 
  private:
-  fault::Descriptor said_;
-  std::unique_ptr<fault::ChildProcess> process_;
+  Descriptor said_;
+  std::unique_ptr<ChildProcess> process_;
 };
 
-ISOLATED_TEST(GpuNodes, HaveOneCommunicatorForAllTheirTrainersLives, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, KeepOneCommunicatorOverGenerations, MachineWithGpus(2)) {
   const std::vector<Place> places = {{0, 0}, {0, 0}, {1, 1}, {1, 1}};
   GpuNodes job(places);
   for (const int dies : {2, 0, 3, 1, 2}) {
@@ -232,16 +232,16 @@ ISOLATED_TEST(GpuNodes, HaveOneCommunicatorForAllTheirTrainersLives, MachineWith
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-// The job's, as its coordinator tells it.
+// Expects the gate in the coordinator's status of the job.
 void ExpectGate(const std::string& flag, const std::string& gate) {
   GpuNodes job({{0, 0}, {1, 1}}, flag);
   job.Join();
-  EXPECT_EQ(job.node(0).Status().jobs(0).gate(), "") << "there is nothing between the GPUs yet";
+  EXPECT_EQ(job.node(0).Status().jobs(0).gate(), "") << "the GPUs have exchanged nothing yet";
   job.AverageStep(1, 1);
   EXPECT_EQ(job.node(0).Status().jobs(0).gate(), gate) << flag;
 }
 
-ISOLATED_TEST(GpuNodes, SayWhichGateIsInForce, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, StatusShowsTheGate, MachineWithGpus(2)) {
   ExpectGate("--gate=auto", "all_nodes");
   ExpectGate("--gate=none", "none");
 }
@@ -252,27 +252,27 @@ fakes::MachineDescription MachineWithMps() {
   return machine;
 }
 
-ISOLATED_TEST(GpuNodes, SayThatThereIsNoGateWhereMpsSharesTheGpus, MachineWithMps()) {
+ISOLATED_TEST(GpuNodes, StatusShowsGateNoneWithMps, MachineWithMps()) {
   ExpectGate("--gate=auto", "none");
 }
 
-// Some worker of a daemon.
-pid_t WorkerOf(const fault::TestDaemon& daemon) {
+// The pid of any worker of the daemon; -1 if it has none.
+pid_t WorkerOf(const TestDaemon& daemon) {
   const std::string tasks = absl::StrCat("/proc/", daemon.pid(), "/task");
   for (const auto& task : std::filesystem::directory_iterator(tasks)) {
     std::ifstream children(task.path() / "children");
     for (pid_t child = 0; children >> child;) {
       std::ifstream command(absl::StrCat("/proc/", child, "/cmdline"));
       std::string arguments;
-      std::getline(command, arguments);  // fails if it ends meanwhile
+      std::getline(command, arguments);  // fails if the worker ends meanwhile
       if (arguments.find("--worker") != std::string::npos) return child;
     }
   }
   return -1;
 }
 
-// The one of a job. Another one may still be looking for GPUs.
-void KillWorkerOf(const fault::TestDaemon& daemon) {
+// Kills the job's worker, but not the one that may still be looking for GPUs.
+void KillWorkerOf(const TestDaemon& daemon) {
   pid_t running = -1;
   ASSERT_TRUE(daemon.AwaitStatus([&running](const v1::GetStatusResponse& now) {
     for (const v1::WorkerStatus& worker : now.cuda().workers()) {
@@ -283,11 +283,11 @@ void KillWorkerOf(const fault::TestDaemon& daemon) {
   kill(running, SIGKILL);
 }
 
-bool AwaitNoWorker(const fault::TestDaemon& daemon) {
+bool AwaitNoWorker(const TestDaemon& daemon) {
   return daemon.AwaitStatus([&](const auto&) { return WorkerOf(daemon) < 0; });
 }
 
-ISOLATED_TEST(GpuNodes, LetGoOfWorkersThatNobodyNeeds, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, StopIdleWorkers, MachineWithGpus(2)) {
   GpuNodes job({{0, 0}, {1, 1}}, "--worker_idle_limit=1ms");
   for (const std::uint64_t connections : {2u, 4u}) {
     job.Join();
@@ -300,8 +300,8 @@ ISOLATED_TEST(GpuNodes, LetGoOfWorkersThatNobodyNeeds, MachineWithGpus(2)) {
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-// Their workers are others: those of the job over both nodes are still connected to each other.
-ISOLATED_TEST(GpuNodes, AJobOfTheSameNameMayRunOnOneOfThemAlone, MachineWithGpus(2)) {
+// The job on one node has its own workers. Those of the job over both nodes stay connected.
+ISOLATED_TEST(GpuNodes, JobOfTheSameNameRunsOnOneNodeToo, MachineWithGpus(2)) {
   GpuNodes job({{0, 0}, {1, 1}});
   job.Join();
   job.AverageStep(1, 1);
@@ -318,8 +318,8 @@ ISOLATED_TEST(GpuNodes, AJobOfTheSameNameMayRunOnOneOfThemAlone, MachineWithGpus
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
-// Rank 1 has ended a step that rank 0 is in the middle of. What is lost then fails the job on both;
-// the next generation connects anew, and only that.
+// Loses something while rank 1 has ended step 2 and rank 0 has not. Expects that the job fails on
+// both ranks, and that the next generation makes a new communicator.
 class Loss {
  public:
   using Expected = testing::Matcher<std::string>;
@@ -331,6 +331,11 @@ class Loss {
     job_.AverageStep(1, 1);
     ASSERT_TRUE(job_.rank(0).Mark(2, 0, 1).ok());
     ASSERT_TRUE(job_.rank(1).Step(2, 1).ok());
+    ASSERT_TRUE(job_.node(0).AwaitStatus([](const v1::GetStatusResponse& now) {
+      const v1::JobStatus& job = now.jobs(0);
+      return job.nodes_size() == 2 && job.nodes(0).waiting_ranks_size() == 1 &&
+             job.nodes(1).waiting_ranks_size() == 0;
+    })) << "rank 1's EndStep has not reached the coordinator";
     lose();
     EXPECT_THAT(Describe(job_.rank(0).Wait(2)), at_rank0);
     EXPECT_THAT(Describe(job_.rank(1).Wait(2)), at_rank1);
@@ -353,37 +358,36 @@ class Loss {
   GpuNodes job_{{{0, 0}, {1, 1}}};
 };
 
-ISOLATED_TEST(GpuNodes, ADeadWorkerOfTheCoordinatorFailsTheJobByName, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, KilledWorkerOfTheCoordinatorFailsTheJob, MachineWithGpus(2)) {
   Loss loss;
   const auto how = HasSubstr("worker process was killed by signal 9");
   loss.Expect([&] { KillWorkerOf(loss.job().node(0)); }, how, how);
 }
 
-ISOLATED_TEST(GpuNodes, ADeadWorkerOfAnotherNodeFailsTheJobByName, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, KilledWorkerOfAnotherNodeFailsTheJob, MachineWithGpus(2)) {
   Loss loss;
   const auto how = HasSubstr("worker process was killed by signal 9");
   loss.Expect([&] { KillWorkerOf(loss.job().node(1)); }, how, how);
 }
 
-ISOLATED_TEST(GpuNodes, ADeadDaemonOfAnotherNodeFailsTheJobByName, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, KilledDaemonOfAnotherNodeFailsTheJob, MachineWithGpus(2)) {
   Loss loss;
   loss.Expect([&] { loss.job().node(1).Kill(); }, HasSubstr("node beta"),
               HasSubstr("STEP_IN_DOUBT"));
 }
 
-ISOLATED_TEST(GpuNodes, ADeadCoordinatorFailsTheJobByName, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, KilledCoordinatorFailsTheJob, MachineWithGpus(2)) {
   Loss loss;
   loss.Expect([&] { loss.job().node(0).Kill(); }, HasSubstr("DAEMON_LOST"),
               HasSubstr("STEP_IN_DOUBT"));
 }
 
-// The GPUs have told the ranks' streams that a step is complete, which no rank has ended: whatever
-// is lost then, no host is told that it is void.
+// The ranks' streams have seen the verdict that a step is complete, and no rank has ended the step.
+// Whatever is lost at that moment, no host may be told that the step is void.
 class LossAfterTheVerdict {
  public:
   LossAfterTheVerdict() = default;
-  // One that is told to stop while Gloo connects to another node, which is gone, waits for Gloo's
-  // own time limit.
+  // Kills the daemons. Stopping one that connects to a lost node would take until Gloo's limit.
   ~LossAfterTheVerdict() {
     job_.End();
     for (const int node : {0, 1}) job_.node(node).Kill();
@@ -392,7 +396,7 @@ class LossAfterTheVerdict {
   LossAfterTheVerdict& operator=(const LossAfterTheVerdict&) = delete;
 
   GpuNodes& job() { return job_; }
-  // Between the two daemons; holds beta's word that its rank has gone.
+  // The proxy between the two daemons. It holds beta's RankGone message.
   fault::PeerProxy& proxy() { return proxy_; }
   void Expect(const std::function<void()>& lose, const std::set<std::string>& at_rank0) {
     OnEveryRank(2, [this](std::uint32_t rank) {
@@ -420,20 +424,20 @@ class LossAfterTheVerdict {
   fault::PeerProxy proxy_{job_.coordinator(), fault::WirePoint{"rank_gone", 1}};
 };
 
-ISOLATED_TEST(GpuNodes, ACoordinatorThatDiesAfterTheVerdictLeavesADoubt, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuNodes, CoordinatorsDeathAfterTheVerdictPutsTheStepInDoubt, MachineWithGpus(2)) {
   LossAfterTheVerdict loss;
   loss.Expect([&] { loss.job().node(0).Kill(); }, {"STEP_IN_DOUBT"});
 }
 
-// Unless all of its answers were on their way.
-ISOLATED_TEST(GpuNodes, ADaemonThatDiesAfterTheVerdictLeavesADoubt, MachineWithGpus(2)) {
+// OK is possible too, if all replies of the daemon were on the wire.
+ISOLATED_TEST(GpuNodes, DaemonsDeathAfterTheVerdictPutsTheStepInDoubt, MachineWithGpus(2)) {
   LossAfterTheVerdict loss;
   loss.Expect([&] { loss.job().node(1).Kill(); }, {"STEP_IN_DOUBT", "OK"});
 }
 
-// Its own end is known by name before the coordinator's, which might know that the step is
-// complete.
-ISOLATED_TEST(GpuNodes, AWorkerThatDiesBeforeTheCoordinatorLeavesADoubt, MachineWithGpus(2)) {
+// Beta learns that its worker is lost before it learns that the coordinator is lost. The
+// coordinator may know that the step is complete.
+ISOLATED_TEST(GpuNodes, WorkersAndCoordinatorsDeathPutsTheStepInDoubt, MachineWithGpus(2)) {
   LossAfterTheVerdict loss;
   loss.Expect(
       [&] {

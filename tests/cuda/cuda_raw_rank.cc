@@ -8,7 +8,6 @@ using fault::RawStatus;
 bool CudaRawRank::Open(std::uint32_t rank, std::uint32_t world_size,
                        std::uint64_t step_timeout_ms) {
   v1::SessionRequest request = RawSession::OpenRequest(rank, world_size, "job");
-  request.mutable_open_session()->mutable_protocol()->set_newest(4);
   if (step_timeout_ms > 0) {
     request.mutable_open_session()->mutable_options()->set_step_timeout_ms(step_timeout_ms);
   }
@@ -30,7 +29,7 @@ bool CudaRawRank::AwaitAssignment() {
 }
 
 bool CudaRawRank::ClaimMemory() {
-  // Nothing can be populated: the CPU does not reach a GPU's memory.
+  // There is no memory to populate: the CPU cannot access a GPU's memory.
   arena_ = session_.Map(assigned_, side_socket_, /*populate=*/false);
   return arena_ != nullptr;
 }

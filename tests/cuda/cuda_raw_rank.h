@@ -1,5 +1,5 @@
-// A rank on a GPU that speaks the protocol by itself, without the client library's scruples, and
-// without CUDA: what its streams would write into the semaphores it writes from the CPU.
+// A rank on a GPU that speaks the protocol without the client library and its checks, and without
+// CUDA: the CPU writes the semaphores that its streams would write.
 
 #ifndef TESTS_CUDA_CUDA_RAW_RANK_H_
 #define TESTS_CUDA_CUDA_RAW_RANK_H_
@@ -15,15 +15,15 @@
 
 namespace gradsync {
 
-// The calls before the steps come in this order; Join is all of them. False: the daemon has said
-// something else, or nothing any more.
+// The calls before the steps come in this order; Join makes all of them. A call returns false if
+// the daemon does not send the expected message.
 class CudaRawRank {
  public:
   CudaRawRank(const std::string& socket, const std::string& side_socket)
       : side_socket_(side_socket), session_(socket) {}
 
   bool Open(std::uint32_t rank, std::uint32_t world_size, std::uint64_t step_timeout_ms = 0);
-  // A layout as CudaLayout's, on `device`.
+  // Requests CudaLayout's layout on `device`.
   bool RequestLayout(const std::string& device, std::size_t buckets, std::uint64_t count);
   bool AwaitAssignment();
   bool ClaimMemory();
@@ -32,7 +32,7 @@ class CudaRawRank {
   bool Join(std::uint32_t rank, std::uint32_t world_size, const std::string& device,
             std::size_t buckets, std::uint64_t count, std::uint64_t step_timeout_ms = 0);
 
-  // Why RequestLayout was refused.
+  // Waits for the refusal of the requested layout, and returns its error.
   std::optional<fault::RawStatus> AwaitRefusal();
 
   bool SayReady(std::uint64_t step, std::uint32_t bucket) {
@@ -41,7 +41,7 @@ class CudaRawRank {
   bool SayEnd(std::uint64_t step, bool ready_rest = false) {
     return session_.EndStep(assigned_.channel(), step, ready_rest);
   }
-  // The next StepDone's status.
+  // Waits for the next StepDone, and returns its status.
   std::optional<fault::RawStatus> AwaitStep();
 
   SemaphorePageHeader& header();

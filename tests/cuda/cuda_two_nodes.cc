@@ -32,10 +32,19 @@ std::vector<std::string> Flags(const std::string& address, const std::string& na
 GpuRank::GpuRank(int gpu)
     : gpu_(gpu), context_(fakes::EnterContext(gpu)), stream_(fakes::MakeStream()) {}
 
-absl::Status GpuRank::Join(const SessionOptions& options, LayoutSpec spec) {
+absl::Status GpuRank::Join(const SessionOptions& options, const LayoutSpec& spec) {
+  const absl::Status opened = OpenSession(options);
+  return opened.ok() ? Register(spec) : opened;
+}
+
+absl::Status GpuRank::OpenSession(const SessionOptions& options) {
   auto session = Session::Join(options);
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
+  return absl::OkStatus();
+}
+
+absl::Status GpuRank::Register(LayoutSpec spec) {
   spec.device = fakes::GpuUuid(gpu_);
   auto layout = session_->RegisterLayout(spec);
   if (!layout.ok()) return layout.status();

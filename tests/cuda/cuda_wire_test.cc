@@ -25,10 +25,11 @@ using fakes::MachineWithGpus;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Of buckets: less than 16 bytes of either type, no whole number of them, several blocks.
+// Elements of the buckets. One bucket is smaller than 16 bytes in both types, one is not a multiple
+// of 16 bytes, one needs several blocks.
 constexpr std::size_t kCounts[] = {1, 7, 1003, 9001};
 
-// Of both signs and of all sizes from 2^-10 to 2^4.
+// Gradients of both signs and of all magnitudes from 2^-10 to 2^4.
 std::vector<float> Gradients(std::uint32_t rank, std::uint64_t step, std::size_t bucket) {
   std::mt19937 random(static_cast<std::uint32_t>(1000 * step + 10 * bucket + rank));
   std::uniform_real_distribution<float> mantissa(-1, 1);
@@ -43,7 +44,7 @@ struct Averages {
   StepResult result;
 };
 
-// A job of several lives, each with its choice.
+// A job of several generations, each with its wire type.
 class WireJob {
  public:
   explicit WireJob(const std::vector<Place>& places) : job_(places) {
@@ -56,7 +57,7 @@ class WireJob {
   }
   ~WireJob() { EXPECT_THAT(job_.machine().Violations(), IsEmpty()); }
 
-  // Of the lives that begin from now on.
+  // Applies from the next generation on.
   void set_places(const std::vector<Place>& places) {
     job_.set_places(places);
     CountGpus(places);
@@ -67,8 +68,8 @@ class WireJob {
   }
   void End() { job_.End(); }
 
-  // A step in which the last gradient of each bucket is `last` on every rank. The averages are the
-  // same on every rank, to the last bit.
+  // Runs a step in which the last gradient of each bucket is `last` on every rank. Expects the
+  // averages to have the same bits on every rank.
   Averages Step(std::uint64_t step, float last = 0) {
     for (std::uint32_t rank = 0; rank < job_.world(); ++rank) {
       for (std::size_t bucket = 0; bucket < std::size(kCounts); ++bucket) {
@@ -98,10 +99,10 @@ class WireJob {
     return averages;
   }
 
-  // How far the averages of `step` are from those of float64 at most, in units of what rounding to
-  // `unit` allows. Every gradient is rounded with its GPU's sum and, of G GPUs, at each of the
-  // G - 1 hops of NCCL's ring: G times at most. The sum on a GPU and the division are float32's.
-  // Below its normal numbers a float16 is 2^-25 off.
+  // The largest error of the averages of `step`, compared with averages in float64. 1 is the error
+  // that rounding to `unit` allows. With G GPUs, a gradient is rounded at most G times: in its
+  // GPU's sum, and at each of the G - 1 hops of NCCL's ring. The sum on a GPU and the division are
+  // in float32. The error of a subnormal float16 is 2^-25.
   double Error(std::uint64_t step, double unit, const Averages& averages) {
     const double world = job_.world();
     const double relative = std::pow(1 + unit, gpus_) - 1 + (world + 1) * 0x1p-24;
@@ -125,7 +126,7 @@ class WireJob {
     return error;
   }
 
-  // The last gradients' sum over all ranks is more than a float16 holds.
+  // The sum of the last gradients over all ranks is out of float16's range.
   void ExpectOverflow(std::uint64_t step, float last) {
     const Averages averages = Step(step, last);
     ASSERT_EQ(averages.result.numbers.size(), std::size(kCounts));
@@ -135,11 +136,11 @@ class WireJob {
     }
   }
 
-  // Rounded, and no worse than that.
+  // The results are rounded, within the bound.
   void ExpectRounded(std::uint64_t step, double unit) {
     const double error = Error(step, unit, Step(step));
     EXPECT_LE(error, 1.0);
-    EXPECT_GT(error, 0.1) << "nothing has been rounded";
+    EXPECT_GT(error, 0.1) << "the averages are not rounded";
   }
 
   void ExpectLives() {
@@ -190,9 +191,8 @@ void ExpectExact(const Averages& averages) {
   }
 }
 
-// Nothing travels; also when the worker of a GPU that an earlier life was on still waits for the
-// next one.
-ISOLATED_TEST(WireType, RoundsNothingOnAGpuAlone, MachineWithGpus(2)) {
+// Nothing travels between GPUs, even while a worker of an earlier generation exists on another GPU.
+ISOLATED_TEST(WireType, OneGpuRoundsNothing, MachineWithGpus(2)) {
   WireJob job({{0, 0}, {0, 0}});
   job.Join(NcclWireType::kFloat16);
   ExpectExact(job.Step(1));

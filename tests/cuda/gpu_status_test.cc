@@ -1,5 +1,5 @@
-// What status tells of GPUs, and what their memory counts against: a real gradsyncd with its
-// workers on fakes of the driver.
+// What status shows about GPUs, and the quota of their memory: a real gradsyncd with its workers on
+// fakes of the driver.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -22,8 +22,8 @@
 #include "client/include/gradsync/client.h"
 #include "tests/cuda/cuda_rank.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
-#include "tests/fault/test_daemon.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/test_daemon.h"
 
 namespace gradsync {
 namespace {
@@ -39,9 +39,9 @@ using testing::IsEmpty;
 
 constexpr std::uint64_t kMebibyte = 1 << 20;
 constexpr uid_t kOtherUser = 65533;
-constexpr int kPassed = 3;  // a role's first descriptor
+constexpr int kPassed = 3;  // the first descriptor that a role gets
 
-// Of what the build has put beside this program.
+// The path of a file that the build puts beside this program.
 std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
 
 class GpuNode {
@@ -49,17 +49,17 @@ class GpuNode {
   explicit GpuNode(std::vector<std::string> flags = {}) : daemon_(With(std::move(flags))) {}
 
   FakeMachine& machine() { return machine_; }
-  fault::TestDaemon& daemon() { return daemon_; }
+  TestDaemon& daemon() { return daemon_; }
 
   v1::CudaStatus Status() { return daemon_.Status().cuda(); }
-  // Once it has looked.
+  // Waits until the daemon has looked for GPUs.
   v1::CudaStatus Found() {
     EXPECT_TRUE(daemon_.AwaitStatus(
         [](const auto& status) { return !status.cuda().driver_version().empty(); }));
     return Status();
   }
 
-  // The only rank of a job.
+  // Joins as the only rank of a job.
   std::unique_ptr<Session> Join(const std::string& job) {
     SessionOptions options;
     options.socket = daemon_.socket();
@@ -78,7 +78,7 @@ class GpuNode {
   }
 
   FakeMachine machine_;
-  fault::TestDaemon daemon_;
+  TestDaemon daemon_;
 };
 
 LayoutSpec SpecOf(std::uint64_t bytes, int gpu = 0) {
@@ -94,7 +94,7 @@ MachineDescription With(void (*change)(MachineDescription*)) {
   return machine;
 }
 
-ISOLATED_TEST(GpuStatus, TellsOfGpusAndWorkers, MachineWithGpus(2)) {
+ISOLATED_TEST(GpuStatus, ShowsGpusAndWorkers, MachineWithGpus(2)) {
   GpuNode node;
   const v1::CudaStatus found = node.Found();
   EXPECT_EQ(found.driver_version(), "13.0");
@@ -103,7 +103,7 @@ ISOLATED_TEST(GpuStatus, TellsOfGpusAndWorkers, MachineWithGpus(2)) {
   ASSERT_EQ(found.gpus_size(), 2);
   EXPECT_EQ(found.gpus(1).uuid(), GpuUuid(1));
   EXPECT_EQ(found.gpus(1).sharing(), v1::GPU_SHARING_TIME_SLICED);
-  EXPECT_FALSE(found.gpus(1).has_free_bytes()) << "no worker is there to tell";
+  EXPECT_FALSE(found.gpus(1).has_free_bytes()) << "this GPU has no worker that could report it";
   EXPECT_EQ(found.workers_size(), 0);
 
   const auto session = node.Join("job");
@@ -118,7 +118,7 @@ ISOLATED_TEST(GpuStatus, TellsOfGpusAndWorkers, MachineWithGpus(2)) {
   EXPECT_EQ(worker.state(), v1::WORKER_STATE_RUNNING);
   EXPECT_EQ(worker.restarts(), 0u);
   EXPECT_EQ(worker.legacy_arenas(), 0u);
-  EXPECT_EQ(worker.arena_bytes(), 6 * kMebibyte) << "in whole granules";
+  EXPECT_EQ(worker.arena_bytes(), 6 * kMebibyte) << "rounded up to whole granules";
   EXPECT_GE(worker.staging_bytes(), 4 * 5 * kMebibyte);
   EXPECT_EQ(worker.context_bytes(), MachineDescription().context_bytes);
   EXPECT_EQ(all.jobs(0).sessions(0).gpu_bytes(), 6 * kMebibyte);
@@ -136,19 +136,19 @@ ISOLATED_TEST(GpuStatus, TellsOfGpusAndWorkers, MachineWithGpus(2)) {
   EXPECT_EQ(node.Status().workers(0).restarts(), 1u);
 }
 
-ISOLATED_TEST(GpuStatus, SaysWhyNcclCannotBeUsed,
+ISOLATED_TEST(GpuStatus, ShowsWhyNcclCannotBeUsed,
               With([](MachineDescription* machine) { machine->nccl_version = 21805; })) {
   GpuNode node;
   const v1::CudaStatus found = node.Found();
   EXPECT_THAT(found.nccl_version(), IsEmpty());
   const std::string why = "is version 2.18.5: gradsync needs NCCL 2.19.0";
   EXPECT_THAT(found.nccl_error(), HasSubstr(why));
-  EXPECT_EQ(node.daemon().Stop(), 0);  // status tells it just before the log does
+  EXPECT_EQ(node.daemon().Stop(), 0);  // the daemon logs the line just after it shows the status
   EXPECT_THAT(node.daemon().Log(),
               AllOf(HasSubstr("no NCCL: a job's trainers must share one GPU"), HasSubstr(why)));
 }
 
-ISOLATED_TEST(GpuStatus, SaysWhyArenasAreSharedByLegacyIpc,
+ISOLATED_TEST(GpuStatus, ShowsWhyArenasAreSharedByLegacyIpc,
               With([](MachineDescription* machine) { machine->gpus[0].posix_handles = false; })) {
   GpuNode node;
   const auto session = node.Join("job");
@@ -177,7 +177,7 @@ ROLE(other_user) {
   return testing::Test::HasFailure() ? 1 : 0;
 }
 
-ISOLATED_TEST(Mps, IsRefusedToAnotherUserWithTheRemedy, WithMps()) {
+ISOLATED_TEST(Mps, AnotherUserIsRefusedWithARemedy, WithMps()) {
   if (getuid() != 0) GTEST_SKIP() << "only root can be another user";
   GpuNode node({"--socket_mode=0666"});
   ASSERT_EQ(chmod(node.daemon().directory().path().c_str(), 0755), 0);
@@ -198,8 +198,8 @@ ROLE(trainer) {
   for (;;) pause();
 }
 
-// Freeing it earlier is undefined.
-ISOLATED_TEST(LegacyIpc, MemoryIsKeptUntilItsTrainersProcessHasEnded,
+// If the worker frees it earlier, the behaviour is undefined.
+ISOLATED_TEST(LegacyIpc, MemoryIsKeptUntilTheTrainerEnds,
               With([](MachineDescription* machine) { machine->gpus[0].posix_handles = false; })) {
   GpuNode node;
   const auto await_arenas = [&](std::uint32_t arenas) {
@@ -214,18 +214,18 @@ ISOLATED_TEST(LegacyIpc, MemoryIsKeptUntilItsTrainersProcessHasEnded,
   session.reset();  // the layout stays mapped in this process
   int ready[2] = {-1, -1};
   ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
-  const fault::Descriptor readable(ready[0]);
-  const fault::Descriptor writable(ready[1]);
+  const Descriptor readable(ready[0]);
+  const Descriptor writable(ready[1]);
   const auto trainer =
       fakes::StartRole("trainer", {writable.get()}, {"SOCKET=" + node.daemon().socket()});
-  ASSERT_TRUE(fault::AwaitReadable(readable.get(), fault::kPatienceMs));
+  ASSERT_TRUE(AwaitReadable(readable.get(), kPatienceMs));
   EXPECT_TRUE(await_arenas(2));
   trainer->Kill();
   EXPECT_TRUE(await_arenas(1));
   EXPECT_THAT(node.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(LegacyIpc, CarriesAStepAndIsSaidInTheLog,
+ISOLATED_TEST(LegacyIpc, CarriesAStepAndIsLogged,
               With([](MachineDescription* machine) { machine->gpus[0].posix_handles = false; })) {
   GpuNode node;
   CudaRank first(0);
@@ -258,7 +258,7 @@ ISOLATED_TEST(LegacyIpc, CarriesAStepAndIsSaidInTheLog,
   EXPECT_THAT(node.machine().Violations(), IsEmpty());
 }
 
-// What stands in for MPS's control program: it notes what it is told.
+// A script instead of MPS's control program. It records the commands that it gets.
 class MpsControl {
  public:
   MpsControl() {
@@ -275,49 +275,49 @@ class MpsControl {
   }
 
  private:
-  const fault::SocketDirectory folder_;
+  const TemporaryDirectory folder_;
   const std::string told_ = folder_.File("told");
   const std::string clients_ = folder_.File("clients");
 };
 
-// A trainer is stopped until its lease has run out. Returns its pid.
+// Stops a trainer with SIGSTOP until its lease expires. Returns its pid.
 pid_t LoseAStoppedTrainer(const MpsControl& control) {
   GpuNode node({"--lease=300ms", "--mps_control=" + control.program()});
   node.Found();
   int ready[2];
   EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);
-  const fault::Descriptor readable(ready[0]);
-  fault::Descriptor writable(ready[1]);
+  const Descriptor readable(ready[0]);
+  Descriptor writable(ready[1]);
   const auto trainer =
       fakes::StartRole("trainer", {writable.get()}, {"SOCKET=" + node.daemon().socket()});
   writable.Close();
   char byte = 0;
-  EXPECT_TRUE(fault::AwaitReadable(readable.get(), fault::kPatienceMs));
+  EXPECT_TRUE(AwaitReadable(readable.get(), kPatienceMs));
   EXPECT_EQ(read(readable.get(), &byte, 1), 1) << "the trainer has failed";
   control.HasClient(trainer->pid());
   trainer->Signal(SIGSTOP);
   EXPECT_TRUE(node.daemon().AwaitStatus([](const v1::GetStatusResponse& status) {
     return status.jobs_size() == 1 && status.jobs(0).state() == v1::JOB_STATE_FAILED;
   }));
-  // Whatever it asks MPS's program is over when it has stopped.
+  // The daemon ends only after all its calls of MPS's program.
   EXPECT_EQ(node.daemon().Stop(), 0);
   return trainer->pid();
 }
 
-ISOLATED_TEST(Mps, EndsALostTrainerWhoseProcessLives, WithMps()) {
+ISOLATED_TEST(Mps, TerminatesALostTrainerWhoseProcessLives, WithMps()) {
   const MpsControl control;
   const pid_t trainer = LoseAStoppedTrainer(control);
   EXPECT_EQ(control.Told(), absl::StrCat("get_server_list\nget_client_list 70\n",
                                          "terminate_client 70 ", trainer, "\n"));
 }
 
-ISOLATED_TEST(Mps, IsNotAskedWhereItIsOff, MachineWithGpus(1)) {
+ISOLATED_TEST(Mps, ControlProgramIsNotRunWithoutMps, MachineWithGpus(1)) {
   const MpsControl control;
   LoseAStoppedTrainer(control);
   EXPECT_THAT(control.Told(), IsEmpty());
 }
 
-ISOLATED_TEST(Mps, IsTheRemedyForAGpuOfOneProcess, With([](MachineDescription* machine) {
+ISOLATED_TEST(Mps, SharesAGpuInExclusiveProcessMode, With([](MachineDescription* machine) {
                 machine->gpus[0].mode = fakes::ComputeMode::kExclusiveProcess;
               })) {
   GpuNode node;
@@ -328,7 +328,7 @@ ISOLATED_TEST(Mps, IsTheRemedyForAGpuOfOneProcess, With([](MachineDescription* m
   EXPECT_THAT(std::string(refused.message()), HasSubstr("start MPS (nvidia-cuda-mps-control -d)"));
 }
 
-ISOLATED_TEST(Mps, IsInForceOnBothSides, WithMps()) {
+ISOLATED_TEST(Mps, IsSeenByWorkerAndTrainer, WithMps()) {
   GpuNode node;
   EXPECT_EQ(node.Found().gpus(0).sharing(), v1::GPU_SHARING_MPS);
   const auto session = node.Join("job");
@@ -340,7 +340,7 @@ ISOLATED_TEST(Mps, IsInForceOnBothSides, WithMps()) {
   EXPECT_EQ(status.warnings_size(), 0) << status.warnings(0);
 }
 
-ISOLATED_TEST(GpuQuota, RefusesMoreThanAUserMayHaveAndGetsItBack, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuQuota, RefusesArenasBeyondTheQuotaAndCountsFreedOnes, MachineWithGpus(1)) {
   GpuNode node({"--quota_gpu_bytes_per_user=8MiB"});
   auto session = node.Join("job");
   const auto refused = session->RegisterLayout(SpecOf(9 * kMebibyte));
@@ -353,7 +353,7 @@ ISOLATED_TEST(GpuQuota, RefusesMoreThanAUserMayHaveAndGetsItBack, MachineWithGpu
     const auto layout = session->RegisterLayout(SpecOf(7 * kMebibyte));
     ASSERT_TRUE(layout.ok()) << layout.status();
     EXPECT_EQ(node.Status().arena_bytes(), 8 * kMebibyte);
-    // Another job of the same user.
+    // This is another job of the same user.
     const auto other = node.Join("other");
     EXPECT_EQ(ErrorReason(other->RegisterLayout(SpecOf(kMebibyte)).status()), "QUOTA");
     EXPECT_TRUE(session->Leave().ok());
@@ -364,10 +364,10 @@ ISOLATED_TEST(GpuQuota, RefusesMoreThanAUserMayHaveAndGetsItBack, MachineWithGpu
   }
 }
 
-ISOLATED_TEST(GpuQuota, SaysWhatTheGpuLacks, MachineWithGpus(1)) {
+ISOLATED_TEST(GpuQuota, FullGpuIsRefusedWithItsFreeBytes, MachineWithGpus(1)) {
   GpuNode node;
   auto session = node.Join("job");
-  // The machine's GPU has 1 GiB, of which four buckets are for summing.
+  // The machine's GPU has 1 GiB, of which staging takes four buckets.
   for (const std::uint64_t mebibytes : {2048, 250}) {
     const auto refused = session->RegisterLayout(SpecOf(mebibytes * kMebibyte));
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();

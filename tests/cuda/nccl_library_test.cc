@@ -6,18 +6,18 @@
 #include "daemon/base/error.h"
 #include "daemon/cuda/nccl_errors.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::HasSubstr;
 
-TEST(NcclLibrary, SaysThatThereIsNoNccl) {
+TEST(NcclLibrary, MissingLibraryIsAnError) {
   const auto nccl = NcclLibrary::Open("libnccl-of-no-machine.so.2");
   EXPECT_EQ(nccl.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(DetailsOf(nccl.status()).reason, "NCCL_MISSING");
 }
 
-TEST(NcclLibrary, RefusesAnOldOneByVersion) {
+TEST(NcclLibrary, RefusesAnOldVersion) {
   const auto nccl = NcclLibrary::Open("tests/cuda/libold.so");
   EXPECT_EQ(nccl.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(DetailsOf(nccl.status()).reason, "NCCL_TOO_OLD");
@@ -25,7 +25,7 @@ TEST(NcclLibrary, RefusesAnOldOneByVersion) {
   EXPECT_THAT(nccl.status().message(), HasSubstr("2.19.0 or newer"));
 }
 
-TEST(NcclErrors, TellALostPeerFromAFault) {
+TEST(NcclErrors, EachErrorHasItsReason) {
   const auto reason = [](ncclResult_t result) {
     return DetailsOf(StatusOfNccl(result, "ncclCall", "text", "")).reason;
   };
@@ -39,4 +39,4 @@ TEST(NcclErrors, TellALostPeerFromAFault) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// Whether gradsyncd would take its arguments: prints every fault and exits with 2 if not.
+// Checks options of gradsyncd. Prints every fault and exits with 2 if gradsyncd would refuse them.
 
 #include <cstdio>
 #include <string>
@@ -6,7 +6,7 @@
 #include "daemon/config/options.h"
 
 int main(int argc, char** argv) {
-  const auto options = gradsync::LoadOptions(argc, argv);
+  const auto options = gradsync::daemon::LoadOptions(argc, argv);
   if (options.ok()) return 0;
   std::fprintf(stderr, "%s\n", std::string(options.status().message()).c_str());
   return 2;

@@ -19,7 +19,7 @@ package_of() {
   { dpkg -S "$path" || dpkg -S "${path#/usr}"; } 2>/dev/null | sed 's/:.*//'
 }
 
-# What every Debian image has.
+# Packages that every Debian image has.
 base=' libc6 libgcc-s1 libstdc++6 '
 
 packages=()

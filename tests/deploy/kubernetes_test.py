@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid for their schemas, and what the daemon needs of them."""
+"""Checks that the Kubernetes manifests match their schemas and give the daemon what it needs."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import unittest
 
 MANIFESTS = sorted(pathlib.Path("deploy/kubernetes").glob("*.yaml"))
 CHECK_OPTIONS = "tests/deploy/check_options"
-# The oldest with native sidecars on by default, and the newest that kubernetes-validate knows.
+# The oldest version with native sidecars by default, and the newest that kubernetes-validate knows.
 VERSIONS = ["1.29", "1.37"]
 SOCKET_FOLDER = "/run/gradsync"
 
@@ -46,7 +46,7 @@ class SchemaTest(unittest.TestCase):
             check=False,
         )
 
-    def test_manifests_are_there(self):
+    def test_manifests_exist(self):
         self.assertEqual(
             [path.name for path in MANIFESTS],
             ["daemonset.yaml", "gpu-daemonset.yaml", "sidecar-pod.yaml"],
@@ -71,7 +71,7 @@ class SchemaTest(unittest.TestCase):
 
 
 class PodTest(unittest.TestCase):
-    """What holds for each pod of each manifest."""
+    """Rules for each pod of each manifest."""
 
     def pods(self):
         for path in MANIFESTS:
@@ -90,7 +90,7 @@ class PodTest(unittest.TestCase):
                     yield spec, container
         self.assertEqual(found, 3)
 
-    def test_the_daemon_takes_its_arguments(self):
+    def test_the_daemon_accepts_its_arguments(self):
         for _, daemon in self.daemons():
             result = subprocess.run(
                 [CHECK_OPTIONS, *daemon["args"]], capture_output=True, text=True, check=False
@@ -108,7 +108,7 @@ class PodTest(unittest.TestCase):
                 command = daemon[probe]["exec"]["command"]
                 self.assertIn("gradsyncctl health", " ".join(command))
 
-    def test_a_warning_is_no_reason_to_restart(self):
+    def test_a_warning_does_not_restart_the_daemon(self):
         for _, daemon in self.daemons():
             command = daemon["livenessProbe"]["exec"]["command"]
             for status, alive in [(0, True), (1, True), (2, False)]:
@@ -180,13 +180,13 @@ class DaemonSetTest(unittest.TestCase):
         token = find(self.trainer["containers"][0]["env"], "GRADSYNC_JOB_TOKEN")
         self.assertIn("secretKeyRef", token["valueFrom"])
 
-    def test_the_folder_is_the_hosts(self):
+    def test_the_socket_folder_is_on_the_host(self):
         for spec in [self.spec, self.trainer]:
             folder = find(spec["volumes"], "gradsync")["hostPath"]
             self.assertEqual(folder["path"], SOCKET_FOLDER)
             self.assertIn(folder["type"], ["Directory", "DirectoryOrCreate"])
 
-    def test_other_nodes_reach_its_own_address(self):
+    def test_the_peer_port_is_on_the_address_of_the_pod(self):
         listen = self.option("peer_listen")
         self.assertEqual(listen, "$(POD_IP):7417")
         address = find(self.daemon["env"], "POD_IP")["valueFrom"]["fieldRef"]["fieldPath"]
@@ -194,18 +194,18 @@ class DaemonSetTest(unittest.TestCase):
         self.assertEqual(self.daemon["ports"], [{"name": "peer", "containerPort": 7417}])
         self.assertNotIn("hostNetwork", self.spec)
 
-    def test_the_certificate_comes_from_a_secret_that_the_daemon_can_read(self):
+    def test_the_daemon_can_read_the_secret_with_the_certificate(self):
         mount = find(self.daemon["volumeMounts"], "peer-tls")
         for name in ["peer_tls_certificate", "peer_tls_key", "peer_tls_ca"]:
             self.assertEqual(os.path.dirname(self.option(name)), mount["mountPath"])
-        # All nodes share it, so that no address is in it.
+        # All nodes share the certificate, so it contains no address.
         self.assertTrue(self.option("peer_tls_name"))
         secret = find(self.spec["volumes"], "peer-tls")["secret"]
         self.assertEqual(secret["defaultMode"], 0o440)
         group = self.daemon["securityContext"]["runAsGroup"]
         self.assertEqual(self.spec["securityContext"]["fsGroup"], group)
 
-    def test_only_daemons_reach_daemons_on_the_ports_that_they_use(self):
+    def test_only_daemons_reach_the_ports_of_daemons(self):
         policy = self.policy["spec"]
         self.assertEqual(policy["policyTypes"], ["Ingress"])
         daemons = {"matchLabels": self.labels}

@@ -1,8 +1,9 @@
 #!/bin/bash
-# Runs a Python test with the packages of .venv, which Bazel does not know: python_test.sh TEST.py
+# Runs a Python test with the packages of .venv, because Bazel does not manage them.
+# Usage: python_test.sh TEST.py
 set -euo pipefail
 
-# Bazel links to this file from its sandbox.
+# In Bazel's sandbox this file is a link into the tree.
 tree=$(dirname "$(readlink -f "$0")")/../..
 python=$tree/.venv/bin/python
 "$python" -c 'import kubernetes_validate' || {

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The systemd units: known keys and values only, a sandbox that scores at most 2.0, flags that
-# gradsyncd takes, and a stop time that leaves room for the drain.
+# Checks the systemd units: known keys and values only, a sandbox that scores at most 2.0, flags
+# that gradsyncd accepts, and a stop time that leaves room for the drain.
 set -uo pipefail
 
 units=deploy/systemd
@@ -19,7 +19,7 @@ for tool in systemd-analyze systemd-sysusers systemd-tmpfiles; do
   }
 done
 
-# A root with the distribution's units, ours, and something to execute.
+# A root directory with the distribution's units, ours, and a file to execute.
 root=$TEST_TMPDIR/root
 mkdir -p "$root"/etc/systemd/system "$root"/usr/lib/systemd "$root"/usr/local/bin
 cp -r /usr/lib/systemd/system "$root"/usr/lib/systemd/
@@ -27,16 +27,16 @@ ln -s usr/lib "$root"/lib
 printf '#!/bin/sh\n' >"$root"/usr/local/bin/gradsyncd
 chmod +x "$root"/usr/local/bin/gradsyncd
 cp "$units"/*.service "$units"/*.socket "$root"/etc/systemd/system/
-# NVIDIA's, which the drop-in for GPUs and the unit of MPS start.
+# NVIDIA's programs, which the drop-in for GPUs and the unit of MPS start.
 mkdir -p "$root"/usr/bin
 for program in nvidia-modprobe nvidia-cuda-mps-control; do
   cp "$root"/usr/local/bin/gradsyncd "$root/usr/bin/$program"
 done
 
-# The lines of a report of systemd-analyze that lower the score.
+# Prints the lines of a report of systemd-analyze that worsen the score.
 opened() { grep '✗' "$1" | awk '{ print $2 }' | sort; }
 
-# Prints what is wrong with all units; nothing if all is well. (The exit status says less.)
+# Prints all faults of the units. (The exit status of systemd-analyze does not show all of them.)
 verify() {
   local names=()
   for unit in "$root"/etc/systemd/system/{gradsyncd*.{service,socket},nvidia-mps.service}; do
@@ -48,7 +48,7 @@ verify() {
 found=$(verify) || fail 'systemd-analyze verify'
 [[ -z $found ]] || fail "systemd-analyze verify: $found"
 
-# That it would have found something.
+# The check itself works: it finds deliberate faults.
 service=$root/etc/systemd/system/gradsyncd.service
 cp "$service" "$TEST_TMPDIR/good"
 for bad in Colour=red Nice=-100 SystemCallFilter=no_such_call; do
@@ -61,7 +61,8 @@ systemd-analyze security --offline=true --threshold=20 --no-pager "$units/gradsy
   >"$TEST_TMPDIR/security" 2>&1 ||
   fail "the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/security")"
 
-# check_drop_in FILE SETTING PATTERN: with FILE the sandbox opens SETTING, and nothing but PATTERN.
+# check_drop_in FILE SETTING PATTERN: FILE must open SETTING in the sandbox, and only lines that
+# match PATTERN.
 drop_in=$root/etc/systemd/system/gradsyncd.service.d
 check_drop_in() {
   mkdir "$drop_in"
@@ -72,13 +73,13 @@ check_drop_in() {
     gradsyncd.service >"$TEST_TMPDIR/with" 2>&1 ||
     fail "with $1 the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/with")"
   diff <(opened "$TEST_TMPDIR/security") <(opened "$TEST_TMPDIR/with") >"$TEST_TMPDIR/opened"
-  grep -qF "$2" "$TEST_TMPDIR/opened" || fail "$1 is not looked at"
+  grep -qF "$2" "$TEST_TMPDIR/opened" || fail "$1 has no effect"
   grep '^>' "$TEST_TMPDIR/opened" | grep -vE "$3" | grep . && fail "$1 opens more than it should"
   rm -r "$drop_in"
 }
 # The network.
 check_drop_in several-nodes.conf IPAddressDeny= 'PrivateNetwork|AddressFamilies|IPAddressDeny'
-# NVIDIA's device files, memory that is code, and loopback for NCCL.
+# NVIDIA's device files, writable and executable memory, and loopback for NCCL.
 check_drop_in gpu.conf PrivateDevices= \
   'PrivateDevices|DeviceAllow|MemoryDenyWriteExecute|AddressFamilies|IPAddressDeny'
 
@@ -87,7 +88,7 @@ if grep -qE '^(PrivateUsers|DynamicUser)=' "$units/gradsyncd.service"; then
   fail 'PrivateUsers= or DynamicUser= hides who calls'
 fi
 
-# Value of a key of the service.
+# value_of KEY: prints the value of a key of the service.
 value_of() { sed -n "s/^$1=//p" "$units/gradsyncd.service"; }
 
 read -ra command <<<"$(value_of ExecStart)"
@@ -99,7 +100,7 @@ drain=$(sed -n 's/^drain_timeout: "\([0-9]*\)s"$/\1/p' deploy/gradsyncd.textprot
 (($(value_of TimeoutStopSec) >= drain + 5)) ||
   fail "TimeoutStopSec does not outlast drain_timeout (${drain} s) by 5 s"
 
-# The sockets are where the daemon and its clients expect them, under the names that it knows.
+# The sockets have the paths and names that the daemon and its clients expect.
 socket=$(sed -n 's/^socket: "\(.*\)"$/\1/p' deploy/gradsyncd.textproto)
 for line in "gradsyncd.socket ListenStream=$socket" \
   "gradsyncd.socket FileDescriptorName=grpc" \
@@ -108,7 +109,7 @@ for line in "gradsyncd.socket ListenStream=$socket" \
   grep -qxF -- "${line#* }" "$units/${line%% *}" || fail "${line%% *}: expected ${line#* }"
 done
 
-# The user and the folder that the units name can be made.
+# systemd can make the user and the folder that the units name.
 mkdir -p "$root"/run
 systemd-sysusers --root="$root" "$PWD/$units/sysusers.conf" >"$TEST_TMPDIR/sysusers" 2>&1 ||
   fail "sysusers.conf: $(<"$TEST_TMPDIR/sysusers")"

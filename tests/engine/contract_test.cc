@@ -1,4 +1,4 @@
-// What every engine keeps, whatever it runs on.
+// The contract of engine.h, for every engine.
 
 #include <gtest/gtest.h>
 
@@ -14,11 +14,11 @@
 #include "daemon/base/error.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/gloo_engine.h"
-#include "daemon/engine/loopback_engine.h"
 #include "tests/engine/engine_bucket.h"
 #include "tests/engine/engine_cluster.h"
+#include "tests/engine/loopback_engine.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kFloat64, DataType::kFloat16,
@@ -26,7 +26,7 @@ constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kFloat64, DataType:
 
 struct Kind {
   std::string name;
-  std::uint32_t nodes;  // 1: loopback
+  std::uint32_t nodes;  // 1 for the loopback engine
   int lanes;
   std::size_t chunk_bytes;
   WireType wire = WireType::kSame;
@@ -53,7 +53,7 @@ class EngineContract : public testing::TestWithParam<Kind> {
     return nodes_ == 1 ? WorkType(dtype) : WireDataType(dtype, GetParam().wire);
   }
 
-  // One bucket per node.
+  // Makes one bucket per node.
   std::vector<std::unique_ptr<EngineBucket>> Buckets(DataType dtype, std::size_t count) const {
     std::vector<std::unique_ptr<EngineBucket>> buckets;
     for (std::uint32_t node = 0; node < nodes_; ++node) {
@@ -97,7 +97,7 @@ TEST_P(EngineContract, SumsInTheOrderOfTheNodesBitByBit) {
   }
 }
 
-TEST_P(EngineContract, AnEmptyBucketIsDoneAndTouchesNothing) {
+TEST_P(EngineContract, EmptyBucketIsDoneAndTouchesNothing) {
   const auto buckets = Buckets(DataType::kFloat32, 0);
   Submit(buckets);
   for (const auto& bucket : buckets) {
@@ -107,7 +107,7 @@ TEST_P(EngineContract, AnEmptyBucketIsDoneAndTouchesNothing) {
   }
 }
 
-TEST_P(EngineContract, ManyAreInFlightAndStepsFollowEachOther) {
+TEST_P(EngineContract, RunsManyExchangesOverSeveralSteps) {
   constexpr std::size_t kBuckets = 40;
   std::vector<std::vector<std::unique_ptr<EngineBucket>>> all;
   const auto count = [](std::size_t b) { return (b * 977) % 20000; };
@@ -116,7 +116,7 @@ TEST_P(EngineContract, ManyAreInFlightAndStepsFollowEachOther) {
     for (const auto& buckets : all) {
       for (const auto& bucket : buckets) bucket->Reset();
     }
-    // Nodes are not in step with each other.
+    // Nodes may be at different steps.
     std::vector<std::thread> submitters;
     for (std::uint32_t node = 0; node < nodes_; ++node) {
       submitters.emplace_back([&, node] {
@@ -175,11 +175,11 @@ TEST_P(EngineContract, BroadcastsFromEveryNodeInOrderWithExchanges) {
   }
 }
 
-TEST_P(EngineContract, AbortFailsWhatIsPendingAndWhatComesLaterOnEveryNode) {
-  const absl::Status why =
-      MakeError(absl::StatusCode::kAborted, "RANK_LOST", "rank 3 is lost", {{"node", "b"}});
+TEST_P(EngineContract, AbortFailsPendingAndLaterExchangesOnEveryNode) {
+  const absl::Status why = MakeError(absl::StatusCode::kAborted, reason::kRankLost,
+                                     "rank 3 is lost", {{field::kNode, "b"}});
   std::vector<std::unique_ptr<EngineBucket>> buckets;
-  // Held in gather on node 0: no other node can finish.
+  // Node 0 stays in its gather callback, so no other node can finish.
   Event entered, go_on;
   for (int b = 0; b < 3; ++b) {
     for (auto& bucket : Buckets(DataType::kFloat32, 300'000)) buckets.push_back(std::move(bucket));
@@ -221,7 +221,7 @@ TEST_P(EngineContract, AbortFailsWhatIsPendingAndWhatComesLaterOnEveryNode) {
   EXPECT_EQ(status->message(), why.message());
 }
 
-TEST_P(EngineContract, CountsWhatItHasDone) {
+TEST_P(EngineContract, CountsExchangesAndChunks) {
   const auto buckets = Buckets(DataType::kFloat32, 1000);
   Submit(buckets);
   ExpectSums(buckets, DataType::kFloat32, 1000);
@@ -254,4 +254,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const testing::TestParamInfo<Kind>& kind) { return kind.param.name; });
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

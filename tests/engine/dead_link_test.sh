@@ -1,7 +1,7 @@
 #!/bin/bash
-# Two nodes in network namespaces of their own; the link between them goes dead in the middle of
-# traffic, and nobody is told. Each must name the other within the silence limit. Skipped where
-# namespaces cannot be made.
+# Two nodes, each in a network namespace of its own. The link between them fails silently during
+# traffic. Each node must name the other one within the silence limit. Skipped on machines that
+# cannot make namespaces.
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/sbin
@@ -64,8 +64,8 @@ expect 6 moving
 expect 7 moving
 now_ns() { awk '{ printf "%.0f", $1 * 1e9 }' /proc/uptime; }
 since=$(now_ns)
-# A packet larger than the burst is dropped, and a byte is: nothing passes any more, while both
-# interfaces stay up.
+# tbf drops packets that are larger than its burst. With a burst of one byte, nothing passes any
+# more, and both interfaces stay up.
 for side in a b; do
   tc -n "$name$side" qdisc add dev veth0 root tbf rate 1kbit burst 1 limit 1
 done
@@ -77,7 +77,7 @@ for other in 1 0; do
   [[ $code == DEADLINE_EXCEEDED && $reason == ENGINE_TIMEOUT && $who == "node-$other" ]] ||
     fail "expected ENGINE_TIMEOUT of node-$other"
   took_ms=$(((at - since) / 1000000))
-  # The watch's last word was up to a tenth of the limit before; the clock of /proc/uptime has 10 ms.
+  # The last message came up to a tenth of the limit before. /proc/uptime counts units of 10 ms.
   ((took_ms > silence_ms * 8 / 10 && took_ms < silence_ms + 1000)) || fail "after $took_ms ms"
 done
 echo passed

@@ -16,7 +16,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/unique_fd.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::optional<std::string> Contents(const std::string& path) {
@@ -62,4 +62,4 @@ absl::StatusOr<std::string> DirectoryStore::Get(const std::string& key, absl::Du
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

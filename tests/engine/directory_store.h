@@ -1,4 +1,4 @@
-// The store of engines that are processes of one machine: a file per key.
+// A store for engines in several processes of one machine: one file per key.
 
 #ifndef TESTS_ENGINE_DIRECTORY_STORE_H_
 #define TESTS_ENGINE_DIRECTORY_STORE_H_
@@ -7,11 +7,11 @@
 
 #include "daemon/engine/rendezvous_store.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 class DirectoryStore final : public RendezvousStore {
  public:
-  // `directory` exists, and is empty when the first node comes.
+  // `directory` must exist, and be empty when the first node connects.
   explicit DirectoryStore(std::string directory);
 
   absl::Status Set(const std::string& key, const std::string& value) override;
@@ -23,6 +23,6 @@ class DirectoryStore final : public RendezvousStore {
   const std::string directory_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_ENGINE_DIRECTORY_STORE_H_

@@ -1,5 +1,5 @@
-// One node of an engine that all-reduces buckets; engine_bench.sh runs two of them on a slow wire.
-// Prints one line: what it took, and how busy the interface was.
+// One node of an engine that all-reduces buckets; engine_bench.sh runs two of them on a slow
+// network. Prints one line: the times, and how busy the interface was.
 
 #include <unistd.h>
 
@@ -23,7 +23,7 @@
 #include "tests/engine/directory_store.h"
 #include "tests/engine/event.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr char kUsage[] =
@@ -34,7 +34,7 @@ constexpr char kUsage[] =
     "is bytes sent on\n"
     "--interface, headers and acknowledgements included, against --rate.\n";
 
-// Bytes that `interface` has sent.
+// The number of bytes that `interface` has sent.
 std::uint64_t BytesSent(const std::string& interface) {
   std::ifstream file("/proc/net/dev");
   std::string line;
@@ -163,13 +163,13 @@ int Run(const Options& options) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 int main(int argc, char** argv) {
-  const gradsync::Options options(argc, argv);
+  const gradsync::daemon::Options options(argc, argv);
   if (options.Text("store").empty() || options.Text("interface").empty()) {
-    std::cerr << gradsync::kUsage;
+    std::cerr << gradsync::daemon::kUsage;
     return 2;
   }
-  return gradsync::Run(options);
+  return gradsync::daemon::Run(options);
 }

@@ -3,7 +3,8 @@
 # buckets by the Gloo engine. Needs root. Usage:
 #   bazel build //tests/engine:engine_bench
 #   tests/engine/engine_bench.sh RATE [engine_bench's options]...
-# RATE is tc's: 1gbit, 10gbit. Without options: a table over lanes, chunk and bucket sizes.
+# RATE is a rate of tc, such as 1gbit or 10gbit. Without options, the bench prints a table over
+# lanes, chunk sizes and bucket sizes.
 set -euo pipefail
 
 rate=${1:?usage: engine_bench.sh RATE [OPTION]...}
@@ -24,7 +25,7 @@ esac
 
 name=gsb$$
 stores=$(mktemp -d)
-# A build meanwhile changes nothing.
+# Runs a copy of the program, so that a build during the run changes nothing.
 cp "$bench" "$stores/engine_bench"
 bench=$stores/engine_bench
 cleanup() {
@@ -39,7 +40,7 @@ ip netns add "${name}a"
 ip netns add "${name}b"
 # The veth pair ends with its namespaces.
 ip link add veth0 netns "${name}a" type veth peer name veth0 netns "${name}b"
-# At least what the rate carries in 4 ms, for the kernel's timer; at most 20 ms of queue.
+# The burst is what the rate carries in 4 ms, which the kernel's timer needs. The queue is 20 ms.
 burst=$((bits / 8 / 250))
 for side in a b; do
   last=$([[ $side == a ]] && echo 1 || echo 2)
@@ -49,7 +50,7 @@ for side in a b; do
   tc -n "$name$side" qdisc add dev veth0 root tbf rate "$rate" burst "$burst" latency 20ms
 done
 
-# run OPTION...: one line.
+# run OPTION...: runs both nodes and prints one line.
 run() {
   local store
   store=$(mktemp -d -p "$stores")

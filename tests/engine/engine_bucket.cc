@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::uint64_t Mix(std::uint64_t value) {
@@ -14,7 +14,7 @@ std::uint64_t Mix(std::uint64_t value) {
   return value ^ (value >> 33);
 }
 
-// The nearest number, the even one of two, with so many stored bits of mantissa.
+// Rounds to the nearest value with this number of stored mantissa bits; ties to even.
 double Nearest(double value, int mantissa_bits, int min_exponent, double largest) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), min_exponent);
@@ -107,4 +107,4 @@ double ExpectedSum(DataType dtype, DataType wire, std::uint32_t nodes, std::size
   return Rounded(wire, sum);
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

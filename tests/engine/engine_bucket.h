@@ -1,4 +1,4 @@
-// A node's bucket in a test of engines: what it hands in, and what it gets.
+// A node's bucket in a test of engines: its gradients and its results.
 
 #ifndef TESTS_ENGINE_ENGINE_BUCKET_H_
 #define TESTS_ENGINE_ENGINE_BUCKET_H_
@@ -12,29 +12,30 @@
 #include "daemon/engine/engine.h"
 #include "tests/engine/event.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// `node`'s element `i`: any sign, 2^-8 to 2^8, exact in bfloat16 and float16 if `short_mantissa`.
+// Element `i` of `node`, with any sign and a magnitude from 2^-8 to 2^8. With `short_mantissa` the
+// value is exact in bfloat16 and float16.
 double TestValue(std::uint32_t node, std::size_t i, bool short_mantissa);
 
 class EngineBucket {
  public:
-  // 16-bit types get values that they hold exactly, as one local rank would hand in.
+  // 16-bit types get values that they represent exactly, like the gradients of one local rank.
   EngineBucket(DataType dtype, std::size_t count, std::uint32_t node);
   EngineBucket(const EngineBucket&) = delete;
   EngineBucket& operator=(const EngineBucket&) = delete;
 
   Exchange* exchange() { return &exchange_; }
-  // Waits for done(). Nothing if it does not come.
+  // Waits for done() and returns its status. Nullopt if done() is not called in time.
   std::optional<absl::Status> Wait() { return done_->Wait(); }
   Event& done() { return *done_; }
-  // Forgets the results, to be submitted once more.
+  // Clears the results, so that the bucket can be submitted again.
   void Reset();
 
-  // In the work type.
+  // The results, in the work type.
   const std::vector<std::byte>& result() const { return result_; }
   double ResultAt(std::size_t i) const;
-  // Elements that scatter has not written, or twice: 0 if all is well.
+  // The number of elements that scatter has not written exactly once.
   std::size_t Unwritten() const;
 
  private:
@@ -46,13 +47,13 @@ class EngineBucket {
   std::unique_ptr<Event> done_;
 };
 
-// What all nodes must get for element i: float32 (float64) sums in the order of the nodes, rounded
-// to the wire's type before and after if it has 16 bits.
+// The expected result of element i: the sum in float32 (float64) in the order of the nodes. On a
+// 16-bit wire, each addend and the sum are rounded to the wire type.
 double ExpectedSum(DataType dtype, DataType wire, std::uint32_t nodes, std::size_t i);
 
-// `value` as `dtype` holds it.
+// `value` rounded to `dtype`.
 double Rounded(DataType dtype, double value);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_ENGINE_ENGINE_BUCKET_H_

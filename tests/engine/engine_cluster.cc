@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 GlooOptions LoopbackAddresses(std::uint32_t nodes) {
   GlooOptions options;
@@ -50,4 +50,4 @@ std::vector<std::unique_ptr<Engine>> GlooCluster(const GlooOptions& options) {
   return engines;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -13,19 +13,20 @@
 #include "daemon/engine/gloo_engine.h"
 #include "tests/engine/memory_store.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Connects all nodes over 127.0.0.1, each on a thread of its own; `change` may alter one's options.
+// Connects all nodes over 127.0.0.1, each on a thread of its own. `change` may change a node's
+// options.
 std::vector<absl::StatusOr<std::unique_ptr<GlooEngine>>> ConnectAll(
     const GlooOptions& options,
     const std::function<void(std::uint32_t node, GlooOptions* options)>& change = nullptr);
 
-// The engines of nodes that connect without a fault; a test failure, and none, otherwise.
+// Connects the engines of all nodes and returns them. On an error, fails the test and returns none.
 std::vector<std::unique_ptr<Engine>> GlooCluster(const GlooOptions& options);
 
-// Node k is called "node-k".
+// Options for nodes on 127.0.0.1. Node k has the name "node-k".
 GlooOptions LoopbackAddresses(std::uint32_t nodes);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_ENGINE_ENGINE_CLUSTER_H_

@@ -1,10 +1,10 @@
-// A node as a process of its own, for tests that end it:
+// A node as a process of its own, for tests that kill it:
 //   engine_node STORE NODE NODES ADDRESS SILENCE_MS BUCKET_BYTES
-// Connects and prints "connected". "go" on standard input starts exchanges, two at a time, for
-// ever; "moving" when the first ones have finished, then, when one fails, and at once if an
-// argument was wrong:
+// Connects and prints "connected". "go" on standard input starts endless exchanges, two at a time.
+// Prints "moving" when the first two have finished. When an exchange fails, or if an argument is
+// wrong, prints
 //   failed CODE REASON NODE NANOSECONDS MESSAGE
-// Ends with its standard input.
+// Ends at the end of its standard input.
 
 #include <cstdint>
 #include <cstdio>
@@ -21,7 +21,7 @@
 #include "tests/engine/directory_store.h"
 #include "tests/engine/engine_bucket.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 void Report(const absl::Status& status) {
@@ -83,11 +83,11 @@ absl::Status Run(char** arguments) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 int main(int argc, char** argv) {
   if (argc != 7) return 2;
-  gradsync::Report(gradsync::Run(argv));
+  gradsync::daemon::Report(gradsync::daemon::Run(argv));
   std::string line;
   while (std::getline(std::cin, line)) {
   }

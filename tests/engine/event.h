@@ -1,4 +1,4 @@
-// Something that happens, on any thread, and that a test waits for.
+// An event that happens on any thread, and for which a test waits.
 
 #ifndef TESTS_ENGINE_EVENT_H_
 #define TESTS_ENGINE_EVENT_H_
@@ -10,21 +10,21 @@
 
 #include "absl/status/status.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// What has not come after this will not come; the test fails.
+// The longest time that a test waits for an event before it fails.
 inline constexpr std::chrono::seconds kPatience(60);
 
 class Event {
  public:
   void Set(const absl::Status& status = absl::OkStatus()) {
-    // Notified under the lock: whoever waited may destroy this as soon as it can take it.
+    // Notifies under the lock, since a waiting thread may destroy this as soon as it has the lock.
     const std::lock_guard<std::mutex> lock(mutex_);
     status_ = status;
     set_.notify_all();
   }
 
-  // Nothing if it has not happened within `patience`.
+  // Nullopt if the event has not happened within `patience`.
   std::optional<absl::Status> Wait(std::chrono::milliseconds patience = kPatience) {
     std::unique_lock<std::mutex> lock(mutex_);
     set_.wait_for(lock, patience, [&] { return status_.has_value(); });
@@ -37,6 +37,6 @@ class Event {
   std::optional<absl::Status> status_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_ENGINE_EVENT_H_

@@ -1,4 +1,4 @@
-// What the Gloo engine adds to the contract: options, the wire, other nodes' ends.
+// What the Gloo engine adds to the contract: options, the wire type, errors when other nodes end.
 
 #include "daemon/engine/gloo_engine.h"
 
@@ -20,7 +20,7 @@
 #include "tests/engine/engine_bucket.h"
 #include "tests/engine/engine_cluster.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::string NodeOf(const absl::Status& status) {
@@ -59,7 +59,7 @@ TEST(GlooEngineConnect, RefusesOptionsOutOfBounds) {
   EXPECT_EQ(code([](GlooOptions* o) { o->address = "192.0.2.1"; }), absl::StatusCode::kNotFound);
 }
 
-TEST(GlooEngineConnect, NodesWithOtherOptionsDoNotConnect) {
+TEST(GlooEngineConnect, NodesWithDifferentOptionsDoNotConnect) {
   GlooOptions options = LoopbackAddresses(2);
   options.connect_timeout = absl::Seconds(5);
   const auto engines = ConnectAll(options, [](std::uint32_t node, GlooOptions* mine) {
@@ -71,7 +71,7 @@ TEST(GlooEngineConnect, NodesWithOtherOptionsDoNotConnect) {
   }
 }
 
-TEST(GlooEngineConnect, NamesTheNodeThatDoesNotCome) {
+TEST(GlooEngineConnect, NamesTheNodeThatDoesNotConnect) {
   MemoryStore store;
   GlooOptions options = LoopbackAddresses(2);
   options.store = &store;
@@ -82,13 +82,13 @@ TEST(GlooEngineConnect, NamesTheNodeThatDoesNotCome) {
   EXPECT_EQ(NodeOf(engine.status()), "node-1");
 }
 
-TEST(GlooEngineConnect, ANodeThatDiesMeanwhileIsNamedAtOnce) {
+TEST(GlooEngineConnect, NodeLostWhileConnectingIsNamedAtOnce) {
   MemoryStore store;
   GlooOptions options = LoopbackAddresses(2);
   options.store = &store;
   absl::Status status;
   std::thread node([&] { status = GlooEngine::Connect(options).status(); });
-  // Node 1 comes as far as the watch.
+  // Node 1 connects its watch and then ends.
   PeerMeshOptions mesh;
   mesh.node = 1;
   mesh.nodes = 2;
@@ -107,7 +107,7 @@ TEST(GlooEngineConnect, ANodeThatDiesMeanwhileIsNamedAtOnce) {
   EXPECT_EQ(NodeOf(status), "node-1");
 }
 
-TEST(GlooEngineConnect, ByInterfaceAndWithoutNames) {
+TEST(GlooEngineConnect, AcceptsAnInterfaceAndNodesWithoutNames) {
   GlooOptions options = LoopbackAddresses(2);
   options.address.clear();
   options.interface = "lo";
@@ -115,7 +115,7 @@ TEST(GlooEngineConnect, ByInterfaceAndWithoutNames) {
   EXPECT_EQ(GlooCluster(options).size(), 2u);
 }
 
-// One bucket's result on node 0.
+// The result of one bucket on node 0.
 std::vector<std::byte> Reduce(const GlooOptions& options, DataType dtype, std::size_t count,
                               bool exact = false) {
   const auto engines = GlooCluster(options);
@@ -142,7 +142,7 @@ TEST(GlooEngineResult, DependsNeitherOnLanesNorOnChunks) {
   }
 }
 
-TEST(GlooEngineResult, WhatMustBeExactTravelsAsItIs) {
+TEST(GlooEngineResult, ExactExchangesIgnoreTheWireType) {
   GlooOptions options = LoopbackAddresses(2);
   const std::vector<std::byte> expected = Reduce(options, DataType::kFloat32, 1000);
   options.wire = WireType::kBfloat16;
@@ -154,7 +154,7 @@ TEST(GlooEngineResult, SixteenBitWiresStayWithinTheirRounding) {
   constexpr std::uint32_t kNodes = 3;
   constexpr std::size_t kCount = 50'000;
   for (const WireType wire : {WireType::kBfloat16, WireType::kFloat16}) {
-    // Unit roundoff: half of the last place, of 8 and of 11 bits.
+    // The largest relative rounding error: half a unit in the last place of 8 or 11 bits.
     const double unit = wire == WireType::kBfloat16 ? 0x1p-8 : 0x1p-11;
     GlooOptions options = LoopbackAddresses(kNodes);
     options.wire = wire;
@@ -171,7 +171,7 @@ TEST(GlooEngineResult, SixteenBitWiresStayWithinTheirRounding) {
         sum += TestValue(node, i, false);
         magnitude += std::fabs(TestValue(node, i, false));
       }
-      // Each addend is rounded once, and their sum once; float32's own rounding is below 1 % of it.
+      // Each addend is rounded once, and so is the sum. float32's rounding adds less than 1 %.
       ASSERT_LE(std::fabs(buckets[0]->ResultAt(i) - sum),
                 unit * (magnitude + std::fabs(sum)) * 1.01 + 1e-6)
           << i;
@@ -179,7 +179,7 @@ TEST(GlooEngineResult, SixteenBitWiresStayWithinTheirRounding) {
   }
 }
 
-TEST(GlooEngineEnd, WhoeverHasFinishedMayCloseWhileOthersStillFinish) {
+TEST(GlooEngineEnd, FinishedNodeMayCloseBeforeTheOthersFinish) {
   for (int round = 0; round < 30; ++round) {
     GlooOptions options = LoopbackAddresses(2);
     options.chunk_bytes = 64 * 1024;
@@ -198,7 +198,7 @@ TEST(GlooEngineEnd, WhoeverHasFinishedMayCloseWhileOthersStillFinish) {
     engines[round % 2].reset();
     ASSERT_EQ(first[1 - round % 2]->Wait(), absl::OkStatus());
     ASSERT_EQ(last[1 - round % 2]->Wait(), absl::OkStatus());
-    // What comes later fails, and says whose engine is gone.
+    // Later exchanges fail, and the error names the node whose engine has ended.
     EngineBucket late(DataType::kFloat32, 100, 0);
     engines[1 - round % 2]->Submit(late.exchange());
     const auto status = late.Wait();
@@ -208,13 +208,13 @@ TEST(GlooEngineEnd, WhoeverHasFinishedMayCloseWhileOthersStillFinish) {
   }
 }
 
-TEST(GlooEngineEnd, ClosingWithExchangesPendingFailsThemEverywhere) {
+TEST(GlooEngineEnd, ClosingFailsPendingExchangesOnEveryNode) {
   auto engines = GlooCluster(LoopbackAddresses(3));
   std::vector<std::unique_ptr<EngineBucket>> buckets;
   for (std::uint32_t node = 0; node < 3; ++node) {
     buckets.push_back(std::make_unique<EngineBucket>(DataType::kFloat32, 1'000'000, node));
   }
-  // Node 2 does not take part: nothing can finish.
+  // Node 2 does not take part, so no exchange can finish.
   engines[0]->Submit(buckets[0]->exchange());
   engines[1]->Submit(buckets[1]->exchange());
   engines[1].reset();
@@ -231,9 +231,9 @@ TEST(GlooEngineEnd, ClosingWithExchangesPendingFailsThemEverywhere) {
   }
 }
 
-TEST(GlooEngineEnd, ANodeWhoseTrainersAreSlowIsNotLost) {
+TEST(GlooEngineEnd, NodeWithSlowTrainersIsNotLost) {
   GlooOptions options = LoopbackAddresses(2);
-  // A busy machine lets no thread wait for a second.
+  // Even a busy machine delays no thread by a second.
   options.silence_limit = absl::Seconds(1);
   const auto engines = GlooCluster(options);
   EngineBucket fast(DataType::kFloat32, 1'000'000, 0), slow(DataType::kFloat32, 1'000'000, 1);
@@ -244,7 +244,7 @@ TEST(GlooEngineEnd, ANodeWhoseTrainersAreSlowIsNotLost) {
   EXPECT_EQ(slow.Wait(), absl::OkStatus());
 }
 
-TEST(GlooEngineEnd, AbortInTheMiddleOfTrafficIsSoonKnownToAll) {
+TEST(GlooEngineEnd, AbortReachesEveryNodeWithinBounds) {
   for (int round = 0; round < 20; ++round) {
     GlooOptions options = LoopbackAddresses(3);
     options.chunk_bytes = 32 * 1024;
@@ -273,4 +273,4 @@ TEST(GlooEngineEnd, AbortInTheMiddleOfTrafficIsSoonKnownToAll) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// The store of engines that are threads of one process.
+// A store for engines in one process.
 
 #ifndef TESTS_ENGINE_MEMORY_STORE_H_
 #define TESTS_ENGINE_MEMORY_STORE_H_
@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/rendezvous_store.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Thread-safe: shared by all nodes.
 class MemoryStore final : public RendezvousStore {
@@ -52,6 +52,6 @@ class MemoryStore final : public RendezvousStore {
   absl::Status cancelled_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_ENGINE_MEMORY_STORE_H_

@@ -1,5 +1,4 @@
-// What an NcclCommunicator promises beyond one rank's sums, on a fake NCCL. How workers use one is
-// tested in tests/worker.
+// NcclCommunicator on a fake NCCL. tests/worker tests how workers use it.
 
 #include "daemon/engine/nccl_communicator.h"
 
@@ -13,7 +12,7 @@
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using fakes::MachineWithGpus;
@@ -26,9 +25,9 @@ void Settle(NcclCommunicator* communicator) {
   EXPECT_TRUE(settled.ok()) << settled.status();
 }
 
-// Ranks 0 of two communicators wait, one behind the other on a stream, for ranks that launch
-// nothing: freeing the one waits for the kernel of the other, unless that has been told to stop.
-ISOLATED_TEST(NcclCommunicator, AbortTellsAllBeforeItFreesAny, MachineWithGpus(2)) {
+// Rank 0 of two communicators waits for ranks that launch nothing, with both kernels on one stream.
+// Freeing one communicator waits for the kernel of the other one, unless that has been aborted too.
+ISOLATED_TEST(NcclCommunicator, AbortFlagsAllBeforeItFreesAny, MachineWithGpus(2)) {
   const auto nccl = NcclLibrary::Open("tests/fakes/nccl/libnccl.so.2");
   ASSERT_TRUE(nccl.ok()) << nccl.status();
   CUcontext here = fakes::EnterContext(0);
@@ -50,7 +49,7 @@ ISOLATED_TEST(NcclCommunicator, AbortTellsAllBeforeItFreesAny, MachineWithGpus(2
   CUDA_OK(cuCtxSetCurrent(here));
   CUstream stream = fakes::MakeStream();
   const CUdeviceptr data = fakes::MakeFloats(kCount);
-  // The first to be freed is the last on the stream.
+  // The communicator that is freed first has the last kernel of the stream.
   for (NcclCommunicator* const communicator : {mine[1].get(), mine[0].get()}) {
     ASSERT_TRUE(communicator->AllReduce(data, DataType::kFloat32, kCount, stream).ok());
     Settle(communicator);
@@ -62,4 +61,4 @@ ISOLATED_TEST(NcclCommunicator, AbortTellsAllBeforeItFreesAny, MachineWithGpus(2
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

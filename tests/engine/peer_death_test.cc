@@ -1,4 +1,4 @@
-// Nodes are processes here, and end as processes do.
+// The nodes are processes, which are killed or stopped.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -16,15 +16,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "tests/fault/child_process.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/deadline.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-using fault::kPatienceMs;
-
-constexpr std::uint64_t kDeathBoundNs = 1'000'000'000ull * fault::kScale;
+constexpr std::uint64_t kDeathBoundNs = 1'000'000'000ull * kScale;
 
 struct Failure {
   std::string code, reason, node, message;
@@ -37,22 +35,22 @@ class Node {
     int input[2], output[2];
     EXPECT_EQ(pipe2(input, O_CLOEXEC), 0);
     EXPECT_EQ(pipe2(output, O_CLOEXEC), 0);
-    const fault::Descriptor child_input(input[0]), child_output(output[1]);
-    input_ = fault::Descriptor(input[1]);
-    output_ = std::make_unique<fault::LineReader>(fault::Descriptor(output[0]));
-    fault::ChildOptions options;
+    const Descriptor child_input(input[0]), child_output(output[1]);
+    input_ = Descriptor(input[1]);
+    output_ = std::make_unique<LineReader>(Descriptor(output[0]));
+    ChildOptions options;
     options.arguments = {"tests/engine/engine_node", store,       absl::StrCat(node),
                          absl::StrCat(nodes),        "127.0.0.1", absl::StrCat(silence_ms),
                          absl::StrCat(bucket_bytes)};
     options.input = child_input.get();
     options.output = child_output.get();
-    process_ = std::make_unique<fault::ChildProcess>(options);
+    process_ = std::make_unique<ChildProcess>(options);
   }
 
   std::string Line() { return output_->Next(kPatienceMs).value_or("nothing"); }
   void Go() const { ASSERT_EQ(write(input_.get(), "go\n", 3), 3); }
 
-  // Skips what it said before.
+  // Skips the lines before the failure.
   Failure Fails() {
     for (;;) {
       const std::string line = Line();
@@ -71,12 +69,12 @@ class Node {
     }
   }
 
-  fault::ChildProcess& process() { return *process_; }
+  ChildProcess& process() { return *process_; }
 
  private:
-  fault::Descriptor input_;
-  std::unique_ptr<fault::LineReader> output_;
-  std::unique_ptr<fault::ChildProcess> process_;
+  Descriptor input_;
+  std::unique_ptr<LineReader> output_;
+  std::unique_ptr<ChildProcess> process_;
 };
 
 class PeerDeath : public testing::Test {
@@ -110,7 +108,7 @@ class PeerDeath : public testing::Test {
   std::vector<std::unique_ptr<Node>> nodes_;
 };
 
-TEST_F(PeerDeath, AKilledNodeIsNamedWithinASecondInTheMiddleOfTraffic) {
+TEST_F(PeerDeath, KilledNodeIsNamedWithinASecondDuringTraffic) {
   Connect(3, 10'000, 8 << 20);
   Move();
   const std::uint64_t killed_ns = nodes_[1]->process().Kill();
@@ -118,36 +116,36 @@ TEST_F(PeerDeath, AKilledNodeIsNamedWithinASecondInTheMiddleOfTraffic) {
   ExpectLost(nodes_[2].get(), "node-1", killed_ns);
 }
 
-TEST_F(PeerDeath, AKilledNodeIsNamedByWhoeverWaitsForItsPart) {
+TEST_F(PeerDeath, KilledNodeIsNamedByTheWaitingNode) {
   Connect(2, 10'000, 1 << 20);
   nodes_[0]->Go();
   const std::uint64_t killed_ns = nodes_[1]->process().Kill();
   ExpectLost(nodes_[0].get(), "node-1", killed_ns);
 }
 
-TEST_F(PeerDeath, AnExchangeAfterANodesDeathFailsAtOnce) {
+TEST_F(PeerDeath, ExchangeAfterANodesDeathFailsAtOnce) {
   Connect(2, 10'000, 1 << 20);
   nodes_[1]->process().Kill();
   nodes_[0]->Go();
-  ExpectLost(nodes_[0].get(), "node-1", fault::NowNs());
+  ExpectLost(nodes_[0].get(), "node-1", NowNs());
 }
 
-TEST_F(PeerDeath, AStoppedNodeIsNamedWithinTheSilenceLimit) {
-  constexpr int kSilenceMs = 1000 * fault::kScale;
+TEST_F(PeerDeath, StoppedNodeIsNamedWithinTheSilenceLimit) {
+  constexpr int kSilenceMs = 1000 * kScale;
   Connect(3, kSilenceMs, 8 << 20);
   Move();
-  const std::uint64_t stopped_ns = fault::NowNs();
+  const std::uint64_t stopped_ns = NowNs();
   nodes_[2]->process().Signal(SIGSTOP);
   for (const int node : {0, 1}) {
     const Failure failure = nodes_[node]->Fails();
     EXPECT_EQ(failure.code, "DEADLINE_EXCEEDED") << failure.message;
     EXPECT_EQ(failure.reason, "ENGINE_TIMEOUT") << failure.message;
     EXPECT_EQ(failure.node, "node-2") << failure.message;
-    // The last word was up to a tenth of the limit before.
+    // The node may have sent its last message a tenth of the limit before it was stopped.
     EXPECT_GT(failure.at_ns, stopped_ns + kSilenceMs * 800'000ull);
     EXPECT_LT(failure.at_ns, stopped_ns + kSilenceMs * 1'000'000ull + kDeathBoundNs / 2);
   }
-  // It learns of it, too, when it goes on.
+  // When the stopped node continues, it learns that it was lost.
   nodes_[2]->process().Signal(SIGCONT);
   const Failure failure = nodes_[2]->Fails();
   EXPECT_EQ(failure.reason, "ENGINE_TIMEOUT") << failure.message;
@@ -155,4 +153,4 @@ TEST_F(PeerDeath, AStoppedNodeIsNamedWithinTheSilenceLimit) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -17,7 +17,7 @@
 #include "daemon/engine/local_address.h"
 #include "tests/engine/memory_store.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using Mesh = absl::StatusOr<std::vector<UniqueFd>>;
@@ -44,7 +44,7 @@ std::vector<Mesh> ConnectAll(const std::vector<PeerMeshOptions>& options) {
   return meshes;
 }
 
-TEST(PeerMesh, ConnectsEveryTwoNodes) {
+TEST(PeerMesh, ConnectsEveryPairOfNodes) {
   constexpr std::uint32_t kNodes = 5;
   MemoryStore store;
   std::vector<PeerMeshOptions> options;
@@ -74,7 +74,7 @@ TEST(PeerMesh, ConnectsEveryTwoNodes) {
   }
 }
 
-TEST(PeerMesh, NamesTheNodeThatDiffers) {
+TEST(PeerMesh, NamesTheNodeWithDifferentSettings) {
   MemoryStore store;
   std::vector<PeerMeshOptions> options = {Options(0, 2, &store), Options(1, 2, &store)};
   options[1].agreement = "lanes=4";
@@ -88,7 +88,7 @@ TEST(PeerMesh, NamesTheNodeThatDiffers) {
   }
 }
 
-TEST(PeerMesh, NamesTheNodeThatHasNotCome) {
+TEST(PeerMesh, NamesTheNodeWithoutAnAddress) {
   MemoryStore store;
   PeerMeshOptions options = Options(0, 2, &store);
   options.deadline_ns = MonotonicNowNs() + 50'000'000;
@@ -98,7 +98,7 @@ TEST(PeerMesh, NamesTheNodeThatHasNotCome) {
   EXPECT_TRUE(absl::StrContains(mesh.status().message(), "node-1"));
 }
 
-TEST(PeerMesh, NamesTheNodeThatHasAnAddressButDoesNotConnect) {
+TEST(PeerMesh, NamesTheNodeThatDoesNotConnect) {
   MemoryStore store;
   PeerMeshOptions options = Options(0, 2, &store);
   options.deadline_ns = MonotonicNowNs() + 100'000'000;
@@ -108,7 +108,7 @@ TEST(PeerMesh, NamesTheNodeThatHasAnAddressButDoesNotConnect) {
   EXPECT_TRUE(absl::StrContains(mesh.status().message(), "node-1"));
 }
 
-TEST(PeerMesh, GivesUpWhenTheNodesDoNotMeanToMeetAnyMore) {
+TEST(PeerMesh, GivesUpWhenTheStoreIsCancelled) {
   MemoryStore store;
   ASSERT_TRUE(store.Set("watch/1", "127.0.0.1 1 00\nlanes=2").ok());
   Mesh mesh;
@@ -121,7 +121,7 @@ TEST(PeerMesh, GivesUpWhenTheNodesDoNotMeanToMeetAnyMore) {
   EXPECT_LT(MonotonicNowNs() - cancelled_ns, 5'000'000'000u);
 }
 
-TEST(PeerMesh, StrangersAreTurnedAway) {
+TEST(PeerMesh, ClosesConnectionsWithoutTheToken) {
   MemoryStore store;
   Mesh first = absl::UnknownError("");
   std::thread node([&] { first = ConnectPeers(Options(0, 2, &store)); });
@@ -130,7 +130,7 @@ TEST(PeerMesh, StrangersAreTurnedAway) {
   std::uint32_t port = 0;
   ASSERT_TRUE(absl::SimpleAtoi(words[1], &port));
   const SocketAddress address = ParseAddress(words[0], static_cast<std::uint16_t>(port)).value();
-  // One says nothing, one the wrong token, one hangs up, one stops in the middle.
+  // One connection sends nothing, one sends a wrong token, one closes, one sends half of the token.
   std::vector<UniqueFd> strangers;
   for (int i = 0; i < 4; ++i) {
     strangers.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -148,7 +148,7 @@ TEST(PeerMesh, StrangersAreTurnedAway) {
   EXPECT_LE(recv(strangers[1].get(), &closed, 1, 0), 0);
 }
 
-TEST(LocalAddress, FindsNamesNumbersAndInterfaces) {
+TEST(LocalAddress, ResolvesNamesNumbersAndInterfaces) {
   EXPECT_EQ(LocalAddress("127.0.0.1", "").value(), "127.0.0.1");
   EXPECT_EQ(LocalAddress("", "lo").value(), "127.0.0.1");
   EXPECT_TRUE(LocalAddress("localhost", "").ok());
@@ -160,4 +160,4 @@ TEST(LocalAddress, FindsNamesNumbersAndInterfaces) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

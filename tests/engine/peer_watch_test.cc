@@ -1,4 +1,4 @@
-// A watch whose peers are the test's ends of socket pairs.
+// A PeerWatch on socket pairs. The test has the other ends.
 
 #include "daemon/engine/peer_watch.h"
 
@@ -17,7 +17,7 @@
 #include "daemon/engine/engine_errors.h"
 #include "tests/engine/event.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kLanes = 2;
@@ -69,7 +69,7 @@ class PeerWatchTest : public testing::Test {
     Tell(peer, frame);
   }
 
-  // What the watch says next; nothing at the end.
+  // The next frame from the watch. Nullopt when the connection has ended.
   std::optional<WatchFrame> Hear(std::size_t peer) {
     for (;;) {
       absl::string_view rest = heard_[peer];
@@ -96,7 +96,7 @@ class PeerWatchTest : public testing::Test {
   std::unique_ptr<PeerWatch> watch_;
 };
 
-TEST_F(PeerWatchTest, SaysThatItIsAliveAndWhatItHasBegun) {
+TEST_F(PeerWatchTest, SendsItsProgressPeriodically) {
   progress_[1].begun = 5;
   Start(absl::Seconds(1));
   for (int i = 0; i < 3; ++i) {
@@ -107,7 +107,7 @@ TEST_F(PeerWatchTest, SaysThatItIsAliveAndWhatItHasBegun) {
   }
 }
 
-TEST_F(PeerWatchTest, AClosedConnectionIsALostNodeAndTheOthersLearnIt) {
+TEST_F(PeerWatchTest, ClosedConnectionIsALostNodeOnEveryNode) {
   Start(absl::Minutes(10));
   peers_[2].reset();
   const auto failure = failure_.Wait();
@@ -128,12 +128,12 @@ TEST_F(PeerWatchTest, AClosedConnectionIsALostNodeAndTheOthersLearnIt) {
   EXPECT_EQ(failures_, 1);
 }
 
-TEST_F(PeerWatchTest, SilenceIsATimeoutThatNamesTheNode) {
+TEST_F(PeerWatchTest, SilentNodeTimesOutAndIsNamed) {
   Start(absl::Milliseconds(300));
   TellAlive(1);
   TellAlive(2);
   const std::uint64_t start_ns = MonotonicNowNs();
-  // Node 1 goes on answering.
+  // Node 1 keeps sending.
   while (!failure_.Wait(std::chrono::milliseconds(20)).has_value()) TellAlive(1);
   const std::uint64_t took_ns = MonotonicNowNs() - start_ns;
   const absl::Status failure = *failure_.Wait();
@@ -143,12 +143,12 @@ TEST_F(PeerWatchTest, SilenceIsATimeoutThatNamesTheNode) {
   EXPECT_GT(took_ns, 250'000'000u);
 }
 
-TEST_F(PeerWatchTest, SilenceRunsFromTheFirstWord) {
+TEST_F(PeerWatchTest, SilenceCountsFromTheFirstMessage) {
   Start(absl::Milliseconds(100));
   EXPECT_FALSE(failure_.Wait(std::chrono::milliseconds(400)).has_value());
 }
 
-TEST_F(PeerWatchTest, APeersFailureIsThisNodes) {
+TEST_F(PeerWatchTest, FailureReportedByAnotherNodeIsReportedToo) {
   Start(absl::Minutes(10));
   WatchFrame frame;
   frame.kind = WatchFrame::Kind::kFailed;
@@ -159,7 +159,7 @@ TEST_F(PeerWatchTest, APeersFailureIsThisNodes) {
   EXPECT_EQ(*failure, frame.failure);
 }
 
-TEST_F(PeerWatchTest, APeerThatClosesWithExchangesPendingIsLost) {
+TEST_F(PeerWatchTest, NodeThatClosesWithExchangesPendingIsLost) {
   Start(absl::Minutes(10));
   WatchFrame frame;
   frame.kind = WatchFrame::Kind::kFailed;
@@ -171,14 +171,14 @@ TEST_F(PeerWatchTest, APeerThatClosesWithExchangesPendingIsLost) {
   EXPECT_EQ(NodeOf(*failure), "b");
 }
 
-TEST_F(PeerWatchTest, APeerThatLeftFailsOnlyWhatItHadNotBegun) {
+TEST_F(PeerWatchTest, NodeThatHasLeftFailsOnlyLaterChunks) {
   progress_[0].begun = 3;
   progress_[1].begun = 2;
   Start(absl::Milliseconds(200));
   TellLeft(1, {3, 2});
   peers_[1].reset();
   TellAlive(2, {3, 2});
-  // It has heard: both wrote before this answer to the next.
+  // After these frames the watch has read what both nodes sent.
   for (int i = 0; i < 5; ++i) {
     TellAlive(2, {3, 2});
     ASSERT_TRUE(Hear(2).has_value());
@@ -191,7 +191,7 @@ TEST_F(PeerWatchTest, APeerThatLeftFailsOnlyWhatItHadNotBegun) {
   EXPECT_EQ(NodeOf(failure), "b");
 }
 
-TEST_F(PeerWatchTest, ASuspicionIsExplainedByTheNodeThatLeft) {
+TEST_F(PeerWatchTest, SuspectedFailureNamesTheNodeThatHasLeft) {
   Start(absl::Minutes(10));
   TellLeft(2, {0, 0});
   watch_->Suspect(absl::UnavailableError("a connection broke"));
@@ -200,7 +200,7 @@ TEST_F(PeerWatchTest, ASuspicionIsExplainedByTheNodeThatLeft) {
   EXPECT_EQ(NodeOf(*failure), "c");
 }
 
-TEST_F(PeerWatchTest, ASuspicionThatNothingExplainsIsTheFailure) {
+TEST_F(PeerWatchTest, SuspectedFailureIsReportedIfNoNodeExplainsIt) {
   Start(absl::Minutes(10));
   const absl::Status why = absl::UnavailableError("a connection broke");
   watch_->Suspect(why);
@@ -210,10 +210,10 @@ TEST_F(PeerWatchTest, ASuspicionThatNothingExplainsIsTheFailure) {
   EXPECT_EQ(*failure, why);
 }
 
-TEST_F(PeerWatchTest, DataThatDoesNotComeIsATimeoutButASlowNodeIsNot) {
+TEST_F(PeerWatchTest, MissingDataTimesOutAndASlowNodeDoesNot) {
   Start(absl::Milliseconds(200));
   progress_[1].waiting = 4 * 7 + 1;
-  // Node 2 has not begun chunk 7 of lane 1: its trainers are slow.
+  // Node 2 has not begun chunk 7 of lane 1, since its trainers are slow.
   for (int i = 0; i < 25; ++i) {
     TellAlive(1, {0, 8});
     TellAlive(2, {0, 7});
@@ -228,7 +228,7 @@ TEST_F(PeerWatchTest, DataThatDoesNotComeIsATimeoutButASlowNodeIsNot) {
   EXPECT_EQ(NodeOf(failure), "b, c");
 }
 
-TEST_F(PeerWatchTest, NonsenseIsALostNode) {
+TEST_F(PeerWatchTest, MalformedFrameIsALostNode) {
   Start(absl::Minutes(10));
   const std::string bytes(100, '\xFF');
   ASSERT_EQ(send(peers_[1].get(), bytes.data(), bytes.size(), 0),
@@ -238,7 +238,7 @@ TEST_F(PeerWatchTest, NonsenseIsALostNode) {
   EXPECT_EQ(NodeOf(*failure), "b");
 }
 
-TEST_F(PeerWatchTest, EndsWithAWordToThePeers) {
+TEST_F(PeerWatchTest, DestructorTellsTheOtherNodes) {
   Start(absl::Minutes(10));
   progress_[0].begun = 9;
   watch_.reset();
@@ -254,4 +254,4 @@ TEST_F(PeerWatchTest, EndsWithAWordToThePeers) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -6,7 +6,7 @@
 
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 WatchFrame Alive(std::vector<std::uint64_t> begun) {
@@ -15,11 +15,11 @@ WatchFrame Alive(std::vector<std::uint64_t> begun) {
   return frame;
 }
 
-TEST(WatchFrame, ComesBackFromItsBytesOneAfterTheOther) {
+TEST(WatchFrame, DecodesWhatWasEncoded) {
   WatchFrame failed;
   failed.kind = WatchFrame::Kind::kFailed;
-  failed.failure =
-      MakeError(absl::StatusCode::kAborted, "RANK_LOST", "rank 1 is lost", {{"node", "host-7"}});
+  failed.failure = MakeError(absl::StatusCode::kAborted, reason::kRankLost, "rank 1 is lost",
+                             {{field::kNode, "host-7"}});
   WatchFrame left = Alive({7, 8});
   left.kind = WatchFrame::Kind::kLeft;
   const std::string bytes =
@@ -49,11 +49,11 @@ TEST(WatchFrame, WaitsForTheRestOfItsBytes) {
   }
 }
 
-TEST(WatchFrame, LongTextsAreCutAndStillFit) {
+TEST(WatchFrame, LongTextsAreCutToFit) {
   WatchFrame failed;
   failed.kind = WatchFrame::Kind::kFailed;
-  failed.failure = MakeError(absl::StatusCode::kInternal, std::string(5000, 'r'),
-                             std::string(5000, 'm'), {{"node", std::string(5000, 'n')}});
+  failed.failure = MakeError(absl::StatusCode::kInternal, Reason(std::string(5000, 'r')),
+                             std::string(5000, 'm'), {{field::kNode, std::string(5000, 'n')}});
   const std::string bytes = EncodeWatchFrame(failed);
   EXPECT_LE(bytes.size(), kMaxWatchFrameBytes);
   absl::string_view rest = bytes;
@@ -62,7 +62,7 @@ TEST(WatchFrame, LongTextsAreCutAndStillFit) {
   EXPECT_EQ(frame.failure.message(), std::string(1024, 'm'));
 }
 
-TEST(WatchFrame, NonsenseIsRefused) {
+TEST(WatchFrame, RefusesMalformedFrames) {
   WatchFrame failed;
   failed.kind = WatchFrame::Kind::kFailed;
   failed.failure = absl::InternalError("x");
@@ -83,4 +83,4 @@ TEST(WatchFrame, NonsenseIsRefused) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

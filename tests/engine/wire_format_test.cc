@@ -10,7 +10,7 @@
 
 #include "tests/engine/engine_bucket.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr DataType kHalves[] = {DataType::kFloat16, DataType::kBfloat16};
@@ -29,7 +29,7 @@ std::vector<float> ThereAndBack(DataType wire, const std::vector<float>& values)
   return back;
 }
 
-TEST(WireFormat, EveryHalfComesBack) {
+TEST(WireFormat, EverySixteenBitValueSurvivesTheRoundTrip) {
   for (const DataType wire : kHalves) {
     std::vector<std::uint16_t> halves(65536), back(65536);
     std::vector<float> values(65536);
@@ -69,7 +69,7 @@ TEST(WireFormat, WidensByTheDefinition) {
 TEST(WireFormat, RoundsToNearestEven) {
   for (const DataType wire : kHalves) {
     std::vector<float> values;
-    // Every pattern of the upper bits, with lower ones around each tie.
+    // Every pattern of the upper bits, combined with lower bits around each tie.
     for (std::uint64_t high = 0; high < 0x10000; high += 3) {
       for (const std::uint32_t low : {0x0000u, 0x0001u, 0x0FFFu, 0x1000u, 0x1001u, 0x2000u, 0x3000u,
                                       0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
@@ -86,7 +86,7 @@ TEST(WireFormat, RoundsToNearestEven) {
   }
 }
 
-TEST(WireFormat, ANanStaysOne) {
+TEST(WireFormat, NanStaysNan) {
   for (const DataType wire : kHalves) {
     std::vector<float> values;
     for (const std::uint32_t bits :
@@ -142,4 +142,4 @@ TEST(WireFormat, OnlyFloat32IsNarrowed) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -45,13 +45,13 @@ TEST(DigitsDataTest, TheFirstLineAndEveryFifthAfterItAreTheTest) {
   EXPECT_EQ(digits->train.pixels[0], 1.0f / 16);
 }
 
-TEST(DigitsDataTest, NamesAFileThatIsNotThere) {
+TEST(DigitsDataTest, MissingFileIsNamed) {
   const absl::Status status = LoadDigits("no/such/file").status();
   EXPECT_TRUE(absl::IsNotFound(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("no/such/file: No such file"));
 }
 
-TEST(DigitsDataTest, NamesTheLineThatIsWrong) {
+TEST(DigitsDataTest, WrongLineIsNamed) {
   const struct {
     std::string line;
     const char* complaint;

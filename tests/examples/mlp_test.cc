@@ -70,7 +70,7 @@ TEST(MlpTest, GradientsAreThoseOfFiniteDifferences) {
   }
 }
 
-TEST(MlpTest, TellsEachGradientOnceItIsWrittenLastLayerFirst) {
+TEST(MlpTest, ReportsEachGradientWhenWrittenLastLayerFirst) {
   Mlp model({kPixels, 7, 5, kClasses}, 3);
   const Samples batch = RandomSamples(8, 4);
   Gradients expected(model);
@@ -89,7 +89,7 @@ TEST(MlpTest, TellsEachGradientOnceItIsWrittenLastLayerFirst) {
   EXPECT_THAT(order, ElementsAre(2, 1, 0));
 }
 
-TEST(MlpTest, ASampleScoresTheSameInEveryBatch) {
+TEST(MlpTest, LossDoesNotDependOnTheBatch) {
   Mlp model({kPixels, 16, kClasses}, 5);
   const Samples batch = RandomSamples(11, 6);
   float sum = 0;
@@ -109,7 +109,7 @@ TEST(MlpTest, TheSeedDecidesEveryBit) {
   EXPECT_NE(a.values(), c.values());
 }
 
-TEST(MlpTest, LearnsAFewSamplesByHeart) {
+TEST(MlpTest, FitsAFewSamples) {
   Mlp model({kPixels, 32, kClasses}, 5);
   const Samples batch = RandomSamples(20, 6);
   Gradients gradients(model);

@@ -37,9 +37,9 @@ float LargestDifference(const std::vector<float>& a, const std::vector<float>& b
   return largest;
 }
 
-TEST_F(ReferenceTrainingTest, IsTheSameFromRunToRun) { EXPECT_EQ(Train(4, 4), Train(4, 4)); }
+TEST_F(ReferenceTrainingTest, IsDeterministic) { EXPECT_EQ(Train(4, 4), Train(4, 4)); }
 
-TEST_F(ReferenceTrainingTest, ShardsDifferFromTheWholeByRoundingAlone) {
+TEST_F(ReferenceTrainingTest, ShardsDifferFromTheWholeByRoundingOnly) {
   for (std::size_t ranks = 2; ranks <= 8; ++ranks) {
     const float difference = LargestDifference(Train(ranks, ranks), Train(ranks, 1));
     EXPECT_GT(difference, 0) << ranks << " ranks";  // it is not the same computation
@@ -47,7 +47,7 @@ TEST_F(ReferenceTrainingTest, ShardsDifferFromTheWholeByRoundingAlone) {
   }
 }
 
-TEST_F(ReferenceTrainingTest, NodesDifferFromOneByTheOrderOfSumsAlone) {
+TEST_F(ReferenceTrainingTest, NodesDifferFromOneByTheOrderOfSumsOnly) {
   EXPECT_EQ(Train(4, 4, 4), Train(4, 4, 1)) << "one rank per node: the same order";
   const float difference = LargestDifference(Train(4, 4, 2), Train(4, 4, 1));
   EXPECT_GT(difference, 0);
@@ -74,7 +74,7 @@ Samples TenSamples() {
   return samples;
 }
 
-TEST(BatchOrderTest, EveryPassTakesEachSampleOnceAndShufflesAnew) {
+TEST(BatchOrderTest, EachPassUsesEverySampleOnceInNewOrder) {
   const Samples samples = TenSamples();
   BatchOrder order(samples, 5, 1);
   std::set<std::vector<std::uint8_t>> passes;
@@ -103,7 +103,7 @@ TEST(BatchOrderTest, ShardsTogetherAreTheBatch) {
   EXPECT_EQ(labels, whole.labels);
 }
 
-TEST(BatchOrderTest, AStepsBatchDoesNotDependOnWhatWasAskedBefore) {
+TEST(BatchOrderTest, BatchDependsOnTheStepOnly) {
   const Samples samples = TenSamples();
   BatchOrder forward(samples, 5, 1);
   forward.Shard(1, 0, 1);

@@ -1,4 +1,4 @@
-// Devices and contexts: which there are, and what a call wants.
+// Devices and contexts: which ones a process sees, and what calls require.
 
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -30,14 +30,14 @@ TEST(Driver, WithoutAMachineThereIsNoDevice) {
   EXPECT_EQ(cuInit(0), CUDA_ERROR_NO_DEVICE);
 }
 
-ISOLATED_TEST(Device, WantsInitialization, MachineWithGpus(1)) {
+ISOLATED_TEST(Device, RequiresInitialization, MachineWithGpus(1)) {
   int count = 0;
   EXPECT_EQ(cuDeviceGetCount(&count), CUDA_ERROR_NOT_INITIALIZED);
   CUcontext context = nullptr;
   EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_NOT_INITIALIZED);
 }
 
-ISOLATED_TEST(Device, SaysWhatItIs, MachineWithGpus(3)) {
+ISOLATED_TEST(Device, HasNameMemoryAndAttributes, MachineWithGpus(3)) {
   CUDA_OK(cuInit(0));
   EXPECT_EQ(DeviceCount(), 3);
   EXPECT_EQ(UuidNumber(2), 2);
@@ -53,7 +53,7 @@ ISOLATED_TEST(Device, SaysWhatItIs, MachineWithGpus(3)) {
   EXPECT_EQ(bytes, 1024 * kMebibyte);
 }
 
-ISOLATED_TEST(Device, VisibleOnesAreListed, MachineWithGpus(3)) {
+ISOLATED_TEST(Device, CudaVisibleDevicesSelects, MachineWithGpus(3)) {
   setenv("CUDA_VISIBLE_DEVICES", ("2," + GpuUuid(0) + ",nothing,1").c_str(), 1);
   CUDA_OK(cuInit(0));
   ASSERT_EQ(DeviceCount(), 2);
@@ -61,7 +61,7 @@ ISOLATED_TEST(Device, VisibleOnesAreListed, MachineWithGpus(3)) {
   EXPECT_EQ(UuidNumber(1), 0);
 }
 
-ISOLATED_TEST(Device, NoVisibleOneIsNoDevice, MachineWithGpus(1)) {
+ISOLATED_TEST(Device, NoVisibleDeviceIsAnError, MachineWithGpus(1)) {
   setenv("CUDA_VISIBLE_DEVICES", "", 1);
   EXPECT_EQ(cuInit(0), CUDA_ERROR_NO_DEVICE);
 }
@@ -73,7 +73,7 @@ MachineDescription MigMachine() {
   return machine;
 }
 
-ISOLATED_TEST(Device, AProcessSeesOneMigDevice, MigMachine()) {
+ISOLATED_TEST(Device, ProcessSeesOneMigDevice, MigMachine()) {
   setenv("CUDA_VISIBLE_DEVICES", MigUuid(8).c_str(), 1);
   CUDA_OK(cuInit(0));
   ASSERT_EQ(DeviceCount(), 1);
@@ -91,7 +91,7 @@ ISOLATED_TEST(Context, MustBeCurrent, MachineWithGpus(1)) {
   EXPECT_EQ(cuMemAlloc(&address, 1), CUDA_ERROR_INVALID_CONTEXT);
 }
 
-ISOLATED_TEST(Context, StreamsBelongToOne, MachineWithGpus(2)) {
+ISOLATED_TEST(Context, StreamOfAnotherContextIsRefused, MachineWithGpus(2)) {
   CUcontext first = EnterContext(0);
   CUstream stream = MakeStream();
   EnterContext(1);
@@ -101,7 +101,7 @@ ISOLATED_TEST(Context, StreamsBelongToOne, MachineWithGpus(2)) {
   EXPECT_EQ(owner, first);
 }
 
-ISOLATED_TEST(Context, AForkedChildHasNone, MachineWithGpus(1)) {
+ISOLATED_TEST(Context, ForkedChildHasNoContext, MachineWithGpus(1)) {
   EnterContext();
   const pid_t child = fork();
   if (child == 0) {

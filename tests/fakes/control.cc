@@ -29,7 +29,7 @@ FakeMachine::FakeMachine(const MachineDescription& machine) {
   char path[] = "/dev/shm/gradsync-fake-cuda-XXXXXX";
   if (mkdtemp(path) != nullptr) {
     path_ = path;
-    // Other users' processes may be on the machine too.
+    // Processes of other users may use the machine too.
     std::error_code ignored;
     std::filesystem::permissions(path_, std::filesystem::perms::all, ignored);
     folder_ = StateFolder::Create(path_, machine);

@@ -1,5 +1,5 @@
-// A fake machine with GPUs for one test, and the test's view of it: faults, counters, the journal,
-// device memory. tests/fakes/README.md says what the fakes model.
+// A fake machine with GPUs for one test: the test describes it, injects faults, and reads counters,
+// the journal and the use of device memory. tests/fakes/README.md says what the fakes model.
 //
 //   FakeMachine machine({.gpus = ...});
 //   ChildProcess daemon({... , machine.Environment()});
@@ -22,46 +22,46 @@
 
 namespace gradsync::fakes {
 
-// A machine with `gpus` GPUs, all defaults.
+// A machine with `gpus` GPUs and default values.
 MachineDescription MachineWithGpus(int gpus);
 
-// How a process ends that wants to see, on a real machine, what only fakes show: at once, by
-// quick_exit, for what it waits for may never come.
+// On a real machine, a process that needs something that only the fakes have exits with this
+// status. It exits at once (quick_exit), since some event that it waits for may never happen.
 inline constexpr int kNeedsFakes = 77;
 
-// The state folder is made in /dev/shm and removed with the object. Thread-safe. On a real machine
-// (machine/real_gpus.h) there are no violations to be seen, and anything else is kNeedsFakes.
+// Thread-safe. The state folder is in /dev/shm; the destructor removes it. On a real machine
+// (machine/real_gpus.h) Violations() is empty, and every other method exits with kNeedsFakes.
 class FakeMachine {
  public:
   explicit FakeMachine(const MachineDescription& machine);
-  // The one that this process's environment names; it stays when the object goes.
+  // Uses the machine that this process's environment names. The destructor does not remove it.
   FakeMachine();
   ~FakeMachine();
   FakeMachine(const FakeMachine&) = delete;
   FakeMachine& operator=(const FakeMachine&) = delete;
 
-  // "NAME=VALUE" for processes that shall be on this machine.
+  // "NAME=VALUE": puts a process on this machine.
   std::string Environment() const;
   // Adds a rule as fault_rules.h says. Processes see it at their next call.
   void Inject(const std::string& rule);
-  // Takes all rules away; calls that hang go on.
+  // Removes all rules. Calls that hang continue.
   void ClearFaults();
 
-  // How often `function` was called: by all processes so far, or by one.
+  // The number of calls of `function` so far, by all processes or by `pid`.
   std::uint64_t Calls(const std::string& function, int pid = 0) const;
 
-  // What lives on a GPU, contexts included; with SIGKILLed processes' memory gone as soon as
-  // nobody else has it mapped or open.
+  // Bytes that are allocated on a GPU, contexts included. Memory of a killed process counts only
+  // while another process has it mapped or open.
   std::size_t DeviceBytes(std::uint32_t gpu) const;
   // The processes with a context on a GPU.
   std::vector<int> ContextsOn(std::uint32_t gpu) const;
-  // Looks until DeviceBytes is so many; false after `patience_ms`. Nobody tells when memory goes.
+  // Polls until DeviceBytes is `bytes`; false after `patience_ms`.
   bool AwaitDeviceBytes(std::uint32_t gpu, std::size_t bytes, int patience_ms) const;
 
   std::vector<std::string> Journal(const std::string& kind) const;
-  // Undefined behaviour that was seen: races, freed memory, sticky errors.
+  // The undefined behaviour so far: races, use of freed memory, sticky errors.
   std::vector<std::string> Violations() const;
-  // Waits until a line of `kind` that contains `text` has come; false after `patience_ms`.
+  // Waits for a line of `kind` that contains `text`; false after `patience_ms`.
   bool AwaitJournal(const std::string& kind, const std::string& text, int patience_ms) const;
 
  private:

@@ -1,5 +1,5 @@
-// What every CUDA test does first: a context, streams, memory, words. Failures abort the process
-// with the call's name: a test that cannot set up says nothing.
+// The setup of CUDA tests: a context, streams, memory, words. If a call fails, the process prints
+// the name of the call and aborts, since a test without its setup shows nothing.
 
 #ifndef TESTS_FAKES_CUDA_PROCESS_H_
 #define TESTS_FAKES_CUDA_PROCESS_H_
@@ -22,7 +22,7 @@ CUcontext EnterContext(int device = 0);
 CUstream MakeStream(unsigned int flags = CU_STREAM_NON_BLOCKING);
 CUevent MakeEvent();
 
-// A 64-bit word in host memory that streams wait for and write.
+// A 64-bit word in host memory, for streams to wait for and to write.
 class Word {
  public:
   Word();
@@ -37,11 +37,12 @@ class Word {
 
 // cuMemAlloc of floats.
 CUdeviceptr MakeFloats(std::size_t count);
-// Copies that are complete when they return. Synchronize `stream` alone.
+// Each copy is complete on return. It synchronizes only `stream`.
 void WriteFloats(CUdeviceptr to, const std::vector<float>& values, CUstream stream);
 std::vector<float> ReadFloats(CUdeviceptr from, std::size_t count, CUstream stream);
 
-// cuMemCreate, exportable, mapped at a new address with read and write access for `device`.
+// Memory of cuMemCreate that can be exported. It is mapped at a new address, and `device` may read
+// and write it.
 struct Mapped {
   CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr address = 0;

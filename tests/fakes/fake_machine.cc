@@ -1,4 +1,4 @@
-// Runs a command on a fake machine, which ends with it:
+// Runs a command on a fake machine, and removes the machine when the command ends:
 //
 //   fake_machine [--gpus=N] [--mps] -- COMMAND...
 //
@@ -33,7 +33,7 @@ int Run(const MachineDescription& description, char** command) {
     std::perror(command[0]);
     _exit(127);
   }
-  // Sent to the whole group, it ends the command; the machine is left behind by nobody.
+  // A signal to the process group ends the command. Then this process removes the machine.
   signal(SIGTERM, SIG_IGN);
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {

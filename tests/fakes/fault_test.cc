@@ -1,4 +1,4 @@
-// Injected faults, and what a test sees of calls.
+// Injected faults, and the counters of calls.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -9,14 +9,14 @@
 
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fakes {
 namespace {
 
 using testing::ElementsAre;
 
-ISOLATED_TEST(Fault, AnErrorAtOneCall, MachineWithGpus(1)) {
+ISOLATED_TEST(Fault, ErrorRuleFailsOneCall, MachineWithGpus(1)) {
   FakeMachine machine;
   EnterContext();
   machine.Inject("cuMemAlloc_v2 2 error 2");
@@ -30,7 +30,7 @@ ISOLATED_TEST(Fault, AnErrorAtOneCall, MachineWithGpus(1)) {
   EXPECT_THAT(machine.Journal(kFault), ElementsAre("cuMemAlloc_v2 2 error 2"));
 }
 
-ISOLATED_TEST(Fault, AStickyOne, MachineWithGpus(1)) {
+ISOLATED_TEST(Fault, StickyRuleFailsEveryLaterCall, MachineWithGpus(1)) {
   FakeMachine machine;
   EnterContext();
   machine.Inject("cuStreamSynchronize 1+ sticky 719");
@@ -46,19 +46,19 @@ ROLE(allocator) {
   return 0;
 }
 
-ISOLATED_TEST(Fault, AHangEndsWithItsRule, MachineWithGpus(1)) {
+ISOLATED_TEST(Fault, HangEndsWithItsRule, MachineWithGpus(1)) {
   FakeMachine machine;
   machine.Inject("cuMemAlloc_v2 1 hang");
   const auto process = StartRole("allocator", {});
-  EXPECT_TRUE(machine.AwaitJournal(kFault, "hang", fault::kPatienceMs));
+  EXPECT_TRUE(machine.AwaitJournal(kFault, "hang", kPatienceMs));
   machine.ClearFaults();
   EXPECT_TRUE(Succeeds(*process));
 }
 
-ISOLATED_TEST(Fault, OneProcessDiesByItsEnvironment, MachineWithGpus(1)) {
+ISOLATED_TEST(Fault, EnvironmentKillsOneProcess, MachineWithGpus(1)) {
   const auto process =
       StartRole("allocator", {}, {"GRADSYNC_FAKE_CUDA_FAULTS=cuMemAlloc_v2 1 kill"});
-  const std::optional<int> status = process->Wait(fault::kPatienceMs);
+  const std::optional<int> status = process->Wait(kPatienceMs);
   ASSERT_TRUE(status.has_value());
   EXPECT_TRUE(WIFSIGNALED(*status) && WTERMSIG(*status) == SIGKILL);
   EXPECT_TRUE(Succeeds(*StartRole("allocator", {})));

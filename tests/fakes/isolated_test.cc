@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "tests/fakes/machine/real_gpus.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fakes {
 namespace {
@@ -33,8 +33,8 @@ std::string ThisProgram() {
 
 bool Isolated() { return std::getenv(kIsolatedVariable) != nullptr; }
 
-bool Succeeds(fault::ChildProcess& process) {
-  const std::optional<int> status = process.Wait(fault::kPatienceMs);
+bool Succeeds(ChildProcess& process) {
+  const std::optional<int> status = process.Wait(kPatienceMs);
   if (!status.has_value()) std::fprintf(stderr, "has not ended in time\n");
   return status.has_value() && WIFEXITED(*status) && WEXITSTATUS(*status) == 0;
 }
@@ -50,18 +50,18 @@ void RunIsolated(const std::string& name, const MachineDescription& machine) {
   }
   std::optional<FakeMachine> made;
   if (gpus == 0) made.emplace(machine);
-  // Results and shards are the outer process's.
+  // Only the outer process reports results and takes part in sharding.
   unsetenv("XML_OUTPUT_FILE");
   for (const char* shard : {"TEST_TOTAL_SHARDS", "GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"}) {
     unsetenv(shard);
   }
   unsetenv("TEST_PREMATURE_EXIT_FILE");
-  fault::ChildOptions options;
+  ChildOptions options;
   options.arguments = {ThisProgram(), "--gtest_filter=" + name, "--gtest_brief=1"};
   options.environment = {std::string(kIsolatedVariable) + "=1"};
   if (made.has_value()) options.environment.push_back(made->Environment());
-  fault::ChildProcess process(options);
-  const std::optional<int> status = process.Wait(fault::kPatienceMs);
+  ChildProcess process(options);
+  const std::optional<int> status = process.Wait(kPatienceMs);
   ASSERT_TRUE(status.has_value()) << name << " has not ended in time";
   if (gpus > 0 && WIFEXITED(*status) && WEXITSTATUS(*status) == kNeedsFakes) {
     GTEST_SKIP() << "passed as far as a real machine shows it";
@@ -73,13 +73,13 @@ bool RegisterRole(const std::string& name, RoleFunction* role) {
   return Roles().emplace(name, role).second;
 }
 
-std::unique_ptr<fault::ChildProcess> StartRole(const std::string& name, std::vector<int> passed,
-                                               std::vector<std::string> environment) {
-  fault::ChildOptions options;
+std::unique_ptr<ChildProcess> StartRole(const std::string& name, std::vector<int> passed,
+                                        std::vector<std::string> environment) {
+  ChildOptions options;
   options.arguments = {ThisProgram(), kRoleFlag + name};
   options.environment = std::move(environment);
   options.passed = std::move(passed);
-  return std::make_unique<fault::ChildProcess>(options);
+  return std::make_unique<ChildProcess>(options);
 }
 
 }  // namespace gradsync::fakes
@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     return role == gradsync::fakes::Roles().end() ? 127 : role->second();
   }
   testing::InitGoogleTest(&argc, argv);
-  // What has failed before it is not passed over.
+  // Failures up to this point still fail the test.
   std::at_quick_exit([] {
     if (testing::Test::HasFailure()) std::_Exit(1);
   });

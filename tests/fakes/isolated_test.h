@@ -1,14 +1,14 @@
-// Tests that run in processes of their own. A CUDA error is sticky for its process, and a process
-// is on one machine for all its life: so each test gets a new process on a new fake machine, and
-// plays its other processes by roles of the same program.
+// Tests that run in processes of their own. A CUDA error lasts until its process ends, and a
+// process cannot change its machine. So each test runs in a new process on a new fake machine.
+// Other processes of a test run a role of the same program.
 //
 //   ISOLATED_TEST(Suite, Name, MachineWithGpus(1)) { ... FakeMachine machine; ... }
 //
 //   ROLE(importer) { ... return HasFailure(); }
 //   ... ChildProcess other = StartRole("importer", {socket});   // becomes its descriptor 3
 //
-// On a real machine (machine/real_gpus.h) a test that describes another one is skipped, and one
-// that asks for what only fakes show is skipped from there on.
+// On a real machine (machine/real_gpus.h), a test that describes another machine is skipped, and a
+// test that needs the fakes is skipped from that point on.
 //
 // The program's main is in isolated_test.cc.
 
@@ -22,23 +22,22 @@
 #include <vector>
 
 #include "tests/fakes/control.h"
-#include "tests/fault/child_process.h"
+#include "tests/kit/child_process.h"
 
 namespace gradsync::fakes {
 
-// Runs the test `name` of this program again, as a process on a new machine, and expects that it
-// passes.
+// Runs the test `name` of this program in a new process on a new machine, and expects it to pass.
 void RunIsolated(const std::string& name, const MachineDescription& machine);
-bool Isolated();  // true in that process
+bool Isolated();  // true in a process that RunIsolated started
 
 using RoleFunction = int();
 bool RegisterRole(const std::string& name, RoleFunction* role);
-// A process of this program that runs a role on the same machine; its exit status is what the role
-// returns. `environment` is added to this process's.
-std::unique_ptr<fault::ChildProcess> StartRole(const std::string& name, std::vector<int> passed,
-                                               std::vector<std::string> environment = {});
-// True if it ends with status 0 in time.
-bool Succeeds(fault::ChildProcess& process);
+// Starts a process of this program that runs a role on the same machine. Its exit status is the
+// role's result. Its environment is this process's and `environment`.
+std::unique_ptr<ChildProcess> StartRole(const std::string& name, std::vector<int> passed,
+                                        std::vector<std::string> environment = {});
+// True if the process ends with status 0 in time.
+bool Succeeds(ChildProcess& process);
 
 #define ISOLATED_TEST(suite, name, machine)   \
   static void suite##name##Body();            \
@@ -52,7 +51,7 @@ bool Succeeds(fault::ChildProcess& process);
   }                                           \
   static void suite##name##Body()
 
-// For tests that race on purpose: streams are threads, so ThreadSanitizer reports it too.
+// For tests with an intended race. Streams are threads, so ThreadSanitizer would report it.
 #if defined(__SANITIZE_THREAD__)
 #define SKIP_UNDER_TSAN() GTEST_SKIP() << "a race on purpose"
 #else

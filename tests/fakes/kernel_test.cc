@@ -35,8 +35,8 @@ CUfunction Kernel(const char* name) {
 template <typename Arguments>
 CUresult Launch(CUfunction function, Arguments arguments, CUstream stream) {
   void* parameters[] = {&arguments};
-  return cuLaunchKernel(function, kBlocks, 1, 1, kCudaBlockThreads, 1, 1, 0, stream, parameters,
-                        nullptr);
+  return cuLaunchKernel(function, kBlocks, 1, 1, daemon::kCudaBlockThreads, 1, 1, 0, stream,
+                        parameters, nullptr);
 }
 
 // Device memory that holds `values`.
@@ -60,7 +60,7 @@ std::vector<T> Host(const void* from, std::size_t count, CUstream stream) {
 ISOLATED_TEST(Kernels, CombineAddsInOrderAndCountsVoidContributions, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
-  CombineArguments arguments{};
+  daemon::CombineArguments arguments{};
   arguments.sources[0] = Device<float>({1, 2, 3}, stream);
   arguments.sources[1] = Device<float>({10, 20, 30}, stream);
   arguments.staging = Device<float>({100, 100, 100, 100}, stream);
@@ -78,31 +78,31 @@ ISOLATED_TEST(Kernels, CombineAddsInOrderAndCountsVoidContributions, MachineWith
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-// 256 + 1 is not a bfloat16: only what is added in float32 comes out right.
+// 256 + 1 is not a bfloat16, so only a sum in float32 is right.
 ISOLATED_TEST(Kernels, SixteenBitTypesAreAddedInFloat32, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
-  CombineArguments arguments{};
-  arguments.sources[0] = Device<std::uint16_t>({NearestBfloat16(256)}, stream);
-  arguments.sources[1] = Device<std::uint16_t>({NearestBfloat16(1)}, stream);
-  arguments.sources[2] = Device<std::uint16_t>({NearestBfloat16(1)}, stream);
+  daemon::CombineArguments arguments{};
+  arguments.sources[0] = Device<std::uint16_t>({daemon::NearestBfloat16(256)}, stream);
+  arguments.sources[1] = Device<std::uint16_t>({daemon::NearestBfloat16(1)}, stream);
+  arguments.sources[2] = Device<std::uint16_t>({daemon::NearestBfloat16(1)}, stream);
   arguments.count = 1;
   arguments.source_count = 3;
   arguments.staging = Device<std::uint16_t>({0, 0}, stream);
   CUDA_OK(Launch(Kernel("gradsync_combine_bf16_bf16"), arguments, stream));
   EXPECT_THAT(Host<std::uint16_t>(arguments.staging, 2, stream),
-              ElementsAre(NearestBfloat16(258), 0));
+              ElementsAre(daemon::NearestBfloat16(258), 0));
   arguments.staging = Device<float>({0, 0}, stream);
   arguments.source_count = 2;
   CUDA_OK(Launch(Kernel("gradsync_combine_bf16_f32"), arguments, stream));
   EXPECT_THAT(Host<float>(arguments.staging, 2, stream), ElementsAre(257, 0));
 }
 
-// 1 + 2^-9 is nearer to 1 than to the next bfloat16: rounded at each addend, the sum would stay 1.
+// 1 + 2^-9 rounds to 1 in bfloat16. If each addition rounded, the sum would stay 1.
 ISOLATED_TEST(Kernels, FloatsAreRoundedOnceIntoStagingOfSixteenBits, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
-  CombineArguments arguments{};
+  daemon::CombineArguments arguments{};
   arguments.sources[0] = Device<float>({1, 40000}, stream);
   for (arguments.source_count = 1; arguments.source_count < 4; ++arguments.source_count) {
     arguments.sources[arguments.source_count] = Device<float>({0x1p-9f, 20000}, stream);
@@ -111,22 +111,22 @@ ISOLATED_TEST(Kernels, FloatsAreRoundedOnceIntoStagingOfSixteenBits, MachineWith
   arguments.void_contributions = 3;
   arguments.staging = Device<std::uint16_t>({0, 0, 0, 9}, stream);
   CUDA_OK(Launch(Kernel("gradsync_combine_f32_bf16"), arguments, stream));
-  EXPECT_THAT(
-      Host<std::uint16_t>(arguments.staging, 4, stream),
-      ElementsAre(NearestBfloat16(1 + 0x1p-7), NearestBfloat16(100000), NearestBfloat16(3), 9));
+  EXPECT_THAT(Host<std::uint16_t>(arguments.staging, 4, stream),
+              ElementsAre(daemon::NearestBfloat16(1 + 0x1p-7), daemon::NearestBfloat16(100000),
+                          daemon::NearestBfloat16(3), 9));
   arguments.staging = Device<std::uint16_t>({0, 0, 0, 9}, stream);
   CUDA_OK(Launch(Kernel("gradsync_combine_f32_f16"), arguments, stream));
   const double infinity = std::numeric_limits<double>::infinity();
-  EXPECT_THAT(
-      Host<std::uint16_t>(arguments.staging, 4, stream),
-      ElementsAre(NearestFloat16(1 + 3 * 0x1p-9), NearestFloat16(infinity), NearestFloat16(3), 9));
+  EXPECT_THAT(Host<std::uint16_t>(arguments.staging, 4, stream),
+              ElementsAre(daemon::NearestFloat16(1 + 3 * 0x1p-9), daemon::NearestFloat16(infinity),
+                          daemon::NearestFloat16(3), 9));
 }
 
-// As for the ranks of a GPU beyond the first 16: added in float32 to what has been rounded.
+// A launch adds at most 16 ranks. For further ranks, staging holds a sum that is rounded already.
 ISOLATED_TEST(Kernels, MoreFloatsAreAddedToStagingOfSixteenBits, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
-  CombineArguments arguments{};
+  daemon::CombineArguments arguments{};
   arguments.sources[0] = Device<float>({256}, stream);
   arguments.source_count = 1;
   arguments.count = 1;
@@ -139,28 +139,30 @@ ISOLATED_TEST(Kernels, MoreFloatsAreAddedToStagingOfSixteenBits, MachineWithGpus
   arguments.void_contributions = 2;
   CUDA_OK(Launch(combine, arguments, stream));
   EXPECT_THAT(Host<std::uint16_t>(arguments.staging, 3, stream),
-              ElementsAre(NearestBfloat16(258), NearestBfloat16(2), 9));
+              ElementsAre(daemon::NearestBfloat16(258), daemon::NearestBfloat16(2), 9));
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
 ISOLATED_TEST(Kernels, WriteBackWidensStagingOfSixteenBits, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
-  WriteBackArguments arguments{};
+  daemon::WriteBackArguments arguments{};
   const double infinity = std::numeric_limits<double>::infinity();
-  arguments.staging = Device<std::uint16_t>(
-      {NearestFloat16(1 + 0x1p-10), NearestFloat16(infinity), NearestFloat16(0)}, stream);
+  arguments.staging =
+      Device<std::uint16_t>({daemon::NearestFloat16(1 + 0x1p-10), daemon::NearestFloat16(infinity),
+                             daemon::NearestFloat16(0)},
+                            stream);
   arguments.destinations[0] = Device<float>({0, 0, 7}, stream);
   arguments.destination_count = 1;
   arguments.count = 2;
   arguments.scale = 0x1p-10;
-  arguments.numbers = static_cast<BucketNumbers*>(
-      Device<BucketNumbers>(std::vector<BucketNumbers>(kBlocks), stream));
+  arguments.numbers = static_cast<daemon::GradientStats*>(
+      Device<daemon::GradientStats>(std::vector<daemon::GradientStats>(kBlocks), stream));
   arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
   CUDA_OK(Launch(Kernel("gradsync_write_back_f32_f16"), arguments, stream));
   EXPECT_THAT(Host<float>(arguments.destinations[0], 3, stream),
               ElementsAre(0x1p-10f + 0x1p-20f, std::numeric_limits<float>::infinity(), 7));
-  EXPECT_EQ(Host<BucketNumbers>(arguments.numbers, 1, stream)[0].non_finite, 1u);
+  EXPECT_EQ(Host<daemon::GradientStats>(arguments.numbers, 1, stream)[0].non_finite, 1u);
   EXPECT_THAT(Host<float>(arguments.void_flag, 1, stream), ElementsAre(0));
 }
 
@@ -168,36 +170,36 @@ ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   const float infinity = std::numeric_limits<float>::infinity();
-  WriteBackArguments arguments{};
+  daemon::WriteBackArguments arguments{};
   arguments.staging = Device<float>({2, 4, infinity, 1}, stream);
   arguments.destinations[0] = Device<float>({0, 0, 0}, stream);
   arguments.destinations[1] = Device<float>({0, 0, 0}, stream);
   arguments.destination_count = 2;
   arguments.count = 2;
   arguments.scale = 0.5;
-  arguments.numbers = static_cast<BucketNumbers*>(
-      Device<BucketNumbers>(std::vector<BucketNumbers>(kBlocks), stream));
+  arguments.numbers = static_cast<daemon::GradientStats*>(
+      Device<daemon::GradientStats>(std::vector<daemon::GradientStats>(kBlocks), stream));
   arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
   CUfunction write_back = Kernel("gradsync_write_back_f32_f32");
   CUDA_OK(Launch(write_back, arguments, stream));
   for (const void* destination : {arguments.destinations[0], arguments.destinations[1]}) {
     EXPECT_THAT(Host<float>(destination, 3, stream), ElementsAre(1, 2, 0));
   }
-  const auto numbers = Host<BucketNumbers>(arguments.numbers, kBlocks, stream);
+  const auto numbers = Host<daemon::GradientStats>(arguments.numbers, kBlocks, stream);
   EXPECT_EQ(numbers[0].sum_of_squares, 5);
   EXPECT_EQ(numbers[0].non_finite, 0u);
   EXPECT_EQ(numbers[1].sum_of_squares, 0);
-  // What stands behind the elements is the number of void contributions.
+  // Behind the elements, staging holds the number of void contributions.
   EXPECT_THAT(Host<float>(arguments.void_flag, 1, stream), ElementsAre(1));
   arguments.count = 3;
   CUDA_OK(Launch(write_back, arguments, stream));
-  EXPECT_EQ(Host<BucketNumbers>(arguments.numbers, 1, stream)[0].non_finite, 1u);
+  EXPECT_EQ(Host<daemon::GradientStats>(arguments.numbers, 1, stream)[0].non_finite, 1u);
 }
 
-ISOLATED_TEST(Launch, UnalignedMemoryIsASticky, MachineWithGpus(1)) {
+ISOLATED_TEST(Launch, UnalignedAccessIsSticky, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
-  CombineArguments arguments{};
+  daemon::CombineArguments arguments{};
   char* const staging = static_cast<char*>(Device<float>(std::vector<float>(8), stream));
   arguments.staging = staging + sizeof(float);
   arguments.count = 1;
@@ -206,30 +208,30 @@ ISOLATED_TEST(Launch, UnalignedMemoryIsASticky, MachineWithGpus(1)) {
   EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_MISALIGNED_ADDRESS);
 }
 
-ISOLATED_TEST(Launch, BeyondABufferIsIllegal, MachineWithGpus(1)) {
+ISOLATED_TEST(Launch, AccessBeyondABufferIsIllegal, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   const Mapped mapped = MakeMapped(2 * kMebibyte);
-  CombineArguments arguments{};
+  daemon::CombineArguments arguments{};
   arguments.staging = reinterpret_cast<void*>(mapped.address);
-  // Staging has one element more than that.
+  // Staging needs one element more.
   arguments.count = mapped.bytes / sizeof(float);
   CUDA_OK(Launch(Kernel("gradsync_combine_f32_f32"), arguments, stream));
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-ISOLATED_TEST(Launch, HostMemoryIsIllegal, MachineWithGpus(1)) {
+ISOLATED_TEST(Launch, AccessToHostMemoryIsIllegal, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   alignas(16) float host[4] = {};
-  CombineArguments arguments{};
+  daemon::CombineArguments arguments{};
   arguments.staging = host;
   arguments.count = 1;
   CUDA_OK(Launch(Kernel("gradsync_combine_f32_f32"), arguments, stream));
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-ISOLATED_TEST(Launch, WantsAnImageAKernelAndAModule, MachineWithGpus(1)) {
+ISOLATED_TEST(Launch, RequiresAnImageAKernelAndAModule, MachineWithGpus(1)) {
   EnterContext();
   const char text[] = "no image at all";
   CUmodule module = nullptr;
@@ -239,20 +241,20 @@ ISOLATED_TEST(Launch, WantsAnImageAKernelAndAModule, MachineWithGpus(1)) {
   EXPECT_EQ(cuModuleGetFunction(&function, module, "no_kernel"), CUDA_ERROR_NOT_FOUND);
   CUDA_OK(cuModuleGetFunction(&function, module, "gradsync_combine_f32_f32"));
   CUDA_OK(cuModuleUnload(module));
-  EXPECT_EQ(Launch(function, CombineArguments{}, MakeStream()), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(Launch(function, daemon::CombineArguments{}, MakeStream()), CUDA_ERROR_INVALID_HANDLE);
 }
 
-// Two buckets of one step on two streams may overlap, the same bucket may not.
+// Two buckets of a step may overlap on two streams. Two kernels on the same bucket may not.
 ISOLATED_TEST(Launch, KernelsOnTheSameBufferNeedAnOrder, MachineWithGpus(1)) {
   SKIP_UNDER_TSAN();
   EnterContext();
   CUstream first = MakeStream(), second = MakeStream();
   CUfunction combine = Kernel("gradsync_combine_f32_f32");
   Word word;
-  CombineArguments arguments{};
+  daemon::CombineArguments arguments{};
   arguments.staging = Device<float>({0, 0}, first);
   arguments.count = 1;
-  CombineArguments other = arguments;
+  daemon::CombineArguments other = arguments;
   other.staging = Device<float>({0, 0}, first);
   CUDA_OK(cuStreamWaitValue64(first, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
   CUDA_OK(Launch(combine, arguments, first));

@@ -1,4 +1,4 @@
-// The fakes as the product takes them: opened at run time, through its tables of functions.
+// The product opens the fakes at run time, and calls them through its tables of functions.
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ void* Find(const char* name, int version) {
 }
 
 ISOLATED_TEST(Library, FillsTheProductsTables, MachineWithGpus(1)) {
-  const auto driver = CudaDriver::Open(DriverPath());
+  const auto driver = daemon::CudaDriver::Open(DriverPath());
   ASSERT_TRUE(driver.ok()) << driver.status();
   EXPECT_TRUE((*driver)->cuInit(0).ok());
   CUcontext context = nullptr;
@@ -45,10 +45,10 @@ ISOLATED_TEST(Library, FillsTheProductsTables, MachineWithGpus(1)) {
   const absl::Status refused = (*driver)->cuDevicePrimaryCtxRetain(&context, 1);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("CUDA_ERROR_INVALID_DEVICE"));
 
-  const auto nccl = NcclLibrary::Open(Library("nccl/libnccl.so.2"));
+  const auto nccl = daemon::NcclLibrary::Open(Library("nccl/libnccl.so.2"));
   ASSERT_TRUE(nccl.ok()) << nccl.status();
   EXPECT_EQ((*nccl)->version(), NCCL_VERSION_CODE);
-  // It finds the driver that was opened by a path.
+  // The fake of NCCL finds the driver, though the process has opened the driver by its path.
   EXPECT_TRUE((*driver)->cuCtxSetCurrent(context).ok());
   void* memory = nullptr;
   EXPECT_EQ((*nccl)->ncclMemAlloc(&memory, 1), ncclSuccess);
@@ -60,27 +60,27 @@ MachineDescription WithOldNccl() {
   return machine;
 }
 
-ISOLATED_TEST(Library, AnOldNcclSaysSo, WithOldNccl()) {
-  const auto nccl = NcclLibrary::Open(Library("nccl/libnccl.so.2"));
+ISOLATED_TEST(Library, OldNcclReportsItsVersion, WithOldNccl()) {
+  const auto nccl = daemon::NcclLibrary::Open(Library("nccl/libnccl.so.2"));
   ASSERT_FALSE(nccl.ok());
   EXPECT_THAT(std::string(nccl.status().message()), HasSubstr("2.18"));
 }
 
-ISOLATED_TEST(Library, OpeningItInitializesNothing, MachineWithGpus(1)) {
+ISOLATED_TEST(Library, OpenInitializesNothing, MachineWithGpus(1)) {
   const FakeMachine machine;
-  ASSERT_TRUE(CudaDriver::Open(DriverPath()).ok());
+  ASSERT_TRUE(daemon::CudaDriver::Open(DriverPath()).ok());
   EXPECT_EQ(machine.Calls("cuInit"), 0u);
   EXPECT_EQ(machine.DeviceBytes(0), 0u);
 }
 
-ISOLATED_TEST(ProcAddress, GivesTheNewestUpToAVersion, MachineWithGpus(1)) {
+ISOLATED_TEST(ProcAddress, FindsTheNewestVariantUpToAVersion, MachineWithGpus(1)) {
   EXPECT_NE(Find("cuStreamWaitValue64", 9000), Find("cuStreamWaitValue64", 11070));
   EXPECT_EQ(Find("cuStreamWaitValue64", 11070), Find("cuStreamWaitValue64", 13000));
-  // With other parameters, even.
+  // The variants even have different parameters.
   EXPECT_NE(Find("cuCtxSynchronize", 12000), Find("cuCtxSynchronize", 13000));
 }
 
-ISOLATED_TEST(ProcAddress, KnowsNoSuffixesAndNothingOfTheFuture, MachineWithGpus(1)) {
+ISOLATED_TEST(ProcAddress, FindsNoSuffixedNamesAndNoFutureVersions, MachineWithGpus(1)) {
   CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
   void* function = nullptr;
   EXPECT_EQ(Finder()("cuMemAlloc_v2", &function, 13000, CU_GET_PROC_ADDRESS_DEFAULT, nullptr),
@@ -97,9 +97,9 @@ MachineDescription WithOldDriver() {
   return machine;
 }
 
-ISOLATED_TEST(ProcAddress, AnOldDriverLacksWhatIsNewer, WithOldDriver()) {
+ISOLATED_TEST(ProcAddress, OldDriverLacksNewerFunctions, WithOldDriver()) {
   EXPECT_EQ(Find("cuFuncLoad", 13000), nullptr);
-  EXPECT_FALSE(CudaDriver::Open(DriverPath()).ok());
+  EXPECT_FALSE(daemon::CudaDriver::Open(DriverPath()).ok());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Device memory: how long it lives, who may touch it, and how it travels between processes.
+// Device memory: how long it lives, who may access it, and how processes pass it to each other.
 
 #include <gmock/gmock.h>
 #include <sys/socket.h>
@@ -11,12 +11,11 @@
 
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fakes {
 namespace {
 
-using fault::kPatienceMs;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -44,7 +43,7 @@ void Send(int socket, const void* bytes, std::size_t size, int fd = -1) {
   ASSERT_EQ(sendmsg(socket, &message, MSG_NOSIGNAL), static_cast<ssize_t>(size));
 }
 
-// The descriptor that came along, or -1.
+// The descriptor that a message carried, or -1.
 int Receive(int socket, void* bytes, std::size_t size) {
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   iovec data{bytes, size};
@@ -53,7 +52,7 @@ int Receive(int socket, void* bytes, std::size_t size) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  if (!fault::AwaitReadable(socket, kPatienceMs)) return -1;
+  if (!AwaitReadable(socket, kPatienceMs)) return -1;
   if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != static_cast<ssize_t>(size)) return -1;
   int fd = -1;
   if (cmsghdr* const header = CMSG_FIRSTHDR(&message)) {
@@ -66,13 +65,13 @@ struct SocketPair {
   SocketPair() {
     int ends[2] = {-1, -1};
     socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends);
-    mine = fault::Descriptor(ends[0]);
-    theirs = fault::Descriptor(ends[1]);
+    mine = Descriptor(ends[0]);
+    theirs = Descriptor(ends[1]);
   }
-  fault::Descriptor mine, theirs;
+  Descriptor mine, theirs;
 };
 
-// Tells the test that something has been reached, and waits for its answer.
+// Tells the test that this process has reached a point, and waits for the answer.
 void Meet(int socket) {
   char byte = 0;
   Send(socket, &byte, 1);
@@ -95,7 +94,7 @@ int Export(CUmemGenericAllocationHandle handle) {
 
 // ---- virtual memory management ----
 
-ISOLATED_TEST(VirtualMemory, LivesUntilAllHandlesAndMappingsAreGone, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, LivesUntilItsLastHandleOrMapping, MachineWithGpus(1)) {
   const FakeMachine machine;
   EnterContext();
   const std::size_t before = machine.DeviceBytes(0);
@@ -105,18 +104,18 @@ ISOLATED_TEST(VirtualMemory, LivesUntilAllHandlesAndMappingsAreGone, MachineWith
   CUDA_OK(cuMemRelease(mapped.handle));
   EXPECT_EQ(machine.DeviceBytes(0), before + kBytes);
   Unmap(mapped);
-  EXPECT_EQ(machine.DeviceBytes(0), before + kBytes);  // the exported descriptor
+  EXPECT_EQ(machine.DeviceBytes(0), before + kBytes);  // the exported descriptor keeps it
   close(fd);
   EXPECT_EQ(machine.DeviceBytes(0), before);
   EXPECT_EQ(cuMemRelease(mapped.handle), CUDA_ERROR_INVALID_VALUE);
 }
 
-ISOLATED_TEST(VirtualMemory, WhatThereIsIsSaidAndNoMoreIsGiven, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, AllocatesNoMoreThanTheFreeMemory, MachineWithGpus(1)) {
   EnterContext();
   std::size_t free = 0, total = 0;
   CUDA_OK(cuMemGetInfo(&free, &total));
   EXPECT_EQ(total, 1024 * kMebibyte);
-  EXPECT_EQ(free, total - 64 * kMebibyte);  // the context's own
+  EXPECT_EQ(free, total - 64 * kMebibyte);  // the context takes 64 MiB
   const CUmemAllocationProp properties = ExportableOn(0);
   CUmemGenericAllocationHandle handle = 0;
   EXPECT_EQ(cuMemCreate(&handle, free + kBytes, &properties, 0), CUDA_ERROR_OUT_OF_MEMORY);
@@ -125,7 +124,7 @@ ISOLATED_TEST(VirtualMemory, WhatThereIsIsSaidAndNoMoreIsGiven, MachineWithGpus(
   EXPECT_EQ(cuMemAlloc(&address, 1), CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-ISOLATED_TEST(VirtualMemory, SizesAreOfItsGranularity, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, SizesAreMultiplesOfTheGranularity, MachineWithGpus(1)) {
   EnterContext();
   const CUmemAllocationProp properties = ExportableOn(0);
   std::size_t granularity = 0;
@@ -167,7 +166,7 @@ ISOLATED_TEST(VirtualMemory, UseAfterUnmapIsStickyForTheProcess, MachineWithGpus
   EXPECT_THAT(FakeMachine().Violations(), ElementsAre(HasSubstr("sticky error 700")));
 }
 
-ISOLATED_TEST(VirtualMemory, UnmappingWhatIsInUseIsAViolation, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, UnmapWhileInUseIsAViolation, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   const Mapped mapped = MakeMapped(kBytes);
@@ -181,7 +180,7 @@ ISOLATED_TEST(VirtualMemory, UnmappingWhatIsInUseIsAViolation, MachineWithGpus(1
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-ISOLATED_TEST(VirtualMemory, BeyondTheEndIsIllegal, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, AccessBeyondTheEndIsIllegal, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   const Mapped mapped = MakeMapped(kBytes);
@@ -191,10 +190,10 @@ ISOLATED_TEST(VirtualMemory, BeyondTheEndIsIllegal, MachineWithGpus(1)) {
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-ISOLATED_TEST(VirtualMemory, TheCpuCannotFollowADeviceAddress, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, CpuCannotReadADeviceAddress, MachineWithGpus(1)) {
   EnterContext();
   const Mapped mapped = MakeMapped(kBytes);
-  // The reserved addresses can be touched by nobody.
+  // Nothing may access the reserved addresses.
   EXPECT_EQ(write(STDOUT_FILENO, reinterpret_cast<const void*>(mapped.address), 1), -1);
   EXPECT_EQ(errno, EFAULT);
 }
@@ -223,12 +222,12 @@ ISOLATED_TEST(VirtualMemory, IsSharedByItsDescriptor, MachineWithGpus(1)) {
   const auto importer = StartRole("vmm_importer", {sockets.theirs.get()});
   char byte = 0;
   {
-    const fault::Descriptor exported(Export(mapped.handle));
+    const Descriptor exported(Export(mapped.handle));
     Send(sockets.mine.get(), &byte, 1, exported.get());
   }
   Receive(sockets.mine.get(), &byte, 1);
   EXPECT_THAT(ReadFloats(mapped.address, 1, stream), ElementsAre(1.0f));
-  // What the exporter lets go of stays while the importer has it.
+  // The memory stays while the importer has it, though the exporter has released it.
   CUDA_OK(cuMemRelease(mapped.handle));
   Unmap(mapped);
   const std::size_t contexts = 2 * 64 * kMebibyte;
@@ -240,7 +239,7 @@ ISOLATED_TEST(VirtualMemory, IsSharedByItsDescriptor, MachineWithGpus(1)) {
   EXPECT_TRUE(Succeeds(*importer));
 }
 
-ISOLATED_TEST(VirtualMemory, OfAKilledProcessIsFree, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, KilledProcessFreesItsMemory, MachineWithGpus(1)) {
   const FakeMachine machine;
   const std::size_t before = machine.DeviceBytes(0);
   const SocketPair sockets;
@@ -265,21 +264,21 @@ ROLE(vmm_exporter) {
   return 0;
 }
 
-ISOLATED_TEST(VirtualMemory, AMappingOutlivesAKilledExporter, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, MappingOutlivesAKilledExporter, MachineWithGpus(1)) {
   const FakeMachine machine;
   EnterContext();
   CUstream stream = MakeStream();
   const SocketPair sockets;
   const auto exporter = StartRole("vmm_exporter", {sockets.theirs.get()});
   char byte = 0;
-  const fault::Descriptor fd(Receive(sockets.mine.get(), &byte, 1));
+  const Descriptor fd(Receive(sockets.mine.get(), &byte, 1));
   const Mapped mapped = MapHandle(Import(fd.get()), kBytes);
   exporter->Kill();
   EXPECT_THAT(ReadFloats(mapped.address, 1, stream), ElementsAre(1.0f));
   EXPECT_EQ(machine.DeviceBytes(0), 64 * kMebibyte + kBytes);
 }
 
-ISOLATED_TEST(VirtualMemory, OnlyItsDescriptorsAreImported, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, OnlyExportedDescriptorsCanBeImported, MachineWithGpus(1)) {
   EnterContext();
   CUmemGenericAllocationHandle handle = 0;
   for (const int fd : {STDOUT_FILENO, 1000}) {
@@ -296,20 +295,20 @@ MachineDescription WithoutDescriptors() {
   return machine;
 }
 
-ISOLATED_TEST(VirtualMemory, SomeDevicesExportNothing, WithoutDescriptors()) {
+ISOLATED_TEST(VirtualMemory, DeviceMayRefuseDescriptors, WithoutDescriptors()) {
   EnterContext();
   const CUmemAllocationProp properties = ExportableOn(0);
   CUmemGenericAllocationHandle handle = 0;
   EXPECT_EQ(cuMemCreate(&handle, kBytes, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
 }
 
-ISOLATED_TEST(VirtualMemory, IsOfOneDevice, MachineWithGpus(2)) {
+ISOLATED_TEST(VirtualMemory, BelongsToOneDevice, MachineWithGpus(2)) {
   const FakeMachine machine;
   EnterContext(1);
   const Mapped on_first = MakeMapped(kBytes, 0);
   EXPECT_EQ(machine.DeviceBytes(0), kBytes);
   CUstream stream = MakeStream();
-  CUDA_OK(cuMemsetD32Async(on_first.address, kOne, 1, stream));  // by device 1
+  CUDA_OK(cuMemsetD32Async(on_first.address, kOne, 1, stream));  // device 1 writes
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
@@ -340,7 +339,8 @@ ISOLATED_TEST(LegacyIpc, SharesAWholeAllocation, MachineWithGpus(1)) {
   CUDA_OK(cuCtxSynchronize());
   CUipcMemHandle handle{};
   CUDA_OK(cuIpcGetMemHandle(&handle, address));
-  // Not of the middle of it, nor of mapped memory, nor in this process.
+  // No handle exists for the middle of an allocation or for mapped memory. This process itself
+  // cannot open its handle.
   CUipcMemHandle none{};
   EXPECT_EQ(cuIpcGetMemHandle(&none, address + 512), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuIpcGetMemHandle(&none, MakeMapped(kBytes).address), CUDA_ERROR_INVALID_VALUE);
@@ -354,7 +354,7 @@ ISOLATED_TEST(LegacyIpc, SharesAWholeAllocation, MachineWithGpus(1)) {
   Send(sockets.mine.get(), &handle, sizeof(handle));
   Receive(sockets.mine.get(), &byte, 1);
   EXPECT_THAT(machine.Violations(), IsEmpty());
-  // Freeing it now is undefined behaviour.
+  // While the other process has it open, freeing it is undefined behaviour.
   CUDA_OK(cuMemFree(address));
   EXPECT_THAT(machine.Violations(),
               ElementsAre("cuMemFree of memory that another process has open"));
@@ -381,7 +381,7 @@ ISOLATED_TEST(LegacyIpc, SmallAllocationsShareABlockAndItsHandle, MachineWithGpu
   EXPECT_EQ(cuMemFree(second), CUDA_ERROR_INVALID_VALUE);
 }
 
-ISOLATED_TEST(LegacyMemory, GoesWithItsContext, MachineWithGpus(1)) {
+ISOLATED_TEST(LegacyMemory, IsFreedWithItsContext, MachineWithGpus(1)) {
   const FakeMachine machine;
   const std::size_t before = machine.DeviceBytes(0);
   EnterContext();
@@ -404,7 +404,7 @@ ISOLATED_TEST(LegacyMemory, UseAfterFreeIsStickyForTheProcess, MachineWithGpus(1
 
 // ---- host memory ----
 
-ISOLATED_TEST(HostMemory, IsRegisteredOnceAndHasAnotherAddress, MachineWithGpus(1)) {
+ISOLATED_TEST(HostMemory, IsRegisteredOnceWithAnotherAddress, MachineWithGpus(1)) {
   EnterContext();
   static std::vector<float> pages(4096);
   const std::size_t bytes = pages.size() * sizeof(float);
@@ -427,7 +427,7 @@ ISOLATED_TEST(HostMemory, IsRegisteredOnceAndHasAnotherAddress, MachineWithGpus(
   EXPECT_EQ(cuMemHostGetDevicePointer(&address, pages.data(), 0), CUDA_ERROR_INVALID_VALUE);
 }
 
-ISOLATED_TEST(HostMemory, MustBeThere, MachineWithGpus(1)) {
+ISOLATED_TEST(HostMemory, MustBeMapped, MachineWithGpus(1)) {
   EnterContext();
   EXPECT_EQ(cuMemHostRegister(reinterpret_cast<void*>(0x1000), 4096, 0), CUDA_ERROR_INVALID_VALUE);
 }
@@ -441,7 +441,8 @@ ISOLATED_TEST(HostMemory, CopiesToPageLockedMemoryAreAsynchronous, MachineWithGp
   Word word;
   CUDA_OK(cuStreamWaitValue64(stream, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
   CUDA_OK(cuMemsetD32Async(values, kOne, 1, stream));
-  CUDA_OK(cuMemcpyDtoHAsync(locked, values, sizeof(float), stream));  // to pageable: would hang
+  // A copy to pageable memory would hang here.
+  CUDA_OK(cuMemcpyDtoHAsync(locked, values, sizeof(float), stream));
   EXPECT_EQ(*static_cast<float*>(locked), 0.0f);
   word.Store(1);
   CUDA_OK(cuStreamSynchronize(stream));

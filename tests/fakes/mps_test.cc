@@ -1,4 +1,4 @@
-// Who may share a GPU: compute modes and MPS, and whom a fault takes along.
+// Which processes may share a GPU (compute modes and MPS), and which processes a fault affects.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -7,12 +7,12 @@
 
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fakes {
 namespace {
 
-// Ends with the result of its cuDevicePrimaryCtxRetain.
+// The exit status is the result of cuDevicePrimaryCtxRetain.
 ROLE(context_holder) {
   CUcontext context = nullptr;
   CUDA_OK(cuInit(0));
@@ -22,7 +22,7 @@ ROLE(context_holder) {
 
 int StatusOfHolder() {
   const auto holder = StartRole("context_holder", {});
-  const std::optional<int> status = holder->Wait(fault::kPatienceMs);
+  const std::optional<int> status = holder->Wait(kPatienceMs);
   return status.has_value() && WIFEXITED(*status) ? WEXITSTATUS(*status) : -1;
 }
 
@@ -54,7 +54,7 @@ ISOLATED_TEST(ExclusiveProcess, ProhibitedRefusesAll, InMode(ComputeMode::kProhi
 
 MachineDescription WithMps() { return InMode(ComputeMode::kDefault, true); }
 
-ISOLATED_TEST(Mps, IsSharedFate, WithMps()) {
+ISOLATED_TEST(Mps, FaultReachesAllProcesses, WithMps()) {
   const FakeMachine machine;
   CUDA_OK(cuInit(0));
   int mps = 0;
@@ -63,7 +63,7 @@ ISOLATED_TEST(Mps, IsSharedFate, WithMps()) {
   EnterContext();
   const auto client = StartRole("mps_faulter", {});
   EXPECT_TRUE(Succeeds(*client));
-  // The fault of the other one is here too, and new clients are refused while this one is there.
+  // The other process's fault affects this one too. While this one lives, MPS refuses new clients.
   EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_EQ(StatusOfHolder(), static_cast<int>(CUDA_ERROR_MPS_SERVER_NOT_READY) % 256);
 }
@@ -75,7 +75,7 @@ ROLE(mps_faulter) {
   return cuStreamSynchronize(stream) == CUDA_ERROR_ILLEGAL_ADDRESS ? 0 : 1;
 }
 
-ISOLATED_TEST(Mps, WithoutItAFaultStaysInItsProcess, MachineWithGpus(1)) {
+ISOLATED_TEST(Mps, FaultStaysInItsProcessWithoutMps, MachineWithGpus(1)) {
   EnterContext();
   const auto client = StartRole("mps_faulter", {});
   EXPECT_TRUE(Succeeds(*client));
@@ -89,12 +89,12 @@ ROLE(other_user) {
   return 0;
 }
 
-ISOLATED_TEST(Mps, AnotherUserWaits, WithMps()) {
+ISOLATED_TEST(Mps, AnotherUsersContextWaits, WithMps()) {
   if (getuid() != 0) GTEST_SKIP() << "only root can be another user";
   const FakeMachine machine;
   EnterContext();
   const auto other = StartRole("other_user", {});
-  EXPECT_TRUE(machine.AwaitJournal(kBlocked, "another user's MPS", fault::kPatienceMs));
+  EXPECT_TRUE(machine.AwaitJournal(kBlocked, "another user's MPS", kPatienceMs));
   CUDA_OK(cuDevicePrimaryCtxRelease(0));
   EXPECT_TRUE(Succeeds(*other));
 }

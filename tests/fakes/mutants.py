@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Takes waits and polls out of the product, one at a time, and says which test notices.
+"""Removes waits and polls from the product, one at a time, and reports which tests notice.
 
-    tests/fakes/mutants.py [--runs N] [WORD ...]   those whose description has every WORD, or all
+    tests/fakes/mutants.py [--runs N] [WORD ...]   mutants whose description has every WORD, or all
+    tests/fakes/mutants.py --check [WORD ...]      checks only that they apply and have their tests
 
-Each mutant is a text of one file and what stands there instead. It is applied to the working tree,
-its test is run N times (3), and the file is put back. Prints the lines of the table in README.md,
-with how many of the runs failed. Exit status: 0 if each mutant was noticed at least once, 1 if one
-was not or does not apply or compile, 2 for wrong usage.
+A mutant replaces a text in one file. This tool changes the working tree, runs the mutant's test N
+times (3), and restores the file. It prints a line of a table per mutant, with the number of runs
+that failed. Exit status: 0 if a test noticed each mutant at least once; 1 if one went unnoticed,
+does not apply or does not compile; 2 for wrong usage.
 """
 
 import argparse
 import pathlib
+import re
 import subprocess
 import sys
 from typing import List, NamedTuple
@@ -21,12 +23,13 @@ TESTS_FAILED = 3  # bazel's exit status
 QUEUE = "daemon/worker/cuda_launch_queue.cc"
 WORKER = "daemon/worker/cuda_worker.cc"
 STAGING = "daemon/worker/cuda_staging.cc"
-TEAM = "daemon/worker/gpu_team.cc"
+SCHEDULER = "daemon/worker/nccl_launch_scheduler.cc"
 READY_WAITS = "daemon/worker/cuda_ready_waits.cc"
-ATTACHED = "daemon/peer/attached_worker.cc"
-LENT = "daemon/peer/lent_workers.cc"
+REMOTE_WORKER = "daemon/peer/remote_worker.cc"
+PROXY_SERVER = "daemon/peer/worker_proxy_server.cc"
 HANDOFF = "client/src/cuda_handoff.cc"
-STEPS = "client/src/step_sequence.cc"
+STEPS = "client/src/step_client.cc"
+DEVICE_STEPS = "client/src/device_steps.cc"
 
 LAUNCH = "//tests/worker:cuda_launch_test"
 NCCL = "//tests/worker:nccl_launch_test"
@@ -34,8 +37,8 @@ LAYOUT = "//tests/client:cuda_layout_test"
 JOB = "//tests/cuda:cuda_job_test"
 DEATH = "//tests/cuda:cuda_death_test"
 BAD_INPUT = "//tests/cuda:cuda_bad_input_test"
-ATTACHED_TEST = "//tests/peer:attached_worker_test"
-LENT_TEST = "//tests/peer:lent_workers_test"
+REMOTE_WORKER_TEST = "//tests/peer:remote_worker_test"
+PROXY_SERVER_TEST = "//tests/peer:worker_proxy_server_test"
 
 
 class Mutant(NamedTuple):
@@ -50,12 +53,12 @@ class Mutant(NamedTuple):
 MUTANTS = [
     # ---- The worker
     Mutant(
-        "the look at ready words before anything is enqueued",
+        "reading the ready words before anything is enqueued",
         "daemon/arena/cuda_semaphore_page.cc",
         "return SemaphoreReleased(semaphore->ready.load(std::memory_order_acquire), step);",
         "return SemaphoreReleased(semaphore->ready.load(), step) || true;",
         LAUNCH,
-        "CudaLaunch.EnqueuesNothingBeforeEveryReadyWordIsThere",
+        "CudaLaunch.EnqueuesNothingBeforeEveryReadyWord",
     ),
     Mutant(
         "the write-back's wait for the sum",
@@ -103,7 +106,7 @@ MUTANTS = [
         "sizeof(float), stream);",
         "sizeof(float), context_->memory_stream());",
         LAUNCH,
-        "CudaLaunch.KeepsAStepVoidToItsLastBucket",
+        "CudaLaunch.VoidStepStaysVoidToItsLastBucket",
     ),
     Mutant(
         "the order of the last done words behind the verdict",
@@ -122,7 +125,7 @@ MUTANTS = [
         "layout.is_void = layout.is_void || launch.void_contributions > 0;",
         "layout.is_void = launch.void_contributions > 0;",
         LAUNCH,
-        "CudaLaunch.KeepsAStepVoidToItsLastBucket",
+        "CudaLaunch.VoidStepStaysVoidToItsLastBucket",
     ),
     Mutant(
         "the wait for the write-back before a launch is over",
@@ -142,7 +145,7 @@ MUTANTS = [
   if (const absl::Status status = Sum(next); !status.ok()) return status;
 """,
         LAUNCH,
-        "CudaLaunch.HasMoreBucketsUnderWayThanPiecesOfStaging",
+        "CudaLaunch.TakesMoreLaunchesThanPiecesOfStaging",
     ),
     Mutant(
         "releasing the launches of a step that is given up",
@@ -150,7 +153,7 @@ MUTANTS = [
         "if (launch.layout != layout || launch.step != step) continue;",
         "if (launch.layout != layout || launch.step <= step) continue;",
         BAD_INPUT,
-        "CudaBadInput.AReadyWordThatNeverComesIsAVoidStep",
+        "CudaBadInput.MissingReadyWordVoidsTheStep",
     ),
     Mutant(
         "releasing the launches of a rank that is lost",
@@ -158,7 +161,7 @@ MUTANTS = [
         "[&](const auto& other) { return other.get() == rank; });\n    launch.void",
         "[&](const auto& other) { return other.get() == rank && false; });\n    launch.void",
         LAUNCH,
-        "CudaLaunch.GoesOnWithoutALostRankAsAVoidStep",
+        "CudaLaunch.LostRankMakesTheStepVoid",
     ),
     Mutant(
         "the limit of what is on the GPU",
@@ -166,7 +169,7 @@ MUTANTS = [
         "return status.ok() ? CheckDeadline() : status;",
         "return status;",
         NCCL,
-        "NcclLaunch.AWorkerWhosePeerDiesInAnAllReduceEndsByItself",
+        "NcclLaunch.WorkerEndsAfterAPeersDeathInAnAllReduce",
     ),
     Mutant(
         "the current context of the issuing thread",
@@ -200,7 +203,7 @@ MUTANTS = [
         "return status.ok() ? driver_->cuStreamSynchronize(stream) : status;",
         "return status;",
         LAUNCH,
-        "CudaLaunch.AnArenaIsZeroedBeforeItsTrainerHasIt",
+        "CudaLaunch.ArenaIsZeroedBeforeTheTrainerGetsIt",
     ),
     Mutant(
         "the wait for what is on the GPU before staging grows",
@@ -216,7 +219,7 @@ MUTANTS = [
         "launches_->SetPaused(connecting_.has_value() ||",
         "launches_->SetPaused(",
         NCCL,
-        "NcclLaunch.NothingBeginsWhileItConnects",
+        "NcclLaunch.NoLaunchBeginsWhileConnecting",
     ),
     Mutant(
         "finishing what is on the GPU at Stop",
@@ -224,7 +227,7 @@ MUTANTS = [
         "while (launches_ != nullptr && !launches_->at_rest()) {",
         "while (launches_ != nullptr && !launches_->at_rest() && false) {",
         LAUNCH,
-        "CudaLaunch.WhatIsOnTheGpuIsFinishedAtStop",
+        "CudaLaunch.StopFinishesLaunchesOnTheGpu",
     ),
     Mutant(
         "deregistering staging before it is freed",
@@ -264,7 +267,7 @@ MUTANTS = [
         '  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);\n',
         "",
         NCCL,
-        "NcclLaunch.TellsOfAllThatNcclTakesOfTheGpu",
+        "NcclLaunch.ReportsTheMemoryThatNcclTakes",
     ),
     Mutant(
         "flagging every communicator before one is freed",
@@ -272,7 +275,7 @@ MUTANTS = [
         "  nccl->ncclGroupStart();\n",
         "  static_cast<void>(nccl->ncclGroupStart);\n",
         "//tests/engine:nccl_communicator_test",
-        "NcclCommunicator.AbortTellsAllBeforeItFreesAny",
+        "NcclCommunicator.AbortFlagsAllBeforeItFreesAny",
     ),
     # ---- The daemon
     Mutant(
@@ -283,40 +286,40 @@ MUTANTS = [
   open_library(r.options.cuda_library.c_str(), 2);
   r.workers->Probe(LogGpus);""",
         DEATH,
-        "CudaDeath.WithKernelsThatNeverEnd",
+        "CudaDeath.TrainerDiesWithKernelsThatNeverEnd",
     ),
     Mutant(
         "remembering that a step was given up, when a launch of it comes later",
-        TEAM,
+        SCHEDULER,
         "given_up_[step.layout] = step.step;",
         "",
-        "//tests/worker:gpu_team_test",
-        "GpuTeam.ALaunchOfAStepThatWasGivenUpIsDoneAtOnceAndVoid",
+        "//tests/worker:nccl_launch_scheduler_test",
+        "NcclLaunchScheduler.LaunchOfAGivenUpStepIsVoidAtOnce",
     ),
     Mutant(
         "rounding for the wire only where there is one",
-        TEAM,
+        SCHEDULER,
         "IsOfOneGpu(*operation)",
         "!IsOfOneGpu(*operation) && false",
         "//tests/cuda:cuda_wire_test",
-        "WireType.RoundsNothingOnAGpuAlone",
+        "WireType.OneGpuRoundsNothing",
     ),
     Mutant(
         "ending the workers that wait for one that has failed",
-        TEAM,
-        "if (worker != nullptr) kills_.push_back({std::move(worker), reply.status()});",
+        SCHEDULER,
+        "if (other != nullptr) kills_.push_back({std::move(other), reply.status()});",
         "",
         DEATH,
-        "CudaDeath.OfAWorkerOnOneOfTwoGpus",
+        "CudaDeath.WorkersDeathEndsTheOtherGpusWorker",
     ),
     # ---- The gate
     Mutant(
-        "looking at ready words before it says that gradients are there",
+        "reading the ready words before AwaitReady is answered",
         READY_WAITS,
         "if (!AllReady(wait.ranks, wait.bucket, wait.step)) return false;",
         "static_cast<void>(AllReady);",
         LAUNCH,
-        "CudaLaunch.SaysWhenTheGradientsAreThereAndEnqueuesNothing",
+        "CudaLaunch.AwaitReadyEnqueuesNothing",
     ),
     Mutant(
         "ending the waits for a step that is given up",
@@ -324,7 +327,7 @@ MUTANTS = [
         "if (wait.layout == layout && wait.step == step) wait.ranks.clear();",
         "if (wait.layout == layout && wait.step > step) wait.ranks.clear();",
         LAUNCH,
-        "CudaLaunch.WaitsForNoGradientsThatWillNotCome",
+        "CudaLaunch.AwaitReadyEndsForALostRankOrAGivenUpStep",
     ),
     Mutant(
         "ending the waits for a rank that is lost",
@@ -332,122 +335,122 @@ MUTANTS = [
         "[&](const auto& other) { return other.get() == rank; }),",
         "[&](const auto& other) { return other.get() == rank && false; }),",
         LAUNCH,
-        "CudaLaunch.WaitsForNoGradientsThatWillNotCome",
+        "CudaLaunch.AwaitReadyEndsForALostRankOrAGivenUpStep",
     ),
     Mutant(
         "asking every GPU before a launch",
-        TEAM,
+        SCHEDULER,
         "for (const auto& pending : pending_) AskLocked(pending);",
         "",
         JOB,
-        "GpuGate.WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThere",
+        "GpuGate.AutoIsAllNodesWithoutMps",
     ),
     Mutant(
         "the wait for all of their answers",
-        TEAM,
+        SCHEDULER,
         "while (!pending_.empty() && pending_.front()->left == 0) {",
         "while (!pending_.empty()) {",
         JOB,
-        "GpuGate.WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThere",
+        "GpuGate.AutoIsAllNodesWithoutMps",
     ),
     Mutant(
         "closing the gate for GPUs without MPS",
-        TEAM,
+        SCHEDULER,
         "time_sliced_ = time_sliced_ || !reply->message.connected().mps();",
         "",
         JOB,
-        "GpuGate.WithoutMpsNothingIsLaunchedBeforeEveryGpusGradientsAreThere",
+        "GpuGate.AutoIsAllNodesWithoutMps",
     ),
     Mutant(
-        "letting go of what waits at the gate when its step is given up",
-        TEAM,
-        "if (operation->gpu.layout != step.layout || operation->number != step.step) {",
-        "if (operation->gpu.layout != step.layout || operation->number <= step.step) {",
+        "dropping what waits at the gate when its step is given up",
+        SCHEDULER,
+        "if (operation->device().layout != step.layout || operation->number != step.step) {",
+        "if (operation->device().layout != step.layout || operation->number <= step.step) {",
         JOB,
-        "GpuGate.IsReleasedByAnAbandonedStep",
+        "GpuGate.AbandonedStepIsLaunchedNowhere",
     ),
     Mutant(
         "failing what waits at the gate for a worker that dies",
-        TEAM,
-        "    if (!status.ok()) {\n      // It is launched nowhere",
-        "    if (!status.ok() && false) {\n      // It is launched nowhere",
+        SCHEDULER,
+        "    if (!status.ok()) {\n      // The bucket is launched nowhere",
+        "    if (!status.ok() && false) {\n      // The bucket is launched nowhere",
         JOB,
-        "GpuGate.AWorkerThatDiesBeforeALaunchTakesNoOtherWithIt",
+        "GpuGate.WorkerThatDiesBeforeALaunchEndsNoOtherWorker",
     ),
     # ---- Workers of other nodes
     Mutant(
         "answering what a lost node's worker owes",
-        ATTACHED,
+        REMOTE_WORKER,
         "for (auto& [id, call] : unanswered) call.answered(why);",
         "",
-        ATTACHED_TEST,
-        "AttachedWorkerTest.ALostOneAnswersEverything",
+        REMOTE_WORKER_TEST,
+        "RemoteWorkerTest.LossAnswersEveryOpenCall",
     ),
     Mutant(
         "waiting for the end of a worker of another node that is killed",
-        ATTACHED,
+        REMOTE_WORKER,
         "if (!over_.ok()) return;\n    over_ = why;",
         """if (!over_.ok()) return;
     over_ = why;
     for (auto& [id, call] : unanswered_) call.answered(why);""",
-        ATTACHED_TEST,
-        "AttachedWorkerTest.AKilledOneAnswersWhenItsNodeHasEndedIt",
+        REMOTE_WORKER_TEST,
+        "RemoteWorkerTest.CallsOfAKilledWorkerAreAnsweredWhenItHasEnded",
     ),
     Mutant(
         "ending the worker that another one on its GPU replaces",
-        ATTACHED,
+        REMOTE_WORKER,
         "if (other) ended.push_back",
         "if (other && false) ended.push_back",
-        ATTACHED_TEST,
-        "AttachedWorkerTest.AnotherOneOnTheGpuTakesItsPlace",
+        REMOTE_WORKER_TEST,
+        "RemoteWorkerTest.NewWorkerOnAGpuReplacesTheOld",
     ),
     Mutant(
         "releasing a worker of another node that nobody needs",
-        ATTACHED,
+        REMOTE_WORKER,
         "entry.idle_since_ns = now_ns;",
         "entry.idle_since_ns = 0;",
-        ATTACHED_TEST,
-        "AttachedWorkerTest.IsReleasedWhenNobodyNeedsItForAWhile",
+        REMOTE_WORKER_TEST,
+        "RemoteWorkerTest.UnusedWorkerIsReleasedAfterTheIdleLimit",
     ),
     Mutant(
         "keeping a worker that is connected to another node's",
-        LENT,
+        PROXY_SERVER,
         "if (call.has_connect()) found->second.kept = worker;",
         "",
-        LENT_TEST,
-        "LentWorkersTest.AConnectedWorkerStaysUntilItIsReleased",
+        PROXY_SERVER_TEST,
+        "WorkerProxyServerTest.ConnectedWorkerIsKeptUntilReleased",
     ),
     Mutant(
-        "the look where another node's launch lies",
-        LENT,
-        "bucket->dtype != dtype || bucket->count != launch.count() ||",
+        "checking where another node's launch lies",
+        PROXY_SERVER,
+        "bucket->dtype != dtype || bucket->count != launch->count() ||",
         "bucket->dtype != dtype ||",
-        LENT_TEST,
-        "LentWorkersTest.WhatCannotBeRightIsRefusedAndAnswered",
+        PROXY_SERVER_TEST,
+        "WorkerProxyServerTest.MalformedCallsAreRefusedAndAnswered",
     ),
     Mutant(
         "killing the worker whose communicator another node's loss has broken",
-        LENT,
+        PROXY_SERVER,
         "  if (!why.ok() && port != nullptr) {\n    port->Kill(why);",
         "  if (!why.ok() && port != nullptr) {",
-        LENT_TEST,
-        "LentWorkersTest.ABrokenCommunicatorsWorkerIsKilled",
+        PROXY_SERVER_TEST,
+        "WorkerProxyServerTest.ReleaseWithAnErrorKillsTheWorker",
     ),
     Mutant(
-        "killing the workers that are at work for a coordinator that is lost",
-        LENT,
-        "    if (lent.owed > 0) {\n      port->Kill(why);",
-        "    if (lent.owed > 0) {\n      static_cast<void>(why);",
-        LENT_TEST,
-        "LentWorkersTest.WithoutACoordinatorOnlyWhatIsAtWorkIsKilled",
+        "killing the busy workers of a lost coordinator",
+        PROXY_SERVER,
+        "    if (entry.owed > 0) {\n      port->Kill(why);",
+        "    if (entry.owed > 0) {\n      static_cast<void>(why);",
+        PROXY_SERVER_TEST,
+        "WorkerProxyServerTest.LossOfTheCoordinatorKillsBusyWorkersOnly",
     ),
     Mutant(
-        "telling the coordinator of a worker that has ended",
-        LENT,
+        "telling the coordinator that a worker has ended",
+        PROXY_SERVER,
         "if (ended) gone.push_back(it->first);",
         "static_cast<void>(ended);",
-        LENT_TEST,
-        "LentWorkersTest.AWorkerThatEndsIsToldOfOnce",
+        PROXY_SERVER_TEST,
+        "WorkerProxyServerTest.EndedWorkerIsReportedOnce",
     ),
     # ---- The client
     Mutant(
@@ -468,19 +471,14 @@ MUTANTS = [
     ),
     Mutant(
         "enqueueing the ready word before BucketReady is sent",
-        STEPS,
-        """OnDevice(handoff_->EnqueueReady(step, {bucket}, zeros, streams), step, bucket);
-      !status.ok()) {
-    return status;
-  }
-  absl::MutexLock lock(&mutex_);
+        DEVICE_STEPS,
+        """  auto status = handoff_->EnqueueReady(step, {bucket}, zeros, streams);
+  if (!status.ok()) return steps_->errors().With(status, step, bucket);
 """,
-        """absl::OkStatus(); !status.ok()) {
-    return status;
-  }
-  absl::MutexLock lock(&mutex_);
-  SendMark(step, bucket, start);
-  return OnDevice(handoff_->EnqueueReady(step, {bucket}, zeros, streams), step, bucket);
+        """  steps_->CommitMark(step, bucket, start).IgnoreError();
+  auto status = handoff_->EnqueueReady(step, {bucket}, zeros, streams);
+  if (!status.ok()) return steps_->errors().With(status, step, bucket);
+  return absl::OkStatus();
 """,
         LAYOUT,
         "CudaHandoff.CapturingStreamsAreRefused",
@@ -491,7 +489,7 @@ MUTANTS = [
         "if (step != last_begun_) {",
         "if (step != last_begun_ && step == 0) {",
         LAYOUT,
-        "CudaHandoff.TheVerdictIsVoidUntilTheStepIsComplete",
+        "CudaHandoff.VerdictIsVoidUntilTheStepIsComplete",
     ),
     Mutant(
         "the waiting stream's wait for that mark",
@@ -499,7 +497,7 @@ MUTANTS = [
         "driver_.Check(driver_.cuStreamWaitEvent(waiting, voided(step), CU_EVENT_WAIT_DEFAULT),",
         "driver_.Check(CUDA_SUCCESS,",
         LAYOUT,
-        "CudaHandoff.AReleasedStreamDoesNotOvertakeTheMark",
+        "CudaHandoff.ReleasedStreamDoesNotOvertakeTheMark",
     ),
     Mutant(
         "the trainer's stream's wait for the done words",
@@ -519,23 +517,23 @@ MUTANTS = [
         "word->store(kPoison + step, std::memory_order_release);",
         "static_cast<void>(step);",
         LAYOUT,
-        "CudaHandoff.TheEndOfTheSessionReleasesParkedStreamsAsVoid",
+        "CudaHandoff.SessionEndReleasesStreamsAsVoid",
     ),
     Mutant(
         "keeping the words poisoned",
         STEPS,
-        "if (on_device_ && !handoff_closed_) KeepPoisoned();",
+        "if (on_device_ && !releasing_) KeepPoisoned();",
         "",
         LAYOUT,
-        "CudaHandoff.ANumberThatComesAfterThePoisonParksNobody",
+        "CudaHandoff.StepNumberAfterPoisonParksNoStream",
     ),
     Mutant(
         "poison when the layout is destroyed",
         STEPS,
-        "    KeepPoisoned();\n    handoff_closed_ = true;",
-        "    handoff_closed_ = true;",
+        "  KeepPoisoned();\n  releasing_ = true;",
+        "  releasing_ = true;",
         LAYOUT,
-        "CudaHandoff.DestroyingTheLayoutReleasesParkedStreams",
+        "CudaHandoff.DestructorReleasesParkedStreams",
     ),
     Mutant(
         "the wait for the streams before the words are unregistered",
@@ -543,7 +541,7 @@ MUTANTS = [
         "if (words_ != 0 && driver_.cuCtxSynchronize() == CUDA_SUCCESS) {",
         "if (words_ != 0) {",
         LAYOUT,
-        "CudaHandoff.DestroyingTheLayoutReleasesParkedStreams",
+        "CudaHandoff.DestructorReleasesParkedStreams",
     ),
     Mutant(
         "the wait for the streams before the arena is unmapped",
@@ -551,7 +549,7 @@ MUTANTS = [
         "if (!scope.status().ok() || driver.cuCtxSynchronize() != CUDA_SUCCESS) return;",
         "if (!scope.status().ok()) return;",
         LAYOUT,
-        "CudaArena.AViewKeepsTheMapping",
+        "CudaArena.ViewKeepsTheMapping",
     ),
     Mutant(
         "the layout's context around the client's calls",
@@ -559,21 +557,34 @@ MUTANTS = [
         'driver_.Check(driver_.cuCtxPushCurrent(context.context_), "cuCtxPushCurrent")',
         'context.context_ == nullptr ? absl::UnknownError("") : absl::OkStatus()',
         LAYOUT,
-        "CudaHandoff.ReadyIsSeenBehindTheGradients",
+        "CudaHandoff.ReadyFollowsTheGradients",
     ),
     Mutant(
-        "looking at a done word again that no futex announces",
+        "polling a done word that no futex announces",
         STEPS,
         "if (on_device_) slice = std::min(slice, kDeviceWordPeriod);",
         "",
         LAYOUT,
-        "CudaHandoff.AWaitMayComeBeforeOrAfterTheSignal",
+        "CudaHandoff.WaitBeforeOrAfterTheSignal",
     ),
 ]
 
 
+def check(mutant: Mutant) -> str:
+    """Returns "applies", or why the mutant cannot run."""
+    count = (ROOT / mutant.path).read_text().count(mutant.before)
+    if count != 1:
+        return f"its text occurs {count} times in {mutant.path}"
+    suite, test = mutant.test.split(".")
+    definition = re.compile(rf"TEST(_[A-Z]+)?\(\s*{suite},\s*{test}\b")
+    sources = (ROOT / mutant.target[2:].split(":")[0]).glob("*.cc")
+    if not any(definition.search(source.read_text()) for source in sources):
+        return f"{mutant.target} has no test {mutant.test}"
+    return "applies"
+
+
 def run(mutant: Mutant, runs: int) -> str:
-    """What became of it: "2 of 3", or why nothing can be said."""
+    """Returns how many of the runs noticed the mutant: "2 of 3"; or why it could not run."""
     path = ROOT / mutant.path
     text = path.read_text()
     if text.count(mutant.before) != 1:
@@ -606,6 +617,7 @@ def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("words", nargs="*", metavar="WORD")
     options = parser.parse_args(arguments)
@@ -613,9 +625,9 @@ def main(arguments: List[str]) -> int:
     for mutant in MUTANTS:
         if not all(word in mutant.removed for word in options.words):
             continue
-        outcome = run(mutant, options.runs)
+        outcome = check(mutant) if options.check else run(mutant, options.runs)
         print(f"| {mutant.removed} | `{mutant.test}` | {outcome} |", flush=True)
-        noticed = noticed and outcome[0] in "123456789"
+        noticed = noticed and (outcome == "applies" or outcome[0] in "123456789")
     return 0 if noticed else 1
 
 

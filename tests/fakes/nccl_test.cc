@@ -15,19 +15,17 @@
 
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fakes {
 namespace {
-
-using fault::kPatienceMs;
 
 using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Polls until it is not in progress any more; ncclInProgress if that lasts too long.
+// Polls until the communicator is not in progress. ncclInProgress if that takes too long.
 ncclResult_t Settle(ncclComm_t communicator) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
   ncclResult_t state = ncclInProgress;
@@ -38,7 +36,7 @@ ncclResult_t Settle(ncclComm_t communicator) {
   return state;
 }
 
-// One rank with all that it needs.
+// One rank with its context, stream, values and communicator.
 struct Rank {
   CUcontext context = nullptr;
   ncclComm_t communicator = nullptr;
@@ -47,7 +45,7 @@ struct Rank {
 
   void Enter() const { CUDA_OK(cuCtxSetCurrent(context)); }
 
-  // Begins to join; in progress afterwards.
+  // Begins to join. Afterwards the communicator is in progress.
   void Join(const ncclUniqueId& id, int rank, int ranks, int device) {
     context = EnterContext(device);
     stream = MakeStream();
@@ -82,7 +80,7 @@ ncclUniqueId NewId() {
   return id;
 }
 
-// `count` ranks in this process, rank i on device i, all ready.
+// Returns `count` ranks of this process that have joined. Rank i is on device i.
 std::vector<Rank> JoinedRanks(int count) {
   const ncclUniqueId id = NewId();
   std::vector<Rank> ranks(static_cast<std::size_t>(count));
@@ -93,13 +91,6 @@ std::vector<Rank> JoinedRanks(int count) {
 
 ISOLATED_TEST(Nccl, SumsOverRanks, MachineWithGpus(3)) {
   const std::vector<Rank> ranks = JoinedRanks(3);
-  int count = 0, device = 0, rank = 0;
-  EXPECT_EQ(ncclCommCount(ranks[2].communicator, &count), ncclSuccess);
-  EXPECT_EQ(ncclCommUserRank(ranks[2].communicator, &rank), ncclSuccess);
-  EXPECT_EQ(ncclCommCuDevice(ranks[2].communicator, &device), ncclSuccess);
-  EXPECT_EQ(count, 3);
-  EXPECT_EQ(rank, 2);
-  EXPECT_EQ(device, 2);
   for (int round = 0; round < 3; ++round) {
     float value = 1;
     for (const Rank& one : ranks) one.Fill(value++);
@@ -110,7 +101,7 @@ ISOLATED_TEST(Nccl, SumsOverRanks, MachineWithGpus(3)) {
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(Nccl, AGroupLaunchesAllOfIt, MachineWithGpus(2)) {
+ISOLATED_TEST(Nccl, GroupLaunchesAllItsCalls, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   ranks[0].Fill(1);
   ranks[1].Fill(2);
@@ -124,23 +115,8 @@ ISOLATED_TEST(Nccl, AGroupLaunchesAllOfIt, MachineWithGpus(2)) {
   for (const Rank& one : ranks) EXPECT_THAT(one.Read(), Each(6.0f));
 }
 
-ISOLATED_TEST(Nccl, BroadcastsFromItsRoot, MachineWithGpus(2)) {
-  const std::vector<Rank> ranks = JoinedRanks(2);
-  ranks[0].Fill(1);
-  ranks[1].Fill(2);
-  for (const Rank& one : ranks) {
-    one.Enter();
-    void* const buffer = reinterpret_cast<void*>(one.values);
-    EXPECT_EQ(ncclBroadcast(buffer, buffer, Rank::kCount, ncclFloat32, 1, one.communicator,
-                            reinterpret_cast<cudaStream_t>(one.stream)),
-              ncclInProgress);
-  }
-  for (const Rank& one : ranks) EXPECT_EQ(Settle(one.communicator), ncclSuccess);
-  for (const Rank& one : ranks) EXPECT_THAT(one.Read(), Each(2.0f));
-}
-
-// What is recorded before polling overtakes the all-reduce.
-ISOLATED_TEST(NcclHazard, AKernelReachesTheStreamOnlyByPolling, MachineWithGpus(2)) {
+// An event that is recorded before the poll does not cover the all-reduce.
+ISOLATED_TEST(NcclHazard, KernelReachesTheStreamOnlyByPolling, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   ranks[0].Fill(1);
   ranks[1].Fill(2);
@@ -149,13 +125,13 @@ ISOLATED_TEST(NcclHazard, AKernelReachesTheStreamOnlyByPolling, MachineWithGpus(
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
   CUDA_OK(cuEventRecord(too_early, ranks[0].stream));
   EXPECT_EQ(cuEventSynchronize(too_early), CUDA_SUCCESS);
-  EXPECT_THAT(ranks[0].Read(), Each(1.0f));  // not reduced
+  EXPECT_THAT(ranks[0].Read(), Each(1.0f));  // the all-reduce has not run
   EXPECT_EQ(ranks[1].AllReduce(), ncclInProgress);
   for (const Rank& one : ranks) EXPECT_EQ(Settle(one.communicator), ncclSuccess);
   EXPECT_THAT(ranks[0].Read(), Each(3.0f));
 }
 
-ISOLATED_TEST(NcclHazard, NothingElseIsAdmittedInProgress, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclHazard, CallsInProgressAreRefused, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
   EXPECT_EQ(ranks[0].AllReduce(), ncclInvalidArgument);
@@ -163,7 +139,7 @@ ISOLATED_TEST(NcclHazard, NothingElseIsAdmittedInProgress, MachineWithGpus(2)) {
   EXPECT_EQ(ncclCommAbort(ranks[0].communicator), ncclSuccess);
 }
 
-ISOLATED_TEST(NcclHazard, ACollectiveSpinsUntilAllRanksHaveLaunched, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclHazard, CollectiveSpinsUntilAllRanksHaveLaunched, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   ranks[0].Fill(1);
   ranks[1].Fill(2);
@@ -180,8 +156,8 @@ ISOLATED_TEST(NcclHazard, ACollectiveSpinsUntilAllRanksHaveLaunched, MachineWith
   EXPECT_EQ(cuStreamSynchronize(ranks[0].stream), CUDA_SUCCESS);
 }
 
-// The sums of both ranks are ordered by nothing but the stream.
-ISOLATED_TEST(NcclHazard, AMissingWaitForTheCollectiveIsARace, MachineWithGpus(2)) {
+// Only the stream orders the sums of both ranks.
+ISOLATED_TEST(NcclHazard, MissingWaitForTheCollectiveIsARace, MachineWithGpus(2)) {
   SKIP_UNDER_TSAN();
   const std::vector<Rank> ranks = JoinedRanks(2);
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
@@ -194,7 +170,7 @@ ISOLATED_TEST(NcclHazard, AMissingWaitForTheCollectiveIsARace, MachineWithGpus(2
   EXPECT_EQ(ncclCommAbort(ranks[0].communicator), ncclSuccess);
 }
 
-ISOLATED_TEST(NcclHazard, RanksThatDifferAreNoticed, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclHazard, DifferentCountsAreAViolation, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   EXPECT_EQ(ranks[0].AllReduce(), ncclInProgress);
   ranks[1].Enter();
@@ -207,7 +183,7 @@ ISOLATED_TEST(NcclHazard, RanksThatDifferAreNoticed, MachineWithGpus(2)) {
   for (const Rank& one : ranks) EXPECT_EQ(ncclCommAbort(one.communicator), ncclSuccess);
 }
 
-ISOLATED_TEST(NcclHazard, IfOneRankRegistersAllMust, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclHazard, RegistrationByOnlySomeRanksIsAViolation, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   void* handle = nullptr;
   EXPECT_EQ(ncclCommRegister(ranks[0].communicator, reinterpret_cast<void*>(ranks[0].values),
@@ -219,8 +195,8 @@ ISOLATED_TEST(NcclHazard, IfOneRankRegistersAllMust, MachineWithGpus(2)) {
   for (const Rank& one : ranks) EXPECT_EQ(ncclCommAbort(one.communicator), ncclSuccess);
 }
 
-// No error: NCCL leaves the faster way then.
-ISOLATED_TEST(NcclHazard, RegisteredMemoryWantsTheSameOffset, MachineWithGpus(2)) {
+// NCCL reports no error for different offsets. It only uses a slower algorithm.
+ISOLATED_TEST(NcclHazard, DifferentOffsetsInRegisteredMemoryAreAViolation, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   for (int i = 0; i < 2; ++i) {
     ranks[i].Enter();
@@ -249,8 +225,8 @@ ISOLATED_TEST(NcclHazard, TwoRanksOnOneGpuAreRefused, MachineWithGpus(1)) {
   EXPECT_EQ(ncclCommAbort(second.communicator), ncclSuccess);
 }
 
-// Kernels are loaded lazily, and loading waits for what spins: if the collective needs what comes
-// after the launch, nothing moves.
+// CUDA loads a kernel at its first launch, and loading waits for spinning kernels. If the
+// collective needs work that follows that launch, both wait for ever.
 ISOLATED_TEST(NcclHazard, LoadingAKernelWaitsForSpinningCollectives, MachineWithGpus(2)) {
   const FakeMachine machine;
   const std::vector<Rank> ranks = JoinedRanks(2);
@@ -277,8 +253,8 @@ ISOLATED_TEST(NcclHazard, LoadingAKernelWaitsForSpinningCollectives, MachineWith
   EXPECT_EQ(load.get(), CUDA_SUCCESS);
 }
 
-// NCCL connects lazily, and takes the memory for it then.
-ISOLATED_TEST(NcclHazard, TheFirstCollectiveTakesMemory, MachineWithGpus(2)) {
+// NCCL connects at the first collective, and takes the memory for the connections then.
+ISOLATED_TEST(NcclHazard, FirstCollectiveTakesMemory, MachineWithGpus(2)) {
   const FakeMachine machine;
   const std::vector<Rank> ranks = JoinedRanks(2);
   const std::size_t joined = machine.DeviceBytes(0);
@@ -289,7 +265,7 @@ ISOLATED_TEST(NcclHazard, TheFirstCollectiveTakesMemory, MachineWithGpus(2)) {
   }
 }
 
-ISOLATED_TEST(NcclHazard, ConnectsAtOnceIfItIsTold, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclHazard, RuntimeConnectOfZeroConnectsAtOnce, MachineWithGpus(2)) {
   setenv("NCCL_RUNTIME_CONNECT", "0", 1);
   const FakeMachine machine;
   const std::vector<Rank> ranks = JoinedRanks(2);
@@ -300,7 +276,7 @@ ISOLATED_TEST(NcclHazard, ConnectsAtOnceIfItIsTold, MachineWithGpus(2)) {
   EXPECT_EQ(machine.DeviceBytes(0), joined);
 }
 
-ISOLATED_TEST(NcclHazard, TheFirstCollectiveMayLackMemory, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclHazard, FirstCollectiveMayLackMemory, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   ranks[0].Enter();
   std::size_t free = 0, total = 0;
@@ -327,7 +303,7 @@ ISOLATED_TEST(NcclAbort, EndsASpinningCollectiveAndFreesItsMemory, MachineWithGp
   EXPECT_EQ(ncclCommGetAsyncError(ranks[0].communicator, &state), ncclInvalidArgument);
 }
 
-ISOLATED_TEST(NcclAbort, WhileRanksJoinEndsIt, MachineWithGpus(1)) {
+ISOLATED_TEST(NcclAbort, EndsConnecting, MachineWithGpus(1)) {
   Rank alone;
   alone.Join(NewId(), 0, 2, 0);
   ncclResult_t state = ncclSuccess;
@@ -336,7 +312,7 @@ ISOLATED_TEST(NcclAbort, WhileRanksJoinEndsIt, MachineWithGpus(1)) {
   EXPECT_EQ(ncclCommAbort(alone.communicator), ncclSuccess);
 }
 
-ISOLATED_TEST(NcclAbort, BehindAParkedWaitHangsUntilItIsReleased, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclAbort, HangsBehindAParkedWaitUntilItsRelease, MachineWithGpus(2)) {
   const FakeMachine machine;
   const std::vector<Rank> ranks = JoinedRanks(2);
   for (const Rank& one : ranks) EXPECT_EQ(one.AllReduce(), ncclInProgress);
@@ -355,8 +331,8 @@ ISOLATED_TEST(NcclAbort, BehindAParkedWaitHangsUntilItIsReleased, MachineWithGpu
   EXPECT_EQ(abort.get(), ncclSuccess);
 }
 
-// Two communicators on one stream: freeing the one waits for the kernel of the other, unless both
-// are flagged first.
+// Two communicators share a stream. Freeing one of them waits for the kernel of the other one,
+// unless both are flagged first.
 ISOLATED_TEST(NcclAbort, AllAreFlaggedBeforeAnyIsFreed, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   const ncclUniqueId id = NewId();
@@ -376,7 +352,7 @@ ISOLATED_TEST(NcclAbort, AllAreFlaggedBeforeAnyIsFreed, MachineWithGpus(2)) {
 
 // ---- errors ----
 
-ISOLATED_TEST(NcclError, AnAsynchronousOneIsSeenByPolling, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclError, PollingReturnsAsynchronousErrors, MachineWithGpus(2)) {
   FakeMachine machine;
   const std::vector<Rank> ranks = JoinedRanks(2);
   machine.Inject("ncclAllReduce 1 async 6");
@@ -386,7 +362,7 @@ ISOLATED_TEST(NcclError, AnAsynchronousOneIsSeenByPolling, MachineWithGpus(2)) {
   EXPECT_EQ(ncclCommAbort(ranks[0].communicator), ncclSuccess);
 }
 
-ISOLATED_TEST(NcclError, AnInjectedOneHasItsText, MachineWithGpus(1)) {
+ISOLATED_TEST(NcclError, InjectedErrorHasItsText, MachineWithGpus(1)) {
   FakeMachine machine;
   EnterContext();
   machine.Inject("ncclGetUniqueId 1 error 2");
@@ -395,7 +371,7 @@ ISOLATED_TEST(NcclError, AnInjectedOneHasItsText, MachineWithGpus(1)) {
   EXPECT_THAT(ncclGetLastError(nullptr), HasSubstr("injected at ncclGetUniqueId"));
 }
 
-ISOLATED_TEST(NcclError, WithoutAContextOrMemoryThereIsNoCommunicator, MachineWithGpus(1)) {
+ISOLATED_TEST(NcclError, CommunicatorNeedsAContextAndMemory, MachineWithGpus(1)) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclComm_t communicator = nullptr;
   EXPECT_EQ(ncclCommInitRankConfig(&communicator, 1, NewId(), 0, &config), ncclUnhandledCudaError);
@@ -452,7 +428,7 @@ ncclUniqueId IdFrom(int fd) {
   return id;
 }
 
-// Rank 1 of 2, on device 1; ends the communicator in order.
+// Rank 1 of 2, on device 1. It ends in an orderly way.
 ROLE(second_rank) {
   Rank rank;
   rank.Join(IdFrom(3), 1, 2, 1);
@@ -469,13 +445,13 @@ struct Pipe {
   Pipe() {
     int fds[2] = {-1, -1};
     if (pipe2(fds, O_CLOEXEC) != 0) std::abort();
-    out = fault::Descriptor(fds[0]);
-    in = fault::Descriptor(fds[1]);
+    out = Descriptor(fds[0]);
+    in = Descriptor(fds[1]);
   }
-  fault::Descriptor out, in;
+  Descriptor out, in;
 };
 
-ISOLATED_TEST(NcclProcesses, ReduceAndEndTogether, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclProcesses, ProcessesReduceAndEnd, MachineWithGpus(2)) {
   FakeMachine machine;
   const Pipe pipe;
   const auto other = StartRole("second_rank", {pipe.out.get()});
@@ -497,7 +473,7 @@ ISOLATED_TEST(NcclProcesses, ReduceAndEndTogether, MachineWithGpus(2)) {
   EXPECT_EQ(machine.DeviceBytes(1), 0u);
 }
 
-// Joins and then does nothing until it is killed.
+// Joins, and then waits until it is killed.
 ROLE(idle_rank) {
   Rank rank;
   rank.Join(IdFrom(3), 1, 2, 1);
@@ -513,7 +489,7 @@ MachineDescription ReportingDeath() {
   return machine;
 }
 
-// Rank 0 beside a rank 1 that is killed.
+// Rank 0 of a communicator of which rank 1 is killed.
 Rank BesideAKilledPeer() {
   const Pipe pipe, joined;
   const auto other = StartRole("idle_rank", {pipe.out.get(), joined.in.get()});
@@ -522,12 +498,12 @@ Rank BesideAKilledPeer() {
   Rank rank;
   rank.Join(id, 0, 2, 0);
   EXPECT_EQ(Settle(rank.communicator), ncclSuccess);
-  EXPECT_TRUE(fault::AwaitReadable(joined.out.get(), kPatienceMs));
+  EXPECT_TRUE(AwaitReadable(joined.out.get(), kPatienceMs));
   other->Kill();
   return rank;
 }
 
-ISOLATED_TEST(NcclProcesses, ADeadPeerLeavesOthersSpinning, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclProcesses, DeadPeerLeavesOthersSpinning, MachineWithGpus(2)) {
   const Rank rank = BesideAKilledPeer();
   EXPECT_EQ(rank.AllReduce(), ncclInProgress);
   EXPECT_EQ(Settle(rank.communicator), ncclSuccess);
@@ -537,7 +513,7 @@ ISOLATED_TEST(NcclProcesses, ADeadPeerLeavesOthersSpinning, MachineWithGpus(2)) 
   EXPECT_EQ(FakeMachine().DeviceBytes(1), 0u);
 }
 
-ISOLATED_TEST(NcclProcesses, ADeadPeerMayBeReported, ReportingDeath()) {
+ISOLATED_TEST(NcclProcesses, DeadPeerMayBeReported, ReportingDeath()) {
   const Rank rank = BesideAKilledPeer();
   ncclResult_t state = ncclSuccess;
   EXPECT_EQ(ncclCommGetAsyncError(rank.communicator, &state), ncclSuccess);

@@ -1,4 +1,4 @@
-// Streams, events and words: CUDA's order, and the ways in which it surprises.
+// Streams, events and words: the order that CUDA guarantees, and where that order is surprising.
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -14,19 +14,18 @@
 
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fakes {
 namespace {
 
-using fault::kPatienceMs;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr std::uint64_t kPoison = std::uint64_t{1} << 62;
 
-// Runs a call that blocks, in a thread with this one's context.
+// Runs a call that blocks, in a thread of its own that has this thread's context.
 std::future<CUresult> InThread(std::function<CUresult()> call) {
   CUcontext context = nullptr;
   CUDA_OK(cuCtxGetCurrent(&context));
@@ -36,7 +35,7 @@ std::future<CUresult> InThread(std::function<CUresult()> call) {
   });
 }
 
-// As many as there are hardware queues: the next stream shares one.
+// The number of hardware queues. Each further stream shares a queue.
 constexpr int kQueues = 8;
 
 ISOLATED_TEST(Stream, RunsInOrder, MachineWithGpus(1)) {
@@ -64,7 +63,7 @@ ISOLATED_TEST(Event, OrdersTwoStreams, MachineWithGpus(1)) {
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(Event, AMissingWaitIsARace, MachineWithGpus(1)) {
+ISOLATED_TEST(Event, MissingWaitIsARace, MachineWithGpus(1)) {
   SKIP_UNDER_TSAN();
   EnterContext();
   CUstream writer = MakeStream(), reader = MakeStream();
@@ -78,7 +77,7 @@ ISOLATED_TEST(Event, AMissingWaitIsARace, MachineWithGpus(1)) {
   word.Store(1);
 }
 
-ISOLATED_TEST(Event, AWaitTakesTheLatestRecordAtTheTimeOfTheCall, MachineWithGpus(1)) {
+ISOLATED_TEST(Event, WaitUsesTheLatestRecord, MachineWithGpus(1)) {
   EnterContext();
   CUstream parked = MakeStream(), other = MakeStream();
   CUevent event = MakeEvent();
@@ -94,7 +93,7 @@ ISOLATED_TEST(Event, AWaitTakesTheLatestRecordAtTheTimeOfTheCall, MachineWithGpu
   EXPECT_EQ(cuEventSynchronize(event), CUDA_SUCCESS);
 }
 
-ISOLATED_TEST(Event, NeverRecordedIsComplete, MachineWithGpus(1)) {
+ISOLATED_TEST(Event, UnrecordedEventIsComplete, MachineWithGpus(1)) {
   EnterContext();
   CUevent event = MakeEvent();
   CUstream stream = MakeStream();
@@ -118,7 +117,7 @@ ISOLATED_TEST(Event, MeasuresTime, MachineWithGpus(1)) {
   EXPECT_EQ(cuEventElapsedTime(&milliseconds, MakeEvent(), end), CUDA_ERROR_INVALID_HANDLE);
 }
 
-ISOLATED_TEST(Stream, DestroyedOnesAndEventsAreNotFollowed, MachineWithGpus(1)) {
+ISOLATED_TEST(Stream, UseAfterDestroyIsAViolation, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   CUevent event = MakeEvent();
@@ -129,7 +128,7 @@ ISOLATED_TEST(Stream, DestroyedOnesAndEventsAreNotFollowed, MachineWithGpus(1)) 
   EXPECT_EQ(FakeMachine().Violations().size(), 2u);
 }
 
-ISOLATED_TEST(Stream, WorkOfADestroyedOneStillRuns, MachineWithGpus(1)) {
+ISOLATED_TEST(Stream, WorkOfADestroyedStreamStillRuns, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   Word go, gone;
@@ -141,7 +140,7 @@ ISOLATED_TEST(Stream, WorkOfADestroyedOneStillRuns, MachineWithGpus(1)) {
   EXPECT_EQ(gone.Load(), 7u);
 }
 
-ISOLATED_TEST(Stream, TheLegacyDefaultStreamWaitsForBlockingOnes, MachineWithGpus(1)) {
+ISOLATED_TEST(Stream, LegacyDefaultStreamWaitsForBlockingStreams, MachineWithGpus(1)) {
   EnterContext();
   CUstream blocking = MakeStream(CU_STREAM_DEFAULT), free = MakeStream();
   CUevent after_blocking = MakeEvent();
@@ -159,7 +158,7 @@ ISOLATED_TEST(Word, WaitsAreCyclicAndSigned, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream(), other = MakeStream();
   Word word;
-  // All-ones is before 5, so it releases nothing; the poison of the design does.
+  // A word of all ones counts as before 5, so it does not release the wait. The poison value does.
   word.Store(~std::uint64_t{0});
   CUDA_OK(cuStreamWaitValue64(stream, word.address(), 5, CU_STREAM_WAIT_VALUE_GEQ));
   for (int i = 0; i < 20; ++i) CUDA_OK(cuEventRecord(MakeEvent(), other));
@@ -167,7 +166,7 @@ ISOLATED_TEST(Word, WaitsAreCyclicAndSigned, MachineWithGpus(1)) {
   EXPECT_EQ(cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
   word.Store(kPoison + 5);
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
-  // A plain step value un-poisons it.
+  // A plain step value ends the poisoning.
   word.Store(5);
   CUDA_OK(cuStreamWaitValue64(stream, word.address(), 6, CU_STREAM_WAIT_VALUE_GEQ));
   CUDA_OK(cuEventRecord(MakeEvent(), other));
@@ -177,7 +176,7 @@ ISOLATED_TEST(Word, WaitsAreCyclicAndSigned, MachineWithGpus(1)) {
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
 }
 
-ISOLATED_TEST(Word, TheFirstVersionsAreRefused, MachineWithGpus(1)) {
+ISOLATED_TEST(Word, FirstVersionsAreRefused, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   Word word;
@@ -207,7 +206,7 @@ MachineDescription WithoutWords() {
   return machine;
 }
 
-ISOLATED_TEST(Word, OldDevicesHaveNone, WithoutWords()) {
+ISOLATED_TEST(Word, OldDevicesRefuseWords, WithoutWords()) {
   EnterContext();
   Word word;
   int supported = -1;
@@ -216,7 +215,7 @@ ISOLATED_TEST(Word, OldDevicesHaveNone, WithoutWords()) {
   EXPECT_EQ(cuStreamWriteValue64(MakeStream(), word.address(), 1, 0), CUDA_ERROR_NOT_SUPPORTED);
 }
 
-// One process parks on the word that another one's stream writes: the page is shared.
+// A stream of one process waits for a word that a stream of another process writes.
 ROLE(word_writer) {
   EnterContext();
   void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, 3, 0);
@@ -230,7 +229,7 @@ ROLE(word_writer) {
 
 ISOLATED_TEST(Word, OrdersTwoProcesses, MachineWithGpus(1)) {
   EnterContext();
-  const fault::Descriptor memory(memfd_create("words", MFD_CLOEXEC));
+  const Descriptor memory(memfd_create("words", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(memory.get(), 4096), 0);
   void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   CUdeviceptr address = 0;
@@ -243,11 +242,11 @@ ISOLATED_TEST(Word, OrdersTwoProcesses, MachineWithGpus(1)) {
   EXPECT_TRUE(Succeeds(*writer));
 }
 
-// ---- what shares and what blocks ----
+// ---- hardware queues and calls that block ----
 
-ISOLATED_TEST(HardwareQueue, StreamsBeyondTheirNumberShareOne, MachineWithGpus(1)) {
+ISOLATED_TEST(HardwareQueue, StreamsBeyondTheirNumberShareThem, MachineWithGpus(1)) {
   EnterContext();
-  // The legacy default stream has the first queue.
+  // The legacy default stream takes the first queue.
   std::vector<CUstream> streams(kQueues + 1);
   for (CUstream& stream : streams) stream = MakeStream();
   Word word;
@@ -261,7 +260,7 @@ ISOLATED_TEST(HardwareQueue, StreamsBeyondTheirNumberShareOne, MachineWithGpus(1
   EXPECT_EQ(cuEventSynchronize(shared), CUDA_SUCCESS);
 }
 
-ISOLATED_TEST(HardwareQueue, MaxConnectionsOfOneMakesAllShare, MachineWithGpus(1)) {
+ISOLATED_TEST(HardwareQueue, AllStreamsShareASingleQueue, MachineWithGpus(1)) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
   EnterContext();
   CUstream parked = MakeStream(), other = MakeStream();
@@ -278,7 +277,7 @@ struct BlockingCall {
   std::function<CUresult()> call;
 };
 
-ISOLATED_TEST(ParkedStream, BlocksWhatTheDriverSynchronizes, MachineWithGpus(1)) {
+ISOLATED_TEST(ParkedStream, BlocksSynchronizingCalls, MachineWithGpus(1)) {
   EnterContext();
   const FakeMachine machine;
   CUstream parked = MakeStream();
@@ -308,7 +307,7 @@ ISOLATED_TEST(ParkedStream, BlocksWhatTheDriverSynchronizes, MachineWithGpus(1))
     CUDA_OK(cuStreamWaitValue64(parked, word.address(), step, CU_STREAM_WAIT_VALUE_GEQ));
     std::future<CUresult> result = InThread(call.call);
     EXPECT_TRUE(machine.AwaitJournal(kBlocked, call.name, kPatienceMs)) << call.name;
-    // A CPU store releases all of it.
+    // A store of the CPU releases all the blocked calls.
     word.Store(step);
     EXPECT_EQ(result.get(), CUDA_SUCCESS) << call.name;
   }
@@ -316,7 +315,7 @@ ISOLATED_TEST(ParkedStream, BlocksWhatTheDriverSynchronizes, MachineWithGpus(1))
 
 // ---- capture ----
 
-ISOLATED_TEST(Capture, IsVisibleAndRunsNothing, MachineWithGpus(1)) {
+ISOLATED_TEST(Capture, StreamIsCapturingAndRunsNothing, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
   Word word;

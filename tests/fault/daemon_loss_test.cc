@@ -1,12 +1,14 @@
-// The daemon is killed: every trainer knows within 100 ms, lives on, and joins the next daemon.
+// The daemon is killed: every trainer learns of it within 100 ms, survives, and joins the next
+// daemon.
 
 #include <csignal>
 #include <cstdio>
 #include <string>
 
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/wake_up_delay.h"
 
 namespace gradsync::fault {
 namespace {
@@ -18,26 +20,27 @@ void ExpectLost(const Reply& reply, std::uint64_t cause_ns, const std::string& r
   ASSERT_GE(reply.end_ns, cause_ns) << reply;
   std::printf("daemon kill -> %s: %.1f ms\n", reason.c_str(),
               static_cast<double>(reply.end_ns - cause_ns) / 1e6);
-  EXPECT_LE(reply.end_ns - cause_ns, kLossBoundNs) << reply;
+  EXPECT_LE(reply.end_ns - cause_ns, FairBoundNs(kLossBoundNs, cause_ns)) << reply;
 }
 
-// Every call of a session whose daemon is gone.
+// Every call of a session fails once its daemon is lost.
 void ExpectFutureCallsFail(Trainer* trainer, const std::string& reason) {
   for (const char* call : {"mark 1 0", "end 1", "wait 1", "wait_bucket 1 0", "barrier",
                            "broadcast 10 0", "allreduce 10", "register layout=late"}) {
     const Reply reply = trainer->Do(call);
     EXPECT_EQ(reply.code, "UNAVAILABLE") << call << ": " << reply;
     EXPECT_TRUE(reply.reason == reason || reply.reason == "DAEMON_LOST") << call << ": " << reply;
-    EXPECT_LE(reply.end_ns - reply.start_ns, kLossBoundNs) << call << ": " << reply;
+    EXPECT_LE(reply.end_ns - reply.start_ns, FairBoundNs(kLossBoundNs, reply.start_ns))
+        << call << ": " << reply;
   }
 }
 
-TEST(KilledDaemon, EndsWaitsWithinTheBoundAndTheTrainersLiveOn) {
+TEST(KilledDaemon, EndsWaitsInTimeAndTrainersSurvive) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register");
   ExpectAll(trainers, "mark 1 0");
-  // Rank 0 has ended its step, the others have not.
+  // Rank 0 has ended its step. The others have not.
   ASSERT_TRUE(trainers[0]->Do("mark 1 1").ok());
   ASSERT_TRUE(trainers[0]->Do("end 1").ok());
   ASSERT_EQ(trainers[0]->Do("wait 1 timeout_ms=1").reason, "WAIT_TIMEOUT");
@@ -67,7 +70,7 @@ TEST(KilledDaemon, EndsWaitsWithinTheBoundAndTheTrainersLiveOn) {
   for (const auto& trainer : trainers) EXPECT_EQ(trainer->Quit(), 0);
 }
 
-TEST(KilledDaemon, EndsARegistration) {
+TEST(KilledDaemon, FailsARegistration) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   trainers[0]->Begin("register");
@@ -76,7 +79,7 @@ TEST(KilledDaemon, EndsARegistration) {
   ExpectLost(trainers[0]->Result(), cause_ns, "DAEMON_LOST");
 }
 
-TEST(KilledDaemon, EndsABroadcastAndLeaveAndStay) {
+TEST(KilledDaemon, FailsABroadcastAndLeaveAndStay) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   trainers[0]->Begin("broadcast 1000000 0");
@@ -95,13 +98,13 @@ TEST(KilledDaemon, LeavesCommittedStepsReadable) {
   daemon.Kill();
   for (const auto& trainer : trainers) {
     EXPECT_EQ(trainer->Do("barrier").reason, "DAEMON_LOST");
-    // Its verdict came before, and the arena still holds the averages.
+    // The verdict arrived before the kill, and the arena still holds the averages.
     const Reply reply = trainer->Do("wait 2");
     EXPECT_TRUE(reply.ok()) << reply;
   }
 }
 
-TEST(StoppedDaemon, IsReportedByWaitsWhichGoOnWhenItDoes) {
+TEST(StoppedDaemon, IsReportedByWaitsThatSucceedAfterItContinues) {
   TestDaemon daemon({"--lease=300ms"});
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register");
@@ -120,9 +123,9 @@ TEST(StoppedDaemon, IsReportedByWaitsWhichGoOnWhenItDoes) {
     EXPECT_NE(reply.message.find("its lease is 300ms"), std::string::npos) << reply;
     std::printf("daemon stop -> error: %.0f ms\n",
                 static_cast<double>(reply.end_ns - cause_ns) / 1e6);
-    EXPECT_LE(reply.end_ns - cause_ns, 2'000'000'000u * kScale) << reply;
+    EXPECT_LE(reply.end_ns - cause_ns, FairBoundNs(2'000'000'000u * kScale, cause_ns)) << reply;
   }
-  // Its barrier may be counted or not.
+  // The daemon may or may not have counted this rank's barrier.
   EXPECT_EQ(trainers[2]->Do("barrier").reason, "DAEMON_SILENT");
 
   trainers[0]->Begin("wait 1");
@@ -141,7 +144,7 @@ TEST(StoppedDaemon, IsReportedByWaitsWhichGoOnWhenItDoes) {
 }
 
 TEST(AbsentDaemon, IsUnavailableAfterTheConnectTimeout) {
-  SocketDirectory directory;
+  TemporaryDirectory directory;
   Trainer trainer(directory.File("gradsyncd.sock"), 0, 1, "job", "connect_timeout_ms=50");
   const Reply reply = trainer.Join();
   EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;

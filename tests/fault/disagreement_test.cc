@@ -1,10 +1,10 @@
-// Ranks that do not agree: every rank is told the same, and both sides of the difference are named.
+// Ranks that disagree: every rank gets the same error, which names both sides of the difference.
 
 #include <string>
 
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
@@ -15,7 +15,7 @@ void ExpectContains(const Reply& reply, const std::vector<std::string>& parts) {
   }
 }
 
-TEST(LayoutMismatch, NamesTheFirstDifferentParameterAndBothRanksToBoth) {
+TEST(LayoutMismatch, NamesTheFirstDifferentParameterAndBothRanks) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   trainers[0]->Send("register parameters=embedding:10x4,weight:4x4,bias:4");
@@ -26,19 +26,20 @@ TEST(LayoutMismatch, NamesTheFirstDifferentParameterAndBothRanksToBoth) {
     EXPECT_EQ(reply.code, "FAILED_PRECONDITION") << reply;
     EXPECT_EQ(reply.reason, "LAYOUT_MISMATCH") << reply;
     ExpectContains(reply, {"weight", "[4,4]", "[4,5]", "layout 'default' differs between ranks"});
-    EXPECT_EQ(reply.message.find("bias"), std::string::npos) << "the first one only: " << reply;
+    EXPECT_EQ(reply.message.find("bias"), std::string::npos)
+        << "only the first difference: " << reply;
     const std::string rank = reply.Field("rank"), other = reply.Field("other_rank");
     EXPECT_TRUE((rank == "0" && other == "1") || (rank == "1" && other == "0")) << reply;
     replies.push_back(reply);
   }
   EXPECT_EQ(replies[0].message, replies[1].message);
-  // Nothing is lost: the sessions live, and agree on another layout.
+  // The sessions continue and can agree on another layout.
   ExpectAll(trainers, "barrier");
   ExpectAll(trainers, "register layout=corrected");
   ExpectAll(trainers, "step layout=corrected");
 }
 
-TEST(LayoutMismatch, NamesADifferentNameTypeNumberAndOperation) {
+TEST(LayoutMismatch, NamesTheDifferentNameTypeCountOrOperation) {
   const struct {
     const char *mine, *theirs, *names;
   } kCases[] = {
@@ -71,7 +72,7 @@ TEST(OperationMismatch, NamesBothRanksAndBothOperations) {
   ASSERT_EQ(daemon.Status().jobs_size(), 1);
   trainers[1]->Begin("barrier");
   std::vector<Reply> replies = {trainers[0]->Result(), trainers[1]->Result()};
-  // Rank 2 comes later, to an operation that has failed.
+  // Rank 2 calls later, when the operation has already failed.
   replies.push_back(trainers[2]->Do("barrier"));
   for (const Reply& reply : replies) {
     EXPECT_EQ(reply.code, "FAILED_PRECONDITION") << reply;
@@ -83,7 +84,7 @@ TEST(OperationMismatch, NamesBothRanksAndBothOperations) {
   ExpectAll(trainers, "allreduce 10");
 }
 
-TEST(OperationMismatch, IsToldOfDifferentArgumentsToo) {
+TEST(OperationMismatch, NamesDifferentArguments) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   const struct {
@@ -105,7 +106,7 @@ TEST(OperationMismatch, IsToldOfDifferentArgumentsToo) {
   ExpectAll(trainers, "barrier");
 }
 
-TEST(StepTimeout, SaysWhoIsMissingWhatInTheSameWordsOnEveryRank) {
+TEST(StepTimeout, ReportsTheSameMissingRanksAndBucketsToEveryRank) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3, "job", "step_timeout_ms=300");
   ExpectAll(trainers, "register buckets=4");
@@ -131,7 +132,7 @@ TEST(StepTimeout, SaysWhoIsMissingWhatInTheSameWordsOnEveryRank) {
   }
 }
 
-TEST(Join, WithAnotherWorldSizeOrOptionIsRefusedAndNamesBoth) {
+TEST(Join, WithDifferentWorldSizeOrOptionIsRefusedAndNamesBoth) {
   TestDaemon daemon;
   Trainer first(daemon, 0, 2);
   ASSERT_TRUE(first.Join().ok());
@@ -148,7 +149,7 @@ TEST(Join, WithAnotherWorldSizeOrOptionIsRefusedAndNamesBoth) {
   const Reply timeout = hasty.Join();
   EXPECT_EQ(timeout.reason, "JOB_MISMATCH") << timeout;
   ExpectContains(timeout, {"step_timeout_ms is 5000"});
-  // The rank that was there has noticed nothing.
+  // The first rank is not affected.
   Trainer second(daemon, 1, 2);
   ASSERT_TRUE(second.Join().ok());
   first.Begin("barrier");
@@ -156,7 +157,7 @@ TEST(Join, WithAnotherWorldSizeOrOptionIsRefusedAndNamesBoth) {
   EXPECT_TRUE(first.Result().ok());
 }
 
-TEST(Join, OfAnOccupiedRankWhileTheJobFormsIsRefused) {
+TEST(Join, AsOccupiedRankIsRefusedWhileTheJobForms) {
   TestDaemon daemon;
   Trainer first(daemon, 0, 2);
   ASSERT_TRUE(first.Join().ok());
@@ -172,7 +173,7 @@ TEST(Join, OfAnOccupiedRankWhileTheJobFormsIsRefused) {
   EXPECT_TRUE(first.Result().ok());
 }
 
-TEST(Join, WithALossPolicyThatIsNotBuiltIsRefusedByName) {
+TEST(Join, WithUnsupportedLossPolicyIsRefusedByName) {
   TestDaemon daemon;
   for (const std::string policy : {"hold", "continue"}) {
     Trainer trainer(daemon, 0, 1, "job", "policy=" + policy);

@@ -1,4 +1,5 @@
-// How gradients travel between nodes is the coordinator's configuration, whatever the others have.
+// The coordinator's configuration decides how gradients travel between nodes. The other nodes'
+// configuration has no effect.
 
 #include <string>
 
@@ -14,25 +15,25 @@ TEST(EngineSettingsTest, EveryNodeFollowsTheCoordinator) {
                        {"--engine_lanes=5", "--engine_wire_type=bfloat16"});
   const auto trainers = nodes.Join();
   ExpectAll(trainers, "register buckets=3 count=200003");
-  // float32 on the wire: node beta's own configuration would round.
+  // The wire type is float32. Node beta's own configuration would round.
   ExpectAll(trainers, "exact_step 2");
 }
 
-// Every rank compares with the same values, so that ranks of both nodes have the same bits.
-TEST(EngineSettingsTest, Bfloat16OnTheWireRoundsEachNodesSumAndTheResultOnce) {
+// Every rank compares with the same values, so the ranks of both nodes have the same bits.
+TEST(EngineSettingsTest, Bfloat16WireTypeRoundsEachNodeSumAndTheResultOnce) {
   const TwoNodes nodes({"--engine_wire_type=bfloat16"});
   const auto trainers = nodes.Join();
   ExpectAll(trainers, "register buckets=3 count=40003");
   for (int i = 0; i < 3; ++i) ExpectAll(trainers, "exact_step 2 wire=bfloat16");
-  // Double precision was asked for: it stays.
+  // float64 gradients keep their precision.
   ExpectAll(trainers, "register layout=double buckets=2 count=1000 dtype=float64");
   ExpectAll(trainers, "step layout=double");
 }
 
-TEST(EngineSettingsTest, WhatIsNotGradientsIsNeverRounded) {
+TEST(EngineSettingsTest, OperationsWithoutGradientsAreNeverRounded) {
   const TwoNodes nodes({"--engine_wire_type=bfloat16"});
   const auto trainers = nodes.Join();
-  // Sums of numbers that bfloat16 does not hold, compared to 1e-6.
+  // bfloat16 cannot represent these sums. They are compared with a tolerance of 1e-6.
   ExpectAll(trainers, "allreduce 1000 op=sum offset=4097");
   ExpectAll(trainers, "broadcast 100000 3");
 }

@@ -1,4 +1,5 @@
-// Clients that send too much, read nothing and scribble: the daemon bounds them, and serves on.
+// Hostile clients send too much, read nothing or overwrite their memory. The daemon limits each of
+// them and continues to serve others.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -8,10 +9,11 @@
 #include <random>
 #include <string>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
@@ -25,7 +27,7 @@ void ExpectServesOn(const TestDaemon& daemon) {
   ExpectAll(trainers, "leave");
 }
 
-// The largest resident size that the process ever had.
+// The peak resident size of the process.
 std::uint64_t PeakBytes(pid_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);) {
@@ -58,8 +60,8 @@ TEST(HalfRegisteredSession, LeavesNothingBehind) {
     EXPECT_GT(daemon.CountDescriptors("memfd:gradsync"), 0);
     rank.Cancel();
     rank.End();
-    EXPECT_TRUE(daemon.AwaitStatus(NothingHeld)) << "died at point " << point;
-    EXPECT_EQ(daemon.CountDescriptors("memfd:gradsync"), 0) << "died at point " << point;
+    EXPECT_TRUE(daemon.AwaitStatus(NothingHeld)) << "lost at point " << point;
+    EXPECT_EQ(daemon.CountDescriptors("memfd:gradsync"), 0) << "lost at point " << point;
     const auto status = daemon.Status();
     for (const auto& one : status.jobs()) {
       EXPECT_EQ(one.sessions_size(), 0) << one.ShortDebugString();
@@ -79,7 +81,7 @@ TEST(TooLargeMessage, IsRefusedByName) {
   ExpectServesOn(daemon);
 }
 
-TEST(TooLargeMessage, OfTheLibraryIsAClearErrorToo) {
+TEST(TooLargeMessage, FromTheLibraryIsReportedByName) {
   TestDaemon daemon({"--max_message_bytes=64KiB"});
   Trainer trainer(daemon, 0, 1);
   ASSERT_TRUE(trainer.Join().ok());
@@ -91,7 +93,7 @@ TEST(TooLargeMessage, OfTheLibraryIsAClearErrorToo) {
   ExpectServesOn(daemon);
 }
 
-TEST(OwnMemory, FullOfGarbageHurtsNobodyElse) {
+TEST(GarbageInOwnMemory, HarmsNoOtherSession) {
   TestDaemon daemon;
   Trainer good(daemon, 1, 2);
   good.Send(good.join());
@@ -122,16 +124,16 @@ TEST(OwnMemory, FullOfGarbageHurtsNobodyElse) {
     ASSERT_TRUE(rank.EndStep(assigned->channel(), step));
     const auto done = rank.Await(v1::SessionResponse::kStepDone);
     ASSERT_TRUE(done.has_value());
-    // The daemon's verdict knows nothing of what the words said.
+    // The daemon's verdict does not depend on the semaphore words.
     EXPECT_EQ(done->step_done().verdict(), v1::VERDICT_COMPLETE);
     EXPECT_EQ(done->step_done().step(), step);
-    // The sum of garbage is garbage, but the step is over for the good rank too.
+    // The sum of garbage is garbage, but the good rank's step ends too.
     EXPECT_EQ(good.Result().code, "WRONG");
   }
   ExpectServesOn(daemon);
 }
 
-TEST(SilentReader, IsCutOffAndTheDaemonStaysSmall) {
+TEST(SilentReader, IsDisconnectedAndTheDaemonStaysSmall) {
   TestDaemon daemon;
   const std::uint64_t before = PeakBytes(daemon.pid());
   RawSession rank(daemon.socket());
@@ -141,15 +143,42 @@ TEST(SilentReader, IsCutOffAndTheDaemonStaysSmall) {
   query.mutable_query_step()->set_step(1);
   int sent = 0;
   while (sent < 300'000 && rank.Send(query)) ++sent;
-  EXPECT_LT(sent, 300'000) << "questions whose answers nobody reads are not taken for ever";
+  EXPECT_LT(sent, 300'000) << "the daemon must stop a client that reads no answers";
   EXPECT_LT(PeakBytes(daemon.pid()) - before, 100u << 20);
   EXPECT_NE(rank.End().code, 0);
   EXPECT_TRUE(daemon.AwaitStatus(NothingHeld));
+  EXPECT_THAT(daemon.Log(), testing::HasSubstr("it left 16384 messages unread"));
   ExpectServesOn(daemon);
 }
 
-TEST(SilentReader, DoesNotHoldUpItsPeers) {
-  // Rank 0 never reads: rank 1's steps go on as long as rank 0 takes part.
+TEST(SilentReader, IsDisconnectedForUnreadBytesByName) {
+  // Each StepDone holds a quarter of a megabyte, so the limit in bytes is reached before the limit
+  // in messages.
+  constexpr std::size_t kBuckets = 4096;
+  constexpr std::uint64_t kSteps = 400;
+  TestDaemon daemon;
+  const std::uint64_t before = PeakBytes(daemon.pid());
+  RawSession rank(daemon.socket());
+  ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
+  const auto assigned = rank.Register(RawSession::LayoutRequest(kBuckets, 1));
+  ASSERT_TRUE(assigned.has_value());
+  const auto arena = rank.Map(*assigned, daemon.side_socket());
+  ASSERT_NE(arena, nullptr);
+  ASSERT_TRUE(rank.Mapped(assigned->channel()));
+  ASSERT_TRUE(rank.Await(v1::SessionResponse::kLayoutReady).has_value());
+  for (std::uint64_t step = 1; step <= kSteps; ++step) {
+    if (!rank.EndStep(assigned->channel(), step, /*ready_rest=*/true)) break;
+  }
+  EXPECT_TRUE(daemon.AwaitStatus(NothingHeld))
+      << "the session ends although the client reads nothing";
+  EXPECT_LT(PeakBytes(daemon.pid()) - before, 300u << 20);
+  EXPECT_NE(rank.End().code, 0);
+  EXPECT_THAT(daemon.Log(), testing::HasSubstr("67108864 bytes are allowed"));
+  ExpectServesOn(daemon);
+}
+
+TEST(SilentReader, DoesNotDelayOtherRanks) {
+  // Rank 0 never reads. Rank 1's steps continue as long as rank 0 takes part.
   TestDaemon daemon;
   Trainer good(daemon, 1, 2);
   good.Send(good.join());
@@ -172,7 +201,7 @@ TEST(SilentReader, DoesNotHoldUpItsPeers) {
   }
 }
 
-TEST(Flood, OfRequestsThatFailEndsOneSessionAtATime) {
+TEST(FailingRequests, EndOnlyTheirOwnSession) {
   TestDaemon daemon;
   for (int i = 0; i < 30; ++i) {
     RawSession rank(daemon.socket());
@@ -183,12 +212,12 @@ TEST(Flood, OfRequestsThatFailEndsOneSessionAtATime) {
     rank.Cancel();
   }
   EXPECT_TRUE(daemon.AwaitStatus(NothingHeld));
-  // The log is limited, not flooded.
+  // The size of the log is limited.
   EXPECT_LT(daemon.Log().size(), 64u << 10);
   ExpectServesOn(daemon);
 }
 
-TEST(Flood, OfConnectionsIsBoundedAndPasses) {
+TEST(ConnectionFlood, DoesNotStopTheDaemon) {
   TestDaemon daemon;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -208,7 +237,7 @@ TEST(Flood, OfConnectionsIsBoundedAndPasses) {
   ExpectServesOn(daemon);
 }
 
-// ---- Quotas. Each names its option.
+// ---- Quotas. Each error names its option.
 
 void ExpectQuota(const Reply& reply, const std::string& option) {
   EXPECT_EQ(reply.code, "RESOURCE_EXHAUSTED") << reply;
@@ -216,7 +245,7 @@ void ExpectQuota(const Reply& reply, const std::string& option) {
   EXPECT_NE(reply.message.find(option), std::string::npos) << reply;
 }
 
-TEST(Quota, OfSessionsNamesItsOptionAndIsGivenBack) {
+TEST(SessionQuota, NamesItsOptionAndIsReleasedWhenASessionEnds) {
   TestDaemon daemon({"--quota_sessions_per_user=2"});
   auto trainers = JoinedTrainers(daemon, 2);
   Trainer third(daemon, 0, 1, "other");
@@ -228,7 +257,7 @@ TEST(Quota, OfSessionsNamesItsOptionAndIsGivenBack) {
   EXPECT_TRUE(third.Join().ok());
 }
 
-TEST(Quota, OfJobsNamesItsOption) {
+TEST(JobQuota, NamesItsOption) {
   TestDaemon daemon({"--quota_jobs_per_user=1"});
   Trainer first(daemon, 0, 1, "first");
   ASSERT_TRUE(first.Join().ok());
@@ -237,7 +266,7 @@ TEST(Quota, OfJobsNamesItsOption) {
   EXPECT_TRUE(first.Do("barrier").ok());
 }
 
-TEST(Quota, OfArenaBytesNamesItsOptionAndTheSessionLivesOn) {
+TEST(ArenaQuota, NamesItsOptionAndTheSessionSurvives) {
   TestDaemon daemon({"--quota_arena_bytes_per_user=4MiB", "--staging_bytes=1MiB"});
   Trainer trainer(daemon, 0, 1);
   ASSERT_TRUE(trainer.Join().ok());
@@ -247,10 +276,10 @@ TEST(Quota, OfArenaBytesNamesItsOptionAndTheSessionLivesOn) {
   EXPECT_TRUE(trainer.Do("step layout=small").ok());
 }
 
-TEST(Quota, OfArenaBytesThatOneRankExceedsIsToldToTheOthersAtOnce) {
+TEST(ArenaQuota, ExceededByOneRankIsReportedToTheOthersAtOnce) {
   TestDaemon daemon({"--quota_arena_bytes_per_user=7MiB", "--staging_bytes=1MiB"});
   const auto trainers = JoinedTrainers(daemon, 2);
-  // Room for one rank's arena, not for both; the other's timeout is minutes away.
+  // The quota has room for one arena, not for both. The other rank's timeout is minutes away.
   int refused = 0;
   for (const Reply& reply : DoAll(trainers, "register buckets=1 count=1000000")) {
     EXPECT_EQ(reply.code, "RESOURCE_EXHAUSTED") << reply;
@@ -265,7 +294,7 @@ TEST(Quota, OfArenaBytesThatOneRankExceedsIsToldToTheOthersAtOnce) {
   ExpectAll(trainers, "barrier");
 }
 
-TEST(Quota, OfLayoutsNamesItsOption) {
+TEST(LayoutQuota, NamesItsOption) {
   TestDaemon daemon({"--quota_layouts_per_session=2"});
   Trainer trainer(daemon, 0, 1);
   ASSERT_TRUE(trainer.Join().ok());
@@ -275,7 +304,7 @@ TEST(Quota, OfLayoutsNamesItsOption) {
   EXPECT_TRUE(trainer.Do("step layout=b").ok());
 }
 
-TEST(Quota, OfBucketsAndParametersNamesItsOption) {
+TEST(BucketAndParameterQuotas, NameTheirOptions) {
   TestDaemon daemon({"--quota_buckets_per_layout=3", "--quota_parameters_per_layout=4"});
   Trainer trainer(daemon, 0, 1);
   ASSERT_TRUE(trainer.Join().ok());

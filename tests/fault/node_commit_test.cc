@@ -1,10 +1,12 @@
-// A job of two nodes, with each party killed at each message: what every rank that lives sees is
-// what a model allows. Above all, a step is complete on no rank if it is void on another.
+// Kills each party of a job on two nodes at each message between the daemons, and checks that every
+// surviving rank sees an outcome that a model allows. Above all, a step is never complete on one
+// rank and void on another.
 //
-// Rank 0 is on the coordinator's node, ranks 1 and 2 on the agent's, whose messages go through a
-// proxy. The wire's points are those of two lives of the job, which have between them every kind of
-// message that daemons of two nodes say about host memory; the session's are those between the
-// calls of a rank, while the others are as far as they get.
+// Rank 0 is on the coordinator's node. Ranks 1 and 2 are on the agent's node, whose messages go
+// through a proxy. Two kinds of tests choose when a party is killed:
+// - EveryMessageTest: at each message of two lives of a job. Together the lives contain every kind
+//   of message that two daemons exchange about host memory.
+// - EveryCallTest: between the calls of one rank, while the other ranks are as far as they can get.
 
 #include <algorithm>
 #include <array>
@@ -18,15 +20,17 @@
 
 #include "gradsync/v1/peer.pb.h"
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/peer_proxy.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/wake_up_delay.h"
 
 namespace gradsync::fault {
 namespace {
 
 constexpr std::uint32_t kWorld = 3;
-// A loss is known to every rank within this, once it is known to one daemon.
+// Every rank learns of a loss within this time after the first daemon has learned of it. The
+// bound includes the time for which a client tries to reconnect (see Start()).
 constexpr std::uint64_t kKnownBoundNs = 1'000'000'000ull * kScale;
 
 enum class Party { kCoordinator, kAgent, kRank0, kRank2 };
@@ -36,32 +40,32 @@ const char* NameOf(Party party) { return kPartyNames[static_cast<int>(party)]; }
 
 // ---- The model
 
-// Of a reply: "OK", of a step that is complete or an operation whose result is right; the reason of
-// an error; otherwise what the trainer says ("WRONG": of a result that is not right).
+// The outcome of a call: "OK" for a complete step or an operation with the right result; the reason
+// of an error; otherwise the trainer's own code ("WRONG" for a wrong result).
 std::string OutcomeOf(const Reply& reply) {
   return reply.reason.empty() ? reply.code : reply.reason;
 }
 using Outcomes = std::set<std::string>;
 
-// Whose the answer to the ranks' calls is.
+// Who decides the answer to the ranks' calls.
 enum class Answer {
-  kJoined,   // each rank's own, while the job forms
-  kOwn,      // a rank's own, for which its node needs no other
-  kAgreed,   // a layout, which is of no use after a loss: that may be told in its place
-  kCommon,   // one decision of the coordinator's
-  kVerdict,  // the same, and who has ended the step and hears nothing is in doubt
+  kJoined,   // each rank gets its own answer, while the job forms
+  kOwn,      // each rank gets its own answer, from its own node alone
+  kAgreed,   // a layout: a loss may be reported instead, because the layout is then useless
+  kCommon,   // the coordinator decides once for all ranks
+  kVerdict,  // as kCommon; a rank that has ended the step and gets no answer is in doubt
 };
 
-// How far the coordinator is from that answer, when the party is killed.
+// What the coordinator still needs for that answer when the party is killed.
 enum class Moment {
-  kOpen,       // it still needs words of every rank
-  kSaid,       // of both daemons; every rank may have said all
-  kAnswering,  // of the agent alone: all of them may be on the wire, behind the held one
-  kDecided,    // it is on its way
+  kOpen,       // messages from every rank
+  kSaid,       // messages from both daemons; every rank may have sent all of its own
+  kAnswering,  // messages from the agent only; all may be on the wire, behind the held one
+  kDecided,    // nothing: the answer is on its way
 };
 
-// What a rank that lives may see of calls that come to `outcome` if nobody is killed; `local`: it
-// is on the coordinator's node.
+// The outcomes that a surviving rank may see. `outcome` is what the call returns if nobody is
+// killed. `local`: the rank is on the coordinator's node.
 Outcomes Allowed(Answer answer, const std::string& outcome, Moment moment, Party killed,
                  bool delivered, bool local) {
   const bool decided = moment == Moment::kDecided;
@@ -69,17 +73,18 @@ Outcomes Allowed(Answer answer, const std::string& outcome, Moment moment, Party
   bool answered = decided || answer == Answer::kJoined || answer == Answer::kOwn;
   Outcomes allowed;
   if (own_daemon || killed == Party::kCoordinator) {
-    // The answer may have got through. Once there is a verdict, nobody takes the step for void.
+    // The answer may have arrived. After a verdict no rank may take the step for void.
     if (answer != Answer::kVerdict || !decided) {
       allowed.insert(own_daemon ? "DAEMON_LOST" : "COORDINATOR_LOST");
     }
     if (answer == Answer::kVerdict) allowed.insert("STEP_IN_DOUBT");
     if (answer == Answer::kJoined && !own_daemon) allowed.insert("COORDINATOR_UNREACHABLE");
-  } else if (!decided || answer == Answer::kAgreed) {
+  } else if (!decided || answer == Answer::kAgreed || answer == Answer::kOwn) {
+    // kOwn: another rank's answer is decided. This rank's call may not have reached its daemon.
     allowed.insert("RANK_LOST");
     if (killed == Party::kAgent) allowed.insert("ENGINE_PEER_LOST");
-    // Rank 0's loss is known to the coordinator before the message goes on; that of the others
-    // comes behind all that they have said themselves.
+    // The coordinator knows of rank 0's loss before the message is released. It learns of the other
+    // losses only after all messages of the lost party.
     if (killed == Party::kAgent && moment == Moment::kAnswering && delivered) answered = true;
     if (killed == Party::kRank2 && moment != Moment::kOpen) answered = true;
   }
@@ -94,19 +99,19 @@ struct Message {
   int count = 1;
   Moment moment = Moment::kOpen;
 };
-using Commands = std::array<std::string, kWorld>;  // of each rank, all at once; "": none
+using Commands = std::array<std::string, kWorld>;  // one per rank, run at the same time; "": none
 
-// From a time at which nothing is on the wire to the next.
+// A part of a life. No message is on the wire at its start and at its end.
 struct Phase {
   std::string name;
   Commands commands;
-  // All that the daemons say meanwhile, besides Ping and Pong, in the order in which they begin to.
+  // All messages of the daemons, except for Ping and Pong, ordered by the first of each kind.
   std::vector<Message> messages;
   Answer answer = Answer::kCommon;
-  std::string outcome = "OK";  // of every command
-  // What the ranks that have heard of no loss call then: nothing is complete without the lost ones.
+  std::string outcome = "OK";  // the same for every command
+  // What ranks that do not know of the loss call next. It cannot complete without the lost ranks.
   std::string next = "step";
-  // No rank of the agent's is left then: whoever is lost there is missed by nobody.
+  // The agent has no ranks left after this phase, so a later loss there has no effect.
   bool agent_leaves = false;
 };
 using Life = std::vector<Phase>;
@@ -126,7 +131,7 @@ Life Beginning() {
         {"rank_response.session_opened", 2}},
        Answer::kJoined,
        "OK",
-       ""},  // a job that has not formed waits
+       ""},  // nothing: a job that has not formed waits
       {"nodes_meet",
        All(""),
        {{"connect_engine"}, {"rendezvous_set", 5}, {"rendezvous_get", 5}, {"rendezvous_value", 5}},
@@ -146,7 +151,7 @@ Life Beginning() {
 Phase Step(const std::string& name, int buckets) {
   return {name,
           All("step"),
-          {{"rank_request.bucket_ready", 2, Moment::kSaid},  // or more, of two buckets
+          {{"rank_request.bucket_ready", 2, Moment::kSaid},  // up to 4 with two buckets
            {"launch", buckets, Moment::kSaid},
            {"launch_done", buckets, Moment::kAnswering},
            {"rank_request.end_step", 2, Moment::kAnswering},
@@ -197,14 +202,14 @@ const std::vector<Life>& AllLives() {
                {"broadcast",  // two chunks, from rank 1
                 All("broadcast 6000 1"),
                 {{"rank_request.broadcast", 2},
-                 {"rank_response.chunk_ready", 4},  // to write and to read, by turns
+                 {"rank_response.chunk_ready", 4},  // alternately to write and to read
                  {"rank_request.chunk_written", 2},
                  {"launch", 2},
                  {"launch_done", 2},
                  {"rank_request.chunk_read", 1},
                  {"rank_request.chunk_read", 1, Moment::kAnswering},
                  {"rank_response.operation_done", 2, Moment::kDecided}}},
-               {"refuse",  // more than the agent may give to a user
+               {"refuse",  // exceeds the agent's quota per user
                 {"", kTooLarge, ""},
                 {{"rank_request.register_layout"},
                  {"rank_response.layout_assigned"},
@@ -238,27 +243,27 @@ const std::vector<Life>& AllLives() {
   return *lives;
 }
 
-// What no life has.
+// Messages that no life contains.
 const char* const kElsewhere[] = {
-    "ping", "pong",  // the proxy counts them not
-    // Of a rank's session on its own node alone.
+    "ping", "pong",  // the proxy does not count them
+    // Sent only between a rank and the daemon of its own node.
     "rank_request.lease_answer", "rank_response.lease_question", "rank_response.bucket_done",
-    // Of a loss, or of other nodes that meet.
+    // After a loss, or when other nodes connect.
     "engine_end",
-    // Of a daemon that stops; see tests/network/nodes_test.cc.
+    // When a daemon stops: see tests/network/nodes_test.cc.
     "detach",
-    // Of GPUs; see tests/cuda/cuda_nodes_test.cc.
+    // GPUs: see tests/cuda/cuda_nodes_test.cc.
     "gpu_arena_mapped", "worker_reply", "worker_gone", "worker_call", "worker_release"};
 
 // ---- The nodes
 
-// A chunk of a broadcast.
+// The staging memory holds one chunk of a broadcast.
 const char* const kStaging = "--staging_bytes=4096";
 const char* const kQuota = "--quota_arena_bytes_per_user=1MiB";
 
 class NodeCommitTest : public testing::Test {
  protected:
-  // Started once, and again after they were killed.
+  // The daemons serve all tests. A killed one is started again after its test.
   static void SetUpTestSuite() {
     a_ = new TestDaemon({"--peer_listen=127.0.0.1:0", "--node_name=alpha", kStaging});
     b_ = new TestDaemon({"--peer_listen=127.0.0.2:0", "--node_name=beta", kStaging, kQuota});
@@ -276,14 +281,14 @@ class NodeCommitTest : public testing::Test {
     }
   }
 
-  // Ranks of a job of this test's own; those of the agent's node go to `coordinator`.
+  // Starts the ranks of a new job. The ranks on the agent's node use the address `coordinator`.
   void Start(const std::string& coordinator) {
     static int jobs = 0;
     job_ = "job" + std::to_string(++jobs);
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
       trainers_.push_back(
           std::make_unique<Trainer>(rank == 0 ? *a_ : *b_, rank, kWorld, job_,
-                                    // A daemon that is gone does not come back in time.
+                                    // A killed daemon is not started again within this.
                                     "connect_timeout_ms=" + std::to_string(600 * kScale) +
                                         " coordinator=" + (rank == 0 ? Address() : coordinator)));
     }
@@ -335,7 +340,7 @@ using Replies = std::map<std::uint32_t, Reply>;
 
 class LifeTest : public NodeCommitTest {
  protected:
-  // A job whose nodes' messages are held at `point`.
+  // Starts a job. The message at `point` between its nodes is held.
   void StartLife(const std::optional<WirePoint>& point) {
     proxy_ = std::make_unique<PeerProxy>(Address(), point);
     Start(proxy_->address());
@@ -351,7 +356,7 @@ class LifeTest : public NodeCommitTest {
       trainers_[rank]->Begin(commands[rank] == "join" ? trainers_[rank]->join() : commands[rank]);
     }
   }
-  // Of the ranks that live.
+  // The replies of the surviving ranks.
   Replies Results(const Commands& commands) {
     Replies replies;
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
@@ -361,7 +366,8 @@ class LifeTest : public NodeCommitTest {
     return replies;
   }
 
-  // From the phase's beginning to its end, undisturbed. Returns what was said since the life began.
+  // Runs a whole phase without a loss. Returns the number of messages of each kind since the life
+  // began.
   std::map<std::string, int> Walk(const Phase& phase) {
     Begin(phase.commands);
     for (const auto& [rank, reply] : Results(phase.commands)) {
@@ -369,23 +375,23 @@ class LifeTest : public NodeCommitTest {
           << phase.name << ", rank " << rank << ": " << reply;
       if (phase.commands[rank] == "leave") left_.insert(rank);
     }
-    // The last words may come after the trainers' own.
+    // The last messages may arrive after the trainers' replies.
     for (const Message& message : phase.messages) said_[message.kind] += message.count;
     return proxy_->AwaitPassed(said_);
   }
 
   std::unique_ptr<PeerProxy> proxy_;
   std::set<std::uint32_t> left_;
-  std::map<std::string, int> said_;  // as listed
+  std::map<std::string, int> said_;  // expected messages of each kind so far
 };
 
 struct WireCase {
   std::size_t life = 0;
   std::size_t phase = 0;
-  WirePoint point;  // in the life
+  WirePoint point;  // counted from the start of the life
   Moment moment = Moment::kOpen;
   Party killed = Party::kCoordinator;
-  // What the killed daemon had said is on the wire still, or is lost with it.
+  // True: messages that the killed daemon has sent still arrive. False: they are lost with it.
   bool deliver = true;
 
   const Phase& at() const { return AllLives()[life][phase]; }
@@ -395,7 +401,7 @@ std::ostream& operator<<(std::ostream& out, const WireCase& one) {
              << " " << one.point.ordinal << (one.deliver ? "" : ", which is lost");
 }
 
-// Every party at every message. Of a phase that several lives have, the first one's.
+// Every party at every message. A phase that several lives contain is tested in the first one.
 std::vector<WireCase> WireCases() {
   std::vector<WireCase> cases;
   std::set<std::string> had;
@@ -425,7 +431,7 @@ std::vector<WireCase> WireCases() {
 
 class EveryMessageTest : public LifeTest, public testing::WithParamInterface<WireCase> {
  protected:
-  // `since_ns`: when the loss could be known.
+  // `since_ns`: the earliest time at which the rank could know of the loss.
   void CheckOne(std::uint32_t rank, const Reply& reply, const Outcomes& allowed,
                 std::uint64_t since_ns) const {
     const Party killed = GetParam().killed;
@@ -435,14 +441,15 @@ class EveryMessageTest : public LifeTest, public testing::WithParamInterface<Wir
       EXPECT_EQ(reply.Field("rank"), killed == Party::kRank0 ? "0" : "2") << reply;
     }
     if (reply.end_ns > since_ns) {
-      EXPECT_LE(reply.end_ns - since_ns, kKnownBoundNs) << "rank " << rank << ": " << reply;
+      EXPECT_LE(reply.end_ns - since_ns, FairBoundNs(kKnownBoundNs, since_ns))
+          << "rank " << rank << ": " << reply;
     }
   }
 
   void CheckPhase(const Replies& replies, std::uint64_t released_ns) const {
     const WireCase& one = GetParam();
     const Phase& phase = one.at();
-    std::set<std::string> heard;  // the answer
+    std::set<std::string> heard;  // the different answers
     bool lost = false;
     for (const auto& [rank, reply] : replies) {
       CheckOne(rank, reply,
@@ -454,15 +461,15 @@ class EveryMessageTest : public LifeTest, public testing::WithParamInterface<Wir
         lost = true;
       }
     }
-    EXPECT_LE(heard.size(), 1u) << "the ranks were told different things";
-    // While both daemons live, all hear the answer or none does; of a verdict always.
+    EXPECT_LE(heard.size(), 1u) << "the ranks got different answers";
+    // While both daemons live, either all ranks get the answer or none. A verdict: in any case.
     const bool all = phase.answer == Answer::kCommon && one.killed >= Party::kRank0;
     if (all || phase.answer == Answer::kVerdict) {
-      EXPECT_FALSE(!heard.empty() && lost) << "done on one rank and void on another";
+      EXPECT_FALSE(!heard.empty() && lost) << "complete on one rank and void on another";
     }
   }
 
-  // The calls after the loss.
+  // Checks the calls after the loss.
   void CheckNext(const Replies& replies) {
     const WireCase& one = GetParam();
     const Phase& phase = one.at();
@@ -495,7 +502,7 @@ TEST_P(EveryMessageTest, CompleteOrVoidOnEveryRank) {
     ASSERT_FALSE(HasFailure());
   }
   Begin(one.at().commands);
-  ASSERT_TRUE(proxy_->AwaitHeld([] { return false; })) << "it was never said";
+  ASSERT_TRUE(proxy_->AwaitHeld([] { return false; })) << "the message was never sent";
   Kill(one.killed);
   const std::uint64_t released_ns = NowNs();
   proxy_->Release(one.deliver);
@@ -518,14 +525,14 @@ INSTANTIATE_TEST_SUITE_P(Wire, EveryMessageTest, testing::ValuesIn(WireCases()),
 
 class WholeLifeTest : public LifeTest, public testing::WithParamInterface<std::size_t> {};
 
-TEST_P(WholeLifeTest, SaysWhatIsListed) {
+TEST_P(WholeLifeTest, SendsExactlyTheListedMessages) {
   StartLife(std::nullopt);
   std::map<std::string, int> said;
   for (const Phase& phase : AllLives()[GetParam()]) {
     said = Walk(phase);
     ASSERT_FALSE(HasFailure()) << phase.name;
   }
-  // A client may say two buckets in one.
+  // A client may report two buckets in one message.
   auto& marks = said["rank_request.bucket_ready"];
   EXPECT_LE(marks, 4);
   marks = std::min(marks, 2);
@@ -534,7 +541,7 @@ TEST_P(WholeLifeTest, SaysWhatIsListed) {
 
 INSTANTIATE_TEST_SUITE_P(Lives, WholeLifeTest, testing::Range<std::size_t>(0, AllLives().size()));
 
-TEST(LivesTest, HaveEveryKindOfMessage) {
+TEST(LivesTest, ContainEveryKindOfMessage) {
   std::set<std::string> kinds;
   const auto add = [&kinds](const google::protobuf::Descriptor* side, const std::string& of_rank,
                             const google::protobuf::Descriptor* session) {
@@ -559,7 +566,7 @@ TEST(LivesTest, HaveEveryKindOfMessage) {
 
 // ---- Every call of a rank
 
-// What the rank did last.
+// The rank's last call before the kill.
 enum class Stage { kJoin, kRegister, kMarkOne, kMarkAll, kEnd };
 const char* const kStageNames[] = {"Join", "Register", "MarkOne", "MarkAll", "End"};
 
@@ -589,8 +596,8 @@ class EveryCallTest : public NodeCommitTest, public testing::WithParamInterface<
     const Reply reply = trainers_[rank]->Do(command);
     ASSERT_TRUE(reply.ok()) << "rank " << rank << ", " << command << ": " << reply;
   }
-  // No rank's call waits for that, so it would come in the middle of any: nodes that meet are
-  // killed at the messages about it, above.
+  // Waits until the nodes are connected. No call of a rank waits for that, so without this the
+  // connecting could overlap with any call. EveryMessageTest covers a kill while nodes connect.
   void AwaitNodesMet() const {
     EXPECT_TRUE(a_->AwaitStatus([this](const auto& now) {
       return std::any_of(now.jobs().begin(), now.jobs().end(), [this](const auto& job) {
@@ -598,7 +605,7 @@ class EveryCallTest : public NodeCommitTest, public testing::WithParamInterface<
       });
     }));
   }
-  // Of a layout that is ready, up to `stage`; returns when the coordinator has heard it.
+  // Runs a step of a ready layout up to `stage`. Returns when the coordinator knows of it.
   void Step(std::uint32_t rank, Stage stage) {
     if (stage >= Stage::kMarkOne) Do(rank, "mark 1 0");
     if (stage >= Stage::kMarkAll) Do(rank, "mark 1 1");
@@ -607,9 +614,9 @@ class EveryCallTest : public NodeCommitTest, public testing::WithParamInterface<
   }
 };
 
-// Rank 1 never begins its step, the rank in question has come as far as said, the third has ended
-// its own: so nothing is complete, and exactly those whose EndStep nobody answers are in doubt.
-TEST_P(EveryCallTest, ExactlyThoseAreInDoubtWhoseEndIsNotAnswered) {
+// Rank 1 never begins its step, `one.rank` stops at `one.stage`, and the third rank has ended its
+// step. So no step is complete, and only ranks whose EndStep gets no answer are in doubt.
+TEST_P(EveryCallTest, OnlyRanksWithAnUnansweredEndStepAreInDoubt) {
   const CallCase& one = GetParam();
   const std::uint32_t third = 2 - one.rank;
   Start(Address());
@@ -641,7 +648,8 @@ TEST_P(EveryCallTest, ExactlyThoseAreInDoubtWhoseEndIsNotAnswered) {
       expected = ended ? "STEP_IN_DOUBT" : "DAEMON_LOST";
     }
     EXPECT_EQ(reply.reason, expected) << "rank " << rank << ": " << reply;
-    EXPECT_LE(reply.end_ns - killed_ns, kKnownBoundNs) << "rank " << rank << ": " << reply;
+    EXPECT_LE(reply.end_ns - killed_ns, FairBoundNs(kKnownBoundNs, killed_ns))
+        << "rank " << rank << ": " << reply;
   }
 }
 

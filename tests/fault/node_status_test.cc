@@ -1,4 +1,4 @@
-// What status says of a job that spans nodes, on the node that coordinates it and on another.
+// The status of a job that spans nodes, on its coordinator's node and on another one.
 
 #include <string>
 
@@ -20,7 +20,8 @@ std::vector<std::uint32_t> Numbers(const Repeated& numbers) {
 
 using Ranks = std::vector<std::uint32_t>;
 
-// Half of each bucket goes out as addends and half comes back as sums; sums likewise.
+// Checks the traffic of one node of two. It sends half of each bucket as addends and the other half
+// as sums, and receives as much.
 void ExpectTraffic(const v1::EngineStatus& engine) {
   EXPECT_TRUE(engine.connected());
   EXPECT_EQ(engine.nodes_size(), 2);
@@ -41,7 +42,7 @@ class NodeStatusTest : public testing::Test {
   TwoNodes nodes_{{"--engine_lanes=3", "--engine_chunk_bytes=32KiB"}};
 };
 
-TEST_F(NodeStatusTest, TheCoordinatorShowsNodesLanesAndWhoIsWaitedFor) {
+TEST_F(NodeStatusTest, CoordinatorShowsNodesLanesAndMissingRanks) {
   const auto trainers = nodes_.Join();
   ExpectAll(trainers, "register buckets=2 count=100000");
   ExpectAll(trainers, "step times=3");
@@ -49,7 +50,7 @@ TEST_F(NodeStatusTest, TheCoordinatorShowsNodesLanesAndWhoIsWaitedFor) {
     ASSERT_TRUE(trainers[rank]->Do("mark 4 0").ok());
     ASSERT_TRUE(trainers[rank]->Do("mark 4 1").ok());
     ASSERT_TRUE(trainers[rank]->Do("end 4").ok());
-    // Answered by the coordinator, behind all that.
+    // The coordinator answers this after all earlier messages.
     ASSERT_EQ(trainers[rank]->Do("wait 4 timeout_ms=1").reason, "WAIT_TIMEOUT");
   }
   const v1::GetStatusResponse status = nodes_.alpha().Status();
@@ -66,7 +67,7 @@ TEST_F(NodeStatusTest, TheCoordinatorShowsNodesLanesAndWhoIsWaitedFor) {
   EXPECT_EQ(Numbers(here.waiting_ranks()), Ranks{});
   const v1::NodeStatus& there = job.nodes(1);
   EXPECT_EQ(there.name(), "beta");
-  EXPECT_EQ(there.address(), "127.0.0.1") << "from which it called";
+  EXPECT_EQ(there.address(), "127.0.0.1") << "the address that it connected from";
   EXPECT_TRUE(there.connected());
   EXPECT_LT(there.heard_s(), 5);
   EXPECT_EQ(Numbers(there.ranks()), (Ranks{2, 3}));
@@ -75,7 +76,7 @@ TEST_F(NodeStatusTest, TheCoordinatorShowsNodesLanesAndWhoIsWaitedFor) {
   ExpectTraffic(job.engine());
 }
 
-TEST_F(NodeStatusTest, ABarrierNamesWhoHasNotCome) {
+TEST_F(NodeStatusTest, BarrierNamesTheMissingRanks) {
   const auto trainers = nodes_.Join();
   for (const int rank : {0, 2, 3}) trainers[rank]->Begin("barrier");
   EXPECT_TRUE(nodes_.alpha().AwaitStatus([](const auto& now) {
@@ -87,7 +88,7 @@ TEST_F(NodeStatusTest, ABarrierNamesWhoHasNotCome) {
   for (const int rank : {0, 2, 3}) EXPECT_TRUE(trainers[rank]->Result().ok());
 }
 
-TEST_F(NodeStatusTest, AnotherNodeShowsItsRanksAndTheirCoordinator) {
+TEST_F(NodeStatusTest, OtherNodeShowsItsRanksAndTheirCoordinator) {
   const auto trainers = nodes_.Join();
   ExpectAll(trainers, "register buckets=2 count=100000");
   ExpectAll(trainers, "step times=3");
@@ -111,7 +112,7 @@ TEST_F(NodeStatusTest, AnotherNodeShowsItsRanksAndTheirCoordinator) {
       nodes_.beta().AwaitStatus([](const auto& now) { return now.remote_jobs_size() == 0; }));
 }
 
-TEST_F(NodeStatusTest, ACoordinatorThatDoesNotAnswerIsShownAsSuch) {
+TEST_F(NodeStatusTest, UnreachableCoordinatorIsShown) {
   const auto trainer = std::make_unique<Trainer>(nodes_.beta(), 0, 2, "job",
                                                  "coordinator=127.0.0.3:1 connect_timeout_ms=100");
   trainer->Begin(trainer->join());
@@ -120,10 +121,10 @@ TEST_F(NodeStatusTest, ACoordinatorThatDoesNotAnswerIsShownAsSuch) {
            now.remote_jobs(0).coordinator() == "127.0.0.3:1" &&
            now.remote_jobs(0).node_name().empty();
   }));
-  trainer->Kill();  // rather than wait for as long as the daemon does
+  trainer->Kill();  // saves the wait until the daemon gives up
 }
 
-TEST_F(NodeStatusTest, ANodeThatHasLeftAndStoppedIsGone) {
+TEST_F(NodeStatusTest, StoppedNodeDisappearsAfterItLeft) {
   const auto trainers = nodes_.Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");

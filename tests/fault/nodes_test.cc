@@ -16,15 +16,16 @@
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/shared_memory.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/wake_up_delay.h"
 
 namespace gradsync::fault {
 namespace {
 
 using Trainers = std::vector<std::unique_ptr<Trainer>>;
 
-// A loss must be known on every node within this.
+// Every node learns of a loss within this time.
 constexpr std::uint64_t kNodeLossBoundNs = 1'000'000'000;
 
 std::vector<std::string> Flags(const std::string& address, const std::string& name) {
@@ -75,7 +76,7 @@ TEST_F(NodesTest, EveryRankJoinsOneJobAndLeavesIt) {
   ASSERT_EQ(status.jobs(0).sessions_size(), 4);
   EXPECT_EQ(status.jobs(0).sessions(1).node(), "");
   EXPECT_EQ(status.jobs(0).sessions(3).node(), "beta");
-  EXPECT_EQ(b_.Status().jobs_size(), 0) << "the job lives on its coordinator alone";
+  EXPECT_EQ(b_.Status().jobs_size(), 0) << "only the coordinator holds the job";
   ExpectAll(trainers, "leave");
   for (const auto& trainer : trainers) EXPECT_EQ(trainer->Quit(), 0);
   EXPECT_TRUE(a_.AwaitStatus([](const auto& now) {
@@ -96,7 +97,7 @@ TEST_F(NodesTest, StepsAreReducedOverBothNodes) {
   ExpectAll(trainers, "leave");
 }
 
-TEST_F(NodesTest, EveryBitIsThatOfTheSumPerNodeThenOverNodes) {
+TEST_F(NodesTest, EveryBitMatchesTheSumPerNodeThenOverNodes) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=3 count=40003");
   for (int i = 0; i < 3; ++i) ExpectAll(trainers, "exact_step 2");
@@ -124,7 +125,7 @@ TEST_F(NodesTest, ThreeNodesOfDifferentSizesAgreeInEveryBit) {
   ExpectAll(trainers, "broadcast 100000 4");
 }
 
-TEST_F(NodesTest, ALayoutIsReplacedOnEveryNode) {
+TEST_F(NodesTest, LayoutIsReplacedOnEveryNode) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step times=2");
@@ -133,11 +134,11 @@ TEST_F(NodesTest, ALayoutIsReplacedOnEveryNode) {
   ExpectAll(trainers, "step times=2");
 }
 
-TEST_F(NodesTest, RanksOfEveryNodeLeaveAndTakePartAgain) {
+TEST_F(NodesTest, RanksOfEveryNodeLeaveAndRejoin) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
-  // Data ends on rank 3 first, on rank 1 last.
+  // Rank 3 runs out of data first, rank 1 last.
   trainers[3]->Begin("leave_stay");
   for (const int rank : {0, 1, 2}) trainers[rank]->Send("step ranks=0,1,2");
   for (const int rank : {0, 1, 2}) {
@@ -157,19 +158,19 @@ TEST_F(NodesTest, RanksOfEveryNodeLeaveAndTakePartAgain) {
   for (const Reply& reply : DoAll(trainers, "step")) EXPECT_EQ(reply.Field("step"), "4") << reply;
 }
 
-TEST_F(NodesTest, TheJobsOwnChannelReachesEveryRank) {
+TEST_F(NodesTest, JobChannelReachesEveryRank) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "barrier");
   ExpectAll(trainers, "allreduce 1000");
   ExpectAll(trainers, "allreduce 77 op=sum dtype=float64");
   ExpectAll(trainers, "broadcast 100000 0");
   ExpectAll(trainers, "broadcast 100000 3");
-  // In chunks.
+  // More than the staging memory holds, so it travels in chunks.
   ExpectAll(trainers, "broadcast 70000000 2");
   ExpectAll(trainers, "barrier");
 }
 
-TEST_F(NodesTest, ARankThatLeavesContributesNothing) {
+TEST_F(NodesTest, RankThatLeftContributesNothing) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
@@ -182,7 +183,7 @@ TEST_F(NodesTest, ARankThatLeavesContributesNothing) {
   }
 }
 
-TEST_F(NodesTest, AnAbandonedStepIsVoidOnEveryNode) {
+TEST_F(NodesTest, AbandonedStepIsVoidOnEveryNode) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "mark 1 0");
@@ -194,7 +195,7 @@ TEST_F(NodesTest, AnAbandonedStepIsVoidOnEveryNode) {
   ExpectAll(trainers, "step times=2");
 }
 
-TEST_F(NodesTest, AMismatchedLayoutNamesBothNodes) {
+TEST_F(NodesTest, LayoutMismatchNamesBothNodes) {
   const Trainers trainers = Join();
   for (int rank = 0; rank < 4; ++rank) {
     trainers[rank]->Send(rank < 2 ? "register buckets=2" : "register buckets=3");
@@ -209,8 +210,8 @@ TEST_F(NodesTest, AMismatchedLayoutNamesBothNodes) {
   ExpectAll(trainers, "step");
 }
 
-TEST_F(NodesTest, TrainersDeathsAreKnownOnEveryNodeAndBuildNoNewEngine) {
-  // On either node.
+TEST_F(NodesTest, LostTrainerIsReportedOnEveryNodeWithoutANewEngine) {
+  // The victims are on both nodes.
   for (const int victim : {3, 0, 2, 1, 3}) {
     const Trainers trainers = Join();
     ExpectAll(trainers, "register buckets=2 count=100");
@@ -229,7 +230,7 @@ TEST_F(NodesTest, TrainersDeathsAreKnownOnEveryNodeAndBuildNoNewEngine) {
       EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
       EXPECT_EQ(reply.Field("rank"), std::to_string(victim)) << reply;
       EXPECT_EQ(reply.Field("bucket"), "0") << reply;
-      EXPECT_LE(reply.end_ns - killed_ns, kLossBoundNs) << reply;
+      EXPECT_LE(reply.end_ns - killed_ns, FairBoundNs(kLossBoundNs, killed_ns)) << reply;
     }
   }
   const Trainers again = Join();
@@ -238,7 +239,7 @@ TEST_F(NodesTest, TrainersDeathsAreKnownOnEveryNodeAndBuildNoNewEngine) {
   EXPECT_EQ(EnginesMade(a_), 1u) << a_.Log();
 }
 
-TEST_F(NodesTest, ALostAgentIsNamedByItsNode) {
+TEST_F(NodesTest, LostAgentIsNamedByItsNode) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
@@ -249,18 +250,18 @@ TEST_F(NodesTest, ALostAgentIsNamedByItsNode) {
     EXPECT_EQ(reply.code, "ABORTED") << reply;
     EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
     EXPECT_NE(reply.message.find("the daemon of its node beta"), std::string::npos) << reply;
-    EXPECT_LE(reply.end_ns - killed_ns, kNodeLossBoundNs) << reply;
+    EXPECT_LE(reply.end_ns - killed_ns, FairBoundNs(kNodeLossBoundNs, killed_ns)) << reply;
   }
   for (const int rank : {2, 3}) EXPECT_EQ(trainers[rank]->Do("barrier").reason, "DAEMON_LOST");
 
-  // It comes back, and the job with it.
+  // The daemon starts again, and the job can run again.
   b_.Start();
   const Trainers next = Join();
   ExpectAll(next, "register buckets=2 count=100");
   ExpectAll(next, "step times=2");
 }
 
-TEST_F(NodesTest, ALostCoordinatorIsNamedByItsAddress) {
+TEST_F(NodesTest, LostCoordinatorIsNamedByItsAddress) {
   const std::string address = coordinator();
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
@@ -269,7 +270,7 @@ TEST_F(NodesTest, ALostCoordinatorIsNamedByItsAddress) {
   ASSERT_TRUE(trainers[3]->Do("mark 2 0").ok());
   ASSERT_TRUE(trainers[3]->Do("mark 2 1").ok());
   ASSERT_TRUE(trainers[3]->Do("end 2").ok());
-  // Answered by the coordinator, behind all that.
+  // The coordinator answers this after all earlier messages.
   ASSERT_EQ(trainers[3]->Do("wait 2 timeout_ms=1").reason, "WAIT_TIMEOUT");
   trainers[3]->Begin("wait 2");
   const std::uint64_t killed_ns = a_.Kill();
@@ -278,21 +279,21 @@ TEST_F(NodesTest, ALostCoordinatorIsNamedByItsAddress) {
   EXPECT_EQ(lost.code, "UNAVAILABLE") << lost;
   EXPECT_EQ(lost.reason, "COORDINATOR_LOST") << lost;
   EXPECT_NE(lost.message.find(address), std::string::npos) << lost;
-  EXPECT_LE(lost.end_ns - killed_ns, kNodeLossBoundNs) << lost;
+  EXPECT_LE(lost.end_ns - killed_ns, FairBoundNs(kNodeLossBoundNs, killed_ns)) << lost;
   const Reply doubt = trainers[3]->Result();
   EXPECT_EQ(doubt.code, "ABORTED") << doubt;
   EXPECT_EQ(doubt.reason, "STEP_IN_DOUBT") << doubt;
   EXPECT_NE(doubt.message.find(address), std::string::npos) << doubt;
-  EXPECT_LE(doubt.end_ns - killed_ns, kNodeLossBoundNs) << doubt;
+  EXPECT_LE(doubt.end_ns - killed_ns, FairBoundNs(kNodeLossBoundNs, killed_ns)) << doubt;
 
-  // It comes back, and the job with it.
+  // The daemon starts again, and the job can run again.
   a_.Start();
   const Trainers next = Join();
   ExpectAll(next, "register buckets=2 count=100");
   ExpectAll(next, "step times=2");
 }
 
-TEST_F(NodesTest, ACoordinatorThatIsNotThereIsGivenUpInTime) {
+TEST_F(NodesTest, JoinFailsInTimeWithoutACoordinator) {
   // A port that was free a moment ago.
   std::string address;
   {
@@ -306,11 +307,12 @@ TEST_F(NodesTest, ACoordinatorThatIsNotThereIsGivenUpInTime) {
   for (const char* part : {address.c_str(), "node beta", "peer_listen", "MASTER_ADDR"}) {
     EXPECT_NE(reply.message.find(part), std::string::npos) << reply;
   }
-  EXPECT_LE(reply.end_ns - reply.start_ns, 25 * kNodeLossBoundNs) << reply;
+  EXPECT_LE(reply.end_ns - reply.start_ns, FairBoundNs(25 * kNodeLossBoundNs, reply.start_ns))
+      << reply;
 }
 
-// Whichever is seen first, the stream's end or the engine's, names the node.
-TEST_F(NodesTest, AnAgentsLossInTheMiddleOfExchangesEndsTheJob) {
+// Either the end of the stream or an error of the engine reports the loss. Both name the node.
+TEST_F(NodesTest, AgentLostDuringExchangesEndsTheJob) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=4 count=300000");
   for (const auto& trainer : trainers) trainer->Begin("step times=100000");
@@ -320,12 +322,12 @@ TEST_F(NodesTest, AnAgentsLossInTheMiddleOfExchangesEndsTheJob) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_TRUE(reply.reason == "RANK_LOST" || reply.reason == "ENGINE_PEER_LOST") << reply;
     EXPECT_NE(reply.message.find("beta"), std::string::npos) << reply;
-    EXPECT_LE(reply.end_ns - killed_ns, kNodeLossBoundNs) << reply;
+    EXPECT_LE(reply.end_ns - killed_ns, FairBoundNs(kNodeLossBoundNs, killed_ns)) << reply;
   }
   for (const int rank : {2, 3}) EXPECT_EQ(trainers[rank]->Result().code, "UNAVAILABLE");
 }
 
-TEST_F(NodesTest, TheCoordinatorsLossInTheMiddleOfExchangesEndsTheSessions) {
+TEST_F(NodesTest, CoordinatorLostDuringExchangesEndsTheSessions) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=4 count=300000");
   for (const auto& trainer : trainers) trainer->Begin("step times=100000");
@@ -334,11 +336,11 @@ TEST_F(NodesTest, TheCoordinatorsLossInTheMiddleOfExchangesEndsTheSessions) {
   for (const int rank : {2, 3}) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_TRUE(reply.reason == "COORDINATOR_LOST" || reply.reason == "STEP_IN_DOUBT") << reply;
-    EXPECT_LE(reply.end_ns - killed_ns, kNodeLossBoundNs) << reply;
+    EXPECT_LE(reply.end_ns - killed_ns, FairBoundNs(kNodeLossBoundNs, killed_ns)) << reply;
   }
 }
 
-TEST_F(NodesTest, AnotherTokenIsRefused) {
+TEST_F(NodesTest, DifferentTokenIsRefused) {
   const auto first = MakeRank(0, 4, "token=right");
   ASSERT_TRUE(first->Join().ok());
   const auto wrong = MakeRank(2, 4, "token=wrong");
@@ -352,10 +354,10 @@ TEST_F(NodesTest, AnotherTokenIsRefused) {
   }
 }
 
-TEST_F(NodesTest, AnAddressOfTheDaemonItselfIsHere) {
-  // Debian's c-ares, gRPC's default, leaks each name that it resolves.
+TEST_F(NodesTest, OwnAddressAsCoordinatorMeansThisNode) {
+  // gRPC resolves names with c-ares by default. Debian's leaks memory for each name.
   const TestDaemon c(Flags("127.0.0.1", "gamma"), {"GRPC_DNS_RESOLVER=native"});
-  // Not the text that it listens on, so that it must ask.
+  // This is not the text of its own address, so the daemon must resolve it.
   std::string self = c.Status().peer_address();
   self.replace(0, self.find(':'), "localhost");
   const Trainers trainers = JoinedTrainers(c, 2, "here", "coordinator=" + self);
@@ -364,7 +366,7 @@ TEST_F(NodesTest, AnAddressOfTheDaemonItselfIsHere) {
   EXPECT_EQ(EnginesMade(c), 0u);
 }
 
-TEST_F(NodesTest, ItsOwnHostsNameIsHereWhateverThatResolvesTo) {
+TEST_F(NodesTest, OwnHostNameAsCoordinatorMeansThisNode) {
   char host[65] = {};
   ASSERT_EQ(gethostname(host, sizeof(host) - 1), 0);
   std::string self = a_.Status().peer_address();
@@ -375,7 +377,7 @@ TEST_F(NodesTest, ItsOwnHostsNameIsHereWhateverThatResolvesTo) {
   EXPECT_EQ(EnginesMade(a_), 0u);
 }
 
-TEST_F(NodesTest, TheOthersGoOnWhenANodeHasLeftAndStops) {
+TEST_F(NodesTest, OtherNodesContinueAfterANodeLeftAndStopped) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
@@ -390,7 +392,7 @@ TEST_F(NodesTest, TheOthersGoOnWhenANodeHasLeftAndStops) {
   }
 }
 
-TEST_F(NodesTest, AStoppedAgentIsLostByItsSilence) {
+TEST_F(NodesTest, SilentAgentIsLost) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
@@ -401,12 +403,13 @@ TEST_F(NodesTest, AStoppedAgentIsLostByItsSilence) {
     EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
     EXPECT_NE(reply.message.find("node beta"), std::string::npos) << reply;
     EXPECT_NE(reply.message.find("answered no ping for 5 s"), std::string::npos) << reply;
-    EXPECT_LE(reply.end_ns - reply.start_ns, 10 * kNodeLossBoundNs) << reply;
+    EXPECT_LE(reply.end_ns - reply.start_ns, FairBoundNs(10 * kNodeLossBoundNs, reply.start_ns))
+        << reply;
   }
   b_.process().Signal(SIGCONT);
 }
 
-TEST_F(NodesTest, AStoppedCoordinatorIsLostByItsSilence) {
+TEST_F(NodesTest, SilentCoordinatorIsLost) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
@@ -416,13 +419,14 @@ TEST_F(NodesTest, AStoppedCoordinatorIsLostByItsSilence) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_EQ(reply.reason, "COORDINATOR_LOST") << reply;
     EXPECT_NE(reply.message.find("on node alpha"), std::string::npos) << reply;
-    EXPECT_NE(reply.message.find("said nothing for 5 s"), std::string::npos) << reply;
-    EXPECT_LE(reply.end_ns - reply.start_ns, 10 * kNodeLossBoundNs) << reply;
+    EXPECT_NE(reply.message.find("sent nothing for 5 s"), std::string::npos) << reply;
+    EXPECT_LE(reply.end_ns - reply.start_ns, FairBoundNs(10 * kNodeLossBoundNs, reply.start_ns))
+        << reply;
   }
   a_.process().Signal(SIGCONT);
 }
 
-TEST_F(NodesTest, GarbageOnThePeerPortEndsThatConnectionOnly) {
+TEST_F(NodesTest, GarbageOnThePeerPortEndsOnlyItsConnection) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   const std::string address = coordinator();
@@ -436,7 +440,7 @@ TEST_F(NodesTest, GarbageOnThePeerPortEndsThatConnectionOnly) {
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     ASSERT_EQ(connect(scanner.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
     (void)send(scanner.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL);
-    // Whatever is said first, the connection ends.
+    // The daemon may answer first, but it ends the connection.
     char answer[4096];
     ssize_t size = 0;
     do {
@@ -447,8 +451,8 @@ TEST_F(NodesTest, GarbageOnThePeerPortEndsThatConnectionOnly) {
   ExpectAll(trainers, "step times=2");
 }
 
-// Whoever speaks the protocol, but not its order, is told so.
-TEST_F(NodesTest, AStreamWithoutHelloIsRefused) {
+// A client that sends messages in the wrong order gets an error that says so.
+TEST_F(NodesTest, StreamWithoutHelloIsRefused) {
   const auto stub =
       v1::Peer::NewStub(grpc::CreateChannel(coordinator(), grpc::InsecureChannelCredentials()));
   const auto end = [&](const std::vector<v1::AttachRequest>& requests) {
@@ -476,7 +480,8 @@ TEST_F(NodesTest, AStreamWithoutHelloIsRefused) {
   EXPECT_EQ(mismatch.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_NE(mismatch.error_message().find("staging_bytes"), std::string::npos);
   hello.mutable_hello()->set_staging_bytes(32u << 20);
-  // What may be about a rank that has just gone is ignored; a message of no kind is not.
+  // A message about an unknown rank is ignored, because the rank may just have ended. A message
+  // without a kind is an error.
   v1::AttachRequest open;
   open.mutable_rank_request()->set_incarnation(7);
   open.mutable_rank_request()->mutable_request()->mutable_open_session();
@@ -487,10 +492,10 @@ TEST_F(NodesTest, AStreamWithoutHelloIsRefused) {
   const grpc::Status foreign = end({hello, open, refuse, gone, done, v1::AttachRequest()});
   EXPECT_EQ(foreign.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_NE(foreign.error_message().find("stranger"), std::string::npos);
-  EXPECT_NE(foreign.error_message().find("no kind"), std::string::npos);
+  EXPECT_NE(foreign.error_message().find("an unknown kind"), std::string::npos);
 }
 
-// A daemon of another make, or one gone wrong: attached properly, with rank 1 of a job.
+// A foreign or faulty daemon. It attaches correctly, with rank 1 of a job of 2 ranks.
 class Stranger {
  public:
   explicit Stranger(const std::string& coordinator)
@@ -529,7 +534,7 @@ class Stranger {
   }
 
   void Say(const v1::AttachRequest& message) { stream_->Write(message); }
-  // The next message of this kind; none if the stream ends first.
+  // Returns the next message of this kind, or nothing if the stream ends first.
   std::optional<v1::AttachResponse> Await(v1::AttachResponse::KindCase kind) {
     v1::AttachResponse message;
     while (stream_->Read(&message)) {
@@ -550,7 +555,7 @@ class Stranger {
   std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream_;
 };
 
-TEST_F(NodesTest, AnEngineThatCannotConnectEndsTheJobByName) {
+TEST_F(NodesTest, EngineThatCannotConnectEndsTheJobAndNamesTheNode) {
   Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
@@ -559,7 +564,7 @@ TEST_F(NodesTest, AnEngineThatCannotConnectEndsTheJobByName) {
   EXPECT_EQ(connect->connect_engine().node(), 1u);
   trainer.Begin("barrier");
   v1::AttachRequest failed;
-  // About an epoch that there is not: ignored.
+  // This epoch does not exist, so the message is ignored.
   failed.mutable_launch_done()->set_epoch(1000);
   failed.mutable_launch_done()->mutable_status()->set_code(14);
   stranger.Say(failed);
@@ -573,7 +578,7 @@ TEST_F(NodesTest, AnEngineThatCannotConnectEndsTheJobByName) {
   EXPECT_NE(reply.message.find("no interface eth7"), std::string::npos) << reply;
 }
 
-TEST_F(NodesTest, ALaunchThatEndsTwiceCutsThatNodeOff) {
+TEST_F(NodesTest, SecondLaunchDoneDisconnectsItsNode) {
   Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
@@ -586,21 +591,21 @@ TEST_F(NodesTest, ALaunchThatEndsTwiceCutsThatNodeOff) {
   stranger.Say(done);
   const grpc::Status end = stranger.Finish();
   EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_NE(end.error_message().find("node stranger ended launch 7"), std::string::npos)
+  EXPECT_NE(end.error_message().find("node stranger answered launch 7"), std::string::npos)
       << end.error_message();
   const Reply reply = trainer.Result();
   EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
   EXPECT_NE(reply.message.find("stranger"), std::string::npos) << reply;
 }
 
-TEST_F(NodesTest, AGpuArenaThatNobodyAskedForEndsItsRank) {
+TEST_F(NodesTest, UnrequestedGpuArenaEndsItsRank) {
   Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
   ASSERT_TRUE(stranger.Await(v1::AttachResponse::kConnectEngine).has_value());
   trainer.Begin("barrier");
   v1::AttachRequest message;
-  // About a rank and a worker that there are not: ignored.
+  // This rank and this worker do not exist, so the messages are ignored.
   message.mutable_gpu_arena_mapped()->set_incarnation(1000);
   stranger.Say(message);
   message.mutable_worker_reply()->set_worker(9);
@@ -613,13 +618,13 @@ TEST_F(NodesTest, AGpuArenaThatNobodyAskedForEndsItsRank) {
   const Reply reply = trainer.Result();
   EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
   EXPECT_NE(reply.message.find("no layout on channel 1"), std::string::npos) << reply;
-  // Its node is still there, until it says what makes no sense.
+  // Its node stays connected until it sends an invalid message.
   message.mutable_worker_gone()->set_worker(9);
   stranger.Say(message);
   EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-TEST_F(NodesTest, AGpuArenaOnNoDeviceIsNoMemoryOfALayout) {
+TEST_F(NodesTest, GpuArenaWithoutADeviceEndsTheStream) {
   Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
@@ -631,8 +636,8 @@ TEST_F(NodesTest, AGpuArenaOnNoDeviceIsNoMemoryOfALayout) {
   EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-TEST_F(NodesTest, ANodeThatDetachesBeforeTheNodesMeetIsAnsweredByTheEndOfItsStream) {
-  Stranger stranger(coordinator());  // its job lacks rank 0
+TEST_F(NodesTest, DetachBeforeTheNodesMeetEndsTheStream) {
+  Stranger stranger(coordinator());  // rank 0 of its job never joins
   v1::AttachRequest message;
   message.mutable_rank_gone()->set_incarnation(5);
   stranger.Say(message);
@@ -642,7 +647,7 @@ TEST_F(NodesTest, ANodeThatDetachesBeforeTheNodesMeetIsAnsweredByTheEndOfItsStre
   EXPECT_TRUE(end.ok()) << end.error_message();
 }
 
-TEST_F(NodesTest, ANodeThatDetachesJoinsNoMore) {
+TEST_F(NodesTest, DetachingNodeCannotJoinAgain) {
   Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
@@ -656,7 +661,7 @@ TEST_F(NodesTest, ANodeThatDetachesJoinsNoMore) {
   reduce->set_count(100);
   reduce->set_op(v1::REDUCE_OP_AVERAGE);
   stranger.Say(message);
-  // Which it owes: it cannot be let go.
+  // The node owes the result of this launch, so its detaching cannot finish yet.
   ASSERT_TRUE(stranger.Await(v1::AttachResponse::kLaunch).has_value());
   message.mutable_rank_gone()->set_incarnation(5);
   stranger.Say(message);
@@ -672,7 +677,7 @@ TEST_F(NodesTest, ANodeThatDetachesJoinsNoMore) {
       << refused->DebugString();
 }
 
-TEST_F(NodesTest, AUserHasOnlySoManyJobsThatOtherNodesCoordinate) {
+TEST_F(NodesTest, JobsOfOtherCoordinatorsCountAgainstTheUserQuota) {
   std::vector<std::string> flags = Flags("127.0.0.3", "gamma");
   flags.emplace_back("--quota_jobs_per_user=2");
   const TestDaemon c(flags);
@@ -688,14 +693,14 @@ TEST_F(NodesTest, AUserHasOnlySoManyJobsThatOtherNodesCoordinate) {
   const Reply refused = join("third").second;
   EXPECT_EQ(refused.code, "RESOURCE_EXHAUSTED") << refused;
   EXPECT_NE(refused.message.find("quota_jobs_per_user"), std::string::npos) << refused;
-  // One that nobody needs any more takes none's place.
+  // A job that has ended does not count against the quota.
   first.first->Kill();
   ASSERT_TRUE(c.AwaitStatus([](const auto& now) { return now.remote_jobs_size() == 1; }));
   const Reply taken = join("third").second;
   EXPECT_TRUE(taken.ok()) << taken;
 }
 
-TEST_F(NodesTest, ADrainingAgentEndsItsSessions) {
+TEST_F(NodesTest, DrainingAgentEndsItsSessions) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
@@ -707,7 +712,7 @@ TEST_F(NodesTest, ADrainingAgentEndsItsSessions) {
   }
 }
 
-TEST_F(NodesTest, ADrainingAgentLetsARunningStepFinish) {
+TEST_F(NodesTest, DrainingAgentFinishesTheRunningStep) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");

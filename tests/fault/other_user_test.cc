@@ -1,5 +1,5 @@
-// Users of one node do not reach each other's jobs. Runs outside of Bazel's sandbox, in which root
-// can become nobody else.
+// Users of one node cannot reach each other's jobs. Runs outside Bazel's sandbox: inside it root
+// cannot become another user.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ class OtherUser : public testing::Test {
     if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
     ASSERT_EQ(chmod(daemon_.directory().path().c_str(), 0755), 0);
   }
-  // The other user is in the group of the sockets.
+  // Gives the sockets to a group that the other user is in.
   void LetIn() {
     for (const std::string& socket : {daemon_.socket(), daemon_.side_socket()}) {
       ASSERT_EQ(chown(socket.c_str(), 0, 12345), 0);
@@ -31,7 +31,7 @@ class OtherUser : public testing::Test {
   TestDaemon daemon_;
 };
 
-TEST_F(OtherUser, WithoutTheGroupsPermissionIsToldWhichOneItNeeds) {
+TEST_F(OtherUser, OutsideTheGroupGetsAnErrorThatNamesTheGroup) {
   Trainer trainer(daemon_, 0, 1);
   ASSERT_TRUE(trainer.Do(kOther).ok());
   const Reply reply = trainer.Join();
@@ -41,7 +41,7 @@ TEST_F(OtherUser, WithoutTheGroupsPermissionIsToldWhichOneItNeeds) {
   EXPECT_NE(reply.message.find("group root"), std::string::npos) << reply;
 }
 
-TEST_F(OtherUser, WithTheSameJobIdHasAJobOfItsOwnAndSeesNoOther) {
+TEST_F(OtherUser, WithTheSameJobIdHasASeparateJob) {
   LetIn();
   const auto mine = JoinedTrainers(daemon_, 2);
   ExpectAll(mine, "register");
@@ -54,7 +54,7 @@ TEST_F(OtherUser, WithTheSameJobIdHasAJobOfItsOwnAndSeesNoOther) {
   for (const auto& trainer : theirs) {
     const Reply reply = trainer->Receive();
     ASSERT_TRUE(reply.ok()) << reply;
-    EXPECT_EQ(reply.Field("generation"), "1") << "a job of its own, not the next of the other's";
+    EXPECT_EQ(reply.Field("generation"), "1") << "a separate job, not the next generation";
   }
   ExpectAll(theirs, "register count=500");
   ExpectAll(theirs, "step times=2");
@@ -64,7 +64,7 @@ TEST_F(OtherUser, WithTheSameJobIdHasAJobOfItsOwnAndSeesNoOther) {
   // Root sees both.
   EXPECT_EQ(daemon_.Status().jobs_size(), 2);
 
-  // The death of one user's rank is nothing to the other's.
+  // A lost rank of one user does not affect the other user's job.
   theirs[1]->Kill();
   EXPECT_EQ(theirs[0]->Do("barrier").reason, "RANK_LOST");
   ExpectAll(mine, "step");
@@ -82,7 +82,7 @@ TEST_F(OtherUser, CannotClaimANonceOfAnotherUser) {
                                 " socket=" + daemon_.side_socket());
   EXPECT_EQ(stolen.code, "PERMISSION_DENIED") << stolen;
   EXPECT_EQ(stolen.Field("descriptors"), "0");
-  EXPECT_NE(owner.Map(*assigned, daemon_.side_socket()), nullptr) << "the owner still can";
+  EXPECT_NE(owner.Map(*assigned, daemon_.side_socket()), nullptr) << "the owner can still claim it";
 }
 
 }  // namespace

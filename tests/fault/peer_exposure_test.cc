@@ -1,4 +1,5 @@
-// What a daemon that other nodes reach says of it, what it lets in, and what it never writes down.
+// A daemon that other nodes can reach: what it reports about that, which peers it accepts, and what
+// it never logs.
 
 #include <cstdlib>
 #include <string>
@@ -45,10 +46,10 @@ class Certificates {
     const std::string line = "cd " + folder_.path() + " && " + command + " 2>log";
     EXPECT_EQ(std::system(line.c_str()), 0) << command;  // NOLINT(cert-env33-c)
   }
-  const SocketDirectory folder_;
+  const TemporaryDirectory folder_;
 };
 
-TEST(PeerExposureTest, APortThatOthersReachWithoutTlsIsWarnedOf) {
+TEST(PeerExposureTest, ReachablePortWithoutTlsIsAWarning) {
   const TestDaemon daemon({"--peer_listen=0.0.0.0:0"});
   const v1::GetStatusResponse status = daemon.Status();
   ASSERT_EQ(status.warnings_size(), 1);
@@ -61,7 +62,7 @@ TEST(PeerExposureTest, APortThatOthersReachWithoutTlsIsWarnedOf) {
   }
 }
 
-TEST(PeerExposureTest, WithTlsGradientsAreStillSaidToBeInClearText) {
+TEST(PeerExposureTest, TlsStillReportsGradientsInClearText) {
   const Certificates certificates;
   std::vector<std::string> flags = certificates.Flags();
   flags.emplace_back("--peer_listen=0.0.0.0:0");
@@ -72,13 +73,13 @@ TEST(PeerExposureTest, WithTlsGradientsAreStillSaidToBeInClearText) {
   EXPECT_TRUE(Contains(daemon.Log(), "WARNING " + status.notices(0)));
 }
 
-TEST(PeerExposureTest, ALoopbackAddressNeedsNoWarning) {
+TEST(PeerExposureTest, LoopbackAddressNeedsNoWarning) {
   const TestDaemon daemon({"--peer_listen=127.0.0.1:0"});
   const v1::GetStatusResponse status = daemon.Status();
   EXPECT_EQ(status.warnings_size() + status.notices_size(), 0);
 }
 
-TEST(PeerExposureTest, ACoordinatorOnEveryAddressFindsTheOneThatTheOthersReach) {
+TEST(PeerExposureTest, CoordinatorOnEveryAddressFindsAReachableOne) {
   const TestDaemon alpha({"--peer_listen=0.0.0.0:0", "--node_name=alpha"});
   const TestDaemon beta({"--peer_listen=127.0.0.2:0", "--node_name=beta"});
   const std::string listens = alpha.Status().peer_address();
@@ -92,7 +93,7 @@ TEST(PeerExposureTest, ACoordinatorOnEveryAddressFindsTheOneThatTheOthersReach) 
   ExpectAll(trainers, "step times=2");
 }
 
-TEST(PeerExposureTest, NodesWithOneCertificateMeetAndOthersStayOut) {
+TEST(PeerExposureTest, OnlyNodesWithTheSharedCertificateMeet) {
   const Certificates certificates;
   const TwoNodes nodes(certificates.Flags(), certificates.Flags());
   const auto trainers = nodes.Join();
@@ -109,13 +110,13 @@ TEST(PeerExposureTest, NodesWithOneCertificateMeetAndOthersStayOut) {
   EXPECT_FALSE(Contains(nodes.alpha().Log(), "node=stranger"));
 }
 
-TEST(PeerExposureTest, ATokenIsInNoLog) {
+TEST(PeerExposureTest, TokenIsNeverLogged) {
   const std::vector<std::string> debug = {"--log_level=debug", "--require_token=true"};
   const TwoNodes nodes(debug, debug);
   const auto trainers = nodes.Join(4, "token=accepted-7c1f");
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
-  // Refused by the coordinator, and on its own node for want of one.
+  // The coordinator refuses a wrong token. The rank's own node refuses a missing one.
   const Reply refused = nodes.MakeRank(2, 4, "token=refused-93e0")->Join();
   EXPECT_EQ(refused.reason, "CREDENTIALS") << refused;
   EXPECT_FALSE(Contains(refused.message, "93e0")) << refused;
@@ -124,7 +125,7 @@ TEST(PeerExposureTest, ATokenIsInNoLog) {
   for (const int rank : {0, 1, 2}) EXPECT_FALSE(trainers[rank]->Do("barrier").ok());
   for (const TestDaemon* daemon : {&nodes.alpha(), &nodes.beta()}) {
     const std::string log = daemon->Log();
-    EXPECT_TRUE(Contains(log, "job=job")) << "the log tells of the job";
+    EXPECT_TRUE(Contains(log, "job=job")) << "the log names the job";
     EXPECT_FALSE(Contains(log, "accepted-7c1f")) << log;
     EXPECT_FALSE(Contains(log, "refused-93e0")) << log;
   }

@@ -4,13 +4,34 @@
 #include <chrono>
 #include <utility>
 
+#include "daemon/worker/worker.pb.h"
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
 
-// The set field of the message's `kind`; with that of what it carries.
+std::string KindOf(const google::protobuf::Message& message);
+
+template <class Embedded>
+std::string KindOfBytes(const std::string& bytes) {
+  Embedded message;
+  EXPECT_TRUE(message.ParseFromString(bytes));
+  return KindOf(message);
+}
+
+// The kind of a worker's message that this message embeds; "" if it embeds none.
+std::string EmbeddedKind(const google::protobuf::Message& message) {
+  if (const auto* const call = dynamic_cast<const v1::WorkerCall*>(&message)) {
+    return KindOfBytes<worker::Call>(call->call());
+  }
+  if (const auto* const reply = dynamic_cast<const v1::WorkerReply*>(&message)) {
+    return KindOfBytes<worker::Reply>(reply->reply());
+  }
+  return "";
+}
+
+// The name of the set field of the message's `kind`, and of the message that this one carries.
 std::string KindOf(const google::protobuf::Message& message) {
   const auto* const reflection = message.GetReflection();
   const auto* const kind = message.GetDescriptor()->FindOneofByName("kind");
@@ -18,10 +39,8 @@ std::string KindOf(const google::protobuf::Message& message) {
   if (field == nullptr) return "";
   if (field->message_type() == nullptr) return field->name();
   const auto& inner = reflection->GetMessage(message, field);
-  if (inner.GetDescriptor()->FindOneofByName("kind") != nullptr) {
-    const std::string carried = KindOf(inner);
-    return carried.empty() ? field->name() : field->name() + "." + carried;
-  }
+  const std::string embedded = EmbeddedKind(inner);
+  if (!embedded.empty()) return field->name() + "." + embedded;
   for (const char* carried : {"request", "response"}) {
     const auto* const rank = inner.GetDescriptor()->FindFieldByName(carried);
     if (rank != nullptr && rank->message_type() != nullptr) {
@@ -38,8 +57,9 @@ bool WirePoint::FromAgent() const {
   return v1::AttachRequest::descriptor()->FindFieldByName(field) != nullptr;
 }
 
-// One stream. Two chains, each with one message at a time: read from one side, write to the other.
-// Deletes itself when both sides are done.
+// Relays one stream. It has two chains, one per direction. Each chain reads a message from one
+// side, writes it to the other, and only then reads the next. Deletes itself when both sides are
+// done.
 class PeerProxy::Relay final
     : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse> {
  public:
@@ -103,7 +123,8 @@ class PeerProxy::Relay final
       up_.RemoveHold();
     });
   }
-  // Also if the agent is gone: what is not read holds up the end of the coordinator's call.
+  // Reads on even if the agent is lost: unread messages would delay the end of the coordinator's
+  // call.
   void OnWriteDone(bool) override { up_.StartRead(&response_); }
 
   // ---- The end
@@ -133,7 +154,7 @@ class PeerProxy::Relay final
   v1::AttachResponse response_;
   Up up_;
   std::mutex mutex_;
-  bool finished_ = false;  // Finish() was called: nothing more is read or written there
+  bool finished_ = false;  // Finish() was called: no more reads or writes on the agent's side
   int sides_ = 2;
 };
 
@@ -159,7 +180,7 @@ PeerProxy::~PeerProxy() {
   Release(/*deliver=*/false);
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
-  // The coordinator's ends of the calls.
+  // Waits until the coordinator's side of every call has ended.
   std::unique_lock<std::mutex> lock(mutex_);
   EXPECT_TRUE(changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs),
                                 [&] { return relays_ == 0; }));

@@ -1,5 +1,4 @@
-// Stands between two daemons and hands on what they say to each other; holds one message back for
-// as long as a test likes.
+// A proxy between two daemons that forwards their messages and can hold one of them.
 
 #ifndef TESTS_FAULT_PEER_PROXY_H_
 #define TESTS_FAULT_PEER_PROXY_H_
@@ -19,8 +18,8 @@
 
 namespace gradsync::fault {
 
-// The n-th message of its kind, from 1. Names tell the direction too: no kind has both.
-// "launch", "rank_request.end_step".
+// The n-th message of a kind, counted from 1. The kind implies the direction, because no kind
+// travels in both. Examples of kinds: "launch", "rank_request.end_step".
 struct WirePoint {
   std::string kind;
   int ordinal = 1;
@@ -34,32 +33,35 @@ struct WirePoint {
   }
 };
 
-// Agents take its address for the coordinator's. When one side of a stream ends, the other side
-// gets what was said before, then the end. Thread-safe. Threads: gRPC's.
+// Forwards the messages between a coordinator and the agents that connect to the proxy's address.
+// When one side of a stream ends, the other side gets all earlier messages, then the end.
+// Thread-safe; runs on gRPC's threads.
 class PeerProxy final : private v1::Peer::CallbackService {
  public:
-  // Hands on to the daemon at `coordinator`; holds the message at `point`.
+  // Forwards to the daemon at `coordinator` and holds the message at `point`, if any.
   PeerProxy(const std::string& coordinator, std::optional<WirePoint> point);
   PeerProxy(const PeerProxy&) = delete;
   PeerProxy& operator=(const PeerProxy&) = delete;
-  // Ends every stream. Nothing is held any more.
+  // Ends every stream and drops a held message.
   ~PeerProxy() override;
 
   const std::string& address() const { return address_; }
 
-  // Waits until the message is held, or `over` holds; true in the first case. `over` is looked at
-  // when Wake() is called.
+  // Waits until the message is held or `over` returns true. Returns true if the message is held.
+  // Wake() makes it check `over` again.
   bool AwaitHeld(const std::function<bool()>& over);
   void Wake();
-  // Lets the held message go: to the other side, or nowhere, with both sides' streams.
+  // Releases the held message. `deliver`: forwards it. Otherwise drops it and ends both sides of
+  // the stream.
   void Release(bool deliver);
 
-  // How many of each kind have passed, but for Ping and Pong, once there are so many at least.
+  // Waits until at least `counts` messages of each kind have passed. Returns how many have passed
+  // of each kind, except for Ping and Pong.
   std::map<std::string, int> AwaitPassed(const std::map<std::string, int>& counts);
 
  private:
   class Relay;
-  // What becomes of a message: called once, at once or by Release().
+  // Forwards or drops a message. Called exactly once, either at once or by Release().
   using Verdict = std::function<void(bool deliver)>;
 
   grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachResponse>* Attach(

@@ -1,4 +1,4 @@
-// Daemons that show each other certificates, and those that cannot.
+// Daemons with TLS: those with the right certificates connect, all others are refused.
 
 #include <cstdlib>
 #include <fstream>
@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
@@ -34,7 +34,7 @@ class Certificates {
   }
 
   std::string Path(const std::string& name) const { return directory_.File(name); }
-  // A daemon's flags: it shows the certificate of one authority and believes another.
+  // Flags for a daemon with a certificate of the authority `shown` that trusts `believed`.
   std::vector<std::string> Flags(const std::string& address, const std::string& shown,
                                  const std::string& believed) const {
     return {"--peer_listen=" + address + ":0",
@@ -48,7 +48,7 @@ class Certificates {
   static void Run(const std::string& command) {
     ASSERT_EQ(std::system((command + " 2>/dev/null").c_str()), 0) << command;
   }
-  SocketDirectory directory_;
+  TemporaryDirectory directory_;
 };
 
 class PeerTlsTest : public testing::Test {
@@ -75,9 +75,9 @@ TEST_F(PeerTlsTest, NodesOfOneAuthorityShareAJob) {
   ExpectAll(trainers, "step times=2");
 }
 
-// A daemon that shows a certificate of another authority, one that believes only another, and one
-// that has none.
-TEST_F(PeerTlsTest, OtherDaemonsAreRefusedInTime) {
+// Three daemons are refused: one has a certificate of another authority, one trusts only another
+// authority, and one has no certificate.
+TEST_F(PeerTlsTest, DaemonsOfAnotherAuthorityAreRefusedInTime) {
   std::vector<std::unique_ptr<TestDaemon>> daemons;
   daemons.push_back(
       std::make_unique<TestDaemon>(certificates_.Flags("127.0.0.3", "theirs", "ours")));
@@ -102,8 +102,8 @@ TEST_F(PeerTlsTest, OtherDaemonsAreRefusedInTime) {
   EXPECT_EQ(a_.Status().jobs_size(), 0);
 }
 
-TEST_F(PeerTlsTest, AStrangerWithoutACertificateIsRefused) {
-  // With TLS 1.2 the handshake itself fails; with 1.3 it is the first read that does.
+TEST_F(PeerTlsTest, ClientWithoutACertificateIsRefused) {
+  // With TLS 1.2 the handshake fails. With TLS 1.3 only the first read would fail.
   const std::string call = "timeout 20 openssl s_client -tls1_2 -alpn h2 -connect " +
                            coordinator() + " -CAfile " + certificates_.Path("ours.ca.pem");
   const auto shown = [&](const std::string& name) {

@@ -10,7 +10,8 @@
 #include <utility>
 
 #include "google/rpc/error_details.pb.h"
-#include "tests/fault/deadline.h"
+#include "proto/gradsync/limits.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 
@@ -95,7 +96,7 @@ bool RawMemory::Populate() {
 RawSession::RawSession(const std::string& socket) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // A window that does not grow: who does not read is soon sent nothing.
+  // The window does not grow, so the daemon can soon send no more to a client that does not read.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65536);
   arguments.SetMaxSendMessageSize(-1);
@@ -151,8 +152,8 @@ v1::SessionRequest RawSession::OpenRequest(std::uint32_t rank, std::uint32_t wor
                                            const std::string& job) {
   v1::SessionRequest request;
   v1::OpenSession& open = *request.mutable_open_session();
-  open.mutable_protocol()->set_oldest(1);
-  open.mutable_protocol()->set_newest(3);
+  open.mutable_protocol()->set_oldest(kProtocolOldest);
+  open.mutable_protocol()->set_newest(kProtocolNewest);
   open.set_shared_memory_abi(kSharedMemoryAbi);
   open.set_job_id(job);
   open.set_rank(rank);

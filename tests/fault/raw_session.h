@@ -1,4 +1,4 @@
-// A client of the daemon's protocol that has none of the client library's scruples.
+// A client of the daemon's protocol without the checks of the client library.
 
 #ifndef TESTS_FAULT_RAW_SESSION_H_
 #define TESTS_FAULT_RAW_SESSION_H_
@@ -13,11 +13,11 @@
 
 #include "gradsync/shared_memory.h"
 #include "gradsync/v1/gradsync.grpc.pb.h"
-#include "tests/fault/child_process.h"
+#include "tests/kit/child_process.h"
 
 namespace gradsync::fault {
 
-// A status with what its google.rpc.ErrorInfo says.
+// A status with the contents of its google.rpc.ErrorInfo.
 struct RawStatus {
   int code = 0;
   std::string message;
@@ -35,7 +35,7 @@ struct FdAnswer {
   std::string message;
   std::vector<Descriptor> descriptors;
 };
-// Sends `bytes` as one packet.
+// Sends `bytes` as one packet and returns the answer.
 FdAnswer AskSideSocket(const std::string& path, const std::string& bytes);
 // A well-formed FdRequest.
 std::string FdRequestBytes(const std::string& nonce);
@@ -58,7 +58,8 @@ class RawMemory {
   char* data_;
 };
 
-// One stream on a connection of its own. Every read has the deadline of the call.
+// One session stream on a connection of its own. A read fails at the deadline of the call. Not
+// thread-safe.
 class RawSession {
  public:
   explicit RawSession(const std::string& socket);
@@ -68,26 +69,25 @@ class RawSession {
 
   // False once the stream has ended.
   bool Send(const v1::SessionRequest& request);
-  // The next message, lease questions answered and left out; nothing at the stream's end.
+  // Returns the next message, or nothing at the stream's end. Answers lease questions and skips
+  // them.
   std::optional<v1::SessionResponse> Receive();
-  // Drops messages until one of `kind`; nothing at the stream's end.
+  // Skips messages until one of `kind`. Returns nothing at the stream's end.
   std::optional<v1::SessionResponse> Await(v1::SessionResponse::KindCase kind);
-  // Reads to the end and returns it.
+  // Reads to the end of the stream and returns its status.
   RawStatus End();
   void Cancel() { context_.TryCancel(); }
-  // The call's metadata and messages, before anything is sent.
-  grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>& stream() { return *stream_; }
 
-  // ---- Short forms of Send.
+  // ---- Short forms of Send().
   static v1::SessionRequest OpenRequest(std::uint32_t rank, std::uint32_t world_size,
                                         const std::string& job);
-  // Open, and its answer.
+  // Opens the session and returns the answer.
   std::optional<v1::SessionOpened> Open(std::uint32_t rank, std::uint32_t world_size,
                                         const std::string& job);
   static v1::SessionRequest LayoutRequest(std::size_t buckets, std::uint64_t count,
                                           const std::string& name = "default");
   std::optional<v1::LayoutAssigned> Register(const v1::SessionRequest& request);
-  // Claims, maps and populates the arena; keeps it. Null on failure.
+  // Claims and maps the arena. `populate`: touches all its pages too. Null on failure.
   std::shared_ptr<RawMemory> Map(const v1::LayoutAssigned& assigned, const std::string& side_socket,
                                  bool populate = true);
   // The semaphores of the last Map().

@@ -1,5 +1,5 @@
-// Calls and messages that break the rules of a step: the client library refuses them before they
-// are sent, the daemon refuses them from whoever sends them.
+// Calls and messages that break the rules of a step. The client library refuses them before it
+// sends anything. The daemon refuses them from any client.
 
 #include <linux/falloc.h>
 
@@ -9,9 +9,9 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
@@ -20,14 +20,14 @@ constexpr int kInvalidArgument = 3;
 constexpr int kFailedPrecondition = 9;
 constexpr int kAborted = 10;
 
-// ---- By the client library
+// ---- Refusals by the client library
 
 class LocalRefusal : public testing::Test {
  protected:
   LocalRefusal() : trainers_(JoinedTrainers(daemon_, 2)) {
     ExpectAll(trainers_, "register buckets=2");
   }
-  // Whatever was refused, the step goes on and is right.
+  // The step continues after a refused call, and its result is right.
   void FinishStep() {
     for (const char* call : {"mark 1 0", "mark 1 1", "end 1"}) DoAll(trainers_, call);
     ExpectAll(trainers_, "wait 1");
@@ -45,7 +45,7 @@ class LocalRefusal : public testing::Test {
   const std::vector<std::unique_ptr<Trainer>> trainers_;
 };
 
-TEST_F(LocalRefusal, OfASecondMarkReadyNamesStepAndBucket) {
+TEST_F(LocalRefusal, SecondMarkReadyNamesStepAndBucket) {
   ASSERT_TRUE(trainers_[0]->Do("mark 1 1").ok());
   const Reply reply = Refused("mark 1 1", "FAILED_PRECONDITION", "ALREADY_READY");
   EXPECT_EQ(reply.Field("step"), "1");
@@ -53,7 +53,7 @@ TEST_F(LocalRefusal, OfASecondMarkReadyNamesStepAndBucket) {
   FinishStep();
 }
 
-TEST_F(LocalRefusal, OfAnUnknownBucketNamesIt) {
+TEST_F(LocalRefusal, UnknownBucketIsNamed) {
   const Reply reply = Refused("mark 1 2", "INVALID_ARGUMENT", "UNKNOWN_BUCKET");
   EXPECT_EQ(reply.Field("bucket"), "2");
   EXPECT_NE(reply.message.find("the layout has 2"), std::string::npos) << reply;
@@ -61,18 +61,18 @@ TEST_F(LocalRefusal, OfAnUnknownBucketNamesIt) {
   FinishStep();
 }
 
-TEST_F(LocalRefusal, OfAStaleStepNamesTheNextOne) {
+TEST_F(LocalRefusal, StaleStepNamesTheNextOne) {
   ExpectAll(trainers_, "step");
   const Reply reply = Refused("mark 1 0", "FAILED_PRECONDITION", "STALE_STEP");
   EXPECT_EQ(reply.Field("step"), "1");
-  EXPECT_NE(reply.message.find("the next one is 2"), std::string::npos) << reply;
+  EXPECT_NE(reply.message.find("the next step is 2"), std::string::npos) << reply;
   Refused("end 1", "FAILED_PRECONDITION", "STALE_STEP");
   Refused("abandon 1 x", "FAILED_PRECONDITION", "STALE_STEP");
   ExpectAll(trainers_, "step");
   ExpectAll(trainers_, "leave");
 }
 
-TEST_F(LocalRefusal, OfCallsOutOfOrderChangesNothing) {
+TEST_F(LocalRefusal, CallsOutOfOrderChangeNothing) {
   Refused("mark 2 0", "FAILED_PRECONDITION", "PROTOCOL_VIOLATION");
   Refused("wait 2", "FAILED_PRECONDITION", "PROTOCOL_VIOLATION");
   const Reply early = Refused("end 1", "FAILED_PRECONDITION", "PROTOCOL_VIOLATION");
@@ -85,7 +85,7 @@ TEST_F(LocalRefusal, OfCallsOutOfOrderChangesNothing) {
   FinishStep();
 }
 
-// ---- By the daemon. Rank 0 breaks the rules, rank 1 keeps them and is told.
+// ---- Refusals by the daemon. Rank 0 breaks the rules. Rank 1 keeps them and learns of it.
 
 struct Wrong {
   const char* name;
@@ -93,7 +93,7 @@ struct Wrong {
   std::function<void(RawSession*)> send;
   int code;
   const char* reason;
-  // In the message to rank 0, and through "known because" in that to rank 1.
+  // Part of the message to rank 0. The message to rank 1 quotes it after "known because".
   const char* says;
 };
 
@@ -103,7 +103,7 @@ v1::SessionRequest RequestWith(const std::function<void(v1::SessionRequest*)>& f
   return request;
 }
 
-// A step of both ranks, so that step 1 is decided.
+// Runs a step of both ranks, so that step 1 is decided.
 void FinishFirstStep(RawSession* rank0, RawSession* rank1) {
   for (RawSession* rank : {rank0, rank1}) {
     ASSERT_TRUE(rank->Ready(1, 1, {0, 1}));
@@ -118,7 +118,7 @@ void FinishFirstStep(RawSession* rank0, RawSession* rank1) {
 
 class WireRefusal : public testing::TestWithParam<Wrong> {};
 
-TEST_P(WireRefusal, EndsTheSessionAndNamesTheBreach) {
+TEST_P(WireRefusal, EndsTheSessionAndNamesTheBrokenRule) {
   TestDaemon daemon;
   RawSession rank0(daemon.socket()), rank1(daemon.socket());
   std::vector<std::shared_ptr<RawMemory>> arenas;
@@ -145,7 +145,7 @@ TEST_P(WireRefusal, EndsTheSessionAndNamesTheBreach) {
   EXPECT_EQ(other.reason, "RANK_LOST") << other;
   EXPECT_EQ(other.Field("rank"), "0") << other;
   EXPECT_NE(other.message.find(GetParam().says), std::string::npos) << other;
-  // The daemon serves on.
+  // The daemon continues to serve.
   const auto trainers = JoinedTrainers(daemon, 2, "next");
   ExpectAll(trainers, "register");
   ExpectAll(trainers, "step");
@@ -313,7 +313,7 @@ const Wrong kWrongs[] = {
 INSTANTIATE_TEST_SUITE_P(Daemon, WireRefusal, testing::ValuesIn(kWrongs),
                          [](const auto& one) { return std::string(one.param.name); });
 
-// ---- What the first message may be
+// ---- Refusals of the first message
 
 struct WrongOpen {
   const char* name;
@@ -325,7 +325,7 @@ struct WrongOpen {
 
 class OpenRefusal : public testing::TestWithParam<WrongOpen> {};
 
-TEST_P(OpenRefusal, NamesTheFieldAndLeavesNothing) {
+TEST_P(OpenRefusal, NamesTheFieldAndKeepsNoState) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
   v1::SessionRequest request = RawSession::OpenRequest(0, 2, "job");
@@ -390,7 +390,7 @@ INSTANTIATE_TEST_SUITE_P(Daemon, OpenRefusal, testing::ValuesIn(kWrongOpens),
 
 // ---- Arenas
 
-TEST(Arena, ThatIsNotPopulatedIsRefusedAtArenaMapped) {
+TEST(Arena, NotPopulatedIsRefusedAtArenaMapped) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
@@ -406,7 +406,7 @@ TEST(Arena, ThatIsNotPopulatedIsRefusedAtArenaMapped) {
   EXPECT_EQ(end.Field("rank"), "0") << end;
 }
 
-TEST(Arena, ThatIsNotMappedIsRefusedAtBucketReady) {
+TEST(Arena, NotMappedIsRefusedAtBucketReady) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
@@ -419,7 +419,8 @@ TEST(Arena, ThatIsNotMappedIsRefusedAtBucketReady) {
   EXPECT_NE(end.message.find("is not populated"), std::string::npos) << end;
 }
 
-// A reduction would fill the hole at the daemon's expense, and no later check would see it.
+// A reduction would fill the hole with memory charged to the daemon, and no later check would see
+// it.
 TEST(Arena, WithAHoleIsRefusedAtBucketReady) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
@@ -437,7 +438,7 @@ TEST(Arena, WithAHoleIsRefusedAtBucketReady) {
   EXPECT_EQ(end.reason, "ARENA_NOT_POPULATED") << end;
 }
 
-TEST(Arena, WithAHoleIsRefusedAndTheOthersAreTold) {
+TEST(Arena, WithAHoleIsRefusedAndReportedToTheOthers) {
   TestDaemon daemon;
   Trainer good(daemon, 1, 2);
   good.Send(good.join());
@@ -469,7 +470,7 @@ TEST(Arena, WithAHoleIsRefusedAndTheOthersAreTold) {
   EXPECT_EQ(reply.Field("rank"), "0") << reply;
 }
 
-TEST(Layout, ThatIsMalformedIsRefusedAndTheSessionLivesOn) {
+TEST(Layout, MalformedIsRefusedAndTheSessionSurvives) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());

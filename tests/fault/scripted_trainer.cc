@@ -1,38 +1,40 @@
-// A trainer that does what it reads on standard input, one command a line, and answers each with
-// one line of NAME=VALUE separated by tabs: code, reason, message, start_ns, end_ns
-// (CLOCK_MONOTONIC around the call) and whatever else the command says.
+// A trainer that reads commands from standard input, one per line. It answers each with one line of
+// NAME=VALUE separated by tabs: code, reason, message, start_ns, end_ns (CLOCK_MONOTONIC around the
+// call) and the fields of the command.
 //
 //   join socket=S rank=N world=N job=J [token=T] [policy=hold|continue] [divisor=world]
 //        [step_timeout_ms=N] [connect_timeout_ms=N] [coordinator=HOST:PORT]
-//   exact_step PER_NODE[,...] [wire=bfloat16]  a step of float32 that do not add up exactly, with
-//                                          PER_NODE ranks on each node in their order, whose sums
-//                                          travel as bfloat16 or as they are: every bit is compared
+//   exact_step PER_NODE[,...] [wire=bfloat16]  a step of float32 values whose sums round; every bit
+//                                          of the result is compared. PER_NODE: ranks on each node,
+//                                          in order. wire: the type between nodes, else float32
 //   register [layout=L] [buckets=N] [count=N] [dtype=D] [op=sum] [timeout_ms=N]
 //            [parameters=a:2x3,b:4]
-//   replace ...                            as register, in the place of the layout of that name
+//   replace ...                            as register, but replaces the layout of that name
 //   next [layout=L]                        field "step"
 //   mark STEP BUCKET
 //   end STEP
 //   abandon STEP WHY
 //   wait STEP [timeout_ms=N] [ranks=0,2]
 //   wait_bucket STEP BUCKET [timeout_ms=N]
-//   step [layout=L] [ranks=0,2] [times=N]  whole steps, from next_step() on
+//   step [layout=L] [ranks=0,2] [times=N]  runs whole steps, from next_step() on
 //   give_up_step                           abandons the step and waits for its verdict
 //   barrier [timeout_ms=N]
 //   broadcast BYTES ROOT
 //   allreduce COUNT [offset=N]
 //   leave | leave_stay | drop
-//   fork | raw_fork                        a child that holds every descriptor until the test ends;
-//                                          raw: behind the back of pthread_atfork's handlers
-//   fork_calls                             a child that tries every call and exits; fields say what
-//   async COMMAND | result                 runs it on a thread
-//   become UID                             user and group
-//   raw_open | raw_register                as join and register, without the library, not mapped
+//   fork | raw_fork                        makes a child that holds every descriptor until the test
+//                                          ends; raw: without pthread_atfork's handlers
+//   fork_calls                             makes a child that tries every call and exits; the
+//                                          fields show the results
+//   async COMMAND | result                 runs COMMAND on a thread | waits for its result
+//   become UID                             changes user and group
+//   raw_open | raw_register                as join and register, without the library or a mapping
 //   claim NONCE_HEX socket=S               asks the side socket S
-//   jobs socket=S                          field "jobs": those that GetStatus shows
+//   jobs socket=S                          field "jobs": the jobs that GetStatus shows, each as
+//                                          JOB/UID/SESSIONS
 //
-// A mark writes the bucket first, and a wait that says OK is believed only if every element is the
-// reduction of what the ranks wrote: otherwise its code is WRONG.
+// `mark` writes the bucket first. `wait` compares every element with the reduction of what the
+// ranks wrote, and returns the code WRONG if one differs.
 
 #include <fcntl.h>
 #include <grp.h>
@@ -65,13 +67,13 @@
 #include "absl/strings/str_split.h"
 #include "gradsync/client.h"
 #include "gradsync/v1/introspection.grpc.pb.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/raw_session.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
 
-constexpr int kLifeline = 3;  // readable, with nothing to read, when the test is over
+constexpr int kLifeline = 3;  // a descriptor that reaches its end when the test ends
 
 using Answer = std::vector<std::pair<std::string, std::string>>;
 
@@ -79,7 +81,7 @@ struct Command {
   std::string name;
   std::vector<std::string> words;              // without "="
   std::map<std::string, std::string> options;  // NAME=VALUE
-  std::string rest;                            // behind the name
+  std::string rest;                            // the text after the name
 
   std::string Option(const std::string& name_of, const std::string& otherwise) const {
     const auto found = options.find(name_of);
@@ -133,13 +135,14 @@ void AddStatus(const absl::Status& status, Answer* answer) {
   answer->emplace_back("code", absl::StatusCodeToString(status.code()));
   answer->emplace_back("reason", ErrorReason(status));
   answer->emplace_back("message", std::string(status.message()));
-  for (const char* field : {"job", "rank", "other_rank", "channel", "step", "bucket", "node"}) {
-    const std::string value = ErrorField(status, field);
-    if (!value.empty()) answer->emplace_back(field, value);
+  for (const FieldName name : {field::kJob, field::kRank, field::kOtherRank, field::kChannel,
+                               field::kStep, field::kBucket, field::kNode}) {
+    const std::string value = ErrorField(status, name);
+    if (!value.empty()) answer->emplace_back(std::string(name.text()), value);
   }
 }
 
-// ---- What the ranks write, and what comes out. Small enough to be exact in every dtype.
+// ---- What the ranks write and what they expect. The values are exact in every dtype.
 
 double Written(std::uint32_t rank, std::uint64_t step, std::size_t bucket, std::uint64_t i) {
   return (rank + 1.0) * static_cast<double>((step + bucket + i) % 8 + 1);
@@ -211,7 +214,7 @@ std::uint32_t BitsOf(float value) {
   return bits;
 }
 
-// To nearest even.
+// Rounds to nearest, ties to even.
 float RoundedToBfloat16(float value) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -247,7 +250,7 @@ std::vector<std::uint64_t> ShapeOf(const std::string& text) {
 struct LayoutUse {
   std::unique_ptr<Layout> layout;
   ReduceOp op = ReduceOp::kAverage;
-  // Step and bucket of every mark: from there on the bucket is the daemon's.
+  // Step and bucket of every mark. From the mark on the bucket belongs to the daemon.
   std::set<std::pair<std::uint64_t, std::size_t>> marked;
 };
 
@@ -333,7 +336,7 @@ absl::Status Rank::CheckAll(const LayoutUse& use, std::uint64_t step,
   return absl::OkStatus();
 }
 
-// What the step's result says of the buckets is what they hold.
+// Checks the gradient statistics in the step's result against the contents of the buckets.
 absl::Status Rank::CheckNumbers(const LayoutUse& use, const StepResult& result) {
   if (result.numbers.size() != use.layout->bucket_count()) {
     return absl::DataLossError(absl::StrCat("numbers of ", result.numbers.size(), " buckets"));
@@ -345,7 +348,7 @@ absl::Status Rank::CheckNumbers(const LayoutUse& use, const StepResult& result) 
       const double value = Load(view.dtype, view.data, i);
       sum += value * value;
     }
-    const BucketNumbers& numbers = result.numbers[bucket];
+    const GradientStats& numbers = result.numbers[bucket];
     if (std::abs(numbers.sum_of_squares - sum) > 1e-5 * sum || numbers.non_finite != 0) {
       return absl::DataLossError(absl::StrCat(
           "step ", result.step, ", bucket ", bucket, ": sum of squares ", numbers.sum_of_squares,
@@ -653,7 +656,7 @@ absl::Status Rank::Call(const Command& command, Answer* answer) {
     if (setgroups(0, nullptr) != 0 || setresgid(id, id, id) != 0 || setresuid(id, id, id) != 0) {
       return absl::ErrnoToStatus(errno, "setresuid");
     }
-    prctl(PR_SET_DUMPABLE, 1);  // LeakSanitizer attaches to itself
+    prctl(PR_SET_DUMPABLE, 1);  // LeakSanitizer must attach to this process
     return absl::OkStatus();
   }
   if (name == "raw_open" || name == "raw_register" || name == "claim" || name == "jobs") {
@@ -663,7 +666,7 @@ absl::Status Rank::Call(const Command& command, Answer* answer) {
     const pid_t child =
         name == "fork" ? fork() : static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
     if (child == 0) {
-      // Like a data loader's worker: it outlives its parent, with all that it inherited.
+      // Like a data loader's worker, it outlives its parent and keeps all inherited descriptors.
       char byte = 0;
       while (read(kLifeline, &byte, 1) < 0) {
       }

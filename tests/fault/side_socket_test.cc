@@ -1,5 +1,4 @@
-// The side socket gives descriptors to the session's own process, once, and nothing to anybody
-// else.
+// The side socket gives descriptors once, and only to the session's own process.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -10,9 +9,9 @@
 
 #include "absl/strings/escaping.h"
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
@@ -21,7 +20,7 @@ constexpr std::uint32_t kInvalidArgument = 3;
 constexpr std::uint32_t kNotFound = 5;
 constexpr std::uint32_t kFailedPrecondition = 9;
 
-// A connected socket of `type`.
+// Returns a connected socket of `type`.
 Descriptor Connect(const std::string& path, int type) {
   Descriptor fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
@@ -31,7 +30,7 @@ Descriptor Connect(const std::string& path, int type) {
   return fd;
 }
 
-// After anything: a job of two trainers runs from its first to its last call.
+// Checks that the daemon still serves a complete job of two trainers.
 void ExpectServesOn(const TestDaemon& daemon) {
   const auto trainers = JoinedTrainers(daemon, 2, "afterwards");
   ExpectAll(trainers, "register");
@@ -40,7 +39,7 @@ void ExpectServesOn(const TestDaemon& daemon) {
   ExpectAll(trainers, "leave");
 }
 
-TEST(SideSocket, RefusesWhatIsNoRequestAndSaysWhatItExpects) {
+TEST(SideSocket, RefusesMalformedRequestsAndSaysWhatItExpects) {
   TestDaemon daemon;
   std::mt19937 random(1);
   const std::string good = FdRequestBytes(std::string(kNonceBytes, 'x'));
@@ -55,7 +54,7 @@ TEST(SideSocket, RefusesWhatIsNoRequestAndSaysWhatItExpects) {
     const FdAnswer answer = AskSideSocket(daemon.side_socket(), packet);
     ASSERT_TRUE(answer.answered);
     EXPECT_EQ(answer.status, kInvalidArgument);
-    EXPECT_NE(answer.message.find("one FdRequest is expected"), std::string::npos);
+    EXPECT_NE(answer.message.find("expects one FdRequest"), std::string::npos);
     EXPECT_TRUE(answer.descriptors.empty());
   }
   ExpectServesOn(daemon);
@@ -70,7 +69,7 @@ TEST(SideSocket, RefusesAnotherAbi) {
   EXPECT_NE(answer.message.find("shared-memory ABI 77"), std::string::npos) << answer.message;
 }
 
-TEST(SideSocket, OutlivesClientsThatSayNothingOrLeave) {
+TEST(SideSocket, SurvivesSilentAndLeavingClients) {
   TestDaemon daemon;
   std::vector<Descriptor> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(Connect(daemon.side_socket(), SOCK_SEQPACKET));
@@ -80,7 +79,7 @@ TEST(SideSocket, OutlivesClientsThatSayNothingOrLeave) {
   ExpectServesOn(daemon);
 }
 
-TEST(Nonce, BringsItsDescriptorsOnceAndToItsOwnProcessAlone) {
+TEST(Nonce, ReturnsItsDescriptorsOnceAndOnlyToItsProcess) {
   TestDaemon daemon;
   RawSession owner(daemon.socket());
   ASSERT_TRUE(owner.Open(0, 1, "job").has_value());
@@ -107,7 +106,7 @@ TEST(Nonce, BringsItsDescriptorsOnceAndToItsOwnProcessAlone) {
   EXPECT_TRUE(again.descriptors.empty());
 }
 
-TEST(Nonce, DiesWithItsSession) {
+TEST(Nonce, EndsWithItsSession) {
   TestDaemon daemon;
   std::string nonce;
   {
@@ -120,15 +119,15 @@ TEST(Nonce, DiesWithItsSession) {
   EXPECT_EQ(AskSideSocket(daemon.side_socket(), FdRequestBytes(nonce)).status, kNotFound);
 }
 
-TEST(GrpcSocket, OutlivesGarbage) {
+TEST(GrpcSocket, SurvivesGarbage) {
   TestDaemon daemon;
   std::mt19937 random(2);
   const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
   std::vector<std::string> openings = {
       "GET / HTTP/1.1\r\n\r\n", preface.substr(0, 10), preface,
-      // SETTINGS of a length that does not come.
+      // SETTINGS whose announced bytes never arrive.
       preface + std::string("\0\xff\xff\4\0\0\0\0\0", 9),
-      // HEADERS that end in the middle.
+      // HEADERS that end too early.
       preface + std::string("\0\0\0\4\0\0\0\0\0", 9) + std::string("\0\0\x20\1\4\0\0\0\1\x82", 10)};
   for (int i = 0; i < 60; ++i) {
     std::string bytes = i % 2 == 0 ? preface + std::string("\0\0\0\4\0\0\0\0\0", 9) : "";
@@ -139,7 +138,7 @@ TEST(GrpcSocket, OutlivesGarbage) {
   std::vector<Descriptor> open;
   for (const std::string& bytes : openings) {
     open.push_back(Connect(daemon.socket(), SOCK_STREAM));
-    // The daemon may have hung up already.
+    // The daemon may have closed the connection already.
     if (send(open.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) continue;
     if (open.size() > 20) open.erase(open.begin());
   }
@@ -148,7 +147,7 @@ TEST(GrpcSocket, OutlivesGarbage) {
   ExpectServesOn(daemon);
 }
 
-TEST(GrpcSocket, TakesNoSeqpacketAndTheSideSocketNoStream) {
+TEST(Sockets, RefuseTheOtherSocketType) {
   TestDaemon daemon;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -160,7 +159,7 @@ TEST(GrpcSocket, TakesNoSeqpacketAndTheSideSocketNoStream) {
 
 // ---- Tokens
 
-TEST(Token, MissingIsRefusedWhereOneIsRequired) {
+TEST(Token, MissingIsRefusedIfRequired) {
   TestDaemon daemon({"--require_token=true"});
   Trainer without(daemon, 0, 1);
   const Reply reply = without.Join();
@@ -171,7 +170,7 @@ TEST(Token, MissingIsRefusedWhereOneIsRequired) {
   EXPECT_TRUE(with.Join().ok());
 }
 
-TEST(Token, OfAnotherTextIsAnotherJobAndIsNeverLogged) {
+TEST(Token, DifferentOneMakesAnotherJobAndIsNeverLogged) {
   TestDaemon daemon({"--log_level=debug"});
   const auto red = JoinedTrainers(daemon, 2, "job", "token=crimson");
   const auto blue = JoinedTrainers(daemon, 2, "job", "token=azure");

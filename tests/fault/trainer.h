@@ -1,4 +1,4 @@
-// A rank of a job as a process of its own, told what to do line by line.
+// A rank of a job as a separate process that executes commands.
 
 #ifndef TESTS_FAULT_TRAINER_H_
 #define TESTS_FAULT_TRAINER_H_
@@ -8,18 +8,18 @@
 #include <string>
 #include <vector>
 
-#include "tests/fault/child_process.h"
-#include "tests/fault/test_daemon.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/test_daemon.h"
 
 namespace gradsync::fault {
 
-// What one command came to.
+// The result of one command.
 struct Reply {
-  std::string code = "NONE";  // as absl spells it; NONE: no answer
+  std::string code = "NONE";  // a name of absl::StatusCode or the trainer's own; NONE: no answer
   std::string reason;
   std::string message;
   std::map<std::string, std::string> fields;
-  // Around the call, inside the trainer. CLOCK_MONOTONIC nanoseconds.
+  // Times around the call, taken inside the trainer. CLOCK_MONOTONIC nanoseconds.
   std::uint64_t start_ns = 0;
   std::uint64_t end_ns = 0;
 
@@ -28,17 +28,18 @@ struct Reply {
 };
 std::ostream& operator<<(std::ostream& out, const Reply& reply);
 
+// A process that runs scripted_trainer.cc. Not thread-safe. The destructor ends the process.
 class Trainer {
  public:
-  // Starts the process; nothing is joined yet. `options` is added to every join ("divisor=world").
+  // Starts the process but does not join. `options` is added to every join ("divisor=world").
   Trainer(const TestDaemon& daemon, std::uint32_t rank, std::uint32_t world_size,
           const std::string& job = "job", const std::string& options = "");
-  // For another socket than a TestDaemon's.
+  // For a socket that is not a TestDaemon's.
   Trainer(const std::string& socket, std::uint32_t rank, std::uint32_t world_size,
           const std::string& job, const std::string& options,
           const std::vector<std::string>& command_prefix = {});
 
-  // Runs one command (see scripted_trainer.cc) and waits for what it comes to.
+  // Runs one command (see scripted_trainer.cc) and waits for its result.
   Reply Do(const std::string& command);
   // The two halves of Do().
   void Send(const std::string& command);
@@ -55,9 +56,9 @@ class Trainer {
   void Signal(int number) const { process_->Signal(number); }
   // Returns the time just before SIGKILL.
   std::uint64_t Kill() { return process_->Kill(); }
-  // Tells it to end; its exit code, or -1.
+  // Makes the process exit. Returns its exit code, or -1.
   int Quit();
-  // Lets forked children end.
+  // Makes forked children exit.
   void ReleaseChildren() { lifeline_.Close(); }
 
  private:
@@ -68,7 +69,7 @@ class Trainer {
   std::unique_ptr<ChildProcess> process_;
 };
 
-// Ranks 0 to n-1 of one job, joined.
+// Returns ranks 0 to world_size - 1 of one job, joined.
 std::vector<std::unique_ptr<Trainer>> JoinedTrainers(const TestDaemon& daemon,
                                                      std::uint32_t world_size,
                                                      const std::string& job = "job",

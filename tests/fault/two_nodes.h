@@ -1,4 +1,4 @@
-// Two nodes: a daemon each, on a loopback address of its own, and the ranks of a job on both.
+// Two nodes and the ranks of a job on both. Each node has a daemon on its own loopback address.
 
 #ifndef TESTS_FAULT_TWO_NODES_H_
 #define TESTS_FAULT_TWO_NODES_H_
@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "tests/fault/test_daemon.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/test_daemon.h"
 
 namespace gradsync::fault {
 
-// Node alpha coordinates: it has ranks 0 and 1; beta has the others.
+// Node alpha is the coordinator's and has ranks 0 and 1. Node beta has the others.
 class TwoNodes {
  public:
   static constexpr std::uint32_t kPerNode = 2;
@@ -27,10 +27,10 @@ class TwoNodes {
   const TestDaemon& beta() const { return beta_; }
   std::string coordinator() const { return alpha_.Status().peer_address(); }
 
-  // Started, not joined. `options` as of Trainer.
+  // Starts a rank but does not join. `options`: as for Trainer.
   std::unique_ptr<Trainer> MakeRank(std::uint32_t rank, std::uint32_t world,
                                     const std::string& options = "") const;
-  // All ranks of job "job", joined.
+  // Returns all ranks of job "job", joined.
   std::vector<std::unique_ptr<Trainer>> Join(std::uint32_t world = 4,
                                              const std::string& options = "") const;
 

@@ -1,5 +1,5 @@
-// Thousands of sessions' worth of nonsense through raw streams: the daemon neither dies nor hangs,
-// holds nothing afterwards, and serves a good job.
+// Sends random messages through thousands of raw sessions. The daemon must not crash or hang, must
+// free everything afterwards, and must serve a correct job all the while.
 
 #include <cstdio>
 #include <memory>
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
@@ -25,7 +25,7 @@ class Fuzzer {
 
   std::uint64_t Below(std::uint64_t bound) { return random_() % bound; }
 
-  // Mostly small, sometimes at an edge.
+  // Returns mostly small numbers, sometimes one at the end of a range.
   std::uint64_t Number() {
     static constexpr std::uint64_t kEdges[] = {0,
                                                1,
@@ -133,7 +133,8 @@ class Fuzzer {
     return request;
   }
 
-  // Flips bytes of the message as it is on the wire; what is no message any more stays as it was.
+  // Flips bytes of the serialized message. If the result does not parse, the message stays as it
+  // was.
   void Mutate(v1::SessionRequest* request) {
     std::string bytes = request->SerializeAsString();
     for (std::uint64_t i = 1 + Below(3); i > 0 && !bytes.empty(); --i) {
@@ -147,7 +148,7 @@ class Fuzzer {
   std::mt19937_64 random_;
 };
 
-// A session as far as steps of a layout of its own, so that mutations reach what lies behind.
+// Opens a session with a layout of its own and runs steps, so that mutations reach later states.
 bool OpenDeep(RawSession* rank, const TestDaemon& daemon, std::uint64_t number,
               std::shared_ptr<RawMemory>* arena) {
   if (!rank->Open(0, 1, "deep" + std::to_string(number)).has_value()) return false;
@@ -159,9 +160,9 @@ bool OpenDeep(RawSession* rank, const TestDaemon& daemon, std::uint64_t number,
          rank->Ready(1, 1, {0, 1, 2}) && rank->EndStep(1, 1);
 }
 
-TEST(RandomSequences, NeitherStopNorHurtTheDaemon) {
+TEST(RandomMessages, DoNotDisturbOtherJobs) {
   TestDaemon daemon({"--staging_bytes=64KiB", "--log_level=error"});
-  // A job that runs all the while.
+  // This job runs during the whole test.
   const auto bystanders = JoinedTrainers(daemon, 2, "bystander");
   ExpectAll(bystanders, "register");
   Fuzzer fuzzer;
@@ -187,8 +188,8 @@ TEST(RandomSequences, NeitherStopNorHurtTheDaemon) {
       if (!rank.Send(fuzzer.Request())) break;
     }
     if (fuzzer.Below(4) > 0) {
-      // A breach in any state: the stream ends once all before it was dealt with. Otherwise it is
-      // cut off in the middle.
+      // An empty message breaks the protocol in every state. The stream ends after the daemon has
+      // handled all earlier messages. Without it the stream is cancelled in the middle.
       rank.Send({});
       ASSERT_NE(rank.End().code, grpc::StatusCode::DEADLINE_EXCEEDED) << "sequence " << sequences;
     }

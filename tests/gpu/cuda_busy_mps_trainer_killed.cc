@@ -1,13 +1,12 @@
-// Experiment (f): what becomes of a worker when a busy trainer on the same MPS server is SIGKILLed?
-// NVIDIA's guide does not support it: shared fate is what the product must expect.
+// Experiment (f): does a worker survive when a busy trainer on the same MPS server gets SIGKILL?
+// NVIDIA's guide does not support this. The product must expect that the worker fails too.
 //
-// A trainer's kernels run all the time when it is killed; the first process is the worker, whose
-// kernels run beside it. A new trainer comes afterwards.
+// The first process is the worker. Its kernels run beside those of a trainer, which is busy all the
+// time until it is killed. Then a new trainer starts.
 //
-// holds: the worker's kernels go on without an error, and the new trainer is let in.
-// does not hold: says which of the two failed, and how: a trainer's death may take its neighbours
-// along.
-// not available: this process is no client of MPS.
+// holds: the worker's kernels continue without an error, and MPS accepts the new trainer.
+// does not hold: the worker or the new trainer failed. The answer says which, and how.
+// not available: this process is not a client of MPS.
 
 #include <cuda.h>
 

@@ -6,7 +6,7 @@
 namespace gradsync::gpu {
 namespace {
 
-// Under way at most in RunFor: the queue of a GPU takes about a thousand.
+// The most unfinished kernels in RunFor. The queue of a GPU takes about a thousand.
 constexpr int kBatch = 8;
 
 }  // namespace
@@ -14,7 +14,7 @@ constexpr int kBatch = 8;
 CudaLoad::CudaLoad(std::uint32_t blocks, std::uint64_t floats, CUdeviceptr source)
     : blocks_(blocks), stream_(fakes::MakeStream()) {
   CUmodule module = nullptr;
-  CUDA_OK(cuModuleLoadData(&module, gradsync_cuda_fatbin));
+  CUDA_OK(cuModuleLoadData(&module, daemon::gradsync_cuda_fatbin));
   CUDA_OK(cuModuleGetFunction(&kernel_, module, "gradsync_combine_f32_f32"));
   CUDA_OK(cuFuncLoad(kernel_));
   if (source == 0) {
@@ -30,8 +30,8 @@ CudaLoad::CudaLoad(std::uint32_t blocks, std::uint64_t floats, CUdeviceptr sourc
 
 CUresult CudaLoad::Enqueue() {
   void* parameters[] = {&arguments_};
-  return cuLaunchKernel(kernel_, blocks_, 1, 1, kCudaBlockThreads, 1, 1, 0, stream_, parameters,
-                        nullptr);
+  return cuLaunchKernel(kernel_, blocks_, 1, 1, daemon::kCudaBlockThreads, 1, 1, 0, stream_,
+                        parameters, nullptr);
 }
 
 CUresult CudaLoad::RunFor(double milliseconds) {

@@ -1,5 +1,4 @@
-// Work for a GPU: the product's combine kernel, again and again, on as few of its processors as
-// asked for.
+// Work for a GPU: repeated runs of the product's combine kernel, on a limited number of processors.
 
 #ifndef TESTS_GPU_CUDA_LOAD_H_
 #define TESTS_GPU_CUDA_LOAD_H_
@@ -12,31 +11,31 @@
 
 namespace gradsync::gpu {
 
-// In the context that is current, on a stream of its own. `source` is added to itself; 0: memory of
-// its own. Nothing is freed: the process ends.
+// Runs in the current context, on a stream of its own. The kernel adds `source` to itself. If
+// `source` is 0, the object allocates memory for it. Nothing is freed before the process ends.
 class CudaLoad {
  public:
   CudaLoad(std::uint32_t blocks, std::uint64_t floats, CUdeviceptr source = 0);
 
   // Enqueues one kernel.
   CUresult Enqueue();
-  // Until all that was enqueued is done.
+  // Waits until all enqueued kernels are done.
   CUresult Finish() { return cuStreamSynchronize(stream_); }
-  // Enqueues kernels until `milliseconds` have gone, a few at a time; waits for them.
+  // Enqueues kernels for `milliseconds`, a few at a time, and waits for them.
   CUresult RunFor(double milliseconds);
-  // Milliseconds that `kernels` take, enqueued at once.
+  // Enqueues all `kernels` at once. Returns how many milliseconds they take.
   double TimeMs(int kernels);
   // The first float of the last sum.
   float Sum();
 
  private:
   const std::uint32_t blocks_;
-  CombineArguments arguments_{};
+  daemon::CombineArguments arguments_{};
   CUfunction kernel_ = nullptr;
   CUstream stream_ = nullptr;
 };
 
-// The device's answer, of the context that is current: whether it is an MPS client.
+// True if the device of the current context says that MPS serves it.
 bool UnderMps();
 
 }  // namespace gradsync::gpu

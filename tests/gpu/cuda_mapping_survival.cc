@@ -1,13 +1,13 @@
-// Experiment (a): does a client's mapping outlive a SIGKILLed worker and daemon, and the worker a
-// SIGKILLed client in mid-reduction?
+// Experiment (a): does a client's mapping survive SIGKILL of its worker and daemon, and does a
+// worker survive SIGKILL of its client during a reduction?
 //
-// A worker exports memory, a daemon passes the descriptor on, a client (the first process) maps it;
-// worker and daemon are killed. Then the first process is the worker of a client that writes its
-// arena when it is killed, while the worker's kernels read it.
+// First part: a worker exports memory, a daemon passes the descriptor on, and a client (the first
+// process) maps it. Then worker and daemon are killed. Second part: now the first process is the
+// worker. Its client is killed while it writes its arena and the worker's kernels read the arena.
 //
-// holds: the mapping reads what was there and takes new writes, before and after every other handle
-// is gone; the worker's kernels end without an error, with the sum of what was in the arena, and
-// its context takes new work.
+// holds: the client's mapping keeps its content and accepts new writes, though no other reference
+// to the memory is left. The worker's kernels end without an error, with the sum of the arena's
+// content, and its context accepts new work.
 
 #include <cuda.h>
 #include <unistd.h>
@@ -49,7 +49,7 @@ void Worker(const Line& first) {
   fakes::EnterContext();
   const fakes::Mapped memory = fakes::MakeMapped(kBytes);
   Fill(memory, kSeven, fakes::MakeStream());
-  const fault::Descriptor descriptor(Export(memory));
+  const Descriptor descriptor(Export(memory));
   first.Send("arena", descriptor.get());
   first.Receive();  // until it is killed
 }
@@ -83,7 +83,7 @@ Answer AskClient() {
   {
     const Message arena = daemon.line().Expect("arena");
     memory = Import(arena.descriptor.get());
-    CUDA_OK(cuMemRelease(memory.handle));  // the mapping alone is left
+    CUDA_OK(cuMemRelease(memory.handle));  // only the mapping is left
   }
   worker.Kill();
   daemon.Kill();
@@ -104,7 +104,7 @@ Answer AskWorker() {
   CudaLoad reduction(kBlocks, kFloats, memory.address);
   OtherProcess client("client");
   {
-    const fault::Descriptor descriptor(Export(memory));
+    const Descriptor descriptor(Export(memory));
     client.line().Send("arena", descriptor.get());
   }
   client.line().Expect("mapped");

@@ -1,10 +1,10 @@
 // Experiment (b): do kernels of two processes on one GPU run at the same time?
 //
-// The first process times kernels that leave most of the GPU free, alone and while another process
-// runs the same ones all the time. Run without and with MPS; it sees itself which it is.
+// The first process times kernels that leave most of the GPU free: first alone, then while another
+// process runs the same kernels all the time. Run it without and with MPS, which it detects.
 //
-// overlap = 2 * alone / beside - 1: 1 if both run as if they were alone, 0 if they take turns.
-// holds: with MPS at least 0.7, without it at most 0.3, as docs and code say.
+// overlap = 2 * alone / beside - 1: 1 if each process is as fast as alone, 0 if they take turns.
+// holds: the overlap is at least 0.7 with MPS, and at most 0.3 without. Docs and code assume this.
 
 #include <cuda.h>
 
@@ -19,7 +19,7 @@
 namespace gradsync::gpu {
 namespace {
 
-constexpr std::uint32_t kBlocks = 8;                       // of 132 processors
+constexpr std::uint32_t kBlocks = 8;                       // an H200 has 132 processors
 constexpr std::uint64_t kFloats = std::uint64_t{4} << 20;  // long kernels: no gap between them
 constexpr double kMeasureMs = 300;                         // many time slices
 constexpr int kRounds = 5;                                 // the median counts
@@ -32,7 +32,7 @@ void Trainer(const Line& first) {
   first.Send("there");
   while (first.Receive().has_value()) {
     first.Send("works");
-    // Until the next message.
+    // Works until the next message arrives.
     while (!first.Receive(0).has_value()) CUDA_OK(load.RunFor(1));
     first.Send("rests");
   }

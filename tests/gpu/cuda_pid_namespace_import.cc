@@ -1,11 +1,11 @@
-// Experiment (d): does the import of a VMM descriptor work from another PID namespace, as between
-// containers?
+// Experiment (d): can a process import a descriptor of GPU memory (cuMemExportToShareableHandle)
+// from another PID namespace? Containers need this.
 //
-// The importer is the first process of a PID namespace of its own (in a user namespace of its own
-// where that needs rights); the descriptor comes over a socket.
+// The importer is the first process of a new PID namespace. If that needs rights, the importer
+// enters a new user namespace too. It gets the descriptor over a socket.
 //
-// holds: it reads what the exporter wrote, and the exporter what it writes.
-// not available: the machine allows no such namespace.
+// holds: importer and exporter each read what the other one has written.
+// not available: the machine does not allow such a namespace.
 
 #include <cuda.h>
 #include <sched.h>
@@ -30,7 +30,7 @@ void Set(CUdeviceptr address, std::uint32_t bits, CUstream stream) {
   CUDA_OK(cuStreamSynchronize(stream));
 }
 
-// In the new namespace.
+// Runs in the new namespace.
 void Import(const Line& first) {
   const Message arena = first.Expect("arena");
   fakes::EnterContext();
@@ -76,7 +76,7 @@ Answer Ask() {
   int exported = -1;
   CUDA_OK(cuMemExportToShareableHandle(&exported, memory.handle,
                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-  const fault::Descriptor descriptor(exported);
+  const Descriptor descriptor(exported);
   importer.line().Send("arena", descriptor.get());
   const std::optional<Message> answer = importer.line().Receive();
   Fact("importer", answer.has_value() ? answer->text : "no answer");

@@ -1,8 +1,9 @@
 // Experiment (e): do stream memory operations work on host words that two processes have
-// registered? Run without and with MPS; it sees itself which it is.
+// registered? Run it without MPS and with MPS. It detects MPS itself.
 //
-// A trainer's stream waits for word 0 and then writes word 1. The first process releases it by a
-// write of its own stream, by a store of the CPU, and by the poison that survivors store.
+// A trainer's stream waits for word 0 and then writes word 1. The first process releases the stream
+// in three ways: its own stream writes word 0, its CPU stores a step, or its CPU stores the poison
+// value that surviving clients store.
 //
 // holds: each of the three releases the trainer, and the CPU sees the trainer's write.
 

@@ -1,5 +1,4 @@
-// 64-bit words in a page that two processes share and have registered, as the semaphore pages of a
-// layout are.
+// 64-bit words in a page that two processes share and register, like a layout's semaphore pages.
 
 #ifndef TESTS_GPU_CUDA_WORDS_H_
 #define TESTS_GPU_CUDA_WORDS_H_
@@ -10,15 +9,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tests/fault/child_process.h"
+#include "tests/kit/child_process.h"
 
 namespace gradsync::gpu {
 
-// For the context that is current. Stays registered: the process ends.
+// Belongs to the current context. The page stays registered until the process ends.
 class CudaWords {
  public:
-  CudaWords();                         // a page of its own
-  explicit CudaWords(int descriptor);  // another process's
+  CudaWords();                         // makes a page
+  explicit CudaWords(int descriptor);  // maps another process's page
 
   int descriptor() const { return memfd_.get(); }
   std::atomic<std::uint64_t>& word(std::size_t index) const { return words_[index]; }
@@ -27,7 +26,7 @@ class CudaWords {
  private:
   void Register(int descriptor);
 
-  fault::Descriptor memfd_;
+  Descriptor memfd_;
   std::atomic<std::uint64_t>* words_ = nullptr;
   CUdeviceptr address_ = 0;
 };

@@ -61,7 +61,7 @@ void Line::Send(const std::string& text, int descriptor) const {
 }
 
 std::optional<Message> Line::Receive(int patience_ms) const {
-  if (!fault::AwaitReadable(socket_.get(), patience_ms)) return std::nullopt;
+  if (!AwaitReadable(socket_.get(), patience_ms)) return std::nullopt;
   char text[kMaxText];
   iovec part{text, sizeof(text)};
   msghdr message{};
@@ -72,11 +72,11 @@ std::optional<Message> Line::Receive(int patience_ms) const {
   message.msg_controllen = sizeof(control);
   const ssize_t bytes = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
   if (bytes <= 0) return std::nullopt;
-  Message received{std::string(text, static_cast<std::size_t>(bytes)), fault::Descriptor()};
+  Message received{std::string(text, static_cast<std::size_t>(bytes)), Descriptor()};
   if (const cmsghdr* const header = CMSG_FIRSTHDR(&message)) {
     int descriptor = -1;
     std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
-    received.descriptor = fault::Descriptor(descriptor);
+    received.descriptor = Descriptor(descriptor);
   }
   return received;
 }
@@ -95,9 +95,9 @@ OtherProcess::OtherProcess(const std::string& role) {
     std::perror("socketpair");
     std::exit(2);
   }
-  line_.emplace(fault::Descriptor(ends[0]));
-  const fault::Descriptor theirs(ends[1]);
-  fault::ChildOptions options;
+  line_.emplace(Descriptor(ends[0]));
+  const Descriptor theirs(ends[1]);
+  ChildOptions options;
   options.arguments = {ThisProgram(), kRoleFlag + role};
   options.passed = {theirs.get()};
   process_.emplace(options);
@@ -115,7 +115,7 @@ int RunExperiment(int argc, char** argv, const std::map<std::string, Role>& role
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const auto role = roles.find(argv[1] + kFlagLength);
     if (role == roles.end()) return 127;
-    role->second(Line(fault::Descriptor(kRoleSocket)));
+    role->second(Line(Descriptor(kRoleSocket)));
     return 0;
   }
   return Print(ask());

@@ -1,11 +1,12 @@
-// A question to a real machine: what the design builds on and no document promises. One small
-// program for each, whose header comment says what is asked and how the answer is read.
+// An experiment on a real machine tests an assumption of the design that no document confirms. Each
+// experiment is a small program. The comment at its top states the question and what each answer
+// means.
 //
-// A program asks in its first process and plays the others by roles of itself. It prints facts as
-// they come, and ends with one line of JSON and an exit status:
+// The first process of the program finds the answer. It starts the program again for each role that
+// it needs. It prints facts as it finds them, and ends with one line of JSON and an exit status:
 //
 //   {"answer": "holds", "why": "", "facts": {...}}
-//   0 holds, 1 does not hold, 77 not available here; anything else: it could not be asked.
+//   0: holds. 1: does not hold. 77: not available on this machine. Else: the experiment failed.
 
 #ifndef TESTS_GPU_EXPERIMENT_H_
 #define TESTS_GPU_EXPERIMENT_H_
@@ -16,33 +17,34 @@
 #include <string>
 
 #include "nlohmann/json.hpp"
-#include "tests/fault/child_process.h"
+#include "tests/kit/child_process.h"
 
 namespace gradsync::gpu {
 
-// Anything that has not come after this will not come.
+// The longest time that an experiment waits for anything.
 inline constexpr int kPatienceMs = 15'000;
 
 struct Message {
   std::string text;
-  fault::Descriptor descriptor;
+  Descriptor descriptor;
 };
 
-// Messages between two processes, each with a descriptor or without.
+// Carries messages between two processes. A message may have a descriptor.
 class Line {
  public:
-  explicit Line(fault::Descriptor socket) : socket_(std::move(socket)) {}
+  explicit Line(Descriptor socket) : socket_(std::move(socket)) {}
   void Send(const std::string& text, int descriptor = -1) const;
-  // Nothing when the other side is gone or the time is over.
+  // Nullopt if the other side has ended, or if no message arrives within `patience_ms`.
   std::optional<Message> Receive(int patience_ms = kPatienceMs) const;
-  // What must come; without it the experiment cannot go on, and says so.
+  // Receives the message `text`. If anything else or nothing arrives, prints that and exits with
+  // status 2.
   Message Expect(const std::string& text) const;
 
  private:
-  const fault::Descriptor socket_;
+  const Descriptor socket_;
 };
 
-// A process that plays a role. Killed with the object.
+// A process that plays a role. The destructor kills it.
 class OtherProcess {
  public:
   explicit OtherProcess(const std::string& role);
@@ -51,7 +53,7 @@ class OtherProcess {
 
  private:
   std::optional<Line> line_;
-  std::optional<fault::ChildProcess> process_;
+  std::optional<ChildProcess> process_;
 };
 
 struct Answer {
@@ -60,11 +62,11 @@ struct Answer {
   std::string why;
 };
 
-// Prints it and keeps it for the end.
+// Prints a fact, and keeps it for the line of JSON.
 void Fact(const std::string& name, const nlohmann::json& value);
 
 using Role = void (*)(const Line& first);
-// A program's main.
+// The main function of an experiment. `ask` runs in the first process.
 int RunExperiment(int argc, char** argv, const std::map<std::string, Role>& roles, Answer (*ask)());
 
 // Milliseconds on the monotonic clock.

@@ -1,5 +1,5 @@
-"""tools/gpu_bundle and tools/gpu_check from beginning to end, on fake GPUs: what is run and what is
-said about it. The figures mean nothing there.
+"""tools/gpu_bundle and tools/gpu_check from beginning to end, on fake GPUs: what they run and what
+they report. On fakes the measured figures mean nothing.
 """
 
 import json
@@ -11,7 +11,7 @@ import tarfile
 
 import pytest
 
-# Bazel runs this where links to the tree's files are.
+# Bazel runs this in a folder of links to the files of the tree.
 TREE = pathlib.Path(__file__).parents[2]
 EXPERIMENTS = {
     "cuda_mapping_survival",
@@ -41,7 +41,7 @@ def bundle(tmp_path_factory):
 
 
 def check(bundle, out, *arguments, faults=None):
-    """Exit status, report and the Markdown."""
+    """Runs gpu_check. Returns the ended process, the JSON report and the Markdown report."""
     environment = {"PATH": "/usr/bin:/bin"}
     if faults:
         environment["GRADSYNC_FAKE_CUDA_FAULTS"] = faults
@@ -61,20 +61,21 @@ def verdicts(report, kind):
     return {result["name"]: result["verdict"] for result in report[kind]}
 
 
-def test_the_bundle_has_what_a_bare_machine_lacks(bundle, tmp_path):
+def test_bundle_has_all_that_a_bare_machine_lacks(bundle, tmp_path):
     with tarfile.open(bundle) as archive:
         names = {name.removeprefix("gradsync-gpu/") for name in archive.getnames()}
         archive.extractall(tmp_path)
-    assert {"gpu_check", "bin/gradsyncd", "bin/gradsyncctl", "bin/gradsync-bench"} <= names
+    assert {"gpu_check", "bin/gradsyncd", "bin/gradsyncctl", "bin/bench-rank"} <= names
+    assert "bench/gradsync_bench.py" in names
     assert {"python/gradsync/libgradsync.so", "python/gradsync/torch/__init__.py"} <= names
     assert "tests/cuda_job_test" in names
     assert not any(re.match(r"lib/(libcuda|libnccl|libc\.so|ld-linux)", name) for name in names)
-    for program in ("bin/gradsyncd", "bin/gradsync-bench", "python/gradsync/libgradsync.so"):
+    for program in ("bin/gradsyncd", "bin/bench-rank", "python/gradsync/libgradsync.so"):
         needed = subprocess.run(
             ["ldd", tmp_path / "gradsync-gpu" / program], capture_output=True, text=True
         ).stdout
         assert "not found" not in needed
-        # From the bundle, not from this machine.
+        # It is the library of the bundle, not that of this machine.
         assert str(tmp_path) in re.search(r"libgrpc\S* => (\S+)", needed)[1]
         symbols = subprocess.run(
             ["readelf", "-S", tmp_path / "gradsync-gpu" / program], capture_output=True, text=True
@@ -82,7 +83,7 @@ def test_the_bundle_has_what_a_bare_machine_lacks(bundle, tmp_path):
         assert ".debug_info" not in symbols
 
 
-def test_the_bundles_glibc_can_take_the_machines_place(bundle, tmp_path):
+def test_bundled_glibc_can_replace_that_of_the_machine(bundle, tmp_path):
     with tarfile.open(bundle) as archive:
         archive.extractall(tmp_path)
     unpacked = tmp_path / "gradsync-gpu"
@@ -101,7 +102,7 @@ def test_the_bundles_glibc_can_take_the_machines_place(bundle, tmp_path):
     assert re.search(rf"calling init: {unpacked}/.*glibc/libc\.so\.6", loaded.read_text())
 
 
-def test_a_whole_run_has_every_part(bundle, tmp_path):
+def test_report_of_a_whole_run_has_every_part(bundle, tmp_path):
     done, report, text = check(bundle, tmp_path / "reports", "--fake-gpus", "2")
     assert next(iter(report)) == "not_a_measurement"
     assert text.splitlines()[0].startswith("**Not a measurement")
@@ -112,7 +113,7 @@ def test_a_whole_run_has_every_part(bundle, tmp_path):
         assert f"## {kind.title()}" in text or kind == "python"
 
     assert set(verdicts(report, "experiments")) == EXPERIMENTS
-    # Fakes have no speed: whether kernels overlap is not for them to say.
+    # Fakes have no speed, so they cannot show whether kernels overlap.
     assert set(
         verdict
         for name, verdict in verdicts(report, "experiments").items()
@@ -123,7 +124,7 @@ def test_a_whole_run_has_every_part(bundle, tmp_path):
         "not available",
     )
     for test in report["tests"]:
-        # Whether they are right is not this test's to say.
+        # The tests themselves may fail: this test checks only that the verdict fits.
         assert test["verdict"] == ("failed" if test["failed"] else "passed"), test
         assert test["passed"], test
     assert set(verdicts(report, "benches").values()) == {"measured"}
@@ -138,7 +139,7 @@ def test_a_whole_run_has_every_part(bundle, tmp_path):
         assert row["verdict"] in ("met", "missed")
 
 
-def test_a_failing_experiment_is_reported_as_failing(bundle, tmp_path):
+def test_failing_experiment_is_reported_as_failed(bundle, tmp_path):
     done, report, text = check(
         bundle,
         tmp_path,
@@ -155,11 +156,11 @@ def test_a_failing_experiment_is_reported_as_failing(bundle, tmp_path):
     assert "signal" in failed["why"] or "exit status" in failed["why"]
     assert "CUDA_ERROR_UNKNOWN" in failed["output"]
     assert "| cuda_mapping_survival | failed |" in text
-    # What was not run is not made up.
+    # Targets of benches that did not run are unmeasured.
     assert {row["verdict"] for row in report["targets"]} == {"unmeasured"}
 
 
-def test_what_hangs_is_ended_and_what_was_found_is_kept(bundle, tmp_path):
+def test_hanging_program_is_killed_and_its_facts_are_kept(bundle, tmp_path):
     done, report, _ = check(
         bundle,
         tmp_path,
@@ -176,7 +177,7 @@ def test_what_hangs_is_ended_and_what_was_found_is_kept(bundle, tmp_path):
     assert found["cuda_shared_words with MPS"]["verdict"] == "not run"
 
 
-def test_help_and_wrong_usage(bundle, tmp_path):
+def test_help_exits_with_0_and_wrong_usage_with_2(bundle, tmp_path):
     def run(*arguments):
         return subprocess.run(
             [TREE / "tools/gpu_check", *arguments], capture_output=True, text=True, timeout=60

@@ -1,7 +1,8 @@
 // Experiment (c): can a worker abort its NCCL communicator while trainers' streams are parked?
 //
-// A trainer parks a stream on a word, as it waits for its average. The first process is the worker:
-// it has a communicator, nonblocking as the product's (world size 1), has all-reduced, and aborts.
+// A trainer's stream waits for a word, as it does for an average. The first process is the worker.
+// It makes a nonblocking communicator like the product's, with world size 1, does an all-reduce and
+// aborts the communicator.
 //
 // holds: the abort returns while the trainer is parked, and the word then releases the trainer.
 
@@ -34,7 +35,7 @@ void Trainer(const Line& first) {
   first.Receive();
 }
 
-// Nothing if it has not left its progress state in time.
+// Polls until the communicator is not in progress. ncclInProgress if that takes too long.
 ncclResult_t Settled(ncclComm_t communicator) {
   ncclResult_t state = ncclInProgress;
   Await([&] {
@@ -45,8 +46,8 @@ ncclResult_t Settled(ncclComm_t communicator) {
   return state;
 }
 
-// As the product does (nccl_communicator.cc): within a group the communicator's flag is set at
-// once, and its memory freed at the group's end.
+// Aborts as the product does (nccl_communicator.cc): within a group, NCCL sets the communicator's
+// flag at once and frees its memory at the end of the group.
 ncclResult_t AbortInGroup(ncclComm_t communicator) {
   ncclResult_t result = ncclGroupStart();
   if (result != ncclSuccess) return result;
@@ -94,7 +95,7 @@ Answer Ask() {
   const std::optional<Message> end = trainer.line().Receive();
   const bool goes_on = end.has_value() && end->text == "goes on";
   Fact("trainer_goes_on", goes_on);
-  // The thread may still be inside.
+  // The aborting thread may still be inside NCCL.
   if (!in_time &&
       abort.wait_for(std::chrono::milliseconds(kPatienceMs)) != std::future_status::ready) {
     return {Answer::Kind::kDoesNotHold, "the abort hangs for good"};

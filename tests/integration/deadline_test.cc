@@ -1,4 +1,4 @@
-// Deadlines that change nothing, and those that end an operation: each says who is missing.
+// Timeouts. Some change nothing and some end an operation. Each error names the missing ranks.
 
 #include <string>
 
@@ -12,13 +12,13 @@ void ExpectContains(const Reply& reply, const std::string& part) {
   EXPECT_NE(reply.message.find(part), std::string::npos) << part << " is not in " << reply;
 }
 
-TEST(WaitBucket, ThatTimesOutSaysWhoIsMissingAndChangesNothing) {
+TEST(WaitBucket, TimeoutNamesTheMissingRanksAndChangesNothing) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register buckets=2");
   ASSERT_TRUE(trainers[0]->Do("mark 1 0").ok());
   ASSERT_TRUE(trainers[1]->Do("mark 1 0").ok());
-  // Its own timeout proves that the daemon has taken rank 1's message.
+  // This timeout proves that the daemon has handled rank 1's message.
   ASSERT_EQ(trainers[1]->Do("wait_bucket 1 0 timeout_ms=1").reason, "WAIT_TIMEOUT");
   for (int i = 0; i < 3; ++i) {
     const Reply reply = trainers[0]->Do("wait_bucket 1 0 timeout_ms=20");
@@ -31,7 +31,7 @@ TEST(WaitBucket, ThatTimesOutSaysWhoIsMissingAndChangesNothing) {
   }
   const Reply step = trainers[0]->Do("wait 1 timeout_ms=20");
   EXPECT_EQ(step.reason, "WAIT_TIMEOUT") << step;
-  // And the step is right when it comes.
+  // The step is right when the missing rank comes.
   ASSERT_TRUE(trainers[2]->Do("mark 1 0").ok());
   for (const auto& trainer : trainers) EXPECT_TRUE(trainer->Do("wait_bucket 1 0").ok());
   ExpectAll(trainers, "mark 1 1");
@@ -39,7 +39,7 @@ TEST(WaitBucket, ThatTimesOutSaysWhoIsMissingAndChangesNothing) {
   ExpectAll(trainers, "wait 1");
 }
 
-TEST(RegisterLayout, ThatTimesOutNamesTheRanksThatAreMissing) {
+TEST(RegisterLayout, TimeoutNamesTheMissingRanks) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   trainers[0]->Begin("register timeout_ms=200");
@@ -47,13 +47,13 @@ TEST(RegisterLayout, ThatTimesOutNamesTheRanksThatAreMissing) {
   EXPECT_EQ(reply.code, "DEADLINE_EXCEEDED") << reply;
   EXPECT_EQ(reply.reason, "LAYOUT_TIMEOUT") << reply;
   ExpectContains(reply, "not registered by rank 1, 2");
-  // Late ranks get the same verdict; another layout works.
+  // Late ranks get the same error. Another layout works.
   EXPECT_EQ(trainers[1]->Do("register").reason, "LAYOUT_TIMEOUT");
   ExpectAll(trainers, "register layout=again");
   ExpectAll(trainers, "step layout=again");
 }
 
-TEST(Barrier, ThatTimesOutNamesTheRanksThatAreMissingOnEveryRank) {
+TEST(Barrier, TimeoutNamesTheMissingRanksOnEveryRank) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 4);
   trainers[0]->Send("barrier timeout_ms=200");
@@ -75,7 +75,7 @@ TEST(Barrier, ThatTimesOutNamesTheRanksThatAreMissingOnEveryRank) {
   ExpectAll(trainers, "barrier");
 }
 
-TEST(Broadcast, ThatTimesOutNamesTheRootIfItIsMissing) {
+TEST(Broadcast, TimeoutNamesTheMissingRoot) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   const Reply reply = trainers[0]->Do("broadcast 100 1 timeout_ms=100");
@@ -85,7 +85,7 @@ TEST(Broadcast, ThatTimesOutNamesTheRootIfItIsMissing) {
   ExpectAll(trainers, "broadcast 100 1");
 }
 
-TEST(LeaveAndStay, ThatTimesOutCanBeCalledAgain) {
+TEST(LeaveAndStay, CanBeRepeatedAfterATimeout) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   const Reply reply = trainers[0]->Do("leave_stay timeout_ms=20");

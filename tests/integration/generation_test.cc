@@ -8,7 +8,7 @@
 namespace gradsync::fault {
 namespace {
 
-TEST(Generation, ThatIsNewerEndsTheOldSessionsAndStartsAtStep1WithAnotherWorldSize) {
+TEST(Generation, NewerOneEndsTheOldSessionsAndStartsAtStep1) {
   TestDaemon daemon;
   const auto old = JoinedTrainers(daemon, 2);
   ExpectAll(old, "register");
@@ -39,7 +39,7 @@ TEST(Generation, ThatIsNewerEndsTheOldSessionsAndStartsAtStep1WithAnotherWorldSi
   ExpectAll(young, "leave");
 }
 
-TEST(Generation, FollowsAJobThatEnded) {
+TEST(Generation, IncreasesAfterAJobEnded) {
   TestDaemon daemon;
   for (const char* generation : {"1", "2", "3"}) {
     Trainer trainer(daemon, 0, 1);
@@ -50,7 +50,7 @@ TEST(Generation, FollowsAJobThatEnded) {
   }
 }
 
-TEST(Incarnation, IsNeverUsedAgain) {
+TEST(Incarnation, IsNeverReused) {
   TestDaemon daemon;
   std::uint64_t last = 0;
   for (int i = 0; i < 5; ++i) {

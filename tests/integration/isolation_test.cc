@@ -1,4 +1,4 @@
-// Jobs that share a daemon do not touch each other.
+// Jobs that share a daemon do not affect each other.
 
 #include <string>
 
@@ -8,14 +8,14 @@
 namespace gradsync::fault {
 namespace {
 
-TEST(EightJobs, OfTwoRanksRunAtOnceAndTheDeathOfOneIsNothingToTheOthers) {
+TEST(EightJobs, RunAtOnceAndSurviveTheLossOfOne) {
   TestDaemon daemon({"--reduce_threads=2"});
   constexpr int kJobs = 8;
   std::vector<std::vector<std::unique_ptr<Trainer>>> jobs;
   for (int job = 0; job < kJobs; ++job) {
     jobs.push_back(JoinedTrainers(daemon, 2, "job" + std::to_string(job)));
   }
-  // Every job has other sizes, so that a mix-up could not go unseen.
+  // Every job has different sizes, so that a mix-up is visible.
   const auto on_all = [&jobs](const std::string& command) {
     for (std::size_t job = 0; job < jobs.size(); ++job) {
       for (const auto& trainer : jobs[job]) {
@@ -40,7 +40,7 @@ TEST(EightJobs, OfTwoRanksRunAtOnceAndTheDeathOfOneIsNothingToTheOthers) {
       if (job != 3) {
         EXPECT_TRUE(reply.ok()) << "job " << job << ": " << reply;
         EXPECT_EQ(reply.Field("step"), "20") << "job " << job << ": " << reply;
-      } else if (!reply.ok()) {  // it may have been through before the kill
+      } else if (!reply.ok()) {  // the command may have ended before the kill
         EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
         EXPECT_NE(reply.message.find("of job 'job3'"), std::string::npos) << reply;
       }
@@ -58,10 +58,10 @@ TEST(EightJobs, OfTwoRanksRunAtOnceAndTheDeathOfOneIsNothingToTheOthers) {
   EXPECT_EQ(stats.sessions_lost(), 1u);
 }
 
-TEST(TwoLayouts, OfOneSessionHaveStepsOfTheirOwn) {
+TEST(TwoLayouts, OfOneSessionCountStepsSeparately) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
-  // As a GAN: two modules, trained in turns of different length.
+  // Like a GAN: two modules, trained by turns of different lengths.
   ExpectAll(trainers, "register layout=generator buckets=2 count=3000");
   ExpectAll(trainers, "register layout=critic parameters=w:30x40,b:40 dtype=float64 op=sum");
   for (int i = 0; i < 3; ++i) {
@@ -70,7 +70,7 @@ TEST(TwoLayouts, OfOneSessionHaveStepsOfTheirOwn) {
   }
   EXPECT_EQ(trainers[0]->Do("next layout=critic").Field("step"), "13");
   EXPECT_EQ(trainers[0]->Do("next layout=generator").Field("step"), "4");
-  // Both open at once, and one of them abandoned.
+  // Both layouts have a running step, and one is abandoned.
   for (const auto& trainer : trainers) ASSERT_TRUE(trainer->Do("mark 4 0 layout=generator").ok());
   ASSERT_TRUE(trainers[1]->Do("abandon 13 layout=critic").ok());
   for (const auto& trainer : trainers) {
@@ -80,13 +80,13 @@ TEST(TwoLayouts, OfOneSessionHaveStepsOfTheirOwn) {
   ExpectAll(trainers, "end 4 layout=generator");
   ExpectAll(trainers, "wait 4 layout=generator");
   ExpectAll(trainers, "step layout=critic");
-  // A layout that comes late.
+  // A layout can be registered late.
   ExpectAll(trainers, "register layout=late");
   ExpectAll(trainers, "step layout=late");
   ExpectAll(trainers, "leave");
 }
 
-TEST(ForkedChild, IsRefusedEveryCallAndItsEndDisturbsNothing) {
+TEST(ForkedChild, IsRefusedEveryCallAndDoesNotDisturbItsParent) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register");
@@ -99,7 +99,7 @@ TEST(ForkedChild, IsRefusedEveryCallAndItsEndDisturbsNothing) {
   for (int i = 0; i < 12; ++i)
     expected += std::string(i > 0 ? " " : "") + "FAILED_PRECONDITION/FORKED";
   EXPECT_EQ(reply.Field("calls"), expected);
-  // The parent's step goes on where it was.
+  // The parent's step continues.
   ASSERT_TRUE(trainers[0]->Do("mark 2 1").ok());
   ASSERT_TRUE(trainers[0]->Do("end 2").ok());
   EXPECT_TRUE(trainers[1]->Do("step").ok());

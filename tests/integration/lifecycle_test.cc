@@ -1,4 +1,4 @@
-// The daemon as a service: how it starts, what it tells its manager, how it stops.
+// The daemon as a service: how it starts, what it reports to its manager, how it stops.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
@@ -35,7 +35,7 @@ struct Ended {
 };
 
 // Runs a gradsyncd that is expected to end by itself.
-Ended RunToItsEnd(const std::vector<std::string>& flags, const SocketDirectory& directory) {
+Ended RunToItsEnd(const std::vector<std::string>& flags, const TemporaryDirectory& directory) {
   const std::string path = directory.File("said");
   const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   ChildOptions options;
@@ -50,7 +50,7 @@ Ended RunToItsEnd(const std::vector<std::string>& flags, const SocketDirectory& 
 }
 
 TEST(Start, WithBadFlagsNamesEveryFaultAndExitsWith2) {
-  SocketDirectory directory;
+  TemporaryDirectory directory;
   const Ended ended = RunToItsEnd(
       {"--socket=relative.sock", "--lease=5", "--reduce_threads=many", "--no_such_option=1"},
       directory);
@@ -60,7 +60,7 @@ TEST(Start, WithBadFlagsNamesEveryFaultAndExitsWith2) {
   }
 }
 
-TEST(Start, OnThePathOfALiveDaemonIsRefusedAndDisturbsNothing) {
+TEST(Start, OnTheSocketOfALiveDaemonIsRefused) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   const Ended ended = RunToItsEnd({"--socket=" + daemon.socket()}, daemon.directory());
@@ -73,7 +73,7 @@ TEST(Start, OnThePathOfALiveDaemonIsRefusedAndDisturbsNothing) {
   ExpectAll(more, "register");
 }
 
-TEST(Start, ReplacesTheSocketsThatADeadDaemonLeft) {
+TEST(Start, ReplacesTheSocketsOfAKilledDaemon) {
   TestDaemon daemon;
   daemon.Kill();
   EXPECT_TRUE(Exists(daemon.socket()));
@@ -83,13 +83,13 @@ TEST(Start, ReplacesTheSocketsThatADeadDaemonLeft) {
   ExpectAll(trainers, "register");
 }
 
-TEST(Start, OnAPathThatIsNoSocketOrInNoDirectoryIsRefusedAndTouchesNothing) {
-  SocketDirectory directory;
+TEST(Start, OnAFileOrInAMissingDirectoryIsRefusedAndChangesNothing) {
+  TemporaryDirectory directory;
   const std::string file = directory.File("precious.sock");
   std::ofstream(file) << "text";
   const Ended taken = RunToItsEnd({"--socket=" + file}, directory);
   EXPECT_EQ(taken.code, 1);
-  EXPECT_NE(taken.said.find("is no socket"), std::string::npos) << taken.said;
+  EXPECT_NE(taken.said.find("is not a socket"), std::string::npos) << taken.said;
   std::string text;
   std::ifstream(file) >> text;
   EXPECT_EQ(text, "text");
@@ -108,8 +108,8 @@ Descriptor Listen(const std::string& path, int type) {
   return fd;
 }
 
-TEST(Start, TakesTheSocketsThatTheServiceManagerPasses) {
-  SocketDirectory directory;
+TEST(Start, UsesTheSocketsOfTheServiceManager) {
+  TemporaryDirectory directory;
   NotifySocket notify(directory.File("notify"));
   const Descriptor grpc = Listen(directory.File("passed.sock"), SOCK_STREAM);
   const Descriptor side = Listen(directory.File("passed-fd.sock"), SOCK_SEQPACKET);
@@ -132,19 +132,19 @@ TEST(Start, TakesTheSocketsThatTheServiceManagerPasses) {
   ExpectAll(trainers, "step");
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.Wait(kPatienceMs), std::optional<int>(0));
-  // They are the manager's: it may start the daemon again on them.
+  // The daemon keeps the sockets: the manager owns them and may start it again on them.
   EXPECT_TRUE(Exists(directory.File("passed.sock")));
 }
 
-TEST(Manager, IsToldOfReadinessTheWatchdogAndTheEnd) {
-  TestDaemon daemon({}, {"WATCHDOG_USEC=200000"});  // READY=1 is what its constructor waits for
+TEST(ServiceManager, ReceivesReadyWatchdogAndStopping) {
+  TestDaemon daemon({}, {"WATCHDOG_USEC=200000"});  // its constructor waits for READY=1
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(daemon.notify().Await("WATCHDOG=1", kPatienceMs));
   daemon.process().Signal(SIGTERM);
   EXPECT_TRUE(daemon.notify().Await("STOPPING=1", kPatienceMs));
   EXPECT_EQ(daemon.process().Wait(kPatienceMs), std::optional<int>(0));
 }
 
-TEST(Sigterm, LetsARunningStepFinishRefusesJoinsAndRemovesTheSockets) {
+TEST(Sigterm, FinishesTheRunningStepRefusesJoinsAndRemovesTheSockets) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");
@@ -162,7 +162,7 @@ TEST(Sigterm, LetsARunningStepFinishRefusesJoinsAndRemovesTheSockets) {
   ExpectAll(trainers, "end 1");
   ExpectAll(trainers, "wait 1");
   for (const auto& trainer : trainers) {
-    // Between the step's end and the session's lies a moment.
+    // The session may end a moment after the step.
     const Reply reply = trainer->Do("barrier");
     EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
     EXPECT_EQ(reply.reason, "DRAINING") << reply;
@@ -172,7 +172,7 @@ TEST(Sigterm, LetsARunningStepFinishRefusesJoinsAndRemovesTheSockets) {
   EXPECT_FALSE(Exists(daemon.side_socket()));
 }
 
-TEST(Sigterm, EndsAStepThatDoesNotFinishWithinTheDrainTimeout) {
+TEST(Sigterm, EndsAStepAtTheDrainTimeout) {
   TestDaemon daemon({"--drain_timeout=300ms"});
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");
@@ -186,7 +186,7 @@ TEST(Sigterm, EndsAStepThatDoesNotFinishWithinTheDrainTimeout) {
   EXPECT_EQ(daemon.process().Wait(kPatienceMs), std::optional<int>(0));
 }
 
-TEST(Sigterm, GivenTwiceCutsTheDrainShort) {
+TEST(Sigterm, SecondOneEndsTheDrain) {
   TestDaemon daemon({"--drain_timeout=20s"});
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");
@@ -214,7 +214,7 @@ TEST(IdleDaemon, UsesNoCpu) {
   constexpr int kWindowMs = 2000;
   const std::uint64_t before_ns = daemon.CpuNs();
   ASSERT_GT(before_ns, 0u);
-  EXPECT_FALSE(daemon.notify().Await("nothing", kWindowMs));  // waits, and hears nothing
+  EXPECT_FALSE(daemon.notify().Await("nothing", kWindowMs));  // waits for kWindowMs
   const std::uint64_t used_ns = daemon.CpuNs() - before_ns;
   std::printf("idle: %.3f %% of a core\n", static_cast<double>(used_ns) / kWindowMs / 1e4);
   EXPECT_LT(used_ns, kWindowMs * 1'000'000ull / 200 * kScale) << "0.5 % of a core";

@@ -1,4 +1,4 @@
-// Operations of the job's own channel.
+// Operations on the job's own channel.
 
 #include <string>
 
@@ -8,10 +8,10 @@
 namespace gradsync::fault {
 namespace {
 
-TEST(Broadcast, OfEverySizeArrivesWhole) {
+TEST(Broadcast, DeliversEverySize) {
   TestDaemon daemon({"--staging_bytes=1MiB"});
   const auto trainers = JoinedTrainers(daemon, 3);
-  // Nothing, a byte, one chunk, and more with an uneven last chunk.
+  // Sizes: empty, one byte, less than a chunk, one chunk, and more with an uneven last chunk.
   for (const char* bytes : {"0", "1", "4095", "1048576", "1048577", "5000003"}) {
     for (const char* root : {"0", "2"}) {
       ExpectAll(trainers, std::string("broadcast ") + bytes + " " + root);
@@ -20,7 +20,7 @@ TEST(Broadcast, OfEverySizeArrivesWhole) {
   ExpectAll(trainers, "leave");
 }
 
-TEST(AllReduce, ThatDoesNotFitTheStagingMemoryIsRefusedAndNothingIsLost) {
+TEST(AllReduce, LargerThanTheStagingMemoryIsRefusedAndTheSessionSurvives) {
   TestDaemon daemon({"--staging_bytes=1MiB"});
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "allreduce 262144");
@@ -31,7 +31,7 @@ TEST(AllReduce, ThatDoesNotFitTheStagingMemoryIsRefusedAndNothingIsLost) {
   ExpectAll(trainers, "barrier");
 }
 
-TEST(Operations, OfAllKindsFollowEachOtherBesideRunningSteps) {
+TEST(Operations, OfAllKindsRunDuringSteps) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");

@@ -1,24 +1,25 @@
-// What comes out of a step, element by element, against what the ranks wrote.
+// Compares the result of a step, element by element, with the reduction of what the ranks wrote.
 
 #include <cstdio>
 #include <string>
 #include <tuple>
 
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
 namespace {
 
 class Reduction : public testing::TestWithParam<std::tuple<const char*, const char*, int>> {};
 
-TEST_P(Reduction, IsThatOfEveryRank) {
+TEST_P(Reduction, IncludesEveryRank) {
   const auto [dtype, op, ranks] = GetParam();
   TestDaemon daemon({"--reduce_threads=2"});
   const auto trainers = JoinedTrainers(daemon, static_cast<std::uint32_t>(ranks));
   const std::string how = std::string(" dtype=") + dtype + " op=" + op;
-  // Empty, one element, odd, and large enough to be sliced; then by the rule, from parameters.
+  // Sizes: empty, one element, odd, and large enough to be sliced. Then buckets made by the rule
+  // from parameters.
   for (const char* count : {"0", "1", "4097", "600001"}) {
     const std::string name = std::string(" layout=explicit") + count;
     std::string command = std::string("register buckets=2 count=") + count;
@@ -44,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(Every, Reduction,
                          });
 
 TEST(LayoutOfManyParameters, IsRegisteredWithoutDelay) {
-  // Its message is many times larger than what a socket holds.
+  // The message is many times larger than a socket's buffer.
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   std::string parameters = "first:1";
@@ -61,7 +62,7 @@ TEST(LayoutOfManyParameters, IsRegisteredWithoutDelay) {
   ExpectAll(trainers, "leave");
 }
 
-TEST(OneRank, IsItsOwnAverage) {
+TEST(SingleRank, GetsItsOwnGradientsBack) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 1);
   ExpectAll(trainers, "register");
@@ -71,13 +72,13 @@ TEST(OneRank, IsItsOwnAverage) {
 
 class LeaveMidRun : public testing::TestWithParam<const char*> {};
 
-TEST_P(LeaveMidRun, GoesOnWithoutTheRank) {
+TEST_P(LeaveMidRun, OtherRanksContinue) {
   const bool by_world = std::string(GetParam()) == "divisor=world";
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3, "job", GetParam());
   ExpectAll(trainers, "register");
   ExpectAll(trainers, "step times=2");
-  // The others are in step 3 when rank 1 says that it has no more.
+  // The others are in step 3 when rank 1 runs out of data.
   trainers[0]->Begin("step ranks=0,2");
   ASSERT_TRUE(trainers[1]->Do("leave").ok());
   trainers[2]->Begin("step ranks=0,2");
@@ -101,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Divide, LeaveMidRun, testing::Values("divisor=live", "d
                                                                             : "ByLiveRanks";
                          });
 
-TEST(Replacement, OfEveryLayoutGoesOnWithTheNextStepAndKeepsTheDaemonSmall) {
+TEST(Replacement, KeepsTheStepNumberAndTheDaemonSmall) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2 count=1000");
@@ -110,20 +111,21 @@ TEST(Replacement, OfEveryLayoutGoesOnWithTheNextStepAndKeepsTheDaemonSmall) {
     ExpectAll(trainers, "replace count=2000 buckets=" + std::to_string(1 + i % 3));
     EXPECT_EQ(trainers[0]->Do("next").Field("step"), std::to_string(i + 1));
   }
-  // What a session holds: its staging memory and one arena.
+  // A session holds its staging memory and one arena.
   EXPECT_TRUE(daemon.AwaitStatus([](const auto& status) {
     return status.jobs(0).layouts_size() == 1 && status.jobs(0).layouts(0).step() == 21;
   }));
   EXPECT_TRUE(daemon.AwaitStatus(
       [](const auto& status) { return status.arena_bytes() < (2 * 33u << 20); }));
-  // Per rank: staging memory, one arena, one page of semaphores; mapped ones keep no descriptor.
+  // At most three per rank: staging memory, one arena, one page of semaphores. Replaced arenas keep
+  // no descriptor.
   EXPECT_LE(daemon.CountDescriptors("memfd:gradsync"), 6);
   ASSERT_EQ(daemon.Stats().jobs(0).layouts_size(), 1);
   EXPECT_EQ(daemon.Stats().jobs(0).layouts(0).steps_complete(), 20u);
   ExpectAll(trainers, "leave");
 }
 
-TEST(LeaveAndStay, EpochAfterEpochWithUnevenData) {
+TEST(LeaveAndStay, WorksEveryEpochWithUnevenData) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register");
@@ -145,7 +147,7 @@ TEST(LeaveAndStay, EpochAfterEpochWithUnevenData) {
   ExpectAll(trainers, "leave");
 }
 
-TEST(LeaveAndStay, ReturnsTheRankThatLeftLastWhichCanBroadcastTheModel) {
+TEST(LeaveAndStay, ReturnsTheLastRankWhichCanBroadcastTheModel) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register");

@@ -6,14 +6,15 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kStepTimeoutNs = 1'000'000;
 constexpr std::uint32_t kNoSuchChannel = 7;
 
-// Two buckets, of two types; one parameter per rank, so that each can say which one it used. In
-// reverse order of registration: bucket 0 holds c, bucket 1 holds b and a.
+// Two buckets of different types, and one parameter per rank, so that each rank can report another
+// one as used. Buckets fill in reverse order of registration: bucket 0 holds c, bucket 1 holds b
+// and a.
 LayoutSpec Spec() {
   LayoutSpec spec;
   spec.name = "model";
@@ -33,13 +34,13 @@ JobEnvironment Environment(const Clock* clock, Reducer* reducer, Executor* execu
 
 std::uint64_t Incarnation(std::uint32_t rank) { return 100 + rank; }
 
-// Gradients that tell rank, bucket, step and place, and of which small sums are exact.
+// A value that identifies rank, bucket, step and place. Sums over a few ranks are exact.
 double Gradient(std::uint32_t rank, std::uint32_t bucket, std::uint64_t step, std::size_t place) {
   return static_cast<double>((rank + 1) * 1000 + bucket * 500 + step * 100 + place);
 }
 
-// Each rank uses one parameter, another one in each step.
-std::string UsedMap(std::uint32_t rank, std::uint64_t step) {
+// Each rank uses one parameter, a different one in each step.
+std::string UsedMapOf(std::uint32_t rank, std::uint64_t step) {
   return std::string(1, static_cast<char>(1u << (rank + step) % kModelMaxRanks));
 }
 
@@ -185,7 +186,7 @@ absl::Status CheckedJob::Send(const Event& event) {
       for (std::uint32_t bucket = 0; bucket < kModelBuckets; ++bucket) Write(rank, bucket, step);
       return job_->MarkReady(rank, channel_, step, {0, 1});
     case Action::kEndStep:
-      return job_->EndStep(rank, channel_, step, UsedMap(rank, step));
+      return job_->EndStep(rank, channel_, step, UsedMapOf(rank, step));
     case Action::kReadVerdict:
       return absl::OkStatus();
     case Action::kReduced: {
@@ -200,11 +201,11 @@ absl::Status CheckedJob::Send(const Event& event) {
     case Action::kAbandon:
       return job_->AbandonStep(rank, channel_, step, "out of memory");
     case Action::kLose:
-      // Both ways in which a death is noticed; the first one counts.
-      job_->Lose(
-          rank, Incarnation(rank),
-          MakeError(absl::StatusCode::kAborted, model_.Lost(event.rank) ? "STREAM" : "PROCESS",
-                    "its process has ended"));
+      // The loss is reported in both ways in which a daemon notices it; the first report counts.
+      job_->Lose(rank, Incarnation(rank),
+                 MakeError(absl::StatusCode::kAborted,
+                           model_.Lost(event.rank) ? reason::kStreamEnded : reason::kProcessEnded,
+                           "its process has ended"));
       return absl::OkStatus();
     case Action::kLeave:
       return job_->Leave(rank, event.detail != 0);
@@ -218,7 +219,7 @@ absl::Status CheckedJob::Send(const Event& event) {
       if (!next.ok()) {
         Violate("the next generation: ", next.status().ToString());
       } else if ((*next)->identity().generation != 2 || *next == job_) {
-        Violate("the job goes on instead of a new generation");
+        Violate("the job continues instead of a new generation");
       } else {
         successor_ = *next;
       }
@@ -238,8 +239,8 @@ void CheckedJob::Apply(const Event& event) {
   CompareSubmissions(prediction.submitted, reducer_.submitted() - submitted_before);
   CompareMessages(prediction);
   CompareMemory();
-  if (job_->Failed() != model_.ended()) {
-    Violate("the job has ", job_->Failed() ? "" : "not ", "ended");
+  if (job_->HasEnded() != model_.ended()) {
+    Violate("the job has ", job_->HasEnded() ? "" : "not ", "ended");
   }
 }
 
@@ -252,7 +253,7 @@ void CheckedJob::Replay(const Event& event) {
 absl::Status CheckedJob::Happen(const Event& event) {
   clock_.Advance(1);
   absl::Status answer = Send(event);
-  // The session layer ends the session of a rank that was refused, with what it was told.
+  // After a refused message, the session layer ends the rank's session with the same error.
   if (!answer.ok()) job_->Lose(event.rank, Incarnation(event.rank), answer);
   return answer;
 }
@@ -316,7 +317,7 @@ void CheckedJob::CompareSubmissions(unsigned predicted, std::size_t submitted) {
   for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
     if ((predicted >> bucket & 1u) == 0) continue;
     ++count;
-    if (options_.reduce_at_once) continue;  // what came of it shows in the memory
+    if (options_.reduce_at_once) continue;  // CompareMemory checks the result
     const ReduceOperation* const operation = Held(bucket);
     if (operation == nullptr) return Violate("bucket ", bucket, " is ready, but not reduced");
     std::vector<std::byte*> buffers;
@@ -324,11 +325,12 @@ void CheckedJob::CompareSubmissions(unsigned predicted, std::size_t submitted) {
       if (!model_.InSteps(rank)) continue;
       buffers.push_back(memory_[rank]->At<std::byte>(plan_.buckets[bucket].offset));
     }
-    if (!std::equal(buffers.begin(), buffers.end(), operation->buffers.begin(),
-                    operation->buffers.end())) {
+    if (!std::equal(buffers.begin(), buffers.end(), operation->host().buffers.begin(),
+                    operation->host().buffers.end())) {
       Violate("bucket ", bucket, " is not reduced over the ranks in steps, in their order");
     }
-    if (operation->count != plan_.buckets[bucket].count) Violate("bucket ", bucket, " is cut");
+    if (operation->count != plan_.buckets[bucket].count)
+      Violate("bucket ", bucket, " is not reduced in full");
     if (operation->scale != 1.0 / model_.divisor()) {
       Violate("bucket ", bucket, " is scaled by ", operation->scale);
     }
@@ -338,42 +340,45 @@ void CheckedJob::CompareSubmissions(unsigned predicted, std::size_t submitted) {
 
 void CheckedJob::CompareMessages(const Prediction& prediction) {
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (!sinks_[rank]->AllFlushed()) Violate("a message to rank ", rank, " was not sent on");
+    if (!sinks_[rank]->AllFlushed()) Violate("a message to rank ", rank, " was not flushed");
     const std::vector<SessionMessage> actual = sinks_[rank]->Take();
     std::size_t next = 0;
     for (const Prediction::Message& expected : prediction.messages) {
       if (expected.rank != rank) continue;
       if (next == actual.size()) {
-        return Violate("rank ", rank, " is not told ", Describe(expected));
+        return Violate("rank ", rank, " does not receive ", Describe(expected));
       }
       CompareMessage(expected, actual[next++]);
     }
     if (next < actual.size()) {
-      return Violate("rank ", rank, " is told too much: variant ", actual[next].index());
+      return Violate("rank ", rank, " receives an unexpected message: variant ",
+                     actual[next].index());
     }
   }
 }
 
 void CheckedJob::CompareMessage(const Prediction::Message& expected, const SessionMessage& actual) {
-  const std::string where = absl::StrCat("rank ", expected.rank, " is told ", Describe(expected));
+  const std::string where = absl::StrCat("rank ", expected.rank, " receives ", Describe(expected));
   switch (expected.kind) {
     case Prediction::Kind::kBucketDone: {
       const auto* done = std::get_if<BucketDoneMessage>(&actual);
       if (done == nullptr || done->channel != channel_ || done->step != expected.step ||
           done->bucket != static_cast<std::uint32_t>(expected.bucket)) {
-        Violate(where, ": something else");
+        Violate(where, ": the message differs");
       }
       return;
     }
     case Prediction::Kind::kStepDone: {
       const auto* done = std::get_if<StepDoneMessage>(&actual);
-      if (done == nullptr || done->channel != channel_) return Violate(where, ": something else");
+      if (done == nullptr || done->channel != channel_)
+        return Violate(where, ": the message differs");
       CompareRecord(where, expected, *done->record);
       if (record_step_ != expected.step) {
         record_step_ = expected.step;
         record_ = done->record.get();
       }
-      if (record_ != done->record.get()) Violate(where, ": not with the record of the other ranks");
+      if (record_ != done->record.get())
+        Violate(where, ": its record is not that of the other ranks");
       return;
     }
     case Prediction::Kind::kLeaveDone: {
@@ -381,13 +386,13 @@ void CheckedJob::CompareMessage(const Prediction::Message& expected, const Sessi
       if (done == nullptr || done->last_joiner != static_cast<std::uint32_t>(expected.bucket) ||
           done->next_sequence != 1 || done->next_steps.size() != 1 ||
           done->next_steps[0].channel != channel_ || done->next_steps[0].step != expected.step) {
-        Violate(where, ": something else");
+        Violate(where, ": the message differs");
       }
       return;
     }
     case Prediction::Kind::kSessionEnd: {
       const auto* end = std::get_if<SessionEndMessage>(&actual);
-      if (end == nullptr) return Violate(where, ": something else");
+      if (end == nullptr) return Violate(where, ": the message differs");
       CompareStatus(where, expected.cause, end->status);
       return;
     }
@@ -398,14 +403,15 @@ void CheckedJob::CompareRecord(absl::string_view where, const Prediction::Messag
                                const StepRecord& record) {
   CompareStatus(where, expected.cause, record.verdict);
   if (record.times.step != expected.step) Violate(where, ": step ", record.times.step);
-  if (record.times.complete != expected.cause.ok()) Violate(where, ": the record contradicts");
+  if (record.times.complete != expected.cause.ok())
+    Violate(where, ": the record has the wrong verdict");
   std::string used;
   for (std::uint32_t rank = 0; record.verdict.ok() && rank < sinks_.size(); ++rank) {
     if (!model_.InSteps(static_cast<int>(rank))) continue;
     used.resize(1);
-    used[0] = static_cast<char>(used[0] | UsedMap(rank, expected.step)[0]);
+    used[0] = static_cast<char>(used[0] | UsedMapOf(rank, expected.step)[0]);
   }
-  if (record.used_map != used) Violate(where, ": another used_map");
+  if (record.used_map != used) Violate(where, ": the wrong used_map");
   if (record.live_ranks != static_cast<std::uint32_t>(expected.live_ranks)) {
     Violate(where, ": ", record.live_ranks, " live ranks");
   }
@@ -413,8 +419,8 @@ void CheckedJob::CompareRecord(absl::string_view where, const Prediction::Messag
     Violate(where, ": divisor ", record.divisor);
   }
   const std::size_t measured = record.verdict.ok() ? record.times.buckets.size() : 0;
-  if (record.numbers.size() != measured) {
-    Violate(where, ": numbers of ", record.numbers.size(), " buckets");
+  if (record.stats.size() != measured) {
+    Violate(where, ": stats of ", record.stats.size(), " buckets");
   }
   for (const BucketTimes& times : record.times.buckets) {
     const bool reduced = times.finish_ns != 0;
@@ -462,9 +468,9 @@ void CheckedJob::CompareMemory() {
 
 void CheckedJob::OnMessage(std::uint32_t rank, const SessionMessage& message) {
   const TrainerMemory& memory = *memory_[rank];
-  const auto untouched = [&](absl::string_view told) {
+  const auto untouched = [&](absl::string_view message_name) {
     if (reducer_.Touches(memory.data(), memory.bytes())) {
-      Violate("rank ", rank, " is told ", told, " while a reduction touches its memory");
+      Violate("rank ", rank, " receives ", message_name, " while a reduction touches its memory");
     }
   };
   if (std::holds_alternative<SessionEndMessage>(message)) untouched("its end");
@@ -474,12 +480,12 @@ void CheckedJob::OnMessage(std::uint32_t rank, const SessionMessage& message) {
   const std::uint64_t step = done->record->times.step;
   for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
     if (memory.done(bucket) != step) {
-      Violate("rank ", rank, " is told the verdict of step ", step, " when bucket ", bucket,
+      Violate("rank ", rank, " receives the verdict of step ", step, " when bucket ", bucket,
               "'s done word is ", memory.done(bucket));
     }
   }
   if (!done->record->verdict.ok() && memory.void_step() != step) {
-    Violate("rank ", rank, " is told that step ", step, " is void when void_step is ",
+    Violate("rank ", rank, " learns that step ", step, " is void when void_step is ",
             memory.void_step());
   }
 }
@@ -488,18 +494,18 @@ void CheckedJob::OnMessage(std::uint32_t rank, const SessionMessage& message) {
 // -------------------------------------------------------------------------------------
 
 void CheckedJob::Finish() {
-  if (!reducer_.held().empty()) Violate("a reduction still runs");
-  if (model_.told()) {
+  if (!reducer_.held().empty()) Violate("a reduction is still running");
+  if (model_.end_sent()) {
     FinishEnded();
   } else {
     FinishThrough();
   }
   if (!violation_.empty()) return;
 
-  if (!job_->Over()) Violate("the job is not over");
-  executor_.RunAll();  // where memory is let go
+  if (!job_->Over()) Violate("the job has not ended");
+  executor_.RunAll();  // frees the memory
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (memory_[rank]->Shared()) Violate("the job holds on to the memory of rank ", rank);
+    if (memory_[rank]->Shared()) Violate("the job still holds the memory of rank ", rank);
   }
   table_.Tick();
   const JobSnapshot snapshot = job_->Snapshot();
@@ -511,7 +517,7 @@ void CheckedJob::Finish() {
   }
   const LayoutStatsSnapshot& stats = snapshot.layouts[0].stats;
   if (stats.steps_complete != model_.steps_complete() || stats.steps_void != model_.steps_void()) {
-    Violate("counted are ", stats.steps_complete, " complete and ", stats.steps_void,
+    Violate("the statistics count ", stats.steps_complete, " complete and ", stats.steps_void,
             " void steps");
   }
   const auto timeline = job_->Timeline("model", StepTimeline::kMaxSteps);
@@ -523,7 +529,7 @@ void CheckedJob::Finish() {
 }
 
 void CheckedJob::FinishEnded() {
-  // Every call of a rank whose session has ended is ignored.
+  // After the end of a rank's session, its calls are ignored.
   for (std::uint32_t rank = 0; rank < static_cast<std::uint32_t>(options_.ranks); ++rank) {
     const std::uint64_t step = model_.step();
     for (const absl::Status& status :
@@ -536,7 +542,8 @@ void CheckedJob::FinishEnded() {
   }
   job_->Tick();
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (!sinks_[rank]->messages().empty()) Violate("rank ", rank, " is told more after its end");
+    if (!sinks_[rank]->messages().empty())
+      Violate("rank ", rank, " receives a message after its end");
   }
   if (!reducer_.held().empty()) Violate("a reduction begins after the end");
 }
@@ -544,13 +551,14 @@ void CheckedJob::FinishEnded() {
 void CheckedJob::FinishThrough() {
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (model_.InSteps(rank) && !model_.Through(rank)) {
-      Violate("nothing can happen, but rank ", rank, " waits in step ", model_.Belief(rank));
+      Violate("no event can happen, but rank ", rank, " waits in step ", model_.Belief(rank));
     }
   }
-  if (!job_->MissingInStep(channel_, model_.step()).empty()) Violate("a step is left open");
+  if (!job_->MissingInStep(channel_, model_.step()).empty()) Violate("a step is still open");
   const LayoutStatsSnapshot stats = job_->Snapshot().layouts[0].stats;
   if (stats.buckets_reduced != buckets_reduced_) {
-    Violate("counted are ", stats.buckets_reduced, " reductions instead of ", buckets_reduced_);
+    Violate("the statistics count ", stats.buckets_reduced, " reductions instead of ",
+            buckets_reduced_);
   }
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!model_.HasSession(rank)) continue;
@@ -561,4 +569,4 @@ void CheckedJob::FinishThrough() {
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// A real job, driven event by event beside its model, and compared with it after each.
+// Drives a real job and its model event by event, and compares them after each event.
 
 #ifndef TESTS_JOB_CHECKED_JOB_H_
 #define TESTS_JOB_CHECKED_JOB_H_
@@ -19,31 +19,30 @@
 #include "tests/job/recording_sink.h"
 #include "tests/job/trainer_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// The trainers' memory outlives the jobs of many schedules: to make it anew for each would cost
-// more than the schedule.
+// The trainers' memory is reused for many schedules: creating it costs more than a schedule.
 using ModelMemory = std::vector<std::unique_ptr<TrainerMemory>>;
 ModelMemory MakeModelMemory();
 
 class CheckedJob {
  public:
-  // A job whose ranks have all joined and agreed on their layout. `memory` is nobody else's while
-  // this lives.
+  // A job whose ranks have all joined and agreed on their layout. Nobody else uses `memory` while
+  // this object lives.
   CheckedJob(const ModelOptions& options, ModelMemory* memory);
   ~CheckedJob();
 
   const JobModel& model() const { return model_; }
 
-  // Lets `event` happen, in the job and in the model, and compares them.
+  // Applies `event` to the job and to the model, and compares them.
   void Apply(const Event& event);
-  // The same without the comparison, for what has been compared in another schedule.
+  // As Apply, without the comparison, for a prefix that an earlier schedule has compared.
   void Replay(const Event& event);
-  // To be called when nothing can happen any more: whatever each trainer could still say is
-  // ignored, or they all leave; nothing is left behind.
+  // Called when no event can happen any more. In an ended job, further messages must be ignored;
+  // otherwise all ranks leave. Then checks that no memory is still shared.
   void Finish();
 
-  // What is wrong, the first thing only; empty so far.
+  // The first difference that was found; empty if there is none.
   const std::string& violation() const { return violation_; }
 
  private:
@@ -55,15 +54,15 @@ class CheckedJob {
   // Every rank joins, and they agree on their layout.
   void Form();
 
-  // In the job alone; what it answers the rank.
+  // Applies the event to the job alone. Returns the job's answer to the rank.
   absl::Status Happen(const Event& event);
   absl::Status Send(const Event& event);
-  // In the model alone.
+  // Applies the event to the model alone.
   Prediction Predict(const Event& event);
   absl::Status SendBreach(std::uint32_t rank, Breach breach);
   // The trainer writes its gradients of a bucket.
   void Write(std::uint32_t rank, std::uint32_t bucket, std::uint64_t step);
-  // The bucket must hold the average of all ranks in steps from now on.
+  // From now on, expects the average over all ranks in steps in this bucket.
   void Average(int bucket);
   // The held reduction of a bucket, or null.
   ReduceOperation* Held(int bucket) const;
@@ -75,7 +74,7 @@ class CheckedJob {
   void CompareRecord(absl::string_view where, const Prediction::Message& expected,
                      const StepRecord& record);
   void CompareMemory();
-  // What holds at the moment when a rank is told something.
+  // Checks the shared memory at the moment when a message to the rank is queued.
   void OnMessage(std::uint32_t rank, const SessionMessage& message);
   void FinishEnded();
   void FinishThrough();
@@ -92,15 +91,15 @@ class CheckedJob {
   std::uint32_t channel_ = 0;
   LayoutPlan plan_;
   std::vector<std::shared_ptr<RecordingSink>> sinks_;
-  // What each rank's buckets must hold.
+  // The expected content of each rank's buckets.
   std::array<std::array<Values, kModelBuckets>, kModelMaxRanks> content_;
-  // Of the step that was decided last: the same object for every rank.
+  // The record of the last decided step; every rank must get the same object.
   const StepRecord* record_ = nullptr;
   std::uint64_t record_step_ = 0;
   std::uint64_t buckets_reduced_ = 0;
   std::string violation_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_CHECKED_JOB_H_

@@ -1,6 +1,7 @@
-// Real threads at full speed: trainers that take steps, abandon them, die and come again, a real
-// reducer and executor, and a daemon that meanwhile ticks, kills and is asked. For ThreadSanitizer,
-// and for what must hold however the threads meet.
+// A stress test with real threads at full speed. Trainers take steps, abandon them, are lost and
+// join again. The reducer and the executor are real. Meanwhile a daemon thread ticks, ends sessions
+// and reads the status. It checks what must hold for every interleaving, and gives ThreadSanitizer
+// races to find.
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -28,7 +29,7 @@
 #include "tests/job/manual_clock.h"
 #include "tests/job/trainer_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint32_t kRanks = 3;
@@ -37,8 +38,8 @@ constexpr std::uint64_t kStepsInAll = 600;  // complete ones
 constexpr std::uint64_t kStepTimeoutNs = 1'000'000'000;
 constexpr std::uint64_t kStagingBytes = 256;
 
-// Elements of each bucket: two that the submitting thread reduces at once, and one that goes to the
-// reduce threads.
+// Elements of each bucket. The submitting thread reduces the two small buckets itself; the large
+// one goes to the reduce threads.
 constexpr std::uint64_t kCounts[] = {5, 24 * 1024, 16};
 constexpr std::uint32_t kBuckets = 3;
 static_assert(2 * kRanks * kCounts[1] * sizeof(float) > HostReducer::kInlineTrafficBytes);
@@ -56,7 +57,7 @@ float Gradient(std::uint32_t rank, std::uint64_t step, std::uint32_t bucket, std
   return static_cast<float>((rank + 1) * 7 + step % 11 + bucket * 3 + i % 5);
 }
 
-// A session's sink whose other end is a thread that waits for messages.
+// A session's sink; another thread waits for its messages.
 class WaitingSink final : public SessionSink {
  public:
   void Queue(SessionMessage message) override {
@@ -94,7 +95,7 @@ JobEnvironment Environment(const Clock* clock, Reducer* reducer, Executor* execu
   return environment;
 }
 
-// What all threads share.
+// State that all threads share.
 struct World {
   ManualClock clock;
   HostReducer reducer{2};
@@ -112,7 +113,7 @@ class Trainer {
  public:
   Trainer(World* world, std::uint32_t rank) : world_(*world), rank_(rank), random_(rank + 1) {}
 
-  // Sessions, one after the other, until it is told to stop.
+  // Runs one session after the other until the test stops it.
   void Run() {
     while (!world_.stop.load()) RunSession();
   }
@@ -124,7 +125,7 @@ class Trainer {
 
   bool Chance(int in) { return random_() % static_cast<unsigned>(in) == 0; }
 
-  // The next message of this kind; nullopt if the session ends before.
+  // Waits for the next message of this kind; nullopt if the session ends first.
   template <typename Message>
   std::optional<Message> Await() {
     for (;;) {
@@ -145,7 +146,8 @@ class Trainer {
     EXPECT_TRUE(reason == "RANK_LOST" || reason == "SUPERSEDED" || reason == "STOPPED" ||
                 reason == "DIED")
         << status;
-    // The memory is the trainer's alone again: a reduction that still touched it would be a race.
+    // From here only the trainer uses the memory: ThreadSanitizer reports a reduction that still
+    // touches it.
     if (memory_ != nullptr) std::memset(memory_->data(), 0, memory_->bytes());
     if (window_ != nullptr) std::memset(window_->bytes, 0, kStagingBytes);
   }
@@ -159,7 +161,7 @@ class Trainer {
     options.step_timeout_ns = kStepTimeoutNs;
     const auto job =
         world_.table.Join({1000, "run", ""}, rank_, kRanks, options, incarnation_, sink_);
-    // Its last session has ended, so its rank is free or the job is to be superseded.
+    // The rank's last session has ended: the rank is free, or a new generation begins.
     ASSERT_TRUE(job.ok()) << job.status();
     job_ = *job;
     LayoutRequest request;
@@ -167,7 +169,7 @@ class Trainer {
     request.deadline_ns = ~std::uint64_t{0};
     request.bucket_done_messages = rank_ == 0;
     const auto registered = job_->RegisterLayout(rank_, request);
-    if (!registered.ok()) {  // the job has ended meanwhile
+    if (!registered.ok()) {  // the job has ended
       Await<LayoutReadyMessage>();
       return;
     }
@@ -184,7 +186,8 @@ class Trainer {
       if (step % 5 == 0 && !Operate(++sequence)) return;
     }
     Expect(job_->Leave(rank_, /*exit=*/true));
-    // Over at once, unless another rank has begun the next generation meanwhile.
+    // The job ends when all ranks have left, or when a rank begins the next generation. In both
+    // cases the session ends.
     const SessionMessage message = sink_->Next();
     EXPECT_TRUE(std::holds_alternative<SessionEndMessage>(message));
   }
@@ -215,7 +218,7 @@ class Trainer {
 
   bool Die() {
     job_->Lose(rank_, incarnation_,
-               MakeError(absl::StatusCode::kAborted, "DIED", "its process has ended"));
+               MakeError(absl::StatusCode::kAborted, Reason("DIED"), "its process has ended"));
     for (;;) {
       const SessionMessage message = sink_->Next();
       const auto* const end = std::get_if<SessionEndMessage>(&message);
@@ -225,7 +228,7 @@ class Trainer {
     }
   }
 
-  // Waits for one bucket by its word, as a trainer does, then for the verdict.
+  // Waits for one bucket's semaphore word, as a trainer does, then for the verdict.
   bool AwaitVerdict(std::uint64_t step, std::uint32_t bucket) {
     while (!SemaphoreReleased(memory_->done(bucket), step) && sink_->Empty()) sched_yield();
     const bool released = SemaphoreReleased(memory_->done(bucket), step);
@@ -235,7 +238,7 @@ class Trainer {
     const StepRecord& record = *done->record;
     EXPECT_EQ(record.times.step, step);
     if (!record.verdict.ok()) {
-      // Whoever is released by a void step's word sees that it is void.
+      // A void step also releases the waits. The void step's number is then already visible.
       if (released && record.times.buckets[bucket].finish_ns == 0) {
         EXPECT_GE(void_step, step);
       }
@@ -265,8 +268,7 @@ class Trainer {
     }
   }
 
-  // One after the other: a barrier, an all-reduce and a broadcast of two chunks. False if the
-  // session has ended.
+  // Runs a barrier, an all-reduce and a broadcast of two chunks. False if the session has ended.
   bool Operate(std::uint64_t sequence) {
     OperationSpec spec;
     spec.kind = static_cast<OperationKind>(sequence % 3);
@@ -325,7 +327,7 @@ class Trainer {
   std::shared_ptr<Window> window_;
 };
 
-// What else a daemon does: its clock, its leases, its answers.
+// The daemon's other work: clock ticks, lost leases and status requests.
 void Disturb(World* world) {
   std::mt19937 random(99);
   std::uint64_t next_kill = 25, next_timeout = 10;
@@ -345,7 +347,7 @@ void Disturb(World* world) {
         next_kill = steps + 25;
         const RankSnapshot& rank = snapshot.ranks[random() % snapshot.ranks.size()];
         job->Lose(rank.rank, rank.incarnation,
-                  MakeError(absl::StatusCode::kAborted, "DIED", "its lease ran out"));
+                  MakeError(absl::StatusCode::kAborted, Reason("DIED"), "its lease ran out"));
       }
     }
     if (steps >= next_timeout) {
@@ -357,7 +359,7 @@ void Disturb(World* world) {
   }
 }
 
-TEST(ConcurrencyTest, EveryCompleteStepIsAveragedAndEveryOtherIsToldTheSame) {
+TEST(ConcurrencyTest, CompleteStepsHoldTheAverageAndVerdictsAgree) {
   World world;
   std::vector<std::thread> threads;
   std::atomic<std::uint32_t> running{kRanks};
@@ -371,7 +373,8 @@ TEST(ConcurrencyTest, EveryCompleteStepIsAveragedAndEveryOtherIsToldTheSame) {
   while (world.complete.load() < kStepsInAll && running.load() == kRanks) sched_yield();
   world.stop.store(true);
   while (running.load() > 0) {
-    world.table.EndAll(MakeError(absl::StatusCode::kAborted, "STOPPED", "the test is over"));
+    world.table.EndAll(
+        MakeError(absl::StatusCode::kAborted, Reason("STOPPED"), "the test is over"));
     sched_yield();
   }
   for (std::thread& thread : threads) thread.join();
@@ -387,7 +390,7 @@ TEST(ConcurrencyTest, EveryCompleteStepIsAveragedAndEveryOtherIsToldTheSame) {
   for (const auto& job : world.table.Jobs()) EXPECT_TRUE(job->Over());
 }
 
-TEST(ConcurrencyTest, ARankThatJoinsWhileAnotherIsLostIsNotRefused) {
+TEST(ConcurrencyTest, RankMayJoinWhileAnotherIsLost) {
   World world;
   const JobKey key{1000, "run", ""};
   for (int i = 0; i < 3000; ++i) {
@@ -405,7 +408,7 @@ TEST(ConcurrencyTest, ARankThatJoinsWhileAnotherIsLostIsNotRefused) {
     go.store(true);
     const auto other = world.table.Join(key, 1, 2, {}, second, second_sink);
     loss.join();
-    // It takes part in the old generation, and is told of the loss, or begins the next.
+    // It joins the old generation and learns of the loss, or it begins the next one.
     ASSERT_TRUE(other.ok()) << other.status();
     EXPECT_EQ(second_sink->Empty(), *other != *joined);
     (*other)->Lose(1, second, absl::AbortedError("done"));
@@ -414,4 +417,4 @@ TEST(ConcurrencyTest, ARankThatJoinsWhileAnotherIsLostIsNotRefused) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// Waits that end: the step's deadline and the operation's; the layout's is layout_agreement_test's.
+// Deadlines of steps and operations. layout_agreement_test covers those of layouts.
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 
 #include "tests/job/job_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 class DeadlineTest : public JobFixture {
@@ -27,7 +27,7 @@ class DeadlineTest : public JobFixture {
   std::vector<std::shared_ptr<std::vector<std::byte>>> staging_;
 };
 
-TEST_F(DeadlineTest, AStepsRunsFromItsFirstMark) {
+TEST_F(DeadlineTest, StepDeadlineRunsFromTheFirstMark) {
   Start(2);
   const std::uint32_t channel = Agree(Spec(2));
   Wait(10 * kStepTimeoutNs);
@@ -40,7 +40,7 @@ TEST_F(DeadlineTest, AStepsRunsFromItsFirstMark) {
   EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_TIMEOUT");
 }
 
-TEST_F(DeadlineTest, AStepsNamesWhoIsMissingWhatAndIsTheSameForEveryRank) {
+TEST_F(DeadlineTest, StepTimeoutNamesWhatIsMissingToEveryRank) {
   Start(3);
   const std::uint32_t channel = Agree(Spec(3));
   DoStep(0, channel, 1);
@@ -61,14 +61,14 @@ TEST_F(DeadlineTest, AStepsNamesWhoIsMissingWhatAndIsTheSameForEveryRank) {
   EXPECT_EQ(Only<StepDoneMessage>(2).record, record);
 }
 
-TEST_F(DeadlineTest, AVoidStepWaitsForTheReductionsThatRun) {
+TEST_F(DeadlineTest, VoidStepWaitsForRunningReductions) {
   Start(2);
   const std::uint32_t channel = Agree(Spec(2));
   DoStep(0, channel, 1);
   ASSERT_TRUE(job_->MarkReady(1, channel, 1, {0}).ok());
   Wait(kStepTimeoutNs);
   EXPECT_TRUE(sink(0).messages().empty());
-  // What comes late does not save it, and begins nothing.
+  // Late messages do not save the step, and start no reduction.
   ASSERT_TRUE(job_->MarkReady(1, channel, 1, {1}).ok());
   EXPECT_EQ(reducer_.held().size(), 1u);
   ASSERT_TRUE(job_->EndStep(1, channel, 1, "").ok());
@@ -77,7 +77,7 @@ TEST_F(DeadlineTest, AVoidStepWaitsForTheReductionsThatRun) {
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_void, 1u);
 }
 
-TEST_F(DeadlineTest, AStepsNamesNoRankIfTheDaemonAloneIsLate) {
+TEST_F(DeadlineTest, StepTimeoutNamesNoRankIfOnlyTheDaemonIsLate) {
   Start(2);
   const std::uint32_t channel = Agree(Spec(2));
   DoStep(0, channel, 1);
@@ -92,7 +92,7 @@ TEST_F(DeadlineTest, AStepsNamesNoRankIfTheDaemonAloneIsLate) {
   EXPECT_EQ(FieldOf(status, "bucket"), "");
 }
 
-TEST_F(DeadlineTest, TheNextStepHasItsOwn) {
+TEST_F(DeadlineTest, EachStepHasItsOwnDeadline) {
   Start(1);
   const std::uint32_t channel = Agree(Spec(2));
   ASSERT_TRUE(job_->MarkReady(0, channel, 1, {0}).ok());
@@ -109,7 +109,7 @@ TEST_F(DeadlineTest, TheNextStepHasItsOwn) {
   EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
 }
 
-TEST_F(DeadlineTest, AnOperationsNamesItAndTheRanksThatDidNotCome) {
+TEST_F(DeadlineTest, OperationTimeoutNamesTheOperationAndMissingRanks) {
   Start(4);
   const OperationSpec barrier;
   const std::uint64_t deadline_ns = clock_.NowNs() + 100;
@@ -129,7 +129,7 @@ TEST_F(DeadlineTest, AnOperationsNamesItAndTheRanksThatDidNotCome) {
   EXPECT_TRUE(sink(1).messages().empty());
 }
 
-TEST_F(DeadlineTest, TheEarliestDeadlineOfAnyRankCounts) {
+TEST_F(DeadlineTest, EarliestDeadlineOfAnyRankCounts) {
   Start(3);
   const std::uint64_t now_ns = clock_.NowNs();
   ASSERT_TRUE(Operate(0, {}, now_ns + 1000).ok());
@@ -138,7 +138,7 @@ TEST_F(DeadlineTest, TheEarliestDeadlineOfAnyRankCounts) {
   Only<OperationFailedMessage>(0);
 }
 
-TEST_F(DeadlineTest, ABroadcastsNamesTheRootThatDoesNotWriteOrTheRanksThatDoNotRead) {
+TEST_F(DeadlineTest, BroadcastTimeoutNamesTheMissingRootOrReaders) {
   Start(3);
   OperationSpec broadcast;
   broadcast.kind = OperationKind::kBroadcast;
@@ -162,7 +162,7 @@ TEST_F(DeadlineTest, ABroadcastsNamesTheRootThatDoesNotWriteOrTheRanksThatDoNotR
   }
 }
 
-TEST_F(DeadlineTest, AnOperationIsToldToHaveFailedOnlyOnceNothingTouchesItsMemory) {
+TEST_F(DeadlineTest, OperationTimeoutWaitsForTheRunningReduction) {
   Start(2);
   OperationSpec reduce;
   reduce.kind = OperationKind::kAllReduce;
@@ -182,4 +182,4 @@ TEST_F(DeadlineTest, AnOperationIsToldToHaveFailedOnlyOnceNothingTouchesItsMemor
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -4,23 +4,23 @@
 #include <cmath>
 #include <cstdlib>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 template <typename T>
-BucketNumbers CombineAll(const ReduceOperation& operation) {
-  BucketNumbers numbers;
-  std::vector<T> elements(operation.buffers.size());
+GradientStats CombineAll(const ReduceOperation& operation) {
+  GradientStats stats;
+  std::vector<T> elements(operation.host().buffers.size());
   for (std::size_t i = 0; i < operation.count; ++i) {
     for (std::size_t k = 0; k < elements.size(); ++k) {
-      elements[k] = reinterpret_cast<const T*>(operation.buffers[k])[i];
+      elements[k] = reinterpret_cast<const T*>(operation.host().buffers[k])[i];
     }
     const T combined = HeldReducer::Combined(elements, operation.scale);
-    for (std::byte* buffer : operation.buffers) reinterpret_cast<T*>(buffer)[i] = combined;
-    numbers.sum_of_squares += static_cast<double>(combined) * static_cast<double>(combined);
-    if (!std::isfinite(combined)) ++numbers.non_finite;
+    for (std::byte* buffer : operation.host().buffers) reinterpret_cast<T*>(buffer)[i] = combined;
+    stats.sum_of_squares += static_cast<double>(combined) * static_cast<double>(combined);
+    if (!std::isfinite(combined)) ++stats.non_finite;
   }
-  return numbers;
+  return stats;
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ void HeldReducer::Reduce(ReduceOperation* operation) {
 bool HeldReducer::Touches(const std::byte* data, std::size_t bytes) const {
   for (const ReduceOperation* operation : held_) {
     const std::size_t length = operation->count * ItemSize(operation->dtype);
-    for (const std::byte* buffer : operation->buffers) {
+    for (const std::byte* buffer : operation->host().buffers) {
       if (buffer < data + bytes && data < buffer + length) return true;
     }
   }
@@ -43,16 +43,16 @@ bool HeldReducer::Touches(const std::byte* data, std::size_t bytes) const {
 
 void HeldReducer::Release(ReduceOperation* operation) {
   const auto found = std::find(held_.begin(), held_.end(), operation);
-  if (found == held_.end()) std::abort();  // the test's own fault
+  if (found == held_.end()) std::abort();  // an error in the test
   held_.erase(found);
 }
 
 void HeldReducer::Complete(ReduceOperation* operation) {
   const std::uint64_t start_ns = clock_->NowNs();
-  const BucketNumbers numbers = operation->dtype == DataType::kFloat64
-                                    ? CombineAll<double>(*operation)
-                                    : CombineAll<float>(*operation);
-  if (operation->measure) operation->numbers = numbers;
+  const GradientStats stats = operation->dtype == DataType::kFloat64
+                                  ? CombineAll<double>(*operation)
+                                  : CombineAll<float>(*operation);
+  if (operation->measure) operation->stats = stats;
   Release(operation);
   operation->done({start_ns, clock_->NowNs()});
 }
@@ -67,4 +67,4 @@ void HeldReducer::CompleteAll() {
   while (!held_.empty()) Complete(held_.front());
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,4 @@
-// A reducer that holds every reduction until a test completes it: in any order, at any moment, or
-// never.
+// A reducer that holds every reduction until a test completes it, in any order and at any time.
 
 #ifndef TESTS_JOB_HELD_REDUCER_H_
 #define TESTS_JOB_HELD_REDUCER_H_
@@ -12,14 +11,14 @@
 #include "daemon/base/clock.h"
 #include "daemon/reduce/reducer.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// Not thread-safe: for tests that run everything on their own thread. Does the arithmetic of
-// float32 and float64 itself, one element after the other in the order of the buffers.
+// Not thread-safe: for tests that run everything on one thread. Adds float32 and float64 itself,
+// element by element, in the order of the buffers.
 class HeldReducer final : public Reducer {
  public:
-  // `clock` outlives this. `at_once`: nothing is held; Reduce() completes what it is given before
-  // it returns, as HostReducer does with small buckets.
+  // `clock` outlives this. With `at_once`, Reduce() completes the operation before it returns, as
+  // HostReducer does for small buckets.
   explicit HeldReducer(const Clock* clock, bool at_once = false)
       : clock_(clock), at_once_(at_once) {}
 
@@ -32,14 +31,14 @@ class HeldReducer final : public Reducer {
   // True if a held reduction may read or write one of these bytes.
   bool Touches(const std::byte* data, std::size_t bytes) const;
 
-  // `operation` must be held. The reduction, then done(), during which it is not held any more:
-  // its last write is past.
+  // Carries out `operation`, which must be held, then calls done(). During done() it is no longer
+  // held, because its last write is past.
   void Complete(ReduceOperation* operation);
   void CompleteAll();
-  // `operation` must be held. done() without an arithmetic, as of an engine that has failed.
+  // Fails `operation`, which must be held: calls done() without writing a result.
   void Fail(ReduceOperation* operation, const absl::Status& why);
 
-  // The same arithmetic for whoever wants to know what comes out.
+  // The same arithmetic, for tests that compute the expected result.
   template <typename T>
   static T Combined(const std::vector<T>& in_rank_order, double scale) {
     T sum = in_rank_order.front();
@@ -56,6 +55,6 @@ class HeldReducer final : public Reducer {
   std::size_t submitted_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_HELD_REDUCER_H_

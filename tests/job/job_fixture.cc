@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 std::string FieldOf(const absl::Status& status, absl::string_view key) {
   for (const auto& [name, value] : DetailsOf(status).fields) {
@@ -91,4 +91,4 @@ void JobFixture::DoStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t
   EXPECT_TRUE(ended.ok()) << ended;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

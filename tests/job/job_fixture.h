@@ -1,4 +1,4 @@
-// A job whose ranks, reducer, executor and clock a test moves by hand.
+// A job whose ranks, reducer, executor and clock are controlled by the test.
 
 #ifndef TESTS_JOB_JOB_FIXTURE_H_
 #define TESTS_JOB_JOB_FIXTURE_H_
@@ -21,9 +21,9 @@
 #include "tests/job/recording_sink.h"
 #include "tests/job/trainer_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// "rank 1 of job ..." contains "rank 1"; for EXPECT_TRUE(Says(...)) << status.
+// True if the message of `status` contains `part`. Use: EXPECT_TRUE(Says(...)) << status.
 inline bool Says(const absl::Status& status, absl::string_view part) {
   return absl::StrContains(status.message(), part);
 }
@@ -41,9 +41,9 @@ class JobFixture : public testing::Test {
   // A layout of `buckets` buckets with four float32 each, one parameter per bucket.
   static LayoutSpec Spec(std::size_t buckets, const std::string& name = "model");
   static LayoutRequest Request(LayoutSpec spec, std::uint64_t deadline_ns = kForever);
-  // Every rank registers and maps `spec`; the messages of that are taken away.
+  // Every rank registers and maps `spec`. Removes the messages of the agreement.
   std::uint32_t Agree(const LayoutSpec& spec);
-  // Registers `spec`, which must succeed, with memory of its own.
+  // Registers `spec`, which must succeed, and allocates the rank's memory.
   std::uint32_t Register(std::uint32_t rank, const LayoutSpec& spec, std::uint32_t replaces = 0);
   absl::Status Map(std::uint32_t rank, std::uint32_t channel);
 
@@ -56,7 +56,7 @@ class JobFixture : public testing::Test {
   }
   static std::uint64_t Incarnation(std::uint32_t rank) { return 100 + rank; }
   RecordingSink& sink(std::uint32_t rank) { return *sinks_[rank]; }
-  // The only message of its kind since the last Take(); fails the test if there is another number.
+  // The message of this kind since the last Take(). Fails the test unless there is exactly one.
   template <typename Message>
   Message Only(std::uint32_t rank) {
     const std::vector<Message> found = sink(rank).Of<Message>();
@@ -79,6 +79,6 @@ class JobFixture : public testing::Test {
   std::vector<std::size_t> buckets_;                                 // by channel
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_JOB_FIXTURE_H_

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
@@ -120,14 +120,14 @@ bool JobModel::MayHappen(Action action) const {
 
 void JobModel::Enabled(std::vector<Event>* events) const {
   events->clear();
-  if (told_) return;
+  if (end_sent_) return;
   const auto add = [&](Action action, int rank, int detail = 0) {
     events->push_back({action, static_cast<std::uint8_t>(rank), static_cast<std::uint8_t>(detail)});
   };
   for (int r = 0; r < options_.ranks; ++r) {
     const Rank& rank = ranks_[r];
     if (!rank.session) continue;
-    if (MayHappen(Action::kLose)) add(Action::kLose, r);  // noticed a second time, if lost
+    if (MayHappen(Action::kLose)) add(Action::kLose, r);  // a loss may be reported twice
     if (rank.lost) continue;
     if (rank.in_steps && !Through(r)) {
       if (Behind(r)) add(Action::kReadVerdict, r);
@@ -168,7 +168,7 @@ void JobModel::EnabledBreaches(int r, std::vector<Event>* events) const {
   add(Breach::kUnknownChannel);
   add(Breach::kStepZero);
   if (rank.belief > 1) add(Breach::kStaleReady);
-  if (!Behind(r)) {  // else the next step is one that the job knows
+  if (!Behind(r)) {  // otherwise the job already knows the next step
     add(Breach::kReadyAhead);
     add(Breach::kEndAhead);
   }
@@ -189,7 +189,7 @@ void JobModel::EnabledBreaches(int r, std::vector<Event>* events) const {
 
 bool JobModel::Ignored(int rank) const {
   if (ended() || Behind(rank)) return true;
-  // It may not know yet that its step is void.
+  // The rank may not know yet that its step is void.
   return ranks_[rank].ended && !void_.ok();
 }
 
@@ -203,7 +203,8 @@ Cause JobModel::AnswerTo(int r, Breach breach) const {
     case Breach::kStepZero:
       return {kPrecondition, "STALE_STEP", r};
     case Breach::kStaleReady:
-      // One that was void before the rank could end it cannot be told from a message on its way.
+      // If the step became void before the rank ended it, this looks like a message that was in
+      // flight.
       if (rank.belief - 1 > rank.last_ended) return {};
       return {kPrecondition, "STALE_STEP", r, rank.belief - 1};
     case Breach::kReadyAhead:
@@ -283,7 +284,7 @@ void JobModel::Lose(int r, const Cause& own) {
 void JobModel::Reduce(int bucket, Prediction* prediction) {
   reduced_ |= 1u << bucket;
   if (ended()) return;
-  for (int rank = 0; rank < options_.ranks; rank += 2) {  // those that asked for it
+  for (int rank = 0; rank < options_.ranks; rank += 2) {  // the ranks that asked for it
     if (!ranks_[rank].in_steps) continue;
     prediction->messages.push_back({Prediction::Kind::kBucketDone, rank, step_, bucket});
   }
@@ -300,7 +301,7 @@ void JobModel::Decide(Prediction* prediction) {
     message.rank = r;
     prediction->messages.push_back(message);
     if (!Behind(r) && rank.ended) {
-      // It waits for nothing else, so it reads the verdict at once.
+      // The rank waits for nothing else, so it reads the verdict at once.
       rank.last_ended = step_;
       ++rank.belief;
       rank.marks = 0;
@@ -340,7 +341,7 @@ void JobModel::Settle(Prediction* prediction) {
     }
     if (in_flight() != 0) return;
     // A step is decided once nothing touches its memory: complete if every rank has ended it and
-    // every bucket is reduced; void if anything made it so.
+    // every bucket is reduced; void if a fault made it so.
     if (!ended() && started_) {
       bool decided = !void_.ok();
       if (!decided && reduced_ == kEveryBucket) {
@@ -356,8 +357,8 @@ void JobModel::Settle(Prediction* prediction) {
     }
   }
   // Sessions end once nothing touches their memory.
-  if (!ended() || told_) return;
-  told_ = true;
+  if (!ended() || end_sent_) return;
+  end_sent_ = true;
   for (int r = 0; r < options_.ranks; ++r) {
     Rank& rank = ranks_[r];
     if (!rank.session) continue;
@@ -403,7 +404,7 @@ Prediction JobModel::Apply(const Event& event) {
       Reduce(event.detail, &prediction);
       break;
     case Action::kLose:
-      Lose(r, {absl::StatusCode::kAborted, "PROCESS"});
+      Lose(r, {absl::StatusCode::kAborted, "PROCESS_ENDED"});
       break;
     case Action::kLeave:
       if (!ended()) LeaveSteps(r, event.detail != 0, &prediction);
@@ -415,7 +416,7 @@ Prediction JobModel::Apply(const Event& event) {
       break;
     case Action::kSupersede:
       superseded_ = true;
-      // A job that every rank has left has ended well, and stays so.
+      // A job that every rank has left has ended without an error, and that does not change.
       if (!ended() && std::any_of(ranks_.begin(), ranks_.end(),
                                   [](const Rank& rank) { return rank.session; })) {
         end_ = {absl::StatusCode::kAborted, "SUPERSEDED"};
@@ -423,7 +424,7 @@ Prediction JobModel::Apply(const Event& event) {
       break;
     case Action::kBreach:
       prediction.answer = AnswerTo(r, static_cast<Breach>(event.detail));
-      // Its session is ended with what it was told.
+      // The rank's session ends with the error of the breach.
       if (!prediction.answer.ok()) {
         Lose(r, prediction.answer);
       } else if (static_cast<Breach>(event.detail) == Breach::kEndWithUnmarked) {
@@ -456,7 +457,7 @@ std::uint64_t JobModel::Key() const {
   add(reduced_, kModelBuckets);
   add(last_void_, 2);
   add(complete_, 2);
-  // Why it is void or over shows only in messages, which come from the rule that made it so.
+  // The code and the rank of a cause are enough: the rest of it shows only in messages.
   add(static_cast<std::uint64_t>(void_.code), 4);
   add(static_cast<std::uint64_t>(void_.rank) + 1, 2);
   add(static_cast<std::uint64_t>(end_.code), 4);
@@ -466,4 +467,4 @@ std::uint64_t JobModel::Key() const {
   return key;
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

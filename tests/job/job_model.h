@@ -1,6 +1,6 @@
-// What a job with one layout of two buckets must do, written down a second time: as rules over
-// small sets, with nothing of how daemon/job does it. It knows what every trainer may do next, and
-// predicts what the job answers, tells, and gives to the reducer.
+// A second, independent description of what a job with one layout of two buckets must do: rules
+// over small sets, without the mechanisms of daemon/job. The model knows what every trainer may do
+// next. It predicts the job's answers, its messages and its submissions to the reducer.
 
 #ifndef TESTS_JOB_JOB_MODEL_H_
 #define TESTS_JOB_JOB_MODEL_H_
@@ -12,18 +12,18 @@
 
 #include "absl/status/status.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// One thing that happens, of which each happens at once and wholly.
+// One kind of event. Each event is atomic.
 enum class Action : std::uint8_t {
   kReady,        // `rank` writes bucket `detail` and marks it ready
   kReadyAll,     // `rank` writes every bucket and marks them ready in one message
   kEndStep,      // `rank` ends its step
-  kReadVerdict,  // `rank` learns that the step which it is in was voided meanwhile
+  kReadVerdict,  // `rank` learns that its step was voided
   kReduced,      // the reducer finishes bucket `detail`
   // Faults.
   kAbandon,    // `rank` abandons its step
-  kLose,       // `rank`'s process ends
+  kLose,       // `rank` is lost: its process ends
   kLeave,      // `rank` leaves; `detail` is 1 if it exits, 0 if it stays until all have left
   kDeadline,   // the step's deadline passes
   kSupersede,  // a new generation of the job begins
@@ -32,18 +32,18 @@ enum class Action : std::uint8_t {
 inline constexpr int kActions = static_cast<int>(Action::kBreach) + 1;
 
 enum class Breach : std::uint8_t {
-  kSecondReady,      // of a bucket that it has marked
-  kUnknownBucket,    // marked ready
-  kUnknownChannel,   // marked ready
-  kStaleReady,       // of the step before its own
-  kStepZero,         // which never was
-  kReadyAhead,       // of the step after its own
-  kEndAhead,         // likewise
+  kSecondReady,      // BucketReady for a bucket that it has marked
+  kUnknownBucket,    // BucketReady for a bucket that does not exist
+  kUnknownChannel,   // BucketReady on a channel that does not exist
+  kStaleReady,       // BucketReady for the step before its own
+  kStepZero,         // BucketReady for step 0, which does not exist
+  kReadyAhead,       // BucketReady for the step after its own
+  kEndAhead,         // EndStep for the step after its own
   kEndWithUnmarked,  // EndStep, but not every bucket is marked
-  kReadyAfterEnd,    // of its own step
-  kEndAfterEnd,      // likewise
-  kAbandonAfterEnd,  // likewise
-  kLeaveInStep,      // with a bucket marked
+  kReadyAfterEnd,    // BucketReady after EndStep of the same step
+  kEndAfterEnd,      // EndStep after EndStep
+  kAbandonAfterEnd,  // AbandonStep after EndStep
+  kLeaveInStep,      // Leave after a bucket of the running step is marked
 };
 inline constexpr int kBreaches = static_cast<int>(Breach::kLeaveInStep) + 1;
 
@@ -59,7 +59,7 @@ inline constexpr int kModelBuckets = 2;
 inline constexpr int kModelMaxRanks = 3;
 inline constexpr unsigned kEveryBucket = (1u << kModelBuckets) - 1;
 
-// An error that somebody must be told. A field below 0, or a step of 0, is not predicted.
+// An error that a rank must receive. A field below 0, or a step of 0, is not checked.
 struct Cause {
   absl::StatusCode code = absl::StatusCode::kOk;
   const char* reason = "";
@@ -71,12 +71,12 @@ struct Cause {
   bool ok() const { return code == absl::StatusCode::kOk; }
 };
 
-// What one event must bring about.
+// The required effects of one event.
 struct Prediction {
   enum class Kind : std::uint8_t { kBucketDone, kStepDone, kLeaveDone, kSessionEnd };
   struct Message {
     Kind kind;
-    int rank;                // who is told
+    int rank;                // the receiver
     std::uint64_t step = 0;  // kBucketDone, kStepDone; kLeaveDone: the next one
     int bucket = 0;          // kBucketDone; kLeaveDone: the last joiner
     Cause cause = {};        // kStepDone: void; kSessionEnd
@@ -86,7 +86,7 @@ struct Prediction {
   };
 
   Cause answer;                   // to the rank's own message
-  std::vector<Message> messages;  // in order per rank; nothing is said of the order between ranks
+  std::vector<Message> messages;  // in order for each rank; the order between ranks is free
   unsigned submitted = 0;         // buckets given to the reducer
 };
 
@@ -95,9 +95,9 @@ std::string Describe(const Prediction::Message& message);
 
 struct ModelOptions {
   int ranks = 2;
-  std::uint64_t steps = 2;  // numbers that the trainers use up
+  std::uint64_t steps = 2;  // each trainer stops after this step number
   unsigned faults = 0;      // a bit per Action that may happen
-  int fault_budget = 0;     // how many of them at most
+  int fault_budget = 0;     // at most so many faults in a schedule
   bool reduce_at_once = false;
   bool divide_by_world = false;
 };
@@ -107,11 +107,11 @@ class JobModel {
  public:
   explicit JobModel(const ModelOptions& options);
 
-  // Everything that may happen next. Empty: the trainers are through, or the job has ended.
+  // All events that may happen next. Empty if the trainers have finished or the job has ended.
   void Enabled(std::vector<Event>* events) const;
   // `event` is one of Enabled().
   Prediction Apply(const Event& event);
-  // Differs between states from which something different may follow.
+  // A key of the state: states with different futures have different keys.
   std::uint64_t Key() const;
 
   std::uint64_t step() const { return step_; }
@@ -121,12 +121,12 @@ class JobModel {
   unsigned reduced() const { return reduced_; }
   unsigned in_flight() const { return submitted_ & ~reduced_; }
   bool ended() const { return !end_.ok(); }
-  bool told() const { return told_; }
-  // Contributes to steps.
+  bool end_sent() const { return end_sent_; }
+  // True if the rank contributes to steps.
   bool InSteps(int rank) const { return ranks_[rank].in_steps; }
   bool Lost(int rank) const { return ranks_[rank].lost; }
   bool HasSession(int rank) const { return ranks_[rank].session; }
-  // The step that the trainer believes it is in; beyond options.steps it is through.
+  // The step that the trainer believes it is in; greater than options.steps if it has finished.
   std::uint64_t Belief(int rank) const { return ranks_[rank].belief; }
   std::uint32_t FirstMarked(int rank) const;
   bool Through(int rank) const { return ranks_[rank].belief > options_.steps; }
@@ -137,32 +137,32 @@ class JobModel {
     bool in_steps = true;
     bool session = true;
     bool lost = false;
-    int away = 0;  // left and stays: 1 for the first that did, and so on
+    int away = 0;  // order in which the ranks left and stayed: 1, 2, ...; 0 = present
     // The trainer's own view.
     std::uint64_t belief = 1;
     unsigned marks = 0;
     bool ended = false;
-    // Last step that it ended or abandoned, as the job knows.
+    // The last step that it ended or abandoned, as far as the job knows.
     std::uint64_t last_ended = 0;
   };
 
   bool Behind(int rank) const { return ranks_[rank].belief < step_; }
   int StepRanks() const;
-  // How a message about the rank's own step is received, if nothing else is wrong with it.
+  // True if the job ignores an otherwise valid message about the rank's own step.
   bool Ignored(int rank) const;
   Cause AnswerTo(int rank, Breach breach) const;
   void EnabledBreaches(int rank, std::vector<Event>* events) const;
   bool MayHappen(Action action) const;
 
   void Mark(int rank, unsigned buckets);
-  // The rank ends a step that is void already; the verdict lies there for it to read.
+  // The rank ends a step that is already void, without having read the verdict.
   void EndInIgnorance(int rank);
   void LeaveSteps(int rank, bool exit, Prediction* prediction);
-  // Every rank has left: those that stay take part again.
+  // Called when every rank has left: the ranks that stay take part again.
   void Resume(Prediction* prediction);
   void Lose(int rank, const Cause& own);
   void Reduce(int bucket, Prediction* prediction);
-  // Applies the rules until nothing follows any more.
+  // Applies the rules until none has an effect.
   void Settle(Prediction* prediction);
   void Decide(Prediction* prediction);
 
@@ -179,11 +179,11 @@ class JobModel {
   std::uint64_t last_void_ = 0;
   std::uint64_t complete_ = 0;
   Cause end_;
-  std::array<Cause, kModelMaxRanks> own_end_;  // of ranks that were lost
+  std::array<Cause, kModelMaxRanks> own_end_;  // for ranks that were lost
   bool superseded_ = false;
-  bool told_ = false;
+  bool end_sent_ = false;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_JOB_MODEL_H_

@@ -15,7 +15,7 @@
 #include "tests/job/recording_sink.h"
 #include "tests/job/trainer_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kQuota = 3;
@@ -26,7 +26,7 @@ JobKey Key(uid_t uid = 1000, const std::string& job_id = "run",
 }
 
 absl::Status Draining() {
-  return MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon stops");
+  return MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon stops");
 }
 
 class JobTableTest : public testing::Test {
@@ -65,7 +65,7 @@ class JobTableTest : public testing::Test {
     }
   }
 
-  // The session's rank, alone in its job, has a bucket that is being reduced.
+  // Starts a step with a bucket that is being reduced. The session's rank is alone in its job.
   void BeginStep(const Session& session) {
     LayoutRequest request;
     request.spec.name = "model";
@@ -93,7 +93,7 @@ class JobTableTest : public testing::Test {
   std::uint64_t incarnation_ = 0;
 };
 
-TEST_F(JobTableTest, RanksOfOneKeyMeetInOneJob) {
+TEST_F(JobTableTest, RanksWithTheSameKeyJoinTheSameJob) {
   const Session a = Join(0);
   const Session b = Join(1);
   ASSERT_TRUE(a.job.ok() && b.job.ok());
@@ -103,7 +103,7 @@ TEST_F(JobTableTest, RanksOfOneKeyMeetInOneJob) {
   EXPECT_EQ((*a.job)->Snapshot().phase, JobPhase::kRunning);
 }
 
-TEST_F(JobTableTest, AnotherUserNameOrTokenIsAnotherJob) {
+TEST_F(JobTableTest, DifferentUserNameOrTokenMeansADifferentJob) {
   const Session mine = Join(0);
   for (const JobKey& key : {Key(1001), Key(1000, "other"), Key(1000, "run", "token")}) {
     const Session theirs = Join(0, 2, key);
@@ -114,7 +114,7 @@ TEST_F(JobTableTest, AnotherUserNameOrTokenIsAnotherJob) {
   EXPECT_FALSE(mine.Ended());
 }
 
-TEST_F(JobTableTest, AHeldRankIsRefusedWhileTheJobForms) {
+TEST_F(JobTableTest, OccupiedRankIsRefusedWhileTheJobForms) {
   const Session held = Join(0, 3);
   const Session second = Join(0, 3);
   ExpectSaid(second.job.status(), absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
@@ -123,7 +123,7 @@ TEST_F(JobTableTest, AHeldRankIsRefusedWhileTheJobForms) {
   EXPECT_TRUE(Join(1, 3).job.ok());
 }
 
-TEST_F(JobTableTest, AnotherWorldSizeOrOptionIsRefusedWithBothValues) {
+TEST_F(JobTableTest, DifferentWorldSizeOrOptionIsRefusedWithBothValues) {
   ASSERT_TRUE(Join(0).job.ok());
   ExpectSaid(Join(1, 3).job.status(), absl::StatusCode::kFailedPrecondition, "JOB_MISMATCH",
              {"rank 1", "world_size is 3", "have 2"});
@@ -152,7 +152,7 @@ TEST_F(JobTableTest, AnotherWorldSizeOrOptionIsRefusedWithBothValues) {
   EXPECT_TRUE(Join(1).job.ok());
 }
 
-TEST_F(JobTableTest, AJobThatWasFullIsSupersededByAnyRankThatJoins) {
+TEST_F(JobTableTest, AnyJoiningRankSupersedesAFullJob) {
   const Session a = Join(0);
   const Session b = Join(1);
   const Session next = Join(1);
@@ -169,10 +169,10 @@ TEST_F(JobTableTest, AJobThatWasFullIsSupersededByAnyRankThatJoins) {
   EXPECT_EQ(*other.job, *next.job);
 }
 
-TEST_F(JobTableTest, ANewGenerationMayHaveAnotherWorldSizeWhicheverRankComesFirst) {
+TEST_F(JobTableTest, NewGenerationMayHaveAnotherWorldSize) {
   Join(0);
   Join(1);
-  const Session first = Join(2, 3);  // a rank that the old world did not have
+  const Session first = Join(2, 3);  // not a rank of the old world
   ASSERT_TRUE(first.job.ok()) << first.job.status();
   EXPECT_EQ(GenerationOf(first), 2u);
   Join(0, 3);
@@ -183,7 +183,7 @@ TEST_F(JobTableTest, ANewGenerationMayHaveAnotherWorldSizeWhicheverRankComesFirs
   EXPECT_TRUE((*smaller.job)->Formed());
 }
 
-TEST_F(JobTableTest, SupersedingWaitsForNobodyAndTheOldSessionsForTheirReductions) {
+TEST_F(JobTableTest, NewGenerationStartsBeforeOldReductionsFinish) {
   const Session old = Join(0, 1);
   BeginStep(old);
   const Session next = Join(0, 1);
@@ -197,24 +197,24 @@ TEST_F(JobTableTest, SupersedingWaitsForNobodyAndTheOldSessionsForTheirReduction
   table_.Tick();
   executor_.RunAll();
   EXPECT_FALSE(memory_.Shared());
-  // The live job first, then what is left of the old one.
+  // The live job comes first, then the ended one.
   ASSERT_EQ(table_.Jobs().size(), 2u);
   EXPECT_EQ(table_.Jobs()[0], *next.job);
   EXPECT_EQ(table_.Jobs()[1], *old.job);
 }
 
-TEST_F(JobTableTest, AGenerationThatEndsAfterItsSuccessorDoesNotGiveItsNumberAgain) {
+TEST_F(JobTableTest, GenerationThatEndsLateDoesNotMakeNumbersRepeat) {
   const Session first = Join(0, 1);
   BeginStep(first);
   const Session second = Join(0, 1);
   Lose(second, 0);
   table_.Tick();
-  reducer_.CompleteAll();  // only now is the first one over
+  reducer_.CompleteAll();  // only now has the first generation ended
   table_.Tick();
   EXPECT_EQ(GenerationOf(Join(0, 1)), 3u);
 }
 
-TEST_F(JobTableTest, ADrainEndsWhatIsBetweenStepsAndWaitsForTheRest) {
+TEST_F(JobTableTest, DrainEndsIdleJobsAndWaitsForRunningSteps) {
   const Session idle = Join(0, 2, Key(1000, "idle"));
   const Session busy = Join(0, 1, Key(1000, "busy"));
   BeginStep(busy);
@@ -229,18 +229,18 @@ TEST_F(JobTableTest, ADrainEndsWhatIsBetweenStepsAndWaitsForTheRest) {
   EXPECT_EQ(DetailsOf(busy.end()).reason, "DRAINING");
 }
 
-TEST_F(JobTableTest, ARankThatIsLostWhileTheJobFormsMakesRoomForANewGeneration) {
+TEST_F(JobTableTest, LossWhileTheJobFormsAllowsANewGeneration) {
   const Session lost = Join(0, 3);
   const Session waiting = Join(1, 3);
   Lose(lost, 0);
   EXPECT_TRUE(waiting.Ended());
-  // Also for a rank that had not come yet.
+  // A rank that had not joined before may begin it, too.
   const Session next = Join(2, 3);
   ASSERT_TRUE(next.job.ok()) << next.job.status();
   EXPECT_EQ(GenerationOf(next), 2u);
 }
 
-TEST_F(JobTableTest, ARankThatExitedWhileTheJobFormsMayComeAgain) {
+TEST_F(JobTableTest, RankThatExitsWhileTheJobFormsMayRejoin) {
   const Session left = Join(0, 3);
   const Session waiting = Join(1, 3);
   ASSERT_TRUE((*left.job)->Leave(0, /*exit=*/true).ok());
@@ -250,7 +250,7 @@ TEST_F(JobTableTest, ARankThatExitedWhileTheJobFormsMayComeAgain) {
   ExpectSaid(waiting.end(), absl::StatusCode::kAborted, "SUPERSEDED", {"rank 0"});
 }
 
-TEST_F(JobTableTest, GenerationsCountOnAfterAJobHasEnded) {
+TEST_F(JobTableTest, GenerationNumbersContinueAfterAJobHasEnded) {
   const Session first = Join(0, 1);
   ASSERT_TRUE((*first.job)->Leave(0, /*exit=*/true).ok());
   table_.Tick();
@@ -262,12 +262,12 @@ TEST_F(JobTableTest, GenerationsCountOnAfterAJobHasEnded) {
   EXPECT_EQ(GenerationOf(Join(0, 1)), 3u);
 }
 
-TEST_F(JobTableTest, AJobThatEndedWellIsNotSpoiledByItsSuccessorOrADrain) {
+TEST_F(JobTableTest, SuccessorOrDrainDoesNotFailAJobThatEndedWell) {
   const Session a = Join(0, 1, Key(1000, "a"));
   const Session b = Join(0, 1, Key(1000, "b"));
   ASSERT_TRUE((*a.job)->Leave(0, /*exit=*/true).ok());
   ASSERT_TRUE((*b.job)->Leave(0, /*exit=*/true).ok());
-  // Before anybody has looked whether they are over.
+  // The table has not noticed yet that they have ended.
   const Session next = Join(0, 1, Key(1000, "a"));
   EXPECT_EQ(GenerationOf(next), 2u);
   table_.EndAll(Draining());
@@ -276,7 +276,7 @@ TEST_F(JobTableTest, AJobThatEndedWellIsNotSpoiledByItsSuccessorOrADrain) {
   EXPECT_EQ((*b.job)->Snapshot().phase, JobPhase::kEnded);
   EXPECT_EQ((*a.job)->Snapshot().failure, "");
   EXPECT_EQ(a.sink->messages().size(), 1u);
-  EXPECT_EQ(table_.jobs_failed(), 1u);  // the one that was ended
+  EXPECT_EQ(table_.jobs_failed(), 1u);  // the generation that EndAll() ended
 }
 
 TEST_F(JobTableTest, QuotaCountsTheLiveJobsOfAUser) {
@@ -286,18 +286,18 @@ TEST_F(JobTableTest, QuotaCountsTheLiveJobsOfAUser) {
   ExpectSaid(Join(0, 2, Key(1000, "one more")).job.status(), absl::StatusCode::kResourceExhausted,
              "QUOTA", {"user 1000", "3 jobs", "quota_jobs_per_user"});
   EXPECT_TRUE(Join(0, 2, Key(1001)).job.ok());
-  // A second rank, or the next generation, of a job that is there is no new job.
+  // A second rank or a new generation of an existing job does not count as a new job.
   const Session full = Join(1, 2, Key(1000, "run0"));
   ASSERT_TRUE(full.job.ok());
   EXPECT_EQ(GenerationOf(Join(1, 2, Key(1000, "run0"))), 2u);
-  // What has ended does not count.
+  // Jobs that have ended do not count.
   const Session gone = Join(1, 2, Key(1000, "run1"));
   Lose(gone, 1);
   table_.Tick();
   EXPECT_TRUE(Join(0, 2, Key(1000, "one more")).job.ok());
 }
 
-TEST_F(JobTableTest, ARefusedRankLeavesNoJobBehind) {
+TEST_F(JobTableTest, RefusedRankLeavesNoJobBehind) {
   for (std::size_t i = 0; i < kQuota; ++i) Join(0, 2, Key(1000, absl::StrCat("run", i)));
   Join(0, 2, Key(1000, "one more"));
   EXPECT_EQ(table_.Jobs().size(), kQuota);
@@ -318,7 +318,7 @@ TEST_F(JobTableTest, StatisticsOutliveTheTrainersUpToSixteenJobs) {
   EXPECT_EQ(table_.jobs_failed(), 20u);
 }
 
-TEST_F(JobTableTest, ADrainEndsEverySessionWithItsReason) {
+TEST_F(JobTableTest, DrainEndsEverySessionWithItsReason) {
   const Session a = Join(0);
   const Session b = Join(0, 1, Key(1001));
   table_.EndAll(Draining());
@@ -330,4 +330,4 @@ TEST_F(JobTableTest, ADrainEndsEverySessionWithItsReason) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -8,12 +8,12 @@
 
 #include "tests/job/job_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 class LayoutAgreementTest : public JobFixture {
  protected:
-  // What one rank does, one thing after the other: registers, then maps.
+  // Takes the rank's next step: the first call registers, the second maps.
   void Advance(std::uint32_t rank) {
     if (++done_[rank] == 1) {
       channel_ = Register(rank, Spec(2));
@@ -37,7 +37,7 @@ class LayoutAgreementTest : public JobFixture {
   std::uint32_t channel_ = 0;
 };
 
-TEST_F(LayoutAgreementTest, IsReachedInEveryOrderAndNotBeforeTheLastRankHasMapped) {
+TEST_F(LayoutAgreementTest, IsReachedWhenTheLastRankHasMappedInAnyOrder) {
   std::vector<std::uint32_t> order = {0, 0, 1, 1, 2, 2};
   int orders = 0;
   do {
@@ -58,7 +58,7 @@ TEST_F(LayoutAgreementTest, IsReachedInEveryOrderAndNotBeforeTheLastRankHasMappe
   EXPECT_EQ(orders, 90);
 }
 
-TEST_F(LayoutAgreementTest, ADeathAtAnyPointEndsEverySessionAndFreesAllMemory) {
+TEST_F(LayoutAgreementTest, LossAtAnyPointEndsEverySessionAndFreesAllMemory) {
   std::vector<std::uint32_t> order = {0, 0, 1, 1, 2, 2};
   do {
     for (std::size_t deaths = 0; deaths <= order.size(); ++deaths) {
@@ -85,14 +85,14 @@ TEST_F(LayoutAgreementTest, ADeathAtAnyPointEndsEverySessionAndFreesAllMemory) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST_F(LayoutAgreementTest, ALossWhileALayoutIsBeingAgreedSaysSo) {
+TEST_F(LayoutAgreementTest, LossErrorNamesTheLayoutBeingAgreed) {
   Start(2);
   Register(0, Spec(1, "generator"));
   Lose(1);
   EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "'generator' was being agreed"));
 }
 
-TEST_F(LayoutAgreementTest, ADifferenceIsToldToEveryRankWithTheParameterAndBothRanks) {
+TEST_F(LayoutAgreementTest, MismatchErrorNamesParameterAndBothRanksToEveryRank) {
   Start(3);
   Register(0, Spec(2));
   Register(2, Spec(2));
@@ -115,7 +115,7 @@ TEST_F(LayoutAgreementTest, ADifferenceIsToldToEveryRankWithTheParameterAndBothR
   EXPECT_TRUE(sink(1).messages().empty());
 }
 
-TEST_F(LayoutAgreementTest, AnotherCapOfTheLastBucketIsADifferenceThatIsNamed) {
+TEST_F(LayoutAgreementTest, DifferentLastBucketCapIsAMismatch) {
   Start(2);
   Register(0, Spec(2));
   LayoutSpec other = Spec(2);
@@ -127,7 +127,7 @@ TEST_F(LayoutAgreementTest, AnotherCapOfTheLastBucketIsADifferenceThatIsNamed) {
   }
 }
 
-TEST_F(LayoutAgreementTest, AfterADifferenceTheJobLivesAndTheNameIsFree) {
+TEST_F(LayoutAgreementTest, MismatchLeavesTheJobRunningAndTheNameFree) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
   EXPECT_TRUE(Map(0, channel).ok());
@@ -135,7 +135,7 @@ TEST_F(LayoutAgreementTest, AfterADifferenceTheJobLivesAndTheNameIsFree) {
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
 
-  // A mapping that was on its way is no breach.
+  // A mapping that was in flight is accepted.
   EXPECT_TRUE(Map(0, channel).ok());
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
@@ -148,12 +148,12 @@ TEST_F(LayoutAgreementTest, AfterADifferenceTheJobLivesAndTheNameIsFree) {
   EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
 }
 
-TEST_F(LayoutAgreementTest, ALateRankIsToldOfAFailureOnceAndTheNextAgreementMayBegin) {
+TEST_F(LayoutAgreementTest, LateRankGetsTheFailureOnceThenMayAgreeAgain) {
   Start(3);
   Register(0, Spec(2));
   ASSERT_FALSE(job_->RegisterLayout(1, Request(Spec(3))).ok());
   TakeAll();
-  // Those that were told begin anew; the late one first learns of the failure.
+  // The ranks that know of the failure begin again. The late rank first gets the failure.
   const std::uint32_t next = Register(0, Spec(2));
   EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, Request(Spec(2))).status()), "LAYOUT_MISMATCH");
   EXPECT_EQ(Register(2, Spec(2)), next);
@@ -163,7 +163,7 @@ TEST_F(LayoutAgreementTest, ALateRankIsToldOfAFailureOnceAndTheNextAgreementMayB
   EXPECT_EQ(job_->Snapshot().layouts.size(), 1u);
 }
 
-TEST_F(LayoutAgreementTest, FailuresWithoutEndLeaveNoLayoutBehind) {
+TEST_F(LayoutAgreementTest, ManyFailuresLeaveNoLayoutBehind) {
   Start(2);
   for (int i = 0; i < 1000; ++i) {
     const std::string name = "model" + std::to_string(i);
@@ -177,7 +177,7 @@ TEST_F(LayoutAgreementTest, FailuresWithoutEndLeaveNoLayoutBehind) {
   EXPECT_TRUE(job_->RegisterLayout(1, Request(Spec(1, "model0"))).ok());
 }
 
-TEST_F(LayoutAgreementTest, AStepBeforeTheAgreementIsABreach) {
+TEST_F(LayoutAgreementTest, StepBeforeTheAgreementIsRefused) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
   for (const absl::Status& status :
@@ -189,7 +189,7 @@ TEST_F(LayoutAgreementTest, AStepBeforeTheAgreementIsABreach) {
   }
 }
 
-TEST_F(LayoutAgreementTest, ASecondRegistrationOrMappingIsRefused) {
+TEST_F(LayoutAgreementTest, SecondRegistrationOrMappingIsRefused) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
   const absl::Status again = job_->RegisterLayout(0, Request(Spec(2))).status();
@@ -201,7 +201,7 @@ TEST_F(LayoutAgreementTest, ASecondRegistrationOrMappingIsRefused) {
   EXPECT_EQ(ReasonOf(job_->ArenaMapped(1, 9, {})), "UNKNOWN_CHANNEL");
 }
 
-TEST_F(LayoutAgreementTest, LayoutsHaveChannelsStepsAndVerdictsOfTheirOwn) {
+TEST_F(LayoutAgreementTest, EachLayoutHasItsOwnChannelStepsAndVerdicts) {
   Start(2);
   const std::uint32_t generator = Agree(Spec(1, "generator"));
   const std::uint32_t discriminator = Agree(Spec(2, "discriminator"));
@@ -219,7 +219,7 @@ TEST_F(LayoutAgreementTest, LayoutsHaveChannelsStepsAndVerdictsOfTheirOwn) {
   EXPECT_EQ(memory(0, generator).void_step(), 0u);
 }
 
-TEST_F(LayoutAgreementTest, TheDeadlineNamesWhoHasNotRegisteredAndWhoHasNotMapped) {
+TEST_F(LayoutAgreementTest, TimeoutNamesRanksThatHaveNotRegisteredOrMapped) {
   Start(4);
   const std::uint64_t deadline_ns = clock_.NowNs() + 100;
   const auto registered = job_->RegisterLayout(0, Request(Spec(1), deadline_ns));
@@ -239,7 +239,7 @@ TEST_F(LayoutAgreementTest, TheDeadlineNamesWhoHasNotRegisteredAndWhoHasNotMappe
     EXPECT_TRUE(Says(status, "not mapped by rank 0")) << status;
   }
   EXPECT_TRUE(sink(2).messages().empty());
-  // The late rank gets the same answer, and nobody is told twice.
+  // The late rank gets the same answer. No rank gets it twice.
   EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, Request(Spec(1))).status()), "LAYOUT_TIMEOUT");
   clock_.Advance(1000);
   job_->Tick();
@@ -248,7 +248,7 @@ TEST_F(LayoutAgreementTest, TheDeadlineNamesWhoHasNotRegisteredAndWhoHasNotMappe
   EXPECT_FALSE(memory(1, channel).Shared());
 }
 
-TEST_F(LayoutAgreementTest, AnAgreedLayoutHasNoDeadlineAnyMore) {
+TEST_F(LayoutAgreementTest, AgreedLayoutHasNoDeadline) {
   Start(1);
   const auto registered = job_->RegisterLayout(0, Request(Spec(1), clock_.NowNs() + 100));
   ASSERT_TRUE(registered.ok());
@@ -260,7 +260,7 @@ TEST_F(LayoutAgreementTest, AnAgreedLayoutHasNoDeadlineAnyMore) {
   EXPECT_TRUE(sink(0).messages().empty());
 }
 
-TEST_F(LayoutAgreementTest, ARankThatLeavesIsNotWaitedFor) {
+TEST_F(LayoutAgreementTest, DoesNotWaitForARankThatExits) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(1));
   EXPECT_TRUE(Map(0, channel).ok());
@@ -292,13 +292,13 @@ TEST_F(LayoutAgreementTest, FailsOnEveryRankWhenOneLeavesAndStays) {
   EXPECT_TRUE(Says(refused, "rank 2, 1 left")) << refused;
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
-  // Once all have, they agree as if nothing had been.
+  // Once all ranks have left, they can agree again.
   ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
   TakeAll();
   Agree(Spec(1));
 }
 
-TEST_F(LayoutAgreementTest, ARankThatHasLeftRegistersNothing) {
+TEST_F(LayoutAgreementTest, RankThatHasLeftCannotRegister) {
   Start(2);
   ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
   const absl::Status status = job_->RegisterLayout(0, Request(Spec(1))).status();
@@ -306,7 +306,7 @@ TEST_F(LayoutAgreementTest, ARankThatHasLeftRegistersNothing) {
   EXPECT_TRUE(Says(status, "rank 0 has left")) << status;
 }
 
-TEST_F(LayoutAgreementTest, AMappingThatWasOnItsWayWhenTheRankLeftIsNoBreach) {
+TEST_F(LayoutAgreementTest, MappingInFlightWhenTheRankLeavesIsAccepted) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(1));
   Register(1, Spec(1));
@@ -317,7 +317,7 @@ TEST_F(LayoutAgreementTest, AMappingThatWasOnItsWayWhenTheRankLeftIsNoBreach) {
   EXPECT_FALSE(memory(0, channel).Shared());
 }
 
-TEST_F(LayoutAgreementTest, ALayoutOfTooManyBucketsIsRefusedAndNotRemembered) {
+TEST_F(LayoutAgreementTest, LayoutWithTooManyBucketsIsRefusedAndForgotten) {
   clock_.Advance(1);
   JobEnvironment environment;
   environment.clock = &clock_;
@@ -332,4 +332,4 @@ TEST_F(LayoutAgreementTest, ALayoutOfTooManyBucketsIsRefusedAndNotRemembered) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -12,7 +12,7 @@
 #include "daemon/base/error.h"
 #include "proto/gradsync/shared_memory.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kManyBuckets = 4096;
@@ -53,42 +53,42 @@ TEST(LayoutPlanTest, ParametersFillBucketsInReverseOrderOfRegistration) {
   EXPECT_EQ(BucketsOf(spec), (Buckets{2, 1, 1, 0, 0}));
 }
 
-TEST(LayoutPlanTest, WithinABucketTheOneThatBackwardFinishesFirstLiesFirst) {
+TEST(LayoutPlanTest, BucketStartsWithTheParameterThatIsReadyFirst) {
   const LayoutPlan plan = Plan(Spec({Float32(10), Float32(10)}));
   EXPECT_EQ(plan.placements[1].offset, 0u);
   EXPECT_EQ(plan.placements[0].offset, kParameterAlignment);
 }
 
-TEST(LayoutPlanTest, TheFirstBucketIsSmallerSoThatItIsReadySooner) {
+TEST(LayoutPlanTest, FirstBucketIsSmaller) {
   const LayoutSpec spec = Spec({Float32(10), Float32(10), Float32(10), Float32(10), Float32(10)},
                                /*first_cap=*/40, /*cap=*/1000);
   EXPECT_EQ(BucketsOf(spec), (Buckets{1, 1, 1, 1, 0}));
 }
 
-TEST(LayoutPlanTest, ACapIsFilledExactly) {
+TEST(LayoutPlanTest, CapIsFilledExactly) {
   EXPECT_EQ(BucketsOf(Spec({Float32(10), Float32(10)}, 80, 80)), (Buckets{0, 0}));
   EXPECT_EQ(BucketsOf(Spec({Float32(10), Float32(10)}, 79, 80)), (Buckets{1, 0}));
 }
 
-TEST(LayoutPlanTest, AParameterLargerThanTheCapIsABucketOfItsOwn) {
+TEST(LayoutPlanTest, ParameterLargerThanTheCapGetsItsOwnBucket) {
   const LayoutSpec spec = Spec({Float32(1), Float32(100), Float32(1)}, /*first_cap=*/40,
                                /*cap=*/40);
   EXPECT_EQ(BucketsOf(spec), (Buckets{2, 1, 0}));
   EXPECT_EQ(Plan(spec).buckets[1].count, 100u);
 }
 
-TEST(LayoutPlanTest, ALargeParameterTakesTheFirstBucketWithoutHoldingUpTheNext) {
+TEST(LayoutPlanTest, LargeFirstParameterDoesNotDelayTheNextBucket) {
   EXPECT_EQ(BucketsOf(Spec({Float32(1), Float32(1), Float32(100)}, 40, 40)), (Buckets{1, 1, 0}));
 }
 
-TEST(LayoutPlanTest, ABucketHasOneType) {
+TEST(LayoutPlanTest, BucketHasOneType) {
   LayoutSpec spec = Spec({{"a", {2}, DataType::kFloat32},
                           {"b", {2}, DataType::kBfloat16},
                           {"c", {2}, DataType::kFloat32},
                           {"d", {2}, DataType::kBfloat16}});
   const LayoutPlan plan = Plan(spec);
   ASSERT_EQ(plan.buckets.size(), 2u);
-  // Numbered by the parameter that backward finishes first.
+  // Buckets are numbered by the parameter that backward finishes first.
   EXPECT_EQ(BucketsOf(spec), (Buckets{1, 0, 1, 0}));
   EXPECT_EQ(plan.buckets[0].dtype, DataType::kBfloat16);
   EXPECT_EQ(plan.buckets[1].dtype, DataType::kFloat32);
@@ -100,13 +100,13 @@ TEST(LayoutPlanTest, EachTypeHasASmallFirstBucket) {
     spec.parameters.push_back({absl::StrCat("f", i), {2}, DataType::kFloat32});
     spec.parameters.push_back({absl::StrCat("h", i), {4}, DataType::kFloat16});
   }
-  // From the back: h3 | f3 | (h2 h1 h0) | (f2 f1 f0); the full ones close before the rest.
+  // From the back: h3 | f3 | (h2 h1 h0) | (f2 f1 f0). Full buckets close before the others.
   EXPECT_EQ(BucketsOf(spec), (Buckets{3, 2, 3, 2, 3, 2, 1, 0}));
 }
 
-TEST(LayoutPlanTest, BucketsAreNumberedInTheOrderInWhichTheyAreFull) {
-  // The float64 that backward finishes first shares its bucket with the one that it finishes last;
-  // the float32 bucket between them is full earlier.
+TEST(LayoutPlanTest, BucketsAreNumberedInTheOrderTheyFill) {
+  // Backward finishes d1 first and d0 last. They share a bucket; the float32 bucket between them is
+  // full earlier.
   LayoutSpec spec = Spec({{"d0", {1}, DataType::kFloat64},
                           {"f0", {1}, DataType::kFloat32},
                           {"f1", {10}, DataType::kFloat32},
@@ -115,7 +115,7 @@ TEST(LayoutPlanTest, BucketsAreNumberedInTheOrderInWhichTheyAreFull) {
   EXPECT_EQ(BucketsOf(spec), (Buckets{1, 2, 0, 1}));
 }
 
-// `count` parameters of 40 bytes, the first bucket of which holds one.
+// `count` parameters of 40 bytes; the first bucket holds one of them.
 LayoutSpec WithLastCap(std::size_t count, std::uint64_t last_cap) {
   LayoutSpec spec = Spec(std::vector<Parameter>(count, Float32(10)), /*first_cap=*/40,
                          /*cap=*/1000);
@@ -123,7 +123,7 @@ LayoutSpec WithLastCap(std::size_t count, std::uint64_t last_cap) {
   return spec;
 }
 
-TEST(LayoutPlanTest, TheLastBucketIsSplitSoThatWhatIsWaitedForIsSmall) {
+TEST(LayoutPlanTest, LastBucketIsSplitAtItsCap) {
   EXPECT_EQ(BucketsOf(WithLastCap(5, 0)), (Buckets{1, 1, 1, 1, 0}));
   EXPECT_EQ(BucketsOf(WithLastCap(5, 40)), (Buckets{2, 1, 1, 1, 0}));
   EXPECT_EQ(BucketsOf(WithLastCap(5, 79)), (Buckets{2, 1, 1, 1, 0}));
@@ -131,30 +131,30 @@ TEST(LayoutPlanTest, TheLastBucketIsSplitSoThatWhatIsWaitedForIsSmall) {
   EXPECT_EQ(BucketsOf(WithLastCap(5, 159)), (Buckets{2, 2, 2, 1, 0}));
 }
 
-TEST(LayoutPlanTest, ALastBucketThatFitsItsCapIsWhole) {
+TEST(LayoutPlanTest, LastBucketWithinItsCapIsNotSplit) {
   EXPECT_EQ(BucketsOf(WithLastCap(5, 160)), (Buckets{1, 1, 1, 1, 0}));
   EXPECT_EQ(BucketsOf(WithLastCap(5, 1u << 20)), (Buckets{1, 1, 1, 1, 0}));
   EXPECT_EQ(BucketsOf(WithLastCap(0, 1)), Buckets{});
 }
 
-TEST(LayoutPlanTest, TheLastBucketHoldsAtLeastOneParameter) {
+TEST(LayoutPlanTest, LastBucketHoldsAtLeastOneParameter) {
   EXPECT_EQ(BucketsOf(WithLastCap(5, 1)), (Buckets{2, 1, 1, 1, 0}));
-  // A bucket of its own already.
+  // The parameter already has its own bucket.
   LayoutSpec alone = Spec({Float32(100), Float32(1)}, 40, 40);
   alone.last_bucket_cap_bytes = 40;
   EXPECT_EQ(BucketsOf(alone), (Buckets{1, 0}));
-  // Larger than the cap, and last: what is ready before it need not wait for it.
+  // The last parameter is larger than the cap. The parameters before it get a bucket without it.
   LayoutSpec large = Spec({Float32(100), Float32(1), Float32(1)});
   large.last_bucket_cap_bytes = 40;
   EXPECT_EQ(BucketsOf(large), (Buckets{1, 0, 0}));
 }
 
-TEST(LayoutPlanTest, TheOnlyBucketIsSplitToo) {
+TEST(LayoutPlanTest, OnlyBucketIsSplitToo) {
   LayoutSpec spec = Spec({Float32(10), Float32(10), Float32(10)});
   spec.last_bucket_cap_bytes = 40;
   EXPECT_EQ(BucketsOf(spec), (Buckets{1, 0, 0}));
   const LayoutPlan plan = Plan(spec);
-  // The order within the buckets is as before.
+  // The order within the buckets does not change.
   EXPECT_EQ(plan.placements[2].offset, 0u);
   EXPECT_EQ(plan.placements[1].offset, kParameterAlignment);
   EXPECT_EQ(plan.placements[0].offset, plan.buckets[1].offset);
@@ -162,18 +162,18 @@ TEST(LayoutPlanTest, TheOnlyBucketIsSplitToo) {
   EXPECT_EQ(plan.buckets[1].count, 10u);
 }
 
-TEST(LayoutPlanTest, NoBucketOfNothingIsSplitOff) {
+TEST(LayoutPlanTest, EmptyBucketIsNeverSplitOff) {
   LayoutSpec spec = Spec({Float32(10), {"empty", {0}, DataType::kFloat32}});
   spec.last_bucket_cap_bytes = 8;
   EXPECT_EQ(BucketsOf(spec), (Buckets{0, 0}));
-  // It fits, whatever the cap.
+  // An empty parameter adds no bytes, so it always fits into the bucket that is split off.
   spec.parameters.insert(spec.parameters.begin(), {"scalar", {}, DataType::kFloat32});
   spec.parameters.insert(spec.parameters.begin(), {"empty", {0}, DataType::kFloat32});
   EXPECT_EQ(BucketsOf(spec), (Buckets{1, 1, 0, 0}));
 }
 
-TEST(LayoutPlanTest, OfSeveralTypesTheBucketThatIsReadyLastIsSplit) {
-  // Its first parameter is done before the float32 ones, so that it is numbered before them.
+TEST(LayoutPlanTest, BucketThatIsReadyLastIsSplitWhateverItsType) {
+  // The bucket's first parameter is done before the float32 ones, so the bucket has a lower number.
   LayoutSpec spec = Spec({{"d0", {2}, DataType::kFloat64},
                           {"d1", {2}, DataType::kFloat64},
                           {"f0", {10}, DataType::kFloat32},
@@ -190,7 +190,7 @@ TEST(LayoutPlanTest, OfSeveralTypesTheBucketThatIsReadyLastIsSplit) {
   EXPECT_EQ(plan.placements[0].offset, plan.buckets[2].offset + kParameterAlignment);
 }
 
-TEST(LayoutPlanTest, TheBucketThatIsSplitOffCountsForTheQuota) {
+TEST(LayoutPlanTest, BucketThatIsSplitOffCountsForTheQuota) {
   EXPECT_TRUE(PlanLayout(WithLastCap(5, 0), 2).ok());
   EXPECT_TRUE(PlanLayout(WithLastCap(5, 40), 3).ok());
   EXPECT_EQ(DetailsOf(PlanLayout(WithLastCap(5, 40), 2).status()).reason, "QUOTA");
@@ -237,7 +237,7 @@ TEST(LayoutPlanTest, PaddingCountsForTheBucketButNotForTheCap) {
   EXPECT_EQ(plan.buckets[0].count, kParameterAlignment / 4 + 3);
 }
 
-TEST(LayoutPlanTest, ScalarsAndEmptyParametersHaveAPlace) {
+TEST(LayoutPlanTest, ScalarsAndEmptyParametersGetAnOffset) {
   const LayoutPlan plan =
       Plan(Spec({{"empty", {0, 7}, DataType::kFloat32}, {"scalar", {}, DataType::kFloat32}}));
   ASSERT_EQ(plan.buckets.size(), 1u);
@@ -245,7 +245,7 @@ TEST(LayoutPlanTest, ScalarsAndEmptyParametersHaveAPlace) {
   EXPECT_EQ(plan.arena_bytes, 4096u);
 }
 
-TEST(LayoutPlanTest, ExplicitBucketsStandAsTheyAreGiven) {
+TEST(LayoutPlanTest, ExplicitBucketsAreKept) {
   LayoutSpec spec = Spec({});
   spec.explicit_buckets = {
       {DataType::kFloat32, 5}, {DataType::kFloat16, 3}, {DataType::kFloat64, 1000}};
@@ -261,7 +261,7 @@ TEST(LayoutPlanTest, ExplicitBucketsStandAsTheyAreGiven) {
   EXPECT_EQ(plan.arena_bytes, 12288u);
 }
 
-TEST(LayoutPlanTest, TooManyBucketsAreRefusedWithBothNumbersAndTheRemedy) {
+TEST(LayoutPlanTest, TooManyBucketsErrorNamesBothNumbersAndTheRemedy) {
   const LayoutSpec spec = Spec({Float32(10), Float32(10), Float32(10)}, 1, 1);
   EXPECT_TRUE(PlanLayout(spec, 3).ok());
   const absl::Status status = PlanLayout(spec, 2).status();
@@ -272,7 +272,7 @@ TEST(LayoutPlanTest, TooManyBucketsAreRefusedWithBothNumbersAndTheRemedy) {
   }
 }
 
-// Every way in which two ranks' layouts can differ, and what the ranks read of it.
+// Every way in which two ranks' layouts can differ, and the error's text.
 struct Difference {
   const char* name;
   void (*change)(LayoutSpec*);
@@ -285,9 +285,9 @@ LayoutSpec Reference() {
   return spec;
 }
 
-class Differ : public testing::TestWithParam<Difference> {};
+class LayoutDifferenceTest : public testing::TestWithParam<Difference> {};
 
-TEST_P(Differ, IsNamedWithBothRanksAndChangesTheFingerprint) {
+TEST_P(LayoutDifferenceTest, NamesBothRanksAndChangesTheFingerprint) {
   LayoutSpec other = Reference();
   GetParam().change(&other);
   const std::string difference = FirstDifference(Reference(), 3, other, 5);
@@ -344,7 +344,7 @@ const Difference kDifferences[] = {
      {"number of explicit buckets", "0 on rank 3", "1 on rank 5"}},
 };
 
-INSTANTIATE_TEST_SUITE_P(Layouts, Differ, testing::ValuesIn(kDifferences),
+INSTANTIATE_TEST_SUITE_P(Layouts, LayoutDifferenceTest, testing::ValuesIn(kDifferences),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(FirstDifferenceTest, NamesTheFirstOfSeveral) {
@@ -372,4 +372,4 @@ TEST(FirstDifferenceTest, EqualLayoutsHaveNone) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// How the ranks of a job exchange one layout for another between two of its steps.
+// How the ranks of a job replace a layout between two of its steps.
 
 #include <gtest/gtest.h>
 
@@ -8,12 +8,12 @@
 
 #include "tests/job/job_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 class LayoutReplacementTest : public JobFixture {
  protected:
-  // Two ranks, and a layout of two buckets whose step 1 is complete.
+  // Two ranks with a layout of two buckets. Step 1 is complete.
   void SetUp() override {
     Start(2);
     old_ = Agree(Spec(2));
@@ -54,7 +54,7 @@ class LayoutReplacementTest : public JobFixture {
   std::uint32_t old_ = 0;
 };
 
-TEST_F(LayoutReplacementTest, GoesOnWithTheStepsStatisticsAndNameOfTheOldOne) {
+TEST_F(LayoutReplacementTest, KeepsStepNumbersStatisticsAndName) {
   const std::uint32_t channel = Replace(Spec(3), old_);
   EXPECT_NE(channel, old_);
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
@@ -71,14 +71,14 @@ TEST_F(LayoutReplacementTest, GoesOnWithTheStepsStatisticsAndNameOfTheOldOne) {
   EXPECT_EQ(snapshot.layouts[0].name, "model");
   EXPECT_EQ(snapshot.layouts[0].buckets, 3u);
   EXPECT_EQ(snapshot.layouts[0].stats.steps_complete, 2u);
-  EXPECT_EQ(job_->Timeline("model", 9)->size(), 1u);  // other buckets: it starts anew
+  EXPECT_EQ(job_->Timeline("model", 9)->size(), 1u);  // a new timeline
   const std::uint32_t next = Replace(Spec(3), channel);
   TakeAll();
   WholeStep(next, 3);
   EXPECT_EQ(job_->Timeline("model", 9)->size(), 2u);
 }
 
-TEST_F(LayoutReplacementTest, LaterMessagesOnTheOldChannelAreBreaches) {
+TEST_F(LayoutReplacementTest, LaterMessagesOnTheOldChannelAreRefused) {
   Replace(Spec(2), old_);
   for (const absl::Status& status :
        {job_->MarkReady(0, old_, 2, {0}), job_->EndStep(0, old_, 1, ""),
@@ -88,22 +88,22 @@ TEST_F(LayoutReplacementTest, LaterMessagesOnTheOldChannelAreBreaches) {
     EXPECT_TRUE(Says(status, "it was replaced")) << status;
     EXPECT_EQ(FieldOf(status, "channel"), std::to_string(old_));
   }
-  EXPECT_TRUE(job_->ArenaMapped(0, old_, {}).ok());  // on its way
+  EXPECT_TRUE(job_->ArenaMapped(0, old_, {}).ok());  // it was in flight
 }
 
-TEST_F(LayoutReplacementTest, AMessageOfAnEarlierStepIsStaleOnTheNewChannel) {
+TEST_F(LayoutReplacementTest, EarlierStepIsStaleOnTheNewChannel) {
   const std::uint32_t channel = Replace(Spec(2), old_);
   EXPECT_EQ(ReasonOf(job_->MarkReady(0, channel, 1, {0})), "STALE_STEP");
 }
 
-TEST_F(LayoutReplacementTest, TheOldChannelRestsFromTheRequestToItsAnswer) {
+TEST_F(LayoutReplacementTest, RankCannotUseTheOldChannelAfterItsRequest) {
   const std::uint32_t channel = Register(0, Spec(3), old_);
   const absl::Status used = job_->MarkReady(0, old_, 2, {0});
   EXPECT_EQ(used.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(ReasonOf(used), "PROTOCOL_VIOLATION");
   EXPECT_TRUE(Says(used, "rank 0 is replacing layout 'model'")) << used;
   EXPECT_EQ(FieldOf(used, "step"), "2");
-  // Who has not asked yet may use it, and abandon what cannot be finished.
+  // The other rank has not asked yet: it may use the channel, and abandon the step.
   EXPECT_TRUE(job_->MarkReady(1, old_, 2, {0}).ok());
   EXPECT_EQ(ReasonOf(job_->CheckReplaces(1, old_)), "PROTOCOL_VIOLATION");
   ASSERT_TRUE(job_->AbandonStep(1, old_, 2, "to replace").ok());
@@ -127,7 +127,7 @@ TEST_F(LayoutReplacementTest, OnlyAReadyLayoutBetweenStepsMayBeReplaced) {
   EXPECT_TRUE(job_->CheckReplaces(1, old_).ok());
 }
 
-TEST_F(LayoutReplacementTest, AMismatchOfAnyKindFailsItAndTheOldOneGoesOn) {
+TEST_F(LayoutReplacementTest, MismatchFailsItAndTheOldLayoutContinues) {
   const struct {
     LayoutSpec spec;
     bool replaces;
@@ -149,12 +149,12 @@ TEST_F(LayoutReplacementTest, AMismatchOfAnyKindFailsItAndTheOldOneGoesOn) {
     ExpectOldGoesOn(step++);
     TakeAll();
   }
-  // And can be replaced all the same.
+  // The old layout can still be replaced.
   Replace(Spec(3), old_);
   EXPECT_EQ(Only<LayoutReadyMessage>(1).first_step, step);
 }
 
-TEST_F(LayoutReplacementTest, ATimeoutIsToldOnceToTheLateRankAndTheOldOneGoesOn) {
+TEST_F(LayoutReplacementTest, LateRankGetsTheTimeoutOnceAndTheOldLayoutContinues) {
   ASSERT_TRUE(Ask(0, Spec(3), old_, clock_.NowNs() + 100).ok());
   clock_.Advance(100);
   job_->Tick();
@@ -166,16 +166,16 @@ TEST_F(LayoutReplacementTest, ATimeoutIsToldOnceToTheLateRankAndTheOldOneGoesOn)
   Only<LayoutReadyMessage>(0);
 }
 
-TEST_F(LayoutReplacementTest, ARefusalFailsItOnEveryRankAndTheOldOneGoesOn) {
+TEST_F(LayoutReplacementTest, RefusalFailsItOnEveryRankAndTheOldLayoutContinues) {
   const std::uint32_t channel = Register(0, Spec(3), old_);
   Register(1, Spec(3), old_);
   job_->RefuseLayout(1, channel, absl::ResourceExhaustedError("quota"));
   EXPECT_EQ(ReasonOf(Only<LayoutFailedMessage>(0).status), "LAYOUT_REFUSED");
-  EXPECT_TRUE(sink(1).messages().empty());  // it has its own answer
+  EXPECT_TRUE(sink(1).messages().empty());  // rank 1 gets the answer to its own request
   ExpectOldGoesOn(2);
 }
 
-TEST_F(LayoutReplacementTest, ADeathDuringItSaysSoAndFreesAllMemory) {
+TEST_F(LayoutReplacementTest, LossErrorNamesTheReplacementAndAllMemoryIsFreed) {
   const std::uint32_t channel = Register(0, Spec(3), old_);
   ASSERT_TRUE(Map(0, channel).ok());
   Lose(1);
@@ -185,7 +185,7 @@ TEST_F(LayoutReplacementTest, ADeathDuringItSaysSoAndFreesAllMemory) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_FALSE(memory(rank, old_).Shared());
 }
 
-TEST_F(LayoutReplacementTest, ARankThatExitsIsNotWaitedFor) {
+TEST_F(LayoutReplacementTest, DoesNotWaitForARankThatExits) {
   const std::uint32_t channel = Register(0, Spec(3), old_);
   ASSERT_TRUE(Map(0, channel).ok());
   ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
@@ -197,7 +197,7 @@ TEST_F(LayoutReplacementTest, ARankThatExitsIsNotWaitedFor) {
   EXPECT_EQ(Only<StepDoneMessage>(0).record->live_ranks, 1u);
 }
 
-TEST_F(LayoutReplacementTest, TheOldOneGoesOnWithoutARankThatExitsWhileItReplaces) {
+TEST_F(LayoutReplacementTest, OldLayoutContinuesWithoutARankThatExits) {
   Register(0, Spec(3), old_);
   DoStep(1, old_, 2);
   ASSERT_TRUE(job_->Leave(0, /*exit=*/true).ok());
@@ -205,12 +205,12 @@ TEST_F(LayoutReplacementTest, TheOldOneGoesOnWithoutARankThatExitsWhileItReplace
   EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
 }
 
-TEST_F(LayoutReplacementTest, WhatARankHoldsOfTheOldOneIsLetGo) {
+TEST_F(LayoutReplacementTest, ObjectsHeldForTheOldLayoutAreFreed) {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = held;
   job_->Hold(0, old_, std::move(held));
   const std::uint32_t channel = Replace(Spec(2), old_);
-  EXPECT_FALSE(watch.expired());  // on the executor
+  EXPECT_FALSE(watch.expired());  // the executor frees it
   executor_.RunAll();
   EXPECT_TRUE(watch.expired());
   auto late = std::make_shared<int>(2);
@@ -221,8 +221,8 @@ TEST_F(LayoutReplacementTest, WhatARankHoldsOfTheOldOneIsLetGo) {
   EXPECT_EQ(job_->Snapshot().layouts[0].channel, channel);
 }
 
-TEST_F(LayoutReplacementTest, AThousandOfThemLeaveOneLayoutBehind) {
-  // As many layouts as a job may have: replacements do not count.
+TEST_F(LayoutReplacementTest, ThousandReplacementsLeaveOneLayout) {
+  // The job has as many layouts as it may have. Replacements do not count.
   for (int i = 1; i < 256; ++i) Agree(Spec(1, "other" + std::to_string(i)));
   EXPECT_EQ(ReasonOf(job_->RegisterLayout(0, Request(Spec(1, "last"))).status()), "QUOTA");
   std::uint32_t channel = old_;
@@ -245,4 +245,4 @@ TEST_F(LayoutReplacementTest, AThousandOfThemLeaveOneLayoutBehind) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

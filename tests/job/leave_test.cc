@@ -1,4 +1,4 @@
-// Ranks that leave, stay and come back, epoch after epoch.
+// Ranks that leave and take part again in the next epoch.
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "tests/job/job_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 class LeaveTest : public JobFixture {
@@ -25,7 +25,7 @@ class LeaveTest : public JobFixture {
     const absl::Status left = job_->Leave(rank, /*exit=*/true);
     EXPECT_TRUE(left.ok()) << left;
   }
-  // A whole step of these ranks.
+  // Runs a whole step of these ranks.
   void Step(const std::vector<std::uint32_t>& ranks, std::uint64_t step) {
     for (const std::uint32_t rank : ranks) DoStep(rank, channel_, step);
     reducer_.CompleteAll();
@@ -54,7 +54,7 @@ class LeaveTest : public JobFixture {
   std::uint32_t channel_ = 0;
 };
 
-TEST_F(LeaveTest, EpochAfterEpochWithOtherRanksRunningOut) {
+TEST_F(LeaveTest, DifferentRanksRunOutFirstInEachEpoch) {
   std::uint64_t step = 1;
   std::uint64_t sequence = 1;
   for (std::uint32_t epoch = 0; epoch < 20; ++epoch) {
@@ -69,7 +69,7 @@ TEST_F(LeaveTest, EpochAfterEpochWithOtherRanksRunningOut) {
     Only<OperationDoneMessage>(last);
     ++sequence;
     Stay(second);
-    // What it held meanwhile for who is away: nothing.
+    // Ranks that are away get no messages about this step.
     Step({last}, step++);
     for (const std::uint32_t rank : {first, second}) {
       EXPECT_TRUE(sink(rank).Of<StepDoneMessage>().empty());
@@ -88,7 +88,7 @@ TEST_F(LeaveTest, EpochAfterEpochWithOtherRanksRunningOut) {
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_complete, 60u);
 }
 
-TEST_F(LeaveTest, TheLastJoinerIsTheLastOfThoseThatStayed) {
+TEST_F(LeaveTest, LastJoinerIsTheLastRankThatStayed) {
   Stay(1);
   Stay(0);
   Exit(2);
@@ -96,7 +96,7 @@ TEST_F(LeaveTest, TheLastJoinerIsTheLastOfThoseThatStayed) {
   TakeAll();
   Step({0, 1}, 1);
   TakeAll();
-  // One that stayed first may give up waiting.
+  // A rank that stayed may exit instead of waiting for the others.
   Stay(0);
   Exit(0);
   EXPECT_TRUE(sink(1).messages().empty());
@@ -104,13 +104,13 @@ TEST_F(LeaveTest, TheLastJoinerIsTheLastOfThoseThatStayed) {
   ExpectLeaveDone({1}, 1, 1, 2);
 }
 
-TEST_F(LeaveTest, NobodyIsToldAnythingWhenAllExit) {
+TEST_F(LeaveTest, NoMessageIsSentWhenAllRanksExit) {
   for (const std::uint32_t rank : {0, 1, 2}) Exit(rank);
   EXPECT_TRUE(sink(0).Of<LeaveDoneMessage>().empty());
   EXPECT_TRUE(job_->Over());
 }
 
-TEST_F(LeaveTest, WhoIsAwayTakesPartInNothing) {
+TEST_F(LeaveTest, RankThatHasLeftCannotTakePart) {
   ASSERT_TRUE(Barrier(0, 1).ok());
   Stay(1);
   OperationSpec broadcast;
@@ -124,12 +124,12 @@ TEST_F(LeaveTest, WhoIsAwayTakesPartInNothing) {
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
     EXPECT_EQ(FieldOf(status, "rank"), "1");
   }
-  // The others' operation is theirs.
+  // The other ranks' operation is not disturbed.
   ASSERT_TRUE(Barrier(2, 1).ok());
   Only<OperationDoneMessage>(0);
 }
 
-TEST_F(LeaveTest, StepsAreVoidedAndTimeOutWhileSomeAreAway) {
+TEST_F(LeaveTest, StepsCanBeVoidedOrTimeOutWhileARankIsAway) {
   Stay(1);
   ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0}).ok());
   ASSERT_TRUE(job_->AbandonStep(2, channel_, 1, "no memory").ok());
@@ -145,11 +145,11 @@ TEST_F(LeaveTest, StepsAreVoidedAndTimeOutWhileSomeAreAway) {
   Stay(0);
   Stay(2);
   ExpectLeaveDone({0, 1, 2}, 2, 1, 3);
-  // What is older than the number it was told cannot be on its way.
+  // LeaveDone named step 3: a message about an older step cannot be in flight.
   EXPECT_EQ(ReasonOf(job_->MarkReady(1, channel_, 2, {0})), "STALE_STEP");
 }
 
-TEST_F(LeaveTest, TheDeathOfARankThatIsAwayIsALossLikeAnyOther) {
+TEST_F(LeaveTest, LossOfARankThatIsAwayEndsTheJob) {
   Stay(1);
   Lose(1);
   const absl::Status status = Only<SessionEndMessage>(0).status;
@@ -157,7 +157,7 @@ TEST_F(LeaveTest, TheDeathOfARankThatIsAwayIsALossLikeAnyOther) {
   EXPECT_TRUE(Says(status, "after it had left")) << status;
 }
 
-TEST_F(LeaveTest, AReplacementThatIsUnderWayFailsAndTheOldLayoutGoesOn) {
+TEST_F(LeaveTest, ReplacementInProgressFailsAndTheOldLayoutContinues) {
   const std::uint32_t next = Register(0, Spec(4), channel_);
   ASSERT_TRUE(Map(0, next).ok());
   Stay(1);
@@ -168,7 +168,7 @@ TEST_F(LeaveTest, AReplacementThatIsUnderWayFailsAndTheOldLayoutGoesOn) {
   EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, again).status()), "RANKS_LEFT");
 }
 
-TEST_F(LeaveTest, ABroadcastFromTheLowestLiveRankPassesOverThoseThatLeft) {
+TEST_F(LeaveTest, LowestLiveRankSkipsRanksThatLeft) {
   OperationSpec spec;
   spec.kind = OperationKind::kBroadcast;
   spec.root = kLowestLiveRank;
@@ -193,7 +193,7 @@ TEST_F(LeaveTest, ABroadcastFromTheLowestLiveRankPassesOverThoseThatLeft) {
   Only<OperationDoneMessage>(1);
   EXPECT_STREQ(window[2], "one");
   EXPECT_STREQ(window[0], "...");
-  // With everybody back it is rank 0.
+  // When all ranks take part again, the root is rank 0.
   Stay(1);
   Stay(2);
   TakeAll();
@@ -201,7 +201,7 @@ TEST_F(LeaveTest, ABroadcastFromTheLowestLiveRankPassesOverThoseThatLeft) {
   EXPECT_TRUE(Only<ChunkReadyMessage>(0).write);
 }
 
-TEST_F(LeaveTest, WhoNamesARootDisagreesWithWhoAsksForTheLowestRank) {
+TEST_F(LeaveTest, NamedRootAndLowestLiveRankAreAMismatch) {
   OperationSpec spec;
   spec.kind = OperationKind::kBroadcast;
   spec.bytes = 4;
@@ -214,4 +214,4 @@ TEST_F(LeaveTest, WhoNamesARootDisagreesWithWhoAsksForTheLowestRank) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

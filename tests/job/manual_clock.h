@@ -8,7 +8,7 @@
 
 #include "daemon/base/clock.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Thread-safe.
 class ManualClock final : public Clock {
@@ -23,6 +23,6 @@ class ManualClock final : public Clock {
   std::atomic<std::uint64_t> now_ns_{kStartNs};
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_MANUAL_CLOCK_H_

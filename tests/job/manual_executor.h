@@ -10,7 +10,7 @@
 
 #include "daemon/base/executor.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Not thread-safe: for tests that run everything on their own thread.
 class ManualExecutor final : public Executor {
@@ -18,13 +18,13 @@ class ManualExecutor final : public Executor {
   void Run(std::function<void()> work) override { queue_.push_back(std::move(work)); }
 
   std::size_t pending() const { return queue_.size(); }
-  // The oldest piece of work; there must be one.
+  // Runs the oldest piece of work; there must be one.
   void RunNext() {
     const std::function<void()> work = std::move(queue_.front());
     queue_.pop_front();
     work();
   }
-  // Until nothing is left, what the work itself adds included.
+  // Runs all work, including work that it adds.
   void RunAll() {
     while (!queue_.empty()) RunNext();
   }
@@ -33,6 +33,6 @@ class ManualExecutor final : public Executor {
   std::deque<std::function<void()>> queue_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_MANUAL_EXECUTOR_H_

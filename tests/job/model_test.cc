@@ -1,9 +1,9 @@
-// The job room against a model of what must hold, over the interleavings of small cases: two or
-// three ranks, two buckets, one or two steps, reductions that are held back and completed in any
-// order at any point, and faults at every point.
+// Compares daemon/job with a model of what must hold, over all interleavings of small cases: two or
+// three ranks, two buckets and one or two steps. Reductions complete in any order at any point.
+// Faults happen at every point.
 //
-// A case either runs every schedule there is, or makes every choice in every state that the model
-// can be in, and that after several different histories.
+// A case either runs every schedule, or makes every choice in every state of the model, after
+// several different histories.
 
 #include <gtest/gtest.h>
 
@@ -20,12 +20,12 @@
 #include "tests/job/job_model.h"
 #include "tests/job/schedule_explorer.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint32_t kAll = ScheduleExplorer::kUnbounded;
 
-// A schedule takes 10 microseconds, with ThreadSanitizer 250.
+// A schedule takes 10 microseconds, or 250 with ThreadSanitizer.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool kSanitized = true;
 #else
@@ -42,10 +42,11 @@ struct Case {
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 };
 
-// What there is to cover, as the model alone knows it.
+// The states and schedules to cover, computed from the model alone.
 class StateGraph {
  public:
-  // The number of schedules from `model` on; wraps around where it is too large to run them all.
+  // The number of schedules from `model` on. Wraps around for cases that are too large to run in
+  // full.
   std::uint64_t Count(const JobModel& model) {
     const std::uint64_t key = model.Key();
     if (const auto found = schedules_.find(key); found != schedules_.end()) return found->second;
@@ -61,16 +62,16 @@ class StateGraph {
     schedules_[key] = schedules;
     return schedules;
   }
-  // In which something can happen, of those that Count() has come across.
+  // The states that Count() has visited and in which an event can happen.
   std::size_t states() const { return schedules_.size(); }
 
  private:
   absl::flat_hash_map<std::uint64_t, std::uint64_t> schedules_;
 };
 
-class EveryInterleaving : public testing::TestWithParam<Case> {};
+class ModelTest : public testing::TestWithParam<Case> {};
 
-TEST_P(EveryInterleaving, HoldsToTheModel) {
+TEST_P(ModelTest, MatchesTheModel) {
   const Case& param = GetParam();
   const std::uint32_t histories = kSanitized ? param.histories_sanitized : param.histories;
   ModelMemory memory = MakeModelMemory();
@@ -86,7 +87,7 @@ TEST_P(EveryInterleaving, HoldsToTheModel) {
         break;
       }
       const auto choice = explorer.Choose(enabled.size(), job.model().Key());
-      if (!choice.has_value()) break;  // others have gone on from here
+      if (!choice.has_value()) break;  // enough other schedules have continued from here
       schedule.push_back(enabled[*choice]);
       if (explorer.replaying()) {
         job.Replay(schedule.back());
@@ -159,8 +160,8 @@ const Case kCases[] = {
     {"ThreeRanksAtOnce", AtOnce(Options(3, 2, kAnyFault, 1)), 5, 1, 100'000},
 };
 
-INSTANTIATE_TEST_SUITE_P(Job, EveryInterleaving, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Job, ModelTest, testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

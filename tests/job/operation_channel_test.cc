@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/job/job_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kWindow = 8;  // bytes of staging memory
@@ -43,7 +43,7 @@ class OperationChannelTest : public JobFixture {
     next_.assign(ranks, 0);
   }
 
-  // The rank's next operation.
+  // Begins the rank's next operation.
   absl::Status Operate(std::uint32_t rank, const OperationSpec& spec) {
     return job_->Operate(rank, ++next_[rank], spec,
                          {staging_[rank], staging_[rank]->bytes, kWindow}, kForever);
@@ -75,7 +75,7 @@ class OperationChannelTest : public JobFixture {
   std::vector<std::uint64_t> next_;
 };
 
-TEST_F(OperationChannelTest, ABarrierIsDoneWhenTheLastRankHasCome) {
+TEST_F(OperationChannelTest, BarrierIsDoneWhenTheLastRankCalls) {
   Start(3);
   ASSERT_TRUE(Operate(2, Barrier()).ok());
   ASSERT_TRUE(Operate(0, Barrier()).ok());
@@ -88,13 +88,13 @@ TEST_F(OperationChannelTest, ABarrierIsDoneWhenTheLastRankHasCome) {
   EXPECT_EQ(job_->Snapshot().operations, 1u);
 }
 
-TEST_F(OperationChannelTest, ABroadcastGoesChunkByChunk) {
+TEST_F(OperationChannelTest, BroadcastGoesChunkByChunk) {
   Start(3);
   const std::string tensor = "a tensor of twenty b";
   OperateAll(Broadcast(1, tensor.size()));
   std::string received;
   for (std::uint64_t chunk = 0, sent = 0; sent < tensor.size(); ++chunk) {
-    // The root is asked for a chunk, and only then do the others have one.
+    // The root is asked for a chunk first. The others get it after the root has written it.
     EXPECT_EQ(Only<ChunkReadyMessage>(1).chunk, chunk);
     EXPECT_TRUE(sink(0).messages().empty());
     TakeAll();
@@ -113,7 +113,7 @@ TEST_F(OperationChannelTest, ABroadcastGoesChunkByChunk) {
     sent += part.size();
     TakeAll();
     ASSERT_TRUE(job_->ChunkRead(2, 1, chunk).ok());
-    // The slower rank still reads: nobody may write.
+    // The slower rank still reads, so the root is not asked for the next chunk.
     EXPECT_TRUE(sink(1).messages().empty());
     ASSERT_TRUE(job_->ChunkRead(0, 1, chunk).ok());
   }
@@ -125,7 +125,7 @@ TEST_F(OperationChannelTest, ABroadcastGoesChunkByChunk) {
   EXPECT_FALSE(AnyStagingShared());
 }
 
-TEST_F(OperationChannelTest, ABroadcastOfNothingOrToNobodyIsDone) {
+TEST_F(OperationChannelTest, BroadcastOfNoBytesOrToNoRankIsDone) {
   Start(2);
   OperateAll(Broadcast(0, 0));
   Only<OperationDoneMessage>(1);
@@ -138,13 +138,13 @@ TEST_F(OperationChannelTest, ABroadcastOfNothingOrToNobodyIsDone) {
   Only<OperationDoneMessage>(0);
 }
 
-TEST_F(OperationChannelTest, AnAllReduceAddsInRankOrderInPlace) {
+TEST_F(OperationChannelTest, AllReduceAddsInRankOrderInPlace) {
   Start(3);
   Floats(0)[0] = 1e8f;
   Floats(1)[0] = 1.0f;
   Floats(2)[0] = -1e8f;
   for (std::uint32_t rank = 0; rank < 3; ++rank) Floats(rank)[1] = static_cast<float>(rank + 1);
-  // They come in another order.
+  // The ranks call in another order.
   for (const std::uint32_t rank : {2, 0, 1}) {
     ASSERT_TRUE(Operate(rank, AllReduce(DataType::kFloat32, 2)).ok());
   }
@@ -159,7 +159,7 @@ TEST_F(OperationChannelTest, AnAllReduceAddsInRankOrderInPlace) {
   EXPECT_FALSE(AnyStagingShared());
 }
 
-TEST_F(OperationChannelTest, AnAverageIsOverTheRanksThatTakePartOrOverTheWorld) {
+TEST_F(OperationChannelTest, AverageDividesByLiveRanksOrByTheWorld) {
   for (const bool world : {false, true}) {
     sinks_.clear();
     Start(4, world);
@@ -174,7 +174,7 @@ TEST_F(OperationChannelTest, AnAverageIsOverTheRanksThatTakePartOrOverTheWorld) 
   }
 }
 
-TEST_F(OperationChannelTest, AnAllReduceOfNothingIsDone) {
+TEST_F(OperationChannelTest, AllReduceOfNoElementsIsDone) {
   Start(2);
   OperateAll(AllReduce(DataType::kFloat64, 0));
   Only<OperationDoneMessage>(0);
@@ -189,14 +189,15 @@ struct Disagreement {
   const char* says;
 };
 
-class Disagree : public OperationChannelTest, public testing::WithParamInterface<Disagreement> {};
+class OperationMismatchTest : public OperationChannelTest,
+                              public testing::WithParamInterface<Disagreement> {};
 
-TEST_P(Disagree, FailsForEveryRankAndNamesBothRanksAndOperations) {
+TEST_P(OperationMismatchTest, FailsForEveryRankAndNamesBothCalls) {
   Start(4);
   ASSERT_TRUE(Operate(2, GetParam().first).ok());
   ASSERT_TRUE(Operate(3, GetParam().first).ok());
   ASSERT_TRUE(Operate(1, GetParam().second).ok());
-  // The rank that comes late learns the same, whatever it calls.
+  // The late rank gets the same error, whatever it calls.
   ASSERT_TRUE(Operate(0, GetParam().second).ok());
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
     ASSERT_EQ(sink(rank).messages().size(), 1u);
@@ -211,7 +212,7 @@ TEST_P(Disagree, FailsForEveryRankAndNamesBothRanksAndOperations) {
   EXPECT_FALSE(AnyStagingShared());
   EXPECT_EQ(job_->Snapshot().operations_failed, 1u);
 
-  // The next operation is a new chance.
+  // The next operation can succeed.
   TakeAll();
   OperateAll(Barrier());
   EXPECT_EQ(Only<OperationDoneMessage>(0).sequence, 2u);
@@ -232,10 +233,10 @@ const Disagreement kDisagreements[] = {
      "rank 1 called all-reduce (average) of 1 float32"},
 };
 
-INSTANTIATE_TEST_SUITE_P(Operations, Disagree, testing::ValuesIn(kDisagreements),
+INSTANTIATE_TEST_SUITE_P(Operations, OperationMismatchTest, testing::ValuesIn(kDisagreements),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST_F(OperationChannelTest, ARankThatIsSeveralFailuresBehindGetsEachOfThem) {
+TEST_F(OperationChannelTest, RankThatIsBehindGetsEachFailure) {
   Start(2);
   const std::uint64_t deadline_ns = clock_.NowNs() + 10;
   for (std::uint64_t sequence = 1; sequence <= 3; ++sequence) {
@@ -255,7 +256,7 @@ TEST_F(OperationChannelTest, ARankThatIsSeveralFailuresBehindGetsEachOfThem) {
   }
 }
 
-TEST_F(OperationChannelTest, OneThatIsFurtherBehindThanIsRememberedFailsAllTheSame) {
+TEST_F(OperationChannelTest, RankThatIsTooFarBehindStillGetsAFailure) {
   Start(2);
   for (int i = 0; i < 100; ++i) {
     ASSERT_TRUE(job_->Operate(0, ++next_[0], Barrier(), {}, clock_.NowNs()).ok());
@@ -267,7 +268,7 @@ TEST_F(OperationChannelTest, OneThatIsFurtherBehindThanIsRememberedFailsAllTheSa
   EXPECT_EQ(ReasonOf(failed.status), "OPERATION_TIMEOUT");
 }
 
-TEST_F(OperationChannelTest, AnOperationOutOfSequenceIsABreachThatNamesTheNext) {
+TEST_F(OperationChannelTest, OperationOutOfSequenceErrorNamesTheNext) {
   Start(2);
   for (const std::uint64_t sequence : {0, 2}) {
     const absl::Status status = job_->Operate(0, sequence, Barrier(), {}, kForever);
@@ -281,25 +282,25 @@ TEST_F(OperationChannelTest, AnOperationOutOfSequenceIsABreachThatNamesTheNext) 
   EXPECT_TRUE(Says(status, "before the last one was answered")) << status;
 }
 
-TEST_F(OperationChannelTest, ABroadcastFromARankThatDoesNotExistIsRefused) {
+TEST_F(OperationChannelTest, BroadcastFromAnUnknownRankIsRefused) {
   Start(2);
   EXPECT_EQ(ReasonOf(Operate(0, Broadcast(2, 4))), "UNKNOWN_RANK");
 }
 
-TEST_F(OperationChannelTest, ChunksOutOfOrderAreBreaches) {
+TEST_F(OperationChannelTest, ChunksOutOfOrderAreRefused) {
   Start(3);
   const auto refused = [](const absl::Status& status) {
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION") << status;
   };
   ASSERT_TRUE(Operate(0, Broadcast(0, 20)).ok());
-  refused(job_->ChunkWritten(0, 1, 0, 8));  // not everyone is there
+  refused(job_->ChunkWritten(0, 1, 0, 8));  // not every rank has called
   ASSERT_TRUE(Operate(1, Broadcast(0, 20)).ok());
   ASSERT_TRUE(Operate(2, Broadcast(0, 20)).ok());
   refused(job_->ChunkWritten(1, 1, 0, 8));  // not the root
-  refused(job_->ChunkWritten(0, 1, 1, 8));  // not this one
+  refused(job_->ChunkWritten(0, 1, 1, 8));  // not the next chunk
   refused(job_->ChunkWritten(0, 1, 0, 0));
   refused(job_->ChunkWritten(0, 1, 0, kWindow + 1));
-  refused(job_->ChunkRead(1, 1, 0));  // nothing is written
+  refused(job_->ChunkRead(1, 1, 0));  // nothing has been written
   ASSERT_TRUE(job_->ChunkWritten(0, 1, 0, 8).ok());
   refused(job_->ChunkWritten(0, 1, 1, 8));  // being copied
   executor_.RunAll();
@@ -313,10 +314,10 @@ TEST_F(OperationChannelTest, ChunksOutOfOrderAreBreaches) {
   executor_.RunAll();
   ASSERT_TRUE(job_->ChunkRead(1, 1, 1).ok());
   ASSERT_TRUE(job_->ChunkRead(2, 1, 1).ok());
-  refused(job_->ChunkWritten(0, 1, 2, 5));  // four are left
+  refused(job_->ChunkWritten(0, 1, 2, 5));  // only four bytes are left
 }
 
-TEST_F(OperationChannelTest, AfterATimeOutLateChunksAreIgnored) {
+TEST_F(OperationChannelTest, LateChunksAreIgnoredAfterATimeout) {
   Start(2);
   const std::uint64_t deadline_ns = clock_.NowNs() + 10;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
@@ -336,7 +337,7 @@ TEST_F(OperationChannelTest, AfterATimeOutLateChunksAreIgnored) {
   EXPECT_FALSE(AnyStagingShared());
 }
 
-TEST_F(OperationChannelTest, ARankThatHasLeftIsNotWaitedForWhetherItStaysOrNot) {
+TEST_F(OperationChannelTest, DoesNotWaitForRanksThatHaveLeft) {
   Start(3);
   ASSERT_TRUE(Operate(0, Barrier()).ok());
   ASSERT_TRUE(job_->Leave(1, /*exit=*/false).ok());
@@ -346,14 +347,14 @@ TEST_F(OperationChannelTest, ARankThatHasLeftIsNotWaitedForWhetherItStaysOrNot) 
   EXPECT_TRUE(sink(1).messages().empty());
 }
 
-TEST_F(OperationChannelTest, TheLastOneMissingMayExit) {
+TEST_F(OperationChannelTest, LastMissingRankMayExit) {
   Start(2);
   ASSERT_TRUE(Operate(0, Barrier()).ok());
   ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
   Only<OperationDoneMessage>(0);
 }
 
-TEST_F(OperationChannelTest, ABroadcastFromARootThatHasLeftFailsForAll) {
+TEST_F(OperationChannelTest, BroadcastFailsIfItsRootHasLeft) {
   Start(3);
   ASSERT_TRUE(Operate(0, Broadcast(2, 4)).ok());
   ASSERT_TRUE(Operate(1, Broadcast(2, 4)).ok());
@@ -366,7 +367,7 @@ TEST_F(OperationChannelTest, ABroadcastFromARootThatHasLeftFailsForAll) {
   }
 }
 
-TEST_F(OperationChannelTest, LeavingInTheMiddleOfAnOperationIsABreach) {
+TEST_F(OperationChannelTest, LeavingDuringAnOperationIsRefused) {
   Start(2);
   ASSERT_TRUE(Operate(0, Barrier()).ok());
   for (const bool exit : {false, true}) {
@@ -376,7 +377,7 @@ TEST_F(OperationChannelTest, LeavingInTheMiddleOfAnOperationIsABreach) {
   }
 }
 
-TEST_F(OperationChannelTest, ALossDuringACopyIsToldWhenTheCopyIsOver) {
+TEST_F(OperationChannelTest, LossDuringACopyIsReportedAfterTheCopy) {
   Start(3);
   OperateAll(Broadcast(0, 4));
   ASSERT_TRUE(job_->ChunkWritten(0, 1, 0, 4).ok());
@@ -393,7 +394,7 @@ TEST_F(OperationChannelTest, ALossDuringACopyIsToldWhenTheCopyIsOver) {
   EXPECT_TRUE(job_->Over());
 }
 
-TEST_F(OperationChannelTest, ALossDuringAnAllReduceIsToldWhenItIsOver) {
+TEST_F(OperationChannelTest, LossDuringAnAllReduceIsReportedAfterTheReduction) {
   Start(2);
   OperateAll(AllReduce(DataType::kFloat32, 2));
   Lose(1);
@@ -418,7 +419,7 @@ TEST_F(OperationChannelTest, OperationsAndStepsDoNotWaitForEachOther) {
   Only<StepDoneMessage>(0);
 }
 
-TEST_F(OperationChannelTest, AReductionThatFailsEndsTheJob) {
+TEST_F(OperationChannelTest, FailedReductionEndsTheJob) {
   Start(2);
   OperateAll(AllReduce(DataType::kFloat32, 3));
   ASSERT_EQ(reducer_.held().size(), 1u);
@@ -430,4 +431,4 @@ TEST_F(OperationChannelTest, AReductionThatFailsEndsTheJob) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

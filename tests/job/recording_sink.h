@@ -1,4 +1,4 @@
-// A session's end of a job: keeps the messages for a test to read.
+// A session sink that keeps a job's messages for a test to read.
 
 #ifndef TESTS_JOB_RECORDING_SINK_H_
 #define TESTS_JOB_RECORDING_SINK_H_
@@ -10,7 +10,7 @@
 
 #include "daemon/job/session_message.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Not thread-safe: for tests that run everything on their own thread.
 class RecordingSink final : public SessionSink {
@@ -26,13 +26,13 @@ class RecordingSink final : public SessionSink {
   }
   void Flush() override { flushed_ = messages_.size(); }
 
-  // Everything queued since the last Take(), flushed or not.
+  // All messages queued since the last Take(), flushed or not.
   std::vector<SessionMessage> Take() {
     flushed_ = 0;
     return std::exchange(messages_, {});
   }
   const std::vector<SessionMessage>& messages() const { return messages_; }
-  // True unless a message was queued that nobody has sent on.
+  // True if every queued message has been flushed.
   bool AllFlushed() const { return flushed_ == messages_.size(); }
 
   // All messages of one kind since the last Take(), in order.
@@ -51,6 +51,6 @@ class RecordingSink final : public SessionSink {
   std::size_t flushed_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_RECORDING_SINK_H_

@@ -1,5 +1,5 @@
-// Runs every schedule of a system that makes choices, each from the beginning: depth first, and
-// without any state being saved.
+// Runs every schedule of a system that makes choices: depth first, and each schedule from the
+// beginning, so that no state is saved.
 
 #ifndef TESTS_JOB_SCHEDULE_EXPLORER_H_
 #define TESTS_JOB_SCHEDULE_EXPLORER_H_
@@ -12,19 +12,19 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Call order: (Choose* Next)*, until Next() says that there is no further schedule. A schedule must
 // be a function of its choices.
 class ScheduleExplorer {
  public:
-  // Two states with the same `key` differ at most by how they came about. From each, at most
-  // `histories` schedules go on, the first ones that get there; without a bound, every schedule
-  // runs to its end. One history suffices to make every choice in every state.
+  // States with the same `key` differ at most in their history. The first `histories` schedules
+  // that reach a state continue from it; with kUnbounded, every schedule runs to its end. One
+  // history is enough to make every choice in every state.
   static constexpr std::uint32_t kUnbounded = std::numeric_limits<std::uint32_t>::max();
   explicit ScheduleExplorer(std::uint32_t histories) : histories_(histories) {}
 
-  // One of 0 .. options - 1; nullopt if enough other schedules have gone on from here.
+  // One of 0 .. options - 1; nullopt if enough other schedules have continued from here.
   std::optional<std::size_t> Choose(std::size_t options, std::uint64_t key) {
     if (depth_ < choices_.size()) return choices_[depth_++].taken;
     std::uint32_t& visits = visits_[key];
@@ -45,11 +45,11 @@ class ScheduleExplorer {
     return !choices_.empty();
   }
 
-  // That have run so far.
+  // Schedules that have run so far.
   std::uint64_t schedules() const { return schedules_; }
   // Different states in which a choice was made.
   std::size_t states() const { return visits_.size(); }
-  // True if the last choice, after the same ones, has been made in an earlier schedule too.
+  // True if an earlier schedule began with the same choices, including the last one.
   bool replaying() const { return depth_ < choices_.size(); }
 
  private:
@@ -65,6 +65,6 @@ class ScheduleExplorer {
   std::uint64_t schedules_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_SCHEDULE_EXPLORER_H_

@@ -1,4 +1,4 @@
-// What a step tells beside its verdict; that it holds in every order is model_test's.
+// What a step reports besides its verdict. model_test covers the order of events.
 
 #include <gtest/gtest.h>
 
@@ -9,12 +9,13 @@
 
 #include "tests/job/job_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 class StepTest : public JobFixture {
  protected:
-  // The used_map that every rank is told for a step in which they sent these; nine parameters.
+  // The used_map that every rank receives after a step in which they sent `used_maps`, for nine
+  // parameters.
   std::string Agreed(const std::vector<std::string>& used_maps) {
     for (std::uint32_t rank = 0; rank < used_maps.size(); ++rank) {
       DoStep(rank, channel_, step_, used_maps[rank]);
@@ -33,7 +34,7 @@ class StepTest : public JobFixture {
   std::uint64_t step_ = 1;
 };
 
-TEST_F(StepTest, UsedMapsAreUnitedAndAnEmptyOneMeansAll) {
+TEST_F(StepTest, UsedMapsAreCombinedAndAnEmptyOneMeansAll) {
   Start(2);
   channel_ = Agree(Spec(9));
   const std::string none(2, '\0'), first("\1\0", 2), last("\0\1", 2), all("\xff\1", 2);
@@ -45,7 +46,7 @@ TEST_F(StepTest, UsedMapsAreUnitedAndAnEmptyOneMeansAll) {
   EXPECT_EQ(Agreed({last, none}), last);
 }
 
-TEST_F(StepTest, AUsedMapOfAnotherSizeIsRefusedWithBothSizes) {
+TEST_F(StepTest, UsedMapOfTheWrongSizeIsRefusedWithBothSizes) {
   Start(1);
   channel_ = Agree(Spec(9));
   for (std::uint32_t bucket = 0; bucket < 9; ++bucket) {
@@ -59,7 +60,7 @@ TEST_F(StepTest, AUsedMapOfAnotherSizeIsRefusedWithBothSizes) {
   }
 }
 
-TEST_F(StepTest, FinishStepMarksWhatIsNotMarkedInTheOrderOfTheBuckets) {
+TEST_F(StepTest, FinishStepMarksTheRemainingBucketsInOrder) {
   Start(2);
   channel_ = Agree(Spec(4));
   const std::uint64_t start_ns = clock_.NowNs();
@@ -70,7 +71,7 @@ TEST_F(StepTest, FinishStepMarksWhatIsNotMarkedInTheOrderOfTheBuckets) {
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "rank 1 has not marked bucket 0-3 ready");
   EXPECT_EQ(job_->Snapshot().waiting_ranks, std::vector<std::uint32_t>{1});
   clock_.Advance(10);
-  // All at once.
+  // Marks all buckets at once.
   ASSERT_TRUE(job_->FinishStep(1, channel_, 1, "\4").ok());
   EXPECT_EQ(reducer_.submitted(), 4u);
   reducer_.CompleteAll();
@@ -82,7 +83,7 @@ TEST_F(StepTest, FinishStepMarksWhatIsNotMarkedInTheOrderOfTheBuckets) {
               (std::vector<std::uint64_t>{i == 2 ? start_ns : start_ns + 10, start_ns + 20}));
   }
   TakeAll();
-  // With nothing left to mark it is EndStep.
+  // With no bucket left to mark, FinishStep equals EndStep.
   for (std::uint32_t rank : {0u, 1u}) {
     ASSERT_TRUE(job_->MarkReady(rank, channel_, 2, {0, 1, 2, 3}).ok());
     ASSERT_TRUE(job_->FinishStep(rank, channel_, 2, "").ok());
@@ -91,7 +92,7 @@ TEST_F(StepTest, FinishStepMarksWhatIsNotMarkedInTheOrderOfTheBuckets) {
   EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
 }
 
-TEST_F(StepTest, FinishStepOutOfOrderIsABreachAndMarksNothing) {
+TEST_F(StepTest, FinishStepOutOfOrderIsRefusedAndMarksNothing) {
   Start(2);
   channel_ = Agree(Spec(2));
   EXPECT_EQ(ReasonOf(job_->FinishStep(0, channel_, 0, "")), "STALE_STEP");
@@ -121,7 +122,7 @@ TEST_F(StepTest, FinishStepOfAVoidStepIsIgnored) {
   EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
 }
 
-TEST_F(StepTest, TheRecordHoldsWhenEachBucketWasReadyReducedAndCommitted) {
+TEST_F(StepTest, RecordHoldsReadyReduceAndCommitTimes) {
   Start(2);
   channel_ = Agree(Spec(1));
   const std::uint64_t start_ns = clock_.NowNs();
@@ -149,7 +150,7 @@ TEST_F(StepTest, TheRecordHoldsWhenEachBucketWasReadyReducedAndCommitted) {
   EXPECT_EQ(stats.stragglers[0].rank, 0u);
 }
 
-TEST_F(StepTest, TheRecordOfACompleteStepHoldsTheNumbersOfEachBucket) {
+TEST_F(StepTest, RecordOfACompleteStepHoldsStatsOfEachBucket) {
   Start(2);
   channel_ = Agree(Spec(2));
   const auto first_element = [&](std::uint32_t rank, std::size_t bucket, float value) {
@@ -162,9 +163,9 @@ TEST_F(StepTest, TheRecordOfACompleteStepHoldsTheNumbersOfEachBucket) {
   DoStep(1, channel_, 1);
   reducer_.CompleteAll();
   std::shared_ptr<const StepRecord> record = Only<StepDoneMessage>(0).record;
-  ASSERT_EQ(record->numbers.size(), 2u);
-  EXPECT_EQ(record->numbers[0].sum_of_squares, 9);
-  EXPECT_EQ(record->numbers[1].sum_of_squares, 16);
+  ASSERT_EQ(record->stats.size(), 2u);
+  EXPECT_EQ(record->stats[0].sum_of_squares, 9);
+  EXPECT_EQ(record->stats[1].sum_of_squares, 16);
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.gradient_norm, 5);
   TakeAll();
 
@@ -173,15 +174,15 @@ TEST_F(StepTest, TheRecordOfACompleteStepHoldsTheNumbersOfEachBucket) {
   DoStep(1, channel_, 2);
   reducer_.CompleteAll();
   record = Only<StepDoneMessage>(1).record;
-  EXPECT_EQ(record->numbers[0].non_finite, 0u);
-  EXPECT_EQ(record->numbers[1].non_finite, 1u);
+  EXPECT_EQ(record->stats[0].non_finite, 0u);
+  EXPECT_EQ(record->stats[1].non_finite, 1u);
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.non_finite, 1u);
   TakeAll();
 
-  // A void step has none, and the statistics stay those of the last complete one.
+  // A void step has no stats. The layout's statistics remain those of the last complete step.
   ASSERT_TRUE(job_->AbandonStep(0, channel_, 3, "why not").ok());
   record = Only<StepDoneMessage>(1).record;
-  EXPECT_TRUE(record->numbers.empty());
+  EXPECT_TRUE(record->stats.empty());
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.non_finite, 1u);
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_non_finite, 1u);
 }
@@ -197,7 +198,7 @@ TEST_F(StepTest, ExposedTimeStartsAnewWithEachStep) {
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.exposed.max_us, 0.0);
 }
 
-TEST_F(StepTest, BucketsLeaveInTheOrderInWhichTheyAreReady) {
+TEST_F(StepTest, BucketsAreReducedInTheOrderTheyBecomeReady) {
   Start(2);
   channel_ = Agree(Spec(3));
   ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {2, 0, 1}).ok());
@@ -205,12 +206,12 @@ TEST_F(StepTest, BucketsLeaveInTheOrderInWhichTheyAreReady) {
   ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {2, 0}).ok());
   ASSERT_EQ(reducer_.held().size(), 3u);
   const std::byte* const base = memory(0, channel_).data();
-  EXPECT_EQ(reducer_.held()[0]->buffers[0], base + 128);
-  EXPECT_EQ(reducer_.held()[1]->buffers[0], base + 256);
-  EXPECT_EQ(reducer_.held()[2]->buffers[0], base);
+  EXPECT_EQ(reducer_.held()[0]->host().buffers[0], base + 128);
+  EXPECT_EQ(reducer_.held()[1]->host().buffers[0], base + 256);
+  EXPECT_EQ(reducer_.held()[2]->host().buffers[0], base);
 }
 
-TEST_F(StepTest, AMessageIsRefusedAtTheFirstBucketThatIsWrong) {
+TEST_F(StepTest, MarkReadyIsRefusedAtTheFirstWrongBucket) {
   Start(1);
   channel_ = Agree(Spec(3));
   const absl::Status status = job_->MarkReady(0, channel_, 1, {0, 1, 1, 9});
@@ -219,12 +220,12 @@ TEST_F(StepTest, AMessageIsRefusedAtTheFirstBucketThatIsWrong) {
   EXPECT_EQ(FieldOf(status, "channel"), std::to_string(channel_));
   EXPECT_EQ(FieldOf(status, "job"), "run-7");
   Lose(0);
-  EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());  // two reductions run
+  EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());  // two reductions are running
   reducer_.CompleteAll();
   Only<SessionEndMessage>(0);
 }
 
-TEST_F(StepTest, AnUnknownBucketIsRefusedWithTheNumberThatThereAre) {
+TEST_F(StepTest, UnknownBucketErrorNamesTheBucketCount) {
   Start(1);
   channel_ = Agree(Spec(3));
   for (const std::uint32_t bucket : {3u, 0xffffffffu}) {
@@ -236,7 +237,7 @@ TEST_F(StepTest, AnUnknownBucketIsRefusedWithTheNumberThatThereAre) {
   }
 }
 
-TEST_F(StepTest, WhoIsWaitedForIsSaidBucketByBucket) {
+TEST_F(StepTest, MissingInStepListsRanksAndBuckets) {
   Start(3);
   channel_ = Agree(Spec(5));
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "");
@@ -257,7 +258,7 @@ TEST_F(StepTest, WhoIsWaitedForIsSaidBucketByBucket) {
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "");
 }
 
-TEST_F(StepTest, AnAbandonedStepNamesRankReasonAndFirstBucketThatIsMissing) {
+TEST_F(StepTest, AbandonedStepNamesRankReasonAndFirstMissingBucket) {
   Start(2);
   channel_ = Agree(Spec(3));
   ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0, 2}).ok());
@@ -271,7 +272,7 @@ TEST_F(StepTest, AnAbandonedStepNamesRankReasonAndFirstBucketThatIsMissing) {
   EXPECT_EQ(FieldOf(status, "bucket"), "1");
 }
 
-TEST_F(StepTest, ALossNamesRankStepBucketAndHowItIsKnown) {
+TEST_F(StepTest, LossNamesRankStepBucketAndHowItIsKnown) {
   Start(2);
   channel_ = Agree(Spec(2));
   DoStep(0, channel_, 1);
@@ -286,7 +287,7 @@ TEST_F(StepTest, ALossNamesRankStepBucketAndHowItIsKnown) {
   EXPECT_EQ(FieldOf(status, "channel"), std::to_string(channel_));
 }
 
-TEST_F(StepTest, ALossInOneLayoutsStepIsNotSaidOfAnother) {
+TEST_F(StepTest, LossNamesTheLayoutWhoseStepIsRunning) {
   Start(2);
   const std::uint32_t running = Agree(Spec(1, "generator"));
   Agree(Spec(1, "discriminator"));
@@ -298,7 +299,7 @@ TEST_F(StepTest, ALossInOneLayoutsStepIsNotSaidOfAnother) {
   EXPECT_EQ(FieldOf(status, "channel"), std::to_string(running));
 }
 
-TEST_F(StepTest, ALossBetweenStepsNamesOneLayoutInTextAndFields) {
+TEST_F(StepTest, LossBetweenStepsNamesOneLayoutInTextAndFields) {
   Start(2);
   const std::uint32_t agreed = Agree(Spec(1, "generator"));
   Register(0, Spec(1, "discriminator"));
@@ -309,7 +310,7 @@ TEST_F(StepTest, ALossBetweenStepsNamesOneLayoutInTextAndFields) {
   EXPECT_EQ(FieldOf(status, "step"), "");
 }
 
-TEST_F(StepTest, ALayoutThatWasNeverAgreedHasNoPartInALoss) {
+TEST_F(StepTest, LossDoesNotNameALayoutThatWasNeverAgreed) {
   Start(2);
   const std::uint32_t agreed = Agree(Spec(1, "generator"));
   Register(0, Spec(1, "discriminator"));
@@ -321,7 +322,7 @@ TEST_F(StepTest, ALayoutThatWasNeverAgreedHasNoPartInALoss) {
   EXPECT_EQ(FieldOf(status, "channel"), std::to_string(agreed));
 }
 
-TEST_F(StepTest, ASumIsNotScaled) {
+TEST_F(StepTest, SumIsNotScaled) {
   Start(2);
   LayoutSpec spec = Spec(1);
   spec.average = false;
@@ -335,7 +336,7 @@ TEST_F(StepTest, ASumIsNotScaled) {
   EXPECT_EQ(memory(1, channel_).At<float>(0)[0], 7);
 }
 
-TEST_F(StepTest, AMessageMayBeAsOldAsTheVoidStepsThatTheRankHasNotRead) {
+TEST_F(StepTest, MessagesForUnreadVoidStepsAreAccepted) {
   Start(2);
   channel_ = Agree(Spec(2));
   for (const std::uint64_t step : {1, 2, 3}) {
@@ -352,7 +353,7 @@ TEST_F(StepTest, AMessageMayBeAsOldAsTheVoidStepsThatTheRankHasNotRead) {
   EXPECT_TRUE(Says(ahead, "ahead of step 4")) << ahead;
 }
 
-TEST_F(StepTest, AReductionThatFailsEndsTheJobAndCompletesNothing) {
+TEST_F(StepTest, FailedReductionEndsTheJobAndCompletesNothing) {
   Start(2);
   channel_ = Agree(Spec(2));
   DoStep(0, channel_, 1);
@@ -368,4 +369,4 @@ TEST_F(StepTest, AReductionThatFailsEndsTheJobAndCompletesNothing) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

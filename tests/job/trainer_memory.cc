@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 BucketSemaphore* Words(SemaphorePageHeader* header) {
@@ -52,4 +52,4 @@ void TrainerMemory::Reset() {
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// What one trainer and the daemon share of a layout: an arena and its semaphores, seen from the
-// trainer's side.
+// The memory of a layout that one trainer and the daemon share: an arena and its semaphores, seen
+// from the trainer's side.
 
 #ifndef TESTS_JOB_TRAINER_MEMORY_H_
 #define TESTS_JOB_TRAINER_MEMORY_H_
@@ -9,11 +9,11 @@
 #include <memory>
 
 #include "daemon/arena/semaphore_page.h"
-#include "daemon/job/layout_channel.h"
+#include "daemon/job/layout_agreement.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// The semaphores are real; the arena is plain memory, so that sanitizers see who touches it.
+// The semaphores are real. The arena is plain memory, so that sanitizers check accesses to it.
 class TrainerMemory {
  public:
   TrainerMemory(std::size_t arena_bytes, std::size_t buckets);
@@ -21,9 +21,9 @@ class TrainerMemory {
   TrainerMemory(const TrainerMemory&) = delete;
   TrainerMemory& operator=(const TrainerMemory&) = delete;
 
-  // What the daemon gets.
+  // The memory that is handed to the daemon.
   RankMemory Share() const;
-  // True while the daemon holds on to any of it.
+  // True while the daemon holds a reference to any of it.
   bool Shared() const;
 
   std::size_t bytes() const { return bytes_; }
@@ -37,7 +37,7 @@ class TrainerMemory {
   std::uint64_t done(std::size_t bucket) const;
   std::uint64_t void_step() const;
 
-  // As new: zeros everywhere. Nothing may be shared.
+  // Sets all memory to zero. None of it may be shared.
   void Reset();
 
  private:
@@ -52,6 +52,6 @@ class TrainerMemory {
   SemaphorePageHeader* header_;  // the trainer's own mapping
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_JOB_TRAINER_MEMORY_H_

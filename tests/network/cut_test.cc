@@ -1,5 +1,5 @@
-// Two nodes that do not reach each other any more, though both reach the coordinator: their ranks'
-// messages come through, their gradients do not.
+// Two nodes cannot reach each other, but both reach the coordinator. So the messages of their ranks
+// arrive, and their gradients do not.
 
 #include <cstdint>
 #include <memory>
@@ -7,13 +7,13 @@
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 #include "tests/network/node_cluster.h"
 
 namespace gradsync::fault {
 namespace {
 
-// Until every rank knows of a dead link.
+// The longest time until every rank gets the error of a cut link.
 constexpr std::uint64_t kSilenceBoundNs = 10'000'000'000ull * kScale;
 
 class CutTest : public testing::Test {
@@ -26,7 +26,8 @@ class CutTest : public testing::Test {
     for (const int node : {1, 2}) ASSERT_TRUE(cluster_.network().SetIsolated(node, cut).ok());
   }
 
-  // What every rank, on whatever node, has begun ends in time by naming one of the two.
+  // Expects that the running call of every rank on every node ends in time, with an error that
+  // names one of the two nodes.
   static void ExpectNamed(const Trainers& trainers, std::uint64_t since_ns) {
     for (std::size_t rank = 0; rank < trainers.size(); ++rank) {
       SCOPED_TRACE(testing::Message() << "rank " << rank);
@@ -39,7 +40,7 @@ class CutTest : public testing::Test {
     }
   }
 
-  // The job once more, from the first nodes.
+  // Starts the job again on the first `nodes` nodes, and runs steps.
   void ExpectJobOf(int nodes) {
     const std::uint32_t world = static_cast<std::uint32_t>(nodes) * NodeCluster::kRanksPerNode;
     Trainers trainers;
@@ -57,11 +58,11 @@ class CutTest : public testing::Test {
     ExpectAll(trainers, "step times=3");
   }
 
-  // Half the default, which a busy machine might be too late for.
+  // Half the default. A shorter timeout expires by mistake on a busy machine.
   NodeCluster cluster_{3, 0, 0, {"--engine_timeout=4s"}};
 };
 
-TEST_F(CutTest, RanksThatWaitAreToldWhichNodesAreCut) {
+TEST_F(CutTest, WaitingRanksLearnWhichNodesAreCut) {
   {
     const Trainers trainers = cluster_.Join();
     ExpectAll(trainers, "register buckets=4 count=100000");
@@ -70,13 +71,13 @@ TEST_F(CutTest, RanksThatWaitAreToldWhichNodesAreCut) {
     SetCut(true);
     ExpectNamed(trainers, NowNs());
   }
-  // The coordinator reaches each of them alone.
+  // The coordinator and beta still reach each other.
   ExpectJobOf(2);
   SetCut(false);
   ExpectJobOf(3);
 }
 
-TEST_F(CutTest, ExchangesThatAreUnderWayEndByNamingWhichNodesAreCut) {
+TEST_F(CutTest, RunningExchangesEndWithTheNamesOfTheCutNodes) {
   {
     const Trainers trainers = cluster_.Join();
     ExpectAll(trainers, "register buckets=4 count=100000");
@@ -90,11 +91,11 @@ TEST_F(CutTest, ExchangesThatAreUnderWayEndByNamingWhichNodesAreCut) {
   ExpectJobOf(3);
 }
 
-TEST_F(CutTest, NodesThatCannotMeetAreNamed) {
+TEST_F(CutTest, NodesThatCannotConnectAreNamed) {
   SetCut(true);
   {
     const Trainers trainers = cluster_.Join();
-    // The engine gives up a few seconds after Join(): nothing has to succeed before that.
+    // The engine gives up a few seconds after Join(). Nothing needs to succeed before that.
     for (const auto& trainer : trainers) trainer->Begin("allreduce 1000");
     ExpectNamed(trainers, NowNs());
   }

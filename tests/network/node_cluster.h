@@ -8,39 +8,41 @@
 #include <string>
 #include <vector>
 
-#include "tests/fault/test_daemon.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/test_daemon.h"
 #include "tools/virtual_network/virtual_network.h"
 
 namespace gradsync::fault {
 
 using Trainers = std::vector<std::unique_ptr<Trainer>>;
 
-// One daemon and two ranks per node; nodes are named alpha, beta, gamma.
+// One daemon and two ranks per node. The nodes are alpha, beta and gamma.
 class NodeCluster {
  public:
   static constexpr std::uint32_t kRanksPerNode = 2;
 
-  // Up to 3 nodes. Says on standard output what they are. Daemons listen on `port`; 0, or loopback:
-  // on any free one. `flags` are added to each one's.
+  // Makes up to 3 nodes, and prints whether they are real namespaces or loopback addresses. The
+  // daemons listen on `port`; on any free port if `port` is 0 or the nodes are on loopback. `flags`
+  // are added to the flags of each daemon.
   explicit NodeCluster(int nodes, std::uint64_t bits_per_second = 0, int port = 0,
                        const std::vector<std::string>& flags = {});
 
-  // Not loopback addresses.
+  // True if the nodes are on a virtual network, false if they are on loopback.
   bool real() const { return network_.kind() == VirtualNetwork::Kind::kNamespaces; }
   VirtualNetwork& network() { return network_; }
   TestDaemon& daemon(int node) { return *daemons_[static_cast<std::size_t>(node)]; }
   static std::string Name(int node);
-  // "host:port" of the daemon of node 0, as of its last start.
+  // "host:port" of the daemon of node 0 after its last start.
   std::string coordinator() const;
 
   std::uint32_t world_size() const {
     return static_cast<std::uint32_t>(network_.nodes()) * kRanksPerNode;
   }
   static int NodeOf(std::uint32_t rank) { return static_cast<int>(rank / kRanksPerNode); }
-  // Started, not joined. `options` is added to its join; one of them may be another coordinator.
+  // Starts a rank that has not joined. `options` are added to its join, and may name another
+  // coordinator.
   std::unique_ptr<Trainer> MakeRank(std::uint32_t rank, const std::string& options = "");
-  // Every rank, joined.
+  // Starts and joins every rank.
   Trainers Join(const std::string& options = "");
 
  private:

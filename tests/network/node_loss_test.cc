@@ -1,5 +1,5 @@
-// What every survivor is told when another node is lost: its daemon killed, its daemon stopped, or
-// its cable pulled.
+// A node is lost: its daemon is killed or stopped, or its cable is pulled. Every survivor learns
+// which node it is.
 
 #include <signal.h>
 
@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 #include "tests/network/node_cluster.h"
 
 namespace gradsync::fault {
@@ -20,8 +20,8 @@ namespace {
 enum class Loss { kKilled, kStopped, kUnplugged };
 enum class State { kWaiting, kExchanging };
 
-// A death is known on every node within this; a silent node, or one behind a dead link, within ten
-// times of it.
+// Every node learns of a killed daemon within this time. For a stopped daemon or a pulled cable it
+// takes up to ten times as long.
 constexpr std::uint64_t kDeathBoundNs = 1'000'000'000ull * kScale;
 constexpr std::uint64_t kSilenceBoundNs = 10'000'000'000ull * kScale;
 
@@ -33,7 +33,7 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
   Loss loss() const { return std::get<1>(GetParam()); }
   State state() const { return std::get<2>(GetParam()); }
 
-  // Returns the time just before.
+  // Returns the time just before the loss.
   std::uint64_t Lose() {
     const std::uint64_t now_ns = NowNs();
     switch (loss()) {
@@ -61,12 +61,12 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
     }
   }
 
-  // Whether what came to a rank says in time that one of the nodes `gone` is lost.
+  // Expects that a rank's error arrived in time, and names one of the nodes `gone` as lost.
   void ExpectNamed(const Reply& reply, const std::vector<int>& gone, std::uint64_t since_ns) const {
     if (gone.front() == kCoordinator) {
       EXPECT_TRUE(reply.reason == "COORDINATOR_LOST" || reply.reason == "STEP_IN_DOUBT") << reply;
     } else {
-      // Whichever is seen first, the stream's end or silence, or the engine's.
+      // The daemon reports what it sees first: the stream's end, its silence or the engine's error.
       EXPECT_TRUE(reply.reason == "RANK_LOST" || reply.reason == "ENGINE_PEER_LOST" ||
                   (reply.reason == "ENGINE_TIMEOUT" && loss() != Loss::kKilled))
           << reply;
@@ -81,7 +81,7 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
   NodeCluster cluster_{3};
 };
 
-TEST_P(NodeLossTest, EverySurvivorIsToldWhichNode) {
+TEST_P(NodeLossTest, EverySurvivorLearnsWhichNodeIsLost) {
   if (loss() == Loss::kUnplugged && !cluster_.real()) {
     GTEST_SKIP() << cluster_.network().description();
   }
@@ -103,7 +103,7 @@ TEST_P(NodeLossTest, EverySurvivorIsToldWhichNode) {
       if (NodeCluster::NodeOf(rank) != lost()) {
         ExpectNamed(trainers[rank]->Result(), {lost()}, since_ns);
       } else if (loss() == Loss::kUnplugged) {
-        // Behind the pulled cable it is the others that are gone.
+        // Seen from behind the pulled cable, the other nodes are lost.
         const bool of_coordinator = lost() == kCoordinator;
         ExpectNamed(trainers[rank]->Result(),
                     of_coordinator ? std::vector<int>{1, 2} : std::vector<int>{kCoordinator},

@@ -1,4 +1,4 @@
-// Jobs that span nodes, over a network: what they compute, how they begin, and who else may knock.
+// Jobs that span nodes of a network: what they compute, and how nodes join and leave.
 
 #include <atomic>
 #include <csignal>
@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 #include "tests/network/node_cluster.h"
 
 namespace gradsync::fault {
@@ -17,7 +17,7 @@ namespace {
 
 class NodeCountTest : public testing::TestWithParam<int> {};
 
-TEST_P(NodeCountTest, EveryBitIsThatOfTheSumPerNodeThenOverNodes) {
+TEST_P(NodeCountTest, ResultIsBitwiseTheSumPerNodeThenOverNodes) {
   NodeCluster cluster(GetParam(), 1'000'000'000);
   const Trainers trainers = cluster.Join();
   ExpectAll(trainers, "register buckets=3 count=40003");
@@ -36,11 +36,11 @@ TEST_P(NodeCountTest, EveryBitIsThatOfTheSumPerNodeThenOverNodes) {
 
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeCountTest, testing::Values(2, 3));
 
-TEST(Network, ABucketTakesTheTimeThatItsLinkNeeds) {
+TEST(Network, BucketTakesTheTimeThatItsLinkNeeds) {
   NodeCluster cluster(2, 200'000'000);
   if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
   const Trainers trainers = cluster.Join();
-  // 5 MB: once over the link of each node, in both directions at once.
+  // 5 MB cross the link of each node once, in both directions at the same time.
   ExpectAll(trainers, "register buckets=1 count=1250000");
   ExpectAll(trainers, "step");
   for (const Reply& reply : DoAll(trainers, "step")) {
@@ -49,7 +49,7 @@ TEST(Network, ABucketTakesTheTimeThatItsLinkNeeds) {
   }
 }
 
-TEST(Network, AShortInterruptionLosesNobody) {
+TEST(Network, ShortInterruptionLosesNoRank) {
   NodeCluster cluster(2);
   if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
   const Trainers trainers = cluster.Join();
@@ -66,7 +66,7 @@ TEST(Network, AShortInterruptionLosesNobody) {
   }
 }
 
-TEST(Leaving, ANodeWithoutRanksStopsInTheMiddleOfTheOthersSteps) {
+TEST(Leaving, NodeWithoutRanksStopsDuringTheOthersSteps) {
   NodeCluster cluster(3, 1'000'000'000);
   Trainers trainers = cluster.Join();
   ExpectAll(trainers, "register buckets=4 count=100000");
@@ -87,7 +87,7 @@ TEST(Leaving, ANodeWithoutRanksStopsInTheMiddleOfTheOthersSteps) {
   ExpectAll(trainers, steps);
 }
 
-TEST(Joining, ALateNodeIsWaitedFor) {
+TEST(Joining, JobWaitsForALateNode) {
   NodeCluster cluster(3);
   EXPECT_EQ(cluster.daemon(2).Stop(), 0);
   Trainers trainers;
@@ -113,8 +113,8 @@ TEST(Joining, ALateNodeIsWaitedFor) {
   ExpectAll(trainers, "step times=3");
 }
 
-TEST(Joining, ALateCoordinatorIsWaitedFor) {
-  // Known before somebody listens there: the default port, as MASTER_ADDR names the node.
+TEST(Joining, JobWaitsForALateCoordinator) {
+  // The nodes know its address before it listens: the default port on the node of MASTER_ADDR.
   NodeCluster cluster(2, 0, 7417);
   if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
   EXPECT_EQ(cluster.coordinator(), "10.99.0.1:7417");
@@ -133,7 +133,7 @@ TEST(Joining, ALateCoordinatorIsWaitedFor) {
   ExpectAll(trainers, "step times=3");
 }
 
-TEST(Joining, ACoordinatorWithoutAPortHasThatOfTheNodesOwnDaemon) {
+TEST(Joining, CoordinatorsPortDefaultsToThatOfTheRanksDaemon) {
   NodeCluster cluster(2, 0, 9417);
   if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
   EXPECT_EQ(cluster.coordinator(), "10.99.0.1:9417");
@@ -150,7 +150,7 @@ TEST(Joining, ACoordinatorWithoutAPortHasThatOfTheNodesOwnDaemon) {
   ExpectAll(trainers, "step");
 }
 
-TEST(Joining, AnotherTokenIsRefusedWhoeverComesFirst) {
+TEST(Joining, WrongTokenIsRefusedInAnyOrder) {
   NodeCluster cluster(2);
   const auto first = cluster.MakeRank(0, "token=right");
   ASSERT_TRUE(first->Join().ok());
@@ -160,7 +160,7 @@ TEST(Joining, AnotherTokenIsRefusedWhoeverComesFirst) {
   EXPECT_NE(refused.message.find("node alpha"), std::string::npos) << refused;
   EXPECT_TRUE(cluster.MakeRank(3, "token=right")->Join().ok());
 
-  // Of another job: the wrong one first.
+  // In another job, the wrong token comes first.
   const std::string job = "job=late coordinator=" + cluster.coordinator();
   const auto early = cluster.MakeRank(2, job + " token=wrong");
   ASSERT_TRUE(early->Join().ok());
@@ -172,7 +172,7 @@ TEST(Joining, AnotherTokenIsRefusedWhoeverComesFirst) {
   EXPECT_NE(ended.message.find("node alpha"), std::string::npos) << ended;
 }
 
-TEST(Joining, ATokenThatIsWrongDisturbsNobodyWhoHasTheRightOne) {
+TEST(Joining, WrongTokenDisturbsNoRankWithTheRightOne) {
   NodeCluster cluster(3);
   const auto wrong = cluster.MakeRank(2, "token=wrong");
   ASSERT_TRUE(wrong->Join().ok());
@@ -184,7 +184,7 @@ TEST(Joining, ATokenThatIsWrongDisturbsNobodyWhoHasTheRightOne) {
     EXPECT_LE(reply.end_ns - reply.start_ns, 5'000'000'000u * kScale) << reply;
     return trainer;
   };
-  // Until rank 0 has come, nobody can say whose token is wrong.
+  // Until rank 0 has joined, the daemon cannot know which token is wrong.
   Trainers trainers(cluster.world_size());
   for (const std::uint32_t rank : {4, 5, 0, 1}) trainers[rank] = join_at_once(rank);
   const Reply ended = wrong->Result();
@@ -193,13 +193,13 @@ TEST(Joining, ATokenThatIsWrongDisturbsNobodyWhoHasTheRightOne) {
   const Reply refused = cluster.MakeRank(3, "token=wrong")->Join();
   EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
   EXPECT_NE(refused.message.find("GRADSYNC_JOB_TOKEN"), std::string::npos) << refused;
-  // On the same node.
+  // This rank is on the node of rank 0.
   for (const std::uint32_t rank : {2, 3}) trainers[rank] = join_at_once(rank);
   ExpectAll(trainers, "register buckets=2 count=1000");
   ExpectAll(trainers, "step times=3");
 }
 
-TEST(Joining, TheTokenOfARunThatHasEndedIsNoLongerTheRightOne) {
+TEST(Joining, TokenOfAnEndedRunNoLongerCounts) {
   NodeCluster cluster(2);
   const auto make_ranks = [&cluster](const std::string& token,
                                      const std::vector<std::uint32_t>& order) {
@@ -218,13 +218,13 @@ TEST(Joining, TheTokenOfARunThatHasEndedIsNoLongerTheRightOne) {
     before[rank]->Begin("step");
     EXPECT_EQ(before[rank]->Result().reason, "RANK_LOST");
   }
-  // Rank 0 of the next run comes last.
+  // Rank 0 of the next run joins last.
   const Trainers after = make_ranks("after", {2, 3, 1, 0});
   ExpectAll(after, "register buckets=2 count=1000");
   ExpectAll(after, "step");
 }
 
-TEST(Joining, AMismatchedLayoutNamesBothRanksAndTheirNodes) {
+TEST(Joining, LayoutMismatchNamesBothRanksAndTheirNodes) {
   NodeCluster cluster(3);
   const Trainers trainers = cluster.Join();
   for (std::uint32_t rank = 0; rank < trainers.size(); ++rank) {
@@ -236,7 +236,7 @@ TEST(Joining, AMismatchedLayoutNamesBothRanksAndTheirNodes) {
     const Reply reply = trainer->Receive();
     EXPECT_EQ(reply.code, "FAILED_PRECONDITION") << reply;
     EXPECT_EQ(reply.reason, "LAYOUT_MISMATCH") << reply;
-    // Which of them depends on who came first.
+    // The order in which the ranks register decides which one it names.
     EXPECT_THAT(reply.message, testing::ContainsRegex("[0-3] .node (alpha|beta)."));
     EXPECT_THAT(reply.message, testing::ContainsRegex("[45] .node gamma."));
     EXPECT_THAT(reply.message, testing::HasSubstr("weight"));

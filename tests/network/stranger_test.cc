@@ -1,4 +1,4 @@
-// Somebody on another node knocks at every port of a daemon, while a job runs over it.
+// A stranger on another node connects to every port of a daemon while a job runs there.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/deadline.h"
 #include "tests/network/node_cluster.h"
 
 namespace gradsync::fault {
@@ -30,12 +30,12 @@ std::string Noise() {
   for (char& byte : bytes) byte = static_cast<char>((state = state * 1664525 + 1013904223) >> 24);
   return bytes;
 }
-// HTTP/2 begins well, and goes on with a frame of 16 MiB of an unknown kind.
+// A valid start of HTTP/2, then a frame of 16 MiB of an unknown kind.
 std::string BrokenHttp2() {
   return std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + "\xff\xff\xff\x77\x77" + "garbage";
 }
 
-// Connects; invalid if nobody takes it.
+// Connects. The descriptor is invalid if the connection is refused.
 Descriptor Connect(const std::string& address, std::uint16_t port) {
   Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in to{};
@@ -48,7 +48,7 @@ Descriptor Connect(const std::string& address, std::uint16_t port) {
   return fd;
 }
 
-// TCP ports on which somebody listens in the network of the calling thread.
+// TCP ports with a listener in the network of the calling thread.
 std::vector<std::uint16_t> ListeningPorts() {
   std::vector<std::uint16_t> ports;
   for (const char* path : {"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"}) {
@@ -72,7 +72,7 @@ class StrangerTest : public testing::Test {
     return static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
   }
 
-  // From node 2, where no rank is.
+  // From node 2, which has no ranks.
   template <class Act>
   void FromElsewhere(const Act& act) {
     std::thread([&] {
@@ -82,7 +82,7 @@ class StrangerTest : public testing::Test {
     }).join();
   }
 
-  // On a network of its own, all ports of a node are the daemon's.
+  // If a node has a network of its own, all its ports belong to the daemon.
   std::vector<std::uint16_t> Ports(int node) {
     if (!cluster_.real()) return {PeerPort(node)};
     std::vector<std::uint16_t> ports;
@@ -93,7 +93,7 @@ class StrangerTest : public testing::Test {
     return ports;
   }
 
-  // Of each kind, to each port of the node.
+  // One connection of each kind to each port of the node.
   void SayGarbage(int node) {
     const std::vector<std::uint16_t> ports = Ports(node);
     EXPECT_FALSE(ports.empty());
@@ -126,7 +126,7 @@ class StrangerTest : public testing::Test {
   NodeCluster cluster_{3};
 };
 
-TEST_F(StrangerTest, GarbageEndsItsConnectionAndNothingElse) {
+TEST_F(StrangerTest, GarbageEndsOnlyItsOwnConnection) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=1000");
   ExpectAll(trainers, "step");
@@ -135,14 +135,14 @@ TEST_F(StrangerTest, GarbageEndsItsConnectionAndNothingElse) {
     for (const int node : {0, 1}) SayGarbage(node);
     said_all = true;
   });
-  // Steps are under way for as long as there is garbage, and after it.
+  // Steps run while garbage arrives, and afterwards.
   while (!said_all) ExpectAll(trainers, "step times=10");
   stranger.join();
   ExpectAll(trainers, "step times=10");
   for (const int node : {0, 1}) EXPECT_TRUE(cluster_.daemon(node).process().running());
 }
 
-TEST_F(StrangerTest, SilentConnectionsHoldNobodyUp) {
+TEST_F(StrangerTest, SilentConnectionsDelayNoOne) {
   std::vector<Descriptor> silent;
   const std::uint16_t port = PeerPort(0);
   FromElsewhere([&] {

@@ -1,4 +1,4 @@
-// A worker that does what a test says.
+// A fake of a worker. The test answers its calls.
 
 #ifndef TESTS_PEER_FAKE_WORKER_H_
 #define TESTS_PEER_FAKE_WORKER_H_
@@ -8,7 +8,7 @@
 
 #include "daemon/worker/worker_port.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // Not thread-safe.
 class FakeWorker final : public WorkerPort {
@@ -24,7 +24,7 @@ class FakeWorker final : public WorkerPort {
   }
   bool over() const override { return !killed.ok(); }
 
-  // The oldest call that is not answered.
+  // Answers the oldest unanswered call.
   void Answer(absl::StatusOr<Reply> reply) { answers[answered_++](std::move(reply)); }
 
   std::vector<worker::Call> calls;
@@ -35,6 +35,6 @@ class FakeWorker final : public WorkerPort {
   std::size_t answered_ = 0;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_PEER_FAKE_WORKER_H_

@@ -4,15 +4,15 @@
 #include <memory>
 #include <vector>
 
-#include "daemon/engine/loopback_engine.h"
 #include "gtest/gtest.h"
+#include "tests/engine/loopback_engine.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 struct Result {
   absl::Status status;
-  BucketNumbers numbers;
+  GradientStats numbers;
 };
 
 NodeWork WorkOn(std::vector<std::vector<float>>* ranks, double scale,
@@ -23,7 +23,7 @@ NodeWork WorkOn(std::vector<std::vector<float>>* ranks, double scale,
   work.scale = scale;
   work.measure = true;
   for (auto& rank : *ranks) work.buffers.push_back(reinterpret_cast<std::byte*>(rank.data()));
-  work.done = [result](const absl::Status& status, const BucketNumbers& numbers) {
+  work.done = [result](const absl::Status& status, const GradientStats& numbers) {
     result->set_value({status, numbers});
   };
   return work;
@@ -37,7 +37,7 @@ NodeExchange::Connect Loopback() {
 
 TEST(NodeExchangeTest, AveragesTheLocalRanks) {
   NodeExchange exchange(Loopback(), [](const absl::Status&) { FAIL(); });
-  // Several chunks, and some launches before there is an engine.
+  // Several chunks. Some launches come before the engine is connected.
   std::vector<std::vector<float>> ranks = {std::vector<float>(300'001, 1.0f),
                                            std::vector<float>(300'001, 3.0f)};
   for (int step = 0; step < 3; ++step) {
@@ -53,7 +53,7 @@ TEST(NodeExchangeTest, AveragesTheLocalRanks) {
   }
 }
 
-TEST(NodeExchangeTest, ANodeWithoutRanksTakesPart) {
+TEST(NodeExchangeTest, NodeWithoutRanksTakesPart) {
   NodeExchange exchange(Loopback(), [](const absl::Status&) { FAIL(); });
   std::vector<std::vector<float>> none;
   std::promise<Result> result;
@@ -63,7 +63,7 @@ TEST(NodeExchangeTest, ANodeWithoutRanksTakesPart) {
   EXPECT_EQ(got.numbers.sum_of_squares, 0);
 }
 
-TEST(NodeExchangeTest, ABroadcastReachesTheOtherLocalRanks) {
+TEST(NodeExchangeTest, BroadcastReachesEveryLocalRank) {
   NodeExchange exchange(Loopback(), [](const absl::Status&) { FAIL(); });
   std::vector<std::vector<float>> ranks = {{1, 2, 3}, {0, 0, 0}, {0, 0, 0}};
   std::promise<Result> result;
@@ -75,7 +75,7 @@ TEST(NodeExchangeTest, ABroadcastReachesTheOtherLocalRanks) {
   EXPECT_EQ(ranks[2], ranks[0]);
 }
 
-TEST(NodeExchangeTest, FailsWhatWaitsForAnEngineThatDoesNotCome) {
+TEST(NodeExchangeTest, FailedConnectFailsWaitingWork) {
   std::promise<void> go;
   std::promise<absl::Status> failed;
   NodeExchange exchange(
@@ -96,7 +96,7 @@ TEST(NodeExchangeTest, FailsWhatWaitsForAnEngineThatDoesNotCome) {
   EXPECT_FALSE(exchange.Submit(WorkOn(&ranks, 0.5, &never)).ok());
 }
 
-TEST(NodeExchangeTest, AbortFailsWhatHasNoEngineYet) {
+TEST(NodeExchangeTest, AbortWhileConnectingFailsWaitingWork) {
   std::promise<void> go;
   auto exchange = std::make_unique<NodeExchange>(
       [waits = go.get_future().share()]() -> absl::StatusOr<std::unique_ptr<Engine>> {
@@ -114,4 +114,4 @@ TEST(NodeExchangeTest, AbortFailsWhatHasNoEngineYet) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -2,10 +2,10 @@
 
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-TEST(PeerAddressTest, TakesHostsWithAndWithoutPort) {
+TEST(PeerAddressTest, ParsesHostsWithAndWithoutPort) {
   const struct {
     const char* text;
     const char* host;
@@ -29,13 +29,13 @@ TEST(PeerAddressTest, TakesHostsWithAndWithoutPort) {
   }
 }
 
-TEST(PeerAddressTest, RefusesWhatIsNone) {
+TEST(PeerAddressTest, RefusesInvalidAddresses) {
   for (const char* text : {"", ":80", "node7:", "node7:x", "node7:65536", "node7:-1", "[::1]x"}) {
     EXPECT_FALSE(ParsePeerAddress(text, 7417).ok()) << text;
   }
 }
 
-TEST(PeerAddressTest, KnowsLoopbackAndEveryInterface) {
+TEST(PeerAddressTest, RecognizesLoopbackAndWildcard) {
   for (const char* text : {"localhost", "127.0.0.1", "127.3.2.1:9", "::1"}) {
     EXPECT_TRUE(ParsePeerAddress(text, 1)->IsLoopback()) << text;
     EXPECT_FALSE(ParsePeerAddress(text, 1)->IsWildcard()) << text;
@@ -47,4 +47,4 @@ TEST(PeerAddressTest, KnowsLoopbackAndEveryInterface) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

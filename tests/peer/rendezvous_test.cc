@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 TEST(RendezvousTest, GetWaitsForSet) {
@@ -19,7 +19,7 @@ TEST(RendezvousTest, GetWaitsForSet) {
   EXPECT_FALSE(store.Set("key", "again").ok());
 }
 
-TEST(RendezvousTest, AnAgentAsksAndIsAnswered) {
+TEST(RendezvousTest, AgentAsksAndGetsTheAnswer) {
   std::vector<std::string> said;
   Rendezvous* agent = nullptr;
   Rendezvous store(
@@ -35,7 +35,7 @@ TEST(RendezvousTest, AnAgentAsksAndIsAnswered) {
   EXPECT_EQ(said, (std::vector<std::string>{"mine=1", "theirs?"}));
 }
 
-TEST(RendezvousTest, CancelEndsAWait) {
+TEST(RendezvousTest, CancelEndsGet) {
   Rendezvous own;
   Rendezvous agents([](const std::string&, const std::string&) {}, [](const std::string&) {});
   for (Rendezvous* store : {&own, &agents}) {
@@ -47,14 +47,14 @@ TEST(RendezvousTest, CancelEndsAWait) {
   }
 }
 
-TEST(RendezvousTest, GetGivesUp) {
+TEST(RendezvousTest, GetTimesOut) {
   Rendezvous store;
   EXPECT_EQ(store.Get("key", absl::Milliseconds(1)).status().code(),
             absl::StatusCode::kDeadlineExceeded);
 }
 
-// Whoever waits looks in between whether there is a reason to go on (GlooStore).
-TEST(RendezvousTest, AsksOnceHoweverOftenItWaits) {
+// GlooStore calls Get() with short timeouts, so it asks for the same key often.
+TEST(RendezvousTest, AsksForEachKeyOnce) {
   int asked = 0;
   Rendezvous store([](const std::string&, const std::string&) {},
                    [&](const std::string&) { ++asked; });
@@ -64,22 +64,22 @@ TEST(RendezvousTest, AsksOnceHoweverOftenItWaits) {
   EXPECT_EQ(store.Get("key", absl::ZeroDuration()).value_or("none"), "late");
 }
 
-TEST(RendezvousTest, CancelAnswersNobody) {
+TEST(RendezvousTest, CancelDropsPendingCallbacksOfWhen) {
   Rendezvous store;
   ASSERT_TRUE(store.When("key", [](const std::string&) { FAIL(); }).ok());
   store.Cancel(absl::UnavailableError("a node is lost"));
   EXPECT_TRUE(store.Put("key", "late").ok());
-  // No fault of who asks: it may not know yet.
+  // No error: the node that asks may not know of the cancellation yet.
   EXPECT_TRUE(store.When("other", [](const std::string&) { FAIL(); }).ok());
 }
 
-// One address per node of the largest engine, as Gloo writes them.
-TEST(RendezvousTest, TakesTheAddressesOfTheLargestEngine) {
+// One address for each node of the largest engine, in the form that Gloo uses.
+TEST(RendezvousTest, HoldsTheAddressesOfTheLargestEngine) {
   Rendezvous store;
   EXPECT_TRUE(store.Put("lane0/0", std::string(std::size_t{256} * 136, 'a')).ok());
 }
 
-TEST(RendezvousTest, IsBounded) {
+TEST(RendezvousTest, LimitsKeysAndValues) {
   Rendezvous store;
   EXPECT_FALSE(store.Put("", "x").ok());
   EXPECT_FALSE(store.Put(std::string(129, 'k'), "x").ok());
@@ -92,4 +92,4 @@ TEST(RendezvousTest, IsBounded) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -6,10 +6,10 @@
 #include <fstream>
 #include <string>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// A directory that stands for /sys/fs/cgroup.
+// A directory that takes the place of /sys/fs/cgroup.
 class CgroupTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -46,7 +46,7 @@ TEST_F(CgroupTest, Version2RoundsUp) {
   EXPECT_EQ(Quota("0::/a\n"), 0);
 }
 
-TEST_F(CgroupTest, TheSmallestQuotaOnTheWayToTheRootCounts) {
+TEST_F(CgroupTest, SmallestQuotaUpToTheRootCounts) {
   Write("pod/cpu.max", "400000 100000\n");
   Write("pod/daemon/cpu.max", "max 100000\n");
   Write("other/cpu.max", "100000 100000\n");
@@ -57,12 +57,12 @@ TEST_F(CgroupTest, TheSmallestQuotaOnTheWayToTheRootCounts) {
   EXPECT_EQ(Quota("0::/pod/daemon\n"), 3);
 }
 
-TEST_F(CgroupTest, APathOutsideTheMountFallsBackToItsRoot) {
+TEST_F(CgroupTest, PathOutsideTheMountFallsBackToItsRoot) {
   Write("cpu.max", "200000 100000\n");
   EXPECT_EQ(Quota("0::/../../host/pod\n"), 2);
 }
 
-TEST_F(CgroupTest, Version1) {
+TEST_F(CgroupTest, ReadsVersion1) {
   Write("cpu,cpuacct/job/cpu.cfs_quota_us", "150000\n");
   Write("cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(Quota("5:memory:/job\n4:cpu,cpuacct:/job\n0::/\n"), 2);
@@ -73,4 +73,4 @@ TEST_F(CgroupTest, Version1) {
 TEST(AvailableCpusTest, IsAtLeastOne) { EXPECT_GE(AvailableCpus(), 1); }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

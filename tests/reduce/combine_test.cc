@@ -14,7 +14,7 @@
 #include "hwy/targets.h"
 #include "tests/reduce/half_reference.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -60,7 +60,8 @@ void SetElement(DataType dtype, double value, std::byte* to) {
   }
 }
 
-// The contract, spelled out one element at a time. volatile: no contraction, no other order.
+// The contract of Combine, one element at a time. `volatile` keeps the compiler from contracting or
+// reordering the arithmetic.
 double CombinedElement(DataType dtype, const std::vector<Bytes>& buffers, std::size_t index,
                        double scale) {
   const std::size_t at = index * ItemSize(dtype);
@@ -85,7 +86,7 @@ Bytes Reference(DataType dtype, const std::vector<Bytes>& buffers, std::size_t c
   return result;
 }
 
-// Same bits, or both a NaN.
+// Expects the same bits, or NaN in both.
 void ExpectSame(DataType dtype, const Bytes& actual, const Bytes& expected, std::size_t count) {
   const std::size_t item = ItemSize(dtype);
   for (std::size_t i = 0; i < count; ++i) {
@@ -99,15 +100,15 @@ void ExpectSame(DataType dtype, const Bytes& actual, const Bytes& expected, std:
 }
 
 void CombineAll(DataType dtype, std::vector<Bytes>* buffers, std::size_t first, std::size_t count,
-                double scale, BucketNumbers* numbers = nullptr) {
+                double scale, GradientStats* stats = nullptr) {
   std::vector<std::byte*> pointers;
   for (Bytes& buffer : *buffers) pointers.push_back(buffer.data() + first * ItemSize(dtype));
-  Combine(dtype, pointers, count, scale, numbers);
+  Combine(dtype, pointers, count, scale, stats);
 }
 
-// `numbers` are those of what `result` holds.
-void ExpectNumbersOf(DataType dtype, const Bytes& result, std::size_t count,
-                     const BucketNumbers& numbers) {
+// Expects `stats` to describe the content of `result`.
+void ExpectStatsOf(DataType dtype, const Bytes& result, std::size_t count,
+                   const GradientStats& stats) {
   double sum = 0;
   std::uint64_t non_finite = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -115,18 +116,18 @@ void ExpectNumbersOf(DataType dtype, const Bytes& result, std::size_t count,
     sum += value * value;
     non_finite += std::isfinite(value) ? 0 : 1;
   }
-  EXPECT_EQ(numbers.non_finite, non_finite) << DataTypeName(dtype) << ", " << count << " elements";
+  EXPECT_EQ(stats.non_finite, non_finite) << DataTypeName(dtype) << ", " << count << " elements";
   if (!std::isfinite(sum)) {
-    EXPECT_EQ(std::isnan(numbers.sum_of_squares), std::isnan(sum));
-    EXPECT_FALSE(std::isfinite(numbers.sum_of_squares));
+    EXPECT_EQ(std::isnan(stats.sum_of_squares), std::isnan(sum));
+    EXPECT_FALSE(std::isfinite(stats.sum_of_squares));
     return;
   }
   const double relative = dtype == DataType::kFloat64 ? 1e-12 : 1e-5;
-  EXPECT_NEAR(numbers.sum_of_squares, sum, relative * sum)
+  EXPECT_NEAR(stats.sum_of_squares, sum, relative * sum)
       << DataTypeName(dtype) << ", " << count << " elements";
 }
 
-// Magnitudes that cancel, round, and reach into the subnormal and the infinite of a 16-bit type.
+// Values whose sums cancel and round, and some of which are subnormal or infinite in a 16-bit type.
 std::vector<Bytes> RandomBuffers(DataType dtype, std::size_t buffers, std::size_t count,
                                  std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -142,7 +143,7 @@ std::vector<Bytes> RandomBuffers(DataType dtype, std::size_t buffers, std::size_
   return result;
 }
 
-// One run per SIMD target that was compiled and that this CPU has.
+// Runs once for each SIMD target that is compiled in and that this CPU supports.
 class CombineTest : public testing::TestWithParam<std::int64_t> {
  protected:
   void SetUp() override {
@@ -161,7 +162,7 @@ TEST_P(CombineTest, EqualsTheReferenceForAnyCountAndNumberOfBuffers) {
     for (const std::size_t k : {1, 2, 3, 4, 5, 6, 7, 8, 9, 64}) {
       for (const std::size_t count :
            {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1001}) {
-        // One element more than is combined: it stays.
+        // Each buffer has one element more than is combined. That element must not change.
         const std::vector<Bytes> inputs =
             RandomBuffers(dtype, k, count + 1, static_cast<std::uint32_t>(1000 * k + count));
         const double scale = 1.0 / static_cast<double>(k + 1);
@@ -179,7 +180,7 @@ TEST_P(CombineTest, EqualsTheReferenceForAnyCountAndNumberOfBuffers) {
   }
 }
 
-// Long enough for the loop that claims lines ahead.
+// Long enough for the loop that prefetches cache lines for writing.
 TEST_P(CombineTest, EqualsTheReferenceForALargeBuffer) {
   constexpr std::size_t kCount = (5u << 20) / sizeof(float) + 13;
   for (const std::size_t k : {1, 2, 3}) {
@@ -191,7 +192,7 @@ TEST_P(CombineTest, EqualsTheReferenceForALargeBuffer) {
   }
 }
 
-TEST_P(CombineTest, SlicesAnywhereGiveTheSameBits) {
+TEST_P(CombineTest, SlicingDoesNotChangeABit) {
   constexpr std::size_t kCount = 4099;
   std::mt19937 random(3);
   for (const DataType dtype : kTypes) {
@@ -250,7 +251,7 @@ TEST_P(CombineTest, KeepsInfinityNanSubnormalsAndTheSignOfZero) {
         {0.0, -0.0, 0.0},
         {3, -3, 0.0},
     };
-    // Repeated, so that the loop and the tail both see each case.
+    // The cases repeat, so that both the loop and the tail process each of them.
     constexpr std::size_t kRepeat = 23;
     std::vector<Bytes> buffers(2, Bytes(std::size(cases) * kRepeat * ItemSize(dtype)));
     Bytes expected(buffers[0].size());
@@ -269,8 +270,8 @@ TEST_P(CombineTest, KeepsInfinityNanSubnormalsAndTheSignOfZero) {
   }
 }
 
-TEST_P(CombineTest, OverflowsToInfinityWhereTheTypeEnds) {
-  // 65519 is the last number that rounds to float16's largest, 65504.
+TEST_P(CombineTest, OverflowsToInfinity) {
+  // 65519 is the largest integer that rounds to 65504, the largest float16.
   std::vector<Bytes> buffers(2, Bytes(2 * 3));
   const double terms[2][3] = {{65504, 65504, -65504}, {8, 16, -16}};
   for (std::size_t b = 0; b < 2; ++b) {
@@ -283,13 +284,14 @@ TEST_P(CombineTest, OverflowsToInfinityWhereTheTypeEnds) {
   EXPECT_EQ(Element(DataType::kFloat16, &buffers[0][2]), kInfinity);
   EXPECT_EQ(Element(DataType::kFloat16, &buffers[0][4]), -kInfinity);
 
-  // The sum overflows float16, the average does not: it is taken in float32.
+  // The sum overflows float16. The average does not, because sum and average are computed in
+  // float32.
   for (Bytes& buffer : buffers) SetElement(DataType::kFloat16, 60000, buffer.data());
   CombineAll(DataType::kFloat16, &buffers, 0, 1, 0.5);
   EXPECT_EQ(Element(DataType::kFloat16, buffers[0].data()), 60000);
 }
 
-// Every value there is, alone and scaled: widening, rounding and narrowing.
+// Every 16-bit value, unscaled and scaled: tests widening, rounding and narrowing.
 TEST_P(CombineTest, EverySixteenBitValueIsRoundedOnceToNearestEven) {
   constexpr std::size_t kValues = 1 << 16;
   for (const DataType dtype : {DataType::kFloat16, DataType::kBfloat16}) {
@@ -297,7 +299,7 @@ TEST_P(CombineTest, EverySixteenBitValueIsRoundedOnceToNearestEven) {
     for (std::size_t i = 0; i < kValues; ++i) {
       const auto bits = static_cast<std::uint16_t>(i);
       std::memcpy(&inputs[0][2 * i], &bits, 2);
-      SetElement(dtype, -0.0, &inputs[1][2 * i]);  // x + -0 is x, for both zeros too
+      SetElement(dtype, -0.0, &inputs[1][2 * i]);  // x + -0 is x, also if x is 0 or -0
     }
     for (const double scale : {1.0, 1.0 / 3, 0.1, 1.0009765625, 1.5, 0.99999, std::ldexp(1.0, -12),
                                std::ldexp(1.25, -20), 1000.0, std::ldexp(1.0, 30)}) {
@@ -319,8 +321,8 @@ TEST_P(CombineTest, OneBufferWithoutScaleIsNotTouched) {
   EXPECT_TRUE(buffers[0] == buffer);
 }
 
-// Counts below a vector, around the block that is summed in float32, and with a tail.
-TEST_P(CombineTest, NumbersAreThoseOfWhatIsWritten) {
+// The counts include less than a vector, about one block that is summed in float32, and a tail.
+TEST_P(CombineTest, StatsDescribeTheWrittenResult) {
   for (const DataType dtype : kTypes) {
     for (const std::size_t k : {1, 2, 3, 4, 5}) {
       for (const std::size_t count : {0, 1, 17, 65, 1001, 8192, 10007}) {
@@ -331,15 +333,15 @@ TEST_P(CombineTest, NumbersAreThoseOfWhatIsWritten) {
           std::vector<Bytes> plain = inputs;
           CombineAll(dtype, &plain, 0, count, scale);
           std::vector<Bytes> buffers = inputs;
-          BucketNumbers numbers = {-1, 7};
-          CombineAll(dtype, &buffers, 0, count, scale, &numbers);
+          GradientStats stats = {-1, 7};
+          CombineAll(dtype, &buffers, 0, count, scale, &stats);
           for (std::size_t b = 0; b < k; ++b) ExpectSame(dtype, buffers[b], plain[b], count + 1);
-          ExpectNumbersOf(dtype, buffers.back(), count, numbers);
-          BucketNumbers again;
+          ExpectStatsOf(dtype, buffers.back(), count, stats);
+          GradientStats again;
           buffers = inputs;
           CombineAll(dtype, &buffers, 0, count, scale, &again);
-          if (!std::isnan(numbers.sum_of_squares)) {
-            EXPECT_EQ(again.sum_of_squares, numbers.sum_of_squares);
+          if (!std::isnan(stats.sum_of_squares)) {
+            EXPECT_EQ(again.sum_of_squares, stats.sum_of_squares);
           }
         }
       }
@@ -347,36 +349,36 @@ TEST_P(CombineTest, NumbersAreThoseOfWhatIsWritten) {
   }
 }
 
-TEST_P(CombineTest, EveryElementThatIsNotFiniteIsCounted) {
+TEST_P(CombineTest, EveryNonFiniteElementIsCounted) {
   constexpr std::size_t kCount = 20011;
   for (const DataType dtype : kTypes) {
     for (const std::size_t k : {1, 2}) {
       std::vector<Bytes> buffers(k, Bytes(kCount * ItemSize(dtype)));
       std::uint64_t expected = 0;
       for (std::size_t i = 0; i < kCount; ++i) {
-        // The first, some, the last, and a whole block's worth.
+        // The first element, some others, the last one, and a range longer than a block.
         const bool bad = i % 1500 == 0 || i + 1 == kCount || (i >= 9000 && i < 18000);
         const double value = !bad ? 1.0 : i % 3 == 0 ? kInfinity : i % 3 == 1 ? -kInfinity : kNan;
         SetElement(dtype, value, &buffers[i % k][i * ItemSize(dtype)]);
         expected += bad ? 1 : 0;
       }
-      BucketNumbers numbers;
-      CombineAll(dtype, &buffers, 0, kCount, 1.0, &numbers);
-      EXPECT_EQ(numbers.non_finite, expected) << DataTypeName(dtype) << ", " << k << " buffers";
-      EXPECT_TRUE(std::isnan(numbers.sum_of_squares));
+      GradientStats stats;
+      CombineAll(dtype, &buffers, 0, kCount, 1.0, &stats);
+      EXPECT_EQ(stats.non_finite, expected) << DataTypeName(dtype) << ", " << k << " buffers";
+      EXPECT_TRUE(std::isnan(stats.sum_of_squares));
     }
   }
-  // Infinity alone is no NaN: the norm is infinite.
+  // With Inf but no NaN among the elements, the norm is Inf.
   std::vector<Bytes> buffers(2, Bytes(4 * 4));
   SetElement(DataType::kFloat32, -kInfinity, &buffers[1][8]);
-  BucketNumbers numbers;
-  CombineAll(DataType::kFloat32, &buffers, 0, 4, 0.5, &numbers);
-  EXPECT_EQ(numbers.non_finite, 1u);
-  EXPECT_EQ(numbers.sum_of_squares, kInfinity);
+  GradientStats stats;
+  CombineAll(DataType::kFloat32, &buffers, 0, 4, 0.5, &stats);
+  EXPECT_EQ(stats.non_finite, 1u);
+  EXPECT_EQ(stats.sum_of_squares, kInfinity);
 }
 
-// Finite values have a norm, also where float32 cannot hold their squares.
-TEST_P(CombineTest, SquaresMayBeTooLargeOrTooSmallForFloat32) {
+// Finite elements have a finite norm, even if float32 cannot hold their squares.
+TEST_P(CombineTest, SquaresBeyondFloat32sRangeAreSummed) {
   constexpr std::size_t kCount = 12345;
   for (const DataType dtype : {DataType::kFloat32, DataType::kFloat64, DataType::kBfloat16}) {
     for (const double value : {1e30, -1e30, 1e-30, 3e-23, 1e19, 0.0}) {
@@ -385,23 +387,23 @@ TEST_P(CombineTest, SquaresMayBeTooLargeOrTooSmallForFloat32) {
         for (std::size_t i = 0; i < kCount; ++i) {
           SetElement(dtype, value, &buffers[i % k][i * ItemSize(dtype)]);
         }
-        BucketNumbers numbers;
-        CombineAll(dtype, &buffers, 0, kCount, 1.0, &numbers);
-        EXPECT_EQ(numbers.non_finite, 0u) << value;
-        ExpectNumbersOf(dtype, buffers[0], kCount, numbers);
+        GradientStats stats;
+        CombineAll(dtype, &buffers, 0, kCount, 1.0, &stats);
+        EXPECT_EQ(stats.non_finite, 0u) << value;
+        ExpectStatsOf(dtype, buffers[0], kCount, stats);
       }
     }
   }
-  // Float64's own end: the squares are infinite, the elements are not.
+  // At the limit of float64, finite elements can have an infinite square.
   std::vector<Bytes> buffers(2, Bytes(64 * 8));
   SetElement(DataType::kFloat64, 1e200, &buffers[1][16]);
-  BucketNumbers numbers;
-  CombineAll(DataType::kFloat64, &buffers, 0, 64, 1.0, &numbers);
-  EXPECT_EQ(numbers.non_finite, 0u);
-  EXPECT_EQ(numbers.sum_of_squares, std::numeric_limits<double>::infinity());
+  GradientStats stats;
+  CombineAll(DataType::kFloat64, &buffers, 0, 64, 1.0, &stats);
+  EXPECT_EQ(stats.non_finite, 0u);
+  EXPECT_EQ(stats.sum_of_squares, std::numeric_limits<double>::infinity());
 }
 
-// The numbers are of the result as the trainer reads it.
+// The stats describe the rounded result, as the trainer reads it.
 TEST_P(CombineTest, OverflowByRoundingIsCounted) {
   constexpr std::size_t kCount = 3001;
   std::vector<Bytes> buffers(2, Bytes(2 * kCount));
@@ -410,14 +412,14 @@ TEST_P(CombineTest, OverflowByRoundingIsCounted) {
   SetElement(DataType::kFloat16, 65504, &buffers[0][2 * 100]);
   SetElement(DataType::kFloat16, 16, &buffers[1][2 * 100]);  // 65520 is Inf
   std::vector<Bytes> finite = buffers;
-  BucketNumbers numbers;
-  CombineAll(DataType::kFloat16, &buffers, 0, kCount, 1.0, &numbers);
-  EXPECT_EQ(numbers.non_finite, 1u);
-  EXPECT_EQ(numbers.sum_of_squares, kInfinity);
+  GradientStats stats;
+  CombineAll(DataType::kFloat16, &buffers, 0, kCount, 1.0, &stats);
+  EXPECT_EQ(stats.non_finite, 1u);
+  EXPECT_EQ(stats.sum_of_squares, kInfinity);
 
-  CombineAll(DataType::kFloat16, &finite, 0, 64, 1.0, &numbers);
-  EXPECT_EQ(numbers.non_finite, 0u);
-  EXPECT_NEAR(numbers.sum_of_squares, 65504.0 * 65504.0, 1.0);
+  CombineAll(DataType::kFloat16, &finite, 0, 64, 1.0, &stats);
+  EXPECT_EQ(stats.non_finite, 0u);
+  EXPECT_NEAR(stats.sum_of_squares, 65504.0 * 65504.0, 1.0);
 }
 
 TEST_P(CombineTest, OneBufferWithoutScaleIsMeasuredAndNotTouched) {
@@ -425,20 +427,20 @@ TEST_P(CombineTest, OneBufferWithoutScaleIsMeasuredAndNotTouched) {
   for (const DataType dtype : kTypes) {
     const std::vector<Bytes> inputs = RandomBuffers(dtype, 1, kCount, 5);
     std::vector<Bytes> buffers = inputs;
-    BucketNumbers numbers;
-    CombineAll(dtype, &buffers, 0, kCount, 1.0, &numbers);
+    GradientStats stats;
+    CombineAll(dtype, &buffers, 0, kCount, 1.0, &stats);
     EXPECT_TRUE(buffers == inputs);
-    ExpectNumbersOf(dtype, inputs[0], kCount, numbers);
+    ExpectStatsOf(dtype, inputs[0], kCount, stats);
   }
 }
 
 TEST(CombineNothingTest, IsAllowed) {
   Combine(DataType::kFloat32, {}, 5, 1.0);
   std::byte* const null = nullptr;
-  BucketNumbers numbers = {5, 5};
-  Combine(DataType::kFloat32, {&null, 1}, 0, 0.5, &numbers);
-  EXPECT_EQ(numbers.sum_of_squares, 0);
-  EXPECT_EQ(numbers.non_finite, 0u);
+  GradientStats stats = {5, 5};
+  Combine(DataType::kFloat32, {&null, 1}, 0, 0.5, &stats);
+  EXPECT_EQ(stats.sum_of_squares, 0);
+  EXPECT_EQ(stats.non_finite, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, CombineTest,
@@ -447,9 +449,9 @@ INSTANTIATE_TEST_SUITE_P(Targets, CombineTest,
                            return std::string(hwy::TargetName(info.param));
                          });
 
-// ---- In two halves ----
+// ---- SumInto and ScaleInto ----
 
-TEST(SumIntoTest, TheTwoHalvesGiveWhatCombineGives) {
+TEST(SumIntoTest, SumIntoAndScaleIntoEqualCombine) {
   std::mt19937 random(11);
   std::uniform_real_distribution<double> value(-4, 4);
   for (const DataType dtype : kTypes) {
@@ -463,7 +465,7 @@ TEST(SumIntoTest, TheTwoHalvesGiveWhatCombineGives) {
           }
         }
         std::vector<Bytes> combined = buffers;
-        BucketNumbers expected;
+        GradientStats expected;
         CombineAll(dtype, &combined, 0, count, 1.0 / 3, &expected);
         std::vector<const std::byte*> from;
         std::vector<std::byte*> to;
@@ -473,10 +475,10 @@ TEST(SumIntoTest, TheTwoHalvesGiveWhatCombineGives) {
         }
         std::vector<double> sum(count + 1);
         auto* const work = reinterpret_cast<std::byte*>(sum.data());
-        // In two parts, as chunks come.
+        // In two parts, because chunks arrive one by one.
         const std::size_t wide = item == 2 ? 4 : item;
         const std::size_t half = count / 128 * 64;
-        BucketNumbers numbers;
+        GradientStats stats;
         for (const auto& [first, part] :
              {std::pair(std::size_t{0}, half), std::pair(half, count - half)}) {
           std::vector<const std::byte*> part_from = from;
@@ -484,21 +486,20 @@ TEST(SumIntoTest, TheTwoHalvesGiveWhatCombineGives) {
           for (const std::byte*& buffer : part_from) buffer += first * item;
           for (std::byte*& buffer : part_to) buffer += first * item;
           SumInto(dtype, part_from, part, work + first * wide);
-          BucketNumbers of_part;
+          GradientStats of_part;
           ScaleInto(dtype, work + first * wide, part, 1.0 / 3, part_to, &of_part);
-          numbers.sum_of_squares += of_part.sum_of_squares;
-          numbers.non_finite += of_part.non_finite;
+          stats.sum_of_squares += of_part.sum_of_squares;
+          stats.non_finite += of_part.non_finite;
         }
         for (const Bytes& buffer : buffers) EXPECT_EQ(buffer, combined[0]) << DataTypeName(dtype);
-        EXPECT_NEAR(numbers.sum_of_squares, expected.sum_of_squares,
-                    1e-5 * expected.sum_of_squares);
-        EXPECT_EQ(numbers.non_finite, 0u);
+        EXPECT_NEAR(stats.sum_of_squares, expected.sum_of_squares, 1e-5 * expected.sum_of_squares);
+        EXPECT_EQ(stats.non_finite, 0u);
       }
     }
   }
 }
 
-TEST(SumIntoTest, NoBuffersAreZeros) {
+TEST(SumIntoTest, NoBuffersGiveZeros) {
   for (const DataType dtype : kTypes) {
     std::vector<double> sum(10, 1.0);
     SumInto(dtype, {}, 10, reinterpret_cast<std::byte*>(sum.data()));
@@ -507,16 +508,16 @@ TEST(SumIntoTest, NoBuffersAreZeros) {
   }
 }
 
-TEST(ScaleIntoTest, CountsWhatIsNotFinite) {
+TEST(ScaleIntoTest, CountsNonFiniteElements) {
   const std::vector<float> sum = {1, kInfinity, kNan, 2, 3};
   std::vector<float> to(5);
   std::byte* const out[] = {reinterpret_cast<std::byte*>(to.data())};
-  BucketNumbers numbers;
+  GradientStats stats;
   ScaleInto(DataType::kFloat32, reinterpret_cast<const std::byte*>(sum.data()), 5, 0.5, out,
-            &numbers);
-  EXPECT_EQ(numbers.non_finite, 2u);
+            &stats);
+  EXPECT_EQ(stats.non_finite, 2u);
   EXPECT_EQ(to[3], 1.0f);
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

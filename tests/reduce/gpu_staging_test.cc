@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kFloat64, DataType::kFloat16,
@@ -25,7 +25,7 @@ TEST(GpuStaging, FollowsTheWireType) {
   EXPECT_EQ(types(NcclWireType::kFloat16), (Types{f16, f64, f16, bf16}));
 }
 
-TEST(GpuStaging, TakesTheMostRoomByDefault) {
+TEST(GpuStaging, DefaultIsTheLargestType) {
   for (const NcclWireType wire_type :
        {NcclWireType::kSame, NcclWireType::kBfloat16, NcclWireType::kFloat16}) {
     for (const DataType dtype : kTypes) {
@@ -36,7 +36,7 @@ TEST(GpuStaging, TakesTheMostRoomByDefault) {
   EXPECT_EQ(StagingBytes(DataType::kBfloat16, 7), 16u);
 }
 
-TEST(GpuStaging, IsOfTheTypesThatThereAreKernelsFor) {
+TEST(GpuStaging, MatchesTheKernelsThatExist) {
   int pairs = 0;
   for (const DataType dtype : kTypes) {
     for (const DataType staging : kTypes) pairs += CanBeStagedAs(dtype, staging) ? 1 : 0;
@@ -54,4 +54,4 @@ TEST(GpuStaging, IsOfTheTypesThatThereAreKernelsFor) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// float16 and bfloat16 by arithmetic instead of by bits: what the tests hold the fast conversions
-// against.
+// Converts float16 and bfloat16 by arithmetic. The tests compare the fast conversions, which work
+// on bits, with it.
 
 #ifndef TESTS_REDUCE_HALF_REFERENCE_H_
 #define TESTS_REDUCE_HALF_REFERENCE_H_
@@ -9,11 +9,11 @@
 #include <cstdint>
 #include <limits>
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 // A 16-bit binary floating-point format.
 struct HalfFormat {
-  int mantissa_bits;  // stored ones
+  int mantissa_bits;  // without the implicit one
   int min_exponent;   // of the smallest normal number
   int max_exponent;   // of the largest finite number
 };
@@ -33,7 +33,7 @@ inline double HalfValue(const HalfFormat& format, std::uint16_t bits) {
   return sign * std::ldexp((1 << format.mantissa_bits) + mantissa, exponent - format.mantissa_bits);
 }
 
-// The number nearest to `value`, the even one of two; as std::nearbyint rounds by default.
+// The number nearest to `value`. Ties go to the even number, as std::nearbyint rounds by default.
 inline std::uint16_t NearestHalf(const HalfFormat& format, double value) {
   const int sign = std::signbit(value) ? 0x8000 : 0;
   const int infinity = (format.max_exponent - format.min_exponent + 2) << format.mantissa_bits;
@@ -44,8 +44,8 @@ inline std::uint16_t NearestHalf(const HalfFormat& format, double value) {
   if (std::isinf(value)) return static_cast<std::uint16_t>(sign | infinity);
   if (magnitude == 0) return static_cast<std::uint16_t>(sign);
   const int exponent = std::max(std::ilogb(magnitude), format.min_exponent);
-  // In units of the last place: below 2^mantissa_bits it is subnormal, and the fields line up so
-  // that a carry moves on to the next exponent by itself.
+  // The value in units of the last place. Below 2^mantissa_bits it is subnormal. The exponent lies
+  // directly above the mantissa, so a carry increments the exponent.
   const int units =
       static_cast<int>(std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent)));
   if (exponent > format.max_exponent) return static_cast<std::uint16_t>(sign | infinity);
@@ -58,6 +58,6 @@ inline double Bfloat16Value(std::uint16_t bits) { return HalfValue(kBfloat16Form
 inline std::uint16_t NearestFloat16(double value) { return NearestHalf(kFloat16Format, value); }
 inline std::uint16_t NearestBfloat16(double value) { return NearestHalf(kBfloat16Format, value); }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_REDUCE_HALF_REFERENCE_H_

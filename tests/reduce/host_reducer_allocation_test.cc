@@ -1,4 +1,4 @@
-// In its own program: it replaces operator new.
+// A program of its own, because it replaces operator new.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ void* operator new(std::size_t bytes) {
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 TEST(HostReducerAllocationTest, StepsAfterTheFirstAllocateNothing) {
@@ -44,7 +44,7 @@ TEST(HostReducerAllocationTest, StepsAfterTheFirstAllocateNothing) {
     operation.scale = 0.5;
     operation.measure = true;
     for (auto& buffer : memory) {
-      operation.buffers.push_back(reinterpret_cast<std::byte*>(buffer.data()));
+      operation.host().buffers.push_back(reinterpret_cast<std::byte*>(buffer.data()));
     }
     operation.done = [&](const ReduceTimes&) {
       MutexLock lock(&mutex);
@@ -52,7 +52,7 @@ TEST(HostReducerAllocationTest, StepsAfterTheFirstAllocateNothing) {
       changed.NotifyAll();
     };
   }
-  HostReducer reducer(1);  // one thread: the operations share their memory
+  HostReducer reducer(1);  // one thread, because the operations share their memory
   const auto step = [&] {
     {
       MutexLock lock(&mutex);
@@ -62,11 +62,12 @@ TEST(HostReducerAllocationTest, StepsAfterTheFirstAllocateNothing) {
     MutexLock lock(&mutex);
     while (left > 0) changed.Wait(&mutex);
   };
-  // The queues grow until they have held everything at once: hold the thread up meanwhile.
+  // Blocks the thread during the first step, so that the queues grow to hold all operations at
+  // once.
   ReduceOperation plug;
   plug.dtype = DataType::kFloat32;
   plug.count = kCount;
-  plug.buffers = operations[0]->buffers;
+  plug.host().buffers = operations[0]->host().buffers;
   bool plugged = true;
   plug.done = [&](const ReduceTimes&) {
     MutexLock lock(&mutex);
@@ -91,4 +92,4 @@ TEST(HostReducerAllocationTest, StepsAfterTheFirstAllocateNothing) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -14,17 +14,17 @@
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/combine.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-// Waits until something has happened `count` times.
+// Lets a thread wait until Down() has been called `count` times.
 class Countdown {
  public:
   explicit Countdown(int count) : left_(count) {}
   void Down() {
-    // Under the lock: the waiter may destroy this as soon as it has it.
+    // Notifies under the lock: the waiter may destroy this object as soon as it gets the lock.
     MutexLock lock(&mutex_);
     --left_;
     zero_.NotifyAll();
@@ -40,8 +40,7 @@ class Countdown {
   int left_ ABSL_GUARDED_BY(mutex_);
 };
 
-// An operation with its memory. Buffer r holds r + 1 + the element's index modulo 8 in every
-// element.
+// An operation with its memory. Element i of buffer r is r + 1 + i % 8.
 class Bucket {
  public:
   Bucket(std::size_t bytes, std::size_t ranks, std::uint64_t flow = 0) {
@@ -51,7 +50,7 @@ class Bucket {
     operation_.flow = flow;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       memory_.push_back(std::make_unique<std::vector<float>>(operation_.count));
-      operation_.buffers.push_back(reinterpret_cast<std::byte*>(memory_.back()->data()));
+      operation_.host().buffers.push_back(reinterpret_cast<std::byte*>(memory_.back()->data()));
     }
     Fill();
   }
@@ -64,7 +63,7 @@ class Bucket {
     }
   }
 
-  // The average of what Fill() wrote, in every buffer.
+  // True if every buffer holds the average of what Fill() wrote.
   bool Averaged() const {
     float expected[8];
     for (std::size_t i = 0; i < 8; ++i) {
@@ -89,7 +88,7 @@ class Bucket {
   std::vector<std::unique_ptr<std::vector<float>>> memory_;
 };
 
-// Larger than what runs on the submitter's thread, small enough for one slice.
+// Too large to run on the submitter's thread, and small enough for one slice.
 constexpr std::size_t kOneSlice = kMiB / 2;
 
 // Occupies a reducer's only thread from Occupy() to Release().
@@ -113,7 +112,7 @@ class Plug {
   Countdown released_;
 };
 
-TEST(HostReducerTest, AveragesWhateverTheSizeAndTheNumberOfThreads) {
+TEST(HostReducerTest, AveragesForEverySizeAndNumberOfThreads) {
   for (const int threads : {1, 2, 3, 4}) {
     HostReducer reducer(threads);
     EXPECT_EQ(reducer.threads(), threads);
@@ -161,7 +160,7 @@ TEST(HostReducerTest, NumberOfThreadsDoesNotChangeABit) {
     operation.dtype = DataType::kBfloat16;
     operation.count = kCount;
     operation.scale = 1.0 / 3;
-    operation.buffers = pointers(&buffers);
+    operation.host().buffers = pointers(&buffers);
     Countdown done(1);
     operation.done = [&](const ReduceTimes&) { done.Down(); };
     reducer.Reduce(&operation);
@@ -170,8 +169,8 @@ TEST(HostReducerTest, NumberOfThreadsDoesNotChangeABit) {
   }
 }
 
-// Whichever thread is first.
-TEST(HostReducerTest, TheSameSlicesGiveTheSameNumbers) {
+// The stats do not depend on the thread that finishes first.
+TEST(HostReducerTest, SameSlicesGiveTheSameStats) {
   constexpr std::size_t kCount = 5 * kMiB / 2 + 37;
   std::vector<float> input(kCount);
   std::uint32_t random = 1;
@@ -189,19 +188,20 @@ TEST(HostReducerTest, TheSameSlicesGiveTheSameNumbers) {
     operation.scale = 0.3;
     operation.measure = true;
     for (auto& buffer : buffers) {
-      operation.buffers.push_back(reinterpret_cast<std::byte*>(buffer.data()));
+      operation.host().buffers.push_back(reinterpret_cast<std::byte*>(buffer.data()));
     }
     Countdown done(1);
     operation.done = [&](const ReduceTimes&) { done.Down(); };
     reducer.Reduce(&operation);
     done.Wait();
-    if (run == 0) first = operation.numbers.sum_of_squares;
+    if (run == 0) first = operation.stats.sum_of_squares;
     EXPECT_GT(first, 0);
-    EXPECT_EQ(operation.numbers.sum_of_squares, first);
+    EXPECT_EQ(operation.stats.sum_of_squares, first);
   }
 }
 
-// Inline, of one slice, and of several; with one rank there is nothing to combine.
+// Operations that run inline, in one slice and in several. With one rank there is nothing to
+// combine.
 TEST(HostReducerTest, MeasuresTheResultInTheOrderOfTheSlices) {
   for (const int threads : {1, 3}) {
     HostReducer reducer(threads);
@@ -226,9 +226,9 @@ TEST(HostReducerTest, MeasuresTheResultInTheOrderOfTheSlices) {
           bucket.operation()->done = [&](const ReduceTimes&) { done.Down(); };
           reducer.Reduce(bucket.operation());
           done.Wait();
-          const BucketNumbers& numbers = bucket.operation()->numbers;
-          EXPECT_EQ(numbers.sum_of_squares, expected) << bytes << " bytes, " << ranks << " ranks";
-          EXPECT_EQ(numbers.non_finite, 0u);
+          const GradientStats& stats = bucket.operation()->stats;
+          EXPECT_EQ(stats.sum_of_squares, expected) << bytes << " bytes, " << ranks << " ranks";
+          EXPECT_EQ(stats.non_finite, 0u);
         }
       }
     }
@@ -266,8 +266,8 @@ TEST(HostReducerTest, SmallOperationsDoNotWaitForBusyThreads) {
   plug.Release();
 }
 
-// Records the names of operations in the order of their done(), on a reducer of one thread that is
-// held up until all are submitted.
+// Records the names of operations in the order of their done(). The reducer has one thread, which
+// is blocked until all operations are submitted.
 class Order {
  public:
   Order() : reducer_(std::make_unique<HostReducer>(1)) { plug_.Occupy(reducer_.get()); }
@@ -296,14 +296,14 @@ class Order {
 TEST(HostReducerTest, OneFlowIsServedInTheOrderOfSubmission) {
   Order order;
   std::vector<std::string> names;
-  for (int i = 0; i < 40; ++i) {  // more than the ring begins with
+  for (int i = 0; i < 40; ++i) {  // more than the ring's first capacity
     names.push_back("a" + std::to_string(i));
     order.Submit(names.back(), kOneSlice, 1);
   }
   EXPECT_EQ(order.Finish(), names);
 }
 
-TEST(HostReducerTest, FlowsAreServedByTurns) {
+TEST(HostReducerTest, FlowsTakeTurns) {
   Order order;
   for (int i = 1; i <= 4; ++i) order.Submit("a" + std::to_string(i), kOneSlice, 1);
   order.Submit("b1", kOneSlice, 2);
@@ -312,16 +312,16 @@ TEST(HostReducerTest, FlowsAreServedByTurns) {
   EXPECT_EQ(order.Finish(), (std::vector<std::string>{"a1", "b1", "c1", "a2", "b2", "a3", "a4"}));
 }
 
-TEST(HostReducerTest, ALargeOperationLetsAnotherFlowPassBetweenItsSlices) {
+TEST(HostReducerTest, LargeOperationYieldsToOtherFlowsBetweenSlices) {
   Order order;
   order.Submit("large", 3 * HostReducer::kMaxSliceBytes, 1);
   order.Submit("small", kOneSlice, 2);
   EXPECT_EQ(order.Finish(), (std::vector<std::string>{"small", "large"}));
 }
 
-// A flow that submits its next operation as soon as one is done must not be served twice in a
-// round, wherever in the round it stands.
-TEST(HostReducerTest, AFlowThatComesBackWaitsForItsTurn) {
+// A flow that submits its next operation when one is done gets only one turn in each round,
+// whatever its place in the round.
+TEST(HostReducerTest, ReturningFlowWaitsForItsTurn) {
   HostReducer reducer(1);
   Plug plug;
   plug.Occupy(&reducer);
@@ -351,11 +351,11 @@ TEST(HostReducerTest, AFlowThatComesBackWaitsForItsTurn) {
   }
   plug.Release();
   all.Wait();
-  // Gone from the round when it is done, b comes back at its end.
+  // b leaves the round when its operation is done, and comes back at the round's end.
   EXPECT_EQ(order, "abcabcabcabc");
 }
 
-TEST(HostReducerTest, DestructionFinishesWhatWasSubmitted) {
+TEST(HostReducerTest, DestructorFinishesSubmittedOperations) {
   std::vector<std::unique_ptr<Bucket>> buckets;
   std::atomic<int> done{0};
   {
@@ -370,7 +370,7 @@ TEST(HostReducerTest, DestructionFinishesWhatWasSubmitted) {
   for (const auto& bucket : buckets) EXPECT_TRUE(bucket->Averaged());
 }
 
-TEST(HostReducerTest, DestructionFinishesWhatDoneSubmits) {
+TEST(HostReducerTest, DestructorFinishesOperationsThatDoneSubmits) {
   Bucket bucket(2 * kMiB, 2);
   std::atomic<int> done{0};
   {
@@ -383,8 +383,8 @@ TEST(HostReducerTest, DestructionFinishesWhatDoneSubmits) {
   EXPECT_EQ(done, 10);
 }
 
-// Sessions of several jobs submit at once, each its next step when the last is done.
-TEST(HostReducerTest, ManyFlowsAtOnceAreEachDoneOncePerSubmission) {
+// Several threads submit at once. Each submits its next step when the last one is done.
+TEST(HostReducerTest, ManyFlowsCallDoneOncePerSubmission) {
   constexpr int kFlows = 6;
   constexpr int kSteps = 25;
   HostReducer reducer(3);
@@ -418,7 +418,7 @@ TEST(HostReducerTest, ManyFlowsAtOnceAreEachDoneOncePerSubmission) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(HostReducerTest, DefaultThreadsLeaveTheCoresToTheTrainers) {
+TEST(HostReducerTest, DefaultThreadsLeaveMostCpusToTheTrainers) {
   EXPECT_GE(HostReducer::DefaultThreads(), 1);
   EXPECT_LE(HostReducer::DefaultThreads(), 4);
 }
@@ -426,4 +426,4 @@ TEST(HostReducerTest, DefaultThreadsLeaveTheCoresToTheTrainers) {
 TEST(HostReducerTest, NoThreadsCountAsOne) { EXPECT_EQ(HostReducer(0).threads(), 1); }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// Descriptors that this process may have, while it lives.
+// Limits the descriptors of this process while it lives.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(rlim_t limit) {
@@ -27,11 +27,11 @@ class DescriptorLimit {
   rlimit before_{};
 };
 
-PeerProcess Peer(uid_t uid, pid_t pid = 1) {
-  PeerProcess peer;
-  peer.uid = uid;
-  peer.pid = pid;
-  return peer;
+ClientProcess Client(uid_t uid, pid_t pid = 1) {
+  ClientProcess process;
+  process.uid = uid;
+  process.pid = pid;
+  return process;
 }
 
 std::string Name(const UniqueFd& fd) { return absl::StrCat("fd:", fd.get()); }
@@ -43,25 +43,25 @@ class ConnectionsTest : public testing::Test {
   const UniqueFd accepted_{open("/dev/null", O_RDONLY | O_CLOEXEC)};
 };
 
-TEST_F(ConnectionsTest, WhoIsBehindADescriptorIsFoundByGrpcsNameForIt) {
-  const auto a = connections_.Admit(accepted_, Peer(1000, 11));
-  const auto b = connections_.Admit(accepted_, Peer(1001, 22));
+TEST_F(ConnectionsTest, ProcessIsFoundByGrpcsName) {
+  const auto a = connections_.Admit(accepted_, Client(1000, 11));
+  const auto b = connections_.Admit(accepted_, Client(1001, 22));
   ASSERT_TRUE(a.ok() && b.ok());
   EXPECT_EQ(connections_.Find(Name(a->for_grpc))->pid, 11);
   EXPECT_EQ(connections_.Find(Name(b->for_grpc))->pid, 22);
   EXPECT_EQ(connections_.Find(Name(b->for_grpc))->uid, 1001u);
 }
 
-TEST_F(ConnectionsTest, GrpcGetsADescriptorOfItsOwnThatIsClosedOnExec) {
-  const auto admitted = connections_.Admit(accepted_, Peer(1000));
+TEST_F(ConnectionsTest, GrpcsDescriptorIsACopyWithCloseOnExec) {
+  const auto admitted = connections_.Admit(accepted_, Client(1000));
   ASSERT_TRUE(admitted.ok());
   EXPECT_NE(admitted->for_grpc.get(), accepted_.get());
-  EXPECT_GE(admitted->for_grpc.get(), 256);  // not among the daemon's own
+  EXPECT_GE(admitted->for_grpc.get(), 256);  // above the daemon's own
   EXPECT_EQ(fcntl(admitted->for_grpc.get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 }
 
-TEST_F(ConnectionsTest, WhatIsNotADescriptorOfOursIsNobody) {
-  const auto admitted = connections_.Admit(accepted_, Peer(1000));
+TEST_F(ConnectionsTest, OtherNamesAreNotFound) {
+  const auto admitted = connections_.Admit(accepted_, Client(1000));
   ASSERT_TRUE(admitted.ok());
   const std::string number = absl::StrCat(admitted->for_grpc.get());
   for (const std::string& name : {std::string(), std::string("fd:"), std::string("fd:1"), number,
@@ -71,48 +71,48 @@ TEST_F(ConnectionsTest, WhatIsNotADescriptorOfOursIsNobody) {
   }
 }
 
-TEST_F(ConnectionsTest, ARemovedConnectionIsNobody) {
-  const auto admitted = connections_.Admit(accepted_, Peer(1000));
+TEST_F(ConnectionsTest, RemovedConnectionIsNotFound) {
+  const auto admitted = connections_.Admit(accepted_, Client(1000));
   ASSERT_TRUE(admitted.ok());
   connections_.Remove(admitted->id);
   EXPECT_FALSE(connections_.Find(Name(admitted->for_grpc)).has_value());
-  connections_.Remove(admitted->id);  // by the other way it was noticed
+  connections_.Remove(admitted->id);  // a second time
   connections_.Remove(12345);
 }
 
-TEST_F(ConnectionsTest, ANumberThatIsFreeAgainComesRoundOnlyAfterHundreds) {
+TEST_F(ConnectionsTest, DescriptorNumbersAreReusedLate) {
   std::set<int> numbers;
   for (int i = 0; i < 1000; ++i) {
-    const auto admitted = connections_.Admit(accepted_, Peer(1000));
+    const auto admitted = connections_.Admit(accepted_, Client(1000));
     ASSERT_TRUE(admitted.ok());
     EXPECT_TRUE(numbers.insert(admitted->for_grpc.get()).second);
     connections_.Remove(admitted->id);
   }
 }
 
-TEST_F(ConnectionsTest, WithFewDescriptorsNumbersComeRoundAndBelongToTheLastOne) {
+TEST_F(ConnectionsTest, ReusedNumberBelongsToTheLastConnection) {
   DescriptorLimit few(300);
   Connections connections;
   for (int i = 0; i < 500; ++i) {
-    // gRPC closes its descriptor; nobody has said Remove.
-    const auto admitted = connections.Admit(accepted_, Peer(1000, i + 1));
+    // gRPC closes its descriptor without Remove().
+    const auto admitted = connections.Admit(accepted_, Client(1000, i + 1));
     ASSERT_TRUE(admitted.ok()) << admitted.status();
     EXPECT_LT(admitted->for_grpc.get(), 300);
     EXPECT_EQ(connections.Find(Name(admitted->for_grpc))->pid, i + 1);
   }
 }
 
-TEST_F(ConnectionsTest, ALateRemoveOfAnOldConnectionLeavesTheNewOneOfItsNumber) {
+TEST_F(ConnectionsTest, LateRemoveKeepsTheNewConnection) {
   DescriptorLimit few(300);
   Connections connections;
-  auto first = connections.Admit(accepted_, Peer(1000, 1));
+  auto first = connections.Admit(accepted_, Client(1000, 1));
   ASSERT_TRUE(first.ok());
   const std::string name = Name(first->for_grpc);
   const std::uint64_t old_id = first->id;
   first->for_grpc.reset();
   std::uint64_t id = 0;
   for (pid_t pid = 2; id == 0 && pid < 1000; ++pid) {
-    const auto next = connections.Admit(accepted_, Peer(1000, pid));
+    const auto next = connections.Admit(accepted_, Client(1000, pid));
     ASSERT_TRUE(next.ok());
     if (Name(next->for_grpc) == name) id = next->id;
   }
@@ -123,34 +123,34 @@ TEST_F(ConnectionsTest, ALateRemoveOfAnOldConnectionLeavesTheNewOneOfItsNumber) 
   EXPECT_FALSE(connections.Find(name).has_value());
 }
 
-TEST_F(ConnectionsTest, AUserHasABoundOnItsConnectionsAndOthersHaveTheirOwn) {
+TEST_F(ConnectionsTest, EachUsersConnectionsAreBounded) {
   std::vector<std::uint64_t> ids;
   for (std::size_t i = 0; i < Connections::kPerUser; ++i) {
-    const auto admitted = connections_.Admit(accepted_, Peer(1000));
+    const auto admitted = connections_.Admit(accepted_, Client(1000));
     ASSERT_TRUE(admitted.ok()) << admitted.status();
     ids.push_back(admitted->id);
   }
-  const absl::Status refused = connections_.Admit(accepted_, Peer(1000)).status();
+  const absl::Status refused = connections_.Admit(accepted_, Client(1000)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_NE(refused.message().find("user 1000 has 1024 connections"), std::string::npos) << refused;
-  EXPECT_TRUE(connections_.Admit(accepted_, Peer(1001)).ok());
+  EXPECT_TRUE(connections_.Admit(accepted_, Client(1001)).ok());
   connections_.Remove(ids[500]);
-  EXPECT_TRUE(connections_.Admit(accepted_, Peer(1000)).ok());
-  EXPECT_FALSE(connections_.Admit(accepted_, Peer(1000)).ok());
+  EXPECT_TRUE(connections_.Admit(accepted_, Client(1000)).ok());
+  EXPECT_FALSE(connections_.Admit(accepted_, Client(1000)).ok());
 }
 
-TEST_F(ConnectionsTest, WithoutDescriptorsAConnectionIsRefusedAndNotCounted) {
+TEST_F(ConnectionsTest, ConnectionWithoutADescriptorIsRefused) {
   {
-    // As many as are open already.
+    // No more than are open already.
     const int next = fcntl(accepted_.get(), F_DUPFD_CLOEXEC, 0);
     ASSERT_GE(next, 0);
     close(next);
     DescriptorLimit none(static_cast<rlim_t>(next));
-    EXPECT_EQ(connections_.Admit(accepted_, Peer(1000)).status().code(),
+    EXPECT_EQ(connections_.Admit(accepted_, Client(1000)).status().code(),
               absl::StatusCode::kResourceExhausted);
   }
-  EXPECT_TRUE(connections_.Admit(accepted_, Peer(1000)).ok());
+  EXPECT_TRUE(connections_.Admit(accepted_, Client(1000)).ok());
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

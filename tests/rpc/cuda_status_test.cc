@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::ElementsAre;
@@ -39,7 +39,7 @@ WorkerStatus OpenWorker(const std::string& device) {
   return worker;
 }
 
-TEST(CudaStatus, TellsWhatWasFound) {
+TEST(CudaStatus, ListsDriverNcclAndGpus) {
   const v1::CudaStatus status = CudaStatusOf(TwoGpus(), {});
   EXPECT_EQ(status.driver_version(), "12.8");
   EXPECT_EQ(status.nccl_error(), "no NCCL");
@@ -49,14 +49,14 @@ TEST(CudaStatus, TellsWhatWasFound) {
   EXPECT_FALSE(status.gpus(1).has_free_bytes());
 }
 
-TEST(CudaStatus, AWorkerKnowsWhatIsFree) {
+TEST(CudaStatus, WorkerReportsFreeMemory) {
   const v1::CudaStatus status = CudaStatusOf(TwoGpus(), {OpenWorker("GPU-2")});
   ASSERT_EQ(status.gpus_size(), 2);
   EXPECT_FALSE(status.gpus(0).has_free_bytes());
   EXPECT_EQ(status.gpus(1).free_bytes(), 60u);
 }
 
-TEST(CudaStatus, AWorkerKnowsItsMigInstanceAndADriverThatCameLate) {
+TEST(CudaStatus, WorkerReportsMigInstanceAndLateDriver) {
   const v1::CudaStatus status =
       CudaStatusOf(absl::NotFoundError("no CUDA driver"), {OpenWorker("MIG-3")});
   EXPECT_EQ(status.driver_version(), "13.0");
@@ -66,12 +66,12 @@ TEST(CudaStatus, AWorkerKnowsItsMigInstanceAndADriverThatCameLate) {
   EXPECT_EQ(status.gpus(0).uuid(), "MIG-3");
 }
 
-TEST(CudaStatus, SaysWhyThereIsNoDriver) {
+TEST(CudaStatus, ReportsWhyThereIsNoDriver) {
   EXPECT_EQ(CudaStatusOf(absl::NotFoundError("no CUDA driver"), {}).driver_error(),
             "no CUDA driver");
 }
 
-TEST(CudaStatus, AWorkerRunsStartsOrHasFailed) {
+TEST(CudaStatus, ReportsTheWorkersState) {
   WorkerStatus worker = OpenWorker("GPU-1");
   worker.restarts = 2;
   const v1::WorkerStatus status = WorkerStatusOf(worker);
@@ -86,7 +86,7 @@ TEST(CudaStatus, AWorkerRunsStartsOrHasFailed) {
   EXPECT_EQ(WorkerStatusOf(worker).state(), v1::WORKER_STATE_FAILED);
 }
 
-TEST(CudaStatus, WarnsOfMpsOnOneSide) {
+TEST(CudaStatus, WarnsIfOnlyOneSideUsesMps) {
   const v1::CudaStatus cuda = CudaStatusOf(TwoGpus(), {});
   const auto rank = FromText<v1::SessionStatus>(R"pb(
     rank: 3
@@ -95,9 +95,9 @@ TEST(CudaStatus, WarnsOfMpsOnOneSide) {
     gpu_uses { gpu: "GPU-2" sharing: GPU_SHARING_MPS }
   )pb");
   EXPECT_THAT(MpsWarnings("digits", rank, cuda),
-              ElementsAre(HasSubstr("job digits rank 3: its process does not share GPU-1 through "
+              ElementsAre(HasSubstr("job digits rank 3: its process does not use GPU-1 through "
                                     "MPS, the daemon's worker does"),
-                          HasSubstr("its process shares GPU-2 through MPS, the daemon's worker "
+                          HasSubstr("its process uses GPU-2 through MPS, the daemon's worker "
                                     "does not")));
   const auto same = FromText<v1::SessionStatus>(R"pb(
     gpu_uses { gpu: "GPU-1" sharing: GPU_SHARING_MPS }
@@ -106,4 +106,4 @@ TEST(CudaStatus, WarnsOfMpsOnOneSide) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

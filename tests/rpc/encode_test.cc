@@ -8,7 +8,7 @@
 #include "daemon/base/error.h"
 #include "google/rpc/error_details.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 v1::SessionResponse Encoded(const SessionMessage& message) {
@@ -26,7 +26,7 @@ std::string ReasonOf(const google::rpc::Status& status) {
   return info.reason();
 }
 
-absl::Status Failure() { return MakeError(absl::StatusCode::kAborted, "WHY", "because"); }
+absl::Status Failure() { return MakeError(absl::StatusCode::kAborted, Reason("WHY"), "because"); }
 
 std::shared_ptr<StepRecord> Record(const absl::Status& verdict) {
   auto record = std::make_shared<StepRecord>();
@@ -38,11 +38,29 @@ std::shared_ptr<StepRecord> Record(const absl::Status& verdict) {
   record->used_map = "\x05";
   record->live_ranks = 2;
   record->divisor = 3;
-  if (verdict.ok()) record->numbers = {{2.25, 0}, {0, 9}};
+  if (verdict.ok()) record->stats = {{2.25, 0}, {0, 9}};
   return record;
 }
 
-TEST(EncodeTest, ACompleteStep) {
+TEST(QueuedBytesTest, CountsTimesAndUsedMapOfAStep) {
+  const auto record = Record(absl::OkStatus());
+  record->times.buckets.resize(1000, record->times.buckets.front());  // 3 ranks each
+  record->used_map = std::string(5000, 'u');
+  const std::size_t bytes = QueuedBytes(StepDoneMessage{4, record});
+  EXPECT_GE(bytes, 1000 * 5 * sizeof(std::uint64_t) + 5000);
+  EXPECT_GE(bytes, Encoded(StepDoneMessage{4, record}).ByteSizeLong());
+  EXPECT_LE(bytes, 200'000u);
+}
+
+TEST(QueuedBytesTest, CountsTheTextOfAnError) {
+  const absl::Status status = absl::AbortedError(std::string(10'000, 'e'));
+  EXPECT_GE(QueuedBytes(OperationFailedMessage{1, status}), 10'000u);
+  EXPECT_GE(QueuedBytes(LayoutFailedMessage{1, status}), 10'000u);
+  EXPECT_GE(QueuedBytes(SessionEndMessage{status}), 10'000u);
+  EXPECT_LE(QueuedBytes(OperationDoneMessage{1}), 1000u);
+}
+
+TEST(EncodeTest, WritesACompleteStep) {
   const auto response = Encoded(StepDoneMessage{4, Record(absl::OkStatus())});
   ASSERT_EQ(response.kind_case(), v1::SessionResponse::kStepDone);
   const v1::StepDone& done = response.step_done();
@@ -68,7 +86,7 @@ TEST(EncodeTest, ACompleteStep) {
   EXPECT_EQ(done.non_finite(1), 9u);
 }
 
-TEST(EncodeTest, AVoidStepSaysWhy) {
+TEST(EncodeTest, WritesWhyAStepIsVoid) {
   const v1::StepDone done = Encoded(StepDoneMessage{4, Record(Failure())}).step_done();
   EXPECT_EQ(done.verdict(), v1::VERDICT_VOID);
   EXPECT_EQ(done.status().code(), 10);
@@ -78,7 +96,7 @@ TEST(EncodeTest, AVoidStepSaysWhy) {
   EXPECT_EQ(done.non_finite_size(), 0);
 }
 
-TEST(EncodeTest, LayoutMessages) {
+TEST(EncodeTest, WritesLayoutMessages) {
   const auto ready = Encoded(LayoutReadyMessage{3, 0xfeed, 1});
   ASSERT_EQ(ready.kind_case(), v1::SessionResponse::kLayoutReady);
   EXPECT_EQ(ready.layout_ready().channel(), 3u);
@@ -91,7 +109,7 @@ TEST(EncodeTest, LayoutMessages) {
   EXPECT_EQ(ReasonOf(failed.operation_failed().status()), "WHY");
 }
 
-TEST(EncodeTest, ABucketThatIsDone) {
+TEST(EncodeTest, WritesADoneBucket) {
   const auto response = Encoded(BucketDoneMessage{1, 2, 3, 4, 5});
   ASSERT_EQ(response.kind_case(), v1::SessionResponse::kBucketDone);
   EXPECT_EQ(response.bucket_done().channel(), 1u);
@@ -101,7 +119,7 @@ TEST(EncodeTest, ABucketThatIsDone) {
   EXPECT_EQ(response.bucket_done().finish_ns(), 5u);
 }
 
-TEST(EncodeTest, OperationMessages) {
+TEST(EncodeTest, WritesOperationMessages) {
   const auto chunk = Encoded(ChunkReadyMessage{1, 2, 3, true});
   ASSERT_EQ(chunk.kind_case(), v1::SessionResponse::kChunkReady);
   EXPECT_EQ(chunk.chunk_ready().sequence(), 1u);
@@ -119,7 +137,7 @@ TEST(EncodeTest, OperationMessages) {
   EXPECT_EQ(ReasonOf(failed.operation_failed().status()), "WHY");
 }
 
-TEST(EncodeTest, EndsAndLeases) {
+TEST(EncodeTest, WritesEndsAndLeaseQuestions) {
   const auto left = Encoded(LeaveDoneMessage{2, 7, {{3, 8}, {4, 9}}});
   ASSERT_EQ(left.kind_case(), v1::SessionResponse::kLeaveDone);
   EXPECT_EQ(left.leave_done().last_joiner(), 2u);
@@ -136,5 +154,12 @@ TEST(EncodeTest, EndsAndLeases) {
   EXPECT_EQ(ReasonOf(ending.session_ending().status()), "WHY");
 }
 
+TEST(EncodeTest, ForwardedMessageStaysAsItIs) {
+  auto response = std::make_shared<v1::SessionResponse>();
+  response->mutable_chunk_ready()->set_chunk(5);
+  const auto forwarded = Encoded(ForwardedMessage{response});
+  EXPECT_EQ(forwarded.SerializeAsString(), response->SerializeAsString());
+}
+
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

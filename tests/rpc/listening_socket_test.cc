@@ -14,7 +14,7 @@
 
 #include "absl/strings/match.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 class ListeningSocketTest : public testing::Test {
@@ -63,7 +63,7 @@ class ListeningSocketTest : public testing::Test {
   std::string path_;
 };
 
-TEST_F(ListeningSocketTest, ListensWithItsModeWhateverTheUmaskAndRemovesItsPath) {
+TEST_F(ListeningSocketTest, HasItsModeAndRemovesItsPath) {
   for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
     for (const mode_t mode : {0600u, 0660u, 0666u}) {
       const mode_t umask_before = umask(0077);
@@ -81,7 +81,7 @@ TEST_F(ListeningSocketTest, ListensWithItsModeWhateverTheUmaskAndRemovesItsPath)
   }
 }
 
-TEST_F(ListeningSocketTest, TheSocketOfADeadDaemonIsReplaced) {
+TEST_F(ListeningSocketTest, ReplacesTheSocketOfALostDaemon) {
   for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
     LeaveStaleSocket(type);
     ASSERT_FALSE(Connects(type));
@@ -91,7 +91,7 @@ TEST_F(ListeningSocketTest, TheSocketOfADeadDaemonIsReplaced) {
   }
 }
 
-TEST_F(ListeningSocketTest, ALiveDaemonKeepsItsSocket) {
+TEST_F(ListeningSocketTest, RefusesTheSocketOfALiveDaemon) {
   const auto live = ListeningSocket::Bind(path_, SOCK_STREAM, 0600);
   ASSERT_TRUE(live.ok());
   ExpectSaid(ListeningSocket::Bind(path_, SOCK_STREAM, 0600).status(),
@@ -99,7 +99,7 @@ TEST_F(ListeningSocketTest, ALiveDaemonKeepsItsSocket) {
   EXPECT_TRUE(Connects(SOCK_STREAM));
 }
 
-TEST_F(ListeningSocketTest, ALiveSocketOfAnotherTypeIsNotReplaced) {
+TEST_F(ListeningSocketTest, RefusesALiveSocketOfAnotherType) {
   const auto live = ListeningSocket::Bind(path_, SOCK_SEQPACKET, 0600);
   ASSERT_TRUE(live.ok());
   EXPECT_EQ(ListeningSocket::Bind(path_, SOCK_STREAM, 0600).status().code(),
@@ -107,7 +107,7 @@ TEST_F(ListeningSocketTest, ALiveSocketOfAnotherTypeIsNotReplaced) {
   EXPECT_TRUE(Connects(SOCK_SEQPACKET));
 }
 
-TEST_F(ListeningSocketTest, ALiveDaemonThatAcceptsNobodyIsLiveAllTheSame) {
+TEST_F(ListeningSocketTest, RefusesALiveSocketWithAFullQueue) {
   // Its queue is full: a connection would wait.
   const UniqueFd busy(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_un address = Address(path_);
@@ -120,26 +120,26 @@ TEST_F(ListeningSocketTest, ALiveDaemonThatAcceptsNobodyIsLiveAllTheSame) {
              absl::StatusCode::kFailedPrecondition, {"another daemon", path_});
 }
 
-TEST_F(ListeningSocketTest, AMissingDirectoryIsSaidWithWhatToDo) {
+TEST_F(ListeningSocketTest, MissingDirectoryIsRefused) {
   ExpectSaid(ListeningSocket::Bind(directory_ + "/none/d.sock", SOCK_STREAM, 0600).status(),
              absl::StatusCode::kFailedPrecondition, {"/none/d.sock", "create it", "--socket"});
 }
 
-TEST_F(ListeningSocketTest, AFileThatIsNoSocketIsLeftAlone) {
+TEST_F(ListeningSocketTest, KeepsAFileThatIsNotASocket) {
   std::ofstream(path_) << "precious";
   ExpectSaid(ListeningSocket::Bind(path_, SOCK_STREAM, 0600).status(),
-             absl::StatusCode::kFailedPrecondition, {path_, "no socket"});
+             absl::StatusCode::kFailedPrecondition, {path_, "is not a socket"});
   std::string content;
   std::ifstream(path_) >> content;
   EXPECT_EQ(content, "precious");
 }
 
-TEST_F(ListeningSocketTest, APathThatIsTooLongIsRefusedWithItsLength) {
+TEST_F(ListeningSocketTest, TooLongPathIsRefused) {
   ExpectSaid(ListeningSocket::Bind("/tmp/" + std::string(200, 'x'), SOCK_STREAM, 0600).status(),
              absl::StatusCode::kInvalidArgument, {"205 bytes"});
 }
 
-TEST_F(ListeningSocketTest, MovingItMovesThePath) {
+TEST_F(ListeningSocketTest, MoveMovesThePath) {
   auto listening = ListeningSocket::Bind(path_, SOCK_STREAM, 0600);
   ASSERT_TRUE(listening.ok());
   {
@@ -149,7 +149,7 @@ TEST_F(ListeningSocketTest, MovingItMovesThePath) {
   EXPECT_FALSE(Exists());
 }
 
-TEST_F(ListeningSocketTest, OneThatTheServiceManagerBoundKeepsItsPath) {
+TEST_F(ListeningSocketTest, AdoptedSocketKeepsItsPath) {
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_un address = Address(path_);
   ASSERT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
@@ -163,4 +163,4 @@ TEST_F(ListeningSocketTest, OneThatTheServiceManagerBoundKeepsItsPath) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

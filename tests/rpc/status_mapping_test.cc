@@ -7,13 +7,16 @@
 #include "daemon/base/error.h"
 #include "google/rpc/error_details.pb.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 absl::Status Lost() {
-  return MakeError(
-      absl::StatusCode::kAborted, "RANK_LOST", "rank 1 was lost",
-      {{"job", "run"}, {"rank", "1"}, {"channel", "2"}, {"step", "7"}, {"bucket", ""}});
+  return MakeError(absl::StatusCode::kAborted, reason::kRankLost, "rank 1 was lost",
+                   {{field::kJob, "run"},
+                    {field::kRank, "1"},
+                    {field::kChannel, "2"},
+                    {field::kStep, "7"},
+                    {field::kBucket, ""}});
 }
 
 google::rpc::ErrorInfo InfoOf(const google::rpc::Status& status) {
@@ -25,7 +28,7 @@ google::rpc::ErrorInfo InfoOf(const google::rpc::Status& status) {
   return info;
 }
 
-TEST(StatusMappingTest, AnErrorKeepsItsCodeMessageReasonAndFields) {
+TEST(StatusMappingTest, KeepsCodeMessageReasonAndFields) {
   const google::rpc::Status status = ToProto(Lost());
   EXPECT_EQ(status.code(), 10);  // ABORTED
   EXPECT_EQ(status.message(), "rank 1 was lost");
@@ -38,19 +41,19 @@ TEST(StatusMappingTest, AnErrorKeepsItsCodeMessageReasonAndFields) {
   EXPECT_EQ(info.metadata().at("step"), "7");
 }
 
-TEST(StatusMappingTest, AFieldThatDoesNotApplyIsLeftOut) {
+TEST(StatusMappingTest, OmitsEmptyFields) {
   EXPECT_EQ(InfoOf(ToProto(Lost())).metadata().count("bucket"), 0u);
   EXPECT_EQ(InfoOf(ToProto(Lost())).metadata_size(), 4);
 }
 
-TEST(StatusMappingTest, AnErrorOfNoReasonHasNoDetails) {
+TEST(StatusMappingTest, ErrorWithoutReasonHasNoDetails) {
   const google::rpc::Status status = ToProto(absl::NotFoundError("nothing"));
   EXPECT_EQ(status.code(), 5);
   EXPECT_EQ(status.message(), "nothing");
   EXPECT_EQ(status.details_size(), 0);
 }
 
-TEST(StatusMappingTest, GrpcsStatusCarriesTheSameAsItsDetails) {
+TEST(StatusMappingTest, GrpcStatusHasTheSameDetails) {
   const grpc::Status status = ToGrpc(Lost());
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
   EXPECT_EQ(status.error_message(), "rank 1 was lost");
@@ -60,7 +63,7 @@ TEST(StatusMappingTest, GrpcsStatusCarriesTheSameAsItsDetails) {
   EXPECT_EQ(InfoOf(details).reason(), "RANK_LOST");
 }
 
-TEST(StatusMappingTest, EveryCodeIsTheSameNumber) {
+TEST(StatusMappingTest, KeepsEveryCode) {
   for (int code = 1; code <= 16; ++code) {
     const absl::Status status(static_cast<absl::StatusCode>(code), "");
     EXPECT_EQ(ToProto(status).code(), code);
@@ -68,11 +71,11 @@ TEST(StatusMappingTest, EveryCodeIsTheSameNumber) {
   }
 }
 
-TEST(StatusMappingTest, OkHasNeitherMessageNorDetails) {
+TEST(StatusMappingTest, OkHasNoMessageAndNoDetails) {
   EXPECT_TRUE(ToGrpc(absl::OkStatus()).ok());
   EXPECT_EQ(ToGrpc(absl::OkStatus()).error_details(), "");
   EXPECT_EQ(ToProto(absl::OkStatus()).code(), 0);
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

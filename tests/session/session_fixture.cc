@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "daemon/base/error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 JobEnvironment Environment(const Clock* clock, Reducer* reducer, Executor* executor) {
@@ -57,12 +57,12 @@ SessionPolicy SessionFixture::Policy() {
   return policy;
 }
 
-PeerProcess SessionFixture::Peer(uid_t uid, pid_t pid) {
-  PeerProcess peer;
-  peer.uid = uid;
-  peer.gid = uid;
-  peer.pid = pid;
-  return peer;
+ClientProcess SessionFixture::Client(uid_t uid, pid_t pid) {
+  ClientProcess process;
+  process.uid = uid;
+  process.gid = uid;
+  process.pid = pid;
+  return process;
 }
 
 absl::Status SessionFixture::Opened::end() const {
@@ -72,7 +72,7 @@ absl::Status SessionFixture::Opened::end() const {
 }
 
 SessionFixture::Opened SessionFixture::Open(std::uint32_t rank, std::uint32_t world_size,
-                                            const PeerProcess& peer, const std::string& job_id,
+                                            const ClientProcess& process, const std::string& job_id,
                                             const std::string& token) {
   OpenRequest request;
   request.job_id = job_id;
@@ -80,7 +80,7 @@ SessionFixture::Opened SessionFixture::Open(std::uint32_t rank, std::uint32_t wo
   request.rank = rank;
   request.world_size = world_size;
   auto sink = std::make_shared<RecordingSink>();
-  auto session = OpenNow(peer, request, sink);
+  auto session = OpenNow(process, request, sink);
   return {std::move(session), std::move(sink)};
 }
 
@@ -100,9 +100,9 @@ absl::StatusOr<Session::Registration> SessionFixture::RegisterNow(const Opened& 
 }
 
 absl::StatusOr<std::shared_ptr<Session>> SessionFixture::OpenNow(
-    const PeerProcess& peer, const OpenRequest& request, std::shared_ptr<SessionSink> sink) {
+    const ClientProcess& process, const OpenRequest& request, std::shared_ptr<SessionSink> sink) {
   absl::StatusOr<std::shared_ptr<Session>> answer = absl::UnknownError("not answered");
-  sessions_.Open(peer, request, std::move(sink),
+  sessions_.Open(process, request, std::move(sink),
                  [&answer](auto session) { answer = std::move(session); });
   return answer;
 }
@@ -122,4 +122,4 @@ void ExpectError(const absl::Status& status, absl::StatusCode code, absl::string
   }
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// Sessions of trainers that a test plays: real arenas, and a reducer, an executor and a clock that
-// it moves by hand.
+// Sessions of trainers that a test plays. The arenas are real; the test moves the reducer, the
+// executor and the clock.
 
 #ifndef TESTS_SESSION_SESSION_FIXTURE_H_
 #define TESTS_SESSION_SESSION_FIXTURE_H_
@@ -22,12 +22,12 @@
 #include "tests/job/manual_executor.h"
 #include "tests/job/recording_sink.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
-// What a trainer does with an arena that it was given.
+// Populates an arena, as a trainer does.
 void Populate(const HostArena& arena, std::size_t bytes);
 inline void Populate(const HostArena& arena) { Populate(arena, arena.bytes()); }
-// Gives back the first page, as no trainer should.
+// Punches a hole into the first page, as a trainer must not.
 void PunchHole(const HostArena& arena);
 
 class SessionFixture : public testing::Test {
@@ -43,28 +43,29 @@ class SessionFixture : public testing::Test {
   void TearDown() override;
 
   static SessionPolicy Policy();
-  static PeerProcess Peer(uid_t uid = kUser, pid_t pid = kPid);
+  static ClientProcess Client(uid_t uid = kUser, pid_t pid = kPid);
 
   struct Opened {
     absl::StatusOr<std::shared_ptr<Session>> session;
     std::shared_ptr<RecordingSink> sink;
 
     Session* operator->() const { return session->get(); }
-    // How it ended; OK if it has not.
+    // The status of its end; OK if it has not ended.
     absl::Status end() const;
     bool ended() const { return !sink->Of<SessionEndMessage>().empty(); }
   };
-  Opened Open(std::uint32_t rank, std::uint32_t world_size = 2, const PeerProcess& peer = Peer(),
-              const std::string& job_id = "run", const std::string& token = "");
-  // Of one bucket with `elements` float32.
+  Opened Open(std::uint32_t rank, std::uint32_t world_size = 2,
+              const ClientProcess& process = Client(), const std::string& job_id = "run",
+              const std::string& token = "");
+  // A layout of one bucket with `elements` float32.
   static LayoutRequest Layout(std::uint64_t elements, const std::string& name = "model");
-  // What a job of this node answers at once.
+  // Opens a session of a job on this node, which answers at once.
   static absl::StatusOr<Session::Registration> RegisterNow(const Opened& opened,
                                                            const LayoutRequest& request);
-  absl::StatusOr<std::shared_ptr<Session>> OpenNow(const PeerProcess& peer,
+  absl::StatusOr<std::shared_ptr<Session>> OpenNow(const ClientProcess& process,
                                                    const OpenRequest& request,
                                                    std::shared_ptr<SessionSink> sink);
-  // Registers, which must succeed.
+  // Registers a layout and expects success.
   static Session::Registration Register(const Opened& opened, const LayoutRequest& request);
 
   void Gone(const Opened& opened) {
@@ -82,6 +83,6 @@ class SessionFixture : public testing::Test {
 void ExpectError(const absl::Status& status, absl::StatusCode code, absl::string_view reason,
                  std::initializer_list<absl::string_view> parts);
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_SESSION_SESSION_FIXTURE_H_

@@ -13,7 +13,7 @@
 #include "proto/gradsync/shared_memory.h"
 #include "tests/session/session_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr uid_t kOverflowUid = 65534;
@@ -31,32 +31,31 @@ class SessionTableTest : public SessionFixture {
 };
 
 // ---- Nonces
-// --------------------------------------------------------------------------------------
 
-TEST_F(SessionTableTest, ANonceBringsItsDescriptorsOnce) {
+TEST_F(SessionTableTest, NonceIsClaimedOnce) {
   const Opened opened = Open(0);
   const Nonce nonce = Offer(opened);
   EXPECT_EQ(nonce.size(), kNonceBytes);
-  const auto claimed = sessions_.Claim(nonce, Peer());
+  const auto claimed = sessions_.Claim(nonce, Client());
   ASSERT_TRUE(claimed.ok()) << claimed.status();
   ASSERT_EQ(claimed->size(), 1u);
   EXPECT_EQ((*claimed)[0].fd, opened->staging()->fd());
   EXPECT_EQ((*claimed)[0].owner, opened->staging());
-  ExpectError(sessions_.Claim(nonce, Peer()).status(), absl::StatusCode::kNotFound, "",
+  ExpectError(sessions_.Claim(nonce, Client()).status(), absl::StatusCode::kNotFound, "",
               {"used or expired"});
 }
 
-TEST_F(SessionTableTest, ANonceIsValidForAMinute) {
+TEST_F(SessionTableTest, NonceExpiresAfterAMinute) {
   const Opened opened = Open(0);
   const Nonce early = Offer(opened);
   const Nonce late = Offer(opened);
   clock_.Advance(60 * kSecondNs);
-  EXPECT_TRUE(sessions_.Claim(early, Peer()).ok());
+  EXPECT_TRUE(sessions_.Claim(early, Client()).ok());
   clock_.Advance(1);
-  EXPECT_EQ(sessions_.Claim(late, Peer()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(sessions_.Claim(late, Client()).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(SessionTableTest, ANonceKeepsNoMemory) {
+TEST_F(SessionTableTest, NonceDoesNotKeepMemory) {
   const Opened opened = Open(0);
   auto memory = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = memory;
@@ -64,24 +63,25 @@ TEST_F(SessionTableTest, ANonceKeepsNoMemory) {
   ASSERT_TRUE(nonce.ok());
   memory.reset();
   EXPECT_TRUE(watch.expired()) << "nobody may ever claim it";
-  ExpectError(sessions_.Claim(*nonce, opened->identity().peer).status(),
+  ExpectError(sessions_.Claim(*nonce, opened->identity().process).status(),
               absl::StatusCode::kNotFound, "", {"has been freed"});
 }
 
-TEST_F(SessionTableTest, AnotherProcessOrUserIsRefusedAndDoesNotUseItUp) {
+TEST_F(SessionTableTest, NonceIsRefusedToAnotherProcessOrUser) {
   const Opened opened = Open(0);
   const Nonce nonce = Offer(opened);
-  for (const PeerProcess& thief : {Peer(kUser, kPid + 1), Peer(kUser + 1, kPid), Peer(0, 1)}) {
+  for (const ClientProcess& thief :
+       {Client(kUser, kPid + 1), Client(kUser + 1, kPid), Client(0, 1)}) {
     ExpectError(sessions_.Claim(nonce, thief).status(), absl::StatusCode::kPermissionDenied, "",
                 {"another process"});
   }
-  EXPECT_TRUE(sessions_.Claim(nonce, Peer()).ok());
+  EXPECT_TRUE(sessions_.Claim(nonce, Client()).ok());
 }
 
-TEST_F(SessionTableTest, AnUnknownNonceIsNotFoundWhateverItsLength) {
+TEST_F(SessionTableTest, UnknownNonceIsNotFound) {
   Offer(Open(0));
   for (const Nonce& nonce : {Nonce(), Nonce(kNonceBytes, '\0'), Nonce(1000, 'x')}) {
-    EXPECT_EQ(sessions_.Claim(nonce, Peer()).status().code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(sessions_.Claim(nonce, Client()).status().code(), absl::StatusCode::kNotFound);
   }
 }
 
@@ -92,32 +92,31 @@ TEST_F(SessionTableTest, NoncesDiffer) {
   EXPECT_EQ(nonces.size(), 1000u);
 }
 
-TEST_F(SessionTableTest, ASessionsNoncesEndWithItAndItGetsNoNewOnes) {
+TEST_F(SessionTableTest, EndedSessionHasNoNonces) {
   const Opened a = Open(0);
   const Opened b = Open(1);
   const Nonce of_a = Offer(a), of_b = Offer(b);
   Gone(a);
-  EXPECT_EQ(sessions_.Claim(of_a, Peer()).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(sessions_.Claim(of_b, Peer()).ok());
-  // Its stream may be in the middle of a registration while its process is found dead.
+  EXPECT_EQ(sessions_.Claim(of_a, Client()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(sessions_.Claim(of_b, Client()).ok());
+  // The process may end while the stream's thread registers a layout.
   const auto late = sessions_.Offer(**a.session, {{a->staging(), a->staging()->fd()}});
   ExpectError(late.status(), absl::StatusCode::kAborted, "SESSION_ENDED", {"rank 0"});
 }
 
-// ---- Who may open
-// --------------------------------------------------------------------------------
+// ---- Admission
 
-TEST_F(SessionTableTest, TheOverflowUserIsRefusedWithTheRemedy) {
-  ExpectError(Open(0, 2, Peer(kOverflowUid)).session.status(), absl::StatusCode::kPermissionDenied,
-              "CREDENTIALS", {"65534", "allow_overflow_uid"});
+TEST_F(SessionTableTest, OverflowUserIsRefused) {
+  ExpectError(Open(0, 2, Client(kOverflowUid)).session.status(),
+              absl::StatusCode::kPermissionDenied, "CREDENTIALS", {"65534", "allow_overflow_uid"});
   EXPECT_EQ(quota_.total_bytes(), 0u);
 }
 
-TEST_F(SessionTableTest, TokensSeparateJobsOfOneUserAndAreNotKept) {
-  const Opened a = Open(0, 2, Peer(), "run", "secret");
-  const Opened b = Open(0, 2, Peer(), "run", "another");
-  const Opened c = Open(0, 2, Peer(), "run");
-  const Opened d = Open(1, 2, Peer(), "run", "secret");
+TEST_F(SessionTableTest, TokensSeparateJobsOfOneUser) {
+  const Opened a = Open(0, 2, Client(), "run", "secret");
+  const Opened b = Open(0, 2, Client(), "run", "another");
+  const Opened c = Open(0, 2, Client(), "run");
+  const Opened d = Open(1, 2, Client(), "run", "secret");
   for (const Opened* opened : {&a, &b, &c, &d}) {
     ASSERT_TRUE(opened->session.ok()) << opened->session.status();
   }
@@ -140,38 +139,37 @@ class StrictTest : public SessionTableTest {
   }
 };
 
-TEST_F(StrictTest, ARequiredTokenThatIsMissingIsAskedFor) {
+TEST_F(StrictTest, MissingTokenIsRefused) {
   ExpectError(Open(0).session.status(), absl::StatusCode::kPermissionDenied, "CREDENTIALS",
               {"token", "GRADSYNC_JOB_TOKEN"});
-  EXPECT_TRUE(Open(0, 2, Peer(), "run", "secret").session.ok());
+  EXPECT_TRUE(Open(0, 2, Client(), "run", "secret").session.ok());
 }
 
-TEST_F(StrictTest, TheOverflowUserIsAdmittedIfAllowed) {
-  EXPECT_TRUE(Open(0, 2, Peer(kOverflowUid), "run", "secret").session.ok());
+TEST_F(StrictTest, OverflowUserIsAdmittedIfAllowed) {
+  EXPECT_TRUE(Open(0, 2, Client(kOverflowUid), "run", "secret").session.ok());
 }
 
 // ---- Quotas
-// --------------------------------------------------------------------------------------
 
-TEST_F(SessionTableTest, AUserHasItsQuotaOfSessionsAndGetsItBack) {
+TEST_F(SessionTableTest, QuotaOfSessionsIsGivenBack) {
   std::vector<Opened> opened;
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
     opened.push_back(Open(rank, 4));
     ASSERT_TRUE(opened.back().session.ok());
   }
-  ExpectError(Open(0, 1, Peer(), "other").session.status(), absl::StatusCode::kResourceExhausted,
+  ExpectError(Open(0, 1, Client(), "other").session.status(), absl::StatusCode::kResourceExhausted,
               "QUOTA", {"user 1000", "4 sessions", "quota_sessions_per_user"});
-  EXPECT_TRUE(Open(0, 1, Peer(kUser + 1)).session.ok());
+  EXPECT_TRUE(Open(0, 1, Client(kUser + 1)).session.ok());
   Gone(opened[0]);
-  EXPECT_TRUE(Open(0, 1, Peer(), "other").session.ok());
+  EXPECT_TRUE(Open(0, 1, Client(), "other").session.ok());
 }
 
-TEST_F(SessionTableTest, AWorldThatCanNeverBeFullIsRefusedAtOnce) {
+TEST_F(SessionTableTest, WorldLargerThanTheQuotaIsRefused) {
   ExpectError(Open(0, 5).session.status(), absl::StatusCode::kResourceExhausted, "QUOTA",
               {"world_size 5", "quota_sessions_per_user", "4"});
 }
 
-TEST_F(SessionTableTest, ARefusedSessionLeavesNothingBehind) {
+TEST_F(SessionTableTest, RefusedSessionHoldsNothing) {
   const Opened held = Open(0);
   ASSERT_TRUE(held.session.ok());
   const std::uint64_t opened = sessions_.opened();
@@ -187,13 +185,13 @@ TEST_F(SessionTableTest, ARefusedSessionLeavesNothingBehind) {
   EXPECT_EQ(sessions_.opened(), opened + 1);
 }
 
-TEST_F(SessionTableTest, IncarnationsAreNeverGivenTwice) {
+TEST_F(SessionTableTest, IncarnationsAreUnique) {
   std::set<std::uint64_t> incarnations;
   for (int i = 0; i < 10; ++i) {
     const Opened opened = Open(0, 1);
     ASSERT_TRUE(opened.session.ok());
     EXPECT_TRUE(incarnations.insert(opened->identity().incarnation).second);
-    EXPECT_FALSE(Open(7, 1, Peer(kOverflowUid)).session.ok());
+    EXPECT_FALSE(Open(7, 1, Client(kOverflowUid)).session.ok());
     Gone(opened);
   }
 }
@@ -208,14 +206,14 @@ class SmallQuotaTest : public SessionTableTest {
   }
 };
 
-TEST_F(SmallQuotaTest, StagingMemoryCountsTowardsTheUsersArenas) {
+TEST_F(SmallQuotaTest, StagingMemoryCountsTowardsTheArenaQuota) {
   ASSERT_TRUE(Open(0).session.ok());
   const Opened refused = Open(1);
   EXPECT_EQ(refused.session.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(Open(1, 2, Peer(kUser + 1)).session.ok());
+  EXPECT_TRUE(Open(1, 2, Client(kUser + 1)).session.ok());
 }
 
-TEST_F(SessionTableTest, AStepTimeOutThatIsNotGivenIsTheDaemons) {
+TEST_F(SessionTableTest, StepTimeoutDefaultsToTheDaemons) {
   ASSERT_TRUE(Open(0).session.ok());
   OpenRequest request;
   request.job_id = "run";
@@ -223,15 +221,14 @@ TEST_F(SessionTableTest, AStepTimeOutThatIsNotGivenIsTheDaemons) {
   request.world_size = 2;
   request.step_timeout_ns = sessions_.policy().step_timeout_ns + 1;
   const auto sink = std::make_shared<RecordingSink>();
-  EXPECT_EQ(DetailsOf(OpenNow(Peer(), request, sink).status()).reason, "JOB_MISMATCH");
+  EXPECT_EQ(DetailsOf(OpenNow(Client(), request, sink).status()).reason, "JOB_MISMATCH");
   request.step_timeout_ns = sessions_.policy().step_timeout_ns;
-  EXPECT_TRUE(OpenNow(Peer(), request, sink).ok());
+  EXPECT_TRUE(OpenNow(Client(), request, sink).ok());
 }
 
 // ---- Ends
-// ----------------------------------------------------------------------------------------
 
-TEST_F(SessionTableTest, ADeathIsToldAndCountedOnceHoweverOftenItIsNoticed) {
+TEST_F(SessionTableTest, LossIsCountedOnce) {
   const Opened dead = Open(0);
   const Opened other = Open(1);
   Gone(dead);
@@ -240,12 +237,12 @@ TEST_F(SessionTableTest, ADeathIsToldAndCountedOnceHoweverOftenItIsNoticed) {
   EXPECT_EQ(sessions_.Sessions().size(), 1u);
   ExpectError(other.end(), absl::StatusCode::kAborted, "RANK_LOST",
               {"rank 0", "known because its process (pid 4711) has ended"});
-  // The other one's end is no loss of its own.
+  // The end of the other session does not count as a loss.
   Gone(other);
   EXPECT_EQ(sessions_.lost(), 1u);
 }
 
-TEST_F(SessionTableTest, ACleanExitIsNoLoss) {
+TEST_F(SessionTableTest, OrderlyExitIsNotALoss) {
   const Opened opened = Open(0);
   ASSERT_TRUE(opened->job().Leave(0, /*exit=*/true).ok());
   Gone(opened);
@@ -253,8 +250,8 @@ TEST_F(SessionTableTest, ACleanExitIsNoLoss) {
   EXPECT_TRUE(opened.end().ok());
 }
 
-// A trainer dies after each thing that it does to get as far as its first step.
-TEST_F(SessionTableTest, ADeathAtAnyPointOfARegistrationLeavesNothingBehind) {
+// A trainer is lost after each of the things that it does before its first step.
+TEST_F(SessionTableTest, LossDuringARegistrationHoldsNothing) {
   for (int done = 0; done <= 7; ++done) {
     std::vector<std::weak_ptr<HostArena>> arenas;
     {
@@ -287,7 +284,7 @@ TEST_F(SessionTableTest, ADeathAtAnyPointOfARegistrationLeavesNothingBehind) {
     EXPECT_EQ(reducer_.held().size(), reducing ? 1u : 0u);
     executor_.RunAll();
     if (reducing) {
-      // Not while a reduction touches it.
+      // Not freed while a reduction uses it.
       EXPECT_FALSE(arenas.back().expired());
       reducer_.CompleteAll();
       executor_.RunAll();
@@ -299,7 +296,7 @@ TEST_F(SessionTableTest, ADeathAtAnyPointOfARegistrationLeavesNothingBehind) {
   }
 }
 
-TEST_F(SessionTableTest, MemoryIsFreedOnTheExecutor) {
+TEST_F(SessionTableTest, ExecutorFreesTheMemory) {
   Opened opened = Open(0, 1);
   const std::weak_ptr<HostArena> staging = opened->staging();
   Gone(opened);
@@ -309,18 +306,18 @@ TEST_F(SessionTableTest, MemoryIsFreedOnTheExecutor) {
   EXPECT_TRUE(staging.expired());
 }
 
-TEST_F(SessionTableTest, ADrainRefusesNewSessionsAndKeepsTheOld) {
+TEST_F(SessionTableTest, DrainRefusesNewSessionsOnly) {
   const Opened opened = Open(0);
   EXPECT_FALSE(sessions_.draining());
   sessions_.Drain();
   EXPECT_TRUE(sessions_.draining());
   ExpectError(Open(1).session.status(), absl::StatusCode::kUnavailable, "DRAINING", {"drains"});
   EXPECT_FALSE(opened.ended());
-  jobs_.EndAll(MakeError(absl::StatusCode::kUnavailable, "DRAINING", "the daemon stops"));
+  jobs_.EndAll(MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon stops"));
   ExpectError(opened.end(), absl::StatusCode::kUnavailable, "DRAINING", {});
 }
 
-TEST_F(SessionTableTest, ATickLooksAfterTheJobsDeadlines) {
+TEST_F(SessionTableTest, TickChecksTheJobsDeadlines) {
   const Opened opened = Open(0);
   ASSERT_TRUE(opened->job().Operate(0, 1, {}, {}, clock_.NowNs() + 5).ok());
   clock_.Advance(5);
@@ -329,4 +326,4 @@ TEST_F(SessionTableTest, ATickLooksAfterTheJobsDeadlines) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

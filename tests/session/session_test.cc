@@ -9,7 +9,7 @@
 #include "daemon/base/error.h"
 #include "tests/session/session_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
@@ -30,26 +30,25 @@ class SessionTest : public SessionFixture {
 };
 
 // ---- Arenas
-// --------------------------------------------------------------------------------------
 
-TEST_F(SessionTest, AnArenaThatIsNotPopulatedEndsTheSessionNamingIt) {
+TEST_F(SessionTest, UnpopulatedArenaEndsTheSession) {
   const Opened careless = Open(0);
   const Opened other = Open(1);
   const auto registration = Register(careless, Layout(2048));
   Populate(*registration.memory.arena, 4096);
   ASSERT_TRUE(careless->ArenaMapped(registration.channel).ok());
-  EXPECT_FALSE(careless.ended());  // it is checked on the executor
+  EXPECT_FALSE(careless.ended());  // the executor checks it
   executor_.RunAll();
   ExpectError(careless.end(), kPrecondition, "ARENA_NOT_POPULATED",
               {"rank 0 sent ArenaMapped for channel 1", "4096 of 8192 bytes"});
   ExpectError(other.end(), kAborted, "RANK_LOST",
               {"rank 0", "known because rank 0 sent ArenaMapped", "4096 of 8192 bytes"});
-  // The daemon has not allocated what is missing.
+  // The daemon has not allocated the missing pages.
   EXPECT_FALSE(registration.memory.arena->CheckPopulated().ok());
   EXPECT_EQ(registration.memory.arena->data(), nullptr);
 }
 
-TEST_F(SessionTest, APopulatedArenaIsMappedAndToldToTheJob) {
+TEST_F(SessionTest, PopulatedArenaIsMapped) {
   const Opened a = Open(0);
   const Opened b = Open(1);
   for (const Opened* opened : {&a, &b}) {
@@ -65,7 +64,7 @@ TEST_F(SessionTest, APopulatedArenaIsMappedAndToldToTheJob) {
   EXPECT_EQ(b.sink->Of<LayoutReadyMessage>().size(), 1u);
 }
 
-TEST_F(SessionTest, AHolePunchedAfterwardsIsRefusedBeforeTheDaemonFillsIt) {
+TEST_F(SessionTest, HoleIsRefusedAtMarkReady) {
   const Opened opened = Open(0, 1);
   const auto registration = Ready(opened);
   const std::uint32_t channel = registration.channel;
@@ -79,7 +78,7 @@ TEST_F(SessionTest, AHolePunchedAfterwardsIsRefusedBeforeTheDaemonFillsIt) {
   EXPECT_EQ(reducer_.submitted(), 0u);
 }
 
-TEST_F(SessionTest, AHolePunchedBetweenMarkAndEndIsRefusedAtTheEnd) {
+TEST_F(SessionTest, HoleIsRefusedAtEndStep) {
   const Opened opened = Open(0, 1);
   const auto registration = Ready(opened);
   ASSERT_TRUE(opened->MarkReady(registration.channel, 1, {0}).ok());
@@ -90,7 +89,7 @@ TEST_F(SessionTest, AHolePunchedBetweenMarkAndEndIsRefusedAtTheEnd) {
   EXPECT_TRUE(opened.sink->Of<StepDoneMessage>().empty());
 }
 
-TEST_F(SessionTest, AMappingTwiceOrOfAnUnknownChannelIsABreach) {
+TEST_F(SessionTest, SecondOrUnknownMappingIsRefused) {
   const Opened opened = Open(0);
   const auto registration = Register(opened, Layout(10));
   ExpectError(opened->ArenaMapped(registration.channel + 1), kPrecondition, "PROTOCOL_VIOLATION",
@@ -100,14 +99,14 @@ TEST_F(SessionTest, AMappingTwiceOrOfAnUnknownChannelIsABreach) {
               {"channel 1", "mapped already"});
 }
 
-TEST_F(SessionTest, AStepOnAnUnknownChannelIsRefusedByTheJob) {
+TEST_F(SessionTest, StepOnAnUnknownChannelIsRefused) {
   const Opened opened = Open(0, 1);
   EXPECT_EQ(DetailsOf(opened->MarkReady(5, 1, {0})).reason, "UNKNOWN_CHANNEL");
   EXPECT_EQ(DetailsOf(opened->EndStep(5, 1, "")).reason, "UNKNOWN_CHANNEL");
   EXPECT_EQ(DetailsOf(opened->FinishStep(5, 1, "")).reason, "UNKNOWN_CHANNEL");
 }
 
-TEST_F(SessionTest, AMappingMayComeBehindTheLeaveThatWasSentAfterIt) {
+TEST_F(SessionTest, MappingMayEndAfterLeave) {
   const Opened leaving = Open(0);
   const Opened other = Open(1);
   const auto registration = Register(leaving, Layout(10));
@@ -119,19 +118,18 @@ TEST_F(SessionTest, AMappingMayComeBehindTheLeaveThatWasSentAfterIt) {
   EXPECT_FALSE(other.ended());
 }
 
-TEST_F(SessionTest, AMappingThatComesBehindTheSessionsEndChangesNothing) {
+TEST_F(SessionTest, MappingAfterTheSessionsEndChangesNothing) {
   const Opened opened = Open(0, 1);
   const auto registration = Register(opened, Layout(10));
   ASSERT_TRUE(opened->ArenaMapped(registration.channel).ok());  // not populated
-  opened->End(MakeError(kAborted, "PROCESS_ENDED", "gone"));
+  opened->End(MakeError(kAborted, reason::kProcessEnded, "gone"));
   executor_.RunAll();
   ExpectError(opened.end(), kAborted, "PROCESS_ENDED", {"gone"});
 }
 
 // ---- Quotas
-// --------------------------------------------------------------------------------------
 
-TEST_F(SessionTest, LayoutsOfASessionAreCountedUntilTheyFail) {
+TEST_F(SessionTest, FailedLayoutsDoNotCount) {
   const Opened opened = Open(0);
   Register(opened, Layout(10, "first"));
   ASSERT_FALSE(RegisterNow(opened, Layout(20, "first")).ok());
@@ -139,7 +137,7 @@ TEST_F(SessionTest, LayoutsOfASessionAreCountedUntilTheyFail) {
   const auto failed = Register(opened, Layout(10, "second"));
   ASSERT_FALSE(RegisterNow(other, Layout(20, "second")).ok());
   executor_.RunAll();
-  // It failed behind this.
+  // The agreement failed after this call.
   EXPECT_TRUE(opened->ArenaMapped(failed.channel).ok());
   Register(opened, Layout(10, "second"));
   ExpectError(RegisterNow(opened, Layout(10, "third")).status(), kExhausted, "QUOTA",
@@ -147,7 +145,7 @@ TEST_F(SessionTest, LayoutsOfASessionAreCountedUntilTheyFail) {
   EXPECT_FALSE(opened.ended());
 }
 
-TEST_F(SessionTest, ALayoutBeyondTheUsersArenaQuotaFailsOnEveryRankAtOnce) {
+TEST_F(SessionTest, LayoutBeyondTheArenaQuotaFailsOnEveryRank) {
   const Opened a = Open(0);
   const Opened b = Open(1);
   const std::uint64_t held = quota_.bytes_of(kUser);
@@ -162,24 +160,24 @@ TEST_F(SessionTest, ALayoutBeyondTheUsersArenaQuotaFailsOnEveryRankAtOnce) {
               {"'model'", "rank 1", "quota_arena_bytes_per_user"});
   EXPECT_FALSE(a.ended());
   EXPECT_FALSE(b.ended());
-  // What b did not get is not counted; a's goes with its session.
+  // b's memory does not count; a's counts until its session ends.
   Gone(b);
   executor_.RunAll();
   EXPECT_GT(quota_.bytes_of(kUser), held - kStagingBytes);
   Gone(a);
 }
 
-TEST_F(SessionTest, MemoryIsCountedAsLongAsItIsHeld) {
+TEST_F(SessionTest, MemoryCountsUntilItIsFreed) {
   const Opened opened = Open(0);
   EXPECT_EQ(opened->memory_bytes(), kStagingBytes);
   EXPECT_EQ(quota_.bytes_of(kUser), kStagingBytes);
   Register(opened, Layout(2048));
   EXPECT_EQ(opened->memory_bytes(), kStagingBytes + 8192);
-  // Semaphores and what the job keeps per bucket count too.
+  // The semaphores and the job's data of each bucket count too.
   EXPECT_GT(quota_.bytes_of(kUser), kStagingBytes + 8192);
 }
 
-TEST_F(SessionTest, ReplacedLayoutsGiveTheirMemoryBack) {
+TEST_F(SessionTest, ReplacedLayoutFreesItsMemory) {
   const Opened opened = Open(0, 1);
   std::uint32_t channel = Ready(opened).channel;
   const std::uint64_t held = quota_.bytes_of(kUser);
@@ -196,15 +194,14 @@ TEST_F(SessionTest, ReplacedLayoutsGiveTheirMemoryBack) {
     ASSERT_EQ(opened->memory_bytes(), kStagingBytes + 8192);
     channel = next.channel;
   }
-  // Limits are those of layouts that there are.
+  // Only layouts that have not ended count.
   Register(opened, Layout(10, "second"));
   ExpectError(RegisterNow(opened, Layout(10, "third")).status(), kExhausted, "QUOTA", {});
 }
 
 // ---- Staging
-// -------------------------------------------------------------------------------------
 
-TEST_F(SessionTest, StagingMemoryMustBePopulatedAsFarAsItIsUsed) {
+TEST_F(SessionTest, UsedStagingMemoryMustBePopulated) {
   const Opened opened = Open(0);
   ExpectError(opened->Staging(1).status(), kPrecondition, "ARENA_NOT_POPULATED",
               {"rank 0", "staging memory", "0 of 1 bytes"});
@@ -221,11 +218,10 @@ TEST_F(SessionTest, StagingMemoryMustBePopulatedAsFarAsItIsUsed) {
 }
 
 // ---- Lease
-// ---------------------------------------------------------------------------------------
 
 class LeaseTest : public SessionTest {
  protected:
-  // The time passes, and the daemon looks after its leases.
+  // Moves the clock and ticks.
   void Wait(std::uint64_t seconds) {
     clock_.Advance(seconds * kSecondNs);
     sessions_.Tick();
@@ -235,7 +231,7 @@ class LeaseTest : public SessionTest {
   }
 };
 
-TEST_F(LeaseTest, ASilentProcessIsAskedOnceAfterAThirdOfItsLease) {
+TEST_F(LeaseTest, SilentProcessIsAskedOnceAfterAThirdOfTheLease) {
   const Opened opened = Open(0);
   Wait(9);
   EXPECT_EQ(Questions(opened), 0u);
@@ -248,7 +244,7 @@ TEST_F(LeaseTest, ASilentProcessIsAskedOnceAfterAThirdOfItsLease) {
   EXPECT_FALSE(opened.ended());
 }
 
-TEST_F(LeaseTest, OneThatAnswersIsAskedAgainOnlyAfterTheNextThird) {
+TEST_F(LeaseTest, AnsweringProcessIsAskedAgainAfterTheNextThird) {
   const Opened opened = Open(0);
   Wait(10);
   opened->Heard(clock_.NowNs());
@@ -262,7 +258,7 @@ TEST_F(LeaseTest, OneThatAnswersIsAskedAgainOnlyAfterTheNextThird) {
   EXPECT_FALSE(opened.ended());
 }
 
-TEST_F(LeaseTest, OneThatDoesNotAnswerIsLostWhenItsLeaseEnds) {
+TEST_F(LeaseTest, SilentProcessIsLostAfterItsLease) {
   const Opened stopped = Open(0);
   const Opened other = Open(1);
   Wait(10);
@@ -275,12 +271,12 @@ TEST_F(LeaseTest, OneThatDoesNotAnswerIsLostWhenItsLeaseEnds) {
   ExpectError(stopped.end(), kAborted, "LEASE_EXPIRED", {"answered nothing for 30000 ms"});
   ExpectError(other.end(), kAborted, "RANK_LOST",
               {"rank 0", "known because its process answered nothing for 30000 ms"});
-  EXPECT_EQ(sessions_.lost(), 0u);  // counted when it is gone
+  EXPECT_EQ(sessions_.lost(), 0u);  // counted when its stream has ended
   Gone(stopped);
   EXPECT_EQ(sessions_.lost(), 1u);
 }
 
-TEST_F(LeaseTest, ADaemonThatWasItselfStoppedAsksBeforeItJudges) {
+TEST_F(LeaseTest, DaemonThatWasStoppedAsksFirst) {
   const Opened opened = Open(0);
   Wait(3600);
   EXPECT_FALSE(opened.ended());
@@ -290,7 +286,7 @@ TEST_F(LeaseTest, ADaemonThatWasItselfStoppedAsksBeforeItJudges) {
   EXPECT_FALSE(opened.ended());
 }
 
-TEST_F(LeaseTest, ASessionThatHasLeftIsNoLongerLost) {
+TEST_F(LeaseTest, SessionThatLeftIsNotLost) {
   const Opened opened = Open(0);
   ASSERT_TRUE(opened->job().Leave(0, /*exit=*/true).ok());
   Wait(10);
@@ -300,4 +296,4 @@ TEST_F(LeaseTest, ASessionThatHasLeftIsNoLongerLost) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

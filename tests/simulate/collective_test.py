@@ -44,14 +44,11 @@ def test_the_slowest_hop_sets_the_rate():
     assert slow_link.transfer == slow_node.transfer == pytest.approx(2 * 3 / 4 * 1e6 / 1e9)
 
 
-def test_what_placement_costs_is_what_was_measured():
-    # 1.45 and 3.0 at 1 Gbit/s with Gloo, 25 MiB; an exchange of one rank per node is 1.
+def test_second_rank_per_node_costs_what_was_measured():
+    # 1.45 at 1 Gbit/s with Gloo, 25 MiB; an exchange of one rank per node is 1.
     link = ring(link=0.12e9)
     one = ring_all_reduce(25e6, [1, 1], link).seconds
     assert ring_all_reduce(25e6, [2, 2], link).seconds / one == pytest.approx(1.45, rel=0.05)
-    alternate = ring_all_reduce(25e6, [2, 2], link, "alternate")
-    assert alternate.seconds / one == pytest.approx(3.0, rel=0.02)
-    assert alternate.link_bytes == pytest.approx(3 * 25e6)
 
 
 def test_small_messages_take_the_protocol_of_low_latency():

@@ -1,7 +1,12 @@
-"""Machines with round costs."""
+"""Machines with round costs, and closed forms to compare the simulation with."""
 
+import math
+
+from simulate.collective import ring_all_reduce
 from simulate.model import Model, Tensor
 from simulate.profile import KEYS, Profile, Value
+
+MIB = 1 << 20
 
 
 def machine(**costs):
@@ -39,3 +44,36 @@ LIBRARY = {
     "nccl_within": 100,
     "nccl_between": 2,
 }
+
+
+def uniform(parameters):
+    """A model of that many float32 parameters, of which only the number is known."""
+    tensors = max(1, round(parameters / MIB))
+    return Model(
+        "uniform", tuple(Tensor(f"t{i}", (parameters // tensors,)) for i in range(tensors))
+    )
+
+
+def all_reduce_seconds(profile, backend, nbytes, ranks_of_node):
+    """From the last rank's call until it has the result, while nothing else runs."""
+    ring = profile.ring(backend)
+    if backend != "gradsync":
+        return ring_all_reduce(nbytes, ranks_of_node, ring).seconds
+    ranks = max(ranks_of_node)
+
+    def reduce(traffic):
+        if not traffic:
+            return 0.0
+        return profile.get("gradsync.wake") + traffic / profile.get("gradsync.reduce")
+
+    seconds = profile.get("gradsync.empty")
+    if len(ranks_of_node) == 1:
+        return seconds + reduce(2 * ranks * nbytes)
+    # To the coordinator, its launch back, and the other nodes' messages that they are done.
+    seconds += 1.5 * profile.get("gradsync.peer")
+    exchange = ring_all_reduce(nbytes, [1] * len(ranks_of_node), ring).seconds
+    if ranks == 1:
+        return seconds + exchange
+    chunk = min(nbytes, profile.get("gradsync.chunk", math.inf))
+    beside = reduce(2 * (ranks + 1) * (nbytes - chunk))
+    return seconds + 2 * reduce((ranks + 1) * chunk) + max(exchange, beside)

@@ -7,12 +7,12 @@
 
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kHourNs = 3'600'000'000'000;
 
-TEST(LatencyHistogramTest, EmptyAnswersZero) {
+TEST(LatencyHistogramTest, EmptyHistogramReturnsZero) {
   const LatencyHistogram histogram;
   EXPECT_EQ(histogram.count(), 0u);
   EXPECT_EQ(histogram.QuantileUs(0.5), 0.0);
@@ -32,7 +32,8 @@ TEST(LatencyHistogramTest, EveryValueFromOneMicrosecondToOneHourIsWithinFivePerc
     LatencyHistogram histogram;
     const auto value = static_cast<std::uint64_t>(ns);
     histogram.Record(value);
-    histogram.Record(LatencyHistogram::kLimitNs);  // so that the quantile is not the exact maximum
+    histogram.Record(
+        LatencyHistogram::kLimitNs);  // keeps the quantile from being the exact maximum
     const double exact_us = static_cast<double>(value) / 1000.0;
     EXPECT_NEAR(histogram.QuantileUs(0.5), exact_us, 0.05 * exact_us) << value << " ns";
   }
@@ -83,4 +84,4 @@ TEST(LatencyHistogramTest, ValuesBeyondTheLimitKeepAnExactMaximum) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -6,10 +6,10 @@
 
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-// Near what was recorded: histograms round by up to 5 %.
+// Allows for the rounding of histograms, up to 5 %.
 void ExpectLatencyUs(const LatencySnapshot& latency, double us) {
   EXPECT_NEAR(latency.p50_us, us, 0.05 * us);
   EXPECT_NEAR(latency.p99_us, us, 0.05 * us);
@@ -38,7 +38,7 @@ TEST(LayoutStatsTest, OneBucketGivesEachInterval) {
   EXPECT_DOUBLE_EQ(snapshot.reduce_gbps, 4.0);
 }
 
-TEST(LayoutStatsTest, LedgerNamesTheLastRankAndHowFarItWasBehindTheOneBefore) {
+TEST(LayoutStatsTest, StragglerIsTheLastRankWithItsDelay) {
   LayoutStats stats(4);
   for (int i = 0; i < 3; ++i) stats.RecordBucket({1000, 5000, 9000, 2000}, 9000, 9500, 8);
   stats.RecordBucket({6000, 5000, 4000, 3000}, 6000, 6500, 8);
@@ -52,14 +52,14 @@ TEST(LayoutStatsTest, LedgerNamesTheLastRankAndHowFarItWasBehindTheOneBefore) {
   EXPECT_DOUBLE_EQ(snapshot.stragglers[1].behind_us_total, 1.0);
 }
 
-TEST(LayoutStatsTest, AloneOrTogetherNobodyIsAStraggler) {
+TEST(LayoutStatsTest, SingleOrSimultaneousRanksAreNotStragglers) {
   LayoutStats stats(3);
   stats.RecordBucket({1000, 5000, 5000}, 5000, 6000, 8);
   stats.RecordBucket({0, 5000, 0}, 5000, 6000, 8);
   EXPECT_TRUE(stats.Snapshot().stragglers.empty());
 }
 
-TEST(LayoutStatsTest, RanksThatDidNotTakePartAreNotFirst) {
+TEST(LayoutStatsTest, RanksThatDidNotTakePartAreIgnored) {
   LayoutStats stats(3);
   stats.RecordBucket({0, 7000, 9000}, 9000, 10'000, 8);
   const LayoutStatsSnapshot snapshot = stats.Snapshot();
@@ -78,7 +78,7 @@ TEST(LayoutStatsTest, WithoutRanksOnlyTheReductionCounts) {
   ExpectLatencyUs(snapshot.queue, 0.0);
 }
 
-TEST(LayoutStatsTest, RanksBeyondTheWorldAndNegativeIntervalsDoNoHarm) {
+TEST(LayoutStatsTest, RanksBeyondTheWorldAndNegativeIntervalsAreTolerated) {
   LayoutStats stats(2);
   stats.RecordBucket({1000, 3000, 90'000}, 2000, 1500, 8);
   const LayoutStatsSnapshot snapshot = stats.Snapshot();
@@ -88,7 +88,7 @@ TEST(LayoutStatsTest, RanksBeyondTheWorldAndNegativeIntervalsDoNoHarm) {
   EXPECT_EQ(snapshot.reduce_gbps, 0.0);
 }
 
-TEST(LayoutStatsTest, OnlyCompleteStepsAreExposed) {
+TEST(LayoutStatsTest, OnlyCompleteStepsCountAsExposed) {
   LayoutStats stats(2);
   stats.RecordStep(true, 1'000'000, 1'250'000);
   stats.RecordStep(false, 1'000'000, 9'000'000);
@@ -99,7 +99,7 @@ TEST(LayoutStatsTest, OnlyCompleteStepsAreExposed) {
   ExpectLatencyUs(snapshot.exposed, 250.0);
 }
 
-TEST(LayoutStatsTest, NumbersAreTheLastStepsAndStepsThatAreNotFiniteAreCounted) {
+TEST(LayoutStatsTest, GradientStatsAreTheLastStepsAndNonFiniteStepsAreCounted) {
   LayoutStats stats(2);
   EXPECT_EQ(stats.Snapshot().gradient_norm, 0.0);
   stats.RecordNumbers(25.0, 0);
@@ -116,4 +116,4 @@ TEST(LayoutStatsTest, NumbersAreTheLastStepsAndStepsThatAreNotFiniteAreCounted) 
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 StepTimes MakeStep(std::uint64_t step, std::size_t buckets, std::size_t ranks) {
@@ -66,7 +66,7 @@ TEST(StepTimelineTest, ManyBucketsAndRanksKeepFewerSteps) {
   EXPECT_EQ(timeline.capacity(), StepTimeline::kMaxTimestamps / (1000 * 10));
 }
 
-TEST(StepTimelineTest, OneStepIsKeptHoweverLarge) {
+TEST(StepTimelineTest, OneStepIsKeptWhateverItsSize) {
   const std::size_t buckets = StepTimeline::kMaxTimestamps;
   StepTimeline timeline(buckets, 1);
   EXPECT_EQ(timeline.capacity(), 1u);
@@ -77,7 +77,7 @@ TEST(StepTimelineTest, OneStepIsKeptHoweverLarge) {
   ExpectEqual(last[0], MakeStep(2, buckets, 1));
 }
 
-TEST(StepTimelineTest, AStepOfAnotherShapeLeavesNothingOfTheOldOne) {
+TEST(StepTimelineTest, StepOfAnotherShapeOverwritesTheOldOneWholly) {
   StepTimeline timeline(2, 2);
   for (std::uint64_t step = 1; step <= 64; ++step) timeline.Append(MakeStep(step, 2, 2));
   timeline.Append(MakeStep(65, 1, 1));
@@ -90,7 +90,7 @@ TEST(StepTimelineTest, AStepOfAnotherShapeLeavesNothingOfTheOldOne) {
   ExpectEqual(last[1], MakeStep(66, 2, 2));
 }
 
-TEST(StepTimelineTest, ALayoutWithoutBucketsKeepsVerdicts) {
+TEST(StepTimelineTest, LayoutWithoutBucketsKeepsVerdicts) {
   StepTimeline timeline(0, 2);
   timeline.Append(MakeStep(1, 0, 2));
   ASSERT_EQ(timeline.Last(1).size(), 1u);
@@ -98,4 +98,4 @@ TEST(StepTimelineTest, ALayoutWithoutBucketsKeepsVerdicts) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -15,13 +15,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/fault/child_process.h"
-#include "tests/fault/deadline.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/deadline.h"
 
 namespace gradsync {
 namespace {
-
-using fault::NowNs;
 
 // Runs `act` on the node, as a thread of its own.
 void On(const VirtualNetwork& network, int node, const std::function<void()>& act) {
@@ -41,15 +39,15 @@ sockaddr_in AddressOf(const VirtualNetwork& network, int node) {
 
 // Both ends of a connection. Nothing blocks for ever on them.
 struct Connection {
-  UniqueFd from, to;
+  daemon::UniqueFd from, to;
 };
 
 // Without ends if there is no way.
 Connection Connect(const VirtualNetwork& network, int from, int to) {
-  UniqueFd listener;
+  daemon::UniqueFd listener;
   sockaddr_in address = AddressOf(network, to);
   On(network, to, [&] {
-    listener = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    listener = daemon::UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     socklen_t size = sizeof(address);
     EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0)
         << std::strerror(errno);
@@ -58,12 +56,12 @@ Connection Connect(const VirtualNetwork& network, int from, int to) {
   });
   Connection connection;
   On(network, from, [&] {
-    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const timeval patience{fault::kPatienceMs / 1000, 0};
+    daemon::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const timeval patience{kPatienceMs / 1000, 0};
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
-      connection.to = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      connection.to = daemon::UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       setsockopt(connection.to.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
       connection.from = std::move(fd);
     }
@@ -118,7 +116,7 @@ TEST_F(Namespaces, NodesHaveAddressesOfTheirOwn) {
   EXPECT_EQ(network_->description(), "2 network namespaces");
   const sockaddr_in other = AddressOf(*network_, 1);
   On(*network_, 0, [&] {
-    const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const daemon::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_NE(bind(fd.get(), reinterpret_cast<const sockaddr*>(&other), sizeof(other)), 0);
     EXPECT_EQ(errno, EADDRNOTAVAIL);
   });
@@ -127,13 +125,13 @@ TEST_F(Namespaces, NodesHaveAddressesOfTheirOwn) {
 TEST_F(Namespaces, APrefixedCommandRunsOnTheNode) {
   Make(2);
   if (IsSkipped()) return;
-  fault::ChildOptions child;
+  ChildOptions child;
   child.arguments = network_->CommandPrefix(1);
   // The table of local addresses.
   for (const char* word : {"/bin/grep", "-q", "10.99.0.2", "/proc/self/net/fib_trie"}) {
     child.arguments.emplace_back(word);
   }
-  const auto status = fault::ChildProcess(child).Wait(fault::kPatienceMs);
+  const auto status = ChildProcess(child).Wait(kPatienceMs);
   EXPECT_EQ(status, 0);
 }
 

@@ -1,4 +1,4 @@
-// The daemon itself on a machine with GPUs: it has others look.
+// The daemon on a machine with GPUs. Another process looks for the GPUs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,10 @@
 #include <string>
 
 #include "tests/fakes/control.h"
-#include "tests/fault/deadline.h"
-#include "tests/fault/test_daemon.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/test_daemon.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::HasSubstr;
@@ -24,9 +24,9 @@ std::string Absolute(const std::string& path) {
   return std::string(getcwd(folder, sizeof(folder))) + "/" + path;
 }
 
-// What the daemon has written once it contains `text`, or when patience is over.
-std::string AwaitLog(const fault::TestDaemon& daemon, const std::string& text) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(fault::kPatienceMs);
+// Waits until the daemon's log contains `text`, at most for the test's patience. Returns the log.
+std::string AwaitLog(const TestDaemon& daemon, const std::string& text) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
   std::string log;
   do {
     log = daemon.Log();
@@ -36,9 +36,9 @@ std::string AwaitLog(const fault::TestDaemon& daemon, const std::string& text) {
 
 TEST(CudaDaemon, NeverOpensTheDriverItself) {
   const fakes::FakeMachine machine(fakes::MachineWithGpus(2));
-  const fault::TestDaemon daemon({"--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"),
-                                  "--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2")},
-                                 {machine.Environment()});
+  const TestDaemon daemon({"--cuda_library=" + Absolute("tests/fakes/cuda/libcuda.so.1"),
+                           "--nccl_library=" + Absolute("tests/fakes/nccl/libnccl.so.2")},
+                          {machine.Environment()});
   const std::string log = AwaitLog(daemon, " CUDA ");
   EXPECT_THAT(log, HasSubstr("uuid=" + fakes::GpuUuid(1)));
   EXPECT_THAT(log, HasSubstr("driver=13.0 nccl=2.28.9"));
@@ -52,9 +52,9 @@ TEST(CudaDaemon, NeverOpensTheDriverItself) {
 }
 
 TEST(CudaDaemon, SaysWhyThereAreNoGpus) {
-  const fault::TestDaemon daemon({"--cuda_library=libcuda-of-no-machine.so.1"});
+  const TestDaemon daemon({"--cuda_library=libcuda-of-no-machine.so.1"});
   EXPECT_THAT(AwaitLog(daemon, "host memory only"), HasSubstr("libcuda-of-no-machine.so.1"));
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,4 +1,4 @@
-// A GPU, a worker or a trainer that fails.
+// Failures of GPUs, workers and trainers.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -8,7 +8,7 @@
 #include "daemon/base/error.h"
 #include "tests/worker/cuda_worker_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using fakes::MachineWithGpus;
@@ -22,7 +22,7 @@ std::string ForWorker(CudaWorkerFixture& worker, const std::string& rule) {
   return rule + " pid=" + std::to_string(worker.process().pid());
 }
 
-ISOLATED_TEST(CudaFault, AStickyErrorEndsTheWorkerWithItsName, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaFault, StickyErrorEndsTheWorkerAndIsNamed, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
@@ -36,8 +36,8 @@ ISOLATED_TEST(CudaFault, AStickyErrorEndsTheWorkerWithItsName, MachineWithGpus(1
   }
 }
 
-// Files of the driver that are missing or denied, and an MPS that does not answer.
-ISOLATED_TEST(CudaFault, AGpuThatCannotBeOpenedIsRefusedWithARemedy, MachineWithGpus(1)) {
+// CUDA gives these errors if driver files are missing or inaccessible, or if MPS does not answer.
+ISOLATED_TEST(CudaFault, UnusableGpuIsRefusedWithARemedy, MachineWithGpus(1)) {
   for (const CUresult error : {CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_UNKNOWN,
                                CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_MPS_RPC_FAILURE}) {
     CudaWorkerFixture worker;
@@ -59,15 +59,15 @@ fakes::MachineDescription WithMps() {
   return machine;
 }
 
-// As a trainer's kernel with a wild pointer does.
+// Causes the error that a kernel with a wild pointer causes in a trainer.
 void Fault() {
   CUstream stream = fakes::MakeStream();
   CUDA_OK(cuMemsetD8Async(0x1000, 0, 1, stream));
   EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-// While its context is open, MPS takes no new client.
-ISOLATED_TEST(CudaFault, AnIdleWorkerEndsWhenItsTrainersFaultHasReachedIt, WithMps()) {
+// The worker must end, since MPS accepts no new client while the worker's context exists.
+ISOLATED_TEST(CudaFault, IdleWorkerEndsAfterItsTrainersFault, WithMps()) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
@@ -79,7 +79,7 @@ ISOLATED_TEST(CudaFault, AnIdleWorkerEndsWhenItsTrainersFaultHasReachedIt, WithM
   }
 }
 
-ISOLATED_TEST(CudaFault, AWorkerThatCanGiveNoMemoryAnyMoreEnds, WithMps()) {
+ISOLATED_TEST(CudaFault, AddArenaEndsAWorkerWhoseGpuHasFailed, WithMps()) {
   CudaWorkerFixture worker;
   worker.Open();
   Fault();
@@ -91,7 +91,7 @@ ISOLATED_TEST(CudaFault, AWorkerThatCanGiveNoMemoryAnyMoreEnds, WithMps()) {
   }
 }
 
-ISOLATED_TEST(CudaFault, AFaultedWorkerEndsWhenItIsAskedForItsMemory, WithMps()) {
+ISOLATED_TEST(CudaFault, MemoryPingEndsAWorkerWhoseGpuHasFailed, WithMps()) {
   CudaWorkerFixture worker;
   worker.Open();
   Fault();
@@ -101,7 +101,7 @@ ISOLATED_TEST(CudaFault, AFaultedWorkerEndsWhenItIsAskedForItsMemory, WithMps())
   EXPECT_THAT(worker.Ended().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
 }
 
-ISOLATED_TEST(CudaFault, AFaultedWorkerEndsWhenItIsAskedForASignOfLife, WithMps()) {
+ISOLATED_TEST(CudaFault, PingEndsAWorkerWhoseGpuHasFailed, WithMps()) {
   CudaWorkerFixture worker;
   worker.Open();
   Fault();
@@ -111,7 +111,7 @@ ISOLATED_TEST(CudaFault, AFaultedWorkerEndsWhenItIsAskedForASignOfLife, WithMps(
   EXPECT_THAT(worker.Ended().message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"));
 }
 
-ISOLATED_TEST(CudaFault, AGpuIsAtWorkOrIdleOrHasFailed, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaFault, StreamQueryTellsBusyIdleAndFailedGpusApart, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   worker.machine().Inject(ForWorker(worker, "cuStreamQuery 1 error 600"));  // NOT_READY
@@ -124,8 +124,8 @@ ISOLATED_TEST(CudaFault, AGpuIsAtWorkOrIdleOrHasFailed, MachineWithGpus(1)) {
   EXPECT_THAT(worker.Ended().message(), HasSubstr("CUDA_ERROR_UNKNOWN"));
 }
 
-// The driver does not answer for minutes while another process pins much host memory.
-ISOLATED_TEST(CudaFault, ASignOfLifeAsksTheDriverForNoMemory, MachineWithGpus(1)) {
+// cuMemGetInfo can take minutes while another process pins much host memory.
+ISOLATED_TEST(CudaFault, PingDoesNotQueryMemory, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   worker.machine().Inject(ForWorker(worker, "cuMemGetInfo_v2 1+ hang"));
@@ -140,7 +140,7 @@ ISOLATED_TEST(CudaFault, ASignOfLifeAsksTheDriverForNoMemory, MachineWithGpus(1)
   EXPECT_GT(told->pong().total_bytes(), 0u);
 }
 
-ISOLATED_TEST(CudaFault, ACallThatHangsEndsTheWorker, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaFault, HangingDriverCallEndsTheWorker, MachineWithGpus(1)) {
   WorkerProcessOptions options;
   options.ping_interval = absl::Milliseconds(50);
   options.hang_limit = absl::Milliseconds(500);
@@ -153,7 +153,7 @@ ISOLATED_TEST(CudaFault, ACallThatHangsEndsTheWorker, MachineWithGpus(1)) {
   EXPECT_THAT(done->Get().status().message(), HasSubstr("gave no sign of life"));
 }
 
-ISOLATED_TEST(CudaFault, ATrainerIsReleasedWhenItsWorkerIsKilled, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaFault, KilledWorkerReleasesItsTrainer, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
@@ -166,13 +166,13 @@ ISOLATED_TEST(CudaFault, ATrainerIsReleasedWhenItsWorkerIsKilled, MachineWithGpu
   kill(worker.process().pid(), SIGKILL);
   EXPECT_THAT(worker.Ended().message(), HasSubstr("killed by signal 9"));
   EXPECT_EQ(DetailsOf(done->Get().status()).reason, "WORKER_LOST");
-  trainer->Poison(0, 1);  // as its client does, which is the survivor
+  trainer->Poison(0, 1);  // as a client does when its daemon is lost
   EXPECT_TRUE(trainer->Released());
   // The mapping outlives the worker.
   EXPECT_EQ(trainer->Floats(0, kCount)[0], 1.0f);
 }
 
-ISOLATED_TEST(CudaFault, AWorkerStopsThoughATrainerNeverBecomesReady, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaFault, WorkerStopsWithoutATrainersReadyWord, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
@@ -188,7 +188,7 @@ fakes::MachineDescription WithoutDescriptors() {
   return machine;
 }
 
-// Opens the handle that it is sent, says so, and lives until it is killed.
+// Receives a handle, opens it, reports that, and lives until it is killed.
 ROLE(ipc_trainer) {
   constexpr int kSocket = 3;
   CUipcMemHandle handle{};
@@ -201,11 +201,11 @@ ROLE(ipc_trainer) {
   return static_cast<int>(read(kSocket, &byte, 1));
 }
 
-// CUDA does not say what freeing it earlier does.
-ISOLATED_TEST(CudaFault, LegacyMemoryIsKeptUntilItsTrainersProcessHasEnded, WithoutDescriptors()) {
+// If the worker frees it earlier, the behaviour is undefined.
+ISOLATED_TEST(CudaFault, LegacyMemoryIsKeptUntilTheTrainerEnds, WithoutDescriptors()) {
   CudaWorkerFixture worker;
   worker.Open();
-  worker.AddTrainer(kBytes, 1);  // staging is there
+  worker.AddTrainer(kBytes, 1);  // makes the staging memory too
   const std::size_t before = worker.machine().DeviceBytes(0);
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets), 0);
@@ -228,10 +228,10 @@ ISOLATED_TEST(CudaFault, LegacyMemoryIsKeptUntilItsTrainersProcessHasEnded, With
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaFault, AFailingAllocationLeavesNothingBehind, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaFault, FailedAllocationLeavesNothingBehind, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
-  ASSERT_NE(worker.AddTrainer(kBytes, 1), nullptr);  // staging is there
+  ASSERT_NE(worker.AddTrainer(kBytes, 1), nullptr);  // makes the staging memory too
   const std::size_t before = worker.machine().DeviceBytes(0);
   for (const char* call :
        {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
@@ -246,4 +246,4 @@ ISOLATED_TEST(CudaFault, AFailingAllocationLeavesNothingBehind, MachineWithGpus(
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

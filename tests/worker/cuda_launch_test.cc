@@ -10,7 +10,7 @@
 #include "tests/reduce/half_reference.h"
 #include "tests/worker/cuda_worker_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using fakes::MachineWithGpus;
@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 
 constexpr std::size_t kCount = 1003;  // not a multiple of a vector
 constexpr std::size_t kBytes = kCount * sizeof(float);
-constexpr std::size_t kSecondBucket = 4096;  // where it begins
+constexpr std::size_t kSecondBucket = 4096;  // offset of the second bucket
 
 std::vector<float> Filled(std::size_t count, float value) {
   return std::vector<float>(count, value);
@@ -39,7 +39,7 @@ ISOLATED_TEST(CudaLaunch, AveragesOverTheTrainersOfAGpu, MachineWithGpus(1)) {
     for (FakeTrainer* const trainer : {first.get(), second.get()}) {
       trainer->WaitDone(0, step);
       EXPECT_THAT(trainer->Floats(0, kCount), Each(2 * x));
-      EXPECT_EQ(trainer->Floats(kBytes, 1)[0], 0.0f);  // complete
+      EXPECT_EQ(trainer->Floats(kBytes, 1)[0], 0.0f);  // the verdict: complete
     }
     const auto reply = done->Get();
     ASSERT_TRUE(reply.ok()) << reply.status();
@@ -52,7 +52,7 @@ ISOLATED_TEST(CudaLaunch, AveragesOverTheTrainersOfAGpu, MachineWithGpus(1)) {
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaLaunch, HasMoreBucketsUnderWayThanPiecesOfStaging, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, TakesMoreLaunchesThanPiecesOfStaging, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   constexpr std::size_t kBuckets = 11;
@@ -84,8 +84,9 @@ ISOLATED_TEST(CudaLaunch, HasMoreBucketsUnderWayThanPiecesOfStaging, MachineWith
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-// As between GPUs, to the last bit: added and scaled in float32, rounded once in between.
-ISOLATED_TEST(CudaLaunch, HoldsSumsOfFloatsInSixteenBits, MachineWithGpus(1)) {
+// The result has the same bits as between GPUs: the sum is made in float32, rounded once to 16
+// bits, and scaled in float32.
+ISOLATED_TEST(CudaLaunch, StagesFloatsInSixteenBits, MachineWithGpus(1)) {
   constexpr std::size_t kMost = 10007;  // several blocks
   CudaWorkerFixture worker;
   worker.Open();
@@ -101,7 +102,7 @@ ISOLATED_TEST(CudaLaunch, HoldsSumsOfFloatsInSixteenBits, MachineWithGpus(1)) {
         a[i] = std::sin(static_cast<float>(i)) * 3;
         b[i] = std::cos(static_cast<float>(7 * i)) / 5;
       }
-      a.back() = b.back() = 40000;  // too much for a float16 when added up
+      a.back() = b.back() = 40000;  // their sum is out of float16's range
       for (std::size_t i = 0; i < count; ++i) {
         average[i] = static_cast<float>(HalfValue(format, NearestHalf(format, a[i] + b[i]))) * 0.5f;
         sum_of_squares += static_cast<double>(average[i]) * average[i];
@@ -133,7 +134,7 @@ ISOLATED_TEST(CudaLaunch, HoldsSumsOfFloatsInSixteenBits, MachineWithGpus(1)) {
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaLaunch, EnqueuesNothingBeforeEveryReadyWordIsThere, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, EnqueuesNothingBeforeEveryReadyWord, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto first = worker.AddTrainer(kBytes, 1);
@@ -142,7 +143,7 @@ ISOLATED_TEST(CudaLaunch, EnqueuesNothingBeforeEveryReadyWordIsThere, MachineWit
   first->MarkReady(0, 1, 0, Filled(kCount, 1));
   const auto done =
       worker.Launch(CudaWorkerFixture::LaunchOf({first.get(), second.get()}, 1, kCount));
-  EXPECT_TRUE(first->Released());  // its word is written
+  EXPECT_TRUE(first->Released());  // the stream has written its ready word
   const std::uint64_t waits = worker.machine().Calls("cuStreamWaitValue64_v2", pid);
   for (int i = 0; i < 10; ++i) worker.Ping();
   EXPECT_EQ(worker.machine().Calls("cuLaunchKernel", pid), 0u);
@@ -150,10 +151,10 @@ ISOLATED_TEST(CudaLaunch, EnqueuesNothingBeforeEveryReadyWordIsThere, MachineWit
   EXPECT_TRUE(done->Get().ok());
   EXPECT_EQ(worker.machine().Calls("cuLaunchKernel", pid), 2u);
   EXPECT_EQ(worker.machine().Calls("cuStreamWaitValue64_v2", pid), waits);
-  EXPECT_EQ(waits, 0u);  // only trainers park
+  EXPECT_EQ(waits, 0u);  // only streams of trainers wait for words
 }
 
-ISOLATED_TEST(CudaLaunch, SaysWhenTheGradientsAreThereAndEnqueuesNothing, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, AwaitReadyEnqueuesNothing, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto first = worker.AddTrainer(2 * kBytes, 2);
@@ -176,7 +177,7 @@ ISOLATED_TEST(CudaLaunch, SaysWhenTheGradientsAreThereAndEnqueuesNothing, Machin
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaLaunch, WaitsForNoGradientsThatWillNotCome, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, AwaitReadyEndsForALostRankOrAGivenUpStep, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
@@ -192,7 +193,7 @@ ISOLATED_TEST(CudaLaunch, WaitsForNoGradientsThatWillNotCome, MachineWithGpus(1)
   const std::size_t before = worker.machine().DeviceBytes(0);
   lost->Unmap();
   EXPECT_TRUE(worker.Remove(*lost)->Get().ok());
-  EXPECT_LT(worker.machine().DeviceBytes(0), before);  // a wait keeps nothing of it
+  EXPECT_LT(worker.machine().DeviceBytes(0), before);  // the wait keeps nothing of the lost arena
   EXPECT_FALSE(next->ComesWithin(std::chrono::milliseconds(0)));
   trainer->WriteReady(0, 2);
   EXPECT_TRUE(next->Get().ok());
@@ -217,7 +218,7 @@ ISOLATED_TEST(CudaLaunch, BeginsInTheOrderOfTheCalls, MachineWithGpus(1)) {
   EXPECT_TRUE(first->ComesWithin(std::chrono::milliseconds(0)));
 }
 
-ISOLATED_TEST(CudaLaunch, GoesOnWithoutALostRankAsAVoidStep, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, LostRankMakesTheStepVoid, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto survivor = worker.AddTrainer(2 * kSecondBucket, 2);
@@ -232,8 +233,8 @@ ISOLATED_TEST(CudaLaunch, GoesOnWithoutALostRankAsAVoidStep, MachineWithGpus(1))
   EXPECT_TRUE(survivor->Released());
   lost->Unmap();
   EXPECT_TRUE(worker.Remove(*lost)->Get().ok());
-  EXPECT_LT(worker.machine().DeviceBytes(0), before);  // nothing of it is kept
-  // Its arena is gone when this call comes.
+  EXPECT_LT(worker.machine().DeviceBytes(0), before);  // nothing of the lost arena is kept
+  // The lost rank's arena is removed before this launch.
   launch.set_bucket(1);
   launch.set_offset(kSecondBucket);
   const auto second = worker.Launch(launch);
@@ -241,8 +242,8 @@ ISOLATED_TEST(CudaLaunch, GoesOnWithoutALostRankAsAVoidStep, MachineWithGpus(1))
   EXPECT_TRUE(survivor->Released());
   EXPECT_TRUE(first->Get()->launch_done().void_step());
   EXPECT_TRUE(second->Get()->launch_done().void_step());
-  EXPECT_EQ(survivor->Floats(2 * kSecondBucket, 1)[0], 1.0f);  // void
-  // Without it, the next step is complete.
+  EXPECT_EQ(survivor->Floats(2 * kSecondBucket, 1)[0], 1.0f);  // the verdict: void
+  // The next step, without the lost rank, is complete.
   survivor->MarkReady(0, 2, 0, Filled(kCount, 8));
   auto next = CudaWorkerFixture::LaunchOf({survivor.get()}, 2, kCount);
   next.set_verdict_offset(2 * kSecondBucket);
@@ -253,7 +254,7 @@ ISOLATED_TEST(CudaLaunch, GoesOnWithoutALostRankAsAVoidStep, MachineWithGpus(1))
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaLaunch, KeepsAStepVoidToItsLastBucket, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, VoidStepStaysVoidToItsLastBucket, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(2 * kBytes, 2);
@@ -269,12 +270,12 @@ ISOLATED_TEST(CudaLaunch, KeepsAStepVoidToItsLastBucket, MachineWithGpus(1)) {
   EXPECT_EQ(trainer->Floats(kBytes, 1)[0], 1.0f);
 }
 
-ISOLATED_TEST(CudaLaunch, AddsHalvesInFloat32, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, SumsSixteenBitTypesInFloat32, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   std::vector<std::unique_ptr<FakeTrainer>> trainers;
   std::vector<FakeTrainer*> all;
-  // More than a launch of a kernel takes.
+  // More trainers than one launch of a kernel takes.
   for (int i = 0; i < 18; ++i) {
     trainers.push_back(worker.AddTrainer(kBytes, 1));
     all.push_back(trainers.back().get());
@@ -291,7 +292,7 @@ ISOLATED_TEST(CudaLaunch, AddsHalvesInFloat32, MachineWithGpus(1)) {
   launch.set_data_type(static_cast<std::uint32_t>(DataType::kBfloat16));
   launch.set_scale(1);
   EXPECT_DOUBLE_EQ(worker.Launch(launch)->Get()->launch_done().sum_of_squares(),
-                   kCount * 272.0 * 272.0);  // 273, to nearest even
+                   kCount * 272.0 * 272.0);  // 273 rounds to 272 in bfloat16
   for (FakeTrainer* const trainer : all) {
     const auto bytes = trainer->Bytes(0, 2);
     EXPECT_EQ(bytes[0], 0x88);
@@ -299,7 +300,7 @@ ISOLATED_TEST(CudaLaunch, AddsHalvesInFloat32, MachineWithGpus(1)) {
   }
 }
 
-ISOLATED_TEST(CudaLaunch, CountsWhatIsNotFinite, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, CountsNonFiniteValues, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
@@ -309,10 +310,10 @@ ISOLATED_TEST(CudaLaunch, CountsWhatIsNotFinite, MachineWithGpus(1)) {
   trainer->MarkReady(0, 1, 0, gradients);
   const auto reply = worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount))->Get();
   EXPECT_EQ(reply->launch_done().non_finite(), 2u);
-  EXPECT_FALSE(reply->launch_done().void_step());  // that is for an optimizer to decide
+  EXPECT_FALSE(reply->launch_done().void_step());  // the trainer decides what to do
 }
 
-ISOLATED_TEST(CudaLaunch, RefusesWhatLiesOutside, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaLaunch, RefusesBucketsOutsideTheArena, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
@@ -330,14 +331,14 @@ ISOLATED_TEST(CudaLaunch, RefusesWhatLiesOutside, MachineWithGpus(1)) {
   EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_data_type(9); }));
 }
 
-// Where everything on a stream may come very late.
+// A machine on which every operation may start very late.
 fakes::MachineDescription SlowMachine() {
   fakes::MachineDescription machine = MachineWithGpus(1);
   machine.max_delay_us = 10'000;
   return machine;
 }
 
-ISOLATED_TEST(CudaLaunch, AnArenaIsZeroedBeforeItsTrainerHasIt, SlowMachine()) {
+ISOLATED_TEST(CudaLaunch, ArenaIsZeroedBeforeTheTrainerGetsIt, SlowMachine()) {
   CudaWorkerFixture worker;
   worker.Open();
   for (int i = 0; i < 10; ++i) {
@@ -349,7 +350,7 @@ ISOLATED_TEST(CudaLaunch, AnArenaIsZeroedBeforeItsTrainerHasIt, SlowMachine()) {
   }
 }
 
-ISOLATED_TEST(CudaLaunch, WhatIsOnTheGpuIsFinishedAtStop, SlowMachine()) {
+ISOLATED_TEST(CudaLaunch, StopFinishesLaunchesOnTheGpu, SlowMachine()) {
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
@@ -365,4 +366,4 @@ ISOLATED_TEST(CudaLaunch, WhatIsOnTheGpuIsFinishedAtStop, SlowMachine()) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

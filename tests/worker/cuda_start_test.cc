@@ -1,11 +1,11 @@
-// What a worker finds, and which GPUs it refuses.
+// What a worker reports at Start, and which GPUs it refuses.
 
 #include <gmock/gmock.h>
 
 #include "daemon/base/error.h"
 #include "tests/worker/cuda_worker_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using fakes::GpuUuid;
@@ -24,7 +24,7 @@ std::string ReasonOf(const absl::StatusOr<worker::Reply>& reply) {
   return DetailsOf(reply.status()).reason;
 }
 
-ISOLATED_TEST(CudaStart, LooksWhatThereIsWithoutAContext, MachineWithGpus(2)) {
+ISOLATED_TEST(CudaStart, ListsGpusWithoutAContext, MachineWithGpus(2)) {
   CudaWorkerFixture worker;
   const auto found = worker.Start("");
   ASSERT_TRUE(found.ok()) << found.status();
@@ -51,7 +51,7 @@ ISOLATED_TEST(CudaStart, OpensTheGpuOfAUuidAndLoadsEveryKernel, MachineWithGpus(
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-// It has every function, but the kernels of a CUDA 13 compiler are not for it.
+// Such a driver has every function, but cannot load kernels that a CUDA 13 compiler made.
 ISOLATED_TEST(CudaStart, RefusesADriverOlderThanItsKernels,
               With([](MachineDescription* machine) { machine->driver_version = 12090; })) {
   CudaWorkerFixture worker;
@@ -63,7 +63,7 @@ ISOLATED_TEST(CudaStart, RefusesADriverOlderThanItsKernels,
   EXPECT_EQ(worker.machine().Calls("cuInit", worker.process().pid()), 0u);
 }
 
-ISOLATED_TEST(CudaStart, NamesTheGpusThatItSees, MachineWithGpus(2)) {
+ISOLATED_TEST(CudaStart, MissingGpuIsRefusedWithTheVisibleOnes, MachineWithGpus(2)) {
   CudaWorkerFixture worker;
   const auto started = worker.Start(GpuUuid(7));
   EXPECT_EQ(started.status().code(), absl::StatusCode::kFailedPrecondition);
@@ -93,7 +93,7 @@ ISOLATED_TEST(CudaStart, TakesAMigInstance, With([](MachineDescription* machine)
   EXPECT_TRUE(started.ok()) << started.status();
 }
 
-ISOLATED_TEST(CudaStart, RefusesAGpuThatIsForOneProcess, With([](MachineDescription* machine) {
+ISOLATED_TEST(CudaStart, RefusesAGpuInExclusiveProcessMode, With([](MachineDescription* machine) {
                 machine->gpus[1].mode = fakes::ComputeMode::kExclusiveProcess;
               })) {
   CudaWorkerFixture worker;
@@ -104,7 +104,8 @@ ISOLATED_TEST(CudaStart, RefusesAGpuThatIsForOneProcess, With([](MachineDescript
   EXPECT_EQ(worker.machine().Calls("cuDevicePrimaryCtxRetain", worker.process().pid()), 0u);
 }
 
-ISOLATED_TEST(CudaStart, SharesSuchAGpuThroughMps, With([](MachineDescription* machine) {
+ISOLATED_TEST(CudaStart, TakesAGpuInExclusiveProcessModeUnderMps,
+              With([](MachineDescription* machine) {
                 machine->gpus[1].mode = fakes::ComputeMode::kExclusiveProcess;
                 machine->mps = true;
               })) {
@@ -141,7 +142,7 @@ ISOLATED_TEST(CudaStart, FallsBackToLegacyIpcAndSaysSo,
   EXPECT_EQ(added.bytes(), std::size_t{2} << 20);
 }
 
-ISOLATED_TEST(CudaStart, SaysHowMuchAGpuLacks, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaStart, FullGpuIsRefusedWithItsFreeBytes, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
   const std::size_t before = worker.machine().DeviceBytes(0);
@@ -150,10 +151,10 @@ ISOLATED_TEST(CudaStart, SaysHowMuchAGpuLacks, MachineWithGpus(1)) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(DetailsOf(refused).reason, "GPU_OUT_OF_MEMORY");
   EXPECT_THAT(refused.message(), HasSubstr("free of 1073741824"));
-  // It goes on with what fits.
+  // An arena that fits still works.
   EXPECT_NE(worker.AddTrainer(1 << 20, 1, &refused), nullptr);
   EXPECT_GT(worker.machine().DeviceBytes(0), before);
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -11,7 +11,7 @@
 
 #include "proto/gradsync/data_type.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 std::size_t RoundUp(std::size_t bytes, std::size_t unit) {
@@ -259,4 +259,4 @@ absl::Status CudaWorkerFixture::Disconnect() {
   return Call(std::move(call)).status();
 }
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,6 +1,5 @@
 // A worker on a fake GPU, in a process of its own, and the trainers whose buckets it averages. The
-// test is daemon and trainers at once: it gives the calls, and has the arenas mapped through the
-// same fake.
+// test plays both the daemon, which calls the worker, and the trainers, which map the arenas.
 
 #ifndef TESTS_WORKER_CUDA_WORKER_FIXTURE_H_
 #define TESTS_WORKER_CUDA_WORKER_FIXTURE_H_
@@ -24,15 +23,15 @@
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 
 inline constexpr char kFakeCuda[] = "tests/fakes/cuda/libcuda.so.1";
 inline constexpr char kFakeNccl[] = "tests/fakes/nccl/libnccl.so.2";
 
-// A reply to come.
+// The future reply to a call.
 class PendingReply {
  public:
-  // What has come within the test's patience.
+  // The reply, or an error after the test's patience.
   absl::StatusOr<worker::Reply> Get();
   bool ComesWithin(std::chrono::milliseconds patience) { return event_.Wait(patience).has_value(); }
 
@@ -51,18 +50,18 @@ class FakeTrainer {
   std::uint64_t arena() const { return arena_; }
   CUdeviceptr address() const { return mapped_.address; }
 
-  // Enqueued on the stream: gradients, then the ready word. Returns at once.
+  // Enqueues the gradients and then the ready word. Returns at once.
   void MarkReady(std::size_t bucket, std::uint64_t step, std::size_t offset,
                  const std::vector<float>& gradients);
   void WriteBytes(std::size_t offset, const std::vector<std::uint8_t>& bytes);
   void WriteReady(std::size_t bucket, std::uint64_t step);
-  // Enqueued on the stream: nothing after it runs before the bucket is done.
+  // Enqueues a wait: later operations of the stream run after the bucket is done.
   void WaitDone(std::size_t bucket, std::uint64_t step);
-  // On the host; false when the test's patience is over.
+  // Waits on the host until the stream is done. False if the test's patience ends first.
   bool Released();
   std::vector<float> Floats(std::size_t offset, std::size_t count);
   std::vector<std::uint8_t> Bytes(std::size_t offset, std::size_t count);
-  // As a client releases its streams when its daemon is gone.
+  // Releases the streams as a client does when its daemon is lost.
   void Poison(std::size_t bucket, std::uint64_t step);
   void Unmap();
 
@@ -80,7 +79,7 @@ class FakeTrainer {
   std::byte* words_ = nullptr;
   CUdeviceptr words_address_ = 0;
   CUstream stream_ = nullptr;
-  std::vector<std::vector<std::uint8_t>> sources_;  // of copies under way
+  std::vector<std::vector<std::uint8_t>> sources_;  // of copies that may not be done
 };
 
 class CudaWorkerFixture {
@@ -90,32 +89,32 @@ class CudaWorkerFixture {
   WorkerProcess& process() { return *process_; }
   fakes::FakeMachine& machine() { return machine_; }
   void Stop() { process_.reset(); }
-  // How it ended by itself.
+  // Waits until the worker ends by itself. Returns why it ended.
   absl::Status Ended() { return ended_.Wait().value_or(absl::UnknownError("it lives")); }
 
   std::unique_ptr<PendingReply> Send(worker::Call call, std::vector<UniqueFd> descriptors = {});
   absl::StatusOr<worker::Reply> Call(worker::Call call) { return Send(std::move(call))->Get(); }
 
-  // Opens its GPU; fails the test if it cannot be.
+  // Has the worker open its GPU. Fails the test on an error.
   void Open();
   absl::StatusOr<worker::Reply> Start(const std::string& device);
 
-  // An arena with room for `bytes` of buckets and, behind them, the verdict; null and `refused` set
-  // if the worker refuses.
+  // Adds an arena for `bytes` of buckets and, behind them, the verdict. If the worker refuses,
+  // returns null and sets `refused`.
   std::unique_ptr<FakeTrainer> AddTrainer(std::size_t bytes, std::size_t buckets,
                                           absl::Status* refused = nullptr);
-  // Of the arenas that are added from now on.
+  // Applies to the arenas that are added from now on.
   void set_staging_bytes(std::size_t bytes) { staging_bytes_ = bytes; }
-  // Whose arenas those are; without it the worker is not told.
+  // Sets the process that owns those arenas. Without it the worker does not know the owner.
   void set_trainer_process(pid_t pid) { trainer_process_ = pid; }
   std::uint64_t last_arena() const { return last_arena_; }
   worker::Reply& last_arena_added() { return last_arena_added_; }
 
-  // A bucket that takes longer hangs.
+  // A bucket that takes longer counts as hung.
   static constexpr std::uint64_t kOperationLimitNs = 3'000'000'000;
   static constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
 
-  // Of float32, averaged over the trainers, the only bucket of its step.
+  // A launch of the only bucket of a step: float32, averaged over the trainers.
   static worker::Launch LaunchOf(const std::vector<FakeTrainer*>& trainers, std::uint64_t step,
                                  std::size_t count);
   std::unique_ptr<PendingReply> Launch(const worker::Launch& launch);
@@ -125,11 +124,11 @@ class CudaWorkerFixture {
     return Remove(trainer.arena());
   }
   std::unique_ptr<PendingReply> Remove(std::uint64_t arena);
-  // Has been through its loop once more since.
+  // Returns after the worker has run its loop once more.
   void Ping();
   worker::Pong Memory();
 
-  // Of the communicator that it will be rank 0 of.
+  // An id for a communicator in which the worker is rank 0.
   std::string NewNcclId();
   std::unique_ptr<PendingReply> Connect(const std::string& id, std::uint32_t rank,
                                         std::uint32_t ranks,
@@ -147,6 +146,6 @@ class CudaWorkerFixture {
   std::unique_ptr<WorkerProcess> process_;
 };
 
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 #endif  // TESTS_WORKER_CUDA_WORKER_FIXTURE_H_

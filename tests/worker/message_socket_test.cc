@@ -8,7 +8,7 @@
 #include "daemon/worker/worker.pb.h"
 #include "daemon/worker/worker_error.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 TEST(MessageSocket, CarriesMessagesAndDescriptors) {
@@ -34,7 +34,7 @@ TEST(MessageSocket, CarriesMessagesAndDescriptors) {
   close(pipe_ends[1]);
 }
 
-TEST(MessageSocket, SaysThatTheOtherEndIsClosed) {
+TEST(MessageSocket, ReportsAClosedOtherEnd) {
   auto pair = MessageSocket::Pair();
   ASSERT_TRUE(pair.ok());
   pair->second.Release().reset();
@@ -47,7 +47,7 @@ TEST(MessageSocket, SaysThatTheOtherEndIsClosed) {
   EXPECT_TRUE(received->end);
 }
 
-TEST(MessageSocket, NeverBlocksWhereItMustNot) {
+TEST(MessageSocket, SendWithoutWaitNeverBlocks) {
   auto pair = MessageSocket::Pair();
   ASSERT_TRUE(pair.ok());
   worker::Call call;
@@ -59,7 +59,7 @@ TEST(MessageSocket, NeverBlocksWhereItMustNot) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(MessageSocket, RefusesWhatTheOtherEndCouldNotTake) {
+TEST(MessageSocket, RefusesMessagesThatAreTooLarge) {
   auto pair = MessageSocket::Pair();
   ASSERT_TRUE(pair.ok());
   worker::Call call;
@@ -68,9 +68,9 @@ TEST(MessageSocket, RefusesWhatTheOtherEndCouldNotTake) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST(WorkerError, ComesOutAsItWentIn) {
-  const absl::Status sent = MakeError(absl::StatusCode::kUnavailable, "GPU_FAULT", "why",
-                                      {{"device", "GPU-1"}, {"error", "E"}});
+TEST(WorkerError, DecodesWhatWasEncoded) {
+  const absl::Status sent = MakeError(absl::StatusCode::kUnavailable, reason::kGpuFault, "why",
+                                      {{field::kDevice, "GPU-1"}, {field::kError, "E"}});
   const absl::Status got = DecodeError(EncodeError(sent));
   EXPECT_EQ(got, sent);
   EXPECT_EQ(DetailsOf(got).fields, DetailsOf(sent).fields);
@@ -78,4 +78,4 @@ TEST(WorkerError, ComesOutAsItWentIn) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

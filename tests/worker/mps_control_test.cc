@@ -1,4 +1,5 @@
-// The control program of MPS, as a script that notes what it is told.
+// TerminateMpsClient, with a script instead of MPS's control program. The script records the
+// commands that it gets.
 
 #include "daemon/worker/mps_control.h"
 
@@ -11,14 +12,14 @@
 #include <iterator>
 #include <string>
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::HasSubstr;
 
 class MpsControlTest : public ::testing::Test {
  protected:
-  // `body` finds the command in $command.
+  // Writes the script. Its `body` finds the command in $command.
   void Write(const std::string& body) {
     std::ofstream script(options_.program);
     script << "#!/bin/sh\nread -r command\necho \"$command\" >>" << log_ << "\n" << body << "\n";
@@ -49,7 +50,7 @@ class MpsControlTest : public ::testing::Test {
   void SetUp() override { std::filesystem::remove(log_); }
 };
 
-TEST_F(MpsControlTest, TerminatesAClientInTheServerThatHasIt) {
+TEST_F(MpsControlTest, TerminatesAClientOnTheServerThatServesIt) {
   Write(kTwoServers);
   const absl::Status status = Terminate(811);
   EXPECT_TRUE(status.ok()) << status;
@@ -57,35 +58,35 @@ TEST_F(MpsControlTest, TerminatesAClientInTheServerThatHasIt) {
             "get_server_list\nget_client_list 70\nget_client_list 71\nterminate_client 71 811\n");
 }
 
-TEST_F(MpsControlTest, LeavesAloneWhomItDoesNotKnow) {
+TEST_F(MpsControlTest, LeavesAnUnknownClientAlone) {
   Write(kTwoServers);
   EXPECT_EQ(Terminate(812).code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Told(), ::testing::Not(HasSubstr("terminate_client")));
 }
 
-TEST_F(MpsControlTest, LeavesAloneWhatHasEndedMeanwhile) {
+TEST_F(MpsControlTest, LeavesAnEndedClientAlone) {
   Write(kTwoServers);
   EXPECT_EQ(Terminate(811, /*lives=*/false).code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Told(), ::testing::Not(HasSubstr("terminate_client")));
 }
 
-TEST_F(MpsControlTest, AMissingProgramDoesNoHarm) {
+TEST_F(MpsControlTest, MissingProgramIsNotFound) {
   options_.program = "nvidia-cuda-mps-control-of-no-machine";
   EXPECT_EQ(Terminate(811).code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(MpsControlTest, AProgramThatFailsIsNamed) {
+TEST_F(MpsControlTest, FailingProgramIsNamed) {
   Write("exit 3");
   const absl::Status status = Terminate(811);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(status.message(), HasSubstr("get_server_list failed"));
 }
 
-TEST_F(MpsControlTest, AProgramThatHangsIsKilled) {
+TEST_F(MpsControlTest, HangingProgramIsKilled) {
   options_.limit = absl::Milliseconds(200);
   Write("exec tail -f /dev/null");
   EXPECT_EQ(Terminate(811).code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -13,7 +13,7 @@
 #include "tests/reduce/half_reference.h"
 #include "tests/worker/cuda_worker_fixture.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using fakes::kMebibyte;
@@ -54,7 +54,7 @@ class TwoGpus {
     }
   }
 
-  // Of one bucket, to the worker of `gpu`, for all its trainers.
+  // Launches one bucket on the worker of `gpu`, for all its trainers.
   std::unique_ptr<PendingReply> Launch(int gpu, std::uint64_t step, std::size_t bucket,
                                        std::uint32_t step_buckets = 1) {
     std::vector<FakeTrainer*> ranks;
@@ -110,8 +110,8 @@ ISOLATED_TEST(NcclLaunch, AveragesOverTheTrainersOfEveryGpu, MachineWithGpus(2))
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
-// Of two GPUs' sums there is one order, so that the average is known to the last bit: each is
-// rounded, and what NCCL makes of them.
+// With two GPUs the order of the sum is fixed, so the test knows every bit of the average: each
+// GPU's sum is rounded, and then NCCL's sum.
 ISOLATED_TEST(NcclLaunch, SumsFloatsInSixteenBits, MachineWithGpus(2)) {
   TwoGpus job(2, 1);
   job.Connect();
@@ -131,7 +131,7 @@ ISOLATED_TEST(NcclLaunch, SumsFloatsInSixteenBits, MachineWithGpus(2)) {
         for (std::size_t n = 0; n < kCount; ++n) {
           mine.push_back(std::sin(static_cast<float>(n + 1000 * (2 * gpu + i))));
         }
-        mine.back() = 20000;  // of four a float16 is Inf, of two it is not
+        mine.back() = 20000;  // in float16 the sum of four is Inf, that of two is not
         job.trainer(gpu, i).MarkReady(0, step, 0, mine);
       }
       done.push_back(job.Launch(gpu, step, 0));
@@ -156,14 +156,13 @@ ISOLATED_TEST(NcclLaunch, SumsFloatsInSixteenBits, MachineWithGpus(2)) {
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(NcclLaunch, ALostTrainerMakesTheStepVoidOnEveryGpuAndKeepsTheCommunicator,
-              MachineWithGpus(2)) {
+ISOLATED_TEST(NcclLaunch, LostTrainerVoidsTheStepAndKeepsTheCommunicator, MachineWithGpus(2)) {
   TwoGpus job(1, 1);
   job.Connect();
   for (std::uint64_t step = 1; step <= 20; ++step) {
     job.trainer(0, 0).MarkReady(0, step, 0, std::vector<float>(kCount, 1));
     const auto first = job.Launch(0, step, 0);
-    // GPU 1 has a new trainer in every step. It dies before its gradients are ready.
+    // GPU 1 has a new trainer in every step, which is lost before its gradients are ready.
     const auto lost = job.worker(1).AddTrainer(kBytes, 1);
     auto launch = CudaWorkerFixture::LaunchOf({lost.get()}, step, kCount);
     launch.set_verdict_offset(kBytes);
@@ -181,20 +180,20 @@ ISOLATED_TEST(NcclLaunch, ALostTrainerMakesTheStepVoidOnEveryGpuAndKeepsTheCommu
   EXPECT_EQ(fakes::FakeMachine().Calls("ncclCommInitRankConfig"), 2u);  // one for each GPU
 }
 
-ISOLATED_TEST(NcclLaunch, ARankThatIsMissingIsNotWaitedForForEver, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclLaunch, MissingRankEndsConnectAtItsLimit, MachineWithGpus(2)) {
   TwoGpus job(1, 1);
   const std::string id = job.worker(0).NewNcclId();
   const auto missed = job.worker(0).Connect(id, 0, 2, std::chrono::milliseconds(300));
-  job.worker(0).Ping();  // not blocked in the meantime
+  job.worker(0).Ping();  // the worker is not blocked meanwhile
   EXPECT_EQ(DetailsOf(missed->Get().status()).reason, "NCCL_TIMEOUT");
-  // Alone it goes on, and connects when the other is there.
+  // The worker continues alone. It connects when the other worker connects too.
   job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 3));
   EXPECT_TRUE(job.Launch(0, 1, 0)->Get().ok());
   EXPECT_THAT(job.trainer(0, 0).Floats(0, kCount), Each(1.5f));
   job.Connect();
 }
 
-ISOLATED_TEST(NcclLaunch, AWorkerWhosePeerDiesInAnAllReduceEndsByItself, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclLaunch, WorkerEndsAfterAPeersDeathInAnAllReduce, MachineWithGpus(2)) {
   TwoGpus job(1, 1);
   job.Connect();
   job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
@@ -206,7 +205,8 @@ ISOLATED_TEST(NcclLaunch, AWorkerWhosePeerDiesInAnAllReduceEndsByItself, Machine
   EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
   EXPECT_THAT(why.message(), HasSubstr("bucket 0 of step 1 has been on the GPU for"));
   EXPECT_FALSE(done->Get().ok());
-  // Its streams' work is gone with it: no partial sum is ever taken for an average.
+  // The work on the worker's streams ends with the worker, so no rank takes a partial sum for an
+  // average.
   EXPECT_THAT(job.worker(0).machine().Violations(), IsEmpty());
   job.trainer(0, 0).Poison(0, 1);
   EXPECT_TRUE(job.trainer(0, 0).Released());
@@ -219,7 +219,7 @@ MachineDescription WithSockets() {
   return machine;
 }
 
-ISOLATED_TEST(NcclLaunch, APeersDeathThatNcclReportsIsTold, WithSockets()) {
+ISOLATED_TEST(NcclLaunch, ReportsAPeersDeathThatNcclReports, WithSockets()) {
   TwoGpus job(1, 1);
   job.Connect();
   job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
@@ -229,7 +229,7 @@ ISOLATED_TEST(NcclLaunch, APeersDeathThatNcclReportsIsTold, WithSockets()) {
   EXPECT_THAT(job.worker(0).Ended().message(), HasSubstr("NCCL: "));
 }
 
-ISOLATED_TEST(NcclLaunch, AnErrorOfNcclEndsTheWorker, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclLaunch, NcclErrorEndsTheWorker, MachineWithGpus(2)) {
   TwoGpus job(1, 1);
   job.Connect();
   fakes::FakeMachine machine;
@@ -279,7 +279,7 @@ fakes::Mapped LeaveFree(int gpu, std::size_t bytes) {
   return fakes::MakeMapped(MachineWithGpus(1).gpus[0].memory_bytes - used - bytes, gpu);
 }
 
-// All of NCCL's part that one GPU can show.
+// One worker that connects to NCCL as the only rank.
 class OneGpu {
  public:
   OneGpu() {
@@ -293,7 +293,7 @@ class OneGpu {
     const auto connected = worker_.Connect(worker_.NewNcclId(), 0, 1)->Get();
     ASSERT_TRUE(connected.ok()) << connected.status();
   }
-  // Of a step whose gradients are all `step`.
+  // Launches a step whose gradients are all `step`.
   std::unique_ptr<PendingReply> Launch(std::uint64_t step) {
     trainer_->MarkReady(0, step, 0, std::vector<float>(kCount, static_cast<float>(step)));
     return worker_.Launch(CudaWorkerFixture::LaunchOf({trainer_.get()}, step, kCount));
@@ -304,12 +304,12 @@ class OneGpu {
     EXPECT_FALSE(launched->launch_done().void_step());
     EXPECT_THAT(trainer_->Floats(0, kCount), Each(static_cast<float>(step)));
   }
-  // An arena whose layout needs twice the staging.
+  // Adds an arena whose layout needs twice the staging.
   std::unique_ptr<FakeTrainer> AddLarger(absl::Status* refused = nullptr) {
     worker_.set_staging_bytes(2 * CudaWorkerFixture::kStagingBytes);
     return worker_.AddTrainer(kBytes, 1, refused);
   }
-  // Leaves less free than staging takes.
+  // Leaves less memory free than staging takes.
   void FillGpu() { LeaveFree(0, CudaWorkerFixture::kStagingBytes); }
 
  private:
@@ -333,28 +333,29 @@ ISOLATED_TEST(NcclLaunch, ConnectsGrowsAndDisconnectsOnOneGpu, MachineWithGpus(1
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
-// By itself NCCL would take some of it when it connects, and the rest in the first all-reduce.
-ISOLATED_TEST(NcclLaunch, TellsOfAllThatNcclTakesOfTheGpu, MachineWithGpus(1)) {
+// By default NCCL takes a part of it when it connects, and the rest in the first all-reduce. The
+// worker has to make NCCL take all of it when it connects.
+ISOLATED_TEST(NcclLaunch, ReportsTheMemoryThatNcclTakes, MachineWithGpus(1)) {
   OneGpu job;
   std::size_t others = job.worker().machine().DeviceBytes(0);
-  const auto expect_all_told = [&] {
+  const auto expect_all_reported = [&] {
     EXPECT_EQ(job.worker().Memory().nccl_bytes(), job.worker().machine().DeviceBytes(0) - others);
   };
   for (std::uint64_t step = 1; step <= 4; step += 2) {
-    expect_all_told();
+    expect_all_reported();
     job.Connect();
-    expect_all_told();
+    expect_all_reported();
     job.ExpectStep(step);
-    expect_all_told();
-    others += fakes::MakeMapped(2 * kMebibyte).bytes;  // a trainer's, of a later step
+    expect_all_reported();
+    others += fakes::MakeMapped(2 * kMebibyte).bytes;  // memory that a trainer allocates later
     job.ExpectStep(step + 1);
-    expect_all_told();
+    expect_all_reported();
     EXPECT_TRUE(job.worker().Disconnect().ok());
   }
 }
 
-// PyTorch takes what is free.
-ISOLATED_TEST(NcclLaunch, DisconnectsAndConnectsAgainOnAGpuThatIsFull, MachineWithGpus(1)) {
+// The GPU is full because PyTorch takes all free memory.
+ISOLATED_TEST(NcclLaunch, ReconnectsOnAFullGpu, MachineWithGpus(1)) {
   OneGpu job;
   job.Connect();
   job.ExpectStep(1);
@@ -370,7 +371,7 @@ ISOLATED_TEST(NcclLaunch, DisconnectsAndConnectsAgainOnAGpuThatIsFull, MachineWi
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(NcclLaunch, AGpuThatIsFullKeepsTheStagingThatItHas, MachineWithGpus(1)) {
+ISOLATED_TEST(NcclLaunch, FullGpuKeepsItsStaging, MachineWithGpus(1)) {
   OneGpu job;
   job.Connect();
   job.ExpectStep(1);
@@ -385,9 +386,8 @@ ISOLATED_TEST(NcclLaunch, AGpuThatIsFullKeepsTheStagingThatItHas, MachineWithGpu
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
-// It has to take part in the all-reduce, and cannot.
-ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMayLackRoomForItsBuckets,
-              MachineWithGpus(2)) {
+// A GPU without the layout has to take part in the all-reduce, but lacks the memory for it.
+ISOLATED_TEST(NcclLaunch, FullGpuWithoutTheLayoutFailsTheLaunch, MachineWithGpus(2)) {
   constexpr std::size_t kLarge = CudaWorkerFixture::kStagingBytes / sizeof(float) + kCount;
   TwoGpus job(1, 1);
   job.Connect();
@@ -400,13 +400,14 @@ ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMayLackRoomForItsBuckets,
     EXPECT_THAT(why.message(), HasSubstr("summing the largest bucket needs "));
     EXPECT_THAT(why.message(), HasSubstr("which has 4194304 free of 1073741824"));
   }
-  // What is left is this process's: context, rest and the trainer's arena.
+  // What remains belongs to this process: its context, the memory that fills the GPU, and the
+  // trainer's arena.
   EXPECT_EQ(job.worker(1).machine().DeviceBytes(1),
             MachineDescription().context_bytes + rest + 2 * kMebibyte);
 }
 
-// NCCL itself says only that CUDA has failed.
-ISOLATED_TEST(NcclLaunch, SaysHowFullTheGpuIsWhereNcclTakesMemory, MachineWithGpus(1)) {
+// NCCL says only that CUDA failed. So the worker adds how much memory is free.
+ISOLATED_TEST(NcclLaunch, FailedConnectReportsTheFreeBytes, MachineWithGpus(1)) {
   OneGpu job;
   const fakes::Mapped rest = LeaveFree(0, 8 * kMebibyte);
   const absl::Status refused = job.worker().Connect(job.worker().NewNcclId(), 0, 1)->Get().status();
@@ -417,7 +418,7 @@ ISOLATED_TEST(NcclLaunch, SaysHowFullTheGpuIsWhereNcclTakesMemory, MachineWithGp
   CUDA_OK(cuMemRelease(rest.handle));
   job.Connect();
   EXPECT_TRUE(job.worker().Disconnect().ok());
-  // Enough for the communicator, too little to connect it.
+  // There is enough memory to make the communicator, but too little to connect it.
   const fakes::Mapped more = LeaveFree(0, MachineDescription().communicator_bytes + 2 * kMebibyte);
   const absl::Status unconnected =
       job.worker().Connect(job.worker().NewNcclId(), 0, 1)->Get().status();
@@ -435,8 +436,8 @@ ISOLATED_TEST(NcclLaunch, SaysHowFullTheGpuIsWhereNcclTakesMemory, MachineWithGp
   EXPECT_THAT(job.worker().Ended().message(), HasSubstr("bytes free of 1073741824"));
 }
 
-// One rank with memory that is not registered among others whose is: NCCL does not say what then.
-ISOLATED_TEST(NcclLaunch, AWorkerThatCannotRegisterItsStagingEnds, MachineWithGpus(1)) {
+// If one rank's memory is not registered and the others' is, NCCL's behaviour is undefined.
+ISOLATED_TEST(NcclLaunch, FailedRegistrationEndsTheWorker, MachineWithGpus(1)) {
   OneGpu job;
   job.Connect();
   job.worker().machine().Inject("ncclCommRegister 1 error 3 pid=" +
@@ -447,14 +448,14 @@ ISOLATED_TEST(NcclLaunch, AWorkerThatCannotRegisterItsStagingEnds, MachineWithGp
   EXPECT_EQ(DetailsOf(refused).reason, "WORKER_LOST");
 }
 
-ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclLaunch, StagingGrowsOnAGpuWithoutTheLayout, MachineWithGpus(2)) {
   constexpr std::size_t kLarge = CudaWorkerFixture::kStagingBytes / sizeof(float) + kCount;
   TwoGpus job(1, 1);
   job.Connect();
   job.worker(0).set_staging_bytes(2 * CudaWorkerFixture::kStagingBytes);
   const auto large = job.worker(0).AddTrainer(kLarge * sizeof(float), 1);
   for (std::uint64_t step = 1; step <= 3; ++step) {
-    // Behind one that is under way there, and before another.
+    // The large bucket comes after a bucket that is running on that GPU, and before another one.
     for (int gpu = 0; gpu < 2; ++gpu) {
       job.trainer(gpu, 0).MarkReady(0, 2 * step - 1, 0, std::vector<float>(kCount, 1));
       job.trainer(gpu, 0).WaitDone(0, 2 * step - 1);
@@ -481,10 +482,10 @@ ISOLATED_TEST(NcclLaunch, AGpuWithoutATrainerOfALayoutMakesRoomForItsBuckets, Ma
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
-// NCCL's faster ways want it. What the workers did before they were connected does not matter.
+// NCCL's faster algorithms need equal offsets. They must not depend on what the workers did before.
 ISOLATED_TEST(NcclLaunch, BucketsLieAtTheSameOffsetOnEveryGpu, MachineWithGpus(2)) {
   constexpr std::size_t kBuckets = 6;
-  // As many as there are pieces of staging; the others are larger.
+  // One bucket per piece of staging is small. The later buckets are larger.
   constexpr std::size_t kSmall = 4;
   TwoGpus job(1, kBuckets * 2);
   job.worker(1).set_staging_bytes(3 * CudaWorkerFixture::kStagingBytes);
@@ -515,7 +516,7 @@ ISOLATED_TEST(NcclLaunch, BucketsLieAtTheSameOffsetOnEveryGpu, MachineWithGpus(2
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
-// Freeing the old staging memory waits for what is on the GPU, which waits for the other worker.
+// Freeing the old staging memory waits for the GPU's kernels, and they wait for the other worker.
 ISOLATED_TEST(NcclLaunch, StagingGrowsOnlyBetweenBuckets, MachineWithGpus(2)) {
   TwoGpus job(1, 1);
   job.Connect();
@@ -536,13 +537,13 @@ ISOLATED_TEST(NcclLaunch, StagingGrowsOnlyBetweenBuckets, MachineWithGpus(2)) {
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(NcclLaunch, NothingBeginsWhileItConnects, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclLaunch, NoLaunchBeginsWhileConnecting, MachineWithGpus(2)) {
   TwoGpus job(1, 1);
   const std::string id = job.worker(0).NewNcclId();
   const auto connecting = job.worker(0).Connect(id, 0, 2);
   job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 2));
   const auto first = job.Launch(0, 1, 0);
-  EXPECT_TRUE(job.trainer(0, 0).Released());  // its word is written
+  EXPECT_TRUE(job.trainer(0, 0).Released());  // the stream has written its ready word
   for (int i = 0; i < 10; ++i) job.worker(0).Ping();
   EXPECT_EQ(fakes::FakeMachine().Calls("cuLaunchKernel"), 0u);
   const auto connected = job.worker(1).Connect(id, 1, 2);
@@ -555,4 +556,4 @@ ISOLATED_TEST(NcclLaunch, NothingBeginsWhileItConnects, MachineWithGpus(2)) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,5 +1,6 @@
-// A worker without a GPU: replies to every call, and does what SCRIPT says at the first Launch or
-// Ping. Its GPU has as many bytes free as there were pings that asked for no memory.
+// A worker without a GPU. It replies to every call, and does what SCRIPT says at the first Launch
+// or Ping. The number of free bytes that it reports is the number of pings that did not ask for
+// memory.
 
 #include <signal.h>
 #include <unistd.h>
@@ -14,7 +15,7 @@
 #include "daemon/worker/worker_error.h"
 #include "daemon/worker/worker_process.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 void Reply(const MessageSocket& socket, const worker::Reply& reply) {
@@ -40,7 +41,7 @@ int Run(const std::string& script) {
       device->set_name(visible != nullptr ? visible : "");
       if (script == "has no GPU") {
         *reply.mutable_error() = EncodeError(
-            MakeError(absl::StatusCode::kFailedPrecondition, "GPU_NOT_VISIBLE", "not there"));
+            MakeError(absl::StatusCode::kFailedPrecondition, reason::kGpuNotVisible, "not there"));
       }
     }
     if (call.has_launch()) {
@@ -52,15 +53,16 @@ int Run(const std::string& script) {
         for (;;) pause();
       }
       if (script == "refuses") {
-        *reply.mutable_error() = EncodeError(MakeError(absl::StatusCode::kResourceExhausted,
-                                                       "GPU_OUT_OF_MEMORY", "full", {{"k", "v"}}));
+        *reply.mutable_error() =
+            EncodeError(MakeError(absl::StatusCode::kResourceExhausted, reason::kGpuOutOfMemory,
+                                  "full", {{FieldName("k"), "v"}}));
       }
       if (script == "takes its time") continue;
     }
     if ((call.has_launch() && script == "fails") || (call.has_ping() && script == "has failed")) {
       reply.set_call(0);
       *reply.mutable_error() =
-          EncodeError(MakeError(absl::StatusCode::kUnavailable, "GPU_FAULT", "cuCall: ECC"));
+          EncodeError(MakeError(absl::StatusCode::kUnavailable, reason::kGpuFault, "cuCall: ECC"));
       Reply(socket, reply);
       return 1;
     }
@@ -78,9 +80,9 @@ int Run(const std::string& script) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon
 
 int main() {
   const char* const script = std::getenv("SCRIPT");
-  return gradsync::Run(script != nullptr ? script : "");
+  return gradsync::daemon::Run(script != nullptr ? script : "");
 }

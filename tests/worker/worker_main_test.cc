@@ -1,4 +1,4 @@
-// gradsyncd as a worker, on a machine without a GPU: with CUDA's rooms in it and without.
+// gradsyncd as a worker on a machine without a GPU, built with CUDA or without.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,10 +9,10 @@
 #include "daemon/worker/worker_process.h"
 #include "tests/engine/event.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
-TEST(WorkerMain, SaysWhyThereIsNoCuda) {
+TEST(WorkerMain, RefusesCallsWithoutCuda) {
   WorkerProcessOptions options;
   options.program = "daemon/gradsyncd";
   Event ended;
@@ -29,9 +29,9 @@ TEST(WorkerMain, SaysWhyThereIsNoCuda) {
     EXPECT_THAT(DetailsOf(status).reason,
                 ::testing::AnyOf("CUDA_DRIVER_MISSING", "CUDA_NOT_BUILT"));
   }
-  process->reset();  // it stops when it is asked to
+  process->reset();  // stops it
   EXPECT_FALSE(ended.Wait(std::chrono::milliseconds(0)).has_value());
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

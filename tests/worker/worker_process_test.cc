@@ -15,7 +15,7 @@
 #include "daemon/base/error.h"
 #include "tests/engine/event.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::HasSubstr;
@@ -62,10 +62,11 @@ TEST_F(WorkerProcessTest, AnswersEveryCallAndStops) {
   worker_.reset();
   EXPECT_EQ(kill(pid, 0), -1);
   EXPECT_EQ(errno, ESRCH);
-  EXPECT_FALSE(ended_.Wait(std::chrono::milliseconds(0)).has_value());  // it was asked to
+  // The end is not reported, since the test stopped the worker.
+  EXPECT_FALSE(ended_.Wait(std::chrono::milliseconds(0)).has_value());
 }
 
-TEST_F(WorkerProcessTest, PassesTheWorkersErrorOn) {
+TEST_F(WorkerProcessTest, ReturnsTheWorkersError) {
   Start("refuses");
   Event answered;
   Launch(&answered);
@@ -75,7 +76,7 @@ TEST_F(WorkerProcessTest, PassesTheWorkersErrorOn) {
   EXPECT_EQ(DetailsOf(status).fields.at(0).second, "v");
 }
 
-TEST_F(WorkerProcessTest, SaysHowAWorkerEnded) {
+TEST_F(WorkerProcessTest, ReportsHowAWorkerEnded) {
   const std::pair<std::string, std::string> kEnds[] = {
       {"crashes", "killed by signal 9"},
       {"exits", "exited with status 7"},
@@ -98,7 +99,7 @@ TEST_F(WorkerProcessTest, SaysHowAWorkerEnded) {
       EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
       EXPECT_THAT(why.message(), HasSubstr(how));
     }
-    // Whatever comes later is answered at once.
+    // Later calls are answered at once.
     Event late;
     Launch(&late);
     EXPECT_EQ(DetailsOf(late.Wait().value()).reason, "WORKER_LOST");
@@ -130,7 +131,7 @@ TEST_F(WorkerProcessTest, KillsAWorkerThatIsStopped) {
   EXPECT_THAT(answered.Wait().value().message(), HasSubstr("no sign of life"));
 }
 
-TEST_F(WorkerProcessTest, WaitsForALaunchAsLongAsTheWorkerShowsLife) {
+TEST_F(WorkerProcessTest, WaitsForALaunchWhileTheWorkerAnswersPings) {
   WorkerProcessOptions options;
   options.ping_interval = absl::Milliseconds(10);
   options.hang_limit = absl::Milliseconds(500);
@@ -139,7 +140,7 @@ TEST_F(WorkerProcessTest, WaitsForALaunchAsLongAsTheWorkerShowsLife) {
   Event answered;
   Launch(&answered);
   EXPECT_FALSE(answered.Wait(std::chrono::milliseconds(1000)).has_value());
-  EXPECT_EQ(worker_->memory().arena_bytes(), 0u) << "a sign of life is all that it asked for";
+  EXPECT_EQ(worker_->memory().arena_bytes(), 0u) << "its pings do not ask for memory";
   worker_.reset();
   EXPECT_EQ(answered.Wait().value().code(), absl::StatusCode::kCancelled);
 }
@@ -161,7 +162,7 @@ TEST_F(WorkerProcessTest, KillsAWorkerThatDoesNotStop) {
   EXPECT_EQ(kill(pid, 0), -1);
 }
 
-TEST_F(WorkerProcessTest, SaysThatThereIsNoProgram) {
+TEST_F(WorkerProcessTest, MissingProgramIsAnError) {
   WorkerProcessOptions options;
   options.program = "/nonexistent/gradsyncd";
   const auto worker = WorkerProcess::Start(options, [](const absl::Status&) {});
@@ -169,17 +170,17 @@ TEST_F(WorkerProcessTest, SaysThatThereIsNoProgram) {
   EXPECT_THAT(worker.status().message(), HasSubstr("/nonexistent/gradsyncd"));
 }
 
-// A worker must not hold what the daemon has open: sockets of trainers above all.
-TEST_F(WorkerProcessTest, InheritsNothingButItsSocket) {
+// A worker must inherit no open descriptor of the daemon, above all no socket of a trainer.
+TEST_F(WorkerProcessTest, InheritsOnlyItsSocket) {
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);  // without O_CLOEXEC
   Start("");
   EXPECT_TRUE(StartCall().ok());
   close(pipe_ends[1]);
   char byte;
-  EXPECT_EQ(read(pipe_ends[0], &byte, 1), 0);  // the end: nobody else has the writing side
+  EXPECT_EQ(read(pipe_ends[0], &byte, 1), 0);  // end of file: no process has the other end
   close(pipe_ends[0]);
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -16,7 +16,7 @@
 #include "tests/engine/event.h"
 #include "tests/job/manual_clock.h"
 
-namespace gradsync {
+namespace gradsync::daemon {
 namespace {
 
 using ::testing::HasSubstr;
@@ -30,7 +30,7 @@ constexpr std::uint64_t kCheckIntervalNs = 5 * kSecondNs;
 
 class WorkerSupervisorTest : public ::testing::Test {
  protected:
-  // Threads of workers may still be in what they have been told to call.
+  // Waits for callbacks that are running on the workers' threads.
   void TearDown() override {
     if (supervisor_ != nullptr) supervisor_->Shutdown();
   }
@@ -39,7 +39,7 @@ class WorkerSupervisorTest : public ::testing::Test {
     WorkerSupervisorOptions options;
     options.process.program = "tests/worker/scripted_worker";
     options.process.environment = {"SCRIPT=" + script};
-    options.process.ping_interval = absl::Hours(1);  // whoever is asked, a tick has asked
+    options.process.ping_interval = absl::Hours(1);  // so only Tick pings
     options.process.hang_limit = hang_limit;
     options.idle_limit_ns = 60 * kSecondNs;
     options.check_interval_ns = kCheckIntervalNs;
@@ -63,14 +63,14 @@ class WorkerSupervisorTest : public ::testing::Test {
     return result;
   }
 
-  Event lost_;        // a worker of job "a"
-  Event other_lost_;  // another one
+  Event lost_;        // a worker of job "a" is lost
+  Event other_lost_;  // another worker is lost
   ManualClock clock_;
   SerialExecutor executor_;
   std::shared_ptr<WorkerSupervisor> supervisor_;
 };
 
-TEST_F(WorkerSupervisorTest, KeepsOneWorkerForAJobOnAGpu) {
+TEST_F(WorkerSupervisorTest, KeepsOneWorkerPerJobAndGpu) {
   Begin("");
   const auto first = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(first.ok()) << first.status();
@@ -83,13 +83,13 @@ TEST_F(WorkerSupervisorTest, KeepsOneWorkerForAJobOnAGpu) {
   EXPECT_EQ(workers[0].started.devices(0).uuid(), "GPU-1");
 }
 
-TEST_F(WorkerSupervisorTest, ShowsAWorkerItsMigInstanceAlone) {
+TEST_F(WorkerSupervisorTest, ShowsAWorkerOnlyItsMigInstance) {
   Begin("");
   ASSERT_TRUE(Ensure({"a", "MIG-7"}).ok());
   EXPECT_EQ(supervisor_->Workers()[0].started.devices(0).name(), "MIG-7");
 }
 
-TEST_F(WorkerSupervisorTest, ADeathFailsItsJobAloneAndTheNextTryStartsAnother) {
+TEST_F(WorkerSupervisorTest, LostWorkerIsReplacedAtTheNextEnsure) {
   Begin("");
   const auto first = Ensure({"a", "GPU-1"});
   const auto other = Ensure({"b", "GPU-1"});
@@ -104,7 +104,7 @@ TEST_F(WorkerSupervisorTest, ADeathFailsItsJobAloneAndTheNextTryStartsAnother) {
   EXPECT_EQ((*Ensure({"b", "GPU-1"}))->pid(), (*other)->pid());
 }
 
-TEST_F(WorkerSupervisorTest, GivesNobodyAProcessThatHasEnded) {
+TEST_F(WorkerSupervisorTest, EnsureNeverReturnsAnEndedProcess) {
   Begin("takes its time");
   const auto first = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(first.ok());
@@ -112,7 +112,7 @@ TEST_F(WorkerSupervisorTest, GivesNobodyAProcessThatHasEnded) {
   Event ready;
   worker::Call launch;
   launch.mutable_launch();
-  // What it owes is answered before the supervisor hears of its end.
+  // When a process ends, its calls are answered before the supervisor learns of the end.
   (*first)->Call(launch, {}, [&](const auto& reply) {
     EXPECT_EQ(ReasonOf(reply.status()), "WORKER_LOST");
     supervisor_->Ensure({"a", "GPU-1"}, [&](auto worker) {
@@ -127,7 +127,18 @@ TEST_F(WorkerSupervisorTest, GivesNobodyAProcessThatHasEnded) {
   EXPECT_TRUE(lost_.Wait().has_value());
 }
 
-TEST_F(WorkerSupervisorTest, SaysWhyThereIsNoWorkerHoweverOftenItIsAsked) {
+TEST_F(WorkerSupervisorTest, EnsureNeverReturnsAProcessThatIsBeingKilled) {
+  Begin("");
+  const auto first = Ensure({"a", "GPU-1"});
+  ASSERT_TRUE(first.ok());
+  (*first)->Kill(absl::UnavailableError("another GPU's worker was lost"));
+  EXPECT_TRUE((*first)->over());
+  const auto second = Ensure({"a", "GPU-1"});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_NE((*second)->pid(), (*first)->pid());
+}
+
+TEST_F(WorkerSupervisorTest, RefusalIsRepeated) {
   Begin("has no GPU");
   for (int i = 0; i < 5; ++i) {
     const absl::Status refused = Ensure({"a", "GPU-1"}).status();
@@ -138,10 +149,10 @@ TEST_F(WorkerSupervisorTest, SaysWhyThereIsNoWorkerHoweverOftenItIsAsked) {
   EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-1"}).status()), "GPU_NOT_VISIBLE");
   ASSERT_EQ(supervisor_->Workers().size(), 1u);
   EXPECT_EQ(supervisor_->Workers()[0].last_failure, "not there");
-  EXPECT_EQ(supervisor_->Workers()[0].restarts, 0u) << "nothing has failed";
+  EXPECT_EQ(supervisor_->Workers()[0].restarts, 0u) << "a refusal is not a failure";
 }
 
-TEST_F(WorkerSupervisorTest, TellsThoseThatWaitThatAWorkerDidNotStart) {
+TEST_F(WorkerSupervisorTest, FailedStartDelaysTheNextOne) {
   Begin("dies at start");
   EXPECT_THAT(Ensure({"a", "GPU-1"}).status().message(), HasSubstr("exited with status 6"));
   EXPECT_THAT(Ensure({"a", "GPU-1"}).status().message(), HasSubstr("exited with status 6"));
@@ -151,7 +162,7 @@ TEST_F(WorkerSupervisorTest, TellsThoseThatWaitThatAWorkerDidNotStart) {
   EXPECT_THAT(paused.message(), HasSubstr("failed 2 times, last: "));
 }
 
-TEST_F(WorkerSupervisorTest, StartsFewAtATime) {
+TEST_F(WorkerSupervisorTest, LimitsStartingWorkers) {
   Begin("never starts");
   const std::vector<WorkerKey> keys = {
       {"a", "GPU-1"}, {"a", "GPU-2"}, {"a", "GPU-1"}, {"b", "GPU-3"}};
@@ -164,25 +175,25 @@ TEST_F(WorkerSupervisorTest, StartsFewAtATime) {
       ended.back().Wait(std::chrono::milliseconds(0)).value_or(absl::UnknownError("it starts"));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ReasonOf(refused), "WORKERS_STARTING");
-  EXPECT_EQ(supervisor_->Workers().size(), kMaxStarting) << "what is refused leaves no trace";
+  EXPECT_EQ(supervisor_->Workers().size(), kMaxStarting) << "a refused worker is not kept";
   supervisor_->Shutdown();
   for (Event& event : ended) EXPECT_FALSE(event.Wait().value().ok());
 }
 
-TEST_F(WorkerSupervisorTest, StopsAWorkerThatNobodyHasNeededForAWhile) {
+TEST_F(WorkerSupervisorTest, StopsAnIdleWorker) {
   Begin("");
   auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok());
   const pid_t pid = (*worker)->pid();
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   clock_.Advance(100 * kSecondNs);
-  EXPECT_TRUE(supervisor_->Tick()) << "somebody has it";
+  EXPECT_TRUE(supervisor_->Tick()) << "a caller holds the worker";
   worker->reset();
   EXPECT_TRUE(supervisor_->Tick());
   clock_.Advance(50 * kSecondNs);
   EXPECT_TRUE(supervisor_->Tick());
   worker = Ensure({"a", "GPU-1"});
-  EXPECT_EQ((*worker)->pid(), pid) << "the next trainers get the same one";
+  EXPECT_EQ((*worker)->pid(), pid) << "the next trainers get the same worker";
   EXPECT_TRUE(supervisor_->Tick());
   worker->reset();
   EXPECT_TRUE(supervisor_->Tick());
@@ -192,11 +203,12 @@ TEST_F(WorkerSupervisorTest, StopsAWorkerThatNobodyHasNeededForAWhile) {
   pollfd end{pidfd, POLLIN, 0};
   EXPECT_EQ(poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())), 1);
   close(pidfd);
-  EXPECT_FALSE(lost_.Wait(std::chrono::milliseconds(0)).has_value()) << "that is no loss";
+  EXPECT_FALSE(lost_.Wait(std::chrono::milliseconds(0)).has_value())
+      << "a stopped worker is not lost";
 }
 
-// Between two steps: nobody calls it.
-TEST_F(WorkerSupervisorTest, FindsAWorkerWhoseGpuHasFailed) {
+// Between two steps nothing else calls the worker.
+TEST_F(WorkerSupervisorTest, CheckEndsAWorkerWhoseGpuHasFailed) {
   Begin("has failed");
   const auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok()) << worker.status();
@@ -208,7 +220,7 @@ TEST_F(WorkerSupervisorTest, FindsAWorkerWhoseGpuHasFailed) {
   EXPECT_NE((*Ensure({"a", "GPU-1"}))->pid(), (*worker)->pid());
 }
 
-TEST_F(WorkerSupervisorTest, EndsAWorkerThatDoesNotSayHowItsGpuIs) {
+TEST_F(WorkerSupervisorTest, KillsAWorkerThatDoesNotAnswerACheck) {
   Begin("answers no ping", absl::Milliseconds(100));
   const auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok()) << worker.status();
@@ -218,8 +230,8 @@ TEST_F(WorkerSupervisorTest, EndsAWorkerThatDoesNotSayHowItsGpuIs) {
   EXPECT_THAT(why.message(), HasSubstr("gave no sign of life for 100ms"));
 }
 
-// And not for its memory, which status alone does.
-TEST_F(WorkerSupervisorTest, AsksAWorkerNotAtEveryTick) {
+// Also checks that Tick does not ask for the memory, which only status does.
+TEST_F(WorkerSupervisorTest, ChecksWorkersPeriodically) {
   Begin("");
   const auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok()) << worker.status();
@@ -230,7 +242,7 @@ TEST_F(WorkerSupervisorTest, AsksAWorkerNotAtEveryTick) {
   }
 }
 
-TEST_F(WorkerSupervisorTest, ShutsDownWorkersThatOthersStillHold) {
+TEST_F(WorkerSupervisorTest, ShutsDownWorkersThatCallersStillHold) {
   Begin("");
   const auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok());
@@ -239,7 +251,7 @@ TEST_F(WorkerSupervisorTest, ShutsDownWorkersThatOthersStillHold) {
   EXPECT_TRUE(supervisor_->Workers().empty());
 }
 
-TEST_F(WorkerSupervisorTest, LooksWhatTheNodeHas) {
+TEST_F(WorkerSupervisorTest, ProbeFindsGpus) {
   Begin("");
   Event found;
   supervisor_->Probe(
@@ -248,14 +260,14 @@ TEST_F(WorkerSupervisorTest, LooksWhatTheNodeHas) {
   EXPECT_TRUE(supervisor_->Workers().empty());
 }
 
-TEST_F(WorkerSupervisorTest, ShutsDownWhileItLooksWhatTheNodeHas) {
+TEST_F(WorkerSupervisorTest, ShutsDownDuringAProbe) {
   Begin("never starts");
-  supervisor_->Probe([](const auto&) { ADD_FAILURE() << "told after Shutdown"; });
+  supervisor_->Probe([](const auto&) { ADD_FAILURE() << "called after Shutdown"; });
   supervisor_->Shutdown();
   EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-1"}).status()), "DRAINING");
 }
 
-TEST(RestartPolicy, RepeatsARefusalForASecondAndCountsItNot) {
+TEST(RestartPolicy, RepeatsARefusalForASecond) {
   RestartPolicy policy;
   const absl::Status why = absl::FailedPreconditionError("EXCLUSIVE");
   for (std::uint64_t now_ns = 1000 * kSecondNs; now_ns < 1010 * kSecondNs; now_ns += kSecondNs) {
@@ -266,7 +278,7 @@ TEST(RestartPolicy, RepeatsARefusalForASecondAndCountsItNot) {
   }
   EXPECT_EQ(policy.failures(), 0u);
   policy.Failed(1010 * kSecondNs, absl::UnavailableError("x"));
-  EXPECT_TRUE(policy.MayStart(1010 * kSecondNs).ok()) << "the first failure";
+  EXPECT_TRUE(policy.MayStart(1010 * kSecondNs).ok()) << "the first failure causes no pause";
 }
 
 TEST(RestartPolicy, WaitsLongerAfterEachFailure) {
@@ -281,7 +293,7 @@ TEST(RestartPolicy, WaitsLongerAfterEachFailure) {
     now_ns += pause * kSecondNs;
     EXPECT_TRUE(policy.MayStart(now_ns).ok()) << pause;
   }
-  // Five minutes of work are proof enough.
+  // After five minutes of work a worker counts as healthy.
   policy.Started(now_ns);
   now_ns += 300 * kSecondNs;
   policy.Failed(now_ns, absl::UnavailableError("x"));
@@ -290,4 +302,4 @@ TEST(RestartPolicy, WaitsLongerAfterEachFailure) {
 }
 
 }  // namespace
-}  // namespace gradsync
+}  // namespace gradsync::daemon

@@ -1,15 +1,15 @@
-"""One rank of allreduce.py: every implementation of an all-reduce, in turns."""
+"""One rank of an all-reduce from Python: gradsync's package, PyTorch's Gloo, or DeepSpeed."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
 import torch
 import torch.distributed
 from rank_barrier import RankBarrier
+from rank_service import serve
 from source_tree import make_importable
-from stage import Meeting
 
 # Prime, so that no block, slice or page boundary falls on the same place of the pattern.
 _PERIOD = 1021
@@ -17,146 +17,124 @@ _PERIOD = 1021
 _ITERATIONS = 97
 
 
-class _Implementation(Protocol):
-    """An all-reduce: the sum over the ranks, in place."""
-
-    buffer: torch.Tensor
-
-    def all_reduce(self) -> None:
-        """Returns when the sum is in the buffer."""
-
-    def settle(self) -> None:
-        """What has to follow, and is not timed."""
-
-
 class _Gradsync:
     """One bucket, in memory shared with the daemon: no copy."""
 
-    def __init__(self, session: Any, elements: int) -> None:
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        make_importable()
         import gradsync
 
-        self._layout = session.register_layout(
-            f"{elements} elements", explicit_buckets=[gradsync.Bucket(elements)], op="sum"
+        self._gradsync = gradsync
+        self._session = gradsync.Session.join(
+            gradsync.SessionOptions(
+                socket=configuration["socket"],
+                job_id="allreduce_rank.py",
+                rank=configuration["rank"],
+                world_size=configuration["ranks"],
+                coordinator=configuration["coordinator"],
+            )
         )
-        view = self._layout.bucket(0)
-        self.buffer = torch.frombuffer(view.buffer, dtype=torch.float32, count=elements)
+        self._layout: Any = None
         self._step = 0
 
-    def all_reduce(self) -> None:
+    def buffer(self, elements: int) -> torch.Tensor:
+        self._layout = self._session.register_layout(
+            f"{elements} elements", explicit_buckets=[self._gradsync.Bucket(elements)], op="sum"
+        )
+        view = self._layout.bucket(0)
+        return torch.frombuffer(view.buffer, dtype=torch.float32, count=elements)
+
+    def all_reduce(self, _: torch.Tensor) -> None:
         self._step = self._layout.next_step
         self._layout.mark_ready(self._step, 0)
         self._layout.wait_bucket(self._step, 0)
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
+        """Not timed."""
         self._layout.end_step(self._step)
         self._layout.wait_step(self._step)
 
+    def close(self) -> None:
+        self._session.leave()
 
-class _Gloo:
-    def __init__(self, elements: int) -> None:
-        self.buffer = torch.empty(elements)
 
-    def all_reduce(self) -> None:
-        torch.distributed.all_reduce(self.buffer)
+class _Collective:
+    """An all-reduce in place of private memory."""
 
-    def settle(self) -> None:
+    def __init__(self, all_reduce: Callable[[torch.Tensor], Any]) -> None:
+        self.all_reduce = all_reduce
+
+    def buffer(self, elements: int) -> torch.Tensor:
+        return torch.empty(elements)
+
+    def end_step(self) -> None:
         pass
 
-
-class _DeepSpeed:
-    """Through DeepSpeed's own interface, which takes its shared memory if it can."""
-
-    def __init__(self, all_reduce: Callable[[torch.Tensor], Any], elements: int) -> None:
-        self.buffer = torch.empty(elements)
-        self._all_reduce = all_reduce
-
-    def all_reduce(self) -> None:
-        self._all_reduce(self.buffer)
-
-    def settle(self) -> None:
+    def close(self) -> None:
         pass
 
 
 class AllReduceRank:
-    """What RankTeam's ranks are made of."""
+    """What rank_service serves. Implementations: gradsync_py, gloo_py and deepspeed."""
 
-    def __init__(self, rank: int, meeting: Meeting, implementations: tuple[str, ...]) -> None:
-        """Joins the job and the process group, and compiles DeepSpeed's if need be."""
-        torch.set_num_threads(meeting.threads)
-        make_importable()
-        import gradsync
-
-        self._rank = rank
-        self._ranks = meeting.ranks
-        self._barrier = RankBarrier(meeting.barrier, rank, meeting.ranks)
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        """Joins the other ranks; compiles DeepSpeed's extension if need be."""
+        torch.set_num_threads(configuration["threads"])
+        self._rank, self._ranks = configuration["rank"], configuration["ranks"]
+        self._barrier = RankBarrier(configuration["barrier"], self._rank, self._ranks)
         torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{meeting.store}", rank=rank, world_size=meeting.ranks
+            "gloo",
+            init_method=f"file://{configuration['store']}",
+            rank=self._rank,
+            world_size=self._ranks,
         )
-        self._session = gradsync.Session.join(
-            gradsync.SessionOptions(
-                socket=meeting.socket_of(rank),
-                job_id="allreduce.py",
-                rank=rank,
-                world_size=meeting.ranks,
-            )
-        )
-        self._deepspeed: Any = None
-        if "deepspeed" in implementations:
-            self._deepspeed = _deepspeed_all_reduce()
-        self._implementations: dict[str, _Implementation] = {}
-        self._pattern = torch.empty(0)
-        self._sum = torch.empty(0)
+        self._peer: Any = {
+            "gradsync_py": lambda: _Gradsync(configuration),
+            "gloo_py": lambda: _Collective(torch.distributed.all_reduce),
+            "deepspeed": lambda: _Collective(_deepspeed_all_reduce()),
+        }[configuration["impl"]]()
+        self._buffer = self._pattern = self._sum = torch.empty(0)
 
-    def set_up(self, nbytes: int, implementations: tuple[str, ...]) -> None:
-        """Makes buffers of `nbytes` bytes."""
+    def set_up(self, nbytes: int) -> None:
+        """Makes a buffer of `nbytes` bytes."""
         elements = nbytes // 4
-        makers: dict[str, Callable[[], _Implementation]] = {
-            "gradsync": lambda: _Gradsync(self._session, elements),
-            "gloo": lambda: _Gloo(elements),
-            "deepspeed": lambda: _DeepSpeed(self._deepspeed, elements),
-        }
-        self._implementations = {}
-        self._implementations = {name: makers[name]() for name in implementations}
         places = torch.arange(elements) % _PERIOD
         patterns = [_pattern(places, rank) for rank in range(self._ranks)]
         self._pattern = patterns[self._rank]
-        self._sum = torch.stack(patterns).sum(0) if elements else self._pattern
+        self._sum = torch.stack(patterns).sum(0)
+        self._buffer = self._peer.buffer(elements)
 
-    def turn(self, name: str, iteration: int, check: bool) -> tuple[int, int, float, int]:
-        """One all-reduce of a buffer that was rewritten just before.
+    def fill(self, iteration: int) -> None:
+        """Rewrites the buffer; what it holds depends on the iteration."""
+        torch.add(self._pattern, float(iteration % _ITERATIONS), out=self._buffer)
 
-        Args:
-          name: the implementation.
-          iteration: what the buffer holds depends on it.
-          check: whether to compare the result with the sum.
-
-        Returns:
-          When the call began and ended in nanoseconds of CLOCK_MONOTONIC, its CPU seconds, and how
-          many elements were wrong.
-        """
-        implementation = self._implementations[name]
-        shift = float(iteration % _ITERATIONS)
-        torch.add(self._pattern, shift, out=implementation.buffer)
+    def reduce(self, iteration: int) -> dict[str, Any]:
+        """One all-reduce; returns its times."""
+        del iteration
+        cpu_ns = time.process_time_ns()
         self._barrier.wait()
-        cpu = time.process_time()
-        start = time.monotonic_ns()
-        implementation.all_reduce()
-        end = time.monotonic_ns()
-        cpu = time.process_time() - cpu
-        implementation.settle()
-        wrong = 0
-        if check:
-            expected = self._sum + shift * self._ranks
-            wrong = int((implementation.buffer != expected).sum())
-        return start, end, cpu, wrong
+        call_ns = time.monotonic_ns()
+        self._peer.all_reduce(self._buffer)
+        return_ns = time.monotonic_ns()
+        self._barrier.wait()
+        self._peer.end_step()
+        cpu_ns = time.process_time_ns() - cpu_ns
+        return {"call_ns": call_ns, "return_ns": return_ns, "cpu_ns": cpu_ns}
 
-    def cpu_seconds(self) -> float:
-        """Of this process so far."""
-        return time.process_time()
+    def check(self, iteration: int, all_elements: bool) -> int:
+        """How many elements are wrong; checks all or none."""
+        if not all_elements:
+            return 0
+        expected = self._sum + float(iteration % _ITERATIONS) * self._ranks
+        return int((self._buffer != expected).sum())
+
+    def tear_down(self) -> None:
+        """Frees the buffer."""
+        self._buffer = self._pattern = self._sum = torch.empty(0)
 
     def close(self) -> None:
-        """Leaves the job."""
-        self._session.leave()
+        """Leaves the other ranks."""
+        self._peer.close()
         torch.distributed.destroy_process_group()
 
 
@@ -186,3 +164,7 @@ def _deepspeed_all_reduce() -> Callable[[torch.Tensor], Any]:
         )
     all_reduce: Callable[[torch.Tensor], Any] = comm.inference_all_reduce
     return all_reduce
+
+
+if __name__ == "__main__":
+    serve(AllReduceRank)

@@ -9,19 +9,15 @@ namespace gradsync::bench {
 BusyThread::BusyThread() : thread_([this] { Run(); }) {}
 
 BusyThread::~BusyThread() {
-  quit_ = true;
-  Stop();
+  Set(false, true);
   thread_.join();
 }
 
-void BusyThread::Start() {
-  computing_ = true;
-  changed_.Post();
-}
-
-void BusyThread::Stop() {
-  computing_ = false;
-  changed_.Post();
+void BusyThread::Set(bool computing, bool quit) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  computing_ = computing;
+  quit_ = quit;
+  changed_.notify_one();
 }
 
 std::int64_t BusyThread::CpuNs() {
@@ -31,19 +27,17 @@ std::int64_t BusyThread::CpuNs() {
 
 void BusyThread::Run() {
   volatile double sink = 1.0;
-  std::uint32_t seen = 0;
-  while (!quit_) {
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return quit_ || computing_; });
+      if (quit_) return;
+    }
     while (computing_.load(std::memory_order_relaxed)) {
       double value = sink;
       for (int i = 0; i < 1000; ++i) value = value * 1.0000001 + 1e-9;
       sink = value > 2.0 ? 1.0 : value;
     }
-    const std::uint32_t now = changed_.posted();
-    if (now == seen) {
-      changed_.WaitPast(seen);
-      continue;
-    }
-    seen = now;
   }
 }
 

@@ -4,15 +4,15 @@
 #define TOOLS_BENCH_BUSY_THREAD_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <thread>
-
-#include "tools/bench/gate.h"
 
 namespace gradsync::bench {
 
-// Computes in registers between Start() and Stop(), sleeps otherwise. Used by one thread; joins in
-// its destructor.
+// Computes in registers between Start() and Stop() and sleeps otherwise. Used by one thread. The
+// destructor joins.
 class BusyThread {
  public:
   BusyThread();
@@ -20,17 +20,19 @@ class BusyThread {
   BusyThread(const BusyThread&) = delete;
   BusyThread& operator=(const BusyThread&) = delete;
 
-  void Start();
-  void Stop();
+  void Start() { Set(true, false); }
+  void Stop() { Set(false, false); }
   // CPU time that the thread has used.
   std::int64_t CpuNs();
 
  private:
+  void Set(bool computing, bool quit);
   void Run();
 
   std::atomic<bool> computing_{false};
-  std::atomic<bool> quit_{false};
-  Signal changed_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool quit_ = false;  // guarded by mutex_
   std::thread thread_;
 };
 

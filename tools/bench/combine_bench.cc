@@ -5,8 +5,8 @@
 //
 // Averages RANKS buffers of 1, 25 and 100 MiB on one thread, without numbers and with, by turns and
 // in alternating order. Prints the medians of both, and of the ratio with / without of the pairs:
-// a virtual machine's memory may be twice as slow from one second to the next, so only pairs tell
-// the truth.
+// a virtual machine's memory may be twice as slow from one second to the next, so only pairs can be
+// compared.
 
 #include <sys/mman.h>
 
@@ -34,10 +34,10 @@ struct Bench {
 };
 
 double CombineUs(const Bench& bench, const std::vector<std::byte*>& buffers, std::size_t count,
-                 BucketNumbers* numbers) {
-  const std::uint64_t start_ns = MonotonicNowNs();
-  Combine(bench.dtype, buffers, count, 1.0 / bench.ranks, numbers);
-  return static_cast<double>(MonotonicNowNs() - start_ns) / 1000.0;
+                 daemon::GradientStats* numbers) {
+  const std::uint64_t start_ns = daemon::MonotonicNowNs();
+  daemon::Combine(bench.dtype, buffers, count, 1.0 / bench.ranks, numbers);
+  return static_cast<double>(daemon::MonotonicNowNs() - start_ns) / 1000.0;
 }
 
 bool Measure(const Bench& bench, std::size_t mib) {
@@ -51,11 +51,11 @@ bool Measure(const Bench& bench, std::size_t mib) {
                               MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory == MAP_FAILED) return false;
     buffers.push_back(static_cast<std::byte*>(memory));
-    // Averaged once more, averages stay what they are.
+    // Averaging averages again does not change them.
     pattern.Fill(rank, 0, buffers.back(), count);
   }
   std::vector<double> without, with, ratios;
-  BucketNumbers numbers;
+  daemon::GradientStats numbers;
   for (std::uint32_t i = 0; i < bench.iterations; ++i) {
     double us[2];
     for (const std::uint32_t turn : {i % 2, 1 - i % 2}) {
@@ -90,7 +90,7 @@ int Run(const std::vector<absl::string_view>& arguments) {
     return kUsage;
   }
   std::printf("%s, %u ranks, one thread, %s\n", arguments.empty() ? "float32" : arguments[0].data(),
-              bench.ranks, CombineTarget());
+              bench.ranks, daemon::CombineTarget());
   std::printf("    MiB  without, us  with, us  ratio p50      p10      p90\n");
   for (const std::size_t mib : {1, 25, 100}) {
     if (!Measure(bench, mib)) {

@@ -1,16 +1,25 @@
-"""What the command lines of step.py and allreduce.py have in common."""
+"""What the command lines of gradsync-bench and step.py share."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import json
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
-from typing import Callable
+import sys
+from collections.abc import Sequence
+from typing import Any, Callable
 
-_UNITS = "KMG"
+from daemon_process import DaemonFailed
+from node_network import NetworkFailed
+from rank_team import RankFailed
+from source_tree import NotBuilt
+from units import bits_per_second
+
+
+class WrongResults(Exception):
+    """An implementation computed something wrong."""
 
 
 def count(least: int, most: int) -> Callable[[str], int]:
@@ -36,43 +45,102 @@ def names_of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def output_file(text: str) -> pathlib.Path:
-    """For add_argument(type=): a file that can be written, so that no long run ends in vain."""
-    path = pathlib.Path(text)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
-    return path
+def parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """For add_argument(type=): `parse`, whose ValueError becomes the message."""
+
+    def call(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return call
 
 
-def parse_byte_size(text: str) -> int:
-    """For add_argument(type=): 64K, 25M, 1G are powers of two, as in gradsync-bench."""
-    shift = 10 * (_UNITS.find(text[-1:]) + 1) if text[-1:] else 0
-    digits = text[:-1] if shift else text
-    if not digits.isdecimal() or int(digits) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size like 64K or 25M")
-    return int(digits) << shift
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that have the same meaning everywhere."""
+    parser.add_argument(
+        "--ranks", type=count(1, 8), default=2, metavar="N", help="on each node; 2 to 8 in all"
+    )
+    parser.add_argument(
+        "--nodes", type=count(1, 8), default=1, metavar="N", help="default 1: no network"
+    )
+    parser.add_argument(
+        "--rate",
+        type=_rate,
+        metavar="RATE",
+        help="of each node's link, each way: 1gbit, 100mbit; default: as fast as memory",
+    )
+    parser.add_argument(
+        "--threads",
+        type=count(0, 1024),
+        default=0,
+        metavar="N",
+        help="reduce threads of gradsyncd; default: one per core",
+    )
+    parser.add_argument(
+        "--daemon", metavar="PATH", help="gradsyncd; default: the one that Bazel has built"
+    )
+    parser.add_argument("--json", type=_output_file, metavar="FILE", help="the figures as JSON")
 
 
-def format_byte_size(number: int) -> str:
-    """The shortest text that parse_byte_size() understands."""
-    unit = ""
-    for larger in _UNITS:
-        if number == 0 or number % 1024:
-            break
-        number //= 1024
-        unit = larger
-    return f"{number}{unit}"
+def check_shared_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the program with 2 if ranks, nodes and rate do not fit together."""
+    ranks = options.ranks * options.nodes
+    least = 1 if getattr(options, "gpus", 0) else 2
+    if not least <= ranks <= 8:
+        parser.error(
+            f"--ranks {options.ranks} on --nodes {options.nodes}: {ranks} ranks in all,"
+            f" must be {least} to 8 in all"
+        )
+    if options.rate and options.nodes == 1:
+        parser.error("--rate is of the links between nodes: it needs --nodes 2 or more")
 
 
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does: whatever was started is ended."""
+def write_json(path: pathlib.Path | None, content: Any) -> None:
+    """Writes --json's file, if there is one."""
+    if path is not None:
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def run_bench(name: str, bench: Callable[[], None]) -> int:
+    """Runs a benchmark; returns the exit status and reports errors on standard error.
+
+    SIGTERM acts like Ctrl-C: it raises KeyboardInterrupt, so that every process is ended.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        bench()
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+    except NotBuilt as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    except (DaemonFailed, NetworkFailed, RankFailed, WrongResults, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def say(lines: Sequence[str]) -> None:
+    """Prints lines at once, each behind '# '."""
+    for line in lines:
+        print(f"# {line}", flush=True)
+
+
+def _rate(text: str) -> str:
+    parsed_by(bits_per_second)(text)
+    return text
+
+
+def _output_file(text: str) -> pathlib.Path:
+    """A file that can be written, so that no long run ends in vain."""
+    path = pathlib.Path(text)
+    if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path

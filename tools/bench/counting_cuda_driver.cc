@@ -1,5 +1,5 @@
-// libcounting_cuda_driver.so: hands out the functions of the CUDA driver that
-// GRADSYNC_COUNTED_CUDA_LIBRARY names, by cuGetProcAddress_v2 as the driver itself does, and counts
+// libcounting_cuda_driver.so: returns the functions of the CUDA driver that
+// GRADSYNC_COUNTED_CUDA_LIBRARY names, by cuGetProcAddress_v2 as the driver itself does. It counts
 // calls of those that make the host wait for the GPU.
 
 #include <cuda.h>

@@ -8,21 +8,21 @@ namespace {
 
 absl::Status Absent() {
   return absl::UnimplementedError(
-      "this gradsync-bench was built without CUDA; build it where tools/find_cuda finds a toolkit");
+      "this bench-rank was built without CUDA; build it where tools/find_cuda finds a toolkit");
 }
 
 class AbsentPeer final : public Peer {
  public:
   absl::Status Connect() override { return Absent(); }
-  absl::Status SetUp(const Order&) override { return Absent(); }
+  absl::Status SetUp(std::size_t) override { return Absent(); }
   std::byte* buffer() override { return nullptr; }
-  absl::Status AllReduce(HandoffTimes*) override { return Absent(); }
+  absl::Status AllReduce(Turn*) override { return Absent(); }
   absl::Status TearDown() override { return Absent(); }
 };
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeCudaPeer(Implementation, const PeerOptions&) {
+std::unique_ptr<Peer> MakeCudaPeer(const std::string&, const PeerOptions&) {
   return std::make_unique<AbsentPeer>();
 }
 

@@ -1,9 +1,8 @@
-#include "tools/bench/cuda_gradsync_peer.h"
-
 #include <cstdint>
 #include <utility>
 
 #include "tools/bench/clocks.h"
+#include "tools/bench/cuda_peers.h"
 #include "tools/bench/cuda_rank.h"
 #include "tools/bench/cuda_synchronizations.h"
 #include "tools/bench/gradsync_peer.h"
@@ -26,22 +25,22 @@ class CudaGradsyncPeer final : public GradsyncPeer {
     return absl::OkStatus();
   }
 
-  absl::Status SetUp(const Order& order) override {
-    absl::Status status = gpu_->AllocateHost(order.bytes);
-    return status.ok() ? Join(order, gpu_->device().uuid) : status;
+  absl::Status SetUp(std::size_t bytes) override {
+    absl::Status status = gpu_->AllocateHost(bytes);
+    return status.ok() ? Join(bytes, gpu_->device().uuid) : status;
   }
 
   std::byte* buffer() override { return gpu_->host(); }
   absl::Status Upload() override { return gpu_->Upload(Address()); }
   absl::Status Download() override { return gpu_->Download(Address()); }
 
-  absl::Status AllReduce(HandoffTimes* times) override {
+  absl::Status AllReduce(Turn* turn) override {
     const std::uint64_t before = synchronizations_.so_far();
     absl::Status status = layout().MarkReady(step(), kBucket, {gpu_->stream()});
-    times->marked_ns = MonotonicNs();
+    turn->marked_ns = MonotonicNs();
     if (status.ok()) status = layout().WaitOnStream(step(), kBucket, gpu_->stream());
-    times->enqueued_ns = MonotonicNs();
-    times->host_synchronizations = synchronizations_.so_far() - before;
+    turn->enqueued_ns = MonotonicNs();
+    turn->host_synchronizations = synchronizations_.so_far() - before;
     return status.ok() ? gpu_->Synchronize() : status;
   }
 

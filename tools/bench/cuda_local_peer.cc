@@ -1,14 +1,13 @@
-#include "tools/bench/cuda_local_peer.h"
-
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
-#include "daemon/reduce/bucket_numbers.h"
 #include "daemon/reduce/cuda_combine.h"
 #include "daemon/reduce/cuda_kernels.h"
 #include "daemon/reduce/gpu_staging.h"
+#include "daemon/reduce/gradient_stats.h"
+#include "tools/bench/cuda_peers.h"
 #include "tools/bench/cuda_rank.h"
 
 namespace gradsync::bench {
@@ -25,8 +24,8 @@ class CudaLocalPeer : public Peer {
     return works() ? Load() : absl::OkStatus();
   }
 
-  absl::Status SetUp(const Order& order) override {
-    bytes_ = order.bytes;
+  absl::Status SetUp(std::size_t bytes) override {
+    bytes_ = bytes;
     absl::Status status = gpu_->AllocateHost(bytes_);
     if (!status.ok() || !works()) return status;
     for (std::uint32_t i = 0; i < options_.ranks / options_.gpus; ++i) {
@@ -35,7 +34,7 @@ class CudaLocalPeer : public Peer {
       buffers_.push_back(*buffer);
     }
     absl::StatusOr<CUdeviceptr> staging =
-        gpu_->AllocateDevice(StagingBytes(options_.dtype, count()));
+        gpu_->AllocateDevice(daemon::StagingBytes(options_.dtype, count()));
     if (!staging.ok()) return staging.status();
     staging_ = *staging;
     return absl::OkStatus();
@@ -52,14 +51,14 @@ class CudaLocalPeer : public Peer {
     return absl::OkStatus();
   }
 
-  absl::Status AllReduce(HandoffTimes* times) override {
+  absl::Status AllReduce(Turn* turn) override {
     if (!works()) return absl::OkStatus();
     absl::Status status = gpu_->Start();
     if (status.ok()) status = Enqueue();
     if (!status.ok()) return status;
     absl::StatusOr<std::int64_t> gpu_ns = gpu_->StopNs();
     if (!gpu_ns.ok()) return gpu_ns.status();
-    times->gpu_ns = *gpu_ns;
+    turn->own_ns = *gpu_ns;
     return absl::OkStatus();
   }
 
@@ -113,11 +112,11 @@ class CudaKernelsPeer final : public CudaLocalPeer {
  public:
   using CudaLocalPeer::CudaLocalPeer;
 
-  absl::Status SetUp(const Order& order) override {
-    absl::Status status = CudaLocalPeer::SetUp(order);
+  absl::Status SetUp(std::size_t bytes) override {
+    absl::Status status = CudaLocalPeer::SetUp(bytes);
     if (!status.ok() || buffers().empty()) return status;
-    absl::StatusOr<CUdeviceptr> numbers =
-        gpu().AllocateDevice(kMaxCudaBlocks * sizeof(BucketNumbers) + sizeof(float));
+    absl::StatusOr<CUdeviceptr> numbers = gpu().AllocateDevice(
+        daemon::kMaxCudaBlocks * sizeof(daemon::GradientStats) + sizeof(float));
     if (!numbers.ok()) return numbers.status();
     numbers_ = *numbers;
     return absl::OkStatus();
@@ -125,25 +124,25 @@ class CudaKernelsPeer final : public CudaLocalPeer {
 
  protected:
   absl::Status Load() override {
-    absl::StatusOr<std::unique_ptr<CudaCombine>> combine =
-        CudaCombine::Load(&gpu().driver(), gpu().device().handle);
+    absl::StatusOr<std::unique_ptr<daemon::CudaCombine>> combine =
+        daemon::CudaCombine::Load(&gpu().driver(), gpu().device().handle);
     if (!combine.ok()) return combine.status();
     combine_ = *std::move(combine);
     return absl::OkStatus();
   }
 
   absl::Status Enqueue() override {
-    const CudaStaging sum{staging(), dtype()};
+    const daemon::CudaStaging sum{staging(), dtype()};
     absl::Status status = combine_->Combine(gpu().stream(), dtype(), buffers(), count(), 0, sum);
     if (!status.ok()) return status;
-    const CUdeviceptr void_flag = numbers_ + kMaxCudaBlocks * sizeof(BucketNumbers);
+    const CUdeviceptr void_flag = numbers_ + daemon::kMaxCudaBlocks * sizeof(daemon::GradientStats);
     return combine_->WriteBack(gpu().stream(), dtype(), sum, count(),
                                1.0 / static_cast<double>(buffers().size()), buffers(), numbers_,
                                void_flag);
   }
 
  private:
-  std::unique_ptr<CudaCombine> combine_;
+  std::unique_ptr<daemon::CudaCombine> combine_;
   CUdeviceptr numbers_ = 0;
 };
 

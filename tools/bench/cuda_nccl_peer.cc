@@ -1,5 +1,3 @@
-#include "tools/bench/cuda_nccl_peer.h"
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +11,7 @@
 #include "daemon/cuda/nccl_library.h"
 #include "daemon/engine/nccl_communicator.h"
 #include "tools/bench/clocks.h"
+#include "tools/bench/cuda_peers.h"
 #include "tools/bench/cuda_rank.h"
 #include "tools/bench/vector_loops.h"
 
@@ -31,11 +30,11 @@ class CudaNcclPeer final : public Peer {
     absl::StatusOr<std::unique_ptr<CudaRank>> gpu = CudaRank::Open(options_);
     if (!gpu.ok()) return gpu.status();
     gpu_ = *std::move(gpu);
-    absl::StatusOr<std::unique_ptr<const NcclLibrary>> nccl =
-        NcclLibrary::Open(options_.nccl_library);
+    absl::StatusOr<std::unique_ptr<const daemon::NcclLibrary>> nccl =
+        daemon::NcclLibrary::Open(options_.nccl_library);
     if (!nccl.ok()) return nccl.status();
     nccl_ = *std::move(nccl);
-    NcclCommunicatorOptions communicator;
+    daemon::NcclCommunicatorOptions communicator;
     if (together_) {
       communicator.rank = static_cast<int>(options_.rank);
       communicator.ranks = static_cast<int>(options_.ranks);
@@ -44,20 +43,20 @@ class CudaNcclPeer final : public Peer {
     if (!id.ok()) return id.status();
     communicator.unique_id = *std::move(id);
     communicator.blocking = true;
-    absl::StatusOr<std::unique_ptr<NcclCommunicator>> connected =
-        NcclCommunicator::Connect(nccl_.get(), communicator);
+    absl::StatusOr<std::unique_ptr<daemon::NcclCommunicator>> connected =
+        daemon::NcclCommunicator::Connect(nccl_.get(), communicator);
     if (!connected.ok()) return connected.status();
     communicator_ = *std::move(connected);
     return absl::OkStatus();
   }
 
-  absl::Status SetUp(const Order& order) override {
-    absl::Status status = gpu_->AllocateHost(order.bytes);
+  absl::Status SetUp(std::size_t bytes) override {
+    absl::Status status = gpu_->AllocateHost(bytes);
     if (!status.ok()) return status;
-    absl::StatusOr<CUdeviceptr> buffer = gpu_->AllocateDevice(order.bytes);
+    absl::StatusOr<CUdeviceptr> buffer = gpu_->AllocateDevice(bytes);
     if (!buffer.ok()) return buffer.status();
     buffer_ = *buffer;
-    count_ = order.bytes / ItemSize(options_.dtype);
+    count_ = bytes / ItemSize(options_.dtype);
     return absl::OkStatus();
   }
 
@@ -73,9 +72,9 @@ class CudaNcclPeer final : public Peer {
     return absl::OkStatus();
   }
 
-  absl::Status AllReduce(HandoffTimes* times) override {
+  absl::Status AllReduce(Turn* turn) override {
     absl::Status status = communicator_->AllReduce(buffer_, options_.dtype, count_, gpu_->stream());
-    times->marked_ns = times->enqueued_ns = MonotonicNs();
+    turn->marked_ns = turn->enqueued_ns = MonotonicNs();
     return status.ok() ? gpu_->Synchronize() : status;
   }
 
@@ -87,10 +86,10 @@ class CudaNcclPeer final : public Peer {
  private:
   // Rank 0 makes it; the others find it in the team's directory.
   absl::StatusOr<std::string> UniqueId(int rank) const {
-    if (!together_) return NcclCommunicator::NewUniqueId(nccl_.get());
+    if (!together_) return daemon::NcclCommunicator::NewUniqueId(nccl_.get());
     const std::string path = absl::StrCat(options_.directory, "/nccl-id");
     if (rank == 0) {
-      absl::StatusOr<std::string> id = NcclCommunicator::NewUniqueId(nccl_.get());
+      absl::StatusOr<std::string> id = daemon::NcclCommunicator::NewUniqueId(nccl_.get());
       if (!id.ok()) return id;
       std::ofstream(path + ".new", std::ios::binary) << *id;
       std::filesystem::rename(path + ".new", path);
@@ -107,8 +106,8 @@ class CudaNcclPeer final : public Peer {
   const PeerOptions options_;
   const bool together_;  // in one communicator
   std::unique_ptr<CudaRank> gpu_;
-  std::unique_ptr<const NcclLibrary> nccl_;
-  std::unique_ptr<NcclCommunicator> communicator_;
+  std::unique_ptr<const daemon::NcclLibrary> nccl_;
+  std::unique_ptr<daemon::NcclCommunicator> communicator_;
   CUdeviceptr buffer_ = 0;
   std::size_t count_ = 0;
 };

@@ -10,21 +10,22 @@
 namespace gradsync::bench {
 namespace {
 
-// Memory of nothing cannot be allocated.
+// The driver cannot allocate 0 bytes.
 constexpr std::size_t kLeastBytes = 16;
 
-// Unified addressing: the driver sees which one is the host's.
+// With unified addressing the driver knows host addresses from its own.
 CUdeviceptr AddressOf(const std::byte* host) { return reinterpret_cast<CUdeviceptr>(host); }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const PeerOptions& options) {
-  absl::StatusOr<std::unique_ptr<const CudaDriver>> opened = CudaDriver::Open(options.cuda_library);
+  absl::StatusOr<std::unique_ptr<const daemon::CudaDriver>> opened =
+      daemon::CudaDriver::Open(options.cuda_library);
   if (!opened.ok()) return opened.status();
   auto rank = absl::WrapUnique(new CudaRank(*std::move(opened)));
-  const CudaDriver& driver = rank->driver();
+  const daemon::CudaDriver& driver = rank->driver();
   if (auto status = driver.StatusOfInit(driver.cuInit.Result(0)); !status.ok()) return status;
-  absl::StatusOr<std::vector<CudaDevice>> devices = VisibleCudaDevices(driver);
+  absl::StatusOr<std::vector<daemon::CudaDevice>> devices = daemon::VisibleCudaDevices(driver);
   if (!devices.ok()) return devices.status();
   if (devices->size() < options.gpus) {
     return absl::FailedPreconditionError(
@@ -42,7 +43,7 @@ absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const PeerOptions& opti
   return rank;
 }
 
-// Results: a process at its end has nobody to tell.
+// Ignores results: the process ends.
 CudaRank::~CudaRank() {
   if (context_ == nullptr) return;
   FreeDevice();

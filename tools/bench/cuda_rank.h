@@ -1,5 +1,5 @@
-// What every rank on a GPU has: a context, a stream, and page-locked memory that is filled and
-// checked.
+// What every rank on a GPU has: a context, a stream, and page-locked host memory for filling and
+// checking buffers.
 
 #ifndef TOOLS_BENCH_CUDA_RANK_H_
 #define TOOLS_BENCH_CUDA_RANK_H_
@@ -26,31 +26,33 @@ class CudaRank {
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;
 
-  const CudaDriver& driver() const { return *driver_; }
-  const CudaDevice& device() const { return device_; }
+  const daemon::CudaDriver& driver() const { return *driver_; }
+  const daemon::CudaDevice& device() const { return device_; }
   CUstream stream() const { return stream_; }
 
-  // Host memory of `bytes` bytes; the last one is freed.
+  // Allocates `bytes` of host memory and frees the last one.
   absl::Status AllocateHost(std::size_t bytes);
   std::byte* host() const { return host_; }
-  // On the GPU, all of it freed by FreeDevice or the destructor.
+  // Allocates memory on the GPU. FreeDevice or the destructor frees all of it.
   absl::StatusOr<CUdeviceptr> AllocateDevice(std::size_t bytes);
   void FreeDevice();
 
-  // host() to the GPU's memory, and back; there when they return.
+  // Copies host() to the GPU's memory, and back. The copy has ended when they return.
   absl::Status Upload(CUdeviceptr to);
   absl::Status Download(CUdeviceptr from);
 
   absl::Status Synchronize() { return driver_->cuStreamSynchronize(stream_); }
-  // What the stream takes from Start to Stop, by the GPU's clock: at least 1. Stop waits for it.
+  // Measures by the GPU's clock what the stream takes from Start to StopNs, which waits for it. At
+  // least 1.
   absl::Status Start() { return driver_->cuEventRecord(begin_, stream_); }
   absl::StatusOr<std::int64_t> StopNs();
 
  private:
-  explicit CudaRank(std::unique_ptr<const CudaDriver> driver) : driver_(std::move(driver)) {}
+  explicit CudaRank(std::unique_ptr<const daemon::CudaDriver> driver)
+      : driver_(std::move(driver)) {}
 
-  const std::unique_ptr<const CudaDriver> driver_;
-  CudaDevice device_;
+  const std::unique_ptr<const daemon::CudaDriver> driver_;
+  daemon::CudaDevice device_;
   CUcontext context_ = nullptr;
   CUstream stream_ = nullptr;
   CUevent begin_ = nullptr;

@@ -1,4 +1,4 @@
-// How often this process's gradsync client has waited for its GPU.
+// Counts how often this process's gradsync client has waited for its GPU.
 
 #ifndef TOOLS_BENCH_CUDA_SYNCHRONIZATIONS_H_
 #define TOOLS_BENCH_CUDA_SYNCHRONIZATIONS_H_
@@ -10,12 +10,12 @@
 
 namespace gradsync::bench {
 
-// The client opens its driver at run time: it is given libcounting_cuda_driver.so instead, which
-// hands out the real driver's functions and counts calls of those that wait.
+// The client opens the CUDA driver at run time. This class makes it open libcounting_cuda_driver.so
+// instead, which returns the real driver's functions and counts calls of those that wait.
 class CudaSynchronizations {
  public:
-  // Before the client's first use of CUDA. `cuda_library` is the real driver's. NOT_FOUND if the
-  // counting library does not lie beside this program.
+  // Call it before the client's first use of CUDA. `cuda_library` is the real driver's. NOT_FOUND
+  // if the counting library does not lie beside this program.
   static absl::StatusOr<CudaSynchronizations> Count(const std::string& cuda_library);
 
   CudaSynchronizations() = default;

@@ -1,5 +1,3 @@
-#include "tools/bench/gloo_peer.h"
-
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -10,6 +8,7 @@
 #include "gloo/rendezvous/context.h"
 #include "gloo/rendezvous/file_store.h"
 #include "gloo/transport/tcp/device.h"
+#include "tools/bench/peer.h"
 #include "tools/bench/shared_region.h"
 #include "tools/bench/vector_loops.h"
 
@@ -44,8 +43,8 @@ class GlooPeer final : public Peer {
     });
   }
 
-  absl::Status SetUp(const Order& order) override {
-    absl::StatusOr<SharedRegion> memory = SharedRegion::Private(order.bytes);
+  absl::Status SetUp(std::size_t bytes) override {
+    absl::StatusOr<SharedRegion> memory = SharedRegion::Private(bytes);
     if (!memory.ok()) return memory.status();
     memory_ = *std::move(memory);
     return Guard([this] {
@@ -64,7 +63,7 @@ class GlooPeer final : public Peer {
   std::byte* buffer() override { return memory_.data(); }
 
   // Gloo adds; the division is the trainer's, as in DDP.
-  absl::Status AllReduce(HandoffTimes*) override {
+  absl::Status AllReduce(Turn*) override {
     absl::Status status = Guard([this] { gloo::allreduce(*options_for_call_); });
     if (!status.ok()) return status;
     Scale(options_.dtype, memory_.data(), memory_.bytes() / ItemSize(options_.dtype),

@@ -6,20 +6,19 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "tools/bench/clocks.h"
-#include "tools/bench/daemon_process.h"
 
 namespace gradsync::bench {
 namespace {
 
-// A bench that hangs helps nobody.
+// A bench that hangs fails after this time.
 constexpr absl::Duration kTimeout = absl::Minutes(1);
 
 }  // namespace
 
-absl::Status GradsyncPeer::Join(const Order& order, const std::string& device) {
+absl::Status GradsyncPeer::Join(std::size_t bytes, const std::string& device) {
   SessionOptions session_options;
-  session_options.socket = DaemonSocket(options_.directory, options_.node);
-  session_options.job_id = absl::StrCat("bench-", order.bytes);
+  session_options.socket = options_.socket;
+  session_options.job_id = absl::StrCat("bench-", bytes);
   session_options.rank = options_.rank;
   session_options.world_size = options_.ranks;
   session_options.coordinator = options_.coordinator;
@@ -29,7 +28,7 @@ absl::Status GradsyncPeer::Join(const Order& order, const std::string& device) {
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
   LayoutSpec spec;
-  spec.explicit_buckets = {{options_.dtype, order.bytes / ItemSize(options_.dtype)}};
+  spec.explicit_buckets = {{options_.dtype, bytes / ItemSize(options_.dtype)}};
   spec.timeout = kTimeout;
   spec.device = device;
   absl::StatusOr<std::unique_ptr<Layout>> layout = session_->RegisterLayout(spec);
@@ -39,24 +38,24 @@ absl::Status GradsyncPeer::Join(const Order& order, const std::string& device) {
   return absl::OkStatus();
 }
 
-absl::Status GradsyncPeer::AllReduce(HandoffTimes* times) {
+absl::Status GradsyncPeer::AllReduce(Turn* turn) {
   absl::Status status = layout_->MarkReady(step_, kBucket);
-  times->marked_ns = MonotonicNs();
+  turn->marked_ns = MonotonicNs();
   if (!status.ok()) return status;
   return layout_->WaitBucket(step_, kBucket, kTimeout);
 }
 
-absl::Status GradsyncPeer::EndStep(HandoffTimes* times) {
+absl::Status GradsyncPeer::EndStep(Turn* turn) {
   absl::Status status = layout_->EndStep(step_);
   if (!status.ok()) return status;
   absl::StatusOr<StepResult> result = layout_->WaitStep(step_, kTimeout);
   if (!result.ok()) return result.status();
   step_ = layout_->next_step();
   const BucketTimes& bucket = result->buckets.at(kBucket);
-  times->ready_ns =
+  turn->ready_ns =
       static_cast<std::int64_t>(*std::max_element(bucket.ready_ns.begin(), bucket.ready_ns.end()));
-  times->start_ns = static_cast<std::int64_t>(bucket.start_ns);
-  times->finish_ns = static_cast<std::int64_t>(bucket.finish_ns);
+  turn->start_ns = static_cast<std::int64_t>(bucket.start_ns);
+  turn->finish_ns = static_cast<std::int64_t>(bucket.finish_ns);
   return absl::OkStatus();
 }
 

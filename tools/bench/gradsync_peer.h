@@ -1,4 +1,4 @@
-// A trainer's rank of gradsync: joins the bench's daemon and averages one bucket.
+// A rank that joins the bench's daemon and averages one bucket.
 
 #ifndef TOOLS_BENCH_GRADSYNC_PEER_H_
 #define TOOLS_BENCH_GRADSYNC_PEER_H_
@@ -18,18 +18,18 @@ class GradsyncPeer : public Peer {
  public:
   explicit GradsyncPeer(const PeerOptions& options) : options_(options) {}
 
-  absl::Status SetUp(const Order& order) override { return Join(order, ""); }
+  absl::Status SetUp(std::size_t bytes) override { return Join(bytes, ""); }
   std::byte* buffer() override { return static_cast<std::byte*>(layout_->bucket(kBucket).data); }
-  absl::Status AllReduce(HandoffTimes* times) override;
-  absl::Status EndStep(HandoffTimes* times) override;
+  absl::Status AllReduce(Turn* turn) override;
+  absl::Status EndStep(Turn* turn) override;
   absl::Status TearDown() override;
 
  protected:
   static constexpr std::size_t kBucket = 0;
 
-  // A job of its own for each size, so that the memory of the last one is freed. `device`: UUID of
-  // the GPU that the layout lies on, or empty.
-  absl::Status Join(const Order& order, const std::string& device);
+  // Joins a new job for each size, so that the memory of the last one is freed. `device` is the
+  // UUID of the layout's GPU, or empty.
+  absl::Status Join(std::size_t bytes, const std::string& device);
 
   const PeerOptions& options() const { return options_; }
   Layout& layout() { return *layout_; }

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import pathlib
 import subprocess
 from typing import Optional
 
-from end_with_parent import terminate_with_parent
+from child_process import end_with_parent
 
 _END_LIMIT_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """Where some of the ranks and a daemon are.
+    """Where some of the ranks and a daemon run.
 
     Attributes:
       address: for other nodes; "" if there are none.
@@ -34,7 +32,7 @@ class NetworkFailed(Exception):
 
 
 class NodeNetwork:
-    """Several nodes, each with a link of its own. A context manager: its end is that of the links.
+    """Several nodes, each with a link of its own. A context manager: its end removes the links.
 
     Attributes:
       nodes: the nodes.
@@ -59,17 +57,14 @@ class NodeNetwork:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=terminate_with_parent,
+            preexec_fn=end_with_parent,
         )
         assert self._process.stdout is not None
         try:
             answer = json.loads(self._process.stdout.readline())
         except ValueError as error:
-            self.close()
+            self.__exit__()
             raise NetworkFailed(f"{program} has made no nodes") from error
-        except BaseException:
-            self.close()
-            raise
         isolated = answer["kind"] == "namespaces"
         self.description: str = answer["description"]
         self.limited = isolated and rate is not None
@@ -83,11 +78,7 @@ class NodeNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets go of the nodes."""
-        self.close()
-
-    def close(self) -> None:
-        """Lets go of the nodes."""
+        """Removes the nodes."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
@@ -96,14 +87,3 @@ class NodeNetwork:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def interpreter_on(node: Node, interpreter: str, directory: str, number: int) -> str:
-    """Path of a program in `directory` that runs the interpreter on the node."""
-    if not node.command_prefix:
-        return interpreter
-    path = pathlib.Path(directory, f"python-on-node-{number}")
-    words = " ".join(f"'{word}'" for word in (*node.command_prefix, interpreter))
-    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
-    os.chmod(path, 0o700)
-    return str(path)

@@ -1,17 +1,8 @@
-#include "tools/bench/openmpi_peer.h"
-
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <string>
-#include <system_error>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "tools/bench/peer.h"
 #include "tools/bench/shared_region.h"
 #include "tools/bench/vector_loops.h"
 
@@ -20,65 +11,6 @@
 #endif
 
 namespace gradsync::bench {
-namespace {
-
-// Debian's name first, for its "mpirun" may be another MPI's.
-absl::StatusOr<std::string> FindLauncher() {
-  const char* const path = std::getenv("PATH");
-  for (const char* program : {"mpirun.openmpi", "mpirun"}) {
-    for (absl::string_view folder : absl::StrSplit(path != nullptr ? path : "", ':')) {
-      // mpirun takes its installation's folder from its own path, which may not be a link (/bin).
-      std::error_code missing;
-      const std::filesystem::path real =
-          std::filesystem::canonical(std::string(folder), missing) / program;
-      if (!missing && access(real.c_str(), X_OK) == 0) return real.string();
-    }
-  }
-  return absl::NotFoundError("mpirun is not installed");
-}
-
-}  // namespace
-
-absl::StatusOr<std::vector<std::string>> OpenMpiLauncher(std::uint32_t ranks,
-                                                         const std::string& directory,
-                                                         const std::string& shared_directory) {
-#ifdef GRADSYNC_HAVE_MPI
-  absl::StatusOr<std::string> mpirun = FindLauncher();
-  if (!mpirun.ok()) return mpirun.status();
-  std::vector<std::string> command = {*mpirun, "-n", absl::StrCat(ranks)};
-  // Containers and build machines run as root and have fewer cores than ranks.
-  for (const char* flag :
-       {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--noprefix"}) {
-    command.push_back(flag);
-  }
-  const std::pair<const char*, std::string> parameters[] = {
-      {"plm", "isolated"},  // this machine alone: no ssh
-      {"pml", "ob1"},
-      {"btl", "self,vader"},  // shared memory
-      {"orte_tmpdir_base", directory},
-      {"btl_vader_backing_directory", shared_directory},
-  };
-  for (const auto& [name, value] : parameters) {
-    command.insert(command.end(), {"--mca", name, value});
-  }
-  return command;
-#else
-  static_cast<void>(ranks);
-  static_cast<void>(directory);
-  static_cast<void>(shared_directory);
-  static_cast<void>(FindLauncher);
-  return absl::NotFoundError("built without Open MPI, which was not installed");
-#endif
-}
-
-absl::StatusOr<std::uint32_t> OpenMpiRank() {
-  const char* const text = std::getenv("OMPI_COMM_WORLD_RANK");
-  std::uint32_t rank = 0;
-  if (text == nullptr || !absl::SimpleAtoi(text, &rank)) {
-    return absl::InvalidArgumentError("not started by mpirun: OMPI_COMM_WORLD_RANK is missing");
-  }
-  return rank;
-}
 
 #ifdef GRADSYNC_HAVE_MPI
 namespace {
@@ -135,8 +67,8 @@ class OpenMpiPeer final : public Peer {
     return absl::OkStatus();
   }
 
-  absl::Status SetUp(const Order& order) override {
-    absl::StatusOr<SharedRegion> memory = SharedRegion::Private(order.bytes);
+  absl::Status SetUp(std::size_t bytes) override {
+    absl::StatusOr<SharedRegion> memory = SharedRegion::Private(bytes);
     if (!memory.ok()) return memory.status();
     memory_ = *std::move(memory);
     count_ = memory_.bytes() / ItemSize(options_.dtype);
@@ -145,7 +77,7 @@ class OpenMpiPeer final : public Peer {
 
   std::byte* buffer() override { return memory_.data(); }
 
-  absl::Status AllReduce(HandoffTimes*) override {
+  absl::Status AllReduce(Turn*) override {
     absl::Status status =
         MpiStatus(MPI_Allreduce(MPI_IN_PLACE, memory_.data(), static_cast<int>(count_), type_, add_,
                                 MPI_COMM_WORLD),

@@ -1,5 +1,5 @@
-// What the ranks reduce: numbers whose average is exact in every type and in any order of adding,
-// so that one wrong element is seen as such.
+// The data that the ranks reduce. Its average is exact in every type and in any order of addition,
+// so every wrong element shows.
 
 #ifndef TOOLS_BENCH_PATTERN_H_
 #define TOOLS_BENCH_PATTERN_H_
@@ -12,8 +12,11 @@
 
 namespace gradsync::bench {
 
-// A sequence of small multiples of `ranks`, another one for each rank, repeated with a prime period
-// and shifted from iteration to iteration: data of a wrong rank, place or iteration differs.
+// Beyond it, sums of the pattern would not be exact in bfloat16.
+inline constexpr std::uint32_t kMaxRanks = 8;
+
+// Small multiples of `ranks`, in a sequence that differs from rank to rank, repeats with a prime
+// period and shifts from iteration to iteration: data of a wrong rank, place or iteration differs.
 // Thread-safe.
 class Pattern {
  public:
@@ -24,8 +27,8 @@ class Pattern {
   void Fill(std::uint32_t rank, std::uint64_t iteration, std::byte* data, std::size_t count) const;
   // Writes what the average over the ranks must be.
   void FillAverage(std::uint64_t iteration, std::byte* data, std::size_t count) const;
-  // Elements that differ from the average: among all of them, or among about one in 32, the first
-  // and the last included.
+  // Counts elements that differ from the average. Checks all of them, or the first, the last and
+  // about one in 32.
   std::uint64_t CountWrong(std::uint64_t iteration, const std::byte* data, std::size_t count,
                            bool all) const;
 

@@ -6,27 +6,48 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/gradsync/data_type.h"
-#include "tools/bench/control_block.h"
-#include "tools/bench/implementation.h"
+#include "tools/bench/barrier.h"
 
 namespace gradsync::bench {
 
 struct PeerOptions {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;  // of all nodes
-  std::uint32_t node = 0;
   DataType dtype = DataType::kFloat32;
-  std::string directory;    // the team's meeting place
-  std::string address;      // of this rank's node, for the other nodes
-  std::string coordinator;  // of gradsync's job; empty on one node
-  // On which the ranks lie, in turns; 0: host memory.
+  std::string directory;      // where the ranks of this implementation meet
+  std::string address;        // of this rank's node, for the other nodes
+  std::string socket;         // of gradsyncd on this rank's node
+  std::string coordinator;    // of gradsync's job; empty on one node
+  std::string memory;         // path of shared memory, for the roofline
+  std::uint32_t threads = 1;  // of the roofline
+  Barrier* barrier = nullptr;
+  // The number of GPUs that the ranks share in turns; 0: host memory.
   std::uint32_t gpus = 0;
   std::string cuda_library;
   std::string nccl_library;
+};
+
+// One all-reduce: what to do, and when its parts ended (CLOCK_MONOTONIC, nanoseconds). An
+// implementation sets the times that it knows.
+struct Turn {
+  std::uint64_t iteration = 0;
+  std::int64_t marked_ns = 0;  // MarkReady has returned
+  std::int64_t ready_ns = 0;   // the daemon has the last rank's message
+  std::int64_t start_ns = 0;   // the reduction starts
+  std::int64_t finish_ns = 0;  // the reduction ends
+  // How long rank 0 took, by a better clock than the caller's, where rank 0 alone works; 0: none.
+  std::int64_t own_ns = 0;
+  // CPU time, where that of the whole process would include waiting.
+  std::optional<std::int64_t> cpu_ns;
+  // On a GPU: the caller may enqueue what needs the average; how often the host waited until then.
+  std::int64_t enqueued_ns = 0;
+  std::uint64_t host_synchronizations = 0;
 };
 
 // Called by one thread: Connect (SetUp (Upload AllReduce EndStep Download)* TearDown)* destructor.
@@ -36,24 +57,32 @@ class Peer {
   virtual ~Peer() = default;
 
   virtual absl::Status Connect() { return absl::OkStatus(); }
-  // A buffer of order.bytes, in the kind of memory that this implementation reduces.
-  virtual absl::Status SetUp(const Order& order) = 0;
+  // A buffer of `bytes`, in the kind of memory that this implementation reduces.
+  virtual absl::Status SetUp(std::size_t bytes) = 0;
   // Valid from SetUp to TearDown; elements of the dtype.
   virtual std::byte* buffer() = 0;
   // Copies buffer() to the memory that is reduced and back, where that is a GPU's.
   virtual absl::Status Upload() { return absl::OkStatus(); }
   virtual absl::Status Download() { return absl::OkStatus(); }
-  // False for what only does work to compare with: its results are not checked.
+  // False for an implementation that only does comparable work: its results are not checked.
   virtual bool averages() const { return true; }
-  // Averages every rank's buffer in place. Timed by the caller, who sees what a trainer sees.
-  // gradsync fills `times.marked_ns`.
-  virtual absl::Status AllReduce(HandoffTimes* times) = 0;
-  // What else a step needs; untimed, but its CPU time counts. gradsync fills the rest of `times`.
-  virtual absl::Status EndStep(HandoffTimes*) { return absl::OkStatus(); }
+  // Averages every rank's buffer in place. The caller measures its time, as a trainer sees it.
+  virtual absl::Status AllReduce(Turn* turn) = 0;
+  // What else a step needs. Its time is not measured, but its CPU time is.
+  virtual absl::Status EndStep(Turn*) { return absl::OkStatus(); }
   virtual absl::Status TearDown() = 0;
 };
 
-std::unique_ptr<Peer> MakePeer(Implementation implementation, const PeerOptions& options);
+// INVALID_ARGUMENT if there is no implementation of that name in that kind of memory.
+absl::StatusOr<std::unique_ptr<Peer>> MakePeer(const std::string& name, const PeerOptions& options);
+
+std::unique_ptr<Peer> MakeGlooPeer(const PeerOptions& options);
+
+// A loop that reads and writes every rank's buffer once, by threads of rank 0: see RooflineThreads.
+std::unique_ptr<Peer> MakeRooflinePeer(const PeerOptions& options);
+
+// MPI_Allreduce in place, through shared memory on one machine. Null if built without Open MPI.
+std::unique_ptr<Peer> MakeOpenMpiPeer(const PeerOptions& options);
 
 }  // namespace gradsync::bench
 

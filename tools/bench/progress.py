@@ -17,18 +17,18 @@ class Progress:
         self._total = total
         self._done = 0
         self._start = time.monotonic()
-        self._last = self._start
+        self._last = 0.0
         self._terminal = sys.stderr.isatty()
 
     def say(self, text: str) -> None:
-        """What is being done."""
+        """Shows what is being done."""
         if self._terminal:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def done(self, what: str, amount: int = 1) -> None:
-        """`amount` more of the work is done, which belongs to `what`."""
+        """`amount` more of the work is done; it belongs to `what`."""
         self._done += amount
         now = time.monotonic()
         left = (now - self._start) / self._done * (self._total - self._done)

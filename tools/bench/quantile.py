@@ -19,5 +19,5 @@ def quantile(samples: Iterable[float], q: float) -> float:
 
 
 def median(samples: Iterable[float]) -> float:
-    """The middle one, or the mean of the two in the middle."""
+    """The middle sample, or the mean of the two in the middle."""
     return statistics.median(samples)

@@ -1,4 +1,4 @@
-"""A barrier of rank processes in shared memory, which costs microseconds."""
+"""A barrier of Python's rank processes in shared memory, which costs microseconds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class RankBarrier:
     """Every rank opens the same file, which must exist; then they wait for one another."""
 
     def __init__(self, path: str, rank: int, ranks: int) -> None:
-        """Maps the file."""
+        """Maps the file, which gets the size that it needs."""
         descriptor = os.open(path, os.O_RDWR)
         try:
+            os.ftruncate(descriptor, ranks * _CACHE_LINE)
             self._memory = mmap.mmap(descriptor, ranks * _CACHE_LINE)
         finally:
             os.close(descriptor)
@@ -27,12 +28,6 @@ class RankBarrier:
         self._places = [other * _CACHE_LINE // 8 for other in range(ranks)]
         self._own = self._places[rank]
         self._generation = 0
-
-    @staticmethod
-    def create(path: str, ranks: int) -> None:
-        """Makes the file."""
-        with open(path, "wb") as file:
-            file.write(bytes(ranks * _CACHE_LINE))
 
     def wait(self) -> None:
         """Returns when every rank has come."""

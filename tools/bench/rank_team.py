@@ -1,97 +1,87 @@
-"""The rank processes of a benchmark, and how it gives them commands."""
+"""The rank processes of one implementation, and how the bench commands them.
+
+A rank connects to the team's socket and introduces itself: {"rank": N, "pid": N}. It gets its
+configuration, and answers when it is ready. From then on it gets commands, {"call": NAME, ...}, and
+answers each with {"answer": ...} or {"error": TEXT}. All messages are lines of JSON.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import multiprocessing.process
-import multiprocessing.resource_tracker
-import multiprocessing.spawn
+import json
 import os
-import signal
-import sys
+import select
+import socket
 import time
-import traceback
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
 
-from end_with_parent import end_with_parent
+from child_process import ChildProcess
+from machine import process_cpu_seconds
 
-# A team that does not answer for so long hangs.
+# Longer than Gloo needs for 1 GiB among 8 ranks on 2 cores.
 _ANSWER_LIMIT_S = 600.0
+# How soon the death of a process is noticed before it has connected.
+_LOOK_AGAIN_S = 0.2
 _END_LIMIT_S = 10.0
-_LOG_LINES = 20
 
 
 class RankFailed(Exception):
-    """A rank raised an exception, died or hangs; says which, and shows its traceback."""
+    """A rank failed, ended or hangs; the text says which and shows why."""
 
 
 class RankTeam:
-    """Rank processes that wait for commands. A context manager: ends them, if need be by force.
+    """Rank processes that wait for commands. A context manager: ends them.
 
-    Each makes its servant, `make(rank, **options)`, and then calls the methods of it that it is
-    told to call, all ranks the same one.
+    Attributes:
+      name: of the implementation.
+      ranks: how many there are.
     """
 
     def __init__(
         self,
-        make: Callable[..., Any],
-        interpreters: Sequence[str],
-        options: dict[str, Any],
-        environment: dict[str, str],
-        log: str,
+        name: str,
+        directory: str,
+        commands: Sequence[Sequence[str]],
+        configuration: Callable[[int], dict[str, Any]],
+        ranks: int,
+        environment: Optional[Mapping[str, str]] = None,
     ) -> None:
-        """Starts the ranks; returns when each has made its servant.
+        """Starts the ranks; returns when all are ready.
 
         Args:
-          make: a class or function of a module.
-          interpreters: by rank, the program that is its Python.
-          options: for `make`; pickled.
-          environment: for the ranks, before they import anything; RANK and LOCAL_RANK are added.
-          log: path of a file for whatever they print.
+          name: of the implementation.
+          directory: for its socket, `name`.sock, and its log.
+          commands: one for each rank, or one launcher that starts all of them.
+          configuration: of each rank, by its number.
+          ranks: how many there will be.
+          environment: replaces this process's.
 
         Raises:
-          RankFailed: a rank did not come that far.
+          RankFailed: a rank did not become ready.
         """
-        context = multiprocessing.get_context("spawn")
-        self._channels: list[multiprocessing.connection.Connection] = []
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._log = log
-        before = dict(os.environ)
-        # Ctrl-C is for the script, which ends its ranks; they inherit this.
-        on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # The first start would start it, by that rank's interpreter.
-        multiprocessing.resource_tracker.ensure_running()
+        self.name = name
+        self.ranks = ranks
+        self._processes: list[ChildProcess] = []
+        self._connections: dict[int, socket.socket] = {}
+        self._files: dict[int, Any] = {}
+        self._pids: list[int] = []
+        log = os.path.join(directory, f"{name}.log")
         try:
-            # Ranks inherit it; there is no other way to reach a child before its first import.
-            os.environ.update(environment)
-            for rank, interpreter in enumerate(interpreters):
-                multiprocessing.spawn.set_executable(interpreter)
-                os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-                ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_serve, args=(theirs, make, rank, options, log), daemon=True
-                )
-                process.start()
-                theirs.close()
-                self._channels.append(ours)
-                self._processes.append(process)
-        except BaseException:
-            self._kill()
-            self.close()
-            raise
-        finally:
-            multiprocessing.spawn.set_executable(sys.executable)
-            signal.signal(signal.SIGINT, on_interrupt)
-            os.environ.clear()
-            os.environ.update(before)
-        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(team_socket(directory, name))
+                listener.listen(ranks)
+                for command in commands:
+                    self._processes.append(ChildProcess(command, log, environment))
+                self._accept(listener)
+            for rank in range(ranks):
+                self._send(rank, configuration(rank))
             self._answers()
         except BaseException:
             self._kill()
             self.close()
             raise
+        # The launcher counts, too.
+        self._pids = list({*self._pids, *(process.pid for process in self._processes)})
 
     def __enter__(self) -> RankTeam:
         """Nothing more."""
@@ -103,97 +93,103 @@ class RankTeam:
             self._kill()
         self.close()
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Calls a method of every rank's servant at once; returns the answers, in rank order.
+    def call(self, name: str, **arguments: Any) -> list[Any]:
+        """Gives every rank a command; returns the answers, in rank order.
 
         Raises:
-          RankFailed: the first one that failed.
+          RankFailed: of the first rank that failed.
         """
-        for rank, channel in enumerate(self._channels):
-            try:
-                channel.send((method, arguments))
-            except OSError as error:
-                raise RankFailed(f"rank {rank} is gone") from error
+        for rank in range(self.ranks):
+            self._send(rank, {"call": name, **arguments})
         return self._answers()
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all processes so far."""
+        return sum(map(process_cpu_seconds, self._pids))
+
+    def launcher_cpu_seconds(self) -> float:
+        """CPU time so far of the launcher, if there is one."""
+        if len(self._processes) == self.ranks:
+            return 0.0
+        return process_cpu_seconds(self._processes[0].pid)
 
     def close(self) -> None:
         """Ends the ranks."""
-        for channel in self._channels:
-            channel.close()
+        for rank, connection in self._connections.items():
+            self._files[rank].close()
+            connection.close()
+        self._connections = {}
         deadline = time.monotonic() + _END_LIMIT_S
         for process in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._channels = []
+            if not process.await_end(max(0.0, deadline - time.monotonic())):
+                process.stop()
         self._processes = []
 
     def _kill(self) -> None:
         for process in self._processes:
             process.kill()
 
+    def _accept(self, listener: socket.socket) -> None:
+        listener.settimeout(_LOOK_AGAIN_S)
+        deadline = time.monotonic() + _ANSWER_LIMIT_S
+        while len(self._connections) < self.ranks:
+            try:
+                connection, _ = listener.accept()
+            except socket.timeout:
+                for process in self._processes:
+                    if process.ended() is not None:
+                        raise RankFailed(self._text_of_end(process)) from None
+                if time.monotonic() > deadline:
+                    raise RankFailed(f"ranks of {self.name} have not started") from None
+                continue
+            file = connection.makefile("r", encoding="utf-8")
+            line = file.readline()
+            if not line:
+                raise RankFailed(f"a rank of {self.name} has ended at its start")
+            hello = json.loads(line)
+            self._connections[hello["rank"]] = connection
+            self._files[hello["rank"]] = file
+            self._pids.append(hello["pid"])
+
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
+        try:
+            self._connections[rank].sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            raise RankFailed(self._text_of_loss(rank)) from None
+
     def _answers(self) -> list[Any]:
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + _ANSWER_LIMIT_S
-        while len(answers) < len(self._channels):
-            waited = {c: r for r, c in enumerate(self._channels) if r not in answers}
-            ready = multiprocessing.connection.wait(waited, max(0.0, deadline - time.monotonic()))
+        while len(answers) < self.ranks:
+            waited = {c: rank for rank, c in self._connections.items() if rank not in answers}
+            ready, _, _ = select.select(waited, [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                self._kill()
-                raise RankFailed(f"ranks {sorted(waited.values())} have not answered for 10 min")
-            for channel in ready:
-                rank = waited[channel]  # type: ignore[index]
-                answers[rank] = self._answer(rank)
-        return [answers[rank] for rank in range(len(self._channels))]
+                raise RankFailed(f"{self.name} ranks {sorted(waited.values())} have not answered")
+            for connection in ready:
+                answers[waited[connection]] = self._answer(waited[connection])
+        return [answers[rank] for rank in range(self.ranks)]
 
     def _answer(self, rank: int) -> Any:
         try:
-            failed, answer = self._channels[rank].recv()
-        except (EOFError, OSError):
-            self._processes[rank].join(_END_LIMIT_S)
-            code = self._processes[rank].exitcode
-            self._kill()
-            with open(self._log, errors="replace") as file:
-                said = file.read().splitlines()[-_LOG_LINES:]
-            text = "\n".join([f"rank {rank} has ended with exit code {code}", *said])
-            raise RankFailed(text) from None
-        if failed:
-            # The others may wait for it for ever.
-            self._kill()
-            raise RankFailed(f"rank {rank} failed:\n{answer}")
-        return answer
-
-
-def _serve(
-    channel: multiprocessing.connection.Connection,
-    make: Callable[..., Any],
-    rank: int,
-    options: dict[str, Any],
-    log: str,
-) -> None:
-    end_with_parent()
-    # Libraries announce themselves; the script's output is a table and its progress.
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), sys.stdout.fileno())
-        os.dup2(file.fileno(), sys.stderr.fileno())
-    try:
-        servant = make(rank, **options)
-        channel.send((False, None))
-        while True:
-            try:
-                method, arguments = channel.recv()
-            except (EOFError, OSError):
-                break
-            channel.send((False, getattr(servant, method)(*arguments)))
-        servant.close()
-    except BaseException:
-        # If the script is gone, nobody wants to know.
-        try:
-            channel.send((True, traceback.format_exc()))
+            line = self._files[rank].readline()
         except OSError:
-            pass
-    finally:
-        # Without the libraries' own ends, some of which wait for other ranks.
-        sys.stderr.flush()
-        os._exit(0)
+            line = ""
+        if not line:
+            raise RankFailed(self._text_of_loss(rank))
+        message = json.loads(line)
+        if "error" in message:
+            raise RankFailed(f"{self.name} rank {rank}: {message['error']}")
+        return message["answer"]
+
+    def _text_of_loss(self, rank: int) -> str:
+        process = self._processes[rank if len(self._processes) == self.ranks else 0]
+        process.await_end(_LOOK_AGAIN_S)
+        return self._text_of_end(process, f" rank {rank}")
+
+    def _text_of_end(self, process: ChildProcess, rank: str = "") -> str:
+        return f"{self.name}{rank} has ended with code {process.ended()}:\n{process.last_output()}"
+
+
+def team_socket(directory: str, name: str) -> str:
+    """Where the ranks of that implementation connect."""
+    return os.path.join(directory, f"{name}.sock")

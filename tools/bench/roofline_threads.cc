@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/time/time.h"
 #include "tools/bench/clocks.h"
 
 namespace gradsync::bench {
@@ -15,7 +14,7 @@ RooflineThreads::RooflineThreads(std::uint32_t threads) : thread_count_(threads)
 
 RooflineThreads::~RooflineThreads() {
   job_.quit = true;
-  start_.Post();
+  start_.Wait(thread_count_ + 1);
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -23,10 +22,8 @@ RooflineThreads::Result RooflineThreads::Average(DataType dtype, Prefetch prefet
                                                  const std::vector<std::byte*>& buffers,
                                                  std::size_t count) {
   job_ = Job{dtype, prefetch, &buffers, count, false};
-  finished_.Reset();
-  start_.Post();
-  while (!finished_.Wait(thread_count_, absl::Hours(1))) {
-  }
+  start_.Wait(thread_count_ + 1);
+  finish_.Wait(thread_count_ + 1);
   Result result;
   std::int64_t begin_ns = shares_[0].begin_ns;
   std::int64_t end_ns = shares_[0].end_ns;
@@ -39,9 +36,8 @@ RooflineThreads::Result RooflineThreads::Average(DataType dtype, Prefetch prefet
   return result;
 }
 
-// Spins, for sleeping again would put the time of waking up into the measurement. If the other
-// threads do not get a core within a millisecond (busy trainers), starts without them, as a real
-// pool of threads would.
+// Spins: the measurement would include a wake-up if it slept again. If the other threads do not get
+// a core within a millisecond (busy trainers), it starts without them, as a real thread pool would.
 void RooflineThreads::AwaitAll(std::uint32_t target) {
   constexpr std::int64_t kLimitNs = 1'000'000;
   const std::int64_t limit_ns = MonotonicNs() + kLimitNs;
@@ -52,7 +48,7 @@ void RooflineThreads::AwaitAll(std::uint32_t target) {
 
 void RooflineThreads::RunThread(std::uint32_t thread) {
   for (std::uint32_t round = 0;; ++round) {
-    start_.WaitPast(round);
+    start_.Wait(thread_count_ + 1);
     if (job_.quit) return;
     const std::size_t lines = (job_.count + kLoopAlignment - 1) / kLoopAlignment;
     const std::size_t begin = lines * thread / thread_count_ * kLoopAlignment;
@@ -67,7 +63,7 @@ void RooflineThreads::RunThread(std::uint32_t thread) {
                    static_cast<std::uint32_t>(job_.buffers->size()), begin, end);
     share.end_ns = MonotonicNs();
     share.cpu_ns = ThreadCpuNs() - cpu_ns;
-    finished_.Arrive(thread_count_);
+    finish_.Wait(thread_count_ + 1);
   }
 }
 

@@ -1,5 +1,5 @@
-// The roofline: threads that average the ranks' buffers in place and do nothing else. No
-// all-reduce of ranks that share no memory bandwidth with anybody can be faster.
+// The roofline: threads that average the ranks' buffers in place and do nothing else. No all-reduce
+// can be faster on the same memory.
 
 #ifndef TOOLS_BENCH_ROOFLINE_THREADS_H_
 #define TOOLS_BENCH_ROOFLINE_THREADS_H_
@@ -11,17 +11,17 @@
 #include <vector>
 
 #include "proto/gradsync/data_type.h"
-#include "tools/bench/gate.h"
+#include "tools/bench/barrier.h"
 #include "tools/bench/vector_loops.h"
 
 namespace gradsync::bench {
 
-// Sleeping threads, woken for one average at a time. Used by one thread; joins in its destructor.
+// Threads that sleep between averages. Used by one thread. The destructor joins.
 class RooflineThreads {
  public:
   struct Result {
     std::int64_t time_ns = 0;  // from the first thread's first element to the last thread's last
-    std::int64_t cpu_ns = 0;   // of all threads
+    std::int64_t cpu_ns = 0;   // of all threads, without waiting
   };
 
   explicit RooflineThreads(std::uint32_t threads);
@@ -52,13 +52,14 @@ class RooflineThreads {
   void AwaitAll(std::uint32_t target);
 
   const std::uint32_t thread_count_;
-  // Written before start_ is posted, read after.
+  // Written before `start_`, read after it.
   Job job_;
-  Signal start_;
+  // Of the threads and the caller.
+  Barrier start_;
+  Barrier finish_;
   // Counts awake threads over all jobs.
   std::atomic<std::uint32_t> awake_{0};
-  Arrivals finished_;
-  // Each written by its thread before it arrives.
+  // Each written by its thread before `finish_`.
   std::vector<Share> shares_;
   std::vector<std::thread> threads_;
 };

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "absl/status/status.h"
@@ -26,26 +25,15 @@ absl::StatusOr<SharedRegion> SharedRegion::Map(int fd, std::size_t bytes, int fl
   return region;
 }
 
-absl::StatusOr<SharedRegion> SharedRegion::Create(std::size_t bytes) {
-  const int fd = memfd_create("gradsync-bench", MFD_CLOEXEC);
-  if (fd < 0) return absl::ErrnoToStatus(errno, "memfd_create");
+absl::StatusOr<SharedRegion> SharedRegion::Open(const std::string& path, std::size_t bytes) {
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return absl::ErrnoToStatus(errno, path);
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
     close(fd);
     return absl::ErrnoToStatus(error, absl::StrCat("shared memory of ", bytes, " bytes"));
   }
   return Map(fd, bytes, MAP_SHARED);
-}
-
-absl::StatusOr<SharedRegion> SharedRegion::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return absl::ErrnoToStatus(errno, path);
-  struct stat status = {};
-  if (fstat(fd, &status) != 0 || status.st_size <= 0) {
-    close(fd);
-    return absl::InvalidArgumentError(absl::StrCat(path, " is not a bench's shared memory"));
-  }
-  return Map(fd, static_cast<std::size_t>(status.st_size), MAP_SHARED);
 }
 
 absl::StatusOr<SharedRegion> SharedRegion::Private(std::size_t bytes) {
@@ -56,7 +44,5 @@ SharedRegion::~SharedRegion() {
   if (data_ != nullptr) munmap(data_, bytes_);
   if (fd_ >= 0) close(fd_);
 }
-
-std::string SharedRegion::path() const { return absl::StrCat("/proc/", getpid(), "/fd/", fd_); }
 
 }  // namespace gradsync::bench

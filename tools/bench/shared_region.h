@@ -1,4 +1,4 @@
-// Memory shared between processes: an unnamed memfd, found by others through /proc.
+// Memory of the bench's buffers: private, or shared by the ranks.
 
 #ifndef TOOLS_BENCH_SHARED_REGION_H_
 #define TOOLS_BENCH_SHARED_REGION_H_
@@ -11,14 +11,11 @@
 
 namespace gradsync::bench {
 
-// Move-only; unmaps in its destructor. The memory lives as long as some process maps it, so that
-// nothing is left behind by a bench that is killed. Every page is populated on mapping.
+// Move-only; unmaps in its destructor. Every page is populated on mapping.
 class SharedRegion {
  public:
-  // `bytes` zeroed bytes.
-  static absl::StatusOr<SharedRegion> Create(std::size_t bytes);
-  // The region of another process, by its path().
-  static absl::StatusOr<SharedRegion> Open(const std::string& path);
+  // A file that several processes map; it gets a size of `bytes`.
+  static absl::StatusOr<SharedRegion> Open(const std::string& path, std::size_t bytes);
   // `bytes` zeroed bytes of private memory, for an implementation that shares none.
   static absl::StatusOr<SharedRegion> Private(std::size_t bytes);
 
@@ -34,8 +31,6 @@ class SharedRegion {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  // Valid for processes of the same user while this object lives. Create() only.
-  std::string path() const;
 
  private:
   static absl::StatusOr<SharedRegion> Map(int fd, std::size_t bytes, int flags);

@@ -1,58 +1,61 @@
-"""Where the scripts of this folder find gradsync: its daemon, and its Python package."""
+"""Where the benches find gradsync: its programs, and its Python package."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import pathlib
 import shutil
 import sys
+from typing import Optional
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 
 
 class NotBuilt(Exception):
-    """Something of gradsync is nowhere; says what to do."""
+    """A part of gradsync is missing; the text says what to do."""
 
 
-def find_daemon(path: str | None) -> str:
-    """Path of gradsyncd: `path`, else GRADSYNC_DAEMON, else what Bazel built, else PATH's.
+def find_program(path: str) -> str:
+    """Absolute path of a program.
 
-    Raises:
-      NotBuilt: it is nowhere, or cannot be executed.
-    """
-    named = path or os.environ.get("GRADSYNC_DAEMON")
-    if named:
-        if not os.access(named, os.X_OK) or os.path.isdir(named):
-            raise NotBuilt(f"{named} is no program")
-        return os.path.abspath(named)
-    built = TREE / "bazel-bin" / "daemon" / "gradsyncd"
-    if os.access(built, os.X_OK):
-        return str(built)
-    found = shutil.which("gradsyncd")
-    if found is None:
-        raise NotBuilt(
-            "no gradsyncd: run 'bazel build //daemon:gradsyncd //client:libgradsync.so', or name "
-            "one with --daemon"
-        )
-    return found
-
-
-def find_beside(daemon: str, path: str) -> str:
-    """Path of another program that Bazel built together with that daemon.
+    Searched for beside the running script as Bazel places both, beside $GRADSYNC_DAEMON, in
+    bazel-bin, in the folder bin of a GPU bundle, and in $PATH.
 
     Args:
-      daemon: of find_daemon().
       path: below the folder of what Bazel builds.
 
     Raises:
       NotBuilt: it is not there.
     """
-    program = pathlib.Path(daemon).parents[1] / path
-    if not os.access(program, os.X_OK):
-        folder, _, name = path.rpartition("/")
-        raise NotBuilt(f"no {program}: run 'bazel build //{folder}:{name}'")
-    return str(program)
+    roots = [pathlib.Path(os.path.dirname(os.path.abspath(sys.argv[0])), "..", "..")]
+    if "GRADSYNC_DAEMON" in os.environ:
+        roots.append(pathlib.Path(os.environ["GRADSYNC_DAEMON"]).parents[1])
+    roots.append(TREE / "bazel-bin")
+    folder, _, name = path.rpartition("/")
+    bundle = pathlib.Path(__file__).resolve().parents[1] / "bin" / name
+    for candidate in [*(root / path for root in roots), bundle]:
+        if os.access(candidate, os.X_OK):
+            return os.path.normpath(candidate)
+    found = shutil.which(name)
+    if found is None:
+        raise NotBuilt(f"no {name}: run 'bazel build //{folder}:{name}'")
+    return found
+
+
+def find_daemon(path: Optional[str]) -> str:
+    """Path of gradsyncd: `path`, else $GRADSYNC_DAEMON, else as find_program().
+
+    Raises:
+      NotBuilt: it is not there, or cannot be executed.
+    """
+    named = path or os.environ.get("GRADSYNC_DAEMON")
+    if named is None:
+        return find_program("daemon/gradsyncd")
+    if not os.access(named, os.X_OK) or os.path.isdir(named):
+        raise NotBuilt(f"{named} is no program")
+    return os.path.abspath(named)
 
 
 def make_importable() -> None:

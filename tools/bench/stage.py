@@ -1,138 +1,185 @@
-"""What a run of step.py or allreduce.py is made on: daemons, the ranks, and their files."""
+"""The processes and files of a benchmark: nodes, daemons, teams of ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
 from daemon_process import DaemonProcess
-from node_network import Node, interpreter_on
-from rank_barrier import RankBarrier
-from rank_team import RankFailed, RankTeam
-from source_tree import find_beside
+from machine import process_cpu_seconds
+from node_network import Node, NodeNetwork
+from rank_team import RankFailed, RankTeam, team_socket
+from source_tree import find_program
 
 
-@dataclasses.dataclass(frozen=True)
-class Meeting:
-    """How a rank meets the others.
+class Stage:
+    """A context manager: its end ends every process and removes every file.
 
     Attributes:
-      ranks: how many there are, node by node.
-      threads: that compute, in each.
-      sockets: of the nodes' daemons.
-      coordinator: "host:port" of the first node's daemon for the others; "" on one node.
-      store: path of a file for torch.distributed.
-      barrier: path of a file for RankBarrier.
+      ranks: how many on all nodes, node by node.
+      nodes: where they run.
+      rate: of each node's link, as "1gbit"; None: unlimited, or there is no link.
+      notes: about the nodes, for the head of the table.
+      directory: for sockets and files by which ranks meet.
     """
 
-    ranks: int
-    threads: int
-    sockets: tuple[str, ...]
-    coordinator: str
-    store: str
-    barrier: str
+    def __init__(self, daemon: str, nodes: int, ranks: int, rate: Optional[str], threads: int):
+        """Makes the nodes.
 
-    def socket_of(self, rank: int) -> str:
-        """Of the daemon of that rank's node."""
-        return self.sockets[rank * len(self.sockets) // self.ranks]
+        Args:
+          daemon: path of gradsyncd.
+          nodes: how many.
+          ranks: on each node.
+          rate: of each node's link; None: unlimited.
+          threads: reduce threads of each gradsyncd; 0: its own default.
+        """
+        self._daemon = daemon
+        self._stack = contextlib.ExitStack()
+        self._daemons: list[DaemonProcess] = []
+        self._coordinator = ""
+        self._teams: list[RankTeam] = []
+        self.ranks = ranks * nodes
+        self._reduce_threads = threads
+        self.nodes: tuple[Node, ...] = (Node(),)
+        self.rate: Optional[str] = None
+        self.notes: list[str] = []
+        with contextlib.ExitStack() as stack:
+            # Short: sockets lie in it.
+            self.directory = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="gradsync-bench-")
+            )
+            if nodes > 1:
+                maker = find_program("tools/virtual_network/virtual-network")
+                network = stack.enter_context(NodeNetwork(maker, nodes, rate))
+                self.nodes = network.nodes
+                self.rate = rate if network.limited else None
+                self.notes.append(f"nodes: {network.description}")
+                if not network.limited:
+                    kept = ": --rate is not kept" if rate else ""
+                    self.notes.append(f"links are unlimited{kept}")
+            self._stack = stack.pop_all()
 
+    def __enter__(self) -> Stage:
+        """Nothing more."""
+        return self
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """Daemons and ranks that wait for commands."""
+    def __exit__(self, *error: Any) -> None:
+        """Ends everything."""
+        self._stack.__exit__(*error)
 
-    daemons: Sequence[DaemonProcess]
-    team: RankTeam
+    def start_daemons(self, flags: Sequence[str] = ()) -> None:
+        """Starts a gradsyncd on each node; DaemonFailed if one does not start."""
+        flags = [f"--reduce_threads={self._reduce_threads}", *flags]
+        for number, node in enumerate(self.nodes):
+            daemon = DaemonProcess(self._daemon, self.directory, node, number, flags)
+            self._stack.callback(daemon.stop)
+            self._daemons.append(daemon)
+        if len(self.nodes) > 1:
+            gradsyncctl = find_program("tools/gradsyncctl/gradsyncctl")
+            self._coordinator = self._daemons[0].peer_address(gradsyncctl)
+
+    def start_team(
+        self,
+        name: str,
+        program: Sequence[str],
+        options: Mapping[str, Any],
+        launcher: Optional[Sequence[str]] = None,
+        environment: Optional[Mapping[str, str]] = None,
+    ) -> RankTeam:
+        """Starts the ranks of an implementation.
+
+        Args:
+          name: of the implementation.
+          program: of each rank.
+          options: what its ranks need besides the configuration that all have.
+          launcher: the command that starts all ranks; None: each is started on its node.
+          environment: variables besides those of this process.
+
+        Raises:
+          RankFailed: a rank did not become ready.
+        """
+        command = [*program, team_socket(self.directory, name)]
+        shared = {
+            "impl": name,
+            "ranks": self.ranks,
+            "directory": self.directory,
+            "coordinator": self._coordinator,
+            "barrier": self.memory("barrier"),
+            **options,
+        }
+
+        def configuration(rank: int) -> dict[str, Any]:
+            node = self._node_of(rank)
+            daemon_socket = self._daemons[node].socket if self._daemons else ""
+            address = self.nodes[node].address or "127.0.0.1"
+            return {**shared, "rank": rank, "address": address, "socket": daemon_socket}
+
+        commands = [
+            [*self.nodes[self._node_of(rank)].command_prefix, *command, str(rank)]
+            for rank in range(self.ranks)
+        ]
+        team = RankTeam(
+            name,
+            self.directory,
+            [[*launcher, *command]] if launcher else commands,
+            configuration,
+            self.ranks,
+            {**os.environ, **environment} if environment else None,
+        )
+        self._teams.append(team)
+        self._stack.push(team)
+        return team
+
+    def start_python_team(
+        self,
+        name: str,
+        script: str,
+        options: Mapping[str, Any],
+        threads: int,
+        environment: Mapping[str, str],
+    ) -> RankTeam:
+        """Starts ranks of PyTorch, each with `threads` that compute."""
+        folder = os.path.dirname(os.path.abspath(__file__))
+        interface = {"GLOO_SOCKET_IFNAME": self.nodes[0].interface} if len(self.nodes) > 1 else {}
+        store = os.path.join(self.directory, f"{name}.store")
+        return self.start_team(
+            name,
+            [sys.executable, os.path.join(folder, script)],
+            {"store": store, "threads": threads, **options},
+            environment={
+                "OMP_NUM_THREADS": str(threads),
+                "WORLD_SIZE": str(self.ranks),
+                # Importing some parts of PyTorch makes a folder of this name.
+                "TORCHINDUCTOR_CACHE_DIR": os.path.join(self.directory, "inductor"),
+                # PyTorch's Gloo would look for this machine's name.
+                **interface,
+                **environment,
+            },
+        )
+
+    def memory(self, name: str) -> str:
+        """Path of new memory that processes can map; it is freed with this object."""
+        descriptor = os.memfd_create(name)
+        self._stack.callback(os.close, descriptor)
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def daemon_cpu_seconds(self) -> float:
-        """Of all daemons so far."""
-        return sum(daemon.cpu_seconds() for daemon in self.daemons)
+        """CPU time of all daemons so far."""
+        return sum(process_cpu_seconds(daemon.pid) for daemon in self._daemons)
 
     def cpu_seconds(self) -> float:
-        """Of this script and everything that it has started, so far."""
-        ranks: float = sum(self.team.call("cpu_seconds"))
-        return ranks + self.daemon_cpu_seconds() + sum(os.times()[:2])
+        """CPU time of this process and of all that it has started, so far."""
+        teams = sum(team.cpu_seconds() for team in self._teams)
+        return teams + self.daemon_cpu_seconds() + sum(os.times()[:2])
 
+    def with_daemon_logs(self, error: RankFailed) -> RankFailed:
+        """The same error with the daemons' last output, where the reason may be."""
+        said = "\n".join(daemon.last_output() for daemon in self._daemons)
+        return RankFailed(f"{error}\ngradsyncd says:\n{said}") if said else error
 
-@contextlib.contextmanager
-def stage(
-    make: Callable[..., Any],
-    *,
-    ranks: int,
-    threads: int,
-    program: str,
-    reduce_threads: int,
-    options: dict[str, Any],
-    environment: dict[str, str],
-    nodes: Sequence[Node] = (Node(),),
-) -> Iterator[Stage]:
-    """Starts daemons in a temporary directory, and ranks; ends both and leaves no file.
-
-    Args:
-      make: of RankTeam; gets `meeting`, a Meeting, besides `options`.
-      ranks: how many on each node.
-      threads: that compute in each rank.
-      program: path of gradsyncd.
-      reduce_threads: of the daemon; 0: its default.
-      options: for `make`.
-      environment: for the ranks.
-      nodes: each has a daemon.
-
-    Raises:
-      DaemonFailed: a daemon did not start.
-      RankFailed: a rank failed; says what it and the daemons have said last.
-    """
-    # Short: sockets lie in it.
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-"))
-        daemons = [
-            stack.enter_context(DaemonProcess(program, directory, reduce_threads, node, number))
-            for number, node in enumerate(nodes)
-        ]
-        coordinator = ""
-        if len(nodes) > 1:
-            gradsyncctl = find_beside(program, "tools/gradsyncctl/gradsyncctl")
-            coordinator = daemons[0].peer_address(gradsyncctl)
-            # PyTorch's Gloo would look for this machine's name.
-            environment = {"GLOO_SOCKET_IFNAME": nodes[0].interface, **environment}
-        all_ranks = ranks * len(nodes)
-        interpreters = [
-            interpreter_on(node, sys.executable, directory, number)
-            for number, node in enumerate(nodes)
-            for _ in range(ranks)
-        ]
-        meeting = Meeting(
-            ranks=all_ranks,
-            threads=threads,
-            sockets=tuple(daemon.socket for daemon in daemons),
-            coordinator=coordinator,
-            store=os.path.join(directory, "store"),
-            barrier=os.path.join(directory, "barrier"),
-        )
-        RankBarrier.create(meeting.barrier, all_ranks)
-        everything = {
-            "OMP_NUM_THREADS": str(threads),
-            "WORLD_SIZE": str(all_ranks),
-            # Importing some parts of PyTorch makes a folder of this name.
-            "TORCHINDUCTOR_CACHE_DIR": os.path.join(directory, "inductor"),
-            **environment,
-        }
-        try:
-            team = stack.enter_context(
-                RankTeam(
-                    make,
-                    interpreters,
-                    {"meeting": meeting, **options},
-                    everything,
-                    os.path.join(directory, "ranks.log"),
-                )
-            )
-            yield Stage(daemons, team)
-        except RankFailed as error:
-            said = "\n".join(daemon.last_output() for daemon in daemons)
-            raise RankFailed(f"{error}\ngradsyncd says:\n{said}") from None
+    def _node_of(self, rank: int) -> int:
+        return rank * len(self.nodes) // self.ranks

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import json
-import os
 import sys
 from collections.abc import Sequence
 
 import step_report
-from bit_rate import parse_bit_rate
-from command_line import count, names_of, output_file, terminable
-from daemon_process import DaemonFailed
-from machine_state import OthersShare, describe_machine
-from node_network import NetworkFailed, Node, NodeNetwork
+from command_line import (
+    WrongResults,
+    add_shared_arguments,
+    check_shared_arguments,
+    count,
+    names_of,
+    run_bench,
+    say,
+    write_json,
+)
+from machine import OthersShare, describe_machine
 from progress import Progress
-from rank_team import RankFailed
-from source_tree import NotBuilt, find_beside, find_daemon, make_importable
-from stage import Stage, stage
-from step_report import Measured, ModelResult
+from rank_team import RankFailed, RankTeam
+from source_tree import find_daemon, make_importable
+from stage import Stage
+from step_report import Measured, ModelResult, ModelSize
 
 _HELP = """\
 Trains the same model in several ways at once, and compares what one step costs.
@@ -34,25 +37,30 @@ Trains the same model in several ways at once, and compares what one step costs.
 The script starts gradsyncd in a temporary directory and N ranks, each a process with one thread
 that computes; with --nodes, on each of several nodes, which are network namespaces of this machine
 with links of --rate. Every rank has a copy of the model for each implementation: the same seed,
-data, optimizer (SGD with momentum). After a warm-up, in which wrappers settle their buckets, they
-take turns of a few steps, all ranks at once, in an order that rotates, so that a machine that is
-faster one second than the next is it for all of them. Afterwards the parameters of gradsync,
+data, optimizer (SGD with momentum). After a warm-up, in which wrappers settle their buckets,
+all ranks take turns of a few steps with each implementation, in rotating order: when the machine
+becomes faster or slower, it does so for all of them. Afterwards the parameters of gradsync,
 gradsync_hook and ddp_gloo must be the same.
 
   step p50   zero_grad, forward, backward and optimizer.step of one batch: the median of a round's
-             steps on the slowest rank; of that the median over the rounds
+             steps on the slowest rank; then the median over the rounds
   p10, p90   of all steps of all ranks
   of gloo    step time as a share of ddp_gloo's, median of the rounds' ratios
   > bare     step time beyond bare's, and beyond ddp_noop's: what communication adds
   cpu        CPU seconds of 100 steps: all ranks and the daemon together
 
-Below the table: what gradsync adds as a share of what ddp_gloo adds, and whether that is within
-reach (2 ranks, communication_heavy, beyond ddp_noop: wrapper 0.20, hook 0.50). With --rate: a step
-as a share of the larger of the computation (bare's step, in the same round) and the wire's time
-(the gradients' bytes at --rate, times 2(n-1)/n for n nodes, without headers); reach: at most 1.15;
-and what no step can be below: bare's step, and what of it is not the backward pass, which nothing
-overlaps, together with the wire's time with its headers. Without root or iproute2 nodes are
-loopback addresses, which the head of the table says, and links are unlimited.
+Below the table are
+
+  - what gradsync adds as a share of what ddp_gloo adds. Targets beyond ddp_noop, with 2 ranks and
+    communication_heavy: wrapper 0.20, hook 0.50
+  - with --rate, a step as a share of its limit: the larger of the computation (bare's step, in the
+    same round) and the wire's time (the gradients' bytes at --rate, times 2(n-1)/n for n nodes,
+    without headers). Target: at most 1.15
+  - with --rate, the least that this share can be: nothing overlaps the part of bare's step outside
+    its backward pass, and headers take time on the wire
+
+Without root or iproute2 nodes are loopback addresses with unlimited links; the head of the table
+says so.
 """
 _EPILOG = """\
 examples:
@@ -97,18 +105,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         metavar="LIST",
         help="comma-separated, from the list above; default: all",
     )
-    parser.add_argument(
-        "--ranks", type=count(1, 8), default=2, metavar="N", help="on each node; 2 to 8 in all"
-    )
-    parser.add_argument(
-        "--nodes", type=count(1, 8), default=1, metavar="N", help="default 1: no network"
-    )
-    parser.add_argument(
-        "--rate",
-        type=parse_bit_rate,
-        metavar="RATE",
-        help="of each node's link, each way: 1gbit, 100mbit; default: as fast as memory",
-    )
+    add_shared_arguments(parser)
     parser.add_argument(
         "--rounds", type=count(1, 1000), metavar="N", help="default 5; 2 with --quick"
     )
@@ -120,13 +117,6 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--turn", type=count(1, 100000), default=5, metavar="N", help="steps at a time; default 5"
-    )
-    parser.add_argument(
-        "--threads",
-        type=count(0, 256),
-        default=0,
-        metavar="N",
-        help="reduce threads of gradsyncd; default 0: its own default",
     )
     parser.add_argument(
         "--bucket-view",
@@ -143,25 +133,11 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         "time on the wire: take less where links are slow (tools/simulate says how much)",
     )
     parser.add_argument(
-        "--daemon", metavar="PATH", help="gradsyncd; default: the one that Bazel has built"
-    )
-    parser.add_argument(
-        "--svg",
-        type=output_file,
-        default="step.svg",
-        metavar="FILE",
-        help="the picture; default: step.svg, here",
-    )
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="the rows as JSON")
-    parser.add_argument(
         "--quick", action="store_true", help="tiny models, few steps: tries the script"
     )
     options = parser.parse_args(words)
     options.model = tuple(name for name in _MODELS if name in (options.model or _DEFAULT_MODELS))
-    if not 2 <= options.ranks * options.nodes <= 8:
-        parser.error(f"--ranks {options.ranks} on --nodes {options.nodes}: must be 2 to 8 in all")
-    if options.rate and options.nodes == 1:
-        parser.error("--rate is of the links between nodes: it needs --nodes 2 or more")
+    check_shared_arguments(parser, options)
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.steps = options.steps or (4 if options.quick else 20)
     return options
@@ -190,13 +166,11 @@ class _Contest:
     """The turns of a run."""
 
     def __init__(
-        self, options: argparse.Namespace, rate: str | None, on: Stage, progress: Progress
+        self, options: argparse.Namespace, stage: Stage, team: RankTeam, progress: Progress
     ) -> None:
         self._options = options
-        self._ranks = options.ranks * options.nodes
-        self._rate = rate
-        self._on = on
-        self._team = on.team
+        self._stage = stage
+        self._team = team
         self._progress = progress
         self._turns = 0
 
@@ -204,7 +178,7 @@ class _Contest:
         """Measures one model."""
         options = self._options
         self._progress.say(f"{model_name}: setting up")
-        size = self._team.call("set_up", model_name, options.impl)[0]
+        size = self._team.call("set_up", model_name=model_name, implementations=options.impl)[0]
         self._round(model_name, _WARM_UP)
         measured = {name: Measured() for name in options.impl}
         for _ in range(options.rounds):
@@ -212,18 +186,18 @@ class _Contest:
                 measured[name].add_round(turns.steps_ms, turns.outside_ms, turns.cpu)
         return ModelResult(
             model=model_name,
-            size=size,
-            ranks=self._ranks,
+            size=ModelSize(**size),
+            ranks=self._stage.ranks,
             measured=measured,
             difference=max(self._team.call("greatest_difference")),
             nodes=options.nodes,
-            rate=self._rate,
+            rate=self._stage.rate,
         )
 
     def _round(self, what: str, steps: int) -> dict[str, _Turns]:
         """By implementation."""
         options = self._options
-        figures = {name: _Turns.of(self._ranks) for name in options.impl}
+        figures = {name: _Turns.of(self._stage.ranks) for name in options.impl}
         left = steps
         while left > 0:
             now = min(left, options.turn)
@@ -232,114 +206,67 @@ class _Contest:
             self._turns += 1
             for name in options.impl[first:] + options.impl[:first]:
                 turns = figures[name]
-                before = self._on.daemon_cpu_seconds()
+                before = self._stage.daemon_cpu_seconds()
                 for rank, (steps_ms, outside_ms, seconds) in enumerate(
-                    self._team.call("turn", name, now)
+                    self._team.call("turn", implementation=name, steps=now)
                 ):
                     turns.steps_ms[rank].extend(steps_ms)
                     turns.outside_ms[rank].extend(outside_ms)
                     turns.cpu += seconds
-                turns.cpu += self._on.daemon_cpu_seconds() - before
+                turns.cpu += self._stage.daemon_cpu_seconds() - before
                 self._progress.done(what, now)
         return figures
 
 
-def _stage(
-    options: argparse.Namespace, program: str, nodes: Sequence[Node]
-) -> contextlib.AbstractContextManager[Stage]:
-    from step_rank import StepRank  # imports PyTorch
-
-    return stage(
-        StepRank,
-        ranks=options.ranks,
-        threads=1,
-        program=program,
-        reduce_threads=options.threads,
-        options={
-            "quick": options.quick,
-            "bucket_view": options.bucket_view,
-            "bucket_mb": options.bucket_mb,
-        },
-        environment={},
-        nodes=nodes,
-    )
-
-
-def _measure(options: argparse.Namespace, program: str) -> list[ModelResult]:
+def _measure(options: argparse.Namespace) -> None:
     """Runs everything and prints the table."""
-    machine = describe_machine()
-    print(
-        f"# step.py: {options.ranks} ranks{' on each node' if options.nodes > 1 else ''}, "
-        f"{options.rounds} rounds of {options.steps} steps, "
-        f"{'the small models of --quick, ' if options.quick else ''}"
-        f"buckets of {options.bucket_mb} MiB, gradient_as_bucket_view={options.bucket_view}"
+    make_importable()
+    program = find_daemon(options.daemon)
+    say(
+        [
+            f"step.py: {options.ranks} ranks{' on each node' if options.nodes > 1 else ''}, "
+            f"{options.rounds} rounds of {options.steps} steps, "
+            f"{'the small models of --quick, ' if options.quick else ''}"
+            f"buckets of {options.bucket_mb} MiB, gradient_as_bucket_view={options.bucket_view}",
+            describe_machine(),
+        ]
     )
-    print(f"# {machine}, load {os.getloadavg()[0]:.2f}", flush=True)
     progress = Progress(
         len(options.model) * len(options.impl) * (_WARM_UP + options.rounds * options.steps)
     )
     progress.say("starting gradsyncd and the ranks")
     results = []
-    with contextlib.ExitStack() as stack:
-        nodes: tuple[Node, ...] = (Node(),)
-        rate = None
-        if options.nodes > 1:
-            maker = find_beside(program, "tools/virtual_network/virtual-network")
-            network = stack.enter_context(NodeNetwork(maker, options.nodes, options.rate))
-            nodes = network.nodes
-            rate = options.rate if network.limited else None
-            unlimited = "" if rate or not options.rate else ": --rate is not kept"
-            print(f"# nodes: {network.description}{unlimited}", flush=True)
-        on = stack.enter_context(_stage(options, program, nodes))
-        contest = _Contest(options, rate, on, progress)
-        print(step_report.table_head(), flush=True)
-        others = OthersShare()
-        own = on.cpu_seconds()
-        for model_name in options.model:
-            result = contest.run(model_name)
-            results.append(result)
-            progress.end()
-            print(step_report.table_rows(result), flush=True)
-        share = others.percent(on.cpu_seconds() - own)
+    with Stage(program, options.nodes, options.ranks, options.rate, options.threads) as stage:
+        say(stage.notes)
+        stage.start_daemons()
+        names = ("quick", "bucket_view", "bucket_mb")
+        rank_options = {name: getattr(options, name) for name in names}
+        try:
+            team = stage.start_python_team("step", "step_rank.py", rank_options, 1, {})
+            contest = _Contest(options, stage, team, progress)
+            print(step_report.table_head(), flush=True)
+            others = OthersShare(stage.cpu_seconds())
+            for model_name in options.model:
+                results.append(contest.run(model_name))
+                progress.end()
+                print(step_report.table_rows(results[-1]), flush=True)
+            share = others.percent(stage.cpu_seconds())
+        except RankFailed as error:
+            raise stage.with_daemon_logs(error) from None
     for result in results:
-        for line in step_report.verdicts(result):
-            print(f"# {line}")
-        print(f"# {result.model}: parameters differ by at most {result.difference:.1e}")
-    print(f"# other processes used {share:.0f} % of the machine meanwhile")
-    options.svg.write_text(step_report.picture(results, machine), encoding="utf-8")
-    print(f"# picture: {options.svg.resolve()}")
-    if options.json:
-        rows = [row for result in results for row in step_report.to_json(result)]
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    return results
+        say(step_report.verdicts(result))
+        say([f"{result.model}: parameters differ by at most {result.difference:.1e}"])
+    say([f"other processes used {share:.0f} % of the machine meanwhile"])
+    write_json(options.json, [row for result in results for row in step_report.to_json(result)])
+    wrong = [result.model for result in results if not result.difference <= _TOLERANCE]
+    if wrong:
+        raise WrongResults(f"parameters differ after training: {', '.join(wrong)}")
 
 
 def main(words: Sequence[str]) -> int:
     """Runs it; returns the exit status."""
     options = _arguments(words)
-    try:
-        program = find_daemon(options.daemon)
-        make_importable()
-    except NotBuilt as error:
-        print(f"step.py: {error}", file=sys.stderr)
-        return 2
-    try:
-        with terminable():
-            results = _measure(options, program)
-    except KeyboardInterrupt:
-        print("step.py: interrupted", file=sys.stderr)
-        return 130
-    except NotBuilt as error:
-        print(f"step.py: {error}", file=sys.stderr)
-        return 2
-    except (DaemonFailed, NetworkFailed, RankFailed, OSError) as error:
-        print(f"step.py: {error}", file=sys.stderr)
-        return 1
-    wrong = [result.model for result in results if not result.difference <= _TOLERANCE]
-    if wrong:
-        print(f"step.py: parameters differ after training: {', '.join(wrong)}", file=sys.stderr)
-        return 1
-    return 0
+    return run_bench("step.py", lambda: _measure(options))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ _CLASSES = 10
 
 
 class _Wait(torch.autograd.Function):
-    """What a layer costs where another processor computes it: time, and none of the cores."""
+    """A layer that another processor computes: it takes time, but none of the cores."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -78,14 +78,14 @@ class _Offloaded(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What is trained, and on what.
+    """A model and its data.
 
     Attributes:
       name: as --model says it.
-      what: in a few words.
+      what: a short description.
       batch: samples per rank and step.
       make: makes the module, from PyTorch's random numbers.
-      sample_shape: of one input.
+      sample_shape: the shape of one input.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Model:
     sample_shape: tuple[int, ...]
 
     def batches(self, rank: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Inputs and labels: a rank's own, the same in every run."""
+        """Inputs and labels. They differ from rank to rank and are the same in every run."""
         numbers = torch.Generator().manual_seed(1000 + rank)
         return [
             (
@@ -121,7 +121,7 @@ def _offloaded(width: int, blocks: int, seconds: float) -> nn.Module:
 
 
 def models(quick: bool) -> dict[str, Model]:
-    """By name. Args: quick: much smaller ones, to try the benchmark."""
+    """All models by name. Args: quick: much smaller ones, to try the benchmark."""
     width, blocks = (64, 2) if quick else (1024, 6)
     # 4 ranks on 2 cores: backward takes about as long as the gradients on a wire of 1 Gbit/s.
     balanced_batch = 16 if quick else 400
@@ -166,5 +166,5 @@ MODEL_NAMES = tuple(models(quick=True))
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Of all trainable parameters."""
+    """The number of trainable parameters."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 import time
+from typing import Any
 
 import torch
 import torch.distributed
 from rank_barrier import RankBarrier
+from rank_service import serve
 from source_tree import make_importable
-from stage import Meeting
 from step_models import Model, models, parameter_count
-from step_report import ModelSize
 from torch import nn
 
-# Those whose parameters must be the same afterwards.
+# Their parameters must be the same after training.
 SYNCHRONIZED = ("gradsync", "gradsync_hook", "ddp_gloo")
 
 _SEED = 4711
@@ -48,46 +48,44 @@ class _Contestant:
 
 
 class StepRank:
-    """What RankTeam's ranks are made of."""
+    """What rank_service serves."""
 
-    def __init__(
-        self, rank: int, meeting: Meeting, quick: bool, bucket_view: bool, bucket_mb: int
-    ) -> None:
+    def __init__(self, configuration: dict[str, Any]) -> None:
         """Joins the job and the process group.
 
         Args:
-          rank: its number.
-          meeting: how it meets the others.
-          quick: the small models.
-          bucket_view: PyTorch's gradient_as_bucket_view, for all wrappers of its own.
-          bucket_mb: MiB of a bucket, of every wrapper.
+          configuration: as Stage.start_python_team() makes it, and
+            quick: True for the small models;
+            bucket_view: PyTorch's gradient_as_bucket_view, for all wrappers of its own;
+            bucket_mb: MiB of a bucket, of every wrapper.
         """
-        torch.set_num_threads(meeting.threads)
+        torch.set_num_threads(configuration["threads"])
         make_importable()
         import gradsync
 
-        self._rank = rank
-        self._quick = quick
-        self._bucket_view = bucket_view
-        self._bucket_mb = bucket_mb
-        self._barrier = RankBarrier(meeting.barrier, rank, meeting.ranks)
+        rank, ranks = configuration["rank"], configuration["ranks"]
+        self._rank: int = rank
+        self._quick: bool = configuration["quick"]
+        self._bucket_view: bool = configuration["bucket_view"]
+        self._bucket_mb: int = configuration["bucket_mb"]
+        self._barrier = RankBarrier(configuration["barrier"], rank, ranks)
         torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{meeting.store}", rank=rank, world_size=meeting.ranks
+            "gloo", init_method=f"file://{configuration['store']}", rank=rank, world_size=ranks
         )
         self._session = gradsync.Session.join(
             gradsync.SessionOptions(
-                socket=meeting.socket_of(rank),
+                socket=configuration["socket"],
                 job_id="step.py",
                 rank=rank,
-                world_size=meeting.ranks,
-                coordinator=meeting.coordinator,
+                world_size=ranks,
+                coordinator=configuration["coordinator"],
             )
         )
         self._contestants: dict[str, _Contestant] = {}
         self._batches: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def set_up(self, model_name: str, implementations: tuple[str, ...]) -> ModelSize:
-        """Makes a copy of the model for each implementation."""
+    def set_up(self, model_name: str, implementations: list[str]) -> dict[str, Any]:
+        """Makes a copy of the model for each implementation; returns a ModelSize."""
         model = models(self._quick)[model_name]
         self._batches = model.batches(self._rank, _BATCHES)
         self._contestants = {}
@@ -99,7 +97,7 @@ class StepRank:
             count = parameter_count(module)
             wrapped = self._wrap(implementation, module, model)
             self._contestants[implementation] = _Contestant(module, wrapped)
-        return ModelSize(model.what, count, model.batch)
+        return {"what": model.what, "parameters": count, "batch": model.batch}
 
     def turn(self, implementation: str, steps: int) -> tuple[list[float], list[float], float]:
         """Runs some steps.
@@ -120,12 +118,8 @@ class StepRank:
             outside.append(1e3 * (seconds - backward))
         return times, outside, time.process_time() - cpu
 
-    def cpu_seconds(self) -> float:
-        """Of this process so far."""
-        return time.process_time()
-
     def greatest_difference(self) -> float:
-        """Between the parameters of the synchronized implementations, here and on other ranks."""
+        """The greatest difference between synchronized parameters, on this rank and the others."""
         vectors = [
             torch.cat([p.detach().flatten() for p in self._contestants[name].module.parameters()])
             for name in SYNCHRONIZED
@@ -175,3 +169,7 @@ def _communicate_nothing(_, bucket):  # type: ignore[no-untyped-def]
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
+
+
+if __name__ == "__main__":
+    serve(StepRank)

@@ -1,4 +1,4 @@
-"""What step.py makes of its rounds: figures, a table, rows of JSON and a picture."""
+"""The figures of step.py: from rounds to a table and rows of JSON."""
 
 from __future__ import annotations
 
@@ -6,40 +6,28 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-import bar_chart
-from bit_rate import bits_per_second
 from quantile import median, quantile
+from units import bits_per_second
 
-# Of DDP + Gloo's step beyond ddp_noop, at most: of a model that is large enough, with 2 ranks.
-REACHES = {"gradsync": 0.2, "gradsync_hook": 0.5}
-_REACH_MODEL = "communication_heavy"
-_REACH_PARAMETERS = 25_000_000
-_REACH_RANKS = 2
+# Targets: at most this share of what DDP + Gloo adds to ddp_noop. They apply to one model with 2
+# ranks.
+TARGETS = {"gradsync": 0.2, "gradsync_hook": 0.5}
+_TARGET_MODEL = "communication_heavy"
+_TARGET_PARAMETERS = 25_000_000
+_TARGET_RANKS = 2
 
 # Parameters are float32.
 _GRADIENT_BYTES = 4
 
-# What the CPU seconds are of.
+# CPU seconds are those of so many steps.
 CPU_STEPS = 100
 
-# Of the larger of the computation and the wire's time, at most: a step over links of a known rate.
-LIMIT_REACH = 1.15
-# What Linux counts for a link's rate: Ethernet's and IPv4's and TCP's headers, timestamps, around
+# Target over links of a known rate: a step takes at most this share of its limit, the larger of the
+# computation and the wire's time.
+LIMIT_TARGET = 1.15
+# Linux counts headers for a link's rate: those of Ethernet, IPv4 and TCP with timestamps, around
 # 1448 bytes.
 _BYTES_WITH_HEADERS = 1514 / 1448
-
-_LABELS = {
-    "bare": "module alone",
-    "ddp_noop": "DDP, no communication",
-    "gradsync": "gradsync",
-    "gradsync_hook": "DDP + gradsync's hook",
-    "ddp_gloo": "DDP + Gloo",
-}
-_FILLS = {
-    "gradsync": bar_chart.OURS,
-    "gradsync_hook": bar_chart.OURS_TOO,
-    "ddp_gloo": bar_chart.OTHER,
-}
 
 
 @dataclasses.dataclass
@@ -64,12 +52,12 @@ class Measured:
         outside_ms_of_ranks: Sequence[Sequence[float]],
         cpu_seconds: float,
     ) -> None:
-        """Adds one.
+        """Adds a round.
 
         Args:
-          steps_ms_of_ranks: as many of each rank.
-          outside_ms_of_ranks: of each step, what is not the backward pass.
-          cpu_seconds: of all of them together.
+          steps_ms_of_ranks: the steps of each rank; all have as many.
+          outside_ms_of_ranks: the part of each step that is not the backward pass.
+          cpu_seconds: of all ranks and the daemon together.
         """
         self.rounds_ms.append(max(median(steps) for steps in steps_ms_of_ranks))
         self.outside_ms.append(max(median(times) for times in outside_ms_of_ranks))
@@ -127,12 +115,12 @@ class ModelResult:
 
     @property
     def counts(self) -> bool:
-        """Whether it is what REACHES are about."""
+        """Whether TARGETS apply."""
         return (
-            self.model == _REACH_MODEL
+            self.model == _TARGET_MODEL
             and self.nodes == 1
-            and self.size.parameters >= _REACH_PARAMETERS
-            and self.ranks == _REACH_RANKS
+            and self.size.parameters >= _TARGET_PARAMETERS
+            and self.ranks == _TARGET_RANKS
         )
 
     def share_of_gloo(self, implementation: str, beyond: str) -> Optional[list[float]]:
@@ -162,7 +150,7 @@ class ModelResult:
 
     @property
     def wire_ms(self) -> Optional[float]:
-        """What a step's gradients take on a node's link: the fewest bytes, without headers.
+        """How long a step's gradients take on a node's link: the fewest bytes, without headers.
 
         An all-reduce over n nodes sends 2(n-1)/n of its buffer over each link, each way.
         """
@@ -172,7 +160,7 @@ class ModelResult:
         return 8e3 * gradients * 2 * (self.nodes - 1) / self.nodes / bits_per_second(self.rate)
 
     def of_limit(self, implementation: str) -> Optional[float]:
-        """A step as a share of the larger of the module's own and the wire's: median of rounds."""
+        """A step as a share of its limit, the larger of bare's and the wire's: median of rounds."""
         wire_ms = self.wire_ms
         if wire_ms is None or not {implementation, "bare"} <= self.measured.keys():
             return None
@@ -226,17 +214,17 @@ def table_rows(result: ModelResult) -> str:
 
 
 def verdicts(result: ModelResult) -> list[str]:
-    """What gradsync costs compared with Gloo, and whether that is as little as it should be."""
+    """What gradsync adds compared with Gloo, and whether the targets are met."""
     lines = []
-    for implementation, reach in REACHES.items():
+    for implementation, target in TARGETS.items():
         limit = result.of_limit(implementation)
         if limit is not None:
             bare_ms = result.measured["bare"].step_ms_p50
-            met = "met" if limit <= LIMIT_REACH else "NOT met"
+            met = "met" if limit <= LIMIT_TARGET else "NOT met"
             lines.append(
                 f"{result.model}, {implementation}: {limit:.3f} of the larger of computation "
-                f"({bare_ms:.0f} ms) and wire ({result.wire_ms:.0f} ms), reach at most "
-                f"{LIMIT_REACH}: {met}; no step can be below {result.floor:.3f}"
+                f"({bare_ms:.0f} ms) and wire ({result.wire_ms:.0f} ms), target at most "
+                f"{LIMIT_TARGET}: {met}; no step can be below {result.floor:.3f}"
             )
         texts = []
         for base in ("ddp_noop", "bare"):
@@ -246,8 +234,8 @@ def verdicts(result: ModelResult) -> list[str]:
             text = f"beyond {base} {median(shares):.2f} of DDP + Gloo's"
             text += f" (rounds {min(shares):.2f} to {max(shares):.2f})"
             if base == "ddp_noop" and result.counts:
-                met = "met" if median(shares) <= reach else "NOT met"
-                text += f", reach at most {reach:.2f}: {met}"
+                met = "met" if median(shares) <= target else "NOT met"
+                text += f", target at most {target:.2f}: {met}"
             texts.append(text)
         if texts:
             lines.append(f"{result.model}, {implementation}: {'; '.join(texts)}")
@@ -283,37 +271,3 @@ def to_json(result: ModelResult) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def picture(results: Sequence[ModelResult], machine: str) -> str:
-    """An SVG: a group of bars for each model."""
-    groups = []
-    for result in results:
-        bars = []
-        for name, measured in result.measured.items():
-            beyond = result.beyond_ms(name, "bare")
-            bars.append(
-                bar_chart.Bar(
-                    label=_LABELS[name],
-                    value=measured.step_ms_p50,
-                    text=f"{measured.step_ms_p50:.1f} ms",
-                    remark="" if name == "bare" or beyond is None else f"{beyond:+.1f} ms",
-                    fill=_FILLS.get(name, bar_chart.REFERENCE),
-                    low=quantile(measured.steps_ms, 0.1),
-                    high=quantile(measured.steps_ms, 0.9),
-                )
-            )
-        size = result.size
-        text = f"{size.parameters / 1e6:.1f} M parameters, batch {size.batch}: {size.what}"
-        groups.append(bar_chart.Group(result.model.replace("_", " "), text, bars))
-    where = f"{results[0].ranks} ranks"
-    if results[0].nodes > 1:
-        where += f" on {results[0].nodes} nodes"
-    if results[0].rate is not None:
-        where += f", links of {results[0].rate}"
-    return bar_chart.bar_chart(
-        f"One training step, {where}",
-        "Median; lines from the 10th to the 90th percentile; pale figures: beyond the module alone",
-        groups,
-        [machine],
-    )

@@ -15,7 +15,7 @@ namespace gradsync::bench {
 enum class Prefetch : std::uint8_t { kHardware, kAhead };
 
 // The roofline: for i in [begin, end): buffers[0][i] = ... = buffers[ranks-1][i] = their average.
-// 2 <= ranks <= kMaxRanks; `begin` a multiple of kLoopAlignment elements; buffers 64-byte aligned
+// At least 2 ranks; `begin` a multiple of kLoopAlignment elements; buffers 64-byte aligned
 // and readable and writable up to the next multiple of kLoopAlignment elements after `end`.
 inline constexpr std::size_t kLoopAlignment = 128;
 void AverageInPlace(DataType dtype, Prefetch prefetch, std::byte* const* buffers,

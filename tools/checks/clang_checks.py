@@ -19,7 +19,7 @@ import time
 CACHE = pathlib.Path.home() / ".cache/gradsync/tidy"
 CACHE_DAYS = 30
 
-# Their locks are the annotated mutex of daemon/base.
+# Rooms of which every lock is the annotated mutex of daemon/base.
 THREAD_SAFE_ROOMS = tuple(
     f"daemon/{room}/"
     for room in (
@@ -35,7 +35,7 @@ THREAD_SAFE_ROOMS = tuple(
     )
 )
 
-# Flags that mean something to GCC or to Bazel alone, and those followed by a value.
+# Flags that only GCC or Bazel understands. Those of the second list are followed by a value.
 DROPPED = re.compile(
     r"-fno-canonical-system-headers|-frandom-seed=.*|-MD|-c|-g\d?|-U_FORTIFY_SOURCE"
     r"|-D_FORTIFY_SOURCE=.*|-Wunused-but-set-parameter|-Wno-free-nonheap-object|-D__\w+__=.*"
@@ -60,7 +60,7 @@ def clang_flags(arguments, source, output_base):
         elif argument in DROPPED_WITH_VALUE:
             skip = True
         elif argument != source and not DROPPED.fullmatch(argument):
-            # Bazel's sandbox has external/; the tree has not.
+            # The tree has no external/, unlike Bazel's sandbox.
             if argument.startswith("external/"):
                 argument = f"{output_base}/{argument}"
             flags.append(argument)
@@ -79,7 +79,7 @@ def compilations():
     for action in actions:
         arguments = action["arguments"]
         source = arguments[arguments.index("-c") + 1]
-        # Generated and external sources are not ours to change; one compilation per file is enough.
+        # Skips generated and external sources, and all but one compilation per file.
         if source.endswith(".cc") and os.path.isfile(source) and source not in found:
             if not source.startswith(("bazel-out/", "external/")):
                 found[source] = clang_flags(arguments, source, output_base)
@@ -101,7 +101,7 @@ def write_compile_commands(found):
 
 
 class Tree:
-    """Hashes a file together with all that it includes of the project and its generated code."""
+    """Hashes a file together with the project's files and generated files that it includes."""
 
     def __init__(self):
         self._texts = {}  # path: (hash, included names), None if there is no such file

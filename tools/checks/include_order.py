@@ -1,6 +1,7 @@
-"""Checks that includes point downward through the rooms, and that foreign APIs stay in theirs.
+"""Checks that includes and forward declarations point downward through the rooms, and that each
+foreign API is used only in its rooms.
 
-Prints `file:line: what is wrong`, one line each; exit status 1 if there is any.
+Prints a line `file:line: what is wrong` per fault. The exit status is 1 if there is a fault.
 """
 
 import pathlib
@@ -15,8 +16,8 @@ DAEMON_ROOMS = [
     "peer",
     "rpc",
     "session",
-    "job",
     "worker",
+    "job",
     "engine",
     "reduce",
     "arena",
@@ -35,6 +36,8 @@ GRPC_ROOMS = (
 )
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+# Matches "class Job;" and "class Job final {" without indentation, as in a namespace.
+CLASS = re.compile(r"^(?:class|struct|enum(?: class| struct)?) (?:[A-Z_]+(?:\(.*?\))? )?(\w+)(.*)")
 
 
 def daemon_room(path):
@@ -69,8 +72,6 @@ def fault(path, include):
         if include.startswith(("client/", "daemon/", "tests/", "tools/")) or client_include:
             return "proto/ stands on its own"
     elif path.startswith("client/"):
-        if path.startswith("client/examples/") and include.startswith("tools/virtual_network/"):
-            return None  # programs, not the library
         if include.startswith(("daemon/", "tests/", "tools/")):
             return "the client knows proto/ only"
     elif path.startswith("daemon/"):
@@ -85,6 +86,14 @@ def fault(path, include):
     return None
 
 
+def classes(lines):
+    """Yields (line number, name, whether it is defined here) for each class of a file."""
+    for number, line in enumerate(lines, 1):
+        match = CLASS.match(line)
+        if match:
+            yield number, match[1], not match[2].rstrip().endswith(";") or "{" in match[2]
+
+
 def main():
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -93,16 +102,31 @@ def main():
         capture_output=True,
         text=True,
     ).stdout
+    files = {
+        path: pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+        for path in filter(None, listed.split("\0"))
+        if pathlib.Path(path).is_file()
+    }
+    definers = {}  # by class: the files that define one of this name
+    for path, lines in files.items():
+        for _, name, defined in classes(lines):
+            if defined:
+                definers.setdefault(name, []).append(path)
     faults = []
-    for path in filter(None, listed.split("\0")):
-        file = pathlib.Path(path)
-        if not file.is_file():
-            continue
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for path, lines in files.items():
+        for number, line in enumerate(lines, 1):
             match = INCLUDE.match(line)
             wrong = match and fault(path, match[1])
             if wrong:
                 faults.append(f"{path}:{number}: {match[1]}: {wrong}")
+        for number, name, defined in classes(lines):
+            # A forward declaration counts as an include of the file that defines the class. Of
+            # several classes of that name, the one in the same top folder is meant.
+            found = definers.get(name, [])
+            near = [file for file in found if file.split("/")[0] == path.split("/")[0]]
+            wrong = [fault(path, definer) for definer in near or found]
+            if not defined and wrong and all(wrong):
+                faults.append(f"{path}:{number}: class {name}: {wrong[0]}")
     if faults:
         print("\n".join(faults))
     return 1 if faults else 0

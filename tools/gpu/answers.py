@@ -1,4 +1,4 @@
-"""What a part's process has said, as a result of the report: a verdict, why, figures."""
+"""Turns the output of a part's process into a result: a verdict, a reason, figures."""
 
 import json
 import re

@@ -12,15 +12,15 @@ from run import Run
 
 HELP = """\
 Runs the bundle of tools/gpu_bundle on this machine: tests of the product against the real driver
-and NCCL, experiments about what the design builds on, and benches. Each part has a time limit of
-its own, all together --limit. A report, JSON and Markdown, is written anew after each part, so that
-a run that is killed leaves what it has.
+and NCCL, experiments on assumptions of the design, and benchmarks. Each part has a time limit, and
+--limit bounds all parts together. After each part it writes the report again, as JSON and Markdown:
+a run that is killed leaves a report of its finished parts.
 
-Needs a GPU with its driver. NCCL is looked for in PyTorch's wheels (the python3 in PATH), then
-where the loader finds libnccl.so.2. MPS is started and ended for its experiments, in a folder of
-its own, if nvidia-cuda-mps-control is there. No network, nothing is installed.
+Needs a GPU with its driver. Looks for NCCL in PyTorch's wheels (of the python3 in PATH), then where
+the loader finds libnccl.so.2. If nvidia-cuda-mps-control exists, starts and ends MPS for its
+experiments, in a folder of its own. Needs no network and installs nothing.
 
-exit status: 0 all that could be asked is as it should be; 1 something is not, as the report says;
+exit status: 0 every part that could run is as expected; 1 a part is not, as the report says;
 2 wrong usage, or no GPU
 """
 

@@ -1,4 +1,4 @@
-"""Where the machine's driver and NCCL are."""
+"""Finds the machine's driver and NCCL."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ import sys
 
 
 class DriverLibraries:
-    """Paths of libcuda.so.1 and libnccl.so.2; None for one that is not there."""
+    """Paths of libcuda.so.1 and libnccl.so.2; None for a missing one."""
 
     def __init__(self, cuda, nccl):
         self.cuda = cuda
@@ -22,7 +22,7 @@ class DriverLibraries:
 
 
 def find_nccl():
-    """Of PyTorch's wheels, else by the loader's name; None if it cannot be loaded."""
+    """NCCL of PyTorch's wheels, else the loader's; None if neither can be loaded."""
     script = (
         "import importlib.util as u, pathlib as p\n"
         "spec = u.find_spec('nvidia')\n"
@@ -43,7 +43,7 @@ def find_nccl():
 
 
 def mapped_path(name):
-    """The file that the loader takes for `name`, found out by a process of its own."""
+    """The file that the loader finds for `name`, as a new process sees it."""
     script = (
         "import ctypes, sys\n"
         "ctypes.CDLL(sys.argv[1])\n"

@@ -1,4 +1,4 @@
-"""What the machine is: its GPUs, driver, NCCL, processor.
+"""Describes the machine: its GPUs, driver, NCCL and processor.
 
 By itself (gpu_machine.py LIBCUDA [LIBNCCL]) it asks the driver, in a process with which CUDA's
 state ends, and prints JSON.
@@ -43,7 +43,7 @@ def describe(libraries, on_machine):
 
 
 def ask(cuda, nccl):
-    """What driver and NCCL say."""
+    """What the driver and NCCL report."""
     driver = ctypes.CDLL(cuda)
     version, count = ctypes.c_int(), ctypes.c_int()
     description = {"gpus": [], "nccl": None}

@@ -7,7 +7,7 @@ import subprocess
 
 
 class MpsControl:
-    """While a run's parts are under MPS; its pipes and logs lie in `folder`."""
+    """Runs MPS for some parts of a run, with its pipes and logs in `folder`."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -19,11 +19,11 @@ class MpsControl:
         self.running = False
 
     def start(self):
-        """Why it does not run, or None."""
+        """Starts MPS. Returns None, or why it does not run."""
         if self.running:
             return None
         if self.control is None:
-            return "nvidia-cuda-mps-control is not there"
+            return "nvidia-cuda-mps-control does not exist"
         for folder in self.environment.values():
             pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
         try:

@@ -1,4 +1,4 @@
-"""The glibc that came along, for a machine whose own is older than the one of the build."""
+"""The bundle's glibc, for a machine with an older one."""
 
 import os
 import re
@@ -15,7 +15,7 @@ def version_of(text):
 
 
 def use(bundle, version):
-    """Lets the bundle's programs run with the glibc that came along."""
+    """Makes the bundle's programs run with the bundle's glibc."""
     (bundle / f"glibc-{version}").rename(bundle / "glibc")
     loader = next((bundle / "glibc").glob("ld-linux*.so.*"))
     loader.chmod(0o755)

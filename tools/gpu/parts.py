@@ -1,4 +1,4 @@
-"""The parts of a run: which programs, how, and for how long at most."""
+"""The parts of a run: their programs, arguments and time limits."""
 
 import pathlib
 import re
@@ -35,7 +35,7 @@ class Part:
 
 
 class Parts:
-    """Those of a machine, in the order in which they run."""
+    """The parts for a machine, in the order in which they run."""
 
     def __init__(self, bundle, work, libraries, gpus, quick, old_glibc):
         self.bundle = bundle
@@ -46,7 +46,7 @@ class Parts:
         self.old_glibc = old_glibc  # older than the bundle's
 
     def __iter__(self):
-        """What is dearest to lose comes first, what may harm the others last."""
+        """The most valuable parts come first, parts that may harm the others last."""
         yield from self.bench_parts()
         yield from self.experiment_parts(EXPERIMENTS, mps=False)
         yield self.python_part()
@@ -87,7 +87,7 @@ class Parts:
             part = Part(name, "benches", [], 75)
             part.json = self.work / (re.sub(r"\W+", "-", name) + ".json")
             part.command = [
-                *(self.bundle / "bin/gradsync-bench", *arguments, "--device", "cuda"),
+                *(self.bundle / "bench/gradsync_bench.py", *arguments, "--device", "cuda"),
                 *("--cuda_library", self.libraries.cuda, "--json", part.json),
             ]
             if self.libraries.nccl:

@@ -1,4 +1,4 @@
-"""The report of a run, written anew whenever there is more to say."""
+"""The report of a run, which is written again after each part."""
 
 import datetime
 import json
@@ -11,7 +11,7 @@ KINDS = ("targets", "experiments", "tests", "benches", "python")
 
 
 class Report:
-    """`content` is what the JSON file holds."""
+    """`content` is the content of the JSON file."""
 
     def __init__(self, folder, commit, fakes):
         self.folder = folder
@@ -44,5 +44,5 @@ class Report:
             new.replace(self.path(suffix))
 
     def well(self):
-        """Whether all that could be asked is as it should be."""
+        """Whether every part that could run is as expected."""
         return all(result["verdict"] in GOOD for kind in KINDS for result in self.content[kind])

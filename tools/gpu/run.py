@@ -18,7 +18,7 @@ from report import Report
 
 
 class Run:
-    """Of the bundle that was unpacked to `bundle`; `work` is an empty folder, to be thrown away."""
+    """A run of the unpacked `bundle`. `work` is an empty folder, which may be deleted."""
 
     def __init__(self, options, bundle, work):
         self.begin = time.monotonic()
@@ -44,7 +44,7 @@ class Run:
         )
 
     def on_machine(self, command, mps=False):
-        """The command, on a fake machine if that is asked for."""
+        """The command, which runs on a fake machine if --fakes is given."""
         if self.options.fakes:
             machine = [self.bundle / "fakes/fake_machine", f"--gpus={self.options.fake_gpus}"]
             command = [*machine, *(["--mps"] if mps else []), "--", *command]
@@ -66,7 +66,7 @@ class Run:
         self.write()
 
     def lay_out(self, folder):
-        """Where tests look for what the build puts beside them."""
+        """The folder in which tests find the files that the build puts beside them."""
         for source, target in (
             (self.bundle / "bin/gradsyncd", "daemon/gradsyncd"),
             (self.bundle / "tests/libold.so", "tests/cuda/libold.so"),
@@ -148,7 +148,7 @@ class Run:
 
 
 def end_group(process):
-    """Ends the process and whatever it has left behind."""
+    """Ends the process and the processes that it has left behind."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

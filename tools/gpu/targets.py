@@ -1,4 +1,4 @@
-"""The figures to be reached, judged by what has been measured."""
+"""Compares measured figures with their targets."""
 
 MIB = 1 << 20
 # Of the copies' bandwidth, by combine and write-back.
@@ -8,7 +8,7 @@ ADDED_US = 30
 
 
 def judge(benches, copied_bytes):
-    """Rows of the report; `copied_bytes`: the size of a trainer's buffer that counts."""
+    """Rows of the report. `copied_bytes`: the size of a trainer's buffer to judge."""
     return [judge_kernels(benches, copied_bytes), *judge_handoff(benches)]
 
 

@@ -40,6 +40,11 @@ absl::Status SetOption(absl::string_view name, const std::string& value, CtlArgu
       return absl::InvalidArgumentError(absl::StrCat(
           "--steps '", value, "' is not a whole number from 1 to ", kMaxTimelineSteps));
     }
+  } else if (name == "--step") {
+    if (!absl::SimpleAtoi(value, &arguments->step) || arguments->step < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--step '", value, "' is not a whole number from 1"));
+    }
   } else {  // --timeout
     double seconds = 0.0;
     // Written so that NaN fails.
@@ -54,13 +59,15 @@ absl::Status SetOption(absl::string_view name, const std::string& value, CtlArgu
 
 bool TakesValue(absl::string_view name) {
   return name == "--socket" || name == "--job" || name == "--layout" || name == "--steps" ||
-         name == "--timeout";
+         name == "--step" || name == "--timeout";
 }
 
 // One word without a value; false if it is no such word.
 bool SetSwitch(absl::string_view word, CtlArguments* arguments) {
   if (word == "--json") {
     arguments->json = true;
+  } else if (word == "--all") {
+    arguments->all = true;
   } else if (word == "--help" || word == "-h" || word == "help") {
     arguments->help = true;
   } else if (word == "--version") {
@@ -73,14 +80,21 @@ bool SetSwitch(absl::string_view word, CtlArguments* arguments) {
 
 // What the command does not understand, or lacks.
 absl::Status CheckCommand(const CtlArguments& arguments, bool steps_given) {
+  const bool step_given = arguments.step != 0;
   if (arguments.help || arguments.version) return absl::OkStatus();
   if (arguments.command == CtlCommand::kNone) {
     return absl::InvalidArgumentError(
         "no command; the commands are status, stats, timeline, health and doctor");
   }
-  if (arguments.command != CtlCommand::kTimeline && (steps_given || !arguments.layout.empty())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(steps_given ? "--steps" : "--layout", " goes with the command timeline only"));
+  if (arguments.command != CtlCommand::kTimeline &&
+      (steps_given || step_given || !arguments.layout.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(steps_given  ? "--steps"
+                                                   : step_given ? "--step"
+                                                                : "--layout",
+                                                   " goes with the command timeline only"));
+  }
+  if (steps_given && step_given) {
+    return absl::InvalidArgumentError("--step and --steps do not go together");
   }
   if (arguments.command == CtlCommand::kHealth && !arguments.job.empty()) {
     return absl::InvalidArgumentError("--job does not go with health, which is the daemon's");
@@ -116,11 +130,12 @@ absl::StatusOr<CtlArguments> ParseArguments(const std::vector<std::string>& argu
     const absl::string_view name = word.substr(0, equals);
     if (!TakesValue(name)) {
       return absl::InvalidArgumentError(
-          equals != absl::string_view::npos && (name == "--json" || name == "--help")
+          equals != absl::string_view::npos &&
+                  (name == "--json" || name == "--all" || name == "--help")
               ? absl::StrCat(name, " takes no value")
               : absl::StrCat("unknown option '", name,
-                             "'; the options are --socket, --job, --layout, --steps, --timeout, "
-                             "--json, --help and --version"));
+                             "'; the options are --socket, --job, --layout, --steps, --step, "
+                             "--timeout, --all, --json, --help and --version"));
     }
     std::string value;
     if (equals != absl::string_view::npos) {

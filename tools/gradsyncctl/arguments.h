@@ -19,10 +19,12 @@ struct CtlArguments {
   bool help = false;
   bool version = false;
   bool json = false;
+  bool all = false;  // the whole answer instead of the worst of it
   std::string socket;
-  std::string job;     // empty: all jobs; for a timeline the only one
-  std::string layout;  // empty: the only one
-  std::uint32_t steps = 1;
+  std::string job;          // empty: all jobs; for a timeline the only one
+  std::string layout;       // empty: the only one
+  std::uint32_t steps = 1;  // of a timeline: the last ones
+  std::uint64_t step = 0;   // of a timeline: this one; 0: the last `steps`
   absl::Duration timeout = absl::Seconds(5);
 };
 

@@ -64,7 +64,7 @@ absl::Status ConnectError(int error, const std::string& socket) {
   }
 }
 
-absl::StatusOr<UniqueFd> Connect(const std::string& socket_path, absl::Duration timeout) {
+absl::StatusOr<daemon::UniqueFd> Connect(const std::string& socket_path, absl::Duration timeout) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (socket_path.size() >= sizeof(address.sun_path)) {
@@ -74,7 +74,7 @@ absl::StatusOr<UniqueFd> Connect(const std::string& socket_path, absl::Duration 
   }
   std::memcpy(address.sun_path, socket_path.data(), socket_path.size());
 
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  daemon::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ConnectError(errno, socket_path);
   const timeval limit = absl::ToTimeval(timeout);
   if (setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) != 0 ||
@@ -99,7 +99,7 @@ grpc::Status Call(absl::Time deadline, Stub* stub,
 absl::StatusOr<DaemonConnection> DaemonConnection::Open(const std::string& socket,
                                                         absl::Duration timeout) {
   DaemonConnection connection(socket, timeout, absl::Now() + timeout);
-  absl::StatusOr<UniqueFd> fd = Connect(socket, timeout);
+  absl::StatusOr<daemon::UniqueFd> fd = Connect(socket, timeout);
   if (!fd.ok()) return std::move(fd).status();
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateInsecureChannelFromFd("gradsyncd", fd->release());

@@ -58,7 +58,7 @@ HealthReport JudgeStatus(const v1::GetStatusResponse& status) {
 HealthReport JudgeHealth(const std::vector<ServiceHealth>& services,
                          const v1::GetStatusResponse& status) {
   HealthReport report;
-  // A daemon that drains says NOT_SERVING, as it should: joins go elsewhere.
+  // A daemon that drains reports NOT_SERVING, which is right: it accepts no joins.
   const bool draining = status.state() == v1::DAEMON_STATE_DRAINING;
   for (const ServiceHealth& service : services) {
     if (service.state == HealthCheckResponse::SERVING || draining) continue;

@@ -8,33 +8,41 @@ constexpr absl::string_view kProgram = R"(Usage: gradsyncctl COMMAND [OPTION...]
 Asks a running gradsyncd what it does.
 
 Commands:
-  status     who is here: jobs, ranks, layouts, nodes, and who is waited for
-  stats      what it costs: latencies, bandwidth, and which rank is late
-  timeline   a picture of the last step: each bucket's way from ready to done
+  status     jobs, ranks, layouts, nodes and GPUs, and which rank is waited for
+  stats      what synchronization costs: latencies, bandwidth, late ranks
+  timeline   a picture of the last step: when each bucket was ready, reduced and done
   health     whether the daemon serves; for probes and scripts
-  doctor     whether machine, user and daemon have what training needs, and what to do; works
-             without a daemon too
+  doctor     whether this machine, user and daemon have what training needs, and what to do; works
+             without a daemon
+
+Where to look first:
+  A job does not go on       gradsyncctl status: the column WAITING FOR
+  A job is slow              gradsyncctl stats: "exposed" is what the backward pass does not hide;
+                             STRAGGLER is the rank that the others wait for
+  A trainer cannot join      gradsyncctl doctor, as the user and in the container of the trainer
 
 Options:
   --socket PATH      the daemon's socket; default $GRADSYNC_SOCKET, else
                      /run/gradsync/gradsyncd.sock
   --job ID           only this job; status then lists its ranks too
   --layout NAME      timeline: of this layout; needed if the job has several
-  --steps N          timeline: the last N steps, 1-64; default 1
+  --steps N          timeline: the last N steps, 1 to 64; default 1
+  --step N           timeline: step N, if it is among the last 64
+  --all              everything; default: totals and the worst rows, in about 40 lines
   --timeout SECONDS  how long to wait for the daemon; default 5
-  --json             for programs: the messages of gradsync.v1.Introspection, under the names of
-                     their fields, zeros included; 64-bit integers are strings, and so are
-                     "NaN" and "Infinity"
+  --json             everything, for programs: the messages of gradsync.v1.Introspection with the
+                     names of their fields, zeros included; 64-bit integers, "NaN" and "Infinity"
+                     are strings
   --version          print the version
-  --help, -h         this text; after a command, what its columns mean
+  --help, -h         this text; after a command: what its columns mean
 
 Exit status:
   0  OK
   1  WARN  the daemon warns or drains; for status and stats also: a job has failed
-  2  ERR   the daemon cannot be asked or does not serve, or doctor finds what keeps it from that;
-           or the command line is wrong
+  2  ERR   the daemon does not answer or does not serve, doctor finds a failure, or the command
+           line is wrong
 
-Root and the daemon's own user see every job, other users see theirs.
+Root and the daemon's own user see every job. Other users see their own jobs.
 
 Examples:
   gradsyncctl status
@@ -50,63 +58,64 @@ unix://SOCKET without -unix):
 )";
 
 constexpr absl::string_view kStatus =
-    R"(Usage: gradsyncctl status [--job ID] [--socket PATH] [--timeout SECONDS] [--json]
+    R"(Usage: gradsyncctl status [--job ID] [--all] [--socket PATH] [--timeout SECONDS] [--json]
 
-Who is here: the daemon, its jobs and their layouts. Exit status 0: all is well; 1: a job has
-failed (and no later generation of it is there), the daemon drains, or it warns; 2: it cannot be
-asked.
+The daemon, its jobs and their layouts. Exit status 0: all is well; 1: a job has failed (and has no
+later generation), the daemon drains, or it warns; 2: the daemon does not answer. Without --all,
+long tables show the rows that need a look first: failed jobs, then those that wait.
 
 Jobs:
   JOB          the id that its trainers gave
   USER         the user id that its trainers run as
-  GEN          generation: how many lives the job has had, this one included
+  GEN          generation: 1 for a job's first life, 2 after it failed and its ranks joined again
   STATE        forming: ranks are still joining; running; FAILED: a rank was lost; ended: every
                rank has left. Failed and ended jobs stay listed for a while
   RANKS        live ranks / world size; "+1 left": one more has finished its steps
   MISSING      ranks that have not joined
-  WAITING FOR  what keeps the job from going on just now
-and, of a job on several GPUs, the gate between them that is in force
+  WAITING FOR  what the job waits for now
+and, for a job on several GPUs, the gate between them that is in force
 
-Layouts of jobs that live (a layout is the buckets of one wrapped module):
+Layouts of jobs that have not ended (a layout is the buckets of one wrapped module):
   BUCKETS      reduced one by one, in this order of index
   BYTES        of one rank
   STEP         the step in progress, or the next one
   STATE        agreeing: not every rank has registered and mapped it yet; ready
-  WAITING FOR  who is missing what in the step in progress; "-" between steps
+  WAITING FOR  the rank that the step in progress waits for, and why; "-" between steps
 
 Nodes of jobs that span several and are coordinated here:
-  ADDRESS      from which its daemon called
+  ADDRESS      from which its daemon connected
   RANKS        that have joined from there
-  HEARD        its daemon's last word: "now", since it is asked every second; GONE: it has left, or
-               was lost
+  HEARD        when its daemon last answered; it is asked every second. GONE: it has left, or was
+               lost
   WAITING FOR  the ranks there that the step or operation in progress waits for
 
-Jobs elsewhere: ranks here whose job another node's daemon coordinates; ask that one for layouts,
-steps and statistics:
+Jobs elsewhere have ranks here, but another node's daemon coordinates them; ask that daemon for
+layouts, steps and statistics:
   ADDRESS      of the coordinator, as the ranks gave it
-  HEARD        its last word; NOT YET: it has not answered
+  HEARD        when it last answered; NOT YET: it has not answered
 
 Lanes: this node's connections to the other nodes of a job:
   SENT         payload, without headers; RECEIVED likewise
   BUSY         time with gradients in hand
   GBIT/S       sent while busy, 10^9 bits per second
 
-GPUs, as the daemon's workers find them: driver and NCCL, or why there is none; the gate, which is
-when an all-reduce between GPUs begins (auto: none where all of a job's share through MPS, else
-all_nodes); then each GPU:
-  FREE         of its memory, whoever has the rest; known while a worker is there
-  OVERLAP      how kernels of trainers and of the daemon share it. MPS: beside each other;
-               time-sliced: in turns, so that communication hides little behind computation
+GPUs, as the daemon's workers find them. First driver and NCCL, or why there is none, and the gate:
+when an all-reduce between GPUs begins (auto: none where all of a job's GPUs are shared through MPS,
+else all_nodes). Then each GPU:
+  FREE         of its memory, whoever uses the rest; known while a worker runs
+  OVERLAP      how trainers' kernels and the daemon's share it. MPS: at the same time; time-sliced:
+               in turns, so that computation hides little communication
 
 Workers, one process for each job on each GPU:
   WORKER       its process id
   STATE        running; starting: it opens its GPU; FAILED: it has ended, and is started again when
                a rank needs it
-  ARENAS       memory of the GPU that ranks share with it; STAGING: in which buckets are summed;
-               CONTEXT, NCCL: what its context and its connections took, approximately
+  ARENAS       memory of the GPU that ranks share with it
+  STAGING      memory in which buckets are summed
+  CONTEXT      memory of its context, about; NCCL: of its connections, about
 
 Ranks (with --job):
-  NODE         "-" columns of a rank on another node are known to its own daemon
+  NODE         for a rank on another node the other columns are "-": ask its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
   STATE        live; left: it has finished its steps
@@ -121,34 +130,37 @@ Examples:
 )";
 
 constexpr absl::string_view kStats =
-    R"(Usage: gradsyncctl stats [--job ID] [--socket PATH] [--timeout SECONDS] [--json]
+    R"(Usage: gradsyncctl stats [--job ID] [--all] [--socket PATH] [--timeout SECONDS] [--json]
 
-What synchronization has cost since each job began. Exit status as of status.
+What synchronization has cost since each job began. Exit status as of status. Where there are many
+layouts and no --all: the totals, the layouts with the longest exposed times (p99), and all numbers
+of the first of them.
 
 Each layout:
-  STEPS     committed complete: every rank got the average
-  VOID      committed void: the gradients of that step were thrown away
+  STEPS     complete: every rank got the average
+  VOID      void: the gradients of these steps were thrown away, on every rank
   BUCKETS   reduced
   BYTES     reduced, of one rank
   GB/S      bytes / time spent reducing, 10^9 bytes per second
 
-Latencies, per bucket; p50: half of the buckets were quicker, p99: 99 of 100 were:
-  ready skew  from the first rank's gradients being ready to the last rank's: time that early
-              ranks wait, whatever the daemon does
+Latencies, per bucket; p50: half of the buckets took less, p99: 99 of 100 did:
+  ready skew  from the first rank's gradients ready to the last rank's: early ranks wait this long,
+              whatever the daemon does
   queue       from the last rank's ready to the start of the reduction
   reduce      the reduction itself
   total       from the last rank's ready to done: queue + reduce
-  exposed     per step: from its last bucket ready to its commit: what backward could not hide
+  exposed     per step: from its last bucket ready to its commit: what the backward pass does not
+              hide
 
 The result of the last complete step, over all buckets:
   GRADIENT NORM     root of the sum of the squares; "nan" or "inf" if an element is
   NON-FINITE        elements that are NaN or Inf
   STEPS NON-FINITE  complete steps so far that had such elements
 
-Stragglers: which rank was the last to have a bucket ready, most frequent first:
-  LAST        buckets that it was last with
-  OF ALL      their share
-  BEHIND      by how much it was behind the rank before it, on average
+Stragglers, the ranks that were last to have a bucket ready, most frequent first:
+  LAST        buckets with which it was last
+  OF ALL      their share of all buckets
+  BEHIND      how long after the rank before it, on average
   TOTAL       the same, summed up
 
 Examples:
@@ -158,36 +170,44 @@ Examples:
 )";
 
 constexpr absl::string_view kTimeline =
-    R"(Usage: gradsyncctl timeline [--job ID] [--layout NAME] [--steps N] [--socket PATH]
-                            [--timeout SECONDS] [--json]
+    R"(Usage: gradsyncctl timeline [--job ID] [--layout NAME] [--steps N | --step N] [--all]
+                            [--socket PATH] [--timeout SECONDS] [--json]
 
 A picture of the last committed steps of a layout, oldest first. --job and --layout may be left
 out where there is only one (of jobs: one that has not ended). Exit status 0: drawn, or no step is
-committed yet; 2: the daemon cannot be asked or has no such job or layout.
+committed yet; 2: the daemon does not answer, or there is no such job, layout or step.
 
-One line per bucket and rank, from the step's first ready to its commit:
-  r    the rank's gradients are ready
-  .    they wait: for the other ranks, or for the buckets before
+One line for each bucket, from the step's first ready to its commit:
+  0-9  the gradients of this rank are ready; + those of several ranks
+  .    the bucket waits: for other ranks, or for the buckets before it
   #    the reduction runs
   d    done: the average is written back
-Columns READY, REDUCE and DONE: the same moments (REDUCE: when it starts) since the step's first
-ready. "-": it did not happen, as in a void step. With more than 64 lines the ranks of a bucket
-share one: r is then the first rank, R the last.
+With more than 10 ranks only the first rank (r) and the last rank (R) are drawn.
+
+  READY      the last rank's gradients are ready; since the step's first ready
+  DONE       likewise; "-": it did not happen, as in a void step
+  LATE RANK  the last rank, and how long after the rank before it
+  exposed    in the title: from the last ready to the commit; the backward pass does not hide it
+
+Without --all, a step of many buckets shows those that took longest. Many steps are a table, void
+and long ones first, with a picture of the first.
 
 Examples:
   gradsyncctl timeline
   gradsyncctl timeline --job digits --layout model --steps 3
+  gradsyncctl timeline --steps 64
+  gradsyncctl timeline --step 1234 --all
 )";
 
 constexpr absl::string_view kHealth =
-    R"(Usage: gradsyncctl health [--socket PATH] [--timeout SECONDS] [--json]
+    R"(Usage: gradsyncctl health [--all] [--socket PATH] [--timeout SECONDS] [--json]
 
-Whether the daemon serves, by grpc.health.v1 and its own warnings. Exit status:
-  0  OK    serves, nothing to warn of
-  1  WARN  drains, or warns of something (named)
-  2  ERR   cannot be reached, or a service does not serve
+Whether the daemon serves: its answer to grpc.health.v1, and its own warnings. Exit status:
+  0  OK    it serves and does not warn
+  1  WARN  it drains, or it warns; the text says of what
+  2  ERR   it does not answer, or a service does not serve
 
-A liveness probe that restarts the daemon should take 1 for alive:
+For a liveness probe, which restarts the daemon, 1 is alive:
   sh -c 'gradsyncctl health --timeout 2; [ $? -le 1 ]'
 
 Examples:
@@ -198,26 +218,26 @@ Examples:
 constexpr absl::string_view kDoctor =
     R"(Usage: gradsyncctl doctor [--socket PATH] [--timeout SECONDS] [--json]
 
-Checks what training with gradsync needs, one line each: ok, WARN or FAIL, why, and "->" what to do.
-It changes nothing, and works without a daemon and without a GPU. Run it as the user who trains, in
-the container where the trainers run: what it sees is what they see.
+Checks what training with gradsync needs, one line each: ok, WARN or FAIL, why, and after "->" what
+to do. It changes nothing, and works without a daemon and without a GPU. Run it as the user who
+trains, in the container where the trainers run: it sees what they see.
 
   kernel, shared memory, memory limit   Linux 5.14; memfds; what the cgroup leaves for gradients
-  socket, fd socket, daemon's user      both sockets: there, open to this user, somebody listens
-  PID namespace, user namespace         whether the daemon knows whose process a trainer is
-  descriptors                           of this shell, and of the daemon if it shows
-  GPUs                                  /dev/nvidia*: there, and this user may use them
+  socket, fd socket, daemon's user      both sockets exist, this user may connect, somebody listens
+  PID namespace, user namespace         whether the daemon can tell which process a trainer is
+  descriptors                           the limit of this shell, and of the daemon if it shows
+  GPUs                                  /dev/nvidia* exist, and this user may use them
   CUDA driver, NCCL                     versions, as a program here finds them
                                         ($GRADSYNC_CUDA_LIBRARY)
-  MPS                                   whether it is on here and for the daemon's workers alike
+  MPS                                   whether it is on both here and for the daemon's workers
                                         ($CUDA_MPS_PIPE_DIRECTORY), and for whom
-  daemon, daemon's GPUs, workers        what the daemon says; whether it sees the GPUs that are here
-  peer port                             of jobs that span nodes: whether it answers
+  daemon, daemon's GPUs, workers        what the daemon reports; whether it sees the GPUs of here
+  peer port                             for jobs that span nodes: whether it answers
 
 Exit status:
   0  OK    nothing to do
   1  WARN  training works, less well or less safely than it could
-  2  ERR   something keeps trainers from it
+  2  ERR   training does not work
 
 Examples:
   gradsyncctl doctor

@@ -1,4 +1,5 @@
-// Answers for people: short, aligned text that ends with a line feed. One source file each.
+// Answers for people: aligned text that ends with a line feed. One source file each. Length::kShort
+// bounds an answer to about kMostLines lines.
 
 #ifndef TOOLS_GRADSYNCCTL_RENDER_H_
 #define TOOLS_GRADSYNCCTL_RENDER_H_
@@ -10,26 +11,30 @@
 #include "gradsync/v1/introspection.pb.h"
 #include "tools/gradsyncctl/doctor/doctor.h"
 #include "tools/gradsyncctl/health_report.h"
+#include "tools/gradsyncctl/short_answer.h"
 
 namespace gradsync {
 
 // `with_ranks`: also one line for each session.
-std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks);
+std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks, Length length);
 
-// The part of it about jobs that span nodes; empty if there are none.
-std::string RenderNodes(const v1::GetStatusResponse& status);
+// The tables of it about jobs that span nodes.
+std::vector<Section> NodeSections(const v1::GetStatusResponse& status);
 
-// The part of it about GPUs and workers; empty if the daemon knows nothing of them.
-std::string RenderGpus(const v1::GetStatusResponse& status);
+// The tables of it about GPUs and workers; none if the daemon knows nothing of GPUs.
+std::vector<Section> GpuSections(const v1::GetStatusResponse& status);
 
-std::string RenderStats(const v1::GetStatsResponse& stats);
+// `warnings` are added at the end.
+std::string RenderStats(const v1::GetStatsResponse& stats, const std::vector<std::string>& warnings,
+                        Length length);
 
-// One picture for each step of `timeline`.
+// One picture for each step of `timeline`. If that is too much for a short answer: a table of the
+// steps, and a picture of the worst.
 std::string RenderTimeline(absl::string_view job, absl::string_view layout,
-                           const v1::GetTimelineResponse& timeline);
+                           const v1::GetTimelineResponse& timeline, Length length);
 
 std::string RenderHealth(const HealthReport& report, const std::vector<ServiceHealth>& services,
-                         const v1::GetStatusResponse& status);
+                         const v1::GetStatusResponse& status, Length length);
 
 std::string RenderDoctor(const std::vector<Finding>& findings);
 

@@ -20,10 +20,6 @@ absl::string_view Mark(Verdict verdict) {
   return "FAIL";
 }
 
-std::string Count(std::size_t count, absl::string_view what) {
-  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
-}
-
 }  // namespace
 
 std::string RenderDoctor(const std::vector<Finding>& findings) {

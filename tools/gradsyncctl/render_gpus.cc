@@ -1,4 +1,5 @@
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tools/gradsyncctl/quantity.h"
@@ -36,14 +37,14 @@ absl::string_view SharingName(v1::GpuSharing sharing) {
   }
 }
 
-std::string Gpus(const v1::CudaStatus& cuda) {
+TextTable Gpus(const v1::CudaStatus& cuda) {
   TextTable table({{"GPU"}, {"NAME"}, {"MEMORY", kRight}, {"FREE", kRight}, {"OVERLAP"}});
   for (const v1::GpuStatus& gpu : cuda.gpus()) {
     table.AddRow({gpu.uuid(), gpu.name(), FormatBytes(gpu.memory_bytes()),
                   gpu.has_free_bytes() ? FormatBytes(gpu.free_bytes()) : "-",
                   std::string(SharingName(gpu.sharing()))});
   }
-  return table.empty() ? "" : table.Render();
+  return table;
 }
 
 absl::string_view StateName(v1::WorkerState state) {
@@ -59,7 +60,7 @@ absl::string_view StateName(v1::WorkerState state) {
   }
 }
 
-std::string Workers(const v1::CudaStatus& cuda) {
+TextTable Workers(const v1::CudaStatus& cuda) {
   TextTable table({{"WORKER"},
                    {"JOB"},
                    {"USER", kRight},
@@ -76,7 +77,8 @@ std::string Workers(const v1::CudaStatus& cuda) {
                   absl::StrCat(worker.restarts()), FormatBytes(worker.arena_bytes()),
                   FormatBytes(worker.staging_bytes()),
                   worker.has_context_bytes() ? FormatBytes(worker.context_bytes()) : "-",
-                  FormatBytes(worker.nccl_bytes())});
+                  FormatBytes(worker.nccl_bytes())},
+                 worker.state() == v1::WORKER_STATE_FAILED ? 1e9 : worker.restarts());
     if (!worker.last_failure().empty()) {
       table.AddNote(absl::StrCat("  last failure: ", worker.last_failure()));
     }
@@ -85,18 +87,16 @@ std::string Workers(const v1::CudaStatus& cuda) {
                                  " shared by legacy IPC: ", worker.why_legacy()));
     }
   }
-  return table.empty() ? "" : table.Render();
+  return table;
 }
 
 }  // namespace
 
-std::string RenderGpus(const v1::GetStatusResponse& status) {
-  if (!status.has_cuda()) return "";
-  std::string text = Versions(status.cuda());
-  for (const std::string& part : {Gpus(status.cuda()), Workers(status.cuda())}) {
-    if (!part.empty()) absl::StrAppend(&text, "\n", part);
-  }
-  return text;
+std::vector<Section> GpuSections(const v1::GetStatusResponse& status) {
+  if (!status.has_cuda()) return {};
+  return {{"", TextTable({}), Versions(status.cuda())},
+          {"GPUs", Gpus(status.cuda()), ""},
+          {"workers", Workers(status.cuda()), ""}};
 }
 
 }  // namespace gradsync

@@ -7,22 +7,31 @@
 #include "tools/gradsyncctl/text_table.h"
 
 namespace gradsync {
+namespace {
+
+constexpr std::size_t kMostReasons = 20;
+
+}  // namespace
 
 std::string RenderHealth(const HealthReport& report, const std::vector<ServiceHealth>& services,
-                         const v1::GetStatusResponse& status) {
+                         const v1::GetStatusResponse& status, Length length) {
   std::string text =
       absl::StrCat(HealthCodeName(report.code), "  gradsyncd ", Printable(status.version()),
                    ", up ", FormatUptime(status.uptime_s()), ", jobs: ", status.jobs_size(),
                    ", socket ", Printable(status.socket()), "\n");
-  for (const std::string& reason : report.reasons) {
-    absl::StrAppend(&text, "  ", Printable(reason), "\n");
-  }
+  // The gravest come first.
+  TextTable reasons({});
+  for (const std::string& reason : report.reasons) reasons.AddNote(absl::StrCat("  ", reason));
+  const std::size_t most = length == Length::kFull ? TextTable::kAllLines : kMostReasons;
+  absl::StrAppend(&text, reasons.Render(most));
+  LeftOut left_out;
+  left_out.Add(reasons.RowsBeyond(most), "reasons");
   TextTable table({{"SERVICE"}, {"STATE"}});
   for (const ServiceHealth& service : services) {
     table.AddRow({service.service.empty() ? "(the daemon)" : service.service,
                   grpc::health::v1::HealthCheckResponse::ServingStatus_Name(service.state)});
   }
-  return absl::StrCat(text, "\n", table.Render());
+  return absl::StrCat(text, "\n", table.Render(), left_out.Line());
 }
 
 }  // namespace gradsync

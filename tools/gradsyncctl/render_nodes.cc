@@ -20,7 +20,7 @@ std::string Heard(double seconds) {
   return seconds < 2 ? "now" : absl::StrCat(FormatUptime(seconds), " ago");
 }
 
-std::string Nodes(const v1::GetStatusResponse& status) {
+TextTable Nodes(const v1::GetStatusResponse& status) {
   TextTable table({{"NODE"}, {"JOB"}, {"ADDRESS"}, {"RANKS"}, {"HEARD"}, {"WAITING FOR"}});
   for (const v1::JobStatus& job : status.jobs()) {
     for (const v1::NodeStatus& node : job.nodes()) {
@@ -33,13 +33,14 @@ std::string Nodes(const v1::GetStatusResponse& status) {
            here ? "-" : (node.connected() ? Heard(node.heard_s()) : "GONE"),
            waiting.empty()
                ? "-"
-               : absl::StrCat(waiting.size() == 1 ? "rank " : "ranks ", FormatRanks(waiting))});
+               : absl::StrCat(waiting.size() == 1 ? "rank " : "ranks ", FormatRanks(waiting))},
+          node.connected() ? (waiting.empty() ? 0 : 1) : 2);
     }
   }
-  return table.empty() ? "" : table.Render();
+  return table;
 }
 
-std::string RemoteJobs(const v1::GetStatusResponse& status) {
+TextTable RemoteJobs(const v1::GetStatusResponse& status) {
   TextTable table({{"JOB ELSEWHERE"},
                    {"USER", kRight},
                    {"COORDINATOR"},
@@ -54,9 +55,10 @@ std::string RemoteJobs(const v1::GetStatusResponse& status) {
         {job.job_id(), absl::StrCat(job.uid()), job.node_name().empty() ? "-" : job.node_name(),
          job.coordinator(), FormatRanks(ranks),
          job.connected() ? Heard(job.heard_s())
-                         : absl::StrCat("NOT YET, called for ", FormatUptime(job.heard_s()))});
+                         : absl::StrCat("NOT YET, called for ", FormatUptime(job.heard_s()))},
+        job.connected() ? 0 : 1);
   }
-  return table.empty() ? "" : table.Render();
+  return table;
 }
 
 absl::string_view WireTypeText(v1::WireType type) {
@@ -86,7 +88,7 @@ void AddLanes(const std::string& job, const v1::EngineStatus& engine, TextTable*
                      : absl::StrCat("  ", job, ": ", nodes, " have not met yet"));
 }
 
-std::string Lanes(const v1::GetStatusResponse& status) {
+TextTable Lanes(const v1::GetStatusResponse& status) {
   TextTable table({{"LANE", kRight},
                    {"JOB"},
                    {"SENT", kRight},
@@ -99,17 +101,15 @@ std::string Lanes(const v1::GetStatusResponse& status) {
   for (const v1::RemoteJobStatus& job : status.remote_jobs()) {
     if (job.has_engine()) AddLanes(job.job_id(), job.engine(), &table);
   }
-  return table.empty() ? "" : table.Render();
+  return table;
 }
 
 }  // namespace
 
-std::string RenderNodes(const v1::GetStatusResponse& status) {
-  std::string text;
-  for (const std::string& part : {Nodes(status), RemoteJobs(status), Lanes(status)}) {
-    if (!part.empty()) absl::StrAppend(&text, text.empty() ? "" : "\n", part);
-  }
-  return text;
+std::vector<Section> NodeSections(const v1::GetStatusResponse& status) {
+  return {{"nodes", Nodes(status), ""},
+          {"jobs elsewhere", RemoteJobs(status), ""},
+          {"lanes", Lanes(status), ""}};
 }
 
 }  // namespace gradsync

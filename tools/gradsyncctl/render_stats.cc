@@ -1,5 +1,7 @@
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -12,10 +14,10 @@ namespace gradsync {
 namespace {
 
 constexpr auto kRight = TextTable::Align::kRight;
-
-std::string Plural(std::uint64_t count, absl::string_view noun) {
-  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
-}
+// Of a short answer.
+constexpr std::size_t kMostLayouts = 12;
+constexpr std::size_t kMostStragglers = 6;
+constexpr std::size_t kMostWarnings = 5;
 
 std::string Totals(const v1::JobStats& job) {
   TextTable table({{"LAYOUT"},
@@ -56,7 +58,8 @@ std::string Numbers(const v1::LayoutStats& layout) {
   return table.Render();
 }
 
-std::string Stragglers(const v1::LayoutStats& layout) {
+// The most frequent first, as the daemon sorts them.
+std::string Stragglers(const v1::LayoutStats& layout, std::size_t most, LeftOut* left_out) {
   TextTable table(
       {{"STRAGGLER"}, {"LAST", kRight}, {"OF ALL", kRight}, {"BEHIND", kRight}, {"TOTAL", kRight}});
   for (const v1::Straggler& straggler : layout.stragglers()) {
@@ -67,7 +70,8 @@ std::string Stragglers(const v1::LayoutStats& layout) {
                   times > 0 ? FormatMicroseconds(straggler.behind_us_total() / times) : "-",
                   FormatMicroseconds(straggler.behind_us_total())});
   }
-  return table.empty() ? "no stragglers\n" : table.Render();
+  left_out->Add(table.RowsBeyond(most), "stragglers");
+  return table.empty() ? "no stragglers\n" : table.Render(most);
 }
 
 std::string Indented(absl::string_view text) {
@@ -78,27 +82,103 @@ std::string Indented(absl::string_view text) {
   return result;
 }
 
-}  // namespace
+// What its steps cost, and who is late.
+std::string Details(const v1::LayoutStats& layout, std::size_t most_stragglers, LeftOut* left_out) {
+  return absl::StrCat("\n  layout ", Printable(layout.name()), "\n", Indented(Latencies(layout)),
+                      "\n", layout.steps_complete() > 0 ? Indented(Numbers(layout)) + "\n" : "",
+                      Indented(Stragglers(layout, most_stragglers, left_out)));
+}
 
-std::string RenderStats(const v1::GetStatsResponse& stats) {
-  std::string text = absl::StrCat(
-      "since the daemon started: ", Plural(stats.sessions_opened(), "session"), " opened, ",
-      stats.sessions_lost(), " lost; ", Plural(stats.jobs_failed(), "job"), " failed\n");
-  if (stats.jobs().empty()) absl::StrAppend(&text, "\nno jobs\n");
+std::string JobTitle(const v1::JobStats& job) {
+  return absl::StrCat("\njob ", Printable(job.job_id()), " (user ", job.uid(), ", generation ",
+                      job.generation(), "): ", Count(job.operations(), "operation"), ", ",
+                      job.operations_failed(), " failed\n");
+}
+
+std::string EveryJob(const v1::GetStatsResponse& stats, std::size_t most_stragglers,
+                     LeftOut* left_out) {
+  std::string text;
   for (const v1::JobStats& job : stats.jobs()) {
-    absl::StrAppend(&text, "\njob ", Printable(job.job_id()), " (user ", job.uid(), ", generation ",
-                    job.generation(), "): ", Plural(job.operations(), "operation"), ", ",
-                    job.operations_failed(), " failed\n",
+    absl::StrAppend(&text, JobTitle(job),
                     job.layouts().empty() ? "  no layouts\n" : Indented(Totals(job)));
     for (const v1::LayoutStats& layout : job.layouts()) {
       if (layout.buckets_reduced() == 0) continue;
-      absl::StrAppend(&text, "\n  layout ", Printable(layout.name()), "\n",
-                      Indented(Latencies(layout)), "\n",
-                      layout.steps_complete() > 0 ? Indented(Numbers(layout)) + "\n" : "",
-                      Indented(Stragglers(layout)));
+      absl::StrAppend(&text, Details(layout, most_stragglers, left_out));
     }
   }
   return text;
+}
+
+// The totals of all jobs, a line for each of the layouts with the longest exposed times, and the
+// details of the first of these.
+std::string WorstLayouts(const v1::GetStatsResponse& stats, LeftOut* left_out) {
+  TextTable table({{"JOB"},
+                   {"LAYOUT"},
+                   {"STEPS", kRight},
+                   {"VOID", kRight},
+                   {"BYTES", kRight},
+                   {"GB/S", kRight},
+                   {"EXPOSED P50", kRight},
+                   {"P99", kRight},
+                   {"STRAGGLER"}});
+  const v1::JobStats* worst_job = nullptr;
+  const v1::LayoutStats* worst = nullptr;
+  std::size_t layouts = 0;
+  std::uint64_t complete = 0;
+  std::uint64_t voided = 0;
+  std::uint64_t bytes = 0;
+  for (const v1::JobStats& job : stats.jobs()) {
+    for (const v1::LayoutStats& layout : job.layouts()) {
+      ++layouts;
+      complete += layout.steps_complete();
+      voided += layout.steps_void();
+      bytes += layout.bytes_reduced();
+      const double exposed = layout.exposed().p99_us();
+      if (worst == nullptr || exposed > worst->exposed().p99_us()) {
+        worst_job = &job;
+        worst = &layout;
+      }
+      table.AddRow(
+          {job.job_id(), layout.name(), absl::StrCat(layout.steps_complete()),
+           absl::StrCat(layout.steps_void()), FormatBytes(layout.bytes_reduced()),
+           absl::StrFormat("%.2f", layout.reduce_gbps()),
+           FormatMicroseconds(layout.exposed().p50_us()), FormatMicroseconds(exposed),
+           layout.stragglers().empty() ? "-" : absl::StrCat("rank ", layout.stragglers(0).rank())},
+          exposed);
+    }
+  }
+  std::string text = absl::StrCat(Count(stats.jobs_size(), "job"), ", ", Count(layouts, "layout"),
+                                  ": ", Count(complete, "step"), " complete, ", voided, " void, ",
+                                  FormatBytes(bytes), " averaged\n");
+  if (worst == nullptr) return text;
+  absl::StrAppend(&text, "\n", table.Render(kMostLayouts), JobTitle(*worst_job),
+                  Details(*worst, kMostStragglers, left_out));
+  left_out->Add(table.RowsBeyond(kMostLayouts), "layouts");
+  left_out->Add(layouts - 1, "layouts' details");
+  return text;
+}
+
+}  // namespace
+
+std::string RenderStats(const v1::GetStatsResponse& stats, const std::vector<std::string>& warnings,
+                        Length length) {
+  std::string text = absl::StrCat(
+      "since the daemon started: ", Count(stats.sessions_opened(), "session"), " opened, ",
+      stats.sessions_lost(), " lost; ", Count(stats.jobs_failed(), "job"), " failed\n");
+  if (stats.jobs().empty()) absl::StrAppend(&text, "\nno jobs\n");
+  const bool full = length == Length::kFull;
+  LeftOut left_out;
+  std::string jobs = EveryJob(stats, full ? TextTable::kAllLines : kMostStragglers, &left_out);
+  if (!full && CountLines(jobs) > kMostLines) {
+    left_out = LeftOut();
+    jobs = WorstLayouts(stats, &left_out);
+  }
+  TextTable remarks({});
+  for (const std::string& warning : warnings) remarks.AddNote("WARN  " + warning);
+  const std::size_t most = full ? TextTable::kAllLines : kMostWarnings;
+  left_out.Add(remarks.RowsBeyond(most), "warnings");
+  return absl::StrCat(text, jobs, remarks.empty() ? "" : "\n", remarks.Render(most),
+                      left_out.Line());
 }
 
 }  // namespace gradsync

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -64,7 +66,7 @@ std::string WaitingFor(const v1::JobStatus& job) {
                            : absl::StrCat(missing.size() == 1 ? "rank " : "ranks ",
                                           FormatRanks(missing), " to join");
   }
-  // Who is missing what stands with the layout.
+  // The table of layouts shows which rank is late, and with what.
   std::vector<std::string> steps;
   for (const v1::LayoutStatus& layout : job.layouts()) {
     if (layout.waiting_for().empty()) continue;
@@ -74,7 +76,27 @@ std::string WaitingFor(const v1::JobStatus& job) {
   return steps.empty() ? "-" : absl::StrJoin(steps, ", ");
 }
 
-std::string Jobs(const v1::GetStatusResponse& status) {
+// A failed job needs a look first, then one that waits.
+double Badness(const v1::JobStatus& job) {
+  if (job.state() == v1::JOB_STATE_FAILED) return 3;
+  if (job.state() == v1::JOB_STATE_FORMING) return 2;
+  return WaitingFor(job) == "-" ? (IsOver(job) ? -1 : 0) : 1;
+}
+
+// "64 jobs: 3 FAILED, 60 running, 1 ended"; empty for one job, which needs no total.
+std::string Totals(const v1::GetStatusResponse& status) {
+  if (status.jobs_size() < 2) return "";
+  std::vector<std::string> parts;
+  for (const v1::JobState state :
+       {v1::JOB_STATE_FAILED, v1::JOB_STATE_FORMING, v1::JOB_STATE_RUNNING, v1::JOB_STATE_ENDED}) {
+    const auto count = std::count_if(status.jobs().begin(), status.jobs().end(),
+                                     [&](const auto& job) { return job.state() == state; });
+    if (count > 0) parts.push_back(absl::StrCat(count, " ", StateName(state)));
+  }
+  return absl::StrCat(Count(status.jobs_size(), "job"), ": ", absl::StrJoin(parts, ", "), "\n");
+}
+
+TextTable Jobs(const v1::GetStatusResponse& status) {
   TextTable table({{"JOB"},
                    {"USER", kRight},
                    {"GEN", kRight},
@@ -83,17 +105,18 @@ std::string Jobs(const v1::GetStatusResponse& status) {
                    {"MISSING"},
                    {"WAITING FOR"}});
   for (const v1::JobStatus& job : status.jobs()) {
-    table.AddRow({job.job_id(), absl::StrCat(job.uid()), absl::StrCat(job.generation()),
-                  std::string(StateName(job.state())), RankCount(job),
-                  FormatRanks({job.missing_ranks().begin(), job.missing_ranks().end()}),
-                  WaitingFor(job)});
+    table.AddRow(
+        {job.job_id(), absl::StrCat(job.uid()), absl::StrCat(job.generation()),
+         std::string(StateName(job.state())), RankCount(job),
+         FormatRanks({job.missing_ranks().begin(), job.missing_ranks().end()}), WaitingFor(job)},
+        Badness(job));
     if (!job.failure().empty()) table.AddNote(absl::StrCat("  failed: ", job.failure()));
     if (!job.gate().empty()) table.AddNote(absl::StrCat("  gate between its GPUs: ", job.gate()));
   }
-  return table.empty() ? "" : table.Render();
+  return table;
 }
 
-std::string Layouts(const v1::GetStatusResponse& status) {
+TextTable Layouts(const v1::GetStatusResponse& status) {
   TextTable table({{"LAYOUT"},
                    {"JOB"},
                    {"BUCKETS", kRight},
@@ -104,13 +127,14 @@ std::string Layouts(const v1::GetStatusResponse& status) {
   for (const v1::JobStatus& job : status.jobs()) {
     if (IsOver(job)) continue;
     for (const v1::LayoutStatus& layout : job.layouts()) {
-      table.AddRow({layout.name(), job.job_id(), absl::StrCat(layout.buckets()),
-                    FormatBytes(layout.bytes()), absl::StrCat(layout.step()),
-                    layout.ready() ? "ready" : "agreeing",
-                    layout.waiting_for().empty() ? "-" : layout.waiting_for()});
+      table.AddRow(
+          {layout.name(), job.job_id(), absl::StrCat(layout.buckets()), FormatBytes(layout.bytes()),
+           absl::StrCat(layout.step()), layout.ready() ? "ready" : "agreeing",
+           layout.waiting_for().empty() ? "-" : layout.waiting_for()},
+          layout.waiting_for().empty() ? 0 : 1);
     }
   }
-  return table.empty() ? "" : table.Render();
+  return table;
 }
 
 // A rank of another node: its process and memory are known there.
@@ -139,7 +163,7 @@ std::vector<std::string> RankRow(const std::string& job, const v1::SessionStatus
           session.client()};
 }
 
-std::string Ranks(const v1::GetStatusResponse& status) {
+TextTable Ranks(const v1::GetStatusResponse& status) {
   TextTable table({{"RANK", kRight},
                    {"JOB"},
                    {"STATE"},
@@ -160,12 +184,12 @@ std::string Ranks(const v1::GetStatusResponse& status) {
       table.AddRow(RankRow(job.job_id(), session));
     }
   }
-  return table.empty() ? "" : table.Render();
+  return table;
 }
 
 }  // namespace
 
-std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks) {
+std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks, Length length) {
   std::string text =
       absl::StrCat("gradsyncd ", Printable(status.version()), ": ", StateName(status.state()),
                    ", up ", FormatUptime(status.uptime_s()), ", pid ", status.pid(), ", socket ",
@@ -177,19 +201,18 @@ std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks) {
                     Printable(status.peer_address()), "\n");
   }
   const bool no_jobs = status.jobs().empty() && status.remote_jobs().empty();
-  for (const std::string& part :
-       {no_jobs ? "no jobs\n" : Jobs(status), Layouts(status), RenderNodes(status),
-        RenderGpus(status), with_ranks ? Ranks(status) : ""}) {
-    if (!part.empty()) absl::StrAppend(&text, "\n", part);
-  }
-  if (!status.warnings().empty() || !status.notices().empty()) absl::StrAppend(&text, "\n");
-  for (const std::string& warning : status.warnings()) {
-    absl::StrAppend(&text, "WARN  ", Printable(warning), "\n");
-  }
-  for (const std::string& notice : status.notices()) {
-    absl::StrAppend(&text, "NOTE  ", Printable(notice), "\n");
-  }
-  return text;
+  absl::StrAppend(&text, no_jobs ? "\nno jobs\n" : Totals(status));
+  std::vector<Section> sections = {{"jobs", Jobs(status), ""}, {"layouts", Layouts(status), ""}};
+  for (Section& section : NodeSections(status)) sections.push_back(std::move(section));
+  for (Section& section : GpuSections(status)) sections.push_back(std::move(section));
+  if (with_ranks) sections.push_back({"ranks", Ranks(status), ""});
+  TextTable remarks({});
+  for (const std::string& warning : status.warnings()) remarks.AddNote("WARN  " + warning);
+  for (const std::string& notice : status.notices()) remarks.AddNote("NOTE  " + notice);
+  sections.push_back({"warnings and notices", std::move(remarks), ""});
+  LeftOut left_out;
+  absl::StrAppend(&text, RenderSections(sections, CountLines(text), length, &left_out));
+  return absl::StrCat(text, left_out.Line());
 }
 
 }  // namespace gradsync

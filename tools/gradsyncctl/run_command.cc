@@ -23,6 +23,10 @@ namespace {
 
 constexpr const char* kServices[] = {"", "gradsync.v1.GradientSync", "gradsync.v1.Introspection"};
 
+Length LengthOf(const CtlArguments& arguments) {
+  return arguments.all ? Length::kFull : Length::kShort;
+}
+
 // What a command prints and the exit status it asks for.
 struct Answer {
   std::string text;
@@ -76,9 +80,9 @@ absl::StatusOr<v1::GetStatusResponse> AskStatus(const std::string& job,
 absl::StatusOr<Answer> AnswerStatus(const CtlArguments& arguments, DaemonConnection* connection) {
   absl::StatusOr<v1::GetStatusResponse> status = AskStatus(arguments.job, connection);
   if (!status.ok()) return std::move(status).status();
-  return Answer{
-      arguments.json ? MessageToJson(*status) : RenderStatus(*status, !arguments.job.empty()),
-      JudgeStatus(*status).code};
+  return Answer{arguments.json ? MessageToJson(*status)
+                               : RenderStatus(*status, !arguments.job.empty(), LengthOf(arguments)),
+                JudgeStatus(*status).code};
 }
 
 absl::StatusOr<Answer> AnswerStats(const CtlArguments& arguments, DaemonConnection* connection) {
@@ -90,12 +94,9 @@ absl::StatusOr<Answer> AnswerStats(const CtlArguments& arguments, DaemonConnecti
   absl::StatusOr<v1::GetStatsResponse> stats = connection->GetStats(arguments.job);
   if (!stats.ok()) return std::move(stats).status();
   const HealthReport report = JudgeStatus(*status);
-  if (arguments.json) return Answer{MessageToJson(*stats), report.code};
-  std::string text = RenderStats(*stats);
-  for (std::size_t i = 0; i < report.reasons.size(); ++i) {
-    absl::StrAppend(&text, i == 0 ? "\n" : "", "WARN  ", Printable(report.reasons[i]), "\n");
-  }
-  return Answer{std::move(text), report.code};
+  return Answer{arguments.json ? MessageToJson(*stats)
+                               : RenderStats(*stats, report.reasons, LengthOf(arguments)),
+                report.code};
 }
 
 // The only job, or the only one that lives.
@@ -132,6 +133,21 @@ absl::StatusOr<std::string> ChooseLayout(const std::string& job, const std::stri
       "job ", job, " has several layouts: choose one with --layout: ", absl::StrJoin(names, ", ")));
 }
 
+// Keeps only the step that --step names. NOT_FOUND: the daemon no longer has it.
+absl::Status KeepStep(std::uint64_t step, v1::GetTimelineResponse* timeline) {
+  v1::GetTimelineResponse kept;
+  for (const v1::StepTimeline& candidate : timeline->steps()) {
+    if (candidate.step() == step) *kept.add_steps() = candidate;
+  }
+  if (kept.steps().empty() && !timeline->steps().empty()) {
+    return absl::NotFoundError(absl::StrCat(
+        "step ", step, " is not among the last steps that the daemon keeps: ",
+        timeline->steps(0).step(), " to ", timeline->steps(timeline->steps_size() - 1).step()));
+  }
+  *timeline = std::move(kept);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Answer> AnswerTimeline(const CtlArguments& arguments, DaemonConnection* connection) {
   absl::StatusOr<v1::GetStatusResponse> status = AskStatus(arguments.job, connection);
   if (!status.ok()) return std::move(status).status();
@@ -140,11 +156,14 @@ absl::StatusOr<Answer> AnswerTimeline(const CtlArguments& arguments, DaemonConne
   if (!job.ok()) return job.status();
   const absl::StatusOr<std::string> layout = ChooseLayout(*job, arguments.layout, *status);
   if (!layout.ok()) return layout.status();
-  absl::StatusOr<v1::GetTimelineResponse> timeline =
-      connection->GetTimeline(*job, *layout, arguments.steps);
+  absl::StatusOr<v1::GetTimelineResponse> timeline = connection->GetTimeline(
+      *job, *layout, arguments.step != 0 ? kMaxTimelineSteps : arguments.steps);
   if (!timeline.ok()) return std::move(timeline).status();
+  if (arguments.step != 0) {
+    if (absl::Status kept = KeepStep(arguments.step, &*timeline); !kept.ok()) return kept;
+  }
   return Answer{arguments.json ? MessageToJson(*timeline)
-                               : RenderTimeline(*job, *layout, *timeline)};
+                               : RenderTimeline(*job, *layout, *timeline, LengthOf(arguments))};
 }
 
 absl::StatusOr<Answer> AnswerHealth(const CtlArguments& arguments, DaemonConnection* connection) {
@@ -158,7 +177,7 @@ absl::StatusOr<Answer> AnswerHealth(const CtlArguments& arguments, DaemonConnect
   if (!status.ok()) return std::move(status).status();
   const HealthReport report = JudgeHealth(services, *status);
   return Answer{arguments.json ? HealthToJson(report, arguments.socket, services)
-                               : RenderHealth(report, services, *status),
+                               : RenderHealth(report, services, *status, LengthOf(arguments)),
                 report.code};
 }
 
@@ -234,13 +253,13 @@ int RunCommand(const std::vector<std::string>& arguments, const char* socket_var
     return 0;
   }
   if (parsed->version) {
-    out << "gradsyncctl " << kVersion << "\n";
+    out << "gradsyncctl " << daemon::kVersion << "\n";
     return 0;
   }
   const absl::StatusOr<Answer> answer = Ask(*parsed);
   if (!answer.ok()) {
     const std::string fault = Printable(answer.status().message());
-    // Monitoring that reads health's JSON gets it also from a daemon that is gone.
+    // Monitoring reads health's JSON, also when the daemon does not answer.
     if (parsed->command == CtlCommand::kHealth && parsed->json) {
       out << HealthToJson({HealthCode::kErr, {fault}}, parsed->socket, {});
     }

@@ -56,34 +56,62 @@ std::string Printable(absl::string_view text) {
 
 TextTable::TextTable(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-void TextTable::AddRow(std::vector<std::string> cells) {
+void TextTable::AddRow(std::vector<std::string> cells, double badness) {
   cells.resize(columns_.size());
   for (std::string& cell : cells) cell = Printable(cell);
-  lines_.push_back({std::move(cells), ""});
+  rows_.push_back({std::move(cells), {}, badness});
 }
 
-void TextTable::AddNote(absl::string_view text) { lines_.push_back({{}, Printable(text)}); }
+void TextTable::AddNote(absl::string_view text) {
+  if (columns_.empty() || rows_.empty()) rows_.push_back({{}, {}, 0});
+  rows_.back().notes.push_back(Printable(text));
+}
 
-std::string TextTable::Render() const {
+std::size_t TextTable::line_count() const {
+  std::size_t count = 0;
+  for (const Row& row : rows_) count += (row.cells.empty() ? 0 : 1) + row.notes.size();
+  return count;
+}
+
+std::vector<const TextTable::Row*> TextTable::Choose(std::size_t most_lines) const {
+  std::vector<const Row*> chosen;
+  for (const Row& row : rows_) chosen.push_back(&row);
+  if (line_count() <= most_lines) return chosen;
+  std::stable_sort(chosen.begin(), chosen.end(),
+                   [](const Row* a, const Row* b) { return a->badness > b->badness; });
+  std::size_t lines = 0;
+  std::size_t count = 0;
+  while (count < chosen.size()) {
+    lines += (chosen[count]->cells.empty() ? 0 : 1) + chosen[count]->notes.size();
+    if (count > 0 && lines > most_lines) break;
+    ++count;
+  }
+  chosen.resize(count);
+  return chosen;
+}
+
+std::size_t TextTable::RowsBeyond(std::size_t most_lines) const {
+  return rows_.size() - Choose(most_lines).size();
+}
+
+std::string TextTable::Render(std::size_t most_lines) const {
+  const std::vector<const Row*> rows = Choose(most_lines);
   Cells titles;
   std::vector<std::size_t> widths;
   for (const Column& column : columns_) {
     titles.push_back(column.title);
     widths.push_back(Width(column.title));
   }
-  for (const Line& line : lines_) {
-    for (std::size_t i = 0; i < line.cells.size(); ++i) {
-      widths[i] = std::max(widths[i], Width(line.cells[i]));
+  for (const Row* row : rows) {
+    for (std::size_t i = 0; i < row->cells.size(); ++i) {
+      widths[i] = std::max(widths[i], Width(row->cells[i]));
     }
   }
   std::string text;
-  AppendLine(columns_, widths, titles, &text);
-  for (const Line& line : lines_) {
-    if (line.cells.empty()) {
-      absl::StrAppend(&text, line.note, "\n");
-    } else {
-      AppendLine(columns_, widths, line.cells, &text);
-    }
+  if (!columns_.empty()) AppendLine(columns_, widths, titles, &text);
+  for (const Row* row : rows) {
+    if (!row->cells.empty()) AppendLine(columns_, widths, row->cells, &text);
+    for (const std::string& note : row->notes) absl::StrAppend(&text, note, "\n");
   }
   return text;
 }

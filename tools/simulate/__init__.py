@@ -1,1 +1,1 @@
-"""A model of gradient synchronization on paper; README.md and `simulate --help` explain it."""
+"""A simulation of gradient synchronization; README.md and `simulate --help` explain it."""

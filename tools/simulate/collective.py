@@ -6,8 +6,8 @@ S/n bytes to the next one:
   time = base + turns that stay on a node * hop_within + turns that wait for a link * hop_between
          + 2(n-1)/n * S / bandwidth
 
-The bandwidth is that of the slowest hop. All members move in step, so a node's link carries as many
-streams as the ring leaves that node.
+The bandwidth is that of the slowest hop. All members move in step, and a node's link carries one
+stream in each direction.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-
-PLACEMENTS = ("block", "alternate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Protocol:
       base: seconds of a collective of any size.
       hop_within: seconds of a turn between two ranks of a node.
       hop_between: seconds of a turn between two nodes.
-      share: of the bandwidth, that carries data.
+      share: the part of the bandwidth that carries data.
     """
 
     base: float
@@ -55,13 +53,13 @@ class Ring:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one collective.
+    """The cost of one collective.
 
     Attributes:
-      latency: seconds in which nothing is carried.
-      transfer: seconds in which the links are taken.
-      link_bytes: that each node sends.
-      total_bytes: that all members send, to whomever.
+      latency: seconds in which no data moves.
+      transfer: seconds in which the links are busy.
+      link_bytes: bytes that each node sends to another node.
+      total_bytes: bytes that all members send, also within a node.
     """
 
     latency: float
@@ -71,36 +69,31 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Of one that meets no other."""
+        """How long it takes while no other collective runs."""
         return self.latency + self.transfer
 
 
-def ring_all_reduce(
-    nbytes: float, ranks_of_node: Sequence[int], ring: Ring, placement: str = "block"
-) -> Cost:
-    """A ring through all ranks.
+def ring_all_reduce(nbytes: float, ranks_of_node: Sequence[int], ring: Ring) -> Cost:
+    """A ring through all ranks, node by node.
 
     Args:
-      nbytes: of the buffer that every rank has.
+      nbytes: size of the buffer that every rank has.
       ranks_of_node: how many members each node has.
-      placement: "block": the ring visits node by node; "alternate": it changes the node with every
-        hop, as with ranks that were dealt out like cards.
+      ring: the paths.
     """
     members = sum(ranks_of_node)
     nodes = len(ranks_of_node)
     if members < 2:
         return Cost(0.0, 0.0, 0.0, 0.0)
     turns = 2 * (members - 1)
-    streams = 0
-    if nodes > 1:
-        streams = 1 if placement == "block" else max(ranks_of_node)
+    streams = 1 if nodes > 1 else 0
     # A message meets a link once a node and round, and the ring goes around twice (NCCL's tuning
     # counts 2 * nodes, too).
     between = min(turns, 2 * nodes * streams)
     sent = turns / members * nbytes
     rate = math.inf
     if streams:
-        rate = min(ring.between, ring.link / streams)
+        rate = min(ring.between, ring.link)
     if turns > between:
         rate = min(rate, ring.within)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-
-from .bucket_layout import Parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +35,14 @@ class Model:
     tensors: tuple[Tensor, ...]
 
     @property
-    def parameters(self) -> list[Parameter]:
-        """For bucket_layout.plan()."""
-        return [Parameter(tensor.name, tensor.elements) for tensor in self.tensors]
+    def sizes(self) -> list[int]:
+        """Bytes of each tensor's gradient, for bucket_layout.plan()."""
+        return [4 * tensor.elements for tensor in self.tensors]
 
     @property
     def elements(self) -> int:
         """Of all tensors."""
         return sum(tensor.elements for tensor in self.tensors)
-
-    @property
-    def nbytes(self) -> int:
-        """Of all gradients."""
-        return sum(parameter.nbytes for parameter in self.parameters)
 
     def backward_shares(self) -> list[float]:
         """Of backward's time, in the tensors' order; they add up to 1.
@@ -64,8 +56,3 @@ class Model:
             weights = [float(tensor.elements) for tensor in self.tensors]
             total = sum(weights) or 1.0
         return [weight / total for weight in weights]
-
-
-def uniform(name: str, sizes: Sequence[int]) -> Model:
-    """A model of which only the sizes in bytes are known; each takes time by its size."""
-    return Model(name, tuple(Tensor(f"{name}.{i}", (size // 4,)) for i, size in enumerate(sizes)))

@@ -1,7 +1,7 @@
-"""The paper's evaluation, on paper once more, and which of its statements come out.
+"""The paper's figures, and whether each of its statements holds in them.
 
-Each statement was read in the source that it names; the paper itself could not be opened, so what
-is only in its pictures is not compared. A statement's check looks at the figures' numbers.
+The paper itself was not at hand: each statement names the source that quotes it, and the pictures
+are not compared. A statement's check looks at the figures' numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BUCKETS = (0, 1, 2, 5, 10, 25, 50, 100, 200)
 _GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SKIPS = (1, 2, 4, 8)
 _LANES = (1, 3, 5)
-_NEAR = 1.02  # of the best: as good as it, for people who choose a bucket size
+_NEAR = 1.02  # times the best step: as good as it, for people who choose a bucket size
 
 # Section 5.1: how much of a step overlap saves, in per cent.
 PAPER_SAVED = {
@@ -37,27 +37,16 @@ PAPER_SAVED = {
     ("bert-large", "gloo"): 21.5,
 }
 
-# PyTorch's own benchmark of this module, benchmarks/distributed/ddp/README.md: ResNet50, batch 32,
-# DGX-1, NCCL, seconds per iteration: p50 with buckets of 25 MB, p75 with buckets of 1 MB.
-DDP_GPUS = (1, 2, 4, 8, 16)
-DDP_25_MS = (100.0, 103.0, 103.0, 104.0, 104.0)
-DDP_1_MS = (101.0, 104.0, 105.0, 107.0, 108.0)
-# NVIDIA DeepLearningExamples, BERT, March 2019, DGX-1 with V100 of 32 GB, FP32, batch 7:
-# sentences per second.
-BERT_GPUS = (1, 4, 8)
-BERT_RATES = (7.56, 28.84, 57.68)
-_BERT_BATCH = 7
-
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """Something that the paper, or a measurement that others published, says.
+    """A statement of the paper.
 
     Attributes:
       figure: where the paper shows it.
       says: the statement.
       source: where it was read.
-      check: whether the figures agree, and what they say instead or as well.
+      check: returns whether it holds, and the model's numbers.
     """
 
     figure: str
@@ -67,7 +56,7 @@ class Statement:
 
 
 def figures() -> dict[str, Figure]:
-    """All of them, by name; some seconds."""
+    """All figures by name; takes some seconds."""
     paper = profiles.load("paper")
     made = [
         _overlap(paper),
@@ -75,14 +64,8 @@ def figures() -> dict[str, Figure]:
         _scale(paper),
         _skip(paper),
         _round_robin(paper),
-        _published(profiles.load("dgx1")),
     ]
     return {figure.name: figure for figure in made}
-
-
-def bucket_label(mib: float) -> str:
-    """For people: 0 MiB is a bucket for each tensor."""
-    return f"{mib:g}"
 
 
 def _run(profile: Profile, model: str, backend: str, ranks: int, **more: Any) -> Result:
@@ -139,12 +122,11 @@ def _buckets(paper: Profile, ranks: int) -> Figure:
         f"buckets-{ranks}",
         f"Fig. {7 if ranks == 16 else 8}: bucket size, {ranks} GPUs",
         "bucket size in MiB (0: a bucket for each tensor)",
-        tuple(bucket_label(size) for size in _BUCKETS),
+        tuple(str(size) for size in _BUCKETS),
         "step as a multiple of the best one's",
         tuple(series),
         ("* the best",),
         3,
-        1,
     )
 
 
@@ -162,7 +144,6 @@ def _scale(paper: Profile) -> Figure:
         "step as a multiple of one GPU's",
         tuple(series),
         digits=2,
-        y_from=1,
     )
 
 
@@ -201,37 +182,6 @@ def _round_robin(paper: Profile) -> Figure:
         tuple(series),
         ("Groups hide each other's latency; they do not make a link faster.",),
         3,
-        0.9,
-    )
-
-
-def _published(dgx1: Profile) -> Figure:
-    def predicted(cap: int) -> tuple[float, ...]:
-        return tuple(
-            _run(dgx1, "resnet50", "nccl", ranks, bucket_cap=cap).step * 1e3 for ranks in DDP_GPUS
-        )
-
-    berts = [
-        ranks * _BERT_BATCH / _run(dgx1, "bert-large", "nccl", ranks).step for ranks in BERT_GPUS
-    ]
-    notes = ", ".join(
-        f"{ranks} GPUs {rate:.1f} ({(rate / measured - 1) * 100:+.1f} %)"
-        for ranks, rate, measured in zip(BERT_GPUS, berts, BERT_RATES)
-    )
-    return Figure(
-        "published",
-        "DGX-1, NCCL: ResNet50 as PyTorch published it",
-        "GPUs",
-        tuple(str(ranks) for ranks in DDP_GPUS),
-        "step in ms",
-        (
-            Series("25 MiB, predicted", predicted(25 * MIB)),
-            Series("25 MiB, measured", DDP_25_MS),
-            Series("1 MiB, predicted", predicted(MIB)),
-            Series("1 MiB, measured", DDP_1_MS),
-        ),
-        (f"BERT-large, sentences/s against NVIDIA's: {notes}",),
-        y_from=95,
     )
 
 
@@ -242,7 +192,6 @@ _INTRODUCTION = "section 1, contributions, word by word in public reading notes"
 _LESSONS = "section 6.1, as summarized in ruipeterpan/paper_notes"
 _SLIDES = "section 5, as summarized in course slides (NYU Courant, Lee and Kim, 2024)"
 _ABSTRACT = "abstract, arXiv:2006.15704"
-_DDP = "PyTorch, benchmarks/distributed/ddp/README.md"
 
 
 def _saved_within(model: str, backend: str, points: float) -> Statement:
@@ -386,30 +335,6 @@ def _communication_grows(made: Mapping[str, Figure]) -> tuple[bool, str]:
     return holds, ", ".join(texts)
 
 
-def _ddp_within(bound: float) -> Callable[[Mapping[str, Figure]], tuple[bool, str]]:
-    def check(made: Mapping[str, Figure]) -> tuple[bool, str]:
-        errors = _ddp_errors(made, "25 MiB")
-        worst = max(errors, key=abs)
-        return abs(worst) <= bound, f"largest error {worst:+.1f} %"
-
-    return check
-
-
-def _small_buckets_cost(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    figure = made["published"]
-    one, many = (figure.value(f"{size} MiB, predicted", "16") for size in (25, 1))
-    measured = (DDP_1_MS[-1] / DDP_25_MS[-1] - 1) * 100
-    return many > one * 1.02, f"{(many / one - 1) * 100:+.1f} % against {measured:+.1f} % measured"
-
-
-def _ddp_errors(made: Mapping[str, Figure], size: str) -> list[float]:
-    figure = made["published"]
-    return [
-        (figure.value(f"{size}, predicted", x) / figure.value(f"{size}, measured", x) - 1) * 100
-        for x in figure.x
-    ]
-
-
 STATEMENTS = (
     _saved_within("resnet50", "nccl", 3),
     _saved_within("bert-large", "nccl", 4),
@@ -452,8 +377,4 @@ STATEMENTS = (
         "10", "skipping synchronization shortens the mean step", _INTRODUCTION, _skipping_helps
     ),
     Statement("12", "3 to 5 process groups help a large model", _INTRODUCTION, _groups_help),
-    Statement("-", "ResNet50 on a DGX-1, 1 to 16 GPUs (here within 3 %)", _DDP, _ddp_within(3.0)),
-    Statement("-", "1 MB buckets cost 4 % there, on 16 GPUs", _DDP, _small_buckets_cost),
 )
-# What the model is known not to reproduce; README.md says why.
-NOT_REPRODUCED = {"1 MB buckets cost 4 % there, on 16 GPUs"}

@@ -1,25 +1,24 @@
-"""A machine's costs, read from profiles/*.json: each with its unit and where it comes from.
+"""The costs of a machine, each with its unit and its source.
 
-A profile is an object: `name`, `about`, and `values`, which maps a key of KEYS to an object of
-`value`, `unit` and `source` (and `date`, where it was measured here).
+A profile is an INI file, such as those in profiles/. Its section `costs` has a line for each key,
+`KEY = VALUE UNIT; SOURCE`; `text` in section `about` describes the machine.
 """
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 from .collective import Protocol, Ring
 
 PROFILES = pathlib.Path(__file__).resolve().parent / "profiles"
-NETWORKS = pathlib.Path(__file__).resolve().parent / "networks"
 BACKENDS = ("gradsync", "nccl", "gloo")
 
-# In seconds, bytes, bytes per second, or plain.
+# Factors to seconds, bytes and bytes per second.
 _UNITS = {
     "us": 1e-6,
     "ms": 1e-3,
@@ -28,10 +27,9 @@ _UNITS = {
     "MiB": 1 << 20,
     "fraction": 1.0,
     "ranks": 1.0,
-    "streams": 1.0,
 }
 
-# What a profile may say, and its unit.
+# The keys of a profile and their units.
 KEYS = {
     "node.ranks": "ranks",
     "node.steal": "fraction",
@@ -40,7 +38,7 @@ KEYS = {
     "link.efficiency": "fraction",
     "compute.*.step": "ms",
     "compute.*.optimizer": "ms",
-    # Of a library whose ring goes through every rank.
+    # Libraries whose ring goes through every rank.
     "nccl.launch": "us",
     "nccl.per_tensor": "us",
     "nccl.within": "GB/s",
@@ -57,7 +55,7 @@ KEYS = {
     "gloo.between": "GB/s",
     "gloo.hop_within": "us",
     "gloo.hop_between": "us",
-    # The daemon and its engine.
+    # The daemon and its engine between nodes.
     "gradsync.hand_off": "us",
     "gradsync.per_tensor": "us",
     "gradsync.empty": "us",
@@ -73,7 +71,7 @@ KEYS = {
 
 
 class Refused(Exception):
-    """A profile, a file or a wish that makes no sense; says why."""
+    """A profile or a request is invalid; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Value:
 
     Attributes:
       value: in `unit`.
-      unit: of KEYS.
+      unit: as in KEYS.
       source: a document and its place, or the measurement.
     """
 
@@ -92,13 +90,13 @@ class Value:
 
     @property
     def si(self) -> float:
-        """In seconds, bytes per second, or plain."""
+        """The value in seconds, bytes, bytes per second, or without a unit."""
         return self.value * _UNITS[self.unit]
 
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """A rank's seconds of a step that synchronizes nothing: forward, backward, optimizer."""
+    """Seconds of a step without synchronization: all of it, and the optimizer's part."""
 
     step: float
     optimizer: float
@@ -110,7 +108,7 @@ class Profile:
 
     Attributes:
       name: as --profile says it.
-      about: in a sentence.
+      about: one sentence.
       values: by key.
     """
 
@@ -119,23 +117,16 @@ class Profile:
     values: Mapping[str, Value]
 
     def get(self, key: str, default: Optional[float] = None) -> float:
-        """In seconds, bytes per second, or plain. Refused if it is needed and not there."""
+        """The cost in seconds, bytes per second, or without a unit.
+
+        Raises:
+          Refused: the profile lacks it, and there is no default.
+        """
         if key in self.values:
             return self.values[key].si
         if default is None:
             raise Refused(f"profile {self.name} does not say {key}")
         return default
-
-    def on_network(self, network: Profile) -> Profile:
-        """The same machines behind other links; of a backend that it does not know, nothing."""
-        known = {
-            key: value
-            for key, value in network.values.items()
-            if key.split(".")[0] not in BACKENDS or key.split(".")[0] in self.backends
-        }
-        return dataclasses.replace(
-            self, name=f"{self.name} on {network.name}", values={**self.values, **known}
-        )
 
     def with_values(self, changes: Mapping[str, float], source: str) -> Profile:
         """The same machine with other costs, given in the units of KEYS."""
@@ -146,25 +137,16 @@ class Profile:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Those that it knows the costs of."""
+        """The backends whose costs the profile has."""
         return tuple(
             backend
             for backend in BACKENDS
             if any(key.startswith(f"{backend}.") for key in self.values)
         )
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Those whose time on this machine it knows."""
-        return tuple(
-            key.split(".")[1]
-            for key in self.values
-            if key.startswith("compute.") and key.endswith(".step")
-        )
-
     def compute(self, model: str) -> Compute:
-        """Of a model of models()."""
-        if model not in self.models:
+        """How long a model computes on this machine; Refused if the profile does not say it."""
+        if f"compute.{model}.step" not in self.values:
             raise Refused(
                 f"profile {self.name} does not say how long {model} computes: give --compute-ms"
             )
@@ -178,7 +160,7 @@ class Profile:
         return self.get("link.rate", math.inf) * self.get("link.efficiency", 1.0)
 
     def ring(self, backend: str) -> Ring:
-        """Of a backend of backends()."""
+        """The ring of one of `backends`; Refused if it is none of them."""
         if backend not in self.backends:
             raise Refused(f"profile {self.name} knows no {backend}: {', '.join(self.backends)}")
         protocols = [
@@ -205,46 +187,46 @@ class Profile:
         )
 
 
-def names(folder: pathlib.Path = PROFILES) -> list[str]:
-    """Of what comes with the program: of PROFILES or of NETWORKS."""
-    return sorted(path.stem for path in folder.glob("*.json"))
+def names() -> list[str]:
+    """The profiles that come with the program."""
+    return sorted(path.stem for path in PROFILES.glob("*.ini"))
 
 
-def load(name: str, folder: pathlib.Path = PROFILES) -> Profile:
+def load(name: str) -> Profile:
     """Args: name: one of names(), or the path of a file.
 
     Raises:
-      Refused: there is none, or it says something unknown, in another unit, or without a source.
+      Refused: no such profile, or it has an unknown key, another unit, or a cost without a source.
     """
-    path = folder / f"{name}.json" if name in names(folder) else pathlib.Path(name)
+    path = PROFILES / f"{name}.ini" if name in names() else pathlib.Path(name)
     if not path.is_file():
-        raise Refused(
-            f"no {folder.name[:-1]} {name}: there are {', '.join(names(folder))}, or give a file"
-        )
+        raise Refused(f"no profile {name}: there are {', '.join(names())}, or give a file")
+    parser = configparser.ConfigParser(interpolation=None)
     try:
-        return _parse(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        parser.read_string(path.read_text(encoding="utf-8"))
+        about, costs = parser["about"]["text"], parser["costs"]
+        values = {key: _parse(key, text) for key, text in costs.items()}
+    except (OSError, ValueError, KeyError, configparser.Error) as error:
         raise Refused(f"{path} is no profile: {error!r}") from error
+    return Profile(path.stem, about, values)
 
 
-def _parse(content: dict[str, Any]) -> Profile:
-    values = {}
-    for key, entry in content["values"].items():
-        unit = _unit_of(key)
-        if entry["unit"] != unit:
-            raise Refused(f"{key} is in {unit}, not in {entry['unit']}")
-        if not str(entry["source"]).strip():
-            raise Refused(f"{key} has no source")
-        value = float(entry["value"])
-        if not (math.isfinite(value) and value >= 0):
-            raise Refused(f"{key} is {value}")
-        values[key] = Value(value, unit, str(entry["source"]))
-    return Profile(str(content["name"]), str(content["about"]), values)
+def _parse(key: str, text: str) -> Value:
+    cost, _, source = text.partition(";")
+    number, _, unit = cost.strip().partition(" ")
+    if unit != _unit_of(key):
+        raise Refused(f"{key} is in {_unit_of(key)}, not in {unit}")
+    if not source.strip():
+        raise Refused(f"{key} has no source")
+    value = float(number)
+    if not (math.isfinite(value) and value >= 0):
+        raise Refused(f"{key} is {value}")
+    return Value(value, unit, source.strip())
 
 
 def _unit_of(key: str) -> str:
     parts = key.split(".")
     pattern = ".".join([parts[0], "*", *parts[2:]]) if parts[0] == "compute" else key
     if pattern not in KEYS:
-        raise Refused(f"{key} is nothing that a profile says")
+        raise Refused(f"{key} is no key of a profile")
     return KEYS[pattern]

@@ -16,14 +16,14 @@ Action = Callable[[], None]
 
 
 class Signal:
-    """Fires once; whoever waits for it then goes on, in the order in which they came."""
+    """Fires once and resumes the processes that wait for it, in the order in which they came."""
 
     def __init__(self) -> None:
         self.fired = False
         self._actions: list[Action] = []
 
     def fire(self) -> None:
-        """Once only."""
+        """May be called once."""
         assert not self.fired
         self.fired = True
         for action in self._actions:
@@ -31,7 +31,7 @@ class Signal:
         self._actions.clear()
 
     def then(self, action: Action) -> None:
-        """Calls `action` when it fires, or now if it has."""
+        """Calls `action` when the signal fires, or now if it has fired."""
         if self.fired:
             action()
         else:
@@ -42,18 +42,17 @@ Process = Generator[Union[float, Signal], None, None]
 
 
 class Simulator:
-    """The clock, in seconds from 0, and what is still to happen."""
+    """The clock, in seconds from 0, and the events to come."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.events = 0
         self._heap: list[tuple[float, int, Action]] = []
         self._asked = 0
 
     def after(self, delay: float, action: Action) -> None:
         """Calls `action` in `delay` seconds, at least 0."""
         if not delay >= 0:
-            raise ValueError(f"{delay} seconds from now is no time to come")
+            raise ValueError(f"a delay of {delay} seconds is not at least 0")
         heapq.heappush(self._heap, (self.now + delay, self._asked, action))
         self._asked += 1
 
@@ -62,10 +61,9 @@ class Simulator:
         self.after(0.0, lambda: self._advance(process))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Runs until no event is left."""
         while self._heap:
             self.now, _, action = heapq.heappop(self._heap)
-            self.events += 1
             action()
 
     def _advance(self, process: Process) -> None:
@@ -80,23 +78,14 @@ class Simulator:
 
 
 class Resource:
-    """Serves one at a time, in the order in which they asked.
+    """Serves one process at a time, in the order in which they asked."""
 
-    Attributes:
-      busy: seconds in which somebody held it.
-      served: how many have held it.
-    """
-
-    def __init__(self, simulator: Simulator) -> None:
-        self.busy = 0.0
-        self.served = 0
-        self._simulator = simulator
+    def __init__(self) -> None:
         self._held = False
-        self._since = 0.0
         self._queue: collections.deque[Signal] = collections.deque()
 
     def acquire(self) -> Signal:
-        """Fires when it is the caller's, who then has to release() it."""
+        """The signal fires when the caller holds the resource; the caller then calls release()."""
         mine = Signal()
         self._queue.append(mine)
         if not self._held:
@@ -104,21 +93,18 @@ class Resource:
         return mine
 
     def release(self) -> None:
-        """By the one who holds it."""
+        """Called by the holder."""
         assert self._held
-        self.busy += self._simulator.now - self._since
         self._held = False
         if self._queue:
             self._serve()
 
     def use(self, seconds: float) -> Process:
-        """Holds it for that long: `yield from resource.use(seconds)`."""
+        """Holds the resource for that long: `yield from resource.use(seconds)`."""
         yield self.acquire()
         yield seconds
         self.release()
 
     def _serve(self) -> None:
         self._held = True
-        self._since = self._simulator.now
-        self.served += 1
         self._queue.popleft().fire()

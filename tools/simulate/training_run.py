@@ -37,24 +37,22 @@ FORWARD_SHARE = 1 / 3
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What is run.
+    """The job to simulate.
 
     Attributes:
-      model: that is trained.
+      model: the model to train.
       profile: the machines.
-      backend: of profile.backends.
-      ranks: of the job; node after node is filled.
-      bucket_cap: bytes; 0: a bucket for each tensor.
-      first_bucket_cap: bytes; no more than bucket_cap counts.
-      overlap: whether buckets leave during backward, or all after it.
-      sync_every: steps; the gradients of the others only accumulate.
-      lanes: collectives at once.
-      steps: that are run; a multiple of sync_every.
-      seed: of the jitter.
-      compute: instead of the profile's.
-      ranks_of_node: instead of the profile's.
-      placement: of collective.PLACEMENTS.
-      slow_rank: rank that is slow, and how many times as long it computes.
+      backend: one of profile.backends.
+      ranks: their number; they fill one node after the other.
+      bucket_cap: bytes; 0 gives each tensor a bucket.
+      first_bucket_cap: bytes; bucket_cap, where that is smaller.
+      overlap: True if buckets leave during backward, False if all leave after it.
+      sync_every: every such step synchronizes; the others only accumulate gradients.
+      lanes: how many collectives may run at the same time.
+      steps: how many to run; a multiple of sync_every.
+      seed: for the jitter.
+      compute: replaces the profile's.
+      ranks_of_node: replaces the profile's.
     """
 
     model: Model
@@ -70,8 +68,6 @@ class Setup:
     seed: int = 1
     compute: Optional[Compute] = None
     ranks_of_node: Optional[int] = None
-    placement: str = "block"
-    slow_rank: Optional[tuple[int, float]] = None
 
     def nodes(self) -> list[int]:
         """How many ranks each node has."""
@@ -81,51 +77,35 @@ class Setup:
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
-    """Something that took time in the last step: what, of which bucket, from when to when."""
-
-    what: str
-    bucket: int
-    start: float
-    end: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Result:
-    """What came out.
+    """The times and bytes of a run.
 
     Attributes:
       step: seconds, the mean over ranks and steps.
-      steps: seconds of each step, the mean over its ranks.
-      compute: seconds of a step of a rank without any synchronization, without jitter.
-      buckets: bytes of each.
-      communication: seconds in which the lanes were taken, per synchronized step, if alone.
-      link_bytes: that each node sent, per synchronized step.
-      total_bytes: that all members sent, per synchronized step.
-      reduced_bytes: that the reduce threads of all nodes read and wrote, per synchronized step.
-      events: of the simulation.
-      spans: of the last step.
+      compute: seconds of a step without synchronization and jitter.
+      buckets: bytes of each bucket.
+      communication: seconds of all collectives of a step, if each runs alone.
+      link_bytes: bytes that each node sent, per synchronized step.
+      total_bytes: bytes that all members sent, per synchronized step.
+      reduced_bytes: bytes that all reduce threads read and wrote, per synchronized step.
     """
 
     step: float
-    steps: tuple[float, ...]
     compute: float
     buckets: tuple[int, ...]
     communication: float
     link_bytes: float
     total_bytes: float
     reduced_bytes: float
-    events: int
-    spans: tuple[Span, ...]
 
     @property
     def exposed(self) -> float:
-        """Seconds of a step beyond the computation."""
+        """Seconds that synchronization adds to a step."""
         return self.step - self.compute
 
 
 def run(setup: Setup) -> Result:
-    """Simulates it. Refused where the profile does not say what is needed."""
+    """Simulates the job; Refused if the profile lacks a cost."""
     if setup.backend not in setup.profile.backends:
         raise Refused(
             f"profile {setup.profile.name} knows no {setup.backend}: "
@@ -157,13 +137,10 @@ class _Run:
         self.simulator = Simulator()
         self.nodes = setup.nodes()
         profile = setup.profile
-        layout = bucket_layout.plan(
-            setup.model.parameters,
-            setup.bucket_cap,
-            min(setup.first_bucket_cap, setup.bucket_cap),
+        self.buckets = bucket_layout.plan(
+            setup.model.sizes, setup.bucket_cap, min(setup.first_bucket_cap, setup.bucket_cap)
         )
-        self.buckets = layout.buckets
-        self.sizes = [bucket.nbytes for bucket in layout.buckets]
+        self.sizes = [bucket.nbytes for bucket in self.buckets]
         self.compute = setup.compute or profile.compute(setup.model.name)
         working = self.compute.step - self.compute.optimizer
         if working < 0:
@@ -181,21 +158,17 @@ class _Run:
         # Of a bucket between nodes, what is summed before and written back after its exchange.
         chunk = profile.get("gradsync.chunk", math.inf)
         self.exposed = [min(1.0, chunk / size) if size else 1.0 for size in self.sizes]
-        self.reduce_threads = [Resource(self.simulator) for _ in self.nodes]
-        self.lanes = [Resource(self.simulator) for _ in range(setup.lanes)]
-        self.links = Resource(self.simulator)
+        self.reduce_threads = [Resource() for _ in self.nodes]
+        self.lanes = [Resource() for _ in range(setup.lanes)]
+        self.links = Resource()
         members = [1] * len(self.nodes) if self.hierarchical else self.nodes
         ring = profile.ring(setup.backend)
-        self.costs: list[Cost] = [
-            ring_all_reduce(size, members, ring, setup.placement) for size in self.sizes
-        ]
+        self.costs: list[Cost] = [ring_all_reduce(size, members, ring) for size in self.sizes]
         self.running: dict[int, _Step] = {}
         self.debts = [0.0] * setup.ranks
         self.computing = [False] * setup.ranks
-        self.durations = [0.0] * setup.steps
-        self.spans: list[Span] = []
+        self.duration = 0.0
         self.link_bytes = self.total_bytes = self.reduced_bytes = 0.0
-        self.last_sync = setup.steps - 1
 
     def result(self) -> Result:
         rank = 0
@@ -205,44 +178,34 @@ class _Run:
                 rank += 1
         self.simulator.run()
         setup = self.setup
-        steps = tuple(duration / setup.ranks for duration in self.durations)
         synchronized = setup.steps // setup.sync_every
         return Result(
-            step=sum(steps) / setup.steps,
-            steps=steps,
+            step=self.duration / setup.ranks / setup.steps,
             compute=self.compute.step,
             buckets=tuple(self.sizes),
             communication=sum(cost.seconds for cost in self.costs),
             link_bytes=self.link_bytes / synchronized,
             total_bytes=self.total_bytes / synchronized,
             reduced_bytes=self.reduced_bytes / synchronized,
-            events=self.simulator.events,
-            spans=tuple(self.spans),
         )
 
     # ---- A trainer ----
 
     def _trainer(self, rank: int, node: int) -> Process:
         setup = self.setup
-        # Of its own, so that the number of ranks does not change a rank's luck.
-        luck = random.Random(f"{setup.seed}:{rank}")
+        # Each rank has its own generator: more ranks do not change the jitter of the others.
+        jitter = random.Random(f"{setup.seed}:{rank}")
         hand_off = setup.profile.get("gradsync.hand_off", 0.0) if self.hierarchical else 0.0
         for step in range(setup.steps):
             begin = self.simulator.now
-            slowness = math.exp(luck.gauss(0.0, self.sigma) - self.sigma**2 / 2)
-            if setup.slow_rank is not None and setup.slow_rank[0] == rank:
-                slowness *= setup.slow_rank[1]
+            slowness = math.exp(jitter.gauss(0.0, self.sigma) - self.sigma**2 / 2)
             synchronized = (step + 1) % setup.sync_every == 0
-            last = rank == 0 and step == self.last_sync
             self.computing[rank] = True
             yield from self._compute(rank, self.forward * slowness)
             for index, chunk in enumerate(self.chunks):
-                start = self.simulator.now
                 yield from self._compute(rank, chunk * slowness)
                 if synchronized:
                     yield self.per_tensor * len(self.buckets[index].parameters)
-                if last:
-                    self.spans.append(Span("backward", index, start, self.simulator.now))
                 if synchronized and setup.overlap:
                     yield hand_off
                     self._hand_over(step, index, node)
@@ -254,10 +217,10 @@ class _Run:
                         self._hand_over(step, index, node)
                 yield self._end_step(step).done
             yield self.compute.optimizer
-            self.durations[step] += self.simulator.now - begin
+            self.duration += self.simulator.now - begin
 
     def _compute(self, rank: int, seconds: float) -> Process:
-        """For that long, and for as long as the reduce threads took its core meanwhile."""
+        """Takes `seconds`, and as long again as the reduce threads used this rank's core."""
         yield seconds
         while self.debts[rank] > 0:
             debt, self.debts[rank] = self.debts[rank], 0.0
@@ -271,7 +234,7 @@ class _Run:
         return self.running[step]
 
     def _hand_over(self, step: int, bucket: int, node: int) -> None:
-        """The rank's last word on that bucket."""
+        """A rank of `node` hands the bucket over."""
         state = self._step(step)
         state.handed[node][bucket] += 1
         if state.handed[node][bucket] < self.nodes[node]:
@@ -288,13 +251,13 @@ class _Run:
         ranks = self.nodes[node]
         if len(self.nodes) == 1:
             # One pass: every arena is read and the average written into it.
-            yield from self._reduce(step, bucket, node, 2 * ranks)
+            yield from self._reduce(bucket, node, 2 * ranks)
             self._done(step, node)
             return
         # To the coordinator, and its launch back.
         yield self.setup.profile.get("gradsync.peer")
         if ranks > 1:
-            yield from self._reduce(step, bucket, node, (ranks + 1) * self.exposed[bucket])
+            yield from self._reduce(bucket, node, (ranks + 1) * self.exposed[bucket])
         self._node_ready(step, bucket)
 
     def _node_ready(self, step: int, bucket: int) -> None:
@@ -310,18 +273,16 @@ class _Run:
         lane = self.lanes[bucket % len(self.lanes)]
         cost = self.costs[bucket]
         yield lane.acquire()
-        start = self.simulator.now
         if self.hierarchical and self.exposed[bucket] < 1:
             for node, ranks in enumerate(self.nodes):
                 if ranks > 1:
                     passes = 2 * (ranks + 1) * (1 - self.exposed[bucket])
-                    self.simulator.start(self._reduce(step, bucket, node, passes))
+                    self.simulator.start(self._reduce(bucket, node, passes))
         yield cost.latency
         yield from self.links.use(cost.transfer)
         lane.release()
         self.link_bytes += cost.link_bytes
         self.total_bytes += cost.total_bytes
-        self._span(step, "exchange", bucket, start)
         for node, ranks in enumerate(self.nodes):
             if self.hierarchical and ranks > 1:
                 self.simulator.start(self._write_back(step, bucket, node))
@@ -330,11 +291,11 @@ class _Run:
 
     def _write_back(self, step: int, bucket: int, node: int) -> Process:
         passes = (self.nodes[node] + 1) * self.exposed[bucket]
-        yield from self._reduce(step, bucket, node, passes)
+        yield from self._reduce(bucket, node, passes)
         self._done(step, node)
 
-    def _reduce(self, step: int, bucket: int, node: int, passes: float) -> Process:
-        """The reduce threads read and write the bucket that many times."""
+    def _reduce(self, bucket: int, node: int, passes: float) -> Process:
+        """The reduce threads read or write the bucket `passes` times."""
         profile = self.setup.profile
         traffic = passes * self.sizes[bucket]
         if traffic == 0:
@@ -342,7 +303,6 @@ class _Run:
         threads = self.reduce_threads[node]
         seconds = profile.get("gradsync.wake") + traffic / profile.get("gradsync.reduce")
         yield threads.acquire()
-        start = self.simulator.now
         first = sum(self.nodes[:node])
         for rank in range(first, first + self.nodes[node]):
             if self.computing[rank]:
@@ -350,8 +310,6 @@ class _Run:
         yield seconds
         threads.release()
         self.reduced_bytes += traffic
-        if node == 0:
-            self._span(step, "reduce", bucket, start)
 
     def _done(self, step: int, node: int) -> None:
         state = self._step(step)
@@ -359,7 +317,7 @@ class _Run:
         self._try_to_commit(state)
 
     def _end_step(self, step: int) -> _Step:
-        """One rank has handed everything over."""
+        """One rank has handed all its buckets over."""
         state = self._step(step)
         state.ends += 1
         state.last_end = self.simulator.now
@@ -379,7 +337,3 @@ class _Run:
             if len(self.nodes) > 1:
                 delay += profile.get("gradsync.peer")
         self.simulator.after(delay, state.done.fire)
-
-    def _span(self, step: int, what: str, bucket: int, start: float) -> None:
-        if step == self.last_sync:
-            self.spans.append(Span(what, bucket, start, self.simulator.now))

@@ -10,7 +10,7 @@
 namespace gradsync {
 namespace {
 
-// The largest first; "bit" last, which ends them all.
+// The largest unit comes first. "bit" comes last, because every unit ends with it.
 constexpr std::pair<absl::string_view, std::uint64_t> kUnits[] = {
     {"gbit", 1'000'000'000}, {"mbit", 1'000'000}, {"kbit", 1'000}, {"bit", 1}};
 
@@ -34,7 +34,7 @@ std::string FormatBitRate(std::uint64_t bits_per_second) {
   for (const auto& [unit, bits] : kUnits) {
     if (bits_per_second % bits == 0) return absl::StrCat(bits_per_second / bits, unit);
   }
-  return "";  // not reached: one bit divides all
+  return "";  // not reached: every rate is a multiple of one bit
 }
 
 }  // namespace gradsync

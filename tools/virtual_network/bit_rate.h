@@ -15,7 +15,7 @@ namespace gradsync {
 // nullopt for anything else, or beyond 64 bits.
 std::optional<std::uint64_t> ParseBitRate(absl::string_view text);
 
-// The shortest such text.
+// The shortest text with this rate.
 std::string FormatBitRate(std::uint64_t bits_per_second);
 
 }  // namespace gradsync

@@ -1,5 +1,5 @@
-// A virtual network for programs that are not C++: made by a command, described in JSON, held until
-// its standard input ends.
+// virtual-network: makes a virtual network for programs that are not C++, describes it in JSON and
+// keeps it until its standard input ends.
 
 #include <unistd.h>
 
@@ -26,10 +26,10 @@ line of JSON:
   {"kind": "namespaces", "description": "2 network namespaces, links of 1gbit",
    "nodes": [{"address": "10.99.0.1", "command_prefix": ["/usr/bin/nsenter", "--net=..."]}, ...]}
 
-A command behind a node's command_prefix runs on that node. The network stays until the standard
-input ends, and as long as a process is in it. Where namespaces cannot be made (they take root and
-Debian's iproute2), "kind" is "loopback", "description" says why, the addresses are 127.0.0.1 and
-so on, the prefixes are empty and no rate is kept.
+A command behind a node's command_prefix runs on that node. The network exists until the standard
+input ends, and as long as a process is in it. Namespaces need root and Debian's iproute2. Without
+them "kind" is "loopback", "description" says why, the addresses are 127.0.0.1 and so on, the
+prefixes are empty and no rate is kept.
 
   --nodes=N    1 to 250
   --rate=RATE  of each link, in each direction: 1gbit, 100mbit; default: as fast as memory
@@ -39,7 +39,7 @@ so on, the prefixes are empty and no rate is kept.
 Exit status: 0, or 2 for wrong usage.
 )";
 
-// False: not understood.
+// False if the argument is not valid.
 bool Parse(absl::string_view argument, VirtualNetworkOptions* options) {
   if (argument == "--loopback") {
     options->loopback = true;

@@ -22,41 +22,41 @@
 namespace gradsync {
 namespace {
 
-// Of a token bucket at least, so that a few packets always fit.
+// The smallest burst of a token bucket, in bytes: a few packets always fit.
 constexpr std::uint64_t kLeastBurst = 16 << 10;
 
 absl::Status SystemError(absl::string_view call) {
   return absl::UnavailableError(absl::StrCat(call, ": ", std::strerror(errno)));
 }
 
-// A name of the namespace `fd` that holds in every process while this one has it open.
-std::string NamespacePath(const UniqueFd& fd) {
+// A path of the namespace `fd` for every process, valid while this process has it open.
+std::string NamespacePath(const daemon::UniqueFd& fd) {
   return absl::StrCat("/proc/", getpid(), "/fd/", fd.get());
 }
 
-std::vector<std::string> PrefixOf(const UniqueFd& fd) {
+std::vector<std::string> PrefixOf(const daemon::UniqueFd& fd) {
   return {"/usr/bin/nsenter", absl::StrCat("--net=", NamespacePath(fd))};
 }
 
-absl::StatusOr<UniqueFd> MakeNamespace() {
-  UniqueFd fd;
+absl::StatusOr<daemon::UniqueFd> MakeNamespace() {
+  daemon::UniqueFd fd;
   absl::Status status;
-  // Only the calling thread moves into the new namespace, and it is gone afterwards.
+  // unshare() moves the calling thread into the new namespace, so a thread of its own calls it.
   std::thread([&] {
     if (unshare(CLONE_NEWNET) != 0) {
       status = SystemError("unshare(CLONE_NEWNET)");
       return;
     }
-    fd = UniqueFd(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
+    fd = daemon::UniqueFd(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
     if (!fd.valid()) status = SystemError("/proc/thread-self/ns/net");
   }).join();
   if (!status.ok()) return status;
   return fd;
 }
 
-// Runs the commands in the namespace, by a shell, up to the first that fails: UNAVAILABLE, with it
-// and what it said. They contain no quotes.
-absl::Status RunIn(const UniqueFd& fd, const std::vector<std::string>& commands) {
+// Runs the commands in the namespace with a shell. Stops at the first failure, and returns
+// UNAVAILABLE with the command and its output. The commands must not contain quotes.
+absl::Status RunIn(const daemon::UniqueFd& fd, const std::vector<std::string>& commands) {
   const std::string shell =
       absl::StrCat("PATH=$PATH:/usr/sbin:/sbin exec ", absl::StrJoin(PrefixOf(fd), " "),
                    " sh -exc '", absl::StrJoin(commands, "\n"), "' 2>&1");
@@ -76,7 +76,7 @@ absl::Status RunIn(const UniqueFd& fd, const std::vector<std::string>& commands)
 
 std::string PortOf(int node) { return absl::StrCat("port", node); }
 
-// The token bucket of packets that leave by `interface`.
+// The command that makes a token bucket for packets that leave by `interface`.
 std::string Shaper(absl::string_view interface, std::uint64_t bits_per_second) {
   return absl::StrCat("tc qdisc add dev ", interface, " root tbf rate ", bits_per_second,
                       "bit burst ", std::max(bits_per_second / 8 / 250, kLeastBurst),
@@ -106,7 +106,7 @@ VirtualNetwork::VirtualNetwork(const VirtualNetworkOptions& options) : nodes_(op
 }
 
 absl::Status VirtualNetwork::MakeNamespaces(std::uint64_t bits_per_second) {
-  absl::StatusOr<UniqueFd> fd = MakeNamespace();
+  absl::StatusOr<daemon::UniqueFd> fd = MakeNamespace();
   if (!fd.ok()) return fd.status();
   switch_ = *std::move(fd);
   std::vector<std::string> commands = {"ip link add switch type bridge", "ip link set switch up"};

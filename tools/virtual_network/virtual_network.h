@@ -14,26 +14,26 @@ namespace gradsync {
 
 struct VirtualNetworkOptions {
   int nodes = 2;  // 1 to 250
-  // Of every node's link, in each direction by itself; 0: as fast as memory.
+  // The rate of every node's link, in bits per second and in each direction. 0: as fast as memory.
   std::uint64_t bits_per_second = 0;
-  // Loopback addresses also where namespaces can be made. GRADSYNC_VIRTUAL_NETWORK=loopback in the
-  // environment asks for the same.
+  // Uses loopback addresses even if the machine can make namespaces. The environment variable
+  // GRADSYNC_VIRTUAL_NETWORK=loopback has the same effect.
   bool loopback = false;
 };
 
 // Each node is a network namespace with one interface, eth0, and an address 10.99.0.(node+1); a
-// virtual cable leads from it to a switch, a bridge in a namespace of its own. A rate is kept by a
-// token bucket at either end of the cable: it lets pass at once what the rate carries in 4 ms, and
-// queues what it carries in 20 ms.
+// virtual cable leads from it to a switch, a bridge in a namespace of its own. A token
+// bucket at either end of the cable enforces the rate. Its burst is what the rate carries in 4 ms,
+// its queue what it carries in 20 ms.
 //
-// The namespaces have no names: descriptors of this object and the processes inside hold them, so
-// that nothing is left of them when both have ended, in whatever way.
+// The namespaces have no names. Descriptors of this object and the processes inside hold them, so
+// they disappear when both have ended, whatever the cause.
 //
-// Where namespaces cannot be made (it takes root and Debian's iproute2), every node is this machine
-// under an address of its own, 127.0.0.(node+1): nothing separates the nodes, no rate is kept, no
-// cable can be pulled. description() says so; show it.
+// Namespaces need root and Debian's iproute2. Without them every node is this machine under its own
+// address, 127.0.0.(node+1): nothing separates the nodes, no rate is kept and no cable can be
+// pulled. description() says so. Programs and tests should print it.
 //
-// Thread-safe but for SetLink() and SetIsolated(), for one thread at a time.
+// Thread-safe, except SetLink() and SetIsolated(): one thread at a time.
 class VirtualNetwork {
  public:
   enum class Kind { kNamespaces, kLoopback };
@@ -44,25 +44,25 @@ class VirtualNetwork {
 
   Kind kind() const { return kind_; }
   int nodes() const { return nodes_; }
-  // "2 network namespaces, links of 1gbit", or that it is loopback addresses, and why.
+  // For example "2 network namespaces, links of 1gbit"; or "loopback addresses", and why.
   const std::string& description() const { return description_; }
   std::string address(int node) const;
 
-  // What stands before a command (the program and its arguments) to run it on the node, in a
-  // process of the same pid. Empty on loopback. Usable by any process of this user and machine
-  // while this object lives.
+  // The words to put before a command so that it runs on the node, in a process of the same pid.
+  // Empty on loopback. Any process of this user on this machine can use them while this object
+  // lives.
   std::vector<std::string> CommandPrefix(int node) const;
 
-  // Puts the calling thread onto the node, for the rest of its life: its new sockets are there, and
-  // so are its new processes and threads. Does nothing on loopback.
+  // Moves the calling thread to the node for the rest of its life. Its new sockets, processes and
+  // threads are on the node. Does nothing on loopback.
   absl::Status Enter(int node) const;
 
-  // Pulls the node's cable out of the switch, or plugs it in: no process is told, packets are lost.
-  // UNIMPLEMENTED on loopback.
+  // Pulls the node's cable out of the switch, or plugs it in. Packets are lost and no process is
+  // notified. UNIMPLEMENTED on loopback.
   absl::Status SetLink(int node, bool up);
 
-  // The switch passes nothing between isolated nodes; they and the others still reach each other.
-  // Packets are lost as behind a pulled cable. UNIMPLEMENTED on loopback.
+  // The switch drops packets between isolated nodes. Every other pair of nodes still reaches each
+  // other. UNIMPLEMENTED on loopback.
   absl::Status SetIsolated(int node, bool isolated);
 
  private:
@@ -72,8 +72,8 @@ class VirtualNetwork {
   // Constant after construction.
   Kind kind_ = Kind::kLoopback;
   std::string description_;
-  UniqueFd switch_;                   // of the switch's namespace
-  std::vector<UniqueFd> namespaces_;  // of the nodes'
+  daemon::UniqueFd switch_;                   // of the switch's namespace
+  std::vector<daemon::UniqueFd> namespaces_;  // of the nodes'
 };
 
 }  // namespace gradsync

@@ -1,34 +1,41 @@
-// gradsync's C++ client: how a training process hands its gradients to the daemon of its node.
+// gradsync's C++ client: a training process hands its gradients to the daemon of its node.
 //
 //   gradsync::SessionOptions options;                  // or SessionOptions::FromEnvironment()
 //   auto session = gradsync::Session::Join(options);   // one per rank
 //   auto layout = (*session)->RegisterLayout(spec);    // cuts the parameters into buckets
 //   for (;;) {
 //     const uint64_t step = (*layout)->next_step();
-//     // The backward pass writes (*layout)->gradient(i); then, as each bucket is complete:
+//     // The backward pass writes (*layout)->gradient(i). Then, as each bucket is complete:
 //     (*layout)->MarkReady(step, bucket);              // never blocks
 //     (*layout)->EndStep(step);
 //     (*layout)->WaitStep(step);                       // OK: averages over the ranks
 //   }
 //   (*session)->Leave();
 //
-// Everything here is thread-safe unless said otherwise. Nothing aborts, prints, throws or installs
-// signal handlers. In the child of a fork(2) every call fails FAILED_PRECONDITION and destructors
-// do nothing.
+// Everything here is thread-safe unless it says otherwise. Nothing aborts, prints, throws or
+// installs signal handlers. In the child of a fork(2) every call fails FAILED_PRECONDITION FORKED,
+// and destructors do nothing.
 //
-// Besides what each method lists, every method returns the session's end once it has ended:
-//   ABORTED              another rank was lost or a newer generation took over (the message names
-//                        rank, step, bucket and how it is known); join again.
-//   UNAVAILABLE          the daemon is gone or drains. Reason DAEMON_LOST, or STEP_IN_DOUBT when
-//                        EndStep was sent, or on a GPU every bucket marked, and no verdict came.
-//   FAILED_PRECONDITION  LEFT (this rank has left, or waits in LeaveAndStay), CLOSED (the Session
-//                        was destroyed).
-// One error is not the session's end: UNAVAILABLE with reason DAEMON_SILENT, from WaitStep,
-// WaitBucket, LeaveAndStay, Barrier, Broadcast and AllReduce, when the daemon was not heard for two
-// of its leases: it is stopped or hangs. The first three can be repeated and go on where the daemon
-// does. The others may still be done on other ranks; the session takes no more of them.
+// With a timeout of zero or below, WaitBucket, WaitStep and LeaveAndStay return at once: the answer
+// if there is one, else DEADLINE_EXCEEDED. For the other calls such a timeout counts as 1 ms.
 //
-// ErrorReason() and ErrorField() read the machine-readable part of any of them.
+// Each method lists its own errors. These end with the call: the session goes on. Once the session
+// has ended, every method returns why:
+//   ABORTED              RANK_LOST, SUPERSEDED, LEASE_EXPIRED. The message names rank, step and
+//                        bucket, and how the loss is known. Join again.
+//   ABORTED              STEP_IN_DOUBT: see WaitStep.
+//   UNAVAILABLE          DAEMON_LOST, DRAINING, COORDINATOR_LOST, WORKER_LOST and other losses.
+//                        STEP_IN_DOUBT if this rank had called EndStep, or had marked every bucket
+//                        on a GPU, and no verdict arrived.
+//   FAILED_PRECONDITION  LEFT: this rank has left. CLOSED: the Session was destroyed.
+//
+// UNAVAILABLE DAEMON_SILENT does not end the session: the daemon has said nothing for two leases,
+// because it is stopped or hangs. WaitStep, WaitBucket and LeaveAndStay can be repeated and go on
+// when the daemon does. Barrier, Broadcast and AllReduce may still complete on other ranks, so this
+// session takes no more operations.
+//
+// ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
+// every reason.
 
 #ifndef GRADSYNC_CLIENT_H_
 #define GRADSYNC_CLIENT_H_
@@ -45,6 +52,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "gradsync/data_type.h"
+#include "gradsync/error_reason.h"
 #include "gradsync/nccl_settings.h"
 
 namespace gradsync {
@@ -56,37 +64,39 @@ enum class ReduceOp : std::uint8_t { kSum = 1, kAverage = 2 };
 enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
 
-// Instead of a root of Broadcast.
+// As the root of Broadcast: the lowest rank that takes part.
 inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
 struct SessionOptions {
-  // From torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID (missing:
-  // "none", torchrun's default), and from GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN if they are set;
-  // GRADSYNC_COORDINATOR, if it is not set, is MASTER_ADDR, or empty if LOCAL_WORLD_SIZE says that
-  // every rank is on this node.
-  // INVALID_ARGUMENT names a variable that is missing or malformed.
+  // Reads environment variables.
+  //   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT   as torchrun sets them.
+  //   TORCHELASTIC_RUN_ID    default "none", as torchrun's.
+  //   GRADSYNC_SOCKET        default: `socket` below.
+  //   GRADSYNC_JOB_TOKEN     default: no token.
+  //   GRADSYNC_COORDINATOR   default: MASTER_ADDR, or empty if LOCAL_WORLD_SIZE equals WORLD_SIZE.
+  // INVALID_ARGUMENT MALFORMED names a variable that is missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 
-  // Path of the daemon's gRPC socket; descriptors come over "X-fd.sock" beside "X.sock".
+  // Path of the daemon's gRPC socket, "X.sock". Descriptors come over "X-fd.sock" beside it.
   std::string socket = "/run/gradsync/gradsyncd.sock";
-  // Same on every rank of the job; 1-128 printable characters.
+  // The same on every rank of the job; 1 to 128 printable characters.
   std::string job_id;
-  // Optional secret that keeps jobs of one user apart.
+  // Optional secret that keeps jobs of one user apart; at most 4096 bytes.
   std::string token;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
   LossPolicy on_rank_loss = LossPolicy::kAbort;
   Divisor divisor = Divisor::kLiveRanks;
-  // A step not committed this long after its first MarkReady is void on every rank. Zero: the
+  // A step that is not decided this long after its first MarkReady is void on every rank. Zero: the
   // daemon's default, 30 min.
   absl::Duration step_timeout = absl::ZeroDuration();
-  // How long to retry while the daemon is not there yet (a sidecar may start late).
+  // How long Join retries while no daemon listens; a sidecar may start late.
   absl::Duration connect_timeout = absl::Seconds(60);
-  // "host" or "host:port" of the daemon on rank 0's node, the same on every rank; by default the
-  // port of peer_listen of this node's daemon. Daemons without it take no notice. Empty: the job is
-  // on this node.
+  // "host" or "host:port" of the daemon on rank 0's node, the same on every rank. Without a port:
+  // the one in this node's peer_listen. Empty: every rank is on this node. A daemon without
+  // peer_listen ignores it.
   std::string coordinator;
-  // How gradients are summed between GPUs, the same on every rank; left to NCCL by default.
+  // How NCCL sums gradients between GPUs, the same on every rank. Default: NCCL's own choice.
   NcclSettings nccl;
 };
 
@@ -101,68 +111,67 @@ struct BucketSpec {
   std::uint64_t count = 0;  // elements; may be 0
 };
 
-// A named set of parameters. Either `parameters` in the order of the forward pass, cut into buckets
-// by the paper's rule (reverse order, `bucket_cap_bytes`, a smaller first bucket; then
-// `last_bucket_cap_bytes`), or `explicit_buckets`.
+// A named set of parameters, in one of two forms. Either `parameters` in the order of the forward
+// pass: the daemon cuts them into buckets in reverse order, one data type per bucket, up to
+// `bucket_cap_bytes`, with a smaller first and last bucket. Or `explicit_buckets`.
 struct LayoutSpec {
   std::string name = "default";
   std::vector<ParameterSpec> parameters;
   std::vector<BucketSpec> explicit_buckets;
   std::uint64_t bucket_cap_bytes = 25u << 20;
   std::uint64_t first_bucket_cap_bytes = 1u << 20;
-  // Most bytes of the bucket that is ready last, which the rule may fill up to bucket_cap_bytes; 0:
-  // no such cap. What is reduced last is waited for, as no backward pass is left to hide it: if
-  // that bucket is larger, as many of its last parameters as fit, at least one, become a bucket of
-  // their own. A daemon of before protocol 1.3 does not split.
+  // Largest size of the last bucket; 0: no limit but bucket_cap_bytes. The last reduction is waited
+  // for, because no backward pass is left to hide it. If the last bucket is larger, as many of its
+  // last parameters as fit, and at least one, become a bucket of their own.
   std::uint64_t last_bucket_cap_bytes = 0;
   ReduceOp op = ReduceOp::kAverage;
-  // GPU on which the buckets lie, by UUID as nvidia-smi -L prints it (CudaDeviceUuid): every rank
-  // names one, its own, or none does. Empty: host memory.
+  // UUID of the GPU that holds the buckets, as nvidia-smi -L prints it; see CudaDeviceUuid. Empty:
+  // host memory. Either every rank names its own GPU, or none does.
   std::string device;
-  // How long to wait for the other ranks to register the same.
+  // How long to wait for the other ranks to register the same layout.
   absl::Duration timeout = absl::Minutes(5);
 };
 
-// One bucket's memory in this rank's arena. Valid as long as the Layout or a Mapping() of it lives.
+// One bucket's memory in this rank's arena. Valid while the Layout or a Mapping() of it exists.
 struct BucketView {
   DataType dtype;
-  std::uint64_t count;  // elements, padding between parameters included
-  void* data;           // 128-byte aligned; on a GPU its address there
+  std::uint64_t count;  // elements, including the padding between parameters
+  void* data;           // aligned to 128 bytes; a device address on a GPU
 };
 
-// One parameter's gradient inside its bucket. 64-byte aligned, zero-initialised.
+// One parameter's gradient inside its bucket. Valid while its bucket is.
 struct GradientView {
   DataType dtype;
   std::uint64_t count;   // elements
-  std::uint32_t bucket;  // the bucket it lies in
-  void* data;
+  std::uint32_t bucket;  // index of its bucket
+  void* data;            // aligned to 64 bytes; zeros at first; a device address on a GPU
 };
 
-// When things happened to one bucket of a step. CLOCK_MONOTONIC nanoseconds.
+// When one bucket of a step was marked and reduced, in nanoseconds of CLOCK_MONOTONIC.
 struct BucketTimes {
-  std::vector<std::uint64_t> ready_ns;  // per rank
-  std::uint64_t start_ns = 0;           // reduction
+  std::vector<std::uint64_t> ready_ns;  // one per rank
+  std::uint64_t start_ns = 0;           // of the reduction
   std::uint64_t finish_ns = 0;
 };
 
-// What the reduction saw of one bucket's result, for free.
-struct BucketNumbers {
-  double sum_of_squares = 0;     // of the result's elements; NaN or Inf if one is
+// Measured by the reduction as it writes one bucket's result, at no extra cost.
+struct GradientStats {
+  double sum_of_squares = 0;     // of the result's elements; NaN or Inf if an element is
   std::uint64_t non_finite = 0;  // elements that are NaN or Inf
 };
 
 struct StepResult {
   std::uint64_t step = 0;
-  std::uint32_t live_ranks = 0;
-  std::uint32_t divisor = 0;  // what averages were divided by
-  // Per parameter, true if some rank used it. Empty: every parameter was used by every rank.
+  std::uint32_t live_ranks = 0;  // ranks that took part
+  std::uint32_t divisor = 0;     // averages are sums divided by this
+  // One per parameter: true if at least one rank used it. Empty: every rank used every parameter.
   std::vector<bool> used;
-  std::vector<BucketTimes> buckets;
-  std::vector<BucketNumbers> numbers;  // one per bucket; empty: a daemon that is too old to say
+  std::vector<BucketTimes> buckets;    // one per bucket
+  std::vector<GradientStats> numbers;  // one per bucket
 };
 
-// Gradient clipping without a pass over the gradients: the same norm on every rank, and one factor
-// for the whole update. Fold it into what the optimizer multiplies by anyway:
+// Gradient clipping without a pass over the gradients. The norm is the same on every rank, and one
+// factor clips the whole update:
 //
 //   auto result = (*layout)->WaitStep(step);
 //   const double norm = gradsync::GradientNorm(*result);
@@ -172,21 +181,20 @@ struct StepResult {
 //
 // The norm over several layouts is the root of the sum of their norms' squares.
 
-// L2 norm of the step's result over all buckets. NaN if an element is NaN, else Inf if one is Inf;
-// NaN also if `numbers` is empty. What WaitStep puts back for MarkUnused is not in it: nobody used
-// it, and the reduction saw zeros.
+// L2 norm of the step's result over all buckets. NaN if an element is NaN or `numbers` is empty,
+// else Inf if an element is Inf. Parameters that no rank used count as zeros.
 double GradientNorm(const StepResult& result);
-// min(1, max_norm / (norm + 1e-6)), as PyTorch's clip_grad_norm_. A norm of NaN gives NaN, one of
-// Inf gives 0: neither makes a usable gradient of one that is not finite.
+// min(1, max_norm / (norm + 1e-6)), as in PyTorch's clip_grad_norm_. NaN for a norm of NaN, 0 for a
+// norm of Inf. Neither repairs gradients that are not finite: skip that update.
 double ClipCoefficient(double norm, double max_norm);
 
 struct SessionStatistics {
   std::uint64_t steps_complete = 0;
   std::uint64_t steps_void = 0;
   std::uint64_t buckets_marked = 0;
-  std::uint64_t bytes_reduced = 0;  // of this rank's arenas, complete steps only
-  absl::Duration mark_ready_total;  // time spent inside MarkReady, and FinishStep that marks
-  absl::Duration exposed_total;     // last mark to StepDone, summed over the steps
+  std::uint64_t bytes_reduced = 0;  // in this rank's arenas, complete steps only
+  absl::Duration mark_ready_total;  // time inside MarkReady, and inside FinishStep if it marks
+  absl::Duration exposed_total;     // from a step's last mark to its verdict, summed over the steps
 };
 
 class Session;
@@ -194,29 +202,28 @@ class Session;
 // Only the library derives from these two, and its overriders have no defaults of their own.
 // NOLINTBEGIN(google-default-arguments)
 
-// A registered layout: an arena of buckets, and the sequence of its steps. May outlive the Session:
-// its calls then return the session's end, and its memory stays readable.
+// A registered layout: an arena of buckets, and the sequence of its steps. It may outlive the
+// Session: then its calls return why the session has ended, and its memory stays readable.
 //
-// A layout on a GPU is handed over in the order of the trainer's streams, and the host waits for
-// nothing on the way:
+// On a GPU, calls take the trainer's streams, and the host waits for nothing on the way:
 //
-//   (*layout)->MarkReady(step, bucket, {stream});   // behind the kernels that write its gradients
+//   (*layout)->MarkReady(step, bucket, {stream});   // after the kernels that write its gradients
 //   (*layout)->FinishStep(step, {}, {stream});
-//   (*layout)->WaitOnStream(step, stream);          // what follows on `stream` sees the averages
-//   (*layout)->WaitStep(step);                      // the verdict: only then the optimizer
+//   (*layout)->WaitOnStream(step, stream);          // later work on `stream` sees the averages
+//   (*layout)->WaitStep(step);                      // the verdict: run the optimizer only after it
 //
-// Being released tells a stream nothing about the verdict. Where the host shall not wait for it
-// either, an optimizer that takes `found_inf` reads device_verdict(step) behind WaitOnStream and
-// leaves out the update of a void step; WaitStep(step) is then called a step later. Two steps may
-// be under way: the one being marked, and the one before it that is ended and not decided yet.
+// A stream goes on whether the step is complete or void. To keep even the verdict off the host, use
+// an optimizer that takes `found_inf`: it reads device_verdict(step) after WaitOnStream and skips
+// the update of a void step. Call WaitStep(step) one step later. Two steps may be under way: the
+// one that is being marked, and the one before it, ended but not decided.
 //
-// Such calls enqueue on streams of this process, any stream of the layout's GPU. Besides what each
-// lists they return
-//   INVALID_ARGUMENT     MALFORMED: the layout is in host memory; BAD_STREAM: no such stream.
-//   FAILED_PRECONDITION  CAPTURING: the stream is being captured into a CUDA graph; nothing was
+// Streams belong to this process and to the layout's GPU. Besides its own errors, a call that takes
+// a stream returns
+//   INVALID_ARGUMENT     MALFORMED: the layout is in host memory. BAD_STREAM: no such stream.
+//   FAILED_PRECONDITION  CAPTURING: the stream is being captured into a CUDA graph. Nothing was
 //                        enqueued.
-//   UNAVAILABLE          GPU_FAULT: the process can use the GPU no more.
-// When the session ends, every parked stream is released. Destroying the Layout waits for the GPU.
+//   UNAVAILABLE          GPU_FAULT: this process cannot use the GPU any more.
+// The session's end releases every stream that waits. Destroying the Layout waits for the GPU.
 class Layout {
  public:
   virtual ~Layout() = default;
@@ -224,101 +231,109 @@ class Layout {
   Layout& operator=(const Layout&) = delete;
 
   virtual const std::string& name() const = 0;
-  // UUID of the GPU it lies on; empty: host memory.
+  // UUID of the GPU that holds it; empty: host memory.
   virtual const std::string& device() const = 0;
+  // Hash of the layout, the same on every rank.
   virtual std::uint64_t fingerprint() const = 0;
   virtual std::size_t bucket_count() const = 0;
   virtual std::size_t parameter_count() const = 0;
-  // Bounds are the caller's duty (bucket < bucket_count(), parameter < parameter_count()).
+  // Indexes are not checked: bucket < bucket_count(), parameter < parameter_count().
   virtual BucketView bucket(std::size_t bucket) const = 0;
   virtual GradientView gradient(std::size_t parameter) const = 0;
-  // Keeps the arena mapped; for views that may outlive the Layout.
+  // Keeps the arena mapped while views of it may outlive the Layout.
   virtual std::shared_ptr<const void> Mapping() const = 0;
 
-  // The step to run now: one more than the last one that was decided or, on a GPU, that this rank
-  // has ended.
+  // The step to run now, from 1. One more than the last decided step; on a GPU, one more than the
+  // last step that this rank has ended.
   virtual std::uint64_t next_step() const = 0;
 
-  // "This rank did not use the parameter in this step." Called before its bucket is marked ready;
-  // once is enough. Its gradient becomes zeros, and EndStep says that it is unused. If no rank has
-  // used it, the WaitStep that says that the step is complete puts back what the gradient held
-  // before: what nobody used is untouched, unless the next step's first MarkReady came before that
-  // WaitStep. Allocates only if the gradient was not zero. Explicit layouts have no parameters.
-  // On a GPU the gradient becomes zeros on the stream with which its bucket is marked, and nothing
-  // is put back: who accumulates over micro-batches keeps a copy.
+  // "This rank did not use the parameter in this step." Call it before the parameter's bucket is
+  // marked ready; once is enough. The gradient becomes zeros, and EndStep reports it as unused.
+  //
+  // If no rank used the parameter, WaitStep of the complete step puts back what the gradient held
+  // before. It does not if the next step's first MarkReady came before that WaitStep. Allocates
+  // only if the gradient was not zero.
+  //
+  // On a GPU, the stream that marks the bucket writes the zeros, and nothing is put back: a trainer
+  // that accumulates gradients over micro-batches keeps a copy. Explicit layouts have no
+  // parameters.
   //   INVALID_ARGUMENT     UNKNOWN_PARAMETER.
-  //   FAILED_PRECONDITION  ALREADY_READY (its bucket was marked), STALE_STEP, PROTOCOL_VIOLATION.
-  //   ABORTED              the step is void already; says who and why.
+  //   FAILED_PRECONDITION  ALREADY_READY: its bucket was marked. STALE_STEP. PROTOCOL_VIOLATION.
+  //   ABORTED              the step is already void; the message says who and why.
   virtual absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) = 0;
 
-  // "Every gradient of this bucket is written." From here until done the bucket belongs to the
-  // daemon, error or not. Never blocks and never waits for the daemon: one small message.
+  // "Every gradient of this bucket is written." From here until the bucket is done, its memory
+  // belongs to the daemon, also if the step fails. Mark the buckets in any order; they are reduced
+  // in the order of their indexes where that matters. Sends one small message; never blocks.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
-  //   FAILED_PRECONDITION  ALREADY_READY (a second time in this step), STALE_STEP (decided
-  //                        already), PROTOCOL_VIOLATION (a step ahead of next_step(), or after
-  //                        EndStep).
-  //   ABORTED              the step is void already; says who and why.
+  //   FAILED_PRECONDITION  ALREADY_READY: marked before in this step. STALE_STEP: already decided.
+  //                        PROTOCOL_VIOLATION: the step is ahead of next_step(), or EndStep was
+  //                        called.
+  //   ABORTED              the step is already void; the message says who and why.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
-  // The same on a GPU: "every gradient of this bucket is written once these streams get here". They
-  // are joined on the first of them. A stream may be destroyed as soon as this returns. Also
-  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: two steps are under way; wait for the first.
+  // The same on a GPU: "Every gradient of this bucket is written once these streams get here." The
+  // first stream waits for the others. Each may be destroyed as soon as this returns. Also
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: two steps are under way; call WaitStep of the first.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket,
                                  absl::Span<const CudaStream> streams) = 0;
 
-  // "This rank has marked every bucket ready." `used`: per parameter, whether this rank used it;
-  // empty: all. What MarkUnused named is unused as well.
-  //   FAILED_PRECONDITION  names the first bucket that was not marked ready.
+  // "This rank has marked every bucket ready." `used`: one flag per parameter, true if this rank
+  // used it; empty: all were used. Parameters of MarkUnused count as unused in any case.
+  //   INVALID_ARGUMENT     MALFORMED: `used` has another size.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: names the first bucket that was not marked ready.
+  //   and the errors of MarkReady.
   virtual absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
 
-  // MarkReady of every bucket that was not, and EndStep, in one message: one less for the last
-  // bucket, or for all of them. To a daemon of before protocol 1.3 they are said one by one.
-  //   the statuses of MarkReady and EndStep, but for those that name a bucket. If it fails, no
-  //   bucket is marked.
+  // Marks every bucket that was not marked, and ends the step, in one message. If it fails, no
+  // bucket is marked.
+  //   the errors of MarkReady and EndStep that name no bucket.
   virtual absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
-  // The same on a GPU; the streams as of MarkReady.
+  // The same on a GPU; `streams` as in MarkReady.
   virtual absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used,
                                   absl::Span<const CudaStream> streams) = 0;
 
-  // This rank cannot finish the step: void for every rank, who are told `reason`. Then wait for the
-  // step as usual.
+  // "This rank cannot finish the step." The step is void on every rank, and the others' errors
+  // contain `reason`, of which 1024 bytes are kept. Then call WaitStep as usual.
   virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
 
-  // On a GPU: what is enqueued on `stream` from now on runs when the bucket, or every bucket, is
-  // reduced: provisional, as WaitBucket. Enqueued after MarkReady and before or after the
-  // reduction.
+  // On a GPU: work that is enqueued on `stream` after this call runs when the bucket, or every
+  // bucket, is reduced. Provisional, as in WaitBucket. Call it after MarkReady; the reduction may
+  // already be done.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
-  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: it was not marked ready, so that nothing might ever
-  //                        release the stream; STALE_STEP.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: the bucket was not marked ready, so the stream might
+  //                        wait forever. STALE_STEP.
   //   ABORTED              the step is void.
   virtual absl::Status WaitOnStream(std::uint64_t step, std::size_t bucket, CudaStream stream) = 0;
   virtual absl::Status WaitOnStream(std::uint64_t step, CudaStream stream) = 0;
-  // Address, on the GPU, of a float that is 0 if the step is complete and 1 if it is void: what
-  // optimizers take as `found_inf`. To be read on a stream behind WaitOnStream(step, stream), and
-  // until the first MarkReady of step + 2. Null in host memory. It contradicts no WaitStep of any
-  // rank: where one GPU may have said complete, no rank is told that the step is void, but complete
-  // or STEP_IN_DOUBT.
+  // Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
+  // `found_inf`. Read it on a stream after WaitOnStream(step, stream), and before the first
+  // MarkReady of step + 2. Null in host memory. It never contradicts WaitStep: if any GPU may have
+  // read 0, no rank sees the step void, but complete or STEP_IN_DOUBT.
   virtual const float* device_verdict(std::uint64_t step) const = 0;
 
-  // Waits until one bucket is reduced: provisional, for inspection or clipping; only WaitStep
-  // commits. Blocks on a futex; on a GPU it looks again every 200 us.
+  // Waits until one bucket is reduced in this rank's memory. Provisional: good for inspection or
+  // clipping; only WaitStep commits. In host memory the thread sleeps on a futex; on a GPU it looks
+  // every 200 us.
+  //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   ABORTED              the step is void.
-  //   DEADLINE_EXCEEDED    says who is missing what; changes nothing.
-  //   FAILED_PRECONDITION  STALE_STEP: decided long ago (only the last verdict is kept, on a GPU
-  //                        the last two).
+  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: the message says who is missing what; nothing changed.
+  //   FAILED_PRECONDITION  STALE_STEP: the step was decided too long ago. The last verdict is kept,
+  //                        on a GPU the last two. PROTOCOL_VIOLATION: ahead of next_step().
   virtual absl::Status WaitBucket(std::uint64_t step, std::size_t bucket,
                                   absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
-  // Waits for the step's verdict, the same on every rank. OK: every bucket holds the reduction.
-  //   ABORTED              void: a rank abandoned it (names the rank and its reason) or was lost.
-  //                        Zero the gradients and redo the step from its first micro-batch under
-  //                        next_step(). Reason STEP_IN_DOUBT: complete on some ranks, perhaps, and
-  //                        void on others; the session is about to end. Compare the ranks' last
-  //                        steps, or go on from a checkpoint on every rank.
-  //   DEADLINE_EXCEEDED    reason STEP_TIMEOUT: void, the job's step_timeout ran out; names who is
-  //                        missing what. Reason WAIT_TIMEOUT: `timeout` ran out first; nothing
-  //                        changed.
-  //   FAILED_PRECONDITION  STALE_STEP: decided long ago (only the last verdict is kept, on a GPU
-  //                        the last two).
+  // Waits for the step's verdict, which is the same on every rank. OK: the step is complete, and
+  // every bucket holds the reduction.
+  //   ABORTED              STEP_ABANDONED, STEP_VOID: the step is void; the message names the rank
+  //                        that abandoned it and its reason. Zero the gradients and redo the step
+  //                        from its first micro-batch under next_step().
+  //   ABORTED              STEP_IN_DOUBT: the step may be complete on some ranks and void on
+  //                        others. The session ends. Compare the ranks' last steps, or go on from a
+  //                        checkpoint on every rank.
+  //   DEADLINE_EXCEEDED    STEP_TIMEOUT: the job's step_timeout is over and the step is void; the
+  //                        message says who is missing what. WAIT_TIMEOUT: `timeout` is over;
+  //                        nothing changed.
+  //   FAILED_PRECONDITION  STALE_STEP and PROTOCOL_VIOLATION: as in WaitBucket.
   virtual absl::StatusOr<StepResult> WaitStep(
       std::uint64_t step, absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
@@ -326,19 +341,21 @@ class Layout {
   Layout() = default;
 };
 
-// One rank's live membership in a job. Destroying it without Leave() is a loss to the other ranks.
+// One rank's membership in a job. If it is destroyed without Leave(), this rank is lost for the
+// others.
 class Session {
  public:
-  // Connects, retrying until connect_timeout, and joins.
-  //   INVALID_ARGUMENT     an option is malformed (named).
-  //   UNAVAILABLE          no daemon at `socket` within connect_timeout; or none that answers at
-  //                        `coordinator` within 20 s, which is not retried.
-  //   PERMISSION_DENIED    the socket's permissions, a missing token.
-  //   ALREADY_EXISTS       the rank is held while the job is still forming.
-  //   FAILED_PRECONDITION  world size or options differ from the other ranks', no protocol or
-  //                        shared-memory ABI in common.
-  //   UNIMPLEMENTED        a loss policy that the daemon does not have.
-  //   RESOURCE_EXHAUSTED   a quota.
+  // Connects, retries until connect_timeout while no daemon listens, and joins.
+  //   INVALID_ARGUMENT     MALFORMED: names the option.
+  //   UNAVAILABLE          DAEMON_LOST: no daemon at `socket`. WAIT_TIMEOUT: it does not answer.
+  //                        COORDINATOR_UNREACHABLE: no daemon answers at `coordinator` within 20 s;
+  //                        this is not retried. DRAINING.
+  //   PERMISSION_DENIED    CREDENTIALS: the socket's permissions, or a missing token.
+  //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms.
+  //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'.
+  //                        VERSION: no protocol or shared-memory ABI in common. NODE_MISMATCH.
+  //   UNIMPLEMENTED        LOSS_POLICY: the daemon does not have it.
+  //   RESOURCE_EXHAUSTED   QUOTA.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options);
 
   virtual ~Session() = default;
@@ -347,58 +364,69 @@ class Session {
 
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t world_size() const = 0;
+  // The job's life, from 1: a new one begins when trainers join again.
   virtual std::uint64_t generation() const = 0;
+  // The session's number among all of the daemon's, never used twice.
   virtual std::uint64_t incarnation() const = 0;
 
-  // Registers, maps and populates; returns when every rank has done the same. Each layout has its
-  // own arena and steps.
-  //   INVALID_ARGUMENT     a malformed spec.
+  // Registers a layout and maps its memory. Returns when every rank has done the same. Each layout
+  // has its own arena and its own steps.
+  //   INVALID_ARGUMENT     MALFORMED: names what is wrong in `spec`.
   //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
-  //   DEADLINE_EXCEEDED    names the ranks that did not come.
-  //   FAILED_PRECONDITION  RANKS_LEFT: some ranks wait in LeaveAndStay; names them.
-  //   RESOURCE_EXHAUSTED   a quota; GPU_OUT_OF_MEMORY; MPS_FULL: no more clients.
-  //   UNIMPLEMENTED        CUDA_UNAVAILABLE: `device` is given, and this library or the daemon has
-  //                        no CUDA.
-  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_NOT_VISIBLE to this
-  //   process
-  //                        or the daemon; GPU_UNUSABLE, GPU_UNSUPPORTED: what to do.
+  //                        ALREADY_REGISTERED. RANKS_LEFT: some ranks wait in LeaveAndStay.
+  //   DEADLINE_EXCEEDED    LAYOUT_TIMEOUT: names the ranks that did not come.
+  //   RESOURCE_EXHAUSTED   QUOTA, MEMORY. LAYOUT_REFUSED: the same on another rank.
+  // With `device`:
+  //   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library or the daemon has no CUDA.
+  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD, GPU_NOT_VISIBLE,
+  //                        GPU_EXCLUSIVE, GPU_UNUSABLE, GPU_UNSUPPORTED, MPS_OTHER_USER. The
+  //                        message says what to do.
+  //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY. MPS_FULL: MPS takes no more clients.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
-  // Registers `spec` in the place of `old`, a layout of this session, between two of its steps:
-  // buckets in another order, or other ones, that were learned while training. Called by every
-  // rank, normally with the name of the old one. The new layout has memory of its own and goes on
-  // with the old one's step numbers. Then the calls of `old` return FAILED_PRECONDITION
-  // LAYOUT_REPLACED (but for its last verdict), and its memory stays readable. If this fails, `old`
-  // is as before, on every rank.
-  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of `old` is open, or it is being replaced
-  //                        already; LAYOUT_REPLACED; LAYOUT_MISMATCH, also if the ranks do not
-  //                        replace the same layout.
-  //   and the statuses of RegisterLayout.
+  // Registers `spec` in the place of `old`, a layout of this session, between two of its steps: the
+  // same parameters in other buckets, or in another order, as learned while training. Every rank
+  // calls it, normally with the old layout's name.
+  //
+  // The new layout has its own memory and goes on with the old one's step numbers. The calls of
+  // `old` then fail FAILED_PRECONDITION LAYOUT_REPLACED, except WaitStep of its last step, and its
+  // memory stays readable. If this fails, `old` is unchanged on every rank.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of `old` is open, or it is already being
+  //                        replaced. LAYOUT_REPLACED. LAYOUT_MISMATCH: also if the ranks replace
+  //                        different layouts.
+  //   and the errors of RegisterLayout.
   virtual absl::StatusOr<std::unique_ptr<Layout>> ReplaceLayout(Layout& old,
                                                                 const LayoutSpec& spec) = 0;
 
-  // Operations of the job's own channel: every rank calls the same ones in the same order, one at a
-  // time (calls from several threads of one rank are serialized). Block until done.
-  //   FAILED_PRECONDITION  OPERATION_MISMATCH: the ranks disagree; names both ranks and both
-  //                        operations.
-  //   DEADLINE_EXCEEDED    names the ranks that did not come; the operation failed on every rank.
+  // Operations of the job: every rank calls the same ones in the same order. They block until done.
+  // Calls from several threads of one rank run one after the other.
+  //   FAILED_PRECONDITION  OPERATION_MISMATCH: names two ranks and their different operations.
+  //   DEADLINE_EXCEEDED    OPERATION_TIMEOUT: names the ranks that did not come. The operation
+  //                        failed on every rank.
+
+  // Returns when every rank has called it.
   virtual absl::Status Barrier(absl::Duration timeout = absl::Minutes(30)) = 0;
-  // Copies `bytes` bytes from the root's `data` into every other rank's `data`. `root` may be
-  // kLowestLiveRank, on every rank: the lowest one that has not left when the last one comes.
-  // FAILED_PRECONDITION also if the root has left.
+  // Copies `bytes` bytes from `data` of rank `root` into `data` of every other rank. `root` is the
+  // same on every rank; kLowestLiveRank means the lowest rank that has not left.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: the root has left.
+  //   INVALID_ARGUMENT     MALFORMED: `root` is not below the world size.
   virtual absl::Status Broadcast(void* data, std::size_t bytes, std::uint32_t root,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
-  // Reduces a small tensor in place, in rank order; it must fit the staging memory (32 MiB).
+  // Reduces `count` elements of `data` in place, in rank order. They must fit into the staging
+  // memory, 32 MiB by default.
   virtual absl::Status AllReduce(void* data, std::size_t count, DataType dtype, ReduceOp op,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
 
-  // No more steps from this rank; the session ends, the others go on. Waits for an operation of
-  // this rank on another thread. FAILED_PRECONDITION while a step of this rank is open.
+  // Ends the session: the other ranks go on without this one. Waits for an operation that another
+  // thread of this rank has called.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::Status Leave() = 0;
-  // This rank has no more data in this epoch: steps and operations of the others go on without it,
-  // and every call of it fails LEFT, until every rank has left; blocks until then. Then all that
-  // stayed take part again: layouts go on with next_step(), operations in order. Returns the rank
-  // that left last of those that stayed, whose state is the one to broadcast. A wait that timed out
-  // can be repeated. No layout can be registered or replaced meanwhile (RANKS_LEFT).
+  // "This rank has no more data in this epoch." The other ranks' steps and operations go on without
+  // it, and its other calls fail LEFT. Blocks until every rank has left. Then all ranks that stayed
+  // take part again, and layouts go on at next_step(). Returns the rank that left last: it did the
+  // most steps, so broadcast its state. Nobody can register or replace a layout meanwhile
+  // (RANKS_LEFT).
+  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: not every rank has left; call it again.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::StatusOr<std::uint32_t> LeaveAndStay(
       absl::Duration timeout = absl::Minutes(30)) = 0;
 
@@ -410,18 +438,21 @@ class Session {
 
 // NOLINTEND(google-default-arguments)
 
-// UUID of the GPU that CUDA calls `ordinal` in this process (torch.device("cuda", ordinal)), for
-// LayoutSpec::device. The driver is libcuda.so.1, or the file that GRADSYNC_CUDA_LIBRARY names.
-//   UNIMPLEMENTED        CUDA_UNAVAILABLE
-//   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_UNUSABLE: no such device,
-//                        or it cannot be opened, and what to look at.
+// UUID of the GPU that CUDA calls `ordinal` in this process, as in torch.device("cuda", ordinal),
+// for LayoutSpec::device. Loads the driver from libcuda.so.1, or from the file that the environment
+// variable GRADSYNC_CUDA_LIBRARY names.
+//   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library was built without CUDA.
+//   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD. GPU_UNUSABLE: there is no such
+//                        device, or it cannot be opened; the message says what to check.
 //   RESOURCE_EXHAUSTED   MPS_FULL
 absl::StatusOr<std::string> CudaDeviceUuid(int ordinal);
 
-// The reason of an error from gradsync ("RANK_LOST"), or "" for any other status.
+// Why a call failed: the text of one of the reasons in error_reason.h ("RANK_LOST"), or "" for a
+// status that is not gradsync's. Compare it with the constant: ErrorReason(s) == reason::kRankLost.
 std::string ErrorReason(const absl::Status& status);
-// A field of it ("job", "rank", "channel", "step", "bucket"), or "".
-std::string ErrorField(const absl::Status& status, std::string_view field);
+// What the error is about: the value of a field of error_reason.h (field::kRank), or "" if the
+// error has no such field.
+std::string ErrorField(const absl::Status& status, FieldName field);
 
 }  // namespace gradsync
 

@@ -1,38 +1,41 @@
-/* gradsync's C API: the C++ API of gradsync/client.h for everything that speaks C. Plain C99.
+/* gradsync's C API, in plain C99: what gradsync/client.h offers to C++.
  *
- * gradsync/client.h documents what each call does and which errors it can give; this header says
- * what is different in C.
+ * gradsync/client.h says what each call does and which errors it returns. This header says what is
+ * different in C.
  *
- * Errors. A function that can fail returns a gradsync_error_t*: NULL is success, anything else is
- * the caller's and must be given to gradsync_error_destroy(). Out parameters are written on success
- * only. Nothing here aborts, prints, throws or installs signal handlers.
+ * Errors. A function that can fail returns a gradsync_error_t*. NULL means success; anything else
+ * belongs to the caller, who passes it to gradsync_error_destroy(). Out parameters are written on
+ * success only. Nothing here aborts, prints, throws or installs signal handlers.
  *
- * GRADSYNC_UNAVAILABLE with reason "DAEMON_SILENT" comes from a wait while gradsyncd is stopped or
- * hangs; the session lives on, and gradsync_wait_step(), gradsync_wait_bucket() and
- * gradsync_session_leave_and_stay() can be repeated.
+ * Once a session has ended, every call of it and of its layouts returns why. One error of a wait
+ * does not end the session: GRADSYNC_UNAVAILABLE with reason "DAEMON_SILENT", when gradsyncd is
+ * stopped or hangs. gradsync_wait_step(), gradsync_wait_bucket() and
+ * gradsync_session_leave_and_stay() can then be repeated.
  *
- * Ownership. What a function hands out through a `**` parameter is the caller's, to be given to its
- * _destroy() function; each _destroy() accepts NULL. Pointers that functions return otherwise
- * belong to the object they were asked of and live as long as it does. What the caller passes in is
- * copied before the function returns. A layout may outlive its session; views of its memory are
- * valid while the layout or a gradsync_mapping_t of it lives.
+ * Ownership. An object from a `**` parameter belongs to the caller, who passes it to its _destroy()
+ * function; each _destroy() accepts NULL. Every other pointer that a function returns belongs to
+ * the object that was asked, and is valid as long as that object. Arguments are copied before a
+ * function returns. A layout may outlive its session. Views of its memory are valid while the
+ * layout or a gradsync_mapping_t of it exists.
  *
- * Threads. Every function may be called from any thread at any time, but an object must not be
- * destroyed while another thread still uses it. After fork(2), calls in the child fail with
- * GRADSYNC_FAILED_PRECONDITION and _destroy() functions do nothing.
+ * Threads. Every function may be called from any thread at any time, but do not destroy an object
+ * while another thread uses it. After fork(2), calls in the child fail with
+ * GRADSYNC_FAILED_PRECONDITION, and _destroy() functions do nothing.
  *
- * Strings are UTF-8 and end with NUL. Durations are nanoseconds; GRADSYNC_FOREVER is unbounded.
+ * Strings are UTF-8 and end with NUL. Durations are in nanoseconds; GRADSYNC_FOREVER never ends.
+ * With a timeout of 0 or below, gradsync_wait_step(), gradsync_wait_bucket() and
+ * gradsync_session_leave_and_stay() return at once: the answer if there is one, else
+ * GRADSYNC_DEADLINE_EXCEEDED. In an options struct, 0 means the default that stands beside it.
  *
- * Compatibility. Structs that begin with `struct_size` may grow at their end: set it with the
- * struct's _init() function, or to sizeof the struct with every other byte 0, which means the
- * defaults. The _init() functions are compiled into the program, with its own sizeof; the library
- * reads and writes no more than `struct_size` bytes: members beyond it count as 0 and are not given
- * out. So a program of an older header runs with a newer library of the same GRADSYNC_ABI_VERSION.
- * Only `struct_size` and, where there is one, `storage` must be there. All other structs (also
- * those in arrays that the library hands out, as gradsync_bucket_times_t), and the numbers of
- * enumerations, are fixed for one GRADSYNC_ABI_VERSION; functions are only added. A program can
- * compare GRADSYNC_ABI_VERSION, what it was compiled for, with gradsync_abi_version(), what it runs
- * with.
+ * Compatibility. Structs that begin with `struct_size` may grow at their end in later releases. Set
+ * it with the struct's _init() function, or to sizeof the struct with every other byte 0. All zeros
+ * are the defaults. The _init() functions are compiled into the program and so use its sizeof. The
+ * library reads and writes at most `struct_size` bytes: it takes members beyond them as 0, and
+ * writes none. So a program runs with a newer library of the same GRADSYNC_ABI_VERSION. The
+ * smallest struct holds `struct_size` and, where it exists, `storage`. All other structs and the
+ * numbers of enumerations are fixed for one GRADSYNC_ABI_VERSION; functions are only added. A
+ * program can compare GRADSYNC_ABI_VERSION, for which it was compiled, with gradsync_abi_version(),
+ * with which it runs.
  */
 
 #ifndef GRADSYNC_GRADSYNC_H_
@@ -66,7 +69,7 @@ typedef struct gradsync_mapping gradsync_mapping_t;
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-/* gRPC's numbers. */
+/* The numbers are gRPC's. */
 typedef enum gradsync_code {
   GRADSYNC_OK = 0,
   GRADSYNC_CANCELLED = 1,
@@ -87,15 +90,16 @@ typedef enum gradsync_code {
   GRADSYNC_UNAUTHENTICATED = 16
 } gradsync_code_t;
 
-/* These accept NULL, which is GRADSYNC_OK with empty strings. */
+/* These accept NULL, and return GRADSYNC_OK and empty strings for it. */
 GRADSYNC_EXPORT gradsync_code_t gradsync_error_code(const gradsync_error_t* error);
 GRADSYNC_EXPORT const char* gradsync_error_message(const gradsync_error_t* error);
-/* For programs: "RANK_LOST", "STEP_TIMEOUT", ... or "". */
+/* Why it failed, for programs: "RANK_LOST", "STEP_TIMEOUT"; or "". docs/errors.md lists them. */
 GRADSYNC_EXPORT const char* gradsync_error_reason(const gradsync_error_t* error);
-/* `field`: "job", "rank", "channel", "step" or "bucket". "" if the error has no such field. */
+/* What it is about: the value of field "job", "rank", "channel", "step" or "bucket"; "" if the
+ * error has no such field. */
 GRADSYNC_EXPORT const char* gradsync_error_field(const gradsync_error_t* error, const char* field);
 GRADSYNC_EXPORT void gradsync_error_destroy(gradsync_error_t* error);
-/* "ABORTED"; "" for a number that is none of the above. */
+/* The code's name: "ABORTED". "" for a number that is no code. */
 GRADSYNC_EXPORT const char* gradsync_code_name(gradsync_code_t code);
 
 /* ---- Joining a job --------------------------------------------------------------------------- */
@@ -107,7 +111,7 @@ typedef enum gradsync_data_type {
   GRADSYNC_BFLOAT16 = 4
 } gradsync_data_type_t;
 
-/* For each of these 0 is the default, which is named. */
+/* In every option below, 0 means the default. */
 typedef enum gradsync_reduce_op {
   GRADSYNC_SUM = 1,
   GRADSYNC_AVERAGE = 2 /* default */
@@ -142,10 +146,10 @@ typedef enum gradsync_nccl_protocol {
 } gradsync_nccl_protocol_t;
 
 typedef enum gradsync_nccl_wire_type {
-  GRADSYNC_NCCL_WIRE_AUTO = 0,     /* default: 16-bit types as float32, others as they are */
-  GRADSYNC_NCCL_WIRE_SAME = 1,     /* as they are */
-  GRADSYNC_NCCL_WIRE_BFLOAT16 = 2, /* float32 as bfloat16, others as they are */
-  GRADSYNC_NCCL_WIRE_FLOAT16 = 3   /* float32 as float16: Inf if too large; others as they are */
+  GRADSYNC_NCCL_WIRE_AUTO = 0,     /* default: 16-bit types travel as float32 */
+  GRADSYNC_NCCL_WIRE_SAME = 1,     /* every type travels as itself */
+  GRADSYNC_NCCL_WIRE_BFLOAT16 = 2, /* float32 travels as bfloat16 */
+  GRADSYNC_NCCL_WIRE_FLOAT16 = 3   /* float32 travels as float16; Inf if it is too large */
 } gradsync_nccl_wire_type_t;
 
 /* Bytes of one element; 0 for a number that is no data type. */
@@ -153,20 +157,21 @@ GRADSYNC_EXPORT size_t gradsync_item_size(int32_t data_type);
 
 typedef struct gradsync_session_options {
   size_t struct_size;
-  void* storage;      /* the library's; NULL unless _from_environment() filled the struct */
-  const char* socket; /* NULL: /run/gradsync/gradsyncd.sock */
-  const char* job_id;
-  const char* token; /* NULL: none */
-  uint32_t rank;
-  uint32_t world_size;
+  void* storage;           /* the library's: NULL, or the strings of _from_environment() */
+  const char* socket;      /* NULL: /run/gradsync/gradsyncd.sock */
+  const char* job_id;      /* required; the same on every rank; 1 to 128 printable characters */
+  const char* token;       /* NULL: none */
+  uint32_t rank;           /* from 0 */
+  uint32_t world_size;     /* required; at least 1 */
   int32_t on_rank_loss;    /* gradsync_loss_policy_t */
   int32_t divisor;         /* gradsync_divisor_t */
   int64_t step_timeout;    /* 0: the daemon's default, 30 min */
   int64_t connect_timeout; /* 0: 60 s; negative: do not wait */
-  /* "host" or "host:port" of the daemon on rank 0's node; NULL: the job is on this node. */
+  /* "host" or "host:port" of the daemon on rank 0's node, the same on every rank; NULL: every rank
+   * is on this node. */
   const char* coordinator;
-  /* How gradients are summed between GPUs, the same on every rank. */
-  uint32_t nccl_max_ctas; /* thread blocks of NCCL's kernels; 0: NCCL's choice */
+  /* How NCCL sums gradients between GPUs, the same on every rank. */
+  uint32_t nccl_max_ctas; /* most thread blocks of NCCL's kernels; 0: NCCL's choice */
   int32_t nccl_algorithm; /* gradsync_nccl_algorithm_t */
   int32_t nccl_protocol;  /* gradsync_nccl_protocol_t */
   int32_t nccl_wire_type; /* gradsync_nccl_wire_type_t */
@@ -176,15 +181,15 @@ static inline void gradsync_session_options_init(gradsync_session_options_t* opt
   memset(options, 0, sizeof(*options));
   options->struct_size = sizeof(*options);
 }
-/* Fills `options` from torchrun's variables. Its strings live until
- * gradsync_session_options_destroy(), which makes `options` as after its _init(). */
+/* Fills `options` from torchrun's environment variables. The strings are valid until
+ * gradsync_session_options_destroy(), which sets `options` as its _init() does. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_options_from_environment(
     gradsync_session_options_t* options);
 GRADSYNC_EXPORT void gradsync_session_options_destroy(gradsync_session_options_t* options);
 
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_join(
     const gradsync_session_options_t* options, gradsync_session_t** session);
-/* Without gradsync_session_leave() before it, the other ranks lose this one. */
+/* If gradsync_session_leave() was not called before, this rank is lost for the others. */
 GRADSYNC_EXPORT void gradsync_session_destroy(gradsync_session_t* session);
 
 GRADSYNC_EXPORT uint32_t gradsync_session_rank(const gradsync_session_t* session);
@@ -195,18 +200,18 @@ GRADSYNC_EXPORT uint64_t gradsync_session_incarnation(const gradsync_session_t* 
 /* ---- Layouts --------------------------------------------------------------------------------- */
 
 typedef struct gradsync_parameter {
-  const char* name;
-  const uint64_t* shape;
-  size_t dimensions;
-  int32_t data_type; /* gradsync_data_type_t */
+  const char* name;      /* required; unique within the layout; 1 to 512 bytes */
+  const uint64_t* shape; /* elements per dimension */
+  size_t dimensions;     /* 0: a scalar */
+  int32_t data_type;     /* gradsync_data_type_t */
 } gradsync_parameter_t;
 
 typedef struct gradsync_explicit_bucket {
-  uint64_t count;
+  uint64_t count;    /* elements */
   int32_t data_type; /* gradsync_data_type_t */
 } gradsync_explicit_bucket_t;
 
-/* Either parameters or explicit buckets. */
+/* Either parameters, in the order of the forward pass, or explicit buckets. */
 typedef struct gradsync_layout_spec {
   size_t struct_size;
   const char* name; /* NULL: "default" */
@@ -218,11 +223,11 @@ typedef struct gradsync_layout_spec {
   uint64_t first_bucket_cap_bytes; /* 0: 1 MiB */
   int32_t op;                      /* gradsync_reduce_op_t */
   int64_t timeout;                 /* 0: 5 min */
-  /* Most bytes of the bucket that is ready last; 0: no such cap. What is reduced last is waited
-   * for, so it is split off the bucket if that is larger. See LayoutSpec in gradsync/client.h. */
+  /* Largest size of the last bucket; 0: no limit but bucket_cap_bytes. See LayoutSpec in
+   * gradsync/client.h. */
   uint64_t last_bucket_cap_bytes;
-  /* UUID of the GPU on which the buckets lie, see gradsync_cuda_device_uuid(); NULL: host memory.
-   * Every rank names one, its own, or none does. */
+  /* UUID of the GPU that holds the buckets, see gradsync_cuda_device_uuid(); NULL: host memory.
+   * Either every rank names its own GPU, or none does. */
   const char* device;
 } gradsync_layout_spec_t;
 
@@ -231,9 +236,10 @@ static inline void gradsync_layout_spec_init(gradsync_layout_spec_t* spec) {
   spec->struct_size = sizeof(*spec);
 }
 
+/* Returns when every rank has registered the same layout. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_register_layout(
     gradsync_session_t* session, const gradsync_layout_spec_t* spec, gradsync_layout_t** layout);
-/* `old` is still the caller's to destroy. On failure it is as before. */
+/* `old` still belongs to the caller. If this fails, it is unchanged. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_replace_layout(
     gradsync_session_t* session, gradsync_layout_t* old, const gradsync_layout_spec_t* spec,
     gradsync_layout_t** layout);
@@ -243,13 +249,13 @@ GRADSYNC_EXPORT const char* gradsync_layout_name(const gradsync_layout_t* layout
 GRADSYNC_EXPORT uint64_t gradsync_layout_fingerprint(const gradsync_layout_t* layout);
 GRADSYNC_EXPORT size_t gradsync_layout_bucket_count(const gradsync_layout_t* layout);
 GRADSYNC_EXPORT size_t gradsync_layout_parameter_count(const gradsync_layout_t* layout);
-/* UUID of the GPU on which it lies; "": host memory. */
+/* UUID of the GPU that holds it; "": host memory. */
 GRADSYNC_EXPORT const char* gradsync_layout_device(const gradsync_layout_t* layout);
 
 typedef struct gradsync_view {
-  void* data;        /* on a GPU its address there */
+  void* data; /* a device address on a GPU; a bucket is aligned to 128 bytes, a gradient to 64 */
   uint64_t count;    /* elements */
-  uint32_t bucket;   /* the bucket itself, or the one that the gradient lies in */
+  uint32_t bucket;   /* index of the bucket, or of the bucket that holds the gradient */
   int32_t data_type; /* gradsync_data_type_t */
 } gradsync_view_t;
 
@@ -259,70 +265,76 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_bucket(
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_gradient(
     const gradsync_layout_t* layout, size_t parameter, gradsync_view_t* view);
 
-/* Keeps the layout's memory mapped. */
+/* Keeps the layout's memory mapped until gradsync_mapping_destroy(). */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_mapping(
     const gradsync_layout_t* layout, gradsync_mapping_t** mapping);
 GRADSYNC_EXPORT void gradsync_mapping_destroy(gradsync_mapping_t* mapping);
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
+/* The number of the step to run now, from 1. */
 GRADSYNC_EXPORT uint64_t gradsync_next_step(const gradsync_layout_t* layout);
 
-/* This rank did not use the parameter in this step; call before its bucket is marked ready. Its
- * gradient becomes zeros, and gradsync_wait_step() puts back what it held if no rank used it. */
+/* "This rank did not use the parameter in this step." Call it before the parameter's bucket is
+ * marked ready. The gradient becomes zeros. If no rank used the parameter, gradsync_wait_step()
+ * puts back what the gradient held. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_unused(gradsync_layout_t* layout,
                                                                          uint64_t step,
                                                                          size_t parameter);
-/* Never blocks. */
+/* "Every gradient of this bucket is written." Buckets may be marked in any order, each once per
+ * step. From here until the bucket is done its memory belongs to the daemon. Never blocks. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_ready(gradsync_layout_t* layout,
                                                                         uint64_t step,
                                                                         size_t bucket);
-/* `used`: parameter_count bytes, 0 for a parameter that this rank did not use; NULL: it used all.
- */
+/* "This rank has marked every bucket ready." `used`: one byte per parameter, 0 if this rank did not
+ * use it; NULL: it used all. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_end_step(gradsync_layout_t* layout,
                                                                       uint64_t step,
                                                                       const uint8_t* used);
-/* gradsync_mark_ready() of every bucket that was not, and gradsync_end_step(), in one message. */
+/* Marks every bucket that was not marked, and ends the step, in one message. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_finish_step(gradsync_layout_t* layout,
                                                                          uint64_t step,
                                                                          const uint8_t* used);
+/* "This rank cannot finish the step." It is void on every rank; their errors contain `reason`. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_abandon_step(gradsync_layout_t* layout,
                                                                           uint64_t step,
                                                                           const char* reason);
+/* Waits until one bucket is reduced. Provisional: only gradsync_wait_step(), below, commits. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsync_layout_t* layout,
                                                                          uint64_t step,
                                                                          size_t bucket,
                                                                          int64_t timeout);
 
-/* ---- Steps of a layout on a GPU ---------------------------------------------------------------
- */
-/* Handed over in the order of the trainer's streams; see Layout in gradsync/client.h. A stream is a
- * CUstream, which is also a cudaStream_t; NULL is the legacy default stream. gradsync_end_step(),
- * gradsync_wait_step() and the others above are for these layouts too. */
+/* ---- Steps of a layout on a GPU -------------------------------------------------------------- */
 
-/* Instead of a bucket. */
+/* These take the trainer's streams; see Layout in gradsync/client.h. A stream is a CUstream, which
+ * is also a cudaStream_t; NULL is the legacy default stream. Of the functions above,
+ * gradsync_mark_ready() and gradsync_finish_step() are for host memory only; the others are for
+ * both. */
+
+/* For gradsync_wait_on_stream(): all buckets of the layout. */
 #define GRADSYNC_EVERY_BUCKET SIZE_MAX
 
 /* "Every gradient of this bucket is written once these streams get here." Never waits for the GPU.
- * gradsync_mark_ready() is for host memory alone, as gradsync_finish_step() is. */
+ */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_ready_on_streams(
     gradsync_layout_t* layout, uint64_t step, size_t bucket, void* const* streams,
     size_t stream_count);
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_finish_step_on_streams(
     gradsync_layout_t* layout, uint64_t step, const uint8_t* used, void* const* streams,
     size_t stream_count);
-/* What is enqueued on `stream` from now on runs when the bucket, or GRADSYNC_EVERY_BUCKET, is
- * reduced, which says nothing about the step's verdict. */
+/* Work that is enqueued on `stream` after this call runs when the bucket, or
+ * GRADSYNC_EVERY_BUCKET, is reduced, whether the step is complete or void. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_on_stream(
     gradsync_layout_t* layout, uint64_t step, size_t bucket, void* stream);
-/* Address, on the GPU, of a float that is 0 if the step is complete and 1 if it is void: what
- * optimizers take as `found_inf`. To be read on a stream behind
- * gradsync_wait_on_stream(GRADSYNC_EVERY_BUCKET). NULL in host memory. Where it may be 0 on some
- * rank, gradsync_wait_step() calls the step void on none: it is complete, or STEP_IN_DOUBT. */
+/* Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
+ * `found_inf`. Read it on a stream after gradsync_wait_on_stream(GRADSYNC_EVERY_BUCKET). NULL in
+ * host memory. It never contradicts gradsync_wait_step(): if any GPU may have read 0, no rank sees
+ * the step void, but complete or STEP_IN_DOUBT. */
 GRADSYNC_EXPORT const float* gradsync_device_verdict(const gradsync_layout_t* layout,
                                                      uint64_t step);
 
-/* "GPU-" or "MIG-", 36 characters and NUL. */
+/* "GPU-" or "MIG-", then 36 characters and NUL. */
 #define GRADSYNC_DEVICE_UUID_SIZE 41
 /* UUID of the GPU that CUDA calls `ordinal` in this process. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_cuda_device_uuid(
@@ -330,30 +342,31 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_cuda_device_uuid(
 
 /* ---- Verdicts -------------------------------------------------------------------------------- */
 
-/* CLOCK_MONOTONIC nanoseconds. */
+/* When one bucket was marked and reduced, in nanoseconds of CLOCK_MONOTONIC. */
 typedef struct gradsync_bucket_times {
   const uint64_t* ready_ns; /* one per rank */
   size_t rank_count;
-  uint64_t start_ns;
+  uint64_t start_ns; /* of the reduction */
   uint64_t finish_ns;
 } gradsync_bucket_times_t;
 
-typedef struct gradsync_bucket_numbers {
-  double sum_of_squares; /* of the result's elements; NaN or Inf if one is */
+typedef struct gradsync_gradient_stats {
+  double sum_of_squares; /* of the result's elements; NaN or Inf if an element is */
   uint64_t non_finite;   /* elements that are NaN or Inf */
-} gradsync_bucket_numbers_t;
+} gradsync_gradient_stats_t;
 
 typedef struct gradsync_step_result {
   size_t struct_size;
   void* storage; /* the library's */
   uint64_t step;
-  uint32_t live_ranks;
-  uint32_t divisor;
-  const uint8_t* used; /* per parameter, 1 if some rank used it; NULL: every rank used every one */
+  uint32_t live_ranks; /* ranks that took part */
+  uint32_t divisor;    /* averages are sums divided by this */
+  const uint8_t*
+      used; /* per parameter: 1 if at least one rank used it; NULL: every rank used all */
   size_t used_count;
-  const gradsync_bucket_times_t* buckets;
+  const gradsync_bucket_times_t* buckets; /* one per bucket */
   size_t bucket_count;
-  const gradsync_bucket_numbers_t* numbers; /* one per bucket; NULL: the daemon did not say */
+  const gradsync_gradient_stats_t* numbers; /* one per bucket */
   size_t number_count;
 } gradsync_step_result_t;
 
@@ -361,39 +374,45 @@ static inline void gradsync_step_result_init(gradsync_step_result_t* result) {
   memset(result, 0, sizeof(*result));
   result->struct_size = sizeof(*result);
 }
-/* `result` may be NULL. It is overwritten, not destroyed, by this call. */
+/* Waits for the step's verdict, which is the same on every rank. NULL: the step is complete, and
+ * every bucket holds the reduction. `result` may be NULL. This overwrites it without destroying
+ * what it held. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_step(
     gradsync_layout_t* layout, uint64_t step, int64_t timeout, gradsync_step_result_t* result);
-/* Frees what a result points to, and makes it as after its _init(); the struct itself is the
- * caller's. */
+/* Frees what a result points to, and sets it as its _init() does. The struct itself belongs to the
+ * caller. */
 GRADSYNC_EXPORT void gradsync_step_result_destroy(gradsync_step_result_t* result);
 
 /* Gradient clipping without a pass over the gradients; see GradientNorm() in gradsync/client.h.
  * NaN if `result` is NULL or holds no numbers. */
 GRADSYNC_EXPORT double gradsync_gradient_norm(const gradsync_step_result_t* result);
-/* min(1, max_norm / (norm + 1e-6)). A norm of NaN gives NaN, one of Inf gives 0. */
+/* min(1, max_norm / (norm + 1e-6)); NaN for a norm of NaN, 0 for a norm of Inf. */
 GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
 
 /* ---- The job's own operations ---------------------------------------------------------------- */
 
+/* Every rank calls the same operations in the same order. They block until done. */
+
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_barrier(gradsync_session_t* session,
                                                                      int64_t timeout);
-/* Instead of a root: the lowest rank that has not left. */
+/* As the root of a broadcast: the lowest rank that has not left. */
 #define GRADSYNC_LOWEST_LIVE_RANK UINT32_MAX
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_broadcast(gradsync_session_t* session,
                                                                        void* data, size_t bytes,
                                                                        uint32_t root,
                                                                        int64_t timeout);
-/* `op`: 0 is the average. */
+/* Reduces `count` elements in place. `op`: a gradsync_reduce_op_t; 0 is the average. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_all_reduce(gradsync_session_t* session,
                                                                         void* data, size_t count,
                                                                         int32_t data_type,
                                                                         int32_t op,
                                                                         int64_t timeout);
 
+/* Ends the session; the other ranks go on. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
     gradsync_session_t* session);
-/* Blocks until every rank has left; then those that stayed take part again. */
+/* Blocks until every rank has left. Then the ranks that stayed take part again. `last_joiner`: the
+ * rank that left last. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave_and_stay(
     gradsync_session_t* session, int64_t timeout, uint32_t* last_joiner);
 
@@ -402,16 +421,16 @@ typedef struct gradsync_statistics {
   uint64_t steps_complete;
   uint64_t steps_void;
   uint64_t buckets_marked;
-  uint64_t bytes_reduced;
-  int64_t mark_ready_total; /* ns */
-  int64_t exposed_total;    /* ns */
+  uint64_t bytes_reduced;   /* in this rank's arenas, complete steps only */
+  int64_t mark_ready_total; /* time inside gradsync_mark_ready(), in ns */
+  int64_t exposed_total;    /* from a step's last mark to its verdict, summed, in ns */
 } gradsync_statistics_t;
 
 static inline void gradsync_statistics_init(gradsync_statistics_t* statistics) {
   memset(statistics, 0, sizeof(*statistics));
   statistics->struct_size = sizeof(*statistics);
 }
-/* Fills what `statistics->struct_size` has room for. */
+/* Fills the members for which `statistics->struct_size` has room. */
 GRADSYNC_EXPORT void gradsync_session_statistics(const gradsync_session_t* session,
                                                  gradsync_statistics_t* statistics);
 

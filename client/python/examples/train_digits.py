@@ -4,10 +4,10 @@
     export GRADSYNC_SOCKET=/tmp/try/gradsyncd.sock
     torchrun --nproc_per_node=2 client/python/examples/train_digits.py --backend gradsync
 
-Backends: `gradsync`, its wrapper; `hook`, PyTorch's wrapper with gradsync's hook; `ddp`, PyTorch's
-wrapper with Gloo, to compare with. All start from the same seed and see the same batches:
-parameters end within 1e-5 of each other. Rank 0 prints what came out and, with --save, writes the
-parameters.
+Backends: `gradsync` is gradsync's wrapper; `hook` is PyTorch's wrapper with gradsync's hook; `ddp`
+is PyTorch's wrapper with Gloo, for comparison. All start from the same seed and see the same
+batches, so their parameters end within 1e-5 of each other. Rank 0 prints time and accuracy. With
+--save it also writes the parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load(path: pathlib.Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_module() -> torch.nn.Module:
-    """A perceptron with batch normalization: it has buffers to keep in step, too."""
+    """A perceptron with batch normalization, so it has buffers to synchronize, too."""
     torch.manual_seed(1)
     return torch.nn.Sequential(
         torch.nn.Linear(64, 384),
@@ -51,7 +51,7 @@ def make_module() -> torch.nn.Module:
 
 
 def wrap(module: torch.nn.Module, backend: str) -> torch.nn.Module:
-    """`module` so that its gradients are averaged over the ranks."""
+    """Wraps `module` so that its gradients are averaged over the ranks."""
     if backend == "gradsync":
         from gradsync.torch import DistributedDataParallel
 
@@ -66,12 +66,12 @@ def wrap(module: torch.nn.Module, backend: str) -> torch.nn.Module:
 
 
 def spare_teardown() -> threading.Event:
-    """Once the event is set, the process ends by 0 without the interpreter's teardown.
+    """Returns an event. If it is set, the process ends with status 0, without Python's teardown.
 
-    PyTorch's Gloo threads let go of Python objects of the last backward pass a moment after its
-    all-reduce. If the interpreter is taken down in that moment, the process aborts, saying
-    "terminate called without an active exception" (PyTorch 2.13: one process in nine on a busy
-    machine). What is registered after this, such as gradsync leaving its job, runs before.
+    PyTorch's Gloo threads free Python objects of the last backward pass a moment after its
+    all-reduce. If the interpreter ends in that moment, the process aborts with "terminate called
+    without an active exception" (PyTorch 2.13: one process in nine on a busy machine). Functions
+    that are registered later, as gradsync's for leaving the job, still run: they run earlier.
     """
     done = threading.Event()
 
@@ -86,7 +86,7 @@ def spare_teardown() -> threading.Event:
 
 
 def accuracy(module: torch.nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
-    """The share of `images` that `module` tells right."""
+    """The share of `images` whose digit `module` recognizes."""
     module.eval()
     with torch.no_grad():
         right = (module(images).argmax(1) == digits).float().mean().item()
@@ -107,7 +107,7 @@ def main() -> int:
         "--crash-at",
         type=int,
         metavar="STEP",
-        help="the last rank dies there in its first life, to see torchrun --max-restarts at work",
+        help="the last rank aborts in this step, once; shows torchrun --max-restarts",
     )
     options = parser.parse_args()
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

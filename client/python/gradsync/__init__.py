@@ -2,16 +2,16 @@
 
     import gradsync
 
-    with gradsync.Session.join() as session:  # one per rank
+    with gradsync.Session.join() as session:  # on every rank
         layout = session.register_layout(parameters=[gradsync.Parameter("weight", (10, 3))])
         gradient = layout.gradient(0).numpy()  # in memory that the daemon shares
         step = layout.next_step
         gradient[:] = ...  # the backward pass
         layout.mark_ready(step, 0)  # each bucket, as soon as it is written
         layout.end_step(step)
-        layout.wait_step(step)  # now it is the average over the ranks
+        layout.wait_step(step)  # now the gradient is the average over the ranks
 
-Needs neither PyTorch nor, but for View.numpy(), NumPy.
+Does not need PyTorch. Only View.numpy() needs NumPy.
 """
 
 from gradsync.data_type import DataType
@@ -33,7 +33,7 @@ from gradsync.layout import Layout
 from gradsync.layout_spec import Bucket, Parameter
 from gradsync.options import SessionOptions
 from gradsync.session import LOWEST_LIVE_RANK, Session, Statistics
-from gradsync.step_result import BucketNumbers, BucketTimes, StepResult, clip_coefficient
+from gradsync.step_result import BucketTimes, GradientStats, StepResult, clip_coefficient
 from gradsync.view import View
 
 __version__ = "0.1.0"
@@ -43,7 +43,7 @@ __all__ = [
     "AbortedError",
     "AlreadyExistsError",
     "Bucket",
-    "BucketNumbers",
+    "GradientStats",
     "BucketTimes",
     "DataType",
     "DeadlineExceededError",

@@ -9,21 +9,21 @@ from gradsync import errors
 
 # GRADSYNC_FOREVER in gradsync.h.
 FOREVER = 2**63 - 1
-# What the C++ interface takes for operations of the job.
+# Nanoseconds; the default of the C++ interface for operations of the job: 30 min.
 OPERATION = 30 * 60 * 10**9
 
 
 def nanoseconds(seconds: Optional[float], name: str, *, default: int) -> int:
-    """Nanoseconds of `seconds`, rounded up; `default` for None.
+    """`seconds` in nanoseconds, rounded up; `default` for None.
 
     Raises:
-      InvalidArgumentError: negative or not a number; `name` is the argument's.
+      InvalidArgumentError: it is negative or not a number; the message says `name`.
     """
     if seconds is None:
         return default
     if math.isnan(seconds) or seconds < 0:
         raise errors.InvalidArgumentError(
-            f"{name} is {seconds}: give seconds, not negative, or None", reason="MALFORMED"
+            f"{name} is {seconds}; give seconds, at least 0, or None", reason="MALFORMED"
         )
     if seconds >= FOREVER / 1e9:
         return FOREVER

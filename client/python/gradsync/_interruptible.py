@@ -1,9 +1,9 @@
-"""Calls that block, and that Ctrl-C interrupts all the same.
+"""Blocking calls that Ctrl-C can interrupt.
 
-Python runs signal handlers on the main thread, between its byte codes: not while that thread is
-inside the library. So the main thread has such a call made by a helper thread and waits for it in
-Python. Interrupted, it goes on without the result, which the helper drops when it comes. Calls of
-other threads are made by themselves, 50 us faster.
+Python runs signal handlers on the main thread, between two byte codes: never while that thread is
+inside the library. Therefore a helper thread makes the main thread's blocking calls, and the main
+thread waits for it in Python. After Ctrl-C the main thread continues, and the helper drops the
+result when the call returns. Other threads make their calls themselves, which is 50 us faster.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Callable, Optional, TypeVar
 _Result = TypeVar("_Result")
 _Job = tuple[Callable[[], Any], "queue.SimpleQueue[tuple[Any, Optional[BaseException]]]"]
 
-# Helpers without a call. Appending and popping are atomic.
+# Inboxes of idle helpers. Appending and popping are atomic.
 _idle: list[queue.SimpleQueue[_Job]] = []
-# A forked child has none of its parent's threads.
+# A forked child does not have its parent's threads.
 os.register_at_fork(after_in_child=_idle.clear)
 
 
@@ -29,9 +29,9 @@ def on_main_thread() -> bool:
 
 
 def call(function: Callable[[], _Result]) -> _Result:
-    """Returns function(), or raises what it raises; on the main thread, interruptibly.
+    """Returns function(), or raises what it raises. Ctrl-C interrupts it on the main thread.
 
-    The function keeps running after an interruption, and so must own what it uses.
+    After an interruption the function keeps running, so it must own what it uses.
     """
     if not on_main_thread():
         return function()
@@ -40,7 +40,7 @@ def call(function: Callable[[], _Result]) -> _Result:
     except IndexError:
         try:
             inbox = _start()
-        except RuntimeError:  # no more threads, or the interpreter ends
+        except RuntimeError:  # no more threads can start, or the interpreter ends
             return function()
     outcome: queue.SimpleQueue[tuple[Any, Optional[BaseException]]] = queue.SimpleQueue()
     inbox.put((function, outcome))
@@ -49,7 +49,7 @@ def call(function: Callable[[], _Result]) -> _Result:
         try:
             raise error
         finally:
-            del error  # it refers to this frame
+            del error  # it refers to this frame, which would keep the error alive
     return result  # type: ignore[no-any-return]
 
 
@@ -60,7 +60,7 @@ def _start() -> queue.SimpleQueue[_Job]:
 
 
 def _help(inbox: queue.SimpleQueue[_Job]) -> None:
-    # The process's signals are for the threads that wait.
+    # Signals must reach the main thread, not helpers.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     while True:
         function, outcome = inbox.get()
@@ -68,9 +68,9 @@ def _help(inbox: queue.SimpleQueue[_Job]) -> None:
         error: Optional[BaseException] = None
         try:
             result = function()
-        except BaseException as raised:  # the caller's, whatever it is
+        except BaseException as raised:  # the main thread raises it
             error = raised
         _idle.append(inbox)
         outcome.put((result, error))
-        # Nothing of this call may live until the next one comes.
+        # Otherwise this call's objects would live until the next call.
         del function, outcome, result, error

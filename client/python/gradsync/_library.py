@@ -1,8 +1,8 @@
-"""Finds and loads libgradsync.so, and gives its functions their types.
+"""Finds and loads libgradsync.so, and declares the types of its functions.
 
-A function that may block, or that another thread's call may delay, is called without the GIL. The
-others (`_quick`) keep it: they return within microseconds, and to take the GIL back from a busy
-thread may cost milliseconds.
+Functions that can block, also because of another thread's call, run without the GIL (`_blocking`).
+The others keep it (`_quick`): they return within microseconds, and getting the GIL back from a busy
+thread can take milliseconds.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any, Callable, Optional
 
 from gradsync import _structs, errors
 
-# What this package is written for: GRADSYNC_ABI_VERSION in gradsync.h.
+# The ABI version that this package needs: GRADSYNC_ABI_VERSION in gradsync.h.
 ABI_VERSION = 1
 
 _FILE = "libgradsync.so"
 
 _POINTER = ctypes.c_void_p
-# gradsync_error_t*: None is success, an int is to be given to raise_error().
+# gradsync_error_t*: None is success; pass an int to raise_error().
 _ERROR = ctypes.c_void_p
 _Argtypes = Sequence[Any]
 
 
 class Library:
-    """The functions of one libgradsync.so, without their prefix `gradsync_`."""
+    """The functions of one libgradsync.so; their names lack the prefix `gradsync_`."""
 
     def __init__(self, path: str) -> None:
-        """Loads it.
+        """Loads the library.
 
         Raises:
-          ImportError: it cannot be loaded, or is of another ABI version.
+          ImportError: it cannot be loaded, has another ABI version, or lacks a function.
         """
         self.path = path
         try:
@@ -47,7 +47,7 @@ class Library:
         if self.abi_version != ABI_VERSION:
             raise ImportError(
                 f"{path} is a library of another version: its ABI version is {self.abi_version}, "
-                f"and this package is for {ABI_VERSION}; install library and package together, or "
+                f"and this package needs {ABI_VERSION}; install library and package together, or "
                 "check GRADSYNC_LIBRARY",
                 path=path,
             )
@@ -58,7 +58,9 @@ class Library:
     def _abi_version(self) -> int:
         function = getattr(self._quick_library, "gradsync_abi_version", None)
         if function is None:
-            raise ImportError(f"{self.path} is no library of gradsync", path=self.path)
+            raise ImportError(
+                f"{self.path} is not gradsync's library; check GRADSYNC_LIBRARY", path=self.path
+            )
         function.restype = ctypes.c_uint32
         function.argtypes = ()
         return int(function())
@@ -87,7 +89,7 @@ class Library:
         spec = ctypes.POINTER(_structs.LayoutSpecStruct)
         self.register_layout = self._blocking("register_layout", _ERROR, [_POINTER, spec, out])
         self.replace_layout = self._blocking(
-            "replace_layout", _ERROR, [_POINTER, _POINTER, spec, out], optional=True
+            "replace_layout", _ERROR, [_POINTER, _POINTER, spec, out]
         )
         self.barrier = self._blocking("barrier", _ERROR, [_POINTER, ctypes.c_int64])
         self.broadcast = self._blocking(
@@ -138,13 +140,9 @@ class Library:
         self.mapping_destroy = self._blocking("mapping_destroy", None, [_POINTER])
         self.next_step = self._quick("next_step", ctypes.c_uint64, [_POINTER])
         self.mark_ready = self._quick("mark_ready", _ERROR, [_POINTER, step, ctypes.c_size_t])
-        self.mark_unused = self._quick(
-            "mark_unused", _ERROR, [_POINTER, step, ctypes.c_size_t], optional=True
-        )
+        self.mark_unused = self._quick("mark_unused", _ERROR, [_POINTER, step, ctypes.c_size_t])
         self.end_step = self._quick("end_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
-        self.finish_step = self._quick(
-            "finish_step", _ERROR, [_POINTER, step, ctypes.c_char_p], optional=True
-        )
+        self.finish_step = self._quick("finish_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
         self.abandon_step = self._quick("abandon_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
         self.wait_bucket = self._blocking(
             "wait_bucket", _ERROR, [_POINTER, step, ctypes.c_size_t, ctypes.c_int64]
@@ -156,68 +154,50 @@ class Library:
         self._bind_device(step)
 
     def _bind_device(self, step: Any) -> None:
-        """What layouts on a GPU have besides."""
+        """Functions of layouts on a GPU."""
         streams = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
-        # The driver may block them while a stream's queue is full.
+        # The driver can block them while a stream's queue is full.
         self.mark_ready_on_streams = self._blocking(
-            "mark_ready_on_streams",
-            _ERROR,
-            [_POINTER, step, ctypes.c_size_t, *streams],
-            optional=True,
+            "mark_ready_on_streams", _ERROR, [_POINTER, step, ctypes.c_size_t, *streams]
         )
         self.finish_step_on_streams = self._blocking(
-            "finish_step_on_streams",
-            _ERROR,
-            [_POINTER, step, ctypes.c_char_p, *streams],
-            optional=True,
+            "finish_step_on_streams", _ERROR, [_POINTER, step, ctypes.c_char_p, *streams]
         )
         self.wait_on_stream = self._blocking(
-            "wait_on_stream",
-            _ERROR,
-            [_POINTER, step, ctypes.c_size_t, ctypes.c_void_p],
-            optional=True,
+            "wait_on_stream", _ERROR, [_POINTER, step, ctypes.c_size_t, ctypes.c_void_p]
         )
-        self.device_verdict = self._quick(
-            "device_verdict", ctypes.c_void_p, [_POINTER, step], optional=True
-        )
+        self.device_verdict = self._quick("device_verdict", ctypes.c_void_p, [_POINTER, step])
         self.cuda_device_uuid = self._blocking(
-            "cuda_device_uuid", _ERROR, [ctypes.c_int32, ctypes.c_char_p], optional=True
+            "cuda_device_uuid", _ERROR, [ctypes.c_int32, ctypes.c_char_p]
         )
 
-    def _blocking(
-        self, name: str, result: Any, arguments: _Argtypes, *, optional: bool = False
-    ) -> Callable[..., Any]:
-        return self._function(self._library, name, result, arguments, optional)
+    def _blocking(self, name: str, result: Any, arguments: _Argtypes) -> Callable[..., Any]:
+        return self._function(self._library, name, result, arguments)
 
-    def _quick(
-        self, name: str, result: Any, arguments: _Argtypes, *, optional: bool = False
-    ) -> Callable[..., Any]:
-        return self._function(self._quick_library, name, result, arguments, optional)
+    def _quick(self, name: str, result: Any, arguments: _Argtypes) -> Callable[..., Any]:
+        return self._function(self._quick_library, name, result, arguments)
 
     def _function(
-        self, library: ctypes.CDLL, name: str, result: Any, arguments: _Argtypes, optional: bool
+        self, library: ctypes.CDLL, name: str, result: Any, arguments: _Argtypes
     ) -> Callable[..., Any]:
         symbol = f"gradsync_{name}"
         function: Optional[ctypes._NamedFuncPointer] = getattr(library, symbol, None)
-        if function is not None:
-            function.restype = result
-            function.argtypes = tuple(arguments)
-            return function
-        if not optional:
-            raise ImportError(f"{self.path} has no {symbol}", path=self.path)
-        return lambda *_: self._missing(symbol)
-
-    def _missing(self, symbol: str) -> None:
-        raise errors.UnimplementedError(
-            f"{self.path} (ABI version {self.abi_version}) is too old: it has no {symbol}"
-        )
+        if function is None:
+            raise ImportError(
+                f"{self.path} has no {symbol}; install library and package together, or check "
+                "GRADSYNC_LIBRARY",
+                path=self.path,
+            )
+        function.restype = result
+        function.argtypes = tuple(arguments)
+        return function
 
 
 def find() -> str:
-    """Path of the library: GRADSYNC_LIBRARY, else the package's own, else the source tree's.
+    """Path of the library: GRADSYNC_LIBRARY, else in the package, else in the source tree.
 
     Raises:
-      ImportError: it is nowhere.
+      ImportError: it is in none of these places.
     """
     named = os.environ.get("GRADSYNC_LIBRARY")
     if named:
@@ -238,12 +218,12 @@ library = Library(find())
 
 
 def raise_error(pointer: int) -> None:
-    """Raises what a gradsync_error_t says, and destroys it."""
+    """Raises the exception for a gradsync_error_t, and destroys the latter."""
     raise take_error(pointer)
 
 
 def take_error(pointer: int) -> errors.Error:
-    """The exception for a gradsync_error_t, which is destroyed."""
+    """Returns the exception for a gradsync_error_t, and destroys the latter."""
     try:
         code = _text(library.code_name(library.error_code(pointer)))
         return errors.class_of(code)(

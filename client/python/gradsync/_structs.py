@@ -86,14 +86,14 @@ class BucketTimesStruct(ctypes.Structure):
     )
 
 
-class BucketNumbersStruct(ctypes.Structure):
-    """gradsync_bucket_numbers_t."""
+class GradientStatsStruct(ctypes.Structure):
+    """gradsync_gradient_stats_t."""
 
     _fields_ = (("sum_of_squares", ctypes.c_double), ("non_finite", ctypes.c_uint64))
 
 
 class StepResultStruct(ctypes.Structure):
-    """gradsync_step_result_t; a library that knows fewer members leaves the last ones 0."""
+    """gradsync_step_result_t."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
@@ -105,7 +105,7 @@ class StepResultStruct(ctypes.Structure):
         ("used_count", ctypes.c_size_t),
         ("buckets", ctypes.POINTER(BucketTimesStruct)),
         ("bucket_count", ctypes.c_size_t),
-        ("numbers", ctypes.POINTER(BucketNumbersStruct)),
+        ("numbers", ctypes.POINTER(GradientStatsStruct)),
         ("number_count", ctypes.c_size_t),
     )
 

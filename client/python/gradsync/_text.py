@@ -1,4 +1,4 @@
-"""Strings for the library: UTF-8 that ends with NUL."""
+"""Strings for the library: UTF-8, ended by NUL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def encode(text: str, name: str) -> bytes:
     """The bytes of `text`.
 
     Raises:
-      InvalidArgumentError: it holds a NUL or a lone surrogate; `name` is the argument's.
+      InvalidArgumentError: it holds a NUL or a lone surrogate; the message says `name`.
     """
     try:
         encoded = text.encode()

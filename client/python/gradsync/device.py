@@ -11,13 +11,13 @@ _UUID_SIZE = 41
 
 
 def cuda_device_uuid(ordinal: int) -> str:
-    """UUID of the GPU that CUDA calls `ordinal` in this process, for Session.register_layout().
+    """UUID of this process's GPU number `ordinal`, for Session.register_layout().
 
     Raises:
-      FailedPreconditionError: CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD; GPU_UNUSABLE: there is no
+      FailedPreconditionError: CUDA_DRIVER_MISSING; CUDA_DRIVER_TOO_OLD; GPU_UNUSABLE: there is no
         such device, or it cannot be opened.
       ResourceExhaustedError: MPS_FULL.
-      UnimplementedError: the library has no CUDA.
+      UnimplementedError: the library was built without CUDA.
     """
     uuid = ctypes.create_string_buffer(_UUID_SIZE)
     if error := library.cuda_device_uuid(ordinal, uuid):

@@ -1,8 +1,8 @@
-"""What gradsync's calls raise.
+"""The exceptions of gradsync.
 
-Every exception is an `Error` and says in fields what it is about, for programs; its message says it
-for people, and names what to do about it. Where Python has an exception for the same thing, the
-class is that one too: a `DeadlineExceededError` is a `TimeoutError`.
+Every exception is an `Error`. Its fields say what happened, for programs. Its message says what
+happened and what to do, for people. Some are also Python's exception for the same thing: a
+`DeadlineExceededError` is a `TimeoutError`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ class Error(RuntimeError):
     """Any error of gradsync.
 
     Attributes:
-      code: gRPC's name of the kind of error: "ABORTED".
-      reason: which error it is: "RANK_LOST", "STEP_TIMEOUT", ...; may be "".
-      job: id of the job; "" if the error is about none.
-      rank: the rank that the error is about, as the one that was lost; else None.
-      channel: number of the job's channel, one for each layout; else None.
-      step: the step; else None.
-      bucket: index of the bucket in its layout; else None.
+      code: the kind of error, by gRPC's name: "ABORTED".
+      reason: the error itself: "RANK_LOST", "STEP_TIMEOUT", ...; may be "".
+      job: id of the job; "" if the error is about no job.
+      rank: the rank that the error is about, for example the lost one; None if there is none.
+      channel: number of the job's channel, of which each layout has one; None if there is none.
+      step: the step; None if there is none.
+      bucket: index of the bucket in its layout; None if there is none.
     """
 
     code: str = "UNKNOWN"
@@ -37,7 +37,7 @@ class Error(RuntimeError):
         step: Optional[int] = None,
         bucket: Optional[int] = None,
     ) -> None:
-        """With the class's code, and those fields that are known."""
+        """`code` None is the class's own."""
         super().__init__(message)
         self.code = type(self).code if code is None else code
         self.reason = reason
@@ -75,9 +75,9 @@ class InvalidArgumentError(Error, ValueError):
 
 
 class DeadlineExceededError(Error, TimeoutError):
-    """Time ran out; the message says who is missing what.
+    """A time-out; the message says which rank is missing what.
 
-    With reason "WAIT_TIMEOUT" nothing has changed and the wait can be repeated; with "STEP_TIMEOUT"
+    Reason "WAIT_TIMEOUT": the step continues, and the wait can be repeated. Reason "STEP_TIMEOUT":
     the step is void on every rank.
     """
 
@@ -91,43 +91,43 @@ class AbortedError(Error):
 
 
 class FailedPreconditionError(Error):
-    """The call does not fit what happened before it, or what the other ranks did."""
+    """The call contradicts an earlier call, or what the other ranks did."""
 
     code = "FAILED_PRECONDITION"
 
 
 class UnavailableError(Error, ConnectionError):
-    """The daemon is not there, is gone, drains or does not answer."""
+    """There is no daemon, or it was lost, drains or does not answer."""
 
     code = "UNAVAILABLE"
 
 
 class AlreadyExistsError(Error):
-    """The rank is held by another process while the job is still forming."""
+    """Another process holds the rank while the job is still forming."""
 
     code = "ALREADY_EXISTS"
 
 
 class PermissionDeniedError(Error, PermissionError):
-    """The socket's permissions, or a token that is missing or wrong."""
+    """The socket's permissions forbid it, or the token is missing or wrong."""
 
     code = "PERMISSION_DENIED"
 
 
 class ResourceExhaustedError(Error):
-    """A quota of the daemon, or memory."""
+    """A quota of the daemon is used up, or memory."""
 
     code = "RESOURCE_EXHAUSTED"
 
 
 class UnimplementedError(Error, NotImplementedError):
-    """The daemon, or the loaded library, does not have this."""
+    """Daemon or library were built without this, or do not have it."""
 
     code = "UNIMPLEMENTED"
 
 
 class InternalError(Error):
-    """A fault of gradsync itself, and every code that has no class of its own."""
+    """A fault of gradsync itself; also every code that has no class of its own."""
 
     code = "INTERNAL"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable, NoReturn, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 from gradsync import _duration, _handle, _interruptible, _structs, _text, errors, step_result
 from gradsync._library import library, raise_error, take_error
@@ -13,33 +13,35 @@ from gradsync.data_type import DataType
 from gradsync.step_result import StepResult
 from gradsync.view import View
 
-if TYPE_CHECKING:
-    from gradsync.session import Session
-
-# How long a wait on the main thread stays in the library before a helper thread takes it over, in
-# nanoseconds. Most waits are over by then, and Ctrl-C waits no longer.
+# Nanoseconds that a wait on the main thread spends in the library before a helper thread takes
+# over. Most waits end before that. Ctrl-C takes effect after this time at the latest.
 _DIRECT_NS = 200_000_000
 
 
 class Layout:
-    """An arena of buckets, and its steps; made by Session.register_layout().
+    """The memory of a layout's gradients, and its steps; made by Session.register_layout().
 
-    One step is: write the gradients, mark_ready() each bucket as soon as it is written,
-    end_step(), wait_step(). Then every bucket holds the reduction, on every rank the same.
-    finish_step() marks what is left, and ends the step.
+    One step: write the gradients, call mark_ready() for each bucket as soon as it is written, then
+    end_step() and wait_step(). Now every bucket holds the reduction, the same on every rank.
+    finish_step() marks all buckets that are left and ends the step.
 
-    Thread-safe. Besides what each method lists, every method raises the session's end once it has
-    ended: `AbortedError` (a rank was lost, or a newer generation took over), `UnavailableError`
-    (the daemon is gone or drains), `FailedPreconditionError` (LEFT, CLOSED). In the child of a
-    fork every call raises `FailedPreconditionError`, reason FORKED.
+    Thread-safe. Once the session has ended, every method raises why: `AbortedError` (a rank was
+    lost, or a newer generation took over), `UnavailableError` (the daemon is lost or drains),
+    `FailedPreconditionError` (LEFT, CLOSED). In the child of a fork every call raises
+    `FailedPreconditionError`, reason FORKED. Methods list only what they raise besides.
     """
 
-    def __init__(self, session: Session, pointer: int, device: str = "") -> None:
-        """Takes over what the library registered, on the GPU `device` if it is not ""."""
+    def __init__(self, session: _handle.SessionHandle, pointer: int, device: str = "") -> None:
+        """Takes over a layout that the library registered.
+
+        Args:
+          session: keeps the session open as long as the layout lives.
+          pointer: the library's layout.
+          device: UUID of its GPU; "" for host memory.
+        """
         handle = _handle.Handle.adopt(pointer, library.layout_destroy)
-        # Closed, it is something that ctypes refuses, so that calls need not look first.
+        # After close() this is an object that ctypes refuses, so calls need no check of their own.
         self._handle: Any = handle
-        # The session ends with the last reference to it; a layout is one.
         self._session = session
         self._name: str = library.layout_name(handle).decode()
         self._fingerprint: int = library.layout_fingerprint(handle)
@@ -54,34 +56,34 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the layout."""
         return self._name
 
     @property
     def device(self) -> str:
-        """UUID of the GPU that it lies on; "": host memory."""
+        """UUID of the GPU that holds the gradients; "" for host memory."""
         return self._device
 
     @property
     def fingerprint(self) -> int:
-        """64 bits that are the same on every rank."""
+        """A hash of the layout, the same on every rank."""
         return self._fingerprint
 
     @property
     def bucket_count(self) -> int:
-        """How many buckets it has."""
+        """Number of buckets."""
         return self._bucket_count
 
     @property
     def parameter_count(self) -> int:
-        """How many parameters it has; 0 if it was made of explicit buckets."""
+        """Number of parameters; 0 for a layout of explicit buckets."""
         return self._parameter_count
 
     @property
     def next_step(self) -> int:
-        """The step to run now: one more than the last one that was decided; the first is 1.
+        """The step to run now, from 1: the one after the last step that was decided.
 
-        On a GPU, one more than the last one that this rank has ended.
+        On a GPU: the one after the last step that this rank has ended.
         """
         try:
             step: int = library.next_step(self._handle)
@@ -90,7 +92,7 @@ class Layout:
         return step
 
     def bucket(self, bucket: int) -> View:
-        """Bucket `bucket`, from 0: `count` elements of one dtype, padding included.
+        """Bucket `bucket`, from 0: elements of one dtype, with the padding between gradients.
 
         Raises:
           InvalidArgumentError: UNKNOWN_BUCKET.
@@ -100,7 +102,7 @@ class Layout:
     def gradient(self, parameter: int) -> View:
         """The gradient of parameter `parameter`, from 0: as many elements as its shape has.
 
-        Zero at first.
+        All elements are 0 at first.
 
         Raises:
           InvalidArgumentError: there is no such parameter.
@@ -122,13 +124,14 @@ class Layout:
     ) -> None:
         """Says that every gradient of the bucket is written; never blocks.
 
-        From here until the step is done the bucket belongs to the daemon, error or not.
+        From now until the step is decided the bucket belongs to the daemon, also after an error.
 
         Raises:
           InvalidArgumentError: UNKNOWN_BUCKET.
-          FailedPreconditionError: ALREADY_READY (a second time in this step), STALE_STEP (decided
-            already), PROTOCOL_VIOLATION (ahead of next_step, or after end_step()).
-          AbortedError: the step is void already; says who and why.
+          FailedPreconditionError: ALREADY_READY: the bucket was marked in this step; STALE_STEP:
+            the step was decided; PROTOCOL_VIOLATION: the step is beyond next_step, or end_step()
+            was called.
+          AbortedError: the step is void; says which rank voided it and why.
         """
         try:
             error = _mark(self._handle, step, bucket)
@@ -140,16 +143,15 @@ class Layout:
     def mark_unused(self, step: int, parameter: int) -> None:
         """Says that this rank did not use the parameter in this step.
 
-        Called before its bucket is marked ready. Its gradient becomes zeros, and end_step() says
-        that it is unused. If no rank used it, wait_step() puts back what the gradient held before,
-        unless the next step's first mark_ready() came before that.
+        Call it before the parameter's bucket is marked ready. The gradient becomes zeros, and
+        end_step() reports the parameter as unused. If no rank used it, wait_step() restores what
+        the gradient held before, unless the next step's first mark_ready() came before wait_step().
 
         Raises:
           InvalidArgumentError: UNKNOWN_PARAMETER.
-          FailedPreconditionError: ALREADY_READY (its bucket was marked), STALE_STEP,
-            PROTOCOL_VIOLATION.
-          AbortedError: the step is void already; says who and why.
-          UnimplementedError: the library has no such call.
+          FailedPreconditionError: ALREADY_READY: its bucket was marked; STALE_STEP and
+            PROTOCOL_VIOLATION: as mark_ready().
+          AbortedError: the step is void; says which rank voided it and why.
         """
         self._call(library.mark_unused, step, parameter)
 
@@ -158,39 +160,38 @@ class Layout:
 
         Args:
           step: the step.
-          used: for each parameter, whether this rank used it; None: all. What mark_unused() named
-            is unused as well.
+          used: for each parameter, whether this rank used it; None: it used all. Parameters that
+            mark_unused() named are unused in any case.
 
         Raises:
           FailedPreconditionError: names the first bucket that was not marked ready.
-          InvalidArgumentError: `used` is not as long as the layout has parameters.
+          InvalidArgumentError: `used` does not have one element for each parameter.
         """
         self._call(library.end_step, step, self._used_flags("end_step()", step, used))
 
     def finish_step(self, step: int, used: Optional[Sequence[bool]] = None) -> None:
-        """mark_ready() of every bucket that was not, and end_step(), in one message.
+        """Marks every bucket that is left as ready and ends the step, in one message.
 
-        A message less for the last bucket, or for all of them.
+        This saves the messages of mark_ready() for these buckets.
 
         Args:
           step: the step.
-          used: as of end_step().
+          used: as for end_step().
 
         Raises:
-          FailedPreconditionError: STALE_STEP, PROTOCOL_VIOLATION (ahead of next_step, or a second
-            time).
-          InvalidArgumentError: `used` is not as long as the layout has parameters; no bucket is
+          FailedPreconditionError: STALE_STEP: the step was decided; PROTOCOL_VIOLATION: the step is
+            beyond next_step, or was ended before.
+          InvalidArgumentError: `used` does not have one element for each parameter; no bucket was
             marked.
-          AbortedError: the step is void already; says who and why.
-          UnimplementedError: the library has no such call.
+          AbortedError: the step is void; says which rank voided it and why.
         """
         self._call(library.finish_step, step, self._used_flags("finish_step()", step, used))
 
     def mark_ready_on_streams(self, step: int, bucket: int, streams: Sequence[int]) -> None:
-        """On a GPU: says that the bucket is written once these streams get here.
+        """On a GPU: says that the bucket is written when these streams reach this point.
 
-        Does not wait for the GPU. The streams are joined on the first of them. Two steps may be
-        under way: the one that is marked, and the one before it, ended and not decided.
+        Does not wait for the GPU. The first stream waits for the others. Two steps can be open: the
+        one whose buckets are marked, and the one before it, which is ended and not yet decided.
 
         Args:
           step: the step.
@@ -198,26 +199,26 @@ class Layout:
           streams: CUDA's handles (`torch.cuda.Stream.cuda_stream`); 0: the default stream.
 
         Raises:
-          FailedPreconditionError: as mark_ready(); CAPTURING: a stream is being captured into a
-            CUDA graph; PROTOCOL_VIOLATION also if two steps are under way.
+          FailedPreconditionError: as mark_ready(). CAPTURING: a stream is being captured into a
+            CUDA graph. PROTOCOL_VIOLATION: also when two earlier steps are open.
           InvalidArgumentError: BAD_STREAM; or the layout is in host memory.
-          AbortedError: the step is void already; says who and why.
+          AbortedError: the step is void; says which rank voided it and why.
           UnavailableError: GPU_FAULT.
-          UnimplementedError: the library has no such call.
+          UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA.
         """
         self._call(library.mark_ready_on_streams, step, bucket, _handles(streams), len(streams))
 
     def finish_step_on_streams(
         self, step: int, streams: Sequence[int], used: Optional[Sequence[bool]] = None
     ) -> None:
-        """On a GPU: mark_ready_on_streams() of every bucket that was not, and end_step().
+        """On a GPU: mark_ready_on_streams() for every bucket that is left, and end_step().
 
-        The next step may begin before this one is decided; the one after that may not.
+        The next step can begin before this one is decided. The step after the next cannot.
 
         Args:
           step: the step.
-          streams: as of mark_ready_on_streams().
-          used: as of end_step().
+          streams: as for mark_ready_on_streams().
+          used: as for end_step().
 
         Raises:
           FailedPreconditionError: as finish_step(); CAPTURING, as mark_ready_on_streams().
@@ -228,9 +229,9 @@ class Layout:
         self._call(library.finish_step_on_streams, step, flags, _handles(streams), len(streams))
 
     def wait_on_stream(self, step: int, stream: int, bucket: Optional[int] = None) -> None:
-        """On a GPU: what is enqueued on `stream` from now on runs when the reduction is there.
+        """On a GPU: work that is enqueued on `stream` from now on runs after the reduction.
 
-        Says nothing about the verdict: that is wait_step(), or device_verdict() for the GPU.
+        This says nothing about the verdict. For that, see wait_step() and device_verdict().
 
         Args:
           step: the step; its buckets were marked ready.
@@ -239,26 +240,27 @@ class Layout:
 
         Raises:
           AbortedError: the step is void.
-          FailedPreconditionError: PROTOCOL_VIOLATION: not marked ready; CAPTURING; STALE_STEP.
+          FailedPreconditionError: PROTOCOL_VIOLATION: a bucket was not marked ready; CAPTURING;
+            STALE_STEP.
           InvalidArgumentError, UnavailableError, UnimplementedError: as mark_ready_on_streams().
         """
         which = _EVERY_BUCKET if bucket is None else bucket
         self._call(library.wait_on_stream, step, which, stream)
 
     def device_verdict(self, step: int) -> Optional[View]:
-        """On a GPU: a float32 there that is 0 if the step is complete and 1 if it is void.
+        """On a GPU: a float32 in its memory, 0 if the step is complete and 1 if it is void.
 
-        What optimizers take as `found_inf`. To be read on a stream behind wait_on_stream() of every
-        bucket, and until the first bucket of `step` + 2 is marked ready. Before the verdict is
-        there, and if it never comes, it is 1. Where it may be 0 on some rank, wait_step() calls the
-        step void on none: it returns, or raises with the reason STEP_IN_DOUBT.
+        Optimizers take it as `found_inf`. Read it on a stream, after wait_on_stream() for every
+        bucket and before the first bucket of `step` + 2 is marked ready. It is 1 until the verdict
+        arrives, and stays 1 if none arrives. If it may be 0 on some rank, wait_step() calls the
+        step void on no rank: it returns, or raises with the reason STEP_IN_DOUBT.
 
-        Returns: a view of one element, whose `bucket` is the last one, with whose reduction it
-          comes; None in host memory.
+        Returns:
+          A view of one element; None in host memory. The view's `bucket` is the last one: the
+          verdict arrives with that bucket's reduction.
 
         Raises:
           FailedPreconditionError: CLOSED.
-          UnimplementedError: the library has no such call.
         """
         try:
             address: Optional[int] = library.device_verdict(self._handle, step)
@@ -275,33 +277,33 @@ class Layout:
         flags = bytes(1 if flag else 0 for flag in used)
         if len(flags) != self._parameter_count:
             raise errors.InvalidArgumentError(
-                f"layout '{self._name}': {call} says of {len(flags)} parameters whether "
-                f"they are used; the layout has {self._parameter_count}",
+                f"layout '{self._name}': {call} got {len(flags)} flags in `used`; give one for "
+                f"each of the layout's {self._parameter_count} parameters",
                 reason="MALFORMED",
                 step=step,
             )
         return flags
 
     def abandon_step(self, step: int, reason: str) -> None:
-        """Says that this rank cannot finish the step: void on every rank, who are told `reason`.
+        """Says that this rank cannot finish the step: it is void on every rank, for `reason`.
 
         Then wait for the step as usual.
         """
         self._call(library.abandon_step, step, _text.encode(reason.replace("\0", ""), "reason"))
 
     def wait_bucket(self, step: int, bucket: int, timeout: Optional[float] = None) -> None:
-        """Waits until one bucket is reduced; provisional, only wait_step() commits.
+        """Waits until one bucket is reduced. The step can still become void: see wait_step().
 
         Args:
           step: the step.
           bucket: index of the bucket.
-          timeout: seconds; None: for ever; 0: looks and returns at once.
+          timeout: seconds; None: no limit; 0: does not wait.
 
         Raises:
           AbortedError: the step is void.
-          DeadlineExceededError: WAIT_TIMEOUT; says who is missing what, changes nothing.
-          FailedPreconditionError: STALE_STEP, decided long ago.
-          UnavailableError: DAEMON_SILENT, the daemon is stopped or hangs; can be repeated.
+          DeadlineExceededError: WAIT_TIMEOUT: says which rank is missing what. The step continues.
+          FailedPreconditionError: STALE_STEP: the step was decided long ago.
+          UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         handle = self._handle
 
@@ -314,20 +316,21 @@ class Layout:
     def wait_step(self, step: int, timeout: Optional[float] = None) -> StepResult:
         """Waits for the step's verdict, which is the same on every rank.
 
-        Returns: every bucket holds the reduction.
+        Returns the result of a complete step: every bucket holds the reduction.
 
         Args:
           step: the step.
-          timeout: seconds; None: for ever; 0: looks and returns at once.
+          timeout: seconds; None: no limit; 0: does not wait.
 
         Raises:
-          AbortedError: void: a rank abandoned it (names the rank and its reason) or was lost. Zero
-            the gradients and redo the step under next_step. STEP_IN_DOUBT: complete on some ranks,
-            perhaps, and void on others; the session is about to end.
-          DeadlineExceededError: STEP_TIMEOUT: void, the job's step_timeout ran out. WAIT_TIMEOUT:
-            `timeout` ran out first; nothing has changed. Either says who is missing what.
-          FailedPreconditionError: STALE_STEP, decided long ago.
-          UnavailableError: DAEMON_SILENT, the daemon is stopped or hangs; can be repeated.
+          AbortedError: the step is void, because a rank was lost or abandoned it; names the rank
+            and its reason. Zero the gradients and redo the step as next_step. STEP_IN_DOUBT: the
+            step may be complete on some ranks and void on others, and the session is about to end.
+          DeadlineExceededError: STEP_TIMEOUT: the step is void, as the job's step_timeout has
+            passed. WAIT_TIMEOUT: `timeout` has passed, and the step continues. Both say which rank
+            is missing what.
+          FailedPreconditionError: STALE_STEP: the step was decided long ago.
+          UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         handle = self._handle
         struct = step_result.new_struct()
@@ -340,7 +343,7 @@ class Layout:
         return step_result.result_of(struct)
 
     def close(self) -> None:
-        """Gives the layout up. Its views stay valid; other calls of it fail from now on."""
+        """Frees the layout. Its views stay valid; every other call of it fails from now on."""
         self._handle = _CLOSED
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -375,7 +378,7 @@ class Layout:
             ns = max(0, ns - (time.monotonic_ns() - start))
 
         def go_on() -> None:
-            # Not left for the caller to free, who may be gone by then.
+            # The error is freed here: after Ctrl-C nobody else would.
             if error := wait(ns):
                 raise_error(error)
 
@@ -385,12 +388,7 @@ class Layout:
     def _refuse(self, error: ctypes.ArgumentError) -> NoReturn:
         if self._handle is not _CLOSED:
             raise TypeError(f"layout '{self._name}': {error}") from None
-        raise errors.FailedPreconditionError(
-            f"layout '{self._name}' was closed",
-            reason="CLOSED",
-            job=self._session.options.job_id,
-            rank=self._session.rank,
-        ) from None
+        raise self._session.closed_error(f"layout '{self._name}'") from None
 
     def __repr__(self) -> str:
         """Name and size."""

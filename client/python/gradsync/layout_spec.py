@@ -1,4 +1,4 @@
-"""What a layout is made of: parameters, or buckets."""
+"""What a layout is registered with: parameters, or buckets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Parameter:
 
     Attributes:
       name: unique within the layout.
-      shape: elements per dimension; () is a scalar.
+      shape: number of elements in each dimension; () for a scalar.
       dtype: type of its gradient's elements.
     """
 
@@ -38,8 +38,8 @@ class Bucket:
     """One bucket of a layout whose buckets the trainer chooses.
 
     Attributes:
-      count: elements; may be 0.
-      dtype: their type.
+      count: number of elements; can be 0.
+      dtype: type of the elements.
     """
 
     count: int
@@ -47,14 +47,14 @@ class Bucket:
 
 
 def op_number(op: str) -> int:
-    """The library's number of "average" or "sum".
+    """The library's number for "average" or "sum".
 
     Raises:
-      InvalidArgumentError: anything else.
+      InvalidArgumentError: `op` is anything else.
     """
     number = OPS.get(op)
     if number is None:
-        raise _malformed(f"op is {op!r}, not 'average' or 'sum'")
+        raise _malformed(f"op is {op!r}; give 'average' or 'sum'")
     return number
 
 
@@ -69,7 +69,7 @@ def spec_struct(
     timeout: Optional[float],
     device: Optional[str],
 ) -> _structs.LayoutSpecStruct:
-    """The struct for register_layout() and replace_layout(); keeps what it points to alive.
+    """The struct for register_layout() and replace_layout(); it keeps what it points to alive.
 
     Raises:
       InvalidArgumentError: a member is malformed; the message names it.
@@ -88,7 +88,7 @@ def spec_struct(
     spec.op = op_number(op)
     if device is not None:
         spec.device = _text.encode(device, "the layout's device")
-    # 0 is the library's default; a caller's 0 is as short as can be.
+    # To the library 0 means its default. A caller's 0 becomes the shortest time-out, 1 ns.
     spec.timeout = (
         0 if timeout is None else max(1, _duration.nanoseconds(timeout, "timeout", default=0))
     )
@@ -99,7 +99,9 @@ def _parameters(parameters: Sequence[Parameter]) -> ctypes.Array[_structs.Parame
     structs = (_structs.ParameterStruct * len(parameters))()
     for struct, parameter in zip(structs, parameters):
         if any(not 0 <= size < 2**64 for size in parameter.shape):
-            raise _malformed(f"parameter {parameter.name!r} has the shape {parameter.shape}")
+            raise _malformed(
+                f"parameter {parameter.name!r} has the shape {parameter.shape}; give sizes from 0"
+            )
         struct.name = _text.encode(parameter.name, "a parameter's name")
         struct.shape = (ctypes.c_uint64 * len(parameter.shape))(*parameter.shape)
         struct.dimensions = len(parameter.shape)
@@ -111,7 +113,7 @@ def _buckets(buckets: Sequence[Bucket]) -> ctypes.Array[_structs.ExplicitBucketS
     structs = (_structs.ExplicitBucketStruct * len(buckets))()
     for struct, bucket in zip(structs, buckets):
         if not 0 <= bucket.count < 2**64:
-            raise _malformed(f"a bucket has {bucket.count} elements")
+            raise _malformed(f"a bucket has {bucket.count} elements; give a number from 0")
         struct.count = bucket.count
         struct.data_type = bucket.dtype
     return structs
@@ -121,7 +123,7 @@ def _cap(value: Optional[int], name: str) -> int:
     if value is None:
         return 0
     if not 0 < value < 2**64:
-        raise _malformed(f"{name} is {value}")
+        raise _malformed(f"{name} is {value}; give bytes, at least 1, or None")
     return value
 
 

@@ -31,27 +31,29 @@ class SessionOptions:
     Attributes:
       socket: path of the daemon's socket.
       job_id: the job, the same on every rank; 1 to 128 printable characters.
-      token: optional secret that keeps jobs of one user apart; "" for none.
+      token: a secret that keeps jobs of one user apart; "" for none.
       rank: this process's rank, from 0.
-      world_size: how many ranks the job has.
-      on_rank_loss: what a lost rank means: "abort" ends the job; "hold" and "continue" are refused
-        by daemons that do not have them.
+      world_size: number of ranks of the job.
+      on_rank_loss: what happens when a rank is lost: "abort" ends the job. Daemons that do not have
+        "hold" and "continue" refuse them.
       divisor: what averages are divided by: "live_ranks" or "world".
-      step_timeout: seconds from a step's first mark_ready() until it is void on every rank; None:
-        the daemon's default, 30 min.
-      connect_timeout: seconds to retry while the daemon is not there yet; None: 60 s; 0: one try.
+      step_timeout: seconds from a step's first mark_ready() until the step is void on every rank;
+        None: the daemon's default, 30 min.
+      connect_timeout: seconds to try again while no daemon listens; None: 60 s; 0: one attempt.
       coordinator: "host" or "host:port" of the daemon on rank 0's node, the same on every rank; ""
-        if the job is on this node.
-      nccl_max_ctas: thread blocks that NCCL's kernels may have, so that the GPU's others are left
-        to the trainers, 1 to 64; None: NCCL's choice. This and the next three are for gradients on
-        GPUs, and the same on every rank.
+        for a job on one node.
+      nccl_max_ctas: number of thread blocks that NCCL's kernels use at most, 1 to 64; the GPU's
+        other ones are left to the trainers. None: NCCL's choice. This option and the next three are
+        for gradients on GPUs, and the same on every rank.
       nccl_algorithm: "auto" (NCCL's choice), "tree", "ring", "collnet_direct", "collnet_chain",
         "nvls" or "nvls_tree".
       nccl_protocol: "auto" (NCCL's choice), "ll", "ll128" or "simple".
-      nccl_wire_type: as what gradients are summed between GPUs: "auto" (16-bit types as float32,
-        others as they are), "same" (as they are: half the bytes for 16-bit types, rounded at
-        every GPU on the way), "bfloat16" or "float16" (float32 so: half the bytes, rounded at
-        every GPU; others as they are).
+      nccl_wire_type: the type in which gradients are summed between GPUs.
+        "auto": 16-bit types as float32, others in their own type.
+        "same": every type as itself. For 16-bit types that is half the bytes of "auto", and sums
+        are rounded at every GPU on the way.
+        "bfloat16", "float16": float32 in that type: half the bytes, and sums are rounded at every
+        GPU. Other types as themselves.
     """
 
     socket: str = "/run/gradsync/gradsyncd.sock"
@@ -71,12 +73,12 @@ class SessionOptions:
 
     @classmethod
     def from_environment(cls) -> SessionOptions:
-        """From the variables that torchrun sets, and gradsync's own.
+        """Options from the environment variables that torchrun sets, and from gradsync's own.
 
-        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed; TORCHELASTIC_RUN_ID,
-        GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN are read if they are set; GRADSYNC_COORDINATOR is
-        MASTER_ADDR unless it is set, or nothing if LOCAL_WORLD_SIZE says that every rank is on this
-        node.
+        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. TORCHELASTIC_RUN_ID,
+        GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN are read if they are set. The coordinator is
+        GRADSYNC_COORDINATOR, else MASTER_ADDR; it is "" if LOCAL_WORLD_SIZE says that every rank is
+        on this node.
 
         Raises:
           InvalidArgumentError: a variable is missing or malformed; the message names it.
@@ -99,7 +101,7 @@ class SessionOptions:
     def _struct(self) -> _structs.SessionOptionsStruct:
         for name in ("rank", "world_size"):
             if not 0 <= getattr(self, name) < 2**32:
-                raise _malformed(name, f"is {getattr(self, name)}")
+                raise _malformed(name, f"is {getattr(self, name)}; give a number from 0")
         struct = _structs.SessionOptionsStruct(ctypes.sizeof(_structs.SessionOptionsStruct))
         struct.socket = _text.encode(self.socket, "SessionOptions.socket")
         struct.job_id = _text.encode(self.job_id, "SessionOptions.job_id")
@@ -111,7 +113,7 @@ class SessionOptions:
         struct.divisor = _choice("divisor", self.divisor, _DIVISORS)
         if self.nccl_max_ctas is not None:
             if not 0 < self.nccl_max_ctas < 2**32:
-                raise _malformed("nccl_max_ctas", f"is {self.nccl_max_ctas}")
+                raise _malformed("nccl_max_ctas", f"is {self.nccl_max_ctas}; give 1 to 64, or None")
             struct.nccl_max_ctas = self.nccl_max_ctas
         struct.nccl_algorithm = _choice("nccl_algorithm", self.nccl_algorithm, _NCCL_ALGORITHMS)
         struct.nccl_protocol = _choice("nccl_protocol", self.nccl_protocol, _NCCL_PROTOCOLS)
@@ -120,7 +122,7 @@ class SessionOptions:
             self.step_timeout, "SessionOptions.step_timeout", default=0
         )
         if self.step_timeout is not None and struct.step_timeout == 0:
-            raise _malformed("step_timeout", "is 0")
+            raise _malformed("step_timeout", "is 0; give more seconds, or None")
         struct.connect_timeout = _duration.nanoseconds(
             self.connect_timeout, "SessionOptions.connect_timeout", default=0
         )
@@ -132,7 +134,7 @@ class SessionOptions:
 def _choice(name: str, value: str, numbers: dict[str, int]) -> int:
     number = numbers.get(value)
     if number is None:
-        raise _malformed(name, f"is {value!r}, not one of {', '.join(numbers)}")
+        raise _malformed(name, f"is {value!r}; give one of {', '.join(numbers)}")
     return number
 
 

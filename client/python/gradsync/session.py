@@ -6,9 +6,10 @@ import ctypes
 import dataclasses
 import types
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 from gradsync import _duration, _handle, _interruptible, _structs, errors, layout_spec
+from gradsync._buffer import dtype_of, writable
 from gradsync._library import library, raise_error
 from gradsync.data_type import DataType
 from gradsync.layout import Layout
@@ -18,20 +19,18 @@ from gradsync.options import SessionOptions
 # As the root of a broadcast: the lowest rank that has not left.
 LOWEST_LIVE_RANK = 0xFFFFFFFF
 
-_FORMATS = {"f": DataType.FLOAT32, "d": DataType.FLOAT64, "e": DataType.FLOAT16}
-
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
     """What a session has done so far.
 
     Attributes:
-      steps_complete: complete steps.
-      steps_void: void steps.
-      buckets_marked: calls of mark_ready().
-      bytes_reduced: bytes of this rank's buckets, complete steps only.
+      steps_complete: number of complete steps.
+      steps_void: number of void steps.
+      buckets_marked: number of calls of mark_ready().
+      bytes_reduced: bytes of this rank's buckets in complete steps.
       mark_ready_total: seconds spent inside mark_ready().
-      exposed_total: seconds from each step's last mark_ready() to its verdict.
+      exposed_total: seconds from each step's last mark_ready() to its verdict, summed.
     """
 
     steps_complete: int
@@ -45,20 +44,26 @@ class Statistics:
 class Session:
     """One rank's live membership in a job; made by Session.join().
 
-    A context manager: leaves the job on a clean exit; on an exception it is a loss to the other
-    ranks, who learn of it at once. Otherwise close() ends it, or the last reference to it (its
-    layouts hold one), or the interpreter's exit; without leave() before, that is a loss too.
+    A context manager. A `with` block that ends without an exception leaves the job. A block that
+    ends with an exception is a lost rank to the other ranks, and they learn of it at once.
 
-    Thread-safe; the job's operations (barrier(), broadcast(), all_reduce()) run one at a time, in
-    the same order on every rank. After a fork the child's calls raise `FailedPreconditionError`,
-    reason FORKED, and its copy may go out of scope without effect. Ctrl-C interrupts every call.
+    Without `with`, close() ends the session. So does the interpreter's exit, and the end of the
+    last reference to the session or to one of its layouts. Without leave() before it, each of these
+    is a lost rank too.
 
-    Every method raises the session's end once it has ended: see `Layout`.
+    Thread-safe. The job's operations (barrier(), broadcast(), all_reduce()) run one at a time, and
+    every rank must call them in the same order. Ctrl-C interrupts every call. In the child of a
+    fork every call raises `FailedPreconditionError`, reason FORKED, and the child's copy can go out
+    of scope without effect.
+
+    Once the session has ended, every method raises why: see `Layout`.
     """
 
     def __init__(self, pointer: int, options: SessionOptions) -> None:
-        """Takes over what the library joined."""
-        self._handle = _handle.SessionHandle.adopt(pointer, library.session_destroy)
+        """Takes over a session that the library has joined."""
+        self._handle = _handle.SessionHandle.adopt_session(
+            pointer, library.session_destroy, options.job_id, options.rank
+        )
         self._options = options
         self._left = False
         self._rank: int = library.session_rank(self._handle)
@@ -70,19 +75,20 @@ class Session:
     def join(cls, options: Optional[SessionOptions] = None) -> Session:
         """Joins a job.
 
-        Connects, retrying until `connect_timeout`, and returns without waiting for the other ranks.
+        Tries to connect until `connect_timeout` has passed. Does not wait for the other ranks.
 
         Args:
           options: None: SessionOptions.from_environment().
 
         Raises:
           InvalidArgumentError: an option is malformed; the message names it.
-          UnavailableError: no daemon at the socket within `connect_timeout`.
-          PermissionDeniedError: the socket's permissions, or a missing token.
-          AlreadyExistsError: the rank is held while the job is still forming.
+          UnavailableError: no daemon answered at the socket within `connect_timeout`.
+          PermissionDeniedError: the socket's permissions forbid it, or the token is missing or
+            wrong.
+          AlreadyExistsError: another process holds the rank while the job is still forming.
           FailedPreconditionError: world size or options differ from the other ranks'.
-          UnimplementedError: a loss policy that the daemon does not have.
-          ResourceExhaustedError: a quota.
+          UnimplementedError: the daemon does not have the loss policy.
+          ResourceExhaustedError: a quota of the daemon.
         """
         if options is None:
             options = SessionOptions.from_environment()
@@ -110,7 +116,7 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """How often the job's ranks have joined anew, from 1."""
+        """Number of the job's generation: how often its ranks have joined anew, from 1."""
         return self._generation
 
     @property
@@ -120,7 +126,7 @@ class Session:
 
     @property
     def options(self) -> SessionOptions:
-        """What it was joined with; a copy."""
+        """The options that it was joined with; a copy."""
         return dataclasses.replace(self._options)
 
     @property
@@ -144,30 +150,30 @@ class Session:
     ) -> Layout:
         """Registers parameters and maps their memory; returns when every rank has done the same.
 
-        Either `parameters`, in the order of the forward pass, which are cut into buckets from the
-        last one to the first, or `explicit_buckets`.
+        Give either `parameters` or `explicit_buckets`. Parameters are named in the order of the
+        forward pass; the daemon cuts them into buckets from the last one to the first.
 
         Args:
           name: the layout's.
           parameters: names, shapes and dtypes, the same on every rank.
           explicit_buckets: sizes and dtypes, the same on every rank.
           bucket_cap_bytes: most bytes of a bucket; None: 25 MiB.
-          first_bucket_cap_bytes: most bytes of the first one; None: 1 MiB.
-          last_bucket_cap_bytes: most bytes of the one that is ready last, that of the first
-            parameter; None: no such cap. What is reduced last is waited for, as no backward pass
-            is left to hide it: if that bucket is larger, as many of its last parameters as fit, at
-            least one, become a bucket of their own. An old library or daemon does not split.
+          first_bucket_cap_bytes: most bytes of the first bucket; None: 1 MiB.
+          last_bucket_cap_bytes: most bytes of the bucket that is ready last, which holds the first
+            parameter; None: no such cap. A trainer waits for that bucket's reduction, as no
+            backward pass is left to hide it. If the bucket is larger, its last parameters become a
+            bucket of their own: as many as fit, at least one.
           op: "average" or "sum".
           timeout: seconds to wait for the other ranks; None: 5 min.
-          device: UUID of the GPU on which the gradients lie (`cuda_device_uuid`); every rank names
-            one, its own, or none does. None: host memory.
+          device: UUID of the GPU that holds the gradients (`cuda_device_uuid`); None: host memory.
+            Either every rank names its own GPU, or none does.
 
         Raises:
-          InvalidArgumentError: malformed.
+          InvalidArgumentError: an argument is malformed; the message names it.
           FailedPreconditionError: LAYOUT_MISMATCH; names the first difference and both ranks.
           DeadlineExceededError: names the ranks that did not come.
           ResourceExhaustedError: a quota, or the GPU's memory.
-          UnimplementedError: CUDA_UNAVAILABLE, library or daemon have no CUDA.
+          UnimplementedError: CUDA_UNAVAILABLE: library or daemon were built without CUDA.
         """
         spec = layout_spec.spec_struct(
             name,
@@ -181,15 +187,11 @@ class Session:
             device,
         )
 
-        def register(handle: _handle.SessionHandle) -> Layout:
-            pointer = ctypes.c_void_p()
-            if error := library.register_layout(handle, spec, pointer):
-                raise_error(error)
-            assert pointer.value is not None
-            return Layout(self, pointer.value, device or "")
+        def register(handle: _handle.SessionHandle, out: ctypes.c_void_p) -> Optional[int]:
+            error: Optional[int] = library.register_layout(handle, spec, out)
+            return error
 
-        layout: Layout = self._call(register)
-        return layout
+        return self._new_layout(register, device)
 
     def replace_layout(
         self,
@@ -207,14 +209,14 @@ class Session:
     ) -> Layout:
         """Registers a layout in the place of `layout`, between two of its steps.
 
-        For buckets in another order, or other ones, that were learned while training. Called by
-        every rank, normally with the old one's name. The new layout has memory of its own, and goes
-        on with the old one's step numbers. Then calls of the old one raise LAYOUT_REPLACED, and its
-        views stay readable; if this fails, the old one is as before, on every rank.
+        For buckets, or an order of buckets, that were learned while training. Every rank calls it,
+        normally with the old layout's name. The new layout has memory of its own and continues the
+        old one's step numbers. Then calls of the old layout raise LAYOUT_REPLACED, and its views
+        stay readable. If this call fails, the old layout is as before, on every rank.
 
         Args:
-          layout: the old one, of this session.
-          name: this and the others as of register_layout().
+          layout: the old layout, of this session.
+          name: this and the other arguments are those of register_layout().
           parameters: see there.
           explicit_buckets: see there.
           bucket_cap_bytes: see there.
@@ -225,9 +227,10 @@ class Session:
           device: see there.
 
         Raises:
-          FailedPreconditionError: PROTOCOL_VIOLATION: a step is open, or it is being replaced
-            already; LAYOUT_REPLACED; LAYOUT_MISMATCH, also if ranks replace different layouts.
-          UnimplementedError: library or daemon do not have it.
+          FailedPreconditionError: PROTOCOL_VIOLATION: a step is open, or the layout is being
+            replaced already; LAYOUT_REPLACED: it was replaced before; LAYOUT_MISMATCH: the new
+            layouts differ, or ranks replace different layouts; RANKS_LEFT: a rank has left for this
+            epoch.
           InvalidArgumentError, DeadlineExceededError, ResourceExhaustedError: as register_layout().
         """
         spec = layout_spec.spec_struct(
@@ -243,19 +246,14 @@ class Session:
         )
         old = layout._handle
 
-        def replace(handle: _handle.SessionHandle) -> Layout:
-            pointer = ctypes.c_void_p()
+        def replace(handle: _handle.SessionHandle, out: ctypes.c_void_p) -> Optional[int]:
             try:
-                error = library.replace_layout(handle, old, spec, pointer)
+                error: Optional[int] = library.replace_layout(handle, old, spec, out)
             except ctypes.ArgumentError as refused:
                 layout._refuse(refused)
-            if error:
-                raise_error(error)
-            assert pointer.value is not None
-            return Layout(self, pointer.value, device or "")
+            return error
 
-        replaced: Layout = self._call(replace)
-        return replaced
+        return self._new_layout(replace, device)
 
     def barrier(self, timeout: Optional[float] = None) -> None:
         """Waits until every rank has called it.
@@ -266,8 +264,8 @@ class Session:
         Raises:
           FailedPreconditionError: OPERATION_MISMATCH: the ranks disagree about which operation is
             next; names both ranks and both operations.
-          DeadlineExceededError: names the ranks that did not come; it failed on every rank.
-          UnavailableError: DAEMON_SILENT, the daemon is stopped or hangs.
+          DeadlineExceededError: names the ranks that did not come; every rank gets this error.
+          UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs.
         """
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)
         self._operate(library.barrier, ns)
@@ -276,16 +274,17 @@ class Session:
         """Copies the root's buffer into every other rank's.
 
         Args:
-          buffer: writable and contiguous, of any shape and dtype, of the same number of bytes on
-            every rank: a NumPy array, a bytearray, a View's buffer.
+          buffer: a NumPy array, a bytearray, a View's buffer or the like: writable and contiguous,
+            of any shape and dtype, with the same number of bytes on every rank.
           root: a rank, or LOWEST_LIVE_RANK.
           timeout: seconds; None: 30 min.
 
         Raises:
-          InvalidArgumentError: no such root, or a buffer that is read-only or not contiguous.
+          InvalidArgumentError: there is no such root, or the buffer is read-only or not
+            contiguous.
           FailedPreconditionError, DeadlineExceededError, UnavailableError: as barrier().
         """
-        memory = _writable(buffer)
+        memory = writable(buffer)
         self.broadcast_address(
             ctypes.addressof(memory), ctypes.sizeof(memory), root, timeout, owner=memory
         )
@@ -301,11 +300,13 @@ class Session:
     ) -> None:
         """As broadcast(), with `nbytes` bytes at `address`.
 
-        The memory must be there until the call is over. After Ctrl-C that is later than when this
-        method raises: `owner` is kept alive until then.
+        The memory must exist until the call has ended. After Ctrl-C this method raises before that,
+        so it keeps `owner` alive for as long as necessary.
         """
         if not 0 <= root < 2**32:
-            raise errors.InvalidArgumentError(f"root is {root}", reason="MALFORMED")
+            raise errors.InvalidArgumentError(
+                f"root is {root}; give a rank, from 0, or LOWEST_LIVE_RANK", reason="MALFORMED"
+            )
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)
         self._operate(library.broadcast, address, nbytes, root, ns, owner=owner)
 
@@ -319,24 +320,25 @@ class Session:
         """Reduces a small tensor in place, in rank order.
 
         Args:
-          buffer: writable and contiguous, of any shape, with as many elements on every rank; it
-            must fit the daemon's staging memory (32 MiB).
-          dtype: None: the buffer's own, of float32, float64 and float16.
+          buffer: writable and contiguous, of any shape, with the same number of elements on every
+            rank. It must fit into the daemon's staging memory (32 MiB).
+          dtype: None: the buffer's own, which must be float32, float64 or float16.
           op: "average" or "sum".
           timeout: seconds; None: 30 min.
 
         Raises:
-          InvalidArgumentError: the buffer is read-only, not contiguous or too large, or its dtype
-            is not known.
+          InvalidArgumentError: the buffer is read-only, not contiguous or too large, or gradsync
+            does not reduce its dtype.
           FailedPreconditionError, DeadlineExceededError, UnavailableError: as barrier().
         """
         if dtype is None:
-            dtype = _dtype_of(buffer)
-        memory = _writable(buffer)
+            dtype = dtype_of(buffer)
+        memory = writable(buffer)
         count, rest = divmod(ctypes.sizeof(memory), DataType(dtype).item_size)
         if rest:
             raise errors.InvalidArgumentError(
-                f"{ctypes.sizeof(memory)} bytes are no array of {DataType(dtype).name.lower()}",
+                f"the buffer has {ctypes.sizeof(memory)} bytes, which is not a whole number of "
+                f"{DataType(dtype).name.lower()} elements",
                 reason="MALFORMED",
             )
         self.all_reduce_address(ctypes.addressof(memory), count, dtype, op, timeout, owner=memory)
@@ -369,22 +371,23 @@ class Session:
         self._left = True
 
     def leave_and_stay(self, timeout: Optional[float] = None) -> int:
-        """This rank has no more data in this epoch.
+        """Says that this rank has no more data in this epoch, and waits until no rank has.
 
-        Steps and operations of the other ranks go on without it, and every call of it fails with
-        reason LEFT, until every rank has left; blocks until then. Then all that stayed take part
-        again: layouts go on with their `next_step`. Layouts can neither be registered nor replaced
-        meanwhile (reason RANKS_LEFT).
+        Until then the other ranks' steps and operations continue without this rank, and every other
+        call of this rank fails with reason LEFT. No rank can register or replace a layout (reason
+        RANKS_LEFT). When every rank has called this or leave(), those that called this take part
+        again, and each layout continues with its `next_step`.
 
         Args:
           timeout: seconds; None: 30 min. After a DeadlineExceededError it can be called again.
 
-        Returns: the rank that left last of those that stayed, whose state is the one to broadcast.
+        Returns:
+          The rank that called this last. Its parameters have seen the most steps: broadcast them.
 
         Raises:
           FailedPreconditionError: a step of this rank is open.
-          DeadlineExceededError: not every rank has left.
-          UnavailableError: DAEMON_SILENT, the daemon is stopped or hangs; can be repeated.
+          DeadlineExceededError: some ranks still have data.
+          UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)
         last = ctypes.c_uint32()
@@ -408,10 +411,10 @@ class Session:
         )
 
     def close(self) -> None:
-        """Ends the session. Without leave() before it, the other ranks lose this one.
+        """Ends the session. Without leave() before it, this rank is lost to the other ranks.
 
         Views of its layouts stay valid. If another thread is inside an operation of this session,
-        the session ends when that returns.
+        the session ends when that operation returns.
         """
         self._handle.close()
 
@@ -425,7 +428,7 @@ class Session:
         error: Optional[BaseException],
         traceback: Optional[types.TracebackType],
     ) -> None:
-        """Leaves the job, unless there was an exception; then closes."""
+        """Leaves the job unless there was an exception, and closes the session."""
         try:
             if kind is None and not self._left and not self.closed:
                 self.leave()
@@ -439,6 +442,23 @@ class Session:
             f"<gradsync.Session {self._options.job_id!r}: rank {self._rank} of "
             f"{self._world_size}{state}>"
         )
+
+    def _new_layout(
+        self,
+        create: Callable[[_handle.SessionHandle, ctypes.c_void_p], Optional[int]],
+        device: Optional[str],
+    ) -> Layout:
+        """The layout that create(handle, out) puts into `out`; it returns an error or None."""
+
+        def call(handle: _handle.SessionHandle) -> Layout:
+            pointer = ctypes.c_void_p()
+            if error := create(handle, pointer):
+                raise_error(error)
+            assert pointer.value is not None
+            return Layout(handle, pointer.value, device or "")
+
+        layout: Layout = self._call(call)
+        return layout
 
     def _operate(self, function: Callable[..., Any], *arguments: Any, owner: object = None) -> None:
         def operate(handle: _handle.SessionHandle, owner: object = owner) -> None:
@@ -459,37 +479,5 @@ class Session:
 
         return _interruptible.call(call)
 
-    def _refuse(self) -> None:
-        raise errors.FailedPreconditionError(
-            f"rank {self._rank}: the session was closed",
-            reason="CLOSED",
-            job=self._options.job_id,
-            rank=self._rank,
-        )
-
-
-def _writable(buffer: Any) -> ctypes.Array[ctypes.c_char]:
-    """The buffer's memory; keeps the buffer."""
-    try:
-        return (ctypes.c_char * memoryview(buffer).nbytes).from_buffer(buffer)
-    except (TypeError, ValueError, BufferError) as error:
-        raise errors.InvalidArgumentError(
-            f"a buffer must be writable, contiguous memory: {error}", reason="MALFORMED"
-        ) from error
-
-
-def _dtype_of(buffer: Any) -> DataType:
-    try:
-        text = memoryview(buffer).format
-    except (TypeError, ValueError, BufferError) as error:
-        raise errors.InvalidArgumentError(
-            f"this is no buffer: {error}", reason="MALFORMED"
-        ) from error
-    dtype = _FORMATS.get(text.lstrip("<=@"))
-    if dtype is None:
-        raise errors.InvalidArgumentError(
-            f"gradsync does not reduce elements of format '{text}'; give the dtype if they are of "
-            "one that it does",
-            reason="MALFORMED",
-        )
-    return dtype
+    def _refuse(self) -> NoReturn:
+        raise self._handle.closed_error(f"rank {self._rank}: the session")

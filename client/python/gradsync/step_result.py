@@ -1,4 +1,4 @@
-"""What a step came to."""
+"""The result of a complete step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import functools
 import math
 from typing import Any, Callable, Optional
 
-from gradsync import _structs, errors
+from gradsync import _structs
 from gradsync._library import library
 
 
 @dataclasses.dataclass(frozen=True)
 class BucketTimes:
-    """When things happened to one bucket of a step, in nanoseconds of CLOCK_MONOTONIC.
+    """The times of one bucket in a step, in nanoseconds of CLOCK_MONOTONIC.
 
     Attributes:
       ready_ns: when each rank marked it ready; 0 for a rank that took no part.
       start_ns: when its reduction began.
-      finish_ns: when it was done.
+      finish_ns: when its reduction ended.
     """
 
     ready_ns: tuple[int, ...]
@@ -28,12 +28,12 @@ class BucketTimes:
 
 
 @dataclasses.dataclass(frozen=True)
-class BucketNumbers:
-    """By-products of one bucket's reduction.
+class GradientStats:
+    """Numbers of one bucket's reduced gradients, which its reduction gathers.
 
     Attributes:
-      sum_of_squares: of the bucket's reduced elements; NaN or infinite if one is.
-      non_finite: how many of them are NaN or infinite.
+      sum_of_squares: of all elements; NaN or infinite if an element is.
+      non_finite: number of elements that are NaN or infinite.
     """
 
     sum_of_squares: float
@@ -42,24 +42,24 @@ class BucketNumbers:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """A complete step, the same on every rank.
+    """The result of a complete step, the same on every rank.
 
     Attributes:
-      step: its number.
-      live_ranks: how many ranks took part.
+      step: the step's number.
+      live_ranks: number of ranks that took part.
       divisor: what averages were divided by.
     """
 
     step: int
     live_ranks: int
     divisor: int
-    # What the library handed out; `used`, `buckets` and `numbers` are copied when they are asked
-    # for. None once it was pickled.
+    # The library's own struct: `used`, `buckets` and `numbers` are copied from it on first use.
+    # None in an object that was unpickled, which has these copies already.
     _struct: Optional[_structs.StepResultStruct] = dataclasses.field(repr=False, compare=False)
 
     @functools.cached_property
     def used(self) -> Optional[tuple[bool, ...]]:
-        """Per parameter, whether some rank used it; None: every rank used every one."""
+        """For each parameter, whether a rank used it; None: every rank used every parameter."""
         struct = self._library_struct
         if not struct.used:
             return None
@@ -75,45 +75,31 @@ class StepResult:
         )
 
     @functools.cached_property
-    def numbers(self) -> tuple[BucketNumbers, ...]:
-        """Each bucket's numbers; () if library or daemon do not give them."""
+    def numbers(self) -> tuple[GradientStats, ...]:
+        """Each bucket's numbers."""
         struct = self._library_struct
         return tuple(
-            BucketNumbers(numbers.sum_of_squares, numbers.non_finite)
+            GradientStats(numbers.sum_of_squares, numbers.non_finite)
             for numbers in struct.numbers[: struct.number_count]
         )
 
     @property
     def gradient_norm(self) -> float:
-        """L2 norm of the step's result over all buckets, the same on every rank.
+        """L2 norm of all reduced gradients of the step, the same on every rank.
 
         NaN if an element is NaN, else infinite if one is infinite. Gradients of parameters that no
-        rank used are left out. It costs no pass over the gradients: the daemon computed it while it
-        reduced them. The norm over several layouts is
-        the root of the sum of their norms' squares.
-
-        Raises:
-          UnimplementedError: library or daemon do not give it.
+        rank used are left out. The daemon computed it while it reduced the gradients, so it costs
+        no pass over them. For several layouts take the root of the sum of their norms' squares.
         """
-        numbers = self.numbers
-        if not numbers and self._bucket_count:
-            raise errors.UnimplementedError(
-                "the step has no gradient norm: libgradsync.so or gradsyncd are too old for it",
-                step=self.step,
-            )
-        return math.sqrt(sum(bucket.sum_of_squares for bucket in numbers))
+        return math.sqrt(sum(bucket.sum_of_squares for bucket in self.numbers))
 
     @property
     def _library_struct(self) -> _structs.StepResultStruct:
         assert self._struct is not None  # pickling copies everything first
         return self._struct
 
-    @property
-    def _bucket_count(self) -> int:
-        return len(self.buckets) if self._struct is None else int(self._struct.bucket_count)
-
     def __getstate__(self) -> dict[str, Any]:
-        """Everything, for pickle."""
+        """Copies everything from the library's struct, for pickle."""
         return {
             "step": self.step,
             "live_ranks": self.live_ranks,
@@ -125,32 +111,32 @@ class StepResult:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """From pickle."""
+        """Restores what __getstate__() returned."""
         self.__dict__.update(state)
 
 
 class _OwnedStruct(_structs.StepResultStruct):
-    """Frees what the library put into it."""
+    """Owns what the library puts into it."""
 
     def __del__(self, _destroy: Callable[..., Any] = library.step_result_destroy) -> None:
         _destroy(self)
 
 
 def new_struct() -> _structs.StepResultStruct:
-    """An empty struct for wait_step()."""
+    """An empty struct, which wait_step() fills."""
     return _OwnedStruct(ctypes.sizeof(_OwnedStruct))
 
 
 def result_of(struct: _structs.StepResultStruct) -> StepResult:
-    """Takes over what wait_step() filled."""
+    """The result in a struct that wait_step() has filled."""
     return StepResult(struct.step, struct.live_ranks, struct.divisor, struct)
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
-    """What to scale gradients by so that their norm is at most `max_norm`.
+    """The factor that scales gradients of norm `norm` to a norm of at most `max_norm`.
 
-    The same as torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). NaN for a norm
-    that is NaN, 0 for an infinite one: neither makes a usable gradient of one that is not finite.
+    As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). It is NaN for a norm that
+    is NaN, and 0 for an infinite norm. Neither makes gradients usable that are not finite.
     """
     coefficient = max_norm / (norm + 1e-6)
     return 1.0 if coefficient > 1.0 else coefficient

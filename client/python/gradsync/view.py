@@ -11,7 +11,7 @@ from gradsync.data_type import DataType
 if TYPE_CHECKING:
     import numpy
 
-# bfloat16 has no type of its own in ctypes, nor in NumPy: its bits.
+# ctypes has no 16-bit floats, and NumPy has no bfloat16. Their bits appear as integers.
 _ELEMENTS: dict[DataType, Any] = {
     DataType.FLOAT32: ctypes.c_float,
     DataType.FLOAT64: ctypes.c_double,
@@ -33,23 +33,23 @@ _NUMPY_NAMES = {
 
 
 class View:
-    """A bucket, one parameter's gradient within it, or a step's verdict on a GPU.
+    """Memory that is shared with the daemon: a 1-d array of `count` elements of `dtype`.
 
-    Memory that is shared with the daemon, as a 1-d array of `count` elements of `dtype`.
+    It is a bucket, one parameter's gradient, or a step's verdict on a GPU.
 
-    The memory stays mapped as long as the view or anything made of its buffer lives, also when
-    layout and session are gone; writing then has no effect on anybody.
+    The memory stays mapped as long as the view lives, or anything made of its buffer. It outlives
+    layout and session; what is written then reaches no other process.
 
-    On a GPU the memory is for streams alone: `__cuda_array_interface__` shows it to PyTorch
+    On a GPU only streams can use the memory: `__cuda_array_interface__` shows it to PyTorch
     (`torch.as_tensor`), CuPy and others.
 
     Attributes:
-      device: UUID of the GPU that it lies on; "": host memory.
+      device: UUID of the GPU that has the memory; "" for host memory.
       dtype: type of the elements.
-      count: elements; a bucket's include the padding between its gradients.
-      bucket: index of the bucket, or of the bucket that the gradient lies in.
-      nbytes: bytes.
-      address: where it begins; 128-byte aligned for a bucket, 64-byte for a gradient.
+      count: number of elements; in a bucket with the padding between its gradients.
+      bucket: index of the bucket, or of the gradient's bucket.
+      nbytes: number of bytes.
+      address: where the memory begins; a multiple of 128 for a bucket, of 64 for a gradient.
     """
 
     __slots__ = (
@@ -67,15 +67,15 @@ class View:
     def __init__(
         self, struct: _structs.ViewStruct, mapping: _handle.Handle, device: str = ""
     ) -> None:
-        """Of what the library says; `mapping` keeps the memory."""
+        """A view that `struct` describes; `mapping` keeps the memory mapped."""
         self.device = device
         self.dtype = DataType(struct.data_type)
         self.count: int = struct.count
         self.bucket: int = struct.bucket
         self.nbytes = self.count * self.dtype.item_size
         self.address: int = struct.data or 0
-        # Of a GPU's memory; that of the host is kept by the array, which whoever uses the memory
-        # through the buffer protocol holds.
+        # Users of a GPU's memory hold the view, and so the mapping. Users of host memory hold the
+        # array, by the buffer protocol, so the array keeps the mapping.
         self._mapping = mapping if device else None
         self._array: Optional[ctypes.Array[Any]] = None
         if not device:
@@ -85,22 +85,25 @@ class View:
 
     @property
     def buffer(self) -> ctypes.Array[Any]:
-        """A ctypes array of the elements, writable, for what speaks Python's buffer protocol.
+        """A writable ctypes array of the elements, for users of Python's buffer protocol.
 
-        As torch.frombuffer(). float16 and bfloat16 are 16-bit unsigned integers there.
+        For example torch.frombuffer(). float16 and bfloat16 appear as 16-bit unsigned integers.
 
         Raises:
           TypeError: the memory is a GPU's.
         """
         if self._array is None:
-            raise TypeError(f"{self!r} is memory of a GPU, which the host cannot touch")
+            raise TypeError(
+                f"{self!r} is memory of a GPU, which the host cannot read or write; use "
+                "__cuda_array_interface__, as torch.as_tensor() does"
+            )
         return self._array
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """A GPU's memory for other libraries; bfloat16, which it does not know, as 16-bit integers.
+        """A GPU's memory for other libraries. bfloat16 appears as 16-bit integers.
 
-        Whoever uses the memory keeps the view, and so the mapping.
+        A user of the memory holds the view, which keeps the memory mapped.
         """
         if not self.device:
             raise AttributeError(f"{self!r} is host memory")
@@ -115,7 +118,7 @@ class View:
     def numpy(self) -> numpy.ndarray[Any, Any]:
         """A NumPy array of shape (count,) on the same memory, not a copy.
 
-        Its dtype is the view's; bfloat16, which NumPy does not have, is uint16: the bits.
+        Its dtype is the view's. NumPy has no bfloat16: its bits appear as uint16.
 
         Raises:
           ImportError: NumPy is not installed.
@@ -130,5 +133,5 @@ class View:
         return array
 
     def __repr__(self) -> str:
-        """What it is, without its elements."""
+        """Type, size and bucket, without the elements."""
         return f"<gradsync.View of {self.count} {self.dtype.name.lower()}, bucket {self.bucket}>"

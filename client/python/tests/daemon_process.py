@@ -2,17 +2,29 @@
 
 import os
 import pathlib
+import select
 import signal
+import socket
 import subprocess
 import tempfile
 
 _TREE = pathlib.Path(__file__).resolve().parents[3]
 
+# Generous: a busy machine starts a daemon in a second.
+_START_LIMIT_S = 60
+
 
 class DaemonProcess:
-    """Killed by close(). Nobody waits until it listens: Session.join() does that.
+    """A daemon that listens; close() kills it.
 
-    `command_prefix` stands before its command: where it runs.
+    The daemon writes its log to this process's stderr, which pytest shows with a failed test.
+
+    Args:
+      *flags: of gradsyncd.
+      command_prefix: what stands before its command, as `ip netns exec NAME`.
+
+    Raises:
+      AssertionError: the daemon has ended instead of listening.
     """
 
     def __init__(self, *flags, command_prefix=()):
@@ -29,7 +41,28 @@ class DaemonProcess:
         return self._process.pid
 
     def start(self):
-        self._process = subprocess.Popen(self._arguments, stdin=subprocess.DEVNULL)
+        """Starts the daemon and waits until it listens, which it says as systemd wants it said."""
+        path = os.path.join(self._directory.name, "notify.sock")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.bind(path)
+            self._process = subprocess.Popen(
+                self._arguments,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "NOTIFY_SOCKET": path},
+            )
+            ended = os.pidfd_open(self._process.pid)
+            try:
+                ready, _, _ = select.select([notify, ended], [], [], _START_LIMIT_S)
+            finally:
+                os.close(ended)
+                os.unlink(path)
+        if notify not in ready:
+            self.kill()
+            how = "has not listened in time" if not ready else "ended before it listened"
+            raise AssertionError(
+                f"gradsyncd {how} (exit status {self._process.returncode}): "
+                f"{' '.join(self._arguments)}; its log is on stderr"
+            )
 
     def kill(self):
         self._process.kill()

@@ -1,4 +1,4 @@
-"""What of GPUs can be seen without one."""
+"""What the package says of GPUs on a machine without one."""
 
 import ctypes.util
 import gc
@@ -61,7 +61,7 @@ def test_calls_for_gpus_are_refused_in_host_memory(daemon):
                 call()
 
 
-def test_a_missing_driver_is_said(daemon):
+def test_a_missing_driver_is_named(daemon):
     library = ctypes.util.find_library("cuda")
     if library is not None:
         pytest.skip("this machine has a driver")
@@ -74,5 +74,5 @@ def test_a_missing_driver_is_said(daemon):
         ):
             with pytest.raises(gradsync.Error) as raised:
                 call()
-            # CUDA_UNAVAILABLE: a build without CUDA, or a daemon of an older protocol.
+            # CUDA_UNAVAILABLE: a build without CUDA.
             assert raised.value.reason in ("CUDA_DRIVER_MISSING", "CUDA_UNAVAILABLE")

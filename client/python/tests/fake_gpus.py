@@ -1,8 +1,8 @@
 """A machine with GPUs for a test, made of the fakes in tests/fakes.
 
-`FakeGpus` is a test's side. `Driver` is for processes on the machine, which have its environment:
-what a trainer does with streams and memory, beside gradsync. Device addresses are nothing to the
-CPU there: memory is written and read by the driver's calls.
+`FakeGpus` is the test's side. `Driver` is for processes on that machine, which have its
+environment: it does what a trainer does with streams and memory besides gradsync. The CPU cannot
+use device addresses of the fakes: the driver's calls write and read the memory.
 """
 
 import ctypes
@@ -58,14 +58,14 @@ class Driver:
         self._call("cuCtxSetCurrent", context)
 
     def stream(self):
-        """A new one, beside the default stream. To be made while none waits for averages."""
+        """A new stream. Make it while no stream waits for averages."""
         stream = ctypes.c_void_p()
         non_blocking = ctypes.c_uint(1)
         self._call("cuStreamCreateWithPriority", ctypes.byref(stream), non_blocking, 0)
         return stream.value
 
     def capture(self, stream):
-        """From now on the stream is captured into a graph."""
+        """Starts to capture the stream into a graph."""
         self._call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), ctypes.c_int(0))
 
     def fill(self, view, value, stream):
@@ -75,7 +75,7 @@ class Driver:
         self._call("cuMemsetD32Async", address, bits, count, ctypes.c_void_p(stream))
 
     def read(self, view, stream):
-        """The elements of a float32 view, behind all that is on the stream."""
+        """The elements of a float32 view, after all work that is on the stream."""
         address, count = _span(view)
         values = (ctypes.c_float * count.value)()
         size = ctypes.c_size_t(ctypes.sizeof(values))
@@ -84,7 +84,7 @@ class Driver:
         return list(values)
 
     def busy(self, stream):
-        """Whether the stream has something left to do."""
+        """Whether the stream still has work."""
         return self._library.cuStreamQuery(ctypes.c_void_p(stream)) != 0
 
     def _call(self, name, *arguments):

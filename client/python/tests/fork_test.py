@@ -1,4 +1,4 @@
-"""Forked children, as DataLoader's workers, cannot touch their parent's session."""
+"""Forked children, such as DataLoader's workers, cannot use their parent's session."""
 
 import gc
 import multiprocessing
@@ -27,10 +27,10 @@ def in_child(body):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_calls_fail_in_a_child_and_the_parent_goes_on(daemon):
+def test_calls_fail_in_a_child_and_the_parent_continues(daemon):
     with job(daemon, 2, [10]) as (sessions, layouts):
         values = layouts[0].bucket(0).numpy()
-        # There are helper threads from now on, which the child does not have.
+        # From now on there are helper threads. The child does not have them.
         with pytest.raises(gradsync.DeadlineExceededError):
             layouts[0].wait_step(1, 0.3)
 
@@ -109,7 +109,7 @@ def work(inbox, outbox):
 
 
 def train_with_workers(steps):
-    """As a DataLoader: two forked workers that live through the training, and end by themselves."""
+    """Like a DataLoader: two forked workers run during the training, and then end by themselves."""
     session = gradsync.Session.join()
     layout = session.register_layout(explicit_buckets=[gradsync.Bucket(4)])
     context = multiprocessing.get_context("fork")
@@ -135,12 +135,12 @@ def train_with_workers(steps):
     return seen, [worker.exitcode for worker in workers]
 
 
-def test_workers_are_harmless(daemon):
+def test_forked_workers_do_not_disturb_training(daemon):
     assert run_ranks(train_with_workers, 2, 10) == [(110.0, [0, 0])] * 2
 
 
 def join_in_child():
-    # This process never joined: its child may.
+    # This process has not joined a job, so its child can.
     pid = os.fork()
     if pid == 0:
         with gradsync.Session.join() as session:
@@ -149,5 +149,5 @@ def join_in_child():
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_child_of_a_process_that_never_joined_may_join(daemon):
+def test_a_child_of_a_process_that_never_joined_can_join(daemon):
     assert run_ranks(join_in_child, 2) == [0, 0]

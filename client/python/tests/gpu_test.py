@@ -1,7 +1,7 @@
 """Layouts on GPUs: a real gradsyncd with its worker, the library and the package, on fakes.
 
-A process is on one machine for all its life, so each test's ranks are threads of a process of their
-own.
+A process cannot change its fake machine. Therefore each test runs its ranks as threads of a new
+process.
 """
 
 import gc
@@ -48,7 +48,7 @@ def two_ranks(socket, uuid, buckets=2):
 
 
 def hand_over(driver, layout, step, value, stream):
-    """One rank's step, up to its stream's wait for the averages; nothing waits on the host."""
+    """One rank's step, until its stream waits for the averages; the host does not wait."""
     for bucket in range(layout.bucket_count):
         driver.fill(layout.bucket(bucket), value + bucket, stream)
         layout.mark_ready_on_streams(step, bucket, [stream])
@@ -67,7 +67,7 @@ def averages(socket, uuid):
         for step in range(1, 5):
             for rank, layout in enumerate(layouts):
                 hand_over(driver, layout, step, 10 * step + 2 * rank, streams[rank])
-                # The step before is looked at when this one is under way.
+                # The host looks at the last step while this one is open.
                 if step > 1:
                     assert layout.wait_step(step - 1).live_ranks == 2
             for rank, layout in enumerate(layouts):
@@ -113,7 +113,7 @@ def void_steps(socket, uuid):
         hand_over(driver, layouts[0], 1, 7, stream)
         layouts[1].mark_ready_on_streams(1, 0, [other])
         layouts[1].abandon_step(1, "out of memory")
-        # The stream goes on, and finds out on the GPU.
+        # The stream continues, and reads the verdict on the GPU.
         assert driver.read(layouts[0].device_verdict(1), stream) == [1]
         for layout in layouts:
             with pytest.raises(gradsync.AbortedError, match="out of memory") as raised:
@@ -146,7 +146,7 @@ def steps_under_way(socket, uuid):
                 layout.wait_step(step)
 
 
-def test_two_steps_may_be_under_way(machine):
+def test_two_steps_can_be_open(machine):
     on(machine, steps_under_way)
 
 
@@ -175,11 +175,11 @@ def refusals(socket, uuid):
             with pytest.raises(gradsync.InvalidArgumentError) as raised:
                 call()
             assert raised.value.reason == reason
-        # It would park the stream that is to mark it.
+        # The wait would block the stream that marks the bucket.
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
             layout.wait_on_stream(1, stream)
         assert raised.value.reason == "PROTOCOL_VIOLATION"
-        # Nothing of all that was marked.
+        # None of these calls has marked a bucket.
         layouts[0].finish_step_on_streams(1, [stream])
         layouts[1].finish_step_on_streams(1, [other])
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
@@ -260,7 +260,7 @@ def views_outlive(socket, uuid):
     del views
     gc.collect()
     assert driver.read(verdict, stream) == [0]  # as any view does, it keeps the memory
-    # Kernels that use it may be queued when the last view goes.
+    # Kernels that use it may be queued when the last view is freed.
     driver.fill(verdict, 1, stream)
     del verdict
     gc.collect()
@@ -276,7 +276,7 @@ def streams_at_the_end(socket, uuid):
     stream = driver.stream()
     with two_ranks(socket, uuid) as (sessions, layouts):
         hand_over(driver, layouts[0], 1, 7, stream)
-        assert driver.busy(stream)  # rank 1 has not come, and never will
+        assert driver.busy(stream)  # rank 1 never marks it
         sessions[1].close()
         assert driver.read(layouts[0].device_verdict(1), stream) == [1]
         with pytest.raises(gradsync.AbortedError) as raised:

@@ -1,4 +1,4 @@
-"""Ctrl-C in waits, and what other threads do meanwhile."""
+"""Ctrl-C in waits, and other threads during waits."""
 
 import contextlib
 import os
@@ -12,8 +12,8 @@ import numpy
 import pytest
 from threads import finish_step, job, options
 
-# The first arrives while the main thread is inside the library, the second after a helper thread
-# took the wait over.
+# Seconds. The first signal arrives while the main thread is inside the library, the second after a
+# helper thread has taken over.
 MOMENTS = [0.02, 0.4]
 
 
@@ -70,7 +70,7 @@ def test_operations_are_interrupted(daemon, moment):
         with job(daemon, 2) as sessions:
             with interrupted_after(moment):
                 operation(sessions[0])
-            # Lets the helper's call end.
+            # Ends the helper's call.
             sessions[1].close()
 
 
@@ -80,7 +80,7 @@ def test_joining_is_interrupted():
         gradsync.Session.join(absent)
 
 
-def test_ctrl_c(daemon):
+def test_ctrl_c_ends_a_wait(daemon):
     with job(daemon, 2, [1]) as (_, layouts):
         timer = threading.Timer(0.4, os.kill, [os.getpid(), signal.SIGINT])
         timer.start()
@@ -90,8 +90,8 @@ def test_ctrl_c(daemon):
         assert finish_step(layouts, 1).step == 1
 
 
-def test_a_wait_that_went_on_changes_nothing(daemon):
-    """What an interrupted wait got is dropped, and its helper is used again."""
+def test_the_result_of_an_interrupted_wait_is_dropped(daemon):
+    """The result of an interrupted wait is dropped, and its helper is used again."""
     with job(daemon, 2, [1]) as (_, layouts):
         for step in (1, 2, 3):
             with interrupted_after(0.3):
@@ -132,8 +132,8 @@ def test_other_threads_run_during_a_wait(daemon, operation, on_main_thread):
         assert rounds > 10_000
 
 
-def test_closing_while_another_thread_is_inside(daemon):
-    """That call goes on to its end, and then the session ends."""
+def test_close_waits_for_another_threads_call(daemon):
+    """That call runs to its end, and then the session ends."""
     session = gradsync.Session.join(options(daemon, 0, 2))
     ended = session._handle.finalizer
 

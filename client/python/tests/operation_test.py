@@ -112,20 +112,20 @@ def test_broadcast_from_the_lowest_live_rank(daemon):
         (lambda s: s.barrier(-1), "timeout is -1"),
     ],
 )
-def test_what_is_refused(daemon, call, message):
+def test_bad_arguments_are_refused(daemon, call, message):
     with job(daemon, 1) as (session,):
         with pytest.raises(gradsync.InvalidArgumentError, match=message):
             call(session)
         session.barrier()
 
 
-def test_a_rank_does_not_come(daemon):
+def test_a_missing_rank_is_named(daemon):
     with job(daemon, 2) as sessions:
         with pytest.raises(gradsync.DeadlineExceededError, match="rank"):
             sessions[0].barrier(0.05)
 
 
-def test_ranks_disagree(daemon):
+def test_different_operations_are_refused(daemon):
     with job(daemon, 2) as sessions:
 
         def operate(rank):

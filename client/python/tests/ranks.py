@@ -1,7 +1,7 @@
 """Ranks as processes of their own.
 
-They are forked by a server (multiprocessing's "forkserver") that has imported NumPy, and PyTorch if
-the test has, so that starting one takes milliseconds; the server itself never joins a job.
+A server (multiprocessing's "forkserver") forks them. It has imported NumPy, and PyTorch if the test
+has, so a rank starts in milliseconds. The server itself never joins a job.
 """
 
 import faulthandler
@@ -19,7 +19,7 @@ import pytest
 
 
 class RankFailed(AssertionError):
-    """A rank raised an exception, died or did not return in time."""
+    """A rank raised an exception, ended early or did not return in time."""
 
 
 def run_ranks(function, world_size, *args, timeout=60, environment=None):
@@ -30,10 +30,10 @@ def run_ranks(function, world_size, *args, timeout=60, environment=None):
     what gradsync.Session.join() needs.
 
     Args:
-      function: of a module, not of another function: it is imported anew.
+      function: must be at the top level of a module: ranks import it anew.
       world_size: how many ranks.
       *args: for the function; pickled.
-      timeout: seconds; then the ranks are killed, after they have printed their stacks.
+      timeout: seconds; ranks that take longer print their stacks and are killed.
       environment: further variables for every rank; a callable gets the rank.
 
     Raises:
@@ -43,11 +43,13 @@ def run_ranks(function, world_size, *args, timeout=60, environment=None):
 
 
 class Ranks:
-    """Ranks that run; for tests that do something to them meanwhile."""
+    """Running ranks, for tests that do something to them."""
 
     def __init__(self, function, world_size, *args, timeout=60, environment=None):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["numpy"] + ["torch"] * ("torch" in sys.modules))
+        # The first optimizer's step imports PyTorch's compiler: a second for each rank.
+        torch = ["torch", "torch._dynamo"] if "torch" in sys.modules else []
+        context.set_forkserver_preload(["numpy", *torch])
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
         self._channels = []
@@ -77,7 +79,7 @@ class Ranks:
         return self.processes[rank].pid
 
     def results(self, ranks=None):
-        """What the ranks (None: all) return; then, or after a failure, kills all."""
+        """Returns what the ranks (None: all) return. Then, or after a failure, kills all ranks."""
         waited_for = range(len(self.processes)) if ranks is None else ranks
         try:
             results = self._gather(set(waited_for))
@@ -86,7 +88,7 @@ class Ranks:
         return [results[rank] for rank in waited_for]
 
     def kill(self):
-        """Kills every rank, and what it has started."""
+        """Kills every rank and the processes that it has started."""
         for process in self.processes:
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -125,7 +127,7 @@ class Ranks:
 
 
 def _run_rank(channel, variables, timeout, function, args):
-    # Whatever the rank starts goes with it.
+    # A process group of its own: kill() then ends what the rank has started, too.
     os.setpgid(0, 0)
     os.environ.update(variables)
     faulthandler.dump_traceback_later(0.9 * timeout, file=sys.__stderr__)
@@ -141,7 +143,7 @@ def _run_rank(channel, variables, timeout, function, args):
 
 
 def free_port():
-    """A TCP port of 127.0.0.1 that nobody had a moment ago."""
+    """A TCP port of 127.0.0.1 that no process used a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The README's example, as it stands there."""
+"""Runs the README's example."""
 
 import pathlib
 import re

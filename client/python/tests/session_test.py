@@ -73,16 +73,16 @@ def test_options_come_from_the_environment(monkeypatch):
         ({"rank": -1}, "rank is -1"),
         ({"world_size": 2**32}, "world_size is 4294967296"),
         ({"socket": "relative"}, "socket"),
-        ({"divisor": "ranks"}, "divisor is 'ranks', not one of live_ranks, world"),
+        ({"divisor": "ranks"}, "divisor is 'ranks'; give one of live_ranks, world"),
         ({"on_rank_loss": "ignore"}, "on_rank_loss is 'ignore'"),
         ({"step_timeout": 0}, "step_timeout is 0"),
         ({"step_timeout": -1}, "step_timeout is -1"),
         ({"connect_timeout": float("nan")}, "connect_timeout is nan"),
         ({"nccl_max_ctas": 0}, "nccl_max_ctas is 0"),
         ({"nccl_max_ctas": 65}, "nccl.max_ctas is 65; 0 to 64"),
-        ({"nccl_algorithm": "star"}, "nccl_algorithm is 'star', not one of auto, tree, ring"),
+        ({"nccl_algorithm": "star"}, "nccl_algorithm is 'star'; give one of auto, tree, ring"),
         ({"nccl_protocol": "tcp"}, "nccl_protocol is 'tcp'"),
-        ({"nccl_wire_type": "float8"}, "nccl_wire_type is 'float8', not one of auto, same"),
+        ({"nccl_wire_type": "float8"}, "nccl_wire_type is 'float8'; give one of auto, same"),
     ],
 )
 def test_a_malformed_option_is_named(daemon, changes, message):
@@ -103,7 +103,7 @@ def test_without_a_daemon_joining_fails(tmp_path):
     assert isinstance(raised.value, ConnectionError)
 
 
-def test_a_rank_that_is_held_already(daemon):
+def test_a_held_rank_is_refused(daemon):
     mine = options(daemon, 0, 2)
     with gradsync.Session.join(mine) as session:
         with pytest.raises(gradsync.AlreadyExistsError) as raised:
@@ -112,7 +112,7 @@ def test_a_rank_that_is_held_already(daemon):
         assert session.options == mine and session.options is not mine
 
 
-def test_world_sizes_differ(daemon):
+def test_different_world_sizes_are_refused(daemon):
     mine = options(daemon, 0, 2)
     with gradsync.Session.join(mine):
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
@@ -120,14 +120,14 @@ def test_world_sizes_differ(daemon):
         assert raised.value.rank == 1
 
 
-def test_types_on_the_wire_differ(daemon):
+def test_different_wire_types_are_refused(daemon):
     mine = dataclasses.replace(options(daemon, 0, 2), nccl_wire_type="bfloat16")
     with gradsync.Session.join(mine):
         with pytest.raises(gradsync.FailedPreconditionError, match="is float16, .* have bfloat16"):
             gradsync.Session.join(dataclasses.replace(mine, rank=1, nccl_wire_type="float16"))
 
 
-def test_layouts_differ(daemon):
+def test_different_layouts_are_refused(daemon):
     with job(daemon, 2) as sessions:
 
         def register(rank):
@@ -139,7 +139,7 @@ def test_layouts_differ(daemon):
         assert on_every_rank(2, register) == ["LAYOUT_MISMATCH"] * 2
 
 
-def test_a_rank_does_not_register(daemon):
+def test_a_rank_that_does_not_register_is_named(daemon):
     with job(daemon, 2) as sessions:
         with pytest.raises(gradsync.DeadlineExceededError):
             sessions[0].register_layout(explicit_buckets=[gradsync.Bucket(1)], timeout=0.05)
@@ -159,13 +159,13 @@ def test_a_rank_does_not_register(daemon):
         {"name": "\ud800", "parameters": [gradsync.Parameter("p", (1,))]},
     ],
 )
-def test_a_malformed_layout(daemon, spec):
+def test_a_malformed_layout_is_refused(daemon, spec):
     with gradsync.Session.join(options(daemon)) as session:
         with pytest.raises(gradsync.InvalidArgumentError):
             session.register_layout(**spec)
 
 
-def test_a_layout_says_what_it_is(daemon):
+def test_properties_of_a_layout(daemon):
     parameters = [
         gradsync.Parameter("weight", [3, 4]),
         gradsync.Parameter("bias", (), gradsync.DataType.FLOAT64),
@@ -239,7 +239,7 @@ def test_a_killed_rank_is_named_with_every_field(daemon):
     assert "rank 1" in error.message and str(error).startswith("ABORTED/RANK_LOST: ")
 
 
-def test_the_daemon_dies(own_daemon):
+def test_the_daemons_end_is_an_error(own_daemon):
     with job(own_daemon, 2, [4]) as (_, layouts):
         own_daemon.kill()
         with pytest.raises(gradsync.UnavailableError) as raised:
@@ -247,7 +247,7 @@ def test_the_daemon_dies(own_daemon):
         assert raised.value.reason == "DAEMON_LOST"
 
 
-def test_calls_after_leaving_and_closing(daemon):
+def test_calls_after_leaving_and_closing_fail(daemon):
     session = gradsync.Session.join(options(daemon))
     layout = session.register_layout(explicit_buckets=[gradsync.Bucket(1)])
     session.leave()
@@ -264,7 +264,7 @@ def test_calls_after_leaving_and_closing(daemon):
     assert session.rank == 0 and session.world_size == 1 and session.generation == 1
 
 
-def test_calls_after_closing_a_layout(daemon):
+def test_calls_after_closing_a_layout_fail(daemon):
     with gradsync.Session.join(options(daemon)) as session:
         layout = session.register_layout(explicit_buckets=[gradsync.Bucket(1)])
         view = layout.bucket(0)
@@ -286,7 +286,7 @@ def test_calls_after_closing_a_layout(daemon):
         assert layout.name == "default" and view.numpy()[0] == 0
 
 
-def test_leaving_with_an_open_step(daemon):
+def test_leaving_with_an_open_step_is_refused(daemon):
     with job(daemon, 2, [1]) as (sessions, layouts):
         layouts[0].mark_ready(1, 0)
         with pytest.raises(gradsync.FailedPreconditionError):
@@ -301,7 +301,7 @@ def test_the_last_to_leave_is_known(daemon):
         assert all(session.closed for session in sessions)
 
 
-def test_not_every_rank_leaves(daemon):
+def test_ranks_that_do_not_leave_are_named(daemon):
     with job(daemon, 2) as sessions:
         with pytest.raises(gradsync.DeadlineExceededError) as raised:
             sessions[0].leave_and_stay(0.01)

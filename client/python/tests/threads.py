@@ -8,7 +8,7 @@ import gradsync
 
 
 def options(daemon, rank=0, world_size=1, job_id=None, **others):
-    """Options of a rank; without a job_id of a job of its own."""
+    """Options of a rank; without job_id, the job is a new one."""
     return gradsync.SessionOptions(
         socket=daemon.socket,
         job_id=job_id or uuid.uuid4().hex,
@@ -19,7 +19,7 @@ def options(daemon, rank=0, world_size=1, job_id=None, **others):
 
 
 def on_every_rank(world_size, body, *args):
-    """body(rank, *args) for each rank, on a thread of its own; results in rank order."""
+    """Runs body(rank, *args) on one thread for each rank; returns the results in rank order."""
     with concurrent.futures.ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(body, rank, *args) for rank in range(world_size)]
     return [future.result() for future in futures]
@@ -27,7 +27,7 @@ def on_every_rank(world_size, body, *args):
 
 @contextlib.contextmanager
 def job(daemon, world_size, buckets=None, **spec):
-    """Sessions of every rank and, of `buckets` float32 counts or a spec, their layouts."""
+    """Every rank's session, and its layout if `buckets` (float32 counts) or a spec is given."""
     job_id = uuid.uuid4().hex
     if buckets is not None:
         spec["explicit_buckets"] = [gradsync.Bucket(count) for count in buckets]
@@ -45,7 +45,7 @@ def job(daemon, world_size, buckets=None, **spec):
 
 
 def finish_step(layouts, step):
-    """Marks every bucket on every rank, ends the step and waits for it; rank 0's result."""
+    """Marks every bucket on every rank, ends the step, waits, and returns rank 0's result."""
     for layout in layouts:
         for bucket in range(layout.bucket_count):
             layout.mark_ready(step, bucket)

@@ -1,4 +1,4 @@
-"""Views own the mapping: their memory stays valid when layout and session are gone."""
+"""Views own the mapping: their memory stays valid after layout and session have ended."""
 
 import ctypes
 import gc
@@ -15,7 +15,7 @@ from threads import options
 
 
 def mappings():
-    """Mappings of arenas that this process still holds, by the kernel's word."""
+    """Mappings of arenas that this process still holds, as the kernel lists them."""
     with open("/proc/self/maps") as maps:
         return sum("gradsync" in line for line in maps)
 
@@ -51,9 +51,9 @@ def test_a_view_outlives_session_and_layout(view):
         lambda view: (ctypes.c_float * 10).from_buffer(view.buffer),
     ],
 )
-def test_whatever_is_made_of_a_view_owns_the_mapping(view, use):
+def test_everything_made_of_a_view_owns_the_mapping(view, use):
     mapping = weakref.ref(view.buffer.gradsync_mapping)
-    # The list of arguments of the test holds the view as well.
+    # The test's list of arguments holds the view, too.
     alive = use(gradsync_copy(view))
     view.buffer.gradsync_mapping = None
     assert isinstance(mapping(), _handle.Handle)

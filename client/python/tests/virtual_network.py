@@ -9,11 +9,11 @@ _PROGRAM = _TREE / "bazel-bin/tools/virtual_network/virtual-network"
 
 
 class VirtualNetwork:
-    """As `virtual-network` describes it, until close().
+    """The network that `virtual-network` makes and describes, until close().
 
     Attributes:
       real: nodes are network namespaces, not loopback addresses.
-      description: what they are, in words.
+      description: what the nodes are, in words.
       nodes: dictionaries with `address` and `command_prefix`.
     """
 

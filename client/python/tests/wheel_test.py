@@ -11,7 +11,7 @@ import zipfile
 import numpy
 import pytest
 
-# Bazel runs this where links to the tree's files are; by hand it is the tree.
+# Under Bazel this folder has links to the tree's files; otherwise it is the tree.
 TREE = pathlib.Path(__file__).parents[3]
 # What manylinux_2_36 lets a wheel leave to the system.
 SYSTEM = {
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory):
-    """Packages of a virtual environment with the wheel and, linked, NumPy."""
+    """A virtual environment with the wheel and a link to NumPy."""
     folder = tmp_path_factory.mktemp("environment")
     clean(sys.executable, "-m", "venv", folder)
     clean(folder / "bin/pip", "install", "--no-deps", "--no-index", wheel)
@@ -56,7 +56,7 @@ def environment(wheel, tmp_path_factory):
 
 
 def clean(*command, **variables):
-    """Runs a command that knows nothing of the tree; what it prints."""
+    """Runs a command that cannot see the tree; returns what it prints."""
     run = subprocess.run(
         command, cwd="/", capture_output=True, text=True, timeout=120, env=variables
     )
@@ -64,11 +64,11 @@ def clean(*command, **variables):
     return run.stdout
 
 
-def test_its_name_says_which_systems_it_is_for(wheel):
+def test_the_name_has_the_platforms_tag(wheel):
     assert re.fullmatch(r"gradsync-[0-9.]+-py3-none-manylinux_2_36_x86_64\.whl", wheel.name)
 
 
-def test_it_holds_the_package_typed_and_nothing_else(wheel):
+def test_it_contains_only_the_typed_package(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "gradsync/py.typed" in names and "gradsync/libgradsync.so" in names
     tops = {name.split("/")[0] for name in names}
@@ -80,7 +80,7 @@ def test_it_holds_the_package_typed_and_nothing_else(wheel):
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 
 
-def test_it_brings_every_library_that_is_not_the_systems(environment):
+def test_it_contains_every_library_that_systems_may_lack(environment):
     _, packages = environment
     lines = clean("/usr/bin/ldd", packages / "gradsync/libgradsync.so").splitlines()
     assert len(lines) > len(SYSTEM)

@@ -12,7 +12,7 @@ namespace {
 
 CUdeviceptr Address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
-// Address space that nobody can touch, nor a forked child inherits; nullptr if there is none.
+// Reserves address space that nothing can access and no forked child inherits. nullptr on failure.
 std::uint8_t* Untouchable(std::size_t bytes, std::size_t alignment) {
   void* const raw = mmap(nullptr, bytes + alignment, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -114,7 +114,7 @@ CUresult AddressSpace::RegisterHost(void* host, std::size_t bytes, bool same_add
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t into_page = Address(host) % page;
   const std::size_t span = (into_page + bytes + page - 1) / page * page;
-  // Fails for addresses where nothing is mapped, as pinning does.
+  // Fails for addresses without a mapping, as page-locking does on a real machine.
   if (bytes == 0 || msync(static_cast<std::uint8_t*>(host) - into_page, span, MS_ASYNC) != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }

@@ -1,11 +1,12 @@
-// The device addresses of this process: reservations, what is mapped into them with which access,
-// and registered host memory.
+// The device addresses of this process: reservations, mappings with their access rights, and
+// registered host memory.
 //
-// A device address is reserved address space that the CPU cannot touch, so host code that follows a
-// CUdeviceptr gets SIGSEGV as it would on a real machine. The memory itself is mapped a second time
-// (the shadow), where the fake's queues reach it after the access has been checked here.
+// A device address is reserved address space that the CPU cannot access: host code that
+// dereferences a CUdeviceptr gets SIGSEGV, as on a real machine. The memory is mapped a second time
+// (the shadow). The fake's queues use the shadow, after this class has checked the access.
 //
-// Thread-safe. Queues translate and use addresses under an AccessLock, which holds off unmapping.
+// Thread-safe. Queues hold an AccessLock while they translate and use addresses; it delays
+// unmapping.
 
 #ifndef TESTS_FAKES_CUDA_ADDRESS_SPACE_H_
 #define TESTS_FAKES_CUDA_ADDRESS_SPACE_H_
@@ -32,14 +33,14 @@ class AddressSpace {
   // Address space for `bytes`, aligned to kGranularity.
   CUresult Reserve(std::size_t bytes, CUdeviceptr* address);
   CUresult Release(CUdeviceptr address, std::size_t bytes);
-  // Maps the whole allocation; nothing may access it yet.
+  // Maps the whole allocation. No GPU may access it yet.
   CUresult Map(CUdeviceptr address, std::size_t bytes, std::shared_ptr<Allocation> allocation);
-  // [address, address + bytes) must be whole mappings.
+  // [address, address + bytes) must consist of whole mappings.
   CUresult Unmap(CUdeviceptr address, std::size_t bytes);
   CUresult SetAccess(CUdeviceptr address, std::size_t bytes, std::uint32_t gpu, AccessRight right);
 
-  // Gives host memory a device address: its own (as page-locked memory of the driver has) or
-  // another one (as registered memory may have; the worse case).
+  // Gives host memory a device address: the same address, as for page-locked memory of the driver;
+  // or another one, which registered memory may have on a real machine.
   CUresult RegisterHost(void* host, std::size_t bytes, bool same_address);
   CUresult UnregisterHost(void* host);
   std::optional<CUdeviceptr> DeviceAddressOf(const void* host) const;
@@ -52,7 +53,7 @@ class AddressSpace {
   friend class AccessLock;
   struct Mapping {
     std::size_t bytes;
-    std::shared_ptr<Allocation> allocation;  // keeps nothing alive that the mapping does not
+    std::shared_ptr<Allocation> allocation;  // the mapping alone would keep it alive too
     std::array<AccessRight, kMaxGpus> rights{};
   };
   struct Region {
@@ -66,7 +67,7 @@ class AddressSpace {
 
   Regions::iterator FindLocked(CUdeviceptr address, std::size_t bytes);
   Regions::const_iterator FindLocked(CUdeviceptr address, std::size_t bytes) const;
-  // nullptr if any byte is not accessible to `gpu` in this way.
+  // nullptr if `gpu` may not access every byte in this way.
   void* TranslateLocked(std::uint32_t gpu, CUdeviceptr address, std::size_t bytes,
                         bool write) const;
 
@@ -74,12 +75,12 @@ class AddressSpace {
   Regions regions_;  // guarded by mutex_
 };
 
-// While it lives, nothing is unmapped.
+// Delays unmapping while it lives.
 class AccessLock {
  public:
   explicit AccessLock(const AddressSpace& space) : space_(space), lock_(space.mutex_) {}
 
-  // Where the CPU finds [address, address + bytes); nullptr if `gpu` may not access all of it.
+  // The CPU's address of [address, address + bytes); nullptr if `gpu` may not access all of it.
   void* Translate(std::uint32_t gpu, CUdeviceptr address, std::size_t bytes, bool write) const {
     return space_.TranslateLocked(gpu, address, bytes, write);
   }

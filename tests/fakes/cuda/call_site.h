@@ -1,5 +1,6 @@
-// What every call of the driver has in common: it is counted, may meet an injected fault, and is
-// refused without cuInit, in a forked child, after a sticky error, or without a current context.
+// The common part of every call of the driver. It counts the call, applies injected faults, and
+// refuses the call without cuInit, in a forked child, after a sticky error, or without a current
+// context.
 
 #ifndef TESTS_FAKES_CUDA_CALL_SITE_H_
 #define TESTS_FAKES_CUDA_CALL_SITE_H_
@@ -11,7 +12,7 @@
 
 namespace gradsync::fakes {
 
-// What a function wants to be there before it does anything.
+// What a function requires.
 enum class Needs { kNothing, kInit, kContext };
 
 // One static object per exported function. Thread-safe.

@@ -1,4 +1,4 @@
-// Primary contexts and the calling thread's current one.
+// Primary contexts, and the current context of the calling thread.
 
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ std::size_t HardwareQueues() {
   return queues == 0 ? 1 : std::min(queues, kMaxQueues);
 }
 
-// What the machine lets happen: the device's compute mode and MPS.
+// True if compute mode and MPS allow a new context on the device.
 CUresult Admit(const Driver& driver, std::uint32_t gpu) {
   const MachineDescription& machine = driver.machine();
   const ComputeMode mode = machine.gpus[gpu].mode;
@@ -40,15 +40,15 @@ CUresult Admit(const Driver& driver, std::uint32_t gpu) {
                                                               : CUDA_SUCCESS;
     }
     if (driver.folder.board().mps_fault[gpu].load() != CUDA_SUCCESS) {
-      // New clients are refused until those that the fault has reached are gone.
+      // MPS refuses new clients until all failed ones have ended.
       if (others) return CUDA_ERROR_MPS_SERVER_NOT_READY;
       driver.folder.board().mps_fault[gpu].store(CUDA_SUCCESS);
     }
     if (!other_user) return CUDA_SUCCESS;
-    // The server serves one user at a time and lets the next one wait.
+    // MPS serves one user at a time. The next user waits.
     if (!noted) driver.folder.Note(kBlocked, "cuDevicePrimaryCtxRetain behind another user's MPS");
     noted = true;
-    // Processes share a file's lock, whose release wakes nobody.
+    // Polls, since the release of a file lock wakes no process.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -63,7 +63,7 @@ CUresult Retain(CUcontext* handle, CUdevice device) {
   Driver& driver = *Driver::Get();
   Context* const context = PrimaryContext(device);
   if (context == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  MutexLock lock(&driver.contexts_mutex);
+  daemon::MutexLock lock(&driver.contexts_mutex);
   if (context->references == 0) {
     if (const CUresult refusal = Admit(driver, context->gpu); refusal != CUDA_SUCCESS) {
       return refusal;
@@ -87,7 +87,7 @@ CUresult Release(CUdevice device) {
   Driver& driver = *Driver::Get();
   Context* const context = PrimaryContext(device);
   if (context == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  MutexLock lock(&driver.contexts_mutex);
+  daemon::MutexLock lock(&driver.contexts_mutex);
   if (context->references == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (--context->references > 0) return CUDA_SUCCESS;
   driver.scheduler.AwaitNothing(Operation::Kind::kWordWait, context->timeline,
@@ -105,7 +105,7 @@ CUresult Release(CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-// nullptr stands for the current one.
+// nullptr means the current context.
 Context* ActiveContext(CUcontext handle) {
   Context* const context = handle == nullptr ? CurrentContext() : ContextOf(handle);
   return context != nullptr && context->active.load() ? context : nullptr;
@@ -172,24 +172,6 @@ CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext* handle) {
     if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
     if (handle != nullptr) *handle = reinterpret_cast<CUcontext>(stack.back());
     stack.pop_back();
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) {
-  static CallSite site("cuCtxGetDevice");
-  return site.Run(Needs::kContext, [&] {
-    *device = CurrentContext()->ordinal;
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice* device, CUcontext handle) {
-  static CallSite site("cuCtxGetDevice_v2");
-  return site.Run(Needs::kInit, [&] {
-    const Context* const context = ActiveContext(handle);
-    if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-    *device = context->ordinal;
     return CUDA_SUCCESS;
   });
 }

@@ -10,14 +10,14 @@
 namespace gradsync::fakes {
 namespace {
 
-// Host memory that was not page-locked: the driver stages it.
+// True for host memory that is not page-locked. The driver copies it through a buffer of its own.
 bool Pageable(CUdeviceptr address, std::size_t bytes) {
   const AddressSpace& addresses = Driver::Get()->addresses;
   return !addresses.Contains(address) &&
          !addresses.IsRegisteredHost(reinterpret_cast<const void*>(address), bytes);
 }
 
-// A side of a copy as the CPU finds it; nullptr: illegal.
+// The CPU's address of a copy's source or target; nullptr if the access is illegal.
 void* Side(const AccessLock& lock, std::uint32_t gpu, CUdeviceptr address, std::size_t bytes,
            bool write) {
   if (!Driver::Get()->addresses.Contains(address)) return reinterpret_cast<void*>(address);
@@ -28,7 +28,7 @@ CUresult Copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stre
               const char* name) {
   if (bytes == 0) return CUDA_SUCCESS;
   const bool to_pageable = Pageable(to, bytes);
-  // From pageable memory: what is there now.
+  // Pageable memory: the copy has the content at the time of the call.
   std::shared_ptr<std::vector<char>> staged;
   if (Pageable(from, bytes)) {
     const char* const start = reinterpret_cast<const char*>(from);
@@ -52,7 +52,7 @@ CUresult Copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stre
         return CUDA_SUCCESS;
       },
       &copy);
-  // To pageable memory: the call returns when it is there.
+  // Pageable memory: the call returns when the copy is done.
   if (result == CUDA_SUCCESS && to_pageable) Driver::Get()->scheduler.AwaitDone(copy);
   return result;
 }

@@ -1,6 +1,7 @@
-// cuda.h as the driver itself sees it: every exported name, the deprecated first versions too, and
-// no macros that map names to their newest versions. Every function of the fake is checked against
-// its declaration there, and against the types in cudaTypedefs.h.
+// Includes cuda.h as the driver itself does: with every exported name, also of the deprecated first
+// versions, and without the macros that map names to their newest versions. The compiler checks
+// every function of the fake against its declaration there, and against the types in
+// cudaTypedefs.h.
 
 #ifndef TESTS_FAKES_CUDA_CUDA_DECLARATIONS_H_
 #define TESTS_FAKES_CUDA_CUDA_DECLARATIONS_H_

@@ -47,7 +47,7 @@ int AttributeOf(const GpuDescription& gpu, CUdevice_attribute attribute) {
     case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
       return 32;
     default:
-      return 0;  // not there, not supported
+      return 0;  // the machine has no such feature
   }
 }
 
@@ -67,7 +67,7 @@ CUresult CUDAAPI cuInit(unsigned int flags) {
     Driver& driver = *Driver::Get();
     const int inherited = driver.initialized_in.load();
     if (inherited != 0 && inherited != getpid()) return CUDA_ERROR_NOT_INITIALIZED;
-    gradsync::MutexLock lock(&driver.contexts_mutex);
+    gradsync::daemon::MutexLock lock(&driver.contexts_mutex);
     if (driver.initialized_in.load() != 0) return CUDA_SUCCESS;
     for (const std::uint32_t gpu : gradsync::fakes::VisibleGpus(driver.machine())) {
       const int ordinal = static_cast<int>(driver.contexts.size());
@@ -110,7 +110,7 @@ CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   return site.Run(Needs::kInit, [&] {
     const auto* const gpu = gradsync::fakes::GpuOf(device);
     if (gpu == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-    std::size_t at = 4;  // behind "GPU-" or "MIG-"
+    std::size_t at = 4;  // after "GPU-" or "MIG-"
     for (char& byte : uuid->bytes) {
       while (at < gpu->uuid.size() && gpu->uuid[at] == '-') ++at;
       byte = static_cast<char>(std::stoi(gpu->uuid.substr(at, 2), nullptr, 16));
@@ -120,7 +120,7 @@ CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   });
 }
 
-// The first version, which knows no MIG; nothing here should still ask for it.
+// The first version of the function does not support MIG. Nothing should call it any more.
 CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   return cuDeviceGetUuid_v2(uuid, device);
 }

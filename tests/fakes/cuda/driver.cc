@@ -24,7 +24,7 @@ std::vector<std::uint32_t> VisibleGpus(const MachineDescription& machine) {
     std::istringstream names(list);
     for (std::string name; std::getline(names, name, ',');) {
       std::uint32_t gpu = 0;
-      // A number, or the beginning of a UUID. The first that is neither ends the list.
+      // A number, or the beginning of a UUID. The first item that is neither ends the list.
       while (gpu < machine.gpus.size() && name != std::to_string(gpu) &&
              (name.size() < 5 || machine.gpus[gpu].uuid.compare(0, name.size(), name) != 0)) {
         ++gpu;
@@ -33,7 +33,7 @@ std::vector<std::uint32_t> VisibleGpus(const MachineDescription& machine) {
       visible.push_back(gpu);
     }
   }
-  // A process sees one MIG device, and then nothing else.
+  // A process sees at most one MIG device. If it sees one, it sees no other device.
   for (const std::uint32_t gpu : visible) {
     if (machine.gpus[gpu].uuid.compare(0, 4, "MIG-") == 0) return {gpu};
   }

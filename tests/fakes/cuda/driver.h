@@ -21,24 +21,24 @@
 
 namespace gradsync::fakes {
 
-// A device's primary context; a CUcontext. Lives for ever, active or not.
+// A device's primary context; a CUcontext. Never destroyed, active or not.
 struct Context {
-  int ordinal = 0;        // the process's number of the device: a CUdevice
-  std::uint32_t gpu = 0;  // the machine's
+  int ordinal = 0;        // the device's number in this process: a CUdevice
+  std::uint32_t gpu = 0;  // the device's number in the machine
   Timeline timeline;
-  Stream* legacy_stream = nullptr;  // constant once active
+  Stream* legacy_stream = nullptr;  // constant once the context is active
 
   std::atomic<bool> active{false};
   int references = 0;                     // guarded by Driver::contexts_mutex
-  std::shared_ptr<Allocation> footprint;  // likewise
+  std::shared_ptr<Allocation> footprint;  // guarded by Driver::contexts_mutex
 };
 
 // A CUevent.
 struct Event {
   Timeline* timeline = nullptr;
   bool timing = true;
-  Mutex mutex;
-  // The latest one; null: never recorded, which counts as complete.
+  daemon::Mutex mutex;
+  // The latest record. Null if the event was never recorded; then it counts as complete.
   std::shared_ptr<Operation> record ABSL_GUARDED_BY(mutex);
 };
 
@@ -66,28 +66,29 @@ struct Driver {
   HandleTable<CUstream, StreamHandle> streams;
   HandleTable<CUevent, Event> events;
 
-  // The process that called cuInit: a forked child may not use what it inherits. 0: nobody.
+  // The process that called cuInit, or 0. A forked child must not use what it inherits.
   std::atomic<int> initialized_in{0};
   // Constant from the first cuInit on.
   std::deque<Context> contexts;
-  Mutex contexts_mutex;
+  daemon::Mutex contexts_mutex;
 };
 
-// The visible devices as CUDA_VISIBLE_DEVICES and MIG leave them: the machine's numbers.
+// The machine's numbers of the devices that CUDA_VISIBLE_DEVICES and MIG leave visible.
 std::vector<std::uint32_t> VisibleGpus(const MachineDescription& machine);
 
 // The calling thread's stack of contexts.
 std::vector<Context*>& ContextStack();
-Context* CurrentContext();  // nullptr: none, or one that is gone
+Context* CurrentContext();  // nullptr if there is none, or if it is not active
 
-// Handle of a context -> the context; nullptr if it is none of this process's.
+// The context of a handle; nullptr if this process has no such context.
 Context* ContextOf(CUcontext handle);
 
-// The stream behind a handle, the default streams of `context` included; {nullptr, nullptr} and a
-// line in the journal for one that is not there (any more).
+// The stream of a handle, which may be a default stream of `context`. For an invalid or destroyed
+// stream: {nullptr, nullptr} and a violation.
 StreamHandle StreamOf(Context* context, CUstream handle);
 
-// Frees what cuMemAlloc gave out in `context` and closes what was opened there (legacy_memory.cc).
+// Frees the memory of cuMemAlloc in `context` and closes its IPC handles
+// (legacy_memory_entries.cc).
 void ReleaseLegacyMemory(const Context& context);
 
 }  // namespace gradsync::fakes

@@ -10,7 +10,7 @@ struct ResultText {
   const char* text;
 };
 
-// What the fake returns, and what tests inject.
+// The results that the fake returns or that tests inject.
 #define TEXT(result, text) \
   { result, #result, text }
 constexpr ResultText kTexts[] = {

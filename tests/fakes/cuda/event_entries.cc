@@ -8,7 +8,7 @@
 namespace gradsync::fakes {
 namespace {
 
-// nullptr, and a line in the journal, for one that is not there (any more).
+// For an invalid or destroyed event: nullptr and a violation.
 std::shared_ptr<Event> EventOf(CUevent handle) {
   Driver& driver = *Driver::Get();
   std::shared_ptr<Event> event = driver.events.Find(handle);
@@ -19,7 +19,7 @@ std::shared_ptr<Event> EventOf(CUevent handle) {
 }
 
 std::shared_ptr<Operation> RecordOf(Event& event) {
-  MutexLock lock(&event.mutex);
+  daemon::MutexLock lock(&event.mutex);
   return event.record;
 }
 
@@ -35,12 +35,12 @@ CUresult Record(CUevent handle, CUstream stream) {
       },
       &record);
   if (result != CUDA_SUCCESS) return result;
-  MutexLock lock(&event->mutex);
+  daemon::MutexLock lock(&event->mutex);
   event->record = std::move(record);
   return CUDA_SUCCESS;
 }
 
-// Waits for the latest record at this moment; one that comes later is not waited for.
+// Waits for the latest record at the time of the call, not for later ones.
 CUresult Wait(CUstream stream, CUevent handle) {
   const std::shared_ptr<Event> event = EventOf(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;

@@ -9,7 +9,7 @@
 namespace gradsync::fakes {
 namespace {
 
-// What cuMemHostAlloc gave out: bytes by address. Thread-safe.
+// The allocations of cuMemHostAlloc: bytes by address. Thread-safe.
 class LockedPages {
  public:
   static LockedPages& Get() {
@@ -24,14 +24,14 @@ class LockedPages {
     if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
     *host = memory;
     {
-      MutexLock lock(&mutex_);
+      daemon::MutexLock lock(&mutex_);
       bytes_[memory] = bytes;
     }
     return Driver::Get()->addresses.RegisterHost(memory, bytes, true);
   }
 
   CUresult Free(void* host) {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     const auto found = bytes_.find(host);
     if (found == bytes_.end()) return CUDA_ERROR_INVALID_VALUE;
     const CUresult result = Driver::Get()->addresses.UnregisterHost(host);
@@ -41,7 +41,7 @@ class LockedPages {
   }
 
  private:
-  Mutex mutex_;
+  daemon::Mutex mutex_;
   std::map<void*, std::size_t> bytes_ ABSL_GUARDED_BY(mutex_);
 };
 

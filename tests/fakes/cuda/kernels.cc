@@ -28,19 +28,19 @@ struct Float64 {
 struct Float16 {
   using Stored = std::uint16_t;
   using Work = float;
-  static Work Widen(Stored value) { return static_cast<float>(Float16Value(value)); }
-  static Stored Narrow(Work value) { return NearestFloat16(value); }
+  static Work Widen(Stored value) { return static_cast<float>(daemon::Float16Value(value)); }
+  static Stored Narrow(Work value) { return daemon::NearestFloat16(value); }
 };
 struct Bfloat16 {
   using Stored = std::uint16_t;
   using Work = float;
-  static Work Widen(Stored value) { return static_cast<float>(Bfloat16Value(value)); }
-  static Stored Narrow(Work value) { return NearestBfloat16(value); }
+  static Work Widen(Stored value) { return static_cast<float>(daemon::Bfloat16Value(value)); }
+  static Stored Narrow(Work value) { return daemon::NearestBfloat16(value); }
 };
 
 CUdeviceptr Address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
-// Kernels take their arguments from memory that need not be aligned for them.
+// Reads an argument of a kernel. Arguments need not be aligned in memory.
 template <typename Arguments>
 Arguments Read(const void* arguments) {
   Arguments read;
@@ -48,7 +48,7 @@ Arguments Read(const void* arguments) {
   return read;
 }
 
-// Staging has one element more than the bucket.
+// Staging has one element more than the bucket: the number of void contributions.
 template <typename Staging>
 std::size_t StagingBytes(std::uint64_t count) {
   return (count + 1) * sizeof(typename Staging::Stored);
@@ -56,7 +56,7 @@ std::size_t StagingBytes(std::uint64_t count) {
 
 template <typename Type, typename Staging>
 std::vector<Access> CombineBuffers(const void* raw, std::uint32_t) {
-  const auto arguments = Read<CombineArguments>(raw);
+  const auto arguments = Read<daemon::CombineArguments>(raw);
   std::vector<Access> buffers = {
       {Address(arguments.staging), StagingBytes<Staging>(arguments.count), true}};
   for (std::uint32_t i = 0; i < arguments.source_count; ++i) {
@@ -68,7 +68,7 @@ std::vector<Access> CombineBuffers(const void* raw, std::uint32_t) {
 
 template <typename Type, typename Staging>
 void Combine(const void* raw, std::uint32_t, const Translation& at) {
-  const auto arguments = Read<CombineArguments>(raw);
+  const auto arguments = Read<daemon::CombineArguments>(raw);
   auto* const staging = static_cast<typename Staging::Stored*>(at(arguments.staging));
   std::vector<const typename Type::Stored*> sources;
   for (std::uint32_t i = 0; i < arguments.source_count; ++i) {
@@ -87,7 +87,7 @@ void Combine(const void* raw, std::uint32_t, const Translation& at) {
 
 template <typename Type, typename Staging>
 std::vector<Access> WriteBackBuffers(const void* raw, std::uint32_t blocks) {
-  const auto arguments = Read<WriteBackArguments>(raw);
+  const auto arguments = Read<daemon::WriteBackArguments>(raw);
   std::vector<Access> buffers = {
       {Address(arguments.staging), StagingBytes<Staging>(arguments.count), false}};
   for (std::uint32_t i = 0; i < arguments.destination_count; ++i) {
@@ -95,21 +95,21 @@ std::vector<Access> WriteBackBuffers(const void* raw, std::uint32_t blocks) {
                        arguments.count * sizeof(typename Type::Stored), true});
   }
   if (arguments.numbers != nullptr) {
-    buffers.push_back({Address(arguments.numbers), blocks * sizeof(BucketNumbers), true});
+    buffers.push_back({Address(arguments.numbers), blocks * sizeof(daemon::GradientStats), true});
   }
   return buffers;
 }
 
 template <typename Type, typename Staging>
 void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
-  const auto arguments = Read<WriteBackArguments>(raw);
+  const auto arguments = Read<daemon::WriteBackArguments>(raw);
   using Stored = typename Type::Stored;
   const auto* const staging = static_cast<const typename Staging::Stored*>(at(arguments.staging));
   std::vector<Stored*> destinations;
   for (std::uint32_t i = 0; i < arguments.destination_count; ++i) {
     destinations.push_back(static_cast<Stored*>(at(arguments.destinations[i])));
   }
-  std::vector<BucketNumbers> numbers(blocks);
+  std::vector<daemon::GradientStats> numbers(blocks);
   constexpr std::uint64_t kElements =
       kVectorBytes / std::min(sizeof(Stored), sizeof(typename Staging::Stored));
   for (std::uint64_t i = 0; i < arguments.count; ++i) {
@@ -117,7 +117,7 @@ void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
                                        static_cast<typename Type::Work>(arguments.scale));
     const double written = Type::Widen(result);
     // The block that writes this element on the device.
-    BucketNumbers& block = numbers[i / kElements / kCudaBlockThreads % blocks];
+    daemon::GradientStats& block = numbers[i / kElements / daemon::kCudaBlockThreads % blocks];
     block.sum_of_squares += written * written;
     block.non_finite += std::isfinite(written) ? 0 : 1;
     for (Stored* destination : destinations) destination[i] = result;
@@ -126,16 +126,17 @@ void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
     *static_cast<float*>(at(arguments.void_flag)) = 1.0f;
   }
   if (arguments.numbers != nullptr) {
-    std::memcpy(at(arguments.numbers), numbers.data(), blocks * sizeof(BucketNumbers));
+    std::memcpy(at(arguments.numbers), numbers.data(), blocks * sizeof(daemon::GradientStats));
   }
 }
 
 template <typename Type, typename Staging>
 void Add(const std::string& types, std::map<std::string, Kernel>* kernels) {
-  (*kernels)["gradsync_combine_" + types] = {sizeof(CombineArguments),
+  (*kernels)["gradsync_combine_" + types] = {sizeof(daemon::CombineArguments),
                                              CombineBuffers<Type, Staging>, Combine<Type, Staging>};
-  (*kernels)["gradsync_write_back_" + types] = {
-      sizeof(WriteBackArguments), WriteBackBuffers<Type, Staging>, WriteBack<Type, Staging>};
+  (*kernels)["gradsync_write_back_" + types] = {sizeof(daemon::WriteBackArguments),
+                                                WriteBackBuffers<Type, Staging>,
+                                                WriteBack<Type, Staging>};
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// The product's kernels on the CPU, found by name: what each does is said in
-// daemon/reduce/cuda_kernels.h.
+// The product's kernels on the CPU, by name. daemon/reduce/cuda_kernels.h says what each does.
 
 #ifndef TESTS_FAKES_CUDA_KERNELS_H_
 #define TESTS_FAKES_CUDA_KERNELS_H_
@@ -14,21 +13,21 @@
 
 namespace gradsync::fakes {
 
-// Kernels access 16 bytes at a time: a buffer that is not so aligned is
+// Kernels access 16 bytes at a time. A buffer without this alignment fails with
 // CUDA_ERROR_MISALIGNED_ADDRESS.
 inline constexpr std::size_t kVectorBytes = 16;
 
-// Where the CPU finds device memory; every access has been checked.
+// The CPU's address of device memory, after the access has been checked.
 using Translation = std::function<void*(const void* address)>;
 
 struct Kernel {
   std::size_t argument_bytes;
-  // The buffers that a launch with these arguments and so many blocks touches.
+  // The buffers that a launch with these arguments and this number of blocks uses.
   std::vector<Access> (*buffers)(const void* arguments, std::uint32_t blocks);
   void (*run)(const void* arguments, std::uint32_t blocks, const Translation& at);
 };
 
-// nullptr if there is none of that name.
+// nullptr if no kernel has that name.
 const Kernel* FindKernel(const std::string& name);
 
 }  // namespace gradsync::fakes

@@ -1,8 +1,8 @@
 // cuMemAlloc and the handles by which other processes open such memory (legacy IPC).
 //
-// Small allocations share a block of 2 MiB, and the handle is of the block: whoever opens it gets
-// the block's beginning, not the allocation's. Freeing memory that another process has open is
-// undefined behaviour: it goes to the journal, and the memory gets a pattern.
+// Small allocations share a block of 2 MiB, and a handle names the block: cuIpcOpenMemHandle
+// returns the beginning of the block, not of the allocation. If a process frees memory that another
+// process has open, that is a violation, and the memory is filled with a pattern.
 
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -28,12 +28,12 @@ struct Block {
   std::shared_ptr<Allocation> allocation;
   CUdeviceptr address = 0;
   std::size_t bytes = 0;
-  std::size_t given_out = 0;    // small allocations: from the beginning on
-  std::size_t allocations = 0;  // that live
-  std::size_t opened = 0;       // how often, if it is another process's
+  std::size_t given_out = 0;    // bytes that small allocations have taken from the front
+  std::size_t allocations = 0;  // live allocations
+  std::size_t opened = 0;       // how often another process's block is open here
 };
 
-// What is in a CUipcMemHandle.
+// The content of a CUipcMemHandle.
 struct IpcHandle {
   std::uint64_t magic;
   std::uint64_t id;
@@ -66,10 +66,11 @@ class LegacyMemory {
                      std::shared_ptr<Block>* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UnmapLocked(const Block& block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Mutex mutex_;
-  Blocks allocations_ ABSL_GUARDED_BY(mutex_);  // by the addresses that cuMemAlloc gave out
-  Blocks opened_ ABSL_GUARDED_BY(mutex_);       // by the addresses that cuIpcOpenMemHandle gave
-  std::map<const Context*, std::shared_ptr<Block>> small_ ABSL_GUARDED_BY(mutex_);  // the newest
+  daemon::Mutex mutex_;
+  Blocks allocations_ ABSL_GUARDED_BY(mutex_);  // by the addresses of cuMemAlloc
+  Blocks opened_ ABSL_GUARDED_BY(mutex_);       // by those of cuIpcOpenMemHandle
+  // The newest block for small allocations.
+  std::map<const Context*, std::shared_ptr<Block>> small_ ABSL_GUARDED_BY(mutex_);
 };
 
 std::uint64_t PidNamespace() {
@@ -103,7 +104,7 @@ CUresult LegacyMemory::Allocate(CUdeviceptr* address, std::size_t bytes) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   const Context& context = *CurrentContext();
   const bool is_small = bytes <= kSmallBytes;
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   std::shared_ptr<Block> block = is_small ? small_[&context] : nullptr;
   if (block == nullptr || block->allocations == 0 || block->bytes - block->given_out < bytes) {
     const std::size_t whole = (bytes + kGranularity - 1) / kGranularity * kGranularity;
@@ -123,7 +124,7 @@ CUresult LegacyMemory::Allocate(CUdeviceptr* address, std::size_t bytes) {
 
 CUresult LegacyMemory::Free(CUdeviceptr address) {
   Driver& driver = *Driver::Get();
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   const auto found = allocations_.find(address);
   if (found == allocations_.end()) return CUDA_ERROR_INVALID_VALUE;
   const std::shared_ptr<Block> block = found->second;
@@ -133,7 +134,7 @@ CUresult LegacyMemory::Free(CUdeviceptr address) {
   {
     const AccessLock access(driver.addresses);
     void* const memory = access.Translate(block->context->gpu, block->address, block->bytes, true);
-    // The lock of this process becomes exclusive only if nobody else holds one.
+    // The lock becomes exclusive only if no other process holds one.
     if (flock(block->allocation->fd(), LOCK_EX | LOCK_NB) != 0) {
       driver.folder.Note(kViolation, "cuMemFree of memory that another process has open");
       std::memset(memory, kFreedPattern, block->bytes);
@@ -145,9 +146,10 @@ CUresult LegacyMemory::Free(CUdeviceptr address) {
 }
 
 CUresult LegacyMemory::GetHandle(IpcHandle* handle, CUdeviceptr address) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   const auto found = allocations_.find(address);
-  if (found == allocations_.end()) return CUDA_ERROR_INVALID_VALUE;  // not the base of one
+  // The address must be the beginning of an allocation.
+  if (found == allocations_.end()) return CUDA_ERROR_INVALID_VALUE;
   const AllocationHeader& header = found->second->allocation->header();
   *handle = IpcHandle{kHandleMagic, header.id, PidNamespace(), header.gpu, header.pid};
   return CUDA_SUCCESS;
@@ -160,8 +162,8 @@ CUresult LegacyMemory::Open(CUdeviceptr* address, const IpcHandle& handle) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (handle.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (handle.gpu != context.gpu) return CUDA_ERROR_INVALID_DEVICE;  // no peer access here
-  MutexLock lock(&mutex_);
+  if (handle.gpu != context.gpu) return CUDA_ERROR_INVALID_DEVICE;  // the fake has no peer access
+  daemon::MutexLock lock(&mutex_);
   for (const auto& [start, block] : opened_) {
     if (block->allocation->header().id == handle.id && block->context == &context) {
       ++block->opened;
@@ -183,7 +185,7 @@ CUresult LegacyMemory::Open(CUdeviceptr* address, const IpcHandle& handle) {
 }
 
 CUresult LegacyMemory::Close(CUdeviceptr address) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   const auto found = opened_.find(address);
   if (found == opened_.end()) return CUDA_ERROR_INVALID_VALUE;
   if (--found->second->opened > 0) return CUDA_SUCCESS;
@@ -193,7 +195,7 @@ CUresult LegacyMemory::Close(CUdeviceptr address) {
 }
 
 void LegacyMemory::Release(const Context& context) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   small_.erase(&context);
   for (Blocks* blocks : {&allocations_, &opened_}) {
     for (auto entry = blocks->begin(); entry != blocks->end();) {
@@ -201,7 +203,7 @@ void LegacyMemory::Release(const Context& context) {
         ++entry;
         continue;
       }
-      // The last allocation of a block takes it along.
+      // The block ends with its last allocation.
       if (blocks == &opened_ || --entry->second->allocations == 0) UnmapLocked(*entry->second);
       entry = blocks->erase(entry);
     }
@@ -211,7 +213,7 @@ void LegacyMemory::Release(const Context& context) {
 CUresult FreeIdle(CUdeviceptr address) {
   Driver& driver = *Driver::Get();
   const Timeline& timeline = CurrentContext()->timeline;
-  // It synchronizes the device first.
+  // cuMemFree synchronizes the device first.
   driver.scheduler.AwaitNothing(Operation::Kind::kWordWait, timeline, "cuMemFree_v2");
   driver.scheduler.AwaitIdle(timeline);
   return LegacyMemory::Get().Free(address);

@@ -1,5 +1,5 @@
-// Modules and kernels. Loading is lazy unless CUDA_MODULE_LOADING=EAGER: the first launch of a
-// kernel, or cuFuncLoad, loads it, and that waits for kernels that spin.
+// Modules and kernels. Unless CUDA_MODULE_LOADING=EAGER, a kernel is loaded by its first launch or
+// by cuFuncLoad. Loading waits for kernels that spin.
 
 #include <atomic>
 #include <cstdlib>
@@ -92,7 +92,7 @@ CUresult RunKernel(const Kernel& kernel, const std::vector<char>& arguments,
   bool legal = true;
   alignas(kVectorBytes) char nowhere[kVectorBytes];
   kernel.run(arguments.data(), blocks, [&](const void* address) {
-    // What is no buffer: single words.
+    // Arguments that are not buffers: single words.
     void* const found =
         lock.Translate(gpu, reinterpret_cast<CUdeviceptr>(address), sizeof(float), false);
     legal &= found != nullptr;

@@ -32,12 +32,12 @@ struct Operation {
   std::string name;
   Kind kind = Kind::kWork;
   std::vector<Access> accesses;
-  // Runs on the queue's thread without any lock; an error becomes the process's sticky error.
-  // Empty: nothing to do but to be reached.
+  // Runs on the queue's thread without a lock. An error becomes the process's sticky error. May be
+  // empty.
   std::function<CUresult()> work;
 
   // Guarded by the scheduler's lock.
-  std::vector<std::shared_ptr<Operation>> after;  // those that must be done first
+  std::vector<std::shared_ptr<Operation>> after;  // these operations must be done first
   bool done = false;
   std::uint64_t done_ns = 0;  // CLOCK_MONOTONIC
 };

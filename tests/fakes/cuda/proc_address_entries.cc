@@ -1,6 +1,6 @@
-// cuGetProcAddress: every function by its plain name and by the version of CUDA that the caller was
-// built for. It gives the newest variant up to that version, even where that has other parameters
-// (cuCtxSynchronize, cuCtxGetDevice and cuStreamGetCtx of 12.5 and 13.0), and no names with "_v2".
+// cuGetProcAddress: finds a function by its plain name and by the caller's version of CUDA. It
+// returns the newest variant up to that version, even if that has other parameters
+// (cuCtxSynchronize and cuStreamGetCtx of 12.5 and 13.0), and no names with "_v2".
 
 #include <cstring>
 #include <type_traits>
@@ -11,11 +11,11 @@ namespace {
 
 struct Variant {
   const char* name;
-  int version;  // the first that has it
+  int version;  // the first version of CUDA that has it
   void* function;
 };
 
-// Checks that the function has the type that CUDA gives to this variant.
+// Checks that the function has CUDA's type for this variant.
 #define VARIANT(name, version, function)                                          \
   [] {                                                                            \
     static_assert(std::is_same_v<decltype(&(function)), PFN_##name##_v##version>, \
@@ -43,8 +43,6 @@ const Variant kVariants[] = {
     VARIANT(cuCtxGetCurrent, 4000, cuCtxGetCurrent),
     VARIANT(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2),
     VARIANT(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2),
-    VARIANT(cuCtxGetDevice, 2000, cuCtxGetDevice),
-    VARIANT(cuCtxGetDevice, 13000, cuCtxGetDevice_v2),
     VARIANT(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange),
     VARIANT(cuCtxSynchronize, 2000, cuCtxSynchronize),
     VARIANT(cuCtxSynchronize, 13000, cuCtxSynchronize_v2),
@@ -123,7 +121,7 @@ CUresult Find(const char* name, void** function, int version,
               : too_new       ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                               : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   }
-  // With a place for the status, what is not found is no error.
+  // If the caller asks for the status, a missing function is not an error.
   return best == nullptr && status == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
@@ -133,7 +131,7 @@ extern "C" {
 
 CUresult CUDAAPI cuGetProcAddress_v2(const char* name, void** function, int version,
                                      cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
-  // Default streams per thread are not offered.
+  // The fake has no default streams per thread.
   if (name == nullptr || function == nullptr || (flags & ~1ull) != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }

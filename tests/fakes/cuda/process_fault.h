@@ -1,5 +1,5 @@
-// The sticky error: after an illegal access and the like nothing works in a process any more, and
-// only its end clears that. Under MPS it reaches every client of the GPU.
+// The sticky error of a process. After an illegal access, for example, every call fails until the
+// process ends. Under MPS the error reaches every client of the GPU.
 //
 // Thread-safe.
 
@@ -19,11 +19,12 @@ class ProcessFault {
  public:
   explicit ProcessFault(const StateFolder& folder) : folder_(folder) {}
 
-  // The first error stays. `reason` goes to the journal.
+  // Sets the sticky error, if there is none yet. Writes `reason` to the journal.
   void Set(CUresult error, const std::string& reason);
-  // CUDA_SUCCESS while all is well.
+  // The sticky error; CUDA_SUCCESS if there is none.
   CUresult Get();
-  // From now on this process has a context on that GPU: what happens there under MPS reaches it.
+  // From now on this process has a context on the GPU. Under MPS, errors of other clients of that
+  // GPU reach it.
   void Join(std::uint32_t gpu) { gpus_.fetch_or(1u << gpu); }
 
  private:

@@ -35,7 +35,7 @@ bool Conflict(const Operation& one, const Operation& other) {
 }  // namespace
 
 void Scheduler::Start(Timeline* timeline, std::size_t queues) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   while (timeline->queues_.size() < queues) {
     auto queue = std::make_unique<Timeline::Queue>();
     queue->delays.seed(folder_.machine().seed + timeline->queues_.size());
@@ -45,7 +45,7 @@ void Scheduler::Start(Timeline* timeline, std::size_t queues) {
 }
 
 Stream* Scheduler::MakeStream(Timeline* timeline, bool blocking, bool legacy) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   auto stream = std::make_unique<Stream>();
   stream->timeline = timeline;
   stream->queue = timeline->streams_made_++ % timeline->queues_.size();
@@ -56,20 +56,20 @@ Stream* Scheduler::MakeStream(Timeline* timeline, bool blocking, bool legacy) {
 }
 
 void Scheduler::ForgetStream(Stream* stream) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   stream->timeline->streams_.erase(stream);
   delete stream;
 }
 
 void Scheduler::Enqueue(Stream* stream, std::shared_ptr<Operation> operation) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   if (stream->capturing) {
     operation->done = true;
     return;
   }
   if (stream->last != nullptr) operation->after.push_back(stream->last);
   for (const Stream* other : stream->timeline->streams_) {
-    // The legacy default stream and all blocking ones wait for each other.
+    // The legacy default stream and all blocking streams wait for each other.
     const bool ordered = (stream->legacy && other->blocking) || (stream->blocking && other->legacy);
     if (ordered && other->last != nullptr) operation->after.push_back(other->last);
   }
@@ -85,38 +85,38 @@ void Scheduler::Enqueue(Stream* stream, std::shared_ptr<Operation> operation) {
 }
 
 bool Scheduler::Capturing(const Stream& stream) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   return stream.capturing;
 }
 
 void Scheduler::SetCapturing(Stream* stream, bool capturing) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   stream->capturing = capturing;
 }
 
 std::shared_ptr<Operation> Scheduler::LastOf(const Stream& stream) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   return stream.last;
 }
 
 bool Scheduler::Done(const Operation& operation) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   return operation.done;
 }
 
 std::uint64_t Scheduler::DoneNs(const Operation& operation) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   return operation.done_ns;
 }
 
 void Scheduler::AwaitDone(const std::shared_ptr<Operation>& operation) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   while (operation != nullptr && !operation->done) done_.Wait(&mutex_);
 }
 
 void Scheduler::AwaitIdle(const Timeline& timeline) {
-  MutexLock lock(&mutex_);
-  // Only what is there now.
+  daemon::MutexLock lock(&mutex_);
+  // Waits only for operations that are enqueued now.
   const std::vector<std::shared_ptr<Operation>> pending = timeline.pending_;
   for (const auto& operation : pending) {
     while (!operation->done) done_.Wait(&mutex_);
@@ -125,7 +125,7 @@ void Scheduler::AwaitIdle(const Timeline& timeline) {
 
 void Scheduler::AwaitNothing(Operation::Kind kind, const Timeline& timeline,
                              const std::string& call) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   const auto blocks = [kind](const auto& operation) { return operation->kind == kind; };
   bool noted = false;
   while (std::any_of(timeline.pending_.begin(), timeline.pending_.end(), blocks)) {
@@ -141,7 +141,7 @@ void Scheduler::AwaitNothing(Operation::Kind kind, const Timeline& timeline,
 
 void Scheduler::NoteUse(const Timeline& timeline, CUdeviceptr address, std::size_t bytes,
                         const std::string& call) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   const Access gone{address, bytes, true};
   for (const auto& operation : timeline.pending_) {
     for (const Access& access : operation->accesses) {
@@ -158,7 +158,7 @@ void Scheduler::Run(Timeline* timeline, Timeline::Queue* queue) {
     std::shared_ptr<Operation> operation;
     int delay_us = 0;
     {
-      MutexLock lock(&mutex_);
+      daemon::MutexLock lock(&mutex_);
       while (queue->operations.empty()) queue->filled.Wait(&mutex_);
       operation = queue->operations.front();
       for (const auto& earlier : operation->after) {
@@ -168,15 +168,15 @@ void Scheduler::Run(Timeline* timeline, Timeline::Queue* queue) {
         delay_us = std::uniform_int_distribution<int>(0, max_delay_us)(queue->delays);
       }
     }
-    // The random delay that the fake is for: no order may depend on how long work takes.
+    // The random delay exposes code that relies on how long work takes.
     if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
     if (operation->work != nullptr && fault_->Get() == CUDA_SUCCESS) {
       const CUresult error = operation->work();
       if (error != CUDA_SUCCESS) fault_->Set(error, operation->name);
     }
-    // What it holds is let go of here, outside the lock; `work` is not looked at by others.
+    // Destroys what `work` holds, without the lock. No other thread reads `work`.
     operation->work = nullptr;
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     operation->done = true;
     operation->done_ns = NowNs();
     operation->after.clear();
@@ -189,7 +189,7 @@ void Scheduler::Run(Timeline* timeline, Timeline::Queue* queue) {
 
 void Scheduler::NoteRacesLocked(const Timeline& timeline, const Operation& added) {
   if (added.accesses.empty()) return;
-  // Everything that `added` comes after, and whether a word it waits for may order more.
+  // Finds all operations before `added`, and whether a word that it waits for may order more.
   std::set<const Operation*> before;
   bool outside_order = false;
   std::function<void(const Operation&)> visit = [&](const Operation& operation) {

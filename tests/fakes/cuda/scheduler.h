@@ -1,13 +1,14 @@
-// What runs when: streams, the hardware queues that they share, and the order between operations.
+// Decides when each operation runs: streams, their shared hardware queues, and the order of
+// operations.
 //
-// A context has a few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default), each a thread
-// that runs what is at its head; streams are dealt to them in the order of creation. So streams
-// beyond that number share a queue, and a parked stream holds up its neighbours there. Every
-// operation starts late by a random time.
+// A context has a few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default). Each is a thread
+// that runs the operation at its head. Streams get queues in the order of their creation, so
+// streams beyond that number share a queue, and a parked stream delays the other streams of its
+// queue. Every operation starts late by a random time.
 //
-// Whatever conflicts in memory must be ordered by streams and events: an operation that touches
-// memory of another one that is still pending and not ordered before it is noted in the journal as
-// a race. Work that is done already is no race (the order may have come through another process).
+// Streams and events must order operations on the same memory. If an operation uses memory of a
+// pending one without such an order, the journal gets a violation. An operation that is done causes
+// no violation, since another process may have ordered it.
 //
 // Thread-safe. Never destroyed: its threads run to the end of the process.
 
@@ -32,18 +33,18 @@ namespace gradsync::fakes {
 
 class Scheduler;
 
-// What is at work on one device: its queues and streams.
+// The queues and streams of one device.
 class Timeline {
  private:
   friend class Scheduler;
   struct Queue {
     std::deque<std::shared_ptr<Operation>> operations;
-    CondVar filled;
+    daemon::CondVar filled;
     std::mt19937_64 delays;
   };
   std::vector<std::unique_ptr<Queue>> queues_;
   std::size_t streams_made_ = 0;
-  std::set<struct Stream*> streams_;  // those that still exist
+  std::set<struct Stream*> streams_;  // the streams that still exist
   std::vector<std::shared_ptr<Operation>> pending_;
 };
 
@@ -61,14 +62,14 @@ class Scheduler {
  public:
   Scheduler(const StateFolder& folder, ProcessFault* fault) : folder_(folder), fault_(fault) {}
 
-  // `queues` threads from now on.
+  // From now on the device has `queues` threads.
   void Start(Timeline* timeline, std::size_t queues);
   Stream* MakeStream(Timeline* timeline, bool blocking, bool legacy);
-  // What is enqueued still runs.
+  // Operations that are already enqueued still run.
   void ForgetStream(Stream* stream);
 
-  // Enqueues `operation` behind what is on the stream and behind those in operation->after.
-  // A capturing stream takes it for the graph: it never runs.
+  // Enqueues `operation` behind the stream's operations and those in operation->after. On a
+  // capturing stream it becomes part of the graph and never runs.
   void Enqueue(Stream* stream, std::shared_ptr<Operation> operation);
 
   bool Capturing(const Stream& stream);
@@ -77,14 +78,14 @@ class Scheduler {
   bool Done(const Operation& operation);
   std::uint64_t DoneNs(const Operation& operation);
 
-  // These return when it is so, or when the process has its sticky error.
+  // These return when the condition holds, or when the process has its sticky error.
   void AwaitDone(const std::shared_ptr<Operation>& operation);
   void AwaitIdle(const Timeline& timeline);
-  // What blocks on a real machine while a stream of the context is parked or a kernel spins:
-  // `call` says who is blocked, in the journal.
+  // Blocks while a stream of the context is parked or a kernel spins, as `call` does on a real
+  // machine. The journal names `call` as blocked.
   void AwaitNothing(Operation::Kind kind, const Timeline& timeline, const std::string& call);
 
-  // Notes `call` in the journal if something pending will still touch that memory.
+  // Notes a violation by `call` if a pending operation will still use that memory.
   void NoteUse(const Timeline& timeline, CUdeviceptr address, std::size_t bytes,
                const std::string& call);
 
@@ -95,8 +96,8 @@ class Scheduler {
 
   const StateFolder& folder_;
   ProcessFault* const fault_;
-  Mutex mutex_;
-  CondVar done_;  // an operation is done
+  daemon::Mutex mutex_;
+  daemon::CondVar done_;  // an operation is done
 };
 
 }  // namespace gradsync::fakes

@@ -13,7 +13,7 @@ namespace {
 
 constexpr unsigned int kWaitKinds = 0x3;
 
-// How often a parked queue looks at its word.
+// How often a parked queue reads its word.
 constexpr std::chrono::microseconds kWordPoll(20);
 
 bool Satisfied(std::uint64_t word, std::uint64_t value, unsigned int kind) {
@@ -29,14 +29,14 @@ bool Satisfied(std::uint64_t word, std::uint64_t value, unsigned int kind) {
   }
 }
 
-// The word at a device address, to be used under the lock; nullptr: illegal.
+// The word at a device address. nullptr if the access is illegal. Use it only under the lock.
 std::atomic<std::uint64_t>* WordAt(const AccessLock& lock, std::uint32_t gpu, CUdeviceptr address,
                                    bool write) {
   return static_cast<std::atomic<std::uint64_t>*>(
       lock.Translate(gpu, address, sizeof(std::uint64_t), write));
 }
 
-// What can be said against a memory operation when it is enqueued.
+// The errors of a memory operation that are known when it is enqueued.
 CUresult CheckWord(const Context& context, CUdeviceptr address) {
   Driver& driver = *Driver::Get();
   if (!driver.machine().gpus[context.gpu].stream_memory_operations) {
@@ -65,7 +65,7 @@ CUresult WaitForWord(CUstream handle, CUdeviceptr address, std::uint64_t value,
           if (word == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
           if (Satisfied(word->load(std::memory_order_acquire), value, flags)) return CUDA_SUCCESS;
         }
-        // A GPU polls too: whoever stores to the word, a CPU even, wakes nobody.
+        // Polls as a GPU does, since a store to the word wakes no thread.
         std::this_thread::sleep_for(kWordPoll);
       }
       return CUDA_SUCCESS;
@@ -106,7 +106,7 @@ CUresult Create(CUstream* handle, unsigned int flags) {
   return CUDA_SUCCESS;
 }
 
-// The context that a stream call is about, with its stream.
+// The stream of a call, and its context.
 StreamHandle Resolve(CUstream handle) { return StreamOf(CurrentContext(), handle); }
 
 }  // namespace
@@ -183,7 +183,7 @@ CUresult CUDAAPI cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, c
   return site.Run(Needs::kContext, [&] { return WriteWord(handle, address, value, flags); });
 }
 
-// The first versions, which new devices refuse: what dlsym finds under the plain names.
+// The first versions of these functions, which have the plain names. New devices refuse them.
 CUresult CUDAAPI cuStreamWaitValue64(CUstream, CUdeviceptr, cuuint64_t, unsigned int) {
   static CallSite site("cuStreamWaitValue64");
   return site.Run(Needs::kContext, [] { return CUDA_ERROR_NOT_SUPPORTED; });
@@ -219,7 +219,7 @@ CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode) {
   });
 }
 
-// Gives no graph: the fake can capture, not replay.
+// Returns no graph, since the fake cannot replay one.
 CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   static CallSite site("cuStreamEndCapture");
   return site.Run(Needs::kContext, [&] {

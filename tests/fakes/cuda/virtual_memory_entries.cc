@@ -1,5 +1,5 @@
-// Virtual memory management: allocations with handles of their own, reserved addresses, and what
-// is mapped where. Allocations travel between processes as file descriptors.
+// Virtual memory management: allocations with handles, reserved addresses, and mappings. Processes
+// pass allocations to each other as file descriptors.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 namespace gradsync::fakes {
 namespace {
 
-// What a CUmemGenericAllocationHandle stands for.
+// The object behind a CUmemGenericAllocationHandle.
 struct MemoryHandle {
   std::shared_ptr<Allocation> allocation;
   bool exportable = false;
@@ -23,7 +23,7 @@ HandleTable<CUmemGenericAllocationHandle, MemoryHandle>& Handles() {
   return *handles;
 }
 
-// The machine's number of a device of this process; nullptr if there is none.
+// The number in the machine of a device of this process. nullptr if there is no such device.
 const std::uint32_t* GpuAt(const CUmemLocation& location) {
   auto& contexts = Driver::Get()->contexts;
   if (location.type != CU_MEM_LOCATION_TYPE_DEVICE || location.id < 0 ||
@@ -43,7 +43,7 @@ CUresult Create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
     return CUDA_ERROR_INVALID_VALUE;
   }
   constexpr unsigned int kPosix = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  // Fabric handles want a fabric that this machine does not have.
+  // Fabric handles need a fabric, which this machine does not have.
   if ((types & ~kPosix) != 0 || (types != 0 && !driver.machine().gpus[*gpu].posix_handles)) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -61,10 +61,10 @@ CUresult Export(int* descriptor, CUmemGenericAllocationHandle handle) {
   return *descriptor < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
-// The descriptor stays the caller's.
+// The caller keeps the descriptor.
 CUresult Import(CUmemGenericAllocationHandle* handle, int descriptor) {
   Driver& driver = *Driver::Get();
-  UniqueFd own(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+  daemon::UniqueFd own(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
   auto allocation = own.valid() ? Allocation::Adopt(driver.folder, std::move(own)) : nullptr;
   if (allocation == nullptr || allocation->header().kind != MemoryKind::kVirtual) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -75,7 +75,7 @@ CUresult Import(CUmemGenericAllocationHandle* handle, int descriptor) {
         Handles().Add(std::make_shared<MemoryHandle>(MemoryHandle{std::move(allocation), true}));
     return CUDA_SUCCESS;
   }
-  return CUDA_ERROR_INVALID_DEVICE;  // of a GPU that this process does not see
+  return CUDA_ERROR_INVALID_DEVICE;  // the memory is on a GPU that this process does not see
 }
 
 AccessRight RightOf(CUmemAccess_flags flags) {
@@ -139,7 +139,7 @@ CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, st
                                      CUdeviceptr, unsigned long long flags) {
   static CallSite site("cuMemAddressReserve");
   return site.Run(Needs::kInit, [&] {
-    // Larger alignments are not offered.
+    // The fake has no larger alignments.
     if (bytes == 0 || bytes % kGranularity != 0 || alignment > kGranularity ||
         (alignment & (alignment - 1)) != 0 || flags != 0) {
       return CUDA_ERROR_INVALID_VALUE;

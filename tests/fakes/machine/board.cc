@@ -9,7 +9,7 @@
 
 namespace gradsync::fakes {
 
-// Not FUTEX_PRIVATE: the page is shared between processes.
+// Without FUTEX_PRIVATE, since processes share the page.
 void FutexWait(const std::atomic<std::uint32_t>& word, std::uint32_t value, int timeout_ms) {
   const timespec timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1'000'000L};
   syscall(SYS_futex, &word, FUTEX_WAIT, value, timeout_ms < 0 ? nullptr : &timeout, nullptr, 0);

@@ -18,7 +18,7 @@ constexpr char kPrefix[] = "calls.";
 constexpr std::size_t kTableBytes = kMaxCountedFunctions * sizeof(CallCount);
 
 std::uint64_t CallsIn(const std::string& path, const std::string& function) {
-  const UniqueFd fd = OpenShared(path, O_RDONLY);
+  const daemon::UniqueFd fd = OpenShared(path, O_RDONLY);
   if (!fd.valid()) return 0;
   void* const table = mmap(nullptr, kTableBytes, PROT_READ, MAP_SHARED, fd.get(), 0);
   if (table == MAP_FAILED) return 0;
@@ -33,7 +33,7 @@ std::uint64_t CallsIn(const std::string& path, const std::string& function) {
 
 // nullptr if that fails.
 void* MapTable(const std::string& path) {
-  const UniqueFd fd = OpenShared(path, O_RDWR | O_CREAT);
+  const daemon::UniqueFd fd = OpenShared(path, O_RDWR | O_CREAT);
   if (!fd.valid() || ftruncate(fd.get(), kTableBytes) != 0) return nullptr;
   void* const table = mmap(nullptr, kTableBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   return table == MAP_FAILED ? nullptr : table;
@@ -41,14 +41,14 @@ void* MapTable(const std::string& path) {
 
 }  // namespace
 
-// Each fake is a library of its own with a table of its own in memory, but they share the file:
-// entries are taken under its lock.
+// Each fake is a library with its own mapping of the table. All share the file, so a new entry is
+// taken under the lock of the file.
 std::atomic<std::uint64_t>& CallCounter(const StateFolder& folder, const char* function) {
   static std::atomic<std::uint64_t> uncounted;
   const std::string path = folder.PathOf(kPrefix + std::to_string(getpid()));
   static void* const table = MapTable(path);
-  // Not the descriptor that is mapped: a mapping would keep its lock.
-  const UniqueFd fd = OpenShared(path, O_RDWR);
+  // Locks another descriptor than the mapped one, since a mapping would keep the lock.
+  const daemon::UniqueFd fd = OpenShared(path, O_RDWR);
   if (table == nullptr || !fd.valid() || flock(fd.get(), LOCK_EX) != 0) return uncounted;
   auto* const counts = static_cast<CallCount*>(table);
   for (std::size_t i = 0; i < kMaxCountedFunctions; ++i) {

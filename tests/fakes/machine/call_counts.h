@@ -1,5 +1,5 @@
-// How often this process has called each function of the fakes: a table in the state folder that
-// tests read, also after the process is gone. Thread-safe.
+// Counts this process's calls of each function of the fakes, in a table in the state folder. Tests
+// read the table, also after the process has ended. Thread-safe.
 
 #ifndef TESTS_FAKES_MACHINE_CALL_COUNTS_H_
 #define TESTS_FAKES_MACHINE_CALL_COUNTS_H_
@@ -20,10 +20,10 @@ struct CallCount {
   std::atomic<std::uint64_t> calls;
 };
 
-// The counter of `function` in this process's table, valid for ever.
+// The counter of `function` in this process's table. Valid until the process ends.
 std::atomic<std::uint64_t>& CallCounter(const StateFolder& folder, const char* function);
 
-// Of all processes, or of one.
+// The calls of all processes, or of one.
 std::uint64_t CallsOf(const StateFolder& folder, const std::string& function, int pid = 0);
 
 }  // namespace gradsync::fakes

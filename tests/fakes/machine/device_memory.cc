@@ -29,7 +29,7 @@ void Lock(int fd, int operation) {
   }
 }
 
-// Held while files of a GPU are made, counted or removed.
+// A lock that is held while files of a GPU are made, counted or removed.
 class GpuLock {
  public:
   explicit GpuLock(const std::string& path)
@@ -38,7 +38,7 @@ class GpuLock {
   }
 
  private:
-  const UniqueFd fd_;
+  const daemon::UniqueFd fd_;
 };
 
 std::optional<AllocationHeader> ReadHeader(int fd) {
@@ -58,7 +58,7 @@ std::vector<AllocationHeader> LiveLocked(const std::string& path) {
     if (name[0] == '.' || name == kLockName) continue;
     std::string file = path;
     file.append("/").append(name);
-    const UniqueFd fd = OpenShared(file, O_RDONLY);
+    const daemon::UniqueFd fd = OpenShared(file, O_RDONLY);
     if (!fd.valid()) continue;
     if (flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
       unlink(file.c_str());
@@ -86,7 +86,7 @@ std::shared_ptr<Allocation> Allocation::Create(const StateFolder& folder, std::u
   const std::size_t used = Sum(LiveLocked(path));
   if (bytes > total || used > total - bytes) return nullptr;
   AllocationHeader header{kMagic, 1, bytes, gpu, kind, getpid(), getuid()};
-  UniqueFd fd;
+  daemon::UniqueFd fd;
   do {
     fd = OpenShared(path + "/" + std::to_string(header.id), O_RDWR | O_CREAT | O_EXCL);
     if (fd.valid()) break;
@@ -100,7 +100,7 @@ std::shared_ptr<Allocation> Allocation::Create(const StateFolder& folder, std::u
   return std::shared_ptr<Allocation>(new Allocation(std::move(fd), header));
 }
 
-std::shared_ptr<Allocation> Allocation::Adopt(const StateFolder& folder, UniqueFd fd) {
+std::shared_ptr<Allocation> Allocation::Adopt(const StateFolder& folder, daemon::UniqueFd fd) {
   const std::optional<AllocationHeader> header = ReadHeader(fd.get());
   struct stat given, named;
   if (!header.has_value() || header->gpu >= folder.machine().gpus.size() ||
@@ -118,8 +118,8 @@ std::shared_ptr<Allocation> Allocation::Find(const StateFolder& folder, std::uin
   if (gpu >= folder.machine().gpus.size()) return nullptr;
   const std::string path = GpuPath(folder, gpu);
   const GpuLock lock(path);
-  LiveLocked(path);  // removes it if it is dead
-  UniqueFd fd = OpenShared(path + "/" + std::to_string(id), O_RDWR);
+  LiveLocked(path);  // removes the file if no process has the allocation
+  daemon::UniqueFd fd = OpenShared(path + "/" + std::to_string(id), O_RDWR);
   if (!fd.valid()) return nullptr;
   Lock(fd.get(), LOCK_SH);
   return Adopt(folder, std::move(fd));

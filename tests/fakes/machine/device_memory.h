@@ -1,9 +1,9 @@
-// The memory of a fake GPU: a file in shared memory per allocation, shared by processes.
+// The memory of a fake GPU: one file in shared memory per allocation.
 //
-// Every open file description of such a file holds a shared flock(2), which the kernel drops when
-// the last descriptor AND the last mapping of it are gone, in whichever process, however that
-// ended. So an allocation lives exactly as long as CUDA says, and what lives can be told from
-// outside: a file that can be locked exclusively is dead.
+// Every open file description of such a file holds a shared flock(2). The kernel drops it when the
+// last descriptor and the last mapping end, in any process, however the process ends. So an
+// allocation lives as long as CUDA says. Any process can see which allocations live: an exclusive
+// lock succeeds only on the file of an allocation that no process has.
 //
 // Thread-safe and process-safe: files are made, counted and removed under a lock per GPU.
 
@@ -23,8 +23,8 @@ namespace gradsync::fakes {
 enum class MemoryKind : std::uint32_t {
   kVirtual,       // cuMemCreate
   kLegacy,        // cuMemAlloc
-  kContext,       // what a primary context takes
-  kCommunicator,  // what NCCL takes
+  kContext,       // the memory of a primary context
+  kCommunicator,  // the memory of an NCCL communicator
 };
 
 // The first page of the file; the memory follows it.
@@ -39,15 +39,15 @@ struct AllocationHeader {
 };
 inline constexpr std::size_t kHeaderBytes = 4096;
 
-// One reference to an allocation. What is mapped from fd() at offset kHeaderBytes is one too.
+// One reference to an allocation. A mapping of fd() at offset kHeaderBytes is another reference.
 class Allocation {
  public:
-  // nullptr: the GPU has not so much free memory.
+  // nullptr if the GPU lacks free memory.
   static std::shared_ptr<Allocation> Create(const StateFolder& folder, std::uint32_t gpu,
                                             MemoryKind kind, std::size_t bytes);
-  // Shares the open file description; nullptr if `fd` is not of an allocation of this machine.
-  static std::shared_ptr<Allocation> Adopt(const StateFolder& folder, UniqueFd fd);
-  // nullptr if it is dead.
+  // Shares the open file description. nullptr if `fd` is not an allocation of this machine.
+  static std::shared_ptr<Allocation> Adopt(const StateFolder& folder, daemon::UniqueFd fd);
+  // nullptr if no process has the allocation any more.
   static std::shared_ptr<Allocation> Find(const StateFolder& folder, std::uint32_t gpu,
                                           std::uint64_t id);
 
@@ -55,13 +55,14 @@ class Allocation {
   int fd() const { return fd_.get(); }
 
  private:
-  Allocation(UniqueFd fd, const AllocationHeader& header) : fd_(std::move(fd)), header_(header) {}
+  Allocation(daemon::UniqueFd fd, const AllocationHeader& header)
+      : fd_(std::move(fd)), header_(header) {}
 
-  const UniqueFd fd_;
+  const daemon::UniqueFd fd_;
   const AllocationHeader header_;
 };
 
-// What lives on a GPU, in any order. Dead files are removed.
+// The live allocations of a GPU, in any order. Removes the files of all others.
 std::vector<AllocationHeader> LiveAllocations(const StateFolder& folder, std::uint32_t gpu);
 std::size_t UsedBytes(const StateFolder& folder, std::uint32_t gpu);
 

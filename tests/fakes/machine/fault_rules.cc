@@ -20,7 +20,7 @@ std::vector<std::string> Lines(const std::string& text, char separator) {
 }  // namespace
 
 FaultRules::FaultRules(const StateFolder& folder) : folder_(folder) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   if (const char* const rules = std::getenv(kFaultsVariable)) {
     for (const std::string& line : Lines(rules, ';')) from_environment_.push_back(Parse(line));
   }
@@ -42,7 +42,7 @@ FaultRules::Rule FaultRules::Parse(const std::string& line) {
   return rule;
 }
 
-// A rule that stays keeps its count.
+// A rule that is in the old and the new list keeps its count.
 void FaultRules::ReloadLocked() {
   generation_ = folder_.board().fault_generation.load();
   std::vector<Rule> rules;
@@ -68,7 +68,7 @@ Fault FaultRules::Meet(const char* function) {
   Rule met;
   bool from_file = false;
   {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     if (folder_.board().fault_generation.load() != generation_) ReloadLocked();
     for (std::vector<Rule>* rules : {&from_environment_, &from_file_}) {
       for (Rule& rule : *rules) {

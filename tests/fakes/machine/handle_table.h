@@ -1,5 +1,5 @@
-// The objects that a process holds handles of. A handle is the object's address; one that is not in
-// the table, never was or not any more, is refused instead of followed.
+// The objects behind a process's handles. A handle is the object's address. Handles that are not in
+// the table are refused, not dereferenced.
 //
 // Thread-safe. Objects stay alive until Remove.
 
@@ -21,20 +21,20 @@ class HandleTable {
  public:
   Handle Add(std::shared_ptr<Object> object) {
     const auto key = reinterpret_cast<std::uintptr_t>(object.get());
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     objects_[key] = std::move(object);
     return (Handle)key;
   }
 
-  // nullptr if it is not there.
+  // nullptr if the handle is not in the table.
   std::shared_ptr<Object> Find(Handle handle) {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     const auto found = objects_.find((std::uintptr_t)handle);
     return found == objects_.end() ? nullptr : found->second;
   }
 
   std::shared_ptr<Object> Remove(Handle handle) {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     const auto found = objects_.find((std::uintptr_t)handle);
     if (found == objects_.end()) return nullptr;
     std::shared_ptr<Object> object = std::move(found->second);
@@ -42,17 +42,17 @@ class HandleTable {
     return object;
   }
 
-  // Removes those that `chosen` says yes to.
+  // Removes the objects for which `chosen` returns true.
   template <typename Predicate>
   void RemoveIf(Predicate chosen) {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     for (auto entry = objects_.begin(); entry != objects_.end();) {
       entry = chosen(*entry->second) ? objects_.erase(entry) : std::next(entry);
     }
   }
 
  private:
-  Mutex mutex_;
+  daemon::Mutex mutex_;
   std::map<std::uintptr_t, std::shared_ptr<Object>> objects_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,6 +1,6 @@
-// Tests on a real machine. Those that speak to the driver through its C ABI alone run there as they
-// are: tools/gpu_check gives them the real libraries in the fakes' place and names the GPUs in
-// GRADSYNC_REAL_GPUS, UUIDs with commas between them.
+// Tests on a real machine. Tests that use only the driver's C ABI run there unchanged:
+// tools/gpu_check puts the real libraries in the place of the fakes and names the GPUs in
+// GRADSYNC_REAL_GPUS, as UUIDs with commas between them.
 
 #ifndef TESTS_FAKES_MACHINE_REAL_GPUS_H_
 #define TESTS_FAKES_MACHINE_REAL_GPUS_H_
@@ -10,7 +10,7 @@
 
 namespace gradsync::fakes {
 
-// Empty: on fakes.
+// Empty on a fake machine.
 const std::vector<std::string>& RealGpus();
 
 }  // namespace gradsync::fakes

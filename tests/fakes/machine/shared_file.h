@@ -1,4 +1,4 @@
-// Files of the fake machine, which processes of any user open.
+// Files of the fake machine, which processes of any user can open.
 
 #ifndef TESTS_FAKES_MACHINE_SHARED_FILE_H_
 #define TESTS_FAKES_MACHINE_SHARED_FILE_H_
@@ -12,11 +12,11 @@
 
 namespace gradsync::fakes {
 
-// Creates it if flags say so, for everybody whatever the umask.
-inline UniqueFd OpenShared(const std::string& path, int flags) {
+// Opens the file. If the flags have O_CREAT, makes it accessible to all users, whatever the umask.
+inline daemon::UniqueFd OpenShared(const std::string& path, int flags) {
   constexpr mode_t kAll = 0666;
-  UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, kAll));
-  // Fails for files of other users, which are right already.
+  daemon::UniqueFd fd(open(path.c_str(), flags | O_CLOEXEC, kAll));
+  // Fails for files of other users, but those have the right mode already.
   if (fd.valid() && (flags & O_CREAT) != 0) static_cast<void>(fchmod(fd.get(), kAll));
   return fd;
 }

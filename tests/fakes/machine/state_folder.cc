@@ -23,7 +23,7 @@ std::string Contents(const std::string& path) {
 }
 
 Board* MapBoard(const std::string& path, int flags) {
-  const UniqueFd fd = OpenShared(path, O_RDWR | flags);
+  const daemon::UniqueFd fd = OpenShared(path, O_RDWR | flags);
   if (!fd.valid() || (flags != 0 && ftruncate(fd.get(), sizeof(Board)) != 0)) return nullptr;
   void* const page = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   return page == MAP_FAILED ? nullptr : static_cast<Board*>(page);
@@ -70,8 +70,8 @@ StateFolder::~StateFolder() { munmap(board_, sizeof(Board)); }
 
 void StateFolder::Note(const char* kind, const std::string& text) const {
   const std::string line = std::to_string(getpid()) + ' ' + kind + ' ' + text + '\n';
-  const UniqueFd fd = OpenShared(PathOf("journal"), O_WRONLY | O_APPEND | O_CREAT);
-  // One write: lines of several processes do not mix.
+  const daemon::UniqueFd fd = OpenShared(PathOf("journal"), O_WRONLY | O_APPEND | O_CREAT);
+  // A single write, so that lines of several processes do not mix.
   if (!fd.valid() || write(fd.get(), line.data(), line.size()) < 0) std::perror("journal");
   board_->journal_lines.fetch_add(1);
   FutexWakeAll(board_->journal_lines);

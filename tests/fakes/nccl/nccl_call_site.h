@@ -1,4 +1,4 @@
-// What every call of NCCL has in common: it is counted and may meet an injected fault.
+// The common part of every call of NCCL. It counts the call and applies injected faults.
 
 #ifndef TESTS_FAKES_NCCL_NCCL_CALL_SITE_H_
 #define TESTS_FAKES_NCCL_NCCL_CALL_SITE_H_
@@ -23,7 +23,7 @@ class NcclCallSite {
     }
   }
 
-  // Runs `body`, an ncclResult_t(const Fault&), unless the call is to fail.
+  // Runs `body`, an ncclResult_t(const Fault&), unless a fault makes the call fail.
   template <typename Body>
   ncclResult_t Run(Body body) {
     NcclProcess* const process = NcclProcess::Get();

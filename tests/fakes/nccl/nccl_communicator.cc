@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,10 +16,11 @@
 namespace gradsync::fakes {
 namespace {
 
-// How often what spins looks at the other ranks.
+// The period in which a spinning kernel checks the other ranks.
 constexpr std::chrono::microseconds kSpin(20);
 
-// As NCCL does since 2.22, which reads this once in a process.
+// True if connections are made at the first collective. NCCL does so since 2.22, and reads the
+// variable once per process.
 bool ConnectsLazily() {
   static const char* const value = std::getenv("NCCL_RUNTIME_CONNECT");
   static const bool lazy = value == nullptr || std::string(value) != "0";
@@ -55,14 +55,14 @@ ncclResult_t NcclCommunicator::Init() {
 
 ncclResult_t NcclCommunicator::Finalize() {
   {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     if (finalized_) return NcclFailure(ncclInvalidArgument, "the communicator is finalized");
     finalized_ = true;
   }
   return Start([this] { return Leave(); });
 }
 
-// In this thread, or for a nonblocking communicator in one of its own.
+// Runs `work` in this thread; for a nonblocking communicator in a thread of its own.
 ncclResult_t NcclCommunicator::Start(const std::function<ncclResult_t()>& work) {
   if (blocking_) {
     const ncclResult_t result = work();
@@ -70,13 +70,13 @@ ncclResult_t NcclCommunicator::Start(const std::function<ncclResult_t()>& work) 
     return result;
   }
   {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     background_ = true;
   }
   std::thread([self = shared_from_this(), work] {
     const ncclResult_t result = work();
     if (result != ncclSuccess) self->SetAsyncError(result);
-    MutexLock lock(&self->mutex_);
+    daemon::MutexLock lock(&self->mutex_);
     self->background_ = false;
     self->idle_.NotifyAll();
   }).detach();
@@ -84,7 +84,7 @@ ncclResult_t NcclCommunicator::Start(const std::function<ncclResult_t()>& work) 
 }
 
 ncclResult_t NcclCommunicator::Join() {
-  // It allocates memory and makes streams.
+  // Init allocates memory and makes streams.
   port_.AwaitUnparked(*context_, "ncclCommInitRankConfig");
   NcclSlot& own = rendezvous_->slot(rank_);
   if (own.joined.load() != 0) {
@@ -115,7 +115,7 @@ ncclResult_t NcclCommunicator::Join() {
 ncclResult_t NcclCommunicator::Leave() {
   std::shared_ptr<Operation> last;
   {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     last = last_;
   }
   port_.AwaitDone(last);
@@ -130,7 +130,7 @@ ncclResult_t NcclCommunicator::Connect() {
       Allocation::Create(process_.folder(), port_.GpuOf(*context_), MemoryKind::kCommunicator,
                          process_.folder().machine().connection_bytes);
   if (taken == nullptr) return NcclFailure(ncclUnhandledCudaError, "out of memory");
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   connection_ = std::move(taken);
   return ncclSuccess;
 }
@@ -138,7 +138,7 @@ ncclResult_t NcclCommunicator::Connect() {
 ncclResult_t NcclCommunicator::EnsureReady() {
   if (aborted_.load()) return NcclFailure(ncclInvalidArgument, "the communicator is aborted");
   if (const ncclResult_t error = async_error_.load(); error != ncclSuccess) return error;
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   if (!background_ && late_.empty()) return ncclSuccess;
   return NcclFailure(ncclInvalidArgument,
                      "Attempt to use communicator before the previous "
@@ -148,7 +148,7 @@ ncclResult_t NcclCommunicator::EnsureReady() {
 ncclResult_t NcclCommunicator::Launch(std::vector<NcclCollective> collectives) {
   bool first = false;
   {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     first = connection_ == nullptr;
   }
   const auto connect = [this] {
@@ -157,7 +157,7 @@ ncclResult_t NcclCommunicator::Launch(std::vector<NcclCollective> collectives) {
   };
   const ncclResult_t begun = first ? Start(connect) : ncclSuccess;
   if (blocking_) return begun == ncclSuccess ? LaunchNow(collectives) : begun;
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   late_ = std::move(collectives);
   const int most = std::max(1, process_.folder().machine().late_polls);
   polls_left_ = std::uniform_int_distribution<int>(1, most)(random_);
@@ -173,9 +173,9 @@ ncclResult_t NcclCommunicator::Poll() {
   }
   std::vector<NcclCollective> due;
   {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     if (background_) return ncclInProgress;
-    // What has ended in between may have failed.
+    // Work that has ended meanwhile may have failed.
     if (const ncclResult_t error = async_error_.load(); error != ncclSuccess) return error;
     if (late_.empty()) return ncclSuccess;
     if (--polls_left_ > 0) return ncclInProgress;
@@ -195,15 +195,13 @@ void NcclCommunicator::SetAsyncError(ncclResult_t error) {
 ncclResult_t NcclCommunicator::LaunchNow(const std::vector<NcclCollective>& collectives) {
   for (const NcclCollective& collective : collectives) {
     const std::size_t bytes = BytesOf(collective.call);
-    const bool is_reduce = collective.call.kind == NcclCall::Kind::kAllReduce;
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     const std::uint64_t sequence = ++launched_;
-    auto launched =
-        port_.Enqueue(context_, collective.stream, is_reduce ? "ncclAllReduce" : "ncclBroadcast",
-                      {{collective.from, bytes, false}, {collective.to, bytes, true}}, last_,
-                      [self = shared_from_this(), sequence, collective] {
-                        return self->Run(sequence, collective);
-                      });
+    auto launched = port_.Enqueue(context_, collective.stream, "ncclAllReduce",
+                                  {{collective.from, bytes, false}, {collective.to, bytes, true}},
+                                  last_, [self = shared_from_this(), sequence, collective] {
+                                    return self->Run(sequence, collective);
+                                  });
     if (launched == nullptr) {
       return NcclFailure(ncclUnhandledCudaError, "the stream cannot take a kernel");
     }
@@ -222,7 +220,7 @@ CUresult NcclCommunicator::Run(std::uint64_t sequence, const NcclCollective& col
 CUresult NcclCommunicator::Exchange(std::uint64_t sequence, const NcclCollective& collective,
                                     std::size_t bytes) {
   NcclSlot& own = rendezvous_->slot(rank_);
-  // The data of the one before is read by everybody.
+  // Waits until all ranks have read the data of the previous collective.
   if (!SpinUntil([=](const NcclSlot& slot) { return slot.finished.load() + 1 >= sequence; })) {
     return CUDA_SUCCESS;
   }
@@ -257,13 +255,8 @@ CUresult NcclCommunicator::Exchange(std::uint64_t sequence, const NcclCollective
     contributions.push_back(all.back()->get());
   }
   std::vector<char> result(bytes);
-  if (collective.call.kind == NcclCall::Kind::kAllReduce) {
-    NcclReduce(static_cast<ncclDataType_t>(collective.call.datatype),
-               static_cast<ncclRedOp_t>(collective.call.operation), contributions,
-               collective.call.count, result.data());
-  } else {
-    std::memcpy(result.data(), contributions[collective.call.root], bytes);
-  }
+  NcclSum(static_cast<ncclDataType_t>(collective.call.datatype), contributions,
+          collective.call.count, result.data());
   own.finished.store(sequence);
   return port_.Write(*context_, result.data(), collective.to, bytes) ? CUDA_SUCCESS
                                                                      : CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -275,13 +268,13 @@ bool NcclCommunicator::SpinUntil(const std::function<bool(const NcclSlot&)>& rea
     for (int rank = 0; rank < ranks_; ++rank) count += reached(rendezvous_->slot(rank)) ? 1 : 0;
     if (count == ranks_) return true;
     if (aborted_.load() || port_.Faulted()) return false;
-    // As NCCL's kernels do, but other threads need the core.
+    // NCCL's kernels spin without a pause. Here other threads need the core.
     std::this_thread::sleep_for(kSpin);
   }
 }
 
 void NcclCommunicator::SpinUntilAborted() {
-  // As above; a GPU's fault is a word that other processes write, too, which wakes nobody.
+  // Polls too: other processes write the word of a GPU's fault, and that wakes no thread.
   while (!aborted_.load() && !port_.Faulted()) std::this_thread::sleep_for(kSpin);
 }
 
@@ -297,14 +290,14 @@ bool NcclCommunicator::APeerIsDead() const {
 }
 
 void NcclCommunicator::Register(const void* buffer, std::size_t bytes) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   const auto address = reinterpret_cast<CUdeviceptr>(buffer);
   if (registered_.count(address) == 0) process_.NoteRegistered(address);
   registered_[address] = bytes;
 }
 
 bool NcclCommunicator::Deregister(const void* buffer) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   const auto address = reinterpret_cast<CUdeviceptr>(buffer);
   if (registered_.erase(address) == 0) return false;
   process_.NoteDeregistered(address);
@@ -313,7 +306,7 @@ bool NcclCommunicator::Deregister(const void* buffer) {
 
 std::optional<std::uint64_t> NcclCommunicator::OffsetInRegistered(CUdeviceptr address,
                                                                   std::size_t bytes) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   for (const auto& [begin, size] : registered_) {
     if (address >= begin && address + bytes <= begin + size) return address - begin;
   }
@@ -330,15 +323,15 @@ void NcclCommunicator::FlagAbort() {
 void NcclCommunicator::Reclaim(const char* call) {
   std::shared_ptr<Operation> last;
   {
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     while (background_) idle_.Wait(&mutex_);
     late_.clear();
     last = last_;
   }
-  // It synchronizes its own stream, which follows the caller's, and frees memory.
+  // NCCL synchronizes its own stream, which waits for the caller's stream, and frees memory.
   port_.AwaitUnparked(*context_, call);
   port_.AwaitDone(last);
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   footprint_.reset();
   connection_.reset();
   for (const auto& [address, bytes] : registered_) process_.NoteDeregistered(address);

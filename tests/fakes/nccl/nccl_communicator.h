@@ -1,11 +1,10 @@
-// A communicator: one rank of it, in one process, on one device.
+// One rank of a communicator, in one process, on one device.
 //
-// Init -> (AllReduce | Broadcast)* -> Finalize? -> Destroy, or Abort at any time. A nonblocking one
-// is in progress after Init, Finalize and every collective until polling has brought it out of
-// that; a collective reaches the stream only then, and no other call is admitted before.
+// Call order: Init AllReduce* Finalize? Destroy, or Abort at any time. A nonblocking communicator
+// is in progress after Init, Finalize and every AllReduce, until polling ends that. Only then an
+// all-reduce reaches its stream, and other calls are accepted.
 //
-// Thread-safe, but Abort must not come while another thread is inside a call (noted in the
-// journal).
+// Thread-safe, except that Abort during another thread's call is a violation.
 
 #ifndef TESTS_FAKES_NCCL_NCCL_COMMUNICATOR_H_
 #define TESTS_FAKES_NCCL_NCCL_COMMUNICATOR_H_
@@ -31,7 +30,7 @@ namespace gradsync::fakes {
 
 struct NcclCollective {
   NcclCall call;
-  CUdeviceptr from;  // read by all-reduces and by a broadcast's root
+  CUdeviceptr from;
   CUdeviceptr to;
   CUstream stream;
 };
@@ -44,45 +43,45 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
-  int device() const { return port_.OrdinalOf(*context_); }
   bool blocking() const { return blocking_; }
 
-  // Meets the other ranks. Both return what the API's call returns.
+  // Connects to the other ranks, and disconnects. Both return the result of the API's call.
   ncclResult_t Init();
   ncclResult_t Finalize();
 
-  // ncclInvalidArgument while something is in progress or after an error.
+  // ncclInvalidArgument while an operation is in progress, or after an error.
   ncclResult_t EnsureReady();
-  // To be called for all collectives of a group, at its end.
+  // Launches all collectives of a group, at its end.
   ncclResult_t Launch(std::vector<NcclCollective> collectives);
-  // What ncclCommGetAsyncError gives; launches what is late.
+  // The result of ncclCommGetAsyncError. Launches late collectives.
   ncclResult_t Poll();
-  // From now on everything returns without success.
+  // Makes every later call fail with `error`.
   void SetAsyncError(ncclResult_t error);
 
   void Register(const void* buffer, std::size_t bytes);
   bool Deregister(const void* buffer);
-  // How far into what is registered they lie; nothing if they do not.
+  // The offset of the bytes in registered memory; nullopt if they are not registered.
   std::optional<std::uint64_t> OffsetInRegistered(CUdeviceptr address, std::size_t bytes);
 
-  // Kernels of this rank end; nothing is freed yet.
+  // Ends the kernels of this rank. Frees nothing.
   void FlagAbort();
-  // Waits for this rank's kernels and for parked streams, then frees what it has.
+  // Waits for this rank's kernels and for parked streams, then frees its memory.
   void Reclaim(const char* call);
 
-  // Of calls other than Abort; for the check that nobody is inside when Abort comes.
+  // The number of running calls other than Abort, to check that Abort comes during none.
   std::atomic<int> inside{0};
 
  private:
   ncclResult_t Start(const std::function<ncclResult_t()>& work);
   ncclResult_t Join();
   ncclResult_t Leave();
-  // With Init, or before the first collective: takes the memory that has been left for it.
+  // Allocates the memory for connections. Init calls it, or the first collective does.
   ncclResult_t Connect();
   ncclResult_t LaunchNow(const std::vector<NcclCollective>& collectives);
   CUresult Run(std::uint64_t sequence, const NcclCollective& collective);
   CUresult Exchange(std::uint64_t sequence, const NcclCollective& collective, std::size_t bytes);
-  // Spins until `reached` holds for every rank's slot; false if aborted or the process is at fault.
+  // Spins until `reached` holds for every rank's slot. False if the rank is aborted or its process
+  // has a sticky error.
   bool SpinUntil(const std::function<bool(const NcclSlot&)>& reached);
   void SpinUntilAborted();
   bool APeerIsDead() const;
@@ -98,11 +97,12 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   std::atomic<bool> aborted_{false};
   std::atomic<ncclResult_t> async_error_{ncclSuccess};
 
-  Mutex mutex_;
-  CondVar idle_;
+  daemon::Mutex mutex_;
+  daemon::CondVar idle_;
   std::shared_ptr<Allocation> footprint_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<Allocation> connection_ ABSL_GUARDED_BY(mutex_);  // null: not connected
-  bool background_ ABSL_GUARDED_BY(mutex_) = false;  // a thread works for Init or Finalize
+  std::shared_ptr<Allocation> connection_ ABSL_GUARDED_BY(mutex_);  // null if not connected
+  // True while a thread works for Init or Finalize.
+  bool background_ ABSL_GUARDED_BY(mutex_) = false;
   bool finalized_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<NcclCollective> late_ ABSL_GUARDED_BY(mutex_);  // not on a stream yet
   int polls_left_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -27,7 +27,7 @@ HandleTable<ncclComm_t, NcclCommunicator>& Communicators() {
   return *communicators;
 }
 
-// nullptr, and a line in the journal, for one that is not there (any more).
+// For an invalid or destroyed communicator: nullptr and a violation.
 std::shared_ptr<NcclCommunicator> Find(ncclComm_t handle) {
   std::shared_ptr<NcclCommunicator> found = Communicators().Find(handle);
   if (found == nullptr) {
@@ -37,7 +37,7 @@ std::shared_ptr<NcclCommunicator> Find(ncclComm_t handle) {
   return found;
 }
 
-// Runs `body` with the communicator, counted as being inside it.
+// Runs `body` with the communicator, and counts it as a running call.
 ncclResult_t With(
     ncclComm_t handle,
     const std::function<ncclResult_t(const std::shared_ptr<NcclCommunicator>&)>& body) {
@@ -49,7 +49,7 @@ ncclResult_t With(
   return result;
 }
 
-// As With, for calls that want nothing in progress.
+// Like With, for calls that are refused while an operation is in progress.
 ncclResult_t WithReady(
     ncclComm_t handle,
     const std::function<ncclResult_t(const std::shared_ptr<NcclCommunicator>&)>& body) {
@@ -59,7 +59,7 @@ ncclResult_t WithReady(
   });
 }
 
-// What whoever makes a communicator has left to NCCL, and what not.
+// The settings of a new communicator, for the journal.
 std::string Choices(const ncclConfig_t* config) {
   std::string choices = "maxCTAs=";
   const bool chosen = config != nullptr && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
@@ -84,7 +84,7 @@ ncclResult_t Init(ncclComm_t* handle, int ranks, const ncclUniqueId& id, int ran
   }
   NcclPort* const port = process.port();
   Context* const context = port == nullptr ? nullptr : port->Current();
-  // NCCL itself would take device 0 without a current context; nothing here should lean on that.
+  // Without a current context NCCL takes device 0. The fake fails, so that nothing relies on that.
   if (context == nullptr) return NcclFailure(ncclUnhandledCudaError, "no current context");
   const std::string name(id.internal, strnlen(id.internal, sizeof(id.internal)));
   auto rendezvous = NcclRendezvous::Open(process.folder(), name);
@@ -105,10 +105,7 @@ ncclResult_t Collect(ncclComm_t handle, NcclCall call, const void* from, void* t
                      cudaStream_t stream, const Fault& fault) {
   return WithReady(handle, [&](const std::shared_ptr<NcclCommunicator>& communicator) {
     const std::size_t element = NcclTypeBytes(static_cast<ncclDataType_t>(call.datatype));
-    if (element == 0 || !HasNcclOperation(static_cast<ncclRedOp_t>(call.operation)) ||
-        call.root >= static_cast<std::uint32_t>(communicator->ranks())) {
-      return NcclFailure(ncclInvalidArgument, "a type, operation or root that is not offered");
-    }
+    if (element == 0) return NcclFailure(ncclInvalidArgument, "the fake lacks this type");
     if (fault.kind == Fault::Kind::kAsync) {
       communicator->SetAsyncError(static_cast<ncclResult_t>(fault.code));
     }
@@ -127,7 +124,7 @@ ncclResult_t Destroy(ncclComm_t handle) {
   const std::shared_ptr<NcclCommunicator> communicator = Find(handle);
   if (communicator == nullptr) return NcclFailure(ncclInvalidArgument, "no such communicator");
   if (const ncclResult_t ready = communicator->EnsureReady(); ready != ncclSuccess) return ready;
-  // Finalizes first; has no effect if that is done.
+  // Finalizes the communicator first, unless it is finalized already.
   communicator->Finalize();
   Communicators().Remove(handle);
   communicator->Reclaim("ncclCommDestroy");
@@ -202,64 +199,13 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   });
 }
 
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  static NcclCallSite site("ncclCommCount");
-  return site.Run([&](const Fault&) {
-    return WithReady(comm, [&](const auto& communicator) {
-      *count = communicator->ranks();
-      return ncclSuccess;
-    });
-  });
-}
-
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  static NcclCallSite site("ncclCommUserRank");
-  return site.Run([&](const Fault&) {
-    return WithReady(comm, [&](const auto& communicator) {
-      *rank = communicator->rank();
-      return ncclSuccess;
-    });
-  });
-}
-
-ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
-  static NcclCallSite site("ncclCommCuDevice");
-  return site.Run([&](const Fault&) {
-    return WithReady(comm, [&](const auto& communicator) {
-      *device = communicator->device();
-      return ncclSuccess;
-    });
-  });
-}
-
 ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
                            ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                            cudaStream_t stream) {
   static NcclCallSite site("ncclAllReduce");
   return site.Run([&](const Fault& fault) {
-    const NcclCall call{NcclCall::Kind::kAllReduce,
-                        static_cast<std::uint32_t>(datatype),
-                        static_cast<std::uint32_t>(op),
-                        0,
-                        0,
-                        count,
-                        0};
-    return Collect(comm, call, sendbuff, recvbuff, stream, fault);
-  });
-}
-
-ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
-                           ncclDataType_t datatype, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
-  static NcclCallSite site("ncclBroadcast");
-  return site.Run([&](const Fault& fault) {
-    const NcclCall call{NcclCall::Kind::kBroadcast,
-                        static_cast<std::uint32_t>(datatype),
-                        ncclSum,
-                        static_cast<std::uint32_t>(root),
-                        0,
-                        count,
-                        0};
+    if (op != ncclSum) return NcclFailure(ncclInvalidArgument, "the fake has sums only");
+    const NcclCall call{static_cast<std::uint32_t>(datatype), 0, count, 0};
     return Collect(comm, call, sendbuff, recvbuff, stream, fault);
   });
 }
@@ -277,7 +223,7 @@ ncclResult_t ncclGroupEnd() {
   return site.Run([](const Fault&) { return NcclGroup::OfThisThread().End(); });
 }
 
-// With nonblocking communicators this, too, wants nothing in progress.
+// With a nonblocking communicator, this call too is refused while an operation is in progress.
 ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t size, void** handle) {
   static NcclCallSite site("ncclCommRegister");
   return site.Run([&](const Fault&) {

@@ -6,7 +6,7 @@
 namespace gradsync::fakes {
 namespace {
 
-// An error goes before ncclInProgress, and that before ncclSuccess.
+// An error takes precedence over ncclInProgress, which takes precedence over ncclSuccess.
 ncclResult_t Worse(ncclResult_t one, ncclResult_t other) {
   if (one == ncclSuccess || (one == ncclInProgress && other != ncclSuccess)) return other;
   return one;
@@ -42,7 +42,7 @@ ncclResult_t NcclGroup::Reclaim(std::shared_ptr<NcclCommunicator> communicator) 
 
 ncclResult_t NcclGroup::Close() {
   ncclResult_t result = ncclSuccess;
-  // Several ranks of one process meet each other.
+  // Several ranks of one process may wait for each other.
   std::vector<std::future<ncclResult_t>> inits;
   for (const auto& communicator : initialized_) {
     inits.push_back(

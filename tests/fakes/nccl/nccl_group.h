@@ -1,5 +1,4 @@
-// ncclGroupStart and ncclGroupEnd: what calls between them do at the end. One per thread; not
-// shared.
+// The calls between ncclGroupStart and ncclGroupEnd, which take effect at the end. One per thread.
 
 #ifndef TESTS_FAKES_NCCL_NCCL_GROUP_H_
 #define TESTS_FAKES_NCCL_NCCL_GROUP_H_
@@ -19,13 +18,14 @@ class NcclGroup {
   static NcclGroup& OfThisThread();
 
   void Start() { ++depth_; }
-  // The first error; else ncclInProgress if a nonblocking communicator has something to do.
+  // The first error; otherwise ncclInProgress if a nonblocking communicator has an operation in
+  // progress.
   ncclResult_t End();
 
-  // Each is done at once if no group is open; ncclSuccess if one is.
+  // Without an open group, each takes effect at once. Within one, it returns ncclSuccess.
   ncclResult_t Init(std::shared_ptr<NcclCommunicator> communicator);
   ncclResult_t Launch(std::shared_ptr<NcclCommunicator> communicator, NcclCollective collective);
-  // For a communicator that is flagged already: so a group flags all before it frees any.
+  // Requires that the communicator is flagged. So a group flags all of them before it frees any.
   ncclResult_t Reclaim(std::shared_ptr<NcclCommunicator> communicator);
 
  private:

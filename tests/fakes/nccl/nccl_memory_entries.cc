@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
-// The driver's functions that it takes.
+// The functions of the driver that ncclMemAlloc uses.
 struct DriverFunctions {
   decltype(&cuMemCreate) create;
   decltype(&cuMemRelease) release;
@@ -40,7 +40,7 @@ DriverFunctions Find(NcclProcess& process) {
   return functions;
 }
 
-// What is allocated: bytes by address. Thread-safe.
+// The allocations: bytes by address. Thread-safe.
 class NcclMemory {
  public:
   static NcclMemory& Get() {
@@ -74,7 +74,7 @@ class NcclMemory {
     driver.release(handle);
     if (!mapped) return NcclFailure(ncclUnhandledCudaError, "cuMemMap failed");
     *memory = reinterpret_cast<void*>(address);
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     bytes_[address] = bytes;
     return ncclSuccess;
   }
@@ -82,7 +82,7 @@ class NcclMemory {
   ncclResult_t Free(void* memory) {
     const DriverFunctions driver = Find(*NcclProcess::Get());
     const auto address = reinterpret_cast<CUdeviceptr>(memory);
-    MutexLock lock(&mutex_);
+    daemon::MutexLock lock(&mutex_);
     const auto found = bytes_.find(address);
     if (found == bytes_.end()) return NcclFailure(ncclInvalidArgument, "not of ncclMemAlloc");
     if (NcclProcess::Get()->AnyRegistered(address, found->second)) {
@@ -95,7 +95,7 @@ class NcclMemory {
   }
 
  private:
-  Mutex mutex_;
+  daemon::Mutex mutex_;
   std::map<CUdeviceptr, std::size_t> bytes_ ABSL_GUARDED_BY(mutex_);
 };
 

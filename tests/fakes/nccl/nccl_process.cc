@@ -10,7 +10,7 @@ std::string& LastError() {
   return text;
 }
 
-// As NCCL itself: the driver that is loaded, under whatever path, else the loader's.
+// Like NCCL: the driver that the process has loaded from any path, else the loader's choice.
 void* DriverLibrary() {
   static void* const library = [] {
     void* const loaded = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -39,17 +39,17 @@ void* NcclProcess::DriverFunction(const char* name) {
 }
 
 void NcclProcess::NoteRegistered(CUdeviceptr buffer) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   registered_.insert(buffer);
 }
 
 void NcclProcess::NoteDeregistered(CUdeviceptr buffer) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   registered_.erase(registered_.find(buffer));
 }
 
 bool NcclProcess::AnyRegistered(CUdeviceptr begin, std::size_t bytes) {
-  MutexLock lock(&mutex_);
+  daemon::MutexLock lock(&mutex_);
   const auto first = registered_.lower_bound(begin);
   return first != registered_.end() && *first < begin + bytes;
 }

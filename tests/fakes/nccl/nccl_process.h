@@ -1,4 +1,4 @@
-// What NCCL is in this process: the fake machine and the driver beneath it.
+// The state of the fake NCCL in this process: the fake machine and the driver.
 
 #ifndef TESTS_FAKES_NCCL_NCCL_PROCESS_H_
 #define TESTS_FAKES_NCCL_NCCL_PROCESS_H_
@@ -25,12 +25,12 @@ class NcclProcess {
   const StateFolder& folder() const { return folder_; }
   FaultRules& rules() { return rules_; }
 
-  // The driver that the process has loaded, found at the first call; nullptr: none.
+  // The driver that the process has loaded, or nullptr. The first call looks it up.
   NcclPort* port();
-  // A function of that driver by its exported name; nullptr: none.
+  // The function of that driver with this exported name, or nullptr.
   void* DriverFunction(const char* name);
 
-  // Where what communicators have registered begins.
+  // The start addresses of registered memory.
   void NoteRegistered(CUdeviceptr buffer);
   void NoteDeregistered(CUdeviceptr buffer);
   bool AnyRegistered(CUdeviceptr begin, std::size_t bytes);
@@ -41,7 +41,7 @@ class NcclProcess {
   const StateFolder& folder_;
   FaultRules rules_;
 
-  Mutex mutex_;
+  daemon::Mutex mutex_;
   std::multiset<CUdeviceptr> registered_ ABSL_GUARDED_BY(mutex_);
 };
 

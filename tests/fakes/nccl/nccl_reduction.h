@@ -1,6 +1,5 @@
-// The arithmetic of an all-reduce, as a ring does it: every chunk begins at another rank, and each
-// hop rounds to the data's type. So the result is the same on all ranks, but not the sum in the
-// order of ranks.
+// The sum of an all-reduce, computed as a ring does: every chunk begins at another rank, and each
+// hop rounds to the data's type. So all ranks get the same result, but not the sum in rank order.
 
 #ifndef TESTS_FAKES_NCCL_NCCL_REDUCTION_H_
 #define TESTS_FAKES_NCCL_NCCL_REDUCTION_H_
@@ -12,15 +11,12 @@
 
 namespace gradsync::fakes {
 
-// Bytes of an element; 0 for types that the fake does not have.
+// Bytes of an element; 0 for types that the fake lacks.
 std::size_t NcclTypeBytes(ncclDataType_t type);
 
-// False for operations that the fake does not have.
-bool HasNcclOperation(ncclRedOp_t operation);
-
-// `result` = the contributions, reduced.
-void NcclReduce(ncclDataType_t type, ncclRedOp_t operation,
-                const std::vector<const void*>& contributions, std::size_t count, void* result);
+// Writes the sum of the contributions to `result`.
+void NcclSum(ncclDataType_t type, const std::vector<const void*>& contributions, std::size_t count,
+             void* result);
 
 }  // namespace gradsync::fakes
 

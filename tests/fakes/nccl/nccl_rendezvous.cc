@@ -17,9 +17,8 @@ constexpr std::size_t kSlotsBytes = kMaxNcclRanks * sizeof(NcclSlot);
 }  // namespace
 
 bool operator==(const NcclCall& one, const NcclCall& other) {
-  return one.kind == other.kind && one.datatype == other.datatype &&
-         one.operation == other.operation && one.root == other.root &&
-         one.registered == other.registered && one.count == other.count;
+  return one.datatype == other.datatype && one.registered == other.registered &&
+         one.count == other.count;
 }
 
 std::string NcclRendezvous::Create(const StateFolder& folder) {
@@ -27,7 +26,7 @@ std::string NcclRendezvous::Create(const StateFolder& folder) {
   if (getrandom(&number, sizeof(number), 0) != sizeof(number)) return "";
   char name[32];
   std::snprintf(name, sizeof(name), "nccl.%016llx", static_cast<unsigned long long>(number));
-  const UniqueFd fd = OpenShared(folder.PathOf(name), O_RDWR | O_CREAT | O_EXCL);
+  const daemon::UniqueFd fd = OpenShared(folder.PathOf(name), O_RDWR | O_CREAT | O_EXCL);
   return fd.valid() && ftruncate(fd.get(), kSlotsBytes) == 0 ? name : "";
 }
 
@@ -35,7 +34,7 @@ std::unique_ptr<NcclRendezvous> NcclRendezvous::Open(const StateFolder& folder,
                                                      const std::string& name) {
   if (name.compare(0, 5, "nccl.") != 0 || name.find('/') != std::string::npos) return nullptr;
   std::string path = folder.PathOf(name);
-  const UniqueFd fd = OpenShared(path, O_RDWR);
+  const daemon::UniqueFd fd = OpenShared(path, O_RDWR);
   if (!fd.valid()) return nullptr;
   void* const slots = mmap(nullptr, kSlotsBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (slots == MAP_FAILED) return nullptr;
@@ -48,7 +47,7 @@ NcclRendezvous::~NcclRendezvous() { munmap(slots_, kSlotsBytes); }
 NcclRendezvous::Data::Data(const NcclRendezvous& rendezvous, int rank, std::size_t bytes,
                            bool create)
     : bytes_(bytes) {
-  const UniqueFd fd =
+  const daemon::UniqueFd fd =
       OpenShared(rendezvous.path_ + "." + std::to_string(rank), create ? O_RDWR | O_CREAT : O_RDWR);
   if (!fd.valid() || (create && ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)) return;
   void* const memory =

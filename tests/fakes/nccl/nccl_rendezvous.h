@@ -1,6 +1,6 @@
-// Where the ranks of one communicator meet: a file that they all map, named by the unique id. It
-// holds who has joined and how far each rank is; what a rank contributes to a collective lies in a
-// file of its own beside it.
+// The rendezvous of one communicator's ranks: a file that they all map, named by the unique id. It
+// holds which ranks have joined and how far each is. A rank's data for a collective is in a file
+// beside it.
 //
 // Every rank writes its own slot only. Thread-safe and process-safe.
 
@@ -20,16 +20,12 @@ namespace gradsync::fakes {
 
 inline constexpr int kMaxNcclRanks = 64;
 
-// What the ranks must agree on in one collective.
+// The arguments of a collective on which the ranks must agree.
 struct NcclCall {
-  enum class Kind : std::uint32_t { kAllReduce, kBroadcast };
-  Kind kind;
-  std::uint32_t datatype;   // ncclDataType_t
-  std::uint32_t operation;  // ncclRedOp_t
-  std::uint32_t root;
-  std::uint32_t registered;  // 1: its buffers are registered
+  std::uint32_t datatype;    // ncclDataType_t
+  std::uint32_t registered;  // 1 if its buffers are registered
   std::uint64_t count;
-  // Bytes into what is registered. They need not agree, but NCCL sums faster if they do.
+  // Offset in the registered memory. Ranks may differ here, but NCCL is faster if they do not.
   std::uint64_t offset;
 };
 bool operator==(const NcclCall& one, const NcclCall& other);
@@ -41,19 +37,19 @@ struct NcclSlot {
   std::uint32_t gpu;
   std::int32_t ranks;
   std::atomic<std::uint32_t> joined;
-  std::atomic<std::uint32_t> leaving;  // has finalized
-  // The collective, counted from 1, whose call and data are there.
+  std::atomic<std::uint32_t> leaving;  // 1 after this rank has finalized
+  // Number, from 1, of the last collective with a call and data.
   std::atomic<std::uint64_t> launched;
   NcclCall call;  // written before `launched`
-  // The last one for which this rank has read everybody's data.
+  // Number of the last collective of which this rank has read the data of all ranks.
   std::atomic<std::uint64_t> finished;
 };
 
 class NcclRendezvous {
  public:
-  // A new one; its name, or "" if that fails.
+  // Makes a new rendezvous and returns its name; "" if that fails.
   static std::string Create(const StateFolder& folder);
-  // nullptr if there is none of that name.
+  // nullptr if no rendezvous has that name.
   static std::unique_ptr<NcclRendezvous> Open(const StateFolder& folder, const std::string& name);
   ~NcclRendezvous();
   NcclRendezvous(const NcclRendezvous&) = delete;
@@ -68,7 +64,7 @@ class NcclRendezvous {
     ~Data();
     Data(const Data&) = delete;
     Data& operator=(const Data&) = delete;
-    void* get() const { return memory_; }  // nullptr if that failed
+    void* get() const { return memory_; }  // nullptr if mapping failed
 
    private:
     void* memory_ = nullptr;

@@ -1,4 +1,4 @@
-// The part of NVML that the product uses: how much of a GPU is in use.
+// The part of NVML that the product uses: how much of a GPU's memory is in use.
 
 #include <cstdint>
 #include <cstring>
@@ -19,7 +19,7 @@ struct Memory {
   unsigned long long used;
 };
 
-// A device's handle: its place in the machine, from 1.
+// The handle of a device is its number in the machine plus 1.
 void* HandleOf(std::uintptr_t gpu) { return reinterpret_cast<void*>(gpu + 1); }
 
 }  // namespace

@@ -23,7 +23,7 @@ constexpr char kShowGpusToDaemon[] =
     "them), "
     "in a container the trainers' GPUs (NVIDIA_VISIBLE_DEVICES)";
 
-// OK, or why nobody can be reached there.
+// Empty if somebody listens there, else why not.
 std::string WhyUnreachable(const std::string& address, absl::Duration timeout) {
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos) return "the address has no port";
@@ -38,7 +38,8 @@ std::string WhyUnreachable(const std::string& address, absl::Duration timeout) {
   const int error = getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &found);
   if (error != 0) return gai_strerror(error);
   const auto free = absl::MakeCleanup([found] { freeaddrinfo(found); });
-  const UniqueFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const daemon::UniqueFd fd(
+      socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return strerror(errno);
   if (connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0) return "";
   if (errno != EINPROGRESS) return strerror(errno);
@@ -59,8 +60,10 @@ void CheckPeerPort(const v1::GetStatusResponse& status, absl::Duration timeout,
   }
   const std::string why = WhyUnreachable(status.peer_address(), timeout);
   if (why.empty()) return AddOk("peer port", status.peer_address() + " answers", findings);
-  AddFailure("peer port", absl::StrCat(status.peer_address(), ": ", why),
-             "is peer_listen an address of this node, and open to it in the firewall?", findings);
+  AddFailure(
+      "peer port", absl::StrCat(status.peer_address(), ": ", why),
+      "check that peer_listen is an address of this node and that the firewall lets it through",
+      findings);
 }
 
 void CheckDaemonsGpus(const v1::CudaStatus& cuda, std::size_t gpus, Findings* findings) {
@@ -89,7 +92,7 @@ void CheckDaemonsGpus(const v1::CudaStatus& cuda, std::size_t gpus, Findings* fi
     if (worker.state() != v1::WORKER_STATE_FAILED) continue;
     AddWarning(
         "workers", absl::StrCat("job ", worker.job_id(), ": ", worker.last_failure()),
-        "start the job's trainers again; if it fails again see the daemon's log and nvidia-smi",
+        "start the job's trainers again; if it fails again, see the daemon's log and nvidia-smi",
         findings);
   }
 }
@@ -107,10 +110,10 @@ void CheckDaemon(const DoctorSubject& subject, std::size_t gpus, const DaemonPro
   const v1::GetStatusResponse& status = *subject.daemon;
   const std::string version = absl::StrCat("gradsyncd ", status.version());
   if (status.state() == v1::DAEMON_STATE_DRAINING) {
-    AddWarning("daemon", version + " drains: it takes no new trainers", "wait until it is back",
+    AddWarning("daemon", version + " drains: it accepts no new trainers", "wait until it is back",
                findings);
-  } else if (status.version() != kVersion) {
-    AddWarning("daemon", absl::StrCat(version, " is asked by gradsyncctl ", kVersion),
+  } else if (status.version() != daemon::kVersion) {
+    AddWarning("daemon", absl::StrCat(version, " differs from gradsyncctl ", daemon::kVersion),
                "install both from one release", findings);
   } else {
     AddOk("daemon", version + " serves", findings);

@@ -59,7 +59,7 @@ bool Exists(const std::string& path) {
 void CheckDriver(const DoctorSubject& subject, std::size_t gpus, Findings* findings) {
   const Library driver = Open(subject.cuda_library, "cuDriverGetVersion");
   if (!driver.error.empty()) {
-    if (gpus == 0) return AddOk("CUDA driver", "none, and no GPU that needs one", findings);
+    if (gpus == 0) return AddOk("CUDA driver", "none; without a GPU none is needed", findings);
     return AddFailure("CUDA driver", driver.error,
                       "install NVIDIA's driver (libcuda.so.1); in a container "
                       "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
@@ -67,8 +67,9 @@ void CheckDriver(const DoctorSubject& subject, std::size_t gpus, Findings* findi
   }
   const std::string what =
       absl::StrCat("driver for CUDA ", driver.version / 1000, ".", driver.version % 1000 / 10);
-  if (driver.version < kLeastCudaDriver || dlsym(driver.handle, "cuGetProcAddress_v2") == nullptr) {
-    return AddFailure("CUDA driver", what + " is too old", kCudaDriverRemedy, findings);
+  if (driver.version < daemon::kLeastCudaDriver ||
+      dlsym(driver.handle, "cuGetProcAddress_v2") == nullptr) {
+    return AddFailure("CUDA driver", what + " is too old", daemon::kCudaDriverRemedy, findings);
   }
   AddOk("CUDA driver", what, findings);
 }
@@ -80,7 +81,7 @@ void CheckNccl(const DoctorSubject& subject, std::size_t gpus, Findings* finding
       "install NCCL 2.19 or newer where the loader finds it, or name it: nccl_library";
   const char* const without = ": a job's ranks on this node must share one GPU";
   if (!nccl.error.empty()) {
-    if (gpus == 1) return AddOk("NCCL", "none; one GPU needs none", findings);
+    if (gpus == 1) return AddOk("NCCL", "none; a single GPU needs none", findings);
     return AddWarning("NCCL", nccl.error + without, remedy, findings);
   }
   const std::string version = absl::StrCat("NCCL ", nccl.version / 10000, ".",
@@ -139,8 +140,8 @@ std::size_t CheckDeviceFiles(const DoctorSubject& subject, Findings* findings) {
     AddFailure(
         "GPUs",
         absl::StrCat(what, "; this user may not read and write ", absl::StrJoin(closed, ", ")),
-        "join the files' group (ls -l /dev/nvidia*), or ask for ModifyDeviceFiles with mode "
-        "0666 in NVIDIA's module options",
+        "join the files' group (ls -l /dev/nvidia*), or set ModifyDeviceFiles with mode 0666 in "
+        "NVIDIA's module options",
         findings);
   } else if (!Exists(folder + "/nvidiactl") || !Exists(folder + "/nvidia-uvm")) {
     AddFailure("GPUs", what + ", but /dev/nvidiactl or /dev/nvidia-uvm is missing",
@@ -167,8 +168,9 @@ void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProces
                   [](const v1::GpuStatus& gpu) { return gpu.sharing() == v1::GPU_SHARING_MPS; });
   if (!here && !there) {
     findings->push_back({"MPS", Verdict::kOk,
-                         "off: trainers and daemon take turns on a GPU, so that little overlaps",
-                         "for overlap at the price of shared fate: deploy/README.md, MPS"});
+                         "off: trainers and daemon take turns on a GPU, and little overlaps",
+                         "for overlap, turn MPS on; a fatal fault then reaches all who share it: "
+                         "deploy/README.md, MPS"});
     return;
   }
   if (asked && here != there) {
@@ -192,13 +194,13 @@ void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProces
       return AddFailure(
           "MPS",
           absl::StrCat("on for one user at a time, and the daemon is user ", owner.uid,
-                       ": one would wait for the other's end"),
+                       ": one waits until the other ends"),
           "start nvidia-cuda-mps-control -d -multiuser-server and set mps_multiuser, or "
           "run gradsyncd as the trainers' user",
           findings);
     case MpsServer::kUnseen:
-      return AddWarning("MPS", "on; whether for several users cannot be seen from here",
-                        "it needs -multiuser-server, as the daemon is another user than this one",
+      return AddWarning("MPS", "on; from here it cannot be seen whether for several users",
+                        "start it with -multiuser-server: the daemon runs as another user",
                         findings);
   }
 }

@@ -44,7 +44,7 @@ void CheckKernel(Findings* findings) {
 }
 
 void CheckMemfd(Findings* findings) {
-  const UniqueFd memory(memfd_create("gradsync-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const daemon::UniqueFd memory(memfd_create("gradsync-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory.valid() || ftruncate(memory.get(), 1) != 0) {
     return AddFailure("shared memory", absl::StrCat("memfd_create: ", strerror(errno)),
                       "allow memfd_create in the sandbox (seccomp) of daemon and trainers",
@@ -90,11 +90,10 @@ void CheckCgroup(const DoctorSubject& subject, Findings* findings) {
   const std::string what =
       absl::StrCat(FormatBytes(*least_left), " left of ", FormatBytes(limit), " by the cgroup");
   if (*least_left >= kLittleMemory) return AddOk("memory limit", what, findings);
-  AddWarning(
-      "memory limit", what,
-      "trainers are charged for their gradients, once per rank: raise memory.max (MemoryMax=, "
-      "limits.memory) by the size of them",
-      findings);
+  AddWarning("memory limit", what,
+             "each rank's gradients count against this limit: raise memory.max (MemoryMax=, "
+             "limits.memory) by their size",
+             findings);
 }
 
 }  // namespace

@@ -85,9 +85,10 @@ void AddConnectError(const char* check, const std::string& path, int error, Find
     case EPERM:
       return AddRefusal(check, path, findings);
     case EPROTOTYPE:
-      return AddFailure(check, absl::StrCat(path, " is a socket of another kind"),
-                        "is it another program's? gradsyncd's is X.sock, with X-fd.sock beside it",
-                        findings);
+      return AddFailure(
+          check, absl::StrCat(path, " is a socket of another kind"),
+          "check whether it is another program's; gradsyncd has X.sock, and X-fd.sock beside it",
+          findings);
     case EAGAIN:
       return AddFailure(check, absl::StrCat(path, " accepts no connection"),
                         "the daemon is stopped or overloaded: see its log", findings);
@@ -97,21 +98,21 @@ void AddConnectError(const char* check, const std::string& path, int error, Find
   }
 }
 
-UniqueFd CheckSocket(const char* check, const std::string& path, int type,
-                     const DoctorSubject& subject, Findings* findings) {
+daemon::UniqueFd CheckSocket(const char* check, const std::string& path, int type,
+                             const DoctorSubject& subject, Findings* findings) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
     AddConnectError(check, path, ENAMETOOLONG, findings);
-    return UniqueFd();
+    return daemon::UniqueFd();
   }
   std::memcpy(address.sun_path, path.data(), path.size());
-  UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  daemon::UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   const timeval limit = absl::ToTimeval(subject.timeout);
   if (!fd.valid() || setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) != 0 ||
       connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     AddConnectError(check, path, errno, findings);
-    return UniqueFd();
+    return daemon::UniqueFd();
   }
   struct stat file {};
   struct stat around {};
@@ -119,7 +120,7 @@ UniqueFd CheckSocket(const char* check, const std::string& path, int type,
   const std::string what = seen ? absl::StrCat(path, " (", Rights(file), ")") : path;
   if (seen && (file.st_mode & S_IWOTH) != 0 && (around.st_mode & S_IXOTH) != 0) {
     AddWarning(check, absl::StrCat(what, " is open to every user of this node"),
-               "set socket_mode to 0660 and put those who train into its group", findings);
+               "set socket_mode to 0660 and add the users who train to its group", findings);
   } else {
     AddOk(check, what, findings);
   }
@@ -146,13 +147,14 @@ std::uint64_t OpenFilesOf(const std::string& path) {
 
 DaemonProcessOwner CheckSockets(const DoctorSubject& subject, Findings* findings) {
   DaemonProcessOwner owner;
-  const UniqueFd grpc = CheckSocket("socket", subject.socket, SOCK_STREAM, subject, findings);
+  const daemon::UniqueFd grpc =
+      CheckSocket("socket", subject.socket, SOCK_STREAM, subject, findings);
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (grpc.valid() && getsockopt(grpc.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0) {
     owner = {true, credentials.uid, credentials.pid};
     AddOk("daemon's user",
-          absl::StrCat("user ", UserName(owner.uid), owner.uid == geteuid() ? ", who asks" : "",
+          absl::StrCat("user ", UserName(owner.uid), owner.uid == geteuid() ? ", as you are" : "",
                        owner.pid == 0 ? "" : absl::StrCat(", pid ", owner.pid)),
           findings);
   }
@@ -165,7 +167,7 @@ void CheckNamespaces(const DoctorSubject& subject, const DaemonProcessOwner& own
                      Findings* findings) {
   if (owner.known && owner.pid == 0) {
     AddWarning("PID namespace",
-               "the daemon is in another one: it knows a trainer's death by its connection alone, "
+               "the daemon is in another one: it notices a lost trainer by its connection only, "
                "and legacy CUDA IPC fails",
                "share it: shareProcessNamespace: true in a pod, hostPID: true for a DaemonSet, "
                "--pid=host or --pid=container:NAME for a container",
@@ -181,7 +183,7 @@ void CheckNamespaces(const DoctorSubject& subject, const DaemonProcessOwner& own
   if (map >> inside >> outside >> count && (inside != 0 || outside != 0 || count < UINT32_MAX)) {
     AddWarning(
         "user namespace",
-        absl::StrCat("this process is in one: the daemon may see another user than ",
+        absl::StrCat("this process is in one: to the daemon its user may differ from ",
                      UserName(geteuid())),
         "run trainers outside of it or map their user (--userns=keep-id); the daemon refuses "
         "user 65534",
@@ -206,9 +208,10 @@ void CheckDescriptors(const DoctorSubject& subject, const DaemonProcessOwner& ow
   const std::uint64_t limit =
       OpenFilesOf(absl::StrCat(subject.root, "/proc/", owner.pid, "/limits"));
   if (limit == 0 || limit >= kFewDescriptorsOfDaemon) return;
-  AddWarning("descriptors",
-             absl::StrCat("the daemon may open ", limit, ": six for each rank and more"),
-             "raise LimitNOFILE= in its unit, or ulimit -n where it is started", findings);
+  AddWarning(
+      "descriptors",
+      absl::StrCat("the daemon may open ", limit, " files; it needs at least six for each rank"),
+      "raise LimitNOFILE= in its unit, or ulimit -n where it is started", findings);
 }
 
 }  // namespace gradsync

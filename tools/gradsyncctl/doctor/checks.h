@@ -27,7 +27,7 @@ inline void AddFailure(const char* check, std::string what, std::string remedy,
   findings->push_back({check, Verdict::kFailure, std::move(what), std::move(remedy)});
 }
 
-// Whoever listens at the daemon's socket, as the kernel says.
+// The process that listens at the daemon's socket, as the kernel reports it.
 struct DaemonProcessOwner {
   bool known = false;
   uid_t uid = 0;
@@ -46,7 +46,7 @@ void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProces
 
 // Both sockets: there, of the right kind, open to this user, and somebody listens.
 DaemonProcessOwner CheckSockets(const DoctorSubject& subject, Findings* findings);
-// Namespaces that keep the daemon from knowing who its trainers are.
+// Namespaces that hide from the daemon which process and user a trainer is.
 void CheckNamespaces(const DoctorSubject& subject, const DaemonProcessOwner& owner,
                      Findings* findings);
 void CheckDescriptors(const DoctorSubject& subject, const DaemonProcessOwner& owner,

@@ -30,7 +30,7 @@ struct DoctorSubject {
   // As dlopen takes them.
   std::string cuda_library = "libcuda.so.1";
   std::string nccl_library = "libnccl.so.2";
-  // CUDA_MPS_PIPE_DIRECTORY of those who ask.
+  // CUDA_MPS_PIPE_DIRECTORY of the user who runs this.
   std::string mps_pipe_directory = "/tmp/nvidia-mps";
   std::string socket;
   absl::Duration timeout = absl::Seconds(5);  // of each connection

@@ -1,14 +1,21 @@
 """Data-parallel training of PyTorch modules through a gradsync daemon.
 
-`DistributedDataParallel` wraps a module; `allreduce_hook` brings the daemon to a module that
-PyTorch's own wrapper has. PyTorch 1.13 and later; gradients in host memory or, tested against fakes
-of the driver so far, on a GPU.
+`DistributedDataParallel` wraps a module. `allreduce_hook` makes PyTorch's own wrapper average
+through the daemon. Needs PyTorch 2.1 or later. Gradients are in host memory or on a GPU. GPUs are
+tested only against fakes of the driver so far.
 """
 
-from gradsync.torch._join import join
+# The check stands before the imports below, which an old PyTorch would fail with other errors.
+# ruff: noqa: E402
+import torch as _torch
+
+from gradsync.torch._pytorch_version import check_pytorch
+
+check_pytorch(_torch.__version__)
+
 from gradsync.torch._session import default_session, init
 from gradsync.torch.comm_hook import HookState, allreduce_hook
-from gradsync.torch.distributed import DistributedDataParallel
+from gradsync.torch.distributed import DistributedDataParallel, join
 from gradsync.torch.step_statistics import StepStatistics
 
 __all__ = [

@@ -1,9 +1,11 @@
-"""The layout of one wrapped module: its gradients, and the buckets that they are cut into."""
+"""The layout of one wrapped module: the buckets that its gradients are cut into."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, Sequence
+
+import torch
 
 import gradsync
 from gradsync.torch import _session
@@ -23,21 +25,20 @@ class BucketCaps:
 
     @classmethod
     def of_mib(cls, each: float | None, first: float, last: float) -> BucketCaps:
-        """From MiB; None is 25."""
+        """Caps in MiB; `each` None is 25."""
         return cls(int((25 if each is None else each) * MIB), int(first * MIB), int(last * MIB))
 
 
 class Buckets:
-    """Registers `slots` as a layout, and replaces it by one with buckets in another order.
+    """Registers `slots` as a layout, hands its buckets to the daemon, and can cut them anew.
 
     Used on the thread that trains, and in its backward passes.
 
     Attributes:
       layout: the present one.
       slots: the parameters, in the layout's order.
-      sizes: per bucket, how many gradients lie in it.
-      rebuilt: whether their order was observed.
-      hand_off: how they are handed to the daemon.
+      sizes: how many gradients each bucket has.
+      rebuilt: whether the buckets follow an order in which gradients were observed to come.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Buckets:
         self.name = name
         self.rebuilt = False
         self._caps = caps
-        self.hand_off = hand_off
+        self._hand_off = hand_off
         self._timeout = timeout
         with _session.noting(session):
             self.layout = session.register_layout(name, **self._options(slots))
         self._place(slots)
 
     def rebuild(self, order: Sequence[int]) -> None:
-        """Cuts buckets anew, for gradients that become ready in the order `order`.
+        """Cuts buckets anew, for gradients that come in the order `order`.
 
         Args:
           order: of indices into `slots`, the same on every rank.
@@ -73,7 +74,7 @@ class Buckets:
         Raises:
           gradsync.Error: as Session.replace_layout().
         """
-        # The rule goes through parameters from the last to the first.
+        # Buckets are cut from the last parameter to the first.
         slots = [self.slots[i] for i in reversed(order)]
         if slots != self.slots:
             try:
@@ -84,14 +85,39 @@ class Buckets:
             except gradsync.FailedPreconditionError as error:
                 if error.reason != "RANKS_LEFT":
                     raise
-                return  # a rank is done with its data; a later step tries again
+                return  # a rank has no more data; a later step tries again
             self._place(slots)
         self.rebuilt = True
 
     @property
     def nbytes(self) -> int:
-        """Of all buckets."""
+        """Bytes of all buckets."""
         return sum(self.layout.bucket(i).nbytes for i in range(self.layout.bucket_count))
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._hand_off.begin()
+
+    def arrived(self, bucket: int) -> None:
+        """A gradient of the bucket was written."""
+        self._hand_off.arrived(bucket)
+
+    def mark_ready(self, step: int, bucket: int) -> None:
+        """Hands the bucket over: all of its gradients were written."""
+        self._hand_off.mark_ready(self.layout, step, bucket)
+
+    def finish_step(self, step: int, used: Sequence[bool] | None) -> None:
+        """Hands over the buckets that are left; `used` as of Layout.finish_step()."""
+        self._hand_off.finish_step(self.layout, step, used)
+
+    def wait(self, step: int) -> gradsync.StepResult:
+        """Waits for the verdict on the host; what follows sees the averages."""
+        return self._hand_off.wait(self.layout, step)
+
+    def follow(self, step: int) -> torch.Tensor:
+        """On a GPU: as StreamHandOff.follow()."""
+        assert isinstance(self._hand_off, StreamHandOff)
+        return self._hand_off.follow(self.layout, step)
 
     def _options(self, slots: Sequence[Slot]) -> dict[str, Any]:
         return {
@@ -100,11 +126,11 @@ class Buckets:
             "first_bucket_cap_bytes": self._caps.first,
             "last_bucket_cap_bytes": self._caps.last,
             "timeout": self._timeout,
-            **self.hand_off.layout_options,
+            **self._hand_off.layout_options,
         }
 
     def _place(self, slots: Sequence[Slot]) -> None:
-        """Takes `slots`, in this order, for the parameters of the layout."""
+        """Moves the gradients of `slots`, in this order, into the layout."""
         self.slots = list(slots)
         self.sizes = [0] * self.layout.bucket_count
         for index, slot in enumerate(self.slots):

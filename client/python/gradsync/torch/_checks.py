@@ -1,4 +1,4 @@
-"""What can be wrapped, and whether it still is what was wrapped."""
+"""Checks of what is wrapped, and that it has not changed since."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NoReturn, Sequence
 import torch
 
 from gradsync.torch._gradients import refuse
-from gradsync.torch._hooks import OPTIMIZER_HOOKS
 
 
 def check_arguments(
@@ -20,11 +19,11 @@ def check_arguments(
     """Raises: ValueError: an argument that PyTorch's wrapper takes has no meaning here."""
     if device_ids is not None or output_device is not None:
         raise ValueError(
-            "gradsync: device_ids and output_device must be None: a module on one device per "
-            "process is synchronized where it is"
+            "gradsync: device_ids and output_device must be None: move the module to its device "
+            "before wrapping it, one device for each process"
         )
     if dim != 0:
-        raise ValueError("gradsync: dim must be 0: inputs are not scattered")
+        raise ValueError("gradsync: dim must be 0, as inputs are not scattered")
     if process_group is not None:
         raise ValueError("gradsync: process_group must be None: pass session= to choose a job")
     for name, cap in caps_mb.items():
@@ -33,19 +32,23 @@ def check_arguments(
 
 
 def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
-    """Checks that `module` holds nothing that cannot be synchronized, nor one of `wrappers`.
+    """Checks that everything in `module` can be synchronized, and that no part is wrapped already.
+
+    Args:
+      module: the module to wrap.
+      wrappers: classes of wrappers.
 
     Raises:
-      TypeError: says what, why, and what to do.
-      ValueError: it has no parameter to synchronize.
+      TypeError: a part cannot be synchronized; says which, why, and what to do.
+      ValueError: the module has no parameter to synchronize.
     """
     for name, submodule in module.named_modules():
         if getattr(submodule, "sparse", False) is True and isinstance(
             submodule, (torch.nn.Embedding, torch.nn.EmbeddingBag)
         ):
             raise TypeError(
-                f"gradsync: module '{name}' makes sparse gradients; gradsync averages dense ones: "
-                "build it with sparse=False"
+                f"gradsync: module '{name}' makes sparse gradients, and gradsync averages dense "
+                "ones; build it with sparse=False"
             )
         if isinstance(submodule, torch.nn.SyncBatchNorm) and not (
             torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -55,13 +58,17 @@ def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
                 "process group of its own; initialize one, or use BatchNorm"
             )
         if isinstance(submodule, wrappers):
-            raise TypeError(f"gradsync: module '{name}' is wrapped already")
+            raise TypeError(
+                f"gradsync: module '{name}' is wrapped already; wrap the whole module once, or its "
+                "parts one by one"
+            )
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     trainable = [(name, p) for name, p in trainable if name not in ignored]
     if not trainable:
         raise ValueError(
-            "gradsync: the module has no parameter that requires a gradient: nothing to synchronize"
+            "gradsync: the module has no parameter that requires a gradient, so there is nothing "
+            "to synchronize; do not wrap it"
         )
     for name, parameter in trainable:
         why = refuse(name, parameter)
@@ -72,47 +79,47 @@ def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
         if parameter.device != first.device:
             raise TypeError(
                 f"gradsync: parameter '{name}' is on {parameter.device}, but '{first_name}' on "
-                f"{first.device}; wrap the parts on each device by themselves"
+                f"{first.device}; wrap the parts on each device separately"
             )
 
 
 def check_device_verdict(device: torch.device, buffers: Sequence[str]) -> None:
-    """Checks that the verdict of a step on `device` can stay there.
+    """Checks that the verdicts of steps on `device` can stay there.
 
     Args:
-      device: of the gradients.
-      buffers: names of those that each step broadcasts.
+      device: the gradients' device.
+      buffers: names of the buffers that each step broadcasts.
 
     Raises:
-      ValueError: it cannot; says why and what to do.
+      ValueError: they cannot; says why and what to do.
     """
     if device.type != "cuda":
         raise ValueError(
-            f"gradsync: device_verdict needs a module on a GPU, not on {device}: in host memory "
-            "the verdict is on the host"
+            f"gradsync: device_verdict needs a module on a GPU, and this one is on {device}; wrap "
+            "it without device_verdict"
         )
-    if not OPTIMIZER_HOOKS:
-        raise ValueError("gradsync: device_verdict needs PyTorch 2.0 or later")
     if buffers:
         raise ValueError(
-            f"gradsync: device_verdict, but buffer '{buffers[0]}' is broadcast through the host "
-            "after each step, which waits for it; pass broadcast_buffers=False"
+            f"gradsync: with device_verdict the host does not wait for steps, but buffer "
+            f"'{buffers[0]}' is broadcast through the host after each step; pass "
+            "broadcast_buffers=False"
         )
 
 
 class Identity:
-    """What a module was made of when it was wrapped, to be compared before each forward pass.
+    """The parameters and submodules of a module when it was wrapped, to compare with later.
 
-    Walks dictionaries rather than `named_parameters()`: some 50 ns a parameter or submodule.
+    A check reads the module's dictionaries, not `named_parameters()`. It runs before each forward
+    pass and takes about 50 ns for each parameter or submodule.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        """Looks at `module`."""
+        """Records the parts of `module`."""
         self._root = module
         self._look()
 
     def _look(self) -> None:
-        """Takes down every place of a parameter or submodule."""
+        """Records every place that holds a parameter or submodule."""
         self._parameters = []
         self._modules = []
         self._sizes = []
@@ -136,7 +143,7 @@ class Identity:
                     )
 
     def check(self) -> None:
-        """Raises: RuntimeError: names the first parameter that is another one or was changed."""
+        """Raises: RuntimeError: names the first parameter that was replaced or changed."""
         for parameters, key, parameter, dtype, requires_grad, name in self._parameters:
             if key not in parameters or parameters[key] is not parameter:
                 _refuse(name, "is not the one that was wrapped (load_state_dict(assign=True)?)")
@@ -154,7 +161,7 @@ class Identity:
                 return
 
     def _look_again(self) -> None:
-        """Submodules have changed, which is well as long as they hold the same parameters."""
+        """Submodules have changed. That is allowed if they hold the same parameters."""
         known = {id(parameter) for _, _, parameter, _, _, _ in self._parameters}
         now = dict(self._root.named_parameters())
         for name, parameter in now.items():

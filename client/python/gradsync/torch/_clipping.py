@@ -1,4 +1,4 @@
-"""Scaling averaged gradients down: while a fused optimizer reads them, or in a pass of its own."""
+"""Scaling averaged gradients: by a fused optimizer while it reads them, or in a separate pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clipping:
     """Scales one wrapped module's gradients. Used on the thread that trains."""
 
     def __init__(self) -> None:
-        """Nothing is scaled yet."""
+        """No optimizer was told a scale yet."""
         self._scale_of: tuple[weakref.ref[torch.optim.Optimizer], _NextStepScale] | None = None
 
     def scale(
@@ -27,9 +27,9 @@ class Clipping:
         """Multiplies the gradients by `coefficient`.
 
         Args:
-          slots: where they are.
-          coefficient: 1 leaves them as they are.
-          optimizer: does it in its next step, if it is fused and has these parameters alone.
+          slots: the parameters.
+          coefficient: 1 leaves the gradients as they are.
+          optimizer: multiplies in its next step, if it is fused and has exactly these parameters.
         """
         self.forget()
         if coefficient == 1.0:
@@ -46,27 +46,27 @@ class Clipping:
                 torch._foreach_mul_(gradients, coefficient)
 
     def forget(self) -> None:
-        """An optimizer's step that was left out shall not scale a later one."""
+        """Drops a scale that no optimizer's step has used: it must not scale a later step."""
         if self._scale_of is not None:
             self._scale_of[1].clear()
 
 
 class _NextStepScale:
-    """Tells one fused optimizer what to multiply gradients by in its next step, and in that alone.
+    """Makes one fused optimizer multiply gradients by a number in its next step only.
 
-    A fused optimizer divides by its attribute `grad_scale`, which GradScaler uses too. Used on the
-    thread that trains.
+    A fused optimizer divides gradients by its attribute `grad_scale`, which GradScaler uses too.
+    Used on the thread that trains.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hooks into `optimizer`, for good; it must be `_takes_scale`."""
+        """Adds hooks to `optimizer` for its whole life; _takes_scale() must be true of it."""
         self._optimizer = weakref.ref(optimizer)
         self._scale: torch.Tensor | None = None
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
     def set(self, coefficient: float) -> None:
-        """The next step multiplies by `coefficient`, instead of what was set before."""
+        """The next step multiplies by `coefficient`, and by no number that was set before."""
         optimizer: Any = self._optimizer()
         self.clear()
         self._scale = optimizer.grad_scale = torch.tensor(1.0 / coefficient)
@@ -94,7 +94,7 @@ class _NextStepScale:
 def _takes_scale(
     optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], coefficient: float
 ) -> bool:
-    """Whether `optimizer` is fused and has these parameters alone, and can divide by the scale."""
+    """Whether `optimizer` is fused, has exactly these parameters and can divide by the scale."""
     if coefficient <= 0 or not math.isfinite(coefficient):
         return False
     if not getattr(optimizer, "_step_supports_amp_scaling", False):

@@ -1,4 +1,4 @@
-"""Steps whose verdicts are on the device, where optimizers read them."""
+"""Verdicts that stay on the device, where optimizers read them."""
 
 from __future__ import annotations
 
@@ -10,65 +10,68 @@ import torch
 
 import gradsync
 from gradsync.torch import _session
+from gradsync.torch.step_statistics import StepTimes
 
 _log = logging.getLogger("gradsync")
 
 
 @dataclasses.dataclass
 class FollowedStep:
-    """A step whose averages and verdict streams wait for, and the host does not.
+    """A step whose averages and verdict the GPU's streams wait for, and the host does not.
 
     Attributes:
       number: the step's.
-      verdict: as of StreamHandOff.follow().
-      void: why it is void; None if that is not known.
-      times: as StepTimes.add() wants them.
-      scaled: whether GradScaler made an optimizer's step of it.
+      verdict: what StreamHandOff.follow() returned.
+      void: why the step is void; None if it is not known to be.
+      times: how long it took, until the host continued.
+      scaled: whether GradScaler has counted it as an optimizer's step.
     """
 
     number: int
     verdict: torch.Tensor
     void: gradsync.Error | None
-    times: tuple[float, float, float, float]
+    times: StepTimes
     scaled: bool = False
 
 
 class DeviceVerdicts:
-    """Those of one wrapped module that were not looked at on the host; two at most.
+    """The steps of one wrapped module whose verdict the host has not read yet: two at most.
 
     Used on the thread that trains, and on the one that runs a backward pass.
 
     Attributes:
-      void: how many of those that were looked at were void.
+      void: number of void steps among those that the host has read.
     """
 
     def __init__(self, session: gradsync.Session, name: str) -> None:
-        """None yet, of the layout `name`."""
+        """No step yet; `name` is the layout's, for messages."""
         self.void = 0
         self._session = session
         self._name = name
         self._steps: collections.deque[FollowedStep] = collections.deque()  # by number
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of steps."""
         return len(self._steps)
 
     @property
     def last(self) -> FollowedStep | None:
-        """The last one, None if there is none."""
+        """The last step; None if there is none."""
         return self._steps[-1] if self._steps else None
 
     def add(self, step: FollowedStep) -> None:
-        """`step` follows on the others."""
+        """Adds a step, which comes after the others."""
         self._steps.append(step)
 
     def take(
         self, layout: gradsync.Layout
     ) -> tuple[FollowedStep, gradsync.StepResult | gradsync.Error]:
-        """Waits on the host for the first one's verdict: its result, or why it is void.
+        """Removes the first step, once the host knows its verdict.
+
+        Returns: the step, and its result or why it is void.
 
         Raises:
-          gradsync.Error: the session has ended, or the daemon is silent (then it stays).
+          gradsync.Error: the session has ended; or the daemon is silent: then the step stays.
           RuntimeError: GradScaler has counted a step that is void.
         """
         step = self._steps[0]
@@ -85,16 +88,16 @@ class DeviceVerdicts:
         return step, outcome
 
     def _leave_out(self, step: FollowedStep, error: gradsync.Error) -> None:
-        """The optimizer has left out `step`, on the device, because of `error`."""
+        """Reports that optimizers have left out `step` on the device because of `error`."""
         _session.note(self._session, error)
         if _session.is_over(self._session):
             self._steps.clear()
             raise error
         if step.scaled:
             raise RuntimeError(
-                f"gradsync: step {step.number} of '{self._name}' is void, and GradScaler has "
-                "counted it on this rank, but not on the one that failed: their scales differ. Go "
-                "on from a checkpoint on every rank, or without device_verdict"
+                f"gradsync: step {step.number} of '{self._name}' is void. GradScaler has counted "
+                "it on this rank but not on the rank that failed, so their scales differ. Continue "
+                "from a checkpoint on every rank, or train without device_verdict"
             ) from error
         self.void += 1
         _log.warning("step %d of '%s' is left out: %s", step.number, self._name, error)

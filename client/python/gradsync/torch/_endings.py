@@ -1,31 +1,30 @@
-"""The end of a backward pass that several wrapped modules had a part in."""
+"""The end of a backward pass that went through several wrapped modules."""
 
 from __future__ import annotations
 
 from typing import Callable
 
-from gradsync.torch import _hooks
+from gradsync.torch import _autograd
 
-# Of the modules whose part of the pass is over, by the order in which they were wrapped. Used on
-# the thread that runs the pass.
+# (order of wrapping, finish) of the modules of the running pass. Used on the thread that runs it.
 _endings: list[tuple[int, Callable[[], None]]] = []
 
 
 def add(order: int, finish: Callable[[], None]) -> None:
-    """Calls `finish` after every other module's end, and in the order of wrapping.
+    """Calls `finish` after all modules have ended their part, in the order of wrapping.
 
-    Ranks that waited for different modules would wait for ever.
+    If two ranks waited for different modules first, both would wait for ever.
 
     Args:
-      order: which of the wrapped modules it is, the same on every rank.
+      order: the module's number among all that were wrapped, the same on every rank.
       finish: waits for the module's verdict.
     """
     _endings.append((order, finish))
-    _hooks.at_end_of_backward(_finish_all)
+    _autograd.at_end_of_backward(_finish_all)
 
 
 def _finish_all() -> None:
-    """Waits for the verdict of every module that had a part in the pass."""
+    """Waits for every module's verdict; raises the first error afterwards."""
     endings = sorted(_endings, key=lambda ending: ending[0])
     _endings.clear()
     first: BaseException | None = None

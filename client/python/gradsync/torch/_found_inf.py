@@ -1,7 +1,8 @@
-"""Steps' verdicts as the `found_inf` of optimizers, which read it where their kernels run.
+"""Steps' verdicts as the `found_inf` of optimizers, which their kernels read.
 
-An optimizer that takes `found_inf` leaves out its update if that float is not 0. PyTorch's do so
-where they are built with `fused=True`; GradScaler sets the same attribute, for one step at a time.
+An optimizer that takes `found_inf` leaves out its update if that float is not 0. PyTorch's
+optimizers take it if they were built with `fused=True`. GradScaler sets the same attribute, for one
+step at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Sequence
 
 import torch
 
-# What GradScaler, or nobody (None), had set before a step, and what it was made for that step.
+# For each optimizer: GradScaler's `found_inf` before the step (None if it set none), and ours.
 _Lent = tuple[Any, torch.Tensor]
 _lent: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Lent] = weakref.WeakKeyDictionary()
 
@@ -42,14 +43,14 @@ def _refusal(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def is_set(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the coming step of `optimizer` has a `found_inf` already, which is GradScaler's."""
+    """Whether GradScaler has set a `found_inf` for the next step of `optimizer`."""
     return vars(optimizer).get("found_inf") is not None
 
 
 def lend(optimizer: torch.optim.Optimizer, verdicts: Sequence[torch.Tensor]) -> None:
-    """The coming step of `optimizer` leaves out its update if a verdict is 1 where it runs.
+    """Makes the next step of `optimizer` leave out its update if a verdict is 1 on the device.
 
-    Or if GradScaler says so. To be taken back after the step.
+    It does so too if GradScaler says so. Call take_back() after the step.
 
     Args:
       optimizer: must pass check().
@@ -65,7 +66,7 @@ def lend(optimizer: torch.optim.Optimizer, verdicts: Sequence[torch.Tensor]) -> 
 
 
 def take_back(optimizer: torch.optim.Optimizer) -> None:
-    """Leaves `optimizer` as it was before lend()."""
+    """Restores `optimizer` as it was before lend()."""
     theirs, ours = _lent.pop(optimizer, (None, None))
     if ours is None or vars(optimizer).get("found_inf") is not ours:
         return

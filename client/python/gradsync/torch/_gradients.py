@@ -18,25 +18,25 @@ _TORCH_DTYPES = {data_type: dtype for dtype, data_type in DATA_TYPES.items()}
 
 
 def flat_tensor(view: gradsync.View, device: torch.device) -> torch.Tensor:
-    """The memory of `view`, on `device`, as a 1-d tensor, which keeps it mapped.
+    """A 1-d tensor on the memory of `view`, which it keeps mapped.
 
     Raises:
-      RuntimeError: it is on another GPU.
+      RuntimeError: the memory is on another device than `device`.
     """
     dtype = _TORCH_DTYPES[view.dtype]
     if view.count == 0:
         return torch.empty(0, dtype=dtype, device=device)
     if view.device:
-        # The array interface has no bfloat16: its bits.
+        # The array interface has no bfloat16; its bits come as integers.
         tensor = torch.as_tensor(view, device=device).view(dtype)
-        if tensor.data_ptr() != view.address:  # PyTorch made a copy there
+        if tensor.data_ptr() != view.address:  # PyTorch has copied it to `device`
             raise RuntimeError(f"gradsync: {view!r} is on {view.device}, which is not {device}")
         return tensor
     return torch.frombuffer(view.buffer, dtype=dtype, count=view.count)
 
 
 def gradient_tensor(parameter: torch.Tensor, view: gradsync.View) -> torch.Tensor:
-    """`view` with the shape of `parameter`, and its strides if it is dense (channels_last)."""
+    """`view` with the shape of `parameter`, and with its strides if it is dense (channels_last)."""
     flat = flat_tensor(view, parameter.device)
     if _dense(parameter):
         return flat.as_strided(parameter.size(), parameter.stride())
@@ -44,7 +44,7 @@ def gradient_tensor(parameter: torch.Tensor, view: gradsync.View) -> torch.Tenso
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a contiguous range of memory, each once, in some order."""
+    """Whether the elements fill a range of memory without gaps, in some order."""
     expected = 1
     for stride, size in sorted(
         (stride, size) for stride, size in zip(tensor.stride(), tensor.size()) if size != 1
@@ -56,7 +56,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 class Slot:
-    """One trainable parameter: where it lies in the layout, and what this backward has done to it.
+    """One trainable parameter: its place in the layout, and its part in the running backward pass.
 
     Owned by its wrapper; used on the thread that runs the backward pass.
     """
@@ -75,7 +75,7 @@ class Slot:
     )
 
     def __init__(self, name: str, parameter: torch.nn.Parameter, node: Any) -> None:
-        """Args: node: the parameter's AccumulateGrad node, kept here."""
+        """Args: node: the parameter's AccumulateGrad node, which the slot holds."""
         self.name = name
         self.parameter = parameter
         self.node = node
@@ -83,15 +83,15 @@ class Slot:
         self.index = -1  # among the layout's parameters
         self.bucket = -1
         self.view: torch.Tensor = torch.empty(0)
-        # How often autograd has added to the gradient in this backward, and how often it will
-        # (more than once only with static_graph).
+        # How often autograd has added to the gradient in this backward pass, and how often it will.
+        # The latter is more than 1 only with static_graph.
         self.firings = 0
         self.expected = 1
-        # Added to since the last synchronization, by a backward that was not synchronized.
+        # Whether a backward pass under no_sync() has added to it since the last step.
         self.accumulated = False
 
     def place(self, layout: gradsync.Layout, index: int) -> None:
-        """Moves the gradient into `layout`, whose parameter `index` it is."""
+        """Moves the gradient into `layout`, where it is that of parameter `index`."""
         view = layout.gradient(index)
         old = self.view
         self.index = index
@@ -102,7 +102,7 @@ class Slot:
             self.parameter.grad = self.view
 
     def bring_home(self) -> None:
-        """Makes the view hold the parameter's gradient, and be it.
+        """Copies the parameter's gradient into the view, and makes the view the gradient.
 
         Raises:
           RuntimeError: the gradient is sparse, or of another dtype or device than the parameter.
@@ -132,7 +132,7 @@ class Slot:
 
 
 def refuse(name: str, parameter: torch.Tensor) -> str | None:
-    """Why `parameter` cannot be synchronized, and what to do; None if it can."""
+    """Says why `parameter` cannot be synchronized, and what to do; None if it can."""
     if torch.nn.parameter.is_lazy(parameter):
         return (
             f"parameter '{name}' is not initialized yet; run a forward pass through the lazy "
@@ -152,19 +152,19 @@ def refuse(name: str, parameter: torch.Tensor) -> str | None:
         )
     if parameter.dtype not in DATA_TYPES:
         return (
-            f"parameter '{name}' is {parameter.dtype}; gradients are float32, float64, float16 or "
-            "bfloat16"
+            f"parameter '{name}' is {parameter.dtype}; gradsync averages float32, float64, float16 "
+            "and bfloat16: convert it, or set requires_grad=False"
         )
     if parameter.device.type not in ("cpu", "cuda"):
         return (
-            f"parameter '{name}' is on {parameter.device}; gradients in host memory or on a CUDA "
-            "device are synchronized"
+            f"parameter '{name}' is on {parameter.device}; move it to host memory or to a CUDA "
+            "device"
         )
     return None
 
 
 def layout_parameters(slots: Sequence[Slot]) -> list[gradsync.Parameter]:
-    """`slots` as a layout wants them, in the same order."""
+    """`slots` as parameters for register_layout(), in the same order."""
     return [
         gradsync.Parameter(
             slot.name, tuple(slot.parameter.size()), DATA_TYPES[slot.parameter.dtype]

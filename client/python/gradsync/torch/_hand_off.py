@@ -1,4 +1,4 @@
-"""How buckets are handed to the daemon: from host memory at once, from a GPU in streams' order."""
+"""How buckets are handed to the daemon: at once from host memory, in stream order from a GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gradsync.torch._gradients import flat_tensor
 
 
 class HostHandOff:
-    """Of gradients in host memory: what is written is written."""
+    """For gradients in host memory: a gradient is written when its hook runs."""
 
-    # What register_layout() is told of the place.
+    # Further arguments of register_layout().
     layout_options: dict[str, Any] = {}
 
     def begin(self) -> None:
@@ -38,16 +38,16 @@ class HostHandOff:
 
 
 class StreamHandOff:
-    """Of gradients on a GPU: kernels that write them may still be queued.
+    """For gradients on a GPU: the kernels that write them may still be queued.
 
-    Autograd runs its hooks with the stream current on which it has written the gradient, and its
-    callbacks at the end of a pass behind all of those streams.
+    When autograd runs a hook, the current stream is the one that writes the gradient. When it runs
+    callbacks at the end of a pass, the current stream waits for all of these streams.
     """
 
     def __init__(self, device: torch.device) -> None:
         """Args: device: the GPU, with its number."""
         self._device = device
-        self._streams: dict[int, list[int]] = {}  # by bucket, without repetitions
+        self._streams: dict[int, list[int]] = {}  # for each bucket, each stream once
         uuid = gradsync.cuda_device_uuid(device.index)
         self.layout_options: dict[str, Any] = {"device": uuid}
 
@@ -56,30 +56,30 @@ class StreamHandOff:
         self._streams.clear()
 
     def arrived(self, bucket: int) -> None:
-        """A gradient of the bucket is written where the current stream gets here."""
+        """A gradient of the bucket is written when the current stream reaches this point."""
         streams = self._streams.setdefault(bucket, [])
         stream = self._current()
         if stream not in streams:
             streams.append(stream)
 
     def mark_ready(self, layout: gradsync.Layout, step: int, bucket: int) -> None:
-        """Every gradient of the bucket is written where its streams get here."""
+        """Every gradient of the bucket is written when its streams reach this point."""
         streams = self._streams.get(bucket) or [self._current()]
         layout.mark_ready_on_streams(step, bucket, streams)
 
     def finish_step(
         self, layout: gradsync.Layout, step: int, used: Sequence[bool] | None = None
     ) -> None:
-        """Every gradient is written where the current stream gets here."""
+        """Every gradient is written when the current stream reaches this point."""
         layout.finish_step_on_streams(step, [self._current()], used)
 
     def wait(self, layout: gradsync.Layout, step: int) -> gradsync.StepResult:
-        """Waits for the verdict; what follows on the current stream sees the averages."""
+        """Waits for the verdict; later work on the current stream sees the averages."""
         layout.wait_on_stream(step, self._current())
         return layout.wait_step(step)
 
     def follow(self, layout: gradsync.Layout, step: int) -> torch.Tensor:
-        """What follows on the current stream sees the averages and the verdict; nothing waits here.
+        """Makes later work on the current stream see averages and verdict; the host does not wait.
 
         Returns:
           The verdict: a float32 without dimensions on the GPU, 0 if the step is complete and 1 if
@@ -96,5 +96,5 @@ class StreamHandOff:
 
 
 def hand_off_of(device: torch.device) -> HostHandOff | StreamHandOff:
-    """What gradients on `device`, the host or a GPU, need."""
+    """The hand-off for gradients on `device`, the host or a GPU."""
     return StreamHandOff(device) if device.type == "cuda" else HostHandOff()

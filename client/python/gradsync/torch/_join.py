@@ -1,44 +1,28 @@
-"""Training for ranks with different numbers of steps."""
+"""Uneven inputs: ranks with different numbers of steps."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import Iterator, Sequence
 
 from gradsync.torch import _session
-
-if TYPE_CHECKING:
-    from gradsync.torch.distributed import DistributedDataParallel
+from gradsync.torch._synchronizer import Synchronizer
 
 
 @contextlib.contextmanager
-def join(
-    modules: Sequence[DistributedDataParallel],
-    divide_by_initial_world_size: bool | None = None,
-    enable: bool = True,
-    timeout: float | None = None,
+def uneven_inputs(
+    synchronizers: Sequence[Synchronizer],
+    divide_by_initial_world_size: bool | None,
+    timeout: float | None,
 ) -> Iterator[None]:
-    """`DistributedDataParallel.join` for several wrapped modules of one session.
-
-    Args:
-      modules: all that are trained in the context, in the same order on every rank.
-      divide_by_initial_world_size: see there.
-      enable: see there.
-      timeout: see there.
-
-    Raises:
-      ValueError: no modules, several sessions, or a divisor that is not the session's.
-      gradsync.Error: as there.
-    """
-    if not enable:
-        yield
-        return
-    if not modules:
-        raise ValueError("gradsync: join() of no module")
-    synchronizers = [module._in_job() for module in modules]
+    """`gradsync.torch.join` for the synchronizers of its modules; see there."""
+    if not synchronizers:
+        raise ValueError("gradsync: join() got no module; pass every module that is trained")
     session = synchronizers[0].session
     if any(synchronizer.session is not session for synchronizer in synchronizers):
-        raise ValueError("gradsync: join() of modules of several sessions")
+        raise ValueError(
+            "gradsync: join() got modules of several sessions; use one join() for each session"
+        )
     by_world = session.options.divisor == "world"
     if divide_by_initial_world_size not in (None, by_world):
         raise ValueError(

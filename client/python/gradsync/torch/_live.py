@@ -1,16 +1,14 @@
-"""The wrapped modules of this process that are in a job, and whose parameters they have."""
+"""The wrapped modules of this process that are in a job."""
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Sequence
+from typing import Sequence
 
+import gradsync
 from gradsync.torch import _session
 from gradsync.torch._gradients import Slot
-
-if TYPE_CHECKING:
-    import gradsync
-    from gradsync.torch._synchronizer import Synchronizer
+from gradsync.torch._synchronizer import Synchronizer
 
 _live: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
 
@@ -21,17 +19,17 @@ def all_live() -> list[Synchronizer]:
 
 
 def add(synchronizer: Synchronizer) -> None:
-    """One more, until it is released or gone."""
+    """Adds a module; it is removed when it is released or garbage-collected."""
     _live.add(synchronizer)
 
 
 def claim(slots: Sequence[Slot]) -> None:
-    """Makes sure that no other wrapper, unless its session is over, has one of the parameters.
+    """Makes sure that no other wrapper has one of the parameters; releases ended wrappers.
 
-    Their gradients would lie in two places.
+    A parameter in two wrappers would have its gradient in two places.
 
     Raises:
-      TypeError: names the parameter and the other wrapper.
+      TypeError: another wrapper has one of them; names the parameter and the wrapper.
     """
     taken = _taken(slots)
     if taken is not None:
@@ -42,14 +40,14 @@ def claim(slots: Sequence[Slot]) -> None:
 
 
 def _taken(slots: Sequence[Slot]) -> str | None:
-    # No reference to the other wrapper may stay in an exception's frames.
+    # A function of its own: an exception's frame must not keep a reference to the other wrapper.
     mine = {id(slot.parameter): slot.name for slot in slots}
     for other in all_live():
         shared = [mine[id(s.parameter)] for s in other.slots if id(s.parameter) in mine]
         if shared and not _session.is_over(other.session):
             return f"'{shared[0]}' belongs to wrapped module '{other.name}'"
         if shared:
-            # The session is over: this wrapper takes them.
+            # Its session has ended.
             other.release()
             _live.discard(other)
     return None

@@ -1,4 +1,4 @@
-"""What wrapped modules have to do with an optimizer's step: their gradients must be averages."""
+"""What wrapped modules do around an optimizer's step: its gradients must be averages."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ import weakref
 from typing import Any
 
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from gradsync.torch import _found_inf, _hooks, _live
+from gradsync.torch import _found_inf, _live
 
-# Optimizers that have made a step. The first one shall not be left out on the device: the momentum
-# of SGD would begin as whatever its memory held.
+# Optimizers that have made a step. The first step must not be left out on the device: SGD's
+# momentum would keep what its new memory happened to hold.
 _begun: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def _before(optimizer: Any, *_: Any) -> None:
-    _found_inf.take_back(optimizer)  # of a step that raised
+    _found_inf.take_back(optimizer)  # if the last step raised an exception
     scaled = _found_inf.is_set(optimizer)
     verdicts = []
     for synchronizer in _live.all_live():
-        # Drops gradients that a backward pass left half averaged when it died.
+        # Drops gradients that a failed backward pass has left partly averaged.
         synchronizer.abandon_stale("its backward pass did not finish")
         if synchronizer.device_verdict and synchronizer.trains(optimizer):
             _found_inf.check(optimizer)
@@ -41,5 +45,6 @@ def _after(optimizer: Any, *_: Any) -> None:
 
 @functools.lru_cache(maxsize=None)  # once
 def watch() -> None:
-    """From now on, for every optimizer; before PyTorch 2.0, which has no such hooks, for none."""
-    _hooks.around_optimizer_steps(_before, _after)
+    """From now on, every optimizer's step is watched. A step that raises has no `_after`."""
+    register_optimizer_step_pre_hook(_before)
+    register_optimizer_step_post_hook(_after)

@@ -1,4 +1,4 @@
-"""What a module's forward pass returns."""
+"""The tensors in what a module's forward pass returns."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from typing import Any, Callable, Iterator, NoReturn
 
 import gradsync
 
-# Errors that void a step and leave the session alive.
+# Reasons of errors that void a step in a session that continues.
 _VOID_REASONS = frozenset({"STEP_ABANDONED", "STEP_TIMEOUT", "STEP_VOID"})
-# Anything else ABORTED or UNAVAILABLE is the session's end.
+# Every other error with code ABORTED or UNAVAILABLE is the session's end.
 _STEP_REASONS = _VOID_REASONS | {"DAEMON_SILENT"}
 
-# Seconds without a daemon after which somebody should know why nothing happens.
+# Seconds without a daemon before a warning says what init() waits for.
 _PATIENCE = 3.0
 _log = logging.getLogger("gradsync")
 
@@ -31,14 +31,14 @@ _names: weakref.WeakKeyDictionary[gradsync.Session, dict[str, int]] = weakref.We
 
 
 def init(**options: Any) -> gradsync.Session:
-    """Joins the job, for all modules that this process wraps without a session of their own.
+    """Joins the job, for all modules that this process wraps without `session=`.
 
-    Optional: the first module that is wrapped does it with no options. At the end of the process
-    the session leaves the job, unless an exception or `sys.exit` with an error ended the process.
+    Optional: without it, wrapping the first module joins the job, with no options. At the end of
+    the process the session leaves the job, unless an exception or `sys.exit` with an error ends it.
 
     Args:
-      **options: fields of `gradsync.SessionOptions` that shall differ from what torchrun's
-        environment says, for example `divisor="world"` or `step_timeout=600.0` (seconds).
+      **options: fields of `gradsync.SessionOptions` that differ from torchrun's environment, for
+        example `divisor="world"` or `step_timeout=600.0` (seconds).
 
     Returns:
       The session; `gradsync.Session.join` says which errors it can raise.
@@ -50,21 +50,21 @@ def init(**options: Any) -> gradsync.Session:
     with _lock:
         if _default is not None and not _default.closed and _default not in _over:
             raise RuntimeError(
-                "gradsync.torch.init(): this process is in a job already; call it before the first "
-                "module is wrapped, or leave first"
+                "gradsync.torch.init(): this process is in a job already; call init() before the "
+                "first module is wrapped, or leave() first"
             )
         if _default is not None:
             _default.close()
         chosen = dataclasses.replace(gradsync.SessionOptions.from_environment(), **options)
-        patience = threading.Timer(_PATIENCE, _tell_of_waiting, [chosen])
+        patience = threading.Timer(_PATIENCE, _warn_of_waiting, [chosen])
         patience.daemon = True
         patience.start()
         try:
             _default = gradsync.Session.join(chosen)
         finally:
             patience.cancel()
-        # Once a session is there: what is registered later runs earlier, and sessions close
-        # themselves at the exit.
+        # Sessions close themselves at the exit. Functions that were registered later run earlier,
+        # so this one, registered after the session was made, runs before that.
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)
         if sys.exit is not _exit:
@@ -72,9 +72,9 @@ def init(**options: Any) -> gradsync.Session:
         return _default
 
 
-def _tell_of_waiting(options: gradsync.SessionOptions) -> None:
+def _warn_of_waiting(options: gradsync.SessionOptions) -> None:
     _log.warning(
-        "waiting for gradsyncd at %s, for %g s at most; start it, or name its socket in "
+        "waiting for gradsyncd at %s, for at most %g s; start it, or name its socket in "
         "GRADSYNC_SOCKET",
         options.socket,
         60.0 if options.connect_timeout is None else options.connect_timeout,
@@ -82,7 +82,7 @@ def _tell_of_waiting(options: gradsync.SessionOptions) -> None:
 
 
 def default_session() -> gradsync.Session:
-    """The session of this process; joins the job if it is in none or its session has ended."""
+    """The session of this process. Joins the job if there is none or if it has ended."""
     with _lock:
         session = _default
     if session is None or session.closed or session in _over:
@@ -91,19 +91,19 @@ def default_session() -> gradsync.Session:
 
 
 def note(session: gradsync.Session, error: gradsync.Error) -> None:
-    """Remembers that `session` has ended, if `error` says so: the next module joins anew."""
+    """Remembers that `session` has ended if `error` says so; the next module then joins anew."""
     if error.code in ("ABORTED", "UNAVAILABLE") and error.reason not in _STEP_REASONS:
         _over.add(session)
 
 
 def voids_step(error: gradsync.Error) -> bool:
-    """Whether `error` says that a step is void, in a session that goes on."""
+    """Whether `error` says that a step is void, in a session that continues."""
     return error.reason in _VOID_REASONS
 
 
 @contextlib.contextmanager
 def noting(session: gradsync.Session) -> Iterator[None]:
-    """Notes errors of `session` that leave the context."""
+    """A context that calls note() for errors of `session`."""
     try:
         yield
     except gradsync.Error as error:
@@ -112,7 +112,7 @@ def noting(session: gradsync.Session) -> Iterator[None]:
 
 
 def before_leaving(call: Callable[[gradsync.Session], None]) -> None:
-    """Calls `call` before the process's session leaves at the process's end."""
+    """At the end of the process, calls `call` before its session leaves the job."""
     _before_leaving.append(call)
 
 
@@ -122,20 +122,20 @@ def end(session: gradsync.Session) -> None:
 
 
 def is_over(session: gradsync.Session) -> bool:
-    """Whether it is known that `session` has ended."""
+    """Whether this process knows that `session` has ended."""
     return session.closed or session in _over
 
 
 def unique_name(session: gradsync.Session, stem: str) -> str:
-    """`stem0`, `stem1`, ...: the same on every rank that makes the same calls."""
+    """`stem0`, `stem1`, ...: the same names on all ranks that make the same calls."""
     with _lock:
         counts = _names.setdefault(session, {})
         counts[stem] = counts.get(stem, -1) + 1
         return f"{stem}{counts[stem]}"
 
 
-# What `sys.exit` was called with. SystemExit leaves no trace for functions that run at the exit,
-# and torch.multiprocessing.spawn turns every exception into one.
+# The argument of the last `sys.exit`. Functions that run at the exit cannot see a SystemExit, and
+# torch.multiprocessing.spawn turns every exception into a SystemExit.
 _exit_status: Any = None
 _python_exit = sys.exit
 
@@ -150,7 +150,7 @@ def _leave_at_exit() -> None:
     session = _default
     if session is None or session.closed:
         return
-    # After an error the other ranks must not go on as if this one had finished.
+    # After an error the other ranks must not continue as if this one had finished.
     failed = getattr(sys, "last_type", None) is not None or _exit_status not in (None, 0)
     try:
         if not failed and session not in _over:
@@ -158,6 +158,6 @@ def _leave_at_exit() -> None:
                 call(session)
             session.leave()
     except gradsync.Error:
-        pass  # a step is open, or the session is over: the others see a loss, which it is
+        pass  # a step is open, or the session has ended: to the other ranks this rank is lost
     finally:
         session.close()

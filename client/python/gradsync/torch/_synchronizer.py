@@ -2,56 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import time
 import weakref
-from typing import Any, Sequence
+from typing import Any, Iterator, NoReturn, Sequence
 
 import torch
 
 import gradsync
-from gradsync.torch import _endings, _hooks, _live, _outputs, _session
+from gradsync.torch import _autograd, _endings, _outputs, _session
 from gradsync.torch._buckets import Buckets
 from gradsync.torch._clipping import Clipping
-from gradsync.torch._device_verdicts import DeviceVerdicts, FollowedStep
+from gradsync.torch._device_verdicts import FollowedStep
+from gradsync.torch._forwards import Forwards
 from gradsync.torch._gradients import Slot
-from gradsync.torch._hand_off import StreamHandOff
+from gradsync.torch._module_hooks import BeginHook, GradientHook, Steps, remove
 from gradsync.torch._state import ModuleState
-from gradsync.torch.step_statistics import StepStatistics, StepTimes
+from gradsync.torch._step import Step
+from gradsync.torch._verdicts import Verdicts, is_silence
+from gradsync.torch.step_statistics import StepStatistics
 
 _orders = itertools.count()
 
 
-class _Step:
-    """One synchronized backward pass under way."""
-
-    __slots__ = ("backward", "began", "first_bucket", "number", "order", "void", "waiting")
-
-    def __init__(
-        self,
-        number: int,
-        backward: int | None,
-        waiting: list[int],
-        void: gradsync.Error | None,
-    ) -> None:
-        self.number = number
-        self.void = void  # why, if it is known already and only the optimizer needs to know
-        self.backward = backward
-        self.waiting = waiting  # per bucket, gradients that have not come
-        self.order: list[Slot] = []  # as the gradients came
-        self.began = time.perf_counter()
-        self.first_bucket = 0.0
-
-
 class Synchronizer:
-    """Hands over the gradients of a wrapped module as a backward pass makes them.
+    """Runs the steps of a wrapped module: hands over gradients as a backward pass makes them.
 
     Owned by its wrapper: autograd's hooks refer to it weakly. Used on the thread that trains, and
     on the one that runs a backward pass.
 
     Args:
       state: the module's.
-      buckets: its parameters' layout; nothing was said of a step yet.
+      buckets: its parameters' layout, of which no step was begun yet.
       broadcast_buffers: whether each step ends with the buffers of the lowest live rank everywhere.
       static_graph: the first step counts how often each gradient comes.
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
@@ -68,38 +50,31 @@ class Synchronizer:
     ) -> None:
         self._state = state
         self._buckets = buckets
-        self._hand_off = buckets.hand_off
         self._broadcast_buffers = broadcast_buffers
         self.device_verdict = device_verdict
         self._counts_known = not static_graph
         self._order = next(_orders)
-        self._forwards = _hooks.Forwards()
-        self._step: _Step | None = None
-        self._interrupted: int | None = None  # the step that Ctrl-C kept from its verdict
-        # The last step whose verdict this rank has seen, or has left on the device.
-        self._decided = 0
-        self._verdicts = DeviceVerdicts(buckets.session, buckets.name)
-        self._last_step: gradsync.StepResult | None = None
-        self._times = StepTimes()
+        self._forwards = Forwards()
+        self._step: Step | None = None  # the one that runs
+        self._verdicts = Verdicts(buckets)
         self._clipping = Clipping()
         self._parameters = frozenset(id(slot.parameter) for slot in buckets.slots)
-        synchronizer = weakref.ref(self)
+        steps: weakref.ref[Steps] = weakref.ref(self)
         for slot in buckets.slots:
-            hook = _GradientHook(synchronizer, slot)
-            slot.handle = _hooks.on_accumulated(slot.parameter, slot.node, hook)
-        self._begin = _BeginHook(synchronizer)
-        _live.add(self)
+            parameter: Any = slot.parameter  # the next call has no types
+            slot.handle = parameter.register_post_accumulate_grad_hook(GradientHook(steps, slot))
+        self._begin = BeginHook(steps)
         # The module may be wrapped again.
-        weakref.finalize(self, _remove, [slot.handle for slot in buckets.slots]).atexit = False
+        weakref.finalize(self, remove, [slot.handle for slot in buckets.slots]).atexit = False
 
     @property
     def session(self) -> gradsync.Session:
-        """In which it synchronizes."""
+        """The session in which it synchronizes."""
         return self._buckets.session
 
     @property
     def name(self) -> str:
-        """Of the layout."""
+        """Name of the layout."""
         return self._buckets.name
 
     @property
@@ -109,13 +84,13 @@ class Synchronizer:
 
     @property
     def last_step(self) -> gradsync.StepResult | None:
-        """The last committed step; None before the first."""
+        """The last complete step; None before the first."""
         self.settle()
-        return self._last_step
+        return self._verdicts.last_result
 
     def statistics(self) -> StepStatistics:
         """Counters since the module was wrapped."""
-        times = self._times
+        times = self._verdicts.times
         return StepStatistics(
             steps=times.steps,
             buckets=self._buckets.layout.bucket_count,
@@ -133,11 +108,12 @@ class Synchronizer:
         error = self.drop_if_void()
         if error is not None:
             raise error
-        if self._last_step is None:
+        result = self._verdicts.last_result
+        if result is None:
             raise RuntimeError(
                 "gradsync: there is no gradient norm before the first synchronized step"
             )
-        return self._last_step.gradient_norm
+        return result.gradient_norm
 
     def clip(self, max_norm: float, optimizer: torch.optim.Optimizer | None) -> float:
         """As DistributedDataParallel.clip_grad_norm_()."""
@@ -146,8 +122,8 @@ class Synchronizer:
         return norm
 
     def release(self) -> None:
-        """Lets go of the parameters: the session is over, and another wrapper takes them."""
-        _remove([slot.handle for slot in self.slots])
+        """Removes its hooks: the session has ended, and another wrapper takes the parameters."""
+        remove([slot.handle for slot in self.slots])
 
     # ---- Around a forward pass
 
@@ -163,39 +139,18 @@ class Synchronizer:
 
     @property
     def followed(self) -> FollowedStep | None:
-        """The last step, if its verdict is on the device and was not looked at on the host."""
-        return self._verdicts.last
+        """The last step, if its verdict is on the device and the host has not looked at it."""
+        return self._verdicts.followed
 
     def trains(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether `optimizer` updates one of the parameters."""
         mine = self._parameters
         return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
-    def settle(self, leave: int = 0) -> gradsync.Error | None:
-        """Waits on the host for verdicts that are on the device, but for those of `leave` steps.
-
-        Returns:
-          Why the last of these steps is void; None if it is complete.
-
-        Raises:
-          gradsync.Error: the session has ended, or the daemon is silent.
-          RuntimeError: GradScaler has counted a step that is void.
-        """
-        void: gradsync.Error | None = None
-        while len(self._verdicts) > leave:
-            try:
-                step, outcome = self._verdicts.take(self._buckets.layout)
-            except RuntimeError as error:
-                if not isinstance(error, gradsync.Error) or error.reason != "DAEMON_SILENT":
-                    self._clear()
-                raise
-            if isinstance(outcome, gradsync.Error):
-                void = outcome
-            else:
-                void = None
-                self._last_step = outcome
-                self._times.add(*step.times)
-        return void
+    def settle(self) -> gradsync.Error | None:
+        """Waits on the host for the verdicts that are on the device; see Verdicts.settle()."""
+        with self._clearing():
+            return self._verdicts.settle()
 
     def drop_if_void(self) -> gradsync.Error | None:
         """settle(), and drops the gradients if the last of these steps is void; returns why."""
@@ -208,64 +163,49 @@ class Synchronizer:
 
     def begin_step(self) -> None:
         """A backward pass whose gradients are to be averaged is at an output of the module."""
-        backward = _hooks.backward_id()
+        backward = _autograd.backward_id()
         step = self._step
         if step is not None:
             if step.backward == backward:
                 return
             self._abandon(step, "another backward pass began before it had finished")
         self._clipping.forget()
-        number, void = self._catch_up()
+        number, void = self._next_step()
         for slot in self.slots:
             slot.firings = 0
-        self._hand_off.begin()
-        self._step = _Step(number, backward, list(self._buckets.sizes), void)
-        _hooks.at_end_of_backward(self._end_backward)
+        self._buckets.begin_step()
+        self._step = Step(number, backward, self._buckets.sizes, void)
+        _autograd.at_end_of_backward(self._end_backward)
 
     @property
-    def _on_device(self) -> bool:
-        """Whether only optimizers need a step's verdict: its buckets are what they will be."""
+    def _only_optimizers_need_verdicts(self) -> bool:
+        """Whether steps' verdicts may stay on the device: buckets and counts are final."""
         return self.device_verdict and self._buckets.rebuilt and self._counts_known
 
-    def _catch_up(self) -> tuple[int, gradsync.Error | None]:
-        """Returns the step to run now; or one that this rank came too late to, and why it is void.
+    def _next_step(self) -> tuple[int, gradsync.Error | None]:
+        """The step to run now, and None; or a step that this rank has missed, and why it is void.
 
-        Raises the verdict of a step that was decided without this rank, or that was interrupted
-        while it waited, if optimizers are not to tell.
+        Raises: the verdict of a step that was decided without this rank, or while this rank had
+          stopped waiting, unless only optimizers need it.
         """
-        layout = self._buckets.layout
-        number = layout.next_step
-        # Two steps may be under way. What is decided after the followed ones decides them too, and
-        # only the last two verdicts are kept.
-        last = self._verdicts.last
-        self.settle(leave=1 if last is not None and last.number == number - 1 else 0)
-        missed = number - 1 if self._interrupted is None else self._interrupted
-        if missed <= self._decided:
+        number = self._buckets.layout.next_step
+        with self._clearing():
+            self._verdicts.settle_before(number)
+        missed = self._verdicts.missed(number)
+        if missed is None:
             return number, None
-        try:
-            layout.wait_step(missed)
-        except gradsync.Error as error:
-            if error.reason == "DAEMON_SILENT":
-                raise
-            self._decided = max(missed, layout.next_step - 1)
-            self._interrupted = None
-            if self._on_device and _session.voids_step(error):
-                return self._decided, error
-            self._drop(error)
-            raise
-        raise RuntimeError(
-            f"gradsync: step {missed} of '{self.name}' is complete on the other ranks, but this "
-            "rank was interrupted while it waited, or heard nothing from the daemon, and has "
-            "dropped its gradients: parameters may differ between the ranks. Wrap the module again "
-            "on every rank"
-        )
+        decided, error = missed
+        if self._only_optimizers_need_verdicts and _session.voids_step(error):
+            return decided, error
+        self._drop(error)
+        raise error
 
     def on_gradient(self, slot: Slot) -> None:
         """Autograd has added to the gradient of `slot`."""
-        if slot.parameter.grad is None:  # a node on the way gave none: not used
+        if slot.parameter.grad is None:  # autograd gave none: the parameter is unused
             return
         if self._step is None:
-            if not self._forwards.unseen_begins(_hooks.backward_id(), slot.name):
+            if not self._forwards.unseen_begins(_autograd.backward_id(), slot.name):
                 slot.accumulated = True
                 return
             self.begin_step()
@@ -277,8 +217,8 @@ class Synchronizer:
                 step,
                 RuntimeError(
                     f"gradsync: parameter '{slot.name}' got a second gradient in one backward "
-                    "pass, after the first was handed over; a parameter that several reentrant "
-                    "checkpoints share needs use_reentrant=False or static_graph=True"
+                    "pass, after the first was handed over; for a parameter that several "
+                    "reentrant checkpoints share, pass use_reentrant=False or static_graph=True"
                 ),
             )
         if slot.parameter.grad is not slot.view:
@@ -289,134 +229,86 @@ class Synchronizer:
         if slot.firings == slot.expected and self._counts_known:
             self._arrived(step, slot)
 
-    def _arrived(self, step: _Step, slot: Slot) -> None:
-        step.order.append(slot)
-        bucket = slot.bucket
-        waiting = step.waiting[bucket] - 1
-        step.waiting[bucket] = waiting
-        self._hand_off.arrived(bucket)
-        if waiting == 0 and step.void is None:
-            if step.first_bucket == 0.0:
-                step.first_bucket = time.perf_counter()
+    def _arrived(self, step: Step, slot: Slot) -> None:
+        """The last gradient of `slot` in this pass is written."""
+        self._buckets.arrived(slot.bucket)
+        if step.arrive(slot) and step.void is None:
             try:
-                self._hand_off.mark_ready(self._buckets.layout, step.number, bucket)
+                self._buckets.mark_ready(step.number, slot.bucket)
             except gradsync.Error as error:
                 self._refused(step, error)
 
-    def _refused(self, step: _Step, error: gradsync.Error) -> None:
-        """The daemon, or the library, takes no more of `step`: raises why, or lets the pass go on
-        without a step if only optimizers need to know."""
-        if self._on_device and _session.voids_step(error):
-            step.void = error
+    def _refused(self, step: Step, error: gradsync.Error) -> None:
+        """Daemon or library take no more of `step`.
+
+        Raises: why; but returns if only optimizers need to know, and the pass goes on.
+        """
+        if self._only_optimizers_need_verdicts and _session.voids_step(error):
+            step.leave_out(error)
             return
         self._drop(error)
         raise error
 
     def _end_backward(self) -> None:
-        """The pass is over: ends the step, which hands over the buckets that are left."""
+        """The pass has ended: ends the step, which hands over the buckets that are left."""
         step = self._step
         if step is None:
             return
-        ended = time.perf_counter()
-        unused: list[tuple[Slot, torch.Tensor | None]] = []
-        with torch.no_grad():
-            if len(step.order) < len(self.slots) and step.void is None:
-                arrived = set(map(id, step.order))
-                for slot in self.slots:
-                    if id(slot) not in arrived:
-                        self._contribute(slot, unused)
-                        step.order.append(slot)
-            used = None
-            if unused:
-                flags = [True] * len(self.slots)
-                for slot, _ in unused:
-                    flags[slot.index] = False
-                used = flags
+        step.end(self.slots)
         if step.void is None:
             try:
-                self._hand_off.finish_step(self._buckets.layout, step.number, used)
+                self._buckets.finish_step(step.number, step.used_flags(len(self.slots)))
             except gradsync.Error as error:
                 self._refused(step, error)
-        _endings.add(self._order, lambda: self._finish(step, unused, ended))
+        _endings.add(self._order, lambda: self._finish(step))
 
-    def _contribute(self, slot: Slot, unused: list[tuple[Slot, torch.Tensor | None]]) -> None:
-        """Makes the view of a parameter that this pass gave no gradient (or, with static_graph,
-        whose gradients were only counted) hold what this rank contributes."""
-        gradient = slot.parameter.grad
-        if gradient is None:
-            slot.view.zero_()
-            unused.append((slot, None))
-            return
-        if gradient is not slot.view:
-            slot.bring_home()
-        if slot.firings == 0 and not slot.accumulated:
-            # Left from an earlier step. If nobody used the parameter, it shall stay, to the bit.
-            unused.append((slot, slot.view.clone()))
-
-    def _finish(
-        self, step: _Step, unused: list[tuple[Slot, torch.Tensor | None]], ended: float
-    ) -> None:
-        """Waits for the verdict, on the host unless only the device needs it."""
+    def _finish(self, step: Step) -> None:
+        """Waits for the verdict; on the host unless only optimizers need it."""
         if self._step is not step:
             return
-        # To leave alone what nobody used, the host must know.
-        if self._on_device and (not unused or step.void is not None):
-            self._follow(step, ended)
+        # To leave alone what no rank used, the host must know the verdict.
+        if self._only_optimizers_need_verdicts and (not step.unused or step.void is not None):
+            self._follow(step)
             return
         try:
-            self.settle()
-            result = self._hand_off.wait(self._buckets.layout, step.number)
+            result = self._verdicts.wait(step)
         except BaseException as error:
-            if isinstance(error, gradsync.Error) and error.reason != "DAEMON_SILENT":
+            if isinstance(error, gradsync.Error) and not is_silence(error):
                 self._drop(error)
-            else:  # Ctrl-C, too: the verdict will come, but this pass does not see it
-                self._interrupted = step.number
+            else:
                 self._clear()
             raise
-        self._decided = step.number
-        for slot, before in unused:
-            if result.used is not None and not result.used[slot.index]:
-                if before is not None:
-                    slot.view.copy_(before)
-            else:
-                slot.parameter.grad = slot.view
+        step.commit(result)
         for slot in self.slots:
             slot.accumulated = False
+        observed = step.order if self._counts_known else None
         if not self._counts_known:
             for slot in self.slots:
                 slot.expected = max(1, slot.firings)
             self._counts_known = True
-            order = None
-        else:
-            order = step.order
         self._step = None
-        self._last_step = result
-        # Here all ranks are: whoever comes not is lost, or as late as it may be in a step.
+        # A broadcast here waits for no rank that computes: every rank has ended this step.
         if self._broadcast_buffers:
             self._state.broadcast_buffers()
-        self._times.add(step.began, step.first_bucket, ended, time.perf_counter())
-        if order is not None and not self._buckets.rebuilt:
+        self._verdicts.times.add(step.times())
+        if observed is not None and not self._buckets.rebuilt:
             if result.live_ranks == self.session.world_size:
-                self._rebuild(order)
+                self._rebuild(observed)
 
-    def _follow(self, step: _Step, ended: float) -> None:
-        """What comes next on the current stream waits for averages and verdict; the host goes on.
+    def _follow(self, step: Step) -> None:
+        """What comes next on the current stream waits for averages and verdict; the host does not.
 
-        There is no buffer to broadcast, which would wait.
+        There are no buffers to broadcast: that would wait.
         """
-        assert isinstance(self._hand_off, StreamHandOff)
         if step.void is None:
             try:
-                verdict = self._hand_off.follow(self._buckets.layout, step.number)
+                self._verdicts.follow(step)
             except gradsync.Error as error:
                 self._refused(step, error)
         if step.void is not None:
-            verdict = torch.ones((), device=self.slots[0].view.device)
+            self._verdicts.follow_void(step)
         for slot in self.slots:
             slot.accumulated = False
-        times = step.began, step.first_bucket, ended, time.perf_counter()
-        self._verdicts.add(FollowedStep(step.number, verdict, step.void, times))
-        self._decided = step.number
         self._step = None
 
     def _rebuild(self, observed: Sequence[Slot]) -> None:
@@ -428,22 +320,18 @@ class Synchronizer:
     # ---- When a pass fails
 
     def abandon_stale(self, why: str) -> None:
-        """Abandons a step whose backward pass has died, if there is one and none runs."""
-        if self._step is not None and not _hooks.in_backward():
+        """Abandons a step whose backward pass has failed: there is a step, but no pass runs."""
+        if self._step is not None and _autograd.backward_id() is None:
             self._abandon(self._step, why)
 
-    def _fail(self, step: _Step, error: Exception) -> None:
+    def _fail(self, step: Step, error: Exception) -> NoReturn:
         """Abandons the step because of this rank's own error, and raises it."""
         self._abandon(step, str(error))
         raise error
 
-    def _abandon(self, step: _Step, reason: str) -> None:
-        self._decided = max(self._decided, step.number)  # however it is decided, this rank knows
-        layout = self._buckets.layout
+    def _abandon(self, step: Step, reason: str) -> None:
         try:
-            if layout.next_step == step.number:
-                layout.abandon_step(step.number, reason)
-                layout.wait_step(step.number)
+            self._verdicts.abandon(step.number, reason)
         except gradsync.Error as error:
             self._drop(error)
             if _session.is_over(self.session):
@@ -451,10 +339,21 @@ class Synchronizer:
         self._clear()
 
     def _drop(self, error: gradsync.Error) -> None:
+        """Drops step and gradients because of `error`, which may be the session's end."""
         _session.note(self.session, error)
         if self._step is not None:
-            self._decided = max(self._decided, self._buckets.layout.next_step - 1)
+            self._verdicts.see_all()
         self._clear()
+
+    @contextlib.contextmanager
+    def _clearing(self) -> Iterator[None]:
+        """Drops step and gradients when an error leaves the context, unless it is silence."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_silence(error):
+                self._clear()
+            raise
 
     def _clear(self) -> None:
         """Forgets the step and the gradients: partly averaged, they must reach no optimizer."""
@@ -463,50 +362,9 @@ class Synchronizer:
             slot.parameter.grad = None
             slot.accumulated = False
 
-    # ---- When ranks come together again
+    # ---- At the end of uneven inputs
 
     def come_back(self, last: int) -> None:
-        """Every rank is through with its data: takes the state of rank `last`."""
+        """No rank has data any more: takes the state of rank `last`."""
         self._state.broadcast_all(last, "the final state")
-        self._decided = self._buckets.layout.next_step - 1
-
-
-class _GradientHook:
-    """What autograd holds of a synchronizer at a parameter: no reference that keeps it."""
-
-    __slots__ = ("slot", "synchronizer")
-
-    def __init__(self, synchronizer: weakref.ref[Synchronizer], slot: Slot) -> None:
-        self.synchronizer = synchronizer
-        self.slot = slot
-
-    def __call__(self) -> None:
-        synchronizer = self.synchronizer()
-        if synchronizer is not None:
-            synchronizer.on_gradient(self.slot)
-
-
-class _BeginHook:
-    """Begins a step, if the synchronizer is still there and the pass adds to gradients."""
-
-    __slots__ = ("synchronizer",)
-
-    def __init__(self, synchronizer: weakref.ref[Synchronizer]) -> None:
-        self.synchronizer = synchronizer
-
-    def __call__(self, output_node: Any, synchronize: bool) -> bool:
-        """Returns whether the pass adds to gradients."""
-        synchronizer = self.synchronizer()
-        if synchronizer is None:
-            return False
-        nodes = (slot.node for slot in reversed(synchronizer.slots))
-        if not _hooks.reaches_gradients(output_node, nodes):
-            return False
-        if synchronize:
-            synchronizer.begin_step()
-        return True
-
-
-def _remove(handles: Sequence[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+        self._verdicts.see_all()

@@ -1,4 +1,4 @@
-"""The daemon as the communication of PyTorch's own DistributedDataParallel."""
+"""A communication hook: PyTorch's DistributedDataParallel averages through the daemon."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from gradsync.torch._hand_off import HostHandOff, StreamHandOff, hand_off_of
 
 
 class HookState:
-    """What `allreduce_hook` knows of one wrapped module: the buckets that its DDP makes.
+    """The state of `allreduce_hook` for one wrapped module: the buckets that its DDP makes.
 
-    DDP shows its buckets one at a time, in order, in each backward pass, and changes them after the
-    first. So a pass that shows other buckets than the one before teaches their sizes: its buckets
-    are collected, a layout is made of them (all ranks make the same), and then they are averaged at
-    once, without overlap. A later pass hands each bucket over as it comes. Used on the thread that
-    runs the backward pass.
+    In each backward pass DDP shows its buckets one by one, in order. It changes them after the
+    first pass. In a pass whose buckets are new, the state collects them, registers a layout of
+    their sizes (the same on all ranks), and averages all of them at the end, without overlap. In a
+    later pass it hands over each bucket as it comes.
+
+    Used on the thread that runs the backward pass.
 
     Args:
       session: the job; None: the process's own (`gradsync.torch.default_session`).
@@ -42,14 +43,15 @@ class HookState:
         self._sizes: list[tuple[int, torch.dtype]] = []
         self._views: list[torch.Tensor] = []
         self._step = 0
-        # Of the running pass: what DDP has shown, and what it was promised for that.
+        # Of the running pass: the buckets that DDP has shown, and the futures it got for them.
         self._shown: list[torch.Tensor] = []
         self._promised: list[torch.futures.Future[torch.Tensor]] = []
         self._learning = False
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "gradsync: the state of a hook belongs to its process: it cannot be copied or pickled"
+            "gradsync: the state of a hook belongs to its process and cannot be copied or pickled; "
+            "make a new HookState"
         )
 
     def average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -75,7 +77,7 @@ class HookState:
             if self._learning:
                 self._learn()
             self._finish()
-            # DDP waits for them now, and copies out of the arena itself.
+            # Now DDP waits for the futures, and copies the averages out of the views.
             for promised, view in zip(self._promised, self._views):
                 promised.set_result(view)
         return future
@@ -88,7 +90,7 @@ class HookState:
 
     def _begin_pass(self) -> None:
         if self._shown and self._layout is not None and not self._learning:
-            # The pass before died before its last bucket.
+            # The last pass failed before its last bucket.
             self._abandon("its backward pass did not finish")
         self._shown = []
         self._promised = []
@@ -106,7 +108,7 @@ class HookState:
         return count == buffer.numel() and dtype is buffer.dtype
 
     def _begin_learning(self) -> None:
-        """The buckets are others than before, on every rank alike: this pass teaches them."""
+        """The buckets are new, on every rank: this pass collects them."""
         if len(self._shown) > 1:
             self._abandon("DDP changed its buckets")
         self._learning = True
@@ -118,8 +120,8 @@ class HookState:
         for buffer in self._shown:
             if buffer.dtype not in DATA_TYPES or buffer.device.type not in ("cpu", "cuda"):
                 raise TypeError(
-                    f"gradsync: a bucket of {buffer.dtype} on {buffer.device}: float32, float64, "
-                    "float16 and bfloat16 in host memory or on a CUDA device are averaged"
+                    f"gradsync: a bucket is {buffer.dtype} on {buffer.device}; gradsync averages "
+                    "float32, float64, float16 and bfloat16, in host memory or on a CUDA device"
                 )
             buckets.append(gradsync.Bucket(buffer.numel(), DATA_TYPES[buffer.dtype]))
         if self._name is None:
@@ -166,7 +168,7 @@ class HookState:
                 raise
 
 
-# States of modules whose hook was registered without one, by the identity of their parameters.
+# States of modules whose hook was registered without a state, by the identity of their parameters.
 _states: dict[int, tuple[weakref.ref[torch.Tensor], HookState]] = {}
 
 
@@ -175,7 +177,8 @@ def _state_of(bucket: Any) -> HookState:
     entry = _states.get(id(parameters[0]))
     if entry is not None and entry[0]() is parameters[0]:
         return entry[1]
-    # The first pass. Its first bucket makes the state; others (before PyTorch 2.x) follow at once.
+    # The first pass. Its first bucket makes the state. With find_unused_parameters DDP has more
+    # buckets in this pass; they come before any other module's.
     if bucket.index() == 0:
         for key in [key for key, (parameter, _) in _states.items() if parameter() is None]:
             del _states[key]
@@ -197,27 +200,26 @@ def allreduce_hook(state: HookState | None, bucket: Any) -> torch.futures.Future
         model = torch.nn.parallel.DistributedDataParallel(module)
         model.register_comm_hook(None, gradsync.torch.allreduce_hook)
 
-    Each bucket is copied once, into memory shared with the daemon; DDP copies the average out of
-    it. The last bucket's call returns when all are averaged. The first one or two backward passes
-    only teach the daemon the buckets, and do not overlap. DDP goes on to use its process group for
-    the rest: its own buffers and unused parameters.
+    Each bucket is copied once, into memory that is shared with the daemon, and DDP copies the
+    average out of it. The call for the last bucket returns when all buckets are averaged. In the
+    first one or two backward passes the hook learns the buckets, and nothing overlaps. DDP uses its
+    process group for everything else: buffers and unused parameters.
 
     Args:
-      state: None, or a `HookState` to choose session and name; one for each wrapped module.
+      state: None, or a `HookState` with a session or name of your choice, one for each module.
       bucket: a `torch.distributed.GradBucket` of float32, float64, float16 or bfloat16, on the
         host or a GPU.
 
     Returns:
-      A future of the average, as a view of the daemon's memory: valid until the next backward pass.
+      A future of the average, in memory shared with the daemon: valid until the next backward pass.
 
     Raises:
-      TypeError: a bucket of another dtype or device.
+      TypeError: a bucket has another dtype or device.
       gradsync.Error: the step is void, or the session has ended; raised by `backward()`. DDP cannot
-      go on
-        then: wrap the module again.
+        continue then: wrap the module again.
     """
     return (_state_of(bucket) if state is None else state).average(bucket)
 
 
-# DDP compares annotations with its own types, which strings are not.
+# DDP compares the annotations with types of its own. Here they are strings, so it gets none.
 allreduce_hook.__annotations__ = {}

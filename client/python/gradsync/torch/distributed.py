@@ -1,4 +1,4 @@
-"""A module whose gradients the daemon averages over the ranks while its backward pass runs."""
+"""The wrapper: the daemon averages a module's gradients while the backward pass runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any, Iterator, Mapping, Sequence
 import torch
 
 import gradsync
-from gradsync.torch import _checks, _hooks, _live, _optimizer_steps, _session
+from gradsync.torch import _autograd, _checks, _live, _optimizer_steps, _session
 from gradsync.torch._buckets import MIB, BucketCaps, Buckets
+from gradsync.torch._compiler import keep_from_compiling
 from gradsync.torch._gradients import Slot
 from gradsync.torch._hand_off import hand_off_of
-from gradsync.torch._join import join
+from gradsync.torch._join import uneven_inputs
 from gradsync.torch._state import ModuleState
 from gradsync.torch._synchronizer import Synchronizer
 from gradsync.torch.step_statistics import StepStatistics
 
-# Seconds; as the daemon waits for a layout.
+# Seconds; the daemon waits for a layout just as long.
 _WRAP_TIMEOUT = 300.0
 
 
@@ -32,56 +33,57 @@ class DistributedDataParallel(torch.nn.Module):
         -torch.distributed.init_process_group("gloo")
          model = DistributedDataParallel(model)
 
-    Gradients lie in memory that is shared with the daemon; `parameter.grad` is a view of it.
-    Whenever the last gradient of a bucket is there, the daemon starts to average that bucket, and
-    `backward()` returns when all are averaged, on every rank alike. A forward pass under
-    `no_sync()` only accumulates. A backward pass through a forward outside of it is one step: every
-    rank must run as many, of each wrapped module in the same order.
+    Gradients lie in memory that is shared with the daemon; `parameter.grad` is a view of it. The
+    daemon averages a bucket as soon as its last gradient is written. `backward()` returns when all
+    buckets are averaged, the same on every rank.
 
-    A parameter that got no gradient on this rank counts as zero; if it got none on any rank, its
-    `grad` is left alone. The first step may change the buckets: to the order in which gradients
-    become ready.
+    A backward pass is one step if its forward pass ran outside of `no_sync()`. Otherwise it only
+    accumulates. Every rank must run the same number of steps, and the steps of several wrapped
+    modules in the same order.
+
+    A parameter without a gradient on this rank counts as zero. If no rank has a gradient for it,
+    its `grad` stays as it is. The first steps can change the buckets, to the order in which
+    gradients become ready.
 
     Not thread-safe; use it on the thread that trains. `copy.deepcopy` and pickle give a wrapper of
-    a copy of the module that is in no job: it computes, and refuses to synchronize.
+    a copy of the module. The copy is in no job: it computes, and refuses to synchronize.
 
     Args:
-      module: with parameters of float32, float64, float16 or bfloat16, on the host or all on one
-        GPU. Parameters that do not require a gradient now stay out. Names in
-        `module._ddp_params_and_buffers_to_ignore` do too.
-      device_ids, output_device, dim, process_group: PyTorch's; None, None, 0 and None.
-      broadcast_buffers: whether each step ends with the buffers of the lowest live rank on every
+      module: its parameters are float32, float64, float16 or bfloat16, in host memory or all on one
+        GPU. Parameters that do not require a gradient now stay out, and so do those named in
+        `module._ddp_params_and_buffers_to_ignore`.
+      device_ids, output_device, dim, process_group: as PyTorch's; must be None, None, 0 and None.
+      broadcast_buffers: whether each step ends by giving all ranks the buffers of the lowest live
         rank.
-      init_sync: whether to begin with a check that all ranks have the same module, and rank 0's
-        parameters and buffers on all of them.
-      bucket_cap_mb: MiB of a bucket, at most; 25 if None. A larger parameter has a bucket of its
-        own.
-      find_unused_parameters: PyTorch's; unused parameters are always found, when the backward pass
-        ends.
-      gradient_as_bucket_view: PyTorch's; always on.
-      static_graph: promises that every step uses the same parameters equally often. A parameter
-        that is used in several reentrant checkpoints needs it; the first step does not overlap
-        then.
-      session: the job to synchronize in; None: the process's own, which it joins by torchrun's
-        environment.
-      name: of the layout in status and statistics; None: `ddp0`, `ddp1`, ... in the order of
+      init_sync: whether to check first that all ranks have the same module, and to give all of them
+        the parameters and buffers of rank 0.
+      bucket_cap_mb: most MiB of a bucket; None: 25. A larger parameter has a bucket of its own.
+      find_unused_parameters: as PyTorch's; without effect, as unused parameters are always found.
+      gradient_as_bucket_view: as PyTorch's; without effect, as gradients are always views.
+      static_graph: promises that every step uses the same parameters, each equally often. A
+        parameter that several reentrant checkpoints use needs this. The first step then does not
+        overlap.
+      session: the session to synchronize in; None: the process's own, which joins the job by
+        torchrun's environment.
+      name: name of the layout in status and statistics; None: `ddp0`, `ddp1`, ... in the order of
         wrapping.
-      first_bucket_cap_mb: MiB of the bucket that is ready first.
-      last_bucket_cap_mb: MiB of the one that is ready last: nothing hides its reduction.
+      first_bucket_cap_mb: most MiB of the bucket that is ready first.
+      last_bucket_cap_mb: most MiB of the bucket that is ready last: nothing hides its reduction.
       timeout: seconds to wait for the other ranks to wrap the module; None: 5 minutes.
-      device_verdict: on a GPU, whether `backward()` returns before the step's verdict is known on
-        the host. Optimizers get it where they run, as `found_inf`, and leave out the update of a
-        void step, on every rank alike; no exception tells of it, but `statistics().void` and a
-        warning. They must take `found_inf`: Adam, AdamW, SGD and Adagrad with `fused=True` do, with
-        GradScaler and without. The host waits all the same in the first steps, also of an
-        optimizer, in a step in which this rank left parameters unused, and where it is asked for
-        the norm.
+      device_verdict: on a GPU, whether `backward()` returns before the host knows the step's
+        verdict. Optimizers read the verdict on the GPU, as `found_inf`, and leave out the update of
+        a void step, on every rank. That raises no exception; a warning and `statistics().void`
+        report it. Optimizers must take `found_inf`: Adam, AdamW, SGD and Adagrad with
+        `fused=True` do, with GradScaler and without. The host still waits in the module's and in an
+        optimizer's first steps, in a step in which this rank left parameters unused, and for the
+        norm.
 
     Raises:
-      ValueError: an argument has no meaning here, or the modules differ (on every rank; says
-        where); `device_verdict` in host memory, with buffers to broadcast, or before PyTorch 2.0.
-      TypeError: a parameter or submodule cannot be synchronized (says why and what to do).
-      gradsync.Error: the daemon is not there, another rank was lost or did not come, a quota.
+      ValueError: an argument has no meaning here; or the modules differ, which every rank gets with
+        the first difference; or `device_verdict` in host memory, or with buffers to broadcast.
+      TypeError: a parameter or submodule cannot be synchronized; says why and what to do.
+      gradsync.Error: there is no daemon, another rank was lost or did not come, or a quota is used
+        up.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class DistributedDataParallel(torch.nn.Module):
         device_verdict: bool = False,
     ) -> None:
         super().__init__()
-        _hooks.keep_from_compiling(DistributedDataParallel, "forward")
+        keep_from_compiling(DistributedDataParallel, "forward")
         _checks.check_arguments(
             device_ids,
             output_device,
@@ -124,12 +126,12 @@ class DistributedDataParallel(torch.nn.Module):
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = True
         self.static_graph = static_graph
-        self._synchronizes = True  # outside of no_sync()
-        self._synchronizer: Synchronizer | None = None  # in a copy, which is in no job
+        self._synchronizes = True  # False under no_sync()
+        self._synchronizer: Synchronizer | None = None  # None in a copy, which is in no job
 
         ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         slots = [
-            Slot(parameter_name, parameter, _hooks.accumulate_node(parameter))
+            Slot(parameter_name, parameter, _autograd.accumulate_node(parameter))
             for parameter_name, parameter in module.named_parameters()
             if parameter.requires_grad and parameter_name not in ignored
         ]
@@ -167,15 +169,16 @@ class DistributedDataParallel(torch.nn.Module):
             static_graph=static_graph,
             device_verdict=device_verdict,
         )
+        _live.add(self._synchronizer)
         _optimizer_steps.watch()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass.
 
         Raises:
-          RuntimeError: a parameter was replaced, converted, added, or began to require a gradient
-            since the module was wrapped; or this is a copy of a wrapper, and gradients are enabled.
-          gradsync.Error: the session has ended, or another rank's buckets could not be agreed with.
+          RuntimeError: since the module was wrapped, a parameter was replaced, converted or added,
+            or began to require a gradient; or this is a copy of a wrapper.
+          gradsync.Error: the session has ended, or the ranks' buckets differ.
         """
         synchronize = self._synchronizes
         if not torch.is_grad_enabled() or (self._synchronizer is None and not synchronize):
@@ -189,7 +192,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In this context forward passes only accumulate; the next one outside synchronizes."""
+        """A context: backward passes through forward passes in it only accumulate."""
         before = self._synchronizes
         self._synchronizes = False
         try:
@@ -204,31 +207,32 @@ class DistributedDataParallel(torch.nn.Module):
         enable: bool = True,
         timeout: float | None = None,
     ) -> Iterator[None]:
-        """For ranks with different numbers of steps: nobody waits for one that has no more.
+        """A context for ranks with different numbers of steps: no step waits for a finished rank.
 
-        At its end, the context waits until every rank has come to it, and gives all of them the
-        parameters and buffers of the rank that came last. Then all take part again. For several
+        A rank that has finished waits at the context's end until all ranks are there. Then all get
+        the parameters and buffers of the rank that came last, and take part again. For several
         wrapped modules use `gradsync.torch.join`.
 
         Args:
-          divide_by_initial_world_size: whether averages divide by the world size also when ranks
-            have come to their end; must be the session's `divisor`. None: as the session does.
+          divide_by_initial_world_size: whether averages divide by the world size, also when some
+            ranks have finished; must agree with the session's `divisor`. None: as the session.
           enable: False makes the context do nothing.
-          timeout: seconds that a rank waits at the context's end for the others, which have data
-            still; None: 30 min.
+          timeout: seconds to wait at the context's end for ranks that still have data; None: 30
+            min.
 
         Raises:
-          ValueError: `divide_by_initial_world_size` is not what the session was joined with.
-          gradsync.DeadlineExceededError: names the ranks that did not come to the end.
+          ValueError: `divide_by_initial_world_size` does not agree with the session's `divisor`.
+          gradsync.DeadlineExceededError: names the ranks that did not finish in time.
           gradsync.Error: a rank was lost.
         """
         with join([self], divide_by_initial_world_size, enable, timeout):
             yield
 
     def leave(self) -> None:
-        """Ends this rank's part in the job: the others go on without it, and the process may exit.
+        """Ends this rank's part in the job. The others continue without it; the process can exit.
 
-        Ends the session, with all modules that are wrapped in it. Use `join` to come back.
+        This ends the session and so every module that is wrapped in it. To come back later, use
+        `join` instead.
 
         Raises:
           gradsync.FailedPreconditionError: a step is open.
@@ -242,8 +246,9 @@ class DistributedDataParallel(torch.nn.Module):
     def settle(self) -> None:
         """With `device_verdict`: waits on the host until every step of this module is decided.
 
-        For a session of your own, before it leaves: while a step is not decided it cannot. `leave`,
-        `join` and the end of the process do so by themselves. Void steps are no error here.
+        Call it before a session of your own leaves: it cannot leave while a step is undecided.
+        `leave`, `join` and the end of the process call it themselves. Void steps raise no error
+        here.
 
         Raises:
           gradsync.Error: the session has ended, or the daemon is silent.
@@ -252,9 +257,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     @property
     def last_step(self) -> gradsync.StepResult | None:
-        """The last committed step; None before the first.
+        """Result of the last complete step; None before the first.
 
-        With `device_verdict` it waits, as settle().
+        With `device_verdict` it waits on the host, as settle().
         """
         return None if self._synchronizer is None else self._synchronizer.last_step
 
@@ -262,34 +267,33 @@ class DistributedDataParallel(torch.nn.Module):
     def gradient_norm(self) -> float:
         """L2 norm of the averaged gradients as the last step left them.
 
-        The daemon computed it while it averaged: no pass over the gradients. NaN or infinite if a
-        gradient is. With `device_verdict` it waits for the last step's verdict on the host.
+        The daemon computed it while it averaged, so it costs no pass over the gradients. It is NaN
+        or infinite if a gradient is. With `device_verdict` it waits on the host for the last step.
 
         Raises:
           RuntimeError: there was no step.
-          gradsync.Error: the last step is void; its gradients are dropped.
+          gradsync.Error: the last step is void; its gradients were dropped.
         """
         return self._in_job().gradient_norm
 
     def clip_grad_norm_(
         self, max_norm: float, optimizer: torch.optim.Optimizer | None = None
     ) -> float:
-        """Scales the averaged gradients of the last step down so that their L2 norm is at most
-        `max_norm`.
+        """Scales the averaged gradients of the last step to an L2 norm of at most `max_norm`.
 
-        The norm needs no pass over the gradients, and nor does a step that need not be clipped.
-        Scaling is one multiplication per bucket, in place; a fused optimizer does it while it reads
-        the gradients. Call it once between `backward()` and `optimizer.step()`, with gradients that
-        nothing else has changed since. With GradScaler call `scaler.unscale_(optimizer)` first,
-        and this with `max_norm * scaler.get_scale()` and no optimizer.
+        The daemon knows the norm, so only a step that must be clipped costs a pass over the
+        gradients, in place. With a fused `optimizer` there is no pass: it scales gradients while it
+        reads them. Call this once between `backward()` and `optimizer.step()`, and change no
+        gradient in between. With GradScaler call `scaler.unscale_(optimizer)` first, and then this
+        with `max_norm * scaler.get_scale()` and without optimizer.
 
         Args:
-          max_norm: of all gradients together.
-          optimizer: if it was built with `fused=True` and has these parameters and no others, it
-            is told the scale for its next step, and the gradients are left alone.
+          max_norm: most norm of all gradients together.
+          optimizer: if it was built with `fused=True` and has exactly these parameters, its next
+            step scales, and the gradients stay as they are.
 
         Returns:
-          The norm before.
+          The norm before scaling.
         """
         return self._in_job().clip(max_norm, optimizer)
 
@@ -298,11 +302,11 @@ class DistributedDataParallel(torch.nn.Module):
         return self._in_job().statistics()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped module's own: no prefix."""
+        """The wrapped module's own, without a prefix."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Loads the wrapped module's, with or without the `module.` of PyTorch's wrapper."""
+        """Loads a state dict of the module, or one of PyTorch's wrapper with its `module.`."""
         prefix = "module."
         own = self.module.state_dict().keys()
         if (
@@ -316,7 +320,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # As a part of another module: its state_dict() has no "module." either.
+        # For a wrapper inside another module, whose state_dict() has no "module." either.
         inner = f"{prefix}module."
         if not any(key.startswith(inner) for key in state_dict):
             for key in [key for key in state_dict if key.startswith(prefix)]:
@@ -332,7 +336,34 @@ class DistributedDataParallel(torch.nn.Module):
     def _in_job(self) -> Synchronizer:
         if self._synchronizer is None:
             raise RuntimeError(
-                "gradsync: this is a copy of a wrapped module, and in no job; wrap its .module to "
-                "train it"
+                "gradsync: this is a copy of a wrapped module and in no job; to train it, wrap its "
+                ".module"
             )
         return self._synchronizer
+
+
+@contextlib.contextmanager
+def join(
+    modules: Sequence[DistributedDataParallel],
+    divide_by_initial_world_size: bool | None = None,
+    enable: bool = True,
+    timeout: float | None = None,
+) -> Iterator[None]:
+    """`DistributedDataParallel.join` for several wrapped modules of one session.
+
+    Args:
+      modules: all that are trained in the context, in the same order on every rank.
+      divide_by_initial_world_size: as there.
+      enable: as there.
+      timeout: as there.
+
+    Raises:
+      ValueError: no modules, several sessions, or a divisor that is not the session's.
+      gradsync.Error: as there.
+    """
+    if not enable:
+        yield
+        return
+    synchronizers = [module._in_job() for module in modules]
+    with uneven_inputs(synchronizers, divide_by_initial_world_size, timeout):
+        yield

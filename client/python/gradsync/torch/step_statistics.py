@@ -1,4 +1,4 @@
-"""What a wrapped module's synchronized steps were like."""
+"""Counters and times of a wrapped module's steps."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class StepStatistics:
-    """What a wrapped module's synchronized steps were like.
+    """Counters and times of a wrapped module's steps.
 
-    Times are sums over the steps, in seconds.
+    Times are sums over the complete steps, in seconds.
 
     Attributes:
-      steps: synchronized backward passes that were committed.
-      buckets: of the layout.
-      bytes: of gradients per step and rank.
+      steps: number of complete steps.
+      buckets: number of buckets of the layout.
+      bytes: bytes of gradients in one step on one rank.
       backward: from the first gradient of an output to the last gradient of a parameter.
-      until_first_bucket: the part of `backward` before the first bucket was ready. Near all of it:
-        nothing overlaps, as when the whole module is one torch.compile graph (compile its blocks
-        separately).
-      exposed: from the end of backward to the commit, which nothing hides. With `device_verdict`
-        only what the host spends there: the GPU's streams wait for the commit, and it does not.
+      until_first_bucket: the part of `backward` before the first bucket was ready. If it is nearly
+        all of `backward`, nothing overlaps. That is so when the whole module is one torch.compile
+        graph: compile its blocks separately.
+      exposed: from the end of the backward pass to the verdict; no computation hides this time.
+        With `device_verdict` it is only what the host spends: the GPU's streams wait instead.
       rebuilt: whether the buckets follow the order in which gradients were observed to be ready.
-      void: steps whose update was left out, with `device_verdict`.
+      void: with `device_verdict`, number of steps whose update was left out.
     """
 
     steps: int
@@ -37,21 +37,16 @@ class StepStatistics:
 
 @dataclasses.dataclass
 class StepTimes:
-    """The sums that `StepStatistics` shows, in seconds; see there."""
+    """The sums that `StepStatistics` shows, in seconds."""
 
     steps: int = 0
     backward: float = 0.0
     until_first_bucket: float = 0.0
     exposed: float = 0.0
 
-    def add(self, began: float, first_bucket: float, ended: float, committed: float) -> None:
-        """A step was committed.
-
-        Args:
-          began, first_bucket, ended, committed: when, in seconds of one clock; `first_bucket` is 0
-            if no bucket was ready before the end.
-        """
-        self.steps += 1
-        self.backward += ended - began
-        self.until_first_bucket += (first_bucket or ended) - began
-        self.exposed += committed - ended
+    def add(self, other: StepTimes) -> None:
+        """Adds the times of other steps."""
+        self.steps += other.steps
+        self.backward += other.backward
+        self.until_first_bucket += other.until_first_bucket
+        self.exposed += other.exposed

@@ -18,7 +18,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
 def jobs(daemon: DaemonProcess):
-    """Every job that the daemon knows or knew, as gradsyncctl tells it."""
+    """Every running or ended job of the daemon, as gradsyncctl prints it."""
     told = subprocess.run(
         [_CTL, "stats", "--json", "--socket", daemon.socket], capture_output=True, timeout=20
     )

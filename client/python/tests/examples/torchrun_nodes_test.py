@@ -22,8 +22,8 @@ class TwoNodes:
         print("network:", self._network.description)
         self._nodes = self._network.nodes
         if self._network.real:
-            # The daemons' default port is free there, and nothing has to name the coordinator.
-            # Names are looked up in vain: nobody shall wait for them.
+            # The daemons' default port is free there, so MASTER_ADDR is enough. There is no name
+            # server: nothing should wait for one.
             port = ""
             self._environment = {
                 "GLOO_SOCKET_IFNAME": "eth0",
@@ -48,7 +48,7 @@ class TwoNodes:
             subprocess.Popen(
                 [*node["command_prefix"], *TORCHRUN, "--nnodes=2", f"--nproc_per_node={ranks}"]
                 + ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=digits"]
-                # What a node finds out by its name, where it has one of its own.
+                # A real node finds this out by its own name.
                 + [f"--rdzv-conf=is_host={int(number == 0)}", f"--local-addr={node['address']}"]
                 + [EXAMPLE, *arguments],
                 env={
@@ -103,7 +103,7 @@ def train_alone(steps, nodes, ranks):
         gradients, buffers = [], []
         before = [buffer.clone() for buffer in module.buffers()]
         for rank in range(world_size):
-            # Every rank has buffers of its own, and gets rank 0's.
+            # Every rank has its own buffers, and gets rank 0's after the step.
             for buffer, value in zip(module.buffers(), before):
                 buffer.copy_(value)
             shard = batch[rank::world_size]
@@ -136,8 +136,8 @@ def test_one_rank_on_each_ends_as_with_pytorchs_wrapper(nodes, tmp_path):
 
 
 def test_two_ranks_on_each_end_as_one_process(nodes, tmp_path):
-    # PyTorch's wrapper adds four gradients in another order: a ReLU that rounding flips makes 1e-3
-    # of it within 60 steps.
+    # There is no comparison with PyTorch's wrapper: it adds four gradients in another order. A ReLU
+    # that this rounding flips makes a difference of 1e-3 within 60 steps.
     end = train(
         lambda *arguments: nodes.torchrun(*arguments, ranks=2), "gradsync", tmp_path / "end", 4
     )

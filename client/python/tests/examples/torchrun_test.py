@@ -49,5 +49,5 @@ def test_backends_end_with_the_same_parameters(own_daemon, tmp_path):
 def test_restarted_workers_join_at_once(own_daemon):
     said = torchrun(own_daemon, "--steps", "20", "--crash-at", "5", restarts=1)
     joined = float(re.search(r"after ([\d.]+) s to join", said).group(1))
-    # The dead generation's ranks are in nobody's way: no lease, no deadline is waited for.
+    # The new generation does not wait for the ended one's leases or deadlines.
     assert joined < 10, said

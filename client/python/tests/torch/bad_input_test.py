@@ -1,4 +1,4 @@
-"""What must not happen, happens: a clear exception on every rank, no hang, no wrong average."""
+"""Bad input: every rank gets a clear exception, and none hangs or takes a wrong average."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ import torch
 from models import SMALL_BUCKETS, Cnn, Mlp
 from ranks import Ranks, run_ranks
 from torch import nn
-from trial import HOOK, OURS, WRAPPER, Skipped, local_gradients, trial
+from trial import HOOK, WRAPPER, local_gradients, trial
 from trial_ranks import trials_test
 
-# A step that some rank never ends is void after this, seconds.
+# Seconds after which a step is void that a rank never ends.
 SHORT = {"step_timeout": 1.0}
-# How late the scheduler of a busy machine may be, seconds.
+# Seconds by which a busy machine can be late.
 SLACK = 2.0
 
 
@@ -27,7 +27,7 @@ def squares(t, seed=0):
 
 
 def steps_are_right(t, model, seed=50):
-    """The job goes on: whatever went wrong left nothing behind."""
+    """Steps are right again: the error has left nothing behind."""
     for step in range(2):
         model.zero_grad(set_to_none=True)
         local = local_gradients(model.module, squares(t, seed + step))
@@ -43,7 +43,7 @@ def no_gradient_is_left(model):
 
 
 def _different_trial(make, *words, options=None):
-    """`make(rank)` differs between the ranks; each is told what differs, and where."""
+    """`make(rank)` differs between the ranks; each rank's error says what differs."""
 
     def refused(t):
         session = t.session()
@@ -76,44 +76,44 @@ def _partly_frozen(rank):
     return module
 
 
-another_shape = trial(*OURS)(_different_trial(lambda rank: Mlp(hidden=8 + rank), "first.weight"))
-another_dtype = trial(*OURS)(
+another_shape = trial(WRAPPER)(_different_trial(lambda rank: Mlp(hidden=8 + rank), "first.weight"))
+another_dtype = trial(WRAPPER)(
     _different_trial(lambda rank: Mlp().to([torch.float32, torch.float64][rank]), "float64")
 )
-another_name = trial(*OURS)(
+another_name = trial(WRAPPER)(
     _different_trial(lambda rank: nn.ModuleDict({"ab"[rank]: nn.Linear(3, 3)}), "'a.weight'", "'b")
 )
-another_order = trial(*OURS)(_different_trial(_reordered, "'a.weight'", "'b.weight'"))
-one_more_parameter = trial(*OURS)(
+another_order = trial(WRAPPER)(_different_trial(_reordered, "'a.weight'", "'b.weight'"))
+one_more_parameter = trial(WRAPPER)(
     _different_trial(
         lambda rank: nn.Sequential(*[nn.Linear(3, 3)] * 1, *[nn.Linear(3, 3)] * rank), "1.weight"
     )
 )
-another_buffer = trial(*OURS)(_different_trial(_with_buffer, "table"))
-frozen_on_one_rank = trial(*OURS)(_different_trial(_partly_frozen, "second.weight", "frozen"))
-another_bucket_size = trial(*OURS)(
+another_buffer = trial(WRAPPER)(_different_trial(_with_buffer, "table"))
+frozen_on_one_rank = trial(WRAPPER)(_different_trial(_partly_frozen, "second.weight", "frozen"))
+another_bucket_size = trial(WRAPPER)(
     _different_trial(lambda rank: Mlp(), options=lambda rank: {"bucket_cap_mb": 0.001 + rank})
 )
-buffers_broadcast_by_one_rank = trial(*OURS)(
+buffers_broadcast_by_one_rank = trial(WRAPPER)(
     _different_trial(
         lambda rank: Mlp(),
         "broadcast_buffers",
         options=lambda rank: {"broadcast_buffers": rank == 0},
     )
 )
-another_name_of_the_layout = trial(*OURS)(
+another_name_of_the_layout = trial(WRAPPER)(
     _different_trial(
         lambda rank: Mlp(), options=lambda rank: {"name": f"layout{rank}", "timeout": 2.0}
     )
 )
-another_shape_without_init_sync = trial(*OURS)(
+another_shape_without_init_sync = trial(WRAPPER)(
     _different_trial(
         lambda rank: Mlp(hidden=8 + rank), "first.weight", options=lambda rank: {"init_sync": False}
     )
 )
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def another_memory_format(t):
     """Elements lie in another order: either refused, or averaged one by one all the same."""
     module = Cnn()
@@ -181,19 +181,21 @@ def _thaw(module):
     module.first.weight = nn.Parameter(module.first.weight.data)
 
 
-assigned = trial(*OURS, torch_at_least=(2, 1))(_changed_trial(_assign, "first.weight"))
-converted = trial(*OURS)(_changed_trial(lambda module: module.double(), "first.weight", "float64"))
-a_layer_replaced = trial(*OURS)(_changed_trial(_replace, "second.weight"))
-a_parameter_replaced = trial(*OURS)(_changed_trial(_replace_parameter, "second.weight"))
-a_parameter_added = trial(*OURS)(_changed_trial(_add))
-a_parameter_deleted = trial(*OURS)(_changed_trial(_delete, "second.bias"))
-a_parameter_frozen_and_replaced = trial(*OURS)(_changed_trial(_thaw, "first.weight"))
-converted_on_one_rank = trial(*OURS)(
+assigned = trial(WRAPPER)(_changed_trial(_assign, "first.weight"))
+converted = trial(WRAPPER)(
+    _changed_trial(lambda module: module.double(), "first.weight", "float64")
+)
+a_layer_replaced = trial(WRAPPER)(_changed_trial(_replace, "second.weight"))
+a_parameter_replaced = trial(WRAPPER)(_changed_trial(_replace_parameter, "second.weight"))
+a_parameter_added = trial(WRAPPER)(_changed_trial(_add))
+a_parameter_deleted = trial(WRAPPER)(_changed_trial(_delete, "second.bias"))
+a_parameter_frozen_and_replaced = trial(WRAPPER)(_changed_trial(_thaw, "first.weight"))
+converted_on_one_rank = trial(WRAPPER)(
     _changed_trial(lambda module: module.double(), "first.weight", on_ranks=(1,))
 )
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def thawed_after_wrapping(t):
     module = Mlp()
     module.first.requires_grad_(False)
@@ -204,7 +206,7 @@ def thawed_after_wrapping(t):
         squares(t)(model)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def converted_between_forward_and_backward(t):
     model = t.wrap(Mlp(), session=t.session(**SHORT))
     loss = squares(t)(model)
@@ -228,7 +230,7 @@ class Widened(torch.autograd.Function):
         return gradient @ weight, (gradient.t() @ x).double()
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def a_gradient_of_another_dtype(t):
     class Wide(Mlp):
         def forward(self, x):
@@ -236,8 +238,6 @@ def a_gradient_of_another_dtype(t):
 
     module = Wide()
     module.wide = nn.Parameter(torch.randn(3, 3))
-    if not hasattr(module.wide, "grad_dtype"):
-        raise Skipped("this PyTorch converts every gradient: it has no Tensor.grad_dtype")
     model = t.wrap(module, session=t.session(**SHORT))
     module.wide.grad_dtype = None  # any
     with t.raises(RuntimeError, match=("wide", "float64")):
@@ -245,11 +245,11 @@ def a_gradient_of_another_dtype(t):
     no_gradient_is_left(model)
 
 
-# ---- Passes that fail, or never come -------------------------------------------------------------
+# ---- Passes that fail or never come --------------------------------------------------------------
 
 
 class Trap(torch.autograd.Function):
-    """The identity, whose backward does what it is told."""
+    """The identity; its backward pass calls an action."""
 
     @staticmethod
     def forward(ctx, x, action):
@@ -263,7 +263,7 @@ class Trap(torch.autograd.Function):
 
 
 class Trapped(Mlp):
-    """With `action` between the backward of the second and the first layer."""
+    """Calls `action` between the backward passes of the second and the first layer."""
 
     def __init__(self):
         super().__init__()
@@ -279,7 +279,7 @@ def told_to_fail():
 
 
 def voided(t, model, loss, match):
-    """Runs a backward pass that some other rank spoils; returns the error and when it came."""
+    """Runs a backward pass that another rank voids; returns the error and its time."""
     with t.raises(RuntimeError, match=match) as caught:
         loss.backward()
     came = time.monotonic()
@@ -287,9 +287,9 @@ def voided(t, model, loss, match):
     return caught[0], came
 
 
-@trial(*OURS, world_size=3)
+@trial(WRAPPER, world_size=3)
 def an_exception_in_one_backward(t):
-    """The next forward of that rank gives the step up; the others learn it, and who it was."""
+    """That rank's next forward pass abandons the step; the other ranks' error names the rank."""
     model = t.wrap(Trapped(), session=t.session(), **SMALL_BUCKETS)
     steps_are_right(t, model)
     late = []
@@ -306,22 +306,22 @@ def an_exception_in_one_backward(t):
             squares(t)(model)
             t.gather(gave_up)
         else:
-            # In the step, when rank 1 gives it up.
+            # In the step, when rank 1 abandons it.
             model.module.action = t.meet
             error, came = voided(t, model, loss, "rank 1")
             model.module.action = lambda: None
             assert error.rank == 1 and error.reason == "STEP_ABANDONED", vars(error)
             assert error.step == 3 + attempt
             late.append(came - t.gather(None)[1])
-    # On a busy machine a rank may wait for a core; not each time.
+    # On a busy machine a rank can wait for a core, but not every time.
     if t.rank != 1:
         assert min(late) < 0.1 and max(late) < 0.1 + SLACK, late
     steps_are_right(t, model, 60)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def an_exception_in_one_backward_and_another_backward(t):
-    """Here the next pass of that rank is a backward, of a forward from before."""
+    """Here that rank's next pass is a backward pass, through an earlier forward pass."""
     model = t.wrap(Trapped(), session=t.session(), **SMALL_BUCKETS)
     if t.rank == 1:
         first, second = squares(t)(model), squares(t, 7)(model)
@@ -344,9 +344,9 @@ def an_exception_in_one_backward_and_another_backward(t):
     t.synchronized(model, local)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def an_exception_in_one_backward_and_nothing_more(t):
-    """That rank does not come back: the others learn it at the deadline."""
+    """That rank does not come back: the other ranks get an error at the deadline."""
     model = t.wrap(Trapped(), session=t.session(**SHORT), **SMALL_BUCKETS)
     loss = squares(t)(model)
     if t.rank == 1:
@@ -373,7 +373,7 @@ def _absent_trial(absent):
         if t.rank == 1:
             absent(t, model)
             t.meet()
-            # It learns of the void step, too, so that all ranks count the same ones.
+            # This rank gets the error of the void step, too, so all ranks count the same steps.
             error, _ = voided(t, model, squares(t)(model), "rank 1")
             assert error.reason == "STEP_TIMEOUT" and error.step == 3, vars(error)
         else:
@@ -393,16 +393,16 @@ def _accumulates(t, model):
         squares(t)(model).backward()
 
 
-a_forward_on_one_rank_only = trial(*OURS)(_absent_trial(lambda t, model: None))
-a_backward_that_never_comes = trial(*OURS)(
+a_forward_on_one_rank_only = trial(WRAPPER)(_absent_trial(lambda t, model: None))
+a_backward_that_never_comes = trial(WRAPPER)(
     _absent_trial(lambda t, model: squares(t)(model) and None)
 )
-one_rank_accumulates = trial(*OURS)(_absent_trial(_accumulates))
+one_rank_accumulates = trial(WRAPPER)(_absent_trial(_accumulates))
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def one_rank_comes_not_back_after_the_first_step(t):
-    """The second forward, too, in which buckets may be cut anew, has a deadline."""
+    """The step in which buckets are cut anew has a deadline, too."""
     model = t.wrap(Mlp(), session=t.session(**SHORT), **SMALL_BUCKETS)
     squares(t)(model).backward()
     if t.rank == 0:
@@ -413,7 +413,7 @@ def one_rank_comes_not_back_after_the_first_step(t):
     t.meet()
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def two_modules_in_different_orders(t):
     session = t.session(**SHORT)
     models = [t.wrap(Mlp(), session=session, **SMALL_BUCKETS) for _ in range(2)]
@@ -424,7 +424,7 @@ def two_modules_in_different_orders(t):
     t.meet()
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def one_rank_wraps_nothing(t):
     session = t.session()
     if t.rank == 0:
@@ -435,7 +435,7 @@ def one_rank_wraps_nothing(t):
     t.meet()
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def more_steps_than_the_others_without_join(t):
     model = t.wrap(Mlp(), session=t.session(**SHORT), **SMALL_BUCKETS)
     for step in range(2):
@@ -445,9 +445,9 @@ def more_steps_than_the_others_without_join(t):
     t.meet()
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def a_rank_that_left_for_good_without_the_others(t):
-    """Leave is announced: the others go on, and average what is left."""
+    """The other ranks continue after a leave, and average what is left."""
     model = t.wrap(Mlp(), session=t.session(), **SMALL_BUCKETS)
     squares(t)(model).backward()
     t.meet()
@@ -496,7 +496,7 @@ def data_loaders_fork(t):
 
 
 class Interrupted:
-    """A layout whose next wait ends by an exception, and without the verdict."""
+    """A layout whose next wait raises an exception instead of giving the verdict."""
 
     def __init__(self, layout, exception):
         self.layout = layout
@@ -514,7 +514,7 @@ class Interrupted:
 
 
 def _misses_a_verdict(t, exception):
-    """The other rank takes the step: this one must not go on as if nothing had been."""
+    """The other rank has the step complete: this rank must not continue without it."""
     model = t.wrap(Mlp(), session=t.session(), **SMALL_BUCKETS)
     steps_are_right(t, model)
     if t.rank == 1:
@@ -532,24 +532,22 @@ def _misses_a_verdict(t, exception):
     t.meet()
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def an_interrupted_wait(t):
     _misses_a_verdict(t, KeyboardInterrupt())
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def a_silent_daemon(t):
     import gradsync
 
     _misses_a_verdict(t, gradsync.UnavailableError("not heard for 60 s", reason="DAEMON_SILENT"))
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def an_optimizer_meets_no_half_average(t):
-    """Nor does a step that follows on an exception at once."""
+    """An optimizer's step directly after an exception has no effect."""
     model = t.wrap(Trapped(), session=t.session(), **SMALL_BUCKETS)
-    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
-        raise Skipped("this PyTorch's optimizers have no hooks")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = [p.detach().clone() for p in model.parameters()]
     if t.rank == 1:
@@ -569,11 +567,11 @@ def an_optimizer_meets_no_half_average(t):
 test = trials_test(__name__)
 
 
-# ---- Processes that die --------------------------------------------------------------------------
+# ---- Processes that are killed -------------------------------------------------------------------
 
 
 def train_until_killed(victim, wrapper_options):
-    """Ends of a rank: (class, reason, rank, seconds from the kill, gradients are gone)."""
+    """Returns (code, reason, rank, seconds since the kill, whether gradients are dropped, more)."""
     import gradsync.torch
 
     torch.set_num_threads(1)
@@ -594,7 +592,7 @@ def train_until_killed(victim, wrapper_options):
         took = time.monotonic() - start
         gone = all(p.grad is None for p in model.parameters())
         ends = []
-        # And every pass after it says so too, at once.
+        # Every later pass raises the same error at once.
         with contextlib.suppress(AttributeError):
             try:
                 model(data).sum().backward()
@@ -671,7 +669,7 @@ def test_no_launcher(daemon):
 
 
 def end_by_an_exception():
-    """What a training script does that fails: its traceback, and the interpreter ends."""
+    """A training script that fails: it prints a traceback, and the interpreter ends."""
     script = (
         "import gradsync.torch, torch\n"
         "model = gradsync.torch.DistributedDataParallel(torch.nn.Linear(2, 2))\n"

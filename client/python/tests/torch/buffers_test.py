@@ -1,9 +1,9 @@
-"""Buffers, and what is made the same when a module is wrapped."""
+"""Buffers in steps, and the state that ranks get when a module is wrapped."""
 
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
-from trial import OURS, PYTORCH, local_gradients, trial
+from trial import PYTORCH, WRAPPER, local_gradients, trial
 from trial_ranks import trials_test
 
 
@@ -27,7 +27,7 @@ def same(t, module):
     t.same_bits([torch.view_as_real(b) for b in module.buffers() if b.is_complex()], "buffers")
 
 
-@trial(theirs_at_least=(2, 0))
+@trial()
 def ranks_start_as_rank_0(t):
     torch.manual_seed(t.rank)
     module = Buffered(t.rank)
@@ -40,14 +40,14 @@ def ranks_start_as_rank_0(t):
     t.same_bits(model.parameters(), "parameters")
 
 
-@trial(torch_at_least=(2, 1))
+@trial()
 def ranks_start_as_they_are_without_init_sync(t):
     module = Buffered(t.rank)
     t.wrap(module, init_sync=False)
     assert module.count.item() == t.rank and module.scale[0] == 1 + t.rank
 
 
-@trial(theirs_at_least=(2, 0))
+@trial()
 def each_step_brings_the_buffers_of_the_lowest_rank(t):
     module = Buffered()
     model = t.wrap(module)
@@ -58,14 +58,14 @@ def each_step_brings_the_buffers_of_the_lowest_rank(t):
             module.count = module.count + 10 * (1 + t.rank)  # another tensor
         model(t.randn(4, 6, seed=step)).sum().backward()
         # PyTorch's wrapper synchronizes before a forward pass, ours after the backward pass.
-        if t.wrapper not in OURS:
+        if not t.ours:
             with torch.no_grad():
                 model(t.randn(4, 6))
         same(t, module)
         assert module.count.item() == 10 * (step + 1), module.count
 
 
-@trial(theirs_at_least=(2, 0))
+@trial()
 def buffers_that_are_not_broadcast_differ(t):
     module = Buffered()
     model = t.wrap(module, broadcast_buffers=False)
@@ -98,9 +98,9 @@ def batch_normalization(t):
         assert module[1].num_batches_tracked.item() == 4
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def batch_normalization_twice_in_one_backward(t):
-    """PyTorch's wrapper overwrites, in the second forward, what the first's backward needs."""
+    """In the second forward pass PyTorch's wrapper overwrites what the first backward needs."""
     module = _norm()
     model = t.wrap(module)
     for step in range(3):
@@ -112,7 +112,7 @@ def batch_normalization_twice_in_one_backward(t):
         same(t, module)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def accumulation_leaves_buffers_to_the_rank(t):
     module = _norm()
     model = t.wrap(module)
@@ -125,9 +125,9 @@ def accumulation_leaves_buffers_to_the_rank(t):
     same(t, module)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def evaluating_alone_with_buffers(t):
-    """No forward pass without a backward pass synchronizes anything."""
+    """A forward pass without a backward pass synchronizes nothing."""
     module = _norm()
     model = t.wrap(module)
     for step in range(3):
@@ -141,9 +141,9 @@ def evaluating_alone_with_buffers(t):
     same(t, module)
 
 
-@trial(PYTORCH, *OURS)
+@trial(PYTORCH, WRAPPER)
 def synchronized_batch_normalization_of_a_process_group(t):
-    """PyTorch's SyncBatchNorm has Gloo to itself; the gradients are gradsync's."""
+    """PyTorch's SyncBatchNorm uses Gloo; gradients go through gradsync."""
     if not hasattr(torch.distributed, "is_initialized"):
         return
     t.process_group()

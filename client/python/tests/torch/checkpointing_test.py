@@ -1,9 +1,9 @@
-"""Activation checkpointing, of both kinds: gradients come from backward passes in the backward."""
+"""Activation checkpointing of both kinds: a backward pass runs further backward passes."""
 
 from models import SMALL_BUCKETS, Checkpointed
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from trial import OURS, local_gradients, trial
+from trial import WRAPPER, local_gradients, trial
 from trial_ranks import trials_test
 
 
@@ -32,7 +32,7 @@ class TwiceShared(Twice):
 
 
 class Dynamic(Once):
-    """Another layer in each pass; the other one is not used."""
+    """Uses another one of two layers in each pass."""
 
     passes = 0
 
@@ -63,7 +63,7 @@ def _trial(module, use_reentrant, **options):
 
 
 def _whole_trial(use_reentrant):
-    """The wrapper itself is what is checkpointed."""
+    """The wrapper itself is checkpointed."""
 
     def trained(t):
         layers = nn.Linear(6, 6), nn.Linear(6, 6)
@@ -95,7 +95,7 @@ twice_not_reentrant = trial()(_trial(Twice, False))
 twice_sharing_not_reentrant = trial()(_trial(TwiceShared, False))
 once_not_reentrant_finding_unused = trial()(_trial(Once, False, find_unused_parameters=True))
 # PyTorch's wrapper raises here ("marked ready twice"), ours needs no such option.
-once_reentrant_finding_unused = trial(*OURS)(_trial(Once, True, find_unused_parameters=True))
+once_reentrant_finding_unused = trial(WRAPPER)(_trial(Once, True, find_unused_parameters=True))
 
 
 @trial()
@@ -111,7 +111,7 @@ def a_dynamic_module_not_reentrant(t):
 
 @trial()
 def a_parameter_of_two_reentrant_checkpoints_is_named(t):
-    """It would get a second gradient after the first was handed over."""
+    """The parameter would get a second gradient after the first was handed over."""
     model = t.wrap(Twice(True), **SMALL_BUCKETS)
     words = ("second.",) if t.ours else ("ready",)
     with t.raises(RuntimeError, match=words):
@@ -121,7 +121,7 @@ def a_parameter_of_two_reentrant_checkpoints_is_named(t):
         assert all(p.grad is None for p in model.parameters()), "no half average is left"
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def accumulation_under_reentrant_checkpoints(t):
     model = t.wrap(Checkpointed(True), **SMALL_BUCKETS)
     for step in range(3):

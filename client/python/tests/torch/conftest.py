@@ -6,13 +6,13 @@ import pytest
 from ranks import RankFailed, run_ranks
 from trial_ranks import Outcomes, read_outcomes, run_trials
 
-# For all trials of a module together.
-TIMEOUT_S = 240
+# For all trials of a module together; Bazel's limit is 900 s.
+TIMEOUT_S = 600
 
 
 @pytest.fixture(scope="session")
 def outcomes(request, daemon, tmp_path_factory):
-    """Outcomes of trials, run together: every case that pytest selected of a module, at once."""
+    """Outcomes of trials. All cases of a module that pytest selected run together."""
 
     def spawn(module_name, world_size, selected):
         directory = tmp_path_factory.mktemp("trials")
@@ -39,7 +39,7 @@ def outcomes(request, daemon, tmp_path_factory):
             if trial in done[0] and all(trial in of for of in done)
         }
         if error:
-            # The rest is run again, without the one that did this.
+            # The others run again, without the trial that did this.
             guilty = next((trial for trial in selected if trial not in outcomes), selected[-1])
             lost = "failed", error, 0.0
             outcomes[guilty] = [of.get(guilty, lost) for of in done]

@@ -1,16 +1,14 @@
-"""Verdicts that stay on the device as the `found_inf` of fused optimizers; no GPU, a stand-in."""
+"""Verdicts that stay on the device as the `found_inf` of fused optimizers, with a stand-in GPU."""
 
 import copy
 import logging
 
 import torch
-import torch._dynamo  # noqa: F401  the first optimizer loads it, which takes seconds of a trial
+import torch._dynamo  # noqa: F401  before the trials: it takes seconds
 from models import SMALL_BUCKETS, Branching, Mlp
 from stand_in_gpu import is_on_device, layout_of, stand_in_gpu
 from trial import WRAPPER, local_gradients, trial
 from trial_ranks import trials_test
-
-NEEDS = (2, 4)  # fused optimizers on the host, which the stand-in has
 
 
 def squares(t, seed=0):
@@ -24,7 +22,7 @@ def wrap(t, module, **options):
 
 
 def state(model, optimizer):
-    """All that an optimizer's step changes, copied."""
+    """Copies of everything that an optimizer's step changes."""
     states = [value for s in optimizer.state.values() for value in s.values()]
     tensors = [*model.parameters(), *(value for value in states if isinstance(value, torch.Tensor))]
     return [tensor.detach().clone() for tensor in tensors]
@@ -44,7 +42,7 @@ def optimizers(parameters):
     ]
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def updates_are_those_of_the_verdict_on_the_host(t):
     with stand_in_gpu():
         models = [
@@ -66,7 +64,7 @@ def updates_are_those_of_the_verdict_on_the_host(t):
     assert models[0].last_step.step == 8
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def the_host_waits_for_the_step_before_the_last(t):
     model = wrap(t, Mlp())
     optimizer = optimizers(model.parameters())[0]
@@ -76,20 +74,20 @@ def the_host_waits_for_the_step_before_the_last(t):
 
     for step in range(1, 7):
         squares(t, step)(model).backward()
-        # The first one teaches the order of the buckets.
+        # The first step teaches the order of the buckets.
         assert is_on_device(model) == (step > 1)
         if step > 1:
             assert waited() == list(range(2, step - 1))
         optimizer.step()
         optimizer.zero_grad()
-    assert model.statistics().steps == 4  # what the host has not heard of is not counted
+    assert model.statistics().steps == 4  # steps that the host has not seen are not counted
     model.settle()
     assert model.statistics().steps == 6 and model.statistics().void == 0
     assert waited() == [2, 3, 4, 5, 6]
 
 
 class Failing(Mlp):
-    """With `action` between the backward of the second and the first layer."""
+    """Calls `action` between the backward passes of the second and the first layer."""
 
     action = None
 
@@ -122,7 +120,7 @@ class Warnings(logging.Handler):
 
 
 def _a_void_step(t, which=0, rank_0=lambda t, model: squares(t)(model).backward(), rank_1=fail):
-    """In the fourth step every rank does its part of what makes it void."""
+    """In the fourth step rank_0 and rank_1 run on their ranks, which makes the step void."""
     model = wrap(t, Failing())
     optimizer = optimizers(model.parameters())[which]
     heard = Warnings()
@@ -146,29 +144,29 @@ def _a_void_step(t, which=0, rank_0=lambda t, model: squares(t)(model).backward(
     assert model.last_step.step == 7
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def a_void_step_is_left_out_by_adamw(t):
     _a_void_step(t, 0)
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def a_void_step_is_left_out_by_sgd(t):
     _a_void_step(t, 1)
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def a_void_step_is_left_out_by_adagrad(t):
     _a_void_step(t, 2)
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def a_void_step_is_left_out_by_adam_with_amsgrad(t):
     _a_void_step(t, 3)
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def an_optimizer_whose_first_step_is_void(t):
-    """PyTorch's SGD would go on with a momentum that nobody has written."""
+    """If the GPU left it out, PyTorch's SGD would continue with a momentum without a value."""
     model = wrap(t, Failing())
     for step in range(1, 4):
         model.zero_grad()
@@ -192,11 +190,11 @@ def an_optimizer_whose_first_step_is_void(t):
 
 def _give_up(t, model):
     fail(t, model)
-    squares(t)(model)  # gives the step up
+    squares(t)(model)  # abandons the step
     t.meet()
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def a_step_that_is_void_before_this_rank_comes(t):
     def rank_0(t, model):
         t.meet()
@@ -205,7 +203,7 @@ def a_step_that_is_void_before_this_rank_comes(t):
     _a_void_step(t, rank_0=rank_0, rank_1=_give_up)
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def a_step_that_becomes_void_in_the_middle_of_this_ranks_pass(t):
     def rank_0(t, model):
         model.module.action = lambda _: t.meet()
@@ -215,14 +213,14 @@ def a_step_that_becomes_void_in_the_middle_of_this_ranks_pass(t):
     _a_void_step(t, rank_0=rank_0, rank_1=_give_up)
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def the_norm_of_a_void_step_is_refused(t):
-    """As with the verdict on the host, if the host asks for it."""
+    """A verdict that the host asks for is the same as without device_verdict."""
     model = wrap(t, Failing())
     for step in range(1, 4):
         if step == 3 and t.rank == 1:
             fail(t, model)
-            squares(t)(model)  # gives the step up
+            squares(t)(model)  # abandons the step
         else:
             squares(t, step)(model).backward()
             if step < 3:
@@ -247,9 +245,9 @@ def before_waiting(layout, call):
     layout.wait_on_stream = wait_on_stream
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def a_lost_rank(t):
-    """Its last step is left out by the survivor, whose next pass says who was lost."""
+    """The survivor leaves out that step, and its next pass names the lost rank."""
     model = wrap(t, Failing())
     optimizer = optimizers(model.parameters())[0]
     for step in range(1, 4):
@@ -272,9 +270,9 @@ def a_lost_rank(t):
     t.meet()
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def gradient_scaling(t):
-    """GradScaler's own found_inf and ours leave an update out, each by itself."""
+    """GradScaler's found_inf and the verdict each leave out an update."""
     model = wrap(t, Failing())
     optimizer = optimizers(model.parameters())[0]
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100)
@@ -295,9 +293,9 @@ def gradient_scaling(t):
     t.same_bits(list(model.parameters()), "parameters")
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def a_void_step_that_gradient_scaling_has_counted(t):
-    """The rank that failed did not: the scales differ, which must be said."""
+    """The failed rank has not counted the step, so the scales differ: an error says so."""
     model = wrap(t, Failing())
     optimizer = optimizers(model.parameters())[0]
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -305,7 +303,7 @@ def a_void_step_that_gradient_scaling_has_counted(t):
         before = state(model, optimizer)
         if step == 3 and t.rank == 1:
             fail(t, model)
-            squares(t)(model)  # gives the step up
+            squares(t)(model)  # abandons the step
             break
         scaler.scale(squares(t, step)(model)).backward()
         scaler.step(optimizer)
@@ -317,7 +315,7 @@ def a_void_step_that_gradient_scaling_has_counted(t):
     t.meet()
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def optimizers_that_take_no_found_inf(t):
     model = wrap(t, Mlp())
     parameters = list(model.parameters())
@@ -334,13 +332,13 @@ def optimizers_that_take_no_found_inf(t):
         with t.raises(TypeError, match=(word, "found_inf", "fused=True")):
             optimizer.step()
     assert same(before, [p.detach() for p in parameters])
-    # Of what it does not train nothing is asked.
+    # An optimizer without parameters of the module is not checked.
     others = Mlp()
     squares(t)(others).backward()
     torch.optim.SGD(others.parameters(), lr=1.0).step()
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def what_cannot_be_left_on_a_device(t):
     with t.raises(ValueError, match=("device_verdict", "GPU", "cpu")):
         t.wrap(Mlp(), device_verdict=True)
@@ -352,7 +350,7 @@ def what_cannot_be_left_on_a_device(t):
     squares(t)(model).backward()
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def unused_parameters_are_asked_for_on_the_host(t):
     model = wrap(t, Branching())
     optimizer = optimizers(model.parameters())[0]
@@ -371,9 +369,9 @@ def unused_parameters_are_asked_for_on_the_host(t):
     t.same_bits(list(model.parameters()), "parameters")
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def uneven_inputs(t):
-    """The end of the data waits for what is under way."""
+    """The end of a join context waits for the open steps."""
     model = wrap(t, Mlp())
     optimizer = optimizers(model.parameters())[0]
     with model.join():
@@ -385,7 +383,7 @@ def uneven_inputs(t):
     t.same_bits(list(model.parameters()), "parameters")
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def the_end_of_the_process_waits_for_what_is_under_way(t):
     from gradsync.torch import _session
 
@@ -399,7 +397,7 @@ def the_end_of_the_process_waits_for_what_is_under_way(t):
     model.leave()
 
 
-@trial(WRAPPER, torch_at_least=NEEDS)
+@trial(WRAPPER)
 def accumulation(t):
     model = wrap(t, Mlp())
     optimizer = optimizers(model.parameters())[0]

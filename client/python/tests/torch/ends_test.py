@@ -1,6 +1,9 @@
-"""How a trainer's process ends, as another rank sees it: a good end, or a loss."""
+"""How a trainer's process ends, as another rank sees it: it leaves, or it is lost."""
 
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -43,39 +46,88 @@ _OTHER_RANK = """
 """
 
 
-def run(daemon, ending):
-    """Rank 1 runs `ending` after a step; returns what rank 0 saw of it, and rank 1's output."""
+# Runs the programs of a case, each in a fork of an interpreter that has imported PyTorch already:
+# that takes seconds. A program is this script's last statement, so the interpreter ends as it does
+# for a script of its own: with the functions of atexit and the traceback of an exception.
+_LAUNCHER = """
+import json, os, sys
+import torch
+
+program = None
+while program is None and (line := sys.stdin.readline()):
+    request = json.loads(line)
+    os.environ.update(request["environment"])
+    ranks = []
+    for rank, output in enumerate(request["outputs"]):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            os.environ["RANK"] = str(rank)
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), 1)
+            os.dup2(1, 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            program = request["programs"][rank]
+            break
+    else:
+        for pid in ranks:
+            os.waitpid(pid, 0)
+        print("ended", flush=True)
+if program is not None:
+    exec(program)
+"""
+
+
+class Launcher:
+    """The process that runs _LAUNCHER."""
+
+    def __init__(self):
+        package = [path for path in sys.path if os.path.isdir(os.path.join(path, "gradsync"))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LAUNCHER],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(package), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, programs, environment, directory):
+        """Runs `programs` as ranks of a job, and returns what each printed."""
+        outputs = [directory / f"rank{rank}" for rank in range(len(programs))]
+        request = {
+            "environment": environment,
+            "programs": [textwrap.dedent(_SETUP) + textwrap.dedent(p) for p in programs],
+            "outputs": list(map(str, outputs)),
+        }
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        ended, _, _ = select.select([self._process.stdout], [], [], 60)
+        said = [output.read_text() if output.exists() else "" for output in outputs]
+        assert ended and self._process.stdout.readline() == "ended\n", said
+        return said
+
+    def close(self):
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    process = Launcher()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def run(daemon, launcher, tmp_path):
+    """run(ending) runs it on rank 1 after a step, and returns what rank 0 and rank 1 printed."""
     environment = {
-        **os.environ,
         "GRADSYNC_SOCKET": daemon.socket,
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-        "OMP_NUM_THREADS": "1",
     }
-    package = [path for path in sys.path if os.path.isdir(os.path.join(path, "gradsync"))]
-    environment["PYTHONPATH"] = os.pathsep.join(package)
-    programs = [
-        textwrap.dedent(_SETUP) + textwrap.dedent(program) for program in (_OTHER_RANK, ending)
-    ]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**environment, "RANK": str(rank)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, program in enumerate(programs)
-    ]
-    try:
-        said = [rank.communicate(timeout=60)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return said
+    return lambda ending: launcher.run([_OTHER_RANK, ending], environment, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +135,8 @@ def run(daemon, ending):
     ["train(1, lambda: None)", "train(1, sys.exit)", "train(1, lambda: sys.exit(0))"],
     ids=["returns", "sys.exit()", "sys.exit(0)"],
 )
-def test_a_good_end_leaves_the_job(daemon, ending):
-    other, own = run(daemon, ending)
+def test_a_good_end_leaves_the_job(run, ending):
+    other, own = run(ending)
     assert other == "alone\n", other + own
 
 
@@ -98,12 +150,12 @@ def test_a_good_end_leaves_the_job(daemon, ending):
     ],
     ids=["sys.exit(1)", "sys.exit(text)", "os._exit", "exception"],
 )
-def test_a_bad_end_is_a_loss(daemon, ending):
-    other, own = run(daemon, ending)
+def test_a_bad_end_is_a_loss(run, ending):
+    other, own = run(ending)
     assert other == "RANK_LOST 1\n", other + own
 
 
-def test_an_exception_in_a_spawned_worker_is_a_loss(daemon, tmp_path):
+def test_an_exception_in_a_spawned_worker_is_a_loss(run, tmp_path):
     """torch.multiprocessing.spawn catches it and ends the worker by sys.exit(1)."""
     script = tmp_path / "spawned.py"
     script.write_text(
@@ -121,5 +173,5 @@ def test_an_exception_in_a_spawned_worker_is_a_loss(daemon, tmp_path):
             """
         )
     )
-    other, own = run(daemon, f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    other, own = run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
     assert other == "RANK_LOST 1\n", other + own

@@ -1,8 +1,8 @@
-"""After ten steps, parameters are those that PyTorch's DistributedDataParallel on Gloo gives.
+"""After ten steps, parameters are the same as with PyTorch's DistributedDataParallel on Gloo.
 
 Each trial trains a lesson (models.py) by a recipe, several times from the same start and on the
-same data: with PyTorch's wrapper, with gradsync's (or PyTorch's with gradsync's hook), and with
-none at all. The last is the control: the tolerance is worth something only if training without
+same data: with PyTorch's wrapper, with gradsync's (or PyTorch's with gradsync's hook), and without
+a wrapper. The last is the control: the tolerance means something only if training without
 synchronization exceeds it by far.
 """
 
@@ -11,7 +11,7 @@ import dataclasses
 
 import torch
 from models import LESSONS, SMALL_BUCKETS
-from trial import ACCUMULATE_GRAD, HOOK, PYTORCH, WRAPPER, Skipped, trial
+from trial import HOOK, PYTORCH, WRAPPER, trial
 from trial_ranks import trials_test
 
 STEPS = 10
@@ -19,7 +19,7 @@ STEPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a lesson is taught, and how far from PyTorch's result is as far as from itself."""
+    """How a lesson is trained, and the tolerance of its result."""
 
     name: str
     micro_batches: int = 1
@@ -41,7 +41,7 @@ RECIPES = [
 
 
 def steps_of(recipe, t):
-    """Uneven inputs: rank 0 comes to its end first."""
+    """Uneven inputs: rank 0 has the fewest batches."""
     return STEPS - 3 * (t.world_size - 1 - t.rank) if recipe.divisor else STEPS
 
 
@@ -49,8 +49,8 @@ def train(t, lesson, recipe, wrap, joining):
     """Returns the trained parameters and buffers.
 
     Args:
-      wrap: takes a module and the lesson's options, gives what is trained.
-      joining: takes what is trained, gives the context for uneven inputs.
+      wrap: wraps a module with the lesson's options.
+      joining: the context for uneven inputs of the wrapped modules.
     """
     torch.manual_seed(17 if wrap is bare else 17 + t.rank)  # wrappers start from rank 0's
     modules = lesson.build()
@@ -100,7 +100,7 @@ def gradsync_joining(models):
 
 
 def float32_sums(t):
-    """PyTorch's wrapper as if Gloo added 16-bit numbers in float32: itself it rounds each sum."""
+    """PyTorch's wrapper as if Gloo added 16-bit numbers in float32; Gloo rounds each sum."""
 
     def average(_, bucket):
         buffer = bucket.buffer()
@@ -128,7 +128,7 @@ def comparable(lesson, recipe):
 
 
 def exceeded(actual, expected, recipe):
-    """By how many times the worst element exceeds the tolerance; 1 is just within it."""
+    """The worst element's error, as a multiple of its tolerance."""
     worst = 0.0
     for key in actual:
         value = expected[key]
@@ -143,11 +143,6 @@ def exceeded(actual, expected, recipe):
 
 def _trial(lesson, recipe):
     def equivalent(t):
-        if recipe.dtype is torch.bfloat16:
-            from trial import VERSION
-
-            if VERSION < (2, 1):
-                raise Skipped("Gloo of PyTorch before 2.1 has no bfloat16")
         if t.ours:
             session = t.session(divisor=recipe.divisor or "live_ranks")
             actual = train(
@@ -177,10 +172,10 @@ def _trial(lesson, recipe):
         expected = train(t, lesson, recipe, reference, pytorch_joining(recipe))
         trained = [key for key in expected if not is_buffer(key)]
         t.same_bits([expected[key] for key in trained], "PyTorch's results")
-        # PyTorch's wrapper hands round rank 0's buffers before a forward pass, ours after it.
+        # PyTorch's wrapper broadcasts rank 0's buffers before a forward pass, ours after a step.
         expected = t.gather(expected)[0]
         if t.wrapper == PYTORCH:
-            # Is this worth comparing with?
+            # The control: see the top.
             torch.manual_seed(17)
             start = {
                 f"{name}.{key}": value.to(recipe.dtype) if value.is_floating_point() else value
@@ -195,7 +190,7 @@ def _trial(lesson, recipe):
             assert max(t.gather(control)) > 10, f"unsynchronized: only {control} tolerances away"
             return
         if t.wrapper == HOOK or recipe.divisor:
-            # With the hook, buffers are PyTorch's affair. With uneven inputs PyTorch takes the
+            # With the hook, PyTorch synchronizes buffers. With uneven inputs PyTorch takes the
             # highest live rank's, gradsync the lowest's.
             actual = {key: actual[key] for key in trained}
         t.same_bits(actual.values(), "results")
@@ -205,17 +200,15 @@ def _trial(lesson, recipe):
     return equivalent
 
 
-# Every lesson by every recipe; {2: two ranks, 3: three}. The older hooks: with two ranks.
+# Every lesson by every recipe, with 2 and 3 ranks.
 for _lesson in LESSONS:
     for _recipe in RECIPES:
         _name = f"{_lesson.name}-{_recipe.name}".replace("-", "_")
         _theirs = (HOOK, PYTORCH) if comparable(_lesson, _recipe) else ()
         if _recipe.divisor == "live_ranks":
-            # PyTorch's Join calls the hook on ranks that are done, too: all ranks live.
+            # PyTorch's Join also calls the hook on ranks that have finished: all ranks are live.
             _theirs = tuple(w for w in _theirs if w != HOOK)
-        globals()[f"{_name}_2"] = trial(WRAPPER, ACCUMULATE_GRAD, *_theirs)(
-            _trial(_lesson, _recipe)
-        )
+        globals()[f"{_name}_2"] = trial(WRAPPER, *_theirs)(_trial(_lesson, _recipe))
         globals()[f"{_name}_3"] = trial(WRAPPER, *_theirs, world_size=3)(_trial(_lesson, _recipe))
 del _lesson, _recipe, _name, _theirs
 

@@ -1,4 +1,4 @@
-"""What is in `.grad` after a backward pass: averages, in place, whatever the parameter is."""
+"""What `.grad` holds after a backward pass: averages, in place, for every kind of parameter."""
 
 import contextlib
 import copy
@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from models import SMALL_BUCKETS, Cnn, Mlp, Transformer
 from torch import nn
-from trial import OURS, Trial, close, local_gradients, parameters_of, trial
+from trial import WRAPPER, Trial, close, local_gradients, parameters_of, trial
 from trial_ranks import trials_test
 
 
 def squares(t: Trial, seed=0, inputs=6):
-    """A loss of a module of `inputs` inputs, with data of this rank's."""
+    """A loss of a module with `inputs` inputs, on this rank's data."""
     data = t.randn(4, inputs, seed=seed)
     return lambda module: module(data).float().pow(2).mean()
 
@@ -57,7 +57,7 @@ def three_ranks_average(t):
 @trial()
 def views_stay_in_place(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
-    # PyTorch's wrapper and ours may cut buckets anew after the first step.
+    # PyTorch's wrapper and ours can cut buckets anew after the first step.
     squares(t, 0)(model).backward()
     squares(t, 1)(model).backward()
     places = [p.grad.data_ptr() for p in model.parameters()]
@@ -171,8 +171,8 @@ def an_own_gradient_is_added_to(t):
     t.synchronized(model, local)
 
 
-# PyTorch's wrapper raises here in the second step, of its own bucket views.
-@trial(*OURS)
+# PyTorch's wrapper raises an error here in the second step, about its own bucket views.
+@trial(WRAPPER)
 def create_graph_keeps_working(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(5):
@@ -184,7 +184,7 @@ def create_graph_keeps_working(t):
 
 
 class Mixed(nn.Module):
-    """A dtype per layer."""
+    """Each layer has a dtype."""
 
     def __init__(self, *dtypes):
         super().__init__()
@@ -211,16 +211,13 @@ def _dtype_trial(*dtypes):
 
 
 float32_and_float64 = trial()(_dtype_trial(torch.float32, torch.float64, torch.float32))
-bfloat16_alone = trial(torch_at_least=(2, 0))(_dtype_trial(torch.bfloat16))
-bfloat16_and_float32 = trial(torch_at_least=(2, 0))(
-    _dtype_trial(torch.bfloat16, torch.float32, torch.bfloat16)
-)
-float16_and_float32 = trial(torch_at_least=(2, 1))(_dtype_trial(torch.float16, torch.float32))
+bfloat16_alone = trial()(_dtype_trial(torch.bfloat16))
+bfloat16_and_float32 = trial()(_dtype_trial(torch.bfloat16, torch.float32, torch.bfloat16))
+float16_and_float32 = trial()(_dtype_trial(torch.float16, torch.float32))
 
 
 @trial()
 def gradients_have_the_memory_format_of_channels_last(t):
-    # PyTorch before 2.1 lets a view of a bucket be as it comes.
     model = t.wrap(Cnn(), **SMALL_BUCKETS)
     for step in range(3):
         model.zero_grad(set_to_none=step != 1)
@@ -269,7 +266,7 @@ def a_gradient_that_is_an_expanded_scalar(t):
         close(model.module.weight.grad, torch.full((3, 4), expected))
 
 
-@trial(theirs_at_least=(2, 0))
+@trial()
 def scalars_and_empty_parameters(t):
     class Odd(nn.Module):
         def __init__(self):
@@ -355,7 +352,7 @@ def hooks_of_the_wrapper_run(t):
 
 @trial()
 def a_large_parameter_beside_small_ones(t):
-    # Over a bucket's cap, and not a multiple of anything.
+    # More than a bucket's cap, and an odd size.
     model = t.wrap(
         nn.Sequential(nn.Linear(6, 1031), nn.Tanh(), nn.Linear(1031, 3)), **SMALL_BUCKETS
     )
@@ -382,7 +379,7 @@ a_bucket_per_parameter = trial()(_bucket_size_trial(0.000001))
 one_bucket = trial()(_bucket_size_trial(25))
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def a_small_first_bucket(t):
     model = t.wrap(Mlp(), bucket_cap_mb=25, first_bucket_cap_mb=0.0001)
     for step in range(3):
@@ -404,7 +401,7 @@ def use_in_another_order_than_defined(t):
                 x = torch.tanh(layer(x))
             return x
 
-    # The order of use is learnt in the first step; the second already has other buckets.
+    # The first step teaches the order of use; the second already has other buckets.
     model = t.wrap(Backwards(), bucket_cap_mb=0.0002)
     for step in range(4):
         model.zero_grad(set_to_none=step != 2)

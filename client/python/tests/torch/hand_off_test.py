@@ -1,4 +1,4 @@
-"""The order in which buckets of a GPU are handed over, seen from a layout that only listens."""
+"""The order in which buckets of a GPU are handed over, recorded by a stand-in for a layout."""
 
 import types
 
@@ -10,7 +10,7 @@ from gradsync.torch import _gradients, _hand_off
 
 
 class Listener:
-    """In place of a layout on a GPU."""
+    """Stands in for a layout on a GPU."""
 
     def __init__(self):
         self.calls = []
@@ -52,7 +52,7 @@ def test_a_bucket_is_ready_behind_every_stream_that_wrote_to_it(current):
             ("mark_ready_on_streams", step, 0, [1, 2]),
             ("mark_ready_on_streams", step, 1, [2]),
             ("finish_step_on_streams", step, [5], [True, False]),
-            ("wait_on_stream", step, 5),  # behind which the optimizer is enqueued
+            ("wait_on_stream", step, 5),  # the optimizer is enqueued after this
             ("wait_step", step),
         ]
     assert layout.calls == expected
@@ -64,13 +64,13 @@ def test_what_follows_on_the_stream_sees_the_verdict(current, monkeypatch):
     layout = Listener()
     current.cuda_stream = 7
     verdict = hand_off.follow(layout, 4)
-    # No wait_step(): the host goes on.
+    # No wait_step(): the host does not wait.
     assert layout.calls == [("wait_on_stream", 4, 7), ("device_verdict", 4)]
     assert verdict.dim() == 0 and verdict == 4
 
 
 def test_memory_of_another_gpu_is_no_view(monkeypatch):
-    """PyTorch would copy it to the GPU that it is asked for, and say nothing."""
+    """PyTorch would silently copy it to the requested GPU."""
     struct = _structs.ViewStruct(data=0x7F0000000080, count=6, bucket=0, data_type=1)
     view = gradsync.View(struct, None, "GPU-3")
     monkeypatch.setattr(torch, "as_tensor", lambda view, device: torch.zeros(view.count))

@@ -24,7 +24,7 @@ def hooked(t, module, state=None, **options):
 
 @trial(HOOK)
 def one_line(t):
-    """No state: the process's own session, which it joins by torchrun's environment."""
+    """Without a state: the process's own session, which joins by torchrun's environment."""
     import gradsync.torch
 
     models = [hooked(t, Mlp(), bucket_cap_mb=0.002) for _ in range(2)]
@@ -43,7 +43,7 @@ def one_line(t):
 
 @trial(HOOK)
 def parity_with_the_default(t):
-    """To the bit for two ranks: halving is exact, wherever it is done."""
+    """The same bits for two ranks: halving is exact."""
     plain, model = t.pytorch(Mlp()), None
     model = t.wrap(copy.deepcopy(plain.module), **SMALL_BUCKETS)
     for step in range(4):
@@ -103,7 +103,7 @@ def gradients_that_are_no_views(t):
 
 @trial(HOOK)
 def a_future_is_passed_on(t):
-    """Another hook may go on with what it gives, as PyTorch's wrappers of hooks do."""
+    """Another hook can process its result, as PyTorch's wrappers of hooks do."""
     import gradsync.torch
 
     state = gradsync.torch.HookState(t.session())
@@ -147,9 +147,9 @@ def registered_once_only(t):
         model.register_comm_hook(None, gradsync.torch.allreduce_hook)
 
 
-@trial(HOOK, theirs_at_least=(2, 0))
+@trial(HOOK)
 def complex_parameters(t):
-    """PyTorch's wrapper shows them as pairs of real numbers."""
+    """PyTorch's wrapper passes them to hooks as pairs of real numbers."""
 
     class Complex(nn.Module):
         def __init__(self):

@@ -1,11 +1,11 @@
-"""Ranks with different numbers of steps: whoever is done is not waited for."""
+"""Ranks with different numbers of steps: no step waits for a finished rank."""
 
 import contextlib
 
 import torch
 from models import SMALL_BUCKETS, Branching, Mlp
 from torch import nn
-from trial import HOOK, OURS, PYTORCH, close, trial
+from trial import HOOK, PYTORCH, WRAPPER, close, trial
 from trial_ranks import trials_test
 
 
@@ -34,9 +34,9 @@ def _division_trial(divisor):
     return divided
 
 
-divides_by_live_ranks = trial(*OURS, PYTORCH)(_division_trial("live_ranks"))
-divides_by_the_world = trial(*OURS, HOOK, PYTORCH)(_division_trial("world"))
-three_divide_by_live_ranks = trial(*OURS, world_size=3)(_division_trial("live_ranks"))
+divides_by_live_ranks = trial(WRAPPER, PYTORCH)(_division_trial("live_ranks"))
+divides_by_the_world = trial(WRAPPER, HOOK, PYTORCH)(_division_trial("world"))
+three_divide_by_live_ranks = trial(WRAPPER, world_size=3)(_division_trial("live_ranks"))
 
 
 def _counts_trial(counts, micro_batches=1, **options):
@@ -63,19 +63,19 @@ def _counts_trial(counts, micro_batches=1, **options):
     return trained
 
 
-first_done_early = trial(*OURS, PYTORCH)(_counts_trial((2, 5)))
-second_done_early = trial(*OURS, PYTORCH)(_counts_trial((6, 1)))
-one_has_no_data_at_all = trial(*OURS, PYTORCH)(_counts_trial((0, 4)))
-one_step_and_none = trial(*OURS, PYTORCH)(_counts_trial((1, 0)))
-all_even = trial(*OURS, HOOK, PYTORCH)(_counts_trial((3, 3)))
-accumulating = trial(*OURS, PYTORCH)(_counts_trial((2, 5), micro_batches=3))
-three_done_at_three_times = trial(*OURS, PYTORCH, world_size=3)(_counts_trial((1, 5, 3)))
-two_of_three_without_data = trial(*OURS, PYTORCH, world_size=3)(_counts_trial((0, 4, 0)))
-finding_unused = trial(*OURS, PYTORCH)(_counts_trial((2, 4), find_unused_parameters=True))
-static_graph = trial(*OURS)(_counts_trial((2, 4), static_graph=True))
+first_done_early = trial(WRAPPER, PYTORCH)(_counts_trial((2, 5)))
+second_done_early = trial(WRAPPER, PYTORCH)(_counts_trial((6, 1)))
+one_has_no_data_at_all = trial(WRAPPER, PYTORCH)(_counts_trial((0, 4)))
+one_step_and_none = trial(WRAPPER, PYTORCH)(_counts_trial((1, 0)))
+all_even = trial(WRAPPER, HOOK, PYTORCH)(_counts_trial((3, 3)))
+accumulating = trial(WRAPPER, PYTORCH)(_counts_trial((2, 5), micro_batches=3))
+three_done_at_three_times = trial(WRAPPER, PYTORCH, world_size=3)(_counts_trial((1, 5, 3)))
+two_of_three_without_data = trial(WRAPPER, PYTORCH, world_size=3)(_counts_trial((0, 4, 0)))
+finding_unused = trial(WRAPPER, PYTORCH)(_counts_trial((2, 4), find_unused_parameters=True))
+static_graph = trial(WRAPPER)(_counts_trial((2, 4), static_graph=True))
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def training_goes_on_after_joining(t):
     model = wrap(t, Mlp(), **SMALL_BUCKETS)
     for epoch in range(3):
@@ -93,7 +93,7 @@ def training_goes_on_after_joining(t):
     t.synchronized(model, local)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def buffers_come_from_the_last_joiner(t):
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
     model = wrap(t, module)
@@ -106,7 +106,7 @@ def buffers_come_from_the_last_joiner(t):
         assert torch.equal(dict(module.named_buffers())[key], value), key
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def buffers_go_round_among_those_who_are_left(t):
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
     model = wrap(t, module)
@@ -116,7 +116,7 @@ def buffers_go_round_among_those_who_are_left(t):
     t.same_bits(module.buffers(), "buffers")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def what_nobody_left_uses_is_untouched(t):
     model = wrap(t, Branching(), find_unused_parameters=True)
     branch = model.module.branch
@@ -132,7 +132,7 @@ def what_nobody_left_uses_is_untouched(t):
                 assert branch.weight.grad is not None
 
 
-@trial(*OURS, PYTORCH)
+@trial(WRAPPER, PYTORCH)
 def only_one_rank_uses_a_branch_and_the_other_leaves(t):
     model = wrap(t, Branching(), find_unused_parameters=True)
     with joining(t, model):
@@ -143,7 +143,7 @@ def only_one_rank_uses_a_branch_and_the_other_leaves(t):
     t.same_bits(model.parameters())
 
 
-@trial(*OURS, HOOK, PYTORCH)
+@trial(WRAPPER, HOOK, PYTORCH)
 def disabled(t):
     model = wrap(t, nn.Linear(1, 1))
     with model.join(enable=False):
@@ -154,13 +154,13 @@ def disabled(t):
     t.same_bits(model.parameters())
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def an_exception_passes_through(t):
     model = wrap(t, Mlp())
     with t.raises(ValueError, match="mine"):
         with joining(t, model):
             raise ValueError("mine")
-    # It did not wait for anybody, and nobody for it.
+    # It waited for no rank, and no rank for it.
     from trial import local_gradients
 
     data = t.randn(4, 6)
@@ -169,7 +169,7 @@ def an_exception_passes_through(t):
     t.synchronized(model, local)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def the_divisor_is_the_sessions(t):
     model = wrap(t, Mlp(), "world")
     with t.raises(ValueError, match="divisor"):
@@ -177,7 +177,7 @@ def the_divisor_is_the_sessions(t):
             raise AssertionError("entered")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def two_modules_join_together(t):
     import gradsync.torch
 
@@ -195,9 +195,9 @@ def two_modules_join_together(t):
         t.same_bits(model.parameters())
 
 
-@trial(*OURS, world_size=3)
+@trial(WRAPPER, world_size=3)
 def leaving_for_good(t):
-    """`leave`: this rank ends, the others go on without it."""
+    """After `leave` the other ranks continue without this rank."""
     model = wrap(t, Mlp(), **SMALL_BUCKETS)
     for step in range(2):
         model.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Small models and how each is trained, as the tests need them."""
+"""Small models, and how tests train each."""
 
 import contextlib
 
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
 
 
 class Branching(nn.Module):
-    """Has a branch that some ranks use in a step, some not, and now and then nobody."""
+    """Has a branch. In a step all, some or no ranks use it."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Branching(nn.Module):
 
 
 class Frozen(Mlp):
-    """Its second layer is not trained."""
+    """The second layer is not trained."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ class Frozen(Mlp):
 
 
 class Checkpointed(nn.Module):
-    """Its middle blocks are computed again in backward."""
+    """The middle blocks are computed again in the backward pass."""
 
     def __init__(self, use_reentrant):
         super().__init__()
@@ -102,14 +102,14 @@ class Checkpointed(nn.Module):
 
 
 class Lesson:
-    """A model with its data and how it is trained. Subclasses say what is different."""
+    """A model, its data and its training. Subclasses override what differs."""
 
     name = ""
     options = {}  # of the wrapper
     learning_rate = 0.05
 
     def build(self):
-        """Modules by name; each is wrapped by itself."""
+        """Modules by name; each is wrapped separately."""
         raise NotImplementedError
 
     def batch(self, random, rank, step):

@@ -1,4 +1,4 @@
-"""What a wrapped module may take and give out."""
+"""Inputs and outputs of a wrapped module."""
 
 import collections
 import dataclasses
@@ -7,7 +7,7 @@ import types
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
-from trial import ALL, OURS, local_gradients, trial
+from trial import ALL, WRAPPER, local_gradients, trial
 from trial_ranks import trials_test
 
 Pair = collections.namedtuple("Pair", ["a", "b"])
@@ -21,7 +21,7 @@ class Result:
 
 
 class Opaque:
-    """Nothing that a wrapper could look into."""
+    """An output that hides its tensors from a wrapper."""
 
     __slots__ = ("a", "b")
 
@@ -89,16 +89,16 @@ FIND = {"find_unused_parameters": True}
 STATIC = {"static_graph": True}
 
 for _shape in SHAPES:
-    # PyTorch's wrapper does not look into everything; with these options it then fails.
+    # PyTorch's wrapper finds tensors in fewer types, and fails with these options then.
     known = _shape not in ("opaque", "namespace", "dataclass")
     globals()[f"gives_{_shape}"] = trial()(_shape_trial(_shape, {}))
-    globals()[f"gives_{_shape}_finding_unused"] = trial(*(ALL if known else OURS))(
+    globals()[f"gives_{_shape}_finding_unused"] = trial(*(ALL if known else [WRAPPER]))(
         _shape_trial(_shape, FIND)
     )
-    globals()[f"gives_{_shape}_in_a_static_graph"] = trial(*(ALL if known else OURS))(
+    globals()[f"gives_{_shape}_in_a_static_graph"] = trial(*(ALL if known else [WRAPPER]))(
         _shape_trial(_shape, STATIC)
     )
-    globals()[f"gives_{_shape}_and_the_loss_uses_half"] = trial(*OURS)(
+    globals()[f"gives_{_shape}_and_the_loss_uses_half"] = trial(WRAPPER)(
         _shape_trial(_shape, FIND, use_second=False)
     )
 del _shape, known
@@ -136,7 +136,7 @@ def inputs_that_require_a_gradient_get_their_own(t):
     torch.testing.assert_close(inputs.grad, plain.grad)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def gives_its_parameter_itself(t):
     class Itself(nn.Module):
         def __init__(self):
@@ -170,7 +170,7 @@ def an_output_changed_in_place(t):
 
 @trial()
 def an_output_kept_over_many_steps(t):
-    """Metrics that keep outputs alive keep no step."""
+    """Metrics can keep outputs alive without an effect on steps."""
     model, kept = t.wrap(Mlp()), []
     for step in range(4):
         model.zero_grad(set_to_none=True)

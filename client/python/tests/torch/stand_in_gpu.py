@@ -1,9 +1,9 @@
-"""A layout on a GPU as gradsync.torch sees it, made of one in host memory, where there is no GPU.
+"""A stand-in for a layout on a GPU, made of a layout in host memory.
 
-What a GPU would do while the host goes on is done at once here: where a stream would wait for the
-averages, this waits for the step, writes the verdict's float and remembers what wait_step() shall
-say. That tells which calls the package makes, in which order, with which step numbers, and what its
-optimizers make of the verdict. It says nothing of streams.
+It does at once what a GPU does later. Where a stream would wait for the averages, it waits for the
+step, writes the verdict's float and keeps the result for wait_step(). So a test sees the package's
+calls, their order and step numbers, and what optimizers do with the verdict. It sees nothing of
+streams.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ UUID = "GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5"
 
 
 class StandInLayout:
-    """Two steps may be under way, as on a GPU."""
+    """Two steps can be open, as on a GPU."""
 
     def __init__(self, layout):
         self.layout = layout
@@ -114,5 +114,5 @@ def layout_of(model):
 
 
 def is_on_device(model):
-    """Whether the last step's verdict was left there."""
+    """Whether the last step's verdict was left on the device."""
     return model._synchronizer.followed is not None

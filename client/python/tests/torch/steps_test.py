@@ -1,4 +1,4 @@
-"""Which passes are steps: forwards without backward, several of them, no_sync, errors, threads."""
+"""Which passes are steps: with several forward or backward passes, no_sync, errors, threads."""
 
 import contextlib
 import copy
@@ -6,7 +6,7 @@ import copy
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
-from trial import OURS, close, local_gradients, parameters_of, trial
+from trial import WRAPPER, close, local_gradients, parameters_of, trial
 from trial_ranks import trials_test
 
 
@@ -54,7 +54,7 @@ def two_forwards_and_one_backward(t):
         t.synchronized(model, local, f"in step {step}")
 
 
-@trial(theirs_at_least=(2, 0))
+@trial()
 def two_forwards_in_a_static_graph(t):
     model = t.wrap(Mlp(), static_graph=True)
     for step in range(3):
@@ -64,8 +64,8 @@ def two_forwards_in_a_static_graph(t):
         t.synchronized(model, local, f"in step {step}")
 
 
-# PyTorch's wrapper lets the ranks diverge here, without a word (facts 6).
-@trial(*OURS)
+# PyTorch's wrapper silently lets the ranks diverge here.
+@trial(WRAPPER)
 def two_forwards_then_two_backwards(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(3):
@@ -79,7 +79,7 @@ def two_forwards_then_two_backwards(t):
         t.synchronized(model, local, f"second backward of step {step}")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def two_forwards_then_two_backwards_in_the_other_order(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     first, second = squares(t, 1)(model), squares(t, 2)(model)
@@ -91,7 +91,7 @@ def two_forwards_then_two_backwards_in_the_other_order(t):
     t.synchronized(model, local)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def backward_twice_through_a_retained_graph(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(2):
@@ -118,7 +118,7 @@ def whether_to_synchronize_is_taken_at_forward(t):
     for parameter, gradient in zip(model.parameters(), mine):
         close(parameter.grad, gradient)
 
-    # Forward outside, backward inside: synchronized, what was accumulated included.
+    # Forward outside, backward inside: synchronized, with what was accumulated.
     local = local_of(t, model, 1, 2)
     loss = squares(t, 2)(model)
     with model.no_sync():
@@ -170,7 +170,7 @@ def one_rank_evaluates_alone(t):
             model.train()
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def gradients_asked_for_by_autograd_grad_are_no_step(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(3):
@@ -185,7 +185,7 @@ def gradients_asked_for_by_autograd_grad_are_no_step(t):
         t.synchronized(model, local, f"in step {step}")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def a_gradient_penalty_by_autograd_grad(t):
     """Wasserstein critics: the loss holds the gradient with respect to the input."""
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
@@ -200,7 +200,7 @@ def a_gradient_penalty_by_autograd_grad(t):
         model.zero_grad(set_to_none=True)
         local = local_gradients(model.module, lambda m, s=step: penalty(m, s))
         penalty(model, step).backward()
-        # The last bias has no part in the slope: nobody used it.
+        # The slope does not depend on the last bias: no rank used it.
         assert model.module.third.bias.grad is None
         model.module.third.bias.grad = torch.zeros(3)
         t.synchronized(model, local, f"in step {step}")
@@ -208,7 +208,7 @@ def a_gradient_penalty_by_autograd_grad(t):
 
 @trial()
 def backward_with_inputs_of_interest(t):
-    """`backward(inputs=...)` for all parameters is as any backward."""
+    """`backward(inputs=...)` for all parameters is a step like any other."""
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(3):
         model.zero_grad(set_to_none=True)
@@ -218,7 +218,7 @@ def backward_with_inputs_of_interest(t):
 
 
 class Sometimes(torch.autograd.Function):
-    """The identity; raises in backward when told to."""
+    """The identity; its backward pass raises while `fails` is set."""
 
     fails = False
 
@@ -262,7 +262,7 @@ def an_exception_in_forward_of_every_rank(t):
         t.synchronized(model, local, f"in step {step}")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def an_exception_in_backward_of_every_rank(t):
     import gradsync
 
@@ -271,13 +271,13 @@ def an_exception_in_backward_of_every_rank(t):
         model.zero_grad(set_to_none=True)
         Sometimes.fails = True
         try:
-            # The latter if the other rank has failed and given the step up before.
+            # AbortedError if the other rank has abandoned the step before.
             with t.raises(ValueError, gradsync.AbortedError):
                 squares(t, step)(model).backward()
         finally:
             Sometimes.fails = False
-        # Each rank finds its own half-ready step and gives it up. These need not be one step: then
-        # the pass of the rank that was faster is void, and it is told to redo it.
+        # Each rank abandons its own partly ready step. These can be different steps: then the
+        # faster rank's pass is void, and its error says to redo it.
         for _ in range(4):
             model.zero_grad(set_to_none=True)
             local = local_gradients(model.module, squares(t, step))
@@ -398,7 +398,7 @@ def a_profiler_sees_the_step(t):
         assert any("AccumulateGrad" in event.key for event in profile.key_averages())
 
 
-@trial(torch_at_least=(2, 0))
+@trial()
 def hooks_outlive_a_dropped_wrapper_of_the_same_module(t):
     module = Mlp()
     model = t.wrap(module, **SMALL_BUCKETS)
@@ -415,9 +415,9 @@ def hooks_outlive_a_dropped_wrapper_of_the_same_module(t):
         t.synchronized(again, local, f"in step {step}")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def a_forward_for_nobody_is_no_step(t):
-    """One rank looks at an output, gradients on, between a no_sync() forward and its backward."""
+    """One rank runs another forward pass between a no_sync() forward pass and its backward."""
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(3):
         model.zero_grad(set_to_none=True)
@@ -434,7 +434,7 @@ def a_forward_for_nobody_is_no_step(t):
 
 
 class Hiding(Mlp):
-    """Its output hides its tensor."""
+    """The output hides its tensor."""
 
     class Output:
         def __init__(self, value):
@@ -444,9 +444,9 @@ class Hiding(Mlp):
         return self.Output(super().forward(x))
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def hidden_outputs_of_both_kinds_are_refused(t):
-    """A step, or none: a gradient that no output announces cannot tell."""
+    """A gradient from a pass that reached no output can belong to a step or to none."""
     model = t.wrap(Hiding(), session=t.session(), **SMALL_BUCKETS)
     outside = model(t.randn(4, 6)).value.sum()
     with model.no_sync():

@@ -1,8 +1,8 @@
 """One trial: a few lines that every rank of a job runs, with a wrapper around its model.
 
-Many trials share one set of rank processes (starting PyTorch costs more than most of them), but no
-state: each has a gradsync job, a process group and random numbers of its own, and the ranks meet
-after each, so that one that fails takes no other with it.
+Many trials share one set of rank processes, because starting PyTorch takes longer than most trials.
+They share no state: each has its own gradsync job, process group and random numbers. The ranks meet
+after each trial, so a failed trial does not affect the next one.
 
     @trial()                      # registers it; by default for every wrapper
     def average(t):
@@ -27,35 +27,26 @@ from torch import nn
 
 # What a trial can put around its model.
 WRAPPER = "wrapper"  # gradsync.torch.DistributedDataParallel
-ACCUMULATE_GRAD = "accumulate-grad"  # the same, with the hooks of PyTorch before 2.1
 HOOK = "hook"  # PyTorch's wrapper with gradsync.torch.allreduce_hook
 PYTORCH = "pytorch"  # PyTorch's wrapper on Gloo: does it behave as the trial says?
 
-OURS = (WRAPPER, ACCUMULATE_GRAD)
-ALL = (WRAPPER, ACCUMULATE_GRAD, HOOK, PYTORCH)
+ALL = (WRAPPER, HOOK, PYTORCH)
 
-# No trial waits longer than this for another rank.
-LIMIT = datetime.timedelta(seconds=30)
-
-VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split("a")[0].split(".")[:2])
+# No trial waits longer than this for another rank. Generous: on a busy machine the first
+# torch.compile of a process takes half a minute.
+LIMIT = datetime.timedelta(seconds=120)
 
 
 class Skipped(Exception):
-    """What this trial needs is not there."""
+    """This machine or PyTorch lacks what the trial needs."""
 
 
-def trial(*wrappers, world_size=2, torch_at_least=None, theirs_at_least=None):
-    """Registers a function of a Trial to be run under each of `wrappers` (none given: all).
-
-    torch_at_least: releases of PyTorch before this one lack what the trial needs.
-    theirs_at_least: in releases before this one PyTorch's own wrapper does not behave so.
-    """
+def trial(*wrappers, world_size=2):
+    """Registers a function of a Trial, which runs with each of `wrappers` (none given: all)."""
 
     def register(function):
         function.wrappers = wrappers or ALL
         function.world_size = world_size
-        function.torch_at_least = torch_at_least
-        function.theirs_at_least = theirs_at_least
         return function
 
     return register
@@ -66,7 +57,7 @@ def parameters_of(module):
 
 
 class Trial:
-    """What a trial works with. One per rank and trial."""
+    """What a trial works with; each rank has one for each trial."""
 
     def __init__(self, name, wrapper, store, rank, world_size):
         self.name = name
@@ -83,7 +74,7 @@ class Trial:
 
     @property
     def ours(self):
-        return self.wrapper in OURS
+        return self.wrapper == WRAPPER
 
     def wrap(self, module, *, session=None, **options):
         if self.ours:
@@ -101,12 +92,12 @@ class Trial:
         return model
 
     def pytorch(self, module, **options):
-        """PyTorch's own wrapper on Gloo, whatever the trial runs under."""
+        """PyTorch's own wrapper on Gloo, in every trial."""
         self.process_group()
         return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
 
     def session(self, **options):
-        """A session of this trial's own job; the same one when asked again without options."""
+        """A session of the trial's own job. Without options it is always the first one."""
         if not options and self._sessions:
             return self._sessions[0]
         import gradsync
@@ -131,7 +122,7 @@ class Trial:
             )
 
     def end(self, failed):
-        """Takes the trial apart; `failed`: without waiting for anybody."""
+        """Ends sessions and process group; if `failed`, without waiting for other ranks."""
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             if not failed and not session.closed:
@@ -153,15 +144,14 @@ class Trial:
         for rank in range(self.world_size):
             key = f"{self._exchanges}/{rank}"
             self._store.wait([key], LIMIT)
-            options = {"weights_only": False} if VERSION >= (1, 13) else {}
-            values.append(torch.load(io.BytesIO(self._store.get(key)), **options))
+            values.append(torch.load(io.BytesIO(self._store.get(key)), weights_only=False))
         return values
 
     def meet(self):
         self.gather(None)
 
     def mean(self, tensor):
-        """The average over the ranks, worked out without gradsync."""
+        """The average over the ranks, computed without gradsync."""
         tensors = self.gather(tensor.detach().clone())
         return (sum(t.double() for t in tensors) / self.world_size).to(tensor.dtype)
 
@@ -183,7 +173,7 @@ class Trial:
     # -- What must hold --------------------------------------------------------------------------
 
     def same_bits(self, tensors, what="tensors"):
-        """Bit by bit the same on every rank."""
+        """Asserts that every rank has the same bits."""
         digests = self.gather([digest(t) for t in tensors])
         for rank, other in enumerate(digests):
             assert other == digests[0], f"{what} differ between rank 0 and rank {rank}: " + str(
@@ -191,7 +181,7 @@ class Trial:
             )
 
     def synchronized(self, model, local, what=""):
-        """The gradients of `model` are the averages of the ranks' `local`."""
+        """Asserts that the gradients of `model` are the averages of the ranks' `local`."""
         parameters = parameters_of(model)
         expected = self.means(local)
         assert len(expected) == len(parameters), (len(expected), len(parameters))
@@ -202,7 +192,7 @@ class Trial:
 
     @contextlib.contextmanager
     def raises(self, *types, match=()):
-        """As pytest.raises, for ranks, which have no pytest; yields a list with the exception."""
+        """Like pytest.raises, which ranks do not have; yields a list that gets the exception."""
         caught = []
         try:
             yield caught
@@ -231,13 +221,11 @@ def close(actual, expected, what="", rtol=None, atol=None):
         }[expected.dtype]
     torch.testing.assert_close(
         actual.detach(), expected, rtol=rtol, atol=atol, msg=lambda m: f"{what}: {m}"
-    ) if VERSION >= (2, 0) else torch.testing.assert_close(
-        actual.detach(), expected, rtol=rtol, atol=atol
     )
 
 
 def local_gradients(module, *losses):
-    """What a copy of `module` gets from each of `losses` (functions of the module), summed."""
+    """The gradients of a copy of `module` from all `losses`, which are functions of the module."""
     module = copy.deepcopy(module)
     for parameter in module.parameters():
         parameter.grad = None

@@ -14,8 +14,8 @@ import sys
 import time
 import traceback
 
-# A trial that takes longer than this shows where it hangs.
-HANG_S = 45
+# Seconds after which a trial prints where it hangs.
+HANG_S = 90
 
 
 def run_trials(directory, module_name, selected, shared):
@@ -40,11 +40,11 @@ def run_trials(directory, module_name, selected, shared):
             outcome = run_one(trial, getattr(module, name), name, wrapper, store, rank, world_size)
             file.write(pickle.dumps(((name, wrapper), (*outcome, time.monotonic() - start))))
             faulthandler.cancel_dump_traceback_later()
-            # Nobody starts the next one before everybody has ended this one.
+            # No rank starts the next trial before all ranks have ended this one.
             key = f"ended/{wrapper}/{name}"
             store.set(f"{key}/{rank}", b"")
             store.wait([f"{key}/{r}" for r in range(world_size)], trial.LIMIT)
-    # Rank 0 has the store: it stays until the others need it no more.
+    # Rank 0 has the store, so it ends last.
     if rank == 0:
         store.wait([f"gone/{r}" for r in range(1, world_size)], trial.LIMIT)
     else:
@@ -52,7 +52,7 @@ def run_trials(directory, module_name, selected, shared):
 
 
 def read_outcomes(shared, rank):
-    """{(trial, wrapper): (outcome, text, seconds)} of a rank, as far as it came."""
+    """{(trial, wrapper): (outcome, text, seconds)} of the trials that a rank has ended."""
     outcomes = {}
     with contextlib.suppress(FileNotFoundError, EOFError, pickle.UnpicklingError):
         with open(os.path.join(shared, f"outcomes{rank}"), "rb") as file:
@@ -62,7 +62,7 @@ def read_outcomes(shared, rank):
 
 
 def meeting_point(dist, path, rank, world_size):
-    """A store that all ranks reach: rank 0's, at a port that the system chose."""
+    """A store of rank 0 that all ranks use, at a port that the system chose."""
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, world_size, True, wait_for_workers=False)
         with open(path + ".new", "w") as file:
@@ -80,23 +80,13 @@ def meeting_point(dist, path, rank, world_size):
 
 
 def run_one(trial, function, name, wrapper, store, rank, world_size):
-    have = "PyTorch " + ".".join(map(str, trial.VERSION))
-    needed = function.torch_at_least
-    if needed and trial.VERSION < needed:
-        return "skipped", f"{have} has not what {'.'.join(map(str, needed))} has"
-    needed = function.theirs_at_least
-    if needed and trial.VERSION < needed and wrapper not in trial.OURS:
-        return "skipped", f"the own wrapper of {have} does not behave so"
-    if wrapper == trial.WRAPPER and trial.VERSION < (2, 1):
-        return "skipped", "PyTorch before 2.1 has AccumulateGrad hooks only"
     this = trial.Trial(name, wrapper, store, rank, world_size)
-    # gradsync's waits, which signals interrupt, end before PyTorch's.
+    # Signals interrupt gradsync's waits, so these end before PyTorch's time-outs.
     signal.signal(signal.SIGALRM, hangs)
     signal.alarm(int(trial.LIMIT.total_seconds()) - 10)
     try:
-        with hooks_of(trial, wrapper):
-            function(this)
-            this.end(failed=False)
+        function(this)
+        this.end(failed=False)
         return "passed", ""
     except trial.Skipped as reason:
         this.end(failed=False)
@@ -111,22 +101,6 @@ def run_one(trial, function, name, wrapper, store, rank, world_size):
 
 def hangs(*_):
     raise TimeoutError("this trial hangs")
-
-
-@contextlib.contextmanager
-def hooks_of(trial, wrapper):
-    if wrapper != trial.ACCUMULATE_GRAD:
-        yield
-        return
-    import gradsync.torch
-    from gradsync.torch import _hooks
-
-    assert gradsync.torch
-    was, _hooks.POST_ACCUMULATE = _hooks.POST_ACCUMULATE, False
-    try:
-        yield
-    finally:
-        _hooks.POST_ACCUMULATE = was
 
 
 # ---- pytest's side -------------------------------------------------------------------------------
@@ -157,7 +131,7 @@ def trials_test(module_name):
 
 
 class Outcomes:
-    """Runs all selected trials of a module the first time that one of them is asked for."""
+    """Runs all selected trials of a module when the outcome of one is first needed."""
 
     def __init__(self, selected, spawn):
         # {(module, world size): [(trial, wrapper)]}

@@ -3,14 +3,14 @@
 import torch
 from models import SMALL_BUCKETS, Branching, Mlp
 from torch import nn
-from trial import HOOK, OURS, PYTORCH, close, local_gradients, trial
+from trial import HOOK, PYTORCH, WRAPPER, close, local_gradients, trial
 from trial_ranks import trials_test
 
 FIND = {"find_unused_parameters": True}
 
 
 class Tasks(nn.Module):
-    """One parameter per task; `used` names the tasks of this pass."""
+    """Has one parameter for each task; `used` names the tasks of this pass."""
 
     def __init__(self, tasks=3):
         super().__init__()
@@ -34,7 +34,7 @@ def used_by_one_rank_only(t):
 
 
 # PyTorch's wrapper fails an assertion of its own when such a gradient is not its view.
-@trial(*OURS)
+@trial(WRAPPER)
 def the_gradient_of_what_nobody_uses_is_untouched(t):
     model = t.wrap(Tasks(), **FIND)
     kept = torch.full((2, 2), 5.0 + t.rank)
@@ -84,9 +84,9 @@ def use_changes_from_step_to_step(t):
             close(model.module.head.weight.grad, t.mean(local[-2]))
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def nobody_needs_to_say_that_parameters_are_unused(t):
-    """PyTorch's wrapper raises in the next forward; ours learns in backward who used what."""
+    """PyTorch's wrapper raises an error in the next forward pass; ours needs no option."""
     model = t.wrap(Branching(), **SMALL_BUCKETS)
     for step in range(4):
         model.zero_grad(set_to_none=True)
@@ -106,9 +106,9 @@ def pytorch_names_what_was_unused(t):
             model(data, False).sum().backward()
 
 
-@trial(theirs_at_least=(2, 0))
+@trial()
 def unused_while_accumulating(t):
-    """What a micro-batch before used counts, although the last one does not use it."""
+    """A parameter counts as used if any micro-batch of the step used it."""
     model = t.wrap(Tasks(4), **FIND)
     for step in range(2):
         model.zero_grad(set_to_none=True)
@@ -180,7 +180,7 @@ def outputs_that_need_no_gradient(t):
 
 @trial()
 def new_tensors_of_forward_come_back_in(t):
-    """Tensors that forward makes and the next forward gets must have no history."""
+    """Tensors that one forward pass gives to the next must have no history."""
 
     class Stateful(nn.Module):
         def __init__(self):
@@ -220,7 +220,7 @@ def unused_names_of_one_parameter(t):
         model = t.wrap(Shared(), **options)
         for step in range(3):
             loss = model(t.randn(4, 6, seed=step))
-            loss /= 10  # in place, on what the wrapper gave out
+            loss /= 10  # in place, on the wrapper's output
             loss.backward()
         assert model.module.bias.grad is None
         t.same_bits([model.module.used.weight.grad])
@@ -268,8 +268,8 @@ def a_static_graph_that_differs_between_ranks(t):
         t.synchronized(model, local, f"in step {step}")
 
 
-# PyTorch's wrapper raises, in this step or the next.
-@trial(*OURS)
+# PyTorch's wrapper raises an error in this step or the next.
+@trial(WRAPPER)
 def a_static_graph_that_changes_after_all(t):
     for first in (True, False):
         model = t.wrap(Branching(), static_graph=True, **SMALL_BUCKETS)
@@ -285,7 +285,7 @@ def a_static_graph_that_changes_after_all(t):
                 t.same_bits([model.module.trunk.weight.grad])
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def the_step_says_who_was_used(t):
     model = t.wrap(Tasks(3), **FIND)
     model(1.0, [t.rank]).sum().backward()
@@ -295,7 +295,7 @@ def the_step_says_who_was_used(t):
     assert all(model.last_step.used or [True]), model.last_step.used
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def freezing_after_wrapping(t):
     module = Mlp()
     model = t.wrap(module, **SMALL_BUCKETS)

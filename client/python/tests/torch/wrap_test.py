@@ -1,4 +1,4 @@
-"""Wrapping: what is accepted, refused, passed through, saved, copied."""
+"""Wrapping modules: which are accepted or refused, and how wrappers are saved and copied."""
 
 import copy
 import io
@@ -7,7 +7,7 @@ import pickle
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
-from trial import OURS, WRAPPER, Skipped, local_gradients, trial
+from trial import WRAPPER, local_gradients, trial
 from trial_ranks import trials_test
 
 
@@ -30,7 +30,7 @@ def modules_without_anything_to_train(t):
     refuses(t, frozen)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def parameters_of_kinds_that_are_not_synchronized(t):
     class One(nn.Module):
         def __init__(self, parameter):
@@ -48,7 +48,7 @@ def parameters_of_kinds_that_are_not_synchronized(t):
     model.module.fine(torch.ones(1, 2)).sum().backward()
 
 
-@trial(*OURS, torch_at_least=(2, 5))
+@trial(WRAPPER)
 def a_dtensor(t):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_module
@@ -59,13 +59,13 @@ def a_dtensor(t):
     refuses(t, module, "0.weight", "DTensor")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def synchronized_batch_normalization_without_a_process_group(t):
     assert not torch.distributed.is_initialized()
     refuses(t, nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), "1", "SyncBatchNorm")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def sparse_gradients_of_a_function_are_named(t):
     class Functional(nn.Module):
         def __init__(self):
@@ -80,7 +80,7 @@ def sparse_gradients_of_a_function_are_named(t):
         model(torch.tensor([1, 2])).sum().backward()
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def arguments(t):
     import gradsync.torch
 
@@ -117,7 +117,7 @@ def arguments(t):
 
 @trial()
 def wrapped_twice(t):
-    """A wrapper in a wrapper would average averages."""
+    """A wrapper inside a wrapper would average averages."""
     model = t.wrap(Mlp())
     if t.ours:
         refuses(t, model, "wrapped")
@@ -139,7 +139,7 @@ def attributes_and_modes(t):
 
 @trial()
 def the_session_outlives_no_wrapper(t):
-    """Wrapping and dropping many modules leaves nothing behind that disturbs the next."""
+    """Wrapping and dropping many modules does not disturb the next one."""
     import gc
 
     for index in range(8):
@@ -183,11 +183,11 @@ def a_state_dict_in_the_middle_of_training(t):
         assert torch.equal(one, other)
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def state_dicts_are_the_modules_own(t):
     model = t.wrap(Mlp())
     assert list(model.state_dict()) == list(Mlp().state_dict())
-    # Files that PyTorch's wrapper has written load as well.
+    # Files that PyTorch's wrapper has written can be loaded, too.
     other = Mlp()
     model.load_state_dict({f"module.{k}": v for k, v in other.state_dict().items()})
     for one, two in zip(model.parameters(), other.parameters()):
@@ -206,12 +206,12 @@ def _copies_trial(make):
         other = make(model)
         for one, two in zip(model.parameters(), other.parameters()):
             assert torch.equal(one, two) and one is not two
-        # It computes, and is in no job.
+        # The copy computes, and is in no job.
         with torch.no_grad():
             assert torch.equal(other(torch.ones(2, 6)), model(torch.ones(2, 6)))
         with t.raises(RuntimeError, match=("copy", "wrap")):
             squares(t)(other)
-        # The one that it is a copy of trains on, and so does the copy's module, wrapped again.
+        # The original continues to train, and so does the copy's module when it is wrapped.
         again = t.wrap(other.module, **SMALL_BUCKETS)
         for trained in (model, again):
             trained.zero_grad(set_to_none=True)
@@ -225,15 +225,12 @@ def _copies_trial(make):
 def _saved(model):
     file = io.BytesIO()
     torch.save(model, file)
-    try:
-        return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-    except TypeError:  # PyTorch 1.13's pickle has no such word
-        return torch.load(io.BytesIO(file.getvalue()))
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
 
 
-deep_copies = trial(*OURS)(_copies_trial(copy.deepcopy))
-pickled_copies = trial(*OURS)(_copies_trial(lambda model: pickle.loads(pickle.dumps(model))))
-copies_saved_by_torch = trial(*OURS)(_copies_trial(_saved))
+deep_copies = trial(WRAPPER)(_copies_trial(copy.deepcopy))
+pickled_copies = trial(WRAPPER)(_copies_trial(lambda model: pickle.loads(pickle.dumps(model))))
+copies_saved_by_torch = trial(WRAPPER)(_copies_trial(_saved))
 
 
 @trial()
@@ -264,18 +261,16 @@ def names_that_are_ignored(t):
         torch.testing.assert_close(module.own.weight.grad, local[2])
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def functional_call_is_refused(t):
-    """Other parameters than the wrapped ones would not be synchronized."""
-    if not hasattr(torch, "func"):
-        raise Skipped("PyTorch before 2.0 has no torch.func")
+    """Parameters other than the wrapped ones would not be synchronized."""
     model = t.wrap(Mlp())
     other = {f"module.{k}": torch.randn_like(v) for k, v in Mlp().named_parameters()}
     with t.raises(RuntimeError, match="first.weight"):
         torch.func.functional_call(model, other, torch.ones(2, 6))
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def statistics(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     assert model.last_step is None and model.statistics().steps == 0
@@ -294,7 +289,7 @@ def statistics(t):
     assert numbers.exposed > 0
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def buckets_follow_the_order_in_which_gradients_come(t):
     class Backwards(nn.Module):
         def __init__(self):
@@ -324,7 +319,7 @@ def a_name_for_the_layout(t):
         t.wrap(Mlp(), name="critic")
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def state_within_another_module(t):
     outer = nn.ModuleDict({"inner": t.wrap(nn.Linear(3, 2)), "plain": nn.Linear(2, 2)})
     state = outer.state_dict()
@@ -332,7 +327,7 @@ def state_within_another_module(t):
     assert str(outer.load_state_dict(state)) == "<All keys matched successfully>"
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def a_parameter_of_two_wrappers_is_refused(t):
     shared = nn.Linear(2, 2)
     first = t.wrap(nn.Sequential(shared, nn.Linear(2, 1)))
@@ -344,7 +339,7 @@ def a_parameter_of_two_wrappers_is_refused(t):
     t.same_bits([p.grad for p in squares_of.parameters()])
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def signed_zeros_are_broadcast(t):
     module = nn.Linear(2, 1, bias=False)
     nn.init.constant_(module.weight, -0.0 if t.rank else 0.0)
@@ -352,7 +347,7 @@ def signed_zeros_are_broadcast(t):
     t.same_bits(list(model.parameters()))
 
 
-@trial(*OURS)
+@trial(WRAPPER)
 def a_scripted_module(t):
     model = t.wrap(torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))))
     for step in range(2):

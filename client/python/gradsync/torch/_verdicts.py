@@ -1,0 +1,161 @@
+"""Which steps of a wrapped module are decided, and how, as far as this rank knows."""
+
+from __future__ import annotations
+
+import torch
+
+import gradsync
+from gradsync.torch._buckets import Buckets
+from gradsync.torch._device_verdicts import DeviceVerdicts, FollowedStep
+from gradsync.torch._step import Step
+from gradsync.torch.step_statistics import StepTimes
+
+
+def is_silence(error: BaseException) -> bool:
+    """Whether the daemon did not answer in time: the verdict is still to come."""
+    return isinstance(error, gradsync.Error) and error.reason == "DAEMON_SILENT"
+
+
+class Verdicts:
+    """Waits for steps' verdicts on the host, or leaves them on the device.
+
+    Used on the thread that trains, and on the one that runs a backward pass. No method touches
+    gradients: where a step is void, the caller drops them.
+
+    Attributes:
+      last_result: of the last complete step that the host has seen; None before the first.
+      times: of the complete steps that the host has seen.
+    """
+
+    def __init__(self, buckets: Buckets) -> None:
+        """No step was decided yet."""
+        self.last_result: gradsync.StepResult | None = None
+        self.times = StepTimes()
+        self._buckets = buckets
+        self._on_device = DeviceVerdicts(buckets.session, buckets.name)
+        # The last step whose verdict this rank has seen, or has left on the device.
+        self._decided = 0
+        # A step that is decided, or will be, while this rank stopped waiting: Ctrl-C, or silence.
+        self._interrupted: int | None = None
+
+    @property
+    def followed(self) -> FollowedStep | None:
+        """The last step, if its verdict is on the device and the host has not looked at it."""
+        return self._on_device.last
+
+    @property
+    def void(self) -> int:
+        """How many steps' updates optimizers have left out on the device."""
+        return self._on_device.void
+
+    def settle(self, leave: int = 0) -> gradsync.Error | None:
+        """Waits on the host for the verdicts on the device, except those of the last `leave` steps.
+
+        Returns:
+          Why the last of these steps is void; None if it is complete, or if there is none.
+
+        Raises:
+          gradsync.Error: the session has ended, or the daemon is silent.
+          RuntimeError: GradScaler has counted a step that is void.
+        """
+        void: gradsync.Error | None = None
+        while len(self._on_device) > leave:
+            step, outcome = self._on_device.take(self._buckets.layout)
+            if isinstance(outcome, gradsync.Error):
+                void = outcome
+            else:
+                void = None
+                self.last_result = outcome
+                self.times.add(step.times)
+        return void
+
+    def settle_before(self, number: int) -> None:
+        """Waits on the host for the verdicts that must be known before step `number` begins.
+
+        Raises: as settle().
+        """
+        # Two steps can be open. A verdict on the host decides the steps before it, too, and the
+        # daemon keeps only the last two verdicts.
+        last = self._on_device.last
+        self.settle(leave=1 if last is not None and last.number == number - 1 else 0)
+
+    def missed(self, number: int) -> tuple[int, gradsync.Error] | None:
+        """Waits for the verdict of a step before step `number` that this rank has not seen.
+
+        Returns:
+          The last step that is decided now, and why the missed one is void; None if this rank has
+          seen every verdict.
+
+        Raises:
+          gradsync.Error: the daemon is silent.
+          RuntimeError: the missed step is complete on the other ranks.
+        """
+        layout = self._buckets.layout
+        missed = number - 1 if self._interrupted is None else self._interrupted
+        if missed <= self._decided:
+            return None
+        try:
+            layout.wait_step(missed)
+        except gradsync.Error as error:
+            if is_silence(error):
+                raise
+            self._decided = max(missed, layout.next_step - 1)
+            self._interrupted = None
+            return self._decided, error
+        raise RuntimeError(
+            f"gradsync: step {missed} of '{self._buckets.name}' is complete on the other ranks, "
+            "but this rank was interrupted while it waited, or heard nothing from the daemon, and "
+            "has dropped its gradients: parameters may differ between the ranks. Wrap the module "
+            "again on every rank"
+        )
+
+    def wait(self, step: Step) -> gradsync.StepResult:
+        """Waits on the host for the verdict of `step`, and for those before it.
+
+        Raises:
+          gradsync.Error: the step is void, the session has ended, or the daemon is silent.
+        """
+        try:
+            self.settle()
+            result = self._buckets.wait(step.number)
+        except BaseException as error:
+            # The verdict will come, but this pass does not see it.
+            if not isinstance(error, gradsync.Error) or is_silence(error):
+                self._interrupted = step.number
+            raise
+        self._decided = step.number
+        self.last_result = result
+        return result
+
+    def follow(self, step: Step) -> None:
+        """Leaves the verdict of `step` on the device, where the current stream waits for it.
+
+        Raises:
+          gradsync.Error: the step is void already, or the session has ended.
+        """
+        self._add(step, self._buckets.follow(step.number))
+
+    def follow_void(self, step: Step) -> None:
+        """Tells optimizers on the device that `step` is void, which this rank knows already."""
+        self._add(step, torch.ones((), device=self._buckets.slots[0].view.device))
+
+    def _add(self, step: Step, verdict: torch.Tensor) -> None:
+        self._on_device.add(FollowedStep(step.number, verdict, step.void, step.times()))
+        self._decided = step.number
+
+    def abandon(self, number: int, reason: str) -> None:
+        """Abandons step `number` and waits until that is decided.
+
+        Raises:
+          gradsync.Error: the step is void, which is what this call is for; or the session has
+            ended.
+        """
+        self._decided = max(self._decided, number)  # however it is decided, this rank knows
+        layout = self._buckets.layout
+        if layout.next_step == number:
+            layout.abandon_step(number, reason)
+            layout.wait_step(number)
+
+    def see_all(self) -> None:
+        """This rank knows the verdict of every step that is decided now."""
+        self._decided = max(self._decided, self._buckets.layout.next_step - 1)

@@ -1,0 +1,85 @@
+// What GPUs add to the steps of a layout. On a GPU the trainers' streams see a step's verdict
+// before the daemon does. So the daemon cannot revoke a verdict of the GPUs, and a rank may begin
+// the next step before the daemon has finished this one.
+
+#ifndef DAEMON_JOB_GPU_STEP_H_
+#define DAEMON_JOB_GPU_STEP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/job/membership.h"
+#include "daemon/reduce/reducer.h"
+
+namespace gradsync::daemon {
+
+// What the GPUs have made of the running step, as far as their reductions are done. A value:
+// LayoutChannel replaces it together with the step.
+//
+//   kGood --Add(failed)--> kInDoubt
+//   kGood or kInDoubt --Add(void)--> kVoid
+//
+// Externally synchronized: guarded by the job's lock.
+class GpuVerdict {
+ public:
+  enum class State : std::uint8_t {
+    kGood,     // no bucket is void; if all are done, the trainers' streams have seen the step
+               // complete
+    kInDoubt,  // as kGood, but what some bucket is on its GPUs is unknown
+    kVoid,     // some bucket is void on every GPU, and the step with it
+  };
+
+  State state() const { return state_; }
+  // Why a bucket is in doubt; OK unless there is one.
+  const absl::Status& doubt() const { return doubt_; }
+
+  // A bucket's reduction is done.
+  void Add(const ReduceOperation& operation);
+
+  // True for the first call: Reducer::GiveUp is called once per step.
+  bool GiveUp() { return !std::exchange(given_up_, true); }
+
+ private:
+  State state_ = State::kGood;
+  absl::Status doubt_;
+  bool given_up_ = false;
+};
+
+// The messages of ranks about the step after the running one, kept until that one is next. A rank
+// may send them once it has ended the running step.
+//
+// Externally synchronized: guarded by the job's lock.
+class EarlyMessages {
+ public:
+  using Message = std::function<absl::Status(std::uint64_t now_ns, DeferredActions*)>;
+
+  explicit EarlyMessages(std::size_t ranks) : ranks_(ranks) {}
+
+  // Counts marks of buckets in this rank's messages, and returns how many there are now.
+  std::size_t CountMarks(std::uint32_t rank, std::size_t marks) {
+    return ranks_[rank].marks += marks;
+  }
+  void Add(std::uint32_t rank, Message message) {
+    ranks_[rank].messages.push_back(std::move(message));
+  }
+  std::size_t Count(std::uint32_t rank) const { return ranks_[rank].messages.size(); }
+  void Drop(std::uint32_t rank) { ranks_[rank].messages.clear(); }
+  // Their step is next: handles them in order. The first that is a breach of the protocol goes to
+  // `actions`, and the rest of that rank's messages is dropped.
+  void HandleAll(std::uint64_t now_ns, DeferredActions* actions);
+
+ private:
+  struct Rank {
+    std::vector<Message> messages;
+    std::size_t marks = 0;
+  };
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_GPU_STEP_H_

@@ -1,0 +1,24 @@
+// What layouts and operations need to know of their job.
+
+#ifndef DAEMON_JOB_JOB_TERMS_H_
+#define DAEMON_JOB_JOB_TERMS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "proto/gradsync/nccl_settings.h"
+
+namespace gradsync::daemon {
+
+// Constant. Owned by the job, which outlives all who refer to it.
+struct JobTerms {
+  std::string job_id;
+  std::uint64_t flow = 0;        // the job's share of the reduce threads (ReduceOperation::flow)
+  bool divide_by_world = false;  // averages divide by the world size, not by the live ranks
+  std::uint64_t step_timeout_ns = 0;
+  NcclSettings nccl;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_JOB_TERMS_H_

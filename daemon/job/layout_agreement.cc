@@ -1,0 +1,168 @@
+#include "daemon/job/layout_agreement.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
+
+namespace gradsync::daemon {
+
+LayoutAgreement::LayoutAgreement(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
+                                 std::uint32_t first_rank, const JobTerms& terms,
+                                 Membership* members)
+    : channel_(channel),
+      spec_(std::move(spec)),
+      replaces_(replaces),
+      first_rank_(first_rank),
+      terms_(terms),
+      members_(members),
+      ranks_(members->world_size()) {}
+
+absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request,
+                                       DeferredActions* actions) {
+  if (failed()) return failure_;
+  if (ranks_[rank].registered) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
+                     absl::StrCat("rank ", rank, " has registered layout '", name(), "' already"));
+  }
+  std::string difference = FirstDifference(spec_, first_rank_, request.spec, rank);
+  if (request.replaces != replaces_) {
+    const auto replaced = [](std::uint32_t channel) {
+      return channel == 0 ? std::string("no layout") : absl::StrCat("that of channel ", channel);
+    };
+    difference = absl::StrCat("replaces ", replaced(replaces_), " on rank ", first_rank_, ", ",
+                              replaced(request.replaces), " on rank ", rank);
+  }
+  if (!difference.empty()) {
+    ranks_[rank].refused = true;
+    Fail(MakeError(
+             absl::StatusCode::kFailedPrecondition, reason::kLayoutMismatch,
+             absl::StrCat("layout '", name(), "' differs between ranks ",
+                          members_->Name(first_rank_), " and ", members_->Name(rank), ": ",
+                          difference, ". Build the same model, in the same order, on every rank."),
+             {{field::kJob, terms_.job_id},
+              {field::kRank, rank},
+              {field::kOtherRank, first_rank_},
+              {field::kChannel, channel_}}),
+         actions);
+    return failure_;
+  }
+  ranks_[rank].registered = true;
+  request.spec = LayoutSpec{};
+  ranks_[rank].request = std::move(request);
+  return absl::OkStatus();
+}
+
+void LayoutAgreement::Refuse(std::uint32_t rank, const absl::Status& why,
+                             DeferredActions* actions) {
+  if (!open()) return;
+  // This rank gets the error as the answer to its own request.
+  ranks_[rank].registered = false;
+  ranks_[rank].refused = true;
+  Fail(MakeError(
+           why.code(), reason::kLayoutRefused,
+           absl::StrCat("layout '", name(), "' was refused to rank ", rank, ": ", why.message()),
+           {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel_}}),
+       actions);
+}
+
+void LayoutAgreement::Hold(std::uint32_t rank, std::shared_ptr<void> memory,
+                           DeferredActions* actions) {
+  if (failed() || !ranks_[rank].registered) {
+    actions->releases.push_back(std::move(memory));
+  } else {
+    ranks_[rank].held = std::move(memory);
+  }
+}
+
+absl::Status LayoutAgreement::Violation(std::uint32_t rank, absl::string_view what) const {
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+      absl::StrCat("layout '", name(), "', rank ", rank, ": ", what),
+      {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel_}});
+}
+
+absl::Status LayoutAgreement::Mapped(std::uint32_t rank, RankMemory memory) {
+  if (failed()) return absl::OkStatus();  // the rank has been told, or soon will be
+  RankState& mine = ranks_[rank];
+  if (!mine.registered || mine.memory.has_value()) {
+    return Violation(rank, "ArenaMapped without a registration, or twice");
+  }
+  const std::string device = memory.gpu != nullptr ? memory.gpu->device() : "";
+  if (device != mine.request.device) {
+    return Violation(rank, "ArenaMapped of memory on another device than the requested one");
+  }
+  mine.memory = std::move(memory);
+  return absl::OkStatus();
+}
+
+bool LayoutAgreement::Complete() const {
+  if (failed() || members_->StepRanks() == 0) return false;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (members_->InSteps(rank) && !ranks_[rank].memory.has_value()) return false;
+  }
+  return true;
+}
+
+void LayoutAgreement::Reach(std::uint64_t fingerprint, std::uint64_t first_step,
+                            DeferredActions* actions) {
+  state_ = State::kReached;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].memory.has_value()) continue;
+    members_->Send(rank, LayoutReadyMessage{channel_, fingerprint, first_step}, actions);
+  }
+}
+
+void LayoutAgreement::Fail(const absl::Status& why, DeferredActions* actions) {
+  state_ = State::kFailed;
+  failure_ = why;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].registered) {
+      members_->Send(rank, LayoutFailedMessage{ranks_[rank].request.request_id, why}, actions);
+    }
+    Release(rank, actions);  // safe, because no step has begun
+  }
+}
+
+void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
+  if (!open()) return;
+  bool late = false;
+  std::vector<std::uint32_t> absent, unmapped;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankState& mine = ranks_[rank];
+    late = late || (mine.registered && now_ns >= mine.request.deadline_ns);
+    if (!members_->InSteps(rank)) continue;
+    if (!mine.registered) {
+      absent.push_back(rank);
+    } else if (!mine.memory.has_value()) {
+      unmapped.push_back(rank);
+    }
+  }
+  if (!late) return;
+  const auto list = [](absl::string_view what, const std::vector<std::uint32_t>& ranks) {
+    return ranks.empty() ? ""
+                         : absl::StrCat("; not ", what, " by rank ", absl::StrJoin(ranks, ", "));
+  };
+  Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kLayoutTimeout,
+                 absl::StrCat("layout '", name(), "' was not agreed in time",
+                              list("registered", absent), list("mapped", unmapped),
+                              ". Check that those trainers run and use the same job_id."),
+                 {{field::kJob, terms_.job_id},
+                  {field::kRank, !absent.empty()     ? absl::StrCat(absent.front())
+                                 : !unmapped.empty() ? absl::StrCat(unmapped.front())
+                                                     : ""},
+                  {field::kChannel, channel_}}),
+       actions);
+}
+
+void LayoutAgreement::Release(std::uint32_t rank, DeferredActions* actions) {
+  RankState& mine = ranks_[rank];
+  if (mine.held != nullptr) actions->releases.push_back(std::move(mine.held));
+  if (!mine.memory.has_value()) return;
+  actions->releases.push_back(std::move(mine.memory->arena));
+  if (mine.memory->gpu != nullptr) actions->releases.push_back(std::move(mine.memory->gpu));
+  mine.memory.reset();
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,139 @@
+// The agreement of a job's ranks on one layout, and the memory that each of them has for it.
+
+#ifndef DAEMON_JOB_LAYOUT_AGREEMENT_H_
+#define DAEMON_JOB_LAYOUT_AGREEMENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/arena/device_arena.h"
+#include "daemon/arena/semaphore_page.h"
+#include "daemon/job/job_terms.h"
+#include "daemon/job/layout_plan.h"
+#include "daemon/job/membership.h"
+
+namespace gradsync::v1 {
+class RegisterLayout;
+}
+
+namespace gradsync::daemon {
+
+// One rank's memory of a layout, mapped. For a rank on another node, every field except `gpu` is
+// null.
+struct RankMemory {
+  std::shared_ptr<void> arena;  // keeps `data` mapped
+  std::byte* data = nullptr;
+  std::shared_ptr<SemaphorePage> semaphores;
+  std::shared_ptr<DeviceArena> gpu;  // instead of `data`
+};
+
+struct LayoutRequest {
+  // The client's message, for a job that another node coordinates; otherwise null.
+  std::shared_ptr<const v1::RegisterLayout> message;
+  std::uint64_t request_id = 0;
+  LayoutSpec spec;
+  std::uint32_t replaces = 0;         // channel of the layout that this one replaces; 0: none
+  std::uint64_t deadline_ns = 0;      // by which the other ranks must have registered and mapped
+  std::string device;                 // UUID of the GPU for this rank's arena; empty: host memory
+  bool mps = false;                   // the rank's process shares that GPU through MPS
+  bool bucket_done_messages = false;  // the rank wants a message for each bucket that is done
+};
+
+// Every rank registers the same spec and then maps its memory. The agreement is reached when all
+// ranks that take part have done both. It fails for all of them if one differs, is refused memory,
+// or is late.
+//
+//   open --Reach--> reached
+//   open --Fail---> failed
+//
+// Externally synchronized: guarded by the job's lock. Does not own arenas; RankMemory keeps them
+// mapped until Release.
+class LayoutAgreement {
+ public:
+  // `first_rank` is the rank that has brought `spec`. `terms` and `members` outlive this.
+  LayoutAgreement(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
+                  std::uint32_t first_rank, const JobTerms& terms, Membership* members);
+
+  std::uint32_t channel() const { return channel_; }
+  const LayoutSpec& spec() const { return spec_; }
+  const std::string& name() const { return spec_.name; }
+  // Channel of the layout that this one takes the place of once it is reached; 0: none.
+  std::uint32_t replaces() const { return replaces_; }
+
+  bool open() const { return state_ == State::kOpen; }
+  bool reached() const { return state_ == State::kReached; }
+  bool failed() const { return state_ == State::kFailed; }
+  // Why it has failed; OK if it has not.
+  const absl::Status& failure() const { return failure_; }
+
+  // FAILED_PRECONDITION if this rank has registered before, or if its spec differs: then the
+  // agreement fails.
+  absl::Status Register(std::uint32_t rank, LayoutRequest request, DeferredActions* actions);
+  bool Registered(std::uint32_t rank) const { return ranks_[rank].registered; }
+  // The rank has registered but gets no memory: the agreement fails.
+  void Refuse(std::uint32_t rank, const absl::Status& why, DeferredActions* actions);
+  // Keeps what a registered rank was given until Release.
+  void Hold(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);
+  // FAILED_PRECONDITION: a breach of the protocol by this rank.
+  absl::Status Mapped(std::uint32_t rank, RankMemory memory);
+  // Every rank that takes part has registered and mapped.
+  bool Complete() const;
+  // Tells every rank that has registered that the layout is ready from step `first_step` on.
+  void Reach(std::uint64_t fingerprint, std::uint64_t first_step, DeferredActions* actions);
+  // Tells every rank that has registered, and releases all memory.
+  void Fail(const absl::Status& why, DeferredActions* actions);
+  // Fails the agreement if the deadline of some rank has passed.
+  void Tick(std::uint64_t now_ns, DeferredActions* actions);
+  // True if this rank knows that the agreement has failed: by a message, or by the answer to its
+  // own request.
+  bool KnowsFailure(std::uint32_t rank) const {
+    return ranks_[rank].registered || ranks_[rank].refused;
+  }
+
+  bool bucket_done_messages(std::uint32_t rank) const {
+    return ranks_[rank].request.bucket_done_messages;
+  }
+  // Null until the rank has mapped its memory, and after Release.
+  const RankMemory* memory(std::uint32_t rank) const {
+    return ranks_[rank].memory.has_value() ? &*ranks_[rank].memory : nullptr;
+  }
+  // Null also if the rank is on another node.
+  SemaphorePage* semaphores(std::uint32_t rank) const {
+    return ranks_[rank].memory.has_value() ? ranks_[rank].memory->semaphores.get() : nullptr;
+  }
+  // Gives up this rank's memory. Only when no reduction touches it.
+  void Release(std::uint32_t rank, DeferredActions* actions);
+
+ private:
+  enum class State : std::uint8_t { kOpen, kReached, kFailed };
+  struct RankState {
+    bool registered = false;
+    bool refused = false;   // its own request has made the agreement fail
+    LayoutRequest request;  // spec moved out
+    std::shared_ptr<void> held;
+    std::optional<RankMemory> memory;
+  };
+
+  absl::Status Violation(std::uint32_t rank, absl::string_view what) const;
+
+  // Constant after construction.
+  const std::uint32_t channel_;
+  const LayoutSpec spec_;
+  const std::uint32_t replaces_;
+  const std::uint32_t first_rank_;
+  const JobTerms& terms_;
+  Membership* const members_;
+
+  State state_ = State::kOpen;
+  absl::Status failure_;
+  std::vector<RankState> ranks_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_LAYOUT_AGREEMENT_H_

@@ -1,0 +1,131 @@
+// One step of a layout: who has marked which bucket ready, what is reduced, and where the step
+// stands.
+
+#ifndef DAEMON_JOB_RUNNING_STEP_H_
+#define DAEMON_JOB_RUNNING_STEP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "daemon/reduce/reducer.h"
+#include "daemon/telemetry/step_timeline.h"
+
+namespace gradsync::daemon {
+
+// The union of the parameters that the ranks have used in a step, one bit each.
+class UsedMap {
+ public:
+  explicit UsedMap(std::size_t parameters) : parameters_(parameters) {}
+  std::size_t bytes() const { return (parameters_ + 7) / 8; }
+  // One rank's map, of bytes() bytes. Empty: the rank has used every parameter.
+  void Add(absl::string_view used_map);
+  // Empty if every parameter may have been used: every map was empty, or not all of `ranks` ranks
+  // have sent theirs.
+  std::string Union(std::uint32_t ranks) const;
+
+ private:
+  std::size_t parameters_;
+  std::string bits_;
+  bool all_empty_ = true;
+  std::uint32_t maps_ = 0;
+};
+
+// A value: LayoutChannel replaces it by the next step when this one has its verdict.
+//
+//   kIdle --Begin--> kRunning --Void--> kVoid --Confirm--> kRunning
+//   kRunning or kVoid --Cut--> kCut
+//
+// Externally synchronized: guarded by the job's lock.
+class RunningStep {
+ public:
+  enum class Phase : std::uint8_t {
+    kIdle,     // no rank has begun the step
+    kRunning,  // some rank has; the step may still become complete
+    kVoid,     // the step is void, but reductions in flight still touch its memory
+    kCut,      // the job has ended; the step has no verdict unless GPUs have decided it
+  };
+
+  RunningStep(std::uint64_t number, std::size_t buckets, std::size_t ranks, std::size_t parameters);
+
+  std::uint64_t number() const { return number_; }
+  Phase phase() const { return phase_; }
+  bool begun() const { return phase_ != Phase::kIdle; }
+  // Why the step is void; OK unless the phase is kVoid.
+  const absl::Status& why_void() const { return why_void_; }
+  // The deadline that Begin was given.
+  std::uint64_t deadline_ns() const { return deadline_ns_; }
+
+  // ---- Transitions
+  // kIdle -> kRunning. In other phases nothing: the first rank has begun the step.
+  void Begin(std::uint64_t deadline_ns);
+  // kRunning -> kVoid. In other phases nothing: the first reason counts.
+  void Void(absl::Status why);
+  // kVoid -> kRunning: the GPUs had completed the step before it was declared void.
+  void Confirm();
+  // kRunning or kVoid -> kCut. In other phases nothing.
+  void Cut();
+
+  // ---- Ranks
+  // The step has begun, and the rank has not marked the bucket yet.
+  void Mark(std::uint32_t rank, std::size_t bucket, std::uint64_t now_ns);
+  // The rank sends nothing more about this step.
+  void End(std::uint32_t rank) { ranks_[rank].ended = true; }
+  bool Ended(std::uint32_t rank) const { return ranks_[rank].ended; }
+  // True if the rank has begun the step.
+  bool Has(std::uint32_t rank) const { return ranks_[rank].marks > 0 || ranks_[rank].ended; }
+  bool Marked(std::uint32_t rank, std::size_t bucket) const { return ranks_[rank].marked[bucket]; }
+  // By bucket.
+  const std::vector<bool>& Marks(std::uint32_t rank) const { return ranks_[rank].marked; }
+  // Nullopt if the rank has marked every bucket.
+  std::optional<std::size_t> FirstUnmarked(std::uint32_t rank) const;
+  UsedMap& used_map() { return used_map_; }
+  // The last mark of any rank; 0: there was none.
+  std::uint64_t last_ready_ns() const { return last_ready_ns_; }
+
+  // ---- Buckets
+  std::uint32_t ReadyRanks(std::size_t bucket) const { return buckets_[bucket].ready_ranks; }
+  // The bucket's reduction has not been submitted.
+  bool Waiting(std::size_t bucket) const { return buckets_[bucket].state == State::kWaiting; }
+  bool Reduced(std::size_t bucket) const { return buckets_[bucket].state == State::kReduced; }
+  bool AllReduced() const { return reduced_ == buckets_.size(); }
+  // Reductions that were submitted and are not done.
+  std::size_t in_flight() const { return in_flight_; }
+  void Submitted(std::size_t bucket);
+  void Done(std::size_t bucket, const ReduceTimes& times);
+  const BucketTimes& Times(std::size_t bucket) const { return times_[bucket]; }
+  // By bucket. The last call: the step is about to be replaced.
+  std::vector<BucketTimes> TakeTimes() { return std::move(times_); }
+
+ private:
+  enum class State : std::uint8_t { kWaiting, kReducing, kReduced };
+  struct Bucket {
+    State state = State::kWaiting;
+    std::uint32_t ready_ranks = 0;
+  };
+  struct Rank {
+    std::vector<bool> marked;  // by bucket
+    std::size_t marks = 0;
+    bool ended = false;
+  };
+
+  std::uint64_t number_;
+  Phase phase_ = Phase::kIdle;
+  absl::Status why_void_;
+  std::uint64_t deadline_ns_ = 0;
+  std::uint64_t last_ready_ns_ = 0;
+  std::size_t in_flight_ = 0;
+  std::size_t reduced_ = 0;
+  std::vector<Bucket> buckets_;
+  std::vector<BucketTimes> times_;
+  std::vector<Rank> ranks_;
+  UsedMap used_map_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_RUNNING_STEP_H_

@@ -1,0 +1,189 @@
+#include "daemon/peer/agent_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "daemon/peer/rank_messages.h"
+#include "daemon/rpc/status_mapping.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// If a number is out of bounds, the engine refuses it, and the coordinator receives that error.
+EngineSettings SettingsOf(const v1::ConnectEngine& connect) {
+  constexpr std::uint64_t kMaxNumber = std::uint64_t{1} << 30;
+  EngineSettings settings;
+  settings.lanes = static_cast<int>(std::min<std::uint64_t>(connect.lanes(), kMaxNumber));
+  settings.chunk_bytes = connect.chunk_bytes();
+  settings.wire = static_cast<WireType>(
+      std::min(static_cast<std::uint32_t>(connect.wire_type()), std::uint32_t{UINT8_MAX}));
+  settings.silence_limit = absl::Milliseconds(
+      static_cast<std::int64_t>(std::min<std::uint64_t>(connect.silence_limit_ms(), kMaxNumber)));
+  return settings;
+}
+
+}  // namespace
+
+void AgentEngine::Connect(const v1::ConnectEngine& connect) {
+  End(absl::CancelledError("the nodes connect again"));
+  auto epoch = std::make_shared<Epoch>();
+  epoch->number = connect.epoch();
+  epoch->store = std::make_shared<Rendezvous>(
+      [send = context_.send, number = epoch->number](const std::string& key,
+                                                     const std::string& value) {
+        v1::AttachRequest message;
+        message.mutable_rendezvous_set()->set_epoch(number);
+        message.mutable_rendezvous_set()->set_key(key);
+        message.mutable_rendezvous_set()->set_value(value);
+        send(std::move(message));
+      },
+      [send = context_.send, number = epoch->number](const std::string& key) {
+        v1::AttachRequest message;
+        message.mutable_rendezvous_get()->set_epoch(number);
+        message.mutable_rendezvous_get()->set_key(key);
+        send(std::move(message));
+      });
+  EngineSpec spec;
+  spec.node = connect.node();
+  spec.node_names.assign(connect.node_names().begin(), connect.node_names().end());
+  spec.address = context_.address.empty() ? connect.address() : context_.address;
+  spec.settings = SettingsOf(connect);
+  epoch->node_names = spec.node_names;
+  epoch->settings = spec.settings;
+  spec.failed = [send = context_.send, number = epoch->number](const absl::Status& why) {
+    // Launch 0 stands for the engine as a whole.
+    v1::AttachRequest message;
+    message.mutable_launch_done()->set_epoch(number);
+    *message.mutable_launch_done()->mutable_status() = ToProto(why);
+    send(std::move(message));
+  };
+  epoch->exchange = std::make_unique<NodeExchange>(
+      [make = context_.make_engine, spec, store = epoch->store]() mutable {
+        spec.store = store.get();
+        return make(spec);
+      },
+      spec.failed);
+  epochs_.fetch_add(1);
+  MutexLock lock(&mutex_);
+  epoch_ = std::move(epoch);
+}
+
+std::shared_ptr<AgentEngine::Epoch> AgentEngine::Find(std::uint64_t number) const {
+  MutexLock lock(&mutex_);
+  return epoch_ != nullptr && epoch_->number == number ? epoch_ : nullptr;
+}
+
+void AgentEngine::Take(const v1::EngineEnd& end) {
+  if (Find(end.epoch()) == nullptr) return;
+  const absl::Status why = StatusFromPeer(end.status());
+  End(why.ok() ? absl::CancelledError("the coordinator ended the engine") : why);
+}
+
+void AgentEngine::Take(const v1::RendezvousValue& value) {
+  const std::shared_ptr<Epoch> epoch = Find(value.epoch());
+  if (epoch != nullptr) (void)epoch->store->Put(value.key(), value.value());
+}
+
+void AgentEngine::End(const absl::Status& why) {
+  std::shared_ptr<Epoch> epoch;
+  {
+    MutexLock lock(&mutex_);
+    epoch = std::move(epoch_);
+    epoch_ = nullptr;
+  }
+  if (epoch == nullptr) return;
+  epoch->store->Cancel(why);
+  epoch->exchange->Abort(why);
+  context_.reaper->Run([epoch = std::move(epoch)] { epoch->exchange.reset(); });
+}
+
+void AgentEngine::Launch(const v1::Launch& launch) {
+  std::shared_ptr<Epoch> epoch;
+  absl::Status status;
+  {
+    MutexLock lock(&mutex_);
+    ++in_flight_;
+    if (epoch_ == nullptr || epoch_->number != launch.epoch()) {
+      status = absl::InternalError("the coordinator launched on an engine that is not here");
+    } else if (launch.sequence() != ++epoch_->last_launch) {
+      status = absl::InternalError("the coordinator's launches are out of order");
+    } else {
+      epoch = epoch_;
+    }
+  }
+  NodeWork work;
+  std::vector<std::shared_ptr<SemaphorePage>> semaphores;
+  if (status.ok()) status = MakeWork(launch, *epoch, &work, &semaphores);
+  if (status.ok()) {
+    work.done = [self = shared_from_this(), semaphores = std::move(semaphores),
+                 number = launch.epoch(), sequence = launch.sequence(), bucket = launch.bucket(),
+                 step = launch.number()](const absl::Status& done, const GradientStats& stats) {
+      for (const auto& page : semaphores) {
+        if (done.ok()) page->SignalDone(bucket, step);
+      }
+      self->Answer(number, sequence, done, stats);
+    };
+    status = epoch->exchange->Submit(std::move(work));
+  }
+  // Every launch is answered, because the coordinator waits for it.
+  if (!status.ok()) Answer(launch.epoch(), launch.sequence(), status, GradientStats{});
+}
+
+absl::Status AgentEngine::MakeWork(const v1::Launch& launch, const Epoch& epoch, NodeWork* work,
+                                   std::vector<std::shared_ptr<SemaphorePage>>* semaphores) const {
+  work->dtype = static_cast<DataType>(launch.dtype());
+  work->count = launch.count();
+  work->scale = launch.scale();
+  work->measure = launch.channel() != 0;
+  work->exact = launch.channel() == 0;
+  if (launch.has_root_node()) work->root_node = static_cast<int>(launch.root_node());
+  if (launch.has_root_node()
+          ? launch.root_node() >= epoch.node_names.size() || launch.count() > context_.staging_bytes
+          : ItemSize(work->dtype) == 0) {
+    return absl::InternalError("the coordinator launched elements of an unknown type, or too many");
+  }
+  for (const std::uint64_t incarnation : launch.incarnations()) {
+    const std::shared_ptr<ForwardingJob> rank = context_.find_rank(incarnation);
+    if (rank == nullptr) {
+      return absl::InternalError("the coordinator launched on a rank that is not here");
+    }
+    auto memory = rank->MemoryOf(launch);
+    if (!memory.ok()) return memory.status();
+    work->buffers.push_back(memory->data);
+    work->keep.push_back(std::move(memory->keep));
+    if (memory->semaphores != nullptr) semaphores->push_back(std::move(memory->semaphores));
+  }
+  return absl::OkStatus();
+}
+
+void AgentEngine::Answer(std::uint64_t epoch, std::uint64_t launch, const absl::Status& status,
+                         const GradientStats& stats) {
+  v1::AttachRequest message;
+  v1::LaunchDone* const done = message.mutable_launch_done();
+  done->set_epoch(epoch);
+  done->set_sequence(launch);
+  if (!status.ok()) *done->mutable_status() = ToProto(status);
+  done->set_sum_of_squares(stats.sum_of_squares);
+  done->set_non_finite(stats.non_finite);
+  context_.send(std::move(message));
+  {
+    MutexLock lock(&mutex_);
+    --in_flight_;
+  }
+  context_.settled();
+}
+
+bool AgentEngine::busy() const {
+  MutexLock lock(&mutex_);
+  return in_flight_ > 0;
+}
+
+std::optional<EngineSnapshot> AgentEngine::Snapshot() const {
+  MutexLock lock(&mutex_);
+  if (epoch_ == nullptr) return std::nullopt;
+  return EngineSnapshot{epoch_->number, epoch_->node_names, epoch_->settings,
+                        epoch_->exchange->Statistics()};
+}
+
+}  // namespace gradsync::daemon

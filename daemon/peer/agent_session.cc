@@ -1,0 +1,435 @@
+#include "daemon/peer/agent_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "daemon/base/error.h"
+#include "daemon/base/logging.h"
+#include "daemon/peer/rank_messages.h"
+#include "daemon/rpc/encode.h"
+#include "daemon/rpc/status_mapping.h"
+#include "daemon/worker/gpu_arena.h"
+#include "proto/gradsync/limits.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// A caller that has not sent Hello is disconnected after this.
+constexpr std::uint64_t kHelloPatienceNs = 10'000'000'000;
+constexpr std::size_t kInstanceBytes = 16;
+constexpr std::size_t kHashBytes = 32;
+
+// Incarnations of ranks on other nodes. Those of this node's sessions count from 1.
+std::uint64_t NextIncarnation() {
+  static std::atomic<std::uint64_t> last{std::uint64_t{1} << 62};
+  return ++last;
+}
+
+// "ipv4:10.0.0.2:4711" -> "10.0.0.2", "ipv6:%5B::1%5D:4711" -> "::1".
+std::string HostOf(absl::string_view peer) {
+  absl::string_view rest = peer.substr(peer.find(':') + 1);
+  rest = rest.substr(0, rest.rfind(':'));
+  absl::ConsumePrefix(&rest, "%5B");
+  absl::ConsumeSuffix(&rest, "%5D");
+  absl::ConsumePrefix(&rest, "[");
+  absl::ConsumeSuffix(&rest, "]");
+  return std::string(rest);
+}
+
+}  // namespace
+
+// Sends a job's messages to one rank. Called under the job's lock, so it only queues.
+class AgentSession::RankSink final : public SessionSink {
+ public:
+  RankSink(std::shared_ptr<AgentSession> node, std::uint64_t incarnation)
+      : node_(std::move(node)), incarnation_(incarnation) {}
+
+  void Queue(SessionMessage message) override {
+    v1::AttachResponse response;
+    auto* out = response.mutable_rank_response();
+    out->set_incarnation(incarnation_);
+    Encode(message, out->mutable_response());
+    node_->Queue(std::move(response));
+  }
+  void Flush() override { node_->Flush(); }
+
+ private:
+  const std::shared_ptr<AgentSession> node_;
+  const std::uint64_t incarnation_;
+};
+
+void AgentSession::OnAccepted() {
+  heard_ns_.store(context_.clock->NowNs());
+  address_ = HostOf(caller());
+}
+
+void AgentSession::Tick(std::uint64_t now_ns) {
+  workers_.Tick(now_ns);
+  const std::uint64_t heard_ns = heard_ns_.load();
+  if (!greeted_.load()) {
+    if (now_ns > heard_ns + kHelloPatienceNs) Cancel();
+    return;
+  }
+  // Counted from the first unanswered ping: a daemon that was stopped itself must ask first.
+  const std::uint64_t asked_ns = asked_ns_.load();
+  if (asked_ns > heard_ns && now_ns > asked_ns + kPeerSilenceNs) {
+    silent_.store(true);
+    Cancel();
+    return;
+  }
+  if (now_ns < pinged_ns_.load() + kPingPeriodNs) return;
+  pinged_ns_.store(now_ns);
+  if (asked_ns <= heard_ns) asked_ns_.store(now_ns);
+  v1::AttachResponse ping;
+  ping.mutable_ping()->set_number(now_ns);
+  Send(std::move(ping));
+}
+
+absl::Status AgentSession::Malformed(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                   absl::StrCat("node ", node_name_, " (", address_, "): ", what));
+}
+
+void AgentSession::OnMessage(const v1::AttachRequest& message) {
+  heard_ns_.store(context_.clock->NowNs());
+  const absl::Status status = Take(message);
+  if (status.ok()) return;
+  LogLimited(LogLevel::kWarning, "node refused",
+             {{"node", node_name_},
+              {"address", address_},
+              {"job", key_.job_id},
+              {"why", status.message()}});
+  LoseAll(status);
+  Close(status);
+}
+
+void AgentSession::OnEnd(const absl::Status&) {
+  const std::string who = absl::StrCat("the daemon of its node ", node_name_, " (", address_, ")");
+  const std::string disconnected = WhyDisconnected();
+  LoseAll(MakeError(
+      absl::StatusCode::kUnavailable, reason::kNodeLost,
+      silent_.load()
+          ? absl::StrCat(who, " answered no ping for 5 s: it is stopped, or the link is down")
+      : !disconnected.empty() ? absl::StrCat(who, " was disconnected: ", disconnected)
+                              : absl::StrCat("the connection to ", who, " has ended"),
+      {{field::kJob, key_.job_id}, {field::kNode, node_name_}}));
+}
+
+void AgentSession::LoseAll(const absl::Status& why) {
+  for (const auto& [incarnation, member] : members_) {
+    member.job->Lose(member.rank, member.incarnation, why);
+  }
+  members_.clear();
+  workers_.Lost(why);
+  const std::shared_ptr<NodeGroup> node_group = std::move(node_group_);
+  node_group_ = nullptr;
+  if (node_group == nullptr) return;
+  LogLimited(LogLevel::kInfo, "node detached",
+             {{"node", node_name_}, {"job", key_.job_id}, {"why", why.message()}});
+  node_group->Lost(this, why);
+}
+
+absl::Status AgentSession::Take(const v1::AttachRequest& message) {
+  if (message.has_hello()) return OnHello(message.hello());
+  if (node_group_ == nullptr) {
+    if (greeted_.load()) return absl::OkStatus();  // it was refused, and does not know it yet
+    return Malformed("the first message is not Hello");
+  }
+  switch (message.kind_case()) {
+    case v1::AttachRequest::kRankRequest:
+      return OnRankRequest(message.rank_request());
+    case v1::AttachRequest::kRefuseLayout: {
+      const Member* const member = Find(message.refuse_layout().incarnation());
+      if (member == nullptr) return absl::OkStatus();  // it has ended
+      absl::Status why = StatusFromPeer(message.refuse_layout().status());
+      if (why.ok()) return Malformed("RefuseLayout without a reason");
+      member->job->RefuseLayout(member->rank, message.refuse_layout().channel(), why);
+      return absl::OkStatus();
+    }
+    case v1::AttachRequest::kRankGone: {
+      const Member* const member = Find(message.rank_gone().incarnation());
+      if (member == nullptr) return absl::OkStatus();  // it never joined
+      absl::Status why = StatusFromPeer(message.rank_gone().status());
+      if (why.ok()) why = absl::AbortedError("its session has ended");
+      member->job->Lose(member->rank, member->incarnation, why);
+      members_.erase(message.rank_gone().incarnation());
+      return absl::OkStatus();
+    }
+    case v1::AttachRequest::kLaunchDone:
+      return node_group_->LaunchDone(this, message.launch_done());
+    case v1::AttachRequest::kRendezvousSet:
+      return node_group_->RendezvousSet(this, message.rendezvous_set());
+    case v1::AttachRequest::kRendezvousGet:
+      return node_group_->RendezvousGet(std::static_pointer_cast<AgentSession>(shared_from_this()),
+                                        message.rendezvous_get());
+    case v1::AttachRequest::kGpuArenaMapped:
+      return OnGpuArenaMapped(message.gpu_arena_mapped());
+    case v1::AttachRequest::kWorkerReply:
+      return workers_.Take(message.worker_reply());
+    case v1::AttachRequest::kWorkerGone: {
+      absl::Status why = StatusFromPeer(message.worker_gone().status());
+      if (why.ok()) return Malformed("WorkerGone without a reason");
+      workers_.Gone(message.worker_gone().worker(), why);
+      return absl::OkStatus();
+    }
+    case v1::AttachRequest::kDetach:
+      if (!members_.empty()) return Malformed("Detach from a node that still has ranks");
+      if (detaching_) return Malformed("Detach a second time");
+      detaching_ = true;
+      node_group_->Detach(std::static_pointer_cast<AgentSession>(shared_from_this()));
+      return absl::OkStatus();
+    case v1::AttachRequest::kPong:
+      return absl::OkStatus();
+    case v1::AttachRequest::kHello:
+    case v1::AttachRequest::KIND_NOT_SET:
+      break;
+  }
+  return Malformed("a message of an unknown kind");
+}
+
+absl::Status AgentSession::OnHello(const v1::Hello& hello) {
+  if (greeted_.exchange(true)) return Malformed("Hello a second time");
+  const bool printable =
+      std::all_of(hello.node_name().begin(), hello.node_name().end(), absl::ascii_isprint) &&
+      std::all_of(hello.job_id().begin(), hello.job_id().end(), absl::ascii_isprint);
+  if (hello.instance().size() != kInstanceBytes || hello.node_name().empty() ||
+      hello.node_name().size() > 64 || hello.job_id().empty() ||
+      hello.job_id().size() > kMaxJobIdBytes || !printable ||
+      !(hello.token_hash().empty() || hello.token_hash().size() == kHashBytes)) {
+    return Malformed("Hello with a field that is empty, too long or not printable");
+  }
+  if (hello.protocol() != kPeerProtocol) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kVersion,
+                     absl::StrCat("node ", hello.node_name(), " speaks peer protocol ",
+                                  hello.protocol(), ", node ", context_.node_name, " ",
+                                  kPeerProtocol, ": upgrade the older of the two"));
+  }
+  v1::AttachResponse response;
+  response.mutable_welcome()->set_instance(context_.instance);
+  response.mutable_welcome()->set_node_name(context_.node_name);
+  if (hello.instance() == context_.instance) {
+    Send(std::move(response));
+    return absl::OkStatus();  // it ends the stream
+  }
+  if (hello.staging_bytes() != context_.staging_bytes) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNodeMismatch,
+                     absl::StrCat("staging_bytes is ", hello.staging_bytes(), " on node ",
+                                  hello.node_name(), ", ", context_.staging_bytes, " on node ",
+                                  context_.node_name, ": configure both alike"));
+  }
+  node_name_ = hello.node_name();
+  key_ = JobKey{hello.uid(), hello.job_id(), hello.token_hash()};
+  auto node_group = context_.find_node_group(key_);
+  if (!node_group.ok()) return node_group.status();
+  node_group_ = *std::move(node_group);
+  LogLimited(
+      LogLevel::kInfo, "node attached",
+      {{"node", node_name_}, {"address", address_}, {"job", key_.job_id}, {"uid", key_.uid}});
+  Send(std::move(response));
+  return absl::OkStatus();
+}
+
+const AgentSession::Member* AgentSession::Find(std::uint64_t incarnation) const {
+  const auto found = members_.find(incarnation);
+  return found == members_.end() ? nullptr : &found->second;
+}
+
+void AgentSession::Respond(std::uint64_t incarnation, v1::SessionResponse response) {
+  v1::AttachResponse message;
+  message.mutable_rank_response()->set_incarnation(incarnation);
+  *message.mutable_rank_response()->mutable_response() = std::move(response);
+  Send(std::move(message));
+}
+
+absl::Status AgentSession::OnRankRequest(const v1::RankRequest& request) {
+  if (request.request().has_open_session()) {
+    const absl::Status opened = Open(request);
+    if (opened.ok()) return absl::OkStatus();
+    v1::SessionResponse refusal;
+    *refusal.mutable_session_ending()->mutable_status() = ToProto(opened);
+    Respond(request.incarnation(), std::move(refusal));
+    return absl::OkStatus();
+  }
+  const Member* const member = Find(request.incarnation());
+  if (member == nullptr) return absl::OkStatus();  // it was refused or has ended
+  if (member->rank != request.rank()) {
+    return Malformed(absl::StrCat("incarnation ", request.incarnation(), " is rank ", member->rank,
+                                  ", not ", request.rank()));
+  }
+  const absl::Status status = Dispatch(*member, request.incarnation(), request.request());
+  if (!status.ok()) Refuse(*member, status);
+  return absl::OkStatus();
+}
+
+void AgentSession::Refuse(const Member& member, const absl::Status& why) {
+  LogLimited(
+      LogLevel::kWarning, "session refused: bad request",
+      {{"job", key_.job_id}, {"rank", member.rank}, {"node", node_name_}, {"why", why.message()}});
+  member.job->Lose(member.rank, member.incarnation, why);
+}
+
+absl::Status AgentSession::OnGpuArenaMapped(const v1::GpuArenaMapped& mapped) {
+  const Member* const member = Find(mapped.incarnation());
+  if (member == nullptr) return absl::OkStatus();  // it has ended
+  if (mapped.device().empty()) return Malformed("GpuArenaMapped without a device");
+  const auto worker = workers_.Find(std::static_pointer_cast<AgentSession>(shared_from_this()),
+                                    mapped.worker(), mapped.device());
+  if (!worker.ok()) return worker.status();
+  RankMemory memory;
+  memory.gpu = GpuArena::OfOtherNode({key_.Text(), mapped.device(), key_.uid, key_.job_id}, *worker,
+                                     mapped.arena());
+  const absl::Status status =
+      member->job->ArenaMapped(member->rank, mapped.channel(), std::move(memory));
+  if (!status.ok()) Refuse(*member, status);
+  return absl::OkStatus();
+}
+
+absl::Status AgentSession::Open(const v1::RankRequest& request) {
+  const v1::OpenSession& open = request.request().open_session();
+  std::uint32_t protocol = 0;
+  auto decoded = DecodeOpen(open, &protocol);
+  if (!decoded.ok()) return decoded.status();
+  if (decoded->rank != request.rank() || decoded->job_id != key_.job_id ||
+      members_.count(request.incarnation()) > 0) {
+    return Malformed("OpenSession for another rank or job, or a second one");
+  }
+  if (detaching_) {
+    return MakeError(
+        absl::StatusCode::kUnavailable, reason::kDraining,
+        absl::StrCat("the daemon of node ", node_name_, " is stopping; join again when it is back"),
+        {{field::kJob, key_.job_id}, {field::kNode, node_name_}});
+  }
+  if (members_.size() >= kMaxRanksPerNode) {
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                     absl::StrCat("node ", node_name_, " has ", members_.size(), " ranks in job '",
+                                  key_.job_id, "'"));
+  }
+  // Rank 0 may have joined since Hello, with another token.
+  const auto node_group = context_.find_node_group(key_);
+  if (!node_group.ok()) return node_group.status();
+  const auto self = std::static_pointer_cast<AgentSession>(shared_from_this());
+  const std::uint64_t incarnation = NextIncarnation();
+  const JobOptions options{decoded->divide_by_world, decoded->step_timeout_ns, decoded->nccl};
+  auto job =
+      context_.jobs->Join(key_, decoded->rank, decoded->world_size, options, incarnation,
+                          std::make_shared<RankSink>(self, request.incarnation()), node_name_);
+  if (!job.ok()) return job.status();
+  members_[request.incarnation()] = Member{decoded->rank, *job, incarnation};
+  node_group_->AddRank(*job, decoded->rank, self, request.incarnation());
+  LogLimited(LogLevel::kInfo, "session opened",
+             {{"job", key_.job_id},
+              {"rank", decoded->rank},
+              {"world_size", decoded->world_size},
+              {"generation", (*job)->identity().generation},
+              {"node", node_name_}});
+  v1::SessionResponse response;
+  response.mutable_session_opened()->set_protocol(protocol);
+  response.mutable_session_opened()->set_generation((*job)->identity().generation);
+  Respond(request.incarnation(), std::move(response));
+  return absl::OkStatus();
+}
+
+absl::Status AgentSession::Dispatch(const Member& member, std::uint64_t incarnation,
+                                    const v1::SessionRequest& request) {
+  Job& job = *member.job;
+  const std::uint32_t rank = member.rank;
+  const std::uint64_t now_ns = context_.clock->NowNs();
+  switch (request.kind_case()) {
+    case v1::SessionRequest::kBucketReady: {
+      const auto& ready = request.bucket_ready();
+      return job.MarkReady(rank, ready.channel(), ready.step(),
+                           absl::MakeConstSpan(ready.buckets().data(),
+                                               static_cast<std::size_t>(ready.buckets_size())));
+    }
+    case v1::SessionRequest::kEndStep: {
+      const auto& end = request.end_step();
+      if (end.ready_rest()) {
+        return job.FinishStep(rank, end.channel(), end.step(), end.used_map());
+      }
+      return job.EndStep(rank, end.channel(), end.step(), end.used_map());
+    }
+    case v1::SessionRequest::kAbandonStep: {
+      const auto& abandon = request.abandon_step();
+      if (abandon.reason().size() > kMaxReasonBytes) {
+        return Malformed("AbandonStep.reason is too long");
+      }
+      return job.AbandonStep(rank, abandon.channel(), abandon.step(), abandon.reason());
+    }
+    case v1::SessionRequest::kRegisterLayout:
+      return Register(member, incarnation, request.register_layout());
+    case v1::SessionRequest::kArenaMapped:
+      return job.ArenaMapped(rank, request.arena_mapped().channel(), RankMemory{});
+    case v1::SessionRequest::kBroadcast:
+      return Operate(member, DecodeBroadcast(request.broadcast(), context_.staging_bytes, now_ns));
+    case v1::SessionRequest::kBarrier:
+      return Operate(member, DecodeBarrier(request.barrier(), now_ns));
+    case v1::SessionRequest::kAllReduce:
+      return Operate(member, DecodeAllReduce(request.all_reduce(), context_.staging_bytes, now_ns));
+    case v1::SessionRequest::kChunkWritten: {
+      const auto& chunk = request.chunk_written();
+      return job.ChunkWritten(rank, chunk.sequence(), chunk.chunk(), chunk.bytes());
+    }
+    case v1::SessionRequest::kChunkRead:
+      return job.ChunkRead(rank, request.chunk_read().sequence(), request.chunk_read().chunk());
+    case v1::SessionRequest::kLeave:
+      return job.Leave(rank, request.leave().exit());
+    case v1::SessionRequest::kQueryStep: {
+      v1::SessionResponse response;
+      auto* state = response.mutable_step_state();
+      state->set_channel(request.query_step().channel());
+      state->set_step(request.query_step().step());
+      state->set_missing(job.MissingInStep(state->channel(), state->step()));
+      Respond(incarnation, std::move(response));
+      return absl::OkStatus();
+    }
+    case v1::SessionRequest::kOpenSession:
+    case v1::SessionRequest::kLeaseAnswer:
+    case v1::SessionRequest::KIND_NOT_SET:
+      break;
+  }
+  return Malformed("a message that no rank sends to the coordinator");
+}
+
+absl::Status AgentSession::Register(const Member& member, std::uint64_t incarnation,
+                                    const v1::RegisterLayout& message) {
+  auto request = DecodeLayout(message, context_.limits, context_.clock->NowNs());
+  if (request.ok() && request->replaces != 0) {
+    const absl::Status may = member.job->CheckReplaces(member.rank, request->replaces);
+    if (!may.ok()) return may;
+  }
+  absl::StatusOr<JobPort::Registration> registration = absl::UnknownError("");
+  if (request.ok()) {
+    registration = member.job->RegisterLayout(member.rank, *std::move(request));
+  } else {
+    registration = request.status();
+  }
+  v1::SessionResponse response;
+  if (registration.ok()) {
+    auto* assigned = response.mutable_layout_assigned();
+    assigned->set_request_id(message.request_id());
+    assigned->set_channel(registration->channel);
+    Encode(registration->plan, assigned);
+    assigned->clear_placements();  // the agent makes its own plan, and compares the buckets
+  } else {
+    auto* failed = response.mutable_operation_failed();
+    failed->set_sequence(message.request_id());
+    failed->set_layout(true);
+    *failed->mutable_status() = ToProto(registration.status());
+  }
+  Respond(incarnation, std::move(response));
+  return absl::OkStatus();
+}
+
+absl::Status AgentSession::Operate(const Member& member,
+                                   const absl::StatusOr<OperationRequest>& request) {
+  if (!request.ok()) return request.status();
+  return member.job->Operate(member.rank, request->sequence, request->spec,
+                             StagingMemory{nullptr, nullptr, context_.staging_bytes},
+                             request->deadline_ns);
+}
+
+}  // namespace gradsync::daemon

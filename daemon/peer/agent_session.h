@@ -1,0 +1,126 @@
+// One agent: another node's daemon with ranks in a job that is coordinated here. The messages of
+// its ranks become calls of the job, and the job's messages to these ranks go back.
+
+#ifndef DAEMON_PEER_AGENT_SESSION_H_
+#define DAEMON_PEER_AGENT_SESSION_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job_table.h"
+#include "daemon/peer/node_group.h"
+#include "daemon/peer/peer_protocol.h"
+#include "daemon/peer/remote_worker.h"
+#include "daemon/rpc/decode.h"
+#include "daemon/rpc/server_stream.h"
+#include "gradsync/v1/peer.grpc.pb.h"
+
+namespace gradsync::daemon {
+
+// Most ranks of one node in one job. 8 GPUs per node are common.
+inline constexpr std::size_t kMaxRanksPerNode = 1024;
+// A node that has not answered a ping for so long is lost.
+inline constexpr std::uint64_t kPeerSilenceNs = 5'000'000'000;
+inline constexpr std::uint64_t kPingPeriodNs = 1'000'000'000;
+
+struct AgentSessionContext {
+  std::string instance;
+  std::string node_name;
+  std::uint64_t staging_bytes = 0;
+  DecodeLimits limits;
+  const Clock* clock = nullptr;
+  JobTable* jobs = nullptr;
+  // The node group of a job key, or why this node has none.
+  std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;
+  // How long other nodes' workers are kept for the next trainers.
+  std::uint64_t worker_idle_limit_ns = 60'000'000'000;
+};
+
+class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResponse>,
+                           public NodeLink {
+ public:
+  using Stream = ServerStream<v1::AttachRequest, v1::AttachResponse>;
+
+  explicit AgentSession(const AgentSessionContext& context)
+      : ServerStream(kPeerUnread),
+        context_(context),
+        workers_(context.clock, context.worker_idle_limit_ns) {}
+
+  // Pings the agent, and ends the stream if it has not answered for kPeerSilenceNs.
+  void Tick(std::uint64_t now_ns);
+
+  // ---- NodeLink
+  void Queue(v1::AttachResponse message) override { Stream::Queue(std::move(message)); }
+  void Flush() override { Stream::Flush(); }
+  void Close(const absl::Status& status) override { Stream::Close(status); }
+  const std::string& node_name() const override { return node_name_; }
+  const std::string& address() const override { return address_; }
+  std::uint64_t heard_ns() const override { return heard_ns_.load(); }
+
+ private:
+  class RankSink;
+  struct Member {
+    std::uint32_t rank = 0;
+    std::shared_ptr<Job> job;
+    std::uint64_t incarnation = 0;  // in the job
+  };
+
+  void OnAccepted() override;
+  void OnMessage(const v1::AttachRequest& message) override;
+  void OnEnd(const absl::Status& end) override;
+  std::size_t BytesOf(const v1::AttachResponse& message) const override {
+    return message.ByteSizeLong();
+  }
+  void ToWire(v1::AttachResponse message, v1::AttachResponse* out) override {
+    *out = std::move(message);
+  }
+
+  absl::Status Take(const v1::AttachRequest& message);
+  absl::Status OnHello(const v1::Hello& hello);
+  absl::Status OnRankRequest(const v1::RankRequest& request);
+  absl::Status Open(const v1::RankRequest& request);
+  // Not OK: the rank has broken the protocol, and its session ends with this error.
+  absl::Status Dispatch(const Member& member, std::uint64_t incarnation,
+                        const v1::SessionRequest& request);
+  absl::Status Register(const Member& member, std::uint64_t incarnation,
+                        const v1::RegisterLayout& message);
+  absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
+  // The rank has broken the protocol: its session ends with `why`.
+  void Refuse(const Member& member, const absl::Status& why);
+  absl::Status Operate(const Member& member, const absl::StatusOr<OperationRequest>& request);
+  void Respond(std::uint64_t incarnation, v1::SessionResponse response);
+  // Null: the rank was refused or has ended; messages of it may still arrive.
+  const Member* Find(std::uint64_t incarnation) const;
+  void LoseAll(const absl::Status& why);
+  absl::Status Malformed(absl::string_view what) const;
+
+  const AgentSessionContext& context_;
+
+  // Written by OnHello(), before others know this session.
+  std::string node_name_ = "(unknown)";
+  std::string address_;
+  JobKey key_;
+  std::shared_ptr<NodeGroup> node_group_;
+
+  // Used by the read side only.
+  std::map<std::uint64_t, Member> members_;  // by incarnation
+  bool detaching_ = false;
+  RemoteWorkers workers_;
+  std::atomic<std::uint64_t> heard_ns_{0};
+  std::atomic<std::uint64_t> pinged_ns_{0};
+  std::atomic<std::uint64_t> asked_ns_{0};  // when the first unanswered ping was sent
+  std::atomic<bool> greeted_{false};
+  std::atomic<bool> silent_{false};
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_AGENT_SESSION_H_

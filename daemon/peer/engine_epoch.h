@@ -1,0 +1,132 @@
+// One engine between the nodes of a job, on the node that coordinates the job, and the launches in
+// flight on it.
+
+#ifndef DAEMON_PEER_ENGINE_EPOCH_H_
+#define DAEMON_PEER_ENGINE_EPOCH_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/executor.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/engine_settings.h"
+#include "daemon/peer/node_exchange.h"
+#include "daemon/peer/node_link.h"
+#include "daemon/peer/rendezvous.h"
+#include "daemon/reduce/launch_ledger.h"
+#include "daemon/reduce/reducer.h"
+
+namespace gradsync::daemon {
+
+// How an engine is made. Blocks until every node has connected.
+struct EngineSpec {
+  std::uint32_t node = 0;
+  std::vector<std::string> node_names;
+  std::string address;  // of this node, for the others
+  EngineSettings settings;
+  RendezvousStore* store = nullptr;
+  // As in GlooOptions.
+  std::function<void(const absl::Status&)> failed;
+};
+using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineSpec&)>;
+
+// What the node groups of a daemon share. All of it outlives them.
+struct NodeGroupEnvironment {
+  std::string node_name;
+  std::string address;  // where this node's engines listen; empty: the address the others reach
+  EngineSettings engine;
+  EngineMaker make_engine;
+  Executor* reaper = nullptr;  // aborts and destroys engines, each on its own
+  const Clock* clock = nullptr;
+};
+
+// A rank on another node.
+struct RemoteRank {
+  std::shared_ptr<NodeLink> link;
+  std::uint64_t incarnation = 0;  // of its session there
+};
+using RemoteRanks = std::map<std::uint32_t, RemoteRank>;  // by rank
+using NodeLinks = std::vector<std::shared_ptr<NodeLink>>;
+
+// Every node gets every launch, in one order, and answers each once.
+//
+// Not thread-safe: NodeGroup guards it with its mutex. Only Abort() is called without. Messages are
+// queued on the links; the caller flushes them. Shared with the callbacks of NodeGroup; the engine
+// itself is destroyed on the reaper (Reap), since the last reference may go on a thread of the
+// engine.
+class EngineEpoch {
+ public:
+  // Called when this node has finished its part of a launch. nullopt: it has not measured anything.
+  using LaunchDone = std::function<void(std::uint64_t launch, const absl::Status&,
+                                        const std::optional<GradientStats>&)>;
+
+  // Tells the nodes of `links` (nodes 1, 2, ...; this one is node 0) to connect, and connects this
+  // node's engine. `failed` may be called by the engine from then on, on any thread.
+  EngineEpoch(std::uint64_t epoch, NodeLinks links, const NodeGroupEnvironment& environment,
+              std::function<void(const absl::Status&)> failed);
+
+  std::uint64_t epoch() const { return epoch_; }
+  const NodeLinks& links() const { return links_; }
+  const std::vector<std::string>& node_names() const { return node_names_; }
+  const std::shared_ptr<Rendezvous>& store() const { return store_; }
+  std::optional<EngineStatistics> Statistics() const { return exchange_->Statistics(); }
+  bool Includes(const NodeLink* link) const;
+
+  // Whether every rank of the operation is on this node or in `ranks`.
+  static bool HasEveryRank(const ReduceOperation& operation, const RemoteRanks& ranks);
+  // Launches on every node. Calls `done` once when this node has finished, unless the returned
+  // status is not OK: then this node does nothing and *launch is still owed by all.
+  absl::Status Launch(ReduceOperation* operation, std::shared_ptr<void> owner,
+                      const RemoteRanks& ranks, const LaunchDone& done, std::uint64_t* launch);
+  // Participants are the nodes' links; null is this node.
+  LaunchLedger& ledger() { return ledger_; }
+
+  // Not OK once the epoch has failed or ended: nothing more is launched.
+  const absl::Status& failure() const { return failure_; }
+  void Fail(const absl::Status& why) { failure_ = why; }
+  // Notes that the engine seems to have failed; the first reason counts. SuspectedFor() returns
+  // that reason once `patience_ns` have passed, else OK.
+  void Suspect(const absl::Status& why);
+  absl::Status SuspectedFor(std::uint64_t patience_ns) const;
+  // Tells the nodes that the epoch has ended.
+  void End();
+  // Fails this node's part of what is in flight; LaunchDone may be called from within. Call it
+  // without a lock, between BeginUse() and EndUse().
+  void Abort(const absl::Status& why) { exchange_->Abort(why); }
+  void BeginUse() { ++users_; }
+  void EndUse() { --users_; }
+
+  // Has `reaper` destroy the engine of `epoch`, once no one uses it. It first waits for this node's
+  // part of what is in flight.
+  static void Reap(const std::shared_ptr<EngineEpoch>& epoch, Executor* reaper);
+  bool reaped() const { return reaped_; }
+
+ private:
+  void QueueConnect(const EngineSettings& settings);
+
+  const std::uint64_t epoch_;
+  const NodeLinks links_;
+  std::vector<std::string> node_names_;  // of every node; constant after construction
+  const std::shared_ptr<Rendezvous> store_ = std::make_shared<Rendezvous>();
+  std::unique_ptr<NodeExchange> exchange_;  // the reaper's once reaped_
+  LaunchLedger ledger_;
+  const Clock* const clock_;
+  absl::Status failure_;
+  absl::Status suspicion_;
+  std::uint64_t suspected_ns_ = 0;
+  bool reaped_ = false;
+  int users_ = 0;  // threads that call the exchange without the lock
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_ENGINE_EPOCH_H_

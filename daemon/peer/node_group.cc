@@ -1,0 +1,464 @@
+#include "daemon/peer/node_group.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
+#include "daemon/base/logging.h"
+#include "daemon/peer/rank_messages.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// How long the end of a lost node's stream may take to arrive.
+constexpr std::uint64_t kStreamEndPatienceNs = 500'000'000;
+
+// Why a job whose engine has failed ends.
+absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
+  const ErrorDetails details = DetailsOf(why);
+  const Reason reason = details.reason.empty() ? reason::kEngineFailed : Reason(details.reason);
+  return MakeError(
+      absl::StatusCode::kUnavailable, reason,
+      absl::StrCat("job '", job_id, "': the engine between its nodes has failed: ", why.message(),
+                   ". Its running steps are void. Join again from every rank."),
+      {{field::kJob, job_id}, {field::kNode, details.Value(field::kNode)}});
+}
+
+// The nodes of these ranks, in the order of their first rank.
+NodeLinks LinksOf(const RemoteRanks& ranks) {
+  NodeLinks links;
+  for (const auto& [rank, remote] : ranks) {
+    if (std::find(links.begin(), links.end(), remote.link) == links.end()) {
+      links.push_back(remote.link);
+    }
+  }
+  return links;
+}
+
+}  // namespace
+
+// The reducer of one job, which owns it.
+class NodeGroup::JobReducer final : public Reducer {
+ public:
+  JobReducer(std::shared_ptr<NodeGroup> node_group, Job* job)
+      : node_group_(std::move(node_group)), job_(job) {}
+  void Reduce(ReduceOperation* operation) override { node_group_->Launch(job_, operation); }
+
+ private:
+  const std::shared_ptr<NodeGroup> node_group_;
+  Job* const job_;
+};
+
+NodeGroup::NodeGroup(JobKey key, NodeGroupEnvironment environment)
+    : key_(std::move(key)), environment_(std::move(environment)) {}
+
+void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
+                        const std::shared_ptr<NodeLink>& link, std::uint64_t incarnation) {
+  job->UseNodeGroup(std::make_shared<JobReducer>(shared_from_this(), job.get()));
+  MutexLock lock(&mutex_);
+  Entry& entry = jobs_[job.get()];
+  if (entry.job.lock() != job) entry = Entry{job, {}};
+  entry.ranks[rank] = RemoteRank{link, incarnation};
+}
+
+// ---- Launches
+
+void NodeGroup::Launch(Job* job, ReduceOperation* operation) {
+  {
+    MutexLock lock(&mutex_);
+    waiting_.push_back({job->shared_from_this(), operation});
+  }
+  Advance();
+}
+
+void NodeGroup::Advance() {
+  for (;;) {
+    Actions actions;
+    Waiting next;
+    {
+      MutexLock lock(&mutex_);
+      CloseDetachingLocked(&actions);
+      if (detaching_.empty() && !waiting_.empty()) {
+        next = std::move(waiting_.front());
+        waiting_.pop_front();
+      }
+    }
+    const bool launches = next.operation != nullptr;
+    if (launches && next.job->HasEnded()) {
+      actions.refused.push_back(std::move(next));
+    } else if (launches) {
+      MutexLock lock(&mutex_);
+      LaunchLocked(next, &actions);
+    }
+    Run(std::move(actions));
+    if (!launches) return;
+  }
+}
+
+void NodeGroup::Run(Actions actions) {
+  for (const FailedEpoch& failed : actions.failed) {
+    const absl::Status why = failed.epoch->failure();
+    Log(LogLevel::kWarning, "engine failed",
+        {{"job", key_.job_id}, {"epoch", failed.epoch->epoch()}, {"why", why.message()}});
+    for (const auto& job : failed.jobs) job->End(EngineFailure(key_.job_id, why));
+    failed.epoch->Abort(why);
+    MutexLock lock(&mutex_);
+    failed.epoch->EndUse();
+    if (current_ == failed.epoch) RetireLocked(&actions);
+    ReapLocked();
+  }
+  for (const auto& link : actions.flush) link->Flush();
+  for (const auto& link : actions.close) link->Close(absl::OkStatus());
+  for (const Waiting& launch : actions.refused) {
+    const std::uint64_t now_ns = environment_.clock->NowNs();
+    LaunchRecord refused;
+    refused.operation = launch.operation;
+    refused.failure = absl::CancelledError("a node of the job is being lost");
+    refused.times = {now_ns, now_ns};
+    Finish(refused);
+  }
+  for (const LaunchRecord& launch : actions.finished) Finish(launch);
+}
+
+void NodeGroup::LaunchLocked(const Waiting& launch, Actions* actions) {
+  if (!detaching_.empty()) {
+    waiting_.push_front(launch);
+    return;
+  }
+  const auto found = jobs_.find(launch.job.get());
+  const Entry entry = found == jobs_.end() ? Entry{launch.job, {}} : found->second;
+  std::shared_ptr<EngineEpoch> epoch;
+  // A rank is missing while its node is being lost, and the job with it.
+  if (!entry.failing && EngineEpoch::HasEveryRank(*launch.operation, entry.ranks)) {
+    epoch = EpochForLocked(LinksOf(entry.ranks), actions);
+  }
+  if (epoch == nullptr) {
+    actions->refused.push_back(launch);
+    return;
+  }
+  const auto done = [self = shared_from_this(), id = epoch->epoch()](
+                        std::uint64_t number, const absl::Status& status,
+                        const std::optional<GradientStats>& stats) {
+    (void)self->Answered(id, nullptr, number, {status, stats, false, {}});
+  };
+  std::uint64_t number = 0;
+  const absl::Status submitted =
+      epoch->Launch(launch.operation, launch.job, entry.ranks, done, &number);
+  actions->flush.insert(actions->flush.end(), epoch->links().begin(), epoch->links().end());
+  if (!submitted.ok()) AnswerLocked(epoch, nullptr, number, {submitted, {}, false, {}}, actions);
+}
+
+absl::Status NodeGroup::LaunchDone(NodeLink* link, const v1::LaunchDone& message) {
+  absl::Status status;
+  if (message.status().code() != 0) status = StatusFromPeer(message.status());
+  if (message.sequence() == 0 && !status.ok()) return Suspect(message.epoch(), link, status);
+  LaunchAnswer answer;
+  answer.status = status;
+  // A node without ranks in the launch has measured nothing.
+  if (message.sum_of_squares() != 0 || message.non_finite() != 0) {
+    answer.stats = GradientStats{message.sum_of_squares(), message.non_finite()};
+  }
+  return Answered(message.epoch(), link, message.sequence(), std::move(answer));
+}
+
+absl::Status NodeGroup::Answered(std::uint64_t epoch, NodeLink* link, std::uint64_t launch,
+                                 LaunchAnswer answer) {
+  answer.times.finish_ns = environment_.clock->NowNs();
+  Actions actions;
+  absl::Status malformed;
+  {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<EngineEpoch> found = FindLocked(epoch);
+    if (found == nullptr) return absl::OkStatus();
+    malformed = CheckNodeOf(*found, link, "LaunchDone");
+    if (!malformed.ok()) return malformed;
+    // After a failure the node may answer what Lost() has already answered for it.
+    if (!found->ledger().Owes(link, launch) && link != nullptr && answer.status.ok() &&
+        found->failure().ok()) {
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                       absl::StrCat("node ", link->node_name(), " answered launch ", launch,
+                                    ", which it does not owe"));
+    }
+    AnswerLocked(found, link, launch, answer, &actions);
+  }
+  Run(std::move(actions));
+  Advance();
+  return absl::OkStatus();
+}
+
+void NodeGroup::AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink* link,
+                             std::uint64_t launch, const LaunchAnswer& answer, Actions* actions) {
+  if (!answer.status.ok()) FailLocked(epoch, answer.status, actions);
+  std::optional<LaunchRecord> finished = epoch->ledger().Answer(link, launch, answer);
+  if (!finished.has_value()) return;
+  if (finished->failure.ok()) finished->failure = epoch->failure();
+  if (!finished->failure.ok()) finished->failure = EngineFailure(key_.job_id, finished->failure);
+  actions->finished.push_back(*std::move(finished));
+  ReapLocked();
+}
+
+// ---- The engine
+
+std::shared_ptr<EngineEpoch> NodeGroup::EpochForLocked(const NodeLinks& links, Actions* actions) {
+  if (shut_down_) return nullptr;
+  if (current_ != nullptr) {
+    if (current_->failure().ok() && current_->links() == links) return current_;
+    RetireLocked(actions);
+  }
+  const std::uint64_t epoch = ++last_epoch_;
+  current_ = std::make_shared<EngineEpoch>(
+      epoch, links, environment_, [weak = weak_from_this(), epoch](const absl::Status& why) {
+        if (const auto self = weak.lock()) (void)self->Suspect(epoch, nullptr, why);
+      });
+  Log(LogLevel::kInfo, "nodes meet",
+      {{"job", key_.job_id},
+       {"epoch", current_->epoch()},
+       {"nodes", absl::StrJoin(current_->node_names(), ",")}});
+  actions->flush.insert(actions->flush.end(), links.begin(), links.end());
+  return current_;
+}
+
+std::shared_ptr<EngineEpoch> NodeGroup::FindLocked(std::uint64_t epoch) {
+  if (current_ != nullptr && current_->epoch() == epoch) return current_;
+  for (const auto& retired : retired_) {
+    if (retired->epoch() == epoch) return retired;
+  }
+  return nullptr;
+}
+
+void NodeGroup::RetireLocked(Actions* actions) {
+  if (current_->failure().ok()) current_->Fail(absl::CancelledError("the nodes have changed"));
+  current_->End();
+  actions->flush.insert(actions->flush.end(), current_->links().begin(), current_->links().end());
+  retired_.push_back(std::exchange(current_, nullptr));
+  ReapLocked();
+}
+
+void NodeGroup::ReapLocked() {
+  // An epoch stays here until all nodes have answered its launches; Answered() finds it here.
+  for (auto it = retired_.begin(); it != retired_.end();) {
+    EngineEpoch::Reap(*it, environment_.reaper);
+    it = (*it)->reaped() && (*it)->ledger().empty() ? retired_.erase(it) : std::next(it);
+  }
+}
+
+absl::Status NodeGroup::CheckNodeOf(const EngineEpoch& epoch, const NodeLink* link,
+                                    absl::string_view what) const {
+  if (link == nullptr || epoch.Includes(link)) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, reason::kMalformed,
+      absl::StrCat("node ", link->node_name(), " sent ", what, " for epoch ", epoch.epoch(),
+                   " of job '", key_.job_id, "', but is not part of that engine"),
+      {{field::kJob, key_.job_id}, {field::kNode, link->node_name()}});
+}
+
+absl::Status NodeGroup::Suspect(std::uint64_t epoch, const NodeLink* link,
+                                const absl::Status& why) {
+  Actions actions;
+  {
+    MutexLock lock(&mutex_);
+    const std::shared_ptr<EngineEpoch> found = FindLocked(epoch);
+    if (found == nullptr) return absl::OkStatus();
+    const absl::Status malformed = CheckNodeOf(*found, link, "LaunchDone");
+    if (!malformed.ok()) return malformed;
+    if (found->ledger().empty()) {
+      found->Suspect(why);
+    } else {
+      FailLocked(found, why, &actions);
+    }
+  }
+  Run(std::move(actions));
+  return absl::OkStatus();
+}
+
+void NodeGroup::FailLocked(const std::shared_ptr<EngineEpoch>& epoch, const absl::Status& why,
+                           Actions* actions) {
+  if (!epoch->failure().ok()) return;
+  epoch->Fail(why);
+  epoch->BeginUse();
+  FailedEpoch failed{epoch, {}};
+  for (const auto& owner : epoch->ledger().Owners()) {
+    failed.jobs.insert(std::static_pointer_cast<Job>(owner));
+  }
+  for (auto& [raw, entry] : jobs_) {
+    auto job = entry.job.lock();
+    const bool uses = failed.jobs.count(job) > 0 || LinksOf(entry.ranks) == epoch->links();
+    if (job == nullptr || !uses) continue;
+    // From now on: a launch of this job before its end would make the nodes connect once more.
+    entry.failing = true;
+    failed.jobs.insert(std::move(job));
+  }
+  actions->failed.push_back(std::move(failed));
+}
+
+// ---- Nodes that leave
+
+void NodeGroup::Detach(const std::shared_ptr<NodeLink>& link) {
+  {
+    MutexLock lock(&mutex_);
+    detaching_.push_back(link);
+  }
+  Advance();
+}
+
+void NodeGroup::CloseDetachingLocked(Actions* actions) {
+  if (current_ != nullptr && !current_->ledger().empty()) return;
+  bool member = false;
+  for (const auto& link : detaching_) {
+    ForgetLocked(link.get());
+    member = member || (current_ != nullptr && current_->Includes(link.get()));
+    actions->close.push_back(link);
+  }
+  detaching_.clear();
+  if (member) RetireLocked(actions);
+}
+
+void NodeGroup::ForgetLocked(const NodeLink* link) {
+  for (auto it = jobs_.begin(); it != jobs_.end();) {
+    RemoteRanks& ranks = it->second.ranks;
+    for (auto rank = ranks.begin(); rank != ranks.end();) {
+      rank = rank->second.link.get() == link ? ranks.erase(rank) : std::next(rank);
+    }
+    it = ranks.empty() ? jobs_.erase(it) : std::next(it);
+  }
+}
+
+void NodeGroup::Lost(NodeLink* link, const absl::Status& why) {
+  Actions actions;
+  {
+    MutexLock lock(&mutex_);
+    // If all ranks of the node had left, their job continues without it.
+    ForgetLocked(link);
+    const auto is_it = [link](const auto& other) { return other.get() == link; };
+    detaching_.erase(std::remove_if(detaching_.begin(), detaching_.end(), is_it), detaching_.end());
+    std::vector<std::shared_ptr<EngineEpoch>> epochs = retired_;
+    if (current_ != nullptr) epochs.push_back(current_);
+    const std::uint64_t now_ns = environment_.clock->NowNs();
+    for (const auto& epoch : epochs) {
+      if (!epoch->Includes(link)) continue;
+      FailLocked(epoch, why, &actions);
+      for (const std::uint64_t launch : epoch->ledger().OwedBy(link)) {
+        AnswerLocked(epoch, link, launch, {why, {}, false, {0, now_ns}}, &actions);
+      }
+    }
+  }
+  Run(std::move(actions));
+  Advance();
+}
+
+// ---- The nodes' rendezvous
+
+absl::StatusOr<std::shared_ptr<Rendezvous>> NodeGroup::StoreOf(std::uint64_t epoch,
+                                                               const NodeLink* link) {
+  MutexLock lock(&mutex_);
+  if (current_ == nullptr || current_->epoch() != epoch) return nullptr;
+  const absl::Status malformed = CheckNodeOf(*current_, link, "a rendezvous");
+  if (!malformed.ok()) return malformed;
+  return current_->store();
+}
+
+absl::Status NodeGroup::RendezvousSet(NodeLink* link, const v1::RendezvousSet& message) {
+  const auto store = StoreOf(message.epoch(), link);
+  if (!store.ok() || *store == nullptr) return store.status();
+  return (*store)->Put(message.key(), message.value());
+}
+
+absl::Status NodeGroup::RendezvousGet(const std::shared_ptr<NodeLink>& link,
+                                      const v1::RendezvousGet& message) {
+  const auto store = StoreOf(message.epoch(), link.get());
+  if (!store.ok() || *store == nullptr) return store.status();
+  return (*store)->When(message.key(),
+                        [weak = std::weak_ptr<NodeLink>(link), epoch = message.epoch(),
+                         key = message.key()](const std::string& value) {
+                          const auto to = weak.lock();
+                          if (to == nullptr) return;
+                          v1::AttachResponse answer;
+                          answer.mutable_rendezvous_value()->set_epoch(epoch);
+                          answer.mutable_rendezvous_value()->set_key(key);
+                          answer.mutable_rendezvous_value()->set_value(value);
+                          to->Queue(std::move(answer));
+                          to->Flush();
+                        });
+}
+
+void NodeGroup::Tick() {
+  std::set<const Job*> ended, formed;
+  for (const auto& job : Jobs()) {
+    if (job->Over()) {
+      ended.insert(job.get());
+    } else if (job->Formed() && !job->HasEnded()) {
+      formed.insert(job.get());
+    }
+  }
+  Actions actions;
+  {
+    MutexLock lock(&mutex_);
+    if (current_ != nullptr) {
+      const absl::Status why = current_->SuspectedFor(kStreamEndPatienceNs);
+      if (!why.ok()) FailLocked(current_, why, &actions);
+    }
+    for (auto it = jobs_.begin(); it != jobs_.end();) {
+      const auto& [job, entry] = *it;
+      if (formed.count(job) > 0 && !entry.failing) EpochForLocked(LinksOf(entry.ranks), &actions);
+      it = ended.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
+    }
+  }
+  Run(std::move(actions));
+}
+
+void NodeGroup::Shutdown() {
+  Actions actions;
+  {
+    MutexLock lock(&mutex_);
+    shut_down_ = true;
+    if (current_ != nullptr) RetireLocked(&actions);
+  }
+  Run(std::move(actions));
+}
+
+bool NodeGroup::Idle() {
+  MutexLock lock(&mutex_);
+  return jobs_.empty();
+}
+
+std::uint64_t NodeGroup::epochs() {
+  MutexLock lock(&mutex_);
+  return last_epoch_;
+}
+
+JobNodes NodeGroup::NodesOf(const Job& job) {
+  MutexLock lock(&mutex_);
+  JobNodes nodes;
+  const auto found = jobs_.find(&job);
+  if (found == jobs_.end()) return nodes;
+  const NodeLinks links = LinksOf(found->second.ranks);
+  for (const auto& link : links) {
+    NodeSnapshot& node = nodes.others.emplace_back();
+    node.name = link->node_name();
+    node.address = link->address();
+    node.heard_ns = link->heard_ns();
+    for (const auto& [rank, remote] : found->second.ranks) {
+      if (remote.link == link) node.ranks.push_back(rank);
+    }
+  }
+  if (current_ != nullptr && current_->links() == links) {
+    nodes.engine = EngineSnapshot{current_->epoch(), current_->node_names(), environment_.engine,
+                                  current_->Statistics()};
+  }
+  return nodes;
+}
+
+std::vector<std::shared_ptr<Job>> NodeGroup::Jobs() {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (const auto& [raw, entry] : jobs_) {
+    if (auto job = entry.job.lock()) jobs.push_back(std::move(job));
+  }
+  return jobs;
+}
+
+}  // namespace gradsync::daemon

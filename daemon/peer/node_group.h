@@ -1,0 +1,147 @@
+// The nodes of a job, on the node that coordinates it: which they are, and the order in which the
+// job's operations between nodes are launched on all of them.
+//
+// A job launches a bucket only when every rank of every node has marked it ready, and every node
+// gets every launch, in one order. So no launch waits for a straggler, and a trainer's death leaves
+// no launch half done. The engine outlives the job's generations, as long as the nodes stay the
+// same.
+
+#ifndef DAEMON_PEER_NODE_GROUP_H_
+#define DAEMON_PEER_NODE_GROUP_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job.h"
+#include "daemon/peer/engine_epoch.h"
+#include "daemon/peer/node_link.h"
+#include "daemon/rpc/node_status_source.h"
+
+namespace gradsync::daemon {
+
+// Thread-safe. Lock order: NodeGroup::mutex_, then NodeExchange's and the links' queues. It calls
+// jobs, their operations' done() and the links' Flush() and Close() without its lock (Actions). The
+// reducers that it gives to its jobs own it.
+class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
+ public:
+  NodeGroup(JobKey key, NodeGroupEnvironment environment);
+
+  const JobKey& key() const { return key_; }
+
+  // A rank of `job` is on the node of `link`, where its session has this incarnation. Call it
+  // before any message of the rank.
+  void AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
+               const std::shared_ptr<NodeLink>& link, std::uint64_t incarnation);
+
+  // Connects the engine of a job that has formed, before it is needed. Forgets jobs that have
+  // ended.
+  void Tick();
+
+  // Messages of the nodes. INVALID_ARGUMENT MALFORMED ends that node's stream. A message about an
+  // epoch that has ended is ignored: the node may not know it yet.
+  absl::Status LaunchDone(NodeLink* link, const v1::LaunchDone& message);
+  absl::Status RendezvousSet(NodeLink* link, const v1::RendezvousSet& message);
+  absl::Status RendezvousGet(const std::shared_ptr<NodeLink>& link,
+                             const v1::RendezvousGet& message);
+  // The node has no ranks any more, and wants to leave. When everything in flight is done, its
+  // stream is closed and the others connect without it. Nothing is launched in between.
+  void Detach(const std::shared_ptr<NodeLink>& link);
+  // The node is lost. The caller has already lost its ranks to their jobs.
+  void Lost(NodeLink* link, const absl::Status& why);
+
+  // It has no job.
+  bool Idle();
+  // Ends the engine. Nothing is launched any more.
+  void Shutdown();
+  // How many engines it has made.
+  std::uint64_t epochs();
+  std::vector<std::shared_ptr<Job>> Jobs();
+  // For status.
+  JobNodes NodesOf(const Job& job);
+
+ private:
+  class JobReducer;
+  // A job, and its ranks on other nodes.
+  struct Entry {
+    std::weak_ptr<Job> job;
+    RemoteRanks ranks;
+    bool failing = false;  // its engine has failed: the job is about to be ended
+  };
+  struct Waiting {
+    std::shared_ptr<Job> job;
+    ReduceOperation* operation = nullptr;  // null: none
+  };
+  struct FailedEpoch {
+    std::shared_ptr<EngineEpoch> epoch;
+    std::set<std::shared_ptr<Job>> jobs;
+  };
+  // Calls that must be made without the lock, in this order.
+  struct Actions {
+    std::vector<FailedEpoch> failed;
+    NodeLinks flush;
+    NodeLinks close;
+    std::vector<Waiting> refused;
+    std::vector<LaunchRecord> finished;
+  };
+
+  void Launch(Job* job, ReduceOperation* operation);
+  // Does everything that can be done now: closes the nodes that want to leave, and launches what
+  // waits.
+  void Advance() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Run(Actions actions) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void CloseDetachingLocked(Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LaunchLocked(const Waiting& launch, Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The epoch of these nodes, which is new if they are. Null after Shutdown().
+  std::shared_ptr<EngineEpoch> EpochForLocked(const NodeLinks& links, Actions* actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The current epoch, or one that has ended and is still owed answers. Null: neither.
+  std::shared_ptr<EngineEpoch> FindLocked(std::uint64_t epoch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the current epoch.
+  void RetireLocked(Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReapLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The jobs continue without ranks on this node.
+  void ForgetLocked(const NodeLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // MALFORMED unless `link` (null: this node) is one of the epoch's nodes.
+  absl::Status CheckNodeOf(const EngineEpoch& epoch, const NodeLink* link,
+                           absl::string_view what) const;
+  absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t epoch, const NodeLink* link);
+  // `link` (null: this node) answers a launch.
+  absl::Status Answered(std::uint64_t epoch, NodeLink* link, std::uint64_t launch,
+                        LaunchAnswer answer);
+  void AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink* link, std::uint64_t launch,
+                    const LaunchAnswer& answer, Actions* actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `link` (null: this node) reports that the engine has failed. If nothing is in flight, the cause
+  // may be the end of a node that the job does not need. So this waits for the end of its stream.
+  absl::Status Suspect(std::uint64_t epoch, const NodeLink* link, const absl::Status& why);
+  void FailLocked(const std::shared_ptr<EngineEpoch>& epoch, const absl::Status& why,
+                  Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const JobKey key_;
+  const NodeGroupEnvironment environment_;
+
+  Mutex mutex_;
+  std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<EngineEpoch> current_ ABSL_GUARDED_BY(mutex_);
+  // Ended ones, until the last answer to a launch of theirs.
+  std::vector<std::shared_ptr<EngineEpoch>> retired_ ABSL_GUARDED_BY(mutex_);
+  NodeLinks detaching_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // launches, while a node is detaching
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+  std::uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_NODE_GROUP_H_

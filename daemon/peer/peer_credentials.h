@@ -1,0 +1,28 @@
+// The TLS credentials for connections between daemons.
+
+#ifndef DAEMON_PEER_PEER_CREDENTIALS_H_
+#define DAEMON_PEER_PEER_CREDENTIALS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace gradsync::daemon {
+
+struct PeerCredentials {
+  std::shared_ptr<grpc::ServerCredentials> server;
+  std::shared_ptr<grpc::ChannelCredentials> client;
+
+  // Reads three PEM files; both sides of a connection must then show a certificate. Without TLS if
+  // all names are empty. INVALID_ARGUMENT: some are empty, or a file cannot be read.
+  static absl::StatusOr<PeerCredentials> Read(const std::string& certificate_file,
+                                              const std::string& key_file,
+                                              const std::string& ca_file);
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_PEER_CREDENTIALS_H_

@@ -1,0 +1,22 @@
+// What both sides of a stream between two daemons hold to.
+
+#ifndef DAEMON_PEER_PEER_PROTOCOL_H_
+#define DAEMON_PEER_PEER_PROTOCOL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "daemon/rpc/message_stream.h"
+
+namespace gradsync::daemon {
+
+// Both sides speak this version, and no other yet.
+inline constexpr std::uint32_t kPeerProtocol = 1;
+
+// A peer that leaves more than this unread is disconnected. The largest layouts of all ranks of a
+// large node fit.
+inline constexpr UnreadLimits kPeerUnread{1 << 16, std::size_t{256} << 20};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_PEER_PROTOCOL_H_

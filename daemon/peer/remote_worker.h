@@ -1,0 +1,106 @@
+// The workers of another node, on the coordinator of their job. They take the same calls as workers
+// of this node; the calls travel through that node's daemon (WorkerProxyServer).
+
+#ifndef DAEMON_PEER_REMOTE_WORKER_H_
+#define DAEMON_PEER_REMOTE_WORKER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/mutex.h"
+#include "daemon/peer/node_link.h"
+#include "daemon/worker/worker_port.h"
+#include "gradsync/v1/peer.pb.h"
+
+namespace gradsync::daemon {
+
+// Thread-safe; its lock comes before the link's queue. Its owners keep the worker alive: when the
+// last reference is dropped, the node may stop the worker.
+class RemoteWorker final : public WorkerPort {
+ public:
+  // `number` is its node's number for it.
+  RemoteWorker(std::shared_ptr<NodeLink> link, std::uint64_t number, std::string device,
+               const Clock* clock);
+  // Releases the worker on its node, with the next message that goes there.
+  ~RemoteWorker() override;
+  RemoteWorker(const RemoteWorker&) = delete;
+  RemoteWorker& operator=(const RemoteWorker&) = delete;
+
+  const std::string& device() const { return device_; }
+
+  // ---- WorkerPort
+  // UNIMPLEMENTED for calls that only its own node makes. RemoveArena is answered at once, because
+  // its own node removes the arena.
+  void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) override;
+  void Kill(const absl::Status& why) override;
+  bool over() const override;
+
+  // ---- For its node's stream
+  // A call has not been answered.
+  bool owes() const;
+  // INVALID_ARGUMENT MALFORMED: no such call is open, or the reply does not fit it.
+  absl::Status Take(const v1::WorkerReply& reply);
+  // The worker or its node is lost. Answers every open call with `why`.
+  void Lost(const absl::Status& why);
+
+ private:
+  struct Unanswered {
+    worker::Call::KindCase kind;
+    Answered answered;
+  };
+
+  absl::Status Malformed(absl::string_view what) const;
+
+  const std::shared_ptr<NodeLink> link_;
+  const std::uint64_t number_;
+  const std::string device_;
+  const Clock* const clock_;
+
+  mutable Mutex mutex_;
+  std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::uint64_t, Unanswered> unanswered_ ABSL_GUARDED_BY(mutex_);  // by the call's id
+  absl::Status over_ ABSL_GUARDED_BY(mutex_);  // not OK: why it has ended
+};
+
+// All workers of one node in one job. Thread-safe; its lock comes before the workers'.
+class RemoteWorkers {
+ public:
+  // A worker that no one else has referred to for `idle_limit_ns` is released.
+  RemoteWorkers(const Clock* clock, std::uint64_t idle_limit_ns)
+      : clock_(clock), idle_limit_ns_(idle_limit_ns) {}
+
+  // The worker with this number on the node of `link`, on this GPU. If the GPU had a worker with
+  // another number, that one has ended. INVALID_ARGUMENT MALFORMED: the node has too many workers.
+  absl::StatusOr<std::shared_ptr<RemoteWorker>> Find(const std::shared_ptr<NodeLink>& link,
+                                                     std::uint64_t number,
+                                                     const std::string& device);
+  // A reply of a worker that has been released is ignored: the node may not know it yet.
+  absl::Status Take(const v1::WorkerReply& reply);
+  void Gone(std::uint64_t number, const absl::Status& why);
+  void Tick(std::uint64_t now_ns);
+  // The node is lost.
+  void Lost(const absl::Status& why);
+
+ private:
+  struct Entry {
+    std::shared_ptr<RemoteWorker> worker;
+    std::uint64_t idle_since_ns = 0;  // 0: in use
+  };
+
+  const Clock* const clock_;
+  const std::uint64_t idle_limit_ns_;
+
+  Mutex mutex_;
+  std::map<std::uint64_t, Entry> workers_ ABSL_GUARDED_BY(mutex_);  // by number
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_REMOTE_WORKER_H_

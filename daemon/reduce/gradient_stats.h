@@ -1,0 +1,19 @@
+// What a reduction sees of a bucket's result while it writes it.
+
+#ifndef DAEMON_REDUCE_GRADIENT_STATS_H_
+#define DAEMON_REDUCE_GRADIENT_STATS_H_
+
+#include <cstdint>
+
+namespace gradsync::daemon {
+
+// Of the elements as written: after the scale, rounded to the bucket's type.
+struct GradientStats {
+  // NaN or Inf if an element is. Inf also if float64 elements are too large for it (1e154).
+  double sum_of_squares = 0;
+  std::uint64_t non_finite = 0;  // elements that are NaN or Inf
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_REDUCE_GRADIENT_STATS_H_

@@ -1,0 +1,83 @@
+// Launches that several participants carry out together: which are in flight, who still owes an
+// answer, and what the answers add up to.
+//
+// A launch is one ReduceOperation that every participant receives, in one order for all. Each
+// participant answers each launch once. The participants are nodes (NodeGroup) or workers
+// (NcclLaunchScheduler).
+
+#ifndef DAEMON_REDUCE_LAUNCH_LEDGER_H_
+#define DAEMON_REDUCE_LAUNCH_LEDGER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/reduce/gradient_stats.h"
+#include "daemon/reduce/reducer.h"
+
+namespace gradsync::daemon {
+
+// A launch and what is known of its result so far.
+struct LaunchRecord {
+  ReduceOperation* operation = nullptr;
+  std::shared_ptr<void> owner;         // of the operation; kept alive as long as the launch
+  ReduceTimes times;                   // the latest start and the latest finish of any answer
+  absl::Status failure;                // the first one
+  std::optional<GradientStats> stats;  // the first ones: every participant has the same result
+  bool is_void = false;                // some participant's contribution was void
+};
+
+// What one participant says of a launch. It no longer touches the launch's memory.
+struct LaunchAnswer {
+  absl::Status status;                 // not OK: the launch has failed
+  std::optional<GradientStats> stats;  // nullopt: it has not measured the result
+  bool is_void = false;
+  ReduceTimes times;  // 0: unknown
+};
+
+// Sets the operation's results and calls its done(), without any lock of the caller's held.
+void Finish(const LaunchRecord& launch);
+
+// Pure bookkeeping: calls no one. Not thread-safe, its owner guards it. Owns no operation and no
+// participant; a participant is known by its address.
+class LaunchLedger {
+ public:
+  using Participant = const void*;
+
+  // Begins a launch that each of `participants`, at least one, owes an answer. Returns its number:
+  // 1, 2, ...
+  std::uint64_t Begin(LaunchRecord launch, const std::vector<Participant>& participants);
+
+  // Whether this participant has received the launch and has not answered it.
+  bool Owes(Participant participant, std::uint64_t number) const;
+  // The launches that this participant has not answered, in order.
+  std::vector<std::uint64_t> OwedBy(Participant participant) const;
+
+  // Takes an answer that is owed. Returns the launch, which leaves the ledger, when all have
+  // answered it.
+  std::optional<LaunchRecord> Answer(Participant participant, std::uint64_t number,
+                                     const LaunchAnswer& answer);
+
+  // No launch is in flight.
+  bool empty() const { return in_flight_.empty(); }
+  // Of every launch in flight, in order.
+  std::vector<std::shared_ptr<void>> Owners() const;
+
+ private:
+  struct InFlight {
+    LaunchRecord launch;
+    std::set<Participant> owing;
+  };
+
+  std::uint64_t last_number_ = 0;
+  std::map<std::uint64_t, InFlight> in_flight_;  // by number
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_REDUCE_LAUNCH_LEDGER_H_

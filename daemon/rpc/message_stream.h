@@ -1,0 +1,266 @@
+// One side of a bidirectional stream. It sends messages in order from a bounded queue, and receives
+// them one at a time. Streams of trainers and streams between nodes use this class.
+
+#ifndef DAEMON_RPC_MESSAGE_STREAM_H_
+#define DAEMON_RPC_MESSAGE_STREAM_H_
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/mutex.h"
+#include "daemon/rpc/completion_dispatcher.h"
+
+namespace gradsync::daemon {
+
+// What the other side may leave unread. One that leaves more is disconnected.
+struct UnreadLimits {
+  std::size_t messages = 0;
+  std::size_t bytes = 0;
+};
+
+// `In` and `Out` are the messages of the wire. The queue holds an `Item` for each message; the
+// thread that sends it makes it an `Out`.
+//
+// Thread-safe. gRPC completes one read and one write at a time. Queue() and QueueEnd() call nobody
+// but BytesOf(), so callers may hold locks; Flush() calls gRPC, so callers must not.
+//
+// Owns itself from Began() until its last operation has completed.
+template <class In, class Out, class Item = Out>
+class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out, Item>> {
+ public:
+  explicit MessageStream(const UnreadLimits& limits) : limits_(limits) {}
+  MessageStream(const MessageStream&) = delete;
+  MessageStream& operator=(const MessageStream&) = delete;
+  virtual ~MessageStream() = default;
+
+  // Queues a message without sending it. Drops it if the stream has ended. If the other side leaves
+  // more unread than the limits allow, the next Flush() disconnects it.
+  void Queue(Item item) {
+    const std::size_t bytes = BytesOf(item);
+    MutexLock lock(&mutex_);
+    if (ended_ || overflow_) return;
+    if (queue_.size() >= limits_.messages || queued_bytes_ + bytes > limits_.bytes) {
+      overflow_ = true;
+      unread_ = {queue_.size(), queued_bytes_};
+      return;
+    }
+    PushLocked(std::move(item), bytes);
+  }
+
+  // Queues the stream's end, `status`, and before it a last message, if any, to which the limits do
+  // not apply. Sends nothing. Only the first call counts.
+  void QueueEnd(const absl::Status& status, std::optional<Item> last = std::nullopt) {
+    const std::size_t bytes = last.has_value() ? BytesOf(*last) : 0;
+    MutexLock lock(&mutex_);
+    if (ended_) return;
+    ended_ = true;
+    end_ = status;
+    if (last.has_value() && !overflow_) PushLocked(*std::move(last), bytes);
+  }
+
+  // Sends what is queued, one message at a time.
+  void Flush() {
+    enum { kNothing, kWrite, kFinish, kCancel } next = kNothing;
+    absl::Status end;
+    std::optional<Item> item;
+    {
+      MutexLock lock(&mutex_);
+      if (!began_ || finished_) return;
+      if (overflow_ && !cancelled_) {
+        // Not after the write that is under way: it may never complete.
+        next = kCancel;
+        cancelled_ = ended_ = true;
+        DropQueueLocked();
+      } else if (writing_) {
+        return;
+      } else if (!queue_.empty() && !broken_) {
+        next = kWrite;
+        writing_ = true;
+        item = std::move(queue_.front().item);
+        queued_bytes_ -= queue_.front().bytes;
+        queue_.pop_front();
+        ++pending_;
+      } else if (ended_ && (CanFinish() || done_reading_)) {
+        next = kFinish;
+        finished_ = true;
+        end = end_;
+        ++pending_;
+      }
+    }
+    if (next == kWrite) {
+      ToWire(*std::move(item), &outgoing_);
+      StartWrite(outgoing_, &on_write_);
+    }
+    if (next == kFinish) StartFinish(end, &on_finish_);
+    if (next == kCancel) Cancel();
+  }
+
+  void Send(Item item) {
+    Queue(std::move(item));
+    Flush();
+  }
+
+  // QueueEnd() and Flush().
+  void Close(const absl::Status& status) {
+    QueueEnd(status);
+    Flush();
+  }
+
+  // Ends the stream at once. Queued messages are not sent.
+  virtual void Cancel() = 0;
+
+ protected:
+  // ---- Called by the queue's threads, one at a time.
+  // A message has come. This side may have ended the stream before.
+  virtual void OnMessage(const In& message) = 0;
+  // The last message has come. Called once. `end` is the status with which this side has ended the
+  // stream, or OK if it has not.
+  virtual void OnEnd(const absl::Status& end) = 0;
+  // The last call. A client knows the server's status now.
+  virtual void OnFinished() {}
+
+  // Returns an estimate of an item's memory, in bytes.
+  virtual std::size_t BytesOf(const Item& item) const = 0;
+  // Makes an item a message. `out` may hold an earlier one.
+  virtual void ToWire(Item item, Out* out) = 0;
+
+  // ---- Start an operation of gRPC, which completes with `tag`.
+  virtual void StartRead(In* message, void* tag) = 0;
+  virtual void StartWrite(const Out& message, void* tag) = 0;
+  virtual void StartFinish(const absl::Status& status, void* tag) = 0;
+  // True if this side may finish before the other side ends. A server may.
+  virtual bool CanFinish() const = 0;
+
+  // The stream has opened: starts to read, and sends what is queued.
+  void Began() {
+    self_ = this->shared_from_this();
+    {
+      MutexLock lock(&mutex_);
+      began_ = true;
+      ++pending_;
+    }
+    StartRead(&incoming_, &on_read_);
+    Flush();
+  }
+
+  // The stream has not opened: finishes, which shows why.
+  void BeganBroken() {
+    self_ = this->shared_from_this();
+    {
+      MutexLock lock(&mutex_);
+      began_ = broken_ = ended_ = done_reading_ = true;
+      DropQueueLocked();
+    }
+    OnEnd(absl::OkStatus());
+    Flush();
+  }
+
+  // True once this side has ended the stream.
+  bool Ended() const {
+    MutexLock lock(&mutex_);
+    return ended_;
+  }
+
+  // Says what the other side left unread if it was disconnected for that. Otherwise empty.
+  std::string WhyDisconnected() const {
+    MutexLock lock(&mutex_);
+    if (!overflow_) return "";
+    return absl::StrCat("it left ", unread_.messages, " messages unread, of ", unread_.bytes,
+                        " bytes in all; ", limits_.messages, " messages and ", limits_.bytes,
+                        " bytes are allowed");
+  }
+
+ private:
+  struct Queued {
+    Item item;
+    std::size_t bytes = 0;
+  };
+
+  void PushLocked(Item item, std::size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    queued_bytes_ += bytes;
+    queue_.push_back({std::move(item), bytes});
+  }
+
+  void DropQueueLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    queue_.clear();
+    queued_bytes_ = 0;
+  }
+
+  void OnRead(bool ok) {
+    if (ok) {
+      OnMessage(incoming_);
+      // The next read takes this one's place in pending_. The stream may end before StartRead()
+      // returns, so it is not used afterwards.
+      StartRead(&incoming_, &on_read_);
+      return;
+    }
+    const auto keep = self_;
+    absl::Status end;
+    {
+      MutexLock lock(&mutex_);
+      done_reading_ = true;
+      end = end_;
+    }
+    OnEnd(end);
+    QueueEnd(absl::OkStatus());  // does nothing if this side has ended
+    Flush();
+    Completed();
+  }
+
+  void OnWrite(bool ok) {
+    const auto keep = self_;
+    {
+      MutexLock lock(&mutex_);
+      writing_ = false;
+      broken_ = broken_ || !ok;
+    }
+    Flush();
+    Completed();
+  }
+
+  void OnFinish(bool) {
+    const auto keep = self_;
+    OnFinished();
+    Completed();
+  }
+
+  // An operation has completed. After the last one the stream no longer owns itself.
+  void Completed() {
+    std::shared_ptr<MessageStream> last;
+    MutexLock lock(&mutex_);
+    if (--pending_ == 0 && finished_ && done_reading_) last.swap(self_);
+  }
+
+  const UnreadLimits limits_;
+  MethodCompletion<MessageStream, &MessageStream::OnRead> on_read_{this};
+  MethodCompletion<MessageStream, &MessageStream::OnWrite> on_write_{this};
+  MethodCompletion<MessageStream, &MessageStream::OnFinish> on_finish_{this};
+  std::shared_ptr<MessageStream> self_;
+  In incoming_;   // belongs to the read under way, then to OnMessage()
+  Out outgoing_;  // belongs to the thread that set `writing_`, then to its write
+
+  mutable Mutex mutex_;
+  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  std::size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int pending_ ABSL_GUARDED_BY(mutex_) = 0;  // operations that gRPC has not completed
+  bool began_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;    // a write failed
+  bool overflow_ ABSL_GUARDED_BY(mutex_) = false;  // a limit was exceeded
+  UnreadLimits unread_ ABSL_GUARDED_BY(mutex_);    // in the queue at that time
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;     // nothing more is queued
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // StartFinish() was called
+  bool done_reading_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_MESSAGE_STREAM_H_

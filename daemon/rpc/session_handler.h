@@ -1,0 +1,98 @@
+// Handles a trainer's requests: decodes and validates each one, and calls the session or the job.
+// Knows nothing of gRPC.
+
+#ifndef DAEMON_RPC_SESSION_HANDLER_H_
+#define DAEMON_RPC_SESSION_HANDLER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/session_message.h"
+#include "daemon/rpc/decode.h"
+#include "daemon/session/session_table.h"
+#include "gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::daemon {
+
+// Constant. Its objects outlive the handlers.
+struct SessionContext {
+  SessionTable* sessions = nullptr;
+  const Clock* clock = nullptr;
+  DecodeLimits limits;
+  std::string daemon_version;
+};
+
+// Sends a session the messages of its job and the answers to its own requests.
+class SessionReplies : public SessionSink {
+ public:
+  // Sends an answer unless the session has ended. Callers hold no lock.
+  virtual void Respond(v1::SessionResponse response) = 0;
+};
+
+// Handles the requests of one trainer, from OpenSession to the end of its stream.
+//
+// One thread at a time calls Handle() and StreamEnded(); everything else is thread-safe. The stream
+// and the callbacks of calls under way own it.
+class SessionHandler : public std::enable_shared_from_this<SessionHandler> {
+ public:
+  SessionHandler(const SessionContext& context, ClientProcess process,
+                 std::weak_ptr<SessionReplies> replies);
+
+  // Handles the next request. A bad request ends the session.
+  void Handle(const v1::SessionRequest& request);
+  // The last request has come. `end` is the status with which the daemon has ended the stream, or
+  // OK if it has not. `disconnected` says why the daemon disconnected the client; empty if it did
+  // not.
+  void StreamEnded(const absl::Status& end, const std::string& disconnected);
+
+  // True once a valid OpenSession has come.
+  bool opened() const { return opened_.load(); }
+  // Logs a void step before it is sent, so that the log shows which ranks know of it.
+  void LogIfVoid(const v1::StepDone& done) const;
+
+ private:
+  void TakeArrived();
+  absl::Status Dispatch(const v1::SessionRequest& request, std::uint64_t now_ns);
+  absl::Status Open(const v1::OpenSession& message);
+  void Opened(std::uint32_t protocol, std::uint32_t world_size,
+              absl::StatusOr<std::shared_ptr<Session>> opened);
+  absl::Status MarkReady(const v1::BucketReady& ready);
+  absl::Status EndStep(const v1::EndStep& end);
+  absl::Status AbandonStep(const v1::AbandonStep& abandon);
+  void QueryStep(const v1::QueryStep& query);
+  absl::Status RegisterLayout(const v1::RegisterLayout& message, std::uint64_t now_ns);
+  absl::Status LayoutRegistered(const std::shared_ptr<Session>& session, std::uint64_t request_id,
+                                const absl::StatusOr<Session::Registration>& registration);
+  absl::Status Operate(const absl::StatusOr<OperationRequest>& request);
+
+  absl::Status ClosedError(int patience_ms, const std::string& disconnected) const;
+  void LogRefusal(const absl::Status& why) const;
+  // Ends the stream of a client that has no session.
+  void Refuse(const absl::Status& why);
+  void Respond(v1::SessionResponse response);
+
+  const SessionContext& context_;
+  const ClientProcess process_;
+  const std::weak_ptr<SessionReplies> replies_;
+
+  // Constant once opened_ is set.
+  std::string job_id_;
+  std::uint32_t rank_ = 0;
+  std::atomic<bool> opened_{false};
+
+  std::shared_ptr<Session> session_;  // used by Handle() and StreamEnded() alone
+
+  Mutex mutex_;
+  std::shared_ptr<Session> arrived_ ABSL_GUARDED_BY(mutex_);  // until it becomes session_
+  bool stream_ended_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_SESSION_HANDLER_H_

@@ -1,0 +1,80 @@
+#include "daemon/rpc/session_stream.h"
+
+#include <optional>
+#include <utility>
+
+#include "daemon/base/error.h"
+#include "daemon/rpc/encode.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// Time that a client has to open a session.
+constexpr std::uint64_t kOpenPatienceNs = 30'000'000'000;
+// Time that a client has to read the end of its session.
+constexpr std::uint64_t kEndPatienceNs = 1'000'000'000;
+
+}  // namespace
+
+SessionStream::SessionStream(const SessionContext& context, const Connections& connections)
+    : ServerStream(kTrainerUnread), context_(context), connections_(connections) {}
+
+void SessionStream::Queue(SessionMessage message) {
+  const auto* const end = std::get_if<SessionEndMessage>(&message);
+  if (end == nullptr) return MessageStream::Queue(std::move(message));
+  std::uint64_t not_yet = 0;
+  ended_ns_.compare_exchange_strong(not_yet, context_.clock->NowNs());
+  const absl::Status status = end->status;
+  if (status.ok()) {
+    QueueEnd(status);  // the stream's own OK says it
+  } else {
+    QueueEnd(status, std::move(message));
+  }
+}
+
+void SessionStream::Tick(std::uint64_t now_ns) {
+  const std::uint64_t ended_ns = ended_ns_.load();
+  const bool end_overdue = ended_ns != 0 && now_ns > ended_ns + kEndPatienceNs;
+  const bool open_overdue =
+      handler_ != nullptr && !handler_->opened() && now_ns > accepted_ns_ + kOpenPatienceNs;
+  if (end_overdue || open_overdue) Cancel();
+}
+
+void SessionStream::OnAccepted() {
+  accepted_ns_ = context_.clock->NowNs();
+  const auto process = connections_.Find(caller());
+  if (process.has_value()) {
+    const auto self = std::static_pointer_cast<SessionStream>(shared_from_this());
+    handler_ = std::make_shared<SessionHandler>(context_, *process, self);
+  } else {
+    Queue(SessionEndMessage{
+        MakeError(absl::StatusCode::kUnavailable, reason::kCredentials,
+                  "the connection has closed, or did not come through the daemon's socket")});
+  }
+}
+
+void SessionStream::OnMessage(const v1::SessionRequest& request) {
+  if (!Ended()) handler_->Handle(request);
+}
+
+void SessionStream::OnEnd(const absl::Status& end) {
+  if (handler_ != nullptr) handler_->StreamEnded(end, WhyDisconnected());
+  Queue(SessionEndMessage{MakeError(absl::StatusCode::kCancelled, reason::kStreamEnded,
+                                    "the client closed the stream")});
+}
+
+std::size_t SessionStream::BytesOf(const SessionItem& item) const {
+  if (const auto* message = std::get_if<SessionMessage>(&item)) return QueuedBytes(*message);
+  return std::get<v1::SessionResponse>(item).ByteSizeLong();
+}
+
+void SessionStream::ToWire(SessionItem item, v1::SessionResponse* response) {
+  if (auto* answer = std::get_if<v1::SessionResponse>(&item)) {
+    *response = std::move(*answer);
+    return;
+  }
+  Encode(std::get<SessionMessage>(item), response);
+  if (response->has_step_done()) handler_->LogIfVoid(response->step_done());
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,60 @@
+// The stream of one trainer. It passes requests to a SessionHandler, and sends the messages of the
+// job and the answers of the handler.
+
+#ifndef DAEMON_RPC_SESSION_STREAM_H_
+#define DAEMON_RPC_SESSION_STREAM_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <variant>
+
+#include "daemon/rpc/connections.h"
+#include "daemon/rpc/server_stream.h"
+#include "daemon/rpc/session_handler.h"
+#include "gradsync/v1/gradsync.grpc.pb.h"
+
+namespace gradsync::daemon {
+
+// What a trainer may leave unread. The protocol never needs more than a few hundred messages. The
+// largest ones, a StepDone or the answer to RegisterLayout, have some megabytes.
+inline constexpr UnreadLimits kTrainerUnread{16384, std::size_t{64} << 20};
+
+// A job's message is encoded when it is sent, not under the job's lock.
+using SessionItem = std::variant<SessionMessage, v1::SessionResponse>;
+
+// Thread-safe. Owns itself while gRPC uses it; jobs and sessions own it as their sink.
+class SessionStream final
+    : public ServerStream<v1::SessionRequest, v1::SessionResponse, SessionItem>,
+      public SessionReplies {
+ public:
+  // `context` and `connections` outlive the stream.
+  SessionStream(const SessionContext& context, const Connections& connections);
+
+  // ---- SessionReplies
+  void Queue(SessionMessage message) override;
+  void Flush() override { MessageStream::Flush(); }
+  void Respond(v1::SessionResponse response) override { Send(std::move(response)); }
+
+  // Cancels the stream if the client opens no session, or does not read the end, in time.
+  void Tick(std::uint64_t now_ns);
+
+ private:
+  void OnAccepted() override;
+  void OnMessage(const v1::SessionRequest& request) override;
+  void OnEnd(const absl::Status& end) override;
+  std::size_t BytesOf(const SessionItem& item) const override;
+  void ToWire(SessionItem item, v1::SessionResponse* response) override;
+
+  const SessionContext& context_;
+  const Connections& connections_;
+  // Constant after OnAccepted(). Null if the caller is unknown; then the stream has ended.
+  std::shared_ptr<SessionHandler> handler_;
+  std::uint64_t accepted_ns_ = 0;
+
+  std::atomic<std::uint64_t> ended_ns_{0};  // 0: not yet
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_SESSION_STREAM_H_

@@ -1,0 +1,39 @@
+// Identifies the process at the other end of a Unix socket, as the kernel knows it.
+
+#ifndef DAEMON_SESSION_CLIENT_PROCESS_H_
+#define DAEMON_SESSION_CLIENT_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/unique_fd.h"
+
+namespace gradsync::daemon {
+
+// A trainer, or another program that calls the daemon.
+struct ClientProcess {
+  uid_t uid = 0;
+  gid_t gid = 0;
+  // 0 for a process of another PID namespace. Its `pidfd` is known only since Linux 6.5
+  // (SO_PEERPIDFD).
+  pid_t pid = 0;
+  // Readable once the process has ended. Unlike the pid it is never reused. Null: unknown; then
+  // only the end of the stream shows the end of the process.
+  std::shared_ptr<UniqueFd> pidfd;
+};
+
+// Asks the kernel: SO_PEERCRED, then SO_PEERPIDFD or pidfd_open. Fails if the kernel does not know
+// the process.
+absl::StatusOr<ClientProcess> ClientOf(int socket);
+
+// True if the process has ended, or ends within `patience_ms`. A killed process closes its
+// connection a moment before its pidfd becomes readable. False if its end cannot be known.
+bool HasEnded(const ClientProcess& process, int patience_ms);
+// Says how the process's end is known, for the other ranks' errors.
+absl::Status ProcessEndedError(const ClientProcess& process);
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_SESSION_CLIENT_PROCESS_H_

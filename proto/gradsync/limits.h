@@ -1,0 +1,30 @@
+// Numbers of the protocol that several programs must agree on. Shared by the client, the daemon and
+// the tools.
+
+#ifndef PROTO_GRADSYNC_LIMITS_H_
+#define PROTO_GRADSYNC_LIMITS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace gradsync {
+
+// Minor versions of protocol major 1 that this release speaks. A version in which nothing can be
+// left out gets a new `oldest`.
+inline constexpr std::uint32_t kProtocolOldest = 1;
+inline constexpr std::uint32_t kProtocolNewest = 1;
+
+// TCP port of a daemon for other nodes' daemons, wherever an address names none.
+inline constexpr std::uint16_t kPeerPort = 7417;
+
+// Longest texts, in bytes.
+inline constexpr std::size_t kMaxJobIdBytes = 128;
+inline constexpr std::size_t kMaxTokenBytes = 4096;
+inline constexpr std::size_t kMaxClientNameBytes = 128;  // OpenSession.client
+inline constexpr std::size_t kMaxLayoutNameBytes = 128;
+inline constexpr std::size_t kMaxParameterNameBytes = 512;
+inline constexpr std::size_t kMaxReasonBytes = 1024;  // AbandonStep.reason
+
+}  // namespace gradsync
+
+#endif  // PROTO_GRADSYNC_LIMITS_H_

@@ -1,0 +1,44 @@
+"""gradsync-bench's ranks that are Python programs, with small buffers."""
+
+import importlib.util
+import json
+
+import pytest
+import scripts
+
+
+@pytest.fixture
+def script():
+    script = scripts.Script("gradsync_bench.py")
+    yield script
+    script.close()
+
+
+def test_python_implementations_sum(script, tmp_path):
+    names = ["gradsync_py", "gloo_py"]
+    if importlib.util.find_spec("deepspeed"):
+        names.append("deepspeed")
+    done = script.run(
+        *("allreduce", "--impl", ",".join(["gradsync", *names]), "--ranks", "3"),
+        *("-b", "4", "-e", "64K", "-f", "16384", "-n", "3", "-w", "1", "--json", "rows.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["bytes"], row["impl"]) for row in rows] == [
+        (nbytes, name) for nbytes in (4, 65536) for name in ["gradsync", *names]
+    ]
+    for row in rows:
+        assert row["ranks"] == 3
+        assert row["wrong"] == 0
+        assert 0 < row["time_us_p50"] <= row["time_us_p99"]
+    assert "gradsync_py is" in done.stdout and "times as fast as gloo_py" in done.stdout
+    assert not script.left_behind()
+
+
+def test_missing_deepspeed_is_named(script, tmp_path):
+    if importlib.util.find_spec("deepspeed"):
+        pytest.skip("this Python has it")
+    done = script.run("allreduce", "--impl", "deepspeed", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "has no DeepSpeed" in done.stderr

@@ -1,0 +1,84 @@
+#include "client/src/step_client.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "client/src/connection.h"
+#include "gtest/gtest.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+namespace {
+
+std::shared_ptr<MappedMemory> OnePage() {
+  const int memfd = memfd_create("semaphores", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  EXPECT_EQ(ftruncate(memfd, SemaphoreBytes(1)), 0);
+  EXPECT_EQ(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  auto mapped = MappedMemory::Map(memfd, SemaphoreBytes(1), "semaphores");
+  close(memfd);
+  EXPECT_TRUE(mapped.ok()) << mapped.status();
+  return *std::move(mapped);
+}
+
+v1::StepDone VoidStep(std::uint64_t step) {
+  v1::StepDone done;
+  done.set_step(step);
+  return done;
+}
+
+// Until the thread sleeps.
+void AwaitSleep(pid_t thread) {
+  for (std::string state; state != "S"; std::this_thread::yield()) {
+    std::ifstream stat(absl::StrCat("/proc/self/task/", thread, "/stat"));
+    std::string id;
+    std::string name;
+    stat >> id >> name >> state;
+  }
+}
+
+// The result of a wait for step 1 that a void step's done word released, but that wakes up only
+// when the steps up to `last` are void too.
+absl::Status LateWait(std::uint32_t last) {
+  const auto connection = std::make_shared<Connection>(SessionOptions());
+  const auto page = OnePage();
+  LayoutPlan plan;
+  plan.buckets.resize(1);
+  StepClient steps(connection, 1, "default", plan, nullptr, page);
+  steps.Begin(1);
+  auto& header = *reinterpret_cast<SemaphorePageHeader*>(page->data());
+  auto& semaphore = *reinterpret_cast<BucketSemaphore*>(page->data() + sizeof(header));
+
+  std::atomic<pid_t> waiting{0};
+  absl::Status status;
+  std::thread waiter([&] {
+    waiting = static_cast<pid_t>(syscall(SYS_gettid));
+    status = steps.WaitBucket(1, 0, absl::InfiniteDuration());
+  });
+  while (waiting == 0) std::this_thread::yield();
+  AwaitSleep(waiting);
+  for (std::uint32_t step = 1; step <= last; ++step) steps.OnStepDone(VoidStep(step));
+  header.void_step = last;
+  semaphore.done = last;
+  syscall(SYS_futex, &semaphore.done, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  waiter.join();
+  return status;
+}
+
+TEST(StepClientTest, LateWaiterSeesVoidOrStaleStep) {
+  EXPECT_EQ(ErrorReason(LateWait(2)), reason::kStepVoid);
+  // So late that the verdict is not kept any more.
+  EXPECT_EQ(ErrorReason(LateWait(20)), reason::kStaleStep);
+}
+
+}  // namespace
+}  // namespace gradsync::client

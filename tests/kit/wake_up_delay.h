@@ -1,0 +1,18 @@
+// Bounds on time that are fair on a busy machine.
+
+#ifndef TESTS_KIT_WAKE_UP_DELAY_H_
+#define TESTS_KIT_WAKE_UP_DELAY_H_
+
+#include <cstdint>
+
+namespace gradsync {
+
+// Returns `bound_ns`, plus ten times the longest delay with which a sleeping thread of this process
+// woke up since `since_ns`. On an idle machine that adds about 1 ms. On a busy one it adds what the
+// kernel alone costs: a message passes through about ten threads, and each has to wake up.
+// `since_ns` is on the clock of NowNs(). Thread-safe. Needs a running googletest program.
+std::uint64_t FairBoundNs(std::uint64_t bound_ns, std::uint64_t since_ns);
+
+}  // namespace gradsync
+
+#endif  // TESTS_KIT_WAKE_UP_DELAY_H_

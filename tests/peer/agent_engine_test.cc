@@ -1,0 +1,134 @@
+#include "daemon/peer/agent_engine.h"
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/engine/event.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// An agent whose engine does not connect before the test ends.
+class AgentEngineTest : public testing::Test {
+ protected:
+  AgentEngineTest() {
+    AgentEngine::Context context;
+    context.address = "127.0.0.1";
+    context.staging_bytes = 4096;
+    context.make_engine = [this](const EngineSpec&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+      EXPECT_TRUE(release_.Wait().has_value());
+      return absl::UnavailableError("no other node is there");
+    };
+    context.reaper = reaper_.get();
+    context.send = [this](v1::AttachRequest message) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      sent_.push_back(std::move(message));
+      if (sent_.back().launch_done().sequence() == 0) engine_failed_.Set();
+    };
+    context.find_rank = [](std::uint64_t) -> std::shared_ptr<ForwardingJob> { return nullptr; };
+    context.settled = [this] { ++settled_; };
+    engine_ = std::make_shared<AgentEngine>(std::move(context));
+  }
+  ~AgentEngineTest() override {
+    release_.Set();
+    engine_->End(absl::CancelledError("the test has ended"));
+    reaper_.reset();
+  }
+
+  void Connect(std::uint64_t epoch) {
+    v1::ConnectEngine connect;
+    connect.set_epoch(epoch);
+    connect.set_node(1);
+    connect.add_node_names("alpha");
+    connect.add_node_names("beta");
+    engine_->Connect(connect);
+  }
+  static v1::Launch Launch(std::uint64_t epoch, std::uint64_t sequence) {
+    v1::Launch launch;
+    launch.set_epoch(epoch);
+    launch.set_sequence(sequence);
+    launch.set_dtype(v1::DATA_TYPE_FLOAT32);
+    launch.set_count(100);
+    launch.set_scale(1.0);
+    return launch;
+  }
+  // Expects that the launch is answered at once, with an error that contains this text.
+  void ExpectRefused(const v1::Launch& launch, const std::string& text) {
+    const int settled = settled_;
+    engine_->Launch(launch);
+    EXPECT_EQ(settled_, settled + 1);
+    EXPECT_FALSE(engine_->busy());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ASSERT_FALSE(sent_.empty());
+    const v1::LaunchDone& done = sent_.back().launch_done();
+    EXPECT_EQ(done.epoch(), launch.epoch());
+    EXPECT_EQ(done.sequence(), launch.sequence());
+    EXPECT_NE(done.status().message().find(text), std::string::npos) << done.ShortDebugString();
+  }
+
+  Event release_;
+  Event engine_failed_;
+  std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>();
+  std::shared_ptr<AgentEngine> engine_;
+  std::mutex mutex_;
+  std::vector<v1::AttachRequest> sent_;
+  int settled_ = 0;
+};
+
+TEST_F(AgentEngineTest, LaunchWithoutItsEngineIsRefused) {
+  ExpectRefused(Launch(1, 1), "an engine that is not here");
+  Connect(2);
+  ExpectRefused(Launch(1, 1), "an engine that is not here");
+}
+
+TEST_F(AgentEngineTest, MalformedLaunchesAreRefused) {
+  Connect(1);
+  ExpectRefused(Launch(1, 2), "out of order");
+  v1::Launch launch = Launch(1, 2);
+  launch.add_incarnations(5);
+  ExpectRefused(launch, "a rank that is not here");
+  launch = Launch(1, 3);
+  launch.set_dtype(v1::DATA_TYPE_UNSPECIFIED);
+  ExpectRefused(launch, "unknown type");
+  launch = Launch(1, 4);
+  launch.set_root_node(2);
+  ExpectRefused(launch, "too many");
+  launch = Launch(1, 5);
+  launch.set_root_node(0);
+  launch.set_count(4097);
+  ExpectRefused(launch, "too many");
+}
+
+TEST_F(AgentEngineTest, EndAnswersLaunchesInFlight) {
+  Connect(1);
+  engine_->Launch(Launch(1, 1));
+  EXPECT_TRUE(engine_->busy());
+  EXPECT_EQ(settled_, 0);
+  v1::EngineEnd other;
+  other.set_epoch(7);
+  engine_->Take(other);
+  EXPECT_TRUE(engine_->busy()) << "the end was that of another epoch";
+  v1::EngineEnd end;
+  end.set_epoch(1);
+  engine_->Take(end);
+  EXPECT_FALSE(engine_->busy());
+  EXPECT_EQ(settled_, 1);
+  EXPECT_FALSE(engine_->Snapshot().has_value());
+}
+
+TEST_F(AgentEngineTest, FailureToConnectIsReportedAsLaunchZero) {
+  Connect(1);
+  release_.Set();
+  ASSERT_TRUE(engine_failed_.Wait().has_value());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  EXPECT_EQ(sent_.back().launch_done().epoch(), 1u);
+  EXPECT_EQ(sent_.back().launch_done().status().message(), "no other node is there");
+}
+
+}  // namespace
+}  // namespace gradsync::daemon

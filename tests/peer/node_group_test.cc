@@ -1,0 +1,339 @@
+// NodeGroup with links that only record, and engines that a test completes, fails and delays.
+
+#include "daemon/peer/node_group.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/error.h"
+#include "gtest/gtest.h"
+#include "tests/engine/event.h"
+#include "tests/job/job_fixture.h"
+
+namespace gradsync::daemon {
+namespace {
+
+class RecordingLink final : public NodeLink {
+ public:
+  explicit RecordingLink(std::string name) : name_(std::move(name)) {}
+  void Queue(v1::AttachResponse message) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    messages_.push_back(std::move(message));
+  }
+  void Flush() override {}
+  void Close(const absl::Status& status) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_FALSE(closed_);
+    closed_ = true;
+  }
+  const std::string& node_name() const override { return name_; }
+  const std::string& address() const override { return address_; }
+  std::uint64_t heard_ns() const override { return 1; }
+
+  // The messages of this kind that were sent so far.
+  std::vector<v1::AttachResponse> Of(v1::AttachResponse::KindCase kind) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<v1::AttachResponse> found;
+    for (const auto& message : messages_) {
+      if (message.kind_case() == kind) found.push_back(message);
+    }
+    return found;
+  }
+  bool Closed() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return closed_;
+  }
+
+ private:
+  const std::string name_;
+  const std::string address_ = "127.0.0.1";
+  std::mutex mutex_;
+  std::vector<v1::AttachResponse> messages_;
+  bool closed_ = false;
+};
+
+// What a test sees of an engine. It stays valid after the engine has been destroyed.
+struct EngineRecord {
+  EngineSpec spec;
+  Event submitted;
+  Event destroyed;
+  std::mutex mutex;
+  std::vector<Exchange*> held;
+
+  std::vector<Exchange*> Take() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return std::exchange(held, {});
+  }
+};
+
+class HeldEngine final : public Engine {
+ public:
+  explicit HeldEngine(std::shared_ptr<EngineRecord> record) : record_(std::move(record)) {}
+  ~HeldEngine() override {
+    for (Exchange* exchange : record_->Take()) exchange->done(absl::CancelledError("closed"));
+    record_->destroyed.Set();
+  }
+  void Submit(Exchange* exchange) override {
+    {
+      const std::lock_guard<std::mutex> lock(record_->mutex);
+      record_->held.push_back(exchange);
+    }
+    record_->submitted.Set();
+  }
+  void Broadcast(std::byte*, std::size_t, std::uint32_t,
+                 std::function<void(const absl::Status&)>) override {
+    ADD_FAILURE();
+  }
+  void Abort(const absl::Status&) override {}
+  EngineStatistics Statistics() const override { return {}; }
+
+ private:
+  const std::shared_ptr<EngineRecord> record_;
+};
+
+// Thread-safe.
+class EngineMakers {
+ public:
+  EngineMaker Maker() {
+    return [this](const EngineSpec& spec) -> absl::StatusOr<std::unique_ptr<Engine>> {
+      auto record = std::make_shared<EngineRecord>();
+      record->spec = spec;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        records_.push_back(record);
+        changed_.notify_all();
+      }
+      return std::make_unique<HeldEngine>(std::move(record));
+    };
+  }
+  // The engine with this number, counted from 0. Waits until it is being made.
+  std::shared_ptr<EngineRecord> Await(std::size_t number) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool made = changed_.wait_for(lock, kPatience, [&] { return records_.size() > number; });
+    EXPECT_TRUE(made) << "engine " << number;
+    return made ? records_[number] : std::make_shared<EngineRecord>();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<EngineRecord>> records_;
+};
+
+// Rank 0 is on this node, alpha; rank 1 on beta, rank 2 on gamma.
+class NodeGroupTest : public JobFixture {
+ protected:
+  void SetUp() override {
+    Start(3);
+    node_group_ = MakeNodeGroup(engines_.Maker());
+    node_group_->Tick();
+    channel_ = AgreeOn("model");
+  }
+
+  void TearDown() override {
+    // The streams of these nodes end, since launches in flight wait for the nodes.
+    for (const auto& link : {beta_, gamma_}) {
+      node_group_->Lost(link.get(), absl::UnavailableError("its stream has ended"));
+    }
+    node_group_->Shutdown();
+    // Launches that the nodes have not answered keep the job alive.
+    for (const auto& link : {beta_, gamma_}) {
+      node_group_->Lost(link.get(), absl::UnavailableError("its stream has ended"));
+    }
+    reaper_.reset();
+  }
+
+  std::shared_ptr<NodeGroup> MakeNodeGroup(EngineMaker maker) {
+    NodeGroupEnvironment environment;
+    environment.node_name = "alpha";
+    environment.address = "127.0.0.1";
+    environment.make_engine = std::move(maker);
+    environment.reaper = reaper_.get();
+    environment.clock = &clock_;
+    auto node_group = std::make_shared<NodeGroup>(JobKey{1000, "run-7", ""}, environment);
+    node_group->AddRank(job_, 1, beta_, Incarnation(1));
+    node_group->AddRank(job_, 2, gamma_, Incarnation(2));
+    return node_group;
+  }
+
+  // Agrees on a layout of one bucket. Returns its channel.
+  std::uint32_t AgreeOn(const std::string& name) {
+    std::uint32_t channel = 0;
+    for (const std::uint32_t rank : {0, 1, 2}) channel = Register(rank, Spec(1, name));
+    EXPECT_TRUE(Map(0, channel).ok());
+    for (const std::uint32_t rank : {1, 2}) {
+      EXPECT_TRUE(job_->ArenaMapped(rank, channel, RankMemory{}).ok());
+    }
+    TakeAll();
+    return channel;
+  }
+
+  void MarkReady(std::uint64_t step) { MarkReady(channel_, step); }
+  void MarkReady(std::uint32_t channel, std::uint64_t step) {
+    for (const std::uint32_t rank : {0, 1}) {
+      ASSERT_TRUE(job_->MarkReady(rank, channel, step, {0}).ok());
+    }
+  }
+
+  // Gamma, whose rank has left, detaches while a bucket is in flight. Then a bucket of `other` is
+  // ready.
+  std::shared_ptr<EngineRecord> DetachInMidLaunch(std::uint32_t other) {
+    EXPECT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+    MarkReady(1);
+    auto engine = engines_.Await(0);
+    EXPECT_TRUE(engine->submitted.Wait().has_value());
+    node_group_->Detach(gamma_);
+    MarkReady(other, 1);
+    return engine;
+  }
+
+  absl::Status LaunchDone(NodeLink* link, std::uint64_t epoch, std::uint64_t sequence) {
+    v1::LaunchDone message;
+    message.set_epoch(epoch);
+    message.set_sequence(sequence);
+    return node_group_->LaunchDone(link, message);
+  }
+
+  static absl::Status Silence() {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kEngineTimeout,
+                     "node gamma: not a word for 8s", {{field::kNode, "gamma"}});
+  }
+
+  std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>();
+  EngineMakers engines_;
+  std::shared_ptr<RecordingLink> beta_ = std::make_shared<RecordingLink>("beta");
+  std::shared_ptr<RecordingLink> gamma_ = std::make_shared<RecordingLink>("gamma");
+  std::shared_ptr<NodeGroup> node_group_;
+  std::uint32_t channel_ = 0;
+};
+
+TEST_F(NodeGroupTest, FailureOfAnIdleEngineEndsTheJobAfterAMoment) {
+  engines_.Await(0)->spec.failed(Silence());
+  node_group_->Tick();
+  EXPECT_FALSE(job_->HasEnded());
+  clock_.Advance(500'000'000);
+  node_group_->Tick();
+  const auto end = Only<SessionEndMessage>(0);
+  EXPECT_EQ(ReasonOf(end.status), "ENGINE_TIMEOUT") << end.status;
+  EXPECT_EQ(FieldOf(end.status, "node"), "gamma");
+  for (const auto& link : {beta_, gamma_}) {
+    EXPECT_EQ(link->Of(v1::AttachResponse::kEngineEnd).size(), 1u) << link->node_name();
+  }
+}
+
+TEST_F(NodeGroupTest, FailureReportedByAnotherNodeEndsTheJobToo) {
+  v1::LaunchDone failed;
+  failed.set_epoch(1);
+  failed.mutable_status()->set_code(static_cast<int>(absl::StatusCode::kUnavailable));
+  failed.mutable_status()->set_message("nothing comes from gamma");
+  ASSERT_TRUE(node_group_->LaunchDone(beta_.get(), failed).ok());
+  EXPECT_FALSE(job_->HasEnded());
+  clock_.Advance(500'000'000);
+  node_group_->Tick();
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "nothing comes from gamma"));
+}
+
+TEST_F(NodeGroupTest, JobSurvivesLossOfANodeWithoutRanks) {
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  engines_.Await(0)->spec.failed(Silence());  // the engine reports the lost node first
+  node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
+  clock_.Advance(500'000'000);
+  node_group_->Tick();
+  EXPECT_FALSE(job_->HasEnded());
+  const auto connects = beta_->Of(v1::AttachResponse::kConnectEngine);
+  ASSERT_EQ(connects.size(), 2u);
+  EXPECT_EQ(connects[1].connect_engine().node_names_size(), 2);
+}
+
+TEST_F(NodeGroupTest, DetachDuringALaunchWaitsForIt) {
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  MarkReady(1);
+  const auto engine = engines_.Await(0);
+  ASSERT_TRUE(engine->submitted.Wait().has_value());
+  ASSERT_EQ(gamma_->Of(v1::AttachResponse::kLaunch).size(), 1u);
+  node_group_->Detach(gamma_);
+  EXPECT_TRUE(gamma_->Of(v1::AttachResponse::kEngineEnd).empty());
+
+  for (Exchange* exchange : engine->Take()) exchange->done(absl::OkStatus());
+  ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
+  EXPECT_TRUE(gamma_->Of(v1::AttachResponse::kEngineEnd).empty());
+  EXPECT_FALSE(gamma_->Closed());
+  ASSERT_TRUE(LaunchDone(gamma_.get(), 1, 1).ok());
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
+  EXPECT_TRUE(gamma_->Closed());
+  EXPECT_TRUE(engine->destroyed.Wait().has_value());
+
+  node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
+  for (const std::uint32_t rank : {0, 1}) {
+    ASSERT_TRUE(job_->EndStep(rank, channel_, 1, "").ok());
+  }
+  EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
+  MarkReady(2);
+  EXPECT_FALSE(job_->HasEnded());
+  ASSERT_EQ(beta_->Of(v1::AttachResponse::kConnectEngine).size(), 2u);
+  EXPECT_EQ(engines_.Await(1)->spec.node_names, (std::vector<std::string>{"alpha", "beta"}));
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kConnectEngine).size(), 1u);
+}
+
+TEST_F(NodeGroupTest, DetachOfAnIdleNodeClosesItAtOnce) {
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  node_group_->Detach(gamma_);
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
+  EXPECT_TRUE(gamma_->Closed());
+  EXPECT_FALSE(job_->HasEnded());
+}
+
+TEST_F(NodeGroupTest, LaunchDuringADetachWaitsForTheNextEngine) {
+  const std::uint32_t other = AgreeOn("other");
+  const auto engine = DetachInMidLaunch(other);
+  EXPECT_EQ(beta_->Of(v1::AttachResponse::kLaunch).size(), 1u);
+
+  for (Exchange* exchange : engine->Take()) exchange->done(absl::OkStatus());
+  ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
+  ASSERT_TRUE(LaunchDone(gamma_.get(), 1, 1).ok());
+  const auto launches = beta_->Of(v1::AttachResponse::kLaunch);
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_EQ(launches[1].launch().epoch(), 2u);
+  EXPECT_EQ(launches[1].launch().channel(), other);
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kLaunch).size(), 1u);
+  EXPECT_FALSE(job_->HasEnded());
+}
+
+TEST_F(NodeGroupTest, LossDuringADetachFailsWaitingLaunches) {
+  const std::uint32_t other = AgreeOn("other");
+  const auto engine = DetachInMidLaunch(other);
+  node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
+  ASSERT_TRUE(engine->destroyed.Wait().has_value());
+  EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());
+  ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "its stream has ended"));
+}
+
+// Gloo can block for up to 10 s while it connects to a lost host.
+TEST_F(NodeGroupTest, ConnectingEngineDoesNotDelayTheEndOfOtherJobs) {
+  Event connecting, release;
+  const auto stuck =
+      MakeNodeGroup([&](const EngineSpec&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+        connecting.Set();
+        EXPECT_TRUE(release.Wait().has_value());
+        return absl::UnavailableError("nobody is there");
+      });
+  stuck->Tick();
+  ASSERT_TRUE(connecting.Wait().has_value());
+  stuck->Shutdown();
+
+  const auto engine = engines_.Await(0);
+  node_group_->Shutdown();
+  EXPECT_TRUE(engine->destroyed.Wait().has_value());
+  release.Set();
+  reaper_.reset();  // the reaper uses the events
+}
+
+}  // namespace
+}  // namespace gradsync::daemon

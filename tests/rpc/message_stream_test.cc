@@ -1,0 +1,275 @@
+#include "daemon/rpc/message_stream.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// What happened to a stream, which may have given itself up since.
+struct Record {
+  std::vector<int> received;
+  std::vector<std::string> sent;
+  std::optional<absl::Status> end;       // OnEnd()'s
+  std::optional<absl::Status> finished;  // StartFinish()'s
+  std::string disconnected;
+  int cancels = 0;
+};
+
+// Numbers come in; numbers are queued, and go out as text. The test completes the operations.
+class FakeStream final : public MessageStream<int, std::string, int> {
+ public:
+  FakeStream(Record* record, const UnreadLimits& limits, bool server = true)
+      : MessageStream(limits), record_(record), server_(server) {}
+
+  using MessageStream::Began;
+  using MessageStream::BeganBroken;
+
+  void Cancel() override { ++record_->cancels; }
+
+  // ---- gRPC's part
+  void CompleteRead(int message) {
+    *read_message_ = message;
+    Complete(&read_, true);
+  }
+  void EndReads() { Complete(&read_, false); }
+  void CompleteWrite(bool ok = true) { Complete(&write_, ok); }
+  void CompleteFinish() { Complete(&finish_, true); }
+  bool writing() const { return write_ != nullptr; }
+
+ private:
+  static void Complete(void** tag, bool ok) {
+    void* const completed = std::exchange(*tag, nullptr);
+    ASSERT_NE(completed, nullptr) << "no such operation is under way";
+    static_cast<Completion*>(completed)->Run(ok);
+  }
+
+  void OnMessage(const int& message) override { record_->received.push_back(message); }
+  void OnEnd(const absl::Status& end) override {
+    ASSERT_FALSE(record_->end.has_value());
+    record_->end = end;
+    record_->disconnected = WhyDisconnected();
+  }
+  // A number is as many bytes as it says.
+  std::size_t BytesOf(const int& number) const override { return static_cast<std::size_t>(number); }
+  void ToWire(int number, std::string* out) override { *out = std::to_string(number); }
+  void StartRead(int* message, void* tag) override {
+    read_message_ = message;
+    read_ = tag;
+  }
+  void StartWrite(const std::string& message, void* tag) override {
+    ASSERT_EQ(write_, nullptr) << "a second write is under way";
+    record_->sent.push_back(message);
+    write_ = tag;
+  }
+  void StartFinish(const absl::Status& status, void* tag) override {
+    record_->finished = status;
+    finish_ = tag;
+  }
+  bool CanFinish() const override { return server_; }
+
+  Record* const record_;
+  const bool server_;
+  int* read_message_ = nullptr;
+  void* read_ = nullptr;
+  void* write_ = nullptr;
+  void* finish_ = nullptr;
+};
+
+constexpr UnreadLimits kLimits{3, 100};
+
+class MessageStreamTest : public testing::Test {
+ protected:
+  Record record_;
+  std::shared_ptr<FakeStream> stream_ = std::make_shared<FakeStream>(&record_, kLimits);
+};
+
+TEST_F(MessageStreamTest, SendsInOrderOneAtATime) {
+  stream_->Began();
+  for (const int number : {1, 2, 3}) stream_->Send(number);
+  EXPECT_THAT(record_.sent, ElementsAre("1"));
+  stream_->CompleteWrite();
+  EXPECT_THAT(record_.sent, ElementsAre("1", "2"));
+  stream_->CompleteWrite();
+  stream_->CompleteWrite();
+  EXPECT_THAT(record_.sent, ElementsAre("1", "2", "3"));
+  EXPECT_FALSE(stream_->writing());
+}
+
+TEST_F(MessageStreamTest, QueueSendsNothingUntilFlush) {
+  stream_->Began();
+  stream_->Queue(1);
+  EXPECT_THAT(record_.sent, IsEmpty());
+  stream_->Flush();
+  EXPECT_THAT(record_.sent, ElementsAre("1"));
+}
+
+TEST_F(MessageStreamTest, SendsEarlierMessagesWhenItOpens) {
+  stream_->Send(1);
+  EXPECT_THAT(record_.sent, IsEmpty());
+  stream_->Began();
+  EXPECT_THAT(record_.sent, ElementsAre("1"));
+}
+
+TEST_F(MessageStreamTest, ReadsEveryMessage) {
+  stream_->Began();
+  stream_->CompleteRead(7);
+  stream_->CompleteRead(8);
+  EXPECT_THAT(record_.received, ElementsAre(7, 8));
+}
+
+TEST_F(MessageStreamTest, CloseFinishesAfterQueuedMessages) {
+  stream_->Began();
+  stream_->Send(1);
+  stream_->Queue(2);
+  stream_->Close(absl::AbortedError("over"));
+  stream_->Send(3);  // dropped
+  EXPECT_FALSE(record_.finished.has_value());
+  stream_->CompleteWrite();
+  stream_->CompleteWrite();
+  EXPECT_THAT(record_.sent, ElementsAre("1", "2"));
+  EXPECT_EQ(record_.finished, absl::AbortedError("over"));
+}
+
+TEST_F(MessageStreamTest, TheFirstEndCounts) {
+  stream_->QueueEnd(absl::AbortedError("first"), 1);
+  stream_->QueueEnd(absl::AbortedError("second"), 2);
+  stream_->Began();
+  stream_->CompleteWrite();
+  EXPECT_THAT(record_.sent, ElementsAre("1"));
+  EXPECT_EQ(record_.finished, absl::AbortedError("first"));
+}
+
+TEST_F(MessageStreamTest, TooManyUnreadMessagesDisconnect) {
+  stream_->Began();
+  stream_->Send(1);                                          // under way
+  for (const int number : {2, 3, 4}) stream_->Send(number);  // as many as may wait
+  EXPECT_EQ(record_.cancels, 0);
+  stream_->Queue(5);
+  EXPECT_EQ(record_.cancels, 0) << "Queue() may be called under any lock";
+  stream_->Flush();
+  EXPECT_EQ(record_.cancels, 1) << "although the write does not complete";
+  stream_->Flush();
+  EXPECT_EQ(record_.cancels, 1);
+  stream_->CompleteWrite(false);
+  stream_->EndReads();
+  EXPECT_THAT(record_.disconnected, HasSubstr("3 messages unread, of 9 bytes"));
+  EXPECT_THAT(record_.disconnected, HasSubstr("3 messages and 100 bytes are allowed"));
+  EXPECT_THAT(record_.sent, ElementsAre("1"));
+}
+
+TEST_F(MessageStreamTest, TooManyUnreadBytesDisconnect) {
+  stream_->Began();
+  stream_->Send(1);
+  stream_->Send(60);
+  stream_->Send(40);
+  EXPECT_EQ(record_.cancels, 0);
+  stream_->Send(1);
+  EXPECT_EQ(record_.cancels, 1);
+  stream_->CompleteWrite(false);
+  stream_->EndReads();
+  EXPECT_THAT(record_.disconnected, HasSubstr("2 messages unread, of 100 bytes"));
+}
+
+TEST_F(MessageStreamTest, SentBytesDoNotCount) {
+  stream_->Began();
+  for (int i = 0; i < 10; ++i) {
+    stream_->Send(90);
+    stream_->CompleteWrite();
+  }
+  EXPECT_EQ(record_.cancels, 0);
+  EXPECT_EQ(record_.sent.size(), 10u);
+}
+
+TEST_F(MessageStreamTest, TheLastMessageIsNotBounded) {
+  stream_->Began();
+  stream_->Send(1);
+  stream_->Send(100);
+  stream_->QueueEnd(absl::OkStatus(), 50);
+  stream_->Flush();
+  EXPECT_EQ(record_.cancels, 0);
+  stream_->CompleteWrite();
+  stream_->CompleteWrite();
+  EXPECT_THAT(record_.sent, ElementsAre("1", "100", "50"));
+}
+
+TEST_F(MessageStreamTest, OtherSidesEndHasNoStatus) {
+  stream_->Began();
+  stream_->EndReads();
+  EXPECT_EQ(record_.end, absl::OkStatus());
+  EXPECT_EQ(record_.disconnected, "");
+  EXPECT_EQ(record_.finished, absl::OkStatus());
+}
+
+TEST_F(MessageStreamTest, OnEndGetsTheOwnEnd) {
+  stream_->Began();
+  stream_->Close(absl::AbortedError("over"));
+  stream_->EndReads();
+  EXPECT_EQ(record_.end, absl::AbortedError("over"));
+}
+
+TEST_F(MessageStreamTest, SendsQueuedMessagesAfterTheOtherSidesHalfClose) {
+  stream_->Began();
+  stream_->Send(1);
+  stream_->Send(2);
+  stream_->EndReads();
+  stream_->CompleteWrite();
+  EXPECT_THAT(record_.sent, ElementsAre("1", "2"));
+  EXPECT_FALSE(record_.finished.has_value());
+  stream_->CompleteWrite();
+  EXPECT_EQ(record_.finished, absl::OkStatus());
+}
+
+TEST_F(MessageStreamTest, SendsNothingAfterAFailedWrite) {
+  stream_->Began();
+  stream_->Send(1);
+  stream_->Send(2);
+  stream_->CompleteWrite(false);
+  stream_->EndReads();
+  EXPECT_THAT(record_.sent, ElementsAre("1"));
+  EXPECT_EQ(record_.finished, absl::OkStatus());
+}
+
+TEST_F(MessageStreamTest, ClientFinishesAfterTheServer) {
+  stream_ = std::make_shared<FakeStream>(&record_, kLimits, /*server=*/false);
+  stream_->Began();
+  stream_->Close(absl::OkStatus());
+  EXPECT_FALSE(record_.finished.has_value());
+  stream_->EndReads();
+  EXPECT_TRUE(record_.finished.has_value());
+}
+
+TEST_F(MessageStreamTest, StreamThatDoesNotOpenFinishes) {
+  stream_ = std::make_shared<FakeStream>(&record_, kLimits, /*server=*/false);
+  stream_->Queue(1);
+  stream_->BeganBroken();
+  EXPECT_TRUE(record_.end.has_value());
+  EXPECT_TRUE(record_.finished.has_value());
+  EXPECT_THAT(record_.sent, IsEmpty());
+}
+
+TEST_F(MessageStreamTest, OwnsItselfUntilItsLastOperationHasCompleted) {
+  const std::weak_ptr<FakeStream> weak = stream_;
+  FakeStream* const stream = stream_.get();
+  stream->Began();
+  stream_.reset();
+  stream->Send(1);
+  stream->EndReads();
+  stream->CompleteWrite(false);
+  EXPECT_FALSE(weak.expired()) << "Finish is under way";
+  stream->CompleteFinish();
+  EXPECT_TRUE(weak.expired());
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
