@@ -86,8 +86,7 @@ std::vector<bool> UsedOf(const gradsync_layout_t* layout, const std::uint8_t* us
 
 std::uint32_t gradsync_abi_version(void) { return GRADSYNC_ABI_VERSION; }
 
-// ---- Errors
-// --------------------------------------------------------------------------------------
+// ---- Errors -------------------------------------------------------------------------------------
 
 gradsync_code_t gradsync_error_code(const gradsync_error_t* error) {
   return error == nullptr ? GRADSYNC_OK : error->code;
@@ -135,8 +134,7 @@ const char* gradsync_code_name(gradsync_code_t code) {
   return index < sizeof(kNames) / sizeof(kNames[0]) ? kNames[index] : "";
 }
 
-// ---- Joining a job
-// -------------------------------------------------------------------------------
+// ---- Joining a job ------------------------------------------------------------------------------
 
 size_t gradsync_item_size(std::int32_t data_type) {
   return gradsync::ItemSize(DataTypeOf(data_type));
@@ -192,8 +190,7 @@ std::uint64_t gradsync_session_incarnation(const gradsync_session_t* session) {
   return session->session->incarnation();
 }
 
-// ---- Layouts
-// -------------------------------------------------------------------------------------
+// ---- Layouts ------------------------------------------------------------------------------------
 
 gradsync_error_t* gradsync_register_layout(gradsync_session_t* session,
                                            const gradsync_layout_spec_t* spec,
@@ -293,8 +290,7 @@ void gradsync_mapping_destroy(gradsync_mapping_t* mapping) {
   if (!gradsync::client::InForkedChild()) delete mapping;
 }
 
-// ---- Steps
-// ---------------------------------------------------------------------------------------
+// ---- Steps --------------------------------------------------------------------------------------
 
 std::uint64_t gradsync_next_step(const gradsync_layout_t* layout) {
   return layout->layout->next_step();
@@ -403,8 +399,7 @@ double gradsync_clip_coefficient(double norm, double max_norm) {
   return gradsync::ClipCoefficient(norm, max_norm);
 }
 
-// ---- The job's own operations
-// --------------------------------------------------------------------
+// ---- The job's own operations -------------------------------------------------------------------
 
 gradsync_error_t* gradsync_barrier(gradsync_session_t* session, std::int64_t timeout) {
   return Call([&] { return session->session->Barrier(DurationOf(timeout)); });

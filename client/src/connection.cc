@@ -45,8 +45,7 @@ Connection::Connection(const SessionOptions& options) : options_(options), job_c
 
 Connection::~Connection() = default;
 
-// ---- Joining
-// -------------------------------------------------------------------------------------
+// ---- Joining ------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SessionOptions& options) {
   if (auto status = ValidateOptions(options); !status.ok()) return status;
@@ -124,8 +123,7 @@ void Connection::OnOpened(const v1::SessionOpened& opened) {
   opened_ = true;
 }
 
-// ---- The end
-// -------------------------------------------------------------------------------------
+// ---- The end ------------------------------------------------------------------------------------
 
 absl::Status Connection::End() const {
   absl::MutexLock lock(&mutex_);
@@ -212,8 +210,7 @@ absl::Status Connection::BeginLeave() {
   return absl::OkStatus();
 }
 
-// ---- Layouts
-// -------------------------------------------------------------------------------------
+// ---- Layouts ------------------------------------------------------------------------------------
 
 std::uint64_t Connection::Announce(LayoutRegistration* registration) {
   absl::MutexLock lock(&mutex_);
@@ -261,8 +258,7 @@ void Connection::OnFailed(const v1::OperationFailed& failed) {
   if (found != registrations_.end()) found->second->OnFailed(status);
 }
 
-// ---- The daemon's messages
-// -----------------------------------------------------------------------
+// ---- The daemon's messages ----------------------------------------------------------------------
 
 void Connection::OnMessage(const v1::SessionResponse& message) {
   heard_ns_.store(MonotonicNs(), std::memory_order_relaxed);

@@ -75,8 +75,7 @@ absl::Status StepClient::CheckClosedLocked(absl::string_view call) const {
                             "while this step is open; end or abandon it and wait for it first");
 }
 
-// ---- Replacement
-// ---------------------------------------------------------------------------------
+// ---- Replacement --------------------------------------------------------------------------------
 
 absl::Status StepClient::BeginReplacement() {
   absl::MutexLock lock(&mutex_);
@@ -103,7 +102,7 @@ absl::Status StepClient::BeingReplaced(std::uint64_t step, absl::string_view cal
                             "while the layout is being replaced; wait for ReplaceLayout");
 }
 
-// ---- Which call fits now
+// ---- Which call fits now ------------------------------------------------------------------------
 
 bool StepClient::MaybeDecided(std::uint64_t step) const {
   if (step <= decided_.last()) return false;
@@ -164,8 +163,7 @@ absl::Status StepClient::AdmitEnd(std::uint64_t step, const std::vector<bool>& u
   return errors_.UsedSize(step, call, used.size());
 }
 
-// ---- The trainer's calls
-// -------------------------------------------------------------------------
+// ---- The trainer's calls ------------------------------------------------------------------------
 
 absl::Status StepClient::MarkUnused(std::uint64_t step, std::size_t parameter) {
   {
@@ -468,8 +466,7 @@ absl::Status StepClient::TimedOut(std::uint64_t step, std::optional<std::size_t>
       absl::StrCat("not done within ", absl::FormatDuration(timeout), ": ", missing));
 }
 
-// ---- The daemon's messages
-// -----------------------------------------------------------------------
+// ---- The daemon's messages ----------------------------------------------------------------------
 
 void StepClient::OnStepDone(const v1::StepDone& done) {
   auto verdict = std::make_shared<StepVerdict>(DecodeVerdict(done, gradients_.size()));

@@ -86,8 +86,7 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             MaybeEnd(transaction.actions());
           }) {}
 
-// ---- Joining
-// -------------------------------------------------------------------------------------
+// ---- Joining ------------------------------------------------------------------------------------
 
 absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                        std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
@@ -333,8 +332,7 @@ absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMem
   return status;
 }
 
-// ---- Steps
-// ---------------------------------------------------------------------------------------
+// ---- Steps --------------------------------------------------------------------------------------
 
 absl::Status Job::UnknownChannel(std::uint32_t rank, std::uint32_t channel) const {
   return MakeError(
@@ -413,8 +411,7 @@ absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::ui
   return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(), transaction.actions());
 }
 
-// ---- The job's own channel
-// -----------------------------------------------------------------------
+// ---- The job's own channel ----------------------------------------------------------------------
 
 absl::Status Job::Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
                           StagingMemory staging, std::uint64_t deadline_ns) {
@@ -446,8 +443,7 @@ absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uin
   return operations_.ChunkRead(rank, sequence, chunk, transaction.actions());
 }
 
-// ---- Leaving and losing
-// --------------------------------------------------------------------------
+// ---- Leaving and losing -------------------------------------------------------------------------
 
 absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   Transaction transaction(this);
@@ -631,8 +627,7 @@ void Job::Tick() {
   operations_.Tick(now_ns, transaction.actions());
 }
 
-// ---- Asking
-// --------------------------------------------------------------------------------------
+// ---- Asking -------------------------------------------------------------------------------------
 
 LayoutChannel* Job::Find(std::uint32_t channel) const {
   const auto found = layouts_.find(channel);

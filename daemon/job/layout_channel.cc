@@ -113,8 +113,7 @@ void LayoutChannel::Begin(LayoutChannel* replaced, DeferredActions* actions) {
   agreement_.Reach(plan_.fingerprint, step(), actions);
 }
 
-// ---- Messages of ranks
-// ---------------------------------------------------------------------------
+// ---- Messages of ranks --------------------------------------------------------------------------
 
 absl::StatusOr<LayoutChannel::Admission> LayoutChannel::Admit(std::uint32_t rank,
                                                               std::uint64_t step,
@@ -280,8 +279,7 @@ absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
   return absl::OkStatus();
 }
 
-// ---- Reductions
-// ----------------------------------------------------------------------------------
+// ---- Reductions ---------------------------------------------------------------------------------
 
 void LayoutChannel::BindMemory() {
   const double scale = spec().average ? 1.0 / Divisor() : 1.0;
@@ -341,8 +339,7 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
   MaybeFinish(now_ns, actions);
 }
 
-// ---- The end of a step
-// ---------------------------------------------------------------------------
+// ---- The end of a step --------------------------------------------------------------------------
 
 void LayoutChannel::Void(absl::Status why, std::uint64_t now_ns, DeferredActions* actions) {
   step_.Void(std::move(why));
@@ -449,8 +446,7 @@ std::uint32_t LayoutChannel::Divisor() const {
   return terms_.divide_by_world ? members_->world_size() : members_->StepRanks();
 }
 
-// ---- Membership
-// ----------------------------------------------------------------------------------
+// ---- Membership ---------------------------------------------------------------------------------
 
 void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns,
                              DeferredActions* actions) {
@@ -491,8 +487,7 @@ void LayoutChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   }
 }
 
-// ---- Errors, and what people ask
-// -----------------------------------------------------------------
+// ---- Errors, and what people ask ----------------------------------------------------------------
 
 absl::Status LayoutChannel::Breach(absl::StatusCode code, Reason reason, std::uint32_t rank,
                                    std::uint64_t step, std::optional<std::size_t> bucket,

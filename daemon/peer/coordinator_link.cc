@@ -232,8 +232,7 @@ absl::StatusOr<ProxiedBucket> CoordinatorLink::FindBucket(std::uint64_t arena, s
                                 ", which no rank of its job has on node ", context_.node_name));
 }
 
-// ---- Its end
-// -------------------------------------------------------------------------------------
+// ---- Its end ------------------------------------------------------------------------------------
 
 void CoordinatorLink::OnEnd(const absl::Status&) {
   bool silent = false;

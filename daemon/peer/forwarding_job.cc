@@ -39,8 +39,7 @@ void ForwardingJob::SendOpen() {
   Forward(std::move(request));
 }
 
-// ---- Messages of the coordinator
-// -------------------------------------------------------------------
+// ---- Messages of the coordinator ----------------------------------------------------------------
 
 bool ForwardingJob::Take(const v1::SessionResponse& response) {
   switch (response.kind_case()) {
@@ -327,8 +326,7 @@ absl::StatusOr<ProxiedBucket> ForwardingJob::BucketOf(std::uint64_t arena, std::
   return absl::NotFoundError("");
 }
 
-// ---- JobPort
-// -------------------------------------------------------------------------------------
+// ---- JobPort ------------------------------------------------------------------------------------
 
 void ForwardingJob::RegisterLayout(std::uint32_t, LayoutRequest request, Registered answer) {
   v1::SessionRequest message;

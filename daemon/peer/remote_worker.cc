@@ -48,8 +48,7 @@ bool Answers(const worker::Reply& reply, worker::Call::KindCase call) {
 
 }  // namespace
 
-// ---- RemoteWorker
-// ------------------------------------------------------------------------------
+// ---- RemoteWorker -------------------------------------------------------------------------------
 
 RemoteWorker::RemoteWorker(std::shared_ptr<NodeLink> link, std::uint64_t number, std::string device,
                            const Clock* clock)
@@ -163,8 +162,7 @@ void RemoteWorker::Lost(const absl::Status& why) {
   for (auto& [id, call] : unanswered) call.answered(why);
 }
 
-// ---- RemoteWorkers
-// -----------------------------------------------------------------------------
+// ---- RemoteWorkers ------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<RemoteWorker>> RemoteWorkers::Find(
     const std::shared_ptr<NodeLink>& link, std::uint64_t number, const std::string& device) {

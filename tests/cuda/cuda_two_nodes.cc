@@ -26,8 +26,7 @@ std::vector<std::string> Flags(const std::string& address, const std::string& na
 
 }  // namespace
 
-// ---- GpuRank
-// -------------------------------------------------------------------------------------
+// ---- GpuRank ------------------------------------------------------------------------------------
 
 GpuRank::GpuRank(int gpu)
     : gpu_(gpu), context_(fakes::EnterContext(gpu)), stream_(fakes::MakeStream()) {}
@@ -93,8 +92,7 @@ float GpuRank::Verdict(std::uint64_t step) {
   return fakes::ReadFloats(AddressOf(layout_->device_verdict(step)), 1, stream_)[0];
 }
 
-// ---- GpuNodes
-// ------------------------------------------------------------------------------------
+// ---- GpuNodes -----------------------------------------------------------------------------------
 
 SessionOptions OptionsOf(const std::string& socket, const std::string& coordinator,
                          std::uint32_t rank, std::size_t world) {

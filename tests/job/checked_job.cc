@@ -126,8 +126,7 @@ ReduceOperation* CheckedJob::Held(int bucket) const {
   return nullptr;
 }
 
-// ---- Events
-// --------------------------------------------------------------------------------------
+// ---- Events -------------------------------------------------------------------------------------
 
 void CheckedJob::Write(std::uint32_t rank, std::uint32_t bucket, std::uint64_t step) {
   const PlannedBucket& planned = plan_.buckets[bucket];
@@ -288,8 +287,7 @@ void CheckedJob::Average(int bucket) {
   ++buckets_reduced_;
 }
 
-// ---- Comparing
-// -----------------------------------------------------------------------------------
+// ---- Comparing ----------------------------------------------------------------------------------
 
 void CheckedJob::CompareStatus(absl::string_view where, const Cause& expected,
                                const absl::Status& actual) {
@@ -490,8 +488,7 @@ void CheckedJob::OnMessage(std::uint32_t rank, const SessionMessage& message) {
   }
 }
 
-// ---- The end
-// -------------------------------------------------------------------------------------
+// ---- The end ------------------------------------------------------------------------------------
 
 void CheckedJob::Finish() {
   if (!reducer_.held().empty()) Violate("a reduction is still running");

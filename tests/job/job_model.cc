@@ -111,8 +111,7 @@ std::uint32_t JobModel::FirstMarked(int rank) const {
   return static_cast<std::uint32_t>(First(ranks_[rank].marks));
 }
 
-// ---- What may happen
-// -----------------------------------------------------------------------------
+// ---- What may happen ----------------------------------------------------------------------------
 
 bool JobModel::MayHappen(Action action) const {
   return faults_left_ > 0 && (options_.faults & FaultBit(action)) != 0;
@@ -184,8 +183,7 @@ void JobModel::EnabledBreaches(int r, std::vector<Event>* events) const {
   if (rank.marks != 0 && !Behind(r)) add(Breach::kLeaveInStep);
 }
 
-// ---- What follows
-// --------------------------------------------------------------------------------
+// ---- What follows -------------------------------------------------------------------------------
 
 bool JobModel::Ignored(int rank) const {
   if (ended() || Behind(rank)) return true;
