@@ -1,4 +1,4 @@
-"""Predictions against measurements on README.md's machine, 2026-11-21.
+"""Predictions against measurements on the machine of docs/benchmarks.md, 2026-11-21.
 
 Two nodes are network namespaces joined by a link of 1 Gbit/s; other programs used a quarter to
 three quarters of the machine meanwhile. gradsync.empty, wake and reduce of profile `this-machine`
