@@ -81,7 +81,7 @@ void Destroy(Struct* inout) {
 
 // ---- Each struct
 
-// Below, `header` is a copy of the caller's struct `out`, by Read.
+// Below, `header` is the copy of the caller's struct `out` that Read made.
 
 absl::StatusOr<SessionOptions> ReadOptions(const gradsync_session_options_t* options);
 void WriteOptions(SessionOptions options, gradsync_session_options_t header,

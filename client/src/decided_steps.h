@@ -42,8 +42,8 @@ class DecidedSteps {
   // Null if `step` is not decided, or its verdict is not kept any more.
   std::shared_ptr<const StepVerdict> Find(std::uint64_t step) const;
 
-  // `verdict->step` is greater than last(). A complete step ends the need for verdicts that this
-  // rank must have seen before.
+  // `verdict->step` is greater than last(). Drops the verdicts that this rank must have seen before
+  // it could end a complete step.
   void Add(std::shared_ptr<const StepVerdict> verdict);
   // The steps up to `step` were decided without this rank.
   void SkipTo(std::uint64_t step);

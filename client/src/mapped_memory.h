@@ -18,9 +18,8 @@ class MappedMemory {
  public:
   // Maps the first `bytes` bytes. If `bytes` is 0, data() is null. `what` names the memory in
   // errors.
-  //   INTERNAL            PROTOCOL_VIOLATION: the memfd is smaller, or can still shrink, which
-  //   would
-  //                       kill this process with SIGBUS.
+  //   INTERNAL            PROTOCOL_VIOLATION: the memfd is smaller, or can still shrink: then this
+  //                       process could get SIGBUS.
   //   RESOURCE_EXHAUSTED  MEMORY: no address space.
   static absl::StatusOr<std::shared_ptr<MappedMemory>> Map(int memfd, std::size_t bytes,
                                                            absl::string_view what);

@@ -200,7 +200,7 @@ class StepClient {
   // When a step's last bucket was marked, by step % kMaxOutstanding; the infinite past: no mark.
   std::array<absl::Time, kMaxOutstanding> last_marks_ ABSL_GUARDED_BY(mutex_);
   DecidedSteps decided_ ABSL_GUARDED_BY(mutex_);
-  // Of the last complete step, until the next step's first mark; null: none.
+  // Restores the last complete step's gradients, until the next step's first mark; null: none.
   std::shared_ptr<Restoration> restoration_ ABSL_GUARDED_BY(mutex_);
   // The step of the QueryStep that waits for its answer; 0: none.
   std::uint64_t asked_step_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -31,8 +31,8 @@ class CudaSemaphorePage {
   std::size_t buckets() const { return buckets_; }
 
   // True if the trainer's stream has written its gradients of `bucket` in `step`. The trainer can
-  // write any value into this word. So the answer may decide about nothing but the use of this
-  // trainer's own gradients.
+  // write any value into this word, so use the answer only to decide whether to read this trainer's
+  // own gradients.
   bool Ready(std::size_t bucket, std::uint64_t step) const;
 
   // The device address where a stream writes the step's number once the bucket is done.

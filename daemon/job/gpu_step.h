@@ -17,7 +17,7 @@
 
 namespace gradsync::daemon {
 
-// What the GPUs have made of the running step, as far as their reductions are done. A value:
+// The running step's verdict on the GPUs, as far as its reductions are done. A value:
 // LayoutChannel replaces it together with the step.
 //
 //   kGood --Add(failed)--> kInDoubt
@@ -29,12 +29,12 @@ class GpuVerdict {
   enum class State : std::uint8_t {
     kGood,     // no bucket is void; if all are done, the trainers' streams have seen the step
                // complete
-    kInDoubt,  // as kGood, but what some bucket is on its GPUs is unknown
+    kInDoubt,  // as kGood, but nobody knows whether some bucket is void on its GPUs
     kVoid,     // some bucket is void on every GPU, and the step with it
   };
 
   State state() const { return state_; }
-  // Why a bucket is in doubt; OK unless there is one.
+  // Why a bucket is in doubt; OK if none is.
   const absl::Status& doubt() const { return doubt_; }
 
   // A bucket's reduction is done.

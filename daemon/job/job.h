@@ -66,8 +66,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   std::uint32_t world_size() const { return world_size_; }
 
   // Puts a session, on this node or on `node`, into its rank. FAILED_PRECONDITION JOB_MISMATCH:
-  // another world size or options; ALREADY_EXISTS: the rank is taken or was, or the job has failed
-  // (the caller starts a new generation instead where it may).
+  // another world size or options. ALREADY_EXISTS: the rank is taken or was, or the job has ended;
+  // the caller begins a new generation if it may.
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "");
@@ -139,7 +139,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
     std::string name;
     std::uint32_t replaces = 0;
     absl::Status status;
-    std::vector<bool> untold;  // by rank: does not know yet
+    std::vector<bool> untold;  // by rank: does not know of it yet
   };
 
   std::uint64_t IncarnationOf(std::uint32_t rank) const;

@@ -1,4 +1,4 @@
-// Whose job, and which of his: what its trainers have in common, over its generations.
+// Names a job through all of its generations: its user, its id and its token.
 
 #ifndef DAEMON_JOB_JOB_KEY_H_
 #define DAEMON_JOB_JOB_KEY_H_
@@ -19,8 +19,8 @@ struct JobKey {
     return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
   }
 
-  // For logs and status, and another one for every key: "1000/run", or "1000+", the start of the
-  // token's hash, and "/run".
+  // For logs and status; differs for every key. "1000/run" without a token; with one, the start of
+  // the token's hash stands in between: "1000+3fa90c21d47e6b58/run".
   std::string Text() const;
 };
 

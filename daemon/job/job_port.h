@@ -61,9 +61,9 @@ class JobPort {
   // deadline.
   virtual void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) = 0;
 
-  // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, whose
-  // session must be ended with it (Lose). A call of a rank whose session the job has ended already
-  // is ignored. A job on another node ends the session itself, later.
+  // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, and the
+  // caller ends the rank's session with it (Lose). The job ignores a call for a session that it has
+  // ended. A job on another node ends the session itself, later.
   // OK if RegisterLayout may name `channel` as the one to be replaced.
   virtual absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const = 0;
   virtual absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel,

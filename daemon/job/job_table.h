@@ -29,10 +29,10 @@ class JobTable final : public JobFinder {
   JobTable(const JobEnvironment& environment, std::size_t quota_jobs_per_user)
       : environment_(environment), quota_jobs_per_user_(quota_jobs_per_user) {}
 
-  // Joins a rank to the key's job, making the job if there is none. A rank that is not free any
-  // more, in a job that was once full or has failed, begins the next generation: the old one's
-  // sessions end ABORTED SUPERSEDED.
-  //   ALREADY_EXISTS       the rank is held while the job is still forming.
+  // Joins a rank to the key's job, and makes the job if there is none. If the job has been full or
+  // has ended, or the rank has been lost or has left, this begins the next generation: the old
+  // one's sessions end ABORTED SUPERSEDED.
+  //   ALREADY_EXISTS       a live session has the rank, and the job is still forming.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before.
   //   RESOURCE_EXHAUSTED   too many jobs of this user.
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,

@@ -44,7 +44,7 @@ class LayoutChannel {
   // the reduction has failed, and calls Reduced().
   using OnReduced = std::function<void(LayoutChannel*, std::size_t bucket, const ReduceTimes&,
                                        const absl::Status& failure)>;
-  // As LayoutAgreement, whose `spec` the plan is of.
+  // Arguments as LayoutAgreement's; `plan` is the plan of `spec`.
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
                 Membership* members, OnReduced reduced);
@@ -60,8 +60,8 @@ class LayoutChannel {
   std::uint64_t step() const { return step_.number(); }
   bool running() const { return step_.begun(); }
 
-  // The agreement is complete: steps begin with the number that follows the last one of `replaced`
-  // (or null), whose statistics continue here. Nobody uses `replaced` any more.
+  // The agreement is complete, and steps may begin. If this layout replaces another, `replaced`
+  // (else null), its step numbers and statistics continue here. Nobody uses `replaced` any more.
   void Begin(LayoutChannel* replaced, DeferredActions* actions);
 
   // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its
@@ -93,7 +93,8 @@ class LayoutChannel {
   // ---- The end of the job, in this order.
   // The job has ended: no reduction begins any more, and the running step is not committed.
   void Stop() { step_.Cut(); }
-  // The running step is void: reductions in flight wait for no rank. Has an effect once per step.
+  // The running step is void: on GPUs, its reductions in flight stop waiting for gradients. Has an
+  // effect once per step.
   void GiveUp(DeferredActions* actions);
   // Nothing is in flight. If the trainers' streams have seen the running step complete, it is
   // committed; if they may have seen it complete, it ends in doubt.

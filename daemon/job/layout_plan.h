@@ -27,7 +27,7 @@ struct LayoutSpec {
   std::uint64_t bucket_cap_bytes = 25u << 20;
   std::uint64_t first_bucket_cap_bytes = 1u << 20;
   std::uint64_t last_bucket_cap_bytes = 0;  // 0: none
-  // (dtype, elements); stands alone, without parameters.
+  // (dtype, elements) of each bucket; given instead of parameters.
   std::vector<std::pair<DataType, std::uint64_t>> explicit_buckets;
   bool average = true;
   bool on_gpu = false;  // the arenas lie on GPUs, each rank's on one of its own choice
@@ -57,15 +57,16 @@ struct LayoutPlan {
   }
 };
 
-// Cuts the layout: parameters in reverse order of registration (the order in which backward tends
-// to finish them), a bucket per dtype being filled at a time, closed when the next parameter would
-// exceed its cap (the first bucket of each dtype has first_bucket_cap_bytes; a parameter larger
-// than the cap is a bucket of its own). Buckets are numbered in the order in which they close,
-// which is the reduction order. Source: VLDB 2020, section 3.2.3 and 4.2
-// (compute_bucket_assignment_by_size). Beyond the paper: if the bucket that is ready last, that of
-// parameter 0, is larger than last_bucket_cap_bytes, the longest run of its last parameters that
-// fits, at least one, becomes the last bucket. What is reduced last is waited for, and only its
-// size decides how long.
+// Cuts the layout into buckets. Takes parameters in reverse order of registration, because backward
+// tends to finish the last ones first. Fills one bucket per dtype at a time, and closes it when the
+// next parameter would exceed its cap: first_bucket_cap_bytes for the first bucket of each dtype,
+// bucket_cap_bytes for the others. A parameter that is larger than the cap is a bucket of its own.
+// Buckets are numbered in the order in which they close, which is the order of reduction. Source:
+// VLDB 2020, section 3.2.3 and 4.2 (compute_bucket_assignment_by_size).
+//
+// Beyond the paper: the bucket of parameter 0 is ready last, and trainers wait for its reduction,
+// so it can have a smaller cap. If it is larger than last_bucket_cap_bytes, as many of its last
+// parameters as fit, and at least one, become a bucket of their own.
 //   RESOURCE_EXHAUSTED  more than `max_buckets` buckets.
 absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_buckets);
 

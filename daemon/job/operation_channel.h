@@ -129,8 +129,8 @@ class OperationChannel {
   ReduceOperation reduction_;
   ReduceOperation broadcast_;  // of a chunk, if ranks are on other nodes
 
-  // Failures of operations that some rank has not reached yet. At most one per operation that a
-  // late rank is behind.
+  // By sequence: failures of operations that some rank has not reached yet. At most one for each
+  // operation that the slowest rank has yet to reach.
   std::map<std::uint64_t, absl::Status> failures_;
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;

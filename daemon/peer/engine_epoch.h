@@ -59,10 +59,10 @@ using NodeLinks = std::vector<std::shared_ptr<NodeLink>>;
 
 // Every node gets every launch, in one order, and answers each once.
 //
-// Not thread-safe: NodeGroup guards it with its mutex. Only Abort() is called without. Messages are
-// queued on the links; the caller flushes them. Shared with the callbacks of NodeGroup; the engine
-// itself is destroyed on the reaper (Reap), since the last reference may go on a thread of the
-// engine.
+// Not thread-safe: NodeGroup guards it with its mutex. Only Abort() is called without it. Messages
+// are queued on the links; the caller flushes them. Shared with the callbacks of NodeGroup; the
+// engine itself is destroyed on the reaper (Reap), since the last reference may go on a thread of
+// the engine.
 class EngineEpoch {
  public:
   // Called when this node has finished its part of a launch. nullopt: it has not measured anything.

@@ -30,7 +30,7 @@ struct NodeWork {
   bool exact = false;  // as in Exchange
   // 0 or more: this is a broadcast from the first buffer of that node.
   int root_node = -1;
-  // Of the local ranks in the launch, in rank order. May be empty.
+  // The buffers of the local ranks in the launch, in rank order. May be empty.
   std::vector<std::byte*> buffers;
   std::vector<std::shared_ptr<void>> keep;  // keeps the buffers mapped
   // Called once, on a thread of the engine or of the exchange, when the buffers are no longer

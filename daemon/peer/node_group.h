@@ -134,7 +134,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   Mutex mutex_;
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<EngineEpoch> current_ ABSL_GUARDED_BY(mutex_);
-  // Ended ones, until the last answer to a launch of theirs.
+  // Epochs that have ended, until every launch of theirs is answered.
   std::vector<std::shared_ptr<EngineEpoch>> retired_ ABSL_GUARDED_BY(mutex_);
   NodeLinks detaching_ ABSL_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // launches, while a node is detaching

@@ -23,20 +23,20 @@ namespace gradsync::daemon {
 // (and Inf - Inf becomes one), but its sign and payload are the CPU's choice. Subnormal numbers are
 // kept.
 //
-// `numbers`, unless null, is set to the result's, in the same pass. Squares of float64 are summed
-// in float64. Those of the other types are summed in float32 over some thousand elements, and these
-// sums in float64: good to 1e-5 at the least, to 1e-7 as a rule. Where float32 is too small for
-// them, or to count elements that are not finite, those thousand are read once more, while they are
-// in the cache. The sum depends in its last bits on the SIMD target and on the slices; the count
-// does not.
+// `numbers`, unless null, gets the statistics of the result, measured in the same pass. Squares of
+// float64 are summed in float64. Those of the other types are summed in float32 over blocks of some
+// thousand elements, and the blocks' sums in float64: the error is at most 1e-5, and 1e-7 as a
+// rule. If float32 cannot hold a block's sum, or the block has elements that are not finite, the
+// block is read once more, while it is in the cache. The last bits of the sum depend on the SIMD
+// target and on the slices; the count does not.
 //
 // Thread-safe for buffers that are not shared. Any number of buffers, also none; any count, also 0.
 // An unspecified dtype is the caller's mistake and changes nothing.
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
              GradientStats* numbers = nullptr);
 
-// Combine in two halves, for sums that go on to other nodes in between. The work type is float32
-// for the 16-bit types, else `dtype` itself; `sum` is aligned to its elements.
+// The two halves of Combine, for sums that travel to other nodes in between. The work type is
+// float32 for the 16-bit types, else `dtype` itself; `sum` is aligned to its elements.
 //
 // Writes buffers[0] + buffers[1] + ..., in this order, into `sum`; zeros without buffers.
 void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::size_t count,

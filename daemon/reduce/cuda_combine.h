@@ -25,8 +25,8 @@ struct CudaStaging {
 };
 
 // Every call enqueues its launches on the stream and returns. Their results are there once the
-// stream has been waited for. Statuses are the driver's. In every call, also of the destructor, the
-// context must be current that was current in Load(). Not thread-safe: only the worker's issuing
+// stream has been waited for. Statuses are the driver's. Every call, the destructor too, needs the
+// context that was current in Load(). Not thread-safe: only the worker's issuing
 // thread uses it. Owns the loaded module.
 class CudaCombine {
  public:

@@ -7,7 +7,7 @@
 
 namespace gradsync::daemon {
 
-// Of the elements as written: after the scale, rounded to the bucket's type.
+// About the elements as they are written: scaled, and rounded to the bucket's type.
 struct GradientStats {
   // NaN or Inf if an element is. Inf also if float64 elements are too large for it (1e154).
   double sum_of_squares = 0;

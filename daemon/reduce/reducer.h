@@ -92,7 +92,7 @@ struct ReduceOperation {
   std::uint64_t flow = 0;  // reduce threads are shared fairly between flows; a flow is a job
   bool measure = false;    // gather `stats` on the way
 
-  // Of the result if `measure`: valid from done() until the next submission.
+  // Statistics of the result, if `measure`. Valid from done() until the next submission.
   GradientStats stats;
   // Set before done() by a reducer that can fail. The buffers are then undefined, and the job ends
   // with this error.

@@ -15,8 +15,8 @@ namespace gradsync::daemon {
 
 // Clears `response` first.
 void Encode(const SessionMessage& message, v1::SessionResponse* response);
-// Memory that the message keeps while it is queued, in bytes: an estimate. Allocates nothing. Only
-// for a forwarded message its time depends on the message's size.
+// Estimates, in bytes, the memory of a message while it is queued. Allocates nothing. Takes
+// constant time, except for a forwarded message.
 std::size_t QueuedBytes(const SessionMessage& message);
 // Writes buckets, placements and size.
 void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned);

@@ -43,7 +43,7 @@ struct IntrospectionContext {
   NodeStatusSource* nodes = nullptr;  // null: no other nodes
   std::string peer_address;
   std::string node_name;
-  // Of the configuration.
+  // About the configuration.
   std::vector<std::string> warnings;
   std::vector<std::string> notices;
 };

@@ -32,7 +32,7 @@ struct LayoutStatsSnapshot {
   std::uint64_t steps_complete = 0;
   std::uint64_t steps_void = 0;
   std::uint64_t buckets_reduced = 0;
-  // Size of one rank's arena.
+  // Sizes of these buckets in one rank's arena, added up.
   std::uint64_t bytes_reduced = 0;
   LatencySnapshot ready_skew;  // first rank's BucketReady to the last rank's
   LatencySnapshot queue;       // last rank's BucketReady to the start of the reduction

@@ -8,11 +8,9 @@ namespace gradsync::daemon {
 enum class CollectiveGate {
   // kNone if every GPU of the job is shared through MPS, else kAllNodes.
   kAuto,
-  // On all GPUs once the gradients of all ranks are ready. So no NCCL kernel waits for gradients on
-  // a
-  // GPU, where it would take time slices from the trainers unless MPS shares the GPU. Costs one
-  // call
-  // to each worker and its reply.
+  // On all GPUs once the gradients of all ranks are ready. So no NCCL kernel waits on a GPU for
+  // gradients: without MPS it would take time slices from the trainers. Costs one call to each
+  // worker and its reply.
   kAllNodes,
   // On each GPU once the gradients of that GPU's own ranks are ready.
   kNone,
