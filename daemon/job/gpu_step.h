@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "daemon/job/membership.h"
+#include "daemon/job/deferred_actions.h"
 #include "daemon/reduce/reducer.h"
 
 namespace gradsync::daemon {

@@ -1,21 +1,15 @@
 #include "daemon/job/job.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 
 namespace gradsync::daemon {
 namespace {
-
-// Limits on the layouts that a job keeps. Clients cannot raise them.
-constexpr std::size_t kMaxLayouts = 256;
-constexpr std::size_t kMaxBucketRanks = std::size_t{1} << 17;
 
 // Each job has its own share of the reduce threads. Any number that is unique among live jobs
 // identifies it.
@@ -69,10 +63,22 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
       terms_{identity_.job_id, FlowOf(this), options.divide_by_world, options.step_timeout_ns,
              options.nccl},
       members_(world_size, environment.node_name),
+      layouts_(terms_, &members_, environment.max_buckets_per_layout,
+               [this](LayoutChannel* layout, std::size_t bucket, const ReduceTimes& times,
+                      const absl::Status& failure) {
+                 // Outlives the transaction, which unlocks the job.
+                 const auto self = shared_from_this();
+                 Transaction transaction(this);
+                 // Fails the job before the bucket counts as reduced, so that no step with a failed
+                 // bucket is complete.
+                 FailLocked(failure);
+                 layout->Reduced(bucket, times, environment_.clock->NowNs(), transaction.actions());
+                 MaybeEnd(transaction.actions());
+               }),
       operations_(
           terms_, &members_,
           [this](const absl::Status& failure) {
-            const auto self = shared_from_this();  // the lock is released after the last reference
+            const auto self = shared_from_this();
             Transaction transaction(this);
             FailLocked(failure);
             operations_.Reduced(transaction.actions());
@@ -133,15 +139,7 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                      "each trainer its own RANK, or each run its own job_id."),
         {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
-  Member& member = members_[rank];
-  member.state = RankState::kLive;
-  member.incarnation = incarnation;
-  member.sink = std::move(sink);
-  member.node = node;
-  formed_ = true;
-  for (std::uint32_t other = 0; other < world_size_; ++other) {
-    if (members_[other].state == RankState::kAbsent) formed_ = false;
-  }
+  members_.Join(rank, incarnation, std::move(sink), node);
   return absl::OkStatus();
 }
 
@@ -153,142 +151,19 @@ void Job::UseNodeGroup(std::shared_ptr<Reducer> node_group) {
 absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, LayoutRequest request) {
   Transaction transaction(this);
   if (Ended(rank)) return end_.ok() ? absl::AbortedError("the session has ended") : end_;
-  if (members_[rank].state != RankState::kLive) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank, " has left: it cannot register a layout"));
-  }
-  if (absl::Status left = RanksLeft(request.spec.name); !left.ok()) return left;
-  if (absl::Status failed = TakeFailure(rank, request); !failed.ok()) return failed;
-  LayoutChannel* layout = FindPending(request);
-  if (layout == nullptr) {
-    auto begun = BeginAgreement(rank, request);
-    if (!begun.ok()) return begun.status();
-    layout = *begun;
-  }
-  absl::Status status =
-      layout->agreement().Register(rank, std::move(request), transaction.actions());
-  if (!status.ok()) {
-    SettleLayouts(transaction.actions());
-    return status;
-  }
-  return Registration{layout->channel(), layout->plan()};
-}
-
-LayoutChannel* Job::FindPending(const LayoutRequest& request) const {
-  for (const auto& [channel, layout] : layouts_) {
-    if (layout->ready()) continue;
-    const bool same_place =
-        request.replaces != 0 && layout->agreement().replaces() == request.replaces;
-    if (same_place || layout->name() == request.spec.name) return layout.get();
-  }
-  return nullptr;
-}
-
-absl::StatusOr<LayoutChannel*> Job::BeginAgreement(std::uint32_t rank,
-                                                   const LayoutRequest& request) {
-  std::size_t kept = 0;
-  for (const auto& [channel, layout] : layouts_) {
-    // There is at most one replacement of each layout.
-    if (layout->ready() || layout->agreement().replaces() == 0) ++kept;
-    if (channel == request.replaces || layout->name() != request.spec.name) continue;
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
-        absl::StrCat("rank ", rank, " has registered layout '", request.spec.name,
-                     "' already, on channel ", channel,
-                     ". Replace it, or give this one another name."),
-        {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
-  }
-  auto plan = PlanLayout(request.spec, environment_.max_buckets_per_layout);
-  if (!plan.ok()) return plan.status();
-  if ((request.replaces == 0 && kept >= kMaxLayouts) ||
-      plan->buckets.size() * world_size_ > kMaxBucketRanks ||
-      last_channel_ == std::numeric_limits<std::uint32_t>::max()) {
-    return MakeError(
-        absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("job '", identity_.job_id, "' has ", kept, " layouts, and this one has ",
-                     plan->buckets.size(), " buckets; a job may have ", kMaxLayouts,
-                     " layouts, and a layout ", kMaxBucketRanks,
-                     " buckets times ranks: raise bucket_cap_bytes"));
-  }
-  const std::uint32_t channel = ++last_channel_;
-  auto& layout = layouts_[channel];
-  layout = std::make_unique<LayoutChannel>(
-      channel, request.spec, request.replaces, rank, *std::move(plan), terms_, &members_,
-      [this](LayoutChannel* reduced, std::size_t bucket, const ReduceTimes& times,
-             const absl::Status& failure) {
-        const auto self = shared_from_this();
-        Transaction transaction(this);
-        // Fails the job before the bucket counts as reduced, so that no step with a failed bucket
-        // is complete.
-        FailLocked(failure);
-        reduced->Reduced(bucket, times, environment_.clock->NowNs(), transaction.actions());
-        MaybeEnd(transaction.actions());
-      });
-  return layout.get();
-}
-
-absl::Status Job::TakeFailure(std::uint32_t rank, const LayoutRequest& request) {
-  for (auto it = failures_.begin(); it != failures_.end(); ++it) {
-    if (it->name != request.spec.name || it->replaces != request.replaces || !it->untold[rank]) {
-      continue;
-    }
-    it->untold[rank] = false;
-    absl::Status status = it->status;
-    const auto& untold = it->untold;
-    if (std::find(untold.begin(), untold.end(), true) == untold.end()) failures_.erase(it);
-    return status;
-  }
-  return absl::OkStatus();
-}
-
-void Job::RememberFailure(const LayoutChannel& layout) {
-  FailedAgreement failure{layout.name(), layout.agreement().replaces(),
-                          layout.agreement().failure(), std::vector<bool>(world_size_)};
-  bool late = false;
-  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    failure.untold[rank] = members_.InSteps(rank) && !layout.agreement().KnowsFailure(rank);
-    late = late || failure.untold[rank];
-  }
-  if (!late) return;
-  if (failures_.size() >= kMaxLayouts) failures_.erase(failures_.begin());
-  failures_.push_back(std::move(failure));
-}
-
-void Job::SettleLayouts(DeferredActions* actions) {
-  if (!end_.ok()) return;  // layouts are kept for status and statistics
-  for (auto it = layouts_.begin(); it != layouts_.end();) {
-    LayoutChannel& layout = *it->second;
-    if (layout.ready()) {
-      ++it;
-    } else if (layout.agreement().failed()) {
-      RememberFailure(layout);
-      it = layouts_.erase(it);
-    } else if (layout.agreement().Complete()) {
-      layout.Begin(Find(layout.agreement().replaces()), actions);
-      if (const auto replaced = layouts_.find(layout.agreement().replaces());
-          replaced != layouts_.end()) {
-        // Also releases the layout's memory, including its arenas.
-        actions->releases.emplace_back(std::move(replaced->second));
-        layouts_.erase(replaced);
-      }
-      ++it;
-    } else {
-      ++it;
-    }
-  }
+  const auto layout = layouts_.Register(rank, std::move(request), transaction.actions());
+  if (!layout.ok()) return layout.status();
+  return Registration{(*layout)->channel(), (*layout)->plan()};
 }
 
 void Job::RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) {
   Transaction transaction(this);
-  LayoutChannel* const layout = Find(channel);
-  if (layout == nullptr || Ended(rank)) return;
-  layout->agreement().Refuse(rank, why, transaction.actions());
-  SettleLayouts(transaction.actions());
+  if (!Ended(rank)) layouts_.Refuse(rank, channel, why, transaction.actions());
 }
 
 void Job::Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) {
   Transaction transaction(this);
-  LayoutChannel* const layout = Find(channel);
+  LayoutChannel* const layout = layouts_.Find(channel);
   if (layout == nullptr || Ended(rank)) {
     transaction.actions()->releases.push_back(std::move(memory));
   } else {
@@ -299,85 +174,23 @@ void Job::Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> 
 absl::Status Job::CheckReplaces(std::uint32_t rank, std::uint32_t channel) const {
   MutexLock lock(&mutex_);
   if (Ended(rank)) return absl::OkStatus();
-  const auto layout = ChannelOf(rank, channel);
-  if (!layout.ok()) return layout.status();
-  const auto breach = [&](absl::string_view what) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank, " replaces layout '", (*layout)->name(),
-                                  "' on channel ", channel, ", ", what),
-                     {{field::kJob, identity_.job_id},
-                      {field::kRank, rank},
-                      {field::kChannel, channel},
-                      {field::kStep, (*layout)->step()}});
-  };
-  if (!(*layout)->ready()) return breach("which is not ready: wait for LayoutReady first");
-  if ((*layout)->InStep(rank)) {
-    return breach(absl::StrCat("whose step ", (*layout)->step(),
-                               " it is in: end or abandon it and wait for StepDone first"));
-  }
-  return absl::OkStatus();
+  return layouts_.CheckReplaces(rank, channel);
 }
 
 absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  // The call comes from the executor. The rank may have left or the agreement may have failed in
-  // the meantime.
-  const bool closed = channel >= 1 && channel <= last_channel_ && Find(channel) == nullptr;
-  if (closed || members_[rank].state == RankState::kStayed) return absl::OkStatus();
-  LayoutChannel* const layout = Find(channel);
-  if (layout == nullptr) return UnknownChannel(rank, channel);
-  absl::Status status = layout->agreement().Mapped(rank, std::move(memory));
-  SettleLayouts(transaction.actions());
-  return status;
+  return layouts_.ArenaMapped(rank, channel, std::move(memory), transaction.actions());
 }
 
 // ---- Steps --------------------------------------------------------------------------------------
-
-absl::Status Job::UnknownChannel(std::uint32_t rank, std::uint32_t channel) const {
-  return MakeError(
-      absl::StatusCode::kInvalidArgument, reason::kUnknownChannel,
-      absl::StrCat("rank ", rank, ": there is no layout on channel ", channel,
-                   channel >= 1 && channel <= last_channel_
-                       ? "; it was replaced, or its agreement failed"
-                       : ""),
-      {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
-}
-
-bool Job::Replacing(std::uint32_t rank, std::uint32_t channel) const {
-  for (const auto& [number, layout] : layouts_) {
-    if (!layout->ready() && layout->agreement().replaces() == channel)
-      return layout->agreement().Registered(rank);
-  }
-  return false;
-}
-
-absl::StatusOr<LayoutChannel*> Job::ChannelOf(std::uint32_t rank, std::uint32_t channel) const {
-  LayoutChannel* layout = Find(channel);
-  if (layout == nullptr) return UnknownChannel(rank, channel);
-  const auto breach = [&](absl::string_view what) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank, what),
-                     {{field::kJob, identity_.job_id},
-                      {field::kRank, rank},
-                      {field::kChannel, channel},
-                      {field::kStep, layout->step()}});
-  };
-  if (members_[rank].state != RankState::kLive)
-    return breach(" has left: it takes part in no step");
-  if (Replacing(rank, channel)) {
-    return breach(absl::StrCat(" is replacing layout '", layout->name(), "' on channel ", channel,
-                               ": it may not use it until RegisterLayout is answered"));
-  }
-  return layout;
-}
 
 absl::Status Job::MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
                             absl::Span<const std::uint32_t> buckets) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  const auto layout = ChannelOf(rank, channel);
+  const auto layout = layouts_.OfRank(rank, channel);
   if (!layout.ok()) return layout.status();
   return (*layout)->MarkReady(rank, step, buckets, now_ns, transaction.actions());
 }
@@ -386,7 +199,7 @@ absl::Status Job::EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64
                           absl::string_view used_map) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  const auto layout = ChannelOf(rank, channel);
+  const auto layout = layouts_.OfRank(rank, channel);
   if (!layout.ok()) return layout.status();
   return (*layout)->EndStep(rank, step, used_map, environment_.clock->NowNs(),
                             transaction.actions());
@@ -397,7 +210,7 @@ absl::Status Job::FinishStep(std::uint32_t rank, std::uint32_t channel, std::uin
   const std::uint64_t now_ns = environment_.clock->NowNs();
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  const auto layout = ChannelOf(rank, channel);
+  const auto layout = layouts_.OfRank(rank, channel);
   if (!layout.ok()) return layout.status();
   return (*layout)->FinishStep(rank, step, used_map, now_ns, transaction.actions());
 }
@@ -406,7 +219,7 @@ absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::ui
                               absl::string_view reason) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  const auto layout = ChannelOf(rank, channel);
+  const auto layout = layouts_.OfRank(rank, channel);
   if (!layout.ok()) return layout.status();
   return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(), transaction.actions());
 }
@@ -448,64 +261,38 @@ absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uin
 absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  Member& member = members_[rank];
-  bool in_step = operations_.InOperation(rank);
-  for (const auto& [channel, layout] : layouts_) in_step = in_step || layout->InStep(rank);
-  if (in_step || (member.state == RankState::kStayed && !exit)) {
+  const bool twice = members_[rank].state == RankState::kStayed && !exit;
+  if (twice || operations_.InOperation(rank) || layouts_.InStep(rank)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank,
                                   " said Leave in the middle of a step or operation, "
                                   "or twice"),
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
-  member.state = exit ? RankState::kExited : RankState::kStayed;
   if (exit) {
-    away_.erase(std::remove(away_.begin(), away_.end(), rank), away_.end());
+    members_.Exit(rank);
   } else {
-    away_.push_back(rank);
+    members_.Stay(rank);
   }
   DeferredActions* const actions = transaction.actions();
-  const std::uint64_t now_ns = environment_.clock->NowNs();
-  for (const auto& [channel, layout] : layouts_) {
-    if (!layout->ready() && !exit) layout->agreement().Fail(RanksLeft(layout->name()), actions);
-    layout->RankLeft(rank, exit, now_ns, actions);
-  }
-  SettleLayouts(actions);
-  if (exit) {
-    members_.Send(rank, SessionEndMessage{absl::OkStatus()}, actions);
-    member.sink.reset();
-  }
+  layouts_.RankLeft(rank, exit, environment_.clock->NowNs(), actions);
+  if (exit) members_.EndSession(rank, absl::OkStatus(), actions);
   operations_.RankLeft(actions);
   MaybeResume(actions);
   return absl::OkStatus();
 }
 
 void Job::MaybeResume(DeferredActions* actions) {
-  if (away_.empty() || members_.StepRanks() > 0) return;
+  if (members_.stayed().empty() || members_.StepRanks() > 0) return;
   // No step, agreement or operation can be running: each of them has at least one rank that takes
   // part.
-  LeaveDoneMessage done{away_.back(), operations_.next_sequence(), {}};
-  for (const auto& [channel, layout] : layouts_) {
-    done.next_steps.push_back({channel, layout->step()});
-    for (const std::uint32_t rank : away_) layout->RankResumed(rank);
-  }
-  for (const std::uint32_t rank : away_) {
-    members_[rank].state = RankState::kLive;
+  const LeaveDoneMessage done{members_.stayed().back(), operations_.next_sequence(),
+                              layouts_.NextSteps()};
+  for (const std::uint32_t rank : members_.Resume()) {
+    layouts_.RankResumed(rank);
     operations_.RankResumed(rank);
     members_.Send(rank, done, actions);
   }
-  away_.clear();
-  failures_.clear();
-}
-
-absl::Status Job::RanksLeft(absl::string_view layout) const {
-  if (away_.empty()) return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kFailedPrecondition, reason::kRanksLeft,
-      absl::StrCat("layout '", layout, "' cannot be agreed: rank ", absl::StrJoin(away_, ", "),
-                   " left, and stays until every rank has. Register layouts before "
-                   "the first Leave, or after LeaveDone."),
-      {{field::kJob, identity_.job_id}, {field::kRank, away_.front()}});
 }
 
 absl::Status Job::CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const {
@@ -517,52 +304,13 @@ absl::Status Job::CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) con
                    {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
 }
 
-absl::Status Job::LossOf(std::uint32_t rank, const absl::Status& why) const {
-  std::string where = "between steps";
-  std::string channel = "0", step, bucket;
-  for (const auto& [number, layout] : layouts_) {
-    if (layout->agreement().failed()) continue;
-    if (!layout->ready()) {
-      where = absl::StrCat("while layout '", layout->name(), "' was being ",
-                           layout->agreement().replaces() == 0 ? "agreed" : "replaced");
-      channel = absl::StrCat(layout->channel());
-      step = bucket = "";
-      continue;
-    }
-    channel = absl::StrCat(layout->channel());
-    step = absl::StrCat(layout->step());
-    // A rank that has left steps does not have to mark buckets.
-    const bool owes = members_.InSteps(rank);
-    const auto unmarked = owes ? layout->FirstUnmarked(rank) : std::nullopt;
-    bucket = unmarked.has_value() ? absl::StrCat(*unmarked) : "";
-    where = absl::StrCat(layout->running() ? "in" : "before", " step ", step, " of layout '",
-                         layout->name(), "', ",
-                         unmarked.has_value() ? absl::StrCat("bucket ", bucket, " not ready")
-                         : owes               ? "every bucket ready"
-                                              : "after it had left");
-    if (layout->running()) break;
-  }
-  return MakeError(
-      absl::StatusCode::kAborted, reason::kRankLost,
-      absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost ", where,
-                   "; known because ", why.message(),
-                   ". Steps that are not complete are void. Start that rank again and join again "
-                   "from every rank."),
-      {{field::kJob, identity_.job_id},
-       {field::kRank, rank},
-       {field::kChannel, channel},
-       {field::kStep, step},
-       {field::kBucket, bucket}});
-}
-
 void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) {
   Transaction transaction(this);
-  Member& member = members_[rank];
+  const Member& member = members_[rank];
   if (member.incarnation != incarnation || member.sink == nullptr) return;
   if (member.state == RankState::kExited || member.state == RankState::kLost) return;
-  const absl::Status loss = LossOf(rank, why);
-  member.state = RankState::kLost;
-  member.loss = why;
+  const absl::Status loss = layouts_.LossOf(rank, why);
+  members_.Lose(rank, why);
   StopLocked(loss);
   MaybeEnd(transaction.actions());
 }
@@ -578,7 +326,7 @@ bool Job::EndIfIdle(const absl::Status& why) {
   Transaction transaction(this);
   if (OverLocked()) return true;
   if (end_.ok()) {
-    if (StepRunningLocked()) return false;
+    if (layouts_.StepRunning()) return false;
     StopLocked(why);
     MaybeEnd(transaction.actions());
   }
@@ -597,24 +345,21 @@ void Job::FailLocked(const absl::Status& failure) {
 void Job::StopLocked(const absl::Status& why) {
   if (!end_.ok()) return;
   end_ = why;
-  for (const auto& [channel, layout] : layouts_) layout->Stop();
+  layouts_.Stop();
   operations_.Stop();
 }
 
 void Job::MaybeEnd(DeferredActions* actions) {
   if (end_.ok() || told_) return;
-  for (const auto& [channel, layout] : layouts_) layout->GiveUp(actions);
-  if (InFlight() > 0) return;
+  layouts_.GiveUp(actions);
+  if (InFlight()) return;
   told_ = true;
-  const std::uint64_t now_ns = environment_.clock->NowNs();
-  for (const auto& [channel, layout] : layouts_) layout->FinishSeen(now_ns, actions);
+  layouts_.FinishSeen(environment_.clock->NowNs(), actions);
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    Member& member = members_[rank];
-    const bool lost = member.state == RankState::kLost;
-    members_.Send(rank, SessionEndMessage{lost ? member.loss : end_}, actions);
-    member.sink.reset();
+    const Member& member = members_[rank];
+    members_.EndSession(rank, member.state == RankState::kLost ? member.loss : end_, actions);
   }
-  for (const auto& [channel, layout] : layouts_) layout->ReleaseMemory(actions);
+  layouts_.ReleaseMemory(actions);
   operations_.ReleaseMemory();
 }
 
@@ -622,29 +367,19 @@ void Job::Tick() {
   Transaction transaction(this);
   if (!end_.ok()) return;
   const std::uint64_t now_ns = environment_.clock->NowNs();
-  for (const auto& [channel, layout] : layouts_) layout->Tick(now_ns, transaction.actions());
-  SettleLayouts(transaction.actions());
+  layouts_.Tick(now_ns, transaction.actions());
   operations_.Tick(now_ns, transaction.actions());
 }
 
 // ---- Asking -------------------------------------------------------------------------------------
 
-LayoutChannel* Job::Find(std::uint32_t channel) const {
-  const auto found = layouts_.find(channel);
-  return found == layouts_.end() ? nullptr : found->second.get();
-}
-
 bool Job::Ended(std::uint32_t rank) const { return !end_.ok() || members_[rank].sink == nullptr; }
 
-std::size_t Job::InFlight() const {
-  std::size_t count = operations_.busy() ? 1 : 0;
-  for (const auto& [channel, layout] : layouts_) count += layout->in_flight();
-  return count;
-}
+bool Job::InFlight() const { return operations_.busy() || layouts_.in_flight(); }
 
 std::string Job::MissingInStep(std::uint32_t channel, std::uint64_t step) const {
   MutexLock lock(&mutex_);
-  const LayoutChannel* layout = Find(channel);
+  const LayoutChannel* layout = layouts_.Find(channel);
   return layout != nullptr && layout->step() == step ? layout->Missing() : "";
 }
 
@@ -654,7 +389,7 @@ bool Job::Over() const {
 }
 
 bool Job::OverLocked() const {
-  if (InFlight() > 0) return false;
+  if (InFlight()) return false;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     if (members_[rank].sink != nullptr) return false;
   }
@@ -663,7 +398,7 @@ bool Job::OverLocked() const {
 
 bool Job::Formed() const {
   MutexLock lock(&mutex_);
-  return formed_;
+  return members_.Formed();
 }
 
 bool Job::HasEnded() const {
@@ -673,14 +408,7 @@ bool Job::HasEnded() const {
 
 bool Job::StepRunning() const {
   MutexLock lock(&mutex_);
-  return end_.ok() && StepRunningLocked();
-}
-
-bool Job::StepRunningLocked() const {
-  for (const auto& [channel, layout] : layouts_) {
-    if (layout->running()) return true;
-  }
-  return false;
+  return end_.ok() && layouts_.StepRunning();
 }
 
 std::uint64_t Job::IncarnationOf(std::uint32_t rank) const {
@@ -720,20 +448,12 @@ JobSnapshot Job::Snapshot() const {
   } else if (snapshot.ranks.empty()) {
     snapshot.phase = JobPhase::kEnded;
   } else {
-    snapshot.phase = formed_ ? JobPhase::kRunning : JobPhase::kForming;
+    snapshot.phase = members_.Formed() ? JobPhase::kRunning : JobPhase::kForming;
   }
-  for (const auto& [channel, layout] : layouts_) {
-    snapshot.layouts.push_back({layout->name(), layout->channel(), layout->plan().fingerprint,
-                                layout->spec().parameters.size(), layout->plan().buckets.size(),
-                                layout->plan().arena_bytes, layout->step(), layout->Missing(),
-                                layout->ready(), layout->stats().Snapshot()});
-  }
+  snapshot.layouts = layouts_.Snapshot();
   std::set<std::uint32_t> waiting;
-  const auto add = [&waiting](const std::vector<std::uint32_t>& ranks) {
-    waiting.insert(ranks.begin(), ranks.end());
-  };
-  for (const auto& [channel, layout] : layouts_) add(layout->MissingRanks());
-  add(operations_.MissingRanks());
+  for (const std::uint32_t rank : layouts_.MissingRanks()) waiting.insert(rank);
+  for (const std::uint32_t rank : operations_.MissingRanks()) waiting.insert(rank);
   snapshot.waiting_ranks.assign(waiting.begin(), waiting.end());
   snapshot.operations = operations_.completed();
   snapshot.operations_failed = operations_.failed();
@@ -743,10 +463,7 @@ JobSnapshot Job::Snapshot() const {
 std::optional<std::vector<StepTimes>> Job::Timeline(absl::string_view layout,
                                                     std::size_t steps) const {
   MutexLock lock(&mutex_);
-  for (const auto& [channel, candidate] : layouts_) {
-    if (candidate->name() == layout) return candidate->timeline().Last(steps);
-  }
-  return std::nullopt;
+  return layouts_.Timeline(layout, steps);
 }
 
 }  // namespace gradsync::daemon

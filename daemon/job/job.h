@@ -18,7 +18,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,9 +29,10 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/job/deferred_actions.h"
 #include "daemon/job/job_port.h"
 #include "daemon/job/job_status.h"
-#include "daemon/job/layout_channel.h"
+#include "daemon/job/layout_set.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
 #include "daemon/reduce/reducer.h"
@@ -134,52 +134,19 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   Reducer* ReducerOf(const ReduceOperation& operation, Reducer* node_group) const;
 
-  // An agreement that failed before every rank had asked for it.
-  struct FailedAgreement {
-    std::string name;
-    std::uint32_t replaces = 0;
-    absl::Status status;
-    std::vector<bool> untold;  // by rank: does not know of it yet
-  };
-
   std::uint64_t IncarnationOf(std::uint32_t rank) const;
-  LayoutChannel* Find(std::uint32_t channel) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The agreement that a request belongs to; null if the request begins one.
-  LayoutChannel* FindPending(const LayoutRequest& request) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status UnknownChannel(std::uint32_t rank, std::uint32_t channel) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `rank` waits for the replacement of `channel`.
-  bool Replacing(std::uint32_t rank, std::uint32_t channel) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The failure of this agreement that `rank` does not know yet; OK if there is none. Afterwards it
-  // counts as known.
-  absl::Status TakeFailure(std::uint32_t rank, const LayoutRequest& request)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, const LayoutRequest& request)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Begins the layouts that are agreed, and drops those that were replaced or have failed. Called
-  // after every change.
-  void SettleLayouts(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // RANKS_LEFT if some rank has left and stays: no layout can be agreed then. Otherwise OK.
-  absl::Status RanksLeft(absl::string_view layout) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again.
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void RememberFailure(const LayoutChannel& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<LayoutChannel*> ChannelOf(std::uint32_t rank, std::uint32_t channel) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Ended(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status LossOf(std::uint32_t rank, const absl::Status& why) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if `failure`, of a reducer or an engine, is not OK.
   void FailLocked(const absl::Status& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OverLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool StepRunningLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeEnd(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::size_t InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A reduction or copy touches the memory of some session.
+  bool InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
   const JobIdentity identity_;
@@ -191,14 +158,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   mutable Mutex mutex_;
   std::shared_ptr<Reducer> node_group_ ABSL_GUARDED_BY(mutex_);
   Membership members_ ABSL_GUARDED_BY(mutex_);
-  // By channel. Numbers are never used again.
-  std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_ ABSL_GUARDED_BY(mutex_);
-  std::uint32_t last_channel_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<FailedAgreement> failures_ ABSL_GUARDED_BY(mutex_);
+  LayoutSet layouts_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
-  bool formed_ ABSL_GUARDED_BY(mutex_) = false;
-  // Ranks that have left and stay, in the order in which they left.
-  std::vector<std::uint32_t> away_ ABSL_GUARDED_BY(mutex_);
   // Why the job has ended; OK if it has not. Sessions learn it once nothing touches their memory
   // (`told_`).
   absl::Status end_ ABSL_GUARDED_BY(mutex_);

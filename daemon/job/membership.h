@@ -1,20 +1,18 @@
-// The ranks of a job, their sessions, and the actions that a change of the job leads to.
+// The ranks of a job and their sessions.
 
 #ifndef DAEMON_JOB_MEMBERSHIP_H_
 #define DAEMON_JOB_MEMBERSHIP_H_
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "daemon/job/deferred_actions.h"
 #include "daemon/job/session_message.h"
-#include "daemon/reduce/reducer.h"
 
 namespace gradsync::daemon {
 
@@ -34,21 +32,13 @@ struct Member {
   std::string node;                   // another node's name; empty: this one
 };
 
-// What to do after a change of the job's state, once its lock is released.
-struct DeferredActions {
-  absl::InlinedVector<ReduceOperation*, 8> reductions;
-  std::vector<GivenUpStep> given_up;
-  absl::InlinedVector<std::shared_ptr<SessionSink>, 8> flushes;
-  absl::InlinedVector<std::function<void()>, 1> copies;  // for the executor
-  // Memory that the job no longer uses. The executor drops the last reference, because unmapping
-  // takes milliseconds.
-  std::vector<std::shared_ptr<void>> releases;
-  // Ranks whose early messages broke the protocol, and how. Their sessions end.
-  std::vector<std::pair<std::uint32_t, absl::Status>> breaches;
-};
-
-// The state of each rank, and its session. Externally synchronized: guarded by the job's lock.
-// Shares the sinks with their sessions.
+// The state of each rank, and its session:
+//
+//   kAbsent --Join--> kLive --Stay--> kStayed --Resume--> kLive
+//   kLive or kStayed --Exit--> kExited
+//   kLive or kStayed --Lose--> kLost
+//
+// Externally synchronized: guarded by the job's lock. Shares the sinks with their sessions.
 class Membership {
  public:
   // `here`: this node's name, for messages of jobs that have ranks on other nodes.
@@ -56,8 +46,38 @@ class Membership {
       : members_(world_size), here_(std::move(here)) {}
 
   std::uint32_t world_size() const { return static_cast<std::uint32_t>(members_.size()); }
-  Member& operator[](std::uint32_t rank) { return members_[rank]; }
   const Member& operator[](std::uint32_t rank) const { return members_[rank]; }
+
+  // ---- Transitions. The caller checks that the rank is in a state from which they lead.
+  void Join(std::uint32_t rank, std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
+            std::string node) {
+    members_[rank] = {RankState::kLive, incarnation, std::move(sink), {}, std::move(node)};
+  }
+  void Stay(std::uint32_t rank) {
+    members_[rank].state = RankState::kStayed;
+    stayed_.push_back(rank);
+  }
+  void Exit(std::uint32_t rank) {
+    members_[rank].state = RankState::kExited;
+    stayed_.erase(std::remove(stayed_.begin(), stayed_.end(), rank), stayed_.end());
+  }
+  void Lose(std::uint32_t rank, const absl::Status& why) {
+    members_[rank].state = RankState::kLost;
+    members_[rank].loss = why;
+  }
+  // The ranks that stayed take part again. Returns them, in the order in which they left.
+  std::vector<std::uint32_t> Resume() {
+    for (const std::uint32_t rank : stayed_) members_[rank].state = RankState::kLive;
+    return std::exchange(stayed_, {});
+  }
+
+  // The ranks that have left and stay, in the order in which they left.
+  const std::vector<std::uint32_t>& stayed() const { return stayed_; }
+  // Every rank has joined once.
+  bool Formed() const {
+    return std::none_of(members_.begin(), members_.end(),
+                        [](const Member& member) { return member.state == RankState::kAbsent; });
+  }
 
   // True if steps and operations wait for this rank. They wait for an absent rank, too, but not for
   // one that has left.
@@ -92,9 +112,15 @@ class Membership {
     }
     actions->flushes.push_back(sink);
   }
+  // Sends the rank its session's last message. The rank keeps its state.
+  void EndSession(std::uint32_t rank, const absl::Status& status, DeferredActions* actions) {
+    Send(rank, SessionEndMessage{status}, actions);
+    members_[rank].sink.reset();
+  }
 
  private:
   std::vector<Member> members_;
+  std::vector<std::uint32_t> stayed_;
   const std::string here_;
 };
 

@@ -1,0 +1,34 @@
+// What follows from a change of a job's state, and is done once the job's lock is released.
+
+#ifndef DAEMON_JOB_DEFERRED_ACTIONS_H_
+#define DAEMON_JOB_DEFERRED_ACTIONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "daemon/job/session_message.h"
+#include "daemon/reduce/reducer.h"
+
+namespace gradsync::daemon {
+
+// A plain value of one call. Job::Transaction carries the actions out.
+struct DeferredActions {
+  absl::InlinedVector<ReduceOperation*, 8> reductions;
+  std::vector<GivenUpStep> given_up;
+  absl::InlinedVector<std::shared_ptr<SessionSink>, 8> flushes;
+  absl::InlinedVector<std::function<void()>, 1> copies;  // for the executor
+  // Memory that the job no longer uses. The executor drops the last reference, because unmapping
+  // takes milliseconds.
+  std::vector<std::shared_ptr<void>> releases;
+  // Ranks whose early messages broke the protocol, and how. Their sessions end.
+  std::vector<std::pair<std::uint32_t, absl::Status>> breaches;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_DEFERRED_ACTIONS_H_

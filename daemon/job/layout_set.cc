@@ -1,0 +1,376 @@
+#include "daemon/job/layout_set.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// Limits on the layouts that a job keeps. Clients cannot raise them.
+constexpr std::size_t kMaxLayouts = 256;
+constexpr std::size_t kMaxBucketRanks = std::size_t{1} << 17;
+
+}  // namespace
+
+LayoutSet::LayoutSet(const JobTerms& terms, Membership* members, std::size_t max_buckets_per_layout,
+                     LayoutChannel::OnReduced reduced)
+    : terms_(terms),
+      members_(members),
+      max_buckets_per_layout_(max_buckets_per_layout),
+      reduced_(std::move(reduced)) {}
+
+// ---- Finding a layout ---------------------------------------------------------------------------
+
+LayoutChannel* LayoutSet::Find(std::uint32_t channel) const {
+  const auto found = layouts_.find(channel);
+  return found == layouts_.end() ? nullptr : found->second.get();
+}
+
+bool LayoutSet::Gone(std::uint32_t channel) const {
+  return channel >= 1 && channel <= last_channel_ && Find(channel) == nullptr;
+}
+
+absl::Status LayoutSet::UnknownChannel(std::uint32_t rank, std::uint32_t channel) const {
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, reason::kUnknownChannel,
+      absl::StrCat("rank ", rank, ": there is no layout on channel ", channel,
+                   Gone(channel) ? "; it was replaced, or its agreement failed" : ""),
+      {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
+}
+
+bool LayoutSet::Replacing(std::uint32_t rank, std::uint32_t channel) const {
+  for (const auto& [number, layout] : layouts_) {
+    if (!layout->ready() && layout->agreement().replaces() == channel) {
+      return layout->agreement().Registered(rank);
+    }
+  }
+  return false;
+}
+
+absl::StatusOr<LayoutChannel*> LayoutSet::OfRank(std::uint32_t rank, std::uint32_t channel) const {
+  LayoutChannel* layout = Find(channel);
+  if (layout == nullptr) return UnknownChannel(rank, channel);
+  const auto breach = [&](absl::string_view what) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank, what),
+                     {{field::kJob, terms_.job_id},
+                      {field::kRank, rank},
+                      {field::kChannel, channel},
+                      {field::kStep, layout->step()}});
+  };
+  if ((*members_)[rank].state != RankState::kLive) {
+    return breach(" has left: it takes part in no step");
+  }
+  if (Replacing(rank, channel)) {
+    return breach(absl::StrCat(" is replacing layout '", layout->name(), "' on channel ", channel,
+                               ": it may not use it until RegisterLayout is answered"));
+  }
+  return layout;
+}
+
+// ---- Agreements ---------------------------------------------------------------------------------
+
+absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutRequest request,
+                                                   DeferredActions* actions) {
+  if ((*members_)[rank].state != RankState::kLive) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank, " has left: it cannot register a layout"));
+  }
+  if (absl::Status left = RanksLeft(request.spec.name); !left.ok()) return left;
+  if (absl::Status failed = TakeFailure(rank, request); !failed.ok()) return failed;
+  LayoutChannel* layout = FindPending(request);
+  if (layout == nullptr) {
+    auto begun = BeginAgreement(rank, request);
+    if (!begun.ok()) return begun.status();
+    layout = *begun;
+  }
+  absl::Status status = layout->agreement().Register(rank, std::move(request), actions);
+  if (!status.ok()) {
+    Settle(actions);
+    return status;
+  }
+  return layout;
+}
+
+absl::Status LayoutSet::RanksLeft(absl::string_view layout) const {
+  if (members_->stayed().empty()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRanksLeft,
+                   absl::StrCat("layout '", layout, "' cannot be agreed: rank ",
+                                absl::StrJoin(members_->stayed(), ", "),
+                                " left, and stays until every rank has. Register layouts before "
+                                "the first Leave, or after LeaveDone."),
+                   {{field::kJob, terms_.job_id}, {field::kRank, members_->stayed().front()}});
+}
+
+LayoutChannel* LayoutSet::FindPending(const LayoutRequest& request) const {
+  for (const auto& [channel, layout] : layouts_) {
+    if (layout->ready()) continue;
+    const bool same_place =
+        request.replaces != 0 && layout->agreement().replaces() == request.replaces;
+    if (same_place || layout->name() == request.spec.name) return layout.get();
+  }
+  return nullptr;
+}
+
+absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
+                                                         const LayoutRequest& request) {
+  std::size_t kept = 0;
+  for (const auto& [channel, layout] : layouts_) {
+    // There is at most one replacement of each layout.
+    if (layout->ready() || layout->agreement().replaces() == 0) ++kept;
+    if (channel == request.replaces || layout->name() != request.spec.name) continue;
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
+        absl::StrCat("rank ", rank, " has registered layout '", request.spec.name,
+                     "' already, on channel ", channel,
+                     ". Replace it, or give this one another name."),
+        {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
+  }
+  auto plan = PlanLayout(request.spec, max_buckets_per_layout_);
+  if (!plan.ok()) return plan.status();
+  if ((request.replaces == 0 && kept >= kMaxLayouts) ||
+      plan->buckets.size() * members_->world_size() > kMaxBucketRanks ||
+      last_channel_ == std::numeric_limits<std::uint32_t>::max()) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat("job '", terms_.job_id, "' has ", kept, " layouts, and this one has ",
+                     plan->buckets.size(), " buckets; a job may have ", kMaxLayouts,
+                     " layouts, and a layout ", kMaxBucketRanks,
+                     " buckets times ranks: raise bucket_cap_bytes"));
+  }
+  const std::uint32_t channel = ++last_channel_;
+  auto& layout = layouts_[channel];
+  layout = std::make_unique<LayoutChannel>(channel, request.spec, request.replaces, rank,
+                                           *std::move(plan), terms_, members_, reduced_);
+  return layout.get();
+}
+
+absl::Status LayoutSet::TakeFailure(std::uint32_t rank, const LayoutRequest& request) {
+  for (auto it = failures_.begin(); it != failures_.end(); ++it) {
+    if (it->name != request.spec.name || it->replaces != request.replaces || !it->untold[rank]) {
+      continue;
+    }
+    it->untold[rank] = false;
+    absl::Status status = it->status;
+    const auto& untold = it->untold;
+    if (std::find(untold.begin(), untold.end(), true) == untold.end()) failures_.erase(it);
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+void LayoutSet::RememberFailure(const LayoutChannel& layout) {
+  FailedAgreement failure{layout.name(), layout.agreement().replaces(),
+                          layout.agreement().failure(), std::vector<bool>(members_->world_size())};
+  bool late = false;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    failure.untold[rank] = members_->InSteps(rank) && !layout.agreement().KnowsFailure(rank);
+    late = late || failure.untold[rank];
+  }
+  if (!late) return;
+  if (failures_.size() >= kMaxLayouts) failures_.erase(failures_.begin());
+  failures_.push_back(std::move(failure));
+}
+
+void LayoutSet::Settle(DeferredActions* actions) {
+  for (auto it = layouts_.begin(); it != layouts_.end();) {
+    LayoutChannel& layout = *it->second;
+    if (layout.agreement().failed()) {
+      RememberFailure(layout);
+      it = layouts_.erase(it);
+      continue;
+    }
+    ++it;
+    if (layout.ready() || !layout.agreement().Complete()) continue;
+    const auto replaced = layouts_.find(layout.agreement().replaces());
+    if (replaced == layouts_.end()) {
+      layout.Begin(nullptr, actions);
+    } else {
+      layout.Begin(replaced->second.get(), actions);
+      // Also releases the layout's memory, including its arenas.
+      actions->releases.emplace_back(std::move(replaced->second));
+      layouts_.erase(replaced);
+    }
+  }
+}
+
+void LayoutSet::Refuse(std::uint32_t rank, std::uint32_t channel, const absl::Status& why,
+                       DeferredActions* actions) {
+  LayoutChannel* const layout = Find(channel);
+  if (layout == nullptr) return;
+  layout->agreement().Refuse(rank, why, actions);
+  Settle(actions);
+}
+
+absl::Status LayoutSet::CheckReplaces(std::uint32_t rank, std::uint32_t channel) const {
+  const auto layout = OfRank(rank, channel);
+  if (!layout.ok()) return layout.status();
+  const auto breach = [&](absl::string_view what) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank, " replaces layout '", (*layout)->name(),
+                                  "' on channel ", channel, ", ", what),
+                     {{field::kJob, terms_.job_id},
+                      {field::kRank, rank},
+                      {field::kChannel, channel},
+                      {field::kStep, (*layout)->step()}});
+  };
+  if (!(*layout)->ready()) return breach("which is not ready: wait for LayoutReady first");
+  if ((*layout)->InStep(rank)) {
+    return breach(absl::StrCat("whose step ", (*layout)->step(),
+                               " it is in: end or abandon it and wait for StepDone first"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayoutSet::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory,
+                                    DeferredActions* actions) {
+  // The call comes from the executor. The rank may have left or the agreement may have failed in
+  // the meantime.
+  if (Gone(channel) || (*members_)[rank].state == RankState::kStayed) return absl::OkStatus();
+  LayoutChannel* const layout = Find(channel);
+  if (layout == nullptr) return UnknownChannel(rank, channel);
+  absl::Status status = layout->agreement().Mapped(rank, std::move(memory));
+  Settle(actions);
+  return status;
+}
+
+void LayoutSet::Tick(std::uint64_t now_ns, DeferredActions* actions) {
+  for (const auto& [channel, layout] : layouts_) layout->Tick(now_ns, actions);
+  Settle(actions);
+}
+
+// ---- Membership ---------------------------------------------------------------------------------
+
+bool LayoutSet::InStep(std::uint32_t rank) const {
+  for (const auto& [channel, layout] : layouts_) {
+    if (layout->InStep(rank)) return true;
+  }
+  return false;
+}
+
+void LayoutSet::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns,
+                         DeferredActions* actions) {
+  for (const auto& [channel, layout] : layouts_) {
+    if (!layout->ready() && !exited) layout->agreement().Fail(RanksLeft(layout->name()), actions);
+    layout->RankLeft(rank, exited, now_ns, actions);
+  }
+  Settle(actions);
+}
+
+void LayoutSet::RankResumed(std::uint32_t rank) {
+  for (const auto& [channel, layout] : layouts_) layout->RankResumed(rank);
+  failures_.clear();  // from before the ranks left
+}
+
+std::vector<LeaveDoneMessage::NextStep> LayoutSet::NextSteps() const {
+  std::vector<LeaveDoneMessage::NextStep> steps;
+  for (const auto& [channel, layout] : layouts_) steps.push_back({channel, layout->step()});
+  return steps;
+}
+
+// ---- The end of the job -------------------------------------------------------------------------
+
+void LayoutSet::Stop() {
+  for (const auto& [channel, layout] : layouts_) layout->Stop();
+}
+
+void LayoutSet::GiveUp(DeferredActions* actions) {
+  for (const auto& [channel, layout] : layouts_) layout->GiveUp(actions);
+}
+
+void LayoutSet::FinishSeen(std::uint64_t now_ns, DeferredActions* actions) {
+  for (const auto& [channel, layout] : layouts_) layout->FinishSeen(now_ns, actions);
+}
+
+void LayoutSet::ReleaseMemory(DeferredActions* actions) {
+  for (const auto& [channel, layout] : layouts_) layout->ReleaseMemory(actions);
+}
+
+bool LayoutSet::in_flight() const {
+  for (const auto& [channel, layout] : layouts_) {
+    if (layout->in_flight() > 0) return true;
+  }
+  return false;
+}
+
+bool LayoutSet::StepRunning() const {
+  for (const auto& [channel, layout] : layouts_) {
+    if (layout->running()) return true;
+  }
+  return false;
+}
+
+// ---- For people ---------------------------------------------------------------------------------
+
+absl::Status LayoutSet::LossOf(std::uint32_t rank, const absl::Status& why) const {
+  std::string where = "between steps";
+  std::string channel = "0", step, bucket;
+  for (const auto& [number, layout] : layouts_) {
+    if (layout->agreement().failed()) continue;
+    if (!layout->ready()) {
+      where = absl::StrCat("while layout '", layout->name(), "' was being ",
+                           layout->agreement().replaces() == 0 ? "agreed" : "replaced");
+      channel = absl::StrCat(layout->channel());
+      step = bucket = "";
+      continue;
+    }
+    channel = absl::StrCat(layout->channel());
+    step = absl::StrCat(layout->step());
+    // A rank that has left steps does not have to mark buckets.
+    const bool owes = members_->InSteps(rank);
+    const auto unmarked = owes ? layout->FirstUnmarked(rank) : std::nullopt;
+    bucket = unmarked.has_value() ? absl::StrCat(*unmarked) : "";
+    where = absl::StrCat(layout->running() ? "in" : "before", " step ", step, " of layout '",
+                         layout->name(), "', ",
+                         unmarked.has_value() ? absl::StrCat("bucket ", bucket, " not ready")
+                         : owes               ? "every bucket ready"
+                                              : "after it had left");
+    if (layout->running()) break;
+  }
+  return MakeError(
+      absl::StatusCode::kAborted, reason::kRankLost,
+      absl::StrCat("rank ", rank, " of job '", terms_.job_id, "' was lost ", where,
+                   "; known because ", why.message(),
+                   ". Steps that are not complete are void. Start that rank again and join again "
+                   "from every rank."),
+      {{field::kJob, terms_.job_id},
+       {field::kRank, rank},
+       {field::kChannel, channel},
+       {field::kStep, step},
+       {field::kBucket, bucket}});
+}
+
+std::vector<std::uint32_t> LayoutSet::MissingRanks() const {
+  std::vector<std::uint32_t> missing;
+  for (const auto& [channel, layout] : layouts_) {
+    const std::vector<std::uint32_t> ranks = layout->MissingRanks();
+    missing.insert(missing.end(), ranks.begin(), ranks.end());
+  }
+  return missing;
+}
+
+std::vector<LayoutSnapshot> LayoutSet::Snapshot() const {
+  std::vector<LayoutSnapshot> snapshot;
+  for (const auto& [channel, layout] : layouts_) {
+    snapshot.push_back({layout->name(), channel, layout->plan().fingerprint,
+                        layout->spec().parameters.size(), layout->plan().buckets.size(),
+                        layout->plan().arena_bytes, layout->step(), layout->Missing(),
+                        layout->ready(), layout->stats().Snapshot()});
+  }
+  return snapshot;
+}
+
+std::optional<std::vector<StepTimes>> LayoutSet::Timeline(absl::string_view layout,
+                                                          std::size_t steps) const {
+  for (const auto& [channel, candidate] : layouts_) {
+    if (candidate->name() == layout) return candidate->timeline().Last(steps);
+  }
+  return std::nullopt;
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,126 @@
+// The layouts of a job: which there are, and how the ranks add and replace them.
+
+#ifndef DAEMON_JOB_LAYOUT_SET_H_
+#define DAEMON_JOB_LAYOUT_SET_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/job/deferred_actions.h"
+#include "daemon/job/job_status.h"
+#include "daemon/job/job_terms.h"
+#include "daemon/job/layout_agreement.h"
+#include "daemon/job/layout_channel.h"
+#include "daemon/job/membership.h"
+#include "daemon/telemetry/step_timeline.h"
+
+namespace gradsync::daemon {
+
+// A layout joins the set when its first rank registers it, and gets the next channel number. Its
+// steps begin when its agreement is reached; then it takes the place of the layout that it
+// replaces. A layout leaves the set when it is replaced or its agreement fails. The number of its
+// channel is never used again.
+//
+// Externally synchronized: guarded by the job's lock. Owns the layouts. A layout whose reductions
+// are in flight stays in the set: it cannot be replaced in the middle of a step.
+class LayoutSet {
+ public:
+  // `terms` and `members` outlive this. `reduced` is called for every layout.
+  LayoutSet(const JobTerms& terms, Membership* members, std::size_t max_buckets_per_layout,
+            LayoutChannel::OnReduced reduced);
+
+  // Null if no layout has this channel.
+  LayoutChannel* Find(std::uint32_t channel) const;
+  // The layout that `rank` may use in steps. INVALID_ARGUMENT UNKNOWN_CHANNEL; FAILED_PRECONDITION:
+  // the rank has left, or waits for the layout's replacement.
+  absl::StatusOr<LayoutChannel*> OfRank(std::uint32_t rank, std::uint32_t channel) const;
+
+  // ---- Agreements: as the calls of JobPort with these names. None of them comes after Stop().
+  // The layout is valid until the next call.
+  absl::StatusOr<LayoutChannel*> Register(std::uint32_t rank, LayoutRequest request,
+                                          DeferredActions* actions);
+  void Refuse(std::uint32_t rank, std::uint32_t channel, const absl::Status& why,
+              DeferredActions* actions);
+  absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const;
+  absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory,
+                           DeferredActions* actions);
+  // Ends what has passed its deadline.
+  void Tick(std::uint64_t now_ns, DeferredActions* actions);
+
+  // ---- Membership: as LayoutChannel. A rank that stays makes open agreements fail.
+  bool InStep(std::uint32_t rank) const;
+  void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
+  void RankResumed(std::uint32_t rank);
+  // For ranks that resume.
+  std::vector<LeaveDoneMessage::NextStep> NextSteps() const;
+
+  // ---- The end of the job, in this order; as LayoutChannel.
+  void Stop();
+  void GiveUp(DeferredActions* actions);
+  void FinishSeen(std::uint64_t now_ns, DeferredActions* actions);
+  void ReleaseMemory(DeferredActions* actions);
+
+  // Reductions in flight.
+  bool in_flight() const;
+  bool StepRunning() const;
+
+  // ---- For people
+  // RANK_LOST: `rank` is lost because of `why`. Says which step or agreement it was in. Called
+  // before the rank counts as lost.
+  absl::Status LossOf(std::uint32_t rank, const absl::Status& why) const;
+  // The ranks that running steps wait for. A rank may be there more than once.
+  std::vector<std::uint32_t> MissingRanks() const;
+  std::vector<LayoutSnapshot> Snapshot() const;
+  // The last steps of a layout; nullopt if there is no such layout.
+  std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
+
+ private:
+  // An agreement that failed before every rank had asked for it.
+  struct FailedAgreement {
+    std::string name;
+    std::uint32_t replaces = 0;
+    absl::Status status;
+    std::vector<bool> untold;  // by rank: does not know of it yet
+  };
+
+  // A layout had this channel.
+  bool Gone(std::uint32_t channel) const;
+  absl::Status UnknownChannel(std::uint32_t rank, std::uint32_t channel) const;
+  // `rank` waits for the replacement of `channel`.
+  bool Replacing(std::uint32_t rank, std::uint32_t channel) const;
+  // RANKS_LEFT if some rank has left and stays: no layout can be agreed then. Otherwise OK.
+  absl::Status RanksLeft(absl::string_view layout) const;
+
+  // The agreement that a request belongs to; null if the request begins one.
+  LayoutChannel* FindPending(const LayoutRequest& request) const;
+  absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, const LayoutRequest& request);
+  // Begins the layouts that are agreed, and drops those that were replaced or have failed. Called
+  // after every change.
+  void Settle(DeferredActions* actions);
+  void RememberFailure(const LayoutChannel& layout);
+  // The failure of this agreement that `rank` does not know yet; OK if there is none. Afterwards it
+  // counts as known.
+  absl::Status TakeFailure(std::uint32_t rank, const LayoutRequest& request);
+
+  // Constant after construction.
+  const JobTerms& terms_;
+  Membership* const members_;
+  const std::size_t max_buckets_per_layout_;
+  const LayoutChannel::OnReduced reduced_;
+
+  std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_;  // by channel
+  std::uint32_t last_channel_ = 0;
+  std::vector<FailedAgreement> failures_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_LAYOUT_SET_H_
