@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<CudaArena>> CudaArena::Create(const CudaDriver* d
     return MakeError(absl::StatusCode::kResourceExhausted, reason::kGpuOutOfMemory,
                      absl::StrCat("an arena needs ", arena->bytes_, " bytes of the GPU, which has ",
                                   free, " free of ", total,
-                                  "; have what else uses it leave more free (PyTorch: "
+                                  "; limit what other programs take of it (PyTorch: "
                                   "torch.cuda.set_per_process_memory_fraction)"));
   }
   if (!status.ok()) return status;

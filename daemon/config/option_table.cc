@@ -234,21 +234,20 @@ std::vector<OptionEntry> MakeTable() {
            CheckSocket,
            {"socket", kSockets,
             "Unix socket for gRPC. File descriptors travel over a second socket beside it: "
-            "X-fd.sock for "
-            "X.sock. Not used if the service manager passes the sockets.",
+            "X-fd.sock for X.sock. Not used if the service manager passes the sockets.",
             "/tmp/mine.sock"}),
-      Choice<std::uint32_t>(&Options::socket_mode, {{"0600", 0600}, {"0660", 0660}, {"0666", 0666}},
-                            {"socket_mode", kSockets,
-                             "Permission bits of both sockets. With 0660 the members of the "
-                             "sockets' group may train on "
-                             "this node, with 0666 everybody who can enter the directory.",
-                             "0600"}),
+      Choice<std::uint32_t>(
+          &Options::socket_mode, {{"0600", 0600}, {"0660", 0660}, {"0666", 0666}},
+          {"socket_mode", kSockets,
+           "Permission bits of both sockets. With 0660 the members of the sockets' group may train "
+           "on this node, with 0666 everybody who can enter the directory.",
+           "0600"}),
 
-      Bool(&Options::require_token, {"require_token", kIdentity,
-                                     "Refuse jobs without a token. Set this where pods of several "
-                                     "people share user ids: there "
-                                     "only the token separates their jobs.",
-                                     "true"}),
+      Bool(&Options::require_token,
+           {"require_token", kIdentity,
+            "Refuse jobs without a token. Set this where pods of several people share user ids: "
+            "there only the token separates their jobs.",
+            "true"}),
       Bool(&Options::allow_overflow_uid,
            {"allow_overflow_uid", kIdentity,
             "Serve user id 65534. All users of a foreign user namespace appear under this id and "
@@ -263,23 +262,20 @@ std::vector<OptionEntry> MakeTable() {
       Bytes(&Options::staging_bytes, kPage, kGiB, kPage,
             {"staging_bytes", kReduction,
              "Staging memory of each session. Broadcasts move through it in chunks; a small "
-             "all-reduce "
-             "must fit into it.",
+             "all-reduce must fit into it.",
              "8MiB"}),
 
       Time(&Options::lease, absl::Milliseconds(100), absl::Hours(1),
            {"lease", kTime,
-            "A trainer whose process lives but does not answer for this long, because it is "
-            "stopped or "
-            "swapped out, is lost.",
+            "How long a trainer may stay silent. Then it is lost: its process is stopped or "
+            "swapped out.",
             "1m"}),
-      Time(
-          &Options::step_timeout, absl::Milliseconds(100), absl::Hours(24),
-          {"step_timeout", kTime,
-           "Time that a step may take from its first ready bucket to its commit. A step that takes "
-           "longer is void. A job can set its own limit. Compilation and checkpoints happen inside "
-           "steps.",
-           "10m"}),
+      Time(&Options::step_timeout, absl::Milliseconds(100), absl::Hours(24),
+           {"step_timeout", kTime,
+            "Time that a step may take from its first ready bucket to its commit. A step that "
+            "takes longer is void. A job can set its own limit. Compilation and checkpoints happen "
+            "inside steps.",
+            "10m"}),
       Time(&Options::drain_timeout, absl::Milliseconds(100), absl::Hours(1),
            {"drain_timeout", kTime,
             "Time that running steps have to finish after SIGTERM. Then they are void. Keep it 5 s "
@@ -290,12 +286,11 @@ std::vector<OptionEntry> MakeTable() {
             {"quota_sessions_per_user", kQuotas, "Trainers (ranks) of one user at a time.", "64"}),
       Count(&Options::quota_jobs_per_user, 1, 65536,
             {"quota_jobs_per_user", kQuotas, "Jobs of one user at a time.", "8"}),
-      Bytes(
-          &Options::quota_arena_bytes_per_user, kMiB, 64 * kTiB, 1,
-          {"quota_arena_bytes_per_user", kQuotas,
-           "Memory of all arenas and staging memory of one user. A rank's arena is as large as its "
-           "gradients.",
-           "256GiB"}),
+      Bytes(&Options::quota_arena_bytes_per_user, kMiB, 64 * kTiB, 1,
+            {"quota_arena_bytes_per_user", kQuotas,
+             "Memory of all arenas and staging memory of one user. A rank's arena is as large as "
+             "its gradients.",
+             "256GiB"}),
       Count(&Options::quota_layouts_per_session, 1, 4096,
             {"quota_layouts_per_session", kQuotas,
              "Layouts (wrapped modules) that one trainer may register.", "8"}),
@@ -308,17 +303,14 @@ std::vector<OptionEntry> MakeTable() {
       Bytes(&Options::max_message_bytes, 64 * kKiB, kGiB, 1,
             {"max_message_bytes", kQuotas,
              "Largest gRPC message that the daemon accepts. The largest messages register layouts, "
-             "with "
-             "about 160 bytes per parameter.",
+             "with about 160 bytes per parameter.",
              "32MiB"}),
 
       Path(&Options::peer_listen, "host:port, host (port 7417), or empty", CheckPeerListen,
            {"peer_listen", kPeers,
             "Address on which this daemon listens for daemons of other nodes. Jobs that span nodes "
-            "need "
-            "it. Empty: the daemon does not listen. Only the cluster's own network should reach "
-            "this "
-            "port and the ephemeral ports of the engines.",
+            "need it. Empty: the daemon does not listen. Only the cluster's own network should "
+            "reach this port and the ephemeral ports of the engines.",
             "10.0.0.1:7417"}),
       Path(&Options::node_name, "at most 64 bytes without a comma, or empty", CheckNodeName,
            {"node_name", kPeers,
@@ -326,8 +318,7 @@ std::vector<OptionEntry> MakeTable() {
       Path(&Options::peer_tls_certificate, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_certificate", kPeers,
             "PEM file with this daemon's certificate. With it, peer_tls_key and peer_tls_ca, "
-            "daemons "
-            "authenticate each other. Gradients always travel in clear text.",
+            "daemons authenticate each other. Gradients always travel in clear text.",
             "/etc/gradsync/peer.crt"}),
       Path(&Options::peer_tls_key, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_key", kPeers, "PEM file with the certificate's private key.",
@@ -341,37 +332,33 @@ std::vector<OptionEntry> MakeTable() {
             "DNS name that the other nodes' certificates must have. Set it if all nodes share one "
             "certificate. Empty: each certificate must have its node's address.",
             "gradsyncd"}),
-      Count(
-          &Options::engine_lanes, 1, EngineSettings::kMaxLanes,
-          {"engine_lanes", kPeers,
-           "Connections between each two nodes of a job. Each has a thread on both nodes. This "
-           "option "
-           "and the next three hold for jobs whose rank 0 is on this node; the other nodes follow.",
-           "4"}),
+      Count(&Options::engine_lanes, 1, EngineSettings::kMaxLanes,
+            {"engine_lanes", kPeers,
+             "Connections between each two nodes of a job. Each has a thread on both nodes. This "
+             "option and the next three hold for jobs whose rank 0 is on this node; the other "
+             "nodes follow.",
+             "4"}),
       Bytes(&Options::engine_chunk_bytes, EngineSettings::kMinChunkBytes,
             EngineSettings::kMaxChunkBytes, EngineSettings::kMinChunkBytes,
             {"engine_chunk_bytes", kPeers,
              "Size of the pieces in which gradients travel between nodes. A lane uses up to five "
-             "times "
-             "as much memory.",
+             "times as much memory.",
              "1MiB"}),
-      Choice<WireType>(
-          &Options::engine_wire_type,
-          {{"same", WireType::kSame},
-           {"bfloat16", WireType::kBfloat16},
-           {"float16", WireType::kFloat16}},
-          {"engine_wire_type", kPeers,
-           "Type in which float32 gradients travel between nodes. A 16-bit type halves the bytes: "
-           "each "
-           "node's sum is rounded once, the sums are added in float32, and the result is rounded "
-           "once. float16 holds sums over all ranks up to 65504. All other data travels unchanged.",
-           "bfloat16"}),
-      Time(
-          &Options::engine_timeout, EngineSettings::kMinSilence, EngineSettings::kMaxSilence,
-          {"engine_timeout", kPeers,
-           "A node is lost if another node hears nothing from it, or its data does not arrive, for "
-           "this long. Slow trainers do not count: step_timeout bounds them.",
-           "30s"}),
+      Choice<WireType>(&Options::engine_wire_type,
+                       {{"same", WireType::kSame},
+                        {"bfloat16", WireType::kBfloat16},
+                        {"float16", WireType::kFloat16}},
+                       {"engine_wire_type", kPeers,
+                        "Type in which float32 gradients travel between nodes. A 16-bit type "
+                        "halves the bytes: each node's sum is rounded once, the sums are added in "
+                        "float32, and the result is rounded once. float16 holds sums over all "
+                        "ranks up to 65504. All other data travels unchanged.",
+                        "bfloat16"}),
+      Time(&Options::engine_timeout, EngineSettings::kMinSilence, EngineSettings::kMaxSilence,
+           {"engine_timeout", kPeers,
+            "A node is lost if another node hears nothing from it, or its data does not arrive, "
+            "for this long. Slow trainers do not count: step_timeout bounds them.",
+            "30s"}),
 
       Path(&Options::cuda_library, "a library's name or absolute path", CheckLibrary,
            {"cuda_library", kGpus, "CUDA driver library. Workers open it at run time.",
@@ -387,14 +374,12 @@ std::vector<OptionEntry> MakeTable() {
       Bytes(&Options::quota_gpu_bytes_per_user, kMiB, 64 * kTiB, 1,
             {"quota_gpu_bytes_per_user", kGpus,
              "Memory of all arenas of one user on GPUs. A rank's arena is as large as its "
-             "gradients. A "
-             "worker's own memory, four buckets and its CUDA context, does not count.",
+             "gradients. A worker's own memory, four buckets and its CUDA context, does not count.",
              "64GiB"}),
       Time(&Options::worker_idle_limit, absl::ZeroDuration(), absl::Hours(24),
            {"worker_idle_limit", kGpus,
             "Time for which a job's worker on a GPU is kept for the next trainers after the last "
-            "one "
-            "has ended.",
+            "one has ended.",
             "10m"}),
       Choice<CollectiveGate>(
           &Options::gate,
@@ -403,22 +388,19 @@ std::vector<OptionEntry> MakeTable() {
            {"none", CollectiveGate::kNone}},
           {"gate", kGpus,
            "When an all-reduce between GPUs begins. all_nodes: on all GPUs together, once every "
-           "rank's "
-           "gradients are ready; then no NCCL kernel waits on a GPU that trainers need. none: on "
-           "each GPU once its own ranks' gradients are ready; this saves a message and its answer. "
-           "auto: none if every GPU of the job is shared through MPS, else all_nodes.",
+           "rank's gradients are ready; then no NCCL kernel waits on a GPU that trainers need. "
+           "none: on each GPU once its own ranks' gradients are ready; this saves a message and "
+           "its answer. auto: none if every GPU of the job is shared through MPS, else all_nodes.",
            "all_nodes"}),
       Bool(&Options::mps_multiuser,
            {"mps_multiuser", kGpus,
             "True if MPS runs with -multiuser-server. Otherwise MPS serves one user at a time, and "
-            "the "
-            "daemon refuses trainers of users other than its own on GPUs that MPS shares.",
+            "the daemon refuses trainers of users other than its own on GPUs that MPS shares.",
             "true"}),
       Path(&Options::mps_control, "a program's name or absolute path, or empty", CheckProgram,
            {"mps_control", kGpus,
             "Control program of MPS. The daemon uses it to end the MPS client (terminate_client) "
-            "of a "
-            "lost trainer whose process still lives. Empty: never.",
+            "of a lost trainer whose process still lives. Empty: never.",
             "/usr/bin/nvidia-cuda-mps-control"}),
 
       Choice<LogLevel>(&Options::log_level,

@@ -62,7 +62,7 @@ absl::Status Validate(const GlooOptions& options) {
     return absl::InvalidArgumentError("chunk_bytes must be a multiple of 32 KiB, up to 64 MiB");
   }
   if (options.wire < WireType::kSame || options.wire > WireType::kFloat16) {
-    return absl::InvalidArgumentError("wire is of no type");
+    return absl::InvalidArgumentError("wire is no WireType");
   }
   if (options.silence_limit < EngineSettings::kMinSilence ||
       options.silence_limit > EngineSettings::kMaxSilence) {

@@ -155,8 +155,8 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
   if (buckets > max_buckets) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("layout '", spec.name, "' needs ", buckets, " buckets, allowed are ",
-                     max_buckets, " (quota_buckets_per_layout): raise bucket_cap_bytes"));
+        absl::StrCat("layout '", spec.name, "' needs ", buckets, " buckets; ", max_buckets,
+                     " allowed (quota_buckets_per_layout): raise bucket_cap_bytes"));
   }
   std::uint64_t end = 0;
   for (const Group& group : groups) {

@@ -325,7 +325,7 @@ void CoordinatorLink::MaybeEndRanks() {
           absl::StatusCode::kAborted, reason::kStepInDoubt,
           absl::StrCat(who, ". Rank ", rank->rank(),
                        " had every bucket of its step ready, and the verdict is not known: compare "
-                       "the ranks' last steps, or heal them by a broadcast."),
+                       "the ranks' last steps, or go on from a checkpoint on every rank."),
           {{field::kJob, key_.job_id}, {field::kRank, rank->rank()}, {field::kAddress, address_}}));
     } else {
       rank->End(MakeError(

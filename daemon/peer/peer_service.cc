@@ -298,7 +298,7 @@ class PeerService::Impl {
     if (open > kMaxNodes) {
       node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                             absl::StrCat("the daemon of node ", node_name_, " serves ", kMaxNodes,
-                                         " streams of other nodes, and no more")));
+                                         " streams of other nodes, as many as it may")));
     }
     ticker_->Wake();
   }

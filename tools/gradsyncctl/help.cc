@@ -231,7 +231,7 @@ trains, in the container where the trainers run: it sees what they see.
                                         ($GRADSYNC_CUDA_LIBRARY)
   MPS                                   whether it is on both here and for the daemon's workers
                                         ($CUDA_MPS_PIPE_DIRECTORY), and for whom
-  daemon, daemon's GPUs, workers        what the daemon reports; whether it sees the GPUs of here
+  daemon, daemon's GPUs, workers        what the daemon reports; whether it sees this machine's GPUs
   peer port                             for jobs that span nodes: whether it answers
 
 Exit status:

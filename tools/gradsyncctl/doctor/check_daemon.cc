@@ -20,8 +20,7 @@ namespace {
 
 constexpr char kShowGpusToDaemon[] =
     "show gradsyncd the GPUs: under systemd deploy/systemd/gpu.conf (PrivateDevices=yes hides "
-    "them), "
-    "in a container the trainers' GPUs (NVIDIA_VISIBLE_DEVICES)";
+    "them), in a container the trainers' GPUs (NVIDIA_VISIBLE_DEVICES)";
 
 // Empty if somebody listens there, else why not.
 std::string WhyUnreachable(const std::string& address, absl::Duration timeout) {
