@@ -99,9 +99,9 @@ absl::Status Connection::Join(absl::Time deadline) {
   if (!descriptors.ok()) {
     // A nonce ends with its session. Then the session's end is the reason, which may arrive later
     // on the stream.
-    const bool over =
+    const bool nonce_ended =
         absl::IsNotFound(descriptors.status()) || absl::IsUnavailable(descriptors.status());
-    auto end = AwaitEnd(over ? kReasonOfEnd : absl::ZeroDuration());
+    auto end = AwaitEnd(nonce_ended ? kReasonOfEnd : absl::ZeroDuration());
     return end.ok() ? descriptors.status() : end;
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");

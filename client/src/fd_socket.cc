@@ -79,7 +79,7 @@ absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& 
 
   FileDescriptor socket;
   if (auto status = OpenUnixSocket(SOCK_SEQPACKET, &socket); !status.ok()) return status;
-  if (auto status = ConnectUnixSocket(socket, path, Absent::kGone, deadline); !status.ok()) {
+  if (auto status = ConnectUnixSocket(socket, path, Absent::kLost, deadline); !status.ok()) {
     return status;
   }
   while (send(socket.get(), &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) {

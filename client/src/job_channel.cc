@@ -55,11 +55,12 @@ absl::StatusOr<std::uint64_t> JobChannel::Begin(
 
 absl::StatusOr<std::optional<JobChannel::Chunk>> JobChannel::AwaitChunk(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
-  const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return chunk_.has_value() || done_ || !failed_.ok() || !end_.ok();
   };
   DaemonSilence silence(connection_);
-  const Awaited awaited = AwaitUnlessSilent(&mutex_, absl::Condition(&over), deadline, &silence);
+  const Awaited awaited =
+      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), deadline, &silence);
   if (awaited == Awaited::kSilent) {
     given_up_ = MakeError(
         absl::StatusCode::kUnavailable, reason::kDaemonSilent,
@@ -225,12 +226,12 @@ absl::Status JobChannel::SendLeave(bool exit) {
 
 absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
-  const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return last_joiner_.has_value() || !end_.ok();
   };
   DaemonSilence silence(connection_);
   const Awaited awaited =
-      AwaitUnlessSilent(&mutex_, absl::Condition(&over), absl::Now() + timeout, &silence);
+      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), absl::Now() + timeout, &silence);
   if (awaited == Awaited::kSilent) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonSilent,
                      absl::StrCat("rank ", connection_.options().rank, ": ", silence.Description(),

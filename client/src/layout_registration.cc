@@ -58,10 +58,10 @@ void LayoutRegistration::OnFailed(const absl::Status& status) {
 }
 
 absl::Status LayoutRegistration::AwaitLocked(const bool* answered, absl::Time deadline) {
-  const auto over = [this, answered]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  const auto settled = [this, answered]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return *answered || !failed_.ok();
   };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&over), deadline)) {
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&settled), deadline)) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
         "the daemon did not answer RegisterLayout; check that gradsyncd is not stopped");
@@ -168,10 +168,10 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
   if (!descriptors.ok()) {
     // A nonce ends with its session or its agreement. Then that end is the reason, which may arrive
     // later on the stream.
-    const bool over =
+    const bool nonce_ended =
         absl::IsNotFound(descriptors.status()) || absl::IsUnavailable(descriptors.status());
-    const absl::Status failure =
-        registration->AwaitFailure(absl::Now() + (over ? kReasonOfEnd : absl::ZeroDuration()));
+    const absl::Status failure = registration->AwaitFailure(
+        absl::Now() + (nonce_ended ? kReasonOfEnd : absl::ZeroDuration()));
     return failure.ok() ? descriptors.status() : failure;
   }
   auto semaphores = MappedMemory::Map(descriptors->back().get(),

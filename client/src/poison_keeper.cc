@@ -34,7 +34,7 @@ PoisonKeeper::PoisonKeeper(BucketSemaphore* words, std::size_t count, std::uint6
 PoisonKeeper::~PoisonKeeper() {
   {
     absl::MutexLock lock(&mutex_);
-    over_ = true;
+    ending_ = true;
   }
   if (thread_.joinable()) thread_.join();
 }
@@ -43,7 +43,7 @@ void PoisonKeeper::Keep() {
   pthread_setname_np(pthread_self(), "gradsync");
   absl::Duration look = kFirstLook;
   absl::MutexLock lock(&mutex_);
-  while (!mutex_.AwaitWithTimeout(absl::Condition(&over_), look)) {
+  while (!mutex_.AwaitWithTimeout(absl::Condition(&ending_), look)) {
     Poison();
     look = std::min(look * 1.1, kLastLooks);
   }

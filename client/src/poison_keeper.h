@@ -37,7 +37,7 @@ class PoisonKeeper {
   const std::uint64_t step_;
 
   absl::Mutex mutex_;
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::thread thread_;  // last: starts when the other members are constructed
 };

@@ -87,7 +87,7 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
       return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
                        absl::StrCat("cannot connect to ", path, ": ", ErrnoText(error)));
     }
-    if (error != EAGAIN && absent == Absent::kGone) {
+    if (error != EAGAIN && absent == Absent::kLost) {
       return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
                        absl::StrCat("the daemon was lost: nobody listens at ", path, " any more (",
                                     ErrnoText(error), ")"));

@@ -32,13 +32,13 @@ class FileDescriptor {
 absl::Status OpenUnixSocket(int type, FileDescriptor* socket);
 
 // What it means that nobody listens: the daemon has not started yet, or it was lost.
-enum class Absent : std::uint8_t { kNotYet, kGone };
+enum class Absent : std::uint8_t { kNotYet, kLost };
 
 // Connects to `path`. With kNotYet, retries until the deadline while nobody listens. Retries also
 // while too many processes connect at once.
 //   INVALID_ARGUMENT   MALFORMED: the path is too long.
 //   PERMISSION_DENIED  CREDENTIALS: not retried; the message says who owns the socket.
-//   UNAVAILABLE        DAEMON_LOST: nobody listened until the deadline or, with kGone, at once.
+//   UNAVAILABLE        DAEMON_LOST: nobody listened until the deadline or, with kLost, at once.
 absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,
                                absl::Time deadline);
 

@@ -34,7 +34,7 @@ struct EngineSettings {
   std::size_t chunk_bytes = std::size_t{2} << 20;
   WireType wire = WireType::kSame;
   // A node that sends nothing for so long is lost; kMinSilence to kMaxSilence. With 8 s every rank
-  // learns of a dead link within 10 s.
+  // learns of a lost connection within 10 s.
   absl::Duration silence_limit = absl::Seconds(8);
 };
 

@@ -210,7 +210,7 @@ absl::Status AcceptPeers(const PeerMeshOptions& options, const Listener& listene
       stranger.fd.reset();
     }
     strangers.erase(std::remove_if(strangers.begin(), strangers.end(),
-                                   [](const Stranger& gone) { return !gone.fd.valid(); }),
+                                   [](const Stranger& stranger) { return !stranger.fd.valid(); }),
                     strangers.end());
     if (polled[0].revents != 0) {
       UniqueFd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));

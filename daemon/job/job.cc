@@ -317,14 +317,14 @@ void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status
 
 void Job::End(const absl::Status& why) {
   Transaction transaction(this);
-  if (OverLocked()) return;  // a job that has ended keeps its result
+  if (EmptyLocked()) return;  // a job that has ended keeps its result
   StopLocked(why);
   MaybeEnd(transaction.actions());
 }
 
 bool Job::EndIfIdle(const absl::Status& why) {
   Transaction transaction(this);
-  if (OverLocked()) return true;
+  if (EmptyLocked()) return true;
   if (end_.ok()) {
     if (layouts_.StepRunning()) return false;
     StopLocked(why);
@@ -383,12 +383,12 @@ std::string Job::MissingInStep(std::uint32_t channel, std::uint64_t step) const 
   return layout != nullptr && layout->step() == step ? layout->Missing() : "";
 }
 
-bool Job::Over() const {
+bool Job::Empty() const {
   MutexLock lock(&mutex_);
-  return OverLocked();
+  return EmptyLocked();
 }
 
-bool Job::OverLocked() const {
+bool Job::EmptyLocked() const {
   if (InFlight()) return false;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     if (members_[rank].sink != nullptr) return false;

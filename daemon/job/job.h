@@ -119,7 +119,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // True if the rank has a live session on this node.
   bool LiveHere(std::uint32_t rank) const;
   // No session is left, and no reduction touches the memory of one.
-  bool Over() const;
+  bool Empty() const;
   // Every rank has joined once.
   bool Formed() const;
   bool HasEnded() const;
@@ -143,7 +143,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if `failure`, of a reducer or an engine, is not OK.
   void FailLocked(const absl::Status& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool OverLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool EmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeEnd(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A reduction or copy touches the memory of some session.
   bool InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

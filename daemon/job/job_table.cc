@@ -18,7 +18,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
     const RankState state = current->StateOf(rank);
     const bool free = state == RankState::kAbsent;
     // A full job has no free rank, whatever the rank and world size of the new session.
-    const bool begin_next = current->HasEnded() || current->Over() || current->Formed() ||
+    const bool begin_next = current->HasEnded() || current->Empty() || current->Formed() ||
                             (!free && state != RankState::kLive);
     if (!begin_next) return current;
     generation = current->identity().generation + 1;
@@ -93,7 +93,7 @@ void JobTable::Tick() {
   for (const auto& job : Live()) job->Tick();
   MutexLock lock(&mutex_);
   for (auto it = jobs_.begin(); it != jobs_.end();) {
-    if (it->second->Over()) {
+    if (it->second->Empty()) {
       RetireLocked(std::move(it->second));
       it = jobs_.erase(it);
     } else {
@@ -101,7 +101,7 @@ void JobTable::Tick() {
     }
   }
   for (auto it = ending_.begin(); it != ending_.end();) {
-    if ((*it)->Over()) {
+    if ((*it)->Empty()) {
       RetireLocked(std::move(*it));
       it = ending_.erase(it);
     } else {

@@ -45,7 +45,7 @@ class JobTable final : public JobFinder {
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
             std::function<void(absl::StatusOr<Joined>)> joined) override;
 
-  // Deadlines; retires jobs that are over.
+  // Deadlines; retires empty jobs.
   void Tick();
   void EndAll(const absl::Status& why);
   // Ends the jobs that are between steps; true once all have ended.

@@ -31,7 +31,7 @@ LayoutChannel* LayoutSet::Find(std::uint32_t channel) const {
   return found == layouts_.end() ? nullptr : found->second.get();
 }
 
-bool LayoutSet::Gone(std::uint32_t channel) const {
+bool LayoutSet::HadLayout(std::uint32_t channel) const {
   return channel >= 1 && channel <= last_channel_ && Find(channel) == nullptr;
 }
 
@@ -39,7 +39,7 @@ absl::Status LayoutSet::UnknownChannel(std::uint32_t rank, std::uint32_t channel
   return MakeError(
       absl::StatusCode::kInvalidArgument, reason::kUnknownChannel,
       absl::StrCat("rank ", rank, ": there is no layout on channel ", channel,
-                   Gone(channel) ? "; it was replaced, or its agreement failed" : ""),
+                   HadLayout(channel) ? "; it was replaced, or its agreement failed" : ""),
       {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
 }
 
@@ -231,7 +231,7 @@ absl::Status LayoutSet::ArenaMapped(std::uint32_t rank, std::uint32_t channel, R
                                     DeferredActions* actions) {
   // The call comes from the executor. The rank may have left or the agreement may have failed in
   // the meantime.
-  if (Gone(channel) || (*members_)[rank].state == RankState::kStayed) return absl::OkStatus();
+  if (HadLayout(channel) || (*members_)[rank].state == RankState::kStayed) return absl::OkStatus();
   LayoutChannel* const layout = Find(channel);
   if (layout == nullptr) return UnknownChannel(rank, channel);
   absl::Status status = layout->agreement().Mapped(rank, std::move(memory));

@@ -92,7 +92,7 @@ class LayoutSet {
   };
 
   // A layout had this channel.
-  bool Gone(std::uint32_t channel) const;
+  bool HadLayout(std::uint32_t channel) const;
   absl::Status UnknownChannel(std::uint32_t rank, std::uint32_t channel) const;
   // `rank` waits for the replacement of `channel`.
   bool Replacing(std::uint32_t rank, std::uint32_t channel) const;

@@ -150,13 +150,13 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
       member->job->RefuseLayout(member->rank, message.refuse_layout().channel(), why);
       return absl::OkStatus();
     }
-    case v1::AttachRequest::kRankGone: {
-      const Member* const member = Find(message.rank_gone().incarnation());
+    case v1::AttachRequest::kRankEnded: {
+      const Member* const member = Find(message.rank_ended().incarnation());
       if (member == nullptr) return absl::OkStatus();  // it never joined
-      absl::Status why = StatusFromPeer(message.rank_gone().status());
+      absl::Status why = StatusFromPeer(message.rank_ended().status());
       if (why.ok()) why = absl::AbortedError("its session has ended");
       member->job->Lose(member->rank, member->incarnation, why);
-      members_.erase(message.rank_gone().incarnation());
+      members_.erase(message.rank_ended().incarnation());
       return absl::OkStatus();
     }
     case v1::AttachRequest::kLaunchDone:
@@ -170,10 +170,10 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
       return OnGpuArenaMapped(message.gpu_arena_mapped());
     case v1::AttachRequest::kWorkerReply:
       return workers_.Take(message.worker_reply());
-    case v1::AttachRequest::kWorkerGone: {
-      absl::Status why = StatusFromPeer(message.worker_gone().status());
-      if (why.ok()) return Malformed("WorkerGone without a reason");
-      workers_.Gone(message.worker_gone().worker(), why);
+    case v1::AttachRequest::kWorkerEnded: {
+      absl::Status why = StatusFromPeer(message.worker_ended().status());
+      if (why.ok()) return Malformed("WorkerEnded without a reason");
+      workers_.Ended(message.worker_ended().worker(), why);
       return absl::OkStatus();
     }
     case v1::AttachRequest::kDetach:

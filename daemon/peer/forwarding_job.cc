@@ -224,8 +224,8 @@ void ForwardingJob::End(const absl::Status& why) {
     // STEP_IN_DOUBT outweighs both reasons.
     const bool in_doubt = DetailsOf(why).reason == reason::kStepInDoubt;
     if (!why.ok() && !own_end_.ok() && !in_doubt) end = own_end_;
-    report = !gone_ && joined == nullptr;
-    gone_ = true;
+    report = !end_sent_ && joined == nullptr;
+    end_sent_ = true;
     pending.swap(pending_);
     questions.swap(questions_);
     staging_ = StagingMemory{};
@@ -234,8 +234,8 @@ void ForwardingJob::End(const absl::Status& why) {
   }
   if (report) {
     v1::AttachRequest message;
-    message.mutable_rank_gone()->set_incarnation(request_.incarnation);
-    *message.mutable_rank_gone()->mutable_status() = ToProto(why);
+    message.mutable_rank_ended()->set_incarnation(request_.incarnation);
+    *message.mutable_rank_ended()->mutable_status() = ToProto(why);
     context_.send(std::move(message));
   }
   if (joined != nullptr) {
@@ -515,20 +515,20 @@ void ForwardingJob::AskMissing(std::uint32_t channel, std::uint64_t step,
 
 void ForwardingJob::WillBeLost(const absl::Status& why) {
   MutexLock lock(&mutex_);
-  if (!gone_ && own_end_.ok()) own_end_ = why;
+  if (!end_sent_ && own_end_.ok()) own_end_ = why;
 }
 
 void ForwardingJob::Lose(std::uint32_t, std::uint64_t, const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
-    if (gone_ || sink_ == nullptr) return;
-    gone_ = true;
+    if (end_sent_ || sink_ == nullptr) return;
+    end_sent_ = true;
     own_end_ = why;
     state_ = RankState::kLost;
   }
   v1::AttachRequest message;
-  message.mutable_rank_gone()->set_incarnation(request_.incarnation);
-  *message.mutable_rank_gone()->mutable_status() = ToProto(why);
+  message.mutable_rank_ended()->set_incarnation(request_.incarnation);
+  *message.mutable_rank_ended()->mutable_status() = ToProto(why);
   context_.send(std::move(message));
 }
 

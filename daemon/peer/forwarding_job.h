@@ -145,7 +145,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   std::shared_ptr<SessionSink> sink_ ABSL_GUARDED_BY(mutex_);  // null once the session has ended
   std::function<void(absl::StatusOr<Joined>)> joined_ ABSL_GUARDED_BY(mutex_);
   RankState state_ ABSL_GUARDED_BY(mutex_) = RankState::kAbsent;
-  bool gone_ ABSL_GUARDED_BY(mutex_) = false;  // RankGone was sent
+  bool end_sent_ ABSL_GUARDED_BY(mutex_) = false;  // RankEnded was sent
   // Why the rank was lost here. The coordinator's reason may be another rank, lost with this one.
   absl::Status own_end_ ABSL_GUARDED_BY(mutex_);
   std::map<std::uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id

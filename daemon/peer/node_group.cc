@@ -388,7 +388,7 @@ absl::Status NodeGroup::RendezvousGet(const std::shared_ptr<NodeLink>& link,
 void NodeGroup::Tick() {
   std::set<const Job*> ended, formed;
   for (const auto& job : Jobs()) {
-    if (job->Over()) {
+    if (job->Empty()) {
       ended.insert(job.get());
     } else if (job->Formed() && !job->HasEnded()) {
       formed.insert(job.get());

@@ -172,8 +172,8 @@ class PeerService::Impl {
     }
     // The last reference to a stream goes on a thread of gRPC, without notice. So this polls.
     const absl::Time deadline = absl::Now() + kStopPatience;
-    while (!Gone() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
-    if (!Gone()) {
+    while (!AllStreamsEnded() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+    if (!AllStreamsEnded()) {
       MutexLock lock(&mutex_);
       Log(LogLevel::kWarning, "streams between nodes did not end",
           {{"nodes", acceptor_.Open().size()}, {"coordinators", Alive(&dialed_).size()}});
@@ -336,7 +336,7 @@ class PeerService::Impl {
   // Ends jobs whose ranks joined from other nodes before rank 0, with another token than rank 0's.
   void CheckTokens(const std::shared_ptr<NodeGroup>& node_group) {
     for (const auto& job : node_group->Jobs()) {
-      if (job->Formed() || job->Over() || job->LiveHere(0)) continue;
+      if (job->Formed() || job->Empty() || job->LiveHere(0)) continue;
       for (const auto& other : environment_.jobs->Jobs()) {
         const JobIdentity& identity = other->identity();
         if (identity.uid != node_group->key().uid || identity.job_id != node_group->key().job_id ||
@@ -391,7 +391,7 @@ class PeerService::Impl {
     return alive;
   }
 
-  bool Gone() {
+  bool AllStreamsEnded() {
     acceptor_.Stop();
     if (!acceptor_.Open().empty()) return false;
     MutexLock lock(&mutex_);

@@ -55,7 +55,7 @@ RemoteWorker::RemoteWorker(std::shared_ptr<NodeLink> link, std::uint64_t number,
     : link_(std::move(link)), number_(number), device_(std::move(device)), clock_(clock) {}
 
 RemoteWorker::~RemoteWorker() {
-  if (over()) return;
+  if (HasEnded()) return;
   v1::AttachResponse message;
   message.mutable_worker_release()->set_worker(number_);
   link_->Queue(std::move(message));
@@ -73,7 +73,7 @@ void RemoteWorker::Call(worker::Call call, std::vector<UniqueFd> /*descriptors*/
   absl::Status ended;
   {
     MutexLock lock(&mutex_);
-    ended = over_;
+    ended = end_;
     if (ended.ok()) {
       out->set_worker(number_);
       out->set_id(++last_id_);
@@ -88,8 +88,8 @@ void RemoteWorker::Call(worker::Call call, std::vector<UniqueFd> /*descriptors*/
 void RemoteWorker::Kill(const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
-    if (!over_.ok()) return;
-    over_ = why;
+    if (!end_.ok()) return;
+    end_ = why;
     v1::AttachResponse message;
     message.mutable_worker_release()->set_worker(number_);
     *message.mutable_worker_release()->mutable_status() = ToProto(why);
@@ -98,9 +98,9 @@ void RemoteWorker::Kill(const absl::Status& why) {
   link_->Flush();
 }
 
-bool RemoteWorker::over() const {
+bool RemoteWorker::HasEnded() const {
   MutexLock lock(&mutex_);
-  return !over_.ok();
+  return !end_.ok();
 }
 
 bool RemoteWorker::owes() const {
@@ -135,8 +135,8 @@ absl::Status RemoteWorker::Take(const v1::WorkerReply& reply) {
       why = MakeError(why.code(), details,
                       absl::StrCat("on node ", link_->node_name(), ": ", why.message()));
     }
-    if (reply.ended() && over_.ok()) {
-      over_ = why.ok() ? absl::UnavailableError("the worker has ended") : why;
+    if (reply.ended() && end_.ok()) {
+      end_ = why.ok() ? absl::UnavailableError("the worker has ended") : why;
     }
   }
   if (!why.ok()) {
@@ -156,7 +156,7 @@ void RemoteWorker::Lost(const absl::Status& why) {
   std::map<std::uint64_t, Unanswered> unanswered;
   {
     MutexLock lock(&mutex_);
-    if (over_.ok()) over_ = why;
+    if (end_.ok()) end_ = why;
     unanswered.swap(unanswered_);
   }
   for (auto& [id, call] : unanswered) call.answered(why);
@@ -208,7 +208,7 @@ absl::Status RemoteWorkers::Take(const v1::WorkerReply& reply) {
   return worker->Take(reply);
 }
 
-void RemoteWorkers::Gone(std::uint64_t number, const absl::Status& why) {
+void RemoteWorkers::Ended(std::uint64_t number, const absl::Status& why) {
   std::shared_ptr<RemoteWorker> worker;
   {
     MutexLock lock(&mutex_);

@@ -40,7 +40,7 @@ class RemoteWorker final : public WorkerPort {
   // its own node removes the arena.
   void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) override;
   void Kill(const absl::Status& why) override;
-  bool over() const override;
+  bool HasEnded() const override;
 
   // ---- For its node's stream
   // A call has not been answered.
@@ -66,7 +66,7 @@ class RemoteWorker final : public WorkerPort {
   mutable Mutex mutex_;
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::uint64_t, Unanswered> unanswered_ ABSL_GUARDED_BY(mutex_);  // by the call's id
-  absl::Status over_ ABSL_GUARDED_BY(mutex_);  // not OK: why it has ended
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);  // not OK: why it has ended
 };
 
 // All workers of one node in one job. Thread-safe; its lock comes before the workers'.
@@ -83,7 +83,7 @@ class RemoteWorkers {
                                                      const std::string& device);
   // A reply of a worker that has been released is ignored: the node may not know it yet.
   absl::Status Take(const v1::WorkerReply& reply);
-  void Gone(std::uint64_t number, const absl::Status& why);
+  void Ended(std::uint64_t number, const absl::Status& why);
   void Tick(std::uint64_t now_ns);
   // The node is lost.
   void Lost(const absl::Status& why);

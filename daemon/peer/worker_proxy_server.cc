@@ -156,7 +156,7 @@ void WorkerProxyServer::Answer(const CallId& id, const WorkerPort* worker,
   v1::WorkerReply* const out = message.mutable_worker_reply();
   out->set_worker(id.worker);
   out->set_id(id.call);
-  out->set_ended(worker == nullptr || worker->over());
+  out->set_ended(worker == nullptr || worker->HasEnded());
   if (reply.ok()) {
     out->set_reply(reply->message.SerializeAsString());
   } else {
@@ -192,20 +192,20 @@ void WorkerProxyServer::Release(const v1::WorkerRelease& release) {
 }
 
 void WorkerProxyServer::Tick() {
-  std::vector<std::uint64_t> gone;
+  std::vector<std::uint64_t> ended;
   {
     MutexLock lock(&mutex_);
     for (auto it = workers_.begin(); it != workers_.end();) {
       const auto port = it->second.port.lock();
-      const bool ended = it->second.owed == 0 && (port == nullptr || port->over());
-      if (ended) gone.push_back(it->first);
-      it = ended ? workers_.erase(it) : std::next(it);
+      const bool has_ended = it->second.owed == 0 && (port == nullptr || port->HasEnded());
+      if (has_ended) ended.push_back(it->first);
+      it = has_ended ? workers_.erase(it) : std::next(it);
     }
   }
-  for (const std::uint64_t number : gone) {
+  for (const std::uint64_t number : ended) {
     v1::AttachRequest message;
-    message.mutable_worker_gone()->set_worker(number);
-    *message.mutable_worker_gone()->mutable_status() = ToProto(WorkerLost());
+    message.mutable_worker_ended()->set_worker(number);
+    *message.mutable_worker_ended()->mutable_status() = ToProto(WorkerLost());
     owner_.send(std::move(message));
   }
 }

@@ -234,7 +234,7 @@ void AcceptLoop::ProcessEnded(std::uint64_t key) {
   const std::uint64_t connection = watched_[key].connection;
   for (const auto& session : sessions_->Sessions()) {
     if (session->identity().process.pidfd != caller.pidfd) continue;
-    sessions_->Gone(session, ProcessEndedError(caller));
+    sessions_->End(session, ProcessEndedError(caller));
   }
   // A forked child may still hold the socket, so end the connection too.
   for (auto& [other_key, other] : watched_) {

@@ -163,9 +163,9 @@ void SessionHandler::Opened(std::uint32_t protocol, std::uint32_t world_size,
     if (!ended) arrived_ = session;
   }
   if (ended) {
-    context_.sessions->Gone(session, MakeError(absl::StatusCode::kAborted, reason::kStreamEnded,
-                                               absl::StrCat("its connection was closed (pid ",
-                                                            process_.pid, ") while it joined")));
+    context_.sessions->End(session, MakeError(absl::StatusCode::kAborted, reason::kStreamEnded,
+                                              absl::StrCat("its connection was closed (pid ",
+                                                           process_.pid, ") while it joined")));
     return;
   }
   const auto nonce =
@@ -277,7 +277,7 @@ void SessionHandler::StreamEnded(const absl::Status& end, const std::string& dis
               {"step", DetailsOf(why).Value(field::kStep)},
               {"bucket", DetailsOf(why).Value(field::kBucket)},
               {"why", left ? "left" : why.message()}});
-  context_.sessions->Gone(std::move(session_), closed);  // it holds the stream as its sink
+  context_.sessions->End(std::move(session_), closed);  // it holds the stream as its sink
   session_ = nullptr;
 }
 

@@ -168,7 +168,7 @@ absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(
   return descriptors;
 }
 
-void SessionTable::Gone(std::shared_ptr<Session> session, const absl::Status& why) {
+void SessionTable::End(std::shared_ptr<Session> session, const absl::Status& why) {
   const SessionIdentity& identity = session->identity();
   session->End(why);
   // A rank that had left, or whose job had ended, is not lost.

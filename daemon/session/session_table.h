@@ -93,9 +93,9 @@ class SessionTable {
   // it belongs to another process.
   absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const ClientProcess& process);
 
-  // The session's stream or process has ended. Takes the caller's reference, so that the executor
-  // drops the last one and frees the memory.
-  void Gone(std::shared_ptr<Session> session, const absl::Status& why);
+  // Ends the session: its stream or its process has ended. Takes the caller's reference, so that
+  // the executor drops the last one and frees the memory.
+  void End(std::shared_ptr<Session> session, const absl::Status& why);
   void Tick();
   // Makes Open() fail with UNAVAILABLE DRAINING.
   void Drain();

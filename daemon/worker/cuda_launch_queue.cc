@@ -38,10 +38,10 @@ void CudaLaunchQueue::Submit(CudaLaunch launch) { waiting_.push_back(std::move(l
 
 void CudaLaunchQueue::Remove(const CudaSessionMemory* rank) {
   for (CudaLaunch& launch : waiting_) {
-    const auto gone = std::remove_if(launch.ranks.begin(), launch.ranks.end(),
-                                     [&](const auto& other) { return other.get() == rank; });
-    launch.void_contributions += static_cast<std::uint32_t>(launch.ranks.end() - gone);
-    launch.ranks.erase(gone, launch.ranks.end());
+    const auto removed = std::remove_if(launch.ranks.begin(), launch.ranks.end(),
+                                        [&](const auto& other) { return other.get() == rank; });
+    launch.void_contributions += static_cast<std::uint32_t>(launch.ranks.end() - removed);
+    launch.ranks.erase(removed, launch.ranks.end());
   }
 }
 

@@ -20,12 +20,12 @@ void CudaReadyWaits::GiveUp(std::uint64_t layout, std::uint64_t step) {
 
 std::vector<std::uint64_t> CudaReadyWaits::TakeReady() {
   std::vector<std::uint64_t> calls;
-  const auto over = [&calls](const CudaReadyWait& wait) {
+  const auto ready = [&calls](const CudaReadyWait& wait) {
     if (!AllReady(wait.ranks, wait.bucket, wait.step)) return false;
     calls.push_back(wait.call);
     return true;
   };
-  waits_.erase(std::remove_if(waits_.begin(), waits_.end(), over), waits_.end());
+  waits_.erase(std::remove_if(waits_.begin(), waits_.end(), ready), waits_.end());
   return calls;
 }
 

@@ -13,7 +13,7 @@ std::shared_ptr<NcclLaunchScheduler> GpuReducer::SchedulerOf(const std::string& 
     scheduler = std::make_shared<NcclLaunchScheduler>(gate_);
     // Each new job removes the schedulers of jobs whose workers have ended.
     for (auto it = schedulers_.begin(); it != schedulers_.end();) {
-      it = it->first != job && it->second->Over() ? schedulers_.erase(it) : std::next(it);
+      it = it->first != job && it->second->HasEnded() ? schedulers_.erase(it) : std::next(it);
     }
   }
   return scheduler;

@@ -113,7 +113,7 @@ void NcclLaunchScheduler::GiveUp(const GivenUpStep& step) {
   Pump();
 }
 
-bool NcclLaunchScheduler::Over() const {
+bool NcclLaunchScheduler::HasEnded() const {
   MutexLock lock(&mutex_);
   return pending_.empty() && ledger_.empty() &&
          std::all_of(members_.begin(), members_.end(),
@@ -131,7 +131,7 @@ void NcclLaunchScheduler::EnrollLocked(const ReduceOperation& operation) {
   bool changed = false;
   for (const auto& member : members_) {
     const auto worker = member.lock();
-    if (worker != nullptr && !worker->over()) {
+    if (worker != nullptr && !worker->HasEnded()) {
       members.push_back(member);
     } else {
       changed = true;
@@ -291,7 +291,7 @@ void NcclLaunchScheduler::LaunchLocked(ReduceOperation* operation) {
   // no GPU waits for that worker, and none reports the step as complete.
   bool whole = std::all_of(members_.begin(), members_.end(), [](const auto& member) {
     const auto worker = member.lock();
-    return worker != nullptr && !worker->over();
+    return worker != nullptr && !worker->HasEnded();
   });
   for (const DeviceArena* arena : operation->device().arenas) {
     whole = whole && std::any_of(members_.begin(), members_.end(), [&](const auto& member) {

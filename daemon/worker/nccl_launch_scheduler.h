@@ -39,7 +39,7 @@ class NcclLaunchScheduler : public std::enable_shared_from_this<NcclLaunchSchedu
   void Launch(ReduceOperation* operation);
   void GiveUp(const GivenUpStep& step);
   // Nothing is in flight, and none of its workers is alive.
-  bool Over() const;
+  bool HasEnded() const;
   // The one in force: kAllNodes or kNone. Nullopt while no workers are connected.
   std::optional<CollectiveGate> gate() const;
 

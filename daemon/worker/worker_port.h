@@ -33,7 +33,7 @@ class WorkerPort {
   virtual void Kill(const absl::Status& why) = 0;
 
   // True if the worker has ended, or is being ended.
-  virtual bool over() const = 0;
+  virtual bool HasEnded() const = 0;
 };
 
 }  // namespace gradsync::daemon

@@ -109,7 +109,7 @@ WorkerProcess::WorkerProcess(WorkerProcessOptions options,
 WorkerProcess::~WorkerProcess() {
   {
     const MutexLock lock(&mutex_);
-    if (!over_) {
+    if (!has_ended_) {
       stopping_ = true;
       Outgoing stop;
       stop.call.set_id(++last_id_);
@@ -121,9 +121,9 @@ WorkerProcess::~WorkerProcess() {
   if (thread_.joinable()) thread_.join();
 }
 
-bool WorkerProcess::over() const {
+bool WorkerProcess::HasEnded() const {
   const MutexLock lock(&mutex_);
-  return over_ || stopping_ || !why_.ok();
+  return has_ended_ || stopping_ || !why_.ok();
 }
 
 void WorkerProcess::End(const absl::Status& why) {
@@ -135,7 +135,7 @@ void WorkerProcess::Call(worker::Call call, std::vector<UniqueFd> descriptors, A
   absl::Status status;
   {
     const MutexLock lock(&mutex_);
-    if (over_ || stopping_) {
+    if (has_ended_ || stopping_) {
       status = why_.ok() ? absl::CancelledError("the worker is stopping") : why_;
     } else {
       const std::uint64_t id = ++last_id_;
@@ -178,7 +178,7 @@ void WorkerProcess::Kill(const absl::Status& why) {
 }
 
 void WorkerProcess::KillLocked(const absl::Status& why) {
-  if (over_) return;
+  if (has_ended_) return;
   if (why_.ok()) why_ = why;
   syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
 }
@@ -227,7 +227,7 @@ void WorkerProcess::Watch() {
   bool stopped;
   {
     const MutexLock lock(&mutex_);
-    over_ = true;
+    has_ended_ = true;
     stopped = stopping_;
     if (why_.ok()) {
       why_ = stopped ? absl::CancelledError("the worker has been stopped") : Lost(how);

@@ -68,7 +68,7 @@ class WorkerProcess final : public WorkerPort {
   void End(const absl::Status& why);
 
   pid_t pid() const { return pid_; }
-  bool over() const override;
+  bool HasEnded() const override;
   // The memory that it reported last; zeros before.
   worker::Pong memory() const;
 
@@ -113,8 +113,9 @@ class WorkerProcess final : public WorkerPort {
   std::deque<Outgoing> queue_ ABSL_GUARDED_BY(mutex_);  // calls for which the socket had no room
   bool starting_ ABSL_GUARDED_BY(mutex_) = true;        // no call has been answered yet
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status why_ ABSL_GUARDED_BY(mutex_);  // the first failure: the process is ending, or over
+  bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status why_
+      ABSL_GUARDED_BY(mutex_);  // the first failure: the process is ending, or has ended
   worker::Pong memory_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t owing_since_ns_ ABSL_GUARDED_BY(mutex_) =
       0;  // since when there are unanswered calls

@@ -67,7 +67,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     }
     if (!status.ok()) {
       at_once = status;
-    } else if (worker->open && !worker->process->over()) {
+    } else if (worker->open && !worker->process->HasEnded()) {
       at_once = worker->process;
     } else {
       worker->waiting.push_back(ready);

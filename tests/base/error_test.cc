@@ -13,10 +13,10 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 
 TEST(ErrorTest, KeepsReasonMessageAndFields) {
   const absl::Status status =
-      MakeError(absl::StatusCode::kAborted, reason::kRankLost, "rank 1 is gone",
+      MakeError(absl::StatusCode::kAborted, reason::kRankLost, "rank 1 was lost",
                 {{field::kJob, "run 7"}, {field::kRank, "1"}, {field::kBucket, ""}});
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(status.message(), "rank 1 is gone");
+  EXPECT_EQ(status.message(), "rank 1 was lost");
   const ErrorDetails details = DetailsOf(status);
   EXPECT_EQ(details.reason, "RANK_LOST");
   EXPECT_EQ(details.fields, (Fields{{"job", "run 7"}, {"rank", "1"}, {"bucket", ""}}));

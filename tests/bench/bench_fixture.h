@@ -68,8 +68,8 @@ class BenchTest : public testing::Test {
 
   int Run(const std::vector<std::string>& arguments) { return Wait(Start(arguments)); }
 
-  // Returns when every process that the bench has started is gone; the test's time limit is for one
-  // that stays.
+  // Returns when every process that the bench has started has ended; the test's time limit is for
+  // one that stays.
   static void AwaitOrphans() {
     while (waitpid(-1, nullptr, 0) > 0 || errno == EINTR) {
     }

@@ -364,9 +364,9 @@ ISOLATED_TEST(CudaHandoff, StreamMayBeDestroyedAfterTheCall, MachineWithGpus(1))
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 
   // A destroyed stream fails only that call.
-  const absl::Status gone = trainer.layout->MarkReady(1, 1, {early});
-  EXPECT_EQ(gone.code(), absl::StatusCode::kInvalidArgument) << gone;
-  EXPECT_EQ(ReasonOf(gone), "BAD_STREAM");
+  const absl::Status refused = trainer.layout->MarkReady(1, 1, {early});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  EXPECT_EQ(ReasonOf(refused), "BAD_STREAM");
   ASSERT_TRUE(trainer.layout->MarkReady(1, 1, {trainer.stream}).ok());
   ASSERT_TRUE(trainer.layout->EndStep(1).ok());
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
 # gradsyncctl, the program, asks a real daemon about a real job: every command, as text and as JSON,
-# while a step runs, after a rank's loss, of a stopped and of a dead daemon.
+# while a step runs, after a rank's loss, of a stopped daemon, and after the daemon's end.
 set -uo pipefail
 
 . tests/ctl/live_daemon.sh

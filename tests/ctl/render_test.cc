@@ -93,7 +93,7 @@ v1::GetStatusResponse BusyStatus() {
       world_size: 2
       state: JOB_STATE_FAILED
       missing_ranks: [ 0, 1 ]
-      failure: "rank 1 was lost in step 17 (its process 77 is gone)"
+      failure: "rank 1 was lost in step 17 (its process 77 has ended)"
       layouts { name: "model" step: 17 waiting_for: "rank 1 has not ended the step" ready: true }
     }
     warnings: "job old has failed"
@@ -121,7 +121,7 @@ digits  1000    1  running  1/2 +1 left  -         step 318 of model
   gate between its GPUs: all_nodes
 wide       0    3  forming  1/8          1-3, 5-7  ranks 1-3, 5-7 to join
 old     1001   12  FAILED   0/2          0-1       -
-  failed: rank 1 was lost in step 17 (its process 77 is gone)
+  failed: rank 1 was lost in step 17 (its process 77 has ended)
 
 LAYOUT  JOB     BUCKETS      BYTES  STEP  STATE     WAITING FOR
 model   digits        4  101.0 KiB   318  ready     rank 1 has not marked bucket 3 ready

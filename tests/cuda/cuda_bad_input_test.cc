@@ -300,10 +300,10 @@ ISOLATED_TEST(CudaBadInput, DestroyedStreamFailsOnlyLaterCalls, MachineWithGpus(
   // A call with a destroyed stream fails. The rank can still abandon the step.
   ASSERT_TRUE(first.Step(2, 0).ok());
   node.ExpectViolation("a stream that does not exist (any more) is used");
-  const absl::Status gone = second.layout().MarkReady(2, 0, {early});
-  EXPECT_EQ(ErrorReason(gone), "BAD_STREAM") << gone;
-  EXPECT_THAT(std::string(gone.message()), HasSubstr("rank 1, step 2, bucket 0"));
-  ASSERT_TRUE(second.layout().AbandonStep(2, "its stream is gone").ok());
+  const absl::Status refused = second.layout().MarkReady(2, 0, {early});
+  EXPECT_EQ(ErrorReason(refused), "BAD_STREAM") << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("rank 1, step 2, bucket 0"));
+  ASSERT_TRUE(second.layout().AbandonStep(2, "its stream was destroyed").ok());
   for (CudaRank* rank : {&first, &second}) {
     const absl::Status abandoned = rank->WaitStep(2).status();
     EXPECT_EQ(ErrorReason(abandoned), "STEP_ABANDONED") << abandoned;

@@ -69,7 +69,7 @@ constexpr Kind kKinds[] = {
     {"worker_call.new_nccl_id", 1, false},
     {"worker_reply.nccl_id", 1, true},
     {"worker_release", 1, false},
-    {"worker_gone", 1, true},
+    {"worker_ended", 1, true},
     // Replies without content: to AwaitReady, GiveUpStep and Disconnect, and to the last launch,
     // which fails.
     {"worker_reply", 2 * kBuckets + 5, true},
@@ -162,7 +162,7 @@ class Life {
       return marked.ok() ? job_.rank(rank).Wait(2) : marked;
     });
     return held || HeldBy("worker_release", 1) || HeldBy("worker_reply", CountOf("worker_reply")) ||
-           HeldBy("worker_gone", 1);
+           HeldBy("worker_ended", 1);
   }
 
   // Rank 1 may join and map its arena before rank 0 joins. If something were killed before rank 0
@@ -262,9 +262,9 @@ bool Lives(Party party, const WirePoint& point) {
       return true;
     case Party::kAlphasWorker:
       return !last_launch && !last_reply && point.kind != "worker_release" &&
-             point.kind != "worker_gone";
+             point.kind != "worker_ended";
     case Party::kBetasWorker:
-      return !last_reply && point.kind != "worker_gone";
+      return !last_reply && point.kind != "worker_ended";
   }
   return false;
 }
@@ -473,7 +473,7 @@ ISOLATED_TEST(GpuMessages, ListOfMessagesIsComplete, MachineWithGpus(2)) {
   }
   // The last messages come after the ranks have their results.
   std::map<std::string, int> said;
-  for (const auto& [kind, count] : life.proxy().AwaitPassed({{"worker_gone", 1}})) {
+  for (const auto& [kind, count] : life.proxy().AwaitPassed({{"worker_ended", 1}})) {
     if (kind.rfind("worker_", 0) == 0 || kind.rfind("gpu_", 0) == 0) said[kind] = count;
   }
   std::map<std::string, int> listed;

@@ -396,7 +396,7 @@ class LossAfterTheVerdict {
   LossAfterTheVerdict& operator=(const LossAfterTheVerdict&) = delete;
 
   GpuNodes& job() { return job_; }
-  // The proxy between the two daemons. It holds beta's RankGone message.
+  // The proxy between the two daemons. It holds beta's RankEnded message.
   fault::PeerProxy& proxy() { return proxy_; }
   void Expect(const std::function<void()>& lose, const std::set<std::string>& at_rank0) {
     OnEveryRank(2, [this](std::uint32_t rank) {
@@ -421,7 +421,7 @@ class LossAfterTheVerdict {
 
  private:
   GpuNodes job_{{{0, 0}, {1, 1}}};
-  fault::PeerProxy proxy_{job_.coordinator(), fault::WirePoint{"rank_gone", 1}};
+  fault::PeerProxy proxy_{job_.coordinator(), fault::WirePoint{"rank_ended", 1}};
 };
 
 ISOLATED_TEST(GpuNodes, CoordinatorsDeathAfterTheVerdictPutsTheStepInDoubt, MachineWithGpus(2)) {

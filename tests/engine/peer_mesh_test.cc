@@ -115,9 +115,9 @@ TEST(PeerMesh, GivesUpWhenTheStoreIsCancelled) {
   std::thread connects([&] { mesh = ConnectPeers(Options(0, 2, &store)); });
   ASSERT_TRUE(store.Get("watch/0", absl::Seconds(10)).ok());
   const std::uint64_t cancelled_ns = MonotonicNowNs();
-  store.Cancel(absl::AbortedError("node-1 is gone"));
+  store.Cancel(absl::AbortedError("node-1 was lost"));
   connects.join();
-  EXPECT_EQ(mesh.status(), absl::AbortedError("node-1 is gone"));
+  EXPECT_EQ(mesh.status(), absl::AbortedError("node-1 was lost"));
   EXPECT_LT(MonotonicNowNs() - cancelled_ns, 5'000'000'000u);
 }
 

@@ -389,9 +389,9 @@ MUTANTS = [
     Mutant(
         "waiting for the end of a worker of another node that is killed",
         REMOTE_WORKER,
-        "if (!over_.ok()) return;\n    over_ = why;",
-        """if (!over_.ok()) return;
-    over_ = why;
+        "if (!end_.ok()) return;\n    end_ = why;",
+        """if (!end_.ok()) return;
+    end_ = why;
     for (auto& [id, call] : unanswered_) call.answered(why);""",
         REMOTE_WORKER_TEST,
         "RemoteWorkerTest.CallsOfAKilledWorkerAreAnsweredWhenItHasEnded",
@@ -447,8 +447,8 @@ MUTANTS = [
     Mutant(
         "telling the coordinator that a worker has ended",
         PROXY_SERVER,
-        "if (ended) gone.push_back(it->first);",
-        "static_cast<void>(ended);",
+        "if (has_ended) ended.push_back(it->first);",
+        "static_cast<void>(has_ended);",
         PROXY_SERVER_TEST,
         "WorkerProxyServerTest.EndedWorkerIsReportedOnce",
     ),

@@ -485,7 +485,7 @@ ROLE(idle_rank) {
 
 MachineDescription ReportingDeath() {
   MachineDescription machine = MachineWithGpus(2);
-  machine.nccl_reports_dead_peers = true;
+  machine.nccl_reports_lost_peers = true;
   return machine;
 }
 

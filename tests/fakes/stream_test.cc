@@ -131,13 +131,13 @@ ISOLATED_TEST(Stream, UseAfterDestroyIsAViolation, MachineWithGpus(1)) {
 ISOLATED_TEST(Stream, WorkOfADestroyedStreamStillRuns, MachineWithGpus(1)) {
   EnterContext();
   CUstream stream = MakeStream();
-  Word go, gone;
+  Word go, written;
   CUDA_OK(cuStreamWaitValue64(stream, go.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
-  CUDA_OK(cuStreamWriteValue64(stream, gone.address(), 7, CU_STREAM_WRITE_VALUE_DEFAULT));
+  CUDA_OK(cuStreamWriteValue64(stream, written.address(), 7, CU_STREAM_WRITE_VALUE_DEFAULT));
   CUDA_OK(cuStreamDestroy(stream));
   go.Store(1);
   CUDA_OK(cuCtxSynchronize());
-  EXPECT_EQ(gone.Load(), 7u);
+  EXPECT_EQ(written.Load(), 7u);
 }
 
 ISOLATED_TEST(Stream, LegacyDefaultStreamWaitsForBlockingStreams, MachineWithGpus(1)) {

@@ -162,7 +162,7 @@ Phase Step(const std::string& name, int buckets) {
 Life End() {
   const std::vector<Message> leaving = {{"rank_request.leave", 1, Moment::kAnswering},
                                         {"rank_response.session_ending", 1, Moment::kDecided},
-                                        {"rank_gone", 1, Moment::kDecided}};
+                                        {"rank_ended", 1, Moment::kDecided}};
   return {
       {"leave", {"", "leave", ""}, leaving},
       {"agent_leaves", {"", "", "leave"}, leaving, Answer::kCommon, "OK", "step ranks=0", true},
@@ -253,7 +253,7 @@ const char* const kElsewhere[] = {
     // When a daemon stops: see tests/network/nodes_test.cc.
     "detach",
     // GPUs: see tests/cuda/cuda_nodes_test.cc.
-    "gpu_arena_mapped", "worker_reply", "worker_gone", "worker_call", "worker_release"};
+    "gpu_arena_mapped", "worker_reply", "worker_ended", "worker_call", "worker_release"};
 
 // ---- The nodes
 

@@ -297,8 +297,8 @@ TEST_F(NodesTest, JoinFailsInTimeWithoutACoordinator) {
   // A port that was free a moment ago.
   std::string address;
   {
-    TestDaemon gone(Flags("127.0.0.3", "gamma"));
-    address = gone.Status().peer_address();
+    TestDaemon ended(Flags("127.0.0.3", "gamma"));
+    address = ended.Status().peer_address();
   }
   Trainer trainer(b_, 1, 2, "job", "coordinator=" + address);
   const Reply reply = trainer.Join();
@@ -465,9 +465,9 @@ TEST_F(NodesTest, StreamWithoutHelloIsRefused) {
     }
     return stream->Finish();
   };
-  v1::AttachRequest gone;
-  gone.mutable_rank_gone()->set_incarnation(7);
-  EXPECT_EQ(end({gone}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  v1::AttachRequest ended;
+  ended.mutable_rank_ended()->set_incarnation(7);
+  EXPECT_EQ(end({ended}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(end({v1::AttachRequest()}).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   v1::AttachRequest hello;
   hello.mutable_hello()->set_protocol(1);
@@ -489,7 +489,7 @@ TEST_F(NodesTest, StreamWithoutHelloIsRefused) {
   refuse.mutable_refuse_layout()->set_incarnation(8);
   v1::AttachRequest done;
   done.mutable_launch_done()->set_epoch(9);
-  const grpc::Status foreign = end({hello, open, refuse, gone, done, v1::AttachRequest()});
+  const grpc::Status foreign = end({hello, open, refuse, ended, done, v1::AttachRequest()});
   EXPECT_EQ(foreign.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_NE(foreign.error_message().find("stranger"), std::string::npos);
   EXPECT_NE(foreign.error_message().find("an unknown kind"), std::string::npos);
@@ -619,7 +619,7 @@ TEST_F(NodesTest, UnrequestedGpuArenaEndsItsRank) {
   EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
   EXPECT_NE(reply.message.find("no layout on channel 1"), std::string::npos) << reply;
   // Its node stays connected until it sends an invalid message.
-  message.mutable_worker_gone()->set_worker(9);
+  message.mutable_worker_ended()->set_worker(9);
   stranger.Say(message);
   EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
@@ -639,7 +639,7 @@ TEST_F(NodesTest, GpuArenaWithoutADeviceEndsTheStream) {
 TEST_F(NodesTest, DetachBeforeTheNodesMeetEndsTheStream) {
   Stranger stranger(coordinator());  // rank 0 of its job never joins
   v1::AttachRequest message;
-  message.mutable_rank_gone()->set_incarnation(5);
+  message.mutable_rank_ended()->set_incarnation(5);
   stranger.Say(message);
   message.mutable_detach();
   stranger.Say(message);
@@ -663,7 +663,7 @@ TEST_F(NodesTest, DetachingNodeCannotJoinAgain) {
   stranger.Say(message);
   // The node owes the result of this launch, so its detaching cannot finish yet.
   ASSERT_TRUE(stranger.Await(v1::AttachResponse::kLaunch).has_value());
-  message.mutable_rank_gone()->set_incarnation(5);
+  message.mutable_rank_ended()->set_incarnation(5);
   stranger.Say(message);
   message.mutable_detach();
   stranger.Say(message);

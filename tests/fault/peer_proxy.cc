@@ -216,10 +216,10 @@ void PeerProxy::Pass(const std::string& kind, Verdict verdict) {
   verdict(true);
 }
 
-bool PeerProxy::AwaitHeld(const std::function<bool()>& over) {
+bool PeerProxy::AwaitHeld(const std::function<bool()>& ended) {
   std::unique_lock<std::mutex> lock(mutex_);
   EXPECT_TRUE(changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs),
-                                [&] { return held_ != nullptr || over(); }));
+                                [&] { return held_ != nullptr || ended(); }));
   return held_ != nullptr;
 }
 

@@ -47,9 +47,9 @@ class PeerProxy final : private v1::Peer::CallbackService {
 
   const std::string& address() const { return address_; }
 
-  // Waits until the message is held or `over` returns true. Returns true if the message is held.
-  // Wake() makes it check `over` again.
-  bool AwaitHeld(const std::function<bool()>& over);
+  // Waits until the message is held or `ended` returns true. Returns true if the message is held.
+  // Wake() makes it check `ended` again.
+  bool AwaitHeld(const std::function<bool()>& ended);
   void Wake();
   // Releases the held message. `deliver`: forwards it. Otherwise drops it and ends both sides of
   // the stream.

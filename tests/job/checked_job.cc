@@ -499,7 +499,7 @@ void CheckedJob::Finish() {
   }
   if (!violation_.empty()) return;
 
-  if (!job_->Over()) Violate("the job has not ended");
+  if (!job_->Empty()) Violate("the job has not ended");
   executor_.RunAll();  // frees the memory
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (memory_[rank]->Shared()) Violate("the job still holds the memory of rank ", rank);

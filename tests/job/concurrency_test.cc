@@ -374,7 +374,7 @@ TEST(ConcurrencyTest, CompleteStepsHoldTheAverageAndVerdictsAgree) {
   world.stop.store(true);
   while (running.load() > 0) {
     world.table.EndAll(
-        MakeError(absl::StatusCode::kAborted, Reason("STOPPED"), "the test is over"));
+        MakeError(absl::StatusCode::kAborted, Reason("STOPPED"), "the test has ended"));
     sched_yield();
   }
   for (std::thread& thread : threads) thread.join();
@@ -387,7 +387,7 @@ TEST(ConcurrencyTest, CompleteStepsHoldTheAverageAndVerdictsAgree) {
             << world.operations.load() << " operations, " << world.incarnations.load()
             << " sessions\n";
   world.table.Tick();
-  for (const auto& job : world.table.Jobs()) EXPECT_TRUE(job->Over());
+  for (const auto& job : world.table.Jobs()) EXPECT_TRUE(job->Empty());
 }
 
 TEST(ConcurrencyTest, RankMayJoinWhileAnotherIsLost) {

@@ -54,7 +54,7 @@ class JobTableTest : public testing::Test {
     return session.job.ok() ? (*session.job)->identity().generation : 0;
   }
   static void Lose(const Session& session, std::uint32_t rank) {
-    (*session.job)->Lose(rank, session.incarnation, absl::AbortedError("gone"));
+    (*session.job)->Lose(rank, session.incarnation, absl::AbortedError("ended"));
   }
   static void ExpectSaid(const absl::Status& status, absl::StatusCode code,
                          const std::string& reason, std::initializer_list<const char*> parts) {
@@ -191,7 +191,7 @@ TEST_F(JobTableTest, NewGenerationStartsBeforeOldReductionsFinish) {
   EXPECT_FALSE(old.Ended());
   table_.Tick();
   EXPECT_EQ(table_.Jobs().size(), 2u);
-  EXPECT_FALSE((*old.job)->Over());
+  EXPECT_FALSE((*old.job)->Empty());
   reducer_.CompleteAll();
   EXPECT_TRUE(old.Ended());
   table_.Tick();
@@ -291,8 +291,8 @@ TEST_F(JobTableTest, QuotaCountsTheLiveJobsOfAUser) {
   ASSERT_TRUE(full.job.ok());
   EXPECT_EQ(GenerationOf(Join(1, 2, Key(1000, "run0"))), 2u);
   // Jobs that have ended do not count.
-  const Session gone = Join(1, 2, Key(1000, "run1"));
-  Lose(gone, 1);
+  const Session ended = Join(1, 2, Key(1000, "run1"));
+  Lose(ended, 1);
   table_.Tick();
   EXPECT_TRUE(Join(0, 2, Key(1000, "one more")).job.ok());
 }

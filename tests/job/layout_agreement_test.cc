@@ -62,24 +62,24 @@ TEST_F(LayoutAgreementTest, LossAtAnyPointEndsEverySessionAndFreesAllMemory) {
   std::vector<std::uint32_t> order = {0, 0, 1, 1, 2, 2};
   do {
     for (std::size_t deaths = 0; deaths <= order.size(); ++deaths) {
-      for (std::uint32_t dead = 0; dead < 3; ++dead) {
+      for (std::uint32_t lost = 0; lost < 3; ++lost) {
         Restart(3);
         for (std::size_t i = 0; i < deaths; ++i) Advance(order[i]);
         TakeAll();
-        Lose(dead);
+        Lose(lost);
         for (std::uint32_t rank = 0; rank < 3; ++rank) {
           ASSERT_EQ(sink(rank).messages().size(), 1u);
           const absl::Status end = Only<SessionEndMessage>(rank).status;
           EXPECT_EQ(end.code(), absl::StatusCode::kAborted);
-          if (rank == dead) continue;
+          if (rank == lost) continue;
           EXPECT_EQ(ReasonOf(end), "RANK_LOST");
-          EXPECT_EQ(FieldOf(end, "rank"), std::to_string(dead));
+          EXPECT_EQ(FieldOf(end, "rank"), std::to_string(lost));
         }
         executor_.RunAll();
         for (const auto& ranks : memory_) {
           for (const auto& memory : ranks) EXPECT_TRUE(memory == nullptr || !memory->Shared());
         }
-        EXPECT_TRUE(job_->Over());
+        EXPECT_TRUE(job_->Empty());
       }
     }
   } while (std::next_permutation(order.begin(), order.end()));

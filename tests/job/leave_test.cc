@@ -107,7 +107,7 @@ TEST_F(LeaveTest, LastJoinerIsTheLastRankThatStayed) {
 TEST_F(LeaveTest, NoMessageIsSentWhenAllRanksExit) {
   for (const std::uint32_t rank : {0, 1, 2}) Exit(rank);
   EXPECT_TRUE(sink(0).Of<LeaveDoneMessage>().empty());
-  EXPECT_TRUE(job_->Over());
+  EXPECT_TRUE(job_->Empty());
 }
 
 TEST_F(LeaveTest, RankThatHasLeftCannotTakePart) {

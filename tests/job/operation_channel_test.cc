@@ -391,7 +391,7 @@ TEST_F(OperationChannelTest, LossDuringACopyIsReportedAfterTheCopy) {
     Only<SessionEndMessage>(rank);
   }
   EXPECT_FALSE(AnyStagingShared());
-  EXPECT_TRUE(job_->Over());
+  EXPECT_TRUE(job_->Empty());
 }
 
 TEST_F(OperationChannelTest, LossDuringAnAllReduceIsReportedAfterTheReduction) {
@@ -399,7 +399,7 @@ TEST_F(OperationChannelTest, LossDuringAnAllReduceIsReportedAfterTheReduction) {
   OperateAll(AllReduce(DataType::kFloat32, 2));
   Lose(1);
   EXPECT_TRUE(sink(0).messages().empty());
-  EXPECT_FALSE(job_->Over());
+  EXPECT_FALSE(job_->Empty());
   reducer_.CompleteAll();
   ASSERT_EQ(sink(0).messages().size(), 1u);
   EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(0).status), "RANK_LOST");

@@ -61,9 +61,9 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
     }
   }
 
-  // Expects that a rank's error arrived in time, and names one of the nodes `gone` as lost.
-  void ExpectNamed(const Reply& reply, const std::vector<int>& gone, std::uint64_t since_ns) const {
-    if (gone.front() == kCoordinator) {
+  // Expects that a rank's error arrived in time, and names one of the nodes `lost` as lost.
+  void ExpectNamed(const Reply& reply, const std::vector<int>& lost, std::uint64_t since_ns) const {
+    if (lost.front() == kCoordinator) {
       EXPECT_TRUE(reply.reason == "COORDINATOR_LOST" || reply.reason == "STEP_IN_DOUBT") << reply;
     } else {
       // The daemon reports what it sees first: the stream's end, its silence or the engine's error.
@@ -71,7 +71,7 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
                   (reply.reason == "ENGINE_TIMEOUT" && loss() != Loss::kKilled))
           << reply;
     }
-    EXPECT_TRUE(std::any_of(gone.begin(), gone.end(), [&reply](int node) {
+    EXPECT_TRUE(std::any_of(lost.begin(), lost.end(), [&reply](int node) {
       return absl::StrContains(reply.message, "node " + NodeCluster::Name(node));
     })) << reply;
     EXPECT_LE(reply.end_ns - since_ns, loss() == Loss::kKilled ? kDeathBoundNs : kSilenceBoundNs)

@@ -115,7 +115,7 @@ TEST_F(RemoteWorkerTest, FailureNamesTheNode) {
   const absl::Status why = answers_[0].status();
   EXPECT_EQ(why.message(), "on node beta: it was killed");
   EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
-  EXPECT_TRUE(worker->over());
+  EXPECT_TRUE(worker->HasEnded());
   Call(worker.get(), Launch());
   EXPECT_FALSE(answers_[1].ok()) << "it is answered at once";
   EXPECT_EQ(link_->sent.size(), 1u);
@@ -153,20 +153,20 @@ TEST_F(RemoteWorkerTest, LossAnswersEveryOpenCall) {
   const auto other = Worker(5, "GPU-b");
   Call(worker.get(), Launch());
   Call(other.get(), Launch());
-  workers_.Gone(4, absl::UnavailableError("ended"));
+  workers_.Ended(4, absl::UnavailableError("ended"));
   ASSERT_EQ(answers_.size(), 1u);
-  EXPECT_TRUE(worker->over());
-  EXPECT_FALSE(other->over());
-  workers_.Lost(absl::UnavailableError("the node is gone"));
+  EXPECT_TRUE(worker->HasEnded());
+  EXPECT_FALSE(other->HasEnded());
+  workers_.Lost(absl::UnavailableError("the node was lost"));
   ASSERT_EQ(answers_.size(), 2u);
-  EXPECT_TRUE(other->over());
+  EXPECT_TRUE(other->HasEnded());
 }
 
 TEST_F(RemoteWorkerTest, CallsOfAKilledWorkerAreAnsweredWhenItHasEnded) {
   const auto worker = Worker();
   Call(worker.get(), Launch());
   worker->Kill(absl::UnavailableError("the communicator is broken"));
-  EXPECT_TRUE(worker->over());
+  EXPECT_TRUE(worker->HasEnded());
   EXPECT_TRUE(answers_.empty()) << "the worker may still access its ranks' memory";
   EXPECT_NE(link_->sent[1].worker_release().status().code(), 0);
   v1::WorkerReply reply = ReplyTo(link_->sent[0]);
@@ -179,7 +179,7 @@ TEST_F(RemoteWorkerTest, NewWorkerOnAGpuReplacesTheOld) {
   const auto worker = Worker(4, "GPU-a");
   EXPECT_EQ(Worker(4, "GPU-a"), worker);
   EXPECT_NE(Worker(5, "GPU-a"), worker);
-  EXPECT_TRUE(worker->over());
+  EXPECT_TRUE(worker->HasEnded());
 }
 
 TEST_F(RemoteWorkerTest, WorkersPerNodeAreLimited) {

@@ -233,7 +233,7 @@ TEST_F(WorkerProxyServerTest, ConnectedWorkerIsKeptUntilReleased) {
   worker.lock()->answers.clear();
   EXPECT_TRUE(worker.expired());
   server_->Tick();
-  EXPECT_EQ(sent_.back().worker_gone().worker(), number_);
+  EXPECT_EQ(sent_.back().worker_ended().worker(), number_);
 }
 
 TEST_F(WorkerProxyServerTest, EndedWorkerIsReportedOnce) {
@@ -243,8 +243,8 @@ TEST_F(WorkerProxyServerTest, EndedWorkerIsReportedOnce) {
   server_->Tick();
   server_->Tick();
   ASSERT_EQ(sent_.size(), 1u);
-  EXPECT_EQ(sent_[0].worker_gone().worker(), number_);
-  EXPECT_NE(sent_[0].worker_gone().status().code(), 0);
+  EXPECT_EQ(sent_[0].worker_ended().worker(), number_);
+  EXPECT_NE(sent_[0].worker_ended().status().code(), 0);
   EXPECT_NE(server_->NumberOf(std::make_shared<FakeWorker>()), number_);
 }
 
@@ -267,8 +267,8 @@ TEST_F(WorkerProxyServerTest, LossOfTheCoordinatorKillsBusyWorkersOnly) {
   idle->Answer(WorkerPort::Reply{});
   server_->Call(Message(Launch()));
   server_->End(absl::UnavailableError("lost"));
-  EXPECT_TRUE(worker_->over());
-  EXPECT_FALSE(idle->over());
+  EXPECT_TRUE(worker_->HasEnded());
+  EXPECT_FALSE(idle->HasEnded());
   EXPECT_TRUE(idle->calls.back().has_disconnect());
   EXPECT_FALSE(server_->busy()) << "no worker accesses the ranks' memory";
   idle->answers.clear();  // the answers hold the worker

@@ -132,13 +132,13 @@ TEST_F(MessageStreamTest, CloseFinishesAfterQueuedMessages) {
   stream_->Began();
   stream_->Send(1);
   stream_->Queue(2);
-  stream_->Close(absl::AbortedError("over"));
+  stream_->Close(absl::AbortedError("ended"));
   stream_->Send(3);  // dropped
   EXPECT_FALSE(record_.finished.has_value());
   stream_->CompleteWrite();
   stream_->CompleteWrite();
   EXPECT_THAT(record_.sent, ElementsAre("1", "2"));
-  EXPECT_EQ(record_.finished, absl::AbortedError("over"));
+  EXPECT_EQ(record_.finished, absl::AbortedError("ended"));
 }
 
 TEST_F(MessageStreamTest, TheFirstEndCounts) {
@@ -213,9 +213,9 @@ TEST_F(MessageStreamTest, OtherSidesEndHasNoStatus) {
 
 TEST_F(MessageStreamTest, OnEndGetsTheOwnEnd) {
   stream_->Began();
-  stream_->Close(absl::AbortedError("over"));
+  stream_->Close(absl::AbortedError("ended"));
   stream_->EndReads();
-  EXPECT_EQ(record_.end, absl::AbortedError("over"));
+  EXPECT_EQ(record_.end, absl::AbortedError("ended"));
 }
 
 TEST_F(MessageStreamTest, SendsQueuedMessagesAfterTheOtherSidesHalfClose) {

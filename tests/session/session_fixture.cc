@@ -42,7 +42,7 @@ SessionFixture::SessionFixture(const SessionPolicy& policy)
 
 void SessionFixture::TearDown() {
   for (const auto& session : sessions_.Sessions()) {
-    sessions_.Gone(session, absl::AbortedError("the test is over"));
+    sessions_.End(session, absl::AbortedError("the test has ended"));
   }
   reducer_.CompleteAll();
   executor_.RunAll();

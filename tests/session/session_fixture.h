@@ -68,8 +68,8 @@ class SessionFixture : public testing::Test {
   // Registers a layout and expects success.
   static Session::Registration Register(const Opened& opened, const LayoutRequest& request);
 
-  void Gone(const Opened& opened) {
-    sessions_.Gone(*opened.session, absl::AbortedError("its process (pid 4711) has ended"));
+  void End(const Opened& opened) {
+    sessions_.End(*opened.session, absl::AbortedError("its process (pid 4711) has ended"));
   }
 
   ManualClock clock_;

@@ -96,7 +96,7 @@ TEST_F(SessionTableTest, EndedSessionHasNoNonces) {
   const Opened a = Open(0);
   const Opened b = Open(1);
   const Nonce of_a = Offer(a), of_b = Offer(b);
-  Gone(a);
+  End(a);
   EXPECT_EQ(sessions_.Claim(of_a, Client()).status().code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(sessions_.Claim(of_b, Client()).ok());
   // The process may end while the stream's thread registers a layout.
@@ -160,7 +160,7 @@ TEST_F(SessionTableTest, QuotaOfSessionsIsGivenBack) {
   ExpectError(Open(0, 1, Client(), "other").session.status(), absl::StatusCode::kResourceExhausted,
               "QUOTA", {"user 1000", "4 sessions", "quota_sessions_per_user"});
   EXPECT_TRUE(Open(0, 1, Client(kUser + 1)).session.ok());
-  Gone(opened[0]);
+  End(opened[0]);
   EXPECT_TRUE(Open(0, 1, Client(), "other").session.ok());
 }
 
@@ -192,7 +192,7 @@ TEST_F(SessionTableTest, IncarnationsAreUnique) {
     ASSERT_TRUE(opened.session.ok());
     EXPECT_TRUE(incarnations.insert(opened->identity().incarnation).second);
     EXPECT_FALSE(Open(7, 1, Client(kOverflowUid)).session.ok());
-    Gone(opened);
+    End(opened);
   }
 }
 
@@ -229,23 +229,23 @@ TEST_F(SessionTableTest, StepTimeoutDefaultsToTheDaemons) {
 // ---- Ends
 
 TEST_F(SessionTableTest, LossIsCountedOnce) {
-  const Opened dead = Open(0);
+  const Opened ended = Open(0);
   const Opened other = Open(1);
-  Gone(dead);
-  Gone(dead);
+  End(ended);
+  End(ended);
   EXPECT_EQ(sessions_.lost(), 1u);
   EXPECT_EQ(sessions_.Sessions().size(), 1u);
   ExpectError(other.end(), absl::StatusCode::kAborted, "RANK_LOST",
               {"rank 0", "known because its process (pid 4711) has ended"});
   // The end of the other session does not count as a loss.
-  Gone(other);
+  End(other);
   EXPECT_EQ(sessions_.lost(), 1u);
 }
 
 TEST_F(SessionTableTest, OrderlyExitIsNotALoss) {
   const Opened opened = Open(0);
   ASSERT_TRUE(opened->job().Leave(0, /*exit=*/true).ok());
-  Gone(opened);
+  End(opened);
   EXPECT_EQ(sessions_.lost(), 0u);
   EXPECT_TRUE(opened.end().ok());
 }
@@ -255,30 +255,30 @@ TEST_F(SessionTableTest, LossDuringARegistrationHoldsNothing) {
   for (int done = 0; done <= 7; ++done) {
     std::vector<std::weak_ptr<HostArena>> arenas;
     {
-      Opened dead = Open(0, 1);
-      ASSERT_TRUE(dead.session.ok()) << dead.session.status();
-      arenas.push_back(dead->staging());
+      Opened ended = Open(0, 1);
+      ASSERT_TRUE(ended.session.ok()) << ended.session.status();
+      arenas.push_back(ended->staging());
       Session::Registration registration;
       const std::function<void()> steps[] = {
-          [&] { Offer(dead); },
+          [&] { Offer(ended); },
           [&] {
-            registration = Register(dead, Layout(2048));
+            registration = Register(ended, Layout(2048));
             arenas.push_back(registration.memory.arena);
           },
           [&] {
             ASSERT_TRUE(sessions_
-                            .Offer(**dead.session,
+                            .Offer(**ended.session,
                                    {{registration.memory.arena, registration.memory.arena->fd()}})
                             .ok());
           },
           [&] { Populate(*registration.memory.arena); },
-          [&] { ASSERT_TRUE(dead->ArenaMapped(registration.channel).ok()); },
+          [&] { ASSERT_TRUE(ended->ArenaMapped(registration.channel).ok()); },
           [&] { executor_.RunAll(); },
-          [&] { ASSERT_TRUE(dead->MarkReady(registration.channel, 1, {0}).ok()); },
+          [&] { ASSERT_TRUE(ended->MarkReady(registration.channel, 1, {0}).ok()); },
       };
       for (int i = 0; i < done; ++i) steps[i]();
       registration = {};
-      Gone(dead);
+      End(ended);
     }
     const bool reducing = done == 7;
     EXPECT_EQ(reducer_.held().size(), reducing ? 1u : 0u);
@@ -299,7 +299,7 @@ TEST_F(SessionTableTest, LossDuringARegistrationHoldsNothing) {
 TEST_F(SessionTableTest, ExecutorFreesTheMemory) {
   Opened opened = Open(0, 1);
   const std::weak_ptr<HostArena> staging = opened->staging();
-  Gone(opened);
+  End(opened);
   opened.session = absl::UnknownError("no reference any more");
   EXPECT_FALSE(staging.expired());
   executor_.RunAll();

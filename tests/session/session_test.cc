@@ -122,9 +122,9 @@ TEST_F(SessionTest, MappingAfterTheSessionsEndChangesNothing) {
   const Opened opened = Open(0, 1);
   const auto registration = Register(opened, Layout(10));
   ASSERT_TRUE(opened->ArenaMapped(registration.channel).ok());  // not populated
-  opened->End(MakeError(kAborted, reason::kProcessEnded, "gone"));
+  opened->End(MakeError(kAborted, reason::kProcessEnded, "killed by the test"));
   executor_.RunAll();
-  ExpectError(opened.end(), kAborted, "PROCESS_ENDED", {"gone"});
+  ExpectError(opened.end(), kAborted, "PROCESS_ENDED", {"killed by the test"});
 }
 
 // ---- Quotas
@@ -161,10 +161,10 @@ TEST_F(SessionTest, LayoutBeyondTheArenaQuotaFailsOnEveryRank) {
   EXPECT_FALSE(a.ended());
   EXPECT_FALSE(b.ended());
   // b's memory does not count; a's counts until its session ends.
-  Gone(b);
+  End(b);
   executor_.RunAll();
   EXPECT_GT(quota_.bytes_of(kUser), held - kStagingBytes);
-  Gone(a);
+  End(a);
 }
 
 TEST_F(SessionTest, MemoryCountsUntilItIsFreed) {
@@ -272,7 +272,7 @@ TEST_F(LeaseTest, SilentProcessIsLostAfterItsLease) {
   ExpectError(other.end(), kAborted, "RANK_LOST",
               {"rank 0", "known because its process answered nothing for 30000 ms"});
   EXPECT_EQ(sessions_.lost(), 0u);  // counted when its stream has ended
-  Gone(stopped);
+  End(stopped);
   EXPECT_EQ(sessions_.lost(), 1u);
 }
 

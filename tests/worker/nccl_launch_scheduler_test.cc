@@ -19,7 +19,7 @@ TEST(NcclLaunchScheduler, LaunchOfAGivenUpStepIsVoidAtOnce) {
   EXPECT_EQ(done, 1);
   EXPECT_TRUE(operation.device().is_void);
   EXPECT_TRUE(operation.failure.ok()) << operation.failure;
-  EXPECT_TRUE(scheduler->Over());
+  EXPECT_TRUE(scheduler->HasEnded());
 }
 
 }  // namespace

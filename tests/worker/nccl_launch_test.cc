@@ -215,7 +215,7 @@ ISOLATED_TEST(NcclLaunch, WorkerEndsAfterAPeersDeathInAnAllReduce, MachineWithGp
 
 MachineDescription WithSockets() {
   MachineDescription machine = MachineWithGpus(2);
-  machine.nccl_reports_dead_peers = true;
+  machine.nccl_reports_lost_peers = true;
   return machine;
 }
 

@@ -132,7 +132,7 @@ TEST_F(WorkerSupervisorTest, EnsureNeverReturnsAProcessThatIsBeingKilled) {
   const auto first = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(first.ok());
   (*first)->Kill(absl::UnavailableError("another GPU's worker was lost"));
-  EXPECT_TRUE((*first)->over());
+  EXPECT_TRUE((*first)->HasEnded());
   const auto second = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_NE((*second)->pid(), (*first)->pid());
@@ -247,7 +247,7 @@ TEST_F(WorkerSupervisorTest, ShutsDownWorkersThatCallersStillHold) {
   const auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok());
   supervisor_->Shutdown();
-  EXPECT_TRUE((*worker)->over());
+  EXPECT_TRUE((*worker)->HasEnded());
   EXPECT_TRUE(supervisor_->Workers().empty());
 }
 

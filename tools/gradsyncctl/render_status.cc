@@ -42,7 +42,7 @@ absl::string_view StateName(v1::JobState state) {
 }
 
 // Failed and ended jobs are listed for their statistics; nothing of them waits any more.
-bool IsOver(const v1::JobStatus& job) {
+bool HasEnded(const v1::JobStatus& job) {
   return job.state() == v1::JOB_STATE_FAILED || job.state() == v1::JOB_STATE_ENDED;
 }
 
@@ -58,7 +58,7 @@ std::string RankCount(const v1::JobStatus& job) {
 }
 
 std::string WaitingFor(const v1::JobStatus& job) {
-  if (IsOver(job)) return "-";
+  if (HasEnded(job)) return "-";
   if (job.state() == v1::JOB_STATE_FORMING) {
     const std::vector<std::uint32_t> missing(job.missing_ranks().begin(),
                                              job.missing_ranks().end());
@@ -80,7 +80,7 @@ std::string WaitingFor(const v1::JobStatus& job) {
 double Badness(const v1::JobStatus& job) {
   if (job.state() == v1::JOB_STATE_FAILED) return 3;
   if (job.state() == v1::JOB_STATE_FORMING) return 2;
-  return WaitingFor(job) == "-" ? (IsOver(job) ? -1 : 0) : 1;
+  return WaitingFor(job) == "-" ? (HasEnded(job) ? -1 : 0) : 1;
 }
 
 // "64 jobs: 3 FAILED, 60 running, 1 ended"; empty for one job, which needs no total.
@@ -125,7 +125,7 @@ TextTable Layouts(const v1::GetStatusResponse& status) {
                    {"STATE"},
                    {"WAITING FOR"}});
   for (const v1::JobStatus& job : status.jobs()) {
-    if (IsOver(job)) continue;
+    if (HasEnded(job)) continue;
     for (const v1::LayoutStatus& layout : job.layouts()) {
       table.AddRow(
           {layout.name(), job.job_id(), absl::StrCat(layout.buckets()), FormatBytes(layout.bytes()),

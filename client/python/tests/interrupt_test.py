@@ -105,7 +105,7 @@ def test_the_result_of_an_interrupted_wait_is_dropped(daemon):
 @pytest.mark.parametrize("operation", ["wait_step", "wait_bucket", "barrier"])
 def test_other_threads_run_during_a_wait(daemon, operation, on_main_thread):
     with job(daemon, 2, [1]) as (sessions, layouts):
-        over = threading.Event()
+        ended = threading.Event()
         calls = {
             "wait_step": lambda: layouts[0].wait_step(1, 0.4),
             "wait_bucket": lambda: layouts[0].wait_bucket(1, 0, 0.4),
@@ -115,13 +115,13 @@ def test_other_threads_run_during_a_wait(daemon, operation, on_main_thread):
         def wait():
             with pytest.raises(gradsync.DeadlineExceededError):
                 calls[operation]()
-            over.set()
+            ended.set()
 
         rounds = 0
 
         def count():
             nonlocal rounds
-            while not over.is_set():
+            while not ended.is_set():
                 rounds += 1
 
         waiter, counter = (wait, count) if on_main_thread else (count, wait)

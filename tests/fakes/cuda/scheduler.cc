@@ -142,10 +142,10 @@ void Scheduler::AwaitNothing(Operation::Kind kind, const Timeline& timeline,
 void Scheduler::NoteUse(const Timeline& timeline, CUdeviceptr address, std::size_t bytes,
                         const std::string& call) {
   daemon::MutexLock lock(&mutex_);
-  const Access gone{address, bytes, true};
+  const Access touched{address, bytes, true};
   for (const auto& operation : timeline.pending_) {
     for (const Access& access : operation->accesses) {
-      if (!Conflict(gone, access)) continue;
+      if (!Conflict(touched, access)) continue;
       folder_.Note(kViolation, call + " of memory that " + operation->name + " will still touch");
       return;
     }

@@ -47,9 +47,9 @@ struct MachineDescription {
   std::uint64_t seed = 1;
   // A nonblocking communicator launches at a random poll, at the latest at this one.
   int late_polls = 3;
-  // If true, NCCL reports a dead process as ncclRemoteError, as over sockets. Otherwise the other
+  // If true, NCCL reports a lost process as ncclRemoteError, as over sockets. Otherwise the other
   // ranks spin, as over NVLink or shared memory.
-  bool nccl_reports_dead_peers = false;
+  bool nccl_reports_lost_peers = false;
 };
 
 // "GPU-00000000-0000-0000-0000-000000000001" for 1. On a real machine, the UUID of the GPU with

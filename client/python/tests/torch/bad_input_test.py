@@ -590,7 +590,7 @@ def train_until_killed(victim, wrapper_options):
             model(data).sum().backward()
     except gradsync.Error as error:
         took = time.monotonic() - start
-        gone = all(p.grad is None for p in model.parameters())
+        no_gradients = all(p.grad is None for p in model.parameters())
         ends = []
         # Every later pass raises the same error at once.
         with contextlib.suppress(AttributeError):
@@ -598,16 +598,16 @@ def train_until_killed(victim, wrapper_options):
                 model(data).sum().backward()
             except gradsync.Error as again:
                 ends.append(again.code)
-        return error.code, error.reason, error.rank, took, gone, ends
+        return error.code, error.reason, error.rank, took, no_gradients, ends
     return None
 
 
 @pytest.mark.parametrize("options", [SMALL_BUCKETS, {}], ids=["buckets", "one-bucket"])
 def test_a_trainer_killed_in_backward(daemon, options):
     ends = Ranks(train_until_killed, 3, 1, options, timeout=60).results(ranks=[0, 2])
-    for code, reason, rank, took, gone, again in ends:
+    for code, reason, rank, took, no_gradients, again in ends:
         assert (code, reason, rank) == ("ABORTED", "RANK_LOST", 1)
-        assert took < SLACK and gone and again == ["ABORTED"]
+        assert took < SLACK and no_gradients and again == ["ABORTED"]
 
 
 def train_until_the_daemon_dies(pid):
@@ -627,16 +627,16 @@ def train_until_the_daemon_dies(pid):
         model.zero_grad(set_to_none=True)
         model(data).sum().backward()
     except gradsync.Error as error:
-        gone = all(p.grad is None for p in model.parameters())
-        return error.code, error.reason, time.monotonic() - start, gone
+        no_gradients = all(p.grad is None for p in model.parameters())
+        return error.code, error.reason, time.monotonic() - start, no_gradients
     return None
 
 
 def test_the_daemon_killed_in_backward(own_daemon):
     for end in run_ranks(train_until_the_daemon_dies, 2, own_daemon.pid, timeout=60):
-        code, reason, took, gone = end
+        code, reason, took, no_gradients = end
         assert code == "UNAVAILABLE" and reason in ("DAEMON_LOST", "STEP_IN_DOUBT")
-        assert took < SLACK and gone
+        assert took < SLACK and no_gradients
 
 
 def wrap_without_a_daemon():

@@ -46,9 +46,9 @@ def run_trials(directory, module_name, selected, shared):
             store.wait([f"{key}/{r}" for r in range(world_size)], trial.LIMIT)
     # Rank 0 has the store, so it ends last.
     if rank == 0:
-        store.wait([f"gone/{r}" for r in range(1, world_size)], trial.LIMIT)
+        store.wait([f"left/{r}" for r in range(1, world_size)], trial.LIMIT)
     else:
-        store.set(f"gone/{rank}", b"")
+        store.set(f"left/{rank}", b"")
 
 
 def read_outcomes(shared, rank):
