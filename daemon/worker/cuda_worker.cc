@@ -1,5 +1,6 @@
 #include "daemon/worker/cuda_worker.h"
 
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/cuda/cuda_device.h"
@@ -73,21 +75,27 @@ void CudaWorker::Issue() {
 
 std::deque<CudaWorker::Posted> CudaWorker::Take() {
   std::vector<pollfd> waited{{wake_.get(), POLLIN, 0}};
-  for (const Removal& removal : kept_) waited.push_back({removal.memory->trainer.get(), POLLIN, 0});
+  if (arenas_ != nullptr) {
+    const std::vector<pollfd> trainers = arenas_->AwaitedTrainers();
+    waited.insert(waited.end(), trainers.begin(), trainers.end());
+  }
   ppoll(waited.data(), waited.size(), idle() ? nullptr : &kLookEvery, nullptr);
   if (waited.front().revents != 0) {
     std::uint64_t count;
     [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
   }
-  FreeKept(absl::MakeConstSpan(waited).subspan(1));
+  // Not while launches run: freeing waits for the kernels on the GPU.
+  if (waited.size() > 1 && launches_->at_rest()) {
+    ReplyToRemovals(arenas_->FreeOfEnded(absl::MakeConstSpan(waited).subspan(1)));
+  }
   const MutexLock lock(&mutex_);
   return std::exchange(posted_, {});
 }
 
 bool CudaWorker::idle() const {
   return !connecting_.has_value() &&
-         (launches_ == nullptr ||
-          (launches_->idle() && ready_waits_.empty() && removals_.empty() && postponed_.empty()));
+         (launches_ == nullptr || (launches_->idle() && ready_waits_.empty() &&
+                                   !arenas_->waits_for_launches() && postponed_.empty()));
 }
 
 void CudaWorker::Handle(Posted posted) {
@@ -241,6 +249,7 @@ absl::Status CudaWorker::OpenDevice(const worker::Start& start, worker::Started*
   if (used.has_value() && used_before.has_value()) {
     context_bytes_ = *used - std::min(*used, *used_before);
   }
+  arenas_ = std::make_unique<CudaArenas>(context_.get());
   launches_ = std::make_unique<CudaLaunchQueue>(context_.get(), combine_.get(), staging_.get(),
                                                 start.operation_limit_ns());
   return absl::OkStatus();
@@ -249,46 +258,20 @@ absl::Status CudaWorker::OpenDevice(const worker::Start& start, worker::Started*
 absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
                                   worker::ArenaAdded* added, UniqueFd* exported) {
   if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
-  if (descriptors.empty() || descriptors.size() > 2 || arenas_.count(add.arena()) != 0) {
+  if (descriptors.empty() || descriptors.size() > 2 || arenas_->Find(add.arena()) != nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("arena ", add.arena(), ": AddArena with a wrong number or descriptors"));
   }
   if (const absl::Status status = GrowStaging(add.staging_bytes()); !status.ok()) return status;
-  auto memory = std::make_shared<CudaSessionMemory>();
-  auto semaphores =
-      CudaSemaphorePage::Register(driver_.get(), std::move(descriptors[0]), add.buckets());
-  if (!semaphores.ok()) return semaphores.status();
-  memory->semaphores = *std::move(semaphores);
-  if (descriptors.size() == 2) memory->trainer = std::move(descriptors[1]);
-  auto arena = CudaArena::Create(driver_.get(), context_->device().handle, add.bytes(),
-                                 context_->memory_stream());
-  if (!arena.ok()) return arena.status();
-  memory->arena = *std::move(arena);
-
-  added->set_bytes(memory->arena->bytes());
-  if (memory->arena->sharing() == CudaSharing::kFileDescriptor) {
-    auto fd = memory->arena->Export();
-    if (!fd.ok()) return fd.status();
-    *exported = *std::move(fd);
-  } else {
-    const auto handle = memory->arena->IpcHandle();
-    if (!handle.ok()) return handle.status();
-    added->set_ipc_handle(handle->data(), handle->size());
-    added->set_why_legacy(memory->arena->why_legacy());
-  }
-  arenas_[add.arena()] = std::move(memory);
-  return absl::OkStatus();
+  return arenas_->Add(add, std::move(descriptors), added, exported);
 }
 
 absl::Status CudaWorker::RemoveArena(std::uint64_t call, const worker::RemoveArena& remove) {
-  const auto found = arenas_.find(remove.arena());
-  if (found == arenas_.end()) {
-    return absl::NotFoundError(absl::StrCat("no arena ", remove.arena()));
-  }
-  launches_->Remove(found->second.get());
-  ready_waits_.Remove(found->second.get());
-  removals_.push_back({call, std::move(found->second)});
-  arenas_.erase(found);
+  if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
+  const auto removed = arenas_->Remove(call, remove.arena());
+  if (!removed.ok()) return removed.status();
+  launches_->Remove(removed->get());
+  ready_waits_.Remove(removed->get());
   return absl::OkStatus();
 }
 
@@ -296,12 +279,12 @@ absl::Status CudaWorker::AwaitReady(std::uint64_t call, const worker::AwaitReady
   if (launches_ == nullptr) return absl::FailedPreconditionError("the worker has no GPU");
   CudaReadyWait wait{call, await.layout(), await.step(), await.bucket(), {}};
   for (const std::uint64_t number : await.arenas()) {
-    const auto arena = arenas_.find(number);
-    if (arena == arenas_.end()) continue;  // removed while the call was on its way
-    if (wait.bucket >= arena->second->semaphores->buckets()) {
+    auto memory = arenas_->Find(number);
+    if (memory == nullptr) continue;  // removed while the call was on its way
+    if (wait.bucket >= memory->semaphores->buckets()) {
       return absl::InvalidArgumentError("a bucket beyond the end of an arena");
     }
-    wait.ranks.push_back(arena->second);
+    wait.ranks.push_back(std::move(memory));
   }
   ready_waits_.Add(std::move(wait));
   return absl::OkStatus();
@@ -329,19 +312,18 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
     return absl::InvalidArgumentError("a launch with a bucket that is misaligned or too large");
   }
   for (const std::uint64_t number : asked.arenas()) {
-    const auto arena = arenas_.find(number);
-    if (arena == arenas_.end()) {
+    auto memory = arenas_->Find(number);
+    if (memory == nullptr) {
       ++launch.void_contributions;  // removed while the call was on its way
       continue;
     }
-    const CudaSessionMemory& memory = *arena->second;
     const std::size_t bytes = launch.count * ItemSize(launch.dtype);
-    if (launch.offset + bytes > memory.arena->bytes() ||
-        launch.verdict_offset + sizeof(float) > memory.arena->bytes() ||
-        launch.bucket >= memory.semaphores->buckets()) {
+    if (launch.offset + bytes > memory->arena->bytes() ||
+        launch.verdict_offset + sizeof(float) > memory->arena->bytes() ||
+        launch.bucket >= memory->semaphores->buckets()) {
       return absl::InvalidArgumentError("a launch beyond the end of an arena");
     }
-    launch.ranks.push_back(arena->second);
+    launch.ranks.push_back(std::move(memory));
   }
   launches_->Submit(std::move(launch));
   return absl::OkStatus();
@@ -371,44 +353,18 @@ void CudaWorker::Advance() {
     reply.set_call(call);
     Reply(reply);
   }
-  FinishRemovals();
+  ReplyToRemovals(arenas_->FreeUntouched(*launches_));
   if (launches_->at_rest() && !postponed_.empty()) {
     for (Posted& posted : std::exchange(postponed_, {})) Handle(std::move(posted));
   }
 }
 
-void CudaWorker::FinishRemovals() {
-  const auto over = std::partition(removals_.begin(), removals_.end(), [&](const Removal& removal) {
-    return launches_->Touches(removal.memory.get());
-  });
-  std::vector<Removal> freed;
-  for (auto removal = over; removal != removals_.end(); ++removal) {
-    const bool legacy = removal->memory->arena->sharing() == CudaSharing::kLegacyIpc;
-    (legacy ? kept_ : freed).push_back(std::move(*removal));
-  }
-  removals_.erase(over, removals_.end());
-  Free(std::move(freed));
-}
-
-void CudaWorker::FreeKept(absl::Span<const pollfd> trainers) {
-  // Not now: freeing waits for the kernels on the GPU.
-  if (kept_.empty() || !launches_->at_rest()) return;
-  std::vector<Removal> still;
-  std::vector<Removal> freed;
-  for (std::size_t i = 0; i < trainers.size(); ++i) {
-    (trainers[i].revents == 0 ? still : freed).push_back(std::move(kept_[i]));
-  }
-  kept_ = std::move(still);
-  Free(std::move(freed));
-}
-
-void CudaWorker::Free(std::vector<Removal> removals) const {
-  if (removals.empty()) return;
-  for (Removal& removal : removals) removal.memory.reset();
+void CudaWorker::ReplyToRemovals(const std::vector<std::uint64_t>& calls) const {
+  if (calls.empty()) return;
   CheckGpu();
-  for (const Removal& removal : removals) {
+  for (const std::uint64_t call : calls) {
     worker::Reply reply;
-    reply.set_call(removal.call);
+    reply.set_call(call);
     Reply(reply);
   }
 }
@@ -518,18 +474,9 @@ absl::Status CudaWorker::Disconnect() {
 
 worker::Pong CudaWorker::Memory() const {
   worker::Pong memory;
-  if (context_ == nullptr) return memory;
-  std::uint64_t arena_bytes = 0;
-  const auto count = [&](const CudaArena& arena) {
-    arena_bytes += arena.bytes();
-    if (arena.sharing() != CudaSharing::kLegacyIpc) return;
-    memory.set_legacy_arenas(memory.legacy_arenas() + 1);
-    memory.set_why_legacy(arena.why_legacy());
-  };
-  for (const auto& [number, session] : arenas_) count(*session->arena);
-  for (const Removal& removal : kept_) count(*removal.memory->arena);
+  if (launches_ == nullptr) return memory;
+  arenas_->Count(&memory);
   const GpuBytes gpu = MemoryInfo();
-  memory.set_arena_bytes(arena_bytes);
   memory.set_staging_bytes(staging_->bytes());
   memory.set_context_bytes(context_bytes_);
   memory.set_nccl_bytes(nccl_bytes_);
@@ -547,9 +494,7 @@ void CudaWorker::Stop(std::uint64_t call) {
   }
   launches_.reset();
   ready_waits_ = CudaReadyWaits();
-  removals_.clear();
-  kept_.clear();
-  arenas_.clear();
+  arenas_.reset();
   NcclCommunicator::Abort(communicators_);
   communicators_.clear();
   staging_.reset();

@@ -3,12 +3,9 @@
 #ifndef DAEMON_WORKER_CUDA_WORKER_H_
 #define DAEMON_WORKER_CUDA_WORKER_H_
 
-#include <poll.h>
-
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,17 +15,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/cuda/cuda_driver.h"
 #include "daemon/cuda/nccl_library.h"
 #include "daemon/engine/nccl_communicator.h"
 #include "daemon/reduce/cuda_combine.h"
+#include "daemon/worker/cuda_arenas.h"
 #include "daemon/worker/cuda_context.h"
 #include "daemon/worker/cuda_launch_queue.h"
 #include "daemon/worker/cuda_ready_waits.h"
-#include "daemon/worker/cuda_session_memory.h"
 #include "daemon/worker/cuda_staging.h"
 #include "daemon/worker/message_socket.h"
 #include "daemon/worker/worker.pb.h"
@@ -68,11 +64,6 @@ class CudaWorker {
     std::size_t free = 0;
     std::size_t total = 0;
   };
-  // A RemoveArena, which is replied to when the memory has been freed.
-  struct Removal {
-    std::uint64_t call;
-    std::shared_ptr<CudaSessionMemory> memory;
-  };
 
   // ---- The issuing thread ----
   void Issue();
@@ -93,12 +84,8 @@ class CudaWorker {
   absl::Status WithFreeBytes(const absl::Status& error) const;
   // Advances the launches and what waits for them. Ends the process if the GPU has failed.
   void Advance();
-  // Frees removed memory that no launch uses any more.
-  void FinishRemovals();
-  // Frees the memory of those `kept_` whose trainers have ended: poll has reported an event for
-  // their entries in `trainers`, which has the order of `kept_`.
-  void FreeKept(absl::Span<const pollfd> trainers);
-  void Free(std::vector<Removal> removals) const;
+  // These RemoveArena calls have freed their memory. Ends the process if the GPU has failed.
+  void ReplyToRemovals(const std::vector<std::uint64_t>& calls) const;
   void Stop(std::uint64_t call);
 
   absl::Status Start(const worker::Start& start, worker::Started* started);
@@ -147,13 +134,9 @@ class CudaWorker {
   std::optional<Connecting> connecting_;
   std::uint64_t context_bytes_ = 0;  // 0: unknown
   std::uint64_t nccl_bytes_ = 0;
-  std::map<std::uint64_t, std::shared_ptr<CudaSessionMemory>> arenas_;
+  std::unique_ptr<CudaArenas> arenas_;
   CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;
-  std::vector<Removal> removals_;
-  // Memory shared by legacy IPC. It must not be freed while the trainer has it open, which only the
-  // trainer's end shows.
-  std::vector<Removal> kept_;
   std::vector<Posted> postponed_;  // calls that wait until no launch is on the GPU
 
   std::thread thread_;  // last: starts when the rest stands
