@@ -380,7 +380,7 @@ bool Job::InFlight() const { return operations_.busy() || layouts_.in_flight(); 
 std::string Job::MissingInStep(std::uint32_t channel, std::uint64_t step) const {
   MutexLock lock(&mutex_);
   const LayoutChannel* layout = layouts_.Find(channel);
-  return layout != nullptr && layout->step() == step ? layout->Missing() : "";
+  return layout != nullptr && layout->step() == step ? layout->report().Missing() : "";
 }
 
 bool Job::Empty() const {

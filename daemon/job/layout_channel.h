@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,17 +15,18 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "daemon/arena/semaphore_page.h"
+#include "daemon/job/bucket_reductions.h"
+#include "daemon/job/deferred_actions.h"
 #include "daemon/job/gpu_step.h"
 #include "daemon/job/job_terms.h"
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/running_step.h"
+#include "daemon/job/step_report.h"
 #include "daemon/reduce/reducer.h"
 #include "daemon/telemetry/layout_stats.h"
 #include "daemon/telemetry/step_timeline.h"
-#include "proto/gradsync/error_reason.h"
 
 namespace gradsync::daemon {
 
@@ -36,14 +36,12 @@ namespace gradsync::daemon {
 //                                   | MarkReady* Abandon/deadline void )*
 //
 // Externally synchronized: guarded by the job's lock. Never blocks and calls nobody: what follows
-// from a change is put into DeferredActions. Owns its operations, so it lives until none is in
+// from a change is put into DeferredActions. Owns its reductions, so it lives until none is in
 // flight.
 class LayoutChannel {
  public:
-  // Called by the reducer, on its thread, without the job's lock: the job takes the lock, stops if
-  // the reduction has failed, and calls Reduced().
-  using OnReduced = std::function<void(LayoutChannel*, std::size_t bucket, const ReduceTimes&,
-                                       const absl::Status& failure)>;
+  // The job takes its lock, stops if the reduction has failed, and calls Reduced().
+  using OnReduced = BucketReductions::OnReduced;
   // Arguments as LayoutAgreement's; `plan` is the plan of `spec`.
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
@@ -106,10 +104,7 @@ class LayoutChannel {
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- For people
-  // "rank 1 has not marked bucket 3-7 ready" of the running step; empty if no step is running.
-  std::string Missing() const;
-  // The ranks that the running step waits for.
-  std::vector<std::uint32_t> MissingRanks() const;
+  StepReport report() const { return {terms_, *members_, agreement_, step_}; }
   // The first bucket of the running step that this rank has not marked ready; nullopt if it has
   // marked all.
   std::optional<std::size_t> FirstUnmarked(std::uint32_t rank) const {
@@ -119,10 +114,6 @@ class LayoutChannel {
   const StepTimeline& timeline() const { return *timeline_; }
 
  private:
-  struct Bucket {
-    ReduceOperation operation;
-    std::vector<SemaphorePage*> semaphores;  // of the ranks on this node that take part
-  };
   // What to do with a message about a step.
   enum class Admission : std::uint8_t {
     kAdmit,
@@ -136,8 +127,6 @@ class LayoutChannel {
   RunningStep NewStep(std::uint64_t number) const;
   void StartStep(std::uint64_t now_ns);
   void Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns, DeferredActions* actions);
-  // Sets the operations' buffers to those of the ranks that take part.
-  void BindMemory();
   void Launch(std::size_t index, DeferredActions* actions);
   void Void(absl::Status why, std::uint64_t now_ns, DeferredActions* actions);
   // Every bucket is done and none is void on the GPUs: the trainers' streams have seen the running
@@ -149,28 +138,14 @@ class LayoutChannel {
   void Finish(absl::Status verdict, std::uint64_t now_ns, DeferredActions* actions);
   // How many ranks' gradients are in the running step.
   std::uint32_t RanksOfStep() const;
-  std::uint32_t Divisor() const;
-
-  absl::Status Breach(absl::StatusCode code, Reason reason, std::uint32_t rank, std::uint64_t step,
-                      std::optional<std::size_t> bucket, absl::string_view what) const;
-  absl::Status MalformedMap(std::uint32_t rank, std::uint64_t step,
-                            absl::string_view used_map) const;
-  absl::Status VoidOnGpus() const;
-  absl::Status InDoubt() const;
-  absl::Status TimedOut() const;
-  // By bucket: marked ready, but the rank's GPU has not written its gradients yet. Empty if the
-  // rank has no semaphores here. For people alone.
-  std::vector<bool> NotWritten(std::uint32_t rank) const;
 
   // Constant after construction.
   const LayoutPlan plan_;
   const JobTerms& terms_;
   Membership* const members_;
-  const OnReduced reduced_;
 
   LayoutAgreement agreement_;
-  std::vector<std::unique_ptr<Bucket>> buckets_;
-  bool rebind_ = true;  // ranks have come or gone since BindMemory
+  BucketReductions reductions_;
 
   RunningStep step_;
   GpuVerdict gpu_verdict_;  // of step_

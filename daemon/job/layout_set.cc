@@ -348,7 +348,7 @@ absl::Status LayoutSet::LossOf(std::uint32_t rank, const absl::Status& why) cons
 std::vector<std::uint32_t> LayoutSet::MissingRanks() const {
   std::vector<std::uint32_t> missing;
   for (const auto& [channel, layout] : layouts_) {
-    const std::vector<std::uint32_t> ranks = layout->MissingRanks();
+    const std::vector<std::uint32_t> ranks = layout->report().MissingRanks();
     missing.insert(missing.end(), ranks.begin(), ranks.end());
   }
   return missing;
@@ -359,7 +359,7 @@ std::vector<LayoutSnapshot> LayoutSet::Snapshot() const {
   for (const auto& [channel, layout] : layouts_) {
     snapshot.push_back({layout->name(), channel, layout->plan().fingerprint,
                         layout->spec().parameters.size(), layout->plan().buckets.size(),
-                        layout->plan().arena_bytes, layout->step(), layout->Missing(),
+                        layout->plan().arena_bytes, layout->step(), layout->report().Missing(),
                         layout->ready(), layout->stats().Snapshot()});
   }
   return snapshot;

@@ -88,6 +88,7 @@ class RunningStep {
   std::uint64_t last_ready_ns() const { return last_ready_ns_; }
 
   // ---- Buckets
+  std::size_t buckets() const { return buckets_.size(); }
   std::uint32_t ReadyRanks(std::size_t bucket) const { return buckets_[bucket].ready_ranks; }
   // The bucket's reduction has not been submitted.
   bool Waiting(std::size_t bucket) const { return buckets_[bucket].state == State::kWaiting; }

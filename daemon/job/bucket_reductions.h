@@ -1,0 +1,78 @@
+// The reductions of a layout's buckets.
+
+#ifndef DAEMON_JOB_BUCKET_REDUCTIONS_H_
+#define DAEMON_JOB_BUCKET_REDUCTIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/arena/semaphore_page.h"
+#include "daemon/job/job_terms.h"
+#include "daemon/job/layout_agreement.h"
+#include "daemon/job/layout_plan.h"
+#include "daemon/job/membership.h"
+#include "daemon/reduce/gradient_stats.h"
+#include "daemon/reduce/reducer.h"
+
+namespace gradsync::daemon {
+
+class LayoutChannel;
+
+// One ReduceOperation for each bucket, built once and used again in every step, so that a step
+// allocates nothing. An operation that is done signals the done words itself.
+//
+// Externally synchronized: guarded by the job's lock. Owns the operations, so it lives until none
+// is in flight.
+class BucketReductions {
+ public:
+  // Called by the reducer, on its thread, without the job's lock.
+  using OnReduced = std::function<void(LayoutChannel*, std::size_t bucket, const ReduceTimes&,
+                                       const absl::Status& failure)>;
+  // All references outlive this. `layout` is what `reduced` is called with.
+  BucketReductions(const LayoutPlan& plan, const LayoutAgreement& agreement, const JobTerms& terms,
+                   const Membership& members, LayoutChannel* layout, OnReduced reduced);
+
+  const ReduceOperation& operator[](std::size_t bucket) const {
+    return buckets_[bucket]->operation;
+  }
+
+  // Ranks have left, or take part again: later reductions are of those that take part then. No
+  // reduction is in flight.
+  void Rebind() { bound_ = false; }
+  // The operation that reduces the bucket in `step`, ready to be submitted.
+  ReduceOperation* Prepare(std::size_t bucket, std::uint64_t step);
+
+  // What the last reductions measured, by bucket.
+  std::vector<GradientStats> Stats() const;
+  // For Reducer::GiveUp. Only of a layout on GPUs.
+  GivenUpStep GiveUp(std::uint64_t step) const;
+
+ private:
+  struct Bucket {
+    ReduceOperation operation;
+    std::vector<SemaphorePage*> semaphores;  // of the ranks on this node that take part
+  };
+
+  // Sets the operations' buffers to those of the ranks that take part.
+  void Bind();
+  bool on_gpu() const { return agreement_.spec().on_gpu; }
+
+  // Constant after construction.
+  const LayoutPlan& plan_;
+  const LayoutAgreement& agreement_;
+  const JobTerms& terms_;
+  const Membership& members_;
+  LayoutChannel* const layout_;
+  const OnReduced reduced_;
+
+  std::vector<std::unique_ptr<Bucket>> buckets_;
+  bool bound_ = false;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_BUCKET_REDUCTIONS_H_
