@@ -40,7 +40,7 @@ BucketReductions::BucketReductions(const LayoutPlan& plan, const LayoutAgreement
       auto& device = operation.work.emplace<DeviceReduction>();
       device.layout = number;
       device.offset = plan_.buckets[i].offset;
-      device.nccl = terms_.nccl;
+      device.nccl = terms_.options.nccl;
       device.step_buckets = static_cast<std::uint32_t>(plan_.buckets.size());
     }
     operation.done = [this, raw = bucket.get(), i](const ReduceTimes& times) {
@@ -63,7 +63,7 @@ BucketReductions::BucketReductions(const LayoutPlan& plan, const LayoutAgreement
 
 void BucketReductions::Bind() {
   const std::uint32_t divisor =
-      terms_.divide_by_world ? members_.world_size() : members_.StepRanks();
+      terms_.options.divide_by_world ? members_.world_size() : members_.StepRanks();
   const double scale = agreement_.spec().average ? 1.0 / divisor : 1.0;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     Bucket& bucket = *buckets_[i];

@@ -58,10 +58,8 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
          const JobEnvironment& environment)
     : identity_(std::move(identity)),
       world_size_(world_size),
-      options_(options),
       environment_(environment),
-      terms_{identity_.job_id, FlowOf(this), options.divide_by_world, options.step_timeout_ns,
-             options.nccl},
+      terms_{identity_.job_id, FlowOf(this), options},
       members_(world_size, environment.node_name),
       layouts_(terms_, &members_, environment.max_buckets_per_layout,
                [this](LayoutChannel* layout, std::size_t bucket, const ReduceTimes& times,
@@ -98,38 +96,16 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                        std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                        const std::string& node) {
   MutexLock lock(&mutex_);
-  const auto mismatch = [&](absl::string_view what, auto mine, auto theirs) {
+  const std::string difference =
+      world_size != world_size_
+          ? absl::StrCat("world_size is ", world_size, ", but the ranks that joined before have ",
+                         world_size_)
+          : FirstDifference(terms_.options, options);
+  if (!difference.empty()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kJobMismatch,
-                     absl::StrCat("job '", identity_.job_id, "', rank ", rank, ": ", what, " is ",
-                                  theirs, ", but the ranks that joined before have ", mine,
+                     absl::StrCat("job '", identity_.job_id, "', rank ", rank, ": ", difference,
                                   ". Start every rank with the same options."),
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-  };
-  if (world_size != world_size_) return mismatch("world_size", world_size_, world_size);
-  if (options.divide_by_world != options_.divide_by_world) {
-    const auto name = [](bool world) { return world ? "world" : "live_ranks"; };
-    return mismatch("divisor", name(options_.divide_by_world), name(options.divide_by_world));
-  }
-  if (options.step_timeout_ns != options_.step_timeout_ns) {
-    return mismatch("step_timeout_ms", options_.step_timeout_ns / 1'000'000,
-                    options.step_timeout_ns / 1'000'000);
-  }
-  const NcclSettings& nccl = options.nccl;
-  const auto name = [](auto choice) {
-    const std::string chosen = NcclName(choice);
-    return chosen.empty() ? "auto" : chosen;
-  };
-  if (nccl.max_ctas != options_.nccl.max_ctas) {
-    return mismatch("nccl.max_ctas", options_.nccl.max_ctas, nccl.max_ctas);
-  }
-  if (nccl.algorithm != options_.nccl.algorithm) {
-    return mismatch("nccl.algorithm", name(options_.nccl.algorithm), name(nccl.algorithm));
-  }
-  if (nccl.protocol != options_.nccl.protocol) {
-    return mismatch("nccl.protocol", name(options_.nccl.protocol), name(nccl.protocol));
-  }
-  if (nccl.wire_type != options_.nccl.wire_type) {
-    return mismatch("nccl.wire_type", name(options_.nccl.wire_type), name(nccl.wire_type));
   }
   if (!end_.ok() || members_[rank].state != RankState::kAbsent) {
     return MakeError(

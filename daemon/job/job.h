@@ -30,8 +30,10 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/deferred_actions.h"
+#include "daemon/job/job_options.h"
 #include "daemon/job/job_port.h"
 #include "daemon/job/job_status.h"
+#include "daemon/job/job_terms.h"
 #include "daemon/job/layout_set.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
@@ -151,7 +153,6 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Constant after construction.
   const JobIdentity identity_;
   const std::uint32_t world_size_;
-  const JobOptions options_;
   const JobEnvironment environment_;
   const JobTerms terms_;
 

@@ -14,24 +14,17 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "daemon/job/job_key.h"
+#include "daemon/job/job_options.h"
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
-#include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync::v1 {
 class OpenSession;
 }
 
 namespace gradsync::daemon {
-
-// What the ranks must agree on at join.
-struct JobOptions {
-  bool divide_by_world = false;
-  std::uint64_t step_timeout_ns = 0;
-  NcclSettings nccl;
-};
 
 // Thread-safe.
 class JobPort {

@@ -6,17 +6,15 @@
 #include <cstdint>
 #include <string>
 
-#include "proto/gradsync/nccl_settings.h"
+#include "daemon/job/job_options.h"
 
 namespace gradsync::daemon {
 
 // Constant. Owned by the job, which outlives all who refer to it.
 struct JobTerms {
   std::string job_id;
-  std::uint64_t flow = 0;        // the job's share of the reduce threads (ReduceOperation::flow)
-  bool divide_by_world = false;  // averages divide by the world size, not by the live ranks
-  std::uint64_t step_timeout_ns = 0;
-  NcclSettings nccl;
+  std::uint64_t flow = 0;  // the job's share of the reduce threads (ReduceOperation::flow)
+  JobOptions options;
 };
 
 }  // namespace gradsync::daemon

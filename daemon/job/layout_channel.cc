@@ -88,7 +88,7 @@ absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step,
 }
 
 void LayoutChannel::StartStep(std::uint64_t now_ns) {
-  step_.Begin(now_ns + terms_.step_timeout_ns);
+  step_.Begin(now_ns + terms_.options.step_timeout_ns);
 }
 
 void LayoutChannel::Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns,
@@ -296,7 +296,7 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   record->times.commit_ns = now_ns;
   record->times.buckets = step_.TakeTimes();
   record->live_ranks = RanksOfStep();
-  record->divisor = terms_.divide_by_world ? members_->world_size() : record->live_ranks;
+  record->divisor = terms_.options.divide_by_world ? members_->world_size() : record->live_ranks;
   if (complete) record->used_map = step_.used_map().Union(record->live_ranks);
   stats_.RecordStep(complete, step_.last_ready_ns(), now_ns);
   if (complete) {

@@ -66,7 +66,7 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
     return Breach(rank, sequence, absl::StrCat("the next one is ", mine.sequence + 1));
   }
   mine.sequence = sequence;
-  if (sequence <= sequence_ && !(active_ && sequence == sequence_)) {
+  if (sequence <= sequence_ && !(state_ != State::kIdle && sequence == sequence_)) {
     const auto failure = failures_.find(sequence);
     members_->Send(
         rank,
@@ -86,15 +86,14 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
   mine.waiting = true;
   mine.read = true;
   mine.staging = std::move(staging);
-  if (!active_) {
-    active_ = true;
+  if (state_ == State::kIdle) {
+    state_ = State::kJoining;
     sequence_ = sequence;
     first_rank_ = rank;
     spec_ = spec;
     deadline_ns_ = deadline_ns;
     chunk_ = 0;
     moved_ = 0;
-    chunk_out_ = false;
   } else if (!(spec == spec_)) {
     Fail(MakeError(absl::StatusCode::kFailedPrecondition, reason::kOperationMismatch,
                    absl::StrCat("the ranks disagree on operation ", sequence, ": rank ",
@@ -114,18 +113,17 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
 }
 
 void OperationChannel::MaybeRun(DeferredActions* actions) {
-  if (!active_ || running_ || !failing_.ok()) return;
+  if (state_ != State::kJoining) return;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (members_->InSteps(rank) && !ranks_[rank].waiting) return;
   }
-  running_ = true;
   if (spec_.kind == OperationKind::kAllReduce && spec_.count > 0) {
     reduction_.dtype = spec_.dtype;
     reduction_.count = spec_.count;
     reduction_.SetBuffers(Bind(&reduction_));
-    const auto divisor = terms_.divide_by_world ? ranks_.size() : reduction_.ranks.size();
+    const auto divisor = terms_.options.divide_by_world ? ranks_.size() : reduction_.ranks.size();
     reduction_.scale = spec_.average ? 1.0 / static_cast<double>(divisor) : 1.0;
-    busy_ = true;
+    state_ = State::kMoving;
     actions->reductions.push_back(&reduction_);
     return;
   }
@@ -139,6 +137,7 @@ void OperationChannel::MaybeRun(DeferredActions* actions) {
       Fail(Breach(root_, sequence_, "the root of the broadcast has left"), actions);
       return;
     }
+    state_ = State::kWriting;
     members_->Send(root_, ChunkReadyMessage{sequence_, 0, 0, /*write=*/true}, actions);
     return;
   }
@@ -161,17 +160,18 @@ HostBuffers OperationChannel::Bind(ReduceOperation* operation) const {
 absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t sequence,
                                             std::uint64_t chunk, std::uint64_t bytes,
                                             DeferredActions* actions) {
-  if (stopped_ || !active_ || sequence != sequence_ || !failing_.ok()) return absl::OkStatus();
+  if (stopped_ || state_ == State::kIdle || sequence != sequence_ || !failing_.ok()) {
+    return absl::OkStatus();
+  }
   RankOperation& mine = ranks_[rank];
-  if (!running_ || spec_.kind != OperationKind::kBroadcast || rank != root_ || busy_ ||
-      chunk_out_ || chunk != chunk_) {
+  if (state_ != State::kWriting || rank != root_ || chunk != chunk_) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " written out of order"));
   }
   if (bytes == 0 || bytes > mine.staging.bytes || bytes > spec_.bytes - moved_) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " of ", bytes, " bytes"));
   }
   chunk_bytes_ = bytes;
-  busy_ = true;
+  state_ = State::kMoving;
   const HostBuffers buffers = Bind(&broadcast_);
   if (std::find(buffers.begin(), buffers.end(), nullptr) != buffers.end()) {
     broadcast_.count = bytes;
@@ -197,13 +197,12 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
 }
 
 void OperationChannel::Copied(DeferredActions* actions) {
-  busy_ = false;
+  state_ = State::kReading;
   if (stopped_) return;
   if (!failing_.ok()) {
     Fail(failing_, actions);
     return;
   }
-  chunk_out_ = true;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].waiting || rank == root_) continue;
     ranks_[rank].read = false;
@@ -215,8 +214,10 @@ void OperationChannel::Copied(DeferredActions* actions) {
 
 absl::Status OperationChannel::ChunkRead(std::uint32_t rank, std::uint64_t sequence,
                                          std::uint64_t chunk, DeferredActions* actions) {
-  if (stopped_ || !active_ || sequence != sequence_ || !failing_.ok()) return absl::OkStatus();
-  if (!chunk_out_ || chunk != chunk_ || ranks_[rank].read || rank == root_) {
+  if (stopped_ || state_ == State::kIdle || sequence != sequence_ || !failing_.ok()) {
+    return absl::OkStatus();
+  }
+  if (state_ != State::kReading || chunk != chunk_ || ranks_[rank].read || rank == root_) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " read out of order"));
   }
   ranks_[rank].read = true;
@@ -225,22 +226,21 @@ absl::Status OperationChannel::ChunkRead(std::uint32_t rank, std::uint64_t seque
 }
 
 void OperationChannel::MaybeNextChunk(DeferredActions* actions) {
-  if (!chunk_out_) return;
   for (const RankOperation& rank : ranks_) {
     if (rank.waiting && !rank.read) return;
   }
-  chunk_out_ = false;
   moved_ += chunk_bytes_;
   ++chunk_;
   if (moved_ == spec_.bytes) {
     Complete(actions);
   } else {
+    state_ = State::kWriting;
     members_->Send(root_, ChunkReadyMessage{sequence_, chunk_, 0, /*write=*/true}, actions);
   }
 }
 
 void OperationChannel::Reduced(DeferredActions* actions) {
-  busy_ = false;
+  state_ = State::kIdle;
   if (stopped_) return;
   if (!failing_.ok()) {
     Fail(failing_, actions);
@@ -259,7 +259,7 @@ void OperationChannel::Complete(DeferredActions* actions) {
 
 void OperationChannel::Fail(const absl::Status& status, DeferredActions* actions) {
   failing_ = status;
-  if (busy_) return;
+  if (busy()) return;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].waiting) continue;
     members_->Send(rank, OperationFailedMessage{sequence_, status}, actions);
@@ -275,9 +275,7 @@ void OperationChannel::Close() {
     rank.waiting = false;
     rank.staging = StagingMemory{};
   }
-  active_ = false;
-  running_ = false;
-  chunk_out_ = false;
+  state_ = State::kIdle;
   failing_ = absl::OkStatus();
   // Removes the failures that every rank has passed.
   std::uint64_t slowest = sequence_;
@@ -304,11 +302,10 @@ void OperationChannel::ReleaseMemory() {
 
 std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
   std::vector<std::uint32_t> missing;
-  for (std::uint32_t rank = 0; active_ && rank < ranks_.size(); ++rank) {
+  for (std::uint32_t rank = 0; state_ != State::kIdle && rank < ranks_.size(); ++rank) {
     if (!members_->InSteps(rank)) continue;
-    if (!ranks_[rank].waiting || (chunk_out_ && !ranks_[rank].read) ||
-        (running_ && spec_.kind == OperationKind::kBroadcast && !chunk_out_ && !busy_ &&
-         rank == root_)) {
+    if (!ranks_[rank].waiting || (state_ == State::kReading && !ranks_[rank].read) ||
+        (state_ == State::kWriting && rank == root_)) {
       missing.push_back(rank);
     }
   }
@@ -316,7 +313,7 @@ std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
 }
 
 void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
-  if (stopped_ || !active_ || !failing_.ok() || now_ns < deadline_ns_) return;
+  if (stopped_ || state_ == State::kIdle || !failing_.ok() || now_ns < deadline_ns_) return;
   const std::vector<std::uint32_t> missing = MissingRanks();
   Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
                  absl::StrCat("operation ", sequence_, " (", spec_.Describe(),

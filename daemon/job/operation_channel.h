@@ -82,13 +82,27 @@ class OperationChannel {
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // True while a reduction or copy touches staging memory.
-  bool busy() const { return busy_; }
+  bool busy() const { return state_ == State::kMoving; }
   // The ranks that the operation in progress waits for.
   std::vector<std::uint32_t> MissingRanks() const;
   std::uint64_t completed() const { return completed_; }
   std::uint64_t failed() const { return failed_count_; }
 
  private:
+  // A barrier ends as soon as every rank has joined. An all-reduce moves once, a broadcast once for
+  // each chunk:
+  //
+  //   kIdle --Join--> kJoining --> kMoving --Reduced--> kIdle
+  //                   kJoining --> ( kWriting --ChunkWritten--> kMoving --Copied--> kReading )+
+  //
+  // Fail leads back to kIdle from everywhere, but from kMoving only once the move has ended.
+  enum class State : std::uint8_t {
+    kIdle,     // no operation is in progress
+    kJoining,  // some rank has not joined it
+    kWriting,  // of a broadcast: the root writes a chunk into its staging memory
+    kMoving,   // a reduction or copy touches staging memory
+    kReading,  // of a broadcast: the receivers read the chunk
+  };
   struct RankOperation {
     std::uint64_t sequence = 0;  // last joined
     bool waiting = false;        // joined, not answered
@@ -110,13 +124,11 @@ class OperationChannel {
   const OnMoved copied_;
   std::vector<RankOperation> ranks_;
 
-  // The running operation; sequence_ is the last one begun.
-  bool active_ = false;
-  bool stopped_ = false;
-  bool running_ = false;  // every rank has joined
-  bool busy_ = false;
-  // Not OK: the operation failed while busy_. Its ranks learn it once busy_ is false.
+  bool stopped_ = false;  // the job has ended
+  State state_ = State::kIdle;
+  // Not OK: the operation failed in kMoving. Its ranks learn it after that.
   absl::Status failing_;
+  // The operation in progress; sequence_ is the last one begun.
   std::uint64_t sequence_ = 0;
   std::uint32_t first_rank_ = 0;
   OperationSpec spec_;
@@ -125,7 +137,6 @@ class OperationChannel {
   std::uint64_t chunk_ = 0;        // next chunk the root may write
   std::uint64_t chunk_bytes_ = 0;  // of the chunk on its way
   std::uint64_t moved_ = 0;
-  bool chunk_out_ = false;  // receivers are reading
   ReduceOperation reduction_;
   ReduceOperation broadcast_;  // of a chunk, if ranks are on other nodes
 
