@@ -148,35 +148,6 @@ TEST_F(LayoutAgreementTest, MismatchLeavesTheJobRunningAndTheNameFree) {
   EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
 }
 
-TEST_F(LayoutAgreementTest, LateRankGetsTheFailureOnceThenMayAgreeAgain) {
-  Start(3);
-  Register(0, Spec(2));
-  ASSERT_FALSE(job_->RegisterLayout(1, Request(Spec(3))).ok());
-  TakeAll();
-  // The ranks that know of the failure begin again. The late rank first gets the failure.
-  const std::uint32_t next = Register(0, Spec(2));
-  EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, Request(Spec(2))).status()), "LAYOUT_MISMATCH");
-  EXPECT_EQ(Register(2, Spec(2)), next);
-  EXPECT_EQ(Register(1, Spec(2)), next);
-  for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(Map(rank, next).ok());
-  Only<LayoutReadyMessage>(2);
-  EXPECT_EQ(job_->Snapshot().layouts.size(), 1u);
-}
-
-TEST_F(LayoutAgreementTest, ManyFailuresLeaveNoLayoutBehind) {
-  Start(2);
-  for (int i = 0; i < 1000; ++i) {
-    const std::string name = "model" + std::to_string(i);
-    ASSERT_TRUE(job_->RegisterLayout(0, Request(Spec(1, name), clock_.NowNs())).ok());
-    job_->Tick();
-  }
-  EXPECT_TRUE(job_->Snapshot().layouts.empty());
-  // The oldest failures are forgotten.
-  EXPECT_EQ(ReasonOf(job_->RegisterLayout(1, Request(Spec(1, "model999"))).status()),
-            "LAYOUT_TIMEOUT");
-  EXPECT_TRUE(job_->RegisterLayout(1, Request(Spec(1, "model0"))).ok());
-}
-
 TEST_F(LayoutAgreementTest, StepBeforeTheAgreementIsRefused) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
@@ -315,20 +286,6 @@ TEST_F(LayoutAgreementTest, MappingInFlightWhenTheRankLeavesIsAccepted) {
   EXPECT_TRUE(mapped.ok()) << mapped;
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
-}
-
-TEST_F(LayoutAgreementTest, LayoutWithTooManyBucketsIsRefusedAndForgotten) {
-  clock_.Advance(1);
-  JobEnvironment environment;
-  environment.clock = &clock_;
-  environment.reducer = &reducer_;
-  environment.executor = &executor_;
-  environment.max_buckets_per_layout = 2;
-  sinks_.push_back(std::make_shared<RecordingSink>());
-  job_ = std::make_shared<Job>(JobIdentity{}, 1, JobOptions{}, environment);
-  ASSERT_TRUE(job_->Join(0, 1, JobOptions{}, Incarnation(0), sinks_[0]).ok());
-  EXPECT_EQ(ReasonOf(job_->RegisterLayout(0, Request(Spec(3))).status()), "QUOTA");
-  EXPECT_EQ(Register(0, Spec(2)), 1u);
 }
 
 }  // namespace

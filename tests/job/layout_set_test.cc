@@ -1,0 +1,72 @@
+// Which layouts a job has, and what late ranks learn of agreements that have failed.
+
+#include "daemon/job/layout_set.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tests/job/job_fixture.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// The layouts of three ranks, without the rest of a job.
+class LayoutSetTest : public JobFixture {
+ protected:
+  static constexpr std::size_t kMaxBuckets = 3;
+
+  LayoutSetTest() {
+    for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
+      sinks_.push_back(std::make_shared<RecordingSink>());
+      members_.Join(rank, Incarnation(rank), sinks_.back(), "");
+    }
+  }
+
+  absl::StatusOr<LayoutChannel*> Ask(std::uint32_t rank, LayoutSpec spec,
+                                     std::uint64_t deadline_ns = kForever) {
+    return layouts_.Register(rank, Request(std::move(spec), deadline_ns), &actions_);
+  }
+
+  const JobTerms terms_;
+  Membership members_{3};
+  LayoutSet layouts_{terms_, &members_, kMaxBuckets, {}};
+  DeferredActions actions_;
+};
+
+TEST_F(LayoutSetTest, LateRankGetsTheFailureOnceThenMayAgreeAgain) {
+  ASSERT_TRUE(Ask(0, Spec(2)).ok());
+  ASSERT_FALSE(Ask(1, Spec(3)).ok());
+  // The ranks that know of the failure begin again. The late rank first gets the failure.
+  LayoutChannel* const next = Ask(0, Spec(2)).value();
+  EXPECT_EQ(ReasonOf(Ask(2, Spec(2)).status()), "LAYOUT_MISMATCH");
+  EXPECT_EQ(Ask(2, Spec(2)).value(), next);
+  EXPECT_EQ(Ask(1, Spec(2)).value(), next);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    EXPECT_FALSE(next->ready());
+    EXPECT_TRUE(layouts_.ArenaMapped(rank, next->channel(), {}, &actions_).ok());
+  }
+  EXPECT_TRUE(next->ready());
+  EXPECT_EQ(layouts_.Snapshot().size(), 1u);
+}
+
+TEST_F(LayoutSetTest, ManyFailuresLeaveNoLayoutBehind) {
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_TRUE(Ask(0, Spec(1, "model" + std::to_string(i)), /*deadline_ns=*/1).ok());
+    layouts_.Tick(/*now_ns=*/1, &actions_);
+  }
+  EXPECT_TRUE(layouts_.Snapshot().empty());
+  // The oldest failures are forgotten.
+  EXPECT_EQ(ReasonOf(Ask(1, Spec(1, "model999")).status()), "LAYOUT_TIMEOUT");
+  EXPECT_TRUE(Ask(1, Spec(1, "model0")).ok());
+}
+
+TEST_F(LayoutSetTest, LayoutWithTooManyBucketsIsRefusedAndForgotten) {
+  EXPECT_EQ(ReasonOf(Ask(0, Spec(kMaxBuckets + 1)).status()), "QUOTA");
+  EXPECT_EQ(Ask(0, Spec(kMaxBuckets)).value()->channel(), 1u);
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
