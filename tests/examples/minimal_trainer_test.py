@@ -4,7 +4,7 @@ import os
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools" / "quick_start"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools" / "bench"))
 import launcher  # noqa: E402
 
 

@@ -104,13 +104,12 @@ class AllReduceRank:
         self._sum = torch.stack(patterns).sum(0)
         self._buffer = self._peer.buffer(elements)
 
-    def fill(self, iteration: int) -> None:
-        """Rewrites the buffer; what it holds depends on the iteration."""
-        torch.add(self._pattern, float(iteration % _ITERATIONS), out=self._buffer)
+    def turns(self, begin: int, count: int, check_all: bool) -> list[dict[str, Any]]:
+        """Rewrites, reduces and checks the buffer; what it holds depends on the iteration."""
+        return [self._reduce(iteration, check_all) for iteration in range(begin, begin + count)]
 
-    def reduce(self, iteration: int) -> dict[str, Any]:
-        """One all-reduce; returns its times."""
-        del iteration
+    def _reduce(self, iteration: int, check_all: bool) -> dict[str, Any]:
+        torch.add(self._pattern, float(iteration % _ITERATIONS), out=self._buffer)
         cpu_ns = time.process_time_ns()
         self._barrier.wait()
         call_ns = time.monotonic_ns()
@@ -119,14 +118,11 @@ class AllReduceRank:
         self._barrier.wait()
         self._peer.end_step()
         cpu_ns = time.process_time_ns() - cpu_ns
-        return {"call_ns": call_ns, "return_ns": return_ns, "cpu_ns": cpu_ns}
-
-    def check(self, iteration: int, all_elements: bool) -> int:
-        """How many elements are wrong; checks all or none."""
-        if not all_elements:
-            return 0
-        expected = self._sum + float(iteration % _ITERATIONS) * self._ranks
-        return int((self._buffer != expected).sum())
+        wrong = 0
+        if check_all:
+            expected = self._sum + float(iteration % _ITERATIONS) * self._ranks
+            wrong = int((self._buffer != expected).sum())
+        return {"call_ns": call_ns, "return_ns": return_ns, "cpu_ns": cpu_ns, "wrong": wrong}
 
     def tear_down(self) -> None:
         """Frees the buffer."""

@@ -7,9 +7,8 @@
 // the peer, and then with commands: {"call": NAME, ...}, where NAME is one of
 //
 //   set_up     makes a buffer of `nbytes`
-//   fill       rewrites it; what it holds depends on `iteration`
-//   reduce     reduces it, and answers with times
-//   check      answers how many elements are wrong
+//   turns      `count` times: rewrites it, reduces it and checks it. What it holds depends on the
+//              iteration, from `begin` on. Answers with the times and wrong elements of each.
 //   tear_down  frees it
 //
 // The rank answers each with {"answer": ...} or {"error": TEXT}. It ends when the bench closes the
@@ -116,17 +115,12 @@ class Rank {
 
   absl::StatusOr<nlohmann::json> Do(const nlohmann::json& command) {
     const std::string call = command["call"];
-    if (call == "reduce") return Reduce(command["iteration"]);
-    if (call == "check") return Check(command["iteration"], command["all_elements"]);
+    if (call == "turns") return Turns(command["begin"], command["count"], command["check_all"]);
     absl::Status status;
     if (call == "set_up") {
       const std::size_t bytes = command["nbytes"];
       count_ = bytes / item_size_;
       status = peer_->SetUp(bytes);
-    } else if (call == "fill") {
-      if (busy_ != nullptr) busy_->Start();
-      pattern_.Fill(rank_, command["iteration"], peer_->buffer(), count_);
-      status = peer_->Upload();
     } else {
       status = peer_->TearDown();
     }
@@ -135,17 +129,39 @@ class Rank {
   }
 
  private:
-  absl::StatusOr<nlohmann::json> Reduce(std::uint64_t iteration) {
+  // Nobody asks the bench in between: its process would push the ranks' and the daemon's code out
+  // of the caches, and MarkReady would take twice as long as it does in a trainer.
+  absl::StatusOr<nlohmann::json> Turns(std::uint64_t begin, std::uint64_t count, bool check_all) {
+    if (busy_ != nullptr) busy_->Start();
+    nlohmann::json turns = nlohmann::json::array();
+    for (std::uint64_t iteration = begin; iteration < begin + count; ++iteration) {
+      absl::StatusOr<nlohmann::json> turn = Reduce(iteration, check_all);
+      if (!turn.ok()) return turn.status();
+      turns.push_back(*std::move(turn));
+    }
+    if (busy_ != nullptr) busy_->Stop();
+    return turns;
+  }
+
+  absl::StatusOr<nlohmann::json> Reduce(std::uint64_t iteration, bool check_all) {
+    pattern_.Fill(rank_, iteration, peer_->buffer(), count_);
+    absl::Status status = peer_->Upload();
     Turn turn;
     turn.iteration = iteration;
     const std::int64_t cpu_ns = CpuNs();
     barrier_.Wait(ranks_);
     const std::int64_t call_ns = MonotonicNs();
-    absl::Status status = peer_->AllReduce(&turn);
+    status.Update(peer_->AllReduce(&turn));
     const std::int64_t return_ns = MonotonicNs();
     // A rank that is done early must not compete with another that is being timed.
     barrier_.Wait(ranks_);
     status.Update(peer_->EndStep(&turn));
+    const std::int64_t used_ns = turn.cpu_ns.value_or(CpuNs() - cpu_ns);
+    std::uint64_t wrong = 0;
+    if (peer_->averages()) {
+      status.Update(peer_->Download());
+      wrong = pattern_.CountWrong(iteration, peer_->buffer(), count_, check_all);
+    }
     if (!status.ok()) return status;
     return nlohmann::json({{"call_ns", call_ns},
                            {"return_ns", return_ns},
@@ -156,16 +172,8 @@ class Rank {
                            {"own_ns", turn.own_ns},
                            {"enqueued_ns", turn.enqueued_ns},
                            {"host_synchronizations", turn.host_synchronizations},
-                           {"cpu_ns", turn.cpu_ns.value_or(CpuNs() - cpu_ns)}});
-  }
-
-  // Counts wrong elements: of all, or of a sample.
-  absl::StatusOr<nlohmann::json> Check(std::uint64_t iteration, bool all_elements) {
-    if (busy_ != nullptr) busy_->Stop();
-    if (!peer_->averages()) return nlohmann::json(0);
-    absl::Status status = peer_->Download();
-    if (!status.ok()) return status;
-    return nlohmann::json(pattern_.CountWrong(iteration, peer_->buffer(), count_, all_elements));
+                           {"cpu_ns", used_ns},
+                           {"wrong", wrong}});
   }
 
   std::int64_t CpuNs() { return ProcessCpuNs() - (busy_ == nullptr ? 0 : busy_->CpuNs()); }

@@ -10,6 +10,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <vector>
@@ -19,7 +21,6 @@
 #include "daemon/base/clock.h"
 #include "daemon/reduce/combine.h"
 #include "tools/bench/pattern.h"
-#include "tools/bench/quantile.h"
 
 namespace gradsync::bench {
 namespace {
@@ -32,6 +33,14 @@ struct Bench {
   std::uint32_t ranks = 2;
   std::uint32_t iterations = 200;
 };
+
+// Nearest rank; 0 < q < 1.
+double Quantile(std::vector<double> samples, double q) {
+  const auto nth =
+      samples.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(samples.size()));
+  std::nth_element(samples.begin(), nth, samples.end());
+  return *nth;
+}
 
 double CombineUs(const Bench& bench, const std::vector<std::byte*>& buffers, std::size_t count,
                  daemon::GradientStats* numbers) {

@@ -6,14 +6,11 @@ import argparse
 import json
 import os
 import pathlib
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from daemon_process import DaemonFailed
-from node_network import NetworkFailed
-from rank_team import RankFailed
+from launcher import Failed, Interrupted
 from source_tree import NotBuilt
 from units import bits_per_second
 
@@ -104,24 +101,16 @@ def write_json(path: pathlib.Path | None, content: Any) -> None:
 
 
 def run_bench(name: str, bench: Callable[[], None]) -> int:
-    """Runs a benchmark; returns the exit status and reports errors on standard error.
-
-    SIGTERM acts like Ctrl-C: it raises KeyboardInterrupt, so that every process is ended.
-    """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
+    """Runs a benchmark; returns the exit status and reports errors on standard error."""
     try:
         bench()
-    except KeyboardInterrupt:
+    except (Interrupted, KeyboardInterrupt):
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
     except NotBuilt as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    except (DaemonFailed, NetworkFailed, RankFailed, WrongResults, OSError) as error:
+    except (Failed, WrongResults, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     return 0

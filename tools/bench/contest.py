@@ -1,4 +1,4 @@
-"""Implementations side by side: in each iteration each takes one turn, in rotating order.
+"""Implementations side by side: they take turns, in rotating order.
 
 The processes of the others sleep meanwhile. On a shared machine whose memory is fast one second and
 slow the next, only turns of the same iteration can be compared.
@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from launcher import Failed
 from quantile import median, quantile
-from rank_team import RankFailed, RankTeam
+from rank_team import RankTeam
 from stage import Stage
 
 
@@ -87,11 +88,12 @@ def run_size(
     nbytes: int,
     warmup: int,
     iterations: int,
-    progress: Callable[[], None],
+    at_once: int,
+    progress: Callable[[int], None],
 ) -> dict[str, Score]:
     """Measures all-reduces of buffers of one size.
 
-    Every element is checked in the first and in the last iteration, a sample in between.
+    Every element is checked in the first and in the last turns, a sample in between.
 
     Args:
       stage: where the teams are.
@@ -99,37 +101,43 @@ def run_size(
       nbytes: of each rank's buffer.
       warmup: iterations before those that count.
       iterations: that count.
-      progress: called after each iteration.
+      at_once: how many turns a team takes before the next team does. Where that is more than one,
+        it takes one more before, which wakes its processes and does not count.
+      progress: called with the number of iterations that are done.
 
     Raises:
-      RankFailed: says what the ranks and the daemons have said last.
+      Failed: says what the ranks and the daemons have said last.
     """
     scores = {team.name: Score(team.name) for team in teams}
     total = warmup + iterations
+    lead = int(at_once > 1)
     try:
         for team in teams:
             team.call("set_up", nbytes=nbytes)
-        for iteration in range(total):
-            first = iteration % len(teams)
-            check = iteration in (0, total - 1)
+        for number, begin in enumerate(range(0, total, at_once)):
+            count = min(at_once, total - begin)
+            first = number % len(teams)
+            check_all = begin == 0 or begin + count == total
             for team in [*teams[first:], *teams[:first]]:
-                team.call("fill", iteration=iteration)
-                turn = _reduce(stage, team, iteration)
-                wrong = team.call("check", iteration=iteration, all_elements=check)
-                scores[team.name].wrong += sum(wrong)
-                if iteration >= warmup:
-                    scores[team.name].turns.append(turn)
-            progress()
+                turns = _take(stage, team, begin + lead * number, count + lead, check_all)
+                score = scores[team.name]
+                score.wrong += sum(rank["wrong"] for turn in turns for rank in turn.ranks)
+                score.turns += turns[lead + max(0, warmup - begin) :]
+            progress(count)
         for team in teams:
             team.call("tear_down")
-    except RankFailed as error:
+    except Failed as error:
         raise stage.with_daemon_logs(error) from None
     return scores
 
 
-def _reduce(stage: Stage, team: RankTeam, iteration: int) -> Turn:
+def _take(stage: Stage, team: RankTeam, begin: int, count: int, check_all: bool) -> list[Turn]:
     is_ours = team.name.startswith("gradsync")
     helpers = stage.daemon_cpu_seconds if is_ours else team.launcher_cpu_seconds
     before = helpers()
-    ranks = team.call("reduce", iteration=iteration)
-    return Turn(ranks, (helpers() - before) * 1e9 + sum(rank["cpu_ns"] for rank in ranks))
+    ranks = team.call("turns", begin=begin, count=count, check_all=check_all)
+    helpers_ns = (helpers() - before) * 1e9 / count
+    return [
+        Turn(answers, helpers_ns + sum(rank["cpu_ns"] for rank in answers))
+        for answers in zip(*ranks)
+    ]

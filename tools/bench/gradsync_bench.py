@@ -25,9 +25,9 @@ from command_line import (
     say,
     write_json,
 )
+from launcher import Failed
 from machine import OthersShare, describe_machine, usable_cores
 from progress import Progress
-from rank_team import RankFailed
 from source_tree import find_daemon
 from stage import Stage
 from units import format_byte_size, parse_byte_size
@@ -120,6 +120,9 @@ host has waited for the GPU until then (syncs, in all iterations); and until the
 average.
 """
 _MOST_BYTES = 2 << 30
+# Enough that the caches and the cores' sleep states are those of a trainer at work, and few enough
+# that turns of two implementations are still of the same moment.
+_HANDOFFS_AT_ONCE = 20
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -281,7 +284,7 @@ class _Bench:
             }
             try:
                 self.teams = [lineup.start(stage, name, rank_options) for name in self._names]
-            except RankFailed as error:
+            except Failed as error:
                 raise stage.with_daemon_logs(error) from None
             self._stack = stack.pop_all()
         where = f" on {options.gpus} GPUs" if options.gpus else ""
@@ -305,8 +308,8 @@ class _Bench:
             say([f"other processes used {share:.0f} % of the machine meanwhile"])
         self._stack.__exit__(*error)
 
-    def run_size(self, nbytes: int) -> dict[str, contest.Score]:
-        """Measures one size."""
+    def run_size(self, nbytes: int, at_once: int) -> dict[str, contest.Score]:
+        """Measures one size. Args: at_once: as of contest.run_size()."""
         options = self._options
         progress = Progress(options.warmup + options.iterations)
         name = format_byte_size(nbytes)
@@ -316,7 +319,8 @@ class _Bench:
             nbytes,
             options.warmup,
             options.iterations,
-            lambda: progress.done(name),
+            at_once,
+            lambda done: progress.done(name, done),
         )
         progress.end()
         return scores
@@ -345,7 +349,7 @@ def _allreduce(options: argparse.Namespace) -> None:
         say(notes)
         print(allreduce_report.table_head(run), flush=True)
         for nbytes in sizes(options.begin, options.end, options.factor):
-            scores = bench.run_size(nbytes)
+            scores = bench.run_size(nbytes, 1)
             of_size = allreduce_report.rows_of(scores, nbytes, run)
             for row in of_size:
                 print(allreduce_report.table_row(row), flush=True)
@@ -364,7 +368,7 @@ def _handoff(options: argparse.Namespace) -> None:
     with _Bench(options, ("gradsync", "nccl") if on_gpus else ("gradsync",)) as bench:
         print(handoff_report.table_head(on_gpus), flush=True)
         for nbytes in buckets:
-            scores = bench.run_size(nbytes)
+            scores = bench.run_size(nbytes, _HANDOFFS_AT_ONCE)
             figures = handoff_report.figures(scores)
             print(handoff_report.table_row(nbytes, figures, on_gpus), flush=True)
             rows.append({**figures, "bytes": nbytes})

@@ -87,7 +87,7 @@ def start(stage: Stage, name: str, options: dict[str, Any]) -> RankTeam:
       options: for bench-rank.
 
     Raises:
-      RankFailed: a rank did not become ready.
+      Failed: a rank did not become ready.
     """
     if name in PYTHON:
         environment = {
@@ -108,7 +108,7 @@ def start(stage: Stage, name: str, options: dict[str, Any]) -> RankTeam:
     # Open MPI's shared memory has a name until every rank has mapped it. Removed then: it would
     # outlive a bench that is killed.
     with tempfile.TemporaryDirectory(prefix="gradsync-bench-", dir="/dev/shm") as shared:
-        launcher = _mpirun(stage.ranks, stage.directory, shared)
+        launcher = _mpirun(stage.ranks, str(stage.directory), shared)
         return stage.start_team(name, program, options, launcher)
 
 

@@ -15,7 +15,7 @@ import sys
 import traceback
 from typing import Any, Callable
 
-from child_process import end_with_parent
+from launcher import end_with_parent
 
 
 def serve(make: Callable[[dict[str, Any]], Any]) -> None:

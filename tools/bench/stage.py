@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from daemon_process import DaemonProcess
+from launcher import Child, Failed, Launcher, Node
 from machine import process_cpu_seconds
-from node_network import Node, NodeNetwork
-from rank_team import RankFailed, RankTeam, team_socket
+from rank_team import RankTeam
 from source_tree import find_program
 
+# What a daemon says of a rank's error comes within milliseconds.
+_LAST_WORDS_S = 0.2
 
-class Stage:
+
+class Stage(Launcher):
     """A context manager: its end ends every process and removes every file.
 
     Attributes:
@@ -24,11 +27,10 @@ class Stage:
       nodes: where they run.
       rate: of each node's link, as "1gbit"; None: unlimited, or there is no link.
       notes: about the nodes, for the head of the table.
-      directory: for sockets and files by which ranks meet.
     """
 
     def __init__(self, daemon: str, nodes: int, ranks: int, rate: Optional[str], threads: int):
-        """Makes the nodes.
+        """Args are kept for __enter__() and start_daemons().
 
         Args:
           daemon: path of gradsyncd.
@@ -37,57 +39,69 @@ class Stage:
           rate: of each node's link; None: unlimited.
           threads: reduce threads of each gradsyncd; 0: its own default.
         """
+        super().__init__()
         self._daemon = daemon
-        self._stack = contextlib.ExitStack()
-        self._daemons: list[DaemonProcess] = []
+        self._wanted = (nodes, rate)
+        self._memory = contextlib.ExitStack()
+        self._daemons: list[tuple[Child, str]] = []
         self._coordinator = ""
         self._teams: list[RankTeam] = []
         self.ranks = ranks * nodes
         self._reduce_threads = threads
-        self.nodes: tuple[Node, ...] = (Node(),)
+        self.nodes: list[Node] = [Node()]
         self.rate: Optional[str] = None
         self.notes: list[str] = []
-        with contextlib.ExitStack() as stack:
-            # Short: sockets lie in it.
-            self.directory = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="gradsync-bench-")
-            )
-            if nodes > 1:
-                maker = find_program("tools/virtual_network/virtual-network")
-                network = stack.enter_context(NodeNetwork(maker, nodes, rate))
-                self.nodes = network.nodes
-                self.rate = rate if network.limited else None
-                self.notes.append(f"nodes: {network.description}")
-                if not network.limited:
-                    kept = ": --rate is not kept" if rate else ""
-                    self.notes.append(f"links are unlimited{kept}")
-            self._stack = stack.pop_all()
 
     def __enter__(self) -> Stage:
-        """Nothing more."""
+        """Makes the nodes."""
+        super().__enter__()
+        nodes, rate = self._wanted
+        if nodes > 1:
+            with contextlib.ExitStack() as stack:
+                stack.push(self)
+                maker = find_program("tools/virtual_network/virtual-network")
+                network = self.make_network(maker, nodes, rate)
+                stack.pop_all()
+            self.nodes = network.nodes
+            self.rate = rate if network.limited else None
+            self.notes.append(f"nodes: {network.description}")
+            if not network.limited:
+                kept = ": --rate is not kept" if rate else ""
+                self.notes.append(f"links are unlimited{kept}")
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        """Ends everything."""
-        self._stack.__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        """Ends everything; at once if something has failed."""
+        try:
+            if error[0] is None:
+                for team in self._teams:
+                    team.close()
+        finally:
+            super().__exit__(*error)
+            self._memory.close()
 
     def start_daemons(self, flags: Sequence[str] = ()) -> None:
-        """Starts a gradsyncd on each node; DaemonFailed if one does not start."""
+        """Starts a gradsyncd on each node; Failed if one does not start."""
         flags = [f"--reduce_threads={self._reduce_threads}", *flags]
+        several = len(self.nodes) > 1
         for number, node in enumerate(self.nodes):
-            daemon = DaemonProcess(self._daemon, self.directory, node, number, flags)
-            self._stack.callback(daemon.stop)
+            daemon = self.start_daemon(self._daemon, node, number if several else None, flags)
             self._daemons.append(daemon)
-        if len(self.nodes) > 1:
+        if several:
             gradsyncctl = find_program("tools/gradsyncctl/gradsyncctl")
-            self._coordinator = self._daemons[0].peer_address(gradsyncctl)
+            command = [gradsyncctl, f"--socket={self._daemons[0][1]}", "--json", "status"]
+            asked = subprocess.run(command, capture_output=True, text=True, check=False)
+            try:
+                self._coordinator = str(json.loads(asked.stdout)["peer_address"])
+            except (ValueError, KeyError) as error:
+                raise Failed(f"gradsyncd does not say where: {asked.stderr}") from error
 
     def start_team(
         self,
         name: str,
         program: Sequence[str],
         options: Mapping[str, Any],
-        launcher: Optional[Sequence[str]] = None,
+        launcher: Sequence[str] = (),
         environment: Optional[Mapping[str, str]] = None,
     ) -> RankTeam:
         """Starts the ranks of an implementation.
@@ -96,17 +110,16 @@ class Stage:
           name: of the implementation.
           program: of each rank.
           options: what its ranks need besides the configuration that all have.
-          launcher: the command that starts all ranks; None: each is started on its node.
+          launcher: the command that starts all ranks; none: each is started on its node.
           environment: variables besides those of this process.
 
         Raises:
-          RankFailed: a rank did not become ready.
+          Failed: a rank did not become ready.
         """
-        command = [*program, team_socket(self.directory, name)]
         shared = {
             "impl": name,
             "ranks": self.ranks,
-            "directory": self.directory,
+            "directory": str(self.directory),
             "coordinator": self._coordinator,
             "barrier": self.memory("barrier"),
             **options,
@@ -114,24 +127,17 @@ class Stage:
 
         def configuration(rank: int) -> dict[str, Any]:
             node = self._node_of(rank)
-            daemon_socket = self._daemons[node].socket if self._daemons else ""
+            daemon_socket = self._daemons[node][1] if self._daemons else ""
             address = self.nodes[node].address or "127.0.0.1"
             return {**shared, "rank": rank, "address": address, "socket": daemon_socket}
 
-        commands = [
-            [*self.nodes[self._node_of(rank)].command_prefix, *command, str(rank)]
-            for rank in range(self.ranks)
+        commands: list[tuple[Node, Sequence[str]]] = [
+            (self.nodes[self._node_of(rank)], program) for rank in range(self.ranks)
         ]
-        team = RankTeam(
-            name,
-            self.directory,
-            [[*launcher, *command]] if launcher else commands,
-            configuration,
-            self.ranks,
-            {**os.environ, **environment} if environment else None,
-        )
+        if launcher:
+            commands = [(self.nodes[0], [*launcher, *program])]
+        team = RankTeam(self, name, commands, configuration, self.ranks, environment or {})
         self._teams.append(team)
-        self._stack.push(team)
         return team
 
     def start_python_team(
@@ -145,7 +151,7 @@ class Stage:
         """Starts ranks of PyTorch, each with `threads` that compute."""
         folder = os.path.dirname(os.path.abspath(__file__))
         interface = {"GLOO_SOCKET_IFNAME": self.nodes[0].interface} if len(self.nodes) > 1 else {}
-        store = os.path.join(self.directory, f"{name}.store")
+        store = str(self.directory / f"{name}.store")
         return self.start_team(
             name,
             [sys.executable, os.path.join(folder, script)],
@@ -154,7 +160,7 @@ class Stage:
                 "OMP_NUM_THREADS": str(threads),
                 "WORLD_SIZE": str(self.ranks),
                 # Importing some parts of PyTorch makes a folder of this name.
-                "TORCHINDUCTOR_CACHE_DIR": os.path.join(self.directory, "inductor"),
+                "TORCHINDUCTOR_CACHE_DIR": str(self.directory / "inductor"),
                 # PyTorch's Gloo would look for this machine's name.
                 **interface,
                 **environment,
@@ -164,22 +170,23 @@ class Stage:
     def memory(self, name: str) -> str:
         """Path of new memory that processes can map; it is freed with this object."""
         descriptor = os.memfd_create(name)
-        self._stack.callback(os.close, descriptor)
+        self._memory.callback(os.close, descriptor)
         return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def daemon_cpu_seconds(self) -> float:
         """CPU time of all daemons so far."""
-        return sum(process_cpu_seconds(daemon.pid) for daemon in self._daemons)
+        return sum(process_cpu_seconds(daemon.pid) for daemon, _ in self._daemons)
 
     def cpu_seconds(self) -> float:
         """CPU time of this process and of all that it has started, so far."""
         teams = sum(team.cpu_seconds() for team in self._teams)
         return teams + self.daemon_cpu_seconds() + sum(os.times()[:2])
 
-    def with_daemon_logs(self, error: RankFailed) -> RankFailed:
+    def with_daemon_logs(self, error: Failed) -> Failed:
         """The same error with the daemons' last output, where the reason may be."""
-        said = "\n".join(daemon.last_output() for daemon in self._daemons)
-        return RankFailed(f"{error}\ngradsyncd says:\n{said}") if said else error
+        self.wait_for(lambda: False, _LAST_WORDS_S)
+        said = [daemon.describe() for daemon, _ in self._daemons if daemon.said]
+        return Failed("\n".join([str(error), *said]))
 
     def _node_of(self, rank: int) -> int:
         return rank * len(self.nodes) // self.ranks

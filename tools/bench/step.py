@@ -18,9 +18,10 @@ from command_line import (
     say,
     write_json,
 )
+from launcher import Failed
 from machine import OthersShare, describe_machine
 from progress import Progress
-from rank_team import RankFailed, RankTeam
+from rank_team import RankTeam
 from source_tree import find_daemon, make_importable
 from stage import Stage
 from step_report import Measured, ModelResult, ModelSize
@@ -251,7 +252,7 @@ def _measure(options: argparse.Namespace) -> None:
                 progress.end()
                 print(step_report.table_rows(results[-1]), flush=True)
             share = others.percent(stage.cpu_seconds())
-        except RankFailed as error:
+        except Failed as error:
             raise stage.with_daemon_logs(error) from None
     for result in results:
         say(step_report.verdicts(result))

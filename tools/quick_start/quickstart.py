@@ -12,6 +12,9 @@ import subprocess
 import sys
 from typing import Any, NoReturn
 
+# The launcher is that of the benches.
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+
 from figures import (
     LARGEST_WHOLE_DIFFERENCE,
     LEAST_ACCURACY,
@@ -81,9 +84,7 @@ class _Parser(argparse.ArgumentParser):
 def _number(least: int, most: int) -> Any:
     def parse(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(
-                f"takes a number from {least} to {most}, not '{text}'"
-            )
+            raise argparse.ArgumentTypeError(f"takes a number from {least} to {most}, not '{text}'")
         return int(text)
 
     return parse

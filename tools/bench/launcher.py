@@ -16,11 +16,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 _DAEMON_START_S = 30.0
-_NETWORK_START_S = 30.0
 _STOP_S = 10.0
 # How long to wait, after one process failed, for what the others say. They do so within
 # milliseconds.
@@ -52,10 +51,12 @@ class Node:
     Attributes:
       address: where other nodes reach it; "" if there are none.
       command_prefix: what stands before a command to run it there.
+      interface: that the address belongs to; "" if there are no other nodes.
     """
 
     address: str = ""
     command_prefix: Sequence[str] = ()
+    interface: str = ""
 
 
 @dataclasses.dataclass
@@ -113,7 +114,9 @@ class Child:
 
 
 class Launcher:
-    """Runs processes in a directory of their own. A context manager.
+    """Runs processes in a directory of their own: for the quick start and the benches.
+
+    A context manager.
 
     Its end stops every process and removes the directory. Inside, SIGINT, SIGTERM and SIGHUP raise
     Interrupted; a process that fails raises Failed from any method that waits. One thread.
@@ -149,13 +152,13 @@ class Launcher:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def make_network(self, program: str, count: int, rate: str) -> Network:
+    def make_network(self, program: str, count: int, rate: Optional[str]) -> Network:
         """Makes several nodes on this machine, with links between them.
 
         Args:
           program: path of virtual-network.
           count: of nodes.
-          rate: of every link, each way, such as "1gbit"; "": as fast as memory.
+          rate: of every link, each way, such as "1gbit"; none: as fast as memory.
         """
         command = [program, f"--nodes={count}", *([f"--rate={rate}"] if rate else [])]
         self._network = _popen("virtual-network", command, os.environ, subprocess.PIPE)
@@ -165,22 +168,28 @@ class Launcher:
         except ValueError:
             said = self._network.stderr.read().decode(errors="replace")
             raise Failed(f"virtual-network made no nodes: {said.strip()}") from None
-        nodes = [Node(node["address"], node["command_prefix"]) for node in network["nodes"]]
-        limited = bool(rate) and network["kind"] == "namespaces"
-        return Network(network["description"], nodes, limited)
+        real = network["kind"] == "namespaces"
+        nodes = [
+            Node(node["address"], node["command_prefix"], "eth0" if real else "lo")
+            for node in network["nodes"]
+        ]
+        return Network(network["description"], nodes, bool(rate) and real)
 
-    def start_daemon(self, program: str, node: Node, number: Optional[int]) -> tuple[Child, str]:
+    def start_daemon(
+        self, program: str, node: Node, number: Optional[int], flags: Sequence[str] = ()
+    ) -> tuple[Child, str]:
         """Starts a daemon and waits until it is ready; returns it and the path of its socket.
 
         Args:
           program: path of gradsyncd.
           node: where it runs.
           number: of the node; None if there is only one.
+          flags: further flags of gradsyncd.
         """
         suffix = "" if not number else f"-{number}"
         path = str(self.directory / f"gradsyncd{suffix}.sock")
         notify = str(self.directory / f"notify{suffix}.sock")
-        command = [program, f"--socket={path}"]
+        command = [program, f"--socket={path}", *flags]
         if number is not None:
             command += [f"--peer_listen={node.address}:0", f"--node_name=node-{number}"]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
@@ -198,12 +207,12 @@ class Launcher:
                     pass
                 return b"READY=1" in said
 
-            if not self._pump(is_ready, _DAEMON_START_S, wake_on=ready):
+            if not self._pump(is_ready, _DAEMON_START_S, [ready]):
                 raise Failed(f"not ready after {_DAEMON_START_S:g} s: {child.describe()}")
         return child, path
 
     def start(
-        self, name: str, node: Node, command: Sequence[str], environment: dict[str, str]
+        self, name: str, node: Node, command: Sequence[str], environment: Mapping[str, str]
     ) -> Child:
         """Starts a process on the node; returns at once. close_input() may end it."""
         process = _popen(
@@ -221,28 +230,45 @@ class Launcher:
         child.may_end = True
         child.process.stdin.close()
 
-    def wait_for(self, done: Callable[[], bool]) -> None:
-        """Reads what processes print until `done`, which is asked after each line."""
-        self._pump(done, None)
+    def wait_for(
+        self, done: Callable[[], bool], limit_s: Optional[float] = None, wake_on: Sequence[Any] = ()
+    ) -> bool:
+        """Reads what processes print until `done`, which is asked after each line.
+
+        Args:
+          done: what is waited for.
+          limit_s: how long at most.
+          wake_on: `done` is also asked when one of these can be read.
+
+        Returns:
+          Whether it is done.
+
+        Raises:
+          Failed: a process failed before.
+        """
+        return self._pump(done, limit_s, wake_on)
+
+    def wait_for_input(self, file: Any, limit_s: Optional[float]) -> bool:
+        """Returns whether the file can be read within the limit, or has ended; else as wait_for."""
+        return self._pump(lambda: bool(select.select([file], [], [], 0)[0]), limit_s, [file])
 
     def wait_for_enter(self, prompt: str) -> None:
         """Prints the prompt; returns after a line on standard input, or a signal."""
         try:
             print(prompt)  # in here: whoever reads it may send a signal at once
             if os.isatty(0):
-                self._pump(lambda: bool(select.select([0], [], [], 0)[0]), None, wake_on=0)
+                self.wait_for_input(0, None)
             else:  # only a signal ends the wait
                 self._pump(lambda: False, None)
         except Interrupted:
             pass
 
     def _pump(
-        self, done: Callable[[], bool], limit_s: Optional[float], wake_on: Any = None
+        self, done: Callable[[], bool], limit_s: Optional[float], wake_on: Sequence[Any] = ()
     ) -> bool:
-        """Returns whether `done` within the limit. Raises Failed if a process fails before."""
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        if wake_on is not None:
-            self._selector.register(wake_on, selectors.EVENT_READ, None)
+        for file in wake_on:
+            self._selector.register(file, selectors.EVENT_READ, None)
         try:
             while not done():
                 left = None if deadline is None else deadline - time.monotonic()
@@ -253,8 +279,8 @@ class Launcher:
                     self._explain()
             return True
         finally:
-            if wake_on is not None:
-                self._selector.unregister(wake_on)
+            for file in wake_on:
+                self._selector.unregister(file)
 
     def _read(self, limit_s: Optional[float]) -> None:
         """Waits for output, once; notices which processes have ended."""
@@ -309,7 +335,8 @@ def _interrupt(number: int, _: object) -> None:
     raise Interrupted(number)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """This process gets SIGTERM when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
@@ -323,7 +350,7 @@ def _popen(name: str, command: Sequence[str], environment: Any, stdin: int) -> A
             stderr=subprocess.PIPE,
             # Ctrl-C is for the launcher, which ends the others in order.
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
     except OSError as error:
         raise Failed(f"{name}: cannot run {command[0]}: {error.strerror}") from None
