@@ -23,7 +23,7 @@ namespace gradsync::daemon {
 class LayoutChannel;
 
 // One ReduceOperation for each bucket, built once and used again in every step, so that a step
-// allocates nothing. An operation that is done signals the done words itself.
+// allocates nothing. Each operation signals its done words when it is done.
 //
 // Externally synchronized: guarded by the job's lock. Owns the operations, so it lives until none
 // is in flight.
@@ -32,7 +32,7 @@ class BucketReductions {
   // Called by the reducer, on its thread, without the job's lock.
   using OnReduced = std::function<void(LayoutChannel*, std::size_t bucket, const ReduceTimes&,
                                        const absl::Status& failure)>;
-  // All references outlive this. `layout` is what `reduced` is called with.
+  // All references outlive this. `reduced` is called with `layout`.
   BucketReductions(const LayoutPlan& plan, const LayoutAgreement& agreement, const JobTerms& terms,
                    const Membership& members, LayoutChannel* layout, OnReduced reduced);
 
@@ -40,8 +40,8 @@ class BucketReductions {
     return buckets_[bucket]->operation;
   }
 
-  // Ranks have left, or take part again: later reductions are of those that take part then. No
-  // reduction is in flight.
+  // Ranks have left, or take part again: later reductions are over the ranks that take part by
+  // then. No reduction is in flight.
   void Rebind() { bound_ = false; }
   // The operation that reduces the bucket in `step`, ready to be submitted.
   ReduceOperation* Prepare(std::size_t bucket, std::uint64_t step);

@@ -111,7 +111,7 @@ class OperationChannel {
   };
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
-  // Makes `operation` one of the ranks that wait, and returns their buffers.
+  // Sets the ranks of `operation` to those that wait, and returns their buffers.
   HostBuffers Bind(ReduceOperation* operation) const;
   void MaybeRun(DeferredActions* actions);
   void MaybeNextChunk(DeferredActions* actions);

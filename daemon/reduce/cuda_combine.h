@@ -26,8 +26,8 @@ struct CudaStaging {
 
 // Every call enqueues its launches on the stream and returns. Their results are there once the
 // stream has been waited for. Statuses are the driver's. Every call, the destructor too, needs the
-// context that was current in Load(). Not thread-safe: only the worker's issuing
-// thread uses it. Owns the loaded module.
+// context that was current in Load(). Not thread-safe: only the worker's issuing thread uses it.
+// Owns the loaded module.
 class CudaCombine {
  public:
   // Loads every kernel now. Loading a kernel at its first launch can wait for a running collective,

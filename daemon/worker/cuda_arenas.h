@@ -50,7 +50,8 @@ class CudaArenas {
   bool waits_for_launches() const { return !removals_.empty(); }
   std::vector<std::uint64_t> FreeUntouched(const CudaLaunchQueue& launches);
 
-  // The processes for whose end memory waits, for poll(). An entry may have no descriptor.
+  // For poll(): the processes that must end before their memory is freed. An entry may have no
+  // descriptor.
   std::vector<pollfd> AwaitedTrainers() const;
   // Frees the memory of those that have ended: poll has reported an event for their entries in
   // `trainers`, the result of AwaitedTrainers(). Requires that no launch is on the GPU, because
