@@ -384,13 +384,13 @@ void gradsync_step_result_destroy(gradsync_step_result_t* result) {
 
 double gradsync_gradient_norm(const gradsync_step_result_t* result) {
   constexpr std::size_t kNeeded =
-      offsetof(gradsync_step_result_t, number_count) + sizeof(result->number_count);
-  if (result == nullptr || result->struct_size < kNeeded || result->number_count == 0) {
+      offsetof(gradsync_step_result_t, stats_count) + sizeof(result->stats_count);
+  if (result == nullptr || result->struct_size < kNeeded || result->stats_count == 0) {
     return std::numeric_limits<double>::quiet_NaN();
   }
   double sum_of_squares = 0;
-  for (std::size_t i = 0; i < result->number_count; ++i) {
-    sum_of_squares += result->numbers[i].sum_of_squares;
+  for (std::size_t i = 0; i < result->stats_count; ++i) {
+    sum_of_squares += result->stats[i].sum_of_squares;
   }
   return std::sqrt(sum_of_squares);
 }

@@ -18,7 +18,7 @@ struct StepResultStorage {
   StepResult result;
   std::vector<std::uint8_t> used;
   std::vector<gradsync_bucket_times_t> buckets;
-  std::vector<gradsync_gradient_stats_t> numbers;
+  std::vector<gradsync_gradient_stats_t> stats;
 };
 
 }  // namespace
@@ -109,8 +109,8 @@ void WriteResult(StepResult result, gradsync_step_result_t header, gradsync_step
     storage->buckets.push_back(
         {times.ready_ns.data(), times.ready_ns.size(), times.start_ns, times.finish_ns});
   }
-  for (const GradientStats& numbers : storage->result.numbers) {
-    storage->numbers.push_back({numbers.sum_of_squares, numbers.non_finite});
+  for (const GradientStats& stats : storage->result.stats) {
+    storage->stats.push_back({stats.sum_of_squares, stats.non_finite});
   }
   header.step = storage->result.step;
   header.live_ranks = storage->result.live_ranks;
@@ -119,8 +119,8 @@ void WriteResult(StepResult result, gradsync_step_result_t header, gradsync_step
   header.used_count = storage->used.size();
   header.buckets = storage->buckets.data();
   header.bucket_count = storage->buckets.size();
-  header.numbers = storage->numbers.empty() ? nullptr : storage->numbers.data();
-  header.number_count = storage->numbers.size();
+  header.stats = storage->stats.empty() ? nullptr : storage->stats.data();
+  header.stats_count = storage->stats.size();
   header.storage = storage.release();
   Write(header, out);
 }

@@ -47,7 +47,7 @@ StepVerdict DecodeVerdict(const v1::StepDone& done, std::size_t parameters) {
   // A void step has neither.
   const int measured = std::min(done.sum_of_squares_size(), done.non_finite_size());
   for (int i = 0; i < measured; ++i) {
-    result.numbers.push_back({done.sum_of_squares(i), done.non_finite(i)});
+    result.stats.push_back({done.sum_of_squares(i), done.non_finite(i)});
   }
   return verdict;
 }

@@ -6,9 +6,9 @@
 namespace gradsync {
 
 double GradientNorm(const StepResult& result) {
-  if (result.numbers.empty()) return std::numeric_limits<double>::quiet_NaN();
+  if (result.stats.empty()) return std::numeric_limits<double>::quiet_NaN();
   double sum_of_squares = 0;
-  for (const GradientStats& bucket : result.numbers) sum_of_squares += bucket.sum_of_squares;
+  for (const GradientStats& bucket : result.stats) sum_of_squares += bucket.sum_of_squares;
   return std::sqrt(sum_of_squares);
 }
 

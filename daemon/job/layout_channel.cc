@@ -307,7 +307,7 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
       sum_of_squares += stats.sum_of_squares;
       non_finite += stats.non_finite;
     }
-    stats_.RecordNumbers(sum_of_squares, non_finite);
+    stats_.RecordStats(sum_of_squares, non_finite);
   }
   timeline_->Append(record->times);
 

@@ -23,25 +23,25 @@ struct NodeExchange::Running {
       std::vector<std::byte*> to;
       to.reserve(work.buffers.size());
       for (std::byte* buffer : work.buffers) to.push_back(buffer + offset);
-      GradientStats numbers;
-      ScaleInto(work.dtype, sum, count, work.scale, to, work.measure ? &numbers : nullptr);
+      GradientStats stats;
+      ScaleInto(work.dtype, sum, count, work.scale, to, work.measure ? &stats : nullptr);
       MutexLock lock(&mutex);
-      parts.emplace_back(first, numbers);
+      parts.emplace_back(first, stats);
     };
     exchange.done = [this, owner](const absl::Status& status) { owner->Finished(this, status); };
   }
 
   // Adds up the chunks in their order, whatever order they arrived in.
-  GradientStats Numbers() {
+  GradientStats Stats() {
     MutexLock lock(&mutex);
     std::sort(parts.begin(), parts.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
-    GradientStats numbers;
+    GradientStats stats;
     for (const auto& [first, part] : parts) {
-      numbers.sum_of_squares += part.sum_of_squares;
-      numbers.non_finite += part.non_finite;
+      stats.sum_of_squares += part.sum_of_squares;
+      stats.non_finite += part.non_finite;
     }
-    return numbers;
+    return stats;
   }
 
   NodeWork work;
@@ -134,7 +134,7 @@ void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
 }
 
 void NodeExchange::Finished(Running* running, const absl::Status& status) {
-  const GradientStats numbers = running->Numbers();
+  const GradientStats stats = running->Stats();
   auto done = std::move(running->work.done);
   running->work = NodeWork{};
   {
@@ -142,7 +142,7 @@ void NodeExchange::Finished(Running* running, const absl::Status& status) {
     spare_.emplace_back(running);
     if (!status.ok() && failure_.ok()) failure_ = status;
   }
-  done(status, numbers);
+  done(status, stats);
 }
 
 void NodeExchange::Abort(const absl::Status& why) {

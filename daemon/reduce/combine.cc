@@ -282,10 +282,10 @@ std::uint64_t CountNonFinite(const std::byte* from, std::size_t bytes, Bits expo
   return count;
 }
 
-// Adds the statistics of written elements to `numbers`. Sums in double, which holds every square
+// Adds the statistics of written elements to `stats`. Sums in double, which holds every square
 // except those of large float64 elements.
 template <class Unit>
-HWY_NOINLINE void Measure(const std::byte* from, std::size_t bytes, GradientStats* numbers) {
+HWY_NOINLINE void Measure(const std::byte* from, std::size_t bytes, GradientStats* stats) {
   using Wide = typename Unit::Wide;
   constexpr std::size_t kElements = Unit::kBytes / sizeof(typename Unit::Bits);
   constexpr std::size_t kDoubles = hn::MaxLanes(hn::ScalableTag<double>());
@@ -306,24 +306,24 @@ HWY_NOINLINE void Measure(const std::byte* from, std::size_t bytes, GradientStat
     }
   }
   const double sum = hn::GetLane(hn::SumOfLanes(tag, squares));
-  numbers->sum_of_squares += sum;
+  stats->sum_of_squares += sum;
   if (!std::isfinite(sum)) {
-    numbers->non_finite += CountNonFinite<typename Unit::Bits>(from, bytes, Unit::kExponent);
+    stats->non_finite += CountNonFinite<typename Unit::Bits>(from, bytes, Unit::kExponent);
   }
 }
 
 // As Measure, block by block: only blocks with a non-finite element are read twice.
 template <class Unit>
-void MeasureBlocks(const std::byte* from, std::size_t bytes, GradientStats* numbers) {
+void MeasureBlocks(const std::byte* from, std::size_t bytes, GradientStats* stats) {
   for (std::size_t i = 0; i < bytes; i += kBlockBytes) {
-    Measure<Unit>(from + i, bytes - i < kBlockBytes ? bytes - i : kBlockBytes, numbers);
+    Measure<Unit>(from + i, bytes - i < kBlockBytes ? bytes - i : kBlockBytes, stats);
   }
 }
 
-// Adds a block's statistics to `numbers`. Uses the loop's sums in `squares` if they are precise.
+// Adds a block's statistics to `stats`. Uses the loop's sums in `squares` if they are precise.
 template <class Unit>
 HWY_INLINE void AddBlock(typename Unit::Squares squares, const std::byte* from, std::size_t bytes,
-                         GradientStats* numbers) {
+                         GradientStats* stats) {
   using Wide = typename Unit::Wide;
   using TagW = hn::ScalableTag<Wide>;
   const hn::ScalableTag<double> tag;
@@ -339,9 +339,9 @@ HWY_INLINE void AddBlock(typename Unit::Squares squares, const std::byte* from, 
   constexpr double kSmallest = sizeof(Wide) == 8 ? 0.0 : 0x1p-100;
   // False for a NaN.
   if (sum >= kSmallest && sum <= std::numeric_limits<double>::max()) {
-    numbers->sum_of_squares += sum;
+    stats->sum_of_squares += sum;
   } else {
-    Measure<Unit>(from, bytes, numbers);
+    Measure<Unit>(from, bytes, stats);
   }
 }
 
@@ -365,10 +365,10 @@ HWY_NOINLINE void CombineTail(std::byte* const* buffers, std::size_t buffer_coun
 
 // One turn takes four units from every buffer: enough independent sums to hide the adder's latency,
 // and few enough to stay in registers. kBuffers is the number of buffers if the loops over them are
-// unrolled, else 0. `numbers` is null unless kNumbers.
-template <class Unit, std::size_t kBuffers, bool kNumbers>
+// unrolled, else 0. `stats` is null unless kStats.
+template <class Unit, std::size_t kBuffers, bool kStats>
 HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_count,
-                               std::size_t bytes, double scale, GradientStats* numbers) {
+                               std::size_t bytes, double scale, GradientStats* stats) {
   constexpr std::size_t kUnit = Unit::kBytes;
   constexpr std::size_t kTurn = 4 * kUnit;
   static_assert(kBlockBytes % kTurn == 0);
@@ -389,7 +389,7 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
   while (i < turns_end) {
     const std::size_t block = i;
     const std::size_t block_end =
-        kNumbers && turns_end - i > kBlockBytes ? i + kBlockBytes : turns_end;
+        kStats && turns_end - i > kBlockBytes ? i + kBlockBytes : turns_end;
     typename Unit::Squares q0 = hn::Zero(hn::ScalableTag<typename Unit::Wide>());
     typename Unit::Squares q1 = q0;
     typename Unit::Squares q2 = q0;
@@ -423,68 +423,68 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
         Unit::Store(s2, at[b] + i + 2 * kUnit);
         Unit::Store(s3, at[b] + i + 3 * kUnit);
       }
-      if constexpr (kNumbers) {
+      if constexpr (kStats) {
         q0 = Unit::AddSquares(q0, Unit::Written(s0));
         q1 = Unit::AddSquares(q1, Unit::Written(s1));
         q2 = Unit::AddSquares(q2, Unit::Written(s2));
         q3 = Unit::AddSquares(q3, Unit::Written(s3));
       }
     }
-    if constexpr (kNumbers) {
+    if constexpr (kStats) {
       const typename Unit::Squares squares = hn::Add(hn::Add(q0, q1), hn::Add(q2, q3));
-      AddBlock<Unit>(squares, at[0] + block, i - block, numbers);
+      AddBlock<Unit>(squares, at[0] + block, i - block, stats);
     }
   }
   for (; i < bytes; i += kUnit) {
     const std::size_t left = bytes - i;
     CombineTail<Unit>(buffers, buffer_count, i, left < kUnit ? left : kUnit, scale);
   }
-  if constexpr (kNumbers) Measure<Unit>(buffers[0] + turns_end, bytes - turns_end, numbers);
+  if constexpr (kStats) Measure<Unit>(buffers[0] + turns_end, bytes - turns_end, stats);
 }
 
 // Nodes with up to four ranks are common: each of these numbers has its own loop.
-template <class Unit, bool kNumbers>
+template <class Unit, bool kStats>
 void CombineBuffers(std::byte* const* buffers, std::size_t buffer_count, std::size_t bytes,
-                    double scale, GradientStats* numbers) {
+                    double scale, GradientStats* stats) {
   switch (buffer_count) {
     case 1:
-      return CombineUnits<Unit, 1, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
+      return CombineUnits<Unit, 1, kStats>(buffers, buffer_count, bytes, scale, stats);
     case 2:
-      return CombineUnits<Unit, 2, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
+      return CombineUnits<Unit, 2, kStats>(buffers, buffer_count, bytes, scale, stats);
     case 3:
-      return CombineUnits<Unit, 3, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
+      return CombineUnits<Unit, 3, kStats>(buffers, buffer_count, bytes, scale, stats);
     case 4:
-      return CombineUnits<Unit, 4, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
+      return CombineUnits<Unit, 4, kStats>(buffers, buffer_count, bytes, scale, stats);
     default:
-      return CombineUnits<Unit, 0, kNumbers>(buffers, buffer_count, bytes, scale, numbers);
+      return CombineUnits<Unit, 0, kStats>(buffers, buffer_count, bytes, scale, stats);
   }
 }
 
 template <class Unit>
 void CombineType(std::byte* const* buffers, std::size_t buffer_count, std::size_t count,
-                 double scale, GradientStats* numbers) {
+                 double scale, GradientStats* stats) {
   const std::size_t bytes = count * sizeof(typename Unit::Bits);
   const bool untouched = buffer_count == 1 && scale == 1.0;
-  if (numbers == nullptr) {
+  if (stats == nullptr) {
     if (!untouched) CombineBuffers<Unit, false>(buffers, buffer_count, bytes, scale, nullptr);
   } else if (untouched) {
-    MeasureBlocks<Unit>(buffers[0], bytes, numbers);
+    MeasureBlocks<Unit>(buffers[0], bytes, stats);
   } else {
-    CombineBuffers<Unit, true>(buffers, buffer_count, bytes, scale, numbers);
+    CombineBuffers<Unit, true>(buffers, buffer_count, bytes, scale, stats);
   }
 }
 
 void CombineOnTarget(DataType dtype, std::byte* const* buffers, std::size_t buffer_count,
-                     std::size_t count, double scale, GradientStats* numbers) {
+                     std::size_t count, double scale, GradientStats* stats) {
   switch (dtype) {
     case DataType::kFloat32:
-      return CombineType<FloatUnit<float>>(buffers, buffer_count, count, scale, numbers);
+      return CombineType<FloatUnit<float>>(buffers, buffer_count, count, scale, stats);
     case DataType::kFloat64:
-      return CombineType<FloatUnit<double>>(buffers, buffer_count, count, scale, numbers);
+      return CombineType<FloatUnit<double>>(buffers, buffer_count, count, scale, stats);
     case DataType::kFloat16:
-      return CombineType<Float16Unit>(buffers, buffer_count, count, scale, numbers);
+      return CombineType<Float16Unit>(buffers, buffer_count, count, scale, stats);
     case DataType::kBfloat16:
-      return CombineType<Bfloat16Unit>(buffers, buffer_count, count, scale, numbers);
+      return CombineType<Bfloat16Unit>(buffers, buffer_count, count, scale, stats);
     case DataType::kUnspecified:
       return;
   }
@@ -525,7 +525,7 @@ void SumType(const std::byte* const* buffers, std::size_t buffer_count, std::siz
 
 template <class Unit>
 void ScaleType(const std::byte* sum, std::size_t count, double scale, std::byte* const* buffers,
-               std::size_t buffer_count, GradientStats* numbers) {
+               std::size_t buffer_count, GradientStats* stats) {
   using Wide = typename Unit::Wide;
   constexpr std::size_t kItem = sizeof(typename Unit::Bits);
   constexpr std::size_t kElements = Unit::kBytes / kItem;
@@ -549,8 +549,8 @@ void ScaleType(const std::byte* sum, std::size_t count, double scale, std::byte*
       }
     }
     // The block is still in the L1 cache.
-    if (numbers != nullptr) {
-      Measure<Unit>(buffers[0] + block * kItem, (end - block) * kItem, numbers);
+    if (stats != nullptr) {
+      Measure<Unit>(buffers[0] + block * kItem, (end - block) * kItem, stats);
     }
   }
 }
@@ -572,17 +572,16 @@ void SumIntoOnTarget(DataType dtype, const std::byte* const* buffers, std::size_
 }
 
 void ScaleIntoOnTarget(DataType dtype, const std::byte* sum, std::size_t count, double scale,
-                       std::byte* const* buffers, std::size_t buffer_count,
-                       GradientStats* numbers) {
+                       std::byte* const* buffers, std::size_t buffer_count, GradientStats* stats) {
   switch (dtype) {
     case DataType::kFloat32:
-      return ScaleType<FloatUnit<float>>(sum, count, scale, buffers, buffer_count, numbers);
+      return ScaleType<FloatUnit<float>>(sum, count, scale, buffers, buffer_count, stats);
     case DataType::kFloat64:
-      return ScaleType<FloatUnit<double>>(sum, count, scale, buffers, buffer_count, numbers);
+      return ScaleType<FloatUnit<double>>(sum, count, scale, buffers, buffer_count, stats);
     case DataType::kFloat16:
-      return ScaleType<Float16Unit>(sum, count, scale, buffers, buffer_count, numbers);
+      return ScaleType<Float16Unit>(sum, count, scale, buffers, buffer_count, stats);
     case DataType::kBfloat16:
-      return ScaleType<Bfloat16Unit>(sum, count, scale, buffers, buffer_count, numbers);
+      return ScaleType<Bfloat16Unit>(sum, count, scale, buffers, buffer_count, stats);
     case DataType::kUnspecified:
       return;
   }
@@ -603,11 +602,11 @@ HWY_EXPORT(ScaleIntoOnTarget);
 HWY_EXPORT(NameOfTarget);
 
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
-             GradientStats* numbers) {
-  if (numbers != nullptr) *numbers = GradientStats{};
+             GradientStats* stats) {
+  if (stats != nullptr) *stats = GradientStats{};
   if (count == 0 || buffers.empty()) return;
   HWY_DYNAMIC_DISPATCH(CombineOnTarget)
-  (dtype, buffers.data(), buffers.size(), count, scale, numbers);
+  (dtype, buffers.data(), buffers.size(), count, scale, stats);
 }
 
 void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::size_t count,
@@ -621,11 +620,11 @@ void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::si
 }
 
 void ScaleInto(DataType dtype, const std::byte* sum, std::size_t count, double scale,
-               absl::Span<std::byte* const> buffers, GradientStats* numbers) {
-  if (numbers != nullptr) *numbers = GradientStats{};
+               absl::Span<std::byte* const> buffers, GradientStats* stats) {
+  if (stats != nullptr) *stats = GradientStats{};
   if (count == 0 || buffers.empty()) return;
   HWY_DYNAMIC_DISPATCH(ScaleIntoOnTarget)
-  (dtype, sum, count, scale, buffers.data(), buffers.size(), numbers);
+  (dtype, sum, count, scale, buffers.data(), buffers.size(), stats);
 }
 
 const char* CombineTarget() { return HWY_DYNAMIC_DISPATCH(NameOfTarget)(); }

@@ -23,7 +23,7 @@ namespace gradsync::daemon {
 // (and Inf - Inf becomes one), but its sign and payload are the CPU's choice. Subnormal numbers are
 // kept.
 //
-// `numbers`, unless null, gets the statistics of the result, measured in the same pass. Squares of
+// `stats`, unless null, gets the statistics of the result, measured in the same pass. Squares of
 // float64 are summed in float64. Those of the other types are summed in float32 over blocks of some
 // thousand elements, and the blocks' sums in float64: the error is at most 1e-5, and 1e-7 as a
 // rule. If float32 cannot hold a block's sum, or the block has elements that are not finite, the
@@ -33,7 +33,7 @@ namespace gradsync::daemon {
 // Thread-safe for buffers that are not shared. Any number of buffers, also none; any count, also 0.
 // An unspecified dtype is the caller's mistake and changes nothing.
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
-             GradientStats* numbers = nullptr);
+             GradientStats* stats = nullptr);
 
 // The two halves of Combine, for sums that travel to other nodes in between. The work type is
 // float32 for the 16-bit types, else `dtype` itself; `sum` is aligned to its elements.
@@ -43,7 +43,7 @@ void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::si
              std::byte* sum);
 // Writes `sum` * scale, rounded to `dtype`, into every buffer. The rest as for Combine.
 void ScaleInto(DataType dtype, const std::byte* sum, std::size_t count, double scale,
-               absl::Span<std::byte* const> buffers, GradientStats* numbers = nullptr);
+               absl::Span<std::byte* const> buffers, GradientStats* stats = nullptr);
 
 // Name of the SIMD target that Combine runs on ("AVX3" is AVX-512), for status.
 const char* CombineTarget();

@@ -109,7 +109,7 @@ absl::Status CudaCombine::Combine(CUstream stream, DataType dtype,
 
 absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaStaging& staging,
                                     std::size_t count, double scale,
-                                    absl::Span<const CUdeviceptr> destinations, CUdeviceptr numbers,
+                                    absl::Span<const CUdeviceptr> destinations, CUdeviceptr stats,
                                     CUdeviceptr void_flag) const {
   const Kernels& kernels = KernelsOf(dtype, staging.dtype);
   const std::uint32_t blocks = Blocks(dtype, staging.dtype, count);
@@ -120,7 +120,7 @@ absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaS
     arguments.count = count;
     arguments.scale = scale;
     // Every launch writes the same elements, so only one of them measures.
-    arguments.numbers = given == 0 ? static_cast<GradientStats*>(Pointer(numbers)) : nullptr;
+    arguments.stats = given == 0 ? static_cast<GradientStats*>(Pointer(stats)) : nullptr;
     arguments.void_flag = static_cast<float*>(Pointer(void_flag));
     while (given < destinations.size() && arguments.destination_count < kMaxCudaBuffers) {
       arguments.destinations[arguments.destination_count++] = Pointer(destinations[given++]);

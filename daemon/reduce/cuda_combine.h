@@ -44,13 +44,13 @@ class CudaCombine {
                        std::size_t count, std::uint32_t void_contributions,
                        const CudaStaging& staging) const;
 
-  // Every destination = staging * scale. `numbers`, unless 0, is the device address of
+  // Every destination = staging * scale. `stats`, unless 0, is the device address of
   // kMaxCudaBlocks GradientStats. The kernel writes the first Blocks() of them; their sum, in this
   // order, is the bucket's. `void_flag` is the device address of a float. It becomes 1 if the
   // number of void contributions is not 0.
   absl::Status WriteBack(CUstream stream, DataType dtype, const CudaStaging& staging,
                          std::size_t count, double scale,
-                         absl::Span<const CUdeviceptr> destinations, CUdeviceptr numbers,
+                         absl::Span<const CUdeviceptr> destinations, CUdeviceptr stats,
                          CUdeviceptr void_flag) const;
 
   // The number of blocks of a launch. It grows with `count`, up to the number that fills the GPU.

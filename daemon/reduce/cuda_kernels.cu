@@ -143,9 +143,9 @@ __device__ void Combine(const CombineArguments& arguments) {
   }
 }
 
-// Adds up a block's numbers and writes them to the block's place. Always in the same order: the
+// Adds up a block's statistics and writes them to the block's place. Always in the same order: the
 // same grid gives the same bits.
-__device__ void WriteNumbers(GradientStats mine, GradientStats* numbers) {
+__device__ void WriteStats(GradientStats mine, GradientStats* stats) {
   constexpr std::uint32_t kWarps = kCudaBlockThreads / kWarpThreads;
   __shared__ double sums[kWarps];
   __shared__ unsigned long long counts[kWarps];
@@ -165,14 +165,14 @@ __device__ void WriteNumbers(GradientStats mine, GradientStats* numbers) {
     sum += sums[warp];
     count += counts[warp];
   }
-  numbers[blockIdx.x].sum_of_squares = sum;
-  numbers[blockIdx.x].non_finite = count;
+  stats[blockIdx.x].sum_of_squares = sum;
+  stats[blockIdx.x].non_finite = count;
 }
 
-// Elements [first, first + N) of every destination; adds to `numbers`.
+// Elements [first, first + N) of every destination; adds to `stats`.
 template <typename T, typename Staging, std::uint32_t N>
 __device__ void WriteBackAt(const WriteBackArguments& arguments, std::uint64_t first,
-                            GradientStats* numbers) {
+                            GradientStats* stats) {
   Staging staged[N];
   Load(static_cast<const Staging*>(arguments.staging) + first, staged);
   T result[N];
@@ -180,8 +180,8 @@ __device__ void WriteBackAt(const WriteBackArguments& arguments, std::uint64_t f
   for (std::uint32_t i = 0; i < N; ++i) {
     result[i] = Narrow<T>(Widen(staged[i]) * static_cast<Work<T>>(arguments.scale));
     const double written = Widen(result[i]);
-    numbers->sum_of_squares += written * written;
-    numbers->non_finite += isfinite(written) ? 0 : 1;
+    stats->sum_of_squares += written * written;
+    stats->non_finite += isfinite(written) ? 0 : 1;
   }
   for (std::uint32_t i = 0; i < arguments.destination_count; ++i) {
     Store(result, static_cast<T*>(arguments.destinations[i]) + first);
@@ -191,18 +191,18 @@ __device__ void WriteBackAt(const WriteBackArguments& arguments, std::uint64_t f
 template <typename T, typename Staging>
 __device__ void WriteBack(const WriteBackArguments& arguments) {
   constexpr std::uint32_t kTaken = kElements<T, Staging>;
-  GradientStats numbers;
+  GradientStats stats;
   const std::uint64_t vectors = arguments.count / kTaken;
   for (std::uint64_t i = FirstIndex(); i < vectors; i += IndexStride()) {
-    WriteBackAt<T, Staging, kTaken>(arguments, i * kTaken, &numbers);
+    WriteBackAt<T, Staging, kTaken>(arguments, i * kTaken, &stats);
   }
   const std::uint64_t rest = vectors * kTaken + FirstIndex();
-  if (rest < arguments.count) WriteBackAt<T, Staging, 1>(arguments, rest, &numbers);
+  if (rest < arguments.count) WriteBackAt<T, Staging, 1>(arguments, rest, &stats);
   if (FirstIndex() == 0 &&
       Widen(static_cast<const Staging*>(arguments.staging)[arguments.count]) != 0) {
     *arguments.void_flag = 1.0f;
   }
-  if (arguments.numbers != nullptr) WriteNumbers(numbers, arguments.numbers);
+  if (arguments.stats != nullptr) WriteStats(stats, arguments.stats);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ struct WriteBackArguments {
   std::uint64_t count;
   double scale;
   // Unless null: one entry for each block of the grid, for the elements that the block has written.
-  GradientStats* numbers;
+  GradientStats* stats;
   // Set to 1 if the number of void contributions is not 0; else unchanged.
   float* void_flag;
   std::uint32_t destination_count;

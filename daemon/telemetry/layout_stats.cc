@@ -62,7 +62,7 @@ void LayoutStats::RecordStep(bool complete, std::uint64_t last_ready_ns, std::ui
   if (last_ready_ns != 0) exposed_.Record(Elapsed(last_ready_ns, commit_ns));
 }
 
-void LayoutStats::RecordNumbers(double sum_of_squares, std::uint64_t non_finite) {
+void LayoutStats::RecordStats(double sum_of_squares, std::uint64_t non_finite) {
   sum_of_squares_ = sum_of_squares;
   non_finite_ = non_finite;
   if (non_finite > 0) ++steps_non_finite_;

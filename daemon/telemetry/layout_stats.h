@@ -68,7 +68,7 @@ class LayoutStats {
   void RecordStep(bool complete, std::uint64_t last_ready_ns, std::uint64_t commit_ns);
 
   // Records the statistics of a complete step's result, over all buckets.
-  void RecordNumbers(double sum_of_squares, std::uint64_t non_finite);
+  void RecordStats(double sum_of_squares, std::uint64_t non_finite);
 
   // Allocates; walks five histograms (some microseconds).
   LayoutStatsSnapshot Snapshot() const;

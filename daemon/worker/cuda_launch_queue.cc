@@ -153,8 +153,8 @@ absl::Status CudaLaunchQueue::Sum(const UnderWay& one) {
 absl::Status CudaLaunchQueue::WriteBack(const UnderWay& one) {
   const CudaLaunch& launch = one.launch;
   const CudaStagingPiece& piece = *one.piece;
-  const CUdeviceptr numbers =
-      launch.measure ? piece.report_address + offsetof(CudaBucketReport, numbers) : 0;
+  const CUdeviceptr stats =
+      launch.measure ? piece.report_address + offsetof(CudaBucketReport, stats) : 0;
   const CUdeviceptr void_flag = piece.report_address + offsetof(CudaBucketReport, void_flag);
   piece.report->void_flag = 0;
 
@@ -168,7 +168,7 @@ absl::Status CudaLaunchQueue::WriteBack(const UnderWay& one) {
   if (status.ok()) status = driver_->cuStreamWaitEvent(stream, summed, 0);
   if (status.ok()) {
     status = combine_->WriteBack(stream, launch.dtype, {piece.address, launch.staging_dtype},
-                                 launch.count, launch.scale, BuffersOf(launch), numbers, void_flag);
+                                 launch.count, launch.scale, BuffersOf(launch), stats, void_flag);
   }
   for (const auto& rank : launch.ranks) {
     if (status.ok() && one.last) {
@@ -211,8 +211,8 @@ CudaLaunchResult CudaLaunchQueue::ResultOf(const UnderWay& oldest) const {
     const std::uint32_t blocks =
         combine_->Blocks(oldest.launch.dtype, oldest.launch.staging_dtype, oldest.launch.count);
     for (std::uint32_t block = 0; block < blocks; ++block) {
-      result.numbers.sum_of_squares += oldest.piece->report->numbers[block].sum_of_squares;
-      result.numbers.non_finite += oldest.piece->report->numbers[block].non_finite;
+      result.stats.sum_of_squares += oldest.piece->report->stats[block].sum_of_squares;
+      result.stats.non_finite += oldest.piece->report->stats[block].non_finite;
     }
   }
   return result;

@@ -44,7 +44,7 @@ struct CudaLaunchResult {
   std::uint64_t id = 0;
   std::uint64_t ready_ns = 0;
   std::uint64_t finish_ns = 0;
-  GradientStats numbers;
+  GradientStats stats;
   bool void_step = false;
 };
 

@@ -17,7 +17,7 @@ namespace gradsync::daemon {
 
 // Results that the kernels write into host memory.
 struct CudaBucketReport {
-  std::array<GradientStats, kMaxCudaBlocks> numbers;  // by block
+  std::array<GradientStats, kMaxCudaBlocks> stats;  // by block
   float void_flag;
 };
 

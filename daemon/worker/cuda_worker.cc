@@ -342,8 +342,8 @@ void CudaWorker::Advance() {
     worker::LaunchDone* const done = reply.mutable_launch_done();
     done->set_ready_ns(result.ready_ns);
     done->set_finish_ns(result.finish_ns);
-    done->set_sum_of_squares(result.numbers.sum_of_squares);
-    done->set_non_finite(result.numbers.non_finite);
+    done->set_sum_of_squares(result.stats.sum_of_squares);
+    done->set_non_finite(result.stats.non_finite);
     done->set_void_step(result.void_step);
     Reply(reply);
   }

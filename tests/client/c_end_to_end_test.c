@@ -151,13 +151,13 @@ static void RunStep(gradsync_layout_t* layout) {
     CHECK(result.buckets[i].ready_ns[rank] > 0);
     CHECK(result.buckets[i].start_ns <= result.buckets[i].finish_ns);
   }
-  CHECK(result.number_count == BUCKETS);
+  CHECK(result.stats_count == BUCKETS);
   for (parameter = 0; parameter < BUCKETS; ++parameter) {
     const double value = 10 * (double)step + parameter + 1;
     uint32_t bucket;
     Gradient(layout, (size_t)parameter, &bucket);
-    CHECK(result.numbers[bucket].sum_of_squares == ELEMENTS * value * value);
-    CHECK(result.numbers[bucket].non_finite == 0);
+    CHECK(result.stats[bucket].sum_of_squares == ELEMENTS * value * value);
+    CHECK(result.stats[bucket].non_finite == 0);
     sum_of_squares += ELEMENTS * value * value;
   }
   norm = gradsync_gradient_norm(&result);

@@ -50,7 +50,7 @@ static void TestStructsOfOtherReleases(void) {
 }
 
 static void TestClipping(void) {
-  const gradsync_gradient_stats_t numbers[2] = {{9, 0}, {16, 0}};
+  const gradsync_gradient_stats_t stats[2] = {{9, 0}, {16, 0}};
   gradsync_step_result_t result;
   double norm;
   gradsync_step_result_init(&result);
@@ -58,11 +58,11 @@ static void TestClipping(void) {
   EXPECT(norm != norm);
   norm = gradsync_gradient_norm(NULL);
   EXPECT(norm != norm);
-  result.numbers = numbers;
-  result.number_count = 2;
+  result.stats = stats;
+  result.stats_count = 2;
   EXPECT(gradsync_gradient_norm(&result) == 5);
   /* A program of an older release has no such members. */
-  result.struct_size = offsetof(gradsync_step_result_t, numbers);
+  result.struct_size = offsetof(gradsync_step_result_t, stats);
   norm = gradsync_gradient_norm(&result);
   EXPECT(norm != norm);
   EXPECT(gradsync_clip_coefficient(0.5, 1) == 1);

@@ -10,9 +10,9 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-StepResult ResultOf(const std::vector<GradientStats>& numbers) {
+StepResult ResultOf(const std::vector<GradientStats>& stats) {
   StepResult result;
-  result.numbers = numbers;
+  result.stats = stats;
   return result;
 }
 
@@ -26,7 +26,7 @@ TEST(GradientNormTest, NonFiniteIfAnElementIs) {
   EXPECT_TRUE(std::isnan(GradientNorm(ResultOf({{kNan, 1}, {kInfinity, 1}}))));
 }
 
-TEST(GradientNormTest, NanWithoutNumbers) { EXPECT_TRUE(std::isnan(GradientNorm(StepResult()))); }
+TEST(GradientNormTest, NanWithoutStats) { EXPECT_TRUE(std::isnan(GradientNorm(StepResult()))); }
 
 TEST(ClipCoefficientTest, ScalesOnlyLargeNorms) {
   EXPECT_EQ(ClipCoefficient(0, 1), 1);

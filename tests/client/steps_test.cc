@@ -86,20 +86,20 @@ TEST_F(StepsTest, ResultHasNormAndNonFiniteCount) {
     ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
     auto result = layout(rank).WaitStep(1);
     ASSERT_TRUE(result.ok()) << result.status();
-    ASSERT_EQ(result->numbers.size(), 3u);
-    EXPECT_EQ(result->numbers[0].sum_of_squares, 9000);
-    EXPECT_EQ(result->numbers[1].sum_of_squares, 0);
-    EXPECT_NEAR(result->numbers[2].sum_of_squares, 1e63, 1e57);
+    ASSERT_EQ(result->stats.size(), 3u);
+    EXPECT_EQ(result->stats[0].sum_of_squares, 9000);
+    EXPECT_EQ(result->stats[1].sum_of_squares, 0);
+    EXPECT_NEAR(result->stats[2].sum_of_squares, 1e63, 1e57);
     EXPECT_NEAR(GradientNorm(*result), std::sqrt(1e63), 1e25);
-    for (const GradientStats& numbers : result->numbers) EXPECT_EQ(numbers.non_finite, 0u);
+    for (const GradientStats& stats : result->stats) EXPECT_EQ(stats.non_finite, 0u);
 
     Fill(layout(rank).bucket(2), 0);
     static_cast<float*>(layout(rank).bucket(2).data)[7 + rank] = INFINITY;
     ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 2).ok());
     result = layout(rank).WaitStep(2);
     ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->numbers[0].non_finite, 0u);
-    EXPECT_EQ(result->numbers[2].non_finite, 2u);
+    EXPECT_EQ(result->stats[0].non_finite, 0u);
+    EXPECT_EQ(result->stats[2].non_finite, 2u);
     EXPECT_EQ(GradientNorm(*result), INFINITY);
   });
 }

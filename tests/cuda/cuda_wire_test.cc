@@ -129,10 +129,10 @@ class WireJob {
   // The sum of the last gradients over all ranks is out of float16's range.
   void ExpectOverflow(std::uint64_t step, float last) {
     const Averages averages = Step(step, last);
-    ASSERT_EQ(averages.result.numbers.size(), std::size(kCounts));
+    ASSERT_EQ(averages.result.stats.size(), std::size(kCounts));
     for (std::size_t bucket = 0; bucket < std::size(kCounts); ++bucket) {
       EXPECT_EQ(averages.buckets[bucket].back(), std::numeric_limits<float>::infinity());
-      EXPECT_EQ(averages.result.numbers[bucket].non_finite, 1u) << "bucket " << bucket;
+      EXPECT_EQ(averages.result.stats[bucket].non_finite, 1u) << "bucket " << bucket;
     }
   }
 
@@ -148,7 +148,7 @@ class WireJob {
     Join(NcclWireType::kBfloat16);
     ExpectRounded(1, kBfloat16Unit);
     ExpectRounded(2, kBfloat16Unit);
-    EXPECT_EQ(Step(3, 60000).result.numbers.back().non_finite, 0u);
+    EXPECT_EQ(Step(3, 60000).result.stats.back().non_finite, 0u);
     End();
     Join(NcclWireType::kFloat16);
     ExpectRounded(1, kFloat16Unit);

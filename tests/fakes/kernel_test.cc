@@ -156,13 +156,13 @@ ISOLATED_TEST(Kernels, WriteBackWidensStagingOfSixteenBits, MachineWithGpus(1)) 
   arguments.destination_count = 1;
   arguments.count = 2;
   arguments.scale = 0x1p-10;
-  arguments.numbers = static_cast<daemon::GradientStats*>(
+  arguments.stats = static_cast<daemon::GradientStats*>(
       Device<daemon::GradientStats>(std::vector<daemon::GradientStats>(kBlocks), stream));
   arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
   CUDA_OK(Launch(Kernel("gradsync_write_back_f32_f16"), arguments, stream));
   EXPECT_THAT(Host<float>(arguments.destinations[0], 3, stream),
               ElementsAre(0x1p-10f + 0x1p-20f, std::numeric_limits<float>::infinity(), 7));
-  EXPECT_EQ(Host<daemon::GradientStats>(arguments.numbers, 1, stream)[0].non_finite, 1u);
+  EXPECT_EQ(Host<daemon::GradientStats>(arguments.stats, 1, stream)[0].non_finite, 1u);
   EXPECT_THAT(Host<float>(arguments.void_flag, 1, stream), ElementsAre(0));
 }
 
@@ -177,7 +177,7 @@ ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
   arguments.destination_count = 2;
   arguments.count = 2;
   arguments.scale = 0.5;
-  arguments.numbers = static_cast<daemon::GradientStats*>(
+  arguments.stats = static_cast<daemon::GradientStats*>(
       Device<daemon::GradientStats>(std::vector<daemon::GradientStats>(kBlocks), stream));
   arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
   CUfunction write_back = Kernel("gradsync_write_back_f32_f32");
@@ -185,15 +185,15 @@ ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
   for (const void* destination : {arguments.destinations[0], arguments.destinations[1]}) {
     EXPECT_THAT(Host<float>(destination, 3, stream), ElementsAre(1, 2, 0));
   }
-  const auto numbers = Host<daemon::GradientStats>(arguments.numbers, kBlocks, stream);
-  EXPECT_EQ(numbers[0].sum_of_squares, 5);
-  EXPECT_EQ(numbers[0].non_finite, 0u);
-  EXPECT_EQ(numbers[1].sum_of_squares, 0);
+  const auto stats = Host<daemon::GradientStats>(arguments.stats, kBlocks, stream);
+  EXPECT_EQ(stats[0].sum_of_squares, 5);
+  EXPECT_EQ(stats[0].non_finite, 0u);
+  EXPECT_EQ(stats[1].sum_of_squares, 0);
   // Behind the elements, staging holds the number of void contributions.
   EXPECT_THAT(Host<float>(arguments.void_flag, 1, stream), ElementsAre(1));
   arguments.count = 3;
   CUDA_OK(Launch(write_back, arguments, stream));
-  EXPECT_EQ(Host<daemon::GradientStats>(arguments.numbers, 1, stream)[0].non_finite, 1u);
+  EXPECT_EQ(Host<daemon::GradientStats>(arguments.stats, 1, stream)[0].non_finite, 1u);
 }
 
 ISOLATED_TEST(Launch, UnalignedAccessIsSticky, MachineWithGpus(1)) {

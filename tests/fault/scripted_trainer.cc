@@ -270,7 +270,7 @@ class Rank {
   absl::Status Check(const LayoutUse& use, std::uint64_t step, std::size_t bucket,
                      const Command& command) const;
   absl::Status CheckAll(const LayoutUse& use, std::uint64_t step, const Command& command) const;
-  static absl::Status CheckNumbers(const LayoutUse& use, const StepResult& result);
+  static absl::Status CheckStats(const LayoutUse& use, const StepResult& result);
   absl::Status ForkCalls(Answer* answer);
   absl::Status Raw(const Command& command, Answer* answer);
 
@@ -337,22 +337,22 @@ absl::Status Rank::CheckAll(const LayoutUse& use, std::uint64_t step,
 }
 
 // Checks the gradient statistics in the step's result against the contents of the buckets.
-absl::Status Rank::CheckNumbers(const LayoutUse& use, const StepResult& result) {
-  if (result.numbers.size() != use.layout->bucket_count()) {
-    return absl::DataLossError(absl::StrCat("numbers of ", result.numbers.size(), " buckets"));
+absl::Status Rank::CheckStats(const LayoutUse& use, const StepResult& result) {
+  if (result.stats.size() != use.layout->bucket_count()) {
+    return absl::DataLossError(absl::StrCat("statistics of ", result.stats.size(), " buckets"));
   }
-  for (std::size_t bucket = 0; bucket < result.numbers.size(); ++bucket) {
+  for (std::size_t bucket = 0; bucket < result.stats.size(); ++bucket) {
     const BucketView view = use.layout->bucket(bucket);
     double sum = 0;
     for (std::uint64_t i = 0; i < view.count; ++i) {
       const double value = Load(view.dtype, view.data, i);
       sum += value * value;
     }
-    const GradientStats& numbers = result.numbers[bucket];
-    if (std::abs(numbers.sum_of_squares - sum) > 1e-5 * sum || numbers.non_finite != 0) {
+    const GradientStats& stats = result.stats[bucket];
+    if (std::abs(stats.sum_of_squares - sum) > 1e-5 * sum || stats.non_finite != 0) {
       return absl::DataLossError(absl::StrCat(
-          "step ", result.step, ", bucket ", bucket, ": sum of squares ", numbers.sum_of_squares,
-          " instead of ", sum, ", ", numbers.non_finite, " elements that are not finite"));
+          "step ", result.step, ", bucket ", bucket, ": sum of squares ", stats.sum_of_squares,
+          " instead of ", sum, ", ", stats.non_finite, " elements that are not finite"));
     }
   }
   return absl::OkStatus();
@@ -464,7 +464,7 @@ absl::Status Rank::Steps(LayoutUse* use, const Command& command, Answer* answer)
     const auto result = layout.WaitStep(step, command.Timeout());
     if (!result.ok()) return result.status();
     if (auto status = CheckAll(*use, step, command); !status.ok()) return status;
-    if (auto status = CheckNumbers(*use, *result); !status.ok()) return status;
+    if (auto status = CheckStats(*use, *result); !status.ok()) return status;
     if (times > 1) continue;
     answer->emplace_back("step", absl::StrCat(step));
     answer->emplace_back("live_ranks", absl::StrCat(result->live_ranks));

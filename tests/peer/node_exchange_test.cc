@@ -12,7 +12,7 @@ namespace {
 
 struct Result {
   absl::Status status;
-  GradientStats numbers;
+  GradientStats stats;
 };
 
 NodeWork WorkOn(std::vector<std::vector<float>>* ranks, double scale,
@@ -23,8 +23,8 @@ NodeWork WorkOn(std::vector<std::vector<float>>* ranks, double scale,
   work.scale = scale;
   work.measure = true;
   for (auto& rank : *ranks) work.buffers.push_back(reinterpret_cast<std::byte*>(rank.data()));
-  work.done = [result](const absl::Status& status, const GradientStats& numbers) {
-    result->set_value({status, numbers});
+  work.done = [result](const absl::Status& status, const GradientStats& stats) {
+    result->set_value({status, stats});
   };
   return work;
 }
@@ -45,7 +45,7 @@ TEST(NodeExchangeTest, AveragesTheLocalRanks) {
     ASSERT_TRUE(exchange.Submit(WorkOn(&ranks, 0.5, &result)).ok());
     const Result got = result.get_future().get();
     EXPECT_TRUE(got.status.ok());
-    EXPECT_NEAR(got.numbers.sum_of_squares, 4.0 * 300'001, 1);
+    EXPECT_NEAR(got.stats.sum_of_squares, 4.0 * 300'001, 1);
     for (const auto& rank : ranks) {
       EXPECT_EQ(rank.front(), 2.0f);
       EXPECT_EQ(rank.back(), 2.0f);
@@ -60,7 +60,7 @@ TEST(NodeExchangeTest, NodeWithoutRanksTakesPart) {
   ASSERT_TRUE(exchange.Submit(WorkOn(&none, 1, &result)).ok());
   const Result got = result.get_future().get();
   EXPECT_TRUE(got.status.ok());
-  EXPECT_EQ(got.numbers.sum_of_squares, 0);
+  EXPECT_EQ(got.stats.sum_of_squares, 0);
 }
 
 TEST(NodeExchangeTest, BroadcastReachesEveryLocalRank) {

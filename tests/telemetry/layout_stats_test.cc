@@ -102,13 +102,13 @@ TEST(LayoutStatsTest, OnlyCompleteStepsCountAsExposed) {
 TEST(LayoutStatsTest, GradientStatsAreTheLastStepsAndNonFiniteStepsAreCounted) {
   LayoutStats stats(2);
   EXPECT_EQ(stats.Snapshot().gradient_norm, 0.0);
-  stats.RecordNumbers(25.0, 0);
+  stats.RecordStats(25.0, 0);
   EXPECT_EQ(stats.Snapshot().gradient_norm, 5.0);
   EXPECT_EQ(stats.Snapshot().steps_non_finite, 0u);
-  stats.RecordNumbers(std::numeric_limits<double>::quiet_NaN(), 7);
+  stats.RecordStats(std::numeric_limits<double>::quiet_NaN(), 7);
   EXPECT_TRUE(std::isnan(stats.Snapshot().gradient_norm));
   EXPECT_EQ(stats.Snapshot().non_finite, 7u);
-  stats.RecordNumbers(4.0, 0);
+  stats.RecordStats(4.0, 0);
   const LayoutStatsSnapshot snapshot = stats.Snapshot();
   EXPECT_EQ(snapshot.gradient_norm, 2.0);
   EXPECT_EQ(snapshot.non_finite, 0u);

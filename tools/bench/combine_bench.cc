@@ -1,12 +1,12 @@
-// combine-bench: what a bucket's numbers (sum of squares, elements that are not finite) cost the
+// combine-bench: what a bucket's statistics (sum of squares, elements that are not finite) cost the
 // reduction that gathers them.
 //
 //   combine-bench [DTYPE [RANKS [ITERATIONS]]]        default: float32 2 200
 //
-// Averages RANKS buffers of 1, 25 and 100 MiB on one thread, without numbers and with, by turns and
-// in alternating order. Prints the medians of both, and of the ratio with / without of the pairs:
-// a virtual machine's memory may be twice as slow from one second to the next, so only pairs can be
-// compared.
+// Averages RANKS buffers of 1, 25 and 100 MiB on one thread, without statistics and with, by turns
+// and in alternating order. Prints the medians of both, and of the ratio with / without of the
+// pairs: a virtual machine's memory may be twice as slow from one second to the next, so only pairs
+// can be compared.
 
 #include <sys/mman.h>
 
@@ -43,9 +43,9 @@ double Quantile(std::vector<double> samples, double q) {
 }
 
 double CombineUs(const Bench& bench, const std::vector<std::byte*>& buffers, std::size_t count,
-                 daemon::GradientStats* numbers) {
+                 daemon::GradientStats* stats) {
   const std::uint64_t start_ns = daemon::MonotonicNowNs();
-  daemon::Combine(bench.dtype, buffers, count, 1.0 / bench.ranks, numbers);
+  daemon::Combine(bench.dtype, buffers, count, 1.0 / bench.ranks, stats);
   return static_cast<double>(daemon::MonotonicNowNs() - start_ns) / 1000.0;
 }
 
@@ -64,11 +64,11 @@ bool Measure(const Bench& bench, std::size_t mib) {
     pattern.Fill(rank, 0, buffers.back(), count);
   }
   std::vector<double> without, with, ratios;
-  daemon::GradientStats numbers;
+  daemon::GradientStats stats;
   for (std::uint32_t i = 0; i < bench.iterations; ++i) {
     double us[2];
     for (const std::uint32_t turn : {i % 2, 1 - i % 2}) {
-      us[turn] = CombineUs(bench, buffers, count, turn == 0 ? nullptr : &numbers);
+      us[turn] = CombineUs(bench, buffers, count, turn == 0 ? nullptr : &stats);
     }
     without.push_back(us[0]);
     with.push_back(us[1]);

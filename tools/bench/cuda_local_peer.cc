@@ -115,10 +115,10 @@ class CudaKernelsPeer final : public CudaLocalPeer {
   absl::Status SetUp(std::size_t bytes) override {
     absl::Status status = CudaLocalPeer::SetUp(bytes);
     if (!status.ok() || buffers().empty()) return status;
-    absl::StatusOr<CUdeviceptr> numbers = gpu().AllocateDevice(
+    absl::StatusOr<CUdeviceptr> stats = gpu().AllocateDevice(
         daemon::kMaxCudaBlocks * sizeof(daemon::GradientStats) + sizeof(float));
-    if (!numbers.ok()) return numbers.status();
-    numbers_ = *numbers;
+    if (!stats.ok()) return stats.status();
+    stats_ = *stats;
     return absl::OkStatus();
   }
 
@@ -135,15 +135,15 @@ class CudaKernelsPeer final : public CudaLocalPeer {
     const daemon::CudaStaging sum{staging(), dtype()};
     absl::Status status = combine_->Combine(gpu().stream(), dtype(), buffers(), count(), 0, sum);
     if (!status.ok()) return status;
-    const CUdeviceptr void_flag = numbers_ + daemon::kMaxCudaBlocks * sizeof(daemon::GradientStats);
+    const CUdeviceptr void_flag = stats_ + daemon::kMaxCudaBlocks * sizeof(daemon::GradientStats);
     return combine_->WriteBack(gpu().stream(), dtype(), sum, count(),
-                               1.0 / static_cast<double>(buffers().size()), buffers(), numbers_,
+                               1.0 / static_cast<double>(buffers().size()), buffers(), stats_,
                                void_flag);
   }
 
  private:
   std::unique_ptr<daemon::CudaCombine> combine_;
-  CUdeviceptr numbers_ = 0;
+  CUdeviceptr stats_ = 0;
 };
 
 }  // namespace

@@ -166,8 +166,8 @@ struct StepResult {
   std::uint32_t divisor = 0;     // averages are sums divided by this
   // One per parameter: true if at least one rank used it. Empty: every rank used every parameter.
   std::vector<bool> used;
-  std::vector<BucketTimes> buckets;    // one per bucket
-  std::vector<GradientStats> numbers;  // one per bucket
+  std::vector<BucketTimes> buckets;  // one per bucket
+  std::vector<GradientStats> stats;  // one per bucket
 };
 
 // Gradient clipping without a pass over the gradients. The norm is the same on every rank, and one
@@ -181,7 +181,7 @@ struct StepResult {
 //
 // The norm over several layouts is the root of the sum of their norms' squares.
 
-// L2 norm of the step's result over all buckets. NaN if an element is NaN or `numbers` is empty,
+// L2 norm of the step's result over all buckets. NaN if an element is NaN or `stats` is empty,
 // else Inf if an element is Inf. Parameters that no rank used count as zeros.
 double GradientNorm(const StepResult& result);
 // min(1, max_norm / (norm + 1e-6)), as in PyTorch's clip_grad_norm_. NaN for a norm of NaN, 0 for a

@@ -366,8 +366,8 @@ typedef struct gradsync_step_result {
   size_t used_count;
   const gradsync_bucket_times_t* buckets; /* one per bucket */
   size_t bucket_count;
-  const gradsync_gradient_stats_t* numbers; /* one per bucket */
-  size_t number_count;
+  const gradsync_gradient_stats_t* stats; /* one per bucket */
+  size_t stats_count;
 } gradsync_step_result_t;
 
 static inline void gradsync_step_result_init(gradsync_step_result_t* result) {
@@ -384,7 +384,7 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_step(
 GRADSYNC_EXPORT void gradsync_step_result_destroy(gradsync_step_result_t* result);
 
 /* Gradient clipping without a pass over the gradients; see GradientNorm() in gradsync/client.h.
- * NaN if `result` is NULL or holds no numbers. */
+ * NaN if `result` is NULL or holds no statistics. */
 GRADSYNC_EXPORT double gradsync_gradient_norm(const gradsync_step_result_t* result);
 /* min(1, max_norm / (norm + 1e-6)); NaN for a norm of NaN, 0 for a norm of Inf. */
 GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);

@@ -105,8 +105,8 @@ class StepResultStruct(ctypes.Structure):
         ("used_count", ctypes.c_size_t),
         ("buckets", ctypes.POINTER(BucketTimesStruct)),
         ("bucket_count", ctypes.c_size_t),
-        ("numbers", ctypes.POINTER(GradientStatsStruct)),
-        ("number_count", ctypes.c_size_t),
+        ("stats", ctypes.POINTER(GradientStatsStruct)),
+        ("stats_count", ctypes.c_size_t),
     )
 
 

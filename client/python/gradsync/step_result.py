@@ -29,7 +29,7 @@ class BucketTimes:
 
 @dataclasses.dataclass(frozen=True)
 class GradientStats:
-    """Numbers of one bucket's reduced gradients, which its reduction gathers.
+    """Statistics of one bucket's reduced gradients, which its reduction gathers.
 
     Attributes:
       sum_of_squares: of all elements; NaN or infinite if an element is.
@@ -53,7 +53,7 @@ class StepResult:
     step: int
     live_ranks: int
     divisor: int
-    # The library's own struct: `used`, `buckets` and `numbers` are copied from it on first use.
+    # The library's own struct: `used`, `buckets` and `stats` are copied from it on first use.
     # None in an object that was unpickled, which has these copies already.
     _struct: Optional[_structs.StepResultStruct] = dataclasses.field(repr=False, compare=False)
 
@@ -75,12 +75,12 @@ class StepResult:
         )
 
     @functools.cached_property
-    def numbers(self) -> tuple[GradientStats, ...]:
-        """Each bucket's numbers."""
+    def stats(self) -> tuple[GradientStats, ...]:
+        """The statistics of each bucket's gradients."""
         struct = self._library_struct
         return tuple(
-            GradientStats(numbers.sum_of_squares, numbers.non_finite)
-            for numbers in struct.numbers[: struct.number_count]
+            GradientStats(stats.sum_of_squares, stats.non_finite)
+            for stats in struct.stats[: struct.stats_count]
         )
 
     @property
@@ -91,7 +91,7 @@ class StepResult:
         rank used are left out. The daemon computed it while it reduced the gradients, so it costs
         no pass over them. For several layouts take the root of the sum of their norms' squares.
         """
-        return math.sqrt(sum(bucket.sum_of_squares for bucket in self.numbers))
+        return math.sqrt(sum(bucket.sum_of_squares for bucket in self.stats))
 
     @property
     def _library_struct(self) -> _structs.StepResultStruct:
@@ -106,7 +106,7 @@ class StepResult:
             "divisor": self.divisor,
             "used": self.used,
             "buckets": self.buckets,
-            "numbers": self.numbers,
+            "stats": self.stats,
             "_struct": None,
         }
 

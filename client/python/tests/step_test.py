@@ -47,7 +47,7 @@ def test_a_result_can_be_pickled(daemon):
     with job(daemon, 1, [10]) as (_, layouts):
         result = finish_step(layouts, 1)
     copy = pickle.loads(pickle.dumps(result))
-    assert copy == result and copy.buckets == result.buckets and copy.numbers == result.numbers
+    assert copy == result and copy.buckets == result.buckets and copy.stats == result.stats
     assert pickle.loads(pickle.dumps(copy)).buckets == result.buckets
 
 
@@ -57,13 +57,13 @@ def test_norm_of_the_gradients(daemon):
             layout.bucket(0).numpy()[:2] = (3, 0)
             layout.bucket(1).numpy()[0] = 4
         result = finish_step(layouts, 1)
-        assert [numbers.sum_of_squares for numbers in result.numbers] == [9, 16]
-        assert [numbers.non_finite for numbers in result.numbers] == [0, 0]
+        assert [stats.sum_of_squares for stats in result.stats] == [9, 16]
+        assert [stats.non_finite for stats in result.stats] == [0, 0]
         assert result.gradient_norm == 5
         layouts[0].bucket(0).numpy()[0] = numpy.inf
         result = finish_step(layouts, 2)
         assert result.gradient_norm == math.inf
-        assert [numbers.non_finite for numbers in result.numbers] == [1, 0]
+        assert [stats.non_finite for stats in result.stats] == [1, 0]
         layouts[1].bucket(1).numpy()[0] = numpy.nan
         assert math.isnan(finish_step(layouts, 3).gradient_norm)
 

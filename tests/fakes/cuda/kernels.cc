@@ -94,8 +94,8 @@ std::vector<Access> WriteBackBuffers(const void* raw, std::uint32_t blocks) {
     buffers.push_back({Address(arguments.destinations[i]),
                        arguments.count * sizeof(typename Type::Stored), true});
   }
-  if (arguments.numbers != nullptr) {
-    buffers.push_back({Address(arguments.numbers), blocks * sizeof(daemon::GradientStats), true});
+  if (arguments.stats != nullptr) {
+    buffers.push_back({Address(arguments.stats), blocks * sizeof(daemon::GradientStats), true});
   }
   return buffers;
 }
@@ -109,7 +109,7 @@ void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
   for (std::uint32_t i = 0; i < arguments.destination_count; ++i) {
     destinations.push_back(static_cast<Stored*>(at(arguments.destinations[i])));
   }
-  std::vector<daemon::GradientStats> numbers(blocks);
+  std::vector<daemon::GradientStats> stats(blocks);
   constexpr std::uint64_t kElements =
       kVectorBytes / std::min(sizeof(Stored), sizeof(typename Staging::Stored));
   for (std::uint64_t i = 0; i < arguments.count; ++i) {
@@ -117,7 +117,7 @@ void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
                                        static_cast<typename Type::Work>(arguments.scale));
     const double written = Type::Widen(result);
     // The block that writes this element on the device.
-    daemon::GradientStats& block = numbers[i / kElements / daemon::kCudaBlockThreads % blocks];
+    daemon::GradientStats& block = stats[i / kElements / daemon::kCudaBlockThreads % blocks];
     block.sum_of_squares += written * written;
     block.non_finite += std::isfinite(written) ? 0 : 1;
     for (Stored* destination : destinations) destination[i] = result;
@@ -125,8 +125,8 @@ void WriteBack(const void* raw, std::uint32_t blocks, const Translation& at) {
   if (Staging::Widen(staging[arguments.count]) != 0) {
     *static_cast<float*>(at(arguments.void_flag)) = 1.0f;
   }
-  if (arguments.numbers != nullptr) {
-    std::memcpy(at(arguments.numbers), numbers.data(), blocks * sizeof(daemon::GradientStats));
+  if (arguments.stats != nullptr) {
+    std::memcpy(at(arguments.stats), stats.data(), blocks * sizeof(daemon::GradientStats));
   }
 }
 
