@@ -4,8 +4,8 @@
 //
 // Gloo itself does not know. It does not report a connection that breaks within a message to the
 // operation that uses it (pair.cc, signalException). An operation that times out does not say which
-// node it waited for. And a wait for a slow trainer on another node looks like a wait on a dead
-// link.
+// node it waited for. And a wait for a slow trainer on another node looks like a wait on a
+// lost connection.
 
 #ifndef DAEMON_ENGINE_PEER_WATCH_H_
 #define DAEMON_ENGINE_PEER_WATCH_H_
