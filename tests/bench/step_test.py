@@ -75,7 +75,7 @@ def test_refuses_nodes_that_it_cannot_have(script, tmp_path):
         (["--nodes", "3", "--ranks", "3"], "must be 2 to 8 in all"),
         (["--ranks", "1"], "must be 2 to 8 in all"),
         (["--rate", "1gbit"], "needs --nodes 2"),
-        (["--nodes", "2", "--rate", "fast"], "'fast' is no rate"),
+        (["--nodes", "2", "--rate", "fast"], "not 'fast'"),
     ):
         refused = script.run(*wrong, cwd=tmp_path)
         assert refused.returncode == 2

@@ -147,7 +147,6 @@ class Rank {
     pattern_.Fill(rank_, iteration, peer_->buffer(), count_);
     absl::Status status = peer_->Upload();
     Turn turn;
-    turn.iteration = iteration;
     const std::int64_t cpu_ns = CpuNs();
     barrier_.Wait(ranks_);
     const std::int64_t call_ns = MonotonicNs();

@@ -1,4 +1,4 @@
-"""What the command lines of gradsync-bench and step.py share."""
+"""What the command lines of gradsync-bench, step.py and the quick start share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def count(least: int, most: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"'{text}' is no number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"takes a number from {least} to {most}, not '{text}'")
         return int(text)
 
     return parse
@@ -64,7 +64,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rate",
-        type=_rate,
+        type=rate,
         metavar="RATE",
         help="of each node's link, each way: 1gbit, 100mbit; default: as fast as memory",
     )
@@ -78,7 +78,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--daemon", metavar="PATH", help="gradsyncd; default: the one that Bazel has built"
     )
-    parser.add_argument("--json", type=_output_file, metavar="FILE", help="the figures as JSON")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="the figures as JSON")
 
 
 def check_shared_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -122,13 +122,14 @@ def say(lines: Sequence[str]) -> None:
         print(f"# {line}", flush=True)
 
 
-def _rate(text: str) -> str:
+def rate(text: str) -> str:
+    """For add_argument(type=): as "1gbit"."""
     parsed_by(bits_per_second)(text)
     return text
 
 
-def _output_file(text: str) -> pathlib.Path:
-    """A file that can be written, so that no long run ends in vain."""
+def output_file(text: str) -> pathlib.Path:
+    """For add_argument(type=): a file that can be written, so that no long run ends in vain."""
     path = pathlib.Path(text)
     if not text or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written")

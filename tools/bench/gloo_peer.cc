@@ -28,7 +28,7 @@ absl::Status Guard(const Work& work) {
 
 class GlooPeer final : public Peer {
  public:
-  explicit GlooPeer(const PeerOptions& options) : options_(options) {}
+  GlooPeer(const PeerOptions& options, bool faulty) : options_(options), faulty_(faulty) {}
 
   absl::Status Connect() override {
     return Guard([this] {
@@ -68,6 +68,7 @@ class GlooPeer final : public Peer {
     if (!status.ok()) return status;
     Scale(options_.dtype, memory_.data(), memory_.bytes() / ItemSize(options_.dtype),
           1.0 / options_.ranks);
+    if (faulty_) memory_.data()[memory_.bytes() - ItemSize(options_.dtype)] ^= std::byte{1};
     return absl::OkStatus();
   }
 
@@ -89,6 +90,7 @@ class GlooPeer final : public Peer {
   }
 
   const PeerOptions options_;
+  const bool faulty_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
   SharedRegion memory_;
   std::optional<gloo::AllreduceOptions> options_for_call_;
@@ -96,8 +98,8 @@ class GlooPeer final : public Peer {
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeGlooPeer(const PeerOptions& options) {
-  return std::make_unique<GlooPeer>(options);
+std::unique_ptr<Peer> MakeGlooPeer(const PeerOptions& options, bool faulty) {
+  return std::make_unique<GlooPeer>(options, faulty);
 }
 
 }  // namespace gradsync::bench

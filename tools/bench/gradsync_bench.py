@@ -49,7 +49,7 @@ Averages buffers over the ranks of this machine, each rank a process, with
   gloo         Gloo by TCP: one ring of all ranks
   openmpi      MPI_Allreduce in place, where Open MPI is installed
  only if named:
-  faulty       has one wrong element per rank, which the column #wrong must show
+  faulty       Gloo with one wrong element per rank, which the column #wrong must show
   gradsync_py  gradsync's Python package (float32, a sum; so are the next two)
   gloo_py      torch.distributed.all_reduce on Gloo
   deepspeed    deepspeed.comm.inference_all_reduce, DeepSpeed's own in shared memory (see below)

@@ -33,10 +33,9 @@ struct PeerOptions {
   std::string nccl_library;
 };
 
-// One all-reduce: what to do, and when its parts ended (CLOCK_MONOTONIC, nanoseconds). An
-// implementation sets the times that it knows.
+// One all-reduce: when its parts ended (CLOCK_MONOTONIC, nanoseconds). An implementation sets the
+// times that it knows.
 struct Turn {
-  std::uint64_t iteration = 0;
   std::int64_t marked_ns = 0;  // MarkReady has returned
   std::int64_t ready_ns = 0;   // the daemon has the last rank's message
   std::int64_t start_ns = 0;   // the reduction starts
@@ -76,7 +75,9 @@ class Peer {
 // INVALID_ARGUMENT if there is no implementation of that name in that kind of memory.
 absl::StatusOr<std::unique_ptr<Peer>> MakePeer(const std::string& name, const PeerOptions& options);
 
-std::unique_ptr<Peer> MakeGlooPeer(const PeerOptions& options);
+// A faulty one leaves one bit of each rank's last element wrong: it shows that wrong elements are
+// counted.
+std::unique_ptr<Peer> MakeGlooPeer(const PeerOptions& options, bool faulty);
 
 // A loop that reads and writes every rank's buffer once, by threads of rank 0: see RooflineThreads.
 std::unique_ptr<Peer> MakeRooflinePeer(const PeerOptions& options);

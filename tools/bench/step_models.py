@@ -162,9 +162,6 @@ def models(quick: bool) -> dict[str, Model]:
     return {model.name: model for model in all_models}
 
 
-MODEL_NAMES = tuple(models(quick=True))
-
-
 def parameter_count(module: nn.Module) -> int:
     """The number of trainable parameters."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad)

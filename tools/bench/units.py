@@ -32,5 +32,5 @@ def bits_per_second(rate: str) -> float:
     """ "1gbit" as a number; ValueError for anything else."""
     match = _RATE.fullmatch(rate)
     if match is None:
-        raise ValueError(f"'{rate}' is no rate like 1gbit or 100mbit")
+        raise ValueError(f"takes a rate such as 1gbit or 100mbit, not '{rate}'")
     return int(match[1]) * _RATES[match[2]]

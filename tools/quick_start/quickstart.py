@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 # The launcher is that of the benches.
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 
+from command_line import count, output_file, rate, write_json
 from figures import (
     LARGEST_WHOLE_DIFFERENCE,
     LEAST_ACCURACY,
@@ -26,6 +27,7 @@ from figures import (
 )
 from launcher import Child, Failed, Interrupted, Launcher, Node
 from text_style import Progress, TextStyle
+from units import bits_per_second
 
 _ROOT = pathlib.Path(__file__).absolute().parents[2]
 _TARGETS = {
@@ -45,8 +47,6 @@ _LARGEST_BATCH = 1024
 # Some cores compute so many samples of the backward pass in 1 ms.
 _SAMPLES_PER_MS = 25
 _MOST_RANKS = 8
-_UNITS = {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3}
-_RATE = re.compile(r"([1-9]\d{0,5})(gbit|mbit|kbit)")
 
 _DESCRIPTION = """\
 Shows gradsync at work on this machine, from a bare Debian 12 on. It installs what a build needs (as
@@ -81,21 +81,6 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def _number(least: int, most: int) -> Any:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"takes a number from {least} to {most}, not '{text}'")
-        return int(text)
-
-    return parse
-
-
-def _rate(text: str) -> str:
-    if not _RATE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"takes a rate such as 1gbit or 100mbit, not '{text}'")
-    return text
-
-
 def _arguments(words: list[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="tools/quickstart",
@@ -105,18 +90,18 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--nodes", type=_number(1, 4), default=1, metavar="N", help="nodes, 1 to 4; default 1"
+        "--nodes", type=count(1, 4), default=1, metavar="N", help="nodes, 1 to 4; default 1"
     )
     parser.add_argument(
         "--ranks",
-        type=_number(1, _MOST_RANKS),
+        type=count(1, _MOST_RANKS),
         default=2,
         metavar="N",
         help="trainers on each node; at most 8 on all; default 2",
     )
     parser.add_argument(
         "--rate",
-        type=_rate,
+        type=rate,
         metavar="RATE",
         help="of each node's link, each way: 1gbit, 100mbit; default: as fast as memory",
     )
@@ -126,10 +111,12 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         help="the daemon and the trainers stay until you press Enter, so that you can ask them; "
         "the output shows how",
     )
-    parser.add_argument("--json", metavar="FILE", help="also writes the figures to FILE")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="also writes the figures to FILE"
+    )
     parser.add_argument(
         "--steps",
-        type=_number(1, 1_000_000),
+        type=count(1, 1_000_000),
         default=240,
         metavar="N",
         help="trains longer or shorter; default 240",
@@ -197,8 +184,7 @@ class QuickStart:
         self._print_summary()
         self._print_step()
         self._print_how_to_ask()
-        if self._arguments.json:
-            _write_json(self._arguments.json, self.figures.json())
+        write_json(self._arguments.json, self.figures.json())
         if self._arguments.keep:
             self._launcher.wait_for_enter(
                 "\n  Press Enter or Ctrl-C to end the daemon and the trainers."
@@ -311,11 +297,10 @@ class QuickStart:
         if self._limited:
             # The backward pass takes about as long as the link: where one of them is much longer
             # than the other, there is little to gain.
-            amount, unit = _RATE.fullmatch(self.figures.rate).groups()
             # What each node sends and receives of a sum over all nodes.
             share = 2 * (self.figures.nodes - 1) / self.figures.nodes
             bits = 8 * sum(bucket["bytes"] for bucket in self._buckets)
-            self._link_ms = bits * share / (int(amount) * _UNITS[unit]) * 1e3
+            self._link_ms = bits * share / bits_per_second(self.figures.rate) * 1e3
             self._batch = min(_LARGEST_BATCH, max(_BATCH, _SAMPLES_PER_MS * int(self._link_ms)))
             flags.append(f"--batch={self._batch}")
         larger = f"batches of {self._batch}, " if self._batch != _BATCH else ""
@@ -427,13 +412,6 @@ class QuickStart:
             print(f"    {program} {command} --socket {path}")
         for question in ("list", "gradsync.v1.Introspection/GetStatus"):
             print(f"    grpcurl -plaintext -unix {path} {question}")
-
-
-def _write_json(path: str, figures: dict[str, Any]) -> None:
-    try:
-        pathlib.Path(path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise Failed(f"cannot write {path}: {error.strerror}") from None
 
 
 def main(words: list[str]) -> int:
