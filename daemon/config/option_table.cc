@@ -194,8 +194,9 @@ absl::Status CheckPeerListen(const std::string& text) {
 }
 
 absl::Status CheckNodeName(const std::string& name) {
-  if (name.size() <= 64 && !absl::StrContains(name, ',')) return absl::OkStatus();
-  return Invalid(absl::StrCat(Quoted(name), " is longer than 64 bytes or has a comma"));
+  if (name.size() <= kMaxNodeNameBytes && !absl::StrContains(name, ',')) return absl::OkStatus();
+  return Invalid(
+      absl::StrCat(Quoted(name), " is longer than ", kMaxNodeNameBytes, " bytes or has a comma"));
 }
 
 absl::Status CheckLogFile(const std::string& path) {

@@ -20,7 +20,6 @@ namespace {
 
 // A caller that has not sent Hello is disconnected after this.
 constexpr std::uint64_t kHelloPatienceNs = 10'000'000'000;
-constexpr std::size_t kInstanceBytes = 16;
 constexpr std::size_t kHashBytes = 32;
 
 // Incarnations of ranks on other nodes. Those of this node's sessions count from 1.
@@ -197,7 +196,7 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
       std::all_of(hello.node_name().begin(), hello.node_name().end(), absl::ascii_isprint) &&
       std::all_of(hello.job_id().begin(), hello.job_id().end(), absl::ascii_isprint);
   if (hello.instance().size() != kInstanceBytes || hello.node_name().empty() ||
-      hello.node_name().size() > 64 || hello.job_id().empty() ||
+      hello.node_name().size() > kMaxNodeNameBytes || hello.job_id().empty() ||
       hello.job_id().size() > kMaxJobIdBytes || !printable ||
       !(hello.token_hash().empty() || hello.token_hash().size() == kHashBytes)) {
     return Malformed("Hello with a field that is empty, too long or not printable");

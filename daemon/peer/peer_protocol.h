@@ -13,6 +13,8 @@ namespace gradsync::daemon {
 // Both sides speak this version, and no other yet.
 inline constexpr std::uint32_t kPeerProtocol = 1;
 
+inline constexpr std::size_t kInstanceBytes = 16;  // of Hello.instance
+
 // A peer that leaves more than this unread is disconnected. The largest layouts of all ranks of a
 // large node fit.
 inline constexpr UnreadLimits kPeerUnread{1 << 16, std::size_t{256} << 20};

@@ -22,6 +22,7 @@
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_credentials.h"
+#include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/ticker.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_acceptor.h"
@@ -47,9 +48,9 @@ constexpr int kIdleConnectionMs = 30'000;
 constexpr std::size_t kEnvelopeBytes = 64 << 10;
 
 std::string RandomInstance() {
-  std::string instance(16, '\0');
+  std::string instance(kInstanceBytes, '\0');
   // The kernel returns that few bytes in one call.
-  if (getrandom(instance.data(), instance.size(), 0) < 0) instance.assign(16, '?');
+  if (getrandom(instance.data(), instance.size(), 0) < 0) instance.assign(kInstanceBytes, '?');
   return instance;
 }
 

@@ -6,13 +6,11 @@
 #include "daemon/base/error.h"
 #include "daemon/peer/rank_messages.h"
 #include "daemon/rpc/status_mapping.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
 
-// Longer than any of NCCL's.
-constexpr std::size_t kMaxIdBytes = 1024;
-constexpr std::size_t kMaxDeviceBytes = 64;
 // Most workers of one node in one job: more than a node can have GPUs.
 constexpr std::size_t kMaxWorkers = 256;
 
@@ -36,7 +34,7 @@ bool Answers(const worker::Reply& reply, worker::Call::KindCase call) {
   switch (call) {
     case worker::Call::kNewNcclId:
       return !reply.nccl_id().unique_id().empty() &&
-             reply.nccl_id().unique_id().size() <= kMaxIdBytes;
+             reply.nccl_id().unique_id().size() <= kMaxNcclIdBytes;
     case worker::Call::kConnect:
       return reply.has_connected();
     case worker::Call::kLaunch:

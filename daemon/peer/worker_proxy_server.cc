@@ -11,6 +11,7 @@
 #include "daemon/peer/rank_messages.h"
 #include "daemon/reduce/gpu_staging.h"
 #include "daemon/rpc/status_mapping.h"
+#include "proto/gradsync/limits.h"
 #include "proto/gradsync/nccl_settings.h"
 
 namespace gradsync::daemon {
@@ -18,7 +19,6 @@ namespace {
 
 constexpr std::uint64_t kMaxConnectNs = 3'600'000'000'000;
 constexpr std::uint32_t kMaxRanks = 1 << 20;
-constexpr std::size_t kMaxIdBytes = 1024;
 // Elements of a bucket: more than any GPU holds.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 44;
 
@@ -58,7 +58,7 @@ absl::Status WorkerProxyServer::Check(const WorkerPort* worker, worker::Call* ca
     case worker::Call::kConnect: {
       const worker::Connect& connect = call->connect();
       if (connect.ranks() > kMaxRanks || connect.rank() >= connect.ranks() ||
-          connect.unique_id().empty() || connect.unique_id().size() > kMaxIdBytes ||
+          connect.unique_id().empty() || connect.unique_id().size() > kMaxNcclIdBytes ||
           connect.limit_ns() > kMaxConnectNs || connect.max_ctas() > NcclSettings::kMaxCtas ||
           !IsName(connect.algorithm()) || !IsName(connect.protocol())) {
         return Malformed("to connect, with numbers out of bounds");

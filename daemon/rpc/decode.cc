@@ -186,7 +186,7 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   spec.average = *average;
   // Checks the form alone: the worker knows which UUIDs exist.
   if (!message.device().empty()) {
-    if (absl::Status status = CheckName("device", message.device(), 64); !status.ok())
+    if (absl::Status status = CheckName("device", message.device(), kMaxDeviceBytes); !status.ok())
       return status;
     request.device = message.device();
     request.mps = message.mps();
