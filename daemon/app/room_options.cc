@@ -26,7 +26,8 @@ SessionPolicy SessionPolicyOf(const Options& options) {
 }
 
 DecodeLimits DecodeLimitsOf(const Options& options) {
-  return {options.quota_parameters_per_layout, options.quota_buckets_per_layout};
+  return {options.quota_parameters_per_layout, options.quota_buckets_per_layout,
+          options.staging_bytes};
 }
 
 PeerOptions PeerOptionsOf(const Options& options) {
@@ -37,7 +38,6 @@ PeerOptions PeerOptionsOf(const Options& options) {
   peer.tls_key = options.peer_tls_key;
   peer.tls_ca = options.peer_tls_ca;
   peer.tls_name = options.peer_tls_name;
-  peer.staging_bytes = options.staging_bytes;
   peer.max_message_bytes = options.max_message_bytes;
   peer.quota_jobs_per_user = options.quota_jobs_per_user;
   peer.limits = DecodeLimitsOf(options);

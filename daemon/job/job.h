@@ -88,26 +88,26 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const override;
   // A rank of another node has no memory here: all of `memory` is null.
   absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) override;
-  absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                         absl::Span<const std::uint32_t> buckets) override;
-  absl::Status EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                       absl::string_view used_map) override;
-  absl::Status FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                          absl::string_view used_map) override;
-  absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                           absl::string_view reason) override;
-  absl::Status Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
-                       StagingMemory staging, std::uint64_t deadline_ns) override;
-  absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
-                            std::uint64_t bytes) override;
-  absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk) override;
-  absl::Status Leave(std::uint32_t rank, bool exit) override;
-  void AskMissing(std::uint32_t channel, std::uint64_t step,
-                  std::function<void(std::string)> answer) override {
-    answer(MissingInStep(channel, step));
-  }
+  absl::Status Deliver(const RankMessage& message) override { return message.call(this); }
   void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) override;
   RankState StateOf(std::uint32_t rank) const override;
+
+  // ---- A rank's messages. Statuses as for JobPort.
+  absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                         absl::Span<const std::uint32_t> buckets);
+  absl::Status EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                       absl::string_view used_map);
+  // MarkReady of every bucket that the rank has not marked, and EndStep.
+  absl::Status FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                          absl::string_view used_map);
+  absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+                           absl::string_view reason);
+  absl::Status Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
+                       StagingMemory staging, std::uint64_t deadline_ns);
+  absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
+                            std::uint64_t bytes);
+  absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk);
+  absl::Status Leave(std::uint32_t rank, bool exit);
 
   // What a running step waits for; "" if it is not running.
   std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;

@@ -1,6 +1,5 @@
 // A job as its ranks' sessions see it. It is a Job if this node coordinates it, or a ForwardingJob
-// (daemon/peer) if another node does. Calls that need an answer take a callback; a Job calls it at
-// once.
+// (daemon/peer) if another node does.
 
 #ifndef DAEMON_JOB_JOB_PORT_H_
 #define DAEMON_JOB_JOB_PORT_H_
@@ -10,9 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "daemon/job/job_key.h"
 #include "daemon/job/job_options.h"
 #include "daemon/job/layout_agreement.h"
@@ -22,9 +20,19 @@
 
 namespace gradsync::v1 {
 class OpenSession;
-}
+class SessionRequest;
+}  // namespace gradsync::v1
 
 namespace gradsync::daemon {
+
+class Job;
+
+// A message of a rank about a step, an operation or its leaving; validated.
+struct RankMessage {
+  const v1::SessionRequest* wire = nullptr;    // as it came
+  absl::FunctionRef<absl::Status(Job*)> call;  // what it asks of the job
+  StagingMemory staging;                       // an operation's; otherwise null
+};
 
 // Thread-safe.
 class JobPort {
@@ -43,7 +51,7 @@ class JobPort {
   // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, ALREADY_REGISTERED or RANKS_LEFT,
   // RESOURCE_EXHAUSTED: the request is refused, the session lives. A rank that comes late to an
   // agreement that has failed gets the same failure, once. `answer` is called once, before any
-  // message about the layout; not at all if the session ends first.
+  // message about the layout, and by a Job at once; not at all if the session ends first.
   virtual void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) = 0;
 
   // Keeps what the rank was given for this channel. An executor releases it when the layout is
@@ -57,32 +65,13 @@ class JobPort {
   // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, and the
   // caller ends the rank's session with it (Lose). The job ignores a call for a session that it has
   // ended. A job on another node ends the session itself, later.
+
   // OK if RegisterLayout may name `channel` as the one to be replaced.
   virtual absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const = 0;
   virtual absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel,
                                    RankMemory memory) = 0;
-  virtual absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                                 absl::Span<const std::uint32_t> buckets) = 0;
-  virtual absl::Status EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                               absl::string_view used_map) = 0;
-  // MarkReady of every bucket that the rank has not marked, and EndStep.
-  virtual absl::Status FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                                  absl::string_view used_map) = 0;
-  virtual absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
-                                   absl::string_view reason) = 0;
-  virtual absl::Status Operate(std::uint32_t rank, std::uint64_t sequence,
-                               const OperationSpec& spec, StagingMemory staging,
-                               std::uint64_t deadline_ns) = 0;
-  virtual absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
-                                    std::uint64_t bytes) = 0;
-  virtual absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence,
-                                 std::uint64_t chunk) = 0;
-  virtual absl::Status Leave(std::uint32_t rank, bool exit) = 0;
-
-  // Answers with what a running step waits for; "" if it is not running. No answer if the session
-  // ends first.
-  virtual void AskMissing(std::uint32_t channel, std::uint64_t step,
-                          std::function<void(std::string)> answer) = 0;
+  // A Job makes the message's call. For a job on another node, the message is forwarded as it came.
+  virtual absl::Status Deliver(const RankMessage& message) = 0;
 
   // The session of `rank` is lost or must end, with `why` ("its process ended", a breach, ...).
   // Unless the rank had exited, the job fails: every running step is void and every other session

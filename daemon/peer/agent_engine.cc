@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "daemon/peer/rank_messages.h"
+#include "daemon/peer/peer_status.h"
 #include "daemon/rpc/status_mapping.h"
 
 namespace gradsync::daemon {
@@ -148,7 +148,7 @@ absl::Status AgentEngine::MakeWork(const v1::Launch& launch, const Epoch& epoch,
     if (rank == nullptr) {
       return absl::InternalError("the coordinator launched on a rank that is not here");
     }
-    auto memory = rank->MemoryOf(launch);
+    auto memory = rank->layouts().MemoryOf(launch);
     if (!memory.ok()) return memory.status();
     work->buffers.push_back(memory->data);
     work->keep.push_back(std::move(memory->keep));

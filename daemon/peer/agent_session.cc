@@ -9,9 +9,7 @@
 #include "absl/strings/strip.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
-#include "daemon/peer/rank_messages.h"
-#include "daemon/rpc/encode.h"
-#include "daemon/rpc/status_mapping.h"
+#include "daemon/peer/peer_status.h"
 #include "daemon/worker/gpu_arena.h"
 #include "proto/gradsync/limits.h"
 
@@ -40,26 +38,6 @@ std::string HostOf(absl::string_view peer) {
 }
 
 }  // namespace
-
-// Sends a job's messages to one rank. Called under the job's lock, so it only queues.
-class AgentSession::RankSink final : public SessionSink {
- public:
-  RankSink(std::shared_ptr<AgentSession> node, std::uint64_t incarnation)
-      : node_(std::move(node)), incarnation_(incarnation) {}
-
-  void Queue(SessionMessage message) override {
-    v1::AttachResponse response;
-    auto* out = response.mutable_rank_response();
-    out->set_incarnation(incarnation_);
-    Encode(message, out->mutable_response());
-    node_->Queue(std::move(response));
-  }
-  void Flush() override { node_->Flush(); }
-
- private:
-  const std::shared_ptr<AgentSession> node_;
-  const std::uint64_t incarnation_;
-};
 
 void AgentSession::OnAccepted() {
   heard_ns_.store(context_.clock->NowNs());
@@ -119,10 +97,8 @@ void AgentSession::OnEnd(const absl::Status&) {
 }
 
 void AgentSession::LoseAll(const absl::Status& why) {
-  for (const auto& [incarnation, member] : members_) {
-    member.job->Lose(member.rank, member.incarnation, why);
-  }
-  members_.clear();
+  for (auto& [incarnation, rank] : ranks_) rank.Lose(why);
+  ranks_.clear();
   workers_.Lost(why);
   const std::shared_ptr<NodeGroup> node_group = std::move(node_group_);
   node_group_ = nullptr;
@@ -142,20 +118,20 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
     case v1::AttachRequest::kRankRequest:
       return OnRankRequest(message.rank_request());
     case v1::AttachRequest::kRefuseLayout: {
-      const Member* const member = Find(message.refuse_layout().incarnation());
-      if (member == nullptr) return absl::OkStatus();  // it has ended
+      AgentRank* const rank = Find(message.refuse_layout().incarnation());
+      if (rank == nullptr) return absl::OkStatus();  // it has ended
       absl::Status why = StatusFromPeer(message.refuse_layout().status());
       if (why.ok()) return Malformed("RefuseLayout without a reason");
-      member->job->RefuseLayout(member->rank, message.refuse_layout().channel(), why);
+      rank->RefuseMemory(message.refuse_layout().channel(), why);
       return absl::OkStatus();
     }
     case v1::AttachRequest::kRankEnded: {
-      const Member* const member = Find(message.rank_ended().incarnation());
-      if (member == nullptr) return absl::OkStatus();  // it never joined
+      AgentRank* const rank = Find(message.rank_ended().incarnation());
+      if (rank == nullptr) return absl::OkStatus();  // it never joined
       absl::Status why = StatusFromPeer(message.rank_ended().status());
       if (why.ok()) why = absl::AbortedError("its session has ended");
-      member->job->Lose(member->rank, member->incarnation, why);
-      members_.erase(message.rank_ended().incarnation());
+      rank->Lose(why);
+      ranks_.erase(message.rank_ended().incarnation());
       return absl::OkStatus();
     }
     case v1::AttachRequest::kLaunchDone:
@@ -176,7 +152,7 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
       return absl::OkStatus();
     }
     case v1::AttachRequest::kDetach:
-      if (!members_.empty()) return Malformed("Detach from a node that still has ranks");
+      if (!ranks_.empty()) return Malformed("Detach from a node that still has ranks");
       if (detaching_) return Malformed("Detach a second time");
       detaching_ = true;
       node_group_->Detach(std::static_pointer_cast<AgentSession>(shared_from_this()));
@@ -214,11 +190,11 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
     Send(std::move(response));
     return absl::OkStatus();  // it ends the stream
   }
-  if (hello.staging_bytes() != context_.staging_bytes) {
+  if (hello.staging_bytes() != context_.limits.staging_bytes) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNodeMismatch,
                      absl::StrCat("staging_bytes is ", hello.staging_bytes(), " on node ",
-                                  hello.node_name(), ", ", context_.staging_bytes, " on node ",
-                                  context_.node_name, ": configure both alike"));
+                                  hello.node_name(), ", ", context_.limits.staging_bytes,
+                                  " on node ", context_.node_name, ": configure both alike"));
   }
   node_name_ = hello.node_name();
   key_ = JobKey{hello.uid(), hello.job_id(), hello.token_hash()};
@@ -232,68 +208,62 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
   return absl::OkStatus();
 }
 
-const AgentSession::Member* AgentSession::Find(std::uint64_t incarnation) const {
-  const auto found = members_.find(incarnation);
-  return found == members_.end() ? nullptr : &found->second;
-}
-
-void AgentSession::Respond(std::uint64_t incarnation, v1::SessionResponse response) {
-  v1::AttachResponse message;
-  message.mutable_rank_response()->set_incarnation(incarnation);
-  *message.mutable_rank_response()->mutable_response() = std::move(response);
-  Send(std::move(message));
+AgentRank* AgentSession::Find(std::uint64_t incarnation) {
+  const auto found = ranks_.find(incarnation);
+  return found == ranks_.end() ? nullptr : &found->second;
 }
 
 absl::Status AgentSession::OnRankRequest(const v1::RankRequest& request) {
   if (request.request().has_open_session()) {
-    const absl::Status opened = Open(request);
+    const auto sink = MakeAgentSink(std::static_pointer_cast<AgentSession>(shared_from_this()),
+                                    request.incarnation());
+    const absl::Status opened = Open(request, sink);
     if (opened.ok()) return absl::OkStatus();
-    v1::SessionResponse refusal;
-    *refusal.mutable_session_ending()->mutable_status() = ToProto(opened);
-    Respond(request.incarnation(), std::move(refusal));
+    sink->Queue(SessionEndMessage{opened});
+    sink->Flush();
     return absl::OkStatus();
   }
-  const Member* const member = Find(request.incarnation());
-  if (member == nullptr) return absl::OkStatus();  // it was refused or has ended
-  if (member->rank != request.rank()) {
-    return Malformed(absl::StrCat("incarnation ", request.incarnation(), " is rank ", member->rank,
+  AgentRank* const rank = Find(request.incarnation());
+  if (rank == nullptr) return absl::OkStatus();  // it was refused or has ended
+  if (rank->rank() != request.rank()) {
+    return Malformed(absl::StrCat("incarnation ", request.incarnation(), " is rank ", rank->rank(),
                                   ", not ", request.rank()));
   }
-  const absl::Status status = Dispatch(*member, request.incarnation(), request.request());
-  if (!status.ok()) Refuse(*member, status);
+  const absl::Status status =
+      TakeRankRequest(request.request(), context_.limits, context_.clock->NowNs(), rank);
+  if (!status.ok()) Refuse(rank, status);
   return absl::OkStatus();
 }
 
-void AgentSession::Refuse(const Member& member, const absl::Status& why) {
+void AgentSession::Refuse(AgentRank* rank, const absl::Status& why) {
   LogLimited(
       LogLevel::kWarning, "session refused: bad request",
-      {{"job", key_.job_id}, {"rank", member.rank}, {"node", node_name_}, {"why", why.message()}});
-  member.job->Lose(member.rank, member.incarnation, why);
+      {{"job", key_.job_id}, {"rank", rank->rank()}, {"node", node_name_}, {"why", why.message()}});
+  rank->Lose(why);
 }
 
 absl::Status AgentSession::OnGpuArenaMapped(const v1::GpuArenaMapped& mapped) {
-  const Member* const member = Find(mapped.incarnation());
-  if (member == nullptr) return absl::OkStatus();  // it has ended
+  AgentRank* const rank = Find(mapped.incarnation());
+  if (rank == nullptr) return absl::OkStatus();  // it has ended
   if (mapped.device().empty()) return Malformed("GpuArenaMapped without a device");
   const auto worker = workers_.Find(std::static_pointer_cast<AgentSession>(shared_from_this()),
                                     mapped.worker(), mapped.device());
   if (!worker.ok()) return worker.status();
-  RankMemory memory;
-  memory.gpu = GpuArena::OfOtherNode({key_.Text(), mapped.device(), key_.uid, key_.job_id}, *worker,
-                                     mapped.arena());
-  const absl::Status status =
-      member->job->ArenaMapped(member->rank, mapped.channel(), std::move(memory));
-  if (!status.ok()) Refuse(*member, status);
+  const absl::Status status = rank->GpuArenaMapped(
+      mapped.channel(), GpuArena::OfOtherNode({key_.Text(), mapped.device(), key_.uid, key_.job_id},
+                                              *worker, mapped.arena()));
+  if (!status.ok()) Refuse(rank, status);
   return absl::OkStatus();
 }
 
-absl::Status AgentSession::Open(const v1::RankRequest& request) {
+absl::Status AgentSession::Open(const v1::RankRequest& request,
+                                const std::shared_ptr<SessionSink>& sink) {
   const v1::OpenSession& open = request.request().open_session();
   std::uint32_t protocol = 0;
   auto decoded = DecodeOpen(open, &protocol);
   if (!decoded.ok()) return decoded.status();
   if (decoded->rank != request.rank() || decoded->job_id != key_.job_id ||
-      members_.count(request.incarnation()) > 0) {
+      ranks_.count(request.incarnation()) > 0) {
     return Malformed("OpenSession for another rank or job, or a second one");
   }
   if (detaching_) {
@@ -302,23 +272,25 @@ absl::Status AgentSession::Open(const v1::RankRequest& request) {
         absl::StrCat("the daemon of node ", node_name_, " is stopping; join again when it is back"),
         {{field::kJob, key_.job_id}, {field::kNode, node_name_}});
   }
-  if (members_.size() >= kMaxRanksPerNode) {
+  if (ranks_.size() >= kMaxRanksPerNode) {
     return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                     absl::StrCat("node ", node_name_, " has ", members_.size(), " ranks in job '",
+                     absl::StrCat("node ", node_name_, " has ", ranks_.size(), " ranks in job '",
                                   key_.job_id, "'"));
   }
   // Rank 0 may have joined since Hello, with another token.
   const auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();
-  const auto self = std::static_pointer_cast<AgentSession>(shared_from_this());
   const std::uint64_t incarnation = NextIncarnation();
   const JobOptions options{decoded->divide_by_world, decoded->step_timeout_ns, decoded->nccl};
-  auto job =
-      context_.jobs->Join(key_, decoded->rank, decoded->world_size, options, incarnation,
-                          std::make_shared<RankSink>(self, request.incarnation()), node_name_);
+  auto job = context_.jobs->Join(key_, decoded->rank, decoded->world_size, options, incarnation,
+                                 sink, node_name_);
   if (!job.ok()) return job.status();
-  members_[request.incarnation()] = Member{decoded->rank, *job, incarnation};
-  node_group_->AddRank(*job, decoded->rank, self, request.incarnation());
+  const AgentRank::Place place{decoded->rank, request.incarnation(), incarnation,
+                               context_.limits.staging_bytes};
+  AgentRank& rank = ranks_.try_emplace(request.incarnation(), place, *job, this).first->second;
+  node_group_->AddRank(*job, decoded->rank,
+                       std::static_pointer_cast<AgentSession>(shared_from_this()),
+                       request.incarnation());
   LogLimited(LogLevel::kInfo, "session opened",
              {{"job", key_.job_id},
               {"rank", decoded->rank},
@@ -328,107 +300,8 @@ absl::Status AgentSession::Open(const v1::RankRequest& request) {
   v1::SessionResponse response;
   response.mutable_session_opened()->set_protocol(protocol);
   response.mutable_session_opened()->set_generation((*job)->identity().generation);
-  Respond(request.incarnation(), std::move(response));
+  rank.Respond(std::move(response));
   return absl::OkStatus();
-}
-
-absl::Status AgentSession::Dispatch(const Member& member, std::uint64_t incarnation,
-                                    const v1::SessionRequest& request) {
-  Job& job = *member.job;
-  const std::uint32_t rank = member.rank;
-  const std::uint64_t now_ns = context_.clock->NowNs();
-  switch (request.kind_case()) {
-    case v1::SessionRequest::kBucketReady: {
-      const auto& ready = request.bucket_ready();
-      return job.MarkReady(rank, ready.channel(), ready.step(),
-                           absl::MakeConstSpan(ready.buckets().data(),
-                                               static_cast<std::size_t>(ready.buckets_size())));
-    }
-    case v1::SessionRequest::kEndStep: {
-      const auto& end = request.end_step();
-      if (end.ready_rest()) {
-        return job.FinishStep(rank, end.channel(), end.step(), end.used_map());
-      }
-      return job.EndStep(rank, end.channel(), end.step(), end.used_map());
-    }
-    case v1::SessionRequest::kAbandonStep: {
-      const auto& abandon = request.abandon_step();
-      if (abandon.reason().size() > kMaxReasonBytes) {
-        return Malformed("AbandonStep.reason is too long");
-      }
-      return job.AbandonStep(rank, abandon.channel(), abandon.step(), abandon.reason());
-    }
-    case v1::SessionRequest::kRegisterLayout:
-      return Register(member, incarnation, request.register_layout());
-    case v1::SessionRequest::kArenaMapped:
-      return job.ArenaMapped(rank, request.arena_mapped().channel(), RankMemory{});
-    case v1::SessionRequest::kBroadcast:
-      return Operate(member, DecodeBroadcast(request.broadcast(), context_.staging_bytes, now_ns));
-    case v1::SessionRequest::kBarrier:
-      return Operate(member, DecodeBarrier(request.barrier(), now_ns));
-    case v1::SessionRequest::kAllReduce:
-      return Operate(member, DecodeAllReduce(request.all_reduce(), context_.staging_bytes, now_ns));
-    case v1::SessionRequest::kChunkWritten: {
-      const auto& chunk = request.chunk_written();
-      return job.ChunkWritten(rank, chunk.sequence(), chunk.chunk(), chunk.bytes());
-    }
-    case v1::SessionRequest::kChunkRead:
-      return job.ChunkRead(rank, request.chunk_read().sequence(), request.chunk_read().chunk());
-    case v1::SessionRequest::kLeave:
-      return job.Leave(rank, request.leave().exit());
-    case v1::SessionRequest::kQueryStep: {
-      v1::SessionResponse response;
-      auto* state = response.mutable_step_state();
-      state->set_channel(request.query_step().channel());
-      state->set_step(request.query_step().step());
-      state->set_missing(job.MissingInStep(state->channel(), state->step()));
-      Respond(incarnation, std::move(response));
-      return absl::OkStatus();
-    }
-    case v1::SessionRequest::kOpenSession:
-    case v1::SessionRequest::kLeaseAnswer:
-    case v1::SessionRequest::KIND_NOT_SET:
-      break;
-  }
-  return Malformed("a message that no rank sends to the coordinator");
-}
-
-absl::Status AgentSession::Register(const Member& member, std::uint64_t incarnation,
-                                    const v1::RegisterLayout& message) {
-  auto request = DecodeLayout(message, context_.limits, context_.clock->NowNs());
-  if (request.ok() && request->replaces != 0) {
-    const absl::Status may = member.job->CheckReplaces(member.rank, request->replaces);
-    if (!may.ok()) return may;
-  }
-  absl::StatusOr<JobPort::Registration> registration = absl::UnknownError("");
-  if (request.ok()) {
-    registration = member.job->RegisterLayout(member.rank, *std::move(request));
-  } else {
-    registration = request.status();
-  }
-  v1::SessionResponse response;
-  if (registration.ok()) {
-    auto* assigned = response.mutable_layout_assigned();
-    assigned->set_request_id(message.request_id());
-    assigned->set_channel(registration->channel);
-    Encode(registration->plan, assigned);
-    assigned->clear_placements();  // the agent makes its own plan, and compares the buckets
-  } else {
-    auto* failed = response.mutable_operation_failed();
-    failed->set_sequence(message.request_id());
-    failed->set_layout(true);
-    *failed->mutable_status() = ToProto(registration.status());
-  }
-  Respond(incarnation, std::move(response));
-  return absl::OkStatus();
-}
-
-absl::Status AgentSession::Operate(const Member& member,
-                                   const absl::StatusOr<OperationRequest>& request) {
-  if (!request.ok()) return request.status();
-  return member.job->Operate(member.rank, request->sequence, request->spec,
-                             StagingMemory{nullptr, nullptr, context_.staging_bytes},
-                             request->deadline_ns);
 }
 
 }  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// One agent: another node's daemon with ranks in a job that is coordinated here. The messages of
-// its ranks become calls of the job, and the job's messages to these ranks go back.
+// One agent: another node's daemon with ranks in a job that is coordinated here. Takes the node's
+// messages to whom they are for, and notices when the node is lost.
 
 #ifndef DAEMON_PEER_AGENT_SESSION_H_
 #define DAEMON_PEER_AGENT_SESSION_H_
@@ -16,6 +16,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_table.h"
+#include "daemon/peer/agent_rank.h"
 #include "daemon/peer/node_group.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/remote_worker.h"
@@ -34,7 +35,6 @@ inline constexpr std::uint64_t kPingPeriodNs = 1'000'000'000;
 struct AgentSessionContext {
   std::string instance;
   std::string node_name;
-  std::uint64_t staging_bytes = 0;
   DecodeLimits limits;
   const Clock* clock = nullptr;
   JobTable* jobs = nullptr;
@@ -66,13 +66,6 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   std::uint64_t heard_ns() const override { return heard_ns_.load(); }
 
  private:
-  class RankSink;
-  struct Member {
-    std::uint32_t rank = 0;
-    std::shared_ptr<Job> job;
-    std::uint64_t incarnation = 0;  // in the job
-  };
-
   void OnAccepted() override;
   void OnMessage(const v1::AttachRequest& message) override;
   void OnEnd(const absl::Status& end) override;
@@ -86,19 +79,13 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   absl::Status Take(const v1::AttachRequest& message);
   absl::Status OnHello(const v1::Hello& hello);
   absl::Status OnRankRequest(const v1::RankRequest& request);
-  absl::Status Open(const v1::RankRequest& request);
-  // Not OK: the rank has broken the protocol, and its session ends with this error.
-  absl::Status Dispatch(const Member& member, std::uint64_t incarnation,
-                        const v1::SessionRequest& request);
-  absl::Status Register(const Member& member, std::uint64_t incarnation,
-                        const v1::RegisterLayout& message);
+  // Joins the rank to the job. Not OK: it is refused.
+  absl::Status Open(const v1::RankRequest& request, const std::shared_ptr<SessionSink>& sink);
   absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
   // The rank has broken the protocol: its session ends with `why`.
-  void Refuse(const Member& member, const absl::Status& why);
-  absl::Status Operate(const Member& member, const absl::StatusOr<OperationRequest>& request);
-  void Respond(std::uint64_t incarnation, v1::SessionResponse response);
+  void Refuse(AgentRank* rank, const absl::Status& why);
   // Null: the rank was refused or has ended; messages of it may still arrive.
-  const Member* Find(std::uint64_t incarnation) const;
+  AgentRank* Find(std::uint64_t incarnation);
   void LoseAll(const absl::Status& why);
   absl::Status Malformed(absl::string_view what) const;
 
@@ -111,7 +98,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   std::shared_ptr<NodeGroup> node_group_;
 
   // Used by the read side only.
-  std::map<std::uint64_t, Member> members_;  // by incarnation
+  std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
   bool detaching_ = false;
   RemoteWorkers workers_;
   std::atomic<std::uint64_t> heard_ns_{0};

@@ -8,7 +8,6 @@
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/agent_session.h"
-#include "daemon/peer/rank_messages.h"
 #include "daemon/rpc/status_mapping.h"
 
 namespace gradsync::daemon {
@@ -127,7 +126,6 @@ void CoordinatorLink::StartRank(Waiting waiting) {
     if (const auto link = weak.lock()) link->Send(std::move(message));
   };
   context.executor = context_.executor;
-  context.clock = context_.clock;
   context.max_buckets = context_.max_buckets;
   context.coordinator = address_;
   context.workers = workers_;
@@ -224,7 +222,7 @@ absl::StatusOr<ProxiedBucket> CoordinatorLink::FindBucket(std::uint64_t arena, s
                                                           std::uint64_t step) {
   MutexLock lock(&mutex_);
   for (const auto& [incarnation, rank] : ranks_) {
-    auto found = rank->BucketOf(arena, bucket, step);
+    auto found = rank->layouts().BucketOf(arena, bucket, step);
     if (!absl::IsNotFound(found.status())) return found;
   }
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kMalformed,
@@ -320,7 +318,7 @@ void CoordinatorLink::MaybeEndRanks() {
                        coordinator_, " at ", address_, ", is lost; known because ", how_down_);
   }
   for (const auto& [incarnation, rank] : ranks) {
-    if (rank->InDoubt()) {
+    if (rank->layouts().InDoubt()) {
       rank->End(MakeError(
           absl::StatusCode::kAborted, reason::kStepInDoubt,
           absl::StrCat(who, ". Rank ", rank->rank(),
@@ -388,7 +386,7 @@ bool CoordinatorLink::EndIdle(const absl::Status& why) {
   bool up = false, detach = false;
   {
     MutexLock lock(&mutex_);
-    const auto in_step = [](const auto& entry) { return entry.second->InStep(); };
+    const auto in_step = [](const auto& entry) { return entry.second->layouts().InStep(); };
     if (std::any_of(ranks_.begin(), ranks_.end(), in_step)) return false;
     up = state_ == State::kUp;
     if (up && !detaching_.ok()) return false;

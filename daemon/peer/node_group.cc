@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
-#include "daemon/peer/rank_messages.h"
+#include "daemon/peer/peer_status.h"
 
 namespace gradsync::daemon {
 namespace {

@@ -86,7 +86,6 @@ class PeerService::Impl {
 
     agent_context_.instance = instance_;
     agent_context_.node_name = node_name_;
-    agent_context_.staging_bytes = options_.staging_bytes;
     agent_context_.limits = options_.limits;
     agent_context_.clock = environment_.clock;
     agent_context_.worker_idle_limit_ns = options_.worker_idle_limit_ns;
@@ -102,7 +101,7 @@ class PeerService::Impl {
     link_context_.instance = instance_;
     link_context_.node_name = node_name_;
     link_context_.address = engine_address;
-    link_context_.staging_bytes = options_.staging_bytes;
+    link_context_.staging_bytes = options_.limits.staging_bytes;
     link_context_.reach_patience_ns = options_.reach_patience_ns;
     link_context_.max_buckets = options_.limits.buckets;
     link_context_.make_engine = environment_.make_engine;

@@ -29,7 +29,6 @@ struct PeerOptions {
   std::string tls_key;
   std::string tls_ca;
   std::string tls_name;  // in the others' certificates; empty: the address that is dialed
-  std::uint64_t staging_bytes = 0;
   std::size_t max_message_bytes = std::size_t{16} << 20;
   DecodeLimits limits;
   EngineSettings engine;                             // for jobs that are coordinated here

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
-#include "daemon/peer/rank_messages.h"
+#include "daemon/peer/peer_status.h"
 #include "daemon/rpc/status_mapping.h"
 #include "proto/gradsync/limits.h"
 

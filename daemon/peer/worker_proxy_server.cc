@@ -8,7 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
-#include "daemon/peer/rank_messages.h"
+#include "daemon/peer/peer_status.h"
 #include "daemon/reduce/gpu_staging.h"
 #include "daemon/rpc/status_mapping.h"
 #include "proto/gradsync/limits.h"

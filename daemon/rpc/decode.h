@@ -15,10 +15,11 @@
 
 namespace gradsync::daemon {
 
-// Quotas of one layout.
+// What one message may ask for.
 struct DecodeLimits {
-  std::size_t parameters = 100'000;
-  std::size_t buckets = 4096;
+  std::size_t parameters = 100'000;         // of one layout
+  std::size_t buckets = 4096;               // of one layout
+  std::uint64_t staging_bytes = 32u << 20;  // of a rank: the largest all-reduce
 };
 
 // Also chooses the protocol version. FAILED_PRECONDITION VERSION, UNIMPLEMENTED LOSS_POLICY.

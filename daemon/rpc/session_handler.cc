@@ -5,12 +5,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/status_mapping.h"
-#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -29,7 +27,7 @@ void SessionHandler::Handle(const v1::SessionRequest& request) {
   const std::uint64_t now_ns = context_.clock->NowNs();
   if (session_ == nullptr) TakeArrived();
   if (session_ != nullptr) session_->Heard(now_ns);
-  const absl::Status status = Dispatch(request, now_ns);
+  const absl::Status status = Take(request, now_ns);
   if (status.ok()) return;
   if (session_ == nullptr) return Refuse(status);
   LogRefusal(status);
@@ -41,94 +39,14 @@ void SessionHandler::TakeArrived() {
   session_ = std::move(arrived_);
 }
 
-absl::Status SessionHandler::Dispatch(const v1::SessionRequest& request, std::uint64_t now_ns) {
-  if (request.kind_case() == v1::SessionRequest::kOpenSession) return Open(request.open_session());
+absl::Status SessionHandler::Take(const v1::SessionRequest& request, std::uint64_t now_ns) {
+  if (request.has_open_session()) return Open(request.open_session());
   if (session_ == nullptr) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      "the first message of a session is OpenSession");
   }
-  JobPort& job = session_->job();
-  const std::uint32_t rank = session_->rank();
-  const std::uint64_t staging_bytes = context_.sessions->policy().staging_bytes;
-  switch (request.kind_case()) {
-    case v1::SessionRequest::kBucketReady:
-      return MarkReady(request.bucket_ready());
-    case v1::SessionRequest::kEndStep:
-      return EndStep(request.end_step());
-    case v1::SessionRequest::kAbandonStep:
-      return AbandonStep(request.abandon_step());
-    case v1::SessionRequest::kRegisterLayout:
-      return RegisterLayout(request.register_layout(), now_ns);
-    case v1::SessionRequest::kArenaMapped:
-      return session_->ArenaMapped(request.arena_mapped().channel());
-    case v1::SessionRequest::kBroadcast:
-      return Operate(DecodeBroadcast(request.broadcast(), staging_bytes, now_ns));
-    case v1::SessionRequest::kBarrier:
-      return Operate(DecodeBarrier(request.barrier(), now_ns));
-    case v1::SessionRequest::kAllReduce:
-      return Operate(DecodeAllReduce(request.all_reduce(), staging_bytes, now_ns));
-    case v1::SessionRequest::kChunkWritten: {
-      const auto& chunk = request.chunk_written();
-      return job.ChunkWritten(rank, chunk.sequence(), chunk.chunk(), chunk.bytes());
-    }
-    case v1::SessionRequest::kChunkRead:
-      return job.ChunkRead(rank, request.chunk_read().sequence(), request.chunk_read().chunk());
-    case v1::SessionRequest::kLeave:
-      return job.Leave(rank, request.leave().exit());
-    case v1::SessionRequest::kLeaseAnswer:
-      return absl::OkStatus();  // Session::Heard() has noted it
-    case v1::SessionRequest::kQueryStep:
-      QueryStep(request.query_step());
-      return absl::OkStatus();
-    case v1::SessionRequest::kOpenSession:
-    case v1::SessionRequest::KIND_NOT_SET:
-      break;
-  }
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
-                   "a message of no kind that this daemon knows");
-}
-
-absl::Status SessionHandler::MarkReady(const v1::BucketReady& ready) {
-  return session_->MarkReady(
-      ready.channel(), ready.step(),
-      absl::MakeConstSpan(ready.buckets().data(), static_cast<std::size_t>(ready.buckets_size())));
-}
-
-absl::Status SessionHandler::EndStep(const v1::EndStep& end) {
-  if (end.ready_rest()) return session_->FinishStep(end.channel(), end.step(), end.used_map());
-  return session_->EndStep(end.channel(), end.step(), end.used_map());
-}
-
-absl::Status SessionHandler::AbandonStep(const v1::AbandonStep& abandon) {
-  if (abandon.reason().size() > kMaxReasonBytes) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
-                     absl::StrCat("AbandonStep.reason has ", abandon.reason().size(), " bytes; ",
-                                  kMaxReasonBytes, " allowed"));
-  }
-  return session_->job().AbandonStep(session_->rank(), abandon.channel(), abandon.step(),
-                                     abandon.reason());
-}
-
-void SessionHandler::QueryStep(const v1::QueryStep& query) {
-  const std::uint32_t channel = query.channel();
-  const std::uint64_t step = query.step();
-  session_->job().AskMissing(channel, step,
-                             [self = shared_from_this(), channel, step](std::string missing) {
-                               v1::SessionResponse response;
-                               auto* state = response.mutable_step_state();
-                               state->set_channel(channel);
-                               state->set_step(step);
-                               state->set_missing(std::move(missing));
-                               self->Respond(std::move(response));
-                             });
-}
-
-absl::Status SessionHandler::Operate(const absl::StatusOr<OperationRequest>& request) {
-  if (!request.ok()) return request.status();
-  auto staging = session_->Staging(request->staging_bytes);
-  if (!staging.ok()) return staging.status();
-  return session_->job().Operate(session_->rank(), request->sequence, request->spec,
-                                 *std::move(staging), request->deadline_ns);
+  if (request.has_lease_answer()) return absl::OkStatus();  // Session::Heard() has noted it
+  return TakeRankRequest(request, context_.limits, now_ns, this);
 }
 
 // ---- OpenSession
@@ -192,39 +110,24 @@ void SessionHandler::Opened(std::uint32_t protocol, std::uint32_t world_size,
 
 // ---- RegisterLayout
 
-absl::Status SessionHandler::RegisterLayout(const v1::RegisterLayout& message,
-                                            std::uint64_t now_ns) {
-  auto request = DecodeLayout(message, context_.limits, now_ns);
-  if (request.ok() && request->replaces != 0) {
-    const absl::Status may = session_->job().CheckReplaces(session_->rank(), request->replaces);
-    if (!may.ok()) return may;
-  }
-  const std::uint64_t request_id = message.request_id();
-  if (!request.ok()) return LayoutRegistered(session_, request_id, request.status());
-  if (!session_->job().coordinator().empty()) {
-    request->message = std::make_shared<const v1::RegisterLayout>(message);
-  }
-  session_->RegisterLayout(*std::move(request), [self = shared_from_this(), session = session_,
-                                                 request_id](const auto& registration) {
+absl::Status SessionHandler::RegisterLayout(LayoutRequest request) {
+  const std::uint64_t request_id = request.request_id;
+  session_->RegisterLayout(std::move(request), [self = shared_from_this(), session = session_,
+                                                request_id](const auto& registration) {
     const absl::Status status = self->LayoutRegistered(session, request_id, registration);
     if (!status.ok()) session->End(status);
   });
   return absl::OkStatus();
 }
 
-// Answers RegisterLayout. A refusal is an answer too: the session goes on.
 absl::Status SessionHandler::LayoutRegistered(
     const std::shared_ptr<Session>& session, std::uint64_t request_id,
     const absl::StatusOr<Session::Registration>& registration) {
-  v1::SessionResponse response;
   if (!registration.ok()) {
-    auto* failed = response.mutable_operation_failed();
-    failed->set_sequence(request_id);
-    failed->set_layout(true);
-    *failed->mutable_status() = ToProto(registration.status());
-    Respond(std::move(response));
+    RefuseLayout(request_id, registration.status());
     return absl::OkStatus();
   }
+  v1::SessionResponse response;
   const auto& memory = registration->memory;
   std::vector<SessionTable::Descriptor> descriptors;
   auto* assigned = response.mutable_layout_assigned();

@@ -1,5 +1,5 @@
-// Handles a trainer's requests: decodes and validates each one, and calls the session or the job.
-// Knows nothing of gRPC.
+// A trainer's session from OpenSession to the end of its stream, with the answers that carry its
+// memory. Knows nothing of gRPC.
 
 #ifndef DAEMON_RPC_SESSION_HANDLER_H_
 #define DAEMON_RPC_SESSION_HANDLER_H_
@@ -15,6 +15,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/job/session_message.h"
 #include "daemon/rpc/decode.h"
+#include "daemon/rpc/rank_dispatch.h"
 #include "daemon/session/session_table.h"
 #include "gradsync/v1/gradsync.pb.h"
 
@@ -39,7 +40,7 @@ class SessionReplies : public SessionSink {
 //
 // One thread at a time calls Handle() and StreamEnded(); everything else is thread-safe. The stream
 // and the callbacks of calls under way own it.
-class SessionHandler : public std::enable_shared_from_this<SessionHandler> {
+class SessionHandler final : public std::enable_shared_from_this<SessionHandler>, private RankPort {
  public:
   SessionHandler(const SessionContext& context, ClientProcess process,
                  std::weak_ptr<SessionReplies> replies);
@@ -57,25 +58,32 @@ class SessionHandler : public std::enable_shared_from_this<SessionHandler> {
   void LogIfVoid(const v1::StepDone& done) const;
 
  private:
+  // ---- RankPort, once the session is open
+  std::uint32_t rank() const override { return session_->rank(); }
+  JobPort& job() const override { return session_->job(); }
+  absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const override {
+    return session_->CheckArena(channel, step);
+  }
+  absl::Status ArenaMapped(std::uint32_t channel) override {
+    return session_->ArenaMapped(channel);
+  }
+  absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes) override {
+    return session_->Staging(bytes);
+  }
+  absl::Status RegisterLayout(LayoutRequest request) override;
+  void Respond(v1::SessionResponse response) override;
+
   void TakeArrived();
-  absl::Status Dispatch(const v1::SessionRequest& request, std::uint64_t now_ns);
+  absl::Status Take(const v1::SessionRequest& request, std::uint64_t now_ns);
   absl::Status Open(const v1::OpenSession& message);
   void Opened(std::uint32_t protocol, std::uint32_t world_size,
               absl::StatusOr<std::shared_ptr<Session>> opened);
-  absl::Status MarkReady(const v1::BucketReady& ready);
-  absl::Status EndStep(const v1::EndStep& end);
-  absl::Status AbandonStep(const v1::AbandonStep& abandon);
-  void QueryStep(const v1::QueryStep& query);
-  absl::Status RegisterLayout(const v1::RegisterLayout& message, std::uint64_t now_ns);
   absl::Status LayoutRegistered(const std::shared_ptr<Session>& session, std::uint64_t request_id,
                                 const absl::StatusOr<Session::Registration>& registration);
-  absl::Status Operate(const absl::StatusOr<OperationRequest>& request);
-
   absl::Status ClosedError(int patience_ms, const std::string& disconnected) const;
   void LogRefusal(const absl::Status& why) const;
   // Ends the stream of a client that has no session.
   void Refuse(const absl::Status& why);
-  void Respond(v1::SessionResponse response);
 
   const SessionContext& context_;
   const ClientProcess process_;

@@ -215,7 +215,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
   return absl::OkStatus();
 }
 
-absl::Status Session::CheckWhole(std::uint32_t channel, std::uint64_t step) const {
+absl::Status Session::CheckArena(std::uint32_t channel, std::uint64_t step) const {
   const std::shared_ptr<Layout> layout = Find(channel);
   if (layout == nullptr) return absl::OkStatus();                // the job refuses it
   if (layout->memory.arena == nullptr) return absl::OkStatus();  // a GPU's memory has no holes
@@ -227,24 +227,6 @@ absl::Status Session::CheckWhole(std::uint32_t channel, std::uint64_t step) cons
                     {field::kRank, rank()},
                     {field::kChannel, channel},
                     {field::kStep, step}});
-}
-
-absl::Status Session::MarkReady(std::uint32_t channel, std::uint64_t step,
-                                absl::Span<const std::uint32_t> buckets) {
-  if (absl::Status whole = CheckWhole(channel, step); !whole.ok()) return whole;
-  return job_->MarkReady(rank(), channel, step, buckets);
-}
-
-absl::Status Session::EndStep(std::uint32_t channel, std::uint64_t step,
-                              absl::string_view used_map) {
-  if (absl::Status whole = CheckWhole(channel, step); !whole.ok()) return whole;
-  return job_->EndStep(rank(), channel, step, used_map);
-}
-
-absl::Status Session::FinishStep(std::uint32_t channel, std::uint64_t step,
-                                 absl::string_view used_map) {
-  if (absl::Status whole = CheckWhole(channel, step); !whole.ok()) return whole;
-  return job_->FinishStep(rank(), channel, step, used_map);
 }
 
 absl::StatusOr<StagingMemory> Session::Staging(std::uint64_t bytes) {

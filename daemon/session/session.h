@@ -19,8 +19,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/arena/host_arena.h"
 #include "daemon/arena/semaphore_page.h"
@@ -88,13 +86,9 @@ class Session : public std::enable_shared_from_this<Session> {
   // failure there ends the session. FAILED_PRECONDITION: the channel has no arena, or it is mapped
   // already.
   absl::Status ArenaMapped(std::uint32_t channel);
-  // Checks that the arena is still populated, then calls the job. A client can punch holes into its
-  // arena; reading them would charge new pages to the daemon.
-  absl::Status MarkReady(std::uint32_t channel, std::uint64_t step,
-                         absl::Span<const std::uint32_t> buckets);
-  // Checks the arena in the same way, then calls the job.
-  absl::Status EndStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);
-  absl::Status FinishStep(std::uint32_t channel, std::uint64_t step, absl::string_view used_map);
+  // Checks that the channel's arena is still populated; OK if it has none. A client can punch holes
+  // into its arena; reading them would charge new pages to the daemon.
+  absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const;
   // Returns the staging memory, mapped. FAILED_PRECONDITION: its first `bytes` bytes are not
   // populated.
   absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes);
@@ -133,7 +127,6 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Null: the layout has ended, or was never this session's.
   std::shared_ptr<Layout> Find(std::uint32_t channel) const;
-  absl::Status CheckWhole(std::uint32_t channel, std::uint64_t step) const;
   // Creates the memory of an agreed layout, on the place's device, or in host memory if the device
   // is empty.
   struct Place {

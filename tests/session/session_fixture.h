@@ -50,6 +50,8 @@ class SessionFixture : public testing::Test {
     std::shared_ptr<RecordingSink> sink;
 
     Session* operator->() const { return session->get(); }
+    // Its job, which is on this node.
+    Job& job() const { return dynamic_cast<Job&>((*session)->job()); }
     // The status of its end; OK if it has not ended.
     absl::Status end() const;
     bool ended() const { return !sink->Of<SessionEndMessage>().empty(); }

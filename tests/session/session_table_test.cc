@@ -123,7 +123,7 @@ TEST_F(SessionTableTest, TokensSeparateJobsOfOneUser) {
   EXPECT_EQ(&a->job(), &d->job());
   EXPECT_NE(&a->job(), &b->job());
   EXPECT_NE(&a->job(), &c->job());
-  const std::string& hash = dynamic_cast<Job&>(a->job()).identity().token_hash;
+  const std::string& hash = a.job().identity().token_hash;
   EXPECT_EQ(hash.size(), 32u);
   EXPECT_EQ(hash.find("secret"), std::string::npos);
 }
@@ -244,7 +244,7 @@ TEST_F(SessionTableTest, LossIsCountedOnce) {
 
 TEST_F(SessionTableTest, OrderlyExitIsNotALoss) {
   const Opened opened = Open(0);
-  ASSERT_TRUE(opened->job().Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE(opened.job().Leave(0, /*exit=*/true).ok());
   End(opened);
   EXPECT_EQ(sessions_.lost(), 0u);
   EXPECT_TRUE(opened.end().ok());
@@ -274,7 +274,7 @@ TEST_F(SessionTableTest, LossDuringARegistrationHoldsNothing) {
           [&] { Populate(*registration.memory.arena); },
           [&] { ASSERT_TRUE(ended->ArenaMapped(registration.channel).ok()); },
           [&] { executor_.RunAll(); },
-          [&] { ASSERT_TRUE(ended->MarkReady(registration.channel, 1, {0}).ok()); },
+          [&] { ASSERT_TRUE(ended.job().MarkReady(0, registration.channel, 1, {0}).ok()); },
       };
       for (int i = 0; i < done; ++i) steps[i]();
       registration = {};
@@ -319,7 +319,7 @@ TEST_F(SessionTableTest, DrainRefusesNewSessionsOnly) {
 
 TEST_F(SessionTableTest, TickChecksTheJobsDeadlines) {
   const Opened opened = Open(0);
-  ASSERT_TRUE(opened->job().Operate(0, 1, {}, {}, clock_.NowNs() + 5).ok());
+  ASSERT_TRUE(opened.job().Operate(0, 1, {}, {}, clock_.NowNs() + 5).ok());
   clock_.Advance(5);
   sessions_.Tick();
   EXPECT_EQ(opened.sink->Of<OperationFailedMessage>().size(), 1u);

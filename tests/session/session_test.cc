@@ -64,29 +64,15 @@ TEST_F(SessionTest, PopulatedArenaIsMapped) {
   EXPECT_EQ(b.sink->Of<LayoutReadyMessage>().size(), 1u);
 }
 
-TEST_F(SessionTest, HoleIsRefusedAtMarkReady) {
+TEST_F(SessionTest, HoleIsRefused) {
   const Opened opened = Open(0, 1);
   const auto registration = Ready(opened);
-  const std::uint32_t channel = registration.channel;
-  PunchHole(*registration.memory.arena);
-  for (const absl::Status& status :
-       {opened->MarkReady(channel, 1, {0}), opened->EndStep(channel, 1, ""),
-        opened->FinishStep(channel, 1, "")}) {
-    ExpectError(status, kPrecondition, "ARENA_NOT_POPULATED",
-                {"rank 0", "step 1", "4096 of 8192 bytes"});
-  }
-  EXPECT_EQ(reducer_.submitted(), 0u);
-}
-
-TEST_F(SessionTest, HoleIsRefusedAtEndStep) {
-  const Opened opened = Open(0, 1);
-  const auto registration = Ready(opened);
-  ASSERT_TRUE(opened->MarkReady(registration.channel, 1, {0}).ok());
+  EXPECT_TRUE(opened->CheckArena(registration.channel, 1).ok());
+  ASSERT_TRUE(opened.job().MarkReady(0, registration.channel, 1, {0}).ok());
   reducer_.CompleteAll();
   PunchHole(*registration.memory.arena);
-  ExpectError(opened->EndStep(registration.channel, 1, ""), kPrecondition, "ARENA_NOT_POPULATED",
-              {"step 1"});
-  EXPECT_TRUE(opened.sink->Of<StepDoneMessage>().empty());
+  ExpectError(opened->CheckArena(registration.channel, 1), kPrecondition, "ARENA_NOT_POPULATED",
+              {"rank 0", "step 1", "4096 of 8192 bytes"});
 }
 
 TEST_F(SessionTest, SecondOrUnknownMappingIsRefused) {
@@ -99,11 +85,12 @@ TEST_F(SessionTest, SecondOrUnknownMappingIsRefused) {
               {"channel 1", "mapped already"});
 }
 
-TEST_F(SessionTest, StepOnAnUnknownChannelIsRefused) {
+TEST_F(SessionTest, JobRefusesAnUnknownChannel) {
   const Opened opened = Open(0, 1);
-  EXPECT_EQ(DetailsOf(opened->MarkReady(5, 1, {0})).reason, "UNKNOWN_CHANNEL");
-  EXPECT_EQ(DetailsOf(opened->EndStep(5, 1, "")).reason, "UNKNOWN_CHANNEL");
-  EXPECT_EQ(DetailsOf(opened->FinishStep(5, 1, "")).reason, "UNKNOWN_CHANNEL");
+  EXPECT_TRUE(opened->CheckArena(5, 1).ok());
+  EXPECT_EQ(DetailsOf(opened.job().MarkReady(0, 5, 1, {0})).reason, "UNKNOWN_CHANNEL");
+  EXPECT_EQ(DetailsOf(opened.job().EndStep(0, 5, 1, "")).reason, "UNKNOWN_CHANNEL");
+  EXPECT_EQ(DetailsOf(opened.job().FinishStep(0, 5, 1, "")).reason, "UNKNOWN_CHANNEL");
 }
 
 TEST_F(SessionTest, MappingMayEndAfterLeave) {
@@ -112,7 +99,7 @@ TEST_F(SessionTest, MappingMayEndAfterLeave) {
   const auto registration = Register(leaving, Layout(10));
   Populate(*registration.memory.arena);
   ASSERT_TRUE(leaving->ArenaMapped(registration.channel).ok());
-  ASSERT_TRUE(leaving->job().Leave(0, /*exit=*/false).ok());
+  ASSERT_TRUE(leaving.job().Leave(0, /*exit=*/false).ok());
   executor_.RunAll();
   EXPECT_FALSE(leaving.ended());
   EXPECT_FALSE(other.ended());
@@ -288,7 +275,7 @@ TEST_F(LeaseTest, DaemonThatWasStoppedAsksFirst) {
 
 TEST_F(LeaseTest, SessionThatLeftIsNotLost) {
   const Opened opened = Open(0);
-  ASSERT_TRUE(opened->job().Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE(opened.job().Leave(0, /*exit=*/true).ok());
   Wait(10);
   Wait(20);
   EXPECT_TRUE(opened.end().ok());

@@ -1,0 +1,215 @@
+#include "daemon/peer/agent_layouts.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "daemon/worker/gpu_arena.h"
+
+namespace gradsync::daemon {
+
+bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned) {
+  if (plan.arena_bytes != assigned.arena_bytes() ||
+      plan.buckets.size() != static_cast<std::size_t>(assigned.buckets_size())) {
+    return false;
+  }
+  for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
+    const v1::Bucket& other = assigned.buckets(static_cast<int>(i));
+    if (plan.buckets[i].count != other.count() || plan.buckets[i].offset != other.offset() ||
+        static_cast<int>(plan.buckets[i].dtype) != other.dtype()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// ---- The life of a layout
+
+void AgentLayouts::Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces,
+                          LayoutPlan plan) {
+  MutexLock lock(&mutex_);
+  if (released_) return;
+  Layout& layout = layouts_[assigned.channel()];
+  layout.request_id = assigned.request_id();
+  layout.replaces = replaces;
+  layout.plan = std::move(plan);
+}
+
+void AgentLayouts::Hold(std::uint32_t channel, std::shared_ptr<void> memory) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(channel);
+  if (found == layouts_.end()) {
+    executor_->Run([memory = std::move(memory)] {});
+  } else {
+    found->second.held = std::move(memory);
+  }
+}
+
+bool AgentLayouts::Mapped(std::uint32_t channel, RankMemory memory) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(channel);
+  if (found == layouts_.end()) return false;
+  found->second.memory = std::move(memory);
+  return true;
+}
+
+void AgentLayouts::Ready(std::uint32_t channel) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(channel);
+  if (found == layouts_.end()) return;
+  const auto replaced = layouts_.find(found->second.replaces);
+  if (found->second.replaces != 0 && replaced != layouts_.end()) EraseLocked(replaced);
+}
+
+void AgentLayouts::Failed(std::uint64_t request_id) {
+  MutexLock lock(&mutex_);
+  const auto found = std::find_if(layouts_.begin(), layouts_.end(), [&](const auto& entry) {
+    return entry.second.request_id == request_id;
+  });
+  if (found != layouts_.end()) EraseLocked(found);
+}
+
+void AgentLayouts::Refuse(std::uint32_t channel) {
+  MutexLock lock(&mutex_);
+  layouts_.erase(channel);
+}
+
+void AgentLayouts::HoldStaging(StagingMemory staging) {
+  MutexLock lock(&mutex_);
+  if (!released_) staging_ = std::move(staging);
+}
+
+void AgentLayouts::Release() {
+  MutexLock lock(&mutex_);
+  released_ = true;
+  staging_ = StagingMemory{};
+  while (!layouts_.empty()) EraseLocked(layouts_.begin());
+}
+
+void AgentLayouts::EraseLocked(Layouts::iterator layout) {
+  Layout& ended = layout->second;
+  if (ended.held != nullptr || ended.memory.arena != nullptr) {
+    executor_->Run([held = std::move(ended.held), memory = std::move(ended.memory)] {});
+  }
+  layouts_.erase(layout);
+}
+
+// ---- Its steps
+
+void AgentLayouts::NoteStep(std::uint32_t channel, std::uint64_t step, std::size_t marks,
+                            bool end) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(channel);
+  if (found == layouts_.end() || step < found->second.begun_step) return;
+  Layout& layout = found->second;
+  if (step > layout.begun_step) layout.marks = 0;
+  layout.begun_step = step;
+  layout.marks += marks;
+  if (end) layout.ended_step = step;
+}
+
+void AgentLayouts::StepDone(const v1::StepDone& done) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(done.channel());
+  if (found == layouts_.end()) return;
+  Layout& layout = found->second;
+  layout.decided_step = std::max(layout.decided_step, done.step());
+  if (done.verdict() == v1::VERDICT_COMPLETE || layout.memory.semaphores == nullptr) return;
+  // A void step uses up its number. Waits for it are released, and see that it is void.
+  layout.memory.semaphores->DeclareVoid(done.step());
+  for (std::size_t i = 0; i < layout.plan.buckets.size(); ++i) {
+    layout.memory.semaphores->SignalDone(i, done.step());
+  }
+}
+
+void AgentLayouts::Resume(const v1::LeaveDone& done) {
+  MutexLock lock(&mutex_);
+  for (const auto& next : done.next_steps()) {
+    const auto found = layouts_.find(next.channel());
+    if (found == layouts_.end()) continue;
+    Layout& layout = found->second;
+    layout.decided_step = std::max(layout.decided_step, next.step() - 1);
+    if (layout.memory.semaphores == nullptr) continue;
+    for (std::size_t i = 0; i < layout.plan.buckets.size(); ++i) {
+      layout.memory.semaphores->SignalDone(i, next.step() - 1);
+    }
+  }
+}
+
+bool AgentLayouts::InDoubt() const {
+  MutexLock lock(&mutex_);
+  return std::any_of(layouts_.begin(), layouts_.end(), [](const auto& entry) {
+    const Layout& layout = entry.second;
+    if (layout.ended_step > layout.decided_step) return true;
+    return layout.memory.gpu != nullptr && layout.begun_step > layout.decided_step &&
+           layout.marks >= layout.plan.buckets.size();
+  });
+}
+
+bool AgentLayouts::InStep() const {
+  MutexLock lock(&mutex_);
+  return std::any_of(layouts_.begin(), layouts_.end(), [](const auto& entry) {
+    return entry.second.begun_step > entry.second.decided_step;
+  });
+}
+
+// ---- The coordinator's launches
+
+absl::Status AgentLayouts::WrongLaunch(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kMalformed,
+                   absl::StrCat("the coordinator launched on rank ", rank_, " ", what));
+}
+
+absl::StatusOr<AgentLayouts::LaunchMemory> AgentLayouts::MemoryOf(const v1::Launch& launch) const {
+  const auto dtype = static_cast<DataType>(launch.dtype());
+  MutexLock lock(&mutex_);
+  if (launch.channel() == 0) {
+    const std::uint64_t item = launch.has_root_node() ? 1 : ItemSize(dtype);
+    if (staging_.data == nullptr || item == 0 || launch.count() > staging_.bytes / item) {
+      return WrongLaunch("more than its staging memory holds");
+    }
+    return LaunchMemory{staging_.data, staging_.keep, nullptr};
+  }
+  const auto found = layouts_.find(launch.channel());
+  if (found == layouts_.end() || found->second.memory.data == nullptr ||
+      launch.bucket() >= found->second.plan.buckets.size()) {
+    return WrongLaunch(absl::StrCat("bucket ", launch.bucket(), " of channel ", launch.channel(),
+                                    ", which it does not have"));
+  }
+  const Layout& layout = found->second;
+  const PlannedBucket& bucket = layout.plan.buckets[launch.bucket()];
+  if (bucket.dtype != dtype || bucket.count != launch.count()) {
+    return WrongLaunch(
+        absl::StrCat("bucket ", launch.bucket(), ", which has another type or size"));
+  }
+  return LaunchMemory{layout.memory.data + bucket.offset, layout.memory.arena,
+                      layout.memory.semaphores};
+}
+
+absl::StatusOr<ProxiedBucket> AgentLayouts::BucketOf(std::uint64_t arena, std::uint32_t bucket,
+                                                     std::uint64_t step) const {
+  MutexLock lock(&mutex_);
+  for (const auto& [channel, layout] : layouts_) {
+    if (layout.memory.gpu == nullptr) continue;
+    const GpuArena& gpu = GpuArena::Of(*layout.memory.gpu);
+    if (gpu.number() != arena) continue;
+    const std::vector<PlannedBucket>& buckets = layout.plan.buckets;
+    if (bucket >= buckets.size()) {
+      return WrongLaunch(
+          absl::StrCat("bucket ", bucket, " of channel ", channel, ", which has ", buckets.size()));
+    }
+    const PlannedBucket& planned = buckets[bucket];
+    return ProxiedBucket{gpu.worker().get(),
+                         planned.dtype,
+                         planned.count,
+                         planned.offset,
+                         layout.plan.VerdictOffset(step),
+                         buckets.size(),
+                         layout.memory.semaphores};
+  }
+  return absl::NotFoundError("");
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,107 @@
+// The memory of one rank of an agent, and how far its steps are: what the coordinator may launch
+// on, and which verdicts it still owes.
+
+#ifndef DAEMON_PEER_AGENT_LAYOUTS_H_
+#define DAEMON_PEER_AGENT_LAYOUTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/layout_agreement.h"
+#include "daemon/job/layout_plan.h"
+#include "daemon/job/operation_channel.h"
+#include "daemon/peer/worker_proxy_server.h"
+#include "gradsync/v1/gradsync.pb.h"
+#include "gradsync/v1/peer.pb.h"
+
+namespace gradsync::daemon {
+
+// Whether this node's plan of a layout has the same buckets as the coordinator's.
+bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned);
+
+// Thread-safe. Only the executor's queue is locked after AgentLayouts::mutex_. It keeps the memory
+// until the layout or the rank has ended; then the executor frees it. `executor` outlives it.
+class AgentLayouts {
+ public:
+  AgentLayouts(std::uint32_t rank, Executor* executor) : rank_(rank), executor_(executor) {}
+
+  // ---- The life of a layout
+  // The coordinator has assigned its channel.
+  void Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan);
+  // Keeps what the rank was given for the channel, or frees it if the layout has ended.
+  void Hold(std::uint32_t channel, std::shared_ptr<void> memory);
+  // False: the layout has ended, because its agreement has just failed.
+  bool Mapped(std::uint32_t channel, RankMemory memory);
+  // Ends the layout that this one replaces.
+  void Ready(std::uint32_t channel);
+  // The agreement has failed.
+  void Failed(std::uint64_t request_id);
+  // The rank gets no memory for the channel.
+  void Refuse(std::uint32_t channel);
+  void HoldStaging(StagingMemory staging);
+  // Ends everything. Nothing comes after it.
+  void Release();
+
+  // ---- Its steps
+  // The rank has marked so many more buckets of the step, or, with `end`, ended it.
+  void NoteStep(std::uint32_t channel, std::uint64_t step, std::size_t marks, bool end);
+  // The coordinator's verdict. A void step's waits are released.
+  void StepDone(const v1::StepDone& done);
+  // Every rank has left: steps go on from these numbers.
+  void Resume(const v1::LeaveDone& done);
+  // The rank has sent EndStep, and knows no verdict. On a GPU: it has marked every bucket, because
+  // its streams may then have seen the verdict.
+  bool InDoubt() const;
+  // The rank has begun a step, and knows no verdict.
+  bool InStep() const;
+
+  // ---- The coordinator's launches
+  struct LaunchMemory {
+    std::byte* data = nullptr;
+    std::shared_ptr<void> keep;
+    std::shared_ptr<SemaphorePage> semaphores;  // null for staging memory
+  };
+  // The memory that a launch names. FAILED_PRECONDITION if the rank has no such memory.
+  absl::StatusOr<LaunchMemory> MemoryOf(const v1::Launch& launch) const;
+  // A bucket of an arena on a GPU. NOT_FOUND if the arena is not this rank's, FAILED_PRECONDITION
+  // if it has no such bucket.
+  absl::StatusOr<ProxiedBucket> BucketOf(std::uint64_t arena, std::uint32_t bucket,
+                                         std::uint64_t step) const;
+
+ private:
+  struct Layout {
+    std::uint64_t request_id = 0;
+    std::uint32_t replaces = 0;
+    LayoutPlan plan;
+    std::shared_ptr<void> held;
+    RankMemory memory;
+    std::uint64_t begun_step = 0;    // the last step that the rank has begun
+    std::size_t marks = 0;           // buckets of that step that it has marked
+    std::uint64_t ended_step = 0;    // the last one for which it has sent EndStep
+    std::uint64_t decided_step = 0;  // the last one with a verdict
+  };
+  using Layouts = std::map<std::uint32_t, Layout>;
+
+  // Frees the layout's memory, and forgets the layout.
+  void EraseLocked(Layouts::iterator layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WrongLaunch(absl::string_view what) const;
+
+  const std::uint32_t rank_;
+  Executor* const executor_;
+
+  mutable Mutex mutex_;
+  Layouts layouts_ ABSL_GUARDED_BY(mutex_);  // by channel
+  StagingMemory staging_ ABSL_GUARDED_BY(mutex_);
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_AGENT_LAYOUTS_H_

@@ -1,0 +1,65 @@
+// A rank of an agent, in a job that this node coordinates. Its messages become calls of the
+// job, like those of a trainer on this node; the job's messages to it go back.
+
+#ifndef DAEMON_PEER_AGENT_RANK_H_
+#define DAEMON_PEER_AGENT_RANK_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "daemon/job/job.h"
+#include "daemon/peer/node_link.h"
+#include "daemon/rpc/rank_dispatch.h"
+
+namespace gradsync::daemon {
+
+// Sends a job's messages to the rank whose session has this incarnation on its node. It encodes
+// them under the job's lock, and only queues.
+std::shared_ptr<SessionSink> MakeAgentSink(std::shared_ptr<NodeLink> link,
+                                           std::uint64_t incarnation);
+
+// Used by the read side of the node's stream only, which owns it.
+class AgentRank final : public RankPort {
+ public:
+  struct Place {
+    std::uint32_t rank = 0;
+    std::uint64_t incarnation = 0;         // of its session, on its node
+    std::uint64_t member_incarnation = 0;  // in the job
+    std::uint64_t staging_bytes = 0;
+  };
+  // `link` outlives it.
+  AgentRank(const Place& place, std::shared_ptr<Job> job, NodeLink* link)
+      : place_(place), job_(std::move(job)), link_(link) {}
+
+  // The node has mapped its memory on a GPU.
+  absl::Status GpuArenaMapped(std::uint32_t channel, std::shared_ptr<DeviceArena> arena) {
+    return job_->ArenaMapped(rank(), channel, {nullptr, nullptr, nullptr, std::move(arena)});
+  }
+  // The node has no memory for a layout of it.
+  void RefuseMemory(std::uint32_t channel, const absl::Status& why) {
+    job_->RefuseLayout(rank(), channel, why);
+  }
+  void Lose(const absl::Status& why) { job_->Lose(rank(), place_.member_incarnation, why); }
+
+  // ---- RankPort. The memory is the other node's, which has checked it.
+  std::uint32_t rank() const override { return place_.rank; }
+  JobPort& job() const override { return *job_; }
+  absl::Status CheckArena(std::uint32_t, std::uint64_t) const override { return absl::OkStatus(); }
+  absl::Status ArenaMapped(std::uint32_t channel) override {
+    return job_->ArenaMapped(rank(), channel, RankMemory{});
+  }
+  absl::StatusOr<StagingMemory> Staging(std::uint64_t) override {
+    return StagingMemory{nullptr, nullptr, place_.staging_bytes};
+  }
+  absl::Status RegisterLayout(LayoutRequest request) override;
+  void Respond(v1::SessionResponse response) override;
+
+ private:
+  const Place place_;
+  const std::shared_ptr<Job> job_;
+  NodeLink* const link_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_AGENT_RANK_H_

@@ -1,0 +1,48 @@
+// The messages of a rank, from OpenSession on: decodes and validates each one, and calls the rank's
+// job. The same for the trainers of this node and for ranks whose messages another node forwards.
+// Knows nothing of gRPC.
+
+#ifndef DAEMON_RPC_RANK_DISPATCH_H_
+#define DAEMON_RPC_RANK_DISPATCH_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/job/job_port.h"
+#include "daemon/rpc/decode.h"
+#include "gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::daemon {
+
+// A rank as its messages need it: its job, its memory, and the way back. Used by one thread at a
+// time.
+class RankPort {
+ public:
+  virtual ~RankPort() = default;
+
+  virtual std::uint32_t rank() const = 0;
+  virtual JobPort& job() const = 0;
+
+  // A Status that is not OK ends the rank's session, in all calls that return one.
+  // Checks that the memory of the channel's layout may be reduced.
+  virtual absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const = 0;
+  virtual absl::Status ArenaMapped(std::uint32_t channel) = 0;
+  // The staging memory, of which an operation needs the first `bytes` bytes.
+  virtual absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes) = 0;
+  // Answers with LayoutAssigned, or by RefuseLayout().
+  virtual absl::Status RegisterLayout(LayoutRequest request) = 0;
+
+  virtual void Respond(v1::SessionResponse response) = 0;
+  // Answers RegisterLayout. A refusal is an answer too: the session goes on.
+  void RefuseLayout(std::uint64_t request_id, const absl::Status& why);
+};
+
+// Takes any message of a rank but OpenSession and LeaseAnswer, which are between a trainer and its
+// own daemon. A Status that is not OK is a breach of the protocol, and ends the rank's session.
+absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimits& limits,
+                             std::uint64_t now_ns, RankPort* rank);
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_RANK_DISPATCH_H_

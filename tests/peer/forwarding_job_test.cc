@@ -1,0 +1,224 @@
+// A rank of a job that another node coordinates. The test plays the coordinator and the session.
+
+#include "daemon/peer/forwarding_job.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/error.h"
+#include "daemon/rpc/encode.h"
+#include "daemon/rpc/status_mapping.h"
+#include "gtest/gtest.h"
+#include "tests/job/manual_executor.h"
+#include "tests/job/recording_sink.h"
+#include "tests/job/trainer_memory.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr std::uint64_t kIncarnation = 42;
+
+class ForwardingJobTest : public testing::Test {
+ protected:
+  ForwardingJobTest() {
+    JoinRequest join;
+    join.key.job_id = "job";
+    join.rank = 3;
+    join.incarnation = kIncarnation;
+    ForwardingJob::Context context;
+    context.send = [this](v1::AttachRequest message) { sent_.push_back(std::move(message)); };
+    context.executor = &executor_;
+    context.coordinator = "alpha:7417";
+    job_ = std::make_shared<ForwardingJob>(join, std::move(context), sink_,
+                                           [this](auto joined) { joined_ = joined.ok(); });
+    v1::SessionResponse opened;
+    opened.mutable_session_opened()->set_generation(1);
+    EXPECT_FALSE(job_->Take(opened));
+    EXPECT_TRUE(joined_);
+    layout_.name = "model";
+    layout_.explicit_buckets = {{DataType::kFloat32, 4}, {DataType::kFloat32, 4}};
+  }
+
+  // The session delivers this message. Returns the request that the coordinator gets.
+  v1::SessionRequest Deliver(const v1::SessionRequest& request, StagingMemory staging = {}) {
+    sent_.clear();
+    const auto call = [](Job*) -> absl::Status {
+      ADD_FAILURE() << "there is no job here";
+      return absl::OkStatus();
+    };
+    EXPECT_TRUE(job_->Deliver({&request, call, std::move(staging)}).ok());
+    EXPECT_EQ(sent_.size(), 1u);
+    if (sent_.size() != 1) return {};
+    EXPECT_EQ(sent_[0].rank_request().rank(), 3u);
+    EXPECT_EQ(sent_[0].rank_request().incarnation(), kIncarnation);
+    return sent_[0].rank_request().request();
+  }
+  // Registers the layout and maps its memory.
+  void Map(std::uint32_t channel) {
+    LayoutRequest request;
+    request.request_id = channel;
+    request.spec = layout_;
+    request.message = std::make_shared<const v1::RegisterLayout>();
+    bool answered = false;
+    job_->RegisterLayout(3, request, [&](const auto& registration) {
+      answered = registration.ok() && registration->channel == channel;
+    });
+    const auto plan = PlanLayout(layout_, 10);
+    ASSERT_TRUE(plan.ok());
+    v1::SessionResponse response;
+    Encode(*plan, response.mutable_layout_assigned());
+    response.mutable_layout_assigned()->set_request_id(channel);
+    response.mutable_layout_assigned()->set_channel(channel);
+    EXPECT_FALSE(job_->Take(response));
+    ASSERT_TRUE(answered);
+    ASSERT_TRUE(job_->ArenaMapped(3, channel, memory_.Share()).ok());
+  }
+  static v1::SessionRequest EndStep(std::uint32_t channel, std::uint64_t step) {
+    v1::SessionRequest request;
+    request.mutable_end_step()->set_channel(channel);
+    request.mutable_end_step()->set_step(step);
+    request.mutable_end_step()->set_used_map("\x05");
+    request.mutable_end_step()->set_ready_rest(true);
+    return request;
+  }
+
+  LayoutSpec layout_;
+  TrainerMemory memory_{4096, 2};
+  ManualExecutor executor_;
+  std::vector<v1::AttachRequest> sent_;
+  std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  bool joined_ = false;
+  std::shared_ptr<ForwardingJob> job_;
+};
+
+TEST_F(ForwardingJobTest, MessagesAreForwardedAsTheyCame) {
+  std::vector<v1::SessionRequest> requests(9);
+  requests[0].mutable_bucket_ready()->set_channel(1);
+  requests[0].mutable_bucket_ready()->set_step(7);
+  requests[0].mutable_bucket_ready()->add_buckets(2);
+  requests[1] = EndStep(1, 7);
+  requests[2].mutable_abandon_step()->set_reason("why");
+  requests[3].mutable_barrier()->set_sequence(1);
+  requests[3].mutable_barrier()->set_timeout_ms(1234);
+  requests[4].mutable_broadcast()->set_sequence(2);
+  requests[4].mutable_broadcast()->set_root(kLowestLiveRank);
+  requests[4].mutable_broadcast()->set_bytes(4096);
+  requests[5].mutable_all_reduce()->set_sequence(3);
+  requests[5].mutable_all_reduce()->set_dtype(v1::DATA_TYPE_FLOAT16);
+  requests[5].mutable_all_reduce()->set_count(12);
+  requests[5].mutable_all_reduce()->set_op(v1::REDUCE_OP_SUM);
+  requests[6].mutable_chunk_written()->set_bytes(9);
+  requests[7].mutable_leave()->set_exit(true);
+  requests[8].mutable_query_step()->set_step(7);
+  for (const v1::SessionRequest& request : requests) {
+    EXPECT_EQ(Deliver(request).SerializeAsString(), request.SerializeAsString())
+        << request.DebugString();
+  }
+}
+
+TEST_F(ForwardingJobTest, AnswersGoBackAsTheyCame) {
+  v1::SessionResponse state;
+  state.mutable_step_state()->set_step(7);
+  state.mutable_step_state()->set_missing("rank 1");
+  EXPECT_FALSE(job_->Take(state));
+  const auto forwarded = sink_->Of<ForwardedMessage>();
+  ASSERT_EQ(forwarded.size(), 1u);
+  EXPECT_EQ(forwarded[0].response->SerializeAsString(), state.SerializeAsString());
+  EXPECT_TRUE(sink_->AllFlushed());
+}
+
+TEST_F(ForwardingJobTest, LaunchesFindTheMemory) {
+  Map(1);
+  v1::Launch launch;
+  launch.set_channel(1);
+  launch.set_bucket(1);
+  launch.set_dtype(v1::DATA_TYPE_FLOAT32);
+  launch.set_count(5);
+  EXPECT_FALSE(job_->layouts().MemoryOf(launch).ok());  // of another size
+  const auto plan = PlanLayout(layout_, 10);
+  launch.set_count(4);
+  const auto memory = job_->layouts().MemoryOf(launch);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(memory->data, memory_.data() + plan->buckets[1].offset);
+  launch.set_bucket(2);
+  EXPECT_EQ(DetailsOf(job_->layouts().MemoryOf(launch).status()).reason, "MALFORMED");
+
+  launch.set_channel(0);
+  EXPECT_FALSE(job_->layouts().MemoryOf(launch).ok());
+  std::byte window[64] = {};
+  v1::SessionRequest barrier;
+  barrier.mutable_barrier()->set_sequence(1);
+  Deliver(barrier, {nullptr, window, sizeof(window)});
+  launch.set_count(16);
+  EXPECT_EQ(job_->layouts().MemoryOf(launch)->data, window);
+  launch.set_count(17);
+  EXPECT_FALSE(job_->layouts().MemoryOf(launch).ok());
+}
+
+TEST_F(ForwardingJobTest, KnowsHowFarAStepIs) {
+  Map(1);
+  EXPECT_FALSE(job_->layouts().InStep());
+  v1::SessionRequest ready;
+  ready.mutable_bucket_ready()->set_channel(1);
+  ready.mutable_bucket_ready()->set_step(1);
+  ready.mutable_bucket_ready()->add_buckets(0);
+  Deliver(ready);
+  EXPECT_TRUE(job_->layouts().InStep());
+  EXPECT_FALSE(job_->layouts().InDoubt());
+  Deliver(EndStep(1, 1));
+  EXPECT_TRUE(job_->layouts().InDoubt());
+  v1::SessionResponse done;
+  done.mutable_step_done()->set_channel(1);
+  done.mutable_step_done()->set_step(1);
+  done.mutable_step_done()->set_verdict(v1::VERDICT_VOID);
+  EXPECT_FALSE(job_->Take(done));
+  EXPECT_FALSE(job_->layouts().InStep());
+  EXPECT_FALSE(job_->layouts().InDoubt());
+  EXPECT_EQ(memory_.void_step(), 1u);
+  EXPECT_EQ(memory_.done(1), 1u);
+}
+
+TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
+  Map(1);
+  job_->Lose(3, kIncarnation, absl::AbortedError("its process has ended"));
+  executor_.RunAll();
+  EXPECT_TRUE(memory_.Shared());
+  v1::SessionResponse ending;
+  *ending.mutable_session_ending()->mutable_status() = ToProto(absl::AbortedError("lost"));
+  EXPECT_TRUE(job_->Take(ending));
+  executor_.RunAll();
+  EXPECT_FALSE(memory_.Shared());
+  // What comes late is freed at once.
+  const auto late = std::make_shared<int>(1);
+  job_->Hold(3, 1, late);
+  executor_.RunAll();
+  EXPECT_EQ(late.use_count(), 1);
+  const auto ends = sink_->Of<SessionEndMessage>();
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_EQ(ends[0].status.message(), "its process has ended");
+}
+
+TEST(AgentLayoutsTest, SameBucketsComparesEveryBucket) {
+  LayoutSpec spec;
+  spec.parameters = {{"a", {2, 3}, DataType::kBfloat16}, {"b", {}, DataType::kFloat64}};
+  const auto plan = PlanLayout(spec, 100);
+  ASSERT_TRUE(plan.ok());
+  v1::LayoutAssigned assigned;
+  Encode(*plan, &assigned);
+  EXPECT_TRUE(SameBuckets(*plan, assigned));
+  v1::LayoutAssigned other = assigned;
+  other.mutable_buckets(0)->set_count(12345);
+  EXPECT_FALSE(SameBuckets(*plan, other));
+  other = assigned;
+  other.mutable_buckets()->RemoveLast();
+  EXPECT_FALSE(SameBuckets(*plan, other));
+  other = assigned;
+  other.set_arena_bytes(1);
+  EXPECT_FALSE(SameBuckets(*plan, other));
+}
+
+}  // namespace
+}  // namespace gradsync::daemon

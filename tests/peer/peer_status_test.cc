@@ -1,0 +1,27 @@
+#include "daemon/peer/peer_status.h"
+
+#include <string>
+
+#include "daemon/base/error.h"
+#include "daemon/rpc/status_mapping.h"
+#include "gtest/gtest.h"
+
+namespace gradsync::daemon {
+namespace {
+
+TEST(PeerStatusTest, IsBounded) {
+  const absl::Status error =
+      MakeError(absl::StatusCode::kAborted, reason::kRankLost, "rank 1", {{field::kRank, "1"}});
+  EXPECT_EQ(StatusFromPeer(ToProto(error)), error);
+  google::rpc::Status endless = ToProto(error);
+  endless.set_code(4711);
+  endless.set_message(std::string(1 << 20, 'x'));
+  endless.mutable_details(0)->set_value(std::string(1 << 20, 'x'));
+  const absl::Status clipped = StatusFromPeer(endless);
+  EXPECT_EQ(clipped.code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(clipped.message().size(), 4096u);
+  EXPECT_EQ(DetailsOf(clipped).reason, "");
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
