@@ -96,9 +96,9 @@ void RemoteWorker::Kill(const absl::Status& why) {
   link_->Flush();
 }
 
-bool RemoteWorker::HasEnded() const {
+absl::Status RemoteWorker::EndReason() const {
   MutexLock lock(&mutex_);
-  return !end_.ok();
+  return end_;
 }
 
 bool RemoteWorker::owes() const {

@@ -40,7 +40,7 @@ class RemoteWorker final : public WorkerPort {
   // its own node removes the arena.
   void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) override;
   void Kill(const absl::Status& why) override;
-  bool HasEnded() const override;
+  absl::Status EndReason() const override;
 
   // ---- For its node's stream
   // A call has not been answered.

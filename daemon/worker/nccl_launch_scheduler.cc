@@ -289,18 +289,18 @@ void NcclLaunchScheduler::OnReady(const std::weak_ptr<Pending>& asked, const abs
 void NcclLaunchScheduler::LaunchLocked(ReduceOperation* operation) {
   // A worker may have ended while the others were connecting. Then the bucket is launched nowhere:
   // no GPU waits for that worker, and none reports the step as complete.
-  bool whole = std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+  absl::Status ended;
+  for (const auto& member : members_) {
     const auto worker = member.lock();
-    return worker != nullptr && !worker->HasEnded();
-  });
+    ended.Update(worker == nullptr ? WorkerHasEnded() : worker->EndReason());
+  }
   for (const DeviceArena* arena : operation->device().arenas) {
-    whole = whole && std::any_of(members_.begin(), members_.end(), [&](const auto& member) {
-              return member.lock() == WorkerOf(arena);
-            });
+    const bool is_member = std::any_of(members_.begin(), members_.end(), [&](const auto& member) {
+      return member.lock() == WorkerOf(arena);
+    });
+    if (!is_member) ended.Update(WorkerHasEnded());
   }
-  if (!whole) {
-    return SkipLocked(operation, WorkerHasEnded());
-  }
+  if (!ended.ok()) return SkipLocked(operation, ended);
   LaunchRecord launch;
   launch.operation = operation;
   launch.times.start_ns = MonotonicNowNs();

@@ -32,8 +32,9 @@ class WorkerPort {
   // Ends the worker at once. Calls without a reply are answered when it has ended.
   virtual void Kill(const absl::Status& why) = 0;
 
-  // True if the worker has ended, or is being ended.
-  virtual bool HasEnded() const = 0;
+  // Why the worker has ended or is being ended. OK while it runs.
+  virtual absl::Status EndReason() const = 0;
+  bool HasEnded() const { return !EndReason().ok(); }
 };
 
 }  // namespace gradsync::daemon

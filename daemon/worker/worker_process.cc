@@ -121,9 +121,14 @@ WorkerProcess::~WorkerProcess() {
   if (thread_.joinable()) thread_.join();
 }
 
-bool WorkerProcess::HasEnded() const {
+absl::Status WorkerProcess::EndReason() const {
   const MutexLock lock(&mutex_);
-  return has_ended_ || stopping_ || !why_.ok();
+  return EndReasonLocked();
+}
+
+absl::Status WorkerProcess::EndReasonLocked() const {
+  if (why_.ok() && stopping_) return absl::CancelledError("the worker is stopping");
+  return why_;
 }
 
 void WorkerProcess::End(const absl::Status& why) {
@@ -136,7 +141,7 @@ void WorkerProcess::Call(worker::Call call, std::vector<UniqueFd> descriptors, A
   {
     const MutexLock lock(&mutex_);
     if (has_ended_ || stopping_) {
-      status = why_.ok() ? absl::CancelledError("the worker is stopping") : why_;
+      status = EndReasonLocked();
     } else {
       const std::uint64_t id = ++last_id_;
       call.set_id(id);

@@ -68,7 +68,7 @@ class WorkerProcess final : public WorkerPort {
   void End(const absl::Status& why);
 
   pid_t pid() const { return pid_; }
-  bool HasEnded() const override;
+  absl::Status EndReason() const override;
   // The memory that it reported last; zeros before.
   worker::Pong memory() const;
 
@@ -92,6 +92,7 @@ class WorkerProcess final : public WorkerPort {
   absl::Status SendLocked(Outgoing outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // RESOURCE_EXHAUSTED if the socket has no room.
   absl::Status Send(const Outgoing& outgoing) const;
+  absl::Status EndReasonLocked() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void KillLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Pings the process when due, and kills it if it has been silent for too long.
   void WatchLocked(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

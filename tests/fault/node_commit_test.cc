@@ -79,8 +79,8 @@ Outcomes Allowed(Answer answer, const std::string& outcome, Moment moment, Party
     }
     if (answer == Answer::kVerdict) allowed.insert("STEP_IN_DOUBT");
     if (answer == Answer::kJoined && !own_daemon) allowed.insert("COORDINATOR_UNREACHABLE");
-  } else if (!decided || answer == Answer::kAgreed || answer == Answer::kOwn) {
-    // kOwn: another rank's answer is decided. This rank's call may not have reached its daemon.
+  } else if (!decided || answer == Answer::kAgreed || (answer == Answer::kOwn && local)) {
+    // kOwn: the agent's rank has its answer. The call of rank 0 may not have reached its daemon.
     allowed.insert("RANK_LOST");
     if (killed == Party::kAgent) allowed.insert("ENGINE_PEER_LOST");
     // The coordinator knows of rank 0's loss before the message is released. It learns of the other

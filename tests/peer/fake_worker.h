@@ -22,7 +22,7 @@ class FakeWorker final : public WorkerPort {
     for (std::size_t i = answered_; i < answers.size(); ++i) answers[i](why);
     answered_ = answers.size();
   }
-  bool HasEnded() const override { return !killed.ok(); }
+  absl::Status EndReason() const override { return killed; }
 
   // Answers the oldest unanswered call.
   void Answer(absl::StatusOr<Reply> reply) { answers[answered_++](std::move(reply)); }
