@@ -1,5 +1,5 @@
-// One agent: another node's daemon with ranks in a job that is coordinated here. Takes the node's
-// messages to whom they are for, and notices when the node is lost.
+// One agent: another node's daemon with ranks in a job that is coordinated here. Passes the
+// node's messages to its ranks, its engine and its workers, and notices when the node is lost.
 
 #ifndef DAEMON_PEER_AGENT_SESSION_H_
 #define DAEMON_PEER_AGENT_SESSION_H_
