@@ -248,16 +248,23 @@ class Launcher:
         """
         return self._pump(done, limit_s, wake_on)
 
-    def wait_for_input(self, file: Any, limit_s: Optional[float]) -> bool:
-        """Returns whether the file can be read within the limit, or has ended; else as wait_for."""
-        return self._pump(lambda: bool(select.select([file], [], [], 0)[0]), limit_s, [file])
+    def wait_for_inputs(self, files: Sequence[Any], limit_s: Optional[float]) -> list[Any]:
+        """Waits until a file can be read, or has ended; else as wait_for. Returns those files."""
+        ready: list[Any] = []
+
+        def look() -> bool:
+            ready[:] = select.select(files, [], [], 0)[0]
+            return bool(ready)
+
+        self._pump(look, limit_s, files)
+        return ready
 
     def wait_for_enter(self, prompt: str) -> None:
         """Prints the prompt; returns after a line on standard input, or a signal."""
         try:
             print(prompt)  # in here: whoever reads it may send a signal at once
             if os.isatty(0):
-                self.wait_for_input(0, None)
+                self.wait_for_inputs([0], None)
             else:  # only a signal ends the wait
                 self._pump(lambda: False, None)
         except Interrupted:
@@ -275,7 +282,8 @@ class Launcher:
                 if left is not None and left <= 0:
                     return False
                 self._read(left)
-                if any(child.failed for child in self._children):
+                # What a process has said before it failed tells more than its end.
+                if any(child.failed for child in self._children) and not done():
                     self._explain()
             return True
         finally:

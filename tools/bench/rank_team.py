@@ -132,16 +132,22 @@ class RankTeam:
             self._lost()
 
     def _answers(self) -> list[Any]:
-        answers: list[Any] = []
-        for rank in range(self.ranks):
-            connection = self._connections[rank]
-            if not self._launcher.wait_for_input(connection, _ANSWER_LIMIT_S):
-                raise Failed(f"{self.name} rank {rank} has not answered")
-            message = json.loads(self._files[rank].readline() or self._lost())
-            if "error" in message:
-                raise Failed(f"{self.name} rank {rank}: {message['error']}")
-            answers.append(message["answer"])
-        return answers
+        # In the order in which they come: a rank that has failed may keep the others waiting.
+        answers: dict[int, Any] = {}
+        while len(answers) < self.ranks:
+            waiting = [rank for rank in range(self.ranks) if rank not in answers]
+            ready = self._launcher.wait_for_inputs(
+                [self._connections[rank] for rank in waiting], _ANSWER_LIMIT_S
+            )
+            if not ready:
+                raise Failed(f"{self.name} rank {waiting[0]} has not answered")
+            for rank in waiting:
+                if self._connections[rank] in ready:
+                    message = json.loads(self._files[rank].readline() or self._lost())
+                    if "error" in message:
+                        raise Failed(f"{self.name} rank {rank}: {message['error']}")
+                    answers[rank] = message["answer"]
+        return [answers[rank] for rank in range(self.ranks)]
 
     def _lost(self) -> str:
         """Raises Failed for a rank whose connection has ended: its process does, too."""

@@ -17,6 +17,7 @@ from source_tree import find_program
 
 # What a daemon says of a rank's error comes within milliseconds.
 _LAST_WORDS_S = 0.2
+_STATUS_LIMIT_S = 30.0
 
 
 class Stage(Launcher):
@@ -90,7 +91,12 @@ class Stage(Launcher):
         if several:
             gradsyncctl = find_program("tools/gradsyncctl/gradsyncctl")
             command = [gradsyncctl, f"--socket={self._daemons[0][1]}", "--json", "status"]
-            asked = subprocess.run(command, capture_output=True, text=True, check=False)
+            try:
+                asked = subprocess.run(
+                    command, capture_output=True, text=True, check=False, timeout=_STATUS_LIMIT_S
+                )
+            except subprocess.TimeoutExpired as error:
+                raise Failed(f"gradsyncd has not answered in {_STATUS_LIMIT_S:g} s") from error
             try:
                 self._coordinator = str(json.loads(asked.stdout)["peer_address"])
             except (ValueError, KeyError) as error:
@@ -184,7 +190,8 @@ class Stage(Launcher):
 
     def with_daemon_logs(self, error: Failed) -> Failed:
         """The same error with the daemons' last output, where the reason may be."""
-        self.wait_for(lambda: False, _LAST_WORDS_S)
+        with contextlib.suppress(Failed):  # a process has ended; `error` says so already
+            self.wait_for(lambda: False, _LAST_WORDS_S)
         said = [daemon.describe() for daemon, _ in self._daemons if daemon.said]
         return Failed("\n".join([str(error), *said]))
 

@@ -1,0 +1,63 @@
+"""The ranks of a bench, and what the bench says of one that fails."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench"))
+
+from launcher import Failed, Launcher, Node
+from rank_team import RankTeam
+
+# Rank 0 waits for ever, as a rank does whose partner has failed.
+_RANK = """
+import signal, sys
+sys.path.insert(0, {bench!r})
+from rank_service import serve
+
+class Rank:
+    def __init__(self, configuration):
+        self.rank = configuration["rank"]
+
+    def double(self, number):
+        return self.rank + 2 * number
+
+    def fail(self):
+        if self.rank == 1:
+            raise ValueError("mine")
+        signal.pause()
+
+    def close(self):
+        pass
+
+serve(Rank)
+"""
+
+
+@pytest.fixture
+def team(tmp_path):
+    program = tmp_path / "rank.py"
+    program.write_text(_RANK.format(bench=sys.path[0]))
+    with Launcher() as launcher:
+        yield RankTeam(
+            launcher,
+            "python",
+            [(Node(), [sys.executable, str(program)])] * 2,
+            lambda rank: {"rank": rank},
+            2,
+            {},
+        )
+
+
+def test_answers_are_in_rank_order(team):
+    assert team.call("double", number=5) == [10, 11]
+    team.close()
+
+
+def test_a_rank_that_fails_says_why_although_another_one_waits(team):
+    with pytest.raises(Failed) as raised:
+        team.call("fail")
+    text = str(raised.value)
+    assert "python rank 1" in text
+    assert "ValueError: mine" in text
