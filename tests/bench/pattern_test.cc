@@ -62,7 +62,7 @@ TEST_P(PatternTest, AverageInPlaceIsExact) {
   }
 }
 
-// What the peers do: add rank after rank, then scale.
+// What the contestants do: add rank after rank, then scale.
 TEST_P(PatternTest, SumThenScaleIsExact) {
   const Pattern pattern(dtype(), ranks());
   std::vector<Buffer> buffers = FilledBuffers(pattern, 3);

@@ -88,7 +88,7 @@ class AllReduceRank:
             rank=self._rank,
             world_size=self._ranks,
         )
-        self._peer: Any = {
+        self._contestant: Any = {
             "gradsync_py": lambda: _Gradsync(configuration),
             "gloo_py": lambda: _Collective(torch.distributed.all_reduce),
             "deepspeed": lambda: _Collective(_deepspeed_all_reduce()),
@@ -102,7 +102,7 @@ class AllReduceRank:
         patterns = [_pattern(places, rank) for rank in range(self._ranks)]
         self._pattern = patterns[self._rank]
         self._sum = torch.stack(patterns).sum(0)
-        self._buffer = self._peer.buffer(elements)
+        self._buffer = self._contestant.buffer(elements)
 
     def turns(self, begin: int, count: int, check_all: bool) -> list[dict[str, Any]]:
         """Rewrites, reduces and checks the buffer; what it holds depends on the iteration."""
@@ -113,10 +113,10 @@ class AllReduceRank:
         cpu_ns = time.process_time_ns()
         self._barrier.wait()
         call_ns = time.monotonic_ns()
-        self._peer.all_reduce(self._buffer)
+        self._contestant.all_reduce(self._buffer)
         return_ns = time.monotonic_ns()
         self._barrier.wait()
-        self._peer.end_step()
+        self._contestant.end_step()
         cpu_ns = time.process_time_ns() - cpu_ns
         wrong = 0
         if check_all:
@@ -130,7 +130,7 @@ class AllReduceRank:
 
     def close(self) -> None:
         """Leaves the other ranks."""
-        self._peer.close()
+        self._contestant.close()
         torch.distributed.destroy_process_group()
 
 

@@ -4,7 +4,7 @@
 //   bench-rank                 prints what it was built with, as JSON
 //
 // Both sides send lines of JSON. The rank introduces itself, the bench answers with the options of
-// the peer, and then with commands: {"call": NAME, ...}, where NAME is one of
+// the contestant, and then with commands: {"call": NAME, ...}, where NAME is one of
 //
 //   set_up     makes a buffer of `nbytes`
 //   turns      `count` times: rewrites it, reduces it and checks it. What it holds depends on the
@@ -37,8 +37,8 @@
 #include "tools/bench/barrier.h"
 #include "tools/bench/busy_thread.h"
 #include "tools/bench/clocks.h"
+#include "tools/bench/contestant.h"
 #include "tools/bench/pattern.h"
-#include "tools/bench/peer.h"
 #include "tools/bench/shared_region.h"
 
 namespace gradsync::bench {
@@ -82,8 +82,8 @@ DataType ParseType(const std::string& name) {
   return DataType::kFloat32;
 }
 
-PeerOptions OptionsFrom(const nlohmann::json& config) {
-  PeerOptions options;
+ContestantOptions OptionsFrom(const nlohmann::json& config) {
+  ContestantOptions options;
   options.rank = config["rank"];
   options.ranks = config["ranks"];
   options.dtype = ParseType(config["dtype"]);
@@ -101,17 +101,17 @@ PeerOptions OptionsFrom(const nlohmann::json& config) {
 
 class Rank {
  public:
-  Rank(const PeerOptions& options, std::unique_ptr<Peer> peer, bool busy)
+  Rank(const ContestantOptions& options, std::unique_ptr<Contestant> contestant, bool busy)
       : rank_(options.rank),
         ranks_(options.ranks),
         item_size_(ItemSize(options.dtype)),
         barrier_(*options.barrier),
         pattern_(options.dtype, options.ranks),
-        peer_(std::move(peer)) {
+        contestant_(std::move(contestant)) {
     if (busy) busy_ = std::make_unique<BusyThread>();
   }
 
-  absl::Status Connect() { return peer_->Connect(); }
+  absl::Status Connect() { return contestant_->Connect(); }
 
   absl::StatusOr<nlohmann::json> Do(const nlohmann::json& command) {
     const std::string call = command["call"];
@@ -120,9 +120,9 @@ class Rank {
     if (call == "set_up") {
       const std::size_t bytes = command["nbytes"];
       count_ = bytes / item_size_;
-      status = peer_->SetUp(bytes);
+      status = contestant_->SetUp(bytes);
     } else {
-      status = peer_->TearDown();
+      status = contestant_->TearDown();
     }
     if (!status.ok()) return status;
     return nlohmann::json();
@@ -144,22 +144,22 @@ class Rank {
   }
 
   absl::StatusOr<nlohmann::json> Reduce(std::uint64_t iteration, bool check_all) {
-    pattern_.Fill(rank_, iteration, peer_->buffer(), count_);
-    absl::Status status = peer_->Upload();
+    pattern_.Fill(rank_, iteration, contestant_->buffer(), count_);
+    absl::Status status = contestant_->Upload();
     Turn turn;
     const std::int64_t cpu_ns = CpuNs();
     barrier_.Wait(ranks_);
     const std::int64_t call_ns = MonotonicNs();
-    status.Update(peer_->AllReduce(&turn));
+    status.Update(contestant_->AllReduce(&turn));
     const std::int64_t return_ns = MonotonicNs();
     // A rank that is done early must not compete with another that is being timed.
     barrier_.Wait(ranks_);
-    status.Update(peer_->EndStep(&turn));
+    status.Update(contestant_->EndStep(&turn));
     const std::int64_t used_ns = turn.cpu_ns.value_or(CpuNs() - cpu_ns);
     std::uint64_t wrong = 0;
-    if (peer_->averages()) {
-      status.Update(peer_->Download());
-      wrong = pattern_.CountWrong(iteration, peer_->buffer(), count_, check_all);
+    if (contestant_->averages()) {
+      status.Update(contestant_->Download());
+      wrong = pattern_.CountWrong(iteration, contestant_->buffer(), count_, check_all);
     }
     if (!status.ok()) return status;
     return nlohmann::json({{"call_ns", call_ns},
@@ -182,7 +182,7 @@ class Rank {
   const std::size_t item_size_;
   Barrier& barrier_;
   const Pattern pattern_;
-  std::unique_ptr<Peer> peer_;
+  std::unique_ptr<Contestant> contestant_;
   std::unique_ptr<BusyThread> busy_;
   std::size_t count_ = 0;
 };
@@ -209,16 +209,17 @@ absl::Status Serve(const std::string& path, std::uint32_t number) {
   channel.Send({{"rank", number}, {"pid", getpid()}});
   const std::optional<nlohmann::json> config = channel.Receive();
   if (!config.has_value()) return absl::OkStatus();
-  PeerOptions options = OptionsFrom(*config);
+  ContestantOptions options = OptionsFrom(*config);
   absl::StatusOr<SharedRegion> shared = SharedRegion::Open((*config)["barrier"], sizeof(Barrier));
   if (!shared.ok()) return shared.status();
   options.barrier = reinterpret_cast<Barrier*>(shared->data());
-  absl::StatusOr<std::unique_ptr<Peer>> peer = MakePeer((*config)["impl"], options);
+  absl::StatusOr<std::unique_ptr<Contestant>> contestant =
+      MakeContestant((*config)["impl"], options);
   absl::StatusOr<nlohmann::json> answer = nlohmann::json();
   std::unique_ptr<Rank> rank;
-  absl::Status status = peer.status();
+  absl::Status status = contestant.status();
   if (status.ok()) {
-    rank = std::make_unique<Rank>(options, *std::move(peer), (*config)["busy"]);
+    rank = std::make_unique<Rank>(options, *std::move(contestant), (*config)["busy"]);
     status = rank->Connect();
   }
   if (!status.ok()) answer = status;
@@ -234,7 +235,7 @@ absl::Status Serve(const std::string& path, std::uint32_t number) {
 
 int Run(int argc, char** argv) {
   if (argc < 2) {
-    const bool openmpi = MakeOpenMpiPeer({}) != nullptr;
+    const bool openmpi = MakeOpenMpiContestant({}) != nullptr;
     std::printf("%s\n", nlohmann::json({{"openmpi", openmpi}}).dump().c_str());
     return 0;
   }

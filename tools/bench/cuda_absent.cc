@@ -1,7 +1,7 @@
 // In place of the cuda_* files where CUDA's headers are missing.
 
 #include "absl/status/status.h"
-#include "tools/bench/cuda_peers.h"
+#include "tools/bench/cuda_contestants.h"
 
 namespace gradsync::bench {
 namespace {
@@ -11,7 +11,7 @@ absl::Status Absent() {
       "this bench-rank was built without CUDA; build it where tools/find_cuda finds a toolkit");
 }
 
-class AbsentPeer final : public Peer {
+class AbsentContestant final : public Contestant {
  public:
   absl::Status Connect() override { return Absent(); }
   absl::Status SetUp(std::size_t) override { return Absent(); }
@@ -22,8 +22,8 @@ class AbsentPeer final : public Peer {
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeCudaPeer(const std::string&, const PeerOptions&) {
-  return std::make_unique<AbsentPeer>();
+std::unique_ptr<Contestant> MakeCudaContestant(const std::string&, const ContestantOptions&) {
+  return std::make_unique<AbsentContestant>();
 }
 
 }  // namespace gradsync::bench

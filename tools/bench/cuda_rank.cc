@@ -18,7 +18,7 @@ CUdeviceptr AddressOf(const std::byte* host) { return reinterpret_cast<CUdevicep
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const PeerOptions& options) {
+absl::StatusOr<std::unique_ptr<CudaRank>> CudaRank::Open(const ContestantOptions& options) {
   absl::StatusOr<std::unique_ptr<const daemon::CudaDriver>> opened =
       daemon::CudaDriver::Open(options.cuda_library);
   if (!opened.ok()) return opened.status();

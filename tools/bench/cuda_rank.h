@@ -14,14 +14,14 @@
 #include "cuda.h"
 #include "daemon/cuda/cuda_device.h"
 #include "daemon/cuda/cuda_driver.h"
-#include "tools/bench/peer.h"
+#include "tools/bench/contestant.h"
 
 namespace gradsync::bench {
 
 // Used by one thread, in which its context is current from Open on. Statuses are the driver's.
 class CudaRank {
  public:
-  static absl::StatusOr<std::unique_ptr<CudaRank>> Open(const PeerOptions& options);
+  static absl::StatusOr<std::unique_ptr<CudaRank>> Open(const ContestantOptions& options);
   ~CudaRank();
   CudaRank(const CudaRank&) = delete;
   CudaRank& operator=(const CudaRank&) = delete;

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "tools/bench/contestant.h"
 #include "tools/bench/pattern.h"
-#include "tools/bench/peer.h"
 #include "tools/bench/roofline_threads.h"
 #include "tools/bench/shared_region.h"
 
@@ -18,9 +18,9 @@ namespace {
 // to run over the end.
 std::size_t Stride(std::size_t bytes) { return (bytes + 4096 + 4095) / 4096 * 4096; }
 
-class RooflinePeer final : public Peer {
+class RooflineContestant final : public Contestant {
  public:
-  explicit RooflinePeer(const PeerOptions& options)
+  explicit RooflineContestant(const ContestantOptions& options)
       : options_(options), pattern_(options.dtype, options.ranks) {
     if (options.rank == 0) threads_ = std::make_unique<RooflineThreads>(options.threads);
   }
@@ -84,7 +84,7 @@ class RooflinePeer final : public Peer {
     prefetch_ = best;
   }
 
-  const PeerOptions options_;
+  const ContestantOptions options_;
   const Pattern pattern_;
   std::unique_ptr<RooflineThreads> threads_;  // of rank 0
   SharedRegion memory_;
@@ -95,8 +95,8 @@ class RooflinePeer final : public Peer {
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeRooflinePeer(const PeerOptions& options) {
-  return std::make_unique<RooflinePeer>(options);
+std::unique_ptr<Contestant> MakeRooflineContestant(const ContestantOptions& options) {
+  return std::make_unique<RooflineContestant>(options);
 }
 
 }  // namespace gradsync::bench

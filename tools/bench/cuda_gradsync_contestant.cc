@@ -2,17 +2,17 @@
 #include <utility>
 
 #include "tools/bench/clocks.h"
-#include "tools/bench/cuda_peers.h"
+#include "tools/bench/cuda_contestants.h"
 #include "tools/bench/cuda_rank.h"
 #include "tools/bench/cuda_synchronizations.h"
-#include "tools/bench/gradsync_peer.h"
+#include "tools/bench/gradsync_contestant.h"
 
 namespace gradsync::bench {
 namespace {
 
-class CudaGradsyncPeer final : public GradsyncPeer {
+class CudaGradsyncContestant final : public GradsyncContestant {
  public:
-  using GradsyncPeer::GradsyncPeer;
+  using GradsyncContestant::GradsyncContestant;
 
   absl::Status Connect() override {
     absl::StatusOr<CudaSynchronizations> synchronizations =
@@ -45,7 +45,7 @@ class CudaGradsyncPeer final : public GradsyncPeer {
   }
 
   absl::Status TearDown() override {
-    absl::Status status = GradsyncPeer::TearDown();
+    absl::Status status = GradsyncContestant::TearDown();
     if (!status.ok()) return status;
     // Unmapping waits for the GPU. A counter that has not even seen that proves nothing.
     return synchronizations_.so_far() > 0
@@ -62,8 +62,8 @@ class CudaGradsyncPeer final : public GradsyncPeer {
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeCudaGradsyncPeer(const PeerOptions& options) {
-  return std::make_unique<CudaGradsyncPeer>(options);
+std::unique_ptr<Contestant> MakeCudaGradsyncContestant(const ContestantOptions& options) {
+  return std::make_unique<CudaGradsyncContestant>(options);
 }
 
 }  // namespace gradsync::bench

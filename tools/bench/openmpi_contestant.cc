@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "tools/bench/peer.h"
+#include "tools/bench/contestant.h"
 #include "tools/bench/shared_region.h"
 #include "tools/bench/vector_loops.h"
 
@@ -31,10 +31,10 @@ absl::Status MpiStatus(int code, absl::string_view call) {
   return absl::InternalError(absl::StrCat(call, ": ", text));
 }
 
-class OpenMpiPeer final : public Peer {
+class OpenMpiContestant final : public Contestant {
  public:
-  explicit OpenMpiPeer(const PeerOptions& options) : options_(options) {}
-  ~OpenMpiPeer() override {
+  explicit OpenMpiContestant(const ContestantOptions& options) : options_(options) {}
+  ~OpenMpiContestant() override {
     if (connected_) MPI_Finalize();
   }
 
@@ -93,7 +93,7 @@ class OpenMpiPeer final : public Peer {
   }
 
  private:
-  const PeerOptions options_;
+  const ContestantOptions options_;
   bool connected_ = false;
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
   MPI_Op add_ = MPI_OP_NULL;
@@ -103,11 +103,11 @@ class OpenMpiPeer final : public Peer {
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeOpenMpiPeer(const PeerOptions& options) {
-  return std::make_unique<OpenMpiPeer>(options);
+std::unique_ptr<Contestant> MakeOpenMpiContestant(const ContestantOptions& options) {
+  return std::make_unique<OpenMpiContestant>(options);
 }
 #else
-std::unique_ptr<Peer> MakeOpenMpiPeer(const PeerOptions&) { return nullptr; }
+std::unique_ptr<Contestant> MakeOpenMpiContestant(const ContestantOptions&) { return nullptr; }
 #endif
 
 }  // namespace gradsync::bench

@@ -8,7 +8,7 @@
 #include "gloo/rendezvous/context.h"
 #include "gloo/rendezvous/file_store.h"
 #include "gloo/transport/tcp/device.h"
-#include "tools/bench/peer.h"
+#include "tools/bench/contestant.h"
 #include "tools/bench/shared_region.h"
 #include "tools/bench/vector_loops.h"
 
@@ -26,9 +26,10 @@ absl::Status Guard(const Work& work) {
   }
 }
 
-class GlooPeer final : public Peer {
+class GlooContestant final : public Contestant {
  public:
-  GlooPeer(const PeerOptions& options, bool faulty) : options_(options), faulty_(faulty) {}
+  GlooContestant(const ContestantOptions& options, bool faulty)
+      : options_(options), faulty_(faulty) {}
 
   absl::Status Connect() override {
     return Guard([this] {
@@ -89,7 +90,7 @@ class GlooPeer final : public Peer {
         });
   }
 
-  const PeerOptions options_;
+  const ContestantOptions options_;
   const bool faulty_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
   SharedRegion memory_;
@@ -98,8 +99,8 @@ class GlooPeer final : public Peer {
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeGlooPeer(const PeerOptions& options, bool faulty) {
-  return std::make_unique<GlooPeer>(options, faulty);
+std::unique_ptr<Contestant> MakeGlooContestant(const ContestantOptions& options, bool faulty) {
+  return std::make_unique<GlooContestant>(options, faulty);
 }
 
 }  // namespace gradsync::bench

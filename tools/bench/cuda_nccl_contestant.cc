@@ -11,7 +11,7 @@
 #include "daemon/cuda/nccl_library.h"
 #include "daemon/engine/nccl_communicator.h"
 #include "tools/bench/clocks.h"
-#include "tools/bench/cuda_peers.h"
+#include "tools/bench/cuda_contestants.h"
 #include "tools/bench/cuda_rank.h"
 #include "tools/bench/vector_loops.h"
 
@@ -21,9 +21,9 @@ namespace {
 constexpr absl::Duration kTimeout = absl::Minutes(1);
 constexpr absl::Duration kLookAgain = absl::Milliseconds(5);
 
-class CudaNcclPeer final : public Peer {
+class CudaNcclContestant final : public Contestant {
  public:
-  explicit CudaNcclPeer(const PeerOptions& options)
+  explicit CudaNcclContestant(const ContestantOptions& options)
       : options_(options), together_(options.ranks == options.gpus) {}
 
   absl::Status Connect() override {
@@ -103,7 +103,7 @@ class CudaNcclPeer final : public Peer {
     return absl::DeadlineExceededError("rank 0 has made no unique id");
   }
 
-  const PeerOptions options_;
+  const ContestantOptions options_;
   const bool together_;  // in one communicator
   std::unique_ptr<CudaRank> gpu_;
   std::unique_ptr<const daemon::NcclLibrary> nccl_;
@@ -114,8 +114,8 @@ class CudaNcclPeer final : public Peer {
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeCudaNcclPeer(const PeerOptions& options) {
-  return std::make_unique<CudaNcclPeer>(options);
+std::unique_ptr<Contestant> MakeCudaNcclContestant(const ContestantOptions& options) {
+  return std::make_unique<CudaNcclContestant>(options);
 }
 
 }  // namespace gradsync::bench

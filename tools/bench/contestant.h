@@ -1,7 +1,7 @@
-// One rank of one implementation, inside that rank's process.
+// A contestant of a bench: one rank of one implementation, inside that rank's process.
 
-#ifndef TOOLS_BENCH_PEER_H_
-#define TOOLS_BENCH_PEER_H_
+#ifndef TOOLS_BENCH_CONTESTANT_H_
+#define TOOLS_BENCH_CONTESTANT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace gradsync::bench {
 
-struct PeerOptions {
+struct ContestantOptions {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;  // of all nodes
   DataType dtype = DataType::kFloat32;
@@ -51,9 +51,9 @@ struct Turn {
 
 // Called by one thread: Connect (SetUp (Upload AllReduce EndStep Download)* TearDown)* destructor.
 // All ranks make the same calls; each call but Upload and Download may wait for the other ranks.
-class Peer {
+class Contestant {
  public:
-  virtual ~Peer() = default;
+  virtual ~Contestant() = default;
 
   virtual absl::Status Connect() { return absl::OkStatus(); }
   // A buffer of `bytes`, in the kind of memory that this implementation reduces.
@@ -73,18 +73,19 @@ class Peer {
 };
 
 // INVALID_ARGUMENT if there is no implementation of that name in that kind of memory.
-absl::StatusOr<std::unique_ptr<Peer>> MakePeer(const std::string& name, const PeerOptions& options);
+absl::StatusOr<std::unique_ptr<Contestant>> MakeContestant(const std::string& name,
+                                                           const ContestantOptions& options);
 
 // A faulty one leaves one bit of each rank's last element wrong: it shows that wrong elements are
 // counted.
-std::unique_ptr<Peer> MakeGlooPeer(const PeerOptions& options, bool faulty);
+std::unique_ptr<Contestant> MakeGlooContestant(const ContestantOptions& options, bool faulty);
 
 // A loop that reads and writes every rank's buffer once, by threads of rank 0: see RooflineThreads.
-std::unique_ptr<Peer> MakeRooflinePeer(const PeerOptions& options);
+std::unique_ptr<Contestant> MakeRooflineContestant(const ContestantOptions& options);
 
 // MPI_Allreduce in place, through shared memory on one machine. Null if built without Open MPI.
-std::unique_ptr<Peer> MakeOpenMpiPeer(const PeerOptions& options);
+std::unique_ptr<Contestant> MakeOpenMpiContestant(const ContestantOptions& options);
 
 }  // namespace gradsync::bench
 
-#endif  // TOOLS_BENCH_PEER_H_
+#endif  // TOOLS_BENCH_CONTESTANT_H_

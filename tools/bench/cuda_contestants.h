@@ -1,13 +1,13 @@
 // Implementations that reduce GPU memory. Rank r of a bench on g GPUs uses GPU r % g of those that
 // its process sees.
 
-#ifndef TOOLS_BENCH_CUDA_PEERS_H_
-#define TOOLS_BENCH_CUDA_PEERS_H_
+#ifndef TOOLS_BENCH_CUDA_CONTESTANTS_H_
+#define TOOLS_BENCH_CUDA_CONTESTANTS_H_
 
 #include <memory>
 #include <string>
 
-#include "tools/bench/peer.h"
+#include "tools/bench/contestant.h"
 
 namespace gradsync::bench {
 
@@ -15,26 +15,27 @@ namespace gradsync::bench {
 //   kernels    rank 0 alone: the reduction's kernels on as many buffers as GPU 0 has ranks
 //   gradsync   gradsyncd and its workers
 //   nccl       one communicator where every rank has a GPU, else one for each rank by itself
-// Null for other names. If CUDA's headers were missing at build time, every call of the peer fails.
-std::unique_ptr<Peer> MakeCudaPeer(const std::string& name, const PeerOptions& options);
+// Null for other names. Every call fails if CUDA's headers were missing at build time.
+std::unique_ptr<Contestant> MakeCudaContestant(const std::string& name,
+                                               const ContestantOptions& options);
 
 // A rank of gradsync whose bucket lies on a GPU.
-std::unique_ptr<Peer> MakeCudaGradsyncPeer(const PeerOptions& options);
+std::unique_ptr<Contestant> MakeCudaGradsyncContestant(const ContestantOptions& options);
 
 // What one GPU does by itself with the buffers of its ranks: rank 0 has them all, and is the only
 // one that works. Timed by the GPU's clock.
 //
 // Combine and write-back, as a worker enqueues them. Every buffer holds rank 0's values.
-std::unique_ptr<Peer> MakeCudaKernelsPeer(const PeerOptions& options);
+std::unique_ptr<Contestant> MakeCudaKernelsContestant(const ContestantOptions& options);
 // Copies of the driver between the same buffers. Combine and write-back of k buffers read k + 1 and
 // write k + 1; so do k + 1 copies.
-std::unique_ptr<Peer> MakeCudaRooflinePeer(const PeerOptions& options);
+std::unique_ptr<Contestant> MakeCudaRooflineContestant(const ContestantOptions& options);
 
 // NCCL in the trainers' own processes, as PyTorch's DDP uses it: by blocking communicators, whose
 // calls return with the all-reduce on the stream. NCCL allows one rank per GPU: with more, each has
 // a communicator of its own, whose calls cost the caller the same and average nothing.
-std::unique_ptr<Peer> MakeCudaNcclPeer(const PeerOptions& options);
+std::unique_ptr<Contestant> MakeCudaNcclContestant(const ContestantOptions& options);
 
 }  // namespace gradsync::bench
 
-#endif  // TOOLS_BENCH_CUDA_PEERS_H_
+#endif  // TOOLS_BENCH_CUDA_CONTESTANTS_H_

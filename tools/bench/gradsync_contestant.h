@@ -1,7 +1,7 @@
 // A rank that joins the bench's daemon and averages one bucket.
 
-#ifndef TOOLS_BENCH_GRADSYNC_PEER_H_
-#define TOOLS_BENCH_GRADSYNC_PEER_H_
+#ifndef TOOLS_BENCH_GRADSYNC_CONTESTANT_H_
+#define TOOLS_BENCH_GRADSYNC_CONTESTANT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,14 +9,14 @@
 #include <string>
 
 #include "gradsync/client.h"
-#include "tools/bench/peer.h"
+#include "tools/bench/contestant.h"
 
 namespace gradsync::bench {
 
 // In host memory.
-class GradsyncPeer : public Peer {
+class GradsyncContestant : public Contestant {
  public:
-  explicit GradsyncPeer(const PeerOptions& options) : options_(options) {}
+  explicit GradsyncContestant(const ContestantOptions& options) : options_(options) {}
 
   absl::Status SetUp(std::size_t bytes) override { return Join(bytes, ""); }
   std::byte* buffer() override { return static_cast<std::byte*>(layout_->bucket(kBucket).data); }
@@ -31,12 +31,12 @@ class GradsyncPeer : public Peer {
   // UUID of the layout's GPU, or empty.
   absl::Status Join(std::size_t bytes, const std::string& device);
 
-  const PeerOptions& options() const { return options_; }
+  const ContestantOptions& options() const { return options_; }
   Layout& layout() { return *layout_; }
   std::uint64_t step() const { return step_; }
 
  private:
-  const PeerOptions options_;
+  const ContestantOptions options_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Layout> layout_;
   std::uint64_t step_ = 0;
@@ -44,4 +44,4 @@ class GradsyncPeer : public Peer {
 
 }  // namespace gradsync::bench
 
-#endif  // TOOLS_BENCH_GRADSYNC_PEER_H_
+#endif  // TOOLS_BENCH_GRADSYNC_CONTESTANT_H_

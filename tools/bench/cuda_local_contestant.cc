@@ -7,15 +7,15 @@
 #include "daemon/reduce/cuda_kernels.h"
 #include "daemon/reduce/gpu_staging.h"
 #include "daemon/reduce/gradient_stats.h"
-#include "tools/bench/cuda_peers.h"
+#include "tools/bench/cuda_contestants.h"
 #include "tools/bench/cuda_rank.h"
 
 namespace gradsync::bench {
 namespace {
 
-class CudaLocalPeer : public Peer {
+class CudaLocalContestant : public Contestant {
  public:
-  explicit CudaLocalPeer(const PeerOptions& options) : options_(options) {}
+  explicit CudaLocalContestant(const ContestantOptions& options) : options_(options) {}
 
   absl::Status Connect() override {
     absl::StatusOr<std::unique_ptr<CudaRank>> gpu = CudaRank::Open(options_);
@@ -82,16 +82,16 @@ class CudaLocalPeer : public Peer {
  private:
   bool works() const { return options_.rank == 0; }
 
-  const PeerOptions options_;
+  const ContestantOptions options_;
   std::unique_ptr<CudaRank> gpu_;
   std::size_t bytes_ = 0;
   std::vector<CUdeviceptr> buffers_;
   CUdeviceptr staging_ = 0;
 };
 
-class CudaRooflinePeer final : public CudaLocalPeer {
+class CudaRooflineContestant final : public CudaLocalContestant {
  public:
-  using CudaLocalPeer::CudaLocalPeer;
+  using CudaLocalContestant::CudaLocalContestant;
 
  protected:
   absl::Status Enqueue() override {
@@ -108,12 +108,12 @@ class CudaRooflinePeer final : public CudaLocalPeer {
   }
 };
 
-class CudaKernelsPeer final : public CudaLocalPeer {
+class CudaKernelsContestant final : public CudaLocalContestant {
  public:
-  using CudaLocalPeer::CudaLocalPeer;
+  using CudaLocalContestant::CudaLocalContestant;
 
   absl::Status SetUp(std::size_t bytes) override {
-    absl::Status status = CudaLocalPeer::SetUp(bytes);
+    absl::Status status = CudaLocalContestant::SetUp(bytes);
     if (!status.ok() || buffers().empty()) return status;
     absl::StatusOr<CUdeviceptr> stats = gpu().AllocateDevice(
         daemon::kMaxCudaBlocks * sizeof(daemon::GradientStats) + sizeof(float));
@@ -148,12 +148,12 @@ class CudaKernelsPeer final : public CudaLocalPeer {
 
 }  // namespace
 
-std::unique_ptr<Peer> MakeCudaKernelsPeer(const PeerOptions& options) {
-  return std::make_unique<CudaKernelsPeer>(options);
+std::unique_ptr<Contestant> MakeCudaKernelsContestant(const ContestantOptions& options) {
+  return std::make_unique<CudaKernelsContestant>(options);
 }
 
-std::unique_ptr<Peer> MakeCudaRooflinePeer(const PeerOptions& options) {
-  return std::make_unique<CudaRooflinePeer>(options);
+std::unique_ptr<Contestant> MakeCudaRooflineContestant(const ContestantOptions& options) {
+  return std::make_unique<CudaRooflineContestant>(options);
 }
 
 }  // namespace gradsync::bench

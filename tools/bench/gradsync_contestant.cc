@@ -1,4 +1,4 @@
-#include "tools/bench/gradsync_peer.h"
+#include "tools/bench/gradsync_contestant.h"
 
 #include <algorithm>
 #include <utility>
@@ -15,7 +15,7 @@ constexpr absl::Duration kTimeout = absl::Minutes(1);
 
 }  // namespace
 
-absl::Status GradsyncPeer::Join(std::size_t bytes, const std::string& device) {
+absl::Status GradsyncContestant::Join(std::size_t bytes, const std::string& device) {
   SessionOptions session_options;
   session_options.socket = options_.socket;
   session_options.job_id = absl::StrCat("bench-", bytes);
@@ -38,14 +38,14 @@ absl::Status GradsyncPeer::Join(std::size_t bytes, const std::string& device) {
   return absl::OkStatus();
 }
 
-absl::Status GradsyncPeer::AllReduce(Turn* turn) {
+absl::Status GradsyncContestant::AllReduce(Turn* turn) {
   absl::Status status = layout_->MarkReady(step_, kBucket);
   turn->marked_ns = MonotonicNs();
   if (!status.ok()) return status;
   return layout_->WaitBucket(step_, kBucket, kTimeout);
 }
 
-absl::Status GradsyncPeer::EndStep(Turn* turn) {
+absl::Status GradsyncContestant::EndStep(Turn* turn) {
   absl::Status status = layout_->EndStep(step_);
   if (!status.ok()) return status;
   absl::StatusOr<StepResult> result = layout_->WaitStep(step_, kTimeout);
@@ -59,7 +59,7 @@ absl::Status GradsyncPeer::EndStep(Turn* turn) {
   return absl::OkStatus();
 }
 
-absl::Status GradsyncPeer::TearDown() {
+absl::Status GradsyncContestant::TearDown() {
   absl::Status status = session_->Leave();
   layout_.reset();
   session_.reset();
