@@ -134,7 +134,13 @@ absl::Status RemoteWorker::Take(const v1::WorkerReply& reply) {
                       absl::StrCat("on node ", link_->node_name(), ": ", why.message()));
     }
     if (reply.ended() && end_.ok()) {
-      end_ = why.ok() ? absl::UnavailableError("the worker has ended") : why;
+      end_ = why;
+      if (why.ok()) {
+        end_ = MakeError(
+            absl::StatusCode::kUnavailable, reason::kWorkerLost,
+            absl::StrCat("the worker on ", device_, " of node ", link_->node_name(), " has ended"),
+            {{field::kNode, link_->node_name()}});
+      }
     }
   }
   if (!why.ok()) {

@@ -121,6 +121,19 @@ TEST_F(RemoteWorkerTest, FailureNamesTheNode) {
   EXPECT_EQ(link_->sent.size(), 1u);
 }
 
+TEST_F(RemoteWorkerTest, WorkerThatEndsAfterAnAnswerIsLost) {
+  const auto worker = Worker();
+  Call(worker.get(), Launch());
+  v1::WorkerReply reply = ReplyTo(link_->sent[0], LaunchDone());
+  reply.set_ended(true);
+  ASSERT_TRUE(workers_.Take(reply).ok());
+  EXPECT_TRUE(answers_[0].ok()) << answers_[0].status();
+  const absl::Status why = worker->EndReason();
+  EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
+  EXPECT_EQ(DetailsOf(why).Value(field::kNode), "beta");
+}
+
 TEST_F(RemoteWorkerTest, WrongReplyIsMalformed) {
   const auto worker = Worker();
   Call(worker.get(), Launch());
