@@ -82,7 +82,7 @@ bool EngineEpoch::Includes(const NodeLink* link) const {
                      [link](const auto& other) { return other.get() == link; });
 }
 
-bool EngineEpoch::HasEveryRank(const ReduceOperation& operation, const RemoteRanks& ranks) {
+bool EngineEpoch::HasEveryRank(const ReduceOperation& operation, const LinkedRanks& ranks) {
   const HostBuffers& buffers = BuffersOf(operation);
   for (std::size_t i = 0; i < operation.ranks.size(); ++i) {
     if (buffers[i] == nullptr && ranks.count(operation.ranks[i]) == 0) return false;
@@ -91,7 +91,7 @@ bool EngineEpoch::HasEveryRank(const ReduceOperation& operation, const RemoteRan
 }
 
 absl::Status EngineEpoch::Launch(ReduceOperation* operation, std::shared_ptr<void> owner,
-                                 const RemoteRanks& ranks, const LaunchDone& done,
+                                 const LinkedRanks& ranks, const LaunchDone& done,
                                  std::uint64_t* launch) {
   NodeWork work;
   work.dtype = operation->dtype;
@@ -109,7 +109,7 @@ absl::Status EngineEpoch::Launch(ReduceOperation* operation, std::shared_ptr<voi
       if (root) work.root_node = 0;
       continue;
     }
-    const RemoteRank& rank = ranks.at(operation->ranks[i]);
+    const LinkedRank& rank = ranks.at(operation->ranks[i]);
     const auto node = std::find(links_.begin(), links_.end(), rank.link) - links_.begin();
     auto* const incarnations = messages[static_cast<std::size_t>(node)].mutable_incarnations();
     incarnations->Add(rank.incarnation);

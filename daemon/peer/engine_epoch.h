@@ -49,12 +49,12 @@ struct NodeGroupEnvironment {
   const Clock* clock = nullptr;
 };
 
-// A rank on another node.
-struct RemoteRank {
+// A rank on another node, and the link to that node.
+struct LinkedRank {
   std::shared_ptr<NodeLink> link;
   std::uint64_t incarnation = 0;  // of its session there
 };
-using RemoteRanks = std::map<std::uint32_t, RemoteRank>;  // by rank
+using LinkedRanks = std::map<std::uint32_t, LinkedRank>;  // by rank
 using NodeLinks = std::vector<std::shared_ptr<NodeLink>>;
 
 // Every node gets every launch, in one order, and answers each once.
@@ -82,11 +82,11 @@ class EngineEpoch {
   bool Includes(const NodeLink* link) const;
 
   // Whether every rank of the operation is on this node or in `ranks`.
-  static bool HasEveryRank(const ReduceOperation& operation, const RemoteRanks& ranks);
+  static bool HasEveryRank(const ReduceOperation& operation, const LinkedRanks& ranks);
   // Launches on every node. Calls `done` once when this node has finished, unless the returned
   // status is not OK: then this node does nothing and *launch is still owed by all.
   absl::Status Launch(ReduceOperation* operation, std::shared_ptr<void> owner,
-                      const RemoteRanks& ranks, const LaunchDone& done, std::uint64_t* launch);
+                      const LinkedRanks& ranks, const LaunchDone& done, std::uint64_t* launch);
   // Participants are the nodes' links; null is this node.
   LaunchLedger& ledger() { return ledger_; }
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/peer_status.h"
@@ -29,7 +28,7 @@ absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
 }
 
 // The nodes of these ranks, in the order of their first rank.
-NodeLinks LinksOf(const RemoteRanks& ranks) {
+NodeLinks LinksOf(const LinkedRanks& ranks) {
   NodeLinks links;
   for (const auto& [rank, remote] : ranks) {
     if (std::find(links.begin(), links.end(), remote.link) == links.end()) {
@@ -54,7 +53,9 @@ class NodeGroup::JobReducer final : public Reducer {
 };
 
 NodeGroup::NodeGroup(JobKey key, NodeGroupEnvironment environment)
-    : key_(std::move(key)), environment_(std::move(environment)) {}
+    : key_(std::move(key)),
+      environment_(std::move(environment)),
+      epochs_(key_.job_id, &environment_) {}
 
 void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
                         const std::shared_ptr<NodeLink>& link, std::uint64_t incarnation) {
@@ -62,7 +63,7 @@ void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
   MutexLock lock(&mutex_);
   Entry& entry = jobs_[job.get()];
   if (entry.job.lock() != job) entry = Entry{job, {}};
-  entry.ranks[rank] = RemoteRank{link, incarnation};
+  entry.ranks[rank] = LinkedRank{link, incarnation};
 }
 
 // ---- Launches
@@ -108,8 +109,8 @@ void NodeGroup::Run(Actions actions) {
     failed.epoch->Abort(why);
     MutexLock lock(&mutex_);
     failed.epoch->EndUse();
-    if (current_ == failed.epoch) RetireLocked(&actions);
-    ReapLocked();
+    if (epochs_.current() == failed.epoch) epochs_.Retire(&actions.flush);
+    epochs_.Reap();
   }
   for (const auto& link : actions.flush) link->Flush();
   for (const auto& link : actions.close) link->Close(absl::OkStatus());
@@ -169,21 +170,18 @@ absl::Status NodeGroup::Answered(std::uint64_t epoch, NodeLink* link, std::uint6
                                  LaunchAnswer answer) {
   answer.times.finish_ns = environment_.clock->NowNs();
   Actions actions;
-  absl::Status malformed;
   {
     MutexLock lock(&mutex_);
-    const std::shared_ptr<EngineEpoch> found = FindLocked(epoch);
-    if (found == nullptr) return absl::OkStatus();
-    malformed = CheckNodeOf(*found, link, "LaunchDone");
-    if (!malformed.ok()) return malformed;
+    const auto found = epochs_.Find(epoch, link, "LaunchDone");
+    if (!found.ok() || *found == nullptr) return found.status();
     // After a failure the node may answer what Lost() has already answered for it.
-    if (!found->ledger().Owes(link, launch) && link != nullptr && answer.status.ok() &&
-        found->failure().ok()) {
+    if (!(*found)->ledger().Owes(link, launch) && link != nullptr && answer.status.ok() &&
+        (*found)->failure().ok()) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                        absl::StrCat("node ", link->node_name(), " answered launch ", launch,
                                     ", which it does not owe"));
     }
-    AnswerLocked(found, link, launch, answer, &actions);
+    AnswerLocked(*found, link, launch, answer, &actions);
   }
   Run(std::move(actions));
   Advance();
@@ -198,62 +196,16 @@ void NodeGroup::AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink
   if (finished->failure.ok()) finished->failure = epoch->failure();
   if (!finished->failure.ok()) finished->failure = EngineFailure(key_.job_id, finished->failure);
   actions->finished.push_back(*std::move(finished));
-  ReapLocked();
+  epochs_.Reap();
 }
 
 // ---- The engine
 
 std::shared_ptr<EngineEpoch> NodeGroup::EpochForLocked(const NodeLinks& links, Actions* actions) {
-  if (shut_down_) return nullptr;
-  if (current_ != nullptr) {
-    if (current_->failure().ok() && current_->links() == links) return current_;
-    RetireLocked(actions);
-  }
-  const std::uint64_t epoch = ++last_epoch_;
-  current_ = std::make_shared<EngineEpoch>(
-      epoch, links, environment_, [weak = weak_from_this(), epoch](const absl::Status& why) {
-        if (const auto self = weak.lock()) (void)self->Suspect(epoch, nullptr, why);
-      });
-  Log(LogLevel::kInfo, "nodes meet",
-      {{"job", key_.job_id},
-       {"epoch", current_->epoch()},
-       {"nodes", absl::StrJoin(current_->node_names(), ",")}});
-  actions->flush.insert(actions->flush.end(), links.begin(), links.end());
-  return current_;
-}
-
-std::shared_ptr<EngineEpoch> NodeGroup::FindLocked(std::uint64_t epoch) {
-  if (current_ != nullptr && current_->epoch() == epoch) return current_;
-  for (const auto& retired : retired_) {
-    if (retired->epoch() == epoch) return retired;
-  }
-  return nullptr;
-}
-
-void NodeGroup::RetireLocked(Actions* actions) {
-  if (current_->failure().ok()) current_->Fail(absl::CancelledError("the nodes have changed"));
-  current_->End();
-  actions->flush.insert(actions->flush.end(), current_->links().begin(), current_->links().end());
-  retired_.push_back(std::exchange(current_, nullptr));
-  ReapLocked();
-}
-
-void NodeGroup::ReapLocked() {
-  // An epoch stays here until all nodes have answered its launches; Answered() finds it here.
-  for (auto it = retired_.begin(); it != retired_.end();) {
-    EngineEpoch::Reap(*it, environment_.reaper);
-    it = (*it)->reaped() && (*it)->ledger().empty() ? retired_.erase(it) : std::next(it);
-  }
-}
-
-absl::Status NodeGroup::CheckNodeOf(const EngineEpoch& epoch, const NodeLink* link,
-                                    absl::string_view what) const {
-  if (link == nullptr || epoch.Includes(link)) return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kInvalidArgument, reason::kMalformed,
-      absl::StrCat("node ", link->node_name(), " sent ", what, " for epoch ", epoch.epoch(),
-                   " of job '", key_.job_id, "', but is not part of that engine"),
-      {{field::kJob, key_.job_id}, {field::kNode, link->node_name()}});
+  const auto suspected = [weak = weak_from_this()](std::uint64_t epoch, const absl::Status& why) {
+    if (const auto self = weak.lock()) (void)self->Suspect(epoch, nullptr, why);
+  };
+  return epochs_.EpochFor(links, suspected, &actions->flush);
 }
 
 absl::Status NodeGroup::Suspect(std::uint64_t epoch, const NodeLink* link,
@@ -261,14 +213,12 @@ absl::Status NodeGroup::Suspect(std::uint64_t epoch, const NodeLink* link,
   Actions actions;
   {
     MutexLock lock(&mutex_);
-    const std::shared_ptr<EngineEpoch> found = FindLocked(epoch);
-    if (found == nullptr) return absl::OkStatus();
-    const absl::Status malformed = CheckNodeOf(*found, link, "LaunchDone");
-    if (!malformed.ok()) return malformed;
-    if (found->ledger().empty()) {
-      found->Suspect(why);
+    const auto found = epochs_.Find(epoch, link, "LaunchDone");
+    if (!found.ok() || *found == nullptr) return found.status();
+    if ((*found)->ledger().empty()) {
+      (*found)->Suspect(why);
     } else {
-      FailLocked(found, why, &actions);
+      FailLocked(*found, why, &actions);
     }
   }
   Run(std::move(actions));
@@ -306,20 +256,21 @@ void NodeGroup::Detach(const std::shared_ptr<NodeLink>& link) {
 }
 
 void NodeGroup::CloseDetachingLocked(Actions* actions) {
-  if (current_ != nullptr && !current_->ledger().empty()) return;
+  const std::shared_ptr<EngineEpoch>& current = epochs_.current();
+  if (current != nullptr && !current->ledger().empty()) return;
   bool member = false;
   for (const auto& link : detaching_) {
     ForgetLocked(link.get());
-    member = member || (current_ != nullptr && current_->Includes(link.get()));
+    member = member || (current != nullptr && current->Includes(link.get()));
     actions->close.push_back(link);
   }
   detaching_.clear();
-  if (member) RetireLocked(actions);
+  if (member) epochs_.Retire(&actions->flush);
 }
 
 void NodeGroup::ForgetLocked(const NodeLink* link) {
   for (auto it = jobs_.begin(); it != jobs_.end();) {
-    RemoteRanks& ranks = it->second.ranks;
+    LinkedRanks& ranks = it->second.ranks;
     for (auto rank = ranks.begin(); rank != ranks.end();) {
       rank = rank->second.link.get() == link ? ranks.erase(rank) : std::next(rank);
     }
@@ -335,11 +286,8 @@ void NodeGroup::Lost(NodeLink* link, const absl::Status& why) {
     ForgetLocked(link);
     const auto is_it = [link](const auto& other) { return other.get() == link; };
     detaching_.erase(std::remove_if(detaching_.begin(), detaching_.end(), is_it), detaching_.end());
-    std::vector<std::shared_ptr<EngineEpoch>> epochs = retired_;
-    if (current_ != nullptr) epochs.push_back(current_);
     const std::uint64_t now_ns = environment_.clock->NowNs();
-    for (const auto& epoch : epochs) {
-      if (!epoch->Includes(link)) continue;
+    for (const auto& epoch : epochs_.EpochsOf(link)) {
       FailLocked(epoch, why, &actions);
       for (const std::uint64_t launch : epoch->ledger().OwedBy(link)) {
         AnswerLocked(epoch, link, launch, {why, {}, false, {0, now_ns}}, &actions);
@@ -355,10 +303,7 @@ void NodeGroup::Lost(NodeLink* link, const absl::Status& why) {
 absl::StatusOr<std::shared_ptr<Rendezvous>> NodeGroup::StoreOf(std::uint64_t epoch,
                                                                const NodeLink* link) {
   MutexLock lock(&mutex_);
-  if (current_ == nullptr || current_->epoch() != epoch) return nullptr;
-  const absl::Status malformed = CheckNodeOf(*current_, link, "a rendezvous");
-  if (!malformed.ok()) return malformed;
-  return current_->store();
+  return epochs_.StoreOf(epoch, link);
 }
 
 absl::Status NodeGroup::RendezvousSet(NodeLink* link, const v1::RendezvousSet& message) {
@@ -397,9 +342,9 @@ void NodeGroup::Tick() {
   Actions actions;
   {
     MutexLock lock(&mutex_);
-    if (current_ != nullptr) {
-      const absl::Status why = current_->SuspectedFor(kStreamEndPatienceNs);
-      if (!why.ok()) FailLocked(current_, why, &actions);
+    if (const auto current = epochs_.current(); current != nullptr) {
+      const absl::Status why = current->SuspectedFor(kStreamEndPatienceNs);
+      if (!why.ok()) FailLocked(current, why, &actions);
     }
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
@@ -414,8 +359,7 @@ void NodeGroup::Shutdown() {
   Actions actions;
   {
     MutexLock lock(&mutex_);
-    shut_down_ = true;
-    if (current_ != nullptr) RetireLocked(&actions);
+    epochs_.Close(&actions.flush);
   }
   Run(std::move(actions));
 }
@@ -427,7 +371,7 @@ bool NodeGroup::Idle() {
 
 std::uint64_t NodeGroup::epochs() {
   MutexLock lock(&mutex_);
-  return last_epoch_;
+  return epochs_.made();
 }
 
 JobNodes NodeGroup::NodesOf(const Job& job) {
@@ -445,9 +389,10 @@ JobNodes NodeGroup::NodesOf(const Job& job) {
       if (remote.link == link) node.ranks.push_back(rank);
     }
   }
-  if (current_ != nullptr && current_->links() == links) {
-    nodes.engine = EngineSnapshot{current_->epoch(), current_->node_names(), environment_.engine,
-                                  current_->Statistics()};
+  const std::shared_ptr<EngineEpoch>& current = epochs_.current();
+  if (current != nullptr && current->links() == links) {
+    nodes.engine = EngineSnapshot{current->epoch(), current->node_names(), environment_.engine,
+                                  current->Statistics()};
   }
   return nodes;
 }

@@ -18,10 +18,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job.h"
 #include "daemon/peer/engine_epoch.h"
+#include "daemon/peer/epoch_table.h"
 #include "daemon/peer/node_link.h"
 #include "daemon/rpc/node_status_source.h"
 
@@ -72,7 +72,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   // A job, and its ranks on other nodes.
   struct Entry {
     std::weak_ptr<Job> job;
-    RemoteRanks ranks;
+    LinkedRanks ranks;
     bool failing = false;  // its engine has failed: the job is about to be ended
   };
   struct Waiting {
@@ -100,21 +100,12 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
 
   void CloseDetachingLocked(Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LaunchLocked(const Waiting& launch, Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The epoch of these nodes, which is new if they are. Null after Shutdown().
+  // As EpochTable::EpochFor().
   std::shared_ptr<EngineEpoch> EpochForLocked(const NodeLinks& links, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The current epoch, or one that has ended and is still owed answers. Null: neither.
-  std::shared_ptr<EngineEpoch> FindLocked(std::uint64_t epoch)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the current epoch.
-  void RetireLocked(Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ReapLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The jobs continue without ranks on this node.
   void ForgetLocked(const NodeLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // MALFORMED unless `link` (null: this node) is one of the epoch's nodes.
-  absl::Status CheckNodeOf(const EngineEpoch& epoch, const NodeLink* link,
-                           absl::string_view what) const;
   absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t epoch, const NodeLink* link);
   // `link` (null: this node) answers a launch.
   absl::Status Answered(std::uint64_t epoch, NodeLink* link, std::uint64_t launch,
@@ -133,13 +124,9 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
 
   Mutex mutex_;
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<EngineEpoch> current_ ABSL_GUARDED_BY(mutex_);
-  // Epochs that have ended, until every launch of theirs is answered.
-  std::vector<std::shared_ptr<EngineEpoch>> retired_ ABSL_GUARDED_BY(mutex_);
+  EpochTable epochs_ ABSL_GUARDED_BY(mutex_);
   NodeLinks detaching_ ABSL_GUARDED_BY(mutex_);
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // launches, while a node is detaching
-  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
-  std::uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace gradsync::daemon

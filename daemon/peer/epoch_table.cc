@@ -1,0 +1,95 @@
+#include "daemon/peer/epoch_table.h"
+
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
+#include "daemon/base/logging.h"
+
+namespace gradsync::daemon {
+
+std::shared_ptr<EngineEpoch> EpochTable::EpochFor(const NodeLinks& links,
+                                                  const Suspected& suspected, NodeLinks* flush) {
+  if (closed_) return nullptr;
+  if (current_ != nullptr) {
+    if (current_->failure().ok() && current_->links() == links) return current_;
+    Retire(flush);
+  }
+  const std::uint64_t epoch = ++last_epoch_;
+  current_ = std::make_shared<EngineEpoch>(
+      epoch, links, *environment_,
+      [suspected, epoch](const absl::Status& why) { suspected(epoch, why); });
+  Log(LogLevel::kInfo, "nodes meet",
+      {{"job", job_id_},
+       {"epoch", current_->epoch()},
+       {"nodes", absl::StrJoin(current_->node_names(), ",")}});
+  flush->insert(flush->end(), links.begin(), links.end());
+  return current_;
+}
+
+absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::Find(std::uint64_t epoch,
+                                                              const NodeLink* link,
+                                                              absl::string_view what) const {
+  std::shared_ptr<EngineEpoch> found;
+  if (current_ != nullptr && current_->epoch() == epoch) found = current_;
+  for (const auto& retired : retired_) {
+    if (retired->epoch() == epoch) found = retired;
+  }
+  if (found == nullptr) return nullptr;
+  const absl::Status malformed = CheckNodeOf(*found, link, what);
+  if (!malformed.ok()) return malformed;
+  return found;
+}
+
+std::vector<std::shared_ptr<EngineEpoch>> EpochTable::EpochsOf(const NodeLink* link) const {
+  std::vector<std::shared_ptr<EngineEpoch>> epochs;
+  for (const auto& retired : retired_) {
+    if (retired->Includes(link)) epochs.push_back(retired);
+  }
+  if (current_ != nullptr && current_->Includes(link)) epochs.push_back(current_);
+  return epochs;
+}
+
+absl::StatusOr<std::shared_ptr<Rendezvous>> EpochTable::StoreOf(std::uint64_t epoch,
+                                                                const NodeLink* link) const {
+  if (current_ == nullptr || current_->epoch() != epoch) return nullptr;
+  const absl::Status malformed = CheckNodeOf(*current_, link, "a rendezvous");
+  if (!malformed.ok()) return malformed;
+  return current_->store();
+}
+
+absl::Status EpochTable::CheckNodeOf(const EngineEpoch& epoch, const NodeLink* link,
+                                     absl::string_view what) const {
+  if (link == nullptr || epoch.Includes(link)) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, reason::kMalformed,
+      absl::StrCat("node ", link->node_name(), " sent ", what, " for epoch ", epoch.epoch(),
+                   " of job '", job_id_, "', but is not part of that engine"),
+      {{field::kJob, job_id_}, {field::kNode, link->node_name()}});
+}
+
+void EpochTable::Retire(NodeLinks* flush) {
+  if (current_ == nullptr) return;
+  if (current_->failure().ok()) current_->Fail(absl::CancelledError("the nodes have changed"));
+  current_->End();
+  flush->insert(flush->end(), current_->links().begin(), current_->links().end());
+  retired_.push_back(std::exchange(current_, nullptr));
+  Reap();
+}
+
+void EpochTable::Reap() {
+  // An epoch stays here until all nodes have answered its launches; Find() finds it here.
+  for (auto it = retired_.begin(); it != retired_.end();) {
+    EngineEpoch::Reap(*it, environment_->reaper);
+    it = (*it)->reaped() && (*it)->ledger().empty() ? retired_.erase(it) : std::next(it);
+  }
+}
+
+void EpochTable::Close(NodeLinks* flush) {
+  closed_ = true;
+  Retire(flush);
+}
+
+}  // namespace gradsync::daemon

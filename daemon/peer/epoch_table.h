@@ -1,0 +1,73 @@
+// The engines between the nodes of a job, one after the other: the current one, and those that have
+// ended but are still owed answers.
+
+#ifndef DAEMON_PEER_EPOCH_TABLE_H_
+#define DAEMON_PEER_EPOCH_TABLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/peer/engine_epoch.h"
+
+namespace gradsync::daemon {
+
+// Not thread-safe: NodeGroup guards it with its mutex. It calls nobody; messages are queued on the
+// links, and the caller flushes those that are added to `flush`. It shares the epochs with the
+// callbacks of NodeGroup.
+class EpochTable {
+ public:
+  // The engine of this epoch seems to have failed. Called on any thread.
+  using Suspected = std::function<void(std::uint64_t epoch, const absl::Status& why)>;
+
+  // `environment` outlives the table.
+  EpochTable(std::string job_id, const NodeGroupEnvironment* environment)
+      : job_id_(std::move(job_id)), environment_(environment) {}
+
+  // The epoch of these nodes, which is new if they are. Null after Close().
+  std::shared_ptr<EngineEpoch> EpochFor(const NodeLinks& links, const Suspected& suspected,
+                                        NodeLinks* flush);
+  // Null: none.
+  const std::shared_ptr<EngineEpoch>& current() const { return current_; }
+  // The current epoch, or one that has ended and is still owed answers. Null: neither. MALFORMED
+  // unless `link` (null: this node), which sent `what`, is one of its nodes.
+  absl::StatusOr<std::shared_ptr<EngineEpoch>> Find(std::uint64_t epoch, const NodeLink* link,
+                                                    absl::string_view what) const;
+  // The epochs, ended or current, that have this node. The current one comes last.
+  std::vector<std::shared_ptr<EngineEpoch>> EpochsOf(const NodeLink* link) const;
+  // The rendezvous of the current epoch. Null if it is another one. MALFORMED as in Find().
+  absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t epoch,
+                                                      const NodeLink* link) const;
+
+  // Ends the current epoch, if there is one.
+  void Retire(NodeLinks* flush);
+  // Has the reaper destroy the engines that have ended and that no one uses. Forgets those epochs
+  // that are owed nothing.
+  void Reap();
+  // Ends the current epoch. No other one follows.
+  void Close(NodeLinks* flush);
+  // How many engines it has made.
+  std::uint64_t made() const { return last_epoch_; }
+
+ private:
+  absl::Status CheckNodeOf(const EngineEpoch& epoch, const NodeLink* link,
+                           absl::string_view what) const;
+
+  const std::string job_id_;
+  const NodeGroupEnvironment* const environment_;
+  std::shared_ptr<EngineEpoch> current_;
+  // Epochs that have ended, until every launch of theirs is answered.
+  std::vector<std::shared_ptr<EngineEpoch>> retired_;
+  bool closed_ = false;
+  std::uint64_t last_epoch_ = 0;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_EPOCH_TABLE_H_
