@@ -373,7 +373,10 @@ class Layout:
             return None
         waited = take_error(error)
         if waited.reason != "WAIT_TIMEOUT":
-            raise waited
+            try:
+                raise waited
+            finally:
+                del waited  # it refers to this frame, which would keep the error alive
         if ns != _duration.FOREVER:
             ns = max(0, ns - (time.monotonic_ns() - start))
 

@@ -24,6 +24,14 @@ def backward_id() -> int | None:
     return None if number < 0 else number
 
 
+def within_another_backward() -> bool:
+    """At the end of a backward pass: whether a node of another backward pass runs it.
+
+    So it is in a reentrant checkpoint.
+    """
+    return torch._C._current_autograd_node() is not None
+
+
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Calls `call` at the end of the backward pass that runs on this thread.
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Sequence
 
 import torch
 
-from gradsync.torch._gradients import refuse
+from gradsync.torch._gradients import Slot, refuse
 
 
 def check_arguments(
@@ -80,6 +80,31 @@ def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
             raise TypeError(
                 f"gradsync: parameter '{name}' is on {parameter.device}, but '{first_name}' on "
                 f"{first.device}; wrap the parts on each device separately"
+            )
+
+
+def check_not_wrapped_again(name: str, slots: Sequence[Slot]) -> None:
+    """Checks, in a forward pass, that PyTorch's wrapper does not average the same gradients.
+
+    Args:
+      name: the layout's.
+      slots: the module's parameters.
+
+    Raises:
+      TypeError: it does.
+    """
+    # The class has this attribute while a forward pass of one of its modules runs.
+    outer = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    if outer is None:
+        return
+    theirs = {id(parameter) for parameter in outer._module_parameters}
+    for slot in slots:
+        if id(slot.parameter) in theirs:
+            raise TypeError(
+                f"gradsync: parameter '{slot.name}' of '{name}' is averaged here already, and "
+                "PyTorch's DistributedDataParallel around this module would do it again; wrap the "
+                "module once: by gradsync.torch.DistributedDataParallel, or by PyTorch's with "
+                "gradsync.torch.allreduce_hook"
             )
 
 

@@ -6,8 +6,9 @@ from typing import Callable
 
 from gradsync.torch import _autograd
 
-# (order of wrapping, finish) of the modules of the running pass. Used on the thread that runs it.
-_endings: list[tuple[int, Callable[[], None]]] = []
+# (order of wrapping, finish) of the modules of each pass that is ending, by the pass's number.
+# A pass uses its own entry only, on the thread that runs it.
+_endings: dict[int | None, list[tuple[int, Callable[[], None]]]] = {}
 
 
 def add(order: int, finish: Callable[[], None]) -> None:
@@ -19,19 +20,29 @@ def add(order: int, finish: Callable[[], None]) -> None:
       order: the module's number among all that were wrapped, the same on every rank.
       finish: waits for the module's verdict.
     """
-    _endings.append((order, finish))
+    _endings.setdefault(_autograd.backward_id(), []).append((order, finish))
     _autograd.at_end_of_backward(_finish_all)
+
+
+def forget(backward: int | None) -> None:
+    """Backward pass `backward` has failed: nothing is finished at its end."""
+    _endings.pop(backward, None)
 
 
 def _finish_all() -> None:
     """Waits for every module's verdict; raises the first error afterwards."""
-    endings = sorted(_endings, key=lambda ending: ending[0])
-    _endings.clear()
-    first: BaseException | None = None
-    for _, finish in endings:
-        try:
-            finish()
-        except BaseException as error:
-            first = first or error
-    if first is not None:
-        raise first
+    endings = _endings.pop(_autograd.backward_id(), [])
+    errors: list[BaseException] = []
+    try:
+        for _, finish in sorted(endings, key=lambda ending: ending[0]):
+            try:
+                finish()
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+    finally:
+        # The exception refers to this frame: without these, the modules would live in a cycle.
+        endings.clear()
+        errors.clear()
+        finish = None  # type: ignore[assignment]

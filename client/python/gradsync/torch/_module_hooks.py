@@ -18,6 +18,10 @@ class Steps(Protocol):
     def slots(self) -> Sequence[Slot]:
         """The parameters."""
 
+    @property
+    def averages_later(self) -> bool:
+        """Whether a gradient that comes now is to be averaged."""
+
     def begin_step(self) -> None:
         """A backward pass whose gradients are to be averaged is at an output of the module."""
 

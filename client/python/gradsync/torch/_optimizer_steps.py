@@ -24,8 +24,7 @@ def _before(optimizer: Any, *_: Any) -> None:
     scaled = _found_inf.is_set(optimizer)
     verdicts = []
     for synchronizer in _live.all_live():
-        # Drops gradients that a failed backward pass has left partly averaged.
-        synchronizer.abandon_stale("its backward pass did not finish")
+        synchronizer.before_update(optimizer)
         if synchronizer.device_verdict and synchronizer.trains(optimizer):
             _found_inf.check(optimizer)
             if synchronizer.followed is not None and scaled:

@@ -24,6 +24,7 @@ class Step:
       void: why the step is void, where that is known already and only optimizers need it; else
         None.
       order: the parameters, in the order in which their gradients came.
+      seen: whether the pass came through an output of the module before its first gradient.
       unused: the parameters that got no gradient in this pass on this rank, each with a copy of
         the gradient that it had before; None for one that had none.
     """
@@ -36,6 +37,7 @@ class Step:
         "backward",
         "number",
         "order",
+        "seen",
         "unused",
         "void",
     )
@@ -51,6 +53,7 @@ class Step:
         self.number = number
         self.backward = backward
         self.void = void
+        self.seen = True
         self.order: list[Slot] = []
         self.unused: list[tuple[Slot, torch.Tensor | None]] = []
         self._waiting = list(bucket_sizes)  # gradients that have not come

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import weakref
 from typing import Any, Iterator, NoReturn, Sequence
 
@@ -17,12 +18,18 @@ from gradsync.torch._device_verdicts import FollowedStep
 from gradsync.torch._forwards import Forwards
 from gradsync.torch._gradients import Slot
 from gradsync.torch._module_hooks import BeginHook, GradientHook, Steps, remove
+from gradsync.torch._parameter_hooks import ParameterHooks
 from gradsync.torch._state import ModuleState
 from gradsync.torch._step import Step
 from gradsync.torch._verdicts import Verdicts, is_silence
 from gradsync.torch.step_statistics import StepStatistics
 
 _orders = itertools.count()
+
+# Those of each session.
+_siblings: weakref.WeakKeyDictionary[gradsync.Session, weakref.WeakSet[Synchronizer]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Synchronizer:
@@ -56,6 +63,7 @@ class Synchronizer:
         self._order = next(_orders)
         self._forwards = Forwards()
         self._step: Step | None = None  # the one that runs
+        self._thread = threading.get_ident()  # that ran the last forward pass
         self._verdicts = Verdicts(buckets)
         self._clipping = Clipping()
         self._parameters = frozenset(id(slot.parameter) for slot in buckets.slots)
@@ -64,6 +72,8 @@ class Synchronizer:
             parameter: Any = slot.parameter  # the next call has no types
             slot.handle = parameter.register_post_accumulate_grad_hook(GradientHook(steps, slot))
         self._begin = BeginHook(steps)
+        self._parameter_hooks = ParameterHooks(buckets.slots, steps)
+        _siblings.setdefault(self.session, weakref.WeakSet()).add(self)
         # The module may be wrapped again.
         weakref.finalize(self, remove, [slot.handle for slot in buckets.slots]).atexit = False
 
@@ -124,12 +134,30 @@ class Synchronizer:
     def release(self) -> None:
         """Removes its hooks: the session has ended, and another wrapper takes the parameters."""
         remove([slot.handle for slot in self.slots])
+        self._parameter_hooks.give_back()
 
     # ---- Around a forward pass
 
     def before_forward(self) -> None:
-        """A forward pass with gradients begins."""
-        self.abandon_stale("its backward pass did not finish")
+        """A forward pass with gradients begins.
+
+        Raises:
+          RuntimeError: the last backward pass raised an exception, and its step is complete.
+        """
+        if _autograd.backward_id() is None:  # else a checkpoint repeats its forward pass
+            self._thread = threading.get_ident()
+        self._raise_if_complete(self.abandon_stale("its backward pass did not finish"))
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """`optimizer` is about to update parameters; drops gradients that are partly averaged.
+
+        A backward pass may run in another thread. The update matters to it only if it is of the
+        same parameters.
+        """
+        if self._step is None:
+            return
+        if self._thread == threading.get_ident() or self.trains(optimizer):
+            self.abandon_stale("its backward pass did not finish")
 
     def after_forward(self, output: Any, synchronize: bool) -> None:
         """A forward pass gave `output`; a backward pass through it is a step if `synchronize`."""
@@ -161,6 +189,11 @@ class Synchronizer:
 
     # ---- In a backward pass
 
+    @property
+    def averages_later(self) -> bool:
+        """Whether a gradient that comes now is to be averaged."""
+        return self._step is not None
+
     def begin_step(self) -> None:
         """A backward pass whose gradients are to be averaged is at an output of the module."""
         backward = _autograd.backward_id()
@@ -168,7 +201,17 @@ class Synchronizer:
         if step is not None:
             if step.backward == backward:
                 return
-            self._abandon(step, "another backward pass began before it had finished")
+            self._raise_if_complete(
+                self._abandon(step, "another backward pass began before it had finished")
+            )
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradsync: backward(create_graph=True) makes gradients that have a graph of their "
+                "own, and averages have none; use torch.autograd.grad(..., create_graph=True), "
+                "add what you make of it to the loss, and call backward() without create_graph"
+            )
+        self._check_thread()
+        self._parameter_hooks.look()
         self._clipping.forget()
         number, void = self._next_step()
         for slot in self.slots:
@@ -176,6 +219,17 @@ class Synchronizer:
         self._buckets.begin_step()
         self._step = Step(number, backward, self._buckets.sizes, void)
         _autograd.at_end_of_backward(self._end_backward)
+
+    def _check_thread(self) -> None:
+        """Raises: RuntimeError: another module of the session trains in another thread now."""
+        for other in list(_siblings[self.session]):
+            if other._step is not None and other._thread != self._thread:
+                raise RuntimeError(
+                    f"gradsync: modules '{self.name}' and '{other.name}' train in two threads at "
+                    "once, but in one session, whose ranks must run their steps in one order; "
+                    "train them in one thread, or wrap each with session= of its own: "
+                    "gradsync.Session.join() with another job_id"
+                )
 
     @property
     def _only_optimizers_need_verdicts(self) -> bool:
@@ -209,6 +263,8 @@ class Synchronizer:
                 slot.accumulated = True
                 return
             self.begin_step()
+            assert self._step is not None
+            self._step.seen = False
         step = self._step
         assert step is not None
         slot.firings += 1
@@ -254,6 +310,7 @@ class Synchronizer:
         step = self._step
         if step is None:
             return
+        self._check_is_whole(step)
         step.end(self.slots)
         if step.void is None:
             try:
@@ -262,12 +319,33 @@ class Synchronizer:
                 self._refused(step, error)
         _endings.add(self._order, lambda: self._finish(step))
 
+    def _check_is_whole(self, step: Step) -> None:
+        """Raises: RuntimeError: only a backward pass within the step's backward pass has ended.
+
+        A reentrant checkpoint runs such a pass. It begins a step if it makes the first gradient,
+        and no output of the module was seen before.
+        """
+        if step.seen or not _autograd.within_another_backward():
+            return
+        if self._counts_known and all(slot.firings for slot in self.slots):
+            return
+        self._fail(
+            step,
+            RuntimeError(
+                "gradsync: the first gradient came from a reentrant checkpoint, before the "
+                "backward pass reached an output of the wrapped module, so it is not known where "
+                "the pass ends; pass use_reentrant=False to torch.utils.checkpoint, or let "
+                "forward() return its tensors in tuples, lists, dictionaries or data classes"
+            ),
+        )
+
     def _finish(self, step: Step) -> None:
         """Waits for the verdict; on the host unless only optimizers need it."""
         if self._step is not step:
             return
-        # To leave alone what no rank used, the host must know the verdict.
-        if self._only_optimizers_need_verdicts and (not step.unused or step.void is not None):
+        # To leave alone what no rank used, the host must know the verdict. So must users' hooks.
+        known_to_host = step.unused or self._parameter_hooks.present
+        if self._only_optimizers_need_verdicts and (not known_to_host or step.void is not None):
             self._follow(step)
             return
         try:
@@ -278,6 +356,10 @@ class Synchronizer:
             else:
                 self._clear()
             raise
+        self._commit(step, result)
+
+    def _commit(self, step: Step, result: gradsync.StepResult) -> None:
+        """The step is complete: its gradients are averages."""
         step.commit(result)
         for slot in self.slots:
             slot.accumulated = False
@@ -291,6 +373,7 @@ class Synchronizer:
         if self._broadcast_buffers:
             self._state.broadcast_buffers()
         self._verdicts.times.add(step.times())
+        self._parameter_hooks.run(result.used)
         if observed is not None and not self._buckets.rebuilt:
             if result.live_ranks == self.session.world_size:
                 self._rebuild(observed)
@@ -319,24 +402,48 @@ class Synchronizer:
 
     # ---- When a pass fails
 
-    def abandon_stale(self, why: str) -> None:
-        """Abandons a step whose backward pass has failed: there is a step, but no pass runs."""
-        if self._step is not None and _autograd.backward_id() is None:
-            self._abandon(self._step, why)
+    def abandon_stale(self, why: str) -> int | None:
+        """Abandons a step whose backward pass has failed: there is a step, but no pass runs.
+
+        Returns: as _abandon().
+        """
+        if self._step is None or _autograd.backward_id() is not None:
+            return None
+        return self._abandon(self._step, why)
 
     def _fail(self, step: Step, error: Exception) -> NoReturn:
         """Abandons the step because of this rank's own error, and raises it."""
         self._abandon(step, str(error))
         raise error
 
-    def _abandon(self, step: Step, reason: str) -> None:
+    def _abandon(self, step: Step, reason: str) -> int | None:
+        """Abandons the step, and drops its gradients.
+
+        If this rank has ended the step before its backward pass failed, the step may be complete.
+        Then its gradients are averages, and stay.
+
+        Returns:
+          The step's number if it is complete; None if it is void.
+        """
+        _endings.forget(step.backward)
         try:
-            self._verdicts.abandon(step.number, reason)
+            result = self._verdicts.abandon(step.number, reason)
         except gradsync.Error as error:
             self._drop(error)
             if _session.is_over(self.session):
                 raise
-        self._clear()
+            return None
+        self._commit(step, result)
+        return step.number
+
+    def _raise_if_complete(self, number: int | None) -> None:
+        if number is not None:
+            raise RuntimeError(
+                f"gradsync: the backward pass of step {number} of '{self.name}' raised an "
+                "exception after it had handed over its gradients, and the step is complete on "
+                "every rank. The gradients are averages: call optimizer.step() as the other ranks "
+                "do, then go on"
+            )
 
     def _drop(self, error: gradsync.Error) -> None:
         """Drops step and gradients because of `error`, which may be the session's end."""

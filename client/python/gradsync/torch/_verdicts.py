@@ -143,8 +143,11 @@ class Verdicts:
         self._on_device.add(FollowedStep(step.number, verdict, step.void, step.times()))
         self._decided = step.number
 
-    def abandon(self, number: int, reason: str) -> None:
+    def abandon(self, number: int, reason: str) -> gradsync.StepResult:
         """Abandons step `number` and waits until that is decided.
+
+        Returns:
+          The result of a step that is complete, because this rank had ended it.
 
         Raises:
           gradsync.Error: the step is void, which is what this call is for; or the session has
@@ -153,8 +156,15 @@ class Verdicts:
         self._decided = max(self._decided, number)  # however it is decided, this rank knows
         layout = self._buckets.layout
         if layout.next_step == number:
-            layout.abandon_step(number, reason)
-            layout.wait_step(number)
+            try:
+                layout.abandon_step(number, reason)
+            except gradsync.FailedPreconditionError as error:
+                if error.reason != "PROTOCOL_VIOLATION":
+                    raise
+                # This rank has ended the step.
+        result = self._buckets.wait(number)
+        self.last_result = result
+        return result
 
     def see_all(self) -> None:
         """This rank knows the verdict of every step that is decided now."""

@@ -10,7 +10,7 @@ import torch
 import gradsync
 from gradsync.torch import _autograd, _checks, _live, _optimizer_steps, _session
 from gradsync.torch._buckets import MIB, BucketCaps, Buckets
-from gradsync.torch._compiler import keep_from_compiling
+from gradsync.torch._compiler import uncompiled
 from gradsync.torch._gradients import Slot
 from gradsync.torch._hand_off import hand_off_of
 from gradsync.torch._join import uneven_inputs
@@ -108,7 +108,6 @@ class DistributedDataParallel(torch.nn.Module):
         device_verdict: bool = False,
     ) -> None:
         super().__init__()
-        keep_from_compiling(DistributedDataParallel, "forward")
         _checks.check_arguments(
             device_ids,
             output_device,
@@ -172,18 +171,22 @@ class DistributedDataParallel(torch.nn.Module):
         _live.add(self._synchronizer)
         _optimizer_steps.watch()
 
+    @uncompiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass.
 
         Raises:
           RuntimeError: since the module was wrapped, a parameter was replaced, converted or added,
-            or began to require a gradient; or this is a copy of a wrapper.
+            or began to require a gradient; or this is a copy of a wrapper; or the last backward
+            pass raised an exception although its step is complete.
+          TypeError: PyTorch's wrapper contains this one.
           gradsync.Error: the session has ended, or the ranks' buckets differ.
         """
         synchronize = self._synchronizes
         if not torch.is_grad_enabled() or (self._synchronizer is None and not synchronize):
             return self.module(*args, **kwargs)
         synchronizer = self._in_job()
+        _checks.check_not_wrapped_again(synchronizer.name, synchronizer.slots)
         synchronizer.before_forward()
         self._seen.check()
         output = self.module(*args, **kwargs)

@@ -544,6 +544,57 @@ def a_silent_daemon(t):
     _misses_a_verdict(t, gradsync.UnavailableError("not heard for 60 s", reason="DAEMON_SILENT"))
 
 
+class EndsBadly(Mlp):
+    """Another library's callback at the end of the backward pass fails, once."""
+
+    fails = False
+
+    def forward(self, data):
+        hidden = torch.tanh(self.first(data))
+        if self.fails:
+            # The pass is here after it has begun the step, so that callback is the later one.
+            hidden.register_hook(self._queue)
+        return self.third(torch.tanh(self.second(hidden)))
+
+    def _queue(self, _):
+        self.fails = False
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: 1 / 0)
+
+
+def _ends_badly(t, go_on):
+    """The step is complete on every rank, although this rank's backward pass raised."""
+    model = t.wrap(EndsBadly(), **SMALL_BUCKETS)
+    steps_are_right(t, model)
+    model.zero_grad(set_to_none=True)
+    loss = squares(t)
+    local = local_gradients(model.module, loss)
+    if t.rank == 1:
+        model.module.fails = True
+        with t.raises(ZeroDivisionError):
+            loss(model).backward()
+        go_on(t, model)
+    else:
+        loss(model).backward()
+    t.synchronized(model, local)
+    assert model.last_step.step == 3
+    steps_are_right(t, model)
+
+
+def _update(_, model):
+    torch.optim.SGD(model.parameters(), lr=0.0).step()
+
+
+def _go_on_without_an_update(t, model):
+    with t.raises(RuntimeError, match=("step 3", "complete on every rank", "optimizer.step()")):
+        squares(t)(model)
+
+
+a_callback_of_others_fails = trial(WRAPPER)(lambda t: _ends_badly(t, _update))
+a_callback_of_others_fails_and_no_update_follows = trial(WRAPPER)(
+    lambda t: _ends_badly(t, _go_on_without_an_update)
+)
+
+
 @trial(WRAPPER)
 def an_optimizer_meets_no_half_average(t):
     """An optimizer's step directly after an exception has no effect."""

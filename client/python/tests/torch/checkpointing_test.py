@@ -1,5 +1,7 @@
 """Activation checkpointing of both kinds: a backward pass runs further backward passes."""
 
+import types
+
 from models import SMALL_BUCKETS, Checkpointed
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -132,6 +134,73 @@ def accumulation_under_reentrant_checkpoints(t):
             model(data[0]).pow(2).mean().backward()
         model(data[1]).pow(2).mean().backward()
         t.synchronized(model, local, f"in step {step}")
+
+
+class Hidden(nn.Module):
+    """Two checkpointed blocks whose loss the wrapper cannot find."""
+
+    def __init__(self, hide, use_reentrant):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.hide = hide
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x):
+        for block in (self.first, self.second):
+            x = checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return self.hide(self, x.pow(2).mean())
+
+
+class OfItsOwn:
+    def __init__(self, loss):
+        self.loss = loss
+
+
+def _kept_by_the_module(module, loss):
+    module.loss = loss
+
+
+HIDING = {
+    "custom_object": (lambda _, loss: OfItsOwn(loss), lambda _, output: output.loss),
+    "namespace": (
+        lambda _, loss: types.SimpleNamespace(loss=loss),
+        lambda _, output: output.loss,
+    ),
+    "attribute": (_kept_by_the_module, lambda model, _: model.module.loss),
+}
+
+
+def _hidden_trial(kind, use_reentrant, **options):
+    """Right, or refused by name: never averaged in part without a word."""
+    hide, find = HIDING[kind]
+
+    def trained(t):
+        model = t.wrap(Hidden(hide, use_reentrant), **SMALL_BUCKETS, **options)
+        for step in range(3):
+            model.zero_grad(set_to_none=True)
+            data = t.randn(4, 6, seed=step).requires_grad_()
+            if kind == "attribute" and use_reentrant:
+                with t.raises(RuntimeError, match="use_reentrant=false"):
+                    find(model, model(data)).backward()
+                assert all(p.grad is None for p in model.parameters()), "a gradient is left"
+                continue
+            plain = Hidden(lambda _, loss: loss, use_reentrant)
+            plain.load_state_dict(model.module.state_dict())
+            local = local_gradients(plain, lambda m, d=data: m(d))
+            find(model, model(data)).backward()
+            t.synchronized(model, local, f"in step {step}")
+
+    return trained
+
+
+for _kind in HIDING:
+    for _reentrant in (True, False):
+        _name = f"loss_in_{_kind}_{'reentrant' if _reentrant else 'not_reentrant'}"
+        globals()[_name] = trial(WRAPPER)(_hidden_trial(_kind, _reentrant))
+    globals()[f"loss_in_{_kind}_reentrant_static"] = trial(WRAPPER)(
+        _hidden_trial(_kind, True, static_graph=True)
+    )
+del _kind, _reentrant, _name
 
 
 test = trials_test(__name__)

@@ -3,9 +3,13 @@
 import contextlib
 import copy
 import math
+import os
+import subprocess
+import sys
 
 import torch
 from models import SMALL_BUCKETS, Mlp
+from ranks import run_ranks
 from torch import nn
 from trial import WRAPPER, close, local_gradients, trial
 from trial_ranks import trials_test
@@ -268,3 +272,45 @@ def compiled_in_place(t):
 
 
 test = trials_test(__name__)
+
+
+_COMPILE_AFTER_WRAPPING = """
+import sys
+import torch
+import gradsync.torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, data):
+        return self.layer(data)
+
+model = gradsync.torch.DistributedDataParallel(Model())
+assert "torch._dynamo" not in sys.modules
+graphs = []
+compiled = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph)
+for _ in range(3):
+    model.zero_grad(set_to_none=True)
+    compiled(torch.ones(1, 2) * (1 + gradsync.torch.default_session().rank)).sum().backward()
+assert type(model).forward._torchdynamo_disable
+assert len(graphs) == 1, len(graphs)
+assert model.module.layer.weight.grad.eq(1.5).all(), model.module.layer.weight.grad
+"""
+
+
+def compile_after_wrapping():
+    # A process of its own: this one has loaded the compiler.
+    end = subprocess.run(
+        [sys.executable, "-c", _COMPILE_AFTER_WRAPPING],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return end.returncode, end.stderr
+
+
+def test_the_compiler_is_loaded_after_wrapping(daemon):
+    """It leaves the wrapper alone, and compiles the module."""
+    assert run_ranks(compile_after_wrapping, 2) == [(0, "")] * 2

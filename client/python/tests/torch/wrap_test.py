@@ -1,9 +1,13 @@
 """Wrapping modules: which are accepted or refused, and how wrappers are saved and copied."""
 
+import contextlib
 import copy
+import gc
 import io
 import pickle
+import weakref
 
+import gradsync
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
@@ -355,6 +359,80 @@ def a_scripted_module(t):
         model(t.randn(4, 2, seed=step)).sum().backward()
         t.same_bits([p.grad for p in model.parameters()])
     assert model.last_step.step == 2
+
+
+@trial(WRAPPER)
+def pytorchs_wrapper_around_ours_is_refused(t):
+    """It would average the averages' contributions in its own order, and change them."""
+    ours = t.wrap(Mlp())
+    for module in (ours, nn.Sequential(ours, nn.Linear(3, 3))):
+        theirs = t.pytorch(module)
+        with t.raises(TypeError, match=("again", "first.weight", "allreduce_hook")):
+            theirs(t.randn(4, 6))
+
+
+@trial(WRAPPER)
+def pytorchs_wrapper_around_other_parameters(t):
+    """PyTorch's wrapper may hold ours if it leaves our parameters out."""
+    ours = t.wrap(Mlp())
+    outer = nn.Sequential(ours, nn.Linear(3, 3))
+    ignored = [name for name, _ in outer.named_parameters() if name.startswith("0.")]
+    DDP = nn.parallel.DistributedDataParallel
+    DDP._set_params_and_buffers_to_ignore_for_model(outer, ignored)
+    theirs = t.pytorch(outer)
+    theirs(t.randn(4, 6)).sum().backward()
+    t.same_bits([p.grad for p in outer.parameters()], "gradients")
+
+
+@trial(WRAPPER)
+def a_wrapper_is_freed_without_the_garbage_collector(t):
+    for failing in (False, True):
+        model = t.wrap(Mlp(), name=f"freed{failing}")
+        loss = model(t.randn(4, 6)).sum()
+        if failing:
+            handle = model.module.first.weight.register_hook(lambda _: 1 / 0)
+            with contextlib.suppress(ZeroDivisionError):
+                loss.backward()
+            handle.remove()
+        else:
+            loss.backward()
+        gc.collect()
+        gc.disable()
+        try:
+            freed = weakref.ref(model._synchronizer)
+            del model, loss
+            assert freed() is None
+        finally:
+            gc.enable()
+
+
+@trial(WRAPPER)
+def a_wrapper_is_freed_after_a_void_step(t):
+    """The error that backward() raised does not keep the module."""
+    model = t.wrap(Mlp(), name="void")
+    loss = model(t.randn(4, 6)).sum()
+    gc.collect()
+    gc.disable()
+    try:
+        # Trial.raises() would make a cycle of its own.
+        if t.rank == 0:
+            model.module.first.weight.register_hook(lambda _: 1 / 0)
+            try:
+                loss.backward()
+            except ZeroDivisionError:
+                model(t.randn(4, 6))  # abandons the step
+        else:
+            reason = ""
+            try:
+                loss.backward()
+            except gradsync.AbortedError as error:
+                reason = error.reason
+            assert reason == "STEP_ABANDONED"
+        freed = weakref.ref(model._synchronizer)
+        del model, loss
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 test = trials_test(__name__)
