@@ -355,6 +355,7 @@ static int RunAll(char* self, char* gradsyncd) {
   char* daemon_argv[3];
   pid_t daemon_pid;
   pid_t trainers[WORLD_SIZE];
+  int running = WORLD_SIZE;
   int failed = 0;
   int i;
   CHECK(mkdtemp(directory) != NULL);
@@ -375,9 +376,17 @@ static int RunAll(char* self, char* gradsyncd) {
     argv[4] = NULL;
     trainers[i] = Spawn(argv);
   }
-  for (i = 0; i < WORLD_SIZE; ++i) {
+  while (running > 0) {
     int status = -1;
-    while (waitpid(trainers[i], &status, 0) < 0 && errno == EINTR) continue;
+    const pid_t ended = wait(&status);
+    if (ended < 0 && errno == EINTR) continue;
+    CHECK(ended > 0);
+    if (ended == daemon_pid) {
+      /* Otherwise each trainer would wait for it. */
+      for (i = 0; i < WORLD_SIZE; ++i) kill(trainers[i], SIGKILL);
+      Fail(__LINE__, "the daemon ended before its trainers");
+    }
+    --running;
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) failed = 1;
   }
   kill(daemon_pid, SIGTERM);

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include "gradsync/v1/introspection.grpc.pb.h"
@@ -27,6 +28,9 @@ namespace {
 
 // A failed test shows this many bytes of the end of the log.
 constexpr std::size_t kShownBytes = 8192;
+
+// Between two questions of AwaitStatus(). Most conditions hold within milliseconds.
+constexpr int kPollMs = 2;
 
 std::unique_ptr<v1::Introspection::Stub> StubOf(const std::string& socket) {
   grpc::ChannelArguments arguments;
@@ -97,7 +101,7 @@ void TestDaemon::Start() {
   options.environment.push_back("NOTIFY_SOCKET=" + notify_.path());
   options.error = log.get();
   process_ = std::make_unique<ChildProcess>(options);
-  EXPECT_TRUE(AwaitReady()) << "gradsyncd does not serve:\n" << Log();
+  if (!AwaitReady()) throw std::runtime_error("gradsyncd does not serve:\n" + Log());
 }
 
 bool TestDaemon::AwaitReady() {
@@ -166,15 +170,14 @@ v1::GetStatsResponse TestDaemon::Stats() const {
 bool TestDaemon::AwaitStatus(
     const std::function<bool(const v1::GetStatusResponse&)>& condition) const {
   const auto stub = StubOf(socket_);
-  // Polls, because most conditions hold within milliseconds.
-  for (const std::uint64_t start_ns = NowNs();
-       NowNs() < start_ns + std::uint64_t{kPatienceMs} * 1'000'000;) {
+  const std::uint64_t deadline_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
+  do {
     grpc::ClientContext context;
     SetDeadline(&context);
     v1::GetStatusResponse response;
     if (!stub->GetStatus(&context, {}, &response).ok()) return false;
     if (condition(response)) return true;
-  }
+  } while (NowNs() < deadline_ns && !AwaitReadable(process_->pidfd(), kPollMs));
   return false;
 }
 

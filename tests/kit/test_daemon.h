@@ -31,8 +31,9 @@ class NotifySocket {
   Descriptor fd_;
 };
 
-// A running daemon. The constructor returns when the daemon serves. If the daemon ends before that,
-// the test fails at once and shows the daemon's log.
+// A running daemon. The constructor and Start() return when the daemon serves. If the daemon ends
+// before that, they throw std::runtime_error with the daemon's log: googletest then ends the test
+// and it fails, so no later call waits for a daemon that is not there.
 //
 // The destructor stops the daemon with SIGTERM and fails the test unless the exit code is 0. So
 // every test also checks that the daemon survives it (and, under a sanitizer, that it has no error
@@ -68,7 +69,8 @@ class TestDaemon {
   // The daemon's answers to this user.
   v1::GetStatusResponse Status() const;
   v1::GetStatsResponse Stats() const;
-  // Polls the status until `condition` holds. Returns false after kPatienceMs.
+  // Polls the status until `condition` holds. Returns false after kPatienceMs or when the daemon
+  // ends.
   bool AwaitStatus(const std::function<bool(const v1::GetStatusResponse&)>& condition) const;
   // Counts the links in /proc/PID/fd that contain `text`.
   int CountDescriptors(const std::string& text) const;

@@ -1,6 +1,8 @@
 #include "tests/kit/test_daemon.h"
 
-#include "gtest/gtest-spi.h"
+#include <stdexcept>
+
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
 
@@ -15,7 +17,12 @@ TEST(TestDaemon, ServesUntilItStops) {
 
 TEST(TestDaemon, FailsTheTestAtOnceIfItCannotStart) {
   const std::uint64_t start_ns = NowNs();
-  EXPECT_NONFATAL_FAILURE(TestDaemon daemon({"--no_such_option=1"}), "no_such_option");
+  const auto body = [] {
+    const TestDaemon daemon({"--no_such_option=1"});
+    daemon.Status();  // would wait
+  };
+  EXPECT_THAT(body,
+              testing::ThrowsMessage<std::runtime_error>(testing::HasSubstr("no_such_option")));
   EXPECT_LT(NowNs() - start_ns, std::uint64_t{kPatienceMs} * 1'000'000 / 2);
 }
 
