@@ -1,4 +1,8 @@
-"""Checks that every relative link in a Markdown page leads to a file, and to a heading of it.
+"""Checks every Markdown page: each relative link leads to a file, and to a heading of it; and no
+line has more than 100 columns.
+
+Tables and code blocks may have longer lines. So may a line of one word, link or command, which
+cannot be wrapped.
 
 Prints a line `file:line: what is wrong` per fault. The exit status is 1 if there is a fault.
 """
@@ -8,8 +12,12 @@ import re
 import subprocess
 import sys
 
+COLUMNS = 100
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+BULLET = re.compile(r"^\s*([-*>]|\d+\.)\s+")
+# What stays on one line: a command, a link with what touches it, or a word.
+PIECE = re.compile(r"(?:`[^`]*`|!?\[[^\]]*\]\([^)\s]+\)|\S)+")
 
 
 def anchor(heading):
@@ -17,7 +25,7 @@ def anchor(heading):
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def fault(page, link):
+def broken_link(page, link):
     """What is wrong with one link, or None."""
     if re.match(r"[a-z]+:", link):
         return None
@@ -31,6 +39,24 @@ def fault(page, link):
     return None
 
 
+def too_long(line):
+    """True if the line has too many columns and could be wrapped."""
+    return len(line) > COLUMNS and len(PIECE.findall(BULLET.sub("", line))) > 1
+
+
+def faults(page):
+    """Yields (line, what is wrong)."""
+    in_code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.lstrip().startswith("|") and too_long(line):
+            yield number, f"{len(line)} columns; {COLUMNS} allowed"
+        for link in LINK.findall(line):
+            if what := broken_link(page, link):
+                yield number, what
+
+
 def main():
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
@@ -38,17 +64,15 @@ def main():
         text=True,
         check=True,
     )
-    faults = 0
+    failed = False
     for name in listed.stdout.splitlines():
         page = pathlib.Path(name)
         if not page.exists():
             continue
-        for number, line in enumerate(page.read_text().splitlines(), 1):
-            for link in LINK.findall(line):
-                if what := fault(page, link):
-                    print(f"{name}:{number}: {what}")
-                    faults += 1
-    return 1 if faults else 0
+        for number, what in faults(page):
+            print(f"{name}:{number}: {what}")
+            failed = True
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
