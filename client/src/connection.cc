@@ -202,7 +202,7 @@ absl::Status Connection::BeginLeave() {
   }
   for (const auto& steps : layouts) {
     // A MarkReady that ran before left_ was set has opened its step by now.
-    if (auto status = steps->CheckClosed("Leave"); !status.ok()) {
+    if (auto status = steps->CheckNoOpenStep("Leave"); !status.ok()) {
       left_.store(false);
       return status;
     }

@@ -13,7 +13,7 @@ namespace gradsync::client {
 
 enum class DoneWait { kReached, kPoisoned, kTimedOut };
 
-// Blocks until `word` releases a wait for `step`, or until `timeout` is over. Loads the word with
+// Blocks until `word` releases a wait for `step`, or until `timeout` expires. Loads the word with
 // acquire, so everything stored before it is visible. The release says nothing about the verdict.
 DoneWait WaitDone(const std::atomic<std::uint64_t>& word, std::uint64_t step,
                   absl::Duration timeout);

@@ -51,7 +51,7 @@ class ArenaLayout final : public Layout {
   absl::Status MarkReady(std::uint64_t step, std::size_t bucket,
                          absl::Span<const CudaStream> streams) override {
     if (InForkedChild()) return ForkedError();
-    if (!on_device()) return steps_->errors().NeedsNoStream(step, "MarkReady");
+    if (!on_device()) return steps_->errors().NeedsNoStreamError(step, "MarkReady");
     return device_steps_->MarkReady(step, bucket, streams);
   }
   absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used) override {
@@ -63,7 +63,7 @@ class ArenaLayout final : public Layout {
   absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used,
                           absl::Span<const CudaStream> streams) override {
     if (InForkedChild()) return ForkedError();
-    if (!on_device()) return steps_->errors().NeedsNoStream(step, "FinishStep");
+    if (!on_device()) return steps_->errors().NeedsNoStreamError(step, "FinishStep");
     return device_steps_->FinishStep(step, used, streams);
   }
   absl::Status AbandonStep(std::uint64_t step, std::string_view reason) override {
@@ -96,7 +96,7 @@ class ArenaLayout final : public Layout {
   absl::Status WaitOnStream(std::uint64_t step, std::optional<std::size_t> bucket,
                             CudaStream stream) {
     if (InForkedChild()) return ForkedError();
-    if (!on_device()) return steps_->errors().NeedsNoStream(step, "WaitOnStream");
+    if (!on_device()) return steps_->errors().NeedsNoStreamError(step, "WaitOnStream");
     return device_steps_->WaitOnStream(step, bucket, stream);
   }
 

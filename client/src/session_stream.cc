@@ -59,7 +59,7 @@ class SessionStream::Impl {
   // False if the stream has not ended within `timeout`.
   bool AwaitEnd(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    return mutex_.AwaitWithTimeout(absl::Condition(&told_), timeout);
+    return mutex_.AwaitWithTimeout(absl::Condition(&end_reported_), timeout);
   }
 
  private:
@@ -87,7 +87,7 @@ class SessionStream::Impl {
   absl::Mutex mutex_;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool finishing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool told_ ABSL_GUARDED_BY(mutex_) = false;
+  bool end_reported_ ABSL_GUARDED_BY(mutex_) = false;
   // The message in flight; gRPC reads it until it is written.
   std::unique_ptr<v1::SessionRequest> writing_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::unique_ptr<v1::SessionRequest>> waiting_ ABSL_GUARDED_BY(mutex_);
@@ -140,7 +140,7 @@ void SessionStream::Impl::Run() {
         receiver_.reset();
         queue_.Shutdown();
         absl::MutexLock lock(&mutex_);
-        told_ = true;
+        end_reported_ = true;
         break;
       }
     }

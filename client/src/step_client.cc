@@ -63,16 +63,16 @@ void StepClient::Begin(std::uint64_t first_step) {
   next_step_.store(first_step, std::memory_order_release);
 }
 
-absl::Status StepClient::CheckClosed(absl::string_view call) const {
+absl::Status StepClient::CheckNoOpenStep(absl::string_view call) const {
   absl::MutexLock lock(&mutex_);
-  return CheckClosedLocked(call);
+  return CheckNoOpenStepLocked(call);
 }
 
-absl::Status StepClient::CheckClosedLocked(absl::string_view call) const {
+absl::Status StepClient::CheckNoOpenStepLocked(absl::string_view call) const {
   const std::uint64_t undecided = decided_.last() + 1;
   if (open_.untouched() && undecided == next_step()) return absl::OkStatus();
-  return errors_.OutOfOrder(undecided, call,
-                            "while this step is open; end or abandon it and wait for it first");
+  return errors_.OutOfOrderError(
+      undecided, call, "while this step is open; end or abandon it and wait for it first");
 }
 
 // ---- Replacement --------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ absl::Status StepClient::CheckClosedLocked(absl::string_view call) const {
 absl::Status StepClient::BeginReplacement() {
   absl::MutexLock lock(&mutex_);
   if (!end_.ok()) return end_;
-  if (replacing_) return BeingReplaced(next_step(), "ReplaceLayout");
-  if (auto status = CheckClosedLocked("ReplaceLayout"); !status.ok()) return status;
+  if (replacing_) return BeingReplacedError(next_step(), "ReplaceLayout");
+  if (auto status = CheckNoOpenStepLocked("ReplaceLayout"); !status.ok()) return status;
   replacing_ = true;
   return absl::OkStatus();
 }
@@ -97,9 +97,9 @@ void StepClient::Replaced() {
                             "the layout was replaced; use the one that ReplaceLayout returned"));
 }
 
-absl::Status StepClient::BeingReplaced(std::uint64_t step, absl::string_view call) const {
-  return errors_.OutOfOrder(step, call,
-                            "while the layout is being replaced; wait for ReplaceLayout");
+absl::Status StepClient::BeingReplacedError(std::uint64_t step, absl::string_view call) const {
+  return errors_.OutOfOrderError(step, call,
+                                 "while the layout is being replaced; wait for ReplaceLayout");
 }
 
 // ---- Which call fits now ------------------------------------------------------------------------
@@ -127,19 +127,21 @@ absl::Status StepClient::Admit(std::uint64_t step, absl::string_view call) const
     if (const auto verdict = decided_.Find(step); verdict != nullptr && !verdict->status.ok()) {
       return verdict->status;
     }
-    return step > decided_.last() ? errors_.OutOfOrder(step, call, kAfterEnd)
-                                  : errors_.Stale(step, next_step());
+    return step > decided_.last() ? errors_.OutOfOrderError(step, call, kAfterEnd)
+                                  : errors_.StaleStepError(step, next_step());
   }
   if (connection_->left()) {
     return errors_.Make(absl::StatusCode::kFailedPrecondition, reason::kLeft, step, std::nullopt,
                         absl::StrCat(call, " after this rank has left"));
   }
-  if (step > next_step()) return errors_.Ahead(step, next_step(), call);
-  if (replacing_) return BeingReplaced(step, call);
-  if (open_.ended()) return errors_.OutOfOrder(step, call, kAfterEnd);
-  if (open_.abandoned()) return errors_.OutOfOrder(step, call, "after this rank's AbandonStep");
+  if (step > next_step()) return errors_.FutureStepError(step, next_step(), call);
+  if (replacing_) return BeingReplacedError(step, call);
+  if (open_.ended()) return errors_.OutOfOrderError(step, call, kAfterEnd);
+  if (open_.abandoned()) {
+    return errors_.OutOfOrderError(step, call, "after this rank's AbandonStep");
+  }
   if (step > decided_.last() + max_outstanding_) {
-    return errors_.OutOfOrder(
+    return errors_.OutOfOrderError(
         step, call,
         absl::StrCat("while ", max_outstanding_,
                      " steps are under way; first wait for the verdict of step ",
@@ -150,7 +152,7 @@ absl::Status StepClient::Admit(std::uint64_t step, absl::string_view call) const
 
 absl::Status StepClient::AdmitMarkLocked(std::uint64_t step, std::size_t bucket) const {
   if (auto status = Admit(step, "MarkReady"); !status.ok()) return status;
-  if (bucket >= bucket_count_) return errors_.UnknownBucket(step, bucket);
+  if (bucket >= bucket_count_) return errors_.UnknownBucketError(step, bucket);
   if (!open_.marked(bucket)) return absl::OkStatus();
   return errors_.Make(absl::StatusCode::kFailedPrecondition, reason::kAlreadyReady, step, bucket,
                       "marked ready a second time in this step");
@@ -160,7 +162,7 @@ absl::Status StepClient::AdmitEnd(std::uint64_t step, const std::vector<bool>& u
                                   absl::string_view call) const {
   if (auto status = Admit(step, call); !status.ok()) return status;
   if (used.empty() || used.size() == gradients_.size()) return absl::OkStatus();
-  return errors_.UsedSize(step, call, used.size());
+  return errors_.WrongUsedSizeError(step, call, used.size());
 }
 
 // ---- The trainer's calls ------------------------------------------------------------------------
@@ -169,7 +171,7 @@ absl::Status StepClient::MarkUnused(std::uint64_t step, std::size_t parameter) {
   {
     absl::MutexLock lock(&mutex_);
     if (auto status = Admit(step, "MarkUnused"); !status.ok()) return status;
-    if (parameter >= gradients_.size()) return errors_.UnknownParameter(step, parameter);
+    if (parameter >= gradients_.size()) return errors_.UnknownParameterError(step, parameter);
     const std::uint32_t bucket = gradients_[parameter].bucket;
     if (open_.marked(bucket)) {
       return errors_.Make(absl::StatusCode::kFailedPrecondition, reason::kAlreadyReady, step,
@@ -205,7 +207,7 @@ void StepClient::AddUnused(std::size_t bucket, std::vector<ByteSpan>* spans) con
 
 absl::Status StepClient::MarkReady(std::uint64_t step, std::size_t bucket) {
   const absl::Time start = absl::Now();
-  if (on_device_) return errors_.NeedsStreams(step, "MarkReady");
+  if (on_device_) return errors_.NeedsStreamsError(step, "MarkReady");
   return CommitMark(step, bucket, start);
 }
 
@@ -256,7 +258,7 @@ absl::Status StepClient::EndStep(std::uint64_t step, const std::vector<bool>& us
 
 absl::Status StepClient::FinishStep(std::uint64_t step, const std::vector<bool>& used) {
   const absl::Time start = absl::Now();
-  if (on_device_) return errors_.NeedsStreams(step, "FinishStep");
+  if (on_device_) return errors_.NeedsStreamsError(step, "FinishStep");
   return CommitFinish(step, used, start);
 }
 
@@ -316,14 +318,15 @@ absl::Status StepClient::AbandonStep(std::uint64_t step, absl::string_view reaso
 
 absl::Status StepClient::WaitBucket(std::uint64_t step, std::size_t bucket,
                                     absl::Duration timeout) {
-  if (bucket >= bucket_count_) return errors_.UnknownBucket(step, bucket);
+  if (bucket >= bucket_count_) return errors_.UnknownBucketError(step, bucket);
   {
     absl::MutexLock lock(&mutex_);
-    if (step > next_step())
-      return end_.ok() ? errors_.Ahead(step, next_step(), "WaitBucket") : end_;
+    if (step > next_step()) {
+      return end_.ok() ? errors_.FutureStepError(step, next_step(), "WaitBucket") : end_;
+    }
     if (const auto verdict = decided_.Find(step); verdict != nullptr) return verdict->status;
     if (!end_.ok()) return EndOf(step);
-    if (step <= decided_.last()) return errors_.Stale(step, next_step());
+    if (step <= decided_.last()) return errors_.StaleStepError(step, next_step());
   }
   DaemonSilence silence(*connection_);
   const absl::Time deadline = absl::Now() + timeout;
@@ -355,7 +358,7 @@ absl::Status StepClient::AfterRelease(std::uint64_t step, std::size_t bucket, bo
   if (const auto verdict = decided_.Find(step); verdict != nullptr) return verdict->status;
   if (!end_.ok()) return EndOf(step);
   if (poisoned || is_void) {
-    return errors_.Void(step, bucket);
+    return errors_.VoidStepError(step, bucket);
   }
   // This thread woke up so late that the step's verdict is not kept any more. The step may have
   // been void, because void_step holds only the last void step.
@@ -375,7 +378,9 @@ absl::StatusOr<StepResult> StepClient::WaitStep(std::uint64_t step, absl::Durati
   Awaited awaited = Awaited::kMet;
   {
     absl::MutexLock lock(&mutex_);
-    if (step > next_step()) return end_.ok() ? errors_.Ahead(step, next_step(), "WaitStep") : end_;
+    if (step > next_step()) {
+      return end_.ok() ? errors_.FutureStepError(step, next_step(), "WaitStep") : end_;
+    }
     const auto settled = [this, step]()
                              ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return Settled(step); };
     awaited =
@@ -385,7 +390,7 @@ absl::StatusOr<StepResult> StepClient::WaitStep(std::uint64_t step, absl::Durati
     if (restoration_ != nullptr && restoration_->step() == step) restoration = restoration_;
     if (verdict == nullptr) {
       if (!end_.ok()) return EndOf(step);
-      if (step <= decided_.last()) return errors_.Stale(step, next_step());
+      if (step <= decided_.last()) return errors_.StaleStepError(step, next_step());
     }
   }
   if (verdict == nullptr) {
@@ -399,14 +404,19 @@ absl::StatusOr<StepResult> StepClient::WaitStep(std::uint64_t step, absl::Durati
 
 absl::Status StepClient::AdmitStreamWait(std::uint64_t step, std::optional<std::size_t> bucket,
                                          std::vector<std::size_t>* waited) const {
-  if (bucket.has_value() && *bucket >= bucket_count_) return errors_.UnknownBucket(step, *bucket);
+  if (bucket.has_value() && *bucket >= bucket_count_) {
+    return errors_.UnknownBucketError(step, *bucket);
+  }
   absl::MutexLock lock(&mutex_);
-  if (step > next_step())
-    return end_.ok() ? errors_.Ahead(step, next_step(), "WaitOnStream") : end_;
+  if (step > next_step()) {
+    return end_.ok() ? errors_.FutureStepError(step, next_step(), "WaitOnStream") : end_;
+  }
   const auto verdict = decided_.Find(step);
   if (verdict != nullptr && !verdict->status.ok()) return verdict->status;
   if (!end_.ok()) return EndOf(step);
-  if (verdict == nullptr && step <= decided_.last()) return errors_.Stale(step, next_step());
+  if (verdict == nullptr && step <= decided_.last()) {
+    return errors_.StaleStepError(step, next_step());
+  }
   const std::size_t begin = bucket.value_or(0);
   const std::size_t end = bucket.has_value() ? begin + 1 : bucket_count_;
   for (std::size_t i = begin; i < end; ++i) {
@@ -471,7 +481,7 @@ absl::Status StepClient::TimedOut(std::uint64_t step, std::optional<std::size_t>
 void StepClient::OnStepDone(const v1::StepDone& done) {
   auto verdict = std::make_shared<StepVerdict>(DecodeVerdict(done, gradients_.size()));
   if (done.verdict() != v1::VERDICT_COMPLETE && verdict->status.ok()) {
-    verdict->status = errors_.Void(done.step(), std::nullopt);
+    verdict->status = errors_.VoidStepError(done.step(), std::nullopt);
   }
   const bool complete = verdict->status.ok();
 

@@ -62,7 +62,7 @@ class StepClient {
   const StepErrors& errors() const { return errors_; }
   std::uint64_t next_step() const { return next_step_.load(std::memory_order_acquire); }
   // FAILED_PRECONDITION if this rank has begun a step that is not decided.
-  absl::Status CheckClosed(absl::string_view call) const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CheckNoOpenStep(absl::string_view call) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // ---- Replacement of the layout: BeginReplacement (ReplacementFailed | Replaced)
 
@@ -123,8 +123,9 @@ class StepClient {
  private:
   static constexpr std::size_t kMaxOutstanding = 2;
 
-  absl::Status BeingReplaced(std::uint64_t step, absl::string_view call) const;
-  absl::Status CheckClosedLocked(absl::string_view call) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status BeingReplacedError(std::uint64_t step, absl::string_view call) const;
+  absl::Status CheckNoOpenStepLocked(absl::string_view call) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // OK if `step` is the one to mark, and this rank may still add to it.
   absl::Status Admit(std::uint64_t step, absl::string_view call) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);

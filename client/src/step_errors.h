@@ -30,20 +30,23 @@ class StepErrors {
                     std::optional<std::size_t> bucket) const;
 
   // INVALID_ARGUMENT.
-  absl::Status UnknownBucket(std::uint64_t step, std::size_t bucket) const;
-  absl::Status UnknownParameter(std::uint64_t step, std::size_t parameter) const;
-  absl::Status UsedSize(std::uint64_t step, absl::string_view call, std::size_t size) const;
+  absl::Status UnknownBucketError(std::uint64_t step, std::size_t bucket) const;
+  absl::Status UnknownParameterError(std::uint64_t step, std::size_t parameter) const;
+  absl::Status WrongUsedSizeError(std::uint64_t step, absl::string_view call,
+                                  std::size_t size) const;
   // The layout is on a GPU, or in host memory, and wants the other form of `call`.
-  absl::Status NeedsStreams(std::uint64_t step, absl::string_view call) const;
-  absl::Status NeedsNoStream(std::uint64_t step, absl::string_view call) const;
+  absl::Status NeedsStreamsError(std::uint64_t step, absl::string_view call) const;
+  absl::Status NeedsNoStreamError(std::uint64_t step, absl::string_view call) const;
 
   // FAILED_PRECONDITION: `call` does not fit what this rank said before.
-  absl::Status OutOfOrder(std::uint64_t step, absl::string_view call, absl::string_view why) const;
-  absl::Status Stale(std::uint64_t step, std::uint64_t next_step) const;
-  absl::Status Ahead(std::uint64_t step, std::uint64_t next_step, absl::string_view call) const;
+  absl::Status OutOfOrderError(std::uint64_t step, absl::string_view call,
+                               absl::string_view why) const;
+  absl::Status StaleStepError(std::uint64_t step, std::uint64_t next_step) const;
+  absl::Status FutureStepError(std::uint64_t step, std::uint64_t next_step,
+                               absl::string_view call) const;
 
   // ABORTED: for a void step when the daemon does not say why.
-  absl::Status Void(std::uint64_t step, std::optional<std::size_t> bucket) const;
+  absl::Status VoidStepError(std::uint64_t step, std::optional<std::size_t> bucket) const;
 
  private:
   const ErrorFields fields_;

@@ -230,7 +230,7 @@ absl::Status Daemon::Rooms::StartServer() {
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   // These bound the streams of a connection, and the threads of the synchronous services
-  // (reflection and Introspection), of which each call occupies one.
+  // (reflection and Introspection). Each call of those services occupies a thread.
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
   builder.SetResourceQuota(grpc::ResourceQuota("gradsyncd").SetMaxThreads(kGrpcThreads));
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);

@@ -32,10 +32,10 @@ class LogLimiter {
   // True if a line of `message` may be written now. A second begins with its first line.
   bool Allow(std::string_view message);
 
-  // Returns, once each, the messages of which lines were suppressed in a second that is over. Cheap
-  // if nothing was suppressed.
+  // Returns how many lines of each message were suppressed in seconds that have ended, and forgets
+  // these counts. Cheap if nothing was suppressed.
   std::vector<Suppressed> TakeSuppressed();
-  // The same, with the seconds that are not over yet.
+  // The same, including the seconds that have not ended.
   std::vector<Suppressed> TakeAllSuppressed();
 
  private:

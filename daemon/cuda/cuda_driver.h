@@ -12,10 +12,10 @@
 #include "cuda.h"
 #include "cudaTypedefs.h"
 
-// Every function that workers and tools/bench use: its plain name, and the version of CUDA in which
-// it got the signature that is used here. Open() asks the driver for exactly that variant. The
-// newest variant may have other parameters (cuCtxSynchronize since 13.0), and new devices refuse
-// the plain symbols of some functions (cuStreamWriteValue64).
+// Every function that workers and tools/bench use, with the version of CUDA that introduced the
+// signature used here. Open() asks the driver for the function of that version. The newest one may
+// have other parameters (cuCtxSynchronize since 13.0), and on new devices the plain symbols of some
+// functions fail (cuStreamWriteValue64).
 //
 // cuStreamWaitValue64 is missing on purpose: only trainers' streams wait for a word.
 #define GRADSYNC_CUDA_FUNCTIONS(FUNCTION)        \

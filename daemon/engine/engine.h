@@ -69,8 +69,8 @@ struct EngineStatistics {
 
 // Thread-safe. An engine fails once, for good: all pending and later exchanges fail with the same
 // error. To go on, make a new engine. Errors, besides the one given to Abort():
-//   UNAVAILABLE        ENGINE_PEER_LOST: a node's daemon died or closed its engine. Field "node":
-//                      its name, or all candidates, comma-separated, if the cause is unknown.
+//   UNAVAILABLE        ENGINE_PEER_LOST: a node is lost, or it ended its engine. Field "node": its
+//                      name, or all candidates, comma-separated, if the cause is unknown.
 //   DEADLINE_EXCEEDED  ENGINE_TIMEOUT: a node is silent, or data that it has sent does not arrive.
 //                      Field "node": its name, or all candidates, comma-separated.
 //   CANCELLED          ENGINE_CLOSED: this engine was destroyed with exchanges pending

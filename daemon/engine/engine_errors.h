@@ -23,7 +23,7 @@ inline absl::Status EngineTimeout(const std::string& nodes, absl::string_view wh
                    absl::StrCat("node ", nodes, ": ", what), {{field::kNode, nodes}});
 }
 
-inline absl::Status EngineClosed() {
+inline absl::Status EngineEnded() {
   return MakeError(absl::StatusCode::kCancelled, reason::kEngineClosed,
                    "the engine was destroyed with exchanges pending");
 }

@@ -173,7 +173,7 @@ absl::Status GlooEngine::ConnectLanes(std::uint64_t deadline_ns) {
 GlooEngine::~GlooEngine() {
   const bool in_order = pending_.load(std::memory_order_acquire) == 0 && !failed();
   // After an earlier failure, the other nodes know that one.
-  if (Fail(EngineClosed()) && !in_order && watch_ != nullptr) watch_->Say(EngineClosed());
+  if (Fail(EngineEnded()) && !in_order && watch_ != nullptr) watch_->Say(EngineEnded());
   for (auto& lane : lanes_) lane->Stop();
   watch_.reset();
   if (in_order) return;

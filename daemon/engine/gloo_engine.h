@@ -54,7 +54,7 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
   static constexpr std::uint32_t kMaxNodes = 256;
 
   // Connects to the other nodes; every node calls this. Blocks for up to connect_timeout, and for
-  // 10 s more if a node dies while the lanes connect.
+  // 10 s more if a node is lost while the lanes connect.
   //
   // INVALID_ARGUMENT     an option out of its bounds
   // FAILED_PRECONDITION  the nodes' options differ

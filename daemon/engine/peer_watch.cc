@@ -114,7 +114,7 @@ absl::Status PeerWatch::Take(const WatchFrame& frame, Peer* peer, const std::str
     case WatchFrame::Kind::kFailed: {
       const ErrorDetails details = DetailsOf(frame.failure);
       if (details.reason == reason::kEngineClosed) {
-        return PeerLost(name, "it closed its engine with exchanges pending");
+        return PeerLost(name, "it ended its engine with exchanges pending");
       }
       return frame.failure;
     }
@@ -211,7 +211,7 @@ absl::Status PeerWatch::CheckLeft() {
       // It finished the chunks that it had begun. This node has begun another one.
       if (suspected ||
           (*progress_)[lane].begun.load(std::memory_order_acquire) > peer.begun[lane]) {
-        return PeerLost(options_.node_names[node], "it has closed its engine");
+        return PeerLost(options_.node_names[node], "it has ended its engine");
       }
     }
   }

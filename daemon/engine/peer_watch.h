@@ -1,4 +1,4 @@
-// Watches the other nodes of an engine: detects at once that another node's daemon has died, and
+// Watches the other nodes of an engine: detects at once that another node's daemon is lost, and
 // within silence_limit that it is silent or that its data does not arrive. Sends the other nodes
 // the reason when this engine fails.
 //
@@ -49,7 +49,8 @@ class PeerWatch {
     // Called at most once, on the watch's thread.
     std::function<void(const absl::Status&)> on_failure;
   };
-  // How long the error of a lane's broken connection waits for a node's loss that explains it.
+  // A lane's connection has broken. The watch reports that only after this time, because it may
+  // learn in the meantime which node's loss has broken it.
   static constexpr absl::Duration kSuspicion = absl::Milliseconds(500);
 
   // `peers`: by node, as ConnectPeers returns them. `progress`: by lane; must outlive this.

@@ -17,7 +17,7 @@ namespace gradsync::daemon {
 struct WatchFrame {
   enum class Kind : std::uint32_t {
     kAlive = 1,   // the node lives, and has begun so many chunks
-    kLeft = 2,    // the node has closed its engine in order, after so many chunks
+    kLeft = 2,    // the node has ended its engine in order, after so many chunks
     kFailed = 3,  // the node's engine has failed
   };
   Kind kind = Kind::kAlive;

@@ -40,8 +40,8 @@ class BucketReductions {
     return buckets_[bucket]->operation;
   }
 
-  // Ranks have left, or take part again: later reductions are over the ranks that take part by
-  // then. No reduction is in flight.
+  // The ranks that take part have changed. The next Prepare() looks up who they are then. Requires
+  // that no reduction is in flight.
   void Rebind() { bound_ = false; }
   // The operation that reduces the bucket in `step`, ready to be submitted.
   ReduceOperation* Prepare(std::size_t bucket, std::uint64_t step);

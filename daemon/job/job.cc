@@ -306,7 +306,7 @@ bool Job::EndIfIdle(const absl::Status& why) {
     StopLocked(why);
     MaybeEnd(transaction.actions());
   }
-  return told_;
+  return sessions_ended_;
 }
 
 void Job::FailLocked(const absl::Status& failure) {
@@ -326,10 +326,10 @@ void Job::StopLocked(const absl::Status& why) {
 }
 
 void Job::MaybeEnd(DeferredActions* actions) {
-  if (end_.ok() || told_) return;
+  if (end_.ok() || sessions_ended_) return;
   layouts_.GiveUp(actions);
   if (InFlight()) return;
-  told_ = true;
+  sessions_ended_ = true;
   layouts_.FinishSeen(environment_.clock->NowNs(), actions);
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     const Member& member = members_[rank];

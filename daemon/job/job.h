@@ -161,10 +161,10 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   Membership members_ ABSL_GUARDED_BY(mutex_);
   LayoutSet layouts_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
-  // Why the job has ended; OK if it has not. Sessions learn it once nothing touches their memory
-  // (`told_`).
+  // Why the job has ended; OK if it has not. The sessions end with it once nothing touches their
+  // memory (sessions_ended_).
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
-  bool told_ ABSL_GUARDED_BY(mutex_) = false;
+  bool sessions_ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace gradsync::daemon

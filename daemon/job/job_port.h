@@ -27,7 +27,10 @@ namespace gradsync::daemon {
 
 class Job;
 
-// A message of a rank about a step, an operation or its leaving; validated.
+// A message of a rank about a step, an operation or its leaving; validated. It has two forms, and
+// each kind of JobPort takes one: a Job makes `call`, and a ForwardingJob sends `wire` on. For that
+// reason the interface names Job. A method per message would make ForwardingJob encode again what
+// the dispatch has just decoded.
 struct RankMessage {
   const v1::SessionRequest* wire = nullptr;    // as it came
   absl::FunctionRef<absl::Status(Job*)> call;  // what it asks of the job
@@ -62,7 +65,7 @@ class JobPort {
   // deadline.
   virtual void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) = 0;
 
-  // For all calls below: a Status that is not OK is a breach of the protocol by `rank`, and the
+  // For all calls below: a Status that is not OK says how `rank` has broken the protocol, and the
   // caller ends the rank's session with it (Lose). The job ignores a call for a session that it has
   // ended. A job on another node ends the session itself, later.
 

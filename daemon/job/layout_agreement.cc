@@ -84,7 +84,7 @@ absl::Status LayoutAgreement::Violation(std::uint32_t rank, absl::string_view wh
 }
 
 absl::Status LayoutAgreement::Mapped(std::uint32_t rank, RankMemory memory) {
-  if (failed()) return absl::OkStatus();  // the rank has been told, or soon will be
+  if (failed()) return absl::OkStatus();  // the rank knows, or soon will
   RankState& mine = ranks_[rank];
   if (!mine.registered || mine.memory.has_value()) {
     return Violation(rank, "ArenaMapped without a registration, or twice");

@@ -152,13 +152,13 @@ absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
 
 absl::Status LayoutSet::TakeFailure(std::uint32_t rank, const LayoutRequest& request) {
   for (auto it = failures_.begin(); it != failures_.end(); ++it) {
-    if (it->name != request.spec.name || it->replaces != request.replaces || !it->untold[rank]) {
+    if (it->name != request.spec.name || it->replaces != request.replaces || !it->unaware[rank]) {
       continue;
     }
-    it->untold[rank] = false;
+    it->unaware[rank] = false;
     absl::Status status = it->status;
-    const auto& untold = it->untold;
-    if (std::find(untold.begin(), untold.end(), true) == untold.end()) failures_.erase(it);
+    const auto& unaware = it->unaware;
+    if (std::find(unaware.begin(), unaware.end(), true) == unaware.end()) failures_.erase(it);
     return status;
   }
   return absl::OkStatus();
@@ -169,8 +169,8 @@ void LayoutSet::RememberFailure(const LayoutChannel& layout) {
                           layout.agreement().failure(), std::vector<bool>(members_->world_size())};
   bool late = false;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    failure.untold[rank] = members_->InSteps(rank) && !layout.agreement().KnowsFailure(rank);
-    late = late || failure.untold[rank];
+    failure.unaware[rank] = members_->InSteps(rank) && !layout.agreement().KnowsFailure(rank);
+    late = late || failure.unaware[rank];
   }
   if (!late) return;
   if (failures_.size() >= kMaxLayouts) failures_.erase(failures_.begin());
@@ -185,6 +185,7 @@ void LayoutSet::Settle(DeferredActions* actions) {
       it = layouts_.erase(it);
       continue;
     }
+    // `it` stays valid: what is erased below is the replaced layout, which has a lower channel.
     ++it;
     if (layout.ready() || !layout.agreement().Complete()) continue;
     const auto replaced = layouts_.find(layout.agreement().replaces());

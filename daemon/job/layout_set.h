@@ -43,7 +43,9 @@ class LayoutSet {
   // the rank has left, or waits for the layout's replacement.
   absl::StatusOr<LayoutChannel*> OfRank(std::uint32_t rank, std::uint32_t channel) const;
 
-  // ---- Agreements: as the calls of JobPort with these names. None of them comes after Stop().
+  // ---- Agreements. JobPort describes each of these calls, under RegisterLayout, RefuseLayout and
+  // its own name. None of them may come after Stop().
+
   // The layout is valid until the next call.
   absl::StatusOr<LayoutChannel*> Register(std::uint32_t rank, LayoutRequest request,
                                           DeferredActions* actions);
@@ -88,7 +90,7 @@ class LayoutSet {
     std::string name;
     std::uint32_t replaces = 0;
     absl::Status status;
-    std::vector<bool> untold;  // by rank: does not know of it yet
+    std::vector<bool> unaware;  // by rank: true if it does not know of the failure yet
   };
 
   // A layout had this channel.

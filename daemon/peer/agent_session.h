@@ -44,6 +44,9 @@ struct AgentSessionContext {
   std::uint64_t worker_idle_limit_ns = 60'000'000'000;
 };
 
+// Thread-safe. The stream's threads call OnAccepted(), OnMessage() and OnEnd() one at a time: that
+// is the read side. Tick() and NodeLink's calls come from any thread. Owns itself until its stream
+// has ended (ServerStream).
 class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResponse>,
                            public NodeLink {
  public:

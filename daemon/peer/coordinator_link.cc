@@ -110,7 +110,7 @@ bool CoordinatorLink::Join(const JoinRequest& request, const std::shared_ptr<Ses
     if (state == State::kUp) refused = detaching_;
     if (state == State::kUp && refused.ok()) ++joining_;
   }
-  if (state == State::kDown) return false;
+  if (state == State::kEnded) return false;
   if (!refused.ok()) {
     joined(refused);
     return true;
@@ -131,14 +131,14 @@ void CoordinatorLink::StartRank(Waiting waiting) {
   context.workers = workers_;
   auto rank = std::make_shared<ForwardingJob>(waiting.request, std::move(context),
                                               std::move(waiting.sink), std::move(waiting.joined));
-  bool down = false;
+  bool ended = false;
   {
     MutexLock lock(&mutex_);
     ranks_[rank->incarnation()] = rank;
     --joining_;
-    down = state_ == State::kDown;
+    ended = state_ == State::kEnded;
   }
-  if (down) return MaybeEndRanks();
+  if (ended) return MaybeEndRanks();
   rank->SendOpen();
 }
 
@@ -240,10 +240,10 @@ void CoordinatorLink::OnEnd(const absl::Status&) {
     silent = silent_;
   }
   const std::string disconnected = WhyDisconnected();
-  GoDown(silent ? "it sent nothing for 5 s: its daemon is stopped, or the link is down"
-         : !disconnected.empty() ? absl::StrCat("it was disconnected: ", disconnected)
-                                 : "the connection to it has ended",
-         Unless::kNever);
+  MarkEnded(silent ? "it sent nothing for 5 s: its daemon is stopped, or the link is down"
+            : !disconnected.empty() ? absl::StrCat("it was disconnected: ", disconnected)
+                                    : "the connection to it has ended",
+            Unless::kNever);
   // Not earlier: no more messages are handled from here on.
   const absl::Status lost = MakeError(absl::StatusCode::kUnavailable, reason::kCoordinatorLost,
                                       absl::StrCat("the coordinator at ", address_, " is lost"));
@@ -263,7 +263,7 @@ void CoordinatorLink::OnFinished() {
   {
     MutexLock lock(&mutex_);
     dialing = state_ == State::kDialing;
-    if (dialing) state_ = State::kDown;
+    if (dialing) state_ = State::kEnded;
     overdue = overdue_;
     waiting.swap(waiting_);
   }
@@ -290,14 +290,14 @@ void CoordinatorLink::OnFinished() {
   for (const Waiting& one : waiting) one.joined(why);
 }
 
-bool CoordinatorLink::GoDown(const std::string& how, Unless unless) {
+bool CoordinatorLink::MarkEnded(const std::string& how, Unless unless) {
   bool needed = false;
   {
     MutexLock lock(&mutex_);
     needed = !ranks_.empty() || joining_ > 0;
-    if (state_ == State::kDown || (needed && unless == Unless::kNeeded)) return false;
-    state_ = State::kDown;
-    how_down_ = how;
+    if (state_ == State::kEnded || (needed && unless == Unless::kNeeded)) return false;
+    state_ = State::kEnded;
+    how_ended_ = how;
   }
   LogLimited(needed ? LogLevel::kWarning : LogLevel::kInfo,
              needed ? "coordinator lost" : "detached from coordinator",
@@ -311,11 +311,11 @@ void CoordinatorLink::MaybeEndRanks() {
   std::shared_ptr<CoordinatorLink> keep;
   {
     MutexLock lock(&mutex_);
-    if (state_ != State::kDown || engine_->busy() || workers_->busy()) return;
+    if (state_ != State::kEnded || engine_->busy() || workers_->busy()) return;
     keep.swap(unended_);
     ranks.swap(ranks_);
     who = absl::StrCat("the daemon that coordinates job '", key_.job_id, "', on node ",
-                       coordinator_, " at ", address_, ", is lost; known because ", how_down_);
+                       coordinator_, " at ", address_, ", is lost; known because ", how_ended_);
   }
   for (const auto& [incarnation, rank] : ranks) {
     if (rank->layouts().InDoubt()) {
@@ -339,7 +339,7 @@ bool CoordinatorLink::Drop(const std::string& why) {
     MutexLock lock(&mutex_);
     if (state_ != State::kUp) return false;
   }
-  if (!GoDown(why, Unless::kNeeded)) return false;
+  if (!MarkEnded(why, Unless::kNeeded)) return false;
   Cancel();
   return true;
 }
@@ -422,7 +422,7 @@ std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {
 
 bool CoordinatorLink::ended() {
   MutexLock lock(&mutex_);
-  return state_ == State::kDown;
+  return state_ == State::kEnded;
 }
 
 bool CoordinatorLink::is_self() {

@@ -46,7 +46,7 @@ struct LinkContext {
 };
 
 // Thread-safe. Lock order: CoordinatorLink::mutex_, then those of ForwardingJob, WorkerProxyServer,
-// AgentEngine and the stream's queue. The stream keeps the link alive until the stream has ended,
+// AgentEngine and MessageStream. The stream keeps the link alive until the stream has ended,
 // and the link keeps itself alive until its ranks know of that (unended_).
 class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::AttachRequest> {
  public:
@@ -84,7 +84,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void Cancel() override { call_.TryCancel(); }
 
  private:
-  enum class State : std::uint8_t { kDialing, kUp, kSelf, kDown };
+  enum class State : std::uint8_t { kDialing, kUp, kSelf, kEnded };
   enum class Unless : std::uint8_t { kNever, kNeeded };
   struct Waiting {
     JoinRequest request;
@@ -119,7 +119,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
                                            std::uint64_t step);
   // Marks the link as ended; OnEnd() does the rest. False if it has ended already or, with kNeeded,
   // if a rank uses it or is about to.
-  bool GoDown(const std::string& how, Unless unless);
+  bool MarkEnded(const std::string& how, Unless unless);
   // Ends the ranks' sessions, once the coordinator is lost and nothing touches their memory.
   void MaybeEndRanks();
   std::shared_ptr<CoordinatorLink> Self() {
@@ -145,7 +145,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kDialing;
   std::string coordinator_ ABSL_GUARDED_BY(mutex_);  // its node's name
-  std::string how_down_ ABSL_GUARDED_BY(mutex_);
+  std::string how_ended_ ABSL_GUARDED_BY(mutex_);
   bool silent_ ABSL_GUARDED_BY(mutex_) = false;
   bool overdue_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);

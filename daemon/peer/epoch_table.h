@@ -1,5 +1,5 @@
 // The engines between the nodes of a job, one after the other: the current one, and those that have
-// ended but are still owed answers.
+// ended while some node has not yet answered all of their launches.
 
 #ifndef DAEMON_PEER_EPOCH_TABLE_H_
 #define DAEMON_PEER_EPOCH_TABLE_H_
@@ -35,7 +35,7 @@ class EpochTable {
                                         NodeLinks* flush);
   // Null: none.
   const std::shared_ptr<EngineEpoch>& current() const { return current_; }
-  // The current epoch, or one that has ended and is still owed answers. Null: neither. MALFORMED
+  // The epoch with this number. Null if it has ended and every launch of it is answered. MALFORMED
   // unless `link` (null: this node), which sent `what`, is one of its nodes.
   absl::StatusOr<std::shared_ptr<EngineEpoch>> Find(std::uint64_t epoch, const NodeLink* link,
                                                     absl::string_view what) const;
@@ -47,8 +47,8 @@ class EpochTable {
 
   // Ends the current epoch, if there is one.
   void Retire(NodeLinks* flush);
-  // Has the reaper destroy the engines that have ended and that no one uses. Forgets those epochs
-  // that are owed nothing.
+  // Has the reaper destroy the engines that have ended and that no one uses. Forgets the epochs
+  // whose launches are all answered.
   void Reap();
   // Ends the current epoch. No other one follows.
   void Close(NodeLinks* flush);

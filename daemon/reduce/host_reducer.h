@@ -27,7 +27,7 @@ namespace gradsync::daemon {
 class HostReducer final : public Reducer {
  public:
   // Bytes read and written up to which an operation runs on the submitter's thread: at 10 GB/s and
-  // more it is over in the 25 microseconds that waking a thread takes.
+  // more it takes no longer than the 25 microseconds in which another thread wakes up.
   static constexpr std::size_t kInlineTrafficBytes = 256 * 1024;
   // Bounds of a slice, in bytes of one buffer. Below, cutting costs more than it wins (64 KiB: 5 to
   // 16 % slower); above, another flow would wait too long for its turn (k = 2: 32 MiB of traffic,
@@ -87,8 +87,9 @@ class HostReducer final : public Reducer {
 
   Mutex mutex_;
   CondVar work_;  // a flow is active, or stopping_
-  // [0, active_) have work, the rest are kept for the storage of their rings. A flow is looked up
-  // by a walk over the active ones: as many as there are jobs with a bucket in progress.
+  // The first active_ flows have work. The others are empty; they stay because their rings have
+  // storage. A walk over the active ones finds a flow: there is one per job with a bucket in
+  // progress.
   std::vector<std::unique_ptr<Flow>> flows_ ABSL_GUARDED_BY(mutex_);
   std::size_t active_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t turn_ ABSL_GUARDED_BY(mutex_) =

@@ -63,7 +63,7 @@ struct DeviceReduction {
   bool is_void = false;
 };
 
-// No reduction: a copy of one rank's buffer to the others, of which some are on other nodes.
+// No reduction: a copy of one rank's buffer to the others. Ranks may be on several nodes.
 struct NodeBroadcast {
   HostBuffers buffers;  // null for ranks on other nodes; `count` bytes each
   std::uint32_t root = 0;

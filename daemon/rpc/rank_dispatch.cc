@@ -16,20 +16,20 @@ namespace gradsync::daemon {
 namespace {
 
 absl::Status RegisterLayout(const v1::RegisterLayout& message, const DecodeLimits& limits,
-                            std::uint64_t now_ns, RankPort* rank) {
+                            std::uint64_t now_ns, RankPort* port) {
   auto request = DecodeLayout(message, limits, now_ns);
   if (!request.ok()) {
-    rank->RefuseLayout(message.request_id(), request.status());
+    port->RefuseLayout(message.request_id(), request.status());
     return absl::OkStatus();
   }
   if (request->replaces != 0) {
-    const absl::Status may = rank->job().CheckReplaces(rank->rank(), request->replaces);
+    const absl::Status may = port->job().CheckReplaces(port->rank(), request->replaces);
     if (!may.ok()) return may;
   }
-  if (!rank->job().coordinator().empty()) {
+  if (!port->job().coordinator().empty()) {
     request->message = std::make_shared<const v1::RegisterLayout>(message);
   }
-  return rank->RegisterLayout(*std::move(request));
+  return port->RegisterLayout(*std::move(request));
 }
 
 }  // namespace
@@ -41,40 +41,40 @@ void RankPort::RefuseLayout(std::uint64_t request_id, const absl::Status& why) {
 }
 
 absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimits& limits,
-                             std::uint64_t now_ns, RankPort* rank) {
-  const std::uint32_t number = rank->rank();
+                             std::uint64_t now_ns, RankPort* port) {
+  const std::uint32_t rank = port->rank();
   const auto deliver = [&](absl::FunctionRef<absl::Status(Job*)> call) {
-    return rank->job().Deliver({&request, call, {}});
+    return port->job().Deliver({&request, call, {}});
   };
   const auto operate = [&](const absl::StatusOr<OperationRequest>& operation) {
     if (!operation.ok()) return operation.status();
-    const auto staging = rank->Staging(operation->staging_bytes);
+    const auto staging = port->Staging(operation->staging_bytes);
     if (!staging.ok()) return staging.status();
     const auto call = [&](Job* job) {
-      return job->Operate(number, operation->sequence, operation->spec, *staging,
+      return job->Operate(rank, operation->sequence, operation->spec, *staging,
                           operation->deadline_ns);
     };
-    return rank->job().Deliver({&request, call, *staging});
+    return port->job().Deliver({&request, call, *staging});
   };
   switch (request.kind_case()) {
     case v1::SessionRequest::kBucketReady: {
       const auto& ready = request.bucket_ready();
-      if (absl::Status whole = rank->CheckArena(ready.channel(), ready.step()); !whole.ok()) {
+      if (absl::Status whole = port->CheckArena(ready.channel(), ready.step()); !whole.ok()) {
         return whole;
       }
       const auto buckets = absl::MakeConstSpan(ready.buckets().data(),
                                                static_cast<std::size_t>(ready.buckets_size()));
       return deliver(
-          [&](Job* job) { return job->MarkReady(number, ready.channel(), ready.step(), buckets); });
+          [&](Job* job) { return job->MarkReady(rank, ready.channel(), ready.step(), buckets); });
     }
     case v1::SessionRequest::kEndStep: {
       const auto& end = request.end_step();
-      if (absl::Status whole = rank->CheckArena(end.channel(), end.step()); !whole.ok()) {
+      if (absl::Status whole = port->CheckArena(end.channel(), end.step()); !whole.ok()) {
         return whole;
       }
       return deliver([&](Job* job) {
-        return end.ready_rest() ? job->FinishStep(number, end.channel(), end.step(), end.used_map())
-                                : job->EndStep(number, end.channel(), end.step(), end.used_map());
+        return end.ready_rest() ? job->FinishStep(rank, end.channel(), end.step(), end.used_map())
+                                : job->EndStep(rank, end.channel(), end.step(), end.used_map());
       });
     }
     case v1::SessionRequest::kAbandonStep: {
@@ -85,13 +85,13 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
                                       " bytes; ", kMaxReasonBytes, " allowed"));
       }
       return deliver([&](Job* job) {
-        return job->AbandonStep(number, abandon.channel(), abandon.step(), abandon.reason());
+        return job->AbandonStep(rank, abandon.channel(), abandon.step(), abandon.reason());
       });
     }
     case v1::SessionRequest::kRegisterLayout:
-      return RegisterLayout(request.register_layout(), limits, now_ns, rank);
+      return RegisterLayout(request.register_layout(), limits, now_ns, port);
     case v1::SessionRequest::kArenaMapped:
-      return rank->ArenaMapped(request.arena_mapped().channel());
+      return port->ArenaMapped(request.arena_mapped().channel());
     case v1::SessionRequest::kBroadcast:
       return operate(DecodeBroadcast(request.broadcast(), limits.staging_bytes, now_ns));
     case v1::SessionRequest::kBarrier:
@@ -101,16 +101,16 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     case v1::SessionRequest::kChunkWritten: {
       const auto& chunk = request.chunk_written();
       return deliver([&](Job* job) {
-        return job->ChunkWritten(number, chunk.sequence(), chunk.chunk(), chunk.bytes());
+        return job->ChunkWritten(rank, chunk.sequence(), chunk.chunk(), chunk.bytes());
       });
     }
     case v1::SessionRequest::kChunkRead: {
       const auto& chunk = request.chunk_read();
       return deliver(
-          [&](Job* job) { return job->ChunkRead(number, chunk.sequence(), chunk.chunk()); });
+          [&](Job* job) { return job->ChunkRead(rank, chunk.sequence(), chunk.chunk()); });
     }
     case v1::SessionRequest::kLeave:
-      return deliver([&](Job* job) { return job->Leave(number, request.leave().exit()); });
+      return deliver([&](Job* job) { return job->Leave(rank, request.leave().exit()); });
     case v1::SessionRequest::kQueryStep:
       return deliver([&](Job* job) {
         const auto& query = request.query_step();
@@ -119,7 +119,7 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
         response.mutable_step_state()->set_step(query.step());
         response.mutable_step_state()->set_missing(
             job->MissingInStep(query.channel(), query.step()));
-        rank->Respond(std::move(response));
+        port->Respond(std::move(response));
         return absl::OkStatus();
       });
     case v1::SessionRequest::kOpenSession:

@@ -24,11 +24,12 @@ class RankPort {
   virtual std::uint32_t rank() const = 0;
   virtual JobPort& job() const = 0;
 
-  // A Status that is not OK ends the rank's session, in all calls that return one.
+  // In all calls below that return a Status: if it is not OK, it ends the rank's session.
+
   // Checks that the memory of the channel's layout may be reduced.
   virtual absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const = 0;
   virtual absl::Status ArenaMapped(std::uint32_t channel) = 0;
-  // The staging memory, of which an operation needs the first `bytes` bytes.
+  // The staging memory. An operation needs its first `bytes` bytes.
   virtual absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes) = 0;
   // Answers with LayoutAssigned, or by RefuseLayout().
   virtual absl::Status RegisterLayout(LayoutRequest request) = 0;
@@ -41,7 +42,7 @@ class RankPort {
 // Takes any message of a rank but OpenSession and LeaseAnswer, which are between a trainer and its
 // own daemon. A Status that is not OK is a breach of the protocol, and ends the rank's session.
 absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimits& limits,
-                             std::uint64_t now_ns, RankPort* rank);
+                             std::uint64_t now_ns, RankPort* port);
 
 }  // namespace gradsync::daemon
 

@@ -48,6 +48,8 @@ class CudaArenas {
 
   // Some memory waits for the end of launches.
   bool waits_for_launches() const { return !removals_.empty(); }
+  // Frees the removed memory that no launch of `launches` touches any more. Memory that a trainer
+  // may have open by legacy IPC is kept for FreeOfEnded().
   std::vector<std::uint64_t> FreeUntouched(const CudaLaunchQueue& launches);
 
   // For poll(): the processes that must end before their memory is freed. An entry may have no

@@ -77,7 +77,7 @@ GpuArena::~GpuArena() {
   // The worker keeps memory that is shared by an IPC handle until the trainer ends. Meanwhile this
   // reference keeps the worker from being idle: an idle worker is stopped, which frees the memory.
   const std::shared_ptr<WorkerPort> busy = ipc_handle_.empty() ? nullptr : worker_;
-  // If the worker has died, the memory is free already.
+  // If the worker is lost, the memory is free already.
   worker_->Call(std::move(call), {},
                 [reservation = std::move(reservation_), busy](const auto& /*reply*/) {});
 }

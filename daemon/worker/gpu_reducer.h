@@ -16,7 +16,7 @@
 namespace gradsync::daemon {
 
 // Hands each operation to the launch scheduler of its job; a job's generations share one. Never
-// blocks: done() comes on a worker's thread, or from within Reduce(). A worker that dies fails its
+// blocks: done() comes on a worker's thread, or from within Reduce(). A lost worker fails its
 // operations.
 //
 // Thread-safe.

@@ -220,7 +220,7 @@ bool WorkerSupervisor::Tick() {
   const std::uint64_t now_ns = clock_->NowNs();
   for (auto it = workers_.begin(); it != workers_.end();) {
     Worker& worker = it->second;
-    // A worker that has died stays in the table for its RestartPolicy. A running worker is idle if
+    // A worker that has ended stays in the table for its RestartPolicy. A running worker is idle if
     // the table has the only reference.
     const bool idle = worker.process == nullptr ? worker.waiting.empty()
                                                 : worker.open && worker.waiting.empty() &&

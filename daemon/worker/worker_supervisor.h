@@ -76,7 +76,7 @@ struct WorkerStatus {
 
 // Starts a worker when it is first asked for, and keeps it until nobody has used it for
 // idle_limit_ns: a job's next trainers can use it, and its communicator took long to make. A worker
-// that has died is started again when it is next asked for, as RestartPolicy allows.
+// that has ended is started again when it is next asked for, as RestartPolicy allows.
 //
 // Thread-safe. Calls callbacks on the workers' threads or from within Ensure. The destructor stops
 // every worker; no callback comes after it.

@@ -78,7 +78,8 @@ inline constexpr Reason kVersion("VERSION");
 // INVALID_ARGUMENT, FAILED_PRECONDITION. An argument, an option, an environment variable or a
 // message is not valid. A call of the client library; the session if the daemon finds it.
 inline constexpr Reason kMalformed("MALFORMED");
-// RESOURCE_EXHAUSTED. Memory, a thread or a file descriptor is not to be had. A call.
+// RESOURCE_EXHAUSTED. The system has no more memory, threads or file descriptors for this process.
+// A call.
 inline constexpr Reason kMemory("MEMORY");
 // FAILED_PRECONDITION, INTERNAL, NOT_FOUND, PERMISSION_DENIED, UNIMPLEMENTED. A call or message
 // came out of order, or the other side does not speak this protocol. The session; a call if the
@@ -162,8 +163,8 @@ inline constexpr Reason kStepInDoubt("STEP_IN_DOUBT");
 inline constexpr Reason kStepTimeout("STEP_TIMEOUT");
 // ABORTED. The step is void. The step, on every rank.
 inline constexpr Reason kStepVoid("STEP_VOID");
-// DEADLINE_EXCEEDED, UNAVAILABLE. The time of this wait is over; nothing else has changed. A wait,
-// which can be repeated.
+// DEADLINE_EXCEEDED, UNAVAILABLE. The time-out of this wait has expired; nothing else has
+// changed. A wait, which can be repeated.
 inline constexpr Reason kWaitTimeout("WAIT_TIMEOUT");
 
 // ---- Barrier, Broadcast, AllReduce

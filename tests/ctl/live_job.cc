@@ -3,7 +3,7 @@
 // Runs three steps of a layout "model" of two buckets, the second of which has an element that is
 // Inf and the third a gradient norm of 5, leaves step 4 waiting for rank 1, prints "waiting", and
 // goes on when told on stdin: "finish" completes the step, leaves the job and prints "finished";
-// "lose" lets rank 1 go without a word and prints "lost" when rank 0 has been told.
+// "lose" ends rank 1 without Leave, and prints "lost" once rank 0 knows of the loss.
 
 #include <cmath>
 #include <future>

@@ -388,7 +388,7 @@ ISOLATED_TEST(CudaDeath, WorkersDeathFailsItsJobAndNoOther, MachineWithGpus(1)) 
 }
 
 // The streams have seen the verdict that the step is complete. One worker dies before it reports
-// this to the daemon. So no host may be told that the step is void.
+// this to the daemon. So no host may learn that the step is void.
 ISOLATED_TEST(CudaDeath, WorkersDeathAfterTheVerdictPutsTheStepInDoubt, MachineWithGpus(2)) {
   CudaNode node(2);
   CudaRank first(0), second(1);

@@ -383,7 +383,7 @@ ISOLATED_TEST(GpuNodes, KilledCoordinatorFailsTheJob, MachineWithGpus(2)) {
 }
 
 // The ranks' streams have seen the verdict that a step is complete, and no rank has ended the step.
-// Whatever is lost at that moment, no host may be told that the step is void.
+// Whatever is lost at that moment, no host may learn that the step is void.
 class LossAfterTheVerdict {
  public:
   LossAfterTheVerdict() = default;

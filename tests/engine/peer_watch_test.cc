@@ -159,11 +159,11 @@ TEST_F(PeerWatchTest, FailureReportedByAnotherNodeIsReportedToo) {
   EXPECT_EQ(*failure, frame.failure);
 }
 
-TEST_F(PeerWatchTest, NodeThatClosesWithExchangesPendingIsLost) {
+TEST_F(PeerWatchTest, NodeThatEndsWithExchangesPendingIsLost) {
   Start(absl::Minutes(10));
   WatchFrame frame;
   frame.kind = WatchFrame::Kind::kFailed;
-  frame.failure = EngineClosed();
+  frame.failure = EngineEnded();
   Tell(1, frame);
   const auto failure = failure_.Wait();
   ASSERT_TRUE(failure.has_value());

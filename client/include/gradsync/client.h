@@ -330,9 +330,9 @@ class Layout {
   //   ABORTED              STEP_IN_DOUBT: the step may be complete on some ranks and void on
   //                        others. The session ends. Compare the ranks' last steps, or go on from a
   //                        checkpoint on every rank.
-  //   DEADLINE_EXCEEDED    STEP_TIMEOUT: the job's step_timeout is over and the step is void; the
-  //                        message says who is missing what. WAIT_TIMEOUT: `timeout` is over;
-  //                        nothing changed.
+  //   DEADLINE_EXCEEDED    STEP_TIMEOUT: the job's step_timeout has expired and the step is void;
+  //                        the message says who is missing what. WAIT_TIMEOUT: `timeout` has
+  //                        expired; nothing changed.
   //   FAILED_PRECONDITION  STALE_STEP and PROTOCOL_VIOLATION: as in WaitBucket.
   virtual absl::StatusOr<StepResult> WaitStep(
       std::uint64_t step, absl::Duration timeout = absl::InfiniteDuration()) = 0;

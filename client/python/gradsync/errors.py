@@ -18,7 +18,7 @@ class Error(RuntimeError):
       reason: the error itself: "RANK_LOST", "STEP_TIMEOUT", ...; may be "".
       job: id of the job; "" if the error is about no job.
       rank: the rank that the error is about, for example the lost one; None if there is none.
-      channel: number of the job's channel, of which each layout has one; None if there is none.
+      channel: number of the job's channel (each layout has one); None if there is none.
       step: the step; None if there is none.
       bucket: index of the bucket in its layout; None if there is none.
     """

@@ -15,7 +15,7 @@ class Clipping:
     """Scales one wrapped module's gradients. Used on the thread that trains."""
 
     def __init__(self) -> None:
-        """No optimizer was told a scale yet."""
+        """No optimizer has a scale yet."""
         self._scale_of: tuple[weakref.ref[torch.optim.Optimizer], _NextStepScale] | None = None
 
     def scale(

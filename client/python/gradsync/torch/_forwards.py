@@ -39,7 +39,7 @@ class _OutputHook:
 
 
 class Forwards:
-    """The forward passes of one module, of which a backward pass goes through one or several.
+    """The forward passes of one module. A backward pass goes through one or several of them.
 
     A backward pass normally reaches an output, whose hook runs before the first gradient. It does
     not if the outputs hide their tensors, or if the loss is made of results of torch.autograd.grad,

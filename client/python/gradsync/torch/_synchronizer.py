@@ -40,7 +40,7 @@ class Synchronizer:
 
     Args:
       state: the module's.
-      buckets: its parameters' layout, of which no step was begun yet.
+      buckets: its parameters' layout; none of its steps has begun yet.
       broadcast_buffers: whether each step ends with the buffers of the lowest live rank everywhere.
       static_graph: the first step counts how often each gradient comes.
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
