@@ -199,7 +199,7 @@ ISOLATED_TEST(CudaHandoff, StreamsAreJoinedBeforeReady, MachineWithGpus(1)) {
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 }
 
-ISOLATED_TEST(CudaHandoff, WaitBeforeOrAfterTheSignal, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaHandoff, WaitMayComeBeforeOrAfterTheSignal, MachineWithGpus(1)) {
   Trainer trainer;
   ASSERT_TRUE(trainer.layout->FinishStep(1, {}, {trainer.stream}).ok());
   ASSERT_TRUE(trainer.layout->WaitOnStream(1, 0, trainer.stream).ok());
@@ -504,7 +504,7 @@ absl::Status RegisterOn(const std::string& device) {
   return (*session)->RegisterLayout(SpecOn(device)).status();
 }
 
-ISOLATED_TEST(CudaDevice, NamedByUuid, MachineWithGpus(2)) {
+ISOLATED_TEST(CudaDevice, IsNamedByItsUuid, MachineWithGpus(2)) {
   const auto second = CudaDeviceUuid(1);
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(*second, GpuUuid(1));
@@ -524,7 +524,7 @@ ISOLATED_TEST(CudaDevice, UnusableDeviceSaysWhatToDo, MachineWithGpus(1)) {
   EXPECT_THAT(std::string(closed.message()), HasSubstr("nvidia-uvm"));
 }
 
-ISOLATED_TEST(CudaDevice, MpsFull, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaDevice, FullMpsHasAReasonOfItsOwn, MachineWithGpus(1)) {
   FakeMachine machine;
   machine.Inject("cuInit 1 error 808");  // CUDA_ERROR_MPS_MAX_CLIENTS_REACHED
   const absl::Status full = CudaDeviceUuid(0).status();
@@ -532,7 +532,7 @@ ISOLATED_TEST(CudaDevice, MpsFull, MachineWithGpus(1)) {
   EXPECT_EQ(ReasonOf(full), "MPS_FULL");
 }
 
-ISOLATED_TEST(CudaDevice, MpsNotReady, MachineWithGpus(1)) {
+ISOLATED_TEST(CudaDevice, MpsThatIsNotReadyNamesItsControlProgram, MachineWithGpus(1)) {
   FakeMachine machine;
   machine.Inject("cuDeviceGet 1 error 807");  // CUDA_ERROR_MPS_SERVER_NOT_READY
   const absl::Status waiting = CudaDeviceUuid(0).status();

@@ -48,7 +48,7 @@ TEST(DoneWaitTest, PoisonWithTheSameLowHalfIsSeen) {
 }
 
 // The waker is another process: the futex must not be private.
-TEST(DoneWaitTest, ReleasedByAnotherProcess) {
+TEST(DoneWaitTest, AnotherProcessReleasesTheWait) {
   void* page = mmap(nullptr, sizeof(BucketSemaphore), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);

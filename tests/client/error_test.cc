@@ -47,9 +47,9 @@ TEST(ErrorTest, MakeErrorCarriesFields) {
   EXPECT_EQ(ErrorField(status, field::kChannel), "");
 }
 
-TEST(ErrorTest, StatusFromMessage) { ExpectRankLost(StatusFromProto(RankLost())); }
+TEST(ErrorTest, MessageKeepsReasonAndFields) { ExpectRankLost(StatusFromProto(RankLost())); }
 
-TEST(ErrorTest, StatusFromTrailer) {
+TEST(ErrorTest, TrailerKeepsReasonAndFields) {
   ExpectRankLost(StatusFromTrailer(10, "other words", RankLost().SerializeAsString()));
 }
 

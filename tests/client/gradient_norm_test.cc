@@ -16,17 +16,17 @@ StepResult ResultOf(const std::vector<GradientStats>& stats) {
   return result;
 }
 
-TEST(GradientNormTest, RootOfTheSumOverBuckets) {
+TEST(GradientNormTest, IsTheRootOfTheSumOverBuckets) {
   EXPECT_EQ(GradientNorm(ResultOf({{9, 0}})), 3);
   EXPECT_EQ(GradientNorm(ResultOf({{9, 0}, {0, 0}, {16, 0}})), 5);
 }
 
-TEST(GradientNormTest, NonFiniteIfAnElementIs) {
+TEST(GradientNormTest, IsNonFiniteIfAnElementIs) {
   EXPECT_EQ(GradientNorm(ResultOf({{9, 0}, {kInfinity, 1}})), kInfinity);
   EXPECT_TRUE(std::isnan(GradientNorm(ResultOf({{kNan, 1}, {kInfinity, 1}}))));
 }
 
-TEST(GradientNormTest, NanWithoutStats) { EXPECT_TRUE(std::isnan(GradientNorm(StepResult()))); }
+TEST(GradientNormTest, IsNanWithoutStats) { EXPECT_TRUE(std::isnan(GradientNorm(StepResult()))); }
 
 TEST(ClipCoefficientTest, ScalesOnlyLargeNorms) {
   EXPECT_EQ(ClipCoefficient(0, 1), 1);

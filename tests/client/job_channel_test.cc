@@ -24,7 +24,7 @@ class JobChannelTest : public testing::Test {
   const JobOfThreads job_ = JoinAll(daemon_, 3, nullptr);
 };
 
-TEST_F(JobChannelTest, BroadcastExceedsStagingMemory) {
+TEST_F(JobChannelTest, BroadcastMayExceedTheStagingMemory) {
   // Two chunks and a part of the default 32 MiB, and not a multiple of anything.
   std::vector<std::uint32_t> sent((70u << 20) / sizeof(std::uint32_t) + 3);
   std::iota(sent.begin(), sent.end(), 1u);
@@ -37,7 +37,7 @@ TEST_F(JobChannelTest, BroadcastExceedsStagingMemory) {
   });
 }
 
-TEST_F(JobChannelTest, BroadcastFromLowestLiveRank) {
+TEST_F(JobChannelTest, LowestLiveRankIsTheRootOnEveryRank) {
   // More than the staging memory holds, so the broadcast has several chunks.
   constexpr std::size_t kCount = (40u << 20) / sizeof(std::uint32_t);
   const auto broadcast = [&](std::uint32_t rank, std::uint32_t root) {
@@ -56,7 +56,7 @@ TEST_F(JobChannelTest, BroadcastFromLowestLiveRank) {
   });
 }
 
-TEST_F(JobChannelTest, SmallAndEmptyBroadcasts) {
+TEST_F(JobChannelTest, BroadcastMayBeSmallOrEmpty) {
   OnEveryRank(3, [&](std::uint32_t rank) {
     for (std::uint32_t root = 0; root < 3; ++root) {
       char byte = rank == root ? 'x' : '.';

@@ -103,7 +103,7 @@ TEST(SessionOptionsTest, TimeoutsRoundUpAndAreBounded) {
   EXPECT_EQ(TimeoutMs(absl::InfiniteDuration()), 10ull * 365 * 24 * 3600 * 1000);
 }
 
-TEST(SessionOptionsTest, FdSocketPath) {
+TEST(SessionOptionsTest, FdSocketIsBesideTheSocket) {
   EXPECT_EQ(FdSocketPath("/run/gradsync/gradsyncd.sock"), "/run/gradsync/gradsyncd-fd.sock");
 }
 

@@ -22,7 +22,7 @@ std::string Fault(const std::vector<std::string>& arguments) {
   return std::string(parsed.status().message());
 }
 
-TEST(ArgumentsTest, Defaults) {
+TEST(ArgumentsTest, HaveDefaults) {
   const CtlArguments arguments = Parse({"status"});
   EXPECT_EQ(arguments.command, CtlCommand::kStatus);
   EXPECT_EQ(arguments.socket, "/run/gradsync/gradsyncd.sock");

@@ -226,7 +226,7 @@ TEST_F(CommandTest, TimelineChoosesTheOnlyLiveJobAndCountsGenerationsOnce) {
   EXPECT_THAT(outcome.out, HasSubstr("of model, job digits"));
 }
 
-TEST_F(CommandTest, TimelineWithoutLayoutOrJob) {
+TEST_F(CommandTest, TimelineWithoutLayoutOrJobSaysWhatIsMissing) {
   daemon_.introspection().status.mutable_jobs(0)->clear_layouts();
   EXPECT_EQ(Ask({"timeline"}).error, "gradsyncctl: job digits has no layout yet\n");
   daemon_.introspection().status.clear_jobs();
@@ -290,7 +290,7 @@ TEST(UsageTest, HelpAndVersionGoToOutAndExitZero) {
   EXPECT_EQ(RunCtl({"--help"}).exit_status, 0);
 }
 
-TEST(UnreachableTest, NoSocket) {
+TEST(UnreachableTest, MissingSocketNamesTheStartCommand) {
   const ScratchFolder folder;
   const std::string path = folder.Path("none.sock");
   for (const char* command : {"status", "stats", "timeline", "health"}) {
@@ -310,7 +310,7 @@ TEST(UnreachableTest, HealthJsonSaysErr) {
   EXPECT_EQ(nlohmann::json::parse(outcome.out).at("code"), "ERR");
 }
 
-TEST(UnreachableTest, DaemonThatHasEnded) {
+TEST(UnreachableTest, EndedDaemonIsReported) {
   const ScratchFolder folder;
   const std::string path = folder.Path("d.sock");
   ListenAt(path).reset();
@@ -319,7 +319,7 @@ TEST(UnreachableTest, DaemonThatHasEnded) {
   EXPECT_THAT(outcome.error, HasSubstr("no daemon at " + path + " any more"));
 }
 
-TEST(UnreachableTest, NotASocketOrTooLong) {
+TEST(UnreachableTest, PathThatIsNoSocketOrTooLongIsReported) {
   const ScratchFolder folder;
   const std::string path = folder.Path("file");
   std::ofstream(path) << "text";
@@ -329,7 +329,7 @@ TEST(UnreachableTest, NotASocketOrTooLong) {
   EXPECT_THAT(outcome.error, HasSubstr("is longer than 107 bytes"));
 }
 
-TEST(UnreachableTest, TimeoutOfADaemonThatDoesNotAnswer) {
+TEST(UnreachableTest, SilentDaemonTimesOut) {
   const ScratchFolder folder;
   const daemon::UniqueFd listener = ListenAt(folder.Path("d.sock"));
   const Outcome outcome = RunCtl({"status", "--socket", folder.Path("d.sock"), "--timeout", "0.2"});
@@ -337,7 +337,7 @@ TEST(UnreachableTest, TimeoutOfADaemonThatDoesNotAnswer) {
   EXPECT_THAT(outcome.error, HasSubstr("did not answer within 200ms"));
 }
 
-TEST(UnreachableTest, ListenerThatClosesTheConnection) {
+TEST(UnreachableTest, ClosedConnectionIsReported) {
   const ScratchFolder folder;
   const daemon::UniqueFd listener = ListenAt(folder.Path("d.sock"));
   std::thread closer(

@@ -104,7 +104,7 @@ class DoctorTest : public testing::Test {
   daemon::UniqueFd packets_;
 };
 
-TEST_F(DoctorTest, MachineWithoutGpu) {
+TEST_F(DoctorTest, MachineWithoutGpuHasNoProblem) {
   Listen();
   for (const Finding& finding : Diagnose(subject_)) {
     EXPECT_EQ(finding.verdict, Verdict::kOk) << finding.check << ": " << finding.what;
@@ -137,14 +137,14 @@ TEST_F(DoctorTest, MissingDaemonNamesTheStartCommand) {
   EXPECT_EQ(Of("fd socket").verdict, Verdict::kFailure);
 }
 
-TEST_F(DoctorTest, SocketsWithoutListener) {
+TEST_F(DoctorTest, SocketWithoutListenerIsReported) {
   Listen();
   stream_.reset();
   EXPECT_EQ(Of("socket").what, "nobody listens at " + subject_.socket);
   EXPECT_EQ(Of("fd socket").verdict, Verdict::kOk);
 }
 
-TEST_F(DoctorTest, SocketOfAnotherKind) {
+TEST_F(DoctorTest, SocketOfAnotherKindIsReported) {
   Listen();
   packets_.reset();
   std::filesystem::remove(folder_.Path("d-fd.sock"));
@@ -152,7 +152,7 @@ TEST_F(DoctorTest, SocketOfAnotherKind) {
   EXPECT_THAT(Of("fd socket").what, HasSubstr("of another kind"));
 }
 
-TEST_F(DoctorTest, SocketOpenToEveryUser) {
+TEST_F(DoctorTest, SocketOpenToEveryUserIsAWarning) {
   Listen();
   ASSERT_EQ(chmod(folder_.Path("").c_str(), 0755), 0);
   ASSERT_EQ(chmod(subject_.socket.c_str(), 0666), 0);
@@ -160,7 +160,7 @@ TEST_F(DoctorTest, SocketOpenToEveryUser) {
   EXPECT_THAT(Of("socket").remedy, HasSubstr("socket_mode"));
 }
 
-TEST_F(DoctorTest, CgroupMemoryLimit) {
+TEST_F(DoctorTest, ReachedCgroupMemoryLimitIsAWarning) {
   EXPECT_EQ(Of("memory limit").what, "none by a cgroup");
   Write("/proc/self/cgroup", "0::/pod/trainer\n");
   Write("/sys/fs/cgroup/pod/trainer/memory.max", "max\n");
@@ -174,12 +174,12 @@ TEST_F(DoctorTest, CgroupMemoryLimit) {
   EXPECT_EQ(Of("memory limit").verdict, Verdict::kWarning);
 }
 
-TEST_F(DoctorTest, UserNamespace) {
+TEST_F(DoctorTest, UserNamespaceIsAWarning) {
   Write("/proc/self/uid_map", "         0       1000          1\n");
   EXPECT_EQ(Of("user namespace").verdict, Verdict::kWarning);
 }
 
-TEST_F(DoctorTest, DescriptorLimitOfTheDaemon) {
+TEST_F(DoctorTest, LowDescriptorLimitOfTheDaemonIsAWarning) {
   Listen();
   Write(absl::StrCat("/proc/", getpid(), "/limits"),
         "Limit           Soft Limit  Hard Limit  Units\nMax open files  64  64  files\n");
@@ -188,13 +188,13 @@ TEST_F(DoctorTest, DescriptorLimitOfTheDaemon) {
   EXPECT_THAT(finding.what, HasSubstr("the daemon may open 64"));
 }
 
-TEST_F(DoctorTest, HiddenGpus) {
+TEST_F(DoctorTest, HiddenGpusAreAFailure) {
   Write("/proc/driver/nvidia/version", "NVRM");
   EXPECT_EQ(Of("GPUs").verdict, Verdict::kFailure);
   EXPECT_THAT(Of("GPUs").remedy, HasSubstr("gpu.conf"));
 }
 
-TEST_F(DoctorTest, MissingDeviceFiles) {
+TEST_F(DoctorTest, MissingDeviceFileIsAFailure) {
   AddGpus(1);
   EXPECT_EQ(Of("GPUs").what, "1 GPU");
   std::filesystem::remove(subject_.root + "/dev/nvidia-uvm");
@@ -202,7 +202,7 @@ TEST_F(DoctorTest, MissingDeviceFiles) {
   EXPECT_THAT(Of("GPUs").remedy, HasSubstr("nvidia-modprobe"));
 }
 
-TEST_F(DoctorTest, GpusWithoutADriver) {
+TEST_F(DoctorTest, GpusWithoutADriverAreAFailure) {
   AddGpus(2);
   EXPECT_EQ(Of("CUDA driver").verdict, Verdict::kFailure);
   EXPECT_THAT(Of("CUDA driver").what, HasSubstr("libcuda-of-no-machine.so.1"));
@@ -221,7 +221,7 @@ TEST_F(DoctorTest, FindsDriverAndNccl) {
   EXPECT_EQ(Of("NCCL").what, "NCCL 2.28.9");
 }
 
-TEST_F(DoctorTest, OldLibraries) {
+TEST_F(DoctorTest, OldLibrariesAreReported) {
   AddGpus(2);
   subject_.cuda_library = std::filesystem::absolute("tests/cuda/libold.so");
   subject_.nccl_library = subject_.cuda_library;
@@ -230,7 +230,7 @@ TEST_F(DoctorTest, OldLibraries) {
   EXPECT_THAT(Of("NCCL").what, HasSubstr("is too old"));
 }
 
-TEST_F(DoctorTest, GpusHiddenFromTheDaemon) {
+TEST_F(DoctorTest, GpusHiddenFromTheDaemonAreAFailure) {
   AddGpus(2);
   Listen();
   EXPECT_EQ(Of("daemon's GPUs").verdict, Verdict::kFailure);
@@ -241,7 +241,7 @@ TEST_F(DoctorTest, GpusHiddenFromTheDaemon) {
   EXPECT_EQ(Of("daemon's GPUs").verdict, Verdict::kOk);
 }
 
-TEST_F(DoctorTest, FailedWorker) {
+TEST_F(DoctorTest, FailedWorkerIsShown) {
   AddGpus(1);
   Listen();
   DaemonSees(1, v1::GPU_SHARING_TIME_SLICED);
@@ -252,7 +252,7 @@ TEST_F(DoctorTest, FailedWorker) {
   EXPECT_EQ(Of("workers").what, "job digits: ECC");
 }
 
-TEST_F(DoctorTest, MpsOnOneSideOnly) {
+TEST_F(DoctorTest, MpsOnOneSideOnlyIsAWarning) {
   AddGpus(1);
   Listen();
   subject_.mps_pipe_directory = "/tmp/nvidia-mps";
@@ -277,20 +277,20 @@ TEST_F(DoctorTest, WarningsOfTheDaemonAreShown) {
   EXPECT_THAT(Of("daemon").what, HasSubstr("gradsyncd 0.0.1 differs from gradsyncctl"));
 }
 
-TEST_F(DoctorTest, DaemonThatDoesNotAnswer) {
+TEST_F(DoctorTest, SilentDaemonIsAFailure) {
   Listen();
   subject_.daemon = absl::DeadlineExceededError("the daemon did not answer within 1s");
   EXPECT_EQ(Of("daemon").verdict, Verdict::kFailure);
 }
 
-TEST_F(DoctorTest, PeerPort) {
+TEST_F(DoctorTest, ClosedPeerPortIsAFailure) {
   Listen();
   daemon().set_peer_address("127.0.0.1:1");
   EXPECT_EQ(Of("peer port").verdict, Verdict::kFailure);
   EXPECT_THAT(Of("peer port").what, HasSubstr("127.0.0.1:1: Connection refused"));
 }
 
-TEST(DoctorAnswerTest, TextAndJson) {
+TEST(DoctorAnswerTest, IsTextOrJson) {
   const std::vector<Finding> findings = {
       {"kernel", Verdict::kOk, "Linux 6.1", ""},
       {"socket", Verdict::kFailure, "there is no \033d.sock", "start it"},

@@ -101,7 +101,7 @@ v1::GetStatusResponse BusyStatus() {
   return status;
 }
 
-TEST(RenderStatusTest, WithoutJobs) {
+TEST(RenderStatusTest, SaysThatThereAreNoJobs) {
   EXPECT_EQ("\n" + RenderStatus(EmptyStatus(), false, Length::kShort), R"(
 gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
 1 reduce thread (AVX2), arenas 0 B
@@ -110,7 +110,7 @@ no jobs
 )");
 }
 
-TEST(RenderStatusTest, JobsLayoutsAndWarnings) {
+TEST(RenderStatusTest, ShowsJobsLayoutsAndWarnings) {
   EXPECT_EQ("\n" + RenderStatus(BusyStatus(), false, Length::kShort), R"(
 gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
 4 reduce threads (AVX2), arenas 412.3 MiB
@@ -131,7 +131,7 @@ WARN  job old has failed
 )");
 }
 
-TEST(RenderStatusTest, RanksOnDemand) {
+TEST(RenderStatusTest, ShowsRanksOnDemand) {
   const std::string text = RenderStatus(BusyStatus(), true, Length::kShort);
   EXPECT_EQ(text.substr(text.find("RANK  JOB") - 1), R"(
 RANK  JOB     STATE  NODE  PID      INCARNATION  CONNECTED      ARENA   ON GPUS  CLIENT
@@ -148,9 +148,11 @@ std::string RenderGpus(const v1::GetStatusResponse& status) {
   return RenderSections(GpuSections(status), 0, Length::kFull, &left_out);
 }
 
-TEST(RenderGpusTest, NothingForADaemonWithoutGpus) { EXPECT_EQ(RenderGpus(EmptyStatus()), ""); }
+TEST(RenderGpusTest, ShowsNothingForADaemonWithoutGpus) {
+  EXPECT_EQ(RenderGpus(EmptyStatus()), "");
+}
 
-TEST(RenderGpusTest, WhyThereAreNone) {
+TEST(RenderGpusTest, SaysWhyThereAreNone) {
   EXPECT_EQ(RenderGpus(FromText<v1::GetStatusResponse>(R"pb(
               cuda { driver_error: "no CUDA driver: libcuda.so.1: cannot open" }
             )pb")),
@@ -162,7 +164,7 @@ TEST(RenderGpusTest, WhyThereAreNone) {
             "libnccl.so.2 is version 2.18.5, arenas on GPUs 0 B\n");
 }
 
-TEST(RenderGpusTest, GpusAndWorkers) {
+TEST(RenderGpusTest, ShowsGpusAndWorkers) {
   const auto status = FromText<v1::GetStatusResponse>(R"pb(
     cuda {
       driver_version: "13.0"
@@ -215,7 +217,7 @@ WORKER  JOB     USER  GPU    STATE    RESTARTS    ARENAS    STAGING    CONTEXT  
 )");
 }
 
-TEST(RenderStatusTest, NodesAndLanesOfAJobThatIsCoordinatedHere) {
+TEST(RenderStatusTest, ShowsNodesAndLanesOfAJobThatIsCoordinatedHere) {
   v1::GetStatusResponse status = EmptyStatus();
   status.MergeFrom(FromText<v1::GetStatusResponse>(R"pb(
     node_name: "alpha"
@@ -282,7 +284,7 @@ NOTE  gradients travel in clear text
 )");
 }
 
-TEST(RenderStatusTest, JobsThatAreCoordinatedElsewhere) {
+TEST(RenderStatusTest, ShowsJobsThatAreCoordinatedElsewhere) {
   v1::GetStatusResponse status = EmptyStatus();
   status.MergeFrom(FromText<v1::GetStatusResponse>(R"pb(
     remote_jobs {
@@ -342,7 +344,7 @@ v1::GetStatsResponse SomeStats() {
   )pb");
 }
 
-TEST(RenderStatsTest, LatenciesAndStragglers) {
+TEST(RenderStatsTest, ShowsLatenciesAndStragglers) {
   EXPECT_EQ("\n" + RenderStats(SomeStats(), {}, Length::kShort), R"(
 since the daemon started: 12 sessions opened, 1 lost; 1 job failed
 
@@ -371,7 +373,7 @@ job wide (user 0, generation 3): 1 operation, 1 failed
 )");
 }
 
-TEST(RenderStatsTest, NormThatIsNotFinite) {
+TEST(RenderStatsTest, ShowsANormThatIsNotFinite) {
   v1::GetStatsResponse stats = SomeStats();
   v1::LayoutStats* const layout = stats.mutable_jobs(0)->mutable_layouts(0);
   layout->set_gradient_norm(std::numeric_limits<double>::quiet_NaN());
@@ -385,7 +387,7 @@ TEST(RenderStatsTest, NormThatIsNotFinite) {
   EXPECT_EQ(RenderStats(stats, {}, Length::kShort).find("GRADIENT NORM"), std::string::npos);
 }
 
-TEST(RenderStatsTest, NothingYet) {
+TEST(RenderStatsTest, SaysThatThereAreNoJobs) {
   EXPECT_EQ(RenderStats({}, {}, Length::kShort),
             "since the daemon started: 0 sessions opened, 0 lost; 0 jobs failed\n\nno jobs\n");
 }
@@ -433,7 +435,7 @@ v1::GetTimelineResponse TwoSteps() {
   )pb");
 }
 
-TEST(RenderTimelineTest, CompleteAndVoid) {
+TEST(RenderTimelineTest, ShowsCompleteAndVoidSteps) {
   EXPECT_EQ("\n" + RenderTimeline("digits", "model", TwoSteps(), Length::kShort), R"(
 step 17 of model, job digits: complete, 3 buckets in 4.20 ms; exposed 300 us
 BUCKET  0 ms       1           2           3           4        READY     DONE  LATE RANK
@@ -450,7 +452,7 @@ BUCKET  0 ms            1                2               3      READY     DONE  
 )");
 }
 
-TEST(RenderTimelineTest, FirstAndLastOfManyRanks) {
+TEST(RenderTimelineTest, ShowsTheFirstAndLastOfManyRanks) {
   v1::GetTimelineResponse timeline;
   v1::StepTimeline* step = timeline.add_steps();
   step->set_step(1);
@@ -510,7 +512,7 @@ TEST(ShortAnswerTest, StatusOf64JobsShowsTheWorst) {
   EXPECT_THAT(all, Not(HasSubstr("left out")));
 }
 
-TEST(ShortAnswerTest, StatusOfManyRanks) {
+TEST(ShortAnswerTest, StatusOfManyRanksSaysHowManyItLeavesOut) {
   v1::GetStatusResponse status = EmptyStatus();
   v1::JobStatus* job = status.add_jobs();
   for (int rank = 0; rank < 2000; ++rank) job->add_sessions()->set_rank(rank);
@@ -587,14 +589,14 @@ TEST(ShortAnswerTest, TimelineOf64StepsShowsTheLongestStepAndBucket) {
   EXPECT_THAT(text, HasSubstr("\nleft out: 52 steps, 1984 buckets, 63 steps' pictures (--all"));
 }
 
-TEST(ShortAnswerTest, HealthWithManyReasons) {
+TEST(ShortAnswerTest, HealthWithManyReasonsSaysHowManyItLeavesOut) {
   const HealthReport report = {HealthCode::kWarn, std::vector<std::string>(64, "a warning")};
   const std::string text = RenderHealth(report, {}, EmptyStatus(), Length::kShort);
   EXPECT_LE(CountLines(text), 40u) << text;
   EXPECT_THAT(text, HasSubstr("\nleft out: 44 reasons (--all shows them)\n"));
 }
 
-TEST(RenderTimelineTest, NothingYet) {
+TEST(RenderTimelineTest, SaysThatThereIsNoStepYet) {
   EXPECT_EQ(RenderTimeline("digits", "model", {}, Length::kShort),
             "no step of model of job digits is committed yet\n");
 }
@@ -646,7 +648,7 @@ TEST(RenderTimelineTest, ExtremeTimesStayWithinThePicture) {
   }
 }
 
-TEST(RenderHealthTest, CodeReasonsAndServices) {
+TEST(RenderHealthTest, ShowsCodeReasonsAndServices) {
   EXPECT_EQ(
       "\n" + RenderHealth({HealthCode::kWarn, {"the daemon drains: it takes no new sessions"}},
                           {{"", HealthCheckResponse::NOT_SERVING},
@@ -697,7 +699,7 @@ TEST(JsonTest, FieldsKeepTheirNamesAndZeros) {
 )");
 }
 
-TEST(JsonTest, Health) {
+TEST(JsonTest, HealthHasCodeReasonsAndServices) {
   EXPECT_EQ("\n" + HealthToJson({HealthCode::kErr, {"the daemon is \"NOT_SERVING\""}}, "/d.sock",
                                 {{"", HealthCheckResponse::NOT_SERVING}}),
             R"(

@@ -428,7 +428,7 @@ class EveryGpuMessageTest : public testing::TestWithParam<WireCase> {
   }
 };
 
-TEST_P(EveryGpuMessageTest, CompleteOrVoidOnEveryRank) {
+TEST_P(EveryGpuMessageTest, LeavesTheStepCompleteOrVoidOnEveryRank) {
   if (!fakes::Isolated()) {
     const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
     return fakes::RunIsolated(absl::StrCat(test->test_suite_name(), ".", test->name()),

@@ -116,7 +116,7 @@ class PodTest(unittest.TestCase):
                 result = subprocess.run([*command[:-1], script], check=False)
                 self.assertEqual(result.returncode == 0, alive, status)
 
-    def test_no_cpu_limit(self):
+    def test_cpu_is_not_limited(self):
         for spec in self.pods():
             for container in containers(spec):
                 limits = container.get("resources", {}).get("limits", {})

@@ -179,7 +179,7 @@ TEST(GlooEngineResult, SixteenBitWiresStayWithinTheirRounding) {
   }
 }
 
-TEST(GlooEngineEnd, FinishedNodeMayCloseBeforeTheOthersFinish) {
+TEST(GlooEngineEnd, FinishedNodeMayEndBeforeTheOthersFinish) {
   for (int round = 0; round < 30; ++round) {
     GlooOptions options = LoopbackAddresses(2);
     options.chunk_bytes = 64 * 1024;
@@ -208,7 +208,7 @@ TEST(GlooEngineEnd, FinishedNodeMayCloseBeforeTheOthersFinish) {
   }
 }
 
-TEST(GlooEngineEnd, ClosingFailsPendingExchangesOnEveryNode) {
+TEST(GlooEngineEnd, DestructionFailsPendingExchangesOnEveryNode) {
   auto engines = GlooCluster(LoopbackAddresses(3));
   std::vector<std::unique_ptr<EngineBucket>> buckets;
   for (std::uint32_t node = 0; node < 3; ++node) {

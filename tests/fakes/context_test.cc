@@ -53,7 +53,7 @@ ISOLATED_TEST(Device, HasNameMemoryAndAttributes, MachineWithGpus(3)) {
   EXPECT_EQ(bytes, 1024 * kMebibyte);
 }
 
-ISOLATED_TEST(Device, CudaVisibleDevicesSelects, MachineWithGpus(3)) {
+ISOLATED_TEST(Device, IsChosenByCudaVisibleDevices, MachineWithGpus(3)) {
   setenv("CUDA_VISIBLE_DEVICES", ("2," + GpuUuid(0) + ",nothing,1").c_str(), 1);
   CUDA_OK(cuInit(0));
   ASSERT_EQ(DeviceCount(), 2);

@@ -136,7 +136,7 @@ ISOLATED_TEST(VirtualMemory, SizesAreMultiplesOfTheGranularity, MachineWithGpus(
   EXPECT_EQ(cuMemAddressReserve(&address, granularity / 2, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
 }
 
-ISOLATED_TEST(VirtualMemory, NoAccessWithoutPermission, MachineWithGpus(1)) {
+ISOLATED_TEST(VirtualMemory, CannotBeAccessedWithoutPermission, MachineWithGpus(1)) {
   EnterContext();
   const CUmemAllocationProp properties = ExportableOn(0);
   CUmemGenericAllocationHandle handle = 0;

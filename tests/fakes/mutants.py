@@ -169,7 +169,7 @@ MUTANTS = [
         "return status.ok() ? CheckDeadline() : status;",
         "return status;",
         NCCL,
-        "NcclLaunch.WorkerEndsAfterAPeersDeathInAnAllReduce",
+        "NcclLaunch.WorkerEndsAfterTheLossOfARankInAnAllReduce",
     ),
     Mutant(
         "the current context of the issuing thread",
@@ -565,7 +565,7 @@ MUTANTS = [
         "if (on_device_) slice = std::min(slice, kDeviceWordPeriod);",
         "",
         LAYOUT,
-        "CudaHandoff.WaitBeforeOrAfterTheSignal",
+        "CudaHandoff.WaitMayComeBeforeOrAfterTheSignal",
     ),
 ]
 

@@ -485,12 +485,12 @@ ROLE(idle_rank) {
 
 MachineDescription ReportingDeath() {
   MachineDescription machine = MachineWithGpus(2);
-  machine.nccl_reports_lost_peers = true;
+  machine.nccl_reports_lost_ranks = true;
   return machine;
 }
 
 // Rank 0 of a communicator of which rank 1 is killed.
-Rank BesideAKilledPeer() {
+Rank BesideAKilledRank() {
   const Pipe pipe, joined;
   const auto other = StartRole("idle_rank", {pipe.out.get(), joined.in.get()});
   const ncclUniqueId id = NewId();
@@ -503,8 +503,8 @@ Rank BesideAKilledPeer() {
   return rank;
 }
 
-ISOLATED_TEST(NcclProcesses, DeadPeerLeavesOthersSpinning, MachineWithGpus(2)) {
-  const Rank rank = BesideAKilledPeer();
+ISOLATED_TEST(NcclProcesses, LostRankLeavesTheOthersSpinning, MachineWithGpus(2)) {
+  const Rank rank = BesideAKilledRank();
   EXPECT_EQ(rank.AllReduce(), ncclInProgress);
   EXPECT_EQ(Settle(rank.communicator), ncclSuccess);
   rank.Enter();
@@ -513,8 +513,8 @@ ISOLATED_TEST(NcclProcesses, DeadPeerLeavesOthersSpinning, MachineWithGpus(2)) {
   EXPECT_EQ(FakeMachine().DeviceBytes(1), 0u);
 }
 
-ISOLATED_TEST(NcclProcesses, DeadPeerMayBeReported, ReportingDeath()) {
-  const Rank rank = BesideAKilledPeer();
+ISOLATED_TEST(NcclProcesses, LostRankMayBeReported, ReportingDeath()) {
+  const Rank rank = BesideAKilledRank();
   ncclResult_t state = ncclSuccess;
   EXPECT_EQ(ncclCommGetAsyncError(rank.communicator, &state), ncclSuccess);
   EXPECT_EQ(state, ncclRemoteError);

@@ -132,7 +132,7 @@ TEST(StepTimeout, ReportsTheSameMissingRanksAndBucketsToEveryRank) {
   }
 }
 
-TEST(Join, WithDifferentWorldSizeOrOptionIsRefusedAndNamesBoth) {
+TEST(Join, IsRefusedWithADifferentWorldSizeOrOptionAndNamesBoth) {
   TestDaemon daemon;
   Trainer first(daemon, 0, 2);
   ASSERT_TRUE(first.Join().ok());
@@ -157,7 +157,7 @@ TEST(Join, WithDifferentWorldSizeOrOptionIsRefusedAndNamesBoth) {
   EXPECT_TRUE(first.Result().ok());
 }
 
-TEST(Join, AsOccupiedRankIsRefusedWhileTheJobForms) {
+TEST(Join, IsRefusedForAnOccupiedRankWhileTheJobForms) {
   TestDaemon daemon;
   Trainer first(daemon, 0, 2);
   ASSERT_TRUE(first.Join().ok());
@@ -173,7 +173,7 @@ TEST(Join, AsOccupiedRankIsRefusedWhileTheJobForms) {
   EXPECT_TRUE(first.Result().ok());
 }
 
-TEST(Join, WithUnsupportedLossPolicyIsRefusedByName) {
+TEST(Join, IsRefusedWithAnUnsupportedLossPolicyByName) {
   TestDaemon daemon;
   for (const std::string policy : {"hold", "continue"}) {
     Trainer trainer(daemon, 0, 1, "job", "policy=" + policy);

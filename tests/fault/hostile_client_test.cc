@@ -81,7 +81,7 @@ TEST(TooLargeMessage, IsRefusedByName) {
   ExpectServesOn(daemon);
 }
 
-TEST(TooLargeMessage, FromTheLibraryIsReportedByName) {
+TEST(TooLargeMessage, IsReportedByNameByTheLibrary) {
   TestDaemon daemon({"--max_message_bytes=64KiB"});
   Trainer trainer(daemon, 0, 1);
   ASSERT_TRUE(trainer.Join().ok());

@@ -494,7 +494,7 @@ class EveryMessageTest : public LifeTest, public testing::WithParamInterface<Wir
   }
 };
 
-TEST_P(EveryMessageTest, CompleteOrVoidOnEveryRank) {
+TEST_P(EveryMessageTest, LeavesTheStepCompleteOrVoidOnEveryRank) {
   const WireCase& one = GetParam();
   StartLife(one.point);
   for (std::size_t phase = 0; phase < one.phase; ++phase) {

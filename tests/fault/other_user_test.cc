@@ -31,7 +31,7 @@ class OtherUser : public testing::Test {
   TestDaemon daemon_;
 };
 
-TEST_F(OtherUser, OutsideTheGroupGetsAnErrorThatNamesTheGroup) {
+TEST_F(OtherUser, GetsAnErrorThatNamesTheGroupThatItIsNotIn) {
   Trainer trainer(daemon_, 0, 1);
   ASSERT_TRUE(trainer.Do(kOther).ok());
   const Reply reply = trainer.Join();
@@ -41,7 +41,7 @@ TEST_F(OtherUser, OutsideTheGroupGetsAnErrorThatNamesTheGroup) {
   EXPECT_NE(reply.message.find("group root"), std::string::npos) << reply;
 }
 
-TEST_F(OtherUser, WithTheSameJobIdHasASeparateJob) {
+TEST_F(OtherUser, HasASeparateJobOfTheSameId) {
   LetIn();
   const auto mine = JoinedTrainers(daemon_, 2);
   ExpectAll(mine, "register");

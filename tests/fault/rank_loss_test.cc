@@ -85,7 +85,7 @@ void ExpectStepLost(const Trainers& trainers, std::uint64_t cause_ns, const char
   }
 }
 
-TEST(KilledTrainer, BeforeRegisterFailsTheRegistrationOfTheOthers) {
+TEST(KilledTrainer, LossBeforeRegisterFailsTheRegistrationOfTheOthers) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   for (const int rank : {0, 2}) trainers[rank]->Begin("register");
@@ -98,7 +98,7 @@ TEST(KilledTrainer, BeforeRegisterFailsTheRegistrationOfTheOthers) {
   }
 }
 
-TEST(KilledTrainer, BeforeMappingFailsTheRegistrationOfTheOthersAndFreesItsArena) {
+TEST(KilledTrainer, LossBeforeMappingFailsTheRegistrationOfTheOthersAndFreesItsArena) {
   TestDaemon daemon;
   Trainers trainers;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
@@ -125,14 +125,14 @@ TEST(KilledTrainer, BeforeMappingFailsTheRegistrationOfTheOthersAndFreesItsArena
   EXPECT_EQ(daemon.CountDescriptors("memfd:gradsync"), 0);
 }
 
-TEST(KilledTrainer, InAStepFailsTheStepOfTheOthers) {
+TEST(KilledTrainer, LossInAStepFailsTheStepOfTheOthers) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   BeginStep(trainers);
   ExpectStepLost(trainers, trainers[1]->Kill(), "kill in a step -> error");
 }
 
-TEST(KilledTrainer, InAStepFailsTheBucketWaitsOfTheOthers) {
+TEST(KilledTrainer, LossInAStepFailsTheBucketWaitsOfTheOthers) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");
@@ -146,7 +146,7 @@ TEST(KilledTrainer, InAStepFailsTheBucketWaitsOfTheOthers) {
   EXPECT_EQ(reply.Field("bucket"), "0") << reply;
 }
 
-TEST(KilledTrainer, AfterEndStepFailsTheStepOfTheOthers) {
+TEST(KilledTrainer, LossAfterEndStepFailsTheStepOfTheOthers) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register buckets=2");
@@ -171,7 +171,7 @@ TEST(KilledTrainer, AfterEndStepFailsTheStepOfTheOthers) {
   }
 }
 
-TEST(KilledTrainer, BetweenStepsFailsTheNextStepOfTheOthers) {
+TEST(KilledTrainer, LossBetweenStepsFailsTheNextStepOfTheOthers) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");
@@ -187,7 +187,7 @@ TEST(KilledTrainer, BetweenStepsFailsTheNextStepOfTheOthers) {
   EXPECT_EQ(reply.Field("bucket"), "0") << reply;
 }
 
-TEST(KilledTrainer, InABarrierFailsTheBarrierOfTheOthers) {
+TEST(KilledTrainer, LossInABarrierFailsTheBarrierOfTheOthers) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   trainers[0]->Begin("barrier");
@@ -199,7 +199,7 @@ TEST(KilledTrainer, InABarrierFailsTheBarrierOfTheOthers) {
   for (const int rank : {0, 2}) ExpectFutureCallsFail(trainers[rank].get(), reply);
 }
 
-TEST(KilledTrainer, InABroadcastFailsTheBroadcastOfTheOthers) {
+TEST(KilledTrainer, LossInABroadcastFailsTheBroadcastOfTheOthers) {
   TestDaemon daemon({"--staging_bytes=1MiB"});
   const auto trainers = JoinedTrainers(daemon, 3);
   // Rank 1 takes part, but never reads a chunk.
@@ -217,7 +217,7 @@ TEST(KilledTrainer, InABroadcastFailsTheBroadcastOfTheOthers) {
   }
 }
 
-TEST(KilledTrainer, DuringAReplacementFailsItForTheOthersAndFreesItsArena) {
+TEST(KilledTrainer, LossDuringAReplacementFailsItForTheOthersAndFreesItsArena) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register buckets=2");
@@ -262,7 +262,7 @@ TEST(KilledTrainer, FailsLeaveAndStayOfTheOthers) {
   ExpectFutureStepCallsFail(trainers[0].get(), reply);
 }
 
-TEST(KilledTrainer, AfterLeaveAndStayFailsTheStepOfTheOther) {
+TEST(KilledTrainer, LossAfterLeaveAndStayFailsTheStepOfTheOther) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register");
@@ -377,7 +377,7 @@ TEST(StoppedTrainer, IsLostAfterItsLeaseAndLearnsSoWhenItContinues) {
   EXPECT_NE(own.message.find("lease"), std::string::npos) << own;
 }
 
-TEST(StoppedTrainer, WithinItsLeaseContinues) {
+TEST(StoppedTrainer, ContinuesWithinItsLease) {
   TestDaemon daemon({"--lease=1h"});
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register");

@@ -390,7 +390,7 @@ INSTANTIATE_TEST_SUITE_P(Daemon, OpenRefusal, testing::ValuesIn(kWrongOpens),
 
 // ---- Arenas
 
-TEST(Arena, NotPopulatedIsRefusedAtArenaMapped) {
+TEST(Arena, IsRefusedAtArenaMappedIfNotPopulated) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
@@ -406,7 +406,7 @@ TEST(Arena, NotPopulatedIsRefusedAtArenaMapped) {
   EXPECT_EQ(end.Field("rank"), "0") << end;
 }
 
-TEST(Arena, NotMappedIsRefusedAtBucketReady) {
+TEST(Arena, IsRefusedAtBucketReadyIfNotMapped) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
@@ -421,7 +421,7 @@ TEST(Arena, NotMappedIsRefusedAtBucketReady) {
 
 // A reduction would fill the hole with memory charged to the daemon, and no later check would see
 // it.
-TEST(Arena, WithAHoleIsRefusedAtBucketReady) {
+TEST(Arena, IsRefusedAtBucketReadyIfItHasAHole) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
@@ -438,7 +438,7 @@ TEST(Arena, WithAHoleIsRefusedAtBucketReady) {
   EXPECT_EQ(end.reason, "ARENA_NOT_POPULATED") << end;
 }
 
-TEST(Arena, WithAHoleIsRefusedAndReportedToTheOthers) {
+TEST(Arena, IsRefusedIfItHasAHoleAndTheOthersLearnIt) {
   TestDaemon daemon;
   Trainer good(daemon, 1, 2);
   good.Send(good.join());
@@ -470,7 +470,7 @@ TEST(Arena, WithAHoleIsRefusedAndReportedToTheOthers) {
   EXPECT_EQ(reply.Field("rank"), "0") << reply;
 }
 
-TEST(Layout, MalformedIsRefusedAndTheSessionSurvives) {
+TEST(Layout, IsRefusedIfMalformedAndTheSessionSurvives) {
   TestDaemon daemon;
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());

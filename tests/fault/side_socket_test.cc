@@ -159,7 +159,7 @@ TEST(Sockets, RefuseTheOtherSocketType) {
 
 // ---- Tokens
 
-TEST(Token, MissingIsRefusedIfRequired) {
+TEST(Token, MissingTokenIsRefusedIfRequired) {
   TestDaemon daemon({"--require_token=true"});
   Trainer without(daemon, 0, 1);
   const Reply reply = without.Join();
@@ -170,7 +170,7 @@ TEST(Token, MissingIsRefusedIfRequired) {
   EXPECT_TRUE(with.Join().ok());
 }
 
-TEST(Token, DifferentOneMakesAnotherJobAndIsNeverLogged) {
+TEST(Token, DifferentTokenMakesAnotherJobAndIsNeverLogged) {
   TestDaemon daemon({"--log_level=debug"});
   const auto red = JoinedTrainers(daemon, 2, "job", "token=crimson");
   const auto blue = JoinedTrainers(daemon, 2, "job", "token=azure");

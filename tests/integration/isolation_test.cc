@@ -58,7 +58,7 @@ TEST(EightJobs, RunAtOnceAndSurviveTheLossOfOne) {
   EXPECT_EQ(stats.sessions_lost(), 1u);
 }
 
-TEST(TwoLayouts, OfOneSessionCountStepsSeparately) {
+TEST(TwoLayouts, CountStepsSeparatelyInOneSession) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   // Like a GAN: two modules, trained by turns of different lengths.

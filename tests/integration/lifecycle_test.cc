@@ -49,7 +49,7 @@ Ended RunToItsEnd(const std::vector<std::string>& flags, const TemporaryDirector
           std::string(std::istreambuf_iterator<char>(text), {})};
 }
 
-TEST(Start, WithBadFlagsNamesEveryFaultAndExitsWith2) {
+TEST(Start, NamesEveryBadFlagAndExitsWith2) {
   TemporaryDirectory directory;
   const Ended ended = RunToItsEnd(
       {"--socket=relative.sock", "--lease=5", "--reduce_threads=many", "--no_such_option=1"},
@@ -60,7 +60,7 @@ TEST(Start, WithBadFlagsNamesEveryFaultAndExitsWith2) {
   }
 }
 
-TEST(Start, OnTheSocketOfALiveDaemonIsRefused) {
+TEST(Start, IsRefusedOnTheSocketOfALiveDaemon) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   const Ended ended = RunToItsEnd({"--socket=" + daemon.socket()}, daemon.directory());
@@ -83,7 +83,7 @@ TEST(Start, ReplacesTheSocketsOfAKilledDaemon) {
   ExpectAll(trainers, "register");
 }
 
-TEST(Start, OnAFileOrInAMissingDirectoryIsRefusedAndChangesNothing) {
+TEST(Start, IsRefusedOnAFileOrInAMissingDirectoryAndChangesNothing) {
   TemporaryDirectory directory;
   const std::string file = directory.File("precious.sock");
   std::ofstream(file) << "text";

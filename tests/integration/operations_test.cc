@@ -20,7 +20,7 @@ TEST(Broadcast, DeliversEverySize) {
   ExpectAll(trainers, "leave");
 }
 
-TEST(AllReduce, LargerThanTheStagingMemoryIsRefusedAndTheSessionSurvives) {
+TEST(AllReduce, IsRefusedIfLargerThanTheStagingMemoryAndTheSessionSurvives) {
   TestDaemon daemon({"--staging_bytes=1MiB"});
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "allreduce 262144");
@@ -31,7 +31,7 @@ TEST(AllReduce, LargerThanTheStagingMemoryIsRefusedAndTheSessionSurvives) {
   ExpectAll(trainers, "barrier");
 }
 
-TEST(Operations, OfAllKindsRunDuringSteps) {
+TEST(Operations, RunDuringStepsWhateverTheirKind) {
   TestDaemon daemon;
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");

@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
-#include "tests/network/node_cluster.h"
+#include "tests/network/networked_nodes.h"
 
 namespace gradsync::fault {
 namespace {
@@ -19,11 +19,11 @@ constexpr std::uint64_t kSilenceBoundNs = 10'000'000'000ull * kScale;
 class CutTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (!cluster_.real()) GTEST_SKIP() << cluster_.network().description();
+    if (!nodes_.real()) GTEST_SKIP() << nodes_.network().description();
   }
 
   void SetCut(bool cut) {
-    for (const int node : {1, 2}) ASSERT_TRUE(cluster_.network().SetIsolated(node, cut).ok());
+    for (const int node : {1, 2}) ASSERT_TRUE(nodes_.network().SetIsolated(node, cut).ok());
   }
 
   // Expects that the running call of every rank on every node ends in time, with an error that
@@ -42,12 +42,12 @@ class CutTest : public testing::Test {
 
   // Starts the job again on the first `nodes` nodes, and runs steps.
   void ExpectJobOf(int nodes) {
-    const std::uint32_t world = static_cast<std::uint32_t>(nodes) * NodeCluster::kRanksPerNode;
+    const std::uint32_t world = static_cast<std::uint32_t>(nodes) * NetworkedNodes::kRanksPerNode;
     Trainers trainers;
     for (std::uint32_t rank = 0; rank < world; ++rank) {
-      trainers.push_back(std::make_unique<Trainer>(cluster_.daemon(NodeCluster::NodeOf(rank)), rank,
-                                                   world, "job",
-                                                   "coordinator=" + cluster_.coordinator()));
+      trainers.push_back(std::make_unique<Trainer>(nodes_.daemon(NetworkedNodes::NodeOf(rank)),
+                                                   rank, world, "job",
+                                                   "coordinator=" + nodes_.coordinator()));
       trainers.back()->Send(trainers.back()->join());
     }
     for (const auto& trainer : trainers) {
@@ -59,12 +59,12 @@ class CutTest : public testing::Test {
   }
 
   // Half the default. A shorter timeout expires by mistake on a busy machine.
-  NodeCluster cluster_{3, 0, 0, {"--engine_timeout=4s"}};
+  NetworkedNodes nodes_{3, 0, 0, {"--engine_timeout=4s"}};
 };
 
 TEST_F(CutTest, WaitingRanksLearnWhichNodesAreCut) {
   {
-    const Trainers trainers = cluster_.Join();
+    const Trainers trainers = nodes_.Join();
     ExpectAll(trainers, "register buckets=4 count=100000");
     ExpectAll(trainers, "step times=2");
     for (const auto& trainer : trainers) trainer->Begin("wait 3");
@@ -79,10 +79,10 @@ TEST_F(CutTest, WaitingRanksLearnWhichNodesAreCut) {
 
 TEST_F(CutTest, RunningExchangesEndWithTheNamesOfTheCutNodes) {
   {
-    const Trainers trainers = cluster_.Join();
+    const Trainers trainers = nodes_.Join();
     ExpectAll(trainers, "register buckets=4 count=100000");
     for (const auto& trainer : trainers) trainer->Begin("step times=1000000");
-    ASSERT_TRUE(cluster_.daemon(0).AwaitStatus(
+    ASSERT_TRUE(nodes_.daemon(0).AwaitStatus(
         [](const auto& status) { return status.jobs(0).layouts(0).step() > 5; }));
     SetCut(true);
     ExpectNamed(trainers, NowNs());
@@ -94,7 +94,7 @@ TEST_F(CutTest, RunningExchangesEndWithTheNamesOfTheCutNodes) {
 TEST_F(CutTest, NodesThatCannotConnectAreNamed) {
   SetCut(true);
   {
-    const Trainers trainers = cluster_.Join();
+    const Trainers trainers = nodes_.Join();
     // The engine gives up a few seconds after Join(). Nothing needs to succeed before that.
     for (const auto& trainer : trainers) trainer->Begin("allreduce 1000");
     ExpectNamed(trainers, NowNs());

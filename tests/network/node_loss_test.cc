@@ -12,7 +12,7 @@
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
-#include "tests/network/node_cluster.h"
+#include "tests/network/networked_nodes.h"
 
 namespace gradsync::fault {
 namespace {
@@ -38,12 +38,12 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
     const std::uint64_t now_ns = NowNs();
     switch (loss()) {
       case Loss::kKilled:
-        return cluster_.daemon(lost()).Kill();
+        return nodes_.daemon(lost()).Kill();
       case Loss::kStopped:
-        cluster_.daemon(lost()).process().Signal(SIGSTOP);
+        nodes_.daemon(lost()).process().Signal(SIGSTOP);
         break;
       case Loss::kUnplugged:
-        EXPECT_TRUE(cluster_.network().SetLink(lost(), false).ok());
+        EXPECT_TRUE(nodes_.network().SetLink(lost(), false).ok());
         break;
     }
     return now_ns;
@@ -52,11 +52,11 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
   void Restore() {
     switch (loss()) {
       case Loss::kKilled:
-        return cluster_.daemon(lost()).Start();
+        return nodes_.daemon(lost()).Start();
       case Loss::kStopped:
-        return cluster_.daemon(lost()).process().Signal(SIGCONT);
+        return nodes_.daemon(lost()).process().Signal(SIGCONT);
       case Loss::kUnplugged:
-        EXPECT_TRUE(cluster_.network().SetLink(lost(), true).ok());
+        EXPECT_TRUE(nodes_.network().SetLink(lost(), true).ok());
         return;
     }
   }
@@ -72,26 +72,26 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
           << reply;
     }
     EXPECT_TRUE(std::any_of(lost.begin(), lost.end(), [&reply](int node) {
-      return absl::StrContains(reply.message, "node " + NodeCluster::Name(node));
+      return absl::StrContains(reply.message, "node " + NetworkedNodes::Name(node));
     })) << reply;
     EXPECT_LE(reply.end_ns - since_ns, loss() == Loss::kKilled ? kDeathBoundNs : kSilenceBoundNs)
         << reply;
   }
 
-  NodeCluster cluster_{3};
+  NetworkedNodes nodes_{3};
 };
 
 TEST_P(NodeLossTest, EverySurvivorLearnsWhichNodeIsLost) {
-  if (loss() == Loss::kUnplugged && !cluster_.real()) {
-    GTEST_SKIP() << cluster_.network().description();
+  if (loss() == Loss::kUnplugged && !nodes_.real()) {
+    GTEST_SKIP() << nodes_.network().description();
   }
   {
-    const Trainers trainers = cluster_.Join();
+    const Trainers trainers = nodes_.Join();
     ExpectAll(trainers, "register buckets=4 count=100000");
     ExpectAll(trainers, "step times=2");
     if (state() == State::kExchanging) {
       for (const auto& trainer : trainers) trainer->Begin("step times=1000000");
-      ASSERT_TRUE(cluster_.daemon(kCoordinator).AwaitStatus([](const auto& status) {
+      ASSERT_TRUE(nodes_.daemon(kCoordinator).AwaitStatus([](const auto& status) {
         return status.jobs(0).layouts(0).step() > 5;
       }));
     } else {
@@ -100,7 +100,7 @@ TEST_P(NodeLossTest, EverySurvivorLearnsWhichNodeIsLost) {
     const std::uint64_t since_ns = Lose();
     for (std::uint32_t rank = 0; rank < trainers.size(); ++rank) {
       SCOPED_TRACE(testing::Message() << "rank " << rank);
-      if (NodeCluster::NodeOf(rank) != lost()) {
+      if (NetworkedNodes::NodeOf(rank) != lost()) {
         ExpectNamed(trainers[rank]->Result(), {lost()}, since_ns);
       } else if (loss() == Loss::kUnplugged) {
         // Seen from behind the pulled cable, the other nodes are lost.
@@ -112,7 +112,7 @@ TEST_P(NodeLossTest, EverySurvivorLearnsWhichNodeIsLost) {
     }
   }
   Restore();
-  const Trainers again = cluster_.Join();
+  const Trainers again = nodes_.Join();
   ExpectAll(again, "register buckets=2 count=1000");
   ExpectAll(again, "step times=3");
 }

@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
-#include "tests/network/node_cluster.h"
+#include "tests/network/networked_nodes.h"
 
 namespace gradsync::fault {
 namespace {
@@ -18,8 +18,8 @@ namespace {
 class NodeCountTest : public testing::TestWithParam<int> {};
 
 TEST_P(NodeCountTest, ResultIsBitwiseTheSumPerNodeThenOverNodes) {
-  NodeCluster cluster(GetParam(), 1'000'000'000);
-  const Trainers trainers = cluster.Join();
+  NetworkedNodes nodes(GetParam(), 1'000'000'000);
+  const Trainers trainers = nodes.Join();
   ExpectAll(trainers, "register buckets=3 count=40003");
   for (int i = 0; i < 3; ++i) ExpectAll(trainers, "exact_step 2");
   for (const char* dtype : {"float64", "float16", "bfloat16"}) {
@@ -29,7 +29,7 @@ TEST_P(NodeCountTest, ResultIsBitwiseTheSumPerNodeThenOverNodes) {
   }
   ExpectAll(trainers, "barrier");
   ExpectAll(trainers, "allreduce 1000");
-  ExpectAll(trainers, "broadcast 1000000 " + std::to_string(cluster.world_size() - 1));
+  ExpectAll(trainers, "broadcast 1000000 " + std::to_string(nodes.world_size() - 1));
   ExpectAll(trainers, "leave");
   for (const auto& trainer : trainers) EXPECT_EQ(trainer->Quit(), 0);
 }
@@ -37,9 +37,9 @@ TEST_P(NodeCountTest, ResultIsBitwiseTheSumPerNodeThenOverNodes) {
 INSTANTIATE_TEST_SUITE_P(Nodes, NodeCountTest, testing::Values(2, 3));
 
 TEST(Network, BucketTakesTheTimeThatItsLinkNeeds) {
-  NodeCluster cluster(2, 200'000'000);
-  if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
-  const Trainers trainers = cluster.Join();
+  NetworkedNodes nodes(2, 200'000'000);
+  if (!nodes.real()) GTEST_SKIP() << nodes.network().description();
+  const Trainers trainers = nodes.Join();
   // 5 MB cross the link of each node once, in both directions at the same time.
   ExpectAll(trainers, "register buckets=1 count=1250000");
   ExpectAll(trainers, "step");
@@ -50,15 +50,15 @@ TEST(Network, BucketTakesTheTimeThatItsLinkNeeds) {
 }
 
 TEST(Network, ShortInterruptionLosesNoRank) {
-  NodeCluster cluster(2);
-  if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
-  const Trainers trainers = cluster.Join();
+  NetworkedNodes nodes(2);
+  if (!nodes.real()) GTEST_SKIP() << nodes.network().description();
+  const Trainers trainers = nodes.Join();
   ExpectAll(trainers, "register buckets=2 count=1000");
   ExpectAll(trainers, "step");
   for (const auto& trainer : trainers) trainer->Begin("step times=200");
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(cluster.network().SetLink(1, false).ok());
-    ASSERT_TRUE(cluster.network().SetLink(1, true).ok());
+    ASSERT_TRUE(nodes.network().SetLink(1, false).ok());
+    ASSERT_TRUE(nodes.network().SetLink(1, true).ok());
   }
   for (const auto& trainer : trainers) {
     const Reply reply = trainer->Result();
@@ -67,8 +67,8 @@ TEST(Network, ShortInterruptionLosesNoRank) {
 }
 
 TEST(Leaving, NodeWithoutRanksStopsDuringTheOthersSteps) {
-  NodeCluster cluster(3, 1'000'000'000);
-  Trainers trainers = cluster.Join();
+  NetworkedNodes nodes(3, 1'000'000'000);
+  Trainers trainers = nodes.Join();
   ExpectAll(trainers, "register buckets=4 count=100000");
   ExpectAll(trainers, "step");
   for (const int rank : {5, 4}) {
@@ -78,7 +78,7 @@ TEST(Leaving, NodeWithoutRanksStopsDuringTheOthersSteps) {
   }
   std::atomic<bool> stopped{false};
   std::thread stop([&] {
-    EXPECT_EQ(cluster.daemon(2).Stop(), 0);
+    EXPECT_EQ(nodes.daemon(2).Stop(), 0);
     stopped = true;
   });
   const std::string steps = "step times=10 ranks=0,1,2,3";
@@ -88,11 +88,11 @@ TEST(Leaving, NodeWithoutRanksStopsDuringTheOthersSteps) {
 }
 
 TEST(Joining, JobWaitsForALateNode) {
-  NodeCluster cluster(3);
-  EXPECT_EQ(cluster.daemon(2).Stop(), 0);
+  NetworkedNodes nodes(3);
+  EXPECT_EQ(nodes.daemon(2).Stop(), 0);
   Trainers trainers;
-  for (std::uint32_t rank = 0; rank < cluster.world_size(); ++rank) {
-    trainers.push_back(cluster.MakeRank(rank));
+  for (std::uint32_t rank = 0; rank < nodes.world_size(); ++rank) {
+    trainers.push_back(nodes.MakeRank(rank));
     trainers.back()->Send(trainers.back()->join());
   }
   for (const int rank : {0, 1, 2, 3}) {
@@ -100,7 +100,7 @@ TEST(Joining, JobWaitsForALateNode) {
     EXPECT_TRUE(reply.ok()) << reply;
     trainers[rank]->Send("register buckets=2 count=1000");
   }
-  cluster.daemon(2).Start();
+  nodes.daemon(2).Start();
   for (const int rank : {4, 5}) {
     const Reply reply = trainers[rank]->Receive();
     EXPECT_TRUE(reply.ok()) << reply;
@@ -115,16 +115,16 @@ TEST(Joining, JobWaitsForALateNode) {
 
 TEST(Joining, JobWaitsForALateCoordinator) {
   // The nodes know its address before it listens: the default port on the node of MASTER_ADDR.
-  NodeCluster cluster(2, 0, 7417);
-  if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
-  EXPECT_EQ(cluster.coordinator(), "10.99.0.1:7417");
-  EXPECT_EQ(cluster.daemon(0).Stop(), 0);
+  NetworkedNodes nodes(2, 0, 7417);
+  if (!nodes.real()) GTEST_SKIP() << nodes.network().description();
+  EXPECT_EQ(nodes.coordinator(), "10.99.0.1:7417");
+  EXPECT_EQ(nodes.daemon(0).Stop(), 0);
   Trainers trainers;
   for (const std::uint32_t rank : {0, 1, 2, 3}) {
-    trainers.push_back(cluster.MakeRank(rank, "coordinator=" + cluster.network().address(0)));
+    trainers.push_back(nodes.MakeRank(rank, "coordinator=" + nodes.network().address(0)));
     trainers.back()->Send(trainers.back()->join());
   }
-  cluster.daemon(0).Start();
+  nodes.daemon(0).Start();
   for (const auto& trainer : trainers) {
     const Reply reply = trainer->Receive();
     EXPECT_TRUE(reply.ok()) << reply;
@@ -134,12 +134,12 @@ TEST(Joining, JobWaitsForALateCoordinator) {
 }
 
 TEST(Joining, CoordinatorsPortDefaultsToThatOfTheRanksDaemon) {
-  NodeCluster cluster(2, 0, 9417);
-  if (!cluster.real()) GTEST_SKIP() << cluster.network().description();
-  EXPECT_EQ(cluster.coordinator(), "10.99.0.1:9417");
+  NetworkedNodes nodes(2, 0, 9417);
+  if (!nodes.real()) GTEST_SKIP() << nodes.network().description();
+  EXPECT_EQ(nodes.coordinator(), "10.99.0.1:9417");
   Trainers trainers;
   for (const std::uint32_t rank : {0, 1, 2, 3}) {
-    trainers.push_back(cluster.MakeRank(rank, "coordinator=" + cluster.network().address(0)));
+    trainers.push_back(nodes.MakeRank(rank, "coordinator=" + nodes.network().address(0)));
     trainers.back()->Send(trainers.back()->join());
   }
   for (const auto& trainer : trainers) {
@@ -151,21 +151,21 @@ TEST(Joining, CoordinatorsPortDefaultsToThatOfTheRanksDaemon) {
 }
 
 TEST(Joining, WrongTokenIsRefusedInAnyOrder) {
-  NodeCluster cluster(2);
-  const auto first = cluster.MakeRank(0, "token=right");
+  NetworkedNodes nodes(2);
+  const auto first = nodes.MakeRank(0, "token=right");
   ASSERT_TRUE(first->Join().ok());
-  const Reply refused = cluster.MakeRank(2, "token=wrong")->Join();
+  const Reply refused = nodes.MakeRank(2, "token=wrong")->Join();
   EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
   EXPECT_EQ(refused.reason, "CREDENTIALS") << refused;
   EXPECT_NE(refused.message.find("node alpha"), std::string::npos) << refused;
-  EXPECT_TRUE(cluster.MakeRank(3, "token=right")->Join().ok());
+  EXPECT_TRUE(nodes.MakeRank(3, "token=right")->Join().ok());
 
   // In another job, the wrong token comes first.
-  const std::string job = "job=late coordinator=" + cluster.coordinator();
-  const auto early = cluster.MakeRank(2, job + " token=wrong");
+  const std::string job = "job=late coordinator=" + nodes.coordinator();
+  const auto early = nodes.MakeRank(2, job + " token=wrong");
   ASSERT_TRUE(early->Join().ok());
   early->Begin("register buckets=2");
-  const auto rank_0 = cluster.MakeRank(0, job + " token=right");
+  const auto rank_0 = nodes.MakeRank(0, job + " token=right");
   ASSERT_TRUE(rank_0->Join().ok());
   const Reply ended = early->Result();
   EXPECT_EQ(ended.code, "PERMISSION_DENIED") << ended;
@@ -173,24 +173,24 @@ TEST(Joining, WrongTokenIsRefusedInAnyOrder) {
 }
 
 TEST(Joining, WrongTokenDisturbsNoRankWithTheRightOne) {
-  NodeCluster cluster(3);
-  const auto wrong = cluster.MakeRank(2, "token=wrong");
+  NetworkedNodes nodes(3);
+  const auto wrong = nodes.MakeRank(2, "token=wrong");
   ASSERT_TRUE(wrong->Join().ok());
   wrong->Begin("register buckets=2 count=1000");
-  const auto join_at_once = [&cluster](std::uint32_t rank) {
-    auto trainer = cluster.MakeRank(rank, "token=right");
+  const auto join_at_once = [&nodes](std::uint32_t rank) {
+    auto trainer = nodes.MakeRank(rank, "token=right");
     const Reply reply = trainer->Join();
     EXPECT_TRUE(reply.ok()) << reply;
     EXPECT_LE(reply.end_ns - reply.start_ns, 5'000'000'000u * kScale) << reply;
     return trainer;
   };
   // Until rank 0 has joined, the daemon cannot know which token is wrong.
-  Trainers trainers(cluster.world_size());
+  Trainers trainers(nodes.world_size());
   for (const std::uint32_t rank : {4, 5, 0, 1}) trainers[rank] = join_at_once(rank);
   const Reply ended = wrong->Result();
   EXPECT_EQ(ended.code, "PERMISSION_DENIED") << ended;
   EXPECT_NE(ended.message.find("GRADSYNC_JOB_TOKEN"), std::string::npos) << ended;
-  const Reply refused = cluster.MakeRank(3, "token=wrong")->Join();
+  const Reply refused = nodes.MakeRank(3, "token=wrong")->Join();
   EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
   EXPECT_NE(refused.message.find("GRADSYNC_JOB_TOKEN"), std::string::npos) << refused;
   // This rank is on the node of rank 0.
@@ -200,12 +200,12 @@ TEST(Joining, WrongTokenDisturbsNoRankWithTheRightOne) {
 }
 
 TEST(Joining, TokenOfAnEndedRunNoLongerCounts) {
-  NodeCluster cluster(2);
-  const auto make_ranks = [&cluster](const std::string& token,
-                                     const std::vector<std::uint32_t>& order) {
+  NetworkedNodes nodes(2);
+  const auto make_ranks = [&nodes](const std::string& token,
+                                   const std::vector<std::uint32_t>& order) {
     Trainers trainers;
     for (const std::uint32_t rank : order) {
-      trainers.push_back(cluster.MakeRank(rank, "token=" + token));
+      trainers.push_back(nodes.MakeRank(rank, "token=" + token));
       const Reply reply = trainers.back()->Join();
       EXPECT_TRUE(reply.ok()) << reply;
     }
@@ -225,10 +225,10 @@ TEST(Joining, TokenOfAnEndedRunNoLongerCounts) {
 }
 
 TEST(Joining, LayoutMismatchNamesBothRanksAndTheirNodes) {
-  NodeCluster cluster(3);
-  const Trainers trainers = cluster.Join();
+  NetworkedNodes nodes(3);
+  const Trainers trainers = nodes.Join();
   for (std::uint32_t rank = 0; rank < trainers.size(); ++rank) {
-    trainers[rank]->Send(NodeCluster::NodeOf(rank) == 2
+    trainers[rank]->Send(NetworkedNodes::NodeOf(rank) == 2
                              ? "register buckets=2 parameters=weight:10x10"
                              : "register buckets=2 parameters=weight:10x11");
   }

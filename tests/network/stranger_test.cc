@@ -16,7 +16,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
-#include "tests/network/node_cluster.h"
+#include "tests/network/networked_nodes.h"
 
 namespace gradsync::fault {
 namespace {
@@ -68,7 +68,7 @@ std::vector<std::uint16_t> ListeningPorts() {
 class StrangerTest : public testing::Test {
  protected:
   std::uint16_t PeerPort(int node) {
-    const std::string address = cluster_.daemon(node).Status().peer_address();
+    const std::string address = nodes_.daemon(node).Status().peer_address();
     return static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
   }
 
@@ -76,7 +76,7 @@ class StrangerTest : public testing::Test {
   template <class Act>
   void FromElsewhere(const Act& act) {
     std::thread([&] {
-      const absl::Status status = cluster_.network().Enter(2);
+      const absl::Status status = nodes_.network().Enter(2);
       EXPECT_TRUE(status.ok()) << status;
       act();
     }).join();
@@ -84,10 +84,10 @@ class StrangerTest : public testing::Test {
 
   // If a node has a network of its own, all its ports belong to the daemon.
   std::vector<std::uint16_t> Ports(int node) {
-    if (!cluster_.real()) return {PeerPort(node)};
+    if (!nodes_.real()) return {PeerPort(node)};
     std::vector<std::uint16_t> ports;
     std::thread([&] {
-      EXPECT_TRUE(cluster_.network().Enter(node).ok());
+      EXPECT_TRUE(nodes_.network().Enter(node).ok());
       ports = ListeningPorts();
     }).join();
     return ports;
@@ -100,7 +100,7 @@ class StrangerTest : public testing::Test {
     FromElsewhere([&] {
       for (const std::uint16_t port : ports) {
         for (const std::string& said : {PortScan(), Web(), TlsHello(), Noise(), BrokenHttp2()}) {
-          const Descriptor fd = Connect(cluster_.network().address(node), port);
+          const Descriptor fd = Connect(nodes_.network().address(node), port);
           ASSERT_GE(fd.get(), 0) << "port " << port;
           (void)send(fd.get(), said.data(), said.size(), MSG_NOSIGNAL);
         }
@@ -111,9 +111,9 @@ class StrangerTest : public testing::Test {
   Trainers Join() {
     Trainers trainers;
     for (const std::uint32_t rank : {0, 1, 2, 3}) {
-      trainers.push_back(std::make_unique<Trainer>(cluster_.daemon(NodeCluster::NodeOf(rank)), rank,
-                                                   4, "job",
-                                                   "coordinator=" + cluster_.coordinator()));
+      trainers.push_back(std::make_unique<Trainer>(nodes_.daemon(NetworkedNodes::NodeOf(rank)),
+                                                   rank, 4, "job",
+                                                   "coordinator=" + nodes_.coordinator()));
       trainers.back()->Send(trainers.back()->join());
     }
     for (const auto& trainer : trainers) {
@@ -123,7 +123,7 @@ class StrangerTest : public testing::Test {
     return trainers;
   }
 
-  NodeCluster cluster_{3};
+  NetworkedNodes nodes_{3};
 };
 
 TEST_F(StrangerTest, GarbageEndsOnlyItsOwnConnection) {
@@ -139,7 +139,7 @@ TEST_F(StrangerTest, GarbageEndsOnlyItsOwnConnection) {
   while (!said_all) ExpectAll(trainers, "step times=10");
   stranger.join();
   ExpectAll(trainers, "step times=10");
-  for (const int node : {0, 1}) EXPECT_TRUE(cluster_.daemon(node).process().running());
+  for (const int node : {0, 1}) EXPECT_TRUE(nodes_.daemon(node).process().running());
 }
 
 TEST_F(StrangerTest, SilentConnectionsDelayNoOne) {
@@ -147,7 +147,7 @@ TEST_F(StrangerTest, SilentConnectionsDelayNoOne) {
   const std::uint16_t port = PeerPort(0);
   FromElsewhere([&] {
     for (int i = 0; i < 200; ++i) {
-      silent.push_back(Connect(cluster_.network().address(0), port));
+      silent.push_back(Connect(nodes_.network().address(0), port));
       ASSERT_GE(silent.back().get(), 0) << i;
     }
   });

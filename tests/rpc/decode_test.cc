@@ -264,7 +264,7 @@ TEST(DecodeLayoutTest, BucketSizesHaveThePapersDefaults) {
   EXPECT_FALSE(request->bucket_done_messages);
 }
 
-TEST(DecodeLayoutTest, DeviceIsOneRanksAndOnGpuEveryRanks) {
+TEST(DecodeLayoutTest, DevicePutsTheLayoutOnAGpu) {
   v1::RegisterLayout message = GoodLayout();
   EXPECT_FALSE(Layout(message)->spec.on_gpu);
   message.set_device("GPU-0123");

@@ -203,7 +203,7 @@ TEST_F(MessageStreamTest, TheLastMessageIsNotBounded) {
   EXPECT_THAT(record_.sent, ElementsAre("1", "100", "50"));
 }
 
-TEST_F(MessageStreamTest, OtherSidesEndHasNoStatus) {
+TEST_F(MessageStreamTest, OnEndGetsNoStatusFromTheOtherSide) {
   stream_->Began();
   stream_->EndReads();
   EXPECT_EQ(record_.end, absl::OkStatus());
@@ -211,7 +211,7 @@ TEST_F(MessageStreamTest, OtherSidesEndHasNoStatus) {
   EXPECT_EQ(record_.finished, absl::OkStatus());
 }
 
-TEST_F(MessageStreamTest, OnEndGetsTheOwnEnd) {
+TEST_F(MessageStreamTest, OnEndGetsTheStatusOfClose) {
   stream_->Began();
   stream_->Close(absl::AbortedError("ended"));
   stream_->EndReads();

@@ -67,7 +67,7 @@ def test_paper_prints_every_figure_and_statement():
         ["paper", "--figure", "6"],
     ],
 )
-def test_wrong_usage(arguments):
+def test_wrong_usage_exits_with_2(arguments):
     done = simulate(*arguments)
     assert done.returncode == 2, done.stdout
     assert "Traceback" not in done.stderr
@@ -75,7 +75,7 @@ def test_wrong_usage(arguments):
 
 
 @pytest.mark.parametrize("command", ["", "sweep", "paper"])
-def test_help(command):
+def test_help_exits_with_0(command):
     done = simulate(*command.split(), "--help")
     assert done.returncode == 0
     assert "usage: simulate" in done.stdout

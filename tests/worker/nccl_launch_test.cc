@@ -193,7 +193,7 @@ ISOLATED_TEST(NcclLaunch, MissingRankEndsConnectAtItsLimit, MachineWithGpus(2)) 
   job.Connect();
 }
 
-ISOLATED_TEST(NcclLaunch, WorkerEndsAfterAPeersDeathInAnAllReduce, MachineWithGpus(2)) {
+ISOLATED_TEST(NcclLaunch, WorkerEndsAfterTheLossOfARankInAnAllReduce, MachineWithGpus(2)) {
   TwoGpus job(1, 1);
   job.Connect();
   job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
@@ -215,11 +215,11 @@ ISOLATED_TEST(NcclLaunch, WorkerEndsAfterAPeersDeathInAnAllReduce, MachineWithGp
 
 MachineDescription WithSockets() {
   MachineDescription machine = MachineWithGpus(2);
-  machine.nccl_reports_lost_peers = true;
+  machine.nccl_reports_lost_ranks = true;
   return machine;
 }
 
-ISOLATED_TEST(NcclLaunch, ReportsAPeersDeathThatNcclReports, WithSockets()) {
+ISOLATED_TEST(NcclLaunch, ReportsTheLossOfARankThatNcclReports, WithSockets()) {
   TwoGpus job(1, 1);
   job.Connect();
   job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));

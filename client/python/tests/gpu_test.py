@@ -189,7 +189,7 @@ def refusals(socket, uuid):
             layout.wait_step(1)
 
 
-def test_streams_that_cannot_take_part(machine):
+def test_streams_that_cannot_take_part_are_refused(machine):
     on(machine, refusals)
 
 
@@ -214,7 +214,7 @@ def unknown_gpus(socket, uuid):
             assert raised.value.reason == reason
 
 
-def test_gpus_that_are_not_there(machine):
+def test_gpus_that_are_not_there_are_refused(machine):
     on(machine, unknown_gpus)
 
 
@@ -234,7 +234,7 @@ def one_rank_on_a_gpu(socket, uuid):
     return [(error.code, error.reason, str(error)) for error in errors]
 
 
-def test_a_rank_in_host_memory_and_one_on_a_gpu(machine):
+def test_a_rank_in_host_memory_and_one_on_a_gpu_do_not_match(machine):
     for code, reason, text in on(machine, one_rank_on_a_gpu):
         assert (code, reason) == ("FAILED_PRECONDITION", "LAYOUT_MISMATCH"), text
         assert "rank 0" in text and "rank 1" in text

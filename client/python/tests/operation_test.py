@@ -22,7 +22,7 @@ def test_numpy_arrays_are_averaged_in_place(daemon):
                 assert values.dtype == dtype and (values == 0.5).all()
 
 
-def test_sum_of_other_buffers(daemon):
+def test_all_reduce_sums_other_buffers(daemon):
     with job(daemon, 2) as sessions:
 
         def add(rank):
@@ -37,7 +37,7 @@ def test_sum_of_other_buffers(daemon):
         assert on_every_rank(2, add) == [([1.0, 8.0], [0x4000, 0x4080])] * 2
 
 
-def test_broadcast_of_any_buffer(daemon):
+def test_broadcast_takes_any_buffer(daemon):
     with job(daemon, 2) as sessions:
 
         def receive(rank):
@@ -53,7 +53,7 @@ def test_broadcast_of_any_buffer(daemon):
         assert on_every_rank(2, receive) == [(b"from one", 0, 8)] * 2
 
 
-def test_all_reduce_at_an_address(daemon):
+def test_all_reduce_takes_an_address(daemon):
     with job(daemon, 2) as sessions:
 
         def add(rank):
@@ -66,7 +66,7 @@ def test_all_reduce_at_an_address(daemon):
         assert on_every_rank(2, add) == [[1.0, 2.0]] * 2
 
 
-def test_large_broadcast(daemon):
+def test_broadcast_may_exceed_the_staging_memory(daemon):
     count = 20 << 20  # float32: more than the staging memory holds
     with job(daemon, 2) as sessions:
 
@@ -79,7 +79,7 @@ def test_large_broadcast(daemon):
         assert on_every_rank(2, receive) == [(1.0, 2.0)] * 2
 
 
-def test_broadcast_from_the_lowest_live_rank(daemon):
+def test_the_lowest_live_rank_is_the_root_on_every_rank(daemon):
     with job(daemon, 3) as sessions:
 
         def receive(rank):

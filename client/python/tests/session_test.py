@@ -165,7 +165,7 @@ def test_a_malformed_layout_is_refused(daemon, spec):
             session.register_layout(**spec)
 
 
-def test_properties_of_a_layout(daemon):
+def test_a_layout_shows_its_properties(daemon):
     parameters = [
         gradsync.Parameter("weight", [3, 4]),
         gradsync.Parameter("bias", (), gradsync.DataType.FLOAT64),

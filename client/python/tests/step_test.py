@@ -51,7 +51,7 @@ def test_a_result_can_be_pickled(daemon):
     assert pickle.loads(pickle.dumps(copy)).buckets == result.buckets
 
 
-def test_norm_of_the_gradients(daemon):
+def test_a_result_has_the_norm_of_the_gradients(daemon):
     with job(daemon, 2, [2, 1]) as (_, layouts):
         for layout in layouts:
             layout.bucket(0).numpy()[:2] = (3, 0)
@@ -68,7 +68,7 @@ def test_norm_of_the_gradients(daemon):
         assert math.isnan(finish_step(layouts, 3).gradient_norm)
 
 
-def test_clip_coefficient():
+def test_the_clip_coefficient_scales_only_large_norms():
     assert gradsync.clip_coefficient(0.5, 1.0) == 1.0
     assert gradsync.clip_coefficient(4.0, 1.0) == pytest.approx(0.25, rel=1e-6)
     assert gradsync.clip_coefficient(0.0, 1.0) == 1.0
@@ -76,7 +76,7 @@ def test_clip_coefficient():
     assert math.isnan(gradsync.clip_coefficient(math.nan, 1.0))
 
 
-def test_parameters_that_no_rank_used(daemon):
+def test_parameters_that_no_rank_used_are_known_to_all(daemon):
     parameters = [gradsync.Parameter(name, (2,)) for name in "abc"]
     with job(daemon, 2, parameters=parameters) as (_, layouts):
         used = [[True, False, False], numpy.array([False, False, True])]

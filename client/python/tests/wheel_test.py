@@ -129,7 +129,7 @@ def test_two_ranks_train_with_it(environment, daemon):
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["[0.5 0.5 0.5] False\n"] * 2
 
 
-def test_usage():
+def test_help_exits_with_0_and_wrong_usage_with_2():
     assert "manylinux_2_36_x86_64" in tool("--help").stdout
     for wrong in (["--output"], ["--library", ""], ["here"]):
         used = tool(*wrong)

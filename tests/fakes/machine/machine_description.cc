@@ -28,7 +28,7 @@ std::string FormatMachine(const MachineDescription& machine) {
   text << "machine " << machine.mps << ' ' << machine.driver_version << ' ' << machine.nccl_version
        << ' ' << machine.context_bytes << ' ' << machine.communicator_bytes << ' '
        << machine.max_delay_us << ' ' << machine.seed << ' ' << machine.late_polls << ' '
-       << machine.nccl_reports_lost_peers << ' ' << machine.connection_bytes << '\n';
+       << machine.nccl_reports_lost_ranks << ' ' << machine.connection_bytes << '\n';
   for (const GpuDescription& gpu : machine.gpus) {
     text << "gpu " << gpu.uuid << ' ' << gpu.memory_bytes << ' ' << static_cast<int>(gpu.mode)
          << ' ' << gpu.posix_handles << ' ' << gpu.stream_memory_operations << ' '
@@ -43,7 +43,7 @@ std::optional<MachineDescription> ParseMachine(std::string_view text) {
   std::string word;
   input >> word >> machine.mps >> machine.driver_version >> machine.nccl_version >>
       machine.context_bytes >> machine.communicator_bytes >> machine.max_delay_us >> machine.seed >>
-      machine.late_polls >> machine.nccl_reports_lost_peers >> machine.connection_bytes;
+      machine.late_polls >> machine.nccl_reports_lost_ranks >> machine.connection_bytes;
   if (!input || word != "machine") return std::nullopt;
   while (input >> word) {
     GpuDescription gpu;

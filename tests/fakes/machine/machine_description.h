@@ -49,7 +49,7 @@ struct MachineDescription {
   int late_polls = 3;
   // If true, NCCL reports a lost process as ncclRemoteError, as over sockets. Otherwise the other
   // ranks spin, as over NVLink or shared memory.
-  bool nccl_reports_lost_peers = false;
+  bool nccl_reports_lost_ranks = false;
 };
 
 // "GPU-00000000-0000-0000-0000-000000000001" for 1. On a real machine, the UUID of the GPU with

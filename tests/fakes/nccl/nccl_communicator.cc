@@ -167,7 +167,7 @@ ncclResult_t NcclCommunicator::Launch(std::vector<NcclCollective> collectives) {
 ncclResult_t NcclCommunicator::Poll() {
   if (port_.Faulted()) return ncclUnhandledCudaError;
   if (const ncclResult_t error = async_error_.load(); error != ncclSuccess) return error;
-  if (process_.folder().machine().nccl_reports_lost_peers && APeerIsLost()) {
+  if (process_.folder().machine().nccl_reports_lost_ranks && ARankIsLost()) {
     SetAsyncError(ncclRemoteError);
     return ncclRemoteError;
   }
@@ -278,7 +278,7 @@ void NcclCommunicator::SpinUntilAborted() {
   while (!aborted_.load() && !port_.Faulted()) std::this_thread::sleep_for(kSpin);
 }
 
-bool NcclCommunicator::APeerIsLost() const {
+bool NcclCommunicator::ARankIsLost() const {
   for (int rank = 0; rank < ranks_; ++rank) {
     const NcclSlot& slot = rendezvous_->slot(rank);
     if (slot.joined.load() != 0 && slot.leaving.load() == 0 && kill(slot.pid, 0) != 0 &&

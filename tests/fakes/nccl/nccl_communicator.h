@@ -84,7 +84,7 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   // has a sticky error.
   bool SpinUntil(const std::function<bool(const NcclSlot&)>& reached);
   void SpinUntilAborted();
-  bool APeerIsLost() const;
+  bool ARankIsLost() const;
 
   NcclProcess& process_;
   NcclPort& port_;

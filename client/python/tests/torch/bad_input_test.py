@@ -654,7 +654,7 @@ def train_until_killed(victim, wrapper_options):
 
 
 @pytest.mark.parametrize("options", [SMALL_BUCKETS, {}], ids=["buckets", "one-bucket"])
-def test_a_trainer_killed_in_backward(daemon, options):
+def test_a_trainer_killed_in_backward_is_named_to_the_others(daemon, options):
     ends = Ranks(train_until_killed, 3, 1, options, timeout=60).results(ranks=[0, 2])
     for code, reason, rank, took, no_gradients, again in ends:
         assert (code, reason, rank) == ("ABORTED", "RANK_LOST", 1)
@@ -683,7 +683,7 @@ def train_until_the_daemon_dies(pid):
     return None
 
 
-def test_the_daemon_killed_in_backward(own_daemon):
+def test_a_daemon_killed_in_backward_is_an_error(own_daemon):
     for end in run_ranks(train_until_the_daemon_dies, 2, own_daemon.pid, timeout=60):
         code, reason, took, no_gradients = end
         assert code == "UNAVAILABLE" and reason in ("DAEMON_LOST", "STEP_IN_DOUBT")
@@ -698,7 +698,7 @@ def wrap_without_a_daemon():
     return str(raised.value)
 
 
-def test_no_daemon():
+def test_a_missing_daemon_is_named_by_its_socket():
     nowhere = f"/tmp/gradsync-nowhere-{os.getpid()}.sock"  # a socket's path must be short
     (text,) = run_ranks(wrap_without_a_daemon, 1, environment={"GRADSYNC_SOCKET": nowhere})
     assert nowhere in text
@@ -714,7 +714,7 @@ def wrap_without_torchrun():
     return str(raised.value)
 
 
-def test_no_launcher(daemon):
+def test_a_missing_launcher_is_named_by_its_variable(daemon):
     (text,) = run_ranks(wrap_without_torchrun, 1)
     assert "RANK" in text or "WORLD_SIZE" in text
 
@@ -771,7 +771,7 @@ def test_a_script_that_ends_leaves_the_job(daemon):
     assert run_ranks(end_by_a_good_end, 2) == [(0, "")] * 2
 
 
-def test_a_library_of_another_version(tmp_path):
+def test_a_library_of_another_version_is_refused(tmp_path):
     source = tmp_path / "other.c"
     source.write_text("unsigned gradsync_abi_version(void) { return 99; }\n")
     library = tmp_path / "libgradsync.so"

@@ -1,4 +1,4 @@
-#include "tests/network/node_cluster.h"
+#include "tests/network/networked_nodes.h"
 
 #include <array>
 #include <cstdio>
@@ -8,8 +8,8 @@
 #include "gtest/gtest.h"
 
 namespace gradsync::fault {
-NodeCluster::NodeCluster(int nodes, std::uint64_t bits_per_second, int port,
-                         const std::vector<std::string>& flags)
+NetworkedNodes::NetworkedNodes(int nodes, std::uint64_t bits_per_second, int port,
+                               const std::vector<std::string>& flags)
     : network_({nodes, bits_per_second}) {
   std::printf("network: %s\n", network_.description().c_str());
   std::fflush(stdout);
@@ -23,21 +23,21 @@ NodeCluster::NodeCluster(int nodes, std::uint64_t bits_per_second, int port,
   }
 }
 
-std::string NodeCluster::Name(int node) {
+std::string NetworkedNodes::Name(int node) {
   static constexpr std::array<const char*, 3> kNames = {"alpha", "beta", "gamma"};
   return kNames.at(static_cast<std::size_t>(node));
 }
 
-std::string NodeCluster::coordinator() const { return daemons_[0]->Status().peer_address(); }
+std::string NetworkedNodes::coordinator() const { return daemons_[0]->Status().peer_address(); }
 
-std::unique_ptr<Trainer> NodeCluster::MakeRank(std::uint32_t rank, const std::string& options) {
+std::unique_ptr<Trainer> NetworkedNodes::MakeRank(std::uint32_t rank, const std::string& options) {
   const std::string coordinator_option =
       absl::StrContains(options, "coordinator=") ? "" : "coordinator=" + coordinator() + " ";
   return std::make_unique<Trainer>(daemon(NodeOf(rank)), rank, world_size(), "job",
                                    coordinator_option + options);
 }
 
-Trainers NodeCluster::Join(const std::string& options) {
+Trainers NetworkedNodes::Join(const std::string& options) {
   Trainers trainers;
   for (std::uint32_t rank = 0; rank < world_size(); ++rank) {
     trainers.push_back(MakeRank(rank, options));

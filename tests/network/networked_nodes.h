@@ -1,7 +1,7 @@
 // Daemons on nodes of a virtual network, and the ranks of a job on all of them.
 
-#ifndef TESTS_NETWORK_NODE_CLUSTER_H_
-#define TESTS_NETWORK_NODE_CLUSTER_H_
+#ifndef TESTS_NETWORK_NETWORKED_NODES_H_
+#define TESTS_NETWORK_NETWORKED_NODES_H_
 
 #include <cstdint>
 #include <memory>
@@ -17,15 +17,15 @@ namespace gradsync::fault {
 using Trainers = std::vector<std::unique_ptr<Trainer>>;
 
 // One daemon and two ranks per node. The nodes are alpha, beta and gamma.
-class NodeCluster {
+class NetworkedNodes {
  public:
   static constexpr std::uint32_t kRanksPerNode = 2;
 
   // Makes up to 3 nodes, and prints whether they are real namespaces or loopback addresses. The
   // daemons listen on `port`; on any free port if `port` is 0 or the nodes are on loopback. `flags`
   // are added to the flags of each daemon.
-  explicit NodeCluster(int nodes, std::uint64_t bits_per_second = 0, int port = 0,
-                       const std::vector<std::string>& flags = {});
+  explicit NetworkedNodes(int nodes, std::uint64_t bits_per_second = 0, int port = 0,
+                          const std::vector<std::string>& flags = {});
 
   // True if the nodes are on a virtual network, false if they are on loopback.
   bool real() const { return network_.kind() == VirtualNetwork::Kind::kNamespaces; }
@@ -52,4 +52,4 @@ class NodeCluster {
 
 }  // namespace gradsync::fault
 
-#endif  // TESTS_NETWORK_NODE_CLUSTER_H_
+#endif  // TESTS_NETWORK_NETWORKED_NODES_H_
