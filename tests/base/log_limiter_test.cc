@@ -3,17 +3,12 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kSecond = 1'000'000'000;
-
-class HandClock final : public Clock {
- public:
-  std::uint64_t NowNs() const override { return now_ns; }
-  std::uint64_t now_ns = 0;
-};
 
 class LogLimiterTest : public ::testing::Test {
  protected:
@@ -23,25 +18,25 @@ class LogLimiterTest : public ::testing::Test {
     return allowed;
   }
 
-  HandClock clock_;
+  ManualClock clock_;
   LogLimiter limiter_{&clock_, 3};
 };
 
 TEST_F(LogLimiterTest, AllowsTheLimitPerMessageAndSecond) {
   EXPECT_EQ(AllowedOf(10, "a"), 3);
   EXPECT_EQ(AllowedOf(2, "b"), 2);
-  clock_.now_ns = kSecond - 1;
+  clock_.Advance(kSecond - 1);
   EXPECT_EQ(AllowedOf(10, "a"), 0);
-  clock_.now_ns = kSecond;
+  clock_.Advance(1);
   EXPECT_EQ(AllowedOf(10, "a"), 3);
 }
 
 TEST_F(LogLimiterTest, SecondBeginsWithItsFirstLine) {
-  clock_.now_ns = 5 * kSecond + kSecond / 2;
+  clock_.Advance(5 * kSecond + kSecond / 2);
   EXPECT_EQ(AllowedOf(3, "a"), 3);
-  clock_.now_ns = 6 * kSecond + 1;
+  clock_.Advance(kSecond / 2 + 1);
   EXPECT_EQ(AllowedOf(1, "a"), 0);
-  clock_.now_ns = 6 * kSecond + kSecond / 2;
+  clock_.Advance(kSecond / 2 - 1);
   EXPECT_EQ(AllowedOf(3, "a"), 3);
 }
 
@@ -50,7 +45,7 @@ TEST_F(LogLimiterTest, ReturnsEachCountOnceAfterItsSecond) {
   AllowedOf(5, "b");
   AllowedOf(1, "c");
   EXPECT_TRUE(limiter_.TakeSuppressed().empty());
-  clock_.now_ns = kSecond;
+  clock_.Advance(kSecond);
   const auto taken = limiter_.TakeSuppressed();
   ASSERT_EQ(taken.size(), 2u);
   EXPECT_EQ(taken[0].message, "a");
@@ -67,7 +62,7 @@ TEST_F(LogLimiterTest, TakeAllReturnsCountsOfTheRunningSecond) {
   ASSERT_EQ(taken.size(), 1u);
   EXPECT_EQ(taken[0].count, 7u);
   EXPECT_EQ(AllowedOf(2, "a"), 0);
-  clock_.now_ns = kSecond;
+  clock_.Advance(kSecond);
   ASSERT_EQ(limiter_.TakeSuppressed().size(), 1u);
 }
 

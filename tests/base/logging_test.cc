@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -23,19 +24,13 @@ using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::SizeIs;
 
-class HandClock final : public Clock {
- public:
-  std::uint64_t NowNs() const override { return now_ns; }
-  std::uint64_t now_ns = 0;
-};
-
 class LoggingTest : public ::testing::Test {
  protected:
   LoggingTest() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     options_.file = absl::StrCat(::testing::TempDir(), "/", test->name(), ".log");
     unlink(options_.file.c_str());
-    static HandClock* const clock = new HandClock;  // outlives the last line
+    static ManualClock* const clock = new ManualClock;  // outlives the last line
     clock_ = clock;
     options_.clock = clock;
   }
@@ -49,7 +44,7 @@ class LoggingTest : public ::testing::Test {
   }
 
   LogOptions options_;
-  HandClock* clock_;
+  ManualClock* clock_;
 };
 
 TEST_F(LoggingTest, WritesLinesAtOnce) {
@@ -117,7 +112,7 @@ TEST_F(LoggingTest, CountOfSuppressedLinesIsWritten) {
   EXPECT_THAT(Lines(), SizeIs(kLimitedLinesPerSecond));
   Log(LogLevel::kInfo, "refused");  // never limited
   EXPECT_THAT(Lines(), SizeIs(kLimitedLinesPerSecond + 1));
-  clock_->now_ns += 1'000'000'000;
+  clock_->Advance(1'000'000'000);
   Log(LogLevel::kInfo, "another");
   const auto lines = Lines();
   ASSERT_THAT(lines, SizeIs(kLimitedLinesPerSecond + 3));

@@ -4,10 +4,8 @@
 #define TESTS_BENCH_BENCH_FIXTURE_H_
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -18,6 +16,8 @@
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/kit/child_process.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync::bench {
 
@@ -31,42 +31,26 @@ inline std::string Contents(const std::string& path) {
 class BenchTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = "/tmp/bench-test-XXXXXX";  // short: sockets lie below it
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
     // Orphans become this process' children, which is how the tests see them.
     ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
 
-  // Starts the bench with its files in a folder of its own; its stderr goes to `errors`, if given.
-  pid_t Start(const std::vector<std::string>& arguments, int errors = -1) {
+  // Runs the bench with its files in a folder of its own. Returns its exit code, or 1000 + the
+  // number of the signal that ended it. The test's time limit is for one that does not end.
+  int Run(const std::vector<std::string>& arguments) {
     std::filesystem::create_directories(temporary());
-    const pid_t pid = fork();
-    if (pid != 0) return pid;
-    setenv("TMPDIR", temporary().c_str(), 1);
-    const int output = open(out().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    dup2(output, STDOUT_FILENO);
-    dup2(errors >= 0 ? errors : open(err().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600),
-         STDERR_FILENO);
-    std::vector<char*> argv = {const_cast<char*>(kBench)};
-    for (const std::string& argument : arguments) {
-      argv.push_back(const_cast<char*>(argument.c_str()));
-    }
-    argv.push_back(nullptr);
-    execv(kBench, argv.data());
-    _exit(127);
-  }
-
-  // Exit code; the number of its signal + 1000 if it was killed.
-  static int Wait(pid_t pid) {
-    int status = 0;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-    }
+    constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
+    const Descriptor output(open(out().c_str(), kFlags, 0600));
+    const Descriptor error(open(err().c_str(), kFlags, 0600));
+    ChildOptions options;
+    options.arguments = {kBench};
+    options.arguments.insert(options.arguments.end(), arguments.begin(), arguments.end());
+    options.environment = {"TMPDIR=" + temporary()};
+    options.output = output.get();
+    options.error = error.get();
+    const int status = ChildProcess(options).Wait(-1).value_or(-1);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   }
-
-  int Run(const std::vector<std::string>& arguments) { return Wait(Start(arguments)); }
 
   // Returns when every process that the bench has started has ended; the test's time limit is for
   // one that stays.
@@ -81,15 +65,15 @@ class BenchTest : public testing::Test {
     EXPECT_TRUE(std::filesystem::is_empty(temporary()));
   }
 
-  std::string temporary() const { return directory_ + "/t"; }
-  std::string out() const { return directory_ + "/out"; }
-  std::string err() const { return directory_ + "/err"; }
-  std::string json() const { return directory_ + "/json"; }
+  std::string temporary() const { return directory_.File("t"); }
+  std::string out() const { return directory_.File("out"); }
+  std::string err() const { return directory_.File("err"); }
+  std::string json() const { return directory_.File("json"); }
   std::string output() const { return Contents(out()); }
   std::string errors() const { return Contents(err()); }
   nlohmann::json document() const { return nlohmann::json::parse(Contents(json())); }
 
-  std::string directory_;
+  const TemporaryDirectory directory_;
 };
 
 }  // namespace gradsync::bench

@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/ctl/fake_introspection.h"
+#include "tests/kit/temporary_directory.h"
 #include "tools/gradsyncctl/run_command.h"
 
 namespace gradsync {
@@ -291,8 +292,8 @@ TEST(UsageTest, HelpAndVersionGoToOutAndExitZero) {
 }
 
 TEST(UnreachableTest, MissingSocketNamesTheStartCommand) {
-  const ScratchFolder folder;
-  const std::string path = folder.Path("none.sock");
+  const TemporaryDirectory directory;
+  const std::string path = directory.File("none.sock");
   for (const char* command : {"status", "stats", "timeline", "health"}) {
     const Outcome outcome = RunCtl({command, "--socket", path});
     EXPECT_EQ(outcome.exit_status, 2);
@@ -304,15 +305,15 @@ TEST(UnreachableTest, MissingSocketNamesTheStartCommand) {
 }
 
 TEST(UnreachableTest, HealthJsonSaysErr) {
-  const ScratchFolder folder;
-  const Outcome outcome = RunCtl({"health", "--json", "--socket", folder.Path("none.sock")});
+  const TemporaryDirectory directory;
+  const Outcome outcome = RunCtl({"health", "--json", "--socket", directory.File("none.sock")});
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_EQ(nlohmann::json::parse(outcome.out).at("code"), "ERR");
 }
 
 TEST(UnreachableTest, EndedDaemonIsReported) {
-  const ScratchFolder folder;
-  const std::string path = folder.Path("d.sock");
+  const TemporaryDirectory directory;
+  const std::string path = directory.File("d.sock");
   ListenAt(path).reset();
   const Outcome outcome = RunCtl({"status", "--socket", path});
   EXPECT_EQ(outcome.exit_status, 2);
@@ -320,29 +321,30 @@ TEST(UnreachableTest, EndedDaemonIsReported) {
 }
 
 TEST(UnreachableTest, PathThatIsNoSocketOrTooLongIsReported) {
-  const ScratchFolder folder;
-  const std::string path = folder.Path("file");
+  const TemporaryDirectory directory;
+  const std::string path = directory.File("file");
   std::ofstream(path) << "text";
   EXPECT_THAT(RunCtl({"status", "--socket", path}).error, HasSubstr(path + " is not a socket"));
-  const Outcome outcome = RunCtl({"status", "--socket", folder.Path(std::string(120, 'x'))});
+  const Outcome outcome = RunCtl({"status", "--socket", directory.File(std::string(120, 'x'))});
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("is longer than 107 bytes"));
 }
 
 TEST(UnreachableTest, SilentDaemonTimesOut) {
-  const ScratchFolder folder;
-  const daemon::UniqueFd listener = ListenAt(folder.Path("d.sock"));
-  const Outcome outcome = RunCtl({"status", "--socket", folder.Path("d.sock"), "--timeout", "0.2"});
+  const TemporaryDirectory directory;
+  const daemon::UniqueFd listener = ListenAt(directory.File("d.sock"));
+  const Outcome outcome =
+      RunCtl({"status", "--socket", directory.File("d.sock"), "--timeout", "0.2"});
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("did not answer within 200ms"));
 }
 
 TEST(UnreachableTest, ClosedConnectionIsReported) {
-  const ScratchFolder folder;
-  const daemon::UniqueFd listener = ListenAt(folder.Path("d.sock"));
+  const TemporaryDirectory directory;
+  const daemon::UniqueFd listener = ListenAt(directory.File("d.sock"));
   std::thread closer(
       [&listener] { daemon::UniqueFd(accept(listener.get(), nullptr, nullptr)).reset(); });
-  const Outcome outcome = RunCtl({"status", "--socket", folder.Path("d.sock")});
+  const Outcome outcome = RunCtl({"status", "--socket", directory.File("d.sock")});
   closer.join();
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("closed the connection"));
@@ -358,8 +360,8 @@ void ObeyPermissions() {
 }
 
 TEST(UnreachableTest, PermissionIsExplained) {
-  const ScratchFolder folder;
-  const std::string path = folder.Path("d.sock");
+  const TemporaryDirectory directory;
+  const std::string path = directory.File("d.sock");
   const daemon::UniqueFd listener = ListenAt(path);
   ASSERT_EQ(chmod(path.c_str(), 0), 0);
   Outcome outcome;

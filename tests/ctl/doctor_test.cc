@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "tests/ctl/fake_introspection.h"
 #include "tests/fakes/control.h"
+#include "tests/kit/temporary_directory.h"
 #include "tools/gradsyncctl/json.h"
 #include "tools/gradsyncctl/render.h"
 
@@ -33,8 +34,8 @@ using testing::StartsWith;
 class DoctorTest : public testing::Test {
  protected:
   DoctorTest() {
-    subject_.root = folder_.Path("root");
-    subject_.socket = folder_.Path("d.sock");
+    subject_.root = directory_.File("root");
+    subject_.socket = directory_.File("d.sock");
     subject_.timeout = absl::Seconds(2);
     subject_.cuda_library = "libcuda-of-no-machine.so.1";
     subject_.nccl_library = "libnccl-of-no-machine.so.2";
@@ -59,7 +60,7 @@ class DoctorTest : public testing::Test {
   // Both sockets of a daemon of this process.
   void Listen() {
     stream_ = ListenAt(subject_.socket, SOCK_STREAM);
-    packets_ = ListenAt(folder_.Path("d-fd.sock"), SOCK_SEQPACKET);
+    packets_ = ListenAt(directory_.File("d-fd.sock"), SOCK_SEQPACKET);
     v1::GetStatusResponse status;
     status.set_version(std::string(daemon::kVersion));
     status.set_state(v1::DAEMON_STATE_SERVING);
@@ -98,7 +99,7 @@ class DoctorTest : public testing::Test {
     return fd;
   }
 
-  const ScratchFolder folder_;
+  const TemporaryDirectory directory_;
   DoctorSubject subject_;
   daemon::UniqueFd stream_;
   daemon::UniqueFd packets_;
@@ -147,14 +148,14 @@ TEST_F(DoctorTest, SocketWithoutListenerIsReported) {
 TEST_F(DoctorTest, SocketOfAnotherKindIsReported) {
   Listen();
   packets_.reset();
-  std::filesystem::remove(folder_.Path("d-fd.sock"));
-  packets_ = ListenAt(folder_.Path("d-fd.sock"), SOCK_STREAM);
+  std::filesystem::remove(directory_.File("d-fd.sock"));
+  packets_ = ListenAt(directory_.File("d-fd.sock"), SOCK_STREAM);
   EXPECT_THAT(Of("fd socket").what, HasSubstr("of another kind"));
 }
 
 TEST_F(DoctorTest, SocketOpenToEveryUserIsAWarning) {
   Listen();
-  ASSERT_EQ(chmod(folder_.Path("").c_str(), 0755), 0);
+  ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
   ASSERT_EQ(chmod(subject_.socket.c_str(), 0666), 0);
   EXPECT_EQ(Of("socket").verdict, Verdict::kWarning);
   EXPECT_THAT(Of("socket").remedy, HasSubstr("socket_mode"));

@@ -1,25 +1,12 @@
 #include "tests/ctl/fake_introspection.h"
 
 #include <grpcpp/health_check_service_interface.h>
-#include <stdlib.h>
 
 #include <algorithm>
-#include <system_error>
 
 #include "gtest/gtest.h"
 
 namespace gradsync {
-
-ScratchFolder::ScratchFolder() {
-  char name[] = "/tmp/gradsyncctl-XXXXXX";
-  if (mkdtemp(name) == nullptr) ADD_FAILURE() << "mkdtemp failed: " << errno;
-  path_ = name;
-}
-
-ScratchFolder::~ScratchFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 grpc::Status FakeIntrospection::GetStatus(grpc::ServerContext* /*context*/,
                                           const v1::GetStatusRequest* request,

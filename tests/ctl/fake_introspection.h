@@ -5,27 +5,13 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "gradsync/v1/introspection.grpc.pb.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync {
-
-// An empty folder, removed with all that is in it. Below /tmp, since a socket's path must be short.
-class ScratchFolder {
- public:
-  ScratchFolder();
-  ~ScratchFolder();
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  std::string Path(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 // Set the answers before the first question.
 class FakeIntrospection final : public v1::Introspection::Service {
@@ -53,10 +39,10 @@ class FakeDaemon {
   FakeIntrospection& introspection() { return introspection_; }
   void SetServing(const std::string& service, bool serving);
   void SetServing(bool serving);  // all of them
-  std::string socket() const { return folder_.Path("d.sock"); }
+  std::string socket() const { return directory_.File("d.sock"); }
 
  private:
-  ScratchFolder folder_;
+  TemporaryDirectory directory_;
   FakeIntrospection introspection_;
   std::unique_ptr<grpc::Server> server_;
 };

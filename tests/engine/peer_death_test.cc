@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -79,15 +78,10 @@ class Node {
 
 class PeerDeath : public testing::Test {
  protected:
-  PeerDeath() {
-    std::string path = testing::TempDir() + "/engineXXXXXX";
-    store_ = mkdtemp(path.data());
-  }
-  ~PeerDeath() override { std::filesystem::remove_all(store_); }
-
   void Connect(int nodes, int silence_ms, std::size_t bucket_bytes) {
     for (int node = 0; node < nodes; ++node) {
-      nodes_.push_back(std::make_unique<Node>(store_, node, nodes, silence_ms, bucket_bytes));
+      nodes_.push_back(
+          std::make_unique<Node>(store_.path(), node, nodes, silence_ms, bucket_bytes));
     }
     for (auto& node : nodes_) ASSERT_EQ(node->Line(), "connected");
   }
@@ -104,7 +98,7 @@ class PeerDeath : public testing::Test {
     EXPECT_LT(failure.at_ns, since_ns + kDeathBoundNs) << failure.message;
   }
 
-  std::string store_;
+  const TemporaryDirectory store_;
   std::vector<std::unique_ptr<Node>> nodes_;
 };
 

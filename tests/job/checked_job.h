@@ -14,10 +14,10 @@
 #include "daemon/job/job_table.h"
 #include "tests/job/held_reducer.h"
 #include "tests/job/job_model.h"
-#include "tests/job/manual_clock.h"
 #include "tests/job/manual_executor.h"
 #include "tests/job/recording_sink.h"
 #include "tests/job/trainer_memory.h"
+#include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
 

@@ -26,8 +26,8 @@
 #include "daemon/job/job_table.h"
 #include "daemon/reduce/host_reducer.h"
 #include "proto/gradsync/shared_memory.h"
-#include "tests/job/manual_clock.h"
 #include "tests/job/trainer_memory.h"
+#include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
 namespace {

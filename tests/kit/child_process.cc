@@ -51,7 +51,12 @@ ChildProcess::ChildProcess(const ChildOptions& options) {
   }
   argv.push_back(nullptr);
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (std::strncmp(*entry, "NOTIFY_SOCKET=", 14) != 0) envp.push_back(*entry);
+    const std::string name(*entry, std::strcspn(*entry, "=") + 1);
+    const auto replaces = [&](const std::string& given) { return given.rfind(name, 0) == 0; };
+    if (name != "NOTIFY_SOCKET=" &&
+        std::none_of(options.environment.begin(), options.environment.end(), replaces)) {
+      envp.push_back(*entry);
+    }
   }
   for (const std::string& entry : options.environment) {
     envp.push_back(const_cast<char*>(entry.c_str()));

@@ -7,7 +7,7 @@
 #include "daemon/base/error.h"
 #include "daemon/rpc/status_mapping.h"
 #include "gtest/gtest.h"
-#include "tests/job/manual_clock.h"
+#include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
 namespace {

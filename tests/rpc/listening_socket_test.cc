@@ -6,30 +6,19 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync::daemon {
 namespace {
 
 class ListeningSocketTest : public testing::Test {
  protected:
-  ListeningSocketTest() {
-    // Short: a socket's path has at most 107 bytes.
-    char name[] = "/tmp/gs-XXXXXX";
-    directory_ = mkdtemp(name);
-    path_ = directory_ + "/d.sock";
-  }
-  ~ListeningSocketTest() override {
-    unlink(path_.c_str());
-    rmdir(directory_.c_str());
-  }
-
   static sockaddr_un Address(const std::string& path) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -59,8 +48,8 @@ class ListeningSocketTest : public testing::Test {
     }
   }
 
-  std::string directory_;
-  std::string path_;
+  const TemporaryDirectory directory_;
+  const std::string path_ = directory_.File("d.sock");
 };
 
 TEST_F(ListeningSocketTest, HasItsModeAndRemovesItsPath) {
@@ -121,7 +110,7 @@ TEST_F(ListeningSocketTest, RefusesALiveSocketWithAFullQueue) {
 }
 
 TEST_F(ListeningSocketTest, MissingDirectoryIsRefused) {
-  ExpectSaid(ListeningSocket::Bind(directory_ + "/none/d.sock", SOCK_STREAM, 0600).status(),
+  ExpectSaid(ListeningSocket::Bind(directory_.File("none/d.sock"), SOCK_STREAM, 0600).status(),
              absl::StatusCode::kFailedPrecondition, {"/none/d.sock", "create it", "--socket"});
 }
 

@@ -18,9 +18,9 @@
 #include "daemon/job/job_table.h"
 #include "daemon/session/session_table.h"
 #include "tests/job/held_reducer.h"
-#include "tests/job/manual_clock.h"
 #include "tests/job/manual_executor.h"
 #include "tests/job/recording_sink.h"
+#include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
 

@@ -14,7 +14,7 @@
 #include "daemon/base/error.h"
 #include "daemon/worker/restart_policy.h"
 #include "tests/engine/event.h"
-#include "tests/job/manual_clock.h"
+#include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
 namespace {

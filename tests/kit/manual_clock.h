@@ -1,7 +1,7 @@
 // A clock that stands still until a test moves it.
 
-#ifndef TESTS_JOB_MANUAL_CLOCK_H_
-#define TESTS_JOB_MANUAL_CLOCK_H_
+#ifndef TESTS_KIT_MANUAL_CLOCK_H_
+#define TESTS_KIT_MANUAL_CLOCK_H_
 
 #include <atomic>
 #include <cstdint>
@@ -25,4 +25,4 @@ class ManualClock final : public Clock {
 
 }  // namespace gradsync::daemon
 
-#endif  // TESTS_JOB_MANUAL_CLOCK_H_
+#endif  // TESTS_KIT_MANUAL_CLOCK_H_
