@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
@@ -52,8 +53,10 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
  public:
   using Stream = ServerStream<v1::AttachRequest, v1::AttachResponse>;
 
-  explicit AgentSession(const AgentSessionContext& context)
+  // It holds `counted` as long as it exists.
+  AgentSession(const AgentSessionContext& context, std::shared_ptr<void> counted)
       : ServerStream(kPeerUnread),
+        counted_(std::move(counted)),
         context_(context),
         workers_(context.clock, context.worker_idle_limit_ns) {}
 
@@ -92,6 +95,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   void LoseAll(const absl::Status& why);
   absl::Status Malformed(absl::string_view what) const;
 
+  const std::shared_ptr<void> counted_;
   const AgentSessionContext& context_;
 
   // Written by OnHello(), before others know this session.

@@ -30,6 +30,7 @@
 namespace gradsync::daemon {
 
 struct LinkContext {
+  std::shared_ptr<void> counted;  // StreamCount's, as long as the link exists
   std::string instance;
   std::string node_name;
   std::string address;  // where this node's engines listen; empty: the one the coordinator sees

@@ -1,0 +1,154 @@
+#include "daemon/peer/coordinator_link_table.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// How many names of this daemon it remembers. Clients choose them, so there must be a limit.
+constexpr std::size_t kMaxSelves = 64;
+
+// Whether this is the host's own name. The resolver may map it to an address on which no daemon
+// listens (127.0.1.1 on Debian).
+bool NamesThisHost(const std::string& host) {
+  char name[65] = {};
+  if (gethostname(name, sizeof(name) - 1) != 0 || name[0] == '\0') return false;
+  const std::string own = absl::AsciiStrToLower(name);
+  const std::string given = absl::AsciiStrToLower(host);
+  return given == own || given == own.substr(0, own.find('.'));
+}
+
+}  // namespace
+
+CoordinatorLinkTable::CoordinatorLinkTable(Options options) : options_(std::move(options)) {}
+
+void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
+                                std::function<void(absl::StatusOr<Joined>)> joined) {
+  const auto address = ParsePeerAddress(request.coordinator, options_.default_port);
+  if (!address.ok()) return joined(address.status());
+  const std::string text = address->Text();
+  for (;;) {
+    std::shared_ptr<CoordinatorLink> link;
+    bool here = IsOwn(*address);
+    bool dial = false;
+    Links crowd;
+    {
+      MutexLock lock(&mutex_);
+      here = here || selves_.count(text) > 0;
+      if (!here && links_.count({text, request.key}) == 0) crowd = CrowdLocked(request.key.uid);
+      if (!here && crowd.empty()) {
+        auto& slot = links_[{text, request.key}];
+        if (slot == nullptr || slot->ended()) {
+          LinkContext context = options_.link;
+          context.counted = streams_.Add();
+          slot = CoordinatorLink::Create(context, text, request.key);
+          dial = true;
+        }
+        link = slot;
+      }
+    }
+    if (!crowd.empty()) {
+      // A link that waits for its job to start again gives its place to one that is needed.
+      const auto drop = [](const auto& one) { return one->Drop("another job takes its place"); };
+      if (std::any_of(crowd.begin(), crowd.end(), drop)) continue;
+      return joined(MakeError(
+          absl::StatusCode::kResourceExhausted, reason::kQuota,
+          absl::StrCat("user ", request.key.uid, " has ", options_.quota_jobs_per_user,
+                       " jobs here that other nodes coordinate, as many as quota_jobs_per_user "
+                       "allows"),
+          {{field::kJob, request.key.job_id}}));
+    }
+    if (here) return options_.link.here->Join(request, std::move(sink), std::move(joined));
+    if (dial) link->Dial(ChannelTo(text), options_.queue);
+    options_.dialed();
+    if (link->Join(request, sink, joined)) return;
+  }
+}
+
+bool CoordinatorLinkTable::IsOwn(const PeerAddress& address) const {
+  return (address.IsLoopback() && !address.port_given) || address.Text() == options_.own.Text() ||
+         (address.port == options_.own.port && NamesThisHost(address.host));
+}
+
+CoordinatorLinkTable::Links CoordinatorLinkTable::CrowdLocked(std::uint32_t uid) {
+  Links crowd;
+  for (const auto& [key, link] : links_) {
+    if (key.second.uid == uid && !link->ended()) crowd.push_back(link);
+  }
+  if (crowd.size() < options_.quota_jobs_per_user) crowd.clear();
+  return crowd;
+}
+
+std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string& address) const {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(options_.max_message_bytes);
+  if (!options_.tls_name.empty()) arguments.SetSslTargetNameOverride(options_.tls_name);
+  return grpc::CreateCustomChannel(address, options_.credentials, arguments);
+}
+
+bool CoordinatorLinkTable::DropEnded() {
+  MutexLock lock(&mutex_);
+  for (auto it = links_.begin(); it != links_.end();) {
+    if (it->second->is_self()) {
+      if (selves_.size() >= kMaxSelves) selves_.clear();
+      selves_.insert(it->first.first);
+    }
+    it = it->second->is_self() || it->second->ended() ? links_.erase(it) : std::next(it);
+  }
+  return !links_.empty();
+}
+
+void CoordinatorLinkTable::Tick(std::uint64_t now_ns) {
+  for (const auto& link : All()) link->Tick(now_ns);
+}
+
+bool CoordinatorLinkTable::EndIdle(const absl::Status& why) {
+  bool all = true;
+  for (const auto& link : All()) all = link->EndIdle(why) && all;
+  return all;
+}
+
+void CoordinatorLinkTable::EndRanks(const absl::Status& why) {
+  for (const auto& link : All()) link->EndRanks(why);
+}
+
+void CoordinatorLinkTable::Cancel() {
+  for (const auto& link : All()) link->Cancel();
+  MutexLock lock(&mutex_);
+  links_.clear();
+}
+
+std::vector<RemoteJobSnapshot> CoordinatorLinkTable::RemoteJobs() {
+  std::vector<RemoteJobSnapshot> jobs;
+  for (const auto& link : All()) {
+    if (auto job = link->Snapshot()) jobs.push_back(*std::move(job));
+  }
+  return jobs;
+}
+
+std::uint64_t CoordinatorLinkTable::engines_made() {
+  std::uint64_t made = 0;
+  for (const auto& link : All()) made += link->epochs();
+  return made;
+}
+
+CoordinatorLinkTable::Links CoordinatorLinkTable::All() {
+  MutexLock lock(&mutex_);
+  Links links;
+  for (const auto& [key, link] : links_) links.push_back(link);
+  return links;
+}
+
+}  // namespace gradsync::daemon

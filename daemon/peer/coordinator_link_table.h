@@ -1,0 +1,92 @@
+// The links to the daemons that coordinate this node's other jobs: one for each job and address.
+
+#ifndef DAEMON_PEER_COORDINATOR_LINK_TABLE_H_
+#define DAEMON_PEER_COORDINATOR_LINK_TABLE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job_port.h"
+#include "daemon/peer/coordinator_link.h"
+#include "daemon/peer/peer_address.h"
+#include "daemon/peer/stream_count.h"
+#include "daemon/rpc/node_status_source.h"
+
+namespace gradsync::daemon {
+
+// Thread-safe. Links and jobs are called without its lock; it only asks under it whether a link has
+// ended. Shares the links with their streams.
+class CoordinatorLinkTable {
+ public:
+  struct Options {
+    LinkContext link;
+    PeerAddress own;  // that this daemon listens on
+    // The port of a coordinator that is named without one: the nodes' daemons are configured alike.
+    std::uint16_t default_port = 0;
+    std::size_t quota_jobs_per_user = 0;
+    std::shared_ptr<grpc::ChannelCredentials> credentials;
+    std::string tls_name;  // as in PeerOptions
+    int max_message_bytes = 0;
+    grpc::CompletionQueue* queue = nullptr;  // outlives the links
+    std::function<void()> dialed;            // there is a link to tick
+  };
+  explicit CoordinatorLinkTable(Options options);
+
+  // Joins the rank to the job at request.coordinator, which may be this daemon itself. Dials it if
+  // there is no link. RESOURCE_EXHAUSTED QUOTA: the user has too many jobs that other nodes
+  // coordinate.
+  void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
+            std::function<void(absl::StatusOr<Joined>)> joined);
+
+  // Forgets the links that have ended. Remembers at which addresses this daemon itself answered.
+  // Returns whether any link is left.
+  bool DropEnded();
+  void Tick(std::uint64_t now_ns);
+
+  // CoordinatorLink::EndIdle() and EndRanks() of every link.
+  bool EndIdle(const absl::Status& why);
+  void EndRanks(const absl::Status& why);
+  // Cancels and forgets every link.
+  void Cancel();
+  // The links' streams, including those that it has forgotten.
+  const StreamCount& streams() const { return streams_; }
+
+  // For status.
+  std::vector<RemoteJobSnapshot> RemoteJobs();
+  // How many engines the links have made.
+  std::uint64_t engines_made();
+
+ private:
+  using Links = std::vector<std::shared_ptr<CoordinatorLink>>;
+
+  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) const;
+  // Whether the address names this daemon, as far as can be known without dialing it.
+  bool IsOwn(const PeerAddress& address) const;
+  // The user's links, if there are as many as the quota allows; otherwise none.
+  Links CrowdLocked(std::uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Links All();
+
+  const Options options_;
+  StreamCount streams_;
+
+  Mutex mutex_;
+  std::map<std::pair<std::string, JobKey>, std::shared_ptr<CoordinatorLink>> links_
+      ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> selves_ ABSL_GUARDED_BY(mutex_);  // addresses of this daemon
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_COORDINATOR_LINK_TABLE_H_

@@ -1,0 +1,78 @@
+#include "daemon/peer/peer_server.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr int kThreads = 2;
+// Jobs at a time of one other daemon, and streams at a time of all of them.
+constexpr int kStreamsPerConnection = 256;
+constexpr std::size_t kMaxNodes = 4096;
+// A connection without an HTTP/2 handshake is closed after this.
+constexpr int kHandshakeTimeoutMs = 10'000;
+// A connection without a stream is closed after this.
+constexpr int kIdleConnectionMs = 30'000;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
+    const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
+    int max_message_bytes) {
+  std::unique_ptr<PeerServer> made(new PeerServer);
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(address.Text(), credentials, &port);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+  builder.SetMaxReceiveMessageSize(max_message_bytes);
+  builder.RegisterService(&made->service_);
+  made->dispatcher_ = std::make_unique<CompletionDispatcher>(builder.AddCompletionQueue());
+  made->server_ = builder.BuildAndStart();
+  if (made->server_ == nullptr || port == 0) {
+    made->dispatcher_->Stop();
+    return absl::UnavailableError(
+        absl::StrCat("peer_listen: cannot listen on ", address.Text(),
+                     ": it is no address of this host, or the port is taken"));
+  }
+  made->address_ = address;
+  made->address_.port = static_cast<std::uint16_t>(port);
+  return made;
+}
+
+void PeerServer::Accept(const AgentSessionContext& context, std::function<void()> accepted) {
+  StreamAcceptor<AgentSession>::Hooks hooks;
+  hooks.make = [this, &context] { return std::make_shared<AgentSession>(context, streams_.Add()); };
+  hooks.request = [this](auto* call, auto* stream, auto* queue, void* tag) {
+    service_.RequestAttach(call, stream, queue, queue, tag);
+  };
+  hooks.accepted = [&context, accepted = std::move(accepted)](AgentSession* node,
+                                                              std::size_t open) {
+    if (open > kMaxNodes) {
+      node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                            absl::StrCat("the daemon of node ", context.node_name, " serves ",
+                                         kMaxNodes, " streams of other nodes, as many as it may")));
+    }
+    accepted();
+  };
+  acceptor_.Start(std::move(hooks), dispatcher_->queue());
+  dispatcher_->Start(kThreads);
+}
+
+void PeerServer::Shutdown() {
+  server_->Shutdown(std::chrono::system_clock::now());
+  acceptor_.Stop();
+}
+
+void PeerServer::Stop() {
+  server_->Wait();
+  dispatcher_->Stop();
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,62 @@
+// The port on which this daemon serves the daemons of other nodes.
+
+#ifndef DAEMON_PEER_PEER_SERVER_H_
+#define DAEMON_PEER_PEER_SERVER_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/peer/agent_session.h"
+#include "daemon/peer/peer_address.h"
+#include "daemon/peer/stream_count.h"
+#include "daemon/rpc/completion_dispatcher.h"
+#include "daemon/rpc/stream_acceptor.h"
+#include "gradsync/v1/peer.grpc.pb.h"
+
+namespace gradsync::daemon {
+
+// Listen, Accept, Shutdown, Stop, once each and in this order. Between Accept() and Stop() it is
+// thread-safe. The sessions own themselves.
+class PeerServer {
+ public:
+  // Binds the port. UNAVAILABLE: it cannot listen there.
+  static absl::StatusOr<std::unique_ptr<PeerServer>> Listen(
+      const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
+      int max_message_bytes);
+
+  // The address that it listens on, with the port that was free if port 0 was asked for.
+  const PeerAddress& address() const { return address_; }
+  // For this daemon's streams to other daemons. The server's threads handle its messages.
+  grpc::CompletionQueue* queue() { return dispatcher_->queue(); }
+
+  // Starts to accept streams and to handle messages. `context` outlives the server; `accepted` is
+  // called after each new session.
+  void Accept(const AgentSessionContext& context, std::function<void()> accepted);
+  // The sessions that are open.
+  std::vector<std::shared_ptr<AgentSession>> Sessions() { return acceptor_.Open(); }
+  // The sessions' streams, and the one that waits for the next agent.
+  const StreamCount& streams() const { return streams_; }
+
+  // Ends every stream and accepts no more.
+  void Shutdown();
+  // Waits until every call has ended, and ends the threads.
+  void Stop();
+
+ private:
+  PeerServer() = default;
+
+  PeerAddress address_;  // constant after Listen()
+  StreamCount streams_;
+  v1::Peer::AsyncService service_;
+  StreamAcceptor<AgentSession> acceptor_;
+  std::unique_ptr<CompletionDispatcher> dispatcher_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_PEER_SERVER_H_

@@ -1,0 +1,35 @@
+// Counts the streams that exist.
+
+#ifndef DAEMON_PEER_STREAM_COUNT_H_
+#define DAEMON_PEER_STREAM_COUNT_H_
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+
+#include "daemon/base/mutex.h"
+
+namespace gradsync::daemon {
+
+// Thread-safe. The streams may outlive it. Without it no one would notice when a thread of gRPC
+// drops the last reference to a stream.
+class StreamCount {
+ public:
+  // A stream holds the result as long as it exists.
+  std::shared_ptr<void> Add();
+  std::size_t Get() const;
+  // Waits until no stream exists. False if `deadline` has passed first.
+  bool WaitForNone(std::chrono::steady_clock::time_point deadline) const;
+
+ private:
+  struct State {
+    Mutex mutex;
+    CondVar none;
+    std::size_t count ABSL_GUARDED_BY(mutex) = 0;
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_STREAM_COUNT_H_
