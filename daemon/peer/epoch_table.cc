@@ -11,7 +11,8 @@
 namespace gradsync::daemon {
 
 std::shared_ptr<EngineEpoch> EpochTable::EpochFor(const NodeLinks& links,
-                                                  const Suspected& suspected, NodeLinks* flush) {
+                                                  absl::FunctionRef<Suspected()> suspected,
+                                                  NodeLinks* flush) {
   if (closed_) return nullptr;
   if (current_ != nullptr) {
     if (current_->failure().ok() && current_->links() == links) return current_;
@@ -20,7 +21,7 @@ std::shared_ptr<EngineEpoch> EpochTable::EpochFor(const NodeLinks& links,
   const std::uint64_t epoch = ++last_epoch_;
   current_ = std::make_shared<EngineEpoch>(
       epoch, links, *environment_,
-      [suspected, epoch](const absl::Status& why) { suspected(epoch, why); });
+      [suspected = suspected(), epoch](const absl::Status& why) { suspected(epoch, why); });
   Log(LogLevel::kInfo, "nodes meet",
       {{"job", job_id_},
        {"epoch", current_->epoch()},

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -30,9 +31,10 @@ class EpochTable {
   EpochTable(std::string job_id, const NodeGroupEnvironment* environment)
       : job_id_(std::move(job_id)), environment_(environment) {}
 
-  // The epoch of these nodes, which is new if they are. Null after Close().
-  std::shared_ptr<EngineEpoch> EpochFor(const NodeLinks& links, const Suspected& suspected,
-                                        NodeLinks* flush);
+  // The epoch of these nodes, which is new if they are. Null after Close(). A new epoch gets what
+  // `suspected` returns.
+  std::shared_ptr<EngineEpoch> EpochFor(const NodeLinks& links,
+                                        absl::FunctionRef<Suspected()> suspected, NodeLinks* flush);
   // Null: none.
   const std::shared_ptr<EngineEpoch>& current() const { return current_; }
   // The epoch with this number. Null if it has ended and every launch of it is answered. MALFORMED

@@ -202,8 +202,10 @@ void NodeGroup::AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink
 // ---- The engine
 
 std::shared_ptr<EngineEpoch> NodeGroup::EpochForLocked(const NodeLinks& links, Actions* actions) {
-  const auto suspected = [weak = weak_from_this()](std::uint64_t epoch, const absl::Status& why) {
-    if (const auto self = weak.lock()) (void)self->Suspect(epoch, nullptr, why);
+  const auto suspected = [this] {
+    return [weak = weak_from_this()](std::uint64_t epoch, const absl::Status& why) {
+      if (const auto self = weak.lock()) (void)self->Suspect(epoch, nullptr, why);
+    };
   };
   return epochs_.EpochFor(links, suspected, &actions->flush);
 }
