@@ -7,7 +7,6 @@ import io
 import pickle
 import weakref
 
-import gradsync
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
@@ -404,35 +403,6 @@ def a_wrapper_is_freed_without_the_garbage_collector(t):
             assert freed() is None
         finally:
             gc.enable()
-
-
-@trial(WRAPPER)
-def a_wrapper_is_freed_after_a_void_step(t):
-    """The error that backward() raised does not keep the module."""
-    model = t.wrap(Mlp(), name="void")
-    loss = model(t.randn(4, 6)).sum()
-    gc.collect()
-    gc.disable()
-    try:
-        # Trial.raises() would make a cycle of its own.
-        if t.rank == 0:
-            model.module.first.weight.register_hook(lambda _: 1 / 0)
-            try:
-                loss.backward()
-            except ZeroDivisionError:
-                model(t.randn(4, 6))  # abandons the step
-        else:
-            reason = ""
-            try:
-                loss.backward()
-            except gradsync.AbortedError as error:
-                reason = error.reason
-            assert reason == "STEP_ABANDONED"
-        freed = weakref.ref(model._synchronizer)
-        del model, loss
-        assert freed() is None
-    finally:
-        gc.enable()
 
 
 test = trials_test(__name__)
