@@ -46,6 +46,12 @@ class FakeStream final : public MessageStream<int, std::string, int> {
   void CompleteWrite(bool ok = true) { Complete(&write_, ok); }
   void CompleteFinish() { Complete(&finish_, true); }
   bool writing() const { return write_ != nullptr; }
+  // Fails what is under way. A stream owns itself until then.
+  void CompleteAll() {
+    if (read_ != nullptr) EndReads();
+    if (write_ != nullptr) CompleteWrite(false);
+    if (finish_ != nullptr) CompleteFinish();
+  }
 
  private:
   static void Complete(void** tag, bool ok) {
@@ -90,6 +96,10 @@ constexpr UnreadLimits kLimits{3, 100};
 
 class MessageStreamTest : public testing::Test {
  protected:
+  void TearDown() override {
+    if (stream_ != nullptr) stream_->CompleteAll();
+  }
+
   Record record_;
   std::shared_ptr<FakeStream> stream_ = std::make_shared<FakeStream>(&record_, kLimits);
 };
