@@ -160,7 +160,7 @@ class StepClient {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Silent(std::uint64_t step, std::optional<std::size_t> bucket,
                       const DaemonSilence& silence) const;
-  // Asks the daemon who is missing.
+  // Asks the daemon which ranks are late.
   absl::Status TimedOut(std::uint64_t step, std::optional<std::size_t> bucket,
                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // Releases every wait on a done word, once.

@@ -144,7 +144,7 @@ absl::StatusOr<UniqueFd> ConnectTo(const PeerMeshOptions& options, const Peer& p
   return fd;
 }
 
-// Somebody who has connected and has not said the whole hello yet.
+// A connection whose hello has not arrived whole.
 struct Stranger {
   UniqueFd fd;
   std::string hello;

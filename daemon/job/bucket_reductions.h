@@ -40,7 +40,7 @@ class BucketReductions {
     return buckets_[bucket]->operation;
   }
 
-  // The ranks that take part have changed. The next Prepare() looks up who they are then. Requires
+  // The ranks that take part have changed. The next Prepare() looks them up. Requires
   // that no reduction is in flight.
   void Rebind() { bound_ = false; }
   // The operation that reduces the bucket in `step`, ready to be submitted.

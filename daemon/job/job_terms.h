@@ -10,7 +10,7 @@
 
 namespace gradsync::daemon {
 
-// Constant. Owned by the job, which outlives all who refer to it.
+// Constant. Owned by the job, which outlives every reference to it.
 struct JobTerms {
   std::string job_id;
   std::uint64_t flow = 0;  // the job's share of the reduce threads (ReduceOperation::flow)

@@ -1,5 +1,4 @@
-// One step of a layout: who has marked which bucket ready, what is reduced, and where the step
-// stands.
+// One step of a layout: which ranks have marked each bucket, what is reduced, and the step's state.
 
 #ifndef DAEMON_JOB_RUNNING_STEP_H_
 #define DAEMON_JOB_RUNNING_STEP_H_

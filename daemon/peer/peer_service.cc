@@ -152,7 +152,7 @@ class PeerService::Impl {
     return options;
   }
 
-  // Says what everyone who reaches the port can do.
+  // Warns of what the open port allows.
   void NoteExposure() {
     if (listen_.IsLoopback()) return;
     if (options_.tls_certificate.empty()) {

@@ -1,5 +1,5 @@
-// Launches that several participants carry out together: which are in flight, who still owes an
-// answer, and what the answers add up to.
+// Launches that several participants carry out together: which are in flight, which participants
+// still owe an answer, and what the answers add up to.
 //
 // A launch is one ReduceOperation that every participant receives, in one order for all. Each
 // participant answers each launch once. The participants are nodes (NodeGroup) or workers

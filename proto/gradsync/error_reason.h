@@ -3,7 +3,7 @@
 //
 // Every reason has a comment of one form, which a test compares with the table in docs/errors.md:
 //
-//   // STATUS_CODE[, STATUS_CODE]. What happened. Who gets it.
+//   // STATUS_CODE[, STATUS_CODE]. What happened. Which ranks get it.
 //
 // The last part says what ends with the error: "A call" fails alone; after "The session" every
 // later call of the rank fails until it joins again; "The job" ends every rank's session.

@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
   }
   constexpr int kOpen = kSteps + 1;
   Check(ranks[0].layout->MarkReady(kOpen, 0));
-  // The answer says who is missing, so the daemon knows the step by then.
+  // The answer names the late ranks, so the daemon knows the step by then.
   const absl::Status missing = ranks[0].layout->WaitBucket(kOpen, 0, absl::Milliseconds(1));
   if (missing.code() != absl::StatusCode::kDeadlineExceeded) Fail(missing);
   std::cout << "waiting" << std::endl;

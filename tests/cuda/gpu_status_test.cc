@@ -367,7 +367,7 @@ ISOLATED_TEST(GpuQuota, RefusesArenasBeyondTheQuotaAndCountsFreedOnes, MachineWi
 ISOLATED_TEST(GpuQuota, FullGpuIsRefusedWithItsFreeBytes, MachineWithGpus(1)) {
   GpuNode node;
   auto session = node.Join("job");
-  // The machine's GPU has 1 GiB, of which staging takes four buckets.
+  // The machine's GPU has 1 GiB. Staging takes four buckets of it.
   for (const std::uint64_t mebibytes : {2048, 250}) {
     const auto refused = session->RegisterLayout(SpecOf(mebibytes * kMebibyte));
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();

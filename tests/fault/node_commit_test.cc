@@ -47,7 +47,7 @@ std::string OutcomeOf(const Reply& reply) {
 }
 using Outcomes = std::set<std::string>;
 
-// Who decides the answer to the ranks' calls.
+// The part whose loss decides the answer to the ranks' calls.
 enum class Answer {
   kJoined,   // each rank gets its own answer, while the job forms
   kOwn,      // each rank gets its own answer, from its own node alone

@@ -47,7 +47,7 @@ LIBRARY = {
 
 
 def uniform(parameters):
-    """A model of that many float32 parameters, of which only the number is known."""
+    """A model of that many float32 parameters; only their number is known."""
     tensors = max(1, round(parameters / MIB))
     return Model(
         "uniform", tuple(Tensor(f"t{i}", (parameters // tensors,)) for i in range(tensors))

@@ -34,7 +34,7 @@ std::string MessageToJson(const google::protobuf::Message& message) {
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string json;
-  // Fails for google.protobuf.Any of an unknown type only, of which introspection has none.
+  // Fails only for a google.protobuf.Any of unknown type. Introspection has none.
   (void)google::protobuf::util::MessageToJsonString(message, &json, options);
   return json;
 }

@@ -82,7 +82,7 @@ std::string Indented(absl::string_view text) {
   return result;
 }
 
-// What its steps cost, and who is late.
+// What its steps cost, and which ranks are late.
 std::string Details(const v1::LayoutStats& layout, std::size_t most_stragglers, LeftOut* left_out) {
   return absl::StrCat("\n  layout ", Printable(layout.name()), "\n", Indented(Latencies(layout)),
                       "\n", layout.steps_complete() > 0 ? Indented(Numbers(layout)) + "\n" : "",

@@ -259,7 +259,7 @@ class Layout {
   // parameters.
   //   INVALID_ARGUMENT     UNKNOWN_PARAMETER.
   //   FAILED_PRECONDITION  ALREADY_READY: its bucket was marked. STALE_STEP. PROTOCOL_VIOLATION.
-  //   ABORTED              the step is already void; the message says who and why.
+  //   ABORTED              the step is already void; the message names the rank and the cause.
   virtual absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) = 0;
 
   // "Every gradient of this bucket is written." From here until the bucket is done, its memory
@@ -269,7 +269,7 @@ class Layout {
   //   FAILED_PRECONDITION  ALREADY_READY: marked before in this step. STALE_STEP: already decided.
   //                        PROTOCOL_VIOLATION: the step is ahead of next_step(), or EndStep was
   //                        called.
-  //   ABORTED              the step is already void; the message says who and why.
+  //   ABORTED              the step is already void; the message names the rank and the cause.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
   // The same on a GPU: "Every gradient of this bucket is written once these streams get here." The
   // first stream waits for the others. Each may be destroyed as soon as this returns. Also
@@ -293,7 +293,7 @@ class Layout {
                                   absl::Span<const CudaStream> streams) = 0;
 
   // "This rank cannot finish the step." The step is void on every rank, and the others' errors
-  // contain `reason`, of which 1024 bytes are kept. Then call WaitStep as usual.
+  // contain the first 1024 bytes of `reason`. Then call WaitStep as usual.
   virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
 
   // On a GPU: work that is enqueued on `stream` after this call runs when the bucket, or every
@@ -316,7 +316,7 @@ class Layout {
   // every 200 us.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   ABORTED              the step is void.
-  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: the message says who is missing what; nothing changed.
+  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: the message names the late ranks; nothing changed.
   //   FAILED_PRECONDITION  STALE_STEP: the step was decided too long ago. The last verdict is kept,
   //                        on a GPU the last two. PROTOCOL_VIOLATION: ahead of next_step().
   virtual absl::Status WaitBucket(std::uint64_t step, std::size_t bucket,
@@ -331,7 +331,7 @@ class Layout {
   //                        others. The session ends. Compare the ranks' last steps, or go on from a
   //                        checkpoint on every rank.
   //   DEADLINE_EXCEEDED    STEP_TIMEOUT: the job's step_timeout has expired and the step is void;
-  //                        the message says who is missing what. WAIT_TIMEOUT: `timeout` has
+  //                        the message names the late ranks. WAIT_TIMEOUT: `timeout` has
   //                        expired; nothing changed.
   //   FAILED_PRECONDITION  STALE_STEP and PROTOCOL_VIOLATION: as in WaitBucket.
   virtual absl::StatusOr<StepResult> WaitStep(

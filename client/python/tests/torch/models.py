@@ -123,7 +123,7 @@ class Lesson:
         return torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9)
 
     def step(self, modules, optimizers, batches):
-        """One optimizer step over `batches`, of which all but the last only accumulate."""
+        """One optimizer step over `batches`; all but the last only accumulate."""
         for optimizer in optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         for index, batch in enumerate(batches):
