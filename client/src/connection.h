@@ -47,8 +47,8 @@ struct SessionCounters {
 // Passes every message of the daemon to its receiver: a registration, a layout's steps, or the
 // job's channel.
 //
-// Thread-safe. The Session, each of its layouts, and the stream's thread until the stream ends own
-// it; the Session closes it.
+// Thread-safe. Owned by the Session, by each of its layouts, and by the stream's thread until the
+// stream ends. The Session closes it.
 //
 // Lock order: a StepClient's or the JobChannel's lock, then the stream's. This class's lock, then a
 // LayoutRegistration's. No StepClient's or JobChannel's lock is taken under this class's lock.
@@ -94,7 +94,7 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   // request_id.
   std::uint64_t Announce(LayoutRegistration* registration) ABSL_LOCKS_EXCLUDED(mutex_);
   void Withdraw(std::uint64_t request_id) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Passes messages about steps of `channel` to `steps`, while somebody owns it.
+  // Passes messages about steps of `channel` to `steps`, as long as `steps` has an owner.
   void Attach(std::uint32_t channel, const std::shared_ptr<StepClient>& steps)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -110,8 +110,9 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   void OnOpened(const v1::SessionOpened& opened) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnFailed(const v1::OperationFailed& failed) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<StepClient> StepsOf(std::uint32_t channel) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The first end counts. Releases every wait. Layouts hear of it before End() and registrations
-  // do: a trainer whose registration fails gets the same error from the steps of every layout.
+  // The first end counts. Releases every wait. Tells the layouts first, then End() and the
+  // registrations: so a trainer whose registration fails gets the same error from the steps of
+  // every layout.
   void SetEnd(absl::Status end) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Constant after construction.
@@ -134,7 +135,7 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
 
   mutable absl::Mutex mutex_;
   bool opened_ ABSL_GUARDED_BY(mutex_) = false;
-  // The end that layouts hear, then the same for everyone else.
+  // The end that the layouts learn; then end_, the same for all others.
   absl::Status ending_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_request_ ABSL_GUARDED_BY(mutex_) = 0;

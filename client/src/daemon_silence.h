@@ -19,8 +19,8 @@ std::int64_t MonotonicNs();
 
 // Belongs to one wait, which calls Look after every slice of its time. A running daemon sends a
 // LeaseQuestion when it has heard nothing for a third of the lease. So the daemon is silent if
-// nothing arrives for two leases, counted from the wait's begin and from the last message sent to
-// it. Time in which this process itself was stopped does not count. Thread-compatible.
+// nothing arrives for two leases, counted from the start of the wait and from the last message sent
+// to it. Time in which this process itself was stopped does not count. Thread-compatible.
 class DaemonSilence {
  public:
   explicit DaemonSilence(const Connection& connection);
@@ -29,7 +29,7 @@ class DaemonSilence {
   absl::Duration slice() const { return slice_; }
   // True if the daemon is silent.
   bool Look();
-  // For an error's message: for how long nothing arrived.
+  // Says in an error's message for how long nothing arrived.
   std::string Description() const;
 
  private:

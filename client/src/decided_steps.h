@@ -25,7 +25,7 @@ struct StepVerdict {
   StepResult result;
 };
 
-// The status of a void step is the message's: OK if the daemon does not say why.
+// A void step's status is that of the message; it is OK if the daemon does not say why.
 StepVerdict DecodeVerdict(const v1::StepDone& done, std::size_t parameters);
 
 // EndStep.used_map: one bit per parameter; empty when every parameter is used.
@@ -42,8 +42,8 @@ class DecidedSteps {
   // Null if `step` is not decided, or its verdict is not kept any more.
   std::shared_ptr<const StepVerdict> Find(std::uint64_t step) const;
 
-  // `verdict->step` is greater than last(). Drops the verdicts that this rank must have seen before
-  // it could end a complete step.
+  // `verdict->step` is greater than last(). If the step is complete, only the last `outstanding`
+  // verdicts are kept: this rank has ended the step, so it has seen the older ones.
   void Add(std::shared_ptr<const StepVerdict> verdict);
   // The steps up to `step` were decided without this rank.
   void SkipTo(std::uint64_t step);

@@ -19,8 +19,8 @@
 
 namespace gradsync::client {
 
-// Puts each bucket's hand-over on the trainer's streams, between the two halves of a StepClient's
-// call: whether the call is admitted, and the message to the daemon.
+// Puts each bucket's hand-off on the trainer's streams: after the StepClient has admitted the call,
+// and before it sends the message to the daemon.
 //
 // Thread-safe. Owned by the Layout. Statuses: those of Layout.
 class DeviceSteps {

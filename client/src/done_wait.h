@@ -18,7 +18,8 @@ enum class DoneWait { kReached, kPoisoned, kTimedOut };
 DoneWait WaitDone(const std::atomic<std::uint64_t>& word, std::uint64_t step,
                   absl::Duration timeout);
 
-// Releases every wait on `word` with kPoisoned. Only when the daemon writes it no more.
+// Releases every wait on `word` with kPoisoned. Call it only when the daemon no longer writes the
+// word.
 void PoisonDone(std::atomic<std::uint64_t>* word, std::uint64_t step);
 
 }  // namespace gradsync::client

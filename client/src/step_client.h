@@ -90,7 +90,7 @@ class StepClient {
 
   // ---- For DeviceSteps: a call on a GPU before and after it puts something on a stream
 
-  // OK if `bucket` may be marked. Adds what lies in it for parameters that were marked unused.
+  // OK if `bucket` may be marked. Adds the spans in it of parameters that were marked unused.
   absl::Status AdmitMark(std::uint64_t step, std::size_t bucket, std::vector<ByteSpan>* zeros) const
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Marks the bucket, if it still may be. `start`: when the trainer's call began, for statistics.
@@ -116,8 +116,8 @@ class StepClient {
   // LeaveDone: this rank takes part again, from step `next_step` on.
   void OnResume(std::uint64_t next_step) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnStepState(const v1::StepState& state) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The session has ended, so the daemon writes nothing more: poisons the done words, which ends
-  // every wait, before it takes any lock.
+  // The session has ended, so the daemon writes nothing more. Poisons the done words, which ends
+  // every wait, and only then takes a lock.
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -134,14 +134,14 @@ class StepClient {
   // `call` ends the step.
   absl::Status AdmitEnd(std::uint64_t step, const std::vector<bool>& used,
                         absl::string_view call) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Where gradients in `bucket` lie that were marked unused.
+  // Adds the spans of gradients in `bucket` that were marked unused.
   void AddUnused(std::size_t bucket, std::vector<ByteSpan>* spans) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Mark(std::size_t bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Statistics of a call that marked `marks` buckets and began at `start`.
   void CountMarks(std::uint64_t step, std::size_t marks, absl::Time start)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `ready_rest`: the message also marks the buckets that no BucketReady has.
+  // `ready_rest`: the message also marks the buckets that no BucketReady has marked.
   void SendEndStep(std::uint64_t step, const std::vector<bool>& used, bool ready_rest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `step` is the one to mark from now on.

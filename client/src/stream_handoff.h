@@ -20,8 +20,8 @@ struct ByteSpan {
 // What a layout on a GPU puts on the trainer's streams. Streams are CUstream handles; null is the
 // legacy default stream.
 //
-// No call waits for the GPU. But the driver may block a call while a stream's queue is full, as it
-// may be behind a wait, and the session's thread releases such waits. So the caller holds no lock
+// No call waits for the GPU. But the driver may block a call while a stream's queue is full. Behind
+// a wait it stays full until the session's thread releases the wait. So the caller holds no lock
 // that the session's thread takes.
 //
 // Thread-compatible. Destroy it when no stream can begin to wait any more. The destructor waits for

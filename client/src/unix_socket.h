@@ -31,7 +31,7 @@ class FileDescriptor {
 // A new socket of `type` (SOCK_STREAM, SOCK_SEQPACKET), close-on-exec, non-blocking, not connected.
 absl::Status OpenUnixSocket(int type, FileDescriptor* socket);
 
-// What it means that nobody listens: the daemon has not started yet, or it was lost.
+// Why nobody listens: the daemon has not started yet, or it was lost.
 enum class Absent : std::uint8_t { kNotYet, kLost };
 
 // Connects to `path`. With kNotYet, retries until the deadline while nobody listens. Retries also

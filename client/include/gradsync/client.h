@@ -19,8 +19,8 @@
 // With a timeout of zero or below, WaitBucket, WaitStep and LeaveAndStay return at once: the answer
 // if there is one, else DEADLINE_EXCEEDED. For the other calls such a timeout counts as 1 ms.
 //
-// Each method lists its own errors. These end with the call: the session goes on. Once the session
-// has ended, every method returns why:
+// Each method lists its own errors. After one of these the session goes on. Once the session has
+// ended, every method returns why:
 //   ABORTED              RANK_LOST, SUPERSEDED, LEASE_EXPIRED. The message names rank, step and
 //                        bucket, and how the loss is known. Join again.
 //   ABORTED              STEP_IN_DOUBT: see WaitStep.
@@ -30,9 +30,9 @@
 //   FAILED_PRECONDITION  LEFT: this rank has left. CLOSED: the Session was destroyed.
 //
 // UNAVAILABLE DAEMON_SILENT does not end the session: the daemon has said nothing for two leases,
-// because it is stopped or hangs. WaitStep, WaitBucket and LeaveAndStay can be repeated and go on
-// when the daemon does. Barrier, Broadcast and AllReduce may still complete on other ranks, so this
-// session takes no more operations.
+// because it is stopped or hangs. WaitStep, WaitBucket and LeaveAndStay can be repeated, and go on
+// when the daemon does. After Barrier, Broadcast or AllReduce this session takes no more
+// operations: this one may still complete on other ranks.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.
@@ -61,7 +61,9 @@ namespace gradsync {
 using CudaStream = void*;
 
 enum class ReduceOp : std::uint8_t { kSum = 1, kAverage = 2 };
+// What an average divides its sum by: the ranks that take part, or the world size.
 enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
+// What a lost rank does to its job. kAbort ends the job. Daemons do not have the others yet.
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
 
 // As the root of Broadcast: the lowest rank that takes part.
@@ -70,7 +72,7 @@ inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 struct SessionOptions {
   // Reads environment variables.
   //   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT   as torchrun sets them.
-  //   TORCHELASTIC_RUN_ID    default "none", as torchrun's.
+  //   TORCHELASTIC_RUN_ID    the job's id; default "none", as torchrun's.
   //   GRADSYNC_SOCKET        default: `socket` below.
   //   GRADSYNC_JOB_TOKEN     default: no token.
   //   GRADSYNC_COORDINATOR   default: MASTER_ADDR, or empty if LOCAL_WORLD_SIZE equals WORLD_SIZE.
@@ -120,9 +122,9 @@ struct LayoutSpec {
   std::vector<BucketSpec> explicit_buckets;
   std::uint64_t bucket_cap_bytes = 25u << 20;
   std::uint64_t first_bucket_cap_bytes = 1u << 20;
-  // Largest size of the last bucket; 0: no limit but bucket_cap_bytes. The last reduction is waited
-  // for, because no backward pass is left to hide it. If the last bucket is larger, as many of its
-  // last parameters as fit, and at least one, become a bucket of their own.
+  // Largest size of the last bucket; 0: no limit but bucket_cap_bytes. The trainer waits for the
+  // last reduction, because no backward pass is left to hide it. A larger last bucket is split: its
+  // last parameters become a bucket of their own, as many as fit, at least one.
   std::uint64_t last_bucket_cap_bytes = 0;
   ReduceOp op = ReduceOp::kAverage;
   // UUID of the GPU that holds the buckets, as nvidia-smi -L prints it; see CudaDeviceUuid. Empty:
@@ -199,7 +201,7 @@ struct SessionStatistics {
 
 class Session;
 
-// Only the library derives from these two, and its overriders have no defaults of their own.
+// Only the library derives from these two, and its overrides have no defaults of their own.
 // NOLINTBEGIN(google-default-arguments)
 
 // A registered layout: an arena of buckets, and the sequence of its steps. It may outlive the
@@ -250,9 +252,9 @@ class Layout {
   // "This rank did not use the parameter in this step." Call it before the parameter's bucket is
   // marked ready; once is enough. The gradient becomes zeros, and EndStep reports it as unused.
   //
-  // If no rank used the parameter, WaitStep of the complete step puts back what the gradient held
-  // before. It does not if the next step's first MarkReady came before that WaitStep. Allocates
-  // only if the gradient was not zero.
+  // If no rank used the parameter, WaitStep of the complete step puts back the gradient that was
+  // there before, unless the next step's first MarkReady came before that WaitStep. Allocates only
+  // if the gradient was not zero.
   //
   // On a GPU, the stream that marks the bucket writes the zeros, and nothing is put back: a trainer
   // that accumulates gradients over micro-batches keeps a copy. Explicit layouts have no
@@ -308,12 +310,12 @@ class Layout {
   // Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
   // `found_inf`. Read it on a stream after WaitOnStream(step, stream), and before the first
   // MarkReady of step + 2. Null in host memory. It never contradicts WaitStep: if any GPU may have
-  // read 0, no rank sees the step void, but complete or STEP_IN_DOUBT.
+  // read 0, WaitStep returns OK or STEP_IN_DOUBT on every rank.
   virtual const float* device_verdict(std::uint64_t step) const = 0;
 
   // Waits until one bucket is reduced in this rank's memory. Provisional: good for inspection or
-  // clipping; only WaitStep commits. In host memory the thread sleeps on a futex; on a GPU it looks
-  // every 200 us.
+  // clipping; the step can still become void. In host memory the thread sleeps on a futex; on a GPU
+  // it looks every 200 us.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   ABORTED              the step is void.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: the message names the late ranks; nothing changed.
@@ -354,7 +356,7 @@ class Session {
   //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms.
   //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'.
   //                        VERSION: no protocol or shared-memory ABI in common. NODE_MISMATCH.
-  //   UNIMPLEMENTED        LOSS_POLICY: the daemon does not have it.
+  //   UNIMPLEMENTED        LOSS_POLICY: the daemon does not have this on_rank_loss.
   //   RESOURCE_EXHAUSTED   QUOTA.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options);
 
@@ -364,9 +366,9 @@ class Session {
 
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t world_size() const = 0;
-  // The job's life, from 1: a new one begins when trainers join again.
+  // Number of the job's life, from 1: a new one begins when trainers join again.
   virtual std::uint64_t generation() const = 0;
-  // The session's number among all of the daemon's, never used twice.
+  // The daemon's number of this session. No later session of that daemon process gets it.
   virtual std::uint64_t incarnation() const = 0;
 
   // Registers a layout and maps its memory. Returns when every rank has done the same. Each layout
@@ -375,7 +377,7 @@ class Session {
   //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
   //                        ALREADY_REGISTERED. RANKS_LEFT: some ranks wait in LeaveAndStay.
   //   DEADLINE_EXCEEDED    LAYOUT_TIMEOUT: names the ranks that did not come.
-  //   RESOURCE_EXHAUSTED   QUOTA, MEMORY. LAYOUT_REFUSED: the same on another rank.
+  //   RESOURCE_EXHAUSTED   QUOTA, MEMORY. LAYOUT_REFUSED: one of these on another rank.
   // With `device`:
   //   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library or the daemon has no CUDA.
   //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD, GPU_NOT_VISIBLE,
@@ -383,13 +385,13 @@ class Session {
   //                        message says what to do.
   //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY. MPS_FULL: MPS takes no more clients.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
-  // Registers `spec` in the place of `old`, a layout of this session, between two of its steps: the
-  // same parameters in other buckets, or in another order, as learned while training. Every rank
+  // Replaces `old`, a layout of this session, by `spec`, between two of its steps. `spec` has the
+  // same parameters in other buckets or in another order, as learned while training. Every rank
   // calls it, normally with the old layout's name.
   //
-  // The new layout has its own memory and goes on with the old one's step numbers. The calls of
-  // `old` then fail FAILED_PRECONDITION LAYOUT_REPLACED, except WaitStep of its last step, and its
-  // memory stays readable. If this fails, `old` is unchanged on every rank.
+  // The new layout has its own memory and goes on with the old one's step numbers. Then calls of
+  // `old` fail FAILED_PRECONDITION LAYOUT_REPLACED, except WaitStep of its last step. Its memory
+  // stays readable. If this fails, `old` is unchanged on every rank.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of `old` is open, or it is already being
   //                        replaced. LAYOUT_REPLACED. LAYOUT_MISMATCH: also if the ranks replace
   //                        different layouts.
@@ -423,7 +425,7 @@ class Session {
   // "This rank has no more data in this epoch." The other ranks' steps and operations go on without
   // it, and its other calls fail LEFT. Blocks until every rank has left. Then all ranks that stayed
   // take part again, and layouts go on at next_step(). Returns the rank that left last: it did the
-  // most steps, so broadcast its state. Nobody can register or replace a layout meanwhile
+  // most steps, so broadcast its state. Until then no rank can register or replace a layout
   // (RANKS_LEFT).
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: not every rank has left; call it again.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
@@ -444,7 +446,7 @@ class Session {
 //   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library was built without CUDA.
 //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD. GPU_UNUSABLE: there is no such
 //                        device, or it cannot be opened; the message says what to check.
-//   RESOURCE_EXHAUSTED   MPS_FULL
+//   RESOURCE_EXHAUSTED   MPS_FULL: MPS takes no more clients.
 absl::StatusOr<std::string> CudaDeviceUuid(int ordinal);
 
 // Why a call failed: the text of one of the reasons in error_reason.h ("RANK_LOST"), or "" for a

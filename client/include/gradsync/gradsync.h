@@ -7,10 +7,10 @@
  * belongs to the caller, who passes it to gradsync_error_destroy(). Out parameters are written on
  * success only. Nothing here aborts, prints, throws or installs signal handlers.
  *
- * Once a session has ended, every call of it and of its layouts returns why. One error of a wait
- * does not end the session: GRADSYNC_UNAVAILABLE with reason "DAEMON_SILENT", when gradsyncd is
- * stopped or hangs. gradsync_wait_step(), gradsync_wait_bucket() and
- * gradsync_session_leave_and_stay() can then be repeated.
+ * Once a session has ended, every call of it and of its layouts returns why. GRADSYNC_UNAVAILABLE
+ * with reason "DAEMON_SILENT" does not end it: gradsyncd is stopped or hangs. Then
+ * gradsync_wait_step(), gradsync_wait_bucket() and gradsync_session_leave_and_stay() can be
+ * repeated.
  *
  * Ownership. An object from a `**` parameter belongs to the caller, who passes it to its _destroy()
  * function; each _destroy() accepts NULL. Every other pointer that a function returns belongs to
@@ -30,12 +30,12 @@
  * Compatibility. Structs that begin with `struct_size` may grow at their end in later releases. Set
  * it with the struct's _init() function, or to sizeof the struct with every other byte 0. All zeros
  * are the defaults. The _init() functions are compiled into the program and so use its sizeof. The
- * library reads and writes at most `struct_size` bytes: it takes members beyond them as 0, and
- * writes none. So a program runs with a newer library of the same GRADSYNC_ABI_VERSION. The
+ * library reads and writes at most `struct_size` bytes: it takes members beyond them as 0, and does
+ * not write them. So a program runs with a newer library of the same GRADSYNC_ABI_VERSION. The
  * smallest struct holds `struct_size` and, where it exists, `storage`. All other structs and the
  * numbers of enumerations are fixed for one GRADSYNC_ABI_VERSION; functions are only added. A
- * program can compare GRADSYNC_ABI_VERSION, for which it was compiled, with gradsync_abi_version(),
- * with which it runs.
+ * program can compare the two versions: it was compiled for GRADSYNC_ABI_VERSION, and it runs with
+ * gradsync_abi_version().
  */
 
 #ifndef GRADSYNC_GRADSYNC_H_
@@ -299,7 +299,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_finish_step(gradsyn
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_abandon_step(gradsync_layout_t* layout,
                                                                           uint64_t step,
                                                                           const char* reason);
-/* Waits until one bucket is reduced. Provisional: only gradsync_wait_step(), below, commits. */
+/* Waits until one bucket is reduced. Provisional: the step can still become void, see
+ * gradsync_wait_step() below. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsync_layout_t* layout,
                                                                          uint64_t step,
                                                                          size_t bucket,
@@ -308,9 +309,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsyn
 /* ---- Steps of a layout on a GPU -------------------------------------------------------------- */
 
 /* These take the trainer's streams; see Layout in gradsync/client.h. A stream is a CUstream, which
- * is also a cudaStream_t; NULL is the legacy default stream. Of the functions above,
- * gradsync_mark_ready() and gradsync_finish_step() are for host memory only; the others are for
- * both. */
+ * is also a cudaStream_t; NULL is the legacy default stream. gradsync_mark_ready() and
+ * gradsync_finish_step(), above, are for host memory only; the other functions are for both. */
 
 /* For gradsync_wait_on_stream(): all buckets of the layout. */
 #define GRADSYNC_EVERY_BUCKET SIZE_MAX
@@ -329,8 +329,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_on_stream(
     gradsync_layout_t* layout, uint64_t step, size_t bucket, void* stream);
 /* Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
  * `found_inf`. Read it on a stream after gradsync_wait_on_stream(GRADSYNC_EVERY_BUCKET). NULL in
- * host memory. It never contradicts gradsync_wait_step(): if any GPU may have read 0, no rank sees
- * the step void, but complete or STEP_IN_DOUBT. */
+ * host memory. It never contradicts gradsync_wait_step(): if any GPU may have read 0, that returns
+ * NULL or STEP_IN_DOUBT on every rank. */
 GRADSYNC_EXPORT const float* gradsync_device_verdict(const gradsync_layout_t* layout,
                                                      uint64_t step);
 
@@ -375,8 +375,8 @@ static inline void gradsync_step_result_init(gradsync_step_result_t* result) {
   result->struct_size = sizeof(*result);
 }
 /* Waits for the step's verdict, which is the same on every rank. NULL: the step is complete, and
- * every bucket holds the reduction. `result` may be NULL. This overwrites it without destroying
- * what it held. */
+ * every bucket holds the reduction. `result` may be NULL. This overwrites `result`, and frees
+ * nothing that it pointed to before. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_step(
     gradsync_layout_t* layout, uint64_t step, int64_t timeout, gradsync_step_result_t* result);
 /* Frees what a result points to, and sets it as its _init() does. The struct itself belongs to the
