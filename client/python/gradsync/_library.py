@@ -1,7 +1,7 @@
 """Finds and loads libgradsync.so, and declares the types of its functions.
 
-Functions that can block, also because of another thread's call, run without the GIL (`_blocking`).
-The others keep it (`_quick`): they return within microseconds, and getting the GIL back from a busy
+Functions that can block, if only for another thread's call, run without the GIL (`_blocking`). The
+others keep it (`_quick`): they return within microseconds, and getting the GIL back from a busy
 thread can take milliseconds.
 """
 

@@ -37,7 +37,7 @@ class Error(RuntimeError):
         step: Optional[int] = None,
         bucket: Optional[int] = None,
     ) -> None:
-        """`code` None is the class's own."""
+        """If `code` is None, the error has the class's code."""
         super().__init__(message)
         self.code = type(self).code if code is None else code
         self.reason = reason
@@ -75,7 +75,7 @@ class InvalidArgumentError(Error, ValueError):
 
 
 class DeadlineExceededError(Error, TimeoutError):
-    """A time-out; the message says which rank is missing what.
+    """A time-out; the message names the late ranks.
 
     Reason "WAIT_TIMEOUT": the step continues, and the wait can be repeated. Reason "STEP_TIMEOUT":
     the step is void on every rank.
@@ -115,13 +115,13 @@ class PermissionDeniedError(Error, PermissionError):
 
 
 class ResourceExhaustedError(Error):
-    """A quota of the daemon is used up, or memory."""
+    """A quota of the daemon, or memory, is used up."""
 
     code = "RESOURCE_EXHAUSTED"
 
 
 class UnimplementedError(Error, NotImplementedError):
-    """Daemon or library were built without this, or do not have it."""
+    """The daemon or the library does not have this, or was built without it."""
 
     code = "UNIMPLEMENTED"
 

@@ -28,7 +28,7 @@ class Layout:
     Thread-safe. Once the session has ended, every method raises why: `AbortedError` (a rank was
     lost, or a newer generation took over), `UnavailableError` (the daemon is lost or drains),
     `FailedPreconditionError` (LEFT, CLOSED). In the child of a fork every call raises
-    `FailedPreconditionError`, reason FORKED. Methods list only what they raise besides.
+    `FailedPreconditionError`, reason FORKED. Each method lists only its other errors.
     """
 
     def __init__(self, session: _handle.SessionHandle, pointer: int, device: str = "") -> None:
@@ -252,8 +252,8 @@ class Layout:
 
         Optimizers take it as `found_inf`. Read it on a stream, after wait_on_stream() for every
         bucket and before the first bucket of `step` + 2 is marked ready. It is 1 until the verdict
-        arrives, and stays 1 if none arrives. If it may be 0 on some rank, wait_step() calls the
-        step void on no rank: it returns, or raises with the reason STEP_IN_DOUBT.
+        arrives, and stays 1 if none arrives. If it may be 0 on some rank, wait_step() returns or
+        raises STEP_IN_DOUBT on every rank; it never says that the step is void.
 
         Returns:
           A view of one element; None in host memory. The view's `bucket` is the last one: the
@@ -301,7 +301,7 @@ class Layout:
 
         Raises:
           AbortedError: the step is void.
-          DeadlineExceededError: WAIT_TIMEOUT: says which rank is missing what. The step continues.
+          DeadlineExceededError: WAIT_TIMEOUT: names the late ranks. The step continues.
           FailedPreconditionError: STALE_STEP: the step was decided long ago.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
@@ -327,8 +327,8 @@ class Layout:
             and its reason. Zero the gradients and redo the step as next_step. STEP_IN_DOUBT: the
             step may be complete on some ranks and void on others, and the session is about to end.
           DeadlineExceededError: STEP_TIMEOUT: the step is void, as the job's step_timeout has
-            passed. WAIT_TIMEOUT: `timeout` has passed, and the step continues. Both say which rank
-            is missing what.
+            passed. WAIT_TIMEOUT: `timeout` has passed, and the step continues. Both name the late
+            ranks.
           FailedPreconditionError: STALE_STEP: the step was decided long ago.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
@@ -381,7 +381,7 @@ class Layout:
             ns = max(0, ns - (time.monotonic_ns() - start))
 
         def go_on() -> None:
-            # The error is freed here: after Ctrl-C nobody else would.
+            # Frees the error here: after Ctrl-C no other code does.
             if error := wait(ns):
                 raise_error(error)
 

@@ -42,9 +42,9 @@ class SessionOptions:
       connect_timeout: seconds to try again while no daemon listens; None: 60 s; 0: one attempt.
       coordinator: "host" or "host:port" of the daemon on rank 0's node, the same on every rank; ""
         for a job on one node.
-      nccl_max_ctas: number of thread blocks that NCCL's kernels use at most, 1 to 64; the GPU's
-        other ones are left to the trainers. None: NCCL's choice. This option and the next three are
-        for gradients on GPUs, and the same on every rank.
+      nccl_max_ctas: most thread blocks of NCCL's kernels, 1 to 64; fewer leave more of the GPU to
+        the trainers. None: NCCL's choice. This option and the next three are for gradients on GPUs,
+        and the same on every rank.
       nccl_algorithm: "auto" (NCCL's choice), "tree", "ring", "collnet_direct", "collnet_chain",
         "nvls" or "nvls_tree".
       nccl_protocol: "auto" (NCCL's choice), "ll", "ll128" or "simple".

@@ -44,12 +44,12 @@ class Statistics:
 class Session:
     """One rank's live membership in a job; made by Session.join().
 
-    A context manager. A `with` block that ends without an exception leaves the job. A block that
-    ends with an exception is a lost rank to the other ranks, and they learn of it at once.
+    A context manager. A `with` block that ends without an exception leaves the job. If it ends with
+    an exception, the rank is lost to the other ranks, and they learn of it at once.
 
     Without `with`, close() ends the session. So does the interpreter's exit, and the end of the
-    last reference to the session or to one of its layouts. Without leave() before it, each of these
-    is a lost rank too.
+    last reference to the session or to one of its layouts. If leave() was not called before, the
+    rank is lost in these cases too.
 
     Thread-safe. The job's operations (barrier(), broadcast(), all_reduce()) run one at a time, and
     every rank must call them in the same order. Ctrl-C interrupts every call. In the child of a
@@ -126,7 +126,7 @@ class Session:
 
     @property
     def options(self) -> SessionOptions:
-        """The options that it was joined with; a copy."""
+        """A copy of the options with which this rank joined."""
         return dataclasses.replace(self._options)
 
     @property
@@ -207,12 +207,13 @@ class Session:
         timeout: Optional[float] = None,
         device: Optional[str] = None,
     ) -> Layout:
-        """Registers a layout in the place of `layout`, between two of its steps.
+        """Replaces `layout` by a new layout, between two of its steps.
 
-        For buckets, or an order of buckets, that were learned while training. Every rank calls it,
-        normally with the old layout's name. The new layout has memory of its own and continues the
-        old one's step numbers. Then calls of the old layout raise LAYOUT_REPLACED, and its views
-        stay readable. If this call fails, the old layout is as before, on every rank.
+        The new layout can have buckets, or an order of buckets, that were learned while training.
+        Every rank calls this, normally with the old layout's name. The new layout has memory of its
+        own and continues the old one's step numbers. Then calls of the old layout raise
+        LAYOUT_REPLACED, and its views stay readable. If this call fails, the old layout is as
+        before, on every rank.
 
         Args:
           layout: the old layout, of this session.
@@ -371,7 +372,7 @@ class Session:
         self._left = True
 
     def leave_and_stay(self, timeout: Optional[float] = None) -> int:
-        """Says that this rank has no more data in this epoch, and waits until no rank has.
+        """Says that this rank has no more data in this epoch, and waits until every rank says so.
 
         Until then the other ranks' steps and operations continue without this rank, and every other
         call of this rank fails with reason LEFT. No rank can register or replace a layout (reason

@@ -38,7 +38,7 @@ class View:
     It is a bucket, one parameter's gradient, or a step's verdict on a GPU.
 
     The memory stays mapped as long as the view lives, or anything made of its buffer. It outlives
-    layout and session; what is written then reaches no other process.
+    layout and session. After their end, writes to it reach no other process.
 
     On a GPU only streams can use the memory: `__cuda_array_interface__` shows it to PyTorch
     (`torch.as_tensor`), CuPy and others.

@@ -27,7 +27,7 @@ def backward_id() -> int | None:
 def within_another_backward() -> bool:
     """At the end of a backward pass: whether a node of another backward pass runs it.
 
-    So it is in a reentrant checkpoint.
+    If so, the pass is that of a reentrant checkpoint.
     """
     return torch._C._current_autograd_node() is not None
 
@@ -47,7 +47,7 @@ def reaches_gradients(output_node: Any, nodes: Iterable[Any]) -> bool:
 
     Args:
       output_node: the `grad_fn` of the module's output at which the pass is.
-      nodes: the AccumulateGrad nodes of the module's parameters, the likeliest to be used first.
+      nodes: the AccumulateGrad nodes of the module's parameters; the most likely ones come first.
     """
     known = []
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Checks of what is wrapped, and that it has not changed since."""
+"""Checks that a module can be wrapped, and that it has not changed since."""
 
 from __future__ import annotations
 

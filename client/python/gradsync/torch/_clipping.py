@@ -66,7 +66,7 @@ class _NextStepScale:
         optimizer.register_step_post_hook(self._after)
 
     def set(self, coefficient: float) -> None:
-        """The next step multiplies by `coefficient`, and by no number that was set before."""
+        """The next step multiplies by `coefficient`; a number that was set before is dropped."""
         optimizer: Any = self._optimizer()
         self.clear()
         self._scale = optimizer.grad_scale = torch.tensor(1.0 / coefficient)

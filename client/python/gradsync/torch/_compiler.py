@@ -13,7 +13,7 @@ class uncompiled(Generic[_Function]):  # noqa: N801  # a decorator
     """Decorates a method: torch.compile leaves it alone, and compiles what it calls.
 
     Loading PyTorch's compiler takes seconds, so this does not load it. The compiler looks the
-    method up before it compiles anything; from that moment on the method is marked.
+    method up before it compiles anything, and that look-up marks the method.
     """
 
     def __init__(self, function: _Function) -> None:

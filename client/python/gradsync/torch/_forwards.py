@@ -41,10 +41,10 @@ class _OutputHook:
 class Forwards:
     """The forward passes of one module. A backward pass goes through one or several of them.
 
-    A backward pass normally reaches an output, whose hook runs before the first gradient. It does
-    not if the outputs hide their tensors, or if the loss is made of results of torch.autograd.grad,
-    whose graph contains no output. Then the forward passes that no backward pass has gone through
-    yet decide whether it is a step.
+    A backward pass normally reaches an output, whose hook runs before the first gradient. It
+    reaches none if the outputs hide their tensors, or if the loss is made of results of
+    torch.autograd.grad, whose graph contains no output. Then the forward passes that no backward
+    pass has gone through yet decide whether it is a step.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Forwards:
             self._alive = [ref for ref in self._alive if ref() is not None]
             self._alive.append(weakref.ref(forward))
         else:
-            # One backward pass goes through a few. More would be passes without a backward pass.
+            # One backward pass goes through a few of these. The older ones had no backward pass.
             self._hidden = [*self._hidden[-7:], synchronize]
 
     def unseen_begins(self, backward: int | None, parameter: str) -> bool:

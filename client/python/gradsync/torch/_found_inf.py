@@ -50,7 +50,7 @@ def is_set(optimizer: torch.optim.Optimizer) -> bool:
 def lend(optimizer: torch.optim.Optimizer, verdicts: Sequence[torch.Tensor]) -> None:
     """Makes the next step of `optimizer` leave out its update if a verdict is 1 on the device.
 
-    It does so too if GradScaler says so. Call take_back() after the step.
+    It also leaves out the update if GradScaler says so. Call take_back() after the step.
 
     Args:
       optimizer: must pass check().

@@ -79,7 +79,7 @@ class StreamHandOff:
         return layout.wait_step(step)
 
     def follow(self, layout: gradsync.Layout, step: int) -> torch.Tensor:
-        """Makes later work on the current stream see averages and verdict; the host does not wait.
+        """Makes later work on the current stream wait for averages and verdict, but not the host.
 
         Returns:
           The verdict: a float32 without dimensions on the GPU, 0 if the step is complete and 1 if

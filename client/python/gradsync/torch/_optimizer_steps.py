@@ -44,6 +44,6 @@ def _after(optimizer: Any, *_: Any) -> None:
 
 @functools.lru_cache(maxsize=None)  # once
 def watch() -> None:
-    """From now on, every optimizer's step is watched. A step that raises has no `_after`."""
+    """Watches every optimizer's step from now on. A step that raises does not call `_after`."""
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)

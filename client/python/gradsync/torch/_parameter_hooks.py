@@ -69,7 +69,7 @@ class ParameterHooks:
                 self.present = True
             hooks = _hooks(slot)
             self.present = self.present or len(hooks) > 1
-            # New ones are at the end.
+            # New hooks are at the end.
             if type(next(reversed(hooks.values()))) in (GradientHook, _AfterAverage):
                 continue
             for key, hook in hooks.items():
@@ -100,7 +100,7 @@ class ParameterHooks:
 
 
 def _remove_hooks_of_optimizers(parameter: torch.Tensor) -> None:
-    """Removes those of _apply_optimizer_in_backward; PyTorch's wrapper does so, too."""
+    """Removes the hooks of _apply_optimizer_in_backward, as PyTorch's wrapper does."""
     handles = sys.modules[
         "torch.distributed.optim.apply_optimizer_in_backward"
     ].param_to_optim_hook_handle_map

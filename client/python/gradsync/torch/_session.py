@@ -63,8 +63,8 @@ def init(**options: Any) -> gradsync.Session:
             _default = gradsync.Session.join(chosen)
         finally:
             patience.cancel()
-        # Sessions close themselves at the exit. Functions that were registered later run earlier,
-        # so this one, registered after the session was made, runs before that.
+        # Sessions close themselves at the exit. Functions that are registered later run earlier, so
+        # this one leaves the job before its session closes.
         atexit.unregister(_leave_at_exit)
         atexit.register(_leave_at_exit)
         if sys.exit is not _exit:

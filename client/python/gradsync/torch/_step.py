@@ -13,7 +13,7 @@ from gradsync.torch.step_statistics import StepTimes
 
 
 class Step:
-    """One synchronized backward pass: which gradients have come, and what it has left unused.
+    """One synchronized backward pass: the gradients that have come, and the unused parameters.
 
     A new step is a new object. Calls come in this order, on the thread of the backward pass:
     `arrive* end commit?`, without commit() for a void step. leave_out() can come before commit().
@@ -21,8 +21,7 @@ class Step:
     Attributes:
       number: the step's.
       backward: the backward pass's number, as of backward_id().
-      void: why the step is void, where that is known already and only optimizers need it; else
-        None.
+      void: why the step is void, if this is known already and only optimizers need it; else None.
       order: the parameters, in the order in which their gradients came.
       seen: whether the pass came through an output of the module before its first gradient.
       unused: the parameters that got no gradient in this pass on this rank, each with a copy of

@@ -26,7 +26,7 @@ from gradsync.torch.step_statistics import StepStatistics
 
 _orders = itertools.count()
 
-# Those of each session.
+# The synchronizers of each session.
 _siblings: weakref.WeakKeyDictionary[gradsync.Session, weakref.WeakSet[Synchronizer]] = (
     weakref.WeakKeyDictionary()
 )
@@ -151,8 +151,8 @@ class Synchronizer:
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """`optimizer` is about to update parameters; drops gradients that are partly averaged.
 
-        A backward pass may run in another thread. The update matters to it only if it is of the
-        same parameters.
+        A backward pass may run in another thread. The update matters to it only if `optimizer`
+        updates the same parameters.
         """
         if self._step is None:
             return
@@ -297,7 +297,7 @@ class Synchronizer:
     def _refused(self, step: Step, error: gradsync.Error) -> None:
         """Daemon or library take no more of `step`.
 
-        Raises: why; but returns if only optimizers need to know, and the pass goes on.
+        Raises: why. If only optimizers need to know, it returns instead, and the pass goes on.
         """
         if self._only_optimizers_need_verdicts and _session.voids_step(error):
             step.leave_out(error)
@@ -343,7 +343,8 @@ class Synchronizer:
         """Waits for the verdict; on the host unless only optimizers need it."""
         if self._step is not step:
             return
-        # To leave alone what no rank used, the host must know the verdict. So must users' hooks.
+        # The host must know the verdict to leave alone the gradients that no rank used, and to run
+        # users' hooks.
         known_to_host = step.unused or self._parameter_hooks.present
         if self._only_optimizers_need_verdicts and (not known_to_host or step.void is not None):
             self._follow(step)
@@ -379,9 +380,9 @@ class Synchronizer:
                 self._rebuild(observed)
 
     def _follow(self, step: Step) -> None:
-        """What comes next on the current stream waits for averages and verdict; the host does not.
+        """Makes later work on the current stream wait for averages and verdict, but not the host.
 
-        There are no buffers to broadcast: that would wait.
+        The module has no buffers to broadcast: a broadcast would make the host wait.
         """
         if step.void is None:
             try:

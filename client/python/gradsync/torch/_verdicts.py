@@ -1,4 +1,4 @@
-"""Which steps of a wrapped module are decided, and how, as far as this rank knows."""
+"""The verdicts of a wrapped module's steps, as far as this rank knows them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Verdicts:
         self._on_device = DeviceVerdicts(buckets.session, buckets.name)
         # The last step whose verdict this rank has seen, or has left on the device.
         self._decided = 0
-        # A step that is decided, or will be, while this rank stopped waiting: Ctrl-C, or silence.
+        # The step for which this rank stopped waiting before the verdict: Ctrl-C, or silence.
         self._interrupted: int | None = None
 
     @property
@@ -136,7 +136,7 @@ class Verdicts:
         self._add(step, self._buckets.follow(step.number))
 
     def follow_void(self, step: Step) -> None:
-        """Tells optimizers on the device that `step` is void, which this rank knows already."""
+        """Tells optimizers on the device that `step` is void; this rank knows it already."""
         self._add(step, torch.ones((), device=self._buckets.slots[0].view.device))
 
     def _add(self, step: Step, verdict: torch.Tensor) -> None:
@@ -150,8 +150,7 @@ class Verdicts:
           The result of a step that is complete, because this rank had ended it.
 
         Raises:
-          gradsync.Error: the step is void, which is what this call is for; or the session has
-            ended.
+          gradsync.Error: the step is void, as this call intends; or the session has ended.
         """
         self._decided = max(self._decided, number)  # however it is decided, this rank knows
         layout = self._buckets.layout

@@ -43,7 +43,7 @@ class HookState:
         self._sizes: list[tuple[int, torch.dtype]] = []
         self._views: list[torch.Tensor] = []
         self._step = 0
-        # Of the running pass: the buckets that DDP has shown, and the futures it got for them.
+        # The buckets that DDP has shown in the running pass, and the futures that it got for them.
         self._shown: list[torch.Tensor] = []
         self._promised: list[torch.futures.Future[torch.Tensor]] = []
         self._learning = False

@@ -60,9 +60,9 @@ class DistributedDataParallel(torch.nn.Module):
       bucket_cap_mb: most MiB of a bucket; None: 25. A larger parameter has a bucket of its own.
       find_unused_parameters: as PyTorch's; without effect, as unused parameters are always found.
       gradient_as_bucket_view: as PyTorch's; without effect, as gradients are always views.
-      static_graph: promises that every step uses the same parameters, each equally often. A
-        parameter that several reentrant checkpoints use needs this. The first step then does not
-        overlap.
+      static_graph: promises that every step uses the same parameters, and each one as often as the
+        first step did. A parameter that several reentrant checkpoints use needs this. The first
+        step then does not overlap.
       session: the session to synchronize in; None: the process's own, which joins the job by
         torchrun's environment.
       name: name of the layout in status and statistics; None: `ddp0`, `ddp1`, ... in the order of
@@ -79,8 +79,9 @@ class DistributedDataParallel(torch.nn.Module):
         norm.
 
     Raises:
-      ValueError: an argument has no meaning here; or the modules differ, which every rank gets with
-        the first difference; or `device_verdict` in host memory, or with buffers to broadcast.
+      ValueError: an argument has no meaning here. The modules differ: every rank gets the first
+        difference. `device_verdict` is set for a module in host memory, or with buffers to
+        broadcast.
       TypeError: a parameter or submodule cannot be synchronized; says why and what to do.
       gradsync.Error: there is no daemon, another rank was lost or did not come, or a quota is used
         up.
@@ -195,7 +196,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context: backward passes through forward passes in it only accumulate."""
+        """A context: a forward pass in it makes its backward pass accumulate only."""
         before = self._synchronizes
         self._synchronizes = False
         try:
@@ -291,7 +292,7 @@ class DistributedDataParallel(torch.nn.Module):
         with `max_norm * scaler.get_scale()` and without optimizer.
 
         Args:
-          max_norm: most norm of all gradients together.
+          max_norm: largest L2 norm of all gradients together.
           optimizer: if it was built with `fused=True` and has exactly these parameters, its next
             step scales, and the gradients stay as they are.
 
