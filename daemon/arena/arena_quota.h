@@ -23,7 +23,7 @@ class ArenaQuota {
   // for. Move-only; not thread-safe.
   class Reservation {
    public:
-    Reservation() = default;  // of nothing
+    Reservation() = default;  // holds nothing
     Reservation(Reservation&& other) noexcept;
     Reservation& operator=(Reservation&& other) noexcept;
     ~Reservation();

@@ -26,8 +26,9 @@ enum class CudaSharing : unsigned char {
   kLegacyIpc,
 };
 
-// A zeroed allocation on one GPU, mapped there for reading and writing. Only the worker has it, in
-// the context that was current at its creation. Not thread-safe: only the issuing thread uses it.
+// A zeroed allocation on one GPU, mapped there for reading and writing. Only the worker process has
+// one, in the context that was current at its creation. Not thread-safe: only the issuing thread
+// uses it.
 //
 // Owns the memory. With kLegacyIpc it may be destroyed only after the trainer has closed the memory
 // or ended.

@@ -1,5 +1,5 @@
-// The timeline semaphores of one session's layout on a GPU (layout in
-// proto/gradsync/shared_memory.h), as a worker has them: host memory that the GPU writes.
+// The worker's side of the timeline semaphores of one session's layout on a GPU: host memory that
+// the GPU writes. proto/gradsync/shared_memory.h describes this memory.
 
 #ifndef DAEMON_ARENA_CUDA_SEMAPHORE_PAGE_H_
 #define DAEMON_ARENA_CUDA_SEMAPHORE_PAGE_H_

@@ -1,4 +1,5 @@
-// The timeline semaphores of one session's layout (layout in proto/gradsync/shared_memory.h).
+// The timeline semaphores of one session's layout. proto/gradsync/shared_memory.h describes their
+// memory.
 
 #ifndef DAEMON_ARENA_SEMAPHORE_PAGE_H_
 #define DAEMON_ARENA_SEMAPHORE_PAGE_H_

@@ -97,12 +97,12 @@ absl::Status InitLogging(const LogOptions& options);
 // Writes one line. `message` is a constant.
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});
 
-// Number of LogLimited() lines of one message that are written per second.
+// LogLimited() writes at most this many lines of one message per second.
 inline constexpr int kLimitedLinesPerSecond = 10;
 
-// Writes one line of a kind that clients can cause at will: as Log(), but after
-// kLimitedLinesPerSecond lines of the same message within a second, further ones are only counted.
-// The first line of any message after that second writes the count first:
+// Like Log(), for lines that clients can cause at will. After kLimitedLinesPerSecond lines of one
+// message within a second, it only counts further ones. The first line of any message after that
+// second writes the count first:
 //   WARNING suppressed lines message="connection refused" count=312
 void LogLimited(LogLevel level, std::string_view message,
                 std::initializer_list<LogField> fields = {});

@@ -110,11 +110,11 @@ struct Options {
   absl::Duration worker_idle_limit = absl::Minutes(1);
   // When an all-reduce between GPUs begins. collective_gate.h has reasons.
   CollectiveGate gate = CollectiveGate::kAuto;
-  // True if MPS runs with -multiuser-server; a process cannot find out. Otherwise the contexts of a
-  // second user would hang until the first user's have ended, so the daemon refuses them.
+  // True if MPS runs with -multiuser-server; a process cannot find this out. If false, the daemon
+  // refuses a GPU's second user, whose contexts would hang until the first user's have ended.
   bool mps_multiuser = false;
-  // Control program of MPS, a name in PATH or a path. The daemon uses it to keep a lost trainer
-  // whose process lives off a shared GPU. Empty: it does not.
+  // Control program of MPS, a name in PATH or a path. If a trainer is lost but its process lives,
+  // the daemon uses it to keep that process off a shared GPU. Empty: it does not.
   std::string mps_control = "nvidia-cuda-mps-control";
 
   // ---- Log ----

@@ -87,8 +87,8 @@ class CudaFunction<CUresult (*)(Arguments...)> {
   // Calls the function. Statuses as StatusOfCuda (cuda_errors.h).
   absl::Status operator()(Arguments... arguments) const;
 
-  // Calls the function and returns its own result: for CUDA_ERROR_NOT_READY, say, which is no
-  // error.
+  // Calls the function and returns its own result. For calls whose result may be
+  // CUDA_ERROR_NOT_READY, which is no error.
   CUresult Result(Arguments... arguments) const { return function_(arguments...); }
 
  private:
@@ -99,8 +99,8 @@ class CudaFunction<CUresult (*)(Arguments...)> {
   CUresult (*function_)(Arguments...) = nullptr;
 };
 
-// Thread-safe. Open() initializes nothing and needs no GPU. cuInit does, which the daemon itself
-// never calls: a CUDA error can stay with a whole process.
+// Thread-safe. Open() initializes nothing and needs no GPU; cuInit does both. The daemon itself
+// never calls cuInit, because a CUDA error can stay with a whole process.
 class CudaDriver {
  public:
   // NOT_FOUND CUDA_DRIVER_MISSING without such a library. FAILED_PRECONDITION CUDA_DRIVER_TOO_OLD

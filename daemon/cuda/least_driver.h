@@ -1,5 +1,5 @@
-// The oldest CUDA driver that runs gradsync's kernels. Includes no header of CUDA, since programs
-// use this that are built without CUDA.
+// The oldest CUDA driver that runs gradsync's kernels. Includes no header of CUDA, because programs
+// that are built without CUDA use it.
 
 #ifndef DAEMON_CUDA_LEAST_DRIVER_H_
 #define DAEMON_CUDA_LEAST_DRIVER_H_

@@ -1,5 +1,6 @@
-// The interface of the collective between nodes: the sum of the local ranks' gradients is summed
-// over all nodes, chunk by chunk. GlooEngine implements it for host memory, over TCP.
+// The interface of the collective between nodes. Each node brings the sum of its local ranks'
+// gradients; the engine adds these sums up, chunk by chunk. GlooEngine implements it for host
+// memory, over TCP.
 
 #ifndef DAEMON_ENGINE_ENGINE_H_
 #define DAEMON_ENGINE_ENGINE_H_
@@ -41,12 +42,12 @@ struct Exchange {
   // On a 16-bit wire the engine rounds this sum to 16 bits, and the sum over the nodes too. Divide
   // here, not in scatter, if the sums may exceed float16's range (65504).
   std::function<void(std::size_t first, std::size_t count, std::byte* sum)> gather;
-  // Takes the sum over all nodes of the same elements: bitwise the same on every node. `sum` is
+  // Takes the sum of the same elements over all nodes: bitwise the same on every node. `sum` is
   // read-only and valid during the call.
   std::function<void(std::size_t first, std::size_t count, const std::byte* sum)> scatter;
-  // Called once per submission, on an engine's thread. OK: after the last scatter. Else the engine
-  // has failed, with this as its first error, and touches this exchange no more; some chunks may
-  // have been scattered. Exchanges may finish in another order than they were submitted in.
+  // Called once per submission, on an engine's thread. OK: after the last scatter. Not OK: the
+  // engine has failed, with this as its first error. It no longer touches this exchange; some
+  // chunks may have been scattered. Exchanges may finish in any order.
   std::function<void(const absl::Status&)> done;
 
   // For the engine alone, between Submit() and done().

@@ -11,8 +11,8 @@
 
 namespace gradsync::daemon {
 
-// The type in which float32 buckets travel. Buckets of the other types travel unchanged: who
-// chooses float64 wants its precision, and 16-bit types are as small as the wire's.
+// The type in which float32 buckets travel. Buckets of the other types travel unchanged: a job with
+// float64 wants its precision, and 16-bit types are as small as the wire's.
 enum class WireType : std::uint8_t { kSame = 1, kBfloat16, kFloat16 };
 
 struct EngineSettings {
@@ -33,8 +33,8 @@ struct EngineSettings {
   int lanes = 2;
   std::size_t chunk_bytes = std::size_t{2} << 20;
   WireType wire = WireType::kSame;
-  // A node that sends nothing for so long is lost; kMinSilence to kMaxSilence. With 8 s every rank
-  // learns of a lost connection within 10 s.
+  // A node that sends nothing for this long is lost; kMinSilence to kMaxSilence. With 8 s every
+  // rank learns of a lost connection within 10 s.
   absl::Duration silence_limit = absl::Seconds(8);
 };
 

@@ -37,14 +37,14 @@ struct GlooOptions : EngineSettings {
 
   absl::Duration connect_timeout = absl::Seconds(60);
   RendezvousStore* store = nullptr;  // used until Connect returns
-  // Called at most once, on an engine's thread, if the engine fails for another reason than
-  // Abort(), with or without pending exchanges. May come before Connect returns the same error. May
-  // be empty.
+  // Called at most once, on an engine's thread, when the engine fails, with or without pending
+  // exchanges; not if Abort() is the cause. The call may come before Connect returns the same
+  // error. May be empty.
   std::function<void(const absl::Status&)> failed;
 };
 
-// Thread-safe. Has one thread per lane, one that watches the other nodes, and Gloo's own, one per
-// lane, which wakes every 10 ms even when idle.
+// Thread-safe. Has one thread per lane, one that watches the other nodes, and one of Gloo per lane.
+// Gloo's threads wake every 10 ms even when idle.
 //
 // Data is neither encrypted nor authenticated, and Gloo trusts the other side: unexpected data ends
 // this process. So use a network that only the job's nodes can reach. All nodes must have the same

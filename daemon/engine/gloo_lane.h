@@ -8,8 +8,8 @@
 // shards begin, and 16-bit shards are rounded once.
 //
 // Both collectives use the same sends and receives as gloo::alltoallv and gloo::allgatherv, which
-// cannot be used themselves: they take an aborted wait for a finished one, cannot overlap with the
-// next chunk, and copy a node's own shard.
+// cannot be used themselves: they mistake an aborted wait for a finished one, cannot overlap with
+// the next chunk, and copy a node's own shard.
 //
 // A broadcast is a scatter of the root's shards, then the same all-gather.
 
@@ -52,7 +52,7 @@ struct LaneWork {
 // one's sums come back and are scattered.
 class GlooLane {
  public:
-  // The engine, as the lane calls it, on the lane's thread.
+  // The engine. The lane calls it on the lane's thread.
   class Owner {
    public:
     virtual ~Owner() = default;

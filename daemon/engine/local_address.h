@@ -20,8 +20,8 @@ struct SocketAddress {
 };
 
 // Returns the numeric address ("10.0.0.7", "fd00::7") of `host`, which is a name or number of this
-// machine. If `host` is empty: the address of that network interface, IPv4 before IPv6, never a
-// link-local IPv6 one.
+// machine. If `host` is empty: the address of `interface`, IPv4 before IPv6, never a link-local
+// IPv6 one.
 // INVALID_ARGUMENT if both are empty, NOT_FOUND if this machine has no such address.
 absl::StatusOr<std::string> LocalAddress(const std::string& host, const std::string& interface);
 

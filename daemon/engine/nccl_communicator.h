@@ -25,9 +25,8 @@ struct NcclCommunicatorOptions {
   // Values for NCCL_ALGO and NCCL_PROTO. Empty: as in the environment of this process at its start.
   std::string algorithm;
   std::string protocol;
-  // Blocking mode, which is NCCL's default and trainers use; tools/bench compares with it. Connect
-  // then waits for the other ranks, AllReduce until it is on the stream, and Settled is always
-  // true.
+  // Blocking mode: NCCL's default, which trainers use. tools/bench compares with it. Connect then
+  // waits for the other ranks, AllReduce until it is on the stream, and Settled is always true.
   bool blocking = false;
 };
 
@@ -48,7 +47,8 @@ class NcclCommunicator {
   // Begins to connect to the other ranks. Sets NCCL_ALGO and NCCL_PROTO in this process's
   // environment, where NCCL reads them for each communicator: so the process must have no other
   // communicator. Also sets NCCL_RUNTIME_CONNECT to 0, unless it is set: then all memory is
-  // allocated and all ranks are connected once this is settled, not in the first all-reduce.
+  // allocated and all ranks are connected once the communicator is settled, not in the first
+  // all-reduce.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
       const NcclLibrary* nccl, const NcclCommunicatorOptions& options);
   ~NcclCommunicator();
@@ -70,8 +70,8 @@ class NcclCommunicator {
   absl::Status Deregister();
 
   // Gives up all operations. Tells every communicator to stop before it frees any: freeing one
-  // waits for its kernels, which may wait for another one's. No thread may be in a call on any of
-  // them.
+  // waits for its kernels, which may wait for kernels of another. No thread may be in a call on any
+  // of them.
   static void Abort(absl::Span<const std::unique_ptr<NcclCommunicator>> communicators);
 
   // Device memory as NCCL requires it for registration.

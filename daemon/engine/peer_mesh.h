@@ -24,7 +24,7 @@ struct PeerMeshOptions {
 };
 
 // Returns the connections by node, without one to this node: non-blocking, with TCP_NODELAY. A node
-// shows a token from the store when it connects; other connections are closed.
+// shows a token from the store when it connects; connections without that token are closed.
 //
 // FAILED_PRECONDITION  a node's agreement differs
 // DEADLINE_EXCEEDED    ENGINE_TIMEOUT: names the nodes that have not connected

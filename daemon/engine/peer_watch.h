@@ -2,9 +2,9 @@
 // within silence_limit that it is silent or that its data does not arrive. Sends the other nodes
 // the reason when this engine fails.
 //
-// Gloo itself does not know. It does not report a connection that breaks within a message to the
-// operation that uses it (pair.cc, signalException). An operation that times out does not say which
-// node it waited for. And a wait for a slow trainer on another node looks like a wait on a
+// Gloo alone cannot detect this. It does not report a connection that breaks within a message to
+// the operation that uses it (pair.cc, signalException). An operation that times out does not say
+// which node it waited for. And a wait for a slow trainer on another node looks like a wait on a
 // lost connection.
 
 #ifndef DAEMON_ENGINE_PEER_WATCH_H_
@@ -43,14 +43,14 @@ class PeerWatch {
   struct Options {
     std::uint32_t node = 0;
     std::vector<std::string> node_names;  // by node
-    // A node is lost if it sends nothing for so long, counted from its first message, or if the
-    // data of a chunk that every node has begun does not arrive for so long.
+    // A node is lost if it sends nothing for this long, counted from its first message. It is also
+    // lost if data of a chunk that every node has begun takes this long to arrive.
     absl::Duration silence_limit = EngineSettings().silence_limit;
     // Called at most once, on the watch's thread.
     std::function<void(const absl::Status&)> on_failure;
   };
-  // A lane's connection has broken. The watch reports that only after this time, because it may
-  // learn in the meantime which node's loss has broken it.
+  // The watch reports a lane's broken connection only after this time. In the meantime it may learn
+  // which node's loss has broken the connection.
   static constexpr absl::Duration kSuspicion = absl::Milliseconds(500);
 
   // `peers`: by node, as ConnectPeers returns them. `progress`: by lane; must outlive this.
@@ -115,7 +115,7 @@ class PeerWatch {
   absl::Status suspicion_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t suspicion_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // when suspicion_ becomes the failure
 
-  std::thread thread_;  // last: starts when the rest stands
+  std::thread thread_;  // last: it uses the other members
 };
 
 }  // namespace gradsync::daemon

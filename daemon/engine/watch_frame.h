@@ -16,8 +16,8 @@ namespace gradsync::daemon {
 
 struct WatchFrame {
   enum class Kind : std::uint32_t {
-    kAlive = 1,   // the node lives, and has begun so many chunks
-    kLeft = 2,    // the node has ended its engine in order, after so many chunks
+    kAlive = 1,   // the node lives; `begun`: chunks that it has begun
+    kLeft = 2,    // the node has ended its engine in order, after `begun` chunks
     kFailed = 3,  // the node's engine has failed
   };
   Kind kind = Kind::kAlive;
@@ -29,8 +29,9 @@ inline constexpr std::size_t kMaxWatchFrameBytes = 4096;
 
 std::string EncodeWatchFrame(const WatchFrame& frame);
 
-// Takes a whole frame from the front of `bytes` and returns true; false if it has not come whole.
-// INVALID_ARGUMENT if it cannot become a frame of a node with `lanes` lanes.
+// Takes a whole frame from the front of `bytes` and returns true. Returns false if part of the
+// frame has not come yet. INVALID_ARGUMENT if it cannot become a frame of a node with `lanes`
+// lanes.
 absl::StatusOr<bool> DecodeWatchFrame(absl::string_view* bytes, std::size_t lanes,
                                       WatchFrame* frame);
 

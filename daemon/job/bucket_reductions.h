@@ -46,9 +46,9 @@ class BucketReductions {
   // The operation that reduces the bucket in `step`, ready to be submitted.
   ReduceOperation* Prepare(std::size_t bucket, std::uint64_t step);
 
-  // What the last reductions measured, by bucket.
+  // The statistics that the last reductions measured, by bucket.
   std::vector<GradientStats> Stats() const;
-  // For Reducer::GiveUp. Only of a layout on GPUs.
+  // For Reducer::GiveUp. Only for a layout on GPUs.
   GivenUpStep GiveUp(std::uint64_t step) const;
 
  private:

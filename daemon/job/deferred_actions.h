@@ -1,4 +1,4 @@
-// What follows from a change of a job's state, and is done once the job's lock is released.
+// The actions that a change of a job's state causes. They run once the job's lock is released.
 
 #ifndef DAEMON_JOB_DEFERRED_ACTIONS_H_
 #define DAEMON_JOB_DEFERRED_ACTIONS_H_

@@ -49,8 +49,8 @@ class GpuVerdict {
   bool given_up_ = false;
 };
 
-// The messages of ranks about the step after the running one, kept until that one is next. A rank
-// may send them once it has ended the running step.
+// Keeps the ranks' messages about the step after the running one until the running one has its
+// verdict. A rank may send them once it has ended the running step.
 //
 // Externally synchronized: guarded by the job's lock.
 class EarlyMessages {
@@ -68,8 +68,8 @@ class EarlyMessages {
   }
   std::size_t Count(std::uint32_t rank) const { return ranks_[rank].messages.size(); }
   void Drop(std::uint32_t rank) { ranks_[rank].messages.clear(); }
-  // Their step is next: handles them in order. The first that is a breach of the protocol goes to
-  // `actions`, and the rest of that rank's messages is dropped.
+  // The running step has its verdict: handles the messages, each rank's in order. A rank's first
+  // breach of the protocol goes to `actions`, and its other messages are dropped.
   void HandleAll(std::uint64_t now_ns, DeferredActions* actions);
 
  private:

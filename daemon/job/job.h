@@ -1,9 +1,9 @@
 // One data-parallel run: its ranks, its layouts, its own channel. Pure logic: no threads, no
 // sockets, an injected clock.
 //
-// Thread-safe. Every call takes the job's lock, changes the state, and only then, with the lock
-// released, submits reductions and flushes messages; so a Reducer may complete an operation from
-// within Reduce(), and a sink may take its time to send.
+// Thread-safe. Every call takes the job's lock and changes the state. It releases the lock before
+// it submits reductions and flushes messages. So a Reducer may complete an operation from within
+// Reduce(), and a sink may take its time to send.
 //
 // A job has one generation: the loss of a rank (policy `abort`) or a newer generation ends every
 // session of it for good. JobTable starts the next one.
@@ -48,7 +48,7 @@ struct JobIdentity {
   std::uint64_t generation = 1;
 };
 
-// What a job uses; all outlive it.
+// The objects that a job uses. All outlive it.
 struct JobEnvironment {
   const Clock* clock = nullptr;
   Reducer* reducer = nullptr;
@@ -68,8 +68,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   std::uint32_t world_size() const { return world_size_; }
 
   // Puts a session, on this node or on `node`, into its rank. FAILED_PRECONDITION JOB_MISMATCH:
-  // another world size or options. ALREADY_EXISTS: the rank is taken or was, or the job has ended;
-  // the caller begins a new generation if it may.
+  // another world size or options. ALREADY_EXISTS: the rank has or had a session, or the job has
+  // ended; the caller begins a new generation if it may.
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "");
@@ -114,7 +114,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   // Ends every session with `why` (SUPERSEDED, DRAINING).
   void End(const absl::Status& why);
-  // Ends them if no step is running. True once their SessionEndMessage is queued.
+  // Ends every session with `why` if no step is running. True once their SessionEndMessage is
+  // queued.
   bool EndIfIdle(const absl::Status& why);
   void Tick();
 

@@ -1,4 +1,4 @@
-// What the ranks of a job must agree on when they join.
+// The options that all ranks of a job must agree on when they join.
 
 #ifndef DAEMON_JOB_JOB_OPTIONS_H_
 #define DAEMON_JOB_JOB_OPTIONS_H_

@@ -27,7 +27,7 @@ namespace gradsync::daemon {
 
 class Job;
 
-// A message of a rank about a step, an operation or its leaving; validated. It has two forms, and
+// A validated message of a rank about a step, an operation or its leaving. It has two forms, and
 // each kind of JobPort takes one: a Job makes `call`, and a ForwardingJob sends `wire` on. For that
 // reason the interface names Job. A method per message would make ForwardingJob encode again what
 // the dispatch has just decoded.
@@ -53,11 +53,11 @@ class JobPort {
   using Registered = std::function<void(absl::StatusOr<Registration>)>;
   // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, ALREADY_REGISTERED or RANKS_LEFT,
   // RESOURCE_EXHAUSTED: the request is refused, the session lives. A rank that comes late to an
-  // agreement that has failed gets the same failure, once. `answer` is called once, before any
-  // message about the layout, and by a Job at once; not at all if the session ends first.
+  // agreement that has failed gets the same failure, once. Calls `answer` once, before any message
+  // about the layout, or never if the session ends first. A Job calls it at once.
   virtual void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) = 0;
 
-  // Keeps what the rank was given for this channel. An executor releases it when the layout is
+  // Keeps `memory`, which the rank has for this channel. An executor releases it when the layout is
   // replaced, its agreement has failed, the rank has exited or the job has ended.
   virtual void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) = 0;
 
@@ -73,7 +73,7 @@ class JobPort {
   virtual absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const = 0;
   virtual absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel,
                                    RankMemory memory) = 0;
-  // A Job makes the message's call. For a job on another node, the message is forwarded as it came.
+  // A Job makes the message's call. A ForwardingJob forwards the message as it came.
   virtual absl::Status Deliver(const RankMessage& message) = 0;
 
   // The session of `rank` is lost or must end, with `why` ("its process ended", a breach, ...).

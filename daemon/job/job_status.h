@@ -1,4 +1,4 @@
-// What a job says of itself, as plain values: for status and statistics.
+// The state of a job as plain values, for status and statistics.
 
 #ifndef DAEMON_JOB_JOB_STATUS_H_
 #define DAEMON_JOB_JOB_STATUS_H_
@@ -35,8 +35,8 @@ struct RankSnapshot {
 
 struct JobSnapshot {
   JobPhase phase = JobPhase::kForming;
-  std::vector<RankSnapshot> ranks;         // that have a session
-  std::vector<RankSnapshot> former_ranks;  // that had one
+  std::vector<RankSnapshot> ranks;         // with a session now
+  std::vector<RankSnapshot> former_ranks;  // with a session before
   std::vector<std::uint32_t> missing_ranks;
   std::vector<std::uint32_t> waiting_ranks;  // a running step or operation waits for them
   std::vector<LayoutSnapshot> layouts;

@@ -41,11 +41,11 @@ class JobTable final : public JobFinder {
                                             std::shared_ptr<SessionSink> sink,
                                             const std::string& node = "");
 
-  // The same, whatever the request's coordinator.
+  // The same. Ignores the request's coordinator.
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
             std::function<void(absl::StatusOr<Joined>)> joined) override;
 
-  // Deadlines; retires empty jobs.
+  // Checks the jobs' deadlines, and retires empty jobs.
   void Tick();
   void EndAll(const absl::Status& why);
   // Ends the jobs that are between steps; true once all have ended.
@@ -58,7 +58,8 @@ class JobTable final : public JobFinder {
  private:
   static constexpr std::size_t kRetired = 16;
 
-  // The job that the rank is to join, made if it must be; sets *superseded if it replaces another.
+  // Finds the job for the rank to join, or makes it. Sets *superseded if the new job replaces
+  // another.
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
                                                     const JobOptions& options,

@@ -1,4 +1,4 @@
-// What layouts and operations need to know of their job.
+// The facts about a job that its layouts and operations need.
 
 #ifndef DAEMON_JOB_JOB_TERMS_H_
 #define DAEMON_JOB_JOB_TERMS_H_

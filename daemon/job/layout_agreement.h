@@ -55,14 +55,14 @@ struct LayoutRequest {
 // mapped until Release.
 class LayoutAgreement {
  public:
-  // `first_rank` is the rank that has brought `spec`. `terms` and `members` outlive this.
+  // `first_rank` registered `spec` first. `terms` and `members` outlive this.
   LayoutAgreement(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                   std::uint32_t first_rank, const JobTerms& terms, Membership* members);
 
   std::uint32_t channel() const { return channel_; }
   const LayoutSpec& spec() const { return spec_; }
   const std::string& name() const { return spec_.name; }
-  // Channel of the layout that this one takes the place of once it is reached; 0: none.
+  // Channel of the layout that this one replaces once it is reached; 0: none.
   std::uint32_t replaces() const { return replaces_; }
 
   bool open() const { return state_ == State::kOpen; }
@@ -71,13 +71,13 @@ class LayoutAgreement {
   // Why it has failed; OK if it has not.
   const absl::Status& failure() const { return failure_; }
 
-  // FAILED_PRECONDITION if this rank has registered before, or if its spec differs: then the
-  // agreement fails.
+  // FAILED_PRECONDITION if this rank has registered before, or if its spec differs. A different
+  // spec makes the agreement fail.
   absl::Status Register(std::uint32_t rank, LayoutRequest request, DeferredActions* actions);
   bool Registered(std::uint32_t rank) const { return ranks_[rank].registered; }
   // The rank has registered but gets no memory: the agreement fails.
   void Refuse(std::uint32_t rank, const absl::Status& why, DeferredActions* actions);
-  // Keeps what a registered rank was given until Release.
+  // Keeps `memory`, which a registered rank has, until Release.
   void Hold(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);
   // FAILED_PRECONDITION: a breach of the protocol by this rank.
   absl::Status Mapped(std::uint32_t rank, RankMemory memory);
@@ -106,7 +106,7 @@ class LayoutAgreement {
   SemaphorePage* semaphores(std::uint32_t rank) const {
     return ranks_[rank].memory.has_value() ? ranks_[rank].memory->semaphores.get() : nullptr;
   }
-  // Gives up this rank's memory. Only when no reduction touches it.
+  // Gives up this rank's memory. Requires that no reduction touches it.
   void Release(std::uint32_t rank, DeferredActions* actions);
 
  private:

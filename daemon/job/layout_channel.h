@@ -35,9 +35,9 @@ namespace gradsync::daemon {
 //   (Register Mapped)^ranks  ready  ( (MarkReady* (EndStep | FinishStep))^ranks commit
 //                                   | MarkReady* Abandon/deadline void )*
 //
-// Externally synchronized: guarded by the job's lock. Never blocks and calls nobody: what follows
-// from a change is put into DeferredActions. Owns its reductions, so it lives until none is in
-// flight.
+// Externally synchronized: guarded by the job's lock. Never blocks and calls nobody: it puts the
+// actions that a change causes into DeferredActions. Owns its reductions, so it lives until none is
+// in flight.
 class LayoutChannel {
  public:
   // The job takes its lock, stops if the reduction has failed, and calls Reduced().
@@ -58,8 +58,8 @@ class LayoutChannel {
   std::uint64_t step() const { return step_.number(); }
   bool running() const { return step_.begun(); }
 
-  // The agreement is complete, and steps may begin. If this layout replaces another, `replaced`
-  // (else null), its step numbers and statistics continue here. Nobody uses `replaced` any more.
+  // The agreement is complete, and steps may begin. `replaced`: the layout that this one replaces,
+  // or null. Its step numbers and statistics continue here, and nobody uses it any more.
   void Begin(LayoutChannel* replaced, DeferredActions* actions);
 
   // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its
@@ -69,7 +69,7 @@ class LayoutChannel {
                          DeferredActions* actions);
   absl::Status EndStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
                        std::uint64_t now_ns, DeferredActions* actions);
-  // MarkReady of what the rank has not marked, in the order of the buckets, then EndStep.
+  // MarkReady of the buckets that the rank has not marked, in order, then EndStep.
   absl::Status FinishStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
                           std::uint64_t now_ns, DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
@@ -91,8 +91,8 @@ class LayoutChannel {
   // ---- The end of the job, in this order.
   // The job has ended: no reduction begins any more, and the running step is not committed.
   void Stop() { step_.Cut(); }
-  // The running step is void: on GPUs, its reductions in flight stop waiting for gradients. Has an
-  // effect once per step.
+  // The running step is void: on GPUs, its reductions in flight stop waiting for gradients. Only
+  // the first call for a step does something.
   void GiveUp(DeferredActions* actions);
   // Nothing is in flight. If the trainers' streams have seen the running step complete, it is
   // committed; if they may have seen it complete, it ends in doubt.
@@ -100,7 +100,7 @@ class LayoutChannel {
   // Releases the memory of every rank.
   void ReleaseMemory(DeferredActions* actions);
 
-  // Ends what has passed its deadline: the agreement, or the running step.
+  // Ends the agreement or the running step if its deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- For people
@@ -118,7 +118,7 @@ class LayoutChannel {
   enum class Admission : std::uint8_t {
     kAdmit,
     kIgnore,  // its step was void before the rank could know
-    kEarly,   // about the next step, until which it waits
+    kEarly,   // about the next step: it waits for that step
   };
 
   absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step,

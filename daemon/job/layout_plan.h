@@ -19,8 +19,8 @@ struct Parameter {
   DataType dtype = DataType::kUnspecified;
 };
 
-// What a rank registers. Valid: validated at the boundary (names, dtypes, caps > 0 but for the last
-// bucket's, element counts that do not overflow).
+// The layout that a rank registers. The boundary has validated it: names, dtypes, caps (above 0,
+// except the last bucket's), element counts that do not overflow.
 struct LayoutSpec {
   std::string name;
   std::vector<Parameter> parameters;
@@ -48,7 +48,8 @@ struct LayoutPlan {
   std::vector<PlannedBucket> buckets;
   std::vector<PlannedParameter> placements;  // one per parameter, in the order of registration
   std::uint64_t arena_bytes = 0;
-  // On GPUs, behind the buckets and within arena_bytes: the verdicts of two steps, a float each.
+  // On GPUs: offset of the verdicts of two steps, a float each. They follow the buckets and are
+  // part of arena_bytes.
   std::uint64_t verdict_offset = 0;
   std::uint64_t fingerprint = 0;
 

@@ -1,4 +1,4 @@
-// The layouts of a job: which there are, and how the ranks add and replace them.
+// The layouts of a job. Its ranks add and replace them.
 
 #ifndef DAEMON_JOB_LAYOUT_SET_H_
 #define DAEMON_JOB_LAYOUT_SET_H_
@@ -43,8 +43,8 @@ class LayoutSet {
   // the rank has left, or waits for the layout's replacement.
   absl::StatusOr<LayoutChannel*> OfRank(std::uint32_t rank, std::uint32_t channel) const;
 
-  // ---- Agreements. JobPort describes each of these calls, under RegisterLayout, RefuseLayout and
-  // its own name. None of them may come after Stop().
+  // ---- Agreements. JobPort describes these calls: RegisterLayout, RefuseLayout, CheckReplaces and
+  // ArenaMapped. None of them may come after Stop().
 
   // The layout is valid until the next call.
   absl::StatusOr<LayoutChannel*> Register(std::uint32_t rank, LayoutRequest request,
@@ -54,17 +54,17 @@ class LayoutSet {
   absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const;
   absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory,
                            DeferredActions* actions);
-  // Ends what has passed its deadline.
+  // Ends the agreements and steps whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
-  // ---- Membership: as LayoutChannel. A rank that stays makes open agreements fail.
+  // ---- Membership: as in LayoutChannel. If a rank stays, open agreements fail.
   bool InStep(std::uint32_t rank) const;
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
   void RankResumed(std::uint32_t rank);
   // For ranks that resume.
   std::vector<LeaveDoneMessage::NextStep> NextSteps() const;
 
-  // ---- The end of the job, in this order; as LayoutChannel.
+  // ---- The end of the job, in this order; as in LayoutChannel.
   void Stop();
   void GiveUp(DeferredActions* actions);
   void FinishSeen(std::uint64_t now_ns, DeferredActions* actions);

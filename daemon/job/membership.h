@@ -28,7 +28,7 @@ struct Member {
   RankState state = RankState::kAbsent;
   std::uint64_t incarnation = 0;
   std::shared_ptr<SessionSink> sink;  // null unless a session is there
-  absl::Status loss;                  // kLost: why, its own session's end
+  absl::Status loss;                  // kLost: why; its own session ends with it
   std::string node;                   // another node's name; empty: this one
 };
 
@@ -48,7 +48,7 @@ class Membership {
   std::uint32_t world_size() const { return static_cast<std::uint32_t>(members_.size()); }
   const Member& operator[](std::uint32_t rank) const { return members_[rank]; }
 
-  // ---- Transitions. The caller checks that the rank is in a state from which they lead.
+  // ---- Transitions. The caller checks that the rank's state allows them.
   void Join(std::uint32_t rank, std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
             std::string node) {
     members_[rank] = {RankState::kLive, incarnation, std::move(sink), {}, std::move(node)};

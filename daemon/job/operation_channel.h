@@ -1,9 +1,9 @@
 // The job's own channel: Broadcast, Barrier and small all-reduce, one at a time, the same on every
 // rank.
 //
-// Each rank numbers its operations from 1. The first rank to reach a number says what the operation
-// is; a rank that says something else fails it for everyone, naming both. A rank that comes late to
-// an operation that failed gets the same failure.
+// Each rank numbers its operations from 1. The first rank that reaches a number chooses the
+// operation. If another rank asks for a different one, the operation fails on every rank, and the
+// error names both. A rank that comes late to an operation that failed gets the same failure.
 //
 // Externally synchronized: guarded by the job's lock.
 
@@ -31,7 +31,7 @@ enum class OperationKind : std::uint8_t { kBarrier, kBroadcast, kAllReduce };
 // As a root: the lowest rank that takes part once every live rank has joined the operation.
 inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
-// What every rank must agree on.
+// An operation's arguments. Every rank must agree on them.
 struct OperationSpec {
   OperationKind kind = OperationKind::kBarrier;
   std::uint32_t root = 0;                   // broadcast; kLowestLiveRank
@@ -126,7 +126,7 @@ class OperationChannel {
 
   bool stopped_ = false;  // the job has ended
   State state_ = State::kIdle;
-  // Not OK: the operation failed in kMoving. Its ranks learn it after that.
+  // Not OK: the operation failed in kMoving. Its ranks learn it when the move has ended.
   absl::Status failing_;
   // The operation in progress; sequence_ is the last one begun.
   std::uint64_t sequence_ = 0;

@@ -60,17 +60,17 @@ class RunningStep {
   std::uint64_t deadline_ns() const { return deadline_ns_; }
 
   // ---- Transitions
-  // kIdle -> kRunning. In other phases nothing: the first rank has begun the step.
+  // kIdle -> kRunning. Does nothing in other phases: the step has begun already.
   void Begin(std::uint64_t deadline_ns);
-  // kRunning -> kVoid. In other phases nothing: the first reason counts.
+  // kRunning -> kVoid. Does nothing in other phases: the first reason counts.
   void Void(absl::Status why);
   // kVoid -> kRunning: the GPUs had completed the step before it was declared void.
   void Confirm();
-  // kRunning or kVoid -> kCut. In other phases nothing.
+  // kRunning or kVoid -> kCut. Does nothing in other phases.
   void Cut();
 
   // ---- Ranks
-  // The step has begun, and the rank has not marked the bucket yet.
+  // Requires that the step has begun, and that the rank has not marked the bucket yet.
   void Mark(std::uint32_t rank, std::size_t bucket, std::uint64_t now_ns);
   // The rank sends nothing more about this step.
   void End(std::uint32_t rank) { ranks_[rank].ended = true; }
@@ -98,7 +98,7 @@ class RunningStep {
   void Submitted(std::size_t bucket);
   void Done(std::size_t bucket, const ReduceTimes& times);
   const BucketTimes& Times(std::size_t bucket) const { return times_[bucket]; }
-  // By bucket. The last call: the step is about to be replaced.
+  // By bucket. Call it last, when the step is about to be replaced.
   std::vector<BucketTimes> TakeTimes() { return std::move(times_); }
 
  private:

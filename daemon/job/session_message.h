@@ -79,7 +79,8 @@ struct SessionEndMessage {
   absl::Status status;
 };
 
-// Answer, to show that the process runs; sent by the session's lease, not by the job.
+// Asks the trainer to answer, which shows that its process runs. The session's lease sends it, not
+// the job.
 struct LeaseQuestionMessage {
   std::uint64_t number;
 };

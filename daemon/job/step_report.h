@@ -19,8 +19,8 @@
 
 namespace gradsync::daemon {
 
-// A view, made for one question. Refers to what it is given and owns nothing. Externally
-// synchronized: guarded by the job's lock.
+// A view, made for one question. Refers to its arguments and owns nothing. Externally synchronized:
+// guarded by the job's lock.
 class StepReport {
  public:
   StepReport(const JobTerms& terms, const Membership& members, const LayoutAgreement& agreement,
@@ -34,7 +34,8 @@ class StepReport {
   std::vector<std::uint32_t> MissingRanks() const;
 
   // ---- Errors
-  // `rank` has broken the protocol with a message about `step`, which may be another one.
+  // `rank` has broken the protocol with a message about `step`, which may differ from the running
+  // step.
   absl::Status Breach(absl::StatusCode code, Reason reason, std::uint32_t rank, std::uint64_t step,
                       std::optional<std::size_t> bucket, absl::string_view what) const;
   absl::Status MalformedMap(std::uint32_t rank, std::uint64_t step,

@@ -26,14 +26,14 @@
 
 namespace gradsync::daemon {
 
-// Every launch is checked, carried out in order, and answered.
+// Checks launches, carries them out in order, and answers each one.
 //
-// Thread-safe. It calls no one with its lock held. The calls for the coordinator's messages come
-// from one thread at a time. Launches in flight own it.
+// Thread-safe. It calls no one with its lock held. One thread at a time makes the calls for the
+// coordinator's messages. Launches in flight own it.
 class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
  public:
   struct Context {
-    std::string address;  // where this node's engines listen; empty: the one the coordinator sees
+    std::string address;  // where this node's engines listen; empty: as the coordinator sees it
     std::uint64_t staging_bytes = 0;
     EngineMaker make_engine;
     Executor* reaper = nullptr;  // destroys engines, each on its own
@@ -45,7 +45,7 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   explicit AgentEngine(Context context) : context_(std::move(context)) {}
 
   // ---- The coordinator's messages
-  // Ends the engine that there is, and connects a new one.
+  // Ends the engine, if there is one, and connects a new one.
   void Connect(const v1::ConnectEngine& connect);
   void Take(const v1::EngineEnd& end);
   void Take(const v1::RendezvousValue& value);
@@ -61,8 +61,8 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   std::optional<EngineSnapshot> Snapshot() const;
 
  private:
-  // The exchange is destroyed on the reaper only, because the last reference may go on a thread of
-  // the engine.
+  // The exchange is destroyed on the reaper only, because a thread of the engine may drop the last
+  // reference.
   struct Epoch {
     std::uint64_t number = 0;
     std::uint64_t last_launch = 0;

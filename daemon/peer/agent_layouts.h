@@ -1,5 +1,5 @@
-// The memory of one rank of an agent, and how far its steps are: what the coordinator may launch
-// on, and which verdicts it still owes.
+// The memory and the steps of one rank of an agent. The coordinator may launch on this memory, and
+// owes the rank a verdict for each step.
 
 #ifndef DAEMON_PEER_AGENT_LAYOUTS_H_
 #define DAEMON_PEER_AGENT_LAYOUTS_H_
@@ -26,8 +26,8 @@ namespace gradsync::daemon {
 // Whether this node's plan of a layout has the same buckets as the coordinator's.
 bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned);
 
-// Thread-safe. Only the executor's queue is locked after AgentLayouts::mutex_. It keeps the memory
-// until the layout or the rank has ended; then the executor frees it. `executor` outlives it.
+// Thread-safe. Keeps the memory until the layout or the rank has ended; then the executor frees it.
+// `executor` outlives it. Lock order: AgentLayouts::mutex_, then the executor's queue only.
 class AgentLayouts {
  public:
   AgentLayouts(std::uint32_t rank, Executor* executor) : rank_(rank), executor_(executor) {}
@@ -35,7 +35,7 @@ class AgentLayouts {
   // ---- The life of a layout
   // The coordinator has assigned its channel.
   void Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan);
-  // Keeps what the rank was given for the channel, or frees it if the layout has ended.
+  // Keeps `memory`, which the rank has for the channel, or frees it if the layout has ended.
   void Hold(std::uint32_t channel, std::shared_ptr<void> memory);
   // False: the layout has ended, because its agreement has just failed.
   bool Mapped(std::uint32_t channel, RankMemory memory);
@@ -50,14 +50,14 @@ class AgentLayouts {
   void Release();
 
   // ---- Its steps
-  // The rank has marked so many more buckets of the step, or, with `end`, ended it.
+  // The rank has marked `marks` more buckets of the step. With `end`, it has also ended the step.
   void NoteStep(std::uint32_t channel, std::uint64_t step, std::size_t marks, bool end);
   // The coordinator's verdict. A void step's waits are released.
   void StepDone(const v1::StepDone& done);
   // Every rank has left: steps go on from these numbers.
   void Resume(const v1::LeaveDone& done);
-  // The rank has sent EndStep, and knows no verdict. On a GPU: it has marked every bucket, because
-  // its streams may then have seen the verdict.
+  // The rank has sent EndStep, and knows no verdict. On a GPU, to have marked every bucket is
+  // enough: its streams may then have seen the verdict.
   bool InDoubt() const;
   // The rank has begun a step, and knows no verdict.
   bool InStep() const;

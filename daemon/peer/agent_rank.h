@@ -18,7 +18,7 @@ namespace gradsync::daemon {
 std::shared_ptr<SessionSink> MakeAgentSink(std::shared_ptr<NodeLink> link,
                                            std::uint64_t incarnation);
 
-// Used by the read side of the node's stream only, which owns it.
+// The node's stream owns it. Only the stream's read side uses it.
 class AgentRank final : public RankPort {
  public:
   struct Place {
@@ -35,13 +35,13 @@ class AgentRank final : public RankPort {
   absl::Status GpuArenaMapped(std::uint32_t channel, std::shared_ptr<DeviceArena> arena) {
     return job_->ArenaMapped(rank(), channel, {nullptr, nullptr, nullptr, std::move(arena)});
   }
-  // The node has no memory for a layout of it.
+  // The node has no memory for a layout of the rank.
   void RefuseMemory(std::uint32_t channel, const absl::Status& why) {
     job_->RefuseLayout(rank(), channel, why);
   }
   void Lose(const absl::Status& why) { job_->Lose(rank(), place_.member_incarnation, why); }
 
-  // ---- RankPort. The memory is the other node's, which has checked it.
+  // ---- RankPort. The memory is on the other node, which has checked it.
   std::uint32_t rank() const override { return place_.rank; }
   JobPort& job() const override { return *job_; }
   absl::Status CheckArena(std::uint32_t, std::uint64_t) const override { return absl::OkStatus(); }

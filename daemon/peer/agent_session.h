@@ -29,7 +29,7 @@ namespace gradsync::daemon {
 
 // Most ranks of one node in one job. 8 GPUs per node are common.
 inline constexpr std::size_t kMaxRanksPerNode = 1024;
-// A node that has not answered a ping for so long is lost.
+// A node that has not answered a ping for this long is lost.
 inline constexpr std::uint64_t kPeerSilenceNs = 5'000'000'000;
 inline constexpr std::uint64_t kPingPeriodNs = 1'000'000'000;
 
@@ -90,7 +90,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
   // The rank has broken the protocol: its session ends with `why`.
   void Refuse(AgentRank* rank, const absl::Status& why);
-  // Null: the rank was refused or has ended; messages of it may still arrive.
+  // Null: the rank was refused or has ended. Its messages may still arrive.
   AgentRank* Find(std::uint64_t incarnation);
   void LoseAll(const absl::Status& why);
   absl::Status Malformed(absl::string_view what) const;

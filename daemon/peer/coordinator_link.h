@@ -30,10 +30,10 @@
 namespace gradsync::daemon {
 
 struct LinkContext {
-  std::shared_ptr<void> counted;  // StreamCount's, as long as the link exists
+  std::shared_ptr<void> counted;  // counts the link in a StreamCount
   std::string instance;
   std::string node_name;
-  std::string address;  // where this node's engines listen; empty: the one the coordinator sees
+  std::string address;  // where this node's engines listen; empty: as the coordinator sees it
   std::uint64_t staging_bytes = 0;
   std::uint64_t reach_patience_ns = 20'000'000'000;  // to connect
   // How long a link without ranks and its engine are kept, for a job that starts again.
@@ -48,7 +48,7 @@ struct LinkContext {
 
 // Thread-safe. Lock order: CoordinatorLink::mutex_, then those of ForwardingJob, WorkerProxyServer,
 // AgentEngine and MessageStream. The stream keeps the link alive until the stream has ended,
-// and the link keeps itself alive until its ranks know of that (unended_).
+// and the link then keeps itself alive until its ranks know of that end (unended_).
 class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::AttachRequest> {
  public:
   using Stream = MessageStream<v1::AttachResponse, v1::AttachRequest>;
@@ -68,12 +68,12 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void Tick(std::uint64_t now_ns);
   // Ends the link and returns true, unless a rank uses it or is about to.
   bool Drop(const std::string& why);
-  // Ends the ranks' sessions with `why`, also of those that still wait for the coordinator. For a
+  // Ends the ranks' sessions with `why`, including ranks that still wait for the coordinator. For a
   // daemon that stops.
   void EndRanks(const absl::Status& why);
   // The same, unless a rank has begun a step whose verdict is unknown. When no rank is left, it
-  // asks the coordinator to continue without this node, which then ends the stream. Call it until
-  // it returns true: the link has ended.
+  // asks the coordinator to continue without this node; the coordinator then ends the stream. Call
+  // it until it returns true: the link has ended.
   bool EndIdle(const absl::Status& why);
   bool ended();
   // The coordinator answered that it is this daemon.
@@ -113,7 +113,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void OnWelcome(const v1::Welcome& welcome);
   void StartRank(Waiting waiting) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnRankResponse(const v1::RankResponse& response);
-  // The coordinator needs this node, for launches even if its ranks have all exited.
+  // The coordinator has just used this node. It launches here even if this node's ranks have all
+  // exited.
   void NoteUse();
   std::shared_ptr<ForwardingJob> FindRank(std::uint64_t incarnation);
   absl::StatusOr<ProxiedBucket> FindBucket(std::uint64_t arena, std::uint32_t bucket,
@@ -153,7 +154,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   std::map<std::uint64_t, std::shared_ptr<ForwardingJob>> ranks_ ABSL_GUARDED_BY(mutex_);
   std::size_t joining_ ABSL_GUARDED_BY(mutex_) = 0;  // ranks that are about to be in ranks_
   absl::Status detaching_ ABSL_GUARDED_BY(mutex_);   // not OK: why Detach was sent
-  // Itself, from its end until its ranks have ended: others drop their references at once.
+  // This link, from its end until its ranks have ended: others drop their references at once.
   std::shared_ptr<CoordinatorLink> unended_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t idle_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t ticked_ns_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -26,14 +26,14 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe. Links and jobs are called without its lock; it only asks under it whether a link has
-// ended. Shares the links with their streams.
+// Thread-safe. Calls links and jobs without its lock, except to ask whether a link has ended.
+// Shares the links with their streams.
 class CoordinatorLinkTable {
  public:
   struct Options {
     LinkContext link;
-    PeerAddress own;  // that this daemon listens on
-    // The port of a coordinator that is named without one: the nodes' daemons are configured alike.
+    PeerAddress own;  // the address that this daemon listens on
+    // Used if a coordinator's address has no port: the nodes' daemons are configured alike.
     std::uint16_t default_port = 0;
     std::size_t quota_jobs_per_user = 0;
     std::shared_ptr<grpc::ChannelCredentials> credentials;
@@ -60,7 +60,7 @@ class CoordinatorLinkTable {
   void EndRanks(const absl::Status& why);
   // Cancels and forgets every link.
   void Cancel();
-  // The links' streams, including those that it has forgotten.
+  // The links' streams, including those of forgotten links.
   const StreamCount& streams() const { return streams_; }
 
   // For status.
@@ -72,9 +72,9 @@ class CoordinatorLinkTable {
   using Links = std::vector<std::shared_ptr<CoordinatorLink>>;
 
   std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) const;
-  // Whether the address names this daemon, as far as can be known without dialing it.
+  // True if the address is known to name this daemon. Does not dial it.
   bool IsOwn(const PeerAddress& address) const;
-  // The user's links, if there are as many as the quota allows; otherwise none.
+  // The user's links if they use up the quota; otherwise none.
   Links CrowdLocked(std::uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Links All();
 

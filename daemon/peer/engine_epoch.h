@@ -27,7 +27,7 @@
 
 namespace gradsync::daemon {
 
-// How an engine is made. Blocks until every node has connected.
+// The arguments of an EngineMaker, which makes an engine and blocks until every node has connected.
 struct EngineSpec {
   std::uint32_t node = 0;
   std::vector<std::string> node_names;
@@ -39,7 +39,7 @@ struct EngineSpec {
 };
 using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineSpec&)>;
 
-// What the node groups of a daemon share. All of it outlives them.
+// The environment that all node groups of a daemon share. Its objects outlive them.
 struct NodeGroupEnvironment {
   std::string node_name;
   std::string address;  // where this node's engines listen; empty: the address the others reach
@@ -61,8 +61,8 @@ using NodeLinks = std::vector<std::shared_ptr<NodeLink>>;
 //
 // Not thread-safe: NodeGroup guards it with its mutex. Only Abort() is called without it. Messages
 // are queued on the links; the caller flushes them. Shared with the callbacks of NodeGroup; the
-// engine itself is destroyed on the reaper (Reap), since the last reference may go on a thread of
-// the engine.
+// engine itself is destroyed on the reaper (Reap), since a thread of the engine may drop the last
+// reference.
 class EngineEpoch {
  public:
   // Called when this node has finished its part of a launch. nullopt: it has not measured anything.
@@ -83,8 +83,9 @@ class EngineEpoch {
 
   // Whether every rank of the operation is on this node or in `ranks`.
   static bool HasEveryRank(const ReduceOperation& operation, const LinkedRanks& ranks);
-  // Launches on every node. Calls `done` once when this node has finished, unless the returned
-  // status is not OK: then this node does nothing and *launch is still owed by all.
+  // Launches on every node. Calls `done` once when this node has finished. If the returned status
+  // is not OK, this node does nothing and `done` is not called, but every node, including this one,
+  // still owes an answer to *launch.
   absl::Status Launch(ReduceOperation* operation, std::shared_ptr<void> owner,
                       const LinkedRanks& ranks, const LaunchDone& done, std::uint64_t* launch);
   // Participants are the nodes' links; null is this node.
@@ -99,14 +100,14 @@ class EngineEpoch {
   absl::Status SuspectedFor(std::uint64_t patience_ns) const;
   // Tells the nodes that the epoch has ended.
   void End();
-  // Fails this node's part of what is in flight; LaunchDone may be called from within. Call it
+  // Fails this node's part of the launches in flight; LaunchDone may be called from within. Call it
   // without a lock, between BeginUse() and EndUse().
   void Abort(const absl::Status& why) { exchange_->Abort(why); }
   void BeginUse() { ++users_; }
   void EndUse() { --users_; }
 
-  // Has `reaper` destroy the engine of `epoch`, once no one uses it. It first waits for this node's
-  // part of what is in flight.
+  // Has `reaper` destroy the engine of `epoch`, once no one uses it. The reaper first waits for
+  // this node's part of the launches in flight.
   static void Reap(const std::shared_ptr<EngineEpoch>& epoch, Executor* reaper);
   bool reaped() const { return reaped_; }
 

@@ -1,5 +1,5 @@
 // The engines between the nodes of a job, one after the other: the current one, and those that have
-// ended while some node has not yet answered all of their launches.
+// ended but still wait for answers to launches.
 
 #ifndef DAEMON_PEER_EPOCH_TABLE_H_
 #define DAEMON_PEER_EPOCH_TABLE_H_
@@ -19,9 +19,9 @@
 
 namespace gradsync::daemon {
 
-// Not thread-safe: NodeGroup guards it with its mutex. It calls nobody; messages are queued on the
-// links, and the caller flushes those that are added to `flush`. It shares the epochs with the
-// callbacks of NodeGroup.
+// Not thread-safe: NodeGroup guards it with its mutex. It calls nobody. It queues messages on links
+// and adds these links to `flush`; the caller flushes them. It shares the epochs with the callbacks
+// of NodeGroup.
 class EpochTable {
  public:
   // The engine of this epoch seems to have failed. Called on any thread.
@@ -31,8 +31,8 @@ class EpochTable {
   EpochTable(std::string job_id, const NodeGroupEnvironment* environment)
       : job_id_(std::move(job_id)), environment_(environment) {}
 
-  // The epoch of these nodes, which is new if they are. Null after Close(). A new epoch gets what
-  // `suspected` returns.
+  // The current epoch if it has these nodes and has not failed, else a new one. Null after Close().
+  // A new epoch gets the callback that `suspected` returns.
   std::shared_ptr<EngineEpoch> EpochFor(const NodeLinks& links,
                                         absl::FunctionRef<Suspected()> suspected, NodeLinks* flush);
   // Null: none.
@@ -43,7 +43,7 @@ class EpochTable {
                                                     absl::string_view what) const;
   // The epochs, ended or current, that have this node. The current one comes last.
   std::vector<std::shared_ptr<EngineEpoch>> EpochsOf(const NodeLink* link) const;
-  // The rendezvous of the current epoch. Null if it is another one. MALFORMED as in Find().
+  // The rendezvous of this epoch. Null if the current epoch is another one. MALFORMED as in Find().
   absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t epoch,
                                                       const NodeLink* link) const;
 

@@ -20,8 +20,8 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe. It calls no one with its lock held. It keeps the rank's memory for as long as the
-// coordinator may launch on it, which is until the coordinator says that the session has ended.
+// Thread-safe. It calls no one with its lock held. It keeps the rank's memory until the coordinator
+// says that the session has ended: until then the coordinator may launch on it.
 class ForwardingJob final : public JobPort, public std::enable_shared_from_this<ForwardingJob> {
  public:
   struct Context {
@@ -45,8 +45,8 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   bool Take(const v1::SessionResponse& response);
   // The coordinator is lost, or has refused or ended the rank. Nothing touches its memory any more.
   void End(const absl::Status& why);
-  // Lose() follows with the same status. If the coordinator ends the rank before that because of
-  // another rank's loss, this status is the one that counts.
+  // Lose() follows with the same status. If the coordinator first ends the rank because of another
+  // rank's loss, `why` still counts.
   void WillBeLost(const absl::Status& why);
   // The memory on which the coordinator launches, until End().
   AgentLayouts& layouts() { return layouts_; }

@@ -21,7 +21,7 @@
 
 namespace gradsync::daemon {
 
-// What one node does in a launch.
+// One node's work in a launch.
 struct NodeWork {
   DataType dtype = DataType::kUnspecified;
   std::size_t count = 0;  // elements; bytes of a broadcast
@@ -43,18 +43,18 @@ class NodeExchange {
  public:
   using Connect = std::function<absl::StatusOr<std::unique_ptr<Engine>>()>;
 
-  // Connects on its thread. Calls `failed` once, on that thread, if that fails.
+  // Connects on its own thread. If that fails, calls `failed` once, on that thread.
   NodeExchange(Connect connect, std::function<void(const absl::Status&)> failed);
-  // Fails what is pending and waits for its done(). Before, call Abort() and cancel what Connect
-  // waits for. Not from within a done().
+  // Fails the pending work and waits for its done(). First call Abort(), and cancel the waits of
+  // Connect. Must not be called from a done().
   ~NodeExchange();
   NodeExchange(const NodeExchange&) = delete;
   NodeExchange& operator=(const NodeExchange&) = delete;
 
   // Every node submits in the same order. Not OK: the exchange has failed, and drops `work`.
   absl::Status Submit(NodeWork work);
-  // Fails what is pending: done() is called soon, or from within this if no engine has the work
-  // yet.
+  // Fails the pending work: its done() is called soon, or from within this call if no engine has
+  // the work yet.
   void Abort(const absl::Status& why);
   bool failed() const;
   // Nullopt while it connects.

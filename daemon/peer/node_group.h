@@ -1,10 +1,9 @@
-// The nodes of a job, on the node that coordinates it: which they are, and the order in which the
-// job's operations between nodes are launched on all of them.
+// The nodes of a job, on the node that coordinates it. Launches the job's operations between nodes
+// on all of them, in one order.
 //
-// A job launches a bucket only when every rank of every node has marked it ready, and every node
-// gets every launch, in one order. So no launch waits for a straggler, and a trainer's death leaves
-// no launch half done. The engine outlives the job's generations, as long as the nodes stay the
-// same.
+// A job launches a bucket only when every rank of every node has marked it ready. Every node gets
+// every launch. So no launch waits for a straggler, and a lost trainer leaves no launch half done.
+// The engine outlives the job's generations, as long as the nodes stay the same.
 
 #ifndef DAEMON_PEER_NODE_GROUP_H_
 #define DAEMON_PEER_NODE_GROUP_H_
@@ -103,7 +102,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   // As EpochTable::EpochFor().
   std::shared_ptr<EngineEpoch> EpochForLocked(const NodeLinks& links, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The jobs continue without ranks on this node.
+  // The jobs continue without ranks on the node of `link`.
   void ForgetLocked(const NodeLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t epoch, const NodeLink* link);
@@ -114,7 +113,8 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
                     const LaunchAnswer& answer, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `link` (null: this node) reports that the engine has failed. If nothing is in flight, the cause
-  // may be the end of a node that the job does not need. So this waits for the end of its stream.
+  // may be the end of a node that the job does not need. So this waits for the end of that node's
+  // stream.
   absl::Status Suspect(std::uint64_t epoch, const NodeLink* link, const absl::Status& why);
   void FailLocked(const std::shared_ptr<EngineEpoch>& epoch, const absl::Status& why,
                   Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

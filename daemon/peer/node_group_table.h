@@ -17,24 +17,25 @@
 
 namespace gradsync::daemon {
 
-// A job's name with two tokens has two groups, until rank 0 joins: its token is the right one.
+// If ranks of one job come with two tokens, there are two groups until rank 0 joins: rank 0's token
+// is the right one.
 //
-// Thread-safe. Jobs and node groups are called without its lock, but for NodeGroup::Idle(). Shares
-// the groups with the agents' sessions and with the jobs.
+// Thread-safe. Calls jobs and node groups without its lock, except NodeGroup::Idle(). Shares the
+// groups with the agents' sessions and with the jobs.
 class NodeGroupTable {
  public:
   // `jobs` and what `environment` points to outlive the table.
   NodeGroupTable(NodeGroupEnvironment environment, JobTable* jobs);
 
-  // The group of this key, which is made if there is none. PERMISSION_DENIED CREDENTIALS: rank 0
+  // Finds the group of this key, or makes it. PERMISSION_DENIED CREDENTIALS: rank 0
   // of the job is here with another token. UNAVAILABLE DRAINING: after Refuse().
   absl::StatusOr<std::shared_ptr<NodeGroup>> Find(const JobKey& key);
-  // From now on Find() makes no group and finds none.
+  // From now on Find() fails.
   void Refuse();
 
-  // Drops the groups without a job that no agent uses. Returns whether any is left.
+  // Drops the groups that have no job and that no agent uses. Returns whether any is left.
   bool DropUnused();
-  // Ticks the groups. Ends their jobs to which rank 0 has come with another token.
+  // Ticks the groups. Ends a group's jobs if their rank 0 has come with another token.
   void Tick();
 
   // Ends every group's engine.
@@ -48,8 +49,8 @@ class NodeGroupTable {
   std::uint64_t engines_made();
 
  private:
-  // CREDENTIALS if rank 0 of the job has joined on this node with another token, and none with this
-  // one. Other ranks do not count: rank 0's token is the right one.
+  // CREDENTIALS if the job's rank 0 has joined on this node with another token, and no rank 0 with
+  // this one. Other ranks do not count: rank 0's token is the right one.
   absl::Status CheckToken(const JobKey& key) const;
   // Ends jobs whose ranks joined from other nodes before rank 0, with another token than rank 0's.
   void CheckTokens(NodeGroup* node_group) const;

@@ -16,8 +16,8 @@ struct PeerCredentials {
   std::shared_ptr<grpc::ServerCredentials> server;
   std::shared_ptr<grpc::ChannelCredentials> client;
 
-  // Reads three PEM files; both sides of a connection must then show a certificate. Without TLS if
-  // all names are empty. INVALID_ARGUMENT: some are empty, or a file cannot be read.
+  // Reads three PEM files; both sides of a connection must then show a certificate. If all names
+  // are empty, there is no TLS. INVALID_ARGUMENT: some are empty, or a file cannot be read.
   static absl::StatusOr<PeerCredentials> Read(const std::string& certificate_file,
                                               const std::string& key_file,
                                               const std::string& ca_file);

@@ -1,4 +1,4 @@
-// What both sides of a stream between two daemons hold to.
+// The rules that both sides of a stream between two daemons follow.
 
 #ifndef DAEMON_PEER_PEER_PROTOCOL_H_
 #define DAEMON_PEER_PEER_PROTOCOL_H_

@@ -19,7 +19,7 @@
 
 namespace gradsync::daemon {
 
-// Listen, Accept, Shutdown, Stop, once each and in this order. Between Accept() and Stop() it is
+// Call order: Listen Accept Shutdown Stop, once each. Between Accept() and Stop() it is
 // thread-safe. The sessions own themselves.
 class PeerServer {
  public:
@@ -28,9 +28,9 @@ class PeerServer {
       const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
       int max_message_bytes);
 
-  // The address that it listens on, with the port that was free if port 0 was asked for.
+  // The address that it listens on. If port 0 was asked for, this has the port that was chosen.
   const PeerAddress& address() const { return address_; }
-  // For this daemon's streams to other daemons. The server's threads handle its messages.
+  // The queue for this daemon's streams to other daemons. The server's threads serve it.
   grpc::CompletionQueue* queue() { return dispatcher_->queue(); }
 
   // Starts to accept streams and to handle messages. `context` outlives the server; `accepted` is

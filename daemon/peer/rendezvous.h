@@ -35,7 +35,8 @@ class Rendezvous final : public RendezvousStore {
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override;
   absl::Status Cancelled() const override;
 
-  // Stores a value. INVALID_ARGUMENT MALFORMED: it is too long, one too many, or already set.
+  // Stores a value. INVALID_ARGUMENT MALFORMED: the key or value is too long, there are too many
+  // keys, or this key is already set.
   absl::Status Put(const std::string& key, const std::string& value);
   // Calls `answer` when the key is set, perhaps at once, without a lock held. Never calls it if
   // Cancel() comes first.

@@ -31,9 +31,9 @@ struct ProxiedBucket {
   std::shared_ptr<SemaphorePage> semaphores;
 };
 
-// Every call is checked, carried out in order, and answered. A worker is kept alive by the arenas
-// in it. A worker that is connected to the job's other workers is also kept here until the
-// coordinator releases it, because those launch nothing without it.
+// Checks each call, carries calls out in order, and answers each one. A worker's arenas keep it
+// alive. A worker that is connected to the job's other workers is also kept here until the
+// coordinator releases it, because the others launch nothing without it.
 //
 // Thread-safe. It calls no one with its lock held. Call() is called from one thread at a time.
 class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer> {

@@ -8,7 +8,7 @@
 namespace gradsync::daemon {
 
 // The smaller of the scheduler's affinity and the cgroup's CPU quota rounded up; at least 1. Reads
-// files: for start-up.
+// files, so call it only at start-up.
 int AvailableCpus();
 
 // The smallest CPU quota of this process's cgroup and its ancestors, rounded up to whole CPUs; 0 if

@@ -24,8 +24,8 @@ struct CudaStaging {
   DataType dtype = DataType::kUnspecified;  // a type that CanBeStagedAs allows for the bucket
 };
 
-// Every call enqueues its launches on the stream and returns. Their results are there once the
-// stream has been waited for. Statuses are the driver's. Every call, the destructor too, needs the
+// Every call enqueues its launches on the stream and returns. The results are valid once the caller
+// has waited for the stream. Statuses are the driver's. Every call, the destructor too, needs the
 // context that was current in Load(). Not thread-safe: only the worker's issuing thread uses it.
 // Owns the loaded module.
 class CudaCombine {

@@ -6,8 +6,8 @@
 // (gpu_staging.h). Their names end in both types, each f32, f64, f16 or bf16:
 // gradsync_combine_f32_f32, gradsync_write_back_f32_f32, gradsync_combine_f32_bf16, ... Each kernel
 // takes its argument structure by value and runs on a one-dimensional grid of kCudaBlockThreads
-// threads a block. The elements do not depend on the number of blocks. A thread takes as many
-// elements at a time as fit into 16 bytes of the smaller type.
+// threads a block. The elements of the result do not depend on the number of blocks. A thread takes
+// as many elements at a time as fit into 16 bytes of the smaller type.
 
 #ifndef DAEMON_REDUCE_CUDA_KERNELS_H_
 #define DAEMON_REDUCE_CUDA_KERNELS_H_

@@ -1,4 +1,4 @@
-// What a reduction sees of a bucket's result while it writes it.
+// Statistics of a bucket's result. The reduction gathers them while it writes the result.
 
 #ifndef DAEMON_REDUCE_GRADIENT_STATS_H_
 #define DAEMON_REDUCE_GRADIENT_STATS_H_

@@ -15,7 +15,7 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe. Owns its threads; operations stay their submitters' (see Reducer).
+// Thread-safe. Owns its threads. The submitters own the operations (see Reducer).
 //
 // A small operation runs on the submitter's thread before Reduce() returns, so it may overtake
 // larger ones of its flow. A larger one is cut into slices. Slices begin in the order of submission
@@ -26,12 +26,12 @@ namespace gradsync::daemon {
 // ever outstanding.
 class HostReducer final : public Reducer {
  public:
-  // Bytes read and written up to which an operation runs on the submitter's thread: at 10 GB/s and
-  // more it takes no longer than the 25 microseconds in which another thread wakes up.
+  // An operation that reads and writes no more bytes than this runs on the submitter's thread. At
+  // 10 GB/s and more it takes no longer than the 25 microseconds in which another thread wakes up.
   static constexpr std::size_t kInlineTrafficBytes = 256 * 1024;
-  // Bounds of a slice, in bytes of one buffer. Below, cutting costs more than it wins (64 KiB: 5 to
-  // 16 % slower); above, another flow would wait too long for its turn (k = 2: 32 MiB of traffic,
-  // about 2 ms).
+  // Bounds of a slice, in bytes of one buffer. With smaller slices, cutting costs more than it wins
+  // (64 KiB: 5 to 16 % slower). With larger ones, another flow would wait too long for its turn
+  // (two ranks: 32 MiB of traffic, about 2 ms).
   static constexpr std::size_t kMinSliceBytes = std::size_t{1} << 20;
   static constexpr std::size_t kMaxSliceBytes = std::size_t{8} << 20;
   // Slices begin at multiples of this in a bucket, so no two threads write one pair of cache lines.
@@ -49,8 +49,8 @@ class HostReducer final : public Reducer {
 
   int threads() const { return static_cast<int>(threads_.size()); }
 
-  // min(4, max(1, CPUs / 8)), of the CPUs that affinity and cgroup leave to this process: the
-  // trainers' cores are the trainers', and four threads fill a socket's memory channels.
+  // min(4, max(1, CPUs / 8)). It counts the CPUs that affinity and cgroup leave to this process.
+  // Most stay free for the trainers, and four threads fill a socket's memory channels.
   static int DefaultThreads();
 
  private:
@@ -88,8 +88,8 @@ class HostReducer final : public Reducer {
   Mutex mutex_;
   CondVar work_;  // a flow is active, or stopping_
   // The first active_ flows have work. The others are empty; they stay because their rings have
-  // storage. A walk over the active ones finds a flow: there is one per job with a bucket in
-  // progress.
+  // storage. A linear search over the active ones finds a flow. They are few: one per job with a
+  // bucket in progress.
   std::vector<std::unique_ptr<Flow>> flows_ ABSL_GUARDED_BY(mutex_);
   std::size_t active_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t turn_ ABSL_GUARDED_BY(mutex_) =
@@ -98,7 +98,7 @@ class HostReducer final : public Reducer {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::vector<std::thread>
-      threads_;  // constant after construction; last: started when all else is there
+      threads_;  // constant after construction; last: they use the other members
 };
 
 }  // namespace gradsync::daemon

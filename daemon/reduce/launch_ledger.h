@@ -40,16 +40,16 @@ struct LaunchAnswer {
   ReduceTimes times;  // 0: unknown
 };
 
-// Sets the operation's results and calls its done(), without any lock of the caller's held.
+// Sets the operation's results and calls its done(). Call it without a lock.
 void Finish(const LaunchRecord& launch);
 
-// Pure bookkeeping: calls no one. Not thread-safe, its owner guards it. Owns no operation and no
-// participant; a participant is known by its address.
+// Pure bookkeeping: calls no one. Not thread-safe: its owner guards it. Owns no operation and no
+// participant. It knows a participant by its address.
 class LaunchLedger {
  public:
   using Participant = const void*;
 
-  // Begins a launch that each of `participants`, at least one, owes an answer. Returns its number:
+  // Begins a launch. Each of `participants` (at least one) owes it an answer. Returns its number:
   // 1, 2, ...
   std::uint64_t Begin(LaunchRecord launch, const std::vector<Participant>& participants);
 
@@ -58,14 +58,14 @@ class LaunchLedger {
   // The launches that this participant has not answered, in order.
   std::vector<std::uint64_t> OwedBy(Participant participant) const;
 
-  // Takes an answer that is owed. Returns the launch, which leaves the ledger, when all have
-  // answered it.
+  // Takes an answer that is owed. When all have answered the launch, removes it from the ledger and
+  // returns it.
   std::optional<LaunchRecord> Answer(Participant participant, std::uint64_t number,
                                      const LaunchAnswer& answer);
 
   // No launch is in flight.
   bool empty() const { return in_flight_.empty(); }
-  // Of every launch in flight, in order.
+  // The owners of the launches in flight, in order.
   std::vector<std::shared_ptr<void>> Owners() const;
 
  private:

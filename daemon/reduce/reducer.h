@@ -119,7 +119,7 @@ struct ReduceOperation {
   const DeviceReduction& device() const { return std::get<DeviceReduction>(work); }
 };
 
-// A step on GPUs that is void although some of its operations are still waiting for gradients.
+// A step on GPUs that is void while some of its operations still wait for gradients.
 struct GivenUpStep {
   std::uint64_t layout = 0;  // DeviceReduction::layout
   std::uint64_t step = 0;

@@ -22,11 +22,12 @@
 
 namespace gradsync::daemon {
 
-// Start and the destructor are called by one thread; the hooks by the loop's.
+// Owns its thread and the sockets. One thread calls Start and the destructor. The loop's thread
+// calls the hooks.
 class AcceptLoop {
  public:
   struct Hooks {
-    // Gives a connection to gRPC, which takes the descriptor.
+    // Gives a connection to gRPC, which owns the descriptor from then on.
     std::function<void(int fd)> connected;
     // Called every kTickMs while a session is open, or while it returns true.
     std::function<bool()> tick;

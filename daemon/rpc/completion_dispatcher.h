@@ -46,11 +46,11 @@ class CompletionDispatcher {
 
   grpc::ServerCompletionQueue* queue() const { return queue_.get(); }
 
-  // The thread that takes a message also runs what follows from it, down to the reduction of a
+  // The thread that takes a message also does the work that it causes, down to the reduction of a
   // small bucket.
   void Start(int threads);
-  // Runs the remaining events and joins the threads. The server that uses the queue has been shut
-  // down before. Idempotent.
+  // Runs the remaining events and joins the threads. Requires that the server that uses the queue
+  // has been shut down. Idempotent.
   void Stop();
 
  private:

@@ -23,7 +23,7 @@ namespace gradsync::daemon {
 // Thread-safe.
 class Connections {
  public:
-  // Open connections of one user. Sessions have a quota of their own.
+  // The most open connections of one user. Sessions have a quota of their own.
   static constexpr std::size_t kPerUser = 1024;
 
   Connections();

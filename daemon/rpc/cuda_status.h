@@ -18,7 +18,8 @@ namespace gradsync::daemon {
 v1::CudaStatus CudaStatusOf(const absl::StatusOr<worker::Started>& found,
                             const std::vector<WorkerStatus>& workers);
 
-// Warns of each GPU that only one of the rank's process and the daemon's worker uses through MPS.
+// Warns of each GPU that the rank's process uses through MPS and the daemon's worker does not, or
+// the worker does and the process does not.
 std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::SessionStatus& rank,
                                      const v1::CudaStatus& cuda);
 

@@ -15,7 +15,7 @@
 
 namespace gradsync::daemon {
 
-// What one message may ask for.
+// The most that one message may ask for.
 struct DecodeLimits {
   std::size_t parameters = 100'000;         // of one layout
   std::size_t buckets = 4096;               // of one layout

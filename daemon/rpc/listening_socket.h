@@ -12,7 +12,7 @@
 
 namespace gradsync::daemon {
 
-// Owns the descriptor. Removes the path at the end if Bind() made it.
+// Owns the descriptor. The destructor removes the path if Bind() made it.
 class ListeningSocket {
  public:
   // Binds `path` with `mode`. `type` is SOCK_STREAM or SOCK_SEQPACKET. Replaces the socket of a

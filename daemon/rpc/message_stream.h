@@ -18,14 +18,14 @@
 
 namespace gradsync::daemon {
 
-// What the other side may leave unread. One that leaves more is disconnected.
+// The most that the other side may leave unread. If it leaves more, it is disconnected.
 struct UnreadLimits {
   std::size_t messages = 0;
   std::size_t bytes = 0;
 };
 
 // `In` and `Out` are the messages of the wire. The queue holds an `Item` for each message; the
-// thread that sends it makes it an `Out`.
+// thread that sends it converts it into an `Out`.
 //
 // Thread-safe. gRPC completes one read and one write at a time. Queue() and QueueEnd() call nobody
 // but BytesOf(), so callers may hold locks; Flush() calls gRPC, so callers must not.
@@ -53,8 +53,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     PushLocked(std::move(item), bytes);
   }
 
-  // Queues the stream's end, `status`, and before it a last message, if any, to which the limits do
-  // not apply. Sends nothing. Only the first call counts.
+  // Queues the stream's end with `status`. If `last` is set, queues it before the end; the limits
+  // do not apply to it. Sends nothing. Only the first call counts.
   void QueueEnd(const absl::Status& status, std::optional<Item> last = std::nullopt) {
     const std::size_t bytes = last.has_value() ? BytesOf(*last) : 0;
     MutexLock lock(&mutex_);
@@ -73,7 +73,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
       MutexLock lock(&mutex_);
       if (!began_ || finished_) return;
       if (overflow_ && !cancelled_) {
-        // Not after the write that is under way: it may never complete.
+        // Does not wait for the write that is under way: it may never complete.
         next = kCancel;
         cancelled_ = ended_ = true;
         DropQueueLocked();
@@ -127,7 +127,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
 
   // Returns an estimate of an item's memory, in bytes.
   virtual std::size_t BytesOf(const Item& item) const = 0;
-  // Makes an item a message. `out` may hold an earlier one.
+  // Converts an item into a message. `out` may hold an earlier one.
   virtual void ToWire(Item item, Out* out) = 0;
 
   // ---- Start an operation of gRPC, which completes with `tag`.
@@ -149,7 +149,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     Flush();
   }
 
-  // The stream has not opened: finishes, which shows why.
+  // The stream has not opened: finishes it. The final status says why.
   void BeganBroken() {
     self_ = this->shared_from_this();
     {
@@ -196,7 +196,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     if (ok) {
       OnMessage(incoming_);
       // The next read takes this one's place in pending_. The stream may end before StartRead()
-      // returns, so it is not used afterwards.
+      // returns, so nothing uses it afterwards.
       StartRead(&incoming_, &on_read_);
       return;
     }

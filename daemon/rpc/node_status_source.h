@@ -39,7 +39,7 @@ struct JobNodes {
   std::optional<EngineSnapshot> engine;
 };
 
-// A job with ranks on this node that another node coordinates.
+// A job that another node coordinates, with ranks on this node.
 struct RemoteJobSnapshot {
   uid_t uid = 0;
   std::string job_id;

@@ -1,6 +1,5 @@
-// The messages of a rank, from OpenSession on: decodes and validates each one, and calls the rank's
-// job. The same for the trainers of this node and for ranks whose messages another node forwards.
-// Knows nothing of gRPC.
+// Decodes and validates each message of a rank after OpenSession, and calls the rank's job. Serves
+// this node's trainers, and ranks whose messages another node forwards. Knows nothing of gRPC.
 
 #ifndef DAEMON_RPC_RANK_DISPATCH_H_
 #define DAEMON_RPC_RANK_DISPATCH_H_
@@ -15,8 +14,8 @@
 
 namespace gradsync::daemon {
 
-// A rank as its messages need it: its job, its memory, and the way back. Used by one thread at a
-// time.
+// The parts of a rank that its messages need: its job, its memory, and the way back. Used by one
+// thread at a time.
 class RankPort {
  public:
   virtual ~RankPort() = default;
@@ -24,7 +23,7 @@ class RankPort {
   virtual std::uint32_t rank() const = 0;
   virtual JobPort& job() const = 0;
 
-  // In all calls below that return a Status: if it is not OK, it ends the rank's session.
+  // A Status of a call below that is not OK ends the rank's session.
 
   // Checks that the memory of the channel's layout may be reduced.
   virtual absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const = 0;
@@ -39,8 +38,8 @@ class RankPort {
   void RefuseLayout(std::uint64_t request_id, const absl::Status& why);
 };
 
-// Takes any message of a rank but OpenSession and LeaseAnswer, which are between a trainer and its
-// own daemon. A Status that is not OK is a breach of the protocol, and ends the rank's session.
+// Takes any message of a rank except OpenSession and LeaseAnswer, which only a trainer's own daemon
+// handles. A Status that is not OK is a breach of the protocol, and ends the rank's session.
 absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimits& limits,
                              std::uint64_t now_ns, RankPort* port);
 

@@ -54,7 +54,7 @@ class SessionHandler final : public std::enable_shared_from_this<SessionHandler>
 
   // True once a valid OpenSession has come.
   bool opened() const { return opened_.load(); }
-  // Logs a void step before it is sent, so that the log shows which ranks know of it.
+  // Logs a void step before its StepDone is sent, so that the log shows which ranks know of it.
   void LogIfVoid(const v1::StepDone& done) const;
 
  private:

@@ -16,8 +16,8 @@
 
 namespace gradsync::daemon {
 
-// What a trainer may leave unread. The protocol never needs more than a few hundred messages. The
-// largest ones, a StepDone or the answer to RegisterLayout, have some megabytes.
+// The most that a trainer may leave unread. The protocol never needs more than a few hundred
+// messages. The largest ones, a StepDone or the answer to RegisterLayout, have some megabytes.
 inline constexpr UnreadLimits kTrainerUnread{16384, std::size_t{64} << 20};
 
 // A job's message is encoded when it is sent, not under the job's lock.

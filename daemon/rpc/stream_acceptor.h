@@ -65,7 +65,8 @@ class StreamAcceptor {
     const std::shared_ptr<Stream> next = hooks_.make();
     MutexLock lock(&mutex_);
     if (stopped_) return;
-    // Under the lock, so that gRPC gets no request after Stop(). It does not call back from within.
+    // Under the lock, so that gRPC gets no request after Stop(). gRPC does not call back from
+    // within.
     next->Accept(hooks_.request, queue_, [this, stream = next.get()](bool ok) {
       if (ok) Accepted(stream);
     });

@@ -16,8 +16,8 @@ namespace gradsync::daemon {
 struct ClientProcess {
   uid_t uid = 0;
   gid_t gid = 0;
-  // 0 for a process of another PID namespace. Its `pidfd` is known only since Linux 6.5
-  // (SO_PEERPIDFD).
+  // 0 for a process of another PID namespace. The pidfd of such a process is known only since Linux
+  // 6.5 (SO_PEERPIDFD).
   pid_t pid = 0;
   // Readable once the process has ended. Unlike the pid it is never reused. Null: unknown; then
   // only the end of the stream shows the end of the process.
@@ -31,7 +31,7 @@ absl::StatusOr<ClientProcess> ClientOf(int socket);
 // True if the process has ended, or ends within `patience_ms`. A killed process closes its
 // connection a moment before its pidfd becomes readable. False if its end cannot be known.
 bool HasEnded(const ClientProcess& process, int patience_ms);
-// Says how the process's end is known, for the other ranks' errors.
+// Says how the daemon knows that the process has ended. Part of the other ranks' errors.
 absl::Status ProcessEndedError(const ClientProcess& process);
 
 }  // namespace gradsync::daemon

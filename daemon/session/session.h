@@ -86,8 +86,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // failure there ends the session. FAILED_PRECONDITION: the channel has no arena, or it is mapped
   // already.
   absl::Status ArenaMapped(std::uint32_t channel);
-  // Checks that the channel's arena is still populated; OK if it has none. A client can punch holes
-  // into its arena; reading them would charge new pages to the daemon.
+  // Checks that the channel's arena is still populated; OK if the channel has none. A client can
+  // punch holes into its arena. Reading them would charge new pages to the daemon.
   absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const;
   // Returns the staging memory, mapped. FAILED_PRECONDITION: its first `bytes` bytes are not
   // populated.
@@ -98,8 +98,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // A worker was lost: ends the session if the worker held its memory.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);
 
-  // Asks the client after a third of the lease without a message. Ends the session after the whole
-  // lease, and then returns true once.
+  // After a third of the lease without a message, asks the client whether it lives. After the whole
+  // lease, ends the session and returns true once.
   bool CheckLease(std::uint64_t now_ns);
   // True if the session ever had memory on a GPU.
   bool on_gpu() const { return on_gpu_.load(std::memory_order_relaxed); }

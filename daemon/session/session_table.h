@@ -64,8 +64,8 @@ class SessionTable {
 
   // Allows layouts on GPUs. Called before the first session.
   void UseGpus(const GpuMemory& gpus) { gpus_ = gpus; }
-  // Sets what is called for a lost trainer whose process lives and had memory on a GPU; it keeps
-  // the process off the GPU. Called before the first session.
+  // Sets `fence`, which keeps a process off its GPU. The table calls it for a lost trainer that had
+  // memory on a GPU and whose process lives. Called before the first session.
   void FenceWith(std::function<void(const ClientProcess&)> fence) { fence_ = std::move(fence); }
   // A worker was lost: ends the sessions whose memory it held.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);
@@ -82,8 +82,9 @@ class SessionTable {
             std::shared_ptr<SessionSink> sink, Opened opened);
 
   // Returns a nonce for which the session's process can claim these descriptors, in this order,
-  // once and within 60 s. A nonce does not keep the descriptors' owners: if an agreement fails, its
-  // memory is freed although nobody has claimed it. ABORTED SESSION_ENDED: the session has ended.
+  // once and within 60 s. A nonce does not keep the descriptors' owners alive: if an agreement
+  // fails, its memory is freed even if nobody has claimed it. ABORTED SESSION_ENDED: the session
+  // has ended.
   struct Descriptor {
     std::shared_ptr<void> owner;  // keeps `fd` open
     int fd = -1;

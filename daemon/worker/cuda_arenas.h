@@ -21,9 +21,9 @@
 
 namespace gradsync::daemon {
 
-// A removed arena is freed when no launch touches it any more. If it is shared by legacy IPC, it
-// must not be freed while the trainer has it open, which only the trainer's end shows: it waits for
-// that too.
+// A removed arena is freed when no launch touches it any more. An arena that is shared by legacy
+// IPC also waits for the trainer's end: it must not be freed while the trainer has it open, and
+// nothing else shows that it is closed.
 //
 // For the issuing thread alone. Owns the memory together with the launches and ready waits that use
 // it. Free...() returns the ids of the RemoveArena calls that it has carried out.
@@ -34,9 +34,9 @@ class CudaArenas {
   CudaArenas(const CudaArenas&) = delete;
   CudaArenas& operator=(const CudaArenas&) = delete;
 
-  // Makes an arena. `descriptors`: its semaphores' and, if it is known, its trainer's pidfd. Sets
-  // how the trainer maps it: the descriptor `exported`, or the IPC handle in `added`. Requires that
-  // the arena's number is not in use. Fails as CudaSemaphorePage::Register() and
+  // Makes an arena. `descriptors`: that of its semaphores and, if it is known, its trainer's pidfd.
+  // Sets how the trainer maps it: the descriptor `exported`, or the IPC handle in `added`. Requires
+  // that the arena's number is not in use. Fails as CudaSemaphorePage::Register() and
   // CudaArena::Create().
   absl::Status Add(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
                    worker::ArenaAdded* added, UniqueFd* exported);
@@ -55,16 +55,16 @@ class CudaArenas {
   // For poll(): the processes that must end before their memory is freed. An entry may have no
   // descriptor.
   std::vector<pollfd> AwaitedTrainers() const;
-  // Frees the memory of those that have ended: poll has reported an event for their entries in
+  // Frees the memory of trainers that have ended: poll has reported an event for their entries in
   // `trainers`, the result of AwaitedTrainers(). Requires that no launch is on the GPU, because
   // freeing waits for its kernels.
   std::vector<std::uint64_t> FreeOfEnded(absl::Span<const pollfd> trainers);
 
-  // Counts the memory that is not freed and can still be seen by a trainer.
+  // Counts the memory that a trainer can still see and that is not freed.
   void Count(worker::Pong* memory) const;
 
  private:
-  // A RemoveArena, which is replied to when the memory has been freed.
+  // A RemoveArena. Its reply is sent when the memory has been freed.
   struct Removal {
     std::uint64_t call;
     std::shared_ptr<CudaSessionMemory> memory;

@@ -90,7 +90,7 @@ class CudaLaunchQueue {
   // No launch is on the GPU.
   bool at_rest() const { return under_way_.empty() && !summing_.has_value(); }
   bool Touches(const CudaSessionMemory* rank) const;
-  // Bytes of staging without which the next launch does not begin; 0 if no launch waits.
+  // Bytes of staging that the next launch needs to begin; 0 if no launch waits.
   std::size_t next_staging_bytes() const;
 
  private:
@@ -131,7 +131,7 @@ class CudaLaunchQueue {
   std::deque<CudaLaunch> waiting_;
   std::optional<UnderWay> summing_;              // NCCL has not put its sum on the stream yet
   std::deque<UnderWay> under_way_;               // in the order in which they finish
-  std::map<std::uint64_t, LayoutStep> layouts_;  // with a step whose last bucket has not begun
+  std::map<std::uint64_t, LayoutStep> layouts_;  // only with a step whose last bucket has not begun
 };
 
 }  // namespace gradsync::daemon

@@ -32,15 +32,15 @@ struct CudaStagingPiece {
   CUevent written = nullptr;
 };
 
-// A few pieces of equal size, which are used in turn. The offset of a piece depends on the buckets
-// since Restart alone, so that it is the same on every GPU: NCCL sums registered memory in NVLink's
+// A few pieces of equal size, which are used in turn. The offset of a piece depends only on the
+// buckets since Restart. So it is the same on every GPU: NCCL sums registered memory in NVLink's
 // switches only at equal offsets.
 //
 // For the issuing thread alone.
 class CudaStagingPool {
  public:
-  // For one bucket that is being combined, one in the all-reduce and one that is being written
-  // back. The fourth covers the time until the host sees a bucket finish.
+  // One each for a bucket that is being combined, one in the all-reduce and one that is being
+  // written back. The fourth covers the time until the host sees a bucket finish.
   static constexpr std::size_t kPieces = 4;
 
   // How the memory is allocated and freed: by the driver, or by NCCL, so that NCCL can register it.

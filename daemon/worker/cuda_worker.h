@@ -73,18 +73,19 @@ class CudaWorker {
   void Handle(Posted posted);
   // Ends the process if the GPU has failed. Under MPS, another process can make it fail. A worker
   // with launches sees that by itself; an idle one would keep its context, and MPS accepts no new
-  // clients until the last failed one has ended. Called also after calls that fail or that report
-  // no failure. Requires a context; never waits.
+  // clients until the last failed one has ended. Also called after every failed call, and after
+  // calls that would not show such a failure. Requires a context; never waits.
   void CheckGpu() const;
   // The GPU's free and total bytes. Ends the process if the GPU has failed. The driver may take
   // minutes for this while another process pins much host memory.
   GpuBytes MemoryInfo() const;
-  // If NCCL only says that a call of CUDA has failed, returns `error` with the GPU's free bytes:
-  // often the cause is a lack of memory. Otherwise returns `error`.
+  // Returns `error`. If NCCL only says in it that a call of CUDA has failed, adds the GPU's free
+  // bytes: often the cause is a lack of memory.
   absl::Status WithFreeBytes(const absl::Status& error) const;
-  // Advances the launches and what waits for them. Ends the process if the GPU has failed.
+  // Advances the launches and the calls that wait for them. Ends the process if the GPU has failed.
   void Advance();
-  // These RemoveArena calls have freed their memory. Ends the process if the GPU has failed.
+  // Replies to these RemoveArena calls, which have freed their memory. Ends the process if the GPU
+  // has failed.
   void ReplyToRemovals(const std::vector<std::uint64_t>& calls) const;
   void Stop(std::uint64_t call);
 
@@ -139,7 +140,7 @@ class CudaWorker {
   std::unique_ptr<CudaLaunchQueue> launches_;
   std::vector<Posted> postponed_;  // calls that wait until no launch is on the GPU
 
-  std::thread thread_;  // last: starts when the rest stands
+  std::thread thread_;  // last: it uses the other members
 };
 
 }  // namespace gradsync::daemon

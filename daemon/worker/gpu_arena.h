@@ -33,9 +33,10 @@ struct GpuArenaSpec {
   std::shared_ptr<const ArenaQuota::Reservation> reservation;
 };
 
-// Thread-safe. Shared by the session, its job, and the launches that use the memory. Dropping the
-// last reference has the worker free the memory once no launch uses it and, if it is shared by an
-// IPC handle, once the session's process has ended. Until then it counts against the quota.
+// Thread-safe. Shared by the session, its job, and the launches that use the memory. When the last
+// reference is dropped, the worker frees the memory as soon as no launch uses it. Memory that is
+// shared by an IPC handle also waits for the end of the session's process. Until it is freed, it
+// counts against the quota.
 class GpuArena final : public DeviceArena {
  public:
   using Created = std::function<void(absl::StatusOr<std::shared_ptr<GpuArena>>)>;

@@ -31,7 +31,7 @@ namespace gradsync::daemon {
 // that its gradients have arrived.
 //
 // Thread-safe. It makes no call with its lock held: one thread at a time calls workers and done()
-// (Pump), for all others. It owns no worker, and no operation.
+// on behalf of all others (Pump). It owns no worker, and no operation.
 class NcclLaunchScheduler : public std::enable_shared_from_this<NcclLaunchScheduler> {
  public:
   explicit NcclLaunchScheduler(CollectiveGate gate) : gate_(gate) {}
@@ -40,7 +40,7 @@ class NcclLaunchScheduler : public std::enable_shared_from_this<NcclLaunchSchedu
   void GiveUp(const GivenUpStep& step);
   // Nothing is in flight, and none of its workers is alive.
   bool HasEnded() const;
-  // The one in force: kAllNodes or kNone. Nullopt while no workers are connected.
+  // The gate in force: kAllNodes or kNone. Nullopt while no workers are connected.
   std::optional<CollectiveGate> gate() const;
 
  private:

@@ -14,12 +14,12 @@ namespace gradsync::daemon {
 // fails must not keep the node busy. A worker that has run for five minutes counts as healthy
 // again.
 //
-// A worker that refuses its GPU has not failed. Its refusal is repeated for a second without
-// another process, which bounds the number of processes. Not thread-safe.
+// A worker that refuses its GPU has not failed. For a second its refusal is repeated, and no
+// process is started: this bounds the number of processes. Not thread-safe.
 class RestartPolicy {
  public:
-  // OK; the last refusal, for a second; or UNAVAILABLE WORKER_RESTARTING with the last failure and
-  // the time until the next start.
+  // OK if the worker may start. Otherwise the last refusal, for a second after it, or UNAVAILABLE
+  // WORKER_RESTARTING with the last failure and the time until the next start.
   absl::Status MayStart(std::uint64_t now_ns) const;
 
   void Started(std::uint64_t now_ns) { started_ns_ = now_ns; }

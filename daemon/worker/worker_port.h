@@ -1,4 +1,5 @@
-// The interface of a worker, of this node or of another node, whose daemon forwards the calls.
+// The interface of a worker. A worker may be on this node, or on another node whose daemon forwards
+// the calls.
 
 #ifndef DAEMON_WORKER_WORKER_PORT_H_
 #define DAEMON_WORKER_WORKER_PORT_H_

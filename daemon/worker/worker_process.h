@@ -37,7 +37,7 @@ struct WorkerProcessOptions {
   absl::Duration start_limit = absl::Seconds(60);
   // How often a worker that has calls to reply to is pinged.
   absl::Duration ping_interval = absl::Seconds(2);
-  // A worker that has calls to reply to, and sends nothing for so long, is killed. Its longest
+  // A worker that has calls to reply to, and sends nothing for this long, is killed. Its longest
   // single operation, to allocate and zero a GPU's whole memory, takes about a second.
   absl::Duration hang_limit = absl::Seconds(20);
   // How long a worker may take to finish its launches after Stop, before it is killed.
@@ -64,12 +64,13 @@ class WorkerProcess final : public WorkerPort {
 
   // Ends the process at once; `ended` follows, with `why`.
   void Kill(const absl::Status& why) override;
-  // Kill, then waits until `ended` has returned. Call it once, and not from a callback.
+  // Kills the process, then waits until `ended` has returned. Call it once, and not from a
+  // callback.
   void End(const absl::Status& why);
 
   pid_t pid() const { return pid_; }
   absl::Status EndReason() const override;
-  // The memory that it reported last; zeros before.
+  // The memory that the worker reported last; zeros before its first report.
   worker::Pong memory() const;
 
  private:
@@ -124,7 +125,7 @@ class WorkerProcess final : public WorkerPort {
   std::uint64_t pinged_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t stop_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: Stop has not been asked for
 
-  std::thread thread_;  // last: starts when the rest stands
+  std::thread thread_;  // last: it uses the other members
 };
 
 }  // namespace gradsync::daemon

@@ -32,18 +32,18 @@ struct WorkerSupervisorOptions {
   std::string cuda_library = "libcuda.so.1";  // as dlopen takes them
   std::string nccl_library = "libnccl.so.2";
   std::string nvml_library = "libnvidia-ml.so.1";
-  // MPS, if it is on, serves several users at a time. If false, a GPU that is shared through MPS
-  // refuses trainers of another user than the daemon's.
+  // True: MPS, if it is on, serves several users at a time. False: a GPU that is shared through MPS
+  // refuses trainers of any user but the daemon's.
   bool mps_multiuser = false;
-  // A bucket that is on a GPU for so long hangs: all ranks of all nodes were ready when it began.
+  // A bucket that is on a GPU for this long hangs: all ranks of all nodes were ready when it began.
   absl::Duration operation_limit = absl::Minutes(2);
   // How long a worker without an arena is kept for the next trainers.
   std::uint64_t idle_limit_ns = 60'000'000'000;
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
   // show it. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers may be starting at a time. A node has at most 56 MIG instances (7 each on 8
-  // GPUs), so only layouts on GPUs that do not exist exceed this.
+  // How many workers may be starting at a time. Only layouts on GPUs that do not exist exceed this:
+  // a node has at most 56 MIG instances (7 each on 8 GPUs).
   std::size_t max_starting = 64;
 };
 
@@ -63,7 +63,7 @@ struct WorkerKey {
   }
 };
 
-// What status tells about a worker.
+// A worker's state, for status.
 struct WorkerStatus {
   WorkerKey key;
   pid_t pid = 0;            // 0: it is not running
@@ -75,8 +75,9 @@ struct WorkerStatus {
 };
 
 // Starts a worker when it is first asked for, and keeps it until nobody has used it for
-// idle_limit_ns: a job's next trainers can use it, and its communicator took long to make. A worker
-// that has ended is started again when it is next asked for, as RestartPolicy allows.
+// idle_limit_ns. So a job's next trainers can use it, with its communicator, which takes long to
+// make. A worker that has ended is started again when it is next asked for, as RestartPolicy
+// allows.
 //
 // Thread-safe. Calls callbacks on the workers' threads or from within Ensure. The destructor stops
 // every worker; no callback comes after it.
@@ -107,14 +108,14 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // will run.
   void Shutdown();
 
-  // Starts a worker that looks for the driver, NCCL and GPUs of this node, and ends then. Call it
-  // once. `found` is not called if Shutdown comes first.
+  // Starts a worker that looks for the driver, NCCL and GPUs of this node, then ends. Call it once.
+  // `found` is not called if Shutdown comes first.
   void Probe(std::function<void(absl::StatusOr<worker::Started>)> found);
   // What Probe has found; UNAVAILABLE before.
   absl::StatusOr<worker::Started> Found() const;
 
-  // Describes all workers. With `patience`, asks them for their memory and waits so long at most: a
-  // worker that is busy is described with its last report.
+  // Describes all workers. With `patience`, asks them for their memory and waits at most that long.
+  // A worker that is too busy to answer is described with its last report.
   std::vector<WorkerStatus> Workers(absl::Duration patience = absl::ZeroDuration());
 
  private:
@@ -123,7 +124,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     std::uint64_t incarnation = 0;           // of the process; a late callback has an older one
     bool open = false;                       // Start has been replied to
     worker::Started started;
-    // They wait for the reply to Start; or for the end of a process that is ending, for the next
+    // They wait for the reply to Start. If a process is ending, they wait for its end and the next
     // one.
     std::vector<Ready> waiting;
     RestartPolicy policy;
@@ -145,7 +146,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   void OnEnded(const WorkerKey& key, std::uint64_t incarnation, const absl::Status& why);
   // Has the worker check its GPU, and its memory if `memory`. If the GPU has failed, the worker
   // ends. `answered` comes on the worker's thread, or from within. Keeps no reference to the
-  // process, which would then not be idle.
+  // process: with one, it would not count as idle.
   static void PingLocked(Worker* worker, bool memory, WorkerPort::Answered answered);
   void KeepFound(const absl::StatusOr<worker::Started>& found);
   void AskMemory(absl::Duration patience);

@@ -36,7 +36,7 @@ class ErrorWord {
 
 // Why a call failed.
 using Reason = ErrorWord<struct ReasonKind>;
-// What a value in an error's metadata is.
+// The name of a value in an error's metadata.
 using FieldName = ErrorWord<struct FieldNameKind>;
 
 inline constexpr char kErrorDomain[] = "gradsync";

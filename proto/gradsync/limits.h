@@ -9,8 +9,8 @@
 
 namespace gradsync {
 
-// Minor versions of protocol major 1 that this release speaks. A version in which nothing can be
-// left out gets a new `oldest`.
+// Minor versions of protocol major 1 that this release speaks. If a version has a change that
+// neither side may leave out, `oldest` becomes that version.
 inline constexpr std::uint32_t kProtocolOldest = 1;
 inline constexpr std::uint32_t kProtocolNewest = 1;
 

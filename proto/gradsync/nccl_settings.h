@@ -25,7 +25,7 @@ enum class NcclProtocol : std::uint8_t {
   kSimple = 3,
 };
 
-// The type as which gradients are summed and travel between GPUs. Trainers that share one GPU are
+// The type in which gradients are summed and travel between GPUs. Trainers that share one GPU are
 // always summed in float32. A job on one GPU sends nothing, so the choice has no effect there.
 enum class NcclWireType : std::uint8_t {
   kAuto = 0,  // 16-bit types travel as float32, other types as themselves

@@ -7,8 +7,8 @@
 
 namespace gradsync {
 
-// Returns `bound_ns`, plus ten times the longest delay with which a sleeping thread of this process
-// woke up since `since_ns`; all that times the number of threads that want each core. On an idle
+// Returns (bound_ns + 10 * d) * n. d is the longest delay since `since_ns` with which a sleeping
+// thread of this process woke up. n is the number of threads that want each core. On an idle
 // machine that adds about 1 ms. On a busy one it adds what the kernel alone costs: a message passes
 // through about ten threads. Each has to wake up, and then shares its core.
 // `since_ns` is on the clock of NowNs(). Thread-safe. Needs a running googletest program.

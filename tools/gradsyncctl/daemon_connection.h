@@ -22,7 +22,7 @@ namespace gradsync {
 //   PERMISSION_DENIED  the socket's permissions, or the daemon's refusal.
 //   INVALID_ARGUMENT   the path cannot be a socket's.
 //   DEADLINE_EXCEEDED  no answer within the timeout.
-//   UNIMPLEMENTED      what listens there is not a gradsyncd, or an older one.
+//   UNIMPLEMENTED      the listener there is not a gradsyncd, or an older one.
 class DaemonConnection {
  public:
   // `timeout` bounds the connection and all the calls together.
@@ -33,7 +33,7 @@ class DaemonConnection {
   absl::StatusOr<v1::GetTimelineResponse> GetTimeline(const std::string& job,
                                                       const std::string& layout,
                                                       std::uint32_t steps);
-  // A service that the daemon does not know is an answer: SERVICE_UNKNOWN.
+  // If the daemon does not know the service, this is no error: the answer is SERVICE_UNKNOWN.
   absl::StatusOr<ServiceHealth> CheckHealth(const std::string& service);
 
  private:

@@ -8,7 +8,7 @@
 
 namespace gradsync {
 
-// kNone: of the program.
+// The help of one command; kNone: of the program.
 absl::string_view HelpText(CtlCommand command);
 
 }  // namespace gradsync

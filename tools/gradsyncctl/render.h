@@ -1,5 +1,5 @@
-// Answers for people: aligned text that ends with a line feed. One source file each. Length::kShort
-// bounds an answer to about kMostLines lines.
+// Answers for people: aligned text that ends with a line feed. Each has its own source file.
+// Length::kShort bounds an answer to about kMostLines lines.
 
 #ifndef TOOLS_GRADSYNCCTL_RENDER_H_
 #define TOOLS_GRADSYNCCTL_RENDER_H_
@@ -18,10 +18,10 @@ namespace gradsync {
 // `with_ranks`: also one line for each session.
 std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks, Length length);
 
-// The tables of it about jobs that span nodes.
+// The tables of the status about jobs that span nodes.
 std::vector<Section> NodeSections(const v1::GetStatusResponse& status);
 
-// The tables of it about GPUs and workers; none if the daemon knows nothing of GPUs.
+// The tables of the status about GPUs and workers; none if the daemon knows nothing of GPUs.
 std::vector<Section> GpuSections(const v1::GetStatusResponse& status);
 
 // `warnings` are added at the end.

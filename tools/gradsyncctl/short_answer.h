@@ -40,8 +40,8 @@ struct Section {
 };
 
 // Sections with an empty line before each; those without text and rows are skipped. A short answer
-// of `lines_before` other lines shows the first rows of each table; what it does not show is added
-// to `left_out`.
+// shows the first rows of each table, and adds the number of other rows to `left_out`.
+// `lines_before`: lines of the answer before the sections.
 std::string RenderSections(const std::vector<Section>& sections, std::size_t lines_before,
                            Length length, LeftOut* left_out);
 

@@ -1,4 +1,4 @@
-// The doctor's checks, by what they look at. Each adds its findings, at least one.
+// The doctor's checks, one function per subject. Each adds at least one finding.
 
 #ifndef TOOLS_GRADSYNCCTL_DOCTOR_CHECKS_H_
 #define TOOLS_GRADSYNCCTL_DOCTOR_CHECKS_H_

@@ -1,5 +1,5 @@
-// Whether this machine, this user and this daemon have what training with gradsync needs, and what
-// to do where they have not. Works without a daemon and without a GPU; changes nothing.
+// Finds out whether this machine, this user and this daemon are ready for training with gradsync,
+// and what to do if they are not. Works without a daemon and without a GPU; changes nothing.
 
 #ifndef TOOLS_GRADSYNCCTL_DOCTOR_DOCTOR_H_
 #define TOOLS_GRADSYNCCTL_DOCTOR_DOCTOR_H_
@@ -23,9 +23,9 @@ struct Finding {
   std::string remedy;  // empty: there is nothing to do
 };
 
-// What is looked at.
+// The machine, user and daemon that the doctor looks at.
 struct DoctorSubject {
-  // Before /dev, /proc and /sys; empty but in tests.
+  // Goes before /dev, /proc and /sys; empty except in tests.
   std::string root;
   // As dlopen takes them.
   std::string cuda_library = "libcuda.so.1";
@@ -34,7 +34,7 @@ struct DoctorSubject {
   std::string mps_pipe_directory = "/tmp/nvidia-mps";
   std::string socket;
   absl::Duration timeout = absl::Seconds(5);  // of each connection
-  // What the daemon says of itself, or why it says nothing.
+  // The daemon's status, or why there is none.
   absl::StatusOr<v1::GetStatusResponse> daemon = absl::UnavailableError("not asked");
 };
 
