@@ -12,7 +12,7 @@ import torch
 from models import SMALL_BUCKETS, Cnn, Mlp
 from ranks import Ranks, run_ranks
 from torch import nn
-from trial import HOOK, WRAPPER, local_gradients, trial
+from trial import HOOK, WRAPPER, local_gradients, squares, trial
 from trial_ranks import trials_test
 
 # Seconds after which a step is void that a rank never ends.
@@ -21,18 +21,10 @@ SHORT = {"step_timeout": 1.0}
 SLACK = 2.0
 
 
-def squares(t, seed=0):
-    data = t.randn(4, 6, seed=seed)
-    return lambda module: module(data).pow(2).mean()
-
-
 def steps_are_right(t, model, seed=50):
     """Steps are right again: the error has left nothing behind."""
     for step in range(2):
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, squares(t, seed + step))
-        squares(t, seed + step)(model).backward()
-        t.synchronized(model, local, f"afterwards, in step {step}")
+        t.train(model, squares(t, seed + step), f"afterwards, in step {step}")
 
 
 def no_gradient_is_left(model):
@@ -489,10 +481,7 @@ def data_loaders_fork(t):
         data, batch_size=4, num_workers=1, multiprocessing_context="fork"
     )
     for batch in loader:
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, lambda m, b=batch: m(b).pow(2).mean())
-        model(batch).pow(2).mean().backward()
-        t.synchronized(model, local)
+        t.train(model, lambda m, b=batch: m(b).pow(2).mean())
 
 
 class Interrupted:
@@ -719,6 +708,17 @@ def test_a_missing_launcher_is_named_by_its_variable(daemon):
     assert "RANK" in text or "WORLD_SIZE" in text
 
 
+def run_script(script):
+    """The exit status and the errors of a script in a process of its own."""
+    end = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return end.returncode, end.stderr
+
+
 def end_by_an_exception():
     """A training script that fails: it prints a traceback, and the interpreter ends."""
     script = (
@@ -728,14 +728,7 @@ def end_by_an_exception():
         "raise SystemError('mine')\n"
     )
     if os.environ["RANK"] == "1":
-        path = os.pathsep.join(sys.path)
-        end = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONPATH": path},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return end.returncode, end.stderr
+        return run_script(script)
     import gradsync.torch
 
     model = gradsync.torch.DistributedDataParallel(nn.Linear(2, 2))
@@ -757,34 +750,8 @@ def end_by_a_good_end():
         "model = gradsync.torch.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
         "model(torch.ones(1, 2)).sum().backward()\n"
     )
-    path = os.pathsep.join(sys.path)
-    end = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": path},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    return end.returncode, end.stderr
+    return run_script(script)
 
 
 def test_a_script_that_ends_leaves_the_job(daemon):
     assert run_ranks(end_by_a_good_end, 2) == [(0, "")] * 2
-
-
-def test_a_library_of_another_version_is_refused(tmp_path):
-    source = tmp_path / "other.c"
-    source.write_text("unsigned gradsync_abi_version(void) { return 99; }\n")
-    library = tmp_path / "libgradsync.so"
-    subprocess.run(["g++", "-shared", "-fPIC", "-xc", str(source), "-o", str(library)], check=True)
-    end = subprocess.run(
-        [sys.executable, "-c", "import gradsync.torch"],
-        env={
-            **os.environ,
-            "GRADSYNC_LIBRARY": str(library),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert end.returncode == 1
-    assert "ImportError" in end.stderr and "99" in end.stderr and str(library) in end.stderr

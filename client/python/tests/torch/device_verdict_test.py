@@ -7,13 +7,8 @@ import torch
 import torch._dynamo  # noqa: F401  before the trials: it takes seconds
 from models import SMALL_BUCKETS, Branching, Mlp
 from stand_in_gpu import is_on_device, layout_of, stand_in_gpu
-from trial import WRAPPER, local_gradients, trial
+from trial import WRAPPER, local_gradients, squares, trial
 from trial_ranks import trials_test
-
-
-def squares(t, seed=0):
-    data = t.randn(4, 6, seed=seed)
-    return lambda module: module(data).pow(2).mean()
 
 
 def wrap(t, module, **options):
@@ -54,9 +49,7 @@ def updates_are_those_of_the_verdict_on_the_host(t):
         for step in range(8):
             optimizer = steppers[step % len(steppers)]
             optimizer.zero_grad(set_to_none=True)
-            local = local_gradients(model.module, squares(t, step))
-            squares(t, step)(model).backward()
-            t.synchronized(model, local, f"step {step}")
+            t.backward(model, squares(t, step), f"step {step}")
             optimizer.step()
             assert not hasattr(optimizer, "found_inf")
     assert same(*([p.detach() for p in model.parameters()] for model in models))

@@ -7,14 +7,8 @@ import torch
 import torch.nn.functional as F
 from models import SMALL_BUCKETS, Cnn, Mlp, Transformer
 from torch import nn
-from trial import WRAPPER, Trial, close, local_gradients, parameters_of, trial
+from trial import WRAPPER, close, local_gradients, parameters_of, squares, trial
 from trial_ranks import trials_test
-
-
-def squares(t: Trial, seed=0, inputs=6):
-    """A loss of a module with `inputs` inputs, on this rank's data."""
-    data = t.randn(4, inputs, seed=seed)
-    return lambda module: module(data).float().pow(2).mean()
 
 
 @trial()
@@ -23,9 +17,7 @@ def gradients_are_averages(t):
     for step in range(3):
         model.zero_grad(set_to_none=True)
         loss = squares(t, step)
-        local = local_gradients(model.module, loss)
-        loss(model).backward()
-        t.synchronized(model, local, f"in step {step}")
+        t.backward(model, loss, f"in step {step}")
 
 
 @trial()
@@ -49,9 +41,7 @@ def training_matches_one_process_with_the_whole_batch(t):
 @trial(world_size=3)
 def three_ranks_average(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
-    local = local_gradients(model.module, squares(t))
-    squares(t)(model).backward()
-    t.synchronized(model, local)
+    t.backward(model, squares(t))
 
 
 @trial()
@@ -63,9 +53,7 @@ def views_stay_in_place(t):
     places = [p.grad.data_ptr() for p in model.parameters()]
     for step in range(2, 5):
         model.zero_grad(set_to_none=False)
-        local = local_gradients(model.module, squares(t, step))
-        squares(t, step)(model).backward()
-        t.synchronized(model, local)
+        t.backward(model, squares(t, step))
         assert [p.grad.data_ptr() for p in model.parameters()] == places
 
 
@@ -99,9 +87,7 @@ def _zeroing_trial(zero):
     def zeroed(t):
         model = t.wrap(Mlp(), **SMALL_BUCKETS)
         for step in range(4):
-            local = local_gradients(model.module, squares(t, step))
-            squares(t, step)(model).backward()
-            t.synchronized(model, local, f"in step {step}")
+            t.backward(model, squares(t, step), f"in step {step}")
             zero(model)
 
     return zeroed
@@ -156,9 +142,7 @@ def evaluation_inside_no_sync_leaves_nothing(t):
     with torch.no_grad(), model.no_sync():
         model(t.randn(2, 6))
     assert all(p.grad is None for p in model.parameters())
-    local = local_gradients(model.module, squares(t))
-    squares(t)(model).backward()
-    t.synchronized(model, local)
+    t.backward(model, squares(t))
 
 
 @trial()
@@ -186,9 +170,7 @@ def create_graph_is_refused(t):
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         return loss + sum(g.pow(2).sum() for g in gradients)
 
-    local = local_gradients(model.module, penalized)
-    penalized(model).backward()
-    t.synchronized(model, local)
+    t.backward(model, penalized)
 
 
 class Mixed(nn.Module):
@@ -208,10 +190,7 @@ def _dtype_trial(*dtypes):
     def trained(t):
         model = t.wrap(Mixed(*dtypes), **SMALL_BUCKETS)
         for step in range(3):
-            model.zero_grad(set_to_none=True)
-            local = local_gradients(model.module, squares(t, step))
-            squares(t, step)(model).backward()
-            t.synchronized(model, local, f"in step {step}")
+            t.train(model, squares(t, step), f"in step {step}")
             for parameter in model.parameters():
                 assert parameter.grad.dtype == parameter.dtype
 
@@ -230,9 +209,7 @@ def gradients_have_the_memory_format_of_channels_last(t):
     for step in range(3):
         model.zero_grad(set_to_none=step != 1)
         inputs = t.randn(4, 3, 8, 8, seed=step)
-        local = local_gradients(model.module, lambda m, x=inputs: m(x).pow(2).mean())
-        model(inputs).pow(2).mean().backward()
-        t.synchronized(model, local)
+        t.backward(model, lambda m, x=inputs: m(x).pow(2).mean())
         weight = model.module.first.weight
         assert weight.grad.is_contiguous(memory_format=torch.channels_last)
 
@@ -250,10 +227,7 @@ def a_parameter_that_is_a_transposed_view(t):
 
     model = t.wrap(Transposed())
     for step in range(3):
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, squares(t, step))
-        squares(t, step)(model).backward()
-        t.synchronized(model, local)
+        t.train(model, squares(t, step))
 
 
 @trial()
@@ -288,10 +262,7 @@ def scalars_and_empty_parameters(t):
 
     model = t.wrap(Odd(), **SMALL_BUCKETS)
     for step in range(3):
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, squares(t, step))
-        squares(t, step)(model).backward()
-        t.synchronized(model, local)
+        t.train(model, squares(t, step))
 
 
 @trial()
@@ -300,9 +271,7 @@ def tied_weights_get_one_gradient(t):
     for step in range(3):
         model.zero_grad(set_to_none=True)
         tokens = torch.randint(Transformer.TOKENS, (4, 5), generator=t.rng(step))
-        local = local_gradients(model.module, lambda m, x=tokens: m(x).pow(2).mean())
-        model(tokens).pow(2).mean().backward()
-        t.synchronized(model, local)
+        t.backward(model, lambda m, x=tokens: m(x).pow(2).mean())
         assert model.module.head.weight is model.module.embedding.weight
 
 
@@ -311,9 +280,7 @@ def frozen_parameters_are_left_alone(t):
     module = Mlp()
     module.first.requires_grad_(False)
     model = t.wrap(module, **SMALL_BUCKETS)
-    local = local_gradients(model.module, squares(t))
-    squares(t)(model).backward()
-    t.synchronized(model, local)
+    t.backward(model, squares(t))
     assert module.first.weight.grad is None and module.first.bias.grad is None
 
 
@@ -352,9 +319,7 @@ def hooks_of_the_wrapper_run(t):
     model = t.wrap(Mlp())
     model.register_forward_pre_hook(lambda *_: calls.append("before"))
     model.register_forward_hook(lambda *_: calls.append("after"))
-    local = local_gradients(model.module, squares(t))
-    squares(t)(model).backward()
-    t.synchronized(model, local)
+    t.backward(model, squares(t))
     assert calls == ["before", "after"], calls
 
 
@@ -365,20 +330,14 @@ def a_large_parameter_beside_small_ones(t):
         nn.Sequential(nn.Linear(6, 1031), nn.Tanh(), nn.Linear(1031, 3)), **SMALL_BUCKETS
     )
     for step in range(3):
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, squares(t, step))
-        squares(t, step)(model).backward()
-        t.synchronized(model, local)
+        t.train(model, squares(t, step))
 
 
 def _bucket_size_trial(megabytes):
     def trained(t):
         model = t.wrap(Mlp(), bucket_cap_mb=megabytes)
         for step in range(3):
-            model.zero_grad(set_to_none=True)
-            local = local_gradients(model.module, squares(t, step))
-            squares(t, step)(model).backward()
-            t.synchronized(model, local)
+            t.train(model, squares(t, step))
 
     return trained
 
@@ -391,10 +350,7 @@ one_bucket = trial()(_bucket_size_trial(25))
 def a_small_first_bucket(t):
     model = t.wrap(Mlp(), bucket_cap_mb=25, first_bucket_cap_mb=0.0001)
     for step in range(3):
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, squares(t, step))
-        squares(t, step)(model).backward()
-        t.synchronized(model, local)
+        t.train(model, squares(t, step))
 
 
 @trial()
@@ -413,9 +369,7 @@ def use_in_another_order_than_defined(t):
     model = t.wrap(Backwards(), bucket_cap_mb=0.0002)
     for step in range(4):
         model.zero_grad(set_to_none=step != 2)
-        local = local_gradients(model.module, squares(t, step))
-        squares(t, step)(model).backward()
-        t.synchronized(model, local, f"in step {step}")
+        t.backward(model, squares(t, step), f"in step {step}")
 
 
 @trial()

@@ -5,13 +5,8 @@ import copy
 import torch
 from models import SMALL_BUCKETS, Branching, Mlp, Transformer
 from torch import nn
-from trial import HOOK, close, local_gradients, trial
+from trial import HOOK, close, local_gradients, squares, trial
 from trial_ranks import trials_test
-
-
-def squares(t, seed=0):
-    data = t.randn(4, 6, seed=seed)
-    return lambda module: module(data).pow(2).mean()
 
 
 def hooked(t, module, state=None, **options):
@@ -31,10 +26,7 @@ def one_line(t):
     try:
         for step in range(4):
             for index, model in enumerate(models):
-                model.zero_grad(set_to_none=True)
-                local = local_gradients(model.module, squares(t, 10 * index + step))
-                squares(t, 10 * index + step)(model).backward()
-                t.synchronized(model, local, f"of model {index} in step {step}")
+                t.train(model, squares(t, 10 * index + step), f"of model {index} in step {step}")
         assert gradsync.torch.default_session().statistics().steps_complete >= 8
     finally:
         gradsync.torch.default_session().leave()
@@ -59,10 +51,7 @@ def _options_trial(make, loss, **options):
         module = make()
         model = t.wrap(module, **SMALL_BUCKETS, **options)
         for step in range(4):
-            model.zero_grad(set_to_none=True)
-            local = local_gradients(module, lambda m, s=step: loss(t, m, s))
-            loss(t, model, step).backward()
-            t.synchronized(model, local, f"in step {step}")
+            t.train(model, lambda m, s=step: loss(t, m, s), f"in step {step}")
 
     return trained
 
@@ -95,10 +84,7 @@ def gradients_that_are_no_views(t):
     state = gradsync.torch.HookState(t.session(), name="mine", timeout=20.0)
     model.register_comm_hook(state, gradsync.torch.allreduce_hook)
     for step in range(4):
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, squares(t, step))
-        squares(t, step)(model).backward()
-        t.synchronized(model, local, f"in step {step}")
+        t.train(model, squares(t, step), f"in step {step}")
 
 
 @trial(HOOK)
@@ -179,10 +165,7 @@ def two_dtypes(t):
 
     model = t.wrap(Two(), **SMALL_BUCKETS)
     for step in range(4):
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, squares(t, step))
-        squares(t, step)(model).backward()
-        t.synchronized(model, local, f"in step {step}")
+        t.train(model, squares(t, step), f"in step {step}")
 
 
 @trial(HOOK)

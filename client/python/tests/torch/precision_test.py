@@ -11,13 +11,8 @@ import torch
 from models import SMALL_BUCKETS, Mlp
 from ranks import run_ranks
 from torch import nn
-from trial import WRAPPER, close, local_gradients, trial
+from trial import WRAPPER, close, local_gradients, squares, trial
 from trial_ranks import trials_test
-
-
-def squares(t, seed=0):
-    data = t.randn(4, 6, seed=seed)
-    return lambda module: module(data).float().pow(2).mean()
 
 
 def _optimizer_trial(make):
@@ -65,10 +60,7 @@ def autocast(t):
             return squares(t, step)(module)
 
     for step in range(3):
-        model.zero_grad(set_to_none=True)
-        local = local_gradients(model.module, lambda m, s=step: loss(m, s))
-        loss(model, step).backward()
-        t.synchronized(model, local, f"in step {step}")
+        t.train(model, lambda m, s=step: loss(m, s), f"in step {step}")
         assert all(p.grad.dtype == torch.float32 for p in model.parameters())
 
 

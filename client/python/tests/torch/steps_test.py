@@ -6,13 +6,8 @@ import copy
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
-from trial import WRAPPER, close, local_gradients, parameters_of, trial
+from trial import WRAPPER, close, local_gradients, parameters_of, squares, trial
 from trial_ranks import trials_test
-
-
-def squares(t, seed=0):
-    data = t.randn(4, 6, seed=seed)
-    return lambda module: module(data).pow(2).mean()
 
 
 def local_of(t, model, *seeds):
@@ -38,10 +33,7 @@ def a_forward_without_backward_on_one_rank_only(t):
     for step in range(3):
         if t.rank == 1:
             squares(t, step + 10)(model)
-        model.zero_grad(set_to_none=True)
-        local = local_of(t, model, step)
-        squares(t, step)(model).backward()
-        t.synchronized(model, local, f"in step {step}")
+        t.train(model, squares(t, step), f"in step {step}")
 
 
 @trial()
@@ -144,10 +136,7 @@ def no_sync_nests_and_survives_an_exception(t):
 def the_wrapped_module_called_by_itself_stays_local(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(3):
-        model.zero_grad(set_to_none=True)
-        local = local_of(t, model, step)
-        squares(t, step)(model).backward()
-        t.synchronized(model, local)
+        t.train(model, squares(t, step))
         model.zero_grad(set_to_none=True)
         local = local_of(t, model, step + 20)
         squares(t, step + 20)(model.module).backward()
@@ -159,10 +148,7 @@ def the_wrapped_module_called_by_itself_stays_local(t):
 def one_rank_evaluates_alone(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(3):
-        model.zero_grad(set_to_none=True)
-        local = local_of(t, model, step)
-        squares(t, step)(model).backward()
-        t.synchronized(model, local)
+        t.train(model, squares(t, step))
         if t.rank == 0:
             model.eval()
             with torch.no_grad():
@@ -180,9 +166,7 @@ def gradients_asked_for_by_autograd_grad_are_no_step(t):
             torch.autograd.grad(loss, list(model.parameters()))
         else:
             del loss
-        local = local_of(t, model, step)
-        squares(t, step)(model).backward()
-        t.synchronized(model, local, f"in step {step}")
+        t.backward(model, squares(t, step), f"in step {step}")
 
 
 @trial(WRAPPER)
@@ -256,10 +240,7 @@ def an_exception_in_forward_of_every_rank(t):
         with t.raises(ValueError, match="told to fail"):
             squares(t, step)(model)
         module.fails = False
-        model.zero_grad(set_to_none=True)
-        local = local_of(t, model, step)
-        squares(t, step)(model).backward()
-        t.synchronized(model, local, f"in step {step}")
+        t.train(model, squares(t, step), f"in step {step}")
 
 
 @trial(WRAPPER)
@@ -290,38 +271,30 @@ def an_exception_in_backward_of_every_rank(t):
         t.synchronized(model, local, f"in step {step}")
 
 
-@trial()
-def control_flow_that_changes_from_step_to_step(t):
+def _changing_trial(is_twice):
+    """Runs a layer twice where `is_twice(step, rank)`."""
+
     class Changing(Mlp):
         def forward(self, x, twice):
             x = torch.tanh(self.first(x))
             x = torch.tanh(self.second(x))
             return self.third(torch.tanh(self.second(x)) if twice else x)
 
-    model = t.wrap(Changing(), **SMALL_BUCKETS)
-    for step in range(5):
-        model.zero_grad(set_to_none=True)
-        data, twice = t.randn(4, 6, seed=step), step % 2 == 1
-        local = local_gradients(model.module, lambda m, d=data, w=twice: m(d, w).pow(2).mean())
-        model(data, twice).pow(2).mean().backward()
-        t.synchronized(model, local, f"in step {step}")
+    def trained(t):
+        model = t.wrap(Changing(), **SMALL_BUCKETS)
+        for step in range(5):
+            data, twice = t.randn(4, 6, seed=step), is_twice(step, t.rank)
+            t.train(model, lambda m, d=data, w=twice: m(d, w).pow(2).mean(), f"in step {step}")
+
+    return trained
 
 
-@trial()
-def control_flow_that_differs_between_ranks(t):
-    class Changing(Mlp):
-        def forward(self, x, twice):
-            x = torch.tanh(self.first(x))
-            x = torch.tanh(self.second(x))
-            return self.third(torch.tanh(self.second(x)) if twice else x)
-
-    model = t.wrap(Changing(), **SMALL_BUCKETS)
-    for step in range(5):
-        model.zero_grad(set_to_none=True)
-        data, twice = t.randn(4, 6, seed=step), (step + t.rank) % 2 == 1
-        local = local_gradients(model.module, lambda m, d=data, w=twice: m(d, w).pow(2).mean())
-        model(data, twice).pow(2).mean().backward()
-        t.synchronized(model, local, f"in step {step}")
+control_flow_that_changes_from_step_to_step = trial()(
+    _changing_trial(lambda step, rank: step % 2 == 1)
+)
+control_flow_that_differs_between_ranks = trial()(
+    _changing_trial(lambda step, rank: (step + rank) % 2 == 1)
+)
 
 
 @trial()
@@ -368,9 +341,7 @@ def one_of_two_wrapped_modules_accumulates(t):
 def many_wrapped_modules_in_a_row(t):
     for index in range(6):
         model = t.wrap(Mlp(), **SMALL_BUCKETS)
-        local = local_of(t, model, index)
-        squares(t, index)(model).backward()
-        t.synchronized(model, local)
+        t.backward(model, squares(t, index))
 
 
 @trial()
@@ -409,10 +380,7 @@ def hooks_outlive_a_dropped_wrapper_of_the_same_module(t):
     gc.collect()
     again = t.wrap(module, **SMALL_BUCKETS)
     for step in range(3):
-        again.zero_grad(set_to_none=True)
-        local = local_of(t, again, step)
-        squares(t, step)(again).backward()
-        t.synchronized(again, local, f"in step {step}")
+        t.train(again, squares(t, step), f"in step {step}")
 
 
 @trial(WRAPPER)

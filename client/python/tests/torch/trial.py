@@ -180,6 +180,17 @@ class Trial:
                 [i for i, (a, b) in enumerate(zip(digests[0], other)) if a != b]
             )
 
+    def train(self, model, loss, what=""):
+        """As backward(), with fresh gradients."""
+        model.zero_grad(set_to_none=True)
+        self.backward(model, loss, what)
+
+    def backward(self, model, loss, what=""):
+        """Runs a step; asserts that the gradients of its `loss(model)` are the averages."""
+        local = local_gradients(model.module, loss)
+        loss(model).backward()
+        self.synchronized(model, local, what)
+
     def synchronized(self, model, local, what=""):
         """Asserts that the gradients of `model` are the averages of the ranks' `local`."""
         parameters = parameters_of(model)
@@ -236,3 +247,9 @@ def local_gradients(module, *losses):
         for p in module.parameters()
         if p.requires_grad
     ]
+
+
+def squares(t, seed=0, inputs=6):
+    """A loss of a module with `inputs` inputs, on this rank's data."""
+    data = t.randn(4, inputs, seed=seed)
+    return lambda module: module(data).float().pow(2).mean()

@@ -10,13 +10,8 @@ import weakref
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
-from trial import WRAPPER, local_gradients, trial
+from trial import WRAPPER, local_gradients, squares, trial
 from trial_ranks import trials_test
-
-
-def squares(t, seed=0):
-    data = t.randn(4, 6, seed=seed)
-    return lambda module: module(data).pow(2).mean()
 
 
 def refuses(t, module, *words, types=(TypeError, ValueError, RuntimeError), **options):
@@ -113,9 +108,7 @@ def arguments(t):
         session=session,
         name="mine",
     )
-    local = local_gradients(model.module, squares(t))
-    squares(t)(model).backward()
-    t.synchronized(model, local)
+    t.backward(model, squares(t))
 
 
 @trial()
@@ -147,9 +140,7 @@ def the_session_outlives_no_wrapper(t):
 
     for index in range(8):
         model = t.wrap(Mlp(), **SMALL_BUCKETS)
-        local = local_gradients(model.module, squares(t, index))
-        squares(t, index)(model).backward()
-        t.synchronized(model, local)
+        t.backward(model, squares(t, index))
         del model
         gc.collect()
 
@@ -197,9 +188,7 @@ def state_dicts_are_the_modules_own(t):
         assert torch.equal(one, two)
     with t.raises(RuntimeError, match="first.weight"):
         model.load_state_dict({})
-    local = local_gradients(model.module, squares(t))
-    squares(t)(model).backward()
-    t.synchronized(model, local)
+    t.backward(model, squares(t))
 
 
 def _copies_trial(make):
@@ -217,10 +206,7 @@ def _copies_trial(make):
         # The original continues to train, and so does the copy's module when it is wrapped.
         again = t.wrap(other.module, **SMALL_BUCKETS)
         for trained in (model, again):
-            trained.zero_grad(set_to_none=True)
-            local = local_gradients(trained.module, squares(t, 2))
-            squares(t, 2)(trained).backward()
-            t.synchronized(trained, local)
+            t.train(trained, squares(t, 2))
 
     return copied
 
