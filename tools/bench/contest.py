@@ -101,8 +101,8 @@ def run_size(
       nbytes: of each rank's buffer.
       warmup: iterations before those that count.
       iterations: that count.
-      at_once: how many turns a team takes before the next team does. Where that is more than one,
-        it takes one more before, which wakes its processes and does not count.
+      at_once: how many turns a team takes before the next team does. It takes one more before them,
+        which wakes its processes and is not timed.
       progress: called with the number of iterations that are done.
 
     Raises:
@@ -110,7 +110,6 @@ def run_size(
     """
     scores = {team.name: Score(team.name) for team in teams}
     total = warmup + iterations
-    lead = int(at_once > 1)
     try:
         for team in teams:
             team.call("set_up", nbytes=nbytes)
@@ -119,10 +118,10 @@ def run_size(
             first = number % len(teams)
             check_all = begin == 0 or begin + count == total
             for team in [*teams[first:], *teams[:first]]:
-                turns = _take(stage, team, begin + lead * number, count + lead, check_all)
+                turns = _take(stage, team, begin + number, count + 1, check_all)
                 score = scores[team.name]
                 score.wrong += sum(rank["wrong"] for turn in turns for rank in turn.ranks)
-                score.turns += turns[lead + max(0, warmup - begin) :]
+                score.turns += turns[1 + max(0, warmup - begin) :]
             progress(count)
         for team in teams:
             team.call("tear_down")

@@ -59,16 +59,17 @@ and prints, as nccl-tests do, a row per size and implementation:
   time       from the last rank's call (MarkReady) until that rank has the average (its wait for the
              bucket returns), in microseconds
   algbw      size / p50, in GB/s (10^9 bytes);  busbw = algbw * 2(n-1)/n for n ranks
-  #wrong     elements that differ from the exact average. The first and the last iteration check
-             all, the others a sample; anything but 0 makes the exit status 1
+  #wrong     elements that differ from the exact average. The first and the last turn check all,
+             the others a sample; anything but 0 makes the exit status 1
   ratio      the roofline's time / this time, in pairs of the same iteration: p50, p10. 0.85 means
              85 % of the bandwidth that memory has. The memory of a virtual machine may be twice as
              slow from one second to the next: only pairs can be compared
   cpu        CPU seconds of one all-reduce, in all processes that take part
 
-In each iteration every implementation takes one turn, in rotating order, while the processes of the
-others sleep. Every rank rewrites its buffer before its turn, so that no implementation finds
-results of the turn before in the caches.
+Implementations take turns of five iterations, in rotating order, while the processes of the others
+sleep. A sixth one comes first, which wakes the processes and is not timed. Every rank rewrites its
+buffer before each iteration, so that no implementation finds results of the one before in the
+caches.
 
 With --nodes N, N nodes of --ranks ranks each take part. Each is a network namespace with a link of
 --rate and a gradsyncd of its own. roofline and openmpi cannot span nodes. The column ratio becomes
@@ -123,6 +124,7 @@ _MOST_BYTES = 2 << 30
 # Enough that the caches and the cores' sleep states are those of a trainer at work, and few enough
 # that turns of two implementations are still of the same moment.
 _HANDOFFS_AT_ONCE = 20
+_ALL_REDUCES_AT_ONCE = 5
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -349,7 +351,7 @@ def _allreduce(options: argparse.Namespace) -> None:
         say(notes)
         print(allreduce_report.table_head(run), flush=True)
         for nbytes in sizes(options.begin, options.end, options.factor):
-            scores = bench.run_size(nbytes, 1)
+            scores = bench.run_size(nbytes, _ALL_REDUCES_AT_ONCE)
             of_size = allreduce_report.rows_of(scores, nbytes, run)
             for row in of_size:
                 print(allreduce_report.table_row(row), flush=True)
