@@ -379,8 +379,8 @@ std::vector<OptionEntry> MakeTable() {
              "64GiB"}),
       Time(&Options::worker_idle_limit, absl::ZeroDuration(), absl::Hours(24),
            {"worker_idle_limit", kGpus,
-            "Time for which a job's worker on a GPU is kept for the next trainers after the last "
-            "one has ended.",
+            "How long a job's worker on a GPU stays after the job's last trainer there has ended. "
+            "The next trainers then find it running.",
             "10m"}),
       Choice<CollectiveGate>(
           &Options::gate,

@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-// Vectors are members and locals of fixed size here. Scalable vectors cannot be.
+// This file keeps vectors in classes, which have a fixed size. Scalable vectors have none.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 // Compiles this file once per SIMD target.
 #undef HWY_TARGET_INCLUDE

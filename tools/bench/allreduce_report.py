@@ -11,7 +11,7 @@ from quantile import quantile
 from units import bits_per_second, format_byte_size
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-# Whom gradsync, or its Python package, is compared with below the rows of a size.
+# The implementations with which gradsync, or its Python package, is compared below a size's rows.
 _COMPARED = ("gloo", "openmpi", "nccl", "gloo_py", "deepspeed")
 _LINE = "# {:>10} {:>11} {:>9} {:>11} {:>11} {:>11} {:>8} {:>8} {:>8} {:>11} {:>10}"
 
@@ -76,7 +76,7 @@ def rows_of(scores: Mapping[str, Score], nbytes: int, run: Run) -> list[dict[str
             "wire_utilisation": _wire_seconds(nbytes, run) / (p50 / 1e6) if run.rate else None,
         }
         if run.gpus:
-            # Of k buffers: k and staging are read, k and staging written.
+            # k buffers and staging are read, and k buffers and staging are written.
             moved = 2 * (run.ranks // run.gpus + 1)
             row["gpus"] = run.gpus
             row["moved_gbps"] = algbw * moved if score.name in ("roofline", "kernels") else None

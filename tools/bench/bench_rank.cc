@@ -129,8 +129,8 @@ class Rank {
   }
 
  private:
-  // Nobody asks the bench in between: its process would push the ranks' and the daemon's code out
-  // of the caches, and MarkReady would take twice as long as it does in a trainer.
+  // No rank asks the bench in between: the bench's process would push the ranks' and the daemon's
+  // code out of the caches, and MarkReady would take twice as long as it does in a trainer.
   absl::StatusOr<nlohmann::json> Turns(std::uint64_t begin, std::uint64_t count, bool check_all) {
     if (busy_ != nullptr) busy_->Start();
     nlohmann::json turns = nlohmann::json::array();

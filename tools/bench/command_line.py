@@ -1,4 +1,4 @@
-"""What the command lines of gradsync-bench, step.py and the quick start share."""
+"""The common part of the command lines of gradsync-bench, step.py and the quick start."""
 
 from __future__ import annotations
 

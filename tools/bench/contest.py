@@ -66,7 +66,7 @@ class Score:
 
     @property
     def times_us(self) -> list[float]:
-        """Of each turn."""
+        """Microseconds of each turn."""
         return [turn.time_ns / 1e3 for turn in self.turns]
 
     def ratios(self, other: Score) -> list[float]:

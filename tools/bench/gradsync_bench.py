@@ -50,7 +50,7 @@ Averages buffers over the ranks of this machine, each rank a process, with
   openmpi      MPI_Allreduce in place, where Open MPI is installed
  only if named:
   faulty       Gloo with one wrong element per rank, which the column #wrong must show
-  gradsync_py  gradsync's Python package (float32, a sum; so are the next two)
+  gradsync_py  gradsync's Python package; like the next two, it sums float32
   gloo_py      torch.distributed.all_reduce on Gloo
   deepspeed    deepspeed.comm.inference_all_reduce, DeepSpeed's own in shared memory (see below)
 
@@ -76,15 +76,16 @@ With --nodes N, N nodes of --ranks ranks each take part. Each is a network names
 
   wire       the share of the time for which the wire must be busy: any all-reduce sends 2(N-1)/N
              times the size over each node's link, each way. Headers of Ethernet, IP and TCP come on
-             top, so 0.956 is the most; but a rested link lets pass 4 ms' worth at once
+             top, so a long transfer reaches 0.956. A short one can exceed it: a link that has
+             rested passes 4 ms' worth of bytes at once
 
 Without root or iproute2 nodes are loopback addresses with unlimited links; the head of the table
 says so.
 
 With --device cuda buffers lie on GPUs, rank r's on GPU r % g of --gpus g. The implementations are
 
-  roofline   copies by the driver within GPU 0, of as many bytes as combining its k ranks' buffers
-             and writing the average back moves: k+1 buffers read, k+1 written
+  roofline   copies by the driver within GPU 0. They move as many bytes as the reduction of the
+             buffers of its k ranks: k+1 buffers read, k+1 written
   kernels    combine and write-back alone, on GPU 0. The ratio is their share of the copies'
              bandwidth, both by the GPU's own clock
   gradsync   as above, and over NCCL between GPUs, until the trainer's stream has the average
@@ -114,11 +115,15 @@ bucket, the empty one first, takes from the last rank's MarkReady until its wait
 columns are the parts of that time (medians): to the daemon, in its queue, being reduced, and back
 to the trainer.
 
-With --device cuda it measures what a trainer's host pays: MarkReady; until it may enqueue what
-needs the average (enqueued: with WaitOnStream); the same for an all-reduce of NCCL in its own
-process, with world size 1 where ranks share a GPU; added, the difference in pairs; how often the
-host has waited for the GPU until then (syncs, in all iterations); and until the stream has the
-average.
+With --device cuda the columns are what a trainer's host pays:
+
+  MarkReady   until MarkReady returns
+  enqueued    until the host may enqueue work that needs the average: until WaitOnStream returns
+  in process  the same for an all-reduce of NCCL in the trainer's own process, with world size 1
+              where ranks share a GPU
+  added       enqueued - in process, in pairs
+  syncs       how often the host has waited for the GPU until then, in all iterations
+  to done     until the stream has the average; then the same in process
 """
 _MOST_BYTES = 2 << 30
 # Enough that the caches and the cores' sleep states are those of a trainer at work, and few enough

@@ -10,7 +10,7 @@ from quantile import quantile
 from units import format_byte_size
 
 BUCKETS = (0, 64 << 10, 256 << 10, 1 << 20, 25 << 20)
-# A GPU's bucket has an element.
+# A bucket on a GPU has at least one element.
 GPU_BUCKETS = (8, 64 << 10, 1 << 20, 25 << 20)
 
 # The key in the JSON, and the two lines above the column.

@@ -262,7 +262,7 @@ class Launcher:
     def wait_for_enter(self, prompt: str) -> None:
         """Prints the prompt; returns after a line on standard input, or a signal."""
         try:
-            print(prompt)  # in here: whoever reads it may send a signal at once
+            print(prompt)  # in here: its reader may send a signal at once
             if os.isatty(0):
                 self.wait_for_inputs([0], None)
             else:  # only a signal ends the wait

@@ -54,7 +54,7 @@ class RooflineThreads {
   const std::uint32_t thread_count_;
   // Written before `start_`, read after it.
   Job job_;
-  // Of the threads and the caller.
+  // The threads and the caller meet here.
   Barrier start_;
   Barrier finish_;
   // Counts awake threads over all jobs.

@@ -130,8 +130,8 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         type=count(1, 1024),
         default=25,
         metavar="MIB",
-        help="of every wrapper's buckets; default 25, PyTorch's. What is ready last waits for its "
-        "time on the wire: take less where links are slow (tools/simulate says how much)",
+        help="largest bucket of every wrapper; default 25, PyTorch's. Nothing hides the last "
+        "bucket's time on the wire: take less where links are slow (tools/simulate says how much)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="tiny models, few steps: tries the script"

@@ -19,7 +19,7 @@ import time
 CACHE = pathlib.Path.home() / ".cache/gradsync/tidy"
 CACHE_DAYS = 30
 
-# Rooms of which every lock is the annotated mutex of daemon/base.
+# Rooms that use only locks of one kind: the annotated mutex of daemon/base.
 THREAD_SAFE_ROOMS = tuple(
     f"daemon/{room}/"
     for room in (

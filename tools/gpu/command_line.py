@@ -68,7 +68,7 @@ def main(arguments):
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # MPS is ended too
     options.out = options.out.resolve()
-    # Sockets lie below it, whose paths are short.
+    # Sockets lie below it, and a socket's path must be short.
     work = pathlib.Path(tempfile.mkdtemp(prefix="gpu-check-", dir="/tmp"))
     try:
         bundle = work / "gradsync-gpu"

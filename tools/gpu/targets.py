@@ -1,9 +1,9 @@
 """Compares measured figures with their targets."""
 
 MIB = 1 << 20
-# Of the copies' bandwidth, by combine and write-back.
+# The least share of the copies' bandwidth that combine and write-back reach.
 COPY_SHARE = 0.8
-# By the hand-off, to an enqueue.
+# The most microseconds that the hand-off adds to an enqueue.
 ADDED_US = 30
 
 

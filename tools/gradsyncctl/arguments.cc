@@ -78,7 +78,7 @@ bool SetSwitch(absl::string_view word, CtlArguments* arguments) {
   return true;
 }
 
-// What the command does not understand, or lacks.
+// INVALID_ARGUMENT names an option that the command does not take, or a word that it lacks.
 absl::Status CheckCommand(const CtlArguments& arguments, bool steps_given) {
   const bool step_given = arguments.step != 0;
   if (arguments.help || arguments.version) return absl::OkStatus();

@@ -82,11 +82,11 @@ Layouts of jobs that have not ended (a layout is the buckets of one wrapped modu
   STATE        agreeing: not every rank has registered and mapped it yet; ready
   WAITING FOR  the rank that the step in progress waits for, and why; "-" between steps
 
-Nodes of jobs that span several and are coordinated here:
-  ADDRESS      from which its daemon connected
-  RANKS        that have joined from there
-  HEARD        when its daemon last answered; it is asked every second. GONE: it has left, or was
-               lost
+Nodes of the jobs that span nodes and that this daemon coordinates:
+  ADDRESS      of the node's daemon, as it connected
+  RANKS        that have joined on the node
+  HEARD        when its daemon last answered; this daemon asks every second. GONE: it has left, or
+               was lost
   WAITING FOR  the ranks there that the step or operation in progress waits for
 
 Jobs elsewhere have ranks here, but another node's daemon coordinates them; ask that daemon for
@@ -99,10 +99,10 @@ Lanes: this node's connections to the other nodes of a job:
   BUSY         time with gradients in hand
   GBIT/S       sent while busy, 10^9 bits per second
 
-GPUs, as the daemon's workers find them. First driver and NCCL, or why there is none, and the gate:
-when an all-reduce between GPUs begins (auto: none where all of a job's GPUs are shared through MPS,
-else all_nodes). Then each GPU:
-  FREE         of its memory, whoever uses the rest; known while a worker runs
+GPUs, as the daemon's workers find them. First driver and NCCL, or why there is none. Then the gate:
+when an all-reduce between GPUs begins. The gate "auto" is "none" if MPS shares all GPUs of a job,
+else "all_nodes". Then each GPU:
+  FREE         memory that no process uses; known while a worker runs
   OVERLAP      how trainers' kernels and the daemon's share it. MPS: at the same time; time-sliced:
                in turns, so that computation hides little communication
 
@@ -132,9 +132,9 @@ Examples:
 constexpr absl::string_view kStats =
     R"(Usage: gradsyncctl stats [--job ID] [--all] [--socket PATH] [--timeout SECONDS] [--json]
 
-What synchronization has cost since each job began. Exit status as of status. Where there are many
-layouts and no --all: the totals, the layouts with the longest exposed times (p99), and all numbers
-of the first of them.
+What synchronization has cost since each job began. Exit status as of status. Without --all, many
+layouts are shortened to the totals, the layouts with the longest exposed times (p99), and all
+numbers of the first of these.
 
 Each layout:
   STEPS     complete: every rank got the average
@@ -149,7 +149,7 @@ Latencies, per bucket; p50: half of the buckets took less, p99: 99 of 100 did:
   queue       from the last rank's ready to the start of the reduction
   reduce      the reduction itself
   total       from the last rank's ready to done: queue + reduce
-  exposed     per step: from its last bucket ready to its commit: what the backward pass does not
+  exposed     per step, from its last bucket ready to its commit: what the backward pass does not
               hide
 
 The result of the last complete step, over all buckets:
@@ -173,9 +173,9 @@ constexpr absl::string_view kTimeline =
     R"(Usage: gradsyncctl timeline [--job ID] [--layout NAME] [--steps N | --step N] [--all]
                             [--socket PATH] [--timeout SECONDS] [--json]
 
-A picture of the last committed steps of a layout, oldest first. --job and --layout may be left
-out where there is only one (of jobs: one that has not ended). Exit status 0: drawn, or no step is
-committed yet; 2: the daemon does not answer, or there is no such job, layout or step.
+A picture of the last committed steps of a layout, oldest first. Leave out --job if only one job
+has not ended, and --layout if the job has only one. Exit status 0: drawn, or no step is committed
+yet; 2: the daemon does not answer, or there is no such job, layout or step.
 
 One line for each bucket, from the step's first ready to its commit:
   0-9  the gradients of this rank are ready; + those of several ranks
@@ -184,8 +184,8 @@ One line for each bucket, from the step's first ready to its commit:
   d    done: the average is written back
 With more than 10 ranks only the first rank (r) and the last rank (R) are drawn.
 
-  READY      the last rank's gradients are ready; since the step's first ready
-  DONE       likewise; "-": it did not happen, as in a void step
+  READY      when the last rank's gradients are ready, counted from the step's first ready
+  DONE       when the average is written back, counted likewise; "-": never, as in a void step
   LATE RANK  the last rank, and how long after the rank before it
   exposed    in the title: from the last ready to the commit; the backward pass does not hide it
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr auto kRight = TextTable::Align::kRight;
 
-// How long ago a node's daemon said something; it is asked every second.
+// How long ago a node's daemon answered. This daemon asks it every second.
 std::string Heard(double seconds) {
   return seconds < 2 ? "now" : absl::StrCat(FormatUptime(seconds), " ago");
 }

@@ -14,7 +14,7 @@ namespace gradsync {
 namespace {
 
 constexpr auto kRight = TextTable::Align::kRight;
-// Of a short answer.
+// The most layouts in a short answer.
 constexpr std::size_t kMostLayouts = 12;
 constexpr std::size_t kMostStragglers = 6;
 constexpr std::size_t kMostWarnings = 5;
@@ -49,7 +49,7 @@ std::string Latencies(const v1::LayoutStats& layout) {
   return table.Render();
 }
 
-// Of the last complete step.
+// The gradients' numbers in the last complete step.
 std::string Numbers(const v1::LayoutStats& layout) {
   TextTable table(
       {{"GRADIENT NORM", kRight}, {"NON-FINITE", kRight}, {"STEPS NON-FINITE", kRight}});

@@ -20,7 +20,7 @@ constexpr std::size_t kWidth = 50;  // characters that stand for a step's time
 // Behind a step's end, for what comes in the same moment: reduction and end keep their character.
 constexpr std::size_t kMargin = 2;
 constexpr std::size_t kMostDigits = 10;  // with more ranks only the first and the last are drawn
-// Of a short answer.
+// The most buckets in a short answer.
 constexpr std::size_t kMostBuckets = 24;
 constexpr std::size_t kMostBucketsBelowSteps = 16;
 constexpr std::size_t kMostSteps = 12;

@@ -53,7 +53,8 @@ std::vector<std::string> JobIds(const v1::GetStatusResponse& status) {
   return ids;
 }
 
-// OK unless all that there is of a job is ranks: statistics and timelines are its coordinator's.
+// OK unless this node has only ranks of the job: then the coordinator has its statistics and
+// timelines.
 absl::Status CheckCoordinatedHere(const v1::GetStatusResponse& status) {
   if (!status.jobs().empty() || status.remote_jobs().empty()) return absl::OkStatus();
   const v1::RemoteJobStatus& job = status.remote_jobs(0);

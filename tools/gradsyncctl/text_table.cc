@@ -11,7 +11,7 @@ namespace {
 
 constexpr absl::string_view kGap = "  ";
 
-// Of UTF-8 without wide characters.
+// Columns that UTF-8 text takes on a terminal, without wide characters.
 std::size_t Width(absl::string_view text) {
   return static_cast<std::size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) >> 6) != 2; }));

@@ -44,7 +44,7 @@ _COMPARISON_STEPS = 120
 _STEPS_KEPT = 64  # by the daemon
 _BATCH = 128  # of digits_trainer
 _LARGEST_BATCH = 1024
-# Some cores compute so many samples of the backward pass in 1 ms.
+# Samples of the backward pass that a few cores compute in 1 ms, about.
 _SAMPLES_PER_MS = 25
 _MOST_RANKS = 8
 
@@ -176,7 +176,7 @@ class QuickStart:
         self.figures = Figures(arguments.nodes, ranks, arguments.rate or "")
 
     def run(self) -> None:
-        """Raises Failed if something does not work; whether the result is right: figures."""
+        """Raises Failed if something does not work; `figures` says whether the result is right."""
         self._start_daemons()
         ranks = self._train()
         self._compare_overlap()
@@ -297,7 +297,7 @@ class QuickStart:
         if self._limited:
             # The backward pass takes about as long as the link: where one of them is much longer
             # than the other, there is little to gain.
-            # What each node sends and receives of a sum over all nodes.
+            # The part of a sum over all nodes that each node sends and receives.
             share = 2 * (self.figures.nodes - 1) / self.figures.nodes
             bits = 8 * sum(bucket["bytes"] for bucket in self._buckets)
             self._link_ms = bits * share / bits_per_second(self.figures.rate) * 1e3

@@ -30,8 +30,8 @@ from .model import Model
 from .profile import Compute, Profile, Refused
 from .simulator import Process, Resource, Signal, Simulator
 
-# Of the time of forward and backward together. Backward multiplies twice where forward multiplies
-# once: for the gradient of the input and for that of the weights.
+# Backward's part of the time of forward and backward. Backward multiplies twice where forward
+# multiplies once: for the gradient of the input and for that of the weights.
 FORWARD_SHARE = 1 / 3
 
 
@@ -155,7 +155,7 @@ class _Run:
         self.sigma = profile.get("straggler.sigma", 0.0)
         self.steal = profile.get("node.steal", 0.0)
         self.hierarchical = setup.backend == "gradsync"
-        # Of a bucket between nodes, what is summed before and written back after its exchange.
+        # The share of a bucket that is summed before its exchange and written back after it.
         chunk = profile.get("gradsync.chunk", math.inf)
         self.exposed = [min(1.0, chunk / size) if size else 1.0 for size in self.sizes]
         self.reduce_threads = [Resource() for _ in self.nodes]

@@ -101,7 +101,7 @@ void CheckDaemonsGpus(const v1::CudaStatus& cuda, std::size_t gpus, Findings* fi
 void CheckDaemon(const DoctorSubject& subject, std::size_t gpus, const DaemonProcessOwner& owner,
                  Findings* findings) {
   if (!subject.daemon.ok()) {
-    // Why it cannot be connected to, its sockets have said.
+    // The checks of the sockets have said already why no daemon answers.
     if (!owner.known) return;
     return AddFailure("daemon", std::string(subject.daemon.status().message()),
                       "see its log (journalctl -u gradsyncd)", findings);

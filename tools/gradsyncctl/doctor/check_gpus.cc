@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kLeastNccl = 21900;
 
-// Of cuDriverGetVersion and ncclGetVersion, which touch no GPU.
+// The type of cuDriverGetVersion and ncclGetVersion. They touch no GPU.
 using VersionFunction = int(int*);
 
 // Never closed: a library of a driver does not like that.

@@ -62,7 +62,7 @@ std::optional<std::uint64_t> NumberIn(const std::string& path) {
   return number;
 }
 
-// Of cgroup v2, the tightest on the way up.
+// The tightest limit of cgroup v2 from this process up to the root.
 void CheckCgroup(const DoctorSubject& subject, Findings* findings) {
   std::ifstream cgroups(subject.root + "/proc/self/cgroup");
   std::string path;

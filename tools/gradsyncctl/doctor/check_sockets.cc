@@ -23,7 +23,7 @@
 namespace gradsync {
 namespace {
 
-// Six of a session, and more per layout: what some ten sessions take.
+// What some ten sessions take: six for each session, and more for each layout.
 constexpr std::uint64_t kFewDescriptors = 256;
 constexpr std::uint64_t kFewDescriptorsOfDaemon = 1024;
 
