@@ -117,8 +117,8 @@ def test_failures_exit_with_1_and_say_why(bench):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nobody_lives_on(tmp_path, number):
-    """Interrupted while everybody is at work, or killed."""
+def test_no_process_outlives_the_bench(tmp_path, number):
+    """The bench is interrupted or killed while every rank is at work."""
     script = scripts.Script("gradsync_bench.py")
     process = script.start(*"allreduce -b 1M -e 1M -n 1000000".split(), cwd=tmp_path)
     with process:

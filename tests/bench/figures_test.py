@@ -58,7 +58,7 @@ def rows_of(run, *scores, nbytes=1_000_000):
 
 def test_an_all_reduce_takes_as_long_as_the_rank_that_called_last():
     assert score("gradsync", 3, 5).times_us == [3, 5]
-    # Unless rank 0 alone works, and has a better clock.
+    # If rank 0 alone works and has a better clock, that clock counts.
     turn = score("kernels", 3).turns[0]
     turn.ranks[0]["own_ns"] = 2000
     assert turn.time_ns == 2000
@@ -229,7 +229,7 @@ def test_shares_are_of_the_same_round():
     assert result.share_of_gloo("gradsync", "bare") == pytest.approx([1 / 3, 1 / 4, 1 / 3])
     assert result.beyond_ms("gradsync", "ddp_noop") == 10
     assert result.of_gloo("gradsync") == pytest.approx(0.6)
-    # Gloo that costs nothing is no measure.
+    # If Gloo costs nothing, there is nothing to compare with.
     slow = {**result.measured, "ddp_noop": measured(50, 100, 100)}
     assert model_result(measured=slow).share_of_gloo("gradsync", "ddp_noop") is None
 

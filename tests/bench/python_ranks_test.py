@@ -38,7 +38,7 @@ def test_python_implementations_sum(script, tmp_path):
 
 def test_missing_deepspeed_is_named(script, tmp_path):
     if importlib.util.find_spec("deepspeed"):
-        pytest.skip("this Python has it")
+        pytest.skip("this Python has DeepSpeed")
     done = script.run("allreduce", "--impl", "deepspeed", cwd=tmp_path)
     assert done.returncode == 2
     assert "has no DeepSpeed" in done.stderr

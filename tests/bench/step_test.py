@@ -36,7 +36,7 @@ def test_measures_every_implementation_of_every_model(script, tmp_path):
     assert not script.left_behind()
 
 
-def test_measures_what_it_is_told_to(script, tmp_path):
+def test_measures_the_named_models_and_implementations(script, tmp_path):
     done = script.run(
         *("--quick", "--model", "compute_heavy", "--impl", "gradsync,bare"),
         *("--rounds", "1", "--steps", "3", "--turn", "2", "--ranks", "3", "--json", "rows.json"),

@@ -63,7 +63,7 @@ class CommandTest : public testing::Test {
     AddJob("digits", "model");
   }
 
-  // With one layout, one committed step and statistics.
+  // Adds a job with one layout, one committed step and statistics.
   void AddJob(const std::string& id, const std::string& layout) {
     FakeIntrospection& fake = daemon_.introspection();
     v1::JobStatus* job = fake.status.add_jobs();
@@ -350,7 +350,7 @@ TEST(UnreachableTest, ClosedConnectionIsReported) {
   EXPECT_THAT(outcome.error, HasSubstr("closed the connection"));
 }
 
-// Root obeys permissions too without CAP_DAC_OVERRIDE. Of the calling thread alone, and for good.
+// Makes the calling thread obey permissions from now on: without CAP_DAC_OVERRIDE even root does.
 void ObeyPermissions() {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct capabilities[_LINUX_CAPABILITY_U32S_3] = {};

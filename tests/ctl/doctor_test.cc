@@ -68,7 +68,7 @@ class DoctorTest : public testing::Test {
     subject_.daemon = status;
   }
   v1::GetStatusResponse& daemon() { return *subject_.daemon; }
-  // What it has found.
+  // Sets the GPUs that the daemon has found.
   void DaemonSees(int gpus, v1::GpuSharing sharing) {
     v1::CudaStatus& cuda = *daemon().mutable_cuda();
     cuda.clear_driver_error();
@@ -212,7 +212,7 @@ TEST_F(DoctorTest, GpusWithoutADriverAreAFailure) {
 
 TEST_F(DoctorTest, FindsDriverAndNccl) {
   AddGpus(2);
-  // Of this process, from its first call of a fake on.
+  // The machine of this process, from its first call of a fake on.
   const fakes::FakeMachine machine(fakes::MachineWithGpus(2));
   static std::string environment = machine.Environment();
   ASSERT_EQ(putenv(environment.data()), 0);

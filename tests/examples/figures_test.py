@@ -59,7 +59,7 @@ def test_json_has_the_agreed_keys():
         ([1, math.nan, 3], [1, math.nan, 3], math.inf),
     ],
 )
-def test_largest_difference_hides_nothing(tmp_path, first, second, difference):
+def test_largest_difference_shows_nan_and_unequal_sizes(tmp_path, first, second, difference):
     paths = []
     for name, values in (("first", first), ("second", second)):
         paths.append(tmp_path / name)

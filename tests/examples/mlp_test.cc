@@ -28,7 +28,7 @@ Samples RandomSamples(std::size_t count, std::uint64_t seed) {
 struct Gradients {
   explicit Gradients(const Mlp& model) {
     for (const Mlp::Parameter& parameter : model.parameters()) {
-      // What is there before must not matter.
+      // The old content of the memory must not matter.
       values.emplace_back(parameter.values.size(), 1e30f);
     }
     for (std::vector<float>& gradient : values) views.push_back(gradient.data());
@@ -83,7 +83,7 @@ TEST(MlpTest, ReportsEachGradientWhenWrittenLastLayerFirst) {
   model.Backward(gradients.views, [&](std::size_t parameter) {
     order.push_back(parameter);
     EXPECT_EQ(gradients.values[parameter], expected.values[parameter]);
-    // From here on it is somebody else's.
+    // From here on the gradient belongs to somebody else.
     for (float& value : gradients.values[parameter]) value = NAN;
   });
   EXPECT_THAT(order, ElementsAre(2, 1, 0));

@@ -110,7 +110,7 @@ def test_ranks_learn_what_one_process_learns(quickstart, tmp_path, ranks):
     assert "grpcurl -plaintext -unix SOCKET" in quickstart.output
 
 
-# Loopback as where no namespaces can be made.
+# Loopback addresses, as on a machine that cannot make namespaces.
 @pytest.mark.parametrize(
     "environment, rate", [({}, "1gbit"), ({"GRADSYNC_VIRTUAL_NETWORK": "loopback"}, "1gbit")]
 )
@@ -144,7 +144,7 @@ def test_a_daemon_of_another_node_that_was_killed_is_named(quickstart):
     assert errors.startswith(
         f"\ntools/quickstart: gradsyncd of node 2 (pid {killed}) was killed by signal 9 (Killed)\n"
     )
-    # What their daemons told the others.
+    # The ranks' errors, which their daemons report: they name the lost node.
     for text in ("rank 0 (pid ", "rank 1 (pid ", "node-2"):
         assert text in errors
 

@@ -66,7 +66,7 @@ TEST_F(ReferenceTrainingTest, TheLearningRateFallsToZeroAlongALine) {
   EXPECT_FLOAT_EQ(recipe_.LearningRate(recipe_.steps), recipe_.learning_rate / 60);
 }
 
-// Ten samples that are told apart by their label.
+// Ten samples, each with another label.
 Samples TenSamples() {
   Samples samples;
   const std::vector<float> image(kPixels);

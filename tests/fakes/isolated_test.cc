@@ -42,11 +42,11 @@ bool Succeeds(ChildProcess& process) {
 void RunIsolated(const std::string& name, const MachineDescription& machine) {
   const std::size_t gpus = RealGpus().size();
   if (gpus > 0 && machine.gpus.size() > gpus) {
-    GTEST_SKIP() << "needs " << machine.gpus.size() << " GPUs";
+    GTEST_SKIP() << "this machine has fewer than " << machine.gpus.size() << " GPUs";
   }
   const auto plain = MachineWithGpus(static_cast<int>(machine.gpus.size()));
   if (gpus > 0 && FormatMachine(machine) != FormatMachine(plain)) {
-    GTEST_SKIP() << "describes another machine";
+    GTEST_SKIP() << "the test describes GPUs of another kind than this machine has";
   }
   std::optional<FakeMachine> made;
   if (gpus == 0) made.emplace(machine);
@@ -64,7 +64,7 @@ void RunIsolated(const std::string& name, const MachineDescription& machine) {
   const std::optional<int> status = process.Wait(kPatienceMs);
   ASSERT_TRUE(status.has_value()) << name << " has not ended in time";
   if (gpus > 0 && WIFEXITED(*status) && WEXITSTATUS(*status) == kNeedsFakes) {
-    GTEST_SKIP() << "passed as far as a real machine shows it";
+    GTEST_SKIP() << "passed up to the point that needs the fakes";
   }
   EXPECT_TRUE(WIFEXITED(*status) && WEXITSTATUS(*status) == 0) << name;
 }

@@ -51,7 +51,8 @@ bool Succeeds(ChildProcess& process);
   }                                           \
   static void suite##name##Body()
 
-// For tests with an intended race. Streams are threads, so ThreadSanitizer would report it.
+// Skips a test of an intended race. The fakes' streams are threads, so ThreadSanitizer would report
+// the race.
 #if defined(__SANITIZE_THREAD__)
 #define SKIP_UNDER_TSAN() GTEST_SKIP() << "a race on purpose"
 #else

@@ -64,7 +64,7 @@ enum class Moment {
   kDecided,    // nothing: the answer is on its way
 };
 
-// The outcomes that a surviving rank may see. `outcome` is what the call returns if nobody is
+// The outcomes that a surviving rank may see. `outcome` is what the call returns if no party is
 // killed. `local`: the rank is on the coordinator's node.
 Outcomes Allowed(Answer answer, const std::string& outcome, Moment moment, Party killed,
                  bool delivered, bool local) {

@@ -27,7 +27,7 @@ ModelMemory MakeModelMemory();
 
 class CheckedJob {
  public:
-  // A job whose ranks have all joined and agreed on their layout. Nobody else uses `memory` while
+  // A job whose ranks have all joined and agreed on their layout. No other job uses `memory` while
   // this object lives.
   CheckedJob(const ModelOptions& options, ModelMemory* memory);
   ~CheckedJob();

@@ -19,6 +19,7 @@ constexpr std::uint64_t kSilenceBoundNs = 10'000'000'000ull * kScale;
 class CutTest : public testing::Test {
  protected:
   void SetUp() override {
+    // Loopback addresses cannot be separated.
     if (!nodes_.real()) GTEST_SKIP() << nodes_.network().description();
   }
 

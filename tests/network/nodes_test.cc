@@ -38,6 +38,7 @@ INSTANTIATE_TEST_SUITE_P(Nodes, NodeCountTest, testing::Values(2, 3));
 
 TEST(Network, BucketTakesTheTimeThatItsLinkNeeds) {
   NetworkedNodes nodes(2, 200'000'000);
+  // Loopback addresses keep no rate.
   if (!nodes.real()) GTEST_SKIP() << nodes.network().description();
   const Trainers trainers = nodes.Join();
   // 5 MB cross the link of each node once, in both directions at the same time.
@@ -51,6 +52,7 @@ TEST(Network, BucketTakesTheTimeThatItsLinkNeeds) {
 
 TEST(Network, ShortInterruptionLosesNoRank) {
   NetworkedNodes nodes(2);
+  // Loopback addresses have no cable to pull.
   if (!nodes.real()) GTEST_SKIP() << nodes.network().description();
   const Trainers trainers = nodes.Join();
   ExpectAll(trainers, "register buckets=2 count=1000");
@@ -116,6 +118,7 @@ TEST(Joining, JobWaitsForALateNode) {
 TEST(Joining, JobWaitsForALateCoordinator) {
   // The nodes know its address before it listens: the default port on the node of MASTER_ADDR.
   NetworkedNodes nodes(2, 0, 7417);
+  // On loopback addresses the daemons listen on any free port, not on the default one.
   if (!nodes.real()) GTEST_SKIP() << nodes.network().description();
   EXPECT_EQ(nodes.coordinator(), "10.99.0.1:7417");
   EXPECT_EQ(nodes.daemon(0).Stop(), 0);
@@ -135,6 +138,7 @@ TEST(Joining, JobWaitsForALateCoordinator) {
 
 TEST(Joining, CoordinatorsPortDefaultsToThatOfTheRanksDaemon) {
   NetworkedNodes nodes(2, 0, 9417);
+  // On loopback addresses the daemons listen on different ports.
   if (!nodes.real()) GTEST_SKIP() << nodes.network().description();
   EXPECT_EQ(nodes.coordinator(), "10.99.0.1:9417");
   Trainers trainers;

@@ -13,7 +13,7 @@ namespace {
 
 v1::SessionResponse Encoded(const SessionMessage& message) {
   v1::SessionResponse response;
-  // What was there before must not shine through.
+  // The old content must not show in the new one.
   response.mutable_step_done()->set_step(99);
   Encode(message, &response);
   return response;

@@ -30,7 +30,7 @@ class ListeningSocketTest : public testing::Test {
     const sockaddr_un address = Address(path_);
     return connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   }
-  // What a daemon leaves that was killed: bound, and nobody listens.
+  // A killed daemon leaves such a socket: it is bound, and no process listens.
   void LeaveStaleSocket(int type) const {
     const UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
     const sockaddr_un address = Address(path_);

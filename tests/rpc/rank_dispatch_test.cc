@@ -148,7 +148,7 @@ TEST_F(RankDispatchTest, RefusedLayoutIsAnAnswer) {
   EXPECT_EQ(rank.registered.size(), 1u);
 }
 
-TEST_F(RankDispatchTest, RefusesWhatNoRankSends) {
+TEST_F(RankDispatchTest, RefusesMessagesThatNoRankSends) {
   FakeRank rank(0, job_.get());
   v1::SessionRequest open, answer, abandon;
   open.mutable_open_session();

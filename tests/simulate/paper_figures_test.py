@@ -11,7 +11,7 @@ def figures():
 
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda each: each.says)
-def test_what_the_paper_says_holds(figures, statement):
+def test_each_statement_of_the_paper_holds(figures, statement):
     holds, evidence = statement.check(figures)
     assert holds, evidence
     assert evidence

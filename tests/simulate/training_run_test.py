@@ -10,7 +10,7 @@ from simulate.profile import Refused
 from simulate.training_run import Setup, run
 
 MIB = 1 << 20
-# Of machines.machine(): 30 ms of a step.
+# A step of machines.machine() computes for 30 ms.
 FORWARD, BACKWARD = 10e-3, 20e-3
 
 
@@ -170,7 +170,7 @@ def test_reduce_threads_take_cores_from_trainers():
     assert run(wanted).step < 40e-3
     step = run(dataclasses.replace(wanted, profile=shared)).step
     assert step == pytest.approx(run(wanted).step + stolen, rel=0.02)
-    # Without overlap nobody computes meanwhile.
+    # Without overlap no rank computes meanwhile.
     without = dataclasses.replace(wanted, overlap=False)
     assert run(dataclasses.replace(without, profile=shared)) == run(without)
 

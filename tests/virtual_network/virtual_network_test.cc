@@ -42,7 +42,7 @@ struct Connection {
   daemon::UniqueFd from, to;
 };
 
-// Without ends if there is no way.
+// Has no ends if no packet gets through.
 Connection Connect(const VirtualNetwork& network, int from, int to) {
   daemon::UniqueFd listener;
   sockaddr_in address = AddressOf(network, to);
@@ -97,7 +97,8 @@ TEST(VirtualNetwork, LoopbackSaysSo) {
   EXPECT_EQ(network.SetIsolated(1, true).code(), absl::StatusCode::kUnimplemented);
 }
 
-// What only namespaces can do.
+// Loopback addresses can neither separate nodes, nor keep a rate, nor pull a cable: such tests need
+// namespaces.
 class Namespaces : public testing::Test {
  protected:
   void Make(int nodes, std::uint64_t bits_per_second = 0) {
@@ -159,7 +160,8 @@ TEST_F(Namespaces, TheRateIsKept) {
   EXPECT_LT(rate, 1.02 * static_cast<double>(kRate));
 }
 
-// A sender that is given up soon when nothing is acknowledged.
+// Sends a byte that must not arrive. The kernel gives up the connection soon when nothing is
+// acknowledged.
 void SendInVain(const Connection& connection) {
   const unsigned int patience_ms = 200;
   ASSERT_EQ(setsockopt(connection.from.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms,

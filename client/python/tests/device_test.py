@@ -1,4 +1,4 @@
-"""What the package says of GPUs on a machine without one."""
+"""Calls for GPUs on a machine without one: each error says what is missing."""
 
 import ctypes.util
 import gc
@@ -64,7 +64,7 @@ def test_calls_for_gpus_are_refused_in_host_memory(daemon):
 def test_a_missing_driver_is_named(daemon):
     library = ctypes.util.find_library("cuda")
     if library is not None:
-        pytest.skip("this machine has a driver")
+        pytest.skip("this machine has a CUDA driver")
     with gradsync.Session.join(options(daemon)) as session:
         for call in (
             lambda: gradsync.cuda_device_uuid(0),

@@ -40,7 +40,7 @@ class FakeGpus:
         self.environment = {_STATE: self._state, "GRADSYNC_CUDA_LIBRARY": CUDA_LIBRARY}
 
     def close(self):
-        """Returns what was done on the machine that is undefined behaviour, in words."""
+        """Returns the undefined behaviour that the machine has seen, in words."""
         journal = pathlib.Path(self._state, "journal")
         lines = journal.read_text().splitlines() if journal.exists() else []
         self._process.communicate("")

@@ -25,7 +25,7 @@ class Socket:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """One with two GPUs and a daemon; what tests leave behind is no violation."""
+    """A machine with two GPUs and a daemon; fails the test if it has seen a violation."""
     gpus = FakeGpus(2)
     for name, value in gpus.environment.items():
         monkeypatch.setenv(name, value)

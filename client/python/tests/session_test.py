@@ -103,7 +103,7 @@ def test_without_a_daemon_joining_fails(tmp_path):
     assert isinstance(raised.value, ConnectionError)
 
 
-def test_a_held_rank_is_refused(daemon):
+def test_an_occupied_rank_is_refused(daemon):
     mine = options(daemon, 0, 2)
     with gradsync.Session.join(mine) as session:
         with pytest.raises(gradsync.AlreadyExistsError) as raised:
@@ -293,7 +293,7 @@ def test_leaving_with_an_open_step_is_refused(daemon):
             sessions[0].leave()
 
 
-def test_the_last_to_leave_is_known(daemon):
+def test_every_rank_learns_which_rank_left_last(daemon):
     with job(daemon, 2) as sessions:
         assert len(set(on_every_rank(2, lambda rank: sessions[rank].leave_and_stay(30)))) == 1
         on_every_rank(2, lambda rank: sessions[rank].barrier(30))

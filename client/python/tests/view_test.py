@@ -88,7 +88,7 @@ def test_memory_is_unmapped_with_the_last_user(daemon):
 
 
 def test_torch_makes_a_tensor_of_a_buffer(daemon):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")  # the package itself does not need it
     with gradsync.Session.join(options(daemon)) as session:
         layout = session.register_layout(
             explicit_buckets=[gradsync.Bucket(100, gradsync.DataType.BFLOAT16)]

@@ -9,7 +9,7 @@ from daemon_process import DaemonProcess
 from ranks import free_port
 from virtual_network import VirtualNetwork
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch")  # the example trains with it
 
 from digits_training import EXAMPLE, TORCHRUN, assert_close, jobs, train  # noqa: E402
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from daemon_process import DaemonProcess
 
-pytest.importorskip("torch")
+pytest.importorskip("torch")  # the example trains with it
 
 from digits_training import EXAMPLE, TORCHRUN, assert_close, jobs, train  # noqa: E402
 

@@ -140,7 +140,7 @@ def evaluating_alone_with_buffers(t):
 def synchronized_batch_normalization_of_a_process_group(t):
     """PyTorch's SyncBatchNorm uses Gloo; gradients go through gradsync."""
     if not hasattr(torch.distributed, "is_initialized"):
-        return
+        return  # this PyTorch was built without process groups
     t.process_group()
     module = nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4), nn.Linear(4, 2))
     if not _on_host():

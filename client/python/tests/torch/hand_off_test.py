@@ -58,7 +58,7 @@ def test_a_bucket_is_ready_behind_every_stream_that_wrote_to_it(current):
     assert layout.calls == expected
 
 
-def test_what_follows_on_the_stream_sees_the_verdict(current, monkeypatch):
+def test_later_work_on_the_stream_sees_the_verdict(current, monkeypatch):
     hand_off = _hand_off.hand_off_of(torch.device("cuda", 3))
     monkeypatch.setattr(_hand_off, "flat_tensor", lambda view, device: torch.tensor([view[1]]))
     layout = Listener()

@@ -85,7 +85,7 @@ def use_changes_from_step_to_step(t):
 
 
 @trial(WRAPPER)
-def nobody_needs_to_say_that_parameters_are_unused(t):
+def unused_parameters_need_no_option(t):
     """PyTorch's wrapper raises an error in the next forward pass; ours needs no option."""
     model = t.wrap(Branching(), **SMALL_BUCKETS)
     for step in range(4):
