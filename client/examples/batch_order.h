@@ -12,8 +12,8 @@
 
 namespace gradsync::examples {
 
-// Shuffles the samples anew for each pass over them; what does not fill a batch at a pass's end is
-// left out. Not thread-safe.
+// Shuffles the samples anew for each pass over them. Samples that do not fill a batch at a pass's
+// end are left out. Not thread-safe.
 class BatchOrder {
  public:
   // `samples` outlives this. 0 < global_batch <= samples.size().

@@ -1,5 +1,5 @@
-// The training of digits_trainer in one process, without gradsync: what the ranks' result is
-// compared with.
+// The training of digits_trainer in one process, without gradsync. Its result is the reference for
+// that of the ranks.
 
 #include <cstdint>
 #include <cstdio>

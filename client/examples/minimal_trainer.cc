@@ -1,4 +1,4 @@
-// The smallest trainer: every rank fits y = 3x + 2 to samples of its own, gradsync averages the
+// The smallest trainer: every rank fits y = 3x + 2 to samples of its own, and gradsync averages the
 // gradients.
 #include <cstdint>
 #include <cstdio>

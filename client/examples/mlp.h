@@ -18,8 +18,8 @@
 namespace gradsync::examples {
 
 // Fully connected layers with y = x / sqrt(1 + x^2) between them; softmax and cross-entropy at the
-// end. The unit is smooth, so that a difference in rounding stays one: at the kink of a rectifier
-// it can switch a unit off. Not thread-safe.
+// end. The unit is smooth, so that a difference in rounding stays small: at the kink of a rectifier
+// it could switch a unit off. Not thread-safe.
 class Mlp {
  public:
   // One layer's weights and, as the last row, its biases. In the order of the forward pass: fc1,

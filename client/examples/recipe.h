@@ -1,5 +1,5 @@
-// What the example trains and how. Changing one of these numbers changes the result, never its
-// equality with the references.
+// What the example trains and how. Another number here changes the result, but the trainers and the
+// references still agree.
 
 #ifndef CLIENT_EXAMPLES_RECIPE_H_
 #define CLIENT_EXAMPLES_RECIPE_H_

@@ -1,4 +1,4 @@
-// The same training without gradsync, in one process: what the trainers' result is held against.
+// The same training without gradsync, in one process: the reference for the trainers' result.
 
 #ifndef CLIENT_EXAMPLES_REFERENCE_TRAINING_H_
 #define CLIENT_EXAMPLES_REFERENCE_TRAINING_H_
@@ -12,11 +12,11 @@
 namespace gradsync::examples {
 
 // Trains `model`, freshly made by the recipe, on the batches that `ranks` trainers would share.
-// Each batch is cut into `shards` equal parts (a divisor of the global batch), whose gradients are
-// added as the daemons of `nodes` nodes (a divisor of shards) do it: on each node in order,
-// ((g0 + g1) + g2) + ..., then those sums in the nodes' order; and multiplied by float(1 / shards).
-// shards = ranks: the bits of the trainers. shards = 1: the whole batch at once, which rounds
-// differently.
+// Each batch is cut into `shards` equal parts (a divisor of the global batch). The parts' gradients
+// are added as the daemons of `nodes` nodes (a divisor of shards) do it: on each node in order,
+// ((g0 + g1) + g2) + ..., then those sums in the nodes' order. The sum is multiplied by
+// float(1 / shards). With shards = ranks the result has the bits of the trainers'. With shards = 1
+// the whole batch is computed at once, which rounds differently.
 void TrainReference(const Digits& digits, const Recipe& recipe, std::size_t ranks,
                     std::size_t shards, std::size_t nodes, Mlp* model);
 
