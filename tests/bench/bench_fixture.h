@@ -31,12 +31,12 @@ inline std::string Contents(const std::string& path) {
 class BenchTest : public testing::Test {
  protected:
   void SetUp() override {
-    // Orphans become this process' children, which is how the tests see them.
+    // Orphans become this process's children, so the tests see them.
     ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   }
 
   // Runs the bench with its files in a folder of its own. Returns its exit code, or 1000 + the
-  // number of the signal that ended it. The test's time limit is for one that does not end.
+  // number of the signal that ended it. If it hangs, the test's time limit ends it.
   int Run(const std::vector<std::string>& arguments) {
     std::filesystem::create_directories(temporary());
     constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
@@ -52,8 +52,8 @@ class BenchTest : public testing::Test {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   }
 
-  // Returns when every process that the bench has started has ended; the test's time limit is for
-  // one that stays.
+  // Returns when every process that the bench has started has ended. If one stays, the test's time
+  // limit ends the test.
   static void AwaitOrphans() {
     while (waitpid(-1, nullptr, 0) > 0 || errno == EINTR) {
     }

@@ -62,7 +62,7 @@ def test_every_type_averages_over_an_odd_number_of_busy_ranks(bench, dtype):
 
 
 def test_nodes_average_over_their_links(bench):
-    """On loopback addresses where namespaces cannot be made, which the bench says."""
+    """The nodes are loopback addresses where namespaces cannot be made; the bench says so."""
     done, figures = bench(*"allreduce --nodes 2 --rate 1gbit -b 64K -e 64K -n 3 -w 1".split())
     limited = "links of 1gbit" in done.stdout
     for row in figures:

@@ -1,4 +1,4 @@
-// gradsync-bench --device cuda from outside, on fake GPUs: what it does there, not how fast.
+// gradsync-bench --device cuda from outside, on fake GPUs. Its figures mean nothing there.
 
 #include <gmock/gmock.h>
 #include <stdlib.h>
@@ -84,8 +84,8 @@ TEST_F(CudaBenchTest, OneTrainerOnOneGpuHasNcclOfWorldSizeOne) {
   EXPECT_THAT(machine.Violations(), IsEmpty());
 }
 
-// A trainer's call returns without a look at the communicator; one that polls until it has left its
-// progress state is slower, and gradsync beside it looks too good.
+// A trainer's call returns without a look at the communicator. If the bench polled the communicator
+// until it is ready, NCCL would look slower than it is, and gradsync too good.
 TEST_F(CudaBenchTest, NcclInTheTrainersIsCalledAsTrainersCallIt) {
   const FakeMachine machine(MachineWithGpus(2));
   ASSERT_EQ(RunOn(machine, {"allreduce", "--ranks", "2", "--gpus", "2", "--impl", "nccl", "-b",

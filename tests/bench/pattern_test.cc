@@ -95,7 +95,7 @@ TEST_P(PatternTest, TheSampleHoldsBothEnds) {
   EXPECT_EQ(pattern.CountWrong(5, buffer.data(), kCount, false), 2u);
 }
 
-// Nothing that an all-reduce could leave behind by doing nothing passes for an average.
+// An all-reduce that does nothing leaves such data in the buffer. None of it passes for an average.
 TEST_P(PatternTest, OwnDataOldDataAndShiftedDataAreWrong) {
   const Pattern pattern(dtype(), ranks());
   Buffer buffer(kCount * item_size());

@@ -58,7 +58,7 @@ class Script:
         return sorted(os.listdir(self.temporary)) + processes
 
     def await_processes(self):
-        """Waits for those that end once the script has: Python's resource tracker is one."""
+        """Waits for processes that end just after the script, as Python's resource tracker."""
         deadline = time.monotonic() + _END_LIMIT_S
         for process in self._processes():
             with contextlib.suppress(ProcessLookupError):
@@ -84,7 +84,7 @@ class Script:
 
 
 def check_usage(script, tmp_path):
-    """--help teaches; what is wrong is refused with 2 before anything is started."""
+    """--help teaches; wrong usage exits with 2 before anything is started."""
     shown = script.run("--help", cwd=tmp_path)
     assert shown.returncode == 0
     assert "Exit status" in shown.stdout

@@ -315,7 +315,7 @@ ISOLATED_TEST(CudaHandoff, ReleasedStreamDoesNotOvertakeTheMark, MachineWithGpus
   ASSERT_TRUE(trainer.layout->WaitOnStream(1, optimizer).ok());
   trainer.daemon.Die();
   EXPECT_FALSE(trainer.layout->WaitStep(1, kPatience).ok());
-  // Time for a stream that nothing holds.
+  // Takes so much time that a stream that nothing holds would go on.
   for (int i = 0; i < 50; ++i) CUDA_OK(cuMemsetD32Async(scratch, 0, 1, other));
   CUDA_OK(cuStreamSynchronize(other));
   EXPECT_EQ(cuStreamQuery(optimizer), CUDA_ERROR_NOT_READY);

@@ -137,7 +137,7 @@ TEST_F(FdSocketTest, NobodyListensIsUnavailable) {
   EXPECT_THAT(std::string(connected.message()), HasSubstr("start gradsyncd"));
 }
 
-// A daemon that handed out a nonce was listening then.
+// The daemon listened when it gave the nonce. If it does not listen now, it is lost.
 TEST_F(FdSocketTest, LostDaemonFailsAtOnce) {
   const auto fetched = FetchDescriptors(path_, kNonce, 1, absl::InfiniteFuture());
   EXPECT_EQ(fetched.status().code(), absl::StatusCode::kUnavailable);

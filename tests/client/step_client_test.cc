@@ -46,8 +46,8 @@ void AwaitSleep(pid_t thread) {
   }
 }
 
-// The result of a wait for step 1 that a void step's done word released, but that wakes up only
-// when the steps up to `last` are void too.
+// Waits for step 1, which becomes void. The wait wakes up only when the steps up to `last` are void
+// too. Returns its result.
 absl::Status LateWait(std::uint32_t last) {
   const auto connection = std::make_shared<Connection>(SessionOptions());
   const auto page = OnePage();

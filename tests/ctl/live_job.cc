@@ -1,9 +1,9 @@
 // A job of two ranks for tests that ask a real daemon about it: live_job SOCKET JOB_ID
 //
-// Runs three steps of a layout "model" of two buckets, the second of which has an element that is
-// Inf and the third a gradient norm of 5, leaves step 4 waiting for rank 1, prints "waiting", and
-// goes on when told on stdin: "finish" completes the step, leaves the job and prints "finished";
-// "lose" ends rank 1 without Leave, and prints "lost" once rank 0 knows of the loss.
+// Runs three steps of a layout "model" of two buckets. Step 2 has an element that is Inf. Step 3
+// has a gradient norm of 5. Then step 4 waits for rank 1. The program prints "waiting" and reads a
+// command from stdin: "finish" completes the step, leaves the job and prints "finished"; "lose"
+// ends rank 1 without Leave, and prints "lost" once rank 0 knows of the loss.
 
 #include <cmath>
 #include <future>

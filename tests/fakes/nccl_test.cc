@@ -489,7 +489,7 @@ MachineDescription ReportingDeath() {
   return machine;
 }
 
-// Rank 0 of a communicator of which rank 1 is killed.
+// Rank 0 of a communicator whose rank 1 is killed.
 Rank BesideAKilledRank() {
   const Pipe pipe, joined;
   const auto other = StartRole("idle_rank", {pipe.out.get(), joined.in.get()});

@@ -109,7 +109,7 @@ struct Phase {
   std::vector<Message> messages;
   Answer answer = Answer::kCommon;
   std::string outcome = "OK";  // the same for every command
-  // What ranks that do not know of the loss call next. It cannot complete without the lost ranks.
+  // The next call of ranks that do not know of the loss. It cannot complete without the lost ranks.
   std::string next = "step";
   // The agent has no ranks left after this phase, so a later loss there has no effect.
   bool agent_leaves = false;
@@ -462,7 +462,8 @@ class EveryMessageTest : public LifeTest, public testing::WithParamInterface<Wir
       }
     }
     EXPECT_LE(heard.size(), 1u) << "the ranks got different answers";
-    // While both daemons live, either all ranks get the answer or none. A verdict: in any case.
+    // While both daemons live, either all ranks get the answer or none. A verdict reaches all or
+    // none in any case.
     const bool all = phase.answer == Answer::kCommon && one.killed >= Party::kRank0;
     if (all || phase.answer == Answer::kVerdict) {
       EXPECT_FALSE(!heard.empty() && lost) << "complete on one rank and void on another";

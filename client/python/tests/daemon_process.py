@@ -69,7 +69,7 @@ class DaemonProcess:
         self._process.wait()
 
     def stop(self):
-        """As Ctrl-Z: it is there and does not answer."""
+        """Stops the daemon as Ctrl-Z does: it exists and does not answer."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self):

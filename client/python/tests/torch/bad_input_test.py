@@ -15,7 +15,7 @@ from torch import nn
 from trial import HOOK, WRAPPER, local_gradients, squares, trial
 from trial_ranks import trials_test
 
-# Seconds after which a step is void that a rank never ends.
+# Seconds after which a step is void if a rank never ends it.
 SHORT = {"step_timeout": 1.0}
 # Seconds by which a busy machine can be late.
 SLACK = 2.0
@@ -393,7 +393,7 @@ one_rank_accumulates = trial(WRAPPER)(_absent_trial(_accumulates))
 
 
 @trial(WRAPPER)
-def one_rank_comes_not_back_after_the_first_step(t):
+def one_rank_stays_away_after_the_first_step(t):
     """The step in which buckets are cut anew has a deadline, too."""
     model = t.wrap(Mlp(), session=t.session(**SHORT), **SMALL_BUCKETS)
     squares(t)(model).backward()
@@ -503,7 +503,7 @@ class Interrupted:
 
 
 def _misses_a_verdict(t, exception):
-    """The other rank has the step complete: this rank must not continue without it."""
+    """The step is complete on the other rank: this rank must not continue without it."""
     model = t.wrap(Mlp(), session=t.session(), **SMALL_BUCKETS)
     steps_are_right(t, model)
     if t.rank == 1:
@@ -585,7 +585,7 @@ a_callback_of_others_fails_and_no_update_follows = trial(WRAPPER)(
 
 
 @trial(WRAPPER)
-def an_optimizer_meets_no_half_average(t):
+def an_optimizer_step_after_an_exception_has_no_effect(t):
     """An optimizer's step directly after an exception has no effect."""
     model = t.wrap(Trapped(), session=t.session(), **SMALL_BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

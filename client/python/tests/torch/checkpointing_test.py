@@ -169,7 +169,7 @@ HIDING = {
 
 
 def _hidden_trial(kind, use_reentrant, **options):
-    """Right, or refused by name: never averaged in part without a word."""
+    """The averages are right, or the pass is refused by name; none is silently partial."""
     hide, find = HIDING[kind]
 
     def trained(t):

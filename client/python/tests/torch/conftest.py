@@ -39,7 +39,7 @@ def outcomes(request, daemon, tmp_path_factory):
             if trial in done[0] and all(trial in of for of in done)
         }
         if error:
-            # The others run again, without the trial that did this.
+            # The other trials run again, without the one that ended the ranks.
             guilty = next((trial for trial in selected if trial not in outcomes), selected[-1])
             lost = "failed", error, 0.0
             outcomes[guilty] = [of.get(guilty, lost) for of in done]

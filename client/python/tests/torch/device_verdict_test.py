@@ -332,7 +332,7 @@ def optimizers_that_take_no_found_inf(t):
 
 
 @trial(WRAPPER)
-def what_cannot_be_left_on_a_device(t):
+def modules_whose_verdict_cannot_stay_on_a_gpu_are_refused(t):
     with t.raises(ValueError, match=("device_verdict", "GPU", "cpu")):
         t.wrap(Mlp(), device_verdict=True)
     module = Mlp()
@@ -344,7 +344,7 @@ def what_cannot_be_left_on_a_device(t):
 
 
 @trial(WRAPPER)
-def unused_parameters_are_asked_for_on_the_host(t):
+def the_host_waits_if_parameters_are_unused(t):
     model = wrap(t, Branching())
     optimizer = optimizers(model.parameters())[0]
     for step in range(6):
@@ -377,7 +377,7 @@ def uneven_inputs(t):
 
 
 @trial(WRAPPER)
-def the_end_of_the_process_waits_for_what_is_under_way(t):
+def the_end_of_the_process_waits_for_open_steps(t):
     from gradsync.torch import _session
 
     model = wrap(t, Mlp())

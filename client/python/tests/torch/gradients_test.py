@@ -146,7 +146,7 @@ def evaluation_inside_no_sync_leaves_nothing(t):
 
 
 @trial()
-def an_own_gradient_is_added_to(t):
+def a_gradient_of_the_user_is_added_to(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1.0 + t.rank)
@@ -158,7 +158,7 @@ def an_own_gradient_is_added_to(t):
 # PyTorch's wrapper warns, and leaves gradients of the gradients that are not averaged.
 @trial(WRAPPER)
 def create_graph_is_refused(t):
-    """An average has no graph. What create_graph is used for works by torch.autograd.grad."""
+    """An average has no graph. The error names the other way: torch.autograd.grad."""
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     with t.raises(RuntimeError, match=("create_graph", "torch.autograd.grad")):
         squares(t, 0)(model).backward(create_graph=True)

@@ -125,7 +125,7 @@ def one_state_for_two_modules_is_refused(t):
 
 
 @trial(HOOK)
-def registered_once_only(t):
+def a_second_hook_is_refused(t):
     import gradsync.torch
 
     model = hooked(t, Mlp(), gradsync.torch.HookState(t.session()))
@@ -181,7 +181,7 @@ def accumulation(t):
 
 
 @trial(HOOK)
-def a_state_is_no_luggage(t):
+def a_state_cannot_be_copied_or_pickled(t):
     import pickle
 
     import gradsync.torch

@@ -104,7 +104,7 @@ def buffers_come_from_the_last_joiner(t):
 
 
 @trial(WRAPPER)
-def buffers_go_round_among_those_who_are_left(t):
+def buffers_are_broadcast_among_the_remaining_ranks(t):
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
     model = wrap(t, module)
     with joining(t, model):
@@ -114,7 +114,7 @@ def buffers_go_round_among_those_who_are_left(t):
 
 
 @trial(WRAPPER)
-def what_nobody_left_uses_is_untouched(t):
+def a_gradient_that_no_remaining_rank_uses_is_untouched(t):
     model = wrap(t, Branching(), find_unused_parameters=True)
     branch = model.module.branch
     with joining(t, model):

@@ -105,7 +105,7 @@ del _shape, known
 
 
 @trial()
-def takes_anything(t):
+def forward_may_take_any_arguments(t):
     taken = []
 
     class Taking(Mlp):
@@ -137,7 +137,7 @@ def inputs_that_require_a_gradient_get_their_own(t):
 
 
 @trial(WRAPPER)
-def gives_its_parameter_itself(t):
+def forward_may_return_a_parameter(t):
     class Itself(nn.Module):
         def __init__(self):
             super().__init__()

@@ -173,7 +173,7 @@ def a_scale_holds_for_one_step(t):
 
 
 @trial(WRAPPER)
-def an_optimizer_of_other_parameters_is_not_told(t):
+def an_optimizer_of_other_parameters_gets_no_scale(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     other = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([*model.parameters(), other], lr=1.0, fused=True)
@@ -198,7 +198,7 @@ def a_scale_beside_a_scaler_is_refused(t):
 
 
 @trial(WRAPPER)
-def no_clipping_makes_a_gradient_that_is_not_finite_usable(t):
+def clipping_does_not_repair_gradients_that_are_not_finite(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
     (squares(t)(model) * float("inf")).backward()

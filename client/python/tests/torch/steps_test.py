@@ -97,7 +97,7 @@ def backward_twice_through_a_retained_graph(t):
 
 
 @trial()
-def whether_to_synchronize_is_taken_at_forward(t):
+def the_forward_pass_decides_whether_to_synchronize(t):
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     squares(t, 9)(model).backward()
     model.zero_grad(set_to_none=True)
@@ -384,7 +384,7 @@ def hooks_outlive_a_dropped_wrapper_of_the_same_module(t):
 
 
 @trial(WRAPPER)
-def a_forward_for_nobody_is_no_step(t):
+def a_forward_pass_without_a_backward_pass_is_no_step(t):
     """One rank runs another forward pass between a no_sync() forward pass and its backward."""
     model = t.wrap(Mlp(), **SMALL_BUCKETS)
     for step in range(3):

@@ -35,7 +35,7 @@ def used_by_one_rank_only(t):
 
 # PyTorch's wrapper fails an assertion of its own when such a gradient is not its view.
 @trial(WRAPPER)
-def the_gradient_of_what_nobody_uses_is_untouched(t):
+def the_gradient_of_an_unused_parameter_is_untouched(t):
     model = t.wrap(Tasks(), **FIND)
     kept = torch.full((2, 2), 5.0 + t.rank)
     for step in range(4):
@@ -179,7 +179,7 @@ def outputs_that_need_no_gradient(t):
 
 
 @trial()
-def new_tensors_of_forward_come_back_in(t):
+def outputs_may_be_the_next_inputs(t):
     """Tensors that one forward pass gives to the next must have no history."""
 
     class Stateful(nn.Module):
@@ -286,7 +286,7 @@ def a_static_graph_that_changes_after_all(t):
 
 
 @trial(WRAPPER)
-def the_step_says_who_was_used(t):
+def the_step_says_which_parameters_were_used(t):
     model = t.wrap(Tasks(3), **FIND)
     model(1.0, [t.rank]).sum().backward()
     assert list(model.last_step.used) == [True, True, False], model.last_step.used

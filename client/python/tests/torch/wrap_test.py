@@ -134,7 +134,7 @@ def attributes_and_modes(t):
 
 
 @trial()
-def the_session_outlives_no_wrapper(t):
+def dropped_wrappers_do_not_disturb_the_next_one(t):
     """Wrapping and dropping many modules does not disturb the next one."""
     import gc
 
@@ -348,7 +348,7 @@ def a_scripted_module(t):
 
 @trial(WRAPPER)
 def pytorchs_wrapper_around_ours_is_refused(t):
-    """It would average the averages' contributions in its own order, and change them."""
+    """It would average the same gradients a second time."""
     ours = t.wrap(Mlp())
     for module in (ours, nn.Sequential(ours, nn.Linear(3, 3))):
         theirs = t.pytorch(module)
