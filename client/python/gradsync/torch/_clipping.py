@@ -8,6 +8,7 @@ from typing import Any, Iterable, Sequence
 
 import torch
 
+from gradsync.torch import _fused_optimizers
 from gradsync.torch._gradients import Slot
 
 
@@ -54,8 +55,7 @@ class Clipping:
 class _NextStepScale:
     """Makes one fused optimizer multiply gradients by a number in its next step only.
 
-    A fused optimizer divides gradients by its attribute `grad_scale`, which GradScaler uses too.
-    Used on the thread that trains.
+    Sets its attribute `grad_scale`, by which it divides gradients. Used on the thread that trains.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -97,9 +97,6 @@ def _takes_scale(
     """Whether `optimizer` is fused, has exactly these parameters and can divide by the scale."""
     if coefficient <= 0 or not math.isfinite(coefficient):
         return False
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return False
-    groups = optimizer.param_groups
     mine = {id(parameter) for parameter in parameters}
-    theirs = {id(parameter) for group in groups for parameter in group["params"]}
-    return all(group.get("fused") for group in groups) and theirs == mine
+    theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return theirs == mine and _fused_optimizers.refusal(optimizer) is None

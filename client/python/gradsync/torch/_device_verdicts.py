@@ -90,7 +90,7 @@ class DeviceVerdicts:
     def _leave_out(self, step: FollowedStep, error: gradsync.Error) -> None:
         """Reports that optimizers have left out `step` on the device because of `error`."""
         _session.note(self._session, error)
-        if _session.is_over(self._session):
+        if _session.has_ended(self._session):
             self._steps.clear()
             raise error
         if step.scaled:

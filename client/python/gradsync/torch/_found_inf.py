@@ -1,17 +1,13 @@
-"""Steps' verdicts as the `found_inf` of optimizers, which their kernels read.
-
-An optimizer that takes `found_inf` leaves out its update if that float is not 0. PyTorch's
-optimizers take it if they were built with `fused=True`. GradScaler sets the same attribute, for one
-step at a time.
-"""
+"""Steps' verdicts as the `found_inf` of fused optimizers, which their kernels read."""
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from typing import Any, Sequence
 
 import torch
+
+from gradsync.torch import _fused_optimizers
 
 # For each optimizer: GradScaler's `found_inf` before the step (None if it set none), and ours.
 _Lent = tuple[Any, torch.Tensor]
@@ -20,7 +16,7 @@ _lent: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Lent] = weakref.WeakKey
 
 def check(optimizer: torch.optim.Optimizer) -> None:
     """Raises: TypeError: `optimizer` does not take `found_inf`; says what to do."""
-    why = _refusal(optimizer)
+    why = _fused_optimizers.refusal(optimizer)
     if why is not None:
         raise TypeError(
             f"gradsync: {type(optimizer).__name__} {why}, but the module was wrapped with "
@@ -28,18 +24,6 @@ def check(optimizer: torch.optim.Optimizer) -> None:
             "of a void step. Build Adam, AdamW, SGD or Adagrad with fused=True, or wrap the module "
             "without device_verdict"
         )
-
-
-def _refusal(optimizer: torch.optim.Optimizer) -> str | None:
-    # GradScaler's own rules, for PyTorch's optimizers and others.
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return "takes no `found_inf`"
-    if "grad_scaler" in inspect.signature(optimizer.step).parameters:
-        return "takes no `found_inf` but a GradScaler"
-    # A group that was added or loaded with other options.
-    if not all(group.get("fused", True) for group in optimizer.param_groups):
-        return "has a parameter group with fused=False, which takes no `found_inf`"
-    return None
 
 
 def is_set(optimizer: torch.optim.Optimizer) -> bool:

@@ -44,7 +44,7 @@ def _taken(slots: Sequence[Slot]) -> str | None:
     mine = {id(slot.parameter): slot.name for slot in slots}
     for other in all_live():
         shared = [mine[id(s.parameter)] for s in other.slots if id(s.parameter) in mine]
-        if shared and not _session.is_over(other.session):
+        if shared and not _session.has_ended(other.session):
             return f"'{shared[0]}' belongs to wrapped module '{other.name}'"
         if shared:
             # Its session has ended.

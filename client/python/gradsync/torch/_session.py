@@ -26,7 +26,7 @@ _before_leaving: list[Callable[[gradsync.Session], None]] = []
 
 _lock = threading.Lock()
 _default: gradsync.Session | None = None
-_over: weakref.WeakSet[gradsync.Session] = weakref.WeakSet()
+_ended: weakref.WeakSet[gradsync.Session] = weakref.WeakSet()
 _names: weakref.WeakKeyDictionary[gradsync.Session, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
@@ -48,7 +48,7 @@ def init(**options: Any) -> gradsync.Session:
     """
     global _default
     with _lock:
-        if _default is not None and not _default.closed and _default not in _over:
+        if _default is not None and not _default.closed and _default not in _ended:
             raise RuntimeError(
                 "gradsync.torch.init(): this process is in a job already; call init() before the "
                 "first module is wrapped, or leave() first"
@@ -85,7 +85,7 @@ def default_session() -> gradsync.Session:
     """The session of this process. Joins the job if there is none or if it has ended."""
     with _lock:
         session = _default
-    if session is None or session.closed or session in _over:
+    if session is None or session.closed or session in _ended:
         return init()
     return session
 
@@ -93,7 +93,7 @@ def default_session() -> gradsync.Session:
 def note(session: gradsync.Session, error: gradsync.Error) -> None:
     """Remembers that `session` has ended if `error` says so; the next module then joins anew."""
     if error.code in ("ABORTED", "UNAVAILABLE") and error.reason not in _STEP_REASONS:
-        _over.add(session)
+        _ended.add(session)
 
 
 def voids_step(error: gradsync.Error) -> bool:
@@ -118,12 +118,12 @@ def before_leaving(call: Callable[[gradsync.Session], None]) -> None:
 
 def end(session: gradsync.Session) -> None:
     """Remembers that `session` has left its job."""
-    _over.add(session)
+    _ended.add(session)
 
 
-def is_over(session: gradsync.Session) -> bool:
+def has_ended(session: gradsync.Session) -> bool:
     """Whether this process knows that `session` has ended."""
-    return session.closed or session in _over
+    return session.closed or session in _ended
 
 
 def unique_name(session: gradsync.Session, stem: str) -> str:
@@ -153,7 +153,7 @@ def _leave_at_exit() -> None:
     # After an error the other ranks must not continue as if this one had finished.
     failed = getattr(sys, "last_type", None) is not None or _exit_status not in (None, 0)
     try:
-        if not failed and session not in _over:
+        if not failed and session not in _ended:
             for call in _before_leaving:
                 call(session)
             session.leave()

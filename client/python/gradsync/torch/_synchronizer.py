@@ -431,7 +431,7 @@ class Synchronizer:
             result = self._verdicts.abandon(step.number, reason)
         except gradsync.Error as error:
             self._drop(error)
-            if _session.is_over(self.session):
+            if _session.has_ended(self.session):
                 raise
             return None
         self._commit(step, result)

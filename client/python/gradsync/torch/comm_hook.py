@@ -164,7 +164,7 @@ class HookState:
             self._layout.wait_step(self._step)
         except gradsync.Error as error:
             _session.note(self._session, error)
-            if _session.is_over(self._session):
+            if _session.has_ended(self._session):
                 raise
 
 
