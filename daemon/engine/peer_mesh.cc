@@ -86,7 +86,7 @@ absl::StatusOr<Peer> Describe(const PeerMeshOptions& options, std::uint32_t node
   const std::vector<std::string> words = absl::StrSplit(lines.first, ' ');
   std::uint32_t port = 0;
   if (words.size() != 3 || !absl::SimpleAtoi(words[1], &port) || port > 65535) {
-    return absl::UnavailableError(absl::StrCat("node ", name, " has left no address"));
+    return absl::UnavailableError(absl::StrCat("node ", name, " has stored a malformed address"));
   }
   if (lines.second != options.agreement) {
     return absl::FailedPreconditionError(
@@ -139,7 +139,7 @@ absl::StatusOr<UniqueFd> ConnectTo(const PeerMeshOptions& options, const Peer& p
   // A new connection's buffer holds it.
   if (send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(hello.size())) {
-    return PeerLost(name, "it took no hello");
+    return PeerLost(name, "it did not accept this node's hello");
   }
   return fd;
 }

@@ -80,7 +80,7 @@ absl::StatusOr<bool> DecodeWatchFrame(absl::string_view* bytes, std::size_t lane
   std::uint64_t length = 0;
   TakeNumber(4, &rest, &length);
   if (length < 4 || length > kMaxWatchFrameBytes - 4) {
-    return absl::InvalidArgumentError("a frame of no possible length");
+    return absl::InvalidArgumentError("a frame with an impossible length");
   }
   if (rest.size() < length) return false;
   absl::string_view body = rest.substr(0, length);
@@ -92,17 +92,18 @@ absl::StatusOr<bool> DecodeWatchFrame(absl::string_view* bytes, std::size_t lane
   switch (frame->kind) {
     case WatchFrame::Kind::kAlive:
     case WatchFrame::Kind::kLeft:
-      if (body.size() != 8 * lanes) return absl::InvalidArgumentError("another number of lanes");
+      if (body.size() != 8 * lanes)
+        return absl::InvalidArgumentError("a frame for another number of lanes");
       frame->begun.resize(lanes);
       for (std::uint64_t& begun : frame->begun) TakeNumber(8, &body, &begun);
       break;
     case WatchFrame::Kind::kFailed:
       if (!TakeFailure(&body, &frame->failure)) {
-        return absl::InvalidArgumentError("a status that makes no sense");
+        return absl::InvalidArgumentError("a frame with a malformed status");
       }
       break;
     default:
-      return absl::InvalidArgumentError("a frame of no known kind");
+      return absl::InvalidArgumentError("a frame of an unknown kind");
   }
   *bytes = rest;
   return true;

@@ -209,9 +209,11 @@ absl::Status Job::Operate(std::uint32_t rank, std::uint64_t sequence, const Oper
   if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
   if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_ &&
       spec.root != kLowestLiveRank) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
-        absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
+                     absl::StrCat("rank ", rank, ", operation ", sequence,
+                                  " of the job's channel: broadcast from rank ", spec.root,
+                                  " in a world of ", world_size_, "; ranks count from 0"),
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
   }
   return operations_.Join(rank, sequence, spec, std::move(staging), deadline_ns,
                           transaction.actions());
@@ -241,8 +243,8 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   if (twice || operations_.InOperation(rank) || layouts_.InStep(rank)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank,
-                                  " said Leave in the middle of a step or operation, "
-                                  "or twice"),
+                                  " sent Leave in the middle of a step or operation, "
+                                  "or twice. Wait for the step or operation, and leave once."),
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
   if (exit) {

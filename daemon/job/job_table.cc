@@ -37,10 +37,11 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
   std::size_t of_user = 0;
   for (const auto& entry : jobs_) of_user += entry.first.uid == key.uid ? 1 : 0;
   if (of_user >= quota_jobs_per_user_) {
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                     absl::StrCat("user ", key.uid, " has ", of_user,
-                                  " jobs, as many as quota_jobs_per_user allows"),
-                     {{field::kJob, key.job_id}});
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat("user ", key.uid, " has ", of_user,
+                     " jobs, as many as quota_jobs_per_user allows: end one, or raise the quota"),
+        {{field::kJob, key.job_id}});
   }
   auto job = std::make_shared<Job>(JobIdentity{key.uid, key.job_id, key.token_hash, generation},
                                    world_size, options, environment_);

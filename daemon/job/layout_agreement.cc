@@ -23,8 +23,11 @@ absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request
                                        DeferredActions* actions) {
   if (failed()) return failure_;
   if (ranks_[rank].registered) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
-                     absl::StrCat("rank ", rank, " has registered layout '", name(), "' already"));
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
+        absl::StrCat("rank ", rank, " has registered layout '", name(),
+                     "' already. Give this one another name."),
+        {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel_}});
   }
   std::string difference = FirstDifference(spec_, first_rank_, request.spec, rank);
   if (request.replaces != replaces_) {

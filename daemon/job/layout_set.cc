@@ -79,7 +79,10 @@ absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutReq
                                                    DeferredActions* actions) {
   if ((*members_)[rank].state != RankState::kLive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank, " has left: it cannot register a layout"));
+                     absl::StrCat("rank ", rank,
+                                  " has left: it cannot register a layout. Register layouts before "
+                                  "Leave, or after LeaveDone."),
+                     {{field::kJob, terms_.job_id}, {field::kRank, rank}});
   }
   if (absl::Status left = RanksLeft(request.spec.name); !left.ok()) return left;
   if (absl::Status failed = TakeFailure(rank, request); !failed.ok()) return failed;

@@ -63,7 +63,8 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
   RankOperation& mine = ranks_[rank];
   if (mine.waiting) return Breach(rank, sequence, "begun before the last one was answered");
   if (sequence != mine.sequence + 1) {
-    return Breach(rank, sequence, absl::StrCat("the next one is ", mine.sequence + 1));
+    return Breach(rank, sequence,
+                  absl::StrCat("out of order; the next one is ", mine.sequence + 1));
   }
   mine.sequence = sequence;
   if (sequence <= sequence_ && !(state_ != State::kIdle && sequence == sequence_)) {
@@ -167,8 +168,10 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
   if (state_ != State::kWriting || rank != root_ || chunk != chunk_) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " written out of order"));
   }
-  if (bytes == 0 || bytes > mine.staging.bytes || bytes > spec_.bytes - moved_) {
-    return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " of ", bytes, " bytes"));
+  const std::uint64_t most = std::min(mine.staging.bytes, spec_.bytes - moved_);
+  if (bytes == 0 || bytes > most) {
+    return Breach(rank, sequence,
+                  absl::StrCat("chunk ", chunk, " of ", bytes, " bytes; 1 to ", most, " expected"));
   }
   chunk_bytes_ = bytes;
   state_ = State::kMoving;

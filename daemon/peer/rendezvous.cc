@@ -48,7 +48,8 @@ absl::Status Rendezvous::Put(const std::string& key, const std::string& value) {
     if (key.empty() || key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes ||
         values_.size() >= kMaxKeys || !values_.emplace(key, value).second) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
-                       "a rendezvous key that is too long, one too many, or set before");
+                       "a rendezvous key or value is too long, there are too many keys, or this "
+                       "key is already set");
     }
     waiting = std::move(waiting_[key]);
     awaited_ -= waiting.size();

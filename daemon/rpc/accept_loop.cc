@@ -90,7 +90,7 @@ absl::Status AcceptLoop::Init() {
   watchdog_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !timer_.valid() || !watchdog_.valid() || !wake_.valid()) {
-    return absl::ErrnoToStatus(errno, "the accept loop's descriptors");
+    return absl::ErrnoToStatus(errno, "cannot make the accept loop's descriptors");
   }
   const auto own = [](Kind kind) {
     Watched watched;
@@ -281,8 +281,9 @@ void AcceptLoop::AnswerFd(Watched* client) {
     status =
         absl::InvalidArgumentError("this is gradsync's side socket, which expects one FdRequest");
   } else if (request.abi != kSharedMemoryAbi) {
-    status = absl::FailedPreconditionError(
-        absl::StrCat("shared-memory ABI ", request.abi, ", this daemon has ", kSharedMemoryAbi));
+    status = absl::FailedPreconditionError(absl::StrCat("shared-memory ABI ", request.abi,
+                                                        ", this daemon has ", kSharedMemoryAbi,
+                                                        ": upgrade the older of the two"));
   } else {
     auto claimed = sessions_->Claim(
         Nonce(reinterpret_cast<const char*>(request.nonce), kNonceBytes), client->caller);

@@ -32,8 +32,8 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
   MutexLock lock(&mutex_);
   std::size_t& of_user = per_user_[process.uid];
   if (of_user >= kPerUser) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("user ", process.uid, " has ", of_user, " connections"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "user ", process.uid, " has ", of_user, " connections, as many as it may; close some"));
   }
   if (next_number_ >= limit_) next_number_ = std::min(kFirstNumber, limit_ / 2);
   int number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, next_number_);

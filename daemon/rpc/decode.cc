@@ -198,7 +198,7 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   }
   spec.last_bucket_cap_bytes = message.last_bucket_cap_bytes();
   if (message.parameters().empty() == message.explicit_buckets().empty()) {
-    return Malformed("either parameters or explicit_buckets must be given");
+    return Malformed("give either parameters or explicit_buckets, not both");
   }
   if (static_cast<std::size_t>(message.parameters_size()) > limits.parameters) {
     return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
@@ -214,9 +214,11 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
                                     parameter.name().size(), " bytes; 1 to ",
                                     kMaxParameterNameBytes, " allowed"));
     }
-    if (!names.insert(parameter.name()).second) return Malformed(absl::StrCat(field, " twice"));
+    if (!names.insert(parameter.name()).second)
+      return Malformed(absl::StrCat(field, " is given twice"));
     if (static_cast<std::size_t>(parameter.shape_size()) > kMaxDimensions) {
-      return Malformed(absl::StrCat(field, " has ", parameter.shape_size(), " dimensions"));
+      return Malformed(absl::StrCat(field, " has ", parameter.shape_size(), " dimensions; at most ",
+                                    kMaxDimensions, " allowed"));
     }
     const auto dtype = DecodeType(field, parameter.dtype());
     if (!dtype.ok()) return dtype.status();

@@ -22,8 +22,9 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Bind(const std::string& path, i
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("socket path of ", path.size(), " bytes: ", path));
+    return absl::InvalidArgumentError(absl::StrCat("the socket path has ", path.size(),
+                                                   " bytes; at most ", sizeof(address.sun_path) - 1,
+                                                   " allowed: ", path));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);

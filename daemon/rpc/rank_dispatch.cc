@@ -128,7 +128,7 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
       break;
   }
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
-                   "a message of no kind that this daemon knows");
+                   "a message of no kind that this daemon knows: upgrade the daemon");
 }
 
 }  // namespace gradsync::daemon

@@ -43,7 +43,7 @@ absl::Status SessionHandler::Take(const v1::SessionRequest& request, std::uint64
   if (request.has_open_session()) return Open(request.open_session());
   if (session_ == nullptr) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     "the first message of a session is OpenSession");
+                     "the first message of a session must be OpenSession");
   }
   if (request.has_lease_answer()) return absl::OkStatus();  // Session::Heard() has noted it
   return TakeRankRequest(request, context_.limits, now_ns, this);

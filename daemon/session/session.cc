@@ -60,10 +60,11 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
     full = request.replaces == 0 && layouts_.size() >= limits_.layouts;
   }
   if (full) {
-    registered(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                         absl::StrCat("a session may have ", limits_.layouts,
-                                      " layouts (quota_layouts_per_session)"),
-                         {{field::kJob, job_->job_id()}, {field::kRank, rank()}}));
+    registered(MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat("a session may have ", limits_.layouts,
+                     " layouts (quota_layouts_per_session): register fewer, or raise the quota"),
+        {{field::kJob, job_->job_id()}, {field::kRank, rank()}}));
     return;
   }
   if (!request.device.empty() && gpus_.workers == nullptr) {

@@ -60,9 +60,11 @@ absl::StatusOr<std::uint64_t> SessionTable::Admit(const ClientProcess& process,
   }
   std::size_t& of_user = per_user_[process.uid];
   if (of_user >= policy_.quota_sessions_per_user) {
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                     absl::StrCat("user ", process.uid, " has ", of_user,
-                                  " sessions, as many as quota_sessions_per_user allows"));
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat(
+            "user ", process.uid, " has ", of_user,
+            " sessions, as many as quota_sessions_per_user allows: end one, or raise the quota"));
   }
   ++of_user;
   return ++last_incarnation_;

@@ -499,7 +499,7 @@ TEST(Layout, IsRefusedIfMalformedAndTheSessionSurvives) {
          parameter(out, "w", {1}, 1);
          parameter(out, "w", {1}, 1);
        }),
-       "'w' twice"},
+       "'w' is given twice"},
       {layout([&](v1::RegisterLayout* out) { parameter(out, "w", {1}, 0); }), "dtype 0"},
       {layout([&](v1::RegisterLayout* out) { parameter(out, "w", {1}, 77); }), "dtype 77"},
       {layout([&](v1::RegisterLayout* out) {
