@@ -32,8 +32,9 @@ absl::StatusOr<std::vector<CudaDevice>> VisibleCudaDevices(const CudaDriver& dri
 // INVALID_ARGUMENT MALFORMED unless `uuid` is written as nvidia-smi -L writes it.
 absl::Status CheckCudaDeviceUuid(absl::string_view uuid);
 
-// The device with this UUID. Requires cuInit. INVALID_ARGUMENT as above; FAILED_PRECONDITION
-// GPU_NOT_VISIBLE, with a message that says which devices are visible and what to do.
+// The device with this UUID. Requires cuInit. INVALID_ARGUMENT as CheckCudaDeviceUuid;
+// FAILED_PRECONDITION GPU_NOT_VISIBLE, with a message that says which devices are visible and what
+// to do.
 absl::StatusOr<CudaDevice> FindCudaDevice(const CudaDriver& driver, absl::string_view uuid);
 
 // The error GPU_NOT_VISIBLE for `uuid`, if `visible` are the UUIDs of the visible devices.

@@ -17,6 +17,7 @@
 namespace gradsync::daemon {
 
 // Throws gloo::IoException if `store` fails or the engine has failed; status() is then the cause.
+// Not thread-safe.
 class GlooStore final : public gloo::rendezvous::Store {
  public:
   // Puts `prefix` before every key. `deadline_ns` (CLOCK_MONOTONIC) holds for all calls together.

@@ -1,6 +1,6 @@
-// What GPUs add to the steps of a layout. On a GPU the trainers' streams see a step's verdict
-// before the daemon does. So the daemon cannot revoke a verdict of the GPUs, and a rank may begin
-// the next step before the daemon has finished this one.
+// The parts of a layout's steps that only GPUs need. On a GPU the trainers' streams see a step's
+// verdict before the daemon does. So the daemon cannot revoke a verdict of the GPUs, and a rank may
+// begin the next step before the daemon has finished this one.
 
 #ifndef DAEMON_JOB_GPU_STEP_H_
 #define DAEMON_JOB_GPU_STEP_H_

@@ -1,4 +1,5 @@
-// The running step of a layout in words: what it waits for, and the errors that name it.
+// Describes a layout's running step in words: which ranks it waits for, and the errors that name
+// it.
 
 #ifndef DAEMON_JOB_STEP_REPORT_H_
 #define DAEMON_JOB_STEP_REPORT_H_

@@ -74,8 +74,8 @@ class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer>
   };
   using Pages = std::vector<std::shared_ptr<SemaphorePage>>;
 
-  // Checks a call of the coordinator, and fills in what only this node knows. `semaphores` gets the
-  // pages of the ranks that wait for a launch.
+  // Checks a call of the coordinator, and fills in the fields that only this node knows.
+  // `semaphores` gets the pages of the ranks that wait for a launch.
   absl::Status Check(const WorkerPort* worker, worker::Call* call, Pages* semaphores) const;
   absl::Status CheckLaunch(const WorkerPort* worker, worker::Launch* launch,
                            Pages* semaphores) const;

@@ -10,8 +10,8 @@
 
 namespace gradsync::daemon {
 
-// True if there are kernels for this pair of types: equal types, or float32 and a 16-bit type.
-// Whatever the staging type, kernels add up the GPU's own trainers and scale the sum in float32 (in
+// True if there are kernels for this pair of types: equal types, or float32 and a 16-bit type. With
+// every staging type, kernels add up the GPU's own trainers and scale the sum in float32 (in
 // float64 for float64 buckets).
 constexpr bool CanBeStagedAs(DataType dtype, DataType staging) {
   if (staging == dtype) return ItemSize(dtype) > 0;

@@ -39,8 +39,8 @@ class HostReducer final : public Reducer {
 
   // `threads` below 1 counts as 1.
   explicit HostReducer(int threads);
-  // Finishes what was submitted, done() included. Nobody else may be inside Reduce(); a done() may
-  // still call it.
+  // Finishes all submitted operations, done() included. Requires that no call of Reduce() is under
+  // way; a done() may still call it.
   ~HostReducer() override;
   HostReducer(const HostReducer&) = delete;
   HostReducer& operator=(const HostReducer&) = delete;

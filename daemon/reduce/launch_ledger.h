@@ -22,7 +22,7 @@
 
 namespace gradsync::daemon {
 
-// A launch and what is known of its result so far.
+// A launch, with its result so far.
 struct LaunchRecord {
   ReduceOperation* operation = nullptr;
   std::shared_ptr<void> owner;         // of the operation; kept alive as long as the launch
@@ -32,7 +32,7 @@ struct LaunchRecord {
   bool is_void = false;                // some participant's contribution was void
 };
 
-// What one participant says of a launch. It no longer touches the launch's memory.
+// One participant's answer to a launch. The participant no longer touches the launch's memory.
 struct LaunchAnswer {
   absl::Status status;                 // not OK: the launch has failed
   std::optional<GradientStats> stats;  // nullopt: it has not measured the result

@@ -167,7 +167,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     return ended_;
   }
 
-  // Says what the other side left unread if it was disconnected for that. Otherwise empty.
+  // If the other side was disconnected, says how much it left unread. Otherwise empty.
   std::string WhyDisconnected() const {
     MutexLock lock(&mutex_);
     if (!overflow_) return "";

@@ -64,8 +64,8 @@ class SessionTable {
 
   // Allows layouts on GPUs. Called before the first session.
   void UseGpus(const GpuMemory& gpus) { gpus_ = gpus; }
-  // Sets `fence`, which keeps a process off its GPU. The table calls it for a lost trainer that had
-  // memory on a GPU and whose process lives. Called before the first session.
+  // Sets `fence`, which keeps a process off its GPU. The table calls it if a trainer with memory on
+  // a GPU is lost and its process lives. Called before the first session.
   void FenceWith(std::function<void(const ClientProcess&)> fence) { fence_ = std::move(fence); }
   // A worker was lost: ends the sessions whose memory it held.
   void WorkerLost(const WorkerKey& key, const absl::Status& why);

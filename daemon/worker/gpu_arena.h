@@ -64,7 +64,7 @@ class GpuArena final : public DeviceArena {
   const std::shared_ptr<WorkerPort>& worker() const { return worker_; }
   // The size that was allocated.
   std::size_t bytes() const { return bytes_; }
-  // What the session's process maps: a descriptor, or, if fd() is -1, a legacy IPC handle.
+  // The session's process maps the descriptor or, if fd() is -1, the legacy IPC handle.
   int fd() const { return fd_.get(); }
   const std::string& ipc_handle() const { return ipc_handle_; }
 

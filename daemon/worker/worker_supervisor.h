@@ -111,7 +111,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // Starts a worker that looks for the driver, NCCL and GPUs of this node, then ends. Call it once.
   // `found` is not called if Shutdown comes first.
   void Probe(std::function<void(absl::StatusOr<worker::Started>)> found);
-  // What Probe has found; UNAVAILABLE before.
+  // The result of Probe; UNAVAILABLE until it is there.
   absl::StatusOr<worker::Started> Found() const;
 
   // Describes all workers. With `patience`, asks them for their memory and waits at most that long.

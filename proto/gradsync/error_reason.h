@@ -1,5 +1,5 @@
-// Why a call failed, and what the error is about, by name. Shared by the client and the daemon; the
-// texts are those of google.rpc.ErrorInfo (reason, metadata, domain) on the wire.
+// The names of the reasons for which calls fail, and of an error's fields. Shared by the client and
+// the daemon; the texts are those of google.rpc.ErrorInfo (reason, metadata, domain) on the wire.
 //
 // Every reason has a comment of one form, which a test compares with the table in docs/errors.md:
 //

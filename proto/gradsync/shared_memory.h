@@ -1,6 +1,6 @@
-// What the daemon and a trainer share besides gRPC messages: the layout of the memory that both
-// map, and the exchange on the side socket that brings its file descriptors. This is an ABI. Any
-// change here changes kSharedMemoryAbi, which OpenSession states.
+// The ABI between the daemon and a trainer besides gRPC messages: the form of the memory that both
+// map, and the exchange on the side socket that brings its file descriptors. Any change here
+// changes kSharedMemoryAbi, which OpenSession states.
 //
 // The daemon creates and seals (shrink, grow, seal) these memfds:
 //
@@ -14,7 +14,7 @@
 // On a GPU the arena is device memory instead (LayoutAssigned.memory). Both sides register the
 // semaphores with the CUDA driver, so that their streams write the words and wait for them.
 //
-// The daemon decides nothing by what it reads here, because the trainer can write all of it.
+// The daemon bases no decision on this memory, because the trainer can write all of it.
 
 #ifndef PROTO_GRADSYNC_SHARED_MEMORY_H_
 #define PROTO_GRADSYNC_SHARED_MEMORY_H_

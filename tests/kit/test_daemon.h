@@ -37,7 +37,7 @@ class NotifySocket {
 //
 // The destructor stops the daemon with SIGTERM and fails the test unless the exit code is 0. So
 // every test also checks that the daemon survives it (and, under a sanitizer, that it has no error
-// and no leak).
+// and no leak). Not thread-safe.
 class TestDaemon {
  public:
   // `command_prefix`: the words before each command that run the daemon and its trainers in a

@@ -18,7 +18,7 @@ enum class Length { kShort, kFull };
 // Lines of a short answer, about: an answer of many tables shows a few rows of each.
 inline constexpr std::size_t kMostLines = 40;
 
-// What a short answer does not show. Thread-compatible.
+// The parts of an answer that a short answer leaves out. Thread-compatible.
 class LeftOut {
  public:
   // `noun` is a plural, such as "jobs". A count of 0 adds nothing.

@@ -44,14 +44,14 @@ void CheckLibraries(const DoctorSubject& subject, std::size_t gpus, Findings* fi
 void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProcessOwner& owner,
               Findings* findings);
 
-// Both sockets: there, of the right kind, open to this user, and somebody listens.
+// Both sockets: they exist, are of the right kind and open to this user, and somebody listens.
 DaemonProcessOwner CheckSockets(const DoctorSubject& subject, Findings* findings);
 // Namespaces that hide from the daemon which process and user a trainer is.
 void CheckNamespaces(const DoctorSubject& subject, const DaemonProcessOwner& owner,
                      Findings* findings);
 void CheckDescriptors(const DoctorSubject& subject, const DaemonProcessOwner& owner,
                       Findings* findings);
-// What the daemon says: version, warnings, what it sees of the GPUs that are here, the peer port.
+// The daemon's answers: version, warnings, which of this machine's GPUs it sees, the peer port.
 void CheckDaemon(const DoctorSubject& subject, std::size_t gpus, const DaemonProcessOwner& owner,
                  Findings* findings);
 
