@@ -37,7 +37,7 @@ enum class Absent : std::uint8_t { kNotYet, kLost };
 // Connects to `path`. With kNotYet, retries until the deadline while nobody listens. Retries also
 // while too many processes connect at once.
 //   INVALID_ARGUMENT   MALFORMED: the path is too long.
-//   PERMISSION_DENIED  CREDENTIALS: not retried; the message says who owns the socket.
+//   PERMISSION_DENIED  CREDENTIALS: not retried; the message names the socket's owner.
 //   UNAVAILABLE        DAEMON_LOST: nobody listened until the deadline or, with kLost, at once.
 absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,
                                absl::Time deadline);

@@ -31,8 +31,8 @@
 //
 // UNAVAILABLE DAEMON_SILENT does not end the session: the daemon has said nothing for two leases,
 // because it is stopped or hangs. WaitStep, WaitBucket and LeaveAndStay can be repeated, and go on
-// when the daemon does. After Barrier, Broadcast or AllReduce this session takes no more
-// operations: this one may still complete on other ranks.
+// when the daemon does. If Barrier, Broadcast or AllReduce returns it, this session takes no more
+// operations: that one may still complete on other ranks.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.
