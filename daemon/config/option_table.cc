@@ -268,8 +268,8 @@ std::vector<OptionEntry> MakeTable() {
 
       Time(&Options::lease, absl::Milliseconds(100), absl::Hours(1),
            {"lease", kTime,
-            "How long a trainer may stay silent. Then it is lost: its process is stopped or "
-            "swapped out.",
+            "How long a trainer may stay silent before it counts as lost. A process that is "
+            "stopped or swapped out is silent.",
             "1m"}),
       Time(&Options::step_timeout, absl::Milliseconds(100), absl::Hours(24),
            {"step_timeout", kTime,
@@ -279,8 +279,8 @@ std::vector<OptionEntry> MakeTable() {
             "10m"}),
       Time(&Options::drain_timeout, absl::Milliseconds(100), absl::Hours(1),
            {"drain_timeout", kTime,
-            "Time that running steps have to finish after SIGTERM. Then they are void. Keep it 5 s "
-            "below the time that the service manager waits before SIGKILL.",
+            "How long running steps may take to finish after SIGTERM. A step that takes longer is "
+            "void. Keep it 5 s below the time that the service manager waits before SIGKILL.",
             "10s"}),
 
       Count(&Options::quota_sessions_per_user, 1, 65536,
@@ -336,8 +336,8 @@ std::vector<OptionEntry> MakeTable() {
       Count(&Options::engine_lanes, 1, EngineSettings::kMaxLanes,
             {"engine_lanes", kPeers,
              "Connections between each two nodes of a job. Each has a thread on both nodes. This "
-             "option and the next three hold for jobs whose rank 0 is on this node; the other "
-             "nodes follow.",
+             "option and the next three apply to jobs whose rank 0 is on this node; the other "
+             "nodes of such a job use them too.",
              "4"}),
       Bytes(&Options::engine_chunk_bytes, EngineSettings::kMinChunkBytes,
             EngineSettings::kMaxChunkBytes, EngineSettings::kMinChunkBytes,
@@ -357,8 +357,8 @@ std::vector<OptionEntry> MakeTable() {
                         "bfloat16"}),
       Time(&Options::engine_timeout, EngineSettings::kMinSilence, EngineSettings::kMaxSilence,
            {"engine_timeout", kPeers,
-            "A node is lost if another node hears nothing from it, or its data does not arrive, "
-            "for this long. Slow trainers do not count: step_timeout bounds them.",
+            "A node is lost if, for this long, another node hears nothing from it or its data "
+            "does not arrive. Slow trainers do not count: step_timeout bounds them.",
             "30s"}),
 
       Path(&Options::cuda_library, "a library's name or absolute path", CheckLibrary,

@@ -173,9 +173,10 @@ constexpr absl::string_view kTimeline =
     R"(Usage: gradsyncctl timeline [--job ID] [--layout NAME] [--steps N | --step N] [--all]
                             [--socket PATH] [--timeout SECONDS] [--json]
 
-A picture of the last committed steps of a layout, oldest first. Leave out --job if only one job
-has not ended, and --layout if the job has only one. Exit status 0: drawn, or no step is committed
-yet; 2: the daemon does not answer, or there is no such job, layout or step.
+A picture of the last committed steps of a layout, oldest first. Without --job: of the only job, or
+of the only one that has not ended. Without --layout: of the job's only layout. Exit status 0:
+drawn, or no step is committed yet; 2: the daemon does not answer, or there is no such job, layout
+or step.
 
 One line for each bucket, from the step's first ready to its commit:
   0-9  the gradients of this rank are ready; + those of several ranks
@@ -230,7 +231,7 @@ trains, in the container where the trainers run: it sees what they see.
   CUDA driver, NCCL                     versions, as a program here finds them
                                         ($GRADSYNC_CUDA_LIBRARY)
   MPS                                   whether it is on both here and for the daemon's workers
-                                        ($CUDA_MPS_PIPE_DIRECTORY), and for whom
+                                        ($CUDA_MPS_PIPE_DIRECTORY), and which users it serves
   daemon, daemon's GPUs, workers        what the daemon reports; whether it sees this machine's GPUs
   peer port                             for jobs that span nodes: whether it answers
 
