@@ -11,7 +11,8 @@
 
 namespace gradsync::client {
 
-enum class DoneWait { kReached, kPoisoned, kTimedOut };
+// kSilent: the daemon is silent; WaitDone does not look for that.
+enum class DoneWait { kReached, kPoisoned, kTimedOut, kSilent };
 
 // Blocks until `word` releases a wait for `step`, or until `timeout` expires. Loads the word with
 // acquire, so everything stored before it is visible. The release says nothing about the verdict.

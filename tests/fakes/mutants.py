@@ -28,7 +28,7 @@ READY_WAITS = "daemon/worker/cuda_ready_waits.cc"
 REMOTE_WORKER = "daemon/peer/remote_worker.cc"
 PROXY_SERVER = "daemon/peer/worker_proxy_server.cc"
 HANDOFF = "client/src/cuda_handoff.cc"
-STEPS = "client/src/step_client.cc"
+DONE_WORDS = "client/src/done_words.cc"
 DEVICE_STEPS = "client/src/device_steps.cc"
 
 
@@ -456,16 +456,16 @@ MUTANTS = [
     ),
     Mutant(
         "keeping the words poisoned",
-        STEPS,
-        "if (on_device_ && !releasing_) KeepPoisoned();",
+        DONE_WORDS,
+        "if (on_device_) KeepPoisoned(step);",
         "",
         "CudaHandoff.StepNumberAfterPoisonParksNoStream",
     ),
     Mutant(
         "poison when the layout is destroyed",
-        STEPS,
-        "  KeepPoisoned();\n  releasing_ = true;",
-        "  releasing_ = true;",
+        DEVICE_STEPS,
+        "steps_->BeginRelease();",
+        "",
         "CudaHandoff.DestructorReleasesParkedStreams",
     ),
     Mutant(
@@ -491,7 +491,7 @@ MUTANTS = [
     ),
     Mutant(
         "polling a done word that no futex announces",
-        STEPS,
+        DONE_WORDS,
         "if (on_device_) slice = std::min(slice, kDeviceWordPeriod);",
         "",
         "CudaHandoff.WaitMayComeBeforeOrAfterTheSignal",

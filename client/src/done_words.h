@@ -1,0 +1,69 @@
+// The done words of one layout: this rank's waits for them, and their poison.
+
+#ifndef CLIENT_SRC_DONE_WORDS_H_
+#define CLIENT_SRC_DONE_WORDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/src/daemon_silence.h"
+#include "client/src/done_wait.h"
+#include "client/src/mapped_memory.h"
+#include "client/src/poison_keeper.h"
+#include "gradsync/shared_memory.h"
+
+namespace gradsync::client {
+
+// One word per bucket, in memory that the daemon created. The daemon or, on a GPU, a worker writes
+// the words until the session ends; from then on this object writes poison.
+//
+// Thread-safe; only Poison and EndPoison take a lock. Owned by the StepClient. It shares the
+// mapping with the StreamHandoff.
+class DoneWords {
+ public:
+  // `semaphores` holds `count` buckets. `on_device`: a GPU writes the words.
+  DoneWords(std::shared_ptr<MappedMemory> semaphores, std::size_t count, bool on_device);
+
+  // Blocks until the bucket's word releases a wait for `step`, until `deadline`, or until the
+  // daemon is silent.
+  DoneWait Await(std::size_t bucket, std::uint64_t step, absl::Time deadline,
+                 DaemonSilence* silence) const;
+  // True if nobody has to wait for the bucket in `step`.
+  bool Released(std::size_t bucket, std::uint64_t step) const;
+  // True if `step` is the last void one. The daemon stores that before the step's done words.
+  bool IsVoid(std::uint64_t step) const;
+
+  // Releases every wait. Only when the daemon writes nothing more, or this rank wants none of it.
+  // Writes the words before it takes a lock. On a GPU, then keeps them poisoned until EndPoison,
+  // whatever a GPU still writes to them. `step`: the step to mark.
+  void Poison(std::uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
+  // No stream waits any more: from here on nothing is kept poisoned.
+  void EndPoison() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  void KeepPoisoned(std::uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
+  const SemaphorePageHeader& header() const {
+    return *reinterpret_cast<const SemaphorePageHeader*>(semaphores_->data());
+  }
+  BucketSemaphore* semaphores() const {
+    return reinterpret_cast<BucketSemaphore*>(semaphores_->data() + sizeof(SemaphorePageHeader));
+  }
+
+  // Constant after construction.
+  const std::shared_ptr<MappedMemory> semaphores_;
+  const std::size_t count_;
+  const bool on_device_;
+
+  absl::Mutex mutex_;
+  // On a GPU, from the first Poison until EndPoison; null otherwise.
+  std::unique_ptr<PoisonKeeper> keeper_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // since EndPoison
+};
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_DONE_WORDS_H_

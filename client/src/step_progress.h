@@ -1,0 +1,121 @@
+// How far a rank is in the steps of one layout, and which of its calls fits now.
+
+#ifndef CLIENT_SRC_STEP_PROGRESS_H_
+#define CLIENT_SRC_STEP_PROGRESS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "client/src/connection.h"
+#include "client/src/decided_steps.h"
+#include "client/src/open_step.h"
+#include "client/src/step_errors.h"
+
+namespace gradsync::client {
+
+// What this rank has said about its steps, what the daemon has decided, and why no more steps
+// follow. Sends nothing and waits for nothing.
+//
+// In host memory one step is under way: the step to mark is the next one to be decided. On a GPU
+// the step after it may be marked as soon as this rank has ended the first.
+//
+// Thread-compatible, except next_step(), which any thread may call. `call` is the name of the
+// trainer's call, for errors.
+class StepProgress {
+ public:
+  // Most steps under way, of any layout.
+  static constexpr std::size_t kMaxOutstanding = 2;
+
+  // `connection` says whether this rank has left. It and `errors` outlive this object.
+  StepProgress(const Connection& connection, const StepErrors& errors, std::size_t buckets,
+               std::size_t parameters, bool on_device);
+
+  // ---- Transitions
+
+  // Steps count from `first_step`, unless one is decided already: another rank may have abandoned
+  // the first.
+  void Begin(std::uint64_t first_step);
+  // The other ranks decided the steps before `next_step` without this one. False if this rank is
+  // there already.
+  bool Resume(std::uint64_t next_step);
+  // This rank has ended the open step: EndStep is sent.
+  void EndOpenStep();
+  // The verdict of a step after last_decided().
+  void Decide(std::shared_ptr<const StepVerdict> verdict);
+  // No step begins until the replacement fails. FAILED_PRECONDITION while a step is open, or if the
+  // layout is being replaced already or was.
+  absl::Status BeginReplacement();
+  void ReplacementFailed() { replacing_ = false; }
+  // The session has ended, or the layout was replaced. The first end counts; false: a later one.
+  bool SetEnd(const absl::Status& end);
+
+  // ---- State
+
+  // The step to mark.
+  std::uint64_t next_step() const { return next_step_.load(std::memory_order_acquire); }
+  // What this rank said about next_step().
+  OpenStep& open() { return open_; }
+  const OpenStep& open() const { return open_; }
+  // 0: none.
+  std::uint64_t last_decided() const { return decided_.last(); }
+  // Null if `step` is not decided, or its verdict is not kept any more.
+  std::shared_ptr<const StepVerdict> Verdict(std::uint64_t step) const {
+    return decided_.Find(step);
+  }
+  // OK until SetEnd.
+  const absl::Status& end() const { return end_; }
+  // Why the session has ended, for a call about `step`: it may be in doubt.
+  absl::Status EndOf(std::uint64_t step) const;
+  // A wait for `step` has its answer: the verdict, or the end.
+  bool Settled(std::uint64_t step) const { return decided_.last() >= step || !end_.ok(); }
+
+  // ---- Which call fits now
+
+  // FAILED_PRECONDITION if this rank has begun a step that is not decided.
+  absl::Status CheckNoOpenStep(absl::string_view call) const;
+  // OK if `step` is the one to mark, and this rank may still add to it.
+  absl::Status Admit(std::uint64_t step, absl::string_view call) const;
+  // OK if `bucket` may be marked.
+  absl::Status AdmitMark(std::uint64_t step, std::size_t bucket) const;
+  // OK if `call` may end the step. `used`: of the call.
+  absl::Status AdmitEnd(std::uint64_t step, const std::vector<bool>& used,
+                        absl::string_view call) const;
+  // OK if `step` has begun, so that it may be waited for.
+  absl::Status AdmitWait(std::uint64_t step, absl::string_view call) const;
+  // OK if the verdict of `step`, which Verdict() does not have, may still come. After SetEnd:
+  // EndOf.
+  absl::Status CheckUndecided(std::uint64_t step) const;
+
+ private:
+  absl::Status BeingReplacedError(std::uint64_t step, absl::string_view call) const;
+  // `step` is the one to mark from now on.
+  void Open(std::uint64_t step);
+  // The step may be decided although no verdict has arrived: this rank has ended it, or, on a GPU,
+  // has marked every bucket, and a stream may have gone on already.
+  bool MaybeDecided(std::uint64_t step) const;
+
+  // Constant after construction.
+  const Connection& connection_;
+  const StepErrors& errors_;
+  const std::size_t buckets_;
+  const std::size_t parameters_;
+  const bool on_device_;
+  const std::size_t max_outstanding_;  // steps
+
+  std::atomic<std::uint64_t> next_step_{1};
+  OpenStep open_;  // the step next_step_
+  // The last step that this rank ended; 0: none.
+  std::uint64_t ended_step_ = 0;
+  DecidedSteps decided_;
+  bool replacing_ = false;
+  absl::Status end_;
+};
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_STEP_PROGRESS_H_
