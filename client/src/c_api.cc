@@ -146,7 +146,7 @@ gradsync_error_t* gradsync_session_options_from_environment(gradsync_session_opt
     if (auto status = gradsync::c_api::Read(options, "options", &header); !status.ok()) {
       return status;
     }
-    auto found = gradsync::SessionOptions::FromEnvironment();
+    auto found = gradsync::SessionOptions::FromEnvironment(gradsync::c_api::GivenIn(header));
     if (!found.ok()) return found.status();
     gradsync::c_api::WriteOptions(*std::move(found), header, options);
     return absl::OkStatus();

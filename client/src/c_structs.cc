@@ -52,6 +52,17 @@ absl::StatusOr<SessionOptions> ReadOptions(const gradsync_session_options_t* opt
   return out;
 }
 
+GivenOptions GivenIn(const gradsync_session_options_t& header) {
+  GivenOptions given;
+  if (header.socket != nullptr) given.socket = header.socket;
+  if (header.job_id != nullptr) given.job_id = header.job_id;
+  if (header.token != nullptr) given.token = header.token;
+  if (header.coordinator != nullptr) given.coordinator = header.coordinator;
+  if (header.rank_given != 0) given.rank = header.rank;
+  if (header.world_size != 0) given.world_size = header.world_size;
+  return given;
+}
+
 void WriteOptions(SessionOptions options, gradsync_session_options_t header,
                   gradsync_session_options_t* out) {
   auto storage = std::make_unique<SessionOptions>(std::move(options));

@@ -84,6 +84,8 @@ void Destroy(Struct* inout) {
 // Below, `header` is the copy of the caller's struct `out` that Read made.
 
 absl::StatusOr<SessionOptions> ReadOptions(const gradsync_session_options_t* options);
+// What is set in `header`, for _from_environment().
+GivenOptions GivenIn(const gradsync_session_options_t& header);
 void WriteOptions(SessionOptions options, gradsync_session_options_t header,
                   gradsync_session_options_t* out);
 void DestroyOptions(gradsync_session_options_t* options);

@@ -30,6 +30,26 @@ TEST(CHeaderTest, OptionsFromEnvironmentOwnTheirStrings) {
   EXPECT_EQ(options.socket, nullptr);
 }
 
+TEST(CHeaderTest, OptionsThatAreSetNeedNoEnvironment) {
+  for (const char* variable : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    unsetenv(variable);
+  }
+  setenv("GRADSYNC_SOCKET", "/tmp/some.sock", 1);
+  gradsync_session_options_t options;
+  gradsync_session_options_init(&options);
+  options.job_id = "given";
+  options.rank = 0;
+  options.rank_given = 1;
+  options.world_size = 2;
+  gradsync_error_t* error = gradsync_session_options_from_environment(&options);
+  ASSERT_EQ(error, nullptr) << gradsync_error_message(error);
+  EXPECT_STREQ(options.job_id, "given");
+  EXPECT_STREQ(options.socket, "/tmp/some.sock");
+  EXPECT_EQ(options.rank, 0u);
+  EXPECT_EQ(options.world_size, 2u);
+  gradsync_session_options_destroy(&options);
+}
+
 TEST(CHeaderTest, EnvironmentErrorsNameTheVariable) {
   unsetenv("RANK");
   gradsync_session_options_t options;

@@ -81,6 +81,72 @@ TEST_F(EnvironmentTest, MissingVariableIsNamed) {
   }
 }
 
+TEST_F(EnvironmentTest, MissingOptionIsNamedWithTorchrun) {
+  const std::pair<const char*, const char*> options[] = {{"RANK", "rank"},
+                                                         {"WORLD_SIZE", "world_size"},
+                                                         {"MASTER_ADDR", "job_id"},
+                                                         {"MASTER_PORT", "job_id"}};
+  for (const auto& [variable, option] : options) {
+    const std::string before = getenv(variable);
+    unsetenv(variable);
+    const std::string message(SessionOptions::FromEnvironment().status().message());
+    EXPECT_THAT(message, HasSubstr(std::string("the option ") + option));
+    EXPECT_THAT(message, HasSubstr("torchrun --nproc_per_node="));
+    setenv(variable, before.c_str(), 1);
+  }
+}
+
+TEST_F(EnvironmentTest, GivenOptionsWin) {
+  setenv("GRADSYNC_SOCKET", "/tmp/mine.sock", 1);
+  setenv("GRADSYNC_JOB_TOKEN", "secret", 1);
+  setenv("GRADSYNC_COORDINATOR", "10.0.0.1:7000", 1);
+  GivenOptions given;
+  given.socket = "/tmp/given.sock";
+  given.job_id = "given";
+  given.token = "";
+  given.rank = 0;
+  given.world_size = 2;
+  given.coordinator = "";
+  const auto options = SessionOptions::FromEnvironment(given);
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->socket, "/tmp/given.sock");
+  EXPECT_EQ(options->job_id, "given");
+  EXPECT_EQ(options->token, "");
+  EXPECT_EQ(options->rank, 0u);
+  EXPECT_EQ(options->world_size, 2u);
+  EXPECT_EQ(options->coordinator, "");
+}
+
+TEST_F(EnvironmentTest, GivenOptionNeedsNoVariable) {
+  GivenOptions given;
+  unsetenv("RANK");
+  given.rank = 0;
+  EXPECT_EQ(SessionOptions::FromEnvironment(given)->world_size, 8u);
+  unsetenv("WORLD_SIZE");
+  given.world_size = 4;
+  EXPECT_EQ(SessionOptions::FromEnvironment(given)->world_size, 4u);
+  unsetenv("MASTER_ADDR");
+  unsetenv("MASTER_PORT");
+  unsetenv("TORCHELASTIC_RUN_ID");
+  given.job_id = "given";
+  const auto options = SessionOptions::FromEnvironment(given);
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->coordinator, "");
+}
+
+TEST_F(EnvironmentTest, MalformedGivenOptionIsNamed) {
+  const auto message = [](const GivenOptions& given) {
+    return std::string(SessionOptions::FromEnvironment(given).status().message());
+  };
+  GivenOptions given;
+  given.world_size = 0;
+  EXPECT_THAT(message(given), HasSubstr("SessionOptions.world_size is 0"));
+  given.world_size = 2;  // RANK is 3
+  EXPECT_THAT(message(given), HasSubstr("RANK is 3, but world_size is 2"));
+  given.rank = 2;
+  EXPECT_THAT(message(given), HasSubstr("SessionOptions.rank is 2"));
+}
+
 TEST_F(EnvironmentTest, MalformedVariableIsNamed) {
   const std::pair<const char*, const char*> faults[] = {
       {"RANK", "-1"},       {"RANK", "first"},         {"RANK", "8"},

@@ -43,6 +43,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,15 +70,29 @@ enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
 // As the root of Broadcast: the lowest rank that takes part.
 inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
+// Options that the trainer sets itself: each wins over its environment variable, which is then
+// neither needed nor read. nullopt: the variable's.
+struct GivenOptions {
+  std::optional<std::string> socket;
+  std::optional<std::string> job_id;
+  std::optional<std::string> token;
+  std::optional<std::uint32_t> rank;
+  std::optional<std::uint32_t> world_size;
+  std::optional<std::string> coordinator;
+};
+
 struct SessionOptions {
-  // Reads environment variables.
-  //   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT   as torchrun sets them.
-  //   TORCHELASTIC_RUN_ID    the job's id; default "none", as torchrun's.
+  // Reads the environment variables of options that are not given.
+  //   RANK, WORLD_SIZE       `rank`, `world_size`: as torchrun sets them.
+  //   MASTER_ADDR, MASTER_PORT   for `job_id`: as torchrun sets them.
+  //   TORCHELASTIC_RUN_ID    for `job_id`; default "none", as torchrun's.
   //   GRADSYNC_SOCKET        default: `socket` below.
   //   GRADSYNC_JOB_TOKEN     default: no token.
-  //   GRADSYNC_COORDINATOR   default: MASTER_ADDR, or empty if LOCAL_WORLD_SIZE equals WORLD_SIZE.
-  // INVALID_ARGUMENT MALFORMED names a variable that is missing or malformed.
-  static absl::StatusOr<SessionOptions> FromEnvironment();
+  //   GRADSYNC_COORDINATOR   default: MASTER_ADDR, or empty if that is not set or LOCAL_WORLD_SIZE
+  //                          equals the world size.
+  // INVALID_ARGUMENT MALFORMED names an option that is not given, and its variable that is not set;
+  // or the one of the two that is malformed.
+  static absl::StatusOr<SessionOptions> FromEnvironment(const GivenOptions& given = {});
 
   // Path of the daemon's gRPC socket, "X.sock". Descriptors come over "X-fd.sock" beside it.
   std::string socket = "/run/gradsync/gradsyncd.sock";

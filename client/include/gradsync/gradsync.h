@@ -175,14 +175,17 @@ typedef struct gradsync_session_options {
   int32_t nccl_algorithm; /* gradsync_nccl_algorithm_t */
   int32_t nccl_protocol;  /* gradsync_nccl_protocol_t */
   int32_t nccl_wire_type; /* gradsync_nccl_wire_type_t */
+  int32_t rank_given;     /* for _from_environment(): not 0: `rank` is set, also if it is 0 */
 } gradsync_session_options_t;
 
 static inline void gradsync_session_options_init(gradsync_session_options_t* options) {
   memset(options, 0, sizeof(*options));
   options->struct_size = sizeof(*options);
 }
-/* Fills `options` from torchrun's environment variables. The strings are valid until
- * gradsync_session_options_destroy(), which sets `options` as its _init() does. */
+/* Fills `options` from torchrun's environment variables. What is set already wins over its
+ * variable, which is then not needed: a string that is not NULL, `world_size` if it is not 0, and
+ * `rank` with `rank_given`. The strings are valid until gradsync_session_options_destroy(), which
+ * sets `options` as its _init() does. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_options_from_environment(
     gradsync_session_options_t* options);
 GRADSYNC_EXPORT void gradsync_session_options_destroy(gradsync_session_options_t* options);

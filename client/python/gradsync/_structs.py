@@ -25,6 +25,7 @@ class SessionOptionsStruct(ctypes.Structure):
         ("nccl_algorithm", ctypes.c_int32),
         ("nccl_protocol", ctypes.c_int32),
         ("nccl_wire_type", ctypes.c_int32),
+        ("rank_given", ctypes.c_int32),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import Optional
+from typing import Any, Optional
 
 from gradsync import _duration, _structs, _text, errors
 from gradsync._library import library, raise_error
@@ -72,29 +72,44 @@ class SessionOptions:
     nccl_wire_type: str = "auto"
 
     @classmethod
-    def from_environment(cls) -> SessionOptions:
+    def from_environment(cls, **options: Any) -> SessionOptions:
         """Options from the environment variables that torchrun sets, and from gradsync's own.
 
-        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. TORCHELASTIC_RUN_ID,
-        GRADSYNC_SOCKET and GRADSYNC_JOB_TOKEN are read if they are set. The coordinator is
-        GRADSYNC_COORDINATOR, else MASTER_ADDR; it is "" if LOCAL_WORLD_SIZE says that every rank is
-        on this node.
+        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set, except those whose option is
+        given: `job_id` stands for the last two. TORCHELASTIC_RUN_ID, GRADSYNC_SOCKET and
+        GRADSYNC_JOB_TOKEN are read if they are set. The coordinator is GRADSYNC_COORDINATOR, else
+        MASTER_ADDR; it is "" if neither is set, or if LOCAL_WORLD_SIZE says that every rank is on
+        this node.
+
+        Args:
+          **options: fields of SessionOptions. Each wins over its variable.
 
         Raises:
-          InvalidArgumentError: a variable is missing or malformed; the message names it.
+          InvalidArgumentError: a variable is missing or malformed; the message names it and the
+            option. Or a given option is malformed.
         """
-        struct = _structs.SessionOptionsStruct(ctypes.sizeof(_structs.SessionOptionsStruct))
+        struct = cls(**options)._struct()
+        # What is not given is unset, so that the library reads its variable.
+        for name in ("socket", "job_id", "token", "coordinator"):
+            if name not in options:
+                setattr(struct, name, None)
+        if "world_size" not in options:
+            struct.world_size = 0
+        elif struct.world_size == 0:
+            raise _malformed("world_size", "is 0")
+        struct.rank_given = "rank" in options
         if error := library.options_from_environment(struct):
             raise_error(error)
         try:
-            return cls(
-                socket=struct.socket.decode(),
-                job_id=struct.job_id.decode(),
-                token=(struct.token or b"").decode(),
-                rank=struct.rank,
-                world_size=struct.world_size,
-                coordinator=(struct.coordinator or b"").decode(),
-            )
+            found = {
+                "socket": struct.socket.decode(),
+                "job_id": struct.job_id.decode(),
+                "token": struct.token.decode(),
+                "rank": struct.rank,
+                "world_size": struct.world_size,
+                "coordinator": struct.coordinator.decode(),
+            }
+            return cls(**{**found, **options})
         finally:
             library.options_destroy(struct)
 

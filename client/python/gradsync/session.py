@@ -72,13 +72,15 @@ class Session:
         self._incarnation: int = library.session_incarnation(self._handle)
 
     @classmethod
-    def join(cls, options: Optional[SessionOptions] = None) -> Session:
+    def join(cls, options: Optional[SessionOptions] = None, **fields: Any) -> Session:
         """Joins a job.
 
         Tries to connect until `connect_timeout` has passed. Does not wait for the other ranks.
 
         Args:
-          options: None: SessionOptions.from_environment().
+          options: None: SessionOptions.from_environment(**fields), so that no variable is needed
+            whose option is given.
+          **fields: fields of SessionOptions that win over `options`.
 
         Raises:
           InvalidArgumentError: an option is malformed; the message names it.
@@ -91,8 +93,8 @@ class Session:
           ResourceExhaustedError: a quota of the daemon.
         """
         if options is None:
-            options = SessionOptions.from_environment()
-        options = dataclasses.replace(options)
+            options = SessionOptions.from_environment(**fields)
+        options = dataclasses.replace(options, **fields)
         struct = options._struct()
 
         def join() -> Session:

@@ -64,6 +64,60 @@ def test_options_come_from_the_environment(monkeypatch):
         gradsync.SessionOptions.from_environment()
 
 
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+
+def test_options_that_are_given_win_over_the_environment(monkeypatch):
+    for name, value in zip(_TORCHRUN, ("3", "5", "10.0.0.1", "1234", "run")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GRADSYNC_JOB_TOKEN", "secret")
+    from_environment = gradsync.SessionOptions.from_environment
+    found = from_environment(rank=0, coordinator="", token="", divisor="world")
+    assert (found.rank, found.world_size, found.coordinator, found.token) == (0, 5, "", "")
+    assert (found.job_id, found.divisor) == ("run@10.0.0.1:1234", "world")
+    monkeypatch.delenv("RANK")
+    assert from_environment(rank=0).rank == 0
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name)
+    assert from_environment(rank=4, job_id="mine") == gradsync.SessionOptions(
+        socket=found.socket, job_id="mine", token="secret", rank=4, world_size=5
+    )
+
+
+def test_join_needs_no_environment_with_every_option_given(daemon, monkeypatch):
+    for name in _TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    given = {"socket": daemon.socket, "job_id": uuid.uuid4().hex, "rank": 0, "world_size": 1}
+    with gradsync.Session.join(**given) as session:
+        assert (session.rank, session.world_size) == (0, 1)
+    job_id = uuid.uuid4().hex
+    with gradsync.Session.join(options(daemon, 1, 2, job_id), rank=0, world_size=1) as session:
+        assert (session.rank, session.world_size) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "given, variable, option",
+    [
+        ({}, "RANK", "rank"),
+        ({"rank": 0}, "WORLD_SIZE", "world_size"),
+        ({"rank": 0, "world_size": 1}, "MASTER_ADDR", "job_id"),
+    ],
+)
+def test_a_missing_option_is_named_with_its_variable(monkeypatch, given, variable, option):
+    for name in _TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(gradsync.InvalidArgumentError) as raised:
+        gradsync.Session.join(**given)
+    message = str(raised.value)
+    assert f"variable {variable} is not set, and the option {option} is not given" in message
+    assert "torchrun --nproc_per_node=" in message
+
+
+def test_a_malformed_given_option_is_named():
+    with pytest.raises(gradsync.InvalidArgumentError, match="world_size is 0"):
+        gradsync.SessionOptions.from_environment(rank=0, world_size=0)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import logging
 import sys
 import threading
@@ -38,7 +37,8 @@ def init(**options: Any) -> gradsync.Session:
 
     Args:
       **options: fields of `gradsync.SessionOptions` that differ from torchrun's environment, for
-        example `divisor="world"` or `step_timeout=600.0` (seconds).
+        example `divisor="world"` or `step_timeout=600.0` (seconds). A variable whose option is
+        given is not needed: with `rank`, `world_size` and `job_id`, none is.
 
     Returns:
       The session; `gradsync.Session.join` says which errors it can raise.
@@ -55,7 +55,7 @@ def init(**options: Any) -> gradsync.Session:
             )
         if _default is not None:
             _default.close()
-        chosen = dataclasses.replace(gradsync.SessionOptions.from_environment(), **options)
+        chosen = gradsync.SessionOptions.from_environment(**options)
         patience = threading.Timer(_PATIENCE, _warn_of_waiting, [chosen])
         patience.daemon = True
         patience.start()

@@ -679,6 +679,23 @@ def test_a_daemon_killed_in_backward_is_an_error(own_daemon):
         assert took < SLACK and no_gradients
 
 
+def init_without_variables():
+    import gradsync.torch
+
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    with pytest.raises(gradsync.InvalidArgumentError) as raised:
+        gradsync.torch.init()
+    session = gradsync.torch.init(rank=0, world_size=1, job_id=f"given-{os.getpid()}")
+    return str(raised.value), session.rank, session.world_size
+
+
+def test_init_names_a_missing_rank_and_needs_no_variable_if_all_is_given(daemon):
+    ((message, rank, world_size),) = run_ranks(init_without_variables, 1)
+    assert "RANK is not set" in message and "torchrun --nproc_per_node=" in message
+    assert (rank, world_size) == (0, 1)
+
+
 def wrap_without_a_daemon():
     import gradsync.torch
 
