@@ -56,11 +56,7 @@ TEST(KilledDaemon, EndsWaitsInTimeAndTrainersSurvive) {
   ExpectFutureCallsFail(trainers[2].get(), "DAEMON_LOST");
 
   daemon.Start();
-  for (const auto& trainer : trainers) trainer->Send(trainer->join());
-  for (const auto& trainer : trainers) {
-    const Reply reply = trainer->Receive();
-    EXPECT_TRUE(reply.ok()) << reply;
-  }
+  JoinAll(trainers);
   ExpectAll(trainers, "register");
   for (const Reply& reply : DoAll(trainers, "step times=3")) {
     EXPECT_TRUE(reply.ok()) << reply;

@@ -328,7 +328,7 @@ class NodeCommitTest : public testing::Test {
   static TestDaemon* a_;
   static TestDaemon* b_;
   std::string job_;
-  std::vector<std::unique_ptr<Trainer>> trainers_;
+  Trainers trainers_;
 };
 
 TestDaemon* NodeCommitTest::a_ = nullptr;

@@ -17,69 +17,37 @@
 #include "gtest/gtest.h"
 #include "proto/gradsync/shared_memory.h"
 #include "tests/fault/trainer.h"
+#include "tests/fault/two_nodes.h"
 #include "tests/kit/deadline.h"
 #include "tests/kit/wake_up_delay.h"
 
 namespace gradsync::fault {
 namespace {
 
-using Trainers = std::vector<std::unique_ptr<Trainer>>;
-
 // Every node learns of a loss within this time.
 constexpr std::uint64_t kNodeLossBoundNs = 1'000'000'000;
 
-std::vector<std::string> Flags(const std::string& address, const std::string& name) {
-  return {"--peer_listen=" + address + ":0", "--node_name=" + name};
-}
-
-class NodesTest : public testing::Test {
+class NodesTest : public testing::Test, public TwoNodes {
  protected:
-  static constexpr std::uint32_t kPerNode = 2;
-
-  std::string coordinator() const { return a_.Status().peer_address(); }
-
-  std::unique_ptr<Trainer> MakeRank(std::uint32_t rank, std::uint32_t world,
-                                    const std::string& options = "") {
-    return std::make_unique<Trainer>(rank < kPerNode ? a_ : b_, rank, world, "job",
-                                     "coordinator=" + coordinator() + " " + options);
-  }
-
-  // Ranks 0 and 1 on node a, the rest on node b.
-  Trainers Join(std::uint32_t world = 4) {
-    Trainers trainers;
-    for (std::uint32_t rank = 0; rank < world; ++rank) {
-      trainers.push_back(MakeRank(rank, world));
-      trainers.back()->Send(trainers.back()->join());
-    }
-    for (const auto& trainer : trainers) {
-      const Reply reply = trainer->Receive();
-      EXPECT_TRUE(reply.ok()) << reply;
-    }
-    return trainers;
-  }
-
   static std::size_t EnginesMade(const TestDaemon& daemon) {
     const std::string log = daemon.Log();
     std::size_t count = 0;
     for (std::size_t at = 0; (at = log.find("nodes meet", at)) != std::string::npos; ++at) ++count;
     return count;
   }
-
-  TestDaemon a_{Flags("127.0.0.1", "alpha")};
-  TestDaemon b_{Flags("127.0.0.2", "beta")};
 };
 
 TEST_F(NodesTest, EveryRankJoinsOneJobAndLeavesIt) {
   const Trainers trainers = Join();
-  const auto status = a_.Status();
+  const auto status = alpha().Status();
   ASSERT_EQ(status.jobs_size(), 1);
   ASSERT_EQ(status.jobs(0).sessions_size(), 4);
   EXPECT_EQ(status.jobs(0).sessions(1).node(), "");
   EXPECT_EQ(status.jobs(0).sessions(3).node(), "beta");
-  EXPECT_EQ(b_.Status().jobs_size(), 0) << "only the coordinator holds the job";
+  EXPECT_EQ(beta().Status().jobs_size(), 0) << "only the coordinator holds the job";
   ExpectAll(trainers, "leave");
   for (const auto& trainer : trainers) EXPECT_EQ(trainer->Quit(), 0);
-  EXPECT_TRUE(a_.AwaitStatus([](const auto& now) {
+  EXPECT_TRUE(alpha().AwaitStatus([](const auto& now) {
     return now.jobs_size() == 1 && now.jobs(0).state() == v1::JOB_STATE_ENDED;
   }));
 }
@@ -93,14 +61,8 @@ TEST_F(NodesTest, StepsAreReducedOverBothNodes) {
   }
   ExpectAll(trainers, "register buckets=2 count=3000000 layout=large op=sum");
   ExpectAll(trainers, "step times=3 layout=large");
-  EXPECT_EQ(EnginesMade(a_), 1u);
+  EXPECT_EQ(EnginesMade(alpha()), 1u);
   ExpectAll(trainers, "leave");
-}
-
-TEST_F(NodesTest, EveryBitMatchesTheSumPerNodeThenOverNodes) {
-  const Trainers trainers = Join();
-  ExpectAll(trainers, "register buckets=3 count=40003");
-  for (int i = 0; i < 3; ++i) ExpectAll(trainers, "exact_step 2");
 }
 
 TEST_F(NodesTest, NodesMayHaveDifferentNumbersOfRanks) {
@@ -112,13 +74,12 @@ TEST_F(NodesTest, NodesMayHaveDifferentNumbersOfRanks) {
 TEST_F(NodesTest, ThreeNodesOfDifferentSizesAgreeInEveryBit) {
   const TestDaemon c(Flags("127.0.0.3", "gamma"));
   Trainers trainers;
-  const TestDaemon* const nodes[] = {&a_, &b_, &b_, &c, &c, &c};
+  const TestDaemon* const nodes[] = {&alpha(), &beta(), &beta(), &c, &c, &c};
   for (std::uint32_t rank = 0; rank < 6; ++rank) {
     trainers.push_back(
         std::make_unique<Trainer>(*nodes[rank], rank, 6, "job", "coordinator=" + coordinator()));
-    trainers.back()->Send(trainers.back()->join());
   }
-  for (const auto& trainer : trainers) ASSERT_TRUE(trainer->Receive().ok());
+  JoinAll(trainers);
   ExpectAll(trainers, "register buckets=3 count=40003");
   for (int i = 0; i < 3; ++i) ExpectAll(trainers, "exact_step 1,2,3");
   ExpectAll(trainers, "allreduce 1000");
@@ -195,21 +156,6 @@ TEST_F(NodesTest, AbandonedStepIsVoidOnEveryNode) {
   ExpectAll(trainers, "step times=2");
 }
 
-TEST_F(NodesTest, LayoutMismatchNamesBothNodes) {
-  const Trainers trainers = Join();
-  for (int rank = 0; rank < 4; ++rank) {
-    trainers[rank]->Send(rank < 2 ? "register buckets=2" : "register buckets=3");
-  }
-  for (const auto& trainer : trainers) {
-    const Reply reply = trainer->Receive();
-    EXPECT_EQ(reply.reason, "LAYOUT_MISMATCH") << reply;
-    EXPECT_NE(reply.message.find("node alpha"), std::string::npos) << reply;
-    EXPECT_NE(reply.message.find("node beta"), std::string::npos) << reply;
-  }
-  ExpectAll(trainers, "register buckets=2 count=100");
-  ExpectAll(trainers, "step");
-}
-
 TEST_F(NodesTest, LostTrainerIsReportedOnEveryNodeWithoutANewEngine) {
   // The victims are on both nodes.
   for (const int victim : {3, 0, 2, 1, 3}) {
@@ -236,7 +182,7 @@ TEST_F(NodesTest, LostTrainerIsReportedOnEveryNodeWithoutANewEngine) {
   const Trainers again = Join();
   ExpectAll(again, "register buckets=2 count=100");
   ExpectAll(again, "step times=3");
-  EXPECT_EQ(EnginesMade(a_), 1u) << a_.Log();
+  EXPECT_EQ(EnginesMade(alpha()), 1u) << alpha().Log();
 }
 
 TEST_F(NodesTest, LostAgentIsNamedByItsNode) {
@@ -244,7 +190,7 @@ TEST_F(NodesTest, LostAgentIsNamedByItsNode) {
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
   for (const int rank : {0, 1}) trainers[rank]->Begin("wait 2");
-  const std::uint64_t killed_ns = b_.Kill();
+  const std::uint64_t killed_ns = beta().Kill();
   for (const int rank : {0, 1}) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_EQ(reply.code, "ABORTED") << reply;
@@ -255,7 +201,7 @@ TEST_F(NodesTest, LostAgentIsNamedByItsNode) {
   for (const int rank : {2, 3}) EXPECT_EQ(trainers[rank]->Do("barrier").reason, "DAEMON_LOST");
 
   // The daemon starts again, and the job can run again.
-  b_.Start();
+  beta().Start();
   const Trainers next = Join();
   ExpectAll(next, "register buckets=2 count=100");
   ExpectAll(next, "step times=2");
@@ -273,7 +219,7 @@ TEST_F(NodesTest, LostCoordinatorIsNamedByItsAddress) {
   // The coordinator answers this after all earlier messages.
   ASSERT_EQ(trainers[3]->Do("wait 2 timeout_ms=1").reason, "WAIT_TIMEOUT");
   trainers[3]->Begin("wait 2");
-  const std::uint64_t killed_ns = a_.Kill();
+  const std::uint64_t killed_ns = alpha().Kill();
 
   const Reply lost = trainers[2]->Result();
   EXPECT_EQ(lost.code, "UNAVAILABLE") << lost;
@@ -287,7 +233,7 @@ TEST_F(NodesTest, LostCoordinatorIsNamedByItsAddress) {
   EXPECT_LE(doubt.end_ns - killed_ns, FairBoundNs(kNodeLossBoundNs, killed_ns)) << doubt;
 
   // The daemon starts again, and the job can run again.
-  a_.Start();
+  alpha().Start();
   const Trainers next = Join();
   ExpectAll(next, "register buckets=2 count=100");
   ExpectAll(next, "step times=2");
@@ -300,7 +246,7 @@ TEST_F(NodesTest, JoinFailsInTimeWithoutACoordinator) {
     TestDaemon ended(Flags("127.0.0.3", "gamma"));
     address = ended.Status().peer_address();
   }
-  Trainer trainer(b_, 1, 2, "job", "coordinator=" + address);
+  Trainer trainer(beta(), 1, 2, "job", "coordinator=" + address);
   const Reply reply = trainer.Join();
   EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
   EXPECT_EQ(reply.reason, "COORDINATOR_UNREACHABLE") << reply;
@@ -312,48 +258,6 @@ TEST_F(NodesTest, JoinFailsInTimeWithoutACoordinator) {
 }
 
 // Either the end of the stream or an error of the engine reports the loss. Both name the node.
-TEST_F(NodesTest, AgentLostDuringExchangesEndsTheJob) {
-  const Trainers trainers = Join();
-  ExpectAll(trainers, "register buckets=4 count=300000");
-  for (const auto& trainer : trainers) trainer->Begin("step times=100000");
-  ASSERT_TRUE(a_.AwaitStatus([](const auto& now) { return now.jobs(0).layouts(0).step() > 5; }));
-  const std::uint64_t killed_ns = b_.Kill();
-  for (const int rank : {0, 1}) {
-    const Reply reply = trainers[rank]->Result();
-    EXPECT_TRUE(reply.reason == "RANK_LOST" || reply.reason == "ENGINE_PEER_LOST") << reply;
-    EXPECT_NE(reply.message.find("beta"), std::string::npos) << reply;
-    EXPECT_LE(reply.end_ns - killed_ns, FairBoundNs(kNodeLossBoundNs, killed_ns)) << reply;
-  }
-  for (const int rank : {2, 3}) EXPECT_EQ(trainers[rank]->Result().code, "UNAVAILABLE");
-}
-
-TEST_F(NodesTest, CoordinatorLostDuringExchangesEndsTheSessions) {
-  const Trainers trainers = Join();
-  ExpectAll(trainers, "register buckets=4 count=300000");
-  for (const auto& trainer : trainers) trainer->Begin("step times=100000");
-  ASSERT_TRUE(a_.AwaitStatus([](const auto& now) { return now.jobs(0).layouts(0).step() > 5; }));
-  const std::uint64_t killed_ns = a_.Kill();
-  for (const int rank : {2, 3}) {
-    const Reply reply = trainers[rank]->Result();
-    EXPECT_TRUE(reply.reason == "COORDINATOR_LOST" || reply.reason == "STEP_IN_DOUBT") << reply;
-    EXPECT_LE(reply.end_ns - killed_ns, FairBoundNs(kNodeLossBoundNs, killed_ns)) << reply;
-  }
-}
-
-TEST_F(NodesTest, DifferentTokenIsRefused) {
-  const auto first = MakeRank(0, 4, "token=right");
-  ASSERT_TRUE(first->Join().ok());
-  const auto wrong = MakeRank(2, 4, "token=wrong");
-  const Reply refused = wrong->Join();
-  EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
-  EXPECT_NE(refused.message.find("alpha"), std::string::npos) << refused;
-  EXPECT_TRUE(MakeRank(3, 4, "token=right")->Join().ok());
-  for (const TestDaemon* daemon : {&a_, &b_}) {
-    EXPECT_EQ(daemon->Log().find("wrong"), std::string::npos);
-    EXPECT_EQ(daemon->Log().find("token=right"), std::string::npos);
-  }
-}
-
 TEST_F(NodesTest, OwnAddressAsCoordinatorMeansThisNode) {
   // gRPC resolves names with c-ares by default. Debian's leaks memory for each name.
   const TestDaemon c(Flags("127.0.0.1", "gamma"), {"GRPC_DNS_RESOLVER=native"});
@@ -369,12 +273,12 @@ TEST_F(NodesTest, OwnAddressAsCoordinatorMeansThisNode) {
 TEST_F(NodesTest, OwnHostNameAsCoordinatorMeansThisNode) {
   char host[65] = {};
   ASSERT_EQ(gethostname(host, sizeof(host) - 1), 0);
-  std::string self = a_.Status().peer_address();
+  std::string self = alpha().Status().peer_address();
   self.replace(0, self.find(':'), host);
-  const Trainers trainers = JoinedTrainers(a_, 2, "here", "coordinator=" + self);
+  const Trainers trainers = JoinedTrainers(alpha(), 2, "here", "coordinator=" + self);
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
-  EXPECT_EQ(EnginesMade(a_), 0u);
+  EXPECT_EQ(EnginesMade(alpha()), 0u);
 }
 
 TEST_F(NodesTest, OtherNodesContinueAfterANodeLeftAndStopped) {
@@ -384,7 +288,7 @@ TEST_F(NodesTest, OtherNodesContinueAfterANodeLeftAndStopped) {
   for (const int rank : {2, 3}) ASSERT_TRUE(trainers[rank]->Do("leave").ok());
   for (const int rank : {0, 1}) trainers[rank]->Send("step ranks=0,1");
   for (const int rank : {0, 1}) EXPECT_TRUE(trainers[rank]->Receive().ok());
-  EXPECT_EQ(b_.Stop(), 0);
+  EXPECT_EQ(beta().Stop(), 0);
   for (const int rank : {0, 1}) trainers[rank]->Send("step ranks=0,1 times=3");
   for (const int rank : {0, 1}) {
     const Reply reply = trainers[rank]->Receive();
@@ -397,7 +301,7 @@ TEST_F(NodesTest, SilentAgentIsLost) {
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
   for (const int rank : {0, 1}) trainers[rank]->Begin("wait 2");
-  b_.process().Signal(SIGSTOP);
+  beta().process().Signal(SIGSTOP);
   for (const int rank : {0, 1}) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
@@ -406,7 +310,7 @@ TEST_F(NodesTest, SilentAgentIsLost) {
     EXPECT_LE(reply.end_ns - reply.start_ns, FairBoundNs(10 * kNodeLossBoundNs, reply.start_ns))
         << reply;
   }
-  b_.process().Signal(SIGCONT);
+  beta().process().Signal(SIGCONT);
 }
 
 TEST_F(NodesTest, SilentCoordinatorIsLost) {
@@ -414,7 +318,7 @@ TEST_F(NodesTest, SilentCoordinatorIsLost) {
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
   for (const int rank : {2, 3}) trainers[rank]->Begin("wait 2");
-  a_.process().Signal(SIGSTOP);
+  alpha().process().Signal(SIGSTOP);
   for (const int rank : {2, 3}) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_EQ(reply.reason, "COORDINATOR_LOST") << reply;
@@ -423,7 +327,7 @@ TEST_F(NodesTest, SilentCoordinatorIsLost) {
     EXPECT_LE(reply.end_ns - reply.start_ns, FairBoundNs(10 * kNodeLossBoundNs, reply.start_ns))
         << reply;
   }
-  a_.process().Signal(SIGCONT);
+  alpha().process().Signal(SIGCONT);
 }
 
 TEST_F(NodesTest, GarbageOnThePeerPortEndsOnlyItsConnection) {
@@ -556,7 +460,7 @@ class Stranger {
 };
 
 TEST_F(NodesTest, EngineThatCannotConnectEndsTheJobAndNamesTheNode) {
-  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  Trainer trainer(alpha(), 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
   const auto connect = stranger.Await(v1::AttachResponse::kConnectEngine);
@@ -579,7 +483,7 @@ TEST_F(NodesTest, EngineThatCannotConnectEndsTheJobAndNamesTheNode) {
 }
 
 TEST_F(NodesTest, SecondLaunchDoneDisconnectsItsNode) {
-  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  Trainer trainer(alpha(), 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
   const auto connect = stranger.Await(v1::AttachResponse::kConnectEngine);
@@ -599,7 +503,7 @@ TEST_F(NodesTest, SecondLaunchDoneDisconnectsItsNode) {
 }
 
 TEST_F(NodesTest, UnrequestedGpuArenaEndsItsRank) {
-  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  Trainer trainer(alpha(), 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
   ASSERT_TRUE(stranger.Await(v1::AttachResponse::kConnectEngine).has_value());
@@ -625,7 +529,7 @@ TEST_F(NodesTest, UnrequestedGpuArenaEndsItsRank) {
 }
 
 TEST_F(NodesTest, GpuArenaWithoutADeviceEndsTheStream) {
-  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  Trainer trainer(alpha(), 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
   ASSERT_TRUE(stranger.Await(v1::AttachResponse::kConnectEngine).has_value());
@@ -648,7 +552,7 @@ TEST_F(NodesTest, DetachBeforeTheNodesMeetEndsTheStream) {
 }
 
 TEST_F(NodesTest, DetachingNodeCannotJoinAgain) {
-  Trainer trainer(a_, 0, 2, "job", "coordinator=" + coordinator());
+  Trainer trainer(alpha(), 0, 2, "job", "coordinator=" + coordinator());
   ASSERT_TRUE(trainer.Join().ok());
   Stranger stranger(coordinator());
   trainer.Begin("allreduce 100");
@@ -705,7 +609,7 @@ TEST_F(NodesTest, DrainingAgentEndsItsSessions) {
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
   for (const int rank : {0, 1}) trainers[rank]->Begin("wait 2");
-  EXPECT_EQ(b_.Stop(), 0);
+  EXPECT_EQ(beta().Stop(), 0);
   for (const int rank : {0, 1}) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
@@ -717,11 +621,11 @@ TEST_F(NodesTest, DrainingAgentFinishesTheRunningStep) {
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step");
   ASSERT_TRUE(trainers[2]->Do("mark 2 0").ok());
-  ASSERT_TRUE(a_.AwaitStatus(
+  ASSERT_TRUE(alpha().AwaitStatus(
       [](const auto& now) { return !now.jobs(0).layouts(0).waiting_for().empty(); }));
-  b_.process().Signal(SIGTERM);
+  beta().process().Signal(SIGTERM);
   ASSERT_TRUE(
-      b_.AwaitStatus([](const auto& now) { return now.state() == v1::DAEMON_STATE_DRAINING; }));
+      beta().AwaitStatus([](const auto& now) { return now.state() == v1::DAEMON_STATE_DRAINING; }));
   ASSERT_TRUE(trainers[2]->Do("mark 2 1").ok());
   ASSERT_TRUE(trainers[2]->Do("end 2").ok());
   for (const int rank : {0, 1, 3}) trainers[rank]->Begin("step");
@@ -730,7 +634,7 @@ TEST_F(NodesTest, DrainingAgentFinishesTheRunningStep) {
     EXPECT_TRUE(reply.ok()) << reply;
   }
   EXPECT_TRUE(trainers[2]->Do("wait 2").ok());
-  EXPECT_EQ(b_.process().Wait(kPatienceMs), 0);
+  EXPECT_EQ(beta().process().Wait(kPatienceMs), 0);
   for (const int rank : {2, 3}) {
     const Reply reply = trainers[rank]->Do("wait 3");
     EXPECT_EQ(reply.reason, "DRAINING") << reply;

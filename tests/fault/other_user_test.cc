@@ -45,7 +45,7 @@ TEST_F(OtherUser, HasASeparateJobOfTheSameId) {
   LetIn();
   const auto mine = JoinedTrainers(daemon_, 2);
   ExpectAll(mine, "register");
-  std::vector<std::unique_ptr<Trainer>> theirs;
+  Trainers theirs;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     theirs.push_back(std::make_unique<Trainer>(daemon_, rank, 2));
     ASSERT_TRUE(theirs[rank]->Do(kOther).ok());

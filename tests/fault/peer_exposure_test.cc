@@ -84,11 +84,10 @@ TEST(PeerExposureTest, CoordinatorOnEveryAddressFindsAReachableOne) {
   const TestDaemon beta({"--peer_listen=127.0.0.2:0", "--node_name=beta"});
   const std::string listens = alpha.Status().peer_address();
   const std::string coordinator = "coordinator=127.0.0.1" + listens.substr(listens.rfind(':'));
-  std::vector<std::unique_ptr<Trainer>> trainers;
+  Trainers trainers;
   trainers.push_back(std::make_unique<Trainer>(alpha, 0, 2, "job", coordinator));
   trainers.push_back(std::make_unique<Trainer>(beta, 1, 2, "job", coordinator));
-  for (const auto& trainer : trainers) trainer->Send(trainer->join());
-  for (const auto& trainer : trainers) EXPECT_TRUE(trainer->Receive().ok());
+  JoinAll(trainers);
   ExpectAll(trainers, "register buckets=2 count=1000");
   ExpectAll(trainers, "step times=2");
 }

@@ -99,16 +99,12 @@ class PeerTlsTest : public testing::Test {
 
 TEST_F(PeerTlsTest, NodesOfOneAuthorityShareAJob) {
   const TestDaemon b(certificates_.Flags("127.0.0.2", "ours", "ours"));
-  std::vector<std::unique_ptr<Trainer>> trainers;
+  Trainers trainers;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     trainers.push_back(std::make_unique<Trainer>(rank == 0 ? a_ : b, rank, 2, "job",
                                                  "coordinator=" + coordinator()));
-    trainers.back()->Send(trainers.back()->join());
   }
-  for (const auto& trainer : trainers) {
-    const Reply reply = trainer->Receive();
-    ASSERT_TRUE(reply.ok()) << reply;
-  }
+  JoinAll(trainers);
   ExpectAll(trainers, "register buckets=2 count=100");
   ExpectAll(trainers, "step times=2");
 }

@@ -15,8 +15,6 @@
 namespace gradsync::fault {
 namespace {
 
-using Trainers = std::vector<std::unique_ptr<Trainer>>;
-
 // `cause_ns`: the time just before the kill.
 void ExpectWithinBound(const Reply& reply, std::uint64_t cause_ns, const char* what) {
   ASSERT_GE(reply.end_ns, cause_ns) << reply;
@@ -34,8 +32,8 @@ void ExpectNamesRank1(const Reply& reply) {
 }
 
 // Later calls of a survivor fail at once, with the message of its first error.
-void ExpectFutureCallsFail(Trainer* survivor, const Reply& first) {
-  for (const char* call : {"barrier", "register layout=late"}) {
+void ExpectFail(Trainer* survivor, const std::vector<std::string>& calls, const Reply& first) {
+  for (const std::string& call : calls) {
     const Reply reply = survivor->Do(call);
     ExpectNamesRank1(reply);
     EXPECT_EQ(reply.message, first.message);
@@ -43,13 +41,12 @@ void ExpectFutureCallsFail(Trainer* survivor, const Reply& first) {
   }
 }
 
+void ExpectFutureCallsFail(Trainer* survivor, const Reply& first) {
+  ExpectFail(survivor, {"barrier", "register layout=late"}, first);
+}
+
 void ExpectFutureStepCallsFail(Trainer* survivor, const Reply& first) {
-  for (const char* call : {"mark 1 0", "end 1", "wait 1", "wait_bucket 1 0", "abandon 1 x"}) {
-    const Reply reply = survivor->Do(call);
-    ExpectNamesRank1(reply);
-    EXPECT_EQ(reply.message, first.message);
-    EXPECT_LE(reply.end_ns - reply.start_ns, FairBoundNs(kLossBoundNs, reply.start_ns)) << reply;
-  }
+  ExpectFail(survivor, {"mark 1 0", "end 1", "wait 1", "wait_bucket 1 0", "abandon 1 x"}, first);
 }
 
 // Returns when the daemon has handled every message of the rank so far. The step continues.

@@ -69,6 +69,7 @@
 #include "gradsync/v1/introspection.grpc.pb.h"
 #include "tests/fault/raw_session.h"
 #include "tests/kit/deadline.h"
+#include "tests/reduce/half_reference.h"
 
 namespace gradsync::fault {
 namespace {
@@ -148,22 +149,6 @@ double Written(std::uint32_t rank, std::uint64_t step, std::size_t bucket, std::
   return (rank + 1.0) * static_cast<double>((step + bucket + i) % 8 + 1);
 }
 
-std::uint16_t ToHalf(double value) {
-  if (value == 0) return 0;
-  int exponent = 0;
-  const double fraction = std::frexp(value, &exponent);  // [0.5, 1)
-  return static_cast<std::uint16_t>(((exponent + 14) << 10) +
-                                    static_cast<int>((fraction * 2 - 1) * 1024));
-}
-
-double FromHalf(std::uint16_t bits) {
-  const int exponent = (bits >> 10) & 31;
-  const double fraction = (bits & 1023) / 1024.0;
-  const double value =
-      exponent == 0 ? std::ldexp(fraction, -14) : std::ldexp(1 + fraction, exponent - 15);
-  return (bits & 0x8000) != 0 ? -value : value;
-}
-
 void Store(DataType dtype, void* data, std::uint64_t i, double value) {
   switch (dtype) {
     case DataType::kFloat32:
@@ -173,15 +158,11 @@ void Store(DataType dtype, void* data, std::uint64_t i, double value) {
       static_cast<double*>(data)[i] = value;
       break;
     case DataType::kFloat16:
-      static_cast<std::uint16_t*>(data)[i] = ToHalf(value);
+      static_cast<std::uint16_t*>(data)[i] = daemon::NearestFloat16(value);
       break;
-    case DataType::kBfloat16: {
-      const auto narrow = static_cast<float>(value);
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, &narrow, sizeof(bits));
-      static_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(bits >> 16);
+    case DataType::kBfloat16:
+      static_cast<std::uint16_t*>(data)[i] = daemon::NearestBfloat16(value);
       break;
-    }
     case DataType::kUnspecified:
       std::abort();
   }
@@ -194,14 +175,9 @@ double Load(DataType dtype, const void* data, std::uint64_t i) {
     case DataType::kFloat64:
       return static_cast<const double*>(data)[i];
     case DataType::kFloat16:
-      return FromHalf(static_cast<const std::uint16_t*>(data)[i]);
-    case DataType::kBfloat16: {
-      const std::uint32_t bits =
-          static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(data)[i]) << 16;
-      float wide = 0;
-      std::memcpy(&wide, &bits, sizeof(wide));
-      return wide;
-    }
+      return daemon::Float16Value(static_cast<const std::uint16_t*>(data)[i]);
+    case DataType::kBfloat16:
+      return daemon::Bfloat16Value(static_cast<const std::uint16_t*>(data)[i]);
     case DataType::kUnspecified:
       break;
   }
@@ -214,14 +190,8 @@ std::uint32_t BitsOf(float value) {
   return bits;
 }
 
-// Rounds to nearest, ties to even.
 float RoundedToBfloat16(float value) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  bits += 0x7FFFu + ((bits >> 16) & 1u);
-  bits &= 0xFFFF0000u;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
+  return static_cast<float>(daemon::Bfloat16Value(daemon::NearestBfloat16(value)));
 }
 
 double Tolerance(DataType dtype) {

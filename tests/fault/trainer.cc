@@ -122,24 +122,25 @@ int Trainer::Quit() {
   return WEXITSTATUS(*status);
 }
 
-std::vector<std::unique_ptr<Trainer>> JoinedTrainers(const TestDaemon& daemon,
-                                                     std::uint32_t world_size,
-                                                     const std::string& job,
-                                                     const std::string& options) {
-  std::vector<std::unique_ptr<Trainer>> trainers;
-  for (std::uint32_t rank = 0; rank < world_size; ++rank) {
-    trainers.push_back(std::make_unique<Trainer>(daemon, rank, world_size, job, options));
-    trainers.back()->Send(trainers.back()->join());
-  }
+void JoinAll(const Trainers& trainers) {
+  for (const auto& trainer : trainers) trainer->Send(trainer->join());
   for (const auto& trainer : trainers) {
     const Reply reply = trainer->Receive();
     EXPECT_TRUE(reply.ok()) << reply;
   }
+}
+
+Trainers JoinedTrainers(const TestDaemon& daemon, std::uint32_t world_size, const std::string& job,
+                        const std::string& options) {
+  Trainers trainers;
+  for (std::uint32_t rank = 0; rank < world_size; ++rank) {
+    trainers.push_back(std::make_unique<Trainer>(daemon, rank, world_size, job, options));
+  }
+  JoinAll(trainers);
   return trainers;
 }
 
-std::vector<Reply> DoAll(const std::vector<std::unique_ptr<Trainer>>& trainers,
-                         const std::string& command) {
+std::vector<Reply> DoAll(const Trainers& trainers, const std::string& command) {
   for (const auto& trainer : trainers) trainer->Send(command);
   std::vector<Reply> replies;
   replies.reserve(trainers.size());
@@ -147,7 +148,7 @@ std::vector<Reply> DoAll(const std::vector<std::unique_ptr<Trainer>>& trainers,
   return replies;
 }
 
-void ExpectAll(const std::vector<std::unique_ptr<Trainer>>& trainers, const std::string& command) {
+void ExpectAll(const Trainers& trainers, const std::string& command) {
   for (const Reply& reply : DoAll(trainers, command)) {
     EXPECT_TRUE(reply.ok()) << command << ": " << reply;
   }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -69,16 +70,17 @@ class Trainer {
   std::unique_ptr<ChildProcess> process_;
 };
 
+using Trainers = std::vector<std::unique_ptr<Trainer>>;
+
+// Joins all at once; every one must succeed.
+void JoinAll(const Trainers& trainers);
 // Returns ranks 0 to world_size - 1 of one job, joined.
-std::vector<std::unique_ptr<Trainer>> JoinedTrainers(const TestDaemon& daemon,
-                                                     std::uint32_t world_size,
-                                                     const std::string& job = "job",
-                                                     const std::string& options = "");
+Trainers JoinedTrainers(const TestDaemon& daemon, std::uint32_t world_size,
+                        const std::string& job = "job", const std::string& options = "");
 // Sends the command to all, then waits for all.
-std::vector<Reply> DoAll(const std::vector<std::unique_ptr<Trainer>>& trainers,
-                         const std::string& command);
+std::vector<Reply> DoAll(const Trainers& trainers, const std::string& command);
 // DoAll, and every reply must be OK.
-void ExpectAll(const std::vector<std::unique_ptr<Trainer>>& trainers, const std::string& command);
+void ExpectAll(const Trainers& trainers, const std::string& command);
 
 }  // namespace gradsync::fault
 

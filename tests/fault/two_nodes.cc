@@ -1,18 +1,13 @@
 #include "tests/fault/two_nodes.h"
 
-#include "gtest/gtest.h"
-
 namespace gradsync::fault {
-namespace {
 
-std::vector<std::string> Flags(const std::string& address, const std::string& name,
-                               const std::vector<std::string>& more) {
+std::vector<std::string> TwoNodes::Flags(const std::string& address, const std::string& name,
+                                         const std::vector<std::string>& more) {
   std::vector<std::string> flags = {"--peer_listen=" + address + ":0", "--node_name=" + name};
   flags.insert(flags.end(), more.begin(), more.end());
   return flags;
 }
-
-}  // namespace
 
 TwoNodes::TwoNodes(const std::vector<std::string>& flags_of_alpha,
                    const std::vector<std::string>& flags_of_beta)
@@ -25,17 +20,12 @@ std::unique_ptr<Trainer> TwoNodes::MakeRank(std::uint32_t rank, std::uint32_t wo
                                    "coordinator=" + coordinator() + " " + options);
 }
 
-std::vector<std::unique_ptr<Trainer>> TwoNodes::Join(std::uint32_t world,
-                                                     const std::string& options) const {
-  std::vector<std::unique_ptr<Trainer>> trainers;
+Trainers TwoNodes::Join(std::uint32_t world, const std::string& options) const {
+  Trainers trainers;
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     trainers.push_back(MakeRank(rank, world, options));
-    trainers.back()->Send(trainers.back()->join());
   }
-  for (const auto& trainer : trainers) {
-    const Reply reply = trainer->Receive();
-    EXPECT_TRUE(reply.ok()) << reply;
-  }
+  JoinAll(trainers);
   return trainers;
 }
 

@@ -18,6 +18,10 @@ class TwoNodes {
  public:
   static constexpr std::uint32_t kPerNode = 2;
 
+  // Flags of a daemon on a node of that name and address.
+  static std::vector<std::string> Flags(const std::string& address, const std::string& name,
+                                        const std::vector<std::string>& more = {});
+
   explicit TwoNodes(const std::vector<std::string>& flags_of_alpha = {},
                     const std::vector<std::string>& flags_of_beta = {});
 
@@ -31,8 +35,7 @@ class TwoNodes {
   std::unique_ptr<Trainer> MakeRank(std::uint32_t rank, std::uint32_t world,
                                     const std::string& options = "") const;
   // Returns all ranks of job "job", joined.
-  std::vector<std::unique_ptr<Trainer>> Join(std::uint32_t world = 4,
-                                             const std::string& options = "") const;
+  Trainers Join(std::uint32_t world = 4, const std::string& options = "") const;
 
  private:
   TestDaemon alpha_;

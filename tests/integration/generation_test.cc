@@ -15,7 +15,7 @@ TEST(Generation, NewerOneEndsTheOldSessionsAndStartsAtStep1) {
   ExpectAll(old, "step times=3");
   ASSERT_TRUE(old[0]->Do("mark 4 0").ok());
   old[0]->Begin("wait 4");
-  std::vector<std::unique_ptr<Trainer>> young;
+  Trainers young;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     young.push_back(std::make_unique<Trainer>(daemon, rank, 3));
     const Reply reply = young[rank]->Join();

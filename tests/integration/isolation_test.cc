@@ -11,7 +11,7 @@ namespace {
 TEST(EightJobs, RunAtOnceAndSurviveTheLossOfOne) {
   TestDaemon daemon({"--reduce_threads=2"});
   constexpr int kJobs = 8;
-  std::vector<std::vector<std::unique_ptr<Trainer>>> jobs;
+  std::vector<Trainers> jobs;
   for (int job = 0; job < kJobs; ++job) {
     jobs.push_back(JoinedTrainers(daemon, 2, "job" + std::to_string(job)));
   }

@@ -121,13 +121,12 @@ TEST(Start, UsesTheSocketsOfTheServiceManager) {
   options.listen_pid = true;
   ChildProcess daemon(options);
   ASSERT_TRUE(notify.Await("READY=1", kPatienceMs));
-  std::vector<std::unique_ptr<Trainer>> trainers;
+  Trainers trainers;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
     trainers.push_back(
         std::make_unique<Trainer>(directory.File("passed.sock"), rank, 2, "job", ""));
-    trainers.back()->Send(trainers.back()->join());
   }
-  for (const auto& trainer : trainers) EXPECT_TRUE(trainer->Receive().ok());
+  JoinAll(trainers);
   ExpectAll(trainers, "register");
   ExpectAll(trainers, "step");
   daemon.Signal(SIGTERM);

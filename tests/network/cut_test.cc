@@ -43,18 +43,7 @@ class CutTest : public testing::Test {
 
   // Starts the job again on the first `nodes` nodes, and runs steps.
   void ExpectJobOf(int nodes) {
-    const std::uint32_t world = static_cast<std::uint32_t>(nodes) * NetworkedNodes::kRanksPerNode;
-    Trainers trainers;
-    for (std::uint32_t rank = 0; rank < world; ++rank) {
-      trainers.push_back(std::make_unique<Trainer>(nodes_.daemon(NetworkedNodes::NodeOf(rank)),
-                                                   rank, world, "job",
-                                                   "coordinator=" + nodes_.coordinator()));
-      trainers.back()->Send(trainers.back()->join());
-    }
-    for (const auto& trainer : trainers) {
-      const Reply reply = trainer->Receive();
-      EXPECT_TRUE(reply.ok()) << reply;
-    }
+    const Trainers trainers = nodes_.JoinOn(nodes);
     ExpectAll(trainers, "register buckets=2 count=1000");
     ExpectAll(trainers, "step times=3");
   }

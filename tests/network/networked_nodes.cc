@@ -5,7 +5,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "gtest/gtest.h"
 
 namespace gradsync::fault {
 NetworkedNodes::NetworkedNodes(int nodes, std::uint64_t bits_per_second, int port,
@@ -41,12 +40,19 @@ Trainers NetworkedNodes::Join(const std::string& options) {
   Trainers trainers;
   for (std::uint32_t rank = 0; rank < world_size(); ++rank) {
     trainers.push_back(MakeRank(rank, options));
-    trainers.back()->Send(trainers.back()->join());
   }
-  for (const auto& trainer : trainers) {
-    const Reply reply = trainer->Receive();
-    EXPECT_TRUE(reply.ok()) << reply;
+  JoinAll(trainers);
+  return trainers;
+}
+
+Trainers NetworkedNodes::JoinOn(int nodes) {
+  const std::uint32_t world = static_cast<std::uint32_t>(nodes) * kRanksPerNode;
+  Trainers trainers;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    trainers.push_back(std::make_unique<Trainer>(daemon(NodeOf(rank)), rank, world, "job",
+                                                 "coordinator=" + coordinator()));
   }
+  JoinAll(trainers);
   return trainers;
 }
 

@@ -14,8 +14,6 @@
 
 namespace gradsync::fault {
 
-using Trainers = std::vector<std::unique_ptr<Trainer>>;
-
 // One daemon and two ranks per node. The nodes are alpha, beta and gamma.
 class NetworkedNodes {
  public:
@@ -44,6 +42,8 @@ class NetworkedNodes {
   std::unique_ptr<Trainer> MakeRank(std::uint32_t rank, const std::string& options = "");
   // Starts and joins every rank.
   Trainers Join(const std::string& options = "");
+  // Starts and joins the ranks of a job on the first `nodes` nodes alone.
+  Trainers JoinOn(int nodes);
 
  private:
   VirtualNetwork network_;

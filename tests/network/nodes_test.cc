@@ -144,12 +144,8 @@ TEST(Joining, CoordinatorsPortDefaultsToThatOfTheRanksDaemon) {
   Trainers trainers;
   for (const std::uint32_t rank : {0, 1, 2, 3}) {
     trainers.push_back(nodes.MakeRank(rank, "coordinator=" + nodes.network().address(0)));
-    trainers.back()->Send(trainers.back()->join());
   }
-  for (const auto& trainer : trainers) {
-    const Reply reply = trainer->Receive();
-    EXPECT_TRUE(reply.ok()) << reply;
-  }
+  JoinAll(trainers);
   ExpectAll(trainers, "register buckets=2 count=1000");
   ExpectAll(trainers, "step");
 }

@@ -108,26 +108,11 @@ class StrangerTest : public testing::Test {
     });
   }
 
-  Trainers Join() {
-    Trainers trainers;
-    for (const std::uint32_t rank : {0, 1, 2, 3}) {
-      trainers.push_back(std::make_unique<Trainer>(nodes_.daemon(NetworkedNodes::NodeOf(rank)),
-                                                   rank, 4, "job",
-                                                   "coordinator=" + nodes_.coordinator()));
-      trainers.back()->Send(trainers.back()->join());
-    }
-    for (const auto& trainer : trainers) {
-      const Reply reply = trainer->Receive();
-      EXPECT_TRUE(reply.ok()) << reply;
-    }
-    return trainers;
-  }
-
   NetworkedNodes nodes_{3};
 };
 
 TEST_F(StrangerTest, GarbageEndsOnlyItsOwnConnection) {
-  const Trainers trainers = Join();
+  const Trainers trainers = nodes_.JoinOn(2);
   ExpectAll(trainers, "register buckets=2 count=1000");
   ExpectAll(trainers, "step");
   std::atomic<bool> said_all{false};
@@ -151,7 +136,7 @@ TEST_F(StrangerTest, SilentConnectionsDelayNoOne) {
       ASSERT_GE(silent.back().get(), 0) << i;
     }
   });
-  const Trainers trainers = Join();
+  const Trainers trainers = nodes_.JoinOn(2);
   ExpectAll(trainers, "register buckets=2 count=1000");
   ExpectAll(trainers, "step times=10");
 }
