@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,28 +16,26 @@
 namespace gradsync::daemon {
 namespace {
 
-// A process that connects to the test and waits to be killed. It makes its end of the connection
-// itself, because a Unix socket has the credentials of the process that made it.
+// A process that connects to the test and waits to be killed.
 class Child {
  public:
   Child() {
-    int report[2] = {-1, -1};
-    EXPECT_EQ(pipe2(report, O_CLOEXEC), 0);
-    int back[2] = {-1, -1};
-    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, back), 0);
+    const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    // Without a path the kernel chooses a free abstract name.
+    EXPECT_EQ(bind(listener.get(), any, sizeof(sa_family_t)), 0);
+    EXPECT_EQ(listen(listener.get(), 1), 0);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(getsockname(listener.get(), any, &length), 0);
     pid_ = fork();
     if (pid_ == 0) {
-      // The child makes the pair, so both ends have its credentials. It passes one to the test.
-      int pair[2];
-      if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) _exit(1);
-      SendDescriptor(back[1], pair[1]);
+      const int connection = ::socket(AF_UNIX, SOCK_STREAM, 0);
+      if (connect(connection, any, length) != 0) _exit(1);
       for (;;) pause();
     }
-    close(back[1]);
-    socket_ = UniqueFd(ReceiveDescriptor(back[0]));
-    close(back[0]);
-    close(report[0]);
-    close(report[1]);
+    socket_ = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   }
   ~Child() {
     if (pid_ > 0) Kill();
@@ -50,40 +49,6 @@ class Child {
   int socket() const { return socket_.get(); }
 
  private:
-  union Control {
-    char bytes[CMSG_SPACE(sizeof(int))];
-    cmsghdr align;
-  };
-  static void SendDescriptor(int over, int fd) {
-    char byte = 0;
-    iovec data{&byte, 1};
-    Control control{};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control.bytes;
-    message.msg_controllen = sizeof(control.bytes);
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    *reinterpret_cast<int*>(CMSG_DATA(header)) = fd;
-    if (sendmsg(over, &message, 0) != 1) _exit(1);
-  }
-  static int ReceiveDescriptor(int over) {
-    char byte = 0;
-    iovec data{&byte, 1};
-    Control control{};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control.bytes;
-    message.msg_controllen = sizeof(control.bytes);
-    EXPECT_EQ(recvmsg(over, &message, MSG_CMSG_CLOEXEC), 1);
-    const cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    return header == nullptr ? -1 : *reinterpret_cast<const int*>(CMSG_DATA(header));
-  }
-
   pid_t pid_ = -1;
   UniqueFd socket_;
 };
