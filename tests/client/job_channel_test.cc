@@ -11,11 +11,6 @@
 namespace gradsync {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-
-std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
-
 class JobChannelTest : public testing::Test {
  protected:
   Session& session(std::uint32_t rank) { return *job_.sessions[rank]; }
@@ -95,32 +90,6 @@ TEST_F(JobChannelTest, BadArgumentsAreRefusedLocally) {
     }
     EXPECT_TRUE(session(rank).Barrier().ok());
   });
-}
-
-TEST_F(JobChannelTest, MismatchNamesBothRanks) {
-  OnEveryRank(3, [&](std::uint32_t rank) {
-    char byte = 0;
-    const absl::Status status =
-        rank == 2 ? session(rank).Broadcast(&byte, 1, 0) : session(rank).Barrier();
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_EQ(ErrorReason(status), "OPERATION_MISMATCH");
-    EXPECT_THAT(MessageOf(status),
-                AllOf(HasSubstr("barrier"), HasSubstr("broadcast"), HasSubstr("rank 2")));
-  });
-  // The operation failed on every rank, so the next one works.
-  OnEveryRank(3, [&](std::uint32_t rank) { EXPECT_TRUE(session(rank).Barrier().ok()); });
-}
-
-TEST_F(JobChannelTest, TimeoutNamesMissingRanks) {
-  OnEveryRank(2, [&](std::uint32_t rank) {
-    const absl::Status status = session(rank).Barrier(absl::Milliseconds(100));
-    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-    EXPECT_EQ(ErrorReason(status), "OPERATION_TIMEOUT");
-    EXPECT_THAT(MessageOf(status), HasSubstr("rank 2"));
-  });
-  // It failed on every rank, also on the late one.
-  EXPECT_EQ(ErrorReason(session(2).Barrier()), "OPERATION_TIMEOUT");
-  OnEveryRank(3, [&](std::uint32_t rank) { EXPECT_TRUE(session(rank).Barrier().ok()); });
 }
 
 TEST_F(JobChannelTest, CallsOfSeveralThreadsAreSerialized) {

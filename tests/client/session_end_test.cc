@@ -86,18 +86,6 @@ TEST_F(SessionEndTest, VerdictSurvivesLostDaemon) {
   EXPECT_EQ(ValueOf(layout(0).bucket(0)), 0.5f);
 }
 
-TEST_F(SessionEndTest, TrainersRejoinRestartedDaemon) {
-  daemon_.Kill();
-  ExpectError(session(0).Barrier(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
-  job_ = JobOfThreads();
-  daemon_.Start();
-  job_ = JoinAll(daemon_, 2, &spec_);
-  OnEveryRank(2, [&](std::uint32_t rank) {
-    ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
-    EXPECT_TRUE(layout(rank).WaitStep(1).ok());
-  });
-}
-
 TEST_F(SessionEndTest, LostRankAbortsTheOthers) {
   ASSERT_TRUE(layout(1).MarkReady(1, 0).ok());
   std::thread dying([&] { job_.sessions[0].reset(); });
@@ -107,13 +95,6 @@ TEST_F(SessionEndTest, LostRankAbortsTheOthers) {
   ExpectError(layout(1).WaitStep(1).status(), absl::StatusCode::kAborted, "RANK_LOST");
   ExpectError(session(1).Barrier(), absl::StatusCode::kAborted, "RANK_LOST");
   dying.join();
-}
-
-TEST_F(SessionEndTest, NewGenerationSupersedesTheOld) {
-  const auto again = Session::Join(OptionsOf(daemon_, 0, 2));
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ((*again)->generation(), 2u);
-  ExpectError(session(1).Barrier(), absl::StatusCode::kAborted, "SUPERSEDED");
 }
 
 TEST_F(SessionEndTest, DrainingEndsSessions) {

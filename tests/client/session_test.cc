@@ -43,33 +43,6 @@ TEST(SessionTest, NoDaemonFailsAfterConnectTimeout) {
               AllOf(HasSubstr(options.socket), HasSubstr("start gradsyncd")));
 }
 
-TEST(SessionTest, DifferentOptionsAreRefused) {
-  const TestDaemon daemon;
-  const auto first = Session::Join(OptionsOf(daemon, 0, 2));
-  ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = Session::Join(OptionsOf(daemon, 1, 3));
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(ErrorReason(second.status()), "JOB_MISMATCH");
-}
-
-TEST(SessionTest, OccupiedRankIsRefused) {
-  const TestDaemon daemon;
-  const auto first = Session::Join(OptionsOf(daemon, 0, 2));
-  ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = Session::Join(OptionsOf(daemon, 0, 2));
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(ErrorReason(second.status()), "RANK_OCCUPIED");
-}
-
-TEST(SessionTest, UnbuiltLossPolicyIsRefused) {
-  const TestDaemon daemon;
-  SessionOptions options = OptionsOf(daemon, 0, 1);
-  options.on_rank_loss = LossPolicy::kHold;
-  const auto session = Session::Join(options);
-  EXPECT_EQ(session.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(ErrorReason(session.status()), "LOSS_POLICY");
-}
-
 TEST(SessionTest, MissingTokenIsRefused) {
   const TestDaemon daemon({"--require_token=true"});
   SessionOptions options = OptionsOf(daemon, 0, 1);
@@ -113,39 +86,6 @@ TEST(SessionTest, GradientsAreAlignedAndZero) {
     }
   }
   EXPECT_THAT(counts, testing::ElementsAre(300, 3, 1, 0, 5));
-}
-
-TEST(SessionTest, MismatchNamesTheParameterAndBothRanks) {
-  const TestDaemon daemon;
-  const JobOfThreads job = JoinAll(daemon, 2, nullptr);
-  OnEveryRank(2, [&](std::uint32_t rank) {
-    LayoutSpec spec;
-    spec.parameters = {{"w", {rank == 0 ? 10u : 20u}, DataType::kFloat32}};
-    const auto layout = job.sessions[rank]->RegisterLayout(spec);
-    EXPECT_EQ(layout.status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_EQ(ErrorReason(layout.status()), "LAYOUT_MISMATCH");
-    EXPECT_THAT(MessageOf(layout.status()),
-                AllOf(HasSubstr("'w'"), HasSubstr("0"), HasSubstr("1")));
-  });
-  // The sessions go on.
-  const LayoutSpec spec = [] {
-    LayoutSpec good = FloatBuckets(1, 4);
-    good.name = "good";
-    return good;
-  }();
-  OnEveryRank(
-      2, [&](std::uint32_t rank) { EXPECT_TRUE(job.sessions[rank]->RegisterLayout(spec).ok()); });
-}
-
-TEST(SessionTest, MissingRankIsNamed) {
-  const TestDaemon daemon;
-  const JobOfThreads job = JoinAll(daemon, 2, nullptr);
-  LayoutSpec spec = FloatBuckets(1, 4);
-  spec.timeout = absl::Milliseconds(100);
-  const auto layout = job.sessions[1]->RegisterLayout(spec);
-  EXPECT_EQ(layout.status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(ErrorReason(layout.status()), "LAYOUT_TIMEOUT");
-  EXPECT_THAT(MessageOf(layout.status()), HasSubstr("rank 0"));
 }
 
 TEST(SessionTest, EachLayoutHasItsOwnArenaAndSteps) {

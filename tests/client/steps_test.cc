@@ -201,7 +201,11 @@ TEST_F(StepsTest, RefusedFinishStepMarksNothing) {
 
 TEST_F(StepsTest, MistakeFailsTheCallAndTheStepGoesOn) {
   Layout& mine = layout(0);
-  ExpectError(mine.MarkReady(1, 3), absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET");
+  for (const std::uint32_t rank : {0u, 1u}) Fill(layout(rank).bucket(0), 2.0f * rank);
+  const absl::Status unknown = mine.MarkReady(1, 3);
+  ExpectError(unknown, absl::StatusCode::kInvalidArgument, "UNKNOWN_BUCKET");
+  EXPECT_EQ(ErrorField(unknown, field::kBucket), "3");
+  EXPECT_THAT(MessageOf(unknown), HasSubstr("the layout has 3"));
   ExpectError(mine.MarkReady(2, 0), absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
   ExpectError(mine.MarkReady(0, 0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
   ASSERT_TRUE(mine.MarkReady(1, 0).ok());
@@ -233,7 +237,13 @@ TEST_F(StepsTest, MistakeFailsTheCallAndTheStepGoesOn) {
   EXPECT_TRUE(layout(1).WaitStep(1).ok());
   EXPECT_TRUE(mine.WaitStep(1).ok());
   EXPECT_TRUE(mine.WaitStep(1).ok());  // the last verdict is kept
-  ExpectError(mine.MarkReady(1, 0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  EXPECT_EQ(ValueOf(mine.bucket(0)), 1);
+  const absl::Status stale = mine.MarkReady(1, 0);
+  EXPECT_EQ(ErrorField(stale, field::kStep), "1");
+  EXPECT_THAT(MessageOf(stale), HasSubstr("the next step is 2"));
+  for (const absl::Status& status : {stale, mine.EndStep(1), mine.AbandonStep(1, "late")}) {
+    ExpectError(status, absl::StatusCode::kFailedPrecondition, "STALE_STEP");
+  }
   ASSERT_TRUE(Run(2).ok());
   ExpectError(mine.WaitStep(1).status(), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
   ExpectError(mine.WaitBucket(1, 0), absl::StatusCode::kFailedPrecondition, "STALE_STEP");
@@ -377,20 +387,6 @@ TEST_F(StepsTest, RanksStayOverSeveralEpochs) {
       EXPECT_EQ(state, static_cast<float>(longer));
       EXPECT_EQ(layout(rank).next_step(), 3 * (epoch + 1) + 1);
     });
-  }
-}
-
-TEST(StepTimeoutTest, StepIsVoidAndMissingRanksAreNamed) {
-  const TestDaemon daemon;
-  const LayoutSpec spec = FloatBuckets(2, 10);
-  std::vector<SessionOptions> options = {OptionsOf(daemon, 0, 2), OptionsOf(daemon, 1, 2)};
-  for (SessionOptions& rank : options) rank.step_timeout = absl::Milliseconds(100);
-  const JobOfThreads job = JoinAll(options, &spec);
-  ASSERT_TRUE(MarkAllAndEnd(job.layouts[0].get(), 1).ok());
-  for (const auto& layout : job.layouts) {
-    const absl::Status status = layout->WaitStep(1).status();
-    ExpectError(status, absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT");
-    EXPECT_THAT(MessageOf(status), HasSubstr("rank 1"));
   }
 }
 

@@ -1,5 +1,5 @@
-// Calls and messages that break the rules of a step. The client library refuses them before it
-// sends anything. The daemon refuses them from any client.
+// Messages that break the rules of a step. The daemon refuses them from any client; the client
+// library sends none of them: tests/client/steps_test.cc.
 
 #include <linux/falloc.h>
 
@@ -20,72 +20,7 @@ constexpr int kInvalidArgument = 3;
 constexpr int kFailedPrecondition = 9;
 constexpr int kAborted = 10;
 
-// ---- Refusals by the client library
-
-class LocalRefusal : public testing::Test {
- protected:
-  LocalRefusal() : trainers_(JoinedTrainers(daemon_, 2)) {
-    ExpectAll(trainers_, "register buckets=2");
-  }
-  // The step continues after a refused call, and its result is right.
-  void FinishStep() {
-    for (const char* call : {"mark 1 0", "mark 1 1", "end 1"}) DoAll(trainers_, call);
-    ExpectAll(trainers_, "wait 1");
-    ExpectAll(trainers_, "step");
-    ExpectAll(trainers_, "leave");
-  }
-  Reply Refused(const std::string& call, const std::string& code, const std::string& reason) {
-    const Reply reply = trainers_[0]->Do(call);
-    EXPECT_EQ(reply.code, code) << call << ": " << reply;
-    EXPECT_EQ(reply.reason, reason) << call << ": " << reply;
-    return reply;
-  }
-
-  TestDaemon daemon_;
-  const std::vector<std::unique_ptr<Trainer>> trainers_;
-};
-
-TEST_F(LocalRefusal, SecondMarkReadyNamesStepAndBucket) {
-  ASSERT_TRUE(trainers_[0]->Do("mark 1 1").ok());
-  const Reply reply = Refused("mark 1 1", "FAILED_PRECONDITION", "ALREADY_READY");
-  EXPECT_EQ(reply.Field("step"), "1");
-  EXPECT_EQ(reply.Field("bucket"), "1");
-  FinishStep();
-}
-
-TEST_F(LocalRefusal, UnknownBucketIsNamed) {
-  const Reply reply = Refused("mark 1 2", "INVALID_ARGUMENT", "UNKNOWN_BUCKET");
-  EXPECT_EQ(reply.Field("bucket"), "2");
-  EXPECT_NE(reply.message.find("the layout has 2"), std::string::npos) << reply;
-  Refused("wait_bucket 1 7", "INVALID_ARGUMENT", "UNKNOWN_BUCKET");
-  FinishStep();
-}
-
-TEST_F(LocalRefusal, StaleStepNamesTheNextOne) {
-  ExpectAll(trainers_, "step");
-  const Reply reply = Refused("mark 1 0", "FAILED_PRECONDITION", "STALE_STEP");
-  EXPECT_EQ(reply.Field("step"), "1");
-  EXPECT_NE(reply.message.find("the next step is 2"), std::string::npos) << reply;
-  Refused("end 1", "FAILED_PRECONDITION", "STALE_STEP");
-  Refused("abandon 1 x", "FAILED_PRECONDITION", "STALE_STEP");
-  ExpectAll(trainers_, "step");
-  ExpectAll(trainers_, "leave");
-}
-
-TEST_F(LocalRefusal, CallsOutOfOrderChangeNothing) {
-  Refused("mark 2 0", "FAILED_PRECONDITION", "PROTOCOL_VIOLATION");
-  Refused("wait 2", "FAILED_PRECONDITION", "PROTOCOL_VIOLATION");
-  const Reply early = Refused("end 1", "FAILED_PRECONDITION", "PROTOCOL_VIOLATION");
-  EXPECT_EQ(early.Field("bucket"), "0") << "the first that is not ready";
-  ASSERT_TRUE(trainers_[0]->Do("mark 1 0").ok());
-  Refused("leave", "FAILED_PRECONDITION", "PROTOCOL_VIOLATION");
-  ASSERT_TRUE(trainers_[0]->Do("mark 1 1").ok());
-  ASSERT_TRUE(trainers_[0]->Do("end 1").ok());
-  Refused("mark 1 0", "FAILED_PRECONDITION", "PROTOCOL_VIOLATION");
-  FinishStep();
-}
-
-// ---- Refusals by the daemon. Rank 0 breaks the rules. Rank 1 keeps them and learns of it.
+// Rank 0 breaks the rules. Rank 1 keeps them and learns of it.
 
 struct Wrong {
   const char* name;
