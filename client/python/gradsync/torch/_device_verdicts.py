@@ -83,16 +83,22 @@ class DeviceVerdicts:
                 raise
             outcome = error
         self._steps.popleft()
-        if isinstance(outcome, gradsync.Error):
-            self._leave_out(step, outcome)
-        return step, outcome
+        try:
+            if isinstance(outcome, gradsync.Error):
+                self._leave_out(step, outcome)
+            return step, outcome
+        finally:
+            del outcome  # an error refers to this frame, which would keep it alive
 
     def _leave_out(self, step: FollowedStep, error: gradsync.Error) -> None:
         """Reports that optimizers have left out `step` on the device because of `error`."""
         _session.note(self._session, error)
         if _session.has_ended(self._session):
             self._steps.clear()
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame, which would keep the error alive
         if step.scaled:
             raise RuntimeError(
                 f"gradsync: step {step.number} of '{self._name}' is void. GradScaler has counted "

@@ -117,7 +117,10 @@ class Synchronizer:
         """L2 norm of the averaged gradients as the last step left them."""
         error = self.drop_if_void()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame, which would keep the error alive
         result = self._verdicts.last_result
         if result is None:
             raise RuntimeError(
@@ -249,10 +252,13 @@ class Synchronizer:
         if missed is None:
             return number, None
         decided, error = missed
-        if self._only_optimizers_need_verdicts and _session.voids_step(error):
-            return decided, error
-        self._drop(error)
-        raise error
+        try:
+            if self._only_optimizers_need_verdicts and _session.voids_step(error):
+                return decided, error
+            self._drop(error)
+            raise error
+        finally:
+            del missed, error  # it refers to this frame, which would keep the error alive
 
     def on_gradient(self, slot: Slot) -> None:
         """Autograd has added to the gradient of `slot`."""
@@ -292,18 +298,20 @@ class Synchronizer:
             try:
                 self._buckets.mark_ready(step.number, slot.bucket)
             except gradsync.Error as error:
-                self._refused(step, error)
+                if not self._leaves_out(step, error):
+                    raise
 
-    def _refused(self, step: Step, error: gradsync.Error) -> None:
-        """Daemon or library take no more of `step`.
+    def _leaves_out(self, step: Step, error: gradsync.Error) -> bool:
+        """Daemon or library take no more of `step`. Says whether the pass goes on.
 
-        Raises: why. If only optimizers need to know, it returns instead, and the pass goes on.
+        It does if only optimizers need to know. Else the caller raises `error`: this frame, which
+        refers to it, must not get into its traceback.
         """
         if self._only_optimizers_need_verdicts and _session.voids_step(error):
             step.leave_out(error)
-            return
+            return True
         self._drop(error)
-        raise error
+        return False
 
     def _end_backward(self) -> None:
         """The pass has ended: ends the step, which hands over the buckets that are left."""
@@ -316,7 +324,8 @@ class Synchronizer:
             try:
                 self._buckets.finish_step(step.number, step.used_flags(len(self.slots)))
             except gradsync.Error as error:
-                self._refused(step, error)
+                if not self._leaves_out(step, error):
+                    raise
         _endings.add(self._order, lambda: self._finish(step))
 
     def _check_is_whole(self, step: Step) -> None:
@@ -388,7 +397,8 @@ class Synchronizer:
             try:
                 self._verdicts.follow(step)
             except gradsync.Error as error:
-                self._refused(step, error)
+                if not self._leaves_out(step, error):
+                    raise
         if step.void is not None:
             self._verdicts.follow_void(step)
         for slot in self.slots:
@@ -414,8 +424,11 @@ class Synchronizer:
 
     def _fail(self, step: Step, error: Exception) -> NoReturn:
         """Abandons the step because of this rank's own error, and raises it."""
-        self._abandon(step, str(error))
-        raise error
+        try:
+            self._abandon(step, str(error))
+            raise error
+        finally:
+            del error  # it refers to this frame, which would keep the error alive
 
     def _abandon(self, step: Step, reason: str) -> int | None:
         """Abandons the step, and drops its gradients.

@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import functools
 import gc
 import io
 import pickle
 import weakref
 
+import gradsync
 import torch
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
@@ -389,6 +391,62 @@ def a_wrapper_is_freed_without_the_garbage_collector(t):
             assert freed() is None
         finally:
             gc.enable()
+
+
+@trial(WRAPPER)
+def a_wrapper_is_freed_after_a_void_step(t):
+    """The error that backward() raised does not keep the module, wherever it was raised."""
+    for heard in ("at any time", "before the pass", "in the pass"):
+        model = t.wrap(Mlp(), name=f"void {heard}", **SMALL_BUCKETS)
+        loss = model(t.randn(4, 6)).sum()
+        gc.collect()
+        gc.disable()
+        try:
+            # Trial.raises() would make a cycle of its own.
+            if t.rank == 0:
+                if heard == "in the pass":
+                    t.meet()  # rank 1 is in its pass
+                fail_and_abandon(t, model, loss)
+                if heard != "at any time":
+                    t.meet()
+            else:
+                if heard == "before the pass":
+                    learn_that_it_is_void(t, model)
+                elif heard == "in the pass":
+                    # Of the bucket that is ready first: the daemon was told nothing yet.
+                    model.module.third.weight.register_hook(
+                        functools.partial(meet_and_learn, t, weakref.proxy(model))
+                    )
+                reason = ""
+                try:
+                    loss.backward()
+                except gradsync.AbortedError as error:
+                    reason = error.reason
+                assert reason == "STEP_ABANDONED", (heard, reason)
+            freed = weakref.ref(model._synchronizer)
+            del model, loss
+            assert freed() is None, heard
+        finally:
+            gc.enable()
+
+
+def fail_and_abandon(t, model, loss):
+    model.module.first.weight.register_hook(lambda _: 1 / 0)
+    with contextlib.suppress(ZeroDivisionError):
+        loss.backward()
+    model(t.randn(4, 6))  # abandons the step
+
+
+def meet_and_learn(t, model, _):
+    t.meet()  # rank 0 fails after this
+    learn_that_it_is_void(t, model)
+
+
+def learn_that_it_is_void(t, model):
+    """Returns when rank 0 has abandoned step 1, and this rank's library has heard of it."""
+    t.meet()
+    with contextlib.suppress(gradsync.AbortedError):
+        model._synchronizer._buckets.layout.wait_step(1)
 
 
 test = trials_test(__name__)
