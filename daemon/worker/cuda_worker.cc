@@ -8,14 +8,15 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/cuda/cuda_device.h"
 #include "daemon/cuda/cuda_errors.h"
 #include "daemon/cuda/used_memory.h"
+#include "daemon/engine/nccl_communicator.h"
 #include "daemon/reduce/gpu_staging.h"
 #include "daemon/worker/worker_error.h"
 #include "proto/gradsync/shared_memory.h"
@@ -69,7 +70,7 @@ void CudaWorker::Issue() {
   while (!stopped()) {
     for (Posted& posted : Take()) Handle(std::move(posted));
     if (launches_ != nullptr) Advance();
-    if (connecting_.has_value()) AdvanceConnecting();
+    if (connecting()) AdvanceConnecting();
   }
 }
 
@@ -92,8 +93,12 @@ std::deque<CudaWorker::Posted> CudaWorker::Take() {
   return std::exchange(posted_, {});
 }
 
+bool CudaWorker::connecting() const {
+  return communicator_ != nullptr && communicator_->connecting();
+}
+
 bool CudaWorker::idle() const {
-  return !connecting_.has_value() &&
+  return !connecting() &&
          (launches_ == nullptr || (launches_->idle() && ready_waits_.empty() &&
                                    !arenas_->waits_for_launches() && postponed_.empty()));
 }
@@ -249,6 +254,10 @@ absl::Status CudaWorker::OpenDevice(const worker::Start& start, worker::Started*
   if (used.has_value() && used_before.has_value()) {
     context_bytes_ = *used - std::min(*used, *used_before);
   }
+  communicator_ = std::make_unique<CudaCommunicator>(
+      nccl_.ok() ? nccl_->get() : nullptr, staging_.get(),
+      CudaCommunicator::Process{[this] { return MemoryInfo().free; },
+                                [this](const absl::Status& why) { Fail(why); }});
   arenas_ = std::make_unique<CudaArenas>(context_.get());
   launches_ = std::make_unique<CudaLaunchQueue>(context_.get(), combine_.get(), staging_.get(),
                                                 start.operation_limit_ns());
@@ -262,7 +271,9 @@ absl::Status CudaWorker::AddArena(const worker::AddArena& add, std::vector<Uniqu
     return absl::InvalidArgumentError(
         absl::StrCat("arena ", add.arena(), ": AddArena with a wrong number or descriptors"));
   }
-  if (const absl::Status status = GrowStaging(add.staging_bytes()); !status.ok()) return status;
+  if (const absl::Status status = communicator_->GrowStaging(add.staging_bytes()); !status.ok()) {
+    return status;
+  }
   return arenas_->Add(add, std::move(descriptors), added, exported);
 }
 
@@ -331,10 +342,10 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
 
 void CudaWorker::Advance() {
   std::vector<CudaLaunchResult> finished;
-  launches_->SetPaused(connecting_.has_value() || !postponed_.empty());
+  launches_->SetPaused(communicator_->connecting() || !postponed_.empty());
   absl::Status status;
   // A layout without an arena on this GPU may have larger buckets than the layouts with one.
-  if (launches_->at_rest()) status = GrowStaging(launches_->next_staging_bytes());
+  if (launches_->at_rest()) status = communicator_->GrowStaging(launches_->next_staging_bytes());
   if (status.ok()) status = launches_->Advance(&finished);
   for (const CudaLaunchResult& result : finished) {
     worker::Reply reply;
@@ -376,7 +387,7 @@ absl::StatusOr<std::string> CudaWorker::NewNcclId() const {
 
 absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& connect) {
   if (!nccl_.ok()) return WithoutNccl(nccl_.status());
-  if (launches_ == nullptr || !launches_->at_rest() || !communicators_.empty()) {
+  if (launches_ == nullptr || !launches_->at_rest() || communicator_->exists()) {
     return absl::FailedPreconditionError("the worker has launches or is connected already");
   }
   NcclCommunicatorOptions options;
@@ -386,89 +397,39 @@ absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& conn
   options.max_ctas = static_cast<int>(connect.max_ctas());
   options.algorithm = connect.algorithm();
   options.protocol = connect.protocol();
-  const std::size_t free_before = MemoryInfo().free;
-  auto communicator = NcclCommunicator::Connect(nccl_->get(), options);
-  if (!communicator.ok()) return WithFreeBytes(communicator.status());
-  communicators_.push_back(*std::move(communicator));
-  connecting_ = {call, MonotonicNowNs() + connect.limit_ns(), free_before};
-  return absl::OkStatus();
+  const absl::Status status = communicator_->Connect(call, options, connect.limit_ns());
+  return status.ok() ? status : WithFreeBytes(status);
 }
 
 void CudaWorker::AdvanceConnecting() {
-  const auto settled = communicators_.front()->Settled();
-  absl::Status status = settled.status();
-  if (settled.ok() && !*settled) {
-    if (MonotonicNowNs() < connecting_->until_ns) return;
-    status = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kNcclTimeout,
-                       "not every GPU of the job has connected in time");
-  }
-  if (status.ok()) status = UseCommunicator();
-  const Connecting connecting = *std::exchange(connecting_, std::nullopt);
+  const auto connected = communicator_->AdvanceConnecting();
+  if (!connected.has_value()) return;
   worker::Reply reply;
-  reply.set_call(connecting.call);
-  if (status.ok()) {
-    nccl_bytes_ = connecting.free_before - std::min(connecting.free_before, MemoryInfo().free);
-    reply.mutable_connected()->set_nccl_bytes(nccl_bytes_);
+  reply.set_call(connected->call);
+  if (connected->status.ok()) {
+    launches_->SetCommunicator(communicator_->get());
+    reply.mutable_connected()->set_nccl_bytes(communicator_->nccl_bytes());
     reply.mutable_connected()->set_mps(context_->device().mps);
   } else {
     CheckGpu();
-    status = WithFreeBytes(status);
+    *reply.mutable_error() = EncodeError(WithFreeBytes(connected->status));
     Disconnect().IgnoreError();  // the first error tells more
-    *reply.mutable_error() = EncodeError(status);
   }
   Reply(reply);
 }
 
-absl::Status CudaWorker::UseCommunicator() {
-  absl::Status status = MoveStagingToNccl();
-  if (status.ok()) status = RegisterStaging();
-  if (status.ok()) launches_->SetCommunicator(communicators_.front().get());
-  return status;
-}
-
-absl::Status CudaWorker::MoveStagingToNccl() {
-  if (staging_is_of_nccl_) return absl::OkStatus();
-  const NcclLibrary* const nccl = nccl_->get();
-  const absl::Status status = staging_->SetAllocator(
-      {[nccl](CUdeviceptr* address, std::size_t bytes) {
-         return NcclCommunicator::AllocateMemory(nccl, address, bytes);
-       },
-       [nccl](CUdeviceptr address) { NcclCommunicator::FreeMemory(nccl, address); }});
-  staging_is_of_nccl_ = status.ok();
-  return status;
-}
-
-absl::Status CudaWorker::RegisterStaging() {
-  if (staging_->address() == 0) return absl::OkStatus();  // when it is reserved
-  return communicators_.front()->Register(staging_->address(), staging_->bytes());
-}
-
-absl::Status CudaWorker::GrowStaging(std::size_t bytes) {
-  if (staging_->Holds(bytes)) return absl::OkStatus();
-  // A communicator that is still connecting registers the memory once it is connected.
-  if (communicators_.empty() || connecting_.has_value()) return staging_->Reserve(bytes);
-  absl::Status registered = communicators_.front()->Deregister();
-  const absl::Status grown = staging_->Reserve(bytes);
-  // Also if it could not grow: NCCL requires the memory of all ranks to be registered, or of none.
-  if (registered.ok()) registered = RegisterStaging();
-  if (!registered.ok()) Fail(registered);
-  return grown;
-}
-
 absl::Status CudaWorker::Disconnect() {
-  if (communicators_.empty()) return absl::OkStatus();
+  if (communicator_ == nullptr || !communicator_->exists()) return absl::OkStatus();
   if (!launches_->at_rest()) return absl::FailedPreconditionError("the worker has launches");
-  if (connecting_.has_value()) {
+  if (const auto call = communicator_->CancelConnecting(); call.has_value()) {
     worker::Reply reply;
-    reply.set_call(std::exchange(connecting_, std::nullopt)->call);
+    reply.set_call(*call);
     *reply.mutable_error() =
         EncodeError(absl::CancelledError("disconnected while it was connecting"));
     Reply(reply);
   }
   launches_->SetCommunicator(nullptr);
-  NcclCommunicator::Abort(communicators_);
-  communicators_.clear();
-  nccl_bytes_ = 0;
+  communicator_->Abort();
   return absl::OkStatus();
 }
 
@@ -479,7 +440,7 @@ worker::Pong CudaWorker::Memory() const {
   const GpuBytes gpu = MemoryInfo();
   memory.set_staging_bytes(staging_->bytes());
   memory.set_context_bytes(context_bytes_);
-  memory.set_nccl_bytes(nccl_bytes_);
+  memory.set_nccl_bytes(communicator_->nccl_bytes());
   memory.set_free_bytes(gpu.free);
   memory.set_total_bytes(gpu.total);
   return memory;
@@ -495,8 +456,7 @@ void CudaWorker::Stop(std::uint64_t call) {
   launches_.reset();
   ready_waits_ = CudaReadyWaits();
   arenas_.reset();
-  NcclCommunicator::Abort(communicators_);
-  communicators_.clear();
+  communicator_.reset();
   staging_.reset();
   combine_.reset();
   context_.reset();

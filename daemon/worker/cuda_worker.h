@@ -7,10 +7,8 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,9 +17,9 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/cuda/cuda_driver.h"
 #include "daemon/cuda/nccl_library.h"
-#include "daemon/engine/nccl_communicator.h"
 #include "daemon/reduce/cuda_combine.h"
 #include "daemon/worker/cuda_arenas.h"
+#include "daemon/worker/cuda_communicator.h"
 #include "daemon/worker/cuda_context.h"
 #include "daemon/worker/cuda_launch_queue.h"
 #include "daemon/worker/cuda_ready_waits.h"
@@ -54,12 +52,6 @@ class CudaWorker {
     worker::Call call;
     std::vector<UniqueFd> descriptors;
   };
-  // A Connect without a reply so far.
-  struct Connecting {
-    std::uint64_t call;
-    std::uint64_t until_ns;
-    std::size_t free_before;  // bytes of the GPU
-  };
   struct GpuBytes {
     std::size_t free = 0;
     std::size_t total = 0;
@@ -69,6 +61,8 @@ class CudaWorker {
   void Issue();
   // Returns the posted calls. Waits for one if nothing is under way.
   std::deque<Posted> Take();
+  // A Connect has no reply so far.
+  bool connecting() const;
   bool idle() const;
   void Handle(Posted posted);
   // Ends the process if the GPU has failed. Under MPS, another process can make it fail. A worker
@@ -102,13 +96,6 @@ class CudaWorker {
   absl::Status Connect(std::uint64_t call, const worker::Connect& connect);
   // Replies to Connect if the communicator is connected, has failed, or is too late.
   void AdvanceConnecting();
-  absl::Status UseCommunicator();
-  // Moves staging to NCCL's allocator, once: it stays there for the next communicator too. To move
-  // it back would need as much memory again.
-  absl::Status MoveStagingToNccl();
-  absl::Status RegisterStaging();
-  // Requires that no bucket is in staging. Ends the process if staging cannot be registered again.
-  absl::Status GrowStaging(std::size_t bytes);
   absl::Status Disconnect();
 
   void Reply(const worker::Reply& reply, const UniqueFd* descriptor = nullptr) const;
@@ -129,12 +116,9 @@ class CudaWorker {
   std::unique_ptr<CudaContext> context_;
   std::unique_ptr<CudaCombine> combine_;
   std::unique_ptr<CudaStagingPool> staging_;
-  bool staging_is_of_nccl_ = false;
-  // One at most. Declared after staging_, so that its registration of staging is destroyed first.
-  std::vector<std::unique_ptr<NcclCommunicator>> communicators_;
-  std::optional<Connecting> connecting_;
+  // Declared after staging_, so that its registration of staging is destroyed first.
+  std::unique_ptr<CudaCommunicator> communicator_;
   std::uint64_t context_bytes_ = 0;  // 0: unknown
-  std::uint64_t nccl_bytes_ = 0;
   std::unique_ptr<CudaArenas> arenas_;
   CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;

@@ -22,6 +22,7 @@ TESTS_FAILED = 3  # bazel's exit status
 
 QUEUE = "daemon/worker/cuda_launch_queue.cc"
 WORKER = "daemon/worker/cuda_worker.cc"
+COMMUNICATOR = "daemon/worker/cuda_communicator.cc"
 STAGING = "daemon/worker/cuda_staging.cc"
 SCHEDULER = "daemon/worker/nccl_launch_scheduler.cc"
 READY_WAITS = "daemon/worker/cuda_ready_waits.cc"
@@ -187,7 +188,7 @@ MUTANTS = [
     Mutant(
         "holding buckets back while the worker connects",
         WORKER,
-        "launches_->SetPaused(connecting_.has_value() ||",
+        "launches_->SetPaused(communicator_->connecting() ||",
         "launches_->SetPaused(",
         "NcclLaunch.NoLaunchBeginsWhileConnecting",
     ),
@@ -200,8 +201,8 @@ MUTANTS = [
     ),
     Mutant(
         "deregistering staging before it is freed",
-        WORKER,
-        "absl::Status registered = communicators_.front()->Deregister();",
+        COMMUNICATOR,
+        "absl::Status registered = communicator_->Deregister();",
         "absl::Status registered;",
         "NcclLaunch.StagingGrowsWhileConnected",
     ),
