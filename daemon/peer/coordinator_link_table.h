@@ -21,8 +21,8 @@
 #include "daemon/job/job_port.h"
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/peer/peer_address.h"
-#include "daemon/peer/stream_count.h"
 #include "daemon/rpc/node_status_source.h"
+#include "daemon/rpc/stream_count.h"
 
 namespace gradsync::daemon {
 

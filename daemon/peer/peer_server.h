@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/peer_address.h"
-#include "daemon/peer/stream_count.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_acceptor.h"
+#include "daemon/rpc/stream_count.h"
 #include "gradsync/v1/peer.grpc.pb.h"
 
 namespace gradsync::daemon {

@@ -2,10 +2,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <utility>
-
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -13,7 +11,7 @@ namespace {
 // One thread can take the next message while the other reduces a small bucket.
 constexpr int kThreads = 2;
 // Time that streams have to end in Stop(), after the server has cancelled them.
-constexpr absl::Duration kStopPatience = absl::Seconds(5);
+constexpr std::chrono::seconds kStopPatience(5);
 
 }  // namespace
 
@@ -27,7 +25,9 @@ void GradsyncService::Register(grpc::ServerBuilder* builder) {
 
 void GradsyncService::Start() {
   StreamAcceptor<SessionStream>::Hooks hooks;
-  hooks.make = [this] { return std::make_shared<SessionStream>(context_, *connections_); };
+  hooks.make = [this] {
+    return std::make_shared<SessionStream>(context_, *connections_, streams_.Add());
+  };
   hooks.request = [this](auto* call, auto* stream, auto* queue, void* tag) {
     service_.RequestSession(call, stream, queue, queue, tag);
   };
@@ -43,9 +43,7 @@ bool GradsyncService::Idle() { return acceptor_.Open().empty(); }
 
 void GradsyncService::Stop() {
   acceptor_.Stop();
-  const absl::Time deadline = absl::Now() + kStopPatience;
-  // Polls, because streams end without a notification. This happens once, at the daemon's end.
-  while (!Idle() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+  streams_.WaitForNone(std::chrono::steady_clock::now() + kStopPatience);
   dispatcher_->Stop();
 }
 

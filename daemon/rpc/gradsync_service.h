@@ -11,6 +11,7 @@
 #include "daemon/rpc/session_handler.h"
 #include "daemon/rpc/session_stream.h"
 #include "daemon/rpc/stream_acceptor.h"
+#include "daemon/rpc/stream_count.h"
 #include "gradsync/v1/gradsync.grpc.pb.h"
 
 namespace grpc {
@@ -39,6 +40,7 @@ class GradsyncService {
  private:
   const SessionContext context_;
   const Connections* const connections_;
+  StreamCount streams_;  // with the one that waits for the next call
   v1::GradientSync::AsyncService service_;
   StreamAcceptor<SessionStream> acceptor_;
   std::unique_ptr<CompletionDispatcher> dispatcher_;

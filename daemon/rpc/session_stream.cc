@@ -16,8 +16,12 @@ constexpr std::uint64_t kEndPatienceNs = 1'000'000'000;
 
 }  // namespace
 
-SessionStream::SessionStream(const SessionContext& context, const Connections& connections)
-    : ServerStream(kTrainerUnread), context_(context), connections_(connections) {}
+SessionStream::SessionStream(const SessionContext& context, const Connections& connections,
+                             std::shared_ptr<void> counted)
+    : ServerStream(kTrainerUnread),
+      context_(context),
+      connections_(connections),
+      counted_(std::move(counted)) {}
 
 void SessionStream::Queue(SessionMessage message) {
   const auto* const end = std::get_if<SessionEndMessage>(&message);

@@ -28,8 +28,9 @@ class SessionStream final
     : public ServerStream<v1::SessionRequest, v1::SessionResponse, SessionItem>,
       public SessionReplies {
  public:
-  // `context` and `connections` outlive the stream.
-  SessionStream(const SessionContext& context, const Connections& connections);
+  // `context` and `connections` outlive the stream. It holds `counted` as long as it exists.
+  SessionStream(const SessionContext& context, const Connections& connections,
+                std::shared_ptr<void> counted);
 
   // ---- SessionReplies
   void Queue(SessionMessage message) override;
@@ -48,6 +49,7 @@ class SessionStream final
 
   const SessionContext& context_;
   const Connections& connections_;
+  const std::shared_ptr<void> counted_;
   // Constant after OnAccepted(). Null if the caller is unknown; then the stream has ended.
   std::shared_ptr<SessionHandler> handler_;
   std::uint64_t accepted_ns_ = 0;

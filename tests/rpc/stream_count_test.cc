@@ -1,4 +1,4 @@
-#include "daemon/peer/stream_count.h"
+#include "daemon/rpc/stream_count.h"
 
 #include <chrono>
 #include <memory>

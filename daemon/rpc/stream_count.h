@@ -1,7 +1,7 @@
 // Counts the streams that exist.
 
-#ifndef DAEMON_PEER_STREAM_COUNT_H_
-#define DAEMON_PEER_STREAM_COUNT_H_
+#ifndef DAEMON_RPC_STREAM_COUNT_H_
+#define DAEMON_RPC_STREAM_COUNT_H_
 
 #include <chrono>
 #include <cstddef>
@@ -32,4 +32,4 @@ class StreamCount {
 
 }  // namespace gradsync::daemon
 
-#endif  // DAEMON_PEER_STREAM_COUNT_H_
+#endif  // DAEMON_RPC_STREAM_COUNT_H_
