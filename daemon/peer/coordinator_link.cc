@@ -1,7 +1,7 @@
 #include "daemon/peer/coordinator_link.h"
 
-#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -106,9 +106,9 @@ bool CoordinatorLink::Join(const JoinRequest& request, const std::shared_ptr<Ses
   {
     MutexLock lock(&mutex_);
     state = state_;
-    if (state == State::kDialing) waiting_.push_back({request, sink, joined});
+    if (state == State::kDialing) ranks_.Wait({request, sink, joined});
     if (state == State::kUp) refused = detaching_;
-    if (state == State::kUp && refused.ok()) ++joining_;
+    if (state == State::kUp && refused.ok()) ranks_.BeginJoin();
   }
   if (state == State::kEnded) return false;
   if (!refused.ok()) {
@@ -134,8 +134,7 @@ void CoordinatorLink::StartRank(Waiting waiting) {
   bool ended = false;
   {
     MutexLock lock(&mutex_);
-    ranks_[rank->incarnation()] = rank;
-    --joining_;
+    ranks_.Add(rank);
     ended = state_ == State::kEnded;
   }
   if (ended) return MaybeEndRanks();
@@ -182,8 +181,8 @@ void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
     state_ = self ? State::kSelf : State::kUp;
     coordinator_ = welcome.node_name();
     idle_since_ns_ = context_.clock->NowNs();
-    waiting.swap(waiting_);
-    if (!self) joining_ += waiting.size();
+    waiting = ranks_.TakeWaiting();
+    if (!self) ranks_.BeginJoin(waiting.size());
   }
   if (!self) {
     LogLimited(LogLevel::kInfo, "attached to coordinator",
@@ -208,23 +207,20 @@ void CoordinatorLink::OnRankResponse(const v1::RankResponse& response) {
   const std::shared_ptr<ForwardingJob> rank = FindRank(response.incarnation());
   if (rank == nullptr || !rank->Take(response.response())) return;
   MutexLock lock(&mutex_);
-  ranks_.erase(response.incarnation());
+  ranks_.Remove(response.incarnation());
   if (ranks_.empty()) idle_since_ns_ = context_.clock->NowNs();
 }
 
 std::shared_ptr<ForwardingJob> CoordinatorLink::FindRank(std::uint64_t incarnation) {
   MutexLock lock(&mutex_);
-  const auto found = ranks_.find(incarnation);
-  return found == ranks_.end() ? nullptr : found->second;
+  return ranks_.Find(incarnation);
 }
 
 absl::StatusOr<ProxiedBucket> CoordinatorLink::FindBucket(std::uint64_t arena, std::uint32_t bucket,
                                                           std::uint64_t step) {
   MutexLock lock(&mutex_);
-  for (const auto& [incarnation, rank] : ranks_) {
-    auto found = rank->layouts().BucketOf(arena, bucket, step);
-    if (!absl::IsNotFound(found.status())) return found;
-  }
+  auto found = ranks_.FindBucket(arena, bucket, step);
+  if (!absl::IsNotFound(found.status())) return found;
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kMalformed,
                    absl::StrCat("the coordinator launched on arena ", arena,
                                 ", which no rank of its job has on node ", context_.node_name));
@@ -233,16 +229,13 @@ absl::StatusOr<ProxiedBucket> CoordinatorLink::FindBucket(std::uint64_t arena, s
 // ---- Its end ------------------------------------------------------------------------------------
 
 void CoordinatorLink::OnEnd(const absl::Status&) {
-  bool silent = false;
   {
     MutexLock lock(&mutex_);
     if (state_ == State::kDialing || state_ == State::kSelf) return;  // OnFinished() handles it
-    silent = silent_;
   }
   const std::string disconnected = WhyDisconnected();
-  MarkEnded(silent ? "it sent nothing for 5 s: its daemon is stopped, or the link is down"
-            : !disconnected.empty() ? absl::StrCat("it was disconnected: ", disconnected)
-                                    : "the connection to it has ended",
+  MarkEnded(disconnected.empty() ? "the connection to it has ended"
+                                 : absl::StrCat("it was disconnected: ", disconnected),
             Unless::kNever);
   // Not earlier: no more messages are handled from here on.
   const absl::Status lost = MakeError(absl::StatusCode::kUnavailable, reason::kCoordinatorLost,
@@ -264,8 +257,8 @@ void CoordinatorLink::OnFinished() {
     MutexLock lock(&mutex_);
     dialing = state_ == State::kDialing;
     if (dialing) state_ = State::kEnded;
-    overdue = overdue_;
-    waiting.swap(waiting_);
+    overdue = !cause_.empty();
+    waiting = ranks_.TakeWaiting();
   }
   if (!dialing) {
     // The ranks already know that the coordinator is lost. This is the reason that it gave, if any.
@@ -290,34 +283,36 @@ void CoordinatorLink::OnFinished() {
   for (const Waiting& one : waiting) one.joined(why);
 }
 
-bool CoordinatorLink::MarkEnded(const std::string& how, Unless unless) {
+bool CoordinatorLink::MarkEnded(const std::string& cause, Unless unless) {
   bool needed = false;
+  std::string first;
   {
     MutexLock lock(&mutex_);
-    needed = !ranks_.empty() || joining_ > 0;
+    needed = !ranks_.unused();
     if (state_ == State::kEnded || (needed && unless == Unless::kNeeded)) return false;
     state_ = State::kEnded;
-    how_ended_ = how;
+    if (cause_.empty()) cause_ = cause;
+    first = cause_;
   }
   LogLimited(needed ? LogLevel::kWarning : LogLevel::kInfo,
              needed ? "coordinator lost" : "detached from coordinator",
-             {{"job", key_.job_id}, {"address", address_}, {"why", how}});
+             {{"job", key_.job_id}, {"address", address_}, {"why", first}});
   return true;
 }
 
 void CoordinatorLink::MaybeEndRanks() {
-  std::map<std::uint64_t, std::shared_ptr<ForwardingJob>> ranks;
-  std::string who, how;
+  ForwardedRanks::Ranks ranks;
+  std::string who;
   std::shared_ptr<CoordinatorLink> keep;
   {
     MutexLock lock(&mutex_);
     if (state_ != State::kEnded || engine_->busy() || workers_->busy()) return;
     keep.swap(unended_);
-    ranks.swap(ranks_);
+    ranks = ranks_.TakeAll();
     who = absl::StrCat("the daemon that coordinates job '", key_.job_id, "', on node ",
-                       coordinator_, " at ", address_, ", is lost; known because ", how_ended_);
+                       coordinator_, " at ", address_, ", is lost; known because ", cause_);
   }
-  for (const auto& [incarnation, rank] : ranks) {
+  for (const auto& rank : ranks) {
     if (rank->layouts().InDoubt()) {
       rank->End(MakeError(
           absl::StatusCode::kAborted, reason::kStepInDoubt,
@@ -352,9 +347,11 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     ticked_ns_ = now_ns;
     up = state_ == State::kUp;
     if (state_ == State::kDialing && now_ns > dialed_ns_ + context_.reach_patience_ns) {
-      overdue_ = cancel = true;
+      cancel = true;
+      cause_ = "it did not answer in time";
     } else if (state_ == State::kUp && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
-      silent_ = cancel = true;
+      cancel = true;
+      cause_ = "it sent nothing for 5 s: its daemon is stopped, or the link is down";
     } else if (state_ == State::kUp) {
       // A link whose job has never formed keeps no engine.
       const std::uint64_t idle_ns = engine_->epochs() == 0 ? kUnusedNs : context_.idle_ns;
@@ -367,13 +364,13 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
 }
 
 void CoordinatorLink::EndRanks(const absl::Status& why) {
-  std::vector<std::shared_ptr<ForwardingJob>> ranks;
+  ForwardedRanks::Ranks ranks;
   std::vector<Waiting> waiting;
   bool dialing = false;
   {
     MutexLock lock(&mutex_);
-    for (const auto& [incarnation, rank] : ranks_) ranks.push_back(rank);
-    waiting.swap(waiting_);
+    ranks = ranks_.All();
+    waiting = ranks_.TakeWaiting();
     dialing = state_ == State::kDialing;
   }
   for (const Waiting& one : waiting) one.joined(why);
@@ -386,11 +383,10 @@ bool CoordinatorLink::EndIdle(const absl::Status& why) {
   bool up = false, detach = false;
   {
     MutexLock lock(&mutex_);
-    const auto in_step = [](const auto& entry) { return entry.second->layouts().InStep(); };
-    if (std::any_of(ranks_.begin(), ranks_.end(), in_step)) return false;
+    if (ranks_.InStep()) return false;
     up = state_ == State::kUp;
     if (up && !detaching_.ok()) return false;
-    detach = up && ranks_.empty() && joining_ == 0;
+    detach = up && ranks_.unused();
     if (detach) detaching_ = why;
   }
   if (detach) {
@@ -406,7 +402,7 @@ bool CoordinatorLink::EndIdle(const absl::Status& why) {
 
 std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {
   MutexLock lock(&mutex_);
-  const bool dialing = state_ == State::kDialing && !waiting_.empty();
+  const bool dialing = state_ == State::kDialing && ranks_.waiting();
   if (!dialing && (state_ != State::kUp || ranks_.empty())) return std::nullopt;
   RemoteJobSnapshot job;
   job.uid = key_.uid;
@@ -415,7 +411,7 @@ std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {
   job.node_name = coordinator_;
   job.connected = !dialing;
   job.heard_ns = heard_ns_.load();
-  for (const auto& [incarnation, rank] : ranks_) job.incarnations.insert(incarnation);
+  job.incarnations = ranks_.Incarnations();
   job.engine = engine_->Snapshot();
   return job;
 }

@@ -9,17 +9,16 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/agent_engine.h"
+#include "daemon/peer/forwarded_ranks.h"
 #include "daemon/peer/forwarding_job.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/worker_proxy_server.h"
@@ -87,11 +86,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
  private:
   enum class State : std::uint8_t { kDialing, kUp, kSelf, kEnded };
   enum class Unless : std::uint8_t { kNever, kNeeded };
-  struct Waiting {
-    JoinRequest request;
-    std::shared_ptr<SessionSink> sink;
-    std::function<void(absl::StatusOr<Joined>)> joined;
-  };
+  using Waiting = ForwardedRanks::Waiting;
+
   void OnStarted(bool ok);
   void OnMessage(const v1::AttachResponse& message) override;
   void OnEnd(const absl::Status& end) override;
@@ -119,9 +115,9 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   std::shared_ptr<ForwardingJob> FindRank(std::uint64_t incarnation);
   absl::StatusOr<ProxiedBucket> FindBucket(std::uint64_t arena, std::uint32_t bucket,
                                            std::uint64_t step);
-  // Marks the link as ended; OnEnd() does the rest. False if it has ended already or, with kNeeded,
-  // if a rank uses it or is about to.
-  bool MarkEnded(const std::string& how, Unless unless);
+  // Marks the link as ended; OnEnd() does the rest. `cause` counts if there is none yet. False if
+  // it has ended already or, with kNeeded, if a rank uses it or is about to.
+  bool MarkEnded(const std::string& cause, Unless unless);
   // Ends the ranks' sessions, once the coordinator is lost and nothing touches their memory.
   void MaybeEndRanks();
   std::shared_ptr<CoordinatorLink> Self() {
@@ -147,13 +143,10 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kDialing;
   std::string coordinator_ ABSL_GUARDED_BY(mutex_);  // its node's name
-  std::string how_ended_ ABSL_GUARDED_BY(mutex_);
-  bool silent_ ABSL_GUARDED_BY(mutex_) = false;
-  bool overdue_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::uint64_t, std::shared_ptr<ForwardingJob>> ranks_ ABSL_GUARDED_BY(mutex_);
-  std::size_t joining_ ABSL_GUARDED_BY(mutex_) = 0;  // ranks that are about to be in ranks_
-  absl::Status detaching_ ABSL_GUARDED_BY(mutex_);   // not OK: why Detach was sent
+  // Why the link ends: the first cause that was noticed. Empty: none so far.
+  std::string cause_ ABSL_GUARDED_BY(mutex_);
+  ForwardedRanks ranks_ ABSL_GUARDED_BY(mutex_);
+  absl::Status detaching_ ABSL_GUARDED_BY(mutex_);  // not OK: why Detach was sent
   // This link, from its end until its ranks have ended: others drop their references at once.
   std::shared_ptr<CoordinatorLink> unended_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t idle_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;

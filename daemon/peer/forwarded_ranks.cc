@@ -1,0 +1,52 @@
+#include "daemon/peer/forwarded_ranks.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+
+namespace gradsync::daemon {
+
+void ForwardedRanks::Add(std::shared_ptr<ForwardingJob> rank) {
+  --joining_;
+  const std::uint64_t incarnation = rank->incarnation();
+  ranks_[incarnation] = std::move(rank);
+}
+
+bool ForwardedRanks::InStep() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const auto& entry) { return entry.second->layouts().InStep(); });
+}
+
+std::shared_ptr<ForwardingJob> ForwardedRanks::Find(std::uint64_t incarnation) const {
+  const auto found = ranks_.find(incarnation);
+  return found == ranks_.end() ? nullptr : found->second;
+}
+
+absl::StatusOr<ProxiedBucket> ForwardedRanks::FindBucket(std::uint64_t arena, std::uint32_t bucket,
+                                                         std::uint64_t step) const {
+  for (const auto& [incarnation, rank] : ranks_) {
+    auto found = rank->layouts().BucketOf(arena, bucket, step);
+    if (!absl::IsNotFound(found.status())) return found;
+  }
+  return absl::NotFoundError("no rank has the arena");
+}
+
+std::set<std::uint64_t> ForwardedRanks::Incarnations() const {
+  std::set<std::uint64_t> incarnations;
+  for (const auto& [incarnation, rank] : ranks_) incarnations.insert(incarnation);
+  return incarnations;
+}
+
+ForwardedRanks::Ranks ForwardedRanks::All() const {
+  Ranks all;
+  for (const auto& [incarnation, rank] : ranks_) all.push_back(rank);
+  return all;
+}
+
+ForwardedRanks::Ranks ForwardedRanks::TakeAll() {
+  Ranks all = All();
+  ranks_.clear();
+  return all;
+}
+
+}  // namespace gradsync::daemon
