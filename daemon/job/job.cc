@@ -107,7 +107,7 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                                   ". Start every rank with the same options."),
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
-  if (!end_.ok() || members_[rank].state != RankState::kAbsent) {
+  if (phase_ != Phase::kActive || members_[rank].state != RankState::kAbsent) {
     return MakeError(
         absl::StatusCode::kAlreadyExists, reason::kRankOccupied,
         absl::StrCat("rank ", rank, " of job '", identity_.job_id,
@@ -126,7 +126,8 @@ void Job::UseNodeGroup(std::shared_ptr<Reducer> node_group) {
 
 absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, LayoutRequest request) {
   Transaction transaction(this);
-  if (Ended(rank)) return end_.ok() ? absl::AbortedError("the session has ended") : end_;
+  if (phase_ != Phase::kActive) return end_;
+  if (Ended(rank)) return absl::AbortedError("the session has ended");
   const auto layout = layouts_.Register(rank, std::move(request), transaction.actions());
   if (!layout.ok()) return layout.status();
   return Registration{(*layout)->channel(), (*layout)->plan()};
@@ -303,12 +304,12 @@ void Job::End(const absl::Status& why) {
 bool Job::EndIfIdle(const absl::Status& why) {
   Transaction transaction(this);
   if (EmptyLocked()) return true;
-  if (end_.ok()) {
+  if (phase_ == Phase::kActive) {
     if (layouts_.StepRunning()) return false;
     StopLocked(why);
     MaybeEnd(transaction.actions());
   }
-  return sessions_ended_;
+  return phase_ == Phase::kEnded;
 }
 
 void Job::FailLocked(const absl::Status& failure) {
@@ -321,17 +322,18 @@ void Job::FailLocked(const absl::Status& failure) {
 }
 
 void Job::StopLocked(const absl::Status& why) {
-  if (!end_.ok()) return;
+  if (phase_ != Phase::kActive) return;
+  phase_ = Phase::kEnding;
   end_ = why;
   layouts_.Stop();
   operations_.Stop();
 }
 
 void Job::MaybeEnd(DeferredActions* actions) {
-  if (end_.ok() || sessions_ended_) return;
+  if (phase_ != Phase::kEnding) return;
   layouts_.GiveUp(actions);
   if (InFlight()) return;
-  sessions_ended_ = true;
+  phase_ = Phase::kEnded;
   layouts_.FinishSeen(environment_.clock->NowNs(), actions);
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     const Member& member = members_[rank];
@@ -343,7 +345,7 @@ void Job::MaybeEnd(DeferredActions* actions) {
 
 void Job::Tick() {
   Transaction transaction(this);
-  if (!end_.ok()) return;
+  if (phase_ != Phase::kActive) return;
   const std::uint64_t now_ns = environment_.clock->NowNs();
   layouts_.Tick(now_ns, transaction.actions());
   operations_.Tick(now_ns, transaction.actions());
@@ -351,7 +353,9 @@ void Job::Tick() {
 
 // ---- Asking -------------------------------------------------------------------------------------
 
-bool Job::Ended(std::uint32_t rank) const { return !end_.ok() || members_[rank].sink == nullptr; }
+bool Job::Ended(std::uint32_t rank) const {
+  return phase_ != Phase::kActive || members_[rank].sink == nullptr;
+}
 
 bool Job::InFlight() const { return operations_.busy() || layouts_.in_flight(); }
 
@@ -381,12 +385,12 @@ bool Job::Formed() const {
 
 bool Job::HasEnded() const {
   MutexLock lock(&mutex_);
-  return !end_.ok();
+  return phase_ != Phase::kActive;
 }
 
 bool Job::StepRunning() const {
   MutexLock lock(&mutex_);
-  return end_.ok() && layouts_.StepRunning();
+  return phase_ == Phase::kActive && layouts_.StepRunning();
 }
 
 std::uint64_t Job::IncarnationOf(std::uint32_t rank) const {
@@ -420,7 +424,7 @@ JobSnapshot Job::Snapshot() const {
           .push_back({rank, member.incarnation, member.state == RankState::kStayed, member.node});
     }
   }
-  if (!end_.ok()) {
+  if (phase_ != Phase::kActive) {
     snapshot.phase = JobPhase::kFailed;
     snapshot.failure = std::string(end_.message());
   } else if (snapshot.ranks.empty()) {

@@ -132,6 +132,13 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
 
  private:
+  //   kActive --StopLocked--> kEnding --MaybeEnd--> kEnded
+  enum class Phase : std::uint8_t {
+    kActive,
+    kEnding,  // the job has ended, but something still touches its sessions' memory
+    kEnded,   // its sessions have ended too
+  };
+
   // Locks the job; at its end unlocks it and carries out the actions.
   class Transaction;
 
@@ -162,10 +169,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   Membership members_ ABSL_GUARDED_BY(mutex_);
   LayoutSet layouts_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
-  // Why the job has ended; OK if it has not. The sessions end with it once nothing touches their
-  // memory (sessions_ended_).
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);
-  bool sessions_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kActive;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);  // why the job has ended; OK in kActive
 };
 
 }  // namespace gradsync::daemon
