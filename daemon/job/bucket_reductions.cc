@@ -107,7 +107,9 @@ std::vector<GradientStats> BucketReductions::Stats() const {
   return stats;
 }
 
-GivenUpStep BucketReductions::GiveUp(std::uint64_t step) const {
+std::optional<GivenUpStep> BucketReductions::GiveUp(std::uint64_t step) {
+  if (given_up_ == step) return std::nullopt;
+  given_up_ = step;
   GivenUpStep given_up{buckets_.front()->operation.device().layout, step, {}};
   for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
     const RankMemory* const memory = agreement_.memory(rank);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -48,8 +49,9 @@ class BucketReductions {
 
   // The statistics that the last reductions measured, by bucket.
   std::vector<GradientStats> Stats() const;
-  // For Reducer::GiveUp. Only for a layout on GPUs.
-  GivenUpStep GiveUp(std::uint64_t step) const;
+  // For Reducer::GiveUp, which is called once per step: nullopt if this is not the first call for
+  // the step. Only for a layout on GPUs.
+  std::optional<GivenUpStep> GiveUp(std::uint64_t step);
 
  private:
   struct Bucket {
@@ -71,6 +73,7 @@ class BucketReductions {
 
   std::vector<std::unique_ptr<Bucket>> buckets_;
   bool bound_ = false;
+  std::uint64_t given_up_ = 0;  // the last step that was given up
 };
 
 }  // namespace gradsync::daemon

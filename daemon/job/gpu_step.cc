@@ -1,5 +1,7 @@
 #include "daemon/job/gpu_step.h"
 
+#include <utility>
+
 namespace gradsync::daemon {
 
 void GpuVerdict::Add(const ReduceOperation& operation) {

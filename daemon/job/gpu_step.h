@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,13 +39,9 @@ class GpuVerdict {
   // A bucket's reduction is done.
   void Add(const ReduceOperation& operation);
 
-  // True for the first call: Reducer::GiveUp is called once per step.
-  bool GiveUp() { return !std::exchange(given_up_, true); }
-
  private:
   State state_ = State::kGood;
   absl::Status doubt_;
-  bool given_up_ = false;
 };
 
 // Keeps the ranks' messages about the step after the running one until the running one has its

@@ -248,8 +248,8 @@ void LayoutChannel::Void(absl::Status why, std::uint64_t now_ns, DeferredActions
 }
 
 void LayoutChannel::GiveUp(DeferredActions* actions) {
-  if (!spec().on_gpu || step_.in_flight() == 0 || !gpu_verdict_.GiveUp()) return;
-  actions->given_up.push_back(reductions_.GiveUp(step()));
+  if (!spec().on_gpu || step_.in_flight() == 0) return;
+  if (auto given_up = reductions_.GiveUp(step())) actions->given_up.push_back(*std::move(given_up));
 }
 
 bool LayoutChannel::MaybeSeenComplete() const {
