@@ -59,7 +59,9 @@ absl::Status OperationChannel::Breach(std::uint32_t rank, std::uint64_t sequence
 absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
                                     const OperationSpec& spec, StagingMemory staging,
                                     std::uint64_t deadline_ns, DeferredActions* actions) {
-  if (stopped_) return absl::OkStatus();  // the session is about to end
+  if (state_ == State::kCutMoving || state_ == State::kCut) {
+    return absl::OkStatus();  // the session is about to end
+  }
   RankOperation& mine = ranks_[rank];
   if (mine.waiting) return Breach(rank, sequence, "begun before the last one was answered");
   if (sequence != mine.sequence + 1) {
@@ -85,7 +87,6 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
     return absl::OkStatus();
   }
   mine.waiting = true;
-  mine.read = true;
   mine.staging = std::move(staging);
   if (state_ == State::kIdle) {
     state_ = State::kJoining;
@@ -138,11 +139,25 @@ void OperationChannel::MaybeRun(DeferredActions* actions) {
       Fail(Breach(root_, sequence_, "the root of the broadcast has left"), actions);
       return;
     }
-    state_ = State::kWriting;
-    members_->Send(root_, ChunkReadyMessage{sequence_, 0, 0, /*write=*/true}, actions);
-    return;
+    return AwaitChunk(actions);
   }
   Complete(actions);
+}
+
+void OperationChannel::AwaitChunk(DeferredActions* actions) {
+  state_ = State::kWriting;
+  ranks_[root_].owes_chunk = true;
+  members_->Send(root_, ChunkReadyMessage{sequence_, chunk_, 0, /*write=*/true}, actions);
+}
+
+bool OperationChannel::Runs(std::uint64_t sequence) const {
+  return state_ != State::kIdle && state_ != State::kCutMoving && state_ != State::kCut &&
+         sequence == sequence_ && failing_.ok();
+}
+
+bool OperationChannel::Moved(State next) {
+  state_ = state_ == State::kCutMoving ? State::kCut : next;
+  return state_ == next;
 }
 
 HostBuffers OperationChannel::Bind(ReduceOperation* operation) const {
@@ -161,11 +176,9 @@ HostBuffers OperationChannel::Bind(ReduceOperation* operation) const {
 absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t sequence,
                                             std::uint64_t chunk, std::uint64_t bytes,
                                             DeferredActions* actions) {
-  if (stopped_ || state_ == State::kIdle || sequence != sequence_ || !failing_.ok()) {
-    return absl::OkStatus();
-  }
+  if (!Runs(sequence)) return absl::OkStatus();
   RankOperation& mine = ranks_[rank];
-  if (state_ != State::kWriting || rank != root_ || chunk != chunk_) {
+  if (state_ != State::kWriting || !mine.owes_chunk || chunk != chunk_) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " written out of order"));
   }
   const std::uint64_t most = std::min(mine.staging.bytes, spec_.bytes - moved_);
@@ -174,6 +187,7 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
                   absl::StrCat("chunk ", chunk, " of ", bytes, " bytes; 1 to ", most, " expected"));
   }
   chunk_bytes_ = bytes;
+  mine.owes_chunk = false;
   state_ = State::kMoving;
   const HostBuffers buffers = Bind(&broadcast_);
   if (std::find(buffers.begin(), buffers.end(), nullptr) != buffers.end()) {
@@ -200,15 +214,14 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
 }
 
 void OperationChannel::Copied(DeferredActions* actions) {
-  state_ = State::kReading;
-  if (stopped_) return;
+  if (!Moved(State::kReading)) return;
   if (!failing_.ok()) {
     Fail(failing_, actions);
     return;
   }
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].waiting || rank == root_) continue;
-    ranks_[rank].read = false;
+    ranks_[rank].owes_chunk = true;
     members_->Send(rank, ChunkReadyMessage{sequence_, chunk_, chunk_bytes_, /*write=*/false},
                    actions);
   }
@@ -217,34 +230,30 @@ void OperationChannel::Copied(DeferredActions* actions) {
 
 absl::Status OperationChannel::ChunkRead(std::uint32_t rank, std::uint64_t sequence,
                                          std::uint64_t chunk, DeferredActions* actions) {
-  if (stopped_ || state_ == State::kIdle || sequence != sequence_ || !failing_.ok()) {
-    return absl::OkStatus();
-  }
-  if (state_ != State::kReading || chunk != chunk_ || ranks_[rank].read || rank == root_) {
+  if (!Runs(sequence)) return absl::OkStatus();
+  if (state_ != State::kReading || chunk != chunk_ || !ranks_[rank].owes_chunk) {
     return Breach(rank, sequence, absl::StrCat("chunk ", chunk, " read out of order"));
   }
-  ranks_[rank].read = true;
+  ranks_[rank].owes_chunk = false;
   MaybeNextChunk(actions);
   return absl::OkStatus();
 }
 
 void OperationChannel::MaybeNextChunk(DeferredActions* actions) {
   for (const RankOperation& rank : ranks_) {
-    if (rank.waiting && !rank.read) return;
+    if (rank.owes_chunk) return;
   }
   moved_ += chunk_bytes_;
   ++chunk_;
   if (moved_ == spec_.bytes) {
     Complete(actions);
   } else {
-    state_ = State::kWriting;
-    members_->Send(root_, ChunkReadyMessage{sequence_, chunk_, 0, /*write=*/true}, actions);
+    AwaitChunk(actions);
   }
 }
 
 void OperationChannel::Reduced(DeferredActions* actions) {
-  state_ = State::kIdle;
-  if (stopped_) return;
+  if (!Moved(State::kIdle)) return;
   if (!failing_.ok()) {
     Fail(failing_, actions);
   } else {
@@ -276,6 +285,7 @@ void OperationChannel::Fail(const absl::Status& status, DeferredActions* actions
 void OperationChannel::Close() {
   for (RankOperation& rank : ranks_) {
     rank.waiting = false;
+    rank.owes_chunk = false;
     rank.staging = StagingMemory{};
   }
   state_ = State::kIdle;
@@ -297,7 +307,7 @@ void OperationChannel::RankResumed(std::uint32_t rank) {
   failures_.clear();  // all of them are of operations that this rank has missed
 }
 
-void OperationChannel::Stop() { stopped_ = true; }
+void OperationChannel::Stop() { state_ = busy() ? State::kCutMoving : State::kCut; }
 
 void OperationChannel::ReleaseMemory() {
   for (RankOperation& rank : ranks_) rank.staging = StagingMemory{};
@@ -305,18 +315,17 @@ void OperationChannel::ReleaseMemory() {
 
 std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
   std::vector<std::uint32_t> missing;
-  for (std::uint32_t rank = 0; state_ != State::kIdle && rank < ranks_.size(); ++rank) {
+  const bool begun = std::any_of(ranks_.begin(), ranks_.end(),
+                                 [](const RankOperation& rank) { return rank.waiting; });
+  for (std::uint32_t rank = 0; begun && rank < ranks_.size(); ++rank) {
     if (!members_->InSteps(rank)) continue;
-    if (!ranks_[rank].waiting || (state_ == State::kReading && !ranks_[rank].read) ||
-        (state_ == State::kWriting && rank == root_)) {
-      missing.push_back(rank);
-    }
+    if (!ranks_[rank].waiting || ranks_[rank].owes_chunk) missing.push_back(rank);
   }
   return missing;
 }
 
 void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
-  if (stopped_ || state_ == State::kIdle || !failing_.ok() || now_ns < deadline_ns_) return;
+  if (!Runs(sequence_) || now_ns < deadline_ns_) return;
   const std::vector<std::uint32_t> missing = MissingRanks();
   Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
                  absl::StrCat("operation ", sequence_, " (", spec_.Describe(),

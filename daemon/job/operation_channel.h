@@ -77,13 +77,14 @@ class OperationChannel {
   void RankResumed(std::uint32_t rank);
   // The number of the next operation.
   std::uint64_t next_sequence() const { return sequence_ + 1; }
+  // The job has ended: nothing begins any more, and nobody is answered. What moves, goes on.
   void Stop();
   void ReleaseMemory();
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // True while a reduction or copy touches staging memory.
-  bool busy() const { return state_ == State::kMoving; }
-  // The ranks that the operation in progress waits for.
+  bool busy() const { return state_ == State::kMoving || state_ == State::kCutMoving; }
+  // The ranks that the operation in progress, or the one that Stop() has cut, waits for.
   std::vector<std::uint32_t> MissingRanks() const;
   std::uint64_t completed() const { return completed_; }
   std::uint64_t failed() const { return failed_count_; }
@@ -96,21 +97,32 @@ class OperationChannel {
   //                   kJoining --> ( kWriting --ChunkWritten--> kMoving --Copied--> kReading )+
   //
   // Fail leads back to kIdle from everywhere, but from kMoving only once the move has ended.
+  // Stop leads to kCut from everywhere, but by way of kCutMoving from kMoving:
+  //
+  //   kMoving --Stop--> kCutMoving --Reduced or Copied--> kCut
   enum class State : std::uint8_t {
-    kIdle,     // no operation is in progress
-    kJoining,  // some rank has not joined it
-    kWriting,  // of a broadcast: the root writes a chunk into its staging memory
-    kMoving,   // a reduction or copy touches staging memory
-    kReading,  // of a broadcast: the receivers read the chunk
+    kIdle,       // no operation is in progress
+    kJoining,    // some rank has not joined it
+    kWriting,    // of a broadcast: the root writes a chunk into its staging memory
+    kMoving,     // a reduction or copy touches staging memory
+    kReading,    // of a broadcast: the receivers read the chunk
+    kCutMoving,  // the job has ended, and a reduction or copy still touches staging memory
+    kCut,        // the job has ended
   };
   struct RankOperation {
     std::uint64_t sequence = 0;  // last joined
     bool waiting = false;        // joined, not answered
-    bool read = false;           // current chunk
+    bool owes_chunk = false;     // a broadcast waits for it to write or read the current chunk
     StagingMemory staging;
   };
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
+  // The operation of this number is in progress, and has not failed.
+  bool Runs(std::uint64_t sequence) const;
+  // Asks the root for the current chunk.
+  void AwaitChunk(DeferredActions* actions);
+  // Ends kMoving. True unless the job has ended meanwhile.
+  bool Moved(State next);
   // Sets the ranks of `operation` to those that wait, and returns their buffers.
   HostBuffers Bind(ReduceOperation* operation) const;
   void MaybeRun(DeferredActions* actions);
@@ -124,7 +136,6 @@ class OperationChannel {
   const OnMoved copied_;
   std::vector<RankOperation> ranks_;
 
-  bool stopped_ = false;  // the job has ended
   State state_ = State::kIdle;
   // Not OK: the operation failed in kMoving. Its ranks learn it when the move has ended.
   absl::Status failing_;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/job/job_fixture.h"
@@ -123,6 +124,24 @@ TEST_F(OperationChannelTest, BroadcastGoesChunkByChunk) {
     EXPECT_EQ(Only<OperationDoneMessage>(rank).sequence, 1u);
   }
   EXPECT_FALSE(AnyStagingShared());
+}
+
+TEST_F(OperationChannelTest, SnapshotNamesTheRanksThatOweAChunkEvenAfterTheJobsEnd) {
+  using Ranks = std::vector<std::uint32_t>;
+  Start(3);
+  EXPECT_EQ(job_->Snapshot().waiting_ranks, Ranks{});
+  ASSERT_TRUE(Operate(0, Broadcast(0, 4)).ok());
+  EXPECT_EQ(job_->Snapshot().waiting_ranks, (Ranks{1, 2}));
+  ASSERT_TRUE(Operate(1, Broadcast(0, 4)).ok());
+  ASSERT_TRUE(Operate(2, Broadcast(0, 4)).ok());
+  EXPECT_EQ(job_->Snapshot().waiting_ranks, Ranks{0});
+  ASSERT_TRUE(job_->ChunkWritten(0, 1, 0, 4).ok());
+  EXPECT_EQ(job_->Snapshot().waiting_ranks, Ranks{});
+  executor_.RunAll();
+  EXPECT_EQ(job_->Snapshot().waiting_ranks, (Ranks{1, 2}));
+  ASSERT_TRUE(job_->ChunkRead(1, 1, 0).ok());
+  Lose(1);
+  EXPECT_EQ(job_->Snapshot().waiting_ranks, Ranks{2});
 }
 
 TEST_F(OperationChannelTest, BroadcastOfNoBytesOrToNoRankIsDone) {
