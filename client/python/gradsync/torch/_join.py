@@ -33,9 +33,9 @@ def uneven_inputs(
         )
     yield
     for synchronizer in synchronizers:
-        synchronizer.abandon_stale("its backward pass did not finish")
-        synchronizer.settle()
+        synchronizer.outcomes.abandon_stale("its backward pass did not finish")
+        synchronizer.outcomes.settle()
     with _session.noting(session):
         last = session.leave_and_stay(timeout)
     for synchronizer in synchronizers:
-        synchronizer.come_back(last)
+        synchronizer.outcomes.come_back(last)

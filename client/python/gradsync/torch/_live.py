@@ -56,7 +56,7 @@ def _taken(slots: Sequence[Slot]) -> str | None:
 def _settle(session: gradsync.Session) -> None:
     for synchronizer in all_live():
         if synchronizer.session is session:
-            synchronizer.settle()
+            synchronizer.outcomes.settle()
 
 
 _session.before_leaving(_settle)

@@ -27,12 +27,13 @@ def _before(optimizer: Any, *_: Any) -> None:
         synchronizer.before_update(optimizer)
         if synchronizer.device_verdict and synchronizer.trains(optimizer):
             _found_inf.check(optimizer)
-            if synchronizer.followed is not None and scaled:
-                synchronizer.followed.scaled = True
+            outcomes = synchronizer.outcomes
+            if outcomes.followed is not None and scaled:
+                outcomes.followed.scaled = True
             if optimizer not in _begun:
-                synchronizer.drop_if_void()
-            if synchronizer.followed is not None:
-                verdicts.append(synchronizer.followed.verdict)
+                outcomes.drop_if_void()
+            if outcomes.followed is not None:
+                verdicts.append(outcomes.followed.verdict)
     _begun.add(optimizer)
     if verdicts:
         _found_inf.lend(optimizer, verdicts)

@@ -242,8 +242,8 @@ class DistributedDataParallel(torch.nn.Module):
           gradsync.FailedPreconditionError: a step is open.
         """
         synchronizer = self._in_job()
-        synchronizer.abandon_stale("this rank leaves")
-        synchronizer.settle()
+        synchronizer.outcomes.abandon_stale("this rank leaves")
+        synchronizer.outcomes.settle()
         synchronizer.session.leave()
         _session.end(synchronizer.session)
 
@@ -257,7 +257,7 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
           gradsync.Error: the session has ended, or the daemon is silent.
         """
-        self._in_job().settle()
+        self._in_job().outcomes.settle()
 
     @property
     def last_step(self) -> gradsync.StepResult | None:
@@ -265,7 +265,7 @@ class DistributedDataParallel(torch.nn.Module):
 
         With `device_verdict` it waits on the host, as settle().
         """
-        return None if self._synchronizer is None else self._synchronizer.last_step
+        return None if self._synchronizer is None else self._synchronizer.results.last_step
 
     @property
     def gradient_norm(self) -> float:
@@ -278,7 +278,7 @@ class DistributedDataParallel(torch.nn.Module):
           RuntimeError: there was no step.
           gradsync.Error: the last step is void; its gradients were dropped.
         """
-        return self._in_job().gradient_norm
+        return self._in_job().results.gradient_norm
 
     def clip_grad_norm_(
         self, max_norm: float, optimizer: torch.optim.Optimizer | None = None
@@ -299,11 +299,11 @@ class DistributedDataParallel(torch.nn.Module):
         Returns:
           The norm before scaling.
         """
-        return self._in_job().clip(max_norm, optimizer)
+        return self._in_job().results.clip(max_norm, optimizer)
 
     def statistics(self) -> StepStatistics:
         """Counters since the module was wrapped."""
-        return self._in_job().statistics()
+        return self._in_job().results.statistics()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own, without a prefix."""

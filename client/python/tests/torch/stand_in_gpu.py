@@ -115,4 +115,4 @@ def layout_of(model):
 
 def is_on_device(model):
     """Whether the last step's verdict was left on the device."""
-    return model._synchronizer.followed is not None
+    return model._synchronizer.outcomes.followed is not None
