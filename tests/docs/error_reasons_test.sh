@@ -1,6 +1,6 @@
 #!/bin/bash
-# docs/errors.md has the reasons and status codes of error_reason.h, in the same order. The Python
-# package compares errors with no other reason.
+# docs/errors.md has the reasons and status codes of error_reason.h, and Python has its reasons,
+# in the same order. The Python package takes reasons from gradsync.Reason alone.
 set -euo pipefail
 
 # Lines of the form "RANK_LOST ABORTED".
@@ -13,10 +13,7 @@ in_header() {
 }
 # shellcheck disable=SC2016  # The backquotes are Markdown's.
 in_page() { sed -nE 's/^\| `([A-Z_]+)` \| ([A-Z_, ]+) \|.*/\1 \2/p' docs/errors.md; }
-in_python() {
-  grep -RhoE --include='*.py' 'reason [!=]= "[A-Z_]+"' client/python/gradsync |
-    cut -d'"' -f2 | sort -u
-}
+in_python() { sed -nE 's/^    ([A-Z_]+): Final = "\1"$/\1/p' client/python/gradsync/reason.py; }
 
 header=$(in_header)
 if ! diff <(echo "$header") <(in_page); then
@@ -25,11 +22,16 @@ if ! diff <(echo "$header") <(in_page); then
 fi
 [[ $(wc -l <<< "$header") -gt 50 ]]  # a parser that finds nothing finds no difference
 
-reasons=$(in_python)
-[[ -n $reasons ]]
-for reason in $reasons; do
-  if ! grep -q "^$reason " <<< "$header"; then
-    echo "client/python compares with $reason, which error_reason.h does not have" >&2
-    exit 1
-  fi
-done
+names=$(cut -d' ' -f1 <<< "$header")
+if ! diff <(echo "$names") <(in_python); then
+  echo 'gradsync.Reason (>) differs from proto/gradsync/error_reason.h (<)' >&2
+  exit 1
+fi
+
+# Docstrings of the package name reasons without quotation marks.
+if bare=$(grep -RnE --include='*.py' --exclude=reason.py \
+  "[\"'](${names//$'\n'/|})[\"']" client/python/gradsync); then
+  echo "write Reason.NAME instead of the text:" >&2
+  echo "$bare" >&2
+  exit 1
+fi

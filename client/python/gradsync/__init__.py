@@ -32,6 +32,7 @@ from gradsync.errors import (
 from gradsync.layout import Layout
 from gradsync.layout_spec import Bucket, Parameter
 from gradsync.options import SessionOptions
+from gradsync.reason import Reason
 from gradsync.session import LOWEST_LIVE_RANK, Session, Statistics
 from gradsync.step_result import BucketTimes, GradientStats, StepResult, clip_coefficient
 from gradsync.view import View
@@ -54,6 +55,7 @@ __all__ = [
     "Layout",
     "Parameter",
     "PermissionDeniedError",
+    "Reason",
     "ResourceExhaustedError",
     "Session",
     "SessionOptions",

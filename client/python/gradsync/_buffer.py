@@ -7,6 +7,7 @@ from typing import Any
 
 from gradsync import errors
 from gradsync.data_type import DataType
+from gradsync.reason import Reason
 
 _FORMATS = {"f": DataType.FLOAT32, "d": DataType.FLOAT64, "e": DataType.FLOAT16}
 
@@ -21,7 +22,7 @@ def writable(buffer: Any) -> ctypes.Array[ctypes.c_char]:
         return (ctypes.c_char * memoryview(buffer).nbytes).from_buffer(buffer)
     except (TypeError, ValueError, BufferError) as error:
         raise errors.InvalidArgumentError(
-            f"a buffer must be writable, contiguous memory: {error}", reason="MALFORMED"
+            f"a buffer must be writable, contiguous memory: {error}", reason=Reason.MALFORMED
         ) from error
 
 
@@ -35,13 +36,13 @@ def dtype_of(buffer: Any) -> DataType:
         text = memoryview(buffer).format
     except (TypeError, ValueError, BufferError) as error:
         raise errors.InvalidArgumentError(
-            f"this is no buffer: {error}", reason="MALFORMED"
+            f"this is no buffer: {error}", reason=Reason.MALFORMED
         ) from error
     dtype = _FORMATS.get(text.lstrip("<=@"))
     if dtype is None:
         raise errors.InvalidArgumentError(
             f"gradsync does not reduce elements of format '{text}'; give the dtype if they are of "
             "one that it does",
-            reason="MALFORMED",
+            reason=Reason.MALFORMED,
         )
     return dtype

@@ -6,6 +6,7 @@ import math
 from typing import Optional
 
 from gradsync import errors
+from gradsync.reason import Reason
 
 # GRADSYNC_FOREVER in gradsync.h.
 FOREVER = 2**63 - 1
@@ -23,7 +24,7 @@ def nanoseconds(seconds: Optional[float], name: str, *, default: int) -> int:
         return default
     if math.isnan(seconds) or seconds < 0:
         raise errors.InvalidArgumentError(
-            f"{name} is {seconds}; give seconds, at least 0, or None", reason="MALFORMED"
+            f"{name} is {seconds}; give seconds, at least 0, or None", reason=Reason.MALFORMED
         )
     if seconds >= FOREVER / 1e9:
         return FOREVER

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from gradsync import errors
+from gradsync.reason import Reason
 
 
 class Handle(ctypes.c_void_p):
@@ -71,7 +72,7 @@ class SessionHandle(Handle):
     def closed_error(self, what: str) -> errors.FailedPreconditionError:
         """The error of a call after close(); `what` names what was closed."""
         return errors.FailedPreconditionError(
-            f"{what} was closed", reason="CLOSED", job=self.job, rank=self.rank
+            f"{what} was closed", reason=Reason.CLOSED, job=self.job, rank=self.rank
         )
 
     def close(self) -> None:

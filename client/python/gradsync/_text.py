@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradsync import errors
+from gradsync.reason import Reason
 
 
 def encode(text: str, name: str) -> bytes:
@@ -14,9 +15,9 @@ def encode(text: str, name: str) -> bytes:
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:
-        raise errors.InvalidArgumentError(f"{name} is not text: {error}", reason="MALFORMED") from (
-            error
-        )
+        raise errors.InvalidArgumentError(
+            f"{name} is not text: {error}", reason=Reason.MALFORMED
+        ) from error
     if b"\0" in encoded:
-        raise errors.InvalidArgumentError(f"{name} holds a NUL", reason="MALFORMED")
+        raise errors.InvalidArgumentError(f"{name} holds a NUL", reason=Reason.MALFORMED)
     return encoded

@@ -15,7 +15,7 @@ class Error(RuntimeError):
 
     Attributes:
       code: the kind of error, by gRPC's name: "ABORTED".
-      reason: the error itself: "RANK_LOST", "STEP_TIMEOUT", ...; may be "".
+      reason: the error itself, a value of `Reason` or one of a newer daemon; may be "".
       job: id of the job; "" if the error is about no job.
       rank: the rank that the error is about, for example the lost one; None if there is none.
       channel: number of the job's channel (each layout has one); None if there is none.
@@ -77,8 +77,8 @@ class InvalidArgumentError(Error, ValueError):
 class DeadlineExceededError(Error, TimeoutError):
     """A time-out; the message names the late ranks.
 
-    Reason "WAIT_TIMEOUT": the step continues, and the wait can be repeated. Reason "STEP_TIMEOUT":
-    the step is void on every rank.
+    Reason WAIT_TIMEOUT: the step continues, and the wait can be repeated. Reason STEP_TIMEOUT: the
+    step is void on every rank.
     """
 
     code = "DEADLINE_EXCEEDED"

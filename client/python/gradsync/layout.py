@@ -10,6 +10,7 @@ from typing import Any, Callable, NoReturn, Optional
 from gradsync import _duration, _handle, _interruptible, _structs, _text, errors, step_result
 from gradsync._library import library, raise_error, take_error
 from gradsync.data_type import DataType
+from gradsync.reason import Reason
 from gradsync.step_result import StepResult
 from gradsync.view import View
 
@@ -279,7 +280,7 @@ class Layout:
             raise errors.InvalidArgumentError(
                 f"layout '{self._name}': {call} got {len(flags)} flags in `used`; give one for "
                 f"each of the layout's {self._parameter_count} parameters",
-                reason="MALFORMED",
+                reason=Reason.MALFORMED,
                 step=step,
             )
         return flags
@@ -372,7 +373,7 @@ class Layout:
         if error is None:
             return None
         waited = take_error(error)
-        if waited.reason != "WAIT_TIMEOUT":
+        if waited.reason != Reason.WAIT_TIMEOUT:
             try:
                 raise waited
             finally:

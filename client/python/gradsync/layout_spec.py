@@ -10,6 +10,7 @@ from typing import Optional
 
 from gradsync import _duration, _structs, _text, errors
 from gradsync.data_type import DataType
+from gradsync.reason import Reason
 
 OPS = {"sum": 1, "average": 2}
 
@@ -128,4 +129,4 @@ def _cap(value: Optional[int], name: str) -> int:
 
 
 def _malformed(what: str) -> errors.InvalidArgumentError:
-    return errors.InvalidArgumentError(what, reason="MALFORMED")
+    return errors.InvalidArgumentError(what, reason=Reason.MALFORMED)

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from gradsync import _duration, _structs, _text, errors
 from gradsync._library import library, raise_error
+from gradsync.reason import Reason
 
 _LOSS_POLICIES = {"abort": 1, "hold": 2, "continue": 3}
 _DIVISORS = {"live_ranks": 1, "world": 2}
@@ -154,4 +155,4 @@ def _choice(name: str, value: str, numbers: dict[str, int]) -> int:
 
 
 def _malformed(name: str, what: str) -> errors.InvalidArgumentError:
-    return errors.InvalidArgumentError(f"SessionOptions.{name} {what}", reason="MALFORMED")
+    return errors.InvalidArgumentError(f"SessionOptions.{name} {what}", reason=Reason.MALFORMED)

@@ -15,6 +15,7 @@ from gradsync.data_type import DataType
 from gradsync.layout import Layout
 from gradsync.layout_spec import Bucket, Parameter
 from gradsync.options import SessionOptions
+from gradsync.reason import Reason
 
 # As the root of a broadcast: the lowest rank that has not left.
 LOWEST_LIVE_RANK = 0xFFFFFFFF
@@ -308,7 +309,7 @@ class Session:
         """
         if not 0 <= root < 2**32:
             raise errors.InvalidArgumentError(
-                f"root is {root}; give a rank, from 0, or LOWEST_LIVE_RANK", reason="MALFORMED"
+                f"root is {root}; give a rank, from 0, or LOWEST_LIVE_RANK", reason=Reason.MALFORMED
             )
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)
         self._operate(library.broadcast, address, nbytes, root, ns, owner=owner)
@@ -342,7 +343,7 @@ class Session:
             raise errors.InvalidArgumentError(
                 f"the buffer has {ctypes.sizeof(memory)} bytes, which is not a whole number of "
                 f"{DataType(dtype).name.lower()} elements",
-                reason="MALFORMED",
+                reason=Reason.MALFORMED,
             )
         self.all_reduce_address(ctypes.addressof(memory), count, dtype, op, timeout, owner=memory)
 

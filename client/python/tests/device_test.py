@@ -75,4 +75,7 @@ def test_a_missing_driver_is_named(daemon):
             with pytest.raises(gradsync.Error) as raised:
                 call()
             # CUDA_UNAVAILABLE: a build without CUDA.
-            assert raised.value.reason in ("CUDA_DRIVER_MISSING", "CUDA_UNAVAILABLE")
+            assert raised.value.reason in (
+                gradsync.Reason.CUDA_DRIVER_MISSING,
+                gradsync.Reason.CUDA_UNAVAILABLE,
+            )

@@ -52,7 +52,7 @@ def test_calls_fail_in_a_child_and_the_parent_continues(daemon):
             for call in calls:
                 with pytest.raises(gradsync.FailedPreconditionError) as raised:
                     call()
-                assert raised.value.reason == "FORKED"
+                assert raised.value.reason == gradsync.Reason.FORKED
             assert sessions[0].rank == 0 and layouts[0].bucket_count == 1
             values[0] += 1  # the mapping is shared, and still there
             layouts[0].close()

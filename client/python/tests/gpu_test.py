@@ -118,7 +118,7 @@ def void_steps(socket, uuid):
         for layout in layouts:
             with pytest.raises(gradsync.AbortedError, match="out of memory") as raised:
                 layout.wait_step(1)
-            assert (raised.value.reason, raised.value.rank) == ("STEP_ABANDONED", 1)
+            assert (raised.value.reason, raised.value.rank) == (gradsync.Reason.STEP_ABANDONED, 1)
         hand_over(driver, layouts[0], 2, 3, stream)
         hand_over(driver, layouts[1], 2, 3, other)
         assert driver.read(layouts[0].device_verdict(2), stream) == [0]
@@ -139,7 +139,7 @@ def steps_under_way(socket, uuid):
             layouts[0].finish_step_on_streams(step, [streams[0]])
         with pytest.raises(gradsync.FailedPreconditionError, match="verdict of step 1") as raised:
             layouts[0].mark_ready_on_streams(3, 0, [streams[0]])
-        assert (raised.value.reason, raised.value.step) == ("PROTOCOL_VIOLATION", 3)
+        assert (raised.value.reason, raised.value.step) == (gradsync.Reason.PROTOCOL_VIOLATION, 3)
         for step in (1, 2):
             layouts[1].finish_step_on_streams(step, [streams[1]])
             for layout in layouts:
@@ -165,12 +165,12 @@ def refusals(socket, uuid):
         ):
             with pytest.raises(gradsync.FailedPreconditionError, match="CUDA graph") as raised:
                 call()
-            assert (raised.value.reason, raised.value.step) == ("CAPTURING", 1)
+            assert (raised.value.reason, raised.value.step) == (gradsync.Reason.CAPTURING, 1)
         for call, reason in (
-            (lambda: layout.mark_ready_on_streams(1, 0, []), "MALFORMED"),
-            (lambda: layout.mark_ready_on_streams(1, 1, [stream]), "UNKNOWN_BUCKET"),
-            (lambda: layout.mark_ready(1, 0), "MALFORMED"),
-            (lambda: layout.finish_step(1), "MALFORMED"),
+            (lambda: layout.mark_ready_on_streams(1, 0, []), gradsync.Reason.MALFORMED),
+            (lambda: layout.mark_ready_on_streams(1, 1, [stream]), gradsync.Reason.UNKNOWN_BUCKET),
+            (lambda: layout.mark_ready(1, 0), gradsync.Reason.MALFORMED),
+            (lambda: layout.finish_step(1), gradsync.Reason.MALFORMED),
         ):
             with pytest.raises(gradsync.InvalidArgumentError) as raised:
                 call()
@@ -178,13 +178,13 @@ def refusals(socket, uuid):
         # The wait would block the stream that marks the bucket.
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
             layout.wait_on_stream(1, stream)
-        assert raised.value.reason == "PROTOCOL_VIOLATION"
+        assert raised.value.reason == gradsync.Reason.PROTOCOL_VIOLATION
         # None of these calls has marked a bucket.
         layouts[0].finish_step_on_streams(1, [stream])
         layouts[1].finish_step_on_streams(1, [other])
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
             layout.wait_on_stream(1, captured)
-        assert raised.value.reason == "CAPTURING"
+        assert raised.value.reason == gradsync.Reason.CAPTURING
         for layout in layouts:
             layout.wait_step(1)
 
@@ -198,14 +198,14 @@ def unknown_gpus(socket, uuid):
     with job(socket, 1) as sessions:
         with pytest.raises(gradsync.FailedPreconditionError, match="there is no|GPU") as raised:
             gradsync.cuda_device_uuid(2)
-        assert raised.value.reason == "GPU_UNUSABLE"
+        assert raised.value.reason == gradsync.Reason.GPU_UNUSABLE
         for device, kind, reason, text in (
-            ("GPU-0", gradsync.InvalidArgumentError, "MALFORMED", "nvidia-smi -L"),
-            ("cuda:0", gradsync.InvalidArgumentError, "MALFORMED", "nvidia-smi -L"),
+            ("GPU-0", gradsync.InvalidArgumentError, gradsync.Reason.MALFORMED, "nvidia-smi -L"),
+            ("cuda:0", gradsync.InvalidArgumentError, gradsync.Reason.MALFORMED, "nvidia-smi -L"),
             (
                 uuid[:-1] + "7",
                 gradsync.FailedPreconditionError,
-                "GPU_NOT_VISIBLE",
+                gradsync.Reason.GPU_NOT_VISIBLE,
                 "CUDA_VISIBLE_DEVICES",
             ),
         ):
@@ -236,7 +236,7 @@ def one_rank_on_a_gpu(socket, uuid):
 
 def test_a_rank_in_host_memory_and_one_on_a_gpu_do_not_match(machine):
     for code, reason, text in on(machine, one_rank_on_a_gpu):
-        assert (code, reason) == ("FAILED_PRECONDITION", "LAYOUT_MISMATCH"), text
+        assert (code, reason) == ("FAILED_PRECONDITION", gradsync.Reason.LAYOUT_MISMATCH), text
         assert "rank 0" in text and "rank 1" in text
 
 
@@ -281,7 +281,7 @@ def streams_at_the_end(socket, uuid):
         assert driver.read(layouts[0].device_verdict(1), stream) == [1]
         with pytest.raises(gradsync.AbortedError) as raised:
             layouts[0].wait_step(1)
-        assert (raised.value.reason, raised.value.rank) == ("RANK_LOST", 1)
+        assert (raised.value.reason, raised.value.rank) == (gradsync.Reason.RANK_LOST, 1)
 
 
 def test_a_lost_rank_releases_streams(machine):

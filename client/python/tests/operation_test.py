@@ -134,4 +134,4 @@ def test_different_operations_are_refused(daemon):
                 call()
             return raised.value.reason
 
-        assert on_every_rank(2, operate) == ["OPERATION_MISMATCH"] * 2
+        assert on_every_rank(2, operate) == [gradsync.Reason.OPERATION_MISMATCH] * 2

@@ -105,7 +105,7 @@ def test_finish_step_marks_the_rest_and_ends_the_step(daemon):
         layouts[0].finish_step(1, [True, False, False])
         with pytest.raises(gradsync.FailedPreconditionError) as refused:
             layouts[0].finish_step(1)
-        assert refused.value.reason == "PROTOCOL_VIOLATION"
+        assert refused.value.reason == gradsync.Reason.PROTOCOL_VIOLATION
         layouts[1].finish_step(1, [False, True, False])
         for session, layout in zip(sessions, layouts):
             assert layout.wait_step(1, 30).used == (True, True, False)
@@ -125,7 +125,7 @@ def test_an_unused_parameter_is_marked(daemon):
         layouts[1].mark_unused(1, 0)
         with pytest.raises(gradsync.InvalidArgumentError) as raised:
             layouts[0].mark_unused(1, 2)
-        assert raised.value.reason == "UNKNOWN_PARAMETER"
+        assert raised.value.reason == gradsync.Reason.UNKNOWN_PARAMETER
         assert finish_step(layouts, 1).used == (True, False)
         for layout in layouts:
             assert layout.gradient(0).numpy().tolist() == [3, 3]
@@ -147,7 +147,7 @@ def test_layouts_are_replaced(daemon):
         assert finish_step(replaced, 2).step == 2
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
             layouts[0].mark_ready(2, 0)
-        assert raised.value.reason == "LAYOUT_REPLACED"
+        assert raised.value.reason == gradsync.Reason.LAYOUT_REPLACED
         assert layouts[0].bucket(0).numpy()[0] == 2
         layouts[0].close()
         with pytest.raises(gradsync.FailedPreconditionError, match="was closed"):
@@ -161,18 +161,18 @@ def test_errors_have_fields(daemon):
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
             layout.mark_ready(1, 2)
         error = raised.value
-        assert (error.code, error.reason) == ("FAILED_PRECONDITION", "ALREADY_READY")
+        assert (error.code, error.reason) == ("FAILED_PRECONDITION", gradsync.Reason.ALREADY_READY)
         assert (error.job, error.rank) == (sessions[1].options.job_id, 1)
         assert (error.step, error.bucket) == (1, 2) and error.channel >= 0
         with pytest.raises(gradsync.InvalidArgumentError) as raised:
             layout.mark_ready(1, 3)
-        assert (raised.value.reason, raised.value.bucket) == ("UNKNOWN_BUCKET", 3)
+        assert (raised.value.reason, raised.value.bucket) == (gradsync.Reason.UNKNOWN_BUCKET, 3)
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
             layout.end_step(1)
-        assert (raised.value.reason, raised.value.bucket) == ("PROTOCOL_VIOLATION", 0)
+        assert (raised.value.reason, raised.value.bucket) == (gradsync.Reason.PROTOCOL_VIOLATION, 0)
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
             layout.mark_ready(7, 0)
-        assert (raised.value.reason, raised.value.step) == ("PROTOCOL_VIOLATION", 7)
+        assert (raised.value.reason, raised.value.step) == (gradsync.Reason.PROTOCOL_VIOLATION, 7)
 
 
 def test_arguments_of_another_type_are_refused(daemon):
@@ -193,7 +193,7 @@ def test_an_abandoned_step_is_void_for_all(daemon):
         for layout in layouts:
             with pytest.raises(gradsync.AbortedError, match="the loss is not a number") as raised:
                 layout.wait_step(1, 30)
-            assert (raised.value.reason, raised.value.rank) == ("STEP_ABANDONED", 1)
+            assert (raised.value.reason, raised.value.rank) == (gradsync.Reason.STEP_ABANDONED, 1)
         finish_step(layouts, 2)
 
 
@@ -204,7 +204,7 @@ def test_a_wait_times_out_and_changes_nothing(daemon, timeout):
         for wait in (layouts[0].wait_step, lambda step, t: layouts[0].wait_bucket(step, 0, t)):
             with pytest.raises(gradsync.DeadlineExceededError) as raised:
                 wait(1, timeout)
-            assert (raised.value.reason, raised.value.step) == ("WAIT_TIMEOUT", 1)
+            assert (raised.value.reason, raised.value.step) == (gradsync.Reason.WAIT_TIMEOUT, 1)
             assert isinstance(raised.value, TimeoutError)
         layouts[1].mark_ready(1, 0)
         layouts[0].wait_bucket(1, 0, 30)
@@ -218,7 +218,7 @@ def test_a_helpers_wait_times_out_and_names_the_missing_rank(daemon):
         layouts[0].mark_ready(1, 0)
         with pytest.raises(gradsync.DeadlineExceededError, match="rank 1") as raised:
             layouts[0].wait_step(1, 0.3)
-        assert raised.value.reason == "WAIT_TIMEOUT"
+        assert raised.value.reason == gradsync.Reason.WAIT_TIMEOUT
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])

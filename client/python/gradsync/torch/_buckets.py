@@ -83,7 +83,7 @@ class Buckets:
                         self.layout, self.name, **self._options(slots)
                     )
             except gradsync.FailedPreconditionError as error:
-                if error.reason != "RANKS_LEFT":
+                if error.reason != gradsync.Reason.RANKS_LEFT:
                     raise
                 return  # a rank has no more data; a later step tries again
             self._place(slots)

@@ -79,7 +79,7 @@ class DeviceVerdicts:
         try:
             outcome = layout.wait_step(step.number) if step.void is None else step.void
         except gradsync.Error as error:
-            if error.reason == "DAEMON_SILENT":
+            if error.reason == gradsync.Reason.DAEMON_SILENT:
                 raise
             outcome = error
         self._steps.popleft()

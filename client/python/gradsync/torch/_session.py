@@ -13,9 +13,11 @@ from typing import Any, Callable, Iterator, NoReturn
 import gradsync
 
 # Reasons of errors that void a step in a session that continues.
-_VOID_REASONS = frozenset({"STEP_ABANDONED", "STEP_TIMEOUT", "STEP_VOID"})
+_VOID_REASONS = frozenset(
+    {gradsync.Reason.STEP_ABANDONED, gradsync.Reason.STEP_TIMEOUT, gradsync.Reason.STEP_VOID}
+)
 # Every other error with code ABORTED or UNAVAILABLE is the session's end.
-_STEP_REASONS = _VOID_REASONS | {"DAEMON_SILENT"}
+_STEP_REASONS = _VOID_REASONS | {gradsync.Reason.DAEMON_SILENT}
 
 # Seconds without a daemon before a warning says what init() waits for.
 _PATIENCE = 3.0

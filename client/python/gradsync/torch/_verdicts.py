@@ -13,7 +13,7 @@ from gradsync.torch.step_statistics import StepTimes
 
 def is_silence(error: BaseException) -> bool:
     """Whether the daemon did not answer in time: the verdict is still to come."""
-    return isinstance(error, gradsync.Error) and error.reason == "DAEMON_SILENT"
+    return isinstance(error, gradsync.Error) and error.reason == gradsync.Reason.DAEMON_SILENT
 
 
 class Verdicts:
@@ -158,7 +158,7 @@ class Verdicts:
             try:
                 layout.abandon_step(number, reason)
             except gradsync.FailedPreconditionError as error:
-                if error.reason != "PROTOCOL_VIOLATION":
+                if error.reason != gradsync.Reason.PROTOCOL_VIOLATION:
                     raise
                 # This rank has ended the step.
         result = self._buckets.wait(number)

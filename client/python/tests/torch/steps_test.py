@@ -266,7 +266,7 @@ def an_exception_in_backward_of_every_rank(t):
                 squares(t, step)(model).backward()
                 break
             except gradsync.AbortedError as error:
-                assert error.reason == "STEP_ABANDONED", error
+                assert error.reason == gradsync.Reason.STEP_ABANDONED, error
                 assert all(p.grad is None for p in model.parameters())
         t.synchronized(model, local, f"in step {step}")
 

@@ -422,7 +422,7 @@ def a_wrapper_is_freed_after_a_void_step(t):
                     loss.backward()
                 except gradsync.AbortedError as error:
                     reason = error.reason
-                assert reason == "STEP_ABANDONED", (heard, reason)
+                assert reason == gradsync.Reason.STEP_ABANDONED, (heard, reason)
             freed = weakref.ref(model._synchronizer)
             del model, loss
             assert freed() is None, heard
