@@ -49,20 +49,31 @@ class Buckets:
         caps: BucketCaps,
         hand_off: HostHandOff | StreamHandOff,
         timeout: float | None,
+        replaced: Buckets | None = None,
     ) -> None:
         """Registers; `timeout` is in seconds.
 
+        Args:
+          replaced: buckets of another wrapper of the module, in this session. Their layout is
+            replaced, which frees the daemon's memory. None, or gradients on another device:
+            nothing is replaced.
+
         Raises:
-          gradsync.Error: as Session.register_layout().
+          gradsync.Error: as Session.register_layout() and Session.replace_layout().
         """
         self.session = session
         self.name = name
+        self.layout: gradsync.Layout
         self.rebuilt = False
         self._caps = caps
         self._hand_off = hand_off
         self._timeout = timeout
+        options = self._options(slots)
         with _session.noting(session):
-            self.layout = session.register_layout(name, **self._options(slots))
+            if replaced is not None and replaced.layout.device == options.get("device", ""):
+                self.layout = session.replace_layout(replaced.layout, name, **options)
+            else:
+                self.layout = session.register_layout(name, **options)
         self._place(slots)
 
     def rebuild(self, order: Sequence[int]) -> None:

@@ -56,8 +56,8 @@ class Results:
         self._clipping.scale(self._buckets.slots, coefficient, optimizer)
         return norm
 
-    def begin_step(self) -> None:
-        """A step begins: an optimizer's scale that no update has used is dropped."""
+    def drop_scale(self) -> None:
+        """Drops an optimizer's scale that no update has used: it must not scale a later step."""
         self._clipping.forget()
 
     def statistics(self) -> StepStatistics:

@@ -92,6 +92,11 @@ def default_session() -> gradsync.Session:
     return session
 
 
+def is_default(session: gradsync.Session) -> bool:
+    """Whether `session` is the one of this process."""
+    return session is _default
+
+
 def note(session: gradsync.Session, error: gradsync.Error) -> None:
     """Remembers that `session` has ended if `error` says so; the next module then joins anew."""
     if error.code in ("ABORTED", "UNAVAILABLE") and error.reason not in _STEP_REASONS:

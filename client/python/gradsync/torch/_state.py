@@ -20,6 +20,9 @@ class ModuleState:
       ignored: names of parameters and buffers that stay out.
       session: the session.
       name: name of the module's layout, for errors.
+
+    Attributes:
+      module: as given.
     """
 
     def __init__(
@@ -29,7 +32,7 @@ class ModuleState:
         session: gradsync.Session,
         name: str,
     ) -> None:
-        self._module = module
+        self.module = module
         self._ignored = ignored
         self._session = session
         self._name = name
@@ -66,7 +69,7 @@ class ModuleState:
 
     def broadcast_buffers(self) -> None:
         """Overwrites the buffers with those of the lowest live rank."""
-        buffers = [b for name, b in self._module.named_buffers() if name not in self._ignored]
+        buffers = [b for name, b in self.module.named_buffers() if name not in self._ignored]
         if buffers:
             self.broadcast(buffers, gradsync.LOWEST_LIVE_RANK, "the buffers")
 
@@ -85,6 +88,6 @@ class ModuleState:
 
     def _entries(self) -> list[tuple[str, str, torch.Tensor]]:
         """(kind, name, tensor) of every parameter and buffer that all ranks have."""
-        entries = [("parameter", name, p.detach()) for name, p in self._module.named_parameters()]
-        entries += [("buffer", name, b) for name, b in self._module.named_buffers()]
+        entries = [("parameter", name, p.detach()) for name, p in self.module.named_parameters()]
+        entries += [("buffer", name, b) for name, b in self.module.named_buffers()]
         return [entry for entry in entries if entry[1] not in self._ignored]

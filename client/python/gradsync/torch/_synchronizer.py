@@ -44,7 +44,9 @@ class Synchronizer:
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
 
     Attributes:
-      device_verdict: as given.
+      buckets, device_verdict: as given.
+      module: that is wrapped.
+      replaced: whether another wrapper has the module now.
       outcomes: of the steps.
       results: of the steps, for users.
     """
@@ -58,8 +60,10 @@ class Synchronizer:
         static_graph: bool,
         device_verdict: bool,
     ) -> None:
-        self._buckets = buckets
+        self.buckets = buckets
         self.device_verdict = device_verdict
+        self.module = state.module
+        self.replaced = False
         self._order = next(_orders)
         self._forwards = Forwards()
         self._thread = threading.get_ident()  # that ran the last forward pass
@@ -87,22 +91,51 @@ class Synchronizer:
     @property
     def session(self) -> gradsync.Session:
         """The session in which it synchronizes."""
-        return self._buckets.session
+        return self.buckets.session
 
     @property
     def name(self) -> str:
         """Name of the layout."""
-        return self._buckets.name
+        return self.buckets.name
 
     @property
     def slots(self) -> Sequence[Slot]:
         """The parameters."""
-        return self._buckets.slots
+        return self.buckets.slots
 
     def release(self) -> None:
-        """Removes its hooks: the session has ended, and another wrapper takes the parameters."""
+        """Removes its hooks: another wrapper takes the parameters."""
         remove([slot.handle for slot in self.slots])
         self._parameter_hooks.give_back()
+
+    def make_way(self) -> None:
+        """Ends the last step, so that another wrapper can have the module.
+
+        Raises:
+          RuntimeError: a backward pass runs; or GradScaler has counted a step that is void.
+          gradsync.Error: the session has ended, or the daemon is silent.
+        """
+        if _autograd.backward_id() is not None:
+            raise RuntimeError(
+                f"gradsync: the module of '{self.name}' cannot be wrapped again in a backward "
+                "pass; wrap it before or after"
+            )
+        self.outcomes.abandon_stale("its module is wrapped again")
+        self.outcomes.drop_if_void()  # optimizers will not see the verdict
+
+    def replace(self) -> None:
+        """Another wrapper has the module now: this one refuses to train."""
+        self.results.drop_scale()
+        self.release()
+        self.replaced = True
+
+    def check_not_replaced(self) -> None:
+        """Raises: RuntimeError: another wrapper has the module now."""
+        if self.replaced:
+            raise RuntimeError(
+                f"gradsync: wrapper '{self.name}' is out of use, because its module was wrapped "
+                "again; use the new wrapper, and run its forward pass before the backward pass"
+            )
 
     def trains(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether `optimizer` updates one of the parameters."""
@@ -146,6 +179,7 @@ class Synchronizer:
 
     def begin_step(self) -> None:
         """A backward pass whose gradients are to be averaged is at an output of the module."""
+        self.check_not_replaced()
         backward = _autograd.backward_id()
         step = self.outcomes.step
         if step is not None:
@@ -162,7 +196,7 @@ class Synchronizer:
             )
         self._check_thread()
         self._parameter_hooks.look()
-        self.results.begin_step()
+        self.results.drop_scale()
         self.outcomes.begin_step(backward)
         _autograd.at_end_of_backward(self._end_backward)
 
@@ -210,10 +244,10 @@ class Synchronizer:
 
     def _arrived(self, step: Step, slot: Slot) -> None:
         """The last gradient of `slot` in this pass is written."""
-        self._buckets.arrived(slot.bucket)
+        self.buckets.arrived(slot.bucket)
         if step.arrive(slot) and step.void is None:
             try:
-                self._buckets.mark_ready(step.number, slot.bucket)
+                self.buckets.mark_ready(step.number, slot.bucket)
             except gradsync.Error as error:
                 if not self.outcomes.leaves_out(step, error):
                     raise
@@ -227,7 +261,7 @@ class Synchronizer:
         step.end(self.slots)
         if step.void is None:
             try:
-                self._buckets.finish_step(step.number, step.used_flags(len(self.slots)))
+                self.buckets.finish_step(step.number, step.used_flags(len(self.slots)))
             except gradsync.Error as error:
                 if not self.outcomes.leaves_out(step, error):
                     raise

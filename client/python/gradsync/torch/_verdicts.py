@@ -28,13 +28,13 @@ class Verdicts:
     """
 
     def __init__(self, buckets: Buckets) -> None:
-        """No step was decided yet."""
+        """No step of this wrapper was decided yet; an earlier wrapper may have run some."""
         self.last_result: gradsync.StepResult | None = None
         self.times = StepTimes()
         self._buckets = buckets
         self._on_device = DeviceVerdicts(buckets.session, buckets.name)
         # The last step whose verdict this rank has seen, or has left on the device.
-        self._decided = 0
+        self._decided = buckets.layout.next_step - 1
         # The step for which this rank stopped waiting before the verdict: Ctrl-C, or silence.
         self._interrupted: int | None = None
 

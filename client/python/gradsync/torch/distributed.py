@@ -45,6 +45,9 @@ class DistributedDataParallel(torch.nn.Module):
     its `grad` stays as it is. The first steps can change the buckets, to the order in which
     gradients become ready.
 
+    A module can be wrapped again in the same session, on every rank, as when a notebook's cell runs
+    again. The old wrapper then refuses to train.
+
     Not thread-safe; use it on the thread that trains. `copy.deepcopy` and pickle give a wrapper of
     a copy of the module. The copy is in no job: it computes, and refuses to synchronize.
 
@@ -83,6 +86,7 @@ class DistributedDataParallel(torch.nn.Module):
         difference. `device_verdict` is set for a module in host memory, or with buffers to
         broadcast.
       TypeError: a parameter or submodule cannot be synchronized; says why and what to do.
+      RuntimeError: the module is wrapped again in a backward pass.
       gradsync.Error: there is no daemon, another rank was lost or did not come, or a quota is used
         up.
     """
@@ -142,7 +146,7 @@ class DistributedDataParallel(torch.nn.Module):
             ]
             _checks.check_device_verdict(slots[0].parameter.device, buffers)
         self._seen = _checks.Identity(module)
-        _live.claim(slots)
+        replaced = _live.claim(module, slots, session)
         if session is None:
             session = _session.default_session()
         if name is None:
@@ -162,9 +166,15 @@ class DistributedDataParallel(torch.nn.Module):
                 {slot.name for slot in slots},
                 _WRAP_TIMEOUT if timeout is None else timeout,
             )
+        old = None if replaced is None else replaced()
+        buckets = Buckets(
+            session, name, slots, caps, hand_off, timeout, None if old is None else old.buckets
+        )
+        if old is not None:
+            _live.replace(old)
         self._synchronizer = Synchronizer(
             state,
-            Buckets(session, name, slots, caps, hand_off, timeout),
+            buckets,
             broadcast_buffers=broadcast_buffers,
             static_graph=static_graph,
             device_verdict=device_verdict,
@@ -265,7 +275,7 @@ class DistributedDataParallel(torch.nn.Module):
 
         With `device_verdict` it waits on the host, as settle().
         """
-        return None if self._synchronizer is None else self._synchronizer.results.last_step
+        return None if self._synchronizer is None else self._in_job().results.last_step
 
     @property
     def gradient_norm(self) -> float:
@@ -343,6 +353,7 @@ class DistributedDataParallel(torch.nn.Module):
                 "gradsync: this is a copy of a wrapped module and in no job; to train it, wrap its "
                 ".module"
             )
+        self._synchronizer.check_not_replaced()
         return self._synchronizer
 
 

@@ -507,7 +507,7 @@ def _misses_a_verdict(t, exception):
     model = t.wrap(Mlp(), session=t.session(), **SMALL_BUCKETS)
     steps_are_right(t, model)
     if t.rank == 1:
-        buckets = model._synchronizer._buckets
+        buckets = model._synchronizer.buckets
         buckets.layout = Interrupted(buckets.layout, exception)
         with t.raises(type(exception)):
             squares(t)(model).backward()

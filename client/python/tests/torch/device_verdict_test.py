@@ -207,6 +207,29 @@ def a_step_that_becomes_void_in_the_middle_of_this_ranks_pass(t):
 
 
 @trial(WRAPPER)
+def a_module_is_wrapped_again_after_a_void_step(t):
+    """Nobody updates with the worthless gradients, although the new wrapper has no such step."""
+    model = wrap(t, Failing())
+    optimizer = optimizers(model.parameters())[0]
+    for step in range(1, 9):
+        before = state(model, optimizer)
+        if step == 4:
+            if t.rank == 1:
+                fail(t, model)
+            else:
+                squares(t)(model).backward()
+            model = wrap(t, model.module)
+        else:
+            squares(t, step)(model).backward()
+        optimizer.step()
+        assert same(before, state(model, optimizer)) == (step == 4), step
+        optimizer.zero_grad()
+        t.same_bits(list(model.parameters()), f"parameters after step {step}")
+    assert is_on_device(model)
+    assert model.last_step.step == 8 and model.statistics().steps == 4
+
+
+@trial(WRAPPER)
 def the_norm_of_a_void_step_is_refused(t):
     """A verdict that the host asks for is the same as without device_verdict."""
     model = wrap(t, Failing())

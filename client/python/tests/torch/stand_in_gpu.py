@@ -21,6 +21,8 @@ UUID = "GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5"
 class StandInLayout:
     """Two steps can be open, as on a GPU."""
 
+    device = UUID
+
     def __init__(self, layout):
         self.layout = layout
         self.host_waits = []  # steps whose verdict the host has asked for
@@ -110,7 +112,7 @@ def stand_in_gpu():
 
 
 def layout_of(model):
-    return model._synchronizer._buckets.layout
+    return model._synchronizer.buckets.layout
 
 
 def is_on_device(model):

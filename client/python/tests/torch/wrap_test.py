@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import weakref
+from unittest import mock
 
 import gradsync
 import torch
@@ -331,6 +332,107 @@ def a_parameter_of_two_wrappers_is_refused(t):
 
 
 @trial(WRAPPER)
+def a_cell_that_wraps_runs_again(t):
+    """The old wrapper lives until the new one is built; it frees the daemon's memory."""
+    for options in ({}, {"name": "mine"}, {"init_sync": False}):
+        module = Mlp()
+        averages = []
+        module.first.weight.register_post_accumulate_grad_hook(
+            lambda p, averages=averages: averages.append(p.grad.clone())
+        )
+        for run in range(3):
+            model = t.wrap(module, **SMALL_BUCKETS, **options)
+            for step in range(3):
+                t.train(model, squares(t, step))
+            assert model.statistics().steps == 3
+            assert model.last_step.step == 3 * (run + 1)  # of one layout, which was replaced
+            assert len(averages) == 3 * (run + 1)
+            t.same_bits(averages)
+
+
+@trial(WRAPPER)
+def a_module_is_wrapped_again_in_the_default_session(t):
+    import gradsync.torch
+    from gradsync.torch import _session
+
+    module = Mlp()
+    with mock.patch.object(_session, "_default", t.session()):
+        for _ in range(2):
+            model = gradsync.torch.DistributedDataParallel(module)
+            t.train(model, squares(t))
+
+
+@trial(WRAPPER)
+def the_old_wrapper_of_a_module_refuses_to_train(t):
+    module = Mlp()
+    old = t.wrap(module)
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    t.train(old, squares(t))
+    old.clip_grad_norm_(1e-6, optimizer)
+    assert hasattr(optimizer, "grad_scale")
+    loss = squares(t)(old)
+    new = t.wrap(module)
+    assert not hasattr(optimizer, "grad_scale")  # it would scale gradients of the new wrapper
+    for use in (
+        functools.partial(squares(t), old),
+        loss.backward,
+        old.leave,
+        old.statistics,
+        functools.partial(getattr, old, "last_step"),
+        functools.partial(old.clip_grad_norm_, 1.0),
+    ):
+        with t.raises(RuntimeError, match=("'ddp0'", "wrapped again", "new wrapper")):
+            use()
+    with torch.no_grad():
+        squares(t)(old)
+    t.train(new, squares(t))
+    freed = weakref.ref(old)
+    del old, loss, use
+    gc.collect()
+    assert freed() is None
+    t.train(new, squares(t))
+
+
+@trial(WRAPPER)
+def a_module_is_wrapped_again_after_its_backward_pass_failed(t):
+    module = Mlp()
+    model = t.wrap(module, **SMALL_BUCKETS)
+    t.train(model, squares(t))
+    if t.rank == 1:
+        handle = module.first.weight.register_hook(lambda _: 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            squares(t)(model).backward()
+        handle.remove()
+    else:
+        with t.raises(gradsync.AbortedError, match=("rank 1", "wrapped again")):
+            squares(t)(model).backward()
+    model = t.wrap(module, **SMALL_BUCKETS)
+    assert all(p.grad is None for p in module.parameters())
+    t.train(model, squares(t))
+
+
+@trial(WRAPPER)
+def a_wrapper_stays_in_use_if_wrapping_again_fails(t):
+    module = Mlp()
+    model = t.wrap(module, **SMALL_BUCKETS)
+    with t.raises(ValueError, match="static_graph"):
+        t.wrap(module, static_graph=t.rank == 1)
+    with t.raises(gradsync.FailedPreconditionError, match="ddp2"):
+        t.wrap(module, bucket_cap_mb=1 + t.rank, init_sync=False)
+    # Another session's ranks may be others.
+    with t.raises(TypeError, match=("first.weight", "ddp0", "already")):
+        t.wrap(module, session=t.session(divisor="world"))
+
+    def wrap_again(gradient):
+        with t.raises(RuntimeError, match=("ddp0", "in a backward pass")):
+            t.wrap(module)
+
+    module.first.weight.register_hook(wrap_again)
+    for _ in range(3):
+        t.train(model, squares(t))
+
+
+@trial(WRAPPER)
 def signed_zeros_are_broadcast(t):
     module = nn.Linear(2, 1, bias=False)
     nn.init.constant_(module.weight, -0.0 if t.rank else 0.0)
@@ -446,7 +548,7 @@ def learn_that_it_is_void(t, model):
     """Returns when rank 0 has abandoned step 1, and this rank's library has heard of it."""
     t.meet()
     with contextlib.suppress(gradsync.AbortedError):
-        model._synchronizer._buckets.layout.wait_step(1)
+        model._synchronizer.buckets.layout.wait_step(1)
 
 
 test = trials_test(__name__)
