@@ -194,7 +194,9 @@ ISOLATED_TEST(CudaDeath, CommunicatorOutlivesFiftyTrainers, MachineWithGpus(2)) 
     EXPECT_TRUE(left.end.ok()) << left.end;
   }
   node.ExpectNothingKept();
-  EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 2u) << "one for each GPU";
+  if (node.machine().fake()) {
+    EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 2u) << "one for each GPU";
+  }
   EXPECT_EQ(node.Workers(), 2u);
 }
 
@@ -283,7 +285,9 @@ ISOLATED_TEST(CudaDeath, TrainerDiesWithKernelsThatNeverEnd, MachineWithGpus(2))
       node.ExpectNothingKept();
     }
   }
-  EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 2u);
+  if (node.machine().fake()) {
+    EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 2u);
+  }
   EXPECT_EQ(node.Workers(), 2u);
 }
 

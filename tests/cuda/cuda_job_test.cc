@@ -199,7 +199,9 @@ ISOLATED_TEST(GpuJob, KeepsOneCommunicatorOverGenerations, MachineWithGpus(2)) {
     EXPECT_EQ(ErrorReason(job.layout(0).WaitStep(3, kPatience).status()), "RANK_LOST");
     job.End();
   }
-  EXPECT_EQ(job.machine().Calls("ncclCommInitRankConfig"), 2u) << "one for each GPU";
+  if (job.machine().fake()) {
+    EXPECT_EQ(job.machine().Calls("ncclCommInitRankConfig"), 2u) << "one for each GPU";
+  }
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 
@@ -290,12 +292,19 @@ ISOLATED_TEST(GpuJob, LostTrainerReleasesTheOthersAndItsMemory, MachineWithGpus(
   GpuJob job;
   job.Join();
   // Counts workers' contexts: the trainers are in this process.
-  const auto count = [&job] {
+  const bool fake = job.machine().fake();
+  const auto count = [&job, fake]() -> std::uint64_t {
+    if (!fake) return 0;
     return job.machine().Calls("cuDevicePrimaryCtxRetain") -
            job.machine().Calls("cuDevicePrimaryCtxRetain", getpid());
   };
   const std::uint64_t contexts = count();
-  const std::size_t bytes = job.machine().DeviceBytes(0);
+  // Of the GPU; on a real machine, which other tests use too, the daemon's arenas.
+  const auto used = [&job, fake]() -> std::uint64_t {
+    return fake ? job.machine().DeviceBytes(0) : job.daemon().Status().cuda().arena_bytes();
+  };
+  const std::uint64_t bytes = used();
+  EXPECT_GT(bytes, 0u);
   for (int life = 0; life < 3; ++life) {
     job.Step(0, 1, 1);
     job.EndSession(1);
@@ -306,7 +315,7 @@ ISOLATED_TEST(GpuJob, LostTrainerReleasesTheOthersAndItsMemory, MachineWithGpus(
     job.Join();
   }
   EXPECT_EQ(count(), contexts) << "a worker outlives its trainers";
-  EXPECT_EQ(job.machine().DeviceBytes(0), bytes) << "but not their memory";
+  EXPECT_EQ(used(), bytes) << "but not their memory";
   EXPECT_THAT(job.machine().Violations(), IsEmpty());
 }
 

@@ -38,7 +38,7 @@ CudaNode::CudaNode(int gpus)
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (int gpu = 0; gpu < gpus; ++gpu) {
+  for (int gpu = 0; machine_.fake() && gpu < gpus; ++gpu) {
     idle_bytes_.push_back(machine_.DeviceBytes(static_cast<std::uint32_t>(gpu)) - kArenaBytes);
   }
   for (const auto& rank : ranks) EXPECT_TRUE(rank->Leave().ok());
@@ -47,7 +47,9 @@ CudaNode::CudaNode(int gpus)
 }
 
 CudaNode::~CudaNode() {
-  EXPECT_EQ(machine_.Calls("cuInit", daemon_.pid()), 0u);
+  if (machine_.fake()) {
+    EXPECT_EQ(machine_.Calls("cuInit", daemon_.pid()), 0u);
+  }
   std::ifstream maps("/proc/" + std::to_string(daemon_.pid()) + "/maps");
   const std::string mapped{std::istreambuf_iterator<char>(maps), {}};
   EXPECT_THAT(mapped, testing::HasSubstr("gradsyncd"));
@@ -75,7 +77,19 @@ std::vector<pid_t> CudaNode::WorkerPids(const std::string& job) const {
   return pids;
 }
 
+std::uint64_t CudaNode::Workers() const {
+  if (machine_.fake()) return machine_.Calls("cuModuleLoadData");
+  std::uint64_t started = 0;
+  const v1::GetStatusResponse status = daemon_.Status();
+  for (const v1::WorkerStatus& worker : status.cuda().workers()) started += 1 + worker.restarts();
+  return started;
+}
+
 void CudaNode::ExpectNothingKept() {
+  EXPECT_TRUE(daemon_.AwaitStatus([](const v1::GetStatusResponse& now) {
+    return now.cuda().arena_bytes() == 0;
+  })) << daemon_.Status().cuda().arena_bytes()
+      << " bytes of arenas";
   for (std::uint32_t gpu = 0; gpu < idle_bytes_.size(); ++gpu) {
     EXPECT_TRUE(machine_.AwaitDeviceBytes(gpu, idle_bytes_[gpu], kPatienceMs))
         << "GPU " << gpu << " holds " << machine_.DeviceBytes(gpu) << " bytes, " << idle_bytes_[gpu]

@@ -38,21 +38,23 @@ class CudaNode {
   SessionOptions Options(std::uint32_t rank, std::uint32_t world_size,
                          absl::Duration step_timeout = absl::ZeroDuration()) const;
 
-  // The number of workers started so far: each loads the kernels once.
-  std::uint64_t Workers() const { return machine_.Calls("cuModuleLoadData"); }
+  // The number of workers started so far: each loads the kernels once. On a real machine, as the
+  // daemon counts them.
+  std::uint64_t Workers() const;
   // The pids of the running workers of `job`.
   std::vector<pid_t> WorkerPids(const std::string& job = "job") const;
   // The trainers cause this violation. The destructor expects no other one.
   void ExpectViolation(const std::string& what) { violations_.push_back(what); }
 
-  // Fails the test unless the use of the GPUs' memory becomes what it was without trainers.
+  // Fails the test unless the use of the GPUs' memory becomes what it was without trainers. On a
+  // real machine: unless the daemon counts no byte of an arena.
   void ExpectNothingKept();
 
  private:
   fakes::FakeMachine machine_;
   TestDaemon daemon_;
   std::vector<std::string> violations_;
-  std::vector<std::size_t> idle_bytes_;  // by GPU: contexts, staging, the communicator
+  std::vector<std::size_t> idle_bytes_;  // by GPU: contexts, staging, the communicator; only fakes
 };
 
 }  // namespace gradsync

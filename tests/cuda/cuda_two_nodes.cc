@@ -15,6 +15,11 @@ using testing::Each;
 
 CUdeviceptr AddressOf(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
 
+// NCCL's part of a node's environment. The workers inherit it.
+std::vector<std::string> NcclNode(const std::string& name) {
+  return {"NCCL_HOSTID=" + name, "NCCL_SOCKET_IFNAME=lo"};
+}
+
 std::string Absolute(const std::string& path) { return std::filesystem::absolute(path).string(); }
 
 std::vector<std::string> Flags(const std::string& address, const std::string& name,
@@ -51,6 +56,8 @@ absl::Status GpuRank::Register(LayoutSpec spec) {
   return absl::OkStatus();
 }
 
+void GpuRank::Enter() const { CUDA_OK(cuCtxSetCurrent(context_)); }
+
 void GpuRank::End() {
   layout_.reset();
   session_.reset();
@@ -60,14 +67,14 @@ absl::Status GpuRank::Mark(std::uint64_t step, std::size_t bucket, float value) 
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   const BucketView view = layout_->bucket(bucket);
-  CUDA_OK(cuCtxSetCurrent(context_));
+  Enter();
   CUDA_OK(cuMemsetD32Async(AddressOf(view.data), bits, view.count, stream_));
   return layout_->MarkReady(step, bucket, {stream_});
 }
 
 absl::Status GpuRank::Mark(std::uint64_t step, std::size_t bucket,
                            const std::vector<float>& gradients) {
-  CUDA_OK(cuCtxSetCurrent(context_));
+  Enter();
   fakes::WriteFloats(AddressOf(layout_->bucket(bucket).data), gradients, stream_);
   return layout_->MarkReady(step, bucket, {stream_});
 }
@@ -82,13 +89,13 @@ absl::Status GpuRank::Step(std::uint64_t step, float value) {
 }
 
 std::vector<float> GpuRank::Read(std::size_t bucket) {
-  CUDA_OK(cuCtxSetCurrent(context_));
+  Enter();
   const BucketView view = layout_->bucket(bucket);
   return fakes::ReadFloats(AddressOf(view.data), view.count, stream_);
 }
 
 float GpuRank::Verdict(std::uint64_t step) {
-  CUDA_OK(cuCtxSetCurrent(context_));
+  Enter();
   return fakes::ReadFloats(AddressOf(layout_->device_verdict(step)), 1, stream_)[0];
 }
 
@@ -106,7 +113,8 @@ SessionOptions OptionsOf(const std::string& socket, const std::string& coordinat
 }
 
 GpuNodes::GpuNodes(std::vector<Place> places, const std::string& flag)
-    : alpha_(Flags("127.0.0.1", "alpha", flag)), beta_(Flags("127.0.0.2", "beta", flag)) {
+    : alpha_(Flags("127.0.0.1", "alpha", flag), NcclNode("alpha")),
+      beta_(Flags("127.0.0.2", "beta", flag), NcclNode("beta")) {
   set_places(std::move(places));
 }
 
@@ -133,6 +141,12 @@ void GpuNodes::Join(int absent) {
 
 void GpuNodes::End() {
   for (const auto& rank : ranks_) rank->End();
+}
+
+void GpuNodes::ExpectConnections(std::uint64_t count, const char* why) {
+  if (machine_.fake()) {
+    EXPECT_EQ(machine_.Calls("ncclCommInitRankConfig"), count) << why;
+  }
 }
 
 void GpuNodes::AverageStep(std::uint64_t step, float value) {

@@ -34,6 +34,8 @@ class GpuRank {
   Session& session() { return *session_; }
   Layout& layout() { return *layout_; }
   CUstream stream() const { return stream_; }
+  // Makes the rank's context current in this thread.
+  void Enter() const;
 
   // Calls OpenSession, then Register.
   absl::Status Join(const SessionOptions& options,
@@ -67,14 +69,15 @@ class GpuRank {
 
 struct Place {
   int node;  // 0: alpha, the coordinator; 1: beta
-  int gpu;   // number in the machine; nodes share no GPU
+  int gpu;   // number in the test's machine; nodes share none of these numbers
 };
 
 SessionOptions OptionsOf(const std::string& socket, const std::string& coordinator,
                          std::uint32_t rank, std::size_t world);
 
 // A job over two nodes. All ranks are in this process. Join() may leave out one, which is then
-// another process.
+// another process. On a real machine with one GPU (GpusThatMayBeOne) both nodes are on it: NCCL
+// takes them for two machines.
 class GpuNodes {
  public:
   explicit GpuNodes(std::vector<Place> places, const std::string& flag = "--worker_idle_limit=60s");
@@ -98,7 +101,8 @@ class GpuNodes {
   // Runs a step of every rank, with gradients `value`, `value` + 1, ..., and expects the averages.
   void AverageStep(std::uint64_t step, float value);
   void ExpectAverages(std::uint64_t step, float average);
-  std::uint64_t Connections() { return machine_.Calls("ncclCommInitRankConfig"); }
+  // Expects that so many ranks of communicators were made so far. Only fakes count them.
+  void ExpectConnections(std::uint64_t count, const char* why = "");
 
  private:
   fakes::FakeMachine machine_;

@@ -21,6 +21,7 @@
 namespace gradsync {
 namespace {
 
+using fakes::GpusThatMayBeOne;
 using fakes::MachineWithGpus;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -181,6 +182,11 @@ ISOLATED_TEST(WireType, RoundsFloatsBetweenNodes, MachineWithGpus(3)) {
   job.ExpectLives();
 }
 
+ISOLATED_TEST(WireType, RoundsFloatsBetweenNodesWithOneGpu, GpusThatMayBeOne(2)) {
+  WireJob job({{0, 0}, {0, 0}, {1, 1}, {1, 1}});
+  job.ExpectLives();
+}
+
 void ExpectExact(const Averages& averages) {
   for (std::size_t bucket = 0; bucket < std::size(kCounts); ++bucket) {
     const std::vector<float> first = Gradients(0, 1, bucket);
@@ -206,7 +212,7 @@ ISOLATED_TEST(WireType, OneGpuRoundsNothing, MachineWithGpus(2)) {
   ExpectExact(job.Step(1));
 }
 
-ISOLATED_TEST(WireType, IsTheSameOnEveryNode, MachineWithGpus(2)) {
+ISOLATED_TEST(WireType, IsTheSameOnEveryNode, GpusThatMayBeOne(2)) {
   GpuNodes job({{0, 0}, {1, 1}});
   const auto first = Session::Join(job.Options(0));
   ASSERT_TRUE(first.ok()) << first.status();

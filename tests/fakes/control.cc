@@ -25,6 +25,12 @@ MachineDescription MachineWithGpus(int gpus) {
   return machine;
 }
 
+MachineDescription GpusThatMayBeOne(int gpus) {
+  MachineDescription machine = MachineWithGpus(gpus);
+  machine.may_be_one = true;
+  return machine;
+}
+
 FakeMachine::FakeMachine(const MachineDescription& machine) {
   char path[] = "/dev/shm/gradsync-fake-cuda-XXXXXX";
   if (mkdtemp(path) != nullptr) {

@@ -24,6 +24,10 @@ namespace gradsync::fakes {
 
 // A machine with `gpus` GPUs and default values.
 MachineDescription MachineWithGpus(int gpus);
+// The same, for a test that also runs on a real machine with fewer GPUs: there several of its GPUs
+// are one. NCCL takes two processes on one GPU if their NCCL_HOSTID differs: then they are on
+// different machines for it.
+MachineDescription GpusThatMayBeOne(int gpus);
 
 // On a real machine, a process that needs something that only the fakes have exits with this
 // status. It exits at once (quick_exit), since some event that it waits for may never happen.
@@ -40,6 +44,8 @@ class FakeMachine {
   FakeMachine(const FakeMachine&) = delete;
   FakeMachine& operator=(const FakeMachine&) = delete;
 
+  // False on a real machine. There a test leaves out what only the fakes can tell, and goes on.
+  bool fake() const { return folder_ != nullptr; }
   // "NAME=VALUE": puts a process on this machine.
   std::string Environment() const;
   // Adds a rule as fault_rules.h says. Processes see it at their next call.

@@ -7,6 +7,16 @@
 #include <new>
 
 namespace gradsync::fakes {
+namespace {
+
+// Several of a test's GPUs may be one (GpusThatMayBeOne in control.h).
+int OrdinalOf(int gpu) {
+  int count = 0;
+  CUDA_OK(cuDeviceGetCount(&count));
+  return count == 0 ? gpu : gpu % count;
+}
+
+}  // namespace
 
 void CheckCuda(CUresult result, const char* call) {
   if (result == CUDA_SUCCESS) return;
@@ -19,7 +29,7 @@ void CheckCuda(CUresult result, const char* call) {
 CUcontext EnterContext(int device) {
   CUcontext context = nullptr;
   CUDA_OK(cuInit(0));
-  CUDA_OK(cuDevicePrimaryCtxRetain(&context, device));
+  CUDA_OK(cuDevicePrimaryCtxRetain(&context, OrdinalOf(device)));
   CUDA_OK(cuCtxSetCurrent(context));
   return context;
 }
@@ -65,7 +75,7 @@ std::vector<float> ReadFloats(CUdeviceptr from, std::size_t count, CUstream stre
 CUmemAllocationProp ExportableOn(int device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, OrdinalOf(device)};
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   return properties;
 }
@@ -82,7 +92,7 @@ Mapped MapHandle(CUmemGenericAllocationHandle handle, std::size_t bytes, int dev
   CUDA_OK(cuMemAddressReserve(&mapped.address, bytes, 0, 0, 0));
   CUDA_OK(cuMemMap(mapped.address, bytes, 0, handle, 0));
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, OrdinalOf(device)};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   CUDA_OK(cuMemSetAccess(mapped.address, bytes, &access, 1));
   return mapped;

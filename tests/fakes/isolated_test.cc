@@ -41,7 +41,7 @@ bool Succeeds(ChildProcess& process) {
 
 void RunIsolated(const std::string& name, const MachineDescription& machine) {
   const std::size_t gpus = RealGpus().size();
-  if (gpus > 0 && machine.gpus.size() > gpus) {
+  if (gpus > 0 && machine.gpus.size() > gpus && !machine.may_be_one) {
     GTEST_SKIP() << "this machine has fewer than " << machine.gpus.size() << " GPUs";
   }
   const auto plain = MachineWithGpus(static_cast<int>(machine.gpus.size()));
@@ -60,6 +60,13 @@ void RunIsolated(const std::string& name, const MachineDescription& machine) {
   options.arguments = {ThisProgram(), "--gtest_filter=" + name, "--gtest_brief=1"};
   options.environment = {std::string(kIsolatedVariable) + "=1"};
   if (made.has_value()) options.environment.push_back(made->Environment());
+  if (gpus > 0 && machine.may_be_one) {
+    std::vector<std::string> uuids;
+    for (std::size_t gpu = 0; gpu < machine.gpus.size(); ++gpu) {
+      uuids.push_back(RealGpus()[gpu % gpus]);
+    }
+    options.environment.push_back(RealGpusVariable(uuids));
+  }
   ChildProcess process(options);
   const std::optional<int> status = process.Wait(kPatienceMs);
   ASSERT_TRUE(status.has_value()) << name << " has not ended in time";

@@ -451,10 +451,10 @@ struct Pipe {
   Descriptor out, in;
 };
 
-ISOLATED_TEST(NcclProcesses, ProcessesReduceAndEnd, MachineWithGpus(2)) {
+void AverageWithAnotherProcess(const std::vector<std::string>& environment) {
   FakeMachine machine;
   const Pipe pipe;
-  const auto other = StartRole("second_rank", {pipe.out.get()});
+  const auto other = StartRole("second_rank", {pipe.out.get()}, environment);
   const ncclUniqueId id = NewId();
   ASSERT_EQ(write(pipe.in.get(), &id, sizeof(id)), static_cast<ssize_t>(sizeof(id)));
   Rank rank;
@@ -471,6 +471,14 @@ ISOLATED_TEST(NcclProcesses, ProcessesReduceAndEnd, MachineWithGpus(2)) {
   EXPECT_EQ(machine.Calls("ncclCommInitRankConfig"), 2u);
   EXPECT_THAT(machine.Violations(), IsEmpty());
   EXPECT_EQ(machine.DeviceBytes(1), 0u);
+}
+
+ISOLATED_TEST(NcclProcesses, ProcessesReduceAndEnd, MachineWithGpus(2)) {
+  AverageWithAnotherProcess({});
+}
+
+ISOLATED_TEST(NcclProcesses, TwoRanksOnOneGpuAreTakenIfTheirHostIdsDiffer, MachineWithGpus(1)) {
+  AverageWithAnotherProcess({"NCCL_HOSTID=another"});
 }
 
 // Joins, and then waits until it is killed.

@@ -8,6 +8,7 @@
 namespace gradsync::daemon {
 namespace {
 
+using fakes::GpusThatMayBeOne;
 using fakes::GpuUuid;
 using fakes::MachineDescription;
 using fakes::MachineWithGpus;
@@ -28,27 +29,32 @@ ISOLATED_TEST(CudaStart, ListsGpusWithoutAContext, MachineWithGpus(2)) {
   CudaWorkerFixture worker;
   const auto found = worker.Start("");
   ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->started().driver_version(), 13000);
+  EXPECT_GE(found->started().driver_version(), 13000);
   ASSERT_EQ(found->started().devices_size(), 2);
   EXPECT_EQ(found->started().devices(1).uuid(), GpuUuid(1));
   EXPECT_FALSE(found->started().devices(1).mps());
   EXPECT_GT(found->started().devices(1).memory_bytes(), 0u);
+  const fakes::FakeMachine& machine = worker.machine();
+  if (!machine.fake()) return;
+  EXPECT_EQ(found->started().driver_version(), 13000);
   EXPECT_EQ(found->started().nccl_version(), "2.28.9");
-  EXPECT_EQ(worker.machine().Calls("cuDevicePrimaryCtxRetain", worker.process().pid()), 0u);
+  EXPECT_EQ(machine.Calls("cuDevicePrimaryCtxRetain", worker.process().pid()), 0u);
 }
 
-ISOLATED_TEST(CudaStart, OpensTheGpuOfAUuidAndLoadsEveryKernel, MachineWithGpus(2)) {
+ISOLATED_TEST(CudaStart, OpensTheGpuOfAUuidAndLoadsEveryKernel, GpusThatMayBeOne(2)) {
   CudaWorkerFixture worker;
-  const std::size_t before = worker.machine().DeviceBytes(1);
+  const fakes::FakeMachine& machine = worker.machine();
+  const std::size_t before = machine.fake() ? machine.DeviceBytes(1) : 0;
   const auto started = worker.Start(GpuUuid(1));
   ASSERT_TRUE(started.ok()) << started.status();
   ASSERT_EQ(started->started().devices_size(), 1);
   EXPECT_EQ(started->started().devices(0).uuid(), GpuUuid(1));
-  EXPECT_GT(worker.machine().DeviceBytes(1), before);
-  EXPECT_EQ(worker.machine().Calls("cuFuncLoad", worker.process().pid()), 16u);
+  if (!machine.fake()) return;
+  EXPECT_GT(machine.DeviceBytes(1), before);
+  EXPECT_EQ(machine.Calls("cuFuncLoad", worker.process().pid()), 16u);
   worker.Stop();
-  EXPECT_EQ(worker.machine().DeviceBytes(1), before);
-  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+  EXPECT_EQ(machine.DeviceBytes(1), before);
+  EXPECT_THAT(machine.Violations(), IsEmpty());
 }
 
 // Such a driver has every function, but cannot load kernels that a CUDA 13 compiler made.

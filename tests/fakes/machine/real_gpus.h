@@ -12,6 +12,8 @@ namespace gradsync::fakes {
 
 // Empty on a fake machine.
 const std::vector<std::string>& RealGpus();
+// "GRADSYNC_REAL_GPUS=...", for another process.
+std::string RealGpusVariable(const std::vector<std::string>& uuids);
 
 }  // namespace gradsync::fakes
 

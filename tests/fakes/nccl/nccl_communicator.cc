@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +26,12 @@ bool ConnectsLazily() {
   static const char* const value = std::getenv("NCCL_RUNTIME_CONNECT");
   static const bool lazy = value == nullptr || std::string(value) != "0";
   return lazy;
+}
+
+// NCCL takes processes with different ids for processes of different machines.
+std::uint64_t HostHash() {
+  const char* const id = std::getenv("NCCL_HOSTID");
+  return id == nullptr ? 0 : std::hash<std::string>()(id);
 }
 
 std::size_t BytesOf(const NcclCall& call) {
@@ -92,6 +99,7 @@ ncclResult_t NcclCommunicator::Join() {
   }
   own.pid = getpid();
   own.gpu = port_.GpuOf(*context_);
+  own.host = HostHash();
   own.ranks = ranks_;
   own.joined.store(1);
   if (!SpinUntil([](const NcclSlot& slot) { return slot.joined.load() != 0; })) {
@@ -103,7 +111,8 @@ ncclResult_t NcclCommunicator::Join() {
       return NcclFailure(ncclInvalidArgument, "ranks disagree on their number");
     }
     for (int j = 0; j < i; ++j) {
-      if (rendezvous_->slot(j).gpu != slot.gpu) continue;
+      const NcclSlot& other = rendezvous_->slot(j);
+      if (other.gpu != slot.gpu || other.host != slot.host) continue;
       return NcclFailure(ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(j) +
                                                " and rank " + std::to_string(i) +
                                                " both on CUDA device " + std::to_string(slot.gpu));

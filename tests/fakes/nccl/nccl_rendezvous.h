@@ -35,6 +35,7 @@ struct NcclSlot {
   // Written before `joined`.
   std::int32_t pid;
   std::uint32_t gpu;
+  std::uint64_t host;  // a hash of NCCL_HOSTID; 0 without it
   std::int32_t ranks;
   std::atomic<std::uint32_t> joined;
   std::atomic<std::uint32_t> leaving;  // 1 after this rank has finalized
