@@ -1,8 +1,8 @@
 // Experiment (c): can a worker abort its NCCL communicator while trainers' streams are parked?
 //
-// A trainer's stream waits for a word, as it does for an average. The first process is the worker.
-// It makes a nonblocking communicator like the product's, with world size 1, does an all-reduce and
-// aborts the communicator.
+// A trainer's stream waits for a word, as it does for an average. The first process is the worker,
+// rank 0 of 2; both ranks are on one GPU. They do an all-reduce. In a second one rank 0's kernel
+// waits for rank 1, which does not take part. Then rank 0 aborts its communicator.
 //
 // holds: the abort returns while the trainer is parked, and the word then releases the trainer.
 
@@ -10,12 +10,15 @@
 #include <nccl.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <future>
 #include <thread>
 
 #include "tests/fakes/cuda_process.h"
 #include "tests/gpu/cuda_words.h"
 #include "tests/gpu/experiment.h"
+#include "tests/gpu/nccl_rank.h"
 
 namespace gradsync::gpu {
 namespace {
@@ -35,25 +38,17 @@ void Trainer(const Line& first) {
   first.Receive();
 }
 
-// Polls until the communicator is not in progress. ncclInProgress if that takes too long.
-ncclResult_t Settled(ncclComm_t communicator) {
-  ncclResult_t state = ncclInProgress;
-  Await([&] {
-    const ncclResult_t asked = ncclCommGetAsyncError(communicator, &state);
-    if (asked != ncclSuccess) state = asked;
-    return state != ncclInProgress;
-  });
-  return state;
-}
-
-// Aborts as the product does (nccl_communicator.cc): within a group, NCCL sets the communicator's
-// flag at once and frees its memory at the end of the group.
-ncclResult_t AbortInGroup(ncclComm_t communicator) {
-  ncclResult_t result = ncclGroupStart();
-  if (result != ncclSuccess) return result;
-  result = ncclCommAbort(communicator);
-  const ncclResult_t ended = ncclGroupEnd();
-  return result != ncclSuccess ? result : ended;
+// Rank 1: it takes part in the first all-reduce alone, so the second one never ends.
+void Peer(const Line& first) {
+  fakes::EnterContext();
+  NcclRank rank(1, kCount);
+  const Message said = *first.Receive();
+  ncclUniqueId id;
+  std::memcpy(&id, said.text.data(), sizeof(id));
+  if (rank.Connect(id) != ncclSuccess || rank.AllReduce(kCount) != ncclSuccess) std::exit(2);
+  CUDA_OK(cuStreamSynchronize(rank.stream()));
+  first.Send("done");
+  first.Receive();  // until it is killed
 }
 
 Answer Ask() {
@@ -63,30 +58,30 @@ Answer Ask() {
   trainer.line().Send("page", words.descriptor());
   trainer.line().Expect("parked");
 
+  OtherProcess peer("peer");
+  NcclRank rank(0, kCount);
   ncclUniqueId id;
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ncclComm_t communicator = nullptr;
-  CUstream stream = fakes::MakeStream();
-  const CUdeviceptr data = fakes::MakeFloats(kCount);
-  void* const buffer = reinterpret_cast<void*>(data);
   ncclResult_t result = ncclGetUniqueId(&id);
-  if (result == ncclSuccess) result = ncclCommInitRankConfig(&communicator, 1, id, 0, &config);
-  if (result == ncclSuccess || result == ncclInProgress) result = Settled(communicator);
+  peer.line().Send(std::string(reinterpret_cast<const char*>(&id), sizeof(id)));
+  if (result == ncclSuccess) result = rank.Connect(id);
   Fact("connected_beside_a_parked_stream", static_cast<int>(result));
-  if (result == ncclSuccess) {
-    result = ncclAllReduce(buffer, buffer, kCount, ncclFloat32, ncclSum, communicator, stream);
-  }
-  if (result == ncclSuccess || result == ncclInProgress) result = Settled(communicator);
+  if (result == ncclSuccess) result = rank.AllReduce(kCount);
   Fact("all_reduced", static_cast<int>(result));
+  if (result == ncclSuccess) {
+    peer.line().Expect("done");
+    CUDA_OK(cuStreamSynchronize(rank.stream()));
+    result = rank.AllReduce(kCount);
+    Fact("all_reduce_of_one_rank", static_cast<int>(result));
+  }
   if (result != ncclSuccess) {
     return {Answer::Kind::kDoesNotHold, ncclGetErrorString(result)};
   }
+  Fact("kernel_spins", cuStreamQuery(rank.stream()) == CUDA_ERROR_NOT_READY);
 
   const double begin = NowMs();
   std::promise<ncclResult_t> aborted;
   std::future<ncclResult_t> abort = aborted.get_future();
-  std::thread([&, communicator] { aborted.set_value(AbortInGroup(communicator)); }).detach();
+  std::thread([&] { aborted.set_value(rank.Abort()); }).detach();
   const bool in_time =
       abort.wait_for(std::chrono::milliseconds(kPatienceMs)) == std::future_status::ready;
   Fact("abort_ms", NowMs() - begin);
@@ -111,5 +106,5 @@ Answer Ask() {
 
 int main(int argc, char** argv) {
   using namespace gradsync::gpu;  // NOLINT(google-build-using-namespace): main is nothing else
-  return RunExperiment(argc, argv, {{"trainer", Trainer}}, Ask);
+  return RunExperiment(argc, argv, {{"trainer", Trainer}, {"peer", Peer}}, Ask);
 }

@@ -29,6 +29,21 @@ namespace {
 // A failed test shows this many bytes of the end of the log.
 constexpr std::size_t kShownBytes = 8192;
 
+// Names a folder in which the logs of all daemons stay, for a machine that is there only once.
+constexpr char kLogsVariable[] = "GRADSYNC_TEST_DAEMON_LOGS";
+
+// Makes `log` a link to a file in that folder, if there is one. It stays when `log` is removed.
+void KeepLog(const std::string& log) {
+  const char* const folder = std::getenv(kLogsVariable);
+  if (folder == nullptr || std::filesystem::is_symlink(log)) return;
+  // "/tmp/gradsync_test.XXXXXX/log": that folder's name is in use once.
+  const std::string unique = std::filesystem::path(log).parent_path().extension().string();
+  std::error_code ignored;
+  std::filesystem::create_symlink(
+      std::string(folder) + "/gradsyncd-" + std::to_string(getpid()) + unique + ".log", log,
+      ignored);
+}
+
 // Between two questions of AwaitStatus(). Most conditions hold within milliseconds.
 constexpr int kPollMs = 2;
 
@@ -91,6 +106,7 @@ TestDaemon::TestDaemon(std::vector<std::string> flags, std::vector<std::string> 
 }
 
 void TestDaemon::Start() {
+  KeepLog(directory_.File("log"));
   const Descriptor log(
       open(directory_.File("log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   ChildOptions options;

@@ -32,8 +32,8 @@ std::unique_ptr<Contestant> MakeCudaKernelsContestant(const ContestantOptions& o
 std::unique_ptr<Contestant> MakeCudaRooflineContestant(const ContestantOptions& options);
 
 // NCCL in the trainers' own processes, as PyTorch's DDP uses it: by blocking communicators, whose
-// calls return with the all-reduce on the stream. NCCL allows one rank per GPU: with more, each has
-// a communicator of its own, whose calls cost the caller the same and average nothing.
+// calls return with the all-reduce on the stream. NCCL refuses two ranks on one GPU. With more
+// ranks than GPUs, each rank plays a machine of its own, so they are connected by sockets.
 std::unique_ptr<Contestant> MakeCudaNcclContestant(const ContestantOptions& options);
 
 }  // namespace gradsync::bench

@@ -1,3 +1,5 @@
+#include <stdlib.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -23,10 +25,10 @@ constexpr absl::Duration kLookAgain = absl::Milliseconds(5);
 
 class CudaNcclContestant final : public Contestant {
  public:
-  explicit CudaNcclContestant(const ContestantOptions& options)
-      : options_(options), together_(options.ranks == options.gpus) {}
+  explicit CudaNcclContestant(const ContestantOptions& options) : options_(options) {}
 
   absl::Status Connect() override {
+    if (options_.ranks > options_.gpus) ActAsMachine(options_.rank);
     absl::StatusOr<std::unique_ptr<CudaRank>> gpu = CudaRank::Open(options_);
     if (!gpu.ok()) return gpu.status();
     gpu_ = *std::move(gpu);
@@ -35,10 +37,8 @@ class CudaNcclContestant final : public Contestant {
     if (!nccl.ok()) return nccl.status();
     nccl_ = *std::move(nccl);
     daemon::NcclCommunicatorOptions communicator;
-    if (together_) {
-      communicator.rank = static_cast<int>(options_.rank);
-      communicator.ranks = static_cast<int>(options_.ranks);
-    }
+    communicator.rank = static_cast<int>(options_.rank);
+    communicator.ranks = static_cast<int>(options_.ranks);
     absl::StatusOr<std::string> id = UniqueId(communicator.rank);
     if (!id.ok()) return id.status();
     communicator.unique_id = *std::move(id);
@@ -61,7 +61,6 @@ class CudaNcclContestant final : public Contestant {
   }
 
   std::byte* buffer() override { return gpu_->host(); }
-  bool averages() const override { return together_; }
   absl::Status Upload() override { return gpu_->Upload(buffer_); }
 
   // NCCL adds; the division, which DDP leaves to a kernel, is done here and not timed.
@@ -84,9 +83,15 @@ class CudaNcclContestant final : public Contestant {
   }
 
  private:
+  // NCCL refuses two ranks on one GPU, unless it takes them for ranks of two machines. Then it
+  // connects them by sockets.
+  static void ActAsMachine(std::uint32_t rank) {
+    setenv("NCCL_HOSTID", absl::StrCat("rank-", rank).c_str(), /*overwrite=*/1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/1);
+  }
+
   // Rank 0 makes it; the others find it in the team's directory.
   absl::StatusOr<std::string> UniqueId(int rank) const {
-    if (!together_) return daemon::NcclCommunicator::NewUniqueId(nccl_.get());
     const std::string path = absl::StrCat(options_.directory, "/nccl-id");
     if (rank == 0) {
       absl::StatusOr<std::string> id = daemon::NcclCommunicator::NewUniqueId(nccl_.get());
@@ -104,7 +109,6 @@ class CudaNcclContestant final : public Contestant {
   }
 
   const ContestantOptions options_;
-  const bool together_;  // in one communicator
   std::unique_ptr<CudaRank> gpu_;
   std::unique_ptr<const daemon::NcclLibrary> nccl_;
   std::unique_ptr<daemon::NcclCommunicator> communicator_;

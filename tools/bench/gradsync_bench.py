@@ -119,8 +119,8 @@ With --device cuda the columns are what a trainer's host pays:
 
   MarkReady   until MarkReady returns
   enqueued    until the host may enqueue work that needs the average: until WaitOnStream returns
-  in process  the same for an all-reduce of NCCL in the trainer's own process, with world size 1
-              where ranks share a GPU
+  in process  the same for an all-reduce of NCCL in the trainers' own processes; over sockets where
+              ranks share a GPU, which NCCL takes for a GPU of each of two machines
   added       enqueued - in process, in pairs
   syncs       how often the host has waited for the GPU until then, in all iterations
   to done     until the stream has the average; then the same in process
