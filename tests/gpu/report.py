@@ -24,6 +24,8 @@ class Report:
             "date": now.strftime("%Y-%m-%d %H:%M UTC"),
             "commit": commit,
             "machine": {},
+            "packages": None,
+            "logs_left_out": [],
             **{kind: [] for kind in KINDS},
         }
 

@@ -11,7 +11,9 @@ import gpu_machine
 import own_glibc
 import targets
 from answers import READERS
+from background import Background
 from driver_libraries import DriverLibraries
+from logs import Logs
 from mps_control import MpsControl
 from parts import Parts
 from report import Report
@@ -26,6 +28,7 @@ class Run:
         self.bundle = bundle
         self.work = work
         self.mps = MpsControl(work / "mps")
+        self.logs = Logs(work / "logs")
         about = json.loads((bundle / "bundle.json").read_text())
         old_glibc = own_glibc.is_needed(about["glibc"])
         if old_glibc:
@@ -55,13 +58,18 @@ class Run:
         self.lay_out(folder)
         (self.work / "tmp").mkdir()
         wanted = self.options.only
+        beside = Background(self.logs.start_part("machine"), self.libraries, self.on_machine)
         try:
             for part in self.parts:
                 if not wanted or part.name in wanted or part.kind in wanted:
+                    if part.mps:
+                        beside.release_context()
                     self.run_part(part, folder)
+                    self.report.content["packages"] = beside.packages()
                     self.write()
         finally:
             self.mps.stop()
+            beside.stop()
         self.report.content["complete"] = True
         self.write()
 
@@ -82,6 +90,10 @@ class Run:
         content = self.report.content
         content["targets"] = targets.judge(content["benches"], size)
         self.report.write()
+        left_out = self.logs.pack(self.options.out)
+        if left_out != content["logs_left_out"]:
+            content["logs_left_out"] = left_out
+            self.report.write()
 
     def left_s(self):
         return self.options.limit - (time.monotonic() - self.begin)
@@ -105,37 +117,47 @@ class Run:
         sys.stdout.flush()
 
     def run_process(self, part, folder, result):
-        log = self.work / "log"
+        logs = self.logs.start_part(part.name)
         limit_s = min(part.limit_s, self.left_s())
         began = time.monotonic()
-        with open(log, "wb") as output:
-            process = subprocess.Popen(
-                self.on_machine(part.command, part.mps),
-                cwd=folder,
-                env=self.environment(part),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                status = None
-            finally:
+        shards = min(part.shards, self.machine["cores"])
+        processes = []
+        try:
+            for shard in range(shards):
+                environment = self.environment(part, logs)
+                if shards > 1:
+                    environment["GTEST_TOTAL_SHARDS"] = str(shards)
+                    environment["GTEST_SHARD_INDEX"] = str(shard)
+                with open(logs / f"output-{shard}.log", "wb") as output:
+                    processes.append(
+                        subprocess.Popen(
+                            self.on_machine(part.command, part.mps),
+                            cwd=folder,
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            stdout=output,
+                            stderr=subprocess.STDOUT,
+                            start_new_session=True,
+                        )
+                    )
+            statuses = [wait_until(process, began + limit_s) for process in processes]
+        finally:
+            for process in processes:
                 end_group(process)
         result["seconds"] = round(time.monotonic() - began, 1)
         failure = None
-        if status is None:
+        if None in statuses:
             failure = f"no end within {limit_s:.0f} s"
-        elif status < 0:
-            failure = f"ended by signal {-status}"
-        text = log.read_text(errors="replace")
+        elif min(statuses) < 0:
+            failure = f"ended by signal {-min(statuses)}"
+        status = next((status for status in statuses if status), 0)
+        paths = sorted(logs.glob("output-*.log"))
+        text = "".join(path.read_text(errors="replace") for path in paths)
         READERS[part.kind](part, result, status, failure, text)
         if result["verdict"] not in ("passed", "holds", "measured"):
             result["output"] = text[-3000:]
 
-    def environment(self, part):
+    def environment(self, part, logs):
         folders = [self.libraries.folders(), os.environ.get("LD_LIBRARY_PATH")]
         return {
             **os.environ,
@@ -143,8 +165,21 @@ class Run:
             "TMPDIR": str(self.work / "tmp"),
             "LD_LIBRARY_PATH": ":".join(filter(None, folders)),
             "GRADSYNC_CUDA_LIBRARY": self.libraries.cuda,
+            "GRADSYNC_TEST_DAEMON_LOGS": str(logs),
+            # The driver's and NCCL's errors in words. NCCL writes to standard output by default.
+            "CUDA_LOG_FILE": "stderr",
+            "NCCL_DEBUG": "WARN",
+            "NCCL_DEBUG_FILE": str(logs / "nccl.%p.log"),
             "GRADSYNC_REAL_GPUS": ",".join(gpu["uuid"] for gpu in self.machine["gpus"]),
         }
+
+
+def wait_until(process, end):
+    """The process's exit status; None if it runs longer."""
+    try:
+        return process.wait(max(0.1, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def end_group(process):

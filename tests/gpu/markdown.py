@@ -16,6 +16,9 @@ def markdown(report):
         f"{machine['kernel']}, glibc {machine['glibc']}.",
         "",
     ]
+    if report["packages"]:
+        torch = report["packages"].get("torch", "no PyTorch")
+        lines += [f"Python {report['packages']['python']}, PyTorch {torch}.", ""]
     if not report["complete"]:
         lines += ["The run has not come to its end: what is missing below was not asked.", ""]
     lines += ["## Targets", "", "| | target | measured | |", "|---|---|---|---|"]
@@ -29,7 +32,7 @@ def markdown(report):
             for name, value in row.get("facts", {}).items()
         )
         lines.append(f"| {row['name']} | {row['verdict']} | {row.get('why', '')} | {facts} |")
-    lines += ["", "## Tests", "", "In part: up to what only fakes show.", ""]
+    lines += ["", "## Tests", "", "In part: up to the point that needs the fakes.", ""]
     lines += ["| | verdict | passed | in part | skipped | |", "|---|---|---|---|---|---|"]
     for row in report["tests"]:
         lines.append(

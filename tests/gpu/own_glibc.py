@@ -16,7 +16,8 @@ def version_of(text):
 
 def use(bundle, version):
     """Makes the bundle's programs run with the bundle's glibc."""
-    (bundle / f"glibc-{version}").rename(bundle / "glibc")
+    if not (bundle / "glibc").exists():  # of an earlier run
+        (bundle / f"glibc-{version}").rename(bundle / "glibc")
     loader = next((bundle / "glibc").glob("ld-linux*.so.*"))
     loader.chmod(0o755)
     for folder in ("bin", "tests", "experiments", "fakes"):

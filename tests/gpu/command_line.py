@@ -1,6 +1,7 @@
 """gpu_check's command line."""
 
 import argparse
+import os
 import pathlib
 import shutil
 import signal
@@ -13,8 +14,9 @@ from run import Run
 HELP = """\
 Runs the bundle of tools/gpu_bundle on this machine: tests of the product against the real driver
 and NCCL, experiments on assumptions of the design, and benchmarks. Each part has a time limit, and
---limit bounds all parts together. After each part it writes the report again, as JSON and Markdown:
-a run that is killed leaves a report of its finished parts.
+--limit bounds all parts together. After each part it writes the report again, as JSON and Markdown,
+and logs.tar.gz with every log: a run that is killed leaves those of its finished parts. tests/gpu/
+README.md says what each part decides.
 
 Needs a GPU with its driver. Looks for NCCL in PyTorch's wheels (of the python3 in PATH), then where
 the loader finds libnccl.so.2. If nvidia-cuda-mps-control exists, starts and ends MPS for its
@@ -26,10 +28,10 @@ exit status: 0 every part that could run is as expected; 1 a part is not, as the
 
 
 def parse(arguments):
-    # The folder of gpu_check: the bundle, or tools/.
-    here = pathlib.Path(__file__).resolve().parents[1]
-    in_tree = (here.parent / "tests/gpu").is_dir()
-    reports = here.parent / "tests/gpu/reports" if in_tree else pathlib.Path("reports")
+    # The folder of the modules, in the bundle or in the tree.
+    here = pathlib.Path(__file__).resolve().parent
+    bundle = here.parent if (here.parent / "bundle.json").exists() else None
+    reports = pathlib.Path(os.environ.get("OUT") or ("reports" if bundle else here / "reports"))
     parser = argparse.ArgumentParser(
         prog="gpu_check",
         description=HELP,
@@ -38,12 +40,15 @@ def parse(arguments):
     parser.add_argument(
         "--bundle",
         type=pathlib.Path,
-        default=here if (here / "bundle.json").exists() else None,
+        default=bundle,
         help="the archive of gpu_bundle, or the folder that it was unpacked to; "
         "default: where this script lies",
     )
     parser.add_argument(
-        "--out", type=pathlib.Path, default=reports, help=f"the reports' folder; default {reports}"
+        "--out",
+        type=pathlib.Path,
+        default=reports,
+        help=f"the reports' folder; default $OUT, else {reports}",
     )
     parser.add_argument("--limit", type=float, default=470, help="of all parts, in s; default 470")
     parser.add_argument(
@@ -68,15 +73,14 @@ def main(arguments):
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # MPS is ended too
     options.out = options.out.resolve()
-    # Sockets lie below it, and a socket's path must be short.
+    # The tests' sockets lie below it, and a socket's path must be short.
     work = pathlib.Path(tempfile.mkdtemp(prefix="gpu-check-", dir="/tmp"))
     try:
-        bundle = work / "gradsync-gpu"
-        if options.bundle.is_dir():
-            shutil.copytree(options.bundle, bundle, symlinks=True)
-        else:
-            with tarfile.open(options.bundle) as archive:
+        bundle = options.bundle.resolve()
+        if not bundle.is_dir():
+            with tarfile.open(bundle) as archive:
                 archive.extractall(work)
+            bundle = work / "gradsync-gpu"
         if options.fakes and not (bundle / "fakes").is_dir():
             print("gpu_check: the bundle has no fakes; make it with --fakes", file=sys.stderr)
             return 2
