@@ -25,6 +25,11 @@ namespace {
 
 constexpr int kMillisecondsToEnd = 1000;
 
+// A client of MPS has 2 hardware queues by default. A worker has more streams, and NCCL its own. If
+// two share a queue, the zeroing of a new arena waits behind an all-reduce that spins, and the
+// worker looks as if it hung.
+constexpr char kHardwareQueues[] = "CUDA_DEVICE_MAX_CONNECTIONS=8";
+
 absl::Status Lost(absl::string_view how) {
   return MakeError(absl::StatusCode::kUnavailable, reason::kWorkerLost,
                    absl::StrCat("the GPU's worker process ", how));
@@ -41,6 +46,8 @@ absl::StatusOr<pid_t> Spawn(const WorkerProcessOptions& options, int socket) {
   for (const std::string& variable : options.environment) {
     environment.push_back(const_cast<char*>(variable.c_str()));
   }
+  // The first one counts. What the daemon inherits was meant for trainers.
+  environment.push_back(const_cast<char*>(kHardwareQueues));
   for (char** variable = environ; *variable != nullptr; ++variable) {
     environment.push_back(*variable);
   }

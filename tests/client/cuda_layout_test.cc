@@ -359,6 +359,8 @@ ISOLATED_TEST(CudaHandoff, CapturingStreamsAreRefused, MachineWithGpus(1)) {
   if (machine.fake()) {
     EXPECT_EQ(machine.Calls("cuStreamWaitValue64_v2", getpid()), 0u);
   }
+  CUgraph graph = nullptr;
+  CUDA_OK(cuStreamEndCapture(captured, &graph));
 }
 
 ISOLATED_TEST(CudaHandoff, StreamMayBeDestroyedAfterTheCall, MachineWithGpus(1)) {
@@ -371,7 +373,8 @@ ISOLATED_TEST(CudaHandoff, StreamMayBeDestroyedAfterTheCall, MachineWithGpus(1))
   EXPECT_EQ(trainer.worker.Read(OffsetOf(0)), 8);
   EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
 
-  // A destroyed stream fails only that call.
+  // On the fakes a call that gets a destroyed stream fails. On a real machine that is undefined.
+  if (!FakeMachine().fake()) return;
   const absl::Status refused = trainer.layout->MarkReady(1, 1, {early});
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
   EXPECT_EQ(ReasonOf(refused), "BAD_STREAM");

@@ -260,6 +260,38 @@ ISOLATED_TEST(HardwareQueue, StreamsBeyondTheirNumberShareThem, MachineWithGpus(
   EXPECT_EQ(cuEventSynchronize(shared), CUDA_SUCCESS);
 }
 
+MachineDescription WithMps() {
+  MachineDescription machine = MachineWithGpus(1);
+  machine.mps = true;
+  return machine;
+}
+
+// Whether work runs on the third stream of a process whose first stream is parked.
+void ExpectThirdStreamRuns(bool runs) {
+  EnterContext();
+  // The legacy default stream takes the first queue.
+  CUstream parked = MakeStream(), second = MakeStream(), third = MakeStream();
+  Word word;
+  CUDA_OK(cuStreamWaitValue64(parked, word.address(), 1, CU_STREAM_WAIT_VALUE_GEQ));
+  CUevent there = MakeEvent();
+  CUDA_OK(cuEventRecord(there, third));
+  CUDA_OK(cuEventRecord(MakeEvent(), second));
+  EXPECT_EQ(cuStreamSynchronize(second), CUDA_SUCCESS);
+  if (!runs) {
+    EXPECT_EQ(cuEventQuery(there), CUDA_ERROR_NOT_READY);
+    word.Store(1);
+  }
+  EXPECT_EQ(cuEventSynchronize(there), CUDA_SUCCESS);
+  word.Store(1);
+}
+
+ISOLATED_TEST(HardwareQueue, MpsClientHasTwo, WithMps()) { ExpectThirdStreamRuns(false); }
+
+ISOLATED_TEST(HardwareQueue, MpsClientGetsAsManyAsItAsksFor, WithMps()) {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8", 1);
+  ExpectThirdStreamRuns(true);
+}
+
 ISOLATED_TEST(HardwareQueue, AllStreamsShareASingleQueue, MachineWithGpus(1)) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
   EnterContext();
@@ -329,6 +361,25 @@ ISOLATED_TEST(Capture, StreamIsCapturingAndRunsNothing, MachineWithGpus(1)) {
   CUDA_OK(cuStreamEndCapture(stream, &graph));
   CUDA_OK(cuStreamSynchronize(stream));
   EXPECT_EQ(word.Load(), 0u);
+}
+
+// In whatever mode and thread: the context includes the stream that is being captured.
+ISOLATED_TEST(Capture, SynchronizingTheContextSpoilsIt, MachineWithGpus(1)) {
+  EnterContext();
+  CUstream stream = MakeStream(), other = MakeStream();
+  for (const CUstreamCaptureMode mode :
+       {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+    CUDA_OK(cuStreamBeginCapture(stream, mode));
+    CUDA_OK(cuStreamSynchronize(other));
+    EXPECT_EQ(InThread([] { return cuCtxSynchronize(); }).get(),
+              CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUDA_OK(cuStreamIsCapturing(stream, &status));
+    EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    CUgraph graph = nullptr;
+    EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  }
 }
 
 }  // namespace

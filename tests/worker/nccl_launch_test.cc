@@ -226,6 +226,36 @@ ISOLATED_TEST(NcclLaunch, WorkerEndsAfterTheLossOfARankInAnAllReduce, GpusThatMa
   EXPECT_THAT(job.trainer(0, 0).Floats(0, kCount), Each(1.0f));
 }
 
+MachineDescription WithMps() {
+  MachineDescription machine = MachineWithGpus(2);
+  machine.mps = true;
+  return machine;
+}
+
+// A client of MPS has few hardware queues. The worker zeroes arenas on a stream that shares none
+// with the all-reduce.
+ISOLATED_TEST(NcclLaunch, TakesArenasWhileAnAllReduceSpins, WithMps()) {
+  TwoGpus job(1, 1);
+  job.Connect();
+  for (int gpu = 0; gpu < 2; ++gpu) {
+    job.trainer(gpu, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
+  }
+  const auto first = job.Launch(0, 1, 0);
+  EXPECT_TRUE(job.trainer(0, 0).Released());
+  // The all-reduce begins while the worker takes the first few.
+  std::vector<std::unique_ptr<FakeTrainer>> others;
+  for (int i = 0; i < 10; ++i) {
+    others.push_back(job.worker(0).AddTrainer(kBytes, 1));
+    ASSERT_NE(others.back(), nullptr) << i;
+  }
+  const auto second = job.Launch(1, 1, 0);
+  for (PendingReply* const reply : {first.get(), second.get()}) {
+    const auto done = reply->Get();
+    EXPECT_TRUE(done.ok()) << done.status();
+  }
+  EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
 MachineDescription WithSockets() {
   MachineDescription machine = MachineWithGpus(2);
   machine.nccl_reports_lost_ranks = true;

@@ -13,11 +13,14 @@ namespace gradsync::fakes {
 namespace {
 
 constexpr std::size_t kDefaultQueues = 8;
+constexpr std::size_t kDefaultQueuesOfMpsClient = 2;  // from Volta on
 constexpr std::size_t kMaxQueues = 32;
 
-std::size_t HardwareQueues() {
-  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  const std::size_t queues = text == nullptr ? kDefaultQueues : std::strtoul(text, nullptr, 10);
+std::size_t HardwareQueues(bool mps) {
+  std::size_t queues = mps ? kDefaultQueuesOfMpsClient : kDefaultQueues;
+  if (const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) {
+    queues = std::strtoul(text, nullptr, 10);
+  }
   return queues == 0 ? 1 : std::min(queues, kMaxQueues);
 }
 
@@ -72,7 +75,7 @@ CUresult Retain(CUcontext* handle, CUdevice device) {
                                             driver.machine().context_bytes);
     if (context->footprint == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
     driver.fault.Join(context->gpu);
-    driver.scheduler.Start(&context->timeline, HardwareQueues());
+    driver.scheduler.Start(&context->timeline, HardwareQueues(driver.machine().mps));
     if (context->legacy_stream == nullptr) {
       context->legacy_stream = driver.scheduler.MakeStream(&context->timeline, false, true);
     }
@@ -113,7 +116,12 @@ Context* ActiveContext(CUcontext handle) {
 
 CUresult Synchronize(Context* context) {
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  Driver::Get()->scheduler.AwaitIdle(context->timeline);
+  Scheduler& scheduler = Driver::Get()->scheduler;
+  // Whatever the modes of the captures and of this thread.
+  if (scheduler.InvalidateCaptures(context->timeline)) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  scheduler.AwaitIdle(context->timeline);
   return CUDA_SUCCESS;
 }
 

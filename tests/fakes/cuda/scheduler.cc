@@ -63,7 +63,7 @@ void Scheduler::ForgetStream(Stream* stream) {
 
 void Scheduler::Enqueue(Stream* stream, std::shared_ptr<Operation> operation) {
   daemon::MutexLock lock(&mutex_);
-  if (stream->capturing) {
+  if (stream->capture != CU_STREAM_CAPTURE_STATUS_NONE) {
     operation->done = true;
     return;
   }
@@ -84,14 +84,34 @@ void Scheduler::Enqueue(Stream* stream, std::shared_ptr<Operation> operation) {
   stream->last = std::move(operation);
 }
 
-bool Scheduler::Capturing(const Stream& stream) {
+void Scheduler::BeginCapture(Stream* stream) {
   daemon::MutexLock lock(&mutex_);
-  return stream.capturing;
+  stream->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-void Scheduler::SetCapturing(Stream* stream, bool capturing) {
+CUstreamCaptureStatus Scheduler::CaptureOf(const Stream& stream) {
   daemon::MutexLock lock(&mutex_);
-  stream->capturing = capturing;
+  return stream.capture;
+}
+
+bool Scheduler::Capturing(const Stream& stream) {
+  return CaptureOf(stream) != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUstreamCaptureStatus Scheduler::EndCapture(Stream* stream) {
+  daemon::MutexLock lock(&mutex_);
+  return std::exchange(stream->capture, CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+bool Scheduler::InvalidateCaptures(const Timeline& timeline) {
+  daemon::MutexLock lock(&mutex_);
+  bool found = false;
+  for (Stream* stream : timeline.streams_) {
+    if (stream->capture == CU_STREAM_CAPTURE_STATUS_NONE) continue;
+    stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    found = true;
+  }
+  return found;
 }
 
 std::shared_ptr<Operation> Scheduler::LastOf(const Stream& stream) {

@@ -1,10 +1,10 @@
 // Decides when each operation runs: streams, their shared hardware queues, and the order of
 // operations.
 //
-// A context has a few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default). Each is a thread
-// that runs the operation at its head. Streams get queues in the order of their creation, so
-// streams beyond that number share a queue, and a parked stream delays the other streams of its
-// queue. Every operation starts late by a random time.
+// A context has a few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS; by default 8, and 2 under MPS).
+// Each is a thread that runs the operation at its head. Streams get queues in the order of their
+// creation, so streams beyond that number share a queue, and a parked stream delays the other
+// streams of its queue. Every operation starts late by a random time.
 //
 // Streams and events must order operations on the same memory. If an operation uses memory of a
 // pending one without such an order, the journal gets a violation. An operation that is done causes
@@ -54,7 +54,7 @@ struct Stream {
   std::size_t queue = 0;
   bool blocking = true;  // ordered with the legacy default stream
   bool legacy = false;   // the default stream itself
-  bool capturing = false;
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   std::shared_ptr<Operation> last;
 };
 
@@ -72,8 +72,13 @@ class Scheduler {
   // capturing stream it becomes part of the graph and never runs.
   void Enqueue(Stream* stream, std::shared_ptr<Operation> operation);
 
+  void BeginCapture(Stream* stream);
+  CUstreamCaptureStatus CaptureOf(const Stream& stream);
   bool Capturing(const Stream& stream);
-  void SetCapturing(Stream* stream, bool capturing);
+  // Returns whether the capture is whole or was invalidated.
+  CUstreamCaptureStatus EndCapture(Stream* stream);
+  // Invalidates the captures of all streams. False if there is none.
+  bool InvalidateCaptures(const Timeline& timeline);
   std::shared_ptr<Operation> LastOf(const Stream& stream);
   bool Done(const Operation& operation);
   std::uint64_t DoneNs(const Operation& operation);

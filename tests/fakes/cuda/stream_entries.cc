@@ -199,8 +199,7 @@ CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* sta
   return site.Run(Needs::kContext, [&] {
     const StreamHandle stream = Resolve(handle);
     if (stream.stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    *status = Driver::Get()->scheduler.Capturing(*stream.stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                                                 : CU_STREAM_CAPTURE_STATUS_NONE;
+    *status = Driver::Get()->scheduler.CaptureOf(*stream.stream);
     return CUDA_SUCCESS;
   });
 }
@@ -214,7 +213,7 @@ CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode) {
     if (stream.stream == stream.context->legacy_stream) {
       return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    Driver::Get()->scheduler.SetCapturing(stream.stream, true);
+    Driver::Get()->scheduler.BeginCapture(stream.stream);
     return CUDA_SUCCESS;
   });
 }
@@ -226,8 +225,10 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream handle, CUgraph* graph) {
     const StreamHandle stream = Resolve(handle);
     if (stream.stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     if (graph != nullptr) *graph = nullptr;
-    Driver::Get()->scheduler.SetCapturing(stream.stream, false);
-    return CUDA_SUCCESS;
+    return Driver::Get()->scheduler.EndCapture(stream.stream) ==
+                   CU_STREAM_CAPTURE_STATUS_INVALIDATED
+               ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+               : CUDA_SUCCESS;
   });
 }
 
