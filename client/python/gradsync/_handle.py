@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
+import gc
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from gradsync import errors
 from gradsync.reason import Reason
@@ -29,6 +33,49 @@ class Handle(ctypes.c_void_p):
         handle.finalizer = weakref.finalize(handle, destroy, pointer)
         handle.finalizer.atexit = False
         return handle
+
+    @classmethod
+    def adopt_on_gpu(cls, pointer: int, destroy: Callable[[int], Any]) -> Any:
+        """As adopt(). If the garbage collector finds it, destroy_garbage() destroys it."""
+        return cls.adopt(pointer, lambda found: _destroy_on_gpu(destroy, found))
+
+
+# To destroy an object on a GPU, the library waits for all streams of the GPU. Where any of them is
+# being captured into a CUDA graph, that fails and spoils the capture, in whatever thread and mode.
+# The garbage collector may run then, so it destroys no such object.
+
+# Objects that the collector has found, each with the function that destroys it.
+_garbage: collections.deque[tuple[Callable[[int], Any], int]] = collections.deque()
+# The thread on which the collector runs; None if it does not run.
+_collecting: Optional[int] = None
+
+
+def _note_collection(phase: str, _: dict[str, int]) -> None:
+    global _collecting
+    _collecting = threading.get_ident() if phase == "start" else None
+
+
+gc.callbacks.append(_note_collection)
+
+
+def _destroy_on_gpu(destroy: Callable[[int], Any], pointer: int) -> None:
+    _garbage.append((destroy, pointer))
+    if _collecting != threading.get_ident() and not _capturing():
+        destroy_garbage()
+
+
+def _capturing() -> bool:
+    """Whether PyTorch captures a graph on this thread, where the trainer may drop a gradient."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_current_stream_capturing())
+
+
+def destroy_garbage() -> None:
+    """Destroys what the garbage collector has found on GPUs. Waits for their streams."""
+    with contextlib.suppress(IndexError):  # another thread may take the last one
+        while True:
+            destroy, pointer = _garbage.popleft()
+            destroy(pointer)
 
 
 class SessionHandle(Handle):
@@ -80,6 +127,8 @@ class SessionHandle(Handle):
         self.closed = True
         if not self.users:
             self.finalizer()
+            # Only now, since the session's end releases the streams that wait.
+            destroy_garbage()
 
 
 def _destroy_unused(users: list[None], destroy: Callable[[int], Any], pointer: int) -> None:

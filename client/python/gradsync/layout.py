@@ -40,7 +40,8 @@ class Layout:
           pointer: the library's layout.
           device: UUID of its GPU; "" for host memory.
         """
-        handle = _handle.Handle.adopt(pointer, library.layout_destroy)
+        adopt = _handle.Handle.adopt_on_gpu if device else _handle.Handle.adopt
+        handle = adopt(pointer, library.layout_destroy)
         # After close() this is an object that ctypes refuses, so calls need no check of their own.
         self._handle: Any = handle
         self._session = session
@@ -53,7 +54,7 @@ class Layout:
         if error := library.layout_mapping(handle, mapping):
             raise_error(error)
         assert mapping.value is not None
-        self._mapping = _handle.Handle.adopt(mapping.value, library.mapping_destroy)
+        self._mapping = adopt(mapping.value, library.mapping_destroy)
 
     @property
     def name(self) -> str:

@@ -455,6 +455,7 @@ class Session:
         """The layout that create(handle, out) puts into `out`; it returns an error or None."""
 
         def call(handle: _handle.SessionHandle) -> Layout:
+            _handle.destroy_garbage()  # the GPU may have no room for the layout besides
             pointer = ctypes.c_void_p()
             if error := create(handle, pointer):
                 raise_error(error)

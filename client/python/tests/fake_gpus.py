@@ -68,6 +68,11 @@ class Driver:
         """Starts to capture the stream into a graph."""
         self._call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), ctypes.c_int(0))
 
+    def end_capture(self, stream):
+        """Ends the capture. Fails if a call in between has spoiled it."""
+        graph = ctypes.c_void_p()
+        self._call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+
     def fill(self, view, value, stream):
         """Enqueues that every element of a float32 view becomes `value`."""
         bits = ctypes.c_uint.from_buffer(ctypes.c_float(value))

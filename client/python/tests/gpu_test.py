@@ -5,11 +5,14 @@ process.
 """
 
 import gc
+import sys
+import types
 
 import gradsync
 import pytest
 from daemon_process import DaemonProcess
 from fake_gpus import CUDA_LIBRARY, NCCL_LIBRARY, Driver, FakeGpus
+from gradsync import _handle
 from ranks import run_ranks
 from threads import job, on_every_rank
 
@@ -185,6 +188,7 @@ def refusals(socket, uuid):
         with pytest.raises(gradsync.FailedPreconditionError) as raised:
             layout.wait_on_stream(1, captured)
         assert raised.value.reason == gradsync.Reason.CAPTURING
+        driver.end_capture(captured)
         for layout in layouts:
             layout.wait_step(1)
 
@@ -269,6 +273,44 @@ def views_outlive(socket, uuid):
 
 def test_views_outlive_session_and_layout(machine):
     on(machine, views_outlive)
+
+
+def dropped_in_a_capture(socket, uuid):
+    gc.disable()
+    driver = Driver()
+    stream, other, captured = driver.stream(), driver.stream(), driver.stream()
+    with two_ranks(socket, uuid, buckets=1) as (sessions, layouts):
+        for layout, its_stream in zip(layouts, (stream, other)):
+            layout.finish_step_on_streams(1, [its_stream])
+        for layout in layouts:
+            layout.wait_step(1)
+        cycle = [layouts]
+        cycle.append(cycle)
+        gradient = layouts[0].bucket(0)
+    del sessions, layouts, layout
+    driver.capture(captured)
+    del cycle
+    gc.collect()
+    driver.end_capture(captured)
+    assert len(_handle._garbage) == 3  # two layouts, and the mapping that no view keeps
+    with two_ranks(socket, uuid, buckets=1):
+        assert not _handle._garbage
+
+    # A step of PyTorch that is captured as a whole drops the gradients.
+    capturing = True
+    torch = types.SimpleNamespace(is_current_stream_capturing=lambda: capturing)
+    sys.modules["torch"] = types.SimpleNamespace(cuda=torch)
+    driver.capture(captured)
+    del gradient
+    driver.end_capture(captured)
+    assert len(_handle._garbage) == 1
+    with two_ranks(socket, uuid, buckets=1) as (_, layouts):
+        capturing = False
+    assert not _handle._garbage
+
+
+def test_dropped_layouts_spoil_no_capture(machine):
+    on(machine, dropped_in_a_capture)
 
 
 def streams_at_the_end(socket, uuid):
