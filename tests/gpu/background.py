@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -18,12 +17,12 @@ class Background:
         with open(self.packages_json, "wb") as output:
             self.start(["python3", here.with_name("python_packages.py")], output)
         with open(logs / "nvidia-smi.txt", "wb") as output:
-            if shutil.which("nvidia-smi"):
-                self.start(["nvidia-smi", "-q"], output)
+            self.start(["nvidia-smi", "-q"], output)
         holder = [sys.executable, here.with_name("held_context.py"), libraries.cuda]
         self.holder = self.start(on_machine(holder), subprocess.DEVNULL)
 
     def start(self, command, output):
+        """The process; None if the machine lacks the program."""
         try:
             process = subprocess.Popen(
                 [str(word) for word in command],
@@ -58,3 +57,10 @@ class Background:
         for process in self.processes:
             process.kill()
             process.wait()
+        with open(self.logs / "nvidia-smi-at-the-end.txt", "wb") as output:
+            last = self.start(["nvidia-smi", "-q"], output)
+        if last is not None:
+            try:
+                last.wait(20)
+            except subprocess.TimeoutExpired:
+                last.kill()

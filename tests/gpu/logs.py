@@ -13,8 +13,9 @@ ARCHIVE_BYTES = 15 << 20
 class Logs:
     """A folder per part, with the output of its processes, its daemons' logs and NCCL's."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, archive_bytes=ARCHIVE_BYTES):
         self.folder = folder
+        self.archive_bytes = archive_bytes
         self.parts = 0
         self.packed_bytes = {}  # by path and size: the size when packed
 
@@ -27,14 +28,14 @@ class Logs:
 
     def pack(self, out):
         """Writes logs.tar.gz, logs-2.tar.gz, ... Returns the logs that did not fit."""
-        archives, room, left_out = [[]], ARCHIVE_BYTES, []
+        archives, room, left_out = [[]], self.archive_bytes, []
         for path in sorted(self.folder.rglob("*")):
             if not path.is_file() or path.stat().st_size == 0:
                 continue
             packed = self.packed(path)
-            if packed > room and len(archives) < ARCHIVES and packed <= ARCHIVE_BYTES:
+            if room < packed <= self.archive_bytes and len(archives) < ARCHIVES:
                 archives.append([])
-                room = ARCHIVE_BYTES
+                room = self.archive_bytes
             if packed > room:
                 left_out.append(str(path.relative_to(self.folder)))
                 continue

@@ -100,13 +100,17 @@ class Parts:
             ("two trainers on a GPU", ["allreduce", "--ranks", "2", *sizes, *count]),
             ("four trainers on a GPU", ["allreduce", "--ranks", "4", *sizes, *count]),
         ]
-        # With one rank NCCL launches nothing: that bench only shows that a communicator is made.
         if self.gpus > 1:
             everyone = ["--ranks", str(self.gpus), "--gpus", str(self.gpus)]
             runs.append((f"NCCL on {self.gpus} GPUs", ["allreduce", *everyone, *sizes, *count]))
         else:
             one = ["--ranks", "1", "--impl", "gradsync,nccl", "-b", "1M", "-e", "1M"]
-            runs.append(("NCCL with one rank", ["allreduce", *one, "-n", "2", "-w", "1"]))
+            runs.append(
+                (
+                    "NCCL with one rank, which launches nothing",
+                    ["allreduce", *one, "-n", "2", "-w", "1"],
+                )
+            )
         for name, arguments in runs:
             part = Part(name, "benches", [], 75)
             part.json = self.work / (re.sub(r"\W+", "-", name) + ".json")

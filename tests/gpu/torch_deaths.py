@@ -73,6 +73,7 @@ def train(bundle, device):
             if device == "cuda":
                 torch.cuda.synchronize()
         say(at="end")
+        listen()  # an early end would be a loss for the other rank
     except gradsync.Error as error:
         say(at="error", reason=error.reason, text=str(error)[:300])
     os._exit(0)  # without Leave, as a trainer that fails
@@ -206,6 +207,8 @@ def lose(victim, daemon, ranks, again, facts):
         said = rank.hear()
         if said.get("at") != "end":
             return f"after the {victim} was killed new ranks do not train: {said}"
+    for rank in again:
+        rank.end()
     fact(facts, f"{victim}_killed_join_again_s", round(time.monotonic() - begin, 2))
     return ""
 
