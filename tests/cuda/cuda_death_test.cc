@@ -274,11 +274,11 @@ ISOLATED_TEST(CudaDeath, TrainerDiesAtEveryMessage, MachineWithGpus(1)) {
   EXPECT_EQ(node.Workers(), 1u);
 }
 
-// The trainer's ready words are never written, on rank 0's GPU or on another one.
-ISOLATED_TEST(CudaDeath, TrainerDiesWithKernelsThatNeverEnd, MachineWithGpus(2)) {
-  CudaNode node(2);
+// The trainer's ready words are never written.
+void DieWithKernelsThatNeverEnd(int gpus) {
+  CudaNode node(gpus);
   CudaRank rank(0);
-  for (const int gpu : {0, 1}) {
+  for (int gpu = 0; gpu < gpus; ++gpu) {
     for (const char* moment : {"marked one 1", "parked 1"}) {
       ExpectLost(Live(node, rank, "trainer", gpu, 1, {Dies(moment), std::string(kBusy) + "=1"}),
                  moment);
@@ -286,9 +286,18 @@ ISOLATED_TEST(CudaDeath, TrainerDiesWithKernelsThatNeverEnd, MachineWithGpus(2))
     }
   }
   if (node.machine().fake()) {
-    EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), 2u);
+    EXPECT_EQ(node.machine().Calls("ncclCommInitRankConfig"), gpus == 1 ? 0u : 2u);
   }
-  EXPECT_EQ(node.Workers(), 2u);
+  EXPECT_EQ(node.Workers(), static_cast<std::uint64_t>(gpus));
+}
+
+ISOLATED_TEST(CudaDeath, TrainerOfOneGpuDiesWithKernelsThatNeverEnd, MachineWithGpus(1)) {
+  DieWithKernelsThatNeverEnd(1);
+}
+
+// The dying trainer is on rank 0's GPU or on the other one.
+ISOLATED_TEST(CudaDeath, TrainerDiesWithKernelsThatNeverEnd, MachineWithGpus(2)) {
+  DieWithKernelsThatNeverEnd(2);
 }
 
 ISOLATED_TEST(CudaDeath, TrainerDiesWhileItsMemoryIsAllocated, MachineWithGpus(1)) {

@@ -44,9 +44,8 @@ class Parts:
         yield self.test("cuda_launch_test", shards=4)
         yield self.python("gradsync.torch", "train_on_gpu.py", "python")
         yield self.experiment("nccl_two_ranks")
-        # Kernels of two NCCL ranks on one GPU wait for each other's time slices. So few shards.
-        yield self.test("nccl_launch_test", shards=2)
-        yield self.test("cuda_nodes_test", shards=2)
+        yield self.test("nccl_launch_test", shards=4)
+        yield self.test("cuda_nodes_test", shards=4)
         yield self.test("cuda_wire_test", shards=2)
         yield self.experiment("nccl_abort_parked")
         yield self.test("cuda_layout_test", shards=4)
@@ -64,7 +63,7 @@ class Parts:
 
     def test(self, name, shards=1):
         command = [self.bundle / "tests" / name, "--gtest_color=no"]
-        part = Part(name, "tests", command, 100, shards=shards)
+        part = Part(name, "tests", command, 120, shards=shards)
         if self.libraries.nccl is None and name not in ("cuda_launch_test", "cuda_layout_test"):
             part.needs = "no NCCL"
         return part

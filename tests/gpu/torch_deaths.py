@@ -175,6 +175,9 @@ def lose(victim, daemon, ranks, again, facts):
         if said.get("at") != "backward":
             return f"rank {number} does not come to the backward pass: {said}"
     workers = daemon.workers()
+    used = []
+    daemon.await_status(lambda status: used.append(arena_bytes(status)) or True)
+    fact(facts, f"{victim}_killed_arena_bytes_before", used[-1])
     killed = time.monotonic()
     if victim == "rank":
         ranks[1].end()
