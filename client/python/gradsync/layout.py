@@ -14,8 +14,8 @@ from gradsync.reason import Reason
 from gradsync.step_result import StepResult
 from gradsync.view import View
 
-# Nanoseconds that a wait on the main thread spends in the library before a helper thread takes
-# over. Most waits end before that. Ctrl-C takes effect after this time at the latest.
+# Nanoseconds that an interruptible wait spends in the library before a helper thread takes over.
+# Most waits end before that. Ctrl-C takes effect after this time at the latest.
 _DIRECT_NS = 200_000_000
 
 
@@ -359,7 +359,7 @@ class Layout:
     def _wait(self, wait: Callable[[int], Optional[int]], timeout: Optional[float]) -> None:
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
         try:
-            if ns <= _DIRECT_NS or not _interruptible.on_main_thread():
+            if ns <= _DIRECT_NS or not _interruptible.is_interruptible():
                 error = wait(ns)
             else:
                 error = self._wait_interruptibly(wait, ns)

@@ -1,8 +1,10 @@
 """Ctrl-C in waits, and other threads during waits."""
 
 import contextlib
+import itertools
 import os
 import signal
+import socket
 import threading
 import time
 import uuid
@@ -10,7 +12,8 @@ import uuid
 import gradsync
 import numpy
 import pytest
-from threads import finish_step, job, options
+from gradsync import _interruptible
+from threads import ctrl_c_after, finish_step, job, on_another_thread, options
 
 # Seconds. The first signal arrives while the main thread is inside the library, the second after a
 # helper thread has taken over.
@@ -82,12 +85,94 @@ def test_joining_is_interrupted():
 
 def test_ctrl_c_ends_a_wait(daemon):
     with job(daemon, 2, [1]) as (_, layouts):
-        timer = threading.Timer(0.4, os.kill, [os.getpid(), signal.SIGINT])
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        with ctrl_c_after(0.4), pytest.raises(KeyboardInterrupt):
             layouts[0].wait_step(1)
-        timer.join()
         assert finish_step(layouts, 1).step == 1
+
+
+# ---- Waits of a thread for which the main thread waits -------------------------------------------
+
+_passes = itertools.count()
+
+
+def for_main_thread(call, *args):
+    """Runs call(*args) as PyTorch runs the end of a backward pass on a GPU."""
+
+    def end_of_pass():
+        with _interruptible.for_main_thread():
+            call(*args)
+
+    _interruptible.begin_pass(next(_passes))
+    on_another_thread(end_of_pass)
+
+
+@pytest.fixture
+def watching():
+    _interruptible.watch_ctrl_c()
+    yield
+    signal.set_wakeup_fd(-1)
+
+
+# The first signal arrives while the thread is inside the library.
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_ends_waits_for_the_main_thread(daemon, watching, moment):
+    with job(daemon, 2, [1]) as (sessions, layouts):
+        for call in (
+            lambda: layouts[0].wait_step(1, 20),
+            lambda: [layouts[0].wait_step(1, 20), layouts[0].wait_bucket(1, 0, 20)],
+            lambda: sessions[0].barrier(20),
+        ):
+            with ctrl_c_after(moment), pytest.raises(KeyboardInterrupt):
+                for_main_thread(call)
+        sessions[1].barrier()
+        assert finish_step(layouts, 1).step == 1
+        for_main_thread(layouts[0].wait_step, 1)
+
+
+def waits_to_its_end(layout):
+    with pytest.raises(gradsync.DeadlineExceededError):
+        for_main_thread(layout.wait_step, 1, 0.5)
+
+
+def test_signals_that_do_not_raise_end_no_wait(daemon, watching):
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append("handled"))
+    with job(daemon, 2, [1]) as (_, layouts):
+        timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        waits_to_its_end(layouts[0])
+        timer.join()
+    signal.signal(signal.SIGINT, before)
+    assert seen == ["handled"]
+
+
+def test_ctrl_c_before_a_pass_or_in_a_forked_child_ends_no_wait(daemon, watching):
+    with job(daemon, 2, [1]) as (_, layouts):
+        with ctrl_c_after(0.1), pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+
+        def interrupted_child():
+            child = os.fork()
+            if child == 0:
+                signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+            assert os.waitpid(child, 0)[1] == 0
+            layouts[0].wait_step(1, 0.5)
+
+        with pytest.raises(gradsync.DeadlineExceededError):
+            for_main_thread(interrupted_child)
+
+
+def test_another_users_wakeup_descriptor_is_kept():
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        theirs.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno())
+        _interruptible.watch_ctrl_c()
+        assert signal.set_wakeup_fd(-1) == theirs.fileno()
+    _interruptible.watch_ctrl_c()
+    assert signal.set_wakeup_fd(-1) != -1
 
 
 def test_the_result_of_an_interrupted_wait_is_dropped(daemon):

@@ -2,6 +2,11 @@
 
 import concurrent.futures
 import contextlib
+import ctypes
+import os
+import signal
+import threading
+import time
 import uuid
 
 import gradsync
@@ -51,3 +56,50 @@ def finish_step(layouts, step):
             layout.mark_ready(step, bucket)
         layout.end_step(step)
     return [layout.wait_step(step, 30) for layout in layouts][0]
+
+
+# ---- Threads for which the main thread waits -----------------------------------------------------
+
+_libc = ctypes.CDLL(None)
+
+
+def on_another_thread(call):
+    """Runs call() on another thread, and raises what it raises. The caller waits outside of Python.
+
+    PyTorch waits so for the threads of a backward pass. On the main thread no signal handler runs.
+    """
+    mutex = ctypes.create_string_buffer(64)  # a pthread_mutex_t of zeros is unlocked
+    locked = threading.Event()
+    errors = []
+
+    def run():
+        _libc.pthread_mutex_lock(mutex)
+        locked.set()
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+        _libc.pthread_mutex_unlock(mutex)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    locked.wait()
+    _libc.pthread_mutex_lock(mutex)
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def ctrl_c_after(seconds):
+    """Ctrl-C comes after `seconds`; the body must not run much longer."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    start = time.monotonic()
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - start < seconds + 5

@@ -39,6 +39,7 @@ class Buckets:
       slots: the parameters, in the layout's order.
       sizes: how many gradients each bucket has.
       rebuilt: whether the buckets follow an order in which gradients were observed to come.
+      runs_on_caller: whether the caller of backward() runs the pass, its hooks and its end.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Buckets:
         self.rebuilt = False
         self._caps = caps
         self._hand_off = hand_off
+        self.runs_on_caller = hand_off.runs_on_caller
         self._timeout = timeout
         options = self._options(slots)
         with _session.noting(session):

@@ -15,6 +15,8 @@ class HostHandOff:
 
     # Further arguments of register_layout().
     layout_options: dict[str, Any] = {}
+    # Whether the caller of backward() runs the pass, its hooks and its end.
+    runs_on_caller = True
 
     def begin(self) -> None:
         """A step begins."""
@@ -42,7 +44,11 @@ class StreamHandOff:
 
     When autograd runs a hook, the current stream is the one that writes the gradient. When it runs
     callbacks at the end of a pass, the current stream waits for all of these streams.
+
+    Autograd does so on the device's thread, while the caller of backward() waits outside of Python.
     """
+
+    runs_on_caller = False
 
     def __init__(self, device: torch.device) -> None:
         """Args: device: the GPU, with its number."""

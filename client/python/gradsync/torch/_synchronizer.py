@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
-from typing import Any, Sequence
+from typing import Any, ContextManager, Sequence
 
 import torch
 
 import gradsync
+from gradsync import _interruptible
 from gradsync.torch import _autograd, _endings, _outputs
 from gradsync.torch._buckets import Buckets
 from gradsync.torch._first_steps import FirstSteps
@@ -152,6 +154,8 @@ class Synchronizer:
         """
         if _autograd.backward_id() is None:  # else a checkpoint repeats its forward pass
             self._thread = threading.get_ident()
+            if not self.buckets.runs_on_caller:
+                _interruptible.watch_ctrl_c()
         complete = self.outcomes.abandon_stale("its backward pass did not finish")
         self.outcomes.raise_if_complete(complete)
 
@@ -197,8 +201,25 @@ class Synchronizer:
         self._check_thread()
         self._parameter_hooks.look()
         self.results.drop_scale()
-        self.outcomes.begin_step(backward)
-        _autograd.at_end_of_backward(self._end_backward)
+        _interruptible.begin_pass(backward)
+        with self._for_main_thread():
+            self.outcomes.begin_step(backward)
+            _autograd.at_end_of_backward(self._end_backward)
+
+    def _for_main_thread(self) -> ContextManager[None]:
+        """A context in which Ctrl-C ends waits of the thread that runs a backward pass.
+
+        It ends silently: `backward()` returns, and Python raises KeyboardInterrupt.
+        """
+        for_main = self._thread == threading.main_thread().ident
+        if self.buckets.runs_on_caller or not for_main:
+            return contextlib.nullcontext()
+        return _interruptible.for_main_thread()
+
+    def _finish(self, step: Step) -> None:
+        """Every module's part of the pass has ended: waits for the verdict of `step`."""
+        with self._for_main_thread():
+            self.outcomes.finish(step)
 
     def _check_thread(self) -> None:
         """Raises: RuntimeError: another module of the session trains in another thread now."""
@@ -222,7 +243,8 @@ class Synchronizer:
                 return
             self.begin_step()
             step = self.outcomes.step
-            assert step is not None
+            if step is None:  # Ctrl-C
+                return
             step.seen = False
         slot.firings += 1
         if slot.firings > slot.expected and self._first_steps.counts_known:
@@ -265,7 +287,7 @@ class Synchronizer:
             except gradsync.Error as error:
                 if not self.outcomes.leaves_out(step, error):
                     raise
-        _endings.add(self._order, lambda: self.outcomes.finish(step))
+        _endings.add(self._order, lambda: self._finish(step))
 
     def _check_is_whole(self, step: Step) -> None:
         """Raises: RuntimeError: only a backward pass within the step's backward pass has ended.

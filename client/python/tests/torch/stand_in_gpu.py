@@ -6,6 +6,7 @@ calls, their order and step numbers, and what optimizers do with the verdict. It
 streams.
 """
 
+import collections
 import contextlib
 import ctypes
 import types
@@ -13,7 +14,8 @@ from unittest import mock
 
 import gradsync
 from gradsync import _structs
-from gradsync.torch import _checks, _hand_off, distributed
+from gradsync.torch import _autograd, _checks, _hand_off, distributed
+from threads import on_another_thread
 
 UUID = "GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5"
 
@@ -118,3 +120,36 @@ def layout_of(model):
 def is_on_device(model):
     """Whether the last step's verdict was left on the device."""
     return model._synchronizer.outcomes.followed is not None
+
+
+@contextlib.contextmanager
+def device_thread():
+    """In this context another thread ends backward passes, and their caller waits as on a GPU."""
+    queue_callback, backward_id = _autograd.at_end_of_backward, _autograd.backward_id
+    ending = []  # the calls that are left, and the pass's number, while the thread runs
+
+    def at_end_of_backward(call):
+        if ending:
+            ending[0].append(call)
+        else:
+            number = backward_id()
+            queue_callback(lambda: end(call, number))
+
+    def end(call, number):
+        calls = collections.deque([call])
+        ending[:] = [calls, number]
+
+        def run():
+            while calls:
+                calls.popleft()()
+
+        try:
+            on_another_thread(run)
+        finally:
+            ending.clear()
+
+    with (
+        mock.patch.object(_autograd, "at_end_of_backward", at_end_of_backward),
+        mock.patch.object(_autograd, "backward_id", lambda: ending[1] if ending else backward_id()),
+    ):
+        yield
