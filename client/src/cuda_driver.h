@@ -66,7 +66,7 @@ class CudaDriver {
   //   UNAVAILABLE          GPU_FAULT: no CUDA call of this process will work again.
   //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY. MPS_FULL: MPS takes no more clients.
   //   FAILED_PRECONDITION  GPU_UNUSABLE: no device, or it refuses this process. CAPTURING.
-  //   INVALID_ARGUMENT     BAD_STREAM: the handle refers to nothing.
+  //   INVALID_ARGUMENT     BAD_STREAM: the driver refused the handle. It may crash instead.
   //   INTERNAL             CUDA_ERROR.
   absl::Status Check(CUresult result, absl::string_view call) const;
 

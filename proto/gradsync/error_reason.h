@@ -178,7 +178,8 @@ inline constexpr Reason kUnknownRank("UNKNOWN_RANK");
 
 // ---- GPUs
 
-// INVALID_ARGUMENT. The CUDA stream does not exist, or belongs to another device. A call.
+// INVALID_ARGUMENT. CUDA's driver refused the stream, for example one of another device. It need
+// not notice that a stream was destroyed. A call.
 inline constexpr Reason kBadStream("BAD_STREAM");
 // FAILED_PRECONDITION. The CUDA stream is being captured into a graph. A call.
 inline constexpr Reason kCapturing("CAPTURING");

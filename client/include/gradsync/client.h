@@ -234,13 +234,17 @@ class Session;
 // the update of a void step. Call WaitStep(step) one step later. Two steps may be under way: the
 // one that is being marked, and the one before it, ended but not decided.
 //
-// Streams belong to this process and to the layout's GPU. Besides its own errors, a call that takes
-// a stream returns
-//   INVALID_ARGUMENT     MALFORMED: the layout is in host memory. BAD_STREAM: no such stream.
+// Streams are alive, and belong to this process and to the layout's GPU. To use a destroyed stream
+// is undefined, as in CUDA: the process may crash. Besides its own errors, a call that takes a
+// stream returns
+//   INVALID_ARGUMENT     MALFORMED: the layout is in host memory. BAD_STREAM: the driver refuses
+//                        the stream.
 //   FAILED_PRECONDITION  CAPTURING: the stream is being captured into a CUDA graph. Nothing was
 //                        enqueued.
 //   UNAVAILABLE          GPU_FAULT: this process cannot use the GPU any more.
-// The session's end releases every stream that waits. Destroying the Layout waits for the GPU.
+// The session's end releases every stream that waits. Destroying the Layout, or the last reference
+// to its Mapping(), waits for every stream of the GPU. Do neither while one is being captured into
+// a graph: CUDA invalidates the capture, and the memory stays mapped until the process ends.
 class Layout {
  public:
   virtual ~Layout() = default;

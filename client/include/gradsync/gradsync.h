@@ -312,8 +312,12 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsyn
 /* ---- Steps of a layout on a GPU -------------------------------------------------------------- */
 
 /* These take the trainer's streams; see Layout in gradsync/client.h. A stream is a CUstream, which
- * is also a cudaStream_t; NULL is the legacy default stream. gradsync_mark_ready() and
- * gradsync_finish_step(), above, are for host memory only; the other functions are for both. */
+ * is also a cudaStream_t; NULL is the legacy default stream. To use a destroyed stream is
+ * undefined, as in CUDA. gradsync_mark_ready() and gradsync_finish_step(), above, are for host
+ * memory only; the other functions are for both.
+ *
+ * gradsync_layout_destroy() and gradsync_mapping_destroy() wait for every stream of the GPU. Call
+ * neither while one is being captured into a graph. */
 
 /* For gradsync_wait_on_stream(): all buckets of the layout. */
 #define GRADSYNC_EVERY_BUCKET SIZE_MAX

@@ -198,12 +198,15 @@ class Layout:
         Args:
           step: the step.
           bucket: index of the bucket.
-          streams: CUDA's handles (`torch.cuda.Stream.cuda_stream`); 0: the default stream.
+          streams: CUDA's handles (`torch.cuda.Stream.cuda_stream`) of live streams of the layout's
+            GPU; 0: the default stream. To use a destroyed stream is undefined, as in CUDA: the
+            process may crash.
 
         Raises:
           FailedPreconditionError: as mark_ready(). CAPTURING: a stream is being captured into a
             CUDA graph. PROTOCOL_VIOLATION: also when two earlier steps are open.
-          InvalidArgumentError: BAD_STREAM; or the layout is in host memory.
+          InvalidArgumentError: BAD_STREAM: the driver has refused a stream; or the layout is in
+            host memory.
           AbortedError: the step is void; says which rank voided it and why.
           UnavailableError: GPU_FAULT.
           UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA.
