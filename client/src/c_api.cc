@@ -424,6 +424,10 @@ gradsync_error_t* gradsync_session_leave(gradsync_session_t* session) {
   return Call([&] { return session->session->Leave(); });
 }
 
+gradsync_error_t* gradsync_session_finish(gradsync_session_t* session) {
+  return Call([&] { return session->session->Finish(); });
+}
+
 gradsync_error_t* gradsync_session_leave_and_stay(gradsync_session_t* session, std::int64_t timeout,
                                                   std::uint32_t* last_joiner) {
   return Call([&]() -> absl::Status {

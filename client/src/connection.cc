@@ -191,7 +191,7 @@ void Connection::Close() {
   if (stream_ != nullptr) stream_->Close();
 }
 
-absl::Status Connection::BeginLeave() {
+absl::Status Connection::BeginLeave(absl::string_view call) {
   left_.store(true);
   std::vector<std::shared_ptr<StepClient>> layouts;
   {
@@ -202,7 +202,7 @@ absl::Status Connection::BeginLeave() {
   }
   for (const auto& steps : layouts) {
     // A MarkReady that ran before left_ was set has opened its step by now.
-    if (auto status = steps->CheckNoOpenStep("Leave"); !status.ok()) {
+    if (auto status = steps->CheckNoOpenStep(call); !status.ok()) {
       left_.store(false);
       return status;
     }

@@ -85,7 +85,7 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
 
   // This rank takes part in nothing from here on. FAILED_PRECONDITION while a step is open; then
   // nothing changes.
-  absl::Status BeginLeave() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status BeginLeave(absl::string_view call) ABSL_LOCKS_EXCLUDED(mutex_);
   // Every rank has left and this one stayed: it takes part again.
   void EndLeave() { left_.store(false); }
   bool left() const { return left_.load(); }

@@ -31,18 +31,19 @@ absl::Status JobChannel::Refused(absl::string_view what) const {
                    connection_.Fields());
 }
 
+absl::Status JobChannel::LeftError(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
+                   absl::StrCat("rank ", connection_.options().rank, " has left: ", what,
+                                " until LeaveAndStay returns"),
+                   connection_.Fields());
+}
+
 absl::StatusOr<std::uint64_t> JobChannel::Begin(
     const std::function<void(std::uint64_t, v1::SessionRequest*)>& fill) {
   absl::MutexLock lock(&mutex_);
   if (!end_.ok()) return end_;
   if (!given_up_.ok()) return given_up_;
-  if (connection_.left()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
-                     absl::StrCat("rank ", connection_.options().rank,
-                                  " has left: it takes part in no operation until LeaveAndStay "
-                                  "returns"),
-                     connection_.Fields());
-  }
+  if (connection_.left()) return LeftError("it takes part in no operation");
   ++sequence_;
   done_ = false;
   failed_ = absl::OkStatus();
@@ -217,9 +218,22 @@ absl::Status JobChannel::SendLeave(bool exit) {
     absl::MutexLock lock(&mutex_);
     last_joiner_.reset();
   }
-  if (auto status = connection_.BeginLeave(); !status.ok()) return status;
   v1::SessionRequest request;
   request.mutable_leave()->set_exit(exit);
+  return Depart("Leave", std::move(request));
+}
+
+absl::Status JobChannel::SendFinish() {
+  absl::MutexLock turn(&turn_);
+  if (auto end = connection_.End(); !end.ok()) return end;
+  if (connection_.left()) return LeftError("it cannot finish");
+  v1::SessionRequest request;
+  request.mutable_finish();
+  return Depart("Finish", std::move(request));
+}
+
+absl::Status JobChannel::Depart(absl::string_view call, v1::SessionRequest request) {
+  if (auto status = connection_.BeginLeave(call); !status.ok()) return status;
   connection_.stream().Send(std::move(request));
   return absl::OkStatus();
 }

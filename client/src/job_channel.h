@@ -36,8 +36,10 @@ class JobChannel {
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
   absl::Status AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
-  // Waits until no operation of this rank runs. Does nothing if this rank has left already.
+  // Each waits until no operation of this rank runs.
+  // Does nothing if this rank has left already and stays.
   absl::Status SendLeave(bool exit) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
+  absl::Status SendFinish() ABSL_LOCKS_EXCLUDED(turn_, mutex_);
   // Waits until every rank has left; then this rank takes part again. Returns the rank that left
   // last.
   absl::StatusOr<std::uint32_t> AwaitAllLeft(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -51,6 +53,11 @@ class JobChannel {
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  // LEFT: this rank waits in LeaveAndStay. `what` it cannot do.
+  absl::Status LeftError(absl::string_view what) const;
+  // Sends the last message, or the last one until every rank has left. `call`: of the trainer.
+  absl::Status Depart(absl::string_view call, v1::SessionRequest request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_) ABSL_LOCKS_EXCLUDED(mutex_);
   struct Chunk {
     std::uint64_t number;
     std::uint64_t bytes;

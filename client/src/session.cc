@@ -66,13 +66,13 @@ class ConnectedSession final : public Session {
     if (auto status = connection_->job_channel().SendLeave(/*exit=*/true); !status.ok()) {
       return status;
     }
-    const absl::Status end = connection_->AwaitEnd(kLeaveTimeout);
-    if (end.ok()) {
-      return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
-                       "the daemon does not answer Leave; check that gradsyncd is not stopped",
-                       connection_->Fields());
-    }
-    return ErrorReason(end) == reason::kLeft ? absl::OkStatus() : end;
+    return AwaitGoodEnd("Leave");
+  }
+
+  absl::Status Finish() override {
+    if (InForkedChild()) return ForkedError();
+    if (auto status = connection_->job_channel().SendFinish(); !status.ok()) return status;
+    return AwaitGoodEnd("Finish");
   }
 
   absl::StatusOr<std::uint32_t> LeaveAndStay(absl::Duration timeout) override {
@@ -95,6 +95,17 @@ class ConnectedSession final : public Session {
   }
 
  private:
+  absl::Status AwaitGoodEnd(absl::string_view call) const {
+    const absl::Status end = connection_->AwaitEnd(kLeaveTimeout);
+    if (end.ok()) {
+      return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+                       absl::StrCat("the daemon does not answer ", call,
+                                    "; check that gradsyncd is not stopped"),
+                       connection_->Fields());
+    }
+    return ErrorReason(end) == reason::kLeft ? absl::OkStatus() : end;
+  }
+
   // Own synchronization.
   const ParentsReference<Connection> connection_;
 };

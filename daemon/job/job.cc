@@ -23,6 +23,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     job_->mutex_.Lock();
   }
   ~Transaction() ABSL_UNLOCK_FUNCTION() {
+    job_->EndIfFinishedRankIsNeeded(&actions_);
     Reducer* const node_group = job_->node_group_.get();  // set once
     job_->mutex_.Unlock();
     // Wakes the waiters first: the reductions could take their cores.
@@ -210,11 +211,9 @@ absl::Status Job::Operate(std::uint32_t rank, std::uint64_t sequence, const Oper
   if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
   if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_ &&
       spec.root != kLowestLiveRank) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
-                     absl::StrCat("rank ", rank, ", operation ", sequence,
-                                  " of the job's channel: broadcast from rank ", spec.root,
-                                  " in a world of ", world_size_, "; ranks count from 0"),
-                     {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
+        absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
   }
   return operations_.Join(rank, sequence, spec, std::move(staging), deadline_ns,
                           transaction.actions());
@@ -240,14 +239,12 @@ absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uin
 absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   Transaction transaction(this);
   if (Ended(rank)) return absl::OkStatus();
-  const bool twice = members_[rank].state == RankState::kStayed && !exit;
-  if (twice || operations_.InOperation(rank) || layouts_.InStep(rank)) {
+  if (members_[rank].state == RankState::kStayed && !exit) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank,
-                                  " sent Leave in the middle of a step or operation, "
-                                  "or twice. Wait for the step or operation, and leave once."),
+                     absl::StrCat("rank ", rank, " sent Leave twice. Leave once."),
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
+  if (absl::Status status = CheckIdle(rank, "Leave"); !status.ok()) return status;
   if (exit) {
     members_.Exit(rank);
   } else {
@@ -261,8 +258,60 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   return absl::OkStatus();
 }
 
+absl::Status Job::Finish(std::uint32_t rank) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  if (members_[rank].state == RankState::kStayed) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank,
+                                  " sent Finish while it stays: it takes part again when every "
+                                  "rank has left. Wait for LeaveDone."),
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  }
+  if (absl::Status status = CheckIdle(rank, "Finish"); !status.ok()) return status;
+  const std::uint64_t now_ns = environment_.clock->NowNs();
+  members_.Finish(rank, now_ns);
+  layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
+  members_.EndSession(rank, absl::OkStatus(), transaction.actions());
+  MaybeResume(transaction.actions());
+  return absl::OkStatus();
+}
+
+absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message) const {
+  if (!operations_.InOperation(rank) && !layouts_.InStep(rank)) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+      absl::StrCat("rank ", rank, " sent ", message,
+                   " in the middle of a step or operation. Wait for it first."),
+      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+}
+
+void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
+  const std::optional<std::uint32_t> finished = members_.finished();
+  if (!finished.has_value() || !end_.ok()) return;
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    const std::string begun = operations_.InOperation(rank)
+                                  ? absl::StrCat("operation ", operations_.next_sequence() - 1)
+                                  : layouts_.BegunBy(rank);
+    if (begun.empty()) continue;
+    const absl::Duration ago = absl::Nanoseconds(environment_.clock->NowNs() -
+                                                 members_[*finished].finished_ns);
+    StopLocked(MakeError(
+        absl::StatusCode::kAborted, reason::kRankFinished,
+        absl::StrCat("rank ", members_.Name(*finished), " of job '", identity_.job_id,
+                     "' finished ", absl::FormatDuration(absl::Trunc(ago, absl::Milliseconds(1))),
+                     " ago: its process came to a good end without leaving the job. Rank ",
+                     members_.Name(rank), " has begun ", begun,
+                     ", which needs it. Give every rank the same number of steps, or let a rank "
+                     "that has no more data join or leave."),
+        {{field::kJob, identity_.job_id}, {field::kRank, *finished}}));
+    MaybeEnd(actions);
+    return;
+  }
+}
+
 void Job::MaybeResume(DeferredActions* actions) {
-  if (members_.stayed().empty() || members_.StepRanks() > 0) return;
+  if (members_.stayed().empty() || !members_.AllHaveLeft()) return;
   // No step, agreement or operation can be running: each of them has at least one rank that takes
   // part.
   const LeaveDoneMessage done{members_.stayed().back(), operations_.next_sequence(),
@@ -287,7 +336,7 @@ void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status
   Transaction transaction(this);
   const Member& member = members_[rank];
   if (member.incarnation != incarnation || member.sink == nullptr) return;
-  if (member.state == RankState::kExited || member.state == RankState::kLost) return;
+  if (member.state == RankState::kLost) return;
   const absl::Status loss = layouts_.LossOf(rank, why);
   members_.Lose(rank, why);
   StopLocked(loss);

@@ -108,6 +108,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
                             std::uint64_t bytes);
   absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk);
   absl::Status Leave(std::uint32_t rank, bool exit);
+  absl::Status Finish(std::uint32_t rank);
 
   // What a running step waits for; "" if it is not running.
   std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;
@@ -147,6 +148,11 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   std::uint64_t IncarnationOf(std::uint32_t rank) const;
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // FAILED_PRECONDITION if the rank is in a step or an operation. `message`: what it said.
+  absl::Status CheckIdle(std::uint32_t rank, absl::string_view message) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the job if a rank has begun something that needs a rank that has finished.
+  void EndIfFinishedRankIsNeeded(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again.
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Ended(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -309,6 +309,18 @@ bool LayoutSet::StepRunning() const {
   return false;
 }
 
+std::string LayoutSet::BegunBy(std::uint32_t rank) const {
+  for (const auto& [channel, layout] : layouts_) {
+    if (layout->InStep(rank)) {
+      return absl::StrCat("step ", layout->step(), " of layout '", layout->name(), "'");
+    }
+    if (layout->agreement().open() && layout->agreement().Registered(rank)) {
+      return absl::StrCat("layout '", layout->name(), "'");
+    }
+  }
+  return "";
+}
+
 // ---- For people ---------------------------------------------------------------------------------
 
 absl::Status LayoutSet::LossOf(std::uint32_t rank, const absl::Status& why) const {

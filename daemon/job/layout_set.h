@@ -73,6 +73,8 @@ class LayoutSet {
   // Reductions in flight.
   bool in_flight() const;
   bool StepRunning() const;
+  // What this rank has begun and not ended: "step 8 of layout 'digits'", "layout 'digits'"; or "".
+  std::string BegunBy(std::uint32_t rank) const;
 
   // ---- For people
   // RANK_LOST: `rank` is lost because of `why`. Says which step or agreement it was in. Called

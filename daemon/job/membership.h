@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@ enum class RankState : std::uint8_t {
   kLive,    // takes part in steps and in the job's own channel
   kStayed,  // Leave{exit=false}: takes part in nothing until every rank has left
   kExited,  // Leave{exit=true}
+  kFinished,  // its process ended well, but steps still wait for it, in vain
   kLost,
 };
 
@@ -29,6 +31,7 @@ struct Member {
   std::uint64_t incarnation = 0;
   std::shared_ptr<SessionSink> sink;  // null unless a session is there
   absl::Status loss;                  // kLost: why; its own session ends with it
+  std::uint64_t finished_ns = 0;      // kFinished: when, by the job's clock
   std::string node;                   // another node's name; empty: this one
 };
 
@@ -36,6 +39,7 @@ struct Member {
 //
 //   kAbsent --Join--> kLive --Stay--> kStayed --Resume--> kLive
 //   kLive or kStayed --Exit--> kExited
+//   kLive --Finish--> kFinished
 //   kLive or kStayed --Lose--> kLost
 //
 // Externally synchronized: guarded by the job's lock. Shares the sinks with their sessions.
@@ -51,7 +55,7 @@ class Membership {
   // ---- Transitions. The caller checks that the rank's state allows them.
   void Join(std::uint32_t rank, std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
             std::string node) {
-    members_[rank] = {RankState::kLive, incarnation, std::move(sink), {}, std::move(node)};
+    members_[rank] = {RankState::kLive, incarnation, std::move(sink), {}, 0, std::move(node)};
   }
   void Stay(std::uint32_t rank) {
     members_[rank].state = RankState::kStayed;
@@ -60,6 +64,11 @@ class Membership {
   void Exit(std::uint32_t rank) {
     members_[rank].state = RankState::kExited;
     stayed_.erase(std::remove(stayed_.begin(), stayed_.end(), rank), stayed_.end());
+  }
+  void Finish(std::uint32_t rank, std::uint64_t now_ns) {
+    members_[rank].state = RankState::kFinished;
+    members_[rank].finished_ns = now_ns;
+    if (!finished_.has_value()) finished_ = rank;
   }
   void Lose(std::uint32_t rank, const absl::Status& why) {
     members_[rank].state = RankState::kLost;
@@ -73,16 +82,26 @@ class Membership {
 
   // The ranks that have left and stay, in the order in which they left.
   const std::vector<std::uint32_t>& stayed() const { return stayed_; }
+  // The rank that finished first; nullopt if none has.
+  std::optional<std::uint32_t> finished() const { return finished_; }
+  // No rank takes part in anything, and none is still to join.
+  bool AllHaveLeft() const {
+    return std::none_of(members_.begin(), members_.end(), [](const Member& member) {
+      return member.state == RankState::kAbsent || member.state == RankState::kLive;
+    });
+  }
   // Every rank has joined once.
   bool Formed() const {
     return std::none_of(members_.begin(), members_.end(),
                         [](const Member& member) { return member.state == RankState::kAbsent; });
   }
 
-  // True if steps and operations wait for this rank. They wait for an absent rank, too, but not for
-  // one that has left.
+  // True if steps and operations wait for this rank. They wait for an absent and a finished rank,
+  // too, but not for one that has left.
   bool InSteps(std::uint32_t rank) const {
-    return members_[rank].state == RankState::kAbsent || members_[rank].state == RankState::kLive;
+    const RankState state = members_[rank].state;
+    return state == RankState::kAbsent || state == RankState::kLive ||
+           state == RankState::kFinished;
   }
   std::uint32_t StepRanks() const {
     std::uint32_t count = 0;
@@ -120,6 +139,7 @@ class Membership {
 
  private:
   std::vector<Member> members_;
+  std::optional<std::uint32_t> finished_;
   std::vector<std::uint32_t> stayed_;
   const std::string here_;
 };

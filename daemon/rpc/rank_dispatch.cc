@@ -111,6 +111,8 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     }
     case v1::SessionRequest::kLeave:
       return deliver([&](Job* job) { return job->Leave(rank, request.leave().exit()); });
+    case v1::SessionRequest::kFinish:
+      return deliver([&](Job* job) { return job->Finish(rank); });
     case v1::SessionRequest::kQueryStep:
       return deliver([&](Job* job) {
         const auto& query = request.query_step();

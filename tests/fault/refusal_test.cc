@@ -242,7 +242,7 @@ const Wrong kWrongs[] = {
              [](v1::SessionRequest* request) { request->mutable_leave()->set_exit(false); }));
        }
      },
-     kFailedPrecondition, "PROTOCOL_VIOLATION", "or twice"},
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "sent Leave twice"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Daemon, WireRefusal, testing::ValuesIn(kWrongs),

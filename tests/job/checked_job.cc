@@ -208,6 +208,8 @@ absl::Status CheckedJob::Send(const Event& event) {
       return absl::OkStatus();
     case Action::kLeave:
       return job_->Leave(rank, event.detail != 0);
+    case Action::kFinish:
+      return job_->Finish(rank);
     case Action::kDeadline:
       clock_.Advance(kStepTimeoutNs);
       table_.Tick();
@@ -532,7 +534,7 @@ void CheckedJob::FinishEnded() {
     for (const absl::Status& status :
          {job_->MarkReady(rank, channel_, step, {0}), job_->MarkReady(rank, channel_, 0, {9}),
           job_->EndStep(rank, channel_, step, ""), job_->AbandonStep(rank, channel_, step, ""),
-          job_->Leave(rank, /*exit=*/true)}) {
+          job_->Leave(rank, /*exit=*/true), job_->Finish(rank)}) {
       if (!status.ok()) Violate("after its end, rank ", rank, " is refused: ", status.ToString());
     }
     job_->Lose(rank, Incarnation(rank), absl::AbortedError("again"));

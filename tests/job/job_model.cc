@@ -70,6 +70,8 @@ std::string Describe(const Event& event) {
       return of_rank("dies");
     case Action::kLeave:
       return of_rank(detail != 0 ? "exits" : "leaves and stays");
+    case Action::kFinish:
+      return of_rank("finishes");
     case Action::kDeadline:
       return "the deadline passes";
     case Action::kSupersede:
@@ -103,7 +105,7 @@ JobModel::JobModel(const ModelOptions& options)
 
 int JobModel::StepRanks() const {
   int count = 0;
-  for (const Rank& rank : ranks_) count += rank.in_steps ? 1 : 0;
+  for (const Rank& rank : ranks_) count += rank.in_steps || rank.finished ? 1 : 0;
   return count;
 }
 
@@ -147,6 +149,12 @@ void JobModel::Enabled(std::vector<Event>* events) const {
         add(Action::kLeave, r, 1);
       }
       if (!rank.in_steps) add(Action::kLeave, r, 1);
+    }
+  }
+  for (int r = 0; r < options_.ranks && MayHappen(Action::kFinish); ++r) {
+    const Rank& rank = ranks_[r];
+    if (rank.session && !rank.lost && rank.in_steps && rank.marks == 0 && !rank.ended) {
+      add(Action::kFinish, r);
     }
   }
   for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
@@ -249,8 +257,30 @@ void JobModel::LeaveSteps(int r, bool exit, Prediction* prediction) {
   }
 }
 
+void JobModel::Finish(int r, Prediction* prediction) {
+  LeaveSteps(r, /*exit=*/true, prediction);
+  ranks_[r].finished = true;
+}
+
+bool JobModel::SomeoneFinished() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.finished; });
+}
+
+void JobModel::EndIfFinishedRankIsNeeded() {
+  if (ended() || !SomeoneFinished()) return;
+  for (int r = 0; r < options_.ranks; ++r) {
+    const Rank& rank = ranks_[r];
+    if (rank.in_steps && !Behind(r) && (rank.marks != 0 || rank.ended)) {
+      end_ = {absl::StatusCode::kAborted, "RANK_FINISHED", first_finished_};
+    }
+  }
+}
+
 void JobModel::Resume(Prediction* prediction) {
-  if (ended() || StepRanks() > 0) return;
+  if (ended() || std::any_of(ranks_.begin(), ranks_.end(),
+                             [](const Rank& rank) { return rank.in_steps; })) {
+    return;
+  }
   int last = 0;
   for (int r = 1; r < options_.ranks; ++r) last = ranks_[r].away > ranks_[last].away ? r : last;
   for (int r = 0; r < options_.ranks; ++r) {
@@ -317,12 +347,12 @@ void JobModel::Decide(Prediction* prediction) {
   submitted_ = reduced_ = 0;
 }
 
-void JobModel::Settle(Prediction* prediction) {
+void JobModel::Advance(Prediction* prediction) {
   for (bool changed = true; changed;) {
     changed = false;
     // A bucket is reduced once every rank in steps has marked it, unless the step is void or the
     // job has ended.
-    if (!ended() && void_.ok() && StepRanks() > 0) {
+    if (!ended() && void_.ok() && StepRanks() > 0 && !SomeoneFinished()) {
       unsigned ready = kEveryBucket;
       for (int r = 0; r < options_.ranks; ++r) {
         if (ranks_[r].in_steps) ready &= Behind(r) ? 0u : ranks_[r].marks;
@@ -342,7 +372,7 @@ void JobModel::Settle(Prediction* prediction) {
     // every bucket is reduced; void if a fault made it so.
     if (!ended() && started_) {
       bool decided = !void_.ok();
-      if (!decided && reduced_ == kEveryBucket) {
+      if (!decided && reduced_ == kEveryBucket && !SomeoneFinished()) {
         decided = true;
         for (int r = 0; r < options_.ranks; ++r) {
           if (ranks_[r].in_steps && !(ranks_[r].ended && !Behind(r))) decided = false;
@@ -354,8 +384,13 @@ void JobModel::Settle(Prediction* prediction) {
       }
     }
   }
+}
+
+void JobModel::Settle(Prediction* prediction) {
+  Advance(prediction);
+  EndIfFinishedRankIsNeeded();
   // Sessions end once nothing touches their memory.
-  if (!ended() || end_sent_) return;
+  if (!ended() || end_sent_ || in_flight() != 0) return;
   end_sent_ = true;
   for (int r = 0; r < options_.ranks; ++r) {
     Rank& rank = ranks_[r];
@@ -407,6 +442,11 @@ Prediction JobModel::Apply(const Event& event) {
     case Action::kLeave:
       if (!ended()) LeaveSteps(r, event.detail != 0, &prediction);
       break;
+    case Action::kFinish:
+      if (ended()) break;
+      if (!SomeoneFinished()) first_finished_ = r;
+      Finish(r, &prediction);
+      break;
     case Action::kDeadline:
       if (!ended() && started_ && void_.ok()) {
         void_ = {absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT", -1, step_};
@@ -431,7 +471,7 @@ Prediction JobModel::Apply(const Event& event) {
       break;
   }
   Settle(&prediction);
-  if (event.action == Action::kLeave) Resume(&prediction);
+  if (event.action == Action::kLeave || event.action == Action::kFinish) Resume(&prediction);
   return prediction;
 }
 
@@ -443,7 +483,8 @@ std::uint64_t JobModel::Key() const {
     add(rank.in_steps ? 1 : 0, 1);
     add(rank.session ? 1 : 0, 1);
     add(rank.lost ? 1 : 0, 1);
-    add(static_cast<std::uint64_t>(rank.away), 2);
+    // A rank without a session is not away; 3 tells a finished one from one that has left.
+    add(rank.finished ? 3 : static_cast<std::uint64_t>(rank.away), 2);
     add(rank.belief, 2);
     add(rank.marks, kModelBuckets);
     add(rank.ended ? 1 : 0, 1);

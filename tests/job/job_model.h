@@ -25,6 +25,7 @@ enum class Action : std::uint8_t {
   kAbandon,    // `rank` abandons its step
   kLose,       // `rank` is lost: its process ends
   kLeave,      // `rank` leaves; `detail` is 1 if it exits, 0 if it stays until all have left
+  kFinish,     // `rank` finishes: its process comes to a good end
   kDeadline,   // the step's deadline passes
   kSupersede,  // a new generation of the job begins
   kBreach,     // `rank` breaks the protocol: `detail` is a Breach
@@ -137,6 +138,7 @@ class JobModel {
     bool in_steps = true;
     bool session = true;
     bool lost = false;
+    bool finished = false;
     int away = 0;  // order in which the ranks left and stayed: 1, 2, ...; 0 = present
     // The trainer's own view.
     std::uint64_t belief = 1;
@@ -158,11 +160,17 @@ class JobModel {
   // The rank ends a step that is already void, without having read the verdict.
   void EndInIgnorance(int rank);
   void LeaveSteps(int rank, bool exit, Prediction* prediction);
+  // The rank is in no step, but no step of the others can be complete without it.
+  void Finish(int rank, Prediction* prediction);
+  bool SomeoneFinished() const;
+  // Ends the job if a rank is in a step that needs a rank that has finished.
+  void EndIfFinishedRankIsNeeded();
   // Called when every rank has left: the ranks that stay take part again.
   void Resume(Prediction* prediction);
   void Lose(int rank, const Cause& own);
   void Reduce(int bucket, Prediction* prediction);
-  // Applies the rules until none has an effect.
+  // Each applies rules until none has an effect: Advance those of the step, Settle all.
+  void Advance(Prediction* prediction);
   void Settle(Prediction* prediction);
   void Decide(Prediction* prediction);
 
@@ -180,6 +188,7 @@ class JobModel {
   std::uint64_t complete_ = 0;
   Cause end_;
   std::array<Cause, kModelMaxRanks> own_end_;  // for ranks that were lost
+  int first_finished_ = -1;
   bool superseded_ = false;
   bool end_sent_ = false;
 };

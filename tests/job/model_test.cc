@@ -147,6 +147,8 @@ const Case kCases[] = {
      20, 40'000},
     {"TwoStepsAtOnceAndASuccessor", AtOnce(Options(2, 2, FaultBit(Action::kSupersede), 1)), kAll,
      20, 49'000},
+    {"TwoStepsAtOnceAndAFinish", AtOnce(Options(2, 2, FaultBit(Action::kFinish), 2)), kAll, 20,
+     10'000},
     // Every choice in every state.
     {"TwoSteps", Options(2, 2, kNoFault, 0), 1000, 20, 69'000},
     {"TwoStepsOneFault", Options(2, 2, kAnyFault, 1), 100, 3, 220'000},

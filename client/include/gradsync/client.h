@@ -441,6 +441,12 @@ class Session {
   // thread of this rank has called.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::Status Leave() = 0;
+  // Ends the session because this process comes to a good end. The other ranks cannot go on without
+  // this one, unlike after Leave: they may finish or leave, but if one of them begins a step, an
+  // operation or a layout, the job ends for all with ABORTED RANK_FINISHED.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open. LEFT: LeaveAndStay has
+  //                        not returned.
+  virtual absl::Status Finish() = 0;
   // "This rank has no more data in this epoch." The other ranks' steps and operations go on without
   // it, and its other calls fail LEFT. Blocks until every rank has left. Then all ranks that stayed
   // take part again, and layouts go on at next_step(). Returns the rank that left last: it did the

@@ -418,6 +418,10 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_all_reduce(gradsync
 /* Ends the session; the other ranks go on. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
     gradsync_session_t* session);
+/* Ends the session because this process comes to a good end. If another rank begins something more,
+ * the job ends with RANK_FINISHED. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_finish(
+    gradsync_session_t* session);
 /* Blocks until every rank has left. Then the ranks that stayed take part again. `last_joiner`: the
  * rank that left last. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave_and_stay(

@@ -110,6 +110,7 @@ class Library:
             ],
         )
         self.session_leave = self._blocking("session_leave", _ERROR, [_POINTER])
+        self.session_finish = self._blocking("session_finish", _ERROR, [_POINTER])
         self.session_leave_and_stay = self._blocking(
             "session_leave_and_stay",
             _ERROR,

@@ -39,6 +39,7 @@ class Reason:
     LEASE_EXPIRED: Final = "LEASE_EXPIRED"
     LEFT: Final = "LEFT"
     PROCESS_ENDED: Final = "PROCESS_ENDED"
+    RANK_FINISHED: Final = "RANK_FINISHED"
     RANK_LOST: Final = "RANK_LOST"
     SESSION_ENDED: Final = "SESSION_ENDED"
     STREAM_ENDED: Final = "STREAM_ENDED"

@@ -374,6 +374,18 @@ class Session:
         self._operate(library.session_leave)
         self._left = True
 
+    def finish(self) -> None:
+        """Ends this rank's part in the job because its process comes to a good end.
+
+        The other ranks may finish or leave, too. If one of them begins another step, operation or
+        layout, the job ends for all: AbortedError, reason RANK_FINISHED.
+
+        Raises:
+          FailedPreconditionError: a step of this rank is open.
+        """
+        self._operate(library.session_finish)
+        self._left = True
+
     def leave_and_stay(self, timeout: Optional[float] = None) -> int:
         """Says that this rank has no more data in this epoch, and waits until every rank says so.
 

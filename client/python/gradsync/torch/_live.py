@@ -107,4 +107,4 @@ def _settle(session: gradsync.Session) -> None:
             synchronizer.outcomes.settle()
 
 
-_session.before_leaving(_settle)
+_session.before_finishing(_settle)

@@ -23,7 +23,7 @@ _STEP_REASONS = _VOID_REASONS | {gradsync.Reason.DAEMON_SILENT}
 _PATIENCE = 3.0
 _log = logging.getLogger("gradsync")
 
-_before_leaving: list[Callable[[gradsync.Session], None]] = []
+_before_finishing: list[Callable[[gradsync.Session], None]] = []
 
 _lock = threading.Lock()
 _default: gradsync.Session | None = None
@@ -34,8 +34,9 @@ _names: weakref.WeakKeyDictionary[gradsync.Session, dict[str, int]] = weakref.We
 def init(**options: Any) -> gradsync.Session:
     """Joins the job, for all modules that this process wraps without `session=`.
 
-    Optional: without it, wrapping the first module joins the job, with no options. At the end of
-    the process the session leaves the job, unless an exception or `sys.exit` with an error ends it.
+    Optional: without it, wrapping the first module joins the job, with no options. At the good
+    end of the process the session finishes (`gradsync.Session.finish`). If an exception or
+    `sys.exit` with an error ends the process, this rank is lost.
 
     Args:
       **options: fields of `gradsync.SessionOptions` that differ from torchrun's environment, for
@@ -67,8 +68,8 @@ def init(**options: Any) -> gradsync.Session:
             patience.cancel()
         # Sessions close themselves at the exit. Functions that are registered later run earlier, so
         # this one leaves the job before its session closes.
-        atexit.unregister(_leave_at_exit)
-        atexit.register(_leave_at_exit)
+        atexit.unregister(_finish_at_exit)
+        atexit.register(_finish_at_exit)
         if sys.exit is not _exit:
             sys.exit = _exit
         return _default
@@ -118,9 +119,9 @@ def noting(session: gradsync.Session) -> Iterator[None]:
         raise
 
 
-def before_leaving(call: Callable[[gradsync.Session], None]) -> None:
-    """At the end of the process, calls `call` before its session leaves the job."""
-    _before_leaving.append(call)
+def before_finishing(call: Callable[[gradsync.Session], None]) -> None:
+    """At the end of the process, calls `call` before its session finishes."""
+    _before_finishing.append(call)
 
 
 def end(session: gradsync.Session) -> None:
@@ -153,7 +154,7 @@ def _exit(status: Any = None, /) -> NoReturn:
     _python_exit(status)
 
 
-def _leave_at_exit() -> None:
+def _finish_at_exit() -> None:
     session = _default
     if session is None or session.closed:
         return
@@ -161,9 +162,9 @@ def _leave_at_exit() -> None:
     failed = getattr(sys, "last_type", None) is not None or _exit_status not in (None, 0)
     try:
         if not failed and session not in _ended:
-            for call in _before_leaving:
+            for call in _before_finishing:
                 call(session)
-            session.leave()
+            session.finish()
     except gradsync.Error:
         pass  # a step is open, or the session has ended: to the other ranks this rank is lost
     finally:

@@ -1,4 +1,4 @@
-"""How a trainer's process ends, as another rank sees it: it leaves, or it is lost."""
+"""How a trainer's process ends, as another rank sees it: it leaves, finishes or is lost."""
 
 import json
 import os
@@ -26,7 +26,7 @@ _SETUP = """
         torch.manual_seed(0)
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
         step(model)
-        ends()
+        ends(model)
 """
 _OTHER_RANK = """
     import time
@@ -132,21 +132,30 @@ def run(daemon, launcher, tmp_path):
 
 @pytest.mark.parametrize(
     "ending",
-    ["train(1, lambda: None)", "train(1, sys.exit)", "train(1, lambda: sys.exit(0))"],
+    [
+        "train(1, lambda model: None)",
+        "train(1, lambda model: sys.exit())",
+        "train(1, lambda model: sys.exit(0))",
+    ],
     ids=["returns", "sys.exit()", "sys.exit(0)"],
 )
-def test_a_good_end_leaves_the_job(run, ending):
+def test_a_good_end_ends_the_job_for_a_rank_that_begins_another_step(run, ending):
     other, own = run(ending)
+    assert other == "RANK_FINISHED 1\n", other + own
+
+
+def test_other_ranks_go_on_alone_after_leave(run):
+    other, own = run("train(1, lambda model: model.leave())")
     assert other == "alone\n", other + own
 
 
 @pytest.mark.parametrize(
     "ending",
     [
-        "train(1, lambda: sys.exit(1))",
-        "train(1, lambda: sys.exit('failed'))",
-        "train(1, lambda: os._exit(0))",
-        "train(1, lambda: torch.zeros(1)[2])",
+        "train(1, lambda model: sys.exit(1))",
+        "train(1, lambda model: sys.exit('failed'))",
+        "train(1, lambda model: os._exit(0))",
+        "train(1, lambda model: torch.zeros(1)[2])",
     ],
     ids=["sys.exit(1)", "sys.exit(text)", "os._exit", "exception"],
 )
@@ -163,7 +172,7 @@ def test_an_exception_in_a_spawned_worker_is_a_loss(run, tmp_path):
         + textwrap.dedent(
             """
             def fails(rank):
-                train(1, lambda: torch.zeros(1)[2])
+                train(1, lambda model: torch.zeros(1)[2])
 
             if __name__ == "__main__":
                 try:

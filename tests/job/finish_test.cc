@@ -1,0 +1,116 @@
+// Ranks whose process comes to a good end without leaving the job.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/job/job_fixture.h"
+
+namespace gradsync::daemon {
+namespace {
+
+class FinishTest : public JobFixture {
+ protected:
+  void SetUp() override {
+    Start(3);
+    channel_ = Agree(Spec(2));
+  }
+
+  void Finish(std::uint32_t rank) {
+    const absl::Status status = job_->Finish(rank);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  // Every session that is left ends because of rank 1.
+  void ExpectEnded(const std::string& begun) {
+    for (const std::uint32_t rank : {0, 2}) {
+      const absl::Status end = Only<SessionEndMessage>(rank).status;
+      EXPECT_EQ(end.code(), absl::StatusCode::kAborted);
+      EXPECT_EQ(ReasonOf(end), "RANK_FINISHED");
+      EXPECT_EQ(FieldOf(end, "rank"), "1");
+      EXPECT_TRUE(Says(end, "rank 1 of job 'run-7' finished")) << end;
+      EXPECT_TRUE(Says(end, begun)) << end;
+    }
+    EXPECT_TRUE(job_->HasEnded());
+    EXPECT_TRUE(job_->Empty());
+  }
+
+  std::uint32_t channel_ = 0;
+};
+
+TEST_F(FinishTest, JobOfRanksThatAllFinishEndsWell) {
+  for (const std::uint32_t rank : {1, 0, 2}) {
+    Finish(rank);
+    EXPECT_TRUE(Only<SessionEndMessage>(rank).status.ok());
+  }
+  EXPECT_FALSE(job_->HasEnded());
+  EXPECT_TRUE(job_->Empty());
+}
+
+TEST_F(FinishTest, RankMayLeaveAfterAnotherHasFinished) {
+  Finish(1);
+  ASSERT_TRUE(job_->Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  EXPECT_TRUE(Only<SessionEndMessage>(2).status.ok());
+}
+
+TEST_F(FinishTest, NextStepEndsTheJobAndSaysWhenTheRankFinished) {
+  for (const std::uint32_t rank : {0, 1, 2}) DoStep(rank, channel_, 1);
+  reducer_.CompleteAll();
+  Finish(1);
+  clock_.Advance(12'300'000'000);
+  EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());
+  TakeAll();
+  ASSERT_TRUE(job_->MarkReady(0, channel_, 2, {1}).ok());
+  ExpectEnded("finished 12.3s ago");
+}
+
+TEST_F(FinishTest, StepThatAnotherRankHasBegunEndsTheJob) {
+  ASSERT_TRUE(job_->MarkReady(2, channel_, 1, {0}).ok());
+  Finish(1);
+  ExpectEnded("Rank 2 has begun step 1 of layout 'model'");
+}
+
+TEST_F(FinishTest, OperationEndsTheJob) {
+  Finish(1);
+  ASSERT_TRUE(job_->Operate(2, 1, OperationSpec(), {}, kForever).ok());
+  ExpectEnded("Rank 2 has begun operation 1,");
+}
+
+TEST_F(FinishTest, LayoutEndsTheJob) {
+  Finish(1);
+  ASSERT_TRUE(job_->RegisterLayout(0, Request(Spec(1, "other"))).ok());
+  ExpectEnded("Rank 0 has begun layout 'other'");
+}
+
+TEST_F(FinishTest, RanksThatStayedResumeAndThenEndTheJob) {
+  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(2, /*exit=*/false).ok());
+  Finish(1);
+  Only<LeaveDoneMessage>(0);
+  TakeAll();
+  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0}).ok());
+  ExpectEnded("Rank 0 has begun step 1");
+}
+
+TEST_F(FinishTest, RankInAStepMayNotFinish) {
+  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0}).ok());
+  const absl::Status status = job_->Finish(1);
+  EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
+  EXPECT_TRUE(Says(status, "rank 1 sent Finish in the middle of a step")) << status;
+}
+
+TEST_F(FinishTest, RankThatStaysMayNotFinish) {
+  ASSERT_TRUE(job_->Leave(1, /*exit=*/false).ok());
+  const absl::Status status = job_->Finish(1);
+  EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
+  EXPECT_TRUE(Says(status, "rank 1 sent Finish while it stays")) << status;
+}
+
+TEST_F(FinishTest, LossIsStillALoss) {
+  Finish(1);
+  Lose(2);
+  EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(0).status), "RANK_LOST");
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
