@@ -13,7 +13,11 @@ _MESSAGE_BYTES = 1024
 
 
 def check_agreement(
-    session: gradsync.Session, description: Sequence[str], timeout: float | None
+    session: gradsync.Session,
+    description: Sequence[str],
+    timeout: float | None,
+    subject: str = "modules",
+    advice: str = "Build the same model, in the same order, on every rank.",
 ) -> None:
     """Checks that every rank gives the same description.
 
@@ -21,6 +25,8 @@ def check_agreement(
       session: every rank of it calls this.
       description: a line for each option, parameter and buffer.
       timeout: seconds to wait for the other ranks; None: 30 min.
+      subject: what is described, in the error.
+      advice: the error's last sentence.
 
     Raises:
       ValueError: they differ; every rank gets the first difference and both ranks.
@@ -35,8 +41,9 @@ def check_agreement(
     message = bytearray(_MESSAGE_BYTES)
     if bytes(text) != mine:
         differs[session.rank] = 1
-        difference = _difference(json.loads(text), description, session.rank).encode()
-        message[: len(difference)] = difference[:_MESSAGE_BYTES]
+        difference = _difference(json.loads(text), description, session.rank)
+        said = f"gradsync: the {subject} differ: {difference}. {advice}".encode()
+        message[: len(said)] = said[:_MESSAGE_BYTES]
     session.all_reduce_address(
         differs.data_ptr(), differs.numel(), gradsync.DataType.FLOAT32, "sum", timeout
     )
@@ -48,19 +55,13 @@ def check_agreement(
 
 
 def _difference(theirs: Sequence[str], mine: Sequence[str], rank: int) -> str:
-    advice = "Build the same model, in the same order, on every rank."
     for a, b in zip(theirs, mine):
         if a != b:
-            return (
-                f"gradsync: the modules differ: rank 0 has {a}, but rank {rank} has {b}. {advice}"
-            )
+            return f"rank 0 has {a}, but rank {rank} has {b}"
     longer, first_extra = (
         (0, theirs[len(mine)]) if len(theirs) > len(mine) else (rank, mine[len(theirs)])
     )
-    return (
-        f"gradsync: the modules differ: rank {longer} has {first_extra}, which rank "
-        f"{rank - longer} does not have. {advice}"
-    )
+    return f"rank {longer} has {first_extra}, which rank {rank - longer} does not have"
 
 
 def describe(kind: str, name: str, tensor: torch.Tensor) -> str:

@@ -39,13 +39,18 @@ class ModuleState:
         self._timeout = session.options.step_timeout
 
     def agree(
-        self, options: Sequence[str], trainable: Collection[str], timeout: float | None
+        self,
+        options: Sequence[str],
+        trainable: Collection[str],
+        root: int,
+        timeout: float | None,
     ) -> None:
-        """Checks that every rank has the same module, and gives all ranks the state of rank 0.
+        """Checks that every rank has the same module, and gives all ranks the state of `root`.
 
         Args:
           options: a line for each option that must be the same on every rank.
           trainable: names of the parameters that are synchronized.
+          root: the rank whose state counts; the same on every rank.
           timeout: seconds to wait for the other ranks; None: 30 min.
 
         Raises:
@@ -61,7 +66,7 @@ class ModuleState:
         ]
         with _session.noting(self._session):
             check_agreement(self._session, lines, timeout)
-        self.broadcast([tensor for _, _, tensor in entries], 0, "the state", timeout)
+        self.broadcast([tensor for _, _, tensor in entries], root, "the state", timeout)
 
     def broadcast_all(self, root: int, what: str) -> None:
         """Overwrites parameters and buffers with the root's; `what` names them in errors."""

@@ -17,6 +17,7 @@ from gradsync.torch._buckets import Buckets
 from gradsync.torch._first_steps import FirstSteps
 from gradsync.torch._forwards import Forwards
 from gradsync.torch._gradients import Slot
+from gradsync.torch._history import OptimizerCheck
 from gradsync.torch._module_hooks import BeginHook, GradientHook, Steps, remove
 from gradsync.torch._outcomes import Outcomes
 from gradsync.torch._parameter_hooks import ParameterHooks
@@ -44,6 +45,7 @@ class Synchronizer:
       broadcast_buffers: whether each step ends with the buffers of the lowest live rank everywhere.
       static_graph: the first step counts how often each gradient comes.
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
+      trained_before: whether some rank has trained the module before it was wrapped.
 
     Attributes:
       buckets, device_verdict: as given.
@@ -61,6 +63,7 @@ class Synchronizer:
         broadcast_buffers: bool,
         static_graph: bool,
         device_verdict: bool,
+        trained_before: bool,
     ) -> None:
         self.buckets = buckets
         self.device_verdict = device_verdict
@@ -69,6 +72,9 @@ class Synchronizer:
         self._order = next(_orders)
         self._forwards = Forwards()
         self._thread = threading.get_ident()  # that ran the last forward pass
+        self._optimizer_check = (
+            OptimizerCheck(buckets.session, buckets.slots) if trained_before else None
+        )
         self._parameters = frozenset(id(slot.parameter) for slot in buckets.slots)
         steps: weakref.ref[Steps] = weakref.ref(self)
         for slot in buckets.slots:
@@ -164,11 +170,16 @@ class Synchronizer:
 
         A backward pass may run in another thread. The update matters to it only if `optimizer`
         updates the same parameters.
+
+        Raises:
+          ValueError: the module was trained before it was wrapped, and the state of `optimizer`
+            differs between the ranks.
         """
-        if self.outcomes.step is None:
-            return
-        if self._thread == threading.get_ident() or self.trains(optimizer):
-            self.outcomes.abandon_stale("its backward pass did not finish")
+        if self.outcomes.step is not None:
+            if self._thread == threading.get_ident() or self.trains(optimizer):
+                self.outcomes.abandon_stale("its backward pass did not finish")
+        if self._optimizer_check is not None:
+            self._optimizer_check.check(optimizer)
 
     def after_forward(self, output: Any, synchronize: bool) -> None:
         """A forward pass gave `output`; a backward pass through it is a step if `synchronize`."""

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import torch
 
 import gradsync
-from gradsync.torch import _autograd, _checks, _live, _optimizer_steps, _session
+from gradsync.torch import _autograd, _checks, _history, _live, _optimizer_steps, _session
 from gradsync.torch._buckets import MIB, BucketCaps, Buckets
 from gradsync.torch._compiler import uncompiled
 from gradsync.torch._gradients import Slot
@@ -59,7 +59,8 @@ class DistributedDataParallel(torch.nn.Module):
       broadcast_buffers: whether each step ends by giving all ranks the buffers of the lowest live
         rank.
       init_sync: whether to check first that all ranks have the same module, and to give all of them
-        the parameters and buffers of rank 0.
+        the parameters and buffers of the rank with the most complete steps of this module, which is
+        rank 0 at the start.
       bucket_cap_mb: most MiB of a bucket; None: 25. A larger parameter has a bucket of its own.
       find_unused_parameters: as PyTorch's; without effect, as unused parameters are always found.
       gradient_as_bucket_view: as PyTorch's; without effect, as gradients are always views.
@@ -153,6 +154,9 @@ class DistributedDataParallel(torch.nn.Module):
             name = _session.unique_name(session, "ddp")
         state = ModuleState(module, ignored, session, name)
         caps = BucketCaps.of_mib(bucket_cap_mb, first_bucket_cap_mb, last_bucket_cap_mb)
+        wrap_timeout = _WRAP_TIMEOUT if timeout is None else timeout
+        with _session.noting(session):
+            trained = _history.root_of(session, module, wrap_timeout)
         if init_sync:
             state.agree(
                 [
@@ -164,7 +168,8 @@ class DistributedDataParallel(torch.nn.Module):
                     f"device_verdict={device_verdict}",
                 ],
                 {slot.name for slot in slots},
-                _WRAP_TIMEOUT if timeout is None else timeout,
+                0 if trained is None else trained,
+                wrap_timeout,
             )
         old = None if replaced is None else replaced()
         buckets = Buckets(
@@ -178,7 +183,9 @@ class DistributedDataParallel(torch.nn.Module):
             broadcast_buffers=broadcast_buffers,
             static_graph=static_graph,
             device_verdict=device_verdict,
+            trained_before=trained is not None,
         )
+        _history.remember(module, self._synchronizer.outcomes.verdicts.times)
         _live.add(self._synchronizer)
         _optimizer_steps.watch()
 

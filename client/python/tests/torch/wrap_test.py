@@ -551,4 +551,54 @@ def learn_that_it_is_void(t, model):
         model._synchronizer.buckets.layout.wait_step(1)
 
 
+def train_and_lose_rank_0(t):
+    """Three steps; then a module and an optimizer that are new on rank 0, as after its loss."""
+    module = Mlp()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    model = t.wrap(module)
+    for step in range(3):
+        t.train(model, squares(t, step))
+        optimizer.step()
+    model.leave()
+    if t.rank == 0:
+        module = Mlp()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    return module, optimizer
+
+
+@trial(WRAPPER)
+def a_rank_that_has_trained_gives_its_state_when_rank_0_is_new(t):
+    module, _ = train_and_lose_rank_0(t)
+    trained = t.gather([p.detach().clone() for p in module.parameters()])[1]
+    again = t.wrap(module, session=t.session(step_timeout=120.0))
+    for parameter, expected in zip(again.parameters(), trained):
+        assert torch.equal(parameter, expected)
+
+
+@trial(WRAPPER)
+def an_optimizer_whose_state_one_rank_lacks_is_refused_by_name(t):
+    module, optimizer = train_and_lose_rank_0(t)
+    again = t.wrap(module, session=t.session(step_timeout=120.0))
+    t.train(again, squares(t, 3))
+    before = [p.detach().clone() for p in again.parameters()]
+    with t.raises(
+        ValueError,
+        match=("optimizers differ", "rank 0 has no state of 'first.weight'", "momentum_buffer"),
+    ):
+        optimizer.step()
+    for parameter, expected in zip(again.parameters(), before):
+        assert torch.equal(parameter, expected)
+
+
+@trial(WRAPPER)
+def an_optimizer_whose_state_every_rank_has_goes_on(t):
+    module, optimizer = train_and_lose_rank_0(t)
+    optimizer.load_state_dict(t.gather(optimizer.state_dict())[1])
+    again = t.wrap(module, session=t.session(step_timeout=120.0))
+    for step in range(3, 6):
+        t.train(again, squares(t, step))
+        optimizer.step()
+    t.same_bits(list(again.parameters()))
+
+
 test = trials_test(__name__)
