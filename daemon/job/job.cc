@@ -279,11 +279,10 @@ absl::Status Job::Finish(std::uint32_t rank) {
 
 absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message) const {
   if (!operations_.InOperation(rank) && !layouts_.InStep(rank)) return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-      absl::StrCat("rank ", rank, " sent ", message,
-                   " in the middle of a step or operation. Wait for it first."),
-      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                   absl::StrCat("rank ", rank, " sent ", message,
+                                " in the middle of a step or operation. Wait for it first."),
+                   {{field::kJob, identity_.job_id}, {field::kRank, rank}});
 }
 
 void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
@@ -294,8 +293,8 @@ void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
                                   ? absl::StrCat("operation ", operations_.next_sequence() - 1)
                                   : layouts_.BegunBy(rank);
     if (begun.empty()) continue;
-    const absl::Duration ago = absl::Nanoseconds(environment_.clock->NowNs() -
-                                                 members_[*finished].finished_ns);
+    const absl::Duration ago =
+        absl::Nanoseconds(environment_.clock->NowNs() - members_[*finished].finished_ns);
     StopLocked(MakeError(
         absl::StatusCode::kAborted, reason::kRankFinished,
         absl::StrCat("rank ", members_.Name(*finished), " of job '", identity_.job_id,

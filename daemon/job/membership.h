@@ -18,10 +18,10 @@
 namespace gradsync::daemon {
 
 enum class RankState : std::uint8_t {
-  kAbsent,  // not joined yet
-  kLive,    // takes part in steps and in the job's own channel
-  kStayed,  // Leave{exit=false}: takes part in nothing until every rank has left
-  kExited,  // Leave{exit=true}
+  kAbsent,    // not joined yet
+  kLive,      // takes part in steps and in the job's own channel
+  kStayed,    // Leave{exit=false}: takes part in nothing until every rank has left
+  kExited,    // Leave{exit=true}
   kFinished,  // its process ended well, but steps still wait for it, in vain
   kLost,
 };

@@ -277,8 +277,8 @@ void JobModel::EndIfFinishedRankIsNeeded() {
 }
 
 void JobModel::Resume(Prediction* prediction) {
-  if (ended() || std::any_of(ranks_.begin(), ranks_.end(),
-                             [](const Rank& rank) { return rank.in_steps; })) {
+  if (ended() ||
+      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.in_steps; })) {
     return;
   }
   int last = 0;
