@@ -20,7 +20,7 @@ namespace gradsync::client {
 class LateRanksQuestion {
  public:
   // What an error says instead of an answer.
-  static constexpr char kUnanswered[] = "the daemon has not said who is missing";
+  static constexpr char kUnanswered[] = "the daemon has not said which ranks are late";
 
   // True if the daemon must be asked: then `query` is the question, without its channel. False: the
   // question about `step` waits for its answer already.
