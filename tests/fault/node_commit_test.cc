@@ -116,6 +116,8 @@ struct Phase {
 };
 using Life = std::vector<Phase>;
 
+// The rank takes part in nothing after this command.
+bool Departs(const std::string& command) { return command == "leave" || command == "finish"; }
 Commands All(const std::string& command) { return {command, command, command}; }
 const char* const kRegister = "register buckets=2 count=64";
 const char* const kTooLarge = "register layout=large buckets=1 count=400000";  // for kQuota
@@ -168,6 +170,18 @@ Life End() {
       {"agent_leaves", {"", "", "leave"}, leaving, Answer::kCommon, "OK", "step ranks=0", true},
       {"step_alone", {"step ranks=0", "", ""}, {}},
       {"coordinator_leaves", {"leave", "", ""}, {}},
+  };
+}
+
+// No step can follow a rank's finish.
+Life GoodEnd() {
+  const std::vector<Message> finishing = {{"rank_request.finish", 1, Moment::kAnswering},
+                                          {"rank_response.session_ending", 1, Moment::kDecided},
+                                          {"rank_ended", 1, Moment::kDecided}};
+  return {
+      {"finish", {"", "finish", ""}, finishing, Answer::kCommon, "OK", ""},
+      {"agent_finishes", {"", "", "finish"}, finishing, Answer::kCommon, "OK", "", true},
+      {"coordinator_finishes", {"finish", "", ""}, {}},
   };
 }
 
@@ -239,7 +253,7 @@ const std::vector<Life>& AllLives() {
                 Answer::kOwn,
                 "WAIT_TIMEOUT"},
                Step("step_of_the_new_layout", 1)},
-              End()})};
+              GoodEnd()})};
   return *lives;
 }
 
@@ -373,7 +387,7 @@ class LifeTest : public NodeCommitTest {
     for (const auto& [rank, reply] : Results(phase.commands)) {
       EXPECT_EQ(OutcomeOf(reply), phase.outcome)
           << phase.name << ", rank " << rank << ": " << reply;
-      if (phase.commands[rank] == "leave") left_.insert(rank);
+      if (Departs(phase.commands[rank])) left_.insert(rank);
     }
     // The last messages may arrive after the trainers' replies.
     for (const Message& message : phase.messages) said_[message.kind] += message.count;
@@ -478,7 +492,7 @@ class EveryMessageTest : public LifeTest, public testing::WithParamInterface<Wir
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
       const auto reply = replies.find(rank);
       const bool told = reply != replies.end() && OutcomeOf(reply->second) != phase.outcome;
-      const bool leaves = left_.count(rank) > 0 || phase.commands[rank] == "leave";
+      const bool leaves = left_.count(rank) > 0 || Departs(phase.commands[rank]);
       if (Lives(one.killed, rank) && !told && !leaves) next[rank] = phase.next;
     }
     const bool known = one.deliver || one.moment == Moment::kDecided;

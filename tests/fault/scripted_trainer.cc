@@ -656,6 +656,7 @@ absl::Status Rank::Call(const Command& command, Answer* answer) {
   if (name == "broadcast") return Broadcast(command);
   if (name == "allreduce") return AllReduce(command);
   if (name == "leave") return session_->Leave();
+  if (name == "finish") return session_->Finish();
   if (name == "leave_stay") {
     const auto last = session_->LeaveAndStay(command.Timeout());
     if (!last.ok()) return last.status();

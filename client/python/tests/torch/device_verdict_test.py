@@ -407,7 +407,7 @@ def the_end_of_the_process_waits_for_open_steps(t):
     for step in range(3):
         squares(t, step)(model).backward()
     assert is_on_device(model)
-    for call in _session._before_leaving:
+    for call in _session._before_finishing:
         call(t.session())
     assert not is_on_device(model)
     model.leave()
