@@ -22,7 +22,8 @@
 // Each method lists its own errors. After one of these the session goes on. Once the session has
 // ended, every method returns why:
 //   ABORTED              RANK_LOST, SUPERSEDED, LEASE_EXPIRED. The message names rank, step and
-//                        bucket, and how the loss is known. Join again.
+//                        bucket, and how the loss is known. Join again. RANK_FINISHED: a rank
+//                        has called Finish, and another one began something that needs it.
 //   ABORTED              STEP_IN_DOUBT: see WaitStep.
 //   UNAVAILABLE          DAEMON_LOST, DRAINING, COORDINATOR_LOST, WORKER_LOST and other losses.
 //                        STEP_IN_DOUBT if this rank had called EndStep, or had marked every bucket

@@ -149,14 +149,14 @@ def test_signals_that_do_not_raise_end_no_wait(daemon, watching):
 def test_ctrl_c_before_a_pass_or_in_a_forked_child_ends_no_wait(daemon, watching):
     with job(daemon, 2, [1]) as (_, layouts):
         with ctrl_c_after(0.1), pytest.raises(KeyboardInterrupt):
-            time.sleep(5)
+            threading.Event().wait(60)
 
         def interrupted_child():
             child = os.fork()
             if child == 0:
                 signal.signal(signal.SIGINT, lambda *_: os._exit(0))
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(5)
+                signal.raise_signal(signal.SIGINT)
+                os._exit(1)
             assert os.waitpid(child, 0)[1] == 0
             layouts[0].wait_step(1, 0.5)
 

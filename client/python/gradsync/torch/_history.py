@@ -81,7 +81,6 @@ class OptimizerCheck:
         lines = _describe(optimizer, self._names)
         if not lines:
             return  # it has no parameter of this module
-        self._checked.add(optimizer)
         with _session.noting(self._session):
             check_agreement(
                 self._session,
@@ -91,6 +90,7 @@ class OptimizerCheck:
                 advice="Load the same optimizer state on every rank, for example a checkpoint's, "
                 "before the first step after the module is wrapped again.",
             )
+        self._checked.add(optimizer)  # not after an error: the next step is refused, too
 
 
 def _describe(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[str]:
@@ -110,10 +110,12 @@ def _describe(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[s
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return repr(value.item())
     if not isinstance(value, torch.Tensor):
-        return repr(value)
-    if value.numel() == 1:
-        return f"{value.item():g}"
+        # The text of another object may have its address, which differs between ranks.
+        plain = isinstance(value, (bool, int, float, str, tuple, list, type(None)))
+        return repr(value) if plain else type(value).__name__
     bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     content = (ctypes.c_char * bits.numel()).from_address(bits.data_ptr())
     return "#" + hashlib.sha256(content).hexdigest()[:8]

@@ -67,7 +67,7 @@ def init(**options: Any) -> gradsync.Session:
         finally:
             patience.cancel()
         # Sessions close themselves at the exit. Functions that are registered later run earlier, so
-        # this one leaves the job before its session closes.
+        # this one ends this rank's part before its session closes.
         atexit.unregister(_finish_at_exit)
         atexit.register(_finish_at_exit)
         if sys.exit is not _exit:

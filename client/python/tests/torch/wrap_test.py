@@ -581,11 +581,12 @@ def an_optimizer_whose_state_one_rank_lacks_is_refused_by_name(t):
     again = t.wrap(module, session=t.session(step_timeout=120.0))
     t.train(again, squares(t, 3))
     before = [p.detach().clone() for p in again.parameters()]
-    with t.raises(
-        ValueError,
-        match=("optimizers differ", "rank 0 has no state of 'first.weight'", "momentum_buffer"),
-    ):
-        optimizer.step()
+    for _ in range(2):  # the second try, too
+        with t.raises(
+            ValueError,
+            match=("optimizers differ", "rank 0 has no state of 'first.weight'", "momentum_buffer"),
+        ):
+            optimizer.step()
     for parameter, expected in zip(again.parameters(), before):
         assert torch.equal(parameter, expected)
 
