@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Iterable, Sequence
 
 import torch
 
 import gradsync
+from gradsync.torch._packed_tensors import ALIGNMENT, PackedTensors, packed_size
 
 # Tensors are packed into groups of at most this many bytes: a model of many small tensors then
 # costs few operations.
 _GROUP_BYTES = 32 << 20
-# Where each tensor begins in its group: enough for every dtype.
-_ALIGNMENT = 16
 
 
 def broadcast_tensors(
@@ -35,22 +35,18 @@ def broadcast_tensors(
     Raises:
       RuntimeError: the root's tag differs from this rank's.
     """
-    mark = hashlib.sha256(tag.encode()).digest()[:_ALIGNMENT]
+    mark = hashlib.sha256(tag.encode()).digest()[:ALIGNMENT]
     group: list[torch.Tensor] = []
-    size = _ALIGNMENT
+    size = ALIGNMENT
     for tensor in tensors:
-        nbytes = _padded(tensor)
+        nbytes = packed_size(tensor)
         if group and size + nbytes > _GROUP_BYTES:
             _broadcast_group(session, group, size, root, mark, tag, timeout)
-            group, size = [], _ALIGNMENT
+            group, size = [], ALIGNMENT
         group.append(tensor)
         size += nbytes
     if group:
         _broadcast_group(session, group, size, root, mark, tag, timeout)
-
-
-def _padded(tensor: torch.Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
 
 
 def _broadcast_group(
@@ -63,29 +59,26 @@ def _broadcast_group(
     timeout: float | None,
 ) -> None:
     with torch.no_grad():
-        packed = torch.empty(size, dtype=torch.uint8)
-        packed[:_ALIGNMENT] = torch.frombuffer(bytearray(mark), dtype=torch.uint8)
-        spans = []
-        offset = _ALIGNMENT
-        for tensor in tensors:
-            nbytes = tensor.numel() * tensor.element_size()
-            span = packed[offset : offset + nbytes].view(tensor.dtype).view(tensor.size())
-            span.copy_(tensor)
-            spans.append(span)
-            offset += _padded(tensor)
-        session.broadcast_address(packed.data_ptr(), size, root, timeout, owner=packed)
-        if bytes(packed[:_ALIGNMENT].tolist()) != mark:
+        # Copies between a GPU and page-locked memory are faster. PyTorch keeps that memory for the
+        # next time, so a single huge tensor gets none.
+        pin = size <= _GROUP_BYTES and any(tensor.is_cuda for tensor in tensors)
+        memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pin)
+        memory[:ALIGNMENT] = torch.frombuffer(bytearray(mark), dtype=torch.uint8)
+        parts = []
+        offset = ALIGNMENT
+        # Consecutive tensors on one device.
+        for _, run in itertools.groupby(tensors, lambda tensor: tensor.device):
+            part = list(run)
+            end = offset + sum(map(packed_size, part))
+            parts.append(PackedTensors(part, memory[offset:end]))
+            offset = end
+        for packed in parts:
+            packed.pack()
+        session.broadcast_address(memory.data_ptr(), size, root, timeout, owner=memory)
+        if bytes(memory[:ALIGNMENT].tolist()) != mark:
             raise RuntimeError(
                 f"gradsync: rank {session.rank} synchronizes {tag}, but another rank synchronizes "
                 "something else; run the wrapped modules in the same order on every rank"
             )
-        for tensor, span in zip(tensors, spans):
-            # A tensor with the same bits is not written: another graph may have saved it for its
-            # backward pass, which a write would break.
-            if not _same_bits(tensor.cpu(), span):
-                tensor.copy_(span)
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    a, b = (tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in (a, b))
-    return torch.equal(a, b)
+        for packed in parts:
+            packed.unpack()

@@ -2,6 +2,7 @@
 
 import torch
 from models import SMALL_BUCKETS, Mlp
+from stand_in_gpu import GpuMemory
 from torch import nn
 from trial import PYTORCH, WRAPPER, local_gradients, trial
 from trial_ranks import trials_test
@@ -74,6 +75,29 @@ def buffers_that_are_not_broadcast_differ(t):
         data = t.randn(4, 6, seed=step)
         t.train(model, lambda m, d=data: m(d).pow(2).mean())
     assert module.count.item() == 2 * (1 + t.rank)
+
+
+@trial(WRAPPER)
+def buffers_on_a_gpu_cross_once_each_way(t):
+    """However many there are: the host waits for the GPU at every crossing."""
+    module = Mlp()
+    for i in range(40):
+        module.register_buffer(f"mean_{i}", torch.full((1 + i, 3), 1.0))
+        module.register_buffer(f"count_{i}", torch.tensor(i))
+        module.register_buffer(f"mask_{i}", torch.tensor([True, False, True]))
+    model = t.wrap(module)
+    for step in range(3):
+        model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for i in range(1, 40, 2):
+                getattr(module, f"mean_{i}").add_(t.rank)
+                getattr(module, f"count_{i}").add_(1 + t.rank)
+        with GpuMemory(*module.buffers()) as gpu:
+            model(t.randn(4, 6, seed=step)).sum().backward()
+        # What rank 0 gets back is what it has.
+        assert len(gpu.crossings) == 1 + t.rank, gpu.crossings
+        same(t, module)
+        assert module.count_3.item() == 3 + step + 1
 
 
 def _norm():

@@ -1,9 +1,9 @@
-"""A stand-in for a layout on a GPU, made of a layout in host memory.
+"""Stand-ins for a GPU: a layout on it, made of a layout in host memory; and its memory.
 
 It does at once what a GPU does later. Where a stream would wait for the averages, it waits for the
 step, writes the verdict's float and keeps the result for wait_step(). So a test sees the package's
 calls, their order and step numbers, and what optimizers do with the verdict. It sees nothing of
-streams.
+streams. GpuMemory counts the copies between host and GPU.
 """
 
 import collections
@@ -13,9 +13,12 @@ import types
 from unittest import mock
 
 import gradsync
+import torch
 from gradsync import _structs
-from gradsync.torch import _autograd, _checks, _hand_off, distributed
+from gradsync.torch import _autograd, _checks, _hand_off, _packed_tensors, distributed
 from threads import on_another_thread
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 UUID = "GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5"
 
@@ -153,3 +156,54 @@ def device_thread():
         mock.patch.object(_autograd, "backward_id", lambda: ending[1] if ending else backward_id()),
     ):
         yield
+
+
+class GpuMemory(TorchDispatchMode):
+    """In this context `tensors`, and what is made of them alone, count as memory of a GPU.
+
+    Attributes:
+      crossings: the operations so far between that memory and the host's, each of which would make
+        the host wait for the GPU.
+    """
+
+    def __init__(self, *tensors):
+        super().__init__()
+        self.crossings = []
+        self._held = {}  # the storages by their address, which so is not used again
+        for tensor in tensors:
+            self._hold(tensor)
+
+    def _hold(self, tensor):
+        storage = tensor.untyped_storage()
+        self._held[storage.data_ptr()] = storage
+
+    def _holds(self, tensor):
+        return tensor.untyped_storage().data_ptr() in self._held
+
+    def __enter__(self):
+        self._patch = mock.patch.object(
+            _packed_tensors, "is_on_host", lambda tensor: not self._holds(tensor)
+        )
+        self._patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self._patch.stop()
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if all(isinstance(argument, (list, tuple)) for argument in args[:2]) and len(args) > 1:
+            calls = [list(pair) for pair in zip(*args[:2])]  # a call for many tensors
+        else:
+            calls = [[x for x in _pytree.tree_leaves((args, kwargs)) if torch.is_tensor(x)]]
+        made = [x for x in _pytree.tree_leaves(result) if torch.is_tensor(x)]
+        for tensors in calls:
+            held = [self._holds(tensor) for tensor in tensors]
+            # A number that is read of the GPU crosses, too.
+            if any(held) and (not all(held) or (result is not None and not made)):
+                self.crossings.append(str(function))
+            elif any(held):
+                for tensor in made:
+                    self._hold(tensor)
+        return result
