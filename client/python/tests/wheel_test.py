@@ -76,6 +76,7 @@ def test_it_contains_only_the_typed_package(wheel):
         "gradsync",
         "gradsync.libs",
         "gradsync-0.dist-info",
+        "gradsync_torch_backend.py",
     }
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 

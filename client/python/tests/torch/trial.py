@@ -29,6 +29,7 @@ from torch import nn
 WRAPPER = "wrapper"  # gradsync.torch.DistributedDataParallel
 HOOK = "hook"  # PyTorch's wrapper with gradsync.torch.allreduce_hook
 PYTORCH = "pytorch"  # PyTorch's wrapper on Gloo: does it behave as the trial says?
+GROUP = "group"  # PyTorch's wrapper on the process group "gradsync"
 
 ALL = (WRAPPER, HOOK, PYTORCH)
 
@@ -92,7 +93,7 @@ class Trial:
         return model
 
     def pytorch(self, module, **options):
-        """PyTorch's own wrapper on Gloo, in every trial."""
+        """PyTorch's own wrapper on the trial's process group."""
         self.process_group()
         return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
 
@@ -113,9 +114,11 @@ class Trial:
 
     def process_group(self):
         if not dist.is_initialized():
+            import gradsync.torch  # noqa: F401  # makes "gradsync" known
+
             dist.init_process_group(
-                "gloo",
-                store=dist.PrefixStore("gloo", self._store),
+                "gradsync" if self.wrapper == GROUP else "gloo",
+                store=dist.PrefixStore("group", self._store),
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=LIMIT,
