@@ -2,7 +2,10 @@
 
 import ast
 import graphlib
+import os
 import pathlib
+import subprocess
+import sys
 
 import gradsync
 import pytest
@@ -54,6 +57,27 @@ def test_the_core_does_not_import_the_part_for_pytorch():
     for name, imported in imports(PACKAGE).items():
         if not name.startswith("gradsync.torch"):
             assert not [other for other in imported if other.startswith("gradsync.torch")], name
+
+
+def test_importing_the_part_for_pytorch_loads_little_more_of_pytorch():
+    pytest.importorskip("torch")
+    # PyTorch's compiler, FSDP and sympy take seconds, in every rank.
+    program = """if True:
+        import sys, torch
+        before = set(sys.modules)
+        import gradsync.torch
+        print(*sorted(set(sys.modules) - before))
+    """
+    paths = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+    loaded = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.split()
+    others = [name for name in loaded if name.startswith(("torch.", "sympy"))]
+    assert len(others) < 20, others
 
 
 @pytest.mark.parametrize(

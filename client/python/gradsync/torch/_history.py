@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import sys
 import weakref
 from typing import Any, Sequence
 
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import gradsync
 from gradsync.torch import _session
@@ -74,7 +74,7 @@ class OptimizerCheck:
         """
         if optimizer in self._checked:
             return
-        if isinstance(optimizer, ZeroRedundancyOptimizer):
+        if _is_zero_redundancy(optimizer):
             # It keeps each parameter's state on one rank, in an optimizer that makes a step next.
             self._checked.update((optimizer, optimizer.optim))
             return
@@ -91,6 +91,12 @@ class OptimizerCheck:
                 "before the first step after the module is wrapped again.",
             )
         self._checked.add(optimizer)  # not after an error: the next step is refused, too
+
+
+def _is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
+    # Importing torch.distributed.optim takes most of a second; a program with this optimizer has.
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
 
 
 def _describe(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[str]:
