@@ -221,7 +221,7 @@ class Trial:
 
 def digest(tensor):
     data = tensor.detach().contiguous().reshape(-1)
-    what = str(tensor.dtype), tuple(tensor.shape), data.view(torch.uint8).tolist()
+    what = str(tensor.dtype), tuple(tensor.shape), data.view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(pickle.dumps(what)).hexdigest()
 
 
