@@ -1,0 +1,112 @@
+"""The daemon of a job: one that runs already, or a private one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import shutil
+import socket
+import stat
+import tempfile
+from typing import Optional
+
+from gradsync import _programs
+from gradsync.options import SessionOptions
+from gradsync.run.process import Process
+
+_LONGEST_SOCKET_PATH = 103  # with "-fd" it still fits
+_SOCKET = "gradsyncd.sock"
+_CONNECT_S = 5.0
+# Of systemd's protocol. They are meant for the launcher's own service.
+_OTHERS_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+def usual_socket() -> str:
+    """The socket of the daemon that this job uses if one answers."""
+    return os.environ.get("GRADSYNC_SOCKET") or SessionOptions.socket
+
+
+def why_silent(path: str) -> Optional[str]:
+    """Why no daemon answers at `path`; None: one does."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECT_S)
+        try:
+            connection.connect(path)
+        except BlockingIOError:  # its queue is full: it has a lot to do
+            return None
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return "there is no such socket"
+            return error.strerror or str(error)
+    return None
+
+
+class PrivateDaemon:
+    """A gradsyncd in a directory that only this user can enter. One thread.
+
+    close() removes the directory, after the process has ended.
+
+    Attributes:
+      socket: path of its socket.
+      process: the daemon.
+      ready: can be read when is_ready() may have changed.
+    """
+
+    def __init__(self) -> None:
+        """Starts it.
+
+        Raises:
+          OSError: there is no gradsyncd, or no directory for it.
+        """
+        self._directory = _make_directory()
+        self.ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._said = b""
+        try:
+            self.socket = os.path.join(self._directory, _SOCKET)
+            notify = os.path.join(self._directory, "notify.sock")
+            self.ready.bind(notify)
+            program = os.environ.get("GRADSYNC_DAEMON") or _programs.find("gradsyncd")
+            environment = {**os.environ, "NOTIFY_SOCKET": notify}
+            for name in _OTHERS_VARIABLES:
+                environment.pop(name, None)
+            command = [program, f"--socket={self.socket}", "--socket_mode=0600"]
+            self.process = Process("gradsyncd", command, environment)
+        except BaseException:
+            self.close()
+            raise
+
+    def is_ready(self) -> bool:
+        """Whether it has said so."""
+        try:
+            while True:
+                self._said += self.ready.recv(4096) + b"\n"
+        except BlockingIOError:
+            pass
+        return b"READY=1" in self._said
+
+    def close(self) -> None:
+        """Removes what it used."""
+        self.ready.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _make_directory() -> str:
+    """A new directory of mode 0700, whose path is short enough for sockets."""
+    for base in (_runtime_directory(), tempfile.gettempdir(), "/tmp"):
+        if base and len(os.path.join(base, "gradsync-12345678", _SOCKET)) <= _LONGEST_SOCKET_PATH:
+            return tempfile.mkdtemp(prefix="gradsync-", dir=base)
+    raise AssertionError("/tmp is short enough")
+
+
+def _runtime_directory() -> Optional[str]:
+    """$XDG_RUNTIME_DIR, if it is this user's and can be used."""
+    name = os.environ.get("XDG_RUNTIME_DIR")
+    if not name or not os.path.isabs(name):
+        return None
+    try:
+        found = pathlib.Path(name).stat()
+    except OSError:
+        return None
+    usable = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return name if usable and os.access(name, os.W_OK | os.X_OK) else None

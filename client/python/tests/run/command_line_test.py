@@ -1,0 +1,56 @@
+"""The command line of gradsync.run."""
+
+import pytest
+from gradsync.run import command_line
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("", "the following arguments are required: SCRIPT"),
+        ("--nproc-per-node", "--nproc-per-node expected one argument"),
+        ("--nproc-per-node 0 {script}", "--nproc-per-node takes a number from 1 to 256, not '0'"),
+        ("--nproc_per_node=gpu {script}", "takes a number from 1 to 256, not 'gpu'"),
+        ("--nnodes 1:4 {script}", "--nnodes takes a number from 1 to 4096, not '1:4'"),
+        ("--nnodes 2 {script}", "--nnodes 2 needs --node-rank (0 to 1, another on each node)"),
+        ("--nnodes 2 --node-rank 0 {script}", "and --master-addr (where node 0 is"),
+        ("--nnodes 2 --node-rank 2 --master-addr x {script}", "a number below --nnodes"),
+        ("--node-rank 1 {script}", "--node-rank 1 needs --nnodes 2"),
+        ("--nnodes 2 --standalone {script}", "--standalone is a job on one node"),
+        ("--master-port 65536 {script}", "--master-port takes a number from 1 to 65535"),
+        ("--shutdown-timeout -1 {script}", "takes seconds from 0 to 86400, not '-1'"),
+        ("--shutdown-timeout=nan {script}", "takes seconds from 0 to 86400, not 'nan'"),
+        ("--no-python -m package", "--no-python and --module do not go together"),
+        ("--max-restarts 3 {script}", "--max-restarts is torchrun's, and gradsync.run does not"),
+        ("--rdzv_backend=c10d {script}", "--rdzv_backend is torchrun's"),
+        ("--run-path {script}", "--run-path is torchrun's"),
+        ("--nproc 2 {script}", "unrecognized arguments: --nproc"),
+        ("/nonexistent.py", "there is no script '/nonexistent.py'; for a module, use -m"),
+    ],
+)
+def test_wrong_usage_is_named(words, message, tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(SystemExit) as ended:
+        command_line.parse(words.format(script=script).split())
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("gradsync.run: ") and message in said and "--help" in said
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.parse(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "python -m gradsync.run --nproc-per-node 2 train.py" in said
+    assert "GRADSYNC_SOCKET" in said and "Exit status" in said
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def test_words_after_the_script_are_its_own(tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    options = command_line.parse([str(script), "--nnodes", "x", "--help"])
+    assert options.command[-4:] == [str(script), "--nnodes", "x", "--help"]
+    assert (options.ranks, options.nodes, options.master_addr) == (1, 1, "127.0.0.1")
