@@ -5,14 +5,12 @@ import pathlib
 import re
 import subprocess
 import sys
-import uuid
 import zipfile
 
 import numpy
 import pytest
+from built_wheel import built_wheel, wheel_tool
 
-# Under Bazel this folder has links to the tree's files; otherwise it is the tree.
-TREE = pathlib.Path(__file__).parents[3]
 # What manylinux_2_36 lets a wheel leave to the system.
 SYSTEM = {
     "ld-linux-x86-64.so.2",
@@ -23,23 +21,16 @@ SYSTEM = {
     "libz.so.1",
     "linux-vdso.so.1",
 }
-
-
-def tool(*arguments):
-    return subprocess.run(
-        [TREE / "tools/wheel", *arguments], capture_output=True, text=True, timeout=120
-    )
+BINARIES = (
+    "gradsync/libgradsync.so",
+    "gradsync/bin/gradsyncd",
+    "gradsync/bin/gradsyncctl",
+)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    output = tmp_path_factory.mktemp("wheel")
-    library = os.environ.get("GRADSYNC_LIBRARY") or TREE / "bazel-bin/client/libgradsync.so"
-    made = tool("--library", library, "--output", output)
-    assert made.returncode == 0, made.stderr
-    (wheel,) = output.iterdir()
-    assert re.fullmatch(re.escape(str(wheel)) + r" \(\d+\.\d MB\)\n", made.stdout)
-    return wheel
+def wheel():
+    return built_wheel()
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +46,9 @@ def environment(wheel, tmp_path_factory):
     return folder, packages
 
 
-def clean(*command, **variables):
+def clean(*command, folder="/"):
     """Runs a command that cannot see the tree; returns what it prints."""
-    run = subprocess.run(
-        command, cwd="/", capture_output=True, text=True, timeout=120, env=variables
-    )
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env={})
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
@@ -70,7 +59,7 @@ def test_the_name_has_the_platforms_tag(wheel):
 
 def test_it_contains_only_the_typed_package(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert "gradsync/py.typed" in names and "gradsync/libgradsync.so" in names
+    assert {"gradsync/py.typed", "gradsync/run/__main__.py", *map(str, BINARIES)} <= set(names)
     tops = {name.split("/")[0] for name in names}
     assert {re.sub(r"-.*\.", "-0.", top) for top in tops} == {
         "gradsync",
@@ -81,9 +70,10 @@ def test_it_contains_only_the_typed_package(wheel):
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 
 
-def test_it_contains_every_library_that_systems_may_lack(environment):
+@pytest.mark.parametrize("binary", BINARIES)
+def test_it_contains_every_library_that_systems_may_lack(environment, binary):
     _, packages = environment
-    lines = clean("/usr/bin/ldd", packages / "gradsync/libgradsync.so").splitlines()
+    lines = clean("/usr/bin/ldd", packages / binary).splitlines()
     assert len(lines) > len(SYSTEM)
     for line in lines:
         name, _, path = line.partition(" => ")
@@ -93,6 +83,16 @@ def test_it_contains_every_library_that_systems_may_lack(environment):
             assert os.path.dirname(os.path.realpath(path)) == str(packages / "gradsync.libs"), line
 
 
+@pytest.mark.parametrize("command", ["gradsyncd", "gradsyncctl"])
+def test_the_commands_are_the_programs(environment, command):
+    folder, packages = environment
+    assert clean(folder / "bin" / command, "--version") == clean(
+        packages / "gradsync/bin" / command, "--version"
+    )
+    wrong = subprocess.run([folder / "bin" / command, "--no-such-option"], capture_output=True)
+    assert wrong.returncode == 2 and wrong.stderr.startswith(command.encode() + b": ")
+
+
 TRAINER = """
 import sys, gradsync, gradsync._library
 assert gradsync._library.library.path.startswith(sys.prefix), gradsync._library.library.path
@@ -100,39 +100,25 @@ with gradsync.Session.join() as session:
     layout = session.register_layout(parameters=[gradsync.Parameter("weight", (3,))])
     gradient = layout.gradient(0).numpy()
     gradient[:] = session.rank
-    layout.mark_ready(1, 0)
-    layout.end_step(1)
+    layout.finish_step(1)
     layout.wait_step(1)
     print(gradient, "torch" in sys.modules)
 """
 
 
-def test_two_ranks_train_with_it(environment, daemon):
+def test_two_ranks_train_with_it_and_its_daemon(environment, tmp_path):
     folder, _ = environment
-    run_id = uuid.uuid4().hex
-    ranks = [
-        subprocess.Popen(
-            [folder / "bin/python", "-c", TRAINER],
-            cwd="/",
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": "1",
-                "TORCHELASTIC_RUN_ID": run_id,
-                "GRADSYNC_SOCKET": daemon.socket,
-            },
-        )
-        for rank in range(2)
+    (tmp_path / "train.py").write_text(TRAINER)
+    launcher = (folder / "bin/python", "-m", "gradsync.run", "--nproc-per-node", "2")
+    printed = clean(*launcher, "train.py", folder=tmp_path)
+    assert sorted(printed.splitlines()) == [
+        f"rank {rank} | [0.5 0.5 0.5] False" for rank in range(2)
     ]
-    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["[0.5 0.5 0.5] False\n"] * 2
 
 
 def test_help_exits_with_0_and_wrong_usage_with_2():
-    assert "manylinux_2_36_x86_64" in tool("--help").stdout
-    for wrong in (["--output"], ["--library", ""], ["here"]):
-        used = tool(*wrong)
+    assert "manylinux_2_36_x86_64" in wheel_tool("--help").stdout
+    for wrong in (["--output"], ["--programs", ""], ["here"]):
+        used = wheel_tool(*wrong)
         assert used.returncode == 2 and "tools/wheel: " in used.stderr
-    assert tool("--library", "/nonexistent").returncode == 1
+    assert wheel_tool("--programs", "/nonexistent").returncode == 1
