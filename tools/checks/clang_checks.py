@@ -4,6 +4,9 @@ Usage: clang_checks.py clang-tidy | thread-safety
 
 Also writes compile_commands.json, which editors read. A file that passed is not checked again until
 it, a header of the project that it includes, its flags or the configuration change.
+
+clang-tidy checks several files of a folder as one. It checks each file of a group alone if the
+group has a finding, and apart from the others if they do not compile together.
 """
 
 import concurrent.futures
@@ -14,10 +17,16 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
+
+from joined_sources import JoinedSources, joined_flags
 
 CACHE = pathlib.Path.home() / ".cache/gradsync/tidy"
 CACHE_DAYS = 30
+
+# Files that clang-tidy checks as one.
+GROUP = 8
 
 # Rooms that use only locks of one kind: the annotated mutex of daemon/base.
 THREAD_SAFE_ROOMS = tuple(
@@ -141,7 +150,9 @@ class Tree:
 
 def command(check, source, flags):
     if check == "clang-tidy":
-        return ["clang-tidy-14", "-p", ".", "--quiet", source]
+        return ["clang-tidy-14", "--quiet", "--config-file=.clang-tidy", source, "--", *flags] + [
+            "-Wno-unknown-warning-option"
+        ]
     return ["clang++-14", *flags, "-Wno-unknown-warning-option", "-fsyntax-only"] + [
         "-Wthread-safety",
         "-Werror",
@@ -161,6 +172,45 @@ def run_check(check, source, flags):
     result = subprocess.run(command(check, source, flags), capture_output=True, text=True)
     # clang-tidy reports on stdout and counts on stderr; the compiler reports on stderr.
     return None if result.returncode == 0 else result.stdout.strip() or result.stderr.strip()
+
+
+def groups(check, sources):
+    """Cuts the files into lists that are checked as one."""
+    if check != "clang-tidy":
+        return [[source] for source in sources]
+    folders = {}
+    for source in sorted(sources):
+        folders.setdefault(os.path.dirname(source), []).append(source)
+    return [
+        folder[start : start + GROUP]
+        for folder in folders.values()
+        for start in range(0, len(folder), GROUP)
+    ]
+
+
+def check_group(check, group):
+    """Checks {source: flags}; returns {source: output} of those that failed."""
+    if len(group) == 1:
+        ((source, flags),) = group.items()
+        output = run_check(check, source, flags)
+        return {} if output is None else {source: output}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "joined.cc")
+        joined = JoinedSources(path, group)
+        output = run_check(check, path, joined_flags(group.values()))
+    if output is None:
+        return {}
+    if "clang-diagnostic-error" not in output:
+        parts = [[source] for source in group]
+    else:
+        apart = joined.named_in(output)
+        if not apart or len(apart) == len(group):
+            apart = list(group)[: len(group) // 2]
+        parts = [apart, [source for source in group if source not in apart]]
+    failed = {}
+    for part in parts:
+        failed.update(check_group(check, {source: group[source] for source in part}))
+    return failed
 
 
 def findings(outputs):
@@ -198,14 +248,14 @@ def main():
     failures = []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {
-            pool.submit(run_check, check, source, flags): mark
-            for source, (flags, mark) in sorted(todo.items())
+            pool.submit(check_group, check, {source: todo[source][0] for source in group}): group
+            for group in groups(check, todo)
         }
         for job in concurrent.futures.as_completed(jobs):
-            if job.result() is None:
-                jobs[job].touch()
-            else:
-                failures.append(job.result())
+            failures.extend(job.result().values())
+            for source in jobs[job]:
+                if source not in job.result():
+                    todo[source][1].touch()
     for finding in findings(failures):
         print(finding)
     return 1 if failures else 0
