@@ -1,6 +1,7 @@
 """Several C++ files as one compilation, so that a check reads the headers they share only once.
 
-Most of a check's time goes into headers: eight files of a folder take little longer than one. A `using` that only another file of the group needs is not found.
+Most of a check's time goes into headers: eight files of a folder take little longer than one. A
+`using` that only another file of the group needs is not found.
 """
 
 import pathlib
