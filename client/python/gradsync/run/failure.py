@@ -9,34 +9,47 @@ from gradsync.run.process import Process
 
 # A process that ends by an exception prints it at most so long before its end.
 _TRACEBACK_AGE_S = 10.0
+# In the daemon's error for the ranks that have not failed themselves.
+_LEARNED = "RANK_LOST"
 
 
 def failed_first(speakers: Mapping[Process, Speaker]) -> Sequence[Process]:
     """The ended processes that failed by themselves, first of all the one that failed first.
 
-    When a rank fails, the daemon tells the others within milliseconds, and then they fail, too. But
-    a rank that ends by an exception still needs half a second to end Python and PyTorch, so another
-    one may be gone before. What it prints first is its traceback: that one counts.
+    When a rank fails, the daemon tells the others within milliseconds, and then they fail, too. A
+    rank that ends by an exception still needs half a second to end Python and PyTorch, so another
+    one may be gone before. So a rank that has only learned of a loss comes after the others, and
+    the time of an exception is that of its traceback.
     """
-    times = {
-        process: _failed_at(process, speaker)
-        for process, speaker in speakers.items()
-        if process.status not in (None, 0)
-        and (not process.told_to_end or _has_raised(process, speaker))
-    }
-    return sorted(times, key=lambda process: times[process])
+    failed = [process for process in speakers if _failed_by_itself(process, speakers[process])]
+    return sorted(failed, key=lambda process: _order(process, speakers[process]))
 
 
-def _failed_at(process: Process, speaker: Speaker) -> float:
-    if speaker.traceback_at is not None and _has_raised(process, speaker):
-        return speaker.traceback_at
-    return process.ended_at
+def _failed_by_itself(process: Process, speaker: Speaker) -> bool:
+    if process.status is None or process.status == 0:
+        return False
+    return not process.told_to_end or _has_raised(process, speaker)
+
+
+def _order(process: Process, speaker: Speaker) -> tuple[bool, float, bool]:
+    learned = any(_LEARNED in line for line in speaker.last_lines)
+    killed = _was_killed(process)
+    raised_at = speaker.traceback_at if _has_raised(process, speaker) else None
+    # What the launcher noticed at once has one time. Then a death comes before an exception.
+    return (
+        learned and not killed,
+        process.ended_at if raised_at is None else raised_at,
+        not killed,
+    )
+
+
+def _was_killed(process: Process) -> bool:
+    return process.status is not None and process.status < 0 and not process.told_to_end
 
 
 def _has_raised(process: Process, speaker: Speaker) -> bool:
-    killed = process.status is not None and process.status < 0 and not process.told_to_end
     return (
-        not killed
+        not _was_killed(process)
         and speaker.traceback_at is not None
         and process.ended_at - speaker.traceback_at <= _TRACEBACK_AGE_S
     )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import select
 import signal
-import socket
 import time
-from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional
 
 from gradsync.run import ranks
 from gradsync.run.command_line import Options
 from gradsync.run.daemon import PrivateDaemon, usual_socket, why_silent
+from gradsync.run.events import Events
 from gradsync.run.failure import failed_first
-from gradsync.run.output import Lines, Output, Speaker
+from gradsync.run.output import Output, Speaker
 from gradsync.run.process import Process
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -26,9 +25,8 @@ _DAEMON_STOP_S = 10.0
 _LAST_WORDS_S = 1.0
 # A process that SIGKILL has not ended hangs in the kernel.
 _KILL_S = 10.0
-# Read at a time, and at most after a process has ended: more than a pipe holds.
-_READ = 1 << 16
-_LAST_READ = 1 << 21
+# After a signal, for a reader of the output.
+_LAST_OUTPUT_S = 5.0
 
 
 class _Ended(Exception):
@@ -42,20 +40,18 @@ class Launch:
         """Args are kept; run() starts."""
         self._options = options
         self._output = Output()
+        self._events = Events(self._output, (*_ENDING, *_PASSED_ON), self._on_signal)
         self._daemon: Optional[PrivateDaemon] = None
         self._ranks: list[Process] = []
         self._speakers: dict[Process, Speaker] = {}
-        self._streams: dict[int, tuple[Process, Lines]] = {}
-        self._wake: Optional[socket.socket] = None
         self._signal: Optional[int] = None  # that ends the launch
         self._hurry = False  # a further one has come
         self._ending = False  # every rank has ended
-        self._kill_at: Optional[float] = None
-        self._output_error: Optional[OSError] = None
+        self._kill_at = math.inf
 
     def run(self) -> int:
         """Returns the exit status."""
-        with _Signals() as self._wake:
+        with self._events:
             try:
                 path = self._find_daemon()
                 self._start_ranks(path)
@@ -84,9 +80,10 @@ class Launch:
             raise _Ended(1) from None
         daemon = self._daemon
         self._listen_to(daemon.process, number=None)
-        self._run_until(
+        self._events.run_until(
             lambda: daemon.is_ready() or daemon.process.status is not None or self._signal,
             _DAEMON_START_S,
+            wake_on=daemon.ready,
         )
         if self._signal:
             raise _Ended(128 + self._signal)
@@ -116,20 +113,18 @@ class Launch:
 
     def _watch(self) -> None:
         """Returns when every rank has ended."""
-        end_at: Optional[float] = None
+        tell_at = math.inf  # the others to end, after a failure
         while self._running():
             now = time.monotonic()
-            if end_at is None and self._kill_at is None and self._has_failed():
-                end_at = now + _LAST_WORDS_S
-            if end_at is not None and now >= end_at:
-                end_at = None
-                self._tell_ranks(signal.SIGTERM)
-            if self._kill_at is not None and now >= self._kill_at:
+            if now >= self._kill_at:
                 if not self._kill(self._ranks):
                     return
                 continue
-            wake_at = self._kill_at if end_at is None else end_at
-            self._turn(wake_at)
+            if self._kill_at == math.inf and self._has_failed():
+                tell_at = min(tell_at, now + _LAST_WORDS_S)
+                if now >= tell_at:
+                    self._tell_ranks(signal.SIGTERM)
+            self._events.turn(tell_at if self._kill_at == math.inf else self._kill_at)
 
     def _running(self) -> bool:
         return any(rank.status is None for rank in self._ranks)
@@ -138,21 +133,21 @@ class Launch:
         return (
             any(rank.status for rank in self._ranks)
             or (self._daemon is not None and self._daemon.process.status is not None)
-            or self._output_error is not None
+            or self._events.output_error is not None
         )
 
     def _tell_ranks(self, number: int) -> None:
         """Asks them to end, and gives them time for it."""
         for rank in self._ranks:
             rank.tell(number)
-        if self._kill_at is None:
+        if self._kill_at == math.inf:
             self._kill_at = time.monotonic() + self._options.shutdown_timeout
 
     def _kill(self, processes: list[Process]) -> bool:
         """Kills them; returns whether all have ended."""
         for process in processes:
             process.tell(signal.SIGKILL)
-        if self._run_until(lambda: all(p.status is not None for p in processes), _KILL_S):
+        if self._events.run_until(lambda: all(p.status is not None for p in processes), _KILL_S):
             return True
         names = ", ".join(p.name for p in processes if p.status is None)
         self._output.say(f"still there after SIGKILL: {names}; the kernel does not let go of it")
@@ -161,7 +156,7 @@ class Launch:
     def _result(self) -> int:
         """Says what failed, if something did; returns the exit status."""
         if all(rank.status == 0 for rank in self._ranks):
-            return 0 if self._output_error is None else 1
+            return 0 if self._events.output_error is None else 1
         if self._signal is not None:
             self._output.say(f"stopped by {signal.Signals(self._signal).name}")
             return 128 + self._signal
@@ -191,18 +186,20 @@ class Launch:
         if self._daemon is not None:
             process = self._daemon.process
             process.tell(signal.SIGTERM)
-            self._run_until(lambda: process.status is not None or self._hurry, _DAEMON_STOP_S)
+            self._events.run_until(
+                lambda: process.status is not None or self._hurry, _DAEMON_STOP_S
+            )
             if process.status is None:
                 self._kill([process])
             self._daemon.close()
-        # A reader may be slow; a signal ends the wait for it.
-        while self._output.waits_for() is not None and not self._hurry:
-            self._turn(None)
-        if self._output_error is not None:
+        # A reader may be slow, but not after a signal.
+        limit_s = math.inf if self._signal is None else _LAST_OUTPUT_S
+        self._events.run_until(lambda: self._output.waits_for() is None or self._hurry, limit_s)
+        if self._events.output_error is not None:
             with contextlib.suppress(OSError):
-                os.write(2, f"gradsync.run: cannot write output: {self._output_error}\n".encode())
-
-    # The event loop.
+                os.write(
+                    2, f"gradsync.run: cannot write output: {self._events.output_error}\n".encode()
+                )
 
     def _listen_to(self, process: Process, number: Optional[int]) -> None:
         name = process.name
@@ -210,78 +207,7 @@ class Launch:
             name = f"rank {number:>{len(str(ranks.numbers(self._options)[-1]))}}"
         speaker = Speaker(self._output, name, number)
         self._speakers[process] = speaker
-        for stream, descriptor in ((process.stdout, 1), (process.stderr, 2)):
-            self._streams[stream] = (process, Lines(speaker, descriptor))
-
-    def _run_until(self, done: Callable[[], Any], limit_s: float) -> bool:
-        deadline = time.monotonic() + limit_s
-        while not done():
-            if time.monotonic() >= deadline:
-                return False
-            self._turn(deadline)
-        return True
-
-    def _turn(self, wake_at: Optional[float]) -> None:
-        """Waits for an event, at most until `wake_at`, and handles what there is."""
-        assert self._wake is not None
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        waits_for = self._output.waits_for()
-        if waits_for is not None:
-            poll.register(waits_for, select.POLLOUT)
-        processes = {p.pidfd: p for p in self._speakers if p.status is None}
-        for pidfd in processes:
-            poll.register(pidfd, select.POLLIN)
-        if not self._output.full:
-            for stream in self._streams:
-                poll.register(stream, select.POLLIN)
-        if self._daemon is not None and not self._ranks and not self._ending:
-            poll.register(self._daemon.ready, select.POLLIN)
-        limit_ms = None if wake_at is None else 1000 * max(0.0, wake_at - time.monotonic()) + 1
-        ready = [descriptor for descriptor, _ in poll.poll(limit_ms)]
-        # Ends first: what killed a process was before what others print about it.
-        for descriptor in ready:
-            if descriptor in processes:
-                self._reap(processes[descriptor])
-        for descriptor in ready:
-            if descriptor in self._streams:
-                self._read(descriptor)
-        if self._wake.fileno() in ready:
-            for number in self._wake.recv(4096):
-                self._on_signal(number)
-        self._write()
-
-    def _reap(self, process: Process) -> None:
-        process.reap()
-        for stream in (process.stdout, process.stderr):
-            left = _LAST_READ
-            while left > 0 and stream in self._streams:
-                count = self._read(stream)
-                left = left - count if count else 0
-            _, lines = self._streams.pop(stream, (None, None))
-            if lines is not None:
-                lines.end()
-        process.close()
-
-    def _read(self, stream: int) -> int:
-        """Reads some bytes; returns how many. At the stream's end forgets the stream."""
-        try:
-            data = os.read(stream, _READ)
-        except BlockingIOError:
-            return 0
-        lines = self._streams[stream][1]
-        if data:
-            lines.add(data)
-        else:
-            lines.end()
-            del self._streams[stream]
-        return len(data)
-
-    def _write(self) -> None:
-        try:
-            self._output.write()
-        except OSError as error:
-            self._output_error = error
+        self._events.listen_to(process, speaker)
 
     def _on_signal(self, number: int) -> None:
         if number in _PASSED_ON:
@@ -299,26 +225,3 @@ class Launch:
 def _how(failed: Process) -> str:
     # The launcher ended the others while this one still ended by itself.
     return "an exception" if failed.told_to_end else failed.how_it_ended()
-
-
-class _Signals:
-    """A context in which signals do nothing but write their numbers into a socket."""
-
-    def __enter__(self) -> socket.socket:
-        self._read_end, self._write_end = socket.socketpair()
-        for end in (self._read_end, self._write_end):
-            end.setblocking(False)
-        self._wakeup = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
-        self._handlers = {}
-        for number in (*_ENDING, *_PASSED_ON):
-            # nohup and shells that run a job in the background ignore some, for good.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, lambda *_: None)
-        return self._read_end
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
-        self._read_end.close()
-        self._write_end.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import os
 import select
-import time
 from typing import Optional
 
 _LONGEST_LINE = 1 << 16
@@ -83,7 +82,7 @@ class Speaker:
 
     Attributes:
       last_lines: without the name in front.
-      traceback_at: when its last traceback came, by time.monotonic(); None: there was none.
+      traceback_at: when its last traceback was read; None: there was none.
     """
 
     def __init__(self, output: Output, name: str, number: Optional[int]) -> None:
@@ -101,10 +100,10 @@ class Speaker:
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
         self.traceback_at: Optional[float] = None
 
-    def say(self, descriptor: int, line: bytes) -> None:
+    def say(self, descriptor: int, line: bytes, now: float) -> None:
         """One line, for standard output (1) or standard error (2)."""
         if _TRACEBACK in line:
-            self.traceback_at = time.monotonic()
+            self.traceback_at = now
         self.last_lines.append(line.decode(errors="replace"))
         if self._shown:
             name = self._output.coloured(descriptor, self._colour, self._name)
@@ -122,37 +121,36 @@ class Lines:
         self._speaker = speaker
         self._descriptor = descriptor
         self._rest = b""
-        self._progress_at = -_PROGRESS_S
+        self._progress_due = 0.0
 
-    def add(self, data: bytes) -> None:
-        """Bytes that the process has written."""
+    def add(self, data: bytes, now: float) -> None:
+        """Bytes that the process has written, and when they are read, by time.monotonic()."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._say(line)
+            self._say(line, now)
         if b"\r" in self._rest:
             # Everything before the last text is overwritten already.
             text = self._rest.rstrip(b"\r")
             overwritten, _, last = text.rpartition(b"\r")
             self._rest = last + self._rest[len(text) :][:1]
-            now = time.monotonic()
-            if overwritten and now - self._progress_at >= _PROGRESS_S:
-                self._progress_at = now
-                self._say(overwritten)
+            if overwritten and now >= self._progress_due:
+                self._progress_due = now + _PROGRESS_S
+                self._say(overwritten, now)
         while len(self._rest) > _LONGEST_LINE:
-            self._speaker.say(self._descriptor, self._rest[:_LONGEST_LINE])
+            self._speaker.say(self._descriptor, self._rest[:_LONGEST_LINE], now)
             self._rest = self._rest[_LONGEST_LINE:]
 
-    def end(self) -> None:
+    def end(self, now: float) -> None:
         """The stream has ended, perhaps within a line."""
         if self._rest.strip(b"\r"):
-            self._say(self._rest)
+            self._say(self._rest, now)
         self._rest = b""
 
-    def _say(self, line: bytes) -> None:
+    def _say(self, line: bytes, now: float) -> None:
         # What a terminal would show in the end.
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]
         for start in range(0, max(1, len(shown)), _LONGEST_LINE):
-            self._speaker.say(self._descriptor, shown[start : start + _LONGEST_LINE])
+            self._speaker.say(self._descriptor, shown[start : start + _LONGEST_LINE], now)
 
 
 def _takes_colour(descriptor: int) -> bool:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
@@ -28,7 +27,7 @@ class Process:
       stdout: of its pipe; its bytes are read without blocking.
       stderr: likewise.
       status: how it has ended: its exit status, or minus a signal's number; None: it runs.
-      ended_at: when, by time.monotonic().
+      ended_at: when the launcher noticed it, by time.monotonic().
       told_to_end: whether the launcher has sent it a signal that ends processes.
     """
 
@@ -80,12 +79,12 @@ class Process:
         else:
             self._popen.send_signal(number)
 
-    def reap(self) -> None:
-        """After pidfd can be read: notes the status."""
+    def reap(self, now: float) -> None:
+        """After pidfd can be read: notes the status and the time."""
         # While the process is not reaped, no other one can get its number.
         self._kill_group()
         self.status = self._popen.wait()
-        self.ended_at = time.monotonic()
+        self.ended_at = now
         os.close(self.pidfd)
 
     def close(self) -> None:

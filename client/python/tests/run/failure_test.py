@@ -28,24 +28,48 @@ def test_a_signal_is_named(launch, name, status):
 
 
 def test_the_rank_that_raised_first_counts_though_another_one_ended_first(launch, tmp_path):
-    """As it happens when Python's end takes long: the others learn of the loss meanwhile."""
-    raised = tmp_path / "raised"
-    os.mkfifo(raised)
+    """As it happens when the end of Python takes long."""
+    go_on = tmp_path / "go-on"
+    os.mkfifo(go_on)
     script = (
-        "import atexit\n"
-        "if os.environ['RANK'] == '1':\n"
-        f"  atexit.register(lambda: (open({str(raised)!r}, 'w').close(), signal.pause()))\n"
-        "  raise ValueError('the cause')\n"
-        f"open({str(raised)!r}).read()\n"
-        "raise ValueError('the consequence')\n"
+        "import traceback\n"
+        "if os.environ['RANK'] == '0':\n"
+        f"  open({str(go_on)!r}).read()\n"
+        "  raise ValueError('the consequence')\n"
+        "try: raise ValueError('the cause')\n"
+        "except ValueError: traceback.print_exc(file=sys.stdout)\n"
+        "signal.pause()\n"
+    )
+    with launch("--nproc-per-node", 2, script=script) as launched:
+        launched.read("the cause$", 1)
+        go_on.write_text("")
+        status, _, err = launched.end()
+    assert status == 1
+    said = err[err.index("gradsync.run:") :]
+    assert said.startswith("gradsync.run: rank 1 (pid")
+    assert "failed first: an exception; then rank 0: exit status 1" in said
+    assert "the cause" in said and "the consequence" not in said
+
+
+def test_a_rank_that_raises_after_the_others_have_learned_of_its_loss(launch, tmp_path):
+    """As it happens when its session ends before Python prints the exception."""
+    learned = tmp_path / "learned"
+    os.mkfifo(learned)
+    script = (
+        "import atexit, gradsync\n"
+        "session = gradsync.Session.join()\n"
+        "session.barrier()\n"
+        "if session.rank == 0:\n"
+        f"  atexit.register(lambda: open({str(learned)!r}, 'w').close())\n"
+        "  session.barrier()\n"
+        "session.close()\n"
+        f"open({str(learned)!r}).read()\n"
+        "raise ValueError('the cause')\n"
     )
     status, _, err = launch("--nproc-per-node", 2, script=script).end()
     assert status == 1
     said = err[err.index("gradsync.run:") :]
-    assert (
-        "rank 1 (pid" in said and "failed first: an exception; then rank 0: exit status 1" in said
-    )
-    assert "the cause" in said and "the consequence" not in said
+    assert said.startswith("gradsync.run: rank 1 (pid") and "the cause" in said
 
 
 def test_a_lost_rank_is_the_first_and_not_those_that_learn_of_it(launch):

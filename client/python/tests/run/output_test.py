@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 
 import pytest
 from gradsync.run.output import Lines, Output, Speaker
@@ -41,13 +40,14 @@ def test_lines_stay_whole(launch):
         assert re.fullmatch(r"rank 0 \| (0{10010}|the end)|rank 1 \| (1{10010}|the end)", line)
 
 
-def test_the_output_of_a_reader_that_stops(launch):
+def test_the_output_of_a_reader_that_stops(launch, watch):
     """The launcher still hears signals."""
-    script = "print('begun')\nwhile True: print('x' * 1000)"
+    script = "print('pid', os.getpid())\nwhile True: print('x' * 1000)"
     with launch("--nproc-per-node", 2, script=script) as launched:
-        launched.read("begun", 2)
-        launched.process.send_signal(signal.SIGTERM)
-        launched.process.send_signal(signal.SIGINT)
+        ranks = [watch(pid) for pid in launched.read(r"pid (\d+)$", 2)]
+        launched.process.terminate()
+        assert all(rank.has_ended() for rank in ranks)
+        launched.process.terminate()  # or it would give the reader some seconds
         assert launched.process.wait(60) == 143
 
 
@@ -98,24 +98,24 @@ def shown():
 def test_a_progress_bar_shows_now_and_then_and_at_its_end(shown):
     lines, said = shown
     for percent in range(100):
-        lines.add(b"\r%d %%" % percent)
-    assert said == [b"r | 0 %"]  # the next one is due in 5 s
-    lines.add(b"\r100 %\nnext\r\n")
-    assert said[1:] == [b"r | 100 %", b"r | next"]
+        lines.add(b"\r%d %%" % percent, now=100 + percent / 10)
+    assert said == [b"r | 0 %", b"r | 50 %"]
+    lines.add(b"\r100 %\nnext\r\n", now=110)
+    assert said[2:] == [b"r | 100 %", b"r | next"]
 
 
 def test_a_progress_bar_whose_carriage_return_comes_last(shown):
     lines, said = shown
-    lines.add(b"1 %\r2 %\r")
-    lines.add(b"3 %\r")
+    lines.add(b"1 %\r2 %\r", now=100)
+    lines.add(b"3 %\r", now=101)
     assert said == [b"r | 1 %"]
-    lines.end()
+    lines.end(now=102)
     assert said[1:] == [b"r | 3 %"]
 
 
 def test_a_line_without_an_end_is_cut(shown):
     lines, said = shown
-    lines.add(b"x" * 100_000)
+    lines.add(b"x" * 100_000, now=0)
     assert [len(line) for line in said] == [4 + (1 << 16)]
-    lines.end()
+    lines.end(now=0)
     assert sum(len(line) - 4 for line in said) == 100_000
