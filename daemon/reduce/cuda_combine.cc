@@ -24,6 +24,20 @@ constexpr std::pair<DataType, const char*> kNames[] = {
 
 void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
+// The part of `output` for destinations [first, first + kMaxCudaBuffers).
+AverageOutput OutputFrom(const CudaOutput& output, std::size_t first) {
+  AverageOutput part{};
+  for (const CUdeviceptr destination : output.destinations.subspan(first, kMaxCudaBuffers)) {
+    part.destinations[part.destination_count++] = Pointer(destination);
+  }
+  part.writes_verdict = output.verdict_distance.has_value() ? 1 : 0;
+  part.verdict_distance = output.verdict_distance.value_or(0);
+  // Every launch writes the same elements, so only one of them measures.
+  part.stats = first == 0 ? static_cast<GradientStats*>(Pointer(output.stats)) : nullptr;
+  part.void_flag = static_cast<float*>(Pointer(output.void_flag));
+  return part;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaCombine>> CudaCombine::Load(const CudaDriver* driver,
@@ -55,6 +69,7 @@ absl::Status CudaCombine::LoadKernels() {
     if (status.ok()) status = driver_->cuFuncLoad(*kernel);
   };
   for (const auto& [dtype, type] : kNames) {
+    load(absl::StrCat("gradsync_average_", type), &average_[static_cast<std::size_t>(dtype)]);
     for (const auto& [staging, staging_type] : kNames) {
       if (!CanBeStagedAs(dtype, staging)) continue;
       Kernels& kernels =
@@ -109,8 +124,7 @@ absl::Status CudaCombine::Combine(CUstream stream, DataType dtype,
 
 absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaStaging& staging,
                                     std::size_t count, double scale,
-                                    absl::Span<const CUdeviceptr> destinations, CUdeviceptr stats,
-                                    CUdeviceptr void_flag) const {
+                                    const CudaOutput& output) const {
   const Kernels& kernels = KernelsOf(dtype, staging.dtype);
   const std::uint32_t blocks = Blocks(dtype, staging.dtype, count);
   std::size_t given = 0;
@@ -119,16 +133,29 @@ absl::Status CudaCombine::WriteBack(CUstream stream, DataType dtype, const CudaS
     arguments.staging = Pointer(staging.address);
     arguments.count = count;
     arguments.scale = scale;
-    // Every launch writes the same elements, so only one of them measures.
-    arguments.stats = given == 0 ? static_cast<GradientStats*>(Pointer(stats)) : nullptr;
-    arguments.void_flag = static_cast<float*>(Pointer(void_flag));
-    while (given < destinations.size() && arguments.destination_count < kMaxCudaBuffers) {
-      arguments.destinations[arguments.destination_count++] = Pointer(destinations[given++]);
-    }
+    arguments.output = OutputFrom(output, given);
+    given += arguments.output.destination_count;
     const absl::Status status = Launch(kernels.write_back, blocks, stream, &arguments);
     if (!status.ok()) return status;
-  } while (given < destinations.size());
+  } while (given < output.destinations.size());
   return absl::OkStatus();
+}
+
+bool CudaCombine::CanAverage(DataType dtype, DataType staging, std::size_t destinations) {
+  const bool rounds_twice = ItemSize(staging) == 2;
+  return !rounds_twice && CanBeStagedAs(dtype, staging) && destinations <= kMaxCudaBuffers;
+}
+
+absl::Status CudaCombine::Average(CUstream stream, DataType dtype, std::size_t count, double scale,
+                                  std::uint32_t void_contributions,
+                                  const CudaOutput& output) const {
+  AverageArguments arguments{};
+  arguments.count = count;
+  arguments.scale = scale;
+  arguments.output = OutputFrom(output, 0);
+  arguments.void_contributions = void_contributions;
+  return Launch(average_[static_cast<std::size_t>(dtype)], Blocks(dtype, dtype, count), stream,
+                &arguments);
 }
 
 }  // namespace gradsync::daemon

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +23,18 @@ namespace gradsync::daemon {
 struct CudaStaging {
   CUdeviceptr address = 0;                  // aligned to 16 bytes
   DataType dtype = DataType::kUnspecified;  // a type that CanBeStagedAs allows for the bucket
+};
+
+// Where an average goes, and what the GPU reports of it.
+struct CudaOutput {
+  absl::Span<const CUdeviceptr> destinations;
+  // Bytes from each destination to a float that becomes 1 if the step is void, else 0.
+  std::optional<std::int64_t> verdict_distance;
+  // Unless 0: of kMaxCudaBlocks GradientStats. The kernel writes the first Blocks() of them; their
+  // sum, in this order, is the bucket's.
+  CUdeviceptr stats = 0;
+  // Of a float. It becomes 1 if the number of void contributions is not 0, else 0.
+  CUdeviceptr void_flag = 0;
 };
 
 // Every call enqueues its launches on the stream and returns. The results are valid once the caller
@@ -44,14 +57,15 @@ class CudaCombine {
                        std::size_t count, std::uint32_t void_contributions,
                        const CudaStaging& staging) const;
 
-  // Every destination = staging * scale. `stats`, unless 0, is the device address of
-  // kMaxCudaBlocks GradientStats. The kernel writes the first Blocks() of them; their sum, in this
-  // order, is the bucket's. `void_flag` is the device address of a float. It becomes 1 if the
-  // number of void contributions is not 0.
+  // Every destination = staging * scale.
   absl::Status WriteBack(CUstream stream, DataType dtype, const CudaStaging& staging,
-                         std::size_t count, double scale,
-                         absl::Span<const CUdeviceptr> destinations, CUdeviceptr stats,
-                         CUdeviceptr void_flag) const;
+                         std::size_t count, double scale, const CudaOutput& output) const;
+
+  // True if Average gives the same bits as Combine and WriteBack with this type of staging.
+  static bool CanAverage(DataType dtype, DataType staging, std::size_t destinations);
+  // Every destination = the sum of all destinations, in their order, * scale. Needs no staging.
+  absl::Status Average(CUstream stream, DataType dtype, std::size_t count, double scale,
+                       std::uint32_t void_contributions, const CudaOutput& output) const;
 
   // The number of blocks of a launch. It grows with `count`, up to the number that fills the GPU.
   std::uint32_t Blocks(DataType dtype, DataType staging, std::size_t count) const;
@@ -73,6 +87,7 @@ class CudaCombine {
   const std::uint32_t max_blocks_;
   CUmodule module_ = nullptr;
   std::array<std::array<Kernels, 5>, 5> kernels_;  // by DataType of the bucket and of its staging
+  std::array<CUfunction, 5> average_{};            // by DataType of the bucket
 };
 
 }  // namespace gradsync::daemon

@@ -91,6 +91,32 @@ __device__ std::uint64_t IndexStride() {
   return static_cast<std::uint64_t>(gridDim.x) * blockDim.x;
 }
 
+// Adds elements [first, first + N) of every source to `sum`, in the order of the sources.
+template <typename T, std::uint32_t N, typename Source>
+__device__ void AddTo(Work<T> (&sum)[N], Source const* sources, std::uint32_t count,
+                      std::uint64_t first) {
+  for (std::uint32_t source = 0; source < count; source += kLoadsUnderWay) {
+    T loaded[kLoadsUnderWay][N];
+#pragma unroll
+    for (std::uint32_t j = 0; j < kLoadsUnderWay; ++j) {
+      if (source + j < count) Load(static_cast<const T*>(sources[source + j]) + first, loaded[j]);
+    }
+#pragma unroll
+    for (std::uint32_t j = 0; j < kLoadsUnderWay; ++j) {
+      if (source + j < count) {
+#pragma unroll
+        for (std::uint32_t i = 0; i < N; ++i) sum[i] += Widen(loaded[j][i]);
+      }
+    }
+  }
+}
+
+// What a sum of `terms` terms begins with: -0 + x is x, for every x.
+template <typename T>
+__device__ Work<T> Begin(std::uint32_t terms) {
+  return terms > 0 ? Work<T>(-0.0) : Work<T>(0);
+}
+
 // Elements [first, first + N) of the sum.
 template <typename T, typename Staging, std::uint32_t N>
 __device__ void CombineAt(const CombineArguments& arguments, std::uint64_t first) {
@@ -102,27 +128,10 @@ __device__ void CombineAt(const CombineArguments& arguments, std::uint64_t first
 #pragma unroll
     for (std::uint32_t i = 0; i < N; ++i) sum[i] = Widen(staged[i]);
   } else {
-    // -0 + x is x, for every x.
-    const Work<T> begin = arguments.source_count > 0 ? Work<T>(-0.0) : Work<T>(0);
 #pragma unroll
-    for (std::uint32_t i = 0; i < N; ++i) sum[i] = begin;
+    for (std::uint32_t i = 0; i < N; ++i) sum[i] = Begin<T>(arguments.source_count);
   }
-  for (std::uint32_t source = 0; source < arguments.source_count; source += kLoadsUnderWay) {
-    T loaded[kLoadsUnderWay][N];
-#pragma unroll
-    for (std::uint32_t j = 0; j < kLoadsUnderWay; ++j) {
-      if (source + j < arguments.source_count) {
-        Load(static_cast<const T*>(arguments.sources[source + j]) + first, loaded[j]);
-      }
-    }
-#pragma unroll
-    for (std::uint32_t j = 0; j < kLoadsUnderWay; ++j) {
-      if (source + j < arguments.source_count) {
-#pragma unroll
-        for (std::uint32_t i = 0; i < N; ++i) sum[i] += Widen(loaded[j][i]);
-      }
-    }
-  }
+  AddTo<T>(sum, arguments.sources, arguments.source_count, first);
 #pragma unroll
   for (std::uint32_t i = 0; i < N; ++i) staged[i] = Narrow<Staging>(sum[i]);
   Store(staged, staging);
@@ -169,23 +178,47 @@ __device__ void WriteStats(GradientStats mine, GradientStats* stats) {
   stats[blockIdx.x].non_finite = count;
 }
 
-// Elements [first, first + N) of every destination; adds to `stats`.
+// Writes elements [first, first + N) of every destination, and adds them to `stats`.
+template <typename T, std::uint32_t N>
+__device__ void WriteAt(const AverageOutput& output, const Work<T> (&sum)[N], double scale,
+                        std::uint64_t first, GradientStats* stats) {
+  T result[N];
+#pragma unroll
+  for (std::uint32_t i = 0; i < N; ++i) {
+    result[i] = Narrow<T>(sum[i] * static_cast<Work<T>>(scale));
+    const double written = Widen(result[i]);
+    stats->sum_of_squares += written * written;
+    stats->non_finite += isfinite(written) ? 0 : 1;
+  }
+  for (std::uint32_t i = 0; i < output.destination_count; ++i) {
+    Store(result, static_cast<T*>(output.destinations[i]) + first);
+  }
+}
+
+// Writes verdicts and statistics. Every thread calls it once.
+__device__ void Report(const AverageOutput& output, bool is_void, const GradientStats& stats) {
+  if (FirstIndex() == 0) {
+    const float verdict = is_void ? 1.0f : 0.0f;
+    *output.void_flag = verdict;
+    if (output.writes_verdict) {
+      for (std::uint32_t i = 0; i < output.destination_count; ++i) {
+        char* const destination = static_cast<char*>(output.destinations[i]);
+        *reinterpret_cast<float*>(destination + output.verdict_distance) = verdict;
+      }
+    }
+  }
+  if (output.stats != nullptr) WriteStats(stats, output.stats);
+}
+
 template <typename T, typename Staging, std::uint32_t N>
 __device__ void WriteBackAt(const WriteBackArguments& arguments, std::uint64_t first,
                             GradientStats* stats) {
   Staging staged[N];
   Load(static_cast<const Staging*>(arguments.staging) + first, staged);
-  T result[N];
+  Work<T> sum[N];
 #pragma unroll
-  for (std::uint32_t i = 0; i < N; ++i) {
-    result[i] = Narrow<T>(Widen(staged[i]) * static_cast<Work<T>>(arguments.scale));
-    const double written = Widen(result[i]);
-    stats->sum_of_squares += written * written;
-    stats->non_finite += isfinite(written) ? 0 : 1;
-  }
-  for (std::uint32_t i = 0; i < arguments.destination_count; ++i) {
-    Store(result, static_cast<T*>(arguments.destinations[i]) + first);
-  }
+  for (std::uint32_t i = 0; i < N; ++i) sum[i] = Widen(staged[i]);
+  WriteAt<T>(arguments.output, sum, arguments.scale, first, stats);
 }
 
 template <typename T, typename Staging>
@@ -198,31 +231,60 @@ __device__ void WriteBack(const WriteBackArguments& arguments) {
   }
   const std::uint64_t rest = vectors * kTaken + FirstIndex();
   if (rest < arguments.count) WriteBackAt<T, Staging, 1>(arguments, rest, &stats);
-  if (FirstIndex() == 0 &&
-      Widen(static_cast<const Staging*>(arguments.staging)[arguments.count]) != 0) {
-    *arguments.void_flag = 1.0f;
+  Report(arguments.output,
+         Widen(static_cast<const Staging*>(arguments.staging)[arguments.count]) != 0, stats);
+}
+
+template <typename T, std::uint32_t N>
+__device__ void AverageAt(const AverageArguments& arguments, std::uint64_t first,
+                          GradientStats* stats) {
+  const AverageOutput& output = arguments.output;
+  Work<T> sum[N];
+#pragma unroll
+  for (std::uint32_t i = 0; i < N; ++i) sum[i] = Begin<T>(output.destination_count);
+  AddTo<T>(sum, output.destinations, output.destination_count, first);
+  WriteAt<T>(output, sum, arguments.scale, first, stats);
+}
+
+template <typename T>
+__device__ void Average(const AverageArguments& arguments) {
+  constexpr std::uint32_t kTaken = kElements<T, T>;
+  GradientStats stats;
+  const std::uint64_t vectors = arguments.count / kTaken;
+  for (std::uint64_t i = FirstIndex(); i < vectors; i += IndexStride()) {
+    AverageAt<T, kTaken>(arguments, i * kTaken, &stats);
   }
-  if (arguments.stats != nullptr) WriteStats(stats, arguments.stats);
+  const std::uint64_t rest = vectors * kTaken + FirstIndex();
+  if (rest < arguments.count) AverageAt<T, 1>(arguments, rest, &stats);
+  Report(arguments.output, arguments.void_contributions != 0, stats);
 }
 
 }  // namespace
 }  // namespace gradsync::daemon
 
-#define GRADSYNC_KERNELS(name, Type, Staging)                                    \
-  extern "C" __global__ void __launch_bounds__(gradsync::daemon::kCudaBlockThreads)      \
-      gradsync_combine_##name(const gradsync::daemon::CombineArguments arguments) {      \
-    gradsync::daemon::Combine<Type, Staging>(arguments);                                 \
-  }                                                                              \
-  extern "C" __global__ void __launch_bounds__(gradsync::daemon::kCudaBlockThreads)      \
-      gradsync_write_back_##name(const gradsync::daemon::WriteBackArguments arguments) { \
-    gradsync::daemon::WriteBack<Type, Staging>(arguments);                               \
-  }
+#define GRADSYNC_KERNEL(name, Arguments)                                            \
+  extern "C" __global__ void __launch_bounds__(gradsync::daemon::kCudaBlockThreads) \
+      gradsync_##name(const gradsync::daemon::Arguments arguments)
 
-GRADSYNC_KERNELS(f32_f32, float, float)
-GRADSYNC_KERNELS(f32_f16, float, __half)
-GRADSYNC_KERNELS(f32_bf16, float, __nv_bfloat16)
-GRADSYNC_KERNELS(f64_f64, double, double)
-GRADSYNC_KERNELS(f16_f16, __half, __half)
-GRADSYNC_KERNELS(f16_f32, __half, float)
-GRADSYNC_KERNELS(bf16_bf16, __nv_bfloat16, __nv_bfloat16)
-GRADSYNC_KERNELS(bf16_f32, __nv_bfloat16, float)
+#define GRADSYNC_STAGED(types, Type, Staging)               \
+  GRADSYNC_KERNEL(combine_##types, CombineArguments) {      \
+    gradsync::daemon::Combine<Type, Staging>(arguments);    \
+  }                                                         \
+  GRADSYNC_KERNEL(write_back_##types, WriteBackArguments) { \
+    gradsync::daemon::WriteBack<Type, Staging>(arguments);  \
+  }
+#define GRADSYNC_IN_PLACE(type, Type) \
+  GRADSYNC_KERNEL(average_##type, AverageArguments) { gradsync::daemon::Average<Type>(arguments); }
+
+GRADSYNC_STAGED(f32_f32, float, float)
+GRADSYNC_STAGED(f32_f16, float, __half)
+GRADSYNC_STAGED(f32_bf16, float, __nv_bfloat16)
+GRADSYNC_STAGED(f64_f64, double, double)
+GRADSYNC_STAGED(f16_f16, __half, __half)
+GRADSYNC_STAGED(f16_f32, __half, float)
+GRADSYNC_STAGED(bf16_bf16, __nv_bfloat16, __nv_bfloat16)
+GRADSYNC_STAGED(bf16_f32, __nv_bfloat16, float)
+GRADSYNC_IN_PLACE(f32, float)
+GRADSYNC_IN_PLACE(f64, double)
+GRADSYNC_IN_PLACE(f16, __half)
+GRADSYNC_IN_PLACE(bf16, __nv_bfloat16)

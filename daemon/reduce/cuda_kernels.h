@@ -2,12 +2,16 @@
 // arguments. Plain C++, shared by the kernels (cuda_kernels.cu), the code that launches them
 // (cuda_combine.cc) and the tests' fake driver, which runs them on the CPU.
 //
-// There are two kernels for each bucket type and staging type that CanBeStagedAs allows
-// (gpu_staging.h). Their names end in both types, each f32, f64, f16 or bf16:
-// gradsync_combine_f32_f32, gradsync_write_back_f32_f32, gradsync_combine_f32_bf16, ... Each kernel
-// takes its argument structure by value and runs on a one-dimensional grid of kCudaBlockThreads
-// threads a block. The elements of the result do not depend on the number of blocks. A thread takes
-// as many elements at a time as fit into 16 bytes of the smaller type.
+// Where other GPUs take part, a bucket needs two kernels: combine adds up this GPU's ranks into
+// staging, and write_back writes what NCCL has made of it to these ranks. There are both for each
+// bucket type and staging type that CanBeStagedAs allows (gpu_staging.h). Their names end in both
+// types, each f32, f64, f16 or bf16: gradsync_combine_f32_f32, gradsync_write_back_f32_f32,
+// gradsync_combine_f32_bf16, ... On one GPU a bucket needs one kernel, and no staging:
+// gradsync_average_f32 and so on, for each bucket type.
+//
+// Each kernel takes its argument structure by value and runs on a one-dimensional grid of
+// kCudaBlockThreads threads a block. The elements of the result do not depend on the number of
+// blocks. A thread takes as many elements at a time as fit into 16 bytes of the smaller type.
 
 #ifndef DAEMON_REDUCE_CUDA_KERNELS_H_
 #define DAEMON_REDUCE_CUDA_KERNELS_H_
@@ -38,17 +42,35 @@ struct CombineArguments {
   std::uint32_t void_contributions;  // 0 or 1 for each rank here; written behind the elements
 };
 
+// Where an average goes, and what is reported of it.
+struct AverageOutput {
+  void* destinations[kMaxCudaBuffers];
+  // Bytes from each destination to a float that becomes 1 if the step is void, else 0.
+  std::int64_t verdict_distance;
+  // Unless null: one entry for each block of the grid, for the elements that the block has written.
+  GradientStats* stats;
+  // Becomes 1 if the number of void contributions is not 0, else 0.
+  float* void_flag;
+  std::uint32_t destination_count;
+  std::uint32_t writes_verdict;  // 0: there is no such float for this bucket
+};
+
 // Every destination = staging * scale, rounded to the bucket's type.
 struct WriteBackArguments {
   const void* staging;
-  void* destinations[kMaxCudaBuffers];
   std::uint64_t count;
   double scale;
-  // Unless null: one entry for each block of the grid, for the elements that the block has written.
-  GradientStats* stats;
-  // Set to 1 if the number of void contributions is not 0; else unchanged.
-  float* void_flag;
-  std::uint32_t destination_count;
+  AverageOutput output;
+};
+
+// Every destination = (destinations[0] + destinations[1] + ...) * scale: the bits of combine and
+// write_back with staging in the type in which elements are added. Each thread reads its elements
+// of all destinations before it writes them.
+struct AverageArguments {
+  std::uint64_t count;
+  double scale;
+  AverageOutput output;
+  std::uint32_t void_contributions;
 };
 
 // The kernels' fat binary, for cuModuleLoadData: embedded by the build.

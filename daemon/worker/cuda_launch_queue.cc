@@ -68,8 +68,13 @@ bool CudaLaunchQueue::Touches(const CudaSessionMemory* rank) const {
                      [&](const UnderWay& one) { return HasRank(one.launch, rank); });
 }
 
+bool CudaLaunchQueue::NeedsNoStaging(const CudaLaunch& launch) const {
+  return communicator_ == nullptr &&
+         CudaCombine::CanAverage(launch.dtype, launch.staging_dtype, launch.ranks.size());
+}
+
 std::size_t CudaLaunchQueue::next_staging_bytes() const {
-  if (waiting_.empty()) return 0;
+  if (waiting_.empty() || NeedsNoStaging(waiting_.front())) return 0;
   return StagingBytes(waiting_.front().staging_dtype, waiting_.front().count);
 }
 
@@ -110,17 +115,19 @@ absl::Status CudaLaunchQueue::SettleSum() {
 }
 
 absl::Status CudaLaunchQueue::BeginNext() {
+  const bool in_place = NeedsNoStaging(waiting_.front());
   CudaStagingPiece* const piece = staging_->Take(next_staging_bytes());
   UnderWay next{std::move(waiting_.front()), piece, MonotonicNowNs()};
   waiting_.pop_front();
   if (!next.launch.given_up) NoteBegun(&next);
 
-  if (const absl::Status status = Sum(next); !status.ok()) return status;
+  absl::Status status = in_place ? Average(next) : Sum(next);
+  if (!status.ok()) return status;
   if (communicator_ != nullptr) {
     summing_ = std::move(next);
     return SettleSum();
   }
-  const absl::Status status = WriteBack(next);
+  if (!in_place) status = WriteBack(next);
   under_way_.push_back(std::move(next));
   return status;
 }
@@ -150,14 +157,18 @@ absl::Status CudaLaunchQueue::Sum(const UnderWay& one) {
   return communicator_->AllReduce(staging.address, staging.dtype, launch.count + 1, collective);
 }
 
+absl::Status CudaLaunchQueue::Average(const UnderWay& one) {
+  const CudaLaunch& launch = one.launch;
+  const std::vector<CUdeviceptr> buffers = BuffersOf(launch);
+  const absl::Status status =
+      combine_->Average(context_->write_back_stream(), launch.dtype, launch.count, launch.scale,
+                        launch.void_contributions, OutputOf(one, buffers));
+  return status.ok() ? Announce(one) : status;
+}
+
 absl::Status CudaLaunchQueue::WriteBack(const UnderWay& one) {
   const CudaLaunch& launch = one.launch;
   const CudaStagingPiece& piece = *one.piece;
-  const CUdeviceptr stats =
-      launch.measure ? piece.report_address + offsetof(CudaBucketReport, stats) : 0;
-  const CUdeviceptr void_flag = piece.report_address + offsetof(CudaBucketReport, void_flag);
-  piece.report->void_flag = 0;
-
   CUevent summed = piece.combined;
   absl::Status status;
   if (communicator_ != nullptr) {
@@ -166,24 +177,36 @@ absl::Status CudaLaunchQueue::WriteBack(const UnderWay& one) {
   }
   CUstream stream = context_->write_back_stream();
   if (status.ok()) status = driver_->cuStreamWaitEvent(stream, summed, 0);
+  const std::vector<CUdeviceptr> buffers = BuffersOf(launch);
   if (status.ok()) {
     status = combine_->WriteBack(stream, launch.dtype, {piece.address, launch.staging_dtype},
-                                 launch.count, launch.scale, BuffersOf(launch), stats, void_flag);
+                                 launch.count, launch.scale, OutputOf(one, buffers));
   }
-  for (const auto& rank : launch.ranks) {
-    if (status.ok() && one.last) {
-      status = driver_->cuMemcpyAsync(rank->arena->address() + launch.verdict_offset, void_flag,
-                                      sizeof(float), stream);
-    }
+  return status.ok() ? Announce(one) : status;
+}
+
+CudaOutput CudaLaunchQueue::OutputOf(const UnderWay& one, const std::vector<CUdeviceptr>& buffers) {
+  const CUdeviceptr report = one.piece->report_address;
+  CudaOutput output;
+  output.destinations = buffers;
+  if (one.last) {
+    output.verdict_distance = static_cast<std::int64_t>(one.launch.verdict_offset) -
+                              static_cast<std::int64_t>(one.launch.offset);
   }
-  for (const auto& rank : launch.ranks) {
-    if (status.ok()) {
-      status = driver_->cuStreamWriteValue64(stream, rank->semaphores->DoneAddress(launch.bucket),
-                                             launch.step, CU_STREAM_WRITE_VALUE_DEFAULT);
-    }
+  if (one.launch.measure) output.stats = report + offsetof(CudaBucketReport, stats);
+  output.void_flag = report + offsetof(CudaBucketReport, void_flag);
+  return output;
+}
+
+absl::Status CudaLaunchQueue::Announce(const UnderWay& one) {
+  CUstream stream = context_->write_back_stream();
+  for (const auto& rank : one.launch.ranks) {
+    const absl::Status status =
+        driver_->cuStreamWriteValue64(stream, rank->semaphores->DoneAddress(one.launch.bucket),
+                                      one.launch.step, CU_STREAM_WRITE_VALUE_DEFAULT);
+    if (!status.ok()) return status;
   }
-  if (status.ok()) status = driver_->cuEventRecord(piece.written, stream);
-  return status;
+  return driver_->cuEventRecord(one.piece->written, stream);
 }
 
 absl::Status CudaLaunchQueue::CheckDeadline() const {

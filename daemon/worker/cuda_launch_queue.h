@@ -113,10 +113,18 @@ class CudaLaunchQueue {
   absl::Status BeginNext();
   // Counts a begun bucket of its step.
   void NoteBegun(UnderWay* one);
-  // Enqueues the first half of a launch, up to the sum over the communicator.
+  // Whether the launch is over this GPU alone, and one kernel carries it out.
+  bool NeedsNoStaging(const CudaLaunch& launch) const;
+  // Enqueues such a launch.
+  absl::Status Average(const UnderWay& one);
+  // Enqueues the first half of any other launch, up to the sum over the communicator.
   absl::Status Sum(const UnderWay& one);
   // Enqueues the second half, once the sum is on its stream.
   absl::Status WriteBack(const UnderWay& one);
+  // What the launch's last kernel writes. `buffers` are its ranks'.
+  static CudaOutput OutputOf(const UnderWay& one, const std::vector<CUdeviceptr>& buffers);
+  // Enqueues the done words, behind that kernel.
+  absl::Status Announce(const UnderWay& one);
   absl::Status SettleSum();
   absl::Status CheckDeadline() const;
   CudaLaunchResult ResultOf(const UnderWay& oldest) const;

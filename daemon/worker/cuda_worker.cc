@@ -318,6 +318,7 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
   launch.step_buckets = asked.step_buckets();
   launch.verdict_offset = asked.verdict_offset();
   if (!CanBeStagedAs(launch.dtype, launch.staging_dtype) || launch.offset % kBucketAlignment != 0 ||
+      launch.verdict_offset % alignof(float) != 0 ||
       (asked.arenas_size() > 0 &&
        !staging_->Holds(StagingBytes(launch.staging_dtype, launch.count)))) {
     return absl::InvalidArgumentError("a launch with a bucket that is misaligned or too large");

@@ -96,6 +96,10 @@ std::uint64_t FakeMachine::Calls(const std::string& function, int pid) const {
   return CallsOf(folder(), function, pid);
 }
 
+std::uint64_t FakeMachine::KernelBytes(int pid) const {
+  return CallsOf(folder(), kKernelBytes, pid);
+}
+
 std::size_t FakeMachine::DeviceBytes(std::uint32_t gpu) const { return UsedBytes(folder(), gpu); }
 
 std::vector<int> FakeMachine::ContextsOn(std::uint32_t gpu) const {

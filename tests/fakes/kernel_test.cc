@@ -152,18 +152,18 @@ ISOLATED_TEST(Kernels, WriteBackWidensStagingOfSixteenBits, MachineWithGpus(1)) 
       Device<std::uint16_t>({daemon::NearestFloat16(1 + 0x1p-10), daemon::NearestFloat16(infinity),
                              daemon::NearestFloat16(0)},
                             stream);
-  arguments.destinations[0] = Device<float>({0, 0, 7}, stream);
-  arguments.destination_count = 1;
+  arguments.output.destinations[0] = Device<float>({0, 0, 7}, stream);
+  arguments.output.destination_count = 1;
   arguments.count = 2;
   arguments.scale = 0x1p-10;
-  arguments.stats = static_cast<daemon::GradientStats*>(
+  arguments.output.stats = static_cast<daemon::GradientStats*>(
       Device<daemon::GradientStats>(std::vector<daemon::GradientStats>(kBlocks), stream));
-  arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
+  arguments.output.void_flag = static_cast<float*>(Device<float>({0}, stream));
   CUDA_OK(Launch(Kernel("gradsync_write_back_f32_f16"), arguments, stream));
-  EXPECT_THAT(Host<float>(arguments.destinations[0], 3, stream),
+  EXPECT_THAT(Host<float>(arguments.output.destinations[0], 3, stream),
               ElementsAre(0x1p-10f + 0x1p-20f, std::numeric_limits<float>::infinity(), 7));
-  EXPECT_EQ(Host<daemon::GradientStats>(arguments.stats, 1, stream)[0].non_finite, 1u);
-  EXPECT_THAT(Host<float>(arguments.void_flag, 1, stream), ElementsAre(0));
+  EXPECT_EQ(Host<daemon::GradientStats>(arguments.output.stats, 1, stream)[0].non_finite, 1u);
+  EXPECT_THAT(Host<float>(arguments.output.void_flag, 1, stream), ElementsAre(0));
 }
 
 ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
@@ -172,28 +172,111 @@ ISOLATED_TEST(Kernels, WriteBackScalesAndMeasures, MachineWithGpus(1)) {
   const float infinity = std::numeric_limits<float>::infinity();
   daemon::WriteBackArguments arguments{};
   arguments.staging = Device<float>({2, 4, infinity, 1}, stream);
-  arguments.destinations[0] = Device<float>({0, 0, 0}, stream);
-  arguments.destinations[1] = Device<float>({0, 0, 0}, stream);
-  arguments.destination_count = 2;
+  arguments.output.destinations[0] = Device<float>({0, 0, 0}, stream);
+  arguments.output.destinations[1] = Device<float>({0, 0, 0}, stream);
+  arguments.output.destination_count = 2;
   arguments.count = 2;
   arguments.scale = 0.5;
-  arguments.stats = static_cast<daemon::GradientStats*>(
+  arguments.output.stats = static_cast<daemon::GradientStats*>(
       Device<daemon::GradientStats>(std::vector<daemon::GradientStats>(kBlocks), stream));
-  arguments.void_flag = static_cast<float*>(Device<float>({0}, stream));
+  arguments.output.void_flag = static_cast<float*>(Device<float>({0}, stream));
   CUfunction write_back = Kernel("gradsync_write_back_f32_f32");
   CUDA_OK(Launch(write_back, arguments, stream));
-  for (const void* destination : {arguments.destinations[0], arguments.destinations[1]}) {
+  for (const void* destination :
+       {arguments.output.destinations[0], arguments.output.destinations[1]}) {
     EXPECT_THAT(Host<float>(destination, 3, stream), ElementsAre(1, 2, 0));
   }
-  const auto stats = Host<daemon::GradientStats>(arguments.stats, kBlocks, stream);
+  const auto stats = Host<daemon::GradientStats>(arguments.output.stats, kBlocks, stream);
   EXPECT_EQ(stats[0].sum_of_squares, 5);
   EXPECT_EQ(stats[0].non_finite, 0u);
   EXPECT_EQ(stats[1].sum_of_squares, 0);
   // Behind the elements, staging holds the number of void contributions.
-  EXPECT_THAT(Host<float>(arguments.void_flag, 1, stream), ElementsAre(1));
+  EXPECT_THAT(Host<float>(arguments.output.void_flag, 1, stream), ElementsAre(1));
+  arguments.staging = Device<float>({2, 4, 0}, stream);
+  CUDA_OK(Launch(write_back, arguments, stream));
+  EXPECT_THAT(Host<float>(arguments.output.void_flag, 1, stream), ElementsAre(0));
+  arguments.staging = Device<float>({2, 4, infinity, 1}, stream);
   arguments.count = 3;
   CUDA_OK(Launch(write_back, arguments, stream));
-  EXPECT_EQ(Host<daemon::GradientStats>(arguments.stats, 1, stream)[0].non_finite, 1u);
+  EXPECT_EQ(Host<daemon::GradientStats>(arguments.output.stats, 1, stream)[0].non_finite, 1u);
+}
+
+// With the step's last bucket, the kernel writes the verdict beside each destination.
+ISOLATED_TEST(Kernels, WriteBackWritesTheVerdict, MachineWithGpus(1)) {
+  EnterContext();
+  CUstream stream = MakeStream();
+  daemon::WriteBackArguments arguments{};
+  arguments.count = 2;
+  arguments.scale = 1;
+  arguments.output.destinations[0] = Device<float>({0, 0, 7, 7}, stream);
+  arguments.output.destinations[1] = Device<float>({0, 0, 7, 7}, stream);
+  arguments.output.destination_count = 2;
+  arguments.output.verdict_distance = 3 * sizeof(float);
+  arguments.output.writes_verdict = 1;
+  arguments.output.void_flag = static_cast<float*>(Device<float>({9}, stream));
+  CUfunction write_back = Kernel("gradsync_write_back_f32_f32");
+  for (const float is_void : {1.0f, 0.0f}) {
+    arguments.staging = Device<float>({5, 6, 3 * is_void}, stream);
+    CUDA_OK(Launch(write_back, arguments, stream));
+    for (const void* destination :
+         {arguments.output.destinations[0], arguments.output.destinations[1]}) {
+      EXPECT_THAT(Host<float>(destination, 4, stream), ElementsAre(5, 6, 7, is_void));
+    }
+    EXPECT_THAT(Host<float>(arguments.output.void_flag, 1, stream), ElementsAre(is_void));
+  }
+  EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
+}
+
+// Combine and write-back with staging that rounds nothing, in one kernel.
+ISOLATED_TEST(Kernels, AverageAddsInOrderScalesAndMeasures, MachineWithGpus(1)) {
+  EnterContext();
+  CUstream stream = MakeStream();
+  daemon::AverageArguments arguments{};
+  arguments.output.destinations[0] = Device<float>({0x1p24f, -0.0f, 8, 7}, stream);
+  arguments.output.destinations[1] = Device<float>({1, -0.0f, 2, 7}, stream);
+  arguments.output.destinations[2] = Device<float>({-0x1p24f, -0.0f, 2, 7}, stream);
+  arguments.output.destination_count = 3;
+  arguments.output.verdict_distance = 3 * sizeof(float);
+  arguments.output.writes_verdict = 1;
+  arguments.output.stats = static_cast<daemon::GradientStats*>(
+      Device<daemon::GradientStats>(std::vector<daemon::GradientStats>(kBlocks), stream));
+  arguments.output.void_flag = static_cast<float*>(Device<float>({9}, stream));
+  arguments.count = 3;
+  arguments.scale = 0.25;
+  CUfunction average = Kernel("gradsync_average_f32");
+  CUDA_OK(Launch(average, arguments, stream));
+  for (int i = 0; i < 3; ++i) {
+    // 2^24 + 1 is no float: in another order the first sum would be 1.
+    const auto result = Host<float>(arguments.output.destinations[i], 4, stream);
+    EXPECT_THAT(result, ElementsAre(0, -0.0f, 3, 0));
+    EXPECT_TRUE(std::signbit(result[1]));
+  }
+  EXPECT_EQ(Host<daemon::GradientStats>(arguments.output.stats, 1, stream)[0].sum_of_squares, 9);
+  EXPECT_THAT(Host<float>(arguments.output.void_flag, 1, stream), ElementsAre(0));
+  arguments.void_contributions = 2;
+  CUDA_OK(Launch(average, arguments, stream));
+  EXPECT_THAT(Host<float>(arguments.output.destinations[1], 4, stream)[3], 1);
+  EXPECT_THAT(Host<float>(arguments.output.void_flag, 1, stream), ElementsAre(1));
+  EXPECT_THAT(FakeMachine().Violations(), IsEmpty());
+}
+
+// 256 + 1 is not a bfloat16, so only a sum in float32 is right.
+ISOLATED_TEST(Kernels, AverageAddsSixteenBitTypesInFloat32, MachineWithGpus(1)) {
+  EnterContext();
+  CUstream stream = MakeStream();
+  daemon::AverageArguments arguments{};
+  const std::uint16_t one = daemon::NearestBfloat16(1);
+  arguments.output.destinations[0] =
+      Device<std::uint16_t>({daemon::NearestBfloat16(256), 0, 0, 0, 0, 0, 0, 0}, stream);
+  arguments.output.destinations[1] = Device<std::uint16_t>({one, 0, 0, 0, 0, 0, 0, 0}, stream);
+  arguments.output.destinations[2] = Device<std::uint16_t>({one, 0, 0, 0, 0, 0, 0, 0}, stream);
+  arguments.output.destination_count = 3;
+  arguments.output.void_flag = static_cast<float*>(Device<float>({9}, stream));
+  arguments.count = 1;
+  arguments.scale = 1;
+  CUDA_OK(Launch(Kernel("gradsync_average_bf16"), arguments, stream));
+  EXPECT_THAT(Host<std::uint16_t>(arguments.output.destinations[2], 1, stream),
+              ElementsAre(daemon::NearestBfloat16(258)));
 }
 
 ISOLATED_TEST(Launch, UnalignedAccessIsSticky, MachineWithGpus(1)) {

@@ -55,7 +55,7 @@ MUTANTS = [
         QUEUE,
         "if (status.ok()) status = driver_->cuStreamWaitEvent(stream, summed, 0);",
         "static_cast<void>(summed);",
-        "CudaLaunch.AveragesOverTheTrainersOfAGpu",
+        "NcclLaunch.AveragesOverTheTrainersOfEveryGpu",
     ),
     Mutant(
         "the collective's wait for the combine",
@@ -79,28 +79,32 @@ MUTANTS = [
         "NcclLaunch.AveragesOverTheTrainersOfEveryGpu",
     ),
     Mutant(
-        "the order of a bucket's done words behind its write-back",
+        "the order of a bucket's done words behind its average",
         QUEUE,
-        "status = driver_->cuStreamWriteValue64(stream, rank",
-        "status = driver_->cuStreamWriteValue64(context_->memory_stream(), rank",
+        "CUstream stream = context_->write_back_stream();\n  for (",
+        "CUstream stream = context_->memory_stream();\n  for (",
         "CudaLaunch.AveragesOverTheTrainersOfAGpu",
     ),
     Mutant(
-        "the order of the verdict behind the write-back",
+        "writing the verdict with the last bucket alone",
         QUEUE,
-        "sizeof(float), stream);",
-        "sizeof(float), context_->memory_stream());",
-        "CudaLaunch.VoidStepStaysVoidToItsLastBucket",
+        "  if (one.last) {\n    output.verdict",
+        "  if (one.last || true) {\n    output.verdict",
+        "CudaLaunch.VerdictComesWithTheLastBucket",
     ),
     Mutant(
-        "the order of the last done words behind the verdict",
+        "adding up one GPU's ranks without staging",
         QUEUE,
-        "    if (status.ok() && one.last) {\n",
-        """    const CUdeviceptr done = rank->semaphores->DoneAddress(launch.bucket);
-    status = driver_->cuStreamWriteValue64(stream, done, launch.step, 0);
-    if (status.ok() && one.last) {
-""",
-        "GpuJob.AveragesOnTheTrainersStreams",
+        "return communicator_ == nullptr &&\n",
+        "return communicator_ == nullptr && false &&\n",
+        "CudaLaunch.OneGpuMovesNoByteThroughStaging",
+    ),
+    Mutant(
+        "staging where the sum is rounded twice",
+        "daemon/reduce/cuda_combine.cc",
+        "return !rounds_twice && ",
+        "return (!rounds_twice || true) && ",
+        "CudaLaunch.StagesFloatsInSixteenBits",
     ),
     Mutant(
         "keeping a step void to its last bucket",
@@ -121,11 +125,11 @@ MUTANTS = [
     Mutant(
         "the same before staging is used again",
         QUEUE,
-        "  if (const absl::Status status = Sum(next); !status.ok()) return status;\n",
+        "  absl::Status status = in_place ? Average(next) : Sum(next);\n",
         """  next.piece->free = true;
-  if (const absl::Status status = Sum(next); !status.ok()) return status;
+  absl::Status status = in_place ? Average(next) : Sum(next);
 """,
-        "CudaLaunch.TakesMoreLaunchesThanPiecesOfStaging",
+        "NcclLaunch.AveragesOverTheTrainersOfEveryGpu",
     ),
     Mutant(
         "releasing the launches of a step that is given up",

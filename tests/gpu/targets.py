@@ -1,7 +1,7 @@
 """Compares measured figures with their targets."""
 
 MIB = 1 << 20
-# The least share of the copies' bandwidth that combine and write-back reach.
+# The least share of the copies' bandwidth that averaging reaches.
 COPY_SHARE = 0.8
 # The most microseconds that the hand-off adds to an enqueue.
 ADDED_US = 30
@@ -20,7 +20,7 @@ def figures(benches, name):
 
 
 def judge_kernels(benches, size):
-    text = f"combine and write-back of 2 x {size // 1024} KiB, of the copy bandwidth"
+    text = f"averaging 2 x {size // 1024} KiB, of the copy bandwidth"
     for row in figures(benches, "two trainers on a GPU") or []:
         if row["impl"] == "kernels" and row["bytes"] == size:
             share = row["roofline_ratio_p50"]

@@ -26,7 +26,7 @@ ISOLATED_TEST(CudaFault, StickyErrorEndsTheWorkerAndIsNamed, MachineWithGpus(1))
   CudaWorkerFixture worker;
   worker.Open();
   const auto trainer = worker.AddTrainer(kBytes, 1);
-  worker.machine().Inject(ForWorker(worker, "cuLaunchKernel 2 sticky 700"));
+  worker.machine().Inject(ForWorker(worker, "cuLaunchKernel 1 sticky 700"));
   trainer->WriteReady(0, 1);
   const auto done = worker.Launch(CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount));
   for (const absl::Status& why : {done->Get().status(), worker.Ended()}) {

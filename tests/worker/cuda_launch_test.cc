@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "daemon/base/error.h"
@@ -134,6 +135,36 @@ ISOLATED_TEST(CudaLaunch, StagesFloatsInSixteenBits, MachineWithGpus(1)) {
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
+// Without another GPU, each trainer's bucket is read once and written once, by one kernel, which
+// also writes the verdict.
+ISOLATED_TEST(CudaLaunch, OneGpuMovesNoByteThroughStaging, MachineWithGpus(1)) {
+  constexpr std::size_t kLarge = std::size_t{1} << 16;  // bytes
+  constexpr std::size_t kReported = 1024;               // bytes of statistics and verdicts, at most
+  CudaWorkerFixture worker;
+  worker.Open();
+  std::vector<std::unique_ptr<FakeTrainer>> trainers;
+  std::vector<FakeTrainer*> all;
+  for (int i = 0; i < 3; ++i) {
+    trainers.push_back(worker.AddTrainer(kLarge, 1));
+    all.push_back(trainers.back().get());
+    all.back()->MarkReady(0, 1, 0, Filled(kLarge / sizeof(float), static_cast<float>(i)));
+  }
+  const auto launch = CudaWorkerFixture::LaunchOf(all, 1, kLarge / sizeof(float));
+  EXPECT_FALSE(worker.Launch(launch)->Get()->launch_done().void_step());
+  for (FakeTrainer* const trainer : all) {
+    EXPECT_THAT(trainer->Floats(0, kLarge / sizeof(float)), Each(1.0f));
+    EXPECT_EQ(trainer->Floats(kLarge, 1)[0], 0.0f);  // the verdict: complete
+  }
+  if (!worker.machine().fake()) return;
+  const pid_t pid = worker.process().pid();
+  EXPECT_EQ(worker.machine().Calls("cuLaunchKernel", pid), 1u);
+  EXPECT_EQ(worker.machine().Calls("cuMemcpyAsync", pid), 0u);
+  EXPECT_GE(worker.machine().KernelBytes(pid), 2 * all.size() * kLarge);
+  EXPECT_LE(worker.machine().KernelBytes(pid), 2 * all.size() * kLarge + kReported);
+  worker.Stop();
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
+}
+
 ISOLATED_TEST(CudaLaunch, EnqueuesNothingBeforeEveryReadyWord, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
@@ -154,7 +185,7 @@ ISOLATED_TEST(CudaLaunch, EnqueuesNothingBeforeEveryReadyWord, MachineWithGpus(1
   EXPECT_TRUE(done->Get().ok());
   EXPECT_THAT(first->Floats(0, kCount), Each(1.5f));
   if (!machine.fake()) return;
-  EXPECT_EQ(machine.Calls("cuLaunchKernel", pid), 2u);
+  EXPECT_EQ(machine.Calls("cuLaunchKernel", pid), 1u);
   EXPECT_EQ(machine.Calls("cuStreamWaitValue64_v2", pid), 0u) << "only trainers' streams wait";
 }
 
@@ -282,6 +313,27 @@ ISOLATED_TEST(CudaLaunch, VoidStepStaysVoidToItsLastBucket, MachineWithGpus(1)) 
   EXPECT_EQ(trainer->Floats(kBytes, 1)[0], 1.0f);
 }
 
+// Until then the trainer's own mark stays: void, for streams that poison releases.
+ISOLATED_TEST(CudaLaunch, VerdictComesWithTheLastBucket, MachineWithGpus(1)) {
+  CudaWorkerFixture worker;
+  worker.Open();
+  const auto trainer = worker.AddTrainer(2 * kBytes, 2);
+  const float mark = 7;
+  std::vector<std::uint8_t> bytes(sizeof(mark));
+  std::memcpy(bytes.data(), &mark, sizeof(mark));
+  trainer->WriteBytes(2 * kBytes, bytes);
+  trainer->WriteReady(0, 1);
+  auto launch = CudaWorkerFixture::LaunchOf({trainer.get()}, 1, kCount);
+  launch.set_step_buckets(2);
+  launch.set_verdict_offset(2 * kBytes);
+  EXPECT_TRUE(worker.Launch(launch)->Get().ok());
+  EXPECT_EQ(trainer->Floats(2 * kBytes, 1)[0], mark);
+  trainer->WriteReady(1, 1);
+  launch.set_bucket(1);
+  EXPECT_TRUE(worker.Launch(launch)->Get().ok());
+  EXPECT_EQ(trainer->Floats(2 * kBytes, 1)[0], 0.0f);
+}
+
 ISOLATED_TEST(CudaLaunch, SumsSixteenBitTypesInFloat32, MachineWithGpus(1)) {
   CudaWorkerFixture worker;
   worker.Open();
@@ -340,6 +392,7 @@ ISOLATED_TEST(CudaLaunch, RefusesBucketsOutsideTheArena, MachineWithGpus(1)) {
   EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_offset(1 << 30); }));
   EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_offset(4); }));  // not aligned
   EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_verdict_offset(1 << 30); }));
+  EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_verdict_offset(2); }));
   EXPECT_TRUE(refuses([](worker::Launch* launch) { launch->set_data_type(9); }));
 }
 

@@ -51,7 +51,7 @@ ISOLATED_TEST(CudaStart, OpensTheGpuOfAUuidAndLoadsEveryKernel, GpusThatMayBeOne
   EXPECT_EQ(started->started().devices(0).uuid(), GpuUuid(1));
   if (!machine.fake()) return;
   EXPECT_GT(machine.DeviceBytes(1), before);
-  EXPECT_EQ(machine.Calls("cuFuncLoad", worker.process().pid()), 16u);
+  EXPECT_EQ(machine.Calls("cuFuncLoad", worker.process().pid()), 20u);
   worker.Stop();
   EXPECT_EQ(machine.DeviceBytes(1), before);
   EXPECT_THAT(machine.Violations(), IsEmpty());

@@ -9,8 +9,10 @@
 #include <cmath>
 #include <future>
 #include <memory>
+#include <random>
 
 #include "daemon/base/error.h"
+#include "daemon/reduce/gpu_staging.h"
 #include "proto/gradsync/data_type.h"
 #include "tests/reduce/half_reference.h"
 #include "tests/worker/cuda_worker_fixture.h"
@@ -375,6 +377,54 @@ ISOLATED_TEST(NcclLaunch, ConnectsGrowsAndDisconnectsOnOneGpu, MachineWithGpus(1
   }
   job.worker().Stop();
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
+}
+
+// Connected, a bucket goes through staging. Else one kernel averages it. With one rank NCCL changes
+// nothing in between.
+ISOLATED_TEST(NcclLaunch, BitsAreTheSameWithAndWithoutStaging, MachineWithGpus(1)) {
+  constexpr std::size_t kMost = 10007;  // several blocks, and single elements
+  CudaWorkerFixture worker;
+  worker.Open();
+  std::vector<std::unique_ptr<FakeTrainer>> trainers;
+  std::vector<FakeTrainer*> all;
+  for (int i = 0; i < 5; ++i) {
+    trainers.push_back(worker.AddTrainer(kMost * sizeof(double), 1));
+    all.push_back(trainers.back().get());
+  }
+  std::uint64_t step = 0;
+  std::vector<std::vector<std::uint8_t>> results;
+  for (const bool connected : {false, true}) {
+    if (connected) {
+      ASSERT_TRUE(worker.Connect(worker.NewNcclId(), 0, 1)->Get().ok());
+    }
+    for (const DataType dtype :
+         {DataType::kFloat32, DataType::kFloat64, DataType::kFloat16, DataType::kBfloat16}) {
+      std::mt19937 random(7);
+      ++step;
+      for (FakeTrainer* const trainer : all) {
+        std::vector<std::uint8_t> bytes(kMost * ItemSize(dtype));
+        for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random());
+        // Neither NaN nor Inf: which bits a NaN has is nobody's promise.
+        for (std::size_t i = 0; i < kMost; ++i) bytes[(i + 1) * ItemSize(dtype) - 1] &= 0xbf;
+        trainer->WriteBytes(0, bytes);
+        trainer->WriteReady(0, step);
+      }
+      auto launch = CudaWorkerFixture::LaunchOf(all, step, kMost);
+      launch.set_data_type(static_cast<std::uint32_t>(dtype));
+      launch.set_staging_data_type(
+          static_cast<std::uint32_t>(StagingType(dtype, NcclWireType::kAuto)));
+      launch.set_verdict_offset(kMost * sizeof(double));
+      const auto reply = worker.Launch(launch)->Get();
+      ASSERT_TRUE(reply.ok()) << reply.status();
+      EXPECT_EQ(reply->launch_done().non_finite(), 0u);
+      EXPECT_EQ(all.front()->Bytes(0, kMost * ItemSize(dtype)),
+                all.back()->Bytes(0, kMost * ItemSize(dtype)));
+      results.push_back(all.back()->Bytes(0, kMost * ItemSize(dtype)));
+    }
+  }
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(results[i], results[i + 4]) << i;
+  worker.Stop();
+  EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
 // By default NCCL takes a part of it when it connects, and the rest in the first all-reduce. The

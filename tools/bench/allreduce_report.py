@@ -76,8 +76,8 @@ def rows_of(scores: Mapping[str, Score], nbytes: int, run: Run) -> list[dict[str
             "wire_utilisation": _wire_seconds(nbytes, run) / (p50 / 1e6) if run.rate else None,
         }
         if run.gpus:
-            # k buffers and staging are read, and k buffers and staging are written.
-            moved = 2 * (run.ranks // run.gpus + 1)
+            # k buffers are read and written; between GPUs staging, too.
+            moved = 2 * (run.ranks // run.gpus + (1 if run.gpus > 1 else 0))
             row["gpus"] = run.gpus
             row["moved_gbps"] = algbw * moved if score.name in ("roofline", "kernels") else None
         rows.append(row)

@@ -72,6 +72,9 @@ class CudaLocalContestant : public Contestant {
   virtual absl::Status Load() { return absl::OkStatus(); }
   virtual absl::Status Enqueue() = 0;
 
+  // A job of several GPUs sums in staging.
+  bool staged() const { return options_.gpus > 1; }
+
   CudaRank& gpu() { return *gpu_; }
   absl::Span<const CUdeviceptr> buffers() const { return buffers_; }
   CUdeviceptr staging() const { return staging_; }
@@ -99,7 +102,7 @@ class CudaRooflineContestant final : public CudaLocalContestant {
       absl::Status status = Copy(staging(), buffer);
       if (!status.ok()) return status;
     }
-    return Copy(buffers()[0], staging());
+    return staged() ? Copy(buffers()[0], staging()) : absl::OkStatus();
   }
 
  private:
@@ -132,13 +135,18 @@ class CudaKernelsContestant final : public CudaLocalContestant {
   }
 
   absl::Status Enqueue() override {
+    const double scale = 1.0 / static_cast<double>(buffers().size());
+    daemon::CudaOutput output;
+    output.destinations = buffers();
+    output.stats = stats_;
+    output.void_flag = stats_ + daemon::kMaxCudaBlocks * sizeof(daemon::GradientStats);
+    if (!staged()) {
+      return combine_->Average(gpu().stream(), dtype(), count(), scale, 0, output);
+    }
     const daemon::CudaStaging sum{staging(), dtype()};
     absl::Status status = combine_->Combine(gpu().stream(), dtype(), buffers(), count(), 0, sum);
     if (!status.ok()) return status;
-    const CUdeviceptr void_flag = stats_ + daemon::kMaxCudaBlocks * sizeof(daemon::GradientStats);
-    return combine_->WriteBack(gpu().stream(), dtype(), sum, count(),
-                               1.0 / static_cast<double>(buffers().size()), buffers(), stats_,
-                               void_flag);
+    return combine_->WriteBack(gpu().stream(), dtype(), sum, count(), scale, output);
   }
 
  private:

@@ -85,9 +85,9 @@ says so.
 With --device cuda buffers lie on GPUs, rank r's on GPU r % g of --gpus g. The implementations are
 
   roofline   copies by the driver within GPU 0. They move as many bytes as the reduction of the
-             buffers of its k ranks: k+1 buffers read, k+1 written
-  kernels    combine and write-back alone, on GPU 0. The ratio is their share of the copies'
-             bandwidth, both by the GPU's own clock
+             buffers of its k ranks: k buffers read, k written; with several GPUs k+1 and k+1
+  kernels    gradsync's kernels alone, on GPU 0. The ratio is their share of the copies' bandwidth,
+             both by the GPU's own clock
   gradsync   as above, and over NCCL between GPUs, until the trainer's stream has the average
   nccl       NCCL in the trainers' own processes, if --ranks is --gpus. It adds; the division is
              not timed

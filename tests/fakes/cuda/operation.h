@@ -19,6 +19,7 @@ struct Access {
   CUdeviceptr address = 0;
   std::size_t bytes = 0;
   bool write = false;
+  std::size_t alignment = 1;  // that a kernel needs; otherwise CUDA_ERROR_MISALIGNED_ADDRESS
 };
 
 struct Operation {

@@ -15,6 +15,9 @@ namespace gradsync::fakes {
 
 inline constexpr std::size_t kMaxCountedFunctions = 256;
 
+// Counts, instead of calls, the bytes that kernels read and write.
+inline constexpr char kKernelBytes[] = "bytes of kernels";
+
 struct CallCount {
   char function[56];  // zero-terminated; empty: this entry is free
   std::atomic<std::uint64_t> calls;
