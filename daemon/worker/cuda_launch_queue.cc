@@ -63,9 +63,9 @@ bool CudaLaunchQueue::HasRank(const CudaLaunch& launch, const CudaSessionMemory*
 }
 
 bool CudaLaunchQueue::Touches(const CudaSessionMemory* rank) const {
-  return (summing_.has_value() && HasRank(summing_->launch, rank)) ||
-         std::any_of(under_way_.begin(), under_way_.end(),
-                     [&](const UnderWay& one) { return HasRank(one.launch, rank); });
+  const auto touches = [rank](const UnderWay& one) { return HasRank(one.launch, rank); };
+  return std::any_of(combined_.begin(), combined_.end(), touches) ||
+         std::any_of(under_way_.begin(), under_way_.end(), touches);
 }
 
 bool CudaLaunchQueue::NeedsNoStaging(const CudaLaunch& launch) const {
@@ -80,8 +80,8 @@ std::size_t CudaLaunchQueue::next_staging_bytes() const {
 
 absl::Status CudaLaunchQueue::Advance(std::vector<CudaLaunchResult>* finished) {
   absl::Status status = FinishOldest(finished);
-  if (status.ok() && communicator_ != nullptr) status = SettleSum();
-  while (status.ok() && !paused_ && !summing_.has_value() && !waiting_.empty() &&
+  if (status.ok()) status = AdvanceSums();
+  while (status.ok() && !paused_ && !waiting_.empty() &&
          AllReady(waiting_.front().ranks, waiting_.front().bucket, waiting_.front().step) &&
          staging_->CanTake(next_staging_bytes())) {
     status = BeginNext();
@@ -102,16 +102,24 @@ absl::Status CudaLaunchQueue::FinishOldest(std::vector<CudaLaunchResult>* finish
   return absl::OkStatus();
 }
 
-// Also returns errors between the GPUs, while a launch is under way.
-absl::Status CudaLaunchQueue::SettleSum() {
-  if (at_rest()) return absl::OkStatus();
-  const auto settled = communicator_->Settled();
-  if (!settled.ok()) return settled.status();
-  if (!*settled || !summing_.has_value()) return absl::OkStatus();
-  UnderWay one = *std::exchange(summing_, std::nullopt);
-  const absl::Status status = WriteBack(one);
-  under_way_.push_back(std::move(one));
-  return status;
+absl::Status CudaLaunchQueue::AdvanceSums() {
+  if (communicator_ == nullptr || at_rest()) return absl::OkStatus();
+  // Also returns errors between the GPUs.
+  auto settled = communicator_->Settled();
+  while (settled.ok() && *settled && !combined_.empty()) {
+    absl::Status status;
+    if (!summing_) {
+      status = AllReduce(combined_.front());
+    } else {
+      status = WriteBack(combined_.front());
+      under_way_.push_back(std::move(combined_.front()));
+      combined_.pop_front();
+    }
+    if (!status.ok()) return status;
+    summing_ = !summing_;
+    settled = communicator_->Settled();
+  }
+  return settled.status();
 }
 
 absl::Status CudaLaunchQueue::BeginNext() {
@@ -121,11 +129,11 @@ absl::Status CudaLaunchQueue::BeginNext() {
   waiting_.pop_front();
   if (!next.launch.given_up) NoteBegun(&next);
 
-  absl::Status status = in_place ? Average(next) : Sum(next);
+  absl::Status status = in_place ? Average(next) : Combine(next);
   if (!status.ok()) return status;
   if (communicator_ != nullptr) {
-    summing_ = std::move(next);
-    return SettleSum();
+    combined_.push_back(std::move(next));
+    return AdvanceSums();
   }
   if (!in_place) status = WriteBack(next);
   under_way_.push_back(std::move(next));
@@ -143,18 +151,21 @@ void CudaLaunchQueue::NoteBegun(UnderWay* one) {
   if (one->last) layouts_.erase(launch.layout);
 }
 
-absl::Status CudaLaunchQueue::Sum(const UnderWay& one) {
+absl::Status CudaLaunchQueue::Combine(const UnderWay& one) {
   const CudaLaunch& launch = one.launch;
-  const CudaStaging staging{one.piece->address, launch.staging_dtype};
   CUstream stream = context_->combine_stream();
-  absl::Status status = combine_->Combine(stream, launch.dtype, BuffersOf(launch), launch.count,
-                                          launch.void_contributions, staging);
-  if (status.ok()) status = driver_->cuEventRecord(one.piece->combined, stream);
-  if (communicator_ == nullptr || !status.ok()) return status;
-  CUstream collective = context_->collective_stream();
-  status = driver_->cuStreamWaitEvent(collective, one.piece->combined, 0);
+  const absl::Status status =
+      combine_->Combine(stream, launch.dtype, BuffersOf(launch), launch.count,
+                        launch.void_contributions, {one.piece->address, launch.staging_dtype});
+  return status.ok() ? driver_->cuEventRecord(one.piece->combined, stream) : status;
+}
+
+absl::Status CudaLaunchQueue::AllReduce(const UnderWay& one) {
+  CUstream stream = context_->collective_stream();
+  const absl::Status status = driver_->cuStreamWaitEvent(stream, one.piece->combined, 0);
   if (!status.ok()) return status;
-  return communicator_->AllReduce(staging.address, staging.dtype, launch.count + 1, collective);
+  return communicator_->AllReduce(one.piece->address, one.launch.staging_dtype,
+                                  one.launch.count + 1, stream);
 }
 
 absl::Status CudaLaunchQueue::Average(const UnderWay& one) {
@@ -211,7 +222,7 @@ absl::Status CudaLaunchQueue::Announce(const UnderWay& one) {
 
 absl::Status CudaLaunchQueue::CheckDeadline() const {
   if (at_rest()) return absl::OkStatus();
-  const UnderWay& oldest = under_way_.empty() ? *summing_ : under_way_.front();
+  const UnderWay& oldest = under_way_.empty() ? combined_.front() : under_way_.front();
   const std::uint64_t since_ns = MonotonicNowNs() - oldest.ready_ns;
   if (since_ns < limit_ns_) return absl::OkStatus();
   return MakeError(

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -88,7 +87,7 @@ class CudaLaunchQueue {
   // No launch waits or is under way: Advance has nothing to do before the next Submit.
   bool idle() const { return waiting_.empty() && at_rest(); }
   // No launch is on the GPU.
-  bool at_rest() const { return under_way_.empty() && !summing_.has_value(); }
+  bool at_rest() const { return under_way_.empty() && combined_.empty(); }
   bool Touches(const CudaSessionMemory* rank) const;
   // Bytes of staging that the next launch needs to begin; 0 if no launch waits.
   std::size_t next_staging_bytes() const;
@@ -117,15 +116,18 @@ class CudaLaunchQueue {
   bool NeedsNoStaging(const CudaLaunch& launch) const;
   // Enqueues such a launch.
   absl::Status Average(const UnderWay& one);
-  // Enqueues the first half of any other launch, up to the sum over the communicator.
-  absl::Status Sum(const UnderWay& one);
-  // Enqueues the second half, once the sum is on its stream.
+  // Any other launch is enqueued in three parts. The sum of this GPU's ranks:
+  absl::Status Combine(const UnderWay& one);
+  // that over the communicator, which must be settled before and after;
+  absl::Status AllReduce(const UnderWay& one);
+  // the average.
   absl::Status WriteBack(const UnderWay& one);
   // What the launch's last kernel writes. `buffers` are its ranks'.
   static CudaOutput OutputOf(const UnderWay& one, const std::vector<CUdeviceptr>& buffers);
   // Enqueues the done words, behind that kernel.
   absl::Status Announce(const UnderWay& one);
-  absl::Status SettleSum();
+  // Enqueues the all-reduces and write-backs of combined launches, as far as NCCL is ready.
+  absl::Status AdvanceSums();
   absl::Status CheckDeadline() const;
   CudaLaunchResult ResultOf(const UnderWay& oldest) const;
 
@@ -137,7 +139,10 @@ class CudaLaunchQueue {
   NcclCommunicator* communicator_ = nullptr;
   bool paused_ = false;
   std::deque<CudaLaunch> waiting_;
-  std::optional<UnderWay> summing_;              // NCCL has not put its sum on the stream yet
+  // With a communicator: launches whose ranks' sum is enqueued, and whose write-back is not. They
+  // do not wait for each other on the host: only for NCCL, which takes one call at a time.
+  std::deque<UnderWay> combined_;
+  bool summing_ = false;                         // the first of them is with NCCL
   std::deque<UnderWay> under_way_;               // in the order in which they finish
   std::map<std::uint64_t, LayoutStep> layouts_;  // only with a step whose last bucket has not begun
 };

@@ -60,23 +60,23 @@ MUTANTS = [
     Mutant(
         "the collective's wait for the combine",
         QUEUE,
-        "status = driver_->cuStreamWaitEvent(collective, one.piece->combined, 0);",
-        "",
+        "const absl::Status status = driver_->cuStreamWaitEvent(stream, one.piece->combined, 0);",
+        "const absl::Status status;",
         "NcclLaunch.AveragesOverTheTrainersOfEveryGpu",
     ),
     Mutant(
-        "polling until the all-reduce is on its stream, before the write-back",
+        "polling until the all-reduce is on its stream, before the write-back and the next one",
         QUEUE,
-        "if (!*settled || !summing_.has_value())",
-        "if (!summing_.has_value())",
+        "while (settled.ok() && *settled && !combined_.empty()) {",
+        "while (settled.ok() && !combined_.empty()) {",
         "NcclLaunch.AveragesOverTheTrainersOfEveryGpu",
     ),
     Mutant(
-        "the same before the next bucket",
+        "adding up the next bucket while NCCL has the last one",
         QUEUE,
-        "!paused_ && !summing_.has_value()",
-        "!paused_",
-        "NcclLaunch.AveragesOverTheTrainersOfEveryGpu",
+        "while (status.ok() && !paused_ && !waiting_.empty() &&",
+        "while (status.ok() && !paused_ && !summing_ && !waiting_.empty() &&",
+        "NcclLaunch.CombinesNextBucketsWhileNcclSettles",
     ),
     Mutant(
         "the order of a bucket's done words behind its average",
@@ -125,9 +125,9 @@ MUTANTS = [
     Mutant(
         "the same before staging is used again",
         QUEUE,
-        "  absl::Status status = in_place ? Average(next) : Sum(next);\n",
+        "  absl::Status status = in_place ? Average(next) : Combine(next);\n",
         """  next.piece->free = true;
-  absl::Status status = in_place ? Average(next) : Sum(next);
+  absl::Status status = in_place ? Average(next) : Combine(next);
 """,
         "NcclLaunch.AveragesOverTheTrainersOfEveryGpu",
     ),

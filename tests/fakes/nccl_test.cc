@@ -183,6 +183,18 @@ ISOLATED_TEST(NcclHazard, DifferentCountsAreAViolation, MachineWithGpus(2)) {
   for (const Rank& one : ranks) EXPECT_EQ(ncclCommAbort(one.communicator), ncclSuccess);
 }
 
+ISOLATED_TEST(NcclHazard, DifferentGroupsAreAViolation, MachineWithGpus(2)) {
+  const std::vector<Rank> ranks = JoinedRanks(2);
+  ASSERT_EQ(ncclGroupStart(), ncclSuccess);
+  EXPECT_EQ(ranks[0].AllReduce(), ncclSuccess);
+  EXPECT_EQ(ranks[0].AllReduce(), ncclSuccess);
+  EXPECT_EQ(ncclGroupEnd(), ncclInProgress);
+  EXPECT_EQ(ranks[1].AllReduce(), ncclInProgress);
+  for (const Rank& one : ranks) EXPECT_EQ(Settle(one.communicator), ncclSuccess);
+  EXPECT_TRUE(FakeMachine().AwaitJournal(kViolation, "differ in collective 1", kPatienceMs));
+  for (const Rank& one : ranks) EXPECT_EQ(ncclCommAbort(one.communicator), ncclSuccess);
+}
+
 ISOLATED_TEST(NcclHazard, RegistrationByOnlySomeRanksIsAViolation, MachineWithGpus(2)) {
   const std::vector<Rank> ranks = JoinedRanks(2);
   void* handle = nullptr;

@@ -117,6 +117,35 @@ ISOLATED_TEST(NcclLaunch, AveragesOverTheTrainersOfEveryGpu, GpusThatMayBeOne(2)
   EXPECT_THAT(fakes::FakeMachine().Violations(), IsEmpty());
 }
 
+// A machine on which NCCL practically never puts an all-reduce on its stream.
+MachineDescription UnsettledMachine() {
+  MachineDescription machine = MachineWithGpus(2);
+  machine.late_polls = 1 << 30;
+  return machine;
+}
+
+ISOLATED_TEST(NcclLaunch, CombinesNextBucketsWhileNcclSettles, UnsettledMachine()) {
+  constexpr std::size_t kBuckets = 3;
+  TwoGpus job(2, kBuckets);
+  job.Connect();
+  const pid_t pid = job.worker(0).process().pid();
+  std::vector<std::unique_ptr<PendingReply>> done;
+  for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+    for (std::size_t i = 0; i < 2; ++i) job.trainer(0, i).WriteReady(bucket, 1);
+    done.push_back(job.Launch(0, 1, bucket, kBuckets));
+  }
+  const fakes::FakeMachine machine;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (machine.Calls("cuLaunchKernel", pid) < kBuckets &&
+         std::chrono::steady_clock::now() < end) {
+    job.worker(0).Ping();
+  }
+  EXPECT_EQ(machine.Calls("cuLaunchKernel", pid), kBuckets);
+  EXPECT_EQ(machine.Calls("ncclAllReduce", pid), 1u);
+  kill(pid, SIGKILL);
+  EXPECT_FALSE(job.worker(0).Ended().ok());
+}
+
 // With two GPUs the order of the sum is fixed, so the test knows every bit of the average: each
 // GPU's sum is rounded, and then NCCL's sum.
 ISOLATED_TEST(NcclLaunch, SumsFloatsInSixteenBits, GpusThatMayBeOne(2)) {

@@ -155,6 +155,10 @@ ncclResult_t NcclCommunicator::EnsureReady() {
 }
 
 ncclResult_t NcclCommunicator::Launch(std::vector<NcclCollective> collectives) {
+  for (std::uint32_t i = 0; i < collectives.size(); ++i) {
+    collectives[i].call.group_size = static_cast<std::uint32_t>(collectives.size());
+    collectives[i].call.group_place = i;
+  }
   bool first = false;
   {
     daemon::MutexLock lock(&mutex_);

@@ -205,7 +205,7 @@ ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
   static NcclCallSite site("ncclAllReduce");
   return site.Run([&](const Fault& fault) {
     if (op != ncclSum) return NcclFailure(ncclInvalidArgument, "the fake has sums only");
-    const NcclCall call{static_cast<std::uint32_t>(datatype), 0, count, 0};
+    const NcclCall call{static_cast<std::uint32_t>(datatype), 0, count, 0, 1, 0};
     return Collect(comm, call, sendbuff, recvbuff, stream, fault);
   });
 }

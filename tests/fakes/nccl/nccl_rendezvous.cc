@@ -18,7 +18,8 @@ constexpr std::size_t kSlotsBytes = kMaxNcclRanks * sizeof(NcclSlot);
 
 bool operator==(const NcclCall& one, const NcclCall& other) {
   return one.datatype == other.datatype && one.registered == other.registered &&
-         one.count == other.count;
+         one.count == other.count && one.group_size == other.group_size &&
+         one.group_place == other.group_place;
 }
 
 std::string NcclRendezvous::Create(const StateFolder& folder) {

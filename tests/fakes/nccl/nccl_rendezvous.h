@@ -27,6 +27,10 @@ struct NcclCall {
   std::uint64_t count;
   // Offset in the registered memory. Ranks may differ here, but NCCL is faster if they do not.
   std::uint64_t offset;
+  // Its group's size and its place there. Real ranks that differ here may hang or add up different
+  // data: NCCL sorts the collectives of a group, and chooses their algorithm together.
+  std::uint32_t group_size = 1;
+  std::uint32_t group_place = 0;
 };
 bool operator==(const NcclCall& one, const NcclCall& other);
 inline bool operator!=(const NcclCall& one, const NcclCall& other) { return !(one == other); }
