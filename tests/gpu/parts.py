@@ -22,6 +22,8 @@ class Part:
         self.mps = mps
         self.shards = shards  # processes of googletest beside each other, at most
         self.needs = None  # why it cannot run here
+        self.not_on_fakes = None  # why it cannot run on fakes
+        self.of_speed = False  # it runs on fakes, but they have no speed
         self.json = None  # file that it writes
 
 
@@ -73,6 +75,8 @@ class Parts:
         part = Part(name + (" with MPS" if mps else ""), "experiments", command, 40, mps)
         if "nccl" in name and self.libraries.nccl is None:
             part.needs = "no NCCL"
+        if name == "cuda_overlap":
+            part.of_speed = True
         return part
 
     def sanitizer(self):
@@ -82,8 +86,9 @@ class Parts:
         command = [found, "--target-processes=all", "--error-exitcode=99"]
         command += [self.bundle / "tests/cuda_launch_test", f"--gtest_filter={SANITIZED}"]
         part = Part("compute-sanitizer", "tests", command, 90)
-        if found is None or self.quick:
-            part.needs = "compute-sanitizer does not exist" if found is None else "fakes"
+        part.not_on_fakes = "fakes have no kernels of a GPU"
+        if found is None and not self.quick:
+            part.needs = "compute-sanitizer does not exist"
         return part
 
     def benches(self):
@@ -126,8 +131,7 @@ class Parts:
     def python(self, name, script, kind):
         path = pathlib.Path(__file__).with_name(script)
         part = Part(name, kind, ["python3", path, self.bundle], IMPORT_S + 60)
-        if self.quick:
-            part.needs = "PyTorch's CUDA does not run on fakes"
-        elif self.old_glibc:
+        part.not_on_fakes = "PyTorch's CUDA does not run on fakes"
+        if self.old_glibc and not self.quick:
             part.needs = "this machine's Python has an older glibc than libgradsync.so"
         return part

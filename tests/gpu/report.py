@@ -6,7 +6,7 @@ import re
 
 from markdown import markdown
 
-GOOD = ("passed", "holds", "measured", "met", "unmeasured", "not available")
+GOOD = ("passed", "holds", "measured", "met", "unmeasured", "not available", "not applicable")
 KINDS = ("targets", "experiments", "tests", "benches", "python")
 
 
@@ -45,6 +45,13 @@ class Report:
             new.write_text(text)
             new.replace(self.path(suffix))
 
-    def well(self):
-        """Whether every part that could run is as expected."""
-        return all(result["verdict"] in GOOD for kind in KINDS for result in self.content[kind])
+    def unexpected(self):
+        """The names of what could run and is not as expected."""
+        return [row["name"] for row in self.rows() if row["verdict"] not in GOOD]
+
+    def named(self, verdict):
+        """The names of what has this verdict."""
+        return [row["name"] for row in self.rows() if row["verdict"] == verdict]
+
+    def rows(self):
+        return [row for kind in KINDS for row in self.content[kind]]

@@ -88,7 +88,7 @@ class Run:
     def write(self):
         size = 256 * 1024 if self.options.fakes else 100 * targets.MIB
         content = self.report.content
-        content["targets"] = targets.judge(content["benches"], size)
+        content["targets"] = targets.judge(content["benches"], size, self.options.fakes)
         self.report.write()
         left_out = self.logs.pack(self.options.out)
         if left_out != content["logs_left_out"]:
@@ -105,7 +105,9 @@ class Run:
             self.mps.stop()
         elif not self.options.fakes:
             part.needs = part.needs or self.mps.start()
-        if part.needs is not None:
+        if self.options.fakes and part.not_on_fakes is not None:
+            result.update(verdict="not applicable", why=part.not_on_fakes)
+        elif part.needs is not None:
             result.update(verdict="not available", why=part.needs)
         elif self.left_s() < 1:
             result.update(verdict="not run", why="no time was left")
@@ -154,7 +156,9 @@ class Run:
         paths = sorted(logs.glob("output-*.log"))
         text = "".join(path.read_text(errors="replace") for path in paths)
         READERS[part.kind](part, result, status, failure, text)
-        if result["verdict"] not in ("passed", "holds", "measured"):
+        if self.options.fakes and part.of_speed and result["verdict"] == "does not hold":
+            result.update(verdict="not applicable", why="fakes have no speed")
+        if result["verdict"] not in ("passed", "holds", "measured", "not applicable"):
             result["output"] = text[-3000:]
 
     def environment(self, part, logs):

@@ -7,9 +7,16 @@ COPY_SHARE = 0.8
 ADDED_US = 30
 
 
-def judge(benches, copied_bytes):
-    """Rows of the report. `copied_bytes`: the size of a trainer's buffer to judge."""
-    return [judge_kernels(benches, copied_bytes), *judge_handoff(benches)]
+def judge(benches, copied_bytes, fakes):
+    """Rows of the report.
+
+    `copied_bytes`: the size of a trainer's buffer to judge. `fakes`: of fakes, which have no speed.
+    """
+    kernels, added, waits = judge_kernels(benches, copied_bytes), *judge_handoff(benches)
+    for row in (kernels, added):
+        if fakes and row["value"] is not None:
+            row["verdict"] = "not applicable"
+    return [kernels, added, waits]
 
 
 def figures(benches, name):
