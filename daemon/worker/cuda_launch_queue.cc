@@ -95,6 +95,7 @@ absl::Status CudaLaunchQueue::FinishOldest(std::vector<CudaLaunchResult>* finish
     const CUresult result = driver_->cuEventQuery.Result(oldest.piece->written);
     if (result == CUDA_ERROR_NOT_READY) break;
     if (result != CUDA_SUCCESS) return driver_->StatusOf(result, "cuEventQuery");
+    ++advances_;
     finished->push_back(ResultOf(oldest));
     oldest.piece->free = true;
     under_way_.pop_front();
@@ -117,6 +118,7 @@ absl::Status CudaLaunchQueue::AdvanceSums() {
     }
     if (!status.ok()) return status;
     summing_ = !summing_;
+    ++advances_;
     settled = communicator_->Settled();
   }
   return settled.status();
@@ -127,6 +129,7 @@ absl::Status CudaLaunchQueue::BeginNext() {
   CudaStagingPiece* const piece = staging_->Take(next_staging_bytes());
   UnderWay next{std::move(waiting_.front()), piece, MonotonicNowNs()};
   waiting_.pop_front();
+  ++advances_;
   if (!next.launch.given_up) NoteBegun(&next);
 
   absl::Status status = in_place ? Average(next) : Combine(next);

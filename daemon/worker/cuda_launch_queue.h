@@ -84,6 +84,9 @@ class CudaLaunchQueue {
   // DEADLINE_EXCEEDED GPU_TIMEOUT if a launch hangs; otherwise the driver's and NCCL's statuses.
   absl::Status Advance(std::vector<CudaLaunchResult>* finished);
 
+  // How often a launch has begun, gone on or finished, so far.
+  std::uint64_t advances() const { return advances_; }
+
   // No launch waits or is under way: Advance has nothing to do before the next Submit.
   bool idle() const { return waiting_.empty() && at_rest(); }
   // No launch is on the GPU.
@@ -138,6 +141,7 @@ class CudaLaunchQueue {
   const std::uint64_t limit_ns_;
   NcclCommunicator* communicator_ = nullptr;
   bool paused_ = false;
+  std::uint64_t advances_ = 0;
   std::deque<CudaLaunch> waiting_;
   // With a communicator: launches whose ranks' sum is enqueued, and whose write-back is not. They
   // do not wait for each other on the host: only for NCCL, which takes one call at a time.

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/cuda/cuda_device.h"
 #include "daemon/cuda/cuda_errors.h"
@@ -23,10 +24,6 @@
 
 namespace gradsync::daemon {
 namespace {
-
-// How often the issuing thread reads ready words and events while something is under way: more
-// often than a bucket of 1 MiB takes, and seldom enough that reading costs little.
-constexpr timespec kLookEvery{0, 10'000};
 
 constexpr int kExitFailed = 1;
 
@@ -80,7 +77,10 @@ std::deque<CudaWorker::Posted> CudaWorker::Take() {
     const std::vector<pollfd> trainers = arenas_->AwaitedTrainers();
     waited.insert(waited.end(), trainers.begin(), trainers.end());
   }
-  ppoll(waited.data(), waited.size(), idle() ? nullptr : &kLookEvery, nullptr);
+  const bool was_idle = idle();
+  const timespec pause = Pause();
+  ppoll(waited.data(), waited.size(), was_idle ? nullptr : &pause, nullptr);
+  if (was_idle) pace_.Restart(MonotonicNowNs());
   if (waited.front().revents != 0) {
     std::uint64_t count;
     [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
@@ -91,6 +91,10 @@ std::deque<CudaWorker::Posted> CudaWorker::Take() {
   }
   const MutexLock lock(&mutex_);
   return std::exchange(posted_, {});
+}
+
+timespec CudaWorker::Pause() const {
+  return {0, static_cast<std::int64_t>(pace_.PauseNs(MonotonicNowNs()))};
 }
 
 bool CudaWorker::connecting() const {
@@ -347,6 +351,7 @@ void CudaWorker::Advance() {
   absl::Status status;
   // A layout without an arena on this GPU may have larger buckets than the layouts with one.
   if (launches_->at_rest()) status = communicator_->GrowStaging(launches_->next_staging_bytes());
+  const std::uint64_t before = launches_->advances();
   if (status.ok()) status = launches_->Advance(&finished);
   for (const CudaLaunchResult& result : finished) {
     worker::Reply reply;
@@ -360,11 +365,13 @@ void CudaWorker::Advance() {
     Reply(reply);
   }
   if (!status.ok()) Fail(WithFreeBytes(status));
-  for (const std::uint64_t call : ready_waits_.TakeReady()) {
+  const std::vector<std::uint64_t> ready = ready_waits_.TakeReady();
+  for (const std::uint64_t call : ready) {
     worker::Reply reply;
     reply.set_call(call);
     Reply(reply);
   }
+  if (launches_->advances() != before || !ready.empty()) pace_.Restart(MonotonicNowNs());
   ReplyToRemovals(arenas_->FreeUntouched(*launches_));
   if (launches_->at_rest() && !postponed_.empty()) {
     for (Posted& posted : std::exchange(postponed_, {})) Handle(std::move(posted));
@@ -452,7 +459,8 @@ void CudaWorker::Stop(std::uint64_t call) {
   // this polls for them. If they do not, the daemon kills this process after its stop_limit.
   while (launches_ != nullptr && !launches_->at_rest()) {
     Advance();
-    nanosleep(&kLookEvery, nullptr);
+    const timespec pause = Pause();
+    nanosleep(&pause, nullptr);
   }
   launches_.reset();
   ready_waits_ = CudaReadyWaits();

@@ -3,6 +3,8 @@
 #ifndef DAEMON_WORKER_CUDA_WORKER_H_
 #define DAEMON_WORKER_CUDA_WORKER_H_
 
+#include <time.h>
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -25,13 +27,14 @@
 #include "daemon/worker/cuda_ready_waits.h"
 #include "daemon/worker/cuda_staging.h"
 #include "daemon/worker/message_socket.h"
+#include "daemon/worker/poll_pace.h"
 #include "daemon/worker/worker.pb.h"
 
 namespace gradsync::daemon {
 
 // Carries out the daemon's calls on one thread, the issuing thread, which makes every CUDA and NCCL
-// call of the process. It polls ready words and events every few microseconds while something is
-// under way, and sleeps otherwise.
+// call of the process. It polls ready words and events while something is under way, and sleeps
+// otherwise.
 //
 // Thread-safe. Ends the process at Stop, or when the GPU or NCCL fails.
 class CudaWorker {
@@ -61,6 +64,8 @@ class CudaWorker {
   void Issue();
   // Returns the posted calls. Waits for one if nothing is under way.
   std::deque<Posted> Take();
+  // How long to sleep before the next look at what is under way.
+  timespec Pause() const;
   // A Connect has no reply so far.
   bool connecting() const;
   bool idle() const;
@@ -123,6 +128,7 @@ class CudaWorker {
   CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;
   std::vector<Posted> postponed_;  // calls that wait until no launch is on the GPU
+  PollPace pace_;                  // since something was last seen to happen
 
   std::thread thread_;  // last: it uses the other members
 };

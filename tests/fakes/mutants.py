@@ -107,6 +107,13 @@ MUTANTS = [
         "CudaLaunch.StagesFloatsInSixteenBits",
     ),
     Mutant(
+        "looking less often the longer it takes",
+        "daemon/worker/poll_pace.h",
+        "return std::clamp((now_ns - since_ns_) / 16, kLeastNs, kMostNs);",
+        "return std::clamp((now_ns - since_ns_) / 16 * 0, kLeastNs, kMostNs);",
+        "NcclLaunch.WorkerLooksLessOftenDuringALongWait",
+    ),
+    Mutant(
         "keeping a step void to its last bucket",
         QUEUE,
         "layout.is_void = layout.is_void || launch.void_contributions > 0;",

@@ -3,6 +3,7 @@
 // them by sockets.
 
 #include <gmock/gmock.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <array>
@@ -13,6 +14,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/reduce/gpu_staging.h"
+#include "daemon/worker/poll_pace.h"
 #include "proto/gradsync/data_type.h"
 #include "tests/reduce/half_reference.h"
 #include "tests/worker/cuda_worker_fixture.h"
@@ -144,6 +146,31 @@ ISOLATED_TEST(NcclLaunch, CombinesNextBucketsWhileNcclSettles, UnsettledMachine(
   EXPECT_EQ(machine.Calls("ncclAllReduce", pid), 1u);
   kill(pid, SIGKILL);
   EXPECT_FALSE(job.worker(0).Ended().ok());
+}
+
+// The all-reduce waits for the other worker for as long as a trainer's backward pass takes.
+ISOLATED_TEST(NcclLaunch, WorkerLooksLessOftenDuringALongWait, MachineWithGpus(2)) {
+  constexpr std::uint64_t kLooks = 200;
+  TwoGpus job(1, 1);
+  job.Connect();
+  const fakes::FakeMachine machine;
+  if (!machine.fake()) return;
+  const pid_t pid = job.worker(0).process().pid();
+  job.trainer(0, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 1));
+  const auto first = job.Launch(0, 1, 0);
+  const auto await_looks = [&](std::uint64_t looks) {
+    while (machine.Calls("cuEventQuery", pid) < looks) sched_yield();
+  };
+  await_looks(kLooks);
+  const auto begin = std::chrono::steady_clock::now();
+  await_looks(machine.Calls("cuEventQuery", pid) + kLooks);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin,
+            std::chrono::nanoseconds((kLooks - 1) * PollPace::kMostNs));
+  job.trainer(1, 0).MarkReady(0, 1, 0, std::vector<float>(kCount, 3));
+  const auto second = job.Launch(1, 1, 0);
+  EXPECT_TRUE(first->Get().ok());
+  EXPECT_TRUE(second->Get().ok());
+  EXPECT_THAT(job.trainer(0, 0).Floats(0, kCount), Each(2.0f));
 }
 
 // With two GPUs the order of the sum is fixed, so the test knows every bit of the average: each

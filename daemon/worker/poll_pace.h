@@ -1,0 +1,35 @@
+// How often to look at something that gives no notice.
+
+#ifndef DAEMON_WORKER_POLL_PACE_H_
+#define DAEMON_WORKER_POLL_PACE_H_
+
+#include <algorithm>
+#include <cstdint>
+
+namespace gradsync::daemon {
+
+// Pauses that grow with the wait: what comes soon is noticed soon, and a long wait costs little.
+// What comes after T is noticed some T/16 later, but within kLeastNs to kMostNs.
+//
+// All times are nanoseconds of CLOCK_MONOTONIC. Not thread-safe.
+class PollPace {
+ public:
+  // Seldom enough that looking costs little, and more often than a bucket of 1 MiB takes.
+  static constexpr std::uint64_t kLeastNs = 10'000;
+  // Most of a backward pass is spent at this pace: some 10,000 looks a second.
+  static constexpr std::uint64_t kMostNs = 100'000;
+
+  // A wait begins: for the first thing, or for the next one.
+  void Restart(std::uint64_t now_ns) { since_ns_ = now_ns; }
+  // How long to sleep before the next look.
+  std::uint64_t PauseNs(std::uint64_t now_ns) const {
+    return std::clamp((now_ns - since_ns_) / 16, kLeastNs, kMostNs);
+  }
+
+ private:
+  std::uint64_t since_ns_ = 0;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_WORKER_POLL_PACE_H_
