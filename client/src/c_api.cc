@@ -401,6 +401,11 @@ double gradsync_clip_coefficient(double norm, double max_norm) {
 
 // ---- The job's own operations -------------------------------------------------------------------
 
+gradsync_error_t* gradsync_begin_collective(gradsync_session_t* session, const char* description) {
+  return Call(
+      [&] { return session->session->BeginCollective(description == nullptr ? "" : description); });
+}
+
 gradsync_error_t* gradsync_barrier(gradsync_session_t* session, std::int64_t timeout) {
   return Call([&] { return session->session->Barrier(DurationOf(timeout)); });
 }
@@ -426,6 +431,10 @@ gradsync_error_t* gradsync_session_leave(gradsync_session_t* session) {
 
 gradsync_error_t* gradsync_session_finish(gradsync_session_t* session) {
   return Call([&] { return session->session->Finish(); });
+}
+
+gradsync_error_t* gradsync_session_await_end(gradsync_session_t* session, std::int64_t timeout) {
+  return Call([&] { return session->session->AwaitEnd(DurationOf(timeout)); });
 }
 
 gradsync_error_t* gradsync_session_leave_and_stay(gradsync_session_t* session, std::int64_t timeout,

@@ -10,6 +10,8 @@
 #include "client/src/daemon_silence.h"
 #include "client/src/error.h"
 #include "client/src/session_options.h"
+#include "client/src/utf8.h"
+#include "proto/gradsync/limits.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
 
 namespace gradsync::client {
@@ -207,6 +209,19 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
   if (!sequence.ok()) return sequence.status();
   if (auto status = AwaitDone(deadline); !status.ok()) return status;
   if (count > 0) std::memcpy(data, staging.data(), count * item);
+  return absl::OkStatus();
+}
+
+absl::Status JobChannel::BeginCollective(absl::string_view description) {
+  if (description.empty() || description.size() > kMaxCollectiveBytes) {
+    return Refused(absl::StrCat("the description of a collective has ", description.size(),
+                                " bytes; give 1 to ", kMaxCollectiveBytes));
+  }
+  if (auto end = connection_.End(); !end.ok()) return end;
+  if (connection_.left()) return LeftError("it takes part in no collective");
+  v1::SessionRequest request;
+  request.mutable_begin_collective()->set_description(ValidUtf8(description));
+  connection_.stream().Send(std::move(request));
   return absl::OkStatus();
 }
 

@@ -36,6 +36,7 @@ class JobChannel {
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
   absl::Status AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
+  absl::Status BeginCollective(absl::string_view description);
   // Each waits until no operation of this rank runs.
   // Does nothing if this rank has left already and stays.
   absl::Status SendLeave(bool exit) ABSL_LOCKS_EXCLUDED(turn_, mutex_);

@@ -61,6 +61,15 @@ class ConnectedSession final : public Session {
                                                 timeout);
   }
 
+  absl::Status BeginCollective(absl::string_view description) override {
+    if (InForkedChild()) return ForkedError();
+    return connection_->job_channel().BeginCollective(description);
+  }
+
+  absl::Status AwaitEnd(absl::Duration timeout) const override {
+    return InForkedChild() ? ForkedError() : connection_->AwaitEnd(timeout);
+  }
+
   absl::Status Leave() override {
     if (InForkedChild()) return ForkedError();
     if (auto status = connection_->job_channel().SendLeave(/*exit=*/true); !status.ok()) {

@@ -89,7 +89,8 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             FailLocked(failure);
             operations_.Copied(transaction.actions());
             MaybeEnd(transaction.actions());
-          }) {}
+          }),
+      collectives_(world_size) {}
 
 // ---- Joining ------------------------------------------------------------------------------------
 
@@ -232,6 +233,22 @@ absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uin
   if (Ended(rank)) return absl::OkStatus();
   if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
   return operations_.ChunkRead(rank, sequence, chunk, transaction.actions());
+}
+
+absl::Status Job::BeginCollective(std::uint32_t rank, absl::string_view description) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  const auto other = collectives_.Begin(rank, description);
+  if (!other.has_value()) return absl::OkStatus();
+  StopLocked(MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kOperationMismatch,
+      absl::StrCat("the ranks of job '", identity_.job_id, "' disagree on collective ",
+                   other->number, ": rank ", members_.Name(other->rank), " called ",
+                   other->description, ", rank ", members_.Name(rank), " called ", description,
+                   ". Call the same collectives in the same order on every rank."),
+      {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kOtherRank, other->rank}}));
+  MaybeEnd(transaction.actions());
+  return absl::OkStatus();
 }
 
 // ---- Leaving and losing -------------------------------------------------------------------------

@@ -29,6 +29,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/job/collective_order.h"
 #include "daemon/job/deferred_actions.h"
 #include "daemon/job/job_options.h"
 #include "daemon/job/job_port.h"
@@ -107,6 +108,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
                             std::uint64_t bytes);
   absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk);
+  absl::Status BeginCollective(std::uint32_t rank, absl::string_view description);
   absl::Status Leave(std::uint32_t rank, bool exit);
   absl::Status Finish(std::uint32_t rank);
 
@@ -175,6 +177,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   Membership members_ ABSL_GUARDED_BY(mutex_);
   LayoutSet layouts_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
+  CollectiveOrder collectives_ ABSL_GUARDED_BY(mutex_);
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kActive;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);  // why the job has ended; OK in kActive
 };

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -108,6 +109,15 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
       const auto& chunk = request.chunk_read();
       return deliver(
           [&](Job* job) { return job->ChunkRead(rank, chunk.sequence(), chunk.chunk()); });
+    }
+    case v1::SessionRequest::kBeginCollective: {
+      const std::string& description = request.begin_collective().description();
+      if (description.empty() || description.size() > kMaxCollectiveBytes) {
+        return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                         absl::StrCat("BeginCollective.description has ", description.size(),
+                                      " bytes; 1 to ", kMaxCollectiveBytes, " allowed"));
+      }
+      return deliver([&](Job* job) { return job->BeginCollective(rank, description); });
     }
     case v1::SessionRequest::kLeave:
       return deliver([&](Job* job) { return job->Leave(rank, request.leave().exit()); });

@@ -23,9 +23,10 @@ inline constexpr std::size_t kMaxTokenBytes = 4096;
 inline constexpr std::size_t kMaxClientNameBytes = 128;  // OpenSession.client
 inline constexpr std::size_t kMaxLayoutNameBytes = 128;
 inline constexpr std::size_t kMaxParameterNameBytes = 512;
-inline constexpr std::size_t kMaxReasonBytes = 1024;  // AbandonStep.reason
-inline constexpr std::size_t kMaxDeviceBytes = 64;    // RegisterLayout.device
-inline constexpr std::size_t kMaxNodeNameBytes = 64;  // Hello.node_name
+inline constexpr std::size_t kMaxReasonBytes = 1024;     // AbandonStep.reason
+inline constexpr std::size_t kMaxCollectiveBytes = 256;  // BeginCollective.description
+inline constexpr std::size_t kMaxDeviceBytes = 64;       // RegisterLayout.device
+inline constexpr std::size_t kMaxNodeNameBytes = 64;     // Hello.node_name
 // NCCL's unique id, between daemons: longer than any of NCCL's.
 inline constexpr std::size_t kMaxNcclIdBytes = 1024;
 

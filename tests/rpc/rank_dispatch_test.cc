@@ -156,9 +156,22 @@ TEST_F(RankDispatchTest, RefusesMessagesThatNoRankSends) {
   abandon.mutable_abandon_step()->set_channel(channel_);
   abandon.mutable_abandon_step()->set_step(1);
   abandon.mutable_abandon_step()->set_reason(std::string(1025, 'x'));
-  for (const auto& request : {open, answer, abandon, v1::SessionRequest()}) {
+  v1::SessionRequest nameless, endless;
+  nameless.mutable_begin_collective();
+  endless.mutable_begin_collective()->set_description(std::string(257, 'x'));
+  for (const auto& request : {open, answer, abandon, nameless, endless, v1::SessionRequest()}) {
     EXPECT_EQ(ReasonOf(Take(&rank, request)), "MALFORMED") << request.DebugString();
   }
+}
+
+TEST_F(RankDispatchTest, CollectivesOfTwoRanksAreCompared) {
+  FakeRank a(0, job_.get()), b(1, job_.get());
+  v1::SessionRequest request;
+  request.mutable_begin_collective()->set_description(std::string(256, 'x'));
+  ASSERT_TRUE(Take(&a, request).ok());
+  request.mutable_begin_collective()->set_description("another");
+  ASSERT_TRUE(Take(&b, request).ok());
+  EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(0).status), "OPERATION_MISMATCH");
 }
 
 TEST_F(RankDispatchTest, MappingAndLeavingGoOn) {

@@ -438,6 +438,16 @@ class Session {
   virtual absl::Status AllReduce(void* data, std::size_t count, DataType dtype, ReduceOp op,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
 
+  // Says that this rank begins its next collective, in whatever way the ranks carry it out. Never
+  // blocks. If ranks say different things in the same place, the job ends for all with
+  // FAILED_PRECONDITION OPERATION_MISMATCH, which names two ranks and what they said.
+  //   INVALID_ARGUMENT     MALFORMED: `description` has no or more than 256 bytes.
+  //   FAILED_PRECONDITION  LEFT: LeaveAndStay has not returned.
+  virtual absl::Status BeginCollective(absl::string_view description) = 0;
+
+  // Waits for the session's end and returns why it ended. OK: it has not ended within `timeout`.
+  virtual absl::Status AwaitEnd(absl::Duration timeout) const = 0;
+
   // Ends the session: the other ranks go on without this one. Waits for an operation that another
   // thread of this rank has called.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.

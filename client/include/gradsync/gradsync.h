@@ -398,6 +398,12 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
 
 /* ---- The job's own operations ---------------------------------------------------------------- */
 
+/* Says that this rank begins its next collective, in whatever way the ranks carry it out. Never
+ * blocks. If ranks say different things in the same place, the job ends for all:
+ * GRADSYNC_FAILED_PRECONDITION "OPERATION_MISMATCH". `description`: 1 to 256 bytes. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_begin_collective(
+    gradsync_session_t* session, const char* description);
+
 /* Every rank calls the same operations in the same order. They block until done. */
 
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_barrier(gradsync_session_t* session,
@@ -422,6 +428,9 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
  * the job ends with RANK_FINISHED. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_finish(
     gradsync_session_t* session);
+/* Waits for the session's end and returns why it ended. NULL: it has not ended within `timeout`. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_await_end(
+    gradsync_session_t* session, int64_t timeout);
 /* Blocks until every rank has left. Then the ranks that stayed take part again. `last_joiner`: the
  * rank that left last. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave_and_stay(

@@ -116,6 +116,10 @@ class Library:
             _ERROR,
             [_POINTER, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint32)],
         )
+        self.begin_collective = self._quick("begin_collective", _ERROR, [_POINTER, ctypes.c_char_p])
+        self.session_await_end = self._blocking(
+            "session_await_end", _ERROR, [_POINTER, ctypes.c_int64]
+        )
         self.session_statistics = self._quick(
             "session_statistics", None, [_POINTER, ctypes.POINTER(_structs.StatisticsStruct)]
         )

@@ -8,9 +8,9 @@ import types
 from collections.abc import Sequence
 from typing import Any, Callable, NoReturn, Optional
 
-from gradsync import _duration, _handle, _interruptible, _structs, errors, layout_spec
+from gradsync import _duration, _handle, _interruptible, _structs, _text, errors, layout_spec
 from gradsync._buffer import dtype_of, writable
-from gradsync._library import library, raise_error
+from gradsync._library import library, raise_error, take_error
 from gradsync.data_type import DataType
 from gradsync.layout import Layout
 from gradsync.layout_spec import Bucket, Parameter
@@ -364,6 +364,43 @@ class Session:
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)
         number = layout_spec.op_number(op)
         self._operate(library.all_reduce, address, count, dtype, number, ns, owner=owner)
+
+    def begin_collective(self, description: str) -> None:
+        """Says that this rank begins its next collective, in whatever way the ranks carry it out.
+
+        Never blocks. If ranks say different things in the same place, the job ends for all, with
+        `FailedPreconditionError`, reason OPERATION_MISMATCH. It names two ranks and what they said.
+
+        Args:
+          description: kind and arguments, the same on every rank; 1 to 256 bytes.
+
+        Raises:
+          InvalidArgumentError: the description is empty or too long.
+        """
+        text = _text.encode(description, "description")
+        with self._handle.use() as usable:
+            if not usable:
+                self._refuse()
+            if error := library.begin_collective(self._handle, text):
+                raise_error(error)
+
+    def await_end(self, timeout: Optional[float] = None) -> Optional[errors.Error]:
+        """Waits for the session's end, which another rank or the daemon may bring.
+
+        Args:
+          timeout: seconds; None: no limit; 0: does not wait.
+
+        Returns:
+          Why the session has ended; None: it has not ended within `timeout`.
+        """
+        ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
+
+        def wait(handle: _handle.SessionHandle) -> Optional[errors.Error]:
+            error = library.session_await_end(handle, ns)
+            return take_error(error) if error else None
+
+        end: Optional[errors.Error] = self._call(wait)
+        return end
 
     def leave(self) -> None:
         """Ends this rank's part in the job; the other ranks go on.

@@ -110,6 +110,9 @@ def test_the_lowest_live_rank_is_the_root_on_every_rank(daemon):
         (lambda s: s.all_reduce(numpy.zeros(2), op="max"), "op is 'max'"),
         (lambda s: s.all_reduce(numpy.zeros(5 << 20)), "staging memory"),
         (lambda s: s.barrier(-1), "timeout is -1"),
+        (lambda s: s.begin_collective(""), "has 0 bytes"),
+        (lambda s: s.begin_collective("x" * 257), "has 257 bytes"),
+        (lambda s: s.begin_collective("a\0b"), "description"),
     ],
 )
 def test_bad_arguments_are_refused(daemon, call, message):
@@ -135,3 +138,30 @@ def test_different_operations_are_refused(daemon):
             return raised.value.reason
 
         assert on_every_rank(2, operate) == [gradsync.Reason.OPERATION_MISMATCH] * 2
+
+
+def test_different_collectives_end_the_job_on_every_rank(daemon):
+    with job(daemon, 3) as sessions:
+        for session in sessions:
+            session.begin_collective("barrier")
+        sessions[0].begin_collective("gather of 3 int8")
+        assert sessions[0].await_end(0) is None
+        sessions[2].begin_collective("gather of 4 int8")
+
+        def end_of(rank):
+            end = sessions[rank].await_end(30)
+            with pytest.raises(gradsync.FailedPreconditionError) as raised:
+                sessions[rank].barrier()
+            assert str(raised.value) == str(end)
+            return end
+
+        for end in on_every_rank(3, end_of):
+            assert end.reason == gradsync.Reason.OPERATION_MISMATCH
+            assert "collective 2: rank 0 called gather of 3 int8, rank 2 called" in end.message
+
+
+def test_the_end_of_a_session_can_be_awaited(daemon):
+    with job(daemon, 2) as sessions:
+        assert sessions[0].await_end(0.01) is None
+        sessions[1].close()
+        assert sessions[0].await_end(30).reason == gradsync.Reason.RANK_LOST

@@ -1,0 +1,52 @@
+// Whether the ranks begin the same collectives in the same order.
+//
+// A rank tells each collective that it begins, also those that do not go through the daemon. The
+// first rank that reaches a number decides what the collective of that number is.
+//
+// Externally synchronized: guarded by the job's lock.
+
+#ifndef DAEMON_JOB_COLLECTIVE_ORDER_H_
+#define DAEMON_JOB_COLLECTIVE_ORDER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace gradsync::daemon {
+
+class CollectiveOrder {
+ public:
+  // Collectives that are kept for the ranks that have not reached them. A rank that is further
+  // behind is compared again when it has caught up.
+  static constexpr std::size_t kKept = 1024;
+
+  explicit CollectiveOrder(std::uint32_t world_size) : begun_(world_size) {}
+
+  // The collective of a number, as the first rank began it.
+  struct Collective {
+    std::uint64_t number = 0;  // from 1
+    std::uint32_t rank = 0;
+    std::string description;
+  };
+  // `rank` begins its next collective. Returns the one that another rank began in its place;
+  // nullopt: it is the same.
+  std::optional<Collective> Begin(std::uint32_t rank, absl::string_view description);
+
+ private:
+  struct Entry {
+    Collective collective;
+    std::uint32_t ranks = 0;  // how many have begun it
+  };
+  std::vector<std::uint64_t> begun_;  // by rank: how many collectives
+  std::uint64_t newest_ = 0;
+  std::deque<Entry> kept_;  // the last ones, up to newest_
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_COLLECTIVE_ORDER_H_
