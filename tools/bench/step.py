@@ -33,6 +33,7 @@ Trains the same model in several ways at once, and compares what one step costs.
   ddp_noop        PyTorch's DistributedDataParallel with a hook that communicates nothing
   gradsync        gradsync.torch.DistributedDataParallel
   gradsync_hook   PyTorch's wrapper with gradsync.torch.allreduce_hook
+  ddp_group       PyTorch's wrapper on the process group "gradsync"
   ddp_gloo        PyTorch's wrapper with its own all-reduce, Gloo
 
 The script starts gradsyncd in a temporary directory and N ranks, each a process with one thread
@@ -41,7 +42,7 @@ with links of --rate. Every rank has a copy of the model for each implementation
 data, optimizer (SGD with momentum). After a warm-up, in which wrappers settle their buckets,
 all ranks take turns of a few steps with each implementation, in rotating order: when the machine
 becomes faster or slower, it does so for all of them. Afterwards the parameters of gradsync,
-gradsync_hook and ddp_gloo must be the same.
+gradsync_hook, ddp_group and ddp_gloo must be the same.
 
   step p50   zero_grad, forward, backward and optimizer.step of one batch: the median of a round's
              steps on the slowest rank; then the median over the rounds
@@ -78,7 +79,7 @@ standard error. Exit status: 0; 1 something failed or results differ; 2 wrong us
 
 _MODELS = ("communication_heavy", "balanced", "offloaded", "compute_heavy")
 _DEFAULT_MODELS = ("communication_heavy", "compute_heavy")
-_IMPLEMENTATIONS = ("bare", "ddp_noop", "gradsync", "gradsync_hook", "ddp_gloo")
+_IMPLEMENTATIONS = ("bare", "ddp_noop", "gradsync", "gradsync_hook", "ddp_group", "ddp_gloo")
 # How far apart parameters may be after some hundred steps that add in another order.
 _TOLERANCE = 1e-3
 # Steps of a wrapper until its buckets are settled, and some more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from step_models import Model, models, parameter_count
 from torch import nn
 
 # Their parameters must be the same after training.
-SYNCHRONIZED = ("gradsync", "gradsync_hook", "ddp_gloo")
+SYNCHRONIZED = ("gradsync", "gradsync_hook", "ddp_group", "ddp_gloo")
 
 _SEED = 4711
 _BATCHES = 8
@@ -81,6 +82,9 @@ class StepRank:
                 coordinator=configuration["coordinator"],
             )
         )
+        # What a process group reads.
+        os.environ["GRADSYNC_SOCKET"] = configuration["socket"]
+        os.environ["GRADSYNC_COORDINATOR"] = configuration["coordinator"]
         self._contestants: dict[str, _Contestant] = {}
         self._batches: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -149,8 +153,12 @@ class StepRank:
             return gradsync.torch.DistributedDataParallel(
                 module, session=self._session, name=model.name, bucket_cap_mb=self._bucket_mb
             )
+        group = None  # the default one, Gloo
+        if implementation == "ddp_group":
+            group = torch.distributed.new_group(backend="gradsync")
         ddp = nn.parallel.DistributedDataParallel(
             module,
+            process_group=group,
             gradient_as_bucket_view=self._bucket_view,
             bucket_cap_mb=self._bucket_mb,
         )
@@ -160,7 +168,7 @@ class StepRank:
         elif implementation == "ddp_noop":
             ddp.register_comm_hook(None, _communicate_nothing)
         else:
-            assert implementation == "ddp_gloo"
+            assert implementation in ("ddp_group", "ddp_gloo")
         return ddp
 
 

@@ -28,6 +28,9 @@ _before_finishing: list[Callable[[gradsync.Session], None]] = []
 _lock = threading.Lock()
 _default: gradsync.Session | None = None
 _ended: weakref.WeakSet[gradsync.Session] = weakref.WeakSet()
+_finishing: weakref.WeakKeyDictionary[gradsync.Session, Callable[[], bool]] = (
+    weakref.WeakKeyDictionary()
+)
 _names: weakref.WeakKeyDictionary[gradsync.Session, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
@@ -66,12 +69,7 @@ def init(**options: Any) -> gradsync.Session:
             _default = gradsync.Session.join(chosen)
         finally:
             patience.cancel()
-        # Sessions close themselves at the exit. Functions that are registered later run earlier, so
-        # this one ends this rank's part before its session closes.
-        atexit.unregister(_finish_at_exit)
-        atexit.register(_finish_at_exit)
-        if sys.exit is not _exit:
-            sys.exit = _exit
+        finish_at_exit(_default)
         return _default
 
 
@@ -154,12 +152,30 @@ def _exit(status: Any = None, /) -> NoReturn:
     _python_exit(status)
 
 
-def _finish_at_exit() -> None:
-    session = _default
-    if session is None or session.closed:
-        return
+def finish_at_exit(session: gradsync.Session, settle: Callable[[], bool] = lambda: True) -> None:
+    """At the good end of the process `session` finishes; after an error this rank is lost.
+
+    It is also lost if `settle()` is False then: this rank is in the middle of something.
+    """
+    _finishing[session] = settle
+    # Sessions close themselves at the exit. Functions that are registered later run earlier, so
+    # this one ends this rank's part before its session closes.
+    atexit.unregister(_finish_all)
+    atexit.register(_finish_all)
+    if sys.exit is not _exit:
+        sys.exit = _exit
+
+
+def _finish_all() -> None:
     # After an error the other ranks must not continue as if this one had finished.
     failed = getattr(sys, "last_type", None) is not None or _exit_status not in (None, 0)
+    for session, settle in list(_finishing.items()):
+        _finish(session, failed or session.closed or not settle())
+
+
+def _finish(session: gradsync.Session, failed: bool) -> None:
+    if session.closed:
+        return
     try:
         if not failed and session not in _ended:
             for call in _before_finishing:

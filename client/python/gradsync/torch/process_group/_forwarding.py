@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch.distributed as dist
 
+from gradsync.torch.process_group._contiguous import ContiguousArguments
+from gradsync.torch.process_group._descriptions import describe
+from gradsync.torch.process_group._forwarded_work import ForwardedWork
 from gradsync.torch.process_group._inner_group import InnerGroup
+from gradsync.torch.process_group._membership import Membership
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def collective(self: ForwardedCollectives, *arguments: Any, **options: Any) -> Any:
-        return self._forward(getattr(self._inner.group, name), arguments, options)
+        self._announce(describe(name, arguments, options))
+        return self._forward(name, arguments, options)
 
     collective.__name__ = name
     collective.__doc__ = f"PyTorch's `{name}`, by the inner group."
     return collective
+
+
+def _between_two(name: str) -> Callable[..., Any]:
+    def message(self: ForwardedCollectives, *arguments: Any, **options: Any) -> Any:
+        return self._forward(name, arguments, options, collective=False)
+
+    message.__name__ = name
+    message.__doc__ = f"PyTorch's `{name}`, by the inner group."
+    return message
 
 
 class ForwardedCollectives(dist.ProcessGroup):
@@ -26,6 +40,7 @@ class ForwardedCollectives(dist.ProcessGroup):
     """
 
     _inner: InnerGroup
+    _membership: Optional[Membership]
 
     _allgather_base = _forwarded("_allgather_base")
     _reduce_scatter_base = _forwarded("_reduce_scatter_base")
@@ -41,17 +56,53 @@ class ForwardedCollectives(dist.ProcessGroup):
     broadcast = _forwarded("broadcast")
     gather = _forwarded("gather")
     monitored_barrier = _forwarded("monitored_barrier")
-    recv = _forwarded("recv")
-    recv_anysource = _forwarded("recv_anysource")
     reduce = _forwarded("reduce")
     reduce_scatter = _forwarded("reduce_scatter")
     reduce_scatter_single = _forwarded("reduce_scatter_single")
     reduce_scatter_single_coalesced = _forwarded("reduce_scatter_single_coalesced")
     reduce_scatter_tensor_coalesced = _forwarded("reduce_scatter_tensor_coalesced")
     scatter = _forwarded("scatter")
-    send = _forwarded("send")
+
+    # Two ranks call these; the others do not.
+    recv = _between_two("recv")
+    recv_anysource = _between_two("recv_anysource")
+    send = _between_two("send")
+
+    def _announce(self, description: str) -> None:
+        """Tells the daemon which collective begins.
+
+        Raises:
+          gradsync.Error: the session has ended.
+        """
+        if self._membership is not None:
+            self._membership.session.begin_collective(description)
 
     def _forward(
-        self, call: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+        self,
+        name: str,
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+        *,
+        collective: bool = True,
+        then: Optional[Callable[[], None]] = None,
     ) -> Any:
-        return call(*arguments, **options)
+        """Calls the inner group.
+
+        Args:
+          name: of the method.
+          arguments: for it.
+          options: for it.
+          collective: whether the session's end ends the wait for it, too.
+          then: what is left to do when its result is there.
+        """
+        contiguous = ContiguousArguments(arguments, options)
+        call = getattr(self._inner.group, name)
+        try:
+            work = call(*contiguous.arguments, **contiguous.options)
+        except RuntimeError as error:
+            if self._membership is not None:
+                self._membership.raise_end(error)
+            raise
+        if work is None or self._membership is None and then is None and not contiguous.any:
+            return work
+        return ForwardedWork(work, contiguous, self._membership, collective, then)

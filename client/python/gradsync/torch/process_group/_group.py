@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 
+from gradsync.torch.process_group._descriptions import describe_all_reduce
 from gradsync.torch.process_group._forwarding import ForwardedCollectives
 from gradsync.torch.process_group._inner_group import InnerGroup
 from gradsync.torch.process_group._lane import Lane
 from gradsync.torch.process_group._membership import Membership
 from gradsync.torch.process_group._reductions import HostReductions, op_of, takes
 from gradsync.torch.process_group._works import ReductionWork
+
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 class ProcessGroup(ForwardedCollectives):
@@ -35,10 +38,12 @@ class ProcessGroup(ForwardedCollectives):
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._inner = inner
         self._timeout: datetime.timedelta = options.timeout
-        # One rank alone needs no daemon.
-        self._membership = Membership(options, inner) if options.group_size > 1 else None
         self._lane = Lane(f"gradsync-{options.group_id}")
-        self._reductions = HostReductions(self._membership, self._lane)
+        self._reductions = HostReductions(self._lane)
+        # One rank alone needs no daemon.
+        self._membership: Optional[Membership] = None
+        if options.group_size > 1:
+            self._membership = Membership(options, inner, self._reductions.settle)
         if self._membership is not None and not options.global_ranks_in_group:
             # PyTorch's default group, which has no list of ranks: say now if there is no daemon.
             self._membership.session  # noqa: B018
@@ -51,22 +56,43 @@ class ProcessGroup(ForwardedCollectives):
         """PyTorch's all-reduce, of one tensor or of a list of one."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         opts = _all_reduce_options(opts, timeout)
-        return self._all_reduce(tensors, opts, self._inner.group.allreduce)
+        return self._all_reduce("allreduce", tensors, opts)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
         """PyTorch's all-reduce of several tensors."""
         if opts is None:
             opts = dist.AllreduceCoalescedOptions()
-        return self._all_reduce(list(tensors), opts, self._inner.group.allreduce_coalesced)
+        return self._all_reduce("allreduce_coalesced", list(tensors), opts)
 
-    def _all_reduce(self, tensors: list[torch.Tensor], opts: Any, forward: Any) -> dist.Work:
+    def _all_reduce(self, name: str, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         op = op_of(opts.reduceOp)
+        description = describe_all_reduce(tensors, opts.reduceOp)
         if self._membership is None or op is None or not all(map(takes, tensors)):
-            work: dist.Work = self._forward(forward, (tensors, opts), {})
-            return work
+            self._announce(description)
+            return self._all_reduce_inside(name, tensors, opts)
         timeout = _seconds(opts.timeout, self._timeout)
-        operations = [self._reductions.begin(tensor, op, timeout) for tensor in tensors]
+        session = self._membership.session
+        operations = [self._reductions.begin(session, tensor, op, timeout) for tensor in tensors]
+        # Last, as nobody waits for it.
+        self._announce(description)
         return ReductionWork(tensors, operations, self._lane)
+
+    def _all_reduce_inside(self, name: str, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        if opts.reduceOp != dist.ReduceOp.AVG or not all(map(_is_host_integer, tensors)):
+            work: dist.Work = self._forward(name, (tensors, opts), {})
+            return work
+        summed = type(opts)()
+        summed.reduceOp = dist.ReduceOp.SUM
+        summed.timeout = opts.timeout
+        size = self.size()
+
+        def average() -> None:
+            for tensor in tensors:
+                tensor.data.div_(size, rounding_mode="trunc")
+
+        # Gloo has no average of integers; NCCL's is this one.
+        work = self._forward(name, (tensors, summed), {}, then=average)
+        return work
 
     def shutdown(self) -> None:
         """Leaves the job: destroy_process_group() calls this."""
@@ -78,6 +104,10 @@ class ProcessGroup(ForwardedCollectives):
         """Ends the session, and with it the all-reduces that are under way."""
         if self._membership is not None:
             self._membership.close()
+
+
+def _is_host_integer(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype in _INTEGERS
 
 
 def _all_reduce_options(opts: Any, timeout: Any) -> Any:

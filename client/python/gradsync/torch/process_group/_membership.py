@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 import threading
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import gradsync
+from gradsync.torch import _session
 from gradsync.torch.process_group._inner_group import InnerGroup
+
+# Seconds in which the session learns what the inner group has noticed.
+_PATIENCE = 2.0
 
 
 class Membership:
@@ -16,11 +20,12 @@ class Membership:
     Args:
       options: PyTorch's `_DistributedBackendOptions`.
       inner: agrees with the other ranks on the job.
+      settle: whether nothing of this rank is under way; waits for what ends soon.
 
     Thread-safe. Owns the session.
     """
 
-    def __init__(self, options: Any, inner: InnerGroup) -> None:
+    def __init__(self, options: Any, inner: InnerGroup, settle: Callable[[], bool]) -> None:
         timeout: datetime.timedelta = options.timeout
         settings = gradsync.SessionOptions.from_environment(
             rank=options.group_rank,
@@ -28,9 +33,11 @@ class Membership:
             job_id=inner.agree_on_job(options.group_id),
         )
         settings.step_timeout = timeout.total_seconds()
+        settings.connect_timeout = min(60.0, settings.step_timeout)
         if inner.on_one_node(settings.socket):
             settings.coordinator = ""
         self._settings = settings
+        self._settle = settle
         self._lock = threading.Lock()
         self._session: Optional[gradsync.Session] = None
         self._left = False
@@ -48,7 +55,23 @@ class Membership:
                 raise RuntimeError("gradsync: this process group was destroyed; make a new one")
             if self._session is None:
                 self._session = gradsync.Session.join(self._settings)
+                _session.finish_at_exit(self._session, self._settle)
             return self._session
+
+    def end(self, timeout: float) -> Optional[gradsync.Error]:
+        """Why the session has ended; None: it has not within `timeout` seconds."""
+        with self._lock:
+            session = self._session
+        return None if session is None else session.await_end(timeout)
+
+    def raise_end(self, error: BaseException) -> None:
+        """Raises why the session has ended, as the cause of an error of the inner group.
+
+        Does nothing if it goes on. The daemon can learn of a lost rank after Gloo.
+        """
+        end = self.end(_PATIENCE)
+        if end is not None:
+            raise end from error
 
     def leave(self) -> None:
         """The others go on without this rank."""
@@ -58,6 +81,7 @@ class Membership:
         if session is None:
             return
         try:
+            self._settle()
             session.leave()
         except gradsync.Error:
             pass  # the job has ended, or an operation is under way: this rank is lost to it

@@ -11,12 +11,13 @@ import torch.distributed as dist
 import gradsync
 from gradsync.torch._gradients import DATA_TYPES
 from gradsync.torch.process_group._lane import Lane
-from gradsync.torch.process_group._membership import Membership
 from gradsync.torch.process_group._operations import Operation, QueuedOperation
 from gradsync.torch.process_group._slots import Key, Slot, Slots
 
 # A tensor without a slot travels in pieces of this many bytes through the staging memory.
 _PIECE_BYTES = 8 << 20
+# Seconds that the daemon may take to decide a step whose buckets are all reduced.
+_DECISION_S = 5.0
 _OPS = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "average"}
 
 
@@ -45,16 +46,18 @@ class HostReductions:
     would have to wait is left to the lane, which keeps the order. Thread-safe.
     """
 
-    def __init__(self, membership: Optional[Membership], lane: Lane) -> None:
-        self._membership = membership
+    def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._lock = threading.Lock()
         self._slots = Slots()
 
-    def begin(self, tensor: torch.Tensor, op: str, timeout: float) -> Operation:
+    def begin(
+        self, session: gradsync.Session, tensor: torch.Tensor, op: str, timeout: float
+    ) -> Operation:
         """Begins the all-reduce of a tensor that takes() accepts; the result replaces it.
 
         Args:
+          session: the group's.
           tensor: of any strides. Untouched until the operation has ended.
           op: "sum" or "average".
           timeout: seconds to wait for the other ranks.
@@ -67,8 +70,6 @@ class HostReductions:
             in_place = tensor.is_contiguous()
             if slot is not None and slot.free and in_place and not self._lane.busy:
                 return slot.start(flat, timeout)
-            assert self._membership is not None
-            session = self._membership.session
 
             def body() -> None:
                 if slot is None:
@@ -81,6 +82,11 @@ class HostReductions:
             operation = QueuedOperation(body)
             self._lane.put(operation.run)
             return operation
+
+    def settle(self) -> bool:
+        """Whether nothing of this rank is under way, so that it can leave the job."""
+        with self._lock:
+            return not self._lane.busy and self._slots.settle(_DECISION_S)
 
 
 def _reduce_in_pieces(

@@ -52,6 +52,7 @@ class Slot:
         self._name = name
         self._layout: Optional[gradsync.Layout] = None
         self._views: list[torch.Tensor] = []
+        self._step = 0  # the last one
         self.user: Optional[StartedOperation] = None
 
     @property
@@ -73,10 +74,15 @@ class Slot:
         self._layout = layout
 
     def start(self, flat: torch.Tensor, timeout: float) -> StartedOperation:
-        """Copies `flat` in and tells the daemon; the slot is free. Does not block."""
+        """Copies `flat` in and tells the daemon; the slot is free. Waits for no other rank."""
         layout = self._layout
         assert layout is not None
         step = layout.next_step
+        if step == self._step:
+            # Every bucket of the last step is reduced: the daemon is about to decide it.
+            layout.wait_step(step)
+            step = layout.next_step
+        self._step = step
         last = len(self._views) - 1
         for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
             view.copy_(part)
@@ -85,17 +91,24 @@ class Slot:
         layout.finish_step(step)
 
         def fetch(seconds: float) -> None:
+            # Does not wait for the verdict: a bucket has every rank's data, or an error.
             deadline = time.monotonic() + seconds
-            if last > 0:
-                for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
-                    layout.wait_bucket(step, index, max(0.0, deadline - time.monotonic()))
-                    part.copy_(view)
-            layout.wait_step(step, max(0.0, deadline - time.monotonic()))
-            if last == 0:
-                flat.copy_(self._views[0])
+            for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
+                layout.wait_bucket(step, index, max(0.0, deadline - time.monotonic()))
+                part.copy_(view)
 
         self.user = StartedOperation(fetch, timeout)
         return self.user
+
+    def settle(self, timeout: float) -> bool:
+        """Waits until the last step is decided. False: it is not within `timeout` seconds."""
+        layout = self._layout
+        if layout is not None and layout.next_step == self._step:
+            try:
+                layout.wait_step(self._step, timeout)
+            except gradsync.Error:
+                return False
+        return True
 
     def _parts(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         if len(self._views) == 1:
@@ -143,6 +156,10 @@ class Slots:
             self._slots[place] = slot
             self._bytes += key.nbytes
         return slot
+
+    def settle(self, timeout: float) -> bool:
+        """Slot.settle() of every slot."""
+        return all(slot.settle(timeout) for slot in self._slots.values())
 
     def _has_room(self, key: Key) -> bool:
         return len(self._slots) < MOST_SLOTS and self._bytes + key.nbytes <= CAPACITY_BYTES

@@ -76,31 +76,34 @@ class ReductionWork(dist.Work):
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors. Its callbacks run on the group's thread."""
+        """A future of the tensors. Its callbacks run on a thread of the group."""
         if self._future is None:
-            self._future, complete = future_of(self._tensors, self.wait)
+            self._future, complete = _future_of(self._tensors, self.wait, self._lane)
             self._lane.put(complete)
         return self._future
 
 
-def future_of(
-    value: Any, wait: Callable[[], Any]
+def _future_of(
+    value: Any, wait: Callable[[], Any], lane: Lane
 ) -> tuple[torch.futures.Future[Any], Callable[[], None]]:
     """A future of `value`, and the call that completes it after wait() has returned.
 
     Where wait() raises, C++ code that waits for the future must get an exception, too. After
     `Future.set_exception` it would get a value that is no tensor. So the error is the value of a
     first future, and the one that is returned raises it.
+
+    On the lane.
     """
     first: torch.futures.Future[Any] = torch.futures.Future()
 
     def complete() -> None:
+        result = value
         try:
             wait()
         except BaseException as error:
-            first.set_result(_Failure(error))
-        else:
-            first.set_result(value)
+            result = _Failure(error)
+        lane.step_aside()  # the callbacks are the trainer's
+        first.set_result(result)
 
     return first.then(_value_of), complete
 

@@ -1,0 +1,140 @@
+"""The work of a collective that the inner group carries out."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from typing import Any, Callable, Optional
+
+import torch
+import torch.distributed as dist
+
+import gradsync
+from gradsync.torch.process_group._contiguous import ContiguousArguments
+from gradsync.torch.process_group._membership import Membership
+
+# Between two looks whether the session has ended: Gloo itself learns nothing of that.
+_LOOK = datetime.timedelta(milliseconds=100)
+
+
+class ForwardedWork(dist.Work):
+    """Waits for the inner work, or for the end of the session.
+
+    If another rank calls another collective, or is lost, the daemon ends the session. Gloo would
+    wait for its own time-out.
+
+    Args:
+      work: the inner group's.
+      arguments: get the results.
+      membership: of the group; None: a group of one rank.
+      collective: False: a message between two ranks, for which only the inner work counts.
+      then: what is left to do when the result is there.
+    """
+
+    def __init__(
+        self,
+        work: Any,
+        arguments: ContiguousArguments,
+        membership: Optional[Membership],
+        collective: bool,
+        then: Optional[Callable[[], None]],
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._arguments = arguments
+        self._membership = membership
+        self._collective = collective
+        self._then = then
+        self._lock = threading.Lock()
+        self._finished = False
+        self._future: Optional[torch.futures.Future[Any]] = None
+
+    def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
+        """Waits until the result is in the tensors.
+
+        Raises:
+          gradsync.Error: the session has ended.
+          RuntimeError: the inner group's error.
+        """
+        try:
+            if not self._collective:
+                self._work.wait(timeout) if timeout else self._work.wait()
+            else:
+                self._wait_and_look(timeout)
+        except gradsync.Error:
+            raise
+        except RuntimeError as error:
+            if self._membership is not None:
+                self._membership.raise_end(error)
+            raise
+        self._finish()
+        return True
+
+    def _wait_and_look(self, timeout: Optional[datetime.timedelta]) -> None:
+        deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+        while True:
+            try:
+                self._work.wait(min(_LOOK, timeout) if timeout else _LOOK)
+                return
+            except RuntimeError:
+                if self._work.is_completed():
+                    self._work.wait()  # raises why it failed
+                    return
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+            if self._membership is not None and (end := self._membership.end(0.0)) is not None:
+                raise end
+
+    def _finish(self) -> None:
+        with self._lock:
+            if not self._finished:
+                self._finished = True
+                self._arguments.copy_back()
+                if self._then is not None:
+                    self._then()
+
+    def synchronize(self) -> None:
+        """As wait()."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether wait() would return, or raise, at once."""
+        if not self._work.is_completed():
+            return False
+        if self._work.is_success():
+            self._finish()
+        return True
+
+    def is_success(self) -> bool:
+        """Whether the result is in the tensors."""
+        return self.is_completed() and bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        """The inner group's error."""
+        return self._work.exception()
+
+    def result(self) -> Any:
+        """The tensors."""
+        return self._arguments.restore(self._work.result())
+
+    def source_rank(self) -> int:
+        """Of a message from any rank: which sent it."""
+        return int(self._work.source_rank())
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the tensors."""
+        if self._future is None:
+
+            def finish(inner: torch.futures.Future[Any]) -> Any:
+                try:
+                    value = inner.value()
+                except RuntimeError as error:
+                    if self._membership is not None:
+                        self._membership.raise_end(error)
+                    raise
+                self._finish()
+                return self._arguments.restore(value)
+
+            self._future = self._work.get_future().then(finish)
+        return self._future

@@ -1,0 +1,237 @@
+"""torch.distributed.init_process_group("gradsync"): every failure says what happened, at once."""
+
+import datetime
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from daemon_process import DaemonProcess
+from ranks import Ranks, run_ranks
+
+# A failure shows within this many seconds, far less than a time-out.
+SOON_S = 20
+
+
+def joined():
+    import gradsync.torch  # noqa: F401  # makes "gradsync" known
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gradsync")
+    return dist.get_rank()
+
+
+def failure_of(call):
+    """Kind, reason, rank and text of what `call` raises."""
+    start = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        assert time.monotonic() - start < SOON_S, error
+        return (
+            type(error).__name__,
+            getattr(error, "reason", ""),
+            getattr(error, "rank", None),
+            str(error),
+        )
+    return None
+
+
+def all_reduce(count, op=dist.ReduceOp.SUM, dtype=torch.float32):
+    dist.all_reduce(torch.ones(count).to(dtype), op=op)
+
+
+MISMATCHES = {
+    "sizes": (lambda: all_reduce(4), lambda: all_reduce(8), ("of 4 float32", "of 8 float32")),
+    "types": (
+        lambda: all_reduce(4),
+        lambda: all_reduce(4, dtype=torch.float64),
+        ("4 float32", "4 float64"),
+    ),
+    "ops": (lambda: all_reduce(4), lambda: all_reduce(4, dist.ReduceOp.MAX), ("(sum)", "(max)")),
+    "kinds": (
+        lambda: all_reduce(4),
+        lambda: dist.broadcast(torch.ones(4), 0),
+        ("all_reduce of 4", "broadcast of 4 float32, root 0"),
+    ),
+    "roots": (
+        lambda: dist.broadcast(torch.ones(4), 0),
+        lambda: dist.broadcast(torch.ones(4), 1),
+        ("root 0", "root 1"),
+    ),
+    "barrier": (dist.barrier, lambda: all_reduce(1), ("barrier", "all_reduce of 1")),
+}
+
+
+def _call_another(name, warm_up):
+    rank = joined()
+    for _ in range(warm_up):
+        all_reduce(4)
+        all_reduce(8)
+    failure = failure_of(MISMATCHES[name][rank])
+    # The order is lost, so nothing else works.
+    return failure, failure_of(dist.barrier)
+
+
+@pytest.mark.parametrize("warm_up", [0, 3])
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_mismatched_calls_are_named_on_every_rank(daemon, name, warm_up):
+    for failures in run_ranks(_call_another, 2, name, warm_up, timeout=60):
+        for kind, reason, _, text in failures:
+            assert (kind, reason) == ("FailedPreconditionError", "OPERATION_MISMATCH"), text
+            assert "rank 0 called " in text and "rank 1 called " in text, text
+            for part in MISMATCHES[name][2]:
+                assert part in text, text
+
+
+def _leave_one_out():
+    rank = joined()
+    all_reduce(4)
+    return failure_of((lambda: all_reduce(5)) if rank == 1 else dist.barrier)
+
+
+def test_a_call_that_one_rank_leaves_out_is_named(daemon):
+    """Rank 1 waits in its all-reduce when rank 0 comes to the barrier."""
+    for failure in run_ranks(_leave_one_out, 2):
+        assert failure[1] == "OPERATION_MISMATCH", failure
+
+
+COLLECTIVES = {
+    "all_reduce": lambda: all_reduce(4),
+    "large": lambda: all_reduce(3_000_000),
+    "integers": lambda: all_reduce(4, dtype=torch.int64),
+    "barrier": dist.barrier,
+    "broadcast": lambda: dist.broadcast(torch.ones(4), 1),
+    "all_gather": lambda: dist.all_gather([torch.ones(4)] * 3, torch.ones(4)),
+}
+
+
+def _lose_rank_1(name):
+    rank = joined()
+    for _ in range(3):
+        COLLECTIVES[name]()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return failure_of(COLLECTIVES[name])
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_lost_rank_is_named(daemon, name):
+    for kind, reason, rank, text in Ranks(_lose_rank_1, 3, name).results([0, 2]):
+        assert (kind, reason, rank) == ("AbortedError", "RANK_LOST", 1), text
+
+
+def _lose_rank_1_in_backward():
+    rank = joined()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 3))
+
+    def step():
+        model(torch.ones(2, 6)).sum().backward()
+
+    for _ in range(4):
+        step()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return failure_of(step), failure_of(step)
+
+
+def test_a_rank_lost_in_ddps_backward_pass_is_named(daemon):
+    ((first, second),) = Ranks(_lose_rank_1_in_backward, 2).results([0])
+    # PyTorch makes a RuntimeError of what a future raises, and keeps the text.
+    assert "RANK_LOST" in first[3] and "rank 1" in first[3]
+    assert second[:3] == ("AbortedError", "RANK_LOST", 1)
+
+
+def _lose_the_daemon(name, pid):
+    rank = joined()
+    for _ in range(3):
+        COLLECTIVES[name]()
+    dist.barrier()
+    if rank == 0:
+        os.kill(pid, signal.SIGKILL)
+    return failure_of(lambda: [COLLECTIVES[name]() for _ in range(100)])
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "large", "barrier"])
+def test_a_lost_daemon_is_named(own_daemon, name):
+    for kind, reason, _, text in run_ranks(_lose_the_daemon, 2, name, own_daemon.pid):
+        assert (kind, reason) == ("UnavailableError", "DAEMON_LOST"), text
+
+
+def _no_daemon():
+    import gradsync.torch  # noqa: F401
+
+    def init():
+        dist.init_process_group("gradsync", timeout=datetime.timedelta(seconds=2))
+
+    return failure_of(init)
+
+
+def test_a_missing_daemon_is_named_when_the_group_is_made():
+    process = DaemonProcess()
+    process.close()
+    variables = {"GRADSYNC_SOCKET": process.socket}
+    for kind, reason, _, text in run_ranks(_no_daemon, 2, environment=variables):
+        assert (kind, reason) == ("UnavailableError", "DAEMON_LOST"), text
+        assert process.socket in text
+
+
+def _begin_again():
+    rank = joined()
+    all_reduce(4)
+    first = failure_of(lambda: all_reduce(4 + rank))
+    dist.destroy_process_group()
+    joined()
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return first[1], tensor.tolist()
+
+
+def test_after_a_failure_a_new_group_works(daemon):
+    assert run_ranks(_begin_again, 2) == [("OPERATION_MISMATCH", [2.0] * 4)] * 2
+
+
+def _end_without_destroying():
+    rank = joined()
+    all_reduce(4)
+    if rank == 1:
+        import atexit
+
+        # multiprocessing's children skip the functions of atexit.
+        atexit._run_exitfuncs()
+        return None
+    time_out = time.monotonic() + SOON_S
+    while (failure := failure_of(lambda: all_reduce(4))) is None:
+        assert time.monotonic() < time_out
+    return failure
+
+
+def test_a_rank_that_ends_without_destroying_its_group_is_named(daemon):
+    kind, reason, rank, text = run_ranks(_end_without_destroying, 2)[0]
+    assert (kind, reason, rank) == ("AbortedError", "RANK_FINISHED", 1), text
+
+
+def _wait_too_long():
+    rank = joined()
+    all_reduce(4)
+    store = dist.distributed_c10d._get_default_store()
+    failure = None
+    if rank == 1:
+        store.wait(["waited"])
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        failure = failure_of(lambda: work.wait(datetime.timedelta(seconds=0.2)))
+        assert not work.is_completed()
+        store.set("waited", b"")
+    assert work.wait() and work.is_success()
+    assert tensor.tolist() == [2.0] * 4
+    return failure
+
+
+def test_a_wait_that_times_out_can_be_repeated(daemon):
+    first, _ = run_ranks(_wait_too_long, 2)
+    assert first[:2] == ("DeadlineExceededError", "WAIT_TIMEOUT"), first
