@@ -120,7 +120,9 @@ class ForwardedWork(dist.Work):
 
     def source_rank(self) -> int:
         """Of a message from any rank: which sent it."""
-        return int(self._work.source_rank())
+        return int(self._work._source_rank())
+
+    _source_rank = source_rank  # torch.distributed.recv calls it so
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors."""
