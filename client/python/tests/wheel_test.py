@@ -116,6 +116,19 @@ def test_two_ranks_train_with_it_and_its_daemon(environment, tmp_path):
     ]
 
 
+BACKENDS = """
+import sys, torch.distributed as dist
+print("gradsync" in dist.Backend.backend_list, "gradsync" in sys.modules)
+"""
+
+
+def test_pytorch_knows_the_process_group_without_an_import(environment):
+    """And importing PyTorch does not load gradsync's library."""
+    folder, _ = environment
+    beside = str(pathlib.Path(numpy.__file__).parents[1])
+    assert clean(folder / "bin/python", "-c", BACKENDS, PYTHONPATH=beside) == "True False\n"
+
+
 def test_help_exits_with_0_and_wrong_usage_with_2():
     assert "manylinux_2_36_x86_64" in wheel_tool("--help").stdout
     for wrong in (["--output"], ["--programs", ""], ["here"]):

@@ -81,6 +81,257 @@ def plain_ddp_has_gloos_bits(t):
     t.same_bits(trained[0])
 
 
+OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+
+def result_or_error(tensor, op, group):
+    try:
+        dist.all_reduce(tensor, op=op, group=group)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return tensor
+
+
+@trial(GROUP)
+def every_operation_is_gloos(t):
+    """Also where Gloo refuses. The average of integers is NCCL's."""
+    ours, gloo = groups(t)
+    for dtype in (*FLOATS, *INTEGERS, torch.bool, torch.complex64):
+        for name in OPERATIONS:
+            op = getattr(dist.ReduceOp, name)
+            tensor = torch.tensor([t.rank + 2, 5, t.rank]).to(dtype)
+            got = result_or_error(tensor.clone(), op, ours)
+            case = f"{dtype}, {name}: {got}"
+            if name == "AVG" and dtype in INTEGERS:
+                assert got.tolist() == [2, 5, 0], case
+                continue
+            if name == "AVG" and dtype is torch.bool:
+                assert isinstance(got, str), case  # after it Gloo refuses everything
+                continue
+            wanted = result_or_error(tensor, op, gloo)
+            if isinstance(wanted, str):
+                assert got == wanted, case
+            else:
+                assert torch.equal(got, wanted), f"{case}, Gloo: {wanted}"
+
+
+@trial(GROUP)
+def negative_integers_are_averaged_towards_zero(t):
+    ours, _ = groups(t)
+    tensor = torch.tensor([-3, 3]) if t.rank else torch.tensor([0, 0])
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=ours)
+    assert tensor.tolist() == [-1, 1]
+
+
+STRIDED = {
+    "columns": lambda x: x[:, ::2],
+    "transposed": lambda x: x.t(),
+    "expanded from a row": lambda x: x[:1].t(),
+    "channels last": lambda x: x.reshape(1, 2, 2, -1).to(memory_format=torch.channels_last),
+}
+
+
+@trial(GROUP)
+def strides_do_not_matter(t):
+    """Gloo gives wrong values here; the reference is a contiguous copy."""
+    ours, gloo = groups(t)
+    for name, view in STRIDED.items():
+        for repeat in range(3):
+            for dtype in (torch.float32, torch.int64):
+                whole = (10 * t.randn(4, 6, seed=repeat)).to(dtype)
+                before = whole.clone()
+                tensor = view(whole)
+                expected = tensor.clone(memory_format=torch.contiguous_format)
+                dist.all_reduce(expected, group=gloo)
+                dist.all_reduce(tensor, group=ours)
+                assert torch.equal(tensor, expected), f"{name}, {dtype}, repeat {repeat}"
+                if name == "columns":
+                    assert torch.equal(whole[:, 1::2], before[:, 1::2]), "the gaps were written"
+        output = view(torch.zeros(4, 6))
+        parts = [view(torch.full((4, 6), float(part))) for part in range(2)]
+        dist.scatter(output, parts if t.rank == 0 else None, group=ours)
+        assert torch.equal(output, parts[t.rank]), f"scatter, {name}"
+        dist.reduce_scatter(output, parts, group=ours)
+        assert torch.equal(output, 2 * parts[t.rank]), f"reduce_scatter, {name}"
+        dist.reduce(tensor := view(torch.ones(4, 6)), 0, group=ours)
+        assert t.rank != 0 or (tensor == 2).all(), f"reduce, {name}"
+
+
+@trial(GROUP)
+def many_at_once_waited_for_in_any_order(t):
+    """More than a size has slots, of several sizes, between collectives of Gloo."""
+    ours, _ = groups(t)
+    for repeat in range(3):
+        works = []
+        for number in range(12):
+            size = (10, 3000, 2_000_000)[number % 3]
+            tensor = torch.full((size,), float(t.rank + number))
+            works.append((dist.all_reduce(tensor, group=ours, async_op=True), tensor, number))
+            if number == 5:
+                dist.barrier(ours)
+        for work, tensor, number in works[::-1] if repeat else works:
+            work.wait()
+            assert (tensor == 2 * number + 1).all(), number
+
+
+@trial(GROUP)
+def beginning_waits_for_nobody(t):
+    """Rank 1 begins its all-reduces only when it has a message that rank 0 sends after its own."""
+    ours, _ = groups(t)
+    tensors = [torch.ones(size) for size in (10, 10, 10, 3_000_000, 3_000_000, 3_000_000)]
+    message = torch.zeros(1)
+    if t.rank == 1:
+        dist.recv(message, 0)
+    works = [dist.all_reduce(tensor, group=ours, async_op=True) for tensor in tensors]
+    if t.rank == 0:
+        dist.send(message, 1)
+    for work, tensor in zip(works, tensors):
+        work.wait()
+        assert (tensor == 2).all()
+
+
+@trial(GROUP)
+def futures(t):
+    """Callbacks see the result, and may wait for other all-reduces, begun before or after."""
+    ours, _ = groups(t)
+
+    def begin(value):
+        tensor = torch.full((100,), value + t.rank)
+        return dist.all_reduce(tensor, group=ours, async_op=True)
+
+    for _ in range(3):
+        later = [begin(20.0)]
+
+        def nested(future, later=later):
+            (first,) = future.value()
+            (second,) = begin(10.0).get_future().wait()
+            (third,) = later[0].get_future().wait()
+            return float(first[0] + second[0] + third[0])
+
+        work = begin(0.0)
+        assert work.get_future() is work.get_future()
+        chained = work.get_future().then(nested)
+        assert chained.wait() == 1 + 21 + 41
+        assert work.is_completed()
+    gathered = torch.zeros(2)
+    one = dist.all_gather_into_tensor(gathered, torch.full((1,), float(t.rank)), ours, True)
+    one.get_future().wait()
+    assert gathered.tolist() == [0, 1]
+
+
+@trial(GROUP)
+def several_tensors_in_one_call(t):
+    ours, _ = groups(t)
+    for _ in range(3):
+        tensors = [torch.ones(5), torch.full((4, 3), 2.0), torch.ones(2)]
+        with dist._coalescing_manager(group=ours):
+            for tensor in tensors[:2]:
+                dist.all_reduce(tensor, group=ours)
+        dist.all_reduce_coalesced(tensors, group=ours)
+        assert [float(tensor.flatten()[0]) for tensor in tensors] == [4, 8, 2]
+        with dist._coalescing_manager(group=ours, async_ops=True) as manager:
+            dist.all_reduce(tensors[0], op=dist.ReduceOp.AVG, group=ours)
+        manager.wait()
+        assert float(tensors[0][0]) == 4
+
+
+@trial(GROUP, world_size=3)
+def sub_groups(t):
+    """Each is a job of its own; ranks are in some, and all-reduce in them in any order."""
+    t.process_group()
+    lists = [[0, 1], [1, 2], [0, 2], [0, 1, 2], [1]]
+    made = [dist.new_group(ranks) for ranks in lists]
+    for repeat in range(3):
+        for group, ranks in list(zip(made, lists))[:: 1 if repeat % 2 else -1]:
+            if t.rank not in ranks:
+                continue
+            tensor = torch.full((50,), float(t.rank))
+            dist.all_reduce(tensor, group=group)
+            assert (tensor == sum(ranks)).all(), ranks
+    dist.destroy_process_group(made[3])
+    for group, ranks in zip(made[:3], lists):
+        if t.rank in ranks:
+            dist.all_reduce(torch.ones(2), group=group)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [3, 3]
+
+
+@trial(GROUP)
+def sizes_beyond_the_groups_memory(t):
+    """Sizes that come late have no slot, and are reduced all the same."""
+    from unittest import mock
+
+    from gradsync.torch.process_group import _slots
+
+    with mock.patch.object(_slots, "MOST_SLOTS", 2), mock.patch.object(_slots, "_SEEN_KEYS", 3):
+        ours, _ = groups(t)
+        for repeat in range(3):
+            for size in range(1, 7):
+                tensor = torch.full((size,), float(repeat))
+                dist.all_reduce(tensor, group=ours)
+                assert (tensor == 2 * repeat).all()
+
+
+@trial(GROUP)
+def every_collective_is_overridden(t):
+    """C++ would call an inherited one with the GIL held; see ForwardedCollectives."""
+    from gradsync.torch.process_group import ProcessGroup
+
+    # Neither moves data between ranks.
+    harmless = {
+        "_device_types",
+        "_enable_collectives_timing",
+        "_end_coalescing",
+        "_get_backend",
+        "_get_backend_name",
+        "_get_sequence_number_for_group",
+        "_has_hooks",
+        "_backend_id",
+        "_id",
+        "_register_backend",
+        "_register_on_completion_hook",
+        "_set_default_backend",
+        "_set_group_desc",
+        "_set_group_name",
+        "_set_sequence_number_for_group",
+        "_start_coalescing",
+        "_wait_for_pending_works",
+        "bound_device_id",
+        "boxed",
+        "get_group_store",
+        "group_desc",
+        "group_name",
+        "name",
+        "rank",
+        "set_timeout",
+        "size",
+        "unbox",
+        "use_pg_for_symm_mem_rendezvous",
+        "BackendType",
+        *(name for name in dir(dist.ProcessGroup) if name.isupper()),
+    }
+    inherited = {
+        name
+        for name in dir(dist.ProcessGroup)
+        if not name.startswith("__")
+        and not name.startswith("_pybind11")
+        and getattr(ProcessGroup, name) is getattr(dist.ProcessGroup, name)
+    }
+    assert inherited <= harmless, inherited - harmless
+
+
+@trial(GROUP)
+def one_word(t):
+    """The group's name, and options that it refuses."""
+    ours, _ = groups(t)
+    assert dist.get_backend() == "gradsync" and ours.name() == "gradsync"
+    with t.raises(TypeError, match="pg_options"):
+        dist.new_group(backend="gradsync", pg_options=object())
+    with t.raises(NotImplementedError, match="new_group"):
+        ours.split_group([0])
+
+
 @trial(GROUP)
 def destroy_and_init_again(t):
     for repeat in range(3):

@@ -8,6 +8,7 @@ from typing import Any, Optional, Sequence
 import torch
 import torch.distributed as dist
 
+import gradsync
 from gradsync.torch.process_group._descriptions import describe_all_reduce
 from gradsync.torch.process_group._forwarding import ForwardedCollectives
 from gradsync.torch.process_group._inner_group import InnerGroup
@@ -94,6 +95,14 @@ class ProcessGroup(ForwardedCollectives):
         work = self._forward(name, (tensors, summed), {}, then=average)
         return work
 
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        """Refused."""
+        raise _unimplemented("split_group()", "call torch.distributed.new_group()")
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        """Refused."""
+        raise _unimplemented("merge_remote_group()", "make a new group of all ranks")
+
     def shutdown(self) -> None:
         """Leaves the job: destroy_process_group() calls this."""
         if self._membership is not None:
@@ -104,6 +113,12 @@ class ProcessGroup(ForwardedCollectives):
         """Ends the session, and with it the all-reduces that are under way."""
         if self._membership is not None:
             self._membership.close()
+
+
+def _unimplemented(call: str, remedy: str) -> gradsync.UnimplementedError:
+    return gradsync.UnimplementedError(
+        f"the process group has no {call}; {remedy} instead", reason=gradsync.Reason.MALFORMED
+    )
 
 
 def _is_host_integer(tensor: torch.Tensor) -> bool:
