@@ -11,6 +11,7 @@ import pytest
 
 _USER = 1000
 _HOME = "/home/user"
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 # What pip and Python need, and the C++ library, which every Debian has because of apt.
 _PACKAGES = ("python3-venv", "libstdc++6")
 _NOT_COPIED = re.compile(r"/usr/share/(doc|locale|man|lintian|bug)/|.*\.pyc$")
@@ -33,17 +34,17 @@ class BareSystem:
         (root / "tmp").chmod(0o1777)
         os.chown(self.home, _USER, _USER)
 
-    def run(self, *command, **variables):
+    def run(self, *command):
         """Runs a command in the user's home; returns its subprocess.CompletedProcess."""
         enter = (
             'mount --rbind /dev "$0/dev" && mount -t proc proc "$0/proc" && '
-            f'exec chroot --userspec={_USER}:{_USER} "$0" "$@"'
+            f'exec chroot --userspec={_USER}:{_USER} --groups={_USER} "$0" "$@"'
         )
         go_home = ["/usr/bin/env", f"--chdir={_HOME}"]
         return subprocess.run(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", enter]
             + [self.root, *go_home, *command],
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin", "HOME": _HOME, **variables},
+            env={"PATH": _PATH, "HOME": _HOME},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -84,10 +85,12 @@ def copy_of_this_system(root):
 def new_debian(root):
     """Installs a minimal Debian 12, by debootstrap."""
     require_root()
-    include = f"--include={','.join(_PACKAGES)}"
+    program = "/usr/sbin/debootstrap"
+    assert os.path.exists(program), "install Debian's package debootstrap"
     subprocess.run(
-        ["debootstrap", "--variant=minbase", include, "bookworm", root],
+        [program, "--variant=minbase", f"--include={','.join(_PACKAGES)}", "bookworm", root],
         check=True,
+        env={**os.environ, "PATH": _PATH},
         stdin=subprocess.DEVNULL,
         timeout=800,
     )
