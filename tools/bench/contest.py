@@ -24,10 +24,12 @@ class Turn:
       ranks: the answer of each, with its times on CLOCK_MONOTONIC.
       cpu_ns: CPU time of every process that took part. Filling, checking and --busy threads do not
         count.
+      worker_ns: the part of it that gradsync's workers on GPUs have used.
     """
 
     ranks: Sequence[dict[str, Any]]
     cpu_ns: float
+    worker_ns: float = 0.0
 
     @property
     def last(self) -> dict[str, Any]:
@@ -133,10 +135,12 @@ def run_size(
 def _take(stage: Stage, team: RankTeam, begin: int, count: int, check_all: bool) -> list[Turn]:
     is_ours = team.name.startswith("gradsync")
     helpers = stage.daemon_cpu_seconds if is_ours else team.launcher_cpu_seconds
-    before = helpers()
+    workers = stage.worker_cpu_seconds if is_ours else float
+    before, workers_before = helpers(), workers()
     ranks = team.call("turns", begin=begin, count=count, check_all=check_all)
     helpers_ns = (helpers() - before) * 1e9 / count
+    worker_ns = (workers() - workers_before) * 1e9 / count
     return [
-        Turn(answers, helpers_ns + sum(rank["cpu_ns"] for rank in answers))
+        Turn(answers, helpers_ns + sum(rank["cpu_ns"] for rank in answers), worker_ns)
         for answers in zip(*ranks)
     ]

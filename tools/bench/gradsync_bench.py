@@ -124,6 +124,8 @@ With --device cuda the columns are what a trainer's host pays:
   added       enqueued - in process, in pairs
   syncs       how often the host has waited for the GPU until then, in all iterations
   to done     until the stream has the average; then the same in process
+  workers     CPU time of the workers for one bucket, mean: they look for the GPU's words while
+              they wait
 """
 _MOST_BYTES = 2 << 30
 # Enough that the caches and the cores' sleep states are those of a trainer at work, and few enough

@@ -33,6 +33,7 @@ GPU_COLUMNS = (
     ("host_synchronizations", "syncs", ""),
     ("ready_to_done_us_p50", "to done", "p50 (us)"),
     ("in_process_done_us_p50", "in process", "p50 (us)"),
+    ("worker_cpu_us", "workers", "cpu (us)"),
 )
 # The parts of ready_to_done, and the times at which each begins and ends.
 _STAGES = (
@@ -66,6 +67,7 @@ def figures(scores: Mapping[str, Score]) -> dict[str, Any]:
         row["in_process_us_p50"] = quantile(theirs_us, 0.5)
         row["added_us_p50"] = quantile(added_us, 0.5)
         row["in_process_done_us_p50"] = quantile(scores["nccl"].times_us, 0.5)
+        row["worker_cpu_us"] = sum(turn.worker_ns for turn in turns) / 1e3 / len(turns)
         row["host_synchronizations"] = sum(
             rank["host_synchronizations"] for turn in turns for rank in turn.ranks
         )

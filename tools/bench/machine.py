@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import time
 
@@ -16,6 +18,15 @@ def process_cpu_seconds(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return 0.0
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that still run."""
+    children: list[int] = []
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            children += map(int, file.read().split())
+    return children
 
 
 def describe_machine() -> str:

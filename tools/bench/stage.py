@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from launcher import Child, Failed, Launcher, Node
-from machine import process_cpu_seconds
+from machine import children_of, process_cpu_seconds
 from rank_team import RankTeam
 from source_tree import find_program
 
@@ -180,8 +180,14 @@ class Stage(Launcher):
         return f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def daemon_cpu_seconds(self) -> float:
-        """CPU time of all daemons so far."""
-        return sum(process_cpu_seconds(daemon.pid) for daemon, _ in self._daemons)
+        """CPU time of all daemons so far, and of their workers."""
+        daemons = sum(process_cpu_seconds(daemon.pid) for daemon, _ in self._daemons)
+        return daemons + self.worker_cpu_seconds()
+
+    def worker_cpu_seconds(self) -> float:
+        """CPU time so far of the daemons' workers, one process for each job and GPU."""
+        workers = [pid for daemon, _ in self._daemons for pid in children_of(daemon.pid)]
+        return sum(map(process_cpu_seconds, workers))
 
     def cpu_seconds(self) -> float:
         """CPU time of this process and of all that it has started, so far."""
