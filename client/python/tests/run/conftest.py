@@ -1,6 +1,8 @@
 """What the tests of gradsync.run share."""
 
 import functools
+import pathlib
+import tempfile
 
 import pytest
 from launched import Launched, Watched
@@ -19,7 +21,15 @@ def launch(tmp_path, daemon):
 
 
 @pytest.fixture
-def launch_alone(tmp_path, no_daemon):
+def runtime(monkeypatch):
+    """$XDG_RUNTIME_DIR, with a short path."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield pathlib.Path(folder)
+
+
+@pytest.fixture
+def launch_alone(tmp_path, no_daemon, runtime):
     """The same without a daemon."""
     return functools.partial(Launched, folder=tmp_path)
 

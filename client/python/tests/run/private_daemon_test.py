@@ -3,21 +3,12 @@
 import os
 import pathlib
 import stat
-import tempfile
 
 import pytest
 from launched import TRAINER, daemon_of
 
 # Prints the socket, then waits for a signal.
 HOLD = "print(os.environ['GRADSYNC_SOCKET'])\nsignal.pause()"
-
-
-@pytest.fixture
-def runtime(tmp_path, monkeypatch):
-    """$XDG_RUNTIME_DIR, with a short path."""
-    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield pathlib.Path(folder)
 
 
 def test_two_ranks_average_with_it(launch_alone, runtime):
@@ -43,12 +34,12 @@ def test_it_is_this_users_alone_and_ends_with_the_job(launch_alone, runtime, wat
     assert list(runtime.iterdir()) == []
 
 
-@pytest.mark.parametrize("runtime", ["", "relative", "/nonexistent", "/dev/null", "long"])
-def test_a_runtime_directory_that_cannot_be_used(launch_alone, runtime, tmp_path):
-    if runtime == "long":
-        runtime = tmp_path / ("x" * 100)
-        runtime.mkdir()
-    environment = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": "/tmp"}
+@pytest.mark.parametrize("folder", ["", "relative", "/nonexistent", "/dev/null", "long"])
+def test_a_runtime_directory_that_cannot_be_used(launch_alone, folder, tmp_path):
+    if folder == "long":
+        folder = tmp_path / ("x" * 100)
+        folder.mkdir()
+    environment = {"XDG_RUNTIME_DIR": str(folder), "TMPDIR": "/tmp"}
     status, out, err = launch_alone(
         script="print(os.environ['GRADSYNC_SOCKET'])", environment=environment
     ).end()
