@@ -93,6 +93,16 @@ class StepResult:
         """
         return math.sqrt(sum(bucket.sum_of_squares for bucket in self.stats))
 
+    def divided_by(self, divisor: int) -> StepResult:
+        """This result for averages that the caller has scaled, as if `divisor` had divided them."""
+        square = (self.divisor / divisor) ** 2
+        result = dataclasses.replace(self, divisor=divisor)
+        result.__dict__["stats"] = tuple(
+            GradientStats(bucket.sum_of_squares * square, bucket.non_finite)
+            for bucket in self.stats
+        )
+        return result
+
     @property
     def _library_struct(self) -> _structs.StepResultStruct:
         assert self._struct is not None  # pickling copies everything first

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Sequence
+from typing import NoReturn, Sequence
 
 import torch
 
 from gradsync.torch._gradients import Slot, refuse
 
 
-def check_arguments(
-    device_ids: Any,
-    output_device: Any,
-    dim: int,
-    process_group: Any,
-    **caps_mb: float | None,
-) -> None:
-    """Raises: ValueError: an argument that PyTorch's wrapper takes has no meaning here."""
-    if device_ids is not None or output_device is not None:
-        raise ValueError(
-            "gradsync: device_ids and output_device must be None: move the module to its device "
-            "before wrapping it, one device for each process"
-        )
-    if dim != 0:
-        raise ValueError("gradsync: dim must be 0, as inputs are not scattered")
-    if process_group is not None:
-        raise ValueError("gradsync: process_group must be None: pass session= to choose a job")
-    for name, cap in caps_mb.items():
-        if cap is not None and cap <= 0:
-            raise ValueError(f"gradsync: {name} must be positive, not {cap}")
-
-
-def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
+def check_module(module: torch.nn.Module) -> None:
     """Checks that everything in `module` can be synchronized, and that no part is wrapped already.
-
-    Args:
-      module: the module to wrap.
-      wrappers: classes of wrappers.
 
     Raises:
       TypeError: a part cannot be synchronized; says which, why, and what to do.
@@ -57,7 +31,7 @@ def check_module(module: torch.nn.Module, wrappers: tuple[type, ...]) -> None:
                 f"gradsync: module '{name}' is a SyncBatchNorm, which needs a torch.distributed "
                 "process group of its own; initialize one, or use BatchNorm"
             )
-        if isinstance(submodule, wrappers):
+        if isinstance(submodule, torch.nn.parallel.DistributedDataParallel):
             raise TypeError(
                 f"gradsync: module '{name}' is wrapped already; wrap the whole module once, or its "
                 "parts one by one"

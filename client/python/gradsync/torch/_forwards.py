@@ -45,10 +45,14 @@ class Forwards:
     reaches none if the outputs hide their tensors, or if the loss is made of results of
     torch.autograd.grad, whose graph contains no output. Then the forward passes that no backward
     pass has gone through yet decide whether it is a step.
+
+    Attributes:
+      last_synchronizes: whether a backward pass through the last one is a step; True before any.
     """
 
     def __init__(self) -> None:
         """No pass yet."""
+        self.last_synchronizes = True
         # Number of the last backward pass that went through a forward pass under no_sync().
         self._local_pass: int | None = None
         self._alive: list[weakref.ref[_Forward]] = []
@@ -60,6 +64,7 @@ class Forwards:
         self, synchronize: bool, outputs: Iterable[Any], begin: Callable[[Any, bool], bool]
     ) -> None:
         """A forward pass gave `outputs`. A backward pass calls `begin(node, synchronize)` there."""
+        self.last_synchronizes = synchronize
         forward = _Forward(synchronize, begin)
         found = False
         for tensor in outputs:

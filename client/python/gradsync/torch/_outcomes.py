@@ -9,6 +9,7 @@ import gradsync
 from gradsync.torch import _autograd, _endings, _session
 from gradsync.torch._buckets import Buckets
 from gradsync.torch._device_verdicts import FollowedStep
+from gradsync.torch._divisor import divide_by
 from gradsync.torch._first_steps import FirstSteps
 from gradsync.torch._parameter_hooks import ParameterHooks
 from gradsync.torch._state import ModuleState
@@ -32,6 +33,8 @@ class Outcomes:
 
     Attributes:
       step: the one that runs; None if there is none.
+      by_world: whether averages divide by the world size, or else by the ranks that take part;
+        None: as the session does.
       verdicts: of the steps.
     """
 
@@ -46,6 +49,7 @@ class Outcomes:
         device_verdict: bool,
     ) -> None:
         self.step: Step | None = None
+        self.by_world: bool | None = None
         self.verdicts = Verdicts(buckets)
         self._state = state
         self._buckets = buckets
@@ -128,9 +132,9 @@ class Outcomes:
         """Waits for the verdict; on the host unless only optimizers need it."""
         if self.step is not step:
             return
-        # The host must know the verdict to leave alone the gradients that no rank used, and to run
-        # users' hooks.
-        known_to_host = step.unused or self._hooks.present
+        # The host must know the verdict to leave alone the gradients that no rank used, to run
+        # users' hooks, and to divide otherwise than the daemon.
+        known_to_host = step.unused or self._hooks.present or self.by_world is not None
         if self._only_optimizers_need_verdicts and (not known_to_host or step.void is not None):
             self._follow(step)
             return
@@ -146,6 +150,11 @@ class Outcomes:
 
     def _commit(self, step: Step, result: gradsync.StepResult) -> None:
         """The step is complete: its gradients are averages."""
+        if self.by_world is not None:
+            world_size = self._buckets.session.world_size
+            divisor = world_size if self.by_world else result.live_ranks
+            result = divide_by(divisor, result, self._buckets.slots)
+            self.verdicts.last_result = result
         step.commit(result)
         for slot in self._buckets.slots:
             slot.accumulated = False
@@ -252,5 +261,5 @@ class Outcomes:
 
     def come_back(self, last: int) -> None:
         """No rank has data any more: takes the state of rank `last`."""
-        self._state.broadcast_all(last, "the final state")
+        self._state.broadcast_all(last, "the final state", self._broadcast_buffers)
         self.verdicts.see_all()

@@ -44,6 +44,7 @@ class ModuleState:
         trainable: Collection[str],
         root: int,
         timeout: float | None,
+        buffers: bool,
     ) -> None:
         """Checks that every rank has the same module, and gives all ranks the state of `root`.
 
@@ -52,12 +53,13 @@ class ModuleState:
           trainable: names of the parameters that are synchronized.
           root: the rank whose state counts; the same on every rank.
           timeout: seconds to wait for the other ranks; None: 30 min.
+          buffers: whether the state has the buffers.
 
         Raises:
           ValueError: the modules differ; every rank gets the first difference and both ranks.
           gradsync.Error: a rank was lost or did not come.
         """
-        entries = self._entries()
+        entries = self._entries(buffers)
         lines = [f"the name '{self._name}'", *options]
         lines += [
             describe(kind, name, tensor)
@@ -68,9 +70,9 @@ class ModuleState:
             check_agreement(self._session, lines, timeout)
         self.broadcast([tensor for _, _, tensor in entries], root, "the state", timeout)
 
-    def broadcast_all(self, root: int, what: str) -> None:
-        """Overwrites parameters and buffers with the root's; `what` names them in errors."""
-        self.broadcast([tensor for _, _, tensor in self._entries()], root, what)
+    def broadcast_all(self, root: int, what: str, buffers: bool) -> None:
+        """Overwrites parameters, and `buffers`, with the root's; `what` names them in errors."""
+        self.broadcast([tensor for _, _, tensor in self._entries(buffers)], root, what)
 
     def broadcast_buffers(self) -> None:
         """Overwrites the buffers with those of the lowest live rank."""
@@ -91,8 +93,9 @@ class ModuleState:
         with _session.noting(self._session):
             broadcast_tensors(self._session, tensors, root, f"{what} of '{self._name}'", timeout)
 
-    def _entries(self) -> list[tuple[str, str, torch.Tensor]]:
-        """(kind, name, tensor) of every parameter and buffer that all ranks have."""
+    def _entries(self, buffers: bool) -> list[tuple[str, str, torch.Tensor]]:
+        """(kind, name, tensor) of every parameter that all ranks have, and of `buffers`."""
         entries = [("parameter", name, p.detach()) for name, p in self.module.named_parameters()]
-        entries += [("buffer", name, b) for name, b in self.module.named_buffers()]
+        if buffers:
+            entries += [("buffer", name, b) for name, b in self.module.named_buffers()]
         return [entry for entry in entries if entry[1] not in self._ignored]

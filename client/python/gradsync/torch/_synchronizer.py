@@ -72,6 +72,7 @@ class Synchronizer:
         self._order = next(_orders)
         self._forwards = Forwards()
         self._thread = threading.get_ident()  # that ran the last forward pass
+        self._first_step = buckets.layout.next_step
         self._optimizer_check = (
             OptimizerCheck(buckets.session, buckets.slots) if trained_before else None
         )
@@ -150,7 +151,34 @@ class Synchronizer:
         mine = self._parameters
         return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
+    def finish_inputs(self) -> None:
+        """This rank has no more data for now.
+
+        Raises:
+          gradsync.Error: the session has ended, or the daemon is silent.
+        """
+        self.outcomes.abandon_stale("its backward pass did not finish")
+        self.outcomes.settle()
+
+    def expect_static_graph(self) -> None:
+        """Every step will use the same parameters equally often; the first one counts.
+
+        Raises:
+          RuntimeError: there was a step.
+        """
+        if self.outcomes.step is not None or self.buckets.layout.next_step != self._first_step:
+            raise RuntimeError(
+                f"gradsync: the graph of '{self.name}' cannot become static after its first step; "
+                "pass static_graph=True when you wrap the module"
+            )
+        self._first_steps.counts_known = False
+
     # ---- Around a forward pass
+
+    @property
+    def last_forward_synchronizes(self) -> bool:
+        """Whether a backward pass through the last forward pass is a step; True before any."""
+        return self._forwards.last_synchronizes
 
     def before_forward(self) -> None:
         """A forward pass with gradients begins.

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Mapping, Sequence
+import dataclasses
+from typing import Any, Iterator, Sequence
 
 import torch
 
 import gradsync
-from gradsync.torch import _autograd, _checks, _history, _live, _optimizer_steps, _session
-from gradsync.torch._buckets import MIB, BucketCaps, Buckets
+from gradsync.torch import _checks, _session
+from gradsync.torch._arguments import (
+    Options,
+    check_caps,
+    check_process_group,
+    check_refused,
+    check_same_ranks,
+    sync_buffers,
+)
+from gradsync.torch._buckets import BucketCaps
 from gradsync.torch._compiler import uncompiled
-from gradsync.torch._gradients import Slot
-from gradsync.torch._hand_off import hand_off_of
-from gradsync.torch._join import uneven_inputs
-from gradsync.torch._state import ModuleState
-from gradsync.torch._synchronizer import Synchronizer
+from gradsync.torch._join import EarlyEnd, session_of, uneven_inputs
+from gradsync.torch._pytorch_ddp import PyTorchDdp
+from gradsync.torch._reducer import NoReducer
+from gradsync.torch._wrapping import wrap
 from gradsync.torch.step_statistics import StepStatistics
 
-# Seconds; the daemon waits for a layout just as long.
-_WRAP_TIMEOUT = 300.0
 
-
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(PyTorchDdp):
     """Wraps a module so that each backward pass leaves the average of all ranks' gradients.
 
-    Like `torch.nn.parallel.DistributedDataParallel`, with the daemon in the place of a process
-    group:
+    It is a `torch.nn.parallel.DistributedDataParallel`, with the daemon in the place of a process
+    group and of PyTorch's reducer:
 
         -from torch.nn.parallel import DistributedDataParallel
         +from gradsync.torch import DistributedDataParallel
-        -torch.distributed.init_process_group("gloo")
          model = DistributedDataParallel(model)
+
+    It takes every argument of PyTorch's wrapper. docs/pytorch-ddp.md says of each argument and
+    method whether it does the same here, more, or is refused.
 
     Gradients lie in memory that is shared with the daemon; `parameter.grad` is a view of it. The
     daemon averages a bucket as soon as its last gradient is written. `backward()` returns when all
@@ -49,24 +56,38 @@ class DistributedDataParallel(torch.nn.Module):
     again. The old wrapper then refuses to train.
 
     Not thread-safe; use it on the thread that trains. `copy.deepcopy` and pickle give a wrapper of
-    a copy of the module. The copy is in no job: it computes, and refuses to synchronize.
+    a copy of the module, which is in no job at first. The first forward pass that trains it wraps
+    it in the process's own session, on every rank together. A copy of a wrapper with a session of
+    its own refuses that.
 
     Args:
       module: its parameters are float32, float64, float16 or bfloat16, in host memory or all on one
         GPU. Parameters that do not require a gradient now stay out, and so do those named in
         `module._ddp_params_and_buffers_to_ignore`.
-      device_ids, output_device, dim, process_group: as PyTorch's; must be None, None, 0 and None.
-      broadcast_buffers: whether each step ends by giving all ranks the buffers of the lowest live
-        rank.
+      device_ids: None, or [the module's own GPU], to which forward passes then move their inputs.
+      output_device: None, or the same GPU.
+      dim: as PyTorch's, of scatter() and gather().
+      broadcast_buffers: whether all ranks start with the same buffers, and each step ends by giving
+        all ranks those of the lowest live rank; None: they do.
       init_sync: whether to check first that all ranks have the same module, and to give all of them
         the parameters and buffers of the rank with the most complete steps of this module, which is
         rank 0 at the start.
+      process_group: None, or PyTorch's default group, if it has the job's ranks.
       bucket_cap_mb: most MiB of a bucket; None: 25. A larger parameter has a bucket of its own.
-      find_unused_parameters: as PyTorch's; without effect, as unused parameters are always found.
-      gradient_as_bucket_view: as PyTorch's; without effect, as gradients are always views.
+      find_unused_parameters: without effect, as unused parameters are always found.
+      check_reduction: without effect, as in PyTorch.
+      gradient_as_bucket_view: without effect, as gradients are always views.
       static_graph: promises that every step uses the same parameters, and each one as often as the
         first step did. A parameter that several reentrant checkpoints use needs this. The first
         step then does not overlap.
+      delay_all_reduce_named_params: must be None.
+      param_to_hook_all_reduce: must be None.
+      mixed_precision: must be None; use torch.autocast.
+      device_mesh: must be None; choose a job by `session`.
+      skip_all_reduce_unused_params: without effect.
+      bucket_cap_mb_list: must be None; use the three caps.
+      batched_grad_copy: without effect.
+      forward_sync_buffers: as `broadcast_buffers`, for steps alone; None: as `broadcast_buffers`.
       session: the session to synchronize in; None: the process's own, which joins the job by
         torchrun's environment.
       name: name of the layout in status and statistics; None: `ddp0`, `ddp1`, ... in the order of
@@ -83,9 +104,9 @@ class DistributedDataParallel(torch.nn.Module):
         norm.
 
     Raises:
-      ValueError: an argument has no meaning here. The modules differ: every rank gets the first
-        difference. `device_verdict` is set for a module in host memory, or with buffers to
-        broadcast.
+      ValueError: an argument cannot be had; says what to do instead. The modules differ: every
+        rank gets the first difference. `device_verdict` is set for a module in host memory, or with
+        buffers to broadcast.
       TypeError: a parameter or submodule cannot be synchronized; says why and what to do.
       RuntimeError: the module is wrapped again in a backward pass.
       gradsync.Error: there is no daemon, another rank was lost or did not come, or a quota is used
@@ -98,13 +119,22 @@ class DistributedDataParallel(torch.nn.Module):
         device_ids: Sequence[Any] | None = None,
         output_device: Any = None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: Any = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
-        gradient_as_bucket_view: bool = True,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
+        delay_all_reduce_named_params: Any = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Any = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
         *,
         session: gradsync.Session | None = None,
         name: str | None = None,
@@ -113,141 +143,128 @@ class DistributedDataParallel(torch.nn.Module):
         timeout: float | None = None,
         device_verdict: bool = False,
     ) -> None:
-        super().__init__()
-        _checks.check_arguments(
-            device_ids,
-            output_device,
-            dim,
-            process_group,
+        check_refused(
+            device_mesh=device_mesh,
+            mixed_precision=mixed_precision,
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
+            bucket_cap_mb_list=bucket_cap_mb_list,
+        )
+        check_process_group(process_group)
+        check_caps(
             bucket_cap_mb=bucket_cap_mb,
             first_bucket_cap_mb=first_bucket_cap_mb,
             last_bucket_cap_mb=last_bucket_cap_mb,
         )
-        _checks.check_module(
-            module, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
-        )
-        self.module = module
-        self.broadcast_buffers = broadcast_buffers
-        self.find_unused_parameters = find_unused_parameters
-        self.gradient_as_bucket_view = True
-        self.static_graph = static_graph
-        self._synchronizes = True  # False under no_sync()
-        self._synchronizer: Synchronizer | None = None  # None in a copy, which is in no job
-
-        ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        slots = [
-            Slot(parameter_name, parameter, _autograd.accumulate_node(parameter))
-            for parameter_name, parameter in module.named_parameters()
-            if parameter.requires_grad and parameter_name not in ignored
-        ]
-        hand_off = hand_off_of(slots[0].parameter.device)
-        if device_verdict:
-            buffers = [
-                b for b, _ in module.named_buffers() if broadcast_buffers and b not in ignored
-            ]
-            _checks.check_device_verdict(slots[0].parameter.device, buffers)
-        self._seen = _checks.Identity(module)
-        replaced = _live.claim(module, slots, session)
-        if session is None:
-            session = _session.default_session()
-        if name is None:
-            name = _session.unique_name(session, "ddp")
-        state = ModuleState(module, ignored, session, name)
+        _checks.check_module(module)
+        step_buffers, init_buffers = sync_buffers(broadcast_buffers, forward_sync_buffers)
         caps = BucketCaps.of_mib(bucket_cap_mb, first_bucket_cap_mb, last_bucket_cap_mb)
-        wrap_timeout = _WRAP_TIMEOUT if timeout is None else timeout
-        with _session.noting(session):
-            trained = _history.root_of(session, module, wrap_timeout)
-        if init_sync:
-            state.agree(
-                [
-                    f"bucket_cap_mb={caps.each / MIB:g}",
-                    f"first_bucket_cap_mb={caps.first / MIB:g}",
-                    f"last_bucket_cap_mb={caps.last / MIB:g}",
-                    f"broadcast_buffers={broadcast_buffers}",
-                    f"static_graph={static_graph}",
-                    f"device_verdict={device_verdict}",
-                ],
-                {slot.name for slot in slots},
-                0 if trained is None else trained,
-                wrap_timeout,
-            )
-        old = None if replaced is None else replaced()
-        buckets = Buckets(
-            session, name, slots, caps, hand_off, timeout, None if old is None else old.buckets
+        super().__init__(
+            module,
+            getattr(module, "_ddp_params_and_buffers_to_ignore", ()),
+            device_ids=device_ids,
+            output_device=output_device,
+            dim=dim,
+            sync_buffers=step_buffers,
+            caps=caps,
+            find_unused_parameters=find_unused_parameters,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            batched_grad_copy=batched_grad_copy,
         )
-        if old is not None:
-            _live.replace(old)
-        self._synchronizer = Synchronizer(
-            state,
-            buckets,
-            broadcast_buffers=broadcast_buffers,
+        self.static_graph = static_graph
+        self._own_session = session is not None
+        self._options = Options(
+            caps=caps,
+            sync_buffers=step_buffers,
+            init_sync=init_sync,
+            init_sync_buffers=init_buffers,
             static_graph=static_graph,
             device_verdict=device_verdict,
-            trained_before=trained is not None,
+            timeout=timeout,
         )
-        _history.remember(module, self._synchronizer.outcomes.verdicts.times)
-        _live.add(self._synchronizer)
-        _optimizer_steps.watch()
+        if process_group is not None:
+            session = session or _session.default_session()
+            check_same_ranks(process_group, session)
+        self._begin(session, name)
+
+    def _begin(self, session: gradsync.Session | None, name: str | None) -> None:
+        """Takes part in the job; every rank does, in the same order."""
+        self._seen = _checks.Identity(self.module)
+        self._synchronizer = wrap(
+            self.module, self.parameters_to_ignore, self._options, session, name
+        )
+        self.reducer = NoReducer(self._synchronizer)
 
     @uncompiled
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass.
 
         Raises:
           RuntimeError: since the module was wrapped, a parameter was replaced, converted or added,
-            or began to require a gradient; or this is a copy of a wrapper; or the last backward
-            pass raised an exception although its step is complete.
+            or began to require a gradient; or this is a copy of a wrapper with a session of its
+            own; or the last backward pass raised an exception although its step is complete.
           TypeError: PyTorch's wrapper contains this one.
           gradsync.Error: the session has ended, or the ranks' buckets differ.
         """
-        synchronize = self._synchronizes
+        synchronize = self.require_backward_grad_sync
+        if self._join_hook is not None:
+            self._join_hook.at_forward()
+        if self.device_ids and (inputs or kwargs):
+            moved: Any = self.to_kwargs  # without types
+            all_inputs, all_kwargs = moved(inputs, kwargs, self.device_ids[0])
+            inputs, kwargs = all_inputs[0], all_kwargs[0]
         if not torch.is_grad_enabled() or (self._synchronizer is None and not synchronize):
-            return self.module(*args, **kwargs)
+            return self.module(*inputs, **kwargs)
+        if self._synchronizer is None and not self._own_session:
+            self._begin_copy()
         synchronizer = self._in_job()
         _checks.check_not_wrapped_again(synchronizer.name, synchronizer.slots)
         synchronizer.before_forward()
         self._seen.check()
-        output = self.module(*args, **kwargs)
+        output = self.module(*inputs, **kwargs)
         synchronizer.after_forward(output, synchronize)
         return output
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """A context: a forward pass in it makes its backward pass accumulate only."""
-        before = self._synchronizes
-        self._synchronizes = False
-        try:
-            yield
-        finally:
-            self._synchronizes = before
+    def _begin_copy(self) -> None:
+        """A copy of a wrapper trains for the first time."""
+        _checks.check_module(self.module)
+        self._options = dataclasses.replace(self._options, static_graph=self.static_graph)
+        self._begin(None, None)
 
-    @contextlib.contextmanager
     def join(
         self,
-        divide_by_initial_world_size: bool | None = None,
+        divide_by_initial_world_size: bool = True,
         enable: bool = True,
+        throw_on_early_termination: bool = False,
+        *,
         timeout: float | None = None,
-    ) -> Iterator[None]:
+    ) -> contextlib.AbstractContextManager[None]:
         """A context for ranks with different numbers of steps: no step waits for a finished rank.
 
         A rank that has finished waits at the context's end until all ranks are there. Then all get
-        the parameters and buffers of the rank that came last, and take part again. For several
-        wrapped modules use `gradsync.torch.join`.
+        the parameters of the rank that came last, and its buffers unless these are not
+        synchronized, and take part again. For several wrapped modules use `gradsync.torch.join`.
 
         Args:
-          divide_by_initial_world_size: whether averages divide by the world size, also when some
-            ranks have finished; must agree with the session's `divisor`. None: as the session.
+          divide_by_initial_world_size: whether averages divide by the world size also when some
+            ranks have finished, or else by the ranks that have data.
           enable: False makes the context do nothing.
+          throw_on_early_termination: whether every rank gets a RuntimeError when the first one has
+            no more data: that rank at the context's end, the others at their next forward pass.
           timeout: seconds to wait at the context's end for ranks that still have data; None: 30
             min.
 
         Raises:
-          ValueError: `divide_by_initial_world_size` does not agree with the session's `divisor`.
           gradsync.DeadlineExceededError: names the ranks that did not finish in time.
           gradsync.Error: a rank was lost.
         """
-        with join([self], divide_by_initial_world_size, enable, timeout):
-            yield
+        return join(
+            [self],
+            divide_by_initial_world_size,
+            enable,
+            throw_on_early_termination,
+            timeout=timeout,
+        )
 
     def leave(self) -> None:
         """Ends this rank's part in the job. The others continue without it; the process can exit.
@@ -322,70 +339,39 @@ class DistributedDataParallel(torch.nn.Module):
         """Counters since the module was wrapped."""
         return self._in_job().results.statistics()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped module's own, without a prefix."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Loads a state dict of the module, or one of PyTorch's wrapper with its `module.`."""
-        prefix = "module."
-        own = self.module.state_dict().keys()
-        if (
-            state_dict
-            and all(key.startswith(prefix) for key in state_dict)
-            and not any(key.startswith(prefix) for key in own)
-        ):
-            state_dict = {key[len(prefix) :]: value for key, value in state_dict.items()}
-        return self.module.load_state_dict(state_dict, *args, **kwargs)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        # For a wrapper inside another module, whose state_dict() has no "module." either.
-        inner = f"{prefix}module."
-        if not any(key.startswith(inner) for key in state_dict):
-            for key in [key for key in state_dict if key.startswith(prefix)]:
-                state_dict[inner + key[len(prefix) :]] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state.pop("_seen", None)
-        state["_synchronizer"] = None
-        return state
-
-    def _in_job(self) -> Synchronizer:
-        if self._synchronizer is None:
-            raise RuntimeError(
-                "gradsync: this is a copy of a wrapped module and in no job; to train it, wrap its "
-                ".module"
-            )
-        self._synchronizer.check_not_replaced()
-        return self._synchronizer
-
 
 @contextlib.contextmanager
 def join(
     modules: Sequence[DistributedDataParallel],
-    divide_by_initial_world_size: bool | None = None,
+    divide_by_initial_world_size: bool = True,
     enable: bool = True,
+    throw_on_early_termination: bool = False,
+    *,
     timeout: float | None = None,
 ) -> Iterator[None]:
     """`DistributedDataParallel.join` for several wrapped modules of one session.
 
     Args:
-      modules: all that are trained in the context, in the same order on every rank.
+      modules: all that are trained in the context, in the same order on every rank. The forward
+        passes of the first one look for an early termination.
       divide_by_initial_world_size: as there.
       enable: as there.
+      throw_on_early_termination: as there.
       timeout: as there.
 
     Raises:
-      ValueError: no modules, several sessions, or a divisor that is not the session's.
+      ValueError: no modules, or several sessions.
       gradsync.Error: as there.
     """
     if not enable:
         yield
         return
     synchronizers = [module._in_job() for module in modules]
-    with uneven_inputs(synchronizers, divide_by_initial_world_size, timeout):
-        yield
+    session = session_of(synchronizers)
+    early_end = EarlyEnd(session) if throw_on_early_termination else None
+    modules[0]._join_hook = early_end
+    try:
+        with uneven_inputs(synchronizers, divide_by_initial_world_size, early_end, timeout):
+            yield
+    finally:
+        modules[0]._join_hook = None

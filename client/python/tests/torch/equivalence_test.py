@@ -93,10 +93,11 @@ def pytorch_joining(recipe):
     return lambda models: Join(models, divide_by_initial_world_size=by_world)
 
 
-def gradsync_joining(models):
+def gradsync_joining(recipe):
     import gradsync.torch
 
-    return gradsync.torch.join(models)
+    by_world = recipe.divisor == "world"
+    return lambda models: gradsync.torch.join(models, divide_by_initial_world_size=by_world)
 
 
 def float32_sums(t):
@@ -169,7 +170,7 @@ def _trial(lesson, recipe):
                 lambda module, **options: t.wrap(
                     module, session=session, **SMALL_BUCKETS, **options
                 ),
-                gradsync_joining,
+                gradsync_joining(recipe),
             )
         elif t.wrapper == HOOK:
             session = t.session(divisor=recipe.divisor or "live_ranks")

@@ -5,6 +5,8 @@ import contextlib
 import torch
 from models import SMALL_BUCKETS, Branching, Mlp
 from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from trial import HOOK, PYTORCH, WRAPPER, close, trial
 from trial_ranks import trials_test
 
@@ -19,9 +21,9 @@ def joining(t, model, divisor="live_ranks"):
     return model.join(divide_by_initial_world_size=divisor == "world")
 
 
-def _division_trial(divisor):
+def _division_trial(divisor, of_session=None):
     def divided(t):
-        model = wrap(t, nn.Linear(5, 5, bias=False), divisor)
+        model = wrap(t, nn.Linear(5, 5, bias=False), of_session or divisor)
         inputs = torch.full((1, 5), 50.0)
         with joining(t, model, divisor):
             for step in range(3 if t.rank == 0 else 5):
@@ -30,6 +32,9 @@ def _division_trial(divisor):
                 live = t.world_size if step < 3 else t.world_size - 1
                 expected = 50.0 * (live / t.world_size if divisor == "world" else 1)
                 close(model.module.weight.grad, torch.full((5, 5), expected), f"step {step}")
+                if t.ours:
+                    assert model.last_step.divisor == (t.world_size if divisor == "world" else live)
+                    close(torch.tensor(model.gradient_norm), model.module.weight.grad.norm())
 
     return divided
 
@@ -37,6 +42,27 @@ def _division_trial(divisor):
 divides_by_live_ranks = trial(WRAPPER, PYTORCH)(_division_trial("live_ranks"))
 divides_by_the_world = trial(WRAPPER, HOOK, PYTORCH)(_division_trial("world"))
 three_divide_by_live_ranks = trial(WRAPPER, world_size=3)(_division_trial("live_ranks"))
+three_divide_by_the_world = trial(WRAPPER, world_size=3)(_division_trial("world"))
+divides_by_live_ranks_in_a_session_that_divides_by_the_world = trial(WRAPPER, world_size=3)(
+    _division_trial("live_ranks", of_session="world")
+)
+divides_by_the_world_in_a_session_that_divides_by_live_ranks = trial(WRAPPER, world_size=3)(
+    _division_trial("world", of_session="live_ranks")
+)
+
+
+@trial(WRAPPER, PYTORCH)
+def averages_divide_by_the_world_if_nothing_else_is_said(t):
+    model = t.wrap(nn.Linear(5, 5, bias=False))
+    with model.join():
+        for step in range(1 + 2 * t.rank):
+            model.zero_grad(set_to_none=True)
+            model(torch.full((1, 5), 50.0)).sum().backward()
+            close(model.module.weight.grad, torch.full((5, 5), 50.0 if step < 1 else 25.0))
+    # Outside of join() all ranks take part, and all count.
+    model.zero_grad(set_to_none=True)
+    model(torch.full((1, 5), 50.0)).sum().backward()
+    close(model.module.weight.grad, torch.full((5, 5), 50.0))
 
 
 def _counts_trial(counts, micro_batches=1, **options):
@@ -163,12 +189,104 @@ def an_exception_passes_through(t):
     t.backward(model, lambda m: m(data).pow(2).mean())
 
 
+def _early_end_trial(counts, join, group=False):
+    """counts: steps of each rank."""
+
+    def ended(t):
+        if group:
+            t.process_group()
+        model = t.wrap(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)))
+        done = 0
+        shortest = min(counts)
+        first = counts[t.rank] == shortest
+        match = f"Rank {t.rank} exhausted all inputs" if first else "at least one rank"
+        uneven = shortest < max(counts)
+        with t.raises(RuntimeError, match=match) if uneven else contextlib.nullcontext():
+            with join(model):
+                for step in range(counts[t.rank]):
+                    loss = model(t.randn(4, 6, seed=step)).sum()
+                    model.zero_grad(set_to_none=True)
+                    loss.backward()
+                    done += 1
+        assert done == shortest
+        t.same_bits([p.grad for p in model.parameters()], "gradients of the last common step")
+        if t.ours:  # PyTorch's wrapper goes on to ask after this; ours is as before
+            data = t.randn(4, 6, seed=9)
+            t.train(model, lambda m: m(data).pow(2).mean())
+
+    return ended
+
+
+def _throwing(model):
+    return model.join(throw_on_early_termination=True)
+
+
+an_early_end_ends_both = trial(WRAPPER, PYTORCH)(_early_end_trial((2, 4), _throwing))
+an_early_end_ends_all_three = trial(WRAPPER, PYTORCH, world_size=3)(
+    _early_end_trial((3, 1, 4), _throwing)
+)
+two_end_early = trial(WRAPPER, PYTORCH, world_size=3)(_early_end_trial((1, 3, 1), _throwing))
+three_end_early_in_pytorchs_join = trial(WRAPPER, world_size=3)(
+    _early_end_trial(
+        (3, 1, 4), lambda model: Join([model], throw_on_early_termination=True), group=True
+    )
+)
+no_early_end = trial(WRAPPER, PYTORCH)(_early_end_trial((3, 3), _throwing))
+
+
+def _pytorchs_join_trial(counts, by_world):
+    """Ours among the joinables of PyTorch's Join, with an optimizer of PyTorch's."""
+
+    def joined(t):
+        t.process_group()
+        model = t.wrap(nn.Linear(5, 5, bias=False))
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.01)
+        with Join([model, optimizer], divide_by_initial_world_size=by_world):
+            for step in range(counts[t.rank]):
+                optimizer.zero_grad(set_to_none=True)
+                model(torch.full((1, 5), 50.0)).sum().backward()
+                live = sum(count > step for count in counts)
+                expected = 50.0 * (live / t.world_size if by_world else 1)
+                close(model.module.weight.grad, torch.full((5, 5), expected), f"step {step}")
+                optimizer.step()
+        t.same_bits(model.parameters(), "parameters after all have joined")
+        model.zero_grad(set_to_none=True)
+        model(torch.full((1, 5), 50.0)).sum().backward()
+        close(model.module.weight.grad, torch.full((5, 5), 50.0))
+
+    return joined
+
+
+pytorchs_join = trial(WRAPPER, PYTORCH)(_pytorchs_join_trial((2, 5), by_world=True))
+pytorchs_join_by_live_ranks = trial(WRAPPER, PYTORCH)(_pytorchs_join_trial((4, 1), by_world=False))
+pytorchs_join_of_three = trial(WRAPPER, PYTORCH, world_size=3)(
+    _pytorchs_join_trial((3, 0, 5), by_world=True)
+)
+pytorchs_join_of_even_inputs = trial(WRAPPER, PYTORCH)(_pytorchs_join_trial((3, 3), by_world=True))
+
+
 @trial(WRAPPER)
-def the_divisor_is_the_sessions(t):
-    model = wrap(t, Mlp(), "world")
-    with t.raises(ValueError, match="divisor"):
-        with model.join(divide_by_initial_world_size=False):
-            raise AssertionError("entered")
+def pytorchs_join_of_two_modules(t):
+    t.process_group()
+    models = [t.wrap(Mlp(), **SMALL_BUCKETS) for _ in range(2)]
+    for _ in range(2):  # and once more
+        with Join(models):
+            for step in range(2 + 2 * t.rank):
+                for model in models:
+                    model.zero_grad(set_to_none=True)
+                    model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
+                    with torch.no_grad():
+                        for p in model.parameters():
+                            p -= 0.1 * p.grad
+        for model in models:
+            t.same_bits(model.parameters())
+
+
+@trial(WRAPPER)
+def pytorchs_join_needs_a_process_group(t):
+    model = t.wrap(Mlp())
+    with t.raises(RuntimeError, match=("process group", "model.join()")):
+        Join([model])
 
 
 @trial(WRAPPER)

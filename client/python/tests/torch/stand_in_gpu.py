@@ -15,7 +15,7 @@ from unittest import mock
 import gradsync
 import torch
 from gradsync import _structs
-from gradsync.torch import _autograd, _checks, _hand_off, _packed_tensors, distributed
+from gradsync.torch import _autograd, _checks, _hand_off, _packed_tensors, _wrapping
 from threads import on_another_thread
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -109,7 +109,7 @@ def stand_in_gpu():
         for target, name, value in (
             (gradsync.Session, "register_layout", registered),
             (gradsync.Session, "replace_layout", replaced),
-            (distributed, "hand_off_of", _Streams),
+            (_wrapping, "hand_off_of", _Streams),
             (_checks, "check_device_verdict", lambda device, buffers: check(cuda, buffers)),
         ):
             stack.enter_context(mock.patch.object(target, name, value))

@@ -17,8 +17,6 @@ from trial_ranks import trials_test
 @trial()
 def dropped_wrappers_do_not_disturb_the_next_one(t):
     """Wrapping and dropping many modules does not disturb the next one."""
-    import gc
-
     for index in range(8):
         model = t.wrap(Mlp(), **SMALL_BUCKETS)
         t.backward(model, squares(t, index))

@@ -80,7 +80,6 @@ def arguments(t):
     for wrong, word in (
         ({"device_ids": [0]}, "device_ids"),
         ({"output_device": 0}, "output_device"),
-        ({"dim": 1}, "dim"),
         ({"process_group": object()}, "process_group"),
         ({"bucket_cap_mb": 0}, "bucket_cap_mb"),
         ({"bucket_cap_mb": -1}, "bucket_cap_mb"),
