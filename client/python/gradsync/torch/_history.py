@@ -76,7 +76,8 @@ class OptimizerCheck:
             return
         if _is_zero_redundancy(optimizer):
             # It keeps each parameter's state on one rank, in an optimizer that makes a step next.
-            self._checked.update((optimizer, optimizer.optim))
+            zero: Any = optimizer
+            self._checked.update((zero, zero.optim))
             return
         if all(group.get("lr") == 0 for group in optimizer.param_groups):
             # It changes no parameter. torch.distributed.checkpoint makes such a step before it
