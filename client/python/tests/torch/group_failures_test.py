@@ -235,3 +235,24 @@ def _wait_too_long():
 def test_a_wait_that_times_out_can_be_repeated(daemon):
     first, _ = run_ranks(_wait_too_long, 2)
     assert first[:2] == ("DeadlineExceededError", "WAIT_TIMEOUT"), first
+
+
+def _all_reduce_many_sizes():
+    rank = joined()
+    sums = []
+    for size in range(1, 9):
+        for _ in range(3):
+            tensor = torch.full((size,), rank + 1.0)
+            dist.all_reduce(tensor)
+            sums.append(float(tensor.sum()) / size)
+    dist.destroy_process_group()
+    return sums
+
+
+def test_a_quota_of_the_daemon_only_costs_time(monkeypatch):
+    process = DaemonProcess("--quota_layouts_per_session=2")
+    monkeypatch.setenv("GRADSYNC_SOCKET", process.socket)
+    try:
+        assert run_ranks(_all_reduce_many_sizes, 2) == [[3.0] * 24] * 2
+    finally:
+        process.close()

@@ -274,6 +274,27 @@ def sizes_beyond_the_groups_memory(t):
 
 
 @trial(GROUP)
+def sizes_that_come_no_more_make_way(t):
+    """More sizes than a session may have layouts."""
+    from unittest import mock
+
+    from gradsync.torch.process_group import _slots
+
+    with mock.patch.object(_slots, "MOST_SLOTS", 5), mock.patch.object(_slots, "IDLE_USES", 3):
+        ours, _ = groups(t)
+        late = []
+        for size in range(1, 80):
+            for repeat in range(3):
+                tensor = torch.full((size,), float(repeat))
+                work = dist.all_reduce(tensor, group=ours, async_op=True)
+                late.append((work, tensor, repeat))
+            for work, tensor, repeat in late[:-4]:  # the last ones are under way
+                work.wait()
+                assert (tensor == 2 * repeat).all()
+            del late[:-4]
+
+
+@trial(GROUP)
 def every_collective_is_overridden(t):
     """C++ would call an inherited one with the GIL held; see ForwardedCollectives."""
     from gradsync.torch.process_group import ProcessGroup

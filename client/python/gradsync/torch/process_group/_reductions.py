@@ -72,10 +72,8 @@ class HostReductions:
                 return slot.start(flat, timeout)
 
             def body() -> None:
-                if slot is None:
+                if slot is None or not _reduce_in_slot(session, slot, flat, timeout):
                     _reduce_in_pieces(session, flat, op, timeout)
-                else:
-                    _reduce_in_slot(session, slot, flat, timeout)
                 if not in_place:
                     tensor.copy_(flat.view(tensor.shape))
 
@@ -100,8 +98,11 @@ def _reduce_in_pieces(
 
 def _reduce_in_slot(
     session: gradsync.Session, slot: Slot, flat: torch.Tensor, timeout: float
-) -> None:
+) -> bool:
+    """False: the daemon has no memory for the slot."""
     if slot.user is not None:
         slot.user.finish(None)
-    slot.make(session, timeout)
+    if not slot.make(session, timeout):
+        return False
     slot.start(flat, timeout).finish(None)
+    return True

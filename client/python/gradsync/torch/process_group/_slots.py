@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import time
 from typing import Optional, Sequence
@@ -18,6 +19,9 @@ BUCKET_BYTES = 2 << 20
 # Bytes of all slots of a group, and how many there are at most. A daemon allows 64 layouts.
 CAPACITY_BYTES = 1 << 30
 MOST_SLOTS = 48
+# A slot makes way for another size after so many all-reduces of other sizes. More than a training
+# step has, so that sizes that come in every step do not push each other out.
+IDLE_USES = 512
 # Sizes of which a group remembers that they came before.
 _SEEN_KEYS = 1024
 
@@ -47,9 +51,13 @@ class Slot:
     Not thread-safe: the group's lock guards it until it is made, and its user afterwards.
     """
 
-    def __init__(self, key: Key, name: str) -> None:
+    def __init__(self, key: Key, name: str, replaced: Sequence[Slot] = ()) -> None:
+        """Args: replaced: slots whose memory it takes; they are released before it is made."""
         self.key = key
+        self.last_use = 0
         self._name = name
+        self._replaced = list(replaced)
+        self._refused = False
         self._layout: Optional[gradsync.Layout] = None
         self._views: list[torch.Tensor] = []
         self._step = 0  # the last one
@@ -60,18 +68,32 @@ class Slot:
         """Whether it is made, and its last all-reduce has ended."""
         return self._layout is not None and (self.user is None or self.user.ended)
 
-    def make(self, session: gradsync.Session, timeout: float) -> None:
-        """Registers the layout, unless that was done; waits until every rank does so."""
-        if self._layout is not None:
-            return
-        layout = session.register_layout(
-            self._name, explicit_buckets=_buckets(self.key), op=self.key.op, timeout=timeout
-        )
+    def make(self, session: gradsync.Session, timeout: float) -> bool:
+        """Registers the layout, unless that was done; waits until every rank does so.
+
+        Returns:
+          False if a quota of the daemon forbids it: then on every rank, and for good.
+        """
+        if self._layout is not None or self._refused:
+            return not self._refused
+        for slot in self._replaced:
+            slot.release(timeout)
+        self._replaced.clear()
+        try:
+            layout = session.register_layout(
+                self._name, explicit_buckets=_buckets(self.key), op=self.key.op, timeout=timeout
+            )
+        except gradsync.ResourceExhaustedError as error:
+            if error.reason not in (gradsync.Reason.QUOTA, gradsync.Reason.LAYOUT_REFUSED):
+                raise
+            self._refused = True
+            return False
         self._views = [
             flat_tensor(layout.bucket(index), torch.device("cpu"))
             for index in range(layout.bucket_count)
         ]
         self._layout = layout
+        return True
 
     def start(self, flat: torch.Tensor, timeout: float) -> StartedOperation:
         """Copies `flat` in and tells the daemon; the slot is free. Waits for no other rank."""
@@ -99,6 +121,16 @@ class Slot:
 
         self.user = StartedOperation(fetch, timeout)
         return self.user
+
+    def release(self, timeout: float) -> None:
+        """Gives the memory back. Waits for the last all-reduce, which other ranks may delay."""
+        if self.user is not None:
+            with contextlib.suppress(gradsync.Error):  # its own user gets it
+                self.user.finish(None)
+        self.settle(timeout)
+        if self._layout is not None:
+            self._layout.close()
+        self._layout, self._views, self.user = None, [], None
 
     def settle(self, timeout: float) -> bool:
         """Waits until the last step is decided. False: it is not within `timeout` seconds."""
@@ -133,7 +165,10 @@ class Slots:
     """
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[Key, int], Slot] = {}
+        # The slot that was used least recently first.
+        self._slots: collections.OrderedDict[tuple[Key, int], Slot] = collections.OrderedDict()
+        self._made = 0
+        self._uses = 0
         # How often each key came; the key that came least recently first.
         self._seen: collections.OrderedDict[Key, int] = collections.OrderedDict()
         self._bytes = 0
@@ -150,16 +185,41 @@ class Slots:
         if number == 0:
             return None
         place = key, number % key.slots
-        slot = self._slots.get(place)
-        if slot is None and self._has_room(key):
-            slot = Slot(key, f"all_reduce{len(self._slots)}")
-            self._slots[place] = slot
+        self._uses += 1
+        if place not in self._slots:
+            replaced = self._make_room(key)
+            if replaced is None:
+                return None
+            self._slots[place] = Slot(key, f"all_reduce{self._made}", replaced)
+            self._made += 1
             self._bytes += key.nbytes
+        slot = self._slots[place]
+        slot.last_use = self._uses
+        self._slots.move_to_end(place)
         return slot
 
     def settle(self, timeout: float) -> bool:
         """Slot.settle() of every slot."""
         return all(slot.settle(timeout) for slot in self._slots.values())
 
-    def _has_room(self, key: Key) -> bool:
-        return len(self._slots) < MOST_SLOTS and self._bytes + key.nbytes <= CAPACITY_BYTES
+    def _make_room(self, key: Key) -> Optional[list[Slot]]:
+        """The slots that a new one replaces; None: those that are in use leave no room for it."""
+        chosen: list[tuple[Key, int]] = []
+        freed = 0
+        for place, slot in self._slots.items():
+            if self._has_room(key, len(chosen), freed):
+                break
+            if self._uses - slot.last_use < IDLE_USES:
+                return None
+            chosen.append(place)
+            freed += place[0].nbytes
+        if not self._has_room(key, len(chosen), freed):
+            return None
+        self._bytes -= freed
+        return [self._slots.pop(place) for place in chosen]
+
+    def _has_room(self, key: Key, fewer: int, freed: int) -> bool:
+        return (
+            len(self._slots) - fewer < MOST_SLOTS
+            and self._bytes - freed + key.nbytes <= CAPACITY_BYTES
+        )
