@@ -132,7 +132,11 @@ class Trial:
                 with contextlib.suppress(Exception):
                     session.leave()
             session.close()
+        self._store.set(f"ended/{self.rank}", b"")
         if dist.is_initialized():
+            if not failed:
+                # A rank that is still connecting would find this one gone.
+                self._store.wait([f"ended/{rank}" for rank in range(self.world_size)], LIMIT)
             dist.destroy_process_group()
 
     # -- What the other ranks have ---------------------------------------------------------------
