@@ -8,7 +8,7 @@ from typing import Sequence
 import torch
 
 import gradsync
-from gradsync.torch import _session
+from gradsync.torch import _last_exception, _session
 from gradsync.torch._gradients import Slot
 from gradsync.torch._synchronizer import Synchronizer
 
@@ -26,12 +26,16 @@ def add(synchronizer: Synchronizer) -> None:
 
 
 def claim(
-    module: torch.nn.Module, slots: Sequence[Slot], session: gradsync.Session | None
+    module: torch.nn.Module,
+    slots: Sequence[Slot],
+    session: gradsync.Session | None,
+    name: str | None,
 ) -> weakref.ref[Synchronizer] | None:
     """Makes sure that no wrapper of another module has one of the parameters.
 
     A parameter in two wrappers would have its gradient in two places. Wrappers whose session has
-    ended are released.
+    ended are released. A wrapper that is in the way is freed if only the traceback of a notebook's
+    last exception holds it.
 
     A wrapper of the same module may have them: it makes way for the new one. So a notebook's cell
     that wraps a module can run again, although the old wrapper lives until the new one is built.
@@ -41,6 +45,7 @@ def claim(
       module: to be wrapped.
       slots: its parameters.
       session: of the new wrapper; None: the process's own.
+      name: of its layout; None: not chosen yet.
 
     Returns:
       The wrapper of `module` in that session, for replace(); None if there is none.
@@ -52,6 +57,9 @@ def claim(
     """
     replaced = _make_way(module, session)
     taken = _taken(slots, replaced)
+    if taken is not None or _has_name(name, session, replaced):
+        _last_exception.free_its_objects()
+        taken = _taken(slots, replaced)
     if taken is not None:
         raise TypeError(
             f"gradsync: parameter {taken} already; wrap one module that holds both, or delete the "
@@ -73,8 +81,7 @@ def _make_way(
     module: torch.nn.Module, session: gradsync.Session | None
 ) -> weakref.ref[Synchronizer] | None:
     for other in all_live():
-        same = _session.is_default(other.session) if session is None else other.session is session
-        if other.module is not module or not same:
+        if other.module is not module or not _is_in(other, session):
             continue
         try:
             if not _session.has_ended(other.session):
@@ -84,6 +91,22 @@ def _make_way(
                 raise
         return None if _session.has_ended(other.session) else weakref.ref(other)
     return None
+
+
+def _is_in(other: Synchronizer, session: gradsync.Session | None) -> bool:
+    """Whether `other` is in `session`; None: the process's own."""
+    return _session.is_default(other.session) if session is None else other.session is session
+
+
+def _has_name(
+    name: str | None, session: gradsync.Session | None, replaced: weakref.ref[Synchronizer] | None
+) -> bool:
+    """Whether another wrapper in the session has that name."""
+    return name is not None and any(
+        other.name == name and _is_in(other, session)
+        for other in all_live()
+        if replaced is None or other is not replaced()
+    )
 
 
 def _taken(slots: Sequence[Slot], replaced: weakref.ref[Synchronizer] | None) -> str | None:

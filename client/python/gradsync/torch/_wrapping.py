@@ -45,7 +45,7 @@ def wrap(
             n for n, _ in module.named_buffers() if options.sync_buffers and n not in ignored
         ]
         _checks.check_device_verdict(slots[0].parameter.device, buffers)
-    replaced = _live.claim(module, slots, session)
+    replaced = _live.claim(module, slots, session, name)
     if session is None:
         session = _session.default_session()
     if name is None:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import sys
 import weakref
 from unittest import mock
 
@@ -34,6 +35,30 @@ def a_parameter_of_two_wrappers_is_refused(t):
     squares_of = t.wrap(nn.Sequential(shared, nn.Linear(2, 1)))
     squares_of(torch.ones(1, 2)).sum().backward()
     t.same_bits([p.grad for p in squares_of.parameters()])
+
+
+@trial(WRAPPER)
+def a_wrapper_that_only_a_notebooks_last_exception_holds_is_not_in_the_way(t):
+    shared = nn.Linear(6, 6)
+
+    def cell(run):
+        model = t.wrap(nn.Sequential(shared, nn.Linear(6, 1)))
+        t.train(model, squares(t, run))
+        try:
+            raise KeyError("in a library")
+        except KeyError:
+            raise ValueError("a cell fails") from None
+
+    with mock.patch.object(sys, "last_value", None, create=True):
+        for run in range(3):
+            try:
+                cell(run)
+            except ValueError as error:
+                sys.last_value = error  # as IPython does
+        model = t.wrap(nn.Sequential(shared, nn.Linear(6, 1)))
+        with t.raises(TypeError, match=("0.weight", "already")):
+            t.wrap(nn.Sequential(shared, nn.Linear(6, 1)))
+    t.train(model, squares(t))
 
 
 @trial(WRAPPER)
