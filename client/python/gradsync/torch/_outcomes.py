@@ -28,13 +28,14 @@ class Outcomes:
       buckets: its parameters' layout; none of its steps has begun yet.
       first_steps: what they teach.
       hooks: the users', which run on averages.
-      broadcast_buffers: whether each step ends with the buffers of the lowest live rank everywhere.
+      broadcast_buffers: see below.
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
 
     Attributes:
       step: the one that runs; None if there is none.
       by_world: whether averages divide by the world size, or else by the ranks that take part;
         None: as the session does.
+      broadcast_buffers: whether each step ends with the buffers of the lowest live rank everywhere.
       verdicts: of the steps.
     """
 
@@ -55,7 +56,7 @@ class Outcomes:
         self._buckets = buckets
         self._first_steps = first_steps
         self._hooks = hooks
-        self._broadcast_buffers = broadcast_buffers
+        self.broadcast_buffers = broadcast_buffers
         self._device_verdict = device_verdict
 
     # ---- Verdicts that are on the device
@@ -161,7 +162,7 @@ class Outcomes:
         observed = self._first_steps.learn(step)
         self.step = None
         # A broadcast here waits for no rank that computes: every rank has ended this step.
-        if self._broadcast_buffers:
+        if self.broadcast_buffers:
             self._state.broadcast_buffers()
         self.verdicts.times.add(step.times())
         self._hooks.run(result.used)
@@ -261,5 +262,5 @@ class Outcomes:
 
     def come_back(self, last: int) -> None:
         """No rank has data any more: takes the state of rank `last`."""
-        self._state.broadcast_all(last, "the final state", self._broadcast_buffers)
+        self._state.broadcast_all(last, "the final state", self.broadcast_buffers)
         self.verdicts.see_all()

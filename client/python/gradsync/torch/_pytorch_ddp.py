@@ -11,6 +11,7 @@ from torch.distributed.algorithms.join import Joinable
 
 from gradsync.torch import _logging_data
 from gradsync.torch._buckets import BucketCaps
+from gradsync.torch._checks import check_device_verdict
 from gradsync.torch._devices import check_devices
 from gradsync.torch._join import EarlyEnd
 from gradsync.torch._pytorch_join import JoinHook
@@ -69,8 +70,7 @@ class PyTorchDdp(torch.nn.parallel.DistributedDataParallel):
         self.device_type = self.device.type
         self.is_multi_device_module = len(devices) > 1
         self.dim = dim
-        self.forward_sync_buffers = sync_buffers
-        self.broadcast_buffers = sync_buffers  # in PyTorch 2.13 another name of the same
+        self._sync_buffers_in_steps = sync_buffers
         self.find_unused_parameters = find_unused_parameters
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.batched_grad_copy = batched_grad_copy
@@ -213,6 +213,33 @@ class PyTorchDdp(torch.nn.parallel.DistributedDataParallel):
             )
 
     # ---- What changes how it synchronizes
+
+    @property
+    def forward_sync_buffers(self) -> bool:
+        """Whether steps give all ranks the same buffers. Set it on every rank alike.
+
+        Raises:
+          ValueError: set to True, although steps' verdicts stay on the device.
+        """
+        value: bool = self._sync_buffers_in_steps
+        return value
+
+    @forward_sync_buffers.setter
+    def forward_sync_buffers(self, value: bool) -> None:
+        if self._synchronizer is not None:
+            if value and self._synchronizer.device_verdict:
+                check_device_verdict(self.device, list(self.named_module_buffers))
+            self._synchronizer.outcomes.broadcast_buffers = value
+        self._sync_buffers_in_steps = value
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """Another name of forward_sync_buffers."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
 
     def _set_static_graph(self) -> None:
         """As the constructor's `static_graph`; every rank must call it, before the first step.

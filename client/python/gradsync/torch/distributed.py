@@ -228,7 +228,9 @@ class DistributedDataParallel(PyTorchDdp):
     def _begin_copy(self) -> None:
         """A copy of a wrapper trains for the first time."""
         _checks.check_module(self.module)
-        self._options = dataclasses.replace(self._options, static_graph=self.static_graph)
+        self._options = dataclasses.replace(
+            self._options, static_graph=self.static_graph, sync_buffers=self.forward_sync_buffers
+        )
         self._begin(None, None)
 
     def join(

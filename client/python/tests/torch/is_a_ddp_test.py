@@ -388,6 +388,19 @@ def buffers_that_differ_in_shape(t):
     t.train(t.wrap(module, broadcast_buffers=False), squares(t))
 
 
+@trial(WRAPPER, PYTORCH)
+def buffers_can_be_left_alone_later(t):
+    module = nn.Linear(6, 6)
+    module.register_buffer("own", torch.zeros(1))
+    model = t.wrap(module)
+    for broadcast in (True, False, True):
+        model.broadcast_buffers = broadcast
+        module.own.fill_(t.rank)
+        for _ in range(2):  # PyTorch's wrapper synchronizes before a forward pass
+            t.train(model, squares(t))
+        assert module.own.item() == (0 if broadcast else t.rank)
+
+
 @trial(WRAPPER)
 def forward_sync_buffers_wins(t):
     with warnings.catch_warnings(record=True) as said:
