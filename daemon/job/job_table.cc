@@ -11,7 +11,7 @@ namespace gradsync::daemon {
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
-                                                            std::shared_ptr<Job>* superseded) {
+                                                            JobList* superseded) {
   std::uint64_t generation = 1;
   if (const auto found = jobs_.find(key); found != jobs_.end()) {
     const std::shared_ptr<Job>& current = found->second;
@@ -22,8 +22,9 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
                             (!free && state != RankState::kLive);
     if (!begin_next) return current;
     generation = current->identity().generation + 1;
-    *superseded = current;
-    ending_.push_back(current);
+    const bool goes_on = current->Formed() && !current->HasEnded() && state == RankState::kExited;
+    if (!goes_on) superseded->push_back(current);
+    former_.push_back(current);
     jobs_.erase(found);
   } else {
     // Retired jobs are in no order: a superseded generation may end later than its successor.
@@ -49,10 +50,20 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
   return job;
 }
 
+void JobTable::FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* superseded) const {
+  for (const auto& former : former_) {
+    const JobIdentity& was = former->identity();
+    if (was.uid != key.uid || was.job_id != key.job_id || was.token_hash != key.token_hash)
+      continue;
+    const RankState state = former->StateOf(rank);
+    if (state == RankState::kLive || state == RankState::kStayed) superseded->push_back(former);
+  }
+}
+
 absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
     const JobKey& key, std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink, const std::string& node) {
-  std::shared_ptr<Job> superseded;
+  JobList superseded;
   absl::StatusOr<std::shared_ptr<Job>> job;
   absl::Status joined;
   {
@@ -63,9 +74,10 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
       joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink, node)
                         : job.status();
     } while (job.ok() && !joined.ok() && (*job)->HasEnded());
+    if (joined.ok()) FindFormerLocked(key, rank, &superseded);
   }
-  if (superseded != nullptr) {
-    superseded->End(MakeError(
+  for (const auto& old : superseded) {
+    old->End(MakeError(
         absl::StatusCode::kAborted, reason::kSuperseded,
         absl::StrCat("a newer generation of job '", key.job_id, "' was begun by rank ", rank,
                      "; this session belongs to the old one. Join again to take part."),
@@ -101,10 +113,10 @@ void JobTable::Tick() {
       ++it;
     }
   }
-  for (auto it = ending_.begin(); it != ending_.end();) {
+  for (auto it = former_.begin(); it != former_.end();) {
     if ((*it)->Empty()) {
       RetireLocked(std::move(*it));
-      it = ending_.erase(it);
+      it = former_.erase(it);
     } else {
       ++it;
     }
@@ -115,7 +127,7 @@ std::vector<std::shared_ptr<Job>> JobTable::Live() const {
   MutexLock lock(&mutex_);
   std::vector<std::shared_ptr<Job>> jobs;
   for (const auto& entry : jobs_) jobs.push_back(entry.second);
-  jobs.insert(jobs.end(), ending_.begin(), ending_.end());
+  jobs.insert(jobs.end(), former_.begin(), former_.end());
   return jobs;
 }
 

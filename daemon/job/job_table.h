@@ -31,7 +31,9 @@ class JobTable final : public JobFinder {
 
   // Joins a rank to the key's job, and makes the job if there is none. If the job has been full or
   // has ended, or the rank has been lost or has left, this begins the next generation: the old
-  // one's sessions end ABORTED SUPERSEDED.
+  // one's sessions end ABORTED SUPERSEDED. But a rank that has left a full job takes nothing from
+  // the ranks that go on without it: the old generation goes on, too, until one of its ranks joins
+  // the next one without leaving.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before.
   //   RESOURCE_EXHAUSTED   too many jobs of this user.
@@ -58,12 +60,16 @@ class JobTable final : public JobFinder {
  private:
   static constexpr std::size_t kRetired = 16;
 
-  // Finds the job for the rank to join, or makes it. Sets *superseded if the new job replaces
-  // another.
+  using JobList = std::vector<std::shared_ptr<Job>>;
+
+  // Finds the job for the rank to join, or makes it. Adds to `superseded` the job that the new one
+  // replaces.
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
-                                                    const JobOptions& options,
-                                                    std::shared_ptr<Job>* superseded)
+                                                    const JobOptions& options, JobList* superseded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds to `superseded` the earlier generations in which the rank still has a session.
+  void FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* superseded) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::shared_ptr<Job>> Live() const;
   void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -73,8 +79,9 @@ class JobTable final : public JobFinder {
 
   mutable Mutex mutex_;
   std::map<JobKey, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
-  // Superseded, but something may still touch their memory.
-  std::vector<std::shared_ptr<Job>> ending_ ABSL_GUARDED_BY(mutex_);
+  // Earlier generations: superseded, but something may still touch their memory; or going on
+  // without a rank that has left and joined the next generation.
+  std::vector<std::shared_ptr<Job>> former_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Job>> retired_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t jobs_failed_ ABSL_GUARDED_BY(mutex_) = 0;
 };

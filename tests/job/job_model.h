@@ -27,7 +27,7 @@ enum class Action : std::uint8_t {
   kLeave,      // `rank` leaves; `detail` is 1 if it exits, 0 if it stays until all have left
   kFinish,     // `rank` finishes: its process comes to a good end
   kDeadline,   // the step's deadline passes
-  kSupersede,  // a new generation of the job begins
+  kSupersede,  // a new generation of the job begins: rank 0 joins again
   kBreach,     // `rank` breaks the protocol: `detail` is a Breach
 };
 inline constexpr int kActions = static_cast<int>(Action::kBreach) + 1;

@@ -250,6 +250,49 @@ TEST_F(JobTableTest, RankThatExitsWhileTheJobFormsMayRejoin) {
   ExpectSaid(waiting.end(), absl::StatusCode::kAborted, "SUPERSEDED", {"rank 0"});
 }
 
+// A trainer that leaves and joins again must not end the others, which go on without it.
+TEST_F(JobTableTest, RankThatLeavesAFullJobAndRejoinsDoesNotSupersedeIt) {
+  const Session left = Join(0);
+  const Session other = Join(1);
+  ASSERT_TRUE((*left.job)->Leave(0, /*exit=*/true).ok());
+  const Session again = Join(0);
+  ASSERT_TRUE(again.job.ok()) << again.job.status();
+  EXPECT_EQ(GenerationOf(again), 2u);
+  table_.Tick();
+  EXPECT_FALSE(other.Ended());
+  EXPECT_FALSE((*other.job)->HasEnded());
+  ASSERT_TRUE((*other.job)->Leave(1, /*exit=*/true).ok());
+  EXPECT_TRUE(other.end().ok()) << other.end();
+  // Now it comes after the first one.
+  const Session next = Join(1);
+  ASSERT_TRUE(next.job.ok());
+  EXPECT_EQ(*next.job, *again.job);
+  EXPECT_TRUE((*next.job)->Formed());
+  table_.Tick();
+  EXPECT_EQ(table_.Jobs().size(), 2u);
+  EXPECT_EQ((*left.job)->Snapshot().phase, JobPhase::kEnded);
+}
+
+TEST_F(JobTableTest, RankThatJoinsTheNextGenerationWithoutLeavingSupersedesTheOldOne) {
+  const Session left = Join(0, 3);
+  const Session restarted = Join(1, 3);
+  const Session third = Join(2, 3);
+  ASSERT_TRUE((*left.job)->Leave(0, /*exit=*/true).ok());
+  const Session again = Join(0, 3);
+  JobOptions other_options;
+  other_options.divide_by_world = true;
+  EXPECT_FALSE(Join(1, 3, Key(), other_options).job.ok());
+  EXPECT_FALSE(third.Ended());  // a rank that is refused ends nothing
+  const Session next = Join(1, 3);
+  ASSERT_TRUE(next.job.ok());
+  EXPECT_EQ(*next.job, *again.job);
+  for (const Session* old : {&restarted, &third}) {
+    ASSERT_TRUE(old->Ended());
+    ExpectSaid(old->end(), absl::StatusCode::kAborted, "SUPERSEDED", {"rank 1"});
+  }
+  EXPECT_FALSE(again.Ended());
+}
+
 TEST_F(JobTableTest, GenerationNumbersContinueAfterAJobHasEnded) {
   const Session first = Join(0, 1);
   ASSERT_TRUE((*first.job)->Leave(0, /*exit=*/true).ok());
