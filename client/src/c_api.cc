@@ -226,6 +226,10 @@ gradsync_error_t* gradsync_replace_layout(gradsync_session_t* session, gradsync_
   });
 }
 
+gradsync_error_t* gradsync_layout_release(gradsync_layout_t* layout) {
+  return Call([&] { return layout->layout->Release(); });
+}
+
 void gradsync_layout_destroy(gradsync_layout_t* layout) { delete layout; }
 
 const char* gradsync_layout_name(const gradsync_layout_t* layout) {

@@ -23,7 +23,9 @@ class ArenaLayout final : public Layout {
         steps_(std::move(steps)),
         device_steps_(std::move(device_steps)) {}
   ~ArenaLayout() override {
-    if (!InForkedChild() && on_device()) device_steps_->Close();
+    if (InForkedChild()) return;
+    steps_->Drop();
+    if (on_device()) device_steps_->Close();
   }
 
   const std::string& name() const override { return name_; }
@@ -87,6 +89,8 @@ class ArenaLayout final : public Layout {
     if (InForkedChild()) return ForkedError();
     return steps_->WaitStep(step, timeout);
   }
+
+  absl::Status Release() override { return InForkedChild() ? ForkedError() : steps_->Release(); }
 
   const std::shared_ptr<StepClient>& steps() const { return steps_.get(); }
 

@@ -74,6 +74,38 @@ void StepClient::Replaced() {
                             "the layout was replaced; use the one that ReplaceLayout returned"));
 }
 
+// ---- Release ------------------------------------------------------------------------------------
+
+void StepClient::SendRelease() {
+  v1::SessionRequest request;
+  request.mutable_release_layout()->set_channel(channel_);
+  connection_->stream().Send(std::move(request));
+  progress_.SetEnd(errors_.Make(absl::StatusCode::kFailedPrecondition, reason::kLayoutReleased,
+                                next_step(), std::nullopt, "this rank has released the layout"));
+  progress_.open().DropHeld();
+}
+
+absl::Status StepClient::Release() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (auto status = progress_.CheckMayEnd("Release"); !status.ok()) return status;
+    SendRelease();
+  }
+  words_.Poison(next_step());
+  return absl::OkStatus();
+}
+
+void StepClient::Drop() {
+  absl::MutexLock lock(&mutex_);
+  // The layout has ended, or its end is on its way.
+  if (!progress_.end().ok() || progress_.replacing()) return;
+  const OpenStep& open = progress_.open();
+  if (!open.untouched() && !open.ended() && !open.abandoned()) {
+    SendAbandonStep("its layout was destroyed");
+  }
+  SendRelease();
+}
+
 // ---- The trainer's calls ------------------------------------------------------------------------
 
 absl::Status StepClient::MarkUnused(std::uint64_t step, std::size_t parameter) {
@@ -202,13 +234,17 @@ absl::Status StepClient::AbandonStep(std::uint64_t step, absl::string_view reaso
   const bool abandoned = step == next_step() && progress_.open().abandoned();
   if (progress_.end().ok() && (is_void || abandoned)) return absl::OkStatus();
   if (auto status = progress_.Admit(step, "AbandonStep"); !status.ok()) return status;
+  SendAbandonStep(reason);
+  return absl::OkStatus();
+}
+
+void StepClient::SendAbandonStep(absl::string_view reason) {
   v1::SessionRequest request;
   request.mutable_abandon_step()->set_channel(channel_);
-  request.mutable_abandon_step()->set_step(step);
+  request.mutable_abandon_step()->set_step(next_step());
   request.mutable_abandon_step()->set_reason(ValidUtf8(reason.substr(0, kMaxReasonBytes)));
   progress_.open().Abandon();
   connection_->stream().Send(std::move(request));
-  return absl::OkStatus();
 }
 
 absl::Status StepClient::WaitBucket(std::uint64_t step, std::size_t bucket,

@@ -68,6 +68,14 @@ class StepClient {
   // Ends every wait.
   void Replaced() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // ---- Release of the layout
+
+  // Statuses: those of Layout::Release.
+  absl::Status Release() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same for a layout that its owner drops: a step that is open is abandoned first. Only queues
+  // messages: Python's garbage collector may run this on any thread.
+  void Drop() ABSL_LOCKS_EXCLUDED(mutex_);
+
   // ---- The trainer's calls
 
   absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -116,6 +124,9 @@ class StepClient {
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  // Sends ReleaseLayout: no other call follows.
+  void SendRelease() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendAbandonStep(absl::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds the spans of gradients in `bucket` that were marked unused.
   void AddUnused(std::size_t bucket, std::vector<ByteSpan>* spans) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);

@@ -47,9 +47,7 @@ void StepProgress::Decide(std::shared_ptr<const StepVerdict> verdict) {
 }
 
 absl::Status StepProgress::BeginReplacement() {
-  if (!end_.ok()) return end_;
-  if (replacing_) return BeingReplacedError(next_step(), "ReplaceLayout");
-  if (auto status = CheckNoOpenStep("ReplaceLayout"); !status.ok()) return status;
+  if (auto status = CheckMayEnd("ReplaceLayout"); !status.ok()) return status;
   replacing_ = true;
   return absl::OkStatus();
 }
@@ -90,6 +88,12 @@ absl::Status StepProgress::CheckNoOpenStep(absl::string_view call) const {
   if (open_.untouched() && undecided == next_step()) return absl::OkStatus();
   return errors_.OutOfOrderError(
       undecided, call, "while this step is open; end or abandon it and wait for it first");
+}
+
+absl::Status StepProgress::CheckMayEnd(absl::string_view call) const {
+  if (!end_.ok()) return end_;
+  if (replacing_) return BeingReplacedError(next_step(), call);
+  return CheckNoOpenStep(call);
 }
 
 absl::Status StepProgress::Admit(std::uint64_t step, absl::string_view call) const {

@@ -47,11 +47,11 @@ class StepProgress {
   void EndOpenStep();
   // The verdict of a step after last_decided().
   void Decide(std::shared_ptr<const StepVerdict> verdict);
-  // No step begins until the replacement fails. FAILED_PRECONDITION while a step is open, or if the
-  // layout is being replaced already or was.
+  // No step begins until the replacement fails. Statuses: those of CheckMayEnd.
   absl::Status BeginReplacement();
   void ReplacementFailed() { replacing_ = false; }
-  // The session has ended, or the layout was replaced. The first end counts; false: a later one.
+  // The session has ended, or the layout was replaced or released. The first end counts; false: a
+  // later one.
   bool SetEnd(const absl::Status& end);
 
   // ---- State
@@ -67,6 +67,7 @@ class StepProgress {
   std::shared_ptr<const StepVerdict> Verdict(std::uint64_t step) const {
     return decided_.Find(step);
   }
+  bool replacing() const { return replacing_; }
   // OK until SetEnd.
   const absl::Status& end() const { return end_; }
   // Why the session has ended, for a call about `step`: it may be in doubt.
@@ -78,6 +79,8 @@ class StepProgress {
 
   // FAILED_PRECONDITION if this rank has begun a step that is not decided.
   absl::Status CheckNoOpenStep(absl::string_view call) const;
+  // FAILED_PRECONDITION while a step is open, or if the layout has ended or is being replaced.
+  absl::Status CheckMayEnd(absl::string_view call) const;
   // OK if `step` is the one to mark, and this rank may still add to it.
   absl::Status Admit(std::uint64_t step, absl::string_view call) const;
   // OK if `bucket` may be marked.

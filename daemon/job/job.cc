@@ -24,6 +24,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
   }
   ~Transaction() ABSL_UNLOCK_FUNCTION() {
     job_->EndIfFinishedRankIsNeeded(&actions_);
+    if (job_->phase_ == Phase::kActive) job_->layouts_.DropReleased(&actions_);
     Reducer* const node_group = job_->node_group_.get();  // set once
     job_->mutex_.Unlock();
     // Wakes the waiters first: the reductions could take their cores.
@@ -201,6 +202,13 @@ absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::ui
   const auto layout = layouts_.OfRank(rank, channel);
   if (!layout.ok()) return layout.status();
   return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(), transaction.actions());
+}
+
+absl::Status Job::ReleaseLayout(std::uint32_t rank, std::uint32_t channel) {
+  const std::uint64_t now_ns = environment_.clock->NowNs();
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  return layouts_.Release(rank, channel, now_ns, transaction.actions());
 }
 
 // ---- The job's own channel ----------------------------------------------------------------------

@@ -103,6 +103,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
                           absl::string_view used_map);
   absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
                            absl::string_view reason);
+  // The rank uses the layout no more.
+  absl::Status ReleaseLayout(std::uint32_t rank, std::uint32_t channel);
   absl::Status Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
                        StagingMemory staging, std::uint64_t deadline_ns);
   absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,

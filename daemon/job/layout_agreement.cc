@@ -13,10 +13,10 @@ LayoutAgreement::LayoutAgreement(std::uint32_t channel, LayoutSpec spec, std::ui
                                  Membership* members)
     : channel_(channel),
       spec_(std::move(spec)),
-      replaces_(replaces),
       first_rank_(first_rank),
       terms_(terms),
       members_(members),
+      replaces_(replaces),
       ranks_(members->world_size()) {}
 
 absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request,

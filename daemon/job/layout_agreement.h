@@ -64,6 +64,8 @@ class LayoutAgreement {
   const std::string& name() const { return spec_.name; }
   // Channel of the layout that this one replaces once it is reached; 0: none.
   std::uint32_t replaces() const { return replaces_; }
+  // The ranks that have registered so far have released that layout, and this one replaces it.
+  void Replace(std::uint32_t channel) { replaces_ = channel; }
 
   bool open() const { return state_ == State::kOpen; }
   bool reached() const { return state_ == State::kReached; }
@@ -124,11 +126,11 @@ class LayoutAgreement {
   // Constant after construction.
   const std::uint32_t channel_;
   const LayoutSpec spec_;
-  const std::uint32_t replaces_;
   const std::uint32_t first_rank_;
   const JobTerms& terms_;
   Membership* const members_;
 
+  std::uint32_t replaces_;
   State state_ = State::kOpen;
   absl::Status failure_;
   std::vector<RankState> ranks_;

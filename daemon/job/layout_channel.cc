@@ -10,6 +10,10 @@ namespace {
 
 using Phase = RunningStep::Phase;
 
+// How long a step waits for a rank that has released the layout. A process that ends, or leaves the
+// job, may release its layouts first: then its end says more.
+constexpr std::uint64_t kReleasePatienceNs = 5'000'000'000;
+
 }  // namespace
 
 LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
@@ -23,6 +27,7 @@ LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32
       step_(NewStep(1)),
       early_(members->world_size()),
       last_ended_(members->world_size()),
+      released_(members->world_size()),
       stats_(members->world_size()),
       timeline_(std::make_unique<StepTimeline>(plan_.buckets.size(), members->world_size())) {}
 
@@ -88,6 +93,7 @@ absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step,
 }
 
 void LayoutChannel::StartStep(std::uint64_t now_ns) {
+  if (!step_.begun()) patience_ends_ns_ = now_ns + kReleasePatienceNs;
   step_.Begin(now_ns + terms_.options.step_timeout_ns);
 }
 
@@ -213,6 +219,42 @@ absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
   return absl::OkStatus();
 }
 
+void LayoutChannel::Release(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions) {
+  released_[rank] = true;
+  patience_ends_ns_ = now_ns + kReleasePatienceNs;
+  ReleaseUnused(actions);
+}
+
+void LayoutChannel::ReleaseUnused(DeferredActions* actions) {
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    if (released_[rank] && !step_.Has(rank) && early_.Count(rank) == 0) {
+      agreement_.Release(rank, actions);
+    }
+  }
+}
+
+bool LayoutChannel::ReleasedByAll() const {
+  if (step_.begun()) return false;
+  bool any = false;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    const RankState state = (*members_)[rank].state;
+    if (released_[rank]) {
+      any = true;
+    } else if (state == RankState::kLive || state == RankState::kStayed) {
+      return false;
+    }
+  }
+  return any;
+}
+
+std::optional<std::uint32_t> LayoutChannel::AwaitedInVain() const {
+  if (step_.phase() != Phase::kRunning) return std::nullopt;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    if (released_[rank] && members_->InSteps(rank) && !step_.Ended(rank)) return rank;
+  }
+  return std::nullopt;
+}
+
 // ---- Reductions ---------------------------------------------------------------------------------
 
 void LayoutChannel::Launch(std::size_t index, DeferredActions* actions) {
@@ -285,6 +327,7 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
   }
   Finish(step_.why_void(), now_ns, actions);
   early_.HandleAll(now_ns, actions);
+  ReleaseUnused(actions);
 }
 
 void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredActions* actions) {
@@ -373,7 +416,11 @@ void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
 
 void LayoutChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   agreement_.Tick(now_ns, actions);
-  if (step_.phase() == Phase::kRunning && now_ns >= step_.deadline_ns()) {
+  if (step_.phase() != Phase::kRunning) return;
+  const std::optional<std::uint32_t> in_vain = AwaitedInVain();
+  if (in_vain.has_value() && now_ns >= std::min(patience_ends_ns_, step_.deadline_ns())) {
+    Void(report().Released(*in_vain), now_ns, actions);
+  } else if (now_ns >= step_.deadline_ns()) {
     Void(report().TimedOut(), now_ns, actions);
   }
 }

@@ -33,7 +33,7 @@ namespace gradsync::daemon {
 // First the ranks agree on the layout (LayoutAgreement), then steps run (RunningStep):
 //
 //   (Register Mapped)^ranks  ready  ( (MarkReady* (EndStep | FinishStep))^ranks commit
-//                                   | MarkReady* Abandon/deadline void )*
+//                                   | MarkReady* Abandon/deadline void )*  Release^ranks
 //
 // Externally synchronized: guarded by the job's lock. Never blocks and calls nobody: it puts the
 // actions that a change causes into DeferredActions. Owns its reductions, so it lives until none is
@@ -74,6 +74,12 @@ class LayoutChannel {
                           std::uint64_t now_ns, DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
+  // The rank uses the layout no more, and sends no further message about it. Its memory is released
+  // as soon as no reduction can touch it. Steps that need the rank are void soon.
+  void Release(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
+  bool released(std::uint32_t rank) const { return released_[rank]; }
+  // No step is running, and no rank that is in the job has the layout any more.
+  bool ReleasedByAll() const;
   // The reducer has finished a bucket. Unless it failed, its done words are written already.
   void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
                DeferredActions* actions);
@@ -138,6 +144,11 @@ class LayoutChannel {
   void Finish(absl::Status verdict, std::uint64_t now_ns, DeferredActions* actions);
   // How many ranks' gradients are in the running step.
   std::uint32_t RanksOfStep() const;
+  // A rank that the running step waits for in vain, because it has released the layout; nullopt if
+  // there is none.
+  std::optional<std::uint32_t> AwaitedInVain() const;
+  // Releases the memory of ranks that have released the layout and are in no step.
+  void ReleaseUnused(DeferredActions* actions);
 
   // Constant after construction.
   const LayoutPlan plan_;
@@ -152,6 +163,9 @@ class LayoutChannel {
   EarlyMessages early_;     // about the step after step_
   // By rank: the last step that it has ended. Steps between this and step_ were void.
   std::vector<std::uint64_t> last_ended_;
+  std::vector<bool> released_;  // by rank
+  // When the running step is void if it waits for a rank that has released the layout.
+  std::uint64_t patience_ends_ns_ = 0;
 
   LayoutStats stats_;
   std::unique_ptr<StepTimeline> timeline_;  // never null

@@ -38,8 +38,9 @@ bool LayoutSet::HadLayout(std::uint32_t channel) const {
 absl::Status LayoutSet::UnknownChannel(std::uint32_t rank, std::uint32_t channel) const {
   return MakeError(
       absl::StatusCode::kInvalidArgument, reason::kUnknownChannel,
-      absl::StrCat("rank ", rank, ": there is no layout on channel ", channel,
-                   HadLayout(channel) ? "; it was replaced, or its agreement failed" : ""),
+      absl::StrCat(
+          "rank ", rank, ": there is no layout on channel ", channel,
+          HadLayout(channel) ? "; it was replaced or released, or its agreement failed" : ""),
       {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
 }
 
@@ -66,11 +67,33 @@ absl::StatusOr<LayoutChannel*> LayoutSet::OfRank(std::uint32_t rank, std::uint32
   if ((*members_)[rank].state != RankState::kLive) {
     return breach(" has left: it takes part in no step");
   }
-  if (Replacing(rank, channel)) {
-    return breach(absl::StrCat(" is replacing layout '", layout->name(), "' on channel ", channel,
-                               ": it may not use it until RegisterLayout is answered"));
-  }
+  if (absl::Status has = CheckHas(rank, *layout); !has.ok()) return has;
   return layout;
+}
+
+bool LayoutSet::Released(std::uint32_t rank, std::uint32_t channel) const {
+  const LayoutChannel* const layout = Find(channel);
+  return layout != nullptr && layout->released(rank);
+}
+
+absl::Status LayoutSet::CheckHas(std::uint32_t rank, const LayoutChannel& layout) const {
+  const std::string named =
+      absl::StrCat(" layout '", layout.name(), "' on channel ", layout.channel());
+  std::string what;
+  if (layout.released(rank)) {
+    what = absl::StrCat(" has released", named, ": it may not use it any more");
+  } else if (Replacing(rank, layout.channel())) {
+    what = absl::StrCat(" is replacing", named,
+                        ": it may not use it until RegisterLayout is answered");
+  } else {
+    return absl::OkStatus();
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                   absl::StrCat("rank ", rank, what),
+                   {{field::kJob, terms_.job_id},
+                    {field::kRank, rank},
+                    {field::kChannel, layout.channel()},
+                    {field::kStep, layout.step()}});
 }
 
 // ---- Agreements ---------------------------------------------------------------------------------
@@ -87,6 +110,12 @@ absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutReq
   if (absl::Status left = RanksLeft(request.spec.name); !left.ok()) return left;
   if (absl::Status failed = TakeFailure(rank, request); !failed.ok()) return failed;
   LayoutChannel* layout = FindPending(request);
+  if (absl::Status taken = CheckName(rank, request, layout); !taken.ok()) {
+    if (layout != nullptr) layout->agreement().Refuse(rank, taken, actions);
+    Settle(actions);
+    return taken;
+  }
+  if (layout != nullptr) MatchReplacement(rank, &request, &layout->agreement());
   if (layout == nullptr) {
     auto begun = BeginAgreement(rank, request);
     if (!begun.ok()) return begun.status();
@@ -120,19 +149,39 @@ LayoutChannel* LayoutSet::FindPending(const LayoutRequest& request) const {
   return nullptr;
 }
 
+absl::Status LayoutSet::CheckName(std::uint32_t rank, const LayoutRequest& request,
+                                  const LayoutChannel* pending) const {
+  for (const auto& [channel, layout] : layouts_) {
+    if (!layout->ready() || layout->name() != request.spec.name || layout->released(rank)) continue;
+    if (channel == request.replaces) continue;
+    if (pending != nullptr && channel == pending->agreement().replaces()) continue;
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
+        absl::StrCat("rank ", rank, " has registered layout '", request.spec.name,
+                     "' already, on channel ", channel,
+                     ". Release or replace it, or give this one another name."),
+        {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
+  }
+  return absl::OkStatus();
+}
+
+void LayoutSet::MatchReplacement(std::uint32_t rank, LayoutRequest* request,
+                                 LayoutAgreement* agreement) const {
+  const std::uint32_t replaces = agreement->replaces();
+  if (request->replaces == 0 && Released(rank, replaces)) request->replaces = replaces;
+  if (request->replaces == 0 || replaces != 0) return;
+  for (std::uint32_t other = 0; other < members_->world_size(); ++other) {
+    if (agreement->Registered(other) && !Released(other, request->replaces)) return;
+  }
+  agreement->Replace(request->replaces);
+}
+
 absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
                                                          const LayoutRequest& request) {
   std::size_t kept = 0;
   for (const auto& [channel, layout] : layouts_) {
     // There is at most one replacement of each layout.
     if (layout->ready() || layout->agreement().replaces() == 0) ++kept;
-    if (channel == request.replaces || layout->name() != request.spec.name) continue;
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
-        absl::StrCat("rank ", rank, " has registered layout '", request.spec.name,
-                     "' already, on channel ", channel,
-                     ". Replace it, or give this one another name."),
-        {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
   }
   auto plan = PlanLayout(request.spec, max_buckets_per_layout_);
   if (!plan.ok()) return plan.status();
@@ -243,6 +292,39 @@ absl::Status LayoutSet::ArenaMapped(std::uint32_t rank, std::uint32_t channel, R
   return status;
 }
 
+absl::Status LayoutSet::Release(std::uint32_t rank, std::uint32_t channel, std::uint64_t now_ns,
+                                DeferredActions* actions) {
+  LayoutChannel* const layout = Find(channel);
+  if (layout == nullptr) return UnknownChannel(rank, channel);
+  if (absl::Status has = CheckHas(rank, *layout); !has.ok()) return has;
+  if (!layout->ready()) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+        absl::StrCat("rank ", rank, " releases layout '", layout->name(), "' on channel ", channel,
+                     ", which is not ready: wait for LayoutReady first"),
+        {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
+  }
+  layout->Release(rank, now_ns, actions);
+  any_released_ = true;
+  return absl::OkStatus();
+}
+
+void LayoutSet::DropReleased(DeferredActions* actions) {
+  if (!any_released_) return;
+  any_released_ = false;
+  for (auto it = layouts_.begin(); it != layouts_.end();) {
+    if (it->second->ReleasedByAll()) {
+      actions->releases.emplace_back(std::move(it->second));
+      it = layouts_.erase(it);
+      continue;
+    }
+    for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+      any_released_ = any_released_ || it->second->released(rank);
+    }
+    ++it;
+  }
+}
+
 void LayoutSet::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   for (const auto& [channel, layout] : layouts_) layout->Tick(now_ns, actions);
   Settle(actions);
@@ -328,6 +410,7 @@ absl::Status LayoutSet::LossOf(std::uint32_t rank, const absl::Status& why) cons
   std::string channel = "0", step, bucket;
   for (const auto& [number, layout] : layouts_) {
     if (layout->agreement().failed()) continue;
+    if (layout->released(rank) && !layout->running()) continue;
     if (!layout->ready()) {
       where = absl::StrCat("while layout '", layout->name(), "' was being ",
                            layout->agreement().replaces() == 0 ? "agreed" : "replaced");

@@ -27,7 +27,8 @@ namespace gradsync::daemon {
 // A layout joins the set when its first rank registers it, and gets the next channel number. Its
 // steps begin when its agreement is reached; then it takes the place of the layout that it
 // replaces. A layout leaves the set when it is replaced or its agreement fails. The number of its
-// channel is never used again.
+// channel is never used again. A rank may also release a layout: then it does not have it any more,
+// and its name is free for that rank. When every rank has released it, it leaves the set.
 //
 // Externally synchronized: guarded by the job's lock. Owns the layouts. A layout whose reductions
 // are in flight stays in the set: it cannot be replaced in the middle of a step.
@@ -40,7 +41,7 @@ class LayoutSet {
   // Null if no layout has this channel.
   LayoutChannel* Find(std::uint32_t channel) const;
   // The layout that `rank` may use in steps. INVALID_ARGUMENT UNKNOWN_CHANNEL; FAILED_PRECONDITION:
-  // the rank has left, or waits for the layout's replacement.
+  // the rank has left, has released the layout, or waits for its replacement.
   absl::StatusOr<LayoutChannel*> OfRank(std::uint32_t rank, std::uint32_t channel) const;
 
   // ---- Agreements. JobPort describes these calls: RegisterLayout, RefuseLayout, CheckReplaces and
@@ -54,6 +55,11 @@ class LayoutSet {
   absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const;
   absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory,
                            DeferredActions* actions);
+  // The rank uses the layout no more. Statuses as OfRank(); FAILED_PRECONDITION if it is not ready.
+  absl::Status Release(std::uint32_t rank, std::uint32_t channel, std::uint64_t now_ns,
+                       DeferredActions* actions);
+  // Drops the layouts that every rank has released. Called at the end of every change.
+  void DropReleased(DeferredActions* actions);
   // Ends the agreements and steps whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
@@ -100,11 +106,21 @@ class LayoutSet {
   absl::Status UnknownChannel(std::uint32_t rank, std::uint32_t channel) const;
   // `rank` waits for the replacement of `channel`.
   bool Replacing(std::uint32_t rank, std::uint32_t channel) const;
+  bool Released(std::uint32_t rank, std::uint32_t channel) const;
+  // FAILED_PRECONDITION if `rank` may not name `layout` in a message, although it is in the job.
+  absl::Status CheckHas(std::uint32_t rank, const LayoutChannel& layout) const;
   // RANKS_LEFT if some rank has left and stays: no layout can be agreed then. Otherwise OK.
   absl::Status RanksLeft(absl::string_view layout) const;
 
   // The agreement that a request belongs to; null if the request begins one.
   LayoutChannel* FindPending(const LayoutRequest& request) const;
+  // ALREADY_REGISTERED if the rank has another layout of that name and does not replace it.
+  absl::Status CheckName(std::uint32_t rank, const LayoutRequest& request,
+                         const LayoutChannel* pending) const;
+  // A rank that has released a layout and one that replaces it ask for the same: the old layout's
+  // end. Makes the request and the agreement say so.
+  void MatchReplacement(std::uint32_t rank, LayoutRequest* request,
+                        LayoutAgreement* agreement) const;
   absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, const LayoutRequest& request);
   // Begins the layouts that are agreed, and drops those that were replaced or have failed. Called
   // after every change.
@@ -122,6 +138,7 @@ class LayoutSet {
 
   std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_;  // by channel
   std::uint32_t last_channel_ = 0;
+  bool any_released_ = false;  // some rank has released a layout of the set
   std::vector<FailedAgreement> failures_;
 };
 

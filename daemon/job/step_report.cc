@@ -152,4 +152,17 @@ absl::Status StepReport::TimedOut() const {
                     {field::kBucket, bucket}});
 }
 
+absl::Status StepReport::Released(std::uint32_t rank) const {
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kLayoutReleased,
+      absl::StrCat(
+          "layout '", agreement_.name(), "', step ", step_.number(), ": rank ", members_.Name(rank),
+          " has released the layout, so no step of it can be complete. The step is void on "
+          "every rank: release the layout on every rank, or on none."),
+      {{field::kJob, terms_.job_id},
+       {field::kRank, rank},
+       {field::kChannel, agreement_.channel()},
+       {field::kStep, step_.number()}});
+}
+
 }  // namespace gradsync::daemon

@@ -45,6 +45,8 @@ class StepReport {
   // `doubt`: why nobody knows whether some bucket is void on its GPUs.
   absl::Status InDoubt(const absl::Status& doubt) const;
   absl::Status TimedOut() const;
+  // `rank` has released the layout, and has not ended the step.
+  absl::Status Released(std::uint32_t rank) const;
 
  private:
   // By bucket: marked ready, but the rank's GPU has not written its gradients yet. Empty if the

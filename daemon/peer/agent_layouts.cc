@@ -76,6 +76,15 @@ void AgentLayouts::Refuse(std::uint32_t channel) {
   layouts_.erase(channel);
 }
 
+void AgentLayouts::ReleaseLayout(std::uint32_t channel) {
+  MutexLock lock(&mutex_);
+  const auto found = layouts_.find(channel);
+  if (found == layouts_.end()) return;
+  Layout& layout = found->second;
+  layout.released = true;
+  if (layout.begun_step <= layout.decided_step) EraseLocked(found);
+}
+
 void AgentLayouts::HoldStaging(StagingMemory staging) {
   MutexLock lock(&mutex_);
   if (!released_) staging_ = std::move(staging);
@@ -116,6 +125,10 @@ void AgentLayouts::StepDone(const v1::StepDone& done) {
   if (found == layouts_.end()) return;
   Layout& layout = found->second;
   layout.decided_step = std::max(layout.decided_step, done.step());
+  if (layout.released) {
+    if (layout.begun_step <= layout.decided_step) EraseLocked(found);
+    return;
+  }
   if (done.verdict() == v1::VERDICT_COMPLETE || layout.memory.semaphores == nullptr) return;
   // A void step uses up its number. Waits for it are released, and see that it is void.
   layout.memory.semaphores->DeclareVoid(done.step());

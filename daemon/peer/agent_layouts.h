@@ -45,6 +45,9 @@ class AgentLayouts {
   void Failed(std::uint64_t request_id);
   // The rank gets no memory for the channel.
   void Refuse(std::uint32_t channel);
+  // The rank has released the layout: ends it, as soon as every step that the rank has begun is
+  // decided.
+  void ReleaseLayout(std::uint32_t channel);
   void HoldStaging(StagingMemory staging);
   // Ends everything. Nothing comes after it.
   void Release();
@@ -86,6 +89,7 @@ class AgentLayouts {
     std::size_t marks = 0;           // buckets of that step that it has marked
     std::uint64_t ended_step = 0;    // the last one for which it has sent EndStep
     std::uint64_t decided_step = 0;  // the last one with a verdict
+    bool released = false;           // by the rank
   };
   using Layouts = std::map<std::uint32_t, Layout>;
 

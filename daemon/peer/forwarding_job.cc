@@ -246,6 +246,8 @@ absl::Status ForwardingJob::Deliver(const RankMessage& message) {
                       /*end=*/false);
   } else if (wire.has_end_step()) {
     layouts_.NoteStep(wire.end_step().channel(), wire.end_step().step(), /*marks=*/0, /*end=*/true);
+  } else if (wire.has_release_layout()) {
+    layouts_.ReleaseLayout(wire.release_layout().channel());
   } else if (message.staging.data != nullptr) {
     layouts_.HoldStaging(message.staging);
   }

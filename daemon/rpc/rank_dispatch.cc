@@ -91,6 +91,9 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     }
     case v1::SessionRequest::kRegisterLayout:
       return RegisterLayout(request.register_layout(), limits, now_ns, port);
+    case v1::SessionRequest::kReleaseLayout:
+      return deliver(
+          [&](Job* job) { return job->ReleaseLayout(rank, request.release_layout().channel()); });
     case v1::SessionRequest::kArenaMapped:
       return port->ArenaMapped(request.arena_mapped().channel());
     case v1::SessionRequest::kBroadcast:

@@ -50,23 +50,6 @@ Session::Session(SessionIdentity identity, const SessionLimits& limits,
       heard_ns_(identity_.opened_ns) {}
 
 void Session::RegisterLayout(LayoutRequest request, Registered registered) {
-  bool full = false;
-  {
-    MutexLock lock(&mutex_);
-    for (auto it = layouts_.begin(); it != layouts_.end();) {
-      it = it->second.expired() ? layouts_.erase(it) : std::next(it);
-    }
-    // A replacement does not count: it takes the place of a layout that does.
-    full = request.replaces == 0 && layouts_.size() >= limits_.layouts;
-  }
-  if (full) {
-    registered(MakeError(
-        absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("a session may have ", limits_.layouts,
-                     " layouts (quota_layouts_per_session): register fewer, or raise the quota"),
-        {{field::kJob, job_->job_id()}, {field::kRank, rank()}}));
-    return;
-  }
   if (!request.device.empty() && gpus_.workers == nullptr) {
     registered(MakeError(absl::StatusCode::kUnimplemented, reason::kCudaUnavailable,
                          "this daemon has no workers for GPUs: keep the gradients in host memory",
@@ -74,17 +57,27 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
     return;
   }
   auto answer = [self = shared_from_this(),
-                 place = Place{request.spec.name, request.device, request.mps},
+                 place = Place{request.spec.name, request.device, request.mps,
+                               /*counts=*/request.replaces == 0},
                  registered = std::move(registered)](absl::StatusOr<JobPort::Registration> agreed) {
     if (!agreed.ok()) return registered(agreed.status());
-    self->AllocateMemory(place, *std::move(agreed), registered);
+    auto layout = self->NewLayout(place, agreed->plan);
+    if (layout.ok() && place.device.empty()) {
+      return self->AllocateMemory(place, *std::move(agreed), *std::move(layout), registered);
+    }
+    // Again, or later, behind the layouts that have ended and wait to be freed: they still count,
+    // and have their memory.
+    self->executor_->Run([self, place, agreed = *std::move(agreed), layout, registered] {
+      auto created = layout.ok() ? layout : self->NewLayout(place, agreed.plan);
+      self->AllocateMemory(place, agreed, std::move(created), registered);
+    });
   };
   job_->RegisterLayout(rank(), std::move(request), std::move(answer));
 }
 
 void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,
+                             absl::StatusOr<std::shared_ptr<Layout>> layout,
                              const Registered& registered) {
-  auto layout = NewLayout(agreed.plan, place.device.empty() ? agreed.plan.arena_bytes : 0);
   if (!layout.ok()) return MemoryAllocated(std::move(agreed), layout.status(), registered);
   LayoutMemory& memory = (*layout)->memory;
   if (place.device.empty()) {
@@ -137,8 +130,21 @@ void Session::MemoryAllocated(JobPort::Registration agreed,
   registered(registration);
 }
 
-absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const LayoutPlan& plan,
-                                                                    std::uint64_t arena_bytes) {
+absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const Place& place,
+                                                                    const LayoutPlan& plan) {
+  {
+    MutexLock lock(&mutex_);
+    for (auto it = layouts_.begin(); it != layouts_.end();) {
+      it = it->second.expired() ? layouts_.erase(it) : std::next(it);
+    }
+    if (place.counts && layouts_.size() >= limits_.layouts) {
+      return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                       absl::StrCat("a session may have ", limits_.layouts,
+                                    " layouts (quota_layouts_per_session): release some, or raise "
+                                    "the quota"));
+    }
+  }
+  const std::uint64_t arena_bytes = place.device.empty() ? plan.arena_bytes : 0;
   // The daemon's own memory counts too: the semaphores, and the job's data of each bucket.
   auto reserved = quota_->Reserve(
       identity_.process.uid,

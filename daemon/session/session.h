@@ -133,14 +133,15 @@ class Session : public std::enable_shared_from_this<Session> {
     std::string name;
     std::string device;
     bool mps = false;
+    bool counts = true;  // false: it takes the place of a layout that counts
   };
   void AllocateMemory(const Place& place, JobPort::Registration agreed,
-                      const Registered& registered);
+                      absl::StatusOr<std::shared_ptr<Layout>> layout, const Registered& registered);
   void MemoryAllocated(JobPort::Registration agreed, absl::StatusOr<std::shared_ptr<Layout>> layout,
                        const Registered& registered);
-  // Makes a layout without an arena, and reserves `arena_bytes` of host memory for one.
-  absl::StatusOr<std::shared_ptr<Layout>> NewLayout(const LayoutPlan& plan,
-                                                    std::uint64_t arena_bytes);
+  // Makes a layout without an arena, and reserves host memory for one if it belongs there.
+  // RESOURCE_EXHAUSTED QUOTA.
+  absl::StatusOr<std::shared_ptr<Layout>> NewLayout(const Place& place, const LayoutPlan& plan);
   // The rank's layouts that have not ended.
   std::vector<std::shared_ptr<Layout>> Layouts() const;
 

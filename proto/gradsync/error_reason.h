@@ -133,6 +133,9 @@ inline constexpr Reason kLayoutMismatch("LAYOUT_MISMATCH");
 // RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE. Another rank could not get its memory. A
 // registration, with the other rank's status code.
 inline constexpr Reason kLayoutRefused("LAYOUT_REFUSED");
+// FAILED_PRECONDITION. A rank has released the layout. A step that another rank begins, or a call
+// on a layout that this rank has released.
+inline constexpr Reason kLayoutReleased("LAYOUT_RELEASED");
 // FAILED_PRECONDITION. The layout was replaced. A call on the old layout.
 inline constexpr Reason kLayoutReplaced("LAYOUT_REPLACED");
 // DEADLINE_EXCEEDED. Not every rank registered and mapped the layout in time. A registration.

@@ -252,7 +252,13 @@ const std::vector<Life>& AllLives() {
                 {{"rank_request.query_step"}, {"rank_response.step_state"}},
                 Answer::kOwn,
                 "WAIT_TIMEOUT"},
-               Step("step_of_the_new_layout", 1)},
+               Step("step_of_the_new_layout", 1),
+               {"release",
+                All("release"),
+                {{"rank_request.release_layout", 2, Moment::kAnswering}},
+                Answer::kOwn,
+                "OK",
+                "barrier"}},
               GoodEnd()})};
   return *lives;
 }

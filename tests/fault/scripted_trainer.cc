@@ -10,6 +10,7 @@
 //   register [layout=L] [buckets=N] [count=N] [dtype=D] [op=sum] [timeout_ms=N]
 //            [parameters=a:2x3,b:4]
 //   replace ...                            as register, but replaces the layout of that name
+//   release [layout=L]
 //   next [layout=L]                        field "step"
 //   mark STEP BUCKET
 //   end STEP
@@ -385,6 +386,7 @@ absl::Status Rank::OnLayout(const Command& command, Answer* answer) {
     answer->emplace_back("step", absl::StrCat(layout.next_step()));
     return absl::OkStatus();
   }
+  if (command.name == "release") return layout.Release();
   if (command.name == "step") return Steps(&use, command, answer);
   if (command.name == "exact_step") return ExactStep(&use, command);
   if (command.name == "give_up_step") {

@@ -170,6 +170,10 @@ absl::Status CheckedJob::SendBreach(std::uint32_t rank, Breach breach) {
       return job_->AbandonStep(rank, channel_, step, "too late");
     case Breach::kLeaveInStep:
       return job_->Leave(rank, /*exit=*/true);
+    case Breach::kUseReleased:
+      return ready(step, 0);
+    case Breach::kReleaseTwice:
+      return job_->ReleaseLayout(rank, channel_);
   }
   return absl::OkStatus();
 }
@@ -210,6 +214,8 @@ absl::Status CheckedJob::Send(const Event& event) {
       return job_->Leave(rank, event.detail != 0);
     case Action::kFinish:
       return job_->Finish(rank);
+    case Action::kRelease:
+      return job_->ReleaseLayout(rank, channel_);
     case Action::kDeadline:
       clock_.Advance(kStepTimeoutNs);
       table_.Tick();
@@ -384,9 +390,14 @@ void CheckedJob::CompareMessage(const Prediction::Message& expected, const Sessi
     case Prediction::Kind::kLeaveDone: {
       const auto* done = std::get_if<LeaveDoneMessage>(&actual);
       if (done == nullptr || done->last_joiner != static_cast<std::uint32_t>(expected.bucket) ||
-          done->next_sequence != 1 || done->next_steps.size() != 1 ||
-          done->next_steps[0].channel != channel_ || done->next_steps[0].step != expected.step) {
-        Violate(where, ": the message differs");
+          done->next_sequence != 1) {
+        return Violate(where, ": the message differs");
+      }
+      if (model_.layout_gone()) {
+        if (!done->next_steps.empty()) Violate(where, ": it has steps of a released layout");
+      } else if (done->next_steps.size() != 1 || done->next_steps[0].channel != channel_ ||
+                 done->next_steps[0].step != expected.step) {
+        Violate(where, ": the steps differ");
       }
       return;
     }
@@ -451,7 +462,7 @@ void CheckedJob::CompareMemory() {
                          values[i], " at ", i);
         }
       }
-      if (!model_.InSteps(rank)) continue;
+      if (!model_.InSteps(rank) || model_.Released(rank)) continue;
       const bool done = (model_.reduced() >> bucket & 1u) != 0;
       const std::uint64_t word = done ? model_.step() : model_.step() - 1;
       if (memory_[rank]->done(bucket) != word) {
@@ -459,6 +470,7 @@ void CheckedJob::CompareMemory() {
                 memory_[rank]->done(bucket), " instead of ", word);
       }
     }
+    if (model_.Released(rank)) continue;
     if (model_.InSteps(rank) && memory_[rank]->void_step() != model_.last_void_step()) {
       Violate("rank ", rank, ": void_step is ", memory_[rank]->void_step(), " instead of ",
               model_.last_void_step());
@@ -477,6 +489,7 @@ void CheckedJob::OnMessage(std::uint32_t rank, const SessionMessage& message) {
   const auto* const done = std::get_if<StepDoneMessage>(&message);
   if (done == nullptr) return;
   untouched("the verdict");
+  if (model_.Released(static_cast<int>(rank))) return;  // its memory may be freed
   const std::uint64_t step = done->record->times.step;
   for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
     if (memory.done(bucket) != step) {
@@ -514,6 +527,15 @@ void CheckedJob::Finish() {
   if (table_.jobs_failed() != (model_.ended() ? 1u : 0u)) {
     Violate(table_.jobs_failed(), " jobs have failed");
   }
+  bool gone = model_.layout_gone();
+  // In a job that goes on until all have left, the last rank's end is also the layout's.
+  for (int rank = 0; !model_.ended() && rank < options_.ranks; ++rank) {
+    gone = gone || model_.Released(rank);
+  }
+  if (snapshot.layouts.empty() != gone) {
+    Violate("the job has ", snapshot.layouts.size(), " layouts");
+  }
+  if (snapshot.layouts.empty()) return;
   const LayoutStatsSnapshot& stats = snapshot.layouts[0].stats;
   if (stats.steps_complete != model_.steps_complete() || stats.steps_void != model_.steps_void()) {
     Violate("the statistics count ", stats.steps_complete, " complete and ", stats.steps_void,
@@ -549,15 +571,17 @@ void CheckedJob::FinishEnded() {
 
 void CheckedJob::FinishThrough() {
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (model_.InSteps(rank) && !model_.Through(rank)) {
+    if (model_.InSteps(rank) && !model_.Through(rank) && !model_.Released(rank)) {
       Violate("no event can happen, but rank ", rank, " waits in step ", model_.Belief(rank));
     }
   }
   if (!job_->MissingInStep(channel_, model_.step()).empty()) Violate("a step is still open");
-  const LayoutStatsSnapshot stats = job_->Snapshot().layouts[0].stats;
-  if (stats.buckets_reduced != buckets_reduced_) {
-    Violate("the statistics count ", stats.buckets_reduced, " reductions instead of ",
-            buckets_reduced_);
+  if (!model_.layout_gone()) {
+    const LayoutStatsSnapshot stats = job_->Snapshot().layouts[0].stats;
+    if (stats.buckets_reduced != buckets_reduced_) {
+      Violate("the statistics count ", stats.buckets_reduced, " reductions instead of ",
+              buckets_reduced_);
+    }
   }
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!model_.HasSession(rank)) continue;

@@ -14,12 +14,12 @@ std::string FieldOf(const absl::Status& status, absl::string_view key) {
   return "(none)";
 }
 
-void JobFixture::Start(std::uint32_t ranks, bool divide_by_world) {
+void JobFixture::Start(std::uint32_t ranks, bool divide_by_world, std::uint64_t step_timeout_ns) {
   JobEnvironment environment;
   environment.clock = &clock_;
   environment.reducer = &reducer_;
   environment.executor = &executor_;
-  const JobOptions options{divide_by_world, kStepTimeoutNs, {}};
+  const JobOptions options{divide_by_world, step_timeout_ns, {}};
   job_ = std::make_shared<Job>(JobIdentity{1000, "run-7", "", 1}, ranks, options, environment);
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     sinks_.push_back(std::make_shared<RecordingSink>());

@@ -37,7 +37,8 @@ class JobFixture : public testing::Test {
   static constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
   // A job that all of `ranks` have joined.
-  void Start(std::uint32_t ranks, bool divide_by_world = false);
+  void Start(std::uint32_t ranks, bool divide_by_world = false,
+             std::uint64_t step_timeout_ns = kStepTimeoutNs);
   // A layout of `buckets` buckets with four float32 each, one parameter per bucket.
   static LayoutSpec Spec(std::size_t buckets, const std::string& name = "model");
   static LayoutRequest Request(LayoutSpec spec, std::uint64_t deadline_ns = kForever);

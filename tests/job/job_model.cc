@@ -35,6 +35,10 @@ const char* Name(Breach breach) {
       return "abandons the step after EndStep";
     case Breach::kLeaveInStep:
       return "leaves in the middle of its step";
+    case Breach::kUseReleased:
+      return "marks a bucket of the layout that it has released";
+    case Breach::kReleaseTwice:
+      return "releases the layout twice";
   }
   return "?";
 }
@@ -72,6 +76,8 @@ std::string Describe(const Event& event) {
       return of_rank(detail != 0 ? "exits" : "leaves and stays");
     case Action::kFinish:
       return of_rank("finishes");
+    case Action::kRelease:
+      return of_rank("releases the layout");
     case Action::kDeadline:
       return "the deadline passes";
     case Action::kSupersede:
@@ -130,7 +136,12 @@ void JobModel::Enabled(std::vector<Event>* events) const {
     if (!rank.session) continue;
     if (MayHappen(Action::kLose)) add(Action::kLose, r);  // a loss may be reported twice
     if (rank.lost) continue;
-    if (rank.in_steps && !Through(r)) {
+    if (!rank.released && MayHappen(Action::kRelease)) add(Action::kRelease, r);
+    if (rank.released && MayHappen(Action::kBreach)) {
+      add(Action::kBreach, r, static_cast<int>(Breach::kUseReleased));
+      add(Action::kBreach, r, static_cast<int>(Breach::kReleaseTwice));
+    }
+    if (rank.in_steps && !Through(r) && !rank.released) {
       if (Behind(r)) add(Action::kReadVerdict, r);
       if (!rank.ended) {
         for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
@@ -161,7 +172,8 @@ void JobModel::Enabled(std::vector<Event>* events) const {
     if ((in_flight() >> bucket & 1u) != 0) add(Action::kReduced, 0, bucket);
   }
   if (step_ <= options_.steps) {
-    if (MayHappen(Action::kDeadline)) add(Action::kDeadline, 0);
+    // Without its deadline the step would wait forever for a rank that has released the layout.
+    if (MayHappen(Action::kDeadline) || AwaitedInVain() >= 0) add(Action::kDeadline, 0);
     if (MayHappen(Action::kSupersede) && !superseded_) add(Action::kSupersede, 0);
   }
 }
@@ -204,6 +216,10 @@ Cause JobModel::AnswerTo(int r, Breach breach) const {
   if (ended()) return {};
   const Cause violation{kPrecondition, "PROTOCOL_VIOLATION", r};
   switch (breach) {
+    case Breach::kUseReleased:
+    case Breach::kReleaseTwice:
+      if (!gone_) return violation;
+      return {absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL", r};
     case Breach::kUnknownChannel:
       return {absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL", r};
     case Breach::kStepZero:
@@ -260,6 +276,25 @@ void JobModel::LeaveSteps(int r, bool exit, Prediction* prediction) {
 void JobModel::Finish(int r, Prediction* prediction) {
   LeaveSteps(r, /*exit=*/true, prediction);
   ranks_[r].finished = true;
+}
+
+void JobModel::Release(int r) {
+  Rank& rank = ranks_[r];
+  rank.released = true;
+  if (!rank.in_steps || !Behind(r)) return;
+  // It does not read the verdict of its step any more.
+  rank.belief = step_;
+  rank.marks = 0;
+  rank.ended = false;
+}
+
+int JobModel::AwaitedInVain() const {
+  if (ended() || !started_ || !void_.ok()) return -1;
+  for (int r = 0; r < options_.ranks; ++r) {
+    const Rank& rank = ranks_[r];
+    if (rank.released && rank.in_steps && !rank.ended) return r;
+  }
+  return -1;
 }
 
 bool JobModel::SomeoneFinished() const {
@@ -328,7 +363,7 @@ void JobModel::Decide(Prediction* prediction) {
     if (!rank.in_steps) continue;
     message.rank = r;
     prediction->messages.push_back(message);
-    if (!Behind(r) && rank.ended) {
+    if (!Behind(r) && (rank.ended || rank.released)) {
       // The rank waits for nothing else, so it reads the verdict at once.
       rank.last_ended = step_;
       ++rank.belief;
@@ -389,6 +424,14 @@ void JobModel::Advance(Prediction* prediction) {
 void JobModel::Settle(Prediction* prediction) {
   Advance(prediction);
   EndIfFinishedRankIsNeeded();
+  if (!ended() && !started_ && in_flight() == 0) {
+    bool released = false, kept = false;
+    for (const Rank& rank : ranks_) {
+      released = released || rank.released;
+      kept = kept || (rank.session && !rank.released);
+    }
+    gone_ = gone_ || (released && !kept);
+  }
   // Sessions end once nothing touches their memory.
   if (!ended() || end_sent_ || in_flight() != 0) return;
   end_sent_ = true;
@@ -406,7 +449,8 @@ Prediction JobModel::Apply(const Event& event) {
   Prediction prediction;
   const int r = event.rank;
   Rank& rank = ranks_[r];
-  if (event.action >= Action::kAbandon) --faults_left_;
+  const bool fault = event.action >= Action::kAbandon;
+  if (fault && !(event.action == Action::kDeadline && AwaitedInVain() >= 0)) --faults_left_;
   switch (event.action) {
     case Action::kReady:
       Mark(r, 1u << event.detail);
@@ -448,9 +492,14 @@ Prediction JobModel::Apply(const Event& event) {
       Finish(r, &prediction);
       break;
     case Action::kDeadline:
-      if (!ended() && started_ && void_.ok()) {
+      if (const int in_vain = AwaitedInVain(); in_vain >= 0) {
+        void_ = {kPrecondition, "LAYOUT_RELEASED", in_vain, step_};
+      } else if (!ended() && started_ && void_.ok()) {
         void_ = {absl::StatusCode::kDeadlineExceeded, "STEP_TIMEOUT", -1, step_};
       }
+      break;
+    case Action::kRelease:
+      if (!ended()) Release(r);
       break;
     case Action::kSupersede:
       superseded_ = true;
@@ -485,6 +534,7 @@ std::uint64_t JobModel::Key() const {
     add(rank.in_steps ? 1 : 0, 1);
     add(rank.session ? 1 : 0, 1);
     add(rank.lost ? 1 : 0, 1);
+    add(rank.released ? 1 : 0, 1);
     // A rank without a session is not away; 3 tells a finished one from one that has left.
     add(rank.finished ? 3 : static_cast<std::uint64_t>(rank.away), 2);
     add(rank.belief, 2);
@@ -499,11 +549,12 @@ std::uint64_t JobModel::Key() const {
   add(last_void_, 2);
   add(complete_, 2);
   // The code and the rank of a cause are enough: the rest of it shows only in messages.
-  add(static_cast<std::uint64_t>(void_.code), 4);
+  add(void_.ok() ? 0 : static_cast<std::uint64_t>(void_.code) % 4 + 1, 3);
   add(static_cast<std::uint64_t>(void_.rank) + 1, 2);
-  add(static_cast<std::uint64_t>(end_.code), 4);
+  add(end_.ok() ? 0 : 1, 1);  // every end is ABORTED
   add(static_cast<std::uint64_t>(end_.rank) + 1, 2);
   add(superseded_ ? 1 : 0, 1);
+  add(gone_ ? 1 : 0, 1);
   add(static_cast<std::uint64_t>(faults_left_), 2);
   return key;
 }

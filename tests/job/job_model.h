@@ -26,6 +26,7 @@ enum class Action : std::uint8_t {
   kLose,       // `rank` is lost: its process ends
   kLeave,      // `rank` leaves; `detail` is 1 if it exits, 0 if it stays until all have left
   kFinish,     // `rank` finishes: its process comes to a good end
+  kRelease,    // `rank` releases the layout
   kDeadline,   // the step's deadline passes
   kSupersede,  // a new generation of the job begins: rank 0 joins again
   kBreach,     // `rank` breaks the protocol: `detail` is a Breach
@@ -45,8 +46,9 @@ enum class Breach : std::uint8_t {
   kEndAfterEnd,      // EndStep after EndStep
   kAbandonAfterEnd,  // AbandonStep after EndStep
   kLeaveInStep,      // Leave after a bucket of the running step is marked
+  kUseReleased,      // BucketReady for a layout that it has released
+  kReleaseTwice,     // ReleaseLayout after ReleaseLayout
 };
-inline constexpr int kBreaches = static_cast<int>(Breach::kLeaveInStep) + 1;
 
 struct Event {
   Action action = Action::kReady;
@@ -131,6 +133,9 @@ class JobModel {
   std::uint64_t Belief(int rank) const { return ranks_[rank].belief; }
   std::uint32_t FirstMarked(int rank) const;
   bool Through(int rank) const { return ranks_[rank].belief > options_.steps; }
+  bool Released(int rank) const { return ranks_[rank].released; }
+  // Every rank has released the layout or left.
+  bool layout_gone() const { return gone_; }
   int divisor() const { return options_.divide_by_world ? options_.ranks : StepRanks(); }
 
  private:
@@ -139,6 +144,7 @@ class JobModel {
     bool session = true;
     bool lost = false;
     bool finished = false;
+    bool released = false;
     int away = 0;  // order in which the ranks left and stayed: 1, 2, ...; 0 = present
     // The trainer's own view.
     std::uint64_t belief = 1;
@@ -155,6 +161,8 @@ class JobModel {
   Cause AnswerTo(int rank, Breach breach) const;
   void EnabledBreaches(int rank, std::vector<Event>* events) const;
   bool MayHappen(Action action) const;
+  // The rank for which the step waits in vain, because it has released the layout; -1: none.
+  int AwaitedInVain() const;
 
   void Mark(int rank, unsigned buckets);
   // The rank ends a step that is already void, without having read the verdict.
@@ -165,6 +173,7 @@ class JobModel {
   bool SomeoneFinished() const;
   // Ends the job if a rank is in a step that needs a rank that has finished.
   void EndIfFinishedRankIsNeeded();
+  void Release(int rank);
   // Called when every rank has left: the ranks that stay take part again.
   void Resume(Prediction* prediction);
   void Lose(int rank, const Cause& own);
@@ -190,6 +199,7 @@ class JobModel {
   std::array<Cause, kModelMaxRanks> own_end_;  // for ranks that were lost
   int first_finished_ = -1;
   bool superseded_ = false;
+  bool gone_ = false;
   bool end_sent_ = false;
 };
 

@@ -114,7 +114,8 @@ TEST_P(ModelTest, MatchesTheModel) {
 }
 
 constexpr unsigned kNoFault = 0;
-constexpr unsigned kAnyFault = ~0u;
+constexpr unsigned kRelease = FaultBit(Action::kRelease);
+constexpr unsigned kAnyFault = ~kRelease;  // releases have cases of their own
 
 ModelOptions Options(int ranks, std::uint64_t steps, unsigned faults, int budget) {
   ModelOptions options;
@@ -149,6 +150,7 @@ const Case kCases[] = {
      20, 49'000},
     {"TwoStepsAtOnceAndAFinish", AtOnce(Options(2, 2, FaultBit(Action::kFinish), 2)), kAll, 20,
      10'000},
+    {"OneStepAndTwoReleases", Options(2, 1, kRelease, 2), kAll, 20, 10'000},
     // Every choice in every state.
     {"TwoSteps", Options(2, 2, kNoFault, 0), 1000, 20, 69'000},
     {"TwoStepsOneFault", Options(2, 2, kAnyFault, 1), 100, 3, 220'000},
@@ -159,6 +161,10 @@ const Case kCases[] = {
     {"ThreeRanksLeavingByTheWorld",
      DividedByWorld(Options(3, 2, FaultBit(Action::kLeave) | FaultBit(Action::kAbandon), 3)), 2, 1,
      140'000},
+    {"OneStepOneFaultAndARelease", Options(2, 1, kAnyFault | kRelease, 2), 20, 2, 20'000},
+    {"TwoStepsOneFaultAndARelease", Options(2, 2, kAnyFault | kRelease, 2), 1, 1, 20'000},
+    {"ThreeRanksAndAReleaseAtOnce", AtOnce(Options(3, 2, kRelease | FaultBit(Action::kLeave), 2)),
+     1, 1, 10'000},
     {"ThreeRanksAtOnce", AtOnce(Options(3, 2, kAnyFault, 1)), 5, 1, 100'000},
 };
 

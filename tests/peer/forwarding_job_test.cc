@@ -76,6 +76,11 @@ class ForwardingJobTest : public testing::Test {
     ASSERT_TRUE(answered);
     ASSERT_TRUE(job_->ArenaMapped(3, channel, memory_.Share()).ok());
   }
+  static v1::SessionRequest Release(std::uint32_t channel) {
+    v1::SessionRequest request;
+    request.mutable_release_layout()->set_channel(channel);
+    return request;
+  }
   static v1::SessionRequest EndStep(std::uint32_t channel, std::uint64_t step) {
     v1::SessionRequest request;
     request.mutable_end_step()->set_channel(channel);
@@ -94,8 +99,31 @@ class ForwardingJobTest : public testing::Test {
   std::shared_ptr<ForwardingJob> job_;
 };
 
+TEST_F(ForwardingJobTest, ReleasedLayoutsMemoryIsFreedAtOnceBetweenSteps) {
+  Map(1);
+  executor_.RunAll();
+  EXPECT_TRUE(memory_.Shared());
+  Deliver(Release(1));
+  executor_.RunAll();
+  EXPECT_FALSE(memory_.Shared());
+}
+
+TEST_F(ForwardingJobTest, ReleasedLayoutsMemoryIsKeptUntilTheRanksStepIsDecided) {
+  Map(1);
+  Deliver(EndStep(1, 1));
+  Deliver(Release(1));
+  executor_.RunAll();
+  EXPECT_TRUE(memory_.Shared());  // the coordinator may launch on it
+  v1::SessionResponse done;
+  done.mutable_step_done()->set_channel(1);
+  done.mutable_step_done()->set_step(1);
+  EXPECT_FALSE(job_->Take(done));
+  executor_.RunAll();
+  EXPECT_FALSE(memory_.Shared());
+}
+
 TEST_F(ForwardingJobTest, MessagesAreForwardedAsTheyCame) {
-  std::vector<v1::SessionRequest> requests(9);
+  std::vector<v1::SessionRequest> requests(10);
   requests[0].mutable_bucket_ready()->set_channel(1);
   requests[0].mutable_bucket_ready()->set_step(7);
   requests[0].mutable_bucket_ready()->add_buckets(2);
@@ -113,6 +141,7 @@ TEST_F(ForwardingJobTest, MessagesAreForwardedAsTheyCame) {
   requests[6].mutable_chunk_written()->set_bytes(9);
   requests[7].mutable_leave()->set_exit(true);
   requests[8].mutable_query_step()->set_step(7);
+  requests[9].mutable_release_layout()->set_channel(1);
   for (const v1::SessionRequest& request : requests) {
     EXPECT_EQ(Deliver(request).SerializeAsString(), request.SerializeAsString())
         << request.DebugString();

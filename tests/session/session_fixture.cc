@@ -95,7 +95,12 @@ LayoutRequest SessionFixture::Layout(std::uint64_t elements, const std::string& 
 absl::StatusOr<Session::Registration> SessionFixture::RegisterNow(const Opened& opened,
                                                                   const LayoutRequest& request) {
   absl::StatusOr<Session::Registration> answer = absl::UnknownError("not answered");
-  opened->RegisterLayout(request, [&answer](auto registration) { answer = registration; });
+  bool answered = false;
+  opened->RegisterLayout(request, [&](auto registration) {
+    answer = registration;
+    answered = true;
+  });
+  if (!answered) executor_.RunAll();
   return answer;
 }
 

@@ -61,14 +61,14 @@ class SessionFixture : public testing::Test {
               const std::string& token = "");
   // A layout of one bucket with `elements` float32.
   static LayoutRequest Layout(std::uint64_t elements, const std::string& name = "model");
-  // Opens a session of a job on this node, which answers at once.
-  static absl::StatusOr<Session::Registration> RegisterNow(const Opened& opened,
-                                                           const LayoutRequest& request);
+  // Registers a layout with a job on this node. If it is not answered at once, runs the executor.
+  absl::StatusOr<Session::Registration> RegisterNow(const Opened& opened,
+                                                    const LayoutRequest& request);
   absl::StatusOr<std::shared_ptr<Session>> OpenNow(const ClientProcess& process,
                                                    const OpenRequest& request,
                                                    std::shared_ptr<SessionSink> sink);
   // Registers a layout and expects success.
-  static Session::Registration Register(const Opened& opened, const LayoutRequest& request);
+  Session::Registration Register(const Opened& opened, const LayoutRequest& request);
 
   void End(const Opened& opened) {
     sessions_.End(*opened.session, absl::AbortedError("its process (pid 4711) has ended"));

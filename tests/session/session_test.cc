@@ -186,6 +186,41 @@ TEST_F(SessionTest, ReplacedLayoutFreesItsMemory) {
   ExpectError(RegisterNow(opened, Layout(10, "third")).status(), kExhausted, "QUOTA", {});
 }
 
+TEST_F(SessionTest, ReleasedLayoutGivesBackItsPlaceItsMemoryAndItsName) {
+  const Opened opened = Open(0, 1);
+  Register(opened, Layout(10, "another"));
+  const std::uint64_t held = quota_.bytes_of(kUser);
+  // More than half of what is left: a second one fits only when the first is freed.
+  const LayoutRequest large = Layout(kQuotaBytes / 4 * 3 / sizeof(float));
+  for (int i = 0; i < 100; ++i) {
+    const auto registration = Register(opened, large);
+    Populate(*registration.memory.arena);
+    ASSERT_TRUE(opened->ArenaMapped(registration.channel).ok());
+    executor_.RunAll();
+    ASSERT_EQ(opened.sink->Take().size(), 1u);
+    // The next registration comes before the executor has freed anything.
+    ASSERT_TRUE(opened.job().ReleaseLayout(0, registration.channel).ok());
+    ASSERT_GT(quota_.bytes_of(kUser), kQuotaBytes / 2);
+  }
+  executor_.RunAll();
+  EXPECT_EQ(quota_.bytes_of(kUser), held);
+  EXPECT_EQ(opened.job().Snapshot().layouts.size(), 1u);
+}
+
+TEST_F(SessionTest, OneLayoutTooManyFailsTheRegistrationOnEveryRank) {
+  const Opened full = Open(0);
+  const Opened other = Open(1);
+  const auto agree = [&](const std::string& name) {
+    for (const Opened* opened : {&full, &other}) Register(*opened, Layout(10, name));
+  };
+  agree("first");
+  agree("second");
+  const LayoutRequest third = Layout(10, "third");
+  ExpectError(RegisterNow(full, third).status(), kExhausted, "QUOTA",
+              {"2 layouts", "quota_layouts_per_session", "release some"});
+  EXPECT_EQ(full.job().Snapshot().layouts.size(), 2u);
+}
+
 // ---- Staging
 
 TEST_F(SessionTest, UsedStagingMemoryMustBePopulated) {

@@ -221,7 +221,8 @@ class Session;
 // NOLINTBEGIN(google-default-arguments)
 
 // A registered layout: an arena of buckets, and the sequence of its steps. It may outlive the
-// Session: then its calls return why the session has ended, and its memory stays readable.
+// Session: then its calls return why the session has ended, and its memory stays readable. Its
+// destructor releases the layout; see Release().
 //
 // On a GPU, calls take the trainer's streams, and the host waits for nothing on the way:
 //
@@ -355,9 +356,23 @@ class Layout {
   //   DEADLINE_EXCEEDED    STEP_TIMEOUT: the job's step_timeout has expired and the step is void;
   //                        the message names the late ranks. WAIT_TIMEOUT: `timeout` has
   //                        expired; nothing changed.
-  //   FAILED_PRECONDITION  STALE_STEP and PROTOCOL_VIOLATION: as in WaitBucket.
+  //   FAILED_PRECONDITION  LAYOUT_RELEASED: the step is void, because another rank has released the
+  //                        layout; the message names it. STALE_STEP and PROTOCOL_VIOLATION: as in
+  //                        WaitBucket.
   virtual absl::StatusOr<StepResult> WaitStep(
       std::uint64_t step, absl::Duration timeout = absl::InfiniteDuration()) = 0;
+
+  // "This rank uses the layout no more." Its name is free for another layout, and the daemon frees
+  // its memory. Does not wait for the other ranks: each releases the layout when it likes, and then
+  // it is gone. But a step that another rank begins meanwhile cannot be complete: after 5 s it is
+  // void there, LAYOUT_RELEASED, which names this rank. So release a layout on every rank or on
+  // none; before a rank goes while the others continue, call Leave().
+  //
+  // Later calls fail LAYOUT_RELEASED, except WaitStep of the last step. Views stay readable. The
+  // destructor does the same, and abandons an open step first.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open, or the layout is being
+  //                        replaced. LAYOUT_REPLACED, LAYOUT_RELEASED: it has ended before.
+  virtual absl::Status Release() = 0;
 
  protected:
   Layout() = default;
@@ -395,7 +410,8 @@ class Session {
   // has its own arena and its own steps.
   //   INVALID_ARGUMENT     MALFORMED: names what is wrong in `spec`.
   //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
-  //                        ALREADY_REGISTERED. RANKS_LEFT: some ranks wait in LeaveAndStay.
+  //                        ALREADY_REGISTERED: this rank has a layout of that name; release it.
+  //                        RANKS_LEFT: some ranks wait in LeaveAndStay.
   //   DEADLINE_EXCEEDED    LAYOUT_TIMEOUT: names the ranks that did not come.
   //   RESOURCE_EXHAUSTED   QUOTA, MEMORY. LAYOUT_REFUSED: one of these on another rank.
   // With `device`:

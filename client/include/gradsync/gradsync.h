@@ -246,6 +246,12 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_register_layout(
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_replace_layout(
     gradsync_session_t* session, gradsync_layout_t* old, const gradsync_layout_spec_t* spec,
     gradsync_layout_t** layout);
+/* "This rank uses the layout no more." Its name is free, and the daemon frees its memory; views
+ * stay readable until gradsync_layout_destroy(). Release a layout on every rank or on none: a step
+ * that needs a rank that has released it is void after 5 s. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_release(
+    gradsync_layout_t* layout);
+/* Releases the layout, unless that is done; abandons an open step first. */
 GRADSYNC_EXPORT void gradsync_layout_destroy(gradsync_layout_t* layout);
 
 GRADSYNC_EXPORT const char* gradsync_layout_name(const gradsync_layout_t* layout);
