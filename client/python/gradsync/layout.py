@@ -334,7 +334,8 @@ class Layout:
           DeadlineExceededError: STEP_TIMEOUT: the step is void, as the job's step_timeout has
             passed. WAIT_TIMEOUT: `timeout` has passed, and the step continues. Both name the late
             ranks.
-          FailedPreconditionError: STALE_STEP: the step was decided long ago.
+          FailedPreconditionError: LAYOUT_RELEASED: the step is void, because another rank has
+            released the layout; names it. STALE_STEP: the step was decided long ago.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         handle = self._handle
@@ -348,7 +349,12 @@ class Layout:
         return step_result.result_of(struct)
 
     def close(self) -> None:
-        """Frees the layout. Its views stay valid; every other call of it fails from now on."""
+        """Releases the layout: its name is free, and the daemon frees its memory. Never waits.
+
+        So does the end of the last reference to the layout. Views stay valid; every other call of
+        it fails from now on. A step that is open is abandoned. Close a layout on every rank or on
+        none: a step that needs a rank which has closed it is void after 5 s, LAYOUT_RELEASED.
+        """
         self._handle = _CLOSED
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:

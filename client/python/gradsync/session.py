@@ -174,6 +174,7 @@ class Session:
         Raises:
           InvalidArgumentError: an argument is malformed; the message names it.
           FailedPreconditionError: LAYOUT_MISMATCH; names the first difference and both ranks.
+            ALREADY_REGISTERED: this rank has a layout of that name that is not closed.
           DeadlineExceededError: names the ranks that did not come.
           ResourceExhaustedError: a quota, or the GPU's memory.
           UnimplementedError: CUDA_UNAVAILABLE: library or daemon were built without CUDA.

@@ -167,8 +167,10 @@ def finish_at_exit(session: gradsync.Session, settle: Callable[[], bool] = lambd
 
 
 def _finish_all() -> None:
-    # After an error the other ranks must not continue as if this one had finished.
-    failed = getattr(sys, "last_type", None) is not None or _exit_status not in (None, 0)
+    # After an error the other ranks must not continue as if this one had finished. In an
+    # interactive session, such as a notebook's, an error does not end the process.
+    error = getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1")
+    failed = error or _exit_status not in (None, 0)
     for session, settle in list(_finishing.items()):
         _finish(session, failed or session.closed or not settle())
 

@@ -136,8 +136,9 @@ def run(daemon, launcher, tmp_path):
         "train(1, lambda model: None)",
         "train(1, lambda model: sys.exit())",
         "train(1, lambda model: sys.exit(0))",
+        "train(1, lambda model: None); sys.ps1 = 'In: '; sys.last_type = ValueError",
     ],
-    ids=["returns", "sys.exit()", "sys.exit(0)"],
+    ids=["returns", "sys.exit()", "sys.exit(0)", "a notebook with a failed cell"],
 )
 def test_a_good_end_ends_the_job_for_a_rank_that_begins_another_step(run, ending):
     other, own = run(ending)

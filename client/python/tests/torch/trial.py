@@ -112,6 +112,13 @@ class Trial:
         self._sessions.append(gradsync.Session.join(dataclasses.replace(settings, **options)))
         return self._sessions[-1]
 
+    def join_again(self, session):
+        """A session of the same rank in the same job."""
+        import gradsync
+
+        self._sessions.append(gradsync.Session.join(session.options))
+        return self._sessions[-1]
+
     def process_group(self):
         if not dist.is_initialized():
             import gradsync.torch  # noqa: F401  # makes "gradsync" known

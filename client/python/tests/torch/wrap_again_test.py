@@ -81,6 +81,93 @@ def a_cell_that_wraps_runs_again(t):
 
 
 @trial(WRAPPER)
+def seventy_runs_of_a_cell_that_wraps_a_new_module(t):
+    """The daemon allows 64 layouts. The ranks drop their wrappers at different times."""
+
+    def cell(run):
+        model = t.wrap(nn.Linear(2, 1))
+        t.train(model, squares(t, run, inputs=2))
+        if run % 3 == t.rank:
+            raise ValueError("a cell fails")
+
+    with mock.patch.object(sys, "last_value", None, create=True):
+        for run in range(70):
+            try:
+                cell(run)
+            except ValueError as error:
+                sys.last_value = error  # as IPython does: the traceback holds the wrapper
+        del cell
+
+
+@trial(WRAPPER)
+def a_deleted_wrapper_is_freed_without_the_garbage_collector(t):
+    gc.disable()
+    try:
+        for _ in range(3):
+            model = t.wrap(Mlp(), name="critic", **SMALL_BUCKETS)
+            for step in range(3):
+                t.train(model, squares(t, step))
+            freed = weakref.ref(model)
+            del model
+            assert freed() is None
+    finally:
+        gc.enable()
+
+
+@trial(WRAPPER)
+def a_deleted_wrapper_is_named_to_the_ranks_that_still_train(t):
+    model = t.wrap(Mlp())
+    t.train(model, squares(t))
+    if t.rank == 1:
+        del model
+        t.meet()
+    else:
+        t.meet()
+        with t.raises(gradsync.FailedPreconditionError, match=("rank 1", "released")) as caught:
+            squares(t)(model).backward()
+        assert caught[0].reason == gradsync.Reason.LAYOUT_RELEASED and caught[0].rank == 1
+        assert all(p.grad is None for p in model.parameters())
+        caught.clear()
+    model = t.wrap(Mlp())
+    t.train(model, squares(t))
+
+
+@trial(WRAPPER)
+def one_rank_has_deleted_the_wrapper_that_the_other_wraps_again(t):
+    module = Mlp()
+    model = t.wrap(module, **SMALL_BUCKETS)
+    for step in range(3):
+        t.train(model, squares(t, step))
+    if t.rank == 1:
+        del model
+    model = t.wrap(module, **SMALL_BUCKETS)
+    for step in range(3):
+        t.train(model, squares(t, step))
+    assert model.last_step.step == 6  # of one layout
+
+
+@trial(WRAPPER)
+def a_rank_that_leaves_and_wraps_again_does_not_end_the_others(t):
+    module = Mlp()
+    first = t.session()
+    model = t.wrap(module)
+    t.train(model, squares(t))
+    if t.rank == 0:
+        model.leave()
+        second = t.join_again(first)
+        t.meet()
+    else:
+        t.meet()
+        squares(t)(model).backward()
+        assert model.last_step.live_ranks == 1
+        model.leave()
+        second = t.join_again(first)
+    model = t.wrap(module, session=second)
+    t.train(model, squares(t))
+    assert model.last_step.live_ranks == 2
+
+
+@trial(WRAPPER)
 def a_module_is_wrapped_again_in_the_default_session(t):
     import gradsync.torch
     from gradsync.torch import _session
