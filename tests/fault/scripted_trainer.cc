@@ -22,6 +22,7 @@
 //   barrier [timeout_ms=N]
 //   broadcast BYTES ROOT
 //   allreduce COUNT [offset=N]
+//   collective DESCRIPTION
 //   leave | leave_stay | drop
 //   fork | raw_fork                        makes a child that holds every descriptor until the test
 //                                          ends; raw: without pthread_atfork's handlers
@@ -657,6 +658,7 @@ absl::Status Rank::Call(const Command& command, Answer* answer) {
   if (name == "barrier") return session_->Barrier(command.Timeout());
   if (name == "broadcast") return Broadcast(command);
   if (name == "allreduce") return AllReduce(command);
+  if (name == "collective") return session_->BeginCollective(command.rest);
   if (name == "leave") return session_->Leave();
   if (name == "finish") return session_->Finish();
   if (name == "leave_stay") {
