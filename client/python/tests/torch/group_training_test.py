@@ -175,6 +175,18 @@ def hooks_of_pytorch(t):
 
 
 @trial(GROUP)
+def uneven_inputs_divided_by_live_ranks(t):
+    """join() hands a work of Python to C++, which waits for it in the backward pass."""
+    t.process_group()
+    model = DistributedDataParallel(nn.Linear(5, 5, bias=False))
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(3 if t.rank == 0 else 5):
+            model.zero_grad(set_to_none=True)
+            model(torch.full((1, 5), 50.0)).sum().backward()
+            close(model.module.weight.grad, torch.full((5, 5), 50.0), f"step {step}")
+
+
+@trial(GROUP)
 def uneven_inputs(t):
     """PyTorch's join() shadows the all-reduces of ranks that have no data any more."""
 

@@ -8,17 +8,17 @@ import time
 from typing import Any, Callable, Optional
 
 import torch
-import torch.distributed as dist
 
 import gradsync
 from gradsync.torch.process_group._contiguous import ContiguousArguments
+from gradsync.torch.process_group._kept_work import KeptWork
 from gradsync.torch.process_group._membership import Membership
 
 # Between two looks whether the session has ended: Gloo itself learns nothing of that.
 _LOOK = datetime.timedelta(milliseconds=100)
 
 
-class ForwardedWork(dist.Work):
+class ForwardedWork(KeptWork):
     """Waits for the inner work, or for the end of the session.
 
     If another rank calls another collective, or is lost, the daemon ends the session. Gloo would
@@ -69,6 +69,7 @@ class ForwardedWork(dist.Work):
                 self._membership.raise_end(error)
             raise
         self._finish()
+        self._waited = True
         return True
 
     def _wait_and_look(self, timeout: Optional[datetime.timedelta]) -> None:

@@ -6,14 +6,14 @@ import datetime
 from typing import Any, Callable, Optional, Sequence
 
 import torch
-import torch.distributed as dist
 
 import gradsync
+from gradsync.torch.process_group._kept_work import KeptWork
 from gradsync.torch.process_group._lane import Lane
 from gradsync.torch.process_group._operations import Operation
 
 
-class ReductionWork(dist.Work):
+class ReductionWork(KeptWork):
     """The work of operations that go through the daemon.
 
     Args:
@@ -45,6 +45,7 @@ class ReductionWork(dist.Work):
                     f"the collective was not finished within {limit} s; it continues: wait again",
                     reason=gradsync.Reason.WAIT_TIMEOUT,
                 )
+        self._waited = True
         return True
 
     def synchronize(self) -> None:
@@ -79,7 +80,8 @@ class ReductionWork(dist.Work):
         """A future of the tensors. Its callbacks run on a thread of the group."""
         if self._future is None:
             self._future, complete = _future_of(self._tensors, self.wait, self._lane)
-            self._lane.put(complete)
+            # Who has waited finds the future complete: C++ code takes its value at once.
+            complete() if self.is_completed() else self._lane.put(complete)
         return self._future
 
 
