@@ -292,6 +292,9 @@ def sizes_that_come_no_more_make_way(t):
                 work.wait()
                 assert (tensor == 2 * repeat).all()
             del late[:-4]
+        slots = ours._reductions._slots._slots.values()
+        assert len(slots) == 5
+        assert not any(slot._refused for slot in slots)
 
 
 @trial(GROUP)
@@ -351,6 +354,23 @@ def one_word(t):
         dist.new_group(backend="gradsync", pg_options=object())
     with t.raises(NotImplementedError, match="new_group"):
         ours.split_group([0])
+
+
+@trial(GROUP)
+def destroying_gives_the_memory_back(t):
+    """A group's slots are memory of the daemon that this process has mapped."""
+
+    def mapped():
+        with open("/proc/self/maps") as maps:
+            return sum("gradsync" in line for line in maps if "memfd" in line)
+
+    before = mapped()
+    t.process_group()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1000))
+    assert mapped() > before
+    dist.destroy_process_group()
+    assert mapped() == before
 
 
 @trial(GROUP)

@@ -107,6 +107,7 @@ class ProcessGroup(ForwardedCollectives):
         """Leaves the job: destroy_process_group() calls this."""
         if self._membership is not None:
             self._membership.leave()
+        self._reductions.close()
         self._lane.close()
 
     def abort(self) -> None:

@@ -86,6 +86,11 @@ class HostReductions:
         with self._lock:
             return not self._lane.busy and self._slots.settle(_DECISION_S)
 
+    def close(self) -> None:
+        """Gives the memory back; the session has ended."""
+        with self._lock:
+            self._slots = Slots()
+
 
 def _reduce_in_pieces(
     session: gradsync.Session, flat: torch.Tensor, op: str, timeout: float

@@ -22,6 +22,8 @@ MOST_SLOTS = 48
 # A slot makes way for another size after so many all-reduces of other sizes. More than a training
 # step has, so that sizes that come in every step do not push each other out.
 IDLE_USES = 512
+# Seconds between the errors of a session's layouts and its own.
+_END_S = 5.0
 # Sizes of which a group remembers that they came before.
 _SEEN_KEYS = 1024
 
@@ -58,6 +60,7 @@ class Slot:
         self._name = name
         self._replaced = list(replaced)
         self._refused = False
+        self._session: Optional[gradsync.Session] = None
         self._layout: Optional[gradsync.Layout] = None
         self._views: list[torch.Tensor] = []
         self._step = 0  # the last one
@@ -92,7 +95,7 @@ class Slot:
             flat_tensor(layout.bucket(index), torch.device("cpu"))
             for index in range(layout.bucket_count)
         ]
-        self._layout = layout
+        self._session, self._layout = session, layout
         return True
 
     def start(self, flat: torch.Tensor, timeout: float) -> StartedOperation:
@@ -115,9 +118,13 @@ class Slot:
         def fetch(seconds: float) -> None:
             # Does not wait for the verdict: a bucket has every rank's data, or an error.
             deadline = time.monotonic() + seconds
-            for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
-                layout.wait_bucket(step, index, max(0.0, deadline - time.monotonic()))
-                part.copy_(view)
+            try:
+                for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
+                    layout.wait_bucket(step, index, max(0.0, deadline - time.monotonic()))
+                    part.copy_(view)
+            except gradsync.Error as error:
+                self._raise_end(error)
+                raise
 
         self.user = StartedOperation(fetch, timeout)
         return self.user
@@ -130,7 +137,7 @@ class Slot:
         self.settle(timeout)
         if self._layout is not None:
             self._layout.close()
-        self._layout, self._views, self.user = None, [], None
+        self._session, self._layout, self._views, self.user = None, None, [], None
 
     def settle(self, timeout: float) -> bool:
         """Waits until the last step is decided. False: it is not within `timeout` seconds."""
@@ -141,6 +148,13 @@ class Slot:
             except gradsync.Error:
                 return False
         return True
+
+    def _raise_end(self, error: gradsync.Error) -> None:
+        """A step in doubt means nothing to an all-reduce: raises why the session has ended."""
+        if error.reason == gradsync.Reason.STEP_IN_DOUBT and self._session is not None:
+            end = self._session.await_end(_END_S)
+            if end is not None:
+                raise end from error
 
     def _parts(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         if len(self._views) == 1:
