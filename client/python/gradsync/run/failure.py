@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gradsync.reason import Reason
 from gradsync.run.output import Speaker
 from gradsync.run.process import Process
 
 # A process that ends by an exception prints it at most so long before its end.
 _TRACEBACK_AGE_S = 10.0
 # In the daemon's error for the ranks that have not failed themselves.
-_LEARNED = "RANK_LOST"
+_LEARNED = Reason.RANK_LOST
 
 
 def failed_first(speakers: Mapping[Process, Speaker]) -> Sequence[Process]:
