@@ -150,9 +150,7 @@ class Tree:
 
 def command(check, source, flags):
     if check == "clang-tidy":
-        return ["clang-tidy-14", "--quiet", "--config-file=.clang-tidy", source, "--", *flags] + [
-            "-Wno-unknown-warning-option"
-        ]
+        return ["clang-tidy-14", "--quiet", source, "--", *flags, "-Wno-unknown-warning-option"]
     return ["clang++-14", *flags, "-Wno-unknown-warning-option", "-fsyntax-only"] + [
         "-Wthread-safety",
         "-Werror",
@@ -167,9 +165,9 @@ def stamp(check, source, flags, tree):
     return CACHE / hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
 
-def run_check(check, source, flags):
-    """The check's output if it failed, else None."""
-    result = subprocess.run(command(check, source, flags), capture_output=True, text=True)
+def run(command_line):
+    """The command's output if it failed, else None."""
+    result = subprocess.run(command_line, capture_output=True, text=True)
     # clang-tidy reports on stdout and counts on stderr; the compiler reports on stderr.
     return None if result.returncode == 0 else result.stdout.strip() or result.stderr.strip()
 
@@ -192,12 +190,12 @@ def check_group(check, group):
     """Checks {source: flags}; returns {source: output} of those that failed."""
     if len(group) == 1:
         ((source, flags),) = group.items()
-        output = run_check(check, source, flags)
+        output = run(command(check, source, flags))
         return {} if output is None else {source: output}
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "joined.cc")
-        joined = JoinedSources(path, group)
-        output = run_check(check, path, joined_flags(group.values()))
+        joined = JoinedSources(list(group), folder)
+        tidy, *arguments = command(check, joined.path, joined_flags(group.values()))
+        output = run([tidy, f"--vfsoverlay={joined.overlay}", *arguments])
     if output is None:
         return {}
     if "clang-diagnostic-error" not in output:

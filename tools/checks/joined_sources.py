@@ -4,6 +4,7 @@ Most of a check's time goes into headers: eight files of a folder take little lo
 `using` that only another file of the group needs is not found.
 """
 
+import json
 import pathlib
 import re
 
@@ -12,14 +13,20 @@ _WITH_VALUE = ("-iquote", "-isystem", "-I", "-include")
 
 
 class JoinedSources:
-    """The text of several sources, one after the other, in one file.
+    """The text of several sources of one folder, one after the other.
+
+    clang finds it beside the sources, where the configuration of their folder applies.
 
     Args:
-      path: the file to write; its name ends in ".cc".
-      sources: paths.
+      sources: paths from the top of the tree.
+      folder: for this object's files.
+
+    Attributes:
+      path: of the text, for clang.
+      overlay: a file that tells clang where the text really is: --vfsoverlay.
     """
 
-    def __init__(self, path, sources):
+    def __init__(self, sources, folder):
         self._starts = []  # (first line, source)
         lines, included = [], set()
         for source in sources:
@@ -34,13 +41,19 @@ class JoinedSources:
                     own.add(header[1])
                 lines.append(line)
             included |= own
-        self._path = str(path)
-        pathlib.Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = pathlib.Path(folder, "text.cc")
+        text.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        beside = pathlib.Path(sources[0]).absolute().parent
+        self.path = str(beside / "joined_sources.cc")
+        self.overlay = pathlib.Path(folder, "overlay.yaml")
+        file = {"type": "file", "name": "joined_sources.cc", "external-contents": str(text)}
+        roots = [{"type": "directory", "name": str(beside), "contents": [file]}]
+        self.overlay.write_text(json.dumps({"version": 0, "roots": roots}), encoding="utf-8")
 
     def named_in(self, output):
         """The sources that hold a line which `output` calls an error."""
         named = set()
-        for number in re.findall(re.escape(self._path) + r":(\d+):\d+: error:", output):
+        for number in re.findall(re.escape(self.path) + r":(\d+):\d+: error:", output):
             named.add([source for first, source in self._starts if first <= int(number)][-1])
         return named
 
