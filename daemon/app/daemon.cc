@@ -117,7 +117,11 @@ struct Daemon::Rooms {
             &clock, &worker_reaper)),
         gpu_reducer(given.gate),
         jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout,
-                            NodeName(given.node_name), &gpu_reducer},
+                            NodeName(given.node_name), &gpu_reducer,
+                            [](const std::string& job_id, const std::string& text) {
+                              LogLimited(LogLevel::kWarning, "ranks wait for others",
+                                         {{"job", job_id}, {"waits", text}});
+                            }},
              given.quota_jobs_per_user),
         sessions(SessionPolicyOf(given), &jobs, &quota, executor.get(), &clock) {
     sessions.UseGpus({workers.get(), &gpu_quota});

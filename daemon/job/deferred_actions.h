@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct DeferredActions {
   std::vector<std::shared_ptr<void>> releases;
   // Ranks whose early messages broke the protocol, and how. Their sessions end.
   std::vector<std::pair<std::uint32_t, absl::Status>> breaches;
+  // What waiting ranks were told about late ones, for the log.
+  std::vector<std::string> late;
 };
 
 }  // namespace gradsync::daemon

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "proto/gradsync/duration_text.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -37,6 +38,9 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     }
     for (const auto& [rank, why] : actions_.breaches) {
       job_->Lose(rank, job_->IncarnationOf(rank), why);
+    }
+    for (const std::string& text : actions_.late) {
+      if (job_->environment_.log_late) job_->environment_.log_late(job_->job_id(), text);
     }
     for (auto& copy : actions_.copies) job_->environment_.executor->Run(std::move(copy));
     if (!actions_.releases.empty()) {
@@ -323,7 +327,7 @@ void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
     StopLocked(MakeError(
         absl::StatusCode::kAborted, reason::kRankFinished,
         absl::StrCat("rank ", members_.Name(*finished), " of job '", identity_.job_id,
-                     "' finished ", absl::FormatDuration(absl::Trunc(ago, absl::Milliseconds(1))),
+                     "' finished ", DurationText(ago),
                      " ago: its process came to a good end without leaving the job. Rank ",
                      members_.Name(rank), " has begun ", begun,
                      ", which needs it. Give every rank the same number of steps, or let a rank "

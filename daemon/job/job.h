@@ -57,6 +57,9 @@ struct JobEnvironment {
   std::size_t max_buckets_per_layout = 4096;
   std::string node_name;           // for jobs with ranks on other nodes
   Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs
+  // Writes to the log what waiting ranks were told: "layout 'model' after 5s: rank 1 has not joined
+  // the job". May be null. Called without locks of jobs.
+  std::function<void(const std::string& job_id, const std::string& text)> log_late;
 };
 
 class Job final : public JobPort, public std::enable_shared_from_this<Job> {

@@ -142,7 +142,10 @@ void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
       unmapped.push_back(rank);
     }
   }
-  if (!late) return;
+  if (!late) {
+    if (late_notice_.Due(now_ns, channel_)) TellLate(now_ns, actions);
+    return;
+  }
   const auto list = [](absl::string_view what, const std::vector<std::uint32_t>& ranks) {
     return ranks.empty() ? ""
                          : absl::StrCat("; not ", what, " by rank ", absl::StrJoin(ranks, ", "));
@@ -157,6 +160,21 @@ void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
                                                      : ""},
                   {field::kChannel, channel_}}),
        actions);
+}
+
+void LayoutAgreement::TellLate(std::uint64_t now_ns, DeferredActions* actions) {
+  LateRanks late(*members_);
+  std::vector<std::uint32_t> waiting;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!members_->InSteps(rank)) continue;
+    if (ranks_[rank].memory.has_value()) {
+      waiting.push_back(rank);
+    } else {
+      late.Add(rank, ranks_[rank].registered ? "mapped its memory" : "registered it");
+    }
+  }
+  late_notice_.Tell(now_ns, absl::StrCat("layout '", name(), "'"), late, waiting, members_,
+                    actions);
 }
 
 void LayoutAgreement::Release(std::uint32_t rank, DeferredActions* actions) {

@@ -14,6 +14,7 @@
 #include "daemon/arena/device_arena.h"
 #include "daemon/arena/semaphore_page.h"
 #include "daemon/job/job_terms.h"
+#include "daemon/job/late_ranks.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
 
@@ -89,7 +90,8 @@ class LayoutAgreement {
   void Reach(std::uint64_t fingerprint, std::uint64_t first_step, DeferredActions* actions);
   // Tells every rank that has registered, and releases all memory.
   void Fail(const absl::Status& why, DeferredActions* actions);
-  // Fails the agreement if the deadline of some rank has passed.
+  // Fails the agreement if the deadline of some rank has passed. Tells the ranks that wait which
+  // ranks are late.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
   // True if this rank knows that the agreement has failed: by a message, or by the answer to its
   // own request.
@@ -121,6 +123,7 @@ class LayoutAgreement {
     std::optional<RankMemory> memory;
   };
 
+  void TellLate(std::uint64_t now_ns, DeferredActions* actions);
   absl::Status Violation(std::uint32_t rank, absl::string_view what) const;
 
   // Constant after construction.
@@ -134,6 +137,7 @@ class LayoutAgreement {
   State state_ = State::kOpen;
   absl::Status failure_;
   std::vector<RankState> ranks_;
+  LateNotice late_notice_;
 };
 
 }  // namespace gradsync::daemon

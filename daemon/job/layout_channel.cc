@@ -73,8 +73,9 @@ absl::StatusOr<LayoutChannel::Admission> LayoutChannel::Admit(std::uint32_t rank
   if (ended) {
     // The rank may not know yet that the step is void. Otherwise it is a breach.
     if (step_.phase() == Phase::kVoid) return Admission::kIgnore;
-    return report().Breach(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation, rank,
-                           step, std::nullopt, absl::StrCat(what, " after this rank's EndStep"));
+    return report().Breach(
+        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation, rank, step, std::nullopt,
+        absl::StrCat(what, " after this rank had ended the step; send it before EndStep"));
   }
   return Admission::kAdmit;
 }
@@ -422,7 +423,23 @@ void LayoutChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
     Void(report().Released(*in_vain), now_ns, actions);
   } else if (now_ns >= step_.deadline_ns()) {
     Void(report().TimedOut(), now_ns, actions);
+  } else {
+    TellLate(now_ns, actions);
   }
+}
+
+void LayoutChannel::TellLate(std::uint64_t now_ns, DeferredActions* actions) {
+  bool waits = false;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    waits = waits || (members_->InSteps(rank) && step_.Ended(rank));
+  }
+  if (!waits || !late_notice_.Due(now_ns, step())) return;
+  std::vector<std::uint32_t> waiting;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    if (members_->InSteps(rank) && step_.Ended(rank)) waiting.push_back(rank);
+  }
+  late_notice_.Tell(now_ns, absl::StrCat("step ", step(), " of layout '", name(), "'"),
+                    report().Late(), waiting, members_, actions);
 }
 
 }  // namespace gradsync::daemon

@@ -106,7 +106,8 @@ class LayoutChannel {
   // Releases the memory of every rank.
   void ReleaseMemory(DeferredActions* actions);
 
-  // Ends the agreement or the running step if its deadline has passed.
+  // Ends the agreement or the running step if its deadline has passed. Tells the ranks that wait
+  // which ranks are late.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- For people
@@ -147,6 +148,8 @@ class LayoutChannel {
   // A rank that the running step waits for in vain, because it has released the layout; nullopt if
   // there is none.
   std::optional<std::uint32_t> AwaitedInVain() const;
+  // Tells the ranks that have ended the running step.
+  void TellLate(std::uint64_t now_ns, DeferredActions* actions);
   // Releases the memory of ranks that have released the layout and are in no step.
   void ReleaseUnused(DeferredActions* actions);
 
@@ -166,6 +169,7 @@ class LayoutChannel {
   std::vector<bool> released_;  // by rank
   // When the running step is void if it waits for a rank that has released the layout.
   std::uint64_t patience_ends_ns_ = 0;
+  LateNotice late_notice_;
 
   LayoutStats stats_;
   std::unique_ptr<StepTimeline> timeline_;  // never null

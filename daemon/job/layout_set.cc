@@ -209,6 +209,10 @@ absl::Status LayoutSet::TakeFailure(std::uint32_t rank, const LayoutRequest& req
     }
     it->unaware[rank] = false;
     absl::Status status = it->status;
+    if (DetailsOf(status).reason == reason::kLayoutTimeout) {
+      status = MakeError(status.code(), DetailsOf(status),
+                         absl::StrCat(status.message(), " This rank, ", rank, ", came too late."));
+    }
     const auto& unaware = it->unaware;
     if (std::find(unaware.begin(), unaware.end(), true) == unaware.end()) failures_.erase(it);
     return status;

@@ -76,7 +76,7 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
         OperationFailedMessage{
             sequence,
             failure != failures_.end()
-                ? failure->second
+                ? failure->second(rank)
                 : MakeError(
                       absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
                       absl::StrCat("operation ", sequence,
@@ -269,14 +269,14 @@ void OperationChannel::Complete(DeferredActions* actions) {
   Close();
 }
 
-void OperationChannel::Fail(const absl::Status& status, DeferredActions* actions) {
-  failing_ = status;
+void OperationChannel::Fail(FailureOf failure, DeferredActions* actions) {
+  failing_ = failure(first_rank_);
   if (busy()) return;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].waiting) continue;
-    members_->Send(rank, OperationFailedMessage{sequence_, status}, actions);
+    members_->Send(rank, OperationFailedMessage{sequence_, failure(rank)}, actions);
   }
-  failures_[sequence_] = status;
+  failures_[sequence_] = std::move(failure);
   if (failures_.size() > kKeptFailures) failures_.erase(failures_.begin());
   ++failed_count_;
   Close();
@@ -325,20 +325,50 @@ std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
 }
 
 void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
-  if (!Runs(sequence_) || now_ns < deadline_ns_) return;
+  if (!Runs(sequence_)) return;
+  if (now_ns < deadline_ns_) {
+    // Each chunk of a broadcast is a wait of its own.
+    if (late_notice_.Due(now_ns, sequence_, chunk_)) TellLate(now_ns, actions);
+    return;
+  }
   const std::vector<std::uint32_t> missing = MissingRanks();
-  Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
-                 absl::StrCat("operation ", sequence_, " (", spec_.Describe(),
-                              ") was not finished in time; ",
-                              missing.empty()
-                                  ? "its reduction or copy is still running"
-                                  : absl::StrCat("waited for rank ", absl::StrJoin(missing, ", ")),
-                              ". It failed on every rank: see where those ranks are, or give it a "
-                              "longer timeout."),
-                 {{field::kJob, terms_.job_id},
-                  {field::kRank, missing.empty() ? "" : absl::StrCat(missing.front())},
-                  {field::kChannel, 0}}),
-       actions);
+  Fail(
+      [sequence = sequence_, what = spec_.Describe(), missing,
+       job = terms_.job_id](std::uint32_t reader) {
+        const auto name = [reader](std::string* out, std::uint32_t rank) {
+          absl::StrAppend(out, rank, rank == reader ? " (this rank)" : "");
+        };
+        return MakeError(
+            absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
+            absl::StrCat(
+                "operation ", sequence, " (", what, ") was not finished in time; ",
+                missing.empty()
+                    ? "its reduction or copy is still running"
+                    : absl::StrCat("waited for rank ", absl::StrJoin(missing, ", ", name)),
+                ". It failed on every rank: see where those ranks are, or give it a longer "
+                "timeout."),
+            {{field::kJob, job},
+             {field::kRank, missing.empty() ? "" : absl::StrCat(missing.front())},
+             {field::kChannel, 0}});
+      },
+      actions);
+}
+
+void OperationChannel::TellLate(std::uint64_t now_ns, DeferredActions* actions) {
+  LateRanks late(*members_);
+  std::vector<std::uint32_t> waiting;
+  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!members_->InSteps(rank)) continue;
+    if (!ranks_[rank].waiting) {
+      late.Add(rank, "called it");
+    } else if (ranks_[rank].owes_chunk) {
+      late.Add(rank, state_ == State::kWriting ? "written its part" : "read its part");
+    } else {
+      waiting.push_back(rank);
+    }
+  }
+  late_notice_.Tell(now_ns, absl::StrCat("operation ", sequence_, " (", spec_.Describe(), ")"),
+                    late, waiting, members_, actions);
 }
 
 }  // namespace gradsync::daemon

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "daemon/job/job_terms.h"
+#include "daemon/job/late_ranks.h"
 #include "daemon/job/membership.h"
 #include "daemon/reduce/reducer.h"
 #include "proto/gradsync/data_type.h"
@@ -80,6 +81,7 @@ class OperationChannel {
   // The job has ended: nothing begins any more, and nobody is answered. What moves, goes on.
   void Stop();
   void ReleaseMemory();
+  // Fails the operation if its deadline has passed. Tells the ranks that wait which ranks are late.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // True while a reduction or copy touches staging memory.
@@ -116,6 +118,9 @@ class OperationChannel {
     StagingMemory staging;
   };
 
+  // Why an operation has failed, as each rank reads it.
+  using FailureOf = std::function<absl::Status(std::uint32_t rank)>;
+
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
   // The operation of this number is in progress, and has not failed.
   bool Runs(std::uint64_t sequence) const;
@@ -128,7 +133,11 @@ class OperationChannel {
   void MaybeRun(DeferredActions* actions);
   void MaybeNextChunk(DeferredActions* actions);
   void Complete(DeferredActions* actions);
-  void Fail(const absl::Status& status, DeferredActions* actions);
+  void Fail(const absl::Status& status, DeferredActions* actions) {
+    Fail([status](std::uint32_t) { return status; }, actions);
+  }
+  void Fail(FailureOf failure, DeferredActions* actions);
+  void TellLate(std::uint64_t now_ns, DeferredActions* actions);
   void Close();
 
   const JobTerms& terms_;
@@ -153,9 +162,10 @@ class OperationChannel {
 
   // By sequence: failures of operations that some rank has not reached yet. At most one for each
   // operation that the slowest rank has yet to reach.
-  std::map<std::uint64_t, absl::Status> failures_;
+  std::map<std::uint64_t, FailureOf> failures_;
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;
+  LateNotice late_notice_;
 };
 
 }  // namespace gradsync::daemon

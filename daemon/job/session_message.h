@@ -79,6 +79,11 @@ struct SessionEndMessage {
   absl::Status status;
 };
 
+// For people: the rank waits for others. What it waits for, and what each late rank has not done.
+struct StillWaitingMessage {
+  std::string text;
+};
+
 // Asks the trainer to answer, which shows that its process runs. The session's lease sends it, not
 // the job.
 struct LeaseQuestionMessage {
@@ -93,7 +98,7 @@ struct ForwardedMessage {
 using SessionMessage =
     std::variant<LayoutReadyMessage, LayoutFailedMessage, BucketDoneMessage, StepDoneMessage,
                  ChunkReadyMessage, OperationDoneMessage, OperationFailedMessage, LeaveDoneMessage,
-                 SessionEndMessage, LeaseQuestionMessage, ForwardedMessage>;
+                 SessionEndMessage, StillWaitingMessage, LeaseQuestionMessage, ForwardedMessage>;
 
 // Takes a job's messages to one session. Thread-safe. Shared by the job and the session; drops
 // messages that come after the session's end.

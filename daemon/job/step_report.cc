@@ -71,6 +71,20 @@ std::string StepReport::Missing() const {
   return absl::StrJoin(missing, "; ");
 }
 
+LateRanks StepReport::Late() const {
+  LateRanks late(members_);
+  for (const std::uint32_t rank : MissingRanks()) {
+    if (!step_.Has(rank)) {
+      late.Add(rank, "begun it");
+    } else if (step_.FirstUnmarked(rank).has_value()) {
+      late.Add(rank, absl::StrCat("marked bucket ", Ranges(step_.Marks(rank), false), " ready"));
+    } else {
+      late.Add(rank, "ended it");
+    }
+  }
+  return late;
+}
+
 std::vector<bool> StepReport::NotWritten(std::uint32_t rank) const {
   const SemaphorePage* const semaphores = agreement_.semaphores(rank);
   if (!agreement_.spec().on_gpu || semaphores == nullptr) return {};

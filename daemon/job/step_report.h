@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "daemon/job/job_terms.h"
+#include "daemon/job/late_ranks.h"
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/running_step.h"
@@ -31,6 +32,8 @@ class StepReport {
   // ---- What it waits for. Nothing if the step has not begun.
   // "rank 1 has not marked bucket 3-7 ready".
   std::string Missing() const;
+  // What each rank has not done that has not ended the step.
+  LateRanks Late() const;
   // The ranks that have not ended the step.
   std::vector<std::uint32_t> MissingRanks() const;
 

@@ -59,6 +59,7 @@ bool ForwardingJob::Take(const v1::SessionResponse& response) {
     case v1::SessionResponse::kChunkReady:
     case v1::SessionResponse::kOperationDone:
     case v1::SessionResponse::kStepState:
+    case v1::SessionResponse::kStillWaiting:
       break;
     case v1::SessionResponse::kLayoutReady:
       layouts_.Ready(response.layout_ready().channel());

@@ -75,6 +75,9 @@ struct Encoder {
   void operator()(const SessionEndMessage& message) const {
     *response->mutable_session_ending()->mutable_status() = ToProto(message.status);
   }
+  void operator()(const StillWaitingMessage& message) const {
+    response->mutable_still_waiting()->set_text(message.text);
+  }
   void operator()(const LeaseQuestionMessage& message) const {
     response->mutable_lease_question()->set_number(message.number);
   }
@@ -109,6 +112,7 @@ struct QueuedBytesOf {
     return BytesOf(message.status);
   }
   std::size_t operator()(const SessionEndMessage& message) const { return BytesOf(message.status); }
+  std::size_t operator()(const StillWaitingMessage& message) const { return message.text.size(); }
   std::size_t operator()(const ForwardedMessage& message) const {
     return message.response->ByteSizeLong();
   }

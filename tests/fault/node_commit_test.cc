@@ -274,6 +274,8 @@ const char* const kElsewhere[] = {
     "ping", "pong",  // the proxy does not count them
     // Sent only between a rank and the daemon of its own node.
     "rank_request.lease_answer", "rank_response.lease_question", "rank_response.bucket_done",
+    // Only if a rank is more than 5 s late; nothing follows from it.
+    "rank_response.still_waiting",
     // After a loss, or when other nodes connect.
     "engine_end",
     // When a daemon stops: see tests/network/nodes_test.cc.

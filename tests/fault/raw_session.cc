@@ -120,6 +120,7 @@ bool RawSession::Send(const v1::SessionRequest& request) { return stream_->Write
 std::optional<v1::SessionResponse> RawSession::Receive() {
   v1::SessionResponse response;
   while (stream_->Read(&response)) {
+    if (response.has_still_waiting()) continue;
     if (!response.has_lease_question()) return response;
     v1::SessionRequest answer;
     answer.mutable_lease_answer()->set_number(response.lease_question().number());

@@ -122,20 +122,20 @@ const Wrong kWrongs[] = {
        rank->EndStep(1, 2);
        rank->Ready(1, 2, {0});
      },
-     kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank's EndStep"},
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank had ended the step"},
     {"OfTheRestAfterEndStep",
      [](RawSession* rank) {
        rank->Ready(1, 2, {0, 1});
        rank->EndStep(1, 2);
        rank->EndStep(1, 2, /*ready_rest=*/true);
      },
-     kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank's EndStep"},
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank had ended the step"},
     {"OfTheRestASecondTime",
      [](RawSession* rank) {
        rank->EndStep(1, 2, /*ready_rest=*/true);
        rank->EndStep(1, 2, /*ready_rest=*/true);
      },
-     kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank's EndStep"},
+     kFailedPrecondition, "PROTOCOL_VIOLATION", "after this rank had ended the step"},
     {"OfTheRestOfAStaleStep", [](RawSession* rank) { rank->EndStep(1, 1, /*ready_rest=*/true); },
      kFailedPrecondition, "STALE_STEP", "the next one is 2"},
     {"OfTheRestAhead", [](RawSession* rank) { rank->EndStep(1, 3, /*ready_rest=*/true); },

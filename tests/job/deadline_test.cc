@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "tests/job/job_fixture.h"
 
 namespace gradsync::daemon {
@@ -127,6 +128,10 @@ TEST_F(DeadlineTest, OperationTimeoutNamesTheOperationAndMissingRanks) {
     EXPECT_TRUE(Says(failed.status, "waited for rank 1, 3.")) << failed.status;
   }
   EXPECT_TRUE(sink(1).messages().empty());
+  // A rank that comes late reads which of the ranks it is.
+  ASSERT_TRUE(Operate(3, barrier, deadline_ns).ok());
+  const absl::Status late = Only<OperationFailedMessage>(3).status;
+  EXPECT_TRUE(Says(late, "waited for rank 1, 3 (this rank).")) << late;
 }
 
 TEST_F(DeadlineTest, EarliestDeadlineOfAnyRankCounts) {
@@ -157,7 +162,8 @@ TEST_F(DeadlineTest, BroadcastTimeoutNamesTheMissingRootOrReaders) {
     }
     Wait(10);
     const absl::Status status = Only<OperationFailedMessage>(0).status;
-    EXPECT_TRUE(Says(status, written ? "waited for rank 0." : "waited for rank 1.")) << status;
+    const std::string reader = written ? " (this rank)." : ".";
+    EXPECT_TRUE(Says(status, absl::StrCat("waited for rank ", written ? 0 : 1, reader))) << status;
     TakeAll();
   }
 }

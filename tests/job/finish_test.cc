@@ -61,7 +61,7 @@ TEST_F(FinishTest, NextStepEndsTheJobAndSaysWhenTheRankFinished) {
   EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());
   TakeAll();
   ASSERT_TRUE(job_->MarkReady(0, channel_, 2, {1}).ok());
-  ExpectEnded("finished 12.3s ago");
+  ExpectEnded("finished 12s ago");
 }
 
 TEST_F(FinishTest, StepThatAnotherRankHasBegunEndsTheJob) {

@@ -14,15 +14,20 @@ std::string FieldOf(const absl::Status& status, absl::string_view key) {
   return "(none)";
 }
 
-void JobFixture::Start(std::uint32_t ranks, bool divide_by_world, std::uint64_t step_timeout_ns) {
+void JobFixture::Start(std::uint32_t ranks, bool divide_by_world, std::uint64_t step_timeout_ns,
+                       std::uint32_t absent) {
   JobEnvironment environment;
   environment.clock = &clock_;
   environment.reducer = &reducer_;
   environment.executor = &executor_;
+  environment.log_late = [this](const std::string& job_id, const std::string& text) {
+    logged_.push_back(absl::StrCat(job_id, ": ", text));
+  };
   const JobOptions options{divide_by_world, step_timeout_ns, {}};
   job_ = std::make_shared<Job>(JobIdentity{1000, "run-7", "", 1}, ranks, options, environment);
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     sinks_.push_back(std::make_shared<RecordingSink>());
+    if (rank + absent >= ranks) continue;
     const absl::Status joined = job_->Join(rank, ranks, options, Incarnation(rank), sinks_.back());
     ASSERT_TRUE(joined.ok()) << joined;
   }

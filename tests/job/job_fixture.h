@@ -36,9 +36,9 @@ class JobFixture : public testing::Test {
   static constexpr std::uint64_t kStepTimeoutNs = 1'000'000;
   static constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
-  // A job that all of `ranks` have joined.
+  // A job that all of `ranks` have joined, but not the last `absent` ones.
   void Start(std::uint32_t ranks, bool divide_by_world = false,
-             std::uint64_t step_timeout_ns = kStepTimeoutNs);
+             std::uint64_t step_timeout_ns = kStepTimeoutNs, std::uint32_t absent = 0);
   // A layout of `buckets` buckets with four float32 each, one parameter per bucket.
   static LayoutSpec Spec(std::size_t buckets, const std::string& name = "model");
   static LayoutRequest Request(LayoutSpec spec, std::uint64_t deadline_ns = kForever);
@@ -78,6 +78,7 @@ class JobFixture : public testing::Test {
   std::vector<std::shared_ptr<RecordingSink>> sinks_;
   std::vector<std::vector<std::unique_ptr<TrainerMemory>>> memory_;  // by channel, by rank
   std::vector<std::size_t> buckets_;                                 // by channel
+  std::vector<std::string> logged_;                                  // about late ranks
 };
 
 }  // namespace gradsync::daemon

@@ -211,7 +211,9 @@ TEST_F(LayoutAgreementTest, TimeoutNamesRanksThatHaveNotRegisteredOrMapped) {
   }
   EXPECT_TRUE(sink(2).messages().empty());
   // The late rank gets the same answer. No rank gets it twice.
-  EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, Request(Spec(1))).status()), "LAYOUT_TIMEOUT");
+  const absl::Status late = job_->RegisterLayout(2, Request(Spec(1))).status();
+  EXPECT_EQ(ReasonOf(late), "LAYOUT_TIMEOUT");
+  EXPECT_TRUE(Says(late, "This rank, 2, came too late.")) << late;
   clock_.Advance(1000);
   job_->Tick();
   EXPECT_EQ(sink(0).messages().size(), 1u);

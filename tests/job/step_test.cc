@@ -103,7 +103,7 @@ TEST_F(StepTest, FinishStepOutOfOrderIsRefusedAndMarksNothing) {
   for (const absl::Status& status :
        {job_->FinishStep(0, channel_, 1, ""), job_->MarkReady(0, channel_, 1, {1})}) {
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
-    EXPECT_TRUE(Says(status, "after this rank's EndStep")) << status;
+    EXPECT_TRUE(Says(status, "after this rank had ended the step")) << status;
   }
 }
 

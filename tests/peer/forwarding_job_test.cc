@@ -159,6 +159,16 @@ TEST_F(ForwardingJobTest, AnswersGoBackAsTheyCame) {
   EXPECT_TRUE(sink_->AllFlushed());
 }
 
+TEST_F(ForwardingJobTest, NoticesAboutLateRanksGoBackAsTheyCame) {
+  v1::SessionResponse notice;
+  notice.mutable_still_waiting()->set_text(
+      "operation 1 (barrier) after 5s: rank 1 has not called it");
+  EXPECT_FALSE(job_->Take(notice));
+  const auto forwarded = sink_->Of<ForwardedMessage>();
+  ASSERT_EQ(forwarded.size(), 1u);
+  EXPECT_EQ(forwarded[0].response->SerializeAsString(), notice.SerializeAsString());
+}
+
 TEST_F(ForwardingJobTest, LaunchesFindTheMemory) {
   Map(1);
   v1::Launch launch;

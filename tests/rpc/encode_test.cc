@@ -148,6 +148,9 @@ TEST(EncodeTest, WritesEndsAndLeaseQuestions) {
   const auto question = Encoded(LeaseQuestionMessage{11});
   ASSERT_EQ(question.kind_case(), v1::SessionResponse::kLeaseQuestion);
   EXPECT_EQ(question.lease_question().number(), 11u);
+  const auto waiting = Encoded(StillWaitingMessage{"layout 'a'"});
+  ASSERT_EQ(waiting.kind_case(), v1::SessionResponse::kStillWaiting);
+  EXPECT_EQ(waiting.still_waiting().text(), "layout 'a'");
   const auto ending = Encoded(SessionEndMessage{Failure()});
   ASSERT_EQ(ending.kind_case(), v1::SessionResponse::kSessionEnding);
   EXPECT_EQ(ending.session_ending().status().code(), 10);

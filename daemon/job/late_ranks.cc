@@ -1,0 +1,75 @@
+#include "daemon/job/late_ranks.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "proto/gradsync/duration_text.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// The largest number of groups, and of ranks of each group, that a notice names.
+constexpr std::size_t kNamed = 8;
+
+}  // namespace
+
+void LateRanks::Add(std::uint32_t rank, absl::string_view done) {
+  if (members_[rank].state == RankState::kAbsent) done = "joined the job";
+  auto group = std::find_if(groups_.begin(), groups_.end(),
+                            [done](const auto& other) { return other.first == done; });
+  if (group == groups_.end()) {
+    groups_.emplace_back(std::string(done), std::vector<std::uint32_t>());
+    group = std::prev(groups_.end());
+  }
+  group->second.push_back(rank);
+}
+
+std::string LateRanks::Text() const {
+  std::vector<std::string> parts;
+  for (const auto& [done, ranks] : groups_) {
+    if (parts.size() == kNamed) {
+      parts.push_back("...");
+      break;
+    }
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
+      names.push_back(members_.Name(ranks[i]));
+    }
+    if (ranks.size() > kNamed) names.push_back(absl::StrCat(ranks.size() - kNamed, " more"));
+    parts.push_back(absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(names, ", "),
+                                 ranks.size() == 1 ? " has" : " have", " not ", done));
+  }
+  return absl::StrJoin(parts, "; ");
+}
+
+bool LateNotice::Due(std::uint64_t now_ns, std::uint64_t wait, std::uint64_t part) {
+  if (!begun_ || wait_ != std::make_pair(wait, part)) {
+    begun_ = true;
+    wait_ = {wait, part};
+    since_ns_ = now_ns;
+    next_ns_ = now_ns + kFirstNs;
+    return false;
+  }
+  if (now_ns < next_ns_) return false;
+  // A tick that came late does not shift the later ones.
+  next_ns_ += kAgainNs * (1 + (now_ns - next_ns_) / kAgainNs);
+  return true;
+}
+
+void LateNotice::Tell(std::uint64_t now_ns, absl::string_view wait, const LateRanks& late,
+                      const std::vector<std::uint32_t>& waiting, Membership* members,
+                      DeferredActions* actions) const {
+  if (late.empty()) return;
+  std::string text = absl::StrCat(
+      wait, " after ", DurationText(absl::Nanoseconds(now_ns - since_ns_)), ": ", late.Text());
+  for (const std::uint32_t rank : waiting) {
+    members->Send(rank, StillWaitingMessage{text}, actions);
+  }
+  actions->late.push_back(std::move(text));
+}
+
+}  // namespace gradsync::daemon

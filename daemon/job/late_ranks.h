@@ -1,0 +1,60 @@
+// Tells ranks that wait for others which ranks are late, and what those have not done.
+
+#ifndef DAEMON_JOB_LATE_RANKS_H_
+#define DAEMON_JOB_LATE_RANKS_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "daemon/job/deferred_actions.h"
+#include "daemon/job/membership.h"
+
+namespace gradsync::daemon {
+
+// The ranks that one wait waits for. Made for one notice; refers to its argument.
+class LateRanks {
+ public:
+  explicit LateRanks(const Membership& members) : members_(members) {}
+
+  // `rank` has not `done` it: "registered it". If the rank has not joined the job, says that
+  // instead.
+  void Add(std::uint32_t rank, absl::string_view done);
+  bool empty() const { return groups_.empty(); }
+  // "rank 1 has not joined the job; ranks 2, 3 have not registered it"; of bounded length.
+  std::string Text() const;
+
+ private:
+  const Membership& members_;
+  // What has not been done, and by which ranks.
+  std::vector<std::pair<std::string, std::vector<std::uint32_t>>> groups_;
+};
+
+// When ranks that wait are told: 5 s after the wait began, then every 30 s. One object serves
+// several waits, one after another; a wait is named by two numbers that no later wait has.
+//
+// Externally synchronized: guarded by the job's lock.
+class LateNotice {
+ public:
+  static constexpr std::uint64_t kFirstNs = 5'000'000'000;
+  static constexpr std::uint64_t kAgainNs = 30'000'000'000;
+
+  // Asked at each tick of a wait; the wait begins with the first one. True: tell the ranks now.
+  bool Due(std::uint64_t now_ns, std::uint64_t wait, std::uint64_t part = 0);
+  // Tells the ranks of `waiting`, and the log. `wait`: "layout 'model'".
+  void Tell(std::uint64_t now_ns, absl::string_view wait, const LateRanks& late,
+            const std::vector<std::uint32_t>& waiting, Membership* members,
+            DeferredActions* actions) const;
+
+ private:
+  bool begun_ = false;
+  std::pair<std::uint64_t, std::uint64_t> wait_;
+  std::uint64_t since_ns_ = 0;
+  std::uint64_t next_ns_ = 0;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_LATE_RANKS_H_
