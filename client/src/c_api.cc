@@ -437,6 +437,14 @@ gradsync_error_t* gradsync_session_finish(gradsync_session_t* session) {
   return Call([&] { return session->session->Finish(); });
 }
 
+size_t gradsync_session_take_notice(gradsync_session_t* session, char* text, size_t size) {
+  if (text == nullptr || size == 0) return 0;
+  const std::string notice = session->session->TakeNotice();
+  const std::size_t length = notice.copy(text, size - 1);
+  text[length] = '\0';
+  return length;
+}
+
 gradsync_error_t* gradsync_session_await_end(gradsync_session_t* session, std::int64_t timeout) {
   return Call([&] { return session->session->AwaitEnd(DurationOf(timeout)); });
 }

@@ -25,6 +25,8 @@ namespace {
 constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
 // Between two attempts to join while the daemon restarts.
 constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
+// Of a notice; the rest of a longer one is dropped.
+constexpr std::size_t kMaxNoticeBytes = 2047;
 // How long to wait for the reason of an end that another socket has shown already.
 constexpr absl::Duration kReasonOfEnd = absl::Seconds(5);
 
@@ -258,10 +260,22 @@ void Connection::OnFailed(const v1::OperationFailed& failed) {
   if (found != registrations_.end()) found->second->OnFailed(status);
 }
 
+std::string Connection::TakeNotice() {
+  absl::MutexLock lock(&notice_mutex_);
+  return std::exchange(notice_, "");
+}
+
+void Connection::SetNotice(absl::string_view text) {
+  absl::MutexLock lock(&notice_mutex_);
+  notice_.assign(text.data(), std::min(text.size(), kMaxNoticeBytes));
+}
+
 // ---- The daemon's messages ----------------------------------------------------------------------
 
 void Connection::OnMessage(const v1::SessionResponse& message) {
   heard_ns_.store(MonotonicNs(), std::memory_order_relaxed);
+  // Whatever else the daemon says may end the wait.
+  if (!message.has_lease_question()) SetNotice(message.still_waiting().text());
   switch (message.kind_case()) {
     case v1::SessionResponse::kSessionOpened:
       OnOpened(message.session_opened());
@@ -315,6 +329,7 @@ void Connection::OnMessage(const v1::SessionResponse& message) {
         SetEnd(std::move(status));
       }
       break;
+    case v1::SessionResponse::kStillWaiting:
     case v1::SessionResponse::kBucketDone:  // not asked for
     case v1::SessionResponse::KIND_NOT_SET:
       break;

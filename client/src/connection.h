@@ -14,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
@@ -98,6 +99,10 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   void Attach(std::uint32_t channel, const std::shared_ptr<StepClient>& steps)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // The daemon's newest notice that this rank waits for others, and forgets it; "" if there is
+  // none, or if the daemon has answered something since.
+  std::string TakeNotice() ABSL_LOCKS_EXCLUDED(notice_mutex_);
+
   // Ends the session, unless it has ended, and the stream. Takes at most 5 s.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -107,6 +112,8 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
 
  private:
   absl::Status Join(absl::Time deadline);
+  // `text`: the notice; "" forgets an older one.
+  void SetNotice(absl::string_view text) ABSL_LOCKS_EXCLUDED(notice_mutex_);
   void OnOpened(const v1::SessionOpened& opened) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnFailed(const v1::OperationFailed& failed) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<StepClient> StepsOf(std::uint32_t channel) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -141,6 +148,10 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   std::uint64_t last_request_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::uint64_t, LayoutRegistration*> registrations_ ABSL_GUARDED_BY(mutex_);
   std::map<std::uint32_t, std::weak_ptr<StepClient>> steps_ ABSL_GUARDED_BY(mutex_);
+
+  // Held for a copy, and no other lock is taken under it.
+  absl::Mutex notice_mutex_;
+  std::string notice_ ABSL_GUARDED_BY(notice_mutex_);
 };
 
 }  // namespace gradsync::client

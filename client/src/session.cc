@@ -1,6 +1,7 @@
 // The Session that a trainer holds.
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -65,6 +66,8 @@ class ConnectedSession final : public Session {
     if (InForkedChild()) return ForkedError();
     return connection_->job_channel().BeginCollective(description);
   }
+
+  std::string TakeNotice() override { return InForkedChild() ? "" : connection_->TakeNotice(); }
 
   absl::Status AwaitEnd(absl::Duration timeout) const override {
     return InForkedChild() ? ForkedError() : connection_->AwaitEnd(timeout);

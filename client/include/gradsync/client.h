@@ -461,6 +461,13 @@ class Session {
   //   FAILED_PRECONDITION  LEFT: LeaveAndStay has not returned.
   virtual absl::Status BeginCollective(absl::string_view description) = 0;
 
+  // Why a call of this session or of its layouts still waits, for people: "layout 'model' after 5s:
+  // rank 1 has not joined the job". While a rank waits for others, the daemon says so after 5 s and
+  // then every 30 s. Returns the newest notice once, at most 2047 bytes; "" if there is none or the
+  // daemon has answered something since. Never blocks. Call it from another thread than the one
+  // that waits, or between waits with a short timeout.
+  virtual std::string TakeNotice() = 0;
+
   // Waits for the session's end and returns why it ended. OK: it has not ended within `timeout`.
   virtual absl::Status AwaitEnd(absl::Duration timeout) const = 0;
 

@@ -434,6 +434,12 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
  * the job ends with RANK_FINISHED. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_finish(
     gradsync_session_t* session);
+/* Why a call of this session or of its layouts still waits, for people: TakeNotice() in
+ * gradsync/client.h. Writes at most `size` bytes, the last of them NUL, and returns the number of
+ * bytes before the NUL. 0: there is no notice. GRADSYNC_NOTICE_SIZE bytes hold every notice. */
+#define GRADSYNC_NOTICE_SIZE 2048
+GRADSYNC_EXPORT size_t gradsync_session_take_notice(gradsync_session_t* session, char* text,
+                                                    size_t size);
 /* Waits for the session's end and returns why it ended. NULL: it has not ended within `timeout`. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_await_end(
     gradsync_session_t* session, int64_t timeout);
