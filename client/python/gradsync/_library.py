@@ -120,6 +120,9 @@ class Library:
         self.session_await_end = self._blocking(
             "session_await_end", _ERROR, [_POINTER, ctypes.c_int64]
         )
+        self.session_take_notice = self._quick(
+            "session_take_notice", ctypes.c_size_t, [_POINTER, ctypes.c_char_p, ctypes.c_size_t]
+        )
         self.session_statistics = self._quick(
             "session_statistics", None, [_POINTER, ctypes.POINTER(_structs.StatisticsStruct)]
         )

@@ -8,7 +8,16 @@ import types
 from collections.abc import Sequence
 from typing import Any, Callable, NoReturn, Optional
 
-from gradsync import _duration, _handle, _interruptible, _structs, _text, errors, layout_spec
+from gradsync import (
+    _duration,
+    _handle,
+    _interruptible,
+    _notices,
+    _structs,
+    _text,
+    errors,
+    layout_spec,
+)
 from gradsync._buffer import dtype_of, writable
 from gradsync._library import library, raise_error, take_error
 from gradsync.data_type import DataType
@@ -65,6 +74,7 @@ class Session:
         self._handle = _handle.SessionHandle.adopt_session(
             pointer, library.session_destroy, options.job_id, options.rank
         )
+        _notices.watch(self._handle)
         self._options = options
         self._left = False
         self._rank: int = library.session_rank(self._handle)
