@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/src/connection.h"
+#include "gradsync/duration_text.h"
 
 namespace gradsync::client {
 namespace {
@@ -41,10 +42,8 @@ bool DaemonSilence::Look() {
 
 std::string DaemonSilence::Description() const {
   const auto silent = absl::Nanoseconds(MonotonicNs() - connection_.heard_ns());
-  return absl::StrCat("gradsyncd has not answered for ",
-                      absl::FormatDuration(absl::Trunc(silent, absl::Milliseconds(100))),
-                      " (its lease is ", absl::FormatDuration(connection_.lease()),
-                      "): check that it is not stopped");
+  return absl::StrCat("gradsyncd has not answered for ", DurationText(silent), " (its lease is ",
+                      DurationText(connection_.lease()), "): check that it is not stopped");
 }
 
 Awaited AwaitUnlessSilent(absl::Mutex* mutex, const absl::Condition& condition, absl::Time deadline,

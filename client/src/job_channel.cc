@@ -11,6 +11,7 @@
 #include "client/src/error.h"
 #include "client/src/session_options.h"
 #include "client/src/utf8.h"
+#include "gradsync/duration_text.h"
 #include "proto/gradsync/limits.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
 
@@ -271,7 +272,7 @@ absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
                      absl::StrCat("rank ", connection_.options().rank,
                                   " has left, but not every rank has within ",
-                                  absl::FormatDuration(timeout), "; call LeaveAndStay again"),
+                                  DurationText(timeout), "; call LeaveAndStay again"),
                      connection_.Fields());
   }
   if (!last_joiner_.has_value()) return end_;

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "client/src/error.h"
 #include "client/src/utf8.h"
+#include "gradsync/duration_text.h"
 #include "gradsync/limits.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
 
@@ -372,7 +373,7 @@ absl::Status StepClient::TimedOut(std::uint64_t step, std::optional<std::size_t>
     late = late_ranks_.Answer();
   }
   return errors_.Make(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout, step, bucket,
-                      absl::StrCat("not done within ", absl::FormatDuration(timeout), ": ", late));
+                      absl::StrCat("not done within ", DurationText(timeout), ": ", late));
 }
 
 // ---- The daemon's messages ----------------------------------------------------------------------

@@ -97,7 +97,9 @@ absl::Status StepProgress::CheckMayEnd(absl::string_view call) const {
 }
 
 absl::Status StepProgress::Admit(std::uint64_t step, absl::string_view call) const {
-  constexpr absl::string_view kAfterEnd = "after this rank's EndStep";
+  constexpr absl::string_view kAfterEnd =
+      "after this rank had ended the step; mark every bucket ready before you end the step, end it "
+      "once, and wait for its verdict with WaitStep before the next one";
   if (!end_.ok()) return EndOf(step);
   if (step < next_step()) {
     if (const auto verdict = decided_.Find(step); verdict != nullptr && !verdict->status.ok()) {
@@ -114,7 +116,10 @@ absl::Status StepProgress::Admit(std::uint64_t step, absl::string_view call) con
   if (replacing_) return BeingReplacedError(step, call);
   if (open_.ended()) return errors_.OutOfOrderError(step, call, kAfterEnd);
   if (open_.abandoned()) {
-    return errors_.OutOfOrderError(step, call, "after this rank's AbandonStep");
+    return errors_.OutOfOrderError(
+        step, call,
+        "after this rank had abandoned the step; wait for its verdict with WaitStep, then "
+        "begin the next one");
   }
   if (step > decided_.last() + max_outstanding_) {
     return errors_.OutOfOrderError(

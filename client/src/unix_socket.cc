@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/src/error.h"
+#include "gradsync/duration_text.h"
 
 namespace gradsync::client {
 namespace {
@@ -96,7 +97,7 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
     if (now >= deadline) {
       return MakeError(
           absl::StatusCode::kUnavailable, reason::kDaemonLost,
-          absl::StrCat("no daemon at ", path, " within ", absl::FormatDuration(now - start), " (",
+          absl::StrCat("no daemon at ", path, " within ", DurationText(now - start), " (",
                        ErrnoText(error),
                        "); start gradsyncd or check that GRADSYNC_SOCKET names its socket"));
     }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/base/clock.h"
 #include "daemon/engine/engine_errors.h"
+#include "proto/gradsync/duration_text.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -166,10 +167,9 @@ absl::Status PeerWatch::CheckSilence(std::uint64_t now_ns) {
     const Peer& peer = peers_[node];
     if (!peer.fd.valid() || peer.left || peer.heard_ns == 0) continue;
     if (now_ns < peer.heard_ns + limit_ns_) continue;
-    return EngineTimeout(
-        options_.node_names[node],
-        absl::StrCat("has sent nothing for ",
-                     absl::FormatDuration(absl::Nanoseconds(now_ns - peer.heard_ns))));
+    return EngineTimeout(options_.node_names[node],
+                         absl::StrCat("has sent nothing for ",
+                                      DurationText(absl::Nanoseconds(now_ns - peer.heard_ns))));
   }
   return absl::OkStatus();
 }
@@ -192,7 +192,7 @@ absl::Status PeerWatch::CheckLanes(std::uint64_t now_ns) {
       return EngineTimeout(
           absl::StrJoin(names, ", "),
           absl::StrCat("the data of a chunk that every node has begun has not arrived for ",
-                       absl::FormatDuration(absl::Nanoseconds(now_ns - stall.since_ns))));
+                       DurationText(absl::Nanoseconds(now_ns - stall.since_ns))));
     }
   }
   return absl::OkStatus();

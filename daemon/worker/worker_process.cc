@@ -17,6 +17,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/worker/worker_error.h"
+#include "proto/gradsync/duration_text.h"
 
 extern char** environ;
 
@@ -279,10 +280,10 @@ void WorkerProcess::WatchLocked(std::uint64_t now_ns) {
   }
   if (unanswered_.empty()) return;
   if (now_ns >= SilenceLimitLocked()) {
-    KillLocked(Lost(
-        absl::StrCat("gave no sign of life for ",
-                     absl::FormatDuration(starting_ ? options_.start_limit : options_.hang_limit),
-                     starting_ ? " while it started" : "", " and was killed")));
+    KillLocked(
+        Lost(absl::StrCat("gave no sign of life for ",
+                          DurationText(starting_ ? options_.start_limit : options_.hang_limit),
+                          starting_ ? " while it started" : "", " and was killed")));
   } else if (!starting_ && now_ns >= PingTimeLocked()) {
     pinged_ns_ = now_ns;
     Outgoing ping;

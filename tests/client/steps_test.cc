@@ -181,7 +181,7 @@ TEST_F(StepsTest, RefusedFinishStepMarksNothing) {
   for (const absl::Status& status :
        {mine.FinishStep(1), mine.EndStep(1), mine.MarkReady(1, 0), mine.AbandonStep(1, "late")}) {
     ExpectError(status, absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
-    EXPECT_THAT(MessageOf(status), HasSubstr("after this rank's EndStep"));
+    EXPECT_THAT(MessageOf(status), HasSubstr("after this rank had ended the step"));
   }
   ASSERT_TRUE(layout(1).FinishStep(1).ok());
   EXPECT_TRUE(mine.WaitStep(1).ok());

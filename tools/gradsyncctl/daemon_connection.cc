@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "daemon/base/unique_fd.h"
+#include "proto/gradsync/duration_text.h"
 
 namespace gradsync {
 namespace {
@@ -161,7 +162,7 @@ absl::Status DaemonConnection::Translate(const grpc::Status& status) const {
       return absl::OkStatus();
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return absl::DeadlineExceededError(absl::StrCat(
-          "the daemon at ", socket_, " did not answer within ", absl::FormatDuration(timeout_),
+          "the daemon at ", socket_, " did not answer within ", DurationText(timeout_),
           ": it is overloaded or stopped; look at its log, or allow more time with --timeout "
           "SECONDS"));
     case grpc::StatusCode::UNAVAILABLE:
