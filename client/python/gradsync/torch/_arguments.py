@@ -109,9 +109,16 @@ def check_process_group(group: Any) -> None:
 
 
 def check_same_ranks(group: Any, session: gradsync.Session) -> None:
-    """Raises: ValueError: `group`, which was given, is not as large as the session's job."""
-    if group is not None and group.size() != session.world_size:
+    """Raises: ValueError: in `group`, which was given, and in the job the ranks differ."""
+    if group is None:
+        return
+    if group.size() != session.world_size:
         raise ValueError(
             f"gradsync: process_group has {group.size()} ranks, but the job has "
             f"{session.world_size}; pass session= for a job of the same ranks"
+        )
+    if group.rank() != session.rank:
+        raise ValueError(
+            f"gradsync: this process is rank {group.rank()} of process_group, but rank "
+            f"{session.rank} of the job; give it the same rank in both"
         )

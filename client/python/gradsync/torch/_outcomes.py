@@ -168,6 +168,10 @@ class Outcomes:
         self._hooks.run(result.used)
         self._first_steps.rebuild(observed, result.live_ranks)
 
+    def broadcast_buffers_now(self) -> None:
+        """Gives all ranks the buffers of the lowest live rank; every rank must call it."""
+        self._state.broadcast_buffers()
+
     def _follow(self, step: Step) -> None:
         """Makes later work on the current stream wait for averages and verdict, but not the host.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, Collection, Sequence
+from collections import OrderedDict
+from typing import Any, Collection, Mapping, Sequence
 
 import torch
 from torch.distributed.algorithms.join import Joinable
@@ -253,6 +254,15 @@ class PyTorchDdp(torch.nn.parallel.DistributedDataParallel):
         self._in_job().expect_static_graph()
         self.static_graph = True
 
+    def _sync_buffers(self) -> None:
+        """Gives all ranks the buffers of the lowest live rank now; every rank must call it.
+
+        Raises:
+          gradsync.Error: a rank was lost or did not come.
+        """
+        self._in_job().outcomes.broadcast_buffers_now()
+        self._assign_modules_buffers()  # type: ignore[no-untyped-call]
+
     _advice = (
         "gradsyncd averages the gradients; to use a hook, wrap the module with "
         "torch.nn.parallel.DistributedDataParallel"
@@ -283,7 +293,70 @@ class PyTorchDdp(torch.nn.parallel.DistributedDataParallel):
     )
     del _advice
 
+    # ---- What PyTorch's wrapper does for itself, in its reducer and process group
+
+    _sync_buffers_advice = (
+        "the buffers do not travel in a process group; call _sync_buffers() on every rank"
+    )
+    _sync_module_buffers = refused("_sync_module_buffers", _sync_buffers_advice)
+    _default_broadcast_coalesced = refused("_default_broadcast_coalesced", _sync_buffers_advice)
+    _check_and_sync_module_buffers = refused("_check_and_sync_module_buffers", _sync_buffers_advice)
+    del _sync_buffers_advice
+
+    _group_advice = (
+        "the wrapper has no process group of its own; call gradsync.Session.broadcast() or "
+        ".all_reduce(), or use torch.distributed"
+    )
+    _distributed_broadcast_coalesced = refused("_distributed_broadcast_coalesced", _group_advice)
+    _find_common_rank = refused("_find_common_rank", _group_advice)
+    _check_default_group = refused("_check_default_group", _group_advice)
+    del _group_advice
+
+    _forward_advice = "call the wrapped module itself, which does all that a forward pass needs"
+    _pre_forward = refused("_pre_forward", _forward_advice)
+    _post_forward = refused("_post_forward", _forward_advice)
+    _run_ddp_forward = refused("_run_ddp_forward", _forward_advice)
+    _lazy_init = refused("_lazy_init", _forward_advice)
+    _root_copy_hook = refused("_root_copy_hook", _forward_advice)
+    _module_wait_for_copy_hook = refused("_module_wait_for_copy_hook", _forward_advice)
+    del _forward_advice
+
+    _reducer_advice = (
+        "PyTorch's reducer is not built, as gradsyncd averages the gradients; if you need it, use "
+        "torch.nn.parallel.DistributedDataParallel with gradsync.torch.allreduce_hook"
+    )
+    _ddp_init_helper = refused("_ddp_init_helper", _reducer_advice)
+    _build_params_for_reducer = refused("_build_params_for_reducer", _reducer_advice)
+    _register_accum_grad_hook = refused("_register_accum_grad_hook", _reducer_advice)
+    _fire_reducer_autograd_hook = refused("_fire_reducer_autograd_hook", _reducer_advice)
+    _setup_in_backward_optimizers = refused("_setup_in_backward_optimizers", _reducer_advice)
+    _delayed_all_reduce_hook = refused("_delayed_all_reduce_hook", _reducer_advice)
+    _register_delay_all_reduce_hook = refused("_register_delay_all_reduce_hook", _reducer_advice)
+    _clear_grad_buffer = refused("_clear_grad_buffer", _reducer_advice)
+    del _reducer_advice
+
+    _join_advice = "call join(), or use PyTorch's Join([model, ...])"
+    _check_global_requires_backward_grad_sync = refused(
+        "_check_global_requires_backward_grad_sync", _join_advice
+    )
+    _match_all_reduce_for_bwd_pass = refused("_match_all_reduce_for_bwd_pass", _join_advice)
+    _match_unused_params_allreduce = refused("_match_unused_params_allreduce", _join_advice)
+    _sync_final_model = refused("_sync_final_model", _join_advice)
+    del _join_advice
+
     # ---- State dicts
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As PyTorch's; a state dict of the bare module fits, too."""
+        metadata = getattr(state_dict, "_metadata", None)
+        if metadata is not None and not any(key.startswith("module.") for key in state_dict):
+            # Modules find there the version of what they saved.
+            inner = OrderedDict((f"module.{key}", value) for key, value in state_dict.items())
+            inner._metadata = OrderedDict(  # type: ignore[attr-defined]
+                (f"module.{path}".rstrip("."), value) for path, value in metadata.items()
+            )
+            state_dict = inner
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any

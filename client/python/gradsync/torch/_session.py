@@ -37,9 +37,9 @@ _names: weakref.WeakKeyDictionary[gradsync.Session, dict[str, int]] = weakref.We
 def init(**options: Any) -> gradsync.Session:
     """Joins the job, for all modules that this process wraps without `session=`.
 
-    Optional: without it, wrapping the first module joins the job, with no options. At the good
-    end of the process the session finishes (`gradsync.Session.finish`). If an exception or
-    `sys.exit` with an error ends the process, this rank is lost.
+    Optional: without it, wrapping the first module joins the job, with no options. If the
+    process exits with status 0, the session finishes (`gradsync.Session.finish`). If an exception
+    or `sys.exit` with an error ends the process, this rank is lost.
 
     Args:
       **options: fields of `gradsync.SessionOptions` that differ from torchrun's environment, for
@@ -140,20 +140,41 @@ def unique_name(session: gradsync.Session, stem: str) -> str:
         return f"{stem}{counts[stem]}"
 
 
-# The argument of the last `sys.exit`. Functions that run at the exit cannot see a SystemExit, and
-# torch.multiprocessing.spawn turns every exception into a SystemExit.
+class _Exit(SystemExit):
+    """What `sys.exit` raises. Functions that run at the exit cannot see it.
+
+    It is forgotten if somebody catches it. Python frees it at the end of the process when no
+    Python code runs any more. Else the code that runs has caught it.
+    """
+
+    def __del__(self) -> None:
+        global _exit_status, _last_exit
+        if id(self) == _last_exit:
+            _last_exit = 0
+            if sys._getframe().f_back is not None:
+                _exit_status = None
+
+
+# The argument of the last `sys.exit` that nobody has caught. torch.multiprocessing.spawn turns
+# every exception into a SystemExit.
 _exit_status: Any = None
-_python_exit = sys.exit
+_last_exit = 0  # its id() while it lives
 
 
 def _exit(status: Any = None, /) -> NoReturn:
-    global _exit_status
-    _exit_status = status
-    _python_exit(status)
+    raise _new_exit(status)
+
+
+def _new_exit(status: Any) -> _Exit:
+    # Not in _exit(), whose frame the traceback keeps: the exception would keep itself alive.
+    global _exit_status, _last_exit
+    error = _Exit(status)
+    _exit_status, _last_exit = status, id(error)
+    return error
 
 
 def finish_at_exit(session: gradsync.Session, settle: Callable[[], bool] = lambda: True) -> None:
-    """At the good end of the process `session` finishes; after an error this rank is lost.
+    """When the process exits with status 0, `session` finishes; after an error this rank is lost.
 
     It is also lost if `settle()` is False then: this rank is in the middle of something.
     """
@@ -168,9 +189,12 @@ def finish_at_exit(session: gradsync.Session, settle: Callable[[], bool] = lambd
 
 def _finish_all() -> None:
     # After an error the other ranks must not continue as if this one had finished. In an
-    # interactive session, such as a notebook's, an error does not end the process.
-    error = getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1")
-    failed = error or _exit_status not in (None, 0)
+    # interactive session, such as a notebook's, an error does not end the process, and the session
+    # keeps a SystemExit that it has caught.
+    interactive = hasattr(sys, "ps1")
+    raised = getattr(sys, "last_type", None) is not None and not interactive
+    exited = _exit_status not in (None, 0) and not (interactive and _last_exit)
+    failed = raised or exited
     for session, settle in list(_finishing.items()):
         _finish(session, failed or session.closed or not settle())
 

@@ -44,6 +44,13 @@ _OTHER_RANK = """
     except gradsync.AbortedError as error:
         print(error.reason, error.rank)
 """
+_CAUGHT = """
+train(1, lambda model: None)
+try:
+    sys.exit(2)
+except SystemExit as error:
+    {}
+"""
 
 
 # Runs the programs of a case, each in a fork of an interpreter that has imported PyTorch already:
@@ -137,8 +144,20 @@ def run(daemon, launcher, tmp_path):
         "train(1, lambda model: sys.exit())",
         "train(1, lambda model: sys.exit(0))",
         "train(1, lambda model: None); sys.ps1 = 'In: '; sys.last_type = ValueError",
+        _CAUGHT.format("pass"),
+        _CAUGHT.format("sys.ps1, kept = 'In: ', error"),
+        "train(1, lambda model: None); import threading\n"
+        "thread = threading.Thread(target=sys.exit, args=(2,)); thread.start(); thread.join()",
     ],
-    ids=["returns", "sys.exit()", "sys.exit(0)", "a notebook with a failed cell"],
+    ids=[
+        "returns",
+        "sys.exit()",
+        "sys.exit(0)",
+        "a notebook with a failed cell",
+        "a caught sys.exit(2)",
+        "a notebook with a caught sys.exit(2)",
+        "a thread's sys.exit(2)",
+    ],
 )
 def test_a_good_end_ends_the_job_for_a_rank_that_begins_another_step(run, ending):
     other, own = run(ending)
@@ -155,10 +174,12 @@ def test_other_ranks_go_on_alone_after_leave(run):
     [
         "train(1, lambda model: sys.exit(1))",
         "train(1, lambda model: sys.exit('failed'))",
+        "try: train(1, lambda model: sys.exit(1))\nexcept SystemExit: raise",
+        "try: train(1, lambda model: sys.exit(1))\nexcept SystemExit: sys.exit(2)",
         "train(1, lambda model: os._exit(0))",
         "train(1, lambda model: torch.zeros(1)[2])",
     ],
-    ids=["sys.exit(1)", "sys.exit(text)", "os._exit", "exception"],
+    ids=["sys.exit(1)", "sys.exit(text)", "raised again", "another", "os._exit", "exception"],
 )
 def test_a_bad_end_is_a_loss(run, ending):
     other, own = run(ending)

@@ -97,6 +97,9 @@ def the_default_process_group_is_as_good_as_none(t):
     alone = t.session(rank=0, world_size=1, job_id=f"{t.name}/{t.rank}")
     with t.raises(ValueError, match=("2 ranks", "has 1")):
         t.wrap(Mlp(), process_group=torch.distributed.group.WORLD, session=alone)
+    swapped = t.session(rank=1 - t.rank, world_size=2, job_id=f"{t.name}/swapped")
+    with t.raises(ValueError, match=(f"rank {t.rank} of process_group", f"rank {1 - t.rank} of")):
+        t.wrap(Mlp(), process_group=torch.distributed.group.WORLD, session=swapped)
 
 
 @trial(WRAPPER)
@@ -149,8 +152,65 @@ def refused_methods(t):
     # Whatever else needs the reducer.
     assert not hasattr(model.reducer, "_push_all_rebuilt_params")
     with t.raises(AttributeError, match=("reducer._autograd_hook", "allreduce_hook")):
-        model._fire_reducer_autograd_hook(0)
+        model.reducer._autograd_hook(0)
     t.train(model, squares(t))
+
+
+# What PyTorch's methods do right without reducer and process group.
+_INHERITED = {
+    "_assign_modules_buffers",
+    "_build_debug_param_to_name_mapping",
+    "_check_comm_hook",
+    "_check_sync_bufs_post_fwd",
+    "_check_sync_bufs_pre_fwd",
+    "_get_active_ddp_module",
+    "_get_data_parallel_params",
+    "_get_parameters",
+    "_inside_ddp_forward",
+    "_log_and_throw",
+    "_passing_sync_batchnorm_handle",
+    "_set_ddp_sink_clone",
+    "_set_params_and_buffers_to_ignore_for_model",
+    "gather",
+    "no_sync",
+    "scatter",
+    "to_kwargs",
+    "train",
+    "will_sync_module_buffers",
+}
+
+
+def _pytorchs_methods():
+    kinds = (property, staticmethod, classmethod)
+    named = vars(DistributedDataParallel).items()
+    return {n for n, method in named if inspect.isroutine(method) or isinstance(method, kinds)}
+
+
+def test_no_other_method_is_inherited():
+    ours = gradsync.torch.DistributedDataParallel.__mro__
+    ours = ours[: ours.index(DistributedDataParallel)]
+    own = {name for each in ours for name in vars(each)}
+    assert _pytorchs_methods() - own == _INHERITED & _pytorchs_methods()
+
+
+@pytest.mark.parametrize(
+    "name", ["_sync_module_buffers", "_distributed_broadcast_coalesced", "_pre_forward"]
+)
+def test_a_method_of_pytorchs_own_steps_is_refused(name):
+    """With PyTorch's, a process without a group dies, or trains without averages."""
+    wrapper = gradsync.torch.DistributedDataParallel
+    with pytest.raises(NotImplementedError, match=f"{name}.. cannot be had"):
+        getattr(wrapper, name)(wrapper.__new__(wrapper), [], 1)
+
+
+@trial(WRAPPER, PYTORCH)
+def buffers_are_synchronized_on_demand(t):
+    module = nn.Linear(6, 6)
+    module.register_buffer("own", torch.zeros(2))
+    model = t.wrap(module, broadcast_buffers=False)
+    module.own = torch.full((2,), 5.0 + t.rank)  # another tensor than at the start
+    model._sync_buffers()
+    assert module.own.tolist() == [5, 5] and model.modules_buffers[0] is module.own
 
 
 # ---- Devices

@@ -78,6 +78,30 @@ def state_dicts_have_the_keys_of_pytorchs_wrapper(t):
     t.backward(ours, squares(t))
 
 
+class Versioned(nn.Linear):
+    """Refuses a state dict of another version, as MNASNet of torchvision does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        assert local_metadata.get("version") == 2, local_metadata
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+@trial(WRAPPER)
+def a_module_finds_its_version_in_a_state_dict_of_the_bare_module(t):
+    for module in (Versioned(2, 2), nn.Sequential(Versioned(2, 2))):
+        model = t.wrap(module)
+        state = module.state_dict()
+        before = list(state), {path: dict(each) for path, each in state._metadata.items()}
+        for value in state.values():
+            value.data = torch.full_like(value, 3)
+        for each in (state, model.state_dict()):
+            assert str(model.load_state_dict(each)) == "<All keys matched successfully>"
+        assert all((parameter == 3).all() for parameter in module.parameters())
+        assert list(state) == before[0] and state._metadata.keys() == before[1].keys()
+
+
 @trial(WRAPPER)
 def a_state_dict_of_the_bare_module_fits(t):
     model, other = t.wrap(Mlp()), Mlp()
