@@ -211,7 +211,9 @@ def find() -> str:
     if named:
         return named
     package = pathlib.Path(__file__).parent
-    candidates = [package / _FILE, package.parents[2] / "bazel-bin" / "client" / _FILE]
+    candidates = [package / _FILE]
+    if len(package.parents) > 2:
+        candidates.append(package.parents[2] / "bazel-bin" / "client" / _FILE)
     for candidate in candidates:
         if candidate.exists():
             return str(candidate)

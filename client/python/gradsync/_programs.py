@@ -21,7 +21,9 @@ def find(name: str) -> str:
       FileNotFoundError: it is in neither place.
     """
     package = pathlib.Path(__file__).parent
-    candidates = [package / "bin" / name, package.parents[2] / "bazel-bin" / _BUILT[name]]
+    candidates = [package / "bin" / name]
+    if len(package.parents) > 2:
+        candidates.append(package.parents[2] / "bazel-bin" / _BUILT[name])
     for candidate in candidates:
         if candidate.exists():
             return str(candidate)

@@ -7,6 +7,7 @@ import sys
 
 import gradsync
 import pytest
+from gradsync import _library, _programs
 
 PACKAGE = pathlib.Path(gradsync.__file__).parent.parent
 
@@ -143,3 +144,16 @@ def test_every_export_exists_and_is_documented():
     assert sorted(gradsync.__all__) == sorted(set(gradsync.__all__))
     for name in gradsync.__all__:
         assert getattr(gradsync, name).__doc__ or name == "LOWEST_LIVE_RANK"
+
+
+@pytest.mark.parametrize(
+    "find, module",
+    [(_library.find, _library), (lambda: _programs.find("gradsyncctl"), _programs)],
+    ids=["library", "program"],
+)
+def test_what_a_package_right_below_the_root_lacks_is_named(find, module, monkeypatch):
+    """As `pip install --target /app` leaves it."""
+    monkeypatch.delenv("GRADSYNC_LIBRARY", raising=False)
+    monkeypatch.setattr(module, "__file__", "/nonexistent/gradsync/module.py")
+    with pytest.raises((ImportError, FileNotFoundError), match="looked for /nonexistent/gradsync/"):
+        find()

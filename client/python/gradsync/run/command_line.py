@@ -30,10 +30,10 @@ Every line that a rank prints is shown with its rank in front. If a rank fails, 
 the others, and shows which rank failed first, how, and its last lines.
 """
 _EPILOG = """\
-SIGINT (Ctrl-C), SIGTERM and SIGHUP are passed on to every rank. Ranks that are still there after
---shutdown-timeout are killed; a second signal kills them at once. SIGUSR1 and SIGUSR2 are passed on
-too, and end nothing. If the launcher itself is killed, the ranks and the private daemon die with
-it. What a rank leaves running in its process group is killed when the rank ends.
+SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank. Ranks that are still there
+after --shutdown-timeout are killed; a second signal kills them at once. SIGUSR1 and SIGUSR2 are
+passed on too, and end nothing. If the launcher itself is killed, the ranks and the private daemon
+die with it. What a rank leaves running in its process group is killed when the rank ends.
 
 OMP_NUM_THREADS is 1 for several ranks, unless it is set. The ranks' standard input is empty. A
 progress bar, which overwrites its line, shows as a new line every 5 s at most. The ranks are
@@ -48,6 +48,8 @@ signal N killed it. 128 + N if signal N stopped the launcher, unless every rank 
 wrong usage.
 """
 
+# Options of torchrun that change nothing on one node.
+_RENDEZVOUS = ("--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint")
 # Options of torchrun that gradsync.run refuses by name, and whether they have a value.
 _TORCHRUNS_OWN = {
     **dict.fromkeys(
@@ -59,17 +61,15 @@ _TORCHRUNS_OWN = {
             "--local-ranks-filter",
             "--log-dir",
             "--logs-specs",
-            "--max-restarts",
             "--monitor-interval",
             "--numa-binding",
-            "--rdzv-backend",
-            "--rdzv-conf",
-            "--rdzv-endpoint",
             "--redirects",
             "--role",
             "--signals-to-handle",
             "--start-method",
             "--tee",
+            "-r",
+            "-t",
         ],
         True,
     ),
@@ -119,6 +119,10 @@ def parse(words: Sequence[str]) -> Options:
     elif given.node_rank >= given.nnodes:
         parser.error(f"--node-rank takes a number below --nnodes, which is {given.nnodes}")
     several = given.nnodes > 1
+    if several and given.rendezvous:
+        parser.error(_not_ours(given.rendezvous))
+    if given.max_restarts != "0":
+        parser.error(_not_ours(f"--max-restarts {given.max_restarts}"))
     return Options(
         command=_command(parser, given),
         ranks=given.nproc_per_node,
@@ -154,10 +158,19 @@ class _Parser(argparse.ArgumentParser):
 
 class _Refuse(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, _: Any, __: Any, name: Any = None) -> None:
-        parser.error(
-            f"{name} is torchrun's, and gradsync.run does not have it. Start gradsyncd, name its "
-            "socket in GRADSYNC_SOCKET, and use torchrun"
-        )
+        parser.error(_not_ours(name))
+
+
+class _Remember(argparse.Action):
+    def __call__(self, _: Any, given: argparse.Namespace, __: Any, name: Any = None) -> None:
+        setattr(given, self.dest, name)
+
+
+def _not_ours(name: str) -> str:
+    return (
+        f"{name} is torchrun's, and gradsync.run does not have it. Start gradsyncd, name its "
+        "socket in GRADSYNC_SOCKET, and use torchrun"
+    )
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -172,8 +185,8 @@ def _make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = functools.partial(_add, parser)
-    add("--nproc-per-node", "ranks on this node; default 1", _count(1, _MOST_RANKS), "N", 1)
-    add("--nnodes", "nodes of the job; default 1", _count(1, _MOST_NODES), "N", 1)
+    add("--nproc-per-node", "ranks on this node; default 1", _ranks, "N", 1)
+    add("--nnodes", "nodes of the job; default 1", _nodes, "N", 1)
     add("--node-rank", "this node's number, from 0", _count(0, _MOST_NODES), "N")
     add("--master-addr", "node 0; default for one node: 127.0.0.1", str, "HOST")
     add(
@@ -188,15 +201,22 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--no-python", "SCRIPT is a program, not Python's")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a Python module")
     for name, has_value in _TORCHRUNS_OWN.items():
-        for spelling in {name, _with_underscores(name)}:
-            parser.add_argument(
-                spelling, action=_Refuse, nargs=None if has_value else 0, help=argparse.SUPPRESS
-            )
+        nargs = None if has_value else 0
+        _add_hidden(parser, name, action=_Refuse, nargs=nargs)
+    for name in _RENDEZVOUS:
+        _add_hidden(parser, name, action=_Remember, dest="rendezvous")
+    _add_hidden(parser, "--max-restarts", default="0")
     parser.add_argument("script", metavar="SCRIPT", help="what every rank runs")
-    parser.add_argument(
+    rest = parser.add_argument(
         "arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="of the script"
     )
+    rest.required = False  # a message about a missing script does not name it
     return parser
+
+
+def _add_hidden(parser: argparse.ArgumentParser, name: str, **settings: Any) -> None:
+    for spelling in sorted({name, _with_underscores(name)}):
+        parser.add_argument(spelling, help=argparse.SUPPRESS, **settings)
 
 
 def _add(
@@ -219,7 +239,7 @@ def _add(
 
 
 def _with_underscores(name: str) -> str:
-    return "--" + name[2:].replace("-", "_")
+    return name[:2] + name[2:].replace("-", "_")
 
 
 def _count(least: int, most: int) -> Callable[[str], int]:
@@ -229,6 +249,25 @@ def _count(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _ranks(text: str) -> int:
+    remedies = {"gpu": "$(nvidia-smi --list-gpus | wc -l)", "cpu": "$(nproc)"}
+    remedies["auto"] = " or ".join(remedies.values())
+    try:
+        return _count(1, _MOST_RANKS)(text)
+    except argparse.ArgumentTypeError as error:
+        remedy = f"; in a shell give {remedies[text]}" if text in remedies else ""
+        raise argparse.ArgumentTypeError(f"{error}{remedy}") from None
+
+
+def _nodes(text: str) -> int:
+    least, colon, most = text.partition(":")
+    try:
+        return _count(1, _MOST_NODES)(least if least == most else text)
+    except argparse.ArgumentTypeError as error:
+        remedy = "; the number of nodes is fixed: give the largest" if colon else ""
+        raise argparse.ArgumentTypeError(f"{error}{remedy}") from None
 
 
 def _seconds(text: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pathlib
 import shutil
@@ -17,6 +18,8 @@ from gradsync.run.process import Process
 
 _LONGEST_SOCKET_PATH = 103  # with "-fd" it still fits
 _SOCKET = "gradsyncd.sock"
+_NOTIFY_SOCKET = "notify.sock"
+_PREFIX = "gradsync-"
 _CONNECT_S = 5.0
 # Of systemd's protocol. They are meant for the launcher's own service.
 _OTHERS_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -45,7 +48,8 @@ def why_silent(path: str) -> Optional[str]:
 class PrivateDaemon:
     """A gradsyncd in a directory that only this user can enter. One thread.
 
-    close() removes the directory, after the process has ended.
+    close() removes the directory, after the process has ended. A launcher that is killed leaves it
+    behind; this user's next one removes it.
 
     Attributes:
       socket: path of its socket.
@@ -59,12 +63,12 @@ class PrivateDaemon:
         Raises:
           OSError: there is no gradsyncd, or no directory for it.
         """
-        self._directory = _make_directory()
+        self._directory, self._lock = _make_directory()
         self.ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._said = b""
         try:
             self.socket = os.path.join(self._directory, _SOCKET)
-            notify = os.path.join(self._directory, "notify.sock")
+            notify = os.path.join(self._directory, _NOTIFY_SOCKET)
             self.ready.bind(notify)
             program = os.environ.get("GRADSYNC_DAEMON") or _programs.find("gradsyncd")
             environment = {**os.environ, "NOTIFY_SOCKET": notify}
@@ -89,14 +93,43 @@ class PrivateDaemon:
         """Removes what it used."""
         self.ready.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._lock)
 
 
-def _make_directory() -> str:
-    """A new directory of mode 0700, whose path is short enough for sockets."""
+def _make_directory() -> tuple[str, int]:
+    """A new directory of mode 0700, whose path is short enough for sockets.
+
+    Returns:
+      Its path, and a descriptor that keeps it locked while the launcher lives.
+    """
     for base in (_runtime_directory(), tempfile.gettempdir(), "/tmp"):
-        if base and len(os.path.join(base, "gradsync-12345678", _SOCKET)) <= _LONGEST_SOCKET_PATH:
-            return tempfile.mkdtemp(prefix="gradsync-", dir=base)
+        if base and len(os.path.join(base, _PREFIX + 8 * "x", _SOCKET)) <= _LONGEST_SOCKET_PATH:
+            _remove_left_behind(base)
+            directory = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            # No other launcher locks it: there is no socket in it yet.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return directory, lock
     raise AssertionError("/tmp is short enough")
+
+
+def _remove_left_behind(base: str) -> None:
+    """Removes this user's directories in `base` whose launchers and daemons are dead."""
+    for directory in pathlib.Path(base).glob(_PREFIX + 8 * "?"):
+        try:
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # another user's, or no directory
+            continue
+        try:
+            if os.fstat(lock).st_uid != os.getuid() or not (directory / _NOTIFY_SOCKET).exists():
+                continue
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if why_silent(str(directory / _SOCKET)) is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:  # its launcher lives
+            continue
+        finally:
+            os.close(lock)
 
 
 def _runtime_directory() -> Optional[str]:

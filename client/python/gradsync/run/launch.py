@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Optional
 
 from gradsync.run import ranks
@@ -15,9 +16,9 @@ from gradsync.run.daemon import PrivateDaemon, usual_socket, why_silent
 from gradsync.run.events import Events
 from gradsync.run.failure import failed_first
 from gradsync.run.output import Output, Speaker
-from gradsync.run.process import Process
+from gradsync.run.process import Process, why_unwatchable
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _DAEMON_START_S = 30.0
 _DAEMON_STOP_S = 10.0
@@ -53,6 +54,7 @@ class Launch:
         """Returns the exit status."""
         with self._events:
             try:
+                self._check_system()
                 path = self._find_daemon()
                 self._start_ranks(path)
                 self._watch()
@@ -61,6 +63,16 @@ class Launch:
                 return int(ended.args[0])
             finally:
                 self._end_all()
+
+    def _check_system(self) -> None:
+        why = why_unwatchable()
+        if why is not None:
+            self._output.say(
+                f"the ends of processes cannot be watched: {why}. gradsync.run needs Linux 5.3 or "
+                "newer, and in a container a seccomp profile that allows pidfd_open. Else start "
+                "gradsyncd, name its socket in GRADSYNC_SOCKET, and use torchrun"
+            )
+            raise _Ended(1)
 
     def _find_daemon(self) -> str:
         path = usual_socket()
@@ -149,8 +161,14 @@ class Launch:
             process.tell(signal.SIGKILL)
         if self._events.run_until(lambda: all(p.status is not None for p in processes), _KILL_S):
             return True
-        names = ", ".join(p.name for p in processes if p.status is None)
-        self._output.say(f"still there after SIGKILL: {names}; the kernel does not let go of it")
+        left = [p for p in processes if p.status is None]
+        names = ", ".join(f"{p.name} (pid {p.pid})" for p in left)
+        pids = ",".join(str(p.pid) for p in left)
+        self._output.say(
+            f"still there after SIGKILL: {names}. It waits in the kernel, mostly for a disk or a "
+            f"GPU; 'ps -o pid,stat,wchan:40 -p {pids}' says where. Mend that, or restart the "
+            "machine"
+        )
         return False
 
     def _result(self) -> int:
@@ -161,13 +179,22 @@ class Launch:
             self._output.say(f"stopped by {signal.Signals(self._signal).name}")
             return 128 + self._signal
         failed = failed_first(self._speakers)
+        daemon = None if self._daemon is None else self._daemon.process
+        # Nobody tells it to end before this.
+        if daemon is not None and daemon.status == 0:
+            if all(process.ended_at >= daemon.ended_at for process in failed):
+                self._output.say(
+                    f"gradsyncd (pid {daemon.pid}) ended while ranks ran: exit status 0"
+                    + _then(failed)
+                    + self._last_lines(daemon)
+                )
+                return 1
         if not failed:  # the output was closed, or a rank cannot be killed
             return 1
         first = failed[0]
-        others = [f"; then {process.name}: {_how(process)}" for process in failed[1:]]
         self._output.say(
             f"{first.name} (pid {first.pid}) failed first: {_how(first)}"
-            + "".join(others)
+            + _then(failed[1:])
             + self._last_lines(first)
         )
         return 1 if first.told_to_end else first.exit_status()
@@ -220,6 +247,10 @@ class Launch:
             else:
                 self._signal = number
                 self._tell_ranks(number)
+
+
+def _then(failed: Sequence[Process]) -> str:
+    return "".join(f"; then {process.name}: {_how(process)}" for process in failed)
 
 
 def _how(failed: Process) -> str:

@@ -14,6 +14,17 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
+def why_unwatchable() -> Optional[str]:
+    """Why Process cannot notice the end of a process; None: it can."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except AttributeError:
+        return "this Python was built without pidfd_open"
+    except OSError as error:
+        return f"pidfd_open: {error.strerror}"
+    return None
+
+
 class Process:
     """A running process. It dies with the launcher, even if that is killed.
 

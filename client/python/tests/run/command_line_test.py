@@ -7,11 +7,14 @@ from gradsync.run import command_line
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("", "the following arguments are required: SCRIPT"),
+        ("", "the following arguments are required: SCRIPT\n"),
         ("--nproc-per-node", "--nproc-per-node expected one argument"),
         ("--nproc-per-node 0 {script}", "--nproc-per-node takes a number from 1 to 256, not '0'"),
-        ("--nproc_per_node=gpu {script}", "takes a number from 1 to 256, not 'gpu'"),
-        ("--nnodes 1:4 {script}", "--nnodes takes a number from 1 to 4096, not '1:4'"),
+        ("--nproc_per_node=gpu {script}", "not 'gpu'; in a shell give $(nvidia-smi --list-gpus"),
+        ("--nproc-per-node cpu {script}", "to 256, not 'cpu'; in a shell give $(nproc)"),
+        ("--nproc-per-node auto {script}", "| wc -l) or $(nproc)"),
+        ("--nnodes 1:4 {script}", "to 4096, not '1:4'; the number of nodes is fixed"),
+        ("--nnodes 0:0 {script}", "--nnodes takes a number from 1 to 4096, not '0'"),
         ("--nnodes 2 {script}", "--nnodes 2 needs --node-rank (0 to 1, another on each node)"),
         ("--nnodes 2 --node-rank 0 {script}", "and --master-addr (where node 0 is"),
         ("--nnodes 2 --node-rank 2 --master-addr x {script}", "a number below --nnodes"),
@@ -21,8 +24,10 @@ from gradsync.run import command_line
         ("--shutdown-timeout -1 {script}", "takes seconds from 0 to 86400, not '-1'"),
         ("--shutdown-timeout=nan {script}", "takes seconds from 0 to 86400, not 'nan'"),
         ("--no-python -m package", "--no-python and --module do not go together"),
-        ("--max-restarts 3 {script}", "--max-restarts is torchrun's, and gradsync.run does not"),
-        ("--rdzv_backend=c10d {script}", "--rdzv_backend is torchrun's"),
+        ("--max-restarts 3 {script}", "--max-restarts 3 is torchrun's, and gradsync.run"),
+        ("--nnodes 2 --node-rank 0 --master-addr x --rdzv_backend=c10d {script}", "--rdzv_backend"),
+        ("-t 3 {script}", "-t is torchrun's"),
+        ("-r 3 {script}", "-r is torchrun's"),
         ("--run-path {script}", "--run-path is torchrun's"),
         ("--nproc 2 {script}", "unrecognized arguments: --nproc"),
         ("/nonexistent.py", "there is no script '/nonexistent.py'; for a module, use -m"),
@@ -36,6 +41,22 @@ def test_wrong_usage_is_named(words, message, tmp_path, capsys):
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert said.startswith("gradsync.run: ") and message in said and "--help" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--nnodes 1:1",
+        "--max-restarts=0",
+        "--rdzv-backend=c10d --rdzv_endpoint localhost:0 --rdzv-conf timeout=60",
+    ],
+)
+def test_what_changes_nothing_is_taken(words, tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    options = command_line.parse([*words.split(), "--rdzv-id=a", str(script), "--rdzv-id"])
+    plain = command_line.parse(["--rdzv-id=a", str(script), "--rdzv-id"])
+    assert options == plain and options.nodes == 1
 
 
 def test_help_teaches(capsys):

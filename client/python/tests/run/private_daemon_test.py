@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import stat
 
 import pytest
@@ -72,6 +73,32 @@ def test_a_daemon_that_dies_ends_the_job_and_shows_its_log(launch_alone, watch):
     assert "failed first: SIGKILL" in err and "the last lines of gradsyncd:" in err
     assert "INFO serving" in err
     assert not os.path.exists(path)
+
+
+def test_a_daemon_that_ends_well_while_ranks_run_is_named(launch_alone, watch):
+    with launch_alone(script=HOLD) as launched:
+        (path,) = launched.read(r"rank 0 \| (.*)\n", 1)
+        number = daemon_of(path)
+        os.kill(number, signal.SIGTERM)
+        status, _, err = launched.end()
+    assert status == 1
+    assert f"gradsyncd (pid {number}) ended while ranks ran: exit status 0\n" in err
+    assert "the last lines of gradsyncd:" in err and "INFO serving" in err
+
+
+def test_what_a_killed_launcher_leaves_is_removed(launch_alone, runtime, watch):
+    with launch_alone(script=HOLD) as launched, launch_alone(script=HOLD) as killed:
+        (kept,) = launched.read(r"rank 0 \| (.*)\n", 1)
+        (left,) = killed.read(r"rank 0 \| (.*)\n", 1)
+        daemon = watch(daemon_of(left))
+        killed.process.kill()
+        assert daemon.has_ended()
+        others = runtime / "gradsync-_others_"
+        others.mkdir()
+        assert os.path.exists(left)
+        assert launch_alone(script="print('trains')").end()[0] == 0
+        assert set(runtime.iterdir()) == {pathlib.Path(kept).parent, others}
+        launched.process.kill()
 
 
 def test_a_signal_while_it_starts(launch_alone, tmp_path):

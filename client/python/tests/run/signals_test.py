@@ -30,7 +30,7 @@ def test_ranks_that_end_well_at_a_signal_make_it_a_success(launch, number):
     assert status == 0 and out.count(f"got {number.name}\n") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_ranks_that_do_not_handle_a_signal_die_of_it(launch, watch, number):
     text = "print('pid', os.getpid())\nsignal.pause()"
     with launch("--nproc-per-node", 2, script=text) as launched:

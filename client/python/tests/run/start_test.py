@@ -1,11 +1,14 @@
 """What ranks get: torchrun's variables, and the daemon that answers."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+from gradsync.run import command_line
+from gradsync.run.launch import Launch
 from launched import TRAINER, Launched
 
 SHOW = "import json; print(json.dumps(dict(os.environ)))"
@@ -111,6 +114,18 @@ def test_several_nodes_need_a_daemon(launch_alone):
     status, out, err = launch_alone(*words, script="print('no')").end()
     assert (status, out) == (1, "")
     assert "none.sock (there is no such socket)" in err and "--peer_listen" in err
+
+
+def test_a_kernel_without_pidfd(tmp_path, monkeypatch, capfd):
+    def pidfd_open(_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    options = command_line.parse(["--no-python", "/bin/touch", str(tmp_path / "started")])
+    assert Launch(options).run() == 1
+    said = capfd.readouterr().err
+    assert "pidfd_open: Operation not permitted" in said and "seccomp" in said
+    assert not (tmp_path / "started").exists()
 
 
 def test_the_standard_input_of_ranks_is_empty(tmp_path, daemon):
