@@ -66,7 +66,7 @@ def wrap(module: torch.nn.Module, backend: str) -> torch.nn.Module:
 
 
 def spare_teardown() -> threading.Event:
-    """Returns an event. If it is set, the process ends with status 0, without Python's teardown.
+    """Returns an event. If it is set, the process exits with status 0, without Python's teardown.
 
     PyTorch's Gloo threads free Python objects of the last backward pass a moment after its
     all-reduce. If the interpreter ends in that moment, the process aborts with "terminate called

@@ -423,7 +423,7 @@ class Session:
         self._left = True
 
     def finish(self) -> None:
-        """Ends this rank's part in the job because its process comes to a good end.
+        """Ends this rank's part in the job because its process exits with status 0.
 
         The other ranks may finish or leave, too. If one of them begins another step, operation or
         layout, the job ends for all: AbortedError, reason RANK_FINISHED.
