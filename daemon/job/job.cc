@@ -510,6 +510,7 @@ JobSnapshot Job::Snapshot() const {
     snapshot.phase = members_.Formed() ? JobPhase::kRunning : JobPhase::kForming;
   }
   snapshot.layouts = layouts_.Snapshot();
+  snapshot.released_layouts = layouts_.ReleasedSnapshot();
   std::set<std::uint32_t> waiting;
   for (const std::uint32_t rank : layouts_.MissingRanks()) waiting.insert(rank);
   for (const std::uint32_t rank : operations_.MissingRanks()) waiting.insert(rank);

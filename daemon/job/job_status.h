@@ -40,6 +40,7 @@ struct JobSnapshot {
   std::vector<std::uint32_t> missing_ranks;
   std::vector<std::uint32_t> waiting_ranks;  // a running step or operation waits for them
   std::vector<LayoutSnapshot> layouts;
+  std::vector<LayoutSnapshot> released_layouts;  // the last ones that no layout has followed
   std::string failure;
   std::uint64_t operations = 0;
   std::uint64_t operations_failed = 0;

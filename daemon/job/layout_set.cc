@@ -14,6 +14,8 @@ namespace {
 // Limits on the layouts that a job keeps. Clients cannot raise them.
 constexpr std::size_t kMaxLayouts = 256;
 constexpr std::size_t kMaxBucketRanks = std::size_t{1} << 17;
+// Released layouts whose statistics and steps people may still ask for: at most 2 MiB each.
+constexpr std::size_t kReleasedKept = 4;
 
 }  // namespace
 
@@ -318,6 +320,7 @@ void LayoutSet::DropReleased(DeferredActions* actions) {
   any_released_ = false;
   for (auto it = layouts_.begin(); it != layouts_.end();) {
     if (it->second->ReleasedByAll()) {
+      RememberReleased(it->first, *it->second);
       actions->releases.emplace_back(std::move(it->second));
       it = layouts_.erase(it);
       continue;
@@ -459,11 +462,41 @@ std::vector<std::uint32_t> LayoutSet::MissingRanks() const {
 
 std::vector<LayoutSnapshot> LayoutSet::Snapshot() const {
   std::vector<LayoutSnapshot> snapshot;
-  for (const auto& [channel, layout] : layouts_) {
-    snapshot.push_back({layout->name(), channel, layout->plan().fingerprint,
-                        layout->spec().parameters.size(), layout->plan().buckets.size(),
-                        layout->plan().arena_bytes, layout->step(), layout->report().Missing(),
-                        layout->ready(), layout->stats().Snapshot()});
+  for (const auto& [channel, layout] : layouts_) snapshot.push_back(SnapshotOf(channel, *layout));
+  return snapshot;
+}
+
+LayoutSnapshot LayoutSet::SnapshotOf(std::uint32_t channel, const LayoutChannel& layout) {
+  return {layout.name(),
+          channel,
+          layout.plan().fingerprint,
+          layout.spec().parameters.size(),
+          layout.plan().buckets.size(),
+          layout.plan().arena_bytes,
+          layout.step(),
+          layout.report().Missing(),
+          layout.ready(),
+          layout.stats().Snapshot()};
+}
+
+void LayoutSet::RememberReleased(std::uint32_t channel, const LayoutChannel& layout) {
+  const auto same_name = [&layout](const ReleasedLayout& released) {
+    return released.snapshot.name == layout.name();
+  };
+  released_.erase(std::remove_if(released_.begin(), released_.end(), same_name), released_.end());
+  if (released_.size() == kReleasedKept) released_.erase(released_.begin());
+  released_.push_back(
+      {SnapshotOf(channel, layout), layout.timeline().Last(StepTimeline::kMaxSteps)});
+}
+
+std::vector<LayoutSnapshot> LayoutSet::ReleasedSnapshot() const {
+  std::vector<LayoutSnapshot> snapshot;
+  for (const ReleasedLayout& released : released_) {
+    const bool followed =
+        std::any_of(layouts_.begin(), layouts_.end(), [&released](const auto& layout) {
+          return layout.second->name() == released.snapshot.name;
+        });
+    if (!followed) snapshot.push_back(released.snapshot);
   }
   return snapshot;
 }
@@ -472,6 +505,11 @@ std::optional<std::vector<StepTimes>> LayoutSet::Timeline(absl::string_view layo
                                                           std::size_t steps) const {
   for (const auto& [channel, candidate] : layouts_) {
     if (candidate->name() == layout) return candidate->timeline().Last(steps);
+  }
+  for (const ReleasedLayout& released : released_) {
+    if (released.snapshot.name != layout) continue;
+    const std::size_t from = released.timeline.size() - std::min(steps, released.timeline.size());
+    return std::vector<StepTimes>(released.timeline.begin() + from, released.timeline.end());
   }
   return std::nullopt;
 }

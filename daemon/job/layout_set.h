@@ -89,7 +89,9 @@ class LayoutSet {
   // The ranks that running steps wait for. A rank may be there more than once.
   std::vector<std::uint32_t> MissingRanks() const;
   std::vector<LayoutSnapshot> Snapshot() const;
-  // The last steps of a layout; nullopt if there is no such layout.
+  // Of the last layouts that every rank has released, unless another one has the name now.
+  std::vector<LayoutSnapshot> ReleasedSnapshot() const;
+  // The last steps of a layout, also of a released one; nullopt if there is no such layout.
   std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
 
  private:
@@ -99,6 +101,12 @@ class LayoutSet {
     std::uint32_t replaces = 0;
     absl::Status status;
     std::vector<bool> unaware;  // by rank: true if it does not know of the failure yet
+  };
+
+  // What people may still ask about a layout that every rank has released.
+  struct ReleasedLayout {
+    LayoutSnapshot snapshot;
+    std::vector<StepTimes> timeline;
   };
 
   // A layout had this channel.
@@ -125,6 +133,8 @@ class LayoutSet {
   // Begins the layouts that are agreed, and drops those that were replaced or have failed. Called
   // after every change.
   void Settle(DeferredActions* actions);
+  static LayoutSnapshot SnapshotOf(std::uint32_t channel, const LayoutChannel& layout);
+  void RememberReleased(std::uint32_t channel, const LayoutChannel& layout);
   void RememberFailure(const LayoutChannel& layout);
   // The failure of this agreement that `rank` does not know yet; OK if there is none. Afterwards it
   // counts as known.
@@ -138,7 +148,8 @@ class LayoutSet {
 
   std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_;  // by channel
   std::uint32_t last_channel_ = 0;
-  bool any_released_ = false;  // some rank has released a layout of the set
+  std::vector<ReleasedLayout> released_;  // the last one is the latest; one of a name
+  bool any_released_ = false;             // some rank has released a layout of the set
   std::vector<FailedAgreement> failures_;
 };
 

@@ -115,6 +115,9 @@ class IntrospectionService final : public v1::Introspection::Service {
       out->set_operations(snapshot.operations);
       out->set_operations_failed(snapshot.operations_failed);
       for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
+      for (const LayoutSnapshot& layout : snapshot.released_layouts) {
+        Fill(layout, out->add_layouts());
+      }
     }
     return grpc::Status::OK;
   }

@@ -5,7 +5,7 @@ import json
 import pytest
 import scripts
 
-IMPLEMENTATIONS = ["bare", "ddp_noop", "gradsync", "gradsync_hook", "ddp_gloo"]
+IMPLEMENTATIONS = ["bare", "ddp_noop", "gradsync", "gradsync_hook", "ddp_group", "ddp_gloo"]
 MODELS = ["communication_heavy", "compute_heavy"]
 
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tests/job/job_fixture.h"
 
@@ -73,8 +74,38 @@ TEST_F(LayoutReleaseTest, EachRanksMemoryIsFreedAtOnceAndTheLayoutGoesWithTheLas
   Release(0, channel_);
   EXPECT_FALSE(Shared(0, channel_));
   EXPECT_EQ(layouts(), 0u);
-  EXPECT_FALSE(job_->Timeline("model", 9).has_value());
   for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(sink(rank).messages().empty());
+}
+
+TEST_F(LayoutReleaseTest, StatisticsAndStepsOutliveTheLayoutUntilAnotherOneHasItsName) {
+  Release(0, channel_);
+  EXPECT_EQ(job_->Snapshot().released_layouts.size(), 0u);
+  Release(1, channel_);
+  const std::vector<LayoutSnapshot> released = job_->Snapshot().released_layouts;
+  ASSERT_EQ(released.size(), 1u);
+  EXPECT_EQ(released[0].name, "model");
+  EXPECT_EQ(released[0].stats.steps_complete, 1u);
+  ASSERT_TRUE(job_->Timeline("model", 9).has_value());
+  EXPECT_EQ(job_->Timeline("model", 9)->size(), 1u);
+  EXPECT_EQ(job_->Timeline("model", 0)->size(), 0u);
+
+  channel_ = Agree(Spec(3));
+  EXPECT_EQ(job_->Snapshot().released_layouts.size(), 0u);
+  EXPECT_EQ(job_->Timeline("model", 9)->size(), 0u);  // of the new one
+}
+
+TEST_F(LayoutReleaseTest, StatisticsOfTheLastFourReleasedLayoutsAreKept) {
+  for (int i = 0; i < 6; ++i) {
+    LayoutSpec spec = Spec(2);
+    spec.name = "layout" + std::to_string(i);
+    const std::uint32_t channel = Agree(spec);
+    for (std::uint32_t rank = 0; rank < 2; ++rank) Release(rank, channel);
+    TakeAll();
+  }
+  const std::vector<LayoutSnapshot> released = job_->Snapshot().released_layouts;
+  ASSERT_EQ(released.size(), 4u);
+  EXPECT_EQ(released.front().name, "layout2");
+  EXPECT_EQ(released.back().name, "layout5");
 }
 
 TEST_F(LayoutReleaseTest, ObjectsHeldForTheRankAreFreed) {
