@@ -42,7 +42,14 @@ def test_lines_stay_whole(launch):
 
 def test_the_output_of_a_reader_that_stops(launch, watch):
     """The launcher still hears signals."""
-    script = "print('pid', os.getpid())\nwhile True: print('x' * 1000)"
+    # No rank ends before it has printed more than the launcher's pipe holds.
+    script = (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "print('pid', os.getpid())\n"
+        "for _ in range(400): print('x' * 1000)\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])\n"
+        "while True: print('x' * 1000)"
+    )
     with launch("--nproc-per-node", 2, script=script) as launched:
         ranks = [watch(pid) for pid in launched.read(r"pid (\d+)$", 2)]
         launched.process.terminate()
