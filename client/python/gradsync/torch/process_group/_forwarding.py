@@ -15,8 +15,14 @@ from gradsync.torch.process_group._membership import Membership
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def collective(self: ForwardedCollectives, *arguments: Any, **options: Any) -> Any:
-        self._announce(describe(name, arguments, options))
-        return self._forward(name, arguments, options)
+        try:
+            self._announce(describe(name, arguments, options))
+            return self._forward(name, arguments, options)
+        except KeyboardInterrupt as error:
+            # The other ranks may wait in this collective.
+            if self._membership is not None:
+                self._membership.fail(error)
+            raise
 
     collective.__name__ = name
     collective.__doc__ = f"PyTorch's `{name}`, by the inner group."

@@ -73,9 +73,17 @@ class ProcessGroup(ForwardedCollectives):
             return self._all_reduce_inside(name, tensors, opts)
         timeout = _seconds(opts.timeout, self._timeout)
         session = self._membership.session
-        operations = [self._reductions.begin(session, tensor, op, timeout) for tensor in tensors]
-        # Last, as nobody waits for it.
-        self._announce(description)
+        fail = self._membership.fail
+        begin = self._reductions.begin
+        try:
+            operations = [begin(session, tensor, op, timeout, fail) for tensor in tensors]
+            # Last, as nobody waits for it.
+            self._announce(description)
+        except BaseException as error:  # Ctrl-C, too: a step may be open
+            failure = fail(error)
+            if failure is error or not isinstance(error, gradsync.Error):
+                raise
+            raise failure from error
         return ReductionWork(tensors, operations, self._lane)
 
     def _all_reduce_inside(self, name: str, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
@@ -104,7 +112,7 @@ class ProcessGroup(ForwardedCollectives):
         raise _unimplemented("merge_remote_group()", "make a new group of all ranks")
 
     def shutdown(self) -> None:
-        """Leaves the job: destroy_process_group() calls this."""
+        """Finishes the job: destroy_process_group() calls this."""
         if self._membership is not None:
             self._membership.leave()
         self._reductions.close()

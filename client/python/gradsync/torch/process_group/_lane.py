@@ -22,7 +22,9 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._condition = threading.Condition()
+        lock = threading.RLock()
+        self._condition = threading.Condition(lock)
+        self._settled = threading.Condition(lock)  # the lane is not busy
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._holder: Optional[int] = None  # the thread that holds the lane
         self._idle = 0
@@ -46,6 +48,11 @@ class Lane:
                 self._holder = None
                 self._wake()
 
+    def settle(self, timeout: float) -> bool:
+        """Waits until the lane is not busy. False: it still is after `timeout` seconds."""
+        with self._condition:
+            return self._settled.wait_for(lambda: not self.busy, timeout)
+
     def close(self) -> None:
         """Ends the threads after the calls that are in the queue."""
         with self._condition:
@@ -53,7 +60,10 @@ class Lane:
             self._condition.notify_all()
 
     def _wake(self) -> None:
-        if self._holder is not None or not self._calls:
+        if self._holder is not None:
+            return
+        if not self._calls:
+            self._settled.notify_all()
             return
         if self._idle > 0:
             self._condition.notify()
@@ -67,6 +77,8 @@ class Lane:
             with self._condition:
                 if self._holder == threading.get_ident():
                     self._holder = None
+                    if not self._calls:
+                        self._settled.notify_all()
 
     def _take(self) -> Optional[Callable[[], None]]:
         with self._condition:

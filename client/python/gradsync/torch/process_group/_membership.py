@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import threading
 from typing import Any, Callable, Optional
@@ -40,6 +41,7 @@ class Membership:
         self._settle = settle
         self._lock = threading.Lock()
         self._session: Optional[gradsync.Session] = None
+        self._failure: Optional[gradsync.Error] = None
         self._left = False
 
     @property
@@ -48,11 +50,13 @@ class Membership:
 
         Raises:
           RuntimeError: the group was destroyed.
-          gradsync.Error: no daemon answered, or it refused the job.
+          gradsync.Error: no daemon answered, or it refused the job; or a collective has failed.
         """
         with self._lock:
             if self._left:
                 raise RuntimeError("gradsync: this process group was destroyed; make a new one")
+            if self._failure is not None:
+                raise copy.copy(self._failure)
             if self._session is None:
                 self._session = gradsync.Session.join(self._settings)
                 _session.finish_at_exit(self._session, self._settle)
@@ -61,6 +65,8 @@ class Membership:
     def end(self, timeout: float) -> Optional[gradsync.Error]:
         """Why the session has ended; None: it has not within `timeout` seconds."""
         with self._lock:
+            if self._failure is not None:
+                return copy.copy(self._failure)
             session = self._session
         return None if session is None else session.await_end(timeout)
 
@@ -73,8 +79,24 @@ class Membership:
         if end is not None:
             raise end from error
 
+    def fail(self, error: BaseException) -> gradsync.Error:
+        """Ends the session after an error in a collective: this rank is lost to the others.
+
+        A rank that went on would reduce its tensors with those of another call.
+
+        Returns:
+          What the collective must raise: the first failure. Later calls raise it, too.
+        """
+        with self._lock:
+            if self._failure is None:
+                self._failure = error if isinstance(error, gradsync.Error) else _failure_of(error)
+            failure, session = self._failure, self._session
+        if session is not None:
+            session.close()
+        return failure if failure is error else copy.copy(failure)
+
     def leave(self) -> None:
-        """The others go on without this rank."""
+        """Finishes: if another rank still needs this one, it gets RANK_FINISHED."""
         with self._lock:
             self._left = True
             session, self._session = self._session, None
@@ -82,7 +104,7 @@ class Membership:
             return
         try:
             self._settle()
-            session.leave()
+            session.finish()
         except gradsync.Error:
             pass  # the job has ended, or an operation is under way: this rank is lost to it
         finally:
@@ -94,3 +116,11 @@ class Membership:
             session = self._session
         if session is not None:
             session.close()
+
+
+def _failure_of(error: BaseException) -> gradsync.Error:
+    return gradsync.FailedPreconditionError(
+        f"a collective of this process group has failed ({type(error).__name__}: {error}), so the "
+        "group is of no use: call destroy_process_group() and init_process_group() again",
+        reason=gradsync.Reason.CLOSED,
+    )

@@ -28,23 +28,28 @@ class Operation(Protocol):
         """
 
 
+# Takes the error of an operation, ends the group's session, and returns what to raise.
+Fail = Callable[[BaseException], BaseException]
+
+
 class QueuedOperation:
     """An operation that the group's thread carries out when its turn comes."""
 
-    def __init__(self, body: Callable[[], None]) -> None:
+    def __init__(self, body: Callable[[], None], fail: Fail) -> None:
         """Args: body: blocks until the result is in the tensors, or raises."""
         self._body: Optional[Callable[[], None]] = body
+        self._fail: Optional[Fail] = fail
         self._ended = threading.Event()
         self._error: Optional[BaseException] = None
 
     def run(self) -> None:
         """On the group's thread: carries it out."""
-        assert self._body is not None
+        assert self._body is not None and self._fail is not None
         try:
             self._body()
         except BaseException as error:
-            self._error = error
-        self._body = None
+            self._error = self._fail(error)
+        self._body = self._fail = None
         self._ended.set()
 
     def finish(self, timeout: Optional[float]) -> bool:
@@ -63,9 +68,10 @@ class QueuedOperation:
 class StartedOperation:
     """An operation whose data the daemon has; the first caller of finish() fetches the result."""
 
-    def __init__(self, fetch: Callable[[float], None], timeout: float) -> None:
+    def __init__(self, fetch: Callable[[float], None], timeout: float, fail: Fail) -> None:
         """Args: fetch: blocks for at most so many seconds; timeout: the operation's, from now."""
         self._fetch: Optional[Callable[[float], None]] = fetch
+        self._fail: Optional[Fail] = fail
         self._deadline = time.monotonic() + timeout
         self._lock = threading.Lock()
         self._error: Optional[BaseException] = None
@@ -91,14 +97,14 @@ class StartedOperation:
             self._lock.release()
 
     def _try(self, seconds: float, left: float) -> bool:
-        assert self._fetch is not None
+        assert self._fetch is not None and self._fail is not None
         try:
             self._fetch(seconds)
         except gradsync.DeadlineExceededError as error:
             if error.reason == gradsync.Reason.WAIT_TIMEOUT and seconds < left:
                 return False
-            self._error = error
+            self._error = self._fail(error)
         except gradsync.Error as error:
-            self._error = error
-        self._fetch = None
+            self._error = self._fail(error)
+        self._fetch = self._fail = None
         return True

@@ -11,12 +11,13 @@ import torch.distributed as dist
 import gradsync
 from gradsync.torch._gradients import DATA_TYPES
 from gradsync.torch.process_group._lane import Lane
-from gradsync.torch.process_group._operations import Operation, QueuedOperation
+from gradsync.torch.process_group._operations import Fail, Operation, QueuedOperation
 from gradsync.torch.process_group._slots import Key, Slot, Slots
 
 # A tensor without a slot travels in pieces of this many bytes through the staging memory.
 _PIECE_BYTES = 8 << 20
-# Seconds that the daemon may take to decide a step whose buckets are all reduced.
+# Seconds that the daemon may take to decide a step whose buckets are all reduced, and that the lane
+# may take to go idle.
 _DECISION_S = 5.0
 _OPS = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "average"}
 
@@ -52,7 +53,7 @@ class HostReductions:
         self._slots = Slots()
 
     def begin(
-        self, session: gradsync.Session, tensor: torch.Tensor, op: str, timeout: float
+        self, session: gradsync.Session, tensor: torch.Tensor, op: str, timeout: float, fail: Fail
     ) -> Operation:
         """Begins the all-reduce of a tensor that takes() accepts; the result replaces it.
 
@@ -61,6 +62,7 @@ class HostReductions:
           tensor: of any strides. Untouched until the operation has ended.
           op: "sum" or "average".
           timeout: seconds to wait for the other ranks.
+          fail: gets the operation's error.
         """
         # Neither autograd nor its version counters know of collectives, as with Gloo.
         tensor = tensor.data
@@ -69,22 +71,22 @@ class HostReductions:
             slot = self._slots.next(Key(flat.numel(), flat.dtype, op))
             in_place = tensor.is_contiguous()
             if slot is not None and slot.free and in_place and not self._lane.busy:
-                return slot.start(flat, timeout)
+                return slot.start(flat, timeout, fail)
 
             def body() -> None:
-                if slot is None or not _reduce_in_slot(session, slot, flat, timeout):
+                if slot is None or not _reduce_in_slot(session, slot, flat, timeout, fail):
                     _reduce_in_pieces(session, flat, op, timeout)
                 if not in_place:
                     tensor.copy_(flat.view(tensor.shape))
 
-            operation = QueuedOperation(body)
+            operation = QueuedOperation(body, fail)
             self._lane.put(operation.run)
             return operation
 
     def settle(self) -> bool:
         """Whether nothing of this rank is under way, so that it can leave the job."""
         with self._lock:
-            return not self._lane.busy and self._slots.settle(_DECISION_S)
+            return self._lane.settle(_DECISION_S) and self._slots.settle(_DECISION_S)
 
     def close(self) -> None:
         """Gives the memory back; the session has ended."""
@@ -102,12 +104,12 @@ def _reduce_in_pieces(
 
 
 def _reduce_in_slot(
-    session: gradsync.Session, slot: Slot, flat: torch.Tensor, timeout: float
+    session: gradsync.Session, slot: Slot, flat: torch.Tensor, timeout: float, fail: Fail
 ) -> bool:
     """False: the daemon has no memory for the slot."""
     if slot.user is not None:
         slot.user.finish(None)
     if not slot.make(session, timeout):
         return False
-    slot.start(flat, timeout).finish(None)
+    slot.start(flat, timeout, fail).finish(None)
     return True

@@ -12,7 +12,7 @@ import torch
 
 import gradsync
 from gradsync.torch._gradients import DATA_TYPES, flat_tensor
-from gradsync.torch.process_group._operations import StartedOperation
+from gradsync.torch.process_group._operations import Fail, StartedOperation
 
 # Bytes of a bucket: the daemon reduces one while the trainer copies the next.
 BUCKET_BYTES = 2 << 20
@@ -22,6 +22,9 @@ MOST_SLOTS = 48
 # A slot makes way for another size after so many all-reduces of other sizes. More than a training
 # step has, so that sizes that come in every step do not push each other out.
 IDLE_USES = 512
+# The daemon's time-out begins with the first rank's step, and its verdict names the late ranks. A
+# trainer waits so many seconds longer.
+_VERDICT_S = 5.0
 # Seconds between the errors of a session's layouts and its own.
 _END_S = 5.0
 # Sizes of which a group remembers that they came before.
@@ -76,6 +79,9 @@ class Slot:
 
         Returns:
           False if a quota of the daemon forbids it: then on every rank, and for good.
+
+        Raises:
+          gradsync.Error: also MEMORY, which the other ranks do not get: they have the slot.
         """
         if self._layout is not None or self._refused:
             return not self._refused
@@ -98,22 +104,30 @@ class Slot:
         self._session, self._layout = session, layout
         return True
 
-    def start(self, flat: torch.Tensor, timeout: float) -> StartedOperation:
-        """Copies `flat` in and tells the daemon; the slot is free. Waits for no other rank."""
+    def start(self, flat: torch.Tensor, timeout: float, fail: Fail) -> StartedOperation:
+        """Copies `flat` in and tells the daemon; the slot is free. Waits for no other rank.
+
+        After an error a step may be open: end the session.
+        """
         layout = self._layout
         assert layout is not None
-        step = layout.next_step
-        if step == self._step:
+        if layout.next_step == self._step:
             # Every bucket of the last step is reduced: the daemon is about to decide it.
-            layout.wait_step(step)
-            step = layout.next_step
-        self._step = step
+            layout.wait_step(self._step, timeout)
+        # The same number on every rank. The daemon refuses it if the step is void already.
+        self._step = step = self._step + 1
         last = len(self._views) - 1
-        for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
-            view.copy_(part)
-            if index < last:
-                layout.mark_ready(step, index)
-        layout.finish_step(step)
+        try:
+            for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
+                view.copy_(part)
+                if index < last:
+                    layout.mark_ready(step, index)
+            layout.finish_step(step)
+        except gradsync.Error as error:
+            if error.reason == gradsync.Reason.STALE_STEP:
+                layout.wait_step(step, 0.0)  # raises why the step is void
+            self._raise_end(error)
+            raise
 
         def fetch(seconds: float) -> None:
             # Does not wait for the verdict: a bucket has every rank's data, or an error.
@@ -126,7 +140,7 @@ class Slot:
                 self._raise_end(error)
                 raise
 
-        self.user = StartedOperation(fetch, timeout)
+        self.user = StartedOperation(fetch, timeout + _VERDICT_S, fail)
         return self.user
 
     def release(self, timeout: float) -> None:
