@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -119,6 +120,8 @@ class LayoutChannel {
   }
   const LayoutStats& stats() const { return stats_; }
   const StepTimeline& timeline() const { return *timeline_; }
+  // For a layout that every rank has released: the last call on it.
+  std::unique_ptr<StepTimeline> TakeTimeline() { return std::move(timeline_); }
 
  private:
   // What to do with a message about a step.
@@ -172,7 +175,7 @@ class LayoutChannel {
   LateNotice late_notice_;
 
   LayoutStats stats_;
-  std::unique_ptr<StepTimeline> timeline_;  // never null
+  std::unique_ptr<StepTimeline> timeline_;  // not null until it is taken
 };
 
 }  // namespace gradsync::daemon

@@ -320,7 +320,7 @@ void LayoutSet::DropReleased(DeferredActions* actions) {
   any_released_ = false;
   for (auto it = layouts_.begin(); it != layouts_.end();) {
     if (it->second->ReleasedByAll()) {
-      RememberReleased(it->first, *it->second);
+      RememberReleased(it->first, it->second.get());
       actions->releases.emplace_back(std::move(it->second));
       it = layouts_.erase(it);
       continue;
@@ -479,14 +479,13 @@ LayoutSnapshot LayoutSet::SnapshotOf(std::uint32_t channel, const LayoutChannel&
           layout.stats().Snapshot()};
 }
 
-void LayoutSet::RememberReleased(std::uint32_t channel, const LayoutChannel& layout) {
-  const auto same_name = [&layout](const ReleasedLayout& released) {
-    return released.snapshot.name == layout.name();
+void LayoutSet::RememberReleased(std::uint32_t channel, LayoutChannel* layout) {
+  const auto same_name = [layout](const ReleasedLayout& released) {
+    return released.snapshot.name == layout->name();
   };
   released_.erase(std::remove_if(released_.begin(), released_.end(), same_name), released_.end());
   if (released_.size() == kReleasedKept) released_.erase(released_.begin());
-  released_.push_back(
-      {SnapshotOf(channel, layout), layout.timeline().Last(StepTimeline::kMaxSteps)});
+  released_.push_back({SnapshotOf(channel, *layout), layout->TakeTimeline()});
 }
 
 std::vector<LayoutSnapshot> LayoutSet::ReleasedSnapshot() const {
@@ -507,9 +506,7 @@ std::optional<std::vector<StepTimes>> LayoutSet::Timeline(absl::string_view layo
     if (candidate->name() == layout) return candidate->timeline().Last(steps);
   }
   for (const ReleasedLayout& released : released_) {
-    if (released.snapshot.name != layout) continue;
-    const std::size_t from = released.timeline.size() - std::min(steps, released.timeline.size());
-    return std::vector<StepTimes>(released.timeline.begin() + from, released.timeline.end());
+    if (released.snapshot.name == layout) return released.timeline->Last(steps);
   }
   return std::nullopt;
 }

@@ -106,7 +106,7 @@ class LayoutSet {
   // What people may still ask about a layout that every rank has released.
   struct ReleasedLayout {
     LayoutSnapshot snapshot;
-    std::vector<StepTimes> timeline;
+    std::unique_ptr<StepTimeline> timeline;  // never null
   };
 
   // A layout had this channel.
@@ -134,7 +134,7 @@ class LayoutSet {
   // after every change.
   void Settle(DeferredActions* actions);
   static LayoutSnapshot SnapshotOf(std::uint32_t channel, const LayoutChannel& layout);
-  void RememberReleased(std::uint32_t channel, const LayoutChannel& layout);
+  void RememberReleased(std::uint32_t channel, LayoutChannel* layout);
   void RememberFailure(const LayoutChannel& layout);
   // The failure of this agreement that `rank` does not know yet; OK if there is none. Afterwards it
   // counts as known.
