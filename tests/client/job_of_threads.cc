@@ -74,4 +74,9 @@ absl::Status MarkAllAndEnd(Layout* layout, std::uint64_t step) {
   return layout->EndStep(step);
 }
 
+void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& reason) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_EQ(ErrorReason(status), reason) << status;
+}
+
 }  // namespace gradsync

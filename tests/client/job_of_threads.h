@@ -40,6 +40,9 @@ float ValueOf(const BucketView& bucket);
 // Marks every bucket and ends the step.
 absl::Status MarkAllAndEnd(Layout* layout, std::uint64_t step);
 
+// Fails the test unless `status` has this code and reason.
+void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& reason);
+
 }  // namespace gradsync
 
 #endif  // TESTS_CLIENT_JOB_OF_THREADS_H_

@@ -14,10 +14,6 @@ namespace {
 
 using testing::HasSubstr;
 
-void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& reason) {
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_EQ(ErrorReason(status), reason) << status;
-}
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 class ReplaceLayoutTest : public testing::Test {

@@ -18,11 +18,6 @@ namespace {
 
 using testing::HasSubstr;
 
-void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& reason) {
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_EQ(ErrorReason(status), reason) << status;
-}
-
 class SessionEndTest : public testing::Test {
  protected:
   Layout& layout(std::uint32_t rank) { return *job_.layouts[rank]; }

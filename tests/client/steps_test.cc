@@ -16,11 +16,6 @@ using testing::HasSubstr;
 
 std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
 
-void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& reason) {
-  EXPECT_EQ(status.code(), code) << status;
-  EXPECT_EQ(ErrorReason(status), reason) << status;
-}
-
 class StepsTest : public testing::Test {
  protected:
   explicit StepsTest(const LayoutSpec& spec = FloatBuckets(3, 1000)) : spec_(spec) {}

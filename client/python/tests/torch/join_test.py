@@ -265,19 +265,24 @@ pytorchs_join_of_three = trial(WRAPPER, PYTORCH, world_size=3)(
 pytorchs_join_of_even_inputs = trial(WRAPPER, PYTORCH)(_pytorchs_join_trial((3, 3), by_world=True))
 
 
+def train_unevenly(t, models):
+    """Two steps on rank 0, and two more on each rank than on the one before."""
+    for step in range(2 + 2 * t.rank):
+        for model in models:
+            model.zero_grad(set_to_none=True)
+            model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+
+
 @trial(WRAPPER)
 def pytorchs_join_of_two_modules(t):
     t.process_group()
     models = [t.wrap(Mlp(), **SMALL_BUCKETS) for _ in range(2)]
     for _ in range(2):  # and once more
         with Join(models):
-            for step in range(2 + 2 * t.rank):
-                for model in models:
-                    model.zero_grad(set_to_none=True)
-                    model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
-                    with torch.no_grad():
-                        for p in model.parameters():
-                            p -= 0.1 * p.grad
+            train_unevenly(t, models)
         for model in models:
             t.same_bits(model.parameters())
 
@@ -296,13 +301,7 @@ def two_modules_join_together(t):
     session = t.session(divisor="world")
     models = [t.wrap(Mlp(), session=session, **SMALL_BUCKETS) for _ in range(2)]
     with gradsync.torch.join(models):
-        for step in range(2 + 2 * t.rank):
-            for model in models:
-                model.zero_grad(set_to_none=True)
-                model(t.randn(4, 6, seed=step)).pow(2).mean().backward()
-                with torch.no_grad():
-                    for p in model.parameters():
-                        p -= 0.1 * p.grad
+        train_unevenly(t, models)
     for model in models:
         t.same_bits(model.parameters())
 
