@@ -136,7 +136,7 @@ class Daemon:
             )
             if asked.stdout.startswith("{") and condition(json.loads(asked.stdout)):
                 return time.monotonic() - begin
-            time.sleep(0.02)
+            time.sleep(0.02)  # gradsyncctl answers once: it cannot wait for a change
         return None
 
     def workers(self):

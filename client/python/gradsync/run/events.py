@@ -127,7 +127,8 @@ class Events:
             while left > 0 and stream in self._streams:
                 count = self._read(stream, now)
                 left = left - count if count else 0
-            if stream in self._streams:  # who has left the process group still holds it
+            # A process that the rank started, and that has left its group, keeps the stream open.
+            if stream in self._streams:
                 self._streams.pop(stream).end(now)
         process.close()
 
