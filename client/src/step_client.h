@@ -57,7 +57,7 @@ class StepClient {
   const StepErrors& errors() const { return errors_; }
   // Needs no lock: it is atomic.
   std::uint64_t next_step() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return progress_.next_step(); }
-  // FAILED_PRECONDITION if this rank has begun a step that is not decided.
+  // As of StepProgress.
   absl::Status CheckNoOpenStep(absl::string_view call) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // ---- Replacement of the layout: BeginReplacement (ReplacementFailed | Replaced)

@@ -86,6 +86,7 @@ absl::Status StepProgress::EndOf(std::uint64_t step) const {
 absl::Status StepProgress::CheckNoOpenStep(absl::string_view call) const {
   const std::uint64_t undecided = decided_.last() + 1;
   if (open_.untouched() && undecided == next_step()) return absl::OkStatus();
+  if (!end_.ok()) return end_;  // the session tells its layouts of its end first
   return errors_.OutOfOrderError(
       undecided, call, "while this step is open; end or abandon it and wait for it first");
 }

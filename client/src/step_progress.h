@@ -77,7 +77,8 @@ class StepProgress {
 
   // ---- Which call fits now
 
-  // FAILED_PRECONDITION if this rank has begun a step that is not decided.
+  // FAILED_PRECONDITION if this rank has begun a step that is not decided; or why the layout has
+  // ended, if that was in a step.
   absl::Status CheckNoOpenStep(absl::string_view call) const;
   // FAILED_PRECONDITION while a step is open, or if the layout has ended or is being replaced.
   absl::Status CheckMayEnd(absl::string_view call) const;

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/src/connection.h"
+#include "client/src/error.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
 
@@ -78,6 +79,21 @@ TEST(StepClientTest, LateWaiterSeesVoidOrStaleStep) {
   EXPECT_EQ(ErrorReason(LateWait(2)), reason::kStepVoid);
   // So late that the verdict is not kept any more.
   EXPECT_EQ(ErrorReason(LateWait(20)), reason::kStaleStep);
+}
+
+// The session's end reaches its layouts first. A rank that leaves just then must see why it ended.
+TEST(StepClientTest, OpenStepOfEndedLayoutGivesTheEnd) {
+  LayoutPlan plan;
+  plan.buckets.resize(1);
+  plan.gradients.resize(1);
+  StepClient steps(std::make_shared<Connection>(SessionOptions()), 1, "default", plan, nullptr,
+                   OnePage());
+  steps.Begin(1);
+  EXPECT_TRUE(steps.CheckNoOpenStep("Leave").ok());
+  ASSERT_TRUE(steps.MarkUnused(1, 0).ok());
+  EXPECT_EQ(ErrorReason(steps.CheckNoOpenStep("Leave")), reason::kProtocolViolation);
+  steps.OnSessionEnd(MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost, "lost"));
+  EXPECT_EQ(ErrorReason(steps.CheckNoOpenStep("Leave")), reason::kDaemonLost);
 }
 
 }  // namespace

@@ -10,6 +10,9 @@ from gradsync.torch._device_verdicts import DeviceVerdicts, FollowedStep
 from gradsync.torch._step import Step
 from gradsync.torch.step_statistics import StepTimes
 
+# Why abandon_step() refuses a step that this rank has ended: no verdict yet, or a complete step.
+_STEP_HAS_ENDED = (gradsync.Reason.PROTOCOL_VIOLATION, gradsync.Reason.STALE_STEP)
+
 
 def is_silence(error: BaseException) -> bool:
     """Whether the daemon did not answer in time: the verdict is still to come."""
@@ -158,9 +161,9 @@ class Verdicts:
             try:
                 layout.abandon_step(number, reason)
             except gradsync.FailedPreconditionError as error:
-                if error.reason != gradsync.Reason.PROTOCOL_VIOLATION:
+                # This rank has ended the step, and it may be decided since the comparison above.
+                if error.reason not in _STEP_HAS_ENDED:
                     raise
-                # This rank has ended the step.
         result = self._buckets.wait(number)
         self.last_result = result
         return result

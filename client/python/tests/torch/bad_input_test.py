@@ -584,6 +584,34 @@ a_callback_of_others_fails_and_no_update_follows = trial(WRAPPER)(
 )
 
 
+class DecidedMeanwhile:
+    """A layout whose open step is decided after next_step is read and before it is abandoned."""
+
+    def __init__(self, layout, step):
+        self.layout = layout
+        self.next_step = step
+
+    def __getattr__(self, name):
+        return getattr(self.layout, name)
+
+    def abandon_step(self, step, reason):
+        self.layout.wait_step(step)
+        self.layout.abandon_step(step, reason)
+
+
+def _go_on_after_the_verdict(t, model):
+    outcomes, buckets = model._synchronizer.outcomes, model._synchronizer.buckets
+    layout = buckets.layout
+    buckets.layout = DecidedMeanwhile(layout, outcomes.step.number)
+    _go_on_without_an_update(t, model)
+    buckets.layout = layout
+
+
+a_callback_of_others_fails_and_the_verdict_comes_while_the_step_is_abandoned = trial(WRAPPER)(
+    lambda t: _ends_badly(t, _go_on_after_the_verdict)
+)
+
+
 @trial(WRAPPER)
 def an_optimizer_step_after_an_exception_has_no_effect(t):
     """An optimizer's step directly after an exception has no effect."""
