@@ -310,12 +310,14 @@ void NcclLaunchScheduler::LaunchLocked(ReduceOperation* operation) {
   const DataType staging =
       StagingType(operation->dtype, IsOfOneGpu(*operation) ? NcclWireType::kAuto
                                                            : operation->device().nccl.wire_type);
+  const auto connected = std::make_shared<const std::vector<std::weak_ptr<WorkerPort>>>(
+      connected_ ? members_ : decltype(members_)());
   for (const auto& member : members_) {
     auto worker = member.lock();
     // Holds the worker, which so is not idle while it owes the answer.
-    auto answered = [self = shared_from_this(), number,
-                     worker](const absl::StatusOr<WorkerPort::Reply>& reply) {
-      self->OnLaunched(number, worker.get(), reply);
+    auto answered = [self = shared_from_this(), number, worker,
+                     connected](const absl::StatusOr<WorkerPort::Reply>& reply) {
+      self->OnLaunched(number, worker.get(), *connected, reply);
     };
     worker::Call call = LaunchOf(*operation, staging, worker.get());
     calls_.push_back({std::move(worker), std::move(call), std::move(answered)});
@@ -323,6 +325,7 @@ void NcclLaunchScheduler::LaunchLocked(ReduceOperation* operation) {
 }
 
 void NcclLaunchScheduler::OnLaunched(std::uint64_t launch, const WorkerPort* worker,
+                                     const std::vector<std::weak_ptr<WorkerPort>>& connected,
                                      const absl::StatusOr<WorkerPort::Reply>& reply) {
   LaunchAnswer answer;
   answer.status = reply.status();
@@ -336,9 +339,9 @@ void NcclLaunchScheduler::OnLaunched(std::uint64_t launch, const WorkerPort* wor
     MutexLock lock(&mutex_);
     if (!reply.ok()) {
       // The other workers may wait for this one in their all-reduce, and their communicator is
-      // broken.
-      for (const auto& member : members_) {
-        auto other = connected_ ? member.lock() : nullptr;
+      // broken. The members may have changed since: a killed worker answers when it has ended.
+      for (const auto& member : connected) {
+        auto other = member.lock();
         if (other != nullptr) kills_.push_back({std::move(other), reply.status()});
       }
     }

@@ -76,7 +76,9 @@ class NcclLaunchScheduler : public std::enable_shared_from_this<NcclLaunchSchedu
   void OnId(std::uint64_t round, const absl::StatusOr<WorkerPort::Reply>& reply);
   void OnConnected(std::uint64_t round, const absl::StatusOr<WorkerPort::Reply>& reply);
   void OnReady(const std::weak_ptr<Pending>& asked, const absl::Status& status);
+  // `connected`: the workers that the launch's communicator connects; empty if it needs none.
   void OnLaunched(std::uint64_t launch, const WorkerPort* worker,
+                  const std::vector<std::weak_ptr<WorkerPort>>& connected,
                   const absl::StatusOr<WorkerPort::Reply>& reply);
   // Makes the calls that are due, unless another thread is doing so.
   void Pump();
