@@ -1,5 +1,7 @@
 #include "daemon/job/collective_order.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace gradsync::daemon {
 
 std::optional<CollectiveOrder::Collective> CollectiveOrder::Begin(std::uint32_t rank,
@@ -17,6 +19,15 @@ std::optional<CollectiveOrder::Collective> CollectiveOrder::Begin(std::uint32_t 
   ++entry.ranks;
   while (!kept_.empty() && kept_.front().ranks == begun_.size()) kept_.pop_front();
   return std::nullopt;
+}
+
+std::string CollectiveOrder::BegunBeyond(std::uint32_t rank, std::uint32_t other) const {
+  if (begun_[rank] <= begun_[other]) return "";
+  const std::uint64_t number = begun_[other] + 1;
+  const std::uint64_t behind = newest_ - number;
+  if (behind >= kept_.size()) return absl::StrCat("collective ", number);  // forgotten
+  const Entry& entry = kept_[kept_.size() - 1 - behind];
+  return absl::StrCat("collective ", number, " (", entry.collective.description, ")");
 }
 
 }  // namespace gradsync::daemon

@@ -36,6 +36,9 @@ class CollectiveOrder {
   // `rank` begins its next collective. Returns the one that another rank began in its place;
   // nullopt: it is the same.
   std::optional<Collective> Begin(std::uint32_t rank, absl::string_view description);
+  // The first collective that `rank` has begun and `other` has not, for people; "" if there is
+  // none.
+  std::string BegunBeyond(std::uint32_t rank, std::uint32_t other) const;
 
  private:
   struct Entry {

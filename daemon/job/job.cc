@@ -315,24 +315,30 @@ absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message) const
 }
 
 void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
-  const std::optional<std::uint32_t> finished = members_.finished();
-  if (!finished.has_value() || !end_.ok()) return;
+  if (!members_.finished().has_value() || !end_.ok()) return;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    const std::string begun = operations_.InOperation(rank)
-                                  ? absl::StrCat("operation ", operations_.next_sequence() - 1)
-                                  : layouts_.BegunBy(rank);
+    std::uint32_t finished = *members_.finished();
+    std::string begun = operations_.InOperation(rank)
+                            ? absl::StrCat("operation ", operations_.next_sequence() - 1)
+                            : layouts_.BegunBy(rank);
+    // A rank may finish while others are still in the collectives that it has begun.
+    for (std::uint32_t other = 0; other < world_size_ && begun.empty(); ++other) {
+      if (members_[other].state != RankState::kFinished) continue;
+      finished = other;
+      begun = collectives_.BegunBeyond(rank, other);
+    }
     if (begun.empty()) continue;
     const absl::Duration ago =
-        absl::Nanoseconds(environment_.clock->NowNs() - members_[*finished].finished_ns);
+        absl::Nanoseconds(environment_.clock->NowNs() - members_[finished].finished_ns);
     StopLocked(MakeError(
         absl::StatusCode::kAborted, reason::kRankFinished,
-        absl::StrCat("rank ", members_.Name(*finished), " of job '", identity_.job_id,
-                     "' finished ", DurationText(ago),
+        absl::StrCat("rank ", members_.Name(finished), " of job '", identity_.job_id, "' finished ",
+                     DurationText(ago),
                      " ago: its process came to a good end without leaving the job. Rank ",
                      members_.Name(rank), " has begun ", begun,
                      ", which needs it. Give every rank the same number of steps, or let a rank "
                      "that has no more data join or leave."),
-        {{field::kJob, identity_.job_id}, {field::kRank, *finished}}));
+        {{field::kJob, identity_.job_id}, {field::kRank, finished}}));
     MaybeEnd(actions);
     return;
   }

@@ -49,6 +49,21 @@ TEST(CollectiveOrderTest, DifferenceIsFoundAfterManyThatAgreed) {
   EXPECT_EQ(other->rank, 1u);
 }
 
+TEST(CollectiveOrderTest, CollectiveThatOnlyOneOfTwoRanksHasBegunIsNamed) {
+  CollectiveOrder order(3);
+  ASSERT_FALSE(order.Begin(0, "barrier").has_value());
+  EXPECT_EQ(order.BegunBeyond(0, 1), "collective 1 (barrier)");
+  EXPECT_EQ(order.BegunBeyond(1, 0), "");
+  EXPECT_EQ(order.BegunBeyond(1, 2), "");
+  ASSERT_FALSE(order.Begin(1, "barrier").has_value());
+  EXPECT_EQ(order.BegunBeyond(0, 1), "");
+  for (std::size_t number = 0; number < CollectiveOrder::kKept; ++number) {
+    ASSERT_FALSE(order.Begin(1, "gather").has_value());
+  }
+  EXPECT_EQ(order.BegunBeyond(1, 0), "collective 2 (gather)");
+  EXPECT_EQ(order.BegunBeyond(1, 2), "collective 1") << "its description is forgotten";
+}
+
 using CollectiveTest = JobFixture;
 
 TEST_F(CollectiveTest, DifferenceEndsTheJobAndNamesRanksAndCollectives) {

@@ -82,6 +82,35 @@ TEST_F(FinishTest, LayoutEndsTheJob) {
   ExpectEnded("Rank 0 has begun layout 'other'");
 }
 
+TEST_F(FinishTest, CollectiveThatTheRankHasNotBegunEndsTheJob) {
+  for (const std::uint32_t rank : {0, 1}) {
+    ASSERT_TRUE(job_->BeginCollective(rank, "barrier").ok());
+  }
+  Finish(1);
+  ASSERT_TRUE(job_->BeginCollective(2, "barrier").ok());
+  EXPECT_FALSE(job_->HasEnded()) << "rank 1 has begun it, too";
+  ASSERT_TRUE(job_->BeginCollective(2, "gather").ok());
+  ExpectEnded("Rank 2 has begun collective 2 (gather), which needs it");
+}
+
+TEST_F(FinishTest, CollectiveThatAnotherRankHasBegunEndsTheJob) {
+  ASSERT_TRUE(job_->BeginCollective(0, "barrier").ok());
+  Finish(1);
+  ExpectEnded("Rank 0 has begun collective 1 (barrier), which needs it");
+}
+
+TEST_F(FinishTest, RankThatHasBegunTheFewestCollectivesIsNamed) {
+  for (const std::uint32_t rank : {0, 2}) {
+    ASSERT_TRUE(job_->BeginCollective(rank, "barrier").ok());
+  }
+  Finish(2);
+  EXPECT_FALSE(job_->HasEnded());
+  Finish(1);
+  const absl::Status end = Only<SessionEndMessage>(0).status;
+  EXPECT_EQ(ReasonOf(end), "RANK_FINISHED");
+  EXPECT_EQ(FieldOf(end, "rank"), "1");
+}
+
 TEST_F(FinishTest, RanksThatStayedResumeAndThenEndTheJob) {
   ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
   ASSERT_TRUE(job_->Leave(2, /*exit=*/false).ok());

@@ -477,7 +477,8 @@ class Session {
   virtual absl::Status Leave() = 0;
   // Ends the session because this process comes to a good end. The other ranks cannot go on without
   // this one, unlike after Leave: they may finish or leave, but if one of them begins a step, an
-  // operation or a layout, the job ends for all with ABORTED RANK_FINISHED.
+  // operation or a layout, or a collective that this rank has not begun, the job ends for all with
+  // ABORTED RANK_FINISHED.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open. LEFT: LeaveAndStay has
   //                        not returned.
   virtual absl::Status Finish() = 0;

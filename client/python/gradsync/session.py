@@ -426,7 +426,8 @@ class Session:
         """Ends this rank's part in the job because its process exits with status 0.
 
         The other ranks may finish or leave, too. If one of them begins another step, operation or
-        layout, the job ends for all: AbortedError, reason RANK_FINISHED.
+        layout, or a collective that this rank has not begun, the job ends for all: AbortedError,
+        reason RANK_FINISHED.
 
         Raises:
           FailedPreconditionError: a step of this rank is open.

@@ -61,6 +61,40 @@ def test_a_call_after_another_rank_has_destroyed_its_group_is_refused(daemon):
         assert sums == [("RANK_FINISHED", 0)] * 2, kind
 
 
+# Each waits for rank 0 past the daemon.
+OF_GLOO = {
+    "barrier": dist.barrier,
+    "broadcast": lambda group: dist.broadcast(torch.ones(4), 0, group=group),
+    "integers": lambda group: dist.all_reduce(torch.ones(4, dtype=torch.int64), group=group),
+}
+
+
+def _destroy_before_collectives_of_gloo():
+    import gradsync
+
+    rank, store = joined()
+    ends = {}
+    for name, collective in OF_GLOO.items():
+        group = dist.new_group([0, 1])
+        collective(group)
+        if rank == 0:
+            dist.destroy_process_group(group)
+            store.set(name, b"")
+            continue
+        store.wait([name])
+        try:
+            collective(group)
+        except gradsync.Error as error:
+            ends[name] = error.reason, error.rank
+    await_rank_1(rank, store)
+    return ends
+
+
+def test_collectives_of_gloo_name_the_rank_that_has_destroyed_its_group(daemon):
+    ends = run_ranks(_destroy_before_collectives_of_gloo, 2)[1]
+    assert ends == dict.fromkeys(OF_GLOO, ("RANK_FINISHED", 0))
+
+
 def _destroy_together():
     rank, store = joined()
     sums = []
