@@ -4,10 +4,11 @@
     export GRADSYNC_SOCKET=/tmp/try/gradsyncd.sock
     torchrun --nproc_per_node=2 client/python/examples/train_digits.py --backend gradsync
 
-Backends: `gradsync` is gradsync's wrapper; `hook` is PyTorch's wrapper with gradsync's hook; `ddp`
-is PyTorch's wrapper with Gloo, for comparison. All start from the same seed and see the same
-batches, so their parameters end within 1e-5 of each other. Rank 0 prints time and accuracy. With
---save it also writes the parameters.
+Backends: `gradsync` is gradsync's wrapper; `hook` is PyTorch's wrapper with gradsync's hook;
+`group` is PyTorch's wrapper on the process group "gradsync"; `ddp` is PyTorch's wrapper with Gloo,
+for comparison. All start from the same seed and see the same batches, so their parameters end
+within 1e-5 of each other. Rank 0 prints time and accuracy. With --save it also writes the
+parameters.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def wrap(module: torch.nn.Module, backend: str) -> torch.nn.Module:
         from gradsync.torch import DistributedDataParallel
 
         return DistributedDataParallel(module, bucket_cap_mb=0.1, first_bucket_cap_mb=0.02)
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("gradsync" if backend == "group" else "gloo")
     wrapped = torch.nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.1)
     if backend == "hook":
         import gradsync.torch
@@ -99,7 +100,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", choices=["gradsync", "hook", "ddp"], default="gradsync")
+    parser.add_argument(
+        "--backend", choices=["gradsync", "hook", "group", "ddp"], default="gradsync"
+    )
     parser.add_argument("--steps", type=int, default=200, help="default 200")
     parser.add_argument("--data", type=pathlib.Path, default=_DATA, help="digits.csv.gz")
     parser.add_argument("--save", type=pathlib.Path, help="rank 0 writes the parameters there")
@@ -155,4 +158,5 @@ if __name__ == "__main__":
         import gradsync as _  # noqa: F401
     except ModuleNotFoundError:  # not installed: the package of this source tree
         sys.path.insert(0, str(_HERE.parents[1]))
+        import gradsync.torch as _  # noqa: F401  # makes "gradsync" known, as the wheel does
     sys.exit(main())

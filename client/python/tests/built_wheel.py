@@ -16,7 +16,7 @@ _TREE = pathlib.Path(__file__).parents[3]
 def wheel_tool(*arguments):
     """Runs tools/wheel; returns its subprocess.CompletedProcess."""
     return subprocess.run(
-        [_TREE / "tools/wheel", *arguments], capture_output=True, text=True, timeout=120
+        [_TREE / "tools/wheel", *arguments], capture_output=True, text=True, timeout=300
     )
 
 
