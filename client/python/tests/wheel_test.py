@@ -1,5 +1,6 @@
 """The wheel that tools/wheel makes, in a virtual environment with PyTorch alone. No network."""
 
+import email
 import os
 import pathlib
 import re
@@ -88,6 +89,56 @@ def test_it_contains_every_library_that_systems_may_lack(environment, binary):
         path = path.split(" (")[0]
         if name not in SYSTEM:
             assert os.path.dirname(os.path.realpath(path)) == str(packages / "gradsync.libs"), line
+
+
+# Each external repository of the build, and how its licence's folder begins. CUDA's and NCCL's
+# headers declare interfaces; nothing of them is in the wheel.
+LICENSES = {
+    "abseil": "libabsl",
+    "cuda": None,
+    "gloo": "libgloo",
+    "googleapis": "googleapis-common-protos",
+    "grpc": "libgrpc++",
+    "highway": "libhwy",
+    "nlohmann_json": "nlohmann-json",
+    "openssl": "libssl",
+    "protobuf": "libprotobuf",
+    "spdlog": "libspdlog",
+    "systemd": "libsystemd",
+}
+
+
+def test_it_contains_the_licence_of_all_that_is_linked(environment):
+    _, packages = environment
+    (information,) = packages.glob("gradsync-*.dist-info")
+    bundled = information / "licenses/bundled"
+    folders = {path.name for path in bundled.iterdir()}
+    of_debian = [name for name in folders if (bundled / name / "copyright").exists()]
+    files = clean("/usr/bin/dpkg-query", "--listfiles", *of_debian).splitlines()
+    owned = {pathlib.Path(file).name for file in files}
+    libraries = [path.name for path in (packages / "gradsync.libs").iterdir()]
+    assert {re.sub(r"-[0-9a-f]{8}\.so", ".so", name) for name in libraries} <= owned
+    labels = (pathlib.Path(__file__).parent / "linked_libraries").read_text().split()
+    repositories = {label[1:].partition("//")[0] for label in labels}
+    assert repositories and repositories <= LICENSES.keys()
+    for begin in filter(None, map(LICENSES.get, repositories)):
+        assert [name for name in folders if name.startswith(begin)], begin
+
+
+def test_its_licences_are_whole_and_listed(environment):
+    _, packages = environment
+    (information,) = packages.glob("gradsync-*.dist-info")
+    texts = [path for path in (information / "licenses").rglob("*") if path.is_file()]
+    names = [str(path.relative_to(information / "licenses")) for path in texts]
+    metadata = email.message_from_string((information / "METADATA").read_text())
+    assert sorted(metadata.get_all("License-File")) == sorted(names)
+    assert "LICENSE" in names
+    for path in texts:
+        text = path.read_text()
+        assert len(text) > 500, path
+        # What Debian's texts refer to is there.
+        for name in re.findall(r"/usr/share/common-licenses/([\w.+-]*\w)", text):
+            assert f"bundled/common-licenses/{name}" in names, path
 
 
 @pytest.mark.parametrize("command", ["gradsyncd", "gradsyncctl"])
