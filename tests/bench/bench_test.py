@@ -32,10 +32,17 @@ def _rows(figures):
 def test_every_implementation_averages(bench):
     done, figures = bench(*"allreduce -b 4K -e 1M -f 16 -n 3 -w 1".split())
     for row in figures:
-        assert len(row) == 15
+        assert len(row) == 17
         assert (row["ranks"], row["dtype"], row["wrong"]) == (2, "float32", 0)
         for key in (
-            *("time_us_p50", "time_us_p99", "algbw_gbps", "busbw_gbps", "cpu_seconds"),
+            *(
+                "time_us_p10",
+                "time_us_p50",
+                "time_us_p99",
+                "algbw_gbps",
+                "busbw_gbps",
+                "cpu_seconds",
+            ),
             *("roofline_ratio_p50", "roofline_ratio_p10"),
         ):
             assert row[key] > 0, (key, row)
@@ -45,7 +52,7 @@ def test_every_implementation_averages(bench):
         del everybody["openmpi"]
     assert _rows(figures) == everybody
     for head in (
-        *("size", "count", "type", "impl", "time p50", "algbw", "busbw", "#wrong", "ratio"),
+        *("size", "count", "type", "impl", "time p10", "p50", "algbw", "busbw", "#wrong", "ratio"),
         *("cores", "times as fast as gloo"),
     ):
         assert head in done.stdout

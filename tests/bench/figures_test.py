@@ -7,12 +7,12 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench"))
 
-import allreduce_report
+import collective_report
 import gradsync_bench
 import handoff_report
 import step_report
 import units
-from allreduce_report import Run
+from collective_report import Run
 from contest import Score, Turn
 from quantile import median, quantile
 
@@ -53,7 +53,7 @@ def score(name, *times_us, **more):
 
 
 def rows_of(run, *scores, nbytes=1_000_000):
-    return allreduce_report.rows_of({each.name: each for each in scores}, nbytes, run)
+    return collective_report.rows_of({each.name: each for each in scores}, nbytes, run)
 
 
 def test_an_all_reduce_takes_as_long_as_the_rank_that_called_last():
@@ -66,13 +66,15 @@ def test_an_all_reduce_takes_as_long_as_the_rank_that_called_last():
 
 def test_bandwidth_is_that_of_nccl_tests():
     (row,) = rows_of(Run(ranks=4), score("gloo", 100, 100, 400, wrong=3))
-    assert row["time_us_p50"] == 100
-    assert row["time_us_p99"] == 400
+    assert (row["time_us_p10"], row["time_us_p50"], row["time_us_p99"]) == (100, 100, 400)
     assert row["algbw_gbps"] == pytest.approx(10)
     assert row["busbw_gbps"] == pytest.approx(15)
     assert row["cpu_seconds"] == pytest.approx(7e-6)
     assert row["wrong"] == 3
     assert row["roofline_ratio_p50"] is row["wire_utilisation"] is None
+    # A rank of an all-gather sends its buffer once.
+    (row,) = rows_of(Run(ranks=4, collective="all_gather"), score("gloo_py", 100))
+    assert row["busbw_gbps"] == pytest.approx(7.5)
 
 
 def test_ratios_are_taken_of_the_same_iteration():
@@ -89,18 +91,18 @@ def test_wire_is_busy_for_the_fewest_bytes():
     (four,) = rows_of(Run(ranks=4, nodes=4, rate="1gbit"), score("gradsync", 16_000))
     assert two["wire_utilisation"] == pytest.approx(0.8)
     assert four["wire_utilisation"] == pytest.approx(0.75)
-    assert "0.800" in allreduce_report.table_row(two)
+    assert "0.800" in collective_report.table_row(two)
 
 
 def test_kernels_are_compared_with_copies_of_the_same_bytes():
     scores = {"roofline": score("roofline", 100), "kernels": score("kernels", 125)}
-    rows = allreduce_report.rows_of(scores, 1_000_000, Run(ranks=2, gpus=1))
+    rows = collective_report.rows_of(scores, 1_000_000, Run(ranks=2, gpus=1))
     # Two buffers are read and written.
     assert rows[1]["moved_gbps"] == pytest.approx(4 * 8)
-    (line,) = allreduce_report.comparisons(scores, rows)
+    (line,) = collective_report.comparisons(scores, rows)
     assert line == "1000000: kernels move 32.0 GB/s, 0.80 of what copies do"
     # With several GPUs each has one of four buffers, and staging.
-    rows = allreduce_report.rows_of(scores, 1_000_000, Run(ranks=4, gpus=4))
+    rows = collective_report.rows_of(scores, 1_000_000, Run(ranks=4, gpus=4))
     assert rows[1]["moved_gbps"] == pytest.approx(4 * 8)
 
 
@@ -110,11 +112,11 @@ def test_gradsync_is_compared_with_every_other():
         "gloo": score("gloo", 4000, 2000, 3500),
         "openmpi": score("openmpi", 2000, 4000, 2000),
     }
-    rows = allreduce_report.rows_of(scores, 25 << 20, Run(ranks=2))
-    (line,) = allreduce_report.comparisons(scores, rows)
+    rows = collective_report.rows_of(scores, 25 << 20, Run(ranks=2))
+    (line,) = collective_report.comparisons(scores, rows)
     assert line.startswith("25M: gradsync is 3.50 times as fast as gloo, 2.00 times as fast as ope")
     del scores["gradsync"]
-    assert not allreduce_report.comparisons(scores, rows)
+    assert not collective_report.comparisons(scores, rows)
 
 
 def test_handoff_is_taken_apart():
@@ -156,6 +158,10 @@ def test_handoff_is_taken_apart():
         ("allreduce --impl kernels", "--impl kernels is not of host memory"),
         ("allreduce --nodes 2 --impl openmpi", "--impl openmpi is of one node alone"),
         ("allreduce --impl gloo_py --dtype float16", "--dtype float32 alone"),
+        ("allgather --impl gloo", "is no list of gradsync_group,gloo_py"),
+        ("allgather --dtype float16", "unrecognized arguments: --dtype"),
+        ("reducescatter -b 4K --ranks 3", "4096 bytes cannot be divided among 3 ranks"),
+        ("allgather --device cuda", "--impl gradsync_group is not of GPUs"),
         ("allreduce --device cuda --impl gloo", "--impl gloo is not of GPUs"),
         ("allreduce --device cuda --impl nccl", "--gpus as --ranks"),
         ("allreduce --device cuda --nodes 2", "is of one node"),

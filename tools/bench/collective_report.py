@@ -1,4 +1,4 @@
-"""The figures of `gradsync-bench allreduce`: rows, as a table and as JSON."""
+"""The figures of gradsync-bench's collectives: rows, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from quantile import quantile
 from units import bits_per_second, format_byte_size
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-# The implementations with which gradsync, or its Python package, is compared below a size's rows.
+# The implementations with which each of gradsync's is compared below a size's rows.
 _COMPARED = ("gloo", "openmpi", "nccl", "gloo_py", "deepspeed")
-_LINE = "# {:>10} {:>11} {:>9} {:>11} {:>11} {:>11} {:>8} {:>8} {:>8} {:>11} {:>10}"
+_LINE = "# {:>10} {:>11} {:>9} {:>14} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>11} {:>10}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Run:
       gpus: how many; 0: host memory.
       dtype: of the elements.
       rate: of each node's link, each way, as "1gbit"; None: unlimited.
+      collective: "all_reduce", "all_gather" or "reduce_scatter".
     """
 
     ranks: int
@@ -33,12 +34,13 @@ class Run:
     gpus: int = 0
     dtype: str = "float32"
     rate: Optional[str] = None
+    collective: str = "all_reduce"
 
 
 def table_head(run: Run) -> str:
     """Names and units of the columns."""
-    names = ("size", "count", "type", "impl", "time p50", "time p99", "algbw", "busbw", "#wrong")
-    units = ("(B)", "(elements)", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", "")
+    names = ("size", "count", "type", "impl", "time p10", "p50", "p99", "algbw", "busbw", "#wrong")
+    units = ("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "")
     ratio = ("wire", "") if run.nodes > 1 else ("ratio", "p50  p10")
     return "\n".join(
         _LINE.format(*words) for words in ((*names, ratio[0], "cpu"), (*units, ratio[1], "(s)"))
@@ -59,16 +61,18 @@ def rows_of(scores: Mapping[str, Score], nbytes: int, run: Run) -> list[dict[str
         algbw = nbytes / p50 / 1e3
         ratios = None if roofline is None else score.ratios(roofline)
         row = {
+            "collective": run.collective,
             "impl": score.name,
             "bytes": nbytes,
             "ranks": run.ranks,
             "nodes": run.nodes,
             "rate": run.rate,
             "dtype": run.dtype,
+            "time_us_p10": quantile(score.times_us, 0.1),
             "time_us_p50": p50,
             "time_us_p99": quantile(score.times_us, 0.99),
             "algbw_gbps": algbw,
-            "busbw_gbps": algbw * _sent(run.ranks),
+            "busbw_gbps": algbw * _sent(run.ranks, run.collective),
             "wrong": score.wrong,
             "cpu_seconds": sum(turn.cpu_ns for turn in score.turns) / 1e9 / len(score.turns),
             "roofline_ratio_p50": None if ratios is None else quantile(ratios, 0.5),
@@ -96,6 +100,7 @@ def table_row(row: Mapping[str, Any]) -> str:
         row["bytes"] // ITEM_BYTES[row["dtype"]],
         row["dtype"],
         row["impl"],
+        f"{row['time_us_p10']:.1f}",
         f"{row['time_us_p50']:.1f}",
         f"{row['time_us_p99']:.1f}",
         f"{row['algbw_gbps']:.2f}",
@@ -115,7 +120,7 @@ def comparisons(scores: Mapping[str, Score], rows: Sequence[Mapping[str, Any]]) 
         for row in rows
         if row["impl"] == "kernels" and row["roofline_ratio_p50"] is not None
     ]
-    for ours in ("gradsync", "gradsync_py"):
+    for ours in ("gradsync", "gradsync_py", "gradsync_group"):
         if ours not in scores:
             continue
         others = [name for name in _COMPARED if name in scores]
@@ -127,11 +132,11 @@ def comparisons(scores: Mapping[str, Score], rows: Sequence[Mapping[str, Any]]) 
     return lines
 
 
-def _sent(members: int) -> float:
-    """What each of `members` must send, and receive, as a multiple of its buffer."""
-    return 2 * (members - 1) / members
+def _sent(members: int, collective: str) -> float:
+    """What each of `members` must send, and receive, as a multiple of the larger buffer."""
+    return (2 if collective == "all_reduce" else 1) * (members - 1) / members
 
 
 def _wire_seconds(nbytes: int, run: Run) -> float:
     assert run.rate is not None
-    return 8 * nbytes * _sent(run.nodes) / bits_per_second(run.rate)
+    return 8 * nbytes * _sent(run.nodes, run.collective) / bits_per_second(run.rate)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import allreduce_report
+import collective_report
 import contest
 import handoff_report
 import lineup
@@ -35,8 +35,10 @@ from units import format_byte_size, parse_byte_size
 _HELP = """\
 Measures what an all-reduce costs a trainer, and how close that is to what memory allows.
 
-  gradsync-bench allreduce   averages buffers: gradsync beside other implementations
-  gradsync-bench handoff     what a trainer pays to hand a bucket over
+  gradsync-bench allreduce      averages buffers: gradsync beside other implementations
+  gradsync-bench allgather      joins buffers, by process groups of PyTorch
+  gradsync-bench reducescatter  adds buffers, and gives each rank a part, by the same groups
+  gradsync-bench handoff        what a trainer pays to hand a bucket over
 
 --device cuda measures on GPUs. COMMAND --help explains the rest.
 """
@@ -50,14 +52,16 @@ Averages buffers over the ranks of this machine, each rank a process, with
   openmpi      MPI_Allreduce in place, where Open MPI is installed
  only if named:
   faulty       Gloo with one wrong element per rank, which the column #wrong must show
-  gradsync_py  gradsync's Python package; like the next two, it sums float32
+  gradsync_py  gradsync's Python package; like the next three, it sums float32
+  gradsync_group
+               torch.distributed.all_reduce after init_process_group("gradsync")
   gloo_py      torch.distributed.all_reduce on Gloo
   deepspeed    deepspeed.comm.inference_all_reduce, DeepSpeed's own in shared memory (see below)
 
 and prints, as nccl-tests do, a row per size and implementation:
 
   time       from the last rank's call (MarkReady) until that rank has the average (its wait for the
-             bucket returns), in microseconds
+             bucket returns), in microseconds: p10, p50, p99
   algbw      size / p50, in GB/s (10^9 bytes);  busbw = algbw * 2(n-1)/n for n ranks
   #wrong     elements that differ from the exact average. The first and the last turn check all,
              the others a sample; anything but 0 makes the exit status 1
@@ -91,6 +95,16 @@ With --device cuda buffers lie on GPUs, rank r's on GPU r % g of --gpus g. The i
   gradsync   as above, and over NCCL between GPUs, until the trainer's stream has the average
   nccl       NCCL in the trainers' own processes, if --ranks is --gpus. It adds; the division is
              not timed
+"""
+_OF_GROUPS = """\
+Calls torch.distributed.{call} for float32 tensors of host memory, with
+
+  gradsync_group  after init_process_group("gradsync")
+  gloo_py         on Gloo
+
+and prints a row per size and implementation. The size is the larger tensor's: what {larger}.
+busbw = algbw * (n-1)/n for n ranks. All other columns are those of 'allreduce --help', and so is
+the order of the turns. Each rank rewrites what it gives before each of them.
 """
 _DEEPSPEED = """\
 DeepSpeed is no part of 'tools/setup'. In an environment of its own, with what the tree has:
@@ -144,28 +158,42 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     allreduce = commands.add_parser(
         "allreduce", description=_ALLREDUCE, epilog=_DEEPSPEED + _EPILOG, **layout
     )
+    allreduce.add_argument(
+        "--dtype", choices=collective_report.ITEM_BYTES, default="float32", help="default float32"
+    )
+    allreduce.set_defaults(collective="all_reduce")
+    allgather, reducescatter = (
+        commands.add_parser(
+            name, description=_OF_GROUPS.format(call=call, larger=larger), epilog=_EPILOG, **layout
+        )
+        for name, call, larger in (
+            ("allgather", "all_gather_into_tensor", "a rank gets"),
+            ("reducescatter", "reduce_scatter_tensor", "a rank gives"),
+        )
+    )
+    allgather.set_defaults(collective="all_gather", dtype="float32")
+    reducescatter.set_defaults(collective="reduce_scatter", dtype="float32")
     size = parsed_by(_size)
-    allreduce.add_argument(
-        *("-b", "--begin"), type=size, default=64 << 10, metavar="SIZE", help="default 64K"
-    )
-    allreduce.add_argument(
-        *("-e", "--end"),
-        type=size,
-        default=100 << 20,
-        metavar="SIZE",
-        help="smallest and largest buffer of a rank: bytes, or 64K, 25M, 1G (powers of two); "
-        "default 100M",
-    )
-    allreduce.add_argument(
-        *("-f", "--factor"),
-        type=count(2, _MOST_BYTES),
-        default=4,
-        metavar="N",
-        help="from one size to the next, default 4; the size of -e is always measured",
-    )
-    allreduce.add_argument(
-        "--dtype", choices=allreduce_report.ITEM_BYTES, default="float32", help="default float32"
-    )
+    for command in (allreduce, allgather, reducescatter):
+        command.add_argument(
+            *("-b", "--begin"), type=size, default=64 << 10, metavar="SIZE", help="default 64K"
+        )
+        command.add_argument(
+            *("-e", "--end"),
+            type=size,
+            default=100 << 20,
+            metavar="SIZE",
+            help="smallest and largest buffer of a rank: bytes, or 64K, 25M, 1G (powers of two); "
+            "default 100M",
+        )
+        command.add_argument(
+            *("-f", "--factor"),
+            type=count(2, _MOST_BYTES),
+            default=4,
+            metavar="N",
+            help="from one size to the next, default 4; the size of -e is always measured",
+        )
+        command.set_defaults(run=_collective, parser=command, iterations=40, warmup=5)
     allreduce.add_argument(
         "--impl",
         type=names_of(lineup.IMPLEMENTATIONS),
@@ -173,12 +201,20 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         metavar="LIST",
         help="comma-separated, from the list above; default: all that this machine has",
     )
-    allreduce.set_defaults(run=_allreduce, parser=allreduce, iterations=40, warmup=5)
+    for command in (allgather, reducescatter):
+        command.add_argument(
+            "--impl",
+            type=names_of(lineup.GROUPS),
+            default=lineup.GROUPS,
+            metavar="LIST",
+            help="comma-separated, from the list above; default: both",
+        )
     handoff = commands.add_parser("handoff", description=_HANDOFF, epilog=_EPILOG, **layout)
     handoff.set_defaults(
         run=_handoff, parser=handoff, iterations=1000, warmup=50, dtype="float32", impl=()
     )
-    for command in (allreduce, handoff):
+    handoff.set_defaults(collective="all_reduce")
+    for command in (allreduce, allgather, reducescatter, handoff):
         iterations, warmup = command.get_default("iterations"), command.get_default("warmup")
         command.add_argument(
             *("-n", "--iterations"),
@@ -228,13 +264,15 @@ def _check(options: argparse.Namespace) -> None:
     ranks = options.ranks * options.nodes
     for fault in lineup.faults(options.impl, options.nodes, ranks, options.gpus):
         parser.error(fault)
-    if options.run is _allreduce:
+    if options.run is _collective:
         if options.begin > options.end:
             parser.error(f"-b {format_byte_size(options.begin)} is larger than -e")
-        item = allreduce_report.ITEM_BYTES[options.dtype]
+        item = collective_report.ITEM_BYTES[options.dtype]
         for nbytes in (options.begin, options.end):
             if nbytes % item:
                 parser.error(f"{nbytes} bytes are no whole number of {options.dtype}")
+            if options.collective != "all_reduce" and nbytes // item % ranks:
+                parser.error(f"{nbytes} bytes cannot be divided among {ranks} ranks")
         if set(options.impl) & set(lineup.PYTHON) and options.dtype != "float32":
             parser.error("implementations in Python take --dtype float32 alone")
 
@@ -285,6 +323,7 @@ class _Bench:
                 flags = [f"--{name}={value}" for name, value in libraries.items()]
                 stage.start_daemons(flags if options.gpus else [])
             rank_options = {
+                "collective": options.collective,
                 "dtype": options.dtype,
                 "busy": options.busy,
                 "threads": threads,
@@ -341,7 +380,7 @@ def _check_results(scores: Sequence[contest.Score]) -> None:
         raise WrongResults(f"{wrong} elements were wrong")
 
 
-def _allreduce(options: argparse.Namespace) -> None:
+def _collective(options: argparse.Namespace) -> None:
     ranks = options.ranks * options.nodes
     notes: list[str] = []
     names = options.impl
@@ -352,17 +391,22 @@ def _allreduce(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     all_scores: list[contest.Score] = []
     with lineup.no_deepspeed_memory(), _Bench(options, names) as bench:
-        run = allreduce_report.Run(
-            ranks, options.nodes, options.gpus, options.dtype, bench.stage.rate
+        run = collective_report.Run(
+            ranks,
+            options.nodes,
+            options.gpus,
+            options.dtype,
+            bench.stage.rate,
+            options.collective,
         )
         say(notes)
-        print(allreduce_report.table_head(run), flush=True)
+        print(collective_report.table_head(run), flush=True)
         for nbytes in sizes(options.begin, options.end, options.factor):
             scores = bench.run_size(nbytes, _ALL_REDUCES_AT_ONCE)
-            of_size = allreduce_report.rows_of(scores, nbytes, run)
+            of_size = collective_report.rows_of(scores, nbytes, run)
             for row in of_size:
-                print(allreduce_report.table_row(row), flush=True)
-            say(allreduce_report.comparisons(scores, of_size))
+                print(collective_report.table_row(row), flush=True)
+            say(collective_report.comparisons(scores, of_size))
             rows += of_size
             all_scores += scores.values()
     write_json(options.json, rows)

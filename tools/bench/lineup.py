@@ -21,7 +21,9 @@ from stage import Stage
 
 # In the order of the tables.
 HOST = ("roofline", "gradsync", "gloo", "openmpi", "faulty")
-PYTHON = ("gradsync_py", "gloo_py", "deepspeed")
+PYTHON = ("gradsync_py", "gradsync_group", "gloo_py", "deepspeed")
+# Process groups of PyTorch: these have the other collectives, too.
+GROUPS = ("gradsync_group", "gloo_py")
 GPU = ("roofline", "kernels", "gradsync", "nccl")
 IMPLEMENTATIONS = ("roofline", "kernels", *HOST[1:], "nccl", *PYTHON)
 # Over a network; the others are of one node.
@@ -84,7 +86,7 @@ def start(stage: Stage, name: str, options: dict[str, Any]) -> RankTeam:
     Args:
       stage: whose daemons run, if it is gradsync.
       name: of the implementation.
-      options: for bench-rank.
+      options: for bench-rank, and `collective` for ranks in Python.
 
     Raises:
       Failed: a rank did not become ready.
@@ -100,7 +102,9 @@ def start(stage: Stage, name: str, options: dict[str, Any]) -> RankTeam:
         }
         threads = max(1, usable_cores() // stage.ranks)
         with no_deepspeed_memory():  # all ranks have mapped it
-            return stage.start_python_team(name, "allreduce_rank.py", {}, threads, environment)
+            shared = {"collective": options["collective"]}
+            script = "collective_rank.py"
+            return stage.start_python_team(name, script, shared, threads, environment)
     options = {**options, "memory": stage.memory(name)}
     program = [find_program("tools/bench/bench-rank")]
     if name != "openmpi":
