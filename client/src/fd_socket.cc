@@ -98,12 +98,12 @@ absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& 
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
+  // Looks before it reads: where Linux finds no message yet, and then that the other side has
+  // closed, a read returns the end, although the message has come in between.
+  if (!Await(socket, POLLIN, deadline)) return Unavailable(path, "does not answer");
   ssize_t received;
   while ((received = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC)) < 0) {
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN || !Await(socket, POLLIN, deadline)) {
-      return Unavailable(path, "does not answer");
-    }
+    if (errno != EINTR) return Unavailable(path, "does not answer");
   }
   if (received == 0) return Unavailable(path, "hung up");
   std::vector<FileDescriptor> descriptors = TakeDescriptors(&message);

@@ -26,6 +26,14 @@ std::vector<UniqueFd> DescriptorsOf(msghdr* header) {
   return descriptors;
 }
 
+ssize_t Take(int fd, msghdr* header, int flags) {
+  ssize_t size;
+  do {
+    size = recvmsg(fd, header, flags | MSG_CMSG_CLOEXEC);
+  } while (size < 0 && errno == EINTR);
+  return size;
+}
+
 }  // namespace
 
 absl::StatusOr<std::pair<MessageSocket, MessageSocket>> MessageSocket::Pair() {
@@ -81,10 +89,13 @@ absl::StatusOr<MessageSocket::Received> MessageSocket::Receive() const {
   header.msg_iovlen = 1;
   header.msg_control = control;
   header.msg_controllen = sizeof(control);
-  ssize_t size;
-  do {
-    size = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
-  } while (size < 0 && errno == EINTR);
+  ssize_t size = Take(fd_.get(), &header, 0);
+  if (size == 0) {
+    // Where Linux finds no message yet, and then that the other end is closed, it returns the end,
+    // although a last message has come in between. A second look finds that message.
+    header.msg_controllen = sizeof(control);
+    size = Take(fd_.get(), &header, MSG_DONTWAIT);
+  }
   if (size < 0 && errno != ECONNRESET) return absl::ErrnoToStatus(errno, "recvmsg");
   // No bytes mean the end: every message has at least an id.
   received.end = size <= 0;
