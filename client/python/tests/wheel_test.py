@@ -91,8 +91,9 @@ def test_it_contains_every_library_that_systems_may_lack(environment, binary):
             assert os.path.dirname(os.path.realpath(path)) == str(packages / "gradsync.libs"), line
 
 
-# Each external repository of the build, and how its licence's folder begins. CUDA's and NCCL's
-# headers declare interfaces; nothing of them is in the wheel.
+# Each external repository of the build, and how its licence's folder begins. The wheel has no
+# library of CUDA or NCCL: their headers declare interfaces, and convert 16-bit numbers in our
+# kernels.
 LICENSES = {
     "abseil": "libabsl",
     "cuda": None,
