@@ -184,8 +184,11 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
                                    absl::Duration timeout) {
   const std::size_t item = ItemSize(dtype);
   if (item == 0) return Refused("all-reduce of a dtype that gradsync does not reduce");
-  if (op != ReduceOp::kSum && op != ReduceOp::kAverage) {
-    return Refused("all-reduce that is neither sum nor average");
+  if (*ReduceOpName(op) == '\0') {
+    return Refused("all-reduce that is neither sum, average, min nor max");
+  }
+  if (const char* why = WhyRefused(op, dtype, ReducedMemory::kHost)) {
+    return Refused(absl::StrCat("all-reduce of ", DataTypeName(dtype), ": ", why));
   }
   MappedMemory& staging = *connection_.staging();
   if (count > staging.size() / item) {

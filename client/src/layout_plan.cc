@@ -63,6 +63,9 @@ absl::Status ValidateSpec(const LayoutSpec& spec) {
   if (spec.parameters.empty() && spec.explicit_buckets.empty()) {
     return Malformed(spec, "give parameters or explicit_buckets");
   }
+  if (*ReduceOpName(spec.op) == '\0') {
+    return Malformed(spec, "op must be sum, average, min or max");
+  }
   std::uint64_t total = 0;
   absl::flat_hash_set<absl::string_view> names;
   for (std::size_t i = 0; i < spec.parameters.size(); ++i) {
@@ -80,6 +83,10 @@ absl::Status ValidateSpec(const LayoutSpec& spec) {
     if (ItemSize(parameter.dtype) == 0) {
       return Malformed(spec, absl::StrCat(who, " has no dtype that gradsync reduces"));
     }
+    if (const char* why = WhyRefused(spec.op, parameter.dtype, ReducedMemory::kParameters)) {
+      return Malformed(spec, absl::StrCat(who, ", ", ReduceOpName(spec.op), " of ",
+                                          DataTypeName(parameter.dtype), ": ", why));
+    }
     const std::uint64_t count = ElementCount(parameter.shape);
     if (count > kMaxElements || (total += count) > kMaxElements) {
       return Malformed(spec, absl::StrCat(who, " is too large"));
@@ -91,15 +98,17 @@ absl::Status ValidateSpec(const LayoutSpec& spec) {
       return Malformed(spec,
                        absl::StrCat("explicit bucket ", i, " has no dtype that gradsync reduces"));
     }
+    const ReducedMemory memory = spec.device.empty() ? ReducedMemory::kHost : ReducedMemory::kGpu;
+    if (const char* why = WhyRefused(spec.op, bucket.dtype, memory)) {
+      return Malformed(spec, absl::StrCat("explicit bucket ", i, ", ", ReduceOpName(spec.op),
+                                          " of ", DataTypeName(bucket.dtype), ": ", why));
+    }
     if (bucket.count > kMaxElements || (total += bucket.count) > kMaxElements) {
       return Malformed(spec, absl::StrCat("explicit bucket ", i, " is too large"));
     }
   }
   if (spec.bucket_cap_bytes == 0 || spec.first_bucket_cap_bytes == 0) {
     return Malformed(spec, "bucket_cap_bytes and first_bucket_cap_bytes must not be 0");
-  }
-  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return Malformed(spec, "op must be sum or average");
   }
   return absl::OkStatus();
 }
@@ -203,5 +212,7 @@ static_assert(static_cast<int>(DataType::kFloat64) == v1::DATA_TYPE_FLOAT64);
 static_assert(static_cast<int>(DataType::kFloat32) == v1::DATA_TYPE_FLOAT32);
 static_assert(static_cast<int>(ReduceOp::kSum) == v1::REDUCE_OP_SUM);
 static_assert(static_cast<int>(ReduceOp::kAverage) == v1::REDUCE_OP_AVERAGE);
+static_assert(static_cast<int>(ReduceOp::kMin) == v1::REDUCE_OP_MIN);
+static_assert(static_cast<int>(ReduceOp::kMax) == v1::REDUCE_OP_MAX);
 
 }  // namespace gradsync::client

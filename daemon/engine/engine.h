@@ -1,6 +1,6 @@
 // The interface of the collective between nodes. Each node brings the sum of its local ranks'
-// gradients; the engine adds these sums up, chunk by chunk. GlooEngine implements it for host
-// memory, over TCP.
+// gradients, or their minimum or maximum; the engine combines these, chunk by chunk. GlooEngine
+// implements it for host memory, over TCP.
 
 #ifndef DAEMON_ENGINE_ENGINE_H_
 #define DAEMON_ENGINE_ENGINE_H_
@@ -13,13 +13,14 @@
 
 #include "absl/status/status.h"
 #include "proto/gradsync/data_type.h"
+#include "proto/gradsync/reduce_op.h"
 
 namespace gradsync::daemon {
 
-// The type of the sums that gather() and scatter() exchange with the engine: float32 for the 16-bit
-// types, else the bucket's own type.
-constexpr DataType WorkType(DataType dtype) {
-  return ItemSize(dtype) == 2 ? DataType::kFloat32 : dtype;
+// The type of the sums that gather() and scatter() exchange with the engine: float32 for sums of
+// the 16-bit floating-point types, else the bucket's own type.
+constexpr DataType WorkType(DataType dtype, ReduceOp op = ReduceOp::kSum) {
+  return ItemSize(dtype) == 2 && !IsOrderFree(op, dtype) ? DataType::kFloat32 : dtype;
 }
 
 // One bucket's all-reduce between nodes. Made once per bucket and submitted once per step; the
@@ -33,11 +34,15 @@ constexpr DataType WorkType(DataType dtype) {
 // Neither may destroy the engine. done() may call Submit.
 struct Exchange {
   DataType dtype = DataType::kUnspecified;
-  std::size_t count = 0;  // elements; the same on every node
-  bool exact = false;     // ignores the engine's wire type; the same on every node
+  std::size_t count = 0;         // elements; the same on every node
+  ReduceOp op = ReduceOp::kSum;  // sum, min or max; the same on every node
+  // Ignores the engine's wire type, as every order-free reduction does; the same on every node.
+  bool exact = false;
 
-  // Writes the sum of the local ranks' elements [first, first + count) to `sum`, in the work type.
-  // `sum` is the engine's memory, aligned to 64 bytes. A node without live ranks writes zeros.
+  // Writes the sum of the local ranks' elements [first, first + count) to `sum`, in the work type;
+  // or what `op` makes of them. `sum` is the engine's memory, aligned to 64 bytes. A node without
+  // live ranks writes what changes no result: zeros, of a minimum the largest value, of a maximum
+  // the least.
   //
   // On a 16-bit wire the engine rounds this sum to 16 bits, and the sum over the nodes too. Divide
   // here, not in scatter, if the sums may exceed float16's range (65504).
@@ -84,9 +89,9 @@ class Engine {
   // Begins the all-reduce. Never blocks and never calls done() itself. Allocates no memory once its
   // queues have grown to the largest number of pending exchanges.
   //
-  // The caller must submit the same exchanges (dtype, count) and broadcasts in the same order on
-  // every node; the engine cannot check this. The engine waits without limit for the other nodes to
-  // submit theirs: the job has the step's deadline.
+  // The caller must submit the same exchanges (dtype, count, op) and broadcasts in the same order
+  // on every node; the engine cannot check this. The engine waits without limit for the other nodes
+  // to submit theirs: the job has the step's deadline.
   virtual void Submit(Exchange* exchange) = 0;
 
   // Copies root_node's `data` to the `data` of every other node. The caller owns `data` and keeps

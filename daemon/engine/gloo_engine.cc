@@ -232,8 +232,9 @@ void GlooEngine::Finished(const LaneWork& work) {
 void GlooEngine::Submit(Exchange* exchange) {
   LaneWork work;
   work.exchange = exchange;
-  work.item_bytes = ItemSize(WorkType(exchange->dtype));
-  work.wire = WireDataType(exchange->dtype, exchange->exact ? WireType::kSame : options_.wire);
+  const bool same = exchange->exact || IsOrderFree(exchange->op, exchange->dtype);
+  work.item_bytes = ItemSize(WorkType(exchange->dtype, exchange->op));
+  work.wire = WireDataType(exchange->dtype, same ? WireType::kSame : options_.wire);
   Push(work);
 }
 

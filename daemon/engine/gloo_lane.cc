@@ -7,6 +7,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/engine/gloo_errors.h"
+#include "daemon/reduce/combine_order_free.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -245,7 +246,12 @@ void GlooLane::AddUp(Slot* slot) {
     addends_[static_cast<std::size_t>(node)] =
         node == node_ ? sum : slot->memory + InboxOffset(*slot, node);
   }
-  SumShards(slot->work.wire, addends_, own.count, sum);
+  const ReduceOp op = slot->work.exchange->op;
+  if (IsOrderFree(op, slot->work.wire)) {
+    CombineOrderFree(op, slot->work.wire, addends_, own.count, {&sum, 1});
+  } else {
+    SumShards(slot->work.wire, addends_, own.count, sum);
+  }
 }
 
 void GlooLane::Sum(Slot* slot) {

@@ -20,7 +20,7 @@ ncclDataType_t NcclType(DataType dtype) {
       return ncclFloat16;
     case DataType::kBfloat16:
       return ncclBfloat16;
-    case DataType::kUnspecified:
+    default:
       break;
   }
   return ncclNumTypes;

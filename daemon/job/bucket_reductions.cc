@@ -1,6 +1,7 @@
 #include "daemon/job/bucket_reductions.h"
 
 #include <atomic>
+#include <limits>
 #include <random>
 #include <utility>
 
@@ -14,6 +15,8 @@ std::uint64_t NextLayout() {
   static std::atomic<std::uint64_t> last{std::uint64_t{std::random_device{}()} << 30};
   return ++last;
 }
+
+constexpr GradientStats kNotMeasured{std::numeric_limits<double>::quiet_NaN(), 0};
 
 }  // namespace
 
@@ -32,8 +35,10 @@ BucketReductions::BucketReductions(const LayoutPlan& plan, const LayoutAgreement
     ReduceOperation& operation = bucket->operation;
     operation.dtype = plan_.buckets[i].dtype;
     operation.count = plan_.buckets[i].count;
+    const ReduceOp op = agreement_.spec().op;
+    operation.op = op == ReduceOp::kAverage ? ReduceOp::kSum : op;
     operation.flow = terms_.flow;
-    operation.measure = true;
+    operation.measure = !IsOrderFree(op, operation.dtype);
     operation.channel = agreement_.channel();
     operation.bucket = static_cast<std::uint32_t>(i);
     if (on_gpu()) {
@@ -64,7 +69,7 @@ BucketReductions::BucketReductions(const LayoutPlan& plan, const LayoutAgreement
 void BucketReductions::Bind() {
   const std::uint32_t divisor =
       terms_.options.divide_by_world ? members_.world_size() : members_.StepRanks();
-  const double scale = agreement_.spec().average ? 1.0 / divisor : 1.0;
+  const double scale = agreement_.spec().op == ReduceOp::kAverage ? 1.0 / divisor : 1.0;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     Bucket& bucket = *buckets_[i];
     bucket.operation.scale = scale;
@@ -103,7 +108,10 @@ ReduceOperation* BucketReductions::Prepare(std::size_t bucket, std::uint64_t ste
 std::vector<GradientStats> BucketReductions::Stats() const {
   std::vector<GradientStats> stats;
   stats.reserve(buckets_.size());
-  for (const auto& bucket : buckets_) stats.push_back(bucket->operation.stats);
+  for (const auto& bucket : buckets_) {
+    const ReduceOperation& operation = bucket->operation;
+    stats.push_back(operation.measure ? operation.stats : kNotMeasured);
+  }
   return stats;
 }
 

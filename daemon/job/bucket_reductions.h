@@ -47,7 +47,8 @@ class BucketReductions {
   // The operation that reduces the bucket in `step`, ready to be submitted.
   ReduceOperation* Prepare(std::size_t bucket, std::uint64_t step);
 
-  // The statistics that the last reductions measured, by bucket.
+  // The statistics that the last reductions measured, by bucket. A sum of squares is NaN if it is
+  // not measured.
   std::vector<GradientStats> Stats() const;
   // For Reducer::GiveUp, which is called once per step: nullopt if this is not the first call for
   // the step. Only for a layout on GPUs.

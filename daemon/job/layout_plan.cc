@@ -61,7 +61,7 @@ std::uint64_t FingerprintOf(const LayoutSpec& spec) {
     print.Add(static_cast<std::uint64_t>(dtype));
     print.Add(count);
   }
-  print.Add(spec.average ? 1 : 0);
+  print.Add(static_cast<std::uint64_t>(spec.op));
   print.Add(spec.on_gpu ? 1 : 0);
   return print.value();
 }
@@ -82,7 +82,7 @@ std::vector<Group> GroupByRule(const LayoutSpec& spec) {
     Group group;
     bool first = true;
   };
-  std::array<Open, 8> open;  // by dtype
+  std::array<Open, 8> open;  // by dtype: integers have no parameters
   std::vector<Group> closed;
   for (std::size_t i = spec.parameters.size(); i-- > 0;) {
     const Parameter& parameter = spec.parameters[i];
@@ -235,9 +235,8 @@ std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const Lay
     return Differ("memory", a.on_gpu ? "on a GPU" : "on the host", rank_a,
                   b.on_gpu ? "on a GPU" : "on the host", rank_b);
   }
-  if (a.average != b.average) {
-    return Differ("reduce op", a.average ? "average" : "sum", rank_a, b.average ? "average" : "sum",
-                  rank_b);
+  if (a.op != b.op) {
+    return Differ("reduce op", ReduceOpName(a.op), rank_a, ReduceOpName(b.op), rank_b);
   }
   return "";
 }

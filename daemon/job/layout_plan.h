@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/gradsync/data_type.h"
+#include "proto/gradsync/reduce_op.h"
 
 namespace gradsync::daemon {
 
@@ -29,7 +30,7 @@ struct LayoutSpec {
   std::uint64_t last_bucket_cap_bytes = 0;  // 0: none
   // (dtype, elements) of each bucket; given instead of parameters.
   std::vector<std::pair<DataType, std::uint64_t>> explicit_buckets;
-  bool average = true;
+  ReduceOp op = ReduceOp::kAverage;
   bool on_gpu = false;  // the arenas lie on GPUs, each rank's on one of its own choice
 };
 

@@ -19,7 +19,7 @@ constexpr std::size_t kKeptFailures = 64;
 
 bool OperationSpec::operator==(const OperationSpec& other) const {
   return kind == other.kind && root == other.root && bytes == other.bytes && dtype == other.dtype &&
-         count == other.count && average == other.average;
+         count == other.count && op == other.op;
 }
 
 std::string OperationSpec::Describe() const {
@@ -31,7 +31,7 @@ std::string OperationSpec::Describe() const {
           "broadcast of ", bytes, " bytes from ",
           root == kLowestLiveRank ? "the lowest live rank" : absl::StrCat("rank ", root));
     case OperationKind::kAllReduce:
-      return absl::StrCat("all-reduce (", average ? "average" : "sum", ") of ", count, " ",
+      return absl::StrCat("all-reduce (", ReduceOpName(op), ") of ", count, " ",
                           DataTypeName(dtype));
   }
   return "";
@@ -124,7 +124,9 @@ void OperationChannel::MaybeRun(DeferredActions* actions) {
     reduction_.count = spec_.count;
     reduction_.SetBuffers(Bind(&reduction_));
     const auto divisor = terms_.options.divide_by_world ? ranks_.size() : reduction_.ranks.size();
-    reduction_.scale = spec_.average ? 1.0 / static_cast<double>(divisor) : 1.0;
+    const bool average = spec_.op == ReduceOp::kAverage;
+    reduction_.op = average ? ReduceOp::kSum : spec_.op;
+    reduction_.scale = average ? 1.0 / static_cast<double>(divisor) : 1.0;
     state_ = State::kMoving;
     actions->reductions.push_back(&reduction_);
     return;

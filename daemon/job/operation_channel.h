@@ -24,6 +24,7 @@
 #include "daemon/job/membership.h"
 #include "daemon/reduce/reducer.h"
 #include "proto/gradsync/data_type.h"
+#include "proto/gradsync/reduce_op.h"
 
 namespace gradsync::daemon {
 
@@ -39,7 +40,7 @@ struct OperationSpec {
   std::uint64_t bytes = 0;                  // broadcast
   DataType dtype = DataType::kUnspecified;  // all-reduce
   std::uint64_t count = 0;                  // all-reduce
-  bool average = false;                     // all-reduce
+  ReduceOp op = ReduceOp::kSum;             // all-reduce
 
   bool operator==(const OperationSpec& other) const;
   // "broadcast of 4096 bytes from rank 0"

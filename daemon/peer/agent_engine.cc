@@ -134,14 +134,17 @@ absl::Status AgentEngine::MakeWork(const v1::Launch& launch, const Epoch& epoch,
                                    std::vector<std::shared_ptr<SemaphorePage>>* semaphores) const {
   work->dtype = static_cast<DataType>(launch.dtype());
   work->count = launch.count();
+  work->op = static_cast<ReduceOp>(launch.op());
   work->scale = launch.scale();
-  work->measure = launch.channel() != 0;
+  work->measure = launch.channel() != 0 && !IsOrderFree(work->op, work->dtype);
   work->exact = launch.channel() == 0;
   if (launch.has_root_node()) work->root_node = static_cast<int>(launch.root_node());
   if (launch.has_root_node()
           ? launch.root_node() >= epoch.node_names.size() || launch.count() > context_.staging_bytes
-          : ItemSize(work->dtype) == 0) {
-    return absl::InternalError("the coordinator launched elements of an unknown type, or too many");
+          : ItemSize(work->dtype) == 0 || !v1::ReduceOp_IsValid(launch.op()) ||
+                launch.op() == v1::REDUCE_OP_UNSPECIFIED || launch.op() == v1::REDUCE_OP_AVERAGE) {
+    return absl::InternalError(
+        "the coordinator launched an unknown operation, elements of an unknown type, or too many");
   }
   for (const std::uint64_t incarnation : launch.incarnations()) {
     const std::shared_ptr<ForwardingJob> rank = context_.find_rank(incarnation);

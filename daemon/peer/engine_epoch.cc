@@ -26,6 +26,7 @@ v1::Launch MessageOf(const ReduceOperation& operation) {
   v1::Launch launch;
   launch.set_dtype(static_cast<v1::DataType>(operation.dtype));
   launch.set_count(operation.count);
+  launch.set_op(static_cast<v1::ReduceOp>(operation.op));
   launch.set_scale(operation.scale);
   launch.set_channel(operation.channel);
   launch.set_bucket(operation.bucket);
@@ -96,6 +97,7 @@ absl::Status EngineEpoch::Launch(ReduceOperation* operation, std::shared_ptr<voi
   NodeWork work;
   work.dtype = operation->dtype;
   work.count = operation->count;
+  work.op = operation->op;
   work.scale = operation->scale;
   work.measure = operation->measure;
   work.exact = operation->channel == 0;

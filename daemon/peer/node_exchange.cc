@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/reduce/combine.h"
+#include "daemon/reduce/combine_order_free.h"
 
 namespace gradsync::daemon {
 
@@ -16,13 +17,21 @@ struct NodeExchange::Running {
       std::vector<const std::byte*> from;
       from.reserve(work.buffers.size());
       for (const std::byte* buffer : work.buffers) from.push_back(buffer + offset);
-      SumInto(work.dtype, from, count, sum);
+      if (IsOrderFree(work.op, work.dtype)) {
+        CombineOrderFree(work.op, work.dtype, from, count, {&sum, 1});
+      } else {
+        SumInto(work.dtype, from, count, sum);
+      }
     };
     exchange.scatter = [this](std::size_t first, std::size_t count, const std::byte* sum) {
       const std::size_t offset = first * ItemSize(work.dtype);
       std::vector<std::byte*> to;
       to.reserve(work.buffers.size());
       for (std::byte* buffer : work.buffers) to.push_back(buffer + offset);
+      if (IsOrderFree(work.op, work.dtype)) {
+        for (std::byte* buffer : to) std::memcpy(buffer, sum, count * ItemSize(work.dtype));
+        return;
+      }
       GradientStats stats;
       ScaleInto(work.dtype, sum, count, work.scale, to, work.measure ? &stats : nullptr);
       MutexLock lock(&mutex);
@@ -112,6 +121,7 @@ void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
   if (work.root_node < 0) {
     running->exchange.dtype = work.dtype;
     running->exchange.count = work.count;
+    running->exchange.op = work.op;
     running->exchange.exact = work.exact;
     engine_->Submit(&running->exchange);
     return;

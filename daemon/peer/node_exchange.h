@@ -18,13 +18,15 @@
 #include "daemon/engine/engine.h"
 #include "daemon/reduce/gradient_stats.h"
 #include "proto/gradsync/data_type.h"
+#include "proto/gradsync/reduce_op.h"
 
 namespace gradsync::daemon {
 
 // One node's work in a launch.
 struct NodeWork {
   DataType dtype = DataType::kUnspecified;
-  std::size_t count = 0;  // elements; bytes of a broadcast
+  std::size_t count = 0;         // elements; bytes of a broadcast
+  ReduceOp op = ReduceOp::kSum;  // as in ReduceOperation
   double scale = 1.0;
   bool measure = false;
   bool exact = false;  // as in Exchange

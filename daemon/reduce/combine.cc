@@ -485,7 +485,7 @@ void CombineOnTarget(DataType dtype, std::byte* const* buffers, std::size_t buff
       return CombineType<Float16Unit>(buffers, buffer_count, count, scale, stats);
     case DataType::kBfloat16:
       return CombineType<Bfloat16Unit>(buffers, buffer_count, count, scale, stats);
-    case DataType::kUnspecified:
+    default:
       return;
   }
 }
@@ -566,7 +566,7 @@ void SumIntoOnTarget(DataType dtype, const std::byte* const* buffers, std::size_
       return SumType<Float16Unit>(buffers, buffer_count, count, sum);
     case DataType::kBfloat16:
       return SumType<Bfloat16Unit>(buffers, buffer_count, count, sum);
-    case DataType::kUnspecified:
+    default:
       return;
   }
 }
@@ -582,7 +582,7 @@ void ScaleIntoOnTarget(DataType dtype, const std::byte* sum, std::size_t count, 
       return ScaleType<Float16Unit>(sum, count, scale, buffers, buffer_count, stats);
     case DataType::kBfloat16:
       return ScaleType<Bfloat16Unit>(sum, count, scale, buffers, buffer_count, stats);
-    case DataType::kUnspecified:
+    default:
       return;
   }
 }

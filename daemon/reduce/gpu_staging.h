@@ -14,6 +14,7 @@ namespace gradsync::daemon {
 // every staging type, kernels add up the GPU's own trainers and scale the sum in float32 (in
 // float64 for float64 buckets).
 constexpr bool CanBeStagedAs(DataType dtype, DataType staging) {
+  if (IsInteger(dtype) || IsInteger(staging)) return false;
   if (staging == dtype) return ItemSize(dtype) > 0;
   return (dtype == DataType::kFloat32 && ItemSize(staging) == 2) ||
          (ItemSize(dtype) == 2 && staging == DataType::kFloat32);

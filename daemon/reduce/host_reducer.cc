@@ -10,6 +10,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/reduce/available_cpus.h"
 #include "daemon/reduce/combine.h"
+#include "daemon/reduce/combine_order_free.h"
 #include "daemon/reduce/gradient_stats.h"
 
 namespace gradsync::daemon {
@@ -26,6 +27,15 @@ std::size_t TrafficBytes(const ReduceOperation& operation) {
     return operation.measure ? BufferBytes(operation) : 0;
   }
   return 2 * buffers * BufferBytes(operation);
+}
+
+void CombineBuffers(const ReduceOperation& operation, absl::Span<std::byte* const> buffers,
+                    std::size_t count, GradientStats* stats) {
+  if (IsOrderFree(operation.op, operation.dtype)) {
+    CombineOrderFree(operation.op, operation.dtype, buffers, count);
+  } else {
+    Combine(operation.dtype, buffers, count, operation.scale, stats);
+  }
 }
 
 std::size_t DivideUp(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
@@ -55,8 +65,8 @@ void HostReducer::Reduce(ReduceOperation* operation) {
   if (TrafficBytes(*operation) <= kInlineTrafficBytes) {
     ReduceTimes times;
     times.start_ns = MonotonicNowNs();
-    Combine(operation->dtype, work.buffers, operation->count, operation->scale,
-            operation->measure ? &operation->stats : nullptr);
+    CombineBuffers(*operation, work.buffers, operation->count,
+                   operation->measure ? &operation->stats : nullptr);
     times.finish_ns = MonotonicNowNs();
     operation->done(times);
     return;
@@ -97,8 +107,8 @@ void HostReducer::RunSlice(const Slice& slice) {
   const std::size_t end = std::min(bytes, begin + share);
   absl::InlinedVector<std::byte*, 64> buffers(work.buffers.begin(), work.buffers.end());
   for (std::byte*& buffer : buffers) buffer += begin;
-  Combine(operation.dtype, buffers, (end - begin) / ItemSize(operation.dtype), operation.scale,
-          operation.measure ? &work.slice_stats[slice.index] : nullptr);
+  CombineBuffers(operation, buffers, (end - begin) / ItemSize(operation.dtype),
+                 operation.measure ? &work.slice_stats[slice.index] : nullptr);
 
   // Releases this slice's writes. The last slice acquires the writes of all slices and start_ns.
   // After this line, only the last slice may use the operation: it may no longer exist for the

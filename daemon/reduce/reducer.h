@@ -21,6 +21,7 @@
 #include "daemon/reduce/gradient_stats.h"
 #include "proto/gradsync/data_type.h"
 #include "proto/gradsync/nccl_settings.h"
+#include "proto/gradsync/reduce_op.h"
 
 namespace gradsync::daemon {
 
@@ -70,14 +71,15 @@ struct NodeBroadcast {
 };
 
 // One bucket's reduction: the sum of the ranks' buffers, in rank order, times `scale`, is written
-// back into every buffer. Or a broadcast, see NodeBroadcast.
+// back into every buffer; or their minimum or maximum. Or a broadcast, see NodeBroadcast.
 //
 // Made once per bucket and submitted once per step; a submission allocates nothing. Not
 // thread-safe: it belongs to the submitter, and to the reducer between Reduce() and done().
 struct ReduceOperation {
   DataType dtype = DataType::kUnspecified;
-  std::size_t count = 0;  // elements of each buffer
-  double scale = 1.0;
+  std::size_t count = 0;         // elements of each buffer
+  ReduceOp op = ReduceOp::kSum;  // sum, min or max: an average is a sum with a scale
+  double scale = 1.0;            // 1.0 if IsOrderFree(op, dtype)
   // Where the buffers are. This also decides which reducer carries the operation out.
   std::variant<HostReduction, NodeReduction, DeviceReduction, NodeBroadcast> work;
 
@@ -90,7 +92,7 @@ struct ReduceOperation {
   std::uint64_t number = 0;
 
   std::uint64_t flow = 0;  // reduce threads are shared fairly between flows; a flow is a job
-  bool measure = false;    // gather `stats` on the way
+  bool measure = false;    // gather `stats` on the way; false if IsOrderFree(op, dtype)
 
   // Statistics of the result, if `measure`. Valid from done() until the next submission.
   GradientStats stats;

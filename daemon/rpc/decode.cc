@@ -55,22 +55,45 @@ absl::StatusOr<DataType> DecodeType(absl::string_view field, v1::DataType type) 
       return DataType::kFloat16;
     case v1::DATA_TYPE_BFLOAT16:
       return DataType::kBfloat16;
+    case v1::DATA_TYPE_INT8:
+      return DataType::kInt8;
+    case v1::DATA_TYPE_UINT8:
+      return DataType::kUint8;
+    case v1::DATA_TYPE_INT16:
+      return DataType::kInt16;
+    case v1::DATA_TYPE_INT32:
+      return DataType::kInt32;
+    case v1::DATA_TYPE_INT64:
+      return DataType::kInt64;
     default:
       return Malformed(absl::StrCat(field, " has dtype ", static_cast<int>(type),
-                                    "; float32, float64, float16 and bfloat16 are reduced"));
+                                    "; float32, float64, float16, bfloat16, int8, uint8, int16, "
+                                    "int32 and int64 are reduced"));
   }
 }
 
-absl::StatusOr<bool> DecodeAverage(v1::ReduceOp op) {
+absl::StatusOr<ReduceOp> DecodeOp(v1::ReduceOp op) {
   switch (op) {
     case v1::REDUCE_OP_UNSPECIFIED:
     case v1::REDUCE_OP_AVERAGE:
-      return true;
+      return ReduceOp::kAverage;
     case v1::REDUCE_OP_SUM:
-      return false;
+      return ReduceOp::kSum;
+    case v1::REDUCE_OP_MIN:
+      return ReduceOp::kMin;
+    case v1::REDUCE_OP_MAX:
+      return ReduceOp::kMax;
     default:
       return Malformed(absl::StrCat("op ", static_cast<int>(op), " is unknown"));
   }
+}
+
+absl::Status CheckReduction(absl::string_view field, ReduceOp op, DataType dtype,
+                            ReducedMemory memory) {
+  const char* const why = WhyRefused(op, dtype, memory);
+  if (why == nullptr) return absl::OkStatus();
+  return Malformed(
+      absl::StrCat(field, ", ", ReduceOpName(op), " of ", DataTypeName(dtype), ": ", why));
 }
 
 // Adds the bytes of `count` elements to `total`; fails beyond kMaxBytes.
@@ -181,9 +204,9 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
   if (absl::Status status = CheckName("name", message.name(), kMaxLayoutNameBytes); !status.ok())
     return status;
   spec.name = message.name();
-  const auto average = DecodeAverage(message.op());
-  if (!average.ok()) return average.status();
-  spec.average = *average;
+  const auto op = DecodeOp(message.op());
+  if (!op.ok()) return op.status();
+  spec.op = *op;
   // Checks the form alone: the worker knows which UUIDs exist.
   if (!message.device().empty()) {
     if (absl::Status status = CheckName("device", message.device(), kMaxDeviceBytes); !status.ok())
@@ -222,6 +245,10 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
     }
     const auto dtype = DecodeType(field, parameter.dtype());
     if (!dtype.ok()) return dtype.status();
+    if (absl::Status status = CheckReduction(field, spec.op, *dtype, ReducedMemory::kParameters);
+        !status.ok()) {
+      return status;
+    }
     std::uint64_t count = 1;
     for (const std::uint64_t extent : parameter.shape()) {
       if (extent != 0 && count > kMaxBytes / extent) {
@@ -242,6 +269,10 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
     const std::string field = absl::StrCat("bucket ", spec.explicit_buckets.size());
     const auto dtype = DecodeType(field, bucket.dtype());
     if (!dtype.ok()) return dtype.status();
+    const ReducedMemory memory = spec.on_gpu ? ReducedMemory::kGpu : ReducedMemory::kHost;
+    if (absl::Status status = CheckReduction(field, spec.op, *dtype, memory); !status.ok()) {
+      return status;
+    }
     if (absl::Status status = AddBytes(field, bucket.count(), *dtype, &bytes); !status.ok()) {
       return status;
     }
@@ -287,9 +318,13 @@ absl::StatusOr<OperationRequest> DecodeAllReduce(const v1::AllReduce& message,
                                   " bytes: register it as a layout, or raise staging_bytes"));
   }
   request.spec.count = message.count();
-  const auto average = DecodeAverage(message.op());
-  if (!average.ok()) return average.status();
-  request.spec.average = *average;
+  const auto op = DecodeOp(message.op());
+  if (!op.ok()) return op.status();
+  request.spec.op = *op;
+  if (absl::Status status = CheckReduction("all-reduce", *op, *dtype, ReducedMemory::kHost);
+      !status.ok()) {
+    return status;
+  }
   request.staging_bytes = message.count() * ItemSize(*dtype);
   request.deadline_ns = DeadlineNs(message.timeout_ms(), kOperationTimeoutMs, now_ns);
   return request;

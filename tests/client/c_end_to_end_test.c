@@ -264,6 +264,7 @@ static void RunLastBucket(gradsync_session_t* session) {
 
 static void RunOperations(gradsync_session_t* session) {
   double values[2];
+  int32_t integers[2];
   char text[16] = "nothing yet";
   CHECK_OK(gradsync_barrier(session, GRADSYNC_FOREVER));
   if (rank == 1) strcpy(text, "from rank 1");
@@ -276,6 +277,18 @@ static void RunOperations(gradsync_session_t* session) {
   CHECK(values[0] == 1.0 && values[1] == 8.0);
   CHECK_OK(gradsync_all_reduce(session, values, 2, GRADSYNC_FLOAT64, 0, GRADSYNC_FOREVER));
   CHECK(values[0] == 1.0 && values[1] == 8.0);
+  integers[0] = rank;
+  integers[1] = INT32_MAX;
+  CHECK_OK(
+      gradsync_all_reduce(session, integers, 2, GRADSYNC_INT32, GRADSYNC_SUM, GRADSYNC_FOREVER));
+  CHECK(integers[0] == 1 && integers[1] == -2);
+  integers[0] = 5 - rank;
+  CHECK_OK(
+      gradsync_all_reduce(session, integers, 2, GRADSYNC_INT32, GRADSYNC_MIN, GRADSYNC_FOREVER));
+  CHECK(integers[0] == 4 && integers[1] == -2);
+  CheckError(__LINE__,
+             gradsync_all_reduce(session, integers, 2, GRADSYNC_INT32, 0, GRADSYNC_FOREVER),
+             GRADSYNC_INVALID_ARGUMENT, "MALFORMED", rank == 0 ? "0" : "1", "", "");
   CheckError(__LINE__, gradsync_broadcast(session, text, 1, WORLD_SIZE, GRADSYNC_FOREVER),
              GRADSYNC_INVALID_ARGUMENT, "MALFORMED", rank == 0 ? "0" : "1", "", "");
 }

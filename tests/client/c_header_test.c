@@ -80,6 +80,8 @@ int main(void) {
 
   EXPECT(gradsync_abi_version() == GRADSYNC_ABI_VERSION);
   EXPECT(gradsync_item_size(GRADSYNC_BFLOAT16) == 2);
+  EXPECT(gradsync_item_size(GRADSYNC_UINT8) == 1 && gradsync_item_size(GRADSYNC_INT16) == 2);
+  EXPECT(gradsync_item_size(GRADSYNC_INT32) == 4 && gradsync_item_size(GRADSYNC_INT64) == 8);
   EXPECT(gradsync_item_size(0) == 0 && gradsync_item_size(-1) == 0 && gradsync_item_size(99) == 0);
   EXPECT(strcmp(gradsync_code_name(GRADSYNC_ABORTED), "ABORTED") == 0);
   EXPECT(strcmp(gradsync_code_name((gradsync_code_t)99), "") == 0);

@@ -1,5 +1,6 @@
 // Barrier, Broadcast and AllReduce, against a real daemon.
 
+#include <cmath>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -76,13 +77,32 @@ TEST_F(JobChannelTest, AllReduceSumsAndAverages) {
   });
 }
 
+TEST_F(JobChannelTest, AllReduceTakesIntegersMinimaAndMaxima) {
+  OnEveryRank(3, [&](std::uint32_t rank) {
+    std::vector<std::uint8_t> bytes = {static_cast<std::uint8_t>(100 + rank), 7};
+    ASSERT_TRUE(session(rank).AllReduce(bytes.data(), 2, DataType::kUint8, ReduceOp::kSum).ok());
+    EXPECT_THAT(bytes, testing::ElementsAre(303 - 256, 21));
+    std::vector<std::int64_t> large = {(std::int64_t{1} << 40) * rank, -1 - std::int64_t{rank}};
+    ASSERT_TRUE(session(rank).AllReduce(large.data(), 2, DataType::kInt64, ReduceOp::kMax).ok());
+    EXPECT_THAT(large, testing::ElementsAre(std::int64_t{1} << 41, -1));
+    std::vector<float> values = {1.0f + static_cast<float>(rank), -2.0f * static_cast<float>(rank)};
+    ASSERT_TRUE(session(rank).AllReduce(values.data(), 2, DataType::kFloat32, ReduceOp::kMin).ok());
+    EXPECT_THAT(values, testing::ElementsAre(1.0f, -4.0f));
+    const float lone[] = {1, std::nanf(""), 3};
+    float value = lone[rank];
+    ASSERT_TRUE(session(rank).AllReduce(&value, 1, DataType::kFloat32, ReduceOp::kMax).ok());
+    EXPECT_TRUE(std::isnan(value)) << value;
+  });
+}
+
 TEST_F(JobChannelTest, BadArgumentsAreRefusedLocally) {
   OnEveryRank(3, [&](std::uint32_t rank) {
     char byte = 0;
     for (const absl::Status& status :
          {session(rank).Broadcast(&byte, 1, 3), session(rank).Broadcast(nullptr, 1, 0),
-          session(rank).AllReduce(&byte, 1, static_cast<DataType>(9), ReduceOp::kSum),
+          session(rank).AllReduce(&byte, 1, static_cast<DataType>(10), ReduceOp::kSum),
           session(rank).AllReduce(&byte, 1, DataType::kFloat32, static_cast<ReduceOp>(9)),
+          session(rank).AllReduce(&byte, 1, DataType::kInt8, ReduceOp::kAverage),
           session(rank).AllReduce(nullptr, 1, DataType::kFloat32, ReduceOp::kSum),
           session(rank).AllReduce(&byte, 1u << 24, DataType::kFloat32, ReduceOp::kSum)}) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;

@@ -57,7 +57,10 @@ TEST(LayoutPlanTest, MalformedSpecIsNamed) {
   ExpectRefused("parameter 1", [](LayoutSpec* spec) { spec->parameters[1].name = "\xff"; });
   ExpectRefused("parameter 2 ('w')", [](LayoutSpec* spec) { spec->parameters[2].name = "w"; });
   ExpectRefused("parameter 0",
-                [](LayoutSpec* spec) { spec->parameters[0].dtype = static_cast<DataType>(9); });
+                [](LayoutSpec* spec) { spec->parameters[0].dtype = static_cast<DataType>(10); });
+  ExpectRefused("parameter 0 ('w'), average of int8",
+                [](LayoutSpec* spec) { spec->parameters[0].dtype = DataType::kInt8; });
+  ExpectRefused("for explicit_buckets", [](LayoutSpec* spec) { spec->op = ReduceOp::kMax; });
   ExpectRefused("too large", [](LayoutSpec* spec) {
     spec->parameters[0].shape = {1ull << 33, 1ull << 33};
   });
@@ -68,6 +71,22 @@ TEST(LayoutPlanTest, MalformedSpecIsNamed) {
     spec->parameters.clear();
     spec->explicit_buckets = {{DataType::kFloat32, 4}, {DataType::kUnspecified, 4}};
   });
+  const auto integers = [](LayoutSpec* spec, ReduceOp op) {
+    spec->parameters.clear();
+    spec->explicit_buckets = {{DataType::kInt64, 4}};
+    spec->op = op;
+  };
+  ExpectRefused("explicit bucket 0, average of int64: integers have no average",
+                [&](LayoutSpec* spec) { integers(spec, ReduceOp::kAverage); });
+  ExpectRefused("not on a GPU", [&](LayoutSpec* spec) {
+    integers(spec, ReduceOp::kSum);
+    spec->device = "GPU-0123";
+  });
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax}) {
+    LayoutSpec spec = Valid();
+    integers(&spec, op);
+    EXPECT_TRUE(ValidateSpec(spec).ok());
+  }
 }
 
 TEST(LayoutPlanTest, EmptyTensorsAreAllowed) {

@@ -65,6 +65,36 @@ TEST_F(NodesTest, StepsAreReducedOverBothNodes) {
   ExpectAll(trainers, "leave");
 }
 
+TEST_F(NodesTest, IntegersMinimaAndMaximaAreReducedOverBothNodes) {
+  const Trainers trainers = Join();
+  const auto expect = [&](const std::string& op, const std::string& dtype) {
+    const std::string layout = " layout=" + op + dtype;
+    ExpectAll(trainers, "register buckets=2 count=5003 dtype=" + dtype + " op=" + op + layout);
+    ExpectAll(trainers, "step times=2" + layout);
+    ExpectAll(trainers, "allreduce 1001 dtype=" + dtype + " op=" + op);
+  };
+  for (const char* dtype : {"int8", "uint8", "int16", "int32", "int64"}) {
+    for (const char* op : {"sum", "min", "max"}) expect(op, dtype);
+  }
+  for (const char* dtype : {"float32", "float64", "float16", "bfloat16"}) {
+    for (const char* op : {"min", "max"}) expect(op, dtype);
+  }
+  // Several chunks.
+  ExpectAll(trainers, "register buckets=2 count=3000000 layout=large op=min");
+  ExpectAll(trainers, "step times=2 layout=large");
+  // The node of ranks 2 and 3 has no rank left, and brings nothing.
+  for (const int rank : {2, 3}) ASSERT_TRUE(trainers[rank]->Do("leave").ok());
+  for (const char* layout : {"minint32", "maxint8", "minfloat32", "maxbfloat16", "sumint64"}) {
+    for (const int rank : {0, 1}) {
+      trainers[rank]->Send("step ranks=0,1 layout=" + std::string(layout));
+    }
+    for (const int rank : {0, 1}) {
+      const Reply reply = trainers[rank]->Receive();
+      EXPECT_TRUE(reply.ok()) << reply;
+    }
+  }
+}
+
 TEST_F(NodesTest, NodesMayHaveDifferentNumbersOfRanks) {
   const Trainers trainers = Join(3);
   ExpectAll(trainers, "register buckets=2 count=1001");

@@ -7,7 +7,7 @@
 //   exact_step PER_NODE[,...] [wire=bfloat16]  a step of float32 values whose sums round; every bit
 //                                          of the result is compared. PER_NODE: ranks on each node,
 //                                          in order. wire: the type between nodes, else float32
-//   register [layout=L] [buckets=N] [count=N] [dtype=D] [op=sum] [timeout_ms=N]
+//   register [layout=L] [buckets=N] [count=N] [dtype=D] [op=sum|min|max] [timeout_ms=N]
 //            [parameters=a:2x3,b:4]
 //   replace ...                            as register, but replaces the layout of that name
 //   release [layout=L]
@@ -165,7 +165,20 @@ void Store(DataType dtype, void* data, std::uint64_t i, double value) {
     case DataType::kBfloat16:
       static_cast<std::uint16_t*>(data)[i] = daemon::NearestBfloat16(value);
       break;
-    case DataType::kUnspecified:
+    case DataType::kInt8:
+    case DataType::kUint8:
+      static_cast<std::int8_t*>(data)[i] = static_cast<std::int8_t>(value);
+      break;
+    case DataType::kInt16:
+      static_cast<std::int16_t*>(data)[i] = static_cast<std::int16_t>(value);
+      break;
+    case DataType::kInt32:
+      static_cast<std::int32_t*>(data)[i] = static_cast<std::int32_t>(value);
+      break;
+    case DataType::kInt64:
+      static_cast<std::int64_t*>(data)[i] = static_cast<std::int64_t>(value);
+      break;
+    default:
       std::abort();
   }
 }
@@ -180,7 +193,16 @@ double Load(DataType dtype, const void* data, std::uint64_t i) {
       return daemon::Float16Value(static_cast<const std::uint16_t*>(data)[i]);
     case DataType::kBfloat16:
       return daemon::Bfloat16Value(static_cast<const std::uint16_t*>(data)[i]);
-    case DataType::kUnspecified:
+    case DataType::kInt8:
+    case DataType::kUint8:
+      return static_cast<const std::int8_t*>(data)[i];
+    case DataType::kInt16:
+      return static_cast<const std::int16_t*>(data)[i];
+    case DataType::kInt32:
+      return static_cast<const std::int32_t*>(data)[i];
+    case DataType::kInt64:
+      return static_cast<double>(static_cast<const std::int64_t*>(data)[i]);
+    default:
       break;
   }
   std::abort();
@@ -200,8 +222,24 @@ double Tolerance(DataType dtype) {
   return dtype == DataType::kFloat32 || dtype == DataType::kFloat64 ? 1e-6 : 0.01;
 }
 
+ReduceOp OpNamed(const std::string& name) {
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax}) {
+    if (name == ReduceOpName(op)) return op;
+  }
+  std::abort();
+}
+
+// What `op` makes of the ranks' values; `divisor` is for averages.
+double Reduced(ReduceOp op, const std::vector<double>& values, double divisor) {
+  if (op == ReduceOp::kMin) return *std::min_element(values.begin(), values.end());
+  if (op == ReduceOp::kMax) return *std::max_element(values.begin(), values.end());
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return op == ReduceOp::kAverage ? sum / divisor : sum;
+}
+
 DataType TypeNamed(const std::string& name) {
-  for (int i = 1; i <= 4; ++i) {
+  for (int i = 1; i <= 9; ++i) {
     const auto type = static_cast<DataType>(i);
     if (name == DataTypeName(type)) return type;
   }
@@ -283,14 +321,13 @@ Answer Rank::Run(const Command& command) {
 absl::Status Rank::Check(const LayoutUse& use, std::uint64_t step, std::size_t bucket,
                          const Command& command) const {
   const auto ranks = RanksOf(command);
-  const double divisor = use.op == ReduceOp::kSum              ? 1
-                         : options_.divisor == Divisor::kWorld ? options_.world_size
-                                                               : static_cast<double>(ranks.size());
+  const double divisor =
+      options_.divisor == Divisor::kWorld ? options_.world_size : static_cast<double>(ranks.size());
   const BucketView view = use.layout->bucket(bucket);
   for (std::uint64_t i = 0; i < view.count; ++i) {
-    double expected = 0;
-    for (const std::uint32_t rank : ranks) expected += Written(rank, step, bucket, i);
-    expected /= divisor;
+    std::vector<double> values;
+    for (const std::uint32_t rank : ranks) values.push_back(Written(rank, step, bucket, i));
+    const double expected = Reduced(use.op, values, divisor);
     const double found = Load(view.dtype, view.data, i);
     if (std::abs(found - expected) > Tolerance(view.dtype) * expected) {
       return absl::DataLossError(absl::StrCat("step ", step, ", bucket ", bucket, ", element ", i,
@@ -315,6 +352,10 @@ absl::Status Rank::CheckStats(const LayoutUse& use, const StepResult& result) {
   }
   for (std::size_t bucket = 0; bucket < result.stats.size(); ++bucket) {
     const BucketView view = use.layout->bucket(bucket);
+    if (IsOrderFree(use.op, view.dtype)) {  // nothing is measured
+      if (std::isnan(result.stats[bucket].sum_of_squares)) continue;
+      return absl::DataLossError(absl::StrCat("statistics of ", DataTypeName(view.dtype)));
+    }
     double sum = 0;
     for (std::uint64_t i = 0; i < view.count; ++i) {
       const double value = Load(view.dtype, view.data, i);
@@ -359,7 +400,7 @@ absl::Status Rank::Join(const Command& command, Answer* answer) {
 absl::Status Rank::Register(const Command& command, Answer* answer) {
   LayoutSpec spec;
   spec.name = command.Option("layout", "default");
-  spec.op = command.Option("op", "") == "sum" ? ReduceOp::kSum : ReduceOp::kAverage;
+  spec.op = OpNamed(command.Option("op", "average"));
   spec.timeout = command.Timeout();
   const DataType dtype = TypeNamed(command.Option("dtype", "float32"));
   if (command.options.count("parameters") > 0) {
@@ -494,7 +535,7 @@ absl::Status Rank::ExactStep(LayoutUse* use, const Command& command) {
 absl::Status Rank::AllReduce(const Command& command) {
   const std::uint64_t count = command.Word(0);
   const DataType dtype = TypeNamed(command.Option("dtype", "float32"));
-  const ReduceOp op = command.Option("op", "") == "sum" ? ReduceOp::kSum : ReduceOp::kAverage;
+  const ReduceOp op = OpNamed(command.Option("op", "average"));
   const auto offset = static_cast<double>(command.Number("offset", 0));
   std::vector<char> data(count * ItemSize(dtype));
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -506,9 +547,9 @@ absl::Status Rank::AllReduce(const Command& command) {
   }
   const auto ranks = RanksOf(command);
   for (std::uint64_t i = 0; i < count; ++i) {
-    double expected = 0;
-    for (const std::uint32_t rank : ranks) expected += offset + Written(rank, 0, 0, i);
-    if (op == ReduceOp::kAverage) expected /= static_cast<double>(ranks.size());
+    std::vector<double> values;
+    for (const std::uint32_t rank : ranks) values.push_back(offset + Written(rank, 0, 0, i));
+    const double expected = Reduced(op, values, static_cast<double>(ranks.size()));
     const double found = Load(dtype, data.data(), i);
     if (std::abs(found - expected) > Tolerance(dtype) * expected) {
       return absl::DataLossError(

@@ -63,7 +63,7 @@ class Fuzzer {
         layout.set_timeout_ms(Number());
         layout.set_bucket_done_messages(Below(2) == 0);
         if (Below(2) == 0) layout.set_replaces(small());
-        layout.set_op(static_cast<v1::ReduceOp>(Below(4)));
+        layout.set_op(static_cast<v1::ReduceOp>(Below(6)));
         for (std::uint64_t i = Below(4); i > 0; --i) {
           v1::Parameter& parameter = *layout.add_parameters();
           parameter.set_name(Text(3));
@@ -115,9 +115,9 @@ class Fuzzer {
         break;
       case 10:
         request.mutable_all_reduce()->set_sequence(Number());
-        request.mutable_all_reduce()->set_dtype(static_cast<v1::DataType>(Below(6)));
+        request.mutable_all_reduce()->set_dtype(static_cast<v1::DataType>(Below(11)));
         request.mutable_all_reduce()->set_count(Number());
-        request.mutable_all_reduce()->set_op(static_cast<v1::ReduceOp>(Below(4)));
+        request.mutable_all_reduce()->set_op(static_cast<v1::ReduceOp>(Below(6)));
         break;
       case 11:
         request.mutable_leave()->set_exit(Below(2) == 0);

@@ -335,8 +335,11 @@ const Difference kDifferences[] = {
      [](LayoutSpec* spec) { spec->last_bucket_cap_bytes = 7; },
      {"last_bucket_cap_bytes", "0 on rank 3", "7 on rank 5"}},
     {"Operation",
-     [](LayoutSpec* spec) { spec->average = false; },
+     [](LayoutSpec* spec) { spec->op = ReduceOp::kSum; },
      {"reduce op", "average on rank 3", "sum on rank 5"}},
+    {"OrderFreeOperation",
+     [](LayoutSpec* spec) { spec->op = ReduceOp::kMin; },
+     {"reduce op", "average on rank 3", "min on rank 5"}},
     {"Explicit",
      [](LayoutSpec* spec) {
        spec->explicit_buckets = {{DataType::kFloat32, 1}};
@@ -351,7 +354,7 @@ TEST(FirstDifferenceTest, NamesTheFirstOfSeveral) {
   LayoutSpec other = Reference();
   other.parameters[1].shape = {9};
   other.parameters[0].shape = {9, 64};
-  other.average = false;
+  other.op = ReduceOp::kSum;
   EXPECT_TRUE(absl::StrContains(FirstDifference(Reference(), 0, other, 1), "parameter 0"));
 }
 

@@ -24,12 +24,12 @@ OperationSpec Broadcast(std::uint32_t root, std::uint64_t bytes) {
   return spec;
 }
 
-OperationSpec AllReduce(DataType dtype, std::uint64_t count, bool average = false) {
+OperationSpec AllReduce(DataType dtype, std::uint64_t count, ReduceOp op = ReduceOp::kSum) {
   OperationSpec spec;
   spec.kind = OperationKind::kAllReduce;
   spec.dtype = dtype;
   spec.count = count;
-  spec.average = average;
+  spec.op = op;
   return spec;
 }
 
@@ -186,7 +186,7 @@ TEST_F(OperationChannelTest, AverageDividesByLiveRanksOrByTheWorld) {
     TakeAll();
     for (const std::uint32_t rank : {1, 2, 3}) {
       Floats(rank)[0] = 12.0f;
-      ASSERT_TRUE(Operate(rank, AllReduce(DataType::kFloat32, 1, /*average=*/true)).ok());
+      ASSERT_TRUE(Operate(rank, AllReduce(DataType::kFloat32, 1, ReduceOp::kAverage)).ok());
     }
     reducer_.CompleteAll();
     EXPECT_EQ(Floats(3)[0], world ? 9.0f : 36.0f * (1.0f / 3.0f));
@@ -248,8 +248,12 @@ const Disagreement kDisagreements[] = {
      "rank 2 called all-reduce (sum) of 1 float32, rank 1 called all-reduce (sum) of 1 float64"},
     {"OnTheCount", AllReduce(DataType::kFloat32, 1), AllReduce(DataType::kFloat32, 2),
      "rank 1 called all-reduce (sum) of 2 float32"},
-    {"OnTheOperation", AllReduce(DataType::kFloat32, 1), AllReduce(DataType::kFloat32, 1, true),
+    {"OnTheOperation", AllReduce(DataType::kFloat32, 1),
+     AllReduce(DataType::kFloat32, 1, ReduceOp::kAverage),
      "rank 1 called all-reduce (average) of 1 float32"},
+    {"OnTheOrderFreeOperation", AllReduce(DataType::kInt64, 1, ReduceOp::kMin),
+     AllReduce(DataType::kInt64, 1, ReduceOp::kMax),
+     "rank 2 called all-reduce (min) of 1 int64, rank 1 called all-reduce (max) of 1 int64"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Operations, OperationMismatchTest, testing::ValuesIn(kDisagreements),

@@ -325,7 +325,7 @@ TEST_F(StepTest, LossDoesNotNameALayoutThatWasNeverAgreed) {
 TEST_F(StepTest, SumIsNotScaled) {
   Start(2);
   LayoutSpec spec = Spec(1);
-  spec.average = false;
+  spec.op = ReduceOp::kSum;
   channel_ = Agree(spec);
   memory(0, channel_).At<float>(0)[0] = 3;
   memory(1, channel_).At<float>(0)[0] = 4;

@@ -55,6 +55,7 @@ class AgentEngineTest : public testing::Test {
     launch.set_dtype(v1::DATA_TYPE_FLOAT32);
     launch.set_count(100);
     launch.set_scale(1.0);
+    launch.set_op(v1::REDUCE_OP_SUM);
     return launch;
   }
   // Expects that the launch is answered at once, with an error that contains this text.
@@ -102,6 +103,12 @@ TEST_F(AgentEngineTest, MalformedLaunchesAreRefused) {
   launch.set_root_node(0);
   launch.set_count(4097);
   ExpectRefused(launch, "too many");
+  std::uint64_t sequence = 5;
+  for (const auto op : {v1::REDUCE_OP_UNSPECIFIED, v1::REDUCE_OP_AVERAGE}) {
+    launch = Launch(1, ++sequence);
+    launch.set_op(op);
+    ExpectRefused(launch, "an unknown operation");
+  }
 }
 
 TEST_F(AgentEngineTest, EndAnswersLaunchesInFlight) {

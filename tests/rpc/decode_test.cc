@@ -241,7 +241,7 @@ TEST(DecodeLayoutTest, ReadsEveryField) {
   EXPECT_TRUE(request->bucket_done_messages);
   const LayoutSpec& spec = request->spec;
   EXPECT_EQ(spec.name, "model");
-  EXPECT_FALSE(spec.average);
+  EXPECT_EQ(spec.op, ReduceOp::kSum);
   EXPECT_EQ(spec.bucket_cap_bytes, 100u);
   EXPECT_EQ(spec.first_bucket_cap_bytes, 10u);
   EXPECT_EQ(spec.last_bucket_cap_bytes, 20u);
@@ -259,7 +259,7 @@ TEST(DecodeLayoutTest, BucketSizesHaveThePapersDefaults) {
   EXPECT_EQ(request->spec.bucket_cap_bytes, 25u << 20);
   EXPECT_EQ(request->spec.first_bucket_cap_bytes, 1u << 20);
   EXPECT_EQ(request->spec.last_bucket_cap_bytes, 0u);
-  EXPECT_TRUE(request->spec.average);
+  EXPECT_EQ(request->spec.op, ReduceOp::kAverage);
   EXPECT_EQ(request->deadline_ns, kNowNs + 300'000 * kNsPerMs);
   EXPECT_FALSE(request->bucket_done_messages);
 }
@@ -286,6 +286,21 @@ TEST(DecodeLayoutTest, ReadsExplicitBuckets) {
   ASSERT_EQ(request->spec.explicit_buckets.size(), 2u);
   EXPECT_EQ(request->spec.explicit_buckets[0].first, DataType::kFloat16);
   EXPECT_EQ(request->spec.explicit_buckets[0].second, 5u);
+}
+
+TEST(DecodeLayoutTest, ReadsEveryOrderFreeReduction) {
+  for (const auto op : {v1::REDUCE_OP_SUM, v1::REDUCE_OP_MIN, v1::REDUCE_OP_MAX}) {
+    for (int dtype = v1::DATA_TYPE_INT8; dtype <= v1::DATA_TYPE_INT64; ++dtype) {
+      v1::RegisterLayout message;
+      message.set_name("m");
+      message.set_op(op);
+      message.add_explicit_buckets()->set_dtype(static_cast<v1::DataType>(dtype));
+      const auto request = Layout(message);
+      ASSERT_TRUE(request.ok()) << request.status();
+      EXPECT_EQ(request->spec.op, static_cast<ReduceOp>(op));
+      EXPECT_EQ(request->spec.explicit_buckets[0].first, static_cast<DataType>(dtype));
+    }
+  }
 }
 
 TEST(DecodeLayoutTest, BoundsTheDeadlineToAWeek) {
@@ -362,6 +377,44 @@ const LayoutFault kLayoutFaults[] = {
      kInvalid,
      "MALFORMED",
      {"op 7"}},
+    {"MinimumOfParameters",
+     [](auto* m) { m->set_op(v1::REDUCE_OP_MIN); },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'w', min of float32", "explicit_buckets"}},
+    {"IntegerParameter",
+     [](auto* m) { m->mutable_parameters(1)->set_dtype(v1::DATA_TYPE_INT32); },
+     kInvalid,
+     "MALFORMED",
+     {"parameter 'b', sum of int32", "explicit_buckets"}},
+    {"AverageOfIntegers",
+     [](auto* m) {
+       m->clear_parameters();
+       m->clear_op();
+       m->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_INT64);
+     },
+     kInvalid,
+     "MALFORMED",
+     {"bucket 0, average of int64", "divide"}},
+    {"IntegersOnAGpu",
+     [](auto* m) {
+       m->clear_parameters();
+       m->set_device("GPU-0123");
+       m->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_INT16);
+     },
+     kInvalid,
+     "MALFORMED",
+     {"bucket 0, sum of int16", "not on a GPU"}},
+    {"MaximumOnAGpu",
+     [](auto* m) {
+       m->clear_parameters();
+       m->set_device("GPU-0123");
+       m->set_op(v1::REDUCE_OP_MAX);
+       m->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_FLOAT32);
+     },
+     kInvalid,
+     "MALFORMED",
+     {"bucket 0, max of float32", "not on a GPU"}},
     {"Nothing",
      [](auto* m) { m->clear_parameters(); },
      kInvalid,
@@ -527,7 +580,7 @@ TEST(DecodeOperationTest, AllReduceMustFitTheStagingMemory) {
   EXPECT_EQ(request->spec.kind, OperationKind::kAllReduce);
   EXPECT_EQ(request->spec.dtype, DataType::kFloat64);
   EXPECT_EQ(request->spec.count, 128u);
-  EXPECT_FALSE(request->spec.average);
+  EXPECT_EQ(request->spec.op, ReduceOp::kSum);
   EXPECT_EQ(request->staging_bytes, kStaging);
   for (const std::uint64_t count : {std::uint64_t{129}, std::uint64_t{1} << 61, kMax}) {
     message.set_count(count);
@@ -538,14 +591,18 @@ TEST(DecodeOperationTest, AllReduceMustFitTheStagingMemory) {
 
 TEST(DecodeOperationTest, AllReduceOfUnknownTypeOrOperationIsRefused) {
   v1::AllReduce message = Parse<v1::AllReduce>("dtype: DATA_TYPE_FLOAT32 count: 1");
-  EXPECT_TRUE(DecodeAllReduce(message, kStaging, kNowNs)->spec.average);
-  message.set_op(static_cast<v1::ReduceOp>(3));
+  EXPECT_EQ(DecodeAllReduce(message, kStaging, kNowNs)->spec.op, ReduceOp::kAverage);
+  message.set_op(static_cast<v1::ReduceOp>(5));
   ExpectRefused(DecodeAllReduce(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
-                {"op 3"});
+                {"op 5"});
+  message.set_op(v1::REDUCE_OP_AVERAGE);
+  message.set_dtype(v1::DATA_TYPE_UINT8);
+  ExpectRefused(DecodeAllReduce(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
+                {"all-reduce, average of uint8", "divide"});
   message.clear_op();
-  message.set_dtype(static_cast<v1::DataType>(5));
+  message.set_dtype(static_cast<v1::DataType>(10));
   ExpectRefused(DecodeAllReduce(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
-                {"all-reduce", "dtype 5"});
+                {"all-reduce", "dtype 10"});
 }
 
 }  // namespace

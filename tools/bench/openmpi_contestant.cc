@@ -60,7 +60,7 @@ class OpenMpiContestant final : public Contestant {
       case DataType::kBfloat16:
         type_ = MPI_UINT16_T;
         return MpiStatus(MPI_Op_create(AddBfloat16, 1, &add_), "MPI_Op_create");
-      case DataType::kUnspecified:
+      default:
         return absl::InvalidArgumentError("no dtype");
     }
     add_ = MPI_SUM;

@@ -53,7 +53,7 @@ void PutScaled(DataType dtype, std::uint32_t sum, double factor, std::size_t pla
       std::memcpy(&bits, &whole, sizeof(bits));
       return Put(static_cast<std::uint16_t>(bits >> 16), place, table);
     }
-    case DataType::kUnspecified:
+    default:
       break;
   }
 }

@@ -123,7 +123,7 @@ void AverageInPlaceTarget(DataType dtype, Prefetch prefetch, std::byte* const* b
       return AverageType<hwy::float16_t>(prefetch, buffers, ranks, begin, end);
     case DataType::kBfloat16:
       return AverageType<hwy::bfloat16_t>(prefetch, buffers, ranks, begin, end);
-    case DataType::kUnspecified:
+    default:
       return;
   }
 }
@@ -179,7 +179,7 @@ void AddTarget(DataType dtype, void* sum, const void* a, const void* b, std::siz
       return AddType<hwy::float16_t>(sum, a, b, count);
     case DataType::kBfloat16:
       return AddType<hwy::bfloat16_t>(sum, a, b, count);
-    case DataType::kUnspecified:
+    default:
       return;
   }
 }
@@ -194,7 +194,7 @@ void ScaleTarget(DataType dtype, void* data, std::size_t count, double factor) {
       return ScaleType<hwy::float16_t>(data, count, factor);
     case DataType::kBfloat16:
       return ScaleType<hwy::bfloat16_t>(data, count, factor);
-    case DataType::kUnspecified:
+    default:
       return;
   }
 }

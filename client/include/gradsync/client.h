@@ -56,13 +56,13 @@
 #include "gradsync/data_type.h"
 #include "gradsync/error_reason.h"
 #include "gradsync/nccl_settings.h"
+#include "gradsync/reduce_op.h"
 
 namespace gradsync {
 
 // A CUstream, which is also a cudaStream_t; null is the legacy default stream.
 using CudaStream = void*;
 
-enum class ReduceOp : std::uint8_t { kSum = 1, kAverage = 2 };
 // What an average divides its sum by: the ranks that take part, or the world size.
 enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 // What a lost rank does to its job. kAbort ends the job. Daemons do not have the others yet.
@@ -142,6 +142,8 @@ struct LayoutSpec {
   // last reduction, because no backward pass is left to hide it. A larger last bucket is split: its
   // last parameters become a bucket of their own, as many as fit, at least one.
   std::uint64_t last_bucket_cap_bytes = 0;
+  // Of integers only the sum, minimum and maximum. Integers, minimum and maximum are for
+  // explicit_buckets in host memory.
   ReduceOp op = ReduceOp::kAverage;
   // UUID of the GPU that holds the buckets, as nvidia-smi -L prints it; see CudaDeviceUuid. Empty:
   // host memory. Either every rank names its own GPU, or none does.
@@ -172,7 +174,8 @@ struct BucketTimes {
   std::uint64_t finish_ns = 0;
 };
 
-// Measured by the reduction as it writes one bucket's result, at no extra cost.
+// Measured by the reduction as it writes one bucket's result, at no extra cost. Of integers, a
+// minimum and a maximum nothing is measured: sum_of_squares is NaN, non_finite is 0.
 struct GradientStats {
   double sum_of_squares = 0;     // of the result's elements; NaN or Inf if an element is
   std::uint64_t non_finite = 0;  // elements that are NaN or Inf

@@ -108,13 +108,22 @@ typedef enum gradsync_data_type {
   GRADSYNC_FLOAT32 = 1,
   GRADSYNC_FLOAT64 = 2,
   GRADSYNC_FLOAT16 = 3,
-  GRADSYNC_BFLOAT16 = 4
+  GRADSYNC_BFLOAT16 = 4,
+  /* Of integers only the sum, minimum and maximum. */
+  GRADSYNC_INT8 = 5,
+  GRADSYNC_UINT8 = 6,
+  GRADSYNC_INT16 = 7,
+  GRADSYNC_INT32 = 8,
+  GRADSYNC_INT64 = 9
 } gradsync_data_type_t;
 
-/* In every option below, 0 means the default. */
+/* In every option below, 0 means the default. Integers, minimum and maximum are for explicit
+ * buckets in host memory and for gradsync_all_reduce(). */
 typedef enum gradsync_reduce_op {
-  GRADSYNC_SUM = 1,
-  GRADSYNC_AVERAGE = 2 /* default */
+  GRADSYNC_SUM = 1,     /* in rank order; integers wrap around */
+  GRADSYNC_AVERAGE = 2, /* default */
+  GRADSYNC_MIN = 3,     /* NaN if an element is NaN; -0 is less than +0 */
+  GRADSYNC_MAX = 4      /* the same */
 } gradsync_reduce_op_t;
 
 typedef enum gradsync_divisor {
@@ -364,8 +373,10 @@ typedef struct gradsync_bucket_times {
 } gradsync_bucket_times_t;
 
 typedef struct gradsync_gradient_stats {
-  double sum_of_squares; /* of the result's elements; NaN or Inf if an element is */
-  uint64_t non_finite;   /* elements that are NaN or Inf */
+  /* Of the result's elements; NaN or Inf if an element is. Of integers, a minimum and a maximum it
+   * is not measured: NaN. */
+  double sum_of_squares;
+  uint64_t non_finite; /* elements that are NaN or Inf */
 } gradsync_gradient_stats_t;
 
 typedef struct gradsync_step_result {

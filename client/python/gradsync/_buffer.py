@@ -9,7 +9,19 @@ from gradsync import errors
 from gradsync.data_type import DataType
 from gradsync.reason import Reason
 
-_FORMATS = {"f": DataType.FLOAT32, "d": DataType.FLOAT64, "e": DataType.FLOAT16}
+# By the letter of the format and the size of an element: "l" has 4 or 8 bytes.
+_FORMATS = {
+    ("f", 4): DataType.FLOAT32,
+    ("d", 8): DataType.FLOAT64,
+    ("e", 2): DataType.FLOAT16,
+    ("b", 1): DataType.INT8,
+    ("B", 1): DataType.UINT8,
+    ("h", 2): DataType.INT16,
+    ("i", 4): DataType.INT32,
+    ("l", 4): DataType.INT32,
+    ("l", 8): DataType.INT64,
+    ("q", 8): DataType.INT64,
+}
 
 
 def writable(buffer: Any) -> ctypes.Array[ctypes.c_char]:
@@ -33,16 +45,16 @@ def dtype_of(buffer: Any) -> DataType:
       InvalidArgumentError: it is no buffer, or gradsync does not reduce its type.
     """
     try:
-        text = memoryview(buffer).format
+        view = memoryview(buffer)
     except (TypeError, ValueError, BufferError) as error:
         raise errors.InvalidArgumentError(
             f"this is no buffer: {error}", reason=Reason.MALFORMED
         ) from error
-    dtype = _FORMATS.get(text.lstrip("<=@"))
+    dtype = _FORMATS.get((view.format.lstrip("<=@"), view.itemsize))
     if dtype is None:
         raise errors.InvalidArgumentError(
-            f"gradsync does not reduce elements of format '{text}'; give the dtype if they are of "
-            "one that it does",
+            f"gradsync does not reduce elements of format '{view.format}'; give the dtype if they "
+            "are of one that it does",
             reason=Reason.MALFORMED,
         )
     return dtype

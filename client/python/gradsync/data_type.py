@@ -6,12 +6,20 @@ import enum
 
 
 class DataType(enum.IntEnum):
-    """Type of a parameter's, a gradient's or a bucket's elements."""
+    """Type of a parameter's, a gradient's or a bucket's elements.
+
+    Integers are for explicit buckets in host memory and for all_reduce().
+    """
 
     FLOAT32 = 1
     FLOAT64 = 2
     FLOAT16 = 3
     BFLOAT16 = 4
+    INT8 = 5
+    UINT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
 
     @property
     def item_size(self) -> int:
@@ -24,4 +32,9 @@ _ITEM_SIZES = {
     DataType.FLOAT64: 8,
     DataType.FLOAT16: 2,
     DataType.BFLOAT16: 2,
+    DataType.INT8: 1,
+    DataType.UINT8: 1,
+    DataType.INT16: 2,
+    DataType.INT32: 4,
+    DataType.INT64: 8,
 }

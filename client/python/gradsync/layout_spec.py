@@ -12,7 +12,7 @@ from gradsync import _duration, _structs, _text, errors
 from gradsync.data_type import DataType
 from gradsync.reason import Reason
 
-OPS = {"sum": 1, "average": 2}
+OPS = {"sum": 1, "average": 2, "min": 3, "max": 4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Bucket:
 
 
 def op_number(op: str) -> int:
-    """The library's number for "average" or "sum".
+    """The library's number for "average", "sum", "min" or "max".
 
     Raises:
       InvalidArgumentError: `op` is anything else.
     """
     number = OPS.get(op)
     if number is None:
-        raise _malformed(f"op is {op!r}; give 'average' or 'sum'")
+        raise _malformed(f"op is {op!r}; give 'average', 'sum', 'min' or 'max'")
     return number
 
 

@@ -176,7 +176,8 @@ class Session:
             parameter; None: no such cap. A trainer waits for that bucket's reduction, as no
             backward pass is left to hide it. If the bucket is larger, its last parameters become a
             bucket of their own: as many as fit, at least one.
-          op: "average" or "sum".
+          op: "average", "sum", "min" or "max". Integers have no average. They, "min" and "max" are
+            for explicit_buckets in host memory.
           timeout: seconds to wait for the other ranks; None: 5 min.
           device: UUID of the GPU that holds the gradients (`cuda_device_uuid`); None: host memory.
             Either every rank names its own GPU, or none does.
@@ -337,8 +338,8 @@ class Session:
         Args:
           buffer: writable and contiguous, of any shape, with the same number of elements on every
             rank. It must fit into the daemon's staging memory (32 MiB).
-          dtype: None: the buffer's own, which must be float32, float64 or float16.
-          op: "average" or "sum".
+          dtype: None: the buffer's own, which must be a type of DataType.
+          op: "average", "sum", "min" or "max". Integers have no average: give another one.
           timeout: seconds; None: 30 min.
 
         Raises:

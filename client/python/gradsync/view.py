@@ -17,7 +17,13 @@ _ELEMENTS: dict[DataType, Any] = {
     DataType.FLOAT64: ctypes.c_double,
     DataType.FLOAT16: ctypes.c_uint16,
     DataType.BFLOAT16: ctypes.c_uint16,
+    DataType.INT8: ctypes.c_int8,
+    DataType.UINT8: ctypes.c_uint8,
+    DataType.INT16: ctypes.c_int16,
+    DataType.INT32: ctypes.c_int32,
+    DataType.INT64: ctypes.c_int64,
 }
+# Of GPU memory, which has no integers.
 _ARRAY_TYPES = {
     DataType.FLOAT32: "<f4",
     DataType.FLOAT64: "<f8",
@@ -29,6 +35,11 @@ _NUMPY_NAMES = {
     DataType.FLOAT64: "float64",
     DataType.FLOAT16: "float16",
     DataType.BFLOAT16: "uint16",
+    DataType.INT8: "int8",
+    DataType.UINT8: "uint8",
+    DataType.INT16: "int16",
+    DataType.INT32: "int32",
+    DataType.INT64: "int64",
 }
 
 

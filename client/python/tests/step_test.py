@@ -8,20 +8,55 @@ import numpy
 import pytest
 from threads import finish_step, job, on_every_rank
 
+FLOATS = list(gradsync.DataType)[:4]
 
-@pytest.mark.parametrize("op, expected", [("average", 1.5), ("sum", 3.0)])
-@pytest.mark.parametrize("dtype", list(gradsync.DataType))
+
+@pytest.mark.parametrize(
+    "dtype, op, expected",
+    [(dtype, "average", 1.5) for dtype in FLOATS]
+    + [
+        (dtype, op, expected)
+        for dtype in gradsync.DataType
+        for op, expected in [("sum", 3), ("min", 1), ("max", 2)]
+    ],
+)
 def test_every_dtype_is_reduced(daemon, dtype, op, expected):
     spec = {"explicit_buckets": [gradsync.Bucket(100, dtype)], "op": op}
     with job(daemon, 2, **spec) as (_, layouts):
-        values = [1.0, 2.0]
-        for layout, value in zip(layouts, values):
+        for layout, value in zip(layouts, [1, 2]):
             bucket = layout.bucket(0).numpy()
             bucket[:] = to_dtype(value, dtype)
             assert len(bucket) == layout.bucket(0).count >= 100
-        finish_step(layouts, 1)
+        result = finish_step(layouts, 1)
         for layout in layouts:
             assert (layout.bucket(0).numpy() == to_dtype(expected, dtype)).all()
+        # Of integers, minimum and maximum nothing is measured.
+        measured = dtype in FLOATS and op in ("average", "sum")
+        assert math.isnan(result.gradient_norm) != measured
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        (
+            {"explicit_buckets": [gradsync.Bucket(1, gradsync.DataType.INT32)]},
+            "explicit bucket 0, average of int32: integers have no average",
+        ),
+        (
+            {"parameters": [gradsync.Parameter("w", (2,))], "op": "max"},
+            r"parameter 0 \('w'\), max of float32: .* are for explicit_buckets",
+        ),
+        (
+            {"explicit_buckets": [gradsync.Bucket(1)], "op": "min", "device": "GPU-0123"},
+            "min of float32: .* in host memory, not on a GPU",
+        ),
+    ],
+)
+def test_reductions_that_gradsync_does_not_have_are_refused(daemon, spec, message):
+    with job(daemon, 1) as (session,):
+        with pytest.raises(gradsync.InvalidArgumentError, match=message):
+            session.register_layout(**spec)
+        session.barrier()
 
 
 def to_dtype(value, dtype):
