@@ -14,7 +14,16 @@ DATA_TYPES: dict[torch.dtype, gradsync.DataType] = {
     torch.float16: gradsync.DataType.FLOAT16,
     torch.bfloat16: gradsync.DataType.BFLOAT16,
 }
-_TORCH_DTYPES = {data_type: dtype for dtype, data_type in DATA_TYPES.items()}
+# And what else the daemon reduces, but not as gradients.
+REDUCED_TYPES: dict[torch.dtype, gradsync.DataType] = {
+    **DATA_TYPES,
+    torch.int8: gradsync.DataType.INT8,
+    torch.uint8: gradsync.DataType.UINT8,
+    torch.int16: gradsync.DataType.INT16,
+    torch.int32: gradsync.DataType.INT32,
+    torch.int64: gradsync.DataType.INT64,
+}
+_TORCH_DTYPES = {data_type: dtype for dtype, data_type in REDUCED_TYPES.items()}
 
 
 def flat_tensor(view: gradsync.View, device: torch.device) -> torch.Tensor:

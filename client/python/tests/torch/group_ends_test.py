@@ -65,7 +65,7 @@ def test_a_call_after_another_rank_has_destroyed_its_group_is_refused(daemon):
 OF_GLOO = {
     "barrier": dist.barrier,
     "broadcast": lambda group: dist.broadcast(torch.ones(4), 0, group=group),
-    "integers": lambda group: dist.all_reduce(torch.ones(4, dtype=torch.int64), group=group),
+    "product": lambda group: dist.all_reduce(torch.ones(4), dist.ReduceOp.PRODUCT, group),
 }
 
 

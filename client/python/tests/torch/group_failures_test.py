@@ -43,6 +43,19 @@ def all_reduce(count, op=dist.ReduceOp.SUM, dtype=torch.float32):
     dist.all_reduce(torch.ones(count).to(dtype), op=op)
 
 
+def reduce_scatter(count, op=dist.ReduceOp.SUM):
+    """So many elements for each rank; of two ranks the daemon takes 4 MiB in all and more."""
+    whole = torch.ones(count * dist.get_world_size())
+    dist.reduce_scatter_tensor(torch.empty(count), whole, op=op)
+
+
+def all_gather(count):
+    """Of so many elements in all; the daemon gathers 8 MiB and more."""
+    size = dist.get_world_size()
+    part = torch.ones(count // size)
+    dist.all_gather_into_tensor(torch.empty(count // size * size), part)
+
+
 MISMATCHES = {
     "sizes": (lambda: all_reduce(4), lambda: all_reduce(8), ("of 4 float32", "of 8 float32")),
     "types": (
@@ -62,6 +75,16 @@ MISMATCHES = {
         ("root 0", "root 1"),
     ),
     "barrier": (dist.barrier, lambda: all_reduce(1), ("barrier", "all_reduce of 1")),
+    "parts": (
+        lambda: reduce_scatter(1 << 20),
+        lambda: all_gather(3 << 20),
+        ("reduce_scatter_single of 1048576 float32 (sum)", "all_gather_single of 1572864 float32"),
+    ),
+    "ops of parts": (
+        lambda: reduce_scatter(1 << 20),
+        lambda: reduce_scatter(1 << 20, dist.ReduceOp.MIN),
+        ("reduce_scatter_single of 1048576 float32 (sum)", "of 1048576 float32 (min)"),
+    ),
 }
 
 
@@ -105,6 +128,9 @@ COLLECTIVES = {
     "barrier": dist.barrier,
     "broadcast": lambda: dist.broadcast(torch.ones(4), 1),
     "all_gather": lambda: dist.all_gather([torch.ones(4)] * 3, torch.ones(4)),
+    "maximum": lambda: all_reduce(4, dist.ReduceOp.MAX),
+    "reduce_scatter_tensor": lambda: reduce_scatter(4),
+    "all_gather_into_tensor": lambda: all_gather(3 << 20),
 }
 
 

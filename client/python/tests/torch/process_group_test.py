@@ -12,7 +12,7 @@ from trial_ranks import trials_test
 # Sizes of every path: a slot of one bucket, of several, and one that does not divide.
 SIZES = (1, 7, 1000, 600_001)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int64, torch.int32, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.int8, torch.uint8)
 
 
 def groups(t):
@@ -113,6 +113,136 @@ def every_operation_is_gloos(t):
                 assert got == wanted, case
             else:
                 assert torch.equal(got, wanted), f"{case}, Gloo: {wanted}"
+
+
+@trial(GROUP)
+def minima_maxima_and_integers_go_through_the_daemon(t):
+    """Each is Gloo's in all its steps: staging memory first, then slots, of every size."""
+    ours, gloo = groups(t)
+    session = ours._membership.session
+    for dtype in (*FLOATS, *INTEGERS):
+        for name in ("MIN", "MAX", "SUM"):
+            op = getattr(dist.ReduceOp, name)
+            for size in SIZES:
+                for repeat in range(3):
+                    # Sums of uint8 and int8 wrap around.
+                    tensor = (100 * t.randn(size, seed=repeat)).to(torch.int64).to(dtype)
+                    expected = tensor.clone()
+                    dist.all_reduce(expected, op=op, group=gloo)
+                    work = dist.all_reduce(tensor, op=op, group=ours, async_op=True)
+                    assert type(work).__name__ == "ReductionWork", f"{dtype} {name} is Gloo's"
+                    work.wait()
+                    assert torch.equal(tensor, expected), f"{dtype}, {name}, {size}, {repeat}"
+    assert session is ours._membership.session
+
+
+@trial(GROUP, world_size=3)
+def a_nan_of_any_rank_is_the_minimum_and_the_maximum(t):
+    """With Gloo that depends on the rank."""
+    ours, _ = groups(t)
+    for dtype in FLOATS:
+        for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+            for repeat in range(3):
+                tensor = torch.arange(40, dtype=dtype)
+                tensor[t.rank] = torch.nan
+                dist.all_reduce(tensor, op=op, group=ours)
+                assert tensor[:3].isnan().all(), f"{dtype}, {op}, repeat {repeat}: {tensor}"
+                assert tensor[3:].tolist() == list(range(3, 40))
+
+
+@trial(GROUP)
+def int16_which_gloo_refuses(t):
+    ours, _ = groups(t)
+    for _ in range(3):
+        tensor = torch.tensor([1 if t.rank else 32767, -5], dtype=torch.int16)
+        dist.all_reduce(tensor, group=ours)
+        assert tensor.tolist() == [-32768, -10]
+
+
+@trial(GROUP, world_size=3)
+def gathered_and_scattered_as_with_gloo(t):
+    """Of every type, also of those that the daemon does not reduce, and in sub-groups."""
+    t.process_group()
+    for ranks in ([0, 1, 2], [0, 2]):
+        ours, gloo = dist.new_group(ranks), dist.new_group(ranks, backend="gloo")
+        if t.rank not in ranks:
+            continue
+        many = len(ranks)
+        for dtype in (*FLOATS, *INTEGERS, torch.bool, torch.complex64):
+            for size in (1, 5, 1000, 800_001):
+                for repeat in range(3):
+                    part = (10 * t.randn(size, seed=repeat)).to(dtype)
+                    whole, expected = (torch.zeros(many * size, dtype=dtype) for _ in range(2))
+                    work = dist.all_gather_into_tensor(whole, part, ours, async_op=True)
+                    work.wait()
+                    dist.all_gather_into_tensor(expected, part, group=gloo)
+                    case = f"{dtype}, {size} elements, repeat {repeat}, ranks {ranks}"
+                    large = whole.nbytes >= 8 << 20
+                    assert (type(work).__name__ == "ReductionWork") == large, case
+                    assert torch.equal(whole, expected), f"all-gather, {case}"
+        for dtype in (torch.float32, torch.float64, *INTEGERS):
+            for size in (1, 5, 1000, 800_001):
+                for repeat, name in enumerate(("SUM", "MIN", "MAX", "SUM", "MIN", "MAX")):
+                    op = getattr(dist.ReduceOp, name)
+                    # Whole numbers: their sums are exact in any order.
+                    whole = (10 * t.randn(many * size, seed=repeat)).to(torch.int64).to(dtype)
+                    before = whole.clone()
+                    part, expected = (torch.zeros(size, dtype=dtype) for _ in range(2))
+                    work = dist.reduce_scatter_tensor(part, whole, op, ours, async_op=True)
+                    work.wait()
+                    large = many > 2 or whole.nbytes >= 4 << 20
+                    assert (type(work).__name__ == "ReductionWork") == large, f"{dtype} {name}"
+                    assert torch.equal(whole, before), "the input was written"
+                    dist.reduce_scatter_tensor(expected, whole, op=op, group=gloo)
+                    case = f"{dtype}, {name}, {size} elements, repeat {repeat}, ranks {ranks}"
+                    assert torch.equal(part, expected), f"reduce-scatter, {case}"
+
+
+@trial(GROUP)
+def gathered_and_scattered_in_every_way(t):
+    """Strides, shapes, aliases, averages, many at once, futures, and what Gloo refuses."""
+    ours, gloo = groups(t)
+    from gradsync.torch.process_group import _group
+
+    least = _group.LEAST_GATHERED_BYTES, _group.LEAST_SCATTERED_BYTES
+    _group.LEAST_GATHERED_BYTES = _group.LEAST_SCATTERED_BYTES = 0
+    try:
+        gathered_and_scattered(t, ours, gloo)
+    finally:
+        _group.LEAST_GATHERED_BYTES, _group.LEAST_SCATTERED_BYTES = least
+
+
+def gathered_and_scattered(t, ours, gloo):
+    for repeat in range(3):
+        # The input is a part of the output, as in fully_shard.
+        whole = torch.full((2, 3), -1.0)
+        whole[t.rank] = t.rank + repeat
+        dist.all_gather_into_tensor(whole.view(-1), whole[t.rank], group=ours)
+        assert whole.tolist() == [[repeat] * 3, [repeat + 1] * 3]
+        strided = torch.zeros(8, 2).t()
+        dist.all_gather_into_tensor(strided, torch.full((1, 8), t.rank + 1.0), group=ours)
+        assert strided.tolist() == [[1.0] * 8, [2.0] * 8]
+        part = torch.zeros(3, 4)[:, ::2]
+        dist.reduce_scatter_tensor(part, torch.ones(2, 6).t(), dist.ReduceOp.AVG, group=ours)
+        assert (part == 1).all()
+        works = []
+        for number in range(9):
+            outputs = torch.zeros(2 * 400), torch.zeros(200)
+            one = torch.full((400,), float(t.rank + number))
+            works.append(dist.all_gather_into_tensor(outputs[0], one, ours, True))
+            works.append(dist.reduce_scatter_tensor(outputs[1], one, group=ours, async_op=True))
+            works[-1].get_future().then(lambda future: future.value())
+        for work in works[::-1]:
+            work.wait()
+        assert outputs[0].tolist() == [8] * 400 + [9] * 400
+        assert outputs[1].tolist() == [17] * 200
+    for group in (ours, gloo):
+        for call in (dist.all_gather_into_tensor, dist.reduce_scatter_tensor):
+            try:
+                call(torch.zeros(3), torch.zeros(4), group=group)
+            except (RuntimeError, ValueError):
+                continue
+            raise AssertionError(f"{call.__name__} takes tensors that do not fit")
 
 
 @trial(GROUP)

@@ -1,6 +1,6 @@
 """PyTorch's process group on gradsync: `torch.distributed.init_process_group("gradsync")`.
 
-All-reduces of host tensors go through the daemon, everything else through Gloo.
+Reductions of host tensors go through the daemon, everything else through Gloo.
 docs/process-group.md says what goes where.
 """
 

@@ -7,21 +7,30 @@ from typing import Any, Optional, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 import gradsync
-from gradsync.torch.process_group._descriptions import describe_all_reduce
+from gradsync.torch.process_group import _transfers
+from gradsync.torch.process_group._descriptions import describe, describe_all_reduce
 from gradsync.torch.process_group._forwarding import ForwardedCollectives
 from gradsync.torch.process_group._inner_group import InnerGroup
 from gradsync.torch.process_group._lane import Lane
 from gradsync.torch.process_group._membership import Membership
-from gradsync.torch.process_group._reductions import HostReductions, op_of, takes
+from gradsync.torch.process_group._reductions import HostReductions, on_host, op_of
+from gradsync.torch.process_group._slots import CAPACITY_BYTES
+from gradsync.torch.process_group._transfers import Transfer
 from gradsync.torch.process_group._works import ReductionWork
+
+# From so many bytes of the whole tensor on, the daemon is faster than Gloo: docs/process-group.md
+# has the figures. For a reduce-scatter of more than two ranks it always is.
+LEAST_GATHERED_BYTES = 8 << 20
+LEAST_SCATTERED_BYTES = 4 << 20
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 class ProcessGroup(ForwardedCollectives):
-    """All-reduces host tensors through the daemon, and leaves the rest to an inner group.
+    """Reduces and gathers host tensors through the daemon; leaves the rest to an inner group.
 
     A group is a job of its own; this rank has a session in it. As with every group of PyTorch, all
     ranks call the same collectives in the same order.
@@ -66,17 +75,85 @@ class ProcessGroup(ForwardedCollectives):
         return self._all_reduce("allreduce_coalesced", list(tensors), opts)
 
     def _all_reduce(self, name: str, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
-        op = op_of(opts.reduceOp)
         description = describe_all_reduce(tensors, opts.reduceOp)
-        if self._membership is None or op is None or not all(map(takes, tensors)):
+        ops = [op_of(opts.reduceOp, tensor.dtype) for tensor in tensors]
+        if self._membership is None or None in ops or not all(map(on_host, tensors)):
             self._announce(description)
             return self._all_reduce_inside(name, tensors, opts)
+        transfers = map(_transfers.all_reduce, tensors)
+        return self._reduce(description, list(zip(transfers, ops)), tensors, opts)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """PyTorch's reduce_scatter_tensor."""
+        if opts is None:
+            opts = dist.ReduceScatterOptions()
+        op = op_of(opts.reduceOp, tensor.dtype)
+        if self._membership is None or op is None or not self._scatters(output, tensor):
+            work: dist.Work = super().reduce_scatter_single(output, tensor, opts)
+            return work
+        transfer = _transfers.reduce_scatter(output, tensor, self.rank())
+        description = describe("reduce_scatter_single", (output, tensor, opts), {})
+        return self._reduce(description, [(transfer, op)], [output], opts)
+
+    def all_gather_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """PyTorch's all_gather_into_tensor."""
+        if opts is None:
+            opts = AllgatherOptions()
+        one_node = self._membership is not None and self._membership.on_one_node
+        if not one_node or not self._gathers(output, tensor):
+            work: dist.Work = super().all_gather_single(output, tensor, opts)
+            return work
+        transfer = _transfers.all_gather(output, tensor, self.rank())
+        description = describe("all_gather_single", (output, tensor, opts), {})
+        return self._reduce(description, [(transfer, "sum")], [output], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+    _allgather_base = all_gather_single
+
+    def _scatters(self, output: torch.Tensor, tensor: torch.Tensor) -> bool:
+        """Whether the daemon takes this; Gloo has the errors for tensors that do not fit."""
+        return (
+            on_host(output)
+            and on_host(tensor)
+            and output.dtype == tensor.dtype
+            and output.dim() > 0
+            and tensor.shape == (output.shape[0] * self.size(), *output.shape[1:])
+            and (self.size() > 2 or tensor.numel() * tensor.itemsize >= LEAST_SCATTERED_BYTES)
+        )
+
+    def _gathers(self, output: torch.Tensor, tensor: torch.Tensor) -> bool:
+        """As _scatters()."""
+        return (
+            on_host(output)
+            and on_host(tensor)
+            and output.dtype == tensor.dtype
+            and not tensor.is_complex()
+            and tensor.dim() > 0
+            and output.shape == (tensor.shape[0] * self.size(), *tensor.shape[1:])
+            and LEAST_GATHERED_BYTES <= output.numel() * output.itemsize <= CAPACITY_BYTES
+        )
+
+    def _reduce(
+        self,
+        description: str,
+        reductions: Sequence[tuple[Transfer, Any]],
+        results: Sequence[torch.Tensor],
+        opts: Any,
+    ) -> dist.Work:
+        """Reduces through the daemon; `results` are the caller's tensors."""
+        assert self._membership is not None
         timeout = _seconds(opts.timeout, self._timeout)
         session = self._membership.session
         fail = self._membership.fail
         begin = self._reductions.begin
         try:
-            operations = [begin(session, tensor, op, timeout, fail) for tensor in tensors]
+            operations = [
+                begin(session, transfer, op, timeout, fail) for transfer, op in reductions
+            ]
             # Last, as nobody waits for it.
             self._announce(description)
         except BaseException as error:  # Ctrl-C, too: a step may be open
@@ -84,7 +161,7 @@ class ProcessGroup(ForwardedCollectives):
             if failure is error or not isinstance(error, gradsync.Error):
                 raise
             raise failure from error
-        return ReductionWork(tensors, operations, self._lane)
+        return ReductionWork(results, operations, self._lane)
 
     def _all_reduce_inside(self, name: str, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         if opts.reduceOp != dist.ReduceOp.AVG or not all(map(_is_host_integer, tensors)):

@@ -23,6 +23,9 @@ class Membership:
       inner: agrees with the other ranks on the job.
       settle: whether nothing of this rank is under way; waits for what ends soon.
 
+    Attributes:
+      on_one_node: whether the ranks all use one daemon. Constant.
+
     Thread-safe. Owns the session.
     """
 
@@ -35,7 +38,8 @@ class Membership:
         )
         settings.step_timeout = timeout.total_seconds()
         settings.connect_timeout = min(60.0, settings.step_timeout)
-        if inner.on_one_node(settings.socket):
+        self.on_one_node = inner.on_one_node(settings.socket)
+        if self.on_one_node:
             settings.coordinator = ""
         self._settings = settings
         self._settle = settle

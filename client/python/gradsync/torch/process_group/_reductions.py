@@ -1,4 +1,4 @@
-"""All-reduces of host tensors through the daemon."""
+"""Collectives of host tensors through the daemon: each is a reduction."""
 
 from __future__ import annotations
 
@@ -9,39 +9,42 @@ import torch
 import torch.distributed as dist
 
 import gradsync
-from gradsync.torch._gradients import DATA_TYPES
+from gradsync.torch._gradients import REDUCED_TYPES
 from gradsync.torch.process_group._lane import Lane
 from gradsync.torch.process_group._operations import Fail, Operation, QueuedOperation
 from gradsync.torch.process_group._slots import Key, Slot, Slots
+from gradsync.torch.process_group._transfers import Transfer
 
 # A tensor without a slot travels in pieces of this many bytes through the staging memory.
 _PIECE_BYTES = 8 << 20
 # Seconds that the daemon may take to decide a step whose buckets are all reduced, and that the lane
 # may take to go idle.
 _DECISION_S = 5.0
-_OPS = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "average"}
+_OPS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "average",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+}
 
 
-def op_of(reduce_op: object) -> Optional[str]:
-    """The daemon's name of `reduce_op`; None if the daemon does not have it."""
+def op_of(reduce_op: object, dtype: torch.dtype) -> Optional[str]:
+    """The daemon's name of `reduce_op`; None if the daemon does not have it for `dtype`."""
+    if dtype not in REDUCED_TYPES:
+        return None
     for known, name in _OPS.items():
         if reduce_op == known:
-            return name
+            return None if name == "average" and not dtype.is_floating_point else name
     return None
 
 
-def takes(tensor: torch.Tensor) -> bool:
-    """Whether the daemon can reduce the tensor."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and tensor.dtype in DATA_TYPES
-        and tensor.numel() > 0
-    )
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor of the host that has elements, and memory for each."""
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.numel() > 0
 
 
 class HostReductions:
-    """The all-reduces of one group.
+    """The reductions of one group.
 
     Every rank begins the same ones, in the same order. begin() never waits for another rank: what
     would have to wait is left to the lane, which keeps the order. Thread-safe.
@@ -53,31 +56,27 @@ class HostReductions:
         self._slots = Slots()
 
     def begin(
-        self, session: gradsync.Session, tensor: torch.Tensor, op: str, timeout: float, fail: Fail
+        self, session: gradsync.Session, transfer: Transfer, op: str, timeout: float, fail: Fail
     ) -> Operation:
-        """Begins the all-reduce of a tensor that takes() accepts; the result replaces it.
+        """Begins a reduction.
 
         Args:
           session: the group's.
-          tensor: of any strides. Untouched until the operation has ended.
-          op: "sum" or "average".
+          transfer: its tensors are untouched until the operation has ended.
+          op: of op_of().
           timeout: seconds to wait for the other ranks.
           fail: gets the operation's error.
         """
-        # Neither autograd nor its version counters know of collectives, as with Gloo.
-        tensor = tensor.data
-        flat = tensor.view(-1) if tensor.is_contiguous() else tensor.contiguous().view(-1)
         with self._lock:
-            slot = self._slots.next(Key(flat.numel(), flat.dtype, op))
-            in_place = tensor.is_contiguous()
-            if slot is not None and slot.free and in_place and not self._lane.busy:
-                return slot.start(flat, timeout, fail)
+            slot = self._slots.next(Key(transfer.count, transfer.source.dtype, op))
+            direct = transfer.strided is None and not self._lane.busy
+            if slot is not None and slot.free and direct:
+                return slot.start(transfer, timeout, fail)
 
             def body() -> None:
-                if slot is None or not _reduce_in_slot(session, slot, flat, timeout, fail):
-                    _reduce_in_pieces(session, flat, op, timeout)
-                if not in_place:
-                    tensor.copy_(flat.view(tensor.shape))
+                if slot is None or not _reduce_in_slot(session, slot, transfer, timeout, fail):
+                    _reduce_in_pieces(session, transfer, op, timeout)
+                transfer.finish()
 
             operation = QueuedOperation(body, fail)
             self._lane.put(operation.run)
@@ -95,21 +94,27 @@ class HostReductions:
 
 
 def _reduce_in_pieces(
-    session: gradsync.Session, flat: torch.Tensor, op: str, timeout: float
+    session: gradsync.Session, transfer: Transfer, op: str, timeout: float
 ) -> None:
+    flat = transfer.source
+    if not transfer.in_place:
+        flat = torch.empty(transfer.count, dtype=flat.dtype)
+        transfer.fill(flat, 0)
     for piece in torch.split(flat, _PIECE_BYTES // flat.element_size()):
         session.all_reduce_address(
-            piece.data_ptr(), piece.numel(), DATA_TYPES[flat.dtype], op, timeout, owner=piece
+            piece.data_ptr(), piece.numel(), REDUCED_TYPES[flat.dtype], op, timeout, owner=piece
         )
+    if not transfer.in_place:
+        transfer.drain(flat, 0)
 
 
 def _reduce_in_slot(
-    session: gradsync.Session, slot: Slot, flat: torch.Tensor, timeout: float, fail: Fail
+    session: gradsync.Session, slot: Slot, transfer: Transfer, timeout: float, fail: Fail
 ) -> bool:
     """False: the daemon has no memory for the slot."""
     if slot.user is not None:
         slot.user.finish(None)
     if not slot.make(session, timeout):
         return False
-    slot.start(flat, timeout, fail).finish(None)
+    slot.start(transfer, timeout, fail).finish(None)
     return True

@@ -11,8 +11,9 @@ from typing import Optional, Sequence
 import torch
 
 import gradsync
-from gradsync.torch._gradients import DATA_TYPES, flat_tensor
+from gradsync.torch._gradients import REDUCED_TYPES, flat_tensor
 from gradsync.torch.process_group._operations import Fail, StartedOperation
+from gradsync.torch.process_group._transfers import Transfer
 
 # Bytes of a bucket: the daemon reduces one while the trainer copies the next.
 BUCKET_BYTES = 2 << 20
@@ -65,7 +66,7 @@ class Slot:
         self._refused = False
         self._session: Optional[gradsync.Session] = None
         self._layout: Optional[gradsync.Layout] = None
-        self._views: list[torch.Tensor] = []
+        self._views: list[tuple[int, torch.Tensor]] = []  # with the place of the first element
         self._step = 0  # the last one
         self.user: Optional[StartedOperation] = None
 
@@ -97,15 +98,16 @@ class Slot:
                 raise
             self._refused = True
             return False
-        self._views = [
-            flat_tensor(layout.bucket(index), torch.device("cpu"))
-            for index in range(layout.bucket_count)
-        ]
+        begin = 0
+        for index in range(layout.bucket_count):
+            view = flat_tensor(layout.bucket(index), torch.device("cpu"))
+            self._views.append((begin, view))
+            begin += view.numel()
         self._session, self._layout = session, layout
         return True
 
-    def start(self, flat: torch.Tensor, timeout: float, fail: Fail) -> StartedOperation:
-        """Copies `flat` in and tells the daemon; the slot is free. Waits for no other rank.
+    def start(self, transfer: Transfer, timeout: float, fail: Fail) -> StartedOperation:
+        """Fills the memory and tells the daemon; the slot is free. Waits for no other rank.
 
         After an error a step may be open: end the session.
         """
@@ -118,8 +120,8 @@ class Slot:
         self._step = step = self._step + 1
         last = len(self._views) - 1
         try:
-            for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
-                view.copy_(part)
+            for index, (begin, view) in enumerate(self._views):
+                transfer.fill(view, begin)
                 if index < last:
                     layout.mark_ready(step, index)
             layout.finish_step(step)
@@ -133,9 +135,10 @@ class Slot:
             # Does not wait for the verdict: a bucket has every rank's data, or an error.
             deadline = time.monotonic() + seconds
             try:
-                for index, (view, part) in enumerate(zip(self._views, self._parts(flat))):
+                for index, (begin, view) in enumerate(self._views):
+                    # Also for those of which this rank wants nothing: see start().
                     layout.wait_bucket(step, index, max(0.0, deadline - time.monotonic()))
-                    part.copy_(view)
+                    transfer.drain(view, begin)
             except gradsync.Error as error:
                 self._raise_end(error)
                 raise
@@ -170,18 +173,14 @@ class Slot:
             if end is not None:
                 raise end from error
 
-    def _parts(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
-        if len(self._views) == 1:
-            return [flat]
-        return torch.split(flat, [view.numel() for view in self._views])
-
 
 def _buckets(key: Key) -> list[gradsync.Bucket]:
     most = BUCKET_BYTES // key.dtype.itemsize
     number = -(-key.count // most)
     size, larger = divmod(key.count, number)
     return [
-        gradsync.Bucket(size + (index < larger), DATA_TYPES[key.dtype]) for index in range(number)
+        gradsync.Bucket(size + (index < larger), REDUCED_TYPES[key.dtype])
+        for index in range(number)
     ]
 
 
