@@ -169,6 +169,30 @@ TEST(HostReducerTest, NumberOfThreadsDoesNotChangeABit) {
   }
 }
 
+TEST(HostReducerTest, SlicesMaximaOfIntegers) {
+  constexpr std::size_t kCount = 5 * kMiB + 37;  // several slices, and an odd end
+  for (const int threads : {1, 3}) {
+    std::vector<std::vector<std::uint8_t>> buffers(2, std::vector<std::uint8_t>(kCount));
+    for (std::size_t i = 0; i < kCount; ++i) buffers[i % 2][i] = static_cast<std::uint8_t>(i);
+    HostReducer reducer(threads);
+    ReduceOperation operation;
+    operation.dtype = DataType::kUint8;
+    operation.op = ReduceOp::kMax;
+    operation.count = kCount;
+    for (auto& buffer : buffers) {
+      operation.host().buffers.push_back(reinterpret_cast<std::byte*>(buffer.data()));
+    }
+    Countdown done(1);
+    operation.done = [&](const ReduceTimes&) { done.Down(); };
+    reducer.Reduce(&operation);
+    done.Wait();
+    for (std::size_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(buffers[0][i], static_cast<std::uint8_t>(i)) << i << ", " << threads << " threads";
+    }
+    EXPECT_TRUE(buffers[0] == buffers[1]);
+  }
+}
+
 // The stats do not depend on the thread that finishes first.
 TEST(HostReducerTest, SameSlicesGiveTheSameStats) {
   constexpr std::size_t kCount = 5 * kMiB / 2 + 37;
