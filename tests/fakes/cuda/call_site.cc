@@ -24,7 +24,7 @@ CUresult CallSite::Enter(Needs needs) {
   if (needs == Needs::kNothing) return CUDA_SUCCESS;
   if (driver->initialized_in.load() != getpid()) return CUDA_ERROR_NOT_INITIALIZED;
   if (const CUresult sticky = driver->fault.Get(); sticky != CUDA_SUCCESS) return sticky;
-  if (needs == Needs::kContext && CurrentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (needs != Needs::kInit && CurrentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   return CUDA_SUCCESS;
 }
 

@@ -12,8 +12,9 @@
 
 namespace gradsync::fakes {
 
-// What a function requires.
-enum class Needs { kNothing, kInit, kContext };
+// What a function requires. kContextToEnqueue: a context. The function only enqueues work. The
+// work's own error comes with a later call, even if the work has ended before this one returns.
+enum class Needs { kNothing, kInit, kContext, kContextToEnqueue };
 
 // One static object per exported function. Thread-safe.
 class CallSite {
@@ -27,7 +28,7 @@ class CallSite {
     const CUresult refusal = Enter(needs);
     if (refusal != CUDA_SUCCESS) return refusal;
     const CUresult result = body();
-    if (needs == Needs::kNothing) return result;
+    if (needs == Needs::kNothing || needs == Needs::kContextToEnqueue) return result;
     const CUresult fault = Driver::Get()->fault.Get();
     return fault != CUDA_SUCCESS ? fault : result;
   }

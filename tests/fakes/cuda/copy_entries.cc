@@ -107,14 +107,14 @@ CUresult CUDAAPI cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t by
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count,
                                  CUstream stream) {
   static CallSite site("cuMemsetD8Async");
-  return site.Run(Needs::kContext,
+  return site.Run(Needs::kContextToEnqueue,
                   [&] { return Fill(to, value, count, stream, "cuMemsetD8Async"); });
 }
 
 CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned int value, std::size_t count,
                                   CUstream stream) {
   static CallSite site("cuMemsetD32Async");
-  return site.Run(Needs::kContext,
+  return site.Run(Needs::kContextToEnqueue,
                   [&] { return Fill(to, value, count, stream, "cuMemsetD32Async"); });
 }
 

@@ -166,7 +166,7 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsign
                                 unsigned int block_z, unsigned int, CUstream stream,
                                 void** parameters, void** extra) {
   static CallSite site("cuLaunchKernel");
-  return site.Run(Needs::kContext, [&] {
+  return site.Run(Needs::kContextToEnqueue, [&] {
     if (extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
     return Launch(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, stream,
                   parameters);

@@ -174,13 +174,15 @@ CUresult CUDAAPI cuStreamGetCtx_v2(CUstream handle, CUcontext* context, CUgreenC
 CUresult CUDAAPI cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr address, cuuint64_t value,
                                         unsigned int flags) {
   static CallSite site("cuStreamWaitValue64_v2");
-  return site.Run(Needs::kContext, [&] { return WaitForWord(handle, address, value, flags); });
+  return site.Run(Needs::kContextToEnqueue,
+                  [&] { return WaitForWord(handle, address, value, flags); });
 }
 
 CUresult CUDAAPI cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, cuuint64_t value,
                                          unsigned int flags) {
   static CallSite site("cuStreamWriteValue64_v2");
-  return site.Run(Needs::kContext, [&] { return WriteWord(handle, address, value, flags); });
+  return site.Run(Needs::kContextToEnqueue,
+                  [&] { return WriteWord(handle, address, value, flags); });
 }
 
 // The first versions of these functions, which have the plain names. New devices refuse them.
