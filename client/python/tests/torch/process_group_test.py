@@ -53,6 +53,16 @@ def all_reduce_is_gloos(t):
                         assert torch.equal(got, wanted), f"{case}, {op}, async {asynchronous}"
 
 
+@trial(GROUP)
+def host_tensors_of_a_group_with_nccl_go_through_the_daemon(t):
+    """PyTorch makes its NCCL group when the first tensor on a GPU comes: never, here."""
+    t.process_group("cpu:gradsync,cuda:nccl")
+    got = torch.full((1000,), t.rank + 1, dtype=torch.int16)  # Gloo has no int16
+    for _ in range(2):
+        dist.all_reduce(got)
+    assert torch.equal(got, torch.full_like(got, 6))
+
+
 @trial(GROUP, world_size=3)
 def three_ranks_add_in_rank_order(t):
     ours, _ = groups(t)

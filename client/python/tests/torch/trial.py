@@ -119,12 +119,13 @@ class Trial:
         self._sessions.append(gradsync.Session.join(session.options))
         return self._sessions[-1]
 
-    def process_group(self):
+    def process_group(self, backend=None):
+        """Args: backend: None: the wrapper's."""
         if not dist.is_initialized():
             import gradsync.torch  # noqa: F401  # makes "gradsync" known
 
             dist.init_process_group(
-                "gradsync" if self.wrapper == GROUP else "gloo",
+                backend or ("gradsync" if self.wrapper == GROUP else "gloo"),
                 store=dist.PrefixStore("group", self._store),
                 rank=self.rank,
                 world_size=self.world_size,
