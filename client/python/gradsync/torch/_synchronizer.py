@@ -336,8 +336,6 @@ class Synchronizer:
         """
         if step.seen or not _autograd.within_another_backward():
             return
-        if self._first_steps.counts_known and all(slot.firings for slot in self.slots):
-            return
         self.outcomes.fail(
             step,
             RuntimeError(

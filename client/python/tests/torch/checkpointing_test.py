@@ -191,6 +191,36 @@ def _hidden_trial(kind, use_reentrant, **options):
     return trained
 
 
+class HiddenShared(nn.Module):
+    """One layer, used twice, holds every parameter: the first checkpoint's pass makes them all."""
+
+    def __init__(self, first_outside):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.first_outside = first_outside
+
+    def forward(self, x):
+        x = self.layer(x) if self.first_outside else checkpoint(self.layer, x, use_reentrant=True)
+        self.loss = checkpoint(self.layer, x, use_reentrant=True).pow(2).mean()
+
+
+def _hidden_shared_trial(first_outside):
+    def refused(t):
+        model = t.wrap(HiddenShared(first_outside), **SMALL_BUCKETS)
+        for step in range(3):
+            model(t.randn(4, 6, seed=step).requires_grad_())
+            with t.raises(RuntimeError, match="use_reentrant=false"):
+                model.module.loss.backward()
+            assert all(p.grad is None for p in model.parameters()), "a gradient is left"
+
+    return refused
+
+
+a_shared_layer_in_two_checkpoints_with_a_hidden_loss = trial(WRAPPER)(_hidden_shared_trial(False))
+a_shared_layer_outside_and_in_a_checkpoint_with_a_hidden_loss = trial(WRAPPER)(
+    _hidden_shared_trial(True)
+)
+
 for _kind in HIDING:
     for _reentrant in (True, False):
         _name = f"loss_in_{_kind}_{'reentrant' if _reentrant else 'not_reentrant'}"

@@ -21,7 +21,7 @@ from gradsync.torch.process_group._slots import CAPACITY_BYTES
 from gradsync.torch.process_group._transfers import Transfer
 from gradsync.torch.process_group._works import ReductionWork
 
-# From so many bytes of the whole tensor on, the daemon is faster than Gloo: docs/process-group.md
+# From so many bytes of the whole tensor on, the daemon is faster than Gloo: docs/benchmarks.md
 # has the figures. For a reduce-scatter of more than two ranks it always is.
 LEAST_GATHERED_BYTES = 8 << 20
 LEAST_SCATTERED_BYTES = 4 << 20
