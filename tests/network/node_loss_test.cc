@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/wake_up_delay.h"
 #include "tests/network/networked_nodes.h"
 
 namespace gradsync::fault {
@@ -74,8 +75,8 @@ class NodeLossTest : public testing::TestWithParam<std::tuple<int, Loss, State>>
     EXPECT_TRUE(std::any_of(lost.begin(), lost.end(), [&reply](int node) {
       return absl::StrContains(reply.message, "node " + NetworkedNodes::Name(node));
     })) << reply;
-    EXPECT_LE(reply.end_ns - since_ns, loss() == Loss::kKilled ? kDeathBoundNs : kSilenceBoundNs)
-        << reply;
+    const std::uint64_t bound_ns = loss() == Loss::kKilled ? kDeathBoundNs : kSilenceBoundNs;
+    EXPECT_LE(reply.end_ns - since_ns, FairBoundNs(bound_ns, since_ns)) << reply;
   }
 
   NetworkedNodes nodes_{3};
