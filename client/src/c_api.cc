@@ -410,6 +410,10 @@ gradsync_error_t* gradsync_begin_collective(gradsync_session_t* session, const c
       [&] { return session->session->BeginCollective(description == nullptr ? "" : description); });
 }
 
+gradsync_error_t* gradsync_query_collectives(gradsync_session_t* session, std::int64_t waited) {
+  return Call([&] { return session->session->QueryCollectives(absl::Nanoseconds(waited)); });
+}
+
 gradsync_error_t* gradsync_barrier(gradsync_session_t* session, std::int64_t timeout) {
   return Call([&] { return session->session->Barrier(DurationOf(timeout)); });
 }

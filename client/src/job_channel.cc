@@ -229,6 +229,15 @@ absl::Status JobChannel::BeginCollective(absl::string_view description) {
   return absl::OkStatus();
 }
 
+absl::Status JobChannel::QueryCollectives(absl::Duration waited) {
+  if (auto end = connection_.End(); !end.ok()) return end;
+  v1::SessionRequest request;
+  request.mutable_query_collectives()->set_waited_ms(
+      static_cast<std::uint64_t>(std::max<std::int64_t>(0, absl::ToInt64Milliseconds(waited))));
+  connection_.stream().Send(std::move(request));
+  return absl::OkStatus();
+}
+
 absl::Status JobChannel::SendLeave(bool exit) {
   absl::MutexLock turn(&turn_);
   if (!exit && connection_.left()) return absl::OkStatus();

@@ -37,6 +37,7 @@ class JobChannel {
   absl::Status AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
   absl::Status BeginCollective(absl::string_view description);
+  absl::Status QueryCollectives(absl::Duration waited);
   // Each waits until no operation of this rank runs.
   // Does nothing if this rank has left already and stays.
   absl::Status SendLeave(bool exit) ABSL_LOCKS_EXCLUDED(turn_, mutex_);

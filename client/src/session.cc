@@ -66,6 +66,9 @@ class ConnectedSession final : public Session {
     if (InForkedChild()) return ForkedError();
     return connection_->job_channel().BeginCollective(description);
   }
+  absl::Status QueryCollectives(absl::Duration waited) override {
+    return connection_->job_channel().QueryCollectives(waited);
+  }
 
   std::string TakeNotice() override { return InForkedChild() ? "" : connection_->TakeNotice(); }
 

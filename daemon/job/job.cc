@@ -263,6 +263,19 @@ absl::Status Job::BeginCollective(std::uint32_t rank, absl::string_view descript
   return absl::OkStatus();
 }
 
+absl::Status Job::QueryCollectives(std::uint32_t rank, absl::Duration waited) {
+  Transaction transaction(this);
+  if (Ended(rank)) return absl::OkStatus();
+  LateRanks late(members_);
+  for (std::uint32_t other = 0; other < members_.world_size(); ++other) {
+    if (members_[other].state == RankState::kExited) continue;
+    const std::string missing = collectives_.BegunBeyond(rank, other);
+    if (!missing.empty()) late.Add(other, absl::StrCat("begun ", missing));
+  }
+  TellLateRanks("a collective", waited, late, {rank}, &members_, transaction.actions());
+  return absl::OkStatus();
+}
+
 // ---- Leaving and losing -------------------------------------------------------------------------
 
 absl::Status Job::Leave(std::uint32_t rank, bool exit) {

@@ -114,6 +114,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
                             std::uint64_t bytes);
   absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk);
   absl::Status BeginCollective(std::uint32_t rank, absl::string_view description);
+  // The rank has waited so long for a collective that it has begun. If ranks have begun fewer
+  // collectives, tells it which.
+  absl::Status QueryCollectives(std::uint32_t rank, absl::Duration waited);
   absl::Status Leave(std::uint32_t rank, bool exit);
   absl::Status Finish(std::uint32_t rank);
 

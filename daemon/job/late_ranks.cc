@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/time.h"
 #include "proto/gradsync/duration_text.h"
 
 namespace gradsync::daemon {
@@ -46,6 +45,17 @@ std::string LateRanks::Text() const {
   return absl::StrJoin(parts, "; ");
 }
 
+void TellLateRanks(absl::string_view wait, absl::Duration waited, const LateRanks& late,
+                   const std::vector<std::uint32_t>& waiting, Membership* members,
+                   DeferredActions* actions) {
+  if (late.empty()) return;
+  std::string text = absl::StrCat(wait, " after ", DurationText(waited), ": ", late.Text());
+  for (const std::uint32_t rank : waiting) {
+    members->Send(rank, StillWaitingMessage{text}, actions);
+  }
+  actions->late.push_back(std::move(text));
+}
+
 bool LateNotice::Due(std::uint64_t now_ns, std::uint64_t wait, std::uint64_t part) {
   if (!begun_ || wait_ != std::make_pair(wait, part)) {
     begun_ = true;
@@ -63,13 +73,7 @@ bool LateNotice::Due(std::uint64_t now_ns, std::uint64_t wait, std::uint64_t par
 void LateNotice::Tell(std::uint64_t now_ns, absl::string_view wait, const LateRanks& late,
                       const std::vector<std::uint32_t>& waiting, Membership* members,
                       DeferredActions* actions) const {
-  if (late.empty()) return;
-  std::string text = absl::StrCat(
-      wait, " after ", DurationText(absl::Nanoseconds(now_ns - since_ns_)), ": ", late.Text());
-  for (const std::uint32_t rank : waiting) {
-    members->Send(rank, StillWaitingMessage{text}, actions);
-  }
-  actions->late.push_back(std::move(text));
+  TellLateRanks(wait, absl::Nanoseconds(now_ns - since_ns_), late, waiting, members, actions);
 }
 
 }  // namespace gradsync::daemon

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "daemon/job/deferred_actions.h"
 #include "daemon/job/membership.h"
 
@@ -32,6 +33,12 @@ class LateRanks {
   std::vector<std::pair<std::string, std::vector<std::uint32_t>>> groups_;
 };
 
+// Tells the ranks of `waiting`, and the log, who is late; nothing if nobody is. `wait`: "layout
+// 'model'". `waited`: for how long they have waited.
+void TellLateRanks(absl::string_view wait, absl::Duration waited, const LateRanks& late,
+                   const std::vector<std::uint32_t>& waiting, Membership* members,
+                   DeferredActions* actions);
+
 // When ranks that wait are told: 5 s after the wait began, then every 30 s. One object serves
 // several waits, one after another; a wait is named by two numbers that no later wait has.
 //
@@ -43,7 +50,7 @@ class LateNotice {
 
   // Asked at each tick of a wait; the wait begins with the first one. True: tell the ranks now.
   bool Due(std::uint64_t now_ns, std::uint64_t wait, std::uint64_t part = 0);
-  // Tells the ranks of `waiting`, and the log. `wait`: "layout 'model'".
+  // TellLateRanks() about the present wait.
   void Tell(std::uint64_t now_ns, absl::string_view wait, const LateRanks& late,
             const std::vector<std::uint32_t>& waiting, Membership* members,
             DeferredActions* actions) const;

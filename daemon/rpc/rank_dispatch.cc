@@ -7,6 +7,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "daemon/base/error.h"
 #include "daemon/job/job.h"
@@ -122,6 +123,11 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
       }
       return deliver([&](Job* job) { return job->BeginCollective(rank, description); });
     }
+    case v1::SessionRequest::kQueryCollectives:
+      return deliver([&](Job* job) {
+        return job->QueryCollectives(rank,
+                                     absl::Milliseconds(request.query_collectives().waited_ms()));
+      });
     case v1::SessionRequest::kLeave:
       return deliver([&](Job* job) { return job->Leave(rank, request.leave().exit()); });
     case v1::SessionRequest::kFinish:

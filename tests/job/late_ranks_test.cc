@@ -157,6 +157,21 @@ TEST_F(LateRanksTest, EachChunkOfABroadcastIsAWaitOfItsOwn) {
                               "has not read its part"});
 }
 
+TEST_F(LateRanksTest, QueryNamesTheRanksThatHaveBegunFewerCollectives) {
+  Start(5, false, kStepTimeoutNs, /*absent=*/1);
+  for (const std::uint32_t rank : {0, 1, 3}) {
+    ASSERT_TRUE(job_->BeginCollective(rank, "barrier").ok());
+  }
+  ASSERT_TRUE(job_->BeginCollective(0, "gather").ok());
+  ASSERT_TRUE(job_->Leave(3, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->QueryCollectives(0, absl::Seconds(35)).ok());
+  EXPECT_EQ(Notices(0), Texts{"a collective after 35s: rank 1 has not begun collective 2 (gather); "
+                              "rank 2 has not begun collective 1 (barrier); rank 4 has not joined "
+                              "the job"});
+  ASSERT_TRUE(job_->QueryCollectives(2, absl::Seconds(5)).ok());
+  for (const std::uint32_t rank : {1, 2}) EXPECT_EQ(Notices(rank), Texts{}) << "nobody is late";
+}
+
 TEST_F(LateRanksTest, ANoticeOfAHugeJobIsShort) {
   Start(300);
   ASSERT_TRUE(Operate(299, {}).ok());

@@ -174,6 +174,17 @@ TEST_F(RankDispatchTest, CollectivesOfTwoRanksAreCompared) {
   EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(0).status), "OPERATION_MISMATCH");
 }
 
+TEST_F(RankDispatchTest, QueryOfCollectivesIsAnsweredByANotice) {
+  FakeRank a(0, job_.get());
+  v1::SessionRequest begin, query;
+  begin.mutable_begin_collective()->set_description("barrier");
+  ASSERT_TRUE(Take(&a, begin).ok());
+  query.mutable_query_collectives()->set_waited_ms(5000);
+  ASSERT_TRUE(Take(&a, query).ok());
+  EXPECT_EQ(Only<StillWaitingMessage>(0).text,
+            "a collective after 5s: rank 1 has not begun collective 1 (barrier)");
+}
+
 TEST_F(RankDispatchTest, MappingAndLeavingGoOn) {
   FakeRank rank(0, job_.get());
   v1::SessionRequest mapped, leave;

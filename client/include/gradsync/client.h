@@ -463,6 +463,10 @@ class Session {
   //   INVALID_ARGUMENT     MALFORMED: `description` has no or more than 256 bytes.
   //   FAILED_PRECONDITION  LEFT: LeaveAndStay has not returned.
   virtual absl::Status BeginCollective(absl::string_view description) = 0;
+  // Asks which ranks have begun fewer collectives than this one. It is for a rank that has `waited`
+  // so long for a collective that does not go through the daemon. Never blocks: TakeNotice() soon
+  // has the answer, unless nobody is late.
+  virtual absl::Status QueryCollectives(absl::Duration waited) = 0;
 
   // Why a call of this session or of its layouts still waits, for people: "layout 'model' after 5s:
   // rank 1 has not joined the job". While a rank waits for others, the daemon says so after 5 s and

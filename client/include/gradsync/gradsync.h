@@ -420,6 +420,11 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
  * GRADSYNC_FAILED_PRECONDITION "OPERATION_MISMATCH". `description`: 1 to 256 bytes. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_begin_collective(
     gradsync_session_t* session, const char* description);
+/* Asks which ranks have begun fewer collectives than this one. It is for a rank that has waited
+ * `waited` ns for a collective that does not go through the daemon. Never blocks:
+ * gradsync_session_take_notice() soon has the answer, unless nobody is late. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_query_collectives(
+    gradsync_session_t* session, int64_t waited);
 
 /* Every rank calls the same operations in the same order. They block until done. */
 

@@ -1,4 +1,4 @@
-"""Blocking calls that Ctrl-C can interrupt, and that say for which ranks they wait.
+"""Blocking calls that Ctrl-C can interrupt.
 
 Python runs signal handlers on the main thread, between two byte codes: never while that thread is
 inside the library. Therefore a helper thread makes the main thread's blocking calls, and the main
@@ -26,8 +26,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from typing import Any, Callable, Optional, TypeVar
-
-from gradsync import _notices
 
 _Result = TypeVar("_Result")
 _Job = tuple[Callable[[], Any], "queue.SimpleQueue[tuple[Any, Optional[BaseException]]]"]
@@ -149,7 +147,7 @@ def call(function: Callable[[], _Result]) -> _Result:
             return function()
     outcome: queue.SimpleQueue[tuple[Any, Optional[BaseException]]] = queue.SimpleQueue()
     inbox.put((function, outcome))
-    result, error = (_get if on_main_thread() else _get_for_main_thread)(outcome)
+    result, error = outcome.get() if on_main_thread() else _get_for_main_thread(outcome)
     if error is not None:
         try:
             raise error
@@ -158,20 +156,12 @@ def call(function: Callable[[], _Result]) -> _Result:
     return result  # type: ignore[no-any-return]
 
 
-def _get(outcome: queue.SimpleQueue[Any]) -> Any:
-    while True:
-        try:
-            return outcome.get(timeout=_notices.SLICE)
-        except queue.Empty:
-            _notices.say()
-
-
 def _get_for_main_thread(outcome: queue.SimpleQueue[Any]) -> Any:
     while not _ctrl_c_came():
         try:
             return outcome.get(timeout=_SLICE)
         except queue.Empty:
-            _notices.say()
+            pass
     raise _Pressed
 
 

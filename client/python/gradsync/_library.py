@@ -117,6 +117,9 @@ class Library:
             [_POINTER, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint32)],
         )
         self.begin_collective = self._quick("begin_collective", _ERROR, [_POINTER, ctypes.c_char_p])
+        self.query_collectives = self._quick(
+            "query_collectives", _ERROR, [_POINTER, ctypes.c_int64]
+        )
         self.session_await_end = self._blocking(
             "session_await_end", _ERROR, [_POINTER, ctypes.c_int64]
         )

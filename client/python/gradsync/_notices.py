@@ -1,22 +1,31 @@
 """Says which ranks a wait waits for, by the logger "gradsync".
 
 The daemon tells a rank that waits for others after 5 s, and then every 30 s, which ranks are late.
-The library keeps the newest notice of each session. The threads that wait in Python say it between
-two slices of their time. No other thread does: a thread that logs while the interpreter exits can
-end the process with an error.
+The library keeps the newest notice of each session. A thread of this module looks for it and says
+it, because the thread that waits can be inside of C++, as PyTorch's wrapper is. The thread says
+nothing while the interpreter exits: that could end the process with an error.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
+import os
+import threading
+import time
 import weakref
+from typing import Optional
 
 from gradsync._handle import SessionHandle
 from gradsync._library import library
 
-# Seconds of a slice.
-SLICE = 0.5
+# Seconds between two looks for a notice.
+LOOK = 0.5
+
+# A wait that the daemon does not see names late ranks at the same times as one that it sees.
+FIRST = 5.0
+AGAIN = 30.0
 
 _NOTICE_SIZE = 2048  # GRADSYNC_NOTICE_SIZE
 
@@ -25,25 +34,90 @@ _log = logging.getLogger("gradsync")
 # Appending, copying and removing are atomic.
 _sessions: list[weakref.ref[SessionHandle]] = []
 
+_lock = threading.RLock()  # guards _thread
+_thread: Optional[threading.Thread] = None
+_saying = threading.Lock()  # held while something is said
+_exit = threading.Event()
+
+
+class Clock:
+    """Says when a wait, which begins now, should name the late ranks. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._next = FIRST
+
+    @property
+    def waited(self) -> float:
+        """Seconds."""
+        return time.monotonic() - self._began
+
+    def due(self) -> bool:
+        """Whether to name them now: after 5 s, and then every 30 s."""
+        if self.waited < self._next:
+            return False
+        self._next = self.waited + AGAIN
+        return True
+
 
 def watch(session: SessionHandle) -> None:
-    """Lets say() ask this session, as long as it lives."""
-    _sessions.append(weakref.ref(session, _sessions.remove))
+    """Says this session's notices, as long as it lives."""
+    global _thread
+    with _lock:
+        _sessions.append(weakref.ref(session, _sessions.remove))
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="gradsync-notices", daemon=True)
+            try:
+                _thread.start()
+            except RuntimeError:  # no more threads can start, or the interpreter ends
+                _thread = None
 
 
-def say() -> None:
-    """Says the new notices of this process's sessions."""
-    for reference in list(_sessions):
-        session = reference()
-        if session is None:
-            continue
-        with session.use() as usable:
-            text = _take(session) if usable else ""
-        if text:
-            _log.warning("gradsync: rank %d still waits for %s", session.rank, text)
+def say(text: str, *arguments: object) -> None:
+    """Logs a warning, but not while the interpreter exits."""
+    with _saying:
+        if not _exit.is_set():
+            _log.warning(text, *arguments)
+
+
+def _run() -> None:
+    global _thread
+    while not _exit.wait(LOOK):
+        with _lock:
+            if not _sessions:
+                _thread = None
+                return
+        for reference in list(_sessions):
+            if (session := reference()) is not None:
+                _say_notice_of(session)
+            del session
+
+
+def _say_notice_of(session: SessionHandle) -> None:
+    with session.use() as usable:
+        text = _take(session) if usable else ""
+    if text:
+        say("gradsync: rank %d still waits for %s", session.rank, text)
 
 
 def _take(session: SessionHandle) -> str:
     notice = ctypes.create_string_buffer(_NOTICE_SIZE)
     library.session_take_notice(session, notice, _NOTICE_SIZE)
     return notice.value.decode("utf-8", "replace")
+
+
+def _stop() -> None:
+    _exit.set()
+    if _saying.acquire(timeout=5):
+        _saying.release()
+
+
+def _after_fork() -> None:
+    """A child has no such thread, and uses none of its parent's sessions."""
+    global _lock, _thread, _saying
+    _lock, _thread, _saying = threading.RLock(), None, threading.Lock()
+    _sessions.clear()
+
+
+atexit.register(_stop)
+os.register_at_fork(after_in_child=_after_fork)

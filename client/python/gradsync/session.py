@@ -396,6 +396,25 @@ class Session:
             if error := library.begin_collective(self._handle, text):
                 raise_error(error)
 
+    def query_collectives(self, waited: float) -> None:
+        """Asks which ranks have begun fewer collectives than this one.
+
+        It is for a rank that waits for a collective that does not go through the daemon. Never
+        blocks. The logger "gradsync" names the ranks that are late while this process waits.
+
+        Args:
+          waited: for how long it has waited, in seconds.
+
+        Raises:
+          gradsync.Error: the session has ended.
+        """
+        ns = _duration.nanoseconds(waited, "waited", default=0)
+        with self._handle.use() as usable:
+            if not usable:
+                self._refuse()
+            if error := library.query_collectives(self._handle, ns):
+                raise_error(error)
+
     def await_end(self, timeout: Optional[float] = None) -> Optional[errors.Error]:
         """Waits for the session's end, which another rank or the daemon may bring.
 

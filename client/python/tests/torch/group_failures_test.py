@@ -1,15 +1,20 @@
 """torch.distributed.init_process_group("gradsync"): every failure says what happened, at once."""
 
 import datetime
+import logging
 import os
+import re
 import signal
 import time
+import types
 
+import gradsync
 import pytest
 import torch
 import torch.distributed as dist
 from daemon_process import DaemonProcess
 from ranks import Ranks, run_ranks
+from torch import nn
 
 # A failure shows within this many seconds, far less than a time-out.
 SOON_S = 20
@@ -282,3 +287,83 @@ def test_a_quota_of_the_daemon_only_costs_time(monkeypatch):
         assert run_ranks(_all_reduce_many_sizes, 2) == [[3.0] * 24] * 2
     finally:
         process.close()
+
+
+class _OnNotice(logging.Handler):
+    """Keeps what is said, and sets a key of a store after each notice."""
+
+    def __init__(self, store):
+        super().__init__()
+        self.texts = []
+        self._store = store
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+        self._store.set(f"said {len(self.texts)}", "")
+
+
+def _come_late(folder):
+    """Rank 1 does each thing when rank 0 has named it."""
+    import gradsync.torch  # noqa: F401  # makes "gradsync" known
+
+    # In a store of PyTorch's default kind rank 0 would wait before it comes to gradsync.
+    where = {"init_method": f"file://{folder}/group", "rank": int(os.environ["RANK"])}
+    said = dist.FileStore(f"{folder}/said")
+    handler = _OnNotice(said)
+    logging.getLogger("gradsync").addHandler(handler)
+    if where["rank"] == 1:
+        said.wait(["said 1"])
+    dist.init_process_group("gradsync", world_size=2, **where)
+    dist.barrier()
+    if where["rank"] == 1:
+        said.wait(["said 2"])
+    tensor = torch.ones(4) * where["rank"]
+    dist.broadcast(tensor, 1)
+    assert tensor.tolist() == [1] * 4
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    if where["rank"] == 1:
+        said.wait(["said 3"])
+    model(torch.ones(1, 2)).sum().backward()  # the wait is in C++
+    dist.destroy_process_group()
+    return handler.texts
+
+
+def test_ranks_that_come_late_are_named(daemon, tmp_path):
+    said, silent = run_ranks(_come_late, 2, str(tmp_path), timeout=120)
+    group, collective, backward = said
+    assert group.startswith("gradsync: rank 0 still waits for the process group after 5s: ")
+    assert group.endswith(': rank 1 has not called init_process_group("gradsync")')
+    assert collective.startswith("gradsync: rank 0 still waits for a collective after ")
+    assert collective.endswith(
+        ": rank 1 has not begun collective 2 (broadcast of 4 float32, root 1)"
+    )
+    assert backward.startswith("gradsync: rank 0 still waits for operation 1 (all-reduce (sum) of ")
+    assert backward.endswith("s: rank 1 has not called it")
+    assert silent == []
+
+
+def _options(rank, size, ranks=()):
+    """What PyTorch tells a backend of a new group."""
+    return types.SimpleNamespace(
+        group_rank=rank,
+        group_size=size,
+        global_ranks_in_group=list(ranks),
+        timeout=datetime.timedelta(seconds=0.1),
+    )
+
+
+LATE = {
+    "one": (_options(0, 2), 'rank 1 has not called init_process_group("gradsync") within 0.1 s'),
+    "many": (_options(3, 12), "ranks 0, 1, 2, 4, 5, 6, 7, 8, 3 more have not called"),
+    "new_group": (_options(0, 3, [2, 4, 7]), "ranks 4, 7 have not called new_group with the same"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_ranks_that_never_come_are_named(name):
+    from gradsync.torch.process_group._meeting import meet
+
+    options, text = LATE[name]
+    with pytest.raises(gradsync.DeadlineExceededError, match=re.escape(text)) as error:
+        meet(options, dist.HashStore())
+    assert error.value.reason == gradsync.Reason.OPERATION_TIMEOUT

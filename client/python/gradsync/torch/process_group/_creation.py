@@ -17,7 +17,7 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroup:
 
     Raises:
       TypeError: there are `backend_options`.
-      gradsync.Error: no daemon answered, or it refused the job.
+      gradsync.Error: a rank did not come in time; no daemon answered, or it refused the job.
     """
     if backend_options is not None:
         raise TypeError(

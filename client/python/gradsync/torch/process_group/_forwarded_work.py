@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 import torch
 
 import gradsync
+from gradsync import _notices
 from gradsync.torch.process_group._contiguous import ContiguousArguments
 from gradsync.torch.process_group._kept_work import KeptWork
 from gradsync.torch.process_group._membership import Membership
@@ -22,7 +23,7 @@ class ForwardedWork(KeptWork):
     """Waits for the inner work, or for the end of the session.
 
     If another rank calls another collective, or is lost, the daemon ends the session. Gloo would
-    wait for its own time-out.
+    wait for its own time-out. The daemon also names the ranks that are late.
 
     Args:
       work: the inner group's.
@@ -74,6 +75,7 @@ class ForwardedWork(KeptWork):
 
     def _wait_and_look(self, timeout: Optional[datetime.timedelta]) -> None:
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+        clock = _notices.Clock()
         while True:
             try:
                 self._work.wait(min(_LOOK, timeout) if timeout else _LOOK)
@@ -84,8 +86,12 @@ class ForwardedWork(KeptWork):
                     return
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-            if self._membership is not None and (end := self._membership.end(0.0)) is not None:
+            if self._membership is None:
+                continue
+            if (end := self._membership.end(0.0)) is not None:
                 raise end
+            if clock.due():
+                self._membership.query_late_ranks(clock.waited)
 
     def _finish(self) -> None:
         with self._lock:

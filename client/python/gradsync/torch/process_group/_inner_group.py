@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from gradsync.torch.process_group import _meeting
+
 _NONCE_BYTES = 16
 
 
@@ -54,11 +56,16 @@ def hash_of(text: str) -> int:
 
 
 def make(options: Any) -> InnerGroup:
-    """Connects the ranks; returns when all of them have called this."""
+    """Connects the ranks; returns when all of them have called this.
+
+    Raises:
+      gradsync.DeadlineExceededError: a rank has not called it within the group's time-out.
+    """
     rank, size = options.group_rank, options.group_size
     # A store can outlive a group. Gloo must not find the addresses of the group before.
     number = options.store.add(f"groups/{rank}", 1)
     store = PrefixStore(f"{number}/", options.store)
+    _meeting.meet(options, PrefixStore("meeting/", store))
     kinds = dist.ProcessGroup.BackendType
     group = dist.ProcessGroup(PrefixStore("inner/", store), rank, size)
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=options.timeout)

@@ -74,6 +74,20 @@ class Membership:
             session = self._session
         return None if session is None else session.await_end(timeout)
 
+    def query_late_ranks(self, waited: float) -> None:
+        """Lets the daemon name the ranks that have begun fewer collectives than this one.
+
+        Args:
+          waited: for how many seconds this rank has waited for the inner group.
+        """
+        with self._lock:
+            session = self._session
+        try:
+            if session is not None:
+                session.query_collectives(waited)
+        except gradsync.Error:
+            pass  # it has ended: end() says why
+
     def raise_end(self, error: BaseException) -> None:
         """Raises why the session has ended, as the cause of an error of the inner group.
 

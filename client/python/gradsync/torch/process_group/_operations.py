@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from typing import Callable, Optional, Protocol
 
 import gradsync
-from gradsync import _notices
 
 
 class Operation(Protocol):
@@ -54,12 +52,8 @@ class QueuedOperation:
 
     def finish(self, timeout: Optional[float]) -> bool:
         """See Operation. The body has a time-out of its own."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        left = deadline - time.monotonic()
-        while not self._ended.wait(max(0.0, min(left, _notices.SLICE))):
-            if (left := deadline - time.monotonic()) <= 0:
-                return False
-            _notices.say()
+        if not self._ended.wait(timeout):
+            return False
         if self._error is not None:
             raise self._error
         return True

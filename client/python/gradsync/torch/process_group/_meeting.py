@@ -1,0 +1,80 @@
+"""Waits until all ranks make a group, and names those that do not come."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import gradsync
+from gradsync import _notices
+
+# Set by the rank that comes last.
+_ALL = "came/all"
+# Seconds between two looks at the clock.
+_LOOK = 0.5
+# Ranks that a message names.
+_NAMED = 8
+
+
+def meet(options: Any, store: Any) -> None:
+    """Returns when every rank of the group has called this.
+
+    After 5 s, and then every 30 s, the logger "gradsync" names the ranks that have not come. Gloo
+    alone says nothing until its time-out, and then only that a key is missing.
+
+    Args:
+      options: PyTorch's `_DistributedBackendOptions`.
+      store: of this group alone.
+
+    Raises:
+      DeadlineExceededError: OPERATION_TIMEOUT; names the ranks that have not come.
+      RuntimeError: the store's, if it cannot be reached.
+    """
+    store.set(_key(options.group_rank), "")
+    if store.add("came", 1) == options.group_size:
+        store.set(_ALL, "")
+    limit = options.timeout.total_seconds()
+    clock = _notices.Clock()
+    while not store.check([_ALL]):
+        left = limit - clock.waited
+        if left <= 0 and (late := _late(options, store)):
+            raise gradsync.DeadlineExceededError(
+                f"{late} within {limit:g} s; all ranks of a group make it",
+                reason=gradsync.Reason.OPERATION_TIMEOUT,
+            )
+        try:
+            store.wait([_ALL], datetime.timedelta(seconds=max(0.01, min(left, _LOOK))))
+        except RuntimeError:
+            pass  # its time is over, or the store is lost: then check() raises
+        if clock.due() and (late := _late(options, store)):
+            _notices.say(
+                "gradsync: rank %d still waits for the process group after %.0fs: %s",
+                _name(options, options.group_rank),
+                clock.waited,
+                late,
+            )
+
+
+def _late(options: Any, store: Any) -> str:
+    """`rank 1 has not called init_process_group("gradsync")`; "" if all ranks have come."""
+    late = [rank for rank in range(options.group_size) if not store.check([_key(rank)])]
+    if not late:
+        return ""
+    names = ", ".join(str(_name(options, rank)) for rank in late[:_NAMED])
+    if len(late) > _NAMED:
+        names += f", {len(late) - _NAMED} more"
+    call = 'init_process_group("gradsync")'
+    if options.global_ranks_in_group:
+        call = "new_group with the same ranks"
+    who = f"ranks {names} have" if len(late) > 1 else f"rank {names} has"
+    return f"{who} not called {call}"
+
+
+def _key(rank: int) -> str:
+    return f"came/{rank}"
+
+
+def _name(options: Any, rank: int) -> int:
+    """Of a rank of the group: its rank among all."""
+    ranks = options.global_ranks_in_group
+    return int(ranks[rank]) if ranks else rank
