@@ -23,6 +23,7 @@
 //   broadcast BYTES ROOT
 //   allreduce COUNT [offset=N]
 //   collective DESCRIPTION
+//   query_collectives
 //   leave | leave_stay | drop
 //   fork | raw_fork                        makes a child that holds every descriptor until the test
 //                                          ends; raw: without pthread_atfork's handlers
@@ -709,6 +710,7 @@ absl::Status Rank::Call(const Command& command, Answer* answer) {
   if (name == "broadcast") return Broadcast(command);
   if (name == "allreduce") return AllReduce(command);
   if (name == "collective") return session_->BeginCollective(command.rest);
+  if (name == "query_collectives") return session_->QueryCollectives(absl::Seconds(5));
   if (name == "leave") return session_->Leave();
   if (name == "finish") return session_->Finish();
   if (name == "leave_stay") {

@@ -142,8 +142,14 @@ def _run_rank(channel, variables, timeout, function, args):
         channel.close()
 
 
+# See gradsync/run/ranks.py.
+_held = []
+
+
 def free_port():
-    """A TCP port of 127.0.0.1 that no process used a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A TCP port of 127.0.0.1 that stays free for whoever listens there with SO_REUSEADDR."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _held.append(holder)
+    return holder.getsockname()[1]

@@ -55,9 +55,16 @@ def numbers(options: Options) -> range:
     return range(first, first + options.ranks)
 
 
+# Bound, but not listening. While this process lives, the kernel gives their ports to nobody who does
+# not ask for them. It lets rank 0 listen there, because both allow the reuse of the address.
+_held: list[socket.socket] = []
+
+
 def _free_port() -> int:
-    """A TCP port that no process of this node used a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A TCP port that stays free for rank 0."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    _held.append(holder)
+    port: int = holder.getsockname()[1]
+    return port

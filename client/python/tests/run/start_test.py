@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from gradsync.run import command_line
@@ -70,6 +71,22 @@ def test_ranks_of_a_second_node_count_on(launch):
         MASTER_ADDR="10.0.0.1", MASTER_PORT="29500", TORCHELASTIC_RUN_ID="mine"
     ).items():
         assert found["2"][name] == found["3"][name] == value
+
+
+def test_the_port_of_rank_0_is_held_until_it_listens(launch):
+    """A second launcher, or a connection, that gets the port makes rank 0 fail."""
+    script = """
+        import errno, os, socket
+        address = ("", int(os.environ["MASTER_PORT"]))
+        with socket.socket() as stranger:
+            try:
+                stranger.bind(address)
+            except OSError as error:
+                print(errno.errorcode[error.errno])
+        socket.create_server(address).listen()  # with SO_REUSEADDR, as PyTorch's store
+    """
+    status, out, err = launch("--nproc-per-node=1", script=textwrap.dedent(script)).end()
+    assert (status, out, err) == (0, "rank 0 | EADDRINUSE\n", "")
 
 
 def test_threads_of_openmp_are_the_users_if_set(launch):
