@@ -362,7 +362,9 @@ std::vector<OptionEntry> MakeTable() {
             "30s"}),
 
       Path(&Options::cuda_library, "a library's name or absolute path", CheckLibrary,
-           {"cuda_library", kGpus, "CUDA driver library. Workers open it at run time.",
+           {"cuda_library", kGpus,
+            "CUDA driver library. Workers open it at run time. none: this daemon uses no GPUs, and "
+            "starts no worker to look for them.",
             "/usr/local/nvidia/lib64/libcuda.so.1"}),
       Path(&Options::nccl_library, "a library's name or absolute path", CheckLibrary,
            {"nccl_library", kGpus, "NCCL library, 2.19 or newer. Workers open it at run time.",

@@ -15,6 +15,11 @@ absl::Status Stopping() {
   return MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon is stopping");
 }
 
+absl::Status NoGpus() {
+  return MakeError(absl::StatusCode::kNotFound, reason::kCudaDriverMissing,
+                   "gradsyncd uses no GPUs: its option cuda_library is 'none'");
+}
+
 // True if the worker refused its GPU, the driver or the job. Such a start is not delayed next time:
 // once the cause is removed, it can succeed at once.
 bool IsRefusal(const absl::Status& status) {
@@ -89,6 +94,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
 
 absl::Status WorkerSupervisor::MayStartLocked(const Worker* worker) const {
   if (shut_down_) return Stopping();
+  if (options_.cuda_library == WorkerSupervisorOptions::kNoGpus) return NoGpus();
   if (worker != nullptr) {
     if (const absl::Status status = worker->policy.MayStart(clock_->NowNs()); !status.ok()) {
       return status;
@@ -269,6 +275,11 @@ void WorkerSupervisor::GiveUp(Worker* worker) {
 }
 
 void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)> found) {
+  if (options_.cuda_library == WorkerSupervisorOptions::kNoGpus) {
+    KeepFound(NoGpus());
+    found(NoGpus());
+    return;
+  }
   auto process = WorkerProcess::Start(options_.process, [](const absl::Status&) {});
   if (!process.ok()) {
     KeepFound(process.status());

@@ -28,8 +28,12 @@
 namespace gradsync::daemon {
 
 struct WorkerSupervisorOptions {
+  // As cuda_library: this daemon uses no GPUs.
+  static constexpr char kNoGpus[] = "none";
+
   WorkerProcessOptions process;
-  std::string cuda_library = "libcuda.so.1";  // as dlopen takes them
+  // Libraries, as dlopen takes them. kNoGpus: no worker looks for GPUs.
+  std::string cuda_library = "libcuda.so.1";
   std::string nccl_library = "libnccl.so.2";
   std::string nvml_library = "libnvidia-ml.so.1";
   // True: MPS, if it is on, serves several users at a time. False: a GPU that is shared through MPS

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "gradsync/v1/introspection.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
@@ -112,6 +114,12 @@ void TestDaemon::Start() {
   ChildOptions options;
   options.arguments = command_prefix_;
   options.arguments.insert(options.arguments.end(), {"daemon/gradsyncd", "--socket=" + socket_});
+  // A worker that looks for GPUs costs as much as the daemon.
+  if (std::none_of(flags_.begin(), flags_.end(), [](const std::string& flag) {
+        return absl::StartsWith(flag, "--cuda_library=");
+      })) {
+    options.arguments.push_back("--cuda_library=none");
+  }
   options.arguments.insert(options.arguments.end(), flags_.begin(), flags_.end());
   options.environment = environment_;
   options.environment.push_back("NOTIFY_SOCKET=" + notify_.path());

@@ -54,6 +54,8 @@ TEST(CudaDaemon, NeverOpensTheDriverItself) {
 TEST(CudaDaemon, SaysWhyThereAreNoGpus) {
   const TestDaemon daemon({"--cuda_library=libcuda-of-no-machine.so.1"});
   EXPECT_THAT(AwaitLog(daemon, "host memory only"), HasSubstr("libcuda-of-no-machine.so.1"));
+  const TestDaemon without({"--cuda_library=none"});
+  EXPECT_THAT(AwaitLog(without, "host memory only"), HasSubstr("cuda_library is 'none'"));
 }
 
 }  // namespace

@@ -35,8 +35,10 @@ class WorkerSupervisorTest : public ::testing::Test {
     if (supervisor_ != nullptr) supervisor_->Shutdown();
   }
 
-  void Begin(const std::string& script, absl::Duration hang_limit = absl::Seconds(20)) {
+  void Begin(const std::string& script, absl::Duration hang_limit = absl::Seconds(20),
+             const std::string& cuda_library = "libcuda.so.1") {
     WorkerSupervisorOptions options;
+    options.cuda_library = cuda_library;
     options.process.program = "tests/worker/scripted_worker";
     options.process.environment = {"SCRIPT=" + script};
     options.process.ping_interval = absl::Hours(1);  // so only Tick pings
@@ -257,6 +259,17 @@ TEST_F(WorkerSupervisorTest, ProbeFindsGpus) {
   supervisor_->Probe(
       [&](const absl::StatusOr<worker::Started>& started) { found.Set(started.status()); });
   EXPECT_EQ(found.Wait(), absl::OkStatus());
+  EXPECT_TRUE(supervisor_->Workers().empty());
+}
+
+TEST_F(WorkerSupervisorTest, StartsNoWorkerIfTheDaemonUsesNoGpus) {
+  Begin("", absl::Seconds(20), "none");
+  absl::Status found;
+  supervisor_->Probe([&found](const auto& result) { found = result.status(); });
+  for (const absl::Status& status : {found, Ensure({"a", "GPU-1"}).status()}) {
+    EXPECT_EQ(ReasonOf(status), "CUDA_DRIVER_MISSING");
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cuda_library is 'none'"));
+  }
   EXPECT_TRUE(supervisor_->Workers().empty());
 }
 

@@ -33,6 +33,9 @@ class DaemonProcess:
         self._directory = tempfile.TemporaryDirectory(prefix="gradsync-", dir="/tmp")
         self.socket = os.path.join(self._directory.name, "gradsyncd.sock")
         self._arguments = [*command_prefix, binary, f"--socket={self.socket}", *flags]
+        # A worker that looks for GPUs costs as much as the daemon.
+        if not any(flag.startswith("--cuda_library=") for flag in flags):
+            self._arguments.append("--cuda_library=none")
         self._process = None
         self.start()
 
