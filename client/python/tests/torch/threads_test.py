@@ -3,6 +3,7 @@
 import threading
 
 import torch
+from gradsync.torch import _endings
 from models import SMALL_BUCKETS, Mlp
 from torch import nn
 from trial import WRAPPER, local_gradients, trial
@@ -167,6 +168,44 @@ def a_modules_pass_within_that_of_another(t):
         assert ran
         t.synchronized(outer, local[0], f"outer, step {step}")
         t.synchronized(inner, local[1], f"inner, step {step}")
+
+
+class Ends(torch.autograd.Function):
+    """A wrapped module's part in a backward pass: at its end, `finish` is called."""
+
+    @staticmethod
+    def forward(ctx, tensor, finish):
+        ctx.finish = finish
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        _endings.add(0, ctx.finish)
+        return gradient, None
+
+
+def test_a_pass_finishes_only_its_own_modules():
+    """Pass "one" has registered its ending when all of pass "another" runs on another thread."""
+    registered, ended = threading.Event(), threading.Event()
+    finished = []
+
+    def finish(name):
+        return lambda: finished.append((name, threading.current_thread()))
+
+    def one():
+        leaf = torch.ones(1, requires_grad=True)
+        Ends.apply(Pause.apply(leaf, registered, ended), finish("one")).backward()
+        assert finished[1:] == [("one", threading.current_thread())]
+
+    def another():
+        assert registered.wait(LIMIT)
+        try:
+            Ends.apply(torch.ones(1, requires_grad=True), finish("another")).backward()
+            assert finished == [("another", threading.current_thread())]
+        finally:
+            ended.set()
+
+    together(one, another)
 
 
 test = trials_test(__name__)
