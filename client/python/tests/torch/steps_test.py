@@ -421,4 +421,16 @@ def hidden_outputs_of_both_kinds_are_refused(t):
         (inside + outside).backward()
 
 
+@trial(WRAPPER)
+def data_loaders_fork(t):
+    """Workers are forks of the trainer, with its wrapper and session."""
+    model = t.wrap(Mlp(), **SMALL_BUCKETS)
+    data = [t.randn(6, seed=index) for index in range(12)]
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=1, multiprocessing_context="fork"
+    )
+    for batch in loader:
+        t.train(model, lambda m, b=batch: m(b).pow(2).mean())
+
+
 test = trials_test(__name__)
