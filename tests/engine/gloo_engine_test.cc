@@ -102,7 +102,7 @@ TEST(GlooEngineConnect, NodeLostWhileConnectingIsNamedAtOnce) {
   const std::uint64_t start_ns = MonotonicNowNs();
   EXPECT_EQ(ConnectPeers(mesh).status(), absl::OkStatus());
   node.join();
-  EXPECT_LT(MonotonicNowNs() - start_ns, 10'000'000'000u);
+  EXPECT_LT(MonotonicNowNs() - start_ns, 30'000'000'000u);
   EXPECT_EQ(DetailsOf(status).reason, "ENGINE_PEER_LOST") << status;
   EXPECT_EQ(NodeOf(status), "node-1");
 }
@@ -268,7 +268,7 @@ TEST(GlooEngineEnd, AbortReachesEveryNodeWithinBounds) {
         EXPECT_EQ(status->message(), "enough") << *status;
       }
     }
-    EXPECT_LT(MonotonicNowNs() - start_ns, 5'000'000'000u);
+    EXPECT_LT(MonotonicNowNs() - start_ns, 15'000'000'000u);
   }
 }
 

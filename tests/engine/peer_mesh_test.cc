@@ -118,7 +118,7 @@ TEST(PeerMesh, GivesUpWhenTheStoreIsCancelled) {
   store.Cancel(absl::AbortedError("node-1 was lost"));
   connects.join();
   EXPECT_EQ(mesh.status(), absl::AbortedError("node-1 was lost"));
-  EXPECT_LT(MonotonicNowNs() - cancelled_ns, 5'000'000'000u);
+  EXPECT_LT(MonotonicNowNs() - cancelled_ns, 30'000'000'000u);
 }
 
 TEST(PeerMesh, ClosesConnectionsWithoutTheToken) {

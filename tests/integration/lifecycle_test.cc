@@ -186,7 +186,7 @@ TEST(Sigterm, EndsAStepAtTheDrainTimeout) {
 }
 
 TEST(Sigterm, SecondOneEndsTheDrain) {
-  TestDaemon daemon({"--drain_timeout=20s"});
+  TestDaemon daemon({"--drain_timeout=3min"});
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");
   ASSERT_TRUE(trainers[0]->Do("mark 1 0").ok());
@@ -197,7 +197,7 @@ TEST(Sigterm, SecondOneEndsTheDrain) {
   ASSERT_TRUE(daemon.AwaitStatus(Draining));
   daemon.process().Signal(SIGTERM);
   EXPECT_EQ(daemon.process().Wait(kPatienceMs), std::optional<int>(0));
-  EXPECT_LT(NowNs() - start_ns, 15'000'000'000ull);
+  EXPECT_LT(NowNs() - start_ns, 60'000'000'000ull);
   EXPECT_EQ(trainers[0]->Result().code, "UNAVAILABLE");
 }
 

@@ -40,7 +40,7 @@ def interrupted_after(seconds):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - start < seconds + 5
+    assert time.monotonic() - start < seconds + 30
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

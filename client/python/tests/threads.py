@@ -102,4 +102,4 @@ def ctrl_c_after(seconds):
     finally:
         timer.join()
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - start < seconds + 5
+    assert time.monotonic() - start < seconds + 30

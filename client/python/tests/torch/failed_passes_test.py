@@ -45,7 +45,7 @@ def an_exception_in_one_backward(t):
             late.append(came - t.gather(None)[1])
     # On a busy machine a rank can wait for a core, but not every time.
     if t.rank != 1:
-        assert min(late) < 0.1 and max(late) < 0.1 + SLACK, late
+        assert min(late) < 1 and max(late) < SLACK, late
     steps_are_right(t, model, 60)
 
 
