@@ -186,7 +186,7 @@ TEST(Sigterm, EndsAStepAtTheDrainTimeout) {
 }
 
 TEST(Sigterm, SecondOneEndsTheDrain) {
-  TestDaemon daemon({"--drain_timeout=3min"});
+  TestDaemon daemon({"--drain_timeout=3m"});
   const auto trainers = JoinedTrainers(daemon, 2);
   ExpectAll(trainers, "register buckets=2");
   ASSERT_TRUE(trainers[0]->Do("mark 1 0").ok());
