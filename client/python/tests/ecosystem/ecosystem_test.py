@@ -135,6 +135,27 @@ def test_ends_as_on_gloo(name, steps, run, jobs, tmp_path):
     assert_averaged_by_the_daemon(jobs(), steps)
 
 
+def test_accelerate_with_gradsyncs_wrapper_ends_as_on_gloo(run, jobs, tmp_path):
+    """prepare() gets everything but the module."""
+    theirs = _EXAMPLES / "train_with_accelerate.py"
+    prepares = "model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, "
+    wraps = (
+        "import gradsync.torch\n"
+        "model = gradsync.torch.DistributedDataParallel(model)\n"
+        "optimizer, loader, schedule = accelerator.prepare(optimizer, "
+    )
+    text = theirs.read_text()
+    assert text.count(prepares) == 1
+    ours = tmp_path / "train.py"
+    ours.write_text(text.replace(prepares, wraps) + "model.leave()\n")
+    ranks = (*_RANKS, "--no-python", _PYTHON, "-c", _SPARE_TEARDOWN)
+    run(*ranks, theirs, "gloo", tmp_path / "gloo")
+    assert jobs() == []
+    run(*ranks, ours, "gloo", tmp_path / "wrapper")
+    assert_ends_as_on_gloo(tmp_path / "wrapper", tmp_path / "gloo")
+    assert_averaged_by_the_daemon(jobs(), 32)
+
+
 def test_a_stateful_loader_goes_on_where_it_stopped(run, jobs, tmp_path):
     script = _EXAMPLES / "train_with_torchdata.py"
     run(*_RANKS, "--no-python", _PYTHON, "-c", _SPARE_TEARDOWN, script, "gloo", tmp_path / "gloo")
