@@ -22,9 +22,9 @@ TEST(DurationText, IsRoundedForPeople) {
       {absl::Milliseconds(1250), "1.3s"},
       {absl::Milliseconds(9999), "10s"},
       {absl::Milliseconds(10'499), "10s"},
-      {absl::Seconds(60) + absl::Nanoseconds(140'294), "1m0s"},
+      {absl::Seconds(60) + absl::Nanoseconds(140'294), "1m"},
       {absl::Milliseconds(64'500), "1m5s"},
-      {absl::Hours(25), "25h0m0s"},
+      {absl::Hours(25), "25h"},
       {-absl::Milliseconds(30), "-30ms"},
       {absl::InfiniteDuration(), "inf"},
   };
