@@ -1,4 +1,4 @@
-"""Runs docs/your-script.md: its Python blocks, in their order, are one script."""
+"""Runs docs/your-script.md, whose Python blocks together are one script, and README.md's script."""
 
 import os
 import pathlib
@@ -13,20 +13,24 @@ from ranks import free_port
 pytest.importorskip("torch")
 
 # Bazel links to this file.
-_PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs/your-script.md"
+_TREE = pathlib.Path(__file__).resolve().parents[3]
 _PACKAGE = str(pathlib.Path(gradsync.__file__).parents[1])
 _LIMIT_S = 200
 _NOT_SET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GRADSYNC_SOCKET")
 
 
-@pytest.fixture
-def script(tmp_path):
-    """The page's script. From the tree it needs the import that makes the name known."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 10
-    path = tmp_path / "train.py"
+def written(page, folder):
+    """The script of a page. From the tree it needs the import that makes the name known."""
+    text = (_TREE / page).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    path = folder / "train.py"
     path.write_text("import gradsync.torch\n" + "\n".join(blocks))
     return path
+
+
+@pytest.fixture
+def script(tmp_path):
+    return written("docs/your-script.md", tmp_path)
 
 
 def start(*words, folder, **variables):
@@ -54,6 +58,13 @@ def test_two_ranks(script, tmp_path):
     words = ("-m", "gradsync.run", "--nproc-per-node", "2", script)
     said = finish(start(*words, folder=tmp_path))
     assert re.fullmatch(r"rank [01] \| (\d+ of 32 right)\nrank [01] \| \1\n", said)
+
+
+def test_the_readmes_script(tmp_path):
+    words = ("-m", "gradsync.run", "--nproc-per-node", "2", written("README.md", tmp_path))
+    said = finish(start(*words, folder=tmp_path))
+    expected = [f"rank {rank} | rank {rank}: y = 3.000 x + 2.000" for rank in range(2)]
+    assert sorted(said.splitlines()) == expected
 
 
 def test_one_rank_without_a_daemon(script, tmp_path):
