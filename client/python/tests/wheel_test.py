@@ -126,6 +126,14 @@ def test_it_contains_the_licence_of_all_that_is_linked(environment):
         assert [name for name in folders if name.startswith(begin)], begin
 
 
+def test_its_description_has_no_link_into_the_tree(environment):
+    _, packages = environment
+    (information,) = packages.glob("gradsync-*.dist-info")
+    text = (information / "METADATA").read_text()
+    assert "(`docs/your-script.md` of the source tree)" in text
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", text) == []
+
+
 def test_its_licences_are_whole_and_listed(environment):
     _, packages = environment
     (information,) = packages.glob("gradsync-*.dist-info")
