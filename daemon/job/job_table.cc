@@ -22,7 +22,9 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
                             (!free && state != RankState::kLive);
     if (!begin_next) return current;
     generation = current->identity().generation + 1;
-    const bool goes_on = current->Formed() && !current->HasEnded() && state == RankState::kExited;
+    // The rank came to a good end there. The others may still come to theirs.
+    const bool at_good_end = state == RankState::kExited || state == RankState::kFinished;
+    const bool goes_on = current->Formed() && !current->HasEnded() && at_good_end;
     if (!goes_on) superseded->push_back(current);
     former_.push_back(current);
     jobs_.erase(found);

@@ -1,5 +1,6 @@
 // A newer generation of a job takes over from an older one.
 
+#include <memory>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -37,6 +38,40 @@ TEST(Generation, NewerOneEndsTheOldSessionsAndStartsAtStep1) {
     EXPECT_EQ(reply.Field("live_ranks"), "3") << reply;
   }
   ExpectAll(young, "leave");
+}
+
+// Short runs under one job id: the fast rank is in the next run before the slow one has ended its
+// part in this one.
+TEST(Generation, LeavesThoseAloneWhoStillEndTheirPart) {
+  for (const char* end : {"leave", "finish"}) {
+    SCOPED_TRACE(end);
+    TestDaemon daemon;
+    auto slow = std::make_unique<Trainer>(daemon, 1, 2);
+    auto fast = std::make_unique<Trainer>(daemon, 0, 2);
+    ASSERT_TRUE(slow->Join().ok());
+    ASSERT_TRUE(fast->Join().ok());
+    for (int run = 1; run <= 20; ++run) {
+      for (const char* command : {"register", "step times=2"}) {
+        for (const auto& rank : {fast.get(), slow.get()}) rank->Send(command);
+        for (const auto& rank : {fast.get(), slow.get()}) {
+          const Reply reply = rank->Receive();
+          ASSERT_TRUE(reply.ok()) << reply;
+        }
+      }
+      ASSERT_TRUE(fast->Do(end).ok());
+      auto next_fast = std::make_unique<Trainer>(daemon, 0, 2);
+      const Reply joined = next_fast->Join();
+      ASSERT_TRUE(joined.ok()) << joined;
+      EXPECT_EQ(joined.Field("generation"), std::to_string(run + 1));
+      const Reply ended = slow->Do(end);
+      ASSERT_TRUE(ended.ok()) << ended;
+      fast = std::move(next_fast);
+      slow = std::make_unique<Trainer>(daemon, 1, 2);
+      const Reply joined_too = slow->Join();
+      ASSERT_TRUE(joined_too.ok()) << joined_too;
+      EXPECT_EQ(joined_too.Field("generation"), std::to_string(run + 1));
+    }
+  }
 }
 
 TEST(Generation, IncreasesAfterAJobEnded) {

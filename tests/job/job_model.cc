@@ -503,8 +503,8 @@ Prediction JobModel::Apply(const Event& event) {
       break;
     case Action::kSupersede:
       superseded_ = true;
-      // Rank 0 begins it. If it had left this generation, the others go on.
-      if (!rank.session && !rank.lost && !rank.finished) break;
+      // Rank 0 begins it. If it had left this generation, or had finished, the others go on.
+      if (!rank.session && !rank.lost) break;
       // A job that every rank has left has ended without an error, and that does not change.
       if (!ended() && std::any_of(ranks_.begin(), ranks_.end(),
                                   [](const Rank& rank) { return rank.session; })) {

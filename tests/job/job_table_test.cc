@@ -250,6 +250,20 @@ TEST_F(JobTableTest, RankThatExitsWhileTheJobFormsMayRejoin) {
   ExpectSaid(waiting.end(), absl::StatusCode::kAborted, "SUPERSEDED", {"rank 0"});
 }
 
+// A trainer that finishes and joins again must not end the others, which finish later.
+TEST_F(JobTableTest, RankThatFinishesAndRejoinsDoesNotSupersedeItsJob) {
+  const Session finished = Join(0);
+  const Session other = Join(1);
+  ASSERT_TRUE((*finished.job)->Finish(0).ok());
+  const Session again = Join(0);
+  ASSERT_TRUE(again.job.ok()) << again.job.status();
+  EXPECT_EQ(GenerationOf(again), 2u);
+  table_.Tick();
+  EXPECT_FALSE(other.Ended());
+  ASSERT_TRUE((*other.job)->Finish(1).ok());
+  EXPECT_TRUE(other.end().ok()) << other.end();
+}
+
 // A trainer that leaves and joins again must not end the others, which go on without it.
 TEST_F(JobTableTest, RankThatLeavesAFullJobAndRejoinsDoesNotSupersedeIt) {
   const Session left = Join(0);
