@@ -449,6 +449,10 @@ size_t gradsync_session_take_notice(gradsync_session_t* session, char* text, siz
   return length;
 }
 
+int gradsync_session_has_ended(const gradsync_session_t* session) {
+  return session->session->HasEnded() ? 1 : 0;
+}
+
 gradsync_error_t* gradsync_session_await_end(gradsync_session_t* session, std::int64_t timeout) {
   return Call([&] { return session->session->AwaitEnd(DurationOf(timeout)); });
 }

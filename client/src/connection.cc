@@ -139,6 +139,11 @@ absl::Status Connection::AwaitEnd(absl::Duration timeout) const {
   return end_;
 }
 
+bool Connection::HasEnded() const {
+  absl::MutexLock lock(&mutex_);
+  return !ending_.ok();
+}
+
 void Connection::SetEnd(absl::Status end) {
   std::vector<std::shared_ptr<StepClient>> layouts;
   {

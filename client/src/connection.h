@@ -83,6 +83,8 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   absl::Status End() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the session's end. OK: it has not ended within `timeout`.
   absl::Status AwaitEnd(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // True before any call says why.
+  bool HasEnded() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // This rank takes part in nothing from here on. FAILED_PRECONDITION while a step is open; then
   // nothing changes.

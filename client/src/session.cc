@@ -67,10 +67,13 @@ class ConnectedSession final : public Session {
     return connection_->job_channel().BeginCollective(description);
   }
   absl::Status QueryCollectives(absl::Duration waited) override {
+    if (InForkedChild()) return ForkedError();
     return connection_->job_channel().QueryCollectives(waited);
   }
 
   std::string TakeNotice() override { return InForkedChild() ? "" : connection_->TakeNotice(); }
+
+  bool HasEnded() const override { return InForkedChild() || connection_->HasEnded(); }
 
   absl::Status AwaitEnd(absl::Duration timeout) const override {
     return InForkedChild() ? ForkedError() : connection_->AwaitEnd(timeout);

@@ -475,6 +475,11 @@ class Session {
   // that waits, or between waits with a short timeout.
   virtual std::string TakeNotice() = 0;
 
+  // Whether an error that a call has returned, or another event, has ended the session. True: every
+  // later call fails, so join again. False: the session goes on, as after STEP_ABANDONED or
+  // DAEMON_SILENT, whose codes are those of RANK_LOST and DAEMON_LOST. Never blocks.
+  virtual bool HasEnded() const = 0;
+
   // Waits for the session's end and returns why it ended. OK: it has not ended within `timeout`.
   virtual absl::Status AwaitEnd(absl::Duration timeout) const = 0;
 

@@ -456,6 +456,9 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_finish(
 #define GRADSYNC_NOTICE_SIZE 2048
 GRADSYNC_EXPORT size_t gradsync_session_take_notice(gradsync_session_t* session, char* text,
                                                     size_t size);
+/* 1 if the session has ended: every later call fails, so join again. 0: it goes on, even if a call
+ * has returned an error. Never blocks. */
+GRADSYNC_EXPORT int gradsync_session_has_ended(const gradsync_session_t* session);
 /* Waits for the session's end and returns why it ended. NULL: it has not ended within `timeout`. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_await_end(
     gradsync_session_t* session, int64_t timeout);

@@ -120,6 +120,7 @@ class Library:
         self.query_collectives = self._quick(
             "query_collectives", _ERROR, [_POINTER, ctypes.c_int64]
         )
+        self.session_has_ended = self._quick("session_has_ended", ctypes.c_int, [_POINTER])
         self.session_await_end = self._blocking(
             "session_await_end", _ERROR, [_POINTER, ctypes.c_int64]
         )

@@ -148,6 +148,15 @@ class Session:
         closed: bool = self._handle.closed
         return closed
 
+    @property
+    def ended(self) -> bool:
+        """Whether the session has ended: every later call raises, so join again.
+
+        After an error that leaves it False, the session goes on, as after STEP_ABANDONED.
+        """
+        with self._handle.use() as usable:
+            return not usable or bool(library.session_has_ended(self._handle))
+
     def register_layout(
         self,
         name: str = "default",

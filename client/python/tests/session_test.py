@@ -302,6 +302,18 @@ def test_the_daemons_end_is_an_error(own_daemon):
         assert raised.value.reason == gradsync.Reason.DAEMON_LOST
 
 
+def test_a_session_knows_whether_an_error_has_ended_it(daemon):
+    with job(daemon, 2) as (first, second):
+        with pytest.raises(gradsync.DeadlineExceededError):
+            first.barrier(0.01)
+        assert not first.ended
+        second.close()
+        assert second.ended
+        with pytest.raises(gradsync.AbortedError):
+            first.barrier()
+        assert first.ended
+
+
 def test_calls_after_leaving_and_closing_fail(daemon):
     session = gradsync.Session.join(options(daemon))
     layout = session.register_layout(explicit_buckets=[gradsync.Bucket(1)])
