@@ -396,6 +396,8 @@ class Session {
   //                        VERSION: no protocol or shared-memory ABI in common. NODE_MISMATCH.
   //   UNIMPLEMENTED        LOSS_POLICY: the daemon does not have this on_rank_loss.
   //   RESOURCE_EXHAUSTED   QUOTA.
+  //   ABORTED              RANK_LOST, SUPERSEDED: another rank was lost, or began a new generation
+  //                        of the job, while this one joined.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options);
 
   virtual ~Session() = default;

@@ -102,6 +102,8 @@ class Session:
           FailedPreconditionError: world size or options differ from the other ranks'.
           UnimplementedError: the daemon does not have the loss policy.
           ResourceExhaustedError: a quota of the daemon.
+          AbortedError: another rank was lost, or began a new generation of the job, while this one
+            joined. Join again.
         """
         if options is None:
             options = SessionOptions.from_environment(**fields)
