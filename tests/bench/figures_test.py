@@ -240,7 +240,9 @@ def test_shares_are_of_the_same_round():
     assert result.of_gloo("gradsync") == pytest.approx(0.6)
     # If Gloo costs nothing, there is nothing to compare with.
     slow = {**result.measured, "ddp_noop": measured(50, 100, 100)}
-    assert model_result(measured=slow).share_of_gloo("gradsync", "ddp_noop") is None
+    nothing = model_result(measured=slow)
+    assert nothing.share_of_gloo("gradsync", "ddp_noop") is None
+    assert "gradsync: beyond ddp_noop no share: " in step_report.verdicts(nothing)[0]
 
 
 def test_targets_apply_to_the_large_model_alone():

@@ -228,8 +228,11 @@ def verdicts(result: ModelResult) -> list[str]:
             )
         texts = []
         for base in ("ddp_noop", "bare"):
+            if not {implementation, base, "ddp_gloo"} <= result.measured.keys():
+                continue
             shares = result.share_of_gloo(implementation, base)
             if shares is None:
+                texts.append(f"beyond {base} no share: DDP + Gloo's step was not longer in a round")
                 continue
             text = f"beyond {base} {median(shares):.2f} of DDP + Gloo's"
             text += f" (rounds {min(shares):.2f} to {max(shares):.2f})"
