@@ -36,7 +36,7 @@ _sessions: list[weakref.ref[SessionHandle]] = []
 
 _lock = threading.RLock()  # guards _thread
 _thread: Optional[threading.Thread] = None
-_saying = threading.Lock()  # held while something is said
+_saying = threading.RLock()  # held while something is said
 _exit = threading.Event()
 
 
@@ -115,7 +115,7 @@ def _stop() -> None:
 def _after_fork() -> None:
     """A child has no such thread, and uses none of its parent's sessions."""
     global _lock, _thread, _saying
-    _lock, _thread, _saying = threading.RLock(), None, threading.Lock()
+    _lock, _thread, _saying = threading.RLock(), None, threading.RLock()
     _sessions.clear()
 
 

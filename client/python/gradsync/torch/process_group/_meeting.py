@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import time
 from typing import Any
 
 import gradsync
@@ -10,8 +10,10 @@ from gradsync import _notices
 
 # Set by the rank that comes last.
 _ALL = "came/all"
-# Seconds between two looks at the clock.
-_LOOK = 0.5
+# Seconds between two looks into the store: a tenth of the time that has passed. PyTorch would print
+# a warning for each wait of the store that ends by its time-out.
+_SHORTEST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.1
 # Ranks that a message names.
 _NAMED = 8
 
@@ -36,16 +38,13 @@ def meet(options: Any, store: Any) -> None:
     limit = options.timeout.total_seconds()
     clock = _notices.Clock()
     while not store.check([_ALL]):
-        left = limit - clock.waited
-        if left <= 0 and (late := _late(options, store)):
+        if clock.waited >= limit:
+            late = _late(options, store) or "the rank that came last has not said so"
             raise gradsync.DeadlineExceededError(
                 f"{late} within {limit:g} s; all ranks of a group make it",
                 reason=gradsync.Reason.OPERATION_TIMEOUT,
             )
-        try:
-            store.wait([_ALL], datetime.timedelta(seconds=max(0.01, min(left, _LOOK))))
-        except RuntimeError:
-            pass  # its time is over, or the store is lost: then check() raises
+        time.sleep(min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, clock.waited / 10)))
         if clock.due() and (late := _late(options, store)):
             _notices.say(
                 "gradsync: rank %d still waits for the process group after %.0fs: %s",
