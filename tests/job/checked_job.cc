@@ -277,9 +277,11 @@ Prediction CheckedJob::Predict(const Event& event) {
 
 void CheckedJob::Average(int bucket) {
   const double scale = 1.0 / model_.divisor();
+  std::vector<float> floats;
+  std::vector<double> doubles;
   for (std::size_t i = 0; i < plan_.buckets[bucket].count; ++i) {
-    std::vector<float> floats;
-    std::vector<double> doubles;
+    floats.clear();
+    doubles.clear();
     for (int rank = 0; rank < options_.ranks; ++rank) {
       if (!model_.InSteps(rank)) continue;
       doubles.push_back(content_[rank][bucket][i]);
