@@ -97,7 +97,7 @@ def test_a_childs_interpreter_exits(daemon):
         [sys.executable, "-c", EXIT, daemon.socket],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "1\n", "")

@@ -22,7 +22,7 @@ class RankFailed(AssertionError):
     """A rank raised an exception, ended early or did not return in time."""
 
 
-def run_ranks(function, world_size, *args, timeout=60, environment=None):
+def run_ranks(function, world_size, *args, timeout=120, environment=None):
     """Runs function(*args) in `world_size` processes and returns what they return, in rank order.
 
     Each has RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (free), TORCHELASTIC_RUN_ID (a job of its
@@ -45,7 +45,7 @@ def run_ranks(function, world_size, *args, timeout=60, environment=None):
 class Ranks:
     """Running ranks, for tests that do something to them."""
 
-    def __init__(self, function, world_size, *args, timeout=60, environment=None):
+    def __init__(self, function, world_size, *args, timeout=120, environment=None):
         context = multiprocessing.get_context("forkserver")
         # The first optimizer's step imports PyTorch's compiler: a second for each rank.
         torch = ["torch", "torch._dynamo"] if "torch" in sys.modules else []

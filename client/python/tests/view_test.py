@@ -147,7 +147,7 @@ def test_the_interpreter_exits_with_everything_alive(daemon, case):
         [sys.executable, "-c", EXIT, daemon.socket, case],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )
     assert (run.returncode, run.stderr) == (0, "")

@@ -36,7 +36,7 @@ _OTHER_RANK = """
 
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     step(model)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     try:
         while True:
             step(model)
@@ -110,7 +110,7 @@ class Launcher:
         }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        ended, _, _ = select.select([self._process.stdout], [], [], 60)
+        ended, _, _ = select.select([self._process.stdout], [], [], 120)
         said = [output.read_text() if output.exists() else "" for output in outputs]
         assert ended and self._process.stdout.readline() == "ended\n", said
         return said

@@ -112,7 +112,7 @@ def _destroy_together():
 
 
 def test_all_ranks_can_destroy_and_begin_again(daemon):
-    assert run_ranks(_destroy_together, 2, timeout=120) == [[3.0] * 6] * 2
+    assert run_ranks(_destroy_together, 2) == [[3.0] * 6] * 2
 
 
 def _come_late(count, warm_up):

@@ -106,7 +106,7 @@ def _call_another(name, warm_up):
 @pytest.mark.parametrize("warm_up", [0, 3])
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_mismatched_calls_are_named_on_every_rank(daemon, name, warm_up):
-    for failures in run_ranks(_call_another, 2, name, warm_up, timeout=60):
+    for failures in run_ranks(_call_another, 2, name, warm_up):
         for kind, reason, _, text in failures:
             assert (kind, reason) == ("FailedPreconditionError", "OPERATION_MISMATCH"), text
             assert "rank 0 called " in text and "rank 1 called " in text, text
@@ -329,7 +329,7 @@ def _come_late(folder):
 
 
 def test_ranks_that_come_late_are_named(daemon, tmp_path):
-    said, silent = run_ranks(_come_late, 2, str(tmp_path), timeout=120)
+    said, silent = run_ranks(_come_late, 2, str(tmp_path))
     group, collective, backward = said
     assert group.startswith("gradsync: rank 0 still waits for the process group after 5s: ")
     assert group.endswith(': rank 1 has not called init_process_group("gradsync")')

@@ -49,7 +49,7 @@ def train_until_killed(victim, wrapper_options):
 
 @pytest.mark.parametrize("options", [SMALL_BUCKETS, {}], ids=["buckets", "one-bucket"])
 def test_a_trainer_killed_in_backward_is_named_to_the_others(daemon, options):
-    ends = Ranks(train_until_killed, 3, 1, options, timeout=60).results(ranks=[0, 2])
+    ends = Ranks(train_until_killed, 3, 1, options).results(ranks=[0, 2])
     for code, reason, rank, took, no_gradients, again in ends:
         assert (code, reason, rank) == ("ABORTED", "RANK_LOST", 1)
         assert took < SLACK and no_gradients and again == ["ABORTED"]
@@ -78,7 +78,7 @@ def train_until_the_daemon_dies(pid):
 
 
 def test_a_daemon_killed_in_backward_is_an_error(own_daemon):
-    for end in run_ranks(train_until_the_daemon_dies, 2, own_daemon.pid, timeout=60):
+    for end in run_ranks(train_until_the_daemon_dies, 2, own_daemon.pid):
         code, reason, took, no_gradients = end
         assert code == "UNAVAILABLE" and reason in ("DAEMON_LOST", "STEP_IN_DOUBT")
         assert took < SLACK and no_gradients
