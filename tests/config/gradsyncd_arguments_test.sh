@@ -6,11 +6,11 @@ failed=0
 out=$TEST_TMPDIR/out
 err=$TEST_TMPDIR/err
 
-# expect STATUS FLAG...: the program ends with STATUS, within 10 s.
+# expect STATUS FLAG...: the program ends with STATUS, within 40 s.
 expect() {
   local expected=$1 status=0
   shift
-  timeout 10 daemon/gradsyncd "$@" >"$out" 2>"$err" || status=$?
+  timeout 40 daemon/gradsyncd "$@" >"$out" 2>"$err" || status=$?
   ((status == expected)) || fail "gradsyncd $*: status $status, not $expected: $(<"$err")"
 }
 

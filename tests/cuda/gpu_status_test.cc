@@ -282,7 +282,7 @@ class MpsControl {
 
 // Stops a trainer with SIGSTOP until its lease expires. Returns its pid.
 pid_t LoseAStoppedTrainer(const MpsControl& control) {
-  GpuNode node({"--lease=300ms", "--mps_control=" + control.program()});
+  GpuNode node({"--lease=1s", "--mps_control=" + control.program()});
   node.Found();
   int ready[2];
   EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);

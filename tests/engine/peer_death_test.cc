@@ -136,8 +136,8 @@ TEST_F(PeerDeath, StoppedNodeIsNamedWithinTheSilenceLimit) {
     EXPECT_EQ(failure.code, "DEADLINE_EXCEEDED") << failure.message;
     EXPECT_EQ(failure.reason, "ENGINE_TIMEOUT") << failure.message;
     EXPECT_EQ(failure.node, "node-2") << failure.message;
-    // The node may have sent its last message a tenth of the limit before it was stopped.
-    EXPECT_GT(failure.at_ns, stopped_ns + kSilenceMs * 800'000ull);
+    // The node sends a message every tenth of the limit; a busy machine may delay the last one.
+    EXPECT_GT(failure.at_ns, stopped_ns + kSilenceMs * 250'000ull);
     EXPECT_LT(failure.at_ns - stopped_ns,
               FairBoundNs(kSilenceMs * 1'000'000ull + kDeathBoundNs / 2, stopped_ns));
   }

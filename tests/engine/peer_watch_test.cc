@@ -21,6 +21,8 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kLanes = 2;
+// A silence limit for tests that wait for it. Even a busy machine delays no thread by as much.
+constexpr std::uint64_t kShortNs = 1'000'000'000;
 
 std::string NodeOf(const absl::Status& status) {
   for (const auto& [key, value] : DetailsOf(status).fields) {
@@ -129,10 +131,10 @@ TEST_F(PeerWatchTest, ClosedConnectionIsALostNodeOnEveryNode) {
 }
 
 TEST_F(PeerWatchTest, SilentNodeTimesOutAndIsNamed) {
-  Start(absl::Milliseconds(300));
+  Start(absl::Nanoseconds(kShortNs));
+  const std::uint64_t start_ns = MonotonicNowNs();
   TellAlive(1);
   TellAlive(2);
-  const std::uint64_t start_ns = MonotonicNowNs();
   // Node 1 keeps sending.
   while (!failure_.Wait(std::chrono::milliseconds(20)).has_value()) TellAlive(1);
   const std::uint64_t took_ns = MonotonicNowNs() - start_ns;
@@ -140,7 +142,7 @@ TEST_F(PeerWatchTest, SilentNodeTimesOutAndIsNamed) {
   EXPECT_EQ(failure.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(DetailsOf(failure).reason, "ENGINE_TIMEOUT");
   EXPECT_EQ(NodeOf(failure), "c");
-  EXPECT_GT(took_ns, 250'000'000u);
+  EXPECT_GE(took_ns, kShortNs);
 }
 
 TEST_F(PeerWatchTest, SilenceCountsFromTheFirstMessage) {
@@ -174,7 +176,7 @@ TEST_F(PeerWatchTest, NodeThatEndsWithExchangesPendingIsLost) {
 TEST_F(PeerWatchTest, NodeThatHasLeftFailsOnlyLaterChunks) {
   progress_[0].begun = 3;
   progress_[1].begun = 2;
-  Start(absl::Milliseconds(200));
+  Start(absl::Nanoseconds(kShortNs));
   TellLeft(1, {3, 2});
   peers_[1].reset();
   TellAlive(2, {3, 2});
@@ -211,10 +213,11 @@ TEST_F(PeerWatchTest, SuspectedFailureIsReportedIfNoNodeExplainsIt) {
 }
 
 TEST_F(PeerWatchTest, MissingDataTimesOutAndASlowNodeDoesNot) {
-  Start(absl::Milliseconds(200));
+  Start(absl::Nanoseconds(kShortNs));
   progress_[1].waiting = 4 * 7 + 1;
   // Node 2 has not begun chunk 7 of lane 1, since its trainers are slow.
-  for (int i = 0; i < 25; ++i) {
+  const std::uint64_t start_ns = MonotonicNowNs();
+  while (MonotonicNowNs() - start_ns < kShortNs * 3 / 2) {
     TellAlive(1, {0, 8});
     TellAlive(2, {0, 7});
     ASSERT_FALSE(failure_.Wait(std::chrono::milliseconds(20)).has_value());

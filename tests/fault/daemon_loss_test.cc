@@ -101,7 +101,7 @@ TEST(KilledDaemon, LeavesCommittedStepsReadable) {
 }
 
 TEST(StoppedDaemon, IsReportedByWaitsThatSucceedAfterItContinues) {
-  TestDaemon daemon({"--lease=300ms"});
+  TestDaemon daemon({"--lease=1s"});
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register");
   ExpectAll(trainers, "mark 1 0");
@@ -116,10 +116,10 @@ TEST(StoppedDaemon, IsReportedByWaitsThatSucceedAfterItContinues) {
     const Reply reply = trainer->Result();
     EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
     EXPECT_EQ(reply.reason, "DAEMON_SILENT") << reply;
-    EXPECT_NE(reply.message.find("its lease is 300ms"), std::string::npos) << reply;
+    EXPECT_NE(reply.message.find("its lease is 1s"), std::string::npos) << reply;
     std::printf("daemon stop -> error: %.0f ms\n",
                 static_cast<double>(reply.end_ns - cause_ns) / 1e6);
-    EXPECT_LE(reply.end_ns - cause_ns, FairBoundNs(2'000'000'000u * kScale, cause_ns)) << reply;
+    EXPECT_LE(reply.end_ns - cause_ns, FairBoundNs(4'000'000'000ull * kScale, cause_ns)) << reply;
   }
   // The daemon may or may not have counted this rank's barrier.
   EXPECT_EQ(trainers[2]->Do("barrier").reason, "DAEMON_SILENT");

@@ -16,6 +16,8 @@ namespace gradsync::fault {
 namespace {
 
 constexpr int kSequences = 2000;
+// A slow machine runs fewer sequences within the budget, but at least kFewest.
+constexpr int kFewest = 200;
 constexpr std::uint64_t kBudgetNs = 5'000'000'000ull * kScale;
 constexpr std::uint32_t kSeed = 20'261'121;
 
@@ -168,7 +170,8 @@ TEST(RandomMessages, DoNotDisturbOtherJobs) {
   Fuzzer fuzzer;
   const std::uint64_t start_ns = NowNs();
   int sequences = 0, deep = 0;
-  for (; sequences < kSequences && NowNs() - start_ns < kBudgetNs; ++sequences) {
+  for (; sequences < kSequences; ++sequences) {
+    if (sequences >= kFewest && NowNs() - start_ns > kBudgetNs) break;
     RawSession rank(daemon.socket());
     std::shared_ptr<RawMemory> arena;
     switch (fuzzer.Below(4)) {
@@ -197,7 +200,6 @@ TEST(RandomMessages, DoNotDisturbOtherJobs) {
   }
   std::printf("%d sequences, %d of them with steps, in %.1f s\n", sequences, deep,
               static_cast<double>(NowNs() - start_ns) / 1e9);
-  EXPECT_GT(sequences, 200);
   ExpectAll(bystanders, "step times=3");
   ExpectAll(bystanders, "leave");
   EXPECT_TRUE(daemon.AwaitStatus([](const auto& status) { return status.arena_bytes() == 0; }));
