@@ -9,6 +9,7 @@ nothing while the interpreter exits: that could end the process with an error.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import os
@@ -65,12 +66,13 @@ def watch(session: SessionHandle) -> None:
     global _thread
     with _lock:
         _sessions.append(weakref.ref(session, _sessions.remove))
-        if _thread is None:
-            _thread = threading.Thread(target=_run, name="gradsync-notices", daemon=True)
-            try:
-                _thread.start()
-            except RuntimeError:  # no more threads can start, or the interpreter ends
-                _thread = None
+        if _thread is not None and _thread.is_alive():
+            return
+        thread = threading.Thread(target=_run, name="gradsync-notices", daemon=True)
+        # RuntimeError: no more threads can start, or the interpreter ends.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            _thread = thread
 
 
 def say(text: str, *arguments: object) -> None:
@@ -88,22 +90,23 @@ def _run() -> None:
                 _thread = None
                 return
         for reference in list(_sessions):
-            if (session := reference()) is not None:
-                _say_notice_of(session)
-            del session
+            rank, text = _take(reference)
+            if text:
+                # A filter or handler of the user's may raise. That ends no later notice.
+                with contextlib.suppress(Exception):
+                    say("gradsync: rank %d still waits for %s", rank, text)
 
 
-def _say_notice_of(session: SessionHandle) -> None:
-    with session.use() as usable:
-        text = _take(session) if usable else ""
-    if text:
-        say("gradsync: rank %d still waits for %s", session.rank, text)
-
-
-def _take(session: SessionHandle) -> str:
+def _take(reference: weakref.ref[SessionHandle]) -> tuple[int, str]:
+    """The session's rank, and its new notice or "". Keeps no reference to the session."""
+    session = reference()
+    if session is None:
+        return 0, ""
     notice = ctypes.create_string_buffer(_NOTICE_SIZE)
-    library.session_take_notice(session, notice, _NOTICE_SIZE)
-    return notice.value.decode("utf-8", "replace")
+    with session.use() as usable:
+        if usable:
+            library.session_take_notice(session, notice, _NOTICE_SIZE)
+    return session.rank, notice.value.decode("utf-8", "replace")
 
 
 def _stop() -> None:
@@ -114,8 +117,10 @@ def _stop() -> None:
 
 def _after_fork() -> None:
     """A child has no such thread, and uses none of its parent's sessions."""
-    global _lock, _thread, _saying
-    _lock, _thread, _saying = threading.RLock(), None, threading.RLock()
+    global _lock, _thread, _saying, _exit
+    # Another thread may have held any of the old ones.
+    _lock, _saying, _exit = threading.RLock(), threading.RLock(), threading.Event()
+    _thread = None
     _sessions.clear()
 
 

@@ -2,11 +2,15 @@
 
 import contextlib
 import logging
+import os
+import select
+import signal
 import threading
 import uuid
 
 import gradsync
 import pytest
+from gradsync import _notices
 from threads import options
 
 
@@ -71,3 +75,42 @@ def test_a_rank_that_never_comes_is_named(daemon):
     assert text.startswith("gradsync: rank 0 still waits for step 1 of layout 'ddp0' after ")
     assert text.endswith("s: rank 1 has not begun it")
     first.close()
+
+
+class _Raises(logging.Filter):
+    """Raises for the first record that it sees."""
+
+    def filter(self, record):
+        logging.getLogger("gradsync").removeFilter(self)
+        raise ValueError("a filter of the user's")
+
+
+def test_a_filter_that_raises_ends_no_later_notice(daemon, monkeypatch):
+    """The daemon's notices come every 30 s, so this test gives its own."""
+    texts = ["the first", "the second"]
+
+    def take(reference):
+        return 0, texts.pop(0) if texts else ""
+
+    monkeypatch.setattr(_notices, "_take", take)
+    logging.getLogger("gradsync").addFilter(_Raises())
+    said = threading.Event()
+    with first_notice(said.set) as records, gradsync.Session.join(options(daemon)):
+        assert said.wait(60)
+    assert records[0].getMessage() == "gradsync: rank 0 still waits for the second"
+
+
+def test_a_child_that_is_forked_amid_a_look_can_exit(daemon):
+    """The thread of the notices holds its locks while the process forks."""
+    with gradsync.Session.join(options(daemon)):
+        with _notices._exit._cond, _notices._lock, _notices._saying:
+            child = os.fork()
+            if child == 0:
+                _notices._stop()  # as at the interpreter's exit
+                os._exit(7)
+        ended = os.pidfd_open(child)
+        exits, _, _ = select.select([ended], [], [], 60)
+        os.close(ended)
+        if not exits:
+            os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
