@@ -7,6 +7,7 @@ import re
 import signal
 import time
 import types
+import warnings
 
 import gradsync
 import pytest
@@ -124,6 +125,44 @@ def test_a_call_that_one_rank_leaves_out_is_named(daemon):
     """Rank 1 waits in its all-reduce when rank 0 comes to the barrier."""
     for failure in run_ranks(_leave_one_out, 2):
         assert failure[1] == "OPERATION_MISMATCH", failure
+
+
+def _poll_a_mismatch():
+    """Rank 0 polls a collective that Gloo carries out, while rank 1 calls another one."""
+    rank = joined()
+    if rank == 1:
+        return failure_of(dist.barrier)
+    warnings.simplefilter("error")  # PyTorch's of old methods
+    work = dist.broadcast(torch.ones(4), 1, async_op=True)
+    deadline = time.monotonic() + SOON_S
+    while not work.is_completed():
+        assert time.monotonic() < deadline
+    assert not work.is_success()
+    assert work.exception().reason == gradsync.Reason.OPERATION_MISMATCH
+    return failure_of(work.wait)
+
+
+def test_a_poll_sees_that_the_group_has_failed(daemon):
+    for failure in run_ranks(_poll_a_mismatch, 2):
+        assert failure[1] == "OPERATION_MISMATCH", failure
+
+
+def _poll_a_result():
+    rank = joined()
+    warnings.simplefilter("error")
+    tensor = torch.full((4,), float(rank))
+    work = dist.broadcast(tensor, 1, async_op=True)
+    deadline = time.monotonic() + SOON_S
+    while not work.is_completed():
+        assert time.monotonic() < deadline
+    assert work.is_success() and work.exception() is None
+    result = tensor.tolist()
+    dist.barrier()
+    return result
+
+
+def test_a_poll_sees_the_result(daemon):
+    assert run_ranks(_poll_a_result, 2) == [[1.0] * 4] * 2
 
 
 COLLECTIVES = {
@@ -354,7 +393,7 @@ def _options(rank, size, ranks=()):
 
 LATE = {
     "one": (_options(0, 2), 'rank 1 has not called init_process_group("gradsync") within 0.1 s'),
-    "many": (_options(3, 12), "ranks 0, 1, 2, 4, 5, 6, 7, 8, 3 more have not called"),
+    "many": (_options(3, 12), "ranks 0, 1, 2, 4, 5, 6, 7, 8 and more have not called"),
     "new_group": (_options(0, 3, [2, 4, 7]), "ranks 4, 7 have not called new_group with the same"),
 }
 

@@ -49,6 +49,7 @@ class ForwardedWork(KeptWork):
         self._then = then
         self._lock = threading.Lock()
         self._finished = False
+        self._failure: Optional[RuntimeError] = None  # of the inner work
         self._future: Optional[torch.futures.Future[Any]] = None
 
     def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
@@ -66,6 +67,8 @@ class ForwardedWork(KeptWork):
         except gradsync.Error:
             raise
         except RuntimeError as error:
+            if self._work.is_completed():
+                self._failure = error
             if self._membership is not None:
                 self._membership.raise_end(error)
             raise
@@ -86,11 +89,9 @@ class ForwardedWork(KeptWork):
                     return
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-            if self._membership is None:
-                continue
-            if (end := self._membership.end(0.0)) is not None:
+            if (end := self._end()) is not None:
                 raise end
-            if clock.due():
+            if self._membership is not None and clock.due():
                 self._membership.query_late_ranks(clock.waited)
 
     def _finish(self) -> None:
@@ -107,19 +108,38 @@ class ForwardedWork(KeptWork):
 
     def is_completed(self) -> bool:
         """Whether wait() would return, or raise, at once."""
-        if not self._work.is_completed():
-            return False
-        if self._work.is_success():
-            self._finish()
-        return True
+        if self._work.is_completed():
+            self._settle()
+            return True
+        return self._end() is not None
 
     def is_success(self) -> bool:
         """Whether the result is in the tensors."""
-        return self.is_completed() and bool(self._work.is_success())
+        return bool(self._work.is_completed()) and self._settle() is None
 
-    def exception(self) -> Any:
-        """The inner group's error."""
-        return self._work.exception()
+    def exception(self) -> Optional[Exception]:
+        """What wait() would raise at once; None: nothing."""
+        return self._settle() if self._work.is_completed() else self._end()
+
+    def _settle(self) -> Optional[RuntimeError]:
+        """The inner work is completed: fetches its result, or returns why it failed.
+
+        A message's work must not be waited for twice; it is completed only after the first wait.
+        """
+        if not self._finished and self._failure is None:
+            try:
+                self._work.wait()  # is_success() and exception() print that they are deprecated
+            except RuntimeError as error:
+                self._failure = error
+            else:
+                self._finish()
+        return self._failure
+
+    def _end(self) -> Optional[gradsync.Error]:
+        """Why the session has ended, of which the inner work learns nothing."""
+        if not self._collective or self._membership is None:
+            return None
+        return self._membership.end(0.0)
 
     def result(self) -> Any:
         """The tensors."""

@@ -39,11 +39,13 @@ def meet(options: Any, store: Any) -> None:
     clock = _notices.Clock()
     while not store.check([_ALL]):
         if clock.waited >= limit:
-            late = _late(options, store) or "the rank that came last has not said so"
+            late = _late(options, store) or "the rank that comes last has not ended its call"
             raise gradsync.DeadlineExceededError(
-                f"{late} within {limit:g} s; all ranks of a group make it",
+                f"{late} within {limit:g} s. Look at its output: it was not started, has ended, or "
+                "got another address or world size. Or give the group a longer timeout.",
                 reason=gradsync.Reason.OPERATION_TIMEOUT,
             )
+        # Backs off: a store tells nothing without being asked.
         time.sleep(min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, clock.waited / 10)))
         if clock.due() and (late := _late(options, store)):
             _notices.say(
@@ -56,17 +58,29 @@ def meet(options: Any, store: Any) -> None:
 
 def _late(options: Any, store: Any) -> str:
     """`rank 1 has not called init_process_group("gradsync")`; "" if all ranks have come."""
-    late = [rank for rank in range(options.group_size) if not store.check([_key(rank)])]
+    late = _absent(store, range(options.group_size), _NAMED + 1)
     if not late:
         return ""
     names = ", ".join(str(_name(options, rank)) for rank in late[:_NAMED])
     if len(late) > _NAMED:
-        names += f", {len(late) - _NAMED} more"
+        names += " and more"
     call = 'init_process_group("gradsync")'
     if options.global_ranks_in_group:
         call = "new_group with the same ranks"
     who = f"ranks {names} have" if len(late) > 1 else f"rank {names} has"
     return f"{who} not called {call}"
+
+
+def _absent(store: Any, ranks: range, most: int) -> list[int]:
+    """The first `most` of `ranks` that have not come. Asks for many ranks at once."""
+    if store.check([_key(rank) for rank in ranks]):
+        return []
+    if len(ranks) == 1:
+        return [ranks[0]]
+    middle = len(ranks) // 2
+    first = _absent(store, ranks[:middle], most)
+    rest = most - len(first)
+    return first + (_absent(store, ranks[middle:], rest) if rest > 0 else [])
 
 
 def _key(rank: int) -> str:
