@@ -33,8 +33,8 @@ class LateRanks {
   std::vector<std::pair<std::string, std::vector<std::uint32_t>>> groups_;
 };
 
-// Tells the ranks of `waiting`, and the log, who is late; nothing if nobody is. `wait`: "layout
-// 'model'". `waited`: for how long they have waited.
+// Tells the ranks in `waiting` which ranks are late, and logs it. Does nothing if no rank is late.
+// `wait`: "layout 'model'". `waited`: for how long they have waited.
 void TellLateRanks(absl::string_view wait, absl::Duration waited, const LateRanks& late,
                    const std::vector<std::uint32_t>& waiting, Membership* members,
                    DeferredActions* actions);

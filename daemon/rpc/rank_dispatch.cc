@@ -1,5 +1,6 @@
 #include "daemon/rpc/rank_dispatch.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -16,6 +17,9 @@
 
 namespace gradsync::daemon {
 namespace {
+
+// A year. A notice of a longer wait says so much.
+constexpr std::uint64_t kMostWaitedMs = std::uint64_t{365} * 24 * 3600 * 1000;
 
 absl::Status RegisterLayout(const v1::RegisterLayout& message, const DecodeLimits& limits,
                             std::uint64_t now_ns, RankPort* port) {
@@ -125,8 +129,8 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     }
     case v1::SessionRequest::kQueryCollectives:
       return deliver([&](Job* job) {
-        return job->QueryCollectives(rank,
-                                     absl::Milliseconds(request.query_collectives().waited_ms()));
+        const std::uint64_t waited_ms = request.query_collectives().waited_ms();
+        return job->QueryCollectives(rank, absl::Milliseconds(std::min(waited_ms, kMostWaitedMs)));
       });
     case v1::SessionRequest::kLeave:
       return deliver([&](Job* job) { return job->Leave(rank, request.leave().exit()); });

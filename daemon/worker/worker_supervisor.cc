@@ -17,7 +17,8 @@ absl::Status Stopping() {
 
 absl::Status NoGpus() {
   return MakeError(absl::StatusCode::kNotFound, reason::kCudaDriverMissing,
-                   "gradsyncd uses no GPUs: its option cuda_library is 'none'");
+                   "gradsyncd uses no GPUs: its option cuda_library is 'none'; remove the option "
+                   "to use them");
 }
 
 // True if the worker refused its GPU, the driver or the job. Such a start is not delayed next time:

@@ -12,8 +12,8 @@ namespace {
 
 TEST(DurationText, IsRoundedForPeople) {
   const std::vector<std::pair<absl::Duration, std::string>> texts = {
-      {absl::ZeroDuration(), "0"},
-      {absl::Microseconds(499), "0"},
+      {absl::ZeroDuration(), "0s"},
+      {absl::Microseconds(499), "0s"},
       {absl::Microseconds(500), "1ms"},
       {absl::Milliseconds(30), "30ms"},
       {absl::Microseconds(999'499), "999ms"},

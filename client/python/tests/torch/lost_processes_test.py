@@ -15,8 +15,8 @@ from ranks import Ranks, run_ranks
 from torch import nn
 
 
-def train_until_killed(victim, wrapper_options):
-    """Returns (code, reason, rank, seconds since the kill, whether gradients are dropped, more)."""
+def trained_once(wrapper_options):
+    """This rank's session, module, wrapper and data; every rank has taken one step."""
     import gradsync.torch
 
     torch.set_num_threads(1)
@@ -26,6 +26,14 @@ def train_until_killed(victim, wrapper_options):
     data = torch.ones(4, 6)
     model(data).sum().backward()
     session.barrier()
+    return session, module, model, data
+
+
+def train_until_killed(victim, wrapper_options):
+    """Returns (code, reason, rank, seconds since the kill, whether gradients are dropped, more)."""
+    import gradsync
+
+    session, module, model, data = trained_once(wrapper_options)
     if session.rank == victim:
         module.action = lambda: os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
@@ -56,15 +64,9 @@ def test_a_trainer_killed_in_backward_is_named_to_the_others(daemon, options):
 
 
 def train_until_the_daemon_dies(pid):
-    import gradsync.torch
+    import gradsync
 
-    torch.set_num_threads(1)
-    session = gradsync.torch.init(step_timeout=20.0)
-    module = Trapped()
-    model = gradsync.torch.DistributedDataParallel(module, **SMALL_BUCKETS)
-    data = torch.ones(4, 6)
-    model(data).sum().backward()
-    session.barrier()
+    session, module, model, data = trained_once(SMALL_BUCKETS)
     if session.rank == 1:
         module.action = lambda: os.kill(pid, signal.SIGKILL)
     start = time.monotonic()
