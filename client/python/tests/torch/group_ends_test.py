@@ -1,7 +1,6 @@
 """torch.distributed.init_process_group("gradsync"): no sum is wrong after an end or a failure."""
 
 import datetime
-import threading
 
 import torch
 import torch.distributed as dist
@@ -187,21 +186,3 @@ def test_a_rank_without_memory_ends_the_group(daemon):
     other, lacking = run_ranks(_lack_memory, 2)
     assert lacking == [("MEMORY", None)] * 2
     assert other == [("RANK_LOST", 1)] * 2
-
-
-def test_a_lane_that_is_about_to_go_idle_is_waited_for():
-    from gradsync.torch.process_group._lane import Lane
-
-    lane = Lane("lane")
-    running, go_on = threading.Event(), threading.Event()
-
-    def call():
-        running.set()
-        go_on.wait()
-
-    lane.put(call)
-    running.wait()
-    assert lane.busy and not lane.settle(0.01)
-    threading.Timer(0.2, go_on.set).start()
-    assert lane.settle(60) and not lane.busy
-    lane.close()

@@ -360,6 +360,25 @@ def futures(t):
 
 
 @trial(GROUP)
+def groups_in_another_order_on_each_rank(t):
+    """Each group keeps its order. Between groups there is none, as with Gloo."""
+    t.process_group()
+    ours = [dist.new_group() for _ in range(3)]
+    # Sizes that need threads: without slots, with more all-reduces than slots, with a queue.
+    for size in (10, 10, 2 << 20, 2 << 20):
+        tensors = [torch.full((3, size), float(t.rank + place)) for place in range(len(ours))]
+        futures = []
+        for place in range(len(ours))[:: 1 if t.rank == 0 else -1]:
+            for part in tensors[place]:
+                work = dist.all_reduce(part, group=ours[place], async_op=True)
+                futures.append(work.get_future())
+        for future in futures:
+            future.wait()
+        for place, tensor in enumerate(tensors):
+            assert (tensor == 1 + 2 * place).all()
+
+
+@trial(GROUP)
 def several_tensors_in_one_call(t):
     ours, _ = groups(t)
     for _ in range(3):

@@ -48,7 +48,7 @@ class ProcessGroup(ForwardedCollectives):
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._inner = inner
         self._timeout: datetime.timedelta = options.timeout
-        self._lane = Lane(f"gradsync-{options.group_id}")
+        self._lane = Lane()
         self._reductions = HostReductions(self._lane)
         # One rank alone needs no daemon.
         self._membership: Optional[Membership] = None
@@ -193,7 +193,6 @@ class ProcessGroup(ForwardedCollectives):
         if self._membership is not None:
             self._membership.leave()
         self._reductions.close()
-        self._lane.close()
 
     def abort(self) -> None:
         """Ends the session, and with it the all-reduces that are under way."""

@@ -31,7 +31,7 @@ Fail = Callable[[BaseException], BaseException]
 
 
 class QueuedOperation:
-    """An operation that the group's thread carries out when its turn comes."""
+    """An operation that the group's lane carries out when its turn comes."""
 
     def __init__(self, body: Callable[[], None], fail: Fail) -> None:
         """Args: body: blocks until the result is in the tensors, or raises."""
@@ -41,7 +41,7 @@ class QueuedOperation:
         self._error: Optional[BaseException] = None
 
     def run(self) -> None:
-        """On the group's thread: carries it out."""
+        """On the group's lane: carries it out."""
         assert self._body is not None and self._fail is not None
         try:
             self._body()

@@ -77,7 +77,7 @@ class ReductionWork(KeptWork):
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors. Its callbacks run on a thread of the group."""
+        """A future of the tensors. Its callbacks run on a thread of this package."""
         if self._future is None:
             self._future, complete = _future_of(self._tensors, self.wait, self._lane)
             # Who has waited finds the future complete: C++ code takes its value at once.
