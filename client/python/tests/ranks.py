@@ -5,6 +5,7 @@ has, so a rank starts in milliseconds. The server itself never joins a job.
 """
 
 import faulthandler
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -127,6 +128,8 @@ class Ranks:
 
 
 def _run_rank(channel, variables, timeout, function, args):
+    # The collector would look at all that the server has imported, and so copy its pages.
+    gc.freeze()
     # A process group of its own: kill() then ends what the rank has started, too.
     os.setpgid(0, 0)
     os.environ.update(variables)
