@@ -19,7 +19,8 @@ from gradsync.run.process import Process
 _LONGEST_SOCKET_PATH = 103  # with "-fd" it still fits
 _SOCKET = "gradsyncd.sock"
 _NOTIFY_SOCKET = "notify.sock"
-_PREFIX = "gradsync-"
+# Of no other program: what a dead launcher has left is removed.
+_PREFIX = "gradsync-run-"
 _CONNECT_S = 5.0
 # Of systemd's protocol. They are meant for the launcher's own service.
 _OTHERS_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")

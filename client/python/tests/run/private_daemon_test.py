@@ -17,7 +17,7 @@ def test_two_ranks_average_with_it(launch_alone, runtime):
     assert sorted(out.splitlines()) == [f"rank {rank} | 2 [0.5 0.5 0.5]" for rank in range(2)], err
     assert status == 0
     assert "none.sock (there is no such socket)" in err
-    assert f"gradsyncctl status --socket {runtime}/gradsync-" in err
+    assert f"gradsyncctl status --socket {runtime}/gradsync-run-" in err
     assert list(runtime.iterdir()) == []
 
 
@@ -44,7 +44,7 @@ def test_a_runtime_directory_that_cannot_be_used(launch_alone, folder, tmp_path)
     status, out, err = launch_alone(
         script="print(os.environ['GRADSYNC_SOCKET'])", environment=environment
     ).end()
-    assert status == 0 and out.startswith("rank 0 | /tmp/gradsync-"), err
+    assert status == 0 and out.startswith("rank 0 | /tmp/gradsync-run-"), err
 
 
 def test_a_daemon_that_cannot_start_shows_its_log(launch_alone, tmp_path):
@@ -95,6 +95,8 @@ def test_what_a_killed_launcher_leaves_is_removed(launch_alone, runtime, watch):
         assert daemon.has_ended()
         others = runtime / "gradsync-_others_"
         others.mkdir()
+        # As of another program's daemon, which does not listen yet.
+        (others / "notify.sock").touch()
         assert os.path.exists(left)
         assert launch_alone(script="print('trains')").end()[0] == 0
         assert set(runtime.iterdir()) == {pathlib.Path(kept).parent, others}
