@@ -20,9 +20,12 @@
 namespace gradsync::client {
 namespace {
 
-// How long a daemon that accepted the connection may stay silent, even if connect_timeout is
+// A daemon that accepted the connection has this time to answer, even if connect_timeout is
 // shorter.
-constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
+constexpr absl::Duration kLeastPatience = absl::Seconds(1);
+// The daemon itself reports a coordinator that it cannot reach in time. If it answers nothing until
+// the rank's deadline and this, it does not answer at all.
+constexpr absl::Duration kGrace = absl::Seconds(1);
 // Between two attempts to join while the daemon restarts.
 constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
 // Of a notice; the rest of a longer one is dropped.
@@ -78,16 +81,18 @@ absl::Status Connection::Join(absl::Time deadline) {
   auto stream = SessionStream::Open(std::move(socket), shared_from_this());
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
+  const absl::Duration patience = std::max(deadline - absl::Now(), kLeastPatience);
+  const absl::Time answer_deadline = absl::Now() + patience + kGrace;
   v1::SessionRequest request;
   FillOpenSession(options_, request.mutable_open_session());
+  request.mutable_open_session()->set_timeout_ms(TimeoutMs(patience));
   stream_->Send(std::move(request));
   {
     const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return opened_ || !end_.ok();
     };
     absl::MutexLock lock(&mutex_);
-    if (!mutex_.AwaitWithDeadline(absl::Condition(&answered),
-                                  std::max(deadline, absl::Now() + kAnswerTimeout))) {
+    if (!mutex_.AwaitWithDeadline(absl::Condition(&answered), answer_deadline)) {
       return MakeError(absl::StatusCode::kUnavailable, reason::kWaitTimeout,
                        absl::StrCat("the daemon at ", options_.socket,
                                     " accepted the connection but does not answer; check that "
@@ -96,8 +101,8 @@ absl::Status Connection::Join(absl::Time deadline) {
     }
     if (!end_.ok()) return end_;
   }
-  auto descriptors = FetchDescriptors(FdSocketPath(options_.socket), staging_nonce_, 1,
-                                      std::max(deadline, absl::Now() + kAnswerTimeout));
+  auto descriptors =
+      FetchDescriptors(FdSocketPath(options_.socket), staging_nonce_, 1, answer_deadline);
   if (!descriptors.ok()) {
     // A nonce ends with its session. Then the session's end is the reason, which may arrive later
     // on the stream.

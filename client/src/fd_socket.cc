@@ -115,6 +115,10 @@ absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& 
     return MakeError(static_cast<absl::StatusCode>(reply.status), reason::kProtocolViolation,
                      absl::StrCat("the daemon handed out no memory: ", reply.message));
   }
+  if (reply.fd_count == count && count <= kMaxDescriptors && descriptors.size() < count &&
+      (message.msg_flags & MSG_CTRUNC) != 0) {
+    return NoOpenFiles();
+  }
   if (reply.fd_count != count || descriptors.size() != count) {
     return Broken(path, absl::StrCat("brought ", descriptors.size(), " descriptors where ", count,
                                      " were due"));

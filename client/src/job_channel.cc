@@ -20,7 +20,7 @@ namespace {
 
 // The daemon itself reports which ranks did not come. If it answers nothing until its deadline and
 // this, it does not answer at all.
-constexpr absl::Duration kGrace = absl::Seconds(30);
+constexpr absl::Duration kGrace = absl::Seconds(2);
 
 absl::Time DeadlineOf(absl::Duration timeout) {
   return absl::Now() + std::max(timeout, absl::ZeroDuration()) + kGrace;

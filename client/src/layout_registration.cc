@@ -23,8 +23,7 @@ namespace {
 
 // The daemon itself reports which ranks are missing. If it answers nothing until its deadline and
 // this, it does not answer at all.
-constexpr absl::Duration kGrace = absl::Seconds(30);
-constexpr absl::Duration kDescriptorTimeout = absl::Seconds(30);
+constexpr absl::Duration kGrace = absl::Seconds(2);
 // How long to wait for the reason of an end that another socket has shown already.
 constexpr absl::Duration kReasonOfEnd = absl::Seconds(5);
 
@@ -164,7 +163,7 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
   // The semaphores' descriptor is the last one. With an IPC handle the arena has none.
   const std::size_t count = plan->memory == ArenaMemory::kCudaIpc ? 1 : 2;
   auto descriptors = FetchDescriptors(FdSocketPath(connection->options().socket), assigned->nonce(),
-                                      count, absl::Now() + kDescriptorTimeout);
+                                      count, deadline);
   if (!descriptors.ok()) {
     // A nonce ends with its session or its agreement. Then that end is the reason, which may arrive
     // later on the stream.

@@ -34,15 +34,15 @@ void* TagOf(Tag tag) { return reinterpret_cast<void*>(tag); }
 class SessionStream::Impl {
  public:
   Impl(int fd, GuardedSocket guard, std::shared_ptr<StreamReceiver> receiver)
-      : guard_(std::move(guard)), receiver_(std::move(receiver)) {
+      : receiver_(std::move(receiver)), guard_(std::move(guard)) {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
     arguments.SetMaxSendMessageSize(kMaxMessageBytes);
-    channel_ = grpc::experimental::CreateCustomInsecureChannelWithInterceptorsFromFd(
+    call_->channel = grpc::experimental::CreateCustomInsecureChannelWithInterceptorsFromFd(
         "gradsyncd", fd, arguments, {});
-    stub_ = v1::GradientSync::NewStub(channel_);
-    stream_ = stub_->PrepareAsyncSession(&context_, &queue_);
-    stream_->StartCall(TagOf(kStarted));
+    call_->stub = v1::GradientSync::NewStub(call_->channel);
+    call_->stream = call_->stub->PrepareAsyncSession(&call_->context, &queue_);
+    call_->stream->StartCall(TagOf(kStarted));
   }
 
   // The body of the stream's thread.
@@ -55,7 +55,10 @@ class SessionStream::Impl {
   void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    if (call_ != nullptr) call_->context.TryCancel();
+  }
   // False if the stream has not ended within `timeout`.
   bool AwaitEnd(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
@@ -69,22 +72,27 @@ class SessionStream::Impl {
   // Ends the writes; finishes the call when none is in flight.
   void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const GuardedSocket guard_;
+  // Destroyed in the reverse order: the call before its channel.
+  struct Call {
+    std::shared_ptr<grpc::Channel> channel;
+    std::unique_ptr<v1::GradientSync::Stub> stub;
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::SessionRequest, v1::SessionResponse>> stream;
+  };
 
   // Used by the stream's thread only.
   std::shared_ptr<StreamReceiver> receiver_;
   v1::SessionResponse response_;
   grpc::Status status_;
 
-  // Own synchronization. Destroyed in the reverse order: the call before its channel, its queue
-  // last.
+  // Own synchronization. Outlives the call.
   grpc::CompletionQueue queue_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::GradientSync::Stub> stub_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::SessionRequest, v1::SessionResponse>> stream_;
 
   absl::Mutex mutex_;
+  // Null once the stream has ended, so that its socket does not live as long as a Session or Layout
+  // that nobody uses any more. Only the stream's thread resets it.
+  std::unique_ptr<Call> call_ ABSL_GUARDED_BY(mutex_) = std::make_unique<Call>();
+  GuardedSocket guard_ ABSL_GUARDED_BY(mutex_);
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool finishing_ ABSL_GUARDED_BY(mutex_) = false;
   bool end_reported_ ABSL_GUARDED_BY(mutex_) = false;
@@ -96,12 +104,17 @@ class SessionStream::Impl {
 };
 
 void SessionStream::Impl::Run() {
+  grpc::ClientAsyncReaderWriter<v1::SessionRequest, v1::SessionResponse>* stream = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    stream = call_->stream.get();
+  }
   void* tag = nullptr;
   bool ok = false;
   while (queue_.Next(&tag, &ok)) {
     switch (static_cast<Tag>(reinterpret_cast<std::uintptr_t>(tag))) {
       case kStarted: {
-        if (ok) stream_->Read(&response_, TagOf(kRead));
+        if (ok) stream->Read(&response_, TagOf(kRead));
         absl::MutexLock lock(&mutex_);
         started_ = true;
         if (ok) {
@@ -114,7 +127,7 @@ void SessionStream::Impl::Run() {
       case kRead:
         if (ok) {
           receiver_->OnMessage(response_);
-          stream_->Read(&response_, TagOf(kRead));
+          stream->Read(&response_, TagOf(kRead));
         } else {
           absl::MutexLock lock(&mutex_);
           FinishLocked();
@@ -127,7 +140,7 @@ void SessionStream::Impl::Run() {
         }
         writing_ = nullptr;
         if (finishing_) {
-          stream_->Finish(&status_, TagOf(kFinished));
+          stream->Finish(&status_, TagOf(kFinished));
         } else if (ok) {
           WriteNextLocked();
         }
@@ -138,6 +151,15 @@ void SessionStream::Impl::Run() {
         receiver_->OnStreamEnd({static_cast<int>(status_.error_code()), status_.error_message(),
                                 status_.error_details()});
         receiver_.reset();
+        // Destroyed without the lock, and the guard after the socket.
+        GuardedSocket guard;
+        std::unique_ptr<Call> ended;
+        {
+          absl::MutexLock lock(&mutex_);
+          guard = std::move(guard_);
+          ended = std::move(call_);
+        }
+        ended.reset();
         queue_.Shutdown();
         absl::MutexLock lock(&mutex_);
         end_reported_ = true;
@@ -157,13 +179,13 @@ void SessionStream::Impl::WriteNextLocked() {
   if (waiting_.empty()) return;
   writing_ = std::move(waiting_.front());
   waiting_.pop_front();
-  stream_->Write(*writing_, TagOf(kWritten));
+  call_->stream->Write(*writing_, TagOf(kWritten));
 }
 
 void SessionStream::Impl::FinishLocked() {
   finishing_ = true;
   waiting_.clear();
-  if (writing_ == nullptr) stream_->Finish(&status_, TagOf(kFinished));
+  if (writing_ == nullptr) call_->stream->Finish(&status_, TagOf(kFinished));
 }
 
 void SessionStream::Impl::SendBucketReady(std::uint32_t channel, std::uint64_t step,

@@ -15,7 +15,10 @@
 namespace gradsync::client {
 namespace {
 
-constexpr absl::Duration kQueryTimeout = absl::Seconds(1);
+// Before its deadline a wait asks the daemon which ranks are late.
+constexpr absl::Duration kQuestionTime = absl::Seconds(1);
+// How much longer it waits for the answer of a busy daemon.
+constexpr absl::Duration kLateAnswer = absl::Milliseconds(200);
 // How long to wait for the StepDone that follows the void word, or for the session's end that
 // follows a poisoned word.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(10);
@@ -28,6 +31,11 @@ ErrorFields FieldsOf(const Connection& connection, std::uint32_t channel) {
 
 bool AllZero(const std::byte* data, std::size_t bytes) {
   return bytes == 0 || (data[0] == std::byte{0} && std::memcmp(data, data + 1, bytes - 1) == 0);
+}
+
+// When a wait until `deadline` asks which ranks are late.
+absl::Time QuestionTime(absl::Time deadline, absl::Duration timeout) {
+  return deadline - std::clamp(timeout / 2, absl::ZeroDuration(), kQuestionTime);
 }
 
 }  // namespace
@@ -258,7 +266,12 @@ absl::Status StepClient::WaitBucket(std::uint64_t step, std::size_t bucket,
     if (auto status = progress_.CheckUndecided(step); !status.ok()) return status;
   }
   DaemonSilence silence(*connection_);
-  switch (words_.Await(bucket, step, absl::Now() + timeout, &silence)) {
+  const absl::Time deadline = absl::Now() + timeout;
+  DoneWait wait = words_.Await(bucket, step, QuestionTime(deadline, timeout), &silence);
+  if (wait == DoneWait::kTimedOut && AskWhoIsLate(step, timeout)) {
+    wait = words_.Await(bucket, step, deadline, &silence);
+  }
+  switch (wait) {
     case DoneWait::kReached:
       return AfterRelease(step, bucket, /*poisoned=*/false);
     case DoneWait::kPoisoned:
@@ -305,8 +318,12 @@ absl::StatusOr<StepResult> StepClient::WaitStep(std::uint64_t step, absl::Durati
     if (auto status = progress_.AdmitWait(step, "WaitStep"); !status.ok()) return status;
     const auto settled = [this, step]()
                              ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return progress_.Settled(step); };
-    awaited =
-        AwaitUnlessSilent(&mutex_, absl::Condition(&settled), absl::Now() + timeout, &silence);
+    const absl::Time deadline = absl::Now() + timeout;
+    awaited = AwaitUnlessSilent(&mutex_, absl::Condition(&settled), QuestionTime(deadline, timeout),
+                                &silence);
+    if (awaited == Awaited::kTimedOut && AskWhoIsLateLocked(step, timeout)) {
+      awaited = AwaitUnlessSilent(&mutex_, absl::Condition(&settled), deadline, &silence);
+    }
     // A verdict counts, also if the session has ended since.
     verdict = progress_.Verdict(step);
     if (restoration_ != nullptr && restoration_->step() == step) restoration = restoration_;
@@ -355,21 +372,31 @@ absl::Status StepClient::Silent(std::uint64_t step, std::optional<std::size_t> b
                       absl::StrCat(silence.Description(), "; waits can be repeated"));
 }
 
+bool StepClient::AskWhoIsLate(std::uint64_t step, absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  return AskWhoIsLateLocked(step, timeout);
+}
+
+bool StepClient::AskWhoIsLateLocked(std::uint64_t step, absl::Duration timeout) {
+  // A poll (timeout 0) must return at once, and comes often: it asks nothing.
+  if (timeout <= absl::ZeroDuration()) return false;
+  v1::SessionRequest request;
+  request.mutable_query_step()->set_channel(channel_);
+  if (late_ranks_.Ask(step, request.mutable_query_step())) {
+    connection_->stream().Send(std::move(request));
+  }
+  return true;
+}
+
 absl::Status StepClient::TimedOut(std::uint64_t step, std::optional<std::size_t> bucket,
                                   absl::Duration timeout) {
   std::string late = LateRanksQuestion::kUnanswered;
-  // A poll (timeout 0) must return at once, and comes often: it asks nothing.
   if (timeout > absl::ZeroDuration()) {
-    v1::SessionRequest request;
-    request.mutable_query_step()->set_channel(channel_);
     absl::MutexLock lock(&mutex_);
-    if (late_ranks_.Ask(step, request.mutable_query_step())) {
-      connection_->stream().Send(std::move(request));
-    }
     const auto answered = [this, step]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
       return late_ranks_.answered() || progress_.Settled(step);
     };
-    mutex_.AwaitWithTimeout(absl::Condition(&answered), kQueryTimeout);
+    mutex_.AwaitWithTimeout(absl::Condition(&answered), kLateAnswer);
     late = late_ranks_.Answer();
   }
   return errors_.Make(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout, step, bucket,

@@ -140,6 +140,10 @@ class StepClient {
   absl::Status Silent(std::uint64_t step, std::optional<std::size_t> bucket,
                       const DaemonSilence& silence) const;
   // Asks the daemon which ranks are late.
+  // False if a wait with this time-out does not ask.
+  bool AskWhoIsLate(std::uint64_t step, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool AskWhoIsLateLocked(std::uint64_t step, absl::Duration timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TimedOut(std::uint64_t step, std::optional<std::size_t> bucket,
                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -55,13 +55,22 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
+absl::Status NoOpenFiles() {
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kOpenFiles,
+                   absl::StrCat("process ", getpid(),
+                                " has as many open files as its limit allows; close some, or raise "
+                                "the limit (ulimit -n)"));
+}
+
 int FileDescriptor::Release() { return std::exchange(fd_, -1); }
 
 absl::Status OpenUnixSocket(int type, FileDescriptor* socket) {
   *socket = FileDescriptor(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket->get() >= 0) return absl::OkStatus();
+  const int error = errno;
+  if (error == EMFILE || error == ENFILE) return NoOpenFiles();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
-                   absl::StrCat("no socket could be opened: ", ErrnoText(errno)));
+                   absl::StrCat("no socket could be opened: ", ErrnoText(error)));
 }
 
 absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,

@@ -28,6 +28,9 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
+// RESOURCE_EXHAUSTED OPEN_FILES: names this process.
+absl::Status NoOpenFiles();
+
 // A new socket of `type` (SOCK_STREAM, SOCK_SEQPACKET), close-on-exec, non-blocking, not connected.
 absl::Status OpenUnixSocket(int type, FileDescriptor* socket);
 

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -34,6 +35,13 @@ absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, std::
   if (!size.ok()) return size.status();
   const int fd =
       memfd_create(name.substr(0, kMaxNameBytes).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kOpenFiles,
+        absl::StrCat("gradsyncd has as many open files as its limit allows, so there is "
+                     "no descriptor for ",
+                     name, "; raise LimitNOFILE of its unit (ulimit -n)"));
+  }
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("memfd_create for ", name));
   SealedMemory memory(fd, *size);
   if (ftruncate(fd, static_cast<off_t>(*size)) != 0) {

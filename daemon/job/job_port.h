@@ -92,6 +92,7 @@ struct JoinRequest {
   JobOptions options;
   std::uint64_t incarnation = 0;  // of its session, on its node
   std::string coordinator;        // address of rank 0's daemon; empty: this daemon
+  std::uint64_t patience_ns = 0;  // how long the rank waits for that daemon
   std::string client;
   // The client's message, if `coordinator` is not empty; otherwise null.
   std::shared_ptr<const v1::OpenSession> message;

@@ -8,6 +8,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/agent_session.h"
+#include "daemon/peer/reach_probe.h"
 #include "daemon/rpc/status_mapping.h"
 
 namespace gradsync::daemon {
@@ -33,8 +34,7 @@ CoordinatorLink::CoordinatorLink(const LinkContext& context, std::string address
       context_(context),
       address_(std::move(address)),
       key_(std::move(key)),
-      dialed_ns_(context.clock->NowNs()),
-      heard_ns_(dialed_ns_) {}
+      heard_ns_(context.clock->NowNs()) {}
 
 std::shared_ptr<CoordinatorLink> CoordinatorLink::Create(const LinkContext& context,
                                                          std::string address, JobKey key) {
@@ -83,6 +83,8 @@ void CoordinatorLink::Dial(const std::shared_ptr<grpc::Channel>& channel,
   hello->set_token_hash(key_.token_hash);
   hello->set_staging_bytes(context_.staging_bytes);
   Queue(std::move(message));
+  channel_ = channel;
+  queue_ = queue;
   stub_ = v1::Peer::NewStub(channel);
   call_.set_wait_for_ready(true);
   starting_ = Self();
@@ -106,7 +108,9 @@ bool CoordinatorLink::Join(const JoinRequest& request, const std::shared_ptr<Ses
   {
     MutexLock lock(&mutex_);
     state = state_;
-    if (state == State::kDialing) ranks_.Wait({request, sink, joined});
+    if (state == State::kDialing) {
+      ranks_.Wait({request, sink, joined, context_.clock->NowNs() + request.patience_ns});
+    }
     if (state == State::kUp) refused = detaching_;
     if (state == State::kUp && refused.ok()) ranks_.BeginJoin();
   }
@@ -252,12 +256,11 @@ void CoordinatorLink::OnEnd(const absl::Status&) {
 void CoordinatorLink::OnFinished() {
   const absl::Status finish = FromGrpc(finish_);
   std::vector<Waiting> waiting;
-  bool dialing = false, overdue = false;
+  bool dialing = false;
   {
     MutexLock lock(&mutex_);
     dialing = state_ == State::kDialing;
     if (dialing) state_ = State::kEnded;
-    overdue = !cause_.empty();
     waiting = ranks_.TakeWaiting();
   }
   if (!dialing) {
@@ -267,20 +270,34 @@ void CoordinatorLink::OnFinished() {
                {{"job", key_.job_id}, {"address", address_}, {"why", finish.message()}});
     return;
   }
-  absl::Status why = finish;
-  if (overdue || DetailsOf(finish).reason.empty()) {
-    why = MakeError(
-        absl::StatusCode::kUnavailable, reason::kCoordinatorUnreachable,
-        absl::StrCat(
-            "the daemon at ", address_, ", which coordinates job '", key_.job_id,
-            "', could not be reached from node ", context_.node_name,
-            finish.message().empty() || overdue ? "" : absl::StrCat(": ", finish.message()),
-            ". Check that gradsyncd runs there with peer_listen, that coordinator or "
-            "MASTER_ADDR names that node, that its port is open between the nodes, and "
-            "that both have peer_tls_* or neither."),
-        {{field::kJob, key_.job_id}, {field::kAddress, address_}});
-  }
+  const absl::Status why =
+      DetailsOf(finish).reason.empty() ? Unreachable(std::string(finish.message())) : finish;
   for (const Waiting& one : waiting) one.joined(why);
+}
+
+absl::Status CoordinatorLink::Unreachable(const std::string& why) const {
+  return MakeError(
+      absl::StatusCode::kUnavailable, reason::kCoordinatorUnreachable,
+      absl::StrCat("node ", context_.node_name, " cannot reach the daemon at ", address_,
+                   ", which coordinates job '", key_.job_id, "': ", ExplainUnreachable(why)),
+      {{field::kJob, key_.job_id}, {field::kAddress, address_}});
+}
+
+void CoordinatorLink::OnProbed(const std::string& why) {
+  std::vector<Waiting> overdue;
+  bool last = false;
+  {
+    MutexLock lock(&mutex_);
+    probing_ = false;
+    if (state_ != State::kDialing) return;
+    overdue = ranks_.TakeOverdue(context_.clock->NowNs());
+    last = !ranks_.waiting();
+    // A rank that comes now dials anew.
+    if (last) state_ = State::kEnded;
+  }
+  const absl::Status unreachable = Unreachable(why);
+  for (const Waiting& one : overdue) one.joined(unreachable);
+  if (last) Cancel();
 }
 
 bool CoordinatorLink::MarkEnded(const std::string& cause, Unless unless) {
@@ -340,15 +357,14 @@ bool CoordinatorLink::Drop(const std::string& why) {
 }
 
 void CoordinatorLink::Tick(std::uint64_t now_ns) {
-  bool cancel = false, idle = false, up = false;
+  bool cancel = false, idle = false, up = false, probe = false;
   {
     MutexLock lock(&mutex_);
     if (ticked_ns_ != 0 && now_ns > ticked_ns_ + kOwnStopNs) heard_ns_.store(now_ns);
     ticked_ns_ = now_ns;
     up = state_ == State::kUp;
-    if (state_ == State::kDialing && now_ns > dialed_ns_ + context_.reach_patience_ns) {
-      cancel = true;
-      cause_ = "it did not answer in time";
+    if (state_ == State::kDialing && !probing_ && ranks_.Overdue(now_ns)) {
+      probe = probing_ = true;
     } else if (state_ == State::kUp && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
       cancel = true;
       cause_ = "it sent nothing for 5 s: its daemon is stopped, or the link is down";
@@ -357,6 +373,10 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
       const std::uint64_t idle_ns = engine_->epochs() == 0 ? kUnusedNs : context_.idle_ns;
       idle = now_ns > idle_since_ns_ + idle_ns;
     }
+  }
+  if (probe) {
+    ReachProbe::Start(channel_, queue_,
+                      [self = Self()](const std::string& why) { self->OnProbed(why); });
   }
   if (idle) Drop("it was idle");
   if (up) workers_->Tick();

@@ -34,7 +34,6 @@ struct LinkContext {
   std::string node_name;
   std::string address;  // where this node's engines listen; empty: as the coordinator sees it
   std::uint64_t staging_bytes = 0;
-  std::uint64_t reach_patience_ns = 20'000'000'000;  // to connect
   // How long a link without ranks and its engine are kept, for a job that starts again.
   std::uint64_t idle_ns = 300'000'000'000;
   std::size_t max_buckets = 4096;
@@ -107,6 +106,9 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   bool CanFinish() const override { return false; }
 
   void OnWelcome(const v1::Welcome& welcome);
+  // Some rank waits no longer for the coordinator: fails it. `why`: as ReachProbe says.
+  void OnProbed(const std::string& why);
+  absl::Status Unreachable(const std::string& why) const;
   void StartRank(Waiting waiting) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnRankResponse(const v1::RankResponse& response);
   // The coordinator has just used this node. It launches here even if this node's ranks have all
@@ -127,8 +129,9 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   const LinkContext context_;
   const std::string address_;
   const JobKey key_;
-  const std::uint64_t dialed_ns_;
 
+  std::shared_ptr<grpc::Channel> channel_;  // constant after Dial()
+  grpc::CompletionQueue* queue_ = nullptr;  // constant after Dial()
   grpc::ClientContext call_;
   std::unique_ptr<v1::Peer::Stub> stub_;
   std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream_;
@@ -146,6 +149,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   // Why the link ends: the first cause that was noticed. Empty: none so far.
   std::string cause_ ABSL_GUARDED_BY(mutex_);
   ForwardedRanks ranks_ ABSL_GUARDED_BY(mutex_);
+  bool probing_ ABSL_GUARDED_BY(mutex_) = false;    // a ReachProbe is under way
   absl::Status detaching_ ABSL_GUARDED_BY(mutex_);  // not OK: why Detach was sent
   // This link, from its end until its ranks have ended: others drop their references at once.
   std::shared_ptr<CoordinatorLink> unended_ ABSL_GUARDED_BY(mutex_);

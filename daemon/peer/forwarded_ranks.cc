@@ -1,10 +1,26 @@
 #include "daemon/peer/forwarded_ranks.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/status/status.h"
 
 namespace gradsync::daemon {
+
+bool ForwardedRanks::Overdue(std::uint64_t now_ns) const {
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [now_ns](const Waiting& one) { return now_ns >= one.deadline_ns; });
+}
+
+std::vector<ForwardedRanks::Waiting> ForwardedRanks::TakeOverdue(std::uint64_t now_ns) {
+  const auto overdue =
+      std::stable_partition(waiting_.begin(), waiting_.end(),
+                            [now_ns](const Waiting& one) { return now_ns < one.deadline_ns; });
+  std::vector<Waiting> taken(std::make_move_iterator(overdue),
+                             std::make_move_iterator(waiting_.end()));
+  waiting_.erase(overdue, waiting_.end());
+  return taken;
+}
 
 void ForwardedRanks::Add(std::shared_ptr<ForwardingJob> rank) {
   --joining_;

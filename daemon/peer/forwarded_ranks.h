@@ -29,12 +29,16 @@ class ForwardedRanks {
     JoinRequest request;
     std::shared_ptr<SessionSink> sink;
     std::function<void(absl::StatusOr<Joined>)> joined;
+    std::uint64_t deadline_ns = 0;  // it waits for the coordinator until then
   };
   using Ranks = std::vector<std::shared_ptr<ForwardingJob>>;
 
   void Wait(Waiting waiting) { waiting_.push_back(std::move(waiting)); }
   bool waiting() const { return !waiting_.empty(); }
   std::vector<Waiting> TakeWaiting() { return std::exchange(waiting_, {}); }
+  // The ranks whose deadline has passed.
+  bool Overdue(std::uint64_t now_ns) const;
+  std::vector<Waiting> TakeOverdue(std::uint64_t now_ns);
 
   // So many ranks are about to be added.
   void BeginJoin(std::size_t ranks = 1) { joining_ += ranks; }

@@ -134,7 +134,6 @@ class PeerService::Impl {
     options.link.node_name = node_name_;
     options.link.address = EngineAddress();
     options.link.staging_bytes = options_.limits.staging_bytes;
-    options.link.reach_patience_ns = options_.reach_patience_ns;
     options.link.max_buckets = options_.limits.buckets;
     options.link.make_engine = environment_.make_engine;
     options.link.executor = environment_.executor;

@@ -31,9 +31,8 @@ struct PeerOptions {
   std::string tls_name;  // in the others' certificates; empty: the address that is dialed
   std::size_t max_message_bytes = std::size_t{16} << 20;
   DecodeLimits limits;
-  EngineSettings engine;                             // for jobs that are coordinated here
-  std::uint64_t reach_patience_ns = 20'000'000'000;  // to connect to a coordinator
-  std::size_t quota_jobs_per_user = 64;              // of jobs that other nodes coordinate
+  EngineSettings engine;                 // for jobs that are coordinated here
+  std::size_t quota_jobs_per_user = 64;  // of jobs that other nodes coordinate
   // As in WorkerSupervisorOptions, for workers of other nodes.
   std::uint64_t worker_idle_limit_ns = 60'000'000'000;
 };

@@ -19,6 +19,9 @@ namespace {
 constexpr std::uint64_t kNsPerMs = 1'000'000;
 // A week: longer than any useful wait, and short enough that sums of nanoseconds never overflow.
 constexpr std::uint64_t kLongestMs = 7ull * 24 * 3600 * 1000;
+// How long a rank waits for its coordinator.
+constexpr std::uint64_t kPatienceMs = 20 * 1000;
+constexpr std::uint64_t kLongestPatienceMs = 10 * 60 * 1000;
 constexpr std::uint64_t kLayoutTimeoutMs = 5 * 60 * 1000;
 constexpr std::uint64_t kOperationTimeoutMs = 30 * 60 * 1000;
 constexpr std::uint32_t kMaxWorldSize = 1 << 16;
@@ -187,6 +190,8 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   request.step_timeout_ns = std::min(options.step_timeout_ms(), kLongestMs) * kNsPerMs;
   request.client = message.client();
   request.coordinator = message.coordinator();
+  const std::uint64_t patience_ms = message.timeout_ms() == 0 ? kPatienceMs : message.timeout_ms();
+  request.patience_ns = std::min(patience_ms, kLongestPatienceMs) * kNsPerMs;
   if (!request.coordinator.empty()) {
     request.message = std::make_shared<const v1::OpenSession>(message);
   }

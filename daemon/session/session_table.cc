@@ -91,6 +91,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
                   request.nccl};
   join.incarnation = *incarnation;
   join.coordinator = request.coordinator;
+  join.patience_ns = request.patience_ns;
   join.client = request.client;
   join.message = request.message;
   // Shared, because std::function copies its callback.

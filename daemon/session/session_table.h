@@ -49,6 +49,7 @@ struct OpenRequest {
   NcclSettings nccl;
   std::string client;
   std::string coordinator;                         // address of rank 0's daemon; empty: this one
+  std::uint64_t patience_ns = 0;                   // how long the rank waits for that daemon
   std::shared_ptr<const v1::OpenSession> message;  // the client's, if `coordinator` is not empty
 };
 

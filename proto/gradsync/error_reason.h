@@ -78,9 +78,11 @@ inline constexpr Reason kVersion("VERSION");
 // INVALID_ARGUMENT, FAILED_PRECONDITION. An argument, an option, an environment variable or a
 // message is not valid. A call of the client library; the session if the daemon finds it.
 inline constexpr Reason kMalformed("MALFORMED");
-// RESOURCE_EXHAUSTED. The system has no more memory, threads or file descriptors for this process.
-// A call.
+// RESOURCE_EXHAUSTED. The system has no more memory or threads for this process. A call.
 inline constexpr Reason kMemory("MEMORY");
+// RESOURCE_EXHAUSTED. This process, or the daemon, has as many open files as its limit allows. A
+// call.
+inline constexpr Reason kOpenFiles("OPEN_FILES");
 // FAILED_PRECONDITION, INTERNAL, NOT_FOUND, PERMISSION_DENIED, UNIMPLEMENTED. A call or message
 // came out of order, or the other side does not speak this protocol. The session; a call if the
 // client library finds it.

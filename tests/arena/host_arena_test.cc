@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +13,8 @@
 #include <limits>
 #include <memory>
 #include <string>
+
+#include "daemon/base/error.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -61,6 +64,17 @@ TEST(HostArenaTest, ImpossibleSizesAreRefused) {
     EXPECT_EQ(HostArena::Create("huge", bytes).status().code(), absl::StatusCode::kInvalidArgument)
         << bytes;
   }
+}
+
+TEST(HostArenaTest, TooManyOpenFilesAreNamed) {
+  rlimit limit{}, none{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  none.rlim_max = limit.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto arena = HostArena::Create("arena-test", kPage);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();
+  EXPECT_EQ(DetailsOf(arena.status()).reason, "OPEN_FILES");
 }
 
 TEST(HostArenaTest, LongNamesAreTruncated) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -23,12 +24,19 @@ namespace {
 
 // Whether a read that finds nothing waits for the hang-up and reports the end, as Linux may do.
 bool early_end = false;
+// Whether a read finds no free file descriptor.
+bool no_open_files = false;
 
 }  // namespace
 
 // Takes the place of the C library's, for this test's thread.
 extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  rlimit limit{}, none{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  none.rlim_max = limit.rlim_max;
+  if (no_open_files) setrlimit(RLIMIT_NOFILE, &none);
   const ssize_t received = syscall(SYS_recvmsg, fd, message, flags);
+  if (no_open_files) setrlimit(RLIMIT_NOFILE, &limit);
   if (!early_end || received >= 0 || errno != EAGAIN) return received;
   pollfd hung_up{fd, POLLRDHUP, 0};
   poll(&hung_up, 1, -1);
@@ -125,6 +133,18 @@ TEST_F(FdSocketTest, AnswerBeforeAHangUpIsNeverLost) {
     EXPECT_TRUE(fetched.ok()) << fetched.status();
   }
   early_end = false;
+}
+
+TEST_F(FdSocketTest, TooManyOpenFilesAreNamed) {
+  FdReply reply;
+  reply.fd_count = 2;
+  Serve(reply, 2);
+  no_open_files = true;
+  const absl::Status status = Fetch(2).status();
+  no_open_files = false;
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_EQ(ErrorReason(status), "OPEN_FILES");
+  EXPECT_THAT(status.message(), HasSubstr("ulimit -n"));
 }
 
 TEST_F(FdSocketTest, RefusalHasTheDaemonsReason) {

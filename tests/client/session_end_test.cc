@@ -1,10 +1,13 @@
 // How sessions end, with real processes and signals: no call hangs, and every rank gets the reason.
 
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "gmock/gmock.h"
@@ -18,6 +21,16 @@ namespace gradsync {
 namespace {
 
 using testing::HasSubstr;
+
+// How many sockets this process has.
+std::size_t OpenSockets() {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    struct stat status;
+    count += stat(entry.path().c_str(), &status) == 0 && S_ISSOCK(status.st_mode) ? 1 : 0;
+  }
+  return count;
+}
 
 class SessionEndTest : public testing::Test {
  protected:
@@ -125,6 +138,43 @@ TEST_F(SessionEndTest, LayoutOutlivesItsSession) {
   ExpectError(layout(0).WaitStep(1).status(), absl::StatusCode::kFailedPrecondition, "CLOSED");
   job_.layouts[0].reset();
   EXPECT_EQ(ValueOf(view), 7);
+}
+
+// A Layout, or in Python a traceback, may live longer than anybody needs the connection.
+TEST_F(SessionEndTest, EndedSessionClosesItsSocket) {
+  const std::size_t open = OpenSockets();
+  job_.sessions[0].reset();
+  EXPECT_EQ(OpenSockets(), open - 1);
+  ASSERT_NE(job_.layouts[0], nullptr);
+}
+
+// Every wait ends soon after its time-out, whatever the daemon does.
+TEST_F(SessionEndTest, StoppedDaemonDoesNotProlongWaits) {
+  ASSERT_TRUE(MarkAllAndEnd(&layout(0), 1).ok());
+  daemon_.process().Signal(SIGSTOP);
+  const auto expect = [](std::uint64_t least_ns, std::uint64_t most_ns, absl::StatusCode code,
+                         const std::function<absl::Status()>& call) {
+    const std::uint64_t start_ns = NowNs();
+    ExpectError(call(), code, "WAIT_TIMEOUT");
+    EXPECT_GE(NowNs() - start_ns, least_ns);
+    EXPECT_LT(NowNs() - start_ns, FairBoundNs(most_ns, start_ns));
+  };
+  const absl::Duration timeout = absl::Seconds(1);
+  const auto late = absl::StatusCode::kDeadlineExceeded;
+  expect(1'000'000'000, 1'700'000'000, late, [&] { return layout(0).WaitBucket(1, 0, timeout); });
+  expect(1'000'000'000, 1'700'000'000, late,
+         [&] { return layout(0).WaitStep(1, timeout).status(); });
+  expect(1'000'000'000, 4'000'000'000, late, [&] { return session(0).Barrier(timeout); });
+  LayoutSpec spec = FloatBuckets(1, 1);
+  spec.name = "late";
+  spec.timeout = timeout;
+  expect(1'000'000'000, 4'000'000'000, late,
+         [&] { return session(1).RegisterLayout(spec).status(); });
+  SessionOptions options = OptionsOf(daemon_, 0, 1);
+  options.job_id = "late";
+  options.connect_timeout = timeout;
+  expect(1'000'000'000, 3'000'000'000, absl::StatusCode::kUnavailable,
+         [&] { return Session::Join(options).status(); });
 }
 
 TEST_F(SessionEndTest, DestructorReleasesWaitsOfOtherThreads) {

@@ -1,5 +1,7 @@
 // Joining and registering, against a real daemon.
 
+#include <sys/resource.h>
+
 #include <chrono>
 
 #include "gmock/gmock.h"
@@ -41,6 +43,19 @@ TEST(SessionTest, NoDaemonFailsAfterConnectTimeout) {
   EXPECT_EQ(session.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(MessageOf(session.status()),
               AllOf(HasSubstr(options.socket), HasSubstr("start gradsyncd")));
+}
+
+TEST(SessionTest, TooManyOpenFilesAreNamed) {
+  SessionOptions options;
+  options.socket = "/nonexistent.sock";
+  options.job_id = "j";
+  rlimit limit{}, none{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  none.rlim_max = limit.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status status = Session::Join(options).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ExpectError(status, absl::StatusCode::kResourceExhausted, "OPEN_FILES");
 }
 
 TEST(SessionTest, MissingTokenIsRefused) {

@@ -34,6 +34,7 @@ JoinRequest RequestOf(const std::string& coordinator, const std::string& job) {
   request.world_size = 2;
   request.incarnation = 1;
   request.coordinator = coordinator;
+  request.patience_ns = std::uint64_t{2'000'000'000} * kScale;
   auto message = std::make_shared<v1::OpenSession>();
   message->mutable_protocol()->set_oldest(kProtocolOldest);
   message->mutable_protocol()->set_newest(kProtocolNewest);
@@ -69,7 +70,6 @@ int main(int argc, char** argv) {
   gradsync::daemon::PeerOptions options;
   options.listen = argv[1];
   options.node_name = argv[1];
-  options.reach_patience_ns = std::uint64_t{2'000'000'000} * gradsync::kScale;
   if (argc == 7) {
     options.tls_certificate = argv[4];
     options.tls_key = argv[5];

@@ -108,7 +108,8 @@ struct SessionOptions {
   // A step that is not decided this long after its first MarkReady is void on every rank. Zero: the
   // daemon's default, 30 min.
   absl::Duration step_timeout = absl::ZeroDuration();
-  // How long Join retries while no daemon listens; a sidecar may start late.
+  // How long Join tries while no daemon listens, and while the coordinator cannot be reached; a
+  // sidecar may start late.
   absl::Duration connect_timeout = absl::Seconds(60);
   // "host" or "host:port" of the daemon on rank 0's node, the same on every rank. Without a port:
   // the one in this node's peer_listen. Empty: every rank is on this node. A daemon without
@@ -385,17 +386,17 @@ class Layout {
 // others.
 class Session {
  public:
-  // Connects, retries until connect_timeout while no daemon listens, and joins.
+  // Connects and joins; tries until connect_timeout.
   //   INVALID_ARGUMENT     MALFORMED: names the option.
   //   UNAVAILABLE          DAEMON_LOST: no daemon at `socket`. WAIT_TIMEOUT: it does not answer.
-  //                        COORDINATOR_UNREACHABLE: no daemon answers at `coordinator` within 20 s;
-  //                        this is not retried. DRAINING.
+  //                        COORDINATOR_UNREACHABLE: no daemon answers at `coordinator` in time.
+  //                        DRAINING.
   //   PERMISSION_DENIED    CREDENTIALS: the socket's permissions, or a missing token.
   //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms.
   //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'.
   //                        VERSION: no protocol or shared-memory ABI in common. NODE_MISMATCH.
   //   UNIMPLEMENTED        LOSS_POLICY: the daemon does not have this on_rank_loss.
-  //   RESOURCE_EXHAUSTED   QUOTA.
+  //   RESOURCE_EXHAUSTED   QUOTA. OPEN_FILES. MEMORY.
   //   ABORTED              RANK_LOST, SUPERSEDED: another rank was lost, or began a new generation
   //                        of the job, while this one joined.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options);

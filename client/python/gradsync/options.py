@@ -40,7 +40,8 @@ class SessionOptions:
       divisor: what averages are divided by: "live_ranks" or "world".
       step_timeout: seconds from a step's first mark_ready() until the step is void on every rank;
         None: the daemon's default, 30 min.
-      connect_timeout: seconds to try again while no daemon listens; None: 60 s; 0: one attempt.
+      connect_timeout: seconds to try again while no daemon listens, or while the coordinator
+        cannot be reached; None: 60 s; 0: one attempt.
       coordinator: "host" or "host:port" of the daemon on rank 0's node, the same on every rank; ""
         for a job on one node.
       nccl_max_ctas: most thread blocks of NCCL's kernels, 1 to 64; fewer leave more of the GPU to

@@ -26,6 +26,7 @@ class Reason:
 
     MALFORMED: Final = "MALFORMED"
     MEMORY: Final = "MEMORY"
+    OPEN_FILES: Final = "OPEN_FILES"
     PROTOCOL_VIOLATION: Final = "PROTOCOL_VIOLATION"
     QUOTA: Final = "QUOTA"
 

@@ -95,13 +95,14 @@ class Session:
 
         Raises:
           InvalidArgumentError: an option is malformed; the message names it.
-          UnavailableError: no daemon answered at the socket within `connect_timeout`.
+          UnavailableError: no daemon answered at the socket, or at `coordinator`, within
+            `connect_timeout`.
           PermissionDeniedError: the socket's permissions forbid it, or the token is missing or
             wrong.
           AlreadyExistsError: another process holds the rank while the job is still forming.
           FailedPreconditionError: world size or options differ from the other ranks'.
           UnimplementedError: the daemon does not have the loss policy.
-          ResourceExhaustedError: a quota of the daemon.
+          ResourceExhaustedError: a quota of the daemon, memory, or open files.
           AbortedError: another rank was lost, or began a new generation of the job, while this one
             joined. Join again.
         """
