@@ -24,6 +24,8 @@ namespace {
 // Enough for LayoutAssigned and StepDone of a large model.
 constexpr int kMaxMessageBytes = 256 << 20;
 constexpr std::size_t kPooledMessages = 16;
+// gRPC 1.51 opens up to five when it starts, and aborts the process if it gets none.
+constexpr int kDescriptorsOfGrpc = 8;
 
 // The operation that is complete. The queue serves one stream.
 enum Tag : std::uintptr_t { kStarted = 1, kRead, kWritten, kFinished };
@@ -215,6 +217,7 @@ void SessionStream::Impl::SendBucketReady(std::uint32_t channel, std::uint64_t s
 
 absl::StatusOr<std::unique_ptr<SessionStream>> SessionStream::Open(
     FileDescriptor socket, std::shared_ptr<StreamReceiver> receiver) {
+  if (auto spare = CheckSpareDescriptors(socket, kDescriptorsOfGrpc); !spare.ok()) return spare;
   auto guard = GuardedSocket::Guard(socket.get());
   if (!guard.ok()) return guard.status();
   // Blocks the trainer's signals in this thread and in those that gRPC starts.

@@ -1,5 +1,6 @@
 #include "client/src/unix_socket.h"
 
+#include <fcntl.h>
 #include <grp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -60,6 +62,15 @@ absl::Status NoOpenFiles() {
                    absl::StrCat("process ", getpid(),
                                 " has as many open files as its limit allows; close some, or raise "
                                 "the limit (ulimit -n)"));
+}
+
+absl::Status CheckSpareDescriptors(const FileDescriptor& open, int count) {
+  std::vector<FileDescriptor> spare;
+  for (int i = 0; i < count; ++i) {
+    spare.emplace_back(fcntl(open.get(), F_DUPFD_CLOEXEC, 0));
+    if (spare.back().get() < 0) return NoOpenFiles();
+  }
+  return absl::OkStatus();
 }
 
 int FileDescriptor::Release() { return std::exchange(fd_, -1); }

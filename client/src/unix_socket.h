@@ -30,6 +30,8 @@ class FileDescriptor {
 
 // RESOURCE_EXHAUSTED OPEN_FILES: names this process.
 absl::Status NoOpenFiles();
+// NoOpenFiles() if this process cannot open `count` more descriptors. `open`: any open one.
+absl::Status CheckSpareDescriptors(const FileDescriptor& open, int count);
 
 // A new socket of `type` (SOCK_STREAM, SOCK_SEQPACKET), close-on-exec, non-blocking, not connected.
 absl::Status OpenUnixSocket(int type, FileDescriptor* socket);

@@ -304,8 +304,11 @@ void Daemon::ServeUntilSignal() {
   sd_notify(0, "STOPPING=1\nSTATUS=Draining");
   r.server->GetHealthCheckService()->SetServingStatus(false);
   r.sessions.Drain();
-  const absl::Status why = MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
-                                     "the daemon is stopping; join again when it is back");
+  const std::string node = NodeName(r.options.node_name);
+  const absl::Status why = MakeError(
+      absl::StatusCode::kUnavailable, reason::kDraining,
+      absl::StrCat("the daemon of node ", node, " is stopping; join again when it is back"),
+      {{field::kNode, node}});
   absl::Time deadline = absl::Now() + r.options.drain_timeout;
   bool hurry = false;
   // Each job ends as soon as it is between two steps.

@@ -440,12 +440,13 @@ absl::Status LayoutSet::LossOf(std::uint32_t rank, const absl::Status& why) cons
   }
   return MakeError(
       absl::StatusCode::kAborted, reason::kRankLost,
-      absl::StrCat("rank ", rank, " of job '", terms_.job_id, "' was lost ", where,
+      absl::StrCat("rank ", members_->Name(rank), " of job '", terms_.job_id, "' was lost ", where,
                    "; known because ", why.message(),
                    ". Steps that are not complete are void. Start that rank again and join again "
                    "from every rank."),
       {{field::kJob, terms_.job_id},
        {field::kRank, rank},
+       {field::kNode, members_->NodeOf(rank)},
        {field::kChannel, channel},
        {field::kStep, step},
        {field::kBucket, bucket}});

@@ -115,11 +115,15 @@ class Membership {
                        [](const Member& member) { return !member.node.empty(); });
   }
 
+  // The name of the rank's node; empty if the job does not span nodes.
+  std::string NodeOf(std::uint32_t rank) const {
+    if (!SpansNodes()) return "";
+    return members_[rank].node.empty() ? here_ : members_[rank].node;
+  }
   // "3", or "3 (node beta)" if the job spans nodes.
   std::string Name(std::uint32_t rank) const {
-    if (!SpansNodes()) return std::to_string(rank);
-    const std::string& node = members_[rank].node.empty() ? here_ : members_[rank].node;
-    return std::to_string(rank) + " (node " + node + ")";
+    const std::string node = NodeOf(rank);
+    return node.empty() ? std::to_string(rank) : std::to_string(rank) + " (node " + node + ")";
   }
 
   void Send(std::uint32_t rank, SessionMessage message, DeferredActions* actions) {

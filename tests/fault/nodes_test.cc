@@ -647,6 +647,15 @@ TEST_F(NodesTest, DrainingAgentEndsItsSessions) {
   for (const int rank : {0, 1}) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
+    EXPECT_EQ(reply.Field("node"), "beta") << reply;
+    EXPECT_NE(reply.message.find("rank 2 (node beta) of job"), std::string::npos) << reply;
+    EXPECT_NE(reply.message.find("the daemon of node beta is stopping"), std::string::npos)
+        << reply;
+  }
+  for (const int rank : {2, 3}) {
+    const Reply reply = trainers[rank]->Do("wait 3");
+    EXPECT_EQ(reply.reason, "DRAINING") << reply;
+    EXPECT_EQ(reply.Field("node"), "beta") << reply;
   }
 }
 

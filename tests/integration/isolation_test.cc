@@ -108,5 +108,22 @@ TEST(ForkedChild, IsRefusedEveryCallAndDoesNotDisturbItsParent) {
   ExpectAll(trainers, "leave");
 }
 
+// gRPC aborts a process in which it cannot open its descriptors.
+TEST(TrainerWithFewDescriptors, JoinsOrIsToldToCloseSome) {
+  const TestDaemon daemon;
+  int joined = 0, refused = 0;
+  // Six are open at its start: three standard ones, two of the library loader, one of the test.
+  for (int limit = 6; limit < 24; ++limit) {
+    const std::string job = "limit" + std::to_string(limit);
+    Trainer trainer(daemon.socket(), 0, 1, job, "",
+                    {"/usr/bin/prlimit", "--nofile=" + std::to_string(limit)});
+    const Reply reply = trainer.Join();
+    ASSERT_TRUE(reply.ok() || reply.reason == "OPEN_FILES") << limit << ": " << reply;
+    ++(reply.ok() ? joined : refused);
+  }
+  EXPECT_GT(joined, 0);
+  EXPECT_GT(refused, 0);
+}
+
 }  // namespace
 }  // namespace gradsync::fault
