@@ -150,9 +150,13 @@ _held = []
 
 
 def free_port():
-    """A TCP port of 127.0.0.1 that stays free for whoever listens there with SO_REUSEADDR."""
+    """A TCP port that stays free for whoever listens there with SO_REUSEADDR.
+
+    It is held on all addresses: otherwise the kernel gives it to a listener on 127.0.0.2, and
+    PyTorch's store, which listens on all addresses, fails.
+    """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
+    holder.bind(("", 0))
     _held.append(holder)
     return holder.getsockname()[1]
