@@ -12,6 +12,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "daemon/job/rank_session.h"
 #include "daemon/job/session_message.h"
 #include "daemon/reduce/reducer.h"
 
@@ -26,8 +27,8 @@ struct DeferredActions {
   // Memory that the job no longer uses. The executor drops the last reference, because unmapping
   // takes milliseconds.
   std::vector<std::shared_ptr<void>> releases;
-  // Ranks whose early messages broke the protocol, and how. Their sessions end.
-  std::vector<std::pair<std::uint32_t, absl::Status>> breaches;
+  // Sessions whose early messages broke the protocol, and how. They end.
+  std::vector<std::pair<RankSession, absl::Status>> breaches;
   // What waiting ranks were told about late ones, for the log.
   std::vector<std::string> late;
 };

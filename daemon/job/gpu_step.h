@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "daemon/job/deferred_actions.h"
+#include "daemon/job/membership.h"
 #include "daemon/reduce/reducer.h"
 
 namespace gradsync::daemon {
@@ -65,7 +66,7 @@ class EarlyMessages {
   void Drop(std::uint32_t rank) { ranks_[rank].messages.clear(); }
   // The running step has its verdict: handles the messages, each rank's in order. A rank's first
   // breach of the protocol goes to `actions`, and its other messages are dropped.
-  void HandleAll(std::uint64_t now_ns, DeferredActions* actions);
+  void HandleAll(const Membership& members, std::uint64_t now_ns, DeferredActions* actions);
 
  private:
   struct Rank {

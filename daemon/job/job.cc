@@ -36,9 +36,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     for (const GivenUpStep& step : actions_.given_up) {
       job_->environment_.gpu_reducer->GiveUp(step);
     }
-    for (const auto& [rank, why] : actions_.breaches) {
-      job_->Lose(rank, job_->IncarnationOf(rank), why);
-    }
+    for (const auto& [session, why] : actions_.breaches) job_->Lose(session, why);
     for (const std::string& text : actions_.late) {
       if (job_->environment_.log_late) job_->environment_.log_late(job_->job_id(), text);
     }
@@ -131,125 +129,127 @@ void Job::UseNodeGroup(std::shared_ptr<Reducer> node_group) {
   if (node_group_ == nullptr) node_group_ = std::move(node_group);
 }
 
-absl::StatusOr<Job::Registration> Job::RegisterLayout(std::uint32_t rank, LayoutRequest request) {
+absl::StatusOr<Job::Registration> Job::RegisterLayout(RankSession session, LayoutRequest request) {
   Transaction transaction(this);
   if (phase_ != Phase::kActive) return end_;
-  if (Ended(rank)) return absl::AbortedError("the session has ended");
-  const auto layout = layouts_.Register(rank, std::move(request), transaction.actions());
+  if (Ended(session)) return absl::AbortedError("the session has ended");
+  const auto layout = layouts_.Register(session.rank, std::move(request), transaction.actions());
   if (!layout.ok()) return layout.status();
   return Registration{(*layout)->channel(), (*layout)->plan()};
 }
 
-void Job::RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) {
+void Job::RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) {
   Transaction transaction(this);
-  if (!Ended(rank)) layouts_.Refuse(rank, channel, why, transaction.actions());
+  if (!Ended(session)) layouts_.Refuse(session.rank, channel, why, transaction.actions());
 }
 
-void Job::Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) {
+void Job::Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) {
   Transaction transaction(this);
   LayoutChannel* const layout = layouts_.Find(channel);
-  if (layout == nullptr || Ended(rank)) {
+  if (layout == nullptr || Ended(session)) {
     transaction.actions()->releases.push_back(std::move(memory));
   } else {
-    layout->agreement().Hold(rank, std::move(memory), transaction.actions());
+    layout->agreement().Hold(session.rank, std::move(memory), transaction.actions());
   }
 }
 
-absl::Status Job::CheckReplaces(std::uint32_t rank, std::uint32_t channel) const {
+absl::Status Job::CheckReplaces(RankSession session, std::uint32_t channel) const {
   MutexLock lock(&mutex_);
-  if (Ended(rank)) return absl::OkStatus();
-  return layouts_.CheckReplaces(rank, channel);
+  if (Ended(session)) return absl::OkStatus();
+  return layouts_.CheckReplaces(session.rank, channel);
 }
 
-absl::Status Job::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) {
+absl::Status Job::ArenaMapped(RankSession session, std::uint32_t channel, RankMemory memory) {
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  return layouts_.ArenaMapped(rank, channel, std::move(memory), transaction.actions());
+  if (Ended(session)) return absl::OkStatus();
+  return layouts_.ArenaMapped(session.rank, channel, std::move(memory), transaction.actions());
 }
 
 // ---- Steps --------------------------------------------------------------------------------------
 
-absl::Status Job::MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+absl::Status Job::MarkReady(RankSession session, std::uint32_t channel, std::uint64_t step,
                             absl::Span<const std::uint32_t> buckets) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  const auto layout = layouts_.OfRank(rank, channel);
+  if (Ended(session)) return absl::OkStatus();
+  const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->MarkReady(rank, step, buckets, now_ns, transaction.actions());
+  return (*layout)->MarkReady(session.rank, step, buckets, now_ns, transaction.actions());
 }
 
-absl::Status Job::EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+absl::Status Job::EndStep(RankSession session, std::uint32_t channel, std::uint64_t step,
                           absl::string_view used_map) {
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  const auto layout = layouts_.OfRank(rank, channel);
+  if (Ended(session)) return absl::OkStatus();
+  const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->EndStep(rank, step, used_map, environment_.clock->NowNs(),
+  return (*layout)->EndStep(session.rank, step, used_map, environment_.clock->NowNs(),
                             transaction.actions());
 }
 
-absl::Status Job::FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+absl::Status Job::FinishStep(RankSession session, std::uint32_t channel, std::uint64_t step,
                              absl::string_view used_map) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  const auto layout = layouts_.OfRank(rank, channel);
+  if (Ended(session)) return absl::OkStatus();
+  const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->FinishStep(rank, step, used_map, now_ns, transaction.actions());
+  return (*layout)->FinishStep(session.rank, step, used_map, now_ns, transaction.actions());
 }
 
-absl::Status Job::AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+absl::Status Job::AbandonStep(RankSession session, std::uint32_t channel, std::uint64_t step,
                               absl::string_view reason) {
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  const auto layout = layouts_.OfRank(rank, channel);
+  if (Ended(session)) return absl::OkStatus();
+  const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->Abandon(rank, step, reason, environment_.clock->NowNs(), transaction.actions());
+  return (*layout)->Abandon(session.rank, step, reason, environment_.clock->NowNs(),
+                            transaction.actions());
 }
 
-absl::Status Job::ReleaseLayout(std::uint32_t rank, std::uint32_t channel) {
+absl::Status Job::ReleaseLayout(RankSession session, std::uint32_t channel) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  return layouts_.Release(rank, channel, now_ns, transaction.actions());
+  if (Ended(session)) return absl::OkStatus();
+  return layouts_.Release(session.rank, channel, now_ns, transaction.actions());
 }
 
 // ---- The job's own channel ----------------------------------------------------------------------
 
-absl::Status Job::Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
+absl::Status Job::Operate(RankSession session, std::uint64_t sequence, const OperationSpec& spec,
                           StagingMemory staging, std::uint64_t deadline_ns) {
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
+  if (Ended(session)) return absl::OkStatus();
+  if (absl::Status status = CheckTakesPart(session.rank, sequence); !status.ok()) return status;
   if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_ &&
       spec.root != kLowestLiveRank) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
         absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
   }
-  return operations_.Join(rank, sequence, spec, std::move(staging), deadline_ns,
+  return operations_.Join(session.rank, sequence, spec, std::move(staging), deadline_ns,
                           transaction.actions());
 }
 
-absl::Status Job::ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
+absl::Status Job::ChunkWritten(RankSession session, std::uint64_t sequence, std::uint64_t chunk,
                                std::uint64_t bytes) {
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
-  return operations_.ChunkWritten(rank, sequence, chunk, bytes, transaction.actions());
+  if (Ended(session)) return absl::OkStatus();
+  if (absl::Status status = CheckTakesPart(session.rank, sequence); !status.ok()) return status;
+  return operations_.ChunkWritten(session.rank, sequence, chunk, bytes, transaction.actions());
 }
 
-absl::Status Job::ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk) {
+absl::Status Job::ChunkRead(RankSession session, std::uint64_t sequence, std::uint64_t chunk) {
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
-  if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
-  return operations_.ChunkRead(rank, sequence, chunk, transaction.actions());
+  if (Ended(session)) return absl::OkStatus();
+  if (absl::Status status = CheckTakesPart(session.rank, sequence); !status.ok()) return status;
+  return operations_.ChunkRead(session.rank, sequence, chunk, transaction.actions());
 }
 
-absl::Status Job::BeginCollective(std::uint32_t rank, absl::string_view description) {
+absl::Status Job::BeginCollective(RankSession session, absl::string_view description) {
+  const std::uint32_t rank = session.rank;
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
+  if (Ended(session)) return absl::OkStatus();
   const auto other = collectives_.Begin(rank, description);
   if (!other.has_value()) return absl::OkStatus();
   StopLocked(MakeError(
@@ -263,24 +263,25 @@ absl::Status Job::BeginCollective(std::uint32_t rank, absl::string_view descript
   return absl::OkStatus();
 }
 
-absl::Status Job::QueryCollectives(std::uint32_t rank, absl::Duration waited) {
+absl::Status Job::QueryCollectives(RankSession session, absl::Duration waited) {
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
+  if (Ended(session)) return absl::OkStatus();
   LateRanks late(members_);
   for (std::uint32_t other = 0; other < members_.world_size(); ++other) {
     if (members_[other].state == RankState::kExited) continue;
-    const std::string missing = collectives_.BegunBeyond(rank, other);
+    const std::string missing = collectives_.BegunBeyond(session.rank, other);
     if (!missing.empty()) late.Add(other, absl::StrCat("begun ", missing));
   }
-  TellLateRanks("a collective", waited, late, {rank}, &members_, transaction.actions());
+  TellLateRanks("a collective", waited, late, {session.rank}, &members_, transaction.actions());
   return absl::OkStatus();
 }
 
 // ---- Leaving and losing -------------------------------------------------------------------------
 
-absl::Status Job::Leave(std::uint32_t rank, bool exit) {
+absl::Status Job::Leave(RankSession session, bool exit) {
+  const std::uint32_t rank = session.rank;
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
+  if (Ended(session)) return absl::OkStatus();
   if (members_[rank].state == RankState::kStayed && !exit) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank, " sent Leave twice. Leave once."),
@@ -300,9 +301,10 @@ absl::Status Job::Leave(std::uint32_t rank, bool exit) {
   return absl::OkStatus();
 }
 
-absl::Status Job::Finish(std::uint32_t rank) {
+absl::Status Job::Finish(RankSession session) {
+  const std::uint32_t rank = session.rank;
   Transaction transaction(this);
-  if (Ended(rank)) return absl::OkStatus();
+  if (Ended(session)) return absl::OkStatus();
   if (members_[rank].state == RankState::kStayed) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank,
@@ -379,13 +381,13 @@ absl::Status Job::CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) con
                    {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
 }
 
-void Job::Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) {
+void Job::Lose(RankSession session, const absl::Status& why) {
   Transaction transaction(this);
-  const Member& member = members_[rank];
-  if (member.incarnation != incarnation || member.sink == nullptr) return;
+  const Member& member = members_[session.rank];
+  if (member.incarnation != session.incarnation || member.sink == nullptr) return;
   if (member.state == RankState::kLost) return;
-  const absl::Status loss = layouts_.LossOf(rank, why);
-  members_.Lose(rank, why);
+  const absl::Status loss = layouts_.LossOf(session.rank, why);
+  members_.Lose(session.rank, why);
   StopLocked(loss);
   MaybeEnd(transaction.actions());
 }
@@ -449,8 +451,10 @@ void Job::Tick() {
 
 // ---- Asking -------------------------------------------------------------------------------------
 
-bool Job::Ended(std::uint32_t rank) const {
-  return phase_ != Phase::kActive || members_[rank].sink == nullptr;
+bool Job::Ended(RankSession session) const {
+  const Member& member = members_[session.rank];
+  return phase_ != Phase::kActive || member.sink == nullptr ||
+         member.incarnation != session.incarnation;
 }
 
 bool Job::InFlight() const { return operations_.busy() || layouts_.in_flight(); }
@@ -489,11 +493,6 @@ bool Job::StepRunning() const {
   return phase_ == Phase::kActive && layouts_.StepRunning();
 }
 
-std::uint64_t Job::IncarnationOf(std::uint32_t rank) const {
-  MutexLock lock(&mutex_);
-  return members_[rank].incarnation;
-}
-
 bool Job::LiveHere(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
   if (rank >= world_size_) return false;
@@ -501,6 +500,12 @@ bool Job::LiveHere(std::uint32_t rank) const {
   // A job that has ended keeps the states of its ranks, but not their sessions.
   return member.sink != nullptr && member.node.empty() &&
          (member.state == RankState::kLive || member.state == RankState::kStayed);
+}
+
+RankState Job::StateOf(RankSession session) const {
+  MutexLock lock(&mutex_);
+  const Member& member = members_[session.rank];
+  return member.incarnation == session.incarnation ? member.state : RankState::kLost;
 }
 
 RankState Job::StateOf(std::uint32_t rank) const {

@@ -38,6 +38,7 @@
 #include "daemon/job/layout_set.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
+#include "daemon/job/rank_session.h"
 #include "daemon/reduce/reducer.h"
 
 namespace gradsync::daemon {
@@ -83,42 +84,42 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void UseNodeGroup(std::shared_ptr<Reducer> node_group);
 
   // ---- JobPort
-  void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) override {
-    answer(RegisterLayout(rank, std::move(request)));
+  void RegisterLayout(RankSession session, LayoutRequest request, Registered answer) override {
+    answer(RegisterLayout(session, std::move(request)));
   }
-  absl::StatusOr<Registration> RegisterLayout(std::uint32_t rank, LayoutRequest request);
-  void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) override;
-  void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) override;
-  absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const override;
+  absl::StatusOr<Registration> RegisterLayout(RankSession session, LayoutRequest request);
+  void Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) override;
+  void RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) override;
+  absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const override;
   // A rank of another node has no memory here: all of `memory` is null.
-  absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) override;
+  absl::Status ArenaMapped(RankSession session, std::uint32_t channel, RankMemory memory) override;
   absl::Status Deliver(const RankMessage& message) override { return message.call(this); }
-  void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) override;
-  RankState StateOf(std::uint32_t rank) const override;
+  void Lose(RankSession session, const absl::Status& why) override;
+  RankState StateOf(RankSession session) const override;
 
   // ---- A rank's messages. Statuses as for JobPort.
-  absl::Status MarkReady(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+  absl::Status MarkReady(RankSession session, std::uint32_t channel, std::uint64_t step,
                          absl::Span<const std::uint32_t> buckets);
-  absl::Status EndStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+  absl::Status EndStep(RankSession session, std::uint32_t channel, std::uint64_t step,
                        absl::string_view used_map);
   // MarkReady of every bucket that the rank has not marked, and EndStep.
-  absl::Status FinishStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+  absl::Status FinishStep(RankSession session, std::uint32_t channel, std::uint64_t step,
                           absl::string_view used_map);
-  absl::Status AbandonStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t step,
+  absl::Status AbandonStep(RankSession session, std::uint32_t channel, std::uint64_t step,
                            absl::string_view reason);
   // The rank uses the layout no more.
-  absl::Status ReleaseLayout(std::uint32_t rank, std::uint32_t channel);
-  absl::Status Operate(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec,
+  absl::Status ReleaseLayout(RankSession session, std::uint32_t channel);
+  absl::Status Operate(RankSession session, std::uint64_t sequence, const OperationSpec& spec,
                        StagingMemory staging, std::uint64_t deadline_ns);
-  absl::Status ChunkWritten(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk,
+  absl::Status ChunkWritten(RankSession session, std::uint64_t sequence, std::uint64_t chunk,
                             std::uint64_t bytes);
-  absl::Status ChunkRead(std::uint32_t rank, std::uint64_t sequence, std::uint64_t chunk);
-  absl::Status BeginCollective(std::uint32_t rank, absl::string_view description);
+  absl::Status ChunkRead(RankSession session, std::uint64_t sequence, std::uint64_t chunk);
+  absl::Status BeginCollective(RankSession session, absl::string_view description);
   // The rank has waited so long for a collective that it has begun. If ranks have begun fewer
   // collectives, tells it which.
-  absl::Status QueryCollectives(std::uint32_t rank, absl::Duration waited);
-  absl::Status Leave(std::uint32_t rank, bool exit);
-  absl::Status Finish(std::uint32_t rank);
+  absl::Status QueryCollectives(RankSession session, absl::Duration waited);
+  absl::Status Leave(RankSession session, bool exit);
+  absl::Status Finish(RankSession session);
 
   // What a running step waits for; "" if it is not running.
   std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;
@@ -130,6 +131,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   bool EndIfIdle(const absl::Status& why);
   void Tick();
 
+  RankState StateOf(std::uint32_t rank) const;
   // True if the rank has a live session on this node.
   bool LiveHere(std::uint32_t rank) const;
   // No session is left, and no reduction touches the memory of one.
@@ -155,7 +157,6 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   Reducer* ReducerOf(const ReduceOperation& operation, Reducer* node_group) const;
 
-  std::uint64_t IncarnationOf(std::uint32_t rank) const;
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // FAILED_PRECONDITION if the rank is in a step or an operation. `message`: what it said.
@@ -165,7 +166,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void EndIfFinishedRankIsNeeded(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again.
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Ended(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing that this session says counts any more.
+  bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if `failure`, of a reducer or an engine, is not OK.
   void FailLocked(const absl::Status& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

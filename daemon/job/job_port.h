@@ -17,6 +17,7 @@
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
+#include "daemon/job/rank_session.h"
 
 namespace gradsync::v1 {
 class OpenSession;
@@ -37,7 +38,8 @@ struct RankMessage {
   StagingMemory staging;                       // an operation's; otherwise null
 };
 
-// Thread-safe.
+// Thread-safe. The job ignores a call for a session that has ended, or that is no longer the
+// rank's.
 class JobPort {
  public:
   virtual ~JobPort() = default;
@@ -55,33 +57,35 @@ class JobPort {
   // RESOURCE_EXHAUSTED: the request is refused, the session lives. A rank that comes late to an
   // agreement that has failed gets the same failure, once. Calls `answer` once, before any message
   // about the layout, or never if the session ends first. A Job calls it at once.
-  virtual void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) = 0;
+  virtual void RegisterLayout(RankSession session, LayoutRequest request, Registered answer) = 0;
 
   // Keeps `memory`, which the rank has for this channel. An executor releases it when the layout is
   // replaced, its agreement has failed, the rank has exited or the job has ended.
-  virtual void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) = 0;
+  virtual void Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) = 0;
 
   // This rank has agreed but gets no memory. The layout fails on every rank at once, before its
   // deadline.
-  virtual void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) = 0;
+  virtual void RefuseLayout(RankSession session, std::uint32_t channel,
+                            const absl::Status& why) = 0;
 
-  // For all calls below: a Status that is not OK says how `rank` has broken the protocol, and the
-  // caller ends the rank's session with it (Lose). The job ignores a call for a session that it has
-  // ended. A job on another node ends the session itself, later.
+  // For all calls below: a Status that is not OK says how the rank has broken the protocol, and the
+  // caller ends the rank's session with it (Lose). A job on another node ends the session itself,
+  // later.
 
   // OK if RegisterLayout may name `channel` as the one to be replaced.
-  virtual absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const = 0;
-  virtual absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel,
+  virtual absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const = 0;
+  virtual absl::Status ArenaMapped(RankSession session, std::uint32_t channel,
                                    RankMemory memory) = 0;
   // A Job makes the message's call. A ForwardingJob forwards the message as it came.
   virtual absl::Status Deliver(const RankMessage& message) = 0;
 
-  // The session of `rank` is lost or must end, with `why` ("its process ended", a breach, ...).
+  // The session is lost or must end, with `why` ("its process ended", a breach, ...).
   // Unless the rank had exited, the job fails: every running step is void and every other session
   // ends with ABORTED RANK_LOST.
-  virtual void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) = 0;
+  virtual void Lose(RankSession session, const absl::Status& why) = 0;
 
-  virtual RankState StateOf(std::uint32_t rank) const = 0;
+  // kLost if another session has the rank by now.
+  virtual RankState StateOf(RankSession session) const = 0;
 };
 
 // A rank that wants to join.

@@ -327,7 +327,7 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
     }
   }
   Finish(step_.why_void(), now_ns, actions);
-  early_.HandleAll(now_ns, actions);
+  early_.HandleAll(*members_, now_ns, actions);
   ReleaseUnused(actions);
 }
 

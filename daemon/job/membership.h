@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "daemon/job/deferred_actions.h"
+#include "daemon/job/rank_session.h"
 #include "daemon/job/session_message.h"
 
 namespace gradsync::daemon {
@@ -51,6 +52,8 @@ class Membership {
 
   std::uint32_t world_size() const { return static_cast<std::uint32_t>(members_.size()); }
   const Member& operator[](std::uint32_t rank) const { return members_[rank]; }
+  // The rank's session, or its last one.
+  RankSession SessionOf(std::uint32_t rank) const { return {rank, members_[rank].incarnation}; }
 
   // ---- Transitions. The caller checks that the rank's state allows them.
   void Join(std::uint32_t rank, std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,

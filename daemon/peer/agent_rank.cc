@@ -35,7 +35,7 @@ std::shared_ptr<SessionSink> MakeAgentSink(std::shared_ptr<NodeLink> link,
 
 absl::Status AgentRank::RegisterLayout(LayoutRequest request) {
   const std::uint64_t request_id = request.request_id;
-  const auto registration = job_->RegisterLayout(rank(), std::move(request));
+  const auto registration = job_->RegisterLayout(session(), std::move(request));
   if (!registration.ok()) {
     RefuseLayout(request_id, registration.status());
     return absl::OkStatus();

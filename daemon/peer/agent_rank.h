@@ -33,20 +33,22 @@ class AgentRank final : public RankPort {
 
   // The node has mapped its memory on a GPU.
   absl::Status GpuArenaMapped(std::uint32_t channel, std::shared_ptr<DeviceArena> arena) {
-    return job_->ArenaMapped(rank(), channel, {nullptr, nullptr, nullptr, std::move(arena)});
+    return job_->ArenaMapped(session(), channel, {nullptr, nullptr, nullptr, std::move(arena)});
   }
   // The node has no memory for a layout of the rank.
   void RefuseMemory(std::uint32_t channel, const absl::Status& why) {
-    job_->RefuseLayout(rank(), channel, why);
+    job_->RefuseLayout(session(), channel, why);
   }
-  void Lose(const absl::Status& why) { job_->Lose(rank(), place_.member_incarnation, why); }
+  void Lose(const absl::Status& why) { job_->Lose(session(), why); }
+
+  std::uint32_t rank() const { return place_.rank; }
 
   // ---- RankPort. The memory is on the other node, which has checked it.
-  std::uint32_t rank() const override { return place_.rank; }
+  RankSession session() const override { return {place_.rank, place_.member_incarnation}; }
   JobPort& job() const override { return *job_; }
   absl::Status CheckArena(std::uint32_t, std::uint64_t) const override { return absl::OkStatus(); }
   absl::Status ArenaMapped(std::uint32_t channel) override {
-    return job_->ArenaMapped(rank(), channel, RankMemory{});
+    return job_->ArenaMapped(session(), channel, RankMemory{});
   }
   absl::StatusOr<StagingMemory> Staging(std::uint64_t) override {
     return StagingMemory{nullptr, nullptr, place_.staging_bytes};

@@ -396,7 +396,7 @@ void CoordinatorLink::EndRanks(const absl::Status& why) {
   for (const Waiting& one : waiting) one.joined(why);
   if (dialing) Cancel();
   for (const auto& rank : ranks) rank->WillBeLost(why);
-  for (const auto& rank : ranks) rank->Lose(rank->rank(), rank->incarnation(), why);
+  for (const auto& rank : ranks) rank->Lose(rank->session(), why);
 }
 
 bool CoordinatorLink::EndIdle(const absl::Status& why) {

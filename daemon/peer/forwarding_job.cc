@@ -122,7 +122,7 @@ void ForwardingJob::OnAssigned(const v1::LayoutAssigned& assigned) {
                      "node's: run the same version on both");
   }
   if (!plan.ok()) {
-    RefuseLayout(rank(), assigned.channel(), plan.status());
+    RefuseLayout(session(), assigned.channel(), plan.status());
     pending.answer(plan.status());
     return;
   }
@@ -181,7 +181,7 @@ void ForwardingJob::End(const absl::Status& why) {
 
 // ---- JobPort ------------------------------------------------------------------------------------
 
-void ForwardingJob::RegisterLayout(std::uint32_t, LayoutRequest request, Registered answer) {
+void ForwardingJob::RegisterLayout(RankSession, LayoutRequest request, Registered answer) {
   v1::SessionRequest message;
   *message.mutable_register_layout() = *request.message;
   absl::Status refused;
@@ -200,11 +200,11 @@ void ForwardingJob::RegisterLayout(std::uint32_t, LayoutRequest request, Registe
   Forward(std::move(message));
 }
 
-void ForwardingJob::Hold(std::uint32_t, std::uint32_t channel, std::shared_ptr<void> memory) {
+void ForwardingJob::Hold(RankSession, std::uint32_t channel, std::shared_ptr<void> memory) {
   layouts_.Hold(channel, std::move(memory));
 }
 
-void ForwardingJob::RefuseLayout(std::uint32_t, std::uint32_t channel, const absl::Status& why) {
+void ForwardingJob::RefuseLayout(RankSession, std::uint32_t channel, const absl::Status& why) {
   layouts_.Refuse(channel);
   v1::AttachRequest message;
   auto* refuse = message.mutable_refuse_layout();
@@ -214,11 +214,11 @@ void ForwardingJob::RefuseLayout(std::uint32_t, std::uint32_t channel, const abs
   context_.send(std::move(message));
 }
 
-absl::Status ForwardingJob::CheckReplaces(std::uint32_t, std::uint32_t) const {
+absl::Status ForwardingJob::CheckReplaces(RankSession, std::uint32_t) const {
   return absl::OkStatus();  // the coordinator checks it
 }
 
-absl::Status ForwardingJob::ArenaMapped(std::uint32_t, std::uint32_t channel, RankMemory memory) {
+absl::Status ForwardingJob::ArenaMapped(RankSession, std::uint32_t channel, RankMemory memory) {
   const std::shared_ptr<DeviceArena> device = memory.gpu;
   if (!layouts_.Mapped(channel, std::move(memory))) return absl::OkStatus();
   if (device != nullptr) {
@@ -261,7 +261,7 @@ void ForwardingJob::WillBeLost(const absl::Status& why) {
   if (!end_sent_ && own_end_.ok()) own_end_ = why;
 }
 
-void ForwardingJob::Lose(std::uint32_t, std::uint64_t, const absl::Status& why) {
+void ForwardingJob::Lose(RankSession, const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
     if (end_sent_ || sink_ == nullptr) return;
@@ -272,7 +272,7 @@ void ForwardingJob::Lose(std::uint32_t, std::uint64_t, const absl::Status& why) 
   SendEnded(why);
 }
 
-RankState ForwardingJob::StateOf(std::uint32_t) const {
+RankState ForwardingJob::StateOf(RankSession) const {
   MutexLock lock(&mutex_);
   return state_;
 }

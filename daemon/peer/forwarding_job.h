@@ -36,6 +36,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
 
   std::uint32_t rank() const { return request_.rank; }
   std::uint64_t incarnation() const { return request_.incarnation; }
+  RankSession session() const { return {rank(), incarnation()}; }
 
   // ---- For the link
   // Asks the coordinator to join the rank to the job.
@@ -54,14 +55,14 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // ---- JobPort
   const std::string& job_id() const override { return request_.key.job_id; }
   std::string coordinator() const override { return context_.coordinator; }
-  void RegisterLayout(std::uint32_t rank, LayoutRequest request, Registered answer) override;
-  void Hold(std::uint32_t rank, std::uint32_t channel, std::shared_ptr<void> memory) override;
-  void RefuseLayout(std::uint32_t rank, std::uint32_t channel, const absl::Status& why) override;
-  absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const override;
-  absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory) override;
+  void RegisterLayout(RankSession session, LayoutRequest request, Registered answer) override;
+  void Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) override;
+  void RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) override;
+  absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const override;
+  absl::Status ArenaMapped(RankSession session, std::uint32_t channel, RankMemory memory) override;
   absl::Status Deliver(const RankMessage& message) override;
-  void Lose(std::uint32_t rank, std::uint64_t incarnation, const absl::Status& why) override;
-  RankState StateOf(std::uint32_t rank) const override;
+  void Lose(RankSession session, const absl::Status& why) override;
+  RankState StateOf(RankSession session) const override;
 
  private:
   static constexpr std::size_t kMaxPending = 1024;

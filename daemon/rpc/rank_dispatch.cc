@@ -29,7 +29,7 @@ absl::Status RegisterLayout(const v1::RegisterLayout& message, const DecodeLimit
     return absl::OkStatus();
   }
   if (request->replaces != 0) {
-    const absl::Status may = port->job().CheckReplaces(port->rank(), request->replaces);
+    const absl::Status may = port->job().CheckReplaces(port->session(), request->replaces);
     if (!may.ok()) return may;
   }
   if (!port->job().coordinator().empty()) {
@@ -48,7 +48,7 @@ void RankPort::RefuseLayout(std::uint64_t request_id, const absl::Status& why) {
 
 absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimits& limits,
                              std::uint64_t now_ns, RankPort* port) {
-  const std::uint32_t rank = port->rank();
+  const RankSession session = port->session();
   const auto deliver = [&](absl::FunctionRef<absl::Status(Job*)> call) {
     return port->job().Deliver({&request, call, {}});
   };
@@ -57,7 +57,7 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     const auto staging = port->Staging(operation->staging_bytes);
     if (!staging.ok()) return staging.status();
     const auto call = [&](Job* job) {
-      return job->Operate(rank, operation->sequence, operation->spec, *staging,
+      return job->Operate(session, operation->sequence, operation->spec, *staging,
                           operation->deadline_ns);
     };
     return port->job().Deliver({&request, call, *staging});
@@ -70,8 +70,9 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
       }
       const auto buckets = absl::MakeConstSpan(ready.buckets().data(),
                                                static_cast<std::size_t>(ready.buckets_size()));
-      return deliver(
-          [&](Job* job) { return job->MarkReady(rank, ready.channel(), ready.step(), buckets); });
+      return deliver([&](Job* job) {
+        return job->MarkReady(session, ready.channel(), ready.step(), buckets);
+      });
     }
     case v1::SessionRequest::kEndStep: {
       const auto& end = request.end_step();
@@ -79,8 +80,9 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
         return whole;
       }
       return deliver([&](Job* job) {
-        return end.ready_rest() ? job->FinishStep(rank, end.channel(), end.step(), end.used_map())
-                                : job->EndStep(rank, end.channel(), end.step(), end.used_map());
+        return end.ready_rest()
+                   ? job->FinishStep(session, end.channel(), end.step(), end.used_map())
+                   : job->EndStep(session, end.channel(), end.step(), end.used_map());
       });
     }
     case v1::SessionRequest::kAbandonStep: {
@@ -91,14 +93,15 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
                                       " bytes; ", kMaxReasonBytes, " allowed"));
       }
       return deliver([&](Job* job) {
-        return job->AbandonStep(rank, abandon.channel(), abandon.step(), abandon.reason());
+        return job->AbandonStep(session, abandon.channel(), abandon.step(), abandon.reason());
       });
     }
     case v1::SessionRequest::kRegisterLayout:
       return RegisterLayout(request.register_layout(), limits, now_ns, port);
     case v1::SessionRequest::kReleaseLayout:
-      return deliver(
-          [&](Job* job) { return job->ReleaseLayout(rank, request.release_layout().channel()); });
+      return deliver([&](Job* job) {
+        return job->ReleaseLayout(session, request.release_layout().channel());
+      });
     case v1::SessionRequest::kArenaMapped:
       return port->ArenaMapped(request.arena_mapped().channel());
     case v1::SessionRequest::kBroadcast:
@@ -110,13 +113,13 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     case v1::SessionRequest::kChunkWritten: {
       const auto& chunk = request.chunk_written();
       return deliver([&](Job* job) {
-        return job->ChunkWritten(rank, chunk.sequence(), chunk.chunk(), chunk.bytes());
+        return job->ChunkWritten(session, chunk.sequence(), chunk.chunk(), chunk.bytes());
       });
     }
     case v1::SessionRequest::kChunkRead: {
       const auto& chunk = request.chunk_read();
       return deliver(
-          [&](Job* job) { return job->ChunkRead(rank, chunk.sequence(), chunk.chunk()); });
+          [&](Job* job) { return job->ChunkRead(session, chunk.sequence(), chunk.chunk()); });
     }
     case v1::SessionRequest::kBeginCollective: {
       const std::string& description = request.begin_collective().description();
@@ -125,17 +128,18 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
                          absl::StrCat("BeginCollective.description has ", description.size(),
                                       " bytes; 1 to ", kMaxCollectiveBytes, " allowed"));
       }
-      return deliver([&](Job* job) { return job->BeginCollective(rank, description); });
+      return deliver([&](Job* job) { return job->BeginCollective(session, description); });
     }
     case v1::SessionRequest::kQueryCollectives:
       return deliver([&](Job* job) {
         const std::uint64_t waited_ms = request.query_collectives().waited_ms();
-        return job->QueryCollectives(rank, absl::Milliseconds(std::min(waited_ms, kMostWaitedMs)));
+        return job->QueryCollectives(session,
+                                     absl::Milliseconds(std::min(waited_ms, kMostWaitedMs)));
       });
     case v1::SessionRequest::kLeave:
-      return deliver([&](Job* job) { return job->Leave(rank, request.leave().exit()); });
+      return deliver([&](Job* job) { return job->Leave(session, request.leave().exit()); });
     case v1::SessionRequest::kFinish:
-      return deliver([&](Job* job) { return job->Finish(rank); });
+      return deliver([&](Job* job) { return job->Finish(session); });
     case v1::SessionRequest::kQueryStep:
       return deliver([&](Job* job) {
         const auto& query = request.query_step();

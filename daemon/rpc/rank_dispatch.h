@@ -20,7 +20,7 @@ class RankPort {
  public:
   virtual ~RankPort() = default;
 
-  virtual std::uint32_t rank() const = 0;
+  virtual RankSession session() const = 0;
   virtual JobPort& job() const = 0;
 
   // A Status of a call below that is not OK ends the rank's session.

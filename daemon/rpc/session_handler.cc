@@ -169,7 +169,7 @@ void SessionHandler::StreamEnded(const absl::Status& end, const std::string& dis
     if (session_ == nullptr) session_ = std::move(arrived_);
   }
   if (session_ == nullptr) return;
-  const RankState state = session_->job().StateOf(session_->rank());
+  const RankState state = session_->job().StateOf(session());
   const bool left = state == RankState::kExited || state == RankState::kFinished;
   const bool known = left || !end.ok();
   const absl::Status closed = ClosedError(known ? 0 : kExitPatienceMs, disconnected);

@@ -59,7 +59,7 @@ class SessionHandler final : public std::enable_shared_from_this<SessionHandler>
 
  private:
   // ---- RankPort, once the session is open
-  std::uint32_t rank() const override { return session_->rank(); }
+  RankSession session() const override { return session_->identity().session(); }
   JobPort& job() const override { return session_->job(); }
   absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const override {
     return session_->CheckArena(channel, step);

@@ -72,7 +72,7 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
       self->AllocateMemory(place, agreed, std::move(created), registered);
     });
   };
-  job_->RegisterLayout(rank(), std::move(request), std::move(answer));
+  job_->RegisterLayout(identity_.session(), std::move(request), std::move(answer));
 }
 
 void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,
@@ -116,7 +116,7 @@ void Session::MemoryAllocated(JobPort::Registration agreed,
                               absl::StatusOr<std::shared_ptr<Layout>> layout,
                               const Registered& registered) {
   if (!layout.ok()) {
-    job_->RefuseLayout(rank(), agreed.channel, layout.status());
+    job_->RefuseLayout(identity_.session(), agreed.channel, layout.status());
     registered(WithRank(layout.status(), job_->job_id(), rank()));
     return;
   }
@@ -126,7 +126,7 @@ void Session::MemoryAllocated(JobPort::Registration agreed,
     last_channel_ = std::max(last_channel_, agreed.channel);
   }
   const Registration registration{agreed.channel, std::move(agreed.plan), (*layout)->memory};
-  job_->Hold(rank(), registration.channel, *std::move(layout));
+  job_->Hold(identity_.session(), registration.channel, *std::move(layout));
   registered(registration);
 }
 
@@ -197,7 +197,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
   executor_->Run([self = shared_from_this(), channel, layout] {
     if (layout->memory.gpu != nullptr) {
       const absl::Status taken = self->job_->ArenaMapped(
-          self->rank(), channel,
+          self->identity_.session(), channel,
           RankMemory{layout, nullptr, layout->memory.semaphores, layout->memory.gpu});
       if (!taken.ok()) self->End(taken);
       return;
@@ -214,7 +214,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
     status = arena->Map();
     if (status.ok()) {
       status = self->job_->ArenaMapped(
-          self->rank(), channel,
+          self->identity_.session(), channel,
           RankMemory{layout, arena->data(), layout->memory.semaphores, nullptr});
     }
     if (!status.ok()) self->End(status);
@@ -272,7 +272,7 @@ bool Session::CheckLease(std::uint64_t now_ns) {
   return !expired_.exchange(true, std::memory_order_relaxed);
 }
 
-void Session::End(const absl::Status& why) { job_->Lose(rank(), identity_.incarnation, why); }
+void Session::End(const absl::Status& why) { job_->Lose(identity_.session(), why); }
 
 std::uint64_t Session::memory_bytes() const {
   std::uint64_t bytes = staging_->bytes();

@@ -25,6 +25,7 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_port.h"
+#include "daemon/job/rank_session.h"
 #include "daemon/session/client_process.h"
 #include "daemon/worker/gpu_arena.h"
 #include "daemon/worker/worker_supervisor.h"
@@ -40,6 +41,8 @@ struct SessionIdentity {
   std::uint64_t opened_ns = 0;
   std::uint64_t generation = 1;  // of its job
   std::string job_key;           // of the job, the same in all of its generations
+
+  RankSession session() const { return {rank, incarnation}; }
 };
 
 struct SessionLimits {

@@ -175,7 +175,7 @@ void SessionTable::End(std::shared_ptr<Session> session, const absl::Status& why
   const SessionIdentity& identity = session->identity();
   session->End(why);
   // A rank that had left, or whose job had ended, is not lost.
-  const bool lost = session->job().StateOf(identity.rank) == RankState::kLost;
+  const bool lost = session->job().StateOf(identity.session()) == RankState::kLost;
   {
     MutexLock lock(&mutex_);
     // Called for the end of the stream and of the process. The first call counts.

@@ -33,6 +33,7 @@ JobEnvironment Environment(const Clock* clock, Reducer* reducer, Executor* execu
 }
 
 std::uint64_t Incarnation(std::uint32_t rank) { return 100 + rank; }
+RankSession Of(std::uint32_t rank) { return {rank, Incarnation(rank)}; }
 
 // A value that identifies rank, bucket, step and place. Sums over a few ranks are exact.
 double Gradient(std::uint32_t rank, std::uint32_t bucket, std::uint64_t step, std::size_t place) {
@@ -90,7 +91,7 @@ void CheckedJob::Form() {
     request.spec = Spec();
     request.deadline_ns = clock_.NowNs() + 1;
     request.bucket_done_messages = rank % 2 == 0;
-    auto registration = job_->RegisterLayout(rank, std::move(request));
+    auto registration = job_->RegisterLayout(Of(rank), std::move(request));
     if (!registration.ok()) return Violate("register: ", registration.status().ToString());
     channel_ = registration->channel;
     plan_ = std::move(registration->plan);
@@ -101,7 +102,7 @@ void CheckedJob::Form() {
     for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
       content_[rank][bucket].resize(plan_.buckets[bucket].count);
     }
-    const absl::Status mapped = job_->ArenaMapped(rank, channel_, memory_[rank]->Share());
+    const absl::Status mapped = job_->ArenaMapped(Of(rank), channel_, memory_[rank]->Share());
     if (!mapped.ok()) return Violate("map: ", mapped.ToString());
   }
   for (const auto& sink : sinks_) {
@@ -144,7 +145,7 @@ void CheckedJob::Write(std::uint32_t rank, std::uint32_t bucket, std::uint64_t s
 absl::Status CheckedJob::SendBreach(std::uint32_t rank, Breach breach) {
   const std::uint64_t step = model_.Belief(static_cast<int>(rank));
   const auto ready = [&](std::uint64_t at, std::uint32_t bucket) {
-    return job_->MarkReady(rank, channel_, at, {bucket});
+    return job_->MarkReady(Of(rank), channel_, at, {bucket});
   };
   switch (breach) {
     case Breach::kSecondReady:
@@ -152,7 +153,7 @@ absl::Status CheckedJob::SendBreach(std::uint32_t rank, Breach breach) {
     case Breach::kUnknownBucket:
       return ready(step, kModelBuckets);
     case Breach::kUnknownChannel:
-      return job_->MarkReady(rank, kNoSuchChannel, step, {0});
+      return job_->MarkReady(Of(rank), kNoSuchChannel, step, {0});
     case Breach::kStaleReady:
       return ready(step - 1, 0);
     case Breach::kStepZero:
@@ -160,20 +161,20 @@ absl::Status CheckedJob::SendBreach(std::uint32_t rank, Breach breach) {
     case Breach::kReadyAhead:
       return ready(step + 1, 0);
     case Breach::kEndAhead:
-      return job_->EndStep(rank, channel_, step + 1, "");
+      return job_->EndStep(Of(rank), channel_, step + 1, "");
     case Breach::kEndWithUnmarked:
     case Breach::kEndAfterEnd:
-      return job_->EndStep(rank, channel_, step, "");
+      return job_->EndStep(Of(rank), channel_, step, "");
     case Breach::kReadyAfterEnd:
       return ready(step, 0);
     case Breach::kAbandonAfterEnd:
-      return job_->AbandonStep(rank, channel_, step, "too late");
+      return job_->AbandonStep(Of(rank), channel_, step, "too late");
     case Breach::kLeaveInStep:
-      return job_->Leave(rank, /*exit=*/true);
+      return job_->Leave(Of(rank), /*exit=*/true);
     case Breach::kUseReleased:
       return ready(step, 0);
     case Breach::kReleaseTwice:
-      return job_->ReleaseLayout(rank, channel_);
+      return job_->ReleaseLayout(Of(rank), channel_);
   }
   return absl::OkStatus();
 }
@@ -184,12 +185,12 @@ absl::Status CheckedJob::Send(const Event& event) {
   switch (event.action) {
     case Action::kReady:
       Write(rank, event.detail, step);
-      return job_->MarkReady(rank, channel_, step, {event.detail});
+      return job_->MarkReady(Of(rank), channel_, step, {event.detail});
     case Action::kReadyAll:
       for (std::uint32_t bucket = 0; bucket < kModelBuckets; ++bucket) Write(rank, bucket, step);
-      return job_->MarkReady(rank, channel_, step, {0, 1});
+      return job_->MarkReady(Of(rank), channel_, step, {0, 1});
     case Action::kEndStep:
-      return job_->EndStep(rank, channel_, step, UsedMapOf(rank, step));
+      return job_->EndStep(Of(rank), channel_, step, UsedMapOf(rank, step));
     case Action::kReadVerdict:
       return absl::OkStatus();
     case Action::kReduced: {
@@ -202,20 +203,20 @@ absl::Status CheckedJob::Send(const Event& event) {
       return absl::OkStatus();
     }
     case Action::kAbandon:
-      return job_->AbandonStep(rank, channel_, step, "out of memory");
+      return job_->AbandonStep(Of(rank), channel_, step, "out of memory");
     case Action::kLose:
       // The loss is reported in both ways in which a daemon notices it; the first report counts.
-      job_->Lose(rank, Incarnation(rank),
+      job_->Lose(Of(rank),
                  MakeError(absl::StatusCode::kAborted,
                            model_.Lost(event.rank) ? reason::kStreamEnded : reason::kProcessEnded,
                            "its process has ended"));
       return absl::OkStatus();
     case Action::kLeave:
-      return job_->Leave(rank, event.detail != 0);
+      return job_->Leave(Of(rank), event.detail != 0);
     case Action::kFinish:
-      return job_->Finish(rank);
+      return job_->Finish(Of(rank));
     case Action::kRelease:
-      return job_->ReleaseLayout(rank, channel_);
+      return job_->ReleaseLayout(Of(rank), channel_);
     case Action::kDeadline:
       clock_.Advance(kStepTimeoutNs);
       table_.Tick();
@@ -261,7 +262,7 @@ absl::Status CheckedJob::Happen(const Event& event) {
   clock_.Advance(1);
   absl::Status answer = Send(event);
   // After a refused message, the session layer ends the rank's session with the same error.
-  if (!answer.ok()) job_->Lose(event.rank, Incarnation(event.rank), answer);
+  if (!answer.ok()) job_->Lose(Of(event.rank), answer);
   return answer;
 }
 
@@ -556,12 +557,13 @@ void CheckedJob::FinishEnded() {
   for (std::uint32_t rank = 0; rank < static_cast<std::uint32_t>(options_.ranks); ++rank) {
     const std::uint64_t step = model_.step();
     for (const absl::Status& status :
-         {job_->MarkReady(rank, channel_, step, {0}), job_->MarkReady(rank, channel_, 0, {9}),
-          job_->EndStep(rank, channel_, step, ""), job_->AbandonStep(rank, channel_, step, ""),
-          job_->Leave(rank, /*exit=*/true), job_->Finish(rank)}) {
+         {job_->MarkReady(Of(rank), channel_, step, {0}),
+          job_->MarkReady(Of(rank), channel_, 0, {9}), job_->EndStep(Of(rank), channel_, step, ""),
+          job_->AbandonStep(Of(rank), channel_, step, ""), job_->Leave(Of(rank), /*exit=*/true),
+          job_->Finish(Of(rank))}) {
       if (!status.ok()) Violate("after its end, rank ", rank, " is refused: ", status.ToString());
     }
-    job_->Lose(rank, Incarnation(rank), absl::AbortedError("again"));
+    job_->Lose(Of(rank), absl::AbortedError("again"));
   }
   job_->Tick();
   for (int rank = 0; rank < options_.ranks; ++rank) {
@@ -587,7 +589,7 @@ void CheckedJob::FinishThrough() {
   }
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!model_.HasSession(rank)) continue;
-    const absl::Status left = job_->Leave(static_cast<std::uint32_t>(rank), /*exit=*/true);
+    const absl::Status left = job_->Leave(Of(static_cast<std::uint32_t>(rank)), /*exit=*/true);
     if (!left.ok()) Violate("rank ", rank, " may not leave: ", left.ToString());
     const auto ends = sinks_[rank]->Of<SessionEndMessage>();
     if (ends.size() != 1 || !ends[0].status.ok()) Violate("rank ", rank, "'s session did not end");

@@ -69,11 +69,11 @@ using CollectiveTest = JobFixture;
 TEST_F(CollectiveTest, DifferenceEndsTheJobAndNamesRanksAndCollectives) {
   Start(3);
   for (const std::uint32_t rank : {0, 1, 2}) {
-    ASSERT_TRUE(job_->BeginCollective(rank, "barrier").ok());
+    ASSERT_TRUE(job_->BeginCollective(Of(rank), "barrier").ok());
   }
-  ASSERT_TRUE(job_->BeginCollective(2, "all-reduce of 4 float32").ok());
+  ASSERT_TRUE(job_->BeginCollective(Of(2), "all-reduce of 4 float32").ok());
   EXPECT_FALSE(job_->HasEnded());
-  ASSERT_TRUE(job_->BeginCollective(0, "all-reduce of 8 float32").ok());
+  ASSERT_TRUE(job_->BeginCollective(Of(0), "all-reduce of 8 float32").ok());
   for (const std::uint32_t rank : {0, 1, 2}) {
     const absl::Status end = Only<SessionEndMessage>(rank).status;
     EXPECT_EQ(end.code(), absl::StatusCode::kFailedPrecondition);
@@ -90,12 +90,12 @@ TEST_F(CollectiveTest, RunningReductionEndsBeforeTheSessionsDo) {
   Start(2);
   const std::uint32_t channel = Agree(Spec(1));
   for (const std::uint32_t rank : {0, 1}) DoStep(rank, channel, 1);
-  ASSERT_TRUE(job_->BeginCollective(0, "barrier").ok());
-  ASSERT_TRUE(job_->BeginCollective(1, "gather").ok());
+  ASSERT_TRUE(job_->BeginCollective(Of(0), "barrier").ok());
+  ASSERT_TRUE(job_->BeginCollective(Of(1), "gather").ok());
   EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());
   reducer_.CompleteAll();
   EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(0).status), "OPERATION_MISMATCH");
-  ASSERT_TRUE(job_->BeginCollective(0, "barrier").ok()) << "the job has ended: nothing happens";
+  ASSERT_TRUE(job_->BeginCollective(Of(0), "barrier").ok()) << "the job has ended: nothing happens";
 }
 
 }  // namespace

@@ -156,11 +156,11 @@ class Trainer {
     sink_ = std::make_shared<WaitingSink>();
     memory_.reset();
     window_ = std::make_shared<Window>();
-    incarnation_ = ++world_.incarnations;
+    session_ = {rank_, ++world_.incarnations};
     JobOptions options;
     options.step_timeout_ns = kStepTimeoutNs;
     const auto job =
-        world_.table.Join({1000, "run", ""}, rank_, kRanks, options, incarnation_, sink_);
+        world_.table.Join({1000, "run", ""}, rank_, kRanks, options, session_.incarnation, sink_);
     // The rank's last session has ended: the rank is free, or a new generation begins.
     ASSERT_TRUE(job.ok()) << job.status();
     job_ = *job;
@@ -168,7 +168,7 @@ class Trainer {
     request.spec = Spec();
     request.deadline_ns = ~std::uint64_t{0};
     request.bucket_done_messages = rank_ == 0;
-    const auto registered = job_->RegisterLayout(rank_, request);
+    const auto registered = job_->RegisterLayout(session_, request);
     if (!registered.ok()) {  // the job has ended
       Await<LayoutReadyMessage>();
       return;
@@ -178,14 +178,14 @@ class Trainer {
     for (std::uint32_t b = 0; b < kBuckets; ++b) {
       offsets_[b] = registered->plan.buckets[b].offset;
     }
-    Expect(job_->ArenaMapped(rank_, channel_, memory_->Share()));
+    Expect(job_->ArenaMapped(session_, channel_, memory_->Share()));
     if (!Await<LayoutReadyMessage>().has_value()) return;
     std::uint64_t sequence = 0;
     for (std::uint64_t step = 1; step <= kStepsPerGeneration; ++step) {
       if (!TakeStep(step)) return;
       if (step % 5 == 0 && !Operate(++sequence)) return;
     }
-    Expect(job_->Leave(rank_, /*exit=*/true));
+    Expect(job_->Leave(session_, /*exit=*/true));
     // The job ends when all ranks have left, or when a rank begins the next generation. In both
     // cases the session ends.
     const SessionMessage message = sink_->Next();
@@ -205,19 +205,19 @@ class Trainer {
       for (std::uint64_t i = 0; i < kCounts[bucket]; ++i) {
         data[i] = Gradient(rank_, step, bucket, i);
       }
-      Expect(job_->MarkReady(rank_, channel_, step, {bucket}));
+      Expect(job_->MarkReady(session_, channel_, step, {bucket}));
     }
-    Expect(job_->EndStep(rank_, channel_, step, ""));
+    Expect(job_->EndStep(session_, channel_, step, ""));
     return AwaitVerdict(step, order[0]);
   }
 
   bool Abandon(std::uint64_t step) {
-    Expect(job_->AbandonStep(rank_, channel_, step, "no memory"));
+    Expect(job_->AbandonStep(session_, channel_, step, "no memory"));
     return AwaitVerdict(step, 0);
   }
 
   bool Die() {
-    job_->Lose(rank_, incarnation_,
+    job_->Lose(session_,
                MakeError(absl::StatusCode::kAborted, Reason("DIED"), "its process has ended"));
     for (;;) {
       const SessionMessage message = sink_->Next();
@@ -282,7 +282,7 @@ class Trainer {
     for (std::uint64_t i = 0; i < kStagingBytes / sizeof(float); ++i) {
       floats[i] = Gradient(rank_, sequence, 0, i);
     }
-    Expect(job_->Operate(rank_, sequence, spec, {window_, window_->bytes, kStagingBytes},
+    Expect(job_->Operate(session_, sequence, spec, {window_, window_->bytes, kStagingBytes},
                          ~std::uint64_t{0}));
     if (spec.kind == OperationKind::kBroadcast && !MoveChunks(sequence, spec)) return false;
     if (!Await<OperationDoneMessage>().has_value()) return false;
@@ -304,12 +304,12 @@ class Trainer {
       const std::byte mark{static_cast<unsigned char>(sequence + chunk)};
       if (rank_ == spec.root) {
         std::fill_n(window_->bytes, sizes[chunk], mark);
-        Expect(job_->ChunkWritten(rank_, sequence, chunk, sizes[chunk]));
+        Expect(job_->ChunkWritten(session_, sequence, chunk, sizes[chunk]));
       } else {
         EXPECT_EQ(ready->bytes, sizes[chunk]);
         EXPECT_EQ(window_->bytes[0], mark);
         EXPECT_EQ(window_->bytes[sizes[chunk] - 1], mark);
-        Expect(job_->ChunkRead(rank_, sequence, chunk));
+        Expect(job_->ChunkRead(session_, sequence, chunk));
       }
     }
     return true;
@@ -318,7 +318,7 @@ class Trainer {
   World& world_;
   const std::uint32_t rank_;
   std::mt19937 random_;
-  std::uint64_t incarnation_ = 0;
+  RankSession session_;
   std::shared_ptr<WaitingSink> sink_;
   std::shared_ptr<Job> job_;
   std::uint32_t channel_ = 0;
@@ -346,7 +346,7 @@ void Disturb(World* world) {
       if (steps >= next_kill && !snapshot.ranks.empty()) {
         next_kill = steps + 25;
         const RankSnapshot& rank = snapshot.ranks[random() % snapshot.ranks.size()];
-        job->Lose(rank.rank, rank.incarnation,
+        job->Lose({rank.rank, rank.incarnation},
                   MakeError(absl::StatusCode::kAborted, Reason("DIED"), "its lease ran out"));
       }
     }
@@ -403,7 +403,7 @@ TEST(ConcurrencyTest, RankMayJoinWhileAnotherIsLost) {
     std::thread loss([&] {
       while (!go.load()) {
       }
-      (*joined)->Lose(0, first, absl::AbortedError("its process has ended"));
+      (*joined)->Lose({0, first}, absl::AbortedError("its process has ended"));
     });
     go.store(true);
     const auto other = world.table.Join(key, 1, 2, {}, second, second_sink);
@@ -411,7 +411,7 @@ TEST(ConcurrencyTest, RankMayJoinWhileAnotherIsLost) {
     // It joins the old generation and learns of the loss, or it begins the next one.
     ASSERT_TRUE(other.ok()) << other.status();
     EXPECT_EQ(second_sink->Empty(), *other != *joined);
-    (*other)->Lose(1, second, absl::AbortedError("done"));
+    (*other)->Lose({1, second}, absl::AbortedError("done"));
     world.table.Tick();
   }
 }

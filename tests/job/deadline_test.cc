@@ -22,7 +22,7 @@ class DeadlineTest : public JobFixture {
     return {staging_[rank], staging_[rank]->data(), staging_[rank]->size()};
   }
   absl::Status Operate(std::uint32_t rank, const OperationSpec& spec, std::uint64_t deadline_ns) {
-    return job_->Operate(rank, 1, spec, Staging(rank), deadline_ns);
+    return job_->Operate(Of(rank), 1, spec, Staging(rank), deadline_ns);
   }
 
   std::vector<std::shared_ptr<std::vector<std::byte>>> staging_;
@@ -33,9 +33,9 @@ TEST_F(DeadlineTest, StepDeadlineRunsFromTheFirstMark) {
   const std::uint32_t channel = Agree(Spec(2));
   Wait(10 * kStepTimeoutNs);
   EXPECT_TRUE(sink(0).messages().empty());
-  ASSERT_TRUE(job_->MarkReady(0, channel, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel, 1, {0}).ok());
   Wait(kStepTimeoutNs - 1);
-  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel, 1, {1}).ok());
   EXPECT_TRUE(sink(0).messages().empty());
   Wait(1);
   EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_TIMEOUT");
@@ -45,8 +45,8 @@ TEST_F(DeadlineTest, StepTimeoutNamesWhatIsMissingToEveryRank) {
   Start(3);
   const std::uint32_t channel = Agree(Spec(3));
   DoStep(0, channel, 1);
-  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {0, 1, 2}).ok());
-  ASSERT_TRUE(job_->MarkReady(2, channel, 1, {1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel, 1, {0, 1, 2}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(2), channel, 1, {1}).ok());
   reducer_.CompleteAll();
   Wait(kStepTimeoutNs);
   const auto record = Only<StepDoneMessage>(0).record;
@@ -66,13 +66,13 @@ TEST_F(DeadlineTest, VoidStepWaitsForRunningReductions) {
   Start(2);
   const std::uint32_t channel = Agree(Spec(2));
   DoStep(0, channel, 1);
-  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel, 1, {0}).ok());
   Wait(kStepTimeoutNs);
   EXPECT_TRUE(sink(0).messages().empty());
   // Late messages do not save the step, and start no reduction.
-  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel, 1, {1}).ok());
   EXPECT_EQ(reducer_.held().size(), 1u);
-  ASSERT_TRUE(job_->EndStep(1, channel, 1, "").ok());
+  ASSERT_TRUE(job_->EndStep(Of(1), channel, 1, "").ok());
   reducer_.CompleteAll();
   EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_TIMEOUT");
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_void, 1u);
@@ -96,17 +96,17 @@ TEST_F(DeadlineTest, StepTimeoutNamesNoRankIfOnlyTheDaemonIsLate) {
 TEST_F(DeadlineTest, EachStepHasItsOwnDeadline) {
   Start(1);
   const std::uint32_t channel = Agree(Spec(2));
-  ASSERT_TRUE(job_->MarkReady(0, channel, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel, 1, {0}).ok());
   reducer_.CompleteAll();
   Wait(kStepTimeoutNs);
   Only<StepDoneMessage>(0);
   TakeAll();
   Wait(10 * kStepTimeoutNs);
   EXPECT_TRUE(sink(0).messages().empty());
-  ASSERT_TRUE(job_->MarkReady(0, channel, 2, {0, 1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel, 2, {0, 1}).ok());
   reducer_.CompleteAll();
   Wait(kStepTimeoutNs - 1);
-  ASSERT_TRUE(job_->EndStep(0, channel, 2, "").ok());
+  ASSERT_TRUE(job_->EndStep(Of(0), channel, 2, "").ok());
   EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
 }
 
@@ -153,12 +153,12 @@ TEST_F(DeadlineTest, BroadcastTimeoutNamesTheMissingRootOrReaders) {
     const std::uint64_t sequence = written ? 2 : 1;
     const std::uint64_t deadline_ns = clock_.NowNs() + 10;
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      ASSERT_TRUE(job_->Operate(rank, sequence, broadcast, Staging(rank), deadline_ns).ok());
+      ASSERT_TRUE(job_->Operate(Of(rank), sequence, broadcast, Staging(rank), deadline_ns).ok());
     }
     if (written) {
-      ASSERT_TRUE(job_->ChunkWritten(1, sequence, 0, 64).ok());
+      ASSERT_TRUE(job_->ChunkWritten(Of(1), sequence, 0, 64).ok());
       executor_.RunAll();
-      ASSERT_TRUE(job_->ChunkRead(2, sequence, 0).ok());
+      ASSERT_TRUE(job_->ChunkRead(Of(2), sequence, 0).ok());
     }
     Wait(10);
     const absl::Status status = Only<OperationFailedMessage>(0).status;

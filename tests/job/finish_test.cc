@@ -17,7 +17,7 @@ class FinishTest : public JobFixture {
   }
 
   void Finish(std::uint32_t rank) {
-    const absl::Status status = job_->Finish(rank);
+    const absl::Status status = job_->Finish(Of(rank));
     EXPECT_TRUE(status.ok()) << status;
   }
   // Every session that is left ends because of rank 1.
@@ -48,8 +48,8 @@ TEST_F(FinishTest, JobOfRanksThatAllFinishEndsWell) {
 
 TEST_F(FinishTest, RankMayLeaveAfterAnotherHasFinished) {
   Finish(1);
-  ASSERT_TRUE(job_->Leave(0, /*exit=*/true).ok());
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   EXPECT_TRUE(Only<SessionEndMessage>(2).status.ok());
 }
 
@@ -60,48 +60,48 @@ TEST_F(FinishTest, NextStepEndsTheJobAndSaysWhenTheRankFinished) {
   clock_.Advance(12'300'000'000);
   EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty());
   TakeAll();
-  ASSERT_TRUE(job_->MarkReady(0, channel_, 2, {1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 2, {1}).ok());
   ExpectEnded("finished 12s ago");
 }
 
 TEST_F(FinishTest, StepThatAnotherRankHasBegunEndsTheJob) {
-  ASSERT_TRUE(job_->MarkReady(2, channel_, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(2), channel_, 1, {0}).ok());
   Finish(1);
   ExpectEnded("Rank 2 has begun step 1 of layout 'model'");
 }
 
 TEST_F(FinishTest, OperationEndsTheJob) {
   Finish(1);
-  ASSERT_TRUE(job_->Operate(2, 1, OperationSpec(), {}, kForever).ok());
+  ASSERT_TRUE(job_->Operate(Of(2), 1, OperationSpec(), {}, kForever).ok());
   ExpectEnded("Rank 2 has begun operation 1,");
 }
 
 TEST_F(FinishTest, LayoutEndsTheJob) {
   Finish(1);
-  ASSERT_TRUE(job_->RegisterLayout(0, Request(Spec(1, "other"))).ok());
+  ASSERT_TRUE(job_->RegisterLayout(Of(0), Request(Spec(1, "other"))).ok());
   ExpectEnded("Rank 0 has begun layout 'other'");
 }
 
 TEST_F(FinishTest, CollectiveThatTheRankHasNotBegunEndsTheJob) {
   for (const std::uint32_t rank : {0, 1}) {
-    ASSERT_TRUE(job_->BeginCollective(rank, "barrier").ok());
+    ASSERT_TRUE(job_->BeginCollective(Of(rank), "barrier").ok());
   }
   Finish(1);
-  ASSERT_TRUE(job_->BeginCollective(2, "barrier").ok());
+  ASSERT_TRUE(job_->BeginCollective(Of(2), "barrier").ok());
   EXPECT_FALSE(job_->HasEnded()) << "rank 1 has begun it, too";
-  ASSERT_TRUE(job_->BeginCollective(2, "gather").ok());
+  ASSERT_TRUE(job_->BeginCollective(Of(2), "gather").ok());
   ExpectEnded("Rank 2 has begun collective 2 (gather), which needs it");
 }
 
 TEST_F(FinishTest, CollectiveThatAnotherRankHasBegunEndsTheJob) {
-  ASSERT_TRUE(job_->BeginCollective(0, "barrier").ok());
+  ASSERT_TRUE(job_->BeginCollective(Of(0), "barrier").ok());
   Finish(1);
   ExpectEnded("Rank 0 has begun collective 1 (barrier), which needs it");
 }
 
 TEST_F(FinishTest, RankThatHasBegunTheFewestCollectivesIsNamed) {
   for (const std::uint32_t rank : {0, 2}) {
-    ASSERT_TRUE(job_->BeginCollective(rank, "barrier").ok());
+    ASSERT_TRUE(job_->BeginCollective(Of(rank), "barrier").ok());
   }
   Finish(2);
   EXPECT_FALSE(job_->HasEnded());
@@ -112,25 +112,25 @@ TEST_F(FinishTest, RankThatHasBegunTheFewestCollectivesIsNamed) {
 }
 
 TEST_F(FinishTest, RanksThatStayedResumeAndThenEndTheJob) {
-  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/false).ok());
   Finish(1);
   Only<LeaveDoneMessage>(0);
   TakeAll();
-  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {0}).ok());
   ExpectEnded("Rank 0 has begun step 1");
 }
 
 TEST_F(FinishTest, RankInAStepMayNotFinish) {
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0}).ok());
-  const absl::Status status = job_->Finish(1);
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 1, {0}).ok());
+  const absl::Status status = job_->Finish(Of(1));
   EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
   EXPECT_TRUE(Says(status, "rank 1 sent Finish in the middle of a step")) << status;
 }
 
 TEST_F(FinishTest, RankThatStaysMayNotFinish) {
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/false).ok());
-  const absl::Status status = job_->Finish(1);
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/false).ok());
+  const absl::Status status = job_->Finish(Of(1));
   EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
   EXPECT_TRUE(Says(status, "rank 1 sent Finish while it stays")) << status;
 }

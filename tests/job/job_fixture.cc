@@ -55,7 +55,7 @@ std::uint32_t JobFixture::Register(std::uint32_t rank, const LayoutSpec& spec,
                                    std::uint32_t replaces) {
   LayoutRequest request = Request(spec);
   request.replaces = replaces;
-  const auto registration = job_->RegisterLayout(rank, std::move(request));
+  const auto registration = job_->RegisterLayout(Of(rank), std::move(request));
   EXPECT_TRUE(registration.ok()) << registration.status();
   if (!registration.ok()) return 0;
   const std::uint32_t channel = registration->channel;
@@ -71,7 +71,7 @@ std::uint32_t JobFixture::Register(std::uint32_t rank, const LayoutSpec& spec,
 }
 
 absl::Status JobFixture::Map(std::uint32_t rank, std::uint32_t channel) {
-  return job_->ArenaMapped(rank, channel, memory(rank, channel).Share());
+  return job_->ArenaMapped(Of(rank), channel, memory(rank, channel).Share());
 }
 
 std::uint32_t JobFixture::Agree(const LayoutSpec& spec) {
@@ -90,9 +90,9 @@ void JobFixture::DoStep(std::uint32_t rank, std::uint32_t channel, std::uint64_t
                         absl::string_view used_map) {
   std::vector<std::uint32_t> all(buckets_[channel - 1]);
   std::iota(all.begin(), all.end(), 0);
-  const absl::Status marked = job_->MarkReady(rank, channel, step, all);
+  const absl::Status marked = job_->MarkReady(Of(rank), channel, step, all);
   EXPECT_TRUE(marked.ok()) << marked;
-  const absl::Status ended = job_->EndStep(rank, channel, step, used_map);
+  const absl::Status ended = job_->EndStep(Of(rank), channel, step, used_map);
   EXPECT_TRUE(ended.ok()) << ended;
 }
 

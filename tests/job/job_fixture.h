@@ -53,9 +53,11 @@ class JobFixture : public testing::Test {
               absl::string_view used_map = "");
 
   void Lose(std::uint32_t rank) {
-    job_->Lose(rank, Incarnation(rank), absl::AbortedError("its process has ended"));
+    job_->Lose(Of(rank), absl::AbortedError("its process has ended"));
   }
   static std::uint64_t Incarnation(std::uint32_t rank) { return 100 + rank; }
+  // The rank's session.
+  static RankSession Of(std::uint32_t rank) { return {rank, Incarnation(rank)}; }
   RecordingSink& sink(std::uint32_t rank) { return *sinks_[rank]; }
   // The message of this kind since the last Take(). Fails the test unless there is exactly one.
   template <typename Message>

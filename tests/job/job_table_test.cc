@@ -38,6 +38,7 @@ class JobTableTest : public testing::Test {
     std::shared_ptr<RecordingSink> sink;
     absl::StatusOr<std::shared_ptr<Job>> job;
 
+    RankSession Of(std::uint32_t rank) const { return {rank, incarnation}; }
     bool Ended() const { return !sink->Of<SessionEndMessage>().empty(); }
     absl::Status end() const { return sink->Of<SessionEndMessage>().at(0).status; }
   };
@@ -54,7 +55,7 @@ class JobTableTest : public testing::Test {
     return session.job.ok() ? (*session.job)->identity().generation : 0;
   }
   static void Lose(const Session& session, std::uint32_t rank) {
-    (*session.job)->Lose(rank, session.incarnation, absl::AbortedError("ended"));
+    (*session.job)->Lose(session.Of(rank), absl::AbortedError("ended"));
   }
   static void ExpectSaid(const absl::Status& status, absl::StatusCode code,
                          const std::string& reason, std::initializer_list<const char*> parts) {
@@ -70,10 +71,11 @@ class JobTableTest : public testing::Test {
     LayoutRequest request;
     request.spec.name = "model";
     request.spec.explicit_buckets = {{DataType::kFloat32, 4}};
-    const auto registered = (*session.job)->RegisterLayout(0, request);
+    const auto registered = (*session.job)->RegisterLayout(session.Of(0), request);
     ASSERT_TRUE(registered.ok()) << registered.status();
-    ASSERT_TRUE((*session.job)->ArenaMapped(0, registered->channel, memory_.Share()).ok());
-    ASSERT_TRUE((*session.job)->MarkReady(0, registered->channel, 1, {0}).ok());
+    ASSERT_TRUE(
+        (*session.job)->ArenaMapped(session.Of(0), registered->channel, memory_.Share()).ok());
+    ASSERT_TRUE((*session.job)->MarkReady(session.Of(0), registered->channel, 1, {0}).ok());
     ASSERT_EQ(reducer_.held().size(), 1u);
   }
 
@@ -223,7 +225,7 @@ TEST_F(JobTableTest, DrainEndsIdleJobsAndWaitsForRunningSteps) {
   EXPECT_FALSE(busy.Ended());
   reducer_.CompleteAll();
   EXPECT_FALSE(table_.EndIdle(Draining()));
-  ASSERT_TRUE((*busy.job)->EndStep(0, 1, 1, "").ok());
+  ASSERT_TRUE((*busy.job)->EndStep(busy.Of(0), 1, 1, "").ok());
   EXPECT_TRUE(busy.sink->Of<StepDoneMessage>().at(0).record->verdict.ok());
   EXPECT_TRUE(table_.EndIdle(Draining()));
   EXPECT_EQ(DetailsOf(busy.end()).reason, "DRAINING");
@@ -243,7 +245,7 @@ TEST_F(JobTableTest, LossWhileTheJobFormsAllowsANewGeneration) {
 TEST_F(JobTableTest, RankThatExitsWhileTheJobFormsMayRejoin) {
   const Session left = Join(0, 3);
   const Session waiting = Join(1, 3);
-  ASSERT_TRUE((*left.job)->Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE((*left.job)->Leave(left.Of(0), /*exit=*/true).ok());
   const Session again = Join(0, 3);
   ASSERT_TRUE(again.job.ok()) << again.job.status();
   EXPECT_EQ(GenerationOf(again), 2u);
@@ -254,13 +256,13 @@ TEST_F(JobTableTest, RankThatExitsWhileTheJobFormsMayRejoin) {
 TEST_F(JobTableTest, RankThatFinishesAndRejoinsDoesNotSupersedeItsJob) {
   const Session finished = Join(0);
   const Session other = Join(1);
-  ASSERT_TRUE((*finished.job)->Finish(0).ok());
+  ASSERT_TRUE((*finished.job)->Finish(finished.Of(0)).ok());
   const Session again = Join(0);
   ASSERT_TRUE(again.job.ok()) << again.job.status();
   EXPECT_EQ(GenerationOf(again), 2u);
   table_.Tick();
   EXPECT_FALSE(other.Ended());
-  ASSERT_TRUE((*other.job)->Finish(1).ok());
+  ASSERT_TRUE((*other.job)->Finish(other.Of(1)).ok());
   EXPECT_TRUE(other.end().ok()) << other.end();
 }
 
@@ -268,14 +270,14 @@ TEST_F(JobTableTest, RankThatFinishesAndRejoinsDoesNotSupersedeItsJob) {
 TEST_F(JobTableTest, RankThatLeavesAFullJobAndRejoinsDoesNotSupersedeIt) {
   const Session left = Join(0);
   const Session other = Join(1);
-  ASSERT_TRUE((*left.job)->Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE((*left.job)->Leave(left.Of(0), /*exit=*/true).ok());
   const Session again = Join(0);
   ASSERT_TRUE(again.job.ok()) << again.job.status();
   EXPECT_EQ(GenerationOf(again), 2u);
   table_.Tick();
   EXPECT_FALSE(other.Ended());
   EXPECT_FALSE((*other.job)->HasEnded());
-  ASSERT_TRUE((*other.job)->Leave(1, /*exit=*/true).ok());
+  ASSERT_TRUE((*other.job)->Leave(other.Of(1), /*exit=*/true).ok());
   EXPECT_TRUE(other.end().ok()) << other.end();
   // Now it comes after the first one.
   const Session next = Join(1);
@@ -291,7 +293,7 @@ TEST_F(JobTableTest, RankThatJoinsTheNextGenerationWithoutLeavingSupersedesTheOl
   const Session left = Join(0, 3);
   const Session restarted = Join(1, 3);
   const Session third = Join(2, 3);
-  ASSERT_TRUE((*left.job)->Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE((*left.job)->Leave(left.Of(0), /*exit=*/true).ok());
   const Session again = Join(0, 3);
   JobOptions other_options;
   other_options.divide_by_world = true;
@@ -309,7 +311,7 @@ TEST_F(JobTableTest, RankThatJoinsTheNextGenerationWithoutLeavingSupersedesTheOl
 
 TEST_F(JobTableTest, GenerationNumbersContinueAfterAJobHasEnded) {
   const Session first = Join(0, 1);
-  ASSERT_TRUE((*first.job)->Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE((*first.job)->Leave(first.Of(0), /*exit=*/true).ok());
   table_.Tick();
   const Session second = Join(0, 1);
   EXPECT_EQ(GenerationOf(second), 2u);
@@ -322,8 +324,8 @@ TEST_F(JobTableTest, GenerationNumbersContinueAfterAJobHasEnded) {
 TEST_F(JobTableTest, SuccessorOrDrainDoesNotFailAJobThatEndedWell) {
   const Session a = Join(0, 1, Key(1000, "a"));
   const Session b = Join(0, 1, Key(1000, "b"));
-  ASSERT_TRUE((*a.job)->Leave(0, /*exit=*/true).ok());
-  ASSERT_TRUE((*b.job)->Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE((*a.job)->Leave(a.Of(0), /*exit=*/true).ok());
+  ASSERT_TRUE((*b.job)->Leave(b.Of(0), /*exit=*/true).ok());
   // The table has not noticed yet that they have ended.
   const Session next = Join(0, 1, Key(1000, "a"));
   EXPECT_EQ(GenerationOf(next), 2u);

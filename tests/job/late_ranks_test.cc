@@ -33,7 +33,7 @@ class LateRanksTest : public JobFixture {
     return {staging_[rank], staging_[rank]->data(), staging_[rank]->size()};
   }
   absl::Status Operate(std::uint32_t rank, const OperationSpec& spec) {
-    return job_->Operate(rank, 1, spec, Staging(rank), kForever);
+    return job_->Operate(Of(rank), 1, spec, Staging(rank), kForever);
   }
 
   std::vector<std::shared_ptr<std::vector<std::byte>>> staging_;
@@ -80,7 +80,7 @@ TEST_F(LateRanksTest, NothingIsSaidOnceTheAgreementIsReachedOrHasFailed) {
   Register(1, Spec(1));
   ASSERT_TRUE(Map(1, channel).ok());
   const auto failing =
-      job_->RegisterLayout(0, Request(Spec(1, "other"), clock_.NowNs() + 6 * kSecond));
+      job_->RegisterLayout(Of(0), Request(Spec(1, "other"), clock_.NowNs() + 6 * kSecond));
   ASSERT_TRUE(failing.ok());
   job_->Tick();
   Wait(6 * kSecond);
@@ -94,12 +94,12 @@ TEST_F(LateRanksTest, NothingIsSaidOnceTheAgreementIsReachedOrHasFailed) {
 TEST_F(LateRanksTest, StepNamesWhatLateRanksHaveNotDoneToThoseThatHaveEndedIt) {
   Start(5, false, 60 * kSecond);
   const std::uint32_t channel = Agree(Spec(3));
-  ASSERT_TRUE(job_->MarkReady(1, channel, 1, {1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel, 1, {1}).ok());
   job_->Tick();
   Wait(6 * kSecond);
   EXPECT_EQ(Notices(1), Texts{});  // nobody waits yet
   DoStep(0, channel, 1);
-  ASSERT_TRUE(job_->MarkReady(4, channel, 1, {0, 1, 2}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(4), channel, 1, {0, 1, 2}).ok());
   job_->Tick();
   Wait(5 * kSecond);
   EXPECT_EQ(Notices(0),
@@ -107,7 +107,7 @@ TEST_F(LateRanksTest, StepNamesWhatLateRanksHaveNotDoneToThoseThatHaveEndedIt) {
                   "ranks 2, 3 have not begun it; rank 4 has not ended it"});
   for (const std::uint32_t rank : {1, 2, 3, 4}) EXPECT_EQ(Notices(rank), Texts{}) << rank;
   // The next step is another wait.
-  ASSERT_TRUE(job_->AbandonStep(1, channel, 1, "enough").ok());
+  ASSERT_TRUE(job_->AbandonStep(Of(1), channel, 1, "enough").ok());
   reducer_.CompleteAll();
   DoStep(0, channel, 2);
   TakeAll();
@@ -139,16 +139,16 @@ TEST_F(LateRanksTest, EachChunkOfABroadcastIsAWaitOfItsOwn) {
   ASSERT_TRUE(Operate(1, broadcast).ok());
   job_->Tick();
   Wait(4 * kSecond);
-  ASSERT_TRUE(job_->ChunkWritten(1, 1, 0, 64).ok());
+  ASSERT_TRUE(job_->ChunkWritten(Of(1), 1, 0, 64).ok());
   executor_.RunAll();
-  ASSERT_TRUE(job_->ChunkRead(0, 1, 0).ok());
+  ASSERT_TRUE(job_->ChunkRead(Of(0), 1, 0).ok());
   job_->Tick();
   Wait(4 * kSecond);
   EXPECT_EQ(Notices(0), Texts{});
   Wait(kSecond);
   EXPECT_EQ(Notices(0), Texts{"operation 1 (broadcast of 128 bytes from rank 1) after 5s: rank 1 "
                               "has not written its part"});
-  ASSERT_TRUE(job_->ChunkWritten(1, 1, 1, 64).ok());
+  ASSERT_TRUE(job_->ChunkWritten(Of(1), 1, 1, 64).ok());
   executor_.RunAll();
   TakeAll();
   Wait(30 * kSecond);
@@ -160,15 +160,15 @@ TEST_F(LateRanksTest, EachChunkOfABroadcastIsAWaitOfItsOwn) {
 TEST_F(LateRanksTest, QueryNamesTheRanksThatHaveBegunFewerCollectives) {
   Start(5, false, kStepTimeoutNs, /*absent=*/1);
   for (const std::uint32_t rank : {0, 1, 3}) {
-    ASSERT_TRUE(job_->BeginCollective(rank, "barrier").ok());
+    ASSERT_TRUE(job_->BeginCollective(Of(rank), "barrier").ok());
   }
-  ASSERT_TRUE(job_->BeginCollective(0, "gather").ok());
-  ASSERT_TRUE(job_->Leave(3, /*exit=*/true).ok());
-  ASSERT_TRUE(job_->QueryCollectives(0, absl::Seconds(35)).ok());
+  ASSERT_TRUE(job_->BeginCollective(Of(0), "gather").ok());
+  ASSERT_TRUE(job_->Leave(Of(3), /*exit=*/true).ok());
+  ASSERT_TRUE(job_->QueryCollectives(Of(0), absl::Seconds(35)).ok());
   EXPECT_EQ(Notices(0), Texts{"a collective after 35s: rank 1 has not begun collective 2 (gather); "
                               "rank 2 has not begun collective 1 (barrier); rank 4 has not joined "
                               "the job"});
-  ASSERT_TRUE(job_->QueryCollectives(2, absl::Seconds(5)).ok());
+  ASSERT_TRUE(job_->QueryCollectives(Of(2), absl::Seconds(5)).ok());
   for (const std::uint32_t rank : {1, 2}) EXPECT_EQ(Notices(rank), Texts{}) << "nobody is late";
 }
 

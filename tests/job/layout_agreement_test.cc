@@ -98,7 +98,7 @@ TEST_F(LayoutAgreementTest, MismatchErrorNamesParameterAndBothRanksToEveryRank) 
   Register(2, Spec(2));
   LayoutSpec other = Spec(2);
   other.parameters[1].shape = {4};
-  const absl::Status refused = job_->RegisterLayout(1, Request(other)).status();
+  const absl::Status refused = job_->RegisterLayout(Of(1), Request(other)).status();
   for (const absl::Status& status :
        {refused, Only<LayoutFailedMessage>(0).status, Only<LayoutFailedMessage>(2).status}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
@@ -120,7 +120,7 @@ TEST_F(LayoutAgreementTest, DifferentLastBucketCapIsAMismatch) {
   Register(0, Spec(2));
   LayoutSpec other = Spec(2);
   other.last_bucket_cap_bytes = 4096;
-  const absl::Status refused = job_->RegisterLayout(1, Request(other)).status();
+  const absl::Status refused = job_->RegisterLayout(Of(1), Request(other)).status();
   for (const absl::Status& status : {refused, Only<LayoutFailedMessage>(0).status}) {
     EXPECT_EQ(ReasonOf(status), "LAYOUT_MISMATCH");
     EXPECT_TRUE(Says(status, "last_bucket_cap_bytes: 0 on rank 0, 4096 on rank 1")) << status;
@@ -131,7 +131,7 @@ TEST_F(LayoutAgreementTest, MismatchLeavesTheJobRunningAndTheNameFree) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
   EXPECT_TRUE(Map(0, channel).ok());
-  ASSERT_FALSE(job_->RegisterLayout(1, Request(Spec(3))).ok());
+  ASSERT_FALSE(job_->RegisterLayout(Of(1), Request(Spec(3))).ok());
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
 
@@ -152,8 +152,8 @@ TEST_F(LayoutAgreementTest, StepBeforeTheAgreementIsRefused) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
   for (const absl::Status& status :
-       {job_->MarkReady(0, channel, 1, {0}), job_->EndStep(0, channel, 1, ""),
-        job_->AbandonStep(0, channel, 1, "")}) {
+       {job_->MarkReady(Of(0), channel, 1, {0}), job_->EndStep(Of(0), channel, 1, ""),
+        job_->AbandonStep(Of(0), channel, 1, "")}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(ReasonOf(status), "ARENA_NOT_POPULATED");
     EXPECT_TRUE(Says(status, "before LayoutReady")) << status;
@@ -163,13 +163,13 @@ TEST_F(LayoutAgreementTest, StepBeforeTheAgreementIsRefused) {
 TEST_F(LayoutAgreementTest, SecondRegistrationOrMappingIsRefused) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(2));
-  const absl::Status again = job_->RegisterLayout(0, Request(Spec(2))).status();
+  const absl::Status again = job_->RegisterLayout(Of(0), Request(Spec(2))).status();
   EXPECT_EQ(ReasonOf(again), "ALREADY_REGISTERED");
   EXPECT_TRUE(Says(again, "rank 0")) << again;
   EXPECT_TRUE(Map(0, channel).ok());
   EXPECT_EQ(ReasonOf(Map(0, channel)), "PROTOCOL_VIOLATION");
-  EXPECT_EQ(ReasonOf(job_->ArenaMapped(1, channel, {})), "PROTOCOL_VIOLATION");
-  EXPECT_EQ(ReasonOf(job_->ArenaMapped(1, 9, {})), "UNKNOWN_CHANNEL");
+  EXPECT_EQ(ReasonOf(job_->ArenaMapped(Of(1), channel, {})), "PROTOCOL_VIOLATION");
+  EXPECT_EQ(ReasonOf(job_->ArenaMapped(Of(1), 9, {})), "UNKNOWN_CHANNEL");
 }
 
 TEST_F(LayoutAgreementTest, EachLayoutHasItsOwnChannelStepsAndVerdicts) {
@@ -183,7 +183,7 @@ TEST_F(LayoutAgreementTest, EachLayoutHasItsOwnChannelStepsAndVerdicts) {
   reducer_.CompleteAll();
   EXPECT_EQ(Only<StepDoneMessage>(0).channel, generator);
   TakeAll();
-  ASSERT_TRUE(job_->AbandonStep(1, discriminator, 1, "no memory").ok());
+  ASSERT_TRUE(job_->AbandonStep(Of(1), discriminator, 1, "no memory").ok());
   const auto done = Only<StepDoneMessage>(0);
   EXPECT_EQ(done.channel, discriminator);
   EXPECT_EQ(ReasonOf(done.record->verdict), "STEP_ABANDONED");
@@ -193,7 +193,7 @@ TEST_F(LayoutAgreementTest, EachLayoutHasItsOwnChannelStepsAndVerdicts) {
 TEST_F(LayoutAgreementTest, TimeoutNamesRanksThatHaveNotRegisteredOrMapped) {
   Start(4);
   const std::uint64_t deadline_ns = clock_.NowNs() + 100;
-  const auto registered = job_->RegisterLayout(0, Request(Spec(1), deadline_ns));
+  const auto registered = job_->RegisterLayout(Of(0), Request(Spec(1), deadline_ns));
   ASSERT_TRUE(registered.ok());
   const std::uint32_t channel = Register(1, Spec(1));
   EXPECT_TRUE(Map(1, channel).ok());
@@ -211,7 +211,7 @@ TEST_F(LayoutAgreementTest, TimeoutNamesRanksThatHaveNotRegisteredOrMapped) {
   }
   EXPECT_TRUE(sink(2).messages().empty());
   // The late rank gets the same answer. No rank gets it twice.
-  const absl::Status late = job_->RegisterLayout(2, Request(Spec(1))).status();
+  const absl::Status late = job_->RegisterLayout(Of(2), Request(Spec(1))).status();
   EXPECT_EQ(ReasonOf(late), "LAYOUT_TIMEOUT");
   EXPECT_TRUE(Says(late, "This rank, 2, came too late.")) << late;
   clock_.Advance(1000);
@@ -223,10 +223,10 @@ TEST_F(LayoutAgreementTest, TimeoutNamesRanksThatHaveNotRegisteredOrMapped) {
 
 TEST_F(LayoutAgreementTest, AgreedLayoutHasNoDeadline) {
   Start(1);
-  const auto registered = job_->RegisterLayout(0, Request(Spec(1), clock_.NowNs() + 100));
+  const auto registered = job_->RegisterLayout(Of(0), Request(Spec(1), clock_.NowNs() + 100));
   ASSERT_TRUE(registered.ok());
   TrainerMemory memory(registered->plan.arena_bytes, 1);
-  ASSERT_TRUE(job_->ArenaMapped(0, registered->channel, memory.Share()).ok());
+  ASSERT_TRUE(job_->ArenaMapped(Of(0), registered->channel, memory.Share()).ok());
   TakeAll();
   clock_.Advance(1000);
   job_->Tick();
@@ -238,7 +238,7 @@ TEST_F(LayoutAgreementTest, DoesNotWaitForARankThatExits) {
   const std::uint32_t channel = Register(0, Spec(1));
   EXPECT_TRUE(Map(0, channel).ok());
   EXPECT_TRUE(sink(0).messages().empty());
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/true).ok());
   Only<LayoutReadyMessage>(0);
   DoStep(0, channel, 1);
   reducer_.CompleteAll();
@@ -252,29 +252,29 @@ TEST_F(LayoutAgreementTest, FailsOnEveryRankWhenOneLeavesAndStays) {
   const std::uint32_t channel = Register(0, Spec(1));
   EXPECT_TRUE(Map(0, channel).ok());
   Register(2, Spec(1));
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/false).ok());
   for (const std::uint32_t rank : {0, 2}) {
     const absl::Status status = Only<LayoutFailedMessage>(rank).status;
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(ReasonOf(status), "RANKS_LEFT");
     EXPECT_TRUE(Says(status, "layout 'model' cannot be agreed: rank 2 left")) << status;
   }
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/false).ok());
-  const absl::Status refused = job_->RegisterLayout(0, Request(Spec(1))).status();
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/false).ok());
+  const absl::Status refused = job_->RegisterLayout(Of(0), Request(Spec(1))).status();
   EXPECT_EQ(ReasonOf(refused), "RANKS_LEFT");
   EXPECT_TRUE(Says(refused, "rank 2, 1 left")) << refused;
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
   // Once all ranks have left, they can agree again.
-  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/false).ok());
   TakeAll();
   Agree(Spec(1));
 }
 
 TEST_F(LayoutAgreementTest, RankThatHasLeftCannotRegister) {
   Start(2);
-  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
-  const absl::Status status = job_->RegisterLayout(0, Request(Spec(1))).status();
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/false).ok());
+  const absl::Status status = job_->RegisterLayout(Of(0), Request(Spec(1))).status();
   EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
   EXPECT_TRUE(Says(status, "rank 0 has left")) << status;
 }
@@ -283,7 +283,7 @@ TEST_F(LayoutAgreementTest, MappingInFlightWhenTheRankLeavesIsAccepted) {
   Start(2);
   const std::uint32_t channel = Register(0, Spec(1));
   Register(1, Spec(1));
-  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/false).ok());
   const absl::Status mapped = Map(0, channel);
   EXPECT_TRUE(mapped.ok()) << mapped;
   executor_.RunAll();

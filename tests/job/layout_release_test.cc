@@ -32,7 +32,7 @@ class LayoutReleaseTest : public JobFixture {
     TakeAll();
   }
   void Release(std::uint32_t rank, std::uint32_t channel) {
-    const absl::Status released = job_->ReleaseLayout(rank, channel);
+    const absl::Status released = job_->ReleaseLayout(Of(rank), channel);
     EXPECT_TRUE(released.ok()) << released;
     executor_.RunAll();
   }
@@ -48,7 +48,7 @@ class LayoutReleaseTest : public JobFixture {
   absl::Status Ask(std::uint32_t rank, const LayoutSpec& spec, std::uint32_t replaces = 0) {
     LayoutRequest request = Request(spec);
     request.replaces = replaces;
-    return job_->RegisterLayout(rank, std::move(request)).status();
+    return job_->RegisterLayout(Of(rank), std::move(request)).status();
   }
   // The running step is void because of `rank`.
   void ExpectReleasedBy(std::uint32_t rank, std::uint32_t told, std::uint64_t step) {
@@ -111,7 +111,7 @@ TEST_F(LayoutReleaseTest, StatisticsOfTheLastFourReleasedLayoutsAreKept) {
 TEST_F(LayoutReleaseTest, ObjectsHeldForTheRankAreFreed) {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = held;
-  job_->Hold(0, channel_, std::move(held));
+  job_->Hold(Of(0), channel_, std::move(held));
   Release(0, channel_);
   EXPECT_TRUE(watch.expired());
 }
@@ -204,7 +204,7 @@ TEST_F(LayoutReleaseTest, StepThatNeedsTheRankIsVoidAfterFiveSecondsAndNamesTheR
   Release(1, channel_);
   Wait(10 * kPatienceNs);  // nobody waits for it
   for (std::uint64_t step = 2; step <= 3; ++step) {
-    ASSERT_TRUE(job_->MarkReady(0, channel_, step, {0}).ok());
+    ASSERT_TRUE(job_->MarkReady(Of(0), channel_, step, {0}).ok());
     Wait(kPatienceNs - 1);
     EXPECT_TRUE(sink(0).messages().empty());
     Wait(1);
@@ -215,7 +215,7 @@ TEST_F(LayoutReleaseTest, StepThatNeedsTheRankIsVoidAfterFiveSecondsAndNamesTheR
 TEST_F(LayoutReleaseTest, RunningStepWaitsFiveSecondsFromTheRelease) {
   DoStep(0, channel_, 2);
   Wait(10 * kPatienceNs);
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 2, {1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 2, {1}).ok());
   Release(1, channel_);
   EXPECT_TRUE(Shared(1, channel_));  // a bucket is being reduced
   Wait(kPatienceNs - 1);
@@ -244,7 +244,7 @@ TEST_F(LayoutReleaseTest, StepGoesOnWithoutARankThatReleasesAndThenLeaves) {
   Release(1, channel_);
   DoStep(0, channel_, 2);
   Wait(kPatienceNs - 1);
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/true).ok());
   reducer_.CompleteAll();
   const auto record = Only<StepDoneMessage>(0).record;
   EXPECT_TRUE(record->verdict.ok()) << record->verdict;
@@ -263,47 +263,47 @@ TEST_F(LayoutReleaseTest, LossOfARankThatHasReleasedIsALoss) {
 
 TEST_F(LayoutReleaseTest, LayoutGoesWhenTheLastRankThatHasItLeaves) {
   Release(0, channel_);
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/true).ok());
   EXPECT_EQ(layouts(), 0u);
 }
 
 TEST_F(LayoutReleaseTest, RankThatStaysMayReleaseAndKeepsTheLayoutForTheOthersUntilThen) {
   Release(1, channel_);
-  ASSERT_TRUE(job_->Leave(0, /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/false).ok());
   EXPECT_EQ(layouts(), 1u);
   Release(0, channel_);
   EXPECT_EQ(layouts(), 0u);
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/false).ok());
   EXPECT_TRUE(Only<LeaveDoneMessage>(0).next_steps.empty());
 }
 
 TEST_F(LayoutReleaseTest, MessagesAboutAReleasedLayoutAreRefused) {
   Release(0, channel_);
   for (const absl::Status& status :
-       {job_->MarkReady(0, channel_, 2, {0}), job_->EndStep(0, channel_, 2, ""),
-        job_->FinishStep(0, channel_, 2, ""), job_->AbandonStep(0, channel_, 2, ""),
-        job_->CheckReplaces(0, channel_), job_->ReleaseLayout(0, channel_)}) {
+       {job_->MarkReady(Of(0), channel_, 2, {0}), job_->EndStep(Of(0), channel_, 2, ""),
+        job_->FinishStep(Of(0), channel_, 2, ""), job_->AbandonStep(Of(0), channel_, 2, ""),
+        job_->CheckReplaces(Of(0), channel_), job_->ReleaseLayout(Of(0), channel_)}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
     EXPECT_TRUE(Says(status, "rank 0 has released layout 'model' on channel 1")) << status;
   }
   Release(1, channel_);
-  const absl::Status gone = job_->ReleaseLayout(0, channel_);
+  const absl::Status gone = job_->ReleaseLayout(Of(0), channel_);
   EXPECT_EQ(gone.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReasonOf(gone), "UNKNOWN_CHANNEL");
   EXPECT_TRUE(Says(gone, "it was replaced or released")) << gone;
 }
 
 TEST_F(LayoutReleaseTest, OnlyAReadyLayoutThatIsNotBeingReplacedMayBeReleased) {
-  EXPECT_EQ(ReasonOf(job_->ReleaseLayout(0, 77)), "UNKNOWN_CHANNEL");
+  EXPECT_EQ(ReasonOf(job_->ReleaseLayout(Of(0), 77)), "UNKNOWN_CHANNEL");
   const std::uint32_t pending = Register(1, Spec(1, "another"));
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    const absl::Status early = job_->ReleaseLayout(rank, pending);
+    const absl::Status early = job_->ReleaseLayout(Of(rank), pending);
     EXPECT_EQ(ReasonOf(early), "PROTOCOL_VIOLATION");
     EXPECT_TRUE(Says(early, "not ready")) << early;
   }
   Register(0, Spec(3), channel_);
-  const absl::Status replacing = job_->ReleaseLayout(0, channel_);
+  const absl::Status replacing = job_->ReleaseLayout(Of(0), channel_);
   EXPECT_EQ(ReasonOf(replacing), "PROTOCOL_VIOLATION");
   EXPECT_TRUE(Says(replacing, "rank 0 is replacing layout 'model'")) << replacing;
 }

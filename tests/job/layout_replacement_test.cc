@@ -34,7 +34,7 @@ class LayoutReplacementTest : public JobFixture {
                                         std::uint64_t deadline_ns = kForever) {
     LayoutRequest request = Request(spec, deadline_ns);
     request.replaces = replaces;
-    return job_->RegisterLayout(rank, std::move(request));
+    return job_->RegisterLayout(Of(rank), std::move(request));
   }
 
   // Both ranks replace `old`; returns the new channel.
@@ -81,32 +81,32 @@ TEST_F(LayoutReplacementTest, KeepsStepNumbersStatisticsAndName) {
 TEST_F(LayoutReplacementTest, LaterMessagesOnTheOldChannelAreRefused) {
   Replace(Spec(2), old_);
   for (const absl::Status& status :
-       {job_->MarkReady(0, old_, 2, {0}), job_->EndStep(0, old_, 1, ""),
-        job_->AbandonStep(0, old_, 2, ""), job_->CheckReplaces(0, old_)}) {
+       {job_->MarkReady(Of(0), old_, 2, {0}), job_->EndStep(Of(0), old_, 1, ""),
+        job_->AbandonStep(Of(0), old_, 2, ""), job_->CheckReplaces(Of(0), old_)}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(ReasonOf(status), "UNKNOWN_CHANNEL");
     EXPECT_TRUE(Says(status, "it was replaced")) << status;
     EXPECT_EQ(FieldOf(status, "channel"), std::to_string(old_));
   }
-  EXPECT_TRUE(job_->ArenaMapped(0, old_, {}).ok());  // it was in flight
+  EXPECT_TRUE(job_->ArenaMapped(Of(0), old_, {}).ok());  // it was in flight
 }
 
 TEST_F(LayoutReplacementTest, EarlierStepIsStaleOnTheNewChannel) {
   const std::uint32_t channel = Replace(Spec(2), old_);
-  EXPECT_EQ(ReasonOf(job_->MarkReady(0, channel, 1, {0})), "STALE_STEP");
+  EXPECT_EQ(ReasonOf(job_->MarkReady(Of(0), channel, 1, {0})), "STALE_STEP");
 }
 
 TEST_F(LayoutReplacementTest, RankCannotUseTheOldChannelAfterItsRequest) {
   const std::uint32_t channel = Register(0, Spec(3), old_);
-  const absl::Status used = job_->MarkReady(0, old_, 2, {0});
+  const absl::Status used = job_->MarkReady(Of(0), old_, 2, {0});
   EXPECT_EQ(used.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(ReasonOf(used), "PROTOCOL_VIOLATION");
   EXPECT_TRUE(Says(used, "rank 0 is replacing layout 'model'")) << used;
   EXPECT_EQ(FieldOf(used, "step"), "2");
   // The other rank has not asked yet: it may use the channel, and abandon the step.
-  EXPECT_TRUE(job_->MarkReady(1, old_, 2, {0}).ok());
-  EXPECT_EQ(ReasonOf(job_->CheckReplaces(1, old_)), "PROTOCOL_VIOLATION");
-  ASSERT_TRUE(job_->AbandonStep(1, old_, 2, "to replace").ok());
+  EXPECT_TRUE(job_->MarkReady(Of(1), old_, 2, {0}).ok());
+  EXPECT_EQ(ReasonOf(job_->CheckReplaces(Of(1), old_)), "PROTOCOL_VIOLATION");
+  ASSERT_TRUE(job_->AbandonStep(Of(1), old_, 2, "to replace").ok());
   EXPECT_EQ(Register(1, Spec(3), old_), channel);
   TakeAll();
   for (std::uint32_t rank = 0; rank < 2; ++rank) ASSERT_TRUE(Map(rank, channel).ok());
@@ -114,17 +114,17 @@ TEST_F(LayoutReplacementTest, RankCannotUseTheOldChannelAfterItsRequest) {
 }
 
 TEST_F(LayoutReplacementTest, OnlyAReadyLayoutBetweenStepsMayBeReplaced) {
-  EXPECT_EQ(ReasonOf(job_->CheckReplaces(0, 77)), "UNKNOWN_CHANNEL");
+  EXPECT_EQ(ReasonOf(job_->CheckReplaces(Of(0), 77)), "UNKNOWN_CHANNEL");
   const std::uint32_t pending = Register(1, Spec(1, "another"));
-  const absl::Status not_ready = job_->CheckReplaces(0, pending);
+  const absl::Status not_ready = job_->CheckReplaces(Of(0), pending);
   EXPECT_EQ(ReasonOf(not_ready), "PROTOCOL_VIOLATION");
   EXPECT_TRUE(Says(not_ready, "not ready")) << not_ready;
-  ASSERT_TRUE(job_->MarkReady(0, old_, 2, {1}).ok());
-  const absl::Status open = job_->CheckReplaces(0, old_);
+  ASSERT_TRUE(job_->MarkReady(Of(0), old_, 2, {1}).ok());
+  const absl::Status open = job_->CheckReplaces(Of(0), old_);
   EXPECT_EQ(open.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Says(open, "whose step 2 it is in")) << open;
   EXPECT_EQ(FieldOf(open, "rank"), "0");
-  EXPECT_TRUE(job_->CheckReplaces(1, old_).ok());
+  EXPECT_TRUE(job_->CheckReplaces(Of(1), old_).ok());
 }
 
 TEST_F(LayoutReplacementTest, MismatchFailsItAndTheOldLayoutContinues) {
@@ -169,7 +169,7 @@ TEST_F(LayoutReplacementTest, LateRankGetsTheTimeoutOnceAndTheOldLayoutContinues
 TEST_F(LayoutReplacementTest, RefusalFailsItOnEveryRankAndTheOldLayoutContinues) {
   const std::uint32_t channel = Register(0, Spec(3), old_);
   Register(1, Spec(3), old_);
-  job_->RefuseLayout(1, channel, absl::ResourceExhaustedError("quota"));
+  job_->RefuseLayout(Of(1), channel, absl::ResourceExhaustedError("quota"));
   EXPECT_EQ(ReasonOf(Only<LayoutFailedMessage>(0).status), "LAYOUT_REFUSED");
   EXPECT_TRUE(sink(1).messages().empty());  // rank 1 gets the answer to its own request
   ExpectOldGoesOn(2);
@@ -188,7 +188,7 @@ TEST_F(LayoutReplacementTest, LossErrorNamesTheReplacementAndAllMemoryIsFreed) {
 TEST_F(LayoutReplacementTest, DoesNotWaitForARankThatExits) {
   const std::uint32_t channel = Register(0, Spec(3), old_);
   ASSERT_TRUE(Map(0, channel).ok());
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/true).ok());
   EXPECT_EQ(Only<LayoutReadyMessage>(0).first_step, 2u);
   executor_.RunAll();
   EXPECT_FALSE(memory(0, old_).Shared());
@@ -200,7 +200,7 @@ TEST_F(LayoutReplacementTest, DoesNotWaitForARankThatExits) {
 TEST_F(LayoutReplacementTest, OldLayoutContinuesWithoutARankThatExits) {
   Register(0, Spec(3), old_);
   DoStep(1, old_, 2);
-  ASSERT_TRUE(job_->Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/true).ok());
   reducer_.CompleteAll();
   EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
 }
@@ -208,14 +208,14 @@ TEST_F(LayoutReplacementTest, OldLayoutContinuesWithoutARankThatExits) {
 TEST_F(LayoutReplacementTest, ObjectsHeldForTheOldLayoutAreFreed) {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = held;
-  job_->Hold(0, old_, std::move(held));
+  job_->Hold(Of(0), old_, std::move(held));
   const std::uint32_t channel = Replace(Spec(2), old_);
   EXPECT_FALSE(watch.expired());  // the executor frees it
   executor_.RunAll();
   EXPECT_TRUE(watch.expired());
   auto late = std::make_shared<int>(2);
   const std::weak_ptr<int> late_watch = late;
-  job_->Hold(0, old_, std::move(late));
+  job_->Hold(Of(0), old_, std::move(late));
   executor_.RunAll();
   EXPECT_TRUE(late_watch.expired());
   EXPECT_EQ(job_->Snapshot().layouts[0].channel, channel);
@@ -224,7 +224,7 @@ TEST_F(LayoutReplacementTest, ObjectsHeldForTheOldLayoutAreFreed) {
 TEST_F(LayoutReplacementTest, ThousandReplacementsLeaveOneLayout) {
   // The job has as many layouts as it may have. Replacements do not count.
   for (int i = 1; i < 256; ++i) Agree(Spec(1, "other" + std::to_string(i)));
-  EXPECT_EQ(ReasonOf(job_->RegisterLayout(0, Request(Spec(1, "last"))).status()), "QUOTA");
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(Of(0), Request(Spec(1, "last"))).status()), "QUOTA");
   std::uint32_t channel = old_;
   for (std::uint64_t step = 2; step <= 1001; ++step) {
     const std::uint32_t replaced = channel;

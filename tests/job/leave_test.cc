@@ -18,11 +18,11 @@ class LeaveTest : public JobFixture {
   }
 
   void Stay(std::uint32_t rank) {
-    const absl::Status left = job_->Leave(rank, /*exit=*/false);
+    const absl::Status left = job_->Leave(Of(rank), /*exit=*/false);
     EXPECT_TRUE(left.ok()) << left;
   }
   void Exit(std::uint32_t rank) {
-    const absl::Status left = job_->Leave(rank, /*exit=*/true);
+    const absl::Status left = job_->Leave(Of(rank), /*exit=*/true);
     EXPECT_TRUE(left.ok()) << left;
   }
   // Runs a whole step of these ranks.
@@ -37,7 +37,7 @@ class LeaveTest : public JobFixture {
     }
   }
   absl::Status Barrier(std::uint32_t rank, std::uint64_t sequence) {
-    return job_->Operate(rank, sequence, OperationSpec(), {}, kForever);
+    return job_->Operate(Of(rank), sequence, OperationSpec(), {}, kForever);
   }
   void ExpectLeaveDone(const std::vector<std::uint32_t>& ranks, std::uint32_t last,
                        std::uint64_t sequence, std::uint64_t step) {
@@ -116,10 +116,11 @@ TEST_F(LeaveTest, RankThatHasLeftCannotTakePart) {
   OperationSpec broadcast;
   broadcast.kind = OperationKind::kBroadcast;
   for (const absl::Status& status :
-       {job_->MarkReady(1, channel_, 1, {0}), job_->EndStep(1, channel_, 1, ""),
-        job_->AbandonStep(1, channel_, 1, ""), Barrier(1, 1), job_->ChunkWritten(1, 1, 0, 1),
-        job_->ChunkRead(1, 1, 0), job_->Operate(1, 1, broadcast, {}, kForever),
-        job_->CheckReplaces(1, channel_), job_->Leave(1, /*exit=*/false)}) {
+       {job_->MarkReady(Of(1), channel_, 1, {0}), job_->EndStep(Of(1), channel_, 1, ""),
+        job_->AbandonStep(Of(1), channel_, 1, ""), Barrier(1, 1),
+        job_->ChunkWritten(Of(1), 1, 0, 1), job_->ChunkRead(Of(1), 1, 0),
+        job_->Operate(Of(1), 1, broadcast, {}, kForever), job_->CheckReplaces(Of(1), channel_),
+        job_->Leave(Of(1), /*exit=*/false)}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
     EXPECT_EQ(FieldOf(status, "rank"), "1");
@@ -131,11 +132,11 @@ TEST_F(LeaveTest, RankThatHasLeftCannotTakePart) {
 
 TEST_F(LeaveTest, StepsCanBeVoidedOrTimeOutWhileARankIsAway) {
   Stay(1);
-  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0}).ok());
-  ASSERT_TRUE(job_->AbandonStep(2, channel_, 1, "no memory").ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {0}).ok());
+  ASSERT_TRUE(job_->AbandonStep(Of(2), channel_, 1, "no memory").ok());
   EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_ABANDONED");
   TakeAll();
-  ASSERT_TRUE(job_->MarkReady(0, channel_, 2, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0}).ok());
   clock_.Advance(kStepTimeoutNs);
   job_->Tick();
   const absl::Status late = Only<StepDoneMessage>(2).record->verdict;
@@ -146,7 +147,7 @@ TEST_F(LeaveTest, StepsCanBeVoidedOrTimeOutWhileARankIsAway) {
   Stay(2);
   ExpectLeaveDone({0, 1, 2}, 2, 1, 3);
   // LeaveDone named step 3: a message about an older step cannot be in flight.
-  EXPECT_EQ(ReasonOf(job_->MarkReady(1, channel_, 2, {0})), "STALE_STEP");
+  EXPECT_EQ(ReasonOf(job_->MarkReady(Of(1), channel_, 2, {0})), "STALE_STEP");
 }
 
 TEST_F(LeaveTest, LossOfARankThatIsAwayEndsTheJob) {
@@ -165,7 +166,7 @@ TEST_F(LeaveTest, ReplacementInProgressFailsAndTheOldLayoutContinues) {
   Step({0, 2}, 1);
   LayoutRequest again = Request(Spec(4));
   again.replaces = channel_;
-  EXPECT_EQ(ReasonOf(job_->RegisterLayout(2, again).status()), "RANKS_LEFT");
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(Of(2), again).status()), "RANKS_LEFT");
 }
 
 TEST_F(LeaveTest, LowestLiveRankSkipsRanksThatLeft) {
@@ -175,7 +176,7 @@ TEST_F(LeaveTest, LowestLiveRankSkipsRanksThatLeft) {
   spec.bytes = 4;
   char window[3][4] = {"...", "one", "two"};
   const auto operate = [&](std::uint32_t rank, std::uint64_t sequence) {
-    return job_->Operate(rank, sequence, spec,
+    return job_->Operate(Of(rank), sequence, spec,
                          {nullptr, reinterpret_cast<std::byte*>(window[rank]), 4}, kForever);
   };
   ASSERT_TRUE(operate(2, 1).ok());
@@ -185,11 +186,11 @@ TEST_F(LeaveTest, LowestLiveRankSkipsRanksThatLeft) {
   const auto write = Only<ChunkReadyMessage>(1);
   EXPECT_TRUE(write.write);
   EXPECT_TRUE(sink(2).messages().empty());
-  EXPECT_EQ(ReasonOf(job_->ChunkRead(1, 1, 0)), "PROTOCOL_VIOLATION");
-  ASSERT_TRUE(job_->ChunkWritten(1, 1, 0, 4).ok());
+  EXPECT_EQ(ReasonOf(job_->ChunkRead(Of(1), 1, 0)), "PROTOCOL_VIOLATION");
+  ASSERT_TRUE(job_->ChunkWritten(Of(1), 1, 0, 4).ok());
   executor_.RunAll();
   EXPECT_FALSE(Only<ChunkReadyMessage>(2).write);
-  ASSERT_TRUE(job_->ChunkRead(2, 1, 0).ok());
+  ASSERT_TRUE(job_->ChunkRead(Of(2), 1, 0).ok());
   Only<OperationDoneMessage>(1);
   EXPECT_STREQ(window[2], "one");
   EXPECT_STREQ(window[0], "...");
@@ -205,9 +206,9 @@ TEST_F(LeaveTest, NamedRootAndLowestLiveRankAreAMismatch) {
   OperationSpec spec;
   spec.kind = OperationKind::kBroadcast;
   spec.bytes = 4;
-  ASSERT_TRUE(job_->Operate(0, 1, spec, {}, kForever).ok());
+  ASSERT_TRUE(job_->Operate(Of(0), 1, spec, {}, kForever).ok());
   spec.root = kLowestLiveRank;
-  ASSERT_TRUE(job_->Operate(1, 1, spec, {}, kForever).ok());
+  ASSERT_TRUE(job_->Operate(Of(1), 1, spec, {}, kForever).ok());
   const absl::Status status = Only<OperationFailedMessage>(0).status;
   EXPECT_EQ(ReasonOf(status), "OPERATION_MISMATCH");
   EXPECT_TRUE(Says(status, "from the lowest live rank")) << status;

@@ -46,7 +46,7 @@ class OperationChannelTest : public JobFixture {
 
   // Begins the rank's next operation.
   absl::Status Operate(std::uint32_t rank, const OperationSpec& spec) {
-    return job_->Operate(rank, ++next_[rank], spec,
+    return job_->Operate(Of(rank), ++next_[rank], spec,
                          {staging_[rank], staging_[rank]->bytes, kWindow}, kForever);
   }
   void OperateAll(const OperationSpec& spec) {
@@ -101,7 +101,7 @@ TEST_F(OperationChannelTest, BroadcastGoesChunkByChunk) {
     TakeAll();
     const std::string part = tensor.substr(sent, kWindow);
     Write(1, part);
-    ASSERT_TRUE(job_->ChunkWritten(1, 1, chunk, part.size()).ok());
+    ASSERT_TRUE(job_->ChunkWritten(Of(1), 1, chunk, part.size()).ok());
     EXPECT_TRUE(sink(0).messages().empty());
     executor_.RunAll();
     for (const std::uint32_t rank : {0, 2}) {
@@ -113,10 +113,10 @@ TEST_F(OperationChannelTest, BroadcastGoesChunkByChunk) {
     received += Read(2, part.size());
     sent += part.size();
     TakeAll();
-    ASSERT_TRUE(job_->ChunkRead(2, 1, chunk).ok());
+    ASSERT_TRUE(job_->ChunkRead(Of(2), 1, chunk).ok());
     // The slower rank still reads, so the root is not asked for the next chunk.
     EXPECT_TRUE(sink(1).messages().empty());
-    ASSERT_TRUE(job_->ChunkRead(0, 1, chunk).ok());
+    ASSERT_TRUE(job_->ChunkRead(Of(0), 1, chunk).ok());
   }
   EXPECT_EQ(received, tensor);
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
@@ -135,11 +135,11 @@ TEST_F(OperationChannelTest, SnapshotNamesTheRanksThatOweAChunkEvenAfterTheJobsE
   ASSERT_TRUE(Operate(1, Broadcast(0, 4)).ok());
   ASSERT_TRUE(Operate(2, Broadcast(0, 4)).ok());
   EXPECT_EQ(job_->Snapshot().waiting_ranks, Ranks{0});
-  ASSERT_TRUE(job_->ChunkWritten(0, 1, 0, 4).ok());
+  ASSERT_TRUE(job_->ChunkWritten(Of(0), 1, 0, 4).ok());
   EXPECT_EQ(job_->Snapshot().waiting_ranks, Ranks{});
   executor_.RunAll();
   EXPECT_EQ(job_->Snapshot().waiting_ranks, (Ranks{1, 2}));
-  ASSERT_TRUE(job_->ChunkRead(1, 1, 0).ok());
+  ASSERT_TRUE(job_->ChunkRead(Of(1), 1, 0).ok());
   Lose(1);
   EXPECT_EQ(job_->Snapshot().waiting_ranks, Ranks{2});
 }
@@ -149,10 +149,10 @@ TEST_F(OperationChannelTest, BroadcastOfNoBytesOrToNoRankIsDone) {
   OperateAll(Broadcast(0, 0));
   Only<OperationDoneMessage>(1);
   TakeAll();
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/true).ok());
   ASSERT_TRUE(Operate(0, Broadcast(0, 3)).ok());
   Only<ChunkReadyMessage>(0);
-  ASSERT_TRUE(job_->ChunkWritten(0, 2, 0, 3).ok());
+  ASSERT_TRUE(job_->ChunkWritten(Of(0), 2, 0, 3).ok());
   executor_.RunAll();
   Only<OperationDoneMessage>(0);
 }
@@ -182,7 +182,7 @@ TEST_F(OperationChannelTest, AverageDividesByLiveRanksOrByTheWorld) {
   for (const bool world : {false, true}) {
     sinks_.clear();
     Start(4, world);
-    ASSERT_TRUE(job_->Leave(0, /*exit=*/true).ok());
+    ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/true).ok());
     TakeAll();
     for (const std::uint32_t rank : {1, 2, 3}) {
       Floats(rank)[0] = 12.0f;
@@ -263,7 +263,7 @@ TEST_F(OperationChannelTest, RankThatIsBehindGetsEachFailure) {
   Start(2);
   const std::uint64_t deadline_ns = clock_.NowNs() + 10;
   for (std::uint64_t sequence = 1; sequence <= 3; ++sequence) {
-    ASSERT_TRUE(job_->Operate(0, sequence, Broadcast(0, sequence),
+    ASSERT_TRUE(job_->Operate(Of(0), sequence, Broadcast(0, sequence),
                               {staging_[0], staging_[0]->bytes, kWindow}, deadline_ns)
                     .ok());
     clock_.Advance(10);
@@ -282,7 +282,7 @@ TEST_F(OperationChannelTest, RankThatIsBehindGetsEachFailure) {
 TEST_F(OperationChannelTest, RankThatIsTooFarBehindStillGetsAFailure) {
   Start(2);
   for (int i = 0; i < 100; ++i) {
-    ASSERT_TRUE(job_->Operate(0, ++next_[0], Barrier(), {}, clock_.NowNs()).ok());
+    ASSERT_TRUE(job_->Operate(Of(0), ++next_[0], Barrier(), {}, clock_.NowNs()).ok());
     job_->Tick();
   }
   ASSERT_TRUE(Operate(1, Barrier()).ok());
@@ -294,7 +294,7 @@ TEST_F(OperationChannelTest, RankThatIsTooFarBehindStillGetsAFailure) {
 TEST_F(OperationChannelTest, OperationOutOfSequenceErrorNamesTheNext) {
   Start(2);
   for (const std::uint64_t sequence : {0, 2}) {
-    const absl::Status status = job_->Operate(0, sequence, Barrier(), {}, kForever);
+    const absl::Status status = job_->Operate(Of(0), sequence, Barrier(), {}, kForever);
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
     EXPECT_TRUE(Says(status, "the next one is 1")) << status;
     EXPECT_TRUE(Says(status, "rank 0")) << status;
@@ -316,56 +316,56 @@ TEST_F(OperationChannelTest, ChunksOutOfOrderAreRefused) {
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION") << status;
   };
   ASSERT_TRUE(Operate(0, Broadcast(0, 20)).ok());
-  refused(job_->ChunkWritten(0, 1, 0, 8));  // not every rank has called
+  refused(job_->ChunkWritten(Of(0), 1, 0, 8));  // not every rank has called
   ASSERT_TRUE(Operate(1, Broadcast(0, 20)).ok());
   ASSERT_TRUE(Operate(2, Broadcast(0, 20)).ok());
-  refused(job_->ChunkWritten(1, 1, 0, 8));  // not the root
-  refused(job_->ChunkWritten(0, 1, 1, 8));  // not the next chunk
-  refused(job_->ChunkWritten(0, 1, 0, 0));
-  refused(job_->ChunkWritten(0, 1, 0, kWindow + 1));
-  refused(job_->ChunkRead(1, 1, 0));  // nothing has been written
-  ASSERT_TRUE(job_->ChunkWritten(0, 1, 0, 8).ok());
-  refused(job_->ChunkWritten(0, 1, 1, 8));  // being copied
+  refused(job_->ChunkWritten(Of(1), 1, 0, 8));  // not the root
+  refused(job_->ChunkWritten(Of(0), 1, 1, 8));  // not the next chunk
+  refused(job_->ChunkWritten(Of(0), 1, 0, 0));
+  refused(job_->ChunkWritten(Of(0), 1, 0, kWindow + 1));
+  refused(job_->ChunkRead(Of(1), 1, 0));  // nothing has been written
+  ASSERT_TRUE(job_->ChunkWritten(Of(0), 1, 0, 8).ok());
+  refused(job_->ChunkWritten(Of(0), 1, 1, 8));  // being copied
   executor_.RunAll();
-  refused(job_->ChunkWritten(0, 1, 1, 8));  // being read
-  refused(job_->ChunkRead(0, 1, 0));        // the root
-  refused(job_->ChunkRead(1, 1, 1));
-  ASSERT_TRUE(job_->ChunkRead(1, 1, 0).ok());
-  refused(job_->ChunkRead(1, 1, 0));  // twice
-  ASSERT_TRUE(job_->ChunkRead(2, 1, 0).ok());
-  ASSERT_TRUE(job_->ChunkWritten(0, 1, 1, 8).ok());
+  refused(job_->ChunkWritten(Of(0), 1, 1, 8));  // being read
+  refused(job_->ChunkRead(Of(0), 1, 0));        // the root
+  refused(job_->ChunkRead(Of(1), 1, 1));
+  ASSERT_TRUE(job_->ChunkRead(Of(1), 1, 0).ok());
+  refused(job_->ChunkRead(Of(1), 1, 0));  // twice
+  ASSERT_TRUE(job_->ChunkRead(Of(2), 1, 0).ok());
+  ASSERT_TRUE(job_->ChunkWritten(Of(0), 1, 1, 8).ok());
   executor_.RunAll();
-  ASSERT_TRUE(job_->ChunkRead(1, 1, 1).ok());
-  ASSERT_TRUE(job_->ChunkRead(2, 1, 1).ok());
-  refused(job_->ChunkWritten(0, 1, 2, 5));  // only four bytes are left
+  ASSERT_TRUE(job_->ChunkRead(Of(1), 1, 1).ok());
+  ASSERT_TRUE(job_->ChunkRead(Of(2), 1, 1).ok());
+  refused(job_->ChunkWritten(Of(0), 1, 2, 5));  // only four bytes are left
 }
 
 TEST_F(OperationChannelTest, LateChunksAreIgnoredAfterATimeout) {
   Start(2);
   const std::uint64_t deadline_ns = clock_.NowNs() + 10;
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    ASSERT_TRUE(job_->Operate(rank, 1, Broadcast(0, 20),
+    ASSERT_TRUE(job_->Operate(Of(rank), 1, Broadcast(0, 20),
                               {staging_[rank], staging_[rank]->bytes, kWindow}, deadline_ns)
                     .ok());
   }
-  ASSERT_TRUE(job_->ChunkWritten(0, 1, 0, 8).ok());
+  ASSERT_TRUE(job_->ChunkWritten(Of(0), 1, 0, 8).ok());
   clock_.Advance(10);
   job_->Tick();
   EXPECT_TRUE(sink(1).messages().empty());  // the copy still runs
-  EXPECT_TRUE(job_->ChunkWritten(0, 1, 1, 8).ok());
+  EXPECT_TRUE(job_->ChunkWritten(Of(0), 1, 1, 8).ok());
   executor_.RunAll();
   Only<OperationFailedMessage>(1);
   EXPECT_TRUE(sink(1).Of<ChunkReadyMessage>().empty());
-  EXPECT_TRUE(job_->ChunkRead(1, 1, 0).ok());
+  EXPECT_TRUE(job_->ChunkRead(Of(1), 1, 0).ok());
   EXPECT_FALSE(AnyStagingShared());
 }
 
 TEST_F(OperationChannelTest, DoesNotWaitForRanksThatHaveLeft) {
   Start(3);
   ASSERT_TRUE(Operate(0, Barrier()).ok());
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/false).ok());
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/false).ok());
   EXPECT_TRUE(sink(0).messages().empty());
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   Only<OperationDoneMessage>(0);
   EXPECT_TRUE(sink(1).messages().empty());
 }
@@ -373,7 +373,7 @@ TEST_F(OperationChannelTest, DoesNotWaitForRanksThatHaveLeft) {
 TEST_F(OperationChannelTest, LastMissingRankMayExit) {
   Start(2);
   ASSERT_TRUE(Operate(0, Barrier()).ok());
-  ASSERT_TRUE(job_->Leave(1, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/true).ok());
   Only<OperationDoneMessage>(0);
 }
 
@@ -381,7 +381,7 @@ TEST_F(OperationChannelTest, BroadcastFailsIfItsRootHasLeft) {
   Start(3);
   ASSERT_TRUE(Operate(0, Broadcast(2, 4)).ok());
   ASSERT_TRUE(Operate(1, Broadcast(2, 4)).ok());
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   for (const std::uint32_t rank : {0, 1}) {
     const absl::Status status = Only<OperationFailedMessage>(rank).status;
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
@@ -394,7 +394,7 @@ TEST_F(OperationChannelTest, LeavingDuringAnOperationIsRefused) {
   Start(2);
   ASSERT_TRUE(Operate(0, Barrier()).ok());
   for (const bool exit : {false, true}) {
-    const absl::Status status = job_->Leave(0, exit);
+    const absl::Status status = job_->Leave(Of(0), exit);
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
     EXPECT_TRUE(Says(status, "operation")) << status;
   }
@@ -403,7 +403,7 @@ TEST_F(OperationChannelTest, LeavingDuringAnOperationIsRefused) {
 TEST_F(OperationChannelTest, LossDuringACopyIsReportedAfterTheCopy) {
   Start(3);
   OperateAll(Broadcast(0, 4));
-  ASSERT_TRUE(job_->ChunkWritten(0, 1, 0, 4).ok());
+  ASSERT_TRUE(job_->ChunkWritten(Of(0), 1, 0, 4).ok());
   TakeAll();
   Lose(1);
   EXPECT_TRUE(sink(0).messages().empty());
@@ -432,12 +432,12 @@ TEST_F(OperationChannelTest, LossDuringAnAllReduceIsReportedAfterTheReduction) {
 TEST_F(OperationChannelTest, OperationsAndStepsDoNotWaitForEachOther) {
   Start(2);
   const std::uint32_t channel = Agree(Spec(1));
-  ASSERT_TRUE(job_->MarkReady(0, channel, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel, 1, {0}).ok());
   OperateAll(Barrier());
   Only<OperationDoneMessage>(0);
   DoStep(1, channel, 1);
   ASSERT_TRUE(Operate(0, Barrier()).ok());
-  ASSERT_TRUE(job_->EndStep(0, channel, 1, "").ok());
+  ASSERT_TRUE(job_->EndStep(Of(0), channel, 1, "").ok());
   reducer_.CompleteAll();
   Only<StepDoneMessage>(0);
 }

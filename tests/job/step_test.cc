@@ -50,10 +50,10 @@ TEST_F(StepTest, UsedMapOfTheWrongSizeIsRefusedWithBothSizes) {
   Start(1);
   channel_ = Agree(Spec(9));
   for (std::uint32_t bucket = 0; bucket < 9; ++bucket) {
-    ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {bucket}).ok());
+    ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {bucket}).ok());
   }
   for (const std::size_t bytes : {1, 3}) {
-    const absl::Status status = job_->EndStep(0, channel_, 1, std::string(bytes, '\1'));
+    const absl::Status status = job_->EndStep(Of(0), channel_, 1, std::string(bytes, '\1'));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(ReasonOf(status), "MALFORMED");
     EXPECT_TRUE(Says(status, absl::StrCat(bytes, " bytes, 2 expected"))) << status;
@@ -64,15 +64,15 @@ TEST_F(StepTest, FinishStepMarksTheRemainingBucketsInOrder) {
   Start(2);
   channel_ = Agree(Spec(4));
   const std::uint64_t start_ns = clock_.NowNs();
-  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {2}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {2}).ok());
   clock_.Advance(10);
-  ASSERT_TRUE(job_->FinishStep(0, channel_, 1, "\3").ok());
+  ASSERT_TRUE(job_->FinishStep(Of(0), channel_, 1, "\3").ok());
   EXPECT_EQ(reducer_.submitted(), 0u);
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "rank 1 has not marked bucket 0-3 ready");
   EXPECT_EQ(job_->Snapshot().waiting_ranks, std::vector<std::uint32_t>{1});
   clock_.Advance(10);
   // Marks all buckets at once.
-  ASSERT_TRUE(job_->FinishStep(1, channel_, 1, "\4").ok());
+  ASSERT_TRUE(job_->FinishStep(Of(1), channel_, 1, "\4").ok());
   EXPECT_EQ(reducer_.submitted(), 4u);
   reducer_.CompleteAll();
   const StepRecord& record = *Only<StepDoneMessage>(0).record;
@@ -85,8 +85,8 @@ TEST_F(StepTest, FinishStepMarksTheRemainingBucketsInOrder) {
   TakeAll();
   // With no bucket left to mark, FinishStep equals EndStep.
   for (std::uint32_t rank : {0u, 1u}) {
-    ASSERT_TRUE(job_->MarkReady(rank, channel_, 2, {0, 1, 2, 3}).ok());
-    ASSERT_TRUE(job_->FinishStep(rank, channel_, 2, "").ok());
+    ASSERT_TRUE(job_->MarkReady(Of(rank), channel_, 2, {0, 1, 2, 3}).ok());
+    ASSERT_TRUE(job_->FinishStep(Of(rank), channel_, 2, "").ok());
   }
   reducer_.CompleteAll();
   EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
@@ -95,13 +95,13 @@ TEST_F(StepTest, FinishStepMarksTheRemainingBucketsInOrder) {
 TEST_F(StepTest, FinishStepOutOfOrderIsRefusedAndMarksNothing) {
   Start(2);
   channel_ = Agree(Spec(2));
-  EXPECT_EQ(ReasonOf(job_->FinishStep(0, channel_, 0, "")), "STALE_STEP");
-  EXPECT_EQ(ReasonOf(job_->FinishStep(0, channel_, 2, "")), "PROTOCOL_VIOLATION");
-  EXPECT_EQ(ReasonOf(job_->FinishStep(0, channel_ + 1, 1, "")), "UNKNOWN_CHANNEL");
+  EXPECT_EQ(ReasonOf(job_->FinishStep(Of(0), channel_, 0, "")), "STALE_STEP");
+  EXPECT_EQ(ReasonOf(job_->FinishStep(Of(0), channel_, 2, "")), "PROTOCOL_VIOLATION");
+  EXPECT_EQ(ReasonOf(job_->FinishStep(Of(0), channel_ + 1, 1, "")), "UNKNOWN_CHANNEL");
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "");
-  ASSERT_TRUE(job_->FinishStep(0, channel_, 1, "").ok());
+  ASSERT_TRUE(job_->FinishStep(Of(0), channel_, 1, "").ok());
   for (const absl::Status& status :
-       {job_->FinishStep(0, channel_, 1, ""), job_->MarkReady(0, channel_, 1, {1})}) {
+       {job_->FinishStep(Of(0), channel_, 1, ""), job_->MarkReady(Of(0), channel_, 1, {1})}) {
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION");
     EXPECT_TRUE(Says(status, "after this rank had ended the step")) << status;
   }
@@ -110,13 +110,13 @@ TEST_F(StepTest, FinishStepOutOfOrderIsRefusedAndMarksNothing) {
 TEST_F(StepTest, FinishStepOfAVoidStepIsIgnored) {
   Start(2);
   channel_ = Agree(Spec(2));
-  ASSERT_TRUE(job_->AbandonStep(1, channel_, 1, "no").ok());
-  EXPECT_TRUE(job_->FinishStep(0, channel_, 1, "").ok());
+  ASSERT_TRUE(job_->AbandonStep(Of(1), channel_, 1, "no").ok());
+  EXPECT_TRUE(job_->FinishStep(Of(0), channel_, 1, "").ok());
   EXPECT_EQ(reducer_.submitted(), 0u);
   EXPECT_EQ(job_->MissingInStep(channel_, 2), "");
   TakeAll();
   for (std::uint32_t rank : {0u, 1u}) {
-    ASSERT_TRUE(job_->FinishStep(rank, channel_, 2, "").ok());
+    ASSERT_TRUE(job_->FinishStep(Of(rank), channel_, 2, "").ok());
   }
   reducer_.CompleteAll();
   EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
@@ -126,14 +126,14 @@ TEST_F(StepTest, RecordHoldsReadyReduceAndCommitTimes) {
   Start(2);
   channel_ = Agree(Spec(1));
   const std::uint64_t start_ns = clock_.NowNs();
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 1, {0}).ok());
   clock_.Advance(10);
-  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {0}).ok());
   clock_.Advance(10);
   reducer_.CompleteAll();
   clock_.Advance(10);
-  ASSERT_TRUE(job_->EndStep(0, channel_, 1, "").ok());
-  ASSERT_TRUE(job_->EndStep(1, channel_, 1, "").ok());
+  ASSERT_TRUE(job_->EndStep(Of(0), channel_, 1, "").ok());
+  ASSERT_TRUE(job_->EndStep(Of(1), channel_, 1, "").ok());
   const StepTimes& times = Only<StepDoneMessage>(0).record->times;
   ASSERT_EQ(times.buckets.size(), 1u);
   EXPECT_EQ(times.buckets[0].ready_ns, (std::vector<std::uint64_t>{start_ns + 10, start_ns}));
@@ -180,7 +180,7 @@ TEST_F(StepTest, RecordOfACompleteStepHoldsStatsOfEachBucket) {
   TakeAll();
 
   // A void step has no stats. The layout's statistics remain those of the last complete step.
-  ASSERT_TRUE(job_->AbandonStep(0, channel_, 3, "why not").ok());
+  ASSERT_TRUE(job_->AbandonStep(Of(0), channel_, 3, "why not").ok());
   record = Only<StepDoneMessage>(1).record;
   EXPECT_TRUE(record->stats.empty());
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.non_finite, 1u);
@@ -201,9 +201,9 @@ TEST_F(StepTest, ExposedTimeStartsAnewWithEachStep) {
 TEST_F(StepTest, BucketsAreReducedInTheOrderTheyBecomeReady) {
   Start(2);
   channel_ = Agree(Spec(3));
-  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {2, 0, 1}).ok());
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {1}).ok());
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {2, 0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {2, 0, 1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 1, {1}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 1, {2, 0}).ok());
   ASSERT_EQ(reducer_.held().size(), 3u);
   const std::byte* const base = memory(0, channel_).data();
   EXPECT_EQ(reducer_.held()[0]->host().buffers[0], base + 128);
@@ -214,7 +214,7 @@ TEST_F(StepTest, BucketsAreReducedInTheOrderTheyBecomeReady) {
 TEST_F(StepTest, MarkReadyIsRefusedAtTheFirstWrongBucket) {
   Start(1);
   channel_ = Agree(Spec(3));
-  const absl::Status status = job_->MarkReady(0, channel_, 1, {0, 1, 1, 9});
+  const absl::Status status = job_->MarkReady(Of(0), channel_, 1, {0, 1, 1, 9});
   EXPECT_EQ(ReasonOf(status), "ALREADY_READY");
   EXPECT_EQ(FieldOf(status, "bucket"), "1");
   EXPECT_EQ(FieldOf(status, "channel"), std::to_string(channel_));
@@ -229,7 +229,7 @@ TEST_F(StepTest, UnknownBucketErrorNamesTheBucketCount) {
   Start(1);
   channel_ = Agree(Spec(3));
   for (const std::uint32_t bucket : {3u, 0xffffffffu}) {
-    const absl::Status status = job_->MarkReady(0, channel_, 1, {bucket});
+    const absl::Status status = job_->MarkReady(Of(0), channel_, 1, {bucket});
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(ReasonOf(status), "UNKNOWN_BUCKET");
     EXPECT_EQ(FieldOf(status, "bucket"), std::to_string(bucket));
@@ -241,18 +241,18 @@ TEST_F(StepTest, MissingInStepListsRanksAndBuckets) {
   Start(3);
   channel_ = Agree(Spec(5));
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "");
-  ASSERT_TRUE(job_->MarkReady(0, channel_, 1, {0, 1, 2, 3, 4}).ok());
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {1, 3}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {0, 1, 2, 3, 4}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 1, {1, 3}).ok());
   EXPECT_EQ(job_->MissingInStep(channel_, 1),
             "rank 0 has not ended the step; rank 1 has not marked bucket 0, 2, 4 ready; "
             "rank 2 has not marked bucket 0-4 ready");
   EXPECT_EQ(job_->Snapshot().layouts[0].waiting_for, job_->MissingInStep(channel_, 1));
   EXPECT_EQ(job_->MissingInStep(channel_, 2), "");
   EXPECT_EQ(job_->MissingInStep(77, 1), "");
-  ASSERT_TRUE(job_->EndStep(0, channel_, 1, "").ok());
+  ASSERT_TRUE(job_->EndStep(Of(0), channel_, 1, "").ok());
   DoStep(2, channel_, 1);
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0, 2, 4}).ok());
-  ASSERT_TRUE(job_->EndStep(1, channel_, 1, "").ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 1, {0, 2, 4}).ok());
+  ASSERT_TRUE(job_->EndStep(Of(1), channel_, 1, "").ok());
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "a reduction is running");
   reducer_.CompleteAll();
   EXPECT_EQ(job_->MissingInStep(channel_, 1), "");
@@ -261,8 +261,8 @@ TEST_F(StepTest, MissingInStepListsRanksAndBuckets) {
 TEST_F(StepTest, AbandonedStepNamesRankReasonAndFirstMissingBucket) {
   Start(2);
   channel_ = Agree(Spec(3));
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0, 2}).ok());
-  ASSERT_TRUE(job_->AbandonStep(1, channel_, 1, "CUDA out of memory").ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 1, {0, 2}).ok());
+  ASSERT_TRUE(job_->AbandonStep(Of(1), channel_, 1, "CUDA out of memory").ok());
   const absl::Status status = Only<StepDoneMessage>(0).record->verdict;
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(ReasonOf(status), "STEP_ABANDONED");
@@ -276,7 +276,7 @@ TEST_F(StepTest, LossNamesRankStepBucketAndHowItIsKnown) {
   Start(2);
   channel_ = Agree(Spec(2));
   DoStep(0, channel_, 1);
-  ASSERT_TRUE(job_->MarkReady(1, channel_, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(1), channel_, 1, {0}).ok());
   Lose(1);
   reducer_.CompleteAll();
   const absl::Status status = Only<SessionEndMessage>(0).status;
@@ -292,7 +292,7 @@ TEST_F(StepTest, LossNamesTheLayoutWhoseStepIsRunning) {
   const std::uint32_t running = Agree(Spec(1, "generator"));
   Agree(Spec(1, "discriminator"));
   Register(0, Spec(1, "third"));
-  ASSERT_TRUE(job_->MarkReady(0, running, 1, {0}).ok());
+  ASSERT_TRUE(job_->MarkReady(Of(0), running, 1, {0}).ok());
   Lose(1);
   const absl::Status status = Only<SessionEndMessage>(0).status;
   EXPECT_TRUE(Says(status, "in step 1 of layout 'generator'")) << status;
@@ -314,7 +314,7 @@ TEST_F(StepTest, LossDoesNotNameALayoutThatWasNeverAgreed) {
   Start(2);
   const std::uint32_t agreed = Agree(Spec(1, "generator"));
   Register(0, Spec(1, "discriminator"));
-  ASSERT_FALSE(job_->RegisterLayout(1, Request(Spec(2, "discriminator"))).ok());
+  ASSERT_FALSE(job_->RegisterLayout(Of(1), Request(Spec(2, "discriminator"))).ok());
   TakeAll();
   Lose(1);
   const absl::Status status = Only<SessionEndMessage>(0).status;
@@ -340,15 +340,15 @@ TEST_F(StepTest, MessagesForUnreadVoidStepsAreAccepted) {
   Start(2);
   channel_ = Agree(Spec(2));
   for (const std::uint64_t step : {1, 2, 3}) {
-    ASSERT_TRUE(job_->AbandonStep(0, channel_, step, "").ok());
+    ASSERT_TRUE(job_->AbandonStep(Of(0), channel_, step, "").ok());
   }
-  EXPECT_TRUE(job_->MarkReady(1, channel_, 1, {0}).ok());
-  EXPECT_TRUE(job_->AbandonStep(1, channel_, 1, "").ok());
-  EXPECT_TRUE(job_->EndStep(1, channel_, 2, "").ok());
-  EXPECT_EQ(ReasonOf(job_->MarkReady(1, channel_, 1, {0})), "STALE_STEP");
-  EXPECT_EQ(ReasonOf(job_->MarkReady(1, channel_, 2, {0})), "STALE_STEP");
-  EXPECT_TRUE(job_->MarkReady(1, channel_, 3, {0}).ok());
-  const absl::Status ahead = job_->MarkReady(1, channel_, 5, {0});
+  EXPECT_TRUE(job_->MarkReady(Of(1), channel_, 1, {0}).ok());
+  EXPECT_TRUE(job_->AbandonStep(Of(1), channel_, 1, "").ok());
+  EXPECT_TRUE(job_->EndStep(Of(1), channel_, 2, "").ok());
+  EXPECT_EQ(ReasonOf(job_->MarkReady(Of(1), channel_, 1, {0})), "STALE_STEP");
+  EXPECT_EQ(ReasonOf(job_->MarkReady(Of(1), channel_, 2, {0})), "STALE_STEP");
+  EXPECT_TRUE(job_->MarkReady(Of(1), channel_, 3, {0}).ok());
+  const absl::Status ahead = job_->MarkReady(Of(1), channel_, 5, {0});
   EXPECT_EQ(ReasonOf(ahead), "PROTOCOL_VIOLATION");
   EXPECT_TRUE(Says(ahead, "ahead of step 4")) << ahead;
 }

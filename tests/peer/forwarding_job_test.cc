@@ -63,7 +63,7 @@ class ForwardingJobTest : public testing::Test {
     request.spec = layout_;
     request.message = std::make_shared<const v1::RegisterLayout>();
     bool answered = false;
-    job_->RegisterLayout(3, request, [&](const auto& registration) {
+    job_->RegisterLayout(job_->session(), request, [&](const auto& registration) {
       answered = registration.ok() && registration->channel == channel;
     });
     const auto plan = PlanLayout(layout_, 10);
@@ -74,7 +74,7 @@ class ForwardingJobTest : public testing::Test {
     response.mutable_layout_assigned()->set_channel(channel);
     EXPECT_FALSE(job_->Take(response));
     ASSERT_TRUE(answered);
-    ASSERT_TRUE(job_->ArenaMapped(3, channel, memory_.Share()).ok());
+    ASSERT_TRUE(job_->ArenaMapped(job_->session(), channel, memory_.Share()).ok());
   }
   static v1::SessionRequest Release(std::uint32_t channel) {
     v1::SessionRequest request;
@@ -222,7 +222,7 @@ TEST_F(ForwardingJobTest, KnowsHowFarAStepIs) {
 
 TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   Map(1);
-  job_->Lose(3, kIncarnation, absl::AbortedError("its process has ended"));
+  job_->Lose(job_->session(), absl::AbortedError("its process has ended"));
   executor_.RunAll();
   EXPECT_TRUE(memory_.Shared());
   v1::SessionResponse ending;
@@ -232,7 +232,7 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   EXPECT_FALSE(memory_.Shared());
   // What comes late is freed at once.
   const auto late = std::make_shared<int>(1);
-  job_->Hold(3, 1, late);
+  job_->Hold(job_->session(), 1, late);
   executor_.RunAll();
   EXPECT_EQ(late.use_count(), 1);
   const auto ends = sink_->Of<SessionEndMessage>();

@@ -168,7 +168,7 @@ class NodeGroupTest : public JobFixture {
     for (const std::uint32_t rank : {0, 1, 2}) channel = Register(rank, Spec(1, name));
     EXPECT_TRUE(Map(0, channel).ok());
     for (const std::uint32_t rank : {1, 2}) {
-      EXPECT_TRUE(job_->ArenaMapped(rank, channel, RankMemory{}).ok());
+      EXPECT_TRUE(job_->ArenaMapped(Of(rank), channel, RankMemory{}).ok());
     }
     TakeAll();
     return channel;
@@ -177,14 +177,14 @@ class NodeGroupTest : public JobFixture {
   void MarkReady(std::uint64_t step) { MarkReady(channel_, step); }
   void MarkReady(std::uint32_t channel, std::uint64_t step) {
     for (const std::uint32_t rank : {0, 1}) {
-      ASSERT_TRUE(job_->MarkReady(rank, channel, step, {0}).ok());
+      ASSERT_TRUE(job_->MarkReady(Of(rank), channel, step, {0}).ok());
     }
   }
 
   // Gamma, whose rank has left, detaches while a bucket is in flight. Then a bucket of `other` is
   // ready.
   std::shared_ptr<EngineRecord> DetachInMidLaunch(std::uint32_t other) {
-    EXPECT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+    EXPECT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
     MarkReady(1);
     auto engine = engines_.Await(0);
     EXPECT_TRUE(engine->submitted.Wait().has_value());
@@ -240,7 +240,7 @@ TEST_F(NodeGroupTest, FailureReportedByAnotherNodeEndsTheJobToo) {
 }
 
 TEST_F(NodeGroupTest, JobSurvivesLossOfANodeWithoutRanks) {
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   engines_.Await(0)->spec.failed(Silence());  // the engine reports the lost node first
   node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
   clock_.Advance(500'000'000);
@@ -252,7 +252,7 @@ TEST_F(NodeGroupTest, JobSurvivesLossOfANodeWithoutRanks) {
 }
 
 TEST_F(NodeGroupTest, DetachDuringALaunchWaitsForIt) {
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   MarkReady(1);
   const auto engine = engines_.Await(0);
   ASSERT_TRUE(engine->submitted.Wait().has_value());
@@ -271,7 +271,7 @@ TEST_F(NodeGroupTest, DetachDuringALaunchWaitsForIt) {
 
   node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
   for (const std::uint32_t rank : {0, 1}) {
-    ASSERT_TRUE(job_->EndStep(rank, channel_, 1, "").ok());
+    ASSERT_TRUE(job_->EndStep(Of(rank), channel_, 1, "").ok());
   }
   EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
   MarkReady(2);
@@ -282,7 +282,7 @@ TEST_F(NodeGroupTest, DetachDuringALaunchWaitsForIt) {
 }
 
 TEST_F(NodeGroupTest, DetachOfAnIdleNodeClosesItAtOnce) {
-  ASSERT_TRUE(job_->Leave(2, /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   node_group_->Detach(gamma_);
   EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
   EXPECT_TRUE(gamma_->Closed());

@@ -19,9 +19,9 @@ constexpr std::uint64_t kStagingBytes = 4096;
 
 class FakeRank final : public RankPort {
  public:
-  FakeRank(std::uint32_t rank, Job* job) : rank_(rank), job_(job) {}
+  FakeRank(RankSession session, Job* job) : session_(session), job_(job) {}
 
-  std::uint32_t rank() const override { return rank_; }
+  RankSession session() const override { return session_; }
   JobPort& job() const override { return *job_; }
   absl::Status CheckArena(std::uint32_t, std::uint64_t) const override { return arena; }
   absl::Status ArenaMapped(std::uint32_t channel) override {
@@ -47,7 +47,7 @@ class FakeRank final : public RankPort {
   std::vector<v1::SessionResponse> answers;
 
  private:
-  const std::uint32_t rank_;
+  const RankSession session_;
   Job* const job_;
 };
 
@@ -83,7 +83,7 @@ class RankDispatchTest : public JobFixture {
 };
 
 TEST_F(RankDispatchTest, StepGoesToTheJob) {
-  FakeRank a(0, job_.get()), b(1, job_.get());
+  FakeRank a(Of(0), job_.get()), b(Of(1), job_.get());
   ASSERT_TRUE(Take(&a, BucketReady(channel_, 1, 0)).ok());
   v1::SessionRequest query;
   query.mutable_query_step()->set_channel(channel_);
@@ -101,7 +101,7 @@ TEST_F(RankDispatchTest, StepGoesToTheJob) {
 }
 
 TEST_F(RankDispatchTest, HoleInAnArenaIsRefused) {
-  FakeRank rank(0, job_.get());
+  FakeRank rank(Of(0), job_.get());
   rank.arena = MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated, "hole");
   for (const auto& request : {BucketReady(channel_, 1, 0), EndStep(channel_, 1, false),
                               EndStep(channel_, 1, /*ready_rest=*/true)}) {
@@ -111,7 +111,7 @@ TEST_F(RankDispatchTest, HoleInAnArenaIsRefused) {
 }
 
 TEST_F(RankDispatchTest, OperationGetsItsStagingMemory) {
-  FakeRank a(0, job_.get()), b(1, job_.get());
+  FakeRank a(Of(0), job_.get()), b(Of(1), job_.get());
   v1::SessionRequest request;
   request.mutable_all_reduce()->set_sequence(1);
   request.mutable_all_reduce()->set_dtype(v1::DATA_TYPE_FLOAT32);
@@ -129,7 +129,7 @@ TEST_F(RankDispatchTest, OperationGetsItsStagingMemory) {
 }
 
 TEST_F(RankDispatchTest, RefusedLayoutIsAnAnswer) {
-  FakeRank rank(0, job_.get());
+  FakeRank rank(Of(0), job_.get());
   v1::SessionRequest request;
   v1::RegisterLayout* const layout = request.mutable_register_layout();
   layout->set_request_id(7);
@@ -149,7 +149,7 @@ TEST_F(RankDispatchTest, RefusedLayoutIsAnAnswer) {
 }
 
 TEST_F(RankDispatchTest, RefusesMessagesThatNoRankSends) {
-  FakeRank rank(0, job_.get());
+  FakeRank rank(Of(0), job_.get());
   v1::SessionRequest open, answer, abandon;
   open.mutable_open_session();
   answer.mutable_lease_answer();
@@ -165,7 +165,7 @@ TEST_F(RankDispatchTest, RefusesMessagesThatNoRankSends) {
 }
 
 TEST_F(RankDispatchTest, CollectivesOfTwoRanksAreCompared) {
-  FakeRank a(0, job_.get()), b(1, job_.get());
+  FakeRank a(Of(0), job_.get()), b(Of(1), job_.get());
   v1::SessionRequest request;
   request.mutable_begin_collective()->set_description(std::string(256, 'x'));
   ASSERT_TRUE(Take(&a, request).ok());
@@ -175,7 +175,7 @@ TEST_F(RankDispatchTest, CollectivesOfTwoRanksAreCompared) {
 }
 
 TEST_F(RankDispatchTest, QueryOfCollectivesIsAnsweredByANotice) {
-  FakeRank a(0, job_.get());
+  FakeRank a(Of(0), job_.get());
   v1::SessionRequest begin, query;
   begin.mutable_begin_collective()->set_description("barrier");
   ASSERT_TRUE(Take(&a, begin).ok());
@@ -186,7 +186,7 @@ TEST_F(RankDispatchTest, QueryOfCollectivesIsAnsweredByANotice) {
 }
 
 TEST_F(RankDispatchTest, MappingAndLeavingGoOn) {
-  FakeRank rank(0, job_.get());
+  FakeRank rank(Of(0), job_.get());
   v1::SessionRequest mapped, leave;
   mapped.mutable_arena_mapped()->set_channel(9);
   ASSERT_TRUE(Take(&rank, mapped).ok());

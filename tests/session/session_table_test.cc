@@ -244,7 +244,7 @@ TEST_F(SessionTableTest, LossIsCountedOnce) {
 
 TEST_F(SessionTableTest, OrderlyExitIsNotALoss) {
   const Opened opened = Open(0);
-  ASSERT_TRUE(opened.job().Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE(opened.job().Leave(opened->identity().session(), /*exit=*/true).ok());
   End(opened);
   EXPECT_EQ(sessions_.lost(), 0u);
   EXPECT_TRUE(opened.end().ok());
@@ -274,7 +274,11 @@ TEST_F(SessionTableTest, LossDuringARegistrationHoldsNothing) {
           [&] { Populate(*registration.memory.arena); },
           [&] { ASSERT_TRUE(ended->ArenaMapped(registration.channel).ok()); },
           [&] { executor_.RunAll(); },
-          [&] { ASSERT_TRUE(ended.job().MarkReady(0, registration.channel, 1, {0}).ok()); },
+          [&] {
+            ASSERT_TRUE(ended.job()
+                            .MarkReady(ended->identity().session(), registration.channel, 1, {0})
+                            .ok());
+          },
       };
       for (int i = 0; i < done; ++i) steps[i]();
       registration = {};
@@ -319,7 +323,8 @@ TEST_F(SessionTableTest, DrainRefusesNewSessionsOnly) {
 
 TEST_F(SessionTableTest, TickChecksTheJobsDeadlines) {
   const Opened opened = Open(0);
-  ASSERT_TRUE(opened.job().Operate(0, 1, {}, {}, clock_.NowNs() + 5).ok());
+  ASSERT_TRUE(
+      opened.job().Operate(opened->identity().session(), 1, {}, {}, clock_.NowNs() + 5).ok());
   clock_.Advance(5);
   sessions_.Tick();
   EXPECT_EQ(opened.sink->Of<OperationFailedMessage>().size(), 1u);

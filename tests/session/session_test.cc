@@ -68,7 +68,8 @@ TEST_F(SessionTest, HoleIsRefused) {
   const Opened opened = Open(0, 1);
   const auto registration = Ready(opened);
   EXPECT_TRUE(opened->CheckArena(registration.channel, 1).ok());
-  ASSERT_TRUE(opened.job().MarkReady(0, registration.channel, 1, {0}).ok());
+  ASSERT_TRUE(
+      opened.job().MarkReady(opened->identity().session(), registration.channel, 1, {0}).ok());
   reducer_.CompleteAll();
   PunchHole(*registration.memory.arena);
   ExpectError(opened->CheckArena(registration.channel, 1), kPrecondition, "ARENA_NOT_POPULATED",
@@ -88,9 +89,12 @@ TEST_F(SessionTest, SecondOrUnknownMappingIsRefused) {
 TEST_F(SessionTest, JobRefusesAnUnknownChannel) {
   const Opened opened = Open(0, 1);
   EXPECT_TRUE(opened->CheckArena(5, 1).ok());
-  EXPECT_EQ(DetailsOf(opened.job().MarkReady(0, 5, 1, {0})).reason, "UNKNOWN_CHANNEL");
-  EXPECT_EQ(DetailsOf(opened.job().EndStep(0, 5, 1, "")).reason, "UNKNOWN_CHANNEL");
-  EXPECT_EQ(DetailsOf(opened.job().FinishStep(0, 5, 1, "")).reason, "UNKNOWN_CHANNEL");
+  EXPECT_EQ(DetailsOf(opened.job().MarkReady(opened->identity().session(), 5, 1, {0})).reason,
+            "UNKNOWN_CHANNEL");
+  EXPECT_EQ(DetailsOf(opened.job().EndStep(opened->identity().session(), 5, 1, "")).reason,
+            "UNKNOWN_CHANNEL");
+  EXPECT_EQ(DetailsOf(opened.job().FinishStep(opened->identity().session(), 5, 1, "")).reason,
+            "UNKNOWN_CHANNEL");
 }
 
 TEST_F(SessionTest, MappingMayEndAfterLeave) {
@@ -99,7 +103,7 @@ TEST_F(SessionTest, MappingMayEndAfterLeave) {
   const auto registration = Register(leaving, Layout(10));
   Populate(*registration.memory.arena);
   ASSERT_TRUE(leaving->ArenaMapped(registration.channel).ok());
-  ASSERT_TRUE(leaving.job().Leave(0, /*exit=*/false).ok());
+  ASSERT_TRUE(leaving.job().Leave(leaving->identity().session(), /*exit=*/false).ok());
   executor_.RunAll();
   EXPECT_FALSE(leaving.ended());
   EXPECT_FALSE(other.ended());
@@ -199,7 +203,8 @@ TEST_F(SessionTest, ReleasedLayoutGivesBackItsPlaceItsMemoryAndItsName) {
     executor_.RunAll();
     ASSERT_EQ(opened.sink->Take().size(), 1u);
     // The next registration comes before the executor has freed anything.
-    ASSERT_TRUE(opened.job().ReleaseLayout(0, registration.channel).ok());
+    ASSERT_TRUE(
+        opened.job().ReleaseLayout(opened->identity().session(), registration.channel).ok());
     ASSERT_GT(quota_.bytes_of(kUser), kQuotaBytes / 2);
   }
   executor_.RunAll();
@@ -310,11 +315,11 @@ TEST_F(LeaseTest, DaemonThatWasStoppedAsksFirst) {
 
 TEST_F(LeaseTest, SessionThatLeftIsNotLost) {
   const Opened opened = Open(0);
-  ASSERT_TRUE(opened.job().Leave(0, /*exit=*/true).ok());
+  ASSERT_TRUE(opened.job().Leave(opened->identity().session(), /*exit=*/true).ok());
   Wait(10);
   Wait(20);
   EXPECT_TRUE(opened.end().ok());
-  EXPECT_EQ(opened->job().StateOf(0), RankState::kExited);
+  EXPECT_EQ(opened->job().StateOf(opened->identity().session()), RankState::kExited);
 }
 
 }  // namespace

@@ -1,0 +1,19 @@
+// Which session of a rank it is.
+
+#ifndef DAEMON_JOB_RANK_SESSION_H_
+#define DAEMON_JOB_RANK_SESSION_H_
+
+#include <cstdint>
+
+namespace gradsync::daemon {
+
+// One session of a rank. A rank that joins again has another incarnation, so that nothing which
+// comes late from its old session counts for the new one.
+struct RankSession {
+  std::uint32_t rank = 0;
+  std::uint64_t incarnation = 0;  // unique in the daemon that coordinates the job
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_RANK_SESSION_H_
