@@ -47,6 +47,7 @@ SemaphorePage::SemaphorePage(SealedMemory memory, std::size_t buckets, void* add
 SemaphorePage::~SemaphorePage() { munmap(address_, bytes()); }
 
 void SemaphorePage::SignalDone(std::size_t bucket, std::uint64_t step) {
+  if (closed_.load(std::memory_order_relaxed)) return;
   std::atomic<std::uint64_t>* const done = &Bucket(bucket)->done;
   done->store(step, std::memory_order_release);
   WakeAll(done);
@@ -55,6 +56,7 @@ void SemaphorePage::SignalDone(std::size_t bucket, std::uint64_t step) {
 void SemaphorePage::WakeDone(std::size_t bucket) { WakeAll(&Bucket(bucket)->done); }
 
 void SemaphorePage::DeclareVoid(std::uint64_t step) {
+  if (closed_.load(std::memory_order_relaxed)) return;
   static_cast<SemaphorePageHeader*>(address_)->void_step.store(step, std::memory_order_release);
 }
 

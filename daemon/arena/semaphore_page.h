@@ -4,6 +4,7 @@
 #ifndef DAEMON_ARENA_SEMAPHORE_PAGE_H_
 #define DAEMON_ARENA_SEMAPHORE_PAGE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -46,6 +47,10 @@ class SemaphorePage {
   // Marks `step` as void. Wakes nobody.
   void DeclareVoid(std::uint64_t step);
 
+  // The trainer's session is lost. From now on the calls above write nothing: a trainer that was
+  // only stopped must not take a result for its own.
+  void Close() { closed_.store(true, std::memory_order_relaxed); }
+
   // True if the trainer's GPU has marked `bucket` ready for `step`. The trainer can forge this: use
   // it only in messages for people.
   bool ReadyShown(std::size_t bucket, std::uint64_t step) const;
@@ -58,6 +63,7 @@ class SemaphorePage {
   const SealedMemory memory_;
   const std::size_t buckets_;
   void* const address_;
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace gradsync::daemon

@@ -66,41 +66,43 @@ BucketReductions::BucketReductions(const LayoutPlan& plan, const LayoutAgreement
   }
 }
 
-void BucketReductions::Bind() {
-  const std::uint32_t divisor =
-      terms_.options.divide_by_world ? members_.world_size() : members_.StepRanks();
-  const double scale = agreement_.spec().op == ReduceOp::kAverage ? 1.0 / divisor : 1.0;
-  for (std::size_t i = 0; i < buckets_.size(); ++i) {
-    Bucket& bucket = *buckets_[i];
-    bucket.operation.scale = scale;
-    bucket.operation.ranks.clear();
-    bucket.semaphores.clear();
-    if (on_gpu()) bucket.operation.device().arenas.clear();
-    HostBuffers buffers;
-    for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
-      if (!members_.InSteps(rank)) continue;
-      const RankMemory& memory = *agreement_.memory(rank);
-      bucket.operation.ranks.push_back(rank);
-      if (memory.semaphores != nullptr) bucket.semaphores.push_back(memory.semaphores.get());
-      if (on_gpu()) {
-        bucket.operation.device().arenas.push_back(memory.gpu.get());
-      } else {
-        buffers.push_back(memory.data == nullptr ? nullptr : memory.data + plan_.buckets[i].offset);
-      }
-    }
-    if (!on_gpu()) bucket.operation.SetBuffers(buffers);
-  }
-  bound_ = true;
+void BucketReductions::Rebind() {
+  for (const auto& bucket : buckets_) bucket->bound = false;
 }
 
-ReduceOperation* BucketReductions::Prepare(std::size_t bucket, std::uint64_t step) {
-  if (!bound_) Bind();
+void BucketReductions::Bind(std::size_t index, const RunningStep& step) {
+  const std::uint32_t divisor =
+      terms_.options.divide_by_world ? members_.world_size() : members_.StepRanks();
+  Bucket& bucket = *buckets_[index];
+  bucket.operation.scale = agreement_.spec().op == ReduceOp::kAverage ? 1.0 / divisor : 1.0;
+  bucket.operation.ranks.clear();
+  bucket.semaphores.clear();
+  if (on_gpu()) bucket.operation.device().arenas.clear();
+  HostBuffers buffers;
+  for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
+    if (!members_.InSteps(rank)) continue;
+    const RankMemory& memory = *agreement_.memory({rank, step.ReadySession(index, rank)});
+    bucket.operation.ranks.push_back(rank);
+    if (memory.semaphores != nullptr) bucket.semaphores.push_back(memory.semaphores.get());
+    if (on_gpu()) {
+      bucket.operation.device().arenas.push_back(memory.gpu.get());
+    } else {
+      buffers.push_back(memory.data == nullptr ? nullptr
+                                               : memory.data + plan_.buckets[index].offset);
+    }
+  }
+  if (!on_gpu()) bucket.operation.SetBuffers(buffers);
+  bucket.bound = true;
+}
+
+ReduceOperation* BucketReductions::Prepare(std::size_t bucket, const RunningStep& step) {
+  if (!buckets_[bucket]->bound) Bind(bucket, step);
   ReduceOperation& operation = buckets_[bucket]->operation;
-  operation.number = step;
+  operation.number = step.number();
   operation.failure = absl::OkStatus();
   if (on_gpu()) {
     operation.device().is_void = false;
-    operation.device().verdict_offset = plan_.VerdictOffset(step);
+    operation.device().verdict_offset = plan_.VerdictOffset(step.number());
   }
   return &operation;
 }

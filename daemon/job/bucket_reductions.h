@@ -16,6 +16,7 @@
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
+#include "daemon/job/running_step.h"
 #include "daemon/reduce/gradient_stats.h"
 #include "daemon/reduce/reducer.h"
 
@@ -41,11 +42,12 @@ class BucketReductions {
     return buckets_[bucket]->operation;
   }
 
-  // The ranks that take part have changed. The next Prepare() looks them up. Requires
-  // that no reduction is in flight.
-  void Rebind() { bound_ = false; }
-  // The operation that reduces the bucket in `step`, ready to be submitted.
-  ReduceOperation* Prepare(std::size_t bucket, std::uint64_t step);
+  // The ranks that take part, or their memory, have changed. The next Prepare() of each bucket
+  // looks them up. A reduction in flight keeps the buffers that it has.
+  void Rebind();
+  // The operation that reduces the bucket in `step`, ready to be submitted. Requires that the
+  // bucket is not in flight, and that every rank that takes part is ready in it.
+  ReduceOperation* Prepare(std::size_t bucket, const RunningStep& step);
 
   // The statistics that the last reductions measured, by bucket. A sum of squares is NaN if it is
   // not measured.
@@ -58,10 +60,11 @@ class BucketReductions {
   struct Bucket {
     ReduceOperation operation;
     std::vector<SemaphorePage*> semaphores;  // of the ranks on this node that take part
+    bool bound = false;                      // both have the buffers of the last Prepare()
   };
 
-  // Sets the operations' buffers to those of the ranks that take part.
-  void Bind();
+  // Sets the operation's buffers to those of the sessions that are ready in the bucket.
+  void Bind(std::size_t bucket, const RunningStep& step);
   bool on_gpu() const { return agreement_.spec().on_gpu; }
 
   // Constant after construction.
@@ -73,7 +76,6 @@ class BucketReductions {
   const OnReduced reduced_;
 
   std::vector<std::unique_ptr<Bucket>> buckets_;
-  bool bound_ = false;
   std::uint64_t given_up_ = 0;  // the last step that was given up
 };
 

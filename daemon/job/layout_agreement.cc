@@ -97,6 +97,7 @@ absl::Status LayoutAgreement::Mapped(std::uint32_t rank, RankMemory memory) {
     return Violation(rank, "ArenaMapped of memory on another device than the requested one");
   }
   mine.memory = std::move(memory);
+  mine.incarnation = members_->SessionOf(rank).incarnation;
   return absl::OkStatus();
 }
 
@@ -184,6 +185,34 @@ void LayoutAgreement::Release(std::uint32_t rank, DeferredActions* actions) {
   actions->releases.push_back(std::move(mine.memory->arena));
   if (mine.memory->gpu != nullptr) actions->releases.push_back(std::move(mine.memory->gpu));
   mine.memory.reset();
+}
+
+void LayoutAgreement::Lose(std::uint32_t rank) {
+  RankState& mine = ranks_[rank];
+  if (!mine.memory.has_value()) return;
+  if (mine.memory->semaphores != nullptr) mine.memory->semaphores->Close();
+  lost_.push_back({{rank, mine.incarnation}, std::move(mine.held), *std::move(mine.memory)});
+  mine.memory.reset();
+}
+
+void LayoutAgreement::ReleaseLost(DeferredActions* actions) {
+  for (LostMemory& lost : lost_) {
+    actions->releases.push_back(std::move(lost.held));
+    actions->releases.push_back(std::move(lost.memory.arena));
+    if (lost.memory.gpu != nullptr) actions->releases.push_back(std::move(lost.memory.gpu));
+  }
+  lost_.clear();
+}
+
+const RankMemory* LayoutAgreement::memory(RankSession session) const {
+  const RankState& mine = ranks_[session.rank];
+  if (mine.memory.has_value() && mine.incarnation == session.incarnation) return &*mine.memory;
+  for (const LostMemory& lost : lost_) {
+    if (lost.session.rank == session.rank && lost.session.incarnation == session.incarnation) {
+      return &lost.memory;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace gradsync::daemon

@@ -53,7 +53,7 @@ struct LayoutRequest {
 //   open --Fail---> failed
 //
 // Externally synchronized: guarded by the job's lock. Does not own arenas; RankMemory keeps them
-// mapped until Release.
+// mapped until Release or ReleaseLost.
 class LayoutAgreement {
  public:
   // `first_rank` registered `spec` first. `terms` and `members` outlive this.
@@ -102,25 +102,39 @@ class LayoutAgreement {
   bool bucket_done_messages(std::uint32_t rank) const {
     return ranks_[rank].request.bucket_done_messages;
   }
-  // Null until the rank has mapped its memory, and after Release.
+  // Null until the rank has mapped its memory, and after Release and Lose.
   const RankMemory* memory(std::uint32_t rank) const {
     return ranks_[rank].memory.has_value() ? &*ranks_[rank].memory : nullptr;
   }
+  // The memory of any session of a rank, also of a lost one until ReleaseLost.
+  const RankMemory* memory(RankSession session) const;
   // Null also if the rank is on another node.
   SemaphorePage* semaphores(std::uint32_t rank) const {
     return ranks_[rank].memory.has_value() ? ranks_[rank].memory->semaphores.get() : nullptr;
   }
   // Gives up this rank's memory. Requires that no reduction touches it.
   void Release(std::uint32_t rank, DeferredActions* actions);
+  // The rank's session is lost, and its next session may map other memory. The lost memory stays
+  // mapped until ReleaseLost, because reductions may read it, but its semaphores are closed.
+  void Lose(std::uint32_t rank);
+  bool HasLost() const { return !lost_.empty(); }
+  // Gives up the memory of all lost sessions. Requires that no reduction touches it.
+  void ReleaseLost(DeferredActions* actions);
 
  private:
   enum class State : std::uint8_t { kOpen, kReached, kFailed };
   struct RankState {
     bool registered = false;
-    bool refused = false;   // its own request has made the agreement fail
-    LayoutRequest request;  // spec moved out
+    bool refused = false;           // its own request has made the agreement fail
+    LayoutRequest request;          // spec moved out
+    std::uint64_t incarnation = 0;  // of the session that has the memory
     std::shared_ptr<void> held;
     std::optional<RankMemory> memory;
+  };
+  struct LostMemory {
+    RankSession session;
+    std::shared_ptr<void> held;
+    RankMemory memory;
   };
 
   void TellLate(std::uint64_t now_ns, DeferredActions* actions);
@@ -137,6 +151,7 @@ class LayoutAgreement {
   State state_ = State::kOpen;
   absl::Status failure_;
   std::vector<RankState> ranks_;
+  std::vector<LostMemory> lost_;
   LateNotice late_notice_;
 };
 

@@ -101,7 +101,7 @@ void LayoutChannel::StartStep(std::uint64_t now_ns) {
 void LayoutChannel::Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns,
                          DeferredActions* actions) {
   StartStep(now_ns);
-  step_.Mark(rank, index, now_ns);
+  step_.Mark(members_->SessionOf(rank), index, now_ns);
   if (step_.ReadyRanks(index) == members_->StepRanks()) Launch(index, actions);
 }
 
@@ -261,7 +261,7 @@ std::optional<std::uint32_t> LayoutChannel::AwaitedInVain() const {
 void LayoutChannel::Launch(std::size_t index, DeferredActions* actions) {
   if (!step_.Waiting(index) || step_.phase() != Phase::kRunning) return;
   step_.Submitted(index);
-  actions->reductions.push_back(reductions_.Prepare(index, step()));
+  actions->reductions.push_back(reductions_.Prepare(index, step_));
 }
 
 void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
@@ -371,6 +371,10 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   }
   step_ = NewStep(step() + 1);
   gpu_verdict_ = GpuVerdict();
+  if (agreement_.HasLost()) {
+    agreement_.ReleaseLost(actions);
+    reductions_.Rebind();
+  }
 }
 
 std::uint32_t LayoutChannel::RanksOfStep() const {
@@ -398,6 +402,14 @@ void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_
   MaybeFinish(now_ns, actions);
 }
 
+void LayoutChannel::RankLost(std::uint32_t rank, DeferredActions* actions) {
+  step_.Lose(rank);
+  early_.Drop(rank);
+  agreement_.Lose(rank);
+  reductions_.Rebind();
+  if (!step_.begun()) agreement_.ReleaseLost(actions);
+}
+
 void LayoutChannel::RankResumed(std::uint32_t rank) {
   reductions_.Rebind();
   // LeaveDone gives the rank the next step's number, so no message about an older step is in
@@ -413,6 +425,7 @@ void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
     early_.Drop(rank);
     agreement_.Release(rank, actions);
   }
+  agreement_.ReleaseLost(actions);
 }
 
 void LayoutChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {

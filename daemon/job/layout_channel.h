@@ -92,6 +92,10 @@ class LayoutChannel {
   // The rank contributes nothing from now on. Not called while the rank is in a step. `exited`: its
   // memory is released.
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
+  // The rank's session is lost, but the rank takes part in steps as before: its next session maps
+  // other memory and marks the buckets. If the lost one has ended the running step, that step
+  // completes with its gradients. Only in host memory, and after the agreement.
+  void RankLost(std::uint32_t rank, DeferredActions* actions);
   // The rank had left and takes part again, from the next step on. No step is running.
   void RankResumed(std::uint32_t rank);
 

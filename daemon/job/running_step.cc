@@ -28,7 +28,12 @@ std::string UsedMap::Union(std::uint32_t ranks) const {
 
 RunningStep::RunningStep(std::uint64_t number, std::size_t buckets, std::size_t ranks,
                          std::size_t parameters)
-    : number_(number), buckets_(buckets), times_(buckets), ranks_(ranks), used_map_(parameters) {
+    : number_(number),
+      buckets_(buckets),
+      ready_(buckets * ranks),
+      times_(buckets),
+      ranks_(ranks),
+      used_map_(parameters) {
   for (BucketTimes& times : times_) times.ready_ns.resize(ranks);
   for (Rank& rank : ranks_) rank.marked.resize(buckets);
 }
@@ -57,12 +62,28 @@ void RunningStep::Cut() {
   why_void_ = absl::OkStatus();
 }
 
-void RunningStep::Mark(std::uint32_t rank, std::size_t bucket, std::uint64_t now_ns) {
-  ranks_[rank].marked[bucket] = true;
-  ++ranks_[rank].marks;
+void RunningStep::Mark(RankSession session, std::size_t bucket, std::uint64_t now_ns) {
+  Rank& rank = ranks_[session.rank];
+  rank.marked[bucket] = true;
+  ++rank.marks;
+  std::uint64_t& ready = Ready(bucket, session.rank);
+  if (ready != 0) return;
+  ready = session.incarnation;
   ++buckets_[bucket].ready_ranks;
-  times_[bucket].ready_ns[rank] = now_ns;
+  times_[bucket].ready_ns[session.rank] = now_ns;
   last_ready_ns_ = now_ns;
+}
+
+void RunningStep::Lose(std::uint32_t rank) {
+  if (ranks_[rank].ended) return;
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (!Waiting(bucket) || Ready(bucket, rank) == 0) continue;
+    Ready(bucket, rank) = 0;
+    --buckets_[bucket].ready_ranks;
+    times_[bucket].ready_ns[rank] = 0;
+  }
+  ranks_[rank].marked.assign(buckets_.size(), false);
+  ranks_[rank].marks = 0;
 }
 
 std::optional<std::size_t> RunningStep::FirstUnmarked(std::uint32_t rank) const {

@@ -1,4 +1,4 @@
-// One step of a layout: which ranks have marked each bucket, what is reduced, and the step's state.
+// One step of a layout: whose gradients each bucket has, what is reduced, and the step's state.
 
 #ifndef DAEMON_JOB_RUNNING_STEP_H_
 #define DAEMON_JOB_RUNNING_STEP_H_
@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "daemon/job/rank_session.h"
 #include "daemon/reduce/reducer.h"
 #include "daemon/telemetry/step_timeline.h"
 
@@ -69,12 +70,17 @@ class RunningStep {
   // kRunning or kVoid -> kCut. Does nothing in other phases.
   void Cut();
 
-  // ---- Ranks
-  // Requires that the step has begun, and that the rank has not marked the bucket yet.
-  void Mark(std::uint32_t rank, std::size_t bucket, std::uint64_t now_ns);
+  // ---- Ranks. What a rank has marked means its present session's marks.
+  // Requires that the step has begun, and that this session has not marked the bucket yet. The rank
+  // becomes ready in the bucket, unless an earlier session of it is.
+  void Mark(RankSession session, std::size_t bucket, std::uint64_t now_ns);
   // The rank sends nothing more about this step.
   void End(std::uint32_t rank) { ranks_[rank].ended = true; }
   bool Ended(std::uint32_t rank) const { return ranks_[rank].ended; }
+  // The rank's session is lost. If it has ended the step, its gradients stay in every bucket.
+  // Otherwise they stay in the buckets that were submitted. The rank is no longer ready in the
+  // others, and its next session marks all buckets.
+  void Lose(std::uint32_t rank);
   // True if the rank has begun the step.
   bool Has(std::uint32_t rank) const { return ranks_[rank].marks > 0 || ranks_[rank].ended; }
   bool Marked(std::uint32_t rank, std::size_t bucket) const { return ranks_[rank].marked[bucket]; }
@@ -89,6 +95,10 @@ class RunningStep {
   // ---- Buckets
   std::size_t buckets() const { return buckets_.size(); }
   std::uint32_t ReadyRanks(std::size_t bucket) const { return buckets_[bucket].ready_ranks; }
+  // The session whose gradients the bucket has, by its incarnation; 0: the rank is not ready.
+  std::uint64_t ReadySession(std::size_t bucket, std::uint32_t rank) const {
+    return ready_[bucket * ranks_.size() + rank];
+  }
   // The bucket's reduction has not been submitted.
   bool Waiting(std::size_t bucket) const { return buckets_[bucket].state == State::kWaiting; }
   bool Reduced(std::size_t bucket) const { return buckets_[bucket].state == State::kReduced; }
@@ -105,13 +115,17 @@ class RunningStep {
   enum class State : std::uint8_t { kWaiting, kReducing, kReduced };
   struct Bucket {
     State state = State::kWaiting;
-    std::uint32_t ready_ranks = 0;
+    std::uint32_t ready_ranks = 0;  // those with an incarnation in ready_
   };
   struct Rank {
     std::vector<bool> marked;  // by bucket
     std::size_t marks = 0;
     bool ended = false;
   };
+
+  std::uint64_t& Ready(std::size_t bucket, std::uint32_t rank) {
+    return ready_[bucket * ranks_.size() + rank];
+  }
 
   std::uint64_t number_;
   Phase phase_ = Phase::kIdle;
@@ -121,6 +135,7 @@ class RunningStep {
   std::size_t in_flight_ = 0;
   std::size_t reduced_ = 0;
   std::vector<Bucket> buckets_;
+  std::vector<std::uint64_t> ready_;  // incarnations, by bucket and rank; 0: not ready
   std::vector<BucketTimes> times_;
   std::vector<Rank> ranks_;
   UsedMap used_map_;

@@ -126,6 +126,17 @@ TEST(SemaphorePageTest, TrainersWritesAreOverwritten) {
   EXPECT_EQ(trainer.bucket(0)->done, 2u);
 }
 
+TEST(SemaphorePageTest, ClosedPageIsNotWritten) {
+  const auto page = Create(1);
+  TrainerView trainer(*page);
+  page->SignalDone(0, 4);
+  page->Close();
+  page->DeclareVoid(5);
+  page->SignalDone(0, 5);
+  EXPECT_EQ(trainer.bucket(0)->done.load(), 4u);
+  EXPECT_EQ(trainer.header()->void_step.load(), 0u);
+}
+
 TEST(SemaphorePageTest, SignalWakesEveryWaiterInOtherProcesses) {
   constexpr std::uint64_t kStep = (std::uint64_t{1} << 32) + 5;  // beyond the futex's 32 bits
   const std::shared_ptr<SemaphorePage> page = Create(4);
