@@ -63,7 +63,7 @@ class EarlyMessages {
     ranks_[rank].messages.push_back(std::move(message));
   }
   std::size_t Count(std::uint32_t rank) const { return ranks_[rank].messages.size(); }
-  void Drop(std::uint32_t rank) { ranks_[rank] = {}; }
+  void Drop(std::uint32_t rank) { ranks_[rank].messages.clear(); }
   // The running step has its verdict: handles the messages, each rank's in order. A rank's first
   // breach of the protocol goes to `actions`, and its other messages are dropped.
   void HandleAll(const Membership& members, std::uint64_t now_ns, DeferredActions* actions);

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 #include "proto/gradsync/duration_text.h"
 
@@ -65,18 +66,25 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
       environment_(environment),
       terms_{identity_.job_id, FlowOf(this), options},
       members_(world_size, environment.node_name),
-      layouts_(terms_, &members_, environment.max_buckets_per_layout,
-               [this](LayoutChannel* layout, std::size_t bucket, const ReduceTimes& times,
-                      const absl::Status& failure) {
-                 // Outlives the transaction, which unlocks the job.
-                 const auto self = shared_from_this();
-                 Transaction transaction(this);
-                 // Fails the job before the bucket counts as reduced, so that no step with a failed
-                 // bucket is complete.
-                 FailLocked(failure);
-                 layout->Reduced(bucket, times, environment_.clock->NowNs(), transaction.actions());
-                 MaybeEnd(transaction.actions());
-               }),
+      layouts_(
+          terms_, &members_, environment.max_buckets_per_layout,
+          [this](LayoutChannel* layout, std::size_t bucket, const ReduceTimes& times,
+                 const absl::Status& failure) {
+            // Outlives the transaction, which unlocks the job.
+            const auto self = shared_from_this();
+            Transaction transaction(this);
+            // Fails the job before the bucket counts as reduced, so that no step with a failed
+            // bucket is complete.
+            FailLocked(failure);
+            layout->Reduced(bucket, times, environment_.clock->NowNs(), transaction.actions());
+            MaybeEnd(transaction.actions());
+          },
+          [this](LayoutChannel* layout, std::size_t bucket, RankSession session) {
+            const auto self = shared_from_this();
+            Transaction transaction(this);
+            layout->Copied(bucket, session, environment_.clock->NowNs(), transaction.actions());
+            MaybeEnd(transaction.actions());
+          }),
       operations_(
           terms_, &members_,
           [this](const absl::Status& failure) {
@@ -110,6 +118,22 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kJobMismatch,
                      absl::StrCat("job '", identity_.job_id, "', rank ", rank, ": ", difference,
                                   ". Start every rank with the same options."),
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  }
+  if (phase_ == Phase::kActive && members_[rank].state == RankState::kHeld) {
+    members_.Join(rank, incarnation, std::move(sink), node);
+    waited_since_ns_.reset();
+    if (members_.Count(RankState::kHeld) == 0) {
+      layouts_.ResumeDeadlines(environment_.clock->NowNs());
+    }
+    return absl::OkStatus();
+  }
+  if (phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold &&
+      members_.Formed()) {
+    return MakeError(absl::StatusCode::kAlreadyExists, reason::kRankOccupied,
+                     absl::StrCat("rank ", rank, " of job '", identity_.job_id,
+                                  "' has a live session. With on_rank_loss=hold another one can "
+                                  "join only after its loss; give another run another job_id."),
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
   if (phase_ != Phase::kActive || members_[rank].state != RankState::kAbsent) {
@@ -227,6 +251,8 @@ absl::Status Job::Operate(RankSession session, std::uint64_t sequence, const Ope
         absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
         absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
   }
+  EndIfLostRankIsNeeded(sequence, spec, transaction.actions());
+  if (Ended(session)) return absl::OkStatus();
   return operations_.Join(session.rank, sequence, spec, std::move(staging), deadline_ns,
                           transaction.actions());
 }
@@ -373,11 +399,15 @@ void Job::MaybeResume(DeferredActions* actions) {
 }
 
 absl::Status Job::CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const {
-  if (members_[rank].state == RankState::kLive) return absl::OkStatus();
+  const RankState state = members_[rank].state;
+  if (state == RankState::kLive) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                   absl::StrCat("rank ", rank, ", operation ", sequence,
-                                " of the job's channel: this rank has left, and takes part in "
-                                "nothing until LeaveDone"),
+                   absl::StrCat("rank ", rank, ", operation ", sequence, " of the job's channel: ",
+                                state == RankState::kHealing
+                                    ? "this rank came back after a loss, and takes part in no "
+                                      "operation until its first step is complete"
+                                    : "this rank has left, and takes part in nothing until "
+                                      "LeaveDone"),
                    {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
 }
 
@@ -386,10 +416,74 @@ void Job::Lose(RankSession session, const absl::Status& why) {
   const Member& member = members_[session.rank];
   if (member.incarnation != session.incarnation || member.sink == nullptr) return;
   if (member.state == RankState::kLost) return;
-  const absl::Status loss = layouts_.LossOf(session.rank, why);
+  absl::Status loss = layouts_.LossOf(session.rank, why);
+  if (phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold) {
+    const std::string ends = WhyNotHeld(session.rank);
+    if (ends.empty()) {
+      members_.Hold(session.rank, why, transaction.actions());
+      layouts_.RankLost(session.rank, environment_.clock->NowNs(), transaction.actions());
+      operations_.RankLost(session.rank, transaction.actions());
+      return;
+    }
+    loss = MakeError(loss.code(), DetailsOf(loss),
+                     absl::StrCat(loss.message(), " It could not be held, because ", ends, "."));
+  }
   members_.Lose(session.rank, why);
   StopLocked(loss);
   MaybeEnd(transaction.actions());
+}
+
+std::string Job::WhyNotHeld(std::uint32_t rank) const {
+  if (!members_.Formed()) return "not every rank had joined";
+  if (members_.Count(RankState::kStayed) + members_.Count(RankState::kFinished) > 0) {
+    return "some rank had left or finished";
+  }
+  if (std::string need = operations_.NeedOf(rank); !need.empty()) return need;
+  if (std::string unarmed = layouts_.WhyNotArmed(); !unarmed.empty()) return unarmed;
+  for (std::uint32_t other = 0; other < world_size_; ++other) {
+    if (other != rank && members_[other].state == RankState::kLive) return "";
+  }
+  return "no other rank has the state of the model";
+}
+
+void Job::EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
+                                DeferredActions* actions) {
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    const RankState state = members_[rank].state;
+    if (state != RankState::kHeld && state != RankState::kHealing) continue;
+    if (operations_.DoesWithout(rank, spec)) continue;
+    StopLocked(MakeError(
+        absl::StatusCode::kAborted, reason::kRankLost,
+        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost, and operation ",
+                     sequence, " (", spec.Describe(),
+                     ") needs it. Steps that are not complete are void. Call only barriers, and "
+                     "broadcasts from a root that you name, while a rank may be lost; join again "
+                     "from every rank."),
+        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
+    return MaybeEnd(actions);
+  }
+}
+
+void Job::EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions) {
+  if (members_.Count(RankState::kHeld) == 0 || !layouts_.RankWaits()) {
+    waited_since_ns_.reset();
+    return;
+  }
+  if (!waited_since_ns_.has_value()) waited_since_ns_ = now_ns;
+  if (now_ns - *waited_since_ns_ < terms_.options.hold_timeout_ns) return;
+  std::vector<std::uint32_t> held;
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    if (members_[rank].state == RankState::kHeld) held.push_back(rank);
+  }
+  StopLocked(MakeError(
+      absl::StatusCode::kAborted, reason::kRankLost,
+      absl::StrCat("rank ", absl::StrJoin(held, ", "), " of job '", identity_.job_id,
+                   "' was lost and did not come back within hold_timeout, ",
+                   DurationText(absl::Nanoseconds(terms_.options.hold_timeout_ns)),
+                   ". Steps that are not complete are void. Start that rank again sooner, or raise "
+                   "hold_timeout; then join again from every rank."),
+      {{field::kJob, identity_.job_id}, {field::kRank, held.front()}}));
+  MaybeEnd(actions);
 }
 
 void Job::End(const absl::Status& why) {
@@ -403,7 +497,8 @@ bool Job::EndIfIdle(const absl::Status& why) {
   Transaction transaction(this);
   if (EmptyLocked()) return true;
   if (phase_ == Phase::kActive) {
-    if (layouts_.StepRunning()) return false;
+    // A held step may wait for longer than the daemon has.
+    if (layouts_.StepRunning() && members_.Count(RankState::kHeld) == 0) return false;
     StopLocked(why);
     MaybeEnd(transaction.actions());
   }
@@ -447,6 +542,7 @@ void Job::Tick() {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   layouts_.Tick(now_ns, transaction.actions());
   operations_.Tick(now_ns, transaction.actions());
+  EndIfHeldTooLong(now_ns, transaction.actions());
 }
 
 // ---- Asking -------------------------------------------------------------------------------------
@@ -499,7 +595,13 @@ bool Job::LiveHere(std::uint32_t rank) const {
   const Member& member = members_[rank];
   // A job that has ended keeps the states of its ranks, but not their sessions.
   return member.sink != nullptr && member.node.empty() &&
-         (member.state == RankState::kLive || member.state == RankState::kStayed);
+         (TakesPart(member.state) || member.state == RankState::kStayed);
+}
+
+bool Job::Replaceable(std::uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold &&
+         members_.Formed() && rank < world_size_ && TakesPart(members_[rank].state);
 }
 
 RankState Job::StateOf(RankSession session) const {

@@ -5,8 +5,9 @@
 // it submits reductions and flushes messages. So a Reducer may complete an operation from within
 // Reduce(), and a sink may take its time to send.
 //
-// A job has one generation: the loss of a rank (policy `abort`) or a newer generation ends every
-// session of it for good. JobTable starts the next one.
+// A job has one generation: the loss of a rank or a newer generation ends every session of it for
+// good. JobTable starts the next one. With policy `hold` the loss of a rank ends only its own
+// session. Running steps wait, and the rank's next session takes its place.
 //
 // Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or Executor
 // under the lock.
@@ -73,8 +74,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   std::uint32_t world_size() const { return world_size_; }
 
   // Puts a session, on this node or on `node`, into its rank. FAILED_PRECONDITION JOB_MISMATCH:
-  // another world size or options. ALREADY_EXISTS: the rank has or had a session, or the job has
-  // ended; the caller begins a new generation if it may.
+  // another world size or options. ALREADY_EXISTS: the rank has or had a session and is not held,
+  // or the job has ended; the caller begins a new generation if it may.
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "");
@@ -120,6 +121,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status QueryCollectives(RankSession session, absl::Duration waited);
   absl::Status Leave(RankSession session, bool exit);
   absl::Status Finish(RankSession session);
+
+  // True if a session may come in place of this rank's, now or once that one is lost.
+  bool Replaceable(std::uint32_t rank) const;
 
   // What a running step waits for; "" if it is not running.
   std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;
@@ -168,6 +172,14 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing that this session says counts any more.
   bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Why the loss of this rank ends the job under policy `hold`; empty if it does not.
+  std::string WhyNotHeld(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the job if the operation needs a rank whose session is lost or has not healed.
+  void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
+                             DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the job if others have waited for a held rank for as long as they may.
+  void EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if `failure`, of a reducer or an engine, is not OK.
   void FailLocked(const absl::Status& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -189,6 +201,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
   CollectiveOrder collectives_ ABSL_GUARDED_BY(mutex_);
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kActive;
+  // Since when some rank has waited for a held one; nullopt if none waits.
+  std::optional<std::uint64_t> waited_since_ns_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);  // why the job has ended; OK in kActive
 };
 

@@ -22,6 +22,10 @@ std::string FirstDifference(const JobOptions& before, const JobOptions& given) {
           [](bool world) { return world ? "world" : "live_ranks"; });
   compare("step_timeout_ms", before.step_timeout_ns, given.step_timeout_ns,
           [](std::uint64_t ns) { return ns / 1'000'000; });
+  compare("on_rank_loss", before.on_rank_loss, given.on_rank_loss,
+          [](OnRankLoss policy) { return policy == OnRankLoss::kHold ? "hold" : "abort"; });
+  compare("hold_timeout_ms", before.hold_timeout_ns, given.hold_timeout_ns,
+          [](std::uint64_t ns) { return ns / 1'000'000; });
   compare("nccl.max_ctas", before.nccl.max_ctas, given.nccl.max_ctas,
           [](std::uint32_t ctas) { return ctas; });
   compare("nccl.algorithm", before.nccl.algorithm, given.nccl.algorithm, nccl_name);

@@ -10,10 +10,18 @@
 
 namespace gradsync::daemon {
 
+// What the loss of a rank does. docs/failures.md describes both.
+enum class OnRankLoss : std::uint8_t {
+  kAbort,  // the job ends
+  kHold,   // the running step waits until another session takes the rank's place
+};
+
 struct JobOptions {
   bool divide_by_world = false;  // averages divide by the world size, not by the live ranks
   std::uint64_t step_timeout_ns = 0;
   NcclSettings nccl;
+  OnRankLoss on_rank_loss = OnRankLoss::kAbort;
+  std::uint64_t hold_timeout_ns = 0;  // kHold: how long other ranks wait for a lost one
 };
 
 // The first option that differs: "divisor is world, but the ranks that joined before have

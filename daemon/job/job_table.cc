@@ -15,6 +15,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
   std::uint64_t generation = 1;
   if (const auto found = jobs_.find(key); found != jobs_.end()) {
     const std::shared_ptr<Job>& current = found->second;
+    if (current->Replaceable(rank)) return current;
     const RankState state = current->StateOf(rank);
     const bool free = state == RankState::kAbsent;
     // A full job has no free rank, whatever the rank and world size of the new session.
@@ -58,7 +59,7 @@ void JobTable::FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* 
     if (was.uid != key.uid || was.job_id != key.job_id || was.token_hash != key.token_hash)
       continue;
     const RankState state = former->StateOf(rank);
-    if (state == RankState::kLive || state == RankState::kStayed) superseded->push_back(former);
+    if (TakesPart(state) || state == RankState::kStayed) superseded->push_back(former);
   }
 }
 

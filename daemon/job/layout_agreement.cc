@@ -57,6 +57,21 @@ absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request
   return absl::OkStatus();
 }
 
+absl::Status LayoutAgreement::Rejoin(std::uint32_t rank, LayoutRequest request) {
+  const std::string difference = FirstDifference(spec_, first_rank_, request.spec, rank);
+  if (!difference.empty()) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kLayoutMismatch,
+        absl::StrCat("layout '", name(), "' of rank ", members_->Name(rank),
+                     ", which comes back after a loss, differs from the job's: ", difference,
+                     ". Start the same program as on the other ranks."),
+        {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel_}});
+  }
+  request.spec = LayoutSpec{};
+  ranks_[rank].request = std::move(request);
+  return absl::OkStatus();
+}
+
 void LayoutAgreement::Refuse(std::uint32_t rank, const absl::Status& why,
                              DeferredActions* actions) {
   if (!open()) return;

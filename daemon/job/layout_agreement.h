@@ -82,6 +82,9 @@ class LayoutAgreement {
   void Refuse(std::uint32_t rank, const absl::Status& why, DeferredActions* actions);
   // Keeps `memory`, which a registered rank has, until Release.
   void Hold(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);
+  // The agreement is reached, and the rank's next session, after a loss, asks for the same layout.
+  // LAYOUT_MISMATCH if it differs. The agreement stays as it is.
+  absl::Status Rejoin(std::uint32_t rank, LayoutRequest request);
   // FAILED_PRECONDITION: a breach of the protocol by this rank.
   absl::Status Mapped(std::uint32_t rank, RankMemory memory);
   // Every rank that takes part has registered and mapped.

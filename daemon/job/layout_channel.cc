@@ -1,6 +1,7 @@
 #include "daemon/job/layout_channel.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,21 +14,24 @@ using Phase = RunningStep::Phase;
 // How long a step waits for a rank that has released the layout. A process that ends, or leaves the
 // job, may release its layouts first: then its end says more.
 constexpr std::uint64_t kReleasePatienceNs = 5'000'000'000;
+constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
 
 }  // namespace
 
 LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                              std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
-                             Membership* members, OnReduced reduced)
+                             Membership* members, OnReduced reduced, OnCopied copied)
     : plan_(std::move(plan)),
       terms_(terms),
       members_(members),
+      copied_(std::move(copied)),
       agreement_(channel, std::move(spec), replaces, first_rank, terms, members),
       reductions_(plan_, agreement_, terms, *members, this, std::move(reduced)),
       step_(NewStep(1)),
       early_(members->world_size()),
       last_ended_(members->world_size()),
       released_(members->world_size()),
+      first_step_(members->world_size()),
       stats_(members->world_size()),
       timeline_(std::make_unique<StepTimeline>(plan_.buckets.size(), members->world_size())) {}
 
@@ -45,6 +49,7 @@ void LayoutChannel::Begin(LayoutChannel* replaced, DeferredActions* actions) {
     }
     std::fill(last_ended_.begin(), last_ended_.end(), step() - 1);
   }
+  std::fill(first_step_.begin(), first_step_.end(), step());
   agreement_.Reach(plan_.fingerprint, step(), actions);
 }
 
@@ -96,12 +101,18 @@ absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step,
 void LayoutChannel::StartStep(std::uint64_t now_ns) {
   if (!step_.begun()) patience_ends_ns_ = now_ns + kReleasePatienceNs;
   step_.Begin(now_ns + terms_.options.step_timeout_ns);
+  if (members_->Count(RankState::kHeld) > 0) step_.Suspend(now_ns);
 }
 
 void LayoutChannel::Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns,
                          DeferredActions* actions) {
   StartStep(now_ns);
-  step_.Mark(members_->SessionOf(rank), index, now_ns);
+  const RankSession session = members_->SessionOf(rank);
+  step_.Mark(session, index, now_ns);
+  if (step_.NeedsAverage(session, index)) {
+    if (step_.Reduced(index)) CopyAverage(index, rank, actions);
+    return;
+  }
   if (step_.ReadyRanks(index) == members_->StepRanks()) Launch(index, actions);
 }
 
@@ -241,7 +252,7 @@ bool LayoutChannel::ReleasedByAll() const {
     const RankState state = (*members_)[rank].state;
     if (released_[rank]) {
       any = true;
-    } else if (state == RankState::kLive || state == RankState::kStayed) {
+    } else if (TakesPart(state) || state == RankState::kStayed) {
       return false;
     }
   }
@@ -278,6 +289,43 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
                    BucketDoneMessage{channel(), step(), static_cast<std::uint32_t>(index),
                                      times.start_ns, times.finish_ns},
                    actions);
+  }
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    if (step_.NeedsAverage(members_->SessionOf(rank), index)) CopyAverage(index, rank, actions);
+  }
+  MaybeFinish(now_ns, actions);
+}
+
+void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions) {
+  if (step_.phase() != Phase::kRunning) return;
+  const RankSession session = members_->SessionOf(rank);
+  const RankMemory* source = nullptr;
+  for (std::uint32_t other = 0; other < members_->world_size(); ++other) {
+    const std::uint64_t incarnation = step_.ReadySession(index, other);
+    const RankMemory* const memory = agreement_.memory({other, incarnation});
+    if (memory == nullptr) continue;
+    source = memory;
+    // A lost session's memory has the average, too. A living one is better: its trainer is known to
+    // leave it alone until the verdict.
+    if (incarnation == (*members_)[other].incarnation) break;
+  }
+  const PlannedBucket& bucket = plan_.buckets[index];
+  std::byte* const to = agreement_.memory(session)->data + bucket.offset;
+  const std::byte* const from = source->data + bucket.offset;
+  step_.CopyBegun();
+  actions->copies.push_back(
+      [this, index, session, to, from, bytes = bucket.count * ItemSize(bucket.dtype)] {
+        std::memcpy(to, from, bytes);
+        copied_(this, index, session);
+      });
+}
+
+void LayoutChannel::Copied(std::size_t index, RankSession session, std::uint64_t now_ns,
+                           DeferredActions* actions) {
+  step_.CopyDone();
+  const RankMemory* const memory = agreement_.memory(session);
+  if (memory != nullptr && memory->semaphores != nullptr && step_.phase() == Phase::kRunning) {
+    memory->semaphores->SignalDone(index, step());
   }
   MaybeFinish(now_ns, actions);
 }
@@ -364,11 +412,17 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
       for (std::size_t i = 0; i < plan_.buckets.size(); ++i) semaphores->SignalDone(i, step());
     }
     if (step_.Ended(rank)) last_ended_[rank] = step();
+    const bool began_later = first_step_[rank] > step();
+    if (complete && step_.Ended(rank) && !began_later &&
+        (*members_)[rank].state == RankState::kHealing) {
+      members_->Heal(rank);
+    }
     // A rank that was lost after the GPUs had completed the step gets the verdict before its
     // session's end.
     const bool tell = members_->InSteps(rank) || (*members_)[rank].state == RankState::kLost;
-    if (tell) members_->Send(rank, StepDoneMessage{channel(), record}, actions);
+    if (tell && !began_later) members_->Send(rank, StepDoneMessage{channel(), record}, actions);
   }
+  armed_ = armed_ || complete;
   step_ = NewStep(step() + 1);
   gpu_verdict_ = GpuVerdict();
   if (agreement_.HasLost()) {
@@ -402,12 +456,26 @@ void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_
   MaybeFinish(now_ns, actions);
 }
 
-void LayoutChannel::RankLost(std::uint32_t rank, DeferredActions* actions) {
+void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions) {
+  step_.Suspend(now_ns);
   step_.Lose(rank);
-  early_.Drop(rank);
+  first_step_[rank] = kNoStep;
   agreement_.Lose(rank);
   reductions_.Rebind();
   if (!step_.begun()) agreement_.ReleaseLost(actions);
+}
+
+void LayoutChannel::RankRejoined(std::uint32_t rank, DeferredActions* actions) {
+  first_step_[rank] = step() + (step_.Ended(rank) ? 1 : 0);
+  members_->Send(rank, LayoutReadyMessage{channel(), plan_.fingerprint, first_step_[rank]},
+                 actions);
+}
+
+bool LayoutChannel::RankWaits() const {
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    if (members_->MayMark(rank) && step_.Ended(rank)) return true;
+  }
+  return false;
 }
 
 void LayoutChannel::RankResumed(std::uint32_t rank) {
@@ -431,6 +499,7 @@ void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
 void LayoutChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   agreement_.Tick(now_ns, actions);
   if (step_.phase() != Phase::kRunning) return;
+  if (step_.suspended()) return TellLate(now_ns, actions);
   const std::optional<std::uint32_t> in_vain = AwaitedInVain();
   if (in_vain.has_value() && now_ns >= std::min(patience_ends_ns_, step_.deadline_ns())) {
     Void(report().Released(*in_vain), now_ns, actions);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,10 +44,12 @@ class LayoutChannel {
  public:
   // The job takes its lock, stops if the reduction has failed, and calls Reduced().
   using OnReduced = BucketReductions::OnReduced;
+  // The job takes its lock and calls Copied().
+  using OnCopied = std::function<void(LayoutChannel*, std::size_t bucket, RankSession session)>;
   // Arguments as LayoutAgreement's; `plan` is the plan of `spec`.
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
-                Membership* members, OnReduced reduced);
+                Membership* members, OnReduced reduced, OnCopied copied);
 
   std::uint32_t channel() const { return agreement_.channel(); }
   const std::string& name() const { return agreement_.name(); }
@@ -84,6 +87,9 @@ class LayoutChannel {
   // The reducer has finished a bucket. Unless it failed, its done words are written already.
   void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
                DeferredActions* actions);
+  // The average of a bucket is in the memory of this session, which came after a loss.
+  void Copied(std::size_t index, RankSession session, std::uint64_t now_ns,
+              DeferredActions* actions);
   std::size_t in_flight() const { return step_.in_flight(); }
 
   // ---- Membership
@@ -95,7 +101,16 @@ class LayoutChannel {
   // The rank's session is lost, but the rank takes part in steps as before: its next session maps
   // other memory and marks the buckets. If the lost one has ended the running step, that step
   // completes with its gradients. Only in host memory, and after the agreement.
-  void RankLost(std::uint32_t rank, DeferredActions* actions);
+  void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
+  // The rank's next session has mapped its memory. It begins with the running step, or with the
+  // next one if the lost session has ended the running step.
+  void RankRejoined(std::uint32_t rank, DeferredActions* actions);
+  // No rank is held any more.
+  void ResumeDeadline(std::uint64_t now_ns) { step_.Resume(now_ns); }
+  // Some rank waits for the verdict of the running step.
+  bool RankWaits() const;
+  // A step is complete: a rank that is lost can be replaced.
+  bool armed() const { return armed_; }
   // The rank had left and takes part again, from the next step on. No step is running.
   void RankResumed(std::uint32_t rank);
 
@@ -143,6 +158,8 @@ class LayoutChannel {
   void Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns, DeferredActions* actions);
   void Launch(std::size_t index, DeferredActions* actions);
   void Void(absl::Status why, std::uint64_t now_ns, DeferredActions* actions);
+  // Copies the average of a reduced bucket to a session that needs it.
+  void CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions);
   // Every bucket is done and none is void on the GPUs: the trainers' streams have seen the running
   // step complete, or may have if some bucket is in doubt.
   bool MaybeSeenComplete() const;
@@ -164,6 +181,7 @@ class LayoutChannel {
   const LayoutPlan plan_;
   const JobTerms& terms_;
   Membership* const members_;
+  const OnCopied copied_;
 
   LayoutAgreement agreement_;
   BucketReductions reductions_;
@@ -174,6 +192,10 @@ class LayoutChannel {
   // By rank: the last step that it has ended. Steps between this and step_ were void.
   std::vector<std::uint64_t> last_ended_;
   std::vector<bool> released_;  // by rank
+  // By rank: the first step of its present session; kNoStep until a session that came after a loss
+  // has its memory.
+  std::vector<std::uint64_t> first_step_;
+  bool armed_ = false;
   // When the running step is void if it waits for a rank that has released the layout.
   std::uint64_t patience_ends_ns_ = 0;
   LateNotice late_notice_;

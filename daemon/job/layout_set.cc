@@ -20,11 +20,12 @@ constexpr std::size_t kReleasedKept = 4;
 }  // namespace
 
 LayoutSet::LayoutSet(const JobTerms& terms, Membership* members, std::size_t max_buckets_per_layout,
-                     LayoutChannel::OnReduced reduced)
+                     LayoutChannel::OnReduced reduced, LayoutChannel::OnCopied copied)
     : terms_(terms),
       members_(members),
       max_buckets_per_layout_(max_buckets_per_layout),
-      reduced_(std::move(reduced)) {}
+      reduced_(std::move(reduced)),
+      copied_(std::move(copied)) {}
 
 // ---- Finding a layout ---------------------------------------------------------------------------
 
@@ -66,10 +67,13 @@ absl::StatusOr<LayoutChannel*> LayoutSet::OfRank(std::uint32_t rank, std::uint32
                       {field::kChannel, channel},
                       {field::kStep, layout->step()}});
   };
-  if ((*members_)[rank].state != RankState::kLive) {
+  if (!members_->MayMark(rank)) {
     return breach(" has left: it takes part in no step");
   }
   if (absl::Status has = CheckHas(rank, *layout); !has.ok()) return has;
+  if (layout->ready() && layout->agreement().memory(rank) == nullptr) {
+    return breach(" came back after a loss, and has not registered this layout");
+  }
   return layout;
 }
 
@@ -102,6 +106,7 @@ absl::Status LayoutSet::CheckHas(std::uint32_t rank, const LayoutChannel& layout
 
 absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutRequest request,
                                                    DeferredActions* actions) {
+  if ((*members_)[rank].state == RankState::kHealing) return Rejoin(rank, std::move(request));
   if ((*members_)[rank].state != RankState::kLive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank,
@@ -129,6 +134,28 @@ absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutReq
     return status;
   }
   return layout;
+}
+
+absl::StatusOr<LayoutChannel*> LayoutSet::Rejoin(std::uint32_t rank, LayoutRequest request) {
+  const std::string& name = request.spec.name;
+  for (const auto& [channel, layout] : layouts_) {
+    if (!layout->ready() || layout->name() != name || layout->released(rank)) continue;
+    if (layout->agreement().memory(rank) != nullptr) {
+      return MakeError(
+          absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
+          absl::StrCat("rank ", rank, " has registered layout '", name, "' already."),
+          {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
+    }
+    absl::Status same = layout->agreement().Rejoin(rank, std::move(request));
+    if (!same.ok()) return same;
+    return layout.get();
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLayoutMismatch,
+                   absl::StrCat("rank ", members_->Name(rank),
+                                ", which comes back after a loss, registers layout '", name,
+                                "', which the job does not have. Start the same program as on the "
+                                "other ranks."),
+                   {{field::kJob, terms_.job_id}, {field::kRank, rank}});
 }
 
 absl::Status LayoutSet::RanksLeft(absl::string_view layout) const {
@@ -200,7 +227,7 @@ absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
   const std::uint32_t channel = ++last_channel_;
   auto& layout = layouts_[channel];
   layout = std::make_unique<LayoutChannel>(channel, request.spec, request.replaces, rank,
-                                           *std::move(plan), terms_, members_, reduced_);
+                                           *std::move(plan), terms_, members_, reduced_, copied_);
   return layout.get();
 }
 
@@ -294,6 +321,7 @@ absl::Status LayoutSet::ArenaMapped(std::uint32_t rank, std::uint32_t channel, R
   LayoutChannel* const layout = Find(channel);
   if (layout == nullptr) return UnknownChannel(rank, channel);
   absl::Status status = layout->agreement().Mapped(rank, std::move(memory));
+  if (status.ok() && layout->ready()) layout->RankRejoined(rank, actions);
   Settle(actions);
   return status;
 }
@@ -358,6 +386,28 @@ void LayoutSet::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns,
 void LayoutSet::RankResumed(std::uint32_t rank) {
   for (const auto& [channel, layout] : layouts_) layout->RankResumed(rank);
   failures_.clear();  // from before the ranks left
+}
+
+void LayoutSet::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions) {
+  for (const auto& [channel, layout] : layouts_) layout->RankLost(rank, now_ns, actions);
+}
+
+void LayoutSet::ResumeDeadlines(std::uint64_t now_ns) {
+  for (const auto& [channel, layout] : layouts_) layout->ResumeDeadline(now_ns);
+}
+
+bool LayoutSet::RankWaits() const {
+  return std::any_of(layouts_.begin(), layouts_.end(),
+                     [](const auto& entry) { return entry.second->RankWaits(); });
+}
+
+std::string LayoutSet::WhyNotArmed() const {
+  if (layouts_.empty()) return "no layout was registered";
+  for (const auto& [channel, layout] : layouts_) {
+    if (!layout->ready()) return absl::StrCat("layout '", layout->name(), "' was being agreed");
+    if (!layout->armed()) return absl::StrCat("layout '", layout->name(), "' had no complete step");
+  }
+  return "";
 }
 
 std::vector<LeaveDoneMessage::NextStep> LayoutSet::NextSteps() const {

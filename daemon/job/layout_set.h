@@ -36,7 +36,7 @@ class LayoutSet {
  public:
   // `terms` and `members` outlive this. `reduced` is called for every layout.
   LayoutSet(const JobTerms& terms, Membership* members, std::size_t max_buckets_per_layout,
-            LayoutChannel::OnReduced reduced);
+            LayoutChannel::OnReduced reduced, LayoutChannel::OnCopied copied);
 
   // Null if no layout has this channel.
   LayoutChannel* Find(std::uint32_t channel) const;
@@ -67,6 +67,12 @@ class LayoutSet {
   bool InStep(std::uint32_t rank) const;
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
   void RankResumed(std::uint32_t rank);
+  void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
+  void ResumeDeadlines(std::uint64_t now_ns);
+  bool RankWaits() const;
+  // Why a rank that is lost now cannot be replaced: "layout 'model' is being agreed". Empty if it
+  // can.
+  std::string WhyNotArmed() const;
   // For ranks that resume.
   std::vector<LeaveDoneMessage::NextStep> NextSteps() const;
 
@@ -117,6 +123,8 @@ class LayoutSet {
   bool Released(std::uint32_t rank, std::uint32_t channel) const;
   // FAILED_PRECONDITION if `rank` may not name `layout` in a message, although it is in the job.
   absl::Status CheckHas(std::uint32_t rank, const LayoutChannel& layout) const;
+  // The rank's session came after a loss: it gets the layout that the job has.
+  absl::StatusOr<LayoutChannel*> Rejoin(std::uint32_t rank, LayoutRequest request);
   // RANKS_LEFT if some rank has left and stays: no layout can be agreed then. Otherwise OK.
   absl::Status RanksLeft(absl::string_view layout) const;
 
@@ -145,6 +153,7 @@ class LayoutSet {
   Membership* const members_;
   const std::size_t max_buckets_per_layout_;
   const LayoutChannel::OnReduced reduced_;
+  const LayoutChannel::OnCopied copied_;
 
   std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_;  // by channel
   std::uint32_t last_channel_ = 0;

@@ -21,17 +21,24 @@ namespace gradsync::daemon {
 enum class RankState : std::uint8_t {
   kAbsent,    // not joined yet
   kLive,      // takes part in steps and in the job's own channel
+  kHeld,      // its session is lost; running steps wait for its next one
+  kHealing,   // its session came after a loss: it takes part in steps, but in nothing else
   kStayed,    // Leave{exit=false}: takes part in nothing until every rank has left
   kExited,    // Leave{exit=true}
   kFinished,  // its process ended well, but steps still wait for it, in vain
   kLost,
 };
 
+// The rank has joined and has not left; its session may be lost.
+inline bool TakesPart(RankState state) {
+  return state == RankState::kLive || state == RankState::kHeld || state == RankState::kHealing;
+}
+
 struct Member {
   RankState state = RankState::kAbsent;
   std::uint64_t incarnation = 0;
   std::shared_ptr<SessionSink> sink;  // null unless a session is there
-  absl::Status loss;                  // kLost: why; its own session ends with it
+  absl::Status loss;                  // kLost, kHeld: why; its own session ends with it
   std::uint64_t finished_ns = 0;      // kFinished: when, by the job's clock
   std::string node;                   // another node's name; empty: this one
 };
@@ -42,6 +49,7 @@ struct Member {
 //   kLive or kStayed --Exit--> kExited
 //   kLive --Finish--> kFinished
 //   kLive or kStayed --Lose--> kLost
+//   kLive or kHealing --Hold--> kHeld --Join--> kHealing --Heal--> kLive
 //
 // Externally synchronized: guarded by the job's lock. Shares the sinks with their sessions.
 class Membership {
@@ -58,7 +66,9 @@ class Membership {
   // ---- Transitions. The caller checks that the rank's state allows them.
   void Join(std::uint32_t rank, std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
             std::string node) {
-    members_[rank] = {RankState::kLive, incarnation, std::move(sink), {}, 0, std::move(node)};
+    const RankState state =
+        members_[rank].state == RankState::kHeld ? RankState::kHealing : RankState::kLive;
+    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node)};
   }
   void Stay(std::uint32_t rank) {
     members_[rank].state = RankState::kStayed;
@@ -77,6 +87,13 @@ class Membership {
     members_[rank].state = RankState::kLost;
     members_[rank].loss = why;
   }
+  // Ends the rank's session with `why`. The rank waits for its next session.
+  void Hold(std::uint32_t rank, const absl::Status& why, DeferredActions* actions) {
+    EndSession(rank, why, actions);
+    members_[rank].state = RankState::kHeld;
+    members_[rank].loss = why;
+  }
+  void Heal(std::uint32_t rank) { members_[rank].state = RankState::kLive; }
   // The ranks that stayed take part again. Returns them, in the order in which they left.
   std::vector<std::uint32_t> Resume() {
     for (const std::uint32_t rank : stayed_) members_[rank].state = RankState::kLive;
@@ -87,10 +104,16 @@ class Membership {
   const std::vector<std::uint32_t>& stayed() const { return stayed_; }
   // The rank that finished first; nullopt if none has.
   std::optional<std::uint32_t> finished() const { return finished_; }
+  // The ranks in this state.
+  std::uint32_t Count(RankState state) const {
+    return static_cast<std::uint32_t>(
+        std::count_if(members_.begin(), members_.end(),
+                      [state](const Member& member) { return member.state == state; }));
+  }
   // No rank takes part in anything, and none is still to join.
   bool AllHaveLeft() const {
     return std::none_of(members_.begin(), members_.end(), [](const Member& member) {
-      return member.state == RankState::kAbsent || member.state == RankState::kLive;
+      return member.state == RankState::kAbsent || TakesPart(member.state);
     });
   }
   // Every rank has joined once.
@@ -99,12 +122,16 @@ class Membership {
                         [](const Member& member) { return member.state == RankState::kAbsent; });
   }
 
-  // True if steps and operations wait for this rank. They wait for an absent and a finished rank,
-  // too, but not for one that has left.
+  // True if steps and operations wait for this rank. They wait for an absent, a held and a finished
+  // rank, too, but not for one that has left.
   bool InSteps(std::uint32_t rank) const {
     const RankState state = members_[rank].state;
-    return state == RankState::kAbsent || state == RankState::kLive ||
-           state == RankState::kFinished;
+    return state == RankState::kAbsent || TakesPart(state) || state == RankState::kFinished;
+  }
+  // True if the rank may mark buckets.
+  bool MayMark(std::uint32_t rank) const {
+    const RankState state = members_[rank].state;
+    return state == RankState::kLive || state == RankState::kHealing;
   }
   std::uint32_t StepRanks() const {
     std::uint32_t count = 0;

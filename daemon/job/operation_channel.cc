@@ -63,10 +63,19 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
     return absl::OkStatus();  // the session is about to end
   }
   RankOperation& mine = ranks_[rank];
+  if (mine.lost) {
+    // The first operation of a session that came after a loss is the others' next one.
+    mine.lost = false;
+    mine.sequence = state_ == State::kIdle || mine.excused ? sequence_ : sequence_ - 1;
+  }
   if (mine.waiting) return Breach(rank, sequence, "begun before the last one was answered");
   if (sequence != mine.sequence + 1) {
     return Breach(rank, sequence,
                   absl::StrCat("out of order; the next one is ", mine.sequence + 1));
+  }
+  if (state_ != State::kIdle && sequence > sequence_) {
+    return Breach(rank, sequence,
+                  absl::StrCat("begun before the other ranks had ended operation ", sequence_));
   }
   mine.sequence = sequence;
   if (sequence <= sequence_ && !(state_ != State::kIdle && sequence == sequence_)) {
@@ -96,6 +105,10 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
     deadline_ns_ = deadline_ns;
     chunk_ = 0;
     moved_ = 0;
+    for (std::uint32_t other = 0; other < ranks_.size(); ++other) {
+      const RankState state = (*members_)[other].state;
+      ranks_[other].excused = state == RankState::kHeld || state == RankState::kHealing;
+    }
   } else if (!(spec == spec_)) {
     Fail(MakeError(absl::StatusCode::kFailedPrecondition, reason::kOperationMismatch,
                    absl::StrCat("the ranks disagree on operation ", sequence, ": rank ",
@@ -117,7 +130,7 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
 void OperationChannel::MaybeRun(DeferredActions* actions) {
   if (state_ != State::kJoining) return;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (members_->InSteps(rank) && !ranks_[rank].waiting) return;
+    if (Needs(rank) && !ranks_[rank].waiting) return;
   }
   if (spec_.kind == OperationKind::kAllReduce && spec_.count > 0) {
     reduction_.dtype = spec_.dtype;
@@ -288,6 +301,7 @@ void OperationChannel::Close() {
   for (RankOperation& rank : ranks_) {
     rank.waiting = false;
     rank.owes_chunk = false;
+    rank.excused = false;
     rank.staging = StagingMemory{};
   }
   state_ = State::kIdle;
@@ -303,6 +317,32 @@ void OperationChannel::Close() {
 bool OperationChannel::InOperation(std::uint32_t rank) const { return ranks_[rank].waiting; }
 
 void OperationChannel::RankLeft(DeferredActions* actions) { MaybeRun(actions); }
+
+bool OperationChannel::DoesWithout(std::uint32_t rank, const OperationSpec& spec) const {
+  if (spec.kind == OperationKind::kBarrier) return true;
+  return spec.kind == OperationKind::kBroadcast && spec.root != kLowestLiveRank &&
+         spec.root != rank;
+}
+
+std::string OperationChannel::NeedOf(std::uint32_t rank) const {
+  if (state_ == State::kIdle || ranks_[rank].excused || DoesWithout(rank, spec_)) return "";
+  // Every rank's data is there already: the sum is whole.
+  if (state_ == State::kMoving && spec_.kind == OperationKind::kAllReduce) return "";
+  return absl::StrCat("operation ", sequence_, " (", spec_.Describe(), ") needed it");
+}
+
+void OperationChannel::RankLost(std::uint32_t rank, DeferredActions* actions) {
+  RankOperation& mine = ranks_[rank];
+  mine.lost = true;
+  if (state_ == State::kIdle || mine.excused) return;
+  mine.excused = true;
+  // A sum in progress still reads the lost memory, which Close() gives up.
+  if (spec_.kind == OperationKind::kAllReduce) return;
+  mine.waiting = mine.owes_chunk = false;
+  mine.staging = StagingMemory{};
+  MaybeRun(actions);
+  if (state_ == State::kReading) MaybeNextChunk(actions);
+}
 
 void OperationChannel::RankResumed(std::uint32_t rank) {
   ranks_[rank].sequence = sequence_;
@@ -320,7 +360,7 @@ std::vector<std::uint32_t> OperationChannel::MissingRanks() const {
   const bool begun = std::any_of(ranks_.begin(), ranks_.end(),
                                  [](const RankOperation& rank) { return rank.waiting; });
   for (std::uint32_t rank = 0; begun && rank < ranks_.size(); ++rank) {
-    if (!members_->InSteps(rank)) continue;
+    if (!Needs(rank)) continue;
     if (!ranks_[rank].waiting || ranks_[rank].owes_chunk) missing.push_back(rank);
   }
   return missing;
@@ -360,7 +400,7 @@ void OperationChannel::TellLate(std::uint64_t now_ns, DeferredActions* actions) 
   LateRanks late(*members_);
   std::vector<std::uint32_t> waiting;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!members_->InSteps(rank)) continue;
+    if (!Needs(rank)) continue;
     if (!ranks_[rank].waiting) {
       late.Add(rank, "called it");
     } else if (ranks_[rank].owes_chunk) {

@@ -75,6 +75,15 @@ class OperationChannel {
   // True while this rank waits in an operation.
   bool InOperation(std::uint32_t rank) const;
   void RankLeft(DeferredActions* actions);
+  // True if an operation of this kind needs no rank whose session is lost: a barrier, or a
+  // broadcast from another root. A sum without a rank, or from half of its data, would be wrong.
+  bool DoesWithout(std::uint32_t rank, const OperationSpec& spec) const;
+  // Why the loss of this rank's session ends the job: "operation 3 (barrier) ..."; empty if the
+  // operation in progress, if any, can do without the rank.
+  std::string NeedOf(std::uint32_t rank) const;
+  // The rank's session is lost, and NeedOf() is empty: the operation in progress goes on without
+  // the rank, and so do the next ones until another session of it has healed.
+  void RankLost(std::uint32_t rank, DeferredActions* actions);
   // The rank had left and takes part again; no operation is running.
   void RankResumed(std::uint32_t rank);
   // The number of the next operation.
@@ -116,6 +125,8 @@ class OperationChannel {
     std::uint64_t sequence = 0;  // last joined
     bool waiting = false;        // joined, not answered
     bool owes_chunk = false;     // a broadcast waits for it to write or read the current chunk
+    bool excused = false;        // the operation in progress goes on without it
+    bool lost = false;           // its session was lost, and no later one has called an operation
     StagingMemory staging;
   };
 
@@ -123,6 +134,8 @@ class OperationChannel {
   using FailureOf = std::function<absl::Status(std::uint32_t rank)>;
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
+  // The operation in progress waits for this rank to join it.
+  bool Needs(std::uint32_t rank) const { return members_->InSteps(rank) && !ranks_[rank].excused; }
   // The operation of this number is in progress, and has not failed.
   bool Runs(std::uint64_t sequence) const;
   // Asks the root for the current chunk.

@@ -62,8 +62,19 @@ void RunningStep::Cut() {
   why_void_ = absl::OkStatus();
 }
 
+void RunningStep::Suspend(std::uint64_t now_ns) {
+  if (begun() && !suspended()) suspended_ns_ = now_ns;
+}
+
+void RunningStep::Resume(std::uint64_t now_ns) {
+  if (!suspended()) return;
+  deadline_ns_ += now_ns - *suspended_ns_;
+  suspended_ns_.reset();
+}
+
 void RunningStep::Mark(RankSession session, std::size_t bucket, std::uint64_t now_ns) {
   Rank& rank = ranks_[session.rank];
+  rank.incarnation = session.incarnation;
   rank.marked[bucket] = true;
   ++rank.marks;
   std::uint64_t& ready = Ready(bucket, session.rank);
@@ -84,6 +95,12 @@ void RunningStep::Lose(std::uint32_t rank) {
   }
   ranks_[rank].marked.assign(buckets_.size(), false);
   ranks_[rank].marks = 0;
+}
+
+bool RunningStep::NeedsAverage(RankSession session, std::size_t bucket) const {
+  const Rank& rank = ranks_[session.rank];
+  return rank.incarnation == session.incarnation && rank.marked[bucket] &&
+         ReadySession(bucket, session.rank) != session.incarnation;
 }
 
 std::optional<std::size_t> RunningStep::FirstUnmarked(std::uint32_t rank) const {

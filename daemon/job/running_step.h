@@ -57,7 +57,7 @@ class RunningStep {
   bool begun() const { return phase_ != Phase::kIdle; }
   // Why the step is void; OK unless the phase is kVoid.
   const absl::Status& why_void() const { return why_void_; }
-  // The deadline that Begin was given.
+  // The deadline that Begin was given, later by the time for which the step was suspended.
   std::uint64_t deadline_ns() const { return deadline_ns_; }
 
   // ---- Transitions
@@ -70,7 +70,15 @@ class RunningStep {
   // kRunning or kVoid -> kCut. Does nothing in other phases.
   void Cut();
 
-  // ---- Ranks. What a rank has marked means its present session's marks.
+  // ---- Waiting for a lost rank. The deadline does not pass until Resume().
+  // Does nothing if the step has not begun or is suspended.
+  void Suspend(std::uint64_t now_ns);
+  // Does nothing if the step is not suspended.
+  void Resume(std::uint64_t now_ns);
+  bool suspended() const { return suspended_ns_.has_value(); }
+
+  // ---- Ranks. What a rank has marked means the marks of one session: of its present one, or of a
+  // lost one that had ended the step.
   // Requires that the step has begun, and that this session has not marked the bucket yet. The rank
   // becomes ready in the bucket, unless an earlier session of it is.
   void Mark(RankSession session, std::size_t bucket, std::uint64_t now_ns);
@@ -103,10 +111,16 @@ class RunningStep {
   bool Waiting(std::size_t bucket) const { return buckets_[bucket].state == State::kWaiting; }
   bool Reduced(std::size_t bucket) const { return buckets_[bucket].state == State::kReduced; }
   bool AllReduced() const { return reduced_ == buckets_.size(); }
-  // Reductions that were submitted and are not done.
+  // Reductions and copies that were submitted and are not done.
   std::size_t in_flight() const { return in_flight_; }
   void Submitted(std::size_t bucket);
   void Done(std::size_t bucket, const ReduceTimes& times);
+  // True if this session has marked the bucket, but the bucket has the gradients of an earlier one:
+  // the session needs the bucket's average, and its own gradients are dropped.
+  bool NeedsAverage(RankSession session, std::size_t bucket) const;
+  // An average is being copied to a session.
+  void CopyBegun() { ++in_flight_; }
+  void CopyDone() { --in_flight_; }
   const BucketTimes& Times(std::size_t bucket) const { return times_[bucket]; }
   // By bucket. Call it last, when the step is about to be replaced.
   std::vector<BucketTimes> TakeTimes() { return std::move(times_); }
@@ -118,7 +132,8 @@ class RunningStep {
     std::uint32_t ready_ranks = 0;  // those with an incarnation in ready_
   };
   struct Rank {
-    std::vector<bool> marked;  // by bucket
+    std::uint64_t incarnation = 0;  // of the session that has marked
+    std::vector<bool> marked;       // by bucket
     std::size_t marks = 0;
     bool ended = false;
   };
@@ -131,6 +146,7 @@ class RunningStep {
   Phase phase_ = Phase::kIdle;
   absl::Status why_void_;
   std::uint64_t deadline_ns_ = 0;
+  std::optional<std::uint64_t> suspended_ns_;  // since when
   std::uint64_t last_ready_ns_ = 0;
   std::size_t in_flight_ = 0;
   std::size_t reduced_ = 0;

@@ -23,14 +23,21 @@ void JobFixture::Start(std::uint32_t ranks, bool divide_by_world, std::uint64_t 
   environment.log_late = [this](const std::string& job_id, const std::string& text) {
     logged_.push_back(absl::StrCat(job_id, ": ", text));
   };
-  const JobOptions options{divide_by_world, step_timeout_ns, {}};
-  job_ = std::make_shared<Job>(JobIdentity{1000, "run-7", "", 1}, ranks, options, environment);
+  options_.divide_by_world = divide_by_world;
+  options_.step_timeout_ns = step_timeout_ns;
+  job_ = std::make_shared<Job>(JobIdentity{1000, "run-7", "", 1}, ranks, options_, environment);
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     sinks_.push_back(std::make_shared<RecordingSink>());
     if (rank + absent >= ranks) continue;
-    const absl::Status joined = job_->Join(rank, ranks, options, Incarnation(rank), sinks_.back());
+    const absl::Status joined = job_->Join(rank, ranks, options_, Incarnation(rank), sinks_.back());
     ASSERT_TRUE(joined.ok()) << joined;
   }
+}
+
+absl::Status JobFixture::Rejoin(std::uint32_t rank) {
+  ++rejoined_[rank];
+  sinks_[rank] = std::make_shared<RecordingSink>();
+  return job_->Join(rank, job_->world_size(), options_, Of(rank).incarnation, sinks_[rank]);
 }
 
 LayoutSpec JobFixture::Spec(std::size_t buckets, const std::string& name) {

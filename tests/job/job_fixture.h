@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,8 +57,12 @@ class JobFixture : public testing::Test {
     job_->Lose(Of(rank), absl::AbortedError("its process has ended"));
   }
   static std::uint64_t Incarnation(std::uint32_t rank) { return 100 + rank; }
-  // The rank's session.
-  static RankSession Of(std::uint32_t rank) { return {rank, Incarnation(rank)}; }
+  // The rank's present session.
+  RankSession Of(std::uint32_t rank) {
+    return {rank, Incarnation(rank) + 1000 * std::uint64_t{rejoined_[rank]}};
+  }
+  // A new session joins in place of the rank's lost one. It begins with an empty sink.
+  absl::Status Rejoin(std::uint32_t rank);
   RecordingSink& sink(std::uint32_t rank) { return *sinks_[rank]; }
   // The message of this kind since the last Take(). Fails the test unless there is exactly one.
   template <typename Message>
@@ -73,6 +78,8 @@ class JobFixture : public testing::Test {
     return *memory_[channel - 1][rank];
   }
 
+  JobOptions options_;                               // of Start(), which sets its own arguments
+  std::map<std::uint32_t, std::uint32_t> rejoined_;  // by rank: how often
   ManualClock clock_;
   HeldReducer reducer_{&clock_};
   ManualExecutor executor_;

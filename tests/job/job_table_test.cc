@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -240,6 +241,46 @@ TEST_F(JobTableTest, LossWhileTheJobFormsAllowsANewGeneration) {
   const Session next = Join(2, 3);
   ASSERT_TRUE(next.job.ok()) << next.job.status();
   EXPECT_EQ(GenerationOf(next), 2u);
+}
+
+TEST_F(JobTableTest, HeldRankIsReplacedInItsGeneration) {
+  JobOptions options;
+  options.on_rank_loss = OnRankLoss::kHold;
+  options.step_timeout_ns = options.hold_timeout_ns = 1'000'000'000;
+  const std::vector<Session> sessions = {Join(0, 2, Key(), options), Join(1, 2, Key(), options)};
+  TrainerMemory other_memory(4096, 1);
+  LayoutRequest request;
+  request.spec.name = "model";
+  request.spec.explicit_buckets = {{DataType::kFloat32, 4}};
+  request.deadline_ns = ~std::uint64_t{0};
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const Session& session = sessions[rank];
+    ASSERT_TRUE((*session.job)->RegisterLayout(session.Of(rank), request).ok());
+  }
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const Session& session = sessions[rank];
+    const RankMemory memory = (rank == 0 ? memory_ : other_memory).Share();
+    ASSERT_TRUE((*session.job)->ArenaMapped(session.Of(rank), 1, memory).ok());
+  }
+  for (const std::uint32_t rank : {0u, 1u}) {
+    ASSERT_TRUE((*sessions[rank].job)->FinishStep(sessions[rank].Of(rank), 1, 1, "").ok());
+  }
+  reducer_.CompleteAll();
+  ExpectSaid(Join(1, 2, Key(), options).job.status(), absl::StatusCode::kAlreadyExists,
+             "RANK_OCCUPIED", {"rank 1", "only after its loss"});
+  Lose(sessions[1], 1);
+  EXPECT_FALSE(sessions[0].Ended());
+  JobOptions other = options;
+  other.on_rank_loss = OnRankLoss::kAbort;
+  ExpectSaid(Join(1, 2, Key(), other).job.status(), absl::StatusCode::kFailedPrecondition,
+             "JOB_MISMATCH", {"on_rank_loss is abort", "have hold"});
+  const Session next = Join(1, 2, Key(), options);
+  ASSERT_TRUE(next.job.ok()) << next.job.status();
+  EXPECT_EQ(*next.job, *sessions[0].job);
+  EXPECT_EQ(GenerationOf(next), 1u);
+  EXPECT_FALSE(sessions[0].Ended());
+  (*next.job)->End(absl::AbortedError("the test has ended"));
+  executor_.RunAll();
 }
 
 TEST_F(JobTableTest, RankThatExitsWhileTheJobFormsMayRejoin) {

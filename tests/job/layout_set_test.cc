@@ -32,7 +32,7 @@ class LayoutSetTest : public JobFixture {
 
   const JobTerms terms_;
   Membership members_{3};
-  LayoutSet layouts_{terms_, &members_, kMaxBuckets, {}};
+  LayoutSet layouts_{terms_, &members_, kMaxBuckets, {}, {}};
   DeferredActions actions_;
 };
 

@@ -1,0 +1,516 @@
+// Policy `hold`: a rank is lost, the running step waits, and another session takes its place.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/job/job_fixture.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr std::uint64_t kHoldTimeoutNs = 50'000'000;
+
+class HoldTest : public JobFixture {
+ protected:
+  HoldTest() {
+    options_.on_rank_loss = OnRankLoss::kHold;
+    options_.hold_timeout_ns = kHoldTimeoutNs;
+  }
+
+  // A job of `ranks` ranks that has completed step 1 of a layout of two buckets.
+  void Begin(std::uint32_t ranks) {
+    Start(ranks);
+    channel_ = Agree(Spec(2));
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) DoStep(rank, channel_, 1);
+    reducer_.CompleteAll();
+    TakeAll();
+  }
+  // The rank's session joins after a loss, and maps new memory.
+  void Return(std::uint32_t rank) {
+    const absl::Status joined = Rejoin(rank);
+    ASSERT_TRUE(joined.ok()) << joined;
+    ASSERT_EQ(Register(rank, Spec(2)), channel_);
+    const absl::Status mapped = Map(rank, channel_);
+    ASSERT_TRUE(mapped.ok()) << mapped;
+  }
+  // Writes `value` into a bucket and marks it.
+  void Mark(std::uint32_t rank, std::uint64_t step, std::uint32_t bucket, float value) {
+    for (int i = 0; i < 4; ++i) At(rank, bucket)[i] = value;
+    const absl::Status marked = job_->MarkReady(Of(rank), channel_, step, {bucket});
+    EXPECT_TRUE(marked.ok()) << marked;
+  }
+  void End(std::uint32_t rank, std::uint64_t step) {
+    const absl::Status ended = job_->EndStep(Of(rank), channel_, step, "");
+    EXPECT_TRUE(ended.ok()) << ended;
+  }
+  float* At(std::uint32_t rank, std::uint32_t bucket) {
+    return memory(rank, channel_).At<float>(offsets_[bucket]);
+  }
+  float Value(std::uint32_t rank, std::uint32_t bucket) { return At(rank, bucket)[0]; }
+  std::uint64_t Done(std::uint32_t rank, std::uint32_t bucket) {
+    return memory(rank, channel_).done(bucket);
+  }
+  // No rank that lives has got anything.
+  void ExpectSilence(const std::vector<std::uint32_t>& ranks) {
+    for (const std::uint32_t rank : ranks) {
+      EXPECT_TRUE(sink(rank).messages().empty()) << "rank " << rank;
+    }
+  }
+  void ExpectComplete(const std::vector<std::uint32_t>& ranks) {
+    for (const std::uint32_t rank : ranks) {
+      const auto done = Only<StepDoneMessage>(rank);
+      ASSERT_NE(done.record, nullptr);
+      const absl::Status verdict = done.record->verdict;
+      EXPECT_TRUE(verdict.ok()) << "rank " << rank << ": " << verdict;
+    }
+    TakeAll();
+  }
+
+  const std::uint64_t offsets_[2] = {0, 128};
+  std::uint32_t channel_ = 0;
+};
+
+TEST_F(HoldTest, StepWaitsAndCompletesWithTheNextSessionsGradients) {
+  Begin(2);
+  Mark(0, 2, 0, 1);
+  Mark(0, 2, 1, 2);
+  End(0, 2);
+  Mark(1, 2, 0, 100);
+  reducer_.CompleteAll();
+  EXPECT_EQ(Value(0, 0), 50.5);
+  Lose(1);
+  EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(1).status), "");
+  EXPECT_FALSE(job_->HasEnded());
+  ExpectSilence({0});
+  Return(1);
+  EXPECT_EQ(Only<LayoutReadyMessage>(1).first_step, 2u);
+  TakeAll();
+  Mark(1, 2, 1, 4);
+  reducer_.CompleteAll();
+  EXPECT_EQ(Value(0, 1), 3);
+  EXPECT_EQ(Value(1, 1), 3);
+  Mark(1, 2, 0, 7);
+  executor_.RunAll();
+  End(1, 2);
+  ExpectComplete({0, 1});
+  EXPECT_EQ(Value(1, 0), 50.5) << "the average, not its own gradients";
+}
+
+TEST_F(HoldTest, ReducedBucketReachesTheNextSessionWhenItMarksIt) {
+  Begin(3);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) Mark(rank, 2, 0, 3 * rank);
+  reducer_.CompleteAll();
+  Lose(2);
+  Return(2);
+  for (int i = 0; i < 4; ++i) At(2, 0)[i] = 1000;
+  executor_.RunAll();
+  EXPECT_EQ(Value(2, 0), 1000) << "its backward pass may still write here";
+  EXPECT_EQ(Done(2, 0), 0u);
+  Mark(2, 2, 0, 1000);
+  EXPECT_EQ(Done(2, 0), 0u);
+  executor_.RunAll();
+  EXPECT_EQ(Value(2, 0), 3);
+  EXPECT_EQ(Done(2, 0), 2u);
+}
+
+TEST_F(HoldTest, BucketInFlightFinishesAndReachesTheNextSession) {
+  Begin(2);
+  Mark(0, 2, 0, 1);
+  Mark(1, 2, 0, 3);
+  Lose(1);
+  Return(1);
+  Mark(1, 2, 0, 500);
+  executor_.RunAll();
+  EXPECT_EQ(Value(1, 0), 500) << "there is no average yet";
+  reducer_.CompleteAll();
+  EXPECT_EQ(Value(0, 0), 2);
+  executor_.RunAll();
+  EXPECT_EQ(Value(1, 0), 2);
+  EXPECT_EQ(Done(1, 0), 2u);
+}
+
+TEST_F(HoldTest, StepOfALostRankThatHadEndedItCompletesWithItsGradients) {
+  Begin(2);
+  Mark(1, 2, 0, 10);
+  Mark(1, 2, 1, 20);
+  End(1, 2);
+  Lose(1);
+  Return(1);
+  EXPECT_EQ(Only<LayoutReadyMessage>(1).first_step, 3u);
+  TakeAll();
+  Mark(0, 2, 0, 0);
+  Mark(0, 2, 1, 0);
+  reducer_.CompleteAll();
+  End(0, 2);
+  EXPECT_EQ(Value(0, 0), 5);
+  EXPECT_EQ(Value(0, 1), 10);
+  ExpectComplete({0});
+  EXPECT_TRUE(sink(1).messages().empty()) << "step 2 is not its step";
+  Mark(1, 3, 0, 30);
+  Mark(0, 3, 0, 10);
+  reducer_.CompleteAll();
+  EXPECT_EQ(Value(1, 0), 20);
+}
+
+TEST_F(HoldTest, RankMayBeLostAgain) {
+  Begin(2);
+  Mark(0, 2, 0, 1);
+  Mark(0, 2, 1, 1);
+  End(0, 2);
+  Mark(1, 2, 0, 3);
+  reducer_.CompleteAll();
+  for (int loss = 0; loss < 3; ++loss) {
+    Lose(1);
+    Return(1);
+    Mark(1, 2, 0, 9);
+    if (loss == 1) executor_.RunAll();  // otherwise the average is still being copied
+  }
+  executor_.RunAll();
+  EXPECT_EQ(Value(1, 0), 2);
+  EXPECT_EQ(Done(1, 0), 2u);
+  TakeAll();
+  Mark(1, 2, 1, 5);
+  reducer_.CompleteAll();
+  End(1, 2);
+  ExpectComplete({0, 1});
+  EXPECT_EQ(Value(0, 1), 3);
+}
+
+TEST_F(HoldTest, SeveralRanksAndRankZeroMayBeLostAtOnce) {
+  Begin(4);
+  for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) Mark(rank, 2, 0, rank);
+  for (const std::uint32_t rank : {0u, 2u}) {
+    Lose(rank);
+    EXPECT_FALSE(job_->HasEnded());
+  }
+  reducer_.CompleteAll();
+  for (const std::uint32_t rank : {2u, 0u}) Return(rank);
+  TakeAll();
+  for (const std::uint32_t rank : {0u, 2u}) Mark(rank, 2, 0, 77);
+  for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) Mark(rank, 2, 1, 1);
+  reducer_.CompleteAll();
+  executor_.RunAll();
+  for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) End(rank, 2);
+  for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) EXPECT_EQ(Value(rank, 0), 1.5) << rank;
+  ExpectComplete({0, 1, 2, 3});
+}
+
+TEST_F(HoldTest, LostMemoryStaysUntilTheStepIsDecided) {
+  Begin(2);
+  Mark(1, 2, 0, 1);
+  Mark(1, 2, 1, 1);
+  End(1, 2);
+  const auto lost = std::move(memory_[channel_ - 1][1]);
+  Lose(1);
+  executor_.RunAll();
+  EXPECT_TRUE(lost->Shared());
+  Return(1);
+  DoStep(0, channel_, 2);
+  reducer_.CompleteAll();
+  EXPECT_EQ(lost->done(0), 1u) << "the words of a lost session are not written";
+  executor_.RunAll();
+  EXPECT_FALSE(lost->Shared());
+}
+
+TEST_F(HoldTest, LossBetweenStepsReleasesTheMemoryAtOnce) {
+  Begin(2);
+  const auto lost = std::move(memory_[channel_ - 1][1]);
+  Lose(1);
+  executor_.RunAll();
+  EXPECT_FALSE(lost->Shared());
+  Return(1);
+  EXPECT_EQ(Only<LayoutReadyMessage>(1).first_step, 2u);
+}
+
+TEST_F(HoldTest, NothingOfTheLostSessionCounts) {
+  Begin(2);
+  const RankSession lost = Of(1);
+  Lose(1);
+  EXPECT_TRUE(job_->MarkReady(lost, channel_, 2, {0, 1}).ok());
+  Return(1);
+  TakeAll();
+  EXPECT_TRUE(job_->MarkReady(lost, channel_, 2, {0, 1}).ok());
+  EXPECT_TRUE(job_->EndStep(lost, channel_, 2, "").ok());
+  job_->Lose(lost, absl::AbortedError("again"));
+  DoStep(0, channel_, 2);
+  EXPECT_EQ(reducer_.submitted(), 2u) << "only those of step 1";
+  DoStep(1, channel_, 2);
+  reducer_.CompleteAll();
+  ExpectComplete({0, 1});
+}
+
+TEST_F(HoldTest, DeadlineDoesNotPassWhileARankIsHeld) {
+  Begin(2);
+  DoStep(0, channel_, 2);
+  clock_.Advance(kStepTimeoutNs / 2);
+  Lose(1);
+  clock_.Advance(3 * kStepTimeoutNs);
+  job_->Tick();
+  ExpectSilence({0});
+  Return(1);
+  clock_.Advance(kStepTimeoutNs / 2 - 1);
+  job_->Tick();
+  EXPECT_TRUE(sink(0).Of<StepDoneMessage>().empty());
+  clock_.Advance(1);
+  job_->Tick();
+  EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_TIMEOUT");
+}
+
+TEST_F(HoldTest, JobEndsAfterHoldTimeoutOfWaiting) {
+  Begin(3);
+  Lose(1);
+  Lose(2);
+  job_->Tick();
+  clock_.Advance(5 * kHoldTimeoutNs);
+  job_->Tick();
+  EXPECT_FALSE(job_->HasEnded()) << "nobody waits yet";
+  DoStep(0, channel_, 2);
+  job_->Tick();
+  clock_.Advance(kHoldTimeoutNs);
+  job_->Tick();
+  const absl::Status end = Only<SessionEndMessage>(0).status;
+  EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+  EXPECT_EQ(FieldOf(end, "rank"), "1");
+  EXPECT_TRUE(Says(end, "rank 1, 2 of job")) << end;
+  EXPECT_TRUE(Says(end, "hold_timeout, 50ms")) << end;
+}
+
+TEST_F(HoldTest, LossEndsTheJobWhereTheRankCannotBeReplaced) {
+  const auto expect_end = [this](std::uint32_t rank, const std::string& why) {
+    EXPECT_TRUE(job_->HasEnded());
+    const absl::Status end = Only<SessionEndMessage>(rank).status;
+    EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+    EXPECT_TRUE(Says(end, why)) << end;
+  };
+  Start(2);
+  Lose(1);
+  expect_end(0, "could not be held, because no layout was registered");
+  sinks_.clear();
+  Start(2);
+  channel_ = Agree(Spec(2));
+  Lose(1);
+  expect_end(0, "layout 'model' had no complete step");
+}
+
+TEST_F(HoldTest, LossOfTheLastRankWithTheStateEndsTheJob) {
+  Begin(2);
+  Lose(1);
+  Return(1);
+  TakeAll();
+  Lose(0);
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(1).status, "no other rank has the state"));
+}
+
+TEST_F(HoldTest, LossDuringAnAgreementEndsTheJob) {
+  Begin(2);
+  Register(0, Spec(1, "second"));
+  Lose(1);
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "layout 'second' was being agreed"));
+}
+
+TEST_F(HoldTest, RankThatCameBackHasTheStateAfterACompleteStep) {
+  Begin(2);
+  Lose(1);
+  Return(1);
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 2);
+  reducer_.CompleteAll();
+  TakeAll();
+  Lose(0);
+  EXPECT_FALSE(job_->HasEnded());
+  Return(0);
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 3);
+  reducer_.CompleteAll();
+  TakeAll();
+}
+
+class HoldOperationTest : public HoldTest {
+ protected:
+  HoldOperationTest() {
+    barrier_.kind = OperationKind::kBarrier;
+    broadcast_.kind = OperationKind::kBroadcast;
+    broadcast_.bytes = sizeof(staging_[0]);
+    sum_.kind = OperationKind::kAllReduce;
+    sum_.dtype = DataType::kFloat32;
+    sum_.op = ReduceOp::kSum;
+    sum_.count = 1;
+  }
+  void Call(std::uint32_t rank, std::uint64_t sequence, const OperationSpec& spec) {
+    const StagingMemory memory{nullptr, reinterpret_cast<std::byte*>(&staging_[rank]),
+                               sizeof(staging_[rank])};
+    const absl::Status called = job_->Operate(Of(rank), sequence, spec, memory, kForever);
+    EXPECT_TRUE(called.ok()) << called;
+  }
+  bool Answered(std::uint32_t rank) {
+    const bool answered = !sink(rank).Of<OperationDoneMessage>().empty();
+    sink(rank).Take();
+    return answered;
+  }
+  // The root writes its chunk, and `readers` read it.
+  void Move(std::uint32_t root, std::uint64_t sequence, const std::vector<std::uint32_t>& readers) {
+    EXPECT_TRUE(job_->ChunkWritten(Of(root), sequence, 0, broadcast_.bytes).ok());
+    executor_.RunAll();
+    for (const std::uint32_t rank : readers) {
+      EXPECT_TRUE(job_->ChunkRead(Of(rank), sequence, 0).ok());
+    }
+  }
+  void ExpectEnd(std::uint32_t rank, const std::string& why) {
+    const absl::Status end = Only<SessionEndMessage>(rank).status;
+    EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+    EXPECT_TRUE(Says(end, why)) << end;
+  }
+
+  float staging_[3] = {1, 2, 4};
+  OperationSpec barrier_, broadcast_, sum_;
+};
+
+TEST_F(HoldOperationTest, BarrierCompletesWithoutAHeldRank) {
+  Begin(3);
+  Call(0, 1, barrier_);
+  Lose(2);  // it may have called the barrier or not
+  EXPECT_FALSE(Answered(0));
+  Call(1, 1, barrier_);
+  EXPECT_TRUE(Answered(0));
+  EXPECT_TRUE(Answered(1));
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 2, barrier_);
+  EXPECT_TRUE(Answered(0));
+}
+
+TEST_F(HoldOperationTest, BarrierCompletesWhenItsLastRankIsLost) {
+  Begin(3);
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 1, barrier_);
+  Lose(2);
+  EXPECT_TRUE(Answered(0));
+  EXPECT_TRUE(Answered(1));
+}
+
+TEST_F(HoldOperationTest, BroadcastFromALivingRootCompletesWithoutAHeldRank) {
+  for (const int lost_after : {0, 1, 2, 3}) {
+    SCOPED_TRACE(lost_after);
+    sinks_.clear();
+    memory_.clear();
+    rejoined_.clear();
+    Begin(3);
+    if (lost_after == 0) Lose(2);
+    for (const std::uint32_t rank : {0u, 1u}) Call(rank, 1, broadcast_);
+    if (lost_after > 1) Call(2, 1, broadcast_);
+    if (lost_after == 1 || lost_after == 2) Lose(2);
+    if (lost_after < 3) {
+      Move(0, 1, {1});
+    } else {
+      EXPECT_TRUE(job_->ChunkWritten(Of(0), 1, 0, broadcast_.bytes).ok());
+      executor_.RunAll();
+      EXPECT_TRUE(job_->ChunkRead(Of(1), 1, 0).ok());
+      EXPECT_FALSE(Answered(1));
+      Lose(2);
+    }
+    EXPECT_TRUE(Answered(0) || lost_after == 3);
+    EXPECT_TRUE(Answered(1));
+    EXPECT_EQ(staging_[1], staging_[0]);
+  }
+}
+
+TEST_F(HoldOperationTest, SumThatHasEveryRanksDataCompletes) {
+  Begin(2);
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 1, sum_);
+  Lose(1);
+  EXPECT_FALSE(job_->HasEnded());
+  reducer_.CompleteAll();
+  EXPECT_TRUE(Answered(0));
+  EXPECT_EQ(staging_[0], 3);
+}
+
+TEST_F(HoldOperationTest, SumThatNeedsALostRankEndsTheJob) {
+  Begin(2);
+  Call(0, 1, sum_);
+  Lose(1);
+  ExpectEnd(0, "because operation 1 (all-reduce (sum) of 1 float32) needed it");
+}
+
+TEST_F(HoldOperationTest, OperationThatNeedsAHeldRankEndsTheJob) {
+  broadcast_.root = 1;
+  OperationSpec lowest = broadcast_;
+  lowest.root = kLowestLiveRank;
+  for (const OperationSpec& spec : {sum_, broadcast_, lowest}) {
+    SCOPED_TRACE(spec.Describe());
+    sinks_.clear();
+    memory_.clear();
+    rejoined_.clear();
+    Begin(2);
+    Lose(1);
+    Call(0, 1, spec);
+    ExpectEnd(0, "needs it");
+  }
+}
+
+TEST_F(HoldOperationTest, RankThatCameBackTakesPartOnceItsStepIsComplete) {
+  Begin(2);
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 1, barrier_);
+  Lose(1);
+  Call(0, 2, barrier_);
+  Return(1);
+  EXPECT_EQ(ReasonOf(job_->Operate(Of(1), 3, barrier_, {}, kForever)), "PROTOCOL_VIOLATION");
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 2);
+  reducer_.CompleteAll();
+  TakeAll();
+  Call(0, 3, barrier_);
+  EXPECT_FALSE(Answered(0));
+  Call(1, 3, barrier_);
+  EXPECT_TRUE(Answered(0));
+  EXPECT_TRUE(Answered(1));
+}
+
+TEST_F(HoldTest, AnotherModelIsRefusedAndTheOthersStayHeld) {
+  Begin(2);
+  DoStep(0, channel_, 2);
+  Lose(1);
+  ASSERT_TRUE(Rejoin(1).ok());
+  for (const LayoutSpec& spec : {Spec(3), Spec(2, "another")}) {
+    const auto refused = job_->RegisterLayout(Of(1), Request(spec));
+    EXPECT_EQ(ReasonOf(refused.status()), "LAYOUT_MISMATCH") << refused.status();
+  }
+  ExpectSilence({0});
+  EXPECT_EQ(ReasonOf(job_->MarkReady(Of(1), channel_, 2, {0})), "PROTOCOL_VIOLATION");
+  ASSERT_EQ(Register(1, Spec(2)), channel_);
+  ASSERT_TRUE(Map(1, channel_).ok());
+  TakeAll();
+  DoStep(1, channel_, 2);
+  reducer_.CompleteAll();
+  ExpectComplete({0, 1});
+}
+
+TEST_F(HoldTest, LiveRankIsNotReplaced) {
+  Begin(2);
+  const absl::Status joined = job_->Join(1, 2, options_, 9999, std::make_shared<RecordingSink>());
+  EXPECT_EQ(ReasonOf(joined), "RANK_OCCUPIED");
+  EXPECT_TRUE(Says(joined, "only after its loss")) << joined;
+  EXPECT_TRUE(job_->Replaceable(1));
+}
+
+TEST_F(HoldTest, DrainEndsAHeldStepAtOnce) {
+  Begin(2);
+  DoStep(0, channel_, 2);
+  EXPECT_FALSE(job_->EndIfIdle(absl::UnavailableError("stopping")));
+  Lose(1);
+  EXPECT_TRUE(job_->EndIfIdle(absl::UnavailableError("stopping")));
+  EXPECT_EQ(Only<SessionEndMessage>(0).status.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HoldTest, LateNoticeSaysThatTheRankIsLost) {
+  options_.hold_timeout_ns = 60'000'000'000;
+  Begin(2);
+  DoStep(0, channel_, 2);
+  Lose(1);
+  job_->Tick();
+  clock_.Advance(5'000'000'000);
+  job_->Tick();
+  ASSERT_FALSE(logged_.empty());
+  EXPECT_TRUE(absl::StrContains(logged_[0], "rank 1 has not come back after its loss"))
+      << logged_[0];
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
