@@ -1,0 +1,289 @@
+"""Undoes one line of policy `hold` after the other, and checks that a test fails each time.
+
+    .venv/bin/python tools/checks/hold_mutations.py [WORD...]
+
+Runs in a copy of the committed tree and takes about 15 minutes. With words, only the mutations
+whose names contain one of them. Prints a table. Exit status: 0 every mutation made a test fail, 1
+some mutation did not, or its line is not in the tree any more.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = ("hold_model_test", "hold_test", "running_step_test")
+JOB = "daemon/job/"
+
+
+class Mutation(NamedTuple):
+    name: str
+    file: str
+    line: str
+    instead: str = ""
+
+
+MUTATIONS = (
+    Mutation(
+        "calls of a lost session count",
+        "job.cc",
+        " ||\n         member.incarnation != session.incarnation;",
+        ";",
+    ),
+    Mutation(
+        "a lost session is lost again",
+        "job.cc",
+        "if (member.incarnation != session.incarnation || member.sink == nullptr) return;",
+        "if (member.sink == nullptr) return;",
+    ),
+    Mutation(
+        "a held rank is not in steps",
+        "membership.h",
+        "state == RankState::kLive || state == RankState::kHeld || state == RankState::kHealing;",
+        "state == RankState::kLive || state == RankState::kHealing;",
+    ),
+    Mutation(
+        "marks are not taken back",
+        "running_step.cc",
+        "  if (ranks_[rank].ended) return;\n",
+        "  return;\n",
+    ),
+    Mutation(
+        "marks of a rank that ended are taken back",
+        "running_step.cc",
+        "  if (ranks_[rank].ended) return;\n",
+    ),
+    Mutation(
+        "marks of submitted buckets are taken back",
+        "running_step.cc",
+        "if (!Waiting(bucket) || Ready(bucket, rank) == 0) continue;",
+        "if (Ready(bucket, rank) == 0) continue;",
+    ),
+    Mutation(
+        "a lost session's marks stay the rank's",
+        "running_step.cc",
+        "  ranks_[rank].marked.assign(buckets_.size(), false);\n",
+    ),
+    Mutation(
+        "a mark takes over a submitted bucket",
+        "running_step.cc",
+        "  if (ready != 0) return;\n  ready = session.incarnation;\n"
+        "  ++buckets_[bucket].ready_ranks;",
+        "  if (ready == 0) ++buckets_[bucket].ready_ranks;\n  ready = session.incarnation;",
+    ),
+    Mutation(
+        "an average comes before the mark",
+        "running_step.cc",
+        "rank.incarnation == session.incarnation && rank.marked[bucket] &&",
+        "rank.incarnation == session.incarnation &&",
+    ),
+    Mutation(
+        "a lost session's mark asks for an average",
+        "running_step.cc",
+        "rank.incarnation == session.incarnation && rank.marked[bucket] &&",
+        "rank.marked[bucket] &&",
+    ),
+    Mutation(
+        "a copy does not keep the step open",
+        "running_step.h",
+        "void CopyBegun() { ++in_flight_; }\n  void CopyDone() { --in_flight_; }",
+        "void CopyBegun() {}\n  void CopyDone() {}",
+    ),
+    Mutation(
+        "a bucket is bound to the present session",
+        "bucket_reductions.cc",
+        "*agreement_.memory({rank, step.ReadySession(index, rank)})",
+        "*(agreement_.memory(rank) != nullptr\n             ? agreement_.memory(rank)\n"
+        "             : agreement_.memory({rank, step.ReadySession(index, rank)}))",
+    ),
+    Mutation(
+        "a loss does not rebind",
+        "layout_channel.cc",
+        "  agreement_.Lose(rank);\n  reductions_.Rebind();\n",
+        "  agreement_.Lose(rank);\n",
+    ),
+    Mutation(
+        "a verdict does not rebind",
+        "layout_channel.cc",
+        "    agreement_.ReleaseLost(actions);\n    reductions_.Rebind();\n",
+        "    agreement_.ReleaseLost(actions);\n",
+    ),
+    Mutation(
+        "lost memory is released at once",
+        "layout_channel.cc",
+        "if (!step_.begun()) agreement_.ReleaseLost(actions);",
+        "agreement_.ReleaseLost(actions);",
+    ),
+    Mutation(
+        "lost memory is never released",
+        "layout_channel.cc",
+        "    agreement_.ReleaseLost(actions);\n    reductions_.Rebind();\n",
+        "    reductions_.Rebind();\n",
+    ),
+    Mutation(
+        "done words of a lost session are written",
+        "layout_agreement.cc",
+        "  if (mine.memory->semaphores != nullptr) mine.memory->semaphores->Close();\n",
+    ),
+    Mutation(
+        "memory is found by its rank alone",
+        "layout_agreement.cc",
+        "if (mine.memory.has_value() && mine.incarnation == session.incarnation) return",
+        "if (mine.memory.has_value()) return",
+    ),
+    Mutation(
+        "no average of a reduced bucket",
+        "layout_channel.cc",
+        "    if (step_.Reduced(index)) CopyAverage(index, rank, actions);\n",
+    ),
+    Mutation(
+        "no average of a bucket that was in flight",
+        "layout_channel.cc",
+        "if (step_.NeedsAverage(members_->SessionOf(rank), index)) "
+        "CopyAverage(index, rank, actions);",
+        "(void)rank;",
+    ),
+    Mutation(
+        "an average is copied before there is one",
+        "layout_channel.cc",
+        "    if (step_.Reduced(index)) CopyAverage(index, rank, actions);\n",
+        "    CopyAverage(index, rank, actions);\n",
+    ),
+    Mutation(
+        "a copied average is not signalled",
+        "layout_channel.cc",
+        "    memory->semaphores->SignalDone(index, step());\n  }\n  MaybeFinish",
+        "  }\n  MaybeFinish",
+    ),
+    Mutation(
+        "the next session gets the lost one's verdict",
+        "layout_channel.cc",
+        "if (tell && !began_later) members",
+        "if (tell) members",
+    ),
+    Mutation(
+        "a session has a step before it has memory",
+        "layout_channel.cc",
+        "  first_step_[rank] = kNoStep;\n",
+    ),
+    Mutation(
+        "the next session begins with an ended step",
+        "layout_channel.cc",
+        "step() + (step_.Ended(rank) ? 1 : 0);",
+        "step();",
+    ),
+    Mutation(
+        "the lost session's step heals the next one",
+        "layout_channel.cc",
+        "if (complete && step_.Ended(rank) && !began_later &&",
+        "if (complete && step_.Ended(rank) &&",
+    ),
+    Mutation(
+        "a rank never heals",
+        "layout_channel.cc",
+        "      members_->Heal(rank);",
+        "      (void)rank;",
+    ),
+    Mutation(
+        "the deadline passes",
+        "layout_channel.cc",
+        "  step_.Suspend(now_ns);\n  step_.Lose",
+        "  step_.Lose",
+    ),
+    Mutation(
+        "the deadline of a step that begins later passes",
+        "layout_channel.cc",
+        "  if (members_->Count(RankState::kHeld) > 0) step_.Suspend(now_ns);\n",
+    ),
+    Mutation(
+        "the deadline does not go on",
+        "job.cc",
+        "      layouts_.ResumeDeadlines(environment_.clock->NowNs());\n",
+    ),
+    Mutation(
+        "the last rank with the state is held",
+        "job.cc",
+        'return "no other rank has the state of the model";',
+        'return "";',
+    ),
+    Mutation(
+        "hold_timeout runs while nobody waits",
+        "job.cc",
+        "members_.Count(RankState::kHeld) == 0 || !layouts_.RankWaits()",
+        "members_.Count(RankState::kHeld) == 0",
+    ),
+    Mutation(
+        "an operation waits for a held rank",
+        "operation_channel.cc",
+        "      ranks_[other].excused = state == RankState::kHeld || "
+        "state == RankState::kHealing;\n",
+        "      (void)state;\n",
+    ),
+    Mutation(
+        "an operation in progress waits for a lost rank",
+        "operation_channel.cc",
+        "  mine.excused = true;\n",
+    ),
+    Mutation(
+        "a sum is finished without a lost rank",
+        "operation_channel.cc",
+        'if (state_ == State::kIdle || ranks_[rank].excused || DoesWithout(rank, spec_)) return "";',
+        'return "";',
+    ),
+    Mutation(
+        "a whole sum is given up",
+        "operation_channel.cc",
+        '  if (state_ == State::kMoving && spec_.kind == OperationKind::kAllReduce) return "";\n',
+    ),
+    Mutation(
+        "the next session repeats old operations",
+        "operation_channel.cc",
+        "    mine.sequence = state_ == State::kIdle || mine.excused ? sequence_ : sequence_ - 1;\n",
+    ),
+)
+
+
+def outcome(copy: Path) -> str:
+    """The tests that failed: "hold_test, ..."; "" if all passed."""
+    run = subprocess.run(
+        ["bazel", "test", "--config=opt", "--keep_going", "--test_timeout=120"]
+        + [f"//tests/job:{test}" for test in TESTS],
+        cwd=copy,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if "FAILED TO BUILD" in run.stdout:
+        return "DOES NOT BUILD"
+    results = [line.split() for line in run.stdout.splitlines() if line.startswith("//tests/job:")]
+    failed = [words[0].partition(":")[2] for words in results if "PASSED" not in words]
+    return ", ".join(failed)
+
+
+def main(words: list[str]) -> int:
+    tree = Path(__file__).resolve().parents[2]
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="gradsync-mutations-") as directory:
+        copy = Path(directory) / "gradsync"
+        subprocess.run(["git", "clone", "-q", "--shared", tree, copy], check=True)
+        (copy / ".venv").symlink_to(tree / ".venv")
+        for mutation in MUTATIONS:
+            if words and not any(word in mutation.name for word in words):
+                continue
+            file = copy / JOB / mutation.file
+            text = file.read_text()
+            if text.count(mutation.line) == 0:
+                result = "NOT IN THE TREE"
+            else:
+                file.write_text(text.replace(mutation.line, mutation.instead, 1))
+                result = outcome(copy) or "NO TEST FAILS"
+                file.write_text(text)
+            bad += result.isupper()
+            print(f"{mutation.name:50}  {result}", flush=True)
+        subprocess.run(["bazel", "clean", "--expunge"], cwd=copy, capture_output=True, check=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
