@@ -88,12 +88,13 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   join.world_size = request.world_size;
   join.options = {request.divide_by_world,
                   request.step_timeout_ns != 0 ? request.step_timeout_ns : policy_.step_timeout_ns,
-                  request.nccl};
+                  request.nccl, request.on_rank_loss, request.hold_timeout_ns};
   join.incarnation = *incarnation;
   join.coordinator = request.coordinator;
   join.patience_ns = request.patience_ns;
   join.client = request.client;
   join.message = request.message;
+  if (request.on_rank_loss == OnRankLoss::kHold) EndIfDead(join);
   // Shared, because std::function copies its callback.
   const auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
   finder_->Join(join, sink,
@@ -113,6 +114,20 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
                   Note(process, session);
                   opened(std::move(session));
                 });
+}
+
+void SessionTable::EndIfDead(const JoinRequest& join) {
+  std::shared_ptr<Session> holder;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [incarnation, session] : sessions_) {
+      const SessionIdentity& identity = session->identity();
+      if (identity.rank == join.rank && identity.job_key == join.key.Text()) holder = session;
+    }
+  }
+  if (holder == nullptr) return;
+  const ClientProcess& process = holder->identity().process;
+  if (HasEnded(process, /*patience_ms=*/0)) End(holder, ProcessEndedError(process));
 }
 
 void SessionTable::Note(const ClientProcess& process,
@@ -175,7 +190,8 @@ void SessionTable::End(std::shared_ptr<Session> session, const absl::Status& why
   const SessionIdentity& identity = session->identity();
   session->End(why);
   // A rank that had left, or whose job had ended, is not lost.
-  const bool lost = session->job().StateOf(identity.session()) == RankState::kLost;
+  const RankState state = session->job().StateOf(identity.session());
+  const bool lost = state == RankState::kLost || state == RankState::kHeld;
   {
     MutexLock lock(&mutex_);
     // Called for the end of the stream and of the process. The first call counts.

@@ -47,6 +47,8 @@ struct OpenRequest {
   bool divide_by_world = false;
   std::uint64_t step_timeout_ns = 0;  // 0: the policy's
   NcclSettings nccl;
+  OnRankLoss on_rank_loss = OnRankLoss::kAbort;
+  std::uint64_t hold_timeout_ns = 0;  // kHold: how long the other ranks wait for a lost one
   std::string client;
   std::string coordinator;                         // address of rank 0's daemon; empty: this one
   std::uint64_t patience_ns = 0;                   // how long the rank waits for that daemon
@@ -118,6 +120,9 @@ class SessionTable {
 
   // Checks whether the session may open. Returns its incarnation.
   absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);
+  // Ends the session of the rank that wants to join if its process has ended: the process that
+  // comes in its place may be faster than the news of the end.
+  void EndIfDead(const JoinRequest& join);
   // Adds the session, or gives its quota back if it did not open.
   void Note(const ClientProcess& process, const absl::StatusOr<std::shared_ptr<Session>>& session);
 

@@ -1,6 +1,8 @@
 #include "daemon/session/session_table.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <functional>
 #include <memory>
@@ -328,6 +330,51 @@ TEST_F(SessionTableTest, TickChecksTheJobsDeadlines) {
   clock_.Advance(5);
   sessions_.Tick();
   EXPECT_EQ(opened.sink->Of<OperationFailedMessage>().size(), 1u);
+}
+
+// ---- Policy `hold`
+
+TEST_F(SessionTableTest, DeadSessionMakesRoomForTheNextOneAtOnce) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  ClientProcess process = Client();
+  process.pidfd = std::make_shared<UniqueFd>(ends[0]);  // readable once something is written
+  UniqueFd death(ends[1]);
+  OpenRequest request;
+  request.job_id = "run";
+  request.world_size = 2;
+  request.on_rank_loss = OnRankLoss::kHold;
+  request.step_timeout_ns = request.hold_timeout_ns = 60 * kSecondNs;
+  const auto open = [&](std::uint32_t rank) {
+    request.rank = rank;
+    auto sink = std::make_shared<RecordingSink>();
+    auto session = OpenNow(rank == 0 ? Client() : process, request, sink);
+    return Opened{std::move(session), std::move(sink)};
+  };
+  const std::vector<Opened> opened = {open(0), open(1)};
+  std::vector<Session::Registration> layouts;
+  for (const Opened& one : opened) layouts.push_back(Register(one, Layout(1024)));
+  for (const std::uint32_t rank : {0u, 1u}) {
+    Populate(*layouts[rank].memory.arena, layouts[rank].plan.arena_bytes);
+    ASSERT_TRUE(opened[rank]->ArenaMapped(layouts[rank].channel).ok());
+  }
+  executor_.RunAll();
+  for (const Opened& one : opened) {
+    const RankSession session = one->identity().session();
+    ASSERT_TRUE(one.job().FinishStep(session, layouts[0].channel, 1, "").ok());
+  }
+  reducer_.CompleteAll();
+
+  ExpectError(open(1).session.status(), absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
+              {"only after its loss"});
+  EXPECT_FALSE(opened[1].ended());
+  ASSERT_EQ(write(death.get(), "x", 1), 1);
+  process.pidfd = nullptr;  // of the next process
+  const Opened next = open(1);
+  ASSERT_TRUE(next.session.ok()) << next.session.status();
+  EXPECT_EQ(DetailsOf(opened[1].end()).reason, "PROCESS_ENDED");
+  EXPECT_FALSE(opened[0].ended());
+  EXPECT_EQ(next->identity().generation, 1u);
 }
 
 }  // namespace

@@ -228,7 +228,8 @@ MUTATIONS = (
     Mutation(
         "a sum is finished without a lost rank",
         "operation_channel.cc",
-        'if (state_ == State::kIdle || ranks_[rank].excused || DoesWithout(rank, spec_)) return "";',
+        "if (state_ == State::kIdle || ranks_[rank].excused || DoesWithout(rank, spec_)) "
+        'return "";',
         'return "";',
     ),
     Mutation(
