@@ -63,8 +63,8 @@ class BucketReductions {
     bool bound = false;                      // both have the buffers of the last Prepare()
   };
 
-  // Sets the operation's buffers to those of the sessions that are ready in the bucket.
-  void Bind(std::size_t bucket, const RunningStep& step);
+  // Sets the buffers of a bucket's operation to those of the sessions that are ready in it.
+  void Bind(std::size_t index, const RunningStep& step);
   bool on_gpu() const { return agreement_.spec().on_gpu; }
 
   // Constant after construction.

@@ -48,7 +48,9 @@ const char* NameOf(DeathPhase phase) {
 double HoldWorld::Term(std::uint32_t rank, std::uint64_t step, std::uint64_t state, int bucket,
                        int half) {
   const std::uint64_t code =
-      1 + Mix(Mix(state, step), static_cast<std::uint64_t>(bucket * kHalves + half)) % (kBase - 1);
+      1 + Mix(Mix(state, step),
+              static_cast<std::uint64_t>(bucket) * kHalves + static_cast<std::uint64_t>(half)) %
+              (kBase - 1);
   double term = static_cast<double>(code);
   for (std::uint32_t i = 0; i < rank; ++i) term *= kBase;
   return term;
@@ -85,7 +87,7 @@ HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed,
   for (Trainer* trainer : present_) ReadMessages(trainer);
   // A rank can be replaced once a step is complete.
   const int deaths_left = std::exchange(deaths_left_, 0);
-  const auto begun = [this](const Trainer* trainer) { return trainer->step > 1; };
+  const auto begun = [](const Trainer* trainer) { return trainer->step > 1; };
   while (violation_.empty() && !std::all_of(present_.begin(), present_.end(), begun)) {
     std::vector<Event> events = Enabled();
     RunChecked(events[random_() % events.size()]);

@@ -230,7 +230,7 @@ MUTATIONS = (
         "operation_channel.cc",
         "if (state_ == State::kIdle || ranks_[rank].excused || DoesWithout(rank, spec_)) "
         'return "";',
-        'return "";',
+        'if (rank < ranks_.size()) return "";',
     ),
     Mutation(
         "a whole sum is given up",
