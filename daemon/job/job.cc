@@ -79,10 +79,10 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             layout->Reduced(bucket, times, environment_.clock->NowNs(), transaction.actions());
             MaybeEnd(transaction.actions());
           },
-          [this](LayoutChannel* layout, std::size_t bucket, RankSession session) {
+          [this](LayoutChannel* layout, AverageCopy* copy) {
             const auto self = shared_from_this();
             Transaction transaction(this);
-            layout->Copied(bucket, session, environment_.clock->NowNs(), transaction.actions());
+            FailLocked(layout->Copied(copy, environment_.clock->NowNs(), transaction.actions()));
             MaybeEnd(transaction.actions());
           }),
       operations_(

@@ -1,6 +1,7 @@
 #include "daemon/job/layout_channel.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -15,6 +16,12 @@ using Phase = RunningStep::Phase;
 // job, may release its layouts first: then its end says more.
 constexpr std::uint64_t kReleasePatienceNs = 5'000'000'000;
 constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
+
+// The same bits, or both NaN.
+bool Equal(const GradientStats& a, const GradientStats& b) {
+  const bool both_nan = std::isnan(a.sum_of_squares) && std::isnan(b.sum_of_squares);
+  return (both_nan || a.sum_of_squares == b.sum_of_squares) && a.non_finite == b.non_finite;
+}
 
 }  // namespace
 
@@ -99,7 +106,8 @@ absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step,
 }
 
 void LayoutChannel::StartStep(std::uint64_t now_ns) {
-  if (!step_.begun()) patience_ends_ns_ = now_ns + kReleasePatienceNs;
+  if (step_.begun()) return;
+  patience_ends_ns_ = now_ns + kReleasePatienceNs;
   step_.Begin(now_ns + terms_.options.step_timeout_ns);
   if (members_->Count(RankState::kHeld) > 0) step_.Suspend(now_ns);
 }
@@ -298,36 +306,59 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
 
 void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions) {
   if (step_.phase() != Phase::kRunning) return;
-  const RankSession session = members_->SessionOf(rank);
+  copies_.push_back(std::make_unique<AverageCopy>());
+  AverageCopy* const copy = copies_.back().get();
+  copy->bucket = index;
+  copy->to = members_->SessionOf(rank);
   const RankMemory* source = nullptr;
   for (std::uint32_t other = 0; other < members_->world_size(); ++other) {
-    const std::uint64_t incarnation = step_.ReadySession(index, other);
-    const RankMemory* const memory = agreement_.memory({other, incarnation});
+    const RankSession session{other, step_.ReadySession(index, other)};
+    const RankMemory* const memory = agreement_.memory(session);
     if (memory == nullptr) continue;
     source = memory;
-    // A lost session's memory has the average, too. A living one is better: its trainer is known to
-    // leave it alone until the verdict.
-    if (incarnation == (*members_)[other].incarnation) break;
+    copy->from = session;
+    // The memory of a lost session has the average, too, but its process may still write to it.
+    if (session.incarnation == (*members_)[other].incarnation) break;
   }
-  const PlannedBucket& bucket = plan_.buckets[index];
-  std::byte* const to = agreement_.memory(session)->data + bucket.offset;
-  const std::byte* const from = source->data + bucket.offset;
+  const std::uint64_t offset = plan_.buckets[index].offset;
+  std::byte* const to = agreement_.memory(copy->to)->data + offset;
+  const ReduceOperation& reduction = reductions_[index];
+  copy->check.dtype = reduction.dtype;
+  copy->check.count = reduction.count;
+  copy->check.flow = reduction.flow;
+  copy->check.measure = reduction.measure;
+  copy->check.SetBuffers({to});
+  copy->check.done = [this, copy](const ReduceTimes&) { copied_(this, copy); };
   step_.CopyBegun();
-  actions->copies.push_back(
-      [this, index, session, to, from, bytes = bucket.count * ItemSize(bucket.dtype)] {
-        std::memcpy(to, from, bytes);
-        copied_(this, index, session);
-      });
+  actions->copies.push_back([this, copy, to, from = source->data + offset] {
+    std::memcpy(to, from, copy->check.count * ItemSize(copy->check.dtype));
+    copied_(this, copy);
+  });
 }
 
-void LayoutChannel::Copied(std::size_t index, RankSession session, std::uint64_t now_ns,
-                           DeferredActions* actions) {
+absl::Status LayoutChannel::Copied(AverageCopy* copy, std::uint64_t now_ns,
+                                   DeferredActions* actions) {
+  const bool running = step_.phase() == Phase::kRunning;
+  if (running && copy->check.measure && !copy->submitted) {
+    copy->submitted = true;
+    actions->reductions.push_back(&copy->check);
+    return absl::OkStatus();
+  }
   step_.CopyDone();
-  const RankMemory* const memory = agreement_.memory(session);
-  if (memory != nullptr && memory->semaphores != nullptr && step_.phase() == Phase::kRunning) {
-    memory->semaphores->SignalDone(index, step());
+  if (running && copy->check.measure &&
+      !Equal(copy->check.stats, reductions_[copy->bucket].stats)) {
+    return report().Breach(
+        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation, copy->from.rank, step(),
+        copy->bucket,
+        "this rank has changed the bucket's average before the step was complete, and another rank "
+        "needs it after a loss. Do not write to gradients between WaitBucket and WaitStep");
+  }
+  const RankMemory* const memory = agreement_.memory(copy->to);
+  if (running && memory != nullptr && memory->semaphores != nullptr) {
+    memory->semaphores->SignalDone(copy->bucket, step());
   }
   MaybeFinish(now_ns, actions);
+  return absl::OkStatus();
 }
 
 // ---- The end of a step --------------------------------------------------------------------------
@@ -425,10 +456,17 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   armed_ = armed_ || complete;
   step_ = NewStep(step() + 1);
   gpu_verdict_ = GpuVerdict();
+  ReleaseCopies(actions);
   if (agreement_.HasLost()) {
     agreement_.ReleaseLost(actions);
     reductions_.Rebind();
   }
+}
+
+void LayoutChannel::ReleaseCopies(DeferredActions* actions) {
+  // Later: this may be called by the last one.
+  for (auto& copy : copies_) actions->releases.push_back(std::move(copy));
+  copies_.clear();
 }
 
 std::uint32_t LayoutChannel::RanksOfStep() const {
@@ -494,6 +532,7 @@ void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
     agreement_.Release(rank, actions);
   }
   agreement_.ReleaseLost(actions);
+  ReleaseCopies(actions);
 }
 
 void LayoutChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {

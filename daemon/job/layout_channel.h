@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "daemon/job/average_copy.h"
 #include "daemon/job/bucket_reductions.h"
 #include "daemon/job/deferred_actions.h"
 #include "daemon/job/gpu_step.h"
@@ -44,8 +45,8 @@ class LayoutChannel {
  public:
   // The job takes its lock, stops if the reduction has failed, and calls Reduced().
   using OnReduced = BucketReductions::OnReduced;
-  // The job takes its lock and calls Copied().
-  using OnCopied = std::function<void(LayoutChannel*, std::size_t bucket, RankSession session)>;
+  // The job takes its lock, calls Copied(), and ends if that fails.
+  using OnCopied = std::function<void(LayoutChannel*, AverageCopy*)>;
   // Arguments as LayoutAgreement's; `plan` is the plan of `spec`.
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
@@ -87,9 +88,9 @@ class LayoutChannel {
   // The reducer has finished a bucket. Unless it failed, its done words are written already.
   void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
                DeferredActions* actions);
-  // The average of a bucket is in the memory of this session, which came after a loss.
-  void Copied(std::size_t index, RankSession session, std::uint64_t now_ns,
-              DeferredActions* actions);
+  // An average is copied, or the copy is measured. FAILED_PRECONDITION PROTOCOL_VIOLATION: a
+  // trainer has changed the average; the job must end.
+  absl::Status Copied(AverageCopy* copy, std::uint64_t now_ns, DeferredActions* actions);
   std::size_t in_flight() const { return step_.in_flight(); }
 
   // ---- Membership
@@ -174,6 +175,7 @@ class LayoutChannel {
   std::optional<std::uint32_t> AwaitedInVain() const;
   // Tells the ranks that have ended the running step.
   void TellLate(std::uint64_t now_ns, DeferredActions* actions);
+  void ReleaseCopies(DeferredActions* actions);
   // Releases the memory of ranks that have released the layout and are in no step.
   void ReleaseUnused(DeferredActions* actions);
 
@@ -187,8 +189,9 @@ class LayoutChannel {
   BucketReductions reductions_;
 
   RunningStep step_;
-  GpuVerdict gpu_verdict_;  // of step_
-  EarlyMessages early_;     // about the step after step_
+  GpuVerdict gpu_verdict_;                            // of step_
+  std::vector<std::unique_ptr<AverageCopy>> copies_;  // of step_
+  EarlyMessages early_;                               // about the step after step_
   // By rank: the last step that it has ended. Steps between this and step_ were void.
   std::vector<std::uint64_t> last_ended_;
   std::vector<bool> released_;  // by rank

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,12 @@ class HoldTest : public JobFixture {
   void End(std::uint32_t rank, std::uint64_t step) {
     const absl::Status ended = job_->EndStep(Of(rank), channel_, step, "");
     EXPECT_TRUE(ended.ok()) << ended;
+  }
+  // Carries out the copies, and what measures them.
+  void Copy() {
+    executor_.RunAll();
+    reducer_.CompleteAll();
+    executor_.RunAll();
   }
   float* At(std::uint32_t rank, std::uint32_t bucket) {
     return memory(rank, channel_).At<float>(offsets_[bucket]);
@@ -94,7 +102,7 @@ TEST_F(HoldTest, StepWaitsAndCompletesWithTheNextSessionsGradients) {
   EXPECT_EQ(Value(0, 1), 3);
   EXPECT_EQ(Value(1, 1), 3);
   Mark(1, 2, 0, 7);
-  executor_.RunAll();
+  Copy();
   End(1, 2);
   ExpectComplete({0, 1});
   EXPECT_EQ(Value(1, 0), 50.5) << "the average, not its own gradients";
@@ -112,7 +120,7 @@ TEST_F(HoldTest, ReducedBucketReachesTheNextSessionWhenItMarksIt) {
   EXPECT_EQ(Done(2, 0), 0u);
   Mark(2, 2, 0, 1000);
   EXPECT_EQ(Done(2, 0), 0u);
-  executor_.RunAll();
+  Copy();
   EXPECT_EQ(Value(2, 0), 3);
   EXPECT_EQ(Done(2, 0), 2u);
 }
@@ -128,9 +136,46 @@ TEST_F(HoldTest, BucketInFlightFinishesAndReachesTheNextSession) {
   EXPECT_EQ(Value(1, 0), 500) << "there is no average yet";
   reducer_.CompleteAll();
   EXPECT_EQ(Value(0, 0), 2);
-  executor_.RunAll();
+  Copy();
   EXPECT_EQ(Value(1, 0), 2);
   EXPECT_EQ(Done(1, 0), 2u);
+}
+
+TEST_F(HoldTest, AverageThatATrainerHasChangedEndsTheJob) {
+  Begin(3);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) Mark(rank, 2, 0, 3);
+  reducer_.CompleteAll();
+  Lose(2);
+  Return(2);
+  TakeAll();
+  At(0, 0)[3] = 2;  // clipped too early
+  Mark(2, 2, 0, 3);
+  Copy();
+  EXPECT_EQ(Done(2, 0), 0u);
+  const absl::Status end = Only<SessionEndMessage>(1).status;
+  EXPECT_EQ(ReasonOf(end), "PROTOCOL_VIOLATION");
+  EXPECT_EQ(FieldOf(end, "rank"), "0");
+  EXPECT_EQ(FieldOf(end, "bucket"), "0");
+  EXPECT_TRUE(Says(end, "has changed the bucket's average")) << end;
+}
+
+TEST_F(HoldTest, AverageThatIsNotFiniteIsCopied) {
+  Begin(2);
+  for (const float value : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    const std::uint32_t bucket = std::isnan(value) ? 0 : 1;
+    Mark(0, 2, bucket, value);
+    Mark(1, 2, bucket, 1);
+    reducer_.CompleteAll();
+  }
+  Lose(1);
+  Return(1);
+  TakeAll();
+  for (const std::uint32_t bucket : {0u, 1u}) Mark(1, 2, bucket, 1);
+  Copy();
+  for (const std::uint32_t rank : {0u, 1u}) End(rank, 2);
+  ExpectComplete({0, 1});
+  EXPECT_TRUE(std::isnan(Value(1, 0)));
+  EXPECT_TRUE(std::isinf(Value(1, 1)));
 }
 
 TEST_F(HoldTest, StepOfALostRankThatHadEndedItCompletesWithItsGradients) {
@@ -167,9 +212,11 @@ TEST_F(HoldTest, RankMayBeLostAgain) {
     Lose(1);
     Return(1);
     Mark(1, 2, 0, 9);
-    if (loss == 1) executor_.RunAll();  // otherwise the average is still being copied
+    // Otherwise the average is still being copied, or measured.
+    if (loss == 1) Copy();
+    if (loss == 2) executor_.RunAll();
   }
-  executor_.RunAll();
+  Copy();
   EXPECT_EQ(Value(1, 0), 2);
   EXPECT_EQ(Done(1, 0), 2u);
   TakeAll();
@@ -193,7 +240,7 @@ TEST_F(HoldTest, SeveralRanksAndRankZeroMayBeLostAtOnce) {
   for (const std::uint32_t rank : {0u, 2u}) Mark(rank, 2, 0, 77);
   for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) Mark(rank, 2, 1, 1);
   reducer_.CompleteAll();
-  executor_.RunAll();
+  Copy();
   for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) End(rank, 2);
   for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) EXPECT_EQ(Value(rank, 0), 1.5) << rank;
   ExpectComplete({0, 1, 2, 3});

@@ -305,6 +305,7 @@ void HoldWorld::MoveHalf(std::size_t index) {
   }
   if (++held.moves < 2 * kHalves) return;
   ReduceOperation* const operation = held.operation;
+  operation->stats = {held.sums[0] * held.sums[0] + held.sums[1] * held.sums[1], 0};
   reducer_.held.erase(reducer_.held.begin() + static_cast<std::ptrdiff_t>(index));
   operation->done({clock_.NowNs(), clock_.NowNs()});
 }

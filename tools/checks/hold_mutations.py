@@ -153,8 +153,20 @@ MUTATIONS = (
     Mutation(
         "a copied average is not signalled",
         "layout_channel.cc",
-        "    memory->semaphores->SignalDone(index, step());\n  }\n  MaybeFinish",
+        "    memory->semaphores->SignalDone(copy->bucket, step());\n  }\n  MaybeFinish",
         "  }\n  MaybeFinish",
+    ),
+    Mutation(
+        "a copied average is not measured",
+        "layout_channel.cc",
+        "if (running && copy->check.measure && !copy->submitted) {",
+        "if (false) {",
+    ),
+    Mutation(
+        "an average that a trainer has changed counts",
+        "layout_channel.cc",
+        "if (running && copy->check.measure &&\n      !Equal",
+        "if (false && !Equal",
     ),
     Mutation(
         "the next session gets the lost one's verdict",

@@ -1,0 +1,29 @@
+// The average of a reduced bucket on its way to a session that came after a loss.
+
+#ifndef DAEMON_JOB_AVERAGE_COPY_H_
+#define DAEMON_JOB_AVERAGE_COPY_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "daemon/job/rank_session.h"
+#include "daemon/reduce/reducer.h"
+
+namespace gradsync::daemon {
+
+// First an executor copies the average from the memory of another session. Then a reducer measures
+// the copy as it has measured the average. If both differ, a trainer has changed the average.
+//
+// Externally synchronized: guarded by the job's lock, except for `check` while it is submitted. The
+// layout owns it until the step is decided, and no step is decided before its copies are done.
+struct AverageCopy {
+  std::size_t bucket = 0;
+  RankSession to;
+  RankSession from;
+  ReduceOperation check;  // of the copy alone: it changes nothing
+  bool submitted = false;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_AVERAGE_COPY_H_
