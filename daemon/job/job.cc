@@ -109,6 +109,12 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                        std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                        const std::string& node) {
   MutexLock lock(&mutex_);
+  if (options.on_rank_loss == OnRankLoss::kHold && !node.empty()) {
+    return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
+                     absl::StrCat("job '", identity_.job_id, "', rank ", rank, " on node ", node,
+                                  ": on_rank_loss=hold needs every rank on one node; use abort"),
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  }
   const std::string difference =
       world_size != world_size_
           ? absl::StrCat("world_size is ", world_size, ", but the ranks that joined before have ",
@@ -348,6 +354,13 @@ absl::Status Job::Finish(RankSession session) {
 }
 
 absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message) const {
+  if (members_[rank].state == RankState::kHealing) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank, " sent ", message,
+                                  " after it came back from a loss. Take part in a complete step "
+                                  "first: its buckets may have gradients of this rank."),
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  }
   if (!operations_.InOperation(rank) && !layouts_.InStep(rank)) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                    absl::StrCat("rank ", rank, " sent ", message,

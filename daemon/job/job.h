@@ -163,7 +163,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // FAILED_PRECONDITION if the rank is in a step or an operation. `message`: what it said.
+  // FAILED_PRECONDITION if the rank is in a step or an operation, or has not healed. `message`:
+  // what it said.
   absl::Status CheckIdle(std::uint32_t rank, absl::string_view message) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if a rank has begun something that needs a rank that has finished.

@@ -202,9 +202,9 @@ void LayoutAgreement::Release(std::uint32_t rank, DeferredActions* actions) {
   mine.memory.reset();
 }
 
-void LayoutAgreement::Lose(std::uint32_t rank) {
+void LayoutAgreement::Lose(std::uint32_t rank, DeferredActions* actions) {
   RankState& mine = ranks_[rank];
-  if (!mine.memory.has_value()) return;
+  if (!mine.memory.has_value()) return Release(rank, actions);
   if (mine.memory->semaphores != nullptr) mine.memory->semaphores->Close();
   lost_.push_back({{rank, mine.incarnation}, std::move(mine.held), *std::move(mine.memory)});
   mine.memory.reset();

@@ -119,7 +119,7 @@ class LayoutAgreement {
   void Release(std::uint32_t rank, DeferredActions* actions);
   // The rank's session is lost, and its next session may map other memory. The lost memory stays
   // mapped until ReleaseLost, because reductions may read it, but its semaphores are closed.
-  void Lose(std::uint32_t rank);
+  void Lose(std::uint32_t rank, DeferredActions* actions);
   bool HasLost() const { return !lost_.empty(); }
   // Gives up the memory of all lost sessions. Requires that no reduction touches it.
   void ReleaseLost(DeferredActions* actions);

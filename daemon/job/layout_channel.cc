@@ -498,7 +498,7 @@ void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredA
   step_.Suspend(now_ns);
   step_.Lose(rank);
   first_step_[rank] = kNoStep;
-  agreement_.Lose(rank);
+  agreement_.Lose(rank, actions);
   reductions_.Rebind();
   if (!step_.begun()) agreement_.ReleaseLost(actions);
 }

@@ -114,7 +114,7 @@ absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutReq
                                   "Leave, or after LeaveDone."),
                      {{field::kJob, terms_.job_id}, {field::kRank, rank}});
   }
-  if (absl::Status left = RanksLeft(request.spec.name); !left.ok()) return left;
+  if (absl::Status can = CheckCanAgree(request); !can.ok()) return can;
   if (absl::Status failed = TakeFailure(rank, request); !failed.ok()) return failed;
   LayoutChannel* layout = FindPending(request);
   if (absl::Status taken = CheckName(rank, request, layout); !taken.ok()) {
@@ -156,6 +156,27 @@ absl::StatusOr<LayoutChannel*> LayoutSet::Rejoin(std::uint32_t rank, LayoutReque
                                 "', which the job does not have. Start the same program as on the "
                                 "other ranks."),
                    {{field::kJob, terms_.job_id}, {field::kRank, rank}});
+}
+
+absl::Status LayoutSet::CheckCanAgree(const LayoutRequest& request) const {
+  const std::string subject = absl::StrCat("layout '", request.spec.name, "' cannot be agreed: ");
+  if (terms_.options.on_rank_loss == OnRankLoss::kHold && !request.device.empty()) {
+    return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
+                     absl::StrCat(subject,
+                                  "on_rank_loss=hold needs gradients in host memory, and this one "
+                                  "asks for a GPU; use abort"),
+                     {{field::kJob, terms_.job_id}});
+  }
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    const RankState state = (*members_)[rank].state;
+    if (state != RankState::kHeld && state != RankState::kHealing) continue;
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRanksLeft,
+                     absl::StrCat(subject, "rank ", rank,
+                                  " was lost, and its next session has not completed a step. "
+                                  "Register layouts after that."),
+                     {{field::kJob, terms_.job_id}, {field::kRank, rank}});
+  }
+  return RanksLeft(request.spec.name);
 }
 
 absl::Status LayoutSet::RanksLeft(absl::string_view layout) const {

@@ -125,7 +125,10 @@ class LayoutSet {
   absl::Status CheckHas(std::uint32_t rank, const LayoutChannel& layout) const;
   // The rank's session came after a loss: it gets the layout that the job has.
   absl::StatusOr<LayoutChannel*> Rejoin(std::uint32_t rank, LayoutRequest request);
-  // RANKS_LEFT if some rank has left and stays: no layout can be agreed then. Otherwise OK.
+  // Why no layout can be agreed now: RANKS_LEFT if some rank has left and stays, or is lost and has
+  // not come back. LOSS_POLICY for a layout on GPUs under policy `hold`. Otherwise OK.
+  absl::Status CheckCanAgree(const LayoutRequest& request) const;
+  // RANKS_LEFT if some rank has left and stays. Otherwise OK.
   absl::Status RanksLeft(absl::string_view layout) const;
 
   // The agreement that a request belongs to; null if the request begins one.

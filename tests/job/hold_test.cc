@@ -529,6 +529,66 @@ TEST_F(HoldTest, AnotherModelIsRefusedAndTheOthersStayHeld) {
   ExpectComplete({0, 1});
 }
 
+TEST_F(HoldTest, LayoutIsNotAgreedWhileARankIsLost) {
+  Begin(2);
+  Lose(1);
+  const auto refused = [this] {
+    const absl::Status status = job_->RegisterLayout(Of(0), Request(Spec(1, "second"))).status();
+    EXPECT_EQ(ReasonOf(status), "RANKS_LEFT");
+    EXPECT_TRUE(Says(status, "'second' cannot be agreed: rank 1 was lost")) << status;
+  };
+  refused();
+  Return(1);
+  refused();
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 2);
+  reducer_.CompleteAll();
+  TakeAll();
+  Agree(Spec(1, "second"));
+}
+
+// Its lost session may be in buckets that are reduced, and would be missing in the others.
+TEST_F(HoldTest, RankThatCameBackMayNotLeaveBeforeItsStepIsComplete) {
+  Begin(3);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) Mark(rank, 2, 0, 1);
+  reducer_.CompleteAll();
+  Lose(2);
+  Return(2);
+  for (const bool exit : {true, false}) {
+    EXPECT_EQ(ReasonOf(job_->Leave(Of(2), exit)), "PROTOCOL_VIOLATION");
+  }
+  EXPECT_EQ(ReasonOf(job_->Finish(Of(2))), "PROTOCOL_VIOLATION");
+}
+
+TEST_F(HoldTest, MemoryThatWasNotMappedIsReleasedAtALoss) {
+  Begin(2);
+  Lose(1);
+  ASSERT_TRUE(Rejoin(1).ok());
+  Register(1, Spec(2));
+  auto held = std::make_shared<int>();
+  const std::weak_ptr<int> released = held;
+  job_->Hold(Of(1), channel_, std::move(held));
+  executor_.RunAll();
+  EXPECT_FALSE(released.expired());
+  Lose(1);
+  executor_.RunAll();
+  EXPECT_TRUE(released.expired());
+}
+
+TEST_F(HoldTest, NodesAndGpusAreRefusedByName) {
+  Start(1, /*divide_by_world=*/false, kStepTimeoutNs, /*absent=*/1);
+  const absl::Status joined =
+      job_->Join(0, 1, options_, 7, std::make_shared<RecordingSink>(), "beta");
+  EXPECT_EQ(ReasonOf(joined), "LOSS_POLICY");
+  EXPECT_TRUE(Says(joined, "every rank on one node")) << joined;
+  sinks_.clear();
+  Start(1);
+  LayoutRequest request = Request(Spec(1));
+  request.device = "GPU-1";
+  const absl::Status registered = job_->RegisterLayout(Of(0), request).status();
+  EXPECT_EQ(ReasonOf(registered), "LOSS_POLICY");
+  EXPECT_TRUE(Says(registered, "host memory")) << registered;
+}
+
 TEST_F(HoldTest, LiveRankIsNotReplaced) {
   Begin(2);
   const absl::Status joined = job_->Join(1, 2, options_, 9999, std::make_shared<RecordingSink>());

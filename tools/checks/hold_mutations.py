@@ -100,8 +100,8 @@ MUTATIONS = (
     Mutation(
         "a loss does not rebind",
         "layout_channel.cc",
-        "  agreement_.Lose(rank);\n  reductions_.Rebind();\n",
-        "  agreement_.Lose(rank);\n",
+        "  agreement_.Lose(rank, actions);\n  reductions_.Rebind();\n",
+        "  agreement_.Lose(rank, actions);\n",
     ),
     Mutation(
         "a verdict does not rebind",
