@@ -1,5 +1,5 @@
-// Executors run work on threads of their own, so that gRPC's threads stay free: they map and free
-// arenas, and copy for Broadcast.
+// Executors run work on threads of their own, so that gRPC's threads stay free: they map, free and
+// copy memory.
 
 #ifndef DAEMON_BASE_EXECUTOR_H_
 #define DAEMON_BASE_EXECUTOR_H_
@@ -22,8 +22,8 @@ class Executor {
 };
 
 // One thread that runs work in the order of the calls. Its users bound its queue: each session
-// queues at most one mapping per layout, one copy and one teardown. Thread-safe. The destructor
-// runs everything that is queued.
+// queues at most one mapping per layout, one copy per bucket and one teardown. Thread-safe. The
+// destructor runs everything that is queued.
 class SerialExecutor final : public Executor {
  public:
   SerialExecutor();

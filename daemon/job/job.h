@@ -55,7 +55,7 @@ struct JobIdentity {
 struct JobEnvironment {
   const Clock* clock = nullptr;
   Reducer* reducer = nullptr;
-  Executor* executor = nullptr;  // copies of Broadcast; never runs work inline
+  Executor* executor = nullptr;  // copies memory; never runs work inline
   std::size_t max_buckets_per_layout = 4096;
   std::string node_name;           // for jobs with ranks on other nodes
   Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs
@@ -75,7 +75,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   // Puts a session, on this node or on `node`, into its rank. FAILED_PRECONDITION JOB_MISMATCH:
   // another world size or options. ALREADY_EXISTS: the rank has or had a session and is not held,
-  // or the job has ended; the caller begins a new generation if it may.
+  // or the job has ended; the caller begins a new generation if it may. UNIMPLEMENTED LOSS_POLICY:
+  // the policy is `hold`, and `node` is another node.
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "");

@@ -33,8 +33,10 @@ class JobTable final : public JobFinder {
   // has ended, or the rank has been lost or has left, this begins the next generation: the old
   // one's sessions end ABORTED SUPERSEDED. But a rank that has left a full job takes nothing from
   // the ranks that go on without it: the old generation goes on, too, until one of its ranks joins
-  // the next one without leaving.
-  //   ALREADY_EXISTS       a live session has the rank, and the job is still forming.
+  // the next one without leaving. With policy `hold` a full job keeps its generation, and only a
+  // rank whose session is lost can be joined.
+  //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
+  //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before.
   //   RESOURCE_EXHAUSTED   too many jobs of this user.
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,

@@ -110,13 +110,14 @@ class LayoutChannel {
   void ResumeDeadline(std::uint64_t now_ns) { step_.Resume(now_ns); }
   // Some rank waits for the verdict of the running step.
   bool RankWaits() const;
-  // A step is complete: a rank that is lost can be replaced.
+  // Some step was complete. From then on a lost rank can be replaced.
   bool armed() const { return armed_; }
   // The rank had left and takes part again, from the next step on. No step is running.
   void RankResumed(std::uint32_t rank);
 
   // ---- The end of the job, in this order.
-  // The job has ended: no reduction begins any more, and the running step is not committed.
+  // The job has ended: no reduction begins any more, and only FinishSeen() can commit the running
+  // step.
   void Stop() { step_.Cut(); }
   // The running step is void: on GPUs, its reductions in flight stop waiting for gradients. Only
   // the first call for a step does something.

@@ -48,7 +48,7 @@ struct Member {
 //   kAbsent --Join--> kLive --Stay--> kStayed --Resume--> kLive
 //   kLive or kStayed --Exit--> kExited
 //   kLive --Finish--> kFinished
-//   kLive or kStayed --Lose--> kLost
+//   kLive, kStayed or kHealing --Lose--> kLost
 //   kLive or kHealing --Hold--> kHeld --Join--> kHealing --Heal--> kLive
 //
 // Externally synchronized: guarded by the job's lock. Shares the sinks with their sessions.

@@ -30,7 +30,7 @@ namespace gradsync::daemon {
 
 enum class OperationKind : std::uint8_t { kBarrier, kBroadcast, kAllReduce };
 
-// As a root: the lowest rank that takes part once every live rank has joined the operation.
+// As a root: the lowest rank that takes part. It is chosen when every live rank has joined.
 inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
 // An operation's arguments. Every rank must agree on them.
@@ -75,8 +75,8 @@ class OperationChannel {
   // True while this rank waits in an operation.
   bool InOperation(std::uint32_t rank) const;
   void RankLeft(DeferredActions* actions);
-  // True if an operation of this kind needs no rank whose session is lost: a barrier, or a
-  // broadcast from another root. A sum without a rank, or from half of its data, would be wrong.
+  // True if the operation can go on without this rank: a barrier, or a broadcast from another root
+  // that is named. A sum without a rank, or from half of its data, would be wrong.
   bool DoesWithout(std::uint32_t rank, const OperationSpec& spec) const;
   // Why the loss of this rank's session ends the job: "operation 3 (barrier) ..."; empty if the
   // operation in progress, if any, can do without the rank.
@@ -88,7 +88,8 @@ class OperationChannel {
   void RankResumed(std::uint32_t rank);
   // The number of the next operation.
   std::uint64_t next_sequence() const { return sequence_ + 1; }
-  // The job has ended: nothing begins any more, and nobody is answered. What moves, goes on.
+  // The job has ended: nothing begins any more, and nobody is answered. A reduction or
+  // copy under way still finishes.
   void Stop();
   void ReleaseMemory();
   // Fails the operation if its deadline has passed. Tells the ranks that wait which ranks are late.

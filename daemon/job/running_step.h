@@ -77,8 +77,8 @@ class RunningStep {
   void Resume(std::uint64_t now_ns);
   bool suspended() const { return suspended_ns_.has_value(); }
 
-  // ---- Ranks. What a rank has marked means the marks of one session: of its present one, or of a
-  // lost one that had ended the step.
+  // ---- Ranks. A rank's marks come from one session: its present one, or a lost one that had ended
+  // the step.
   // Requires that the step has begun, and that this session has not marked the bucket yet. The rank
   // becomes ready in the bucket, unless an earlier session of it is.
   void Mark(RankSession session, std::size_t bucket, std::uint64_t now_ns);

@@ -32,7 +32,7 @@ class StepReport {
   // ---- What it waits for. Nothing if the step has not begun.
   // "rank 1 has not marked bucket 3-7 ready".
   std::string Missing() const;
-  // What each rank has not done that has not ended the step.
+  // What each rank that is still in the step has not done.
   LateRanks Late() const;
   // The ranks that have not ended the step.
   std::vector<std::uint32_t> MissingRanks() const;

@@ -120,8 +120,8 @@ class SessionTable {
 
   // Checks whether the session may open. Returns its incarnation.
   absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);
-  // Ends the session of the rank that wants to join if its process has ended: the process that
-  // comes in its place may be faster than the news of the end.
+  // Ends the rank's old session if its process has ended. The new process may join before the
+  // daemon notices that end.
   void EndIfDead(const JoinRequest& join);
   // Adds the session, or gives its quota back if it did not open.
   void Note(const ClientProcess& process, const absl::StatusOr<std::shared_ptr<Session>>& session);

@@ -132,7 +132,7 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """Number of the job's generation: how often its ranks have joined anew, from 1."""
+        """Number of the job's life, from 1. A new one begins when trainers join again."""
         return self._generation
 
     @property
