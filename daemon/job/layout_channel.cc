@@ -318,7 +318,7 @@ void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredA
     source = memory;
     copy->from = session;
     // The memory of a lost session has the average, too, but its process may still write to it.
-    if (session.incarnation == (*members_)[other].incarnation) break;
+    if (members_->MayMark(other) && session.incarnation == (*members_)[other].incarnation) break;
   }
   const std::uint64_t offset = plan_.buckets[index].offset;
   std::byte* const to = agreement_.memory(copy->to)->data + offset;

@@ -159,6 +159,20 @@ TEST_F(HoldTest, AverageThatATrainerHasChangedEndsTheJob) {
   EXPECT_TRUE(Says(end, "has changed the bucket's average")) << end;
 }
 
+TEST_F(HoldTest, AverageIsCopiedFromALivingRankIfThereIsOne) {
+  Begin(3);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) Mark(rank, 2, 0, 3);
+  reducer_.CompleteAll();
+  Lose(0);
+  Lose(1);
+  At(0, 0)[0] = 100;  // its process was only stopped
+  Return(1);
+  Mark(1, 2, 0, 3);
+  Copy();
+  EXPECT_EQ(Value(1, 0), 3);
+  EXPECT_FALSE(job_->HasEnded());
+}
+
 TEST_F(HoldTest, AverageThatIsNotFiniteIsCopied) {
   Begin(2);
   for (const float value : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
