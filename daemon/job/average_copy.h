@@ -13,15 +13,20 @@ namespace gradsync::daemon {
 
 // First an executor copies the average from the memory of another session. Then a reducer measures
 // the copy as it has measured the average. If both differ, a trainer has changed the average.
+// Integers, minima and maxima are not measured, so they are not checked.
 //
 // Externally synchronized: guarded by the job's lock, except for `check` while it is submitted. The
 // layout owns it until the step is decided, and no step is decided before its copies are done.
+//
+//   kCopying --Copied--> kMeasuring --Copied--> kDone
+//   kCopying --Copied--> kDone: not measured, or the step is void
 struct AverageCopy {
+  enum class State : std::uint8_t { kCopying, kMeasuring, kDone };
+  State state = State::kCopying;
   std::size_t bucket = 0;
   RankSession to;
   RankSession from;
   ReduceOperation check;  // of the copy alone: it changes nothing
-  bool submitted = false;
 };
 
 }  // namespace gradsync::daemon

@@ -128,7 +128,6 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
   }
   if (phase_ == Phase::kActive && members_[rank].state == RankState::kHeld) {
     members_.Join(rank, incarnation, std::move(sink), node);
-    waited_since_ns_.reset();
     if (members_.Count(RankState::kHeld) == 0) {
       layouts_.ResumeDeadlines(environment_.clock->NowNs());
     }
@@ -282,6 +281,16 @@ absl::Status Job::BeginCollective(RankSession session, absl::string_view descrip
   const std::uint32_t rank = session.rank;
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
+  if (terms_.options.on_rank_loss == OnRankLoss::kHold) {
+    StopLocked(MakeError(
+        absl::StatusCode::kUnimplemented, reason::kLossPolicy,
+        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' called ", description,
+                     ", which does not go through the daemon: with on_rank_loss=hold it would wait "
+                     "for a lost rank in vain. Use abort, or the job's own operations."),
+        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
+    MaybeEnd(transaction.actions());
+    return absl::OkStatus();
+  }
   const auto other = collectives_.Begin(rank, description);
   if (!other.has_value()) return absl::OkStatus();
   StopLocked(MakeError(
@@ -330,6 +339,7 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   if (exit) members_.EndSession(rank, absl::OkStatus(), actions);
   operations_.RankLeft(actions);
   MaybeResume(actions);
+  EndIfRankIsLost(rank, actions);
   return absl::OkStatus();
 }
 
@@ -350,7 +360,22 @@ absl::Status Job::Finish(RankSession session) {
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
   members_.EndSession(rank, absl::OkStatus(), transaction.actions());
   MaybeResume(transaction.actions());
+  EndIfRankIsLost(rank, transaction.actions());
   return absl::OkStatus();
+}
+
+void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    const RankState state = members_[rank].state;
+    if (state != RankState::kHeld && state != RankState::kHealing) continue;
+    StopLocked(MakeError(
+        absl::StatusCode::kAborted, reason::kRankLost,
+        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost, and rank ", leaving,
+                     " left or finished before its next session had completed a step. Join again "
+                     "from every rank."),
+        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
+    return MaybeEnd(actions);
+  }
 }
 
 absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message) const {
@@ -614,7 +639,7 @@ bool Job::LiveHere(std::uint32_t rank) const {
 bool Job::Replaceable(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
   return phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold &&
-         members_.Formed() && rank < world_size_ && TakesPart(members_[rank].state);
+         members_.Formed() && (rank >= world_size_ || TakesPart(members_[rank].state));
 }
 
 RankState Job::StateOf(RankSession session) const {

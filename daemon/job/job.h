@@ -123,7 +123,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status Leave(RankSession session, bool exit);
   absl::Status Finish(RankSession session);
 
-  // True if a session may come in place of this rank's, now or once that one is lost.
+  // True if the next session of this rank belongs to this job, or can only be refused: it comes in
+  // place of a lost one, the rank is live, or it is not below the world size.
   bool Replaceable(std::uint32_t rank) const;
 
   // What a running step waits for; "" if it is not running.
@@ -179,6 +180,10 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends the job if the operation needs a rank whose session is lost or has not healed.
   void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                              DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the job if a rank has left or finished while another one's session is lost or has not
+  // healed: the state of the model might leave with it.
+  void EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if others have waited for a held rank for as long as they may.
   void EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

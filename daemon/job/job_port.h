@@ -64,7 +64,7 @@ class JobPort {
   virtual void Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) = 0;
 
   // This rank has agreed but gets no memory. The layout fails on every rank at once, before its
-  // deadline.
+  // deadline. If the rank came back after a loss, only its own registration fails.
   virtual void RefuseLayout(RankSession session, std::uint32_t channel,
                             const absl::Status& why) = 0;
 
@@ -81,7 +81,7 @@ class JobPort {
 
   // The session is lost or must end, with `why` ("its process ended", a breach, ...).
   // Unless the rank had exited, the job fails: every running step is void and every other session
-  // ends with ABORTED RANK_LOST.
+  // ends with ABORTED RANK_LOST. With policy `hold` only this session ends, if the job can go on.
   virtual void Lose(RankSession session, const absl::Status& why) = 0;
 
   // kLost if another session has the rank by now.

@@ -1,5 +1,6 @@
 #include "daemon/job/layout_agreement.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -67,6 +68,7 @@ absl::Status LayoutAgreement::Rejoin(std::uint32_t rank, LayoutRequest request) 
                      ". Start the same program as on the other ranks."),
         {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel_}});
   }
+  ranks_[rank].registered = true;
   request.spec = LayoutSpec{};
   ranks_[rank].request = std::move(request);
   return absl::OkStatus();
@@ -204,19 +206,23 @@ void LayoutAgreement::Release(std::uint32_t rank, DeferredActions* actions) {
 
 void LayoutAgreement::Lose(std::uint32_t rank, DeferredActions* actions) {
   RankState& mine = ranks_[rank];
+  mine.registered = false;
   if (!mine.memory.has_value()) return Release(rank, actions);
   if (mine.memory->semaphores != nullptr) mine.memory->semaphores->Close();
   lost_.push_back({{rank, mine.incarnation}, std::move(mine.held), *std::move(mine.memory)});
   mine.memory.reset();
 }
 
-void LayoutAgreement::ReleaseLost(DeferredActions* actions) {
-  for (LostMemory& lost : lost_) {
-    actions->releases.push_back(std::move(lost.held));
-    actions->releases.push_back(std::move(lost.memory.arena));
-    if (lost.memory.gpu != nullptr) actions->releases.push_back(std::move(lost.memory.gpu));
+void LayoutAgreement::ReleaseLost(absl::FunctionRef<bool(RankSession)> keep,
+                                  DeferredActions* actions) {
+  const auto released = std::stable_partition(
+      lost_.begin(), lost_.end(), [keep](const LostMemory& lost) { return keep(lost.session); });
+  for (auto lost = released; lost != lost_.end(); ++lost) {
+    actions->releases.push_back(std::move(lost->held));
+    actions->releases.push_back(std::move(lost->memory.arena));
+    if (lost->memory.gpu != nullptr) actions->releases.push_back(std::move(lost->memory.gpu));
   }
-  lost_.clear();
+  lost_.erase(released, lost_.end());
 }
 
 const RankMemory* LayoutAgreement::memory(RankSession session) const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "daemon/arena/device_arena.h"
 #include "daemon/arena/semaphore_page.h"
@@ -121,8 +122,9 @@ class LayoutAgreement {
   // mapped until ReleaseLost, because reductions may read it, but its semaphores are closed.
   void Lose(std::uint32_t rank, DeferredActions* actions);
   bool HasLost() const { return !lost_.empty(); }
-  // Gives up the memory of all lost sessions. Requires that no reduction touches it.
-  void ReleaseLost(DeferredActions* actions);
+  // Gives up the memory of the lost sessions that `keep` does not name. Requires that no reduction
+  // touches it.
+  void ReleaseLost(absl::FunctionRef<bool(RankSession)> keep, DeferredActions* actions);
 
  private:
   enum class State : std::uint8_t { kOpen, kReached, kFailed };

@@ -292,16 +292,24 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
   stats_.RecordBucket(step_.Times(index).ready_ns, times.start_ns, times.finish_ns,
                       operation.count * ItemSize(operation.dtype));
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    if (!members_->InSteps(rank) || !agreement_.bucket_done_messages(rank)) continue;
-    members_->Send(rank,
-                   BucketDoneMessage{channel(), step(), static_cast<std::uint32_t>(index),
-                                     times.start_ns, times.finish_ns},
-                   actions);
-  }
-  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    if (step_.NeedsAverage(members_->SessionOf(rank), index)) CopyAverage(index, rank, actions);
+    if (step_.NeedsAverage(members_->SessionOf(rank), index)) {
+      CopyAverage(index, rank, actions);
+    } else if (members_->InSteps(rank) && step_.Marked(rank, index) &&
+               first_step_[rank] <= step()) {
+      TellBucketDone(index, rank, actions);
+    }
   }
   MaybeFinish(now_ns, actions);
+}
+
+void LayoutChannel::TellBucketDone(std::size_t index, std::uint32_t rank,
+                                   DeferredActions* actions) {
+  if (!agreement_.bucket_done_messages(rank)) return;
+  const BucketTimes& times = step_.Times(index);
+  members_->Send(rank,
+                 BucketDoneMessage{channel(), step(), static_cast<std::uint32_t>(index),
+                                   times.start_ns, times.finish_ns},
+                 actions);
 }
 
 void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions) {
@@ -339,11 +347,12 @@ void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredA
 absl::Status LayoutChannel::Copied(AverageCopy* copy, std::uint64_t now_ns,
                                    DeferredActions* actions) {
   const bool running = step_.phase() == Phase::kRunning;
-  if (running && copy->check.measure && !copy->submitted) {
-    copy->submitted = true;
+  if (running && copy->check.measure && copy->state == AverageCopy::State::kCopying) {
+    copy->state = AverageCopy::State::kMeasuring;
     actions->reductions.push_back(&copy->check);
     return absl::OkStatus();
   }
+  copy->state = AverageCopy::State::kDone;
   step_.CopyDone();
   if (running && copy->check.measure &&
       !Equal(copy->check.stats, reductions_[copy->bucket].stats)) {
@@ -356,6 +365,7 @@ absl::Status LayoutChannel::Copied(AverageCopy* copy, std::uint64_t now_ns,
   const RankMemory* const memory = agreement_.memory(copy->to);
   if (running && memory != nullptr && memory->semaphores != nullptr) {
     memory->semaphores->SignalDone(copy->bucket, step());
+    TellBucketDone(copy->bucket, copy->to.rank, actions);
   }
   MaybeFinish(now_ns, actions);
   return absl::OkStatus();
@@ -458,7 +468,7 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   gpu_verdict_ = GpuVerdict();
   ReleaseCopies(actions);
   if (agreement_.HasLost()) {
-    agreement_.ReleaseLost(actions);
+    agreement_.ReleaseLost([](RankSession) { return false; }, actions);
     reductions_.Rebind();
   }
 }
@@ -495,12 +505,20 @@ void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_
 }
 
 void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions) {
-  step_.Suspend(now_ns);
+  if (!step_.Ended(rank)) step_.Suspend(now_ns);
   step_.Lose(rank);
   first_step_[rank] = kNoStep;
   agreement_.Lose(rank, actions);
   reductions_.Rebind();
-  if (!step_.begun()) agreement_.ReleaseLost(actions);
+  agreement_.ReleaseLost([this](RankSession session) { return Touches(session); }, actions);
+}
+
+bool LayoutChannel::Touches(RankSession session) const {
+  if (step_.HasGradientsOf(session)) return true;
+  return std::any_of(copies_.begin(), copies_.end(), [session](const auto& copy) {
+    return copy->state != AverageCopy::State::kDone && copy->to.rank == session.rank &&
+           copy->to.incarnation == session.incarnation;
+  });
 }
 
 void LayoutChannel::RankRejoined(std::uint32_t rank, DeferredActions* actions) {
@@ -510,10 +528,12 @@ void LayoutChannel::RankRejoined(std::uint32_t rank, DeferredActions* actions) {
 }
 
 bool LayoutChannel::RankWaits() const {
+  bool waits = false, lacks = false;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    if (members_->MayMark(rank) && step_.Ended(rank)) return true;
+    waits = waits || (members_->MayMark(rank) && step_.Has(rank));
+    lacks = lacks || ((*members_)[rank].state == RankState::kHeld && !step_.Ended(rank));
   }
-  return false;
+  return waits && lacks;
 }
 
 void LayoutChannel::RankResumed(std::uint32_t rank) {
@@ -531,7 +551,7 @@ void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
     early_.Drop(rank);
     agreement_.Release(rank, actions);
   }
-  agreement_.ReleaseLost(actions);
+  agreement_.ReleaseLost([](RankSession) { return false; }, actions);
   ReleaseCopies(actions);
 }
 

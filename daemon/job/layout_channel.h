@@ -108,7 +108,7 @@ class LayoutChannel {
   void RankRejoined(std::uint32_t rank, DeferredActions* actions);
   // No rank is held any more.
   void ResumeDeadline(std::uint64_t now_ns) { step_.Resume(now_ns); }
-  // Some rank waits for the verdict of the running step.
+  // Some rank has begun the running step, which needs a rank that is held.
   bool RankWaits() const;
   // Some step was complete. From then on a lost rank can be replaced.
   bool armed() const { return armed_; }
@@ -160,6 +160,8 @@ class LayoutChannel {
   void Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns, DeferredActions* actions);
   void Launch(std::size_t index, DeferredActions* actions);
   void Void(absl::Status why, std::uint64_t now_ns, DeferredActions* actions);
+  // Tells the rank that the bucket is done, if it wants such messages.
+  void TellBucketDone(std::size_t index, std::uint32_t rank, DeferredActions* actions);
   // Copies the average of a reduced bucket to a session that needs it.
   void CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions);
   // Every bucket is done and none is void on the GPUs: the trainers' streams have seen the running
@@ -176,6 +178,8 @@ class LayoutChannel {
   std::optional<std::uint32_t> AwaitedInVain() const;
   // Tells the ranks that have ended the running step.
   void TellLate(std::uint64_t now_ns, DeferredActions* actions);
+  // The running step has gradients of this session, or an average is on its way to it.
+  bool Touches(RankSession session) const;
   void ReleaseCopies(DeferredActions* actions);
   // Releases the memory of ranks that have released the layout and are in no step.
   void ReleaseUnused(DeferredActions* actions);

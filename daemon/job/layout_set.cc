@@ -140,7 +140,7 @@ absl::StatusOr<LayoutChannel*> LayoutSet::Rejoin(std::uint32_t rank, LayoutReque
   const std::string& name = request.spec.name;
   for (const auto& [channel, layout] : layouts_) {
     if (!layout->ready() || layout->name() != name || layout->released(rank)) continue;
-    if (layout->agreement().memory(rank) != nullptr) {
+    if (layout->agreement().Registered(rank)) {
       return MakeError(
           absl::StatusCode::kFailedPrecondition, reason::kAlreadyRegistered,
           absl::StrCat("rank ", rank, " has registered layout '", name, "' already."),

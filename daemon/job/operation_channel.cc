@@ -14,6 +14,7 @@ namespace {
 // The number of failures that are kept for late ranks. A rank that is further behind gets a failure
 // without details.
 constexpr std::size_t kKeptFailures = 64;
+constexpr std::uint64_t kNoDeadline = ~std::uint64_t{0};
 
 }  // namespace
 
@@ -278,7 +279,9 @@ void OperationChannel::Reduced(DeferredActions* actions) {
 
 void OperationChannel::Complete(DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].waiting) members_->Send(rank, OperationDoneMessage{sequence_}, actions);
+    // A session that came after a loss has not called it.
+    if (!ranks_[rank].waiting || ranks_[rank].excused) continue;
+    members_->Send(rank, OperationDoneMessage{sequence_}, actions);
   }
   ++completed_;
   Close();
@@ -288,7 +291,7 @@ void OperationChannel::Fail(FailureOf failure, DeferredActions* actions) {
   failing_ = failure(first_rank_);
   if (busy()) return;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].waiting) continue;
+    if (!ranks_[rank].waiting || ranks_[rank].excused) continue;
     members_->Send(rank, OperationFailedMessage{sequence_, failure(rank)}, actions);
   }
   failures_[sequence_] = std::move(failure);
@@ -340,6 +343,9 @@ void OperationChannel::RankLost(std::uint32_t rank, DeferredActions* actions) {
   if (spec_.kind == OperationKind::kAllReduce) return;
   mine.waiting = mine.owes_chunk = false;
   mine.staging = StagingMemory{};
+  const bool waits = std::any_of(ranks_.begin(), ranks_.end(),
+                                 [](const RankOperation& other) { return other.waiting; });
+  if (!waits) deadline_ns_ = kNoDeadline;  // the next rank that joins sets it
   MaybeRun(actions);
   if (state_ == State::kReading) MaybeNextChunk(actions);
 }

@@ -97,6 +97,13 @@ void RunningStep::Lose(std::uint32_t rank) {
   ranks_[rank].marks = 0;
 }
 
+bool RunningStep::HasGradientsOf(RankSession session) const {
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (ReadySession(bucket, session.rank) == session.incarnation) return true;
+  }
+  return false;
+}
+
 bool RunningStep::NeedsAverage(RankSession session, std::size_t bucket) const {
   const Rank& rank = ranks_[session.rank];
   return rank.incarnation == session.incarnation && rank.marked[bucket] &&
