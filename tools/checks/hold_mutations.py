@@ -201,6 +201,7 @@ MUTATIONS = (
         "the deadline passes",
         "layout_channel.cc",
         "  if (!step_.Ended(rank)) step_.Suspend(now_ns);\n",
+        "  (void)now_ns;\n",
     ),
     Mutation(
         "the deadline of a step that begins later passes",
