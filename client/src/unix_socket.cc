@@ -65,12 +65,16 @@ absl::Status NoOpenFiles() {
 }
 
 absl::Status CheckSpareDescriptors(const FileDescriptor& open, int count) {
-  std::vector<FileDescriptor> spare;
-  for (int i = 0; i < count; ++i) {
-    spare.emplace_back(fcntl(open.get(), F_DUPFD_CLOEXEC, 0));
-    if (spare.back().get() < 0) return NoOpenFiles();
+  bool found = true;
+  {
+    std::vector<FileDescriptor> spare;
+    for (int i = 0; found && i < count; ++i) {
+      spare.emplace_back(fcntl(open.get(), F_DUPFD_CLOEXEC, 0));
+      found = spare.back().get() >= 0;
+    }
   }
-  return absl::OkStatus();
+  // They are closed again first: whoever reports the error may need one.
+  return found ? absl::OkStatus() : NoOpenFiles();
 }
 
 int FileDescriptor::Release() { return std::exchange(fd_, -1); }
