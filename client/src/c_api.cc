@@ -458,11 +458,11 @@ gradsync_error_t* gradsync_session_await_end(gradsync_session_t* session, std::i
 }
 
 gradsync_error_t* gradsync_session_leave_and_stay(gradsync_session_t* session, std::int64_t timeout,
-                                                  std::uint32_t* last_joiner) {
+                                                  std::uint32_t* last_to_leave) {
   return Call([&]() -> absl::Status {
     const auto last = session->session->LeaveAndStay(DurationOf(timeout));
     if (!last.ok()) return last.status();
-    if (last_joiner != nullptr) *last_joiner = *last;
+    if (last_to_leave != nullptr) *last_to_leave = *last;
     return absl::OkStatus();
   });
 }

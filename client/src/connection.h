@@ -83,11 +83,11 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   absl::Status End() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the session's end. OK: it has not ended within `timeout`.
   absl::Status AwaitEnd(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // True before any call says why.
+  // True once the session has ended; it becomes true before any call returns the error.
   bool HasEnded() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // This rank takes part in nothing from here on. FAILED_PRECONDITION while a step is open; then
-  // nothing changes.
+  // Leaves the job: this rank takes part in nothing any more. FAILED_PRECONDITION while a step is
+  // open; then nothing changes.
   absl::Status BeginLeave(absl::string_view call) ABSL_LOCKS_EXCLUDED(mutex_);
   // Every rank has left and this one stayed: it takes part again.
   void EndLeave() { left_.store(false); }
@@ -101,8 +101,8 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   void Attach(std::uint32_t channel, const std::shared_ptr<StepClient>& steps)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The daemon's newest notice that this rank waits for others, and forgets it; "" if there is
-  // none, or if the daemon has answered something since.
+  // Returns the daemon's newest notice that this rank waits for others, once; "" if there is none,
+  // or if the daemon has answered since.
   std::string TakeNotice() ABSL_LOCKS_EXCLUDED(notice_mutex_);
 
   // Ends the session, unless it has ended, and the stream. Takes at most 5 s.
@@ -144,7 +144,8 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
 
   mutable absl::Mutex mutex_;
   bool opened_ ABSL_GUARDED_BY(mutex_) = false;
-  // The end that the layouts learn; then end_, the same for all others.
+  // Why the session ends. Layouts get it first, through ending_; all others get the same value
+  // afterwards, through end_.
   absl::Status ending_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_request_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,4 +1,5 @@
-// The hand-off by stream memory operations on the semaphores' pages.
+// The hand-off by stream memory operations on the semaphores' pages. Thread-compatible, as
+// StreamHandoff says.
 
 #ifndef CLIENT_SRC_CUDA_HANDOFF_H_
 #define CLIENT_SRC_CUDA_HANDOFF_H_

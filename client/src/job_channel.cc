@@ -244,7 +244,7 @@ absl::Status JobChannel::SendLeave(bool exit) {
   if (auto end = connection_.End(); !end.ok()) return end;
   if (!exit) {
     absl::MutexLock lock(&mutex_);
-    last_joiner_.reset();
+    last_to_leave_.reset();
   }
   v1::SessionRequest request;
   request.mutable_leave()->set_exit(exit);
@@ -269,7 +269,7 @@ absl::Status JobChannel::Depart(absl::string_view call, v1::SessionRequest reque
 absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
   const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return last_joiner_.has_value() || !end_.ok();
+    return last_to_leave_.has_value() || !end_.ok();
   };
   DaemonSilence silence(connection_);
   const Awaited awaited =
@@ -287,9 +287,9 @@ absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
                                   DurationText(timeout), "; call LeaveAndStay again"),
                      connection_.Fields());
   }
-  if (!last_joiner_.has_value()) return end_;
+  if (!last_to_leave_.has_value()) return end_;
   connection_.EndLeave();
-  return *last_joiner_;
+  return *last_to_leave_;
 }
 
 void JobChannel::OnChunkReady(const v1::ChunkReady& chunk) {
@@ -309,7 +309,7 @@ void JobChannel::OnOperationFailed(std::uint64_t sequence, const absl::Status& s
 
 void JobChannel::OnLeaveDone(const v1::LeaveDone& done) {
   absl::MutexLock lock(&mutex_);
-  last_joiner_ = done.last_joiner();
+  last_to_leave_ = done.last_to_leave();
   sequence_ = done.next_sequence() - 1;
 }
 

@@ -95,7 +95,7 @@ class JobChannel {
   // Why this rank gave up on an operation. Other ranks may have completed it, so the sequence
   // numbers may differ, and no other operation may begin.
   absl::Status given_up_ ABSL_GUARDED_BY(mutex_);
-  std::optional<std::uint32_t> last_joiner_ ABSL_GUARDED_BY(mutex_);
+  std::optional<std::uint32_t> last_to_leave_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };
 

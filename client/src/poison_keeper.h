@@ -20,6 +20,8 @@ namespace gradsync::client {
 // So a thread looks at the words after a millisecond, and then less and less often, until the
 // destructor. It takes the place of the session's thread, which has ended or is about to. If no
 // thread can be started, the words are poisoned once.
+//
+// Thread-compatible. Owned by its DoneWords.
 class PoisonKeeper {
  public:
   // The words outlive this object.

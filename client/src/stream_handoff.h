@@ -24,8 +24,9 @@ struct ByteSpan {
 // a wait it stays full until the session's thread releases the wait. So the caller holds no lock
 // that the session's thread takes.
 //
-// Thread-compatible. Destroy it when no stream can begin to wait any more. The destructor waits for
-// the streams' queued work, which touches memory that is unmapped next.
+// Thread-compatible. Owned by its DeviceSteps. Destroy it when no stream can begin to wait any
+// more. The destructor waits for the streams' queued work, which touches memory that is unmapped
+// next.
 class StreamHandoff {
  public:
   virtual ~StreamHandoff() = default;

@@ -37,7 +37,8 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex* const mutex_;
 };
 
-// A wait may return without a notification, so always wait in a loop over the condition.
+// Thread-safe. A wait may return without a notification, so always wait in a loop over the
+// condition.
 class CondVar {
  public:
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {

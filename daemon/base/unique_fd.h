@@ -1,4 +1,4 @@
-// Owns a file descriptor.
+// Owns a file descriptor and closes it. Thread-compatible.
 
 #ifndef DAEMON_BASE_UNIQUE_FD_H_
 #define DAEMON_BASE_UNIQUE_FD_H_

@@ -80,7 +80,7 @@ void BucketReductions::Bind(std::size_t index, const RunningStep& step) {
   if (on_gpu()) bucket.operation.device().arenas.clear();
   HostBuffers buffers;
   for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
-    if (!members_.InSteps(rank)) continue;
+    if (!members_.IsAwaited(rank)) continue;
     const RankMemory& memory = *agreement_.memory({rank, step.ReadySession(index, rank)});
     bucket.operation.ranks.push_back(rank);
     if (memory.semaphores != nullptr) bucket.semaphores.push_back(memory.semaphores.get());

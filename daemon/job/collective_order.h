@@ -1,7 +1,7 @@
 // Whether the ranks begin the same collectives in the same order.
 //
-// A rank tells each collective that it begins, also those that do not go through the daemon. The
-// first rank that reaches a number decides what the collective of that number is.
+// A rank announces every collective that it begins, also one that does not go through the daemon.
+// The first rank that announces its n-th collective decides what every rank's n-th one must be.
 //
 // Externally synchronized: guarded by the job's lock.
 
@@ -33,8 +33,8 @@ class CollectiveOrder {
     std::uint32_t rank = 0;
     std::string description;
   };
-  // `rank` begins its next collective. Returns the one that another rank began in its place;
-  // nullopt: it is the same.
+  // `rank` begins its next collective. If an earlier rank began another one with this number,
+  // returns that one; else nullopt.
   std::optional<Collective> Begin(std::uint32_t rank, absl::string_view description);
   // The first collective that `rank` has begun and `other` has not, for people; "" if there is
   // none.

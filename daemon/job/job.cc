@@ -386,7 +386,7 @@ absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message) const
                                   "first: its buckets may have gradients of this rank."),
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
-  if (!operations_.InOperation(rank) && !layouts_.InStep(rank)) return absl::OkStatus();
+  if (!operations_.InOperation(rank) && !layouts_.HasBegunStep(rank)) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                    absl::StrCat("rank ", rank, " sent ", message,
                                 " in the middle of a step or operation. Wait for it first."),

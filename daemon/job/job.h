@@ -9,6 +9,9 @@
 // good. JobTable starts the next one. With policy `hold` the loss of a rank ends only its own
 // session. Running steps wait, and the rank's next session takes its place.
 //
+// Shared: the JobTable, the job's sessions and reductions in flight hold it. It holds its layouts
+// and, until they are unused, the memory that its sessions mapped.
+//
 // Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or Executor
 // under the lock.
 

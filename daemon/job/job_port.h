@@ -38,8 +38,8 @@ struct RankMessage {
   StagingMemory staging;                       // an operation's; otherwise null
 };
 
-// Thread-safe. The job ignores a call for a session that has ended, or that is no longer the
-// rank's.
+// Thread-safe. Shared by the sessions of its ranks. The job ignores a call for a session that has
+// ended, or that is no longer the rank's.
 class JobPort {
  public:
   virtual ~JobPort() = default;
@@ -107,7 +107,7 @@ struct Joined {
   std::uint64_t generation = 0;
 };
 
-// Thread-safe.
+// Thread-safe. The SessionTable uses it and does not own it.
 class JobFinder {
  public:
   virtual ~JobFinder() = default;

@@ -1,5 +1,8 @@
 // All jobs of the daemon, by key (uid, job_id, token hash), and their generations.
 //
+// It holds each job until all of its sessions have ended, and the last ones that have ended for
+// status and statistics.
+//
 // Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_; jobs are ended outside the table's
 // lock.
 

@@ -20,8 +20,8 @@ class LateRanks {
  public:
   explicit LateRanks(const Membership& members) : members_(members) {}
 
-  // `rank` has not `done` it: "registered it". If the rank has not joined the job, says that
-  // instead.
+  // Adds a rank that has not `done` something, as in "registered it". If the rank has not joined
+  // the job, the text says that instead.
   void Add(std::uint32_t rank, absl::string_view done);
   bool empty() const { return groups_.empty(); }
   // "rank 1 has not joined the job; ranks 2, 3 have not registered it"; of bounded length.
@@ -39,8 +39,9 @@ void TellLateRanks(absl::string_view wait, absl::Duration waited, const LateRank
                    const std::vector<std::uint32_t>& waiting, Membership* members,
                    DeferredActions* actions);
 
-// When ranks that wait are told: 5 s after the wait began, then every 30 s. One object serves
-// several waits, one after another; a wait is named by two numbers that no later wait has.
+// When waiting ranks are told whom they wait for: 5 s after the wait began, then every 30 s. One
+// object serves several waits, one after another. Two numbers name a wait; no later wait has the
+// same.
 //
 // Externally synchronized: guarded by the job's lock.
 class LateNotice {

@@ -96,7 +96,7 @@ void LayoutAgreement::Hold(std::uint32_t rank, std::shared_ptr<void> memory,
   }
 }
 
-absl::Status LayoutAgreement::Violation(std::uint32_t rank, absl::string_view what) const {
+absl::Status LayoutAgreement::Breach(std::uint32_t rank, absl::string_view what) const {
   return MakeError(
       absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
       absl::StrCat("layout '", name(), "', rank ", rank, ": ", what),
@@ -107,11 +107,11 @@ absl::Status LayoutAgreement::Mapped(std::uint32_t rank, RankMemory memory) {
   if (failed()) return absl::OkStatus();  // the rank knows, or soon will
   RankState& mine = ranks_[rank];
   if (!mine.registered || mine.memory.has_value()) {
-    return Violation(rank, "ArenaMapped without a registration, or twice");
+    return Breach(rank, "ArenaMapped without a registration, or twice");
   }
   const std::string device = memory.gpu != nullptr ? memory.gpu->device() : "";
   if (device != mine.request.device) {
-    return Violation(rank, "ArenaMapped of memory on another device than the requested one");
+    return Breach(rank, "ArenaMapped of memory on another device than the requested one");
   }
   mine.memory = std::move(memory);
   mine.incarnation = members_->SessionOf(rank).incarnation;
@@ -121,7 +121,7 @@ absl::Status LayoutAgreement::Mapped(std::uint32_t rank, RankMemory memory) {
 bool LayoutAgreement::Complete() const {
   if (failed() || members_->StepRanks() == 0) return false;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (members_->InSteps(rank) && !ranks_[rank].memory.has_value()) return false;
+    if (members_->IsAwaited(rank) && !ranks_[rank].memory.has_value()) return false;
   }
   return true;
 }
@@ -153,7 +153,7 @@ void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     const RankState& mine = ranks_[rank];
     late = late || (mine.registered && now_ns >= mine.request.deadline_ns);
-    if (!members_->InSteps(rank)) continue;
+    if (!members_->IsAwaited(rank)) continue;
     if (!mine.registered) {
       absent.push_back(rank);
     } else if (!mine.memory.has_value()) {
@@ -184,7 +184,7 @@ void LayoutAgreement::TellLate(std::uint64_t now_ns, DeferredActions* actions) {
   LateRanks late(*members_);
   std::vector<std::uint32_t> waiting;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!members_->InSteps(rank)) continue;
+    if (!members_->IsAwaited(rank)) continue;
     if (ranks_[rank].memory.has_value()) {
       waiting.push_back(rank);
     } else {

@@ -143,7 +143,7 @@ class LayoutAgreement {
   };
 
   void TellLate(std::uint64_t now_ns, DeferredActions* actions);
-  absl::Status Violation(std::uint32_t rank, absl::string_view what) const;
+  absl::Status Breach(std::uint32_t rank, absl::string_view what) const;
 
   // Constant after construction.
   const std::uint32_t channel_;

@@ -270,7 +270,7 @@ bool LayoutChannel::ReleasedByAll() const {
 std::optional<std::uint32_t> LayoutChannel::AwaitedInVain() const {
   if (step_.phase() != Phase::kRunning) return std::nullopt;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    if (released_[rank] && members_->InSteps(rank) && !step_.Ended(rank)) return rank;
+    if (released_[rank] && members_->IsAwaited(rank) && !step_.Ended(rank)) return rank;
   }
   return std::nullopt;
 }
@@ -294,7 +294,7 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     if (step_.NeedsAverage(members_->SessionOf(rank), index)) {
       CopyAverage(index, rank, actions);
-    } else if (members_->InSteps(rank) && step_.Marked(rank, index) &&
+    } else if (members_->IsAwaited(rank) && step_.Marked(rank, index) &&
                first_step_[rank] <= step()) {
       TellBucketDone(index, rank, actions);
     }
@@ -412,7 +412,7 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
   if (step_.phase() == Phase::kRunning) {
     if (!step_.AllReduced()) return;
     for (std::uint32_t rank = 0; wait_for_ranks && rank < members_->world_size(); ++rank) {
-      if (members_->InSteps(rank) && !step_.Ended(rank)) return;
+      if (members_->IsAwaited(rank) && !step_.Ended(rank)) return;
     }
   }
   Finish(step_.why_void(), now_ns, actions);
@@ -460,10 +460,10 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
     }
     // A rank that was lost after the GPUs had completed the step gets the verdict before its
     // session's end.
-    const bool tell = members_->InSteps(rank) || (*members_)[rank].state == RankState::kLost;
+    const bool tell = members_->IsAwaited(rank) || (*members_)[rank].state == RankState::kLost;
     if (tell && !began_later) members_->Send(rank, StepDoneMessage{channel(), record}, actions);
   }
-  armed_ = armed_ || complete;
+  can_replace_ranks_ = can_replace_ranks_ || complete;
   step_ = NewStep(step() + 1);
   gpu_verdict_ = GpuVerdict();
   ReleaseCopies(actions);
@@ -572,12 +572,12 @@ void LayoutChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
 void LayoutChannel::TellLate(std::uint64_t now_ns, DeferredActions* actions) {
   bool waits = false;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    waits = waits || (members_->InSteps(rank) && step_.Ended(rank));
+    waits = waits || (members_->IsAwaited(rank) && step_.Ended(rank));
   }
   if (!waits || !late_notice_.Due(now_ns, step())) return;
   std::vector<std::uint32_t> waiting;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    if (members_->InSteps(rank) && step_.Ended(rank)) waiting.push_back(rank);
+    if (members_->IsAwaited(rank) && step_.Ended(rank)) waiting.push_back(rank);
   }
   late_notice_.Tell(now_ns, absl::StrCat("step ", step(), " of layout '", name(), "'"),
                     report().Late(), waiting, members_, actions);

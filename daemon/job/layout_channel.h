@@ -95,7 +95,7 @@ class LayoutChannel {
 
   // ---- Membership
   // True if the rank has begun the running step.
-  bool InStep(std::uint32_t rank) const { return step_.Has(rank); }
+  bool HasBegunStep(std::uint32_t rank) const { return step_.Has(rank); }
   // The rank contributes nothing from now on. Not called while the rank is in a step. `exited`: its
   // memory is released.
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
@@ -111,7 +111,7 @@ class LayoutChannel {
   // Some rank has begun the running step, which needs a rank that is held.
   bool RankWaits() const;
   // Some step was complete. From then on a lost rank can be replaced.
-  bool armed() const { return armed_; }
+  bool can_replace_ranks() const { return can_replace_ranks_; }
   // The rank had left and takes part again, from the next step on. No step is running.
   void RankResumed(std::uint32_t rank);
 
@@ -203,7 +203,7 @@ class LayoutChannel {
   // By rank: the first step of its present session; kNoStep until a session that came after a loss
   // has its memory.
   std::vector<std::uint64_t> first_step_;
-  bool armed_ = false;
+  bool can_replace_ranks_ = false;
   // When the running step is void if it waits for a rank that has released the layout.
   std::uint64_t patience_ends_ns_ = 0;
   LateNotice late_notice_;

@@ -275,7 +275,7 @@ void LayoutSet::RememberFailure(const LayoutChannel& layout) {
                           layout.agreement().failure(), std::vector<bool>(members_->world_size())};
   bool late = false;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    failure.unaware[rank] = members_->InSteps(rank) && !layout.agreement().KnowsFailure(rank);
+    failure.unaware[rank] = members_->IsAwaited(rank) && !layout.agreement().KnowsFailure(rank);
     late = late || failure.unaware[rank];
   }
   if (!late) return;
@@ -327,7 +327,7 @@ absl::Status LayoutSet::CheckReplaces(std::uint32_t rank, std::uint32_t channel)
                       {field::kStep, (*layout)->step()}});
   };
   if (!(*layout)->ready()) return breach("which is not ready: wait for LayoutReady first");
-  if ((*layout)->InStep(rank)) {
+  if ((*layout)->HasBegunStep(rank)) {
     return breach(absl::StrCat("whose step ", (*layout)->step(),
                                " it is in: end or abandon it and wait for StepDone first"));
   }
@@ -388,9 +388,9 @@ void LayoutSet::Tick(std::uint64_t now_ns, DeferredActions* actions) {
 
 // ---- Membership ---------------------------------------------------------------------------------
 
-bool LayoutSet::InStep(std::uint32_t rank) const {
+bool LayoutSet::HasBegunStep(std::uint32_t rank) const {
   for (const auto& [channel, layout] : layouts_) {
-    if (layout->InStep(rank)) return true;
+    if (layout->HasBegunStep(rank)) return true;
   }
   return false;
 }
@@ -426,7 +426,8 @@ std::string LayoutSet::WhyNotArmed() const {
   if (layouts_.empty()) return "no layout was registered";
   for (const auto& [channel, layout] : layouts_) {
     if (!layout->ready()) return absl::StrCat("layout '", layout->name(), "' was being agreed");
-    if (!layout->armed()) return absl::StrCat("layout '", layout->name(), "' had no complete step");
+    if (!layout->can_replace_ranks())
+      return absl::StrCat("layout '", layout->name(), "' had no complete step");
   }
   return "";
 }
@@ -471,7 +472,7 @@ bool LayoutSet::StepRunning() const {
 
 std::string LayoutSet::BegunBy(std::uint32_t rank) const {
   for (const auto& [channel, layout] : layouts_) {
-    if (layout->InStep(rank)) {
+    if (layout->HasBegunStep(rank)) {
       return absl::StrCat("step ", layout->step(), " of layout '", layout->name(), "'");
     }
     if (layout->agreement().open() && layout->agreement().Registered(rank)) {
@@ -499,7 +500,7 @@ absl::Status LayoutSet::LossOf(std::uint32_t rank, const absl::Status& why) cons
     channel = absl::StrCat(layout->channel());
     step = absl::StrCat(layout->step());
     // A rank that has left steps does not have to mark buckets.
-    const bool owes = members_->InSteps(rank);
+    const bool owes = members_->IsAwaited(rank);
     const auto unmarked = owes ? layout->FirstUnmarked(rank) : std::nullopt;
     bucket = unmarked.has_value() ? absl::StrCat(*unmarked) : "";
     where = absl::StrCat(layout->running() ? "in" : "before", " step ", step, " of layout '",

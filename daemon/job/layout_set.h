@@ -64,7 +64,7 @@ class LayoutSet {
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- Membership: as in LayoutChannel. If a rank stays, open agreements fail.
-  bool InStep(std::uint32_t rank) const;
+  bool HasBegunStep(std::uint32_t rank) const;
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
   void RankResumed(std::uint32_t rank);
   void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
@@ -136,8 +136,8 @@ class LayoutSet {
   // ALREADY_REGISTERED if the rank has another layout of that name and does not replace it.
   absl::Status CheckName(std::uint32_t rank, const LayoutRequest& request,
                          const LayoutChannel* pending) const;
-  // A rank that has released a layout and one that replaces it ask for the same: the old layout's
-  // end. Makes the request and the agreement say so.
+  // One rank has released a layout, another one replaces it: both end the old layout. Lets the two
+  // requests agree.
   void MatchReplacement(std::uint32_t rank, LayoutRequest* request,
                         LayoutAgreement* agreement) const;
   absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, const LayoutRequest& request);

@@ -124,7 +124,7 @@ class Membership {
 
   // True if steps and operations wait for this rank. They wait for an absent, a held and a finished
   // rank, too, but not for one that has left.
-  bool InSteps(std::uint32_t rank) const {
+  bool IsAwaited(std::uint32_t rank) const {
     const RankState state = members_[rank].state;
     return state == RankState::kAbsent || TakesPart(state) || state == RankState::kFinished;
   }
@@ -135,7 +135,7 @@ class Membership {
   }
   std::uint32_t StepRanks() const {
     std::uint32_t count = 0;
-    for (std::uint32_t rank = 0; rank < world_size(); ++rank) count += InSteps(rank) ? 1 : 0;
+    for (std::uint32_t rank = 0; rank < world_size(); ++rank) count += IsAwaited(rank) ? 1 : 0;
     return count;
   }
 

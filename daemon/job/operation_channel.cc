@@ -312,7 +312,7 @@ void OperationChannel::Close() {
   // Removes the failures that every rank has passed.
   std::uint64_t slowest = sequence_;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (members_->InSteps(rank)) slowest = std::min(slowest, ranks_[rank].sequence);
+    if (members_->IsAwaited(rank)) slowest = std::min(slowest, ranks_[rank].sequence);
   }
   failures_.erase(failures_.begin(), failures_.upper_bound(slowest));
 }

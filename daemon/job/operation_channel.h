@@ -5,7 +5,8 @@
 // operation. If another rank asks for a different one, the operation fails on every rank, and the
 // error names both. A rank that comes late to an operation that failed gets the same failure.
 //
-// Externally synchronized: guarded by the job's lock.
+// Externally synchronized: guarded by the job's lock. Owned by the job. Holds the ranks' staging
+// memory while their operation runs.
 
 #ifndef DAEMON_JOB_OPERATION_CHANNEL_H_
 #define DAEMON_JOB_OPERATION_CHANNEL_H_
@@ -136,7 +137,9 @@ class OperationChannel {
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
   // The operation in progress waits for this rank to join it.
-  bool Needs(std::uint32_t rank) const { return members_->InSteps(rank) && !ranks_[rank].excused; }
+  bool Needs(std::uint32_t rank) const {
+    return members_->IsAwaited(rank) && !ranks_[rank].excused;
+  }
   // The operation of this number is in progress, and has not failed.
   bool Runs(std::uint64_t sequence) const;
   // Asks the root for the current chunk.

@@ -70,7 +70,7 @@ struct LeaveDoneMessage {
     std::uint32_t channel;
     std::uint64_t step;
   };
-  std::uint32_t last_joiner;
+  std::uint32_t last_to_leave;
   std::uint64_t next_sequence;  // of the job's own channel
   std::vector<NextStep> next_steps;
 };

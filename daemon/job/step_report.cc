@@ -40,7 +40,7 @@ std::optional<std::size_t> FirstOf(const std::vector<bool>& flags, bool value) {
 std::vector<std::uint32_t> StepReport::MissingRanks() const {
   std::vector<std::uint32_t> missing;
   for (std::uint32_t rank = 0; step_.begun() && rank < members_.world_size(); ++rank) {
-    if (members_.InSteps(rank) && !step_.Ended(rank)) missing.push_back(rank);
+    if (members_.IsAwaited(rank) && !step_.Ended(rank)) missing.push_back(rank);
   }
   return missing;
 }
@@ -147,7 +147,7 @@ absl::Status StepReport::TimedOut() const {
   // message names all of them.
   std::string rank, bucket;
   for (std::uint32_t other = 0; rank.empty() && other < members_.world_size(); ++other) {
-    if (!members_.InSteps(other)) continue;
+    if (!members_.IsAwaited(other)) continue;
     auto index = step_.FirstUnmarked(other);
     if (!index.has_value()) index = FirstOf(NotWritten(other), true);
     if (step_.Ended(other) && !index.has_value()) continue;

@@ -33,7 +33,8 @@ namespace gradsync::daemon {
 class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
  public:
   struct Context {
-    std::string address;  // where this node's engines listen; empty: as the coordinator sees it
+    // Where this node's engines listen; empty: the address that the coordinator sees.
+    std::string address;
     std::uint64_t staging_bytes = 0;
     EngineMaker make_engine;
     Executor* reaper = nullptr;  // destroys engines, each on its own
@@ -56,7 +57,7 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   // A launch is in flight.
   bool busy() const;
   // How many engines it has made.
-  std::uint64_t epochs() const { return epochs_.load(); }
+  std::uint64_t engines_made() const { return epochs_.load(); }
   // Nullopt while there is no engine.
   std::optional<EngineSnapshot> Snapshot() const;
 

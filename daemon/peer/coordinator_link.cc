@@ -370,7 +370,7 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
       cause_ = "it sent nothing for 5 s: its daemon is stopped, or the link is down";
     } else if (state_ == State::kUp) {
       // A link whose job has never formed keeps no engine.
-      const std::uint64_t idle_ns = engine_->epochs() == 0 ? kUnusedNs : context_.idle_ns;
+      const std::uint64_t idle_ns = engine_->engines_made() == 0 ? kUnusedNs : context_.idle_ns;
       idle = now_ns > idle_since_ns_ + idle_ns;
     }
   }

@@ -32,7 +32,8 @@ struct LinkContext {
   std::shared_ptr<void> counted;  // counts the link in a StreamCount
   std::string instance;
   std::string node_name;
-  std::string address;  // where this node's engines listen; empty: as the coordinator sees it
+  // Where this node's engines listen; empty: the address that the coordinator sees.
+  std::string address;
   std::uint64_t staging_bytes = 0;
   // How long a link without ranks and its engine are kept, for a job that starts again.
   std::uint64_t idle_ns = 300'000'000'000;
@@ -76,7 +77,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   bool ended();
   // The coordinator answered that it is this daemon.
   bool is_self();
-  std::uint64_t epochs() const { return engine_->epochs(); }
+  std::uint64_t engines_made() const { return engine_->engines_made(); }
   // For status; nullopt if no rank uses the link.
   std::optional<RemoteJobSnapshot> Snapshot();
 
@@ -106,7 +107,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   bool CanFinish() const override { return false; }
 
   void OnWelcome(const v1::Welcome& welcome);
-  // Some rank waits no longer for the coordinator: fails it. `why`: as ReachProbe says.
+  // Fails the ranks that have waited long enough for the coordinator. `why` is what ReachProbe
+  // found.
   void OnProbed(const std::string& why);
   absl::Status Unreachable(const std::string& why) const;
   void StartRank(Waiting waiting) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -151,7 +153,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   ForwardedRanks ranks_ ABSL_GUARDED_BY(mutex_);
   bool probing_ ABSL_GUARDED_BY(mutex_) = false;    // a ReachProbe is under way
   absl::Status detaching_ ABSL_GUARDED_BY(mutex_);  // not OK: why Detach was sent
-  // This link, from its end until its ranks have ended: others drop their references at once.
+  // Keeps this object alive from the link's end until its ranks have ended, because others drop
+  // their references at once.
   std::shared_ptr<CoordinatorLink> unended_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t idle_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t ticked_ns_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -140,7 +140,7 @@ std::vector<RemoteJobSnapshot> CoordinatorLinkTable::RemoteJobs() {
 
 std::uint64_t CoordinatorLinkTable::engines_made() {
   std::uint64_t made = 0;
-  for (const auto& link : All()) made += link->epochs();
+  for (const auto& link : All()) made += link->engines_made();
   return made;
 }
 

@@ -371,7 +371,7 @@ bool NodeGroup::Idle() {
   return jobs_.empty();
 }
 
-std::uint64_t NodeGroup::epochs() {
+std::uint64_t NodeGroup::engines_made() {
   MutexLock lock(&mutex_);
   return epochs_.made();
 }

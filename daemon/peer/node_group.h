@@ -61,7 +61,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   // Ends the engine. Nothing is launched any more.
   void Shutdown();
   // How many engines it has made.
-  std::uint64_t epochs();
+  std::uint64_t engines_made();
   std::vector<std::shared_ptr<Job>> Jobs();
   // For status.
   JobNodes NodesOf(const Job& job);
@@ -112,9 +112,9 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   void AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink* link, std::uint64_t launch,
                     const LaunchAnswer& answer, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `link` (null: this node) reports that the engine has failed. If nothing is in flight, the cause
-  // may be the end of a node that the job does not need. So this waits for the end of that node's
-  // stream.
+  // `link` (null: this node) reports that the engine has failed. If nothing is in flight, this
+  // first waits for the end of some node's stream: perhaps a node has ended that the job does not
+  // need.
   absl::Status Suspect(std::uint64_t epoch, const NodeLink* link, const absl::Status& why);
   void FailLocked(const std::shared_ptr<EngineEpoch>& epoch, const absl::Status& why,
                   Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

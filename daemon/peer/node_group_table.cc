@@ -111,7 +111,7 @@ JobNodes NodeGroupTable::NodesOf(const Job& job) {
 
 std::uint64_t NodeGroupTable::engines_made() {
   std::uint64_t made = 0;
-  for (const auto& node_group : All()) made += node_group->epochs();
+  for (const auto& node_group : All()) made += node_group->engines_made();
   return made;
 }
 

@@ -11,7 +11,7 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe.
+// Thread-safe. Owned by its stream; the NodeGroup forgets it when it has ended.
 class NodeLink {
  public:
   virtual ~NodeLink() = default;

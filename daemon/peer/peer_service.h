@@ -45,8 +45,8 @@ struct PeerEnvironment {
   EngineMaker make_engine;
 };
 
-// Thread-safe. It has threads of its own: two that handle messages, one that ticks, and one for
-// each engine that is being destroyed.
+// Thread-safe. Owned by the daemon. It owns the connections and has threads of its own: two that
+// handle messages, one that ticks, and one for each engine that is being destroyed.
 class PeerService final : public JobFinder, public NodeStatusSource {
  public:
   // Starts to listen. INVALID_ARGUMENT or UNAVAILABLE says what is wrong with the address or the

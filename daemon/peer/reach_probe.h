@@ -14,8 +14,10 @@
 
 namespace gradsync::daemon {
 
-// One call that does not wait for the channel to be connected, so that it fails with what gRPC
-// knows. A call that waits would never say. It owns itself, and the queue outlives it.
+// Asks gRPC why a channel is not connected: one call that fails at once instead of waiting for the
+// connection.
+//
+// Thread-safe. The object owns itself; the queue outlives it.
 class ReachProbe {
  public:
   // `why`: gRPC's words; empty if nothing has answered so far.

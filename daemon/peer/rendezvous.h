@@ -17,7 +17,8 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe. An agent asks for each unknown key once, and waits for the answer.
+// Thread-safe. Each engine has one of its own. An agent asks for each unknown key once, and waits
+// for the answer.
 class Rendezvous final : public RendezvousStore {
  public:
   // One key per node, for each lane and for the watch: 256 nodes, 16 lanes. A value of Gloo has 136

@@ -11,7 +11,7 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe.
+// Thread-safe. Owns its thread; the destructor ends and joins it.
 class Ticker {
  public:
   // Calls `tick` until it returns false, and again after Wake(). It sleeps until the first Wake().

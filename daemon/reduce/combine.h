@@ -31,7 +31,7 @@ namespace gradsync::daemon {
 // target and on the slices; the count does not.
 //
 // Thread-safe for buffers that are not shared. Any number of buffers, also none; any count, also 0.
-// Integers are for CombineOrderFree: here they, as an unspecified dtype, change nothing.
+// Integers and an unspecified dtype change nothing here; CombineOrderFree adds integers.
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
              GradientStats* stats = nullptr);
 

@@ -2,8 +2,8 @@
 // arguments. Plain C++, shared by the kernels (cuda_kernels.cu), the code that launches them
 // (cuda_combine.cc) and the tests' fake driver, which runs them on the CPU.
 //
-// Where other GPUs take part, a bucket needs two kernels: combine adds up this GPU's ranks into
-// staging, and write_back writes what NCCL has made of it to these ranks. There are both for each
+// If other GPUs take part, a bucket needs two kernels. combine adds up this GPU's ranks into
+// staging; write_back writes NCCL's result from staging to these ranks. There are both for each
 // bucket type and staging type that CanBeStagedAs allows (gpu_staging.h). Their names end in both
 // types, each f32, f64, f16 or bf16: gradsync_combine_f32_f32, gradsync_write_back_f32_f32,
 // gradsync_combine_f32_bf16, ... On one GPU a bucket needs one kernel, and no staging:

@@ -64,7 +64,7 @@ struct Encoder {
   }
   void operator()(const LeaveDoneMessage& message) const {
     auto* out = response->mutable_leave_done();
-    out->set_last_joiner(message.last_joiner);
+    out->set_last_to_leave(message.last_to_leave);
     out->set_next_sequence(message.next_sequence);
     for (const auto& [channel, step] : message.next_steps) {
       auto* next = out->add_next_steps();

@@ -1,6 +1,8 @@
 // All sessions of the daemon: admits them, hands out their memory for nonces, and checks their
 // leases.
 //
+// It shares each session with the session's stream until the session has ended.
+//
 // Thread-safe. SessionTable::mutex_ is a leaf: jobs and sessions are called without it.
 
 #ifndef DAEMON_SESSION_SESSION_TABLE_H_

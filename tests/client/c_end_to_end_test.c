@@ -300,7 +300,7 @@ static int RunRank(const char* socket) {
   gradsync_mapping_t* mapping = NULL;
   gradsync_statistics_t statistics;
   gradsync_view_t view;
-  uint32_t last_joiner = WORLD_SIZE;
+  uint32_t last_to_leave = WORLD_SIZE;
   int i;
   CheckError(__LINE__, gradsync_layout_bucket(layout, BUCKETS, &view), GRADSYNC_INVALID_ARGUMENT,
              "UNKNOWN_BUCKET", "", "", "");
@@ -331,8 +331,8 @@ static int RunRank(const char* socket) {
 
   for (i = 0; i < 3; ++i) {
     uint32_t found = (uint32_t)rank;
-    CHECK_OK(gradsync_session_leave_and_stay(session, GRADSYNC_FOREVER, &last_joiner));
-    CHECK(last_joiner < WORLD_SIZE);
+    CHECK_OK(gradsync_session_leave_and_stay(session, GRADSYNC_FOREVER, &last_to_leave));
+    CHECK(last_to_leave < WORLD_SIZE);
     CHECK_OK(gradsync_broadcast(session, &found, sizeof(found), GRADSYNC_LOWEST_LIVE_RANK,
                                 GRADSYNC_FOREVER));
     CHECK(found == 0);

@@ -498,7 +498,7 @@ class EveryMessageTest : public LifeTest, public testing::WithParamInterface<Wir
                Allowed(phase.answer, phase.outcome, one.moment, one.killed, one.deliver, rank == 0),
                released_ns);
       if (OutcomeOf(reply) == phase.outcome) {
-        heard.insert(reply.Field("last_joiner"));
+        heard.insert(reply.Field("last_to_leave"));
       } else if (OutcomeOf(reply) != "STEP_IN_DOUBT") {
         lost = true;
       }

@@ -143,7 +143,7 @@ TEST_F(NodesTest, RanksOfEveryNodeLeaveAndRejoin) {
   for (const auto& trainer : trainers) {
     const Reply reply = trainer->Result();
     EXPECT_TRUE(reply.ok()) << reply;
-    EXPECT_EQ(reply.Field("last_joiner"), "1") << reply;
+    EXPECT_EQ(reply.Field("last_to_leave"), "1") << reply;
   }
   ExpectAll(trainers, "barrier");
   for (const Reply& reply : DoAll(trainers, "step")) EXPECT_EQ(reply.Field("step"), "4") << reply;

@@ -735,7 +735,7 @@ absl::Status Rank::Call(const Command& command, Answer* answer) {
   if (name == "leave_stay") {
     const auto last = session_->LeaveAndStay(command.Timeout());
     if (!last.ok()) return last.status();
-    answer->emplace_back("last_joiner", absl::StrCat(*last));
+    answer->emplace_back("last_to_leave", absl::StrCat(*last));
     return absl::OkStatus();
   }
   return OnLayout(command, answer);

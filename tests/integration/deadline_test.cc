@@ -90,8 +90,8 @@ TEST(LeaveAndStay, CanBeRepeatedAfterATimeout) {
   EXPECT_EQ(reply.code, "DEADLINE_EXCEEDED") << reply;
   EXPECT_EQ(reply.reason, "WAIT_TIMEOUT") << reply;
   trainers[0]->Begin("leave_stay");
-  EXPECT_EQ(trainers[1]->Do("leave_stay").Field("last_joiner"), "1");
-  EXPECT_EQ(trainers[0]->Result().Field("last_joiner"), "1");
+  EXPECT_EQ(trainers[1]->Do("leave_stay").Field("last_to_leave"), "1");
+  EXPECT_EQ(trainers[0]->Result().Field("last_to_leave"), "1");
 }
 
 }  // namespace

@@ -138,9 +138,9 @@ TEST(LeaveAndStay, WorksEveryEpochWithUnevenData) {
     for (const int rank : {1, 2}) ASSERT_EQ(trainers[rank]->Result().code, "OK");
     trainers[2]->Begin("leave_stay");
     EXPECT_TRUE(trainers[1]->Do("step ranks=1 times=3").ok());
-    EXPECT_EQ(trainers[1]->Do("leave_stay").Field("last_joiner"), "1");
+    EXPECT_EQ(trainers[1]->Do("leave_stay").Field("last_to_leave"), "1");
     for (const int rank : {0, 2}) {
-      EXPECT_EQ(trainers[rank]->Result().Field("last_joiner"), "1");
+      EXPECT_EQ(trainers[rank]->Result().Field("last_to_leave"), "1");
     }
     ExpectAll(trainers, "broadcast 100000 1");
     ExpectAll(trainers, "allreduce 100");
@@ -158,9 +158,9 @@ TEST(LeaveAndStay, ReturnsTheLastRankWhichCanBroadcastTheModel) {
   ASSERT_EQ(trainers[2]->Do("leave_stay timeout_ms=1").reason, "WAIT_TIMEOUT");
   EXPECT_TRUE(trainers[1]->Do("step ranks=1 times=3").ok());
   trainers[2]->Begin("leave_stay");
-  EXPECT_EQ(trainers[1]->Do("leave_stay").Field("last_joiner"), "1");
+  EXPECT_EQ(trainers[1]->Do("leave_stay").Field("last_to_leave"), "1");
   for (const int rank : {0, 2}) {
-    EXPECT_EQ(trainers[rank]->Result().Field("last_joiner"), "1");
+    EXPECT_EQ(trainers[rank]->Result().Field("last_to_leave"), "1");
   }
   ExpectAll(trainers, "broadcast 100000 1");
   ExpectAll(trainers, "barrier");

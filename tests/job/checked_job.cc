@@ -284,7 +284,7 @@ void CheckedJob::Average(int bucket) {
     floats.clear();
     doubles.clear();
     for (int rank = 0; rank < options_.ranks; ++rank) {
-      if (!model_.InSteps(rank)) continue;
+      if (!model_.IsAwaited(rank)) continue;
       doubles.push_back(content_[rank][bucket][i]);
       floats.push_back(static_cast<float>(doubles.back()));
     }
@@ -292,7 +292,7 @@ void CheckedJob::Average(int bucket) {
                                ? HeldReducer::Combined(doubles, scale)
                                : HeldReducer::Combined(floats, scale);
     for (int rank = 0; rank < options_.ranks; ++rank) {
-      if (model_.InSteps(rank)) content_[rank][bucket][i] = average;
+      if (model_.IsAwaited(rank)) content_[rank][bucket][i] = average;
     }
   }
   ++buckets_reduced_;
@@ -331,7 +331,7 @@ void CheckedJob::CompareSubmissions(unsigned predicted, std::size_t submitted) {
     if (operation == nullptr) return Violate("bucket ", bucket, " is ready, but not reduced");
     std::vector<std::byte*> buffers;
     for (int rank = 0; rank < options_.ranks; ++rank) {
-      if (!model_.InSteps(rank)) continue;
+      if (!model_.IsAwaited(rank)) continue;
       buffers.push_back(memory_[rank]->At<std::byte>(plan_.buckets[bucket].offset));
     }
     if (!std::equal(buffers.begin(), buffers.end(), operation->host().buffers.begin(),
@@ -392,7 +392,7 @@ void CheckedJob::CompareMessage(const Prediction::Message& expected, const Sessi
     }
     case Prediction::Kind::kLeaveDone: {
       const auto* done = std::get_if<LeaveDoneMessage>(&actual);
-      if (done == nullptr || done->last_joiner != static_cast<std::uint32_t>(expected.bucket) ||
+      if (done == nullptr || done->last_to_leave != static_cast<std::uint32_t>(expected.bucket) ||
           done->next_sequence != 1) {
         return Violate(where, ": the message differs");
       }
@@ -421,7 +421,7 @@ void CheckedJob::CompareRecord(absl::string_view where, const Prediction::Messag
     Violate(where, ": the record has the wrong verdict");
   std::string used;
   for (std::uint32_t rank = 0; record.verdict.ok() && rank < sinks_.size(); ++rank) {
-    if (!model_.InSteps(static_cast<int>(rank))) continue;
+    if (!model_.IsAwaited(static_cast<int>(rank))) continue;
     used.resize(1);
     used[0] = static_cast<char>(used[0] | UsedMapOf(rank, expected.step)[0]);
   }
@@ -441,7 +441,7 @@ void CheckedJob::CompareRecord(absl::string_view where, const Prediction::Messag
     if (record.verdict.ok() && !reduced) Violate(where, ": complete, but a bucket is not reduced");
     if (times.start_ns > times.finish_ns) Violate(where, ": a reduction ends before it begins");
     for (int rank = 0; rank < options_.ranks; ++rank) {
-      if (reduced && (times.ready_ns[rank] != 0) != model_.InSteps(rank)) {
+      if (reduced && (times.ready_ns[rank] != 0) != model_.IsAwaited(rank)) {
         Violate(where, ": reduced over other ranks than those that were ready");
       }
       if (reduced && times.ready_ns[rank] > times.start_ns) {
@@ -465,7 +465,7 @@ void CheckedJob::CompareMemory() {
                          values[i], " at ", i);
         }
       }
-      if (!model_.InSteps(rank) || model_.Released(rank)) continue;
+      if (!model_.IsAwaited(rank) || model_.Released(rank)) continue;
       const bool done = (model_.reduced() >> bucket & 1u) != 0;
       const std::uint64_t word = done ? model_.step() : model_.step() - 1;
       if (memory_[rank]->done(bucket) != word) {
@@ -474,7 +474,7 @@ void CheckedJob::CompareMemory() {
       }
     }
     if (model_.Released(rank)) continue;
-    if (model_.InSteps(rank) && memory_[rank]->void_step() != model_.last_void_step()) {
+    if (model_.IsAwaited(rank) && memory_[rank]->void_step() != model_.last_void_step()) {
       Violate("rank ", rank, ": void_step is ", memory_[rank]->void_step(), " instead of ",
               model_.last_void_step());
     }
@@ -575,7 +575,7 @@ void CheckedJob::FinishEnded() {
 
 void CheckedJob::FinishThrough() {
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (model_.InSteps(rank) && !model_.Through(rank) && !model_.Released(rank)) {
+    if (model_.IsAwaited(rank) && !model_.Through(rank) && !model_.Released(rank)) {
       Violate("no event can happen, but rank ", rank, " waits in step ", model_.Belief(rank));
     }
   }

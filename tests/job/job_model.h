@@ -81,7 +81,7 @@ struct Prediction {
     Kind kind;
     int rank;                // the receiver
     std::uint64_t step = 0;  // kBucketDone, kStepDone; kLeaveDone: the next one
-    int bucket = 0;          // kBucketDone; kLeaveDone: the last joiner
+    int bucket = 0;          // kBucketDone; kLeaveDone: the last rank to leave
     Cause cause = {};        // kStepDone: void; kSessionEnd
     // kStepDone:
     int live_ranks = 0;
@@ -126,7 +126,7 @@ class JobModel {
   bool ended() const { return !end_.ok(); }
   bool end_sent() const { return end_sent_; }
   // True if the rank contributes to steps.
-  bool InSteps(int rank) const { return ranks_[rank].in_steps; }
+  bool IsAwaited(int rank) const { return ranks_[rank].in_steps; }
   bool Lost(int rank) const { return ranks_[rank].lost; }
   bool HasSession(int rank) const { return ranks_[rank].session; }
   // The step that the trainer believes it is in; greater than options.steps if it has finished.

@@ -43,7 +43,7 @@ class LeaveTest : public JobFixture {
                        std::uint64_t sequence, std::uint64_t step) {
     for (const std::uint32_t rank : ranks) {
       const auto done = Only<LeaveDoneMessage>(rank);
-      EXPECT_EQ(done.last_joiner, last);
+      EXPECT_EQ(done.last_to_leave, last);
       EXPECT_EQ(done.next_sequence, sequence);
       ASSERT_EQ(done.next_steps.size(), 1u);
       EXPECT_EQ(done.next_steps[0].channel, channel_);
@@ -88,7 +88,7 @@ TEST_F(LeaveTest, DifferentRanksRunOutFirstInEachEpoch) {
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_complete, 60u);
 }
 
-TEST_F(LeaveTest, LastJoinerIsTheLastRankThatStayed) {
+TEST_F(LeaveTest, LastToLeaveIsTheLastRankThatStayed) {
   Stay(1);
   Stay(0);
   Exit(2);

@@ -140,7 +140,7 @@ TEST(EncodeTest, WritesOperationMessages) {
 TEST(EncodeTest, WritesEndsAndLeaseQuestions) {
   const auto left = Encoded(LeaveDoneMessage{2, 7, {{3, 8}, {4, 9}}});
   ASSERT_EQ(left.kind_case(), v1::SessionResponse::kLeaveDone);
-  EXPECT_EQ(left.leave_done().last_joiner(), 2u);
+  EXPECT_EQ(left.leave_done().last_to_leave(), 2u);
   EXPECT_EQ(left.leave_done().next_sequence(), 7u);
   ASSERT_EQ(left.leave_done().next_steps_size(), 2);
   EXPECT_EQ(left.leave_done().next_steps(1).channel(), 4u);

@@ -91,8 +91,8 @@ struct SessionOptions {
   //   GRADSYNC_JOB_TOKEN     default: no token.
   //   GRADSYNC_COORDINATOR   default: MASTER_ADDR, or empty if that is not set or LOCAL_WORLD_SIZE
   //                          equals the world size.
-  // INVALID_ARGUMENT MALFORMED names an option that is not given, and its variable that is not set;
-  // or the one of the two that is malformed.
+  // INVALID_ARGUMENT MALFORMED: an option is neither given nor set in its variable, and the error
+  // names both; or one of the two is malformed, and the error names it.
   static absl::StatusOr<SessionOptions> FromEnvironment(const GivenOptions& given = {});
 
   // Path of the daemon's gRPC socket, "X.sock". Descriptors come over "X-fd.sock" beside it.
@@ -140,8 +140,8 @@ struct LayoutSpec {
   std::uint64_t bucket_cap_bytes = 25u << 20;
   std::uint64_t first_bucket_cap_bytes = 1u << 20;
   // Largest size of the last bucket; 0: no limit but bucket_cap_bytes. The trainer waits for the
-  // last reduction, because no backward pass is left to hide it. A larger last bucket is split: its
-  // last parameters become a bucket of their own, as many as fit, at least one.
+  // last reduction, because no backward pass is left to hide it. If the last bucket is larger, its
+  // last parameters move into a new bucket: as many as fit under this cap, and at least one.
   std::uint64_t last_bucket_cap_bytes = 0;
   // Of integers only the sum, minimum and maximum. Integers, minimum and maximum are for
   // explicit_buckets in host memory.
@@ -175,8 +175,8 @@ struct BucketTimes {
   std::uint64_t finish_ns = 0;
 };
 
-// Measured by the reduction as it writes one bucket's result, at no extra cost. Of integers, a
-// minimum and a maximum nothing is measured: sum_of_squares is NaN, non_finite is 0.
+// Measured by the reduction as it writes one bucket's result, at no extra cost. Integers, minima
+// and maxima are not measured: then sum_of_squares is NaN and non_finite is 0.
 struct GradientStats {
   double sum_of_squares = 0;     // of the result's elements; NaN or Inf if an element is
   std::uint64_t non_finite = 0;  // elements that are NaN or Inf
@@ -366,11 +366,11 @@ class Layout {
   virtual absl::StatusOr<StepResult> WaitStep(
       std::uint64_t step, absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
-  // "This rank uses the layout no more." Its name is free for another layout, and the daemon frees
-  // its memory. Does not wait for the other ranks: each releases the layout when it likes, and then
-  // it is gone. But a step that another rank begins meanwhile cannot be complete: after 5 s it is
-  // void there, LAYOUT_RELEASED, which names this rank. So release a layout on every rank or on
-  // none; before a rank goes while the others continue, call Leave().
+  // Says that this rank does not use the layout any more. Its name is free for another layout, and
+  // the daemon frees its memory. Does not wait for the other ranks, which release it on their own.
+  // If another rank begins a step of it instead, that step is void after 5 s: LAYOUT_RELEASED names
+  // this rank. So release a layout on every rank or on none. A rank that goes while the others
+  // continue calls Leave().
   //
   // Later calls fail LAYOUT_RELEASED, except WaitStep of the last step. Views stay readable. The
   // destructor does the same, and abandons an open step first.

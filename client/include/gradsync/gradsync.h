@@ -462,10 +462,10 @@ GRADSYNC_EXPORT int gradsync_session_has_ended(const gradsync_session_t* session
 /* Waits for the session's end and returns why it ended. NULL: it has not ended within `timeout`. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_await_end(
     gradsync_session_t* session, int64_t timeout);
-/* Blocks until every rank has left. Then the ranks that stayed take part again. `last_joiner`: the
- * rank that left last. */
+/* Blocks until every rank has left. Then the ranks that stayed take part again. `last_to_leave`:
+ * the rank that left last. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave_and_stay(
-    gradsync_session_t* session, int64_t timeout, uint32_t* last_joiner);
+    gradsync_session_t* session, int64_t timeout, uint32_t* last_to_leave);
 
 typedef struct gradsync_statistics {
   size_t struct_size;

@@ -93,10 +93,10 @@ def begin_pass(number: Optional[int]) -> None:
 
 @contextlib.contextmanager
 def for_main_thread() -> Iterator[None]:
-    """Ctrl-C ends this context at one of its waits: the main thread waits for this thread.
+    """Lets Ctrl-C end one of this context's waits, while the main thread waits for this thread.
 
-    On the main thread it does nothing: Ctrl-C raises KeyboardInterrupt there. Neither does it if
-    SIGINT has a handler of the user's, which need not raise.
+    Does nothing on the main thread, where Ctrl-C raises KeyboardInterrupt anyway. Does nothing if
+    the user has a handler for SIGINT, because it need not raise.
     """
     _thread.for_main = True
     try:

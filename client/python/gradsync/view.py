@@ -46,7 +46,8 @@ _NUMPY_NAMES = {
 class View:
     """Memory that is shared with the daemon: a 1-d array of `count` elements of `dtype`.
 
-    It is a bucket, one parameter's gradient, or a step's verdict on a GPU.
+    It is a bucket, one parameter's gradient, or a step's verdict on a GPU. Immutable, so
+    thread-safe; its elements are not: they belong to the daemon while the bucket is reduced.
 
     The memory stays mapped as long as the view lives, or anything made of its buffer. It outlives
     layout and session. After their end, writes to it reach no other process.

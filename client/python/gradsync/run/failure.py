@@ -15,7 +15,7 @@ _LEARNED = Reason.RANK_LOST
 
 
 def failed_first(speakers: Mapping[Process, Speaker]) -> Sequence[Process]:
-    """The ended processes that failed by themselves, first of all the one that failed first.
+    """The ended processes that failed by themselves, the earliest failure first.
 
     When a rank fails, the daemon tells the others within milliseconds, and then they fail, too. A
     rank that ends by an exception still needs half a second to end Python and PyTorch, so another

@@ -55,8 +55,8 @@ def numbers(options: Options) -> range:
     return range(first, first + options.ranks)
 
 
-# Bound, but not listening. While this process lives, the kernel gives their ports to nobody who
-# does not ask for them. It lets rank 0 listen there, because both allow the reuse of the address.
+# Bound, but not listening. While this process lives, the kernel picks none of their ports for
+# somebody else. Rank 0 can still listen there, because both sockets allow address reuse.
 _held: list[socket.socket] = []
 
 

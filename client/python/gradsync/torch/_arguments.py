@@ -109,7 +109,7 @@ def check_process_group(group: Any) -> None:
 
 
 def check_same_ranks(group: Any, session: gradsync.Session) -> None:
-    """Raises: ValueError: in `group`, which was given, and in the job the ranks differ."""
+    """Raises: ValueError: this rank or the world size differ between `group` and the job."""
     if group is None:
         return
     if group.size() != session.world_size:

@@ -73,7 +73,7 @@ class _NextStepScale:
         optimizer.found_inf = torch.zeros(())
 
     def clear(self) -> None:
-        """The next step multiplies by nothing."""
+        """Takes the scale away: the optimizer's next step does not multiply its gradients."""
         optimizer = self._optimizer()
         if optimizer is not None and vars(optimizer).get("grad_scale") is self._scale is not None:
             del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]

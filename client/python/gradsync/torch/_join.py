@@ -35,7 +35,7 @@ class EarlyEnd:
             )
 
     def at_end(self) -> None:
-        """This rank has no more data.
+        """Says that this rank has no more data.
 
         Raises:
           RuntimeError: another rank has.

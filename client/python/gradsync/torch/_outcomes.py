@@ -118,10 +118,10 @@ class Outcomes:
         return self._device_verdict and self._first_steps.over
 
     def leaves_out(self, step: Step, error: gradsync.Error) -> bool:
-        """Daemon or library take no more of `step`. Says whether the pass goes on.
+        """Records that daemon or library refuse the rest of `step`; says whether the pass goes on.
 
-        It does if only optimizers need to know. Else the caller raises `error`: this frame, which
-        refers to it, must not get into its traceback.
+        It goes on if only optimizers need to know. Otherwise the caller raises `error`. This frame
+        refers to the error, so it must not be in its traceback.
         """
         if self._only_optimizers_need_verdicts and _session.voids_step(error):
             step.leave_out(error)

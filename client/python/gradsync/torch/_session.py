@@ -143,8 +143,8 @@ def unique_name(session: gradsync.Session, stem: str) -> str:
 class _Exit(SystemExit):
     """What `sys.exit` raises. Functions that run at the exit cannot see it.
 
-    It is forgotten if somebody catches it. Python frees it at the end of the process when no
-    Python code runs any more. Else the code that runs has caught it.
+    Python frees an uncaught one at the end of the process, after all Python code. If it is freed
+    while Python code runs, somebody has caught it: then the exit is forgotten.
     """
 
     def __del__(self) -> None:

@@ -23,7 +23,8 @@ class ForwardedWork(KeptWork):
     """Waits for the inner work, or for the end of the session.
 
     If another rank calls another collective, or is lost, the daemon ends the session. Gloo would
-    wait for its own time-out. The daemon also names the ranks that are late.
+    wait for its own time-out. The daemon also names the ranks that are late. Thread-safe, as
+    PyTorch's works are.
 
     Args:
       work: the inner group's.

@@ -230,7 +230,7 @@ class Slots:
         return all(slot.settle(timeout) for slot in self._slots.values())
 
     def _make_room(self, key: Key) -> Optional[list[Slot]]:
-        """The slots that a new one replaces; None: those that are in use leave no room for it."""
+        """The slots that a new one replaces; None: the slots in use leave no room."""
         chosen: list[tuple[Key, int]] = []
         freed = 0
         for place, slot in self._slots.items():

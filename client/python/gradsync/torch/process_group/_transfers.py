@@ -70,7 +70,7 @@ def reduce_scatter(output: torch.Tensor, tensor: torch.Tensor, rank: int) -> Tra
 
 
 def all_gather(output: torch.Tensor, tensor: torch.Tensor, rank: int) -> Transfer:
-    """`output` gets the parts of all ranks: a sum of bytes to which one rank brings no zero."""
+    """Gathers the ranks' parts in `output`: a sum of bytes, with zeros for the others' parts."""
     target, strided = _target(output)
     target = target.view(torch.uint8)
     source = tensor.data.contiguous().view(-1).view(torch.uint8)
