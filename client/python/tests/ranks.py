@@ -48,9 +48,10 @@ class Ranks:
 
     def __init__(self, function, world_size, *args, timeout=120, environment=None):
         context = multiprocessing.get_context("forkserver")
-        # The first optimizer's step imports PyTorch's compiler: a second for each rank.
+        # The first optimizer's step imports PyTorch's compiler: a second for each rank. The modules
+        # of tests import pytest.
         torch = ["torch", "torch._dynamo"] if "torch" in sys.modules else []
-        context.set_forkserver_preload(["numpy", *torch])
+        context.set_forkserver_preload(["numpy", "pytest", *torch])
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
         self._channels = []

@@ -43,14 +43,14 @@ def wheel():
 def environment(wheel, tmp_path_factory):
     """A new virtual environment, as after `pip install torch numpy` and `pip install WHEEL`."""
     folder = tmp_path_factory.mktemp("environment")
-    clean(sys.executable, "-m", "venv", folder)
+    # Making a pip of its own would take longer than all else here.
+    clean(sys.executable, "-m", "venv", "--without-pip", folder)
     (packages,) = folder.glob("lib/python3*/site-packages")
-    # PyTorch needs a newer one than some Pythons bring.
-    clean(folder / "bin/pip", "uninstall", "--yes", "setuptools")
     linked_packages.link(["torch", "numpy"], packages)
+    pip = (sys.executable, "-m", "pip", "--python", folder)
     # Finds what the wheel requires.
-    clean(folder / "bin/pip", "install", "--no-index", wheel)
-    clean(folder / "bin/pip", "check")
+    clean(*pip, "install", "--no-index", wheel)
+    clean(*pip, "check")
     return folder, packages
 
 
