@@ -15,6 +15,7 @@ find='from importlib.util import find_spec; exit(not (find_spec("numpy") and fin
 export GRADSYNC_LIBRARY=$PWD/client/libgradsync.so
 export GRADSYNC_DAEMON=$PWD/daemon/gradsyncd
 export PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$PWD/client/python/tests/interpreter
 export HOME=$TEST_TMPDIR
 arguments=(-p no:cacheprovider --basetemp="$TEST_TMPDIR/pytest" --junitxml="$XML_OUTPUT_FILE" -ra)
 # bazel test --test_filter=WORD

@@ -47,6 +47,9 @@ def environment(wheel, tmp_path_factory):
     clean(sys.executable, "-m", "venv", "--without-pip", folder)
     (packages,) = folder.glob("lib/python3*/site-packages")
     linked_packages.link(["torch", "numpy"], packages)
+    # Debian's Python has a sitecustomize already.
+    faster = pathlib.Path(__file__).parent / "interpreter/sitecustomize.py"
+    (packages / "faster.pth").write_text(f"import runpy; runpy.run_path({str(faster)!r})\n")
     pip = (sys.executable, "-m", "pip", "--python", folder)
     # Finds what the wheel requires.
     clean(*pip, "install", "--no-index", wheel)

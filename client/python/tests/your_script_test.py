@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 
 # Bazel links to this file.
 _TREE = pathlib.Path(__file__).resolve().parents[3]
-_PACKAGE = str(pathlib.Path(gradsync.__file__).parents[1])
+_PACKAGE = pathlib.Path(gradsync.__file__).parents[1]
+_PATHS = os.pathsep.join([str(_PACKAGE), os.environ.get("PYTHONPATH", "")])
 _LIMIT_S = 200
 _NOT_SET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GRADSYNC_SOCKET")
 
@@ -38,7 +39,7 @@ def start(*words, folder, **variables):
     return subprocess.Popen(
         [sys.executable, *map(str, words)],
         cwd=folder,
-        env={**kept, "PYTHONPATH": _PACKAGE, "OMP_NUM_THREADS": "1", **variables},
+        env={**kept, "PYTHONPATH": _PATHS, "OMP_NUM_THREADS": "1", **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
