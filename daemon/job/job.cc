@@ -26,7 +26,10 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
   }
   ~Transaction() ABSL_UNLOCK_FUNCTION() {
     job_->EndIfFinishedRankIsNeeded(&actions_);
-    if (job_->phase_ == Phase::kActive) job_->layouts_.DropReleased(&actions_);
+    if (job_->phase_ == Phase::kActive) {
+      job_->layouts_.DropReleased(&actions_);
+      if (job_->terms_.options.on_rank_loss == OnRankLoss::kHold) job_->layouts_.HealRanks();
+    }
     Reducer* const node_group = job_->node_group_.get();  // set once
     job_->mutex_.Unlock();
     // Wakes the waiters first: the reductions could take their cores.
@@ -503,15 +506,23 @@ void Job::EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spe
 }
 
 void Job::EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions) {
-  if (members_.Count(RankState::kHeld) == 0 || !layouts_.RankWaits()) {
-    waited_since_ns_.reset();
+  if (terms_.options.on_rank_loss != OnRankLoss::kHold) return;
+  const std::uint64_t decided = layouts_.StepsDecided();
+  const bool all_live = members_.Count(RankState::kHeld) + members_.Count(RankState::kHealing) == 0;
+  if (all_live || decided != hold_wait_.steps_decided) hold_wait_ = {decided, 0, std::nullopt};
+  if (!layouts_.RankWaits()) {
+    if (hold_wait_.since_ns.has_value()) hold_wait_.waited_ns += now_ns - *hold_wait_.since_ns;
+    hold_wait_.since_ns.reset();
     return;
   }
-  if (!waited_since_ns_.has_value()) waited_since_ns_ = now_ns;
-  if (now_ns - *waited_since_ns_ < terms_.options.hold_timeout_ns) return;
+  if (!hold_wait_.since_ns.has_value()) hold_wait_.since_ns = now_ns;
+  if (hold_wait_.waited_ns + now_ns - *hold_wait_.since_ns < terms_.options.hold_timeout_ns) return;
+  // If no rank is held, one has come back and maps no memory.
+  const RankState missing =
+      members_.Count(RankState::kHeld) > 0 ? RankState::kHeld : RankState::kHealing;
   std::vector<std::uint32_t> held;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (members_[rank].state == RankState::kHeld) held.push_back(rank);
+    if (members_[rank].state == missing) held.push_back(rank);
   }
   StopLocked(MakeError(
       absl::StatusCode::kAborted, reason::kRankLost,

@@ -161,6 +161,13 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
     kEnded,   // its sessions have ended too
   };
 
+  // How long ranks have waited for lost ones since the last verdict.
+  struct HoldWait {
+    std::uint64_t steps_decided = 0;
+    std::uint64_t waited_ns = 0;            // in the waits that have ended
+    std::optional<std::uint64_t> since_ns;  // when the present wait began; nullopt: none waits
+  };
+
   // Locks the job; at its end unlocks it and carries out the actions.
   class Transaction;
 
@@ -211,8 +218,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
   CollectiveOrder collectives_ ABSL_GUARDED_BY(mutex_);
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kActive;
-  // Since when some rank has waited for a held one; nullopt if none waits.
-  std::optional<std::uint64_t> waited_since_ns_ ABSL_GUARDED_BY(mutex_);
+  HoldWait hold_wait_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);  // why the job has ended; OK in kActive
 };
 

@@ -299,6 +299,7 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
       TellBucketDone(index, rank, actions);
     }
   }
+  ReleaseLost(actions);
   MaybeFinish(now_ns, actions);
 }
 
@@ -367,6 +368,7 @@ absl::Status LayoutChannel::Copied(AverageCopy* copy, std::uint64_t now_ns,
     memory->semaphores->SignalDone(copy->bucket, step());
     TellBucketDone(copy->bucket, copy->to.rank, actions);
   }
+  ReleaseLost(actions);
   MaybeFinish(now_ns, actions);
   return absl::OkStatus();
 }
@@ -454,10 +456,7 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
     }
     if (step_.Ended(rank)) last_ended_[rank] = step();
     const bool began_later = first_step_[rank] > step();
-    if (complete && step_.Ended(rank) && !began_later &&
-        (*members_)[rank].state == RankState::kHealing) {
-      members_->Heal(rank);
-    }
+    if (complete && step_.Ended(rank) && !began_later) members_->Stepped(rank);
     // A rank that was lost after the GPUs had completed the step gets the verdict before its
     // session's end.
     const bool tell = members_->IsAwaited(rank) || (*members_)[rank].state == RankState::kLost;
@@ -510,15 +509,28 @@ void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredA
   first_step_[rank] = kNoStep;
   agreement_.Lose(rank, actions);
   reductions_.Rebind();
+  ReleaseLost(actions);
+}
+
+void LayoutChannel::ReleaseLost(DeferredActions* actions) {
+  if (!agreement_.HasLost()) return;
   agreement_.ReleaseLost([this](RankSession session) { return Touches(session); }, actions);
+  // Buckets that were bound before must not refer to this memory in the next step.
+  reductions_.Rebind();
 }
 
 bool LayoutChannel::Touches(RankSession session) const {
   if (step_.HasGradientsOf(session)) return true;
   return std::any_of(copies_.begin(), copies_.end(), [session](const auto& copy) {
-    return copy->state != AverageCopy::State::kDone && copy->to.rank == session.rank &&
-           copy->to.incarnation == session.incarnation;
+    return (copy->state != AverageCopy::State::kDone && copy->to == session) ||
+           (copy->state == AverageCopy::State::kCopying && copy->from == session);
   });
+}
+
+bool LayoutChannel::OwesNothing(std::uint32_t rank) const {
+  if (released_[rank]) return !step_.Has(rank);
+  return agreement_.memory(rank) != nullptr && first_step_[rank] <= step() &&
+         !step_.HasGradientsOfEarlier(members_->SessionOf(rank));
 }
 
 void LayoutChannel::RankRejoined(std::uint32_t rank, DeferredActions* actions) {
@@ -531,7 +543,10 @@ bool LayoutChannel::RankWaits() const {
   bool waits = false, lacks = false;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     waits = waits || (members_->MayMark(rank) && step_.Has(rank));
-    lacks = lacks || ((*members_)[rank].state == RankState::kHeld && !step_.Ended(rank));
+    const RankState state = (*members_)[rank].state;
+    const bool gone =
+        state == RankState::kHeld || (state == RankState::kHealing && first_step_[rank] == kNoStep);
+    lacks = lacks || (gone && !step_.Ended(rank));
   }
   return waits && lacks;
 }

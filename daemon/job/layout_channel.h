@@ -108,8 +108,12 @@ class LayoutChannel {
   void RankRejoined(std::uint32_t rank, DeferredActions* actions);
   // No rank is held any more.
   void ResumeDeadline(std::uint64_t now_ns) { step_.Resume(now_ns); }
-  // Some rank has begun the running step, which needs a rank that is held.
+  // Some rank has begun the running step, which needs a rank that is held, or that came back and
+  // has no memory yet.
   bool RankWaits() const;
+  // The rank's present session has its memory and takes part in the running step, and no bucket has
+  // gradients of an earlier session. Or the rank has released the layout and is in no step.
+  bool OwesNothing(std::uint32_t rank) const;
   // Some step was complete. From then on a lost rank can be replaced.
   bool can_replace_ranks() const { return can_replace_ranks_; }
   // The rank had left and takes part again, from the next step on. No step is running.
@@ -178,8 +182,11 @@ class LayoutChannel {
   std::optional<std::uint32_t> AwaitedInVain() const;
   // Tells the ranks that have ended the running step.
   void TellLate(std::uint64_t now_ns, DeferredActions* actions);
-  // The running step has gradients of this session, or an average is on its way to it.
+  // A bucket that is not reduced has gradients of this session, or an average is being copied from
+  // it or to it.
   bool Touches(RankSession session) const;
+  // Releases the memory of lost sessions that nothing touches any more.
+  void ReleaseLost(DeferredActions* actions);
   void ReleaseCopies(DeferredActions* actions);
   // Releases the memory of ranks that have released the layout and are in no step.
   void ReleaseUnused(DeferredActions* actions);

@@ -422,6 +422,23 @@ bool LayoutSet::RankWaits() const {
                      [](const auto& entry) { return entry.second->RankWaits(); });
 }
 
+void LayoutSet::HealRanks() {
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    const Member& member = (*members_)[rank];
+    if (member.state != RankState::kHealing || !member.stepped) continue;
+    const bool ready = std::all_of(layouts_.begin(), layouts_.end(), [rank](const auto& entry) {
+      return entry.second->OwesNothing(rank);
+    });
+    if (ready) members_->Heal(rank);
+  }
+}
+
+std::uint64_t LayoutSet::StepsDecided() const {
+  std::uint64_t steps = 0;
+  for (const auto& [channel, layout] : layouts_) steps += layout->step();
+  return steps;
+}
+
 std::string LayoutSet::WhyNotArmed() const {
   if (layouts_.empty()) return "no layout was registered";
   for (const auto& [channel, layout] : layouts_) {

@@ -70,6 +70,11 @@ class LayoutSet {
   void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   void ResumeDeadlines(std::uint64_t now_ns);
   bool RankWaits() const;
+  // Ranks that came back after a loss are live again once they have contributed to a complete step
+  // and owe nothing to any layout. Called at the end of every change under policy `hold`.
+  void HealRanks();
+  // Changes whenever a step gets its verdict.
+  std::uint64_t StepsDecided() const;
   // Why a rank that is lost now cannot be replaced: "layout 'model' is being agreed". Empty if it
   // can.
   std::string WhyNotArmed() const;

@@ -41,6 +41,7 @@ struct Member {
   absl::Status loss;                  // kLost, kHeld: why; its own session ends with it
   std::uint64_t finished_ns = 0;      // kFinished: when, by the job's clock
   std::string node;                   // another node's name; empty: this one
+  bool stepped = false;               // its session has contributed to a complete step
 };
 
 // The state of each rank, and its session:
@@ -68,7 +69,7 @@ class Membership {
             std::string node) {
     const RankState state =
         members_[rank].state == RankState::kHeld ? RankState::kHealing : RankState::kLive;
-    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node)};
+    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false};
   }
   void Stay(std::uint32_t rank) {
     members_[rank].state = RankState::kStayed;
@@ -94,6 +95,8 @@ class Membership {
     members_[rank].loss = why;
   }
   void Heal(std::uint32_t rank) { members_[rank].state = RankState::kLive; }
+  // The rank's session has contributed to a complete step. The rank keeps its state.
+  void Stepped(std::uint32_t rank) { members_[rank].stepped = true; }
   // The ranks that stayed take part again. Returns them, in the order in which they left.
   std::vector<std::uint32_t> Resume() {
     for (const std::uint32_t rank : stayed_) members_[rank].state = RankState::kLive;

@@ -12,6 +12,10 @@ namespace gradsync::daemon {
 struct RankSession {
   std::uint32_t rank = 0;
   std::uint64_t incarnation = 0;  // unique in the daemon that coordinates the job
+
+  bool operator==(const RankSession& other) const {
+    return rank == other.rank && incarnation == other.incarnation;
+  }
 };
 
 }  // namespace gradsync::daemon

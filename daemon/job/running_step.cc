@@ -99,7 +99,16 @@ void RunningStep::Lose(std::uint32_t rank) {
 
 bool RunningStep::HasGradientsOf(RankSession session) const {
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (Reduced(bucket)) continue;
     if (ReadySession(bucket, session.rank) == session.incarnation) return true;
+  }
+  return false;
+}
+
+bool RunningStep::HasGradientsOfEarlier(RankSession session) const {
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const std::uint64_t ready = ReadySession(bucket, session.rank);
+    if (ready != 0 && ready != session.incarnation) return true;
   }
   return false;
 }

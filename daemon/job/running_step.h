@@ -101,8 +101,10 @@ class RunningStep {
   std::uint64_t last_ready_ns() const { return last_ready_ns_; }
 
   // ---- Buckets
-  // Some bucket has gradients of this session.
+  // Some bucket that is not reduced yet has gradients of this session.
   bool HasGradientsOf(RankSession session) const;
+  // Some bucket has gradients of an earlier session of this rank.
+  bool HasGradientsOfEarlier(RankSession session) const;
   std::size_t buckets() const { return buckets_.size(); }
   std::uint32_t ReadyRanks(std::size_t bucket) const { return buckets_[bucket].ready_ranks; }
   // The session whose gradients the bucket has, by its incarnation; 0: the rank is not ready.

@@ -293,8 +293,53 @@ TEST_F(HoldTest, MemoryOfSessionsThatDieAgainAndAgainIsReleased) {
   }
   Lose(1);
   Copy();
-  EXPECT_TRUE(lost[0]->Shared()) << "bucket 0 has its gradients";
-  for (int death = 1; death < 4; ++death) EXPECT_FALSE(lost[death]->Shared()) << death;
+  for (int death = 0; death < 4; ++death) EXPECT_FALSE(lost[death]->Shared()) << death;
+}
+
+TEST_F(HoldTest, MemoryIsReleasedWhenItsBucketIsReduced) {
+  Begin(2);
+  for (const std::uint32_t rank : {0u, 1u}) Mark(rank, 2, 0, 1);
+  const auto lost = std::move(memory_[channel_ - 1][1]);
+  Lose(1);
+  executor_.RunAll();
+  EXPECT_TRUE(lost->Shared()) << "its bucket 0 is being reduced";
+  reducer_.CompleteAll();
+  executor_.RunAll();
+  EXPECT_FALSE(lost->Shared());
+  Return(1);
+  TakeAll();
+  Mark(1, 2, 0, 9);
+  Copy();
+  for (const std::uint32_t rank : {0u, 1u}) {
+    Mark(rank, 2, 1, 2);
+    End(rank, 2);
+  }
+  reducer_.CompleteAll();
+  ExpectComplete({0, 1});
+  // The next step's reductions must not use the lost memory.
+  for (const std::uint32_t rank : {0u, 1u}) {
+    for (const std::uint32_t bucket : {0u, 1u}) Mark(rank, 3, bucket, 4.0f * rank);
+    End(rank, 3);
+  }
+  reducer_.CompleteAll();
+  ExpectComplete({0, 1});
+  for (const std::uint32_t bucket : {0u, 1u}) EXPECT_EQ(Value(1, bucket), 2);
+}
+
+TEST_F(HoldTest, SourceThatIsLostInMidCopyStaysMapped) {
+  Begin(3);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) Mark(rank, 2, 0, 3);
+  reducer_.CompleteAll();
+  Lose(2);
+  Return(2);
+  Mark(2, 2, 0, 9);  // copied from rank 0
+  const auto lost = std::move(memory_[channel_ - 1][0]);
+  Lose(0);
+  EXPECT_TRUE(lost->Shared());
+  Copy();
+  EXPECT_EQ(Value(2, 0), 3);
+  EXPECT_FALSE(lost->Shared());
+  EXPECT_FALSE(job_->HasEnded());
 }
 
 TEST_F(HoldTest, LossBetweenStepsReleasesTheMemoryAtOnce) {
@@ -360,6 +405,48 @@ TEST_F(HoldTest, JobEndsAfterHoldTimeoutOfWaiting) {
   EXPECT_TRUE(Says(end, "hold_timeout, 50ms")) << end;
 }
 
+TEST_F(HoldTest, HoldTimeoutCountsTheWaitsOfOneStepTogether) {
+  options_.hold_timeout_ns = 10 * kStepTimeoutNs;
+  Begin(2);
+  DoStep(0, channel_, 2);
+  for (int death = 0; death < 3; ++death) {
+    Lose(1);
+    job_->Tick();
+    clock_.Advance(3 * kStepTimeoutNs);
+    job_->Tick();
+    Return(1);
+    job_->Tick();
+  }
+  DoStep(1, channel_, 2);
+  reducer_.CompleteAll();
+  DoStep(0, channel_, 3);
+  Lose(1);
+  job_->Tick();
+  clock_.Advance(9 * kStepTimeoutNs);
+  job_->Tick();
+  EXPECT_FALSE(job_->HasEnded()) << "step 2 had its verdict";
+  Return(1);
+  job_->Tick();
+  Lose(1);
+  job_->Tick();
+  clock_.Advance(kStepTimeoutNs);
+  job_->Tick();
+  EXPECT_TRUE(job_->HasEnded());
+}
+
+TEST_F(HoldTest, RankThatComesBackAndMapsNoMemoryIsWaitedForNoLongerThanHoldTimeout) {
+  options_.hold_timeout_ns = kStepTimeoutNs / 2;
+  Begin(2);
+  Mark(0, 2, 0, 1);  // waits for the bucket
+  Lose(1);
+  ASSERT_TRUE(Rejoin(1).ok());
+  job_->Tick();
+  clock_.Advance(kStepTimeoutNs / 2);
+  job_->Tick();
+  const absl::Status end = Only<SessionEndMessage>(0).status;
+  EXPECT_TRUE(Says(end, "rank 1 of job 'run-7' was lost and did not come back")) << end;
+}
+
 TEST_F(HoldTest, LossEndsTheJobWhereTheRankCannotBeReplaced) {
   const auto expect_end = [this](std::uint32_t rank, const std::string& why) {
     EXPECT_TRUE(job_->HasEnded());
@@ -406,6 +493,71 @@ TEST_F(HoldTest, RankThatCameBackHasTheStateAfterACompleteStep) {
   for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 3);
   reducer_.CompleteAll();
   TakeAll();
+}
+
+// A second layout, of one bucket, that has completed step 1.
+class TwoLayoutsHoldTest : public HoldTest {
+ protected:
+  void BeginBoth(std::uint32_t ranks) {
+    Begin(ranks);
+    second_ = Agree(Spec(1, "second"));
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) DoStep(rank, second_, 1);
+    reducer_.CompleteAll();
+    TakeAll();
+  }
+  void ReturnToSecond(std::uint32_t rank) {
+    ASSERT_EQ(Register(rank, Spec(1, "second")), second_);
+    ASSERT_TRUE(Map(rank, second_).ok());
+  }
+  // Operations need live ranks.
+  bool IsLive(std::uint32_t rank) {
+    OperationSpec barrier;
+    barrier.kind = OperationKind::kBarrier;
+    return job_->Operate(Of(rank), 1, barrier, {}, kForever).ok();
+  }
+  void StepOf(const std::vector<std::uint32_t>& ranks, std::uint32_t channel, std::uint64_t step) {
+    for (const std::uint32_t rank : ranks) DoStep(rank, channel, step);
+    reducer_.CompleteAll();
+  }
+
+  std::uint32_t second_ = 0;
+};
+
+TEST_F(TwoLayoutsHoldTest, SecondOneCanStillBeRegisteredAfterAStepOfTheFirst) {
+  BeginBoth(2);
+  Lose(1);
+  Return(1);
+  StepOf({0, 1}, channel_, 2);
+  EXPECT_FALSE(IsLive(1));
+  ReturnToSecond(1);
+  EXPECT_TRUE(IsLive(1));
+}
+
+TEST_F(TwoLayoutsHoldTest, RankIsNotLiveWhileASecondStepHasItsLostGradients) {
+  BeginBoth(2);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    ASSERT_TRUE(job_->MarkReady(Of(rank), second_, 2, {0}).ok());
+  }
+  reducer_.CompleteAll();
+  Lose(1);
+  Return(1);
+  ReturnToSecond(1);
+  StepOf({0, 1}, channel_, 2);
+  EXPECT_FALSE(IsLive(1));
+  EXPECT_EQ(ReasonOf(job_->Leave(Of(1), /*exit=*/false)), "PROTOCOL_VIOLATION");
+  // A void step has no average that it could owe.
+  ASSERT_TRUE(job_->AbandonStep(Of(0), second_, 2, "no memory").ok());
+  Copy();
+  EXPECT_TRUE(IsLive(1));
+}
+
+TEST_F(TwoLayoutsHoldTest, LayoutThatItHadReleasedIsNotNeeded) {
+  BeginBoth(2);
+  ASSERT_TRUE(job_->ReleaseLayout(Of(1), second_).ok());
+  Lose(1);
+  Return(1);
+  StepOf({0, 1}, channel_, 2);
+  EXPECT_TRUE(IsLive(1));
 }
 
 class HoldOperationTest : public HoldTest {
