@@ -92,14 +92,20 @@ def on_another_thread(call):
 
 @contextlib.contextmanager
 def ctrl_c_after(seconds):
-    """Ctrl-C comes after `seconds`; the body must not run much longer."""
+    """Ctrl-C comes after `seconds`; the body must end soon then.
+
+    On a busy machine it may come before the body begins. So the caller expects KeyboardInterrupt
+    around this: `with pytest.raises(KeyboardInterrupt), ctrl_c_after(1):`.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.monotonic()
     timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
     try:
+        timer.start()
         yield
+        timer.cancel()
+        raise AssertionError("the body ended before Ctrl-C came")
     finally:
         timer.join()
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - start < seconds + 30
+        assert time.monotonic() - start < seconds + 30
