@@ -326,12 +326,10 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   const std::uint32_t rank = session.rank;
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  if (members_[rank].state == RankState::kStayed && !exit) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank, " sent Leave twice. Leave once."),
-                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  if (members_.IsLeaving(rank) || (members_[rank].state == RankState::kStayed && !exit)) {
+    return SaidTwice(rank, "Leave");
   }
-  if (absl::Status status = CheckIdle(rank, "Leave"); !status.ok()) return status;
+  if (absl::Status status = CheckIdle(rank, "Leave", exit); !status.ok()) return status;
   if (exit) {
     members_.Exit(rank);
   } else {
@@ -339,10 +337,10 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   }
   DeferredActions* const actions = transaction.actions();
   layouts_.RankLeft(rank, exit, environment_.clock->NowNs(), actions);
-  if (exit) members_.EndSession(rank, absl::OkStatus(), actions);
   operations_.RankLeft(actions);
+  EndLeavingSessions(actions);
   MaybeResume(actions);
-  EndIfRankIsLost(rank, actions);
+  if (!exit) EndIfRankIsLost(rank, actions);
   return absl::OkStatus();
 }
 
@@ -350,6 +348,7 @@ absl::Status Job::Finish(RankSession session) {
   const std::uint32_t rank = session.rank;
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
+  if (members_.IsLeaving(rank)) return SaidTwice(rank, "Leave or Finish");
   if (members_[rank].state == RankState::kStayed) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank,
@@ -357,14 +356,28 @@ absl::Status Job::Finish(RankSession session) {
                                   "rank has left. Wait for LeaveDone."),
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
-  if (absl::Status status = CheckIdle(rank, "Finish"); !status.ok()) return status;
+  if (absl::Status status = CheckIdle(rank, "Finish", /*exit=*/true); !status.ok()) return status;
   const std::uint64_t now_ns = environment_.clock->NowNs();
   members_.Finish(rank, now_ns);
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
-  members_.EndSession(rank, absl::OkStatus(), transaction.actions());
+  EndLeavingSessions(transaction.actions());
   MaybeResume(transaction.actions());
-  EndIfRankIsLost(rank, transaction.actions());
   return absl::OkStatus();
+}
+
+absl::Status Job::SaidTwice(std::uint32_t rank, absl::string_view message) const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                   absl::StrCat("rank ", rank, " sent ", message, " twice. Leave once."),
+                   {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+}
+
+void Job::EndLeavingSessions(DeferredActions* actions) {
+  const bool together = terms_.options.on_rank_loss == OnRankLoss::kHold && members_.Formed() &&
+                        layouts_.WhyNotArmed().empty();
+  if (together && !members_.AllHaveLeft()) return;
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    if (members_.IsLeaving(rank)) members_.EndSession(rank, absl::OkStatus(), actions);
+  }
 }
 
 void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
@@ -374,15 +387,17 @@ void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
     StopLocked(MakeError(
         absl::StatusCode::kAborted, reason::kRankLost,
         absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost, and rank ", leaving,
-                     " left or finished before its next session had completed a step. Join again "
-                     "from every rank."),
+                     " waits in LeaveAndStay before its next session had completed a step. Join "
+                     "again from every rank."),
         {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
     return MaybeEnd(actions);
   }
 }
 
-absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message) const {
-  if (members_[rank].state == RankState::kHealing) {
+absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const {
+  const bool healing = members_[rank].state == RankState::kHealing;
+  // If the loss came after the last step, no step will ever heal the rank.
+  if (healing && (!exit || layouts_.HasGradientsOfEarlier(rank))) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank, " sent ", message,
                                   " after it came back from a loss. Take part in a complete step "
@@ -457,6 +472,10 @@ void Job::Lose(RankSession session, const absl::Status& why) {
   const Member& member = members_[session.rank];
   if (member.incarnation != session.incarnation || member.sink == nullptr) return;
   if (member.state == RankState::kLost) return;
+  if (members_.IsLeaving(session.rank)) {
+    // It had left for good.
+    return members_.EndSession(session.rank, why, transaction.actions());
+  }
   absl::Status loss = layouts_.LossOf(session.rank, why);
   if (phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold) {
     const std::string ends = WhyNotHeld(session.rank);
@@ -476,13 +495,14 @@ void Job::Lose(RankSession session, const absl::Status& why) {
 
 std::string Job::WhyNotHeld(std::uint32_t rank) const {
   if (!members_.Formed()) return "not every rank had joined";
-  if (members_.Count(RankState::kStayed) + members_.Count(RankState::kFinished) > 0) {
-    return "some rank had left or finished";
-  }
+  if (members_.Count(RankState::kStayed) > 0) return "some rank waits in LeaveAndStay";
   if (std::string need = operations_.NeedOf(rank); !need.empty()) return need;
   if (std::string unarmed = layouts_.WhyNotArmed(); !unarmed.empty()) return unarmed;
   for (std::uint32_t other = 0; other < world_size_; ++other) {
-    if (other != rank && members_[other].state == RankState::kLive) return "";
+    if (other == rank) continue;
+    if (members_[other].state == RankState::kLive) return "";
+    // Its memory is released, so it has no averages of a running step.
+    if (members_.IsLeaving(other) && !layouts_.StepRunning()) return "";
   }
   return "no other rank has the state of the model";
 }
@@ -510,7 +530,8 @@ void Job::EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions) {
   const std::uint64_t decided = layouts_.StepsDecided();
   const bool all_live = members_.Count(RankState::kHeld) + members_.Count(RankState::kHealing) == 0;
   if (all_live || decided != hold_wait_.steps_decided) hold_wait_ = {decided, 0, std::nullopt};
-  if (!layouts_.RankWaits()) {
+  const bool leaver_waits = members_.Count(RankState::kHeld) > 0 && members_.AnyIsLeaving();
+  if (!leaver_waits && !layouts_.RankWaits()) {
     if (hold_wait_.since_ns.has_value()) hold_wait_.waited_ns += now_ns - *hold_wait_.since_ns;
     hold_wait_.since_ns.reset();
     return;
@@ -579,7 +600,9 @@ void Job::MaybeEnd(DeferredActions* actions) {
   layouts_.FinishSeen(environment_.clock->NowNs(), actions);
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     const Member& member = members_[rank];
-    members_.EndSession(rank, member.state == RankState::kLost ? member.loss : end_, actions);
+    absl::Status status = member.state == RankState::kLost ? member.loss : end_;
+    if (members_.IsLeaving(rank)) status = absl::OkStatus();
+    members_.EndSession(rank, status, actions);
   }
   layouts_.ReleaseMemory(actions);
   operations_.ReleaseMemory();

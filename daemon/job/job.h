@@ -175,10 +175,17 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // FAILED_PRECONDITION if the rank is in a step or an operation, or has not healed. `message`:
-  // what it said.
-  absl::Status CheckIdle(std::uint32_t rank, absl::string_view message) const
+  // FAILED_PRECONDITION if the rank is in a step or an operation. Also if it has not healed and
+  // does not leave for good, or the running step has gradients of its lost session. `message`: what
+  // it said.
+  absl::Status CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status SaidTwice(std::uint32_t rank, absl::string_view message) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the sessions of the ranks that have left for good. Under policy `hold` they wait until
+  // every rank has left: a rank that is lost before it has saved its work is replaced, and its
+  // replacement needs the state that they have.
+  void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if a rank has begun something that needs a rank that has finished.
   void EndIfFinishedRankIsNeeded(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again.
@@ -190,8 +197,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends the job if the operation needs a rank whose session is lost or has not healed.
   void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                              DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job if a rank has left or finished while another one's session is lost or has not
-  // healed: the state of the model might leave with it.
+  // Ends the job if a rank stays while another one's session is lost or has not healed: the last
+  // rank to leave would have to have the state of the model.
   void EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if others have waited for a held rank for as long as they may.

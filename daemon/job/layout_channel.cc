@@ -529,8 +529,8 @@ bool LayoutChannel::Touches(RankSession session) const {
 
 bool LayoutChannel::OwesNothing(std::uint32_t rank) const {
   if (released_[rank]) return !step_.Has(rank);
-  return agreement_.memory(rank) != nullptr && first_step_[rank] <= step() &&
-         !step_.HasGradientsOfEarlier(members_->SessionOf(rank));
+  // Without memory it has no first step.
+  return first_step_[rank] <= step() && !HasGradientsOfEarlier(rank);
 }
 
 void LayoutChannel::RankRejoined(std::uint32_t rank, DeferredActions* actions) {

@@ -111,6 +111,10 @@ class LayoutChannel {
   // Some rank has begun the running step, which needs a rank that is held, or that came back and
   // has no memory yet.
   bool RankWaits() const;
+  // The running step has gradients of a lost session of this rank.
+  bool HasGradientsOfEarlier(std::uint32_t rank) const {
+    return step_.HasGradientsOfEarlier(members_->SessionOf(rank));
+  }
   // The rank's present session has its memory and takes part in the running step, and no bucket has
   // gradients of an earlier session. Or the rank has released the layout and is in no step.
   bool OwesNothing(std::uint32_t rank) const;

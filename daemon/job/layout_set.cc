@@ -422,6 +422,12 @@ bool LayoutSet::RankWaits() const {
                      [](const auto& entry) { return entry.second->RankWaits(); });
 }
 
+bool LayoutSet::HasGradientsOfEarlier(std::uint32_t rank) const {
+  return std::any_of(layouts_.begin(), layouts_.end(), [rank](const auto& entry) {
+    return entry.second->HasGradientsOfEarlier(rank);
+  });
+}
+
 void LayoutSet::HealRanks() {
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     const Member& member = (*members_)[rank];

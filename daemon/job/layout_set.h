@@ -70,6 +70,7 @@ class LayoutSet {
   void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   void ResumeDeadlines(std::uint64_t now_ns);
   bool RankWaits() const;
+  bool HasGradientsOfEarlier(std::uint32_t rank) const;
   // Ranks that came back after a loss are live again once they have contributed to a complete step
   // and owe nothing to any layout. Called at the end of every change under policy `hold`.
   void HealRanks();

@@ -113,6 +113,19 @@ class Membership {
         std::count_if(members_.begin(), members_.end(),
                       [state](const Member& member) { return member.state == state; }));
   }
+  // The rank has left for good or finished, but its session has not ended: under policy `hold` it
+  // waits until every rank has left.
+  bool IsLeaving(std::uint32_t rank) const {
+    const Member& member = members_[rank];
+    return member.sink != nullptr &&
+           (member.state == RankState::kExited || member.state == RankState::kFinished);
+  }
+  bool AnyIsLeaving() const {
+    for (std::uint32_t rank = 0; rank < world_size(); ++rank) {
+      if (IsLeaving(rank)) return true;
+    }
+    return false;
+  }
   // No rank takes part in anything, and none is still to join.
   bool AllHaveLeft() const {
     return std::none_of(members_.begin(), members_.end(), [](const Member& member) {

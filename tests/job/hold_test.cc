@@ -790,26 +790,110 @@ TEST_F(HoldTest, NodesAndGpusAreRefusedByName) {
   EXPECT_TRUE(Says(registered, "host memory")) << registered;
 }
 
-TEST_F(HoldTest, LeavingWhileARankIsLostEndsTheJob) {
-  const auto leave = [this](int how) {
-    return how == 2 ? job_->Finish(Of(0)) : job_->Leave(Of(0), /*exit=*/how == 0);
-  };
-  for (const int how : {0, 1, 2}) {
-    for (const bool returned : {false, true}) {
-      SCOPED_TRACE(absl::StrCat(how, returned ? " returned" : ""));
-      sinks_.clear();
-      memory_.clear();
-      rejoined_.clear();
-      Begin(3);
-      Lose(1);
-      if (returned) Return(1);
-      TakeAll();
-      ASSERT_TRUE(leave(how).ok());
-      const absl::Status end = Only<SessionEndMessage>(2).status;
-      EXPECT_EQ(ReasonOf(end), "RANK_LOST");
-      EXPECT_TRUE(Says(end, "rank 1 of job 'run-7' was lost, and rank 0 left or finished")) << end;
-    }
+TEST_F(HoldTest, StayingWhileARankIsLostEndsTheJob) {
+  for (const bool returned : {false, true}) {
+    SCOPED_TRACE(returned ? "returned" : "held");
+    sinks_.clear();
+    memory_.clear();
+    rejoined_.clear();
+    Begin(3);
+    Lose(1);
+    if (returned) Return(1);
+    TakeAll();
+    ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/false).ok());
+    const absl::Status end = Only<SessionEndMessage>(2).status;
+    EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+    EXPECT_TRUE(Says(end, "rank 1 of job 'run-7' was lost, and rank 0 waits in LeaveAndStay"))
+        << end;
   }
+}
+
+// The end of a run. Both ways to leave for good are the same here.
+class LastLeaveTest : public HoldTest, public testing::WithParamInterface<bool> {
+ protected:
+  absl::Status LeaveForGood(std::uint32_t rank) {
+    return GetParam() ? job_->Finish(Of(rank)) : job_->Leave(Of(rank), /*exit=*/true);
+  }
+  void ExpectGoodEnd(std::uint32_t rank) {
+    const absl::Status end = Only<SessionEndMessage>(rank).status;
+    EXPECT_TRUE(end.ok()) << "rank " << rank << ": " << end;
+  }
+};
+
+TEST_P(LastLeaveTest, EveryRankLeavesWhenTheLastOneDoes) {
+  Begin(3);
+  for (const std::uint32_t rank : {2u, 0u}) {
+    ASSERT_TRUE(LeaveForGood(rank).ok());
+    ExpectSilence({0, 1, 2});
+  }
+  EXPECT_EQ(ReasonOf(LeaveForGood(0)), "PROTOCOL_VIOLATION");
+  ASSERT_TRUE(LeaveForGood(1).ok());
+  for (const std::uint32_t rank : {0u, 1u, 2u}) ExpectGoodEnd(rank);
+}
+
+TEST_P(LastLeaveTest, RankThatIsLostBeforeItHasLeftIsReplacedFirst) {
+  Begin(2);
+  ASSERT_TRUE(LeaveForGood(0).ok());
+  Lose(1);
+  EXPECT_FALSE(job_->HasEnded());
+  ExpectSilence({0});
+  Return(1);
+  TakeAll();
+  ASSERT_TRUE(LeaveForGood(1).ok());
+  for (const std::uint32_t rank : {0u, 1u}) ExpectGoodEnd(rank);
+}
+
+TEST_P(LastLeaveTest, ReplacementLeavesWithoutAnyLayout) {
+  Begin(2);
+  Lose(1);
+  ASSERT_TRUE(LeaveForGood(0).ok());
+  ASSERT_TRUE(Rejoin(1).ok());
+  ASSERT_TRUE(LeaveForGood(1).ok());
+  for (const std::uint32_t rank : {0u, 1u}) ExpectGoodEnd(rank);
+}
+
+TEST_P(LastLeaveTest, LeavingRankThatDiesIsNotLost) {
+  Begin(3);
+  ASSERT_TRUE(LeaveForGood(0).ok());
+  Lose(0);
+  EXPECT_FALSE(job_->HasEnded());
+  for (const std::uint32_t rank : {1u, 2u}) ASSERT_TRUE(LeaveForGood(rank).ok());
+  for (const std::uint32_t rank : {1u, 2u}) ExpectGoodEnd(rank);
+}
+
+TEST_P(LastLeaveTest, LostRankIsNotWaitedForLongerThanHoldTimeout) {
+  Begin(2);
+  Lose(1);
+  ASSERT_TRUE(LeaveForGood(0).ok());
+  job_->Tick();
+  clock_.Advance(kHoldTimeoutNs - 1);
+  job_->Tick();
+  EXPECT_FALSE(job_->HasEnded());
+  clock_.Advance(1);
+  job_->Tick();
+  EXPECT_TRUE(job_->HasEnded());
+  ExpectGoodEnd(0);
+}
+
+TEST_P(LastLeaveTest, RanksThatCannotBeReplacedLeaveAtOnce) {
+  Start(2);
+  ASSERT_TRUE(LeaveForGood(0).ok());
+  ExpectGoodEnd(0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Hold, LastLeaveTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "ByFinish" : "ByLeave"; });
+
+// The averages of a rank that has left went with its memory.
+TEST_F(HoldTest, LossInAStepOfTheOnlyRankThatHasNotLeftEndsTheJob) {
+  Begin(2);
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/true).ok());
+  Mark(1, 2, 0, 1);
+  reducer_.CompleteAll();
+  Lose(1);
+  EXPECT_TRUE(job_->HasEnded());
+  const absl::Status end = Only<SessionEndMessage>(0).status;
+  EXPECT_TRUE(end.ok()) << end;
 }
 
 TEST_F(HoldTest, CollectivesOfOtherLibrariesAreRefused) {
