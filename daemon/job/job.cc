@@ -478,7 +478,7 @@ void Job::Lose(RankSession session, const absl::Status& why) {
   }
   absl::Status loss = layouts_.LossOf(session.rank, why);
   if (phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold) {
-    const std::string ends = WhyNotHeld(session.rank);
+    const std::string ends = WhyNotHeld(session.rank, why);
     if (ends.empty()) {
       members_.Hold(session.rank, why, transaction.actions());
       layouts_.RankLost(session.rank, environment_.clock->NowNs(), transaction.actions());
@@ -493,7 +493,10 @@ void Job::Lose(RankSession session, const absl::Status& why) {
   MaybeEnd(transaction.actions());
 }
 
-std::string Job::WhyNotHeld(std::uint32_t rank) const {
+std::string Job::WhyNotHeld(std::uint32_t rank, const absl::Status& why) const {
+  if (DetailsOf(why).reason != reason::kProcessEnded.text()) {
+    return "its process may live, and write to its gradients";
+  }
   if (!members_.Formed()) return "not every rank had joined";
   if (members_.Count(RankState::kStayed) > 0) return "some rank waits in LeaveAndStay";
   if (std::string need = operations_.NeedOf(rank); !need.empty()) return need;

@@ -192,8 +192,10 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing that this session says counts any more.
   bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Why the loss of this rank ends the job under policy `hold`; empty if it does not.
-  std::string WhyNotHeld(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Why the loss of this rank ends the job under policy `hold`; empty if it does not. `why`: how
+  // the daemon knows of the loss.
+  std::string WhyNotHeld(std::uint32_t rank, const absl::Status& why) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if the operation needs a rank whose session is lost or has not healed.
   void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                              DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -92,7 +92,7 @@ TEST_F(HoldTest, StepWaitsAndCompletesWithTheNextSessionsGradients) {
   reducer_.CompleteAll();
   EXPECT_EQ(Value(0, 0), 50.5);
   Lose(1);
-  EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(1).status), "");
+  EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(1).status), "PROCESS_ENDED");
   EXPECT_FALSE(job_->HasEnded());
   ExpectSilence({0});
   Return(1);
@@ -326,6 +326,20 @@ TEST_F(HoldTest, MemoryIsReleasedWhenItsBucketIsReduced) {
   for (const std::uint32_t bucket : {0u, 1u}) EXPECT_EQ(Value(1, bucket), 2);
 }
 
+TEST_F(HoldTest, MemoryIsReleasedWhenItsStepIsVoid) {
+  Begin(2);
+  Mark(1, 2, 0, 1);
+  Mark(1, 2, 1, 1);
+  End(1, 2);
+  const auto lost = std::move(memory_[channel_ - 1][1]);
+  Lose(1);
+  executor_.RunAll();
+  EXPECT_TRUE(lost->Shared()) << "its gradients are in the step";
+  ASSERT_TRUE(job_->AbandonStep(Of(0), channel_, 2, "no memory").ok());
+  executor_.RunAll();
+  EXPECT_FALSE(lost->Shared());
+}
+
 TEST_F(HoldTest, SourceThatIsLostInMidCopyStaysMapped) {
   Begin(3);
   for (const std::uint32_t rank : {0u, 1u, 2u}) Mark(rank, 2, 0, 3);
@@ -462,6 +476,21 @@ TEST_F(HoldTest, LossEndsTheJobWhereTheRankCannotBeReplaced) {
   channel_ = Agree(Spec(2));
   Lose(1);
   expect_end(0, "layout 'model' had no complete step");
+}
+
+// A reduction may read the memory to which such a process still writes.
+TEST_F(HoldTest, LossOfARankWhoseProcessMayLiveEndsTheJob) {
+  for (const Reason reason :
+       {reason::kLeaseExpired, reason::kStreamEnded, reason::kProtocolViolation}) {
+    SCOPED_TRACE(reason.text());
+    sinks_.clear();
+    memory_.clear();
+    Begin(2);
+    job_->Lose(Of(1), MakeError(absl::StatusCode::kAborted, reason, "why"));
+    const absl::Status end = Only<SessionEndMessage>(0).status;
+    EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+    EXPECT_TRUE(Says(end, "because its process may live, and write to its gradients")) << end;
+  }
 }
 
 TEST_F(HoldTest, LossOfTheLastRankWithTheStateEndsTheJob) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -159,7 +160,9 @@ std::vector<HoldWorld::Event> HoldWorld::Enabled() {
     if (!trainer->alive && !trainer->known_lost) {
       events.push_back({who + "the job knows of the death", [this, trainer] {
                           trainer->known_lost = true;
-                          job_->Lose(trainer->session, absl::AbortedError("its process has ended"));
+                          job_->Lose(trainer->session,
+                                     MakeError(absl::StatusCode::kAborted, reason::kProcessEnded,
+                                               "its process has ended"));
                         }});
     }
     if (trainer->alive) AddEventsOf(trainer, &events);

@@ -54,7 +54,8 @@ class JobFixture : public testing::Test {
               absl::string_view used_map = "");
 
   void Lose(std::uint32_t rank) {
-    job_->Lose(Of(rank), absl::AbortedError("its process has ended"));
+    job_->Lose(Of(rank), MakeError(absl::StatusCode::kAborted, reason::kProcessEnded,
+                                   "its process has ended"));
   }
   static std::uint64_t Incarnation(std::uint32_t rank) { return 100 + rank; }
   // The rank's present session.

@@ -56,7 +56,9 @@ class JobTableTest : public testing::Test {
     return session.job.ok() ? (*session.job)->identity().generation : 0;
   }
   static void Lose(const Session& session, std::uint32_t rank) {
-    (*session.job)->Lose(session.Of(rank), absl::AbortedError("ended"));
+    (*session.job)
+        ->Lose(session.Of(rank),
+               MakeError(absl::StatusCode::kAborted, reason::kProcessEnded, "ended"));
   }
   static void ExpectSaid(const absl::Status& status, absl::StatusCode code,
                          const std::string& reason, std::initializer_list<const char*> parts) {

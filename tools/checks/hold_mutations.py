@@ -33,6 +33,12 @@ MUTATIONS = (
         ";",
     ),
     Mutation(
+        "a rank whose process lives is held",
+        "job.cc",
+        "if (DetailsOf(why).reason != reason::kProcessEnded.text()) {",
+        "if (why.ok()) {",
+    ),
+    Mutation(
         "a lost session is lost again",
         "job.cc",
         "if (member.incarnation != session.incarnation || member.sink == nullptr) return;",
