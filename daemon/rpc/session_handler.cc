@@ -81,9 +81,10 @@ void SessionHandler::Opened(std::uint32_t protocol, std::uint32_t world_size,
     if (!ended) arrived_ = session;
   }
   if (ended) {
-    context_.sessions->End(session, MakeError(absl::StatusCode::kAborted, reason::kStreamEnded,
-                                              absl::StrCat("its connection was closed (pid ",
-                                                           process_.pid, ") while it joined")));
+    context_.sessions->ConnectionClosed(
+        session, MakeError(absl::StatusCode::kAborted, reason::kStreamEnded,
+                           absl::StrCat("its connection was closed (pid ", process_.pid,
+                                        ") while it joined")));
     return;
   }
   const auto nonce =
@@ -181,7 +182,12 @@ void SessionHandler::StreamEnded(const absl::Status& end, const std::string& dis
               {"step", DetailsOf(why).Value(field::kStep)},
               {"bucket", DetailsOf(why).Value(field::kBucket)},
               {"why", left ? "left" : why.message()}});
-  context_.sessions->End(std::move(session_), closed);  // it holds the stream as its sink
+  // The session holds the stream as its sink.
+  if (known || !disconnected.empty()) {
+    context_.sessions->End(std::move(session_), closed);
+  } else {
+    context_.sessions->ConnectionClosed(std::move(session_), closed);
+  }
   session_ = nullptr;
 }
 

@@ -78,6 +78,14 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
     Note(process, why);
     opened(why);
   };
+  if (request.on_rank_loss == OnRankLoss::kHold && process.pidfd == nullptr) {
+    return refuse(MakeError(
+        absl::StatusCode::kUnimplemented, reason::kLossPolicy,
+        absl::StrCat("job '", request.job_id, "', rank ", request.rank,
+                     ": on_rank_loss=hold needs the kernel to say when this process ends, which it "
+                     "does not for a process of another PID namespace before Linux 6.5; use abort"),
+        {{field::kJob, request.job_id}, {field::kRank, request.rank}}));
+  }
   auto reservation = quota_->Reserve(process.uid, policy_.staging_bytes);
   if (!reservation.ok()) return refuse(reservation.status());
   auto staging = HostArena::Create("gradsync-staging", policy_.staging_bytes);
@@ -99,6 +107,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   const auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
   finder_->Join(join, sink,
                 [this, process, join, sink, reserved, staging = *std::move(staging),
+                 hold = request.on_rank_loss == OnRankLoss::kHold,
                  opened = std::move(opened)](absl::StatusOr<Joined> joined) {
                   const auto refuse = [&](const absl::Status& why) {
                     Note(process, why);
@@ -107,7 +116,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
                   if (!joined.ok()) return refuse(joined.status());
                   auto session = std::make_shared<Session>(
                       SessionIdentity{process, join.incarnation, join.rank, join.client,
-                                      clock_->NowNs(), joined->generation, join.key.Text()},
+                                      clock_->NowNs(), joined->generation, join.key.Text(), hold},
                       SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session},
                       std::move(joined->job), sink, staging, std::move(*reserved), quota_,
                       executor_, gpus_);
@@ -195,6 +204,7 @@ void SessionTable::End(std::shared_ptr<Session> session, const absl::Status& why
   {
     MutexLock lock(&mutex_);
     // Called for the end of the stream and of the process. The first call counts.
+    closed_.erase(identity.incarnation);
     if (sessions_.erase(identity.incarnation) > 0) {
       if (lost) ++lost_;
       if (--per_user_[identity.process.uid] == 0) per_user_.erase(identity.process.uid);
@@ -207,9 +217,39 @@ void SessionTable::End(std::shared_ptr<Session> session, const absl::Status& why
   executor_->Run([released = std::move(session)] {});
 }
 
+void SessionTable::ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why) {
+  const std::uint64_t incarnation = session->identity().incarnation;
+  if (session->identity().hold && DetailsOf(why).reason != reason::kProcessEnded.text()) {
+    MutexLock lock(&mutex_);
+    if (!draining_ && sessions_.count(incarnation) > 0) {
+      closed_[incarnation] = {std::move(session), why, clock_->NowNs() + policy_.lease_ns};
+      return;
+    }
+  }
+  End(std::move(session), why);
+}
+
+void SessionTable::EndClosed(bool all) {
+  std::vector<Closed> closed;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& entry : closed_) closed.push_back(entry.second);
+  }
+  for (const Closed& one : closed) {
+    const ClientProcess& process = one.session->identity().process;
+    if (HasEnded(process, /*patience_ms=*/0)) {
+      End(one.session, ProcessEndedError(process));
+    } else if (all || clock_->NowNs() >= one.expires_ns) {
+      End(one.session, one.why);
+    }
+  }
+}
+
 void SessionTable::Tick() {
   const std::uint64_t now_ns = clock_->NowNs();
+  EndClosed(/*all=*/false);
   for (const auto& session : Sessions()) {
+    if (IsClosed(*session)) continue;
     const bool expired = session->CheckLease(now_ns);
     if (expired && fence_ && session->on_gpu()) fence_(session->identity().process);
   }
@@ -225,8 +265,16 @@ void SessionTable::WorkerLost(const WorkerKey& key, const absl::Status& why) {
 }
 
 void SessionTable::Drain() {
+  {
+    MutexLock lock(&mutex_);
+    draining_ = true;
+  }
+  EndClosed(/*all=*/true);
+}
+
+bool SessionTable::IsClosed(const Session& session) const {
   MutexLock lock(&mutex_);
-  draining_ = true;
+  return closed_.count(session.identity().incarnation) > 0;
 }
 
 bool SessionTable::draining() const {

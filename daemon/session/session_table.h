@@ -102,6 +102,10 @@ class SessionTable {
   // Ends the session: its stream or its process has ended. Takes the caller's reference, so that
   // the executor drops the last one and frees the memory.
   void End(std::shared_ptr<Session> session, const absl::Status& why);
+  // The session's connection was closed without Leave. Ends the session. But under policy `hold` it
+  // lasts until its process has ended, so that the job can hold the rank; or with `why` when its
+  // lease is over: then the process lives.
+  void ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why);
   void Tick();
   // Makes Open() fail with UNAVAILABLE DRAINING.
   void Drain();
@@ -120,6 +124,16 @@ class SessionTable {
     std::vector<std::pair<std::weak_ptr<void>, int>> descriptors;
   };
 
+  // A session whose connection was closed, and which waits for the end of its process.
+  struct Closed {
+    std::shared_ptr<Session> session;
+    absl::Status why;
+    std::uint64_t expires_ns = 0;
+  };
+
+  // Ends the closed sessions whose process has ended or whose lease is over; `all`: every one.
+  void EndClosed(bool all);
+  bool IsClosed(const Session& session) const;
   // Checks whether the session may open. Returns its incarnation.
   absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);
   // Ends the rank's old session if its process has ended. The new process may join before the
@@ -139,6 +153,7 @@ class SessionTable {
 
   mutable Mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, Closed> closed_ ABSL_GUARDED_BY(mutex_);  // of sessions_
   std::map<uid_t, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
   std::map<Nonce, Offered> offers_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;

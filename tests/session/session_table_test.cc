@@ -334,47 +334,121 @@ TEST_F(SessionTableTest, TickChecksTheJobsDeadlines) {
 
 // ---- Policy `hold`
 
-TEST_F(SessionTableTest, DeadSessionMakesRoomForTheNextOneAtOnce) {
-  int ends[2] = {-1, -1};
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  ClientProcess process = Client();
-  process.pidfd = std::make_shared<UniqueFd>(ends[0]);  // readable once something is written
-  UniqueFd death(ends[1]);
-  OpenRequest request;
-  request.job_id = "run";
-  request.world_size = 2;
-  request.on_rank_loss = OnRankLoss::kHold;
-  request.step_timeout_ns = request.hold_timeout_ns = 60 * kSecondNs;
-  const auto open = [&](std::uint32_t rank) {
-    request.rank = rank;
+// A job of two ranks that has completed a step. The pidfd of each process is a pipe.
+class HeldSessionTest : public SessionTableTest {
+ protected:
+  HeldSessionTest() {
+    request_.job_id = "run";
+    request_.world_size = 2;
+    request_.on_rank_loss = OnRankLoss::kHold;
+    request_.step_timeout_ns = request_.hold_timeout_ns = 60 * kSecondNs;
+  }
+  // Of a new process.
+  Opened OpenHeld(std::uint32_t rank) {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    ClientProcess process = Client();
+    process.pidfd = std::make_shared<UniqueFd>(ends[0]);  // readable once something is written
+    request_.rank = rank;
     auto sink = std::make_shared<RecordingSink>();
-    auto session = OpenNow(rank == 0 ? Client() : process, request, sink);
+    auto session = OpenNow(process, request_, sink);
+    if (session.ok()) deaths_[rank] = UniqueFd(ends[1]);
     return Opened{std::move(session), std::move(sink)};
-  };
-  const std::vector<Opened> opened = {open(0), open(1)};
-  std::vector<Session::Registration> layouts;
-  for (const Opened& one : opened) layouts.push_back(Register(one, Layout(1024)));
-  for (const std::uint32_t rank : {0u, 1u}) {
-    Populate(*layouts[rank].memory.arena, layouts[rank].plan.arena_bytes);
-    ASSERT_TRUE(opened[rank]->ArenaMapped(layouts[rank].channel).ok());
   }
-  executor_.RunAll();
-  for (const Opened& one : opened) {
-    const RankSession session = one->identity().session();
-    ASSERT_TRUE(one.job().FinishStep(session, layouts[0].channel, 1, "").ok());
+  void Die(std::uint32_t rank) { ASSERT_EQ(write(deaths_[rank].get(), "x", 1), 1); }
+  void Begin() {
+    opened_ = {OpenHeld(0), OpenHeld(1)};
+    std::vector<Session::Registration> layouts;
+    for (const Opened& one : opened_) layouts.push_back(Register(one, Layout(1024)));
+    for (const std::uint32_t rank : {0u, 1u}) {
+      Populate(*layouts[rank].memory.arena, layouts[rank].plan.arena_bytes);
+      ASSERT_TRUE(opened_[rank]->ArenaMapped(layouts[rank].channel).ok());
+    }
+    executor_.RunAll();
+    for (const Opened& one : opened_) {
+      const RankSession session = one->identity().session();
+      ASSERT_TRUE(one.job().FinishStep(session, layouts[0].channel, 1, "").ok());
+    }
+    reducer_.CompleteAll();
   }
-  reducer_.CompleteAll();
+  void Close(std::uint32_t rank) {
+    sessions_.ConnectionClosed(
+        *opened_[rank].session,
+        MakeError(absl::StatusCode::kAborted, reason::kStreamEnded, "its connection was closed"));
+  }
+  std::string EndOf(std::uint32_t rank) { return DetailsOf(opened_[rank].end()).reason; }
 
-  ExpectError(open(1).session.status(), absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
+  OpenRequest request_;
+  UniqueFd deaths_[2];
+  std::vector<Opened> opened_;
+};
+
+TEST_F(HeldSessionTest, DeadOneMakesRoomForTheNextOneAtOnce) {
+  Begin();
+  ExpectError(OpenHeld(1).session.status(), absl::StatusCode::kAlreadyExists, "RANK_OCCUPIED",
               {"only after its loss"});
-  EXPECT_FALSE(opened[1].ended());
-  ASSERT_EQ(write(death.get(), "x", 1), 1);
-  process.pidfd = nullptr;  // of the next process
-  const Opened next = open(1);
+  EXPECT_FALSE(opened_[1].ended());
+  Die(1);
+  const Opened next = OpenHeld(1);
   ASSERT_TRUE(next.session.ok()) << next.session.status();
-  EXPECT_EQ(DetailsOf(opened[1].end()).reason, "PROCESS_ENDED");
-  EXPECT_FALSE(opened[0].ended());
+  EXPECT_EQ(EndOf(1), "PROCESS_ENDED");
+  EXPECT_FALSE(opened_[0].ended());
   EXPECT_EQ(next->identity().generation, 1u);
+}
+
+// A killed process closes its connection a moment before the kernel reports its end.
+TEST_F(HeldSessionTest, ClosedOneIsHeldWhenItsProcessHasEnded) {
+  Begin();
+  Close(1);
+  sessions_.Tick();
+  EXPECT_FALSE(opened_[1].ended());
+  Die(1);
+  sessions_.Tick();
+  EXPECT_EQ(EndOf(1), "PROCESS_ENDED");
+  EXPECT_FALSE(opened_[0].ended());
+  EXPECT_EQ(sessions_.Sessions().size(), 1u);
+  EXPECT_EQ(sessions_.lost(), 1u);
+  EXPECT_TRUE(OpenHeld(1).session.ok());
+}
+
+TEST_F(HeldSessionTest, ClosedOneWhoseProcessLivesEndsTheJobAfterItsLease) {
+  Begin();
+  Close(1);
+  clock_.Advance(sessions_.policy().lease_ns - 1);
+  sessions_.Tick();
+  EXPECT_FALSE(opened_[0].ended());
+  clock_.Advance(1);
+  sessions_.Tick();
+  EXPECT_EQ(EndOf(0), "RANK_LOST");
+  EXPECT_EQ(sessions_.Sessions().size(), 1u) << "the stream of rank 0 has not ended";
+}
+
+TEST_F(HeldSessionTest, ClosedOneEndsAtOnceWhenTheDaemonDrains) {
+  Begin();
+  Close(1);
+  sessions_.Drain();
+  EXPECT_EQ(EndOf(0), "RANK_LOST");
+}
+
+TEST_F(HeldSessionTest, OneThatIsClosedWhileTheDaemonDrainsEndsAtOnce) {
+  Begin();
+  sessions_.Drain();
+  Close(1);
+  EXPECT_EQ(EndOf(0), "RANK_LOST");
+}
+
+TEST_F(HeldSessionTest, ProcessWhoseEndCannotBeKnownIsRefused) {
+  ExpectError(OpenNow(Client(), request_, std::make_shared<RecordingSink>()).status(),
+              absl::StatusCode::kUnimplemented, "LOSS_POLICY",
+              {"rank 0", "when this process ends", "use abort"});
+}
+
+TEST_F(SessionTableTest, ClosedConnectionEndsASessionAtOnce) {
+  const Opened opened = Open(0);
+  sessions_.ConnectionClosed(
+      *opened.session,
+      MakeError(absl::StatusCode::kAborted, reason::kStreamEnded, "its connection was closed"));
+  EXPECT_TRUE(sessions_.Sessions().empty());
 }
 
 }  // namespace
