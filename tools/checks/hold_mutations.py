@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/checks/hold_mutations.py [WORD...]
 
-Runs in a copy of the committed tree and takes about half an hour. First runs the tests on the tree as
+Runs in a copy of the committed tree and takes half an hour. First runs the tests on the tree as
 it is: they must pass. With words, only the mutations whose names contain one of them. Prints a
 table. Exit status: 0 every mutation made a test fail, 1 some mutation did not, or its line is not
 in the tree, or there more than once.
