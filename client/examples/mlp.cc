@@ -10,21 +10,14 @@
 namespace gradsync::examples {
 namespace {
 
-// With sanitizers, which check each access, MultiplyAdd takes twenty times as long, so it has none.
-// Otherwise it uses the widest vectors that the processor has.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define HOT_LOOP __attribute__((no_sanitize("address", "undefined")))
-#elif defined(__x86_64__)
-#define HOT_LOOP __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define HOT_LOOP
-#endif
-
 // c += a * b, all in rows: a is m x k, b is k x n. Every element of c adds its k products in
 // ascending order; the compiler makes vectors of neighbouring columns, which changes no sum. Nearly
-// all time is spent here.
-HOT_LOOP void MultiplyAdd(const float* __restrict a, const float* __restrict b, float* __restrict c,
-                          std::size_t m, std::size_t k, std::size_t n) {
+// all time is spent here. With sanitizers, which check each access, it takes twenty times as long.
+__attribute__((no_sanitize("address", "undefined"))) void MultiplyAdd(const float* __restrict a,
+                                                                      const float* __restrict b,
+                                                                      float* __restrict c,
+                                                                      std::size_t m, std::size_t k,
+                                                                      std::size_t n) {
   std::size_t row = 0;
   for (; row + 4 <= m; row += 4) {  // four rows at a time: each row of b is loaded once for all
     float* __restrict c0 = c + row * n;
