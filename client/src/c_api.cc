@@ -190,6 +190,10 @@ std::uint64_t gradsync_session_incarnation(const gradsync_session_t* session) {
   return session->session->incarnation();
 }
 
+int gradsync_session_is_replacement(const gradsync_session_t* session) {
+  return session->session->is_replacement() ? 1 : 0;
+}
+
 // ---- Layouts ------------------------------------------------------------------------------------
 
 gradsync_error_t* gradsync_register_layout(gradsync_session_t* session,
@@ -295,6 +299,10 @@ void gradsync_mapping_destroy(gradsync_mapping_t* mapping) {
 }
 
 // ---- Steps --------------------------------------------------------------------------------------
+
+std::uint64_t gradsync_first_step(const gradsync_layout_t* layout) {
+  return layout->layout->first_step();
+}
 
 std::uint64_t gradsync_next_step(const gradsync_layout_t* layout) {
   return layout->layout->next_step();

@@ -44,6 +44,8 @@ absl::StatusOr<SessionOptions> ReadOptions(const gradsync_session_options_t* opt
   out.on_rank_loss = EnumOr(in.on_rank_loss, LossPolicy::kAbort);
   out.divisor = EnumOr(in.divisor, Divisor::kLiveRanks);
   out.step_timeout = DurationOf(in.step_timeout);
+  out.hold_timeout = DurationOf(in.hold_timeout);
+  out.state_source = EnumOr(in.state_source, StateSource::kSurvivor);
   out.nccl.max_ctas = in.nccl_max_ctas;
   out.nccl.algorithm = EnumOr(in.nccl_algorithm, NcclAlgorithm::kAuto);
   out.nccl.protocol = EnumOr(in.nccl_protocol, NcclProtocol::kAuto);

@@ -28,6 +28,8 @@ constexpr absl::Duration kLeastPatience = absl::Seconds(1);
 constexpr absl::Duration kGrace = absl::Seconds(1);
 // Between two attempts to join while the daemon restarts.
 constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
+// Long enough for a rank that leaves between steps: the daemon waits for nothing.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 // Of a notice; the rest of a longer one is dropped.
 constexpr std::size_t kMaxNoticeBytes = 2047;
 // How long to wait for the reason of an end that another socket has shown already.
@@ -61,12 +63,14 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SessionOption
     if (status.ok()) return connection;
     connection->Close();
     // The stream ended before its first answer, or the daemon drains and another may take its
-    // place.
+    // place. Or this is a replacement, and the daemon does not know yet that the rank is lost.
+    const std::string why = ErrorReason(status);
     const bool again =
         connection->stream_ != nullptr &&
-        (ErrorReason(status) == reason::kDaemonLost || ErrorReason(status) == reason::kDraining);
+        (why == reason::kDaemonLost || why == reason::kDraining ||
+         (why == reason::kRankOccupied && options.on_rank_loss == LossPolicy::kHold));
     if (!again || absl::Now() + kRejoinPause >= deadline) return status;
-    // Backs off: nothing announces another daemon.
+    // Backs off: nothing announces another daemon, or that the rank is free.
     absl::SleepFor(kRejoinPause);
   }
 }
@@ -118,10 +122,12 @@ absl::Status Connection::Join(absl::Time deadline) {
 }
 
 void Connection::OnOpened(const v1::SessionOpened& opened) {
+  if (opened.replacement()) job_channel_.OnReplacement();
   absl::MutexLock lock(&mutex_);
   if (opened_) return;
   incarnation_ = opened.incarnation();
   generation_ = opened.generation();
+  replacement_ = opened.replacement();
   // At most a year, so that sums do not overflow.
   lease_ = absl::Milliseconds(
       std::min<std::uint64_t>(opened.lease_ms(), absl::ToInt64Milliseconds(absl::Hours(24 * 365))));
@@ -142,6 +148,22 @@ absl::Status Connection::AwaitEnd(absl::Duration timeout) const {
   absl::MutexLock lock(&mutex_);
   mutex_.AwaitWithTimeout(absl::Condition(&ended), timeout);
   return end_;
+}
+
+absl::Status Connection::AwaitGoodEnd(absl::string_view call) const {
+  const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !end_.ok(); };
+  // Under kHold the daemon ends the session when every rank has left.
+  const bool together = options_.on_rank_loss == LossPolicy::kHold;
+  const absl::Time deadline = together ? absl::InfiniteFuture() : absl::Now() + kLeaveTimeout;
+  DaemonSilence silence(*this);
+  absl::MutexLock lock(&mutex_);
+  if (AwaitUnlessSilent(&mutex_, absl::Condition(&ended), deadline, &silence) != Awaited::kMet) {
+    return MakeError(
+        absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+        absl::StrCat("the daemon does not answer ", call, "; check that gradsyncd is not stopped"),
+        Fields());
+  }
+  return ErrorReason(end_) == reason::kLeft ? absl::OkStatus() : end_;
 }
 
 bool Connection::HasEnded() const {
@@ -327,6 +349,9 @@ void Connection::OnMessage(const v1::SessionResponse& message) {
         if (const auto steps = StepsOf(next.channel())) steps->OnResume(next.step());
       }
       job_channel_.OnLeaveDone(message.leave_done());
+      break;
+    case v1::SessionResponse::kHealed:
+      job_channel_.OnHealed(message.healed().next_sequence());
       break;
     case v1::SessionResponse::kLeaseQuestion: {
       v1::SessionRequest answer;

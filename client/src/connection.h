@@ -66,6 +66,8 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   const SessionOptions& options() const { return options_; }
   std::uint64_t incarnation() const { return incarnation_; }
   std::uint64_t generation() const { return generation_; }
+  // The session takes the place of a lost one.
+  bool replacement() const { return replacement_; }
   // Zero: no lease.
   absl::Duration lease() const { return lease_; }
   const std::shared_ptr<MappedMemory>& staging() const { return staging_; }
@@ -83,6 +85,8 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   absl::Status End() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the session's end. OK: it has not ended within `timeout`.
   absl::Status AwaitEnd(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // After Leave or Finish, `call`: waits until the daemon ends the session.
+  absl::Status AwaitGoodEnd(absl::string_view call) const ABSL_LOCKS_EXCLUDED(mutex_);
   // True once the session has ended; it becomes true before any call returns the error.
   bool HasEnded() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -130,6 +134,7 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   // Written by Open, before any other thread uses the object.
   std::uint64_t incarnation_ = 0;
   std::uint64_t generation_ = 0;
+  bool replacement_ = false;
   absl::Duration lease_;
   std::string staging_nonce_;
   std::uint64_t staging_bytes_ = 0;

@@ -41,10 +41,36 @@ absl::Status JobChannel::LeftError(absl::string_view what) const {
                    connection_.Fields());
 }
 
+absl::Status JobChannel::AwaitHealed(absl::Time deadline) {
+  if (healed_) return absl::OkStatus();
+  if (connection_.counters().steps_complete.load() == 0) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+        absl::StrCat(
+            "rank ", connection_.options().rank,
+            " takes the place of a lost process: it takes part in no Barrier, Broadcast or "
+            "AllReduce until its first step is complete. Skip those at the program's "
+            "start if the session is a replacement"),
+        connection_.Fields());
+  }
+  const auto answered = [this]()
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return healed_ || !end_.ok(); };
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&answered), deadline)) {
+    return MakeError(
+        absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+        absl::StrCat("rank ", connection_.options().rank,
+                     " takes the place of a lost process, and has not taken part in a complete "
+                     "step of every layout: it takes part in no operation yet"),
+        connection_.Fields());
+  }
+  return end_;
+}
+
 absl::StatusOr<std::uint64_t> JobChannel::Begin(
-    const std::function<void(std::uint64_t, v1::SessionRequest*)>& fill) {
+    absl::Time deadline, const std::function<void(std::uint64_t, v1::SessionRequest*)>& fill) {
   absl::MutexLock lock(&mutex_);
   if (!end_.ok()) return end_;
+  if (auto status = AwaitHealed(deadline); !status.ok()) return status;
   if (!given_up_.ok()) return given_up_;
   if (connection_.left()) return LeftError("it takes part in no operation");
   ++sequence_;
@@ -107,10 +133,11 @@ absl::Status JobChannel::Populate(std::size_t bytes) {
 absl::Status JobChannel::Barrier(absl::Duration timeout) {
   absl::MutexLock turn(&turn_);
   const absl::Time deadline = DeadlineOf(timeout);
-  const auto sequence = Begin([timeout](std::uint64_t number, v1::SessionRequest* request) {
-    request->mutable_barrier()->set_sequence(number);
-    request->mutable_barrier()->set_timeout_ms(TimeoutMs(timeout));
-  });
+  const auto sequence =
+      Begin(deadline, [timeout](std::uint64_t number, v1::SessionRequest* request) {
+        request->mutable_barrier()->set_sequence(number);
+        request->mutable_barrier()->set_timeout_ms(TimeoutMs(timeout));
+      });
   return sequence.ok() ? AwaitDone(deadline) : sequence.status();
 }
 
@@ -125,7 +152,7 @@ absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint
   const absl::Time deadline = DeadlineOf(timeout);
   if (auto status = Populate(bytes); !status.ok()) return status;
   const auto sequence =
-      Begin([bytes, root, timeout](std::uint64_t number, v1::SessionRequest* request) {
+      Begin(deadline, [bytes, root, timeout](std::uint64_t number, v1::SessionRequest* request) {
         v1::Broadcast& broadcast = *request->mutable_broadcast();
         broadcast.set_sequence(number);
         broadcast.set_root(root);
@@ -201,8 +228,8 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
   const absl::Time deadline = DeadlineOf(timeout);
   if (auto status = Populate(count * item); !status.ok()) return status;
   if (count > 0) std::memcpy(staging.data(), data, count * item);
-  const auto sequence =
-      Begin([count, dtype, op, timeout](std::uint64_t number, v1::SessionRequest* request) {
+  const auto sequence = Begin(
+      deadline, [count, dtype, op, timeout](std::uint64_t number, v1::SessionRequest* request) {
         v1::AllReduce& reduce = *request->mutable_all_reduce();
         reduce.set_sequence(number);
         reduce.set_dtype(static_cast<v1::DataType>(dtype));
@@ -311,6 +338,17 @@ void JobChannel::OnLeaveDone(const v1::LeaveDone& done) {
   absl::MutexLock lock(&mutex_);
   last_to_leave_ = done.last_to_leave();
   sequence_ = done.next_sequence() - 1;
+}
+
+void JobChannel::OnReplacement() {
+  absl::MutexLock lock(&mutex_);
+  healed_ = false;
+}
+
+void JobChannel::OnHealed(std::uint64_t next_sequence) {
+  absl::MutexLock lock(&mutex_);
+  healed_ = true;
+  sequence_ = next_sequence - 1;
 }
 
 void JobChannel::OnSessionEnd(const absl::Status& end) {

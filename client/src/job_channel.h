@@ -52,6 +52,9 @@ class JobChannel {
   void OnOperationFailed(std::uint64_t sequence, const absl::Status& status)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void OnLeaveDone(const v1::LeaveDone& done) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The session takes the place of a lost one: no operation may begin until OnHealed.
+  void OnReplacement() ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnHealed(std::uint64_t next_sequence) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -66,8 +69,11 @@ class JobChannel {
     bool write;
   };
 
+  // Waits until a session that replaces a lost one takes part in operations.
+  absl::Status AwaitHealed(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the next operation its number and sends it.
   absl::StatusOr<std::uint64_t> Begin(
+      absl::Time deadline,
       const std::function<void(std::uint64_t sequence, v1::SessionRequest*)>& fill)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the next chunk; nullopt: the operation is done.
@@ -95,6 +101,7 @@ class JobChannel {
   // Why this rank gave up on an operation. Other ranks may have completed it, so the sequence
   // numbers may differ, and no other operation may begin.
   absl::Status given_up_ ABSL_GUARDED_BY(mutex_);
+  bool healed_ ABSL_GUARDED_BY(mutex_) = true;
   std::optional<std::uint32_t> last_to_leave_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };

@@ -42,6 +42,7 @@ class ArenaLayout final : public Layout {
     return {span.dtype, span.count, span.bucket, arena_.get() + span.offset};
   }
   std::shared_ptr<const void> Mapping() const override { return arena_; }
+  std::uint64_t first_step() const override { return steps_->first_step(); }
   std::uint64_t next_step() const override { return steps_->next_step(); }
 
   absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) override {

@@ -15,9 +15,6 @@ namespace gradsync {
 namespace client {
 namespace {
 
-// Long enough: the daemon waits for nothing when a rank leaves between steps.
-constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
-
 // In a forked child only the constants work.
 class ConnectedSession final : public Session {
  public:
@@ -32,6 +29,7 @@ class ConnectedSession final : public Session {
   std::uint32_t world_size() const override { return connection_->options().world_size; }
   std::uint64_t generation() const override { return connection_->generation(); }
   std::uint64_t incarnation() const override { return connection_->incarnation(); }
+  bool is_replacement() const override { return connection_->replacement(); }
 
   absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) override {
     if (InForkedChild()) return ForkedError();
@@ -84,13 +82,13 @@ class ConnectedSession final : public Session {
     if (auto status = connection_->job_channel().SendLeave(/*exit=*/true); !status.ok()) {
       return status;
     }
-    return AwaitGoodEnd("Leave");
+    return connection_->AwaitGoodEnd("Leave");
   }
 
   absl::Status Finish() override {
     if (InForkedChild()) return ForkedError();
     if (auto status = connection_->job_channel().SendFinish(); !status.ok()) return status;
-    return AwaitGoodEnd("Finish");
+    return connection_->AwaitGoodEnd("Finish");
   }
 
   absl::StatusOr<std::uint32_t> LeaveAndStay(absl::Duration timeout) override {
@@ -113,17 +111,6 @@ class ConnectedSession final : public Session {
   }
 
  private:
-  absl::Status AwaitGoodEnd(absl::string_view call) const {
-    const absl::Status end = connection_->AwaitEnd(kLeaveTimeout);
-    if (end.ok()) {
-      return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
-                       absl::StrCat("the daemon does not answer ", call,
-                                    "; check that gradsyncd is not stopped"),
-                       connection_->Fields());
-    }
-    return ErrorReason(end) == reason::kLeft ? absl::OkStatus() : end;
-  }
-
   // Own synchronization.
   const ParentsReference<Connection> connection_;
 };

@@ -71,6 +71,11 @@ absl::Status ValidateOptions(const SessionOptions& options) {
     default:
       return Malformed("on_rank_loss", "is not a LossPolicy");
   }
+  if (options.state_source != StateSource::kSurvivor &&
+      options.state_source != StateSource::kTrainer) {
+    return Malformed("state_source", "is not a StateSource");
+  }
+  if (options.hold_timeout < absl::ZeroDuration()) return Malformed("hold_timeout", "is negative");
   if (options.divisor != Divisor::kLiveRanks && options.divisor != Divisor::kWorld) {
     return Malformed("divisor", "is not a Divisor");
   }
@@ -99,6 +104,12 @@ void FillOpenSession(const SessionOptions& options, v1::OpenSession* open) {
   open->set_world_size(options.world_size);
   v1::JobOptions& job = *open->mutable_options();
   job.set_on_rank_loss(static_cast<v1::LossPolicy>(options.on_rank_loss));
+  if (options.on_rank_loss == LossPolicy::kHold) {
+    job.set_state_source(static_cast<v1::StateSource>(options.state_source));
+    if (options.hold_timeout > absl::ZeroDuration()) {
+      job.set_hold_timeout_ms(TimeoutMs(options.hold_timeout));
+    }
+  }
   job.set_divisor(static_cast<v1::Divisor>(options.divisor));
   if (options.step_timeout > absl::ZeroDuration()) {
     job.set_step_timeout_ms(TimeoutMs(options.step_timeout));
@@ -126,6 +137,8 @@ static_assert(static_cast<int>(NcclWireType::kFloat16) == v1::NCCL_WIRE_TYPE_FLO
 static_assert(static_cast<int>(LossPolicy::kContinue) == v1::LOSS_POLICY_CONTINUE);
 static_assert(static_cast<int>(LossPolicy::kHold) == v1::LOSS_POLICY_HOLD);
 static_assert(static_cast<int>(LossPolicy::kAbort) == v1::LOSS_POLICY_ABORT);
+static_assert(static_cast<int>(StateSource::kTrainer) == v1::STATE_SOURCE_TRAINER);
+static_assert(static_cast<int>(StateSource::kSurvivor) == v1::STATE_SOURCE_SURVIVOR);
 static_assert(static_cast<int>(Divisor::kWorld) == v1::DIVISOR_WORLD);
 static_assert(static_cast<int>(Divisor::kLiveRanks) == v1::DIVISOR_LIVE_RANKS);
 

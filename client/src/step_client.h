@@ -55,6 +55,8 @@ class StepClient {
   const Connection* connection() const { return connection_.get(); }
   std::uint32_t channel() const { return channel_; }
   const StepErrors& errors() const { return errors_; }
+  // Constant after Begin.
+  std::uint64_t first_step() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return progress_.first_step(); }
   // Needs no lock: it is atomic.
   std::uint64_t next_step() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return progress_.next_step(); }
   // As of StepProgress.

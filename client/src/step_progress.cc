@@ -22,6 +22,7 @@ StepProgress::StepProgress(const Connection& connection, const StepErrors& error
 // ---- Transitions --------------------------------------------------------------------------------
 
 void StepProgress::Begin(std::uint64_t first_step) {
+  first_step_ = first_step;
   if (decided_.last() > 0) return;
   decided_.SkipTo(first_step - 1);
   next_step_.store(first_step, std::memory_order_release);

@@ -56,6 +56,8 @@ class StepProgress {
 
   // ---- State
 
+  // That Begin was given.
+  std::uint64_t first_step() const { return first_step_; }
   // The step to mark.
   std::uint64_t next_step() const { return next_step_.load(std::memory_order_acquire); }
   // What this rank said about next_step().
@@ -111,6 +113,7 @@ class StepProgress {
   const bool on_device_;
   const std::size_t max_outstanding_;  // steps
 
+  std::uint64_t first_step_ = 1;
   std::atomic<std::uint64_t> next_step_{1};
   OpenStep open_;  // the step next_step_
   // The last step that this rank ended; 0: none.

@@ -28,7 +28,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     job_->EndIfFinishedRankIsNeeded(&actions_);
     if (job_->phase_ == Phase::kActive) {
       job_->layouts_.DropReleased(&actions_);
-      if (job_->terms_.options.on_rank_loss == OnRankLoss::kHold) job_->layouts_.HealRanks();
+      if (job_->terms_.options.on_rank_loss == OnRankLoss::kHold) job_->HealRanks(&actions_);
     }
     Reducer* const node_group = job_->node_group_.get();  // set once
     job_->mutex_.Unlock();
@@ -438,6 +438,13 @@ void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
         {{field::kJob, identity_.job_id}, {field::kRank, finished}}));
     MaybeEnd(actions);
     return;
+  }
+}
+
+void Job::HealRanks(DeferredActions* actions) {
+  for (const std::uint32_t rank : layouts_.HealRanks()) {
+    operations_.RankHealed(rank);
+    members_.Send(rank, HealedMessage{operations_.next_sequence()}, actions);
   }
 }
 

@@ -188,6 +188,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if a rank has begun something that needs a rank that has finished.
   void EndIfFinishedRankIsNeeded(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the ranks that came back after a loss and are live again.
+  void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again.
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing that this session says counts any more.

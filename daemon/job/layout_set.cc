@@ -428,15 +428,19 @@ bool LayoutSet::HasGradientsOfEarlier(std::uint32_t rank) const {
   });
 }
 
-void LayoutSet::HealRanks() {
+std::vector<std::uint32_t> LayoutSet::HealRanks() {
+  std::vector<std::uint32_t> healed;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     const Member& member = (*members_)[rank];
     if (member.state != RankState::kHealing || !member.stepped) continue;
     const bool ready = std::all_of(layouts_.begin(), layouts_.end(), [rank](const auto& entry) {
       return entry.second->OwesNothing(rank);
     });
-    if (ready) members_->Heal(rank);
+    if (!ready) continue;
+    members_->Heal(rank);
+    healed.push_back(rank);
   }
+  return healed;
 }
 
 std::uint64_t LayoutSet::StepsDecided() const {

@@ -72,8 +72,9 @@ class LayoutSet {
   bool RankWaits() const;
   bool HasGradientsOfEarlier(std::uint32_t rank) const;
   // Ranks that came back after a loss are live again once they have contributed to a complete step
-  // and owe nothing to any layout. Called at the end of every change under policy `hold`.
-  void HealRanks();
+  // and owe nothing to any layout. Returns them. Called at the end of every change under policy
+  // `hold`.
+  std::vector<std::uint32_t> HealRanks();
   // Changes whenever a step gets its verdict.
   std::uint64_t StepsDecided() const;
   // Why a rank that is lost now cannot be replaced: "layout 'model' is being agreed". Empty if it

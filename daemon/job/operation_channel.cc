@@ -64,11 +64,6 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
     return absl::OkStatus();  // the session is about to end
   }
   RankOperation& mine = ranks_[rank];
-  if (mine.lost) {
-    // The first operation of a session that came after a loss is the others' next one.
-    mine.lost = false;
-    mine.sequence = state_ == State::kIdle || mine.excused ? sequence_ : sequence_ - 1;
-  }
   if (mine.waiting) return Breach(rank, sequence, "begun before the last one was answered");
   if (sequence != mine.sequence + 1) {
     return Breach(rank, sequence,
@@ -336,7 +331,6 @@ std::string OperationChannel::NeedOf(std::uint32_t rank) const {
 
 void OperationChannel::RankLost(std::uint32_t rank, DeferredActions* actions) {
   RankOperation& mine = ranks_[rank];
-  mine.lost = true;
   if (state_ == State::kIdle || mine.excused) return;
   mine.excused = true;
   // A sum in progress still reads the lost memory, which Close() gives up.

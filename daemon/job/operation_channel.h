@@ -85,6 +85,8 @@ class OperationChannel {
   // The rank's session is lost, and NeedOf() is empty: the operation in progress goes on without
   // the rank, and so do the next ones until another session of it has healed.
   void RankLost(std::uint32_t rank, DeferredActions* actions);
+  // The rank came back after a loss and takes part again, from the next operation on.
+  void RankHealed(std::uint32_t rank) { ranks_[rank].sequence = sequence_; }
   // The rank had left and takes part again; no operation is running.
   void RankResumed(std::uint32_t rank);
   // The number of the next operation.
@@ -128,7 +130,6 @@ class OperationChannel {
     bool waiting = false;        // joined, not answered
     bool owes_chunk = false;     // a broadcast waits for it to write or read the current chunk
     bool excused = false;        // the operation in progress goes on without it
-    bool lost = false;           // its session was lost, and no later one has called an operation
     StagingMemory staging;
   };
 

@@ -74,6 +74,10 @@ struct LeaveDoneMessage {
   std::uint64_t next_sequence;  // of the job's own channel
   std::vector<NextStep> next_steps;
 };
+// The rank came back after a loss and takes part in operations again.
+struct HealedMessage {
+  std::uint64_t next_sequence;  // of the job's own channel
+};
 // The last message of a session. OK after Leave{exit}.
 struct SessionEndMessage {
   absl::Status status;
@@ -98,7 +102,8 @@ struct ForwardedMessage {
 using SessionMessage =
     std::variant<LayoutReadyMessage, LayoutFailedMessage, BucketDoneMessage, StepDoneMessage,
                  ChunkReadyMessage, OperationDoneMessage, OperationFailedMessage, LeaveDoneMessage,
-                 SessionEndMessage, StillWaitingMessage, LeaseQuestionMessage, ForwardedMessage>;
+                 HealedMessage, SessionEndMessage, StillWaitingMessage, LeaseQuestionMessage,
+                 ForwardedMessage>;
 
 // Takes a job's messages to one session. Thread-safe. Shared by the job and the session; drops
 // messages that come after the session's end.

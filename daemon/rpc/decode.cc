@@ -22,6 +22,7 @@ constexpr std::uint64_t kLongestMs = 7ull * 24 * 3600 * 1000;
 // How long a rank waits for its coordinator.
 constexpr std::uint64_t kPatienceMs = 20 * 1000;
 constexpr std::uint64_t kLongestPatienceMs = 10 * 60 * 1000;
+constexpr std::uint64_t kHoldTimeoutMs = 10 * 60 * 1000;
 constexpr std::uint64_t kLayoutTimeoutMs = 5 * 60 * 1000;
 constexpr std::uint64_t kOperationTimeoutMs = 30 * 60 * 1000;
 constexpr std::uint32_t kMaxWorldSize = 1 << 16;
@@ -124,6 +125,26 @@ absl::StatusOr<NcclSettings> DecodeNccl(const v1::NcclOptions& options) {
                       static_cast<NcclWireType>(options.wire_type())};
 }
 
+absl::StatusOr<OnRankLoss> DecodeLossPolicy(const v1::JobOptions& options) {
+  if (!v1::StateSource_IsValid(options.state_source())) return Malformed("state_source is unknown");
+  switch (options.on_rank_loss()) {
+    case v1::LOSS_POLICY_UNSPECIFIED:
+    case v1::LOSS_POLICY_ABORT:
+      return OnRankLoss::kAbort;
+    case v1::LOSS_POLICY_HOLD:
+      if (options.state_source() == v1::STATE_SOURCE_TRAINER) return OnRankLoss::kHold;
+      return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
+                       "on_rank_loss=hold: this daemon cannot bring the state of the model to a "
+                       "replacement. Use "
+                       "abort; or let the trainers do it, and say state_source=trainer");
+    case v1::LOSS_POLICY_CONTINUE:
+      return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
+                       "on_rank_loss=continue is not built in this daemon; use abort or hold");
+    default:
+      return Malformed("on_rank_loss is unknown");
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint32_t* protocol) {
@@ -163,25 +184,19 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
                                   ": ranks count from 0"));
   }
   const v1::JobOptions& options = message.options();
-  switch (options.on_rank_loss()) {
-    case v1::LOSS_POLICY_UNSPECIFIED:
-    case v1::LOSS_POLICY_ABORT:
-      break;
-    case v1::LOSS_POLICY_HOLD:
-    case v1::LOSS_POLICY_CONTINUE:
-      return MakeError(
-          absl::StatusCode::kUnimplemented, reason::kLossPolicy,
-          absl::StrCat("on_rank_loss = ",
-                       options.on_rank_loss() == v1::LOSS_POLICY_HOLD ? "hold" : "continue",
-                       " is not built in this daemon; use abort"));
-    default:
-      return Malformed("on_rank_loss is unknown");
-  }
+  const auto policy = DecodeLossPolicy(options);
+  if (!policy.ok()) return policy.status();
   if (!v1::Divisor_IsValid(options.divisor())) return Malformed("divisor is unknown");
   const auto nccl = DecodeNccl(options.nccl());
   if (!nccl.ok()) return nccl.status();
   OpenRequest request;
   request.nccl = *nccl;
+  request.on_rank_loss = *policy;
+  const std::uint64_t hold_ms =
+      options.hold_timeout_ms() == 0 ? kHoldTimeoutMs : options.hold_timeout_ms();
+  if (*policy == OnRankLoss::kHold) {
+    request.hold_timeout_ns = std::min(hold_ms, kLongestMs) * kNsPerMs;
+  }
   request.job_id = message.job_id();
   request.token = message.token();
   request.rank = message.rank();

@@ -72,6 +72,9 @@ struct Encoder {
       next->set_step(step);
     }
   }
+  void operator()(const HealedMessage& message) const {
+    response->mutable_healed()->set_next_sequence(message.next_sequence);
+  }
   void operator()(const SessionEndMessage& message) const {
     *response->mutable_session_ending()->mutable_status() = ToProto(message.status);
   }

@@ -50,6 +50,11 @@ TEST(SessionOptionsTest, MalformedOptionIsNamed) {
   });
   ExpectRefused("divisor",
                 [](SessionOptions* options) { options->divisor = static_cast<Divisor>(0); });
+  ExpectRefused("state_source", [](SessionOptions* options) {
+    options->state_source = static_cast<StateSource>(3);
+  });
+  ExpectRefused("hold_timeout",
+                [](SessionOptions* options) { options->hold_timeout = -absl::Seconds(1); });
   ExpectRefused("step_timeout",
                 [](SessionOptions* options) { options->step_timeout = -absl::Seconds(1); });
   ExpectRefused("nccl.max_ctas", [](SessionOptions* options) { options->nccl.max_ctas = 65; });
@@ -69,6 +74,8 @@ TEST(SessionOptionsTest, FillsOpenSession) {
   options.token = "secret";
   options.divisor = Divisor::kWorld;
   options.on_rank_loss = LossPolicy::kHold;
+  options.state_source = StateSource::kTrainer;
+  options.hold_timeout = absl::Microseconds(2500);
   options.step_timeout = absl::Microseconds(1500);
   options.nccl = {16, NcclAlgorithm::kNvls, NcclProtocol::kSimple, NcclWireType::kFloat16};
   v1::OpenSession open;
@@ -82,6 +89,8 @@ TEST(SessionOptionsTest, FillsOpenSession) {
   EXPECT_EQ(open.world_size(), 2u);
   EXPECT_EQ(open.options().divisor(), v1::DIVISOR_WORLD);
   EXPECT_EQ(open.options().on_rank_loss(), v1::LOSS_POLICY_HOLD);
+  EXPECT_EQ(open.options().state_source(), v1::STATE_SOURCE_TRAINER);
+  EXPECT_EQ(open.options().hold_timeout_ms(), 3u);
   EXPECT_EQ(open.options().step_timeout_ms(), 2u);
   EXPECT_EQ(open.options().nccl().max_ctas(), 16u);
   EXPECT_EQ(open.options().nccl().algorithm(), v1::NCCL_ALGORITHM_NVLS);

@@ -2,8 +2,9 @@
 // NAME=VALUE separated by tabs: code, reason, message, start_ns, end_ns (CLOCK_MONOTONIC around the
 // call) and the fields of the command.
 //
-//   join socket=S rank=N world=N job=J [token=T] [policy=hold|continue] [divisor=world]
-//        [step_timeout_ms=N] [connect_timeout_ms=N] [coordinator=HOST:PORT]
+//   join socket=S rank=N world=N job=J [token=T] [policy=hold|continue] [state=trainer]
+//        [hold_timeout_ms=N] [divisor=world] [step_timeout_ms=N] [connect_timeout_ms=N]
+//        [coordinator=HOST:PORT]        field "replacement"
 //   exact_step PER_NODE[,...] [wire=bfloat16]  a step of float32 values whose sums round; every bit
 //                                          of the result is compared. PER_NODE: ranks on each node,
 //                                          in order. wire: the type between nodes, else float32
@@ -417,6 +418,9 @@ absl::Status Rank::Join(const Command& command, Answer* answer) {
   const std::string policy = command.Option("policy", "abort");
   if (policy == "hold") options_.on_rank_loss = LossPolicy::kHold;
   if (policy == "continue") options_.on_rank_loss = LossPolicy::kContinue;
+  if (command.Option("state", "") == "trainer") options_.state_source = StateSource::kTrainer;
+  options_.hold_timeout =
+      absl::Milliseconds(static_cast<std::int64_t>(command.Number("hold_timeout_ms", 0)));
   if (command.Option("divisor", "") == "world") options_.divisor = Divisor::kWorld;
   options_.step_timeout =
       absl::Milliseconds(static_cast<std::int64_t>(command.Number("step_timeout_ms", 0)));
@@ -429,6 +433,7 @@ absl::Status Rank::Join(const Command& command, Answer* answer) {
   session_ = *std::move(session);
   answer->emplace_back("generation", absl::StrCat(session_->generation()));
   answer->emplace_back("incarnation", absl::StrCat(session_->incarnation()));
+  answer->emplace_back("replacement", session_->is_replacement() ? "yes" : "no");
   return absl::OkStatus();
 }
 

@@ -95,6 +95,20 @@ TEST(DecodeOpenTest, OptionsHaveDefaults) {
   EXPECT_EQ(request->token, "");
 }
 
+TEST(DecodeOpenTest, HoldNeedsTrainersThatHaveTheState) {
+  v1::OpenSession message = GoodOpen();
+  message.mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_HOLD);
+  message.mutable_options()->set_state_source(v1::STATE_SOURCE_TRAINER);
+  EXPECT_EQ(Open(message)->on_rank_loss, OnRankLoss::kHold);
+  EXPECT_EQ(Open(message)->hold_timeout_ns, 600'000 * kNsPerMs);
+  message.mutable_options()->set_hold_timeout_ms(7);
+  EXPECT_EQ(Open(message)->hold_timeout_ns, 7 * kNsPerMs);
+  message.mutable_options()->set_hold_timeout_ms(kMax);
+  EXPECT_EQ(Open(message)->hold_timeout_ns, kWeekMs * kNsPerMs);
+  message.mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_ABORT);
+  EXPECT_EQ(Open(message)->on_rank_loss, OnRankLoss::kAbort);
+}
+
 TEST(DecodeOpenTest, NewestCommonProtocolIsChosen) {
   v1::OpenSession message = GoodOpen();
   message.mutable_protocol()->set_newest(99);
@@ -202,12 +216,17 @@ const OpenFault kOpenFaults[] = {
      [](auto* m) { m->mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_HOLD); },
      absl::StatusCode::kUnimplemented,
      "LOSS_POLICY",
-     {"on_rank_loss = hold", "not built"}},
+     {"on_rank_loss=hold", "state_source=trainer"}},
     {"Continue",
      [](auto* m) { m->mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_CONTINUE); },
      absl::StatusCode::kUnimplemented,
      "LOSS_POLICY",
-     {"on_rank_loss = continue", "not built"}},
+     {"on_rank_loss=continue", "not built"}},
+    {"UnknownStateSource",
+     [](auto* m) { m->mutable_options()->set_state_source(static_cast<v1::StateSource>(3)); },
+     kInvalid,
+     "MALFORMED",
+     {"state_source"}},
     {"UnknownDivisor",
      [](auto* m) { m->mutable_options()->set_divisor(static_cast<v1::Divisor>(-1)); },
      kInvalid,

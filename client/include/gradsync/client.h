@@ -65,8 +65,13 @@ using CudaStream = void*;
 
 // What an average divides its sum by: the ranks that take part, or the world size.
 enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
-// What a lost rank does to its job. kAbort ends the job. Daemons do not have the others yet.
+// What a lost rank does to its job. kAbort ends the job. With kHold the running step waits until
+// another process takes the rank's place; see docs/failures.md. Daemons do not have kContinue yet.
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
+// With kHold: who gives a replacement the state of the model. kTrainer: the trainers themselves,
+// for example from a file that each rank writes after every step. Daemons do not have kSurvivor
+// yet.
+enum class StateSource : std::uint8_t { kSurvivor = 1, kTrainer = 2 };
 
 // As the root of Broadcast: the lowest rank that takes part.
 inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
@@ -104,12 +109,16 @@ struct SessionOptions {
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
   LossPolicy on_rank_loss = LossPolicy::kAbort;
+  StateSource state_source = StateSource::kSurvivor;
+  // With kHold: how long the other ranks wait for a lost one in one step, before the job ends with
+  // RANK_LOST. At most a week. Zero: 10 min.
+  absl::Duration hold_timeout = absl::ZeroDuration();
   Divisor divisor = Divisor::kLiveRanks;
   // A step that is not decided this long after its first MarkReady is void on every rank. Zero: the
   // daemon's default, 30 min.
   absl::Duration step_timeout = absl::ZeroDuration();
-  // How long Join tries while no daemon listens, and while the coordinator cannot be reached; a
-  // sidecar may start late.
+  // How long Join tries while no daemon listens, while the coordinator cannot be reached, and with
+  // kHold while another session has the rank. A sidecar may start late, and a replacement early.
   absl::Duration connect_timeout = absl::Seconds(60);
   // "host" or "host:port" of the daemon on rank 0's node, the same on every rank. Without a port:
   // the one in this node's peer_listen. Empty: every rank is on this node. A daemon without
@@ -270,6 +279,10 @@ class Layout {
   // Keeps the arena mapped while views of it may outlive the Layout.
   virtual std::shared_ptr<const void> Mapping() const = 0;
 
+  // The first step of this rank when the layout became ready: 1, or more if it replaces another
+  // layout or the session replaces a lost one. Another rank may have abandoned it by now; then
+  // next_step() is larger.
+  virtual std::uint64_t first_step() const = 0;
   // The step to run now, from 1. One more than the last decided step; on a GPU, one more than the
   // last step that this rank has ended.
   virtual std::uint64_t next_step() const = 0;
@@ -392,7 +405,8 @@ class Session {
   //                        COORDINATOR_UNREACHABLE: no daemon answers at `coordinator` in time.
   //                        DRAINING.
   //   PERMISSION_DENIED    CREDENTIALS: the socket's permissions, or a missing token.
-  //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms.
+  //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms, or of a
+  //                        job with kHold.
   //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'.
   //                        VERSION: no protocol or shared-memory ABI in common. NODE_MISMATCH.
   //   UNIMPLEMENTED        LOSS_POLICY: the daemon does not have this on_rank_loss.
@@ -411,6 +425,11 @@ class Session {
   virtual std::uint64_t generation() const = 0;
   // The daemon's number of this session. No later session of that daemon process gets it.
   virtual std::uint64_t incarnation() const = 0;
+  // With kHold: this session takes the place of a lost one. It registers the layouts that the job
+  // has now. A layout's next_step() tells the first step that it takes part in, and the trainer
+  // begins with the state that its rank had before that step. Until a step is complete it takes
+  // part in no Barrier, Broadcast or AllReduce, and registers no other layout.
+  virtual bool is_replacement() const = 0;
 
   // Registers a layout and maps its memory. Returns when every rank has done the same. Each layout
   // has its own arena and its own steps.
@@ -444,6 +463,8 @@ class Session {
   // Operations of the job: every rank calls the same ones in the same order. They block until done.
   // Calls from several threads of one rank run one after the other.
   //   FAILED_PRECONDITION  OPERATION_MISMATCH: names two ranks and their different operations.
+  //                        PROTOCOL_VIOLATION: this session replaces a lost one, and no step of
+  //                        it is complete.
   //   DEADLINE_EXCEEDED    OPERATION_TIMEOUT: names the ranks that did not come. The operation
   //                        failed on every rank.
 
@@ -487,7 +508,8 @@ class Session {
   virtual absl::Status AwaitEnd(absl::Duration timeout) const = 0;
 
   // Ends the session: the other ranks go on without this one. Waits for an operation that another
-  // thread of this rank has called.
+  // thread of this rank has called. With kHold also waits until every rank has left or finished: a
+  // rank may be lost before it has saved its work.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::Status Leave() = 0;
   // Ends the session because this process comes to a good end. The other ranks cannot go on without

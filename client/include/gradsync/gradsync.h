@@ -132,10 +132,16 @@ typedef enum gradsync_divisor {
 } gradsync_divisor_t;
 
 typedef enum gradsync_loss_policy {
-  GRADSYNC_ABORT = 1, /* default */
-  GRADSYNC_HOLD = 2,
+  GRADSYNC_ABORT = 1, /* default: a lost rank ends the job */
+  GRADSYNC_HOLD = 2,  /* the running step waits until another process takes the rank's place */
   GRADSYNC_CONTINUE = 3
 } gradsync_loss_policy_t;
+
+/* Who gives a replacement the state of the model. */
+typedef enum gradsync_state_source {
+  GRADSYNC_STATE_OF_SURVIVOR = 1, /* default; daemons do not have it yet */
+  GRADSYNC_STATE_OF_TRAINER = 2   /* the trainers themselves, for example from a file per step */
+} gradsync_state_source_t;
 
 typedef enum gradsync_nccl_algorithm {
   GRADSYNC_NCCL_ALGORITHM_AUTO = 0, /* default: NCCL's choice */
@@ -185,6 +191,8 @@ typedef struct gradsync_session_options {
   int32_t nccl_protocol;  /* gradsync_nccl_protocol_t */
   int32_t nccl_wire_type; /* gradsync_nccl_wire_type_t */
   int32_t rank_given;     /* for _from_environment(): not 0: `rank` is set, also if it is 0 */
+  int32_t state_source;   /* gradsync_state_source_t; for GRADSYNC_HOLD, as the next one */
+  int64_t hold_timeout;   /* how long others wait for a lost rank in one step; 0: 10 min */
 } gradsync_session_options_t;
 
 static inline void gradsync_session_options_init(gradsync_session_options_t* options) {
@@ -208,6 +216,8 @@ GRADSYNC_EXPORT uint32_t gradsync_session_rank(const gradsync_session_t* session
 GRADSYNC_EXPORT uint32_t gradsync_session_world_size(const gradsync_session_t* session);
 GRADSYNC_EXPORT uint64_t gradsync_session_generation(const gradsync_session_t* session);
 GRADSYNC_EXPORT uint64_t gradsync_session_incarnation(const gradsync_session_t* session);
+/* 1 if the session takes the place of a lost one (GRADSYNC_HOLD), otherwise 0. */
+GRADSYNC_EXPORT int gradsync_session_is_replacement(const gradsync_session_t* session);
 
 /* ---- Layouts --------------------------------------------------------------------------------- */
 
@@ -290,6 +300,9 @@ GRADSYNC_EXPORT void gradsync_mapping_destroy(gradsync_mapping_t* mapping);
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
+/* The first step of this rank when the layout became ready: 1, or more if it replaces another
+ * layout or the session replaces a lost one. Another rank may have abandoned it by now. */
+GRADSYNC_EXPORT uint64_t gradsync_first_step(const gradsync_layout_t* layout);
 /* The number of the step to run now, from 1. */
 GRADSYNC_EXPORT uint64_t gradsync_next_step(const gradsync_layout_t* layout);
 

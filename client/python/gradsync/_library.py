@@ -86,6 +86,9 @@ class Library:
         self.session_world_size = self._quick("session_world_size", ctypes.c_uint32, [_POINTER])
         self.session_generation = self._quick("session_generation", ctypes.c_uint64, [_POINTER])
         self.session_incarnation = self._quick("session_incarnation", ctypes.c_uint64, [_POINTER])
+        self.session_is_replacement = self._quick(
+            "session_is_replacement", ctypes.c_int, [_POINTER]
+        )
         spec = ctypes.POINTER(_structs.LayoutSpecStruct)
         self.register_layout = self._blocking("register_layout", _ERROR, [_POINTER, spec, out])
         self.replace_layout = self._blocking(
@@ -150,6 +153,7 @@ class Library:
             "layout_mapping", _ERROR, [_POINTER, ctypes.POINTER(ctypes.c_void_p)]
         )
         self.mapping_destroy = self._blocking("mapping_destroy", None, [_POINTER])
+        self.first_step = self._quick("first_step", ctypes.c_uint64, [_POINTER])
         self.next_step = self._quick("next_step", ctypes.c_uint64, [_POINTER])
         self.mark_ready = self._quick("mark_ready", _ERROR, [_POINTER, step, ctypes.c_size_t])
         self.mark_unused = self._quick("mark_unused", _ERROR, [_POINTER, step, ctypes.c_size_t])

@@ -26,6 +26,8 @@ class SessionOptionsStruct(ctypes.Structure):
         ("nccl_protocol", ctypes.c_int32),
         ("nccl_wire_type", ctypes.c_int32),
         ("rank_given", ctypes.c_int32),
+        ("state_source", ctypes.c_int32),
+        ("hold_timeout", ctypes.c_int64),
     )
 
 

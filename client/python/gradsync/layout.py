@@ -82,6 +82,19 @@ class Layout:
         return self._parameter_count
 
     @property
+    def first_step(self) -> int:
+        """The first step of this rank when the layout became ready.
+
+        1, or more if it replaces another layout or the session replaces a lost one. Another rank
+        may have abandoned it by now; then next_step is larger.
+        """
+        try:
+            step: int = library.first_step(self._handle)
+        except ctypes.ArgumentError as error:
+            self._refuse(error)
+        return step
+
+    @property
     def next_step(self) -> int:
         """The step to run now, from 1: the one after the last step that was decided.
 

@@ -11,6 +11,7 @@ from gradsync._library import library, raise_error
 from gradsync.reason import Reason
 
 _LOSS_POLICIES = {"abort": 1, "hold": 2, "continue": 3}
+_STATE_SOURCES = {"survivor": 1, "trainer": 2}
 _DIVISORS = {"live_ranks": 1, "world": 2}
 _NCCL_ALGORITHMS = {
     "auto": 0,
@@ -35,13 +36,19 @@ class SessionOptions:
       token: a secret that keeps jobs of one user apart; "" for none.
       rank: this process's rank, from 0.
       world_size: number of ranks of the job.
-      on_rank_loss: what happens when a rank is lost: "abort" ends the job. Daemons that do not have
-        "hold" and "continue" refuse them.
+      on_rank_loss: what happens when a rank is lost. "abort" ends the job. With "hold" the running
+        step waits until another process takes the rank's place. Daemons that do not have "continue"
+        refuse it.
+      state_source: with "hold": who gives that process the state of the model. "trainer": the
+        trainers themselves, for example from a file that each rank writes after every step. Daemons
+        that do not have "survivor" refuse it.
+      hold_timeout: with "hold": seconds for which the other ranks wait for a lost one in one step,
+        before the job ends; None: 10 min.
       divisor: what averages are divided by: "live_ranks" or "world".
       step_timeout: seconds from a step's first mark_ready() until the step is void on every rank;
         None: the daemon's default, 30 min.
-      connect_timeout: seconds to try again while no daemon listens, or while the coordinator
-        cannot be reached; None: 60 s; 0: one attempt.
+      connect_timeout: seconds to try again while no daemon listens, while the coordinator cannot be
+        reached, and with "hold" while another process has the rank; None: 60 s; 0: one attempt.
       coordinator: "host" or "host:port" of the daemon on rank 0's node, the same on every rank; ""
         for a job on one node.
       nccl_max_ctas: most thread blocks of NCCL's kernels, 1 to 64; fewer leave more of the GPU to
@@ -64,6 +71,8 @@ class SessionOptions:
     rank: int = 0
     world_size: int = 1
     on_rank_loss: str = "abort"
+    state_source: str = "survivor"
+    hold_timeout: Optional[float] = None
     divisor: str = "live_ranks"
     step_timeout: Optional[float] = None
     connect_timeout: Optional[float] = None
@@ -127,6 +136,12 @@ class SessionOptions:
         struct.rank = self.rank
         struct.world_size = self.world_size
         struct.on_rank_loss = _choice("on_rank_loss", self.on_rank_loss, _LOSS_POLICIES)
+        struct.state_source = _choice("state_source", self.state_source, _STATE_SOURCES)
+        struct.hold_timeout = _duration.nanoseconds(
+            self.hold_timeout, "SessionOptions.hold_timeout", default=0
+        )
+        if self.hold_timeout is not None and struct.hold_timeout == 0:
+            raise _malformed("hold_timeout", "is 0; give more seconds, or None")
         struct.divisor = _choice("divisor", self.divisor, _DIVISORS)
         if self.nccl_max_ctas is not None:
             if not 0 < self.nccl_max_ctas < 2**32:

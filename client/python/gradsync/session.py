@@ -81,6 +81,7 @@ class Session:
         self._world_size: int = library.session_world_size(self._handle)
         self._generation: int = library.session_generation(self._handle)
         self._incarnation: int = library.session_incarnation(self._handle)
+        self._is_replacement = bool(library.session_is_replacement(self._handle))
 
     @classmethod
     def join(cls, options: Optional[SessionOptions] = None, **fields: Any) -> Session:
@@ -134,6 +135,17 @@ class Session:
     def generation(self) -> int:
         """Number of the job's life, from 1. A new one begins when trainers join again."""
         return self._generation
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether this session takes the place of a lost one (on_rank_loss="hold").
+
+        It registers the layouts that the job has now. `Layout.next_step` of each is the first step
+        that it takes part in, and the trainer begins with the state that its rank had before that
+        step. Until a step is complete it takes part in no barrier(), broadcast() or all_reduce(),
+        and registers no other layout.
+        """
+        return self._is_replacement
 
     @property
     def incarnation(self) -> int:

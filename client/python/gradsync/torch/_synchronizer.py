@@ -72,7 +72,7 @@ class Synchronizer:
         self._order = next(_orders)
         self._forwards = Forwards()
         self._thread = threading.get_ident()  # that ran the last forward pass
-        self._first_step = buckets.layout.next_step
+        self._first_step = buckets.layout.first_step
         self._optimizer_check = (
             OptimizerCheck(buckets.session, buckets.slots) if trained_before else None
         )

@@ -48,6 +48,7 @@ def wrap(
     replaced = _live.claim(module, slots, session, name)
     if session is None:
         session = _session.default_session()
+    _session.check_policy(session)
     if name is None:
         name = _session.unique_name(session, "ddp")
     state = ModuleState(module, ignored, session, name)

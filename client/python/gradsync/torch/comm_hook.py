@@ -115,6 +115,7 @@ class HookState:
 
     def _learn(self) -> None:
         session = _session.default_session() if self._session is None else self._session
+        _session.check_policy(session)
         self._session = session
         buckets = []
         for buffer in self._shown:
@@ -143,7 +144,8 @@ class HookState:
         self._sizes = [(buffer.numel(), buffer.dtype) for buffer in self._shown]
         device = self._shown[0].device
         self._views = [flat_tensor(self._layout.bucket(i), device) for i in range(len(buckets))]
-        self._step = self._layout.next_step
+        # Another rank may have abandoned it already; then this pass learns it.
+        self._step = self._layout.first_step
         for index in range(len(buckets)):
             self._hand_over(index)
 
