@@ -14,6 +14,7 @@ from typing import Any, Callable, NoReturn, Optional
 
 _MOST_RANKS = 256  # a user's sessions, by default
 _MOST_NODES = 4096
+_MOST_RESTARTS = 1_000_000
 _TORCHRUNS_PORT = 29500
 
 _DESCRIPTION = """\
@@ -28,8 +29,15 @@ root, serves this user only, and ends with the job.
 
 Every line that a rank prints is shown with its rank in front. If a rank fails, the launcher ends
 the others, and shows which rank failed first, how, and its last lines.
+
+With --max-restarts the launcher starts that rank again instead, and leaves the others alone. They
+wait for it if the script joins with on_rank_loss="hold". Otherwise they fail too, and are started
+again as well.
 """
 _EPILOG = """\
+A rank is restarted at once, then after 1 s, 2 s, 4 s, up to 30 s. TORCHELASTIC_RESTART_COUNT tells
+it how often.
+
 SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank. Ranks that are still there
 after --shutdown-timeout are killed; a second signal kills them at once. SIGUSR1 and SIGUSR2 are
 passed on too, and end nothing. If the launcher itself is killed, the ranks and the private daemon
@@ -89,6 +97,7 @@ class Options:
       master_addr: where rank 0 is.
       master_port: for its store; 0: a free one.
       run_id: the same on every node.
+      max_restarts: of each rank.
       shutdown_timeout: seconds from a signal until ranks are killed.
     """
 
@@ -99,6 +108,7 @@ class Options:
     master_addr: str
     master_port: int
     run_id: str
+    max_restarts: int
     shutdown_timeout: float
 
 
@@ -121,8 +131,6 @@ def parse(words: Sequence[str]) -> Options:
     several = given.nnodes > 1
     if several and given.rendezvous:
         parser.error(_not_ours(given.rendezvous))
-    if given.max_restarts != "0":
-        parser.error(_not_ours(f"--max-restarts {given.max_restarts}"))
     return Options(
         command=_command(parser, given),
         ranks=given.nproc_per_node,
@@ -131,6 +139,7 @@ def parse(words: Sequence[str]) -> Options:
         master_addr=given.master_addr or "127.0.0.1",
         master_port=given.master_port or (_TORCHRUNS_PORT if several else 0),
         run_id=given.rdzv_id or ("none" if several else uuid.uuid4().hex),
+        max_restarts=given.max_restarts,
         shutdown_timeout=given.shutdown_timeout,
     )
 
@@ -196,6 +205,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "PORT",
     )
     add("--rdzv-id", "the job's name; default: a new one, for several nodes 'none'", str, "NAME")
+    add("--max-restarts", "of each rank that fails; default 0", _count(0, _MOST_RESTARTS), "N", 0)
     add("--shutdown-timeout", "seconds until ranks are killed; default 30", _seconds, "S", 30.0)
     add("--standalone", "one node, which is the default")
     add("--no-python", "SCRIPT is a program, not Python's")
@@ -205,7 +215,6 @@ def _make_parser() -> argparse.ArgumentParser:
         _add_hidden(parser, name, action=_Refuse, nargs=nargs)
     for name in _RENDEZVOUS:
         _add_hidden(parser, name, action=_Remember, dest="rendezvous")
-    _add_hidden(parser, "--max-restarts", default="0")
     parser.add_argument("script", metavar="SCRIPT", help="what every rank runs")
     rest = parser.add_argument(
         "arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="of the script"

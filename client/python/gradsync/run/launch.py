@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from gradsync.run import ranks
@@ -28,6 +28,9 @@ _LAST_WORDS_S = 1.0
 _KILL_S = 10.0
 # After a signal, for a reader of the output.
 _LAST_OUTPUT_S = 5.0
+# Before a rank's second restart; twice as long before each further one.
+_RESTART_PAUSE_S = 1.0
+_LONGEST_RESTART_PAUSE_S = 30.0
 
 
 class _Ended(Exception):
@@ -44,6 +47,9 @@ class Launch:
         self._events = Events(self._output, (*_ENDING, *_PASSED_ON), self._on_signal)
         self._daemon: Optional[PrivateDaemon] = None
         self._ranks: list[Process] = []
+        self._environments: Sequence[Mapping[str, str]] = ()  # by rank of this node
+        self._restarts = [0] * options.ranks
+        self._restart_at: dict[int, float] = {}  # by rank of this node: those that wait for it
         self._speakers: dict[Process, Speaker] = {}
         self._signal: Optional[int] = None  # that ends the launch
         self._hurry = False  # a further one has come
@@ -112,16 +118,21 @@ class Launch:
         return daemon.socket
 
     def _start_ranks(self, path: str) -> None:
-        for rank, environment in zip(
-            ranks.numbers(self._options), ranks.environments(self._options, path)
-        ):
-            try:
-                process = Process(f"rank {rank}", self._options.command, environment)
-            except OSError as error:
-                self._output.say(f"rank {rank} cannot start: {error}")
-                raise _Ended(1) from None
-            self._ranks.append(process)
-            self._listen_to(process, rank)
+        self._environments = ranks.environments(self._options, path)
+        for index in range(self._options.ranks):
+            self._ranks.append(self._start_rank(index))
+
+    def _start_rank(self, index: int) -> Process:
+        rank = ranks.numbers(self._options)[index]
+        restarts = {"TORCHELASTIC_RESTART_COUNT": str(self._restarts[index])}
+        environment = {**self._environments[index], **restarts}
+        try:
+            process = Process(f"rank {rank}", self._options.command, environment)
+        except OSError as error:
+            self._output.say(f"rank {rank} cannot start: {error}")
+            raise _Ended(1) from None
+        self._listen_to(process, rank)
+        return process
 
     def _watch(self) -> None:
         """Returns when every rank has ended."""
@@ -132,24 +143,67 @@ class Launch:
                 if not self._kill(self._ranks):
                     return
                 continue
-            if self._kill_at == math.inf and self._has_failed():
-                tell_at = min(tell_at, now + _LAST_WORDS_S)
-                if now >= tell_at:
-                    self._tell_ranks(signal.SIGTERM)
-            self._events.turn(tell_at if self._kill_at == math.inf else self._kill_at)
+            wake_at = self._kill_at
+            if self._kill_at == math.inf:
+                self._restart_ranks(now)  # also forgets those that cannot be restarted any more
+                if self._has_failed():
+                    tell_at = min(tell_at, now + _LAST_WORDS_S)
+                    if now >= tell_at:
+                        self._tell_ranks(signal.SIGTERM)
+                wake_at = min(tell_at, *self._restart_at.values(), self._kill_at)
+            self._events.turn(wake_at)
 
     def _running(self) -> bool:
-        return any(rank.status is None for rank in self._ranks)
-
-    def _has_failed(self) -> bool:
-        return (
-            any(rank.status for rank in self._ranks)
-            or (self._daemon is not None and self._daemon.process.status is not None)
-            or self._events.output_error is not None
+        return any(
+            rank.status is None or (rank.status != 0 and self._may_restart(index))
+            for index, rank in enumerate(self._ranks)
         )
 
+    def _has_failed(self) -> bool:
+        failed = any(
+            rank.status and not self._may_restart(index) for index, rank in enumerate(self._ranks)
+        )
+        return failed or self._cannot_go_on()
+
+    def _cannot_go_on(self) -> bool:
+        return (
+            self._daemon is not None and self._daemon.process.status is not None
+        ) or self._events.output_error is not None
+
+    def _may_restart(self, index: int) -> bool:
+        return (
+            self._kill_at == math.inf
+            and not self._ranks[index].told_to_end
+            and self._restarts[index] < self._options.max_restarts
+            and not self._cannot_go_on()
+        )
+
+    def _restart_ranks(self, now: float) -> None:
+        """Restarts the ranks that have failed and may be restarted, each after its pause."""
+        for index, failed in enumerate(self._ranks):
+            if not failed.status or not self._may_restart(index):
+                self._restart_at.pop(index, None)
+                continue
+            if index not in self._restart_at:
+                count = self._restarts[index]
+                pause = min(_RESTART_PAUSE_S * 2 ** (count - 1), _LONGEST_RESTART_PAUSE_S)
+                pause = pause if count else 0.0
+                self._restart_at[index] = failed.ended_at + pause
+                self._output.say(
+                    f"{failed.name} (pid {failed.pid}) ended: {failed.how_it_ended()}. Restart "
+                    f"{count + 1} of {self._options.max_restarts}"
+                    + (f" in {pause:g} s" if pause else "")
+                    + self._last_lines(failed)
+                )
+            if now >= self._restart_at[index]:
+                del self._restart_at[index]
+                self._restarts[index] += 1
+                del self._speakers[failed]
+                self._ranks[index] = self._start_rank(index)
+
     def _tell_ranks(self, number: int) -> None:
-        """Asks them to end, and gives them time for it."""
+        """Asks them to end, and gives them time for it. None is restarted any more."""
+        self._restart_at.clear()
         for rank in self._ranks:
             rank.tell(number)
         if self._kill_at == math.inf:

@@ -10,7 +10,7 @@ from gradsync.run.command_line import Options
 
 
 def environments(options: Options, daemon: str) -> list[Mapping[str, str]]:
-    """The environment of each rank on this node.
+    """The environment of each rank on this node, without TORCHELASTIC_RESTART_COUNT.
 
     Args:
       options: what to start.
@@ -27,8 +27,7 @@ def environments(options: Options, daemon: str) -> list[Mapping[str, str]]:
         "MASTER_ADDR": options.master_addr,
         "MASTER_PORT": str(options.master_port or _free_port()),
         "TORCHELASTIC_RUN_ID": options.run_id,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "GRADSYNC_SOCKET": daemon,
     }

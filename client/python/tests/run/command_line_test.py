@@ -24,7 +24,7 @@ from gradsync.run import command_line
         ("--shutdown-timeout -1 {script}", "takes seconds from 0 to 86400, not '-1'"),
         ("--shutdown-timeout=nan {script}", "takes seconds from 0 to 86400, not 'nan'"),
         ("--no-python -m package", "--no-python and --module do not go together"),
-        ("--max-restarts 3 {script}", "--max-restarts 3 is torchrun's, and gradsync.run"),
+        ("--max-restarts x {script}", "--max-restarts takes a number from 0 to 1000000, not 'x'"),
         ("--nnodes 2 --node-rank 0 --master-addr x --rdzv_backend=c10d {script}", "--rdzv_backend"),
         ("-t 3 {script}", "-t is torchrun's"),
         ("-r 3 {script}", "-r is torchrun's"),

@@ -1,0 +1,120 @@
+"""A rank that fails is started again, and takes its place if the job holds it."""
+
+import pathlib
+import re
+
+import pytest
+from launched import Launched
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+DIGITS = pathlib.Path(__file__).parents[3] / "examples/data/digits.csv.gz"
+STEPS = 12
+RANKS = 3
+
+# A death, RANK:RESTARTS:CALL:STEP, is a SIGKILL in that call of the example.
+DEADLY = """
+import runpy
+import gradsync
+example = runpy.run_path({example!r}, run_name="example")
+deaths = {deaths!r}
+here = os.environ["RANK"] + ":" + os.environ["TORCHELASTIC_RESTART_COUNT"] + ":"
+def deadly(name, call, step_of, after):
+    def run(*arguments):
+        dies = f"{{here}}{{name}}:{{step_of(*arguments)}}" in deaths
+        if dies and not after: os.kill(os.getpid(), signal.SIGKILL)
+        result = call(*arguments)
+        if dies: os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return run
+Layout = gradsync.Layout
+finish, wait, save = Layout.finish_step, Layout.wait_step, example["save"]
+Layout.finish_step = deadly("before finish", finish, lambda _, step: step, False)
+Layout.finish_step = deadly("after finish", Layout.finish_step, lambda _, step: step, True)
+Layout.wait_step = deadly("after wait", wait, lambda _, step: step, True)
+save = deadly("after save", save, lambda _, __, step, ___: step, True)
+example["main"].__globals__["save"] = save
+sys.argv = ["example", "--state", {state!r}, "--steps", "{steps}", "--data", {data!r}]
+example["main"]()
+"""
+
+
+def run_example(folder, deaths=(), restarts=5):
+    """Returns the launcher's exit status, output and errors."""
+    script = DEADLY.format(
+        example=str(EXAMPLES / "survive_a_loss.py"),
+        deaths=deaths,
+        state=str(folder / "state"),
+        steps=STEPS,
+        data=str(DIGITS),
+    )
+    words = ("--nproc-per-node", RANKS, "--max-restarts", restarts)
+    return Launched(*words, script=script, folder=folder).end()
+
+
+def model_in(out):
+    (model,) = re.findall(r"rank 0 \| 12 steps: [\d.]+ % of 1797, model (\w+)$", out, re.MULTILINE)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(daemon, tmp_path_factory):
+    """What the run without a loss ends with."""
+    status, out, err = run_example(tmp_path_factory.mktemp("no-loss"))
+    assert (status, err) == (0, "")
+    return model_in(out)
+
+
+CALLS = ("before finish", "after finish", "after wait", "after save")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_rank_takes_its_place_and_the_model_is_the_same(model, tmp_path, rank, call):
+    status, out, err = run_example(tmp_path, [f"{rank}:0:{call}:5"])
+    assert status == 0, err
+    assert model_in(out) == model
+    assert len(re.findall("goes on with step", out)) == 1
+    assert re.search(rf"rank {rank} \(pid \d+\) ended: SIGKILL .*\. Restart 1 of 5\n", err), err
+
+
+def test_many_losses_one_after_the_other_and_at_once(model, tmp_path):
+    deaths = [f"{rank}:0:{CALLS[rank]}:{3 + 2 * rank}" for rank in range(RANKS)]
+    deaths += ["0:1:before finish:4", "1:1:after finish:9", "2:1:after wait:9", "0:2:after save:11"]
+    status, out, err = run_example(tmp_path, deaths)
+    assert status == 0, err
+    assert model_in(out) == model
+    assert len(re.findall("goes on with step", out)) == len(deaths)
+
+
+def test_a_rank_that_fails_too_often_ends_the_launch(daemon, tmp_path):
+    deaths = [f"1:{restarts}:before finish:4" for restarts in range(3)]
+    status, _, err = run_example(tmp_path, deaths, restarts=2)
+    assert status == 137
+    assert "Restart 1 of 2\n" in err and "Restart 2 of 2 in 1 s\n" in err, err
+    assert re.search(r"rank 1 \(pid \d+\) failed first: SIGKILL", err)
+
+
+def test_ranks_of_a_job_that_ends_with_a_loss_are_all_started_again(launch):
+    script = (
+        "import gradsync\n"
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        "with gradsync.Session.join() as session:\n"
+        "  session.barrier()\n"
+        "  if session.rank == 1 and not again: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "  session.barrier()\n"
+        "  print('generation', session.generation, os.environ['TORCHELASTIC_MAX_RESTARTS'])\n"
+    )
+    status, out, err = launch("--nproc-per-node", 2, "--max-restarts", 1, script=script).end()
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [f"rank {rank} | generation 2 1" for rank in range(2)]
+    assert "RANK_LOST" in err
+
+
+def test_a_signal_ends_the_launch_and_restarts_nothing(launch):
+    script = "print('here', flush=True)\nsignal.pause()\n"
+    with launch("--nproc-per-node", 2, "--max-restarts", 3, script=script) as launched:
+        launched.read("here$", 2)
+        launched.process.terminate()
+        status, _, err = launched.end()
+    assert status == 143
+    assert "Restart" not in err
