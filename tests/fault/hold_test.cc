@@ -76,6 +76,8 @@ class KilledRankTest : public HoldTest, public testing::WithParamInterface<Progr
 TEST_P(KilledRankTest, IsReplacedAndTheOthersSeeNothing) {
   Begin();
   for (const std::string& command : GetParam().commands) Expect(kVictim, command);
+  // The answer of the daemon comes after it has read all that.
+  EXPECT_EQ(Do(kVictim, "wait 2 timeout_ms=1").reason, "WAIT_TIMEOUT");
   OthersWait(2);
   Replace(kVictim);
   Expect(kVictim, "register buckets=2");
