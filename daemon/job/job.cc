@@ -706,7 +706,11 @@ JobSnapshot Job::Snapshot() const {
       snapshot.missing_ranks.push_back(rank);
     } else {
       (member.sink != nullptr ? snapshot.ranks : snapshot.former_ranks)
-          .push_back({rank, member.incarnation, member.state == RankState::kStayed, member.node});
+          .push_back({rank, member.incarnation, member.state == RankState::kStayed,
+                      member.state == RankState::kHealing, member.node});
+    }
+    if (member.state == RankState::kHeld && phase_ == Phase::kActive) {
+      snapshot.held_ranks.push_back(rank);
     }
   }
   if (phase_ != Phase::kActive) {

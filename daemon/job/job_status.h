@@ -30,6 +30,7 @@ struct RankSnapshot {
   std::uint32_t rank = 0;
   std::uint64_t incarnation = 0;
   bool left = false;
+  bool healing = false;
   std::string node;  // empty: this one
 };
 
@@ -38,6 +39,7 @@ struct JobSnapshot {
   std::vector<RankSnapshot> ranks;         // with a session now
   std::vector<RankSnapshot> former_ranks;  // with a session before
   std::vector<std::uint32_t> missing_ranks;
+  std::vector<std::uint32_t> held_ranks;     // lost, and their replacements have not come
   std::vector<std::uint32_t> waiting_ranks;  // a running step or operation waits for them
   std::vector<LayoutSnapshot> layouts;
   std::vector<LayoutSnapshot> released_layouts;  // the last ones that no layout has followed

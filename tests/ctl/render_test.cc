@@ -131,6 +131,14 @@ WARN  job old has failed
 )");
 }
 
+TEST(RenderStatusTest, NamesTheRanksThatTheJobHolds) {
+  v1::GetStatusResponse status = BusyStatus();
+  status.mutable_jobs(0)->add_held_ranks(1);
+  const std::string text = RenderStatus(status, false, Length::kShort);
+  EXPECT_NE(text.find("1/2 +1 left +1 held  -         replacement of rank 1"), std::string::npos)
+      << text;
+}
+
 TEST(RenderStatusTest, ShowsRanksOnDemand) {
   const std::string text = RenderStatus(BusyStatus(), true, Length::kShort);
   EXPECT_EQ(text.substr(text.find("RANK  JOB") - 1), R"(

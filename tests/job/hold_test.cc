@@ -109,6 +109,38 @@ TEST_F(HoldTest, StepWaitsAndCompletesWithTheNextSessionsGradients) {
   EXPECT_EQ(Value(1, 0), 50.5) << "the average, not its own gradients";
 }
 
+TEST_F(HoldTest, SnapshotNamesHeldAndHealingRanks) {
+  Begin(3);
+  Mark(0, 2, 0, 1);
+  EXPECT_TRUE(job_->Snapshot().held_ranks.empty());
+  Lose(1);
+  EXPECT_EQ(job_->Snapshot().held_ranks, std::vector<std::uint32_t>{1});
+  EXPECT_EQ(job_->Snapshot().phase, JobPhase::kRunning);
+  Return(1);
+  const JobSnapshot back = job_->Snapshot();
+  EXPECT_TRUE(back.held_ranks.empty());
+  ASSERT_EQ(back.ranks.size(), 3u);
+  EXPECT_FALSE(back.ranks[0].healing);
+  EXPECT_TRUE(back.ranks[1].healing);
+}
+
+// Numbers of operations: those that went on without the rank count for it, too.
+TEST_F(HoldTest, RankThatIsLiveAgainIsToldItsNextOperation) {
+  Begin(2);
+  const OperationSpec barrier;
+  EXPECT_TRUE(job_->Operate(Of(0), 1, barrier, {}, kForever).ok());
+  EXPECT_TRUE(job_->Operate(Of(1), 1, barrier, {}, kForever).ok());
+  Lose(1);
+  EXPECT_TRUE(job_->Operate(Of(0), 2, barrier, {}, kForever).ok());
+  Return(1);
+  TakeAll();
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 2);
+  reducer_.CompleteAll();
+  EXPECT_EQ(Only<HealedMessage>(1).next_sequence, 3u);
+  EXPECT_TRUE(sink(0).Of<HealedMessage>().empty());
+  EXPECT_TRUE(job_->Operate(Of(1), 3, barrier, {}, kForever).ok());
+}
+
 TEST_F(HoldTest, ReducedBucketReachesTheNextSessionWhenItMarksIt) {
   Begin(3);
   for (const std::uint32_t rank : {0u, 1u, 2u}) Mark(rank, 2, 0, 3 * rank);

@@ -46,15 +46,16 @@ bool HasEnded(const v1::JobStatus& job) {
   return job.state() == v1::JOB_STATE_FAILED || job.state() == v1::JOB_STATE_ENDED;
 }
 
-// Live ranks of the world, such as "3/4" or "2/4 +1 left".
+// Live ranks of the world, such as "3/4", "2/4 +1 left" or "3/4 +1 held".
 std::string RankCount(const v1::JobStatus& job) {
   int live = 0;
   int left = 0;
   for (const v1::SessionStatus& session : job.sessions()) {
     ++(session.state() == "left" ? left : live);
   }
-  return absl::StrCat(live, "/", job.world_size(),
-                      left > 0 ? absl::StrCat(" +", left, " left") : "");
+  return absl::StrCat(
+      live, "/", job.world_size(), left > 0 ? absl::StrCat(" +", left, " left") : "",
+      job.held_ranks().empty() ? "" : absl::StrCat(" +", job.held_ranks_size(), " held"));
 }
 
 std::string WaitingFor(const v1::JobStatus& job) {
@@ -65,6 +66,10 @@ std::string WaitingFor(const v1::JobStatus& job) {
     return missing.empty() ? "-"
                            : absl::StrCat(missing.size() == 1 ? "rank " : "ranks ",
                                           FormatRanks(missing), " to join");
+  }
+  if (!job.held_ranks().empty()) {
+    return absl::StrCat("replacement of rank ",
+                        FormatRanks({job.held_ranks().begin(), job.held_ranks().end()}));
   }
   // The table of layouts shows which rank is late, and with what.
   std::vector<std::string> steps;
