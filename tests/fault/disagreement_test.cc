@@ -180,7 +180,7 @@ TEST(Join, IsRefusedWithAnUnsupportedLossPolicyByName) {
     const Reply reply = trainer.Join();
     EXPECT_EQ(reply.code, "UNIMPLEMENTED") << reply;
     EXPECT_EQ(reply.reason, "LOSS_POLICY") << reply;
-    ExpectContains(reply, {"on_rank_loss = " + policy, "use abort"});
+    ExpectContains(reply, {"on_rank_loss=" + policy, "se abort"});
   }
   EXPECT_EQ(daemon.Status().jobs_size(), 0);
 }

@@ -284,6 +284,8 @@ const char* const kElsewhere[] = {
     "rank_request.lease_answer", "rank_response.lease_question", "rank_response.bucket_done",
     // Only if a rank is more than 5 s late; nothing follows from it.
     "rank_response.still_waiting",
+    // Only with on_rank_loss=hold, which jobs that span nodes cannot have.
+    "rank_response.healed",
     // After a loss, or when other nodes connect.
     "engine_end",
     // When a daemon stops: see tests/network/nodes_test.cc.
