@@ -456,7 +456,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_all_reduce(gradsync
                                                                         int32_t op,
                                                                         int64_t timeout);
 
-/* Ends the session; the other ranks go on. */
+/* Ends the session; the other ranks go on. With GRADSYNC_HOLD, this and gradsync_session_finish()
+ * wait until every rank has left or finished. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
     gradsync_session_t* session);
 /* Ends the session because this process comes to a good end. If another rank begins something more,

@@ -460,6 +460,8 @@ class Session:
     def leave(self) -> None:
         """Ends this rank's part in the job; the other ranks go on.
 
+        With on_rank_loss="hold" it waits until every rank has left or finished.
+
         Raises:
           FailedPreconditionError: a step of this rank is open.
         """
@@ -471,7 +473,7 @@ class Session:
 
         The other ranks may finish or leave, too. If one of them begins another step, operation or
         layout, or a collective that this rank has not begun, the job ends for all: AbortedError,
-        reason RANK_FINISHED.
+        reason RANK_FINISHED. With on_rank_loss="hold" it waits as leave() does.
 
         Raises:
           FailedPreconditionError: a step of this rank is open.

@@ -227,7 +227,8 @@ def _lose_the_daemon(name, pid):
 @pytest.mark.parametrize("name", ["all_reduce", "large", "barrier"])
 def test_a_lost_daemon_is_named(own_daemon, name):
     for kind, reason, _, text in run_ranks(_lose_the_daemon, 2, name, own_daemon.pid):
-        assert (kind, reason) == ("UnavailableError", "DAEMON_LOST"), text
+        # In doubt: this rank had ended its part of the collective.
+        assert kind == "UnavailableError" and reason in ("DAEMON_LOST", "STEP_IN_DOUBT"), text
 
 
 def _no_daemon():
