@@ -48,7 +48,8 @@ class SemaphorePage {
   void DeclareVoid(std::uint64_t step);
 
   // The trainer's session is lost. Calls of SignalDone and DeclareVoid that begin after this write
-  // nothing: a trainer that was only stopped must not take a result for its own.
+  // nothing. A trainer that was only stopped may go on, and must not mistake a later result for its
+  // own.
   void Close() { closed_.store(true, std::memory_order_relaxed); }
 
   // True if the trainer's GPU has marked `bucket` ready for `step`. The trainer can forge this: use

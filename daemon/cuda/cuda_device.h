@@ -46,8 +46,8 @@ absl::Status CudaDeviceNotVisible(absl::string_view uuid, const std::vector<std:
 //                    than compute capability 8.0
 absl::Status CheckCudaDeviceUsable(const CudaDriver& driver, const CudaDevice& device);
 
-// Checks that contexts of both users can be on the device at a time. Under MPS, one user's context
-// waits for the end of the other's, unless MPS was started for several users (`multiuser`).
+// Checks that contexts of both users can be on the device at the same time. Under MPS, one user's
+// context waits for the end of the other's, unless MPS was started for several users (`multiuser`).
 // FAILED_PRECONDITION MPS_OTHER_USER.
 absl::Status CheckMpsUsers(const CudaDevice& device, uid_t worker, uid_t trainer, bool multiuser);
 

@@ -99,8 +99,8 @@ class CudaFunction<CUresult (*)(Arguments...)> {
   CUresult (*function_)(Arguments...) = nullptr;
 };
 
-// Thread-safe. Open() initializes nothing and needs no GPU; cuInit does both. The daemon itself
-// never calls cuInit, because a CUDA error can stay with a whole process.
+// Thread-safe. Open() initializes nothing and needs no GPU, unlike cuInit. The daemon itself never
+// calls cuInit, because some CUDA errors last as long as the process.
 class CudaDriver {
  public:
   // NOT_FOUND CUDA_DRIVER_MISSING without such a library. FAILED_PRECONDITION CUDA_DRIVER_TOO_OLD

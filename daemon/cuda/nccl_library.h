@@ -51,7 +51,9 @@ class NcclLibrary {
   absl::Status StatusOf(ncclResult_t result, const char* call, ncclComm_t communicator) const;
 
   // The functions. They return NCCL's own result, since ncclInProgress of a nonblocking
-  // communicator is no error. NOLINTBEGIN(bugprone-macro-parentheses)
+  // communicator is no error.
+  //
+  // NOLINTBEGIN(bugprone-macro-parentheses)
 #define GRADSYNC_NCCL_FUNCTION(name) decltype(&::name) name = nullptr;
   GRADSYNC_NCCL_FUNCTIONS(GRADSYNC_NCCL_FUNCTION)
 #undef GRADSYNC_NCCL_FUNCTION

@@ -39,10 +39,10 @@ struct Exchange {
   // Ignores the engine's wire type, as every order-free reduction does; the same on every node.
   bool exact = false;
 
-  // Writes the sum of the local ranks' elements [first, first + count) to `sum`, in the work type;
-  // or what `op` makes of them. `sum` is the engine's memory, aligned to 64 bytes. A node without
-  // live ranks writes what changes no result: zeros, of a minimum the largest value, of a maximum
-  // the least.
+  // Writes the local ranks' elements [first, first + count), combined by `op`, to `sum` in the work
+  // type. `sum` is the engine's memory, aligned to 64 bytes. A node without live ranks writes a
+  // value that changes no result: zero for a sum, the largest value for a minimum, the least for a
+  // maximum.
   //
   // On a 16-bit wire the engine rounds this sum to 16 bits, and the sum over the nodes too. Divide
   // here, not in scatter, if the sums may exceed float16's range (65504).

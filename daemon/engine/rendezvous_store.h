@@ -14,8 +14,8 @@ namespace gradsync::daemon {
 
 // Holds the keys of one engine. An implementation separates the keys of different jobs and epochs,
 // and shows them to the job's nodes alone: a value holds the token that lets a node connect. Values
-// have less than 4 KiB, keys are short ASCII words. Called by one thread at a time; Cancelled() by
-// any.
+// are smaller than 4 KiB, keys are short ASCII words. Called by one thread at a time; Cancelled()
+// by any.
 class RendezvousStore {
  public:
   virtual ~RendezvousStore() = default;

@@ -60,7 +60,7 @@ class BucketReductions {
   struct Bucket {
     ReduceOperation operation;
     std::vector<SemaphorePage*> semaphores;  // of the ranks on this node that take part
-    bool bound = false;                      // both have the present ranks' buffers
+    bool bound = false;                      // both are those of the present ranks
   };
 
   // Sets the buffers of a bucket's operation to those of the sessions that are ready in it.

@@ -17,7 +17,7 @@
 
 namespace gradsync::daemon {
 
-// The running step's verdict on the GPUs, as far as its reductions are done. A value:
+// The running step's verdict on the GPUs, from the reductions that are done so far. A value:
 // LayoutChannel replaces it together with the step.
 //
 //   kGood --Add(failed)--> kInDoubt

@@ -126,8 +126,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status Leave(RankSession session, bool exit);
   absl::Status Finish(RankSession session);
 
-  // True if the next session of this rank belongs to this job, or can only be refused: it comes in
-  // place of a lost one, the rank is live, or it is not below the world size.
+  // True if no new generation may begin for this rank: the policy is `hold`, the job is full and
+  // has not ended, and the rank takes part or is not below the world size. Join() then takes the
+  // rank's next session if its last one is lost, and refuses it otherwise.
   bool Replaceable(std::uint32_t rank) const;
 
   // What a running step waits for; "" if it is not running.
@@ -175,24 +176,24 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // FAILED_PRECONDITION if the rank is in a step or an operation. Also if it has not healed and
-  // does not leave for good, or the running step has gradients of its lost session. `message`: what
-  // it said.
+  // FAILED_PRECONDITION if the rank is in a step or an operation. Also if the rank is healing,
+  // unless it leaves for good (`exit`) and no running step has gradients of its lost session.
+  // `message`: what it said.
   absl::Status CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SaidTwice(std::uint32_t rank, absl::string_view message) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the sessions of the ranks that have left for good. Under policy `hold` they wait until
-  // every rank has left: a rank that is lost before it has saved its work is replaced, and its
-  // replacement needs the state that they have.
+  // Ends the sessions of the ranks that have left for good. Under policy `hold`, once lost ranks
+  // can be replaced, they wait until every rank has left: a rank that is lost before it has saved
+  // its work is replaced, and its replacement needs the state that they have.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if a rank has begun something that needs a rank that has finished.
   void EndIfFinishedRankIsNeeded(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the ranks that came back after a loss and are live again.
+  // Lets the ranks that have healed take part in operations again, and tells them so.
   void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again.
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Nothing that this session says counts any more.
+  // The session's messages no longer count.
   bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why the loss of this rank ends the job under policy `hold`; empty if it does not. `why`: how
   // the daemon knows of the loss.
@@ -201,8 +202,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends the job if the operation needs a rank whose session is lost or has not healed.
   void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                              DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job if a rank stays while another one's session is lost or has not healed: the last
-  // rank to leave would have to have the state of the model.
+  // Ends the job if rank `leaving` stays while another rank is held or healing. The last rank to
+  // leave broadcasts the state of the model, and the other rank may not have it.
   void EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if others have waited for a held rank for as long as they may.

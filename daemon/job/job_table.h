@@ -1,7 +1,7 @@
 // All jobs of the daemon, by key (uid, job_id, token hash), and their generations.
 //
-// It holds each job until all of its sessions have ended, and the last ones that have ended for
-// status and statistics.
+// It holds each job until all of its sessions have ended. It keeps the last jobs that have ended,
+// for status and statistics.
 //
 // Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_; jobs are ended outside the table's
 // lock.
@@ -34,10 +34,10 @@ class JobTable final : public JobFinder {
 
   // Joins a rank to the key's job, and makes the job if there is none. If the job has been full or
   // has ended, or the rank has been lost or has left, this begins the next generation: the old
-  // one's sessions end ABORTED SUPERSEDED. But a rank that has left a full job takes nothing from
-  // the ranks that go on without it: the old generation goes on, too, until one of its ranks joins
-  // the next one without leaving. With policy `hold` a full job keeps its generation, and only a
-  // rank whose session is lost can be joined.
+  // one's sessions end ABORTED SUPERSEDED. Exception: if the rank has left a full job for good, or
+  // has finished, the old generation goes on beside the new one. It is superseded only when one of
+  // its other ranks joins the new one without having left. With policy `hold` a full job keeps its
+  // generation, and only a rank whose session is lost can be joined.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before.

@@ -15,7 +15,8 @@
 
 namespace gradsync::daemon {
 
-// The ranks that one wait waits for. Made for one notice; refers to its argument.
+// The late ranks of one wait, and what each has not done. Made for one notice; refers to its
+// argument.
 class LateRanks {
  public:
   explicit LateRanks(const Membership& members) : members_(members) {}
@@ -39,9 +40,9 @@ void TellLateRanks(absl::string_view wait, absl::Duration waited, const LateRank
                    const std::vector<std::uint32_t>& waiting, Membership* members,
                    DeferredActions* actions);
 
-// When waiting ranks are told whom they wait for: 5 s after the wait began, then every 30 s. One
-// object serves several waits, one after another. Two numbers name a wait; no later wait has the
-// same.
+// Decides when to tell waiting ranks which ranks are late: 5 s after the wait began, and then again
+// every 30 s. One object serves several waits, one after another. Two numbers name a wait; no later
+// wait has the same two.
 //
 // Externally synchronized: guarded by the job's lock.
 class LateNotice {

@@ -215,7 +215,7 @@ class LayoutChannel {
   // has its memory.
   std::vector<std::uint64_t> first_step_;
   bool can_replace_ranks_ = false;
-  // When the running step is void if it waits for a rank that has released the layout.
+  // When the running step becomes void, if it waits for a rank that has released the layout.
   std::uint64_t patience_ends_ns_ = 0;
   LateNotice late_notice_;
 

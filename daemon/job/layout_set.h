@@ -143,8 +143,8 @@ class LayoutSet {
   // ALREADY_REGISTERED if the rank has another layout of that name and does not replace it.
   absl::Status CheckName(std::uint32_t rank, const LayoutRequest& request,
                          const LayoutChannel* pending) const;
-  // One rank has released a layout, another one replaces it: both end the old layout. Lets the two
-  // requests agree.
+  // Matches two requests: one rank has released the old layout and registers a new one, another
+  // rank replaces the old layout. Both end the old layout, so they may agree.
   void MatchReplacement(std::uint32_t rank, LayoutRequest* request,
                         LayoutAgreement* agreement) const;
   absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, const LayoutRequest& request);

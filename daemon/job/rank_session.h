@@ -7,8 +7,8 @@
 
 namespace gradsync::daemon {
 
-// One session of a rank. A rank that joins again has another incarnation, so that nothing which
-// comes late from its old session counts for the new one.
+// One session of a rank. A rank that joins again gets another incarnation. So a late message of its
+// old session does not count for the new one.
 struct RankSession {
   std::uint32_t rank = 0;
   std::uint64_t incarnation = 0;  // unique in the daemon that coordinates the job

@@ -57,7 +57,7 @@ class RunningStep {
   bool begun() const { return phase_ != Phase::kIdle; }
   // Why the step is void; OK unless the phase is kVoid.
   const absl::Status& why_void() const { return why_void_; }
-  // The deadline that Begin was given, later by the time for which the step was suspended.
+  // The deadline given to Begin(), plus the time for which the step was suspended.
   std::uint64_t deadline_ns() const { return deadline_ns_; }
 
   // ---- Transitions

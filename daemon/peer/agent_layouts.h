@@ -55,7 +55,7 @@ class AgentLayouts {
   // ---- Its steps
   // The rank has marked `marks` more buckets of the step. With `end`, it has also ended the step.
   void NoteStep(std::uint32_t channel, std::uint64_t step, std::size_t marks, bool end);
-  // The coordinator's verdict. A void step's waits are released.
+  // The coordinator's verdict. If the step is void, releases the rank's waits for its buckets.
   void StepDone(const v1::StepDone& done);
   // Every rank has left: steps go on from these numbers.
   void Resume(const v1::LeaveDone& done);

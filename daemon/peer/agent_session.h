@@ -27,7 +27,7 @@
 
 namespace gradsync::daemon {
 
-// Most ranks of one node in one job. 8 GPUs per node are common.
+// The most ranks that one node may have in one job. 8 GPUs per node are common.
 inline constexpr std::size_t kMaxRanksPerNode = 1024;
 // A node that has not answered a ping for this long is lost.
 inline constexpr std::uint64_t kPeerSilenceNs = 5'000'000'000;

@@ -35,12 +35,12 @@ struct LinkContext {
   // Where this node's engines listen; empty: the address that the coordinator sees.
   std::string address;
   std::uint64_t staging_bytes = 0;
-  // How long a link without ranks and its engine are kept, for a job that starts again.
+  // How long a link without ranks stays, with its engine, in case the job starts again.
   std::uint64_t idle_ns = 300'000'000'000;
   std::size_t max_buckets = 4096;
   EngineMaker make_engine;
   Executor* executor = nullptr;  // frees ranks' memory
-  Executor* reaper = nullptr;    // destroys engines, each on its own
+  Executor* reaper = nullptr;    // destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
   JobFinder* here = nullptr;  // this node's jobs, in case the coordinator is this daemon itself
 };

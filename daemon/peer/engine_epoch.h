@@ -45,7 +45,7 @@ struct NodeGroupEnvironment {
   std::string address;  // where this node's engines listen; empty: the address the others reach
   EngineSettings engine;
   EngineMaker make_engine;
-  Executor* reaper = nullptr;  // aborts and destroys engines, each on its own
+  Executor* reaper = nullptr;  // aborts and destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
 };
 

@@ -40,7 +40,7 @@ class ForwardedRanks {
   bool Overdue(std::uint64_t now_ns) const;
   std::vector<Waiting> TakeOverdue(std::uint64_t now_ns);
 
-  // So many ranks are about to be added.
+  // `ranks` more ranks are about to be added.
   void BeginJoin(std::size_t ranks = 1) { joining_ += ranks; }
   void Add(std::shared_ptr<ForwardingJob> rank);
   void Remove(std::uint64_t incarnation) { ranks_.erase(incarnation); }

@@ -1,4 +1,4 @@
-// A thread that calls a function in a fixed period, but only while there is something to do.
+// A thread that calls a function at fixed intervals, but only while there is something to do.
 
 #ifndef DAEMON_PEER_TICKER_H_
 #define DAEMON_PEER_TICKER_H_

@@ -17,11 +17,10 @@ namespace gradsync::daemon {
 //
 // The sum is taken in the order of `buffers`. float32 and float64 add and multiply in their own
 // precision; float16 and bfloat16 add and multiply in float32 and are rounded once, to nearest
-// even, on the way out. So the result is a function of the elements alone: neither the SIMD target
-// nor how a bucket is cut into slices changes a bit of it, a scale of 1.0 leaves a sum as it is,
-// and one buffer with a scale of 1.0 is not touched. The one exception is a NaN: it stays a NaN
-// (and Inf - Inf becomes one), but its sign and payload are the CPU's choice. Subnormal numbers are
-// kept.
+// even, on the way out. So the result depends on the elements alone: the SIMD target and the slices
+// of a bucket do not change its bits. A scale of 1.0 leaves a sum as it is, and one buffer with a
+// scale of 1.0 is not touched. The one exception is a NaN: it stays a NaN (and Inf - Inf becomes
+// one), but its sign and payload are the CPU's choice. Subnormal numbers are kept.
 //
 // `stats`, unless null, gets the statistics of the result, measured in the same pass. Squares of
 // float64 are summed in float64. Those of the other types are summed in float32 over blocks of some

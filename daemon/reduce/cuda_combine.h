@@ -30,10 +30,10 @@ struct CudaOutput {
   absl::Span<const CUdeviceptr> destinations;
   // Bytes from each destination to a float that becomes 1 if the step is void, else 0.
   std::optional<std::int64_t> verdict_distance;
-  // Unless 0: of kMaxCudaBlocks GradientStats. The kernel writes the first Blocks() of them; their
-  // sum, in this order, is the bucket's.
+  // Address of kMaxCudaBlocks GradientStats; 0: none. The kernel writes the first Blocks() of them;
+  // their sum, in this order, is the bucket's.
   CUdeviceptr stats = 0;
-  // Of a float. It becomes 1 if the number of void contributions is not 0, else 0.
+  // Address of a float. It becomes 1 if the number of void contributions is not 0, else 0.
   CUdeviceptr void_flag = 0;
 };
 

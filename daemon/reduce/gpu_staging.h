@@ -20,7 +20,8 @@ constexpr bool CanBeStagedAs(DataType dtype, DataType staging) {
          (ItemSize(dtype) == 2 && staging == DataType::kFloat32);
 }
 
-// The staging type of a bucket in a job with several GPUs. kAuto gives the largest of the types.
+// The staging type of a bucket in a job with several GPUs. No wire type gives a larger type than
+// kAuto.
 constexpr DataType StagingType(DataType dtype, NcclWireType wire_type) {
   const bool floats = dtype == DataType::kFloat32;
   switch (wire_type) {

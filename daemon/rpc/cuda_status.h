@@ -12,14 +12,14 @@
 
 namespace gradsync::daemon {
 
-// Writes driver, NCCL and GPUs, without the workers. `found` is WorkerSupervisor::Found(). The
-// workers add the free memory, and MIG instances that a process sees only if its environment names
-// them.
+// Writes driver, NCCL and GPUs; WorkerStatusOf() writes the workers themselves. `found` is
+// WorkerSupervisor::Found(). `workers` add what `found` lacks: free memory, a driver that was
+// installed later, and MIG instances that a process sees only if its environment names them.
 v1::CudaStatus CudaStatusOf(const absl::StatusOr<worker::Started>& found,
                             const std::vector<WorkerStatus>& workers);
 
-// Warns of each GPU that the rank's process uses through MPS and the daemon's worker does not, or
-// the worker does and the process does not.
+// Warns of each GPU on which the rank's process and the daemon's worker differ: one uses it through
+// MPS, and the other does not.
 std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::SessionStatus& rank,
                                      const v1::CudaStatus& cuda);
 

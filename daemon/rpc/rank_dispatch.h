@@ -23,7 +23,7 @@ class RankPort {
   virtual RankSession session() const = 0;
   virtual JobPort& job() const = 0;
 
-  // A Status of a call below that is not OK ends the rank's session.
+  // For the calls below: a Status that is not OK ends the rank's session.
 
   // Checks that the memory of the channel's layout may be reduced.
   virtual absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const = 0;

@@ -102,9 +102,10 @@ class SessionTable {
   // Ends the session: its stream or its process has ended. Takes the caller's reference, so that
   // the executor drops the last one and frees the memory.
   void End(std::shared_ptr<Session> session, const absl::Status& why);
-  // The session's connection was closed without Leave. Ends the session. But under policy `hold` it
-  // lasts until its process has ended, so that the job can hold the rank; or with `why` when its
-  // lease is over: then the process lives.
+  // The session's connection was closed without Leave: ends the session with `why`. Under policy
+  // `hold`, unless the daemon drains, this first waits for the end of the process, so that the job
+  // can hold the rank. If the process still lives when the lease is over, the session ends with
+  // `why`.
   void ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why);
   void Tick();
   // Makes Open() fail with UNAVAILABLE DRAINING.

@@ -24,7 +24,7 @@ struct StragglerSnapshot {
   std::uint32_t rank = 0;
   // Buckets for which this rank alone was the last to be ready.
   std::uint64_t times_last = 0;
-  // Sum over those buckets of the delay between the last rank but one and this rank.
+  // Sum over those buckets of the time by which this rank came after the rank before it.
   double behind_us_total = 0.0;
 };
 

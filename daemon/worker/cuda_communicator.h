@@ -47,7 +47,7 @@ class CudaCommunicator {
   bool connecting() const { return connecting_.has_value(); }
   // The communicator if it can be used, otherwise null.
   NcclCommunicator* get() const { return connecting() ? nullptr : communicator_.get(); }
-  // What the communicator took of the GPU's memory; 0 without one.
+  // Bytes of the GPU that the communicator has taken; 0 without one.
   std::uint64_t nccl_bytes() const { return nccl_bytes_; }
 
   // Begins to connect, on behalf of the daemon's `call`. Requires that none exists.
@@ -57,7 +57,8 @@ class CudaCommunicator {
   // NCCL_TIMEOUT after its limit; otherwise statuses as StatusOfNccl. After an error, call Abort.
   // Requires connecting().
   std::optional<Connected> AdvanceConnecting();
-  // Returns the call of a Connect that is under way, which then has no end.
+  // Forgets a Connect that is under way, and returns its call, which AdvanceConnecting never
+  // returns then. Nullopt if none is under way.
   std::optional<std::uint64_t> CancelConnecting();
   void Abort();
 

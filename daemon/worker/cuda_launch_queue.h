@@ -119,11 +119,11 @@ class CudaLaunchQueue {
   bool NeedsNoStaging(const CudaLaunch& launch) const;
   // Enqueues such a launch.
   absl::Status Average(const UnderWay& one);
-  // Any other launch is enqueued in three parts. The sum of this GPU's ranks:
+  // Enqueues any other launch in three parts. First the sum of this GPU's ranks.
   absl::Status Combine(const UnderWay& one);
-  // that over the communicator, which must be settled before and after;
+  // Second, the sum over the communicator, which must be settled before and after.
   absl::Status AllReduce(const UnderWay& one);
-  // the average.
+  // Third, the average.
   absl::Status WriteBack(const UnderWay& one);
   // What the launch's last kernel writes. `buffers` are its ranks'.
   static CudaOutput OutputOf(const UnderWay& one, const std::vector<CUdeviceptr>& buffers);

@@ -9,12 +9,13 @@
 namespace gradsync::daemon {
 
 // Pauses that grow with the wait: what comes soon is noticed soon, and a long wait costs little.
-// What comes after T is noticed some T/16 later, but within kLeastNs to kMostNs.
+// An event that comes after a time T is noticed about T/16 later; this delay stays between kLeastNs
+// and kMostNs.
 //
 // All times are nanoseconds of CLOCK_MONOTONIC. Not thread-safe.
 class PollPace {
  public:
-  // Seldom enough that looking costs little, and more often than a bucket of 1 MiB takes.
+  // Long enough that the looks cost little, and shorter than the time for a bucket of 1 MiB.
   static constexpr std::uint64_t kLeastNs = 10'000;
   // Most of a backward pass is spent at this pace: some 10,000 looks a second.
   static constexpr std::uint64_t kMostNs = 100'000;
