@@ -34,7 +34,7 @@ std::string EncodeUsedMap(const std::vector<bool>& used);
 // Thread-compatible.
 class DecidedSteps {
  public:
-  // `outstanding`: most steps that a rank may have under way.
+  // `outstanding`: the most steps that a rank may have under way.
   explicit DecidedSteps(std::size_t outstanding) : outstanding_(outstanding) {}
 
   // The last decided step; 0: none.

@@ -37,9 +37,9 @@ class DoneWords {
   // True if `step` is the last void one. The daemon stores that before the step's done words.
   bool IsVoid(std::uint64_t step) const;
 
-  // Releases every wait. Only when the daemon writes nothing more, or this rank wants none of it.
-  // Writes the words before it takes a lock. On a GPU, then keeps them poisoned until EndPoison,
-  // whatever a GPU still writes to them. `step`: the step to mark.
+  // Releases every wait. Call it only when the daemon writes nothing more, or this rank wants none
+  // of it. Writes the words before it takes a lock. On a GPU, then keeps them poisoned until
+  // EndPoison, whatever a GPU still writes to them. `step`: the step to mark.
   void Poison(std::uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
   // No stream waits any more: from here on nothing is kept poisoned.
   void EndPoison() ABSL_LOCKS_EXCLUDED(mutex_);

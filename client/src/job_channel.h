@@ -58,9 +58,10 @@ class JobChannel {
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // LEFT: this rank waits in LeaveAndStay. `what` it cannot do.
+  // LEFT: this rank waits in LeaveAndStay. `what`: what it cannot do.
   absl::Status LeftError(absl::string_view what) const;
-  // Sends the last message, or the last one until every rank has left. `call`: of the trainer.
+  // Sends this rank's last message, or its last one until every rank has left. `call`: the
+  // trainer's.
   absl::Status Depart(absl::string_view call, v1::SessionRequest request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_) ABSL_LOCKS_EXCLUDED(mutex_);
   struct Chunk {

@@ -25,7 +25,7 @@ class LateRanksQuestion {
   // True if the daemon must be asked: then `query` is the question, without its channel. False: the
   // question about `step` waits for its answer already.
   bool Ask(std::uint64_t step, v1::QueryStep* query);
-  // An answer about another step than the last question's ends the question without an answer.
+  // Ends the question. If `state` is about another step, the question stays without an answer.
   void OnAnswer(const v1::StepState& state);
 
   bool answered() const { return missing_.has_value(); }

@@ -59,7 +59,7 @@ class StepClient {
   std::uint64_t first_step() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return progress_.first_step(); }
   // Needs no lock: it is atomic.
   std::uint64_t next_step() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return progress_.next_step(); }
-  // As of StepProgress.
+  // As StepProgress::CheckNoOpenStep.
   absl::Status CheckNoOpenStep(absl::string_view call) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // ---- Replacement of the layout: BeginReplacement (ReplacementFailed | Replaced)
@@ -93,7 +93,7 @@ class StepClient {
   absl::StatusOr<StepResult> WaitStep(std::uint64_t step, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // ---- For DeviceSteps: a call on a GPU before and after it puts something on a stream
+  // ---- For DeviceSteps: Admit... before it puts something on a stream, Commit... afterwards
 
   // OK if `bucket` may be marked. Adds the spans in it of parameters that were marked unused.
   absl::Status AdmitMark(std::uint64_t step, std::size_t bucket, std::vector<ByteSpan>* zeros) const

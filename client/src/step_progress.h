@@ -28,7 +28,7 @@ namespace gradsync::client {
 // trainer's call, for errors.
 class StepProgress {
  public:
-  // Most steps under way, of any layout.
+  // The most steps that any layout may have under way.
   static constexpr std::size_t kMaxOutstanding = 2;
 
   // `connection` says whether this rank has left. It and `errors` outlive this object.
@@ -56,7 +56,7 @@ class StepProgress {
 
   // ---- State
 
-  // That Begin was given.
+  // As given to Begin.
   std::uint64_t first_step() const { return first_step_; }
   // The step to mark.
   std::uint64_t next_step() const { return next_step_.load(std::memory_order_acquire); }
@@ -79,8 +79,8 @@ class StepProgress {
 
   // ---- Which call fits now
 
-  // FAILED_PRECONDITION if this rank has begun a step that is not decided; or why the layout has
-  // ended, if that was in a step.
+  // FAILED_PRECONDITION if this rank has begun a step that is not decided. If the layout ended
+  // within that step: why it ended.
   absl::Status CheckNoOpenStep(absl::string_view call) const;
   // FAILED_PRECONDITION while a step is open, or if the layout has ended or is being replaced.
   absl::Status CheckMayEnd(absl::string_view call) const;

@@ -67,7 +67,8 @@ inline constexpr Reason kCredentials("CREDENTIALS");
 inline constexpr Reason kJobMismatch("JOB_MISMATCH");
 // UNIMPLEMENTED. The daemon does not have the loss policy that the job asks for. The session.
 inline constexpr Reason kLossPolicy("LOSS_POLICY");
-// ALREADY_EXISTS. A live session holds the rank while the job is still forming. The session.
+// ALREADY_EXISTS. A live session has the rank, and the job is still forming or has the loss policy
+// hold. The session.
 inline constexpr Reason kRankOccupied("RANK_OCCUPIED");
 // FAILED_PRECONDITION, UNIMPLEMENTED. Client and daemon, or two daemons, have no protocol version
 // in common. The session.

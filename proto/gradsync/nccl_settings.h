@@ -42,7 +42,7 @@ enum class NcclWireType : std::uint8_t {
 struct NcclSettings {
   static constexpr std::uint32_t kMaxCtas = 64;  // NCCL has no more channels
 
-  std::uint32_t max_ctas = 0;  // most thread blocks of its kernels; 0: NCCL's choice
+  std::uint32_t max_ctas = 0;  // the most thread blocks of a kernel; 0: NCCL's choice
   NcclAlgorithm algorithm = NcclAlgorithm::kAuto;
   NcclProtocol protocol = NcclProtocol::kAuto;
   NcclWireType wire_type = NcclWireType::kAuto;

@@ -152,7 +152,7 @@ struct LayoutSpec {
   // last reduction, because no backward pass is left to hide it. If the last bucket is larger, its
   // last parameters move into a new bucket: as many as fit under this cap, and at least one.
   std::uint64_t last_bucket_cap_bytes = 0;
-  // Of integers only the sum, minimum and maximum. Integers, minimum and maximum are for
+  // Integers have no average. They, and the minimum and maximum of any type, are for
   // explicit_buckets in host memory.
   ReduceOp op = ReduceOp::kAverage;
   // UUID of the GPU that holds the buckets, as nvidia-smi -L prints it; see CudaDeviceUuid. Empty:
@@ -249,9 +249,9 @@ class Session;
 // the update of a void step. Call WaitStep(step) one step later. Two steps may be under way: the
 // one that is being marked, and the one before it, ended but not decided.
 //
-// Streams are alive, and belong to this process and to the layout's GPU. To use a destroyed stream
-// is undefined, as in CUDA: the process may crash. Besides its own errors, a call that takes a
-// stream returns
+// Every stream must be alive, and belong to this process and to the layout's GPU. To use a
+// destroyed stream is undefined, as in CUDA: the process may crash. Besides its own errors, a call
+// that takes a stream returns
 //   INVALID_ARGUMENT     MALFORMED: the layout is in host memory. BAD_STREAM: the driver refuses
 //                        the stream.
 //   FAILED_PRECONDITION  CAPTURING: the stream is being captured into a CUDA graph. Nothing was

@@ -109,7 +109,7 @@ typedef enum gradsync_data_type {
   GRADSYNC_FLOAT64 = 2,
   GRADSYNC_FLOAT16 = 3,
   GRADSYNC_BFLOAT16 = 4,
-  /* Of integers only the sum, minimum and maximum. */
+  /* Integers have a sum, a minimum and a maximum, but no average. */
   GRADSYNC_INT8 = 5,
   GRADSYNC_UINT8 = 6,
   GRADSYNC_INT16 = 7,
@@ -186,7 +186,7 @@ typedef struct gradsync_session_options {
    * is on this node. */
   const char* coordinator;
   /* How NCCL sums gradients between GPUs, the same on every rank. */
-  uint32_t nccl_max_ctas; /* most thread blocks of NCCL's kernels; 0: NCCL's choice */
+  uint32_t nccl_max_ctas; /* the most thread blocks of a kernel; 0: NCCL's choice */
   int32_t nccl_algorithm; /* gradsync_nccl_algorithm_t */
   int32_t nccl_protocol;  /* gradsync_nccl_protocol_t */
   int32_t nccl_wire_type; /* gradsync_nccl_wire_type_t */
@@ -270,7 +270,7 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_replace_layout(
  * that needs a rank that has released it is void after 5 s. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_release(
     gradsync_layout_t* layout);
-/* Releases the layout, unless that is done; abandons an open step first. */
+/* Releases the layout, unless it is released already; abandons an open step first. */
 GRADSYNC_EXPORT void gradsync_layout_destroy(gradsync_layout_t* layout);
 
 GRADSYNC_EXPORT const char* gradsync_layout_name(const gradsync_layout_t* layout);
@@ -386,8 +386,8 @@ typedef struct gradsync_bucket_times {
 } gradsync_bucket_times_t;
 
 typedef struct gradsync_gradient_stats {
-  /* Of the result's elements; NaN or Inf if an element is. Of integers, a minimum and a maximum it
-   * is not measured: NaN. */
+  /* Of the result's elements; NaN or Inf if an element is. Integers, minima and maxima are not
+   * measured: NaN. */
   double sum_of_squares;
   uint64_t non_finite; /* elements that are NaN or Inf */
 } gradsync_gradient_stats_t;
