@@ -13,8 +13,8 @@ its own, while the main thread waits outside of Python. There the hooks' thread 
     with for_main_thread():         # the hooks' thread: the calls in this context are interrupted
         ...
 
-The context only ends. As soon as the pass has ended too, Python raises KeyboardInterrupt on the
-main thread.
+The context raises nothing: it ends early. As soon as the pass has ended too, Python raises
+KeyboardInterrupt on the main thread.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def for_main_thread() -> Iterator[None]:
     """Lets Ctrl-C end one of this context's waits, while the main thread waits for this thread.
 
     Does nothing on the main thread, where Ctrl-C raises KeyboardInterrupt anyway. Does nothing if
-    the user has a handler for SIGINT, because it need not raise.
+    the user has a handler for SIGINT, because such a handler may not raise an exception.
     """
     _thread.for_main = True
     try:

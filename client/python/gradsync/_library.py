@@ -236,12 +236,12 @@ library = Library(find())
 
 
 def raise_error(pointer: int) -> None:
-    """Raises the exception for a gradsync_error_t, and destroys the latter."""
+    """Raises the exception for a gradsync_error_t, which it destroys."""
     raise take_error(pointer)
 
 
 def take_error(pointer: int) -> errors.Error:
-    """Returns the exception for a gradsync_error_t, and destroys the latter."""
+    """Returns the exception for a gradsync_error_t, which it destroys."""
     try:
         code = _text(library.code_name(library.error_code(pointer)))
         return errors.class_of(code)(

@@ -103,7 +103,7 @@ class UnavailableError(Error, ConnectionError):
 
 
 class AlreadyExistsError(Error):
-    """Another process holds the rank while the job is still forming."""
+    """Another process has the rank, and the job is forming or has on_rank_loss="hold"."""
 
     code = "ALREADY_EXISTS"
 

@@ -90,8 +90,8 @@ class Session:
         Tries to connect until `connect_timeout` has passed. Does not wait for the other ranks.
 
         Args:
-          options: None: SessionOptions.from_environment(**fields), so that no variable is needed
-            whose option is given.
+          options: None: SessionOptions.from_environment(**fields). A variable whose option is
+            given is then not needed.
           **fields: fields of SessionOptions that win over `options`.
 
         Raises:
@@ -100,7 +100,8 @@ class Session:
             `connect_timeout`.
           PermissionDeniedError: the socket's permissions forbid it, or the token is missing or
             wrong.
-          AlreadyExistsError: another process holds the rank while the job is still forming.
+          AlreadyExistsError: another process has the rank, and the job is still forming or has
+            on_rank_loss="hold".
           FailedPreconditionError: world size or options differ from the other ranks'.
           UnimplementedError: the daemon does not have the loss policy.
           ResourceExhaustedError: a quota of the daemon, memory, or open files.

@@ -32,8 +32,8 @@ class GradientStats:
     """Statistics of one bucket's reduced gradients, which its reduction gathers.
 
     Attributes:
-      sum_of_squares: of all elements; NaN or infinite if an element is. Of integers, a minimum and
-        a maximum nothing is measured: NaN.
+      sum_of_squares: of all elements; NaN or infinite if an element is. Integers, minima and maxima
+        are not measured: NaN.
       non_finite: number of elements that are NaN or infinite.
     """
 

@@ -19,7 +19,7 @@ from gradsync.run.process import Process
 _LONGEST_SOCKET_PATH = 103  # with "-fd" it still fits
 _SOCKET = "gradsyncd.sock"
 _NOTIFY_SOCKET = "notify.sock"
-# Of no other program: what a dead launcher has left is removed.
+# No other program uses this prefix, so a launcher may remove what a dead one has left.
 _PREFIX = "gradsync-run-"
 _CONNECT_S = 5.0
 # Of systemd's protocol. They are meant for the launcher's own service.

@@ -25,7 +25,7 @@ class Events:
     A context manager: inside, the signals do nothing but reach `on_signal`.
 
     Attributes:
-      output_error: why standard output or standard error take nothing more; None: they do.
+      output_error: why standard output or standard error can take no more; None: they can.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Events:
     def run_until(
         self, done: Callable[[], Any], limit_s: float, wake_on: Optional[socket.socket] = None
     ) -> bool:
-        """Handles events until `done`, which is asked after each; returns whether it is.
+        """Handles events until `done()` is true; returns False if `limit_s` seconds pass before.
 
         Args:
-          done: what is waited for.
-          limit_s: for so long at most.
-          wake_on: `done` is also asked when this can be read.
+          done: is called first, and after events.
+          limit_s: seconds.
+          wake_on: `done` is also called when this can be read.
         """
         deadline = time.monotonic() + limit_s
         while not done():

@@ -136,7 +136,7 @@ class Launch:
 
     def _watch(self) -> None:
         """Returns when every rank has ended."""
-        tell_at = math.inf  # the others to end, after a failure
+        tell_at = math.inf  # when to tell the others to end, after a failure
         while self._running():
             now = time.monotonic()
             if now >= self._kill_at:

@@ -10,7 +10,7 @@ from typing import Optional
 _LONGEST_LINE = 1 << 16
 _MOST_QUEUED = 1 << 20
 _LINES_KEPT = 20
-# A pipe that is ready to be written takes as many bytes without blocking (PIPE_BUF).
+# A pipe that is ready to be written takes this many bytes without blocking (PIPE_BUF).
 _CHUNK = 4096
 _PROGRESS_S = 5.0
 # Cyan, magenta, yellow, blue, green, and the same bright. Red is for errors.
@@ -21,7 +21,7 @@ _TRACEBACK = b"Traceback (most recent call last)"
 class Output:
     """Writes lines to standard output and standard error, in order, and never blocks. One thread.
 
-    Its queue is bounded if its user reads nothing while it is full.
+    The queue is bounded only if the caller reads no output of processes while it is `full`.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""By what averages divide while ranks have different numbers of steps."""
+"""What averages are divided by while ranks have different numbers of steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def divide_by(
 ) -> gradsync.StepResult:
     """Scales a step's averages as if the daemon had divided by `divisor`; returns such a result.
 
-    Only steps that a rank has not taken part in need it: the session divides the others alike.
+    Only steps that a rank has not taken part in need it: in all others both divisors are the same.
     """
     if divisor == result.divisor:
         return result

@@ -10,7 +10,7 @@ import traceback
 def free_its_objects() -> None:
     """Frees what only that exception's frames, or garbage, still hold.
 
-    A notebook's user who deletes a wrapper after an error does not know that they hold it. A
+    After an error a notebook's user may delete a wrapper, and not know that these frames hold it. A
     debugger that looks at the exception afterwards finds the frames, without local variables.
     """
     exceptions = [getattr(sys, name, None) for name in ("last_exc", "last_value")]

@@ -28,7 +28,7 @@ IDLE_USES = 512
 _VERDICT_S = 5.0
 # Seconds between the errors of a session's layouts and its own.
 _END_S = 5.0
-# Sizes of which a group remembers that they came before.
+# How many sizes a group remembers as having come before.
 _SEEN_KEYS = 1024
 
 
@@ -187,8 +187,9 @@ def _buckets(key: Key) -> list[gradsync.Bucket]:
 class Slots:
     """A group's slots.
 
-    Which one an all-reduce gets follows from the all-reduces before it alone. So every rank chooses
-    the same, whatever has ended where. Externally synchronized.
+    The all-reduces before it alone decide which slot an all-reduce gets. So every rank chooses the
+    same slot, although all-reduces may end earlier on one rank than on another. Externally
+    synchronized.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class Transfer:
         return self.source is self.target
 
     def fill(self, memory: torch.Tensor, begin: int) -> None:
-        """Writes the elements from `begin` on that this rank brings into `memory`."""
+        """Fills `memory`, the elements from `begin` on, with what this rank brings."""
         first, last = _overlap(self.source, self.source_begin, memory, begin)
         if last - first < memory.numel():
             memory.zero_()
@@ -42,7 +42,7 @@ class Transfer:
             _copy(self.source, self.source_begin, memory, begin, first, last)
 
     def drain(self, memory: torch.Tensor, begin: int) -> None:
-        """Takes what this rank wants of the elements from `begin` on out of `memory`."""
+        """Takes from `memory`, the elements from `begin` on, what this rank wants."""
         first, last = _overlap(self.target, self.target_begin, memory, begin)
         if first < last:
             _copy(memory, begin, self.target, self.target_begin, first, last)

@@ -80,7 +80,7 @@ class ReductionWork(KeptWork):
         """A future of the tensors. Its callbacks run on a thread of this package."""
         if self._future is None:
             self._future, complete = _future_of(self._tensors, self.wait, self._lane)
-            # Who has waited finds the future complete: C++ code takes its value at once.
+            # After wait() the future is complete, because C++ code takes its value at once.
             complete() if self.is_completed() else self._lane.put(complete)
         return self._future
 
