@@ -70,7 +70,8 @@ Jobs:
   GEN          generation: 1 for a job's first life, 2 after it failed and its ranks joined again
   STATE        forming: ranks are still joining; running; FAILED: a rank was lost; ended: every
                rank has left. Failed and ended jobs stay listed for a while
-  RANKS        live ranks / world size; "+1 left": one more has finished its steps
+  RANKS        live ranks / world size; "+1 left": one more has finished its steps; "+1 held": one
+               more was lost, and the job waits for its replacement
   MISSING      ranks that have not joined
   WAITING FOR  what the job waits for now
 and, for a job on several GPUs, the gate between them that is in force
@@ -118,7 +119,8 @@ Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
-  STATE        live; left: it has finished its steps
+  STATE        live; left: it has finished its steps; healing: it replaces a lost session, and no
+               step of it is complete
   ARENA        host memory that holds its buckets and broadcasts; ON GPUS likewise
 
 Examples:
