@@ -1,6 +1,9 @@
 """The ranks of a bench, and what the bench says of one that fails."""
 
+import os
 import pathlib
+import re
+import signal
 import sys
 
 import pytest
@@ -12,7 +15,7 @@ from rank_team import RankTeam
 
 # Rank 0 waits for ever, as a rank does whose partner has failed.
 _RANK = """
-import signal, sys
+import os, signal, sys
 sys.path.insert(0, {bench!r})
 from rank_service import serve
 
@@ -28,6 +31,11 @@ class Rank:
             raise ValueError("mine")
         signal.pause()
 
+    def die(self):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+
     def close(self):
         pass
 
@@ -35,18 +43,18 @@ serve(Rank)
 """
 
 
-@pytest.fixture
-def team(tmp_path):
+@pytest.fixture(params=[2, 1], ids=["a_process_each", "one_that_forks"])
+def team(request, tmp_path):
     program = tmp_path / "rank.py"
     program.write_text(_RANK.format(bench=sys.path[0]))
     with Launcher() as launcher:
         yield RankTeam(
             launcher,
             "python",
-            [(Node(), [sys.executable, str(program)])] * 2,
+            [(Node(), [sys.executable, str(program)])] * request.param,
             lambda rank: {"rank": rank},
             2,
-            {},
+            {"WORLD_SIZE": "2"},
         )
 
 
@@ -61,3 +69,19 @@ def test_a_rank_that_fails_says_why_although_another_one_waits(team):
     text = str(raised.value)
     assert "python rank 1" in text
     assert "ValueError: mine" in text
+
+
+def test_a_rank_that_is_killed_is_named(team):
+    with pytest.raises(Failed) as raised:
+        team.call("die")
+    assert re.search(
+        r"rank 1 \(pid \d+\) (was killed by signal 9|ended: status 9)", str(raised.value)
+    )
+
+
+def test_ranks_end_with_the_process_that_has_forked_them(team):
+    (first, *_) = team._children
+    os.kill(first.pid, signal.SIGTERM)
+    first.process.wait(10)
+    left = [pid for pid in team._pids if os.path.exists(f"/proc/{pid}")]
+    assert len(left) == len(team._children) - 1

@@ -277,14 +277,14 @@ class Launcher:
         for file in wake_on:
             self._selector.register(file, selectors.EVENT_READ, None)
         try:
+            # What a process has said before it failed tells more than its end: done() comes first.
             while not done():
+                if any(child.failed for child in self._children):
+                    self._explain()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False
                 self._read(left)
-                # What a process has said before it failed tells more than its end.
-                if any(child.failed for child in self._children) and not done():
-                    self._explain()
             return True
         finally:
             for file in wake_on:

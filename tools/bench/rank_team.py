@@ -143,11 +143,18 @@ class RankTeam:
                 raise Failed(f"{self.name} rank {waiting[0]} has not answered")
             for rank in waiting:
                 if self._connections[rank] in ready:
-                    message = json.loads(self._files[rank].readline() or self._lost())
+                    message = json.loads(self._read_line(rank) or self._lost())
                     if "error" in message:
                         raise Failed(f"{self.name} rank {rank}: {message['error']}")
                     answers[rank] = message["answer"]
         return [answers[rank] for rank in range(self.ranks)]
+
+    def _read_line(self, rank: int) -> str:
+        try:
+            line: str = self._files[rank].readline()
+        except OSError:  # it was killed
+            return ""
+        return line
 
     def _lost(self) -> str:
         """Raises Failed for a rank whose connection has ended: its process does, too."""

@@ -107,7 +107,7 @@ class Stage(Launcher):
         name: str,
         program: Sequence[str],
         options: Mapping[str, Any],
-        launcher: Sequence[str] = (),
+        launcher: Optional[Sequence[str]] = None,
         environment: Optional[Mapping[str, str]] = None,
     ) -> RankTeam:
         """Starts the ranks of an implementation.
@@ -116,7 +116,8 @@ class Stage(Launcher):
           name: of the implementation.
           program: of each rank.
           options: what its ranks need besides the configuration that all have.
-          launcher: the command that starts all ranks; none: each is started on its node.
+          launcher: the command that starts all ranks; None: each is started on its node. Empty: the
+            program itself starts all.
           environment: variables besides those of this process.
 
         Raises:
@@ -140,7 +141,7 @@ class Stage(Launcher):
         commands: list[tuple[Node, Sequence[str]]] = [
             (self.nodes[self._node_of(rank)], program) for rank in range(self.ranks)
         ]
-        if launcher:
+        if launcher is not None:
             commands = [(self.nodes[0], [*launcher, *program])]
         team = RankTeam(self, name, commands, configuration, self.ranks, environment or {})
         self._teams.append(team)
@@ -162,6 +163,7 @@ class Stage(Launcher):
             name,
             [sys.executable, os.path.join(folder, script)],
             {"store": store, "threads": threads, **options},
+            launcher=() if len(self.nodes) == 1 else None,
             environment={
                 "OMP_NUM_THREADS": str(threads),
                 "WORLD_SIZE": str(self.ranks),
