@@ -7,6 +7,8 @@
 //   arena       one per layout of a session: its buckets. Each bucket starts at a multiple of
 //               kBucketAlignment; the size is the last bucket's end, rounded up to a page. The
 //               trainer writes a bucket until MarkReady, the daemon from then until it is done.
+//               After that the trainer may write it again; with LOSS_POLICY_HOLD only after
+//               StepDone, because the replacement of another rank may get the average from it.
 //   semaphores  one per layout of a session: a SemaphorePageHeader, then one BucketSemaphore per
 //               bucket.
 //   staging     one per session: Broadcast and the small all-reduce move tensors through it.

@@ -303,8 +303,9 @@ class Layout {
   virtual absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) = 0;
 
   // "Every gradient of this bucket is written." From here until the bucket is done, its memory
-  // belongs to the daemon, also if the step fails. Mark the buckets in any order; they are reduced
-  // in the order of their indexes where that matters. Sends one small message; never blocks.
+  // belongs to the daemon, also if the step fails. With kHold it is then read-only until the
+  // verdict: see WaitBucket. Mark the buckets in any order; they are reduced in the order of their
+  // indexes where that matters. Sends one small message; never blocks.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   FAILED_PRECONDITION  ALREADY_READY: marked before in this step. STALE_STEP: already decided.
   //                        PROTOCOL_VIOLATION: the step is ahead of next_step(), or EndStep was
@@ -354,6 +355,12 @@ class Layout {
   // Waits until one bucket is reduced in this rank's memory. Provisional: good for inspection or
   // clipping; the step can still become void. In host memory the thread sleeps on a futex; on a GPU
   // it looks every 200 us.
+  //
+  // With kHold the bucket is read-only until WaitStep has returned the verdict, so clip it only
+  // then. If another rank is lost, its replacement gets the average from this memory. If the daemon
+  // finds that the average has changed, the job ends for all with PROTOCOL_VIOLATION, which names
+  // this rank. It cannot find changes of integers, minima and maxima: there the replacement gets
+  // wrong values.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   ABORTED              the step is void.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: the message names the late ranks; nothing changed.

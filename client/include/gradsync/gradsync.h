@@ -313,7 +313,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_unused(gradsyn
                                                                          uint64_t step,
                                                                          size_t parameter);
 /* "Every gradient of this bucket is written." Buckets may be marked in any order, each once per
- * step. From here until the bucket is done its memory belongs to the daemon. Never blocks. */
+ * step. From here until the bucket is done its memory belongs to the daemon. With GRADSYNC_HOLD it
+ * is then read-only until the verdict, see gradsync_wait_bucket(). Never blocks. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_ready(gradsync_layout_t* layout,
                                                                         uint64_t step,
                                                                         size_t bucket);
@@ -331,7 +332,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_abandon_step(gradsy
                                                                           uint64_t step,
                                                                           const char* reason);
 /* Waits until one bucket is reduced. Provisional: the step can still become void, see
- * gradsync_wait_step() below. */
+ * gradsync_wait_step() below. With GRADSYNC_HOLD the bucket is read-only until that call has
+ * returned the verdict: the replacement of another rank may get the average from this memory. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsync_layout_t* layout,
                                                                          uint64_t step,
                                                                          size_t bucket,

@@ -139,7 +139,8 @@ class Layout:
     ) -> None:
         """Says that every gradient of the bucket is written; never blocks.
 
-        From now until the step is decided the bucket belongs to the daemon, also after an error.
+        From now until the bucket is reduced it belongs to the daemon, also if the step becomes
+        void. With on_rank_loss="hold" it is then read-only until the verdict: see wait_bucket().
 
         Raises:
           InvalidArgumentError: UNKNOWN_BUCKET.
@@ -311,6 +312,12 @@ class Layout:
 
     def wait_bucket(self, step: int, bucket: int, timeout: Optional[float] = None) -> None:
         """Waits until one bucket is reduced. The step can still become void: see wait_step().
+
+        With on_rank_loss="hold" the bucket is read-only until wait_step() has returned the verdict.
+        If another rank is lost, its replacement gets the average from this memory. If the daemon
+        finds that the average has changed, the job ends for all with reason PROTOCOL_VIOLATION,
+        which names this rank. It cannot find changes of integers, minima and maxima: there the
+        replacement gets wrong values.
 
         Args:
           step: the step.
