@@ -183,9 +183,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SaidTwice(std::uint32_t rank, absl::string_view message) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the sessions of the ranks that have left for good. Under policy `hold`, once lost ranks
-  // can be replaced, they wait until every rank has left: a rank that is lost before it has saved
-  // its work is replaced, and its replacement needs the state that they have.
+  // Ends the sessions of the ranks that have left for good. Under policy `hold` they wait until
+  // every rank has left: a rank may be lost before it has saved its work, and its replacement needs
+  // the state that they have. They do not wait if a rank that is lost now could not be replaced.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if a rank has begun something that needs a rank that has finished.
   void EndIfFinishedRankIsNeeded(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

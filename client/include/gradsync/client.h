@@ -515,8 +515,14 @@ class Session {
   virtual absl::Status AwaitEnd(absl::Duration timeout) const = 0;
 
   // Ends the session: the other ranks go on without this one. Waits for an operation that another
-  // thread of this rank has called. With kHold also waits until every rank has left or finished: a
-  // rank may be lost before it has saved its work.
+  // thread of this rank has called.
+  //
+  // With kHold also waits until every rank has left or finished, or the job has ended. Until then a
+  // rank may be lost before it has saved its work, and its replacement needs the others. It does
+  // not wait if a lost rank could not be replaced: not every rank has joined, the job has no layout
+  // now, or one of its layouts had no complete step. A layout that replaced another counts as new.
+  // The daemon checks this whenever a rank leaves, stays or finishes. If it finds such a reason
+  // then, it also ends the waits of the ranks that left before.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::Status Leave() = 0;
   // Ends the session because this process comes to a good end. The other ranks cannot go on without

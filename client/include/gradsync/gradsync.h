@@ -459,7 +459,9 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_all_reduce(gradsync
                                                                         int64_t timeout);
 
 /* Ends the session; the other ranks go on. With GRADSYNC_HOLD, this and gradsync_session_finish()
- * wait until every rank has left or finished. */
+ * wait until every rank has left or finished, or the job has ended. They do not wait if not every
+ * rank has joined, the job has no layout now, or one of its layouts had no complete step. See Leave
+ * in gradsync/client.h. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
     gradsync_session_t* session);
 /* Ends the session because this process comes to a good end. If another rank begins something more,

@@ -461,7 +461,13 @@ class Session:
     def leave(self) -> None:
         """Ends this rank's part in the job; the other ranks go on.
 
-        With on_rank_loss="hold" it waits until every rank has left or finished.
+        With on_rank_loss="hold" it waits until every rank has left or finished, or the job has
+        ended. Until then a rank may be lost before it has saved its work, and its replacement needs
+        the others. It does not wait if a lost rank could not be replaced: not every rank has
+        joined, the job has no layout now, or one of its layouts had no complete step. A layout that
+        replaced another counts as new. The daemon checks this whenever a rank leaves, stays or
+        finishes. If it finds such a reason then, it also ends the waits of the ranks that left
+        before.
 
         Raises:
           FailedPreconditionError: a step of this rank is open.
