@@ -384,12 +384,12 @@ void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     const RankState state = members_[rank].state;
     if (state != RankState::kHeld && state != RankState::kHealing) continue;
-    StopLocked(MakeError(
-        absl::StatusCode::kAborted, reason::kRankLost,
-        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost, and rank ", leaving,
-                     " waits in LeaveAndStay before its next session had completed a step. Join "
-                     "again from every rank."),
-        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
+    StopLocked(
+        MakeError(absl::StatusCode::kAborted, reason::kRankLost,
+                  absl::StrCat("rank ", rank, " of job '", identity_.job_id,
+                               "' was lost and has not completed a step since, and rank ", leaving,
+                               " waits in LeaveAndStay. Join again from every rank."),
+                  {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
     return MaybeEnd(actions);
   }
 }
@@ -398,16 +398,20 @@ absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message, bool 
   const bool healing = members_[rank].state == RankState::kHealing;
   // If the loss came after the last step, no step will ever heal the rank.
   if (healing && (!exit || layouts_.HasGradientsOfEarlier(rank))) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank, " sent ", message,
-                                  " after it came back from a loss. Take part in a complete step "
-                                  "first: its buckets may have gradients of this rank."),
-                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+        absl::StrCat("rank ", rank, " sent ", message, " after it came back from a loss. ",
+                     exit ? "The running step has gradients of its lost session: "
+                            "complete that step first."
+                          : "It can stay only after it has completed a step of every "
+                            "layout."),
+        {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
   if (!operations_.InOperation(rank) && !layouts_.HasBegunStep(rank)) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                    absl::StrCat("rank ", rank, " sent ", message,
-                                " in the middle of a step or operation. Wait for it first."),
+                                " in the middle of a step or operation. Wait for the end of that "
+                                "step or operation first."),
                    {{field::kJob, identity_.job_id}, {field::kRank, rank}});
 }
 

@@ -817,7 +817,11 @@ TEST_F(HoldTest, RankThatCameBackMayNotLeaveBeforeItsStepIsComplete) {
   Lose(2);
   Return(2);
   for (const bool exit : {true, false}) {
-    EXPECT_EQ(ReasonOf(job_->Leave(Of(2), exit)), "PROTOCOL_VIOLATION");
+    const absl::Status left = job_->Leave(Of(2), exit);
+    EXPECT_EQ(ReasonOf(left), "PROTOCOL_VIOLATION");
+    EXPECT_TRUE(Says(left, exit ? "The running step has gradients of its lost session"
+                                : "It can stay only after it has completed a step"))
+        << left;
   }
   EXPECT_EQ(ReasonOf(job_->Finish(Of(2))), "PROTOCOL_VIOLATION");
 }
@@ -865,7 +869,9 @@ TEST_F(HoldTest, StayingWhileARankIsLostEndsTheJob) {
     ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/false).ok());
     const absl::Status end = Only<SessionEndMessage>(2).status;
     EXPECT_EQ(ReasonOf(end), "RANK_LOST");
-    EXPECT_TRUE(Says(end, "rank 1 of job 'run-7' was lost, and rank 0 waits in LeaveAndStay"))
+    EXPECT_TRUE(Says(end,
+                     "rank 1 of job 'run-7' was lost and has not completed a step since, and rank "
+                     "0 waits in LeaveAndStay"))
         << end;
   }
 }
