@@ -65,10 +65,11 @@ std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::Sessio
     if (use == rank.gpu_uses().end()) continue;
     const bool by_rank = use->sharing() == v1::GPU_SHARING_MPS;
     warnings.push_back(
-        absl::StrCat("job ", job_id, " rank ", rank.rank(), ": its process ",
-                     by_rank ? "uses " : "does not use ", gpu.uuid(),
-                     " through MPS, the daemon's worker ", by_rank ? "does not" : "does",
-                     ", so they take turns; give both the same CUDA_MPS_PIPE_DIRECTORY"));
+        absl::StrCat("job ", job_id, " rank ", rank.rank(), ": only ",
+                     by_rank ? "the rank's process" : "the daemon's worker", " uses ", gpu.uuid(),
+                     " through MPS, so its kernels and those of ",
+                     by_rank ? "the daemon's worker" : "the rank's process",
+                     " take turns; start both with the same CUDA_MPS_PIPE_DIRECTORY"));
   }
   return warnings;
 }

@@ -95,10 +95,10 @@ TEST(CudaStatus, WarnsIfOnlyOneSideUsesMps) {
     gpu_uses { gpu: "GPU-2" sharing: GPU_SHARING_MPS }
   )pb");
   EXPECT_THAT(MpsWarnings("digits", rank, cuda),
-              ElementsAre(HasSubstr("job digits rank 3: its process does not use GPU-1 through "
-                                    "MPS, the daemon's worker does"),
-                          HasSubstr("its process uses GPU-2 through MPS, the daemon's worker "
-                                    "does not")));
+              ElementsAre(HasSubstr("job digits rank 3: only the daemon's worker uses GPU-1 "
+                                    "through MPS, so its kernels and those of the rank's process "
+                                    "take turns"),
+                          HasSubstr("only the rank's process uses GPU-2 through MPS")));
   const auto same = FromText<v1::SessionStatus>(R"pb(
     gpu_uses { gpu: "GPU-1" sharing: GPU_SHARING_MPS }
   )pb");

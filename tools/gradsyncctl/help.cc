@@ -160,7 +160,7 @@ The result of the last complete step, over all buckets:
   STEPS NON-FINITE  complete steps so far that had such elements
 
 Stragglers, the ranks that were last to have a bucket ready, most frequent first:
-  LAST        buckets with which it was last
+  LAST        buckets that this rank was the last to mark ready
   OF ALL      their share of all buckets
   BEHIND      how long after the rank before it, on average
   TOTAL       the same, summed up
