@@ -80,19 +80,21 @@ def check_caps(**caps_mb: float | None) -> None:
 
 # What PyTorch's wrapper can do and this one cannot, and what to do instead.
 _REFUSED = {
-    "device_mesh": "gradients travel in a job, not in a mesh; pass session= to choose the job, and "
-    "wrap the module before sharding it",
+    "device_mesh": "gradients are averaged over all ranks of a job; for the ranks of a mesh pass "
+    "session=gradsync.Session.join(...) of a job that has these ranks, and wrap the module before "
+    "you shard it",
     "mixed_precision": "use torch.autocast, or convert the module before you wrap it",
     "delay_all_reduce_named_params": "every gradient is averaged as soon as it comes; name the "
     "parameters that stay out in module._ddp_params_and_buffers_to_ignore, and average them "
     "yourself",
-    "param_to_hook_all_reduce": "as delay_all_reduce_named_params, which it belongs to",
+    "param_to_hook_all_reduce": "it belongs to delay_all_reduce_named_params, which must be None, "
+    "too",
     "bucket_cap_mb_list": "give bucket_cap_mb, first_bucket_cap_mb and last_bucket_cap_mb",
 }
 
 
 def check_refused(**arguments: Any) -> None:
-    """Raises: ValueError: an argument of PyTorch's wrapper was given that cannot be had here."""
+    """Raises: ValueError: an argument was given that only PyTorch's wrapper supports."""
     for name, value in arguments.items():
         if value is not None:
             raise ValueError(f"gradsync: {name} must be None: {_REFUSED[name]}")
@@ -102,9 +104,9 @@ def check_process_group(group: Any) -> None:
     """Raises: ValueError: `group` is neither None nor PyTorch's default group."""
     if group is not None and group is not torch.distributed.group.WORLD:
         raise ValueError(
-            "gradsync: process_group must be None or the default group, as gradients travel in a "
-            "job of gradsyncd; for other ranks pass session=gradsync.Session.join(...) of a job "
-            "that has these ranks"
+            "gradsync: process_group must be None or the default group, as gradients are averaged "
+            "over all ranks of a job; for other ranks pass session=gradsync.Session.join(...) of a "
+            "job that has these ranks"
         )
 
 

@@ -296,7 +296,8 @@ class PyTorchDdp(torch.nn.parallel.DistributedDataParallel):
     # ---- What PyTorch's wrapper does for itself, in its reducer and process group
 
     _sync_buffers_advice = (
-        "the buffers do not travel in a process group; call _sync_buffers() on every rank"
+        "gradsyncd broadcasts the buffers, without a process group; call _sync_buffers() on every "
+        "rank"
     )
     _sync_module_buffers = refused("_sync_module_buffers", _sync_buffers_advice)
     _default_broadcast_coalesced = refused("_default_broadcast_coalesced", _sync_buffers_advice)

@@ -50,10 +50,10 @@ class NoReducer:
 
 
 def refused(name: str, remedy: str) -> Any:
-    """A method of PyTorch's wrapper that cannot be had here; `remedy` says what to do instead."""
+    """A method that only PyTorch's wrapper has; `remedy` says what to do instead."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"gradsync: {name}() cannot be had in this wrapper: {remedy}")
+        raise NotImplementedError(f"gradsync: this wrapper has no {name}(): {remedy}")
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"Raises: NotImplementedError: {remedy}."

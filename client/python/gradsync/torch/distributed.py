@@ -104,9 +104,9 @@ class DistributedDataParallel(PyTorchDdp):
         norm.
 
     Raises:
-      ValueError: an argument cannot be had; says what to do instead. The modules differ: every
-        rank gets the first difference. `device_verdict` is set for a module in host memory, or with
-        buffers to broadcast.
+      ValueError: an argument is not supported here; says what to do instead. The modules differ:
+        every rank gets the first difference. `device_verdict` is set for a module in host memory,
+        or with buffers to broadcast.
       TypeError: a parameter or submodule cannot be synchronized; says why and what to do.
       RuntimeError: the module is wrapped again in a backward pass.
       gradsync.Error: there is no daemon, another rank was lost or did not come, or a quota is used
