@@ -373,7 +373,7 @@ absl::Status Job::SaidTwice(std::uint32_t rank, absl::string_view message) const
 
 void Job::EndLeavingSessions(DeferredActions* actions) {
   const bool together = terms_.options.on_rank_loss == OnRankLoss::kHold && members_.Formed() &&
-                        layouts_.WhyNotArmed().empty();
+                        layouts_.WhyNoReplacement().empty();
   if (together && !members_.AllHaveLeft()) return;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     if (members_.IsLeaving(rank)) members_.EndSession(rank, absl::OkStatus(), actions);
@@ -511,7 +511,7 @@ std::string Job::WhyNotHeld(std::uint32_t rank, const absl::Status& why) const {
   if (!members_.Formed()) return "not every rank had joined";
   if (members_.Count(RankState::kStayed) > 0) return "some rank waits in LeaveAndStay";
   if (std::string need = operations_.NeedOf(rank); !need.empty()) return need;
-  if (std::string unarmed = layouts_.WhyNotArmed(); !unarmed.empty()) return unarmed;
+  if (std::string why_none = layouts_.WhyNoReplacement(); !why_none.empty()) return why_none;
   for (std::uint32_t other = 0; other < world_size_; ++other) {
     if (other == rank) continue;
     if (members_[other].state == RankState::kLive) return "";

@@ -449,7 +449,7 @@ std::uint64_t LayoutSet::StepsDecided() const {
   return steps;
 }
 
-std::string LayoutSet::WhyNotArmed() const {
+std::string LayoutSet::WhyNoReplacement() const {
   if (layouts_.empty()) return "no layout was registered";
   for (const auto& [channel, layout] : layouts_) {
     if (!layout->ready()) return absl::StrCat("layout '", layout->name(), "' was being agreed");

@@ -79,7 +79,7 @@ class LayoutSet {
   std::uint64_t StepsDecided() const;
   // Why a rank that is lost now cannot be replaced: "layout 'model' is being agreed". Empty if it
   // can.
-  std::string WhyNotArmed() const;
+  std::string WhyNoReplacement() const;
   // For ranks that resume.
   std::vector<LeaveDoneMessage::NextStep> NextSteps() const;
 

@@ -309,7 +309,7 @@ MUTATIONS = (
     Mutation(
         "a rank that cannot be replaced is waited for",
         "job.cc",
-        " && members_.Formed() &&\n                        layouts_.WhyNotArmed().empty();",
+        " && members_.Formed() &&\n                        layouts_.WhyNoReplacement().empty();",
         ";",
     ),
     Mutation(
