@@ -175,13 +175,13 @@ void Job::RefuseLayout(RankSession session, std::uint32_t channel, const absl::S
   if (!Ended(session)) layouts_.Refuse(session.rank, channel, why, transaction.actions());
 }
 
-void Job::Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) {
+void Job::KeepMemory(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) {
   Transaction transaction(this);
   LayoutChannel* const layout = layouts_.Find(channel);
   if (layout == nullptr || Ended(session)) {
     transaction.actions()->releases.push_back(std::move(memory));
   } else {
-    layout->agreement().Hold(session.rank, std::move(memory), transaction.actions());
+    layout->agreement().KeepMemory(session.rank, std::move(memory), transaction.actions());
   }
 }
 

@@ -93,7 +93,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
     answer(RegisterLayout(session, std::move(request)));
   }
   absl::StatusOr<Registration> RegisterLayout(RankSession session, LayoutRequest request);
-  void Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) override;
+  void KeepMemory(RankSession session, std::uint32_t channel,
+                  std::shared_ptr<void> memory) override;
   void RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) override;
   absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const override;
   // A rank of another node has no memory here: all of `memory` is null.

@@ -61,7 +61,8 @@ class JobPort {
 
   // Keeps `memory`, which the rank has for this channel. An executor releases it when the layout is
   // replaced, its agreement has failed, the rank has exited or the job has ended.
-  virtual void Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) = 0;
+  virtual void KeepMemory(RankSession session, std::uint32_t channel,
+                          std::shared_ptr<void> memory) = 0;
 
   // This rank has agreed but gets no memory. The layout fails on every rank at once, before its
   // deadline. If the rank came back after a loss, only its own registration fails.

@@ -87,12 +87,12 @@ void LayoutAgreement::Refuse(std::uint32_t rank, const absl::Status& why,
        actions);
 }
 
-void LayoutAgreement::Hold(std::uint32_t rank, std::shared_ptr<void> memory,
-                           DeferredActions* actions) {
+void LayoutAgreement::KeepMemory(std::uint32_t rank, std::shared_ptr<void> memory,
+                                 DeferredActions* actions) {
   if (failed() || !ranks_[rank].registered) {
     actions->releases.push_back(std::move(memory));
   } else {
-    ranks_[rank].held = std::move(memory);
+    ranks_[rank].kept = std::move(memory);
   }
 }
 
@@ -197,7 +197,7 @@ void LayoutAgreement::TellLate(std::uint64_t now_ns, DeferredActions* actions) {
 
 void LayoutAgreement::Release(std::uint32_t rank, DeferredActions* actions) {
   RankState& mine = ranks_[rank];
-  if (mine.held != nullptr) actions->releases.push_back(std::move(mine.held));
+  if (mine.kept != nullptr) actions->releases.push_back(std::move(mine.kept));
   if (!mine.memory.has_value()) return;
   actions->releases.push_back(std::move(mine.memory->arena));
   if (mine.memory->gpu != nullptr) actions->releases.push_back(std::move(mine.memory->gpu));
@@ -209,7 +209,7 @@ void LayoutAgreement::Lose(std::uint32_t rank, DeferredActions* actions) {
   mine.registered = false;
   if (!mine.memory.has_value()) return Release(rank, actions);
   if (mine.memory->semaphores != nullptr) mine.memory->semaphores->Close();
-  lost_.push_back({{rank, mine.incarnation}, std::move(mine.held), *std::move(mine.memory)});
+  lost_.push_back({{rank, mine.incarnation}, std::move(mine.kept), *std::move(mine.memory)});
   mine.memory.reset();
 }
 
@@ -218,7 +218,7 @@ void LayoutAgreement::ReleaseLost(absl::FunctionRef<bool(RankSession)> keep,
   const auto released = std::stable_partition(
       lost_.begin(), lost_.end(), [keep](const LostMemory& lost) { return keep(lost.session); });
   for (auto lost = released; lost != lost_.end(); ++lost) {
-    actions->releases.push_back(std::move(lost->held));
+    actions->releases.push_back(std::move(lost->kept));
     actions->releases.push_back(std::move(lost->memory.arena));
     if (lost->memory.gpu != nullptr) actions->releases.push_back(std::move(lost->memory.gpu));
   }

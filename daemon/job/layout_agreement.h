@@ -82,7 +82,7 @@ class LayoutAgreement {
   // The rank has registered but gets no memory: the agreement fails.
   void Refuse(std::uint32_t rank, const absl::Status& why, DeferredActions* actions);
   // Keeps `memory`, which a registered rank has, until Release.
-  void Hold(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);
+  void KeepMemory(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);
   // The agreement is reached, and the rank's next session, after a loss, asks for the same layout.
   // LAYOUT_MISMATCH if it differs. The agreement stays as it is.
   absl::Status Rejoin(std::uint32_t rank, LayoutRequest request);
@@ -133,12 +133,12 @@ class LayoutAgreement {
     bool refused = false;           // its own request has made the agreement fail
     LayoutRequest request;          // spec moved out
     std::uint64_t incarnation = 0;  // of the session that has the memory
-    std::shared_ptr<void> held;
+    std::shared_ptr<void> kept;
     std::optional<RankMemory> memory;
   };
   struct LostMemory {
     RankSession session;
-    std::shared_ptr<void> held;
+    std::shared_ptr<void> kept;
     RankMemory memory;
   };
 

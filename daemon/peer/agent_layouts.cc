@@ -37,13 +37,13 @@ void AgentLayouts::Assign(const v1::LayoutAssigned& assigned, std::uint32_t repl
   layout.plan = std::move(plan);
 }
 
-void AgentLayouts::Hold(std::uint32_t channel, std::shared_ptr<void> memory) {
+void AgentLayouts::KeepMemory(std::uint32_t channel, std::shared_ptr<void> memory) {
   MutexLock lock(&mutex_);
   const auto found = layouts_.find(channel);
   if (found == layouts_.end()) {
     executor_->Run([memory = std::move(memory)] {});
   } else {
-    found->second.held = std::move(memory);
+    found->second.kept = std::move(memory);
   }
 }
 
@@ -85,7 +85,7 @@ void AgentLayouts::ReleaseLayout(std::uint32_t channel) {
   if (layout.begun_step <= layout.decided_step) EraseLocked(found);
 }
 
-void AgentLayouts::HoldStaging(StagingMemory staging) {
+void AgentLayouts::KeepStaging(StagingMemory staging) {
   MutexLock lock(&mutex_);
   if (!released_) staging_ = std::move(staging);
 }
@@ -99,8 +99,8 @@ void AgentLayouts::Release() {
 
 void AgentLayouts::EraseLocked(Layouts::iterator layout) {
   Layout& ended = layout->second;
-  if (ended.held != nullptr || ended.memory.arena != nullptr) {
-    executor_->Run([held = std::move(ended.held), memory = std::move(ended.memory)] {});
+  if (ended.kept != nullptr || ended.memory.arena != nullptr) {
+    executor_->Run([kept = std::move(ended.kept), memory = std::move(ended.memory)] {});
   }
   layouts_.erase(layout);
 }

@@ -36,7 +36,7 @@ class AgentLayouts {
   // The coordinator has assigned its channel.
   void Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan);
   // Keeps `memory`, which the rank has for the channel, or frees it if the layout has ended.
-  void Hold(std::uint32_t channel, std::shared_ptr<void> memory);
+  void KeepMemory(std::uint32_t channel, std::shared_ptr<void> memory);
   // False: the layout has ended, because its agreement has just failed.
   bool Mapped(std::uint32_t channel, RankMemory memory);
   // Ends the layout that this one replaces.
@@ -48,7 +48,7 @@ class AgentLayouts {
   // The rank has released the layout: ends it, as soon as every step that the rank has begun is
   // decided.
   void ReleaseLayout(std::uint32_t channel);
-  void HoldStaging(StagingMemory staging);
+  void KeepStaging(StagingMemory staging);
   // Ends everything. Nothing comes after it.
   void Release();
 
@@ -83,7 +83,7 @@ class AgentLayouts {
     std::uint64_t request_id = 0;
     std::uint32_t replaces = 0;
     LayoutPlan plan;
-    std::shared_ptr<void> held;
+    std::shared_ptr<void> kept;
     RankMemory memory;
     std::uint64_t begun_step = 0;    // the last step that the rank has begun
     std::size_t marks = 0;           // buckets of that step that it has marked

@@ -200,8 +200,8 @@ void ForwardingJob::RegisterLayout(RankSession, LayoutRequest request, Registere
   Forward(std::move(message));
 }
 
-void ForwardingJob::Hold(RankSession, std::uint32_t channel, std::shared_ptr<void> memory) {
-  layouts_.Hold(channel, std::move(memory));
+void ForwardingJob::KeepMemory(RankSession, std::uint32_t channel, std::shared_ptr<void> memory) {
+  layouts_.KeepMemory(channel, std::move(memory));
 }
 
 void ForwardingJob::RefuseLayout(RankSession, std::uint32_t channel, const absl::Status& why) {
@@ -250,7 +250,7 @@ absl::Status ForwardingJob::Deliver(const RankMessage& message) {
   } else if (wire.has_release_layout()) {
     layouts_.ReleaseLayout(wire.release_layout().channel());
   } else if (message.staging.data != nullptr) {
-    layouts_.HoldStaging(message.staging);
+    layouts_.KeepStaging(message.staging);
   }
   Forward(wire);
   return absl::OkStatus();

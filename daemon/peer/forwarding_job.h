@@ -56,7 +56,8 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   const std::string& job_id() const override { return request_.key.job_id; }
   std::string coordinator() const override { return context_.coordinator; }
   void RegisterLayout(RankSession session, LayoutRequest request, Registered answer) override;
-  void Hold(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) override;
+  void KeepMemory(RankSession session, std::uint32_t channel,
+                  std::shared_ptr<void> memory) override;
   void RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) override;
   absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const override;
   absl::Status ArenaMapped(RankSession session, std::uint32_t channel, RankMemory memory) override;

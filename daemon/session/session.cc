@@ -126,7 +126,7 @@ void Session::MemoryAllocated(JobPort::Registration agreed,
     last_channel_ = std::max(last_channel_, agreed.channel);
   }
   const Registration registration{agreed.channel, std::move(agreed.plan), (*layout)->memory};
-  job_->Hold(identity_.session(), registration.channel, *std::move(layout));
+  job_->KeepMemory(identity_.session(), registration.channel, *std::move(layout));
   registered(registration);
 }
 

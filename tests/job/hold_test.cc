@@ -833,7 +833,7 @@ TEST_F(HoldTest, MemoryThatWasNotMappedIsReleasedAtALoss) {
   Register(1, Spec(2));
   auto held = std::make_shared<int>();
   const std::weak_ptr<int> released = held;
-  job_->Hold(Of(1), channel_, std::move(held));
+  job_->KeepMemory(Of(1), channel_, std::move(held));
   executor_.RunAll();
   EXPECT_FALSE(released.expired());
   Lose(1);

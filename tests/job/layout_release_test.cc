@@ -111,7 +111,7 @@ TEST_F(LayoutReleaseTest, StatisticsOfTheLastFourReleasedLayoutsAreKept) {
 TEST_F(LayoutReleaseTest, ObjectsHeldForTheRankAreFreed) {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = held;
-  job_->Hold(Of(0), channel_, std::move(held));
+  job_->KeepMemory(Of(0), channel_, std::move(held));
   Release(0, channel_);
   EXPECT_TRUE(watch.expired());
 }

@@ -208,14 +208,14 @@ TEST_F(LayoutReplacementTest, OldLayoutContinuesWithoutARankThatExits) {
 TEST_F(LayoutReplacementTest, ObjectsHeldForTheOldLayoutAreFreed) {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = held;
-  job_->Hold(Of(0), old_, std::move(held));
+  job_->KeepMemory(Of(0), old_, std::move(held));
   const std::uint32_t channel = Replace(Spec(2), old_);
   EXPECT_FALSE(watch.expired());  // the executor frees it
   executor_.RunAll();
   EXPECT_TRUE(watch.expired());
   auto late = std::make_shared<int>(2);
   const std::weak_ptr<int> late_watch = late;
-  job_->Hold(Of(0), old_, std::move(late));
+  job_->KeepMemory(Of(0), old_, std::move(late));
   executor_.RunAll();
   EXPECT_TRUE(late_watch.expired());
   EXPECT_EQ(job_->Snapshot().layouts[0].channel, channel);

@@ -61,7 +61,7 @@ TEST_F(RankSessionTest, CallsOfAnotherSessionChangeNothing) {
 TEST_F(RankSessionTest, MemoryOfAnotherSessionIsReleased) {
   auto memory = std::make_shared<int>();
   const std::weak_ptr<int> released = memory;
-  job_->Hold({0, Incarnation(0) - 1}, channel_, std::move(memory));
+  job_->KeepMemory({0, Incarnation(0) - 1}, channel_, std::move(memory));
   executor_.RunAll();
   EXPECT_TRUE(released.expired());
 }

@@ -232,7 +232,7 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   EXPECT_FALSE(memory_.Shared());
   // What comes late is freed at once.
   const auto late = std::make_shared<int>(1);
-  job_->Hold(job_->session(), 1, late);
+  job_->KeepMemory(job_->session(), 1, late);
   executor_.RunAll();
   EXPECT_EQ(late.use_count(), 1);
   const auto ends = sink_->Of<SessionEndMessage>();
