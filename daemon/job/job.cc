@@ -243,7 +243,7 @@ absl::Status Job::ReleaseLayout(RankSession session, std::uint32_t channel) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  return layouts_.Release(session.rank, channel, now_ns, transaction.actions());
+  return layouts_.ReleaseLayout(session.rank, channel, now_ns, transaction.actions());
 }
 
 // ---- The job's own channel ----------------------------------------------------------------------

@@ -142,7 +142,7 @@ void LayoutAgreement::Fail(const absl::Status& why, DeferredActions* actions) {
     if (ranks_[rank].registered) {
       members_->Send(rank, LayoutFailedMessage{ranks_[rank].request.request_id, why}, actions);
     }
-    Release(rank, actions);  // safe, because no step has begun
+    ReleaseMemory(rank, actions);  // safe, because no step has begun
   }
 }
 
@@ -195,7 +195,7 @@ void LayoutAgreement::TellLate(std::uint64_t now_ns, DeferredActions* actions) {
                     actions);
 }
 
-void LayoutAgreement::Release(std::uint32_t rank, DeferredActions* actions) {
+void LayoutAgreement::ReleaseMemory(std::uint32_t rank, DeferredActions* actions) {
   RankState& mine = ranks_[rank];
   if (mine.kept != nullptr) actions->releases.push_back(std::move(mine.kept));
   if (!mine.memory.has_value()) return;
@@ -207,14 +207,14 @@ void LayoutAgreement::Release(std::uint32_t rank, DeferredActions* actions) {
 void LayoutAgreement::Lose(std::uint32_t rank, DeferredActions* actions) {
   RankState& mine = ranks_[rank];
   mine.registered = false;
-  if (!mine.memory.has_value()) return Release(rank, actions);
+  if (!mine.memory.has_value()) return ReleaseMemory(rank, actions);
   if (mine.memory->semaphores != nullptr) mine.memory->semaphores->Close();
   lost_.push_back({{rank, mine.incarnation}, std::move(mine.kept), *std::move(mine.memory)});
   mine.memory.reset();
 }
 
-void LayoutAgreement::ReleaseLost(absl::FunctionRef<bool(RankSession)> keep,
-                                  DeferredActions* actions) {
+void LayoutAgreement::ReleaseLostMemory(absl::FunctionRef<bool(RankSession)> keep,
+                                        DeferredActions* actions) {
   const auto released = std::stable_partition(
       lost_.begin(), lost_.end(), [keep](const LostMemory& lost) { return keep(lost.session); });
   for (auto lost = released; lost != lost_.end(); ++lost) {

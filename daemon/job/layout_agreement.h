@@ -54,7 +54,7 @@ struct LayoutRequest {
 //   open --Fail---> failed
 //
 // Externally synchronized: guarded by the job's lock. Does not own arenas; RankMemory keeps them
-// mapped until Release or ReleaseLost.
+// mapped until ReleaseMemory or ReleaseLostMemory.
 class LayoutAgreement {
  public:
   // `first_rank` registered `spec` first. `terms` and `members` outlive this.
@@ -81,7 +81,7 @@ class LayoutAgreement {
   bool Registered(std::uint32_t rank) const { return ranks_[rank].registered; }
   // The rank has registered but gets no memory: the agreement fails.
   void Refuse(std::uint32_t rank, const absl::Status& why, DeferredActions* actions);
-  // Keeps `memory`, which a registered rank has, until Release.
+  // Keeps `memory`, which a registered rank has, until ReleaseMemory.
   void KeepMemory(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);
   // The agreement is reached, and the rank's next session, after a loss, asks for the same layout.
   // LAYOUT_MISMATCH if it differs. The agreement stays as it is.
@@ -106,25 +106,25 @@ class LayoutAgreement {
   bool bucket_done_messages(std::uint32_t rank) const {
     return ranks_[rank].request.bucket_done_messages;
   }
-  // Null until the rank has mapped its memory, and after Release and Lose.
+  // Null until the rank has mapped its memory, and after ReleaseMemory and Lose.
   const RankMemory* memory(std::uint32_t rank) const {
     return ranks_[rank].memory.has_value() ? &*ranks_[rank].memory : nullptr;
   }
-  // The memory of any session of a rank, also of a lost one until ReleaseLost.
+  // The memory of any session of a rank, also of a lost one until ReleaseLostMemory.
   const RankMemory* memory(RankSession session) const;
   // Null also if the rank is on another node.
   SemaphorePage* semaphores(std::uint32_t rank) const {
     return ranks_[rank].memory.has_value() ? ranks_[rank].memory->semaphores.get() : nullptr;
   }
   // Gives up this rank's memory. Requires that no reduction touches it.
-  void Release(std::uint32_t rank, DeferredActions* actions);
+  void ReleaseMemory(std::uint32_t rank, DeferredActions* actions);
   // The rank's session is lost, and its next session may map other memory. The lost memory stays
-  // mapped until ReleaseLost, because reductions may read it, but its semaphores are closed.
+  // mapped until ReleaseLostMemory, because reductions may read it, but its semaphores are closed.
   void Lose(std::uint32_t rank, DeferredActions* actions);
   bool HasLost() const { return !lost_.empty(); }
   // Gives up the memory of the lost sessions that `keep` does not name. Requires that no reduction
   // touches it.
-  void ReleaseLost(absl::FunctionRef<bool(RankSession)> keep, DeferredActions* actions);
+  void ReleaseLostMemory(absl::FunctionRef<bool(RankSession)> keep, DeferredActions* actions);
 
  private:
   enum class State : std::uint8_t { kOpen, kReached, kFailed };

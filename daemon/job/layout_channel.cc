@@ -239,16 +239,17 @@ absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
   return absl::OkStatus();
 }
 
-void LayoutChannel::Release(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions) {
+void LayoutChannel::RankReleased(std::uint32_t rank, std::uint64_t now_ns,
+                                 DeferredActions* actions) {
   released_[rank] = true;
   patience_ends_ns_ = now_ns + kReleasePatienceNs;
-  ReleaseUnused(actions);
+  ReleaseUnusedMemory(actions);
 }
 
-void LayoutChannel::ReleaseUnused(DeferredActions* actions) {
+void LayoutChannel::ReleaseUnusedMemory(DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     if (released_[rank] && !step_.Has(rank) && early_.Count(rank) == 0) {
-      agreement_.Release(rank, actions);
+      agreement_.ReleaseMemory(rank, actions);
     }
   }
 }
@@ -299,7 +300,7 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
       TellBucketDone(index, rank, actions);
     }
   }
-  ReleaseLost(actions);
+  ReleaseLostMemory(actions);
   MaybeFinish(now_ns, actions);
 }
 
@@ -368,7 +369,7 @@ absl::Status LayoutChannel::Copied(AverageCopy* copy, std::uint64_t now_ns,
     memory->semaphores->SignalDone(copy->bucket, step());
     TellBucketDone(copy->bucket, copy->to.rank, actions);
   }
-  ReleaseLost(actions);
+  ReleaseLostMemory(actions);
   MaybeFinish(now_ns, actions);
   return absl::OkStatus();
 }
@@ -419,7 +420,7 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
   }
   Finish(step_.why_void(), now_ns, actions);
   early_.HandleAll(*members_, now_ns, actions);
-  ReleaseUnused(actions);
+  ReleaseUnusedMemory(actions);
 }
 
 void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredActions* actions) {
@@ -467,7 +468,7 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   gpu_verdict_ = GpuVerdict();
   ReleaseCopies(actions);
   if (agreement_.HasLost()) {
-    agreement_.ReleaseLost([](RankSession) { return false; }, actions);
+    agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);
     reductions_.Rebind();
   }
 }
@@ -494,7 +495,7 @@ void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_
   reductions_.Rebind();
   if (exited) {
     early_.Drop(rank);
-    agreement_.Release(rank, actions);
+    agreement_.ReleaseMemory(rank, actions);
   }
   if (members_->StepRanks() == 0 || !step_.begun()) return;
   for (std::size_t i = 0; i < plan_.buckets.size(); ++i) {
@@ -509,12 +510,12 @@ void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredA
   first_step_[rank] = kNoStep;
   agreement_.Lose(rank, actions);
   reductions_.Rebind();
-  ReleaseLost(actions);
+  ReleaseLostMemory(actions);
 }
 
-void LayoutChannel::ReleaseLost(DeferredActions* actions) {
+void LayoutChannel::ReleaseLostMemory(DeferredActions* actions) {
   if (!agreement_.HasLost()) return;
-  agreement_.ReleaseLost([this](RankSession session) { return Touches(session); }, actions);
+  agreement_.ReleaseLostMemory([this](RankSession session) { return Touches(session); }, actions);
   // Buckets that were bound before must not refer to this memory in the next step.
   reductions_.Rebind();
 }
@@ -564,9 +565,9 @@ void LayoutChannel::RankResumed(std::uint32_t rank) {
 void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     early_.Drop(rank);
-    agreement_.Release(rank, actions);
+    agreement_.ReleaseMemory(rank, actions);
   }
-  agreement_.ReleaseLost([](RankSession) { return false; }, actions);
+  agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);
   ReleaseCopies(actions);
 }
 

@@ -81,7 +81,7 @@ class LayoutChannel {
                        std::uint64_t now_ns, DeferredActions* actions);
   // The rank uses the layout no more, and sends no further message about it. Its memory is released
   // as soon as no reduction can touch it. Steps that need the rank are void soon.
-  void Release(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
+  void RankReleased(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   bool released(std::uint32_t rank) const { return released_[rank]; }
   // No step is running, and no rank that is in the job has the layout any more.
   bool ReleasedByAll() const;
@@ -190,10 +190,10 @@ class LayoutChannel {
   // it or to it.
   bool Touches(RankSession session) const;
   // Releases the memory of lost sessions that nothing touches any more.
-  void ReleaseLost(DeferredActions* actions);
+  void ReleaseLostMemory(DeferredActions* actions);
   void ReleaseCopies(DeferredActions* actions);
   // Releases the memory of ranks that have released the layout and are in no step.
-  void ReleaseUnused(DeferredActions* actions);
+  void ReleaseUnusedMemory(DeferredActions* actions);
 
   // Constant after construction.
   const LayoutPlan plan_;

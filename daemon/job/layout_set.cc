@@ -347,8 +347,8 @@ absl::Status LayoutSet::ArenaMapped(std::uint32_t rank, std::uint32_t channel, R
   return status;
 }
 
-absl::Status LayoutSet::Release(std::uint32_t rank, std::uint32_t channel, std::uint64_t now_ns,
-                                DeferredActions* actions) {
+absl::Status LayoutSet::ReleaseLayout(std::uint32_t rank, std::uint32_t channel,
+                                      std::uint64_t now_ns, DeferredActions* actions) {
   LayoutChannel* const layout = Find(channel);
   if (layout == nullptr) return UnknownChannel(rank, channel);
   if (absl::Status has = CheckHas(rank, *layout); !has.ok()) return has;
@@ -359,7 +359,7 @@ absl::Status LayoutSet::Release(std::uint32_t rank, std::uint32_t channel, std::
                      ", which is not ready: wait for LayoutReady first"),
         {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel}});
   }
-  layout->Release(rank, now_ns, actions);
+  layout->RankReleased(rank, now_ns, actions);
   any_released_ = true;
   return absl::OkStatus();
 }

@@ -56,8 +56,8 @@ class LayoutSet {
   absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory,
                            DeferredActions* actions);
   // The rank uses the layout no more. Statuses as OfRank(); FAILED_PRECONDITION if it is not ready.
-  absl::Status Release(std::uint32_t rank, std::uint32_t channel, std::uint64_t now_ns,
-                       DeferredActions* actions);
+  absl::Status ReleaseLayout(std::uint32_t rank, std::uint32_t channel, std::uint64_t now_ns,
+                             DeferredActions* actions);
   // Drops the layouts that every rank has released. Called at the end of every change.
   void DropReleased(DeferredActions* actions);
   // Ends the agreements and steps whose deadline has passed.

@@ -30,7 +30,7 @@ bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned) {
 void AgentLayouts::Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces,
                           LayoutPlan plan) {
   MutexLock lock(&mutex_);
-  if (released_) return;
+  if (ended_) return;
   Layout& layout = layouts_[assigned.channel()];
   layout.request_id = assigned.request_id();
   layout.replaces = replaces;
@@ -87,12 +87,12 @@ void AgentLayouts::ReleaseLayout(std::uint32_t channel) {
 
 void AgentLayouts::KeepStaging(StagingMemory staging) {
   MutexLock lock(&mutex_);
-  if (!released_) staging_ = std::move(staging);
+  if (!ended_) staging_ = std::move(staging);
 }
 
-void AgentLayouts::Release() {
+void AgentLayouts::End() {
   MutexLock lock(&mutex_);
-  released_ = true;
+  ended_ = true;
   staging_ = StagingMemory{};
   while (!layouts_.empty()) EraseLocked(layouts_.begin());
 }

@@ -50,7 +50,7 @@ class AgentLayouts {
   void ReleaseLayout(std::uint32_t channel);
   void KeepStaging(StagingMemory staging);
   // Ends everything. Nothing comes after it.
-  void Release();
+  void End();
 
   // ---- Its steps
   // The rank has marked `marks` more buckets of the step. With `end`, it has also ended the step.
@@ -103,7 +103,7 @@ class AgentLayouts {
   mutable Mutex mutex_;
   Layouts layouts_ ABSL_GUARDED_BY(mutex_);  // by channel
   StagingMemory staging_ ABSL_GUARDED_BY(mutex_);
-  bool released_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace gradsync::daemon

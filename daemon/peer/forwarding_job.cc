@@ -169,7 +169,7 @@ void ForwardingJob::End(const absl::Status& why) {
     end_sent_ = true;
     pending.swap(pending_);
   }
-  layouts_.Release();
+  layouts_.End();
   if (report) SendEnded(why);
   if (joined != nullptr) {
     joined(why.ok() ? absl::AbortedError("the coordinator ended the session at once") : why);

@@ -125,7 +125,7 @@ MUTATIONS = (
     Mutation(
         "lost memory is never released",
         "layout_channel.cc",
-        "    agreement_.ReleaseLost([](RankSession) { return false; }, actions);\n"
+        "    agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);\n"
         "    reductions_.Rebind();\n",
         "    reductions_.Rebind();\n",
     ),
