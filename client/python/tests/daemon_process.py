@@ -3,6 +3,7 @@
 import os
 import pathlib
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,14 +31,19 @@ class DaemonProcess:
     def __init__(self, *flags, command_prefix=()):
         binary = os.environ.get("GRADSYNC_DAEMON") or str(_TREE / "bazel-bin/daemon/gradsyncd")
         # A socket's path has at most 107 bytes, and Bazel's folder for temporary files is longer.
-        self._directory = tempfile.TemporaryDirectory(prefix="gradsync-", dir="/tmp")
-        self.socket = os.path.join(self._directory.name, "gradsyncd.sock")
+        # Not a TemporaryDirectory: it would vanish when a fork of this process ends.
+        self._directory = tempfile.mkdtemp(prefix="gradsync-", dir="/tmp")
+        self.socket = os.path.join(self._directory, "gradsyncd.sock")
         self._arguments = [*command_prefix, binary, f"--socket={self.socket}", *flags]
         # A worker that looks for GPUs costs as much as the daemon.
         if not any(flag.startswith("--cuda_library=") for flag in flags):
             self._arguments.append("--cuda_library=none")
         self._process = None
-        self.start()
+        try:
+            self.start()
+        except AssertionError:
+            shutil.rmtree(self._directory)
+            raise
 
     @property
     def pid(self):
@@ -45,7 +51,7 @@ class DaemonProcess:
 
     def start(self):
         """Starts the daemon and waits until it listens, which it says as systemd wants it said."""
-        path = os.path.join(self._directory.name, "notify.sock")
+        path = os.path.join(self._directory, "notify.sock")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             notify.bind(path)
             self._process = subprocess.Popen(
@@ -80,4 +86,4 @@ class DaemonProcess:
 
     def close(self):
         self.kill()
-        self._directory.cleanup()
+        shutil.rmtree(self._directory)

@@ -1,7 +1,10 @@
 """Ranks as processes of their own.
 
-A server (multiprocessing's "forkserver") forks them. It has imported NumPy, and PyTorch if the test
-has, so a rank starts in milliseconds. The server itself never joins a job.
+A server (multiprocessing's "forkserver") forks them. It has imported NumPy, so a rank starts in
+milliseconds. The server itself never joins a job.
+
+Ranks with PyTorch are forks of pytest's own process: another import would take seconds. That
+process starts no thread that a rank could miss: tests with PyTorch join jobs only in ranks.
 """
 
 import faulthandler
@@ -31,7 +34,7 @@ def run_ranks(function, world_size, *args, timeout=120, environment=None):
     what gradsync.Session.join() needs.
 
     Args:
-      function: must be at the top level of a module: ranks import it anew.
+      function: must be at the top level of a module: ranks may import it anew.
       world_size: how many ranks.
       *args: for the function; pickled.
       timeout: seconds; ranks that take longer print their stacks and are killed.
@@ -47,11 +50,11 @@ class Ranks:
     """Running ranks, for tests that do something to them."""
 
     def __init__(self, function, world_size, *args, timeout=120, environment=None):
-        context = multiprocessing.get_context("forkserver")
-        # The first optimizer's step imports PyTorch's compiler: a second for each rank. The modules
-        # of tests import pytest.
-        torch = ["torch", "torch._dynamo"] if "torch" in sys.modules else []
-        context.set_forkserver_preload(["numpy", "pytest", *torch])
+        if "torch" in sys.modules:
+            context = multiprocessing.get_context("fork")
+        else:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["numpy", "pytest"])
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
         self._channels = []
@@ -129,7 +132,7 @@ class Ranks:
 
 
 def _run_rank(channel, variables, timeout, function, args):
-    # The collector would look at all that the server has imported, and so copy its pages.
+    # The collector would look at all that was imported before the fork, and so copy its pages.
     gc.freeze()
     # A process group of its own: kill() then ends what the rank has started, too.
     os.setpgid(0, 0)

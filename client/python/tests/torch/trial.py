@@ -22,6 +22,9 @@ import pickle
 import random
 
 import torch
+
+# The first step of an optimizer imports it: a second for each rank, if not before the fork.
+import torch._dynamo  # noqa: F401
 import torch.distributed as dist
 from torch import nn
 
