@@ -79,7 +79,8 @@ TEST_P(ModelTest, MatchesTheModel) {
   std::vector<Event> enabled, schedule;
   do {
     CheckedJob job(param.options, &memory);
-    schedule.clear();
+    schedule.resize(explorer.Repeat());
+    for (const Event& event : schedule) job.Replay(event);
     while (job.violation().empty()) {
       job.model().Enabled(&enabled);
       if (enabled.empty()) {
@@ -89,11 +90,7 @@ TEST_P(ModelTest, MatchesTheModel) {
       const auto choice = explorer.Choose(enabled.size(), job.model().Key());
       if (!choice.has_value()) break;  // enough other schedules have continued from here
       schedule.push_back(enabled[*choice]);
-      if (explorer.replaying()) {
-        job.Replay(schedule.back());
-      } else {
-        job.Apply(schedule.back());
-      }
+      job.Apply(schedule.back());
     }
     ASSERT_EQ(job.violation(), "")
         << "after: " << absl::StrJoin(schedule, ", ", [](std::string* out, const Event& event) {

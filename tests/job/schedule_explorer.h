@@ -14,8 +14,8 @@
 
 namespace gradsync::daemon {
 
-// Call order: (Choose* Next)*, until Next() says that there is no further schedule. A schedule must
-// be a function of its choices.
+// Call order: (Repeat Choose* Next)*, until Next() says that there is no further schedule. A
+// schedule must be a function of its choices.
 class ScheduleExplorer {
  public:
   // States with the same `key` differ at most in their history. The first `histories` schedules
@@ -23,6 +23,12 @@ class ScheduleExplorer {
   // history is enough to make every choice in every state.
   static constexpr std::uint32_t kUnbounded = std::numeric_limits<std::uint32_t>::max();
   explicit ScheduleExplorer(std::uint32_t histories) : histories_(histories) {}
+
+  // Takes the choices that this schedule shares with the last one, and returns their number.
+  std::size_t Repeat() {
+    depth_ = choices_.empty() ? 0 : choices_.size() - 1;
+    return depth_;
+  }
 
   // One of 0 .. options - 1; nullopt if enough other schedules have continued from here.
   std::optional<std::size_t> Choose(std::size_t options, std::uint64_t key) {
@@ -38,7 +44,6 @@ class ScheduleExplorer {
   // Goes on to the next schedule; false if that was the last.
   bool Next() {
     ++schedules_;
-    depth_ = 0;
     while (!choices_.empty() && ++choices_.back().taken == choices_.back().options) {
       choices_.pop_back();
     }
@@ -49,8 +54,6 @@ class ScheduleExplorer {
   std::uint64_t schedules() const { return schedules_; }
   // Different states in which a choice was made.
   std::size_t states() const { return visits_.size(); }
-  // True if an earlier schedule began with the same choices, including the last one.
-  bool replaying() const { return depth_ < choices_.size(); }
 
  private:
   struct Choice {
