@@ -44,7 +44,8 @@ class BareSystem:
         return subprocess.run(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", enter]
             + [self.root, *go_home, *command],
-            env={"PATH": _PATH, "HOME": _HOME},
+            # pip would compile all of NumPy, which takes longer than to install it.
+            env={"PATH": _PATH, "HOME": _HOME, "PIP_NO_COMPILE": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
