@@ -5,7 +5,7 @@
 // it submits reductions and flushes messages. So a Reducer may complete an operation from within
 // Reduce(), and a sink may take its time to send.
 //
-// A job has one generation: the loss of a rank or a newer generation ends every session of it for
+// A Job is one generation: the loss of a rank or a newer generation ends every session of it for
 // good. JobTable starts the next one. With policy `hold` the loss of a rank ends only its own
 // session. Running steps wait, and the rank's next session takes its place.
 //

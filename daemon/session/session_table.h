@@ -3,7 +3,7 @@
 //
 // It shares each session with the session's stream until the session has ended.
 //
-// Thread-safe. SessionTable::mutex_ is a leaf: jobs and sessions are called without it.
+// Thread-safe. Jobs and sessions are called without SessionTable::mutex_.
 
 #ifndef DAEMON_SESSION_SESSION_TABLE_H_
 #define DAEMON_SESSION_SESSION_TABLE_H_
@@ -80,7 +80,7 @@ class SessionTable {
   void JoinThrough(JobFinder* finder) { finder_ = finder; }
 
   // Opens a session. Calls `opened` once, before this returns unless another node coordinates the
-  // job. `sink` may get messages before that. gradsync.proto lists the statuses under
+  // job. `sink` may get messages before `opened` is called. gradsync.proto lists the statuses under
   // GradientSync.Session.
   using Opened = std::function<void(absl::StatusOr<std::shared_ptr<Session>>)>;
   void Open(const ClientProcess& process, const OpenRequest& request,
