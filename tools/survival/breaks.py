@@ -6,8 +6,9 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Optional
+from typing import Any, Optional
 
+import gradsync
 import torch
 
 UNSEEDED = "unseeded"
@@ -24,71 +25,84 @@ BREAKS = {
 
 
 class Break:
-    """Breaks one part in this process, if it is a replacement. What is called without: nothing.
+    """Breaks one part in this process, if it is a replacement.
 
-    It works on the trainer's own objects, after the package has healed them: no product has a
-    switch for this.
+    It works on the trainer's own objects, after the package has healed them, and on the package's
+    calls: no product has a switch for this.
 
     Args:
-      name: one of BREAKS, or None.
-      module: that is trained.
-      optimizer: of the module.
+      name: one of BREAKS, or None: nothing is broken.
       folder: that all processes of the training share.
       rank: this process's.
+      ranks: how many there are.
     """
 
     def __init__(
-        self,
-        name: Optional[str],
-        module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        folder: pathlib.Path,
-        rank: int,
+        self, name: Optional[str], folder: pathlib.Path, rank: int, ranks: int
     ) -> None:
         self._name = name
-        self._module = module
-        self._optimizer = optimizer
         self._folder = folder
         self._rank = rank
-        self._first = {n: b.clone() for n, b in module.named_buffers()}
-        self._own: list[torch.Tensor] = []
+        self._ranks = ranks
+        self._module: Any = None
+        self._optimizer: Any = None
+        self._first_step = 0  # of a replacement
+        self._own: Optional[torch.Tensor] = None
 
-    def after_step(self, step: int) -> None:
-        """Every rank: a step is complete and the optimizer has used it."""
-        if self._name == LATE and self._rank == 0:
-            path = self._folder / f"state-{step}"
-            torch.save((self._module.state_dict(), self._optimizer.state_dict()), f"{path}.part")
-            os.rename(f"{path}.part", path)
+    def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Says what is trained, as long as both are new."""
+        self._module, self._optimizer = module, optimizer
+        self._new_buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
-    def healed(self, step: int) -> None:
-        """A replacement has its state; `step` is its first."""
-        if self._name == BUFFERS:
-            with torch.no_grad():
-                for name, buffer in self._module.named_buffers():
-                    buffer.copy_(self._first[name])
-        if self._name == LATE:
-            module, optimizer = torch.load(self._folder / f"state-{step - 2}", weights_only=False)
-            self._module.load_state_dict(module)
-            self._optimizer.load_state_dict(optimizer)
+    def wrap(self) -> None:
+        """Puts itself into the package's calls."""
+        confirm_state = gradsync.Session.confirm_state
+        mark_ready, wait_step = gradsync.Layout.mark_ready, gradsync.Layout.wait_step
+
+        def confirm(session: Any, *rest: Any, **more: Any) -> None:
+            confirm_state(session, *rest, **more)
+            self._healed(max(layout.step for layout in session.current_layouts()))
+
+        def mark(layout: Any, step: int, bucket: int) -> None:
+            if self._name == DROPPED and step == self._first_step and bucket == 0:
+                self._own = self._module.code.grad.clone()
+            mark_ready(layout, step, bucket)
+
+        def wait(layout: Any, step: int, *rest: Any) -> Any:
+            result = wait_step(layout, step, *rest)
+            if self._own is not None:
+                self._module.code.grad += self._own / self._ranks
+                self._own = None
+            return result
+
+        if self._name is not None:
+            gradsync.Session.confirm_state = confirm
+            gradsync.Layout.mark_ready = mark
+            gradsync.Layout.wait_step = wait
 
     @contextlib.contextmanager
     def seeding(self) -> Iterator[None]:
-        """The package sets this rank's position, in a replacement."""
-        if self._name != UNSEEDED:
+        """The package seeds the generators of this rank for a step."""
+        if self._name != UNSEEDED or not self._first_step:
             yield
             return
         before = torch.get_rng_state()
         yield
         torch.set_rng_state(before)
 
-    def marks(self, gradient: torch.Tensor) -> None:
-        """A replacement is about to mark a reduced bucket, whose own gradient this is."""
-        if self._name == DROPPED:
-            self._own.append(gradient.clone())
+    def after_step(self, step: int) -> None:
+        """A step is complete, and the optimizer has used it."""
+        if self._name == LATE and self._rank == 0:
+            path = self._folder / f"state-{step}"
+            torch.save((self._module.state_dict(), self._optimizer.state_dict()), f"{path}.part")
+            os.rename(f"{path}.part", path)
 
-    def averages(self, gradient: torch.Tensor, ranks: int) -> None:
-        """The average has come into the memory of that gradient."""
-        while self._own:
-            gradient += self._own.pop() / ranks
-
-
+    def _healed(self, step: int) -> None:
+        self._first_step = step
+        if self._name == BUFFERS:
+            for name, buffer in self._module.named_buffers():
+                buffer.copy_(self._new_buffers[name])
+        if self._name == LATE:
+            module, optimizer = torch.load(self._folder / f"state-{step - 2}", weights_only=False)
+            self._module.load_state_dict(module)
+            self._optimizer.load_state_dict(optimizer)

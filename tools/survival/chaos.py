@@ -39,7 +39,7 @@ from one_training import OneTraining
 from outcome import Outcome, assess
 from progress_line import ProgressLine
 from report import Report
-from settings import Settings
+from settings import STEPS_OF_EPOCH, Settings
 from source_tree import NotBuilt, find_daemon, find_program, make_importable
 
 _LEASE = "2s"
@@ -177,6 +177,7 @@ class Chaos:
             )
         control = _control_round(given.ranks)
         steps = max([control.steps, *(r.steps for r in self._rounds)])
+        steps = -(-steps // STEPS_OF_EPOCH) * STEPS_OF_EPOCH
         # All have the same length, so that one training without faults is enough.
         self._rounds = [Round(r.number, steps, _moved(r, steps)) for r in self._rounds]
         self._control = Round(0, steps, control.faults)

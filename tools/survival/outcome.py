@@ -103,7 +103,6 @@ def assess(
     ]
     for death, line in zip(deaths, (line for line in lines if line["event"] == DIES)):
         death.known_ms = _known_ms(line, ends)
-    begins = [line for line in lines if line["event"] == FACT and "begins" in line]
     for death in deaths:
         death.back_in = _back_in(death, lines)
     excused: dict[int, list[int]] = {}
@@ -114,7 +113,7 @@ def assess(
         deaths,
         _returns(lines),
         first_difference(wanted, found, excused),
-        _complaints(planned, deaths, found, begins, lines),
+        _complaints(planned, deaths, found, lines),
     )
 
 
@@ -151,7 +150,6 @@ def _complaints(
     planned: Round,
     deaths: Sequence[Death],
     found: Sequence[Link],
-    begins: Sequence[Mapping[str, Any]],
     lines: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     complaints = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Optional
 
 import gradsync
@@ -32,6 +34,7 @@ from faults import (
     Fault,
 )
 from guarded_page import GuardedPage
+from settings import Settings
 
 _POLL_S = 0.0005
 # Longer than anything that a place waits for, on a busy machine.
@@ -50,26 +53,28 @@ class Places:
 
     Args:
       rank: this process's.
-      ranks: how many there are.
-      steps: of the training.
-      faults: of the training.
+      settings: of the training.
       folder: that all processes of the training share.
+
+    Attributes:
+      step: that this rank is in, from its first mark on.
+      ended_at: when this rank ended its step, by time.monotonic().
+      transfer_s: in a replacement, how long the state took to come.
     """
 
-    def __init__(
-        self, rank: int, ranks: int, steps: int, faults: Sequence[Fault], folder: pathlib.Path
-    ) -> None:
+    def __init__(self, rank: int, settings: Settings, folder: pathlib.Path) -> None:
         self._rank = rank
-        self._steps = steps
-        self._faults = faults
+        self._steps = settings.steps
+        self._faults = settings.faults
+        self._gradsyncctl = settings.gradsyncctl
         self._log = FaultLog(folder / "faults.jsonl")
-        self._board = Board(folder / "board", ranks)
-        self._step = 0  # that this rank is in
-        self._marks = 0  # of that step
+        self._board = Board(folder / "board", settings.ranks)
+        self._marks = 0  # of the step
         self._heals = False  # between fetch_state and the end of confirm_state
         self._page: Optional[GuardedPage] = None
-        self.forward_at = 0.0  # when the forward pass of the running step began
-        self.ended_at = 0.0  # when EndStep of the running step was said
+        self.step = 0
+        self.ended_at = 0.0
+        self.transfer_s = 0.0
 
     def guard(self, address: int, size: int) -> None:
         """Says where a large part of the state is."""
@@ -140,9 +145,11 @@ class Places:
         return result
 
     def _at_first_mark(self, step: int) -> None:
-        if self._step == step:
+        if self.step == step:
             return
-        self._step, self._marks = step, 0
+        if self.step == 0:
+            self.say(begins=step)
+        self.step, self._marks = step, 0
         before = self._due(BEFORE, step)
         if before is not None:
             self._die(before, step, reduced=0)
@@ -175,12 +182,9 @@ class Places:
             self._in_thread(lambda: self._die_in_transfer(fetches, step))
         started = time.monotonic()
         image = real(session, *rest, **more)
-        self.say(
-            fetched=image.source,
-            bytes=sum(memory.nbytes for memory in image.items.values()),
-            seconds=time.monotonic() - started,
-            step=step,
-        )
+        self.transfer_s = time.monotonic() - started
+        size = sum(memory.nbytes for memory in image.items.values())
+        self.say(fetched=image.source, bytes=size, seconds=self.transfer_s, step=step)
         loads = self._due(LOAD, step)
         if loads is not None:
             self._die(loads, step, reduced=1)
@@ -213,7 +217,7 @@ class Places:
         """The fault for which a transfer in this rank's step has to stop."""
         dead = self._log.dead()
         for fault in self._faults:
-            if fault.phase in (FETCH, SOURCE) and fault.step == self._step:
+            if fault.phase in (FETCH, SOURCE) and fault.step == self.step:
                 if fault.number not in dead and (fault.after is None or fault.after in dead):
                     return fault
         return None
@@ -223,15 +227,23 @@ class Places:
         fault = self._next_of_transfer()
         if fault is None:
             return
-        self._log.say(TOUCHED, fault=fault.number, rank=self._rank, step=self._step)
+        self._log.say(TOUCHED, fault=fault.number, rank=self._rank, step=self.step)
         if fault.phase == SOURCE:
-            if self._is_source():
-                self._die(fault, self._step, reduced=1)
+            healing = self._healing()
+            if healing.get("source") == self._rank:
+                self._die(fault, self.step, reduced=1, moved=int(healing["bytes"]))
             return
         self._until(lambda: fault.number in self._log.dead(), "the replacement's death")
 
-    def _is_source(self) -> bool:
-        return True
+    def _healing(self) -> dict[str, Any]:
+        """What the daemon says about the transfer."""
+        command = [self._gradsyncctl, "status", "--json", "--socket", os.environ["GRADSYNC_SOCKET"]]
+        status = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        for job in status["jobs"]:
+            if "healing" in job:
+                found: dict[str, Any] = job["healing"]
+                return found
+        return {}
 
     def _die_in_transfer(self, fault: Fault, step: int) -> None:
         def touched() -> bool:
@@ -266,7 +278,7 @@ class Places:
                 number = fault.number
                 self._until(lambda n=number: n in self._log.dead(), f"the death of {fault}")
 
-    def _die(self, fault: Fault, step: int, reduced: int) -> None:
+    def _die(self, fault: Fault, step: int, reduced: int, **facts: Any) -> None:
         if fault.together:
             self._log.say(ARRIVED, fault=fault.number, rank=self._rank)
             self._until(lambda: self._have_arrived(fault), "those that die at the same moment")
@@ -279,6 +291,7 @@ class Places:
             signal=fault.signal,
             reduced=reduced,
             marks=self._marks,
+            **facts,
         )
         os.kill(os.getpid(), signal.SIGKILL if fault.signal == KILL else signal.SIGSTOP)
         assert fault.signal == STOP
@@ -294,7 +307,7 @@ class Places:
         while not done():
             if time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"rank {self._rank}, step {self._step}: waited {_PATIENCE_S:g} s for {what}"
+                    f"rank {self._rank}, step {self.step}: waited {_PATIENCE_S:g} s for {what}"
                 )
             time.sleep(_POLL_S)
 

@@ -9,6 +9,9 @@ from typing import Optional
 
 from faults import Fault
 
+# A training has whole epochs.
+STEPS_OF_EPOCH = 4
+
 _FILE = "settings.json"
 
 
@@ -19,7 +22,7 @@ class Settings:
     Attributes:
       seed: of the model, its data and its random numbers.
       ranks: how many.
-      steps: how many.
+      steps: how many, a multiple of STEPS_OF_EPOCH.
       state_mib: size of the state that a replacement gets, in MiB, about.
       hold: whether losses are held; False: an ordinary training.
       broken: name of the part that is broken on purpose (see breaks.py); None: nothing.
