@@ -64,6 +64,7 @@ class LayoutSpecStruct(ctypes.Structure):
         ("timeout", ctypes.c_int64),
         ("last_bucket_cap_bytes", ctypes.c_uint64),
         ("device", ctypes.c_char_p),
+        ("buffer_bytes", ctypes.c_uint64),
     )
 
 

@@ -106,6 +106,27 @@ class Layout:
             self._refuse(error)
         return step
 
+    @property
+    def buffers(self) -> Optional[View]:
+        """The memory for the model's buffers; None if the layout was registered without.
+
+        It is the last bucket, of UINT8, and is marked as every bucket. Rank 0 writes its buffers,
+        every other rank zeros: a complete step brings rank 0's bytes to every rank.
+        """
+        raise NotImplementedError
+
+    def set_position(self, epoch: int, batch: int) -> None:
+        """Says where this rank is in its data, for the next step that it begins.
+
+        If ranks give different positions in one step, the session of the later one ends:
+        `FailedPreconditionError`, reason POSITION_MISMATCH, which names both.
+
+        Args:
+          epoch: from 0.
+          batch: from 0, in the epoch.
+        """
+        raise NotImplementedError
+
     def bucket(self, bucket: int) -> View:
         """Bucket `bucket`, from 0: elements of one dtype, with the padding between gradients.
 
