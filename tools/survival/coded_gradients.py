@@ -12,6 +12,8 @@ _BASE = 5
 _FACTORS = 7
 # Shares of a contribution that the passes of one accumulation add; each is exact in float32.
 _SHARES = {1: (1.0,), 2: (0.25, 0.75)}
+# Less than the smallest share.
+_ROUNDING = 0.1
 
 
 class CodedGradients:
@@ -29,6 +31,7 @@ class CodedGradients:
         self._ranks = ranks
         self._mine = float(_BASE**rank)
         self._shares = _SHARES[accumulate]
+        self._once = sum(_BASE**each for each in range(ranks))
 
     def loss(self, parameter: torch.Tensor, step: int, turn: int) -> torch.Tensor:
         """A term of the loss whose gradient is this rank's contribution.
@@ -42,17 +45,18 @@ class CodedGradients:
 
     def wrong(self, average: torch.Tensor, step: int) -> Optional[str]:
         """What is wrong with the average of a step, in words; None: it has each rank once."""
-        factors = self._factors(step)
-        once = sum(_BASE**rank for rank in range(self._ranks)) / self._ranks
-        bad = (average != factors * once).nonzero()
+        factors = self._factors(step).double()
+        # Whole numbers, but for the rounding of one division.
+        totals = average.double() * self._ranks
+        bad = ((totals - factors * self._once).abs() > _ROUNDING).nonzero()
         if not len(bad):
             return None
         place = int(bad[0])
-        total = float(average[place]) * self._ranks / float(factors[place])
+        total = float(totals[place]) / float(factors[place])
         text = f"{len(bad)} of {len(average)} averages are wrong; element {place} is"
-        if total != int(total) or not 0 <= total < _BASE**self._ranks:
+        if abs(total - round(total)) > _ROUNDING or not 0 <= round(total) < _BASE**self._ranks:
             return f"{text} {float(average[place])!r}, no sum of contributions of this step"
-        counts = [int(total) // _BASE**rank % _BASE for rank in range(self._ranks)]
+        counts = [round(total) // _BASE**rank % _BASE for rank in range(self._ranks)]
         counted = ", ".join(f"rank {rank} {count} times" for rank, count in enumerate(counts))
         return f"{text} a sum of {counted}"
 

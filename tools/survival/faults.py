@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -130,7 +131,12 @@ def plan(
     """
     random_numbers = random.Random(f"{seed} {faults} {ranks} {sorted(phases)} {stops}")
     counts = [len(part) for part in _parts(faults)]
-    drafts = [_draft(random_numbers, count, ranks, phases, stops) for count in counts]
+    drafts: list[list[_Scene]] = []
+    for count in counts:
+        had = Counter(death[0] for draft in drafts for scene in draft for death in scene)
+        # First what the trainings before had least of.
+        ordered = sorted((p for p in PHASES if p in phases), key=lambda p: had[p])
+        drafts.append(_draft(random_numbers, count, ranks, ordered, stops))
     steps = FIRST_STEP + max(len(draft) for draft in drafts) - 1 + SPARE_STEPS
     return [
         Round(number, steps, _numbered(random_numbers, draft, ranks, steps))
@@ -157,7 +163,7 @@ _Scene = list[tuple[str, str, bool]]
 def _draft(
     random_numbers: random.Random, count: int, ranks: int, phases: Sequence[str], stops: bool
 ) -> list[_Scene]:
-    """The scenes of one training, `count` faults in all."""
+    """The scenes of one training, `count` faults in all. Earlier phases have precedence."""
 
     def alone(phase: str) -> _Scene:
         if phase in _OF_HEALING:
@@ -168,8 +174,8 @@ def _draft(
         dead = random_numbers.randint(2, max(2, ranks - 2))
         return [(phase, KILL, place > 0) for place in range(dead)]
 
-    # What every training has, if its faults suffice, the most telling first.
-    first: list[Callable[[], _Scene]] = [lambda p=p: alone(p) for p in PHASES if p in phases]
+    # What every training has, if its faults suffice.
+    first: list[Callable[[], _Scene]] = [lambda p=p: alone(p) for p in phases]
     if REDUCED in phases:
         first.append(lambda: together(REDUCED))
         if stops:

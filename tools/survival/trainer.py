@@ -14,6 +14,9 @@ from typing import Any
 
 import gradsync.torch
 import torch
+
+# The first step of an optimizer imports it: a second for each rank, if not before the fork.
+import torch._dynamo  # noqa: F401
 from breaks import Break
 from chain import ChainWriter, Link
 from coded_gradients import CodedGradients
