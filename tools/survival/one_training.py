@@ -98,7 +98,7 @@ class OneTraining:
         with output.open("wb") as file:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **self._environment()},
+                env={**os.environ, **self._environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -41,6 +41,8 @@ _POLL_S = 0.0005
 _PATIENCE_S = 120.0
 # Until the library's thread has sent what the trainer has told it.
 _SENT_S = 0.02
+# Until a thread that goes on has read a page. If it takes longer, it stops there once more.
+_PASSED_S = 0.0003
 # The bucket whose marking and reduction the phases are about: the one that is ready first.
 _BUCKET = 0
 
@@ -72,6 +74,7 @@ class Places:
         self._marks = 0  # of the step
         self._heals = False  # between fetch_state and the end of confirm_state
         self._page: Optional[GuardedPage] = None
+        self._touches = 0  # of the page, in one reading
         self.step = 0
         self.ended_at = 0.0
         self.transfer_s = 0.0
@@ -169,6 +172,9 @@ class Places:
                     self._die(confirms, confirms.step, reduced=1)
             items = read()
             if not self._heals and self._page is not None and self._next_of_transfer():
+                # The library's thread blocks all signals. A fault would then end the process.
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGSEGV])
+                self._touches = 0
                 self._page.arm(self._in_transfer)
             return items
 
@@ -227,13 +233,24 @@ class Places:
         fault = self._next_of_transfer()
         if fault is None:
             return
+        self._touches += 1
         self._log.say(TOUCHED, fault=fault.number, rank=self._rank, step=self.step)
-        if fault.phase == SOURCE:
-            healing = self._healing()
-            if healing.get("source") == self._rank:
-                self._die(fault, self.step, reduced=1, moved=int(healing["bytes"]))
+        if fault.phase == FETCH:
+            self._until(lambda: fault.number in self._log.dead(), "the replacement's death")
             return
-        self._until(lambda: fault.number in self._log.dead(), "the replacement's death")
+        healing = self._healing()
+        if healing.get("source") != self._rank:
+            return
+        moved = int(healing["bytes"])
+        if moved == 0 and self._touches == 1:
+            self._in_thread(self._arm_again)  # it has read for the hash; it reads once more to send
+        else:
+            self._die(fault, self.step, reduced=1, moved=moved)
+
+    def _arm_again(self) -> None:
+        time.sleep(_PASSED_S)
+        if self._page is not None:
+            self._page.arm(self._in_transfer)
 
     def _healing(self) -> dict[str, Any]:
         """What the daemon says about the transfer."""
