@@ -208,5 +208,6 @@ def _held(loss: Loss) -> str:
 
 def _python() -> str:
     """A Python that has PyTorch: .venv's, else this one."""
-    venv = _ROOT / ".venv/bin/python"
+    # Bazel links to this file from its sandbox.
+    venv = pathlib.Path(__file__).resolve().parents[2] / ".venv/bin/python"
     return str(venv) if os.access(venv, os.X_OK) else sys.executable
