@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Callable, NoReturn, Optional
 
 from gradsync import (
+    _current_layouts,
     _duration,
     _handle,
     _interruptible,
     _notices,
+    _state_source,
     _structs,
     _text,
     errors,
@@ -316,19 +318,23 @@ class Session:
         after that, plus what `read` takes.
 
         Args:
-          read: returns the items (name, memory) of the state that all ranks share, the same names in
-            the same order on every rank. The memory is a contiguous buffer, or a StateMemory. If it
-            raises, another rank becomes the source; a rank that was only to hash its state ends,
-            reason STATE_REFUSED, with the text of the exception. None: serves no more.
+          read: returns the items (name, memory) of the state that all ranks share, with the same
+            names in the same order on every rank. The memory is a contiguous buffer, or a
+            StateMemory. If it raises, another rank becomes the source; a rank that was only to hash
+            its state ends, reason STATE_REFUSED, with the text of the exception. None: serves no
+            more.
 
         Raises:
           ResourceExhaustedError: no thread can start.
         """
-        raise NotImplementedError
+        self._call(lambda handle: _state_source.serve(handle, read))
 
     def current_layouts(self) -> list[CurrentLayout]:
         """Of a replacement: the job's layouts as they are now, which it registers; else []."""
-        raise NotImplementedError
+        with self._handle.use() as usable:
+            if not usable:
+                self._refuse()
+            return _current_layouts.read(self._handle)
 
     def fetch_state(self, timeout: Optional[float] = None) -> StateImage:
         """Of a replacement: gets the state of the model from a living rank.
@@ -346,7 +352,17 @@ class Session:
             the state already. STATE_REFUSED: what arrived is malformed; the session ends.
           ResourceExhaustedError: MEMORY; the session ends.
         """
-        raise NotImplementedError
+        ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
+
+        def fetch(handle: _handle.SessionHandle) -> StateImage:
+            pointer = ctypes.c_void_p()
+            if error := library.fetch_state(handle, ns, pointer):
+                raise_error(error)
+            assert pointer.value is not None
+            return _image_of(_handle.Handle.adopt(pointer.value, library.state_image_destroy))
+
+        image: StateImage = self._call(fetch)
+        return image
 
     def confirm_state(self, timeout: Optional[float] = None) -> None:
         """Of a replacement: compares the loaded state with the living ranks', and waits for that.
@@ -366,7 +382,8 @@ class Session:
           DeadlineExceededError: WAIT_TIMEOUT, which can be repeated. STATE_UNAVAILABLE: the time of
             fetch_state() is over.
         """
-        raise NotImplementedError
+        ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
+        self._operate(library.confirm_state, ns)
 
     def check_in_sync(self, read: StateReader, timeout: Optional[float] = None) -> None:
         """Checks that every rank has the same state; every rank calls it, between two steps.
@@ -381,8 +398,19 @@ class Session:
           FailedPreconditionError: RANKS_DIVERGED, on every rank: names the ranks and the first
             item that differs. OPERATION_MISMATCH.
           DeadlineExceededError, UnavailableError: as barrier().
+          InvalidArgumentError: names the item that is malformed.
         """
-        raise NotImplementedError
+        ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)
+        items = _state_source.Items(list(read()))
+
+        def check(handle: _handle.SessionHandle, items: _state_source.Items = items) -> None:
+            try:
+                if error := library.check_in_sync(handle, items.array, items.count, ns):
+                    raise_error(error)
+            finally:
+                items.release()
+
+        self._call(check)
 
     def barrier(self, timeout: Optional[float] = None) -> None:
         """Waits until every rank has called it.
@@ -684,7 +712,24 @@ class Session:
                     self._refuse()
                 return body(handle)
 
-        return _interruptible.call(call)
+        try:
+            return _interruptible.call(call)
+        except BaseException:
+            # After Ctrl-C a helper is still inside of the call, which may read the state.
+            _state_source.pause(handle)
+            raise
 
     def _refuse(self) -> NoReturn:
         raise self._handle.closed_error(f"rank {self._rank}: the session")
+
+
+def _image_of(handle: _handle.Handle) -> StateImage:
+    items: dict[str, memoryview] = {}
+    struct = _structs.StateItemStruct()
+    for index in range(library.state_image_count(handle)):
+        if error := library.state_image_item(handle, index, struct):
+            raise_error(error)
+        array: Any = (ctypes.c_ubyte * struct.bytes).from_address(struct.data or 0)
+        array.gradsync_image = handle  # the views hold the array, and it holds the memory
+        items[struct.name.decode()] = memoryview(array).cast("B")
+    return StateImage(library.state_image_source(handle), items)
