@@ -357,9 +357,8 @@ HWY_NOINLINE void CombineTail(std::byte* const* buffers, std::size_t buffer_coun
 
 // One turn takes four units from every buffer: enough independent sums to hide the adder's latency,
 // and few enough to stay in registers. kBuffers is the number of buffers if the loops over them are
-// unrolled, else 0. `stats` is null unless kStats. Without kStore it only measures buffers[0], and
-// gets the same bits as the turn that wrote it: a copy of an average is compared by its statistics.
-template <class Unit, std::size_t kBuffers, bool kStats, bool kStore = true>
+// unrolled, else 0. `stats` is null unless kStats. Without kStores nothing is written.
+template <class Unit, std::size_t kBuffers, bool kStats, bool kStores = true>
 HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_count,
                                std::size_t bytes, double scale, GradientStats* stats) {
   constexpr std::size_t kUnit = Unit::kBytes;
@@ -388,7 +387,7 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
     typename Unit::Squares q2 = q0;
     typename Unit::Squares q3 = q0;
     for (; i < block_end; i += kTurn) {
-      if (kStore && kBuffers != 0 && kBuffers <= kPrefetchMaxBuffers && i < prefetch_end &&
+      if (kStores && kBuffers != 0 && kBuffers <= kPrefetchMaxBuffers && i < prefetch_end &&
           i % kCacheLineBytes == 0) {
         for (std::size_t b = 0; b < k; ++b) {
           for (std::size_t line = 0; line < kTurn; line += kCacheLineBytes) {
@@ -410,7 +409,7 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
       s1 = Unit::Scale(s1, factor);
       s2 = Unit::Scale(s2, factor);
       s3 = Unit::Scale(s3, factor);
-      for (std::size_t b = 0; kStore && b < k; ++b) {
+      for (std::size_t b = 0; kStores && b < k; ++b) {
         Unit::Store(s0, at[b] + i);
         Unit::Store(s1, at[b] + i + kUnit);
         Unit::Store(s2, at[b] + i + 2 * kUnit);
@@ -428,7 +427,7 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
       AddBlock<Unit>(squares, at[0] + block, i - block, stats);
     }
   }
-  for (; kStore && i < bytes; i += kUnit) {
+  for (; kStores && i < bytes; i += kUnit) {
     const std::size_t left = bytes - i;
     CombineTail<Unit>(buffers, buffer_count, i, left < kUnit ? left : kUnit, scale);
   }
@@ -461,7 +460,7 @@ void CombineType(std::byte* const* buffers, std::size_t buffer_count, std::size_
   if (stats == nullptr) {
     if (!untouched) CombineBuffers<Unit, false>(buffers, buffer_count, bytes, scale, nullptr);
   } else if (untouched) {
-    CombineUnits<Unit, 1, /*kStats=*/true, /*kStore=*/false>(buffers, 1, bytes, scale, stats);
+    CombineUnits<Unit, 1, true, false>(buffers, 1, bytes, scale, stats);
   } else {
     CombineBuffers<Unit, true>(buffers, buffer_count, bytes, scale, stats);
   }
