@@ -9,6 +9,12 @@ Backends: `gradsync` is gradsync's wrapper; `hook` is PyTorch's wrapper with gra
 for comparison. All start from the same seed and see the same batches, so their parameters end
 within 1e-5 of each other. Rank 0 prints time and accuracy. With --save it also writes the
 parameters.
+
+With --on-rank-loss hold a rank that is killed is replaced, and the others only wait. The parameters
+end with the same bits as without the kill; try `kill -9` on any rank:
+
+    python -m gradsync.run --nproc-per-node 2 --max-restarts 3 \
+        client/python/examples/train_digits.py --on-rank-loss hold --steps 5000
 """
 
 from __future__ import annotations
@@ -103,6 +109,12 @@ def main() -> int:
     parser.add_argument(
         "--backend", choices=["gradsync", "hook", "group", "ddp"], default="gradsync"
     )
+    parser.add_argument(
+        "--on-rank-loss",
+        choices=["abort", "hold"],
+        default="abort",
+        help="whether a lost rank ends the job, or is replaced; hold needs the backend gradsync",
+    )
     parser.add_argument("--steps", type=int, default=200, help="default 200")
     parser.add_argument("--data", type=pathlib.Path, default=_DATA, help="digits.csv.gz")
     parser.add_argument("--save", type=pathlib.Path, help="rank 0 writes the parameters there")
@@ -113,6 +125,8 @@ def main() -> int:
         help="the last rank aborts in this step, once; shows torchrun --max-restarts",
     )
     options = parser.parse_args()
+    if options.on_rank_loss == "hold" and options.backend != "gradsync":
+        parser.error("--on-rank-loss hold needs --backend gradsync")
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     first_life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0
     torch.set_num_threads(1)
@@ -124,13 +138,27 @@ def main() -> int:
     done = spare_teardown()
     started = time.monotonic()
     module = make_module()
+    if options.on_rank_loss == "hold":
+        import gradsync.torch
+
+        gradsync.torch.init(on_rank_loss="hold")
     model = wrap(module, options.backend)
     joined = time.monotonic() - started
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     shuffle = torch.Generator().manual_seed(2)
-    for step in range(options.steps):
-        batch = torch.randint(len(images), (_BATCH,), generator=shuffle)
-        shard = batch[rank::world_size]
+    batches = [
+        torch.randint(len(images), (_BATCH,), generator=shuffle) for _ in range(options.steps)
+    ]
+    first_step, training = 0, None
+    if options.on_rank_loss == "hold":
+        training = gradsync.torch.Training(model, optimizer)
+        _, first_step = training.start  # of a replacement; the state of the model has arrived
+        if training.is_replacement:
+            print(f"rank {rank} is back in step {first_step}", flush=True)
+    for step in range(first_step, options.steps):
+        if training is not None:
+            training.position(0, step)
+        shard = batches[step][rank::world_size]
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(images[shard]), digits[shard])
         if options.crash_at == step and first_life and rank == world_size - 1:

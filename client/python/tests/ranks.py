@@ -49,7 +49,18 @@ def run_ranks(function, world_size, *args, timeout=120, environment=None):
 class Ranks:
     """Running ranks, for tests that do something to them."""
 
-    def __init__(self, function, world_size, *args, timeout=120, environment=None):
+    def __init__(self, function, world_size, *args, timeout=120, environment=None, restarts=0):
+        """Starts them.
+
+        Args:
+          function: this and the following ones as of run_ranks().
+          world_size: see there.
+          *args: see there.
+          timeout: see there.
+          environment: see there.
+          restarts: how often each rank that is killed by SIGKILL is started again; its environment
+            says in TORCHELASTIC_RESTART_COUNT how often it was.
+        """
         if "torch" in sys.modules:
             context = multiprocessing.get_context("fork")
         else:
@@ -68,16 +79,26 @@ class Ranks:
         for name in ("GRADSYNC_SOCKET", "GRADSYNC_LIBRARY"):
             if name in os.environ:
                 shared[name] = os.environ[name]
-        for rank in range(world_size):
+        self._restarts = restarts
+        self._starts = [0] * world_size
+
+        def start(rank):
             more = environment(rank) if callable(environment) else environment
             variables = {**shared, "RANK": str(rank), **(more or {})}
+            variables["TORCHELASTIC_RESTART_COUNT"] = str(self._starts[rank])
+            self._starts[rank] += 1
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_run_rank, args=(theirs, variables, timeout, function, args)
             )
             process.start()
             theirs.close()
-            self._channels.append(ours)
+            return ours, process
+
+        self._start = start
+        for rank in range(world_size):
+            channel, process = start(rank)
+            self._channels.append(channel)
             self.processes.append(process)
 
     def pid(self, rank):
@@ -113,22 +134,32 @@ class Ranks:
             if not ready:
                 raise RankFailed(f"ranks {sorted(missing)} did not return in {self._timeout} s")
             for rank in [rank for rank in missing if self._channels[rank] in ready]:
-                results[rank] = self._receive(rank)
+                try:
+                    sent = self._channels[rank].recv()
+                except EOFError:
+                    self._start_again(rank)
+                    continue
+                results[rank] = _value(rank, sent)
                 missing.discard(rank)
         return results
 
-    def _receive(self, rank):
-        try:
-            kind, value = self._channels[rank].recv()
-        except EOFError:
-            self.processes[rank].join()
-            code = self.processes[rank].exitcode
+    def _start_again(self, rank):
+        """The rank has died."""
+        self.processes[rank].join()
+        code = self.processes[rank].exitcode
+        if code != -signal.SIGKILL or self._starts[rank] > self._restarts:
             raise RankFailed(f"rank {rank} died with exit code {code}") from None
-        if kind == "skipped":
-            pytest.skip(value)
-        if kind == "failed":
-            raise RankFailed(f"rank {rank}:\n{value}")
-        return value
+        self._channels[rank].close()
+        self._channels[rank], self.processes[rank] = self._start(rank)
+
+
+def _value(rank, sent):
+    kind, value = sent
+    if kind == "skipped":
+        pytest.skip(value)
+    if kind == "failed":
+        raise RankFailed(f"rank {rank}:\n{value}")
+    return value
 
 
 def _run_rank(channel, variables, timeout, function, args):

@@ -1,9 +1,10 @@
 """Data-parallel training of PyTorch modules through a gradsync daemon.
 
-`DistributedDataParallel` wraps a module. `allreduce_hook` makes PyTorch's own wrapper average
-through the daemon. `torch.distributed.init_process_group("gradsync")` makes a process group, also
-without an import of this package. Needs PyTorch 2.1 or later. Gradients are in host memory or on a
-GPU. GPUs are tested only against fakes of the driver so far.
+`DistributedDataParallel` wraps a module. `Training` lets lost ranks be replaced. `allreduce_hook`
+makes PyTorch's own wrapper average through the daemon.
+`torch.distributed.init_process_group("gradsync")` makes a process group, also without an import of
+this package. Needs PyTorch 2.1 or later. Gradients are in host memory or on a GPU. GPUs are tested
+only against fakes of the driver so far.
 """
 
 # The check stands before the imports below, which an old PyTorch would fail with other errors.
@@ -20,6 +21,7 @@ from gradsync.torch._session import default_session, init
 from gradsync.torch.comm_hook import HookState, allreduce_hook
 from gradsync.torch.distributed import DistributedDataParallel, join
 from gradsync.torch.step_statistics import StepStatistics
+from gradsync.torch.training import Training
 
 gradsync_torch_backend.register()
 
@@ -27,6 +29,7 @@ __all__ = [
     "DistributedDataParallel",
     "HookState",
     "StepStatistics",
+    "Training",
     "allreduce_hook",
     "default_session",
     "init",

@@ -51,6 +51,8 @@ class Buckets:
         hand_off: HostHandOff | StreamHandOff,
         timeout: float | None,
         replaced: Buckets | None = None,
+        *,
+        buffer_bytes: int = 0,
     ) -> None:
         """Registers; `timeout` is in seconds.
 
@@ -58,6 +60,7 @@ class Buckets:
           replaced: buckets of another wrapper of the module, in this session. Their layout is
             replaced, which frees the daemon's memory. None, or gradients on another device:
             nothing is replaced.
+          buffer_bytes: of the module's buffers, which get a bucket of their own; 0: no such bucket.
 
         Raises:
           gradsync.Error: as Session.register_layout() and Session.replace_layout().
@@ -70,6 +73,7 @@ class Buckets:
         self._hand_off = hand_off
         self.runs_on_caller = hand_off.runs_on_caller
         self._timeout = timeout
+        self._buffer_bytes = buffer_bytes
         options = self._options(slots)
         with _session.noting(session):
             if replaced is not None and replaced.layout.device == options.get("device", ""):
@@ -139,6 +143,7 @@ class Buckets:
             "first_bucket_cap_bytes": self._caps.first,
             "last_bucket_cap_bytes": self._caps.last,
             "timeout": self._timeout,
+            "buffer_bytes": self._buffer_bytes,
             **self._hand_off.layout_options,
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 
@@ -37,6 +37,22 @@ class FirstSteps:
     def over(self) -> bool:
         """Whether buckets and counts are final."""
         return self._buckets.rebuilt and self.counts_known
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, for a replacement."""
+        expected = {slot.name: slot.expected for slot in self._buckets.slots if slot.expected != 1}
+        return {
+            "rebuilt": self._buckets.rebuilt,
+            "counts_known": self.counts_known,
+            "expected": expected,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """In a replacement: takes what state() has returned on a survivor."""
+        self._buckets.rebuilt = state["rebuilt"]
+        self.counts_known = state["counts_known"]
+        for slot in self._buckets.slots:
+            slot.expected = state["expected"].get(slot.name, 1)
 
     def learn(self, step: Step) -> Sequence[Slot] | None:
         """The step is complete. Returns the order of its gradients; None if it only counted."""

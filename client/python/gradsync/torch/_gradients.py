@@ -47,12 +47,12 @@ def flat_tensor(view: gradsync.View, device: torch.device) -> torch.Tensor:
 def gradient_tensor(parameter: torch.Tensor, view: gradsync.View) -> torch.Tensor:
     """`view` with the shape of `parameter`, and with its strides if it is dense (channels_last)."""
     flat = flat_tensor(view, parameter.device)
-    if _dense(parameter):
+    if is_dense(parameter):
         return flat.as_strided(parameter.size(), parameter.stride())
     return flat.view(parameter.size())
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill a range of memory without gaps, in some order."""
     expected = 1
     for stride, size in sorted(

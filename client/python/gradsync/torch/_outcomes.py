@@ -8,6 +8,7 @@ from typing import Iterator, NoReturn
 import gradsync
 from gradsync.torch import _autograd, _endings, _session
 from gradsync.torch._buckets import Buckets
+from gradsync.torch._buffer_bucket import BufferBucket
 from gradsync.torch._device_verdicts import FollowedStep
 from gradsync.torch._divisor import divide_by
 from gradsync.torch._first_steps import FirstSteps
@@ -30,6 +31,7 @@ class Outcomes:
       hooks: the users', which run on averages.
       broadcast_buffers: see below.
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
+      buffer_bucket: of the layout, for the buffers; None: they are broadcast.
 
     Attributes:
       step: the one that runs; None if there is none.
@@ -48,6 +50,7 @@ class Outcomes:
         *,
         broadcast_buffers: bool,
         device_verdict: bool,
+        buffer_bucket: BufferBucket | None = None,
     ) -> None:
         self.step: Step | None = None
         self.by_world: bool | None = None
@@ -58,6 +61,7 @@ class Outcomes:
         self._hooks = hooks
         self.broadcast_buffers = broadcast_buffers
         self._device_verdict = device_verdict
+        self._buffer_bucket = buffer_bucket
 
     # ---- Verdicts that are on the device
 
@@ -161,12 +165,35 @@ class Outcomes:
             slot.accumulated = False
         observed = self._first_steps.learn(step)
         self.step = None
-        # A broadcast here waits for no rank that computes: every rank has ended this step.
-        if self.broadcast_buffers:
-            self._state.broadcast_buffers()
+        self._take_buffers(result.live_ranks)
         self.verdicts.times.add(step.times())
         self._hooks.run(result.used)
         self._first_steps.rebuild(observed, result.live_ranks)
+
+    def write_buffers(self, step: Step) -> None:
+        """The pass has ended: puts the buffers into their bucket, if they have one.
+
+        Raises:
+          RuntimeError: the module has other buffers than when it was wrapped.
+        """
+        if self._buffer_bucket is None:
+            return
+        try:
+            self._buffer_bucket.write(
+                self._buckets.layout,
+                self._buckets.session.rank,
+                list(self._state.buffers().values()),
+            )
+        except RuntimeError as error:
+            self.fail(step, error)
+
+    def _take_buffers(self, live_ranks: int) -> None:
+        """The step is complete: gives all ranks the buffers of the lowest live rank."""
+        if self._buffer_bucket is not None and live_ranks == self._buckets.session.world_size:
+            self._buffer_bucket.take(self._buckets.layout)
+        elif self.broadcast_buffers:
+            # It waits for no rank that computes: every rank has ended this step.
+            self._state.broadcast_buffers()
 
     def broadcast_buffers_now(self) -> None:
         """Gives all ranks the buffers of the lowest live rank; every rank must call it."""

@@ -44,8 +44,8 @@ def init(**options: Any) -> gradsync.Session:
     Args:
       **options: fields of `gradsync.SessionOptions` that differ from torchrun's environment, for
         example `divisor="world"` or `step_timeout=600.0` (seconds). A variable whose option is
-        given is not needed: with `rank`, `world_size` and `job_id`, none is. Modules cannot be
-        wrapped with `on_rank_loss="hold"`.
+        given is not needed: with `rank`, `world_size` and `job_id`, none is. With
+        `on_rank_loss="hold"` a lost rank is replaced: see `gradsync.torch.Training`.
 
     Returns:
       The session; `gradsync.Session.join` says which errors it can raise.
@@ -90,23 +90,6 @@ def default_session() -> gradsync.Session:
     if session is None or session.closed or session in _ended:
         return init()
     return session
-
-
-def check_policy(session: gradsync.Session) -> None:
-    """Refuses a session whose lost ranks are replaced.
-
-    A replacement runs the script from its start. It would wait for the others in what they did
-    together at theirs, and it has other buckets than they have learned.
-
-    Raises:
-      UnimplementedError: LOSS_POLICY.
-    """
-    if session.options.on_rank_loss == "hold":
-        raise gradsync.UnimplementedError(
-            f"rank {session.rank}: PyTorch's modules do not work with on_rank_loss='hold' yet. Use "
-            "'abort', or register a layout of your own and hand it the gradients",
-            reason=gradsync.Reason.LOSS_POLICY,
-        )
 
 
 def is_default(session: gradsync.Session) -> bool:

@@ -74,9 +74,13 @@ class ModuleState:
         """Overwrites parameters, and `buffers`, with the root's; `what` names them in errors."""
         self.broadcast([tensor for _, _, tensor in self._entries(buffers)], root, what)
 
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that all ranks have, by name."""
+        return {n: b for n, b in self.module.named_buffers() if n not in self._ignored}
+
     def broadcast_buffers(self) -> None:
         """Overwrites the buffers with those of the lowest live rank."""
-        buffers = [b for name, b in self.module.named_buffers() if name not in self._ignored]
+        buffers = list(self.buffers().values())
         if buffers:
             self.broadcast(buffers, gradsync.LOWEST_LIVE_RANK, "the buffers")
 

@@ -22,6 +22,7 @@ class Step:
       number: the step's.
       backward: the backward pass's number, as of backward_id().
       void: why the step is void, if this is known already and only optimizers need it; else None.
+      marked: whether a bucket was handed over, where that is watched.
       order: the parameters, in the order in which their gradients came.
       seen: whether the pass came through an output of the module before its first gradient.
       unused: the parameters that got no gradient in this pass on this rank, each with a copy of
@@ -34,6 +35,7 @@ class Step:
         "_first_bucket",
         "_waiting",
         "backward",
+        "marked",
         "number",
         "order",
         "seen",
@@ -52,6 +54,7 @@ class Step:
         self.number = number
         self.backward = backward
         self.void = void
+        self.marked = False
         self.seen = True
         self.order: list[Slot] = []
         self.unused: list[tuple[Slot, torch.Tensor | None]] = []

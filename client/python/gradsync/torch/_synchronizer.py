@@ -14,6 +14,7 @@ import gradsync
 from gradsync import _interruptible
 from gradsync.torch import _autograd, _endings, _outputs
 from gradsync.torch._buckets import Buckets
+from gradsync.torch._buffer_bucket import BufferBucket
 from gradsync.torch._first_steps import FirstSteps
 from gradsync.torch._forwards import Forwards
 from gradsync.torch._gradients import Slot
@@ -21,6 +22,7 @@ from gradsync.torch._history import OptimizerCheck
 from gradsync.torch._module_hooks import BeginHook, GradientHook, Steps, remove
 from gradsync.torch._outcomes import Outcomes
 from gradsync.torch._parameter_hooks import ParameterHooks
+from gradsync.torch._positions import Positions
 from gradsync.torch._results import Results
 from gradsync.torch._state import ModuleState
 from gradsync.torch._step import Step
@@ -46,11 +48,14 @@ class Synchronizer:
       static_graph: the first step counts how often each gradient comes.
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
       trained_before: whether some rank has trained the module before it was wrapped.
+      positions: of the steps, where lost ranks are replaced; else None.
+      buffer_bucket: where the layout has one for the buffers; else None.
 
     Attributes:
-      buckets, device_verdict: as given.
+      buckets, device_verdict, positions: as given.
       module: that is wrapped.
       replaced: whether another wrapper has the module now.
+      first_steps: what they have taught.
       outcomes: of the steps.
       results: of the steps, for users.
     """
@@ -64,11 +69,15 @@ class Synchronizer:
         static_graph: bool,
         device_verdict: bool,
         trained_before: bool,
+        positions: Positions | None = None,
+        buffer_bucket: BufferBucket | None = None,
     ) -> None:
         self.buckets = buckets
+        self.positions = positions
         self.device_verdict = device_verdict
         self.module = state.module
         self.replaced = False
+        self._state = state
         self._order = next(_orders)
         self._forwards = Forwards()
         self._thread = threading.get_ident()  # that ran the last forward pass
@@ -83,14 +92,15 @@ class Synchronizer:
             slot.handle = parameter.register_post_accumulate_grad_hook(GradientHook(steps, slot))
         self._begin = BeginHook(steps)
         self._parameter_hooks = ParameterHooks(buckets.slots, steps)
-        self._first_steps = FirstSteps(state, buckets, static_graph)
+        self.first_steps = FirstSteps(state, buckets, static_graph)
         self.outcomes = Outcomes(
             state,
             buckets,
-            self._first_steps,
+            self.first_steps,
             self._parameter_hooks,
             broadcast_buffers=broadcast_buffers,
             device_verdict=device_verdict,
+            buffer_bucket=buffer_bucket,
         )
         self.results = Results(buckets, self.outcomes)
         _siblings.setdefault(self.session, weakref.WeakSet()).add(self)
@@ -111,6 +121,10 @@ class Synchronizer:
     def slots(self) -> Sequence[Slot]:
         """The parameters."""
         return self.buckets.slots
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The module's buffers that all ranks have, by name."""
+        return self._state.buffers()
 
     def release(self) -> None:
         """Removes its hooks: another wrapper takes the parameters."""
@@ -171,7 +185,7 @@ class Synchronizer:
                 f"gradsync: the graph of '{self.name}' cannot become static after its first step; "
                 "pass static_graph=True when you wrap the module"
             )
-        self._first_steps.counts_known = False
+        self.first_steps.counts_known = False
 
     # ---- Around a forward pass
 
@@ -185,6 +199,7 @@ class Synchronizer:
 
         Raises:
           RuntimeError: the last backward pass raised an exception, and its step is complete.
+          gradsync.Error: as Positions.before_forward().
         """
         if _autograd.backward_id() is None:  # else a checkpoint repeats its forward pass
             self._thread = threading.get_ident()
@@ -192,6 +207,8 @@ class Synchronizer:
                 _interruptible.watch_ctrl_c()
         complete = self.outcomes.abandon_stale("its backward pass did not finish")
         self.outcomes.raise_if_complete(complete)
+        if self.positions is not None:
+            self.positions.before_forward(self.module.training)
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """`optimizer` is about to update parameters; drops gradients that are partly averaged.
@@ -238,6 +255,8 @@ class Synchronizer:
                 "add what you make of it to the loss, and call backward() without create_graph"
             )
         self._check_thread()
+        if self.positions is not None:
+            self.positions.before_step()
         self._parameter_hooks.look()
         self.results.drop_scale()
         _interruptible.begin_pass(backward)
@@ -286,7 +305,7 @@ class Synchronizer:
                 return
             step.seen = False
         slot.firings += 1
-        if slot.firings > slot.expected and self._first_steps.counts_known:
+        if slot.firings > slot.expected and self.first_steps.counts_known:
             self.outcomes.fail(
                 step,
                 RuntimeError(
@@ -300,18 +319,35 @@ class Synchronizer:
                 slot.bring_home()
             except RuntimeError as error:
                 self.outcomes.fail(step, error)
-        if slot.firings == slot.expected and self._first_steps.counts_known:
+        if slot.firings == slot.expected and self.first_steps.counts_known:
             self._arrived(step, slot)
 
     def _arrived(self, step: Step, slot: Slot) -> None:
         """The last gradient of `slot` in this pass is written."""
         self.buckets.arrived(slot.bucket)
         if step.arrive(slot) and step.void is None:
+            self._before_mark(step)
             try:
                 self.buckets.mark_ready(step.number, slot.bucket)
             except gradsync.Error as error:
                 if not self.outcomes.leaves_out(step, error):
                     raise
+
+    def _before_mark(self, step: Step) -> None:
+        """Gradients are about to be handed over.
+
+        Raises:
+          gradsync.Error: the state of the model has changed since the step's position.
+        """
+        if step.marked or self.positions is None:
+            return
+        step.marked = True
+        error = self.positions.before_first_mark()
+        try:
+            if error is not None:
+                self.outcomes.fail(step, error)
+        finally:
+            del error  # it refers to this frame, which would keep the error alive
 
     def _end_backward(self) -> None:
         """The pass has ended: ends the step, which hands over the buckets that are left."""
@@ -321,6 +357,8 @@ class Synchronizer:
         self._check_is_whole(step)
         step.end(self.slots)
         if step.void is None:
+            self._before_mark(step)
+            self.outcomes.write_buffers(step)
             try:
                 self.buckets.finish_step(step.number, step.used_flags(len(self.slots)))
             except gradsync.Error as error:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import gradsync
-from gradsync.torch import _session
+from gradsync.torch import _hold, _session
 from gradsync.torch._gradients import DATA_TYPES, flat_tensor
 from gradsync.torch._hand_off import HostHandOff, StreamHandOff, hand_off_of
 
@@ -115,7 +115,13 @@ class HookState:
 
     def _learn(self) -> None:
         session = _session.default_session() if self._session is None else self._session
-        _session.check_policy(session)
+        if _hold.is_held(session):
+            raise _hold.refusal(
+                session,
+                "PyTorch's own wrapper does not work, because a replacement would have other "
+                "buckets than it",
+                "use gradsync.torch.DistributedDataParallel",
+            )
         self._session = session
         buckets = []
         for buffer in self._shown:

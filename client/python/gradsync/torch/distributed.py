@@ -110,7 +110,8 @@ class DistributedDataParallel(PyTorchDdp):
       TypeError: a parameter or submodule cannot be synchronized; says why and what to do.
       RuntimeError: the module is wrapped again in a backward pass.
       gradsync.Error: there is no daemon, another rank was lost or did not come, or a quota is used
-        up. LOSS_POLICY: the session was joined with `on_rank_loss="hold"`.
+        up. LOSS_POLICY: the session was joined with `on_rank_loss="hold"`, with which this module
+        does not work; says why.
     """
 
     def __init__(

@@ -1,0 +1,439 @@
+"""Ranks that are killed are replaced, and every number of the training stays the same.
+
+The training has all that could make a difference: dropout, BatchNorm, Adam, a scheduler per batch,
+accumulation of two, other data on each rank, random changes of the samples. Each rank logs SHA-256
+of averages and of state after every step. The whole log must equal that of a training without hold
+and without a death.
+"""
+
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+
+import pytest
+import torch
+
+# The first step of an optimizer imports it: a second for each rank, if not before the fork.
+import torch._dynamo  # noqa: F401
+from models import SMALL_BUCKETS
+from ranks import RankFailed, Ranks, run_ranks
+from torch import nn
+
+RANKS = 3
+EPOCHS = 3
+STEPS = 12  # 8 batches of each rank and epoch
+
+
+class Samples(torch.utils.data.Dataset):
+    """Each sample is changed at random each time."""
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        numbers = torch.Generator().manual_seed(index)
+        features = torch.randn(6, generator=numbers) + 0.1 * torch.randn(6) + random.random()
+        return features, index % 4
+
+
+class Model(nn.Module):
+    def __init__(self, at):
+        super().__init__()
+        self._at = at
+        self.first = nn.Linear(6, 24)
+        self.norm = nn.BatchNorm1d(24)
+        self.second = nn.Linear(24, 16)
+        self.dropout = nn.Dropout(0.3)
+        self.last = nn.Linear(16, 4)
+        self.never_used = nn.Linear(2, 2)
+
+    def forward(self, features):
+        hidden = self.dropout(torch.relu(self.norm(self.first(features))))
+        self._at("forward")
+        return self.last(torch.relu(self.second(hidden)))
+
+
+class Rank:
+    """One rank of the training; dies where `deaths` says: (rank, its restarts, place, step)."""
+
+    def __init__(self, policy, deaths, folder):
+        import gradsync.torch
+        from gradsync.torch.training import Training
+
+        torch.set_num_threads(1)
+        self.restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        self.rank = int(os.environ["RANK"])
+        self._deaths = deaths
+        self._log = open(pathlib.Path(folder) / f"{self.rank}-{self.restarts}", "w")
+        self.step = 1
+        self._kill_at_calls(gradsync, Training)
+        options = {"hold_timeout": 60.0} if policy == "hold" else {}
+        self.session = gradsync.torch.init(
+            on_rank_loss=policy, step_timeout=60.0, connect_timeout=60.0, **options
+        )
+        torch.manual_seed(7 + 100 * self.restarts)  # what a replacement begins with does not count
+        module = Model(self.at)
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS + 1)
+        model = gradsync.torch.DistributedDataParallel(module, **SMALL_BUCKETS)
+        self.training = Training(model, optimizer, scheduler=scheduler, seed=5, accumulate=2)
+        self._optimizer, self._scheduler = optimizer, scheduler
+
+    def at(self, place):
+        """Dies here if that is due."""
+        if (self.rank, self.restarts, place, self.step) in self._deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _kill_at_calls(self, gradsync, training_type):
+        """Dies around calls of the library, too."""
+
+        def around(owner, name, before, after):
+            call = getattr(owner, name)
+
+            def run(*arguments, **options):
+                self.at(before)
+                result = call(*arguments, **options)
+                self.at(after)
+                return result
+
+            setattr(owner, name, run)
+
+        around(gradsync.Layout, "mark_ready", "before mark", "after mark")
+        around(gradsync.Layout, "finish_step", "before end", "after end")
+        around(gradsync.Session, "fetch_state", "before fetch", "after fetch")
+        around(gradsync.Session, "confirm_state", "loaded", "confirmed")
+        around(training_type, "_read", "reading", "read")
+
+    def train(self):
+        """Returns how often this rank was started, and the digest of the final state."""
+        training = self.training
+        data = training.seeded(Samples())
+        sampler = torch.utils.data.DistributedSampler(data, RANKS, self.rank)
+        loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+        layouts = training.model._synchronizer.buckets
+        for epoch in training.epochs(EPOCHS):
+            for features, targets in training.batches(loader):
+                self.step = layouts.layout.next_step
+                with training.accumulating():
+                    output = training.model(features)
+                    nn.functional.cross_entropy(output, targets).backward()
+                if not training.ends_window:
+                    continue
+                self.at("verdict")
+                self._write("averages", [p.grad for p in training.model.parameters()])
+                training.model.clip_grad_norm_(1.0)
+                self._optimizer.step()
+                self.at("updated")
+                self._scheduler.step()
+                self._optimizer.zero_grad()
+                self._write("state", self._state())
+                self.at("step done")
+            self.at(f"epoch {epoch} done")
+        self.at("training done")
+        training.model.leave()
+        return self.restarts, digest(self._state())
+
+    def _state(self):
+        state = self.training.model.module.state_dict(), self._optimizer.state_dict()["state"]
+        return [*state[0].values(), *(t for s in state[1].values() for t in s.values())] + [
+            self._scheduler.last_epoch,
+            self._scheduler.get_last_lr(),
+        ]
+
+    def _write(self, what, values):
+        positions = self.training._synchronizer.positions
+        place = None if positions is None else positions.current
+        self._log.write(json.dumps([self.step, what, place, digest(values)]) + "\n")
+        self._log.flush()
+
+
+def digest(values):
+    sha = hashlib.sha256()
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            sha.update(value.detach().contiguous().numpy().tobytes())
+        else:
+            sha.update(repr(value).encode())
+    return sha.hexdigest()[:16]
+
+
+def train(policy, deaths, folder):
+    return Rank(policy, deaths, folder).train()
+
+
+Run = collections.namedtuple("Run", "ends logs")
+
+
+def run(folder, policy, deaths=()):
+    """Trains. Returns what each rank returned, and {(rank, restarts): {(step, what): digest}}."""
+    most = max((restarts + 1 for _, restarts, _, _ in deaths), default=0)
+    ranks = Ranks(train, RANKS, policy, deaths, str(folder), timeout=100, restarts=most)
+    ends = ranks.results()
+    logs = {}
+    for path in folder.iterdir():
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        whose = tuple(map(int, path.name.split("-")))
+        logs[whose] = {(step, what): told for step, what, _, told in lines}
+    return Run(ends, logs)
+
+
+@pytest.fixture(scope="module")
+def faultless(daemon, tmp_path_factory):
+    """The training without hold and without a death."""
+    done = run(tmp_path_factory.mktemp("faultless"), "abort")
+    assert [len(log) for log in done.logs.values()] == [2 * STEPS] * RANKS
+    return done
+
+
+def assert_same(done, faultless, deaths):
+    for (rank, restarts), log in done.logs.items():
+        expected = faultless.logs[rank, 0]
+        different = [place for place, told in log.items() if told != expected[place]]
+        assert not different, f"rank {rank}, started again {restarts} times: {different}"
+    died = collections.Counter(rank for rank, *_ in deaths)
+    assert [restarts for restarts, _ in done.ends] == [died[rank] for rank in range(RANKS)]
+    assert [state for _, state in done.ends] == [state for _, state in faultless.ends]
+    for rank in range(RANKS):
+        states = [
+            place
+            for (r, _), log in done.logs.items()
+            for place in log
+            if r == rank and place[1] == "state"
+        ]
+        # A rank that dies between update and log has no line, and neither has its replacement.
+        missing = STEPS - len(set(states))
+        assert missing <= died[rank], (rank, sorted(states))
+        assert len(set(states)) == len(states), "a step was done twice"
+
+
+def test_without_a_death_hold_changes_nothing(faultless, tmp_path):
+    done = run(tmp_path, "hold")
+    assert done == faultless
+
+
+SINGLE = [
+    (2, 0, "forward", 3),
+    (1, 0, "after mark", 4),
+    (0, 0, "before end", 5),
+    (2, 1, "after end", 6),
+    (1, 1, "verdict", 7),
+    (0, 1, "updated", 8),
+    (2, 2, "epoch 1 done", 8),
+    (1, 2, "step done", 9),
+    (0, 2, "before mark", 10),
+    (2, 3, "training done", 12),
+]
+
+
+def test_deaths_one_after_the_other(faultless, tmp_path):
+    assert_same(run(tmp_path, "hold", SINGLE), faultless, SINGLE)
+
+
+# A replacement's step is 1 until its first batch.
+TOGETHER = [
+    (1, 0, "forward", 3),
+    (2, 0, "forward", 3),
+    (1, 1, "after fetch", 1),
+    (1, 2, "loaded", 1),
+    (2, 1, "confirmed", 1),
+    (0, 0, "forward", 6),
+    (1, 3, "reading", 6),
+    (2, 2, "after end", 8),
+    (0, 1, "after mark", 8),
+    (0, 2, "training done", 12),
+    (1, 4, "training done", 12),
+]
+
+
+def test_deaths_at_once_and_of_those_who_heal(faultless, tmp_path):
+    assert_same(run(tmp_path, "hold", TOGETHER), faultless, TOGETHER)
+
+
+# ---- What is refused
+
+
+def refusals():
+    """{case: the error of each}."""
+    import gradsync.torch
+    from gradsync.torch import DistributedDataParallel as Wrapper
+    from gradsync.torch import Training
+
+    torch.set_num_threads(1)
+    jobs = iter(range(100))
+
+    def join(**options):
+        return gradsync.Session.join(
+            **{"on_rank_loss": "hold", "job_id": f"{os.getpid()}-{next(jobs)}", **options}
+        )
+
+    def module():
+        return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+    def sgd(model):
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    def training(**options):
+        model = Wrapper(module(), session=join())
+        return Training(model, sgd(model), **options)
+
+    def step(model):
+        model(torch.randn(4, 3)).sum().backward()
+
+    def states_from_the_trainer():
+        Wrapper(module(), session=join(state_source="trainer"))
+
+    def buffers_of_its_own():
+        Wrapper(module(), session=join(), broadcast_buffers=False)
+
+    def a_second_module():
+        session = join()
+        first = Wrapper(module(), session=session)
+        Wrapper(module(), session=session)
+        del first
+
+    def a_second_training():
+        first = training()
+        Training(first.model, sgd(first.model))
+
+    def ignored_parameters():
+        ignoring = module()
+        ignoring._ddp_params_and_buffers_to_ignore = ["0.bias"]
+        Wrapper(ignoring, session=join())
+
+    def an_optimizer_in_the_backward_pass():
+        model = module()
+        model[0].weight._in_backward_optimizers = []
+        Wrapper(model, session=join())
+
+    def device_verdict():
+        Wrapper(module(), session=join(), device_verdict=True)
+
+    def no_training():
+        step(Wrapper(module(), session=join()))
+
+    def no_position():
+        step(training().model)
+
+    def one_position_for_two_steps():
+        there = training()
+        there.position(0, 0)
+        step(there.model)
+        step(there.model)
+
+    def an_update_after_the_position():
+        there = training()
+        there.position(0, 0)
+        with torch.no_grad():
+            there.model.module[0].weight.mul_(2)
+        step(there.model)
+
+    def a_rate_after_the_position():
+        there = training()
+        there.position(0, 0)
+        there._shared.optimizer.param_groups[0]["lr"] = 0.2
+        step(there.model)
+
+    def a_gradient_that_was_not_averaged():
+        there = training()
+        there.position(0, 0)
+        with there.model.no_sync():
+            step(there.model)
+        there.position(0, 1)
+        step(there.model)
+
+    def a_state_that_cannot_travel():
+        training(extra={"odd": OddState()})
+
+    def batches_twice():
+        there = training()
+        for _ in there.epochs(1):
+            list(there.batches([]))
+            list(there.batches([]))
+
+    def pytorchs_wrapper():
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+        model = nn.parallel.DistributedDataParallel(module())
+        model.register_comm_hook(
+            gradsync.torch.HookState(join()), gradsync.torch.allreduce_hook
+        )
+        step(model)
+
+    def a_process_group():  # the one of the case above
+        Wrapper(module(), session=join())
+
+    told = {}
+    for name, case in list(locals().items()):
+        if name in CASES:
+            try:
+                case()
+            except Exception as error:
+                told[name] = f"{getattr(error, 'reason', type(error).__name__)}: {error}"
+    return told
+
+
+class OddState:
+    def state_dict(self):
+        return {"inside": object()}
+
+    def load_state_dict(self, state):
+        pass
+
+
+CASES = {
+    "states_from_the_trainer": "LOSS_POLICY: .*state_source",
+    "buffers_of_its_own": "LOSS_POLICY: .*'1.running_mean' is not synchronized",
+    "a_second_module": "LOSS_POLICY: .*one wrapped module",
+    "a_second_training": "LOSS_POLICY: .*one Training",
+    "ignored_parameters": "LOSS_POLICY: .*'0.bias' is in _ddp_params_and_buffers_to_ignore",
+    "an_optimizer_in_the_backward_pass": "LOSS_POLICY: .*'0.weight'",
+    "device_verdict": "ValueError: .*device_verdict needs a module on a GPU",
+    "no_training": "LOSS_POLICY: .*gradsync.torch.Training",
+    "no_position": "PROTOCOL_VIOLATION: .*no position was given",
+    "one_position_for_two_steps": "PROTOCOL_VIOLATION: .*no position was given",
+    "an_update_after_the_position": "PROTOCOL_VIOLATION: .*'0.weight' has changed",
+    "a_rate_after_the_position": "PROTOCOL_VIOLATION: .*'state/optimizer/0/lr' has changed",
+    "a_gradient_that_was_not_averaged": "PROTOCOL_VIOLATION: .*'0.weight' has a gradient of a pass",
+    "a_state_that_cannot_travel": "TypeError: .*'extra.odd/inside' is a object",
+    "batches_twice": "RuntimeError: .*once in each turn",
+    "pytorchs_wrapper": "LOSS_POLICY: .*PyTorch's own wrapper",
+    "a_process_group": "LOSS_POLICY: .*process group",
+}
+
+
+@pytest.fixture(scope="module")
+def told(daemon):
+    return run_ranks(refusals, 1)[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_replaced_is_refused(told, case):
+    import re
+
+    assert re.match(CASES[case], told.get(case, "nothing was refused")), told.get(case)
+
+
+def with_another_model(policy, deaths, folder):
+    """Rank 1 dies, and comes back with a wider layer."""
+    import gradsync.torch
+
+    torch.set_num_threads(1)
+    session = gradsync.torch.init(on_rank_loss="hold", hold_timeout=60.0, step_timeout=60.0)
+    module = nn.Linear(3, 2 if not session.is_replacement else 4)
+    training = gradsync.torch.Training(module, torch.optim.SGD(module.parameters(), 0.1))
+    for _ in training.epochs(1):
+        for at in training.batches(range(6)):
+            if at == 3 and session.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            training.model(torch.ones(1, 3)).sum().backward()
+
+
+def test_a_replacement_with_another_model_is_refused(daemon, tmp_path):
+    ranks = Ranks(with_another_model, 2, "hold", (), str(tmp_path), timeout=60, restarts=1)
+    with pytest.raises(RankFailed, match="rank 1:[^$]*'weight' of shape .2, 3., float32, but here"):
+        ranks.results()
