@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdint>
 #include <iostream>
 #include <string>
@@ -25,7 +24,7 @@ constexpr int kLeastDeaths = kSchedules / 40;
 class HoldModelTest : public testing::TestWithParam<HoldWorldOptions> {};
 
 TEST_P(HoldModelTest, EveryStepCompletesWithEveryRank) {
-  std::array<int, kDeathPhases> deaths{};
+  Deaths deaths{};
   for (int seed = 0; seed < kSchedules; ++seed) {
     HoldWorld world(GetParam(), static_cast<std::uint64_t>(seed), &deaths);
     const std::string violation = world.Run();
@@ -39,8 +38,8 @@ TEST_P(HoldModelTest, EveryStepCompletesWithEveryRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, HoldModelTest,
-                         testing::Values(HoldWorldOptions{2, 3, 2}, HoldWorldOptions{3, 3, 3},
-                                         HoldWorldOptions{4, 2, 6}),
+                         testing::Values(HoldWorldOptions{2, 3, 2, 0}, HoldWorldOptions{3, 3, 3, 1},
+                                         HoldWorldOptions{4, 2, 6, 1}),
                          [](const auto& info) {
                            return std::to_string(info.param.ranks) + "Ranks" +
                                   std::to_string(info.param.deaths) + "Deaths";
