@@ -35,7 +35,7 @@ BucketReductions::BucketReductions(const LayoutPlan& plan, const LayoutAgreement
     ReduceOperation& operation = bucket->operation;
     operation.dtype = plan_.buckets[i].dtype;
     operation.count = plan_.buckets[i].count;
-    const ReduceOp op = agreement_.spec().op;
+    const ReduceOp op = OpOf(i);
     operation.op = op == ReduceOp::kAverage ? ReduceOp::kSum : op;
     operation.flow = terms_.flow;
     operation.measure = !IsOrderFree(op, operation.dtype);
@@ -74,7 +74,7 @@ void BucketReductions::Bind(std::size_t index, const RunningStep& step) {
   const std::uint32_t divisor =
       terms_.options.divide_by_world ? members_.world_size() : members_.StepRanks();
   Bucket& bucket = *buckets_[index];
-  bucket.operation.scale = agreement_.spec().op == ReduceOp::kAverage ? 1.0 / divisor : 1.0;
+  bucket.operation.scale = OpOf(index) == ReduceOp::kAverage ? 1.0 / divisor : 1.0;
   bucket.operation.ranks.clear();
   bucket.semaphores.clear();
   if (on_gpu()) bucket.operation.device().arenas.clear();
@@ -110,9 +110,10 @@ ReduceOperation* BucketReductions::Prepare(std::size_t bucket, const RunningStep
 std::vector<GradientStats> BucketReductions::Stats() const {
   std::vector<GradientStats> stats;
   stats.reserve(buckets_.size());
-  for (const auto& bucket : buckets_) {
-    const ReduceOperation& operation = bucket->operation;
-    stats.push_back(operation.measure ? operation.stats : kNotMeasured);
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    const ReduceOperation& operation = buckets_[i]->operation;
+    const GradientStats unmeasured = HasBuffers(i) ? GradientStats{} : kNotMeasured;
+    stats.push_back(operation.measure ? operation.stats : unmeasured);
   }
   return stats;
 }

@@ -50,7 +50,7 @@ class BucketReductions {
   ReduceOperation* Prepare(std::size_t bucket, const RunningStep& step);
 
   // The statistics that the last reductions measured, by bucket. A sum of squares is NaN if it is
-  // not measured.
+  // not measured, and 0 for the bucket of the model's buffers, which has no gradients.
   std::vector<GradientStats> Stats() const;
   // For Reducer::GiveUp, which is called once per step: nullopt if this is not the first call for
   // the step. Only for a layout on GPUs.
@@ -65,6 +65,13 @@ class BucketReductions {
 
   // Sets the buffers of a bucket's operation to those of the sessions that are ready in it.
   void Bind(std::size_t index, const RunningStep& step);
+  bool HasBuffers(std::size_t index) const {
+    return agreement_.spec().BufferBucket(plan_.buckets.size()) == index;
+  }
+  // How the bucket is reduced: as its layout, but buffers are summed.
+  ReduceOp OpOf(std::size_t index) const {
+    return HasBuffers(index) ? ReduceOp::kSum : agreement_.spec().op;
+  }
   bool on_gpu() const { return agreement_.spec().on_gpu; }
 
   // Constant after construction.

@@ -29,6 +29,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     if (job_->phase_ == Phase::kActive) {
       job_->layouts_.DropReleased(&actions_);
       if (job_->terms_.options.on_rank_loss == OnRankLoss::kHold) job_->HealRanks(&actions_);
+      if (!job_->healing_.idle()) job_->UpdateHealing(&actions_);
     }
     Reducer* const node_group = job_->node_group_.get();  // set once
     job_->mutex_.Unlock();
@@ -104,7 +105,13 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             operations_.Copied(transaction.actions());
             MaybeEnd(transaction.actions());
           }),
-      collectives_(world_size) {}
+      collectives_(world_size),
+      healing_(terms_, &members_, [this](std::uint64_t transfer) {
+        const auto self = shared_from_this();
+        Transaction transaction(this);
+        healing_.Copied(transfer, transaction.actions());
+        MaybeEnd(transaction.actions());
+      }) {}
 
 // ---- Joining ------------------------------------------------------------------------------------
 
@@ -130,8 +137,8 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
   if (phase_ == Phase::kActive && members_[rank].state == RankState::kHeld) {
-    members_.Join(rank, incarnation, std::move(sink), node);
-    if (members_.Count(RankState::kHeld) == 0) {
+    members_.Join(rank, incarnation, std::move(sink), node, /*loads=*/HealsFromSurvivors());
+    if (!members_.AnyIsMissing()) {
       layouts_.ResumeDeadlines(environment_.clock->NowNs());
     }
     return absl::OkStatus();
@@ -200,33 +207,35 @@ absl::Status Job::ArenaMapped(RankSession session, std::uint32_t channel, RankMe
 // ---- Steps --------------------------------------------------------------------------------------
 
 absl::Status Job::MarkReady(RankSession session, std::uint32_t channel, std::uint64_t step,
-                            absl::Span<const std::uint32_t> buckets) {
+                            absl::Span<const std::uint32_t> buckets,
+                            std::optional<Position> position) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
   const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->MarkReady(session.rank, step, buckets, now_ns, transaction.actions());
+  return (*layout)->MarkReady(session.rank, step, buckets, position, now_ns, transaction.actions());
 }
 
 absl::Status Job::EndStep(RankSession session, std::uint32_t channel, std::uint64_t step,
-                          absl::string_view used_map) {
+                          absl::string_view used_map, std::optional<Position> position) {
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
   const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->EndStep(session.rank, step, used_map, environment_.clock->NowNs(),
+  return (*layout)->EndStep(session.rank, step, used_map, position, environment_.clock->NowNs(),
                             transaction.actions());
 }
 
 absl::Status Job::FinishStep(RankSession session, std::uint32_t channel, std::uint64_t step,
-                             absl::string_view used_map) {
+                             absl::string_view used_map, std::optional<Position> position) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
   const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
-  return (*layout)->FinishStep(session.rank, step, used_map, now_ns, transaction.actions());
+  return (*layout)->FinishStep(session.rank, step, used_map, position, now_ns,
+                               transaction.actions());
 }
 
 absl::Status Job::AbandonStep(RankSession session, std::uint32_t channel, std::uint64_t step,
@@ -320,6 +329,94 @@ absl::Status Job::QueryCollectives(RankSession session, absl::Duration waited) {
   return absl::OkStatus();
 }
 
+// ---- The state of the model ---------------------------------------------------------------------
+
+absl::Status Job::CheckHeals(std::uint32_t rank, absl::string_view message) const {
+  if (HealsFromSurvivors()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                   absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' sent ", message,
+                                ", which needs on_rank_loss=hold with state_source=survivor"),
+                   {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+}
+
+absl::Status Job::FetchState(RankSession session, StagingMemory staging, std::uint64_t timeout_ns) {
+  if (absl::Status heals = CheckHeals(session.rank, "FetchState"); !heals.ok()) return heals;
+  Transaction transaction(this);
+  if (Ended(session)) return absl::OkStatus();
+  const std::uint64_t ns = timeout_ns != 0 ? timeout_ns : terms_.options.hold_timeout_ns;
+  return healing_.Fetch(session.rank, std::move(staging), environment_.clock->NowNs() + ns,
+                        transaction.actions());
+}
+
+absl::Status Job::OfferState(RankSession session, std::uint64_t transfer, std::uint64_t bytes,
+                             StagingMemory staging) {
+  if (absl::Status heals = CheckHeals(session.rank, "StateOffer"); !heals.ok()) return heals;
+  Transaction transaction(this);
+  if (Ended(session)) return absl::OkStatus();
+  return healing_.Offer(session.rank, transfer, bytes, std::move(staging),
+                        environment_.clock->NowNs(), transaction.actions());
+}
+
+absl::Status Job::StateWritten(RankSession session, std::uint64_t transfer, std::uint64_t chunk) {
+  if (absl::Status heals = CheckHeals(session.rank, "StateWritten"); !heals.ok()) return heals;
+  Transaction transaction(this);
+  if (Ended(session)) return absl::OkStatus();
+  return healing_.Written(session.rank, transfer, chunk, environment_.clock->NowNs(),
+                          transaction.actions());
+}
+
+absl::Status Job::StateRead(RankSession session, std::uint64_t transfer, std::uint64_t chunk) {
+  if (absl::Status heals = CheckHeals(session.rank, "StateRead"); !heals.ok()) return heals;
+  Transaction transaction(this);
+  if (Ended(session)) return absl::OkStatus();
+  return healing_.Read(session.rank, transfer, chunk, environment_.clock->NowNs(),
+                       transaction.actions());
+}
+
+absl::Status Job::TakeDigests(RankSession session, std::uint64_t transfer,
+                              std::vector<StateDigest> items) {
+  if (absl::Status heals = CheckHeals(session.rank, "StateDigests"); !heals.ok()) return heals;
+  Transaction transaction(this);
+  if (Ended(session)) return absl::OkStatus();
+  return healing_.TakeDigests(session.rank, transfer, std::move(items));
+}
+
+absl::Status Job::RefuseState(RankSession session, std::uint64_t transfer, absl::string_view why) {
+  if (absl::Status heals = CheckHeals(session.rank, "StateRefused"); !heals.ok()) return heals;
+  Transaction transaction(this);
+  if (Ended(session)) return absl::OkStatus();
+  return healing_.Refuse(session.rank, transfer, why, transaction.actions());
+}
+
+bool Job::WaitsWithState(std::uint32_t rank) const {
+  // Its memory is released, so it has no averages of a running step.
+  if (!members_.IsLeaving(rank) || layouts_.StepRunning()) return false;
+  // Trainers that bring the state themselves keep it, for example in a file.
+  return !HealsFromSurvivors() || members_[rank].left_at == layouts_.StepsDecided();
+}
+
+StateHealing::Standing Job::StandingOf(std::uint32_t rank, std::uint32_t replacement) const {
+  const RankState state = members_[rank].state;
+  if (state == RankState::kLive || state == RankState::kHealing) {
+    return layouts_.IsFrozenFor(rank, replacement) ? StateHealing::Standing::kFrozen
+                                                   : StateHealing::Standing::kHasState;
+  }
+  return WaitsWithState(rank) ? StateHealing::Standing::kFrozen : StateHealing::Standing::kNone;
+}
+
+void Job::UpdateHealing(DeferredActions* actions) {
+  const bool missing = members_.AnyIsMissing();
+  const std::uint64_t now_ns = environment_.clock->NowNs();
+  const absl::Status diverged =
+      healing_.Update([this](std::uint32_t rank, std::uint32_t replacement)
+                          ABSL_NO_THREAD_SAFETY_ANALYSIS { return StandingOf(rank, replacement); },
+                      now_ns, actions);
+  if (missing && !members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);
+  if (diverged.ok()) return;
+  StopLocked(diverged);
+  MaybeEnd(actions);
+}
+
 // ---- Leaving and losing -------------------------------------------------------------------------
 
 absl::Status Job::Leave(RankSession session, bool exit) {
@@ -331,12 +428,13 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   }
   if (absl::Status status = CheckIdle(rank, "Leave", exit); !status.ok()) return status;
   if (exit) {
-    members_.Exit(rank);
+    members_.Exit(rank, layouts_.StepsDecided());
   } else {
     members_.Stay(rank);
   }
   DeferredActions* const actions = transaction.actions();
   layouts_.RankLeft(rank, exit, environment_.clock->NowNs(), actions);
+  if (!members_.AnyIsMissing()) layouts_.ResumeDeadlines(environment_.clock->NowNs());
   operations_.RankLeft(actions);
   EndLeavingSessions(actions);
   MaybeResume(actions);
@@ -358,8 +456,9 @@ absl::Status Job::Finish(RankSession session) {
   }
   if (absl::Status status = CheckIdle(rank, "Finish", /*exit=*/true); !status.ok()) return status;
   const std::uint64_t now_ns = environment_.clock->NowNs();
-  members_.Finish(rank, now_ns);
+  members_.Finish(rank, layouts_.StepsDecided(), now_ns);
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
+  if (!members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);
   EndLeavingSessions(transaction.actions());
   MaybeResume(transaction.actions());
   return absl::OkStatus();
@@ -382,8 +481,7 @@ void Job::EndLeavingSessions(DeferredActions* actions) {
 
 void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    const RankState state = members_[rank].state;
-    if (state != RankState::kHeld && state != RankState::kHealing) continue;
+    if (!IsRecovering(members_[rank].state)) continue;
     StopLocked(
         MakeError(absl::StatusCode::kAborted, reason::kRankLost,
                   absl::StrCat("rank ", rank, " of job '", identity_.job_id,
@@ -395,9 +493,8 @@ void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
 }
 
 absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const {
-  const bool healing = members_[rank].state == RankState::kHealing;
   // If the loss came after the last step, no step will ever heal the rank.
-  if (healing && (!exit || layouts_.HasGradientsOfEarlier(rank))) {
+  if (CameBack(members_[rank].state) && (!exit || layouts_.HasGradientsOfEarlier(rank))) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
         absl::StrCat("rank ", rank, " sent ", message, " after it came back from a loss. ",
@@ -468,14 +565,14 @@ void Job::MaybeResume(DeferredActions* actions) {
 absl::Status Job::CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const {
   const RankState state = members_[rank].state;
   if (state == RankState::kLive) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                   absl::StrCat("rank ", rank, ", operation ", sequence, " of the job's channel: ",
-                                state == RankState::kHealing
-                                    ? "this rank came back after a loss, and takes part in no "
-                                      "operation until its first step is complete"
-                                    : "this rank has left, and takes part in nothing until "
-                                      "LeaveDone"),
-                   {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+      absl::StrCat("rank ", rank, ", operation ", sequence, " of the job's channel: ",
+                   CameBack(state) ? "this rank came back after a loss, and takes part in no "
+                                     "operation until its first step is complete"
+                                   : "this rank has left, and takes part in nothing until "
+                                     "LeaveDone"),
+      {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
 }
 
 void Job::Lose(RankSession session, const absl::Status& why) {
@@ -505,7 +602,9 @@ void Job::Lose(RankSession session, const absl::Status& why) {
 }
 
 std::string Job::WhyNotHeld(std::uint32_t rank, const absl::Status& why) const {
-  if (DetailsOf(why).reason != reason::kProcessEnded.text()) {
+  // A rank that loads has marked nothing, so no reduction reads its memory.
+  const bool harmless = members_[rank].state == RankState::kLoading;
+  if (!harmless && DetailsOf(why).reason != reason::kProcessEnded.text()) {
     return "its process may live, and write to its gradients";
   }
   if (!members_.Formed()) return "not every rank had joined";
@@ -515,8 +614,9 @@ std::string Job::WhyNotHeld(std::uint32_t rank, const absl::Status& why) const {
   for (std::uint32_t other = 0; other < world_size_; ++other) {
     if (other == rank) continue;
     if (members_[other].state == RankState::kLive) return "";
-    // Its memory is released, so it has no averages of a running step.
-    if (members_.IsLeaving(other) && !layouts_.StepRunning()) return "";
+    // It has loaded the state, and the others' digests agree.
+    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return "";
+    if (WaitsWithState(other)) return "";
   }
   return "no other rank has the state of the model";
 }
@@ -524,8 +624,7 @@ std::string Job::WhyNotHeld(std::uint32_t rank, const absl::Status& why) const {
 void Job::EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                                 DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    const RankState state = members_[rank].state;
-    if (state != RankState::kHeld && state != RankState::kHealing) continue;
+    if (!IsRecovering(members_[rank].state)) continue;
     if (operations_.DoesWithout(rank, spec)) continue;
     StopLocked(MakeError(
         absl::StatusCode::kAborted, reason::kRankLost,
@@ -542,9 +641,9 @@ void Job::EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spe
 void Job::EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions) {
   if (terms_.options.on_rank_loss != OnRankLoss::kHold) return;
   const std::uint64_t decided = layouts_.StepsDecided();
-  const bool all_live = members_.Count(RankState::kHeld) + members_.Count(RankState::kHealing) == 0;
+  const bool all_live = !members_.AnyIsMissing() && members_.Count(RankState::kHealing) == 0;
   if (all_live || decided != hold_wait_.steps_decided) hold_wait_ = {decided, 0, std::nullopt};
-  const bool leaver_waits = members_.Count(RankState::kHeld) > 0 && members_.AnyIsLeaving();
+  const bool leaver_waits = members_.AnyIsMissing() && members_.AnyIsLeaving();
   if (!leaver_waits && !layouts_.RankWaits()) {
     if (hold_wait_.since_ns.has_value()) hold_wait_.waited_ns += now_ns - *hold_wait_.since_ns;
     hold_wait_.since_ns.reset();
@@ -552,9 +651,12 @@ void Job::EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions) {
   }
   if (!hold_wait_.since_ns.has_value()) hold_wait_.since_ns = now_ns;
   if (hold_wait_.waited_ns + now_ns - *hold_wait_.since_ns < terms_.options.hold_timeout_ns) return;
-  // If no rank is held, one has come back and maps no memory.
-  const RankState missing =
-      members_.Count(RankState::kHeld) > 0 ? RankState::kHeld : RankState::kHealing;
+  // If no rank is held, one has come back and loads no state, or maps no memory.
+  const bool any_held = members_.Count(RankState::kHeld) > 0;
+  const bool any_loads = members_.Count(RankState::kLoading) > 0;
+  const RankState missing = any_held    ? RankState::kHeld
+                            : any_loads ? RankState::kLoading
+                                        : RankState::kHealing;
   std::vector<std::uint32_t> held;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     if (members_[rank].state == missing) held.push_back(rank);
@@ -562,7 +664,9 @@ void Job::EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions) {
   StopLocked(MakeError(
       absl::StatusCode::kAborted, reason::kRankLost,
       absl::StrCat("rank ", absl::StrJoin(held, ", "), " of job '", identity_.job_id,
-                   "' was lost and did not come back within hold_timeout, ",
+                   "' was lost and did not ",
+                   missing == RankState::kLoading ? "get the state of the model" : "come back",
+                   " within hold_timeout, ",
                    DurationText(absl::Nanoseconds(terms_.options.hold_timeout_ns)),
                    ". Steps that are not complete are void. Start that rank again sooner, or raise "
                    "hold_timeout; then join again from every rank."),
@@ -582,7 +686,7 @@ bool Job::EndIfIdle(const absl::Status& why) {
   if (EmptyLocked()) return true;
   if (phase_ == Phase::kActive) {
     // A held step may wait for longer than the daemon has.
-    if (layouts_.StepRunning() && members_.Count(RankState::kHeld) == 0) return false;
+    if (layouts_.StepRunning() && !members_.AnyIsMissing()) return false;
     StopLocked(why);
     MaybeEnd(transaction.actions());
   }
@@ -608,6 +712,7 @@ void Job::StopLocked(const absl::Status& why) {
 
 void Job::MaybeEnd(DeferredActions* actions) {
   if (phase_ != Phase::kEnding) return;
+  healing_.Stop(actions);
   layouts_.GiveUp(actions);
   if (InFlight()) return;
   phase_ = Phase::kEnded;
@@ -628,6 +733,7 @@ void Job::Tick() {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   layouts_.Tick(now_ns, transaction.actions());
   operations_.Tick(now_ns, transaction.actions());
+  healing_.Tick(now_ns, transaction.actions());
   EndIfHeldTooLong(now_ns, transaction.actions());
 }
 
@@ -639,7 +745,7 @@ bool Job::Ended(RankSession session) const {
          member.incarnation != session.incarnation;
 }
 
-bool Job::InFlight() const { return operations_.busy() || layouts_.in_flight(); }
+bool Job::InFlight() const { return operations_.busy() || layouts_.in_flight() || healing_.busy(); }
 
 std::string Job::MissingInStep(std::uint32_t channel, std::uint64_t step) const {
   MutexLock lock(&mutex_);
@@ -690,6 +796,20 @@ bool Job::Replaceable(std::uint32_t rank) const {
          members_.Formed() && (rank >= world_size_ || TakesPart(members_[rank].state));
 }
 
+std::vector<CurrentLayout> Job::CurrentLayouts(RankSession session) const {
+  MutexLock lock(&mutex_);
+  if (Ended(session) || !CameBack(members_[session.rank].state)) return {};
+  return layouts_.CurrentFor(session.rank);
+}
+
+bool Job::WouldHold(RankSession session) const {
+  MutexLock lock(&mutex_);
+  if (terms_.options.on_rank_loss != OnRankLoss::kHold || Ended(session)) return false;
+  if (!TakesPart(members_[session.rank].state)) return false;
+  return WhyNotHeld(session.rank, MakeError(absl::StatusCode::kAborted, reason::kProcessEnded, ""))
+      .empty();
+}
+
 RankState Job::StateOf(RankSession session) const {
   MutexLock lock(&mutex_);
   const Member& member = members_[session.rank];
@@ -711,7 +831,8 @@ JobSnapshot Job::Snapshot() const {
     } else {
       (member.sink != nullptr ? snapshot.ranks : snapshot.former_ranks)
           .push_back({rank, member.incarnation, member.state == RankState::kStayed,
-                      member.state == RankState::kHealing, member.node});
+                      member.state == RankState::kLoading, member.state == RankState::kHealing,
+                      member.node});
     }
     if (member.state == RankState::kHeld && phase_ == Phase::kActive) {
       snapshot.held_ranks.push_back(rank);
@@ -725,6 +846,7 @@ JobSnapshot Job::Snapshot() const {
   } else {
     snapshot.phase = members_.Formed() ? JobPhase::kRunning : JobPhase::kForming;
   }
+  snapshot.healing = healing_.Snapshot();
   snapshot.layouts = layouts_.Snapshot();
   snapshot.released_layouts = layouts_.ReleasedSnapshot();
   std::set<std::uint32_t> waiting;

@@ -42,7 +42,10 @@
 #include "daemon/job/layout_set.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
+#include "daemon/job/position.h"
 #include "daemon/job/rank_session.h"
+#include "daemon/job/staging_memory.h"
+#include "daemon/job/state_healing.h"
 #include "daemon/reduce/reducer.h"
 
 namespace gradsync::daemon {
@@ -102,15 +105,20 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status Deliver(const RankMessage& message) override { return message.call(this); }
   void Lose(RankSession session, const absl::Status& why) override;
   RankState StateOf(RankSession session) const override;
+  std::vector<CurrentLayout> CurrentLayouts(RankSession session) const override;
+  bool WouldHold(RankSession session) const override;
 
   // ---- A rank's messages. Statuses as for JobPort.
+  // `position`: where the rank is in its data, if it says so.
   absl::Status MarkReady(RankSession session, std::uint32_t channel, std::uint64_t step,
-                         absl::Span<const std::uint32_t> buckets);
+                         absl::Span<const std::uint32_t> buckets,
+                         std::optional<Position> position = std::nullopt);
   absl::Status EndStep(RankSession session, std::uint32_t channel, std::uint64_t step,
-                       absl::string_view used_map);
+                       absl::string_view used_map, std::optional<Position> position = std::nullopt);
   // MarkReady of every bucket that the rank has not marked, and EndStep.
   absl::Status FinishStep(RankSession session, std::uint32_t channel, std::uint64_t step,
-                          absl::string_view used_map);
+                          absl::string_view used_map,
+                          std::optional<Position> position = std::nullopt);
   absl::Status AbandonStep(RankSession session, std::uint32_t channel, std::uint64_t step,
                            absl::string_view reason);
   // The rank uses the layout no more.
@@ -124,6 +132,16 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // The rank has waited so long for a collective that it has begun. If ranks have begun fewer
   // collectives, tells it which.
   absl::Status QueryCollectives(RankSession session, absl::Duration waited);
+  // ---- The state of the model: see StateHealing.
+  // `timeout_ns`: until the rank may mark buckets; 0: hold_timeout. `staging` is populated.
+  absl::Status FetchState(RankSession session, StagingMemory staging, std::uint64_t timeout_ns);
+  absl::Status OfferState(RankSession session, std::uint64_t transfer, std::uint64_t bytes,
+                          StagingMemory staging);
+  absl::Status StateWritten(RankSession session, std::uint64_t transfer, std::uint64_t chunk);
+  absl::Status StateRead(RankSession session, std::uint64_t transfer, std::uint64_t chunk);
+  absl::Status TakeDigests(RankSession session, std::uint64_t transfer,
+                           std::vector<StateDigest> items);
+  absl::Status RefuseState(RankSession session, std::uint64_t transfer, absl::string_view why);
   absl::Status Leave(RankSession session, bool exit);
   absl::Status Finish(RankSession session);
 
@@ -200,6 +218,20 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // the daemon knows of the loss.
   std::string WhyNotHeld(std::uint32_t rank, const absl::Status& why) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Survivors bring the state of the model to replacements.
+  bool HealsFromSurvivors() const {
+    return terms_.options.on_rank_loss == OnRankLoss::kHold &&
+           terms_.options.state_source == StateSource::kSurvivor;
+  }
+  // FAILED_PRECONDITION if they do not.
+  absl::Status CheckHeals(std::uint32_t rank, absl::string_view message) const;
+  // The rank has left for good, has the state of the model that the others have, and does not
+  // change it.
+  bool WaitsWithState(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  StateHealing::Standing StandingOf(std::uint32_t rank, std::uint32_t replacement) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Lets transfers of the state go on, and ends the job if living ranks have different states.
+  void UpdateHealing(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if the operation needs a rank whose session is lost or has not healed.
   void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                              DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -230,6 +262,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   LayoutSet layouts_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
   CollectiveOrder collectives_ ABSL_GUARDED_BY(mutex_);
+  StateHealing healing_ ABSL_GUARDED_BY(mutex_);
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kActive;
   HoldWait hold_wait_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);  // why the job has ended; OK in kActive

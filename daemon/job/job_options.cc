@@ -26,6 +26,9 @@ std::string FirstDifference(const JobOptions& before, const JobOptions& given) {
           [](OnRankLoss policy) { return policy == OnRankLoss::kHold ? "hold" : "abort"; });
   compare("hold_timeout_ms", before.hold_timeout_ns, given.hold_timeout_ns,
           [](std::uint64_t ns) { return ns / 1'000'000; });
+  compare("state_source", before.state_source, given.state_source, [](StateSource source) {
+    return source == StateSource::kSurvivor ? "survivor" : "trainer";
+  });
   compare("nccl.max_ctas", before.nccl.max_ctas, given.nccl.max_ctas,
           [](std::uint32_t ctas) { return ctas; });
   compare("nccl.algorithm", before.nccl.algorithm, given.nccl.algorithm, nccl_name);

@@ -16,12 +16,19 @@ enum class OnRankLoss : std::uint8_t {
   kHold,   // the running step waits until another session takes the rank's place
 };
 
+// kHold: who brings the state of the model to a replacement.
+enum class StateSource : std::uint8_t {
+  kTrainer,   // the trainers themselves
+  kSurvivor,  // a living rank, by way of the daemon
+};
+
 struct JobOptions {
   bool divide_by_world = false;  // averages divide by the world size, not by the live ranks
   std::uint64_t step_timeout_ns = 0;
   NcclSettings nccl;
   OnRankLoss on_rank_loss = OnRankLoss::kAbort;
   std::uint64_t hold_timeout_ns = 0;  // kHold: how long other ranks wait for a lost one
+  StateSource state_source = StateSource::kTrainer;
 };
 
 // The first option that differs: "divisor is world, but the ranks that joined before have

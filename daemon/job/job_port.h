@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -15,6 +16,7 @@
 #include "daemon/job/job_options.h"
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
+#include "daemon/job/layout_set.h"
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
 #include "daemon/job/rank_session.h"
@@ -87,6 +89,12 @@ class JobPort {
 
   // kLost if another session has the rank by now.
   virtual RankState StateOf(RankSession session) const = 0;
+
+  // The layouts that this session, which came after a loss, has to register. A job on another node
+  // takes no rank back: it has none.
+  virtual std::vector<CurrentLayout> CurrentLayouts(RankSession) const { return {}; }
+  // True if the job would hold the rank if this session's process ended now.
+  virtual bool WouldHold(RankSession) const { return false; }
 };
 
 // A rank that wants to join.

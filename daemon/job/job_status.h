@@ -4,6 +4,7 @@
 #define DAEMON_JOB_JOB_STATUS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,17 @@ struct RankSnapshot {
   std::uint32_t rank = 0;
   std::uint64_t incarnation = 0;
   bool left = false;
+  bool loading = false;
   bool healing = false;
   std::string node;  // empty: this one
+};
+
+// The state of the model on its way to a rank that came back after a loss.
+struct HealingSnapshot {
+  std::uint32_t rank = 0;
+  std::uint32_t source = 0;
+  std::uint64_t bytes_moved = 0;
+  std::uint64_t bytes = 0;  // 0: the source has not said yet
 };
 
 struct JobSnapshot {
@@ -40,6 +50,7 @@ struct JobSnapshot {
   std::vector<RankSnapshot> former_ranks;  // with a session before
   std::vector<std::uint32_t> missing_ranks;
   std::vector<std::uint32_t> held_ranks;     // lost, and their replacements have not come
+  std::optional<HealingSnapshot> healing;    // nullopt: no rank is being healed
   std::vector<std::uint32_t> waiting_ranks;  // a running step or operation waits for them
   std::vector<LayoutSnapshot> layouts;
   std::vector<LayoutSnapshot> released_layouts;  // the last ones that no layout has followed

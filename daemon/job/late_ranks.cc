@@ -19,6 +19,7 @@ constexpr std::size_t kNamed = 8;
 void LateRanks::Add(std::uint32_t rank, absl::string_view done) {
   if (members_[rank].state == RankState::kAbsent) done = "joined the job";
   if (members_[rank].state == RankState::kHeld) done = "come back after its loss";
+  if (members_[rank].state == RankState::kLoading) done = "loaded the state of the model";
   auto group = std::find_if(groups_.begin(), groups_.end(),
                             [done](const auto& other) { return other.first == done; });
   if (group == groups_.end()) {

@@ -109,7 +109,7 @@ void LayoutChannel::StartStep(std::uint64_t now_ns) {
   if (step_.begun()) return;
   patience_ends_ns_ = now_ns + kReleasePatienceNs;
   step_.Begin(now_ns + terms_.options.step_timeout_ns);
-  if (members_->Count(RankState::kHeld) > 0) step_.Suspend(now_ns);
+  if (members_->AnyIsMissing()) step_.Suspend(now_ns);
 }
 
 void LayoutChannel::Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns,
@@ -124,8 +124,16 @@ void LayoutChannel::Mark(std::uint32_t rank, std::size_t index, std::uint64_t no
   if (step_.ReadyRanks(index) == members_->StepRanks()) Launch(index, actions);
 }
 
+absl::Status LayoutChannel::TakePosition(std::uint32_t rank, std::optional<Position> position) {
+  if (!position.has_value()) return absl::OkStatus();
+  const auto other = step_.GivePosition(rank, *position);
+  if (!other.has_value()) return absl::OkStatus();
+  return report().PositionMismatch(rank, *position, *other);
+}
+
 absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
-                                      absl::Span<const std::uint32_t> buckets, std::uint64_t now_ns,
+                                      absl::Span<const std::uint32_t> buckets,
+                                      std::optional<Position> position, std::uint64_t now_ns,
                                       DeferredActions* actions) {
   const auto admission = Admit(rank, step, "BucketReady");
   if (!admission.ok()) return admission.status();
@@ -135,13 +143,14 @@ absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
       return report().Breach(absl::StatusCode::kFailedPrecondition, reason::kAlreadyReady, rank,
                              step, std::nullopt, "more marks than the layout has buckets");
     }
-    return Postpone(
-        rank, step,
-        [this, rank, step, kept = std::vector<std::uint32_t>(buckets.begin(), buckets.end())](
-            std::uint64_t then_ns, DeferredActions* then) {
-          return MarkReady(rank, step, kept, then_ns, then);
-        });
+    return Postpone(rank, step,
+                    [this, rank, step, position,
+                     kept = std::vector<std::uint32_t>(buckets.begin(), buckets.end())](
+                        std::uint64_t then_ns, DeferredActions* then) {
+                      return MarkReady(rank, step, kept, position, then_ns, then);
+                    });
   }
+  if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;
   for (const std::uint32_t index : buckets) {
     if (index >= plan_.buckets.size()) {
       return report().Breach(
@@ -158,17 +167,17 @@ absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
 }
 
 absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
-                                    absl::string_view used_map, std::uint64_t now_ns,
-                                    DeferredActions* actions) {
+                                    absl::string_view used_map, std::optional<Position> position,
+                                    std::uint64_t now_ns, DeferredActions* actions) {
   const auto admission = Admit(rank, step, "EndStep");
   if (!admission.ok()) return admission.status();
   UsedMap& used = step_.used_map();
   if (*admission == Admission::kEarly) {
     if (used_map.size() > used.bytes()) return report().MalformedMap(rank, step, used_map);
     return Postpone(rank, step,
-                    [this, rank, step, kept = std::string(used_map)](std::uint64_t then_ns,
-                                                                     DeferredActions* then) {
-                      return EndStep(rank, step, kept, then_ns, then);
+                    [this, rank, step, position, kept = std::string(used_map)](
+                        std::uint64_t then_ns, DeferredActions* then) {
+                      return EndStep(rank, step, kept, position, then_ns, then);
                     });
   }
   if (*admission == Admission::kIgnore) {
@@ -182,6 +191,7 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   if (!used_map.empty() && used_map.size() != used.bytes()) {
     return report().MalformedMap(rank, step, used_map);
   }
+  if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;
   StartStep(now_ns);
   used.Add(used_map);
   step_.End(rank);
@@ -190,8 +200,8 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
 }
 
 absl::Status LayoutChannel::FinishStep(std::uint32_t rank, std::uint64_t step,
-                                       absl::string_view used_map, std::uint64_t now_ns,
-                                       DeferredActions* actions) {
+                                       absl::string_view used_map, std::optional<Position> position,
+                                       std::uint64_t now_ns, DeferredActions* actions) {
   const auto admission = Admit(rank, step, "EndStep");
   if (!admission.ok()) return admission.status();
   if (*admission == Admission::kEarly) {
@@ -199,17 +209,18 @@ absl::Status LayoutChannel::FinishStep(std::uint32_t rank, std::uint64_t step,
       return report().MalformedMap(rank, step, used_map);
     }
     return Postpone(rank, step,
-                    [this, rank, step, kept = std::string(used_map)](std::uint64_t then_ns,
-                                                                     DeferredActions* then) {
-                      return FinishStep(rank, step, kept, then_ns, then);
+                    [this, rank, step, position, kept = std::string(used_map)](
+                        std::uint64_t then_ns, DeferredActions* then) {
+                      return FinishStep(rank, step, kept, position, then_ns, then);
                     });
   }
   if (*admission == Admission::kAdmit) {
+    if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;
     for (std::size_t i = 0; i < plan_.buckets.size(); ++i) {
       if (!step_.Marked(rank, i)) Mark(rank, i, now_ns, actions);
     }
   }
-  return EndStep(rank, step, used_map, now_ns, actions);
+  return EndStep(rank, step, used_map, std::nullopt, now_ns, actions);
 }
 
 absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
@@ -540,13 +551,19 @@ void LayoutChannel::RankRejoined(std::uint32_t rank, DeferredActions* actions) {
                  actions);
 }
 
+bool LayoutChannel::IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const {
+  // If a lost session of `replacement` has ended the step, the next step is its first one.
+  return step_.phase() == Phase::kRunning && step_.Ended(rank) && first_step_[rank] <= step() &&
+         !step_.Ended(replacement);
+}
+
 bool LayoutChannel::RankWaits() const {
   bool waits = false, lacks = false;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     waits = waits || (members_->MayMark(rank) && step_.Has(rank));
     const RankState state = (*members_)[rank].state;
     const bool gone =
-        state == RankState::kHeld || (state == RankState::kHealing && first_step_[rank] == kNoStep);
+        IsMissing(state) || (state == RankState::kHealing && first_step_[rank] == kNoStep);
     lacks = lacks || (gone && !step_.Ended(rank));
   }
   return waits && lacks;

@@ -69,14 +69,17 @@ class LayoutChannel {
 
   // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its
   // session.
+  // `position`: where the rank is in its data, if it says so.
   absl::Status MarkReady(std::uint32_t rank, std::uint64_t step,
-                         absl::Span<const std::uint32_t> buckets, std::uint64_t now_ns,
-                         DeferredActions* actions);
+                         absl::Span<const std::uint32_t> buckets, std::optional<Position> position,
+                         std::uint64_t now_ns, DeferredActions* actions);
   absl::Status EndStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
-                       std::uint64_t now_ns, DeferredActions* actions);
+                       std::optional<Position> position, std::uint64_t now_ns,
+                       DeferredActions* actions);
   // MarkReady of the buckets that the rank has not marked, in order, then EndStep.
   absl::Status FinishStep(std::uint32_t rank, std::uint64_t step, absl::string_view used_map,
-                          std::uint64_t now_ns, DeferredActions* actions);
+                          std::optional<Position> position, std::uint64_t now_ns,
+                          DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
   // The rank uses the layout no more, and sends no further message about it. Its memory is released
@@ -108,7 +111,11 @@ class LayoutChannel {
   void RankRejoined(std::uint32_t rank, DeferredActions* actions);
   // No rank is held any more.
   void ResumeDeadline(std::uint64_t now_ns) { step_.Resume(now_ns); }
-  // Some rank has begun the running step, which needs a rank that is held, or that came back and
+  // The rank waits for the verdict of the running step, which is the first one of `replacement`, a
+  // rank that came back after a loss: so it has the state of the model that the replacement needs,
+  // and does not change it.
+  bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
+  // Some rank has begun the running step, which needs a rank that is missing, or that came back and
   // has no memory yet.
   bool RankWaits() const;
   // The running step has gradients of a lost session of this rank.
@@ -162,6 +169,8 @@ class LayoutChannel {
 
   absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step,
                                   absl::string_view what) const;
+  // FAILED_PRECONDITION POSITION_MISMATCH: another rank is elsewhere in its data.
+  absl::Status TakePosition(std::uint32_t rank, std::optional<Position> position);
   absl::Status Postpone(std::uint32_t rank, std::uint64_t step, EarlyMessages::Message message);
   RunningStep NewStep(std::uint64_t number) const;
   void StartStep(std::uint64_t now_ns);

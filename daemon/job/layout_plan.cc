@@ -63,6 +63,7 @@ std::uint64_t FingerprintOf(const LayoutSpec& spec) {
   }
   print.Add(static_cast<std::uint64_t>(spec.op));
   print.Add(spec.on_gpu ? 1 : 0);
+  if (spec.buffer_bytes != 0) print.Add(spec.buffer_bytes);
   return print.value();
 }
 
@@ -151,7 +152,8 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
   plan.placements.resize(spec.parameters.size());
   std::vector<Group> groups = GroupByRule(spec);
   SplitLast(spec, &groups);
-  const std::size_t buckets = groups.size() + spec.explicit_buckets.size();
+  const std::size_t buckets =
+      groups.size() + spec.explicit_buckets.size() + (spec.buffer_bytes != 0 ? 1 : 0);
   if (buckets > max_buckets) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
@@ -176,6 +178,11 @@ absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_bu
     const std::uint64_t offset = RoundUp(end, kBucketAlignment);
     plan.buckets.push_back({dtype, count, offset});
     end = offset + count * ItemSize(dtype);
+  }
+  if (spec.buffer_bytes != 0) {
+    const std::uint64_t offset = RoundUp(end, kBucketAlignment);
+    plan.buckets.push_back({DataType::kUint8, spec.buffer_bytes, offset});
+    end = offset + spec.buffer_bytes;
   }
   if (spec.on_gpu) {
     plan.verdict_offset = RoundUp(end, kBucketAlignment);
@@ -230,6 +237,10 @@ std::string FirstDifference(const LayoutSpec& a, std::uint32_t rank_a, const Lay
   if (a.last_bucket_cap_bytes != b.last_bucket_cap_bytes) {
     return Differ("last_bucket_cap_bytes", absl::StrCat(a.last_bucket_cap_bytes), rank_a,
                   absl::StrCat(b.last_bucket_cap_bytes), rank_b);
+  }
+  if (a.buffer_bytes != b.buffer_bytes) {
+    return Differ("buffer_bytes", absl::StrCat(a.buffer_bytes), rank_a,
+                  absl::StrCat(b.buffer_bytes), rank_b);
   }
   if (a.on_gpu != b.on_gpu) {
     return Differ("memory", a.on_gpu ? "on a GPU" : "on the host", rank_a,

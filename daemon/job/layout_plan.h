@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,15 @@ struct LayoutSpec {
   std::vector<std::pair<DataType, std::uint64_t>> explicit_buckets;
   ReduceOp op = ReduceOp::kAverage;
   bool on_gpu = false;  // the arenas lie on GPUs, each rank's on one of its own choice
+  // Of one more bucket, the last one, for the buffers of the model: bytes that are summed, whatever
+  // `op` is. 0: none.
+  std::uint64_t buffer_bytes = 0;
+
+  // The bucket for buffers; nullopt if the layout has none. `buckets`: of its plan.
+  std::optional<std::size_t> BufferBucket(std::size_t buckets) const {
+    if (buffer_bytes == 0) return std::nullopt;
+    return buckets - 1;
+  }
 };
 
 struct PlannedBucket {

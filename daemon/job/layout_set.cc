@@ -67,6 +67,11 @@ absl::StatusOr<LayoutChannel*> LayoutSet::OfRank(std::uint32_t rank, std::uint32
                       {field::kChannel, channel},
                       {field::kStep, layout->step()}});
   };
+  if ((*members_)[rank].state == RankState::kLoading) {
+    return breach(
+        " came back after a loss, and may mark buckets only when it has the state of the model: "
+        "send FetchState and StateDigests, and wait for StateAdmitted");
+  }
   if (!members_->MayMark(rank)) {
     return breach(" has left: it takes part in no step");
   }
@@ -106,7 +111,7 @@ absl::Status LayoutSet::CheckHas(std::uint32_t rank, const LayoutChannel& layout
 
 absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutRequest request,
                                                    DeferredActions* actions) {
-  if ((*members_)[rank].state == RankState::kHealing) return Rejoin(rank, std::move(request));
+  if (CameBack((*members_)[rank].state)) return Rejoin(rank, std::move(request));
   if ((*members_)[rank].state != RankState::kLive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                      absl::StrCat("rank ", rank,
@@ -168,8 +173,7 @@ absl::Status LayoutSet::CheckCanAgree(const LayoutRequest& request) const {
                      {{field::kJob, terms_.job_id}});
   }
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    const RankState state = (*members_)[rank].state;
-    if (state != RankState::kHeld && state != RankState::kHealing) continue;
+    if (!IsRecovering((*members_)[rank].state)) continue;
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRanksLeft,
                      absl::StrCat(subject, "rank ", rank,
                                   " was lost, and its next session has not completed a step. "
@@ -422,6 +426,17 @@ bool LayoutSet::RankWaits() const {
                      [](const auto& entry) { return entry.second->RankWaits(); });
 }
 
+bool LayoutSet::IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const {
+  bool in_step = false;
+  for (const auto& [channel, layout] : layouts_) {
+    // A step of a layout that some rank has released is void soon, and changes no state.
+    if (!layout->running() || layout->released(replacement)) continue;
+    if (!layout->IsFrozenFor(rank, replacement)) return false;
+    in_step = true;
+  }
+  return in_step;
+}
+
 bool LayoutSet::HasGradientsOfEarlier(std::uint32_t rank) const {
   return std::any_of(layouts_.begin(), layouts_.end(), [rank](const auto& entry) {
     return entry.second->HasGradientsOfEarlier(rank);
@@ -457,6 +472,15 @@ std::string LayoutSet::WhyNoReplacement() const {
       return absl::StrCat("layout '", layout->name(), "' had no complete step");
   }
   return "";
+}
+
+std::vector<CurrentLayout> LayoutSet::CurrentFor(std::uint32_t rank) const {
+  std::vector<CurrentLayout> current;
+  for (const auto& [channel, layout] : layouts_) {
+    if (!layout->ready() || layout->released(rank)) continue;
+    current.push_back({layout->spec(), layout->step()});
+  }
+  return current;
 }
 
 std::vector<LeaveDoneMessage::NextStep> LayoutSet::NextSteps() const {

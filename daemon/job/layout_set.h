@@ -24,6 +24,12 @@
 
 namespace gradsync::daemon {
 
+// A layout of the job as it is now. `step`: the running one, or the next one if none is running.
+struct CurrentLayout {
+  LayoutSpec spec;
+  std::uint64_t step = 0;
+};
+
 // A layout joins the set when its first rank registers it, and gets the next channel number. Its
 // steps begin when its agreement is reached; then it takes the place of the layout that it
 // replaces. A layout leaves the set when it is replaced or its agreement fails. The number of its
@@ -70,6 +76,9 @@ class LayoutSet {
   void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   void ResumeDeadlines(std::uint64_t now_ns);
   bool RankWaits() const;
+  // The rank has ended every running step, and there is one: until its verdict the rank has the
+  // state of the model that `replacement` needs for its first step, and does not change it.
+  bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
   bool HasGradientsOfEarlier(std::uint32_t rank) const;
   // Ranks that came back after a loss are live again once they have contributed to a complete step
   // and owe nothing to any layout. Returns them. Called at the end of every change under policy
@@ -80,6 +89,8 @@ class LayoutSet {
   // Why a rank that is lost now cannot be replaced: "layout 'model' is being agreed". Empty if it
   // can.
   std::string WhyNoReplacement() const;
+  // The layouts that a rank which comes back after a loss has to register.
+  std::vector<CurrentLayout> CurrentFor(std::uint32_t rank) const;
   // For ranks that resume.
   std::vector<LeaveDoneMessage::NextStep> NextSteps() const;
 

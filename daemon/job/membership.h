@@ -22,6 +22,7 @@ enum class RankState : std::uint8_t {
   kAbsent,    // not joined yet
   kLive,      // takes part in steps and in the job's own channel
   kHeld,      // its session is lost; running steps wait for its next one
+  kLoading,   // its session came after a loss and has not the state of the model yet: steps wait
   kHealing,   // its session came after a loss: it takes part in steps, but in nothing else
   kStayed,    // Leave{exit=false}: takes part in nothing until every rank has left
   kExited,    // Leave{exit=true}
@@ -31,8 +32,20 @@ enum class RankState : std::uint8_t {
 
 // The rank has joined and has not left; its session may be lost.
 inline bool TakesPart(RankState state) {
-  return state == RankState::kLive || state == RankState::kHeld || state == RankState::kHealing;
+  return state == RankState::kLive || state == RankState::kHeld || state == RankState::kLoading ||
+         state == RankState::kHealing;
 }
+// The rank was lost, and nothing marks buckets in its place: its next session has not come, or has
+// not the state of the model yet.
+inline bool IsMissing(RankState state) {
+  return state == RankState::kHeld || state == RankState::kLoading;
+}
+// Its session came after a loss, and takes part in no operation and no agreement yet.
+inline bool CameBack(RankState state) {
+  return state == RankState::kLoading || state == RankState::kHealing;
+}
+// The rank was lost, and no session of it takes part in everything yet.
+inline bool IsRecovering(RankState state) { return IsMissing(state) || CameBack(state); }
 
 struct Member {
   RankState state = RankState::kAbsent;
@@ -42,6 +55,7 @@ struct Member {
   std::uint64_t finished_ns = 0;      // kFinished: when, by the job's clock
   std::string node;                   // another node's name; empty: this one
   bool stepped = false;               // its session has contributed to a complete step
+  std::uint64_t left_at = 0;          // kExited, kFinished: LayoutSet::StepsDecided() then
 };
 
 // The state of each rank, and its session:
@@ -49,8 +63,9 @@ struct Member {
 //   kAbsent --Join--> kLive --Stay--> kStayed --Resume--> kLive
 //   kLive or kStayed --Exit--> kExited
 //   kLive --Finish--> kFinished
-//   kLive, kStayed or kHealing --Lose--> kLost
-//   kLive or kHealing --Hold--> kHeld --Join--> kHealing --Heal--> kLive
+//   kLive, kStayed, kLoading or kHealing --Lose--> kLost
+//   kLive, kLoading or kHealing --Hold--> kHeld --Join--> kHealing --Heal--> kLive
+//   kHeld --Join with `loads`--> kLoading --Admit--> kHealing
 //
 // Externally synchronized: guarded by the job's lock. Shares the sinks with their sessions.
 class Membership {
@@ -65,22 +80,29 @@ class Membership {
   RankSession SessionOf(std::uint32_t rank) const { return {rank, members_[rank].incarnation}; }
 
   // ---- Transitions. The caller checks that the rank's state allows them.
+  // `loads`: a session that comes after a loss gets the state of the model from another rank.
   void Join(std::uint32_t rank, std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
-            std::string node) {
-    const RankState state =
-        members_[rank].state == RankState::kHeld ? RankState::kHealing : RankState::kLive;
-    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false};
+            std::string node, bool loads = false) {
+    const RankState back = loads ? RankState::kLoading : RankState::kHealing;
+    const RankState state = members_[rank].state == RankState::kHeld ? back : RankState::kLive;
+    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false, 0};
   }
+  // The rank's session has the state of the model.
+  void Admit(std::uint32_t rank) { members_[rank].state = RankState::kHealing; }
   void Stay(std::uint32_t rank) {
     members_[rank].state = RankState::kStayed;
     stayed_.push_back(rank);
   }
-  void Exit(std::uint32_t rank) {
+  // `steps_decided`: LayoutSet::StepsDecided() now. As long as it stays the same, the rank has the
+  // state of the model that the others have.
+  void Exit(std::uint32_t rank, std::uint64_t steps_decided) {
     members_[rank].state = RankState::kExited;
+    members_[rank].left_at = steps_decided;
     stayed_.erase(std::remove(stayed_.begin(), stayed_.end(), rank), stayed_.end());
   }
-  void Finish(std::uint32_t rank, std::uint64_t now_ns) {
+  void Finish(std::uint32_t rank, std::uint64_t steps_decided, std::uint64_t now_ns) {
     members_[rank].state = RankState::kFinished;
+    members_[rank].left_at = steps_decided;
     members_[rank].finished_ns = now_ns;
     if (!finished_.has_value()) finished_ = rank;
   }
@@ -120,6 +142,11 @@ class Membership {
     return member.sink != nullptr &&
            (member.state == RankState::kExited || member.state == RankState::kFinished);
   }
+  // Some rank was lost, and nothing marks buckets in its place.
+  bool AnyIsMissing() const {
+    return std::any_of(members_.begin(), members_.end(),
+                       [](const Member& member) { return IsMissing(member.state); });
+  }
   bool AnyIsLeaving() const {
     for (std::uint32_t rank = 0; rank < world_size(); ++rank) {
       if (IsLeaving(rank)) return true;
@@ -144,7 +171,7 @@ class Membership {
     const RankState state = members_[rank].state;
     return state == RankState::kAbsent || TakesPart(state) || state == RankState::kFinished;
   }
-  // True if the rank may mark buckets.
+  // True if the rank may mark buckets, and has the state of the model.
   bool MayMark(std::uint32_t rank) const {
     const RankState state = members_[rank].state;
     return state == RankState::kLive || state == RankState::kHealing;

@@ -102,8 +102,7 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
     chunk_ = 0;
     moved_ = 0;
     for (std::uint32_t other = 0; other < ranks_.size(); ++other) {
-      const RankState state = (*members_)[other].state;
-      ranks_[other].excused = state == RankState::kHeld || state == RankState::kHealing;
+      ranks_[other].excused = IsRecovering((*members_)[other].state);
     }
   } else if (!(spec == spec_)) {
     Fail(MakeError(absl::StatusCode::kFailedPrecondition, reason::kOperationMismatch,

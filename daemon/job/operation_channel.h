@@ -23,6 +23,7 @@
 #include "daemon/job/job_terms.h"
 #include "daemon/job/late_ranks.h"
 #include "daemon/job/membership.h"
+#include "daemon/job/staging_memory.h"
 #include "daemon/reduce/reducer.h"
 #include "proto/gradsync/data_type.h"
 #include "proto/gradsync/reduce_op.h"
@@ -46,14 +47,6 @@ struct OperationSpec {
   bool operator==(const OperationSpec& other) const;
   // "broadcast of 4096 bytes from rank 0"
   std::string Describe() const;
-};
-
-// One rank's staging window, mapped and populated as far as the operation needs. `data` is null for
-// a rank on another node.
-struct StagingMemory {
-  std::shared_ptr<void> keep;
-  std::byte* data = nullptr;
-  std::uint64_t bytes = 0;
 };
 
 class OperationChannel {

@@ -85,6 +85,16 @@ void RunningStep::Mark(RankSession session, std::size_t bucket, std::uint64_t no
   last_ready_ns_ = now_ns;
 }
 
+std::optional<std::uint32_t> RunningStep::GivePosition(std::uint32_t rank, Position position) {
+  if (!position_rank_.has_value()) {
+    position_rank_ = rank;
+    ranks_[rank].position = position;
+  }
+  if (!(ranks_[*position_rank_].position == position)) return position_rank_;
+  ranks_[rank].position = position;
+  return std::nullopt;
+}
+
 void RunningStep::Lose(std::uint32_t rank) {
   if (ranks_[rank].ended) return;
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
@@ -95,6 +105,12 @@ void RunningStep::Lose(std::uint32_t rank) {
   }
   ranks_[rank].marked.assign(buckets_.size(), false);
   ranks_[rank].marks = 0;
+  ranks_[rank].position.reset();
+  if (position_rank_ != rank) return;
+  const auto given = std::find_if(ranks_.begin(), ranks_.end(),
+                                  [](const Rank& other) { return other.position.has_value(); });
+  position_rank_.reset();
+  if (given != ranks_.end()) position_rank_ = static_cast<std::uint32_t>(given - ranks_.begin());
 }
 
 bool RunningStep::HasGradientsOf(RankSession session) const {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "daemon/job/position.h"
 #include "daemon/job/rank_session.h"
 #include "daemon/reduce/reducer.h"
 #include "daemon/telemetry/step_timeline.h"
@@ -85,6 +86,10 @@ class RunningStep {
   // The rank sends nothing more about this step.
   void End(std::uint32_t rank) { ranks_[rank].ended = true; }
   bool Ended(std::uint32_t rank) const { return ranks_[rank].ended; }
+  // The rank is at this position. Returns a rank that has given another one, perhaps this rank
+  // itself; nullopt if there is none.
+  std::optional<std::uint32_t> GivePosition(std::uint32_t rank, Position position);
+  std::optional<Position> PositionOf(std::uint32_t rank) const { return ranks_[rank].position; }
   // The rank's session is lost. If it has ended the step, its gradients stay in every bucket.
   // Otherwise they stay in the buckets that were submitted. The rank is no longer ready in the
   // others, and its next session marks all buckets.
@@ -140,6 +145,7 @@ class RunningStep {
     std::vector<bool> marked;       // by bucket
     std::size_t marks = 0;
     bool ended = false;
+    std::optional<Position> position;
   };
 
   std::uint64_t& Ready(std::size_t bucket, std::uint32_t rank) {
@@ -158,6 +164,7 @@ class RunningStep {
   std::vector<std::uint64_t> ready_;  // incarnations, by bucket and rank; 0: not ready
   std::vector<BucketTimes> times_;
   std::vector<Rank> ranks_;
+  std::optional<std::uint32_t> position_rank_;  // a rank that has given its position
   UsedMap used_map_;
 };
 

@@ -78,6 +78,36 @@ struct LeaveDoneMessage {
 struct HealedMessage {
   std::uint64_t next_sequence;  // of the job's own channel
 };
+// ---- The state of the model, from one rank to another: see StateHealing. Each names its transfer.
+// To a rank that has the state: `offer`: the rank is the source.
+struct StateQuestionMessage {
+  std::uint64_t transfer;
+  bool offer;
+};
+// To the replacement.
+struct StateBeginMessage {
+  std::uint64_t transfer;
+  std::uint64_t bytes;
+  std::uint32_t source;
+};
+// To the source (`write`): write this chunk to your staging memory. To the replacement: read it.
+struct StateChunkMessage {
+  std::uint64_t transfer;
+  std::uint64_t chunk;
+  std::uint64_t bytes;
+  bool write;
+};
+struct StateAdmittedMessage {
+  std::uint64_t transfer;
+};
+struct StateCancelledMessage {
+  std::uint64_t transfer;
+};
+// To the replacement: its request has failed.
+struct StateFailedMessage {
+  absl::Status status;
+};
+
 // The last message of a session. OK after Leave{exit}.
 struct SessionEndMessage {
   absl::Status status;
@@ -102,8 +132,9 @@ struct ForwardedMessage {
 using SessionMessage =
     std::variant<LayoutReadyMessage, LayoutFailedMessage, BucketDoneMessage, StepDoneMessage,
                  ChunkReadyMessage, OperationDoneMessage, OperationFailedMessage, LeaveDoneMessage,
-                 HealedMessage, SessionEndMessage, StillWaitingMessage, LeaseQuestionMessage,
-                 ForwardedMessage>;
+                 HealedMessage, StateQuestionMessage, StateBeginMessage, StateChunkMessage,
+                 StateAdmittedMessage, StateCancelledMessage, StateFailedMessage, SessionEndMessage,
+                 StillWaitingMessage, LeaseQuestionMessage, ForwardedMessage>;
 
 // Takes a job's messages to one session. Thread-safe. Shared by the job and the session; drops
 // messages that come after the session's end.

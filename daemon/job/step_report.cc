@@ -117,6 +117,25 @@ absl::Status StepReport::MalformedMap(std::uint32_t rank, std::uint64_t step,
                              (agreement_.spec().parameters.size() + 7) / 8, " expected"));
 }
 
+absl::Status StepReport::PositionMismatch(std::uint32_t rank, Position position,
+                                          std::uint32_t other) const {
+  const auto text = [](Position at) {
+    return absl::StrCat("epoch ", at.epoch, ", batch ", at.batch);
+  };
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kPositionMismatch,
+      absl::StrCat("layout '", agreement_.name(), "', step ", step_.number(), ": rank ",
+                   members_.Name(rank), " is at ", text(position), ", rank ", members_.Name(other),
+                   " at ", text(*step_.PositionOf(other)),
+                   ". Give every rank the same number of batches, and let a replacement skip those "
+                   "that are done."),
+      {{field::kJob, terms_.job_id},
+       {field::kRank, rank},
+       {field::kOtherRank, other},
+       {field::kChannel, agreement_.channel()},
+       {field::kStep, step_.number()}});
+}
+
 absl::Status StepReport::VoidOnGpus() const {
   return MakeError(
       absl::StatusCode::kAborted, reason::kStepVoid,

@@ -44,6 +44,8 @@ class StepReport {
                       std::optional<std::size_t> bucket, absl::string_view what) const;
   absl::Status MalformedMap(std::uint32_t rank, std::uint64_t step,
                             absl::string_view used_map) const;
+  // FAILED_PRECONDITION POSITION_MISMATCH: `rank` is at another position than `other`.
+  absl::Status PositionMismatch(std::uint32_t rank, Position position, std::uint32_t other) const;
   absl::Status VoidOnGpus() const;
   // `doubt`: why nobody knows whether some bucket is void on its GPUs.
   absl::Status InDoubt(const absl::Status& doubt) const;

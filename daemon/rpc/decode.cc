@@ -29,6 +29,8 @@ constexpr std::uint32_t kMaxWorldSize = 1 << 16;
 constexpr std::size_t kMaxDimensions = 32;
 // Largest arena of one rank, 16 TiB. Keeps all sums of sizes far from overflow.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 44;
+constexpr std::size_t kMaxStateNameBytes = 1024;
+constexpr std::size_t kSha256Bytes = 32;
 
 absl::Status Malformed(absl::string_view what) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed, what);
@@ -127,16 +129,16 @@ absl::StatusOr<NcclSettings> DecodeNccl(const v1::NcclOptions& options) {
 
 absl::StatusOr<OnRankLoss> DecodeLossPolicy(const v1::JobOptions& options) {
   if (!v1::StateSource_IsValid(options.state_source())) return Malformed("state_source is unknown");
+  if (options.on_rank_loss() == v1::LOSS_POLICY_HOLD &&
+      options.state_source() == v1::STATE_SOURCE_UNSPECIFIED) {
+    return Malformed("on_rank_loss=hold needs a state_source: survivor or trainer");
+  }
   switch (options.on_rank_loss()) {
     case v1::LOSS_POLICY_UNSPECIFIED:
     case v1::LOSS_POLICY_ABORT:
       return OnRankLoss::kAbort;
     case v1::LOSS_POLICY_HOLD:
-      if (options.state_source() == v1::STATE_SOURCE_TRAINER) return OnRankLoss::kHold;
-      return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
-                       "on_rank_loss=hold: this daemon cannot bring the state of the model to a "
-                       "replacement. Use "
-                       "abort; or let the trainers do it, and say state_source=trainer");
+      return OnRankLoss::kHold;
     case v1::LOSS_POLICY_CONTINUE:
       return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
                        "on_rank_loss=continue is not built in this daemon; use abort or hold");
@@ -196,6 +198,8 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
       options.hold_timeout_ms() == 0 ? kHoldTimeoutMs : options.hold_timeout_ms();
   if (*policy == OnRankLoss::kHold) {
     request.hold_timeout_ns = std::min(hold_ms, kLongestMs) * kNsPerMs;
+    const bool survivor = options.state_source() == v1::STATE_SOURCE_SURVIVOR;
+    request.state_source = survivor ? StateSource::kSurvivor : StateSource::kTrainer;
   }
   request.job_id = message.job_id();
   request.token = message.token();
@@ -298,7 +302,53 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
     }
     spec.explicit_buckets.emplace_back(*dtype, bucket.count());
   }
+  if (message.buffer_bytes() != 0) {
+    if (spec.on_gpu) return Malformed("buffer_bytes are only for layouts in host memory");
+    if (absl::Status status =
+            AddBytes("buffer_bytes", message.buffer_bytes(), DataType::kUint8, &bytes);
+        !status.ok()) {
+      return status;
+    }
+    spec.buffer_bytes = message.buffer_bytes();
+  }
   return request;
+}
+
+std::uint64_t DecodeStateTimeoutNs(const v1::FetchState& message) {
+  return std::min(message.timeout_ms(), kLongestMs) * kNsPerMs;
+}
+
+absl::Status CheckStateOffer(const v1::StateOffer& message) {
+  if (message.bytes() != 0 && message.bytes() <= kMaxBytes) return absl::OkStatus();
+  return Malformed(absl::StrCat("StateOffer of ", message.bytes(), " bytes; 1 to 16 TiB allowed"));
+}
+
+absl::StatusOr<std::vector<StateDigest>> DecodeStateDigests(const v1::StateDigests& message) {
+  std::vector<StateDigest> items;
+  items.reserve(static_cast<std::size_t>(message.items_size()));
+  for (const v1::StateDigest& item : message.items()) {
+    const std::string field = absl::StrCat("StateDigests.items[", items.size(), "]");
+    if (item.name().empty() || item.name().size() > kMaxStateNameBytes) {
+      return Malformed(absl::StrCat(field, ": its name has ", item.name().size(), " bytes; 1 to ",
+                                    kMaxStateNameBytes, " allowed"));
+    }
+    if (item.sha256().size() != kSha256Bytes) {
+      return Malformed(absl::StrCat(field, " ('", item.name(), "'): its digest has ",
+                                    item.sha256().size(), " bytes; ", kSha256Bytes, " expected"));
+    }
+    items.push_back({item.name(), item.sha256()});
+  }
+  return items;
+}
+
+std::optional<Position> DecodePosition(const v1::BucketReady& message) {
+  if (!message.has_position()) return std::nullopt;
+  return Position{message.position().epoch(), message.position().batch()};
+}
+
+std::optional<Position> DecodePosition(const v1::EndStep& message) {
+  if (!message.has_position()) return std::nullopt;
+  return Position{message.position().epoch(), message.position().batch()};
 }
 
 absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,

@@ -6,10 +6,14 @@
 #define DAEMON_RPC_DECODE_H_
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/operation_channel.h"
+#include "daemon/job/position.h"
+#include "daemon/job/state_healing.h"
 #include "daemon/session/session_table.h"
 #include "gradsync/v1/gradsync.pb.h"
 
@@ -36,6 +40,13 @@ struct OperationRequest {
 absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,
                                                  std::uint64_t staging_bytes, std::uint64_t now_ns);
 absl::StatusOr<OperationRequest> DecodeBarrier(const v1::Barrier& message, std::uint64_t now_ns);
+// How long a replacement waits for the state of the model; 0: hold_timeout.
+std::uint64_t DecodeStateTimeoutNs(const v1::FetchState& message);
+// Checks that the size is possible.
+absl::Status CheckStateOffer(const v1::StateOffer& message);
+absl::StatusOr<std::vector<StateDigest>> DecodeStateDigests(const v1::StateDigests& message);
+std::optional<Position> DecodePosition(const v1::BucketReady& message);
+std::optional<Position> DecodePosition(const v1::EndStep& message);
 absl::StatusOr<OperationRequest> DecodeAllReduce(const v1::AllReduce& message,
                                                  std::uint64_t staging_bytes, std::uint64_t now_ns);
 

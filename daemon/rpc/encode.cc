@@ -75,6 +75,33 @@ struct Encoder {
   void operator()(const HealedMessage& message) const {
     response->mutable_healed()->set_next_sequence(message.next_sequence);
   }
+  void operator()(const StateQuestionMessage& message) const {
+    auto* out = response->mutable_state_question();
+    out->set_transfer(message.transfer);
+    out->set_offer(message.offer);
+  }
+  void operator()(const StateBeginMessage& message) const {
+    auto* out = response->mutable_state_begin();
+    out->set_transfer(message.transfer);
+    out->set_bytes(message.bytes);
+    out->set_source(message.source);
+  }
+  void operator()(const StateChunkMessage& message) const {
+    auto* out = response->mutable_state_chunk();
+    out->set_transfer(message.transfer);
+    out->set_chunk(message.chunk);
+    out->set_bytes(message.bytes);
+    out->set_write(message.write);
+  }
+  void operator()(const StateAdmittedMessage& message) const {
+    response->mutable_state_admitted()->set_transfer(message.transfer);
+  }
+  void operator()(const StateCancelledMessage& message) const {
+    response->mutable_state_cancelled()->set_transfer(message.transfer);
+  }
+  void operator()(const StateFailedMessage& message) const {
+    *response->mutable_state_failed()->mutable_status() = ToProto(message.status);
+  }
   void operator()(const SessionEndMessage& message) const {
     *response->mutable_session_ending()->mutable_status() = ToProto(message.status);
   }
@@ -86,6 +113,20 @@ struct Encoder {
   }
   void operator()(const ForwardedMessage& message) const { *response = *message.response; }
 };
+
+v1::ReduceOp ToProto(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kAverage:
+      return v1::REDUCE_OP_AVERAGE;
+    case ReduceOp::kSum:
+      return v1::REDUCE_OP_SUM;
+    case ReduceOp::kMin:
+      return v1::REDUCE_OP_MIN;
+    case ReduceOp::kMax:
+      return v1::REDUCE_OP_MAX;
+  }
+  return v1::REDUCE_OP_UNSPECIFIED;
+}
 
 // Code, text and a handful of fields.
 std::size_t BytesOf(const absl::Status& status) {
@@ -112,6 +153,9 @@ struct QueuedBytesOf {
     return BytesOf(message.status);
   }
   std::size_t operator()(const OperationFailedMessage& message) const {
+    return BytesOf(message.status);
+  }
+  std::size_t operator()(const StateFailedMessage& message) const {
     return BytesOf(message.status);
   }
   std::size_t operator()(const SessionEndMessage& message) const { return BytesOf(message.status); }
@@ -142,6 +186,29 @@ void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
     out->set_bucket(placement.bucket);
     out->set_offset(placement.offset);
   }
+}
+
+void Encode(const CurrentLayout& layout, v1::CurrentLayout* out) {
+  const LayoutSpec& spec = layout.spec;
+  out->set_step(layout.step);
+  auto* request = out->mutable_layout();
+  request->set_name(spec.name);
+  for (const Parameter& parameter : spec.parameters) {
+    auto* one = request->add_parameters();
+    one->set_name(parameter.name);
+    *one->mutable_shape() = {parameter.shape.begin(), parameter.shape.end()};
+    one->set_dtype(static_cast<v1::DataType>(parameter.dtype));
+  }
+  for (const auto& [dtype, count] : spec.explicit_buckets) {
+    auto* bucket = request->add_explicit_buckets();
+    bucket->set_dtype(static_cast<v1::DataType>(dtype));
+    bucket->set_count(count);
+  }
+  request->set_bucket_cap_bytes(spec.bucket_cap_bytes);
+  request->set_first_bucket_cap_bytes(spec.first_bucket_cap_bytes);
+  request->set_last_bucket_cap_bytes(spec.last_bucket_cap_bytes);
+  request->set_op(ToProto(spec.op));
+  request->set_buffer_bytes(spec.buffer_bytes);
 }
 
 void Encode(const GpuArena& arena, v1::LayoutAssigned* assigned) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "daemon/job/layout_plan.h"
+#include "daemon/job/layout_set.h"
 #include "daemon/job/session_message.h"
 #include "daemon/worker/gpu_arena.h"
 #include "gradsync/v1/gradsync.pb.h"
@@ -20,6 +21,8 @@ void Encode(const SessionMessage& message, v1::SessionResponse* response);
 std::size_t QueuedBytes(const SessionMessage& message);
 // Writes buckets, placements and size.
 void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned);
+// As a rank that came back after a loss has to register it.
+void Encode(const CurrentLayout& layout, v1::CurrentLayout* out);
 // Writes size and kind of sharing. Called after the plan's.
 void Encode(const GpuArena& arena, v1::LayoutAssigned* assigned);
 void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets);

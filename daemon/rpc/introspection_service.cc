@@ -60,11 +60,15 @@ class IntrospectionService final : public v1::Introspection::Service {
       *out->mutable_missing_ranks() = {snapshot.missing_ranks.begin(),
                                        snapshot.missing_ranks.end()};
       *out->mutable_held_ranks() = {snapshot.held_ranks.begin(), snapshot.held_ranks.end()};
+      if (snapshot.healing.has_value()) Fill(*snapshot.healing, out->mutable_healing());
       for (const RankSnapshot& rank : snapshot.ranks) {
         v1::SessionStatus* session = out->add_sessions();
         session->set_rank(rank.rank);
         session->set_incarnation(rank.incarnation);
-        session->set_state(rank.left ? "left" : rank.healing ? "healing" : "live");
+        session->set_state(rank.left      ? "left"
+                           : rank.loading ? "loading"
+                           : rank.healing ? "healing"
+                                          : "live");
         session->set_node(rank.node);
         const auto found = sessions.find(rank.incarnation);
         if (found == sessions.end()) continue;

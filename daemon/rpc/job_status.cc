@@ -116,6 +116,13 @@ void FillNodes(const JobSnapshot& job, const JobNodes& nodes, const std::string&
   if (nodes.engine.has_value()) Fill(*nodes.engine, out->mutable_engine());
 }
 
+void Fill(const HealingSnapshot& healing, v1::HealingStatus* out) {
+  out->set_rank(healing.rank);
+  out->set_source(healing.source);
+  out->set_bytes(healing.bytes_moved);
+  out->set_bytes_total(healing.bytes);
+}
+
 void Fill(const LayoutSnapshot& layout, v1::LayoutStatus* out) {
   out->set_name(layout.name);
   out->set_channel(layout.channel);

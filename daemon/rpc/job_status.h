@@ -19,6 +19,7 @@ double Seconds(std::uint64_t from_ns, std::uint64_t to_ns);
 
 void Fill(const Session& session, std::uint64_t now_ns, v1::SessionStatus* out);
 void Fill(const EngineSnapshot& engine, v1::EngineStatus* out);
+void Fill(const HealingSnapshot& healing, v1::HealingStatus* out);
 void Fill(const LayoutSnapshot& layout, v1::LayoutStatus* out);
 void Fill(const LayoutSnapshot& layout, v1::LayoutStats* out);
 // Writes the nodes of a job that spans several. `here` is the name of this node.

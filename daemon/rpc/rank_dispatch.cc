@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -38,6 +39,62 @@ absl::Status RegisterLayout(const v1::RegisterLayout& message, const DecodeLimit
   return port->RegisterLayout(*std::move(request));
 }
 
+// The messages about the state of the model.
+absl::Status TakeStateRequest(const v1::SessionRequest& request, const DecodeLimits& limits,
+                              RankPort* port) {
+  const RankSession session = port->session();
+  StagingMemory staging;
+  const auto deliver = [&](absl::FunctionRef<absl::Status(Job*)> call) {
+    return port->job().Deliver({&request, call, staging});
+  };
+  // Takes the staging memory, whose first `bytes` bytes must be populated.
+  const auto stage = [&](std::uint64_t bytes) {
+    auto populated = port->Staging(std::min(bytes, limits.staging_bytes));
+    if (populated.ok()) staging = *std::move(populated);
+    return populated.status();
+  };
+  if (request.has_fetch_state()) {
+    // Nobody knows yet how much will come.
+    if (absl::Status staged = stage(limits.staging_bytes); !staged.ok()) return staged;
+    return deliver([&](Job* job) {
+      return job->FetchState(session, staging, DecodeStateTimeoutNs(request.fetch_state()));
+    });
+  }
+  if (request.has_state_offer()) {
+    const auto& offer = request.state_offer();
+    if (absl::Status possible = CheckStateOffer(offer); !possible.ok()) return possible;
+    if (absl::Status staged = stage(offer.bytes()); !staged.ok()) return staged;
+    return deliver([&](Job* job) {
+      return job->OfferState(session, offer.transfer(), offer.bytes(), staging);
+    });
+  }
+  if (request.has_state_written()) {
+    const auto& written = request.state_written();
+    return deliver(
+        [&](Job* job) { return job->StateWritten(session, written.transfer(), written.chunk()); });
+  }
+  if (request.has_state_read()) {
+    const auto& read = request.state_read();
+    return deliver(
+        [&](Job* job) { return job->StateRead(session, read.transfer(), read.chunk()); });
+  }
+  if (request.has_state_digests()) {
+    auto items = DecodeStateDigests(request.state_digests());
+    if (!items.ok()) return items.status();
+    return deliver([&](Job* job) {
+      return job->TakeDigests(session, request.state_digests().transfer(), *std::move(items));
+    });
+  }
+  const auto& refused = request.state_refused();
+  if (refused.reason().size() > kMaxReasonBytes) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                     absl::StrCat("StateRefused.reason has ", refused.reason().size(), " bytes; ",
+                                  kMaxReasonBytes, " allowed"));
+  }
+  return deliver(
+      [&](Job* job) { return job->RefuseState(session, refused.transfer(), refused.reason()); });
+}
+
 }  // namespace
 
 void RankPort::RefuseLayout(std::uint64_t request_id, const absl::Status& why) {
@@ -71,7 +128,8 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
       const auto buckets = absl::MakeConstSpan(ready.buckets().data(),
                                                static_cast<std::size_t>(ready.buckets_size()));
       return deliver([&](Job* job) {
-        return job->MarkReady(session, ready.channel(), ready.step(), buckets);
+        return job->MarkReady(session, ready.channel(), ready.step(), buckets,
+                              DecodePosition(ready));
       });
     }
     case v1::SessionRequest::kEndStep: {
@@ -80,9 +138,10 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
         return whole;
       }
       return deliver([&](Job* job) {
+        const std::optional<Position> position = DecodePosition(end);
         return end.ready_rest()
-                   ? job->FinishStep(session, end.channel(), end.step(), end.used_map())
-                   : job->EndStep(session, end.channel(), end.step(), end.used_map());
+                   ? job->FinishStep(session, end.channel(), end.step(), end.used_map(), position)
+                   : job->EndStep(session, end.channel(), end.step(), end.used_map(), position);
       });
     }
     case v1::SessionRequest::kAbandonStep: {
@@ -136,6 +195,13 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
         return job->QueryCollectives(session,
                                      absl::Milliseconds(std::min(waited_ms, kMostWaitedMs)));
       });
+    case v1::SessionRequest::kFetchState:
+    case v1::SessionRequest::kStateOffer:
+    case v1::SessionRequest::kStateWritten:
+    case v1::SessionRequest::kStateRead:
+    case v1::SessionRequest::kStateDigests:
+    case v1::SessionRequest::kStateRefused:
+      return TakeStateRequest(request, limits, port);
     case v1::SessionRequest::kLeave:
       return deliver([&](Job* job) { return job->Leave(session, request.leave().exit()); });
     case v1::SessionRequest::kFinish:

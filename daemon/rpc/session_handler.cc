@@ -106,8 +106,10 @@ void SessionHandler::Opened(std::uint32_t protocol, std::uint32_t world_size,
   answer->set_staging_bytes(context_.sessions->policy().staging_bytes);
   answer->set_lease_ms(context_.sessions->policy().lease_ns / 1'000'000);
   answer->set_daemon(context_.daemon_version);
-  answer->set_replacement(session->job().StateOf(session->identity().session()) ==
-                          RankState::kHealing);
+  answer->set_replacement(CameBack(session->job().StateOf(session->identity().session())));
+  for (const CurrentLayout& layout : session->job().CurrentLayouts(session->identity().session())) {
+    Encode(layout, answer->add_layouts());
+  }
   Respond(std::move(response));
 }
 

@@ -96,7 +96,10 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   join.world_size = request.world_size;
   join.options = {request.divide_by_world,
                   request.step_timeout_ns != 0 ? request.step_timeout_ns : policy_.step_timeout_ns,
-                  request.nccl, request.on_rank_loss, request.hold_timeout_ns};
+                  request.nccl,
+                  request.on_rank_loss,
+                  request.hold_timeout_ns,
+                  request.state_source};
   join.incarnation = *incarnation;
   join.coordinator = request.coordinator;
   join.patience_ns = request.patience_ns;

@@ -51,6 +51,7 @@ struct OpenRequest {
   NcclSettings nccl;
   OnRankLoss on_rank_loss = OnRankLoss::kAbort;
   std::uint64_t hold_timeout_ns = 0;  // kHold: how long the other ranks wait for a lost one
+  StateSource state_source = StateSource::kTrainer;  // kHold
   std::string client;
   std::string coordinator;                         // address of rank 0's daemon; empty: this one
   std::uint64_t patience_ns = 0;                   // how long the rank waits for that daemon

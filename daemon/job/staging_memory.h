@@ -1,0 +1,22 @@
+// The window through which a rank's data moves in chunks.
+
+#ifndef DAEMON_JOB_STAGING_MEMORY_H_
+#define DAEMON_JOB_STAGING_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace gradsync::daemon {
+
+// One rank's staging window, mapped and populated as far as the operation needs. `data` is null for
+// a rank on another node.
+struct StagingMemory {
+  std::shared_ptr<void> keep;
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_STAGING_MEMORY_H_

@@ -1,0 +1,443 @@
+#include "daemon/job/state_healing.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/base/error.h"
+#include "proto/gradsync/duration_text.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// The first item in which two ranks differ: "'fc.weight' differs". Empty if they are the same.
+std::string FirstDifference(const StateTransfer::Digests& a, std::uint32_t rank,
+                            const std::vector<StateDigest>& b) {
+  const std::size_t common = std::min(a.items.size(), b.size());
+  for (std::size_t i = 0; i < common; ++i) {
+    if (a.items[i].name != b[i].name) {
+      return absl::StrCat("item ", i, " is '", a.items[i].name, "' on rank ", a.rank, ", '",
+                          b[i].name, "' on rank ", rank);
+    }
+    if (a.items[i].sha256 != b[i].sha256) {
+      return absl::StrCat("'", a.items[i].name, "' differs");
+    }
+  }
+  if (a.items.size() == b.size()) return "";
+  const bool a_has_more = a.items.size() > common;
+  return absl::StrCat("'", (a_has_more ? a.items : b)[common].name, "' is only on rank ",
+                      a_has_more ? a.rank : rank);
+}
+
+}  // namespace
+
+// ---- StateTransfer ------------------------------------------------------------------------------
+
+std::uint64_t StateTransfer::chunk_bytes() const {
+  return std::min({from_.bytes, to_.bytes, bytes_ - moved_});
+}
+
+void StateTransfer::Offer(std::uint64_t bytes, StagingMemory staging, std::uint64_t now_ns) {
+  bytes_ = bytes;
+  from_ = std::move(staging);
+  heard_ns_ = now_ns;
+  phase_ = Phase::kWriting;
+}
+
+void StateTransfer::Written(std::uint64_t now_ns) {
+  heard_ns_ = now_ns;
+  phase_ = Phase::kCopying;
+}
+
+void StateTransfer::Read(std::uint64_t now_ns) {
+  moved_ += chunk_bytes();
+  ++chunk_;
+  heard_ns_ = now_ns;  // the source's time for the next chunk begins
+  phase_ = moved_ == bytes_ ? Phase::kLoading : Phase::kWriting;
+}
+
+StateTransfer::Asked* StateTransfer::FindAsked(std::uint32_t rank) {
+  const auto found = std::find_if(asked_.begin(), asked_.end(), [rank](const Asked& asked) {
+    return asked.session.rank == rank;
+  });
+  return found == asked_.end() ? nullptr : &*found;
+}
+
+bool StateTransfer::AllAnswered() const {
+  return std::all_of(asked_.begin(), asked_.end(),
+                     [](const Asked& asked) { return asked.answered; });
+}
+
+// ---- Messages of ranks --------------------------------------------------------------------------
+
+absl::Status StateHealing::Breach(std::uint32_t rank, absl::string_view what) const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                   absl::StrCat("rank ", rank, ": ", what),
+                   {{field::kJob, terms_.job_id}, {field::kRank, rank}});
+}
+
+absl::Status StateHealing::CheckTransfer(std::uint32_t rank, std::uint64_t transfer,
+                                         absl::string_view message, bool* current) const {
+  *current = transfer_.has_value() && transfer == transfer_->number();
+  if (transfer >= 1 && transfer <= transfers_) return absl::OkStatus();
+  return Breach(rank, absl::StrCat(message, " of transfer ", transfer, ", which has not begun"));
+}
+
+std::vector<StateHealing::Request>::iterator StateHealing::RequestOf(RankSession replacement) {
+  return std::find_if(requests_.begin(), requests_.end(), [replacement](const Request& request) {
+    return request.replacement == replacement;
+  });
+}
+
+bool StateHealing::HasGivenUp(const Request& request, RankSession session) {
+  return std::any_of(request.given_up.begin(), request.given_up.end(),
+                     [session](const GivenUp& given_up) { return given_up.session == session; });
+}
+
+bool StateHealing::IsLoading(RankSession replacement) const {
+  const Member& member = (*members_)[replacement.rank];
+  return member.state == RankState::kLoading && member.incarnation == replacement.incarnation;
+}
+
+absl::Status StateHealing::Fetch(std::uint32_t rank, StagingMemory staging,
+                                 std::uint64_t deadline_ns, DeferredActions* actions) {
+  const RankSession session = members_->SessionOf(rank);
+  if (!IsLoading(session)) {
+    return Breach(rank, "FetchState, but this session does not wait for the state of the model");
+  }
+  if (stopped_) return absl::OkStatus();  // the session is about to end
+  if (transfer_.has_value() && transfer_->replacement() == session) Cancel(actions);
+  const auto before = RequestOf(session);
+  if (before == requests_.end()) {
+    requests_.push_back({session, std::move(staging), deadline_ns, {}});
+  } else {
+    before->deadline_ns = deadline_ns;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateHealing::Offer(std::uint32_t rank, std::uint64_t transfer, std::uint64_t bytes,
+                                 StagingMemory staging, std::uint64_t now_ns,
+                                 DeferredActions* actions) {
+  bool current = false;
+  const absl::Status begun = CheckTransfer(rank, transfer, "StateOffer", &current);
+  if (!begun.ok() || !current) return begun;
+  if (transfer_->source().rank != rank || transfer_->phase() != StateTransfer::Phase::kOffering) {
+    return Breach(rank, "StateOffer, which nobody asked for");
+  }
+  transfer_->Offer(bytes, std::move(staging), now_ns);
+  members_->Send(transfer_->replacement().rank, StateBeginMessage{transfer, bytes, rank}, actions);
+  AskChunk(actions);
+  return absl::OkStatus();
+}
+
+void StateHealing::AskChunk(DeferredActions* actions) {
+  members_->Send(transfer_->source().rank,
+                 StateChunkMessage{transfer_->number(), transfer_->chunk(),
+                                   transfer_->chunk_bytes(), /*write=*/true},
+                 actions);
+}
+
+absl::Status StateHealing::Written(std::uint32_t rank, std::uint64_t transfer, std::uint64_t chunk,
+                                   std::uint64_t now_ns, DeferredActions* actions) {
+  bool current = false;
+  const absl::Status begun = CheckTransfer(rank, transfer, "StateWritten", &current);
+  if (!begun.ok() || !current) return begun;
+  if (transfer_->source().rank != rank || transfer_->phase() != StateTransfer::Phase::kWriting ||
+      chunk != transfer_->chunk()) {
+    return Breach(rank, absl::StrCat("chunk ", chunk, " of the state written out of order"));
+  }
+  transfer_->Written(now_ns);
+  copying_ = true;
+  // Runs without the lock, so it holds references that keep the memory mapped.
+  actions->copies.push_back([from = transfer_->from(), to = transfer_->to(),
+                             bytes = transfer_->chunk_bytes(), transfer, copied = copied_] {
+    std::memcpy(to.data, from.data, bytes);
+    copied(transfer);
+  });
+  return absl::OkStatus();
+}
+
+void StateHealing::Copied(std::uint64_t transfer, DeferredActions* actions) {
+  copying_ = false;
+  if (!transfer_.has_value() || transfer_->number() != transfer) return;
+  transfer_->Copied();
+  members_->Send(transfer_->replacement().rank,
+                 StateChunkMessage{transfer, transfer_->chunk(), transfer_->chunk_bytes(),
+                                   /*write=*/false},
+                 actions);
+}
+
+absl::Status StateHealing::Read(std::uint32_t rank, std::uint64_t transfer, std::uint64_t chunk,
+                                std::uint64_t now_ns, DeferredActions* actions) {
+  bool current = false;
+  const absl::Status begun = CheckTransfer(rank, transfer, "StateRead", &current);
+  if (!begun.ok() || !current) return begun;
+  if (transfer_->replacement().rank != rank ||
+      transfer_->phase() != StateTransfer::Phase::kReading || chunk != transfer_->chunk()) {
+    return Breach(rank, absl::StrCat("chunk ", chunk, " of the state read out of order"));
+  }
+  transfer_->Read(now_ns);
+  if (transfer_->phase() == StateTransfer::Phase::kWriting) AskChunk(actions);
+  return absl::OkStatus();
+}
+
+absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfer,
+                                       std::vector<StateDigest> items) {
+  bool current = false;
+  const absl::Status begun = CheckTransfer(rank, transfer, "StateDigests", &current);
+  if (!begun.ok() || !current) return begun;
+  if (transfer_->replacement().rank == rank) {
+    if (transfer_->phase() != StateTransfer::Phase::kLoading || transfer_->loaded.has_value()) {
+      return Breach(rank, "StateDigests before it has read the whole state, or twice");
+    }
+    transfer_->loaded = StateTransfer::Digests{rank, std::move(items)};
+    return absl::OkStatus();
+  }
+  StateTransfer::Asked* const asked = transfer_->FindAsked(rank);
+  if (asked == nullptr || asked->answered) {
+    return Breach(rank, "StateDigests, which nobody asked for");
+  }
+  asked->answered = true;
+  if (!transfer_->living.has_value()) {
+    transfer_->living = StateTransfer::Digests{rank, std::move(items)};
+    return absl::OkStatus();
+  }
+  const std::string difference = FirstDifference(*transfer_->living, rank, items);
+  if (difference.empty()) return absl::OkStatus();
+  diverged_ = MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kRanksDiverged,
+      absl::StrCat("ranks ", transfer_->living->rank, " and ", rank, " of job '", terms_.job_id,
+                   "' have different states of the model: ", difference,
+                   ". No rank can be healed from them. Start every rank from the same checkpoint; "
+                   "find the difference with check_in_sync."),
+      {{field::kJob, terms_.job_id},
+       {field::kRank, rank},
+       {field::kOtherRank, transfer_->living->rank}});
+  return absl::OkStatus();
+}
+
+absl::Status StateHealing::Refuse(std::uint32_t rank, std::uint64_t transfer, absl::string_view why,
+                                  DeferredActions* actions) {
+  bool current = false;
+  const absl::Status begun = CheckTransfer(rank, transfer, "StateRefused", &current);
+  if (!begun.ok() || !current) return begun;
+  if (transfer_->source().rank == rank) {
+    GiveUpSource(absl::StrCat("cannot read its state: ", why), actions);
+    return absl::OkStatus();
+  }
+  const bool loads = transfer_->replacement().rank == rank;
+  if (!loads && transfer_->FindAsked(rank) == nullptr) {
+    return Breach(rank, "StateRefused, but nobody asked it");
+  }
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kStateRefused,
+      absl::StrCat("rank ", rank, " of job '", terms_.job_id, "' cannot ",
+                   loads ? "load the state that rank " : "read its state of the model",
+                   loads ? absl::StrCat(transfer_->source().rank, " gave it") : "", ": ", why),
+      {{field::kJob, terms_.job_id}, {field::kRank, rank}});
+}
+
+// ---- The course of a transfer -------------------------------------------------------------------
+
+absl::Status StateHealing::Update(StandingOf standing_of, std::uint64_t now_ns,
+                                  DeferredActions* actions) {
+  if (stopped_) return absl::OkStatus();
+  requests_.erase(
+      std::remove_if(requests_.begin(), requests_.end(),
+                     [this](const Request& request) { return !IsLoading(request.replacement); }),
+      requests_.end());
+  if (transfer_.has_value()) {
+    const RankSession replacement = transfer_->replacement();
+    bool goes_on = RequestOf(replacement) != requests_.end();
+    for (const StateTransfer::Asked& asked : transfer_->asked()) {
+      const bool same = members_->SessionOf(asked.session.rank) == asked.session;
+      goes_on =
+          goes_on && same && standing_of(asked.session.rank, replacement.rank) == Standing::kFrozen;
+    }
+    if (!goes_on) Cancel(actions);
+  }
+  if (!diverged_.ok()) return diverged_;
+  if (transfer_.has_value()) {
+    AskFrozen(standing_of, actions);
+    MaybeAdmit(actions);
+  }
+  // A copy of an earlier transfer may still write to the replacement's staging memory.
+  if (!transfer_.has_value() && !copying_) BeginNext(standing_of, now_ns, actions);
+  return absl::OkStatus();
+}
+
+void StateHealing::AskFrozen(StandingOf standing_of, DeferredActions* actions) {
+  const RankSession replacement = transfer_->replacement();
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    if (rank == replacement.rank || transfer_->FindAsked(rank) != nullptr) continue;
+    const RankSession session = members_->SessionOf(rank);
+    if (standing_of(rank, replacement.rank) != Standing::kFrozen) continue;
+    if (HasGivenUp(*RequestOf(replacement), session)) continue;
+    transfer_->Ask(session);
+    members_->Send(rank, StateQuestionMessage{transfer_->number(), /*offer=*/false}, actions);
+  }
+}
+
+void StateHealing::MaybeAdmit(DeferredActions* actions) {
+  if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;
+  const RankSession replacement = transfer_->replacement();
+  const StateTransfer::Digests& living = *transfer_->living;
+  const std::string difference =
+      FirstDifference(living, replacement.rank, transfer_->loaded->items);
+  if (difference.empty()) {
+    members_->Admit(replacement.rank);
+    members_->Send(replacement.rank, StateAdmittedMessage{transfer_->number()}, actions);
+  } else {
+    actions->breaches.emplace_back(
+        replacement,
+        MakeError(absl::StatusCode::kFailedPrecondition, reason::kRanksDiverged,
+                  absl::StrCat("rank ", replacement.rank, " of job '", terms_.job_id,
+                               "' came back after a loss, and has another state than rank ",
+                               living.rank, " after it has loaded that rank's: ", difference,
+                               ". Build the same model, and load every item as it came."),
+                  {{field::kJob, terms_.job_id},
+                   {field::kRank, replacement.rank},
+                   {field::kOtherRank, living.rank}}));
+  }
+  requests_.erase(RequestOf(replacement));
+  transfer_.reset();
+}
+
+void StateHealing::BeginNext(StandingOf standing_of, std::uint64_t now_ns,
+                             DeferredActions* actions) {
+  for (auto request = requests_.begin(); request != requests_.end();) {
+    if (TryBegin(*request, standing_of, now_ns, actions)) {
+      if (transfer_.has_value()) return;
+      ++request;
+      continue;
+    }
+    members_->Send(request->replacement.rank, StateFailedMessage{Unavailable(*request)}, actions);
+    request = requests_.erase(request);
+  }
+}
+
+bool StateHealing::TryBegin(const Request& request, StandingOf standing_of, std::uint64_t now_ns,
+                            DeferredActions* actions) {
+  bool hope = false;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    const RankSession session = members_->SessionOf(rank);
+    if (rank == request.replacement.rank || HasGivenUp(request, session)) continue;
+    const Standing standing = standing_of(rank, request.replacement.rank);
+    hope = hope || standing != Standing::kNone;
+    if (standing != Standing::kFrozen) continue;
+    transfer_.emplace(++transfers_, session, request.replacement, request.staging, now_ns);
+    transfer_->Ask(session);
+    members_->Send(rank, StateQuestionMessage{transfers_, /*offer=*/true}, actions);
+    AskFrozen(standing_of, actions);
+    return true;
+  }
+  return hope;
+}
+
+void StateHealing::Cancel(DeferredActions* actions) {
+  const StateCancelledMessage cancelled{transfer_->number()};
+  for (const StateTransfer::Asked& asked : transfer_->asked()) {
+    // Another session may have the rank by now.
+    if (!(members_->SessionOf(asked.session.rank) == asked.session)) continue;
+    members_->Send(asked.session.rank, cancelled, actions);
+  }
+  const bool told = transfer_->phase() != StateTransfer::Phase::kOffering;
+  const RankSession replacement = transfer_->replacement();
+  if (told && members_->SessionOf(replacement.rank) == replacement) {
+    members_->Send(replacement.rank, cancelled, actions);
+  }
+  transfer_.reset();
+}
+
+void StateHealing::GiveUpSource(std::string why, DeferredActions* actions) {
+  RequestOf(transfer_->replacement())->given_up.push_back({transfer_->source(), std::move(why)});
+  Cancel(actions);
+}
+
+void StateHealing::Tick(std::uint64_t now_ns, DeferredActions* actions) {
+  if (transfer_.has_value() && transfer_->WaitsForSource() &&
+      now_ns >= transfer_->heard_ns() + kSilenceNs) {
+    GiveUpSource(absl::StrCat("has said nothing for ", DurationText(absl::Nanoseconds(kSilenceNs))),
+                 actions);
+  }
+  for (auto request = requests_.begin(); request != requests_.end();) {
+    if (now_ns < request->deadline_ns) {
+      ++request;
+      continue;
+    }
+    members_->Send(request->replacement.rank, StateFailedMessage{TimedOut(*request)}, actions);
+    if (transfer_.has_value() && transfer_->replacement() == request->replacement) Cancel(actions);
+    request = requests_.erase(request);
+  }
+}
+
+void StateHealing::Stop(DeferredActions* actions) {
+  stopped_ = true;
+  if (transfer_.has_value()) Cancel(actions);
+  requests_.clear();
+}
+
+// ---- For people ---------------------------------------------------------------------------------
+
+absl::Status StateHealing::Unavailable(const Request& request) const {
+  std::vector<std::string> whys;
+  for (const GivenUp& given_up : request.given_up) {
+    whys.push_back(absl::StrCat("rank ", given_up.session.rank, " ", given_up.why));
+  }
+  return MakeError(absl::StatusCode::kUnavailable, reason::kStateUnavailable,
+                   absl::StrCat("no rank of job '", terms_.job_id, "' gives rank ",
+                                request.replacement.rank, " the state of the model: ",
+                                whys.empty() ? "no living rank has it" : absl::StrJoin(whys, "; "),
+                                ". Correct that, and fetch again."),
+                   {{field::kJob, terms_.job_id}, {field::kRank, request.replacement.rank}});
+}
+
+std::string StateHealing::Waiting(const Request& request) const {
+  const bool served = transfer_.has_value() && transfer_->replacement() == request.replacement;
+  if (!served && transfer_.has_value()) {
+    return absl::StrCat("rank ", transfer_->replacement().rank, " is being healed first");
+  }
+  if (!served) return "no rank that has the state waits for the verdict of a step";
+  const std::uint32_t source = transfer_->source().rank;
+  switch (transfer_->phase()) {
+    case StateTransfer::Phase::kOffering:
+      return absl::StrCat("rank ", source, " has not offered its state");
+    case StateTransfer::Phase::kWriting:
+      return absl::StrCat("rank ", source, " has not written chunk ", transfer_->chunk());
+    case StateTransfer::Phase::kCopying:
+      return absl::StrCat("chunk ", transfer_->chunk(), " is being copied");
+    case StateTransfer::Phase::kReading:
+      return absl::StrCat("this rank has not read chunk ", transfer_->chunk());
+    case StateTransfer::Phase::kLoading:
+      break;
+  }
+  std::vector<std::uint32_t> late;
+  for (const StateTransfer::Asked& asked : transfer_->asked()) {
+    if (!asked.answered) late.push_back(asked.session.rank);
+  }
+  if (!transfer_->loaded.has_value()) late.push_back(request.replacement.rank);
+  return absl::StrCat("no digests of rank ", absl::StrJoin(late, ", "));
+}
+
+absl::Status StateHealing::TimedOut(const Request& request) const {
+  std::vector<std::string> whys{Waiting(request)};
+  for (const GivenUp& given_up : request.given_up) {
+    whys.push_back(absl::StrCat("rank ", given_up.session.rank, " ", given_up.why));
+  }
+  return MakeError(
+      absl::StatusCode::kDeadlineExceeded, reason::kStateUnavailable,
+      absl::StrCat("rank ", request.replacement.rank, " of job '", terms_.job_id,
+                   "' did not get the state of the model in time: ", absl::StrJoin(whys, "; "),
+                   ". Look at those ranks, and fetch again."),
+      {{field::kJob, terms_.job_id}, {field::kRank, request.replacement.rank}});
+}
+
+std::optional<HealingSnapshot> StateHealing::Snapshot() const {
+  if (!transfer_.has_value()) return std::nullopt;
+  return HealingSnapshot{transfer_->replacement().rank, transfer_->source().rank,
+                         transfer_->moved(), transfer_->bytes()};
+}
+
+}  // namespace gradsync::daemon

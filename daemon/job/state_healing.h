@@ -1,0 +1,230 @@
+// Brings the state of the model from a living rank to a replacement (policy `hold`, state_source
+// `survivor`). gradsync.proto, "The state of the model", describes the messages.
+
+#ifndef DAEMON_JOB_STATE_HEALING_H_
+#define DAEMON_JOB_STATE_HEALING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "daemon/job/deferred_actions.h"
+#include "daemon/job/job_status.h"
+#include "daemon/job/job_terms.h"
+#include "daemon/job/membership.h"
+#include "daemon/job/rank_session.h"
+#include "daemon/job/staging_memory.h"
+
+namespace gradsync::daemon {
+
+// One item of a rank's state: a parameter, a state of the optimizer, ...
+struct StateDigest {
+  std::string name;
+  std::string sha256;  // 32 bytes
+
+  bool operator==(const StateDigest& other) const {
+    return name == other.name && sha256 == other.sha256;
+  }
+};
+
+// One attempt to bring the state from one source to one replacement, in chunks through their
+// staging memories. A value; each transition says from which phase it may be called.
+//
+//   kOffering --Offer--> kWriting --Written--> kCopying --Copied--> kReading --Read--> kWriting
+//   kReading --Read--> kLoading: it was the last chunk
+class StateTransfer {
+ public:
+  enum class Phase : std::uint8_t {
+    kOffering,  // the source has not said how much it has
+    kWriting,   // the source writes a chunk
+    kCopying,   // an executor copies the chunk
+    kReading,   // the replacement reads the chunk
+    kLoading,   // the replacement has read everything, and loads it
+  };
+  // A rank that was asked for its digests. The source is one of them.
+  struct Asked {
+    RankSession session;
+    bool answered = false;
+  };
+
+  StateTransfer(std::uint64_t number, RankSession source, RankSession replacement,
+                StagingMemory staging, std::uint64_t now_ns)
+      : number_(number),
+        source_(source),
+        replacement_(replacement),
+        to_(std::move(staging)),
+        heard_ns_(now_ns) {}
+
+  std::uint64_t number() const { return number_; }
+  RankSession source() const { return source_; }
+  RankSession replacement() const { return replacement_; }
+  Phase phase() const { return phase_; }
+  std::uint64_t bytes() const { return bytes_; }
+  std::uint64_t moved() const { return moved_; }
+  std::uint64_t chunk() const { return chunk_; }
+  std::uint64_t chunk_bytes() const;
+  const StagingMemory& from() const { return from_; }
+  const StagingMemory& to() const { return to_; }
+  // When the source did the last thing that it owed.
+  std::uint64_t heard_ns() const { return heard_ns_; }
+  // The daemon waits for the source's offer or chunk.
+  bool WaitsForSource() const { return phase_ == Phase::kOffering || phase_ == Phase::kWriting; }
+
+  // ---- Transitions
+  // kOffering -> kWriting.
+  void Offer(std::uint64_t bytes, StagingMemory staging, std::uint64_t now_ns);
+  // kWriting -> kCopying.
+  void Written(std::uint64_t now_ns);
+  // kCopying -> kReading.
+  void Copied() { phase_ = Phase::kReading; }
+  // kReading -> kWriting, or kLoading if the whole state was read.
+  void Read(std::uint64_t now_ns);
+
+  // ---- Digests
+  void Ask(RankSession session) { asked_.push_back({session, false}); }
+  const std::vector<Asked>& asked() const { return asked_; }
+  // Null if the rank was not asked.
+  Asked* FindAsked(std::uint32_t rank);
+  bool AllAnswered() const;
+  // The digests of the first living rank that has answered, and those of the replacement.
+  struct Digests {
+    std::uint32_t rank = 0;
+    std::vector<StateDigest> items;
+  };
+  std::optional<Digests> living;
+  std::optional<Digests> loaded;
+
+ private:
+  std::uint64_t number_;
+  RankSession source_;
+  RankSession replacement_;
+  StagingMemory to_;
+  StagingMemory from_;
+  Phase phase_ = Phase::kOffering;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t moved_ = 0;
+  std::uint64_t chunk_ = 0;
+  std::uint64_t heard_ns_;
+  std::vector<Asked> asked_;
+};
+
+// Serves the replacements that have asked for the state, one at a time. Chooses a source among the
+// ranks whose state is frozen, and another one if it refuses, is silent or is lost. Asks every
+// frozen rank for its digests, and admits the replacement when all of them agree.
+//
+// Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps the
+// staging memory mapped that it uses. The job lives until no copy is in flight.
+class StateHealing {
+ public:
+  // Where a rank stands for a replacement.
+  enum class Standing : std::uint8_t {
+    kNone,      // it has not the state that the replacement needs
+    kHasState,  // it has, or comes to it, but may change it
+    kFrozen,    // it has, and does not change it: it can be read
+  };
+  using StandingOf = absl::FunctionRef<Standing(std::uint32_t rank, std::uint32_t replacement)>;
+  // A copy has ended. Called without the job's lock; the job takes it and calls Copied().
+  using OnCopied = std::function<void(std::uint64_t transfer)>;
+
+  // How long a source may take for its offer, and for each chunk.
+  static constexpr std::uint64_t kSilenceNs = 30'000'000'000;
+
+  // `terms` and `members` outlive this.
+  StateHealing(const JobTerms& terms, Membership* members, OnCopied copied)
+      : terms_(terms), members_(members), copied_(std::move(copied)) {}
+
+  // ---- Messages of ranks. A Status that is not OK ends the rank's session. A message of a
+  // transfer that has ended is ignored.
+  // The replacement asks, and waits until `deadline_ns`. If it asks again in the middle of a
+  // transfer, the transfer begins again.
+  absl::Status Fetch(std::uint32_t rank, StagingMemory staging, std::uint64_t deadline_ns,
+                     DeferredActions* actions);
+  absl::Status Offer(std::uint32_t rank, std::uint64_t transfer, std::uint64_t bytes,
+                     StagingMemory staging, std::uint64_t now_ns, DeferredActions* actions);
+  absl::Status Written(std::uint32_t rank, std::uint64_t transfer, std::uint64_t chunk,
+                       std::uint64_t now_ns, DeferredActions* actions);
+  absl::Status Read(std::uint32_t rank, std::uint64_t transfer, std::uint64_t chunk,
+                    std::uint64_t now_ns, DeferredActions* actions);
+  absl::Status TakeDigests(std::uint32_t rank, std::uint64_t transfer,
+                           std::vector<StateDigest> items);
+  // STATE_REFUSED, unless the rank is the source: then another one is taken.
+  absl::Status Refuse(std::uint32_t rank, std::uint64_t transfer, absl::string_view why,
+                      DeferredActions* actions);
+  void Copied(std::uint64_t transfer, DeferredActions* actions);
+
+  // ---- Called at the end of every change of the job.
+  // Ends the transfer if a rank that was asked is not frozen any more, asks ranks that have become
+  // frozen, admits the replacement when all digests agree, and begins the next transfer. A Status
+  // that is not OK ends the job: RANKS_DIVERGED.
+  absl::Status Update(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
+  // Gives up a silent source, and fails requests whose deadline has passed.
+  void Tick(std::uint64_t now_ns, DeferredActions* actions);
+  // The job has ended: ends the transfer. Nothing begins any more.
+  void Stop(DeferredActions* actions);
+
+  // A copy touches staging memory.
+  bool busy() const { return copying_; }
+  // Nobody has asked for the state, and nothing is under way: Update() does nothing.
+  bool idle() const { return requests_.empty() && !transfer_.has_value(); }
+  // The transfer under way.
+  std::optional<HealingSnapshot> Snapshot() const;
+
+ private:
+  struct GivenUp {
+    RankSession session;
+    std::string why;
+  };
+  // A replacement's request.
+  struct Request {
+    RankSession replacement;
+    StagingMemory staging;
+    std::uint64_t deadline_ns = 0;
+    std::vector<GivenUp> given_up;  // sources that have refused or were silent
+  };
+
+  absl::Status Breach(std::uint32_t rank, absl::string_view what) const;
+  // OK if `transfer` is under way; then *current is true. OK and false: it has ended. Otherwise a
+  // breach: it has not begun.
+  absl::Status CheckTransfer(std::uint32_t rank, std::uint64_t transfer, absl::string_view message,
+                             bool* current) const;
+  std::vector<Request>::iterator RequestOf(RankSession replacement);
+  static bool HasGivenUp(const Request& request, RankSession session);
+  bool IsLoading(RankSession replacement) const;
+  void AskChunk(DeferredActions* actions);
+  // Ends the transfer, and tells everyone who takes part in it.
+  void Cancel(DeferredActions* actions);
+  void GiveUpSource(std::string why, DeferredActions* actions);
+  void AskFrozen(StandingOf standing_of, DeferredActions* actions);
+  // Admits the replacement if all digests agree; ends its session if only its own differ.
+  void MaybeAdmit(DeferredActions* actions);
+  void BeginNext(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
+  // Begins a transfer to this replacement if a source is there. Returns false if no rank will ever
+  // be one.
+  bool TryBegin(const Request& request, StandingOf standing_of, std::uint64_t now_ns,
+                DeferredActions* actions);
+  absl::Status Unavailable(const Request& request) const;
+  absl::Status TimedOut(const Request& request) const;
+  std::string Waiting(const Request& request) const;
+
+  const JobTerms& terms_;
+  Membership* const members_;
+  const OnCopied copied_;
+
+  std::vector<Request> requests_;  // in the order of their requests; one of a rank at most
+  std::optional<StateTransfer> transfer_;
+  std::uint64_t transfers_ = 0;  // number of the last one
+  bool copying_ = false;         // also after the end of its transfer
+  bool stopped_ = false;
+  absl::Status diverged_;  // why the job must end
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_STATE_HEALING_H_
