@@ -138,11 +138,10 @@ class Rank:
         return self.restarts, digest(self._state())
 
     def _state(self):
-        state = self.training.model.module.state_dict(), self._optimizer.state_dict()["state"]
-        return [*state[0].values(), *(t for s in state[1].values() for t in s.values())] + [
-            self._scheduler.last_epoch,
-            self._scheduler.get_last_lr(),
-        ]
+        model = self.training.model.module.state_dict().values()
+        optimizer = sorted(self._optimizer.state_dict()["state"].items())
+        scheduler = self._scheduler.last_epoch, self._scheduler.get_last_lr()
+        return [*model, *(part[name] for _, part in optimizer for name in sorted(part)), *scheduler]
 
     def _write(self, what, values):
         positions = self.training._synchronizer.positions
