@@ -27,13 +27,16 @@ namespace gradsync::daemon {
 // thousand elements, and the blocks' sums in float64: the error is at most 1e-5, and 1e-7 as a
 // rule. If float32 cannot hold a block's sum, or the block has elements that are not finite, the
 // block is read once more, while it is in the cache. The last bits of the sum depend on the SIMD
-// target and on the slices; the count does not. One buffer of a result, measured alone with the
-// same slices and a scale of 1.0, gives the same bits as the result did.
+// target and on the slices; the count does not.
 //
 // Thread-safe for buffers that are not shared. Any number of buffers, also none; any count, also 0.
 // Integers and an unspecified dtype change nothing here; CombineOrderFree adds integers.
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
              GradientStats* stats = nullptr);
+
+// The statistics of a result that Combine wrote of several buffers, as it measured them then, bit
+// for bit. Writes the same elements into `buffer` again.
+void MeasureAgain(DataType dtype, std::byte* buffer, std::size_t count, GradientStats* stats);
 
 // The two halves of Combine, for sums that travel to other nodes in between. The work type is
 // float32 for the 16-bit types, else `dtype` itself; `sum` is aligned to its elements.
