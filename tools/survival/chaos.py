@@ -72,7 +72,7 @@ Phases, with the place where a trainer dies:
   confirm    a replacement, while it compares its state with the others'
   copy       a replacement has marked a bucket that was reduced before
   source     a rank, while it sends its state to a replacement
-  leave      it waits for the other ranks to leave, at the end
+  leave      at the end: every other rank waits in leave(), and it has not called that yet
 
 Breaks, for --break:
   unseeded   a replacement's random generators are not seeded

@@ -109,10 +109,12 @@ def assess(
     for death in deaths:
         if death.fault.phase in _AFTER_THE_END:
             excused.setdefault(death.rank, []).append(death.step)
+    # The end of the training, which a rank notes before it leaves.
+    repeated = {d.rank: [planned.steps + 1] for d in deaths if d.fault.phase == LEAVE}
     return Outcome(
         deaths,
         _returns(lines),
-        first_difference(wanted, found, excused),
+        first_difference(wanted, found, excused, repeated),
         _complaints(planned, deaths, found, lines),
     )
 
