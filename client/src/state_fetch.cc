@@ -60,8 +60,10 @@ absl::Status StateFetch::Ask(absl::Duration timeout) {
           "FetchState needs a session that takes the place of a lost one, with "
           "StateSource::kSurvivor, and only once; see is_replacement()");
     }
+    // What was fetched could not be loaded: the daemon begins again.
     if (transfer_.has_value() && transfer_->fetched) {
-      return OutOfOrder("the state has been fetched; load it, and call ConfirmState");
+      transfer_.reset();
+      asked_ = false;
     }
     if (asked_) return absl::OkStatus();
   }

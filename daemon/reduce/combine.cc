@@ -312,6 +312,14 @@ HWY_NOINLINE void Measure(const std::byte* from, std::size_t bytes, GradientStat
   }
 }
 
+// As Measure, block by block: only blocks with a non-finite element are read twice.
+template <class Unit>
+void MeasureBlocks(const std::byte* from, std::size_t bytes, GradientStats* stats) {
+  for (std::size_t i = 0; i < bytes; i += kBlockBytes) {
+    Measure<Unit>(from + i, bytes - i < kBlockBytes ? bytes - i : kBlockBytes, stats);
+  }
+}
+
 // Adds a block's statistics to `stats`. Uses the loop's sums in `squares` if they are precise.
 template <class Unit>
 HWY_INLINE void AddBlock(typename Unit::Squares squares, const std::byte* from, std::size_t bytes,
@@ -357,8 +365,8 @@ HWY_NOINLINE void CombineTail(std::byte* const* buffers, std::size_t buffer_coun
 
 // One turn takes four units from every buffer: enough independent sums to hide the adder's latency,
 // and few enough to stay in registers. kBuffers is the number of buffers if the loops over them are
-// unrolled, else 0. `stats` is null unless kStats. Without kStores nothing is written.
-template <class Unit, std::size_t kBuffers, bool kStats, bool kStores = true>
+// unrolled, else 0. `stats` is null unless kStats.
+template <class Unit, std::size_t kBuffers, bool kStats>
 HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_count,
                                std::size_t bytes, double scale, GradientStats* stats) {
   constexpr std::size_t kUnit = Unit::kBytes;
@@ -387,7 +395,7 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
     typename Unit::Squares q2 = q0;
     typename Unit::Squares q3 = q0;
     for (; i < block_end; i += kTurn) {
-      if (kStores && kBuffers != 0 && kBuffers <= kPrefetchMaxBuffers && i < prefetch_end &&
+      if (kBuffers != 0 && kBuffers <= kPrefetchMaxBuffers && i < prefetch_end &&
           i % kCacheLineBytes == 0) {
         for (std::size_t b = 0; b < k; ++b) {
           for (std::size_t line = 0; line < kTurn; line += kCacheLineBytes) {
@@ -409,7 +417,7 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
       s1 = Unit::Scale(s1, factor);
       s2 = Unit::Scale(s2, factor);
       s3 = Unit::Scale(s3, factor);
-      for (std::size_t b = 0; kStores && b < k; ++b) {
+      for (std::size_t b = 0; b < k; ++b) {
         Unit::Store(s0, at[b] + i);
         Unit::Store(s1, at[b] + i + kUnit);
         Unit::Store(s2, at[b] + i + 2 * kUnit);
@@ -427,7 +435,7 @@ HWY_NOINLINE void CombineUnits(std::byte* const* buffers, std::size_t buffer_cou
       AddBlock<Unit>(squares, at[0] + block, i - block, stats);
     }
   }
-  for (; kStores && i < bytes; i += kUnit) {
+  for (; i < bytes; i += kUnit) {
     const std::size_t left = bytes - i;
     CombineTail<Unit>(buffers, buffer_count, i, left < kUnit ? left : kUnit, scale);
   }
@@ -460,7 +468,7 @@ void CombineType(std::byte* const* buffers, std::size_t buffer_count, std::size_
   if (stats == nullptr) {
     if (!untouched) CombineBuffers<Unit, false>(buffers, buffer_count, bytes, scale, nullptr);
   } else if (untouched) {
-    CombineUnits<Unit, 1, true, false>(buffers, 1, bytes, scale, stats);
+    MeasureBlocks<Unit>(buffers[0], bytes, stats);
   } else {
     CombineBuffers<Unit, true>(buffers, buffer_count, bytes, scale, stats);
   }

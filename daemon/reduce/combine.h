@@ -27,8 +27,7 @@ namespace gradsync::daemon {
 // thousand elements, and the blocks' sums in float64: the error is at most 1e-5, and 1e-7 as a
 // rule. If float32 cannot hold a block's sum, or the block has elements that are not finite, the
 // block is read once more, while it is in the cache. The last bits of the sum depend on the SIMD
-// target and on the slices; the count does not. One buffer of a result, measured alone with the
-// same slices and a scale of 1.0, gives the same bits as the result did.
+// target and on the slices; the count does not.
 //
 // Thread-safe for buffers that are not shared. Any number of buffers, also none; any count, also 0.
 // Integers and an unspecified dtype change nothing here; CombineOrderFree adds integers.

@@ -434,26 +434,6 @@ TEST_P(CombineTest, OneBufferWithoutScaleIsMeasuredAndNotTouched) {
   }
 }
 
-// A replaced rank gets a copy of an average. The daemon compares what both measure.
-TEST_P(CombineTest, ACopyIsMeasuredAsItsSumWas) {
-  for (const std::size_t count : {1u, 63u, 1000u, 20011u}) {
-    for (const std::size_t ranks : {2u, 3u, 4u, 6u}) {
-      for (const DataType dtype : kTypes) {
-        std::vector<Bytes> buffers = RandomBuffers(dtype, ranks, count, 6);
-        GradientStats stats;
-        CombineAll(dtype, &buffers, 0, count, 1.0 / static_cast<double>(ranks), &stats);
-        std::vector<Bytes> copy = {buffers[1]};
-        GradientStats again;
-        CombineAll(dtype, &copy, 0, count, 1.0, &again);
-        if (!std::isnan(stats.sum_of_squares) || !std::isnan(again.sum_of_squares)) {
-          EXPECT_EQ(again.sum_of_squares, stats.sum_of_squares) << count << " of " << ranks;
-        }
-        EXPECT_EQ(again.non_finite, stats.non_finite);
-      }
-    }
-  }
-}
-
 TEST(CombineNothingTest, IsAllowed) {
   Combine(DataType::kFloat32, {}, 5, 1.0);
   std::byte* const null = nullptr;

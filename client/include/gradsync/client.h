@@ -562,7 +562,7 @@ class Session {
   //   UNAVAILABLE          STATE_UNAVAILABLE: every rank that has the state refused or was silent;
   //                        the message says why.
   //   DEADLINE_EXCEEDED    STATE_UNAVAILABLE: not in time. Call it again.
-  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: this session is no replacement, or has fetched the
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: this session is no replacement, or has confirmed the
   //                        state. STATE_REFUSED: what arrived is malformed; the session ends.
   //   RESOURCE_EXHAUSTED   MEMORY. If it is too little for the state, the session ends.
   virtual absl::StatusOr<StateImage> FetchState(

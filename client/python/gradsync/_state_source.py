@@ -118,8 +118,8 @@ class _Server:
 # The servers of live sessions, by the number that the library passes to the functions.
 _servers: weakref.WeakValueDictionary[int, _Server] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
-# Sessions that serve their state. Adding, copying and discarding are atomic.
-_serving: set[weakref.ref[SessionHandle]] = set()
+# Sessions that have served their state. Appending, copying and removing are atomic.
+_serving: list[weakref.ref[SessionHandle]] = []
 
 
 def _read_state(user: int, items: Any, count: Any, reason: Any) -> int:
@@ -162,8 +162,9 @@ def serve(handle: SessionHandle, read: Optional[StateReader]) -> None:
     )
     if error := library.serve_state(handle, struct):
         raise_error(error)
+    if handle.state_server is None:
+        _serving.append(weakref.ref(handle, _serving.remove))
     handle.state_server = server  # only now is the one before not used any more
-    _serving.add(weakref.ref(handle, _serving.discard))
     # The last one that is registered runs first: before the sessions are destroyed.
     atexit.unregister(_stop_all)
     atexit.register(_stop_all)
@@ -180,6 +181,7 @@ def _stop(handle: SessionHandle) -> None:
     if error := library.serve_state(handle, None):
         raise_error(error)
     handle.state_server = None
+    _serving[:] = [reference for reference in _serving if reference() is not handle]
 
 
 def _stop_all() -> None:

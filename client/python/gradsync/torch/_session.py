@@ -180,12 +180,18 @@ def finish_at_exit(session: gradsync.Session, settle: Callable[[], bool] = lambd
     It is also lost if `settle()` is False then: this rank is in the middle of something.
     """
     _finishing[session] = settle
-    # Sessions close themselves at the exit. Functions that are registered later run earlier, so
-    # this one ends this rank's part before its session closes.
-    atexit.unregister(_finish_all)
-    atexit.register(_finish_all)
+    finish_before_others_at_exit()
     if sys.exit is not _exit:
         sys.exit = _exit
+
+
+def finish_before_others_at_exit() -> None:
+    """At the exit, sessions finish before they close themselves and stop to serve the state.
+
+    Functions that are registered later run earlier. So this is called after whatever registers one.
+    """
+    atexit.unregister(_finish_all)
+    atexit.register(_finish_all)
 
 
 def _finish_all() -> None:

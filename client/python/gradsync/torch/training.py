@@ -96,6 +96,8 @@ class Training:
         if self._synchronizer.positions is not None:
             self._synchronizer.positions.attach(FrozenState(self._shared))
             self._session.serve_state(self._read)
+            # While it finishes, this rank may have to give its state to a replacement.
+            _session.finish_before_others_at_exit()
             if self._session.is_replacement:
                 self._heal()
 
