@@ -184,6 +184,7 @@ class Chaos:
         self._control = Round(0, steps, control.faults)
         self._steps = steps
         self._started = time.monotonic()
+        self._done = 0  # trainings
         self._socket = ""
         self._daemon_log = pathlib.Path()
         self._folder = pathlib.Path()
@@ -240,15 +241,16 @@ class Chaos:
 
         training.run(self._given.launcher, show)
         self._progress.clear()
+        self._done += 1
         return training
 
     def _time_left(self) -> str:
         """Before the progress of a training: how long all of them will take."""
-        done = self.report.trainings
-        if not done:
+        if not self._done:
             return ""
-        each = (time.monotonic() - self._started) / (done + 1)  # and the one without faults
-        return f"{each * (len(self._rounds) - done):.0f} s left; "
+        each = (time.monotonic() - self._started) / self._done
+        trainings = 1 + len(self._rounds) + (len(_BREAK_NAMES) if self._given.controls else 0)
+        return f"{each * (trainings - self._done):.0f} s left; "
 
     def _faulty(
         self, name: str, planned: Round, wanted: Sequence[Link], broken: Optional[str]

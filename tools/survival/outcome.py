@@ -9,10 +9,10 @@ from typing import Any, Optional
 
 from chain import Difference, Link, first_difference
 from fault_log import DIES, FACT
-from faults import COMMITTED, ENDED, LEAVE, Fault, Round
+from faults import COMMITTED, ENDED, LEAVE, SOURCE, Fault, Round
 
-# A rank may die after these and before it has written its link of the step.
-_AFTER_THE_END = (ENDED, COMMITTED)
+# A rank dies after it has ended the step, and before it has written its link of the step.
+_AFTER_THE_END = (ENDED, COMMITTED, SOURCE)
 
 
 @dataclasses.dataclass
