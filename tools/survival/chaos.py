@@ -27,7 +27,6 @@ from faults import (
     NAMES,
     PHASES,
     REDUCED,
-    SPARE_STEPS,
     Fault,
     Round,
     least_faults,
@@ -177,11 +176,10 @@ class Chaos:
                 given.seed, given.faults, given.ranks, given.phases, not given.no_stops
             )
         control = _control_round()
-        steps = max([control.steps, *(r.steps for r in self._rounds)])
-        steps = -(-steps // STEPS_OF_EPOCH) * STEPS_OF_EPOCH
+        steps = _whole_epochs(max([control.steps, *(r.steps for r in self._rounds)]))
         # All have the same length, so that one training without faults is enough.
         self._rounds = [Round(r.number, steps, _moved(r, steps)) for r in self._rounds]
-        self._control = Round(0, steps, control.faults)
+        self._control = control
         self._steps = steps
         self._started = time.monotonic()
         self._done = 0  # trainings
@@ -195,7 +193,7 @@ class Chaos:
         """Runs everything; `report` has the result."""
         self._start_daemon()
         self._started = time.monotonic()
-        wanted = self._train("without-faults", self._settings(hold=False)).chain()
+        wanted = self._train("without-faults", self._settings(False, self._steps)).chain()
         for planned in self._rounds:
             name = f"training {planned.number + 1} of {len(self._rounds)}"
             outcome = self._faulty(name, planned, wanted, self._given.broken)
@@ -218,12 +216,16 @@ class Chaos:
         )
 
     def _settings(
-        self, hold: bool, faults: tuple[Fault, ...] = (), broken: Optional[str] = None
+        self,
+        hold: bool,
+        steps: int,
+        faults: tuple[Fault, ...] = (),
+        broken: Optional[str] = None,
     ) -> Settings:
         return Settings(
             seed=self._given.seed,
             ranks=self._given.ranks,
-            steps=self._steps,
+            steps=steps,
             state_mib=self._given.state_mib,
             hold=hold,
             broken=broken,
@@ -256,12 +258,17 @@ class Chaos:
         self, name: str, planned: Round, wanted: Sequence[Link], broken: Optional[str]
     ) -> Optional[Outcome]:
         """Trains with faults; None, and a failure in the report: it did not come to its end."""
+        settings = self._settings(True, planned.steps, planned.faults, broken)
         try:
-            training = self._train(name, self._settings(True, planned.faults, broken))
+            training = self._train(name, settings)
         except TrainingFailed as failed:
             self.report.fail(f"{name}: {failed}")
             return None
-        outcome = assess(planned, wanted, training.chain(), training.lines(), training.ends())
+        found = training.chain()
+        if planned.steps < self._steps:  # both as far as the shorter one goes, without its end
+            wanted = [link for link in wanted if link.step <= planned.steps]
+            found = [link for link in found if link.step <= planned.steps]
+        outcome = assess(planned, wanted, found, training.lines(), training.ends())
         if not self._given.keep and outcome.difference is None:
             shutil.rmtree(training.folder)
         return outcome
@@ -282,7 +289,11 @@ def _control_round() -> Round:
 
     One alone: at a second one the package itself would see that the ranks differ.
     """
-    return Round(0, FIRST_STEP + SPARE_STEPS, (Fault(0, 0, FIRST_STEP, REDUCED, KILL),))
+    return Round(0, _whole_epochs(FIRST_STEP), (Fault(0, 0, FIRST_STEP, REDUCED, KILL),))
+
+
+def _whole_epochs(steps: int) -> int:
+    return -(-steps // STEPS_OF_EPOCH) * STEPS_OF_EPOCH
 
 
 def _moved(planned: Round, steps: int) -> tuple[Fault, ...]:
