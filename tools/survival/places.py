@@ -42,8 +42,9 @@ _POLL_S = 0.0005
 _PATIENCE_S = 120.0
 # Until the library's thread has sent what the trainer has told it.
 _SENT_S = 0.02
-# A source reads each guarded page once for its digests, and once to send it.
-_TOUCHES_OF_HASHING = 2
+# A source reads for its digests and to send, in turn: at the second stop it does the other one, or
+# has read half of the block.
+_TOUCHES_BEFORE = 1
 # The bucket whose marking and reduction the phases are about: the one that is ready first.
 _BUCKET = 0
 
@@ -248,7 +249,7 @@ class Places:
         if healing.get("source") != self._rank:
             return False
         moved = int(healing["bytes"])
-        if moved > 0 or self._touches > _TOUCHES_OF_HASHING:
+        if moved > 0 or self._touches > _TOUCHES_BEFORE:
             self._die(fault, self.step, reduced=1, moved=moved)
         return True
 
