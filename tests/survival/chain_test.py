@@ -21,8 +21,8 @@ def changed(place, **fields):
     return links
 
 
-def difference(found, excused=None):
-    found = first_difference(chain(), found, excused or {})
+def difference(found, excused=None, repeated=None):
+    found = first_difference(chain(), found, excused or {}, repeated or {})
     return None if found is None else (found.rank, found.step, found.what.split()[0])
 
 
@@ -57,6 +57,9 @@ def test_a_missing_link_is_a_difference_unless_it_is_excused():
 def test_a_step_that_is_done_twice_is_a_difference():
     links = chain()
     assert difference(links + [links[1]]) == (0, 2, "twice,")
+    assert difference(links + [links[1]], repeated={0: [2]}) is None
+    other = dataclasses.replace(links[1], state="x")
+    assert difference(links + [other], repeated={0: [2]}) == (0, 2, "state")
 
 
 def test_a_step_too_many_is_a_difference():

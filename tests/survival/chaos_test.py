@@ -53,7 +53,7 @@ def test_25_faults_change_no_bit_and_every_break_is_seen(temporary, tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     path = tmp_path / "figures.json"
     status, out, err = run(
-        temporary, "--seed", 13, "--faults", 25, "--state-mib", 8, "--controls", "--json", path
+        temporary, "--seed", 13, "--faults", 25, "--state-mib", 6, "--controls", "--json", path
     )
     assert status == 0, err
     figures = json.loads(path.read_text())

@@ -25,7 +25,7 @@ PROGRAMS = {
     "gradsyncctl": "tools/gradsyncctl/gradsyncctl",
     "library": "client/libgradsync.so",
 }
-STEPS = 3000
+STEPS = 2000
 _KILLS = 4
 _LEAST_STEPS = 200  # for so many kills
 _COLUMNS = 64

@@ -92,7 +92,7 @@ class Break:
 
     def after_step(self, step: int) -> None:
         """A step is complete, and the optimizer has used it."""
-        if self._name == LATE and self._rank == 0:
+        if self._name == LATE and self._rank == self._ranks - 1:
             path = self._folder / f"state-{step}"
             torch.save((self._module.state_dict(), self._optimizer.state_dict()), f"{path}.part")
             os.rename(f"{path}.part", path)

@@ -93,6 +93,7 @@ def first_difference(
     wanted: Sequence[Link],
     found: Sequence[Link],
     excused: Mapping[int, Sequence[int]],
+    repeated: Mapping[int, Sequence[int]],
 ) -> Optional[Difference]:
     """Compares every link; None: the chains are equal.
 
@@ -101,6 +102,8 @@ def first_difference(
       found: of the training with them.
       excused: for a rank, the steps whose link may be missing: it died between the step's end and
         the link.
+      repeated: for a rank, the steps whose link may be there twice: it died after the link, and its
+        replacement wrote it again.
     """
     expected = {(link.rank, link.step): link for link in wanted}
     seen: dict[tuple[int, int], Link] = {}
@@ -110,7 +113,7 @@ def first_difference(
         other = expected.get(key)
         if other is None:
             differences.append(Difference(*key, "the training without faults has no such step"))
-        elif key in seen:
+        elif key in seen and link.step not in repeated.get(link.rank, ()):
             differences.append(Difference(*key, f"twice, by pids {seen[key].pid} and {link.pid}"))
         else:
             for name in _HASHES:

@@ -27,7 +27,6 @@ from faults import (
     NAMES,
     PHASES,
     REDUCED,
-    SPARE_STEPS,
     Fault,
     Round,
     least_faults,
@@ -72,7 +71,7 @@ Phases, with the place where a trainer dies:
   confirm    a replacement, while it compares its state with the others'
   copy       a replacement has marked a bucket that was reduced before
   source     a rank, while it sends its state to a replacement
-  leave      it waits for the other ranks to leave, at the end
+  leave      at the end: every other rank waits in leave(), and it has not called that yet
 
 Breaks, for --break:
   unseeded   a replacement's random generators are not seeded
@@ -176,14 +175,14 @@ class Chaos:
             self._rounds = plan(
                 given.seed, given.faults, given.ranks, given.phases, not given.no_stops
             )
-        control = _control_round(given.ranks)
-        steps = max([control.steps, *(r.steps for r in self._rounds)])
-        steps = -(-steps // STEPS_OF_EPOCH) * STEPS_OF_EPOCH
+        control = _control_round()
+        steps = _whole_epochs(max([control.steps, *(r.steps for r in self._rounds)]))
         # All have the same length, so that one training without faults is enough.
         self._rounds = [Round(r.number, steps, _moved(r, steps)) for r in self._rounds]
-        self._control = Round(0, steps, control.faults)
+        self._control = control
         self._steps = steps
         self._started = time.monotonic()
+        self._done = 0  # trainings
         self._socket = ""
         self._daemon_log = pathlib.Path()
         self._folder = pathlib.Path()
@@ -194,7 +193,7 @@ class Chaos:
         """Runs everything; `report` has the result."""
         self._start_daemon()
         self._started = time.monotonic()
-        wanted = self._train("without-faults", self._settings(hold=False)).chain()
+        wanted = self._train("without-faults", self._settings(False, self._steps)).chain()
         for planned in self._rounds:
             name = f"training {planned.number + 1} of {len(self._rounds)}"
             outcome = self._faulty(name, planned, wanted, self._given.broken)
@@ -217,12 +216,16 @@ class Chaos:
         )
 
     def _settings(
-        self, hold: bool, faults: tuple[Fault, ...] = (), broken: Optional[str] = None
+        self,
+        hold: bool,
+        steps: int,
+        faults: tuple[Fault, ...] = (),
+        broken: Optional[str] = None,
     ) -> Settings:
         return Settings(
             seed=self._given.seed,
             ranks=self._given.ranks,
-            steps=self._steps,
+            steps=steps,
             state_mib=self._given.state_mib,
             hold=hold,
             broken=broken,
@@ -240,26 +243,32 @@ class Chaos:
 
         training.run(self._given.launcher, show)
         self._progress.clear()
+        self._done += 1
         return training
 
     def _time_left(self) -> str:
         """Before the progress of a training: how long all of them will take."""
-        done = self.report.trainings
-        if not done:
+        if not self._done:
             return ""
-        each = (time.monotonic() - self._started) / (done + 1)  # and the one without faults
-        return f"{each * (len(self._rounds) - done):.0f} s left; "
+        each = (time.monotonic() - self._started) / self._done
+        trainings = 1 + len(self._rounds) + (len(_BREAK_NAMES) if self._given.controls else 0)
+        return f"{each * (trainings - self._done):.0f} s left; "
 
     def _faulty(
         self, name: str, planned: Round, wanted: Sequence[Link], broken: Optional[str]
     ) -> Optional[Outcome]:
         """Trains with faults; None, and a failure in the report: it did not come to its end."""
+        settings = self._settings(True, planned.steps, planned.faults, broken)
         try:
-            training = self._train(name, self._settings(True, planned.faults, broken))
+            training = self._train(name, settings)
         except TrainingFailed as failed:
             self.report.fail(f"{name}: {failed}")
             return None
-        outcome = assess(planned, wanted, training.chain(), training.lines(), training.ends())
+        found = training.chain()
+        if planned.steps < self._steps:  # both as far as the shorter one goes, without its end
+            wanted = [link for link in wanted if link.step <= planned.steps]
+            found = [link for link in found if link.step <= planned.steps]
+        outcome = assess(planned, wanted, found, training.lines(), training.ends())
         if not self._given.keep and outcome.difference is None:
             shutil.rmtree(training.folder)
         return outcome
@@ -275,13 +284,16 @@ class Chaos:
             self.report.see(broken, str(outcome.difference))
 
 
-def _control_round(ranks: int) -> Round:
-    """A death with a reduced bucket, twice."""
-    faults = tuple(
-        Fault(number, rank, FIRST_STEP + 2 * number, REDUCED, KILL)
-        for number, rank in enumerate((1, ranks - 1))
-    )
-    return Round(0, FIRST_STEP + 2 + SPARE_STEPS, faults)
+def _control_round() -> Round:
+    """A death of rank 0, whose buffers are everybody's, with a reduced bucket.
+
+    One alone: at a second one the package itself would see that the ranks differ.
+    """
+    return Round(0, _whole_epochs(FIRST_STEP), (Fault(0, 0, FIRST_STEP, REDUCED, KILL),))
+
+
+def _whole_epochs(steps: int) -> int:
+    return -(-steps // STEPS_OF_EPOCH) * STEPS_OF_EPOCH
 
 
 def _moved(planned: Round, steps: int) -> tuple[Fault, ...]:

@@ -30,8 +30,9 @@ class FaultLog:
         self._lines: list[dict[str, Any]] = []
 
     def close(self) -> None:
-        """No further call."""
+        """Afterwards lines() returns what it returned before."""
         os.close(self._file)
+        self._file = -1
 
     def say(self, event: str, **facts: Any) -> None:
         """Appends a line with the time."""
@@ -46,7 +47,7 @@ class FaultLog:
 
     def lines(self) -> list[dict[str, Any]]:
         """Every line so far, in order."""
-        while data := os.pread(self._file, 1 << 16, self._read):
+        while self._file >= 0 and (data := os.pread(self._file, 1 << 16, self._read)):
             self._read += len(data)
             *whole, self._rest = (self._rest + data).split(b"\n")
             self._lines += map(json.loads, whole)

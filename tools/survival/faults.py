@@ -46,7 +46,7 @@ NAMES = dict(
 # A replacement, or the rank that heals it, dies in these.
 _OF_HEALING = (FETCH, LOAD, CONFIRM, COPY, SOURCE)
 # Another rank has to wait for the death, so that the phase lasts until then.
-_NEEDS_WAITER = (MARKED, ENDED, LEAVE)
+_NEEDS_WAITER = (MARKED, ENDED)
 # Ranks can be there at the same time.
 _TOGETHER = (BEFORE, REDUCED, ENDED)
 

@@ -9,10 +9,10 @@ from typing import Any, Optional
 
 from chain import Difference, Link, first_difference
 from fault_log import DIES, FACT
-from faults import COMMITTED, ENDED, LEAVE, Fault, Round
+from faults import COMMITTED, ENDED, LEAVE, SOURCE, Fault, Round
 
-# A rank may die after these and before it has written its link of the step.
-_AFTER_THE_END = (ENDED, COMMITTED)
+# A rank dies after it has ended the step, and before it has written its link of the step.
+_AFTER_THE_END = (ENDED, COMMITTED, SOURCE)
 
 
 @dataclasses.dataclass
@@ -109,10 +109,12 @@ def assess(
     for death in deaths:
         if death.fault.phase in _AFTER_THE_END:
             excused.setdefault(death.rank, []).append(death.step)
+    # The end of the training, which a rank notes before it leaves.
+    repeated = {d.rank: [planned.steps + 1] for d in deaths if d.fault.phase == LEAVE}
     return Outcome(
         deaths,
         _returns(lines),
-        first_difference(wanted, found, excused),
+        first_difference(wanted, found, excused, repeated),
         _complaints(planned, deaths, found, lines),
     )
 

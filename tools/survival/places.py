@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import threading
@@ -33,7 +34,7 @@ from faults import (
     STOP,
     Fault,
 )
-from guarded_page import GuardedPage
+from guarded_pages import GuardedPages
 from settings import Settings
 
 _POLL_S = 0.0005
@@ -41,8 +42,9 @@ _POLL_S = 0.0005
 _PATIENCE_S = 120.0
 # Until the library's thread has sent what the trainer has told it.
 _SENT_S = 0.02
-# Until a thread that goes on has read a page. If it takes longer, it stops there once more.
-_PASSED_S = 0.0003
+# A source reads for its digests and to send, in turn: at the second stop it does the other one, or
+# has read half of the block.
+_TOUCHES_BEFORE = 1
 # The bucket whose marking and reduction the phases are about: the one that is ready first.
 _BUCKET = 0
 
@@ -73,15 +75,15 @@ class Places:
         self._board = Board(folder / "board", settings.ranks)
         self._marks = 0  # of the step
         self._heals = False  # between fetch_state and the end of confirm_state
-        self._page: Optional[GuardedPage] = None
-        self._touches = 0  # of the page, in one reading
+        self._pages: Optional[GuardedPages] = None
+        self._touches = 0  # of the pages, in one reading
         self.step = 0
         self.ended_at = 0.0
         self.transfer_s = 0.0
 
     def guard(self, address: int, size: int) -> None:
         """Says where a large part of the state is."""
-        self._page = GuardedPage(address, size)
+        self._pages = GuardedPages(address, size)
 
     def say(self, **facts: Any) -> None:
         """Keeps facts of this rank."""
@@ -142,8 +144,8 @@ class Places:
         try:
             result = real(layout, step, *rest)
         finally:
-            if self._page is not None:
-                self._page.disarm()
+            if self._pages is not None:
+                self._pages.disarm()
         self._board.completes(self._rank, step)
         return result
 
@@ -171,11 +173,11 @@ class Places:
                 if confirms is not None:
                     self._die(confirms, confirms.step, reduced=1)
             items = read()
-            if not self._heals and self._page is not None and self._next_of_transfer():
+            if not self._heals and self._pages is not None and self._next_of_transfer():
                 # The library's thread blocks all signals. A fault would then end the process.
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGSEGV])
                 self._touches = 0
-                self._page.arm(self._in_transfer)
+                self._pages.arm(self._in_transfer)
             return items
 
         real(session, None if read is None else wrapped)
@@ -201,15 +203,17 @@ class Places:
         self._heals = False
 
     def _leave(self, real: Callable[..., Any], session: Any, *rest: Any, **more: Any) -> None:
-        self._wait_for_death(LEAVE, self._steps)
+        self._board.ends(self._rank, self._steps + 1)
         leaves = self._due(LEAVE, self._steps)
         if leaves is not None:
+            others = [rank for rank in range(session.world_size) if rank != self._rank]
 
-            def die() -> None:
-                time.sleep(_SENT_S)
-                self._die(leaves, self._steps, reduced=0)
+            def leave() -> bool:
+                return all(self._board.has_ended(rank, self._steps + 1) for rank in others)
 
-            self._in_thread(die)
+            self._until(leave, "the others to leave")
+            time.sleep(_SENT_S)
+            self._die(leaves, self._steps, reduced=0)
         real(session, *rest, **more)
 
     _finish = _leave
@@ -228,29 +232,26 @@ class Places:
                     return fault
         return None
 
-    def _in_transfer(self) -> None:
-        """The library reads the guarded page, in a thread of its own."""
+    def _in_transfer(self) -> bool:
+        """The library reads a guarded page, in a thread of its own.
+
+        Returns: whether to stop it once more.
+        """
         fault = self._next_of_transfer()
         if fault is None:
-            return
+            return False
         self._touches += 1
         self._log.say(TOUCHED, fault=fault.number, rank=self._rank, step=self.step)
         if fault.phase == FETCH:
             self._until(lambda: fault.number in self._log.dead(), "the replacement's death")
-            return
+            return False
         healing = self._healing()
         if healing.get("source") != self._rank:
-            return
+            return False
         moved = int(healing["bytes"])
-        if moved == 0 and self._touches == 1:
-            self._in_thread(self._arm_again)  # it has read for the hash; it reads once more to send
-        else:
+        if moved > 0 or self._touches > _TOUCHES_BEFORE:
             self._die(fault, self.step, reduced=1, moved=moved)
-
-    def _arm_again(self) -> None:
-        time.sleep(_PASSED_S)
-        if self._page is not None:
-            self._page.arm(self._in_transfer)
+        return True
 
     def _healing(self) -> dict[str, Any]:
         """What the daemon says about the transfer."""
@@ -292,8 +293,14 @@ class Places:
         """Waits if a fault of another rank needs this one to."""
         for fault in self._faults:
             if fault.phase == phase and fault.step == step and fault.waiter == self._rank:
-                number = fault.number
-                self._until(lambda n=number: n in self._log.dead(), f"the death of {fault}")
+                self._until(lambda f=fault: self._is_dead(f), f"the death of {fault}")
+
+    def _is_dead(self, fault: Fault) -> bool:
+        """Whether the fault has happened: its process has ended, or is stopped."""
+        for line in self._log.of(DIES):
+            if line["fault"] == fault.number:
+                return fault.signal == STOP or _has_ended(line["pid"])
+        return False
 
     def _die(self, fault: Fault, step: int, reduced: int, **facts: Any) -> None:
         if fault.together:
@@ -330,6 +337,17 @@ class Places:
 
     def _in_thread(self, run: Callable[[], None]) -> None:
         threading.Thread(target=run, daemon=True).start()
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], 0)[0])
+    finally:
+        os.close(pidfd)
 
 
 def _is_reduced(layout: Any, step: int) -> bool:

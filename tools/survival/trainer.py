@@ -30,6 +30,8 @@ assert _BATCHES == STEPS_OF_EPOCH * _ACCUMULATE
 _FEATURES = 16
 _CLASSES = 5
 _WIDTH = 32
+# Of the scheduler. Not those of the training: a shorter one has the same beginning.
+_SCHEDULED_STEPS = 1000
 # Parameter, and two averages of Adam, each of float32.
 _STATE_BYTES_PER_ELEMENT = 12
 _MIB = 1 << 20
@@ -109,7 +111,7 @@ def train(folder: pathlib.Path) -> None:
     )
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=1e-2, total_steps=settings.steps + 1
+        optimizer, max_lr=1e-2, total_steps=_SCHEDULED_STEPS
     )
     broken.watch(module, optimizer)
     places.guard(module.code.data_ptr(), module.code.nbytes)

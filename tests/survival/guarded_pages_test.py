@@ -1,4 +1,4 @@
-"""A guarded page stops its next reader, in any code, once."""
+"""Guarded pages stop their next reader, in any code."""
 
 import ctypes
 import hashlib
@@ -7,11 +7,11 @@ import sys
 import threading
 
 import numpy as np
-from guarded_page import GuardedPage
+from guarded_pages import GuardedPages
 
 SIZE = 1 << 20
 memory = np.arange(SIZE, dtype="u1")
-page = GuardedPage(memory.ctypes.data, SIZE)
+pages = GuardedPages(memory.ctypes.data, SIZE)
 
 
 def test_a_reader_waits_and_then_reads_what_was_there():
@@ -20,9 +20,9 @@ def test_a_reader_waits_and_then_reads_what_was_there():
 
     def on_read():
         reads.set()
-        assert may_read.wait(60)
+        return not may_read.wait(60)
 
-    page.arm(on_read)
+    pages.arm(on_read)
     reader = threading.Thread(target=lambda: digests.append(hashlib.sha256(memory).digest()))
     reader.start()
     assert reads.wait(60)
@@ -35,17 +35,32 @@ def test_a_reader_waits_and_then_reads_what_was_there():
 def test_code_without_python_is_stopped_too():
     calls = []
     copy = ctypes.create_string_buffer(SIZE)
-    page.arm(lambda: calls.append(threading.get_ident()))
+    pages.arm(lambda: calls.append(threading.get_ident()) is not None)
     for _ in range(2):
         ctypes.memmove(copy, memory.ctypes.data, SIZE)
     assert calls == [threading.get_ident()]
     assert copy.raw == memory.tobytes()
 
 
+def test_a_reader_can_be_stopped_again_and_again():
+    calls = []
+    copy = ctypes.create_string_buffer(SIZE)
+
+    def on_read():
+        calls.append(1)
+        return len(calls) < 3
+
+    pages.arm(on_read)
+    for reads, wanted in ((1, 2), (2, 3), (3, 3)):
+        ctypes.memmove(copy, memory.ctypes.data, SIZE)
+        assert len(calls) == wanted, reads
+    assert copy.raw == memory.tobytes()
+
+
 def test_a_disarmed_page_stops_nobody():
     calls = []
-    page.arm(lambda: calls.append(1))
-    page.disarm()
+    pages.arm(lambda: calls.append(1) is not None)
+    pages.disarm()
     assert int(memory.sum()) == int(memory.astype("u8").sum())
     assert not calls
 
@@ -53,7 +68,7 @@ def test_a_disarmed_page_stops_nobody():
 def test_another_fault_of_the_program_still_ends_it():
     text = (
         "import ctypes, sys; sys.path[:0] = {path!r}\n"
-        "import guarded_page_test\n"
+        "import guarded_pages_test\n"
         "ctypes.string_at(8)\n"
     ).format(path=sys.path)
     ended = subprocess.run([sys.executable, "-c", text], cwd=__file__.rpartition("/")[0])
