@@ -793,6 +793,31 @@ TEST_F(StateHealingTest, AdmittedRankIsASourceBeforeItIsLive) {
   Heal(2, {1});
 }
 
+TEST_F(StateHealingTest, AverageOutlivesTheSessionsThatContributedToIt) {
+  Begin(2);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    memory(rank, channel_).At<float>(0)[0] = rank == 0 ? 1 : 3;
+    ASSERT_TRUE(job_->MarkReady(Of(rank), channel_, 2, {0}).ok());
+  }
+  reducer_.CompleteAll();
+  ASSERT_TRUE(job_->FinishStep(Of(0), channel_, 2, "").ok());
+  Lose(1);
+  Return(1);
+  ASSERT_TRUE(Fetch(1).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  Heal(1, {0});
+  const auto lost = std::move(memory_[channel_ - 1][0]);
+  Lose(0);
+  executor_.RunAll();
+  EXPECT_TRUE(lost->Shared()) << "rank 1 needs the average of bucket 0";
+  TakeAll();
+  DoStep(1, channel_, 2);
+  ExpectComplete({1});
+  EXPECT_EQ(memory(1, channel_).At<float>(0)[0], 2);
+  executor_.RunAll();
+  EXPECT_FALSE(lost->Shared());
+}
+
 TEST_F(StateHealingTest, LossOfTheLastRankThatHasTheStateEndsTheJob) {
   BeginTransfer(2);
   Lose(0);
