@@ -10,10 +10,15 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kPastKept = 80;
-// A trainer that may die gets the chance at one of so many events.
-constexpr std::size_t kDeathRarity = 24;
-// The same in a phase that is short.
-constexpr std::size_t kShortPhaseRarity = 3;
+// A trainer that may die gets the chance at one of so many events, so that deaths come at every
+// moment of the run: at first for any phase, then by phase.
+constexpr std::size_t kDeathRarity = 3;
+constexpr std::array<std::size_t, kDeathPhases> kPhaseRarity = {8, 8, 2,  12, 8, 40,
+                                                                8, 1, 12, 1,  6, 12};
+
+constexpr int kMostEvents = 100'000;
+// Longer than the daemon waits for a source.
+constexpr std::uint64_t kSilenceNs = 31'000'000'000;
 
 }  // namespace
 
@@ -23,6 +28,7 @@ const char* NameOf(Action action) {
       "the job hears of the death",
       "the reducer moves half a bucket",
       "the executor runs",
+      "half a minute passes",
       "the next process joins",
       "dies",
       "receives a message",
@@ -35,6 +41,20 @@ const char* NameOf(Action action) {
       "marks the rest and ends the step",
       "abandons the step",
       "reads a verdict",
+      "asks for the state",
+      "asks for the state, and waits for 10 s",
+      "asks for the state again",
+      "sends its digests again",
+      "copies a chunk of the state out",
+      "loads the state",
+      "loads the state wrongly",
+      "cannot load the state",
+      "offers its state",
+      "refuses to give its state",
+      "falls silent",
+      "writes a chunk of its state",
+      "sends its digests",
+      "stops reading",
       "saves its work",
       "leaves",
   };
@@ -42,9 +62,21 @@ const char* NameOf(Action action) {
 }
 
 const char* NameOf(DeathPhase phase) {
-  static const char* const names[] = {"unmarked", "marked",  "in flight", "ended",  "committed",
-                                      "healing",  "copying", "through",   "leaving"};
+  static const char* const names[] = {"unmarked",  "marked",  "in flight", "ended",
+                                      "committed", "healing", "loading",   "confirming",
+                                      "source",    "copying", "through",   "leaving"};
   return names[static_cast<int>(phase)];
+}
+
+bool Possible(DeathPhase phase, const HoldWorldOptions& options) {
+  if (phase == DeathPhase::kLoading || phase == DeathPhase::kConfirming) {
+    return options.source == StateSource::kSurvivor;
+  }
+  // Otherwise nobody is left who has the state.
+  if (phase == DeathPhase::kSource) {
+    return options.source == StateSource::kSurvivor && options.ranks > 2;
+  }
+  return true;
 }
 
 // ---- The job ------------------------------------------------------------------------------------
@@ -53,6 +85,7 @@ HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths
     : deaths_(deaths), present_(options.ranks) {
   run_.ranks = options.ranks;
   run_.steps = options.steps;
+  run_.source = options.source;
   run_.random.seed(seed);
   run_.saved.resize(options.ranks);
   JobEnvironment environment;
@@ -60,7 +93,7 @@ HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths
   environment.reducer = &reducer_;
   environment.executor = &executor_;
   run_.job = std::make_shared<Job>(JobIdentity{1000, "job", "", 1}, options.ranks,
-                                   ModelJobOptions(), environment);
+                                   ModelJobOptions(options.source), environment);
   for (std::uint32_t rank = 0; rank < options.ranks; ++rank) StartTrainer(rank);
   for (ModelTrainer* trainer : present_) trainer->Do(Action::kRegister);
   run_.states = StatesOfRun(run_.ranks, run_.plan, run_.steps);
@@ -68,8 +101,7 @@ HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths
   const auto begun = [](const ModelTrainer* trainer) { return trainer->step() > 1; };
   while (!std::all_of(present_.begin(), present_.end(), begun) && Step()) {
   }
-  run_.deaths = options.deaths;
-  run_.abandons = options.abandons;
+  run_.faults = options.faults;
 }
 
 HoldWorld::~HoldWorld() {
@@ -104,10 +136,8 @@ void HoldWorld::FindEvents() {
     actions_.clear();
     trainer->AddActions(&actions_);
     for (const Action action : actions_) events_.push_back({action, trainer});
-    // Rare, so that deaths come at every moment of the run.
-    if (run_.deaths == 0 || run_.Random(kShortPhaseRarity) != 0) continue;
-    const bool is_short = IsCopiedTo(*trainer);
-    if (!is_short && run_.Random(kDeathRarity / kShortPhaseRarity) != 0) continue;
+    if (run_.faults.deaths == 0 || run_.Random(kDeathRarity) != 0) continue;
+    if (run_.Random(kPhaseRarity[static_cast<std::size_t>(PhaseOf(*trainer))]) != 0) continue;
     if (MayDie(*trainer)) events_.push_back({Action::kDie, trainer});
   }
   for (std::uint32_t rank = 0; rank < run_.ranks; ++rank) {
@@ -117,6 +147,10 @@ void HoldWorld::FindEvents() {
     events_.push_back({Action::kMove, nullptr, i});
   }
   if (executor_.pending() > 0) events_.push_back({Action::kExecute});
+  const bool waits = std::any_of(present_.begin(), present_.end(), [](const auto* trainer) {
+    return trainer->alive() && trainer->exchange().waits_for_time();
+  });
+  if (waits) events_.push_back({Action::kPass});
 }
 
 bool HoldWorld::MayDie(const ModelTrainer& trainer) const {
@@ -124,7 +158,10 @@ bool HoldWorld::MayDie(const ModelTrainer& trainer) const {
   // Some rank that has the state lives on, and the job knows that it has.
   return std::any_of(present_.begin(), present_.end(), [&](const ModelTrainer* other) {
     if (other == &trainer || !other->alive()) return false;
-    return other->leaving() || run_.job->StateOf(other->session()) == RankState::kLive;
+    if (other->leaving()) return true;
+    const RankState state = run_.job->StateOf(other->session());
+    const bool admitted = run_.source == StateSource::kSurvivor && state == RankState::kHealing;
+    return state == RankState::kLive || admitted;
   });
 }
 
@@ -158,6 +195,9 @@ bool HoldWorld::IsCopiedTo(const ModelTrainer& trainer) const {
 
 DeathPhase HoldWorld::PhaseOf(const ModelTrainer& trainer) const {
   if (IsCopiedTo(trainer)) return DeathPhase::kCopying;
+  if (trainer.exchange().IsSource()) return DeathPhase::kSource;
+  if (trainer.exchange().loading()) return DeathPhase::kLoading;
+  if (trainer.exchange().confirming()) return DeathPhase::kConfirming;
   if (!trainer.has_state()) return DeathPhase::kHealing;
   if (trainer.has_verdict()) return DeathPhase::kCommitted;
   if (trainer.through()) {
@@ -168,10 +208,14 @@ DeathPhase HoldWorld::PhaseOf(const ModelTrainer& trainer) const {
   return trainer.marked() > 0 ? DeathPhase::kMarked : DeathPhase::kUnmarked;
 }
 
-std::array<std::size_t, 3> HoldWorld::Effects() const {
+std::array<std::size_t, 4> HoldWorld::Effects() const {
   std::size_t messages = 0;
   for (const auto& trainer : trainers_) messages += trainer->inbox().total();
-  return {messages, reducer_.held().size(), executor_.pending()};
+  std::size_t states = 0;
+  for (std::uint32_t rank = 0; rank < run_.ranks; ++rank) {
+    states = 16 * states + static_cast<std::size_t>(run_.job->StateOf(rank));
+  }
+  return {messages, states, reducer_.held().size(), executor_.pending()};
 }
 
 std::string HoldWorld::Describe(const Event& event) const {
@@ -187,7 +231,7 @@ void HoldWorld::Do(const Event& event) {
   switch (event.action) {
     case Action::kDeliver: {
       const bool lost = trainer->known_lost();
-      const auto before = lost ? Effects() : std::array<std::size_t, 3>{};
+      const auto before = lost ? Effects() : std::array<std::size_t, 4>{};
       trainer->Deliver();
       if (lost && Effects() != before) run_.Violate("a message of a lost session has an effect");
       return;
@@ -198,11 +242,14 @@ void HoldWorld::Do(const Event& event) {
       return reducer_.Move(event.detail);
     case Action::kExecute:
       return executor_.RunNext();
+    case Action::kPass:
+      clock_.Advance(kSilenceNs);
+      return run_.job->Tick();
     case Action::kStart:
       return StartTrainer(static_cast<std::uint32_t>(event.detail));
     case Action::kDie:
       ++(*deaths_)[static_cast<std::size_t>(PhaseOf(*trainer))];
-      --run_.deaths;
+      --run_.faults.deaths;
       return trainer->Die();
     default:
       return trainer->Do(event.action);
@@ -244,7 +291,9 @@ std::string HoldWorld::Run() {
   const auto gone = [](const ModelTrainer* trainer) {
     return trainer->left() || (trainer->known_lost() && trainer->leaving());
   };
+  int events = 0;
   while (!std::all_of(present_.begin(), present_.end(), gone) && Step()) {
+    if (++events == kMostEvents) run_.Violate("the run does not end");
   }
   if (run_.violation.empty()) CheckEnd();
   if (run_.violation.empty()) return "";
@@ -264,6 +313,10 @@ void HoldWorld::CheckEnd() {
   for (const auto& trainer : trainers_) {
     if (trainer->memory() == nullptr || !trainer->memory()->Shared()) continue;
     run_.Violate("the daemon keeps the memory of " + trainer->Name());
+  }
+  for (const auto& trainer : trainers_) {
+    if (!trainer->exchange().StagingIsShared()) continue;
+    run_.Violate("the daemon keeps the staging memory of " + trainer->Name());
   }
   if (!run_.job->Empty()) run_.Violate("every rank has left, but the job is not empty");
 }

@@ -24,26 +24,32 @@ namespace gradsync::daemon {
 
 // Where a trainer is when it dies.
 enum class DeathPhase : std::uint8_t {
-  kUnmarked,   // it has marked nothing in its step
-  kMarked,     // it has marked some bucket, and no bucket is being reduced
-  kInFlight,   // one of its buckets is being reduced
-  kEnded,      // it has ended the step
-  kCommitted,  // the step is complete, and it has not read the verdict
-  kHealing,    // it came after a loss, and has no state yet
-  kCopying,    // it came after a loss, and an average is being copied to it
-  kThrough,    // it has done the last step, and has not left
-  kLeaving,    // it has left, and its session waits for the other ranks
+  kUnmarked,    // it has marked nothing in its step
+  kMarked,      // it has marked some bucket, and no bucket is being reduced
+  kInFlight,    // one of its buckets is being reduced
+  kEnded,       // it has ended the step
+  kCommitted,   // the step is complete, and it has not read the verdict
+  kHealing,     // it came after a loss, and has no state yet
+  kLoading,     // the same, and it is getting the state
+  kConfirming,  // it has loaded the state, and is not admitted yet
+  kSource,      // it is giving its state to another rank
+  kCopying,     // it came after a loss, and an average is being copied to it
+  kThrough,     // it has done the last step, and has not left
+  kLeaving,     // it has left, and its session waits for the other ranks
 };
-inline constexpr int kDeathPhases = 9;
+inline constexpr int kDeathPhases = 12;
 const char* NameOf(DeathPhase phase);
 using Deaths = std::array<int, kDeathPhases>;
 
 struct HoldWorldOptions {
   std::uint32_t ranks = 3;
   std::uint64_t steps = 3;
-  int deaths = 2;
-  int abandons = 0;
+  StateSource source = StateSource::kTrainer;
+  Faults faults;
 };
+
+// A trainer of such a world can die in this phase.
+bool Possible(DeathPhase phase, const HoldWorldOptions& options);
 
 // Not thread-safe.
 class HoldWorld {
@@ -79,7 +85,7 @@ class HoldWorld {
   void CheckEnd();
   std::string Describe(const Event& event) const;
   // What a message changes: it must stay the same when the message is that of a lost session.
-  std::array<std::size_t, 3> Effects() const;
+  std::array<std::size_t, 4> Effects() const;
 
   ModelRun run_;
   Deaths* const deaths_;

@@ -14,10 +14,11 @@ namespace gradsync::daemon {
 
 inline constexpr std::uint64_t kModelForever = ~std::uint64_t{0};
 
-inline JobOptions ModelJobOptions() {
+inline JobOptions ModelJobOptions(StateSource source) {
   JobOptions options;
   options.step_timeout_ns = options.hold_timeout_ns = kModelForever / 4;
   options.on_rank_loss = OnRankLoss::kHold;
+  options.state_source = source;
   return options;
 }
 

@@ -25,30 +25,55 @@ enum class Action : std::uint8_t {
   kHear,     // it hears of a death
   kMove,     // the reducer reads or writes half a bucket
   kExecute,  // the executor does its oldest work
+  kPass,     // half a minute passes
   // Of a process.
-  kStart,     // a rank's next process joins
-  kDie,       // the process ends
-  kReceive,   // its library reads a message of the daemon
-  kRegister,  // it registers the layout
-  kMap,       // it maps its memory
-  kRecover,   // it reads the state that some rank has recorded
-  kWrite,     // it writes half a bucket
-  kMark,      // it marks its next bucket
-  kEnd,       // it ends the step
-  kFinish,    // it marks the buckets that are left, and ends the step
-  kAbandon,   // it abandons the step
-  kVerdict,   // it reads a verdict
-  kSave,      // it saves its work after the last step
-  kLeave,     // it leaves
+  kStart,         // a rank's next process joins
+  kDie,           // the process ends
+  kReceive,       // its library reads a message of the daemon
+  kRegister,      // it registers the layout
+  kMap,           // it maps its memory
+  kRecover,       // it reads the state that some rank has recorded
+  kWrite,         // it writes half a bucket
+  kMark,          // it marks its next bucket
+  kEnd,           // it ends the step
+  kFinish,        // it marks the buckets that are left, and ends the step
+  kAbandon,       // it abandons the step
+  kVerdict,       // it reads a verdict
+  kFetch,         // it asks for the state
+  kFetchHastily,  // the same, but it does not wait for long
+  kFetchAgain,    // it asks again before it has an answer
+  kConfirmAgain,  // it sends its digests again
+  kReadChunk,     // it copies a chunk of the state out
+  kLoad,          // it loads the state, and tells what it has
+  kLoadWrongly,   // the same, with an error
+  kLoadBadly,     // it cannot load the state, and says so
+  kOffer,         // its reader is the source
+  kRefuse,        // its reader fails
+  kBeSilent,      // its reader hangs
+  kWriteChunk,    // its reader writes a chunk of the state
+  kSendDigests,   // its reader tells what the process has
+  kStopReading,   // its reader stops, because the transfer has ended
+  kSave,          // it saves its work after the last step
+  kLeave,         // it leaves
 };
 const char* NameOf(Action action);
+
+// How many of each may still happen.
+struct Faults {
+  int deaths = 0;
+  int abandons = 0;     // of steps
+  int refusals = 0;     // of sources
+  int silences = 0;     // of sources
+  int wrong_loads = 0;  // of replacements
+  int bad_loads = 0;    // of replacements, which notice it
+  int hasty = 0;        // requests of replacements that give up soon, and then ask again
+};
 
 struct ModelRun {
   std::uint32_t ranks = 0;
   std::uint64_t steps = 0;  // complete ones, of each rank
-  // Faults that are left.
-  int deaths = 0;
-  int abandons = 0;
+  StateSource source = StateSource::kTrainer;
+  Faults faults;  // that are left
 
   std::shared_ptr<Job> job;
   std::uint32_t channel = 0;

@@ -36,9 +36,10 @@ ModelTrainer::ModelTrainer(ModelRun* run, RankSession session, bool replacement)
       replacement_(replacement),
       inbox_(std::make_shared<Inbox>()),
       has_state_(!replacement),
-      state_(ModelState::First()) {
-  const absl::Status joined =
-      run_->job->Join(session_.rank, run_->ranks, ModelJobOptions(), session_.incarnation, inbox_);
+      state_(ModelState::First()),
+      exchange_(run, session, [this](Call call) { Send(std::move(call)); }) {
+  const absl::Status joined = run_->job->Join(
+      session_.rank, run_->ranks, ModelJobOptions(run_->source), session_.incarnation, inbox_);
   if (!joined.ok()) Violate(joined.ToString());
 }
 
@@ -56,9 +57,11 @@ void ModelTrainer::AddActions(std::vector<Action>* actions) const {
   if (memory_ == nullptr) return actions->push_back(Action::kRegister);
   if (!mapped_) return actions->push_back(Action::kMap);
   if (step_ == 0) return;
-  if (!verdicts_.empty()) actions->push_back(Action::kVerdict);
+  if (!verdicts_.empty() && !exchange_.pinned()) actions->push_back(Action::kVerdict);
+  const bool survivor = run_->source == StateSource::kSurvivor;
+  exchange_.AddActions(survivor && !has_state_, actions);
   if (!has_state_) {
-    if (run_->records.count(step_) > 0) actions->push_back(Action::kRecover);
+    if (!survivor && run_->records.count(step_) > 0) actions->push_back(Action::kRecover);
     return;
   }
   if (through()) {
@@ -77,7 +80,7 @@ void ModelTrainer::AddActions(std::vector<Action>* actions) const {
   if (written_ == kHalves * run_->buckets()) {
     actions->push_back(marked_ == run_->buckets() ? Action::kEnd : Action::kFinish);
   }
-  if (run_->abandons > 0 && run_->Random(40) == 0) actions->push_back(Action::kAbandon);
+  if (run_->faults.abandons > 0 && run_->Random(40) == 0) actions->push_back(Action::kAbandon);
 }
 
 void ModelTrainer::Do(Action action) {
@@ -118,6 +121,7 @@ void ModelTrainer::Do(Action action) {
         return job->Leave(session_, /*exit=*/true);
       });
     default:
+      if (exchange_.Do(action, &state_)) return;
       return Violate(absl::StrCat("a trainer does not do this: ", NameOf(action)));
   }
 }
@@ -126,7 +130,9 @@ void ModelTrainer::Deliver() {
   const Call call = std::move(sent_.front());
   sent_.pop_front();
   const absl::Status status = call(run_->job.get());
-  if (!status.ok()) Violate(status.ToString());
+  if (status.ok()) return;
+  if (!IsFault(status)) return Violate(status.ToString());
+  run_->job->Lose(session_, status);  // as the session does
 }
 
 void ModelTrainer::Lose() {
@@ -149,15 +155,40 @@ void ModelTrainer::Receive(const SessionMessage& message) {
     if (has_state_) Record();
   } else if (const auto* done = std::get_if<StepDoneMessage>(&message)) {
     verdicts_.push_back(done->record);
+    exchange_.StopReading();
   } else if (const auto* end = std::get_if<SessionEndMessage>(&message)) {
-    left_ = true;
-    if (!leave_sent_ || !end->status.ok()) {
-      return Violate("the session has ended: " + end->status.ToString());
+    TakeEnd(end->status);
+  } else {
+    const bool frozen = (ended_ && verdicts_.empty()) || leave_sent_;
+    if (std::string fault = exchange_.Receive(message, frozen); !fault.empty()) Violate(fault);
+    if (!exchange_.admitted() || has_state_) return;
+    has_state_ = true;
+    const auto record = run_->records.find(step_);
+    if (record == run_->records.end() || !(record->second == state_)) {
+      Violate("admitted with a state that is not that of the other ranks before this step");
     }
-    const auto& saved = run_->saved;
-    if (std::find(saved.begin(), saved.end(), false) != saved.end()) {
-      Violate("the session has ended before every rank had saved its work");
-    }
+  }
+}
+
+bool ModelTrainer::IsFault(const absl::Status& status) const {
+  const std::optional<Reason> fault = exchange_.fault();
+  return fault.has_value() && DetailsOf(status).reason == *fault;
+}
+
+void ModelTrainer::TakeEnd(const absl::Status& status) {
+  if (IsFault(status)) {
+    // The process ends, and the job knows that the session has.
+    alive_ = false;
+    known_lost_ = true;
+    return;
+  }
+  left_ = true;
+  if (!leave_sent_ || !status.ok()) {
+    return Violate("the session has ended: " + status.ToString());
+  }
+  const auto& saved = run_->saved;
+  if (std::find(saved.begin(), saved.end(), false) != saved.end()) {
+    Violate("the session has ended before every rank had saved its work");
   }
 }
 
@@ -195,23 +226,27 @@ void ModelTrainer::WriteHalf() {
 }
 
 void ModelTrainer::Mark() {
+  // In the first message of the step.
+  std::optional<Position> position;
+  if (marked_ == 0) position = Position{state_.epoch, state_.batch};
   const std::uint32_t bucket = order_[marked_++];
-  Send([this, bucket, step = step_](Job* job) {
-    return job->MarkReady(session_, run_->channel, step, {bucket});
+  Send([this, bucket, step = step_, position](Job* job) {
+    return job->MarkReady(session_, run_->channel, step, {bucket}, position);
   });
 }
 
 void ModelTrainer::End(bool finish) {
   ended_ = true;
   marked_ = run_->buckets();
-  Send([this, finish, step = step_](Job* job) {
-    return finish ? job->FinishStep(session_, run_->channel, step, "")
-                  : job->EndStep(session_, run_->channel, step, "");
+  const Position position{state_.epoch, state_.batch};
+  Send([this, finish, step = step_, position](Job* job) {
+    return finish ? job->FinishStep(session_, run_->channel, step, "", position)
+                  : job->EndStep(session_, run_->channel, step, "", position);
   });
 }
 
 void ModelTrainer::Abandon() {
-  --run_->abandons;
+  --run_->faults.abandons;
   ended_ = true;
   Send([this, step = step_](Job* job) {
     // Otherwise the job ignores it.

@@ -16,6 +16,7 @@
 #include "daemon/job/session_message.h"
 #include "tests/job/model_run.h"
 #include "tests/job/model_state.h"
+#include "tests/job/state_exchange.h"
 #include "tests/job/trainer_memory.h"
 
 namespace gradsync::daemon {
@@ -73,6 +74,7 @@ class ModelTrainer {
   bool has_verdict() const { return !verdicts_.empty() || inbox_->HasVerdict(); }
   std::uint64_t step() const { return step_; }
   std::size_t marked() const { return marked_; }
+  const StateExchange& exchange() const { return exchange_; }
   const TrainerMemory* memory() const { return memory_.get(); }
 
   bool HasMarked(std::size_t bucket) const;
@@ -87,6 +89,9 @@ class ModelTrainer {
   void Send(Call call) { sent_.push_back(std::move(call)); }
   void Register();
   void Receive(const SessionMessage& message);
+  // The end of the session follows from a fault of this trainer.
+  bool IsFault(const absl::Status& status) const;
+  void TakeEnd(const absl::Status& status);
   void BeginStep(std::uint64_t step);
   void WriteHalf();
   void Mark();
@@ -119,6 +124,7 @@ class ModelTrainer {
   bool leave_sent_ = false;
   bool leave_read_ = false;
 
+  StateExchange exchange_;
   std::deque<Call> sent_;  // what the daemon has not read
 };
 
