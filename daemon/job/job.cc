@@ -493,6 +493,14 @@ void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
 }
 
 absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const {
+  if (members_[rank].state == RankState::kLoading) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' sent ", message,
+                                  " after it came back from a loss, and without the state of the "
+                                  "model: send FetchState and StateDigests, and wait for "
+                                  "StateAdmitted first."),
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  }
   // If the loss came after the last step, no step will ever heal the rank.
   if (CameBack(members_[rank].state) && (!exit || layouts_.HasGradientsOfEarlier(rank))) {
     return MakeError(
