@@ -434,7 +434,6 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   }
   DeferredActions* const actions = transaction.actions();
   layouts_.RankLeft(rank, exit, environment_.clock->NowNs(), actions);
-  if (!members_.AnyIsMissing()) layouts_.ResumeDeadlines(environment_.clock->NowNs());
   operations_.RankLeft(actions);
   EndLeavingSessions(actions);
   MaybeResume(actions);
@@ -458,7 +457,6 @@ absl::Status Job::Finish(RankSession session) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   members_.Finish(rank, layouts_.StepsDecided(), now_ns);
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
-  if (!members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);
   EndLeavingSessions(transaction.actions());
   MaybeResume(transaction.actions());
   return absl::OkStatus();
