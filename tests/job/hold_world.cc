@@ -13,8 +13,8 @@ constexpr std::size_t kPastKept = 80;
 // A trainer that may die gets the chance at one of so many events, so that deaths come at every
 // moment of the run: at first for any phase, then by phase.
 constexpr std::size_t kDeathRarity = 3;
-constexpr std::array<std::size_t, kDeathPhases> kPhaseRarity = {8, 8, 2,  12, 8, 40,
-                                                                8, 1, 12, 1,  6, 12};
+constexpr std::array<std::size_t, kDeathPhases> kPhaseRarity = {8, 8, 2,  12, 8, 14,
+                                                                8, 1, 12, 1,  3, 12};
 
 constexpr int kMostEvents = 100'000;
 // Longer than the daemon waits for a source.
@@ -69,23 +69,32 @@ const char* NameOf(DeathPhase phase) {
 }
 
 bool Possible(DeathPhase phase, const HoldWorldOptions& options) {
-  if (phase == DeathPhase::kLoading || phase == DeathPhase::kConfirming) {
-    return options.source == StateSource::kSurvivor;
+  const bool survivor = options.source == StateSource::kSurvivor;
+  switch (phase) {
+    case DeathPhase::kHealing:
+    case DeathPhase::kCopying:
+      return options.faults.deaths > 1;
+    case DeathPhase::kLoading:
+    case DeathPhase::kConfirming:
+      return options.faults.deaths > 1 && survivor;
+    case DeathPhase::kSource:
+      // With two ranks nobody would be left who has the state.
+      return options.faults.deaths > 1 && survivor && options.ranks > 2;
+    default:
+      return true;
   }
-  // Otherwise nobody is left who has the state.
-  if (phase == DeathPhase::kSource) {
-    return options.source == StateSource::kSurvivor && options.ranks > 2;
-  }
-  return true;
 }
 
 // ---- The job ------------------------------------------------------------------------------------
 
-HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths* deaths)
+HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths* deaths,
+                     SpareMemory* spare)
     : deaths_(deaths), present_(options.ranks) {
   run_.ranks = options.ranks;
   run_.steps = options.steps;
   run_.source = options.source;
+  run_.buffers = options.buffers;
+  run_.spare = spare;
   run_.random.seed(seed);
   run_.saved.resize(options.ranks);
   JobEnvironment environment;
@@ -108,6 +117,7 @@ HoldWorld::~HoldWorld() {
   run_.job->End(absl::AbortedError("the test has ended"));
   while (!reducer_.held().empty()) reducer_.Move(0);
   executor_.RunAll();
+  for (const auto& trainer : trainers_) trainer->GiveMemoryBack();
 }
 
 void HoldWorld::StartTrainer(std::uint32_t rank) {

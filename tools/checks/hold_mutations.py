@@ -53,7 +53,8 @@ MUTATIONS = (
     Mutation(
         "a held rank is not in steps",
         "membership.h",
-        "state == RankState::kLive || state == RankState::kHeld || state == RankState::kLoading ||",
+        "state == RankState::kLive || state == RankState::kHeld || "
+        "state == RankState::kLoading ||",
         "state == RankState::kLive || state == RankState::kLoading ||",
     ),
     Mutation(
@@ -125,8 +126,21 @@ MUTATIONS = (
     Mutation(
         "lost memory is released at once",
         "layout_channel.cc",
+        "return Touches(session) ||\n               std::find(",
+        "return std::find(",
+    ),
+    Mutation(
+        "an average goes with its last contributor",
+        "layout_channel.cc",
+        "return Touches(session) ||\n"
+        "               std::find(sources.begin(), sources.end(), session) != sources.end();",
         "return Touches(session);",
-        "return session.rank >= members_->world_size();",
+    ),
+    Mutation(
+        "an average comes from a lost session",
+        "layout_channel.cc",
+        "    if (members_->MayMark(rank) && "
+        "session.incarnation == (*members_)[rank].incarnation) break;\n",
     ),
     Mutation(
         "lost memory is never released",
@@ -206,7 +220,7 @@ MUTATIONS = (
     Mutation(
         "a rank never heals",
         "layout_set.cc",
-        "    members_->Heal(rank);\n    healed.push_back(rank);\n",
+        "    members_->Heal(rank);\n",
     ),
     Mutation(
         "the deadline passes",
@@ -393,140 +407,360 @@ MUTATIONS = (
     Mutation(
         "the next session repeats old operations",
         "operation_channel.h",
-        "void RankHealed(std::uint32_t rank) { ranks_[rank].sequence = sequence_; }",
-        "void RankHealed(std::uint32_t) {}",
+        "ranks_[rank].sequence = sequence_;",
+        "(void)rank;",
+    ),
+    # ---- A rank that loads the state of the model
+    Mutation(
+        "a replacement needs no state",
+        "job.cc",
+        "/*loads=*/HealsFromSurvivors()",
+        "/*loads=*/false",
     ),
     Mutation(
-        "a rank that loads may mark",
-        "layout_set.cc",
-        "  if ((*members_)[rank].state == RankState::kLoading) {\n    return breach(",
-        "  if (rank > members_->world_size()) {\n    return breach(",
-    ),
-    Mutation(
-        "a rank that loads counts as a rank with the state",
-        "membership.h",
-        "return state == RankState::kLive || state == RankState::kHealing;",
-        "return state != RankState::kStayed && TakesPart(state);",
-    ),
-    Mutation(
-        "steps do not wait for a rank that loads",
+        "a rank that loads is not in steps",
         "membership.h",
         "state == RankState::kHeld || state == RankState::kLoading ||\n",
         "state == RankState::kHeld ||\n",
     ),
     Mutation(
-        "a rank that loads ends the job like others",
+        "a rank that loads marks buckets",
+        "membership.h",
+        "return state == RankState::kLive || state == RankState::kHealing;",
+        "return state == RankState::kLive || CameBack(state);",
+    ),
+    Mutation(
+        "a rank that loads begins an agreement",
+        "layout_set.cc",
+        "if (CameBack((*members_)[rank].state)) return Rejoin(rank, std::move(request));",
+        "if ((*members_)[rank].state == RankState::kHealing) {\n"
+        "    return Rejoin(rank, std::move(request));\n  }",
+    ),
+    Mutation(
+        "layouts are agreed while a rank loads",
+        "layout_set.cc",
+        "if (!IsRecovering((*members_)[rank].state)) continue;",
+        "if ((*members_)[rank].state != RankState::kHeld &&\n"
+        "        (*members_)[rank].state != RankState::kHealing) {\n      continue;\n    }",
+    ),
+    Mutation(
+        "a rank that loads leaves",
         "job.cc",
-        "members_[rank].state == RankState::kLoading;\n  if (!harmless",
-        "members_[rank].state == RankState::kLost;\n  if (!harmless",
+        "  if (members_[rank].state == RankState::kLoading) {\n",
+        "  if (false) {\n",
+    ),
+    Mutation(
+        "a rank that loads is held only after its process",
+        "job.cc",
+        "if (!harmless && DetailsOf",
+        "if (DetailsOf",
+    ),
+    Mutation(
+        "the deadline passes while a rank loads",
+        "job.cc",
+        "    if (!members_.AnyIsMissing()) {\n",
+        "    if (members_.Count(RankState::kHeld) == 0) {\n",
+    ),
+    Mutation(
+        "the deadline does not go on after an admission",
+        "job.cc",
+        "  if (missing && !members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);\n",
+        "  (void)missing;\n",
+    ),
+    Mutation(
+        "hold_timeout does not run while a rank loads",
+        "layout_channel.cc",
+        "IsMissing(state) || (state == RankState::kHealing",
+        "state == RankState::kHeld || (state == RankState::kHealing",
+    ),
+    Mutation(
+        "a drain waits for a rank that loads",
+        "job.cc",
+        "if (layouts_.StepRunning() && !members_.AnyIsMissing()) return false;",
+        "if (layouts_.StepRunning() && members_.Count(RankState::kHeld) == 0) return false;",
     ),
     Mutation(
         "an admitted rank has not the state",
         "job.cc",
         '    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return "";\n',
     ),
+    # ---- Which ranks have the state, and do not change it
     Mutation(
-        "a rank that left long ago has the state",
+        "a rank is read before it has ended the step",
+        "layout_channel.cc",
+        "step_.phase() == Phase::kRunning && step_.Ended(rank) && first_step_",
+        "step_.phase() == Phase::kRunning && first_step_",
+    ),
+    Mutation(
+        "a rank is read in a void step",
+        "layout_channel.cc",
+        "return step_.phase() == Phase::kRunning && step_.Ended(rank) && first_step_",
+        "return step_.begun() && step_.Ended(rank) && first_step_",
+    ),
+    Mutation(
+        "a rank is read that begins with the next step",
+        "layout_channel.cc",
+        "step_.Ended(rank) && first_step_[rank] <= step() &&",
+        "step_.Ended(rank) &&",
+    ),
+    Mutation(
+        "a rank is healed before its first step",
+        "layout_channel.cc",
+        "first_step_[rank] <= step() &&\n         !step_.Ended(replacement);",
+        "first_step_[rank] <= step() + 0 * replacement;",
+    ),
+    Mutation(
+        "a rank is read in the middle of another layout's step",
+        "layout_set.cc",
+        "    if (!layout->IsFrozenFor(rank, replacement)) return false;\n    in_step = true;\n",
+        "    if (layout->IsFrozenFor(rank, replacement)) in_step = true;\n",
+    ),
+    Mutation(
+        "a rank that left before the last step is a source",
         "job.cc",
         "return !HealsFromSurvivors() || members_[rank].left_at == layouts_.StepsDecided();",
         "return true;",
     ),
+    # ---- Transfers
     Mutation(
-        "a rank is a source before it has ended the step",
-        "layout_channel.cc",
-        "step_.phase() == Phase::kRunning && step_.Ended(rank) &&",
-        "step_.phase() == Phase::kRunning &&",
-    ),
-    Mutation(
-        "a rank is a source for a step that the lost one had ended",
-        "layout_channel.cc",
-        " &&\n         !step_.Ended(replacement);",
-        " &&\n         replacement < members_->world_size();",
-    ),
-    Mutation(
-        "a rank in another layout's step is a source",
-        "layout_set.cc",
-        "    if (!layout->IsFrozenFor(rank, replacement)) return false;\n    in_step = true;\n",
-        "    in_step = in_step || layout->IsFrozenFor(rank, replacement);\n",
-    ),
-    Mutation(
-        "a rank that is not frozen any more is read on",
+        "a fetch that crosses the admission is a breach",
         "state_healing.cc",
-        "standing_of(asked.session.rank, replacement.rank) == Standing::kFrozen;",
-        "asked.session.rank != replacement.rank;",
+        "  if ((*members_)[rank].state == RankState::kHealing) return absl::OkStatus();\n",
     ),
     Mutation(
-        "a lost replacement is served on",
+        "a repeated fetch goes on with the old transfer",
         "state_healing.cc",
-        "bool goes_on = RequestOf(replacement) != requests_.end();",
-        "bool goes_on = true;\n    if (RequestOf(replacement) == requests_.end()) "
-        "return absl::OkStatus();",
+        "  if (transfer_.has_value() && transfer_->replacement() == session) Cancel(actions);\n"
+        "  const auto",
+        "  const auto",
     ),
     Mutation(
-        "admission waits for no other digests",
+        "a repeated fetch keeps its deadline",
         "state_healing.cc",
-        "if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;",
-        "if (!transfer_->loaded.has_value() || !transfer_->living.has_value()) return;",
+        "    before->deadline_ns = deadline_ns;\n",
     ),
     Mutation(
-        "other digests are admitted",
+        "messages of an ended transfer count",
         "state_healing.cc",
-        "  if (difference.empty()) {\n    members_->Admit",
-        "  if (difference.empty() || replacement.rank != living.rank) {\n    members_->Admit",
+        "*current = transfer_.has_value() && transfer == transfer_->number();",
+        "*current = transfer_.has_value();",
     ),
     Mutation(
-        "digests of living ranks are not compared",
+        "any rank offers",
         "state_healing.cc",
-        "  if (!diverged_.ok()) return diverged_;\n",
+        "transfer_->source().rank != rank || transfer_->phase() != "
+        "StateTransfer::Phase::kOffering",
+        "transfer_->phase() != StateTransfer::Phase::kOffering",
     ),
     Mutation(
-        "a rank that becomes frozen is not asked",
+        "a source offers twice",
         "state_healing.cc",
-        "    AskFrozen(standing_of, actions);\n    MaybeAdmit(actions);\n",
-        "    MaybeAdmit(actions);\n",
+        "transfer_->source().rank != rank || transfer_->phase() != "
+        "StateTransfer::Phase::kOffering",
+        "transfer_->source().rank != rank",
     ),
     Mutation(
-        "a source that has refused is taken again",
+        "any rank writes",
         "state_healing.cc",
-        "if (rank == request.replacement.rank || HasGivenUp(request, session)) continue;",
-        "if (rank == request.replacement.rank) continue;",
+        "transfer_->source().rank != rank || transfer_->phase() != StateTransfer::Phase::kWriting",
+        "transfer_->phase() != StateTransfer::Phase::kWriting",
     ),
     Mutation(
-        "a source may be silent",
+        "any chunk is written",
         "state_healing.cc",
-        "now_ns >= transfer_->heard_ns() + kSilenceNs) {",
-        "now_ns == 0) {",
+        "kWriting ||\n      chunk != transfer_->chunk()) {",
+        "kWriting) {",
     ),
     Mutation(
-        "a transfer begins while a copy is under way",
+        "any rank reads",
+        "state_healing.cc",
+        "transfer_->replacement().rank != rank ||\n      transfer_->phase()",
+        "transfer_->phase()",
+    ),
+    Mutation(
+        "any chunk is read",
+        "state_healing.cc",
+        "kReading || chunk != transfer_->chunk()) {",
+        "kReading) {",
+    ),
+    Mutation(
+        "a chunk is not copied",
+        "state_healing.cc",
+        "    std::memcpy(to.data, from.data, bytes);\n",
+        "    (void)bytes;\n",
+    ),
+    Mutation(
+        "the next transfer begins in mid-copy",
         "state_healing.cc",
         "if (!transfer_.has_value() && !copying_) BeginNext",
         "if (!transfer_.has_value()) BeginNext",
     ),
     Mutation(
-        "a copy of an earlier transfer counts",
+        "a copy of an ended transfer counts",
         "state_healing.cc",
         "if (!transfer_.has_value() || transfer_->number() != transfer) return;",
         "if (!transfer_.has_value()) return;",
     ),
     Mutation(
-        "the job ends in the middle of a copy",
+        "the job ends in mid-copy",
         "job.cc",
         "layouts_.in_flight() || healing_.busy();",
         "layouts_.in_flight();",
     ),
     Mutation(
-        "the deadline of a step passes while a rank loads",
-        "job.cc",
-        "    if (!members_.AnyIsMissing()) {\n",
-        "    if (members_.Count(RankState::kHeld) == 0) {\n",
+        "a copy does not end",
+        "state_healing.cc",
+        "  copying_ = false;\n",
     ),
     Mutation(
-        "the deadline does not go on after admission",
-        "job.cc",
-        "  if (missing && !members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);\n",
-        "  (void)missing;\n",
+        "a request outlives its session",
+        "state_healing.cc",
+        "[this](const Request& request) { return !IsLoading(request.replacement); }",
+        "[](const Request&) { return false; }",
     ),
+    Mutation(
+        "a transfer outlives its replacement",
+        "state_healing.cc",
+        "bool goes_on = RequestOf(replacement) != requests_.end();",
+        "bool goes_on = true;",
+    ),
+    Mutation(
+        "a transfer outlives the frozen state",
+        "state_healing.cc",
+        "standing_of(asked.session.rank, replacement.rank) == Standing::kFrozen;",
+        "standing_of(asked.session.rank, replacement.rank) != Standing::kNone;",
+    ),
+    Mutation(
+        "ranks that end the step later are not asked",
+        "state_healing.cc",
+        "    AskFrozen(standing_of, actions);\n    MaybeAdmit(actions);",
+        "    MaybeAdmit(actions);",
+    ),
+    Mutation(
+        "a rank is asked again and again",
+        "state_healing.cc",
+        " || transfer_->FindAsked(rank) != nullptr) continue;",
+        ") continue;",
+    ),
+    Mutation(
+        "a rank that refused is asked for digests",
+        "state_healing.cc",
+        "    if (HasGivenUp(*RequestOf(replacement), session)) continue;\n",
+    ),
+    Mutation(
+        "a rank is admitted before all have answered",
+        "state_healing.cc",
+        "if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;",
+        "if (!transfer_->loaded.has_value() || !transfer_->living.has_value()) return;",
+    ),
+    Mutation(
+        "any digests are admitted",
+        "state_healing.cc",
+        "  if (difference.empty()) {\n    members_->Admit",
+        "  if (difference.empty() || !difference.empty()) {\n    members_->Admit",
+    ),
+    Mutation(
+        "digests of living ranks are not compared",
+        "state_healing.cc",
+        "  if (difference.empty()) return absl::OkStatus();\n  diverged_",
+        "  if (difference.size() != 1) return absl::OkStatus();\n  diverged_",
+    ),
+    Mutation(
+        "names of items are not compared",
+        "state_healing.cc",
+        "if (a.items[i].name != b[i].name) {",
+        "if (false) {",
+    ),
+    Mutation(
+        "an admitted rank is not told",
+        "state_healing.cc",
+        "    members_->Send(replacement.rank, StateAdmittedMessage{transfer_->number()}, "
+        "actions);\n",
+    ),
+    Mutation(
+        "a request that cannot be served blocks the others",
+        "state_healing.cc",
+        "      if (transfer_.has_value()) return;\n      ++request;",
+        "      return;\n      ++request;",
+    ),
+    Mutation(
+        "a request waits for nobody",
+        "state_healing.cc",
+        "  return hope;\n",
+        "  return hope || !hope;\n",
+    ),
+    Mutation(
+        "a source that was given up is taken again",
+        "state_healing.cc",
+        "rank == request.replacement.rank || HasGivenUp(request, session)",
+        "rank == request.replacement.rank",
+    ),
+    Mutation(
+        "asked ranks do not hear of the end",
+        "state_healing.cc",
+        "    members_->Send(asked.session.rank, cancelled, actions);\n",
+    ),
+    Mutation(
+        "the replacement does not hear of the end",
+        "state_healing.cc",
+        "    members_->Send(replacement.rank, cancelled, actions);\n",
+    ),
+    Mutation(
+        "the time of the replacement is the source's",
+        "state_healing.cc",
+        "transfer_->WaitsForSource() &&\n      now_ns",
+        "now_ns",
+    ),
+    Mutation(
+        "the time for a chunk begins with the offer",
+        "state_healing.cc",
+        "  heard_ns_ = now_ns;  // the source's time for the next chunk begins\n",
+        "  (void)now_ns;\n",
+    ),
+    Mutation(
+        "a silent source is waited for",
+        "job.cc",
+        "  healing_.Tick(now_ns, transaction.actions());\n",
+    ),
+    Mutation(
+        "the job's end leaves a reader at work",
+        "job.cc",
+        "  healing_.Stop(actions);\n",
+    ),
+    # ---- Positions and buffers
+    Mutation(
+        "positions of marks are not compared",
+        "layout_channel.cc",
+        "  if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;\n"
+        "  for",
+        "  for",
+    ),
+    Mutation(
+        "positions of ends are not compared",
+        "layout_channel.cc",
+        "  if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;\n"
+        "  StartStep",
+        "  StartStep",
+    ),
+    Mutation(
+        "positions of the rest are not compared",
+        "layout_channel.cc",
+        "    if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;\n"
+        "    for",
+        "    for",
+    ),
+    Mutation(
+        "the position of a lost session counts",
+        "running_step.cc",
+        "  ranks_[rank].position.reset();\n",
+    ),
+    Mutation(
+        "the model's buffers are averaged",
+        "bucket_reductions.h",
+        "return HasBuffers(index) ? ReduceOp::kSum : agreement_.spec().op;",
+        "return agreement_.spec().op;",
+    ),
+    # ---- Positions
     Mutation(
         "a lost rank's position stays",
         "running_step.cc",
