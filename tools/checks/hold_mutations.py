@@ -504,12 +504,6 @@ MUTATIONS = (
         "if (!transfer_.has_value()) BeginNext",
     ),
     Mutation(
-        "a copy of an earlier transfer counts",
-        "state_healing.cc",
-        "if (!transfer_.has_value() || transfer_->number() != transfer) return;",
-        "if (!transfer_.has_value()) return;",
-    ),
-    Mutation(
         "the job ends in the middle of a copy",
         "job.cc",
         "layouts_.in_flight() || healing_.busy();",
