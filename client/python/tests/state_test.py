@@ -370,11 +370,12 @@ def test_the_interpreter_ends_while_the_state_is_read(daemon):
     victim.kill()
     victim.join()
     with gradsync.Session.join(given) as new:
-        new.register_layout(explicit_buckets=[gradsync.Bucket(4)])
+        layout = new.register_layout(explicit_buckets=[gradsync.Bucket(4)])
         fetching = threading.Thread(target=lambda: pytest.raises(gradsync.Error, new.fetch_state))
         fetching.start()
         _, errors = script.communicate(timeout=PATIENCE_S)
         assert (script.returncode, errors) == (0, "")
+        layout.close()
         new.close()
         fetching.join(PATIENCE_S)
 
