@@ -14,7 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-TESTS = ("hold_model_test", "hold_test", "running_step_test")
+TESTS = (
+    "hold_model_test",
+    "hold_test",
+    "position_test",
+    "running_step_test",
+    "state_healing_test",
+)
 JOB = "daemon/job/"
 
 
@@ -35,8 +41,8 @@ MUTATIONS = (
     Mutation(
         "a rank whose process lives is held",
         "job.cc",
-        "if (DetailsOf(why).reason != reason::kProcessEnded.text()) {",
-        "if (why.ok()) {",
+        "if (!harmless && DetailsOf(why).reason != reason::kProcessEnded.text()) {",
+        "if (!harmless && why.ok()) {",
     ),
     Mutation(
         "a lost session is lost again",
@@ -47,8 +53,8 @@ MUTATIONS = (
     Mutation(
         "a held rank is not in steps",
         "membership.h",
-        "state == RankState::kLive || state == RankState::kHeld || state == RankState::kHealing;",
-        "state == RankState::kLive || state == RankState::kHealing;",
+        "state == RankState::kLive || state == RankState::kHeld || state == RankState::kLoading ||",
+        "state == RankState::kLive || state == RankState::kLoading ||",
     ),
     Mutation(
         "marks are not taken back",
@@ -200,8 +206,7 @@ MUTATIONS = (
     Mutation(
         "a rank never heals",
         "layout_set.cc",
-        "    if (ready) members_->Heal(rank);\n",
-        "    (void)ready;\n",
+        "    members_->Heal(rank);\n    healed.push_back(rank);\n",
     ),
     Mutation(
         "the deadline passes",
@@ -212,7 +217,7 @@ MUTATIONS = (
     Mutation(
         "the deadline of a step that begins later passes",
         "layout_channel.cc",
-        "  if (members_->Count(RankState::kHeld) > 0) step_.Suspend(now_ns);\n",
+        "  if (members_->AnyIsMissing()) step_.Suspend(now_ns);\n",
     ),
     Mutation(
         "the deadline does not go on",
@@ -252,7 +257,7 @@ MUTATIONS = (
     Mutation(
         "hold_timeout does not run for ranks that leave",
         "job.cc",
-        "members_.Count(RankState::kHeld) > 0 && members_.AnyIsLeaving();",
+        "members_.AnyIsMissing() && members_.AnyIsLeaving();",
         "false;",
     ),
     Mutation(
@@ -332,20 +337,20 @@ MUTATIONS = (
     Mutation(
         "a leaving rank has the averages of a step",
         "job.cc",
-        "members_.IsLeaving(other) && !layouts_.StepRunning()",
-        "members_.IsLeaving(other)",
+        "if (!members_.IsLeaving(rank) || layouts_.StepRunning()) return false;",
+        "if (!members_.IsLeaving(rank)) return false;",
     ),
     Mutation(
         "a replacement leaves with its lost gradients",
         "job.cc",
-        "healing && (!exit || layouts_.HasGradientsOfEarlier(rank))",
-        "healing && !exit",
+        "(!exit || layouts_.HasGradientsOfEarlier(rank))",
+        "!exit",
     ),
     Mutation(
         "a replacement cannot leave without a step",
         "job.cc",
-        "healing && (!exit || layouts_.HasGradientsOfEarlier(rank))",
-        "healing && (!exit || exit)",
+        "(!exit || layouts_.HasGradientsOfEarlier(rank))",
+        "(!exit || exit)",
     ),
     Mutation(
         "a session registers its layout twice",
@@ -366,9 +371,7 @@ MUTATIONS = (
     Mutation(
         "an operation waits for a held rank",
         "operation_channel.cc",
-        "      ranks_[other].excused = state == RankState::kHeld || "
-        "state == RankState::kHealing;\n",
-        "      (void)state;\n",
+        "      ranks_[other].excused = IsRecovering((*members_)[other].state);\n",
     ),
     Mutation(
         "an operation in progress waits for a lost rank",
@@ -389,8 +392,151 @@ MUTATIONS = (
     ),
     Mutation(
         "the next session repeats old operations",
-        "operation_channel.cc",
-        "    mine.sequence = state_ == State::kIdle || mine.excused ? sequence_ : sequence_ - 1;\n",
+        "operation_channel.h",
+        "void RankHealed(std::uint32_t rank) { ranks_[rank].sequence = sequence_; }",
+        "void RankHealed(std::uint32_t) {}",
+    ),
+    Mutation(
+        "a rank that loads may mark",
+        "layout_set.cc",
+        "  if ((*members_)[rank].state == RankState::kLoading) {\n    return breach(",
+        "  if (rank > members_->world_size()) {\n    return breach(",
+    ),
+    Mutation(
+        "a rank that loads counts as a rank with the state",
+        "membership.h",
+        "return state == RankState::kLive || state == RankState::kHealing;",
+        "return state != RankState::kStayed && TakesPart(state);",
+    ),
+    Mutation(
+        "steps do not wait for a rank that loads",
+        "membership.h",
+        "state == RankState::kHeld || state == RankState::kLoading ||\n",
+        "state == RankState::kHeld ||\n",
+    ),
+    Mutation(
+        "a rank that loads ends the job like others",
+        "job.cc",
+        "members_[rank].state == RankState::kLoading;\n  if (!harmless",
+        "members_[rank].state == RankState::kLost;\n  if (!harmless",
+    ),
+    Mutation(
+        "an admitted rank has not the state",
+        "job.cc",
+        '    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return "";\n',
+    ),
+    Mutation(
+        "a rank that left long ago has the state",
+        "job.cc",
+        "return !HealsFromSurvivors() || members_[rank].left_at == layouts_.StepsDecided();",
+        "return true;",
+    ),
+    Mutation(
+        "a rank is a source before it has ended the step",
+        "layout_channel.cc",
+        "step_.phase() == Phase::kRunning && step_.Ended(rank) &&",
+        "step_.phase() == Phase::kRunning &&",
+    ),
+    Mutation(
+        "a rank is a source for a step that the lost one had ended",
+        "layout_channel.cc",
+        " &&\n         !step_.Ended(replacement);",
+        " &&\n         replacement < members_->world_size();",
+    ),
+    Mutation(
+        "a rank in another layout's step is a source",
+        "layout_set.cc",
+        "    if (!layout->IsFrozenFor(rank, replacement)) return false;\n    in_step = true;\n",
+        "    in_step = in_step || layout->IsFrozenFor(rank, replacement);\n",
+    ),
+    Mutation(
+        "a rank that is not frozen any more is read on",
+        "state_healing.cc",
+        "standing_of(asked.session.rank, replacement.rank) == Standing::kFrozen;",
+        "asked.session.rank != replacement.rank;",
+    ),
+    Mutation(
+        "a lost replacement is served on",
+        "state_healing.cc",
+        "bool goes_on = RequestOf(replacement) != requests_.end();",
+        "bool goes_on = true;\n    if (RequestOf(replacement) == requests_.end()) "
+        "return absl::OkStatus();",
+    ),
+    Mutation(
+        "admission waits for no other digests",
+        "state_healing.cc",
+        "if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;",
+        "if (!transfer_->loaded.has_value() || !transfer_->living.has_value()) return;",
+    ),
+    Mutation(
+        "other digests are admitted",
+        "state_healing.cc",
+        "  if (difference.empty()) {\n    members_->Admit",
+        "  if (difference.empty() || replacement.rank != living.rank) {\n    members_->Admit",
+    ),
+    Mutation(
+        "digests of living ranks are not compared",
+        "state_healing.cc",
+        "  if (!diverged_.ok()) return diverged_;\n",
+    ),
+    Mutation(
+        "a rank that becomes frozen is not asked",
+        "state_healing.cc",
+        "    AskFrozen(standing_of, actions);\n    MaybeAdmit(actions);\n",
+        "    MaybeAdmit(actions);\n",
+    ),
+    Mutation(
+        "a source that has refused is taken again",
+        "state_healing.cc",
+        "if (rank == request.replacement.rank || HasGivenUp(request, session)) continue;",
+        "if (rank == request.replacement.rank) continue;",
+    ),
+    Mutation(
+        "a source may be silent",
+        "state_healing.cc",
+        "now_ns >= transfer_->heard_ns() + kSilenceNs) {",
+        "now_ns == 0) {",
+    ),
+    Mutation(
+        "a transfer begins while a copy is under way",
+        "state_healing.cc",
+        "if (!transfer_.has_value() && !copying_) BeginNext",
+        "if (!transfer_.has_value()) BeginNext",
+    ),
+    Mutation(
+        "a copy of an earlier transfer counts",
+        "state_healing.cc",
+        "if (!transfer_.has_value() || transfer_->number() != transfer) return;",
+        "if (!transfer_.has_value()) return;",
+    ),
+    Mutation(
+        "the job ends in the middle of a copy",
+        "job.cc",
+        "layouts_.in_flight() || healing_.busy();",
+        "layouts_.in_flight();",
+    ),
+    Mutation(
+        "the deadline of a step passes while a rank loads",
+        "job.cc",
+        "    if (!members_.AnyIsMissing()) {\n",
+        "    if (members_.Count(RankState::kHeld) == 0) {\n",
+    ),
+    Mutation(
+        "the deadline does not go on after admission",
+        "job.cc",
+        "  if (missing && !members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);\n",
+        "  (void)missing;\n",
+    ),
+    Mutation(
+        "a lost rank's position stays",
+        "running_step.cc",
+        "  ranks_[rank].position.reset();\n  if (position_rank_ != rank) return;\n",
+        "  if (position_rank_ < ranks_.size()) return;\n",
+    ),
+    Mutation(
+        "positions are not compared",
+        "running_step.cc",
+        "  if (!(ranks_[*position_rank_].position == position)) return position_rank_;\n",
     ),
 )
 
