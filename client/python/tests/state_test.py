@@ -454,7 +454,7 @@ def test_buffers_of_rank_0_reach_every_rank(daemon):
             layout.buffers.numpy()[:] = numpy.frombuffer(value, "u1")
         result = finish_step(layouts, 1)
         assert [bytes(layout.buffers.buffer) for layout in layouts] == [b"hello"] * 2
-        assert result.norm == pytest.approx(90**0.5)
+        assert result.gradient_norm == pytest.approx(90**0.5)
     with job(daemon, 1, [10]) as (_, layouts):
         assert layouts[0].buffers is None
 
