@@ -246,6 +246,14 @@ def test_the_last_lines_of_a_daemon_that_ended_are_shown(quickstart, tmp_path):
         (["--rank", "2"], "unrecognized arguments: --rank 2"),
         (["2"], "unrecognized arguments: 2"),
         (["--rate", "1gbit"], "--rate needs --nodes 2 or more: one node has no link"),
+        (
+            ["--kill", "--nodes=2"],
+            "--kill runs on one node, and keeps nothing: leave out --nodes and --keep",
+        ),
+        (
+            ["--kill", "--ranks=1"],
+            "--kill needs --ranks 2 or more: another rank has the state of a lost one",
+        ),
         (["--nodes=2", "--rate=fast"], "--rate takes a rate such as 1gbit or 100mbit, not 'fast'"),
     ],
 )
@@ -259,5 +267,30 @@ def test_wrong_usage_is_refused_before_anything_is_built(flags, wanted):
 def test_help_teaches():
     shown = subprocess.run(["tools/quickstart", "--help"], capture_output=True, text=True)
     assert shown.returncode == 0
-    for text in ("--nodes N", "--ranks N", "--rate RATE", "--keep", "--json FILE", "Exit status:"):
+    for option in ("--nodes N", "--ranks N", "--rate RATE", "--keep", "--kill", "--json FILE"):
+        assert option in shown.stdout
+    for text in ("Exit status:", "SIGKILL"):
         assert text in shown.stdout
+
+
+def test_killed_ranks_change_no_bit(quickstart, tmp_path):
+    path = tmp_path / "kill.json"
+    flags = ("--kill", "--ranks=3", "--steps=1200", f"--json={path}")
+    assert quickstart.run(*flags) == (0, "")
+    figures = json.loads(path.read_text())
+    assert (figures["ranks"], figures["steps"]) == (3, 1200)
+    assert figures["same_bits"]
+    assert figures["tensors"] == 11
+    assert figures["test_accuracy"] >= 90
+    assert figures["failures"] == []
+    losses = figures["losses"]
+    assert losses
+    for loss in losses:
+        assert loss["held_s"] > 0
+        assert loss["new_pid"] not in (0, loss["pid"])
+        killed = f"rank {loss['rank']} (pid {loss['pid']}) is killed by SIGKILL"
+        back = f"rank {loss['rank']} is back (pid {loss['new_pid']}); the others waited"
+        assert killed in quickstart.output and back in quickstart.output
+    assert "Who was lost, and when" in quickstart.output
+    assert quickstart.output.count("\u2717") >= len(losses)
+    assert "same bits" in quickstart.output

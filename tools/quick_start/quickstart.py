@@ -25,6 +25,9 @@ from figures import (
     typical_step,
     what_overlap_gains,
 )
+from kill import PROGRAMS as PROGRAMS_OF_KILL
+from kill import STEPS as STEPS_OF_KILL
+from kill import Kill
 from launcher import Child, Failed, Interrupted, Launcher, Node
 from text_style import Progress, TextStyle
 from units import bits_per_second
@@ -63,6 +66,11 @@ With several nodes, each node has its own daemon and trainers. For root, a node 
 namespace with a virtual cable to the others. Otherwise it is a loopback address, and the output
 says so. Over a slow link a step takes less time when averaging overlaps with the backward pass:
 --nodes 2 --rate 1gbit shows how much.
+
+With --kill, four trainers learn the same with PyTorch, which is then installed too (200 MB). Ranks
+are killed by SIGKILL while they train; each is started again and takes its place. A picture shows
+who was lost, when and how long the others waited. The same training without faults must end with
+the same bits.
 """
 _EPILOG = """\
 No process, socket, file or shared memory is left behind, also after Ctrl-C.
@@ -95,9 +103,8 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--ranks",
         type=count(1, _MOST_RANKS),
-        default=2,
         metavar="N",
-        help="trainers on each node; at most 8 on all; default 2",
+        help="trainers on each node; at most 8 on all; default 2, with --kill 4",
     )
     parser.add_argument(
         "--rate",
@@ -112,14 +119,16 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "the output shows how",
     )
     parser.add_argument(
+        "--kill", action="store_true", help="kills ranks while they train, and compares the models"
+    )
+    parser.add_argument(
         "--json", type=output_file, metavar="FILE", help="also writes the figures to FILE"
     )
     parser.add_argument(
         "--steps",
         type=count(1, 1_000_000),
-        default=240,
         metavar="N",
-        help="trains longer or shorter; default 240",
+        help=f"trains longer or shorter; default 240, with --kill {STEPS_OF_KILL}",
     )
     parser.add_argument(
         "--programs",
@@ -127,6 +136,12 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         help="uses the programs in DIR and builds nothing; default: builds, then uses bazel-bin",
     )
     arguments = parser.parse_args(words)
+    if arguments.kill and (arguments.nodes > 1 or arguments.keep):
+        parser.error("--kill runs on one node, and keeps nothing: leave out --nodes and --keep")
+    if arguments.kill and arguments.ranks == 1:
+        parser.error("--kill needs --ranks 2 or more: another rank has the state of a lost one")
+    arguments.ranks = arguments.ranks or (4 if arguments.kill else 2)
+    arguments.steps = arguments.steps or (STEPS_OF_KILL if arguments.kill else 240)
     ranks = arguments.nodes * arguments.ranks
     if ranks > _MOST_RANKS:
         parser.error(f"--nodes times --ranks is {ranks}, more than {_MOST_RANKS}")
@@ -135,15 +150,17 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def _build() -> pathlib.Path:
-    """Makes the machine ready and builds; returns where the programs are."""
+def _build(kill: bool) -> pathlib.Path:
+    """Makes the machine ready and builds, for --kill or not; returns where the programs are."""
     programs = _ROOT / "bazel-bin"
     # A terminal shows progress by itself; a log gets a line now and then.
     quiet = ["--color=no", "--curses=no", "--show_progress_rate_limit=20"]
-    targets = ["//" + ":".join(target.rsplit("/", 1)) for target in _TARGETS.values()]
-    if subprocess.run([_ROOT / "tools/setup"]).returncode != 0:
+    paths = (PROGRAMS_OF_KILL if kill else _TARGETS).values()
+    targets = ["//" + ":".join(path.rsplit("/", 1)) for path in paths]
+    # PyTorch comes with what the tests need.
+    if subprocess.run([_ROOT / "tools/setup", *(["--test"] if kill else [])]).returncode != 0:
         raise Failed("this machine is not ready (see above)")
-    if not all((programs / target).exists() for target in _TARGETS.values()):
+    if not all((programs / path).exists() for path in paths):
         print("tools/quickstart: building the daemon and the example, some minutes the first time")
     command = ["bazel", "build", "--noshow_loading_progress", "--ui_event_filters=-info"]
     command += [*([] if sys.stdout.isatty() else quiet), *targets]
@@ -191,6 +208,10 @@ class QuickStart:
             )
         else:
             self._end_job(ranks)
+
+    def failures(self) -> list[str]:
+        """What is wrong with the result, in words."""
+        return self.figures.failures()
 
     def _start_daemons(self) -> None:
         nodes, ranks = self._arguments.nodes, self._arguments.ranks
@@ -419,10 +440,11 @@ def main(words: list[str]) -> int:
     arguments = _arguments(words)
     sys.stdout.reconfigure(line_buffering=True)
     try:
-        programs = pathlib.Path(arguments.programs) if arguments.programs else _build()
+        given = arguments.programs
+        programs = (pathlib.Path(given) if given else _build(arguments.kill)).absolute()
         with Launcher() as launcher:
-            quick_start = QuickStart(arguments, programs.absolute(), launcher)
-            quick_start.run()
+            run = (Kill if arguments.kill else QuickStart)(arguments, programs, launcher)
+            run.run()
     except Interrupted as interrupted:
         print(f"\ntools/quickstart: {interrupted}; everything is cleaned up", file=sys.stderr)
         return 128 + interrupted.number
@@ -431,7 +453,7 @@ def main(words: list[str]) -> int:
     except Failed as failed:
         print(f"\ntools/quickstart: {failed}", file=sys.stderr)
         return 1
-    failures = quick_start.figures.failures()
+    failures = run.failures()
     for failure in failures:
         print(f"\ntools/quickstart: {failure}", file=sys.stderr)
     return 1 if failures else 0

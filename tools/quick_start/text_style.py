@@ -37,6 +37,10 @@ class TextStyle:
         text = ("✓" if good else "✗") if self.unicode else ("ok" if good else "WRONG")
         return self._paint("32" if good else "31", text)
 
+    def bad(self, text: str) -> str:
+        """What went wrong, or was made to."""
+        return self._paint("31", text)
+
     def bar(self, done: int, total: int) -> str:
         filled = min(done, total) * _BAR_COLUMNS // total
         full, left = ("━", "─") if self.unicode else ("=", "-")
@@ -53,6 +57,7 @@ class Progress:
         self._steps = steps
         self._style = style
         self._next_line = 1
+        self._shown = -1
 
     def show(self, report: dict[str, Any]) -> None:
         """Shows a report of a trainer; ignores its last one, which has no "step"."""
@@ -67,3 +72,28 @@ class Progress:
         elif step >= min(self._next_line, self._steps):
             self._next_line = step + max(1, self._steps // _PLAIN_LINES)
             print(f"  step {step} of {self._steps}   {figures}")
+
+    def show_step(self, step: int) -> None:
+        """Shows the step alone, again only when it has changed."""
+        step = min(step, self._steps)
+        if step == self._shown:
+            return
+        self._shown = step
+        if self._style.terminal:
+            bar = self._style.bar(step, self._steps)
+            print(f"\r\033[K  {bar}  {step}/{self._steps}", end="", flush=True)
+        elif step >= self._next_line:
+            self._next_line = step + max(1, self._steps // _PLAIN_LINES)
+            print(f"  step {step} of {self._steps}")
+
+    def say(self, text: str) -> None:
+        """Shows a line that stays."""
+        start = "\r\033[K" if self._style.terminal else ""
+        print(f"{start}{text}", flush=True)
+        self._shown = -1
+
+    def end(self) -> None:
+        """After show_step(): the work is done."""
+        if self._style.terminal:
+            bar = self._style.bar(self._steps, self._steps)
+            print(f"\r\033[K  {bar}  {self._steps}/{self._steps}", flush=True)

@@ -4,6 +4,7 @@ import pathlib
 import re
 
 import pytest
+from daemon_process import DaemonProcess
 from launched import Launched
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -11,7 +12,8 @@ DIGITS = pathlib.Path(__file__).parents[3] / "examples/data/digits.csv.gz"
 STEPS = 12
 RANKS = 3
 
-# A death, RANK:RESTARTS:CALL:STEP, is a SIGKILL in that call of the example.
+# A death, RANK:RESTARTS:CALL:STEP, is a SIGKILL in that call of the example; with "stop " before
+# the call it is a SIGSTOP.
 DEADLY = """
 import runpy
 import gradsync
@@ -20,10 +22,12 @@ deaths = {deaths!r}
 here = os.environ["RANK"] + ":" + os.environ["TORCHELASTIC_RESTART_COUNT"] + ":"
 def deadly(name, call, step_of, after):
     def run(*arguments):
-        dies = f"{{here}}{{name}}:{{step_of(*arguments)}}" in deaths
+        place = f"{{name}}:{{step_of(*arguments)}}"
+        dies, stops = here + place in deaths, here + "stop " + place in deaths
         if dies and not after: os.kill(os.getpid(), signal.SIGKILL)
         result = call(*arguments)
         if dies: os.kill(os.getpid(), signal.SIGKILL)
+        if stops: os.kill(os.getpid(), signal.SIGSTOP)
         return result
     return run
 Layout = gradsync.Layout
@@ -64,6 +68,15 @@ def model(daemon, tmp_path_factory):
     return model_in(out)
 
 
+@pytest.fixture
+def impatient_daemon(monkeypatch):
+    """A daemon that takes a trainer for lost when it has said nothing for 2 s."""
+    process = DaemonProcess("--lease=2s")
+    monkeypatch.setenv("GRADSYNC_SOCKET", process.socket)
+    yield process
+    process.close()
+
+
 CALLS = ("before finish", "after finish", "after wait", "after save")
 
 
@@ -84,6 +97,17 @@ def test_many_losses_one_after_the_other_and_at_once(model, tmp_path):
     assert status == 0, err
     assert model_in(out) == model
     assert len(re.findall("goes on with step", out)) == len(deaths)
+
+
+def test_a_stopped_rank_is_killed_by_the_daemon_and_takes_its_place(
+    model, tmp_path, impatient_daemon
+):
+    status, out, err = run_example(tmp_path, ["1:0:stop after finish:5", "2:0:stop after wait:8"])
+    assert status == 0, err
+    assert model_in(out) == model
+    assert len(re.findall("goes on with step", out)) == 2
+    for rank in (1, 2):
+        assert re.search(rf"rank {rank} \(pid \d+\) ended: SIGKILL .*\. Restart 1 of 5\n", err), err
 
 
 def test_a_rank_that_fails_too_often_ends_the_launch(daemon, tmp_path):
