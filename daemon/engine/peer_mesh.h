@@ -18,7 +18,7 @@ struct PeerMeshOptions {
   std::uint32_t nodes = 0;
   std::vector<std::string> node_names;  // for messages
   std::string address;                  // of this node, numeric
-  std::string agreement;                // a line of text; must be the same on every node
+  std::string agreement;                // the settings as a line of text, the same on every node
   std::uint64_t deadline_ns = 0;        // CLOCK_MONOTONIC
   RendezvousStore* store = nullptr;     // keys "watch/N" are set
 };

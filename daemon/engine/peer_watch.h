@@ -43,8 +43,8 @@ class PeerWatch {
   struct Options {
     std::uint32_t node = 0;
     std::vector<std::string> node_names;  // by node
-    // A node is lost if it sends nothing for this long, counted from its first message. It is also
-    // lost if data of a chunk that every node has begun takes this long to arrive.
+    // A node whose first message has come is lost if it then sends nothing for this long. A node is
+    // also lost if data of a chunk that every node has begun takes this long to arrive.
     absl::Duration silence_limit = EngineSettings().silence_limit;
     // Called at most once, on the watch's thread.
     std::function<void(const absl::Status&)> on_failure;

@@ -29,6 +29,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     if (job_->phase_ == Phase::kActive) {
       job_->layouts_.DropReleased(&actions_);
       if (job_->terms_.options.on_rank_loss == OnRankLoss::kHold) job_->HealRanks(&actions_);
+      if (job_->HealsFromSurvivors()) job_->EndIfStepsOverlap(&actions_);
       if (!job_->healing_.idle()) job_->UpdateHealing(&actions_);
     }
     Reducer* const node_group = job_->node_group_.get();  // set once
@@ -434,7 +435,6 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   }
   DeferredActions* const actions = transaction.actions();
   layouts_.RankLeft(rank, exit, environment_.clock->NowNs(), actions);
-  if (!members_.AnyIsMissing()) layouts_.ResumeDeadlines(environment_.clock->NowNs());
   operations_.RankLeft(actions);
   EndLeavingSessions(actions);
   MaybeResume(actions);
@@ -458,7 +458,6 @@ absl::Status Job::Finish(RankSession session) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   members_.Finish(rank, layouts_.StepsDecided(), now_ns);
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
-  if (!members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);
   EndLeavingSessions(transaction.actions());
   MaybeResume(transaction.actions());
   return absl::OkStatus();
@@ -493,6 +492,14 @@ void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
 }
 
 absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const {
+  if (members_[rank].state == RankState::kLoading) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' sent ", message,
+                                  " after it came back from a loss, and without the state of the "
+                                  "model: send FetchState and StateDigests, and wait for "
+                                  "StateAdmitted first."),
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  }
   // If the loss came after the last step, no step will ever heal the rank.
   if (CameBack(members_[rank].state) && (!exit || layouts_.HasGradientsOfEarlier(rank))) {
     return MakeError(
@@ -633,6 +640,24 @@ void Job::EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spe
                      ") needs it. Steps that are not complete are void. Call only barriers, and "
                      "broadcasts from a root that you name, while a rank may be lost; join again "
                      "from every rank."),
+        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
+    return MaybeEnd(actions);
+  }
+}
+
+void Job::EndIfStepsOverlap(DeferredActions* actions) {
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    if (!IsMissing(members_[rank].state)) continue;
+    const std::string steps = layouts_.EndedAndOwed(rank);
+    if (steps.empty()) continue;
+    StopLocked(MakeError(
+        absl::StatusCode::kAborted, reason::kRankLost,
+        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost in the middle of ",
+                     steps,
+                     ", which run at once. It had ended the first one only, so no rank has "
+                     "the state of the model that its replacement needs. Steps that are not "
+                     "complete are void. Wait for a step's verdict before you begin a step of "
+                     "another layout, or use state_source=trainer; join again from every rank."),
         {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
     return MaybeEnd(actions);
   }

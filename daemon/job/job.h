@@ -5,7 +5,7 @@
 // it submits reductions and flushes messages. So a Reducer may complete an operation from within
 // Reduce(), and a sink may take its time to send.
 //
-// A job has one generation: the loss of a rank or a newer generation ends every session of it for
+// A Job is one generation: the loss of a rank or a newer generation ends every session of it for
 // good. JobTable starts the next one. With policy `hold` the loss of a rank ends only its own
 // session. Running steps wait, and the rank's next session takes its place.
 //
@@ -232,6 +232,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets transfers of the state go on, and ends the job if living ranks have different states.
   void UpdateHealing(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the job if survivors cannot heal a rank, because steps of two layouts run at once: it has
+  // ended one of them and not the other. The state before its first steps is then no rank's.
+  void EndIfStepsOverlap(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if the operation needs a rank whose session is lost or has not healed.
   void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                              DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

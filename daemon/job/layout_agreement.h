@@ -66,7 +66,8 @@ class LayoutAgreement {
   const std::string& name() const { return spec_.name; }
   // Channel of the layout that this one replaces once it is reached; 0: none.
   std::uint32_t replaces() const { return replaces_; }
-  // The ranks that have registered so far have released that layout, and this one replaces it.
+  // Makes this one replace the layout of `channel`. Requires that every rank that has registered so
+  // far has released that layout.
   void Replace(std::uint32_t channel) { replaces_ = channel; }
 
   bool open() const { return state_ == State::kOpen; }

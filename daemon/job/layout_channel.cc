@@ -325,22 +325,26 @@ void LayoutChannel::TellBucketDone(std::size_t index, std::uint32_t rank,
                  actions);
 }
 
+RankSession LayoutChannel::AverageSource(std::size_t index) const {
+  RankSession source;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    const RankSession session{rank, step_.ReadySession(index, rank)};
+    if (agreement_.memory(session) == nullptr) continue;
+    source = session;
+    // The memory of a lost session has the average, too, but its process may still write to it.
+    if (members_->MayMark(rank) && session.incarnation == (*members_)[rank].incarnation) break;
+  }
+  return source;
+}
+
 void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions) {
   if (step_.phase() != Phase::kRunning) return;
   copies_.push_back(std::make_unique<AverageCopy>());
   AverageCopy* const copy = copies_.back().get();
   copy->bucket = index;
   copy->to = members_->SessionOf(rank);
-  const RankMemory* source = nullptr;
-  for (std::uint32_t other = 0; other < members_->world_size(); ++other) {
-    const RankSession session{other, step_.ReadySession(index, other)};
-    const RankMemory* const memory = agreement_.memory(session);
-    if (memory == nullptr) continue;
-    source = memory;
-    copy->from = session;
-    // The memory of a lost session has the average, too, but its process may still write to it.
-    if (members_->MayMark(other) && session.incarnation == (*members_)[other].incarnation) break;
-  }
+  copy->from = AverageSource(index);
+  const RankMemory* const source = agreement_.memory(copy->from);
   const std::uint64_t offset = plan_.buckets[index].offset;
   std::byte* const to = agreement_.memory(copy->to)->data + offset;
   const ReduceOperation& reduction = reductions_[index];
@@ -349,6 +353,7 @@ void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredA
   copy->check.flow = reduction.flow;
   copy->check.measure = reduction.measure;
   copy->check.SetBuffers({to});
+  copy->check.host().measured_of = reductions_[index].host().buffers.size();
   copy->check.done = [this, copy](const ReduceTimes&) { copied_(this, copy); };
   step_.CopyBegun();
   actions->copies.push_back([this, copy, to, from = source->data + offset] {
@@ -526,7 +531,16 @@ void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredA
 
 void LayoutChannel::ReleaseLostMemory(DeferredActions* actions) {
   if (!agreement_.HasLost()) return;
-  agreement_.ReleaseLostMemory([this](RankSession session) { return Touches(session); }, actions);
+  std::vector<RankSession> sources;
+  for (std::size_t i = 0; i < plan_.buckets.size(); ++i) {
+    if (step_.Reduced(i)) sources.push_back(AverageSource(i));
+  }
+  agreement_.ReleaseLostMemory(
+      [&](RankSession session) {
+        return Touches(session) ||
+               std::find(sources.begin(), sources.end(), session) != sources.end();
+      },
+      actions);
   // Buckets that were bound before must not refer to this memory in the next step.
   reductions_.Rebind();
 }

@@ -62,6 +62,8 @@ class LayoutChannel {
   // The running step, or the next one if none is running.
   std::uint64_t step() const { return step_.number(); }
   bool running() const { return step_.begun(); }
+  // The running step may still become complete.
+  bool may_complete() const { return step_.phase() == RunningStep::Phase::kRunning; }
 
   // The agreement is complete, and steps may begin. `replaced`: the layout that this one replaces,
   // or null. Its step numbers and statistics continue here, and nobody uses it any more.
@@ -99,6 +101,7 @@ class LayoutChannel {
   // ---- Membership
   // True if the rank has begun the running step.
   bool HasBegunStep(std::uint32_t rank) const { return step_.Has(rank); }
+  bool HasEndedStep(std::uint32_t rank) const { return step_.Ended(rank); }
   // The rank contributes nothing from now on. Not called while the rank is in a step. `exited`: its
   // memory is released.
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
@@ -179,6 +182,9 @@ class LayoutChannel {
   void Void(absl::Status why, std::uint64_t now_ns, DeferredActions* actions);
   // Tells the rank that the bucket is done, if it wants such messages.
   void TellBucketDone(std::size_t index, std::uint32_t rank, DeferredActions* actions);
+  // The session whose memory the average of a reduced bucket is copied from: one that lives if
+  // there is one, else a lost one.
+  RankSession AverageSource(std::size_t index) const;
   // Copies the average of a reduced bucket to a session that needs it.
   void CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions);
   // Every bucket is done and none is void on the GPUs: the trainers' streams have seen the running
@@ -198,7 +204,8 @@ class LayoutChannel {
   // A bucket that is not reduced has gradients of this session, or an average is being copied from
   // it or to it.
   bool Touches(RankSession session) const;
-  // Releases the memory of lost sessions that nothing touches any more.
+  // Releases the memory of lost sessions that nothing touches any more. If no living session has
+  // contributed to a reduced bucket, the memory of one lost session stays: it has the average.
   void ReleaseLostMemory(DeferredActions* actions);
   void ReleaseCopies(DeferredActions* actions);
   // Releases the memory of ranks that have released the layout and are in no step.

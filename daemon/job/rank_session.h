@@ -1,4 +1,4 @@
-// Which session of a rank it is.
+// Names one session of a rank.
 
 #ifndef DAEMON_JOB_RANK_SESSION_H_
 #define DAEMON_JOB_RANK_SESSION_H_

@@ -22,7 +22,7 @@ namespace gradsync::daemon {
 // How a step ended; the same object for every rank.
 struct StepRecord {
   StepTimes times;       // step, commit, and each bucket's ready, start and finish
-  absl::Status verdict;  // OK: complete. Otherwise void, and why.
+  absl::Status verdict;  // OK: complete. STEP_IN_DOUBT: in doubt. Otherwise void, and why.
   std::string used_map;  // union over the ranks; empty if every rank's was
   std::uint32_t live_ranks = 0;
   std::uint32_t divisor = 0;

@@ -103,6 +103,8 @@ bool StateHealing::IsLoading(RankSession replacement) const {
 absl::Status StateHealing::Fetch(std::uint32_t rank, StagingMemory staging,
                                  std::uint64_t deadline_ns, DeferredActions* actions) {
   const RankSession session = members_->SessionOf(rank);
+  // It asked again while StateAdmitted was on its way.
+  if ((*members_)[rank].state == RankState::kHealing) return absl::OkStatus();
   if (!IsLoading(session)) {
     return Breach(rank, "FetchState, but this session does not wait for the state of the model");
   }
@@ -189,9 +191,10 @@ absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfe
   const absl::Status begun = CheckTransfer(rank, transfer, "StateDigests", &current);
   if (!begun.ok() || !current) return begun;
   if (transfer_->replacement().rank == rank) {
-    if (transfer_->phase() != StateTransfer::Phase::kLoading || transfer_->loaded.has_value()) {
-      return Breach(rank, "StateDigests before it has read the whole state, or twice");
+    if (transfer_->phase() != StateTransfer::Phase::kLoading) {
+      return Breach(rank, "StateDigests before it has read the whole state");
     }
+    // The last ones count: a trainer may confirm again while it waits.
     transfer_->loaded = StateTransfer::Digests{rank, std::move(items)};
     return absl::OkStatus();
   }

@@ -143,7 +143,7 @@ class StateHealing {
   // ---- Messages of ranks. A Status that is not OK ends the rank's session. A message of a
   // transfer that has ended is ignored.
   // The replacement asks, and waits until `deadline_ns`. If it asks again in the middle of a
-  // transfer, the transfer begins again.
+  // transfer, the transfer begins again; if it was admitted meanwhile, nothing happens.
   absl::Status Fetch(std::uint32_t rank, StagingMemory staging, std::uint64_t deadline_ns,
                      DeferredActions* actions);
   absl::Status Offer(std::uint32_t rank, std::uint64_t transfer, std::uint64_t bytes,

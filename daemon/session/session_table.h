@@ -3,7 +3,7 @@
 //
 // It shares each session with the session's stream until the session has ended.
 //
-// Thread-safe. SessionTable::mutex_ is a leaf: jobs and sessions are called without it.
+// Thread-safe. Jobs and sessions are called without SessionTable::mutex_.
 
 #ifndef DAEMON_SESSION_SESSION_TABLE_H_
 #define DAEMON_SESSION_SESSION_TABLE_H_
@@ -81,7 +81,7 @@ class SessionTable {
   void JoinThrough(JobFinder* finder) { finder_ = finder; }
 
   // Opens a session. Calls `opened` once, before this returns unless another node coordinates the
-  // job. `sink` may get messages before that. gradsync.proto lists the statuses under
+  // job. `sink` may get messages before `opened` is called. gradsync.proto lists the statuses under
   // GradientSync.Session.
   using Opened = std::function<void(absl::StatusOr<std::shared_ptr<Session>>)>;
   void Open(const ClientProcess& process, const OpenRequest& request,
@@ -126,7 +126,8 @@ class SessionTable {
     std::vector<std::pair<std::weak_ptr<void>, int>> descriptors;
   };
 
-  // A session whose connection was closed, and which waits for the end of its process.
+  // A session whose connection was closed, or whose process was killed. It waits for the end of the
+  // process.
   struct Closed {
     std::shared_ptr<Session> session;
     absl::Status why;
@@ -135,6 +136,10 @@ class SessionTable {
 
   // Ends the closed sessions whose process has ended or whose lease is over; `all`: every one.
   void EndClosed(bool all);
+  // The lease of the session is over. If the job would hold the rank once the process has ended,
+  // kills the process, because it could write to its gradients later, and returns true. The session
+  // ends with the process.
+  bool KillToHold(const std::shared_ptr<Session>& session, const absl::Status& why);
   bool IsClosed(const Session& session) const;
   // Checks whether the session may open. Returns its incarnation.
   absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);

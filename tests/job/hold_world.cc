@@ -4,424 +4,331 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "daemon/base/error.h"
+#include "tests/job/model_request.h"
 
 namespace gradsync::daemon {
 namespace {
 
-constexpr std::uint64_t kForever = ~std::uint64_t{0};
-constexpr std::uint64_t kFirstState = 12345;
-constexpr std::size_t kPastKept = 60;
-// A trainer that may die gets the chance at one of so many events.
-constexpr std::uint64_t kDeathRarity = 20;
-// A term is a code below kBase, times kBase to the power of its rank.
-constexpr std::uint64_t kBase = 1000;
+constexpr std::size_t kPastKept = 80;
+// A trainer that may die gets the chance at one of so many events, so that deaths come at every
+// moment of the run: at first for any phase, then by phase.
+constexpr std::size_t kDeathRarity = 3;
+constexpr std::array<std::size_t, kDeathPhases> kPhaseRarity = {8, 8, 2,  12, 8, 14,
+                                                                8, 1, 12, 1,  3, 12};
 
-std::uint64_t Mix(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t x = a * 0x9E3779B97F4A7C15ull + b + 0x7F4A7C15ull;
-  x ^= x >> 29;
-  x *= 0xBF58476D1CE4E5B9ull;
-  return x ^ (x >> 32);
-}
-
-LayoutRequest Request() {
-  LayoutRequest request;
-  request.spec.name = "model";
-  request.spec.bucket_cap_bytes = request.spec.first_bucket_cap_bytes = 1;
-  request.spec.op = ReduceOp::kSum;
-  for (int i = 0; i < HoldWorld::kBuckets; ++i) {
-    request.spec.parameters.push_back(
-        {absl::StrCat("p", i), {HoldWorld::kHalves}, DataType::kFloat64});
-  }
-  request.deadline_ns = kForever;
-  return request;
-}
+constexpr int kMostEvents = 100'000;
+// Longer than the daemon waits for a source.
+constexpr std::uint64_t kSilenceNs = 31'000'000'000;
 
 }  // namespace
 
+const char* NameOf(Action action) {
+  static const char* const names[] = {
+      "the daemon reads a message",
+      "the job hears of the death",
+      "the reducer moves half a bucket",
+      "the executor runs",
+      "half a minute passes",
+      "the next process joins",
+      "dies",
+      "receives a message",
+      "registers",
+      "maps",
+      "reads a record of the state",
+      "writes half a bucket",
+      "marks a bucket",
+      "ends the step",
+      "marks the rest and ends the step",
+      "abandons the step",
+      "reads a verdict",
+      "asks for the state",
+      "asks for the state, and waits for 10 s",
+      "asks for the state again",
+      "sends its digests again",
+      "copies a chunk of the state out",
+      "loads the state",
+      "loads the state wrongly",
+      "cannot load the state",
+      "offers its state",
+      "refuses to give its state",
+      "falls silent",
+      "writes a chunk of its state",
+      "sends its digests",
+      "stops reading",
+      "saves its work",
+      "leaves",
+  };
+  return names[static_cast<int>(action)];
+}
+
 const char* NameOf(DeathPhase phase) {
   static const char* const names[] = {"unmarked",  "marked",  "in flight", "ended",
-                                      "committed", "healing", "copying"};
+                                      "committed", "healing", "loading",   "confirming",
+                                      "source",    "copying", "through",   "leaving"};
   return names[static_cast<int>(phase)];
 }
 
-double HoldWorld::Term(std::uint32_t rank, std::uint64_t step, std::uint64_t state, int bucket,
-                       int half) {
-  const std::uint64_t code =
-      1 + Mix(Mix(state, step),
-              static_cast<std::uint64_t>(bucket) * kHalves + static_cast<std::uint64_t>(half)) %
-              (kBase - 1);
-  double term = static_cast<double>(code);
-  for (std::uint32_t i = 0; i < rank; ++i) term *= kBase;
-  return term;
+bool Possible(DeathPhase phase, const HoldWorldOptions& options) {
+  const bool survivor = options.source == StateSource::kSurvivor;
+  switch (phase) {
+    case DeathPhase::kHealing:
+    case DeathPhase::kCopying:
+      return options.faults.deaths > 1;
+    case DeathPhase::kLoading:
+    case DeathPhase::kConfirming:
+      return options.faults.deaths > 1 && survivor;
+    case DeathPhase::kSource:
+      // With two ranks nobody would be left who has the state.
+      return options.faults.deaths > 1 && survivor && options.ranks > 2;
+    default:
+      return true;
+  }
 }
 
 // ---- The job ------------------------------------------------------------------------------------
 
-HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed,
-                     std::array<int, kDeathPhases>* deaths)
-    : options_(options),
-      random_(seed),
-      deaths_(deaths),
-      present_(options.ranks),
-      deaths_left_(options.deaths) {
+HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths* deaths,
+                     SpareMemory* spare)
+    : deaths_(deaths), present_(options.ranks) {
+  run_.ranks = options.ranks;
+  run_.steps = options.steps;
+  run_.source = options.source;
+  run_.buffers = options.buffers;
+  run_.spare = spare;
+  run_.random.seed(seed);
+  run_.saved.resize(options.ranks);
   JobEnvironment environment;
   environment.clock = &clock_;
   environment.reducer = &reducer_;
   environment.executor = &executor_;
-  JobOptions job_options;
-  job_options.step_timeout_ns = job_options.hold_timeout_ns = kForever / 4;
-  job_options.on_rank_loss = OnRankLoss::kHold;
-  job_ = std::make_shared<Job>(JobIdentity{1000, "job", "", 1}, options_.ranks, job_options,
-                               environment);
-  for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) {
-    StartTrainer(rank, ++incarnations_);
-    present_[rank]->state = kFirstState;
-  }
-  for (Trainer* trainer : present_) Register(trainer);
-  for (Trainer* trainer : present_) {
-    const absl::Status mapped =
-        job_->ArenaMapped(trainer->session, channel_, trainer->memory->Share());
-    if (!mapped.ok()) Violate(mapped.ToString());
-  }
-  for (Trainer* trainer : present_) ReadMessages(trainer);
+  run_.job = std::make_shared<Job>(JobIdentity{1000, "job", "", 1}, options.ranks,
+                                   ModelJobOptions(options.source), environment);
+  for (std::uint32_t rank = 0; rank < options.ranks; ++rank) StartTrainer(rank);
+  for (ModelTrainer* trainer : present_) trainer->Do(Action::kRegister);
+  run_.states = StatesOfRun(run_.ranks, run_.plan, run_.steps);
   // A rank can be replaced once a step is complete.
-  const int deaths_left = std::exchange(deaths_left_, 0);
-  const auto begun = [](const Trainer* trainer) { return trainer->step > 1; };
-  while (violation_.empty() && !std::all_of(present_.begin(), present_.end(), begun)) {
-    std::vector<Event> events = Enabled();
-    RunChecked(events[random_() % events.size()]);
+  const auto begun = [](const ModelTrainer* trainer) { return trainer->step() > 1; };
+  while (!std::all_of(present_.begin(), present_.end(), begun) && Step()) {
   }
-  deaths_left_ = deaths_left;
+  run_.faults = options.faults;
 }
 
 HoldWorld::~HoldWorld() {
-  job_->End(absl::AbortedError("the test has ended"));
-  while (!reducer_.held.empty()) MoveHalf(0);
+  run_.job->End(absl::AbortedError("the test has ended"));
+  while (!reducer_.held().empty()) reducer_.Move(0);
   executor_.RunAll();
+  for (const auto& trainer : trainers_) trainer->GiveMemoryBack();
 }
 
-void HoldWorld::StartTrainer(std::uint32_t rank, std::uint64_t incarnation) {
-  trainers_.push_back(std::make_unique<Trainer>());
-  Trainer* const trainer = trainers_.back().get();
-  trainer->session = {rank, incarnation};
-  trainer->sink = std::make_shared<RecordingSink>();
-  JobOptions options;
-  options.step_timeout_ns = options.hold_timeout_ns = kForever / 4;
-  options.on_rank_loss = OnRankLoss::kHold;
-  const absl::Status joined = job_->Join(rank, options_.ranks, options, incarnation, trainer->sink);
-  if (!joined.ok()) Violate(joined.ToString());
-  present_[rank] = trainer;
+void HoldWorld::StartTrainer(std::uint32_t rank) {
+  const std::uint64_t incarnation = trainers_.size() + 1;
+  trainers_.push_back(std::make_unique<ModelTrainer>(&run_, RankSession{rank, incarnation},
+                                                     /*replacement=*/incarnation > run_.ranks));
+  present_[rank] = trainers_.back().get();
 }
 
-void HoldWorld::Register(Trainer* trainer) {
-  const auto registered = job_->RegisterLayout(trainer->session, Request());
-  if (!registered.ok()) return Violate(registered.status().ToString());
-  channel_ = registered->channel;
-  plan_ = registered->plan;
-  trainer->memory = std::make_unique<TrainerMemory>(plan_.arena_bytes, plan_.buckets.size());
-}
-
-double* HoldWorld::At(const Trainer& trainer, int bucket) const {
-  return trainer.memory->At<double>(plan_.buckets[static_cast<std::size_t>(bucket)].offset);
-}
-
-bool HoldWorld::HasMarked(const Trainer& trainer, int bucket) const {
-  for (int i = 0; i < trainer.marked; ++i) {
-    if (BucketOf(trainer, i) == bucket) return true;
-  }
-  return false;
-}
-
-bool HoldWorld::Owns(const Trainer& trainer, int bucket) const {
-  if (!trainer.alive || trainer.memory == nullptr) return false;
-  if (trainer.step == 0 || !HasMarked(trainer, bucket)) return true;
-  return trainer.memory->done(static_cast<std::size_t>(bucket)) >= trainer.step;
+bool HoldWorld::Awaited(const ModelTrainer& trainer) const {
+  return trainer.known_lost() && !trainer.leaving();
 }
 
 // ---- Events -------------------------------------------------------------------------------------
 
-std::vector<HoldWorld::Event> HoldWorld::Enabled() {
-  std::vector<Event> events;
+void HoldWorld::FindEvents() {
+  events_.clear();
   for (const auto& owned : trainers_) {
-    Trainer* const trainer = owned.get();
-    const std::string who =
-        absl::StrCat("rank ", trainer->session.rank, "/", trainer->session.incarnation, ": ");
+    ModelTrainer* const trainer = owned.get();
     // Messages of the dead are read, too, even after the job knows of the death.
-    if (!trainer->sent.empty()) {
-      events.push_back({who + "the daemon reads a message", [this, trainer] {
-                          const auto message = std::move(trainer->sent.front());
-                          trainer->sent.pop_front();
-                          const absl::Status status = message();
-                          if (!status.ok()) Violate(status.ToString());
-                        }});
+    if (trainer->anything_sent()) events_.push_back({Action::kDeliver, trainer});
+    if (!trainer->alive()) {
+      if (!trainer->known_lost()) events_.push_back({Action::kHear, trainer});
+      continue;
     }
-    if (!trainer->alive && !trainer->known_lost) {
-      events.push_back({who + "the job knows of the death", [this, trainer] {
-                          trainer->known_lost = true;
-                          job_->Lose(trainer->session,
-                                     MakeError(absl::StatusCode::kAborted, reason::kProcessEnded,
-                                               "its process has ended"));
-                        }});
-    }
-    if (trainer->alive) AddEventsOf(trainer, &events);
+    actions_.clear();
+    trainer->AddActions(&actions_);
+    for (const Action action : actions_) events_.push_back({action, trainer});
+    if (run_.faults.deaths == 0 || run_.Random(kDeathRarity) != 0) continue;
+    if (run_.Random(kPhaseRarity[static_cast<std::size_t>(PhaseOf(*trainer))]) != 0) continue;
+    if (MayDie(*trainer)) events_.push_back({Action::kDie, trainer});
   }
-  for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) {
-    if (!present_[rank]->known_lost) continue;
-    events.push_back({absl::StrCat("rank ", rank, " joins"), [this, rank] {
-                        StartTrainer(rank, ++incarnations_);
-                        present_[rank]->healed = false;
-                      }});
+  for (std::uint32_t rank = 0; rank < run_.ranks; ++rank) {
+    if (Awaited(*present_[rank])) events_.push_back({Action::kStart, nullptr, rank});
   }
-  for (std::size_t i = 0; i < reducer_.held.size(); ++i) {
-    events.push_back({absl::StrCat("bucket ", reducer_.held[i].operation->bucket, ": move ",
-                                   reducer_.held[i].moves),
-                      [this, i] { MoveHalf(i); }, /*of_daemon=*/true});
+  for (std::size_t i = 0; i < reducer_.held().size(); ++i) {
+    events_.push_back({Action::kMove, nullptr, i});
   }
-  if (executor_.pending() > 0) {
-    events.push_back({"the executor runs", [this] { executor_.RunNext(); }, /*of_daemon=*/true});
-  }
-  return events;
+  if (executor_.pending() > 0) events_.push_back({Action::kExecute});
+  const bool waits = std::any_of(present_.begin(), present_.end(), [](const auto* trainer) {
+    return trainer->alive() && trainer->exchange().waits_for_time();
+  });
+  if (waits) events_.push_back({Action::kPass});
 }
 
-void HoldWorld::AddEventsOf(Trainer* trainer, std::vector<Event>* events) {
-  const std::string who =
-      absl::StrCat("rank ", trainer->session.rank, "/", trainer->session.incarnation, ": ");
-  AddDeath(trainer, events);
-  if (!trainer->sink->messages().empty()) {
-    events->push_back({who + "reads its messages", [this, trainer] { ReadMessages(trainer); }});
-  }
-  if (trainer->memory == nullptr) {
-    events->push_back({who + "registers", [this, trainer] {
-                         Register(trainer);
-                         if (trainer->memory == nullptr) return;
-                         trainer->sent.emplace_back([this, trainer] {
-                           return job_->ArenaMapped(trainer->session, channel_,
-                                                    trainer->memory->Share());
-                         });
-                       }});
-    return;
-  }
-  if (trainer->step == 0 || trainer->step > options_.steps) return;
-  if (!trainer->healed) {
-    for (const Trainer* source : present_) {
-      if (!source->alive || !source->healed || source->step != trainer->step) continue;
-      events->push_back(
-          {absl::StrCat(who, "is healed from rank ", source->session.rank), [trainer, source] {
-             trainer->state = source->state;
-             trainer->healed = true;
-           }});
-    }
-    return;
-  }
-  if (trainer->ended) return;
-  if (trainer->written < kHalves * (trainer->marked + 1) && trainer->marked < kBuckets) {
-    events->push_back({who + "writes half a bucket", [this, trainer] {
-                         const int bucket = BucketOf(*trainer, trainer->written / kHalves);
-                         const int half = trainer->written % kHalves;
-                         At(*trainer, bucket)[half] = Term(trainer->session.rank, trainer->step,
-                                                           trainer->state, bucket, half);
-                         ++trainer->written;
-                       }});
-  } else if (trainer->marked < kBuckets) {
-    const int bucket = BucketOf(*trainer, trainer->marked);
-    events->push_back({absl::StrCat(who, "marks bucket ", bucket), [this, trainer, bucket] {
-                         ++trainer->marked;
-                         trainer->sent.emplace_back([this, trainer, bucket, step = trainer->step] {
-                           return job_->MarkReady(trainer->session, channel_, step,
-                                                  {static_cast<std::uint32_t>(bucket)});
-                         });
-                       }});
-  } else {
-    events->push_back({who + "ends the step", [this, trainer] {
-                         trainer->ended = true;
-                         trainer->sent.emplace_back([this, trainer, step = trainer->step] {
-                           return job_->EndStep(trainer->session, channel_, step, "");
-                         });
-                       }});
-  }
-}
-
-bool HoldWorld::MayDie(const Trainer& trainer) const {
-  if (deaths_left_ == 0) return false;
+bool HoldWorld::MayDie(const ModelTrainer& trainer) const {
+  if (trainer.left()) return false;
   // Some rank that has the state lives on, and the job knows that it has.
-  return std::any_of(present_.begin(), present_.end(), [&](const Trainer* other) {
-    return other != &trainer && other->alive && job_->StateOf(other->session) == RankState::kLive;
+  return std::any_of(present_.begin(), present_.end(), [&](const ModelTrainer* other) {
+    if (other == &trainer || !other->alive()) return false;
+    if (other->leaving()) return true;
+    const RankState state = run_.job->StateOf(other->session());
+    const bool admitted = run_.source == StateSource::kSurvivor && state == RankState::kHealing;
+    return state == RankState::kLive || admitted;
   });
 }
 
-bool HoldWorld::IsCopiedTo(const Trainer& trainer) const {
-  const bool came_back = trainer.session.incarnation > options_.ranks;
-  if (!came_back || !trainer.sent.empty() || executor_.pending() == 0) return false;
-  for (int bucket = 0; bucket < kBuckets; ++bucket) {
-    if (!HasMarked(trainer, bucket) || Owns(trainer, bucket)) continue;
-    const bool held = std::any_of(reducer_.held.begin(), reducer_.held.end(), [&](const auto& one) {
-      return static_cast<int>(one.operation->bucket) == bucket;
+bool HoldWorld::IsReduced(const ModelTrainer& trainer, bool measured) const {
+  if (trainer.memory() == nullptr) return false;
+  const std::byte* const begin = trainer.memory()->data();
+  const std::byte* const end = begin + trainer.memory()->bytes();
+  return std::any_of(reducer_.held().begin(), reducer_.held().end(), [&](const auto& held) {
+    const HostBuffers& buffers = held.operation->host().buffers;
+    if ((buffers.size() == 1) != measured) return false;
+    return std::any_of(buffers.begin(), buffers.end(),
+                       [&](const std::byte* buffer) { return buffer >= begin && buffer < end; });
+  });
+}
+
+bool HoldWorld::IsCopiedTo(const ModelTrainer& trainer) const {
+  if (!trainer.replacement()) return false;
+  if (IsReduced(trainer, /*measured=*/true)) return true;
+  if (trainer.anything_sent() || executor_.pending() == 0 || trainer.marked() == 0) return false;
+  const std::string missing = run_.job->MissingInStep(run_.channel, trainer.step());
+  for (std::size_t bucket = 0; bucket < run_.buckets(); ++bucket) {
+    if (!trainer.HasMarked(bucket) || trainer.Owns(bucket)) continue;
+    const bool held = std::any_of(reducer_.held().begin(), reducer_.held().end(), [&](auto& one) {
+      return one.operation->host().buffers.size() > 1 && one.operation->bucket == bucket;
     });
-    const std::string missing = job_->MissingInStep(channel_, trainer.step);
     const bool waits = missing.find(absl::StrCat("bucket ", bucket)) != std::string::npos;
-    if (!held && !waits) {
-      return true;
-    }
+    if (!held && !waits) return true;
   }
   return false;
 }
 
-DeathPhase HoldWorld::PhaseOf(const Trainer& trainer) const {
+DeathPhase HoldWorld::PhaseOf(const ModelTrainer& trainer) const {
   if (IsCopiedTo(trainer)) return DeathPhase::kCopying;
-  if (!trainer.healed) return DeathPhase::kHealing;
-  if (!trainer.sink->Of<StepDoneMessage>().empty()) return DeathPhase::kCommitted;
-  if (trainer.ended) return DeathPhase::kEnded;
-  for (const auto& held : reducer_.held) {
-    if (HasMarked(trainer, static_cast<int>(held.operation->bucket))) return DeathPhase::kInFlight;
+  if (trainer.exchange().IsSource()) return DeathPhase::kSource;
+  if (trainer.exchange().loading()) return DeathPhase::kLoading;
+  if (trainer.exchange().confirming()) return DeathPhase::kConfirming;
+  if (!trainer.has_state()) return DeathPhase::kHealing;
+  if (trainer.has_verdict()) return DeathPhase::kCommitted;
+  if (trainer.through()) {
+    return trainer.has_sent_leave() ? DeathPhase::kLeaving : DeathPhase::kThrough;
   }
-  return trainer.marked > 0 ? DeathPhase::kMarked : DeathPhase::kUnmarked;
+  if (trainer.ended()) return DeathPhase::kEnded;
+  if (IsReduced(trainer, /*measured=*/false)) return DeathPhase::kInFlight;
+  return trainer.marked() > 0 ? DeathPhase::kMarked : DeathPhase::kUnmarked;
 }
 
-void HoldWorld::AddDeath(Trainer* trainer, std::vector<Event>* events) {
-  // Rare, so that deaths come at every moment of the run.
-  // A copy is short.
-  const std::uint64_t rarity = IsCopiedTo(*trainer) ? 2 : kDeathRarity;
-  if (!MayDie(*trainer) || random_() % rarity != 0) return;
-  events->push_back(
-      {absl::StrCat("rank ", trainer->session.rank, "/", trainer->session.incarnation, " dies"),
-       [this, trainer] {
-         ++(*deaths_)[static_cast<std::size_t>(PhaseOf(*trainer))];
-         --deaths_left_;
-         trainer->alive = false;
-       }});
+std::array<std::size_t, 4> HoldWorld::Effects() const {
+  std::size_t messages = 0;
+  for (const auto& trainer : trainers_) messages += trainer->inbox().total();
+  std::size_t states = 0;
+  for (std::uint32_t rank = 0; rank < run_.ranks; ++rank) {
+    states = 16 * states + static_cast<std::size_t>(run_.job->StateOf(rank));
+  }
+  return {messages, states, reducer_.held().size(), executor_.pending()};
 }
 
-void HoldWorld::MoveHalf(std::size_t index) {
-  HalvesReducer::Held& held = reducer_.held[index];
-  const HostBuffers& buffers = held.operation->host().buffers;
-  const int half = held.moves % kHalves;
-  if (held.moves < kHalves) {
-    for (const std::byte* buffer : buffers) {
-      held.sums[static_cast<std::size_t>(half)] += reinterpret_cast<const double*>(buffer)[half];
-    }
-  } else {
-    for (std::byte* buffer : buffers) {
-      reinterpret_cast<double*>(buffer)[half] = held.sums[static_cast<std::size_t>(half)];
-    }
-  }
-  if (++held.moves < 2 * kHalves) return;
-  ReduceOperation* const operation = held.operation;
-  operation->stats = {held.sums[0] * held.sums[0] + held.sums[1] * held.sums[1], 0};
-  reducer_.held.erase(reducer_.held.begin() + static_cast<std::ptrdiff_t>(index));
-  operation->done({clock_.NowNs(), clock_.NowNs()});
-}
-
-void HoldWorld::ReadMessages(Trainer* trainer) {
-  for (const SessionMessage& message : trainer->sink->Take()) {
-    if (const auto* ready = std::get_if<LayoutReadyMessage>(&message)) {
-      trainer->step = ready->first_step;
-      trainer->first = static_cast<int>(random_() % kBuckets);
-    } else if (const auto* done = std::get_if<StepDoneMessage>(&message)) {
-      ReadVerdict(trainer, *done->record);
-    } else if (const auto* end = std::get_if<SessionEndMessage>(&message)) {
-      Violate(absl::StrCat("the session of rank ", trainer->session.rank,
-                           " has ended: ", end->status.ToString()));
-    }
-  }
-}
-
-void HoldWorld::ReadVerdict(Trainer* trainer, const StepRecord& record) {
-  const std::string who =
-      absl::StrCat("rank ", trainer->session.rank, ", step ", record.times.step, ": ");
-  if (record.times.step != trainer->step || !trainer->ended) {
-    return Violate(who + "a verdict for another step than its own");
-  }
-  if (!record.verdict.ok()) return Violate(who + record.verdict.ToString());
-  std::uint64_t next = Mix(trainer->state, trainer->step);
-  for (int bucket = 0; bucket < kBuckets; ++bucket) {
-    if (trainer->memory->done(static_cast<std::size_t>(bucket)) != trainer->step) {
-      Violate(absl::StrCat(who, "bucket ", bucket, " is not done"));
-    }
-    for (int half = 0; half < kHalves; ++half) {
-      double expected = 0;
-      for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) {
-        expected += Term(rank, trainer->step, trainer->state, bucket, half);
-      }
-      const double sum = At(*trainer, bucket)[half];
-      if (sum != expected) {
-        Violate(
-            absl::StrCat(who, "bucket ", bucket, ", half ", half, " is ", sum, ", not ", expected));
-      }
-      next = Mix(next, static_cast<std::uint64_t>(sum));
-    }
-  }
-  trainer->state = next;
-  ++trainer->step;
-  trainer->written = trainer->marked = 0;
-  trainer->ended = false;
-  trainer->first = static_cast<int>(random_() % kBuckets);
+std::string HoldWorld::Describe(const Event& event) const {
+  const std::string what = NameOf(event.action);
+  if (event.trainer != nullptr) return absl::StrCat(event.trainer->Name(), ": ", what);
+  return event.action == Action::kStart ? absl::StrCat("rank ", event.detail, ": ", what) : what;
 }
 
 // ---- Running ------------------------------------------------------------------------------------
 
-void HoldWorld::Violate(const std::string& what) {
-  if (violation_.empty()) violation_ = absl::StrCat(what, "\nafter\n", absl::StrJoin(past_, "\n"));
+void HoldWorld::Do(const Event& event) {
+  ModelTrainer* const trainer = event.trainer;
+  switch (event.action) {
+    case Action::kDeliver: {
+      const bool lost = trainer->known_lost();
+      const auto before = lost ? Effects() : std::array<std::size_t, 4>{};
+      trainer->Deliver();
+      if (lost && Effects() != before) run_.Violate("a message of a lost session has an effect");
+      return;
+    }
+    case Action::kHear:
+      return trainer->Lose();
+    case Action::kMove:
+      return reducer_.Move(event.detail);
+    case Action::kExecute:
+      return executor_.RunNext();
+    case Action::kPass:
+      clock_.Advance(kSilenceNs);
+      return run_.job->Tick();
+    case Action::kStart:
+      return StartTrainer(static_cast<std::uint32_t>(event.detail));
+    case Action::kDie:
+      ++(*deaths_)[static_cast<std::size_t>(PhaseOf(*trainer))];
+      --run_.faults.deaths;
+      return trainer->Die();
+    default:
+      return trainer->Do(event.action);
+  }
 }
 
-void HoldWorld::RunChecked(const Event& event) {
-  past_.push_back(event.name);
+bool HoldWorld::Step() {
+  FindEvents();
+  if (!run_.violation.empty() || events_.empty()) return false;
+  const Event event = events_[run_.Random(events_.size())];
+  past_.push_back(event);
   if (past_.size() > kPastKept) past_.pop_front();
   struct Owned {
-    const Trainer* trainer;
-    int bucket;
-    std::array<double, kHalves> values;
+    const ModelTrainer* trainer;
+    std::size_t bucket;
+    std::array<Half, kHalves> values;
   };
   std::vector<Owned> owned;
+  const bool of_daemon = event.action == Action::kMove || event.action == Action::kExecute;
   for (const auto& trainer : trainers_) {
-    for (int bucket = 0; event.of_daemon && bucket < kBuckets; ++bucket) {
-      if (!Owns(*trainer, bucket)) continue;
-      const double* const values = At(*trainer, bucket);
+    for (std::size_t bucket = 0; of_daemon && bucket < run_.buckets(); ++bucket) {
+      if (!trainer->Owns(bucket)) continue;
+      const Half* const values = trainer->At(bucket);
       owned.push_back({trainer.get(), bucket, {values[0], values[1]}});
     }
   }
-  event.run();
+  Do(event);
   for (const Owned& one : owned) {
-    const double* const values = At(*one.trainer, one.bucket);
-    if (values[0] != one.values[0] || values[1] != one.values[1]) {
-      Violate(absl::StrCat("the daemon wrote to bucket ", one.bucket, " of rank ",
-                           one.trainer->session.rank, ", which owns it"));
-    }
+    const Half* const values = one.trainer->At(one.bucket);
+    if (values[0] == one.values[0] && values[1] == one.values[1]) continue;
+    run_.Violate(absl::StrCat("the daemon wrote to bucket ", one.bucket, " of ",
+                              one.trainer->Name(), ", which owns it"));
   }
-  if (job_->HasEnded()) Violate("the job has ended: " + job_->Snapshot().failure);
+  if (run_.job->HasEnded()) run_.Violate("the job has ended: " + run_.job->Snapshot().failure);
+  return run_.violation.empty();
 }
 
 std::string HoldWorld::Run() {
-  const auto through = [this](const Trainer* trainer) { return trainer->step > options_.steps; };
-  while (violation_.empty()) {
-    if (std::all_of(present_.begin(), present_.end(), through)) break;
-    const std::vector<Event> events = Enabled();
-    if (events.empty()) {
-      Violate("nothing can happen any more, but a step is not complete: " +
-              job_->MissingInStep(channel_, present_[0]->step));
-      break;
-    }
-    RunChecked(events[random_() % events.size()]);
+  const auto gone = [](const ModelTrainer* trainer) {
+    return trainer->left() || (trainer->known_lost() && trainer->leaving());
+  };
+  int events = 0;
+  while (!std::all_of(present_.begin(), present_.end(), gone) && Step()) {
+    if (++events == kMostEvents) run_.Violate("the run does not end");
   }
-  if (violation_.empty()) CheckEnd();
-  return violation_;
+  if (run_.violation.empty()) CheckEnd();
+  if (run_.violation.empty()) return "";
+  std::string past;
+  for (const Event& event : past_) absl::StrAppend(&past, "\n", Describe(event));
+  return absl::StrCat(run_.violation, "\nafter", past);
 }
 
 void HoldWorld::CheckEnd() {
   executor_.RunAll();
-  const Trainer* const healed = *std::find_if(
-      present_.begin(), present_.end(), [](const Trainer* trainer) { return trainer->healed; });
-  for (const Trainer* trainer : present_) {
-    // A rank that came back after the last step has nothing to be healed for.
-    if (trainer->healed && trainer->state != healed->state) {
-      Violate("the ranks have different states");
-    }
+  for (const ModelTrainer* trainer : present_) {
+    if (trainer->left() || trainer->leaving()) continue;
+    return run_.Violate(
+        absl::StrCat("nothing can happen any more, but ", trainer->Name(),
+                     " is not through: ", run_.job->MissingInStep(run_.channel, trainer->step())));
   }
   for (const auto& trainer : trainers_) {
-    if (trainer.get() == present_[trainer->session.rank] || trainer->memory == nullptr) continue;
-    if (trainer->memory->Shared()) Violate("the daemon keeps the memory of a lost session");
+    if (trainer->memory() == nullptr || !trainer->memory()->Shared()) continue;
+    run_.Violate("the daemon keeps the memory of " + trainer->Name());
   }
+  for (const auto& trainer : trainers_) {
+    if (!trainer->exchange().StagingIsShared()) continue;
+    run_.Violate("the daemon keeps the staging memory of " + trainer->Name());
+  }
+  if (!run_.job->Empty()) run_.Violate("every rank has left, but the job is not empty");
 }
 
 }  // namespace gradsync::daemon

@@ -201,6 +201,18 @@ TEST_F(StateHealingTest, MarksBeforeAdmissionAreRefusedAndTheRankIsHeldAgain) {
   EXPECT_FALSE(job_->HasEnded());
 }
 
+// Otherwise it would count as a source: ranks that have left have the state.
+TEST_F(StateHealingTest, RankThatLoadsDoesNotLeave) {
+  Begin(3);
+  Lose(1);
+  Lose(2);
+  for (const std::uint32_t rank : {1u, 2u}) Return(rank);
+  for (const absl::Status& left : {job_->Leave(Of(1), /*exit=*/true), job_->Finish(Of(2))}) {
+    EXPECT_EQ(ReasonOf(left), "PROTOCOL_VIOLATION");
+    EXPECT_TRUE(Says(left, "without the state of the model")) << left;
+  }
+}
+
 TEST_F(StateHealingTest, RankIsAskedWhenItHasEndedTheStep) {
   Begin(3);
   Lose(1);
@@ -237,6 +249,30 @@ TEST_F(StateHealingTest, RankOfAnotherLayoutsStepIsNotFrozen) {
   EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty());
   EXPECT_TRUE(job_->EndStep(Of(0), other, 2, "").ok());
   EXPECT_TRUE(Asked(0, /*offer=*/true));
+}
+
+// Its replacement would begin after a step of one layout whose averages it never gets.
+TEST_F(StateHealingTest, LossBetweenTheEndsOfTwoStepsThatRunAtOnceEndsTheJob) {
+  for (const bool begun_before : {true, false}) {
+    SCOPED_TRACE(begun_before);
+    sinks_.clear();
+    memory_.clear();
+    Begin(2);
+    const std::uint32_t other = Agree(Spec(1, "other"));
+    for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, other, 1);
+    reducer_.CompleteAll();
+    TakeAll();
+    DoStep(1, channel_, 2);
+    if (begun_before) {
+      EXPECT_TRUE(job_->MarkReady(Of(0), other, 2, {0}).ok());
+    }
+    Lose(1);
+    EXPECT_EQ(job_->HasEnded(), begun_before);
+    EXPECT_TRUE(job_->MarkReady(Of(0), other, 2, {0}).ok());
+    const absl::Status end = Only<SessionEndMessage>(0).status;
+    EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+    EXPECT_TRUE(Says(end, "steps 2 of layout 'model' and 2 of layout 'other'")) << end;
+  }
 }
 
 TEST_F(StateHealingTest, RankLostAfterItsEndStepIsHealedInTheNextStep) {
@@ -699,20 +735,38 @@ TEST_F(StateHealingTest, BreachesAreNamed) {
          EXPECT_TRUE(Send(0, Same()).ok());
          return Send(0, Same());
        }},
-      {"digests of the replacement twice",
-       [this] {
-         EXPECT_TRUE(Send(1, Same()).ok());
-         return Send(1, Same());
-       }},
   };
   for (const Case& one : cases) {
     const absl::Status status = one.send();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << one.name;
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION") << one.name << ": " << status;
   }
+  EXPECT_TRUE(Send(1, Same()).ok());
   EXPECT_TRUE(Send(2, Same()).ok());
   EXPECT_EQ(Only<StateAdmittedMessage>(1).transfer, transfer_) << "the transfer went on";
-  EXPECT_EQ(ReasonOf(Fetch(1)), "PROTOCOL_VIOLATION") << "it has the state already";
+}
+
+// ConfirmState may be repeated after a time-out.
+TEST_F(StateHealingTest, LastDigestsOfAReplacementCount) {
+  BeginTransfer();
+  EXPECT_EQ(Move(1, "state"), "state");
+  EXPECT_TRUE(Send(1, {Item("weight", 'a'), Item("momentum", 'x')}).ok());
+  EXPECT_TRUE(Send(0, Same()).ok());
+  EXPECT_TRUE(Send(1, Same()).ok());
+  EXPECT_TRUE(Send(2, Same()).ok());
+  EXPECT_EQ(Only<StateAdmittedMessage>(1).transfer, transfer_);
+}
+
+TEST_F(StateHealingTest, FetchThatCrossesTheAdmissionChangesNothing) {
+  BeginTransfer();
+  Heal(1, {0, 2});
+  EXPECT_TRUE(Fetch(1).ok());
+  EXPECT_EQ(job_->StateOf(1), RankState::kHealing);
+  EXPECT_FALSE(job_->Snapshot().healing.has_value());
+  DoStep(1, channel_, 2);
+  TakeAll();
+  ExpectComplete({0, 1, 2});
+  EXPECT_EQ(ReasonOf(Fetch(1)), "PROTOCOL_VIOLATION") << "it is live";
 }
 
 TEST_F(StateHealingTest, MessagesNeedTheSourceSurvivor) {
@@ -791,6 +845,31 @@ TEST_F(StateHealingTest, AdmittedRankIsASourceBeforeItIsLive) {
   source_ = 1;
   ASSERT_TRUE(Asked(1, /*offer=*/true));
   Heal(2, {1});
+}
+
+TEST_F(StateHealingTest, AverageOutlivesTheSessionsThatContributedToIt) {
+  Begin(2);
+  for (const std::uint32_t rank : {0u, 1u}) {
+    memory(rank, channel_).At<float>(0)[0] = rank == 0 ? 1 : 3;
+    ASSERT_TRUE(job_->MarkReady(Of(rank), channel_, 2, {0}).ok());
+  }
+  reducer_.CompleteAll();
+  ASSERT_TRUE(job_->FinishStep(Of(0), channel_, 2, "").ok());
+  Lose(1);
+  Return(1);
+  ASSERT_TRUE(Fetch(1).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  Heal(1, {0});
+  const auto lost = std::move(memory_[channel_ - 1][0]);
+  Lose(0);
+  executor_.RunAll();
+  EXPECT_TRUE(lost->Shared()) << "rank 1 needs the average of bucket 0";
+  TakeAll();
+  DoStep(1, channel_, 2);
+  ExpectComplete({1});
+  EXPECT_EQ(memory(1, channel_).At<float>(0)[0], 2);
+  executor_.RunAll();
+  EXPECT_FALSE(lost->Shared());
 }
 
 TEST_F(StateHealingTest, LossOfTheLastRankThatHasTheStateEndsTheJob) {

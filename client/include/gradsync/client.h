@@ -364,8 +364,8 @@ class Layout {
 
   // "Every gradient of this bucket is written." From here until the bucket is done, its memory
   // belongs to the daemon, also if the step fails. With kHold it is then read-only until the
-  // verdict: see WaitBucket. Mark the buckets in any order; they are reduced in the order of their
-  // indexes where that matters. Sends one small message; never blocks.
+  // verdict: see WaitBucket. Mark the buckets in any order: each is reduced when every rank has
+  // marked it. Sends one small message; never blocks.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   FAILED_PRECONDITION  ALREADY_READY: marked before in this step. STALE_STEP: already decided.
   //                        PROTOCOL_VIOLATION: the step is ahead of next_step(), or EndStep was
@@ -462,8 +462,8 @@ class Layout {
   Layout() = default;
 };
 
-// One rank's membership in a job. If it is destroyed without Leave(), this rank is lost for the
-// others.
+// One rank's membership in a job. If it is destroyed without Leave() or Finish(), this rank is lost
+// for the others.
 class Session {
  public:
   // Connects and joins; tries until connect_timeout.
@@ -503,7 +503,8 @@ class Session {
   //   INVALID_ARGUMENT     MALFORMED: names what is wrong in `spec`.
   //   FAILED_PRECONDITION  LAYOUT_MISMATCH: names the first difference and both ranks.
   //                        ALREADY_REGISTERED: this rank has a layout of that name; release it.
-  //                        RANKS_LEFT: some ranks wait in LeaveAndStay.
+  //                        RANKS_LEFT: some ranks wait in LeaveAndStay; or, with kHold, a rank was
+  //                        lost and has not completed a step since.
   //   DEADLINE_EXCEEDED    LAYOUT_TIMEOUT: names the ranks that did not come.
   //   RESOURCE_EXHAUSTED   QUOTA, MEMORY. LAYOUT_REFUSED: one of these on another rank.
   // With `device`:
@@ -610,7 +611,8 @@ class Session {
 
   // Says that this rank begins its next collective, in whatever way the ranks carry it out. Never
   // blocks. If ranks say different things in the same place, the job ends for all with
-  // FAILED_PRECONDITION OPERATION_MISMATCH, which names two ranks and what they said.
+  // FAILED_PRECONDITION OPERATION_MISMATCH, which names two ranks and what they said. With kHold
+  // every call ends the job for all: UNIMPLEMENTED LOSS_POLICY.
   //   INVALID_ARGUMENT     MALFORMED: `description` has no or more than 256 bytes.
   //   FAILED_PRECONDITION  LEFT: LeaveAndStay has not returned.
   virtual absl::Status BeginCollective(absl::string_view description) = 0;
@@ -654,9 +656,9 @@ class Session {
   virtual absl::Status Finish() = 0;
   // "This rank has no more data in this epoch." The other ranks' steps and operations go on without
   // it, and its other calls fail LEFT. Blocks until every rank has left. Then all ranks that stayed
-  // take part again, and layouts go on at next_step(). Returns the rank that left last: it did the
-  // most steps, so broadcast its state. Until then no rank can register or replace a layout
-  // (RANKS_LEFT).
+  // take part again, and layouts go on at next_step(). Returns the one of these that left last: it
+  // did the most steps of them, so broadcast its state. Until then no rank can register or replace
+  // a layout (RANKS_LEFT).
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: not every rank has left; call it again.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::StatusOr<std::uint32_t> LeaveAndStay(

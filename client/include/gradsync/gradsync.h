@@ -27,15 +27,14 @@
  * gradsync_session_leave_and_stay() return at once: the answer if there is one, else
  * GRADSYNC_DEADLINE_EXCEEDED. In an options struct, 0 means the default that stands beside it.
  *
- * Compatibility. Structs that begin with `struct_size` may grow at their end in later releases. Set
- * it with the struct's _init() function, or to sizeof the struct with every other byte 0. All zeros
- * are the defaults. The _init() functions are compiled into the program and so use its sizeof. The
- * library reads and writes at most `struct_size` bytes: it takes members beyond them as 0, and does
- * not write them. So a program runs with a newer library of the same GRADSYNC_ABI_VERSION. The
- * smallest struct holds `struct_size` and, where it exists, `storage`. All other structs and the
- * numbers of enumerations are fixed for one GRADSYNC_ABI_VERSION; functions are only added. A
- * program can compare the two versions: it was compiled for GRADSYNC_ABI_VERSION, and it runs with
- * gradsync_abi_version().
+ * Compatibility. A program runs with a newer library of the same GRADSYNC_ABI_VERSION. It was
+ * compiled for GRADSYNC_ABI_VERSION, and it runs with gradsync_abi_version(). Structs that begin
+ * with `struct_size` may grow at their end in later releases. The struct's _init() function sets
+ * `struct_size` to the program's sizeof, and every other byte to 0, which means the defaults; a
+ * program may do so itself. The library reads and writes at most `struct_size` bytes, and takes
+ * members beyond them as 0. `struct_size` covers at least itself and, where it exists, `storage`.
+ * All other structs and the numbers of enumerations are fixed for one GRADSYNC_ABI_VERSION;
+ * functions are only added.
  */
 
 #ifndef GRADSYNC_GRADSYNC_H_
@@ -190,7 +189,7 @@ typedef struct gradsync_session_options {
   int32_t nccl_algorithm; /* gradsync_nccl_algorithm_t */
   int32_t nccl_protocol;  /* gradsync_nccl_protocol_t */
   int32_t nccl_wire_type; /* gradsync_nccl_wire_type_t */
-  int32_t rank_given;     /* for _from_environment(): not 0: `rank` is set, also if it is 0 */
+  int32_t rank_given;     /* not 0: _from_environment() keeps `rank`, which may be 0 */
   int32_t state_source;   /* gradsync_state_source_t; for GRADSYNC_HOLD, as the next one */
   int64_t hold_timeout;   /* how long others wait for a lost rank in one step; 0: 10 min */
 } gradsync_session_options_t;
@@ -209,7 +208,8 @@ GRADSYNC_EXPORT void gradsync_session_options_destroy(gradsync_session_options_t
 
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_join(
     const gradsync_session_options_t* options, gradsync_session_t** session);
-/* If gradsync_session_leave() was not called before, this rank is lost for the others. */
+/* If neither gradsync_session_leave() nor gradsync_session_finish() was called before, this rank is
+ * lost for the others. */
 GRADSYNC_EXPORT void gradsync_session_destroy(gradsync_session_t* session);
 
 GRADSYNC_EXPORT uint32_t gradsync_session_rank(const gradsync_session_t* session);
@@ -534,7 +534,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_check_in_sync(
 
 /* Says that this rank begins its next collective, in whatever way the ranks carry it out. Never
  * blocks. If ranks say different things in the same place, the job ends for all:
- * GRADSYNC_FAILED_PRECONDITION "OPERATION_MISMATCH". `description`: 1 to 256 bytes. */
+ * GRADSYNC_FAILED_PRECONDITION "OPERATION_MISMATCH". With GRADSYNC_HOLD every call ends the job for
+ * all: GRADSYNC_UNIMPLEMENTED "LOSS_POLICY". `description`: 1 to 256 bytes. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_begin_collective(
     gradsync_session_t* session, const char* description);
 /* Asks which ranks have begun fewer collectives than this one. It is for a rank that has waited
@@ -583,7 +584,7 @@ GRADSYNC_EXPORT int gradsync_session_has_ended(const gradsync_session_t* session
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_await_end(
     gradsync_session_t* session, int64_t timeout);
 /* Blocks until every rank has left. Then the ranks that stayed take part again. `last_to_leave`:
- * the rank that left last. */
+ * the one of these that left last. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave_and_stay(
     gradsync_session_t* session, int64_t timeout, uint32_t* last_to_leave);
 
@@ -593,7 +594,7 @@ typedef struct gradsync_statistics {
   uint64_t steps_void;
   uint64_t buckets_marked;
   uint64_t bytes_reduced;   /* in this rank's arenas, complete steps only */
-  int64_t mark_ready_total; /* time inside gradsync_mark_ready(), in ns */
+  int64_t mark_ready_total; /* in gradsync_mark_ready(), or gradsync_finish_step() if it marks */
   int64_t exposed_total;    /* from a step's last mark to its verdict, summed, in ns */
 } gradsync_statistics_t;
 

@@ -122,7 +122,7 @@ def main() -> int:
         "--crash-at",
         type=int,
         metavar="STEP",
-        help="the last rank aborts in this step, once; shows torchrun --max-restarts",
+        help="the last rank aborts in this step, once; shows --max-restarts",
     )
     options = parser.parse_args()
     if options.on_rank_loss == "hold" and options.backend != "gradsync":

@@ -161,6 +161,7 @@ def train(folder, victim, deaths):
                 kill_me()
             layout.finish_step(step)
             if dies and "ended" in deaths and first_time(folder, "ended"):
+                layout.wait_bucket(step, 1, 60)  # the daemon has the message of finish_step()
                 kill_me()
             layout.wait_step(step, 60)
             average = hashlib.sha256(gradient.tobytes()).hexdigest()[:16]

@@ -55,7 +55,7 @@ def flatten(name: str, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
             if not isinstance(key, _KEYS):
                 raise _refused(f"{name}/{key!r}", key)
         pairs = [[key, flatten(f"{name}/{key}", part, tensors)] for key, part in value.items()]
-        return {_MAP: sorted(pairs, key=lambda pair: (type(pair[0]).__name__, repr(pair[0])))}
+        return {_MAP: sorted(pairs, key=lambda pair: _order(pair[0]))}
     raise _refused(name, value)
 
 
@@ -111,6 +111,11 @@ def first_difference(name: str, a: Any, b: Any) -> str | None:
         if difference is not None:
             return difference
     return None
+
+
+def _order(key: Any) -> tuple[str, float, str]:
+    """Numbers as numbers: normally an optimizer's states keep the order that they have."""
+    return type(key).__name__, key if isinstance(key, (int, float)) else 0.0, str(key)
 
 
 def _add(name: str, tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:

@@ -77,9 +77,9 @@ class DistributedDataParallel(PyTorchDdp):
       find_unused_parameters: without effect, as unused parameters are always found.
       check_reduction: without effect, as in PyTorch.
       gradient_as_bucket_view: without effect, as gradients are always views.
-      static_graph: promises that every step uses the same parameters, and each one as often as the
-        first step did. A parameter that several reentrant checkpoints use needs this. The first
-        step then does not overlap.
+      static_graph: promises that a step that uses a parameter uses it as often as the first step
+        did. A parameter that several reentrant checkpoints use needs this. The first step then does
+        not overlap.
       delay_all_reduce_named_params: must be None.
       param_to_hook_all_reduce: must be None.
       mixed_precision: must be None; use torch.autocast.

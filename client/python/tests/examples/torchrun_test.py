@@ -1,13 +1,18 @@
 """The example under torchrun, as a person would run it."""
 
 import os
+import pathlib
 import re
 import subprocess
+import sys
 
+import gradsync
 import pytest
 from daemon_process import DaemonProcess
 
-pytest.importorskip("torch")  # the example trains with it
+torch = pytest.importorskip("torch")  # the example trains with it
+
+PACKAGE = str(pathlib.Path(gradsync.__file__).parents[1])
 
 from digits_training import EXAMPLE, TORCHRUN, assert_close, jobs, train  # noqa: E402
 
@@ -37,6 +42,26 @@ def test_both_wrappers_end_with_the_same_parameters(own_daemon, tmp_path):
     # All 200 steps of ours went through the daemon.
     (job,) = jobs(own_daemon)
     assert [int(layout["steps_complete"]) for layout in job["layouts"]] == [200]
+
+
+def test_a_rank_that_is_lost_under_hold_changes_no_bit(own_daemon, tmp_path):
+    def train_with(*arguments, path):
+        done = subprocess.run(
+            [sys.executable, "-m", "gradsync.run", "--nproc-per-node=2", "--max-restarts=1"]
+            + [EXAMPLE, "--steps=30", "--save", path, *arguments],
+            env={**os.environ, "PYTHONPATH": PACKAGE, "GRADSYNC_SOCKET": own_daemon.socket},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout, torch.load(path)
+
+    _, expected = train_with(path=tmp_path / "abort")
+    said, end = train_with("--on-rank-loss=hold", "--crash-at=12", path=tmp_path / "hold")
+    assert "rank 1 | rank 1 is back in step 12\n" in said
+    assert all(torch.equal(end[name], value) for name, value in expected.items())
 
 
 def test_restarted_workers_join_at_once(own_daemon):

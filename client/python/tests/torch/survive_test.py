@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 
 import pytest
@@ -23,6 +24,7 @@ from models import SMALL_BUCKETS
 from ranks import RankFailed, Ranks, run_ranks
 from torch import nn
 
+PAGE = pathlib.Path(__file__).parents[4] / "docs" / "survive-a-lost-rank.md"
 RANKS = 3
 EPOCHS = 3
 STEPS = 12  # 8 batches of each rank and epoch
@@ -133,16 +135,17 @@ class Rank:
                 self._write("state", self._state())
                 self.at("step done")
             self.at(f"epoch {epoch} done")
+            if not self._deaths:
+                training.check_in_sync()
         self.at("training done")
         training.model.leave()
         return self.restarts, digest(self._state())
 
     def _state(self):
-        state = self.training.model.module.state_dict(), self._optimizer.state_dict()["state"]
-        return [*state[0].values(), *(t for s in state[1].values() for t in s.values())] + [
-            self._scheduler.last_epoch,
-            self._scheduler.get_last_lr(),
-        ]
+        model = self.training.model.module.state_dict().values()
+        optimizer = sorted(self._optimizer.state_dict()["state"].items())
+        scheduler = self._scheduler.last_epoch, self._scheduler.get_last_lr()
+        return [*model, *(part[name] for _, part in optimizer for name in sorted(part)), *scheduler]
 
     def _write(self, what, values):
         positions = self.training._synchronizer.positions
@@ -251,6 +254,51 @@ TOGETHER = [
 
 def test_deaths_at_once_and_of_those_who_heal(faultless, tmp_path):
     assert_same(run(tmp_path, "hold", TOGETHER), faultless, TOGETHER)
+
+
+# ---- The page
+
+
+def run_page():
+    """The script of docs/survive-a-lost-rank.md; returns the digest of the parameters."""
+    text = PAGE.read_text()
+    script = re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE).group(1)
+    there = {}
+    exec(script, there)
+    there["training"].check_in_sync()
+    return digest(there["layers"].parameters())
+
+
+def test_the_script_of_the_page(daemon):
+    assert len(set(run_ranks(run_page, 2))) == 1
+
+
+# ---- Ranks that differ
+
+
+def one_rank_differs():
+    import gradsync.torch
+
+    torch.set_num_threads(1)
+    gradsync.torch.init()
+    module = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(module.parameters())
+    training = gradsync.torch.Training(module, optimizer)
+    training.check_in_sync()
+    training.model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    training.check_in_sync()
+    if os.environ["RANK"] == "1":
+        next(iter(optimizer.state.values()))["exp_avg"][0, 0] += 1
+    try:
+        training.check_in_sync()
+    except gradsync.FailedPreconditionError as error:
+        return f"{error.reason}: {error}"
+
+
+def test_ranks_that_differ_are_told_where(daemon):
+    for told in run_ranks(one_rank_differs, 2):
+        assert re.match("RANKS_DIVERGED: .*optimizer/state/0/exp_avg", told), told
 
 
 # ---- What is refused
@@ -413,8 +461,6 @@ def told(daemon):
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_replaced_is_refused(told, case):
-    import re
-
     assert re.match(CASES[case], told.get(case, "nothing was refused")), told.get(case)
 
 
