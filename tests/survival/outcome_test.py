@@ -127,6 +127,12 @@ def test_a_phase_without_a_fault_fails_the_report():
     assert report.failures() == ["no fault happened in the phase 'another phase'"]
 
 
+def test_a_training_that_broke_off_is_the_only_failure():
+    report = Report([REDUCED, "another phase"])
+    report.fail("training 1: rank 2 ended")
+    assert report.failures() == ["training 1: rank 2 ended"]
+
+
 def test_a_report_counts():
     report = Report([REDUCED, FETCH, COMMITTED])
     report.add("training 1", outcome())

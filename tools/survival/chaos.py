@@ -43,6 +43,7 @@ from source_tree import NotBuilt, find_daemon, find_program, make_importable
 
 # A rank on a busy machine must not count as stopped.
 _LEASE = "4s"
+_SMALL_MIB = 32
 _BREAK_NAMES = ("unseeded", "buffers", "late", "dropped")
 
 _DESCRIPTION = """\
@@ -211,6 +212,8 @@ class Chaos:
         self._daemon_log = self._folder / "daemon.jsonl"
         flags = [f"--log_file={self._daemon_log}", "--log_format=json", "--cuda_library=none"]
         flags += [f"--lease={self._given.lease}"]
+        if self._given.state_mib < _SMALL_MIB:
+            flags.append("--staging_bytes=1MiB")  # the transfer still has several chunks
         _, self._socket = self._launcher.start_daemon(
             find_daemon(self._given.daemon), Node(), None, flags
         )

@@ -32,6 +32,7 @@ class Report:
         self._returns: list[Return] = []
         self._failures: list[str] = []
         self._seen: dict[str, str] = {}
+        self._broke_off = False
 
     def add(self, name: str, outcome: Outcome) -> None:
         """One training with faults; `name` says which."""
@@ -52,13 +53,14 @@ class Report:
         self._seen[broken] = difference
 
     def fail(self, text: str) -> None:
-        """Something else is wrong."""
+        """A training broke off, or something else is wrong: phases do not count any more."""
         self._failures.append(text)
+        self._broke_off = True
 
     def failures(self) -> list[str]:
         """What is wrong, in words."""
         failures = list(self._failures)
-        if not self._quotas:
+        if not self._quotas or self._broke_off:
             return failures
         for phase in self._phases:
             if not self._in(phase):
