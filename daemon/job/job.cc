@@ -434,7 +434,6 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   }
   DeferredActions* const actions = transaction.actions();
   layouts_.RankLeft(rank, exit, environment_.clock->NowNs(), actions);
-  if (!members_.AnyIsMissing()) layouts_.ResumeDeadlines(environment_.clock->NowNs());
   operations_.RankLeft(actions);
   EndLeavingSessions(actions);
   MaybeResume(actions);
@@ -458,7 +457,6 @@ absl::Status Job::Finish(RankSession session) {
   const std::uint64_t now_ns = environment_.clock->NowNs();
   members_.Finish(rank, layouts_.StepsDecided(), now_ns);
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
-  if (!members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);
   EndLeavingSessions(transaction.actions());
   MaybeResume(transaction.actions());
   return absl::OkStatus();
@@ -493,6 +491,14 @@ void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
 }
 
 absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const {
+  if (members_[rank].state == RankState::kLoading) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' sent ", message,
+                                  " after it came back from a loss, and without the state of the "
+                                  "model: send FetchState and StateDigests, and wait for "
+                                  "StateAdmitted first."),
+                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  }
   // If the loss came after the last step, no step will ever heal the rank.
   if (CameBack(members_[rank].state) && (!exit || layouts_.HasGradientsOfEarlier(rank))) {
     return MakeError(

@@ -201,6 +201,18 @@ TEST_F(StateHealingTest, MarksBeforeAdmissionAreRefusedAndTheRankIsHeldAgain) {
   EXPECT_FALSE(job_->HasEnded());
 }
 
+// Otherwise it would count as a source: ranks that have left have the state.
+TEST_F(StateHealingTest, RankThatLoadsDoesNotLeave) {
+  Begin(3);
+  Lose(1);
+  Lose(2);
+  for (const std::uint32_t rank : {1u, 2u}) Return(rank);
+  for (const absl::Status& left : {job_->Leave(Of(1), /*exit=*/true), job_->Finish(Of(2))}) {
+    EXPECT_EQ(ReasonOf(left), "PROTOCOL_VIOLATION");
+    EXPECT_TRUE(Says(left, "without the state of the model")) << left;
+  }
+}
+
 TEST_F(StateHealingTest, RankIsAskedWhenItHasEndedTheStep) {
   Begin(3);
   Lose(1);
