@@ -69,23 +69,32 @@ const char* NameOf(DeathPhase phase) {
 }
 
 bool Possible(DeathPhase phase, const HoldWorldOptions& options) {
-  if (phase == DeathPhase::kLoading || phase == DeathPhase::kConfirming) {
-    return options.source == StateSource::kSurvivor;
+  const bool survivor = options.source == StateSource::kSurvivor;
+  switch (phase) {
+    case DeathPhase::kHealing:
+    case DeathPhase::kCopying:
+      return options.faults.deaths > 1;
+    case DeathPhase::kLoading:
+    case DeathPhase::kConfirming:
+      return options.faults.deaths > 1 && survivor;
+    case DeathPhase::kSource:
+      // With two ranks nobody would be left who has the state.
+      return options.faults.deaths > 1 && survivor && options.ranks > 2;
+    default:
+      return true;
   }
-  // Otherwise nobody is left who has the state.
-  if (phase == DeathPhase::kSource) {
-    return options.source == StateSource::kSurvivor && options.ranks > 2;
-  }
-  return true;
 }
 
 // ---- The job ------------------------------------------------------------------------------------
 
-HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths* deaths)
+HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths* deaths,
+                     SpareMemory* spare)
     : deaths_(deaths), present_(options.ranks) {
   run_.ranks = options.ranks;
   run_.steps = options.steps;
   run_.source = options.source;
+  run_.buffers = options.buffers;
+  run_.spare = spare;
   run_.random.seed(seed);
   run_.saved.resize(options.ranks);
   JobEnvironment environment;
@@ -108,6 +117,7 @@ HoldWorld::~HoldWorld() {
   run_.job->End(absl::AbortedError("the test has ended"));
   while (!reducer_.held().empty()) reducer_.Move(0);
   executor_.RunAll();
+  for (const auto& trainer : trainers_) trainer->GiveMemoryBack();
 }
 
 void HoldWorld::StartTrainer(std::uint32_t rank) {

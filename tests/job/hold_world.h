@@ -45,6 +45,7 @@ struct HoldWorldOptions {
   std::uint32_t ranks = 3;
   std::uint64_t steps = 3;
   StateSource source = StateSource::kTrainer;
+  bool buffers = false;
   Faults faults;
 };
 
@@ -54,8 +55,12 @@ bool Possible(DeathPhase phase, const HoldWorldOptions& options);
 // Not thread-safe.
 class HoldWorld {
  public:
-  // Step 1 is complete. `deaths` counts the deaths of every phase; it outlives this.
-  HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths* deaths);
+  // Memory that worlds with the same options use one after the other: to make it takes longer than
+  // a run.
+  using SpareMemory = std::vector<std::unique_ptr<TrainerMemory>>;
+  // Step 1 is complete. `deaths` counts the deaths of every phase. Both outlive this.
+  HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths* deaths,
+            SpareMemory* spare);
   ~HoldWorld();
 
   // Runs random events until every rank has done every step and has left. Returns the first

@@ -22,14 +22,15 @@ inline JobOptions ModelJobOptions(StateSource source) {
   return options;
 }
 
-// Two buckets of kHalves gradients.
-inline LayoutRequest ModelLayout() {
+// Two buckets of kHalves gradients, and perhaps one for the buffers of the model.
+inline LayoutRequest ModelLayout(bool buffers) {
   LayoutRequest request;
   request.spec.name = "model";
   request.spec.bucket_cap_bytes = request.spec.first_bucket_cap_bytes = 1;
   for (const char* name : {"p0", "p1"}) {
     request.spec.parameters.push_back({name, {kHalves}, DataType::kFloat64});
   }
+  if (buffers) request.spec.buffer_bytes = kHalves * sizeof(Half);
   request.deadline_ns = kModelForever;
   return request;
 }

@@ -15,6 +15,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/layout_plan.h"
 #include "tests/job/model_state.h"
+#include "tests/job/trainer_memory.h"
 
 namespace gradsync::daemon {
 
@@ -73,7 +74,8 @@ struct ModelRun {
   std::uint32_t ranks = 0;
   std::uint64_t steps = 0;  // complete ones, of each rank
   StateSource source = StateSource::kTrainer;
-  Faults faults;  // that are left
+  bool buffers = false;  // the layout has a bucket for the model's buffers
+  Faults faults;         // that are left
 
   std::shared_ptr<Job> job;
   std::uint32_t channel = 0;
@@ -87,6 +89,8 @@ struct ModelRun {
   std::map<std::uint64_t, bool> abandoned;
   // With state_source=trainer: the state before a step, as ranks have recorded it.
   std::map<std::uint64_t, ModelState> records;
+  std::vector<std::unique_ptr<TrainerMemory>>* spare = nullptr;  // that trainers may take
+
   std::vector<bool> saved;  // by rank: it has saved its work after the last step
 
   std::string violation;  // the first one; "" if there was none

@@ -141,12 +141,23 @@ void ModelTrainer::Lose() {
                                       "its process has ended"));
 }
 
+void ModelTrainer::GiveMemoryBack() {
+  if (memory_ == nullptr || known_lost_ || memory_->Shared()) return;
+  run_->spare->push_back(std::move(memory_));
+}
+
 void ModelTrainer::Register() {
-  const auto registered = run_->job->RegisterLayout(session_, ModelLayout());
+  const auto registered = run_->job->RegisterLayout(session_, ModelLayout(run_->buffers));
   if (!registered.ok()) return Violate(registered.status().ToString());
   run_->channel = registered->channel;
   run_->plan = registered->plan;
-  memory_ = std::make_unique<TrainerMemory>(run_->plan.arena_bytes, run_->buckets());
+  if (run_->spare->empty()) {
+    memory_ = std::make_unique<TrainerMemory>(run_->plan.arena_bytes, run_->buckets());
+  } else {
+    memory_ = std::move(run_->spare->back());
+    run_->spare->pop_back();
+    memory_->Reset();
+  }
 }
 
 void ModelTrainer::Receive(const SessionMessage& message) {

@@ -54,6 +54,8 @@ class ModelTrainer {
   void Deliver();
   // The job is told of the death.
   void Lose();
+  // The run is over: leaves its memory to the next one, unless the daemon has closed it.
+  void GiveMemoryBack();
 
   const RankSession& session() const { return session_; }
   std::string Name() const;
