@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-TESTS = ("hold_model_test", "hold_test", "running_step_test")
+TESTS = ("hold_model_test", "hold_test", "running_step_test", "state_healing_test")
 JOB = "daemon/job/"
 
 
@@ -35,8 +35,8 @@ MUTATIONS = (
     Mutation(
         "a rank whose process lives is held",
         "job.cc",
-        "if (DetailsOf(why).reason != reason::kProcessEnded.text()) {",
-        "if (why.ok()) {",
+        "if (!harmless && DetailsOf(why).reason != reason::kProcessEnded.text()) {",
+        "if (!harmless && why.ok()) {",
     ),
     Mutation(
         "a lost session is lost again",
@@ -47,8 +47,9 @@ MUTATIONS = (
     Mutation(
         "a held rank is not in steps",
         "membership.h",
-        "state == RankState::kLive || state == RankState::kHeld || state == RankState::kHealing;",
-        "state == RankState::kLive || state == RankState::kHealing;",
+        "state == RankState::kLive || state == RankState::kHeld || "
+        "state == RankState::kLoading ||",
+        "state == RankState::kLive || state == RankState::kLoading ||",
     ),
     Mutation(
         "marks are not taken back",
@@ -119,8 +120,21 @@ MUTATIONS = (
     Mutation(
         "lost memory is released at once",
         "layout_channel.cc",
+        "return Touches(session) ||\n               std::find(",
+        "return std::find(",
+    ),
+    Mutation(
+        "an average goes with its last contributor",
+        "layout_channel.cc",
+        "return Touches(session) ||\n"
+        "               std::find(sources.begin(), sources.end(), session) != sources.end();",
         "return Touches(session);",
-        "return session.rank >= members_->world_size();",
+    ),
+    Mutation(
+        "an average comes from a lost session",
+        "layout_channel.cc",
+        "    if (members_->MayMark(rank) && "
+        "session.incarnation == (*members_)[rank].incarnation) break;\n",
     ),
     Mutation(
         "lost memory is never released",
@@ -200,8 +214,7 @@ MUTATIONS = (
     Mutation(
         "a rank never heals",
         "layout_set.cc",
-        "    if (ready) members_->Heal(rank);\n",
-        "    (void)ready;\n",
+        "    members_->Heal(rank);\n",
     ),
     Mutation(
         "the deadline passes",
@@ -212,7 +225,7 @@ MUTATIONS = (
     Mutation(
         "the deadline of a step that begins later passes",
         "layout_channel.cc",
-        "  if (members_->Count(RankState::kHeld) > 0) step_.Suspend(now_ns);\n",
+        "  if (members_->AnyIsMissing()) step_.Suspend(now_ns);\n",
     ),
     Mutation(
         "the deadline does not go on",
@@ -252,7 +265,7 @@ MUTATIONS = (
     Mutation(
         "hold_timeout does not run for ranks that leave",
         "job.cc",
-        "members_.Count(RankState::kHeld) > 0 && members_.AnyIsLeaving();",
+        "members_.AnyIsMissing() && members_.AnyIsLeaving();",
         "false;",
     ),
     Mutation(
@@ -332,20 +345,20 @@ MUTATIONS = (
     Mutation(
         "a leaving rank has the averages of a step",
         "job.cc",
-        "members_.IsLeaving(other) && !layouts_.StepRunning()",
-        "members_.IsLeaving(other)",
+        "if (!members_.IsLeaving(rank) || layouts_.StepRunning()) return false;",
+        "if (!members_.IsLeaving(rank)) return false;",
     ),
     Mutation(
         "a replacement leaves with its lost gradients",
         "job.cc",
-        "healing && (!exit || layouts_.HasGradientsOfEarlier(rank))",
-        "healing && !exit",
+        "(!exit || layouts_.HasGradientsOfEarlier(rank))",
+        "!exit",
     ),
     Mutation(
         "a replacement cannot leave without a step",
         "job.cc",
-        "healing && (!exit || layouts_.HasGradientsOfEarlier(rank))",
-        "healing && (!exit || exit)",
+        "(!exit || layouts_.HasGradientsOfEarlier(rank))",
+        "(!exit || exit)",
     ),
     Mutation(
         "a session registers its layout twice",
@@ -366,9 +379,7 @@ MUTATIONS = (
     Mutation(
         "an operation waits for a held rank",
         "operation_channel.cc",
-        "      ranks_[other].excused = state == RankState::kHeld || "
-        "state == RankState::kHealing;\n",
-        "      (void)state;\n",
+        "      ranks_[other].excused = IsRecovering((*members_)[other].state);\n",
     ),
     Mutation(
         "an operation in progress waits for a lost rank",
@@ -389,8 +400,365 @@ MUTATIONS = (
     ),
     Mutation(
         "the next session repeats old operations",
-        "operation_channel.cc",
-        "    mine.sequence = state_ == State::kIdle || mine.excused ? sequence_ : sequence_ - 1;\n",
+        "operation_channel.h",
+        "ranks_[rank].sequence = sequence_;",
+        "(void)rank;",
+    ),
+    # ---- A rank that loads the state of the model
+    Mutation(
+        "a replacement needs no state",
+        "job.cc",
+        "/*loads=*/HealsFromSurvivors()",
+        "/*loads=*/false",
+    ),
+    Mutation(
+        "a rank that loads is not in steps",
+        "membership.h",
+        "state == RankState::kHeld || state == RankState::kLoading ||\n",
+        "state == RankState::kHeld ||\n",
+    ),
+    Mutation(
+        "a rank that loads marks buckets",
+        "membership.h",
+        "return state == RankState::kLive || state == RankState::kHealing;",
+        "return state == RankState::kLive || CameBack(state);",
+    ),
+    Mutation(
+        "a rank that loads is told to register first",
+        "layout_set.cc",
+        "if ((*members_)[rank].state == RankState::kLoading) {",
+        "if (false) {",
+    ),
+    Mutation(
+        "a rank that loads begins an agreement",
+        "layout_set.cc",
+        "if (CameBack((*members_)[rank].state)) return Rejoin(rank, std::move(request));",
+        "if ((*members_)[rank].state == RankState::kHealing) {\n"
+        "    return Rejoin(rank, std::move(request));\n  }",
+    ),
+    Mutation(
+        "layouts are agreed while a rank loads",
+        "layout_set.cc",
+        "if (!IsRecovering((*members_)[rank].state)) continue;",
+        "if ((*members_)[rank].state != RankState::kHeld &&\n"
+        "        (*members_)[rank].state != RankState::kHealing) {\n      continue;\n    }",
+    ),
+    Mutation(
+        "a rank that loads leaves",
+        "job.cc",
+        "  if (members_[rank].state == RankState::kLoading) {\n",
+        "  if (false) {\n",
+    ),
+    Mutation(
+        "a rank that loads is held only after its process",
+        "job.cc",
+        "if (!harmless && DetailsOf",
+        "if (DetailsOf",
+    ),
+    Mutation(
+        "the deadline passes while a rank loads",
+        "job.cc",
+        "    if (!members_.AnyIsMissing()) {\n",
+        "    if (members_.Count(RankState::kHeld) == 0) {\n",
+    ),
+    Mutation(
+        "the deadline does not go on after an admission",
+        "job.cc",
+        "  if (missing && !members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);\n",
+        "  (void)missing;\n",
+    ),
+    Mutation(
+        "hold_timeout does not run while a rank loads",
+        "layout_channel.cc",
+        "IsMissing(state) || (state == RankState::kHealing",
+        "state == RankState::kHeld || (state == RankState::kHealing",
+    ),
+    Mutation(
+        "a drain waits for a rank that loads",
+        "job.cc",
+        "if (layouts_.StepRunning() && !members_.AnyIsMissing()) return false;",
+        "if (layouts_.StepRunning() && members_.Count(RankState::kHeld) == 0) return false;",
+    ),
+    Mutation(
+        "an admitted rank has not the state",
+        "job.cc",
+        '    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return "";\n',
+    ),
+    # ---- Which ranks have the state, and do not change it
+    Mutation(
+        "a rank is read before it has ended the step",
+        "layout_channel.cc",
+        "step_.phase() == Phase::kRunning && step_.Ended(rank) && first_step_",
+        "step_.phase() == Phase::kRunning && first_step_",
+    ),
+    Mutation(
+        "a rank is read in a void step",
+        "layout_channel.cc",
+        "return step_.phase() == Phase::kRunning && step_.Ended(rank) && first_step_",
+        "return step_.begun() && step_.Ended(rank) && first_step_",
+    ),
+    Mutation(
+        "a rank is read that begins with the next step",
+        "layout_channel.cc",
+        "step_.Ended(rank) && first_step_[rank] <= step() &&",
+        "step_.Ended(rank) &&",
+    ),
+    Mutation(
+        "a rank is healed before its first step",
+        "layout_channel.cc",
+        "first_step_[rank] <= step() &&\n         !step_.Ended(replacement);",
+        "first_step_[rank] <= step() + 0 * replacement;",
+    ),
+    Mutation(
+        "a rank is read in the middle of another layout's step",
+        "layout_set.cc",
+        "    if (!layout->IsFrozenFor(rank, replacement)) return false;\n    in_step = true;\n",
+        "    if (layout->IsFrozenFor(rank, replacement)) in_step = true;\n",
+    ),
+    Mutation(
+        "a rank that left before the last step is a source",
+        "job.cc",
+        "return !HealsFromSurvivors() || members_[rank].left_at == layouts_.StepsDecided();",
+        "return true;",
+    ),
+    # ---- Transfers
+    Mutation(
+        "a fetch that crosses the admission is a breach",
+        "state_healing.cc",
+        "  if ((*members_)[rank].state == RankState::kHealing) return absl::OkStatus();\n",
+    ),
+    Mutation(
+        "a repeated fetch goes on with the old transfer",
+        "state_healing.cc",
+        "  if (transfer_.has_value() && transfer_->replacement() == session) Cancel(actions);\n"
+        "  const auto",
+        "  const auto",
+    ),
+    Mutation(
+        "a repeated fetch keeps its deadline",
+        "state_healing.cc",
+        "    before->deadline_ns = deadline_ns;\n",
+    ),
+    Mutation(
+        "messages of an ended transfer count",
+        "state_healing.cc",
+        "*current = transfer_.has_value() && transfer == transfer_->number();",
+        "*current = transfer_.has_value();",
+    ),
+    Mutation(
+        "any rank offers",
+        "state_healing.cc",
+        "transfer_->source().rank != rank || transfer_->phase() != "
+        "StateTransfer::Phase::kOffering",
+        "transfer_->phase() != StateTransfer::Phase::kOffering",
+    ),
+    Mutation(
+        "a source offers twice",
+        "state_healing.cc",
+        "transfer_->source().rank != rank || transfer_->phase() != "
+        "StateTransfer::Phase::kOffering",
+        "transfer_->source().rank != rank",
+    ),
+    Mutation(
+        "any rank writes",
+        "state_healing.cc",
+        "transfer_->source().rank != rank || transfer_->phase() != StateTransfer::Phase::kWriting",
+        "transfer_->phase() != StateTransfer::Phase::kWriting",
+    ),
+    Mutation(
+        "any chunk is written",
+        "state_healing.cc",
+        "kWriting ||\n      chunk != transfer_->chunk()) {",
+        "kWriting) {",
+    ),
+    Mutation(
+        "any rank reads",
+        "state_healing.cc",
+        "transfer_->replacement().rank != rank ||\n      transfer_->phase()",
+        "transfer_->phase()",
+    ),
+    Mutation(
+        "any chunk is read",
+        "state_healing.cc",
+        "kReading || chunk != transfer_->chunk()) {",
+        "kReading) {",
+    ),
+    Mutation(
+        "a chunk is not copied",
+        "state_healing.cc",
+        "    std::memcpy(to.data, from.data, bytes);\n",
+        "    (void)bytes;\n",
+    ),
+    Mutation(
+        "the next transfer begins in mid-copy",
+        "state_healing.cc",
+        "if (!transfer_.has_value() && !copying_) BeginNext",
+        "if (!transfer_.has_value()) BeginNext",
+    ),
+    Mutation(
+        "a copy of an ended transfer counts",
+        "state_healing.cc",
+        "if (!transfer_.has_value() || transfer_->number() != transfer) return;",
+        "if (!transfer_.has_value()) return;",
+    ),
+    Mutation(
+        "the job ends in mid-copy",
+        "job.cc",
+        "layouts_.in_flight() || healing_.busy();",
+        "layouts_.in_flight();",
+    ),
+    Mutation(
+        "a copy does not end",
+        "state_healing.cc",
+        "  copying_ = false;\n",
+    ),
+    Mutation(
+        "a request outlives its session",
+        "state_healing.cc",
+        "[this](const Request& request) { return !IsLoading(request.replacement); }",
+        "[](const Request&) { return false; }",
+    ),
+    Mutation(
+        "a transfer outlives its replacement",
+        "state_healing.cc",
+        "bool goes_on = RequestOf(replacement) != requests_.end();",
+        "bool goes_on = true;",
+    ),
+    Mutation(
+        "a transfer outlives the frozen state",
+        "state_healing.cc",
+        "standing_of(asked.session.rank, replacement.rank) == Standing::kFrozen;",
+        "standing_of(asked.session.rank, replacement.rank) != Standing::kNone;",
+    ),
+    Mutation(
+        "ranks that end the step later are not asked",
+        "state_healing.cc",
+        "    AskFrozen(standing_of, actions);\n    MaybeAdmit(actions);",
+        "    MaybeAdmit(actions);",
+    ),
+    Mutation(
+        "a rank is asked again and again",
+        "state_healing.cc",
+        " || transfer_->FindAsked(rank) != nullptr) continue;",
+        ") continue;",
+    ),
+    Mutation(
+        "a rank that refused is asked for digests",
+        "state_healing.cc",
+        "    if (HasGivenUp(*RequestOf(replacement), session)) continue;\n",
+    ),
+    Mutation(
+        "a rank is admitted before all have answered",
+        "state_healing.cc",
+        "if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;",
+        "if (!transfer_->loaded.has_value() || !transfer_->living.has_value()) return;",
+    ),
+    Mutation(
+        "any digests are admitted",
+        "state_healing.cc",
+        "  if (difference.empty()) {\n    members_->Admit",
+        "  if (difference.empty() || !difference.empty()) {\n    members_->Admit",
+    ),
+    Mutation(
+        "digests of living ranks are not compared",
+        "state_healing.cc",
+        "  if (difference.empty()) return absl::OkStatus();\n  diverged_",
+        "  if (difference.size() != 1) return absl::OkStatus();\n  diverged_",
+    ),
+    Mutation(
+        "names of items are not compared",
+        "state_healing.cc",
+        "if (a.items[i].name != b[i].name) {",
+        "if (false) {",
+    ),
+    Mutation(
+        "an admitted rank is not told",
+        "state_healing.cc",
+        "    members_->Send(replacement.rank, StateAdmittedMessage{transfer_->number()}, "
+        "actions);\n",
+    ),
+    Mutation(
+        "a request that cannot be served blocks the others",
+        "state_healing.cc",
+        "      if (transfer_.has_value()) return;\n      ++request;",
+        "      return;\n      ++request;",
+    ),
+    Mutation(
+        "a request waits for nobody",
+        "state_healing.cc",
+        "  return hope;\n",
+        "  return hope || !hope;\n",
+    ),
+    Mutation(
+        "a source that was given up is taken again",
+        "state_healing.cc",
+        "rank == request.replacement.rank || HasGivenUp(request, session)",
+        "rank == request.replacement.rank",
+    ),
+    Mutation(
+        "asked ranks do not hear of the end",
+        "state_healing.cc",
+        "    members_->Send(asked.session.rank, cancelled, actions);\n",
+    ),
+    Mutation(
+        "the replacement does not hear of the end",
+        "state_healing.cc",
+        "    members_->Send(replacement.rank, cancelled, actions);\n",
+    ),
+    Mutation(
+        "the time of the replacement is the source's",
+        "state_healing.cc",
+        "transfer_->WaitsForSource() &&\n      now_ns",
+        "now_ns",
+    ),
+    Mutation(
+        "the time for a chunk begins with the offer",
+        "state_healing.cc",
+        "  heard_ns_ = now_ns;  // the source's time for the next chunk begins\n",
+        "  (void)now_ns;\n",
+    ),
+    Mutation(
+        "a silent source is waited for",
+        "job.cc",
+        "  healing_.Tick(now_ns, transaction.actions());\n",
+    ),
+    Mutation(
+        "the job's end leaves a reader at work",
+        "job.cc",
+        "  healing_.Stop(actions);\n",
+    ),
+    # ---- Positions and buffers
+    Mutation(
+        "positions of marks are not compared",
+        "layout_channel.cc",
+        "  if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;\n"
+        "  for",
+        "  for",
+    ),
+    Mutation(
+        "positions of ends are not compared",
+        "layout_channel.cc",
+        "  if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;\n"
+        "  StartStep",
+        "  StartStep",
+    ),
+    Mutation(
+        "positions of the rest are not compared",
+        "layout_channel.cc",
+        "    if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;\n"
+        "    for",
+        "    for",
+    ),
+    Mutation(
+        "the position of a lost session counts",
+        "running_step.cc",
+        "  ranks_[rank].position.reset();\n",
+    ),
+    Mutation(
+        "the model's buffers are averaged",
+        "bucket_reductions.h",
+        "return HasBuffers(index) ? ReduceOp::kSum : agreement_.spec().op;",
+        "return agreement_.spec().op;",
     ),
 )
 
