@@ -67,13 +67,12 @@ absl::StatusOr<LayoutChannel*> LayoutSet::OfRank(std::uint32_t rank, std::uint32
                       {field::kChannel, channel},
                       {field::kStep, layout->step()}});
   };
-  if ((*members_)[rank].state == RankState::kLoading) {
-    return breach(
-        " came back after a loss, and may mark buckets only when it has the state of the model: "
-        "send FetchState and StateDigests, and wait for StateAdmitted");
-  }
   if (!members_->MayMark(rank)) {
-    return breach(" has left: it takes part in no step");
+    return breach(
+        (*members_)[rank].state == RankState::kLoading
+            ? " came back after a loss, and may mark buckets only when it has the state of the "
+              "model: send FetchState and StateDigests, and wait for StateAdmitted"
+            : " has left: it takes part in no step");
   }
   if (absl::Status has = CheckHas(rank, *layout); !has.ok()) return has;
   if (layout->ready() && layout->agreement().memory(rank) == nullptr) {
