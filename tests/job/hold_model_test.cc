@@ -14,7 +14,7 @@ namespace {
 
 // A schedule takes a millisecond, and many times that with AddressSanitizer.
 #ifdef __SANITIZE_ADDRESS__
-constexpr int kSchedules = 1000;
+constexpr int kSchedules = 625;
 #else
 constexpr int kSchedules = 2500;
 #endif

@@ -54,12 +54,12 @@ void ModelTrainer::Violate(const std::string& what) {
 void ModelTrainer::AddActions(std::vector<Action>* actions) const {
   if (!alive_ || left_) return;
   if (!inbox_->empty()) actions->push_back(Action::kReceive);
+  const bool survivor = run_->source == StateSource::kSurvivor;
+  exchange_.AddActions(survivor && !has_state_, actions);
   if (memory_ == nullptr) return actions->push_back(Action::kRegister);
   if (!mapped_) return actions->push_back(Action::kMap);
   if (step_ == 0) return;
   if (!verdicts_.empty() && !exchange_.pinned()) actions->push_back(Action::kVerdict);
-  const bool survivor = run_->source == StateSource::kSurvivor;
-  exchange_.AddActions(survivor && !has_state_, actions);
   if (!has_state_) {
     if (!survivor && run_->records.count(step_) > 0) actions->push_back(Action::kRecover);
     return;
@@ -174,6 +174,7 @@ void ModelTrainer::Receive(const SessionMessage& message) {
     if (std::string fault = exchange_.Receive(message, frozen); !fault.empty()) Violate(fault);
     if (!exchange_.admitted() || has_state_) return;
     has_state_ = true;
+    if (step_ == 0) return;  // it has not mapped its memory, and checks its state then
     const auto record = run_->records.find(step_);
     if (record == run_->records.end() || !(record->second == state_)) {
       Violate("admitted with a state that is not that of the other ranks before this step");

@@ -424,12 +424,6 @@ MUTATIONS = (
         "return state == RankState::kLive || CameBack(state);",
     ),
     Mutation(
-        "a rank that loads is told to register first",
-        "layout_set.cc",
-        "if ((*members_)[rank].state == RankState::kLoading) {",
-        "if (false) {",
-    ),
-    Mutation(
         "a rank that loads begins an agreement",
         "layout_set.cc",
         "if (CameBack((*members_)[rank].state)) return Rejoin(rank, std::move(request));",
