@@ -29,6 +29,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     if (job_->phase_ == Phase::kActive) {
       job_->layouts_.DropReleased(&actions_);
       if (job_->terms_.options.on_rank_loss == OnRankLoss::kHold) job_->HealRanks(&actions_);
+      if (job_->HealsFromSurvivors()) job_->EndIfStepsOverlap(&actions_);
       if (!job_->healing_.idle()) job_->UpdateHealing(&actions_);
     }
     Reducer* const node_group = job_->node_group_.get();  // set once
@@ -639,6 +640,24 @@ void Job::EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spe
                      ") needs it. Steps that are not complete are void. Call only barriers, and "
                      "broadcasts from a root that you name, while a rank may be lost; join again "
                      "from every rank."),
+        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
+    return MaybeEnd(actions);
+  }
+}
+
+void Job::EndIfStepsOverlap(DeferredActions* actions) {
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    if (!IsMissing(members_[rank].state)) continue;
+    const std::string steps = layouts_.EndedAndOwed(rank);
+    if (steps.empty()) continue;
+    StopLocked(MakeError(
+        absl::StatusCode::kAborted, reason::kRankLost,
+        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost in the middle of ",
+                     steps,
+                     ", which run at once. It had ended the first one only, so no rank has "
+                     "the state of the model that its replacement needs. Steps that are not "
+                     "complete are void. Wait for a step's verdict before you begin a step of "
+                     "another layout, or use state_source=trainer; join again from every rank."),
         {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
     return MaybeEnd(actions);
   }

@@ -232,6 +232,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets transfers of the state go on, and ends the job if living ranks have different states.
   void UpdateHealing(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the job if survivors cannot heal a rank, because steps of two layouts run at once: it has
+  // ended one of them and not the other. The state before its first steps is then no rank's.
+  void EndIfStepsOverlap(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if the operation needs a rank whose session is lost or has not healed.
   void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                              DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

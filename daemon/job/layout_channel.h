@@ -62,6 +62,8 @@ class LayoutChannel {
   // The running step, or the next one if none is running.
   std::uint64_t step() const { return step_.number(); }
   bool running() const { return step_.begun(); }
+  // The running step may still become complete.
+  bool may_complete() const { return step_.phase() == RunningStep::Phase::kRunning; }
 
   // The agreement is complete, and steps may begin. `replaced`: the layout that this one replaces,
   // or null. Its step numbers and statistics continue here, and nobody uses it any more.
@@ -99,6 +101,7 @@ class LayoutChannel {
   // ---- Membership
   // True if the rank has begun the running step.
   bool HasBegunStep(std::uint32_t rank) const { return step_.Has(rank); }
+  bool HasEndedStep(std::uint32_t rank) const { return step_.Ended(rank); }
   // The rank contributes nothing from now on. Not called while the rank is in a step. `exited`: its
   // memory is released.
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);

@@ -436,6 +436,18 @@ bool LayoutSet::IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const
   return in_step;
 }
 
+std::string LayoutSet::EndedAndOwed(std::uint32_t rank) const {
+  const LayoutChannel* ended = nullptr;
+  const LayoutChannel* owed = nullptr;
+  for (const auto& [channel, layout] : layouts_) {
+    if (!layout->may_complete() || layout->released(rank)) continue;
+    (layout->HasEndedStep(rank) ? ended : owed) = layout.get();
+  }
+  if (ended == nullptr || owed == nullptr) return "";
+  return absl::StrCat("steps ", ended->step(), " of layout '", ended->name(), "' and ",
+                      owed->step(), " of layout '", owed->name(), "'");
+}
+
 bool LayoutSet::HasGradientsOfEarlier(std::uint32_t rank) const {
   return std::any_of(layouts_.begin(), layouts_.end(), [rank](const auto& entry) {
     return entry.second->HasGradientsOfEarlier(rank);

@@ -79,6 +79,9 @@ class LayoutSet {
   // The rank has ended every running step, and there is one: until its verdict the rank has the
   // state of the model that `replacement` needs for its first step, and does not change it.
   bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
+  // The rank, which is missing, has ended the running step of one layout, and owes the running step
+  // of another: "steps 8 of layout 'a' and 3 of layout 'b'"; or "".
+  std::string EndedAndOwed(std::uint32_t rank) const;
   bool HasGradientsOfEarlier(std::uint32_t rank) const;
   // Ranks that came back after a loss are live again once they have contributed to a complete step
   // and owe nothing to any layout. Returns them. Called at the end of every change under policy

@@ -251,6 +251,30 @@ TEST_F(StateHealingTest, RankOfAnotherLayoutsStepIsNotFrozen) {
   EXPECT_TRUE(Asked(0, /*offer=*/true));
 }
 
+// Its replacement would begin after a step of one layout whose averages it never gets.
+TEST_F(StateHealingTest, LossBetweenTheEndsOfTwoStepsThatRunAtOnceEndsTheJob) {
+  for (const bool begun_before : {true, false}) {
+    SCOPED_TRACE(begun_before);
+    sinks_.clear();
+    memory_.clear();
+    Begin(2);
+    const std::uint32_t other = Agree(Spec(1, "other"));
+    for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, other, 1);
+    reducer_.CompleteAll();
+    TakeAll();
+    DoStep(1, channel_, 2);
+    if (begun_before) {
+      EXPECT_TRUE(job_->MarkReady(Of(0), other, 2, {0}).ok());
+    }
+    Lose(1);
+    EXPECT_EQ(job_->HasEnded(), begun_before);
+    EXPECT_TRUE(job_->MarkReady(Of(0), other, 2, {0}).ok());
+    const absl::Status end = Only<SessionEndMessage>(0).status;
+    EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+    EXPECT_TRUE(Says(end, "steps 2 of layout 'model' and 2 of layout 'other'")) << end;
+  }
+}
+
 TEST_F(StateHealingTest, RankLostAfterItsEndStepIsHealedInTheNextStep) {
   Begin(2);
   End({1}, 2);
