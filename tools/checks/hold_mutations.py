@@ -515,6 +515,11 @@ MUTATIONS = (
         "return !HealsFromSurvivors() || members_[rank].left_at == layouts_.StepsDecided();",
         "return true;",
     ),
+    Mutation(
+        "a rank is healed between the ends of two steps",
+        "job.cc",
+        "      if (job_->HealsFromSurvivors()) job_->EndIfStepsOverlap(&actions_);\n",
+    ),
     # ---- Transfers
     Mutation(
         "a fetch that crosses the admission is a breach",
