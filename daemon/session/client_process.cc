@@ -1,6 +1,7 @@
 #include "daemon/session/client_process.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -41,6 +42,12 @@ bool HasEnded(const ClientProcess& process, int patience_ms) {
   if (process.pidfd == nullptr) return false;
   pollfd waited{process.pidfd->get(), POLLIN, 0};
   return poll(&waited, 1, patience_ms) > 0;
+}
+
+bool Kill(const ClientProcess& process) {
+  if (process.pidfd == nullptr) return false;
+  if (syscall(SYS_pidfd_send_signal, process.pidfd->get(), SIGKILL, nullptr, 0) == 0) return true;
+  return errno == ESRCH;
 }
 
 absl::Status ProcessEndedError(const ClientProcess& process) {

@@ -250,26 +250,27 @@ absl::StatusOr<StagingMemory> Session::Staging(std::uint64_t bytes) {
   return StagingMemory{staging_, staging_->data(), staging_->bytes()};
 }
 
-bool Session::CheckLease(std::uint64_t now_ns) {
+absl::Status Session::CheckLease(std::uint64_t now_ns) {
   const std::uint64_t heard_ns = heard_ns_.load(std::memory_order_relaxed);
   const std::uint64_t third_ns = limits_.lease_ns / 3;
-  if (now_ns < heard_ns + third_ns) return false;
+  if (now_ns < heard_ns + third_ns) return absl::OkStatus();
   const std::uint64_t asked_ns = asked_ns_.load(std::memory_order_relaxed);
   if (asked_ns <= heard_ns) {
     // The first question since the last message.
     asked_ns_.store(now_ns, std::memory_order_relaxed);
     sink_->Queue(LeaseQuestionMessage{now_ns});
     sink_->Flush();
-    return false;
+    return absl::OkStatus();
   }
   // The lease runs from the question. A daemon that was stopped itself asks first, and does not end
   // sessions whose messages it could not read.
-  if (now_ns < asked_ns + limits_.lease_ns - third_ns) return false;
-  End(MakeError(absl::StatusCode::kAborted, reason::kLeaseExpired,
-                absl::StrCat("its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
-                             " ms, longer than its lease; it is stopped or swapped out"),
-                {{field::kJob, job_->job_id()}, {field::kRank, rank()}}));
-  return !expired_.exchange(true, std::memory_order_relaxed);
+  if (now_ns < asked_ns + limits_.lease_ns - third_ns) return absl::OkStatus();
+  if (expired_.exchange(true, std::memory_order_relaxed)) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kAborted, reason::kLeaseExpired,
+      absl::StrCat("its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
+                   " ms, longer than its lease; it is stopped or swapped out"),
+      {{field::kJob, job_->job_id()}, {field::kRank, rank()}});
 }
 
 void Session::End(const absl::Status& why) { job_->Lose(identity_.session(), why); }

@@ -103,8 +103,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void WorkerLost(const WorkerKey& key, const absl::Status& why);
 
   // After a third of the lease without a message, asks the client whether it lives. After the whole
-  // lease, ends the session and returns true once.
-  bool CheckLease(std::uint64_t now_ns);
+  // lease, says once why the session must end. Otherwise OK.
+  absl::Status CheckLease(std::uint64_t now_ns);
   // True if the session ever had memory on a GPU.
   bool on_gpu() const { return on_gpu_.load(std::memory_order_relaxed); }
 
@@ -161,7 +161,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   std::atomic<std::uint64_t> heard_ns_;
   std::atomic<std::uint64_t> asked_ns_{0};
-  std::atomic<bool> expired_{false};  // CheckLease() has returned true
+  std::atomic<bool> expired_{false};  // CheckLease() has said so
   std::atomic<bool> on_gpu_{false};
 
   mutable Mutex mutex_;

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/base/logging.h"
 #include "proto/gradsync/shared_memory.h"
 
 namespace gradsync::daemon {
@@ -232,6 +233,21 @@ void SessionTable::ConnectionClosed(std::shared_ptr<Session> session, const absl
   End(std::move(session), why);
 }
 
+bool SessionTable::KillToHold(const std::shared_ptr<Session>& session, const absl::Status& why) {
+  const SessionIdentity& identity = session->identity();
+  if (!identity.hold || draining() || !session->job().WouldHold(identity.session())) return false;
+  if (!Kill(identity.process)) return false;
+  LogLimited(LogLevel::kWarning, "killed a silent process, so that its rank can be replaced",
+             {{"job", session->job().job_id()},
+              {"rank", identity.rank},
+              {"pid", identity.process.pid},
+              {"why", why.message()}});
+  MutexLock lock(&mutex_);
+  if (sessions_.count(identity.incarnation) == 0) return true;
+  closed_[identity.incarnation] = {session, why, clock_->NowNs() + policy_.lease_ns};
+  return true;
+}
+
 void SessionTable::EndClosed(bool all) {
   std::vector<Closed> closed;
   {
@@ -253,8 +269,10 @@ void SessionTable::Tick() {
   EndClosed(/*all=*/false);
   for (const auto& session : Sessions()) {
     if (IsClosed(*session)) continue;
-    const bool expired = session->CheckLease(now_ns);
-    if (expired && fence_ && session->on_gpu()) fence_(session->identity().process);
+    const absl::Status expired = session->CheckLease(now_ns);
+    if (expired.ok() || KillToHold(session, expired)) continue;
+    session->End(expired);
+    if (fence_ && session->on_gpu()) fence_(session->identity().process);
   }
   jobs_->Tick();
   MutexLock lock(&mutex_);

@@ -126,7 +126,8 @@ class SessionTable {
     std::vector<std::pair<std::weak_ptr<void>, int>> descriptors;
   };
 
-  // A session whose connection was closed, and which waits for the end of its process.
+  // A session whose connection was closed, or whose process was killed. It waits for the end of the
+  // process.
   struct Closed {
     std::shared_ptr<Session> session;
     absl::Status why;
@@ -135,6 +136,10 @@ class SessionTable {
 
   // Ends the closed sessions whose process has ended or whose lease is over; `all`: every one.
   void EndClosed(bool all);
+  // The lease of the session is over. If the job would hold the rank once the process has ended,
+  // kills the process, because it could write to its gradients later, and returns true. The session
+  // ends with the process.
+  bool KillToHold(const std::shared_ptr<Session>& session, const absl::Status& why);
   bool IsClosed(const Session& session) const;
   // Checks whether the session may open. Returns its incarnation.
   absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);

@@ -139,6 +139,20 @@ TEST(RenderStatusTest, NamesTheRanksThatTheJobHolds) {
       << text;
 }
 
+TEST(RenderStatusTest, ShowsTheProgressOfAHealing) {
+  v1::GetStatusResponse status = BusyStatus();
+  v1::HealingStatus* const healing = status.mutable_jobs(0)->mutable_healing();
+  healing->set_rank(1);
+  const auto shows = [&status](const std::string& part) {
+    const std::string text = RenderStatus(status, false, Length::kShort);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  shows("state of rank 1 from rank 0\n");
+  healing->set_bytes_total(4 << 20);
+  healing->set_bytes(1 << 20);
+  shows("state of rank 1 from rank 0, 1.0 MiB of 4.0 MiB\n");
+}
+
 TEST(RenderStatusTest, ShowsRanksOnDemand) {
   const std::string text = RenderStatus(BusyStatus(), true, Length::kShort);
   EXPECT_EQ(text.substr(text.find("RANK  JOB") - 1), R"(

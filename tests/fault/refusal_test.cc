@@ -312,7 +312,7 @@ const WrongOpen kWrongOpens[] = {
      [](v1::SessionRequest* request) {
        request->mutable_open_session()->mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_HOLD);
      },
-     12, "LOSS_POLICY", "on_rank_loss=hold"},
+     kInvalidArgument, "MALFORMED", "state_source"},
     {"OfAnotherFirstMessage",
      [](v1::SessionRequest* request) { request->mutable_barrier()->set_sequence(1); },
      kFailedPrecondition, "PROTOCOL_VIOLATION", "the first message"},

@@ -53,7 +53,7 @@ class Fuzzer {
   v1::SessionRequest Request() {
     v1::SessionRequest request;
     const auto small = [this] { return static_cast<std::uint32_t>(Number()); };
-    switch (Below(14)) {
+    switch (Below(20)) {
       case 0:
         request = RawSession::OpenRequest(small(), small(), Text(3));
         break;
@@ -66,6 +66,7 @@ class Fuzzer {
         layout.set_bucket_done_messages(Below(2) == 0);
         if (Below(2) == 0) layout.set_replaces(small());
         layout.set_op(static_cast<v1::ReduceOp>(Below(6)));
+        if (Below(4) == 0) layout.set_buffer_bytes(Number());
         for (std::uint64_t i = Below(4); i > 0; --i) {
           v1::Parameter& parameter = *layout.add_parameters();
           parameter.set_name(Text(3));
@@ -90,6 +91,7 @@ class Fuzzer {
         request.mutable_end_step()->set_step(Number());
         request.mutable_end_step()->set_used_map(Text(3));
         request.mutable_end_step()->set_ready_rest(Below(2) == 0);
+        if (Below(2) == 0) request.mutable_end_step()->mutable_position()->set_batch(Number());
         break;
       case 5:
         request.mutable_abandon_step()->set_channel(small());
@@ -127,6 +129,31 @@ class Fuzzer {
       case 12:
         request.mutable_query_step()->set_channel(small());
         request.mutable_query_step()->set_step(Number());
+        break;
+      case 13:
+        request.mutable_fetch_state()->set_timeout_ms(Number());
+        break;
+      case 14:
+        request.mutable_state_offer()->set_transfer(Number());
+        request.mutable_state_offer()->set_bytes(Number());
+        break;
+      case 15:
+        request.mutable_state_written()->set_transfer(Number());
+        request.mutable_state_written()->set_chunk(Number());
+        break;
+      case 16:
+        request.mutable_state_read()->set_transfer(Number());
+        request.mutable_state_read()->set_chunk(Number());
+        break;
+      case 17:
+        request.mutable_state_digests()->set_transfer(Number());
+        for (std::uint64_t i = Below(4); i > 0; --i) {
+          request.mutable_state_digests()->add_items()->set_name(Text(3));
+        }
+        break;
+      case 18:
+        request.mutable_state_refused()->set_transfer(Number());
+        request.mutable_state_refused()->set_reason(Text(2000));
         break;
       default:
         request.mutable_lease_answer()->set_number(Number());

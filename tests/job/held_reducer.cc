@@ -18,7 +18,7 @@ GradientStats CombineAll(const ReduceOperation& operation) {
     const T combined = HeldReducer::Combined(elements, operation.scale);
     for (std::byte* buffer : operation.host().buffers) reinterpret_cast<T*>(buffer)[i] = combined;
     stats.sum_of_squares += static_cast<double>(combined) * static_cast<double>(combined);
-    if (!std::isfinite(combined)) ++stats.non_finite;
+    if (!std::isfinite(static_cast<double>(combined))) ++stats.non_finite;
   }
   return stats;
 }
@@ -49,9 +49,10 @@ void HeldReducer::Release(ReduceOperation* operation) {
 
 void HeldReducer::Complete(ReduceOperation* operation) {
   const std::uint64_t start_ns = clock_->NowNs();
-  const GradientStats stats = operation->dtype == DataType::kFloat64
-                                  ? CombineAll<double>(*operation)
-                                  : CombineAll<float>(*operation);
+  const GradientStats stats =
+      operation->dtype == DataType::kFloat64 ? CombineAll<double>(*operation)
+      : operation->dtype == DataType::kUint8 ? CombineAll<std::uint8_t>(*operation)
+                                             : CombineAll<float>(*operation);
   if (operation->measure) operation->stats = stats;
   Release(operation);
   operation->done({start_ns, clock_->NowNs()});

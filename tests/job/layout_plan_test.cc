@@ -374,5 +374,37 @@ TEST(FirstDifferenceTest, EqualLayoutsHaveNone) {
   EXPECT_EQ(Plan(Reference()).fingerprint, Plan(Reference()).fingerprint);
 }
 
+// ---- Buffers
+
+TEST(LayoutPlanTest, BuffersAreOneMoreBucketAtTheEnd) {
+  LayoutSpec spec = Spec({Float32(10)});
+  const LayoutPlan without = Plan(spec);
+  spec.buffer_bytes = 5000;
+  const LayoutPlan plan = Plan(spec);
+  ASSERT_EQ(plan.buckets.size(), 2u);
+  EXPECT_EQ(plan.buckets[0].count, without.buckets[0].count);
+  EXPECT_EQ(plan.buckets[1].dtype, DataType::kUint8);
+  EXPECT_EQ(plan.buckets[1].count, 5000u);
+  EXPECT_EQ(plan.buckets[1].offset, kBucketAlignment);
+  EXPECT_EQ(plan.arena_bytes, 2u * 4096);
+  EXPECT_NE(plan.fingerprint, without.fingerprint);
+  EXPECT_EQ(spec.BufferBucket(plan.buckets.size()), 1u);
+  spec.buffer_bytes = 0;
+  EXPECT_EQ(spec.BufferBucket(without.buckets.size()), std::nullopt);
+}
+
+TEST(LayoutPlanTest, BuffersCountAsABucket) {
+  LayoutSpec spec = Spec({Float32(10)});
+  spec.buffer_bytes = 1;
+  EXPECT_TRUE(PlanLayout(spec, 2).ok());
+  EXPECT_FALSE(PlanLayout(spec, 1).ok());
+}
+
+TEST(FirstDifferenceTest, NamesTheBytesOfBuffers) {
+  LayoutSpec a = Spec({Float32(10)}), b = a;
+  a.buffer_bytes = 4;
+  EXPECT_EQ(FirstDifference(a, 0, b, 1), "buffer_bytes: 4 on rank 0, 0 on rank 1");
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

@@ -368,5 +368,31 @@ TEST_F(StepTest, FailedReductionEndsTheJobAndCompletesNothing) {
   }
 }
 
+TEST_F(StepTest, BuffersAreSummedAndHaveNoGradients) {
+  Start(2);
+  LayoutSpec spec = Spec(1);
+  spec.buffer_bytes = 3;
+  const std::uint32_t channel = Agree(spec);
+  ASSERT_EQ(buckets_[channel - 1], 2u);
+  auto* const root = memory(0, channel).At<std::uint8_t>(128);
+  root[0] = 7;
+  root[2] = 255;
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel, 1);
+  for (const ReduceOperation* operation : reducer_.held()) {
+    if (operation->bucket != 1) continue;
+    EXPECT_EQ(operation->op, ReduceOp::kSum);
+    EXPECT_EQ(operation->scale, 1.0);
+    EXPECT_FALSE(operation->measure);
+  }
+  reducer_.CompleteAll();
+  const auto* const received = memory(1, channel).At<std::uint8_t>(128);
+  EXPECT_EQ(std::string(received, received + 3), std::string("\7\0\xff", 3));
+  const auto done = Only<StepDoneMessage>(1);
+  ASSERT_TRUE(done.record->verdict.ok()) << done.record->verdict;
+  ASSERT_EQ(done.record->stats.size(), 2u);
+  EXPECT_EQ(done.record->stats[1].sum_of_squares, 0);
+  EXPECT_EQ(done.record->stats[1].non_finite, 0u);
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

@@ -95,12 +95,15 @@ TEST(DecodeOpenTest, OptionsHaveDefaults) {
   EXPECT_EQ(request->token, "");
 }
 
-TEST(DecodeOpenTest, HoldNeedsTrainersThatHaveTheState) {
+TEST(DecodeOpenTest, HoldNamesTheSourceOfTheState) {
   v1::OpenSession message = GoodOpen();
   message.mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_HOLD);
   message.mutable_options()->set_state_source(v1::STATE_SOURCE_TRAINER);
   EXPECT_EQ(Open(message)->on_rank_loss, OnRankLoss::kHold);
   EXPECT_EQ(Open(message)->hold_timeout_ns, 600'000 * kNsPerMs);
+  EXPECT_EQ(Open(message)->state_source, StateSource::kTrainer);
+  message.mutable_options()->set_state_source(v1::STATE_SOURCE_SURVIVOR);
+  EXPECT_EQ(Open(message)->state_source, StateSource::kSurvivor);
   message.mutable_options()->set_hold_timeout_ms(7);
   EXPECT_EQ(Open(message)->hold_timeout_ns, 7 * kNsPerMs);
   message.mutable_options()->set_hold_timeout_ms(kMax);
@@ -214,9 +217,9 @@ const OpenFault kOpenFaults[] = {
      {"on_rank_loss"}},
     {"Hold",
      [](auto* m) { m->mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_HOLD); },
-     absl::StatusCode::kUnimplemented,
-     "LOSS_POLICY",
-     {"on_rank_loss=hold", "state_source=trainer"}},
+     kInvalid,
+     "MALFORMED",
+     {"on_rank_loss=hold", "state_source"}},
     {"Continue",
      [](auto* m) { m->mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_CONTINUE); },
      absl::StatusCode::kUnimplemented,
@@ -580,6 +583,76 @@ TEST(DecodeOperationTest, BoundsBroadcasts) {
     ExpectRefused(DecodeBroadcast(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
                   {"broadcast", "16 TiB"});
   }
+}
+
+TEST(DecodeLayoutTest, BuffersAreBytesInHostMemory) {
+  v1::RegisterLayout message = GoodLayout();
+  EXPECT_EQ(Layout(message)->spec.buffer_bytes, 0u);
+  message.set_buffer_bytes(5);
+  EXPECT_EQ(Layout(message)->spec.buffer_bytes, 5u);
+  message.set_buffer_bytes(kMax);
+  ExpectRefused(Layout(message).status(), kInvalid, "MALFORMED", {"buffer_bytes", "16 TiB"});
+  message.set_buffer_bytes(5);
+  message.set_device("GPU-1");
+  ExpectRefused(Layout(message).status(), kInvalid, "MALFORMED", {"buffer_bytes", "host memory"});
+}
+
+TEST(DecodeStateTest, ReadsDigests) {
+  v1::StateDigests message;
+  EXPECT_TRUE(DecodeStateDigests(message)->empty());
+  v1::StateDigest* const item = message.add_items();
+  item->set_name(std::string(1024, 'n'));
+  item->set_sha256(std::string(32, '\xff'));
+  const auto items = DecodeStateDigests(message);
+  ASSERT_TRUE(items.ok()) << items.status();
+  ASSERT_EQ(items->size(), 1u);
+  EXPECT_EQ((*items)[0].name, item->name());
+  EXPECT_EQ((*items)[0].sha256, item->sha256());
+}
+
+TEST(DecodeStateTest, RefusesDigestsOfAnotherForm) {
+  for (const std::string& name : {std::string(), std::string(1025, 'n')}) {
+    v1::StateDigests message;
+    message.add_items()->set_name(name);
+    message.mutable_items(0)->set_sha256(std::string(32, 'x'));
+    ExpectRefused(DecodeStateDigests(message).status(), kInvalid, "MALFORMED",
+                  {"items[0]", "1 to 1024"});
+  }
+  for (const std::size_t bytes : {0, 31, 33}) {
+    v1::StateDigests message;
+    message.add_items()->set_name("w");
+    message.mutable_items(0)->set_sha256(std::string(bytes, 'x'));
+    ExpectRefused(DecodeStateDigests(message).status(), kInvalid, "MALFORMED",
+                  {"'w'", "32 expected"});
+  }
+}
+
+TEST(DecodeStateTest, BoundsOffersAndTimeouts) {
+  v1::StateOffer offer;
+  for (const std::uint64_t bytes : {std::uint64_t{1}, std::uint64_t{1} << 44}) {
+    offer.set_bytes(bytes);
+    EXPECT_TRUE(CheckStateOffer(offer).ok());
+  }
+  for (const std::uint64_t bytes : {std::uint64_t{0}, (std::uint64_t{1} << 44) + 1, kMax}) {
+    offer.set_bytes(bytes);
+    ExpectRefused(CheckStateOffer(offer), kInvalid, "MALFORMED", {"StateOffer", "16 TiB"});
+  }
+  v1::FetchState fetch;
+  EXPECT_EQ(DecodeStateTimeoutNs(fetch), 0u);  // hold_timeout
+  fetch.set_timeout_ms(kMax);
+  EXPECT_EQ(DecodeStateTimeoutNs(fetch), kWeekMs * kNsPerMs);
+}
+
+TEST(DecodeStateTest, PositionIsOptional) {
+  v1::BucketReady ready;
+  EXPECT_EQ(DecodePosition(ready), std::nullopt);
+  ready.mutable_position();
+  EXPECT_EQ(DecodePosition(ready), Position());
+  v1::EndStep end;
+  EXPECT_EQ(DecodePosition(end), std::nullopt);
+  end.mutable_position()->set_epoch(3);
+  end.mutable_position()->set_batch(4);
+  EXPECT_EQ(DecodePosition(end), (Position{3, 4}));
 }
 
 TEST(DecodeOperationTest, BarrierNeedsNoMemory) {

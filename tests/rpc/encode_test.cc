@@ -57,6 +57,7 @@ TEST(QueuedBytesTest, CountsTheTextOfAnError) {
   EXPECT_GE(QueuedBytes(OperationFailedMessage{1, status}), 10'000u);
   EXPECT_GE(QueuedBytes(LayoutFailedMessage{1, status}), 10'000u);
   EXPECT_GE(QueuedBytes(SessionEndMessage{status}), 10'000u);
+  EXPECT_GE(QueuedBytes(StateFailedMessage{status}), 10'000u);
   EXPECT_LE(QueuedBytes(OperationDoneMessage{1}), 1000u);
 }
 
@@ -135,6 +136,60 @@ TEST(EncodeTest, WritesOperationMessages) {
   EXPECT_EQ(failed.operation_failed().channel(), 0u);
   EXPECT_EQ(failed.operation_failed().sequence(), 6u);
   EXPECT_EQ(ReasonOf(failed.operation_failed().status()), "WHY");
+}
+
+TEST(EncodeTest, WritesMessagesAboutTheState) {
+  const auto question = Encoded(StateQuestionMessage{4, true});
+  ASSERT_EQ(question.kind_case(), v1::SessionResponse::kStateQuestion);
+  EXPECT_EQ(question.state_question().transfer(), 4u);
+  EXPECT_TRUE(question.state_question().offer());
+  const auto begin = Encoded(StateBeginMessage{4, 5, 6});
+  ASSERT_EQ(begin.kind_case(), v1::SessionResponse::kStateBegin);
+  EXPECT_EQ(begin.state_begin().transfer(), 4u);
+  EXPECT_EQ(begin.state_begin().bytes(), 5u);
+  EXPECT_EQ(begin.state_begin().source(), 6u);
+  const auto chunk = Encoded(StateChunkMessage{4, 5, 6, true});
+  ASSERT_EQ(chunk.kind_case(), v1::SessionResponse::kStateChunk);
+  EXPECT_EQ(chunk.state_chunk().transfer(), 4u);
+  EXPECT_EQ(chunk.state_chunk().chunk(), 5u);
+  EXPECT_EQ(chunk.state_chunk().bytes(), 6u);
+  EXPECT_TRUE(chunk.state_chunk().write());
+  EXPECT_EQ(Encoded(StateAdmittedMessage{4}).state_admitted().transfer(), 4u);
+  EXPECT_EQ(Encoded(StateCancelledMessage{4}).state_cancelled().transfer(), 4u);
+  EXPECT_EQ(ReasonOf(Encoded(StateFailedMessage{Failure()}).state_failed().status()), "WHY");
+}
+
+TEST(EncodeTest, WritesALayoutAsAReplacementRegistersIt) {
+  CurrentLayout layout;
+  layout.step = 9;
+  layout.spec.name = "model";
+  layout.spec.parameters = {{"w", {10, 64}, DataType::kFloat32}, {"b", {}, DataType::kBfloat16}};
+  layout.spec.bucket_cap_bytes = 1;
+  layout.spec.first_bucket_cap_bytes = 2;
+  layout.spec.last_bucket_cap_bytes = 3;
+  layout.spec.op = ReduceOp::kSum;
+  layout.spec.buffer_bytes = 4;
+  v1::CurrentLayout out;
+  Encode(layout, &out);
+  EXPECT_EQ(out.step(), 9u);
+  EXPECT_EQ(out.layout().name(), "model");
+  ASSERT_EQ(out.layout().parameters_size(), 2);
+  EXPECT_EQ(out.layout().parameters(0).name(), "w");
+  ASSERT_EQ(out.layout().parameters(0).shape_size(), 2);
+  EXPECT_EQ(out.layout().parameters(0).shape(1), 64u);
+  EXPECT_EQ(out.layout().parameters(1).dtype(), v1::DATA_TYPE_BFLOAT16);
+  EXPECT_EQ(out.layout().bucket_cap_bytes(), 1u);
+  EXPECT_EQ(out.layout().first_bucket_cap_bytes(), 2u);
+  EXPECT_EQ(out.layout().last_bucket_cap_bytes(), 3u);
+  EXPECT_EQ(out.layout().op(), v1::REDUCE_OP_SUM);
+  EXPECT_EQ(out.layout().buffer_bytes(), 4u);
+  layout.spec.parameters.clear();
+  layout.spec.explicit_buckets = {{DataType::kInt32, 7}};
+  out.Clear();
+  Encode(layout, &out);
+  ASSERT_EQ(out.layout().explicit_buckets_size(), 1);
+  EXPECT_EQ(out.layout().explicit_buckets(0).dtype(), v1::DATA_TYPE_INT32);
+  EXPECT_EQ(out.layout().explicit_buckets(0).count(), 7u);
 }
 
 TEST(EncodeTest, WritesEndsAndLeaseQuestions) {

@@ -185,6 +185,52 @@ TEST_F(RankDispatchTest, QueryOfCollectivesIsAnsweredByANotice) {
             "a collective after 5s: rank 1 has not begun collective 1 (barrier)");
 }
 
+TEST_F(RankDispatchTest, PositionsOfTwoRanksAreCompared) {
+  FakeRank a(Of(0), job_.get()), b(Of(1), job_.get());
+  v1::SessionRequest ready = BucketReady(channel_, 1, 0), end = EndStep(channel_, 1, true);
+  ready.mutable_bucket_ready()->mutable_position()->set_batch(3);
+  end.mutable_end_step()->mutable_position()->set_batch(4);
+  ASSERT_TRUE(Take(&a, ready).ok());
+  const absl::Status differs = Take(&b, end);
+  EXPECT_EQ(ReasonOf(differs), "POSITION_MISMATCH");
+  EXPECT_TRUE(Says(differs, "rank 1 is at epoch 0, batch 4, rank 0 at epoch 0, batch 3"))
+      << differs;
+}
+
+// The policy of this job is not `hold`: so the job, which gets each of them, refuses it.
+TEST_F(RankDispatchTest, MessagesAboutTheStateGoToTheJob) {
+  FakeRank rank(Of(0), job_.get());
+  v1::SessionRequest fetch, offer, written, read, digests, refused;
+  fetch.mutable_fetch_state();
+  offer.mutable_state_offer()->set_bytes(5);
+  written.mutable_state_written();
+  read.mutable_state_read();
+  digests.mutable_state_digests();
+  refused.mutable_state_refused();
+  for (const auto& request : {fetch, offer, written, read, digests, refused}) {
+    const absl::Status status = Take(&rank, request);
+    EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION") << request.DebugString();
+    EXPECT_TRUE(Says(status, "needs on_rank_loss=hold")) << status;
+  }
+  EXPECT_EQ(rank.staged, (std::vector<std::uint64_t>{kStagingBytes, 5}));
+  offer.mutable_state_offer()->set_bytes(10 * kStagingBytes);
+  Take(&rank, offer).IgnoreError();
+  EXPECT_EQ(rank.staged.back(), kStagingBytes);
+  rank.staging = absl::FailedPreconditionError("not populated");
+  for (const auto& request : {fetch, offer}) EXPECT_EQ(Take(&rank, request), rank.staging);
+}
+
+TEST_F(RankDispatchTest, MalformedMessagesAboutTheStateAreRefused) {
+  FakeRank rank(Of(0), job_.get());
+  v1::SessionRequest offer, digests, refused;
+  offer.mutable_state_offer();
+  digests.mutable_state_digests()->add_items();
+  refused.mutable_state_refused()->set_reason(std::string(1025, 'x'));
+  for (const auto& request : {offer, digests, refused}) {
+    EXPECT_EQ(ReasonOf(Take(&rank, request)), "MALFORMED") << request.DebugString();
+  }
+}
+
 TEST_F(RankDispatchTest, MappingAndLeavingGoOn) {
   FakeRank rank(Of(0), job_.get());
   v1::SessionRequest mapped, leave;

@@ -2,10 +2,14 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -349,6 +353,7 @@ class HeldSessionTest : public SessionTableTest {
     EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
     ClientProcess process = Client();
     process.pidfd = std::make_shared<UniqueFd>(ends[0]);  // readable once something is written
+    if (rank == 1 && process_of_1_.has_value()) process = *process_of_1_;
     request_.rank = rank;
     auto sink = std::make_shared<RecordingSink>();
     auto session = OpenNow(process, request_, sink);
@@ -380,6 +385,7 @@ class HeldSessionTest : public SessionTableTest {
 
   OpenRequest request_;
   UniqueFd deaths_[2];
+  std::optional<ClientProcess> process_of_1_;  // instead of a pipe
   std::vector<Opened> opened_;
 };
 
@@ -421,6 +427,76 @@ TEST_F(HeldSessionTest, ClosedOneWhoseProcessLivesEndsTheJobAfterItsLease) {
   sessions_.Tick();
   EXPECT_EQ(EndOf(0), "RANK_LOST");
   EXPECT_EQ(sessions_.Sessions().size(), 1u) << "the stream of rank 0 has not ended";
+}
+
+// A process that sleeps until it is killed.
+class Sleeper {
+ public:
+  Sleeper() : pid_(fork()) {
+    for (; pid_ == 0;) pause();
+  }
+  ~Sleeper() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  ClientProcess Process() const {
+    ClientProcess process;
+    process.uid = 1000;
+    process.pid = pid_;
+    process.pidfd = std::make_shared<UniqueFd>(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+    return process;
+  }
+
+ private:
+  const pid_t pid_;
+};
+
+TEST_F(HeldSessionTest, SilentOneIsKilledAndThenHeld) {
+  Sleeper sleeper;
+  process_of_1_ = sleeper.Process();
+  Begin();
+  const std::uint64_t lease_ns = sessions_.policy().lease_ns;
+  clock_.Advance(lease_ns / 3);
+  sessions_.Tick();
+  opened_[0]->Heard(clock_.NowNs());
+  clock_.Advance(lease_ns - lease_ns / 3 - 1);
+  sessions_.Tick();
+  opened_[0]->Heard(clock_.NowNs());
+  EXPECT_FALSE(HasEnded(*process_of_1_, /*patience_ms=*/0));
+  clock_.Advance(1);
+  sessions_.Tick();
+  EXPECT_FALSE(opened_[1].ended()) << "not before its process has ended";
+  EXPECT_TRUE(HasEnded(*process_of_1_, /*patience_ms=*/10'000));
+  sessions_.Tick();
+  EXPECT_EQ(EndOf(1), "PROCESS_ENDED");
+  EXPECT_FALSE(opened_[0].ended());
+  EXPECT_TRUE(OpenHeld(1).session.ok());
+}
+
+TEST_F(HeldSessionTest, SilentOneThatCannotBeKilledEndsTheJob) {
+  Begin();  // a pipe is no process
+  const std::uint64_t lease_ns = sessions_.policy().lease_ns;
+  clock_.Advance(lease_ns / 3);
+  sessions_.Tick();
+  opened_[0]->Heard(clock_.NowNs());
+  clock_.Advance(lease_ns);
+  sessions_.Tick();
+  EXPECT_EQ(EndOf(1), "LEASE_EXPIRED");
+  EXPECT_EQ(EndOf(0), "RANK_LOST");
+}
+
+TEST_F(HeldSessionTest, SilentOneThatHasLeftIsNotKilled) {
+  Sleeper sleeper;
+  process_of_1_ = sleeper.Process();
+  Begin();
+  ASSERT_TRUE(opened_[1].job().Leave(opened_[1]->identity().session(), /*exit=*/true).ok());
+  for (int i = 0; i < 3; ++i) {
+    clock_.Advance(sessions_.policy().lease_ns);
+    opened_[0]->Heard(clock_.NowNs());
+    sessions_.Tick();
+  }
+  EXPECT_TRUE(opened_[1].ended());
+  EXPECT_FALSE(HasEnded(*process_of_1_, /*patience_ms=*/0));
 }
 
 TEST_F(HeldSessionTest, ClosedOneEndsAtOnceWhenTheDaemonDrains) {

@@ -119,7 +119,8 @@ Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
-  STATE        live; left: it has finished its steps; healing: it replaces a lost session, and no
+  STATE        live; left: it has finished its steps; loading: it replaces a lost session, and has
+               not the state of the model yet; healing: it replaces a lost session, and no
                step of it is complete
   ARENA        host memory that holds its buckets and broadcasts; ON GPUS likewise
 

@@ -58,6 +58,15 @@ std::string RankCount(const v1::JobStatus& job) {
       job.held_ranks().empty() ? "" : absl::StrCat(" +", job.held_ranks_size(), " held"));
 }
 
+// "state of rank 1 from rank 0, 32.0 MiB of 100.0 MiB".
+std::string Healing(const v1::HealingStatus& healing) {
+  return absl::StrCat("state of rank ", healing.rank(), " from rank ", healing.source(),
+                      healing.bytes_total() == 0
+                          ? std::string()
+                          : absl::StrCat(", ", FormatBytes(healing.bytes()), " of ",
+                                         FormatBytes(healing.bytes_total())));
+}
+
 std::string WaitingFor(const v1::JobStatus& job) {
   if (HasEnded(job)) return "-";
   if (job.state() == v1::JOB_STATE_FORMING) {
@@ -71,6 +80,7 @@ std::string WaitingFor(const v1::JobStatus& job) {
     return absl::StrCat("replacement of rank ",
                         FormatRanks({job.held_ranks().begin(), job.held_ranks().end()}));
   }
+  if (job.has_healing()) return Healing(job.healing());
   // The table of layouts shows which rank is late, and with what.
   std::vector<std::string> steps;
   for (const v1::LayoutStatus& layout : job.layouts()) {
