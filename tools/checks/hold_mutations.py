@@ -488,26 +488,20 @@ MUTATIONS = (
     Mutation(
         "a rank is read before it has ended the step",
         "layout_channel.cc",
-        "step_.phase() == Phase::kRunning && step_.Ended(rank) && first_step_",
-        "step_.phase() == Phase::kRunning && first_step_",
+        "step_.phase() == Phase::kRunning && step_.Ended(rank) &&",
+        "step_.phase() == Phase::kRunning &&",
     ),
     Mutation(
         "a rank is read in a void step",
         "layout_channel.cc",
-        "return step_.phase() == Phase::kRunning && step_.Ended(rank) && first_step_",
-        "return step_.begun() && step_.Ended(rank) && first_step_",
-    ),
-    Mutation(
-        "a rank is read that begins with the next step",
-        "layout_channel.cc",
-        "step_.Ended(rank) && first_step_[rank] <= step() &&",
-        "step_.Ended(rank) &&",
+        "return step_.phase() == Phase::kRunning && step_.Ended(rank) &&",
+        "return step_.begun() && step_.Ended(rank) &&",
     ),
     Mutation(
         "a rank is healed before its first step",
         "layout_channel.cc",
-        "first_step_[rank] <= step() &&\n         !step_.Ended(replacement);",
-        "first_step_[rank] <= step() + 0 * replacement;",
+        "step_.Ended(rank) && !step_.Ended(replacement);",
+        "step_.Ended(rank) && replacement < members_->world_size();",
     ),
     Mutation(
         "a rank is read in the middle of another layout's step",
