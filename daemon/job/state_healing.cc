@@ -163,7 +163,8 @@ absl::Status StateHealing::Written(std::uint32_t rank, std::uint64_t transfer, s
 
 void StateHealing::Copied(std::uint64_t transfer, DeferredActions* actions) {
   copying_ = false;
-  if (!transfer_.has_value() || transfer_->number() != transfer) return;
+  // Otherwise it is the copy's: none begins during a copy.
+  if (!transfer_.has_value()) return;
   transfer_->Copied();
   members_->Send(transfer_->replacement().rank,
                  StateChunkMessage{transfer, transfer_->chunk(), transfer_->chunk_bytes(),
