@@ -595,12 +595,6 @@ MUTATIONS = (
         "if (!transfer_.has_value()) BeginNext",
     ),
     Mutation(
-        "a copy of an ended transfer counts",
-        "state_healing.cc",
-        "if (!transfer_.has_value() || transfer_->number() != transfer) return;",
-        "if (!transfer_.has_value()) return;",
-    ),
-    Mutation(
         "the job ends in mid-copy",
         "job.cc",
         "layouts_.in_flight() || healing_.busy();",
