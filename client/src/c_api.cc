@@ -29,6 +29,13 @@ struct gradsync_session {
 struct gradsync_layout {
   std::unique_ptr<gradsync::Layout> layout;
 };
+struct gradsync_current_layouts {
+  std::vector<std::unique_ptr<gradsync::c_api::SpecStorage>> specs;
+  std::vector<std::uint64_t> steps;
+};
+struct gradsync_state_image {
+  gradsync::StateImage image;
+};
 struct gradsync_mapping {
   std::shared_ptr<const void> mapping;
 };
@@ -286,6 +293,16 @@ gradsync_error_t* gradsync_layout_gradient(const gradsync_layout_t* layout, size
   });
 }
 
+gradsync_error_t* gradsync_layout_buffers(const gradsync_layout_t* layout, gradsync_view_t* view) {
+  return Call([&]() -> absl::Status {
+    const gradsync::BucketView found = layout->layout->buffers();
+    const std::size_t last = layout->layout->bucket_count() - 1;
+    *view = {found.data, found.count, static_cast<std::uint32_t>(last),
+             static_cast<std::int32_t>(found.dtype)};
+    return absl::OkStatus();
+  });
+}
+
 gradsync_error_t* gradsync_layout_mapping(const gradsync_layout_t* layout,
                                           gradsync_mapping_t** mapping) {
   return Call([&]() -> absl::Status {
@@ -306,6 +323,10 @@ std::uint64_t gradsync_first_step(const gradsync_layout_t* layout) {
 
 std::uint64_t gradsync_next_step(const gradsync_layout_t* layout) {
   return layout->layout->next_step();
+}
+
+void gradsync_set_position(gradsync_layout_t* layout, std::uint64_t epoch, std::uint64_t batch) {
+  layout->layout->SetPosition({epoch, batch});
 }
 
 gradsync_error_t* gradsync_mark_unused(gradsync_layout_t* layout, std::uint64_t step,
@@ -409,6 +430,107 @@ double gradsync_gradient_norm(const gradsync_step_result_t* result) {
 
 double gradsync_clip_coefficient(double norm, double max_norm) {
   return gradsync::ClipCoefficient(norm, max_norm);
+}
+
+// ---- The state of the model ---------------------------------------------------------------------
+
+gradsync_error_t* gradsync_serve_state(gradsync_session_t* session,
+                                       const gradsync_state_reader_t* reader) {
+  return Call([&]() -> absl::Status {
+    if (reader == nullptr) return session->session->ServeState(nullptr);
+    auto read = gradsync::c_api::ReadReader(reader);
+    if (!read.ok()) return read.status();
+    return session->session->ServeState(*std::move(read));
+  });
+}
+
+gradsync_error_t* gradsync_pause_state(gradsync_session_t* session) {
+  return Call([&] { return session->session->PauseState(); });
+}
+
+gradsync_error_t* gradsync_get_current_layouts(const gradsync_session_t* session,
+                                               gradsync_current_layouts_t** layouts) {
+  return Call([&]() -> absl::Status {
+    auto found = std::make_unique<gradsync_current_layouts>();
+    for (gradsync::CurrentLayout& current : session->session->CurrentLayouts()) {
+      found->specs.push_back(
+          std::make_unique<gradsync::c_api::SpecStorage>(std::move(current.spec)));
+      found->steps.push_back(current.step);
+    }
+    *layouts = found.release();
+    return absl::OkStatus();
+  });
+}
+
+size_t gradsync_current_layouts_count(const gradsync_current_layouts_t* layouts) {
+  return layouts->specs.size();
+}
+
+gradsync_error_t* gradsync_current_layouts_get(const gradsync_current_layouts_t* layouts,
+                                               size_t index, gradsync_layout_spec_t* spec,
+                                               std::uint64_t* step) {
+  return Call([&]() -> absl::Status {
+    if (index >= layouts->specs.size()) {
+      return Malformed(
+          absl::StrCat("there are ", layouts->specs.size(), " current layouts, no layout ", index));
+    }
+    gradsync_layout_spec_t header;
+    if (auto status = gradsync::c_api::Read(spec, "spec", &header); !status.ok()) return status;
+    layouts->specs[index]->Write(spec);
+    if (step != nullptr) *step = layouts->steps[index];
+    return absl::OkStatus();
+  });
+}
+
+void gradsync_current_layouts_destroy(gradsync_current_layouts_t* layouts) { delete layouts; }
+
+gradsync_error_t* gradsync_fetch_state(gradsync_session_t* session, std::int64_t timeout,
+                                       gradsync_state_image_t** image) {
+  return Call([&]() -> absl::Status {
+    auto found = std::make_unique<gradsync_state_image>();
+    auto fetched = session->session->FetchState(DurationOf(timeout));
+    if (!fetched.ok()) return fetched.status();
+    found->image = *std::move(fetched);
+    *image = found.release();
+    return absl::OkStatus();
+  });
+}
+
+std::uint32_t gradsync_state_image_source(const gradsync_state_image_t* image) {
+  return image->image.source;
+}
+
+size_t gradsync_state_image_count(const gradsync_state_image_t* image) {
+  return image->image.items.size();
+}
+
+gradsync_error_t* gradsync_state_image_item(const gradsync_state_image_t* image, size_t index,
+                                            gradsync_state_item_t* item) {
+  return Call([&]() -> absl::Status {
+    if (index >= image->image.items.size()) {
+      return Malformed(
+          absl::StrCat("the state has ", image->image.items.size(), " items, no item ", index));
+    }
+    const gradsync::StateImage::Item& found = image->image.items[index];
+    *item = {found.name.c_str(), found.data.data(), found.data.size()};
+    return absl::OkStatus();
+  });
+}
+
+void gradsync_state_image_destroy(gradsync_state_image_t* image) { delete image; }
+
+gradsync_error_t* gradsync_confirm_state(gradsync_session_t* session, std::int64_t timeout) {
+  return Call([&] { return session->session->ConfirmState(DurationOf(timeout)); });
+}
+
+gradsync_error_t* gradsync_check_in_sync(gradsync_session_t* session,
+                                         const gradsync_state_item_t* items, size_t count,
+                                         std::int64_t timeout) {
+  return Call([&]() -> absl::Status {
+    const auto read = gradsync::c_api::ReadItems(items, count);
+    if (!read.ok()) return read.status();
+    return session->session->CheckInSync(*read, DurationOf(timeout));
+  });
 }
 
 // ---- The job's own operations -------------------------------------------------------------------

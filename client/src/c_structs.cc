@@ -111,7 +111,83 @@ absl::StatusOr<LayoutSpec> ReadSpec(const gradsync_layout_spec_t* in) {
   out.op = EnumOr(spec.op, ReduceOp::kAverage);
   if (spec.timeout != 0) out.timeout = DurationOf(spec.timeout);
   if (spec.device != nullptr) out.device = spec.device;
+  out.buffer_bytes = spec.buffer_bytes;
   return out;
+}
+
+SpecStorage::SpecStorage(LayoutSpec spec) : spec_(std::move(spec)) {
+  for (const ParameterSpec& parameter : spec_.parameters) {
+    parameters_.push_back({parameter.name.c_str(), parameter.shape.data(), parameter.shape.size(),
+                           static_cast<std::int32_t>(parameter.dtype)});
+  }
+  for (const BucketSpec& bucket : spec_.explicit_buckets) {
+    buckets_.push_back({bucket.count, static_cast<std::int32_t>(bucket.dtype)});
+  }
+}
+
+void SpecStorage::Write(gradsync_layout_spec_t* out) const {
+  gradsync_layout_spec_t value{};
+  value.name = spec_.name.c_str();
+  value.parameters = parameters_.data();
+  value.parameter_count = parameters_.size();
+  value.explicit_buckets = buckets_.data();
+  value.explicit_bucket_count = buckets_.size();
+  value.bucket_cap_bytes = spec_.bucket_cap_bytes;
+  value.first_bucket_cap_bytes = spec_.first_bucket_cap_bytes;
+  value.last_bucket_cap_bytes = spec_.last_bucket_cap_bytes;
+  value.op = static_cast<std::int32_t>(spec_.op);
+  value.buffer_bytes = spec_.buffer_bytes;
+  c_api::Write(value, out);
+}
+
+absl::StatusOr<std::vector<StateItem>> ReadItems(const gradsync_state_item_t* items,
+                                                 std::size_t count) {
+  if (items == nullptr && count > 0) return Malformed("items is NULL");
+  std::vector<StateItem> out;
+  out.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (items[i].name == nullptr) return Malformed(absl::StrCat("items[", i, "] has no name"));
+    out.push_back({items[i].name, items[i].data, items[i].bytes});
+  }
+  return out;
+}
+
+namespace {
+
+// A program's functions. Immutable, so thread-safe.
+class CallbackState final : public TrainerState {
+ public:
+  explicit CallbackState(const gradsync_state_reader_t& reader) : reader_(reader) {}
+
+  absl::StatusOr<std::vector<StateItem>> Read() override {
+    const gradsync_state_item_t* items = nullptr;
+    std::size_t count = 0;
+    char reason[GRADSYNC_STATE_REASON_SIZE] = "";
+    if (reader_.read(reader_.user, &items, &count, reason) != 0) {
+      reason[sizeof(reason) - 1] = '\0';
+      return client::MakeError(absl::StatusCode::kFailedPrecondition, reason::kStateRefused,
+                               reason[0] == '\0' ? "read() failed and gave no reason" : reason);
+    }
+    auto read = ReadItems(items, count);
+    if (!read.ok()) Done();
+    return read;
+  }
+
+  void Done() override {
+    if (reader_.done != nullptr) reader_.done(reader_.user);
+  }
+
+ private:
+  const gradsync_state_reader_t reader_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<TrainerState>> ReadReader(const gradsync_state_reader_t* in) {
+  gradsync_state_reader_t reader;
+  if (auto status = Read(in, "reader", &reader); !status.ok()) return status;
+  if (reader.read == nullptr) return Malformed("reader.read is NULL");
+  return std::make_shared<CallbackState>(reader);
 }
 
 void WriteResult(StepResult result, gradsync_step_result_t header, gradsync_step_result_t* out) {

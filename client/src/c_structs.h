@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -91,6 +93,27 @@ void WriteOptions(SessionOptions options, gradsync_session_options_t header,
 void DestroyOptions(gradsync_session_options_t* options);
 
 absl::StatusOr<LayoutSpec> ReadSpec(const gradsync_layout_spec_t* in);
+
+// A spec that a program can register; what it points to lives as long as the object.
+class SpecStorage {
+ public:
+  explicit SpecStorage(LayoutSpec spec);
+  SpecStorage(const SpecStorage&) = delete;
+  SpecStorage& operator=(const SpecStorage&) = delete;
+
+  void Write(gradsync_layout_spec_t* out) const;
+
+ private:
+  const LayoutSpec spec_;
+  std::vector<gradsync_parameter_t> parameters_;
+  std::vector<gradsync_explicit_bucket_t> buckets_;
+};
+
+// INVALID_ARGUMENT MALFORMED: an item has no name.
+absl::StatusOr<std::vector<StateItem>> ReadItems(const gradsync_state_item_t* items,
+                                                 std::size_t count);
+// The functions of `reader`, which are called as it says.
+absl::StatusOr<std::shared_ptr<TrainerState>> ReadReader(const gradsync_state_reader_t* reader);
 
 void WriteResult(StepResult result, gradsync_step_result_t header, gradsync_step_result_t* out);
 void DestroyResult(gradsync_step_result_t* result);

@@ -11,7 +11,9 @@
 #include "client/src/daemon_silence.h"
 #include "client/src/fd_socket.h"
 #include "client/src/fork_guard.h"
+#include "client/src/layout_plan.h"
 #include "client/src/layout_registration.h"
+#include "client/src/mapped_memory.h"
 #include "client/src/session_options.h"
 #include "client/src/step_client.h"
 #include "client/src/unix_socket.h"
@@ -48,7 +50,8 @@ absl::Status Lost(const SessionOptions& options, absl::string_view what) {
 
 }  // namespace
 
-Connection::Connection(const SessionOptions& options) : options_(options), job_channel_(this) {}
+Connection::Connection(const SessionOptions& options)
+    : options_(options), job_channel_(this), state_fetch_(this) {}
 
 Connection::~Connection() = default;
 
@@ -117,17 +120,24 @@ absl::Status Connection::Join(absl::Time deadline) {
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");
   if (!staging.ok()) return staging.status();
-  staging_ = *std::move(staging);
+  staging_ = std::make_shared<StagingMemory>(*std::move(staging));
+  state_reader_.Open(this, options_.rank, staging_);
   return absl::OkStatus();
 }
 
 void Connection::OnOpened(const v1::SessionOpened& opened) {
-  if (opened.replacement()) job_channel_.OnReplacement();
+  if (opened.replacement()) {
+    job_channel_.OnReplacement();
+    if (options_.state_source == StateSource::kSurvivor) state_fetch_.OnReplacement();
+  }
   absl::MutexLock lock(&mutex_);
   if (opened_) return;
   incarnation_ = opened.incarnation();
   generation_ = opened.generation();
   replacement_ = opened.replacement();
+  for (const v1::CurrentLayout& layout : opened.layouts()) {
+    current_layouts_.push_back({SpecOf(layout.layout()), layout.step()});
+  }
   // At most a year, so that sums do not overflow.
   lease_ = absl::Milliseconds(
       std::min<std::uint64_t>(opened.lease_ms(), absl::ToInt64Milliseconds(absl::Hours(24 * 365))));
@@ -181,8 +191,11 @@ void Connection::SetEnd(absl::Status end) {
       if (auto steps = weak.lock()) layouts.push_back(std::move(steps));
     }
   }
+  // First, because waits return the end only when nobody reads the state.
+  state_reader_.Stop();
   for (const auto& steps : layouts) steps->OnSessionEnd(end);
   job_channel_.OnSessionEnd(end);
+  state_fetch_.OnSessionEnd(end);
   absl::MutexLock lock(&mutex_);
   end_ = end;
   for (const auto& [id, registration] : registrations_) registration->OnFailed(end);
@@ -222,6 +235,7 @@ void Connection::OnStreamEnd(const StreamEnd& end) {
 void Connection::Close() {
   SetEnd(MakeError(absl::StatusCode::kFailedPrecondition, reason::kClosed,
                    absl::StrCat("rank ", options_.rank, ": the Session was destroyed"), Fields()));
+  state_reader_.AwaitStopped();
   if (stream_ != nullptr) stream_->Close();
 }
 
@@ -308,6 +322,7 @@ void Connection::OnMessage(const v1::SessionResponse& message) {
   heard_ns_.store(MonotonicNs(), std::memory_order_relaxed);
   // Whatever else the daemon says may end the wait.
   if (!message.has_lease_question()) SetNotice(message.still_waiting().text());
+  if (OnStateMessage(message)) return;
   switch (message.kind_case()) {
     case v1::SessionResponse::kSessionOpened:
       OnOpened(message.session_opened());
@@ -329,6 +344,7 @@ void Connection::OnMessage(const v1::SessionResponse& message) {
       if (const auto steps = StepsOf(message.step_done().channel())) {
         steps->OnStepDone(message.step_done());
       }
+      state_reader_.OnStepDone();
       break;
     case v1::SessionResponse::kStepState:
       if (const auto steps = StepsOf(message.step_state().channel())) {
@@ -367,8 +383,41 @@ void Connection::OnMessage(const v1::SessionResponse& message) {
     case v1::SessionResponse::kStillWaiting:
     case v1::SessionResponse::kBucketDone:  // not asked for
     case v1::SessionResponse::KIND_NOT_SET:
+    default:  // OnStateMessage
       break;
   }
 }
+
+bool Connection::OnStateMessage(const v1::SessionResponse& message) {
+  switch (message.kind_case()) {
+    case v1::SessionResponse::kStateQuestion:
+      state_reader_.OnQuestion(message.state_question());
+      return true;
+    case v1::SessionResponse::kStateBegin:
+      state_fetch_.OnBegin(message.state_begin());
+      return true;
+    case v1::SessionResponse::kStateChunk:
+      if (message.state_chunk().write()) {
+        state_reader_.OnChunk(message.state_chunk());
+      } else {
+        state_fetch_.OnChunk(message.state_chunk());
+      }
+      return true;
+    case v1::SessionResponse::kStateAdmitted:
+      state_fetch_.OnAdmitted(message.state_admitted().transfer());
+      return true;
+    case v1::SessionResponse::kStateCancelled:
+      state_reader_.OnCancelled(message.state_cancelled().transfer());
+      state_fetch_.OnCancelled(message.state_cancelled().transfer());
+      return true;
+    case v1::SessionResponse::kStateFailed:
+      state_fetch_.OnFailed(message.state_failed());
+      return true;
+    default:
+      return false;
+  }
+}
+
+void Connection::SendState(v1::SessionRequest request) { stream_->Send(std::move(request)); }
 
 }  // namespace gradsync::client

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -20,8 +21,10 @@
 #include "client/include/gradsync/client.h"
 #include "client/src/error.h"
 #include "client/src/job_channel.h"
-#include "client/src/mapped_memory.h"
 #include "client/src/session_stream.h"
+#include "client/src/staging_memory.h"
+#include "client/src/state_fetch.h"
+#include "client/src/state_reader.h"
 
 namespace gradsync::v1 {
 class LayoutAssigned;
@@ -45,15 +48,18 @@ struct SessionCounters {
   std::atomic<std::int64_t> exposed_ns{0};
 };
 
-// Passes every message of the daemon to its receiver: a registration, a layout's steps, or the
-// job's channel.
+// Passes every message of the daemon to its receiver: a registration, a layout's steps, the job's
+// channel, or a transfer of the model's state.
 //
 // Thread-safe. Owned by the Session, by each of its layouts, and by the stream's thread until the
 // stream ends. The Session closes it.
 //
-// Lock order: a StepClient's or the JobChannel's lock, then the stream's. This class's lock, then a
-// LayoutRegistration's. No StepClient's or JobChannel's lock is taken under this class's lock.
-class Connection final : public StreamReceiver, public std::enable_shared_from_this<Connection> {
+// Lock order: a StepClient's, the JobChannel's, the StateReader's or the StateFetch's lock, then
+// the stream's. This class's lock, then a LayoutRegistration's. No StepClient's or JobChannel's
+// lock is taken under this class's lock.
+class Connection final : public StreamReceiver,
+                         public StateSender,
+                         public std::enable_shared_from_this<Connection> {
  public:
   // Connects, joins, and maps the staging memory. Statuses: those of Session::Join.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const SessionOptions& options);
@@ -70,11 +76,15 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   bool replacement() const { return replacement_; }
   // Zero: no lease.
   absl::Duration lease() const { return lease_; }
-  const std::shared_ptr<MappedMemory>& staging() const { return staging_; }
+  // Of a replacement: the layouts that the job has now.
+  const std::vector<CurrentLayout>& current_layouts() const { return current_layouts_; }
+  StagingMemory& staging() const { return *staging_; }
   ErrorFields Fields() const { return {options_.job_id, options_.rank, {}, {}, {}}; }
 
   SessionCounters& counters() { return counters_; }
   JobChannel& job_channel() { return job_channel_; }
+  StateReader& state_reader() { return state_reader_; }
+  StateFetch& state_fetch() { return state_fetch_; }
   SessionStream& stream() { return *stream_; }
 
   // When the last message arrived, and when the last one was sent; nanoseconds of CLOCK_MONOTONIC.
@@ -96,6 +106,8 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   // Every rank has left and this one stayed: it takes part again.
   void EndLeave() { left_.store(false); }
   bool left() const { return left_.load(); }
+  // A replacement that does not have the state of the model yet: it may begin no step.
+  bool loading() const { return state_fetch_.loading(); }
 
   // Passes the answers of a RegisterLayout to `registration` until Withdraw. Returns its
   // request_id.
@@ -116,11 +128,16 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   void OnMessage(const v1::SessionResponse& message) override;
   void OnStreamEnd(const StreamEnd& end) override;
 
+  // StateSender:
+  void SendState(v1::SessionRequest request) override;
+
  private:
   absl::Status Join(absl::Time deadline);
   // `text`: the notice; "" forgets an older one.
   void SetNotice(absl::string_view text) ABSL_LOCKS_EXCLUDED(notice_mutex_);
   void OnOpened(const v1::SessionOpened& opened) ABSL_LOCKS_EXCLUDED(mutex_);
+  // False: another kind of message.
+  bool OnStateMessage(const v1::SessionResponse& message);
   void OnFailed(const v1::OperationFailed& failed) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<StepClient> StepsOf(std::uint32_t channel) ABSL_LOCKS_EXCLUDED(mutex_);
   // The first end counts. Releases every wait. Tells the layouts first, then End() and the
@@ -138,12 +155,15 @@ class Connection final : public StreamReceiver, public std::enable_shared_from_t
   absl::Duration lease_;
   std::string staging_nonce_;
   std::uint64_t staging_bytes_ = 0;
-  std::shared_ptr<MappedMemory> staging_;
+  std::vector<CurrentLayout> current_layouts_;
+  std::shared_ptr<StagingMemory> staging_;
   std::unique_ptr<SessionStream> stream_;
 
   // Own synchronization.
   SessionCounters counters_;
   JobChannel job_channel_;
+  StateReader state_reader_;
+  StateFetch state_fetch_;
   std::atomic<bool> left_{false};
   std::atomic<std::int64_t> heard_ns_{0};
 

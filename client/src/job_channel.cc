@@ -10,6 +10,8 @@
 #include "client/src/daemon_silence.h"
 #include "client/src/error.h"
 #include "client/src/session_options.h"
+#include "client/src/staging_memory.h"
+#include "client/src/state_reader.h"
 #include "client/src/utf8.h"
 #include "gradsync/duration_text.h"
 #include "proto/gradsync/limits.h"
@@ -122,11 +124,22 @@ absl::Status JobChannel::AwaitDone(absl::Time deadline) {
   }
 }
 
-absl::Status JobChannel::Populate(std::size_t bytes) {
-  bytes = std::min(bytes, connection_.staging()->size());
-  if (bytes <= populated_) return absl::OkStatus();
-  auto status = connection_.staging()->Populate(bytes);
-  if (status.ok()) populated_ = bytes;
+absl::Status JobChannel::AcquireStaging(std::size_t bytes, absl::Time deadline) {
+  StagingMemory& staging = connection_.staging();
+  if (!staging.Acquire(absl::InfinitePast(), nullptr)) {
+    // The transfer goes on while this rank waits for its end.
+    const StatePin pin(&connection_.state_reader());
+    if (!staging.Acquire(deadline, nullptr)) {
+      return MakeError(
+          absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+          absl::StrCat("rank ", connection_.options().rank,
+                       " gives the state of the model to a replacement, so its staging memory is "
+                       "in use; call it when the step is complete"),
+          connection_.Fields());
+    }
+  }
+  auto status = staging.Populate(bytes);
+  if (!status.ok()) staging.Release();
   return status;
 }
 
@@ -150,7 +163,8 @@ absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint
   if (data == nullptr && bytes > 0) return Refused("broadcast of a null pointer");
   absl::MutexLock turn(&turn_);
   const absl::Time deadline = DeadlineOf(timeout);
-  if (auto status = Populate(bytes); !status.ok()) return status;
+  if (auto status = AcquireStaging(bytes, deadline); !status.ok()) return status;
+  const StagingTurn staging_turn(&connection_.staging());
   const auto sequence =
       Begin(deadline, [bytes, root, timeout](std::uint64_t number, v1::SessionRequest* request) {
         v1::Broadcast& broadcast = *request->mutable_broadcast();
@@ -185,7 +199,7 @@ absl::Status JobChannel::Broken(absl::string_view what) const {
 
 absl::StatusOr<std::size_t> JobChannel::MoveChunk(std::uint64_t sequence, const Chunk& chunk,
                                                   std::byte* data, std::size_t bytes) {
-  MappedMemory& staging = *connection_.staging();
+  StagingMemory& staging = connection_.staging();
   v1::SessionRequest request;
   if (chunk.write) {
     const std::size_t size = std::min(bytes, staging.size());
@@ -217,7 +231,7 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
   if (const char* why = WhyRefused(op, dtype, ReducedMemory::kHost)) {
     return Refused(absl::StrCat("all-reduce of ", DataTypeName(dtype), ": ", why));
   }
-  MappedMemory& staging = *connection_.staging();
+  StagingMemory& staging = connection_.staging();
   if (count > staging.size() / item) {
     return Refused(absl::StrCat("all-reduce of ", count, " ", DataTypeName(dtype),
                                 " does not fit the staging memory of ", staging.size(),
@@ -226,7 +240,8 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
   if (data == nullptr && count > 0) return Refused("all-reduce of a null pointer");
   absl::MutexLock turn(&turn_);
   const absl::Time deadline = DeadlineOf(timeout);
-  if (auto status = Populate(count * item); !status.ok()) return status;
+  if (auto status = AcquireStaging(count * item, deadline); !status.ok()) return status;
+  const StagingTurn staging_turn(&staging);
   if (count > 0) std::memcpy(staging.data(), data, count * item);
   const auto sequence = Begin(
       deadline, [count, dtype, op, timeout](std::uint64_t number, v1::SessionRequest* request) {

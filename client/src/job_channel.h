@@ -84,14 +84,16 @@ class JobChannel {
   absl::StatusOr<std::size_t> MoveChunk(std::uint64_t sequence, const Chunk& chunk, std::byte* data,
                                         std::size_t bytes);
   absl::Status Broken(absl::string_view what) const;
-  absl::Status Populate(std::size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
+  // Waits until no transfer of the model's state uses the staging memory, which this operation then
+  // releases.
+  absl::Status AcquireStaging(std::size_t bytes, absl::Time deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
   absl::Status Refused(absl::string_view what) const;
 
   Connection& connection_;
 
   // Held for a whole operation.
   absl::Mutex turn_ ABSL_ACQUIRED_BEFORE(mutex_);
-  std::size_t populated_ ABSL_GUARDED_BY(turn_) = 0;
 
   absl::Mutex mutex_;
   // The operation that runs, or the last one.

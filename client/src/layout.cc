@@ -18,6 +18,7 @@ class ArenaLayout final : public Layout {
       : name_(spec.name),
         device_(spec.device),
         fingerprint_(fingerprint),
+        has_buffers_(spec.buffer_bytes > 0),
         plan_(std::move(plan)),
         arena_(std::move(arena)),
         steps_(std::move(steps)),
@@ -37,6 +38,10 @@ class ArenaLayout final : public Layout {
     const PlannedSpan& span = plan_.buckets[bucket];
     return {span.dtype, span.count, arena_.get() + span.offset};
   }
+  BucketView buffers() const override {
+    if (!has_buffers_) return {DataType::kUint8, 0, nullptr};
+    return bucket(plan_.buckets.size() - 1);
+  }
   GradientView gradient(std::size_t parameter) const override {
     const PlannedSpan& span = plan_.gradients[parameter];
     return {span.dtype, span.count, span.bucket, arena_.get() + span.offset};
@@ -45,6 +50,9 @@ class ArenaLayout final : public Layout {
   std::uint64_t first_step() const override { return steps_->first_step(); }
   std::uint64_t next_step() const override { return steps_->next_step(); }
 
+  void SetPosition(Position position) override {
+    if (!InForkedChild()) steps_->SetPosition(position);
+  }
   absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) override {
     return InForkedChild() ? ForkedError() : steps_->MarkUnused(step, parameter);
   }
@@ -109,6 +117,7 @@ class ArenaLayout final : public Layout {
   const std::string name_;
   const std::string device_;
   const std::uint64_t fingerprint_;
+  const bool has_buffers_;
   const LayoutPlan plan_;
   const std::shared_ptr<std::byte> arena_;
 

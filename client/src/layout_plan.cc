@@ -107,6 +107,10 @@ absl::Status ValidateSpec(const LayoutSpec& spec) {
       return Malformed(spec, absl::StrCat("explicit bucket ", i, " is too large"));
     }
   }
+  if (spec.buffer_bytes > 0 && !spec.device.empty()) {
+    return Malformed(spec, "buffer_bytes is for layouts in host memory");
+  }
+  if (spec.buffer_bytes > kMaxElements) return Malformed(spec, "buffer_bytes is too large");
   if (spec.bucket_cap_bytes == 0 || spec.first_bucket_cap_bytes == 0) {
     return Malformed(spec, "bucket_cap_bytes and first_bucket_cap_bytes must not be 0");
   }
@@ -132,6 +136,28 @@ void FillRegisterLayout(const LayoutSpec& spec, v1::RegisterLayout* message) {
   message->set_op(static_cast<v1::ReduceOp>(spec.op));
   message->set_device(spec.device);
   message->set_timeout_ms(TimeoutMs(spec.timeout));
+  message->set_buffer_bytes(spec.buffer_bytes);
+}
+
+LayoutSpec SpecOf(const v1::RegisterLayout& message) {
+  LayoutSpec spec;
+  spec.name = message.name();
+  for (const v1::Parameter& parameter : message.parameters()) {
+    spec.parameters.push_back({parameter.name(),
+                               {parameter.shape().begin(), parameter.shape().end()},
+                               static_cast<DataType>(parameter.dtype())});
+  }
+  for (const v1::ExplicitBucket& bucket : message.explicit_buckets()) {
+    spec.explicit_buckets.push_back({static_cast<DataType>(bucket.dtype()), bucket.count()});
+  }
+  if (message.bucket_cap_bytes() > 0) spec.bucket_cap_bytes = message.bucket_cap_bytes();
+  if (message.first_bucket_cap_bytes() > 0) {
+    spec.first_bucket_cap_bytes = message.first_bucket_cap_bytes();
+  }
+  spec.last_bucket_cap_bytes = message.last_bucket_cap_bytes();
+  if (message.op() != v1::REDUCE_OP_UNSPECIFIED) spec.op = static_cast<ReduceOp>(message.op());
+  spec.buffer_bytes = message.buffer_bytes();
+  return spec;
 }
 
 absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutAssigned& assigned) {
@@ -163,9 +189,17 @@ absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutA
       return Broken("the verdict's place");
     }
   }
+  if (spec.buffer_bytes > 0 &&
+      (plan.buckets.empty() || plan.buckets.back().dtype != DataType::kUint8 ||
+       plan.buckets.back().count != spec.buffer_bytes)) {
+    return Broken("the bucket of the buffers");
+  }
   if (!spec.explicit_buckets.empty()) {
-    if (plan.buckets.size() != spec.explicit_buckets.size()) return Broken("number of buckets");
-    for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
+    const std::size_t buffers = spec.buffer_bytes > 0 ? 1 : 0;
+    if (plan.buckets.size() != spec.explicit_buckets.size() + buffers) {
+      return Broken("number of buckets");
+    }
+    for (std::size_t i = 0; i < spec.explicit_buckets.size(); ++i) {
       if (plan.buckets[i].dtype != spec.explicit_buckets[i].dtype ||
           plan.buckets[i].count != spec.explicit_buckets[i].count) {
         return Broken(absl::StrCat("explicit bucket ", i));
@@ -206,6 +240,7 @@ absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutA
 
 static_assert(static_cast<int>(ArenaMemory::kCudaIpc) == v1::ARENA_MEMORY_CUDA_IPC);
 static_assert(static_cast<int>(ArenaMemory::kCudaVmm) == v1::ARENA_MEMORY_CUDA_VMM);
+static_assert(static_cast<int>(DataType::kUint8) == v1::DATA_TYPE_UINT8);
 static_assert(static_cast<int>(DataType::kBfloat16) == v1::DATA_TYPE_BFLOAT16);
 static_assert(static_cast<int>(DataType::kFloat16) == v1::DATA_TYPE_FLOAT16);
 static_assert(static_cast<int>(DataType::kFloat64) == v1::DATA_TYPE_FLOAT64);

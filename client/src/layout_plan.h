@@ -45,6 +45,9 @@ absl::Status ValidateSpec(const LayoutSpec& spec);
 // `spec` must be valid.
 void FillRegisterLayout(const LayoutSpec& spec, v1::RegisterLayout* message);
 
+// What a replacement registers for a layout that the job has.
+LayoutSpec SpecOf(const v1::RegisterLayout& message);
+
 // Trusts nothing: checks that every span is aligned, inside the arena, overlaps no other, and is
 // what `spec` asks for. INTERNAL PROTOCOL_VIOLATION otherwise.
 absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutAssigned& assigned);

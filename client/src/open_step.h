@@ -34,6 +34,7 @@ class OpenStep {
   // ---- State
 
   bool untouched() const { return marks_ == 0 && unused_count_ == 0 && phase_ == Phase::kMarking; }
+  bool no_mark() const { return marks_ == 0; }
   bool ended() const { return phase_ == Phase::kEnded; }
   bool abandoned() const { return phase_ == Phase::kAbandoned; }
 

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/include/gradsync/client.h"
@@ -10,6 +11,9 @@
 #include "client/src/error.h"
 #include "client/src/fork_guard.h"
 #include "client/src/layout_registration.h"
+#include "client/src/state_fetch.h"
+#include "client/src/state_reader.h"
+#include "client/src/sync_check.h"
 
 namespace gradsync {
 namespace client {
@@ -40,6 +44,30 @@ class ConnectedSession final : public Session {
                                                         const LayoutSpec& spec) override {
     if (InForkedChild()) return ForkedError();
     return client::RegisterLayout(connection_.get(), spec, &old);
+  }
+
+  absl::Status ServeState(std::shared_ptr<TrainerState> source) override {
+    if (InForkedChild()) return ForkedError();
+    return connection_->state_reader().Serve(std::move(source));
+  }
+  absl::Status PauseState() override {
+    if (InForkedChild()) return ForkedError();
+    connection_->state_reader().Interrupt();
+    return absl::OkStatus();
+  }
+  std::vector<CurrentLayout> CurrentLayouts() const override {
+    return connection_->current_layouts();
+  }
+  absl::StatusOr<StateImage> FetchState(absl::Duration timeout) override {
+    if (InForkedChild()) return ForkedError();
+    return connection_->state_fetch().Fetch(timeout);
+  }
+  absl::Status ConfirmState(absl::Duration timeout) override {
+    return InForkedChild() ? ForkedError() : connection_->state_fetch().Confirm(timeout);
+  }
+  absl::Status CheckInSync(absl::Span<const StateItem> items, absl::Duration timeout) override {
+    if (InForkedChild()) return ForkedError();
+    return SyncCheck(connection_.get().get()).Run(items, timeout);
   }
 
   absl::Status Barrier(absl::Duration timeout) override {
@@ -79,6 +107,8 @@ class ConnectedSession final : public Session {
 
   absl::Status Leave() override {
     if (InForkedChild()) return ForkedError();
+    StatePin pin(&connection_->state_reader());
+    pin.MayChange();
     if (auto status = connection_->job_channel().SendLeave(/*exit=*/true); !status.ok()) {
       return status;
     }
@@ -87,6 +117,8 @@ class ConnectedSession final : public Session {
 
   absl::Status Finish() override {
     if (InForkedChild()) return ForkedError();
+    StatePin pin(&connection_->state_reader());
+    pin.MayChange();
     if (auto status = connection_->job_channel().SendFinish(); !status.ok()) return status;
     return connection_->AwaitGoodEnd("Finish");
   }

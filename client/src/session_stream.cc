@@ -54,8 +54,8 @@ class SessionStream::Impl {
     absl::MutexLock lock(&mutex_);
     EnqueueLocked(std::move(request));
   }
-  void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket,
+                       const Position* position) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
@@ -191,7 +191,7 @@ void SessionStream::Impl::FinishLocked() {
 }
 
 void SessionStream::Impl::SendBucketReady(std::uint32_t channel, std::uint64_t step,
-                                          std::uint32_t bucket) {
+                                          std::uint32_t bucket, const Position* position) {
   absl::MutexLock lock(&mutex_);
   if (!waiting_.empty() && waiting_.back()->has_bucket_ready()) {
     v1::BucketReady& last = *waiting_.back()->mutable_bucket_ready();
@@ -212,6 +212,11 @@ void SessionStream::Impl::SendBucketReady(std::uint32_t channel, std::uint64_t s
   ready.set_step(step);
   ready.clear_buckets();
   ready.add_buckets(bucket);
+  ready.clear_position();
+  if (position != nullptr) {
+    ready.mutable_position()->set_epoch(position->epoch);
+    ready.mutable_position()->set_batch(position->batch);
+  }
   EnqueueLocked(std::move(request));
 }
 
@@ -261,10 +266,10 @@ void SessionStream::Send(v1::SessionRequest request) {
   impl_->Send(std::make_unique<v1::SessionRequest>(std::move(request)));
 }
 
-void SessionStream::SendBucketReady(std::uint32_t channel, std::uint64_t step,
-                                    std::uint32_t bucket) {
+void SessionStream::SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket,
+                                    const Position* position) {
   sent_ns_.store(MonotonicNs(), std::memory_order_relaxed);
-  impl_->SendBucketReady(channel, step, bucket);
+  impl_->SendBucketReady(channel, step, bucket, position);
 }
 
 void SessionStream::Close() {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "client/include/gradsync/client.h"
 #include "client/src/unix_socket.h"
 
 namespace gradsync::v1 {
@@ -55,8 +56,10 @@ class SessionStream {
   // Queues a message; never waits for the daemon. Does nothing once the stream has ended.
   void Send(v1::SessionRequest request);
   // The same for a BucketReady, on the hot path: adds the bucket to a BucketReady of the same
-  // channel and step that is last in the queue.
-  void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket);
+  // channel and step that is last in the queue. `position`: of the step's first message; null:
+  // none.
+  void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket,
+                       const Position* position);
 
   // When one of these was called last, in nanoseconds of CLOCK_MONOTONIC; 0 before the first call.
   std::int64_t sent_ns() const { return sent_ns_.load(std::memory_order_relaxed); }

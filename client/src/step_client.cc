@@ -4,9 +4,11 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/src/error.h"
+#include "client/src/state_reader.h"
 #include "client/src/utf8.h"
 #include "gradsync/duration_text.h"
 #include "gradsync/limits.h"
@@ -38,7 +40,24 @@ absl::Time QuestionTime(absl::Time deadline, absl::Duration timeout) {
   return deadline - std::clamp(timeout / 2, absl::ZeroDuration(), kQuestionTime);
 }
 
+// After the error `status` of a wait, the step goes on.
+bool Goes(const absl::Status& status) {
+  const std::string why = ErrorReason(status);
+  return why == reason::kWaitTimeout || why == reason::kDaemonSilent;
+}
+
 }  // namespace
+
+void StepClient::Pinned(absl::Duration timeout, absl::FunctionRef<bool()> wait) {
+  StateReader& reader = connection_->state_reader();
+  // A poll without an answer changes nothing: it neither begins a reading nor ends one.
+  if (timeout <= absl::ZeroDuration()) {
+    if (!wait()) StatePin(&reader).MayChange();
+    return;
+  }
+  StatePin pin(&reader);
+  if (!wait()) pin.MayChange();
+}
 
 StepClient::StepClient(std::shared_ptr<Connection> connection, std::uint32_t channel,
                        std::string name, const LayoutPlan& plan, std::shared_ptr<std::byte> arena,
@@ -105,14 +124,20 @@ absl::Status StepClient::Release() {
 }
 
 void StepClient::Drop() {
-  absl::MutexLock lock(&mutex_);
-  // The layout has ended, or its end is on its way.
-  if (!progress_.end().ok() || progress_.replacing()) return;
-  const OpenStep& open = progress_.open();
-  if (!open.untouched() && !open.ended() && !open.abandoned()) {
-    SendAbandonStep("its layout was destroyed");
+  bool frozen = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    // The layout has ended, or its end is on its way.
+    if (!progress_.end().ok() || progress_.replacing()) return;
+    const OpenStep& open = progress_.open();
+    frozen = open.ended();
+    if (!open.untouched() && !open.ended() && !open.abandoned()) {
+      SendAbandonStep("its layout was destroyed");
+    }
+    SendRelease();
   }
-  SendRelease();
+  // The trainer does not wait for the step's verdict.
+  if (frozen) StatePin(&connection_->state_reader()).MayChange();
 }
 
 // ---- The trainer's calls ------------------------------------------------------------------------
@@ -172,11 +197,26 @@ absl::Status StepClient::AdmitMark(std::uint64_t step, std::size_t bucket,
 absl::Status StepClient::CommitMark(std::uint64_t step, std::size_t bucket, absl::Time start) {
   absl::MutexLock lock(&mutex_);
   if (auto status = progress_.AdmitMark(step, bucket); !status.ok()) return status;
+  const bool first = progress_.open().no_mark();
   Mark(bucket);
   // Under the lock, so that EndStep cannot overtake it.
-  connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(bucket));
+  connection_->stream().SendBucketReady(channel_, step, static_cast<std::uint32_t>(bucket),
+                                        first ? PositionOf(step) : nullptr);
   counters_.CountMarks(step, 1, start);
   return absl::OkStatus();
+}
+
+const Position* StepClient::PositionOf(std::uint64_t step) {
+  if (position_step_ != step) {
+    position_step_ = step;
+    position_ = std::exchange(next_position_, std::nullopt);
+  }
+  return position_.has_value() ? &*position_ : nullptr;
+}
+
+void StepClient::SetPosition(Position position) {
+  absl::MutexLock lock(&mutex_);
+  next_position_ = position;
 }
 
 void StepClient::Mark(std::size_t bucket) {
@@ -231,11 +271,20 @@ void StepClient::SendEndStep(std::uint64_t step, const std::vector<bool>& used, 
   request.mutable_end_step()->set_step(step);
   request.mutable_end_step()->set_used_map(EncodeUsedMap(progress_.open().Used(used)));
   request.mutable_end_step()->set_ready_rest(ready_rest);
+  if (const Position* position = PositionOf(step)) {
+    request.mutable_end_step()->mutable_position()->set_epoch(position->epoch);
+    request.mutable_end_step()->mutable_position()->set_batch(position->batch);
+  }
+  // From here the state stays as it is, until a wait returns to the trainer.
+  connection_->state_reader().FreezeUntilWait();
   connection_->stream().Send(std::move(request));
   progress_.EndOpenStep();
 }
 
 absl::Status StepClient::AbandonStep(std::uint64_t step, absl::string_view reason) {
+  // After the lock: the reader stops, and then the trainer may change the state.
+  StatePin pin(&connection_->state_reader());
+  pin.MayChange();
   absl::MutexLock lock(&mutex_);
   // Already void or abandoned: nothing to do.
   const auto verdict = progress_.Verdict(step);
@@ -258,6 +307,14 @@ void StepClient::SendAbandonStep(absl::string_view reason) {
 
 absl::Status StepClient::WaitBucket(std::uint64_t step, std::size_t bucket,
                                     absl::Duration timeout) {
+  absl::Status status;
+  Pinned(timeout,
+         [&] { return (status = AwaitBucket(step, bucket, timeout)).ok() || Goes(status); });
+  return status;
+}
+
+absl::Status StepClient::AwaitBucket(std::uint64_t step, std::size_t bucket,
+                                     absl::Duration timeout) {
   if (bucket >= bucket_count_) return errors_.UnknownBucketError(step, bucket);
   {
     absl::MutexLock lock(&mutex_);
@@ -309,6 +366,12 @@ absl::Status StepClient::AfterRelease(std::uint64_t step, std::size_t bucket, bo
 }
 
 absl::StatusOr<StepResult> StepClient::WaitStep(std::uint64_t step, absl::Duration timeout) {
+  absl::StatusOr<StepResult> result = absl::UnknownError("");
+  Pinned(timeout, [&] { return Goes((result = AwaitStep(step, timeout)).status()); });
+  return result;
+}
+
+absl::StatusOr<StepResult> StepClient::AwaitStep(std::uint64_t step, absl::Duration timeout) {
   std::shared_ptr<const StepVerdict> verdict;
   std::shared_ptr<Restoration> restoration;
   DaemonSilence silence(*connection_);

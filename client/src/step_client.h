@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -74,12 +75,14 @@ class StepClient {
 
   // Statuses: those of Layout::Release.
   absl::Status Release() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same for a layout that its owner drops: a step that is open is abandoned first. Only queues
-  // messages: Python's garbage collector may run this on any thread.
+  // The same for a layout that its owner drops: a step that is open is abandoned first. Queues
+  // messages, and waits for nothing but the reader of the model's state: Python's garbage collector
+  // may run this on any thread.
   void Drop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // ---- The trainer's calls
 
+  void SetPosition(Position position) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MarkReady(std::uint64_t step, std::size_t bucket) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used)
@@ -133,9 +136,18 @@ class StepClient {
   void AddUnused(std::size_t bucket, std::vector<ByteSpan>* spans) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Mark(std::size_t bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The position of `step`, which is the open one; null: the trainer has given none.
+  const Position* PositionOf(std::uint64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `ready_rest`: the message also marks the buckets that no BucketReady has marked.
   void SendEndStep(std::uint64_t step, const std::vector<bool>& used, bool ready_rest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Pins the state while `wait` runs, which returns whether the step goes on.
+  void Pinned(absl::Duration timeout, absl::FunctionRef<bool()> wait);
+  // WaitBucket and WaitStep, without the pin.
+  absl::Status AwaitBucket(std::uint64_t step, std::size_t bucket, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<StepResult> AwaitStep(std::uint64_t step, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The answer of WaitBucket after the bucket's done word released it.
   absl::Status AfterRelease(std::uint64_t step, std::size_t bucket, bool poisoned)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -166,6 +178,11 @@ class StepClient {
   // Restores the last complete step's gradients, until the next step's first mark; null: none.
   std::shared_ptr<Restoration> restoration_ ABSL_GUARDED_BY(mutex_);
   LateRanksQuestion late_ranks_ ABSL_GUARDED_BY(mutex_);
+  // Given for the next step that begins.
+  std::optional<Position> next_position_ ABSL_GUARDED_BY(mutex_);
+  // Of the step `position_step_`, which has begun.
+  std::optional<Position> position_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t position_step_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none
 };
 
 }  // namespace gradsync::client

@@ -114,6 +114,12 @@ absl::Status StepProgress::Admit(std::uint64_t step, absl::string_view call) con
     return errors_.Make(absl::StatusCode::kFailedPrecondition, reason::kLeft, step, std::nullopt,
                         absl::StrCat(call, " after this rank has left"));
   }
+  if (connection_.loading()) {
+    return errors_.OutOfOrderError(
+        step, call,
+        "before this rank, which takes the place of a lost one, has the state of the model; call "
+        "FetchState, load what it returns, and call ConfirmState first");
+  }
   if (step > next_step()) return errors_.FutureStepError(step, next_step(), call);
   if (replacing_) return BeingReplacedError(step, call);
   if (open_.ended()) return errors_.OutOfOrderError(step, call, kAfterEnd);

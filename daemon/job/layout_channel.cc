@@ -353,6 +353,7 @@ void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredA
   copy->check.flow = reduction.flow;
   copy->check.measure = reduction.measure;
   copy->check.SetBuffers({to});
+  copy->check.host().measured_of = reductions_[index].host().buffers.size();
   copy->check.done = [this, copy](const ReduceTimes&) { copied_(this, copy); };
   step_.CopyBegun();
   actions->copies.push_back([this, copy, to, from = source->data + offset] {

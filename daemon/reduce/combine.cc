@@ -490,6 +490,23 @@ void CombineOnTarget(DataType dtype, std::byte* const* buffers, std::size_t buff
   }
 }
 
+void MeasureAgainOnTarget(DataType dtype, std::byte* buffer, std::size_t count,
+                          GradientStats* stats) {
+  const std::size_t bytes = count * ItemSize(dtype);
+  switch (dtype) {
+    case DataType::kFloat32:
+      return CombineBuffers<FloatUnit<float>, true>(&buffer, 1, bytes, 1.0, stats);
+    case DataType::kFloat64:
+      return CombineBuffers<FloatUnit<double>, true>(&buffer, 1, bytes, 1.0, stats);
+    case DataType::kFloat16:
+      return CombineBuffers<Float16Unit, true>(&buffer, 1, bytes, 1.0, stats);
+    case DataType::kBfloat16:
+      return CombineBuffers<Bfloat16Unit, true>(&buffer, 1, bytes, 1.0, stats);
+    default:
+      return;
+  }
+}
+
 // ---- The loop in two halves ---------------------------------------------------------------------
 
 template <class Unit>
@@ -597,6 +614,7 @@ HWY_AFTER_NAMESPACE();
 namespace gradsync::daemon {
 
 HWY_EXPORT(CombineOnTarget);
+HWY_EXPORT(MeasureAgainOnTarget);
 HWY_EXPORT(SumIntoOnTarget);
 HWY_EXPORT(ScaleIntoOnTarget);
 HWY_EXPORT(NameOfTarget);
@@ -607,6 +625,12 @@ void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t c
   if (count == 0 || buffers.empty()) return;
   HWY_DYNAMIC_DISPATCH(CombineOnTarget)
   (dtype, buffers.data(), buffers.size(), count, scale, stats);
+}
+
+void MeasureAgain(DataType dtype, std::byte* buffer, std::size_t count, GradientStats* stats) {
+  *stats = GradientStats{};
+  if (count == 0) return;
+  HWY_DYNAMIC_DISPATCH(MeasureAgainOnTarget)(dtype, buffer, count, stats);
 }
 
 void SumInto(DataType dtype, absl::Span<const std::byte* const> buffers, std::size_t count,

@@ -34,6 +34,10 @@ namespace gradsync::daemon {
 void Combine(DataType dtype, absl::Span<std::byte* const> buffers, std::size_t count, double scale,
              GradientStats* stats = nullptr);
 
+// The statistics of a result that Combine wrote of several buffers, as it measured them then, bit
+// for bit. Writes the same elements into `buffer` again.
+void MeasureAgain(DataType dtype, std::byte* buffer, std::size_t count, GradientStats* stats);
+
 // The two halves of Combine, for sums that travel to other nodes in between. The work type is
 // float32 for the 16-bit types, else `dtype` itself; `sum` is aligned to its elements.
 //

@@ -22,7 +22,9 @@ std::size_t BufferBytes(const ReduceOperation& operation) {
 
 // A single buffer that is not scaled does not change (see Combine), but measuring reads it.
 std::size_t TrafficBytes(const ReduceOperation& operation) {
-  const std::size_t buffers = operation.host().buffers.size();
+  // What is measured again takes the slices that it had before.
+  const std::size_t buffers =
+      std::max(operation.host().buffers.size(), operation.host().measured_of);
   if (buffers == 1 && operation.scale == 1.0) {
     return operation.measure ? BufferBytes(operation) : 0;
   }
@@ -33,6 +35,8 @@ void CombineBuffers(const ReduceOperation& operation, absl::Span<std::byte* cons
                     std::size_t count, GradientStats* stats) {
   if (IsOrderFree(operation.op, operation.dtype)) {
     CombineOrderFree(operation.op, operation.dtype, buffers, count);
+  } else if (operation.host().measured_of > 1) {
+    MeasureAgain(operation.dtype, buffers.front(), count, stats);
   } else {
     Combine(operation.dtype, buffers, count, operation.scale, stats);
   }

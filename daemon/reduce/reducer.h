@@ -37,6 +37,10 @@ using HostBuffers = absl::InlinedVector<std::byte*, 8>;
 // The reduction of host memory when every rank is on this node.
 struct HostReduction {
   HostBuffers buffers;
+  // Not 0: the one buffer holds the result of a reduction of so many buffers, whose statistics are
+  // measured again. The same loop measures them in the same slices, so that they are equal bit for
+  // bit.
+  std::size_t measured_of = 0;
 
   // HostReducer's own, between Reduce() and done().
   std::atomic<std::uint32_t> slices_left{0};

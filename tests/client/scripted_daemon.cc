@@ -23,10 +23,18 @@ constexpr char kStagingNonce[] = "scripted staging";
 static_assert(sizeof(kStagingNonce) - 1 == kNonceBytes);
 constexpr std::size_t kMaxDescriptors = 2;
 
-client::FileDescriptor EmptyMemory() {
+client::FileDescriptor NewMemory(std::uint64_t bytes) {
   client::FileDescriptor memory(memfd_create("staging", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(ftruncate(memory.get(), static_cast<off_t>(bytes)), 0);
   fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK);
   return memory;
+}
+
+std::byte* Mapped(int memory, std::uint64_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  EXPECT_NE(data, MAP_FAILED);
+  return static_cast<std::byte*>(data);
 }
 
 void Answer(int client, const std::vector<int>& descriptors) {
@@ -49,7 +57,11 @@ void Answer(int client, const std::vector<int>& descriptors) {
 
 }  // namespace
 
-ScriptedDaemon::ScriptedDaemon() : listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+ScriptedDaemon::ScriptedDaemon(v1::SessionOpened opened)
+    : opened_(std::move(opened)),
+      staging_memfd_(NewMemory(opened_.staging_bytes())),
+      staging_(Mapped(staging_memfd_.get(), opened_.staging_bytes())),
+      listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strcpy(address.sun_path, directory_.File("scripted-fd.sock").c_str());
@@ -67,6 +79,7 @@ ScriptedDaemon::~ScriptedDaemon() {
   server_->Shutdown(std::chrono::system_clock::now());
   shutdown(listener_.get(), SHUT_RDWR);
   descriptors_.join();
+  if (staging_ != nullptr) munmap(staging_, opened_.staging_bytes());
 }
 
 std::optional<v1::SessionRequest> ScriptedDaemon::Next() {
@@ -104,8 +117,7 @@ grpc::Status ScriptedDaemon::Session(grpc::ServerContext* context, Stream* strea
   if (!stream->Read(&request) || !request.has_open_session()) {
     return {grpc::StatusCode::INVALID_ARGUMENT, "no OpenSession"};
   }
-  const auto staging = EmptyMemory();
-  Offer(kStagingNonce, {staging.get()});
+  Offer(kStagingNonce, {staging_memfd_.get()});
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stream_ = stream;
@@ -113,6 +125,7 @@ grpc::Status ScriptedDaemon::Session(grpc::ServerContext* context, Stream* strea
   }
   v1::SessionResponse response;
   v1::SessionOpened& opened = *response.mutable_session_opened();
+  opened = opened_;
   opened.set_protocol(kProtocolNewest);
   opened.set_incarnation(1);
   opened.set_generation(1);

@@ -7,6 +7,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <map>
 #include <memory>
@@ -25,7 +26,8 @@ namespace gradsync {
 // Opens one session by itself, and then only receives. Thread-safe.
 class ScriptedDaemon final : public v1::GradientSync::Service {
  public:
-  ScriptedDaemon();
+  // `opened`: what SessionOpened says besides; its staging_bytes are allocated.
+  explicit ScriptedDaemon(v1::SessionOpened opened = {});
   ~ScriptedDaemon() override;
 
   std::string socket() const { return directory_.File("scripted.sock"); }
@@ -39,6 +41,9 @@ class ScriptedDaemon final : public v1::GradientSync::Service {
   // The side socket returns `descriptors` for `nonce`. The caller still owns them.
   void Offer(const std::string& nonce, std::vector<int> descriptors);
 
+  // The session's staging memory.
+  std::byte* staging() const { return staging_; }
+
   // Breaks the stream, as the end of the process does.
   void Die();
 
@@ -48,6 +53,9 @@ class ScriptedDaemon final : public v1::GradientSync::Service {
   grpc::Status Session(grpc::ServerContext* context, Stream* stream) override;
   void ServeDescriptors();
 
+  const v1::SessionOpened opened_;
+  const client::FileDescriptor staging_memfd_;
+  std::byte* const staging_;
   TemporaryDirectory directory_;
   std::unique_ptr<grpc::Server> server_;
   client::FileDescriptor listener_;

@@ -434,6 +434,27 @@ TEST_P(CombineTest, OneBufferWithoutScaleIsMeasuredAndNotTouched) {
   }
 }
 
+TEST_P(CombineTest, AResultIsMeasuredAgainBitForBit) {
+  for (const DataType dtype : kTypes) {
+    for (const std::size_t k : {2, 3, 5}) {
+      for (const std::size_t count : {1, 1001, 20011}) {
+        std::vector<Bytes> buffers = RandomBuffers(dtype, k, count, 6);
+        GradientStats written;
+        CombineAll(dtype, &buffers, 0, count, 1.0 / static_cast<double>(k), &written);
+        const Bytes result = buffers[0];
+        GradientStats again;
+        MeasureAgain(dtype, buffers[0].data(), count, &again);
+        EXPECT_TRUE(buffers[0] == result) << DataTypeName(dtype);
+        EXPECT_EQ(again.non_finite, written.non_finite);
+        const bool nan = std::isnan(written.sum_of_squares);
+        EXPECT_EQ(std::isnan(again.sum_of_squares), nan);
+        if (nan) continue;
+        EXPECT_EQ(again.sum_of_squares, written.sum_of_squares) << DataTypeName(dtype);
+      }
+    }
+  }
+}
+
 TEST(CombineNothingTest, IsAllowed) {
   Combine(DataType::kFloat32, {}, 5, 1.0);
   std::byte* const null = nullptr;

@@ -112,6 +112,39 @@ class Plug {
   Countdown released_;
 };
 
+// The last bits of the statistics depend on the slices, so those must be the same.
+TEST(HostReducerTest, AResultIsMeasuredAgainBitForBit) {
+  for (const int threads : {1, 3}) {
+    HostReducer reducer(threads);
+    for (const std::size_t ranks : {2, 3, 5}) {
+      for (const std::size_t bytes : {std::size_t{4096}, kMiB - 4, 9 * kMiB + 100}) {
+        Bucket bucket(bytes, ranks);
+        ReduceOperation& reduction = *bucket.operation();
+        // Squares that do not add up without rounding.
+        auto* const values = reinterpret_cast<float*>(reduction.host().buffers[0]);
+        for (std::size_t i = 0; i < reduction.count; ++i) {
+          values[i] = 1.0f / static_cast<float>(i % 1013 + 3);
+        }
+        reduction.measure = true;
+        ReduceOperation check;
+        check.dtype = reduction.dtype;
+        check.count = reduction.count;
+        check.measure = true;
+        check.SetBuffers({reduction.host().buffers[1]});
+        check.host().measured_of = ranks;
+        for (ReduceOperation* operation : {&reduction, &check}) {
+          Countdown done(1);
+          operation->done = [&](const ReduceTimes&) { done.Down(); };
+          reducer.Reduce(operation);
+          done.Wait();
+        }
+        EXPECT_EQ(check.stats.sum_of_squares, reduction.stats.sum_of_squares)
+            << bytes << " bytes, " << ranks << " ranks, " << threads << " threads";
+      }
+    }
+  }
+}
+
 TEST(HostReducerTest, AveragesForEverySizeAndNumberOfThreads) {
   for (const int threads : {1, 2, 3, 4}) {
     HostReducer reducer(threads);

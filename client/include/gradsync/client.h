@@ -68,9 +68,9 @@ enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 // What a lost rank does to its job. kAbort ends the job. With kHold the running step waits until
 // another process takes the rank's place; see docs/failures.md. Daemons do not have kContinue yet.
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
-// With kHold: who gives a replacement the state of the model. kTrainer: the trainers themselves,
-// for example from a file that each rank writes after every step. Daemons do not have kSurvivor
-// yet.
+// With kHold: who gives a replacement the state of the model. kSurvivor: a living rank, see
+// Session::ServeState. kTrainer: the trainers themselves, for example from a file that each rank
+// writes after every step.
 enum class StateSource : std::uint8_t { kSurvivor = 1, kTrainer = 2 };
 
 // As the root of Broadcast: the lowest rank that takes part.
@@ -160,6 +160,56 @@ struct LayoutSpec {
   std::string device;
   // How long to wait for the other ranks to register the same layout.
   absl::Duration timeout = absl::Minutes(5);
+  // Bytes of one more bucket, the last one, for the buffers of the model, such as BatchNorm's; see
+  // Layout::buffers(). 0: none. Only in host memory.
+  std::uint64_t buffer_bytes = 0;
+};
+
+// A layout of the job, as a replacement has to register it.
+struct CurrentLayout {
+  LayoutSpec spec;         // with the default timeout
+  std::uint64_t step = 0;  // the running step, or the next one if none is running
+};
+
+// Where a trainer is in its data.
+struct Position {
+  std::uint64_t epoch = 0;
+  std::uint64_t batch = 0;  // in the epoch
+};
+
+// One part of the state that every rank shares: a parameter, a state of the optimizer and so on.
+struct StateItem {
+  std::string name;            // 1 to 1024 bytes of UTF-8, unique within the state
+  const void* data = nullptr;  // host memory of the trainer
+  std::size_t bytes = 0;
+};
+
+// Tells the library where the trainer's state of the model is. The trainer derives from it.
+class TrainerState {
+ public:
+  virtual ~TrainerState() = default;
+
+  // The items, with the same names in the same order on every rank. Called on a thread of the
+  // library, while the trainer waits for a step, or between its EndStep and that wait. The memory
+  // stays as it is until Done(). An error means that this rank cannot give its state; its message
+  // reaches the daemon's log and the replacement.
+  virtual absl::StatusOr<std::vector<StateItem>> Read() = 0;
+  // The memory of the items is not used any more. Follows each Read() that succeeded, on the same
+  // thread.
+  virtual void Done() = 0;
+};
+
+// A state that another rank gave.
+struct StateImage {
+  struct Item {
+    std::string name;
+    absl::Span<std::byte> data;  // aligned to 64 bytes
+  };
+
+  std::uint32_t source = 0;  // the rank that gave it
+  std::vector<Item> items;   // in its order
+  // Keeps the items' memory, one allocation of this process.
+  std::shared_ptr<std::byte> memory;
 };
 
 // One bucket's memory in this rank's arena. Valid while the Layout or a Mapping() of it exists.
@@ -276,6 +326,11 @@ class Layout {
   // Indexes are not checked: bucket < bucket_count(), parameter < parameter_count().
   virtual BucketView bucket(std::size_t bucket) const = 0;
   virtual GradientView gradient(std::size_t parameter) const = 0;
+  // The memory for the model's buffers, LayoutSpec::buffer_bytes bytes of kUint8; count 0 if there
+  // are none. It is bucket(bucket_count() - 1), and is marked as every bucket. Rank 0 writes its
+  // buffers, every other rank zeros: a complete step brings rank 0's bytes to every rank. The norm
+  // of the step leaves it out.
+  virtual BucketView buffers() const = 0;
   // Keeps the arena mapped while views of it may outlive the Layout.
   virtual std::shared_ptr<const void> Mapping() const = 0;
 
@@ -286,6 +341,11 @@ class Layout {
   // The step to run now, from 1. One more than the last decided step; on a GPU, one more than the
   // last step that this rank has ended.
   virtual std::uint64_t next_step() const = 0;
+
+  // Where this rank is in its data, for the next step that it begins; sent with the step's first
+  // BucketReady and with EndStep. If ranks give different positions in one step, the session of the
+  // later one ends: FAILED_PRECONDITION POSITION_MISMATCH, which names both ranks and positions.
+  virtual void SetPosition(Position position) = 0;
 
   // "This rank did not use the parameter in this step." Call it before the parameter's bucket is
   // marked ready; once is enough. The gradient becomes zeros, and EndStep reports it as unused.
@@ -434,8 +494,8 @@ class Session {
   virtual std::uint64_t incarnation() const = 0;
   // With kHold: this session takes the place of a lost one. It registers the layouts that the job
   // has now. A layout's next_step() tells the first step that it takes part in, and the trainer
-  // begins with the state that its rank had before that step. Until a step is complete it takes
-  // part in no Barrier, Broadcast or AllReduce, and registers no other layout.
+  // begins with the state that its rank had before that step: see FetchState. Until a step is
+  // complete it takes part in no Barrier, Broadcast or AllReduce, and registers no other layout.
   virtual bool is_replacement() const = 0;
 
   // Registers a layout and maps its memory. Returns when every rank has done the same. Each layout
@@ -466,6 +526,66 @@ class Session {
   //   and the errors of RegisterLayout.
   virtual absl::StatusOr<std::unique_ptr<Layout>> ReplaceLayout(Layout& old,
                                                                 const LayoutSpec& spec) = 0;
+
+  // The state of the model, with kHold and StateSource::kSurvivor. Every rank calls ServeState
+  // once. A replacement (is_replacement()) then begins so:
+  //
+  //   for (const CurrentLayout& current : session->CurrentLayouts()) {
+  //     ... session->RegisterLayout(current.spec);
+  //   }
+  //   session->ServeState(source);
+  //   do {
+  //     const auto image = session->FetchState();
+  //     // Load *image.
+  //     confirmed = session->ConfirmState();
+  //   } while (ErrorReason(confirmed) == reason::kStateInterrupted);
+  //   // Its first step, which is (*layout)->next_step().
+  //
+  // Meanwhile the other ranks wait in their step. Their state must not change from EndStep until
+  // WaitStep has returned the verdict, nor while Leave waits. In that time the library reads it, on
+  // a thread of its own, to hash it, and on one rank to copy it. It pins the state: WaitStep,
+  // WaitBucket, AbandonStep, Leave and the destructors return only when the reading has stopped, at
+  // most 100 ms after their answer, plus the time of TrainerState::Read, of which they wait for 10
+  // s.
+
+  // `source`: null: serves no more; returns when nothing reads the one before.
+  //   RESOURCE_EXHAUSTED   MEMORY: no thread can be started.
+  virtual absl::Status ServeState(std::shared_ptr<TrainerState> source) = 0;
+  // Stops the reading that a wait of another thread allows, and returns when it has stopped. It
+  // goes on with the next wait. For a trainer that must leave a wait which has not returned, as
+  // Python does after Ctrl-C.
+  virtual absl::Status PauseState() = 0;
+  // Of a replacement: the layouts that the job has now, which it registers. Of another: none.
+  virtual std::vector<CurrentLayout> CurrentLayouts() const = 0;
+  // Of a replacement: the state of the model from a living rank. `timeout`: until ConfirmState
+  // returns; infinite: hold_timeout.
+  //   UNAVAILABLE          STATE_UNAVAILABLE: every rank that has the state refused or was silent;
+  //                        the message says why.
+  //   DEADLINE_EXCEEDED    STATE_UNAVAILABLE: not in time. Call it again.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: this session is no replacement, or has confirmed the
+  //                        state. STATE_REFUSED: what arrived is malformed; the session ends.
+  //   RESOURCE_EXHAUSTED   MEMORY. If it is too little for the state, the session ends.
+  virtual absl::StatusOr<StateImage> FetchState(
+      absl::Duration timeout = absl::InfiniteDuration()) = 0;
+  // Of a replacement that has loaded the state: reads it by the TrainerState, sends its digests,
+  // and waits until they are compared with the living ranks'. OK: its steps may begin.
+  //   ABORTED              STATE_INTERRUPTED: the step was void, or the source was lost. Call
+  //                        FetchState again.
+  //   FAILED_PRECONDITION  RANKS_DIVERGED: this rank has something else; names the first item.
+  //                        STATE_REFUSED: the TrainerState failed. Both end the session, and the
+  //                        others wait for another replacement. PROTOCOL_VIOLATION: ServeState and
+  //                        FetchState come first.
+  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: call it again. STATE_UNAVAILABLE: FetchState's time is
+  //   over.
+  virtual absl::Status ConfirmState(absl::Duration timeout = absl::InfiniteDuration()) = 0;
+  // Checks that every rank has the same items. An operation of the job, see below; call it between
+  // two steps, with any LossPolicy. The items' memory must not change until it returns.
+  //   FAILED_PRECONDITION  RANKS_DIVERGED: on every rank; names the ranks and the first item that
+  //                        differs.
+  //   INVALID_ARGUMENT     MALFORMED: names the item.
+  //   CANCELLED            PauseState was called.
+  virtual absl::Status CheckInSync(absl::Span<const StateItem> items,
+                                   absl::Duration timeout = absl::Minutes(30)) = 0;
 
   // Operations of the job: every rank calls the same ones in the same order. They block until done.
   // Calls from several threads of one rank run one after the other.

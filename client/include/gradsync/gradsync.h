@@ -139,7 +139,7 @@ typedef enum gradsync_loss_policy {
 
 /* Who gives a replacement the state of the model. */
 typedef enum gradsync_state_source {
-  GRADSYNC_STATE_OF_SURVIVOR = 1, /* default; daemons do not have it yet */
+  GRADSYNC_STATE_OF_SURVIVOR = 1, /* default: a living rank, see gradsync_serve_state() */
   GRADSYNC_STATE_OF_TRAINER = 2   /* the trainers themselves, for example from a file per step */
 } gradsync_state_source_t;
 
@@ -251,6 +251,9 @@ typedef struct gradsync_layout_spec {
   /* UUID of the GPU that holds the buckets, see gradsync_cuda_device_uuid(); NULL: host memory.
    * Either every rank names its own GPU, or none does. */
   const char* device;
+  /* Bytes of one more bucket for the model's buffers, see gradsync_layout_buffers(); 0: none. Only
+   * in host memory. */
+  uint64_t buffer_bytes;
 } gradsync_layout_spec_t;
 
 static inline void gradsync_layout_spec_init(gradsync_layout_spec_t* spec) {
@@ -293,6 +296,12 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_bucket(
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_gradient(
     const gradsync_layout_t* layout, size_t parameter, gradsync_view_t* view);
 
+/* The last bucket if the layout was registered with `buffer_bytes`; otherwise a view of 0 elements
+ * at NULL. Rank 0 writes its buffers there, every other rank zeros: a complete step brings rank 0's
+ * bytes to every rank. It is marked as every bucket. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_buffers(
+    const gradsync_layout_t* layout, gradsync_view_t* view);
+
 /* Keeps the layout's memory mapped until gradsync_mapping_destroy(). */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_mapping(
     const gradsync_layout_t* layout, gradsync_mapping_t** mapping);
@@ -305,6 +314,11 @@ GRADSYNC_EXPORT void gradsync_mapping_destroy(gradsync_mapping_t* mapping);
 GRADSYNC_EXPORT uint64_t gradsync_first_step(const gradsync_layout_t* layout);
 /* The number of the step to run now, from 1. */
 GRADSYNC_EXPORT uint64_t gradsync_next_step(const gradsync_layout_t* layout);
+
+/* Where this rank is in its data, for the next step that it begins. If ranks give different
+ * positions in one step, the session of the later one ends: "POSITION_MISMATCH". */
+GRADSYNC_EXPORT void gradsync_set_position(gradsync_layout_t* layout, uint64_t epoch,
+                                           uint64_t batch);
 
 /* "This rank did not use the parameter in this step." Call it before the parameter's bucket is
  * marked ready. The gradient becomes zeros. If no rank used the parameter, gradsync_wait_step()
@@ -427,6 +441,94 @@ GRADSYNC_EXPORT void gradsync_step_result_destroy(gradsync_step_result_t* result
 GRADSYNC_EXPORT double gradsync_gradient_norm(const gradsync_step_result_t* result);
 /* min(1, max_norm / (norm + 1e-6)); NaN for a norm of NaN, 0 for a norm of Inf. */
 GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
+
+/* ---- The state of the model ------------------------------------------------------------------ */
+
+/* With GRADSYNC_HOLD and GRADSYNC_STATE_OF_SURVIVOR, a living rank gives a replacement the state of
+ * the model. Every rank calls gradsync_serve_state() once. A replacement registers the layouts of
+ * gradsync_get_current_layouts(), fetches the state, loads it, and calls gradsync_confirm_state().
+ *
+ * The other ranks' state must not change from gradsync_end_step() until gradsync_wait_step() has
+ * returned the verdict, nor while gradsync_session_leave() waits. In that time the library reads
+ * it. No wait, gradsync_abandon_step() or _destroy() returns before the reading has stopped, at
+ * most 100 ms later, plus the time of read(), of which they wait for 10 s. See Session in
+ * gradsync/client.h. */
+
+/* One part of the state: a parameter, a state of the optimizer and so on. */
+typedef struct gradsync_state_item {
+  const char* name; /* 1 to 1024 bytes of UTF-8, unique within the state */
+  void* data;       /* host memory */
+  size_t bytes;
+} gradsync_state_item_t;
+
+/* Bytes of a reason of read(), with its NUL. */
+#define GRADSYNC_STATE_REASON_SIZE 1024
+
+/* Tells the library where the state is. The functions are called on a thread of the library. */
+typedef struct gradsync_state_reader {
+  size_t struct_size;
+  /* Passed to the functions. Valid until gradsync_session_destroy(), or another
+   * gradsync_serve_state(), has returned. */
+  void* user;
+  /* Writes the items, with the same names in the same order on every rank, and returns 0. They and
+   * their memory stay as they are until done(). Otherwise returns another number, and writes why to
+   * `reason`, at most GRADSYNC_STATE_REASON_SIZE bytes. */
+  int (*read)(void* user, const gradsync_state_item_t** items, size_t* count, char* reason);
+  /* The items are not used any more. May be NULL. */
+  void (*done)(void* user);
+} gradsync_state_reader_t;
+
+static inline void gradsync_state_reader_init(gradsync_state_reader_t* reader) {
+  memset(reader, 0, sizeof(*reader));
+  reader->struct_size = sizeof(*reader);
+}
+/* `reader`: copied. NULL: serves no more; returns when nothing reads the state. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_serve_state(
+    gradsync_session_t* session, const gradsync_state_reader_t* reader);
+/* Stops the reading that a wait of another thread allows, and returns when it has stopped. It goes
+ * on with the next wait. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_pause_state(
+    gradsync_session_t* session);
+
+typedef struct gradsync_current_layouts gradsync_current_layouts_t;
+
+/* Of a replacement: the layouts that the job has now, which it registers. Of another: none. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_get_current_layouts(
+    const gradsync_session_t* session, gradsync_current_layouts_t** layouts);
+GRADSYNC_EXPORT size_t gradsync_current_layouts_count(const gradsync_current_layouts_t* layouts);
+/* Fills `spec`, whose struct_size is set, for gradsync_register_layout(). What it points to belongs
+ * to `layouts`. `step`: the running step, or the next one if none is running; may be NULL.
+ * GRADSYNC_INVALID_ARGUMENT if there is no such layout. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_current_layouts_get(
+    const gradsync_current_layouts_t* layouts, size_t index, gradsync_layout_spec_t* spec,
+    uint64_t* step);
+GRADSYNC_EXPORT void gradsync_current_layouts_destroy(gradsync_current_layouts_t* layouts);
+
+typedef struct gradsync_state_image gradsync_state_image_t;
+
+/* Of a replacement: the state of the model from a living rank. `timeout`: until
+ * gradsync_confirm_state() returns; GRADSYNC_FOREVER: the job's hold_timeout. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_fetch_state(
+    gradsync_session_t* session, int64_t timeout, gradsync_state_image_t** image);
+/* The rank that gave it. */
+GRADSYNC_EXPORT uint32_t gradsync_state_image_source(const gradsync_state_image_t* image);
+GRADSYNC_EXPORT size_t gradsync_state_image_count(const gradsync_state_image_t* image);
+/* Item `index`, in the order of the source; its memory is aligned to 64 bytes, may be written, and
+ * belongs to the image. GRADSYNC_INVALID_ARGUMENT if there is no such item. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_state_image_item(
+    const gradsync_state_image_t* image, size_t index, gradsync_state_item_t* item);
+GRADSYNC_EXPORT void gradsync_state_image_destroy(gradsync_state_image_t* image);
+
+/* Of a replacement that has loaded the state: reads it by read(), and waits until it is compared
+ * with the living ranks'. NULL: its steps may begin. GRADSYNC_ABORTED "STATE_INTERRUPTED": call
+ * gradsync_fetch_state() again. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_confirm_state(
+    gradsync_session_t* session, int64_t timeout);
+/* Checks that every rank has the same items. An operation of the job, see below; call it between
+ * two steps, with any gradsync_loss_policy_t. GRADSYNC_FAILED_PRECONDITION "RANKS_DIVERGED" on
+ * every rank. */
+GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_check_in_sync(
+    gradsync_session_t* session, const gradsync_state_item_t* items, size_t count, int64_t timeout);
 
 /* ---- The job's own operations ---------------------------------------------------------------- */
 

@@ -34,6 +34,7 @@ from gradsync.layout_spec import Bucket, Parameter
 from gradsync.options import SessionOptions
 from gradsync.reason import Reason
 from gradsync.session import LOWEST_LIVE_RANK, Session, Statistics
+from gradsync.state import CurrentLayout, StateImage, StateMemory
 from gradsync.step_result import BucketTimes, GradientStats, StepResult, clip_coefficient
 from gradsync.view import View
 
@@ -46,6 +47,7 @@ __all__ = [
     "Bucket",
     "GradientStats",
     "BucketTimes",
+    "CurrentLayout",
     "DataType",
     "DeadlineExceededError",
     "Error",
@@ -59,6 +61,8 @@ __all__ = [
     "ResourceExhaustedError",
     "Session",
     "SessionOptions",
+    "StateImage",
+    "StateMemory",
     "Statistics",
     "StepResult",
     "UnavailableError",

@@ -90,6 +90,7 @@ class SessionHandle(Handle):
     closed: bool
     job: str
     rank: int
+    state_server: Optional[object]  # of _state_source
 
     @classmethod
     def adopt_session(
@@ -102,6 +103,7 @@ class SessionHandle(Handle):
         users: list[None] = []
         handle.users = users
         handle.closed = False
+        handle.state_server = None
         handle.finalizer = weakref.finalize(handle, _destroy_unused, users, destroy, pointer)
         return handle
 

@@ -53,6 +53,7 @@ class Library:
             )
         self._bind_errors()
         self._bind_session()
+        self._bind_state()
         self._bind_layout()
 
     def _abi_version(self) -> int:
@@ -134,6 +135,41 @@ class Library:
             "session_statistics", None, [_POINTER, ctypes.POINTER(_structs.StatisticsStruct)]
         )
 
+    def _bind_state(self) -> None:
+        """The state of the model. Some wait for a thread that needs the GIL."""
+        out = ctypes.POINTER(ctypes.c_void_p)
+        item = ctypes.POINTER(_structs.StateItemStruct)
+        self.serve_state = self._blocking(
+            "serve_state", _ERROR, [_POINTER, ctypes.POINTER(_structs.StateReaderStruct)]
+        )
+        self.pause_state = self._blocking("pause_state", _ERROR, [_POINTER])
+        self.get_current_layouts = self._quick("get_current_layouts", _ERROR, [_POINTER, out])
+        self.current_layouts_count = self._quick(
+            "current_layouts_count", ctypes.c_size_t, [_POINTER]
+        )
+        self.current_layouts_get = self._quick(
+            "current_layouts_get",
+            _ERROR,
+            [
+                _POINTER,
+                ctypes.c_size_t,
+                ctypes.POINTER(_structs.LayoutSpecStruct),
+                ctypes.POINTER(ctypes.c_uint64),
+            ],
+        )
+        self.current_layouts_destroy = self._quick("current_layouts_destroy", None, [_POINTER])
+        self.fetch_state = self._blocking("fetch_state", _ERROR, [_POINTER, ctypes.c_int64, out])
+        self.state_image_source = self._quick("state_image_source", ctypes.c_uint32, [_POINTER])
+        self.state_image_count = self._quick("state_image_count", ctypes.c_size_t, [_POINTER])
+        self.state_image_item = self._quick(
+            "state_image_item", _ERROR, [_POINTER, ctypes.c_size_t, item]
+        )
+        self.state_image_destroy = self._blocking("state_image_destroy", None, [_POINTER])
+        self.confirm_state = self._blocking("confirm_state", _ERROR, [_POINTER, ctypes.c_int64])
+        self.check_in_sync = self._blocking(
+            "check_in_sync", _ERROR, [_POINTER, item, ctypes.c_size_t, ctypes.c_int64]
+        )
+
     def _bind_layout(self) -> None:
         view = ctypes.POINTER(_structs.ViewStruct)
         result = ctypes.POINTER(_structs.StepResultStruct)
@@ -146,6 +182,10 @@ class Library:
             "layout_parameter_count", ctypes.c_size_t, [_POINTER]
         )
         self.layout_bucket = self._quick("layout_bucket", _ERROR, [_POINTER, ctypes.c_size_t, view])
+        self.layout_buffers = self._quick("layout_buffers", _ERROR, [_POINTER, view])
+        self.set_position = self._quick(
+            "set_position", None, [_POINTER, ctypes.c_uint64, ctypes.c_uint64]
+        )
         self.layout_gradient = self._quick(
             "layout_gradient", _ERROR, [_POINTER, ctypes.c_size_t, view]
         )
@@ -159,7 +199,10 @@ class Library:
         self.mark_unused = self._quick("mark_unused", _ERROR, [_POINTER, step, ctypes.c_size_t])
         self.end_step = self._quick("end_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
         self.finish_step = self._quick("finish_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
-        self.abandon_step = self._quick("abandon_step", _ERROR, [_POINTER, step, ctypes.c_char_p])
+        # Waits for the reader of the model's state, which needs the GIL.
+        self.abandon_step = self._blocking(
+            "abandon_step", _ERROR, [_POINTER, step, ctypes.c_char_p]
+        )
         self.wait_bucket = self._blocking(
             "wait_bucket", _ERROR, [_POINTER, step, ctypes.c_size_t, ctypes.c_int64]
         )

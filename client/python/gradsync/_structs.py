@@ -64,6 +64,7 @@ class LayoutSpecStruct(ctypes.Structure):
         ("timeout", ctypes.c_int64),
         ("last_bucket_cap_bytes", ctypes.c_uint64),
         ("device", ctypes.c_char_p),
+        ("buffer_bytes", ctypes.c_uint64),
     )
 
 
@@ -124,4 +125,35 @@ class StatisticsStruct(ctypes.Structure):
         ("bytes_reduced", ctypes.c_uint64),
         ("mark_ready_total", ctypes.c_int64),
         ("exposed_total", ctypes.c_int64),
+    )
+
+
+class StateItemStruct(ctypes.Structure):
+    """gradsync_state_item_t."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_size_t),
+    )
+
+
+READ_STATE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.POINTER(StateItemStruct)),
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_char),
+)
+STATE_DONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class StateReaderStruct(ctypes.Structure):
+    """gradsync_state_reader_t."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("user", ctypes.c_void_p),
+        ("read", READ_STATE),
+        ("done", STATE_DONE),
     )

@@ -7,7 +7,16 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, NoReturn, Optional
 
-from gradsync import _duration, _handle, _interruptible, _structs, _text, errors, step_result
+from gradsync import (
+    _duration,
+    _handle,
+    _interruptible,
+    _state_source,
+    _structs,
+    _text,
+    errors,
+    step_result,
+)
 from gradsync._library import library, raise_error, take_error
 from gradsync.data_type import DataType
 from gradsync.reason import Reason
@@ -106,6 +115,40 @@ class Layout:
             self._refuse(error)
         return step
 
+    @property
+    def buffers(self) -> Optional[View]:
+        """The memory for the model's buffers; None if the layout was registered without.
+
+        It is the last bucket, of UINT8, and is marked as every bucket. Rank 0 writes its buffers,
+        every other rank zeros: a complete step brings rank 0's bytes to every rank.
+        """
+        view = self._view(library.layout_buffers)
+        return view if view.count > 0 else None
+
+    def set_position(self, epoch: int, batch: int) -> None:
+        """Says where this rank is in its data, for the next step that it begins.
+
+        If ranks give different positions in one step, the session of the later one ends:
+        `FailedPreconditionError`, reason POSITION_MISMATCH, which names both.
+
+        Args:
+          epoch: from 0.
+          batch: from 0, in the epoch.
+
+        Raises:
+          InvalidArgumentError: one of them is negative.
+        """
+        if not (0 <= epoch < 2**64 and 0 <= batch < 2**64):
+            raise errors.InvalidArgumentError(
+                f"layout '{self._name}': the position is epoch {epoch}, batch {batch}; give "
+                "numbers from 0",
+                reason=Reason.MALFORMED,
+            )
+        try:
+            library.set_position(self._handle, epoch, batch)
+        except ctypes.ArgumentError as refused:
+            self._refuse(refused)
+
     def bucket(self, bucket: int) -> View:
         """Bucket `bucket`, from 0: elements of one dtype, with the padding between gradients.
 
@@ -124,10 +167,10 @@ class Layout:
         """
         return self._view(library.layout_gradient, parameter)
 
-    def _view(self, function: Callable[..., Any], index: int) -> View:
+    def _view(self, function: Callable[..., Any], *index: int) -> View:
         struct = _structs.ViewStruct()
         try:
-            error = function(self._handle, index, struct)
+            error = function(self._handle, *index, struct)
         except ctypes.ArgumentError as refused:
             self._refuse(refused)
         if error is not None:
@@ -416,7 +459,13 @@ class Layout:
             if error := wait(ns):
                 raise_error(error)
 
-        _interruptible.call(go_on)
+        try:
+            _interruptible.call(go_on)
+        except BaseException:
+            # After Ctrl-C a helper is still inside of the wait, which pins the state.
+            if self._session.state_server is not None:
+                _state_source.pause(self._session)
+            raise
         return None
 
     def _refuse(self, error: ctypes.ArgumentError) -> NoReturn:

@@ -69,6 +69,7 @@ def spec_struct(
     op: str,
     timeout: Optional[float],
     device: Optional[str],
+    buffer_bytes: int,
 ) -> _structs.LayoutSpecStruct:
     """The struct for register_layout() and replace_layout(); it keeps what it points to alive.
 
@@ -89,6 +90,9 @@ def spec_struct(
     spec.op = op_number(op)
     if device is not None:
         spec.device = _text.encode(device, "the layout's device")
+    if not 0 <= buffer_bytes < 2**64:
+        raise _malformed(f"buffer_bytes is {buffer_bytes}; give bytes, from 0")
+    spec.buffer_bytes = buffer_bytes
     # To the library 0 means its default. A caller's 0 becomes the shortest time-out, 1 ns.
     spec.timeout = (
         0 if timeout is None else max(1, _duration.nanoseconds(timeout, "timeout", default=0))

@@ -71,6 +71,14 @@ class Reason:
     STEP_VOID: Final = "STEP_VOID"
     WAIT_TIMEOUT: Final = "WAIT_TIMEOUT"
 
+    # ---- The state of the model
+
+    POSITION_MISMATCH: Final = "POSITION_MISMATCH"
+    RANKS_DIVERGED: Final = "RANKS_DIVERGED"
+    STATE_INTERRUPTED: Final = "STATE_INTERRUPTED"
+    STATE_REFUSED: Final = "STATE_REFUSED"
+    STATE_UNAVAILABLE: Final = "STATE_UNAVAILABLE"
+
     # ---- Barrier, Broadcast, AllReduce
 
     OPERATION_MISMATCH: Final = "OPERATION_MISMATCH"

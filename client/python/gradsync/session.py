@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Callable, NoReturn, Optional
 
 from gradsync import (
+    _current_layouts,
     _duration,
     _handle,
     _interruptible,
     _notices,
+    _state_source,
     _structs,
     _text,
     errors,
@@ -25,6 +27,7 @@ from gradsync.layout import Layout
 from gradsync.layout_spec import Bucket, Parameter
 from gradsync.options import SessionOptions
 from gradsync.reason import Reason
+from gradsync.state import CurrentLayout, StateImage, StateReader
 
 # As the root of a broadcast: the lowest rank that has not left.
 LOWEST_LIVE_RANK = 0xFFFFFFFF
@@ -185,6 +188,7 @@ class Session:
         op: str = "average",
         timeout: Optional[float] = None,
         device: Optional[str] = None,
+        buffer_bytes: int = 0,
     ) -> Layout:
         """Registers parameters and maps their memory; returns when every rank has done the same.
 
@@ -206,6 +210,8 @@ class Session:
           timeout: seconds to wait for the other ranks; None: 5 min.
           device: UUID of the GPU that holds the gradients (`cuda_device_uuid`); None: host memory.
             Either every rank names its own GPU, or none does.
+          buffer_bytes: bytes of one more bucket for the model's buffers, see `Layout.buffers`; 0:
+            none. Only in host memory.
 
         Raises:
           InvalidArgumentError: an argument is malformed; the message names it.
@@ -225,6 +231,7 @@ class Session:
             op,
             timeout,
             device,
+            buffer_bytes,
         )
 
         def register(handle: _handle.SessionHandle, out: ctypes.c_void_p) -> Optional[int]:
@@ -246,6 +253,7 @@ class Session:
         op: str = "average",
         timeout: Optional[float] = None,
         device: Optional[str] = None,
+        buffer_bytes: int = 0,
     ) -> Layout:
         """Replaces `layout` by a new layout, between two of its steps.
 
@@ -266,6 +274,7 @@ class Session:
           op: see there.
           timeout: see there.
           device: see there.
+          buffer_bytes: see there.
 
         Raises:
           FailedPreconditionError: PROTOCOL_VIOLATION: a step is open, or the layout is being
@@ -284,6 +293,7 @@ class Session:
             op,
             timeout,
             device,
+            buffer_bytes,
         )
         old = layout._handle
 
@@ -295,6 +305,112 @@ class Session:
             return error
 
         return self._new_layout(replace, device)
+
+    def serve_state(self, read: Optional[StateReader]) -> None:
+        """With on_rank_loss="hold", state_source="survivor": says how to read the model's state.
+
+        Call it once, before this rank's first step. When another rank is lost, `read` is called, in
+        a thread of the library, while this rank waits for the step that the replacement joins. The
+        items are then hashed, and copied if this rank is the source.
+
+        Until the reading has stopped, no call returns that would let the caller change the state:
+        neither with a verdict nor with an error, a time-out or Ctrl-C. It stops at most 100 ms
+        after that, plus what `read` takes.
+
+        Args:
+          read: returns the items (name, memory) of the state that all ranks share, with the same
+            names in the same order on every rank. The memory is a contiguous buffer, or a
+            StateMemory. If it raises, another rank becomes the source; a rank that was only to hash
+            its state ends, reason STATE_REFUSED, with the text of the exception. None: serves no
+            more.
+
+        Raises:
+          ResourceExhaustedError: no thread can start.
+        """
+        self._call(lambda handle: _state_source.serve(handle, read))
+
+    def current_layouts(self) -> list[CurrentLayout]:
+        """Of a replacement: the job's layouts as they are now, which it registers; else []."""
+        with self._handle.use() as usable:
+            if not usable:
+                self._refuse()
+            return _current_layouts.read(self._handle)
+
+    def fetch_state(self, timeout: Optional[float] = None) -> StateImage:
+        """Of a replacement: gets the state of the model from a living rank.
+
+        Call it after every layout of current_layouts() is registered. Then load the state and call
+        confirm_state().
+
+        Args:
+          timeout: seconds until confirm_state() returns; None: the job's hold_timeout.
+
+        Raises:
+          UnavailableError: STATE_UNAVAILABLE: every rank that has the state refused or was silent.
+          DeadlineExceededError: STATE_UNAVAILABLE: no rank gave it in time.
+          FailedPreconditionError: PROTOCOL_VIOLATION: this session is no replacement, or it has
+            the state already. STATE_REFUSED: what arrived is malformed; the session ends.
+          ResourceExhaustedError: MEMORY; the session ends.
+        """
+        ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
+
+        def fetch(handle: _handle.SessionHandle) -> StateImage:
+            pointer = ctypes.c_void_p()
+            if error := library.fetch_state(handle, ns, pointer):
+                raise_error(error)
+            assert pointer.value is not None
+            return _image_of(_handle.Handle.adopt(pointer.value, library.state_image_destroy))
+
+        image: StateImage = self._call(fetch)
+        return image
+
+    def confirm_state(self, timeout: Optional[float] = None) -> None:
+        """Of a replacement: compares the loaded state with the living ranks', and waits for that.
+
+        Reads the state by the function of serve_state(). When this returns, the steps may begin.
+
+        Args:
+          timeout: seconds; None: no limit.
+
+        Raises:
+          AbortedError: STATE_INTERRUPTED: the step was void, or the source was lost; call
+            fetch_state() again.
+          FailedPreconditionError: RANKS_DIVERGED: what this rank has loaded differs from what the
+            others have; names the first item. STATE_REFUSED: `read` raised. Both end the session,
+            and the others wait for another replacement. PROTOCOL_VIOLATION: call serve_state() and
+            fetch_state() first.
+          DeadlineExceededError: WAIT_TIMEOUT, which can be repeated. STATE_UNAVAILABLE: the time of
+            fetch_state() is over.
+        """
+        ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
+        self._operate(library.confirm_state, ns)
+
+    def check_in_sync(self, read: StateReader, timeout: Optional[float] = None) -> None:
+        """Checks that every rank has the same state; every rank calls it, between two steps.
+
+        An operation of the job, as barrier(). Works with every on_rank_loss.
+
+        Args:
+          read: as for serve_state(); called once, in this thread.
+          timeout: seconds; None: 30 min.
+
+        Raises:
+          FailedPreconditionError: RANKS_DIVERGED, on every rank: names the ranks and the first
+            item that differs. OPERATION_MISMATCH.
+          DeadlineExceededError, UnavailableError: as barrier().
+          InvalidArgumentError: names the item that is malformed.
+        """
+        ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)
+        items = _state_source.Items(list(read()))
+
+        def check(handle: _handle.SessionHandle, items: _state_source.Items = items) -> None:
+            try:
+                if error := library.check_in_sync(handle, items.array, items.count, ns):
+                    raise_error(error)
+            finally:
+                items.release()
+
+        self._call(check)
 
     def barrier(self, timeout: Optional[float] = None) -> None:
         """Waits until every rank has called it.
@@ -596,7 +712,24 @@ class Session:
                     self._refuse()
                 return body(handle)
 
-        return _interruptible.call(call)
+        try:
+            return _interruptible.call(call)
+        except BaseException:
+            # After Ctrl-C a helper is still inside of the call, which may read the state.
+            _state_source.pause(handle)
+            raise
 
     def _refuse(self) -> NoReturn:
         raise self._handle.closed_error(f"rank {self._rank}: the session")
+
+
+def _image_of(handle: _handle.Handle) -> StateImage:
+    items: dict[str, memoryview] = {}
+    struct = _structs.StateItemStruct()
+    for index in range(library.state_image_count(handle)):
+        if error := library.state_image_item(handle, index, struct):
+            raise_error(error)
+        array: Any = (ctypes.c_ubyte * struct.bytes).from_address(struct.data or 0)
+        array.gradsync_image = handle  # the views hold the array, and it holds the memory
+        items[struct.name.decode()] = memoryview(array).cast("B")
+    return StateImage(library.state_image_source(handle), items)

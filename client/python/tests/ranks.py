@@ -51,15 +51,16 @@ class Ranks:
 
     def __init__(self, function, world_size, *args, timeout=120, environment=None):
         if "torch" in sys.modules:
-            context = multiprocessing.get_context("fork")
+            self._context = multiprocessing.get_context("fork")
         else:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["numpy", "pytest"])
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload(["numpy", "pytest"])
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
-        self._channels = []
-        self.processes = []
-        shared = {
+        self._function = function
+        self._args = args
+        self._environment = environment
+        self._shared = {
             "WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
@@ -67,18 +68,27 @@ class Ranks:
         }
         for name in ("GRADSYNC_SOCKET", "GRADSYNC_LIBRARY"):
             if name in os.environ:
-                shared[name] = os.environ[name]
-        for rank in range(world_size):
-            more = environment(rank) if callable(environment) else environment
-            variables = {**shared, "RANK": str(rank), **(more or {})}
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_run_rank, args=(theirs, variables, timeout, function, args)
-            )
-            process.start()
-            theirs.close()
-            self._channels.append(ours)
-            self.processes.append(process)
+                self._shared[name] = os.environ[name]
+        self.processes, self._channels = map(list, zip(*map(self._start, range(world_size))))
+
+    def _start(self, rank):
+        more = self._environment(rank) if callable(self._environment) else self._environment
+        variables = {**self._shared, "RANK": str(rank), **(more or {})}
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_run_rank, args=(theirs, variables, self._timeout, self._function, self._args)
+        )
+        process.start()
+        theirs.close()
+        return process, ours
+
+    def replace_dead(self, rank):
+        """Waits until the rank's process has ended, and starts another one in its place."""
+        self.processes[rank].join(max(0, self._deadline - time.monotonic()))
+        if self.processes[rank].exitcode is None:
+            raise RankFailed(f"rank {rank} did not end in {self._timeout} s")
+        self._channels[rank].close()
+        self.processes[rank], self._channels[rank] = self._start(rank)
 
     def pid(self, rank):
         return self.processes[rank].pid

@@ -1,0 +1,36 @@
+#include "client/src/staging_memory.h"
+
+#include <algorithm>
+
+namespace gradsync::client {
+
+bool StagingMemory::Acquire(absl::Time deadline, const std::atomic<bool>* cancelled) {
+  const auto settled = [this, cancelled]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !used_ || (cancelled != nullptr && cancelled->load());
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithDeadline(absl::Condition(&settled), deadline);
+  if (used_ || (cancelled != nullptr && cancelled->load())) return false;
+  used_ = true;
+  return true;
+}
+
+void StagingMemory::Release() {
+  absl::MutexLock lock(&mutex_);
+  used_ = false;
+}
+
+absl::Status StagingMemory::Populate(std::size_t bytes) {
+  bytes = std::min(bytes, size());
+  {
+    absl::MutexLock lock(&mutex_);
+    if (bytes <= populated_) return absl::OkStatus();
+  }
+  auto status = memory_->Populate(bytes);
+  if (!status.ok()) return status;
+  absl::MutexLock lock(&mutex_);
+  populated_ = std::max(populated_, bytes);
+  return status;
+}
+
+}  // namespace gradsync::client

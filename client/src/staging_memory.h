@@ -1,0 +1,65 @@
+// The staging memory of a session, and who uses it now.
+
+#ifndef CLIENT_SRC_STAGING_MEMORY_H_
+#define CLIENT_SRC_STAGING_MEMORY_H_
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/src/mapped_memory.h"
+
+namespace gradsync::client {
+
+// Broadcast and AllReduce use it, and a transfer of the model's state: one at a time. Thread-safe.
+// The Connection and the thread that reads the state share it. Legal call order of one user:
+//
+//   Acquire Populate* Release
+class StagingMemory {
+ public:
+  // `memory`: of the daemon.
+  explicit StagingMemory(std::shared_ptr<MappedMemory> memory) : memory_(std::move(memory)) {}
+
+  std::byte* data() const { return memory_->data(); }
+  std::size_t size() const { return memory_->size(); }
+
+  // Waits until nobody else uses the memory. False: not until `deadline`, or `*cancelled` has
+  // become true and Wake() was called. `cancelled`: may be null.
+  bool Acquire(absl::Time deadline, const std::atomic<bool>* cancelled) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Release() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets Acquire look at `*cancelled`.
+  void Wake() ABSL_LOCKS_EXCLUDED(mutex_) { absl::MutexLock lock(&mutex_); }
+
+  // Makes the kernel allocate the first `bytes` bytes, or all if there are fewer. Only for the
+  // user. Statuses: those of MappedMemory::Populate.
+  absl::Status Populate(std::size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  const std::shared_ptr<MappedMemory> memory_;
+
+  absl::Mutex mutex_;
+  bool used_ ABSL_GUARDED_BY(mutex_) = false;
+  std::size_t populated_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// Releases the memory at the end of the scope.
+class StagingTurn {
+ public:
+  // `memory`: acquired.
+  explicit StagingTurn(StagingMemory* memory) : memory_(*memory) {}
+  ~StagingTurn() { memory_.Release(); }
+  StagingTurn(const StagingTurn&) = delete;
+  StagingTurn& operator=(const StagingTurn&) = delete;
+
+ private:
+  StagingMemory& memory_;
+};
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_STAGING_MEMORY_H_

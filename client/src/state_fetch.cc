@@ -1,0 +1,258 @@
+#include "client/src/state_fetch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/src/connection.h"
+#include "client/src/daemon_silence.h"
+#include "client/src/error.h"
+#include "client/src/session_options.h"
+#include "client/src/state_image.h"
+#include "client/src/state_reader.h"
+#include "client/src/utf8.h"
+#include "gradsync/duration_text.h"
+#include "gradsync/limits.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+namespace {
+
+// The daemon itself says that the time is over. If it answers nothing until its deadline and this,
+// it does not answer at all.
+constexpr absl::Duration kGrace = absl::Seconds(2);
+
+}  // namespace
+
+absl::Status StateFetch::OutOfOrder(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                   absl::StrCat("rank ", connection_.options().rank, ": ", what),
+                   connection_.Fields());
+}
+
+absl::Status StateFetch::Broken(absl::string_view what) const {
+  return MakeError(absl::StatusCode::kInternal, reason::kProtocolViolation,
+                   absl::StrCat("rank ", connection_.options().rank, ": the daemon ", what,
+                                "; look into its log, and join again"),
+                   connection_.Fields());
+}
+
+absl::Status StateFetch::Refuse(std::uint64_t transfer, const absl::Status& why) {
+  v1::SessionRequest request;
+  request.mutable_state_refused()->set_transfer(transfer);
+  request.mutable_state_refused()->set_reason(ValidUtf8(why.message().substr(0, kMaxReasonBytes)));
+  connection_.stream().Send(std::move(request));
+  return why;
+}
+
+// ---- Fetch --------------------------------------------------------------------------------------
+
+absl::Status StateFetch::Ask(absl::Duration timeout) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!end_.ok()) return end_;
+    if (!loading_) {
+      return OutOfOrder(
+          "FetchState needs a session that takes the place of a lost one, with "
+          "StateSource::kSurvivor, and only once; see is_replacement()");
+    }
+    // What was fetched could not be loaded: the daemon begins again.
+    if (transfer_.has_value() && transfer_->fetched) {
+      transfer_.reset();
+      asked_ = false;
+    }
+    if (asked_) return absl::OkStatus();
+  }
+  // The daemon writes chunks there.
+  if (auto status = connection_.staging().Populate(connection_.staging().size()); !status.ok()) {
+    return status;
+  }
+  v1::SessionRequest request;
+  request.mutable_fetch_state()->set_timeout_ms(
+      timeout == absl::InfiniteDuration() ? 0 : TimeoutMs(timeout));
+  absl::MutexLock lock(&mutex_);
+  asked_ = true;
+  failed_ = absl::OkStatus();
+  connection_.stream().Send(std::move(request));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StateFetch::Transfer> StateFetch::AwaitChunk(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return (transfer_.has_value() && transfer_->chunk.has_value()) || !failed_.ok() || !end_.ok();
+  };
+  DaemonSilence silence(connection_);
+  const Awaited awaited =
+      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), deadline, &silence);
+  if (!end_.ok()) return end_;
+  if (!failed_.ok()) return std::exchange(failed_, absl::OkStatus());
+  if (awaited == Awaited::kSilent) {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonSilent,
+                     absl::StrCat("rank ", connection_.options().rank, ": ", silence.Description(),
+                                  "; FetchState can be repeated"),
+                     connection_.Fields());
+  }
+  if (awaited == Awaited::kTimedOut) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kStateUnavailable,
+                     absl::StrCat("rank ", connection_.options().rank,
+                                  ": no rank has given the state of the model in time; "
+                                  "FetchState can be repeated"),
+                     connection_.Fields());
+  }
+  return *transfer_;
+}
+
+absl::StatusOr<StateImage> StateFetch::Fetch(absl::Duration timeout) {
+  absl::MutexLock turn(&turn_);
+  const absl::Time deadline = absl::Now() + std::max(timeout, absl::ZeroDuration()) + kGrace;
+  if (auto status = Ask(timeout); !status.ok()) return status;
+  StagingMemory& staging = connection_.staging();
+  std::shared_ptr<std::byte> memory;
+  std::optional<std::uint64_t> number;  // of the transfer whose bytes are in `memory`
+  for (;;) {
+    auto transfer = AwaitChunk(deadline);
+    if (!transfer.ok()) return transfer.status();
+    if (number != transfer->number) {
+      memory = NewImageMemory(transfer->bytes);
+      number = transfer->number;
+      if (memory == nullptr) {
+        return Refuse(
+            transfer->number,
+            MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
+                      absl::StrCat("rank ", connection_.options().rank, " has no ", transfer->bytes,
+                                   " bytes of memory for the state of the model; raise "
+                                   "its memory limit"),
+                      connection_.Fields()));
+      }
+    }
+    const Chunk chunk = *transfer->chunk;
+    if (chunk.number != transfer->chunks || chunk.bytes == 0 || chunk.bytes > staging.size() ||
+        chunk.bytes > transfer->bytes - transfer->received) {
+      return Broken("sent an impossible chunk of the state");
+    }
+    std::memcpy(memory.get() + transfer->received, staging.data(), chunk.bytes);
+    absl::MutexLock lock(&mutex_);
+    // Begun anew meanwhile: these bytes are void.
+    if (!transfer_.has_value() || transfer_->number != *number) continue;
+    transfer_->chunk.reset();
+    ++transfer_->chunks;
+    transfer_->received += chunk.bytes;
+    v1::SessionRequest request;
+    request.mutable_state_read()->set_transfer(*number);
+    request.mutable_state_read()->set_chunk(chunk.number);
+    connection_.stream().Send(std::move(request));
+    if (transfer_->received < transfer_->bytes) continue;
+    auto image = ParseImage(transfer_->source, std::move(memory), transfer_->bytes);
+    if (!image.ok()) return Refuse(*number, image.status());
+    transfer_->fetched = true;
+    return image;
+  }
+}
+
+// ---- Confirm ------------------------------------------------------------------------------------
+
+absl::Status StateFetch::Confirm(absl::Duration timeout) {
+  absl::MutexLock turn(&turn_);
+  std::uint64_t number = 0;
+  const auto interrupted = [this] {
+    return MakeError(
+        absl::StatusCode::kAborted, reason::kStateInterrupted,
+        absl::StrCat("rank ", connection_.options().rank,
+                     ": the step was void, or the source was lost, while this rank loaded the "
+                     "state; call FetchState again, and load what it returns"),
+        connection_.Fields());
+  };
+  if (!connection_.state_reader().serves()) {
+    return OutOfOrder("ConfirmState reads the state that ServeState names; call that first");
+  }
+  StatePin pin(&connection_.state_reader());
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!end_.ok()) return end_;
+    if (!failed_.ok()) return std::exchange(failed_, absl::OkStatus());
+    if (!loading_) {
+      return OutOfOrder("ConfirmState follows FetchState, in a session that replaces a lost one");
+    }
+    if (!transfer_.has_value() || !transfer_->fetched) {
+      if (asked_) return interrupted();
+      return OutOfOrder("ConfirmState follows FetchState");
+    }
+    number = transfer_->number;
+  }
+  connection_.state_reader().SendDigests(number);
+  absl::MutexLock lock(&mutex_);
+  const auto answered = [this, number]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !loading_ || !transfer_.has_value() || transfer_->number != number || !failed_.ok() ||
+           !end_.ok();
+  };
+  DaemonSilence silence(connection_);
+  const Awaited awaited =
+      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), absl::Now() + timeout, &silence);
+  if (!loading_) return absl::OkStatus();
+  if (!end_.ok()) return end_;
+  if (!failed_.ok()) return std::exchange(failed_, absl::OkStatus());
+  if (awaited == Awaited::kMet) return interrupted();
+  if (awaited == Awaited::kSilent) {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonSilent,
+                     absl::StrCat("rank ", connection_.options().rank, ": ", silence.Description(),
+                                  "; ConfirmState can be repeated"),
+                     connection_.Fields());
+  }
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+                   absl::StrCat("rank ", connection_.options().rank,
+                                ": the other ranks have not confirmed the state within ",
+                                DurationText(timeout), "; call ConfirmState again"),
+                   connection_.Fields());
+}
+
+// ---- The daemon's messages ----------------------------------------------------------------------
+
+void StateFetch::OnReplacement() {
+  absl::MutexLock lock(&mutex_);
+  loading_ = true;
+}
+
+void StateFetch::OnBegin(const v1::StateBegin& begin) {
+  absl::MutexLock lock(&mutex_);
+  if (!loading_) return;
+  transfer_ = Transfer{begin.transfer(), begin.bytes(), begin.source()};
+}
+
+void StateFetch::OnChunk(const v1::StateChunk& chunk) {
+  absl::MutexLock lock(&mutex_);
+  if (!transfer_.has_value() || transfer_->number != chunk.transfer()) return;
+  transfer_->chunk = Chunk{chunk.chunk(), chunk.bytes()};
+}
+
+void StateFetch::OnCancelled(std::uint64_t transfer) {
+  absl::MutexLock lock(&mutex_);
+  if (transfer_.has_value() && transfer_->number == transfer) transfer_.reset();
+}
+
+void StateFetch::OnAdmitted(std::uint64_t transfer) {
+  absl::MutexLock lock(&mutex_);
+  if (!transfer_.has_value() || transfer_->number != transfer) return;
+  loading_ = false;
+  asked_ = false;
+  transfer_.reset();
+}
+
+void StateFetch::OnFailed(const v1::StateFailed& failed) {
+  absl::Status status = StatusFromProto(failed.status());
+  absl::MutexLock lock(&mutex_);
+  failed_ = status.ok() ? Broken("failed FetchState without a reason") : std::move(status);
+  asked_ = false;
+  transfer_.reset();
+}
+
+void StateFetch::OnSessionEnd(const absl::Status& end) {
+  absl::MutexLock lock(&mutex_);
+  end_ = end;
+}
+
+}  // namespace gradsync::client

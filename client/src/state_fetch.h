@@ -1,0 +1,99 @@
+// How a replacement gets the state of the model from a living rank.
+
+#ifndef CLIENT_SRC_STATE_FETCH_H_
+#define CLIENT_SRC_STATE_FETCH_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/include/gradsync/client.h"
+
+namespace gradsync::v1 {
+class StateBegin;
+class StateChunk;
+class StateFailed;
+}  // namespace gradsync::v1
+
+namespace gradsync::client {
+
+class Connection;
+
+// Thread-safe. A part of the Connection. Statuses: those of Session. Legal call order:
+//
+//   (Fetch Confirm)*
+//
+// The daemon may begin the transfer anew at any time: then what has arrived is void, and Fetch goes
+// on with the new one.
+class StateFetch {
+ public:
+  explicit StateFetch(Connection* connection) : connection_(*connection) {}
+
+  absl::StatusOr<StateImage> Fetch(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
+  absl::Status Confirm(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
+
+  // The session replaces a lost one whose state comes from a survivor: it may begin no step until
+  // StateAdmitted.
+  void OnReplacement() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool loading() const { return loading_.load(); }
+
+  // The daemon's messages, on the stream's thread.
+  void OnBegin(const v1::StateBegin& begin) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnChunk(const v1::StateChunk& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnCancelled(std::uint64_t transfer) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnAdmitted(std::uint64_t transfer) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnFailed(const v1::StateFailed& failed) ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Chunk {
+    std::uint64_t number;
+    std::uint64_t bytes;
+  };
+  struct Transfer {
+    std::uint64_t number;
+    std::uint64_t bytes;
+    std::uint32_t source;
+    std::uint64_t chunks = 0;         // copied
+    std::uint64_t received = 0;       // bytes
+    std::optional<Chunk> chunk = {};  // to copy
+    bool fetched = false;             // Fetch has returned it
+  };
+
+  // FAILED_PRECONDITION PROTOCOL_VIOLATION.
+  absl::Status OutOfOrder(absl::string_view what) const;
+  // The session that ends because this rank cannot take the state.
+  absl::Status Refuse(std::uint64_t transfer, const absl::Status& why);
+  absl::Status Broken(absl::string_view what) const;
+  // Asks the daemon for the state, unless it was asked.
+  absl::Status Ask(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the transfer has a chunk to copy, or has ended. Returns a copy of it.
+  absl::StatusOr<Transfer> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  Connection& connection_;
+
+  // Held for a whole call.
+  absl::Mutex turn_ ABSL_ACQUIRED_BEFORE(mutex_);
+
+  // Written under the lock, and read without it by every call that marks a bucket.
+  std::atomic<bool> loading_{false};
+
+  absl::Mutex mutex_;
+  // FetchState is sent, and the daemon has neither failed it nor admitted this rank.
+  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Transfer> transfer_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // of the daemon; until a call returns it
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_STATE_FETCH_H_

@@ -1,0 +1,141 @@
+// The thread that reads this rank's state of the model, and the pin that keeps the state as it is
+// meanwhile.
+
+#ifndef CLIENT_SRC_STATE_READER_H_
+#define CLIENT_SRC_STATE_READER_H_
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "client/include/gradsync/client.h"
+#include "client/src/staging_memory.h"
+
+namespace gradsync::v1 {
+class SessionRequest;
+class StateChunk;
+class StateQuestion;
+}  // namespace gradsync::v1
+
+namespace gradsync::client {
+
+// Sends a message to the daemon; never waits for it.
+class StateSender {
+ public:
+  virtual ~StateSender() = default;
+  virtual void SendState(v1::SessionRequest request) = 0;
+};
+
+// Answers StateQuestion and StateChunk{write}: it hashes the items of the trainer's TrainerState,
+// and writes them into the staging memory. It serves chunks first and hashes while none is asked
+// for.
+//
+// It reads only while the state is frozen: from the beginning of a wait, or this rank's EndStep,
+// until the wait returns to the trainer. Thaw is what pins: it ends the reading, and returns when
+// the reader has stopped. If the same step is waited for again, the reader goes on where it
+// stopped.
+//
+// Thread-safe. A part of the Connection, which calls Stop. The thread owns all that it uses, since
+// a TrainerState that never returns would keep it for ever. No lock of a StepClient, of the
+// JobChannel or of the Connection is taken under its lock, but the stream's is.
+class StateReader {
+  class Impl;
+
+ public:
+  // A pin; 0: none.
+  using Pin = std::uint64_t;
+
+  StateReader();
+  // Stops.
+  ~StateReader();
+
+  // `sender` and `rank` are used until Stop; `staging` as long as a reader lives. Called once,
+  // before anything else.
+  void Open(StateSender* sender, std::uint32_t rank, std::shared_ptr<StagingMemory> staging);
+
+  // Reads `source` from now on; null: refuses every question. Returns when nothing reads the source
+  // before.
+  //   RESOURCE_EXHAUSTED MEMORY: no thread can be started.
+  absl::Status Serve(std::shared_ptr<TrainerState> source) ABSL_LOCKS_EXCLUDED(serve_mutex_);
+  // Whether there is a source.
+  bool serves() const;
+
+  // ---- The trainer's calls
+
+  // The trainer has ended its step: its state stays as it is until a wait returns. Never blocks.
+  void FreezeUntilWait();
+  // The trainer waits: its state stays as it is until Thaw(pin). Never blocks.
+  Pin Freeze();
+  enum class State { kSame, kMayChange };
+  // The wait returns to the trainer, which may then change the state (`kMayChange`) or must not,
+  // since its step still runs (`kSame`). Returns when nobody reads the state, at most about 100 ms
+  // later; if the TrainerState itself does not return, after 10 s. With `kSame` the reading goes on
+  // while another wait of this rank lasts. Does nothing if Interrupt came after Freeze.
+  void Thaw(Pin pin, State state);
+  // Ctrl-C ends the waits that have begun, although they have not returned: as Thaw(kSame) of all.
+  // Also waits for every OwnReading.
+  void Interrupt();
+
+  // A call of the trainer reads the state on its own thread.
+  class OwnReading {
+   public:
+    explicit OwnReading(StateReader* reader);
+    ~OwnReading();
+    OwnReading(const OwnReading&) = delete;
+    OwnReading& operator=(const OwnReading&) = delete;
+
+    // The reading must stop: the call was interrupted, or the session has ended.
+    bool interrupted() const;
+
+   private:
+    const std::shared_ptr<Impl> impl_;
+    const Pin pin_;
+  };
+
+  // Reads the state and sends its digests for `transfer`, as a question of the daemon asks for. The
+  // caller holds a pin.
+  void SendDigests(std::uint64_t transfer);
+
+  // ---- The daemon's messages, on the stream's thread
+
+  void OnQuestion(const v1::StateQuestion& question);
+  void OnChunk(const v1::StateChunk& chunk);
+  void OnCancelled(std::uint64_t transfer);
+  // A step is decided: its transfer, if any, uses the staging memory no more.
+  void OnStepDone();
+
+  // The session has ended: nothing more is read or sent. Never blocks.
+  void Stop();
+  // After Stop: returns when nobody reads the state; see Thaw.
+  void AwaitStopped();
+
+ private:
+  const std::shared_ptr<Impl> impl_;
+  absl::Mutex serve_mutex_;
+  std::thread thread_ ABSL_GUARDED_BY(serve_mutex_);
+};
+
+// Pins the state for the time of one wait. Frees it as `kSame` unless `MayChange` was called.
+class StatePin {
+ public:
+  explicit StatePin(StateReader* reader) : reader_(*reader), pin_(reader->Freeze()) {}
+  ~StatePin() { reader_.Thaw(pin_, state_); }
+  StatePin(const StatePin&) = delete;
+  StatePin& operator=(const StatePin&) = delete;
+
+  // The wait has an answer, after which the trainer may change the state.
+  void MayChange() { state_ = StateReader::State::kMayChange; }
+  StateReader::Pin pin() const { return pin_; }
+
+ private:
+  StateReader& reader_;
+  const StateReader::Pin pin_;
+  StateReader::State state_ = StateReader::State::kSame;
+};
+
+}  // namespace gradsync::client
+
+#endif  // CLIENT_SRC_STATE_READER_H_

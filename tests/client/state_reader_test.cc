@@ -1,0 +1,387 @@
+// What a rank reads of its state, when, and when it stops.
+
+#include "client/src/state_reader.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "client/src/error.h"
+#include "client/src/state_image.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/gradsync/v1/gradsync.pb.h"
+
+namespace gradsync::client {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(40);
+constexpr std::size_t kStagingBytes = 1 << 16;
+
+std::shared_ptr<StagingMemory> NewStaging() {
+  const int memfd = memfd_create("staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  EXPECT_EQ(ftruncate(memfd, kStagingBytes), 0);
+  EXPECT_EQ(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  auto mapped = MappedMemory::Map(memfd, kStagingBytes, "staging");
+  close(memfd);
+  return std::make_shared<StagingMemory>(*std::move(mapped));
+}
+
+// Zeros that nobody hashes in the time of a test, and that take no memory.
+class EndlessZeros {
+ public:
+  EndlessZeros()
+      : data_(
+            mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+    EXPECT_NE(data_, MAP_FAILED);
+  }
+  ~EndlessZeros() { munmap(data_, kBytes); }
+  StateItem item() const { return {"endless", data_, kBytes}; }
+
+ private:
+  static constexpr std::size_t kBytes = std::size_t{1} << 40;
+  void* const data_;
+};
+
+// Keeps what is sent.
+class Outbox final : public StateSender {
+ public:
+  void SendState(v1::SessionRequest request) override {
+    absl::MutexLock lock(&mutex_);
+    sent_.push_back(std::move(request));
+  }
+  // The next message; an empty one if none comes.
+  v1::SessionRequest Next() {
+    const auto some = [this] { return !sent_.empty(); };
+    absl::MutexLock lock(&mutex_);
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&some), kPatience)) return {};
+    auto request = std::move(sent_.front());
+    sent_.pop_front();
+    return request;
+  }
+  bool empty() {
+    absl::MutexLock lock(&mutex_);
+    return sent_.empty();
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::deque<v1::SessionRequest> sent_;
+};
+
+// Items that the test chooses. `on_read` runs inside of Read.
+class TestState final : public TrainerState {
+ public:
+  explicit TestState(std::vector<StateItem> items) : items_(std::move(items)) {}
+
+  absl::StatusOr<std::vector<StateItem>> Read() override {
+    ++reads;
+    if (on_read) on_read();
+    if (!failure.ok()) return failure;
+    reading = true;
+    return items_;
+  }
+  void Done() override { reading = false; }
+
+  std::function<void()> on_read;
+  absl::Status failure;
+  std::atomic<int> reads{0};
+  std::atomic<bool> reading{false};
+
+  void Set(std::vector<StateItem> items) { items_ = std::move(items); }
+
+ private:
+  std::vector<StateItem> items_;
+};
+
+class StateReaderTest : public testing::Test {
+ protected:
+  StateReaderTest() { reader_.Open(&outbox_, 1, staging_); }
+
+  std::shared_ptr<TestState> Serve(std::vector<StateItem> items) {
+    auto state = std::make_shared<TestState>(std::move(items));
+    EXPECT_TRUE(reader_.Serve(state).ok());
+    return state;
+  }
+  void Ask(std::uint64_t transfer, bool offer) {
+    v1::StateQuestion question;
+    question.set_transfer(transfer);
+    question.set_offer(offer);
+    reader_.OnQuestion(question);
+  }
+  void AskChunk(std::uint64_t transfer, std::uint64_t number, std::uint64_t bytes) {
+    v1::StateChunk chunk;
+    chunk.set_transfer(transfer);
+    chunk.set_chunk(number);
+    chunk.set_bytes(bytes);
+    chunk.set_write(true);
+    reader_.OnChunk(chunk);
+  }
+  // Takes the whole state, chunk by chunk. Returns its digests, which come at some time.
+  std::vector<std::string> TakeImage(std::uint64_t transfer, std::string* image) {
+    std::vector<std::string> digests;
+    const auto next = [&] {
+      auto request = outbox_.Next();
+      if (!request.has_state_digests()) return request;
+      for (const auto& item : request.state_digests().items()) digests.push_back(item.sha256());
+      return outbox_.Next();
+    };
+    const auto offer = next();
+    EXPECT_EQ(offer.state_offer().transfer(), transfer) << offer.DebugString();
+    const std::uint64_t bytes = offer.state_offer().bytes();
+    for (std::uint64_t chunk = 0; image->size() < bytes; ++chunk) {
+      const std::size_t size = std::min<std::size_t>(kStagingBytes, bytes - image->size());
+      AskChunk(transfer, chunk, size);
+      const auto written = next();
+      EXPECT_EQ(written.state_written().chunk(), chunk) << written.DebugString();
+      if (!written.has_state_written()) return digests;
+      image->append(reinterpret_cast<const char*>(staging_->data()), size);
+    }
+    if (digests.empty()) {
+      const auto last = outbox_.Next();
+      for (const auto& item : last.state_digests().items()) digests.push_back(item.sha256());
+    }
+    return digests;
+  }
+
+  Outbox outbox_;
+  const std::shared_ptr<StagingMemory> staging_ = NewStaging();
+  StateReader reader_;
+};
+
+TEST_F(StateReaderTest, HashesWhileTheStateIsFrozen) {
+  const auto state = Serve({{"abc", "abc", 3}, {"empty", nullptr, 0}});
+  Ask(7, false);
+  EXPECT_TRUE(outbox_.empty());
+  EXPECT_EQ(state->reads, 0);
+  const auto pin = reader_.Freeze();
+  const auto digests = outbox_.Next().state_digests();
+  EXPECT_EQ(digests.transfer(), 7u);
+  ASSERT_EQ(digests.items_size(), 2);
+  EXPECT_EQ(digests.items(0).name(), "abc");
+  EXPECT_EQ(absl::BytesToHexString(digests.items(0).sha256()),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(absl::BytesToHexString(digests.items(1).sha256()),
+            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  reader_.Thaw(pin, StateReader::State::kMayChange);
+  EXPECT_FALSE(state->reading);
+  EXPECT_EQ(state->reads, 1);
+}
+
+TEST_F(StateReaderTest, GivesItsStateInChunks) {
+  const std::string large(3 * kStagingBytes + 5, 'g');
+  Serve({{"small", "abc", 3}, {"large", large.data(), large.size()}});
+  reader_.FreezeUntilWait();
+  Ask(1, true);
+  std::string bytes;
+  EXPECT_EQ(TakeImage(1, &bytes).size(), 2u);
+  auto memory = NewImageMemory(bytes.size());
+  std::memcpy(memory.get(), bytes.data(), bytes.size());
+  const auto image = ParseImage(1, memory, bytes.size());
+  ASSERT_TRUE(image.ok()) << image.status();
+  ASSERT_EQ(image->items.size(), 2u);
+  EXPECT_EQ(std::memcmp(image->items[1].data.data(), large.data(), large.size()), 0);
+}
+
+TEST_F(StateReaderTest, AThawReturnsOnlyAfterTheReading) {
+  const EndlessZeros zeros;
+  const auto state = Serve({zeros.item()});
+  Ask(1, false);
+  for (int wait = 0; wait < 3; ++wait) {
+    std::promise<void> begun;
+    state->on_read = [&] { begun.set_value(); };
+    const auto pin = reader_.Freeze();
+    begun.get_future().wait();
+    reader_.Thaw(pin, StateReader::State::kSame);
+    EXPECT_FALSE(state->reading);
+  }
+  EXPECT_EQ(state->reads, 3);
+  EXPECT_TRUE(outbox_.empty());
+}
+
+TEST_F(StateReaderTest, TheSameStateIsReadOnWhereTheReadingStopped) {
+  const std::string large(2 * kStagingBytes, 'g');
+  const auto state = Serve({{"large", large.data(), large.size()}});
+  auto pin = reader_.Freeze();
+  Ask(1, true);
+  const std::uint64_t bytes = outbox_.Next().state_offer().bytes();
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  AskChunk(1, 0, kStagingBytes);
+  EXPECT_TRUE(outbox_.Next().has_state_written());
+  reader_.Thaw(pin, StateReader::State::kSame);
+  EXPECT_FALSE(state->reading);
+  AskChunk(1, 1, kStagingBytes);
+  EXPECT_TRUE(outbox_.empty());
+  pin = reader_.Freeze();
+  EXPECT_EQ(outbox_.Next().state_written().chunk(), 1u);
+  AskChunk(1, 2, bytes - 2 * kStagingBytes);
+  EXPECT_EQ(outbox_.Next().state_written().chunk(), 2u);
+  reader_.Thaw(pin, StateReader::State::kMayChange);
+  EXPECT_EQ(state->reads, 2);
+}
+
+TEST_F(StateReaderTest, AThawWaitsForASourceThatReads) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  std::promise<void> begun;
+  std::promise<void> released;
+  state->on_read = [&] {
+    begun.set_value();
+    released.get_future().wait();
+  };
+  Ask(1, false);
+  const auto pin = reader_.Freeze();
+  begun.get_future().wait();
+  std::atomic<bool> thawed{false};
+  std::thread waiter([&] {
+    reader_.Thaw(pin, StateReader::State::kSame);
+    thawed = true;
+  });
+  // It cannot be thawed before: the source has not returned.
+  std::this_thread::yield();
+  EXPECT_FALSE(thawed);
+  released.set_value();
+  waiter.join();
+  EXPECT_FALSE(state->reading);
+  EXPECT_TRUE(outbox_.empty());
+}
+
+TEST_F(StateReaderTest, ASourceThatFailsIsRefusedWithItsMessage) {
+  const auto state = Serve({});
+  state->failure = absl::InternalError("no optimizer yet");
+  const auto pin = reader_.Freeze();
+  Ask(4, true);
+  const auto refused = outbox_.Next().state_refused();
+  EXPECT_EQ(refused.transfer(), 4u);
+  EXPECT_EQ(refused.reason(), "rank 1: no optimizer yet");
+  state->failure = absl::OkStatus();
+  state->Set({{"", "x", 1}});
+  Ask(5, true);
+  EXPECT_THAT(outbox_.Next().state_refused().reason(), HasSubstr("needs a name"));
+  reader_.Thaw(pin, StateReader::State::kSame);
+}
+
+TEST_F(StateReaderTest, WithoutASourceEveryQuestionIsRefused) {
+  Ask(1, true);
+  EXPECT_THAT(outbox_.Next().state_refused().reason(), HasSubstr("call ServeState"));
+  Serve({{"abc", "abc", 3}});
+  Ask(2, false);
+  EXPECT_TRUE(reader_.Serve(nullptr).ok());
+  EXPECT_THAT(outbox_.Next().state_refused().reason(), HasSubstr("no more"));
+}
+
+TEST_F(StateReaderTest, ACancelledTransferEnds) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  reader_.FreezeUntilWait();
+  Ask(1, true);
+  std::vector<v1::SessionRequest> sent = {outbox_.Next(), outbox_.Next()};
+  EXPECT_TRUE(sent[0].has_state_offer());
+  EXPECT_TRUE(sent[1].has_state_digests());
+  reader_.OnCancelled(1);
+  AskChunk(1, 0, 3);
+  // The staging memory is free, and the next transfer gets it.
+  ASSERT_TRUE(staging_->Acquire(absl::Now() + kPatience, nullptr));
+  Ask(2, true);
+  staging_->Release();
+  std::string image;
+  EXPECT_EQ(TakeImage(2, &image).size(), 1u);
+  EXPECT_TRUE(outbox_.empty());
+}
+
+TEST_F(StateReaderTest, AChangedStateIsHashedAnew) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  const EndlessZeros zeros;
+  state->Set({{"first", "abc", 3}, zeros.item()});
+  std::promise<void> begun;
+  state->on_read = [&] { begun.set_value(); };
+  Ask(1, false);
+  auto pin = reader_.Freeze();
+  begun.get_future().wait();
+  reader_.Thaw(pin, StateReader::State::kMayChange);
+  EXPECT_TRUE(outbox_.empty());
+  state->on_read = nullptr;
+  state->Set({{"first", "xyz", 3}});
+  pin = reader_.Freeze();
+  const auto digests = outbox_.Next().state_digests();
+  ASSERT_EQ(digests.items_size(), 1);
+  EXPECT_EQ(absl::BytesToHexString(digests.items(0).sha256()).substr(0, 8), "3608bca1");
+  reader_.Thaw(pin, StateReader::State::kMayChange);
+}
+
+TEST_F(StateReaderTest, AStateThatChangesAfterTheOfferIsRefused) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  auto pin = reader_.Freeze();
+  Ask(1, true);
+  EXPECT_TRUE(outbox_.Next().has_state_offer());
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  reader_.Thaw(pin, StateReader::State::kSame);
+  state->Set({{"abc", "abcd", 4}});
+  pin = reader_.Freeze();
+  EXPECT_THAT(outbox_.Next().state_refused().reason(), HasSubstr("changed"));
+  reader_.Thaw(pin, StateReader::State::kSame);
+}
+
+TEST_F(StateReaderTest, AnImpossibleChunkIsRefused) {
+  Serve({{"abc", "abc", 3}});
+  reader_.FreezeUntilWait();
+  Ask(1, true);
+  EXPECT_TRUE(outbox_.Next().has_state_offer());
+  AskChunk(1, 0, kStagingBytes + 1);
+  v1::SessionRequest request = outbox_.Next();
+  if (request.has_state_digests()) request = outbox_.Next();
+  EXPECT_THAT(request.state_refused().reason(), HasSubstr("chunk 0"));
+}
+
+TEST_F(StateReaderTest, AfterAnInterruptOnlyANewWaitReads) {
+  Serve({{"abc", "abc", 3}});
+  const auto abandoned = reader_.Freeze();
+  reader_.Interrupt();
+  Ask(1, false);
+  EXPECT_TRUE(outbox_.empty());
+  const auto pin = reader_.Freeze();
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  // The wait that was left returns at last, and takes nothing from the one that lasts.
+  reader_.Thaw(abandoned, StateReader::State::kMayChange);
+  Ask(2, false);
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  reader_.Thaw(pin, StateReader::State::kSame);
+  std::thread interrupter;
+  {
+    StateReader::OwnReading own(&reader_);
+    EXPECT_FALSE(own.interrupted());
+    std::thread other([&] { reader_.Interrupt(); });
+    while (!own.interrupted()) std::this_thread::yield();
+    interrupter = std::move(other);
+  }
+  interrupter.join();
+}
+
+TEST_F(StateReaderTest, AfterTheEndNothingIsRead) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  Ask(1, false);
+  reader_.Stop();
+  reader_.AwaitStopped();
+  const auto pin = reader_.Freeze();
+  reader_.Thaw(pin, StateReader::State::kMayChange);
+  EXPECT_EQ(state->reads, 0);
+  EXPECT_TRUE(outbox_.empty());
+}
+
+}  // namespace
+}  // namespace gradsync::client
