@@ -482,7 +482,8 @@ MUTATIONS = (
     Mutation(
         "an admitted rank has not the state",
         "job.cc",
-        '    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return "";\n',
+        "    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) "
+        'return "";\n',
     ),
     # ---- Which ranks have the state, and do not change it
     Mutation(
