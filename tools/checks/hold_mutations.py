@@ -423,7 +423,8 @@ MUTATIONS = (
     Mutation(
         "an admitted rank has not the state",
         "job.cc",
-        '    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return "";\n',
+        "if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return",
+        "if (HealsFromSurvivors() && other >= world_size_) return",
     ),
     Mutation(
         "a rank that left long ago has the state",
