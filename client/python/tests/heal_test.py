@@ -104,12 +104,15 @@ def heal(session, model, folder, victim, deaths):
     )
     assert current.step == layout.next_step
     session.serve_state(model.items)
-    if "fetch" in deaths and first_time(folder, "fetch"):
+    dies = "fetch" in deaths and first_time(folder, "fetch")
+    if dies:
         # The source's function says when it is read.
         pipe = pathlib.Path(folder) / "reading"
         threading.Thread(target=lambda: (pipe.read_bytes(), kill_me()), daemon=True).start()
     while True:
         image = session.fetch_state()
+        if dies:  # that thread was late
+            kill_me()
         assert image.source != session.rank
         model.load(image)
         if "confirm" in deaths and first_time(folder, "confirm"):
