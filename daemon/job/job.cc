@@ -107,10 +107,10 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             MaybeEnd(transaction.actions());
           }),
       collectives_(world_size),
-      healing_(terms_, &members_, [this](std::uint64_t transfer) {
+      healing_(terms_, &members_, [this] {
         const auto self = shared_from_this();
         Transaction transaction(this);
-        healing_.Copied(transfer, transaction.actions());
+        healing_.Copied(transaction.actions());
         MaybeEnd(transaction.actions());
       }) {}
 

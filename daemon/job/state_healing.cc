@@ -154,20 +154,20 @@ absl::Status StateHealing::Written(std::uint32_t rank, std::uint64_t transfer, s
   copying_ = true;
   // Runs without the lock, so it holds references that keep the memory mapped.
   actions->copies.push_back([from = transfer_->from(), to = transfer_->to(),
-                             bytes = transfer_->chunk_bytes(), transfer, copied = copied_] {
+                             bytes = transfer_->chunk_bytes(), copied = copied_] {
     std::memcpy(to.data, from.data, bytes);
-    copied(transfer);
+    copied();
   });
   return absl::OkStatus();
 }
 
-void StateHealing::Copied(std::uint64_t transfer, DeferredActions* actions) {
+void StateHealing::Copied(DeferredActions* actions) {
   copying_ = false;
-  if (!transfer_.has_value() || transfer_->number() != transfer) return;
+  if (!transfer_.has_value()) return;
   transfer_->Copied();
   members_->Send(transfer_->replacement().rank,
-                 StateChunkMessage{transfer, transfer_->chunk(), transfer_->chunk_bytes(),
-                                   /*write=*/false},
+                 StateChunkMessage{transfer_->number(), transfer_->chunk(),
+                                   transfer_->chunk_bytes(), /*write=*/false},
                  actions);
 }
 

@@ -131,7 +131,7 @@ class StateHealing {
   };
   using StandingOf = absl::FunctionRef<Standing(std::uint32_t rank, std::uint32_t replacement)>;
   // A copy has ended. Called without the job's lock; the job takes it and calls Copied().
-  using OnCopied = std::function<void(std::uint64_t transfer)>;
+  using OnCopied = std::function<void()>;
 
   // How long a source may take for its offer, and for each chunk.
   static constexpr std::uint64_t kSilenceNs = 30'000'000'000;
@@ -157,7 +157,7 @@ class StateHealing {
   // STATE_REFUSED, unless the rank is the source: then another one is taken.
   absl::Status Refuse(std::uint32_t rank, std::uint64_t transfer, absl::string_view why,
                       DeferredActions* actions);
-  void Copied(std::uint64_t transfer, DeferredActions* actions);
+  void Copied(DeferredActions* actions);
 
   // ---- Called at the end of every change of the job.
   // Ends the transfer if a rank that was asked is not frozen any more, asks ranks that have become
@@ -220,7 +220,7 @@ class StateHealing {
   std::vector<Request> requests_;  // in the order of their requests; one of a rank at most
   std::optional<StateTransfer> transfer_;
   std::uint64_t transfers_ = 0;  // number of the last one
-  bool copying_ = false;         // also after the end of its transfer
+  bool copying_ = false;         // also after the end of its transfer; the next one waits for it
   bool stopped_ = false;
   absl::Status diverged_;  // why the job must end
 };

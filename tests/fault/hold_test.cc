@@ -1,8 +1,11 @@
 // Policy `hold` with real processes: a rank is killed, the others wait without an error, and
 // another process takes its place.
 
+#include <signal.h>
+
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +22,8 @@ constexpr std::size_t kVictim = 1;
 
 class HoldTest : public testing::Test {
  protected:
+  explicit HoldTest(const std::vector<std::string>& flags = {}) : daemon_(flags) {}
+
   // Step 1 is complete: from here on a lost rank can be replaced.
   void Begin(const std::string& options = kHold) {
     trainers_ = JoinedTrainers(daemon_, kRanks, "job", options);
@@ -218,6 +223,27 @@ TEST_F(HoldTest, JobEndsWhenNobodyReplacesTheRankInTime) {
     EXPECT_NE(lost.message.find("did not come back within hold_timeout, 500ms"), std::string::npos)
         << lost;
   }
+}
+
+class ShortLeaseTest : public HoldTest {
+ protected:
+  ShortLeaseTest() : HoldTest({"--lease=1s"}) {}
+};
+
+TEST_F(ShortLeaseTest, StoppedProcessIsKilledAndReplaced) {
+  Begin();
+  OthersWait(2);
+  const std::unique_ptr<Trainer> stopped = std::move(trainers_[kVictim]);
+  stopped->Signal(SIGSTOP);
+  // Join tries again until the rank is free.
+  trainers_[kVictim] =
+      std::make_unique<Trainer>(daemon_, static_cast<std::uint32_t>(kVictim), kRanks, "job", kHold);
+  const Reply joined = trainers_[kVictim]->Join();
+  ASSERT_TRUE(joined.ok()) << joined;
+  EXPECT_EQ(joined.Field("replacement"), "yes");
+  Expect(kVictim, "register buckets=2");
+  Expect(kVictim, "step");
+  ExpectOthersDone();
 }
 
 TEST_F(HoldTest, LossBeforeTheFirstCompleteStepEndsTheJob) {

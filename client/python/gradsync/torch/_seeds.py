@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from typing import Any
 
 import torch
 
@@ -16,10 +17,16 @@ def number(*parts: object) -> int:
 
 
 def seed_generators(*parts: object) -> None:
-    """Seeds the generators of `random`, NumPy (if it is imported) and PyTorch from `parts`."""
+    """Seeds the generators of `random`, NumPy (if it is imported) and PyTorch from `parts`.
+
+    It takes 6 us, without a GPU. torch.manual_seed() looks for every kind of device: 90 us.
+    """
     seed = number(*parts)
     random.seed(seed)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    cuda: Any = torch.cuda  # without types
+    if cuda.is_initialized():
+        cuda.manual_seed_all(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
