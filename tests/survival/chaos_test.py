@@ -73,7 +73,7 @@ def test_25_faults_change_no_bit_and_every_break_is_seen(temporary, tmp_path):
 
 
 def test_a_break_is_an_exit_status_of_1_that_names_the_first_difference(temporary):
-    status, _, err = run(temporary, "--faults", 2, "--phases", "reduced", "--break", "dropped")
+    status, _, err = run(temporary, "--faults", 1, "--phases", "reduced", "--break", "dropped")
     assert status == 1
     assert "the chains differ: rank" in err and "averages differ" in err
     assert "before it: fault 0: rank 0, step 4, one bucket reduced, another waiting" in err

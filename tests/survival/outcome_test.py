@@ -75,6 +75,13 @@ def test_a_good_training_has_no_complaint():
     assert [(r.rank, r.step, r.beside_ms) for r in result.returns] == [(1, 4, 20.0)]
 
 
+def test_a_return_that_waited_for_another_death_does_not_count():
+    fetched = {"event": "fact", "rank": 1, "pid": 203, "fetched": 2}
+    lines = good_lines()
+    assert len(outcome([*lines[:2], fetched, *lines[2:]]).returns) == 1
+    assert not outcome([*lines[:2], fetched, dies(2, 0, 100, 4), *lines[2:4]]).returns
+
+
 def test_the_daemon_s_log_says_when_a_death_was_known():
     lines = good_lines()
     end = {"rank": 1, "unix_ns": lines[0]["unix_ns"] + 3_000_000}

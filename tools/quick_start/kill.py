@@ -86,6 +86,8 @@ class Kill:
             "GRADSYNC_JOB_TOKEN": "",
             "PYTHONPATH": str(_ROOT / "client/python"),
             "PYTHONDONTWRITEBYTECODE": "1",
+            # PyTorch makes a folder there as soon as an optimizer is used.
+            "TORCHINDUCTOR_CACHE_DIR": str(self._launcher.directory / "torch"),
         }
         child = self._launcher.start(f"the training {name} faults", Node(), command, environment)
         self._launcher.close_input(child)

@@ -209,6 +209,8 @@ class Chaos:
         if self._given.keep:
             self._folder = pathlib.Path(self._given.keep).absolute()
         self._folder.mkdir(parents=True)
+        # PyTorch makes a folder there as soon as an optimizer is used.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self._launcher.directory / "torch")
         self._daemon_log = self._folder / "daemon.jsonl"
         flags = [f"--log_file={self._daemon_log}", "--log_format=json", "--cuda_library=none"]
         flags += [f"--lease={self._given.lease}"]

@@ -40,7 +40,7 @@ class Death:
 
 @dataclasses.dataclass
 class Return:
-    """A replacement that completed a step.
+    """A replacement that completed a step, in which no other rank died meanwhile.
 
     Attributes:
       rank: whose place it took.
@@ -141,11 +141,19 @@ def _back_in(death: Death, lines: Sequence[Mapping[str, Any]]) -> Optional[int]:
 
 
 def _returns(lines: Sequence[Mapping[str, Any]]) -> list[Return]:
-    return [
-        Return(line["rank"], line["step"], line["beside_ms"], line["transfer_ms"])
-        for line in lines
-        if line["event"] == FACT and "beside_ms" in line
-    ]
+    """Those that waited for no further death."""
+    returns = []
+    fetched: dict[int, int] = {}  # by process: which line said that it has the state
+    for place, line in enumerate(lines):
+        if "fetched" in line:
+            fetched[line["pid"]] = place
+        if "beside_ms" in line:
+            meanwhile = lines[fetched.get(line["pid"], place) : place]
+            if not any(other["event"] == DIES for other in meanwhile):
+                returns.append(
+                    Return(line["rank"], line["step"], line["beside_ms"], line["transfer_ms"])
+                )
+    return returns
 
 
 def _complaints(
