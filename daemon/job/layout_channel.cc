@@ -483,10 +483,8 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   step_ = NewStep(step() + 1);
   gpu_verdict_ = GpuVerdict();
   ReleaseCopies(actions);
-  if (agreement_.HasLost()) {
-    agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);
-    reductions_.Rebind();
-  }
+  // No bucket is bound to it: losses and reductions have seen to that.
+  agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);
 }
 
 void LayoutChannel::ReleaseCopies(DeferredActions* actions) {
@@ -525,7 +523,6 @@ void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredA
   step_.Lose(rank);
   first_step_[rank] = kNoStep;
   agreement_.Lose(rank, actions);
-  reductions_.Rebind();
   ReleaseLostMemory(actions);
 }
 

@@ -12,6 +12,19 @@
 namespace gradsync::daemon {
 namespace {
 
+std::string Describe(const HoldWorldOptions& world) {
+  const bool survivor = world.source == StateSource::kSurvivor;
+  return std::to_string(world.ranks) + "Ranks" + std::to_string(world.faults.deaths) + "Deaths" +
+         (survivor ? "Survivor" : "Trainer");
+}
+
+}  // namespace
+
+// For messages of failed tests.
+void PrintTo(const HoldWorldOptions& world, std::ostream* out) { *out << Describe(world); }
+
+namespace {
+
 // A schedule takes a millisecond, and many times that with AddressSanitizer.
 #ifdef __SANITIZE_ADDRESS__
 constexpr int kSchedules = 625;
@@ -47,11 +60,8 @@ INSTANTIATE_TEST_SUITE_P(
                     HoldWorldOptions{3, 3, StateSource::kSurvivor, true, {4, 1, 1, 1, 1, 1, 1}},
                     HoldWorldOptions{3, 2, StateSource::kSurvivor, false, {1, 2, 2, 2, 1, 1, 2}},
                     HoldWorldOptions{4, 2, StateSource::kSurvivor, false, {6, 1, 1, 1, 1, 1, 1}}),
-    [](const auto& info) {
-      const bool survivor = info.param.source == StateSource::kSurvivor;
-      return std::to_string(info.param.ranks) + "Ranks" + std::to_string(info.param.faults.deaths) +
-             "Deaths" + (survivor ? "Survivor" : "Trainer");
-    });
+    [](const auto& info) { return Describe(info.param); });
 
 }  // namespace
+
 }  // namespace gradsync::daemon

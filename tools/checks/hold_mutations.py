@@ -112,18 +112,6 @@ MUTATIONS = (
         "             : agreement_.memory({rank, step.ReadySession(index, rank)}))",
     ),
     Mutation(
-        "a loss does not rebind",
-        "layout_channel.cc",
-        "  agreement_.Lose(rank, actions);\n  reductions_.Rebind();\n",
-        "  agreement_.Lose(rank, actions);\n",
-    ),
-    Mutation(
-        "a verdict does not rebind",
-        "layout_channel.cc",
-        "return false; }, actions);\n    reductions_.Rebind();\n",
-        "return false; }, actions);\n",
-    ),
-    Mutation(
         "lost memory is released at once",
         "layout_channel.cc",
         "return Touches(session) ||\n               std::find(",
@@ -145,9 +133,8 @@ MUTATIONS = (
     Mutation(
         "lost memory is never released",
         "layout_channel.cc",
-        "    agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);\n"
-        "    reductions_.Rebind();\n",
-        "    reductions_.Rebind();\n",
+        "  // No bucket is bound to it: losses and reductions have seen to that.\n"
+        "  agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);\n",
     ),
     Mutation(
         "done words of a lost session are written",
