@@ -796,6 +796,12 @@ bool Job::Formed() const {
   return members_.Formed();
 }
 
+bool Job::IsOver() const {
+  MutexLock lock(&mutex_);
+  if (phase_ != Phase::kActive || terms_.options.on_rank_loss != OnRankLoss::kHold) return false;
+  return members_.Count(RankState::kExited) + members_.Count(RankState::kFinished) == world_size_;
+}
+
 bool Job::HasEnded() const {
   MutexLock lock(&mutex_);
   return phase_ != Phase::kActive;

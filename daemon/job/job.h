@@ -167,6 +167,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   bool Empty() const;
   // Every rank has joined once.
   bool Formed() const;
+  // The policy is `hold`, and every rank has left for good or finished: the run is complete.
+  bool IsOver() const;
   bool HasEnded() const;
   bool StepRunning() const;
   JobSnapshot Snapshot() const;

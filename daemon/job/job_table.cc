@@ -8,10 +8,39 @@
 
 namespace gradsync::daemon {
 
+namespace {
+
+bool IsOf(const Job& job, const JobKey& key) {
+  const JobIdentity& is = job.identity();
+  return is.uid == key.uid && is.job_id == key.job_id && is.token_hash == key.token_hash;
+}
+
+}  // namespace
+
+bool JobTable::IsOverLocked(const JobKey& key) const {
+  if (const auto found = jobs_.find(key); found != jobs_.end()) return found->second->IsOver();
+  const Job* last = nullptr;
+  for (const auto& old : retired_) {
+    if (!IsOf(*old, key)) continue;
+    if (last == nullptr || last->identity().generation < old->identity().generation) {
+      last = old.get();
+    }
+  }
+  return last != nullptr && last->IsOver();
+}
+
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
                                                             JobList* superseded) {
+  if (options.on_rank_loss == OnRankLoss::kHold && IsOverLocked(key)) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kLeft,
+        absl::StrCat("every rank of job '", key.job_id, "' has left it, so rank ", rank,
+                     " has nothing to replace. With on_rank_loss=hold another "
+                     "run needs another job_id."),
+        {{field::kJob, key.job_id}, {field::kRank, rank}});
+  }
   std::uint64_t generation = 1;
   if (const auto found = jobs_.find(key); found != jobs_.end()) {
     const std::shared_ptr<Job>& current = found->second;
@@ -32,10 +61,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
   } else {
     // Retired jobs are in no order: a superseded generation may end later than its successor.
     for (const auto& old : retired_) {
-      const JobIdentity& was = old->identity();
-      if (was.uid == key.uid && was.job_id == key.job_id && was.token_hash == key.token_hash) {
-        generation = std::max(generation, was.generation + 1);
-      }
+      if (IsOf(*old, key)) generation = std::max(generation, old->identity().generation + 1);
     }
   }
   std::size_t of_user = 0;
@@ -55,9 +81,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
 
 void JobTable::FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* superseded) const {
   for (const auto& former : former_) {
-    const JobIdentity& was = former->identity();
-    if (was.uid != key.uid || was.job_id != key.job_id || was.token_hash != key.token_hash)
-      continue;
+    if (!IsOf(*former, key)) continue;
     const RankState state = former->StateOf(rank);
     if (TakesPart(state) || state == RankState::kStayed) superseded->push_back(former);
   }

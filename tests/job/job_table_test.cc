@@ -285,6 +285,35 @@ TEST_F(JobTableTest, HeldRankIsReplacedInItsGeneration) {
   executor_.RunAll();
 }
 
+TEST_F(JobTableTest, NobodyJoinsAHeldJobThatIsOver) {
+  JobOptions options;
+  options.on_rank_loss = OnRankLoss::kHold;
+  const std::vector<Session> sessions = {Join(0, 2, Key(), options), Join(1, 2, Key(), options)};
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const Session& session = sessions[rank];
+    ASSERT_TRUE((*session.job)->Leave(session.Of(rank), /*exit=*/true).ok());
+    EXPECT_TRUE(session.Ended());
+  }
+  const auto expect_refused = [&] {
+    ExpectSaid(Join(1, 2, Key(), options).job.status(), absl::StatusCode::kFailedPrecondition,
+               "LEFT", {"every rank of job 'run' has left", "rank 1", "another job_id"});
+  };
+  expect_refused();
+  table_.Tick();  // retires it
+  expect_refused();
+  // Another run, and a run with another policy, begin.
+  EXPECT_TRUE(Join(1, 2, Key(1000, "next run"), options).job.ok());
+  EXPECT_EQ(GenerationOf(Join(1)), 2u);
+}
+
+TEST_F(JobTableTest, HeldJobThatHasFailedBeginsItsNextGeneration) {
+  JobOptions options;
+  options.on_rank_loss = OnRankLoss::kHold;
+  const Session first = Join(0, 2, Key(), options);
+  Lose(first, 0);  // rank 1 has not joined, so nothing is held
+  EXPECT_EQ(GenerationOf(Join(0, 2, Key(), options)), 2u);
+}
+
 TEST_F(JobTableTest, RankThatExitsWhileTheJobFormsMayRejoin) {
   const Session left = Join(0, 3);
   const Session waiting = Join(1, 3);
