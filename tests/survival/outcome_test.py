@@ -3,7 +3,7 @@
 import itertools
 
 from chain import Link
-from faults import COMMITTED, FETCH, KILL, REDUCED, Fault, Round
+from faults import COMMITTED, ENDED, FETCH, KILL, MARKED, REDUCED, Fault, Round
 from outcome import assess
 from report import Report
 
@@ -100,6 +100,14 @@ def test_a_replacement_that_begins_in_another_step_is_said():
     lines[-1]["begins"] = 6
     (complaint,) = outcome(lines).complaints
     assert "its replacement began in step 6, not 7" in complaint
+
+
+def test_a_death_whose_end_step_has_not_arrived_counts_as_marked():
+    planned = Round(0, STEPS, (Fault(0, 1, 4, ENDED, KILL),))
+    for step, phase in ((5, ENDED), (4, MARKED)):
+        lines = [dies(0, 1, 101, 4), begins(1, 203, step)]
+        found = assess(planned, chain(), chain(pid_with_faults), lines, [])
+        assert [death.phase for death in found.deaths] == [phase]
 
 
 def test_a_survivor_that_is_another_process_is_said():

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from chain import Difference, Link, first_difference
 from fault_log import DIES, FACT
-from faults import COMMITTED, ENDED, LEAVE, SOURCE, Fault, Round
+from faults import COMMITTED, ENDED, LEAVE, MARKED, SOURCE, Fault, Round
 
 # A rank dies after it has ended the step, and before it has written its link of the step.
 _AFTER_THE_END = (ENDED, COMMITTED, SOURCE)
@@ -21,6 +21,7 @@ class Death:
 
     Attributes:
       fault: as planned.
+      phase: in which it happened: as planned, but MARKED if its EndStep has not arrived.
       rank: who died.
       pid: likewise.
       step: in which.
@@ -30,6 +31,7 @@ class Death:
     """
 
     fault: Fault
+    phase: str
     rank: int
     pid: int
     step: int
@@ -96,7 +98,12 @@ def assess(
     by_number = {fault.number: fault for fault in planned.faults}
     deaths = [
         Death(
-            by_number[line["fault"]], line["rank"], line["pid"], line["step"], line["reduced"]
+            by_number[line["fault"]],
+            by_number[line["fault"]].phase,
+            line["rank"],
+            line["pid"],
+            line["step"],
+            line["reduced"],
         )
         for line in lines
         if line["event"] == DIES
@@ -105,12 +112,14 @@ def assess(
         death.known_ms = _known_ms(line, ends)
     for death in deaths:
         death.back_in = _back_in(death, lines)
+        if death.phase == ENDED and death.back_in == death.step:
+            death.phase = MARKED
     excused: dict[int, list[int]] = {}
     for death in deaths:
-        if death.fault.phase in _AFTER_THE_END:
+        if death.phase in _AFTER_THE_END:
             excused.setdefault(death.rank, []).append(death.step)
     # The end of the training, which a rank notes before it leaves.
-    repeated = {d.rank: [planned.steps + 1] for d in deaths if d.fault.phase == LEAVE}
+    repeated = {d.rank: [planned.steps + 1] for d in deaths if d.phase == LEAVE}
     return Outcome(
         deaths,
         _returns(lines),
@@ -168,8 +177,8 @@ def _complaints(
         if fault.number not in happened:
             complaints.append(f"did not happen: {fault}")
     for death in deaths:
-        wanted = death.step + 1 if death.fault.phase in _AFTER_THE_END else death.step
-        if death.back_in is not None and death.fault.phase != LEAVE and death.back_in != wanted:
+        wanted = death.step + 1 if death.phase in _AFTER_THE_END else death.step
+        if death.back_in is not None and death.phase != LEAVE and death.back_in != wanted:
             complaints.append(
                 f"{death.fault}: its replacement began in step {death.back_in}, not {wanted}"
             )

@@ -41,7 +41,7 @@ _POLL_S = 0.0005
 # Longer than anything that a place waits for, on a busy machine.
 _PATIENCE_S = 120.0
 # Until the library's thread has sent what the trainer has told it.
-_SENT_S = 0.02
+_SENT_S = 0.05
 # A source reads for its digests and to send, in turn: at the second stop it does the other one, or
 # has read half of the block.
 _TOUCHES_BEFORE = 1
@@ -185,9 +185,9 @@ class Places:
     def _fetch_state(self, real: Callable[..., Any], session: Any, *rest: Any, **more: Any) -> Any:
         step = self._first_step_of(session)
         self._heals = True
-        fetches = self._due(FETCH, step)
-        if fetches is not None:
-            self._in_thread(lambda: self._die_in_transfer(fetches, step))
+        for fault in self._faults:
+            if fault.phase == FETCH and fault.rank == self._rank and fault.step == step:
+                self._in_thread(lambda f=fault: self._die_in_transfer(f, step))
         started = time.monotonic()
         image = real(session, *rest, **more)
         self.transfer_s = time.monotonic() - started
@@ -264,11 +264,17 @@ class Places:
         return {}
 
     def _die_in_transfer(self, fault: Fault, step: int) -> None:
+        """Waits for the transfer of the fault, which may be the one after a source's death."""
+        if fault.number in self._log.dead():
+            return
+
         def touched() -> bool:
             return any(line["fault"] == fault.number for line in self._log.of(TOUCHED))
 
-        self._until(touched, "the source to read its state")
-        self._die(fault, step, reduced=1)
+        # Another fault may come first, or nobody reads: then this thread waits in vain.
+        with contextlib.suppress(TimeoutError):
+            self._until(touched, "the source to read its state")
+            self._die(fault, step, reduced=1)
 
     # ---- Deaths
 

@@ -118,7 +118,7 @@ class Report:
         return lines
 
     def _in(self, phase: str) -> int:
-        return sum(death.fault.phase == phase for death in self._deaths)
+        return sum(death.phase == phase for death in self._deaths)
 
     def _with_reduced(self) -> int:
         return sum(death.reduced > 0 for death in self._deaths)
