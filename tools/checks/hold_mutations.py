@@ -469,7 +469,8 @@ MUTATIONS = (
     Mutation(
         "an admitted rank has not the state",
         "job.cc",
-        '    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return "";\n',
+        "if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return",
+        "if (HealsFromSurvivors() && other >= world_size_) return",
     ),
     # ---- Which ranks have the state, and do not change it
     Mutation(
