@@ -53,8 +53,7 @@ MUTATIONS = (
     Mutation(
         "a held rank is not in steps",
         "membership.h",
-        "state == RankState::kLive || state == RankState::kHeld || "
-        "state == RankState::kLoading ||",
+        "state == RankState::kLive || state == RankState::kHeld || state == RankState::kLoading ||",
         "state == RankState::kLive || state == RankState::kLoading ||",
     ),
     Mutation(
@@ -535,15 +534,13 @@ MUTATIONS = (
     Mutation(
         "any rank offers",
         "state_healing.cc",
-        "transfer_->source().rank != rank || transfer_->phase() != "
-        "StateTransfer::Phase::kOffering",
+        "transfer_->source().rank != rank || transfer_->phase() != StateTransfer::Phase::kOffering",
         "transfer_->phase() != StateTransfer::Phase::kOffering",
     ),
     Mutation(
         "a source offers twice",
         "state_healing.cc",
-        "transfer_->source().rank != rank || transfer_->phase() != "
-        "StateTransfer::Phase::kOffering",
+        "transfer_->source().rank != rank || transfer_->phase() != StateTransfer::Phase::kOffering",
         "transfer_->source().rank != rank",
     ),
     Mutation(
@@ -712,8 +709,7 @@ MUTATIONS = (
     Mutation(
         "positions of marks are not compared",
         "layout_channel.cc",
-        "  if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;\n"
-        "  for",
+        "  if (absl::Status same = TakePosition(rank, position); !same.ok()) return same;\n  for",
         "  for",
     ),
     Mutation(
