@@ -64,6 +64,12 @@ StateTransfer::Asked* StateTransfer::FindAsked(std::uint32_t rank) {
   return found == asked_.end() ? nullptr : &*found;
 }
 
+void StateTransfer::Drop(std::uint32_t rank) {
+  asked_.erase(std::remove_if(asked_.begin(), asked_.end(),
+                              [rank](const Asked& asked) { return asked.session.rank == rank; }),
+               asked_.end());
+}
+
 bool StateTransfer::AllAnswered() const {
   return std::all_of(asked_.begin(), asked_.end(),
                      [](const Asked& asked) { return asked.answered; });
@@ -226,19 +232,24 @@ absl::Status StateHealing::Refuse(std::uint32_t rank, std::uint64_t transfer, ab
   bool current = false;
   const absl::Status begun = CheckTransfer(rank, transfer, "StateRefused", &current);
   if (!begun.ok() || !current) return begun;
+  std::string cannot = absl::StrCat("cannot read its state: ", why);
   if (transfer_->source().rank == rank) {
-    GiveUpSource(absl::StrCat("cannot read its state: ", why), actions);
+    GiveUpSource(std::move(cannot), actions);
     return absl::OkStatus();
   }
-  const bool loads = transfer_->replacement().rank == rank;
-  if (!loads && transfer_->FindAsked(rank) == nullptr) {
-    return Breach(rank, "StateRefused, but nobody asked it");
+  if (transfer_->replacement().rank != rank) {
+    if (transfer_->FindAsked(rank) == nullptr) {
+      return Breach(rank, "StateRefused, but nobody asked it");
+    }
+    RequestOf(transfer_->replacement())
+        ->given_up.push_back({members_->SessionOf(rank), std::move(cannot)});
+    transfer_->Drop(rank);
+    return absl::OkStatus();
   }
   return MakeError(
       absl::StatusCode::kFailedPrecondition, reason::kStateRefused,
-      absl::StrCat("rank ", rank, " of job '", terms_.job_id, "' cannot ",
-                   loads ? "load the state that rank " : "read its state of the model",
-                   loads ? absl::StrCat(transfer_->source().rank, " gave it") : "", ": ", why),
+      absl::StrCat("rank ", rank, " of job '", terms_.job_id, "' cannot load the state that rank ",
+                   transfer_->source().rank, " gave it: ", why),
       {{field::kJob, terms_.job_id}, {field::kRank, rank}});
 }
 

@@ -89,6 +89,7 @@ class StateTransfer {
 
   // ---- Digests
   void Ask(RankSession session) { asked_.push_back({session, false}); }
+  void Drop(std::uint32_t rank);
   const std::vector<Asked>& asked() const { return asked_; }
   // Null if the rank was not asked.
   Asked* FindAsked(std::uint32_t rank);
@@ -154,7 +155,8 @@ class StateHealing {
                     std::uint64_t now_ns, DeferredActions* actions);
   absl::Status TakeDigests(std::uint32_t rank, std::uint64_t transfer,
                            std::vector<StateDigest> items);
-  // STATE_REFUSED, unless the rank is the source: then another one is taken.
+  // From the source: another one is taken. From a rank that was only asked: it is not compared.
+  // From the replacement: STATE_REFUSED.
   absl::Status Refuse(std::uint32_t rank, std::uint64_t transfer, absl::string_view why,
                       DeferredActions* actions);
   void Copied(DeferredActions* actions);

@@ -682,11 +682,13 @@ TEST_F(StateHealingTest, SinkThatRefusesIsHeldAgain) {
   EXPECT_TRUE(Cancelled(0));
 }
 
-TEST_F(StateHealingTest, AskedRankThatRefusesLosesItsSession) {
+TEST_F(StateHealingTest, AskedRankThatRefusesIsNotCompared) {
   BeginTransfer();
-  const absl::Status refused = job_->RefuseState(Of(2), transfer_, "a lock is held");
-  EXPECT_EQ(ReasonOf(refused), "STATE_REFUSED");
-  EXPECT_TRUE(Says(refused, "rank 2 of job 'run-7' cannot read its state")) << refused;
+  EXPECT_TRUE(job_->RefuseState(Of(2), transfer_, "a lock is held").ok());
+  EXPECT_FALSE(Cancelled(0)) << "the transfer goes on";
+  EXPECT_EQ(sink(2).Of<StateQuestionMessage>().size(), 1u) << "it is not asked again";
+  Heal(1, {0});
+  EXPECT_FALSE(job_->HasEnded());
 }
 
 // ---- Breaches of the protocol
