@@ -796,10 +796,12 @@ bool Job::Formed() const {
   return members_.Formed();
 }
 
-bool Job::IsOver() const {
+bool Job::HasCompleted(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
   if (phase_ != Phase::kActive || terms_.options.on_rank_loss != OnRankLoss::kHold) return false;
-  return members_.Count(RankState::kExited) + members_.Count(RankState::kFinished) == world_size_;
+  if (rank >= world_size_ || !members_.Formed()) return false;
+  const RankState state = members_[rank].state;
+  return state == RankState::kExited || state == RankState::kFinished;
 }
 
 bool Job::HasEnded() const {

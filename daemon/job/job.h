@@ -167,8 +167,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   bool Empty() const;
   // Every rank has joined once.
   bool Formed() const;
-  // The policy is `hold`, and every rank has left for good or finished: the run is complete.
-  bool IsOver() const;
+  // The policy is `hold`, the job goes on or is complete, and this rank has left it for good or
+  // finished.
+  bool HasCompleted(std::uint32_t rank) const;
   bool HasEnded() const;
   bool StepRunning() const;
   JobSnapshot Snapshot() const;

@@ -17,8 +17,10 @@ bool IsOf(const Job& job, const JobKey& key) {
 
 }  // namespace
 
-bool JobTable::IsOverLocked(const JobKey& key) const {
-  if (const auto found = jobs_.find(key); found != jobs_.end()) return found->second->IsOver();
+bool JobTable::HasCompletedLocked(const JobKey& key, std::uint32_t rank) const {
+  if (const auto found = jobs_.find(key); found != jobs_.end()) {
+    return found->second->HasCompleted(rank);
+  }
   const Job* last = nullptr;
   for (const auto& old : retired_) {
     if (!IsOf(*old, key)) continue;
@@ -26,20 +28,20 @@ bool JobTable::IsOverLocked(const JobKey& key) const {
       last = old.get();
     }
   }
-  return last != nullptr && last->IsOver();
+  return last != nullptr && last->HasCompleted(rank);
 }
 
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
                                                             JobList* superseded) {
-  if (options.on_rank_loss == OnRankLoss::kHold && IsOverLocked(key)) {
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, reason::kLeft,
-        absl::StrCat("every rank of job '", key.job_id, "' has left it, so rank ", rank,
-                     " has nothing to replace. With on_rank_loss=hold another "
-                     "run needs another job_id."),
-        {{field::kJob, key.job_id}, {field::kRank, rank}});
+  if (options.on_rank_loss == OnRankLoss::kHold && HasCompletedLocked(key, rank)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
+                     absl::StrCat("rank ", rank, " of job '", key.job_id,
+                                  "' has left the job, so "
+                                  "this process has nothing to replace. With on_rank_loss=hold "
+                                  "another run needs another job_id."),
+                     {{field::kJob, key.job_id}, {field::kRank, rank}});
   }
   std::uint64_t generation = 1;
   if (const auto found = jobs_.find(key); found != jobs_.end()) {

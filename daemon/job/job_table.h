@@ -37,13 +37,13 @@ class JobTable final : public JobFinder {
   // one's sessions end ABORTED SUPERSEDED. Exception: if the rank has left a full job for good, or
   // has finished, the old generation goes on beside the new one. It is superseded only when one of
   // its other ranks joins the new one without having left. With policy `hold` a full job keeps its
-  // generation, and only a rank whose session is lost can be joined. When every rank has left, the
-  // run is over, and its job can be joined no more while the table remembers it: a process that
-  // comes now is a replacement that comes too late.
+  // generation, and only a rank whose session is lost can be joined. A rank that has left a full job
+  // for good cannot join it again while the table remembers the job: the process that comes is a
+  // replacement that comes too late.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
-  //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT: the
-  //                        run is over.
+  //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT: with
+  //                        policy `hold`, the rank has left the job.
   //   RESOURCE_EXHAUSTED   too many jobs of this user.
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,
                                             std::uint32_t world_size, const JobOptions& options,
@@ -76,8 +76,9 @@ class JobTable final : public JobFinder {
                                                     std::uint32_t world_size,
                                                     const JobOptions& options, JobList* superseded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The policy is `hold`, and the last generation of the job is over.
-  bool IsOverLocked(const JobKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Job::HasCompleted of the job's last generation.
+  bool HasCompletedLocked(const JobKey& key, std::uint32_t rank) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds to `superseded` the earlier generations in which the rank still has a session.
   void FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* superseded) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -285,7 +285,7 @@ TEST_F(JobTableTest, HeldRankIsReplacedInItsGeneration) {
   executor_.RunAll();
 }
 
-TEST_F(JobTableTest, NobodyJoinsAHeldJobThatIsOver) {
+TEST_F(JobTableTest, RankThatHasLeftAHeldJobIsNotReplaced) {
   JobOptions options;
   options.on_rank_loss = OnRankLoss::kHold;
   const std::vector<Session> sessions = {Join(0, 2, Key(), options), Join(1, 2, Key(), options)};
@@ -296,7 +296,7 @@ TEST_F(JobTableTest, NobodyJoinsAHeldJobThatIsOver) {
   }
   const auto expect_refused = [&] {
     ExpectSaid(Join(1, 2, Key(), options).job.status(), absl::StatusCode::kFailedPrecondition,
-               "LEFT", {"every rank of job 'run' has left", "rank 1", "another job_id"});
+               "LEFT", {"rank 1 of job 'run' has left", "another job_id"});
   };
   expect_refused();
   table_.Tick();  // retires it

@@ -475,7 +475,7 @@ class Session {
   //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms, or of a
   //                        job with kHold.
   //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'. LEFT:
-  //                        with kHold, every rank has left this job; another run needs another
+  //                        with kHold, this rank has left the job; another run needs another
   //                        job_id.
   //                        VERSION: no protocol or shared-memory ABI in common. NODE_MISMATCH.
   //   UNIMPLEMENTED        LOSS_POLICY: the daemon does not have this on_rank_loss.

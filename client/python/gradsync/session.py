@@ -106,7 +106,7 @@ class Session:
           AlreadyExistsError: another process has the rank, and the job is still forming or has
             on_rank_loss="hold".
           FailedPreconditionError: world size or options differ from the other ranks'. LEFT: with
-            on_rank_loss="hold", every rank has left this job.
+            on_rank_loss="hold", this rank has left the job.
           UnimplementedError: the daemon does not have the loss policy.
           ResourceExhaustedError: a quota of the daemon, memory, or open files.
           AbortedError: another rank was lost, or began a new generation of the job, while this one
