@@ -124,9 +124,9 @@ absl::StatusOr<StateImage> StateFetch::Fetch(absl::Duration timeout) {
         return Refuse(
             transfer->number,
             MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
-                      absl::StrCat("rank ", connection_.options().rank, " has no ", transfer->bytes,
-                                   " bytes of memory for the state of the model; raise "
-                                   "its memory limit"),
+                      absl::StrCat("rank ", connection_.options().rank, " cannot allocate ",
+                                   transfer->bytes,
+                                   " bytes for the state of the model; raise its memory limit"),
                       connection_.Fields()));
       }
     }
@@ -163,8 +163,9 @@ absl::Status StateFetch::Confirm(absl::Duration timeout) {
     return MakeError(
         absl::StatusCode::kAborted, reason::kStateInterrupted,
         absl::StrCat("rank ", connection_.options().rank,
-                     ": the step was void, or the source was lost, while this rank loaded the "
-                     "state; call FetchState again, and load what it returns"),
+                     ": the transfer ended while this rank loaded the state: the step became "
+                     "void, or a rank that took part was lost or refused; call FetchState again, "
+                     "and load what it returns"),
         connection_.Fields());
   };
   if (!connection_.state_reader().serves()) {

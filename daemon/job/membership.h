@@ -22,7 +22,7 @@ enum class RankState : std::uint8_t {
   kAbsent,    // not joined yet
   kLive,      // takes part in steps and in the job's own channel
   kHeld,      // its session is lost; running steps wait for its next one
-  kLoading,   // its session came after a loss and has not the state of the model yet: steps wait
+  kLoading,   // its session came after a loss, still without the state of the model: steps wait
   kHealing,   // its session came after a loss: it takes part in steps, but in nothing else
   kStayed,    // Leave{exit=false}: takes part in nothing until every rank has left
   kExited,    // Leave{exit=true}
@@ -35,8 +35,8 @@ inline bool TakesPart(RankState state) {
   return state == RankState::kLive || state == RankState::kHeld || state == RankState::kLoading ||
          state == RankState::kHealing;
 }
-// The rank was lost, and nothing marks buckets in its place: its next session has not come, or has
-// not the state of the model yet.
+// The rank was lost, and nothing marks buckets in its place: its next session has not come, or does
+// not have the state of the model yet.
 inline bool IsMissing(RankState state) {
   return state == RankState::kHeld || state == RankState::kLoading;
 }

@@ -120,15 +120,15 @@ class StateTransfer {
 // ranks whose state is frozen, and another one if it refuses, is silent or is lost. Asks every
 // frozen rank for its digests, and admits the replacement when all of them agree.
 //
-// Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps the
-// staging memory mapped that it uses. The job lives until no copy is in flight.
+// Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps its
+// staging memory mapped. The job lives until no copy is in flight.
 class StateHealing {
  public:
   // Where a rank stands for a replacement.
   enum class Standing : std::uint8_t {
-    kNone,      // it has not the state that the replacement needs
-    kHasState,  // it has, or comes to it, but may change it
-    kFrozen,    // it has, and does not change it: it can be read
+    kNone,      // it does not have the state that the replacement needs
+    kHasState,  // it has that state, or will have it, but may change it
+    kFrozen,    // it has that state and does not change it: it can be read
   };
   using StandingOf = absl::FunctionRef<Standing(std::uint32_t rank, std::uint32_t replacement)>;
   // A copy has ended. Called without the job's lock; the job takes it and calls Copied().

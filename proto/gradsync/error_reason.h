@@ -179,16 +179,15 @@ inline constexpr Reason kWaitTimeout("WAIT_TIMEOUT");
 // ---- The state of the model
 
 // FAILED_PRECONDITION. Two ranks gave different positions in one step. The session of the later
-// one.
+// rank.
 inline constexpr Reason kPositionMismatch("POSITION_MISMATCH");
 // FAILED_PRECONDITION. Ranks that should have one state of the model have different ones. The
 // session of a replacement, or the job; check_in_sync alone otherwise.
 inline constexpr Reason kRanksDiverged("RANKS_DIVERGED");
-// ABORTED. The step was void, or the source was lost, while a replacement got the state. A call,
-// which can be repeated.
+// ABORTED. The step became void, or a rank that took part was lost or refused, while a replacement
+// loaded the state. A call; FetchState comes first again.
 inline constexpr Reason kStateInterrupted("STATE_INTERRUPTED");
-// FAILED_PRECONDITION. A rank cannot read, or a replacement cannot load, the state of the model.
-// The session.
+// FAILED_PRECONDITION. A replacement cannot load the state of the model. The session.
 inline constexpr Reason kStateRefused("STATE_REFUSED");
 // DEADLINE_EXCEEDED, UNAVAILABLE. No rank gave the state of the model in time. A call, which can be
 // repeated.

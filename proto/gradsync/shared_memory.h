@@ -35,9 +35,9 @@ inline constexpr std::size_t kBucketAlignment = 128;
 // Bytes. Alignment of a parameter inside its bucket, as frameworks expect of a tensor's storage.
 inline constexpr std::size_t kParameterAlignment = 64;
 
-// When a session has ended, its client library writes kPoison + step to its words. A
-// wait compares by a cyclic signed >=, so this releases every wait. It differs from every step,
-// because a run has fewer than 2^32 steps.
+// When a session has ended, its client library writes kPoison + step to its words. A wait compares
+// by a cyclic signed >=, so this releases every wait. It differs from every step, because a run has
+// fewer than 2^32 steps.
 inline constexpr std::uint64_t kPoison = std::uint64_t{1} << 62;
 
 // True if `word` releases a wait for `step`.

@@ -73,7 +73,8 @@ Jobs:
   RANKS        live ranks / world size; "+1 left": one more has finished its steps; "+1 held": one
                more was lost, and the job waits for its replacement
   MISSING      ranks that have not joined
-  WAITING FOR  what the job waits for now
+  WAITING FOR  what the job waits for now; "state of rank 1 from rank 0": rank 1 replaces a lost
+               one, and gets the state of the model
 and, for a job on several GPUs, the gate between them that is in force
 
 Layouts of jobs that have not ended (a layout is the buckets of one wrapped module):
@@ -119,8 +120,8 @@ Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
-  STATE        live; left: it has finished its steps; loading: it replaces a lost session, and has
-               not the state of the model yet; healing: it replaces a lost session, and no
+  STATE        live; left: it has finished its steps; loading: it replaces a lost session, and does
+               not have the state of the model yet; healing: it replaces a lost session, and no
                step of it is complete
   ARENA        host memory that holds its buckets and broadcasts; ON GPUS likewise
 

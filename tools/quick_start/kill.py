@@ -153,7 +153,7 @@ class Kill:
                     row[column(loss.killed_s)] = killed
             print(f"  rank {rank:<3} {self._paint(''.join(row), killed)}")
         print(f"  {'':8} 0 s{f'{total:.1f} s':>{_COLUMNS - 3}}")
-        print(f"  {trains} trains   {killed} SIGKILL: gone until it is back   {waits} waits for it")
+        print(f"  {trains} trains   {killed} killed, gone until it is back   {waits} waits for it")
         head = f"{'rank':6}{'killed in step':>16}{'known after':>14}{'held for':>12}   process"
         print(f"\n  {head}")
         for loss in losses:
@@ -161,7 +161,7 @@ class Kill:
             new = f"pid {loss.pid} -> {loss.new_pid}" if loss.new_pid else "none"
             print(f"  {loss.rank:<6}{loss.step:>16}{known:>14}{_held(loss):>12}   {new}")
         print(
-            "\n  Most of that time a new Python imports PyTorch. Status was asked every "
+            "\n  Most of that time a new Python imports PyTorch. The daemon was asked every "
             f"{1000 * _LOOK_S:.0f} ms."
         )
 

@@ -67,10 +67,10 @@ namespace with a virtual cable to the others. Otherwise it is a loopback address
 says so. Over a slow link a step takes less time when averaging overlaps with the backward pass:
 --nodes 2 --rate 1gbit shows how much.
 
-With --kill, four trainers learn the same with PyTorch, which is then installed too (200 MB). Ranks
-are killed by SIGKILL while they train; each is started again and takes its place. A picture shows
-who was lost, when and how long the others waited. The same training without faults must end with
-the same bits.
+With --kill, four trainers learn the same with PyTorch. It is then installed too (200 MB). SIGKILL
+ends ranks while they train; each is started again and takes its old place. A picture shows which
+rank was lost and when, and how long the others waited. The same training without kills must end
+with the same bits.
 """
 _EPILOG = """\
 No process, socket, file or shared memory is left behind, also after Ctrl-C.
@@ -104,7 +104,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "--ranks",
         type=count(1, _MOST_RANKS),
         metavar="N",
-        help="trainers on each node; at most 8 on all; default 2, with --kill 4",
+        help="trainers on each node; at most 8 on all nodes together; default 2, with --kill 4",
     )
     parser.add_argument(
         "--rate",

@@ -49,15 +49,15 @@ _BREAK_NAMES = ("unseeded", "buffers", "late", "dropped")
 _DESCRIPTION = """\
 Proves that a training in which ranks die learns the same bits as one in which nobody dies.
 
-It starts a gradsyncd and N trainers, which train a module with dropout, BatchNorm, Adam and a
-scheduler through gradsync.torch.Training. Trainers die by SIGKILL at chosen places of a step, also
-two at once, also replacements while they are healed, and ranks while they heal others. Some are
-stopped instead: the daemon finds them by their lease, and kills them. Each is started again and
-takes its place. After every step each rank writes down the SHA-256 of the averages and of its whole
-state. This chain must equal that of a training without hold and without faults, link by link. A
-parameter with gradients coded in integers shows which rank's contribution is missing or doubled.
+It starts a gradsyncd and N trainers. They train a module with dropout, BatchNorm, Adam and a
+scheduler through gradsync.torch.Training. Trainers die by SIGKILL at chosen places of a step. Some
+die at the same moment, some while they get the state of the model, some while they give it. Others
+are stopped instead: the daemon finds them by their lease, and kills them. Each is started again and
+takes its old place. After every step each rank writes down the SHA-256 of the averages and of its
+whole state. This chain must equal that of a training without hold and without faults, link by link.
+A parameter with gradients coded in integers shows which rank's contribution is missing or doubled.
 
-The same --seed, --faults and --ranks kill the same ranks at the same places.
+The same --seed, --faults, --ranks, --phases and --no-stops kill the same ranks at the same places.
 """
 _EPILOG = f"""\
 Phases, with the place where a trainer dies:
@@ -65,14 +65,14 @@ Phases, with the place where a trainer dies:
   marked     it has marked a bucket, which is not reduced yet
   reduced    one bucket is reduced, the others wait for it
   flight     a bucket is being reduced
-  ended      it has ended the step (EndStep), which others have not
-  committed  the step is complete, and it has not heard of that
+  ended      it has ended the step (EndStep), and others have not
+  committed  the step is complete, but it does not know that yet
   fetch      a replacement, while the state of the model comes
   load       a replacement, when the state has come
   confirm    a replacement, while it compares its state with the others'
-  copy       a replacement has marked a bucket that was reduced before
+  copy       a replacement, after it has marked a bucket that was reduced before
   source     a rank, while it sends its state to a replacement
-  leave      at the end: every other rank waits in leave(), and it has not called that yet
+  leave      at the end: every other rank waits in leave(), and it has not called leave() yet
 
 Breaks, for --break:
   unseeded   a replacement's random generators are not seeded
@@ -84,11 +84,11 @@ Examples:
   tools/chaos                                  25 faults in one training, some seconds
   tools/chaos --faults 1000 --state-mib 100    40 trainings with 100 MiB of state
   tools/chaos --phases fetch,source --faults 8
-  tools/chaos --controls                       the four breaks: each must be seen
+  tools/chaos --controls                       25 faults, then the four breaks: each must be seen
 
-Trainers have at most {FAULTS_PER_ROUND} faults in one training. Exit status: 0 the chains are equal
-and every phase had a fault; 1 they differ (the first difference is named, and the fault before it),
-or something failed; 2 wrong usage, or gradsync is not built.
+One training has at most {FAULTS_PER_ROUND} faults. Exit status: 0 the chains are equal and every
+phase had a fault; 1 they differ (the first difference and the fault before it are named), or
+something failed; 2 wrong usage, or gradsync is not built; 130 interrupted.
 """
 
 
@@ -109,8 +109,19 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--seed", type=count(0, 2**31 - 1), default=1, metavar="N", help="of the plan; default 1")
-    add("--faults", type=count(0, 1_000_000), metavar="N", help="how many; default 25")
+    add(
+        "--seed",
+        type=count(0, 2**31 - 1),
+        default=1,
+        metavar="N",
+        help="chooses ranks and places; default 1",
+    )
+    add(
+        "--faults",
+        type=count(0, 1_000_000),
+        metavar="N",
+        help="how many; default 25, with --phases as few as these need",
+    )
     add("--ranks", type=count(3, 8), default=4, metavar="N", help="trainers, 3 to 8; default 4")
     add(
         "--state-mib",
@@ -124,7 +135,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         type=names_of(tuple(NAMES)),
         default=tuple(NAMES),
         metavar="LIST",
-        help="of phases, as fetch,source; default: all",
+        help="of phases (below), as fetch,source; default: all",
     )
     add("--no-stops", action="store_true", help="no rank is stopped: SIGKILL alone")
     add(
@@ -137,7 +148,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         dest="broken",
         choices=_BREAK_NAMES,
         metavar="NAME",
-        help="breaks one part: the exit status must be 1",
+        help="breaks one part of healing on purpose (below): the exit status must be 1",
     )
     add(
         "--launcher",

@@ -55,7 +55,7 @@ class CodedGradients:
         total = float(totals[place]) / float(factors[place])
         text = f"{len(bad)} of {len(average)} averages are wrong; element {place} is"
         if abs(total - round(total)) > _ROUNDING or not 0 <= round(total) < _BASE**self._ranks:
-            return f"{text} {float(average[place])!r}, no sum of contributions of this step"
+            return f"{text} {float(average[place])!r}, not a sum of contributions of this step"
         counts = [round(total) // _BASE**rank % _BASE for rank in range(self._ranks)]
         counted = ", ".join(f"rank {rank} {count} times" for rank, count in enumerate(counts))
         return f"{text} a sum of {counted}"

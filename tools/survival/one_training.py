@@ -1,4 +1,4 @@
-"""Runs one training, with a daemon that is there, and tells what came of it."""
+"""Runs one training, with a daemon that runs already, and returns its chain and its faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training with faults came to: which happened, in which phase, how long they took."""
+"""The outcome of a training with faults: which happened, in which phase, how long they took."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Outcome:
     Attributes:
       deaths: in order.
       returns: in order.
-      difference: the first one to the training without faults; None: none.
-      complaints: what is wrong beside.
+      difference: the first one from the training without faults; None: none.
+      complaints: what else is wrong.
     """
 
     deaths: list[Death]

@@ -184,7 +184,7 @@ struct StateItem {
   std::size_t bytes = 0;
 };
 
-// Tells the library where the trainer's state of the model is. The trainer derives from it.
+// Tells the library where the trainer's state of the model is. The trainer writes a subclass.
 class TrainerState {
  public:
   virtual ~TrainerState() = default;
@@ -327,7 +327,7 @@ class Layout {
   virtual BucketView bucket(std::size_t bucket) const = 0;
   virtual GradientView gradient(std::size_t parameter) const = 0;
   // The memory for the model's buffers, LayoutSpec::buffer_bytes bytes of kUint8; count 0 if there
-  // are none. It is bucket(bucket_count() - 1), and is marked as every bucket. Rank 0 writes its
+  // are none. It is bucket(bucket_count() - 1); mark it as every other bucket. Rank 0 writes its
   // buffers, every other rank zeros: a complete step brings rank 0's bytes to every rank. The norm
   // of the step leaves it out.
   virtual BucketView buffers() const = 0;
@@ -545,22 +545,22 @@ class Session {
   //   // Its first step, which is (*layout)->next_step().
   //
   // Meanwhile the other ranks wait in their step. Their state must not change from EndStep until
-  // WaitStep has returned the verdict, nor while Leave waits. In that time the library reads it, on
-  // a thread of its own, to hash it, and on one rank to copy it. It pins the state: WaitStep,
-  // WaitBucket, AbandonStep, Leave and the destructors return only when the reading has stopped, at
-  // most 100 ms after their answer, plus the time of TrainerState::Read, of which they wait for 10
-  // s.
+  // WaitStep has returned the verdict, nor while Leave or Finish waits. In that time a thread of
+  // the library reads it: on every rank to hash it, on one rank also to copy it. The state is
+  // pinned: WaitStep, WaitBucket, AbandonStep, Leave, Finish and the destructors return only when
+  // the reading has stopped, at most 100 ms after their answer. If TrainerState::Read itself is
+  // running, they also wait for its return, 10 s at most.
 
-  // `source`: null: serves no more; returns when nothing reads the one before.
+  // `source`: null: this rank serves no more. Returns when nothing reads the source before it.
   //   RESOURCE_EXHAUSTED   MEMORY: no thread can be started.
   virtual absl::Status ServeState(std::shared_ptr<TrainerState> source) = 0;
-  // Stops the reading that a wait of another thread allows, and returns when it has stopped. It
-  // goes on with the next wait. For a trainer that must leave a wait which has not returned, as
+  // Stops the reading that goes on during a wait of another thread. Returns when it has stopped.
+  // The next wait lets it go on. For a trainer that must go on although a wait has not returned, as
   // Python does after Ctrl-C.
   virtual absl::Status PauseState() = 0;
-  // Of a replacement: the layouts that the job has now, which it registers. Of another: none.
+  // In a replacement: the layouts that the job has now; it registers them. Otherwise: none.
   virtual std::vector<CurrentLayout> CurrentLayouts() const = 0;
-  // Of a replacement: the state of the model from a living rank. `timeout`: until ConfirmState
+  // In a replacement: gets the state of the model from a living rank. `timeout`: until ConfirmState
   // returns; infinite: hold_timeout.
   //   UNAVAILABLE          STATE_UNAVAILABLE: every rank that has the state refused or was silent;
   //                        the message says why.
@@ -570,19 +570,20 @@ class Session {
   //   RESOURCE_EXHAUSTED   MEMORY. If it is too little for the state, the session ends.
   virtual absl::StatusOr<StateImage> FetchState(
       absl::Duration timeout = absl::InfiniteDuration()) = 0;
-  // Of a replacement that has loaded the state: reads it by the TrainerState, sends its digests,
+  // In a replacement that has loaded the state: reads it by the TrainerState, sends its digests,
   // and waits until they are compared with the living ranks'. OK: its steps may begin.
-  //   ABORTED              STATE_INTERRUPTED: the step was void, or the source was lost. Call
-  //                        FetchState again.
+  //   ABORTED              STATE_INTERRUPTED: the step became void, or a rank that took part in the
+  //                        transfer was lost or refused. Call FetchState again.
   //   FAILED_PRECONDITION  RANKS_DIVERGED: this rank has something else; names the first item.
   //                        STATE_REFUSED: the TrainerState failed. Both end the session, and the
   //                        others wait for another replacement. PROTOCOL_VIOLATION: ServeState and
   //                        FetchState come first.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: call it again. STATE_UNAVAILABLE: FetchState's time is
-  //   over.
+  //                        over.
   virtual absl::Status ConfirmState(absl::Duration timeout = absl::InfiniteDuration()) = 0;
   // Checks that every rank has the same items. An operation of the job, see below; call it between
-  // two steps, with any LossPolicy. The items' memory must not change until it returns.
+  // two steps, with any LossPolicy. With kHold a rank that is lost meanwhile ends the job. The
+  // items' memory must not change until it returns.
   //   FAILED_PRECONDITION  RANKS_DIVERGED: on every rank; names the ranks and the first item that
   //                        differs.
   //   INVALID_ARGUMENT     MALFORMED: names the item.

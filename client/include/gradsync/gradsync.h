@@ -298,7 +298,7 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_gradient(
 
 /* The last bucket if the layout was registered with `buffer_bytes`; otherwise a view of 0 elements
  * at NULL. Rank 0 writes its buffers there, every other rank zeros: a complete step brings rank 0's
- * bytes to every rank. It is marked as every bucket. */
+ * bytes to every rank. Mark it as every other bucket. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_buffers(
     const gradsync_layout_t* layout, gradsync_view_t* view);
 
@@ -449,10 +449,10 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
  * gradsync_get_current_layouts(), fetches the state, loads it, and calls gradsync_confirm_state().
  *
  * The other ranks' state must not change from gradsync_end_step() until gradsync_wait_step() has
- * returned the verdict, nor while gradsync_session_leave() waits. In that time the library reads
- * it. No wait, gradsync_abandon_step() or _destroy() returns before the reading has stopped, at
- * most 100 ms later, plus the time of read(), of which they wait for 10 s. See Session in
- * gradsync/client.h. */
+ * returned the verdict, nor while gradsync_session_leave() or gradsync_session_finish() waits. In
+ * that time the library reads it. Every wait, gradsync_abandon_step() and every _destroy() returns
+ * only when the reading has stopped, at most 100 ms later. If read() itself is running, they also
+ * wait for its return, 10 s at most. Session in gradsync/client.h lists the errors. */
 
 /* One part of the state: a parameter, a state of the optimizer and so on. */
 typedef struct gradsync_state_item {
@@ -482,22 +482,23 @@ static inline void gradsync_state_reader_init(gradsync_state_reader_t* reader) {
   memset(reader, 0, sizeof(*reader));
   reader->struct_size = sizeof(*reader);
 }
-/* `reader`: copied. NULL: serves no more; returns when nothing reads the state. */
+/* Copies `reader`. NULL: this rank serves no more. Returns when nothing reads the state by the
+ * reader before it. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_serve_state(
     gradsync_session_t* session, const gradsync_state_reader_t* reader);
-/* Stops the reading that a wait of another thread allows, and returns when it has stopped. It goes
- * on with the next wait. */
+/* Stops the reading that goes on during a wait of another thread. Returns when it has stopped. The
+ * next wait lets it go on. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_pause_state(
     gradsync_session_t* session);
 
 typedef struct gradsync_current_layouts gradsync_current_layouts_t;
 
-/* Of a replacement: the layouts that the job has now, which it registers. Of another: none. */
+/* In a replacement: the layouts that the job has now; it registers them. Otherwise: none. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_get_current_layouts(
     const gradsync_session_t* session, gradsync_current_layouts_t** layouts);
 GRADSYNC_EXPORT size_t gradsync_current_layouts_count(const gradsync_current_layouts_t* layouts);
-/* Fills `spec`, whose struct_size is set, for gradsync_register_layout(). What it points to belongs
- * to `layouts`. `step`: the running step, or the next one if none is running; may be NULL.
+/* Fills `spec` for gradsync_register_layout(); set its struct_size before. It points to memory of
+ * `layouts`. `step`: the running step, or the next one if none is running; may be NULL.
  * GRADSYNC_INVALID_ARGUMENT if there is no such layout. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_current_layouts_get(
     const gradsync_current_layouts_t* layouts, size_t index, gradsync_layout_spec_t* spec,
@@ -506,7 +507,7 @@ GRADSYNC_EXPORT void gradsync_current_layouts_destroy(gradsync_current_layouts_t
 
 typedef struct gradsync_state_image gradsync_state_image_t;
 
-/* Of a replacement: the state of the model from a living rank. `timeout`: until
+/* In a replacement: gets the state of the model from a living rank. `timeout`: until
  * gradsync_confirm_state() returns; GRADSYNC_FOREVER: the job's hold_timeout. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_fetch_state(
     gradsync_session_t* session, int64_t timeout, gradsync_state_image_t** image);
@@ -519,14 +520,14 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_state_image_item(
     const gradsync_state_image_t* image, size_t index, gradsync_state_item_t* item);
 GRADSYNC_EXPORT void gradsync_state_image_destroy(gradsync_state_image_t* image);
 
-/* Of a replacement that has loaded the state: reads it by read(), and waits until it is compared
+/* In a replacement that has loaded the state: reads it by read(), and waits until it is compared
  * with the living ranks'. NULL: its steps may begin. GRADSYNC_ABORTED "STATE_INTERRUPTED": call
  * gradsync_fetch_state() again. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_confirm_state(
     gradsync_session_t* session, int64_t timeout);
 /* Checks that every rank has the same items. An operation of the job, see below; call it between
  * two steps, with any gradsync_loss_policy_t. GRADSYNC_FAILED_PRECONDITION "RANKS_DIVERGED" on
- * every rank. */
+ * every rank. GRADSYNC_CANCELLED: gradsync_pause_state() was called. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_check_in_sync(
     gradsync_session_t* session, const gradsync_state_item_t* items, size_t count, int64_t timeout);
 
@@ -594,7 +595,7 @@ typedef struct gradsync_statistics {
   uint64_t steps_void;
   uint64_t buckets_marked;
   uint64_t bytes_reduced;   /* in this rank's arenas, complete steps only */
-  int64_t mark_ready_total; /* in gradsync_mark_ready(), or gradsync_finish_step() if it marks */
+  int64_t mark_ready_total; /* ns in mark_ready(), and in finish_step() if that marks buckets */
   int64_t exposed_total;    /* from a step's last mark to its verdict, summed, in ns */
 } gradsync_statistics_t;
 

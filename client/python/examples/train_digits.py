@@ -10,8 +10,8 @@ for comparison. All start from the same seed and see the same batches, so their 
 within 1e-5 of each other. Rank 0 prints time and accuracy. With --save it also writes the
 parameters.
 
-With --on-rank-loss hold a rank that is killed is replaced, and the others only wait. The parameters
-end with the same bits as without the kill; try `kill -9` on any rank:
+With --on-rank-loss hold a killed rank is replaced, and the others only wait. The parameters end
+with the same bits as without the kill. Try `kill -9` on any rank:
 
     python -m gradsync.run --nproc-per-node 2 --max-restarts 3 \
         client/python/examples/train_digits.py --on-rank-loss hold --steps 5000

@@ -119,7 +119,7 @@ class Layout:
     def buffers(self) -> Optional[View]:
         """The memory for the model's buffers; None if the layout was registered without.
 
-        It is the last bucket, of UINT8, and is marked as every bucket. Rank 0 writes its buffers,
+        It is the last bucket, of UINT8; mark it as every other bucket. Rank 0 writes its buffers,
         every other rank zeros: a complete step brings rank 0's bytes to every rank.
         """
         view = self._view(library.layout_buffers)
@@ -128,7 +128,7 @@ class Layout:
     def set_position(self, epoch: int, batch: int) -> None:
         """Says where this rank is in its data, for the next step that it begins.
 
-        If ranks give different positions in one step, the session of the later one ends:
+        If ranks give different positions in one step, the session of the later rank ends:
         `FailedPreconditionError`, reason POSITION_MISMATCH, which names both.
 
         Args:

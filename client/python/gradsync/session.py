@@ -310,20 +310,20 @@ class Session:
     def serve_state(self, read: Optional[StateReader]) -> None:
         """With on_rank_loss="hold", state_source="survivor": says how to read the model's state.
 
-        Call it once, before this rank's first step. When another rank is lost, `read` is called, in
-        a thread of the library, while this rank waits for the step that the replacement joins. The
-        items are then hashed, and copied if this rank is the source.
+        Call it once, before this rank's first step. When another rank is lost, a thread of the
+        library calls `read`, while this rank waits for the step that the replacement joins. The
+        thread hashes the items. It also copies them, if this rank is the source.
 
-        Until the reading has stopped, no call returns that would let the caller change the state:
-        neither with a verdict nor with an error, a time-out or Ctrl-C. It stops at most 100 ms
-        after that, plus what `read` takes.
+        The state must not change from end_step() until wait_step() has returned or raised the
+        verdict, nor while leave() or finish() waits. A wait returns only when the reading has
+        stopped, also after a time-out or Ctrl-C. This takes at most 100 ms. If `read` itself is
+        running, the wait also waits for its return, 10 s at most.
 
         Args:
           read: returns the items (name, memory) of the state that all ranks share, with the same
             names in the same order on every rank. The memory is a contiguous buffer, or a
-            StateMemory. If it raises, another rank becomes the source; a rank that was only to hash
-            its state ends, reason STATE_REFUSED, with the text of the exception. None: serves no
-            more.
+            StateMemory. If it raises in the source, another rank becomes the source. A rank in
+            which it raises is not compared. None: this rank serves no more.
 
         Raises:
           ResourceExhaustedError: no thread can start.
@@ -331,14 +331,14 @@ class Session:
         self._call(lambda handle: _state_source.serve(handle, read))
 
     def current_layouts(self) -> list[CurrentLayout]:
-        """Of a replacement: the job's layouts as they are now, which it registers; else []."""
+        """In a replacement: the job's layouts as they are now; it registers them. Else []."""
         with self._handle.use() as usable:
             if not usable:
                 self._refuse()
             return _current_layouts.read(self._handle)
 
     def fetch_state(self, timeout: Optional[float] = None) -> StateImage:
-        """Of a replacement: gets the state of the model from a living rank.
+        """In a replacement: gets the state of the model from a living rank.
 
         Call it after every layout of current_layouts() is registered. Then load the state and call
         confirm_state().
@@ -351,7 +351,7 @@ class Session:
           DeadlineExceededError: STATE_UNAVAILABLE: no rank gave it in time.
           FailedPreconditionError: PROTOCOL_VIOLATION: this session is no replacement, or it has
             the state already. STATE_REFUSED: what arrived is malformed; the session ends.
-          ResourceExhaustedError: MEMORY; the session ends.
+          ResourceExhaustedError: MEMORY. If it is too little for the state, the session ends.
         """
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
 
@@ -366,7 +366,7 @@ class Session:
         return image
 
     def confirm_state(self, timeout: Optional[float] = None) -> None:
-        """Of a replacement: compares the loaded state with the living ranks', and waits for that.
+        """In a replacement: waits until its loaded state is compared with the living ranks'.
 
         Reads the state by the function of serve_state(). When this returns, the steps may begin.
 
@@ -374,8 +374,8 @@ class Session:
           timeout: seconds; None: no limit.
 
         Raises:
-          AbortedError: STATE_INTERRUPTED: the step was void, or the source was lost; call
-            fetch_state() again.
+          AbortedError: STATE_INTERRUPTED: the step became void, or a rank that took part in the
+            transfer was lost or refused; call fetch_state() again.
           FailedPreconditionError: RANKS_DIVERGED: what this rank has loaded differs from what the
             others have; names the first item. STATE_REFUSED: `read` raised. Both end the session,
             and the others wait for another replacement. PROTOCOL_VIOLATION: call serve_state() and
@@ -389,7 +389,8 @@ class Session:
     def check_in_sync(self, read: StateReader, timeout: Optional[float] = None) -> None:
         """Checks that every rank has the same state; every rank calls it, between two steps.
 
-        An operation of the job, as barrier(). Works with every on_rank_loss.
+        An operation of the job, as barrier(). Works with every on_rank_loss. With "hold" a rank
+        that is lost meanwhile ends the job.
 
         Args:
           read: as for serve_state(); called once, in this thread.

@@ -9,7 +9,7 @@ import torch
 
 from gradsync.torch._gradients import is_dense
 
-# Marks what JSON has not: a tensor, a tuple, a mapping whose keys are not all text.
+# Marks what JSON does not have: a tensor, a tuple, a mapping whose keys are not all text.
 _TENSOR, _TUPLE, _MAP = "$tensor", "$tuple", "$map"
 _TAGS = (_TENSOR, _TUPLE, _MAP)
 _KEYS = (str, int, float, bool, type(None))
@@ -124,7 +124,7 @@ def _add(name: str, tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> s
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         raise TypeError(
             f"gradsync: '{name}' is a {tensor.layout} tensor on {tensor.device}; a replacement can "
-            "get dense tensors in host memory alone"
+            "get only dense tensors in host memory"
         )
     tensors[name] = tensor.detach()
     return name

@@ -69,7 +69,7 @@ def check_wrapping(
                 session,
                 f"every parameter must be the same on every rank, and '{name}' is in "
                 "_ddp_params_and_buffers_to_ignore",
-                "leave it out of there",
+                "remove it there",
             )
         if hasattr(parameter, "_in_backward_optimizers"):
             raise refusal(
@@ -114,7 +114,7 @@ def current_order(session: gradsync.Session, name: str, slots: Sequence[Slot]) -
         slot = by_name.pop(parameter.name, None)
         theirs = f"parameter '{parameter.name}' of shape {list(parameter.shape)}"
         if slot is None:
-            raise _mismatch(session, f"has {theirs}, which this module has not")
+            raise _mismatch(session, f"has {theirs}, and this module does not")
         shape = tuple(slot.parameter.size())
         if shape != tuple(parameter.shape) or DATA_TYPES[slot.parameter.dtype] != parameter.dtype:
             raise _mismatch(
@@ -124,7 +124,7 @@ def current_order(session: gradsync.Session, name: str, slots: Sequence[Slot]) -
             )
         order.append(slot)
     if by_name:
-        raise _mismatch(session, f"has no parameter '{next(iter(by_name))}', which this module has")
+        raise _mismatch(session, f"has no parameter '{next(iter(by_name))}', and this module does")
     return order
 
 

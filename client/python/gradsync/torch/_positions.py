@@ -98,9 +98,8 @@ class Positions:
         if self._frozen is None:
             raise _hold.refusal(
                 self._session,
-                "something must know the whole state of the training, and nothing does",
-                "make a gradsync.torch.Training(model, optimizer, ...) before the first forward "
-                "pass",
+                "a gradsync.torch.Training must know the whole state, and there is none",
+                "make a Training(model, optimizer, ...) before the first forward pass",
             )
         if not self._open:
             if trains:

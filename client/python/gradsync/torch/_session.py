@@ -186,9 +186,10 @@ def finish_at_exit(session: gradsync.Session, settle: Callable[[], bool] = lambd
 
 
 def finish_before_others_at_exit() -> None:
-    """At the exit, sessions finish before they close themselves and stop to serve the state.
+    """At the exit, sessions finish first. Then they stop serving the state, and close themselves.
 
-    Functions that are registered later run earlier. So this is called after whatever registers one.
+    Functions that are registered later run earlier. So call this after everything that registers
+    one.
     """
     atexit.unregister(_finish_all)
     atexit.register(_finish_all)

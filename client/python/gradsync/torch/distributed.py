@@ -77,9 +77,9 @@ class DistributedDataParallel(PyTorchDdp):
       find_unused_parameters: without effect, as unused parameters are always found.
       check_reduction: without effect, as in PyTorch.
       gradient_as_bucket_view: without effect, as gradients are always views.
-      static_graph: promises that a step that uses a parameter uses it as often as the first step
-        did. A parameter that several reentrant checkpoints use needs this. The first step then does
-        not overlap.
+      static_graph: promises that each step uses a parameter as often as the first step did, or not
+        at all. A parameter that several reentrant checkpoints use needs this. The first step then
+        does not overlap.
       delay_all_reduce_named_params: must be None.
       param_to_hook_all_reduce: must be None.
       mixed_precision: must be None; use torch.autocast.
@@ -110,8 +110,7 @@ class DistributedDataParallel(PyTorchDdp):
       TypeError: a parameter or submodule cannot be synchronized; says why and what to do.
       RuntimeError: the module is wrapped again in a backward pass.
       gradsync.Error: there is no daemon, another rank was lost or did not come, or a quota is used
-        up. LOSS_POLICY: the session was joined with `on_rank_loss="hold"`, with which this module
-        does not work; says why.
+        up. LOSS_POLICY: this module does not work with `on_rank_loss="hold"`; says why.
     """
 
     def __init__(

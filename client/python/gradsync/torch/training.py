@@ -19,7 +19,7 @@ from gradsync.torch.distributed import DistributedDataParallel
 
 
 class Training:
-    """Knows all that has a state in a training, and where in its data this rank is.
+    """Knows the whole state of a training, and where in its data this rank is.
 
         gradsync.torch.init(on_rank_loss="hold")
         training = gradsync.torch.Training(model, optimizer, scheduler=scheduler)
@@ -30,15 +30,16 @@ class Training:
                 optimizer.step()
                 scheduler.step()
 
-    With `on_rank_loss="hold"`, a process that replaces a lost rank runs the same script. Its
-    Training gets the state of the model from another rank; `epochs` and `batches` leave out what is
-    done. The other ranks only wait. docs/survive-a-lost-rank.md says what equal bits need.
+    With `on_rank_loss="hold"`, a new process takes the place of a lost rank and runs the same
+    script. Its Training gets the state of the model from another rank; `epochs` and `batches` leave
+    out what is done. The other ranks only wait. docs/survive-a-lost-rank.md says what equal bits
+    need.
 
     With `on_rank_loss="abort"` it seeds and iterates in the same way, so that both runs can be
     compared.
 
-    Hold begins at the first complete step after the buckets were rebuilt, normally the second one.
-    A rank that is lost before ends the job.
+    Losses are held from the first complete step after the buckets were rebuilt, normally the second
+    step. If a rank is lost earlier, the job ends.
 
     Not thread-safe; use it on the thread that trains. The session keeps it alive.
 
@@ -57,9 +58,10 @@ class Training:
       model: the wrapper.
 
     Raises:
-      TypeError: a state has something else; names it.
+      TypeError: a state has something that cannot travel; names it.
       ValueError: `accumulate` is not positive.
-      UnimplementedError: LOSS_POLICY: with "hold" the model cannot be wrapped, or has a Training.
+      UnimplementedError: LOSS_POLICY: with "hold" the model cannot be wrapped, or has a Training
+        already.
       gradsync.Error: in a replacement, as Session.fetch_state() and Session.confirm_state().
     """
 
@@ -107,7 +109,7 @@ class Training:
     def is_replacement(self) -> bool:
         """Whether this process has taken the place of a lost one.
 
-        It takes part in nothing that the ranks did together at their start, such as a barrier.
+        Skip what the ranks did together at their start, such as a barrier: they do not repeat it.
         """
         return self._session.is_replacement
 
@@ -115,15 +117,15 @@ class Training:
     def start(self) -> tuple[int, int]:
         """(epoch, batch) at which this process begins, for loops without epochs() and batches().
 
-        (0, 0), except in a replacement. If its training is over, the batch is beyond the last one.
+        (0, 0), except in a replacement. If the training is over, the batch is beyond the last one.
         """
         return self._start
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yields the epochs from 0 to `number` - 1; in a replacement those that are not done.
 
-        If the lost rank had ended its training, and was lost before the others had left, the last
-        epoch is yielded without batches: what the script does after them is done.
+        A rank may be lost after its last step, before every rank has left. Then its replacement
+        gets the last epoch without batches, so that the script does what follows the batches.
         """
         for epoch in range(self._start.epoch, number):
             self._epoch = epoch
@@ -135,14 +137,14 @@ class Training:
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yields the batches of an epoch, and calls position() with the first one of each step.
 
-        A replacement does not get those that are done. It reads them, unless the loader's dataset
-        is `seeded`. Generators are seeded before each batch is read. Samplers and datasets get the
-        epoch by `set_epoch` if they have that. Generators that samplers and loaders were given are
-        seeded from their first seed and the epoch.
+        A replacement does not get the batches that are done. It reads them, unless the loader's
+        dataset is `seeded`. Generators are seeded before each batch is read. Samplers and datasets
+        get the epoch by `set_epoch`, if they have that method. If you gave a generator to a sampler
+        or loader, it is seeded from its first seed and the epoch.
 
         Args:
-          loader: a `DataLoader`, or anything that can be iterated once for each epoch. Every rank's
-            has the same number of batches.
+          loader: a `DataLoader`, or anything that can be iterated once for each epoch, with the
+            same number of batches on every rank.
 
         Raises:
           RuntimeError: it is not called in epochs(), or a second time in one epoch.
@@ -185,10 +187,10 @@ class Training:
     def position(self, epoch: int, batch: int) -> None:
         """Says where this rank is, and seeds all generators from that, the seed and the rank.
 
-        batches() calls it. A loop of its own calls it once before each step, after its first batch
-        is read and before its first forward pass, with the same numbers on every rank. From then
-        until the step's backward pass has ended, nothing may change parameters, optimizer,
-        scheduler and scaler.
+        batches() calls it. In a loop of your own, call it once for each step, after the step's
+        first batch is read and before its first forward pass, with the same numbers on every rank.
+        From then until the step's backward pass has ended, nothing may change parameters,
+        optimizer, scheduler or scaler.
 
         Args:
           epoch: from 0.
@@ -223,7 +225,7 @@ class Training:
     def check_in_sync(self, timeout: float | None = None) -> None:
         """Checks that every rank has the same state of the model, between two steps.
 
-        Every rank calls it. It hashes the whole state.
+        Every rank calls it. It hashes the whole state. A rank that is lost meanwhile ends the job.
 
         Args:
           timeout: seconds to wait for the other ranks; None: 30 min.
@@ -257,7 +259,7 @@ class Training:
                     self._session.confirm_state()
                     return
                 except gradsync.AbortedError as error:
-                    # A step was void, or the source was lost, too.
+                    # A step became void, or another rank was lost, too: fetch again.
                     if error.reason != gradsync.Reason.STATE_INTERRUPTED:
                         raise
 
