@@ -285,7 +285,11 @@ const char* const kElsewhere[] = {
     // Only if a rank is more than 5 s late; nothing follows from it.
     "rank_response.still_waiting",
     // Only with on_rank_loss=hold, which jobs that span nodes cannot have.
-    "rank_response.healed",
+    "rank_request.fetch_state", "rank_request.state_offer", "rank_request.state_written",
+    "rank_request.state_read", "rank_request.state_digests", "rank_request.state_refused",
+    "rank_response.healed", "rank_response.state_question", "rank_response.state_begin",
+    "rank_response.state_chunk", "rank_response.state_admitted", "rank_response.state_cancelled",
+    "rank_response.state_failed",
     // After a loss, or when other nodes connect.
     "engine_end",
     // When a daemon stops: see tests/network/nodes_test.cc.
