@@ -112,8 +112,8 @@ class SpecStorage {
 // INVALID_ARGUMENT MALFORMED: an item has no name.
 absl::StatusOr<std::vector<StateItem>> ReadItems(const gradsync_state_item_t* items,
                                                  std::size_t count);
-// The functions of `reader`, which are called as it says.
-absl::StatusOr<std::shared_ptr<TrainerState>> ReadReader(const gradsync_state_reader_t* reader);
+// The functions of `in`, which are called as it says.
+absl::StatusOr<std::shared_ptr<TrainerState>> ReadReader(const gradsync_state_reader_t* in);
 
 void WriteResult(StepResult result, gradsync_step_result_t header, gradsync_step_result_t* out);
 void DestroyResult(gradsync_step_result_t* result);

@@ -185,7 +185,8 @@ void StateReader::Impl::Run() {
 
 void StateReader::Impl::Read(TrainerState* source) {
   auto items = source->Read();
-  absl::Status status = items.ok() ? ValidateItems(*items) : items.status();
+  const bool owned = items.ok();  // until Done()
+  absl::Status status = owned ? ValidateItems(*items) : items.status();
   if (!status.ok()) {
     Refuse(status.message());
   } else {
@@ -210,7 +211,7 @@ void StateReader::Impl::Read(TrainerState* source) {
     }
     if (fits) Work();
   }
-  if (items.ok()) source->Done();
+  if (owned) source->Done();
 }
 
 void StateReader::Impl::Work() {

@@ -379,7 +379,8 @@ absl::Status Job::TakeDigests(RankSession session, std::uint64_t transfer,
   if (absl::Status heals = CheckHeals(session.rank, "StateDigests"); !heals.ok()) return heals;
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  return healing_.TakeDigests(session.rank, transfer, std::move(items));
+  return healing_.TakeDigests(session.rank, transfer, std::move(items),
+                              environment_.clock->NowNs());
 }
 
 absl::Status Job::RefuseState(RankSession session, std::uint64_t transfer, absl::string_view why) {

@@ -38,6 +38,7 @@ LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32
       early_(members->world_size()),
       last_ended_(members->world_size()),
       released_(members->world_size()),
+      released_ns_(members->world_size()),
       first_step_(members->world_size()),
       stats_(members->world_size()),
       timeline_(std::make_unique<StepTimeline>(plan_.buckets.size(), members->world_size())) {}
@@ -253,6 +254,7 @@ absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
 void LayoutChannel::RankReleased(std::uint32_t rank, std::uint64_t now_ns,
                                  DeferredActions* actions) {
   released_[rank] = true;
+  released_ns_[rank] = now_ns;
   patience_ends_ns_ = now_ns + kReleasePatienceNs;
   ReleaseUnusedMemory(actions);
 }
@@ -519,6 +521,12 @@ void LayoutChannel::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_
 }
 
 void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions) {
+  // A process that ends by an error may release its layouts before its session ends. Its
+  // replacement needs them.
+  if (released_[rank] && now_ns < released_ns_[rank] + kReleasePatienceNs) {
+    released_[rank] = false;
+    reductions_.Rebind();  // its memory is gone
+  }
   if (!step_.Ended(rank)) step_.Suspend(now_ns);
   step_.Lose(rank);
   first_step_[rank] = kNoStep;

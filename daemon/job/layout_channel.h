@@ -226,7 +226,8 @@ class LayoutChannel {
   EarlyMessages early_;                               // about the step after step_
   // By rank: the last step that it has ended. Steps between this and step_ were void.
   std::vector<std::uint64_t> last_ended_;
-  std::vector<bool> released_;  // by rank
+  std::vector<bool> released_;              // by rank
+  std::vector<std::uint64_t> released_ns_;  // by rank: when it has released the layout
   // By rank: the first step of its present session; kNoStep until a session that came after a loss
   // has its memory.
   std::vector<std::uint64_t> first_step_;

@@ -192,7 +192,7 @@ absl::Status StateHealing::Read(std::uint32_t rank, std::uint64_t transfer, std:
 }
 
 absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfer,
-                                       std::vector<StateDigest> items) {
+                                       std::vector<StateDigest> items, std::uint64_t now_ns) {
   bool current = false;
   const absl::Status begun = CheckTransfer(rank, transfer, "StateDigests", &current);
   if (!begun.ok() || !current) return begun;
@@ -202,6 +202,7 @@ absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfe
     }
     // The last ones count: a trainer may confirm again while it waits.
     transfer_->loaded = StateTransfer::Digests{rank, std::move(items)};
+    transfer_->loaded_ns = now_ns;
     return absl::OkStatus();
   }
   StateTransfer::Asked* const asked = transfer_->FindAsked(rank);
@@ -274,7 +275,7 @@ absl::Status StateHealing::Update(StandingOf standing_of, std::uint64_t now_ns,
   }
   if (!diverged_.ok()) return diverged_;
   if (transfer_.has_value()) {
-    AskFrozen(standing_of, actions);
+    AskFrozen(standing_of, now_ns, actions);
     MaybeAdmit(actions);
   }
   // A copy of an earlier transfer may still write to the replacement's staging memory.
@@ -282,14 +283,15 @@ absl::Status StateHealing::Update(StandingOf standing_of, std::uint64_t now_ns,
   return absl::OkStatus();
 }
 
-void StateHealing::AskFrozen(StandingOf standing_of, DeferredActions* actions) {
+void StateHealing::AskFrozen(StandingOf standing_of, std::uint64_t now_ns,
+                             DeferredActions* actions) {
   const RankSession replacement = transfer_->replacement();
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     if (rank == replacement.rank || transfer_->FindAsked(rank) != nullptr) continue;
     const RankSession session = members_->SessionOf(rank);
     if (standing_of(rank, replacement.rank) != Standing::kFrozen) continue;
     if (HasGivenUp(*RequestOf(replacement), session)) continue;
-    transfer_->Ask(session);
+    transfer_->Ask(session, now_ns);
     members_->Send(rank, StateQuestionMessage{transfer_->number(), /*offer=*/false}, actions);
   }
 }
@@ -342,9 +344,9 @@ bool StateHealing::TryBegin(const Request& request, StandingOf standing_of, std:
     hope = hope || standing != Standing::kNone;
     if (standing != Standing::kFrozen) continue;
     transfer_.emplace(++transfers_, session, request.replacement, request.staging, now_ns);
-    transfer_->Ask(session);
+    transfer_->Ask(session, now_ns);
     members_->Send(rank, StateQuestionMessage{transfers_, /*offer=*/true}, actions);
-    AskFrozen(standing_of, actions);
+    AskFrozen(standing_of, now_ns, actions);
     return true;
   }
   return hope;
@@ -376,6 +378,7 @@ void StateHealing::Tick(std::uint64_t now_ns, DeferredActions* actions) {
     GiveUpSource(absl::StrCat("has said nothing for ", DurationText(absl::Nanoseconds(kSilenceNs))),
                  actions);
   }
+  if (transfer_.has_value() && transfer_->loaded.has_value()) GiveUpSilent(now_ns, actions);
   for (auto request = requests_.begin(); request != requests_.end();) {
     if (now_ns < request->deadline_ns) {
       ++request;
@@ -384,6 +387,23 @@ void StateHealing::Tick(std::uint64_t now_ns, DeferredActions* actions) {
     members_->Send(request->replacement.rank, StateFailedMessage{TimedOut(*request)}, actions);
     if (transfer_.has_value() && transfer_->replacement() == request->replacement) Cancel(actions);
     request = requests_.erase(request);
+  }
+}
+
+void StateHealing::GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions) {
+  const std::uint64_t patience_ns = kSilenceNs + transfer_->bytes() * kHashNsPerByte;
+  std::vector<RankSession> silent;
+  for (const StateTransfer::Asked& asked : transfer_->asked()) {
+    if (asked.answered) continue;
+    if (now_ns < std::max(asked.since_ns, transfer_->loaded_ns) + patience_ns) continue;
+    silent.push_back(asked.session);
+  }
+  for (const RankSession session : silent) {
+    std::string why =
+        absl::StrCat("has sent no digests for ", DurationText(absl::Nanoseconds(patience_ns)));
+    if (session == transfer_->source()) return GiveUpSource(std::move(why), actions);
+    RequestOf(transfer_->replacement())->given_up.push_back({session, std::move(why)});
+    transfer_->Drop(session.rank);
   }
 }
 

@@ -52,6 +52,7 @@ class StateTransfer {
   struct Asked {
     RankSession session;
     bool answered = false;
+    std::uint64_t since_ns = 0;
   };
 
   StateTransfer(std::uint64_t number, RankSession source, RankSession replacement,
@@ -88,7 +89,9 @@ class StateTransfer {
   void Read(std::uint64_t now_ns);
 
   // ---- Digests
-  void Ask(RankSession session) { asked_.push_back({session, false}); }
+  void Ask(RankSession session, std::uint64_t now_ns) {
+    asked_.push_back({session, false, now_ns});
+  }
   void Drop(std::uint32_t rank);
   const std::vector<Asked>& asked() const { return asked_; }
   // Null if the rank was not asked.
@@ -101,6 +104,7 @@ class StateTransfer {
   };
   std::optional<Digests> living;
   std::optional<Digests> loaded;
+  std::uint64_t loaded_ns = 0;
 
  private:
   std::uint64_t number_;
@@ -136,6 +140,8 @@ class StateHealing {
 
   // How long a source may take for its offer, and for each chunk.
   static constexpr std::uint64_t kSilenceNs = 30'000'000'000;
+  // How much longer a rank may take for its digests, per byte of the state: 100 MB/s.
+  static constexpr std::uint64_t kHashNsPerByte = 10;
 
   // `terms` and `members` outlive this.
   StateHealing(const JobTerms& terms, Membership* members, OnCopied copied)
@@ -154,7 +160,7 @@ class StateHealing {
   absl::Status Read(std::uint32_t rank, std::uint64_t transfer, std::uint64_t chunk,
                     std::uint64_t now_ns, DeferredActions* actions);
   absl::Status TakeDigests(std::uint32_t rank, std::uint64_t transfer,
-                           std::vector<StateDigest> items);
+                           std::vector<StateDigest> items, std::uint64_t now_ns);
   // From the source: another one is taken. From a rank that was only asked: it is not compared.
   // From the replacement: STATE_REFUSED.
   absl::Status Refuse(std::uint32_t rank, std::uint64_t transfer, absl::string_view why,
@@ -166,7 +172,8 @@ class StateHealing {
   // frozen, admits the replacement when all digests agree, and begins the next transfer. A Status
   // that is not OK ends the job: RANKS_DIVERGED.
   absl::Status Update(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
-  // Gives up a silent source, and fails requests whose deadline has passed.
+  // Gives up a silent source. Compares no rank that owes its digests for too long after the
+  // replacement has sent its own. Fails requests whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
   // The job has ended: ends the transfer. Nothing begins any more.
   void Stop(DeferredActions* actions);
@@ -203,7 +210,8 @@ class StateHealing {
   // Ends the transfer, and tells everyone who takes part in it.
   void Cancel(DeferredActions* actions);
   void GiveUpSource(std::string why, DeferredActions* actions);
-  void AskFrozen(StandingOf standing_of, DeferredActions* actions);
+  void AskFrozen(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
+  void GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions);
   // Admits the replacement if all digests agree; ends its session if only its own differ.
   void MaybeAdmit(DeferredActions* actions);
   void BeginNext(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);

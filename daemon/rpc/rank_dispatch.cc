@@ -50,8 +50,9 @@ absl::Status TakeStateRequest(const v1::SessionRequest& request, const DecodeLim
   // Takes the staging memory, whose first `bytes` bytes must be populated.
   const auto stage = [&](std::uint64_t bytes) {
     auto populated = port->Staging(std::min(bytes, limits.staging_bytes));
-    if (populated.ok()) staging = *std::move(populated);
-    return populated.status();
+    if (!populated.ok()) return populated.status();
+    staging = *std::move(populated);
+    return absl::OkStatus();
   };
   if (request.has_fetch_state()) {
     // Nobody knows yet how much will come.

@@ -616,9 +616,23 @@ TEST_F(TwoLayoutsHoldTest, RankIsNotLiveWhileASecondStepHasItsLostGradients) {
 TEST_F(TwoLayoutsHoldTest, LayoutThatItHadReleasedIsNotNeeded) {
   BeginBoth(2);
   ASSERT_TRUE(job_->ReleaseLayout(Of(1), second_).ok());
+  clock_.Advance(5'000'000'000);
   Lose(1);
   Return(1);
   StepOf({0, 1}, channel_, 2);
+  EXPECT_TRUE(IsLive(1));
+}
+
+// An exception destroys a trainer's layouts before its session.
+TEST_F(TwoLayoutsHoldTest, LayoutsReleasedAtTheEndOfAProcessAreNeeded) {
+  BeginBoth(2);
+  ASSERT_TRUE(job_->ReleaseLayout(Of(1), second_).ok());
+  ASSERT_TRUE(job_->ReleaseLayout(Of(1), channel_).ok());
+  Lose(1);
+  Return(1);
+  ReturnToSecond(1);
+  StepOf({0, 1}, channel_, 2);
+  StepOf({0, 1}, second_, 2);
   EXPECT_TRUE(IsLive(1));
 }
 

@@ -226,7 +226,7 @@ std::string StateExchange::Receive(const SessionMessage& message, bool frozen) {
   if (const auto* asked = std::get_if<StateQuestionMessage>(&message)) {
     if (!frozen) return "asked for the state while it may change";
     if (question_.has_value() && !question_->cancelled) return "asked again during a transfer";
-    question_.emplace();
+    question_ = Question{};
     question_->transfer = asked->transfer;
     question_->offer = asked->offer;
   } else if (const auto* begin = std::get_if<StateBeginMessage>(&message)) {

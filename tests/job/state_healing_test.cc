@@ -691,6 +691,30 @@ TEST_F(StateHealingTest, AskedRankThatRefusesIsNotCompared) {
   EXPECT_FALSE(job_->HasEnded());
 }
 
+TEST_F(StateHealingTest, AskedRankThatSendsNoDigestsIsNotCompared) {
+  BeginTransfer();
+  Move(1, "state");
+  EXPECT_TRUE(Send(1, Same()).ok());
+  EXPECT_TRUE(Send(0, Same()).ok());
+  clock_.Advance(StateHealing::kSilenceNs);
+  job_->Tick();
+  EXPECT_TRUE(sink(1).Of<StateAdmittedMessage>().empty()) << "hashing may take a while";
+  clock_.Advance(StateHealing::kHashNsPerByte * 5);
+  job_->Tick();
+  EXPECT_EQ(sink(1).Of<StateAdmittedMessage>().size(), 1u);
+}
+
+TEST_F(StateHealingTest, SourceThatSendsNoDigestsIsReplaced) {
+  BeginTransfer();
+  Move(1, "state");
+  EXPECT_TRUE(Send(1, Same()).ok());
+  EXPECT_TRUE(Send(2, Same()).ok());
+  clock_.Advance(StateHealing::kSilenceNs + StateHealing::kHashNsPerByte * 5);
+  job_->Tick();
+  EXPECT_TRUE(Cancelled(0));
+  EXPECT_TRUE(Asked(2, /*offer=*/true));
+}
+
 // ---- Breaches of the protocol
 
 TEST_F(StateHealingTest, BreachesAreNamed) {

@@ -461,6 +461,8 @@ class Layout:
 
         try:
             _interruptible.call(go_on)
+        except errors.Error:
+            raise  # the wait has returned
         except BaseException:
             # After Ctrl-C a helper is still inside of the wait, which pins the state.
             if self._session.state_server is not None:

@@ -716,6 +716,8 @@ class Session:
 
         try:
             return _interruptible.call(call)
+        except errors.Error:
+            raise  # the call has returned
         except BaseException:
             # After Ctrl-C a helper is still inside of the call, which may read the state.
             _state_source.pause(handle)

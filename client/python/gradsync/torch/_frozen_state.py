@@ -11,10 +11,11 @@ from gradsync.torch._shared_state import SharedState
 
 
 class FrozenState:
-    """Notices a change of parameters, optimizer, scheduler or scaler: `(record check*)*`.
+    """Notices a change of the state that all ranks share: `(record check*)*`.
 
-    It compares tensors' version counters and the scalars of the options. So it does not see what
-    `parameter.data` has changed; the digests of a replacement's state do.
+    It compares tensors' version counters, and whatever is no tensor. So it does not see what
+    `parameter.data` has changed; the digests of a replacement's state do. Of a tensor that is
+    another one than before it compares the values: some objects copy their state.
 
     Args:
       shared: the state.
@@ -44,9 +45,12 @@ class FrozenState:
             return difference
         now = list(self._read_tensors(inside))
         for (name, tensor, version), (name_now, tensor_now) in zip(self._tensors, now):
-            if name != name_now or tensor_now._version != version:
+            if name != name_now:
                 return name
-            if tensor is not tensor_now and tensor.data_ptr() != tensor_now.data_ptr():
+            if tensor.data_ptr() == tensor_now.data_ptr():
+                if tensor_now._version != version:
+                    return name
+            elif not torch.equal(tensor, tensor_now):
                 return name
         return None if len(now) == len(self._tensors) else "state of the optimizer"
 

@@ -44,12 +44,12 @@ class SharedState:
         return dict(self._module.named_parameters())
 
     def options(self) -> dict[str, Any]:
-        """What optimizer, scheduler and scaler have besides the optimizer's tensors."""
+        """All but the parameters and the optimizer's tensors."""
         groups = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self.optimizer.param_groups
         ]
-        others = {k: self._stateful[k] for k in ("scheduler", "scaler") if k in self._stateful}
+        others = {k: value for k, value in self._stateful.items() if k != "optimizer"}
         return {"optimizer": groups, **{k: value.state_dict() for k, value in others.items()}}
 
     def read(self) -> dict[str, Any]:
