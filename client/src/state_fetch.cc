@@ -176,6 +176,7 @@ absl::Status StateFetch::Confirm(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
     if (!end_.ok()) return end_;
     if (!failed_.ok()) return std::exchange(failed_, absl::OkStatus());
+    if (admitted_) return absl::OkStatus();  // after an earlier call had timed out
     if (!loading_) {
       return OutOfOrder("ConfirmState follows FetchState, in a session that replaces a lost one");
     }
@@ -238,6 +239,7 @@ void StateFetch::OnCancelled(std::uint64_t transfer) {
 void StateFetch::OnAdmitted(std::uint64_t transfer) {
   absl::MutexLock lock(&mutex_);
   if (!transfer_.has_value() || transfer_->number != transfer) return;
+  admitted_ = true;
   loading_ = false;
   asked_ = false;
   transfer_.reset();

@@ -89,6 +89,7 @@ class StateFetch {
   absl::Mutex mutex_;
   // FetchState is sent, and the daemon has neither failed it nor admitted this rank.
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  bool admitted_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Transfer> transfer_ ABSL_GUARDED_BY(mutex_);
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // of the daemon; until a call returns it
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
