@@ -84,9 +84,10 @@ def test_a_return_that_waited_for_another_death_does_not_count():
 
 def test_the_daemon_s_log_says_when_a_death_was_known():
     lines = good_lines()
-    end = {"rank": 1, "unix_ns": lines[0]["unix_ns"] + 3_000_000}
-    before = {"rank": 1, "unix_ns": lines[0]["unix_ns"] - 1}
-    known = [death.known_ms for death in outcome(lines, ends=[before, end]).deaths]
+    why = f"its process (pid {lines[0]['pid']}) has ended"
+    end = {"rank": 1, "why": why, "unix_ns": lines[0]["unix_ns"] + 3_000_000}
+    other = {"rank": 1, "why": "its process (pid 7) has ended", "unix_ns": lines[0]["unix_ns"] + 1}
+    known = [death.known_ms for death in outcome(lines, ends=[other, end]).deaths]
     assert known == [3.0, None, None]
 
 

@@ -130,7 +130,7 @@ def assess(
 
 def _known_ms(line: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> Optional[float]:
     for end in ends:
-        if end["rank"] == line["rank"] and end["unix_ns"] >= line["unix_ns"]:
+        if f"(pid {line['pid']})" in end["why"] and end["unix_ns"] >= line["unix_ns"]:
             return float(end["unix_ns"] - line["unix_ns"]) / 1e6
     return None
 
