@@ -332,7 +332,7 @@ def test_a_closed_session_ends_the_reading(reading):
 
 
 EXIT = """
-import sys, threading, time
+import atexit, sys, threading
 import gradsync
 
 session = gradsync.Session.join(
@@ -340,13 +340,15 @@ session = gradsync.Session.join(
 )
 layout = session.register_layout(explicit_buckets=[gradsync.Bucket(4)])
 begun = threading.Event()
+ends = threading.Event()
 
 def read():
     begun.set()
-    time.sleep(0.5)
+    ends.wait(60)
     return [("state", bytes(1 << 20))]
 
 session.serve_state(read)
+atexit.register(ends.set)  # runs before the package's own handlers
 layout.finish_step(1)
 layout.wait_step(1)
 layout.finish_step(2)
