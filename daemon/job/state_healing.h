@@ -207,7 +207,7 @@ class StateHealing {
   static bool HasGivenUp(const Request& request, RankSession session);
   bool IsLoading(RankSession replacement) const;
   void AskChunk(DeferredActions* actions);
-  // Ends the transfer, and tells everyone who takes part in it.
+  // Ends the transfer. The source, the replacement and the ranks that were asked hear of it.
   void Cancel(DeferredActions* actions);
   void GiveUpSource(std::string why, DeferredActions* actions);
   void AskFrozen(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);

@@ -78,7 +78,7 @@ bool Possible(DeathPhase phase, const HoldWorldOptions& options) {
     case DeathPhase::kConfirming:
       return options.faults.deaths > 1 && survivor;
     case DeathPhase::kSource:
-      // With two ranks nobody would be left who has the state.
+      // With two ranks no other rank would have the state.
       return options.faults.deaths > 1 && survivor && options.ranks > 2;
     default:
       return true;

@@ -52,7 +52,7 @@ class ModelTrainer {
   void Die() { alive_ = false; }
   // The daemon reads the oldest message; there must be one.
   void Deliver();
-  // The job is told of the death.
+  // The job knows of the death.
   void Lose();
   // The run is over: leaves its memory to the next one, unless the daemon has closed it.
   void GiveMemoryBack();
